@@ -1,8 +1,7 @@
-//! What leads from one configuration to another, step by step.
+//! Computes the ordered steps from one configuration to another.
 //!
-//! Steps are in the order in which they can be carried out: what goes away goes before what it
-//! stands on, what comes comes after it, and nothing is ever named by two things at once. Between
-//! any two steps every reference leads to something.
+//! A dependent is removed before its dependency and added after it. Names, addresses and
+//! identifiers stay unique, and every reference resolves, between any two steps.
 
 mod carry_out;
 
@@ -12,19 +11,20 @@ use crate::model::{Access, Backing, Config, Device, DriveNamespace, Export, List
 use crate::table::Table;
 use crate::value::{ByteSize, ModelNumber, Name, Nqn, Period, SerialNumber};
 
-/// What a step does to those who are connected.
+/// The effect of a step on connected hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Effect {
-    /// Nothing that they notice, save an event that tells them of it.
+    /// Hosts notice nothing except an event notification.
     Live,
-    /// Requests in flight end first, up to a deadline; then those who used what goes lose it.
+    /// Requests in flight complete first, up to a deadline; then the hosts that use the removed
+    /// object are disconnected from it.
     Drain,
-    /// It cannot be done while the appliance runs.
+    /// Requires a restart of the appliance.
     Restart,
 }
 
 impl Effect {
-    /// The word for it.
+    /// The word for it in messages and JSON.
     pub const fn word(self) -> &'static str {
         match self {
             Effect::Live => "live",
@@ -34,128 +34,129 @@ impl Effect {
     }
 }
 
-/// One step from a running configuration to a wanted one. Its `Display` is one line.
+/// One step from the running to the wanted configuration. Its `Display` is one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// A namespace leaves an export.
+    /// Removes a namespace from an export.
     RemoveNamespace {
         /// The export.
         export: Nqn,
         /// The namespace.
         namespace: Namespace,
     },
-    /// An export goes, with its hosts' connections.
+    /// Removes an export and disconnects its hosts.
     RemoveExport(Nqn),
-    /// An export can no longer be reached at a listener.
+    /// Stops offering an export at a listener.
     DetachListener {
         /// The export.
         export: Nqn,
         /// The listener.
         listener: Name,
     },
-    /// A listener goes, with its connections.
+    /// Removes a listener and closes its connections.
     RemoveListener(Name),
-    /// Others may use an export: those who no longer may are disconnected.
+    /// Changes the hosts that may attach an export. Hosts that lose access are disconnected.
     ChangeAccess {
         /// The export.
         export: Nqn,
-        /// Who may use it from now on.
+        /// The new access list.
         access: Access,
-        /// Whether somebody who may use it now no longer may.
+        /// Whether a host that has access now loses it.
         revokes: bool,
     },
-    /// Hosts know an export by what changes: their controllers are closed, and they come back.
+    /// Changes the serial or model number of an export. Its controllers are closed, and hosts
+    /// reconnect.
     ChangeIdentity {
         /// The export.
         export: Nqn,
-        /// The serial number in the file from now on.
+        /// The new serial number, as in the file.
         serial: Option<SerialNumber>,
-        /// The model number from now on.
+        /// The new model number.
         model: ModelNumber,
     },
-    /// A namespace identifier leads to a different disk from now on, or to one of another format:
-    /// the export's associations end, so that hosts identify its namespaces again before they use
-    /// them. Comes after the old namespaces are gone and before the new ones are added.
+    /// Disconnects the hosts of an export because a namespace identifier gets a different disk or
+    /// block size, so that hosts identify its namespaces again before they use them. Follows the
+    /// removal of the old namespaces and precedes the addition of the new ones.
     DisconnectHosts {
         /// The export.
         export: Nqn,
-        /// The namespaces that are replaced: at least one.
+        /// The replaced namespaces: at least one.
         replaced: Vec<Replaced>,
     },
-    /// A device is closed.
+    /// Closes a device.
     RemoveDevice(Name),
-    /// A device becomes larger; without a size, it stays as large as its file.
+    /// Grows a device. Without a size, it is as large as its file.
     GrowDevice {
         /// The device.
         device: Name,
-        /// Its size.
+        /// The new size.
         size: Option<ByteSize>,
     },
-    /// A device is opened.
+    /// Opens a device.
     AddDevice(Box<Device>),
-    /// A listener is bound.
+    /// Binds a listener.
     AddListener(Box<Listener>),
-    /// Connections that come from now on have other settings.
+    /// Changes the settings of a listener for new connections.
     ChangeListener(Box<Listener>),
-    /// An export can be attached.
+    /// Adds an export.
     AddExport(Box<Export>),
-    /// An export can be reached at one more listener.
+    /// Offers an export at one more listener.
     AttachListener {
         /// The export.
         export: Nqn,
         /// The listener.
         listener: Name,
     },
-    /// Controllers that come from now on may have so many I/O queues.
+    /// Changes the number of I/O queues of new controllers.
     ChangeQueues {
         /// The export.
         export: Nqn,
-        /// Most I/O queues of one controller.
+        /// Maximum number of I/O queues per controller.
         max_io_queues: u16,
     },
-    /// A namespace joins an export.
+    /// Adds a namespace to an export.
     AddNamespace {
         /// The export.
         export: Nqn,
         /// The namespace.
         namespace: Namespace,
     },
-    /// The next stop has another deadline.
+    /// Changes the deadline of the next shutdown.
     ChangeShutdownDeadline(Period),
-    /// There may be so many controllers; those that there are stay.
+    /// Changes the maximum number of controllers; existing controllers stay.
     ChangeControllers(u16),
-    /// A key that only a start reads.
+    /// A change of a key that takes a restart.
     Restart {
-        /// The key: `appliance.memory`.
+        /// The key, such as `appliance.memory`.
         key: String,
-        /// What it says now, as in the file.
+        /// The current value, as in the file.
         from: String,
-        /// What it is to say.
+        /// The wanted value.
         to: String,
     },
 }
 
-/// A namespace identifier that leads to something else from now on.
+/// A namespace identifier that gets a different disk or format.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Replaced {
-    /// What it leads to.
+    /// The new namespace.
     pub namespace: Namespace,
-    /// What hosts have to find out about it.
+    /// The difference that hosts have to detect.
     pub change: Change,
 }
 
-/// How a namespace differs from the one that had its identifier.
+/// The difference between a namespace and the previous one with its identifier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// The content is another one, and so are the identifiers.
+    /// The content and the identifiers change.
     Content,
-    /// The file has another path. Where it is another file, content and identifiers are others.
+    /// The path of the file changes. If it is a different file, content and identifiers change too.
     Path,
-    /// The content is another one, and a configured `uuid` says that it is the same.
+    /// The content changes, but a configured `uuid` identifies it as the same disk.
     ContentUnderSameUuid,
-    /// The identifiers are others.
+    /// The identifiers change.
     Identifiers,
-    /// The blocks have another size.
+    /// The block size changes.
     BlockSize,
 }
 
@@ -181,7 +182,7 @@ impl fmt::Display for Replaced {
 }
 
 impl Step {
-    /// What the step does to those who are connected.
+    /// The effect of the step on connected hosts.
     pub fn effect(&self) -> Effect {
         match self {
             Step::RemoveNamespace { .. }
@@ -290,8 +291,8 @@ impl fmt::Display for Step {
 }
 
 impl Config {
-    /// The steps from this configuration to `wanted`, in the order in which they can be carried
-    /// out. None when both mean the same; the order of sections means nothing.
+    /// The steps from this configuration to `wanted`, in the order in which they are carried out.
+    /// Empty if both are equivalent; the order of sections is irrelevant.
     pub fn difference(&self, wanted: &Config) -> Vec<Step> {
         let mut steps = restarts(self, wanted);
         let between = Between {
@@ -331,7 +332,7 @@ impl Config {
         steps
     }
 
-    /// This configuration with everything that only a restart can change as it is in `running`.
+    /// This configuration, with the keys that take a restart as they are in `running`.
     pub fn without_restarts(&self, running: &Config) -> Config {
         let mut config = Config {
             appliance: running.appliance.clone(),
@@ -345,20 +346,20 @@ impl Config {
     }
 }
 
-/// Two configurations, and what of the first stays in the second.
+/// Two configurations and what stays from the first to the second.
 struct Between<'c> {
     running: &'c Config,
     wanted: &'c Config,
 }
 
 impl Between<'_> {
-    /// Whether the device stays open, though it may grow.
+    /// Whether the device stays open; it may grow.
     fn keeps_device(&self, name: &Name) -> bool {
         let pair = self.running.device(name).zip(self.wanted.device(name));
         pair.is_some_and(|(now, then)| now == then || grows(now, then))
     }
 
-    /// Whether the listener stays bound, though its settings may change.
+    /// Whether the listener stays bound; its settings may change.
     fn keeps_listener(&self, name: &Name) -> bool {
         let pair = self.running.listener(name).zip(self.wanted.listener(name));
         pair.is_some_and(|(now, then)| {
@@ -398,8 +399,8 @@ impl Between<'_> {
         }
     }
 
-    /// What takes the place of a namespace in the export as it is wanted, where hosts that know the
-    /// old one must not go on with the new one.
+    /// The replacement of a namespace in the wanted export, if hosts that know the old one must not
+    /// continue with it.
     fn replaced(&self, old: &Namespace, then: &Export) -> Option<Replaced> {
         let mut namespaces = then.namespaces.iter();
         let new = namespaces.find(|it| it.nsid == old.nsid)?;
@@ -482,8 +483,8 @@ impl Between<'_> {
     }
 }
 
-/// What hosts have to find out about a device that is closed and opened again as `then` says; `None`
-/// where they may go on as if nothing had happened.
+/// The difference that hosts have to detect when a device is closed and opened again as `then`;
+/// `None` if hosts may continue.
 fn changed_content(now: &Device, then: &Device) -> Option<Change> {
     let change = match (&now.backing, &then.backing) {
         (Backing::File { path: now, .. }, Backing::File { path: then, .. }) => {
@@ -494,7 +495,7 @@ fn changed_content(now: &Device, then: &Device) -> Option<Change> {
             let place = |drive: &DriveNamespace| (drive.pci, drive.namespace);
             (place(now) != place(then)).then_some(Change::Content)
         }
-        // Memory is lost when it is let go.
+        // The content of a memory device is lost when it is closed.
         _ => Some(Change::Content),
     };
     if change.is_some() && now.uuid.is_some() && now.uuid == then.uuid {
@@ -506,8 +507,8 @@ fn changed_content(now: &Device, then: &Device) -> Option<Change> {
     change.or(identifiers).or(format)
 }
 
-/// Whether `then` is `now` with another size that loses nothing: a larger one, or one that is or is
-/// no longer in the file. What a file holds beyond a size that is only now stated stays there.
+/// Whether `then` is `now` with a size that loses no data: a larger one, or one that is added to or
+/// removed from the file. A size that is now stated for a file does not truncate it.
 fn grows(now: &Device, then: &Device) -> bool {
     let (from, to) = (now.backing.size(), then.backing.size());
     let mut resized = now.clone();
@@ -524,7 +525,7 @@ fn set_size(backing: &mut Backing, to: Option<ByteSize>) {
     }
 }
 
-/// Whether whoever `few` lets in, `many` lets in too.
+/// Whether every host that `few` permits is permitted by `many`.
 fn admits_all(many: &Access, few: &Access) -> bool {
     match (many, few) {
         (Access::AnyHost, _) => true,
@@ -537,9 +538,9 @@ fn same_access(one: &Access, other: &Access) -> bool {
     admits_all(one, other) && admits_all(other, one)
 }
 
-/// Keys that the start alone reads: they size tables and memory, place threads, or are part of
-/// every identity. The control plane's are among them: it cannot be replaced by a request that comes
-/// through it, and is up again at once after a restart.
+/// The changed keys that are read only at start: they size tables and memory, place threads, or are
+/// part of every identity. The control plane's keys are among them: a request through it cannot
+/// replace it, and a restart makes it available again quickly.
 fn restarts(running: &Config, wanted: &Config) -> Vec<Step> {
     let mut steps = Vec::new();
     restarts_of(

@@ -1,4 +1,4 @@
-//! The configuration of an appliance that was given none.
+//! The default configuration of an appliance that is started without a file.
 
 use std::path::Path;
 
@@ -10,24 +10,23 @@ const EMBEDDED: &str = include_str!("embedded.toml");
 const PATH_IN_EMBEDDED: &str = "\"/var/lib/windlass/demo.img\"";
 
 impl Config {
-    /// The name under which [`Config::embedded_text`] stands in problems and messages.
+    /// The name of [`Config::embedded_text`] in problems and messages.
     pub const EMBEDDED_NAME: &'static str = "embedded default";
 
     /// The text of the embedded default: one namespace in memory, one in the file at `path`,
     /// NVMe/TCP on 127.0.0.1:4420.
     ///
-    /// The path should be absolute and UTF-8, for [`Config::parse`] takes no other.
+    /// The path should be absolute and UTF-8, because [`Config::parse`] accepts no other.
     pub fn embedded_text(path: &Path) -> String {
         EMBEDDED.replace(PATH_IN_EMBEDDED, &quoted(&path.to_string_lossy()))
     }
 
-    /// The embedded default, its file at `path`.
+    /// The embedded default with its file at `path`.
     ///
     /// # Errors
-    /// Where the path is one that a configuration may not have: not absolute, a directory, not
-    /// UTF-8.
+    /// If a configuration may not have the path: not absolute, a directory, or not UTF-8.
     pub fn default_embedded(path: &Path) -> Result<Config, Problems> {
-        // A byte that is not UTF-8 stays one, so that it is reported and no other file is taken.
+        // A byte that is not UTF-8 is kept, so that it is reported instead of opening another file.
         let text = match path.to_str() {
             Some(_) => Config::embedded_text(path).into_bytes(),
             None => {

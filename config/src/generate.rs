@@ -20,7 +20,7 @@ use crate::value::{
     BlockSize, ByteSize, ControlSocket, CoreList, HttpAddress, ListenAddress, Name, Nqn, PciAddress,
 };
 
-/// A valid value from a text that was generated to be one.
+/// Parses a generated text, which must be valid.
 pub(crate) fn valid<T: std::str::FromStr>(text: &str) -> T {
     match text.parse() {
         Ok(value) => value,
@@ -109,7 +109,7 @@ pub(crate) fn size(
     unit_bytes: u64,
 ) -> impl Strategy<Value = ByteSize> {
     let units = least.bytes().div_ceil(unit_bytes)..=most.bytes() / unit_bytes;
-    // Small sizes and round ones are as likely as any.
+    // Small and round sizes are as likely as arbitrary ones.
     let small = units.clone().prop_map(move |n| n % 4096 + 1);
     let round = (0..40_u32, units.clone()).prop_map(|(shift, n)| (n >> shift << shift).max(1));
     let (low, high) = (*units.start(), *units.end());
@@ -117,7 +117,7 @@ pub(crate) fn size(
         .prop_map(move |n| ByteSize::from_bytes(n.clamp(low, high) * unit_bytes))
 }
 
-/// The control plane's keys depend on each other.
+/// Any valid `[control]` table; its keys depend on each other.
 fn control() -> impl Strategy<Value = Control> {
     Control::any(()).prop_map(|control| {
         let Control {
@@ -152,12 +152,12 @@ pub fn pci_address() -> impl Strategy<Value = PciAddress> {
     })
 }
 
-/// The device's number keeps its namespace apart from those of others on the same drive, of which
-/// there are two.
+/// Any drive namespace. The device's number keeps it distinct from other namespaces of the two
+/// shared drives.
 fn drive_namespace(number: usize) -> impl Strategy<Value = DriveNamespace> {
     let place = (prop_oneof![Just(0), any::<u32>()], 0..=0x1f_u8, 0..=7_u8);
     let alone = place.prop_flat_map(move |(domain, device, function)| {
-        // A bus for each device, away from the shared drives'.
+        // Each device has its own bus, which no shared drive has.
         let text = format!("{domain:04x}:{:02x}:{device:02x}.{function}", number + 1);
         DriveNamespace::any((valid(&text),))
     });
@@ -167,13 +167,14 @@ fn drive_namespace(number: usize) -> impl Strategy<Value = DriveNamespace> {
         });
     let namespace = prop_oneof![Just(1), 1..=8_u32, 1..=DRIVE_NAMESPACE_MAX / 8];
     (prop_oneof![alone, shared], namespace).prop_map(move |(drive, namespace)| DriveNamespace {
-        // Namespaces of other devices leave another remainder.
+        // The remainder modulo 8 differs for each device.
         namespace: namespace.saturating_sub(1) * 8 + number as u32 + 1,
         ..drive
     })
 }
 
-/// The device's number keeps its path, drive and UUID apart from those of the others.
+/// Any device. Its number keeps path, drive namespace and UUID distinct from those of other
+/// devices.
 fn device(number: usize, name: Name) -> impl Strategy<Value = Device> {
     let sizes = || size(ByteSize::from_bytes(1), MEMORY_MAX, 4096);
     let path = "/[a-zA-Z0-9 \"'\\\\äλ語=#._-]{1,20}"
@@ -199,7 +200,7 @@ fn device(number: usize, name: Name) -> impl Strategy<Value = Device> {
     (device, uuid).prop_map(|(device, uuid)| Device { uuid, ..device })
 }
 
-/// The listener's number keeps its port apart from those of the others.
+/// Any listener. Its number keeps the port distinct from those of other listeners.
 fn listener(number: usize, name: Name) -> impl Strategy<Value = Listener> {
     let unicast = (1..=223_u8, any::<[u8; 3]>());
     let v4 = unicast.prop_map(|(a, [b, c, d])| Ipv4Addr::new(a, b, c, d).to_string());
@@ -216,7 +217,7 @@ fn listener(number: usize, name: Name) -> impl Strategy<Value = Listener> {
     ]);
     let port = prop_oneof![Just(0), 1..60_000_u16 / 8];
     let address = (prop_oneof![v4, v6, wildcard], port).prop_map(move |(ip, port)| {
-        // Ports of other listeners leave another remainder.
+        // The remainder modulo 8 differs for each listener.
         let port = if port == 0 {
             0
         } else {
@@ -231,7 +232,7 @@ fn listener(number: usize, name: Name) -> impl Strategy<Value = Listener> {
     })
 }
 
-/// Which devices and listeners an export takes, chosen from those that there are.
+/// The devices and listeners of an export, chosen from those available.
 #[derive(Clone, Debug)]
 struct ExportSeed {
     device: Index,
@@ -267,7 +268,7 @@ impl Arbitrary for ExportSeed {
     }
 }
 
-/// An export without namespaces and listeners.
+/// Any export without namespaces and listeners.
 fn export_rest() -> impl Strategy<Value = Export> {
     let hosts =
         btree_set(nqn(), 1..=3).prop_map(|hosts| Access::Hosts(hosts.into_iter().collect()));

@@ -1,18 +1,18 @@
-//! Identities that follow from names and content: hosts know their disks by them.
+//! Identities derived from names and content, by which hosts recognize their disks.
 //!
 //! They are UUIDs of version 5 (RFC 9562, section 5.5) over the names of appliance, export and
 //! device. The first content that is served under these names has exactly that identity. Any other
-//! content (another file, another drive, memory after a restart) has an identity that is derived
-//! from that UUID and a text that stands for the content, so that hosts see a different disk. Which
-//! content was the first is the appliance's knowledge; this module only derives. **The way
-//! identities are derived must never change.**
+//! content (another file, another drive, memory after a restart) has an identity derived from that
+//! UUID and a text that describes the content, so that hosts see a different disk. The appliance
+//! records which content was the first; this module only derives. **The derivation must never
+//! change.**
 
 use uuid::Uuid;
 
 use crate::model::{Config, Device, Export, Namespace};
 use crate::value::SerialNumber;
 
-/// The UUID namespace of every identity here; random, made once.
+/// The UUID namespace of all derived identities; random, generated once.
 const WINDLASS: Uuid = Uuid::from_u128(0x5d3e_8f4a_91c7_4b0e_a6d2_3c7f_10b8_e945);
 
 /// The identifiers of a namespace (NVM Express Base Specification 2.1, section 4.5).
@@ -20,18 +20,18 @@ const WINDLASS: Uuid = Uuid::from_u128(0x5d3e_8f4a_91c7_4b0e_a6d2_3c7f_10b8_e945
 pub struct NamespaceIdentity {
     /// The namespace UUID.
     pub uuid: Uuid,
-    /// The NGUID, most significant byte first. Its OUI part is marked as locally administered,
-    /// for the project has no OUI of its own.
+    /// The NGUID, most significant byte first. Its OUI is marked as locally administered, because
+    /// the project has no OUI of its own.
     pub nguid: [u8; 16],
-    /// The EUI-64, most significant byte first; marked likewise.
+    /// The EUI-64, most significant byte first; marked as locally administered too.
     pub eui64: [u8; 8],
 }
 
 impl NamespaceIdentity {
-    /// The identity with that UUID.
+    /// The identity derived from a UUID.
     pub fn from_uuid(uuid: Uuid) -> NamespaceIdentity {
         let mut nguid = Uuid::new_v5(&uuid, b"nguid").into_bytes();
-        // An NGUID is eight bytes of the vendor's choice, then an EUI-64.
+        // An NGUID is eight vendor-specific bytes followed by an EUI-64.
         nguid[8] = locally_administered(nguid[8]);
         let [first, rest @ ..] = Uuid::new_v5(&uuid, b"eui64").into_bytes();
         let mut eui64 = [locally_administered(first); 8];
@@ -48,13 +48,14 @@ fn locally_administered(byte: u8) -> u8 {
     (byte | 0b10) & !0b01
 }
 
-/// Names cannot contain a NUL, so that no two lists of names give the same text.
+/// The UUID derived from a list of names. Names cannot contain NUL, so different lists give
+/// different texts.
 fn derived(names: &[&str]) -> Uuid {
     Uuid::new_v5(&WINDLASS, names.join("\0").as_bytes())
 }
 
 impl Config {
-    /// The UUID that follows from the names of appliance, export and device alone.
+    /// The UUID derived only from the names of appliance, export and device.
     pub fn named_uuid(&self, export: &Export, namespace: &Namespace) -> Uuid {
         let appliance = self.appliance.name.as_str();
         derived(&[
@@ -65,9 +66,9 @@ impl Config {
         ])
     }
 
-    /// The identity of a namespace: that of its device's `uuid`, else derived from the names of
-    /// appliance, export and device, and from `content` where the device holds another content than
-    /// the first one that was served under these names.
+    /// The identity of a namespace: derived from its device's `uuid`, or else from the names of
+    /// appliance, export and device, and from `content` if it is not the first content that was
+    /// served under these names.
     pub fn namespace_identity(
         &self,
         export: &Export,

@@ -1,6 +1,6 @@
-//! Every table of the configuration file with its keys: behind the parser's allow-list, its hints and
-//! `REFERENCE.md`. Plain keys are declared in `model.rs`; those of devices and exports that depend on each
-//! other are listed here.
+//! All tables of the configuration file with their keys, for the parser's allow-list, its hints and
+//! `REFERENCE.md`. Plain keys are declared in `model.rs`; keys of devices and exports that depend
+//! on each other are listed here.
 
 use std::fmt::Write as _;
 
@@ -11,25 +11,25 @@ use crate::table::Table as _;
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Key {
-    /// The key as written.
+    /// The key's name.
     pub name: &'static str,
-    /// Which values it takes, with their unit and limits.
+    /// The values that it accepts, with unit and limits.
     pub values: Values,
-    /// What holds where it is absent.
+    /// What applies if the key is absent.
     pub absent: Absent,
-    /// A value, as it would stand in a file.
+    /// An example value, as in a file.
     pub example: &'static str,
-    /// What it does.
+    /// What the key does.
     pub meaning: &'static str,
 }
 
-/// Which values a key takes.
+/// The values that a key accepts.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Values {
-    /// In these words.
+    /// Described in these words.
     Text(&'static str),
-    /// In those of their kind.
+    /// Described by the kind of the key.
     Kind(fn() -> String),
 }
 
@@ -42,22 +42,22 @@ impl Values {
     }
 }
 
-/// What holds where a key is absent.
+/// What applies if a key is absent.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Absent {
-    /// The key has to be there.
+    /// The key is required.
     Required,
-    /// The key is the same as if it were there with this value.
+    /// This value applies.
     Value(&'static str),
-    /// The same, of its kind.
+    /// The value that this function returns applies.
     Kind(fn() -> String),
-    /// What holds then is said in these words.
+    /// Described in these words.
     Words(&'static str),
 }
 
 impl Absent {
-    /// The value that holds, as it would stand in a file.
+    /// The default value, as in a file.
     pub(crate) fn value(self) -> Option<String> {
         match self {
             Absent::Value(value) => Some(value.to_owned()),
@@ -73,9 +73,9 @@ impl Absent {
 pub struct Section {
     /// The table's path without indices; empty for the file itself.
     pub path: &'static str,
-    /// How it is written in a file.
+    /// The table's header in a file.
     pub header: &'static str,
-    /// What it stands for.
+    /// What the table describes.
     pub meaning: &'static str,
     /// Its keys, in groups.
     keys: &'static [&'static [Key]],
@@ -87,7 +87,7 @@ impl Section {
         self.keys.iter().copied().flatten()
     }
 
-    /// The key of that name.
+    /// The key named `name`.
     pub fn key(&self, name: &str) -> Option<&'static Key> {
         self.keys().find(|key| key.name == name)
     }

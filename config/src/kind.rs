@@ -1,5 +1,5 @@
-//! Kinds of values: which values a key takes, how they are read and written, and for tests any one
-//! of them. `model.rs` names the kind of each key.
+//! Kinds of values: which values a key accepts, how they are read and written, and a generator for
+//! tests. `model.rs` gives each key its kind.
 
 use std::fmt::{Debug, Display};
 use std::marker::PhantomData;
@@ -24,16 +24,16 @@ pub(crate) trait Kind {
     /// The type of a value in the model.
     type Value: Clone;
 
-    /// Which values it takes, for the reference, with their unit and limits.
+    /// The accepted values with unit and limits, for the reference.
     fn values(&self) -> String;
 
-    /// The value in a file; `None` where it is wrong, and `findings` say why.
+    /// Reads the value from a file; `None` if it is wrong, with the reason in `findings`.
     fn read(&self, entry: &Element<'_, '_>, findings: &mut Findings) -> Option<Self::Value>;
 
-    /// The value as it stands in a file; `None` where the key is left out.
+    /// The value as in a file; `None` if the key is omitted.
     fn toml(&self, value: &Self::Value) -> Option<String>;
 
-    /// Any value.
+    /// A generator of any valid value.
     #[cfg(any(test, feature = "generators"))]
     fn any(&self) -> BoxedStrategy<Self::Value>;
 }
@@ -91,17 +91,17 @@ impl<T: Copy + Debug + Display + TryFrom<u64> + Into<u64>> Kind for Count<T> {
 /// A number of bytes.
 pub(crate) struct Size(pub(crate) RangeInclusive<ByteSize>, pub(crate) Unit);
 
-/// Which sizes between the limits there are.
+/// The sizes permitted between the limits.
 #[derive(Clone, Copy)]
 pub(crate) enum Unit {
     Byte,
     PowerOfTwo,
-    /// Multiples of so many bytes.
+    /// Multiples of this number of bytes.
     Multiple(u64),
 }
 
 impl Size {
-    /// What is wrong with a size between the limits, and what to write instead.
+    /// The fault of a size between the limits: message and hint.
     fn fault(&self, size: ByteSize) -> Option<(String, String)> {
         let bytes = size.bytes();
         match self.1 {
@@ -238,10 +238,10 @@ impl<T: Words + Setting> Kind for Word<T> {
     }
 }
 
-/// A string that stands for a value of a type of its own.
+/// A string that is parsed into a type of its own.
 pub(crate) struct Text<T> {
     values: &'static str,
-    /// A regular expression of some of them.
+    /// A regular expression that matches some of the values.
     #[cfg_attr(
         not(any(test, feature = "generators")),
         expect(dead_code, reason = "generators alone read it")
@@ -332,8 +332,7 @@ impl Kind for FilePath {
     }
 }
 
-/// Paths of directories: absolute, and without `..`, which would make a prefix of it mean something
-/// else.
+/// Paths of directories: absolute, and without `..`, which would defeat a comparison of prefixes.
 pub(crate) struct Directories;
 
 impl Directories {
@@ -368,7 +367,7 @@ impl Kind for Directories {
     fn read(&self, entry: &Element<'_, '_>, findings: &mut Findings) -> Option<Vec<PathBuf>> {
         let elements = entry.elements(ALLOWED_PATHS_MAX, findings)?;
         let paths = elements.iter().map(|it| Self::directory(it, findings));
-        // All of them, so that all that is wrong is found.
+        // Reads every path, so that every fault is reported.
         paths.collect::<Vec<_>>().into_iter().collect()
     }
 

@@ -1,15 +1,13 @@
-//! The configuration of an appliance: one TOML file, its model, and everything that can be wrong
-//! with it.
+//! The configuration of an appliance: one TOML file, its model, and the checks of it.
 //!
-//! This crate owns the text of the file, the typed [`Config`] that the text stands for, the rules
-//! that a configuration must keep within itself, and the identities that follow from names. It
-//! refuses everything that needs the machine: whether a core, a file or an address exists is the
-//! appliance's question at start.
+//! This crate owns the text of the file, the typed [`Config`] that the text describes, the rules
+//! within a configuration, and the identities that are derived from names. It does not look at the
+//! machine: the appliance checks at start whether a core, a file or an address exists.
 //!
-//! [`Config::parse`] answers with a whole `Config` or with [`Problems`]: *all* of them, each with
-//! its place, its path in the file and a hint. [`Config::to_toml`] prints a configuration that
-//! parses to itself. `REFERENCE.md` lists every key; it is generated from [`keys::SECTIONS`], the
-//! same tables that the parser reads. A plain key is declared once, in `model.rs` (`table.rs` says how).
+//! [`Config::parse`] returns a whole `Config` or [`Problems`]: *all* of them, each with its place,
+//! its path in the file and a hint. [`Config::to_toml`] prints a configuration that parses to
+//! itself. `REFERENCE.md` lists every key; it is generated from [`keys::SECTIONS`], the same tables
+//! that the parser reads. A plain key is declared once, in `model.rs` (`table.rs` says how).
 //!
 //! ```
 //! use appliance_config::Config;

@@ -1,25 +1,25 @@
-//! Every limit of a configuration, by name. A value outside its limit is a problem with a place,
-//! never a panic.
+//! The named limits of a configuration. A value outside its limit is a problem with a place, never
+//! a panic.
 
 use crate::value::{ByteSize, Period};
 
-/// Largest configuration file, in bytes. A thousand exports fit several times over.
+/// Largest configuration file, in bytes: several times the size of one with a thousand exports.
 pub const FILE_BYTES_MAX: usize = 1024 * 1024;
-/// Largest file, in bytes, in which syntax errors after the first are looked for too: each costs
-/// memory.
+/// Largest file, in bytes, in which the parser also reports syntax errors after the first, because
+/// each costs memory.
 pub const SYNTAX_RECOVERY_BYTES_MAX: usize = 64 * 1024;
-/// Most problems that are kept; further ones are counted.
+/// Most problems that are reported; further ones are only counted.
 pub const PROBLEMS_MAX: usize = 256;
 
 /// Most devices of one appliance.
 pub const DEVICES_MAX: usize = 128;
 /// Most listeners of one appliance.
 pub const LISTENERS_MAX: usize = 64;
-/// Most exports (NVMe subsystems) of one appliance: each has a device of its own.
+/// Most exports (NVMe subsystems) of one appliance: each has at least one device of its own.
 pub const EXPORTS_MAX: usize = 128;
 /// Most namespaces of one export.
 pub const NAMESPACES_MAX: usize = DEVICES_MAX;
-/// Largest namespace identifier that may be given.
+/// Largest namespace identifier that a file may give.
 pub const NSID_MAX: u32 = 1024;
 /// Most hosts in the list of one export.
 pub const HOSTS_MAX: usize = 1024;
@@ -29,34 +29,34 @@ pub const CORES_MAX: usize = 256;
 /// Largest core number: Linux on x86-64 is built for at most 8192 processors.
 pub const CORE_NUMBER_MAX: u16 = 8191;
 
-/// Least memory of the arena: below it not every size class has a useful number of leases.
+/// Smallest arena: with less memory some size classes have too few leases to be useful.
 pub const MEMORY_MIN: ByteSize = ByteSize::from_mib(16);
-/// Most memory of the arena, and most of one device of type `memory`.
+/// Largest arena, and largest device of type `memory`.
 pub const MEMORY_MAX: ByteSize = ByteSize::from_gib(16 * 1024);
 /// Most bytes of one device of type `file` or `null`.
 pub const DEVICE_SIZE_MAX: ByteSize = ByteSize::from_gib(1024 * 1024);
 
-/// Shortest time that a shutdown may be given.
+/// Shortest configurable shutdown deadline.
 pub const SHUTDOWN_DEADLINE_MIN: Period = Period::from_millis(100);
-/// Longest time that a shutdown may be given.
+/// Longest configurable shutdown deadline.
 pub const SHUTDOWN_DEADLINE_MAX: Period = Period::from_millis(10 * 60 * 1000);
 
-/// Shortest poll that may be called a stall.
+/// Smallest stall threshold.
 pub const STALL_THRESHOLD_MIN: Period = Period::from_millis(1);
-/// Longest poll that need not be called a stall: one of twice the time is stuck.
+/// Largest stall threshold. A poller that runs for twice as long is stuck.
 pub const STALL_THRESHOLD_MAX: Period = Period::from_millis(1000);
 
-/// Most connections that may be allowed at once.
+/// Largest configurable number of connections.
 pub const CONNECTIONS_MAX: u32 = 65_535;
-/// Least data per command: one page of the smallest memory page size that a controller may
-/// announce.
+/// Smallest maximum data transfer size: one page of the smallest memory page size that a controller
+/// may report.
 pub const TRANSFER_MIN: ByteSize = ByteSize::from_kib(4);
-/// Most data per command: one lease of the arena's largest class.
+/// Largest maximum data transfer size: one lease of the arena's largest class.
 pub const TRANSFER_MAX: ByteSize = ByteSize::from_mib(1);
 
 /// Most in-capsule data of an I/O queue.
 pub const IN_CAPSULE_DATA_MAX: ByteSize = ByteSize::from_kib(64);
-/// Unit of in-capsule data, in bytes: the capsule size is announced in units of 16 bytes (IOCCSZ;
+/// Unit of in-capsule data, in bytes: the capsule size is reported in units of 16 bytes (IOCCSZ;
 /// NVM Express Base Specification 2.1, section 5.1.13.2.1, Identify Controller data structure).
 pub const IN_CAPSULE_DATA_UNIT_BYTES: u64 = 16;
 /// Least entries of an I/O queue (MQES is zero-based and at least 1; NVM Express Base Specification
@@ -65,33 +65,33 @@ pub const QUEUE_DEPTH_MIN: u16 = 2;
 /// Most entries of an I/O queue.
 pub const QUEUE_DEPTH_MAX: u16 = 1024;
 
-/// Most requests that one reactor may have at a drive at once.
+/// Most requests that one reactor may have outstanding at a drive.
 pub const DRIVE_QUEUE_DEPTH_MAX: u16 = 1024;
 /// Largest identifier of a drive's namespace (NVM Express Base Specification 2.1, section 3.2.1.2:
-/// FFFFFFFFh stands for all of them).
+/// FFFFFFFFh is the broadcast value).
 pub const DRIVE_NAMESPACE_MAX: u32 = 0xffff_fffe;
-/// Shortest time that a drive may be given for a command.
+/// Shortest configurable command deadline of a drive.
 pub const COMMAND_DEADLINE_MIN: Period = Period::from_millis(100);
-/// Longest time that a drive may be given for a command.
+/// Longest configurable command deadline of a drive.
 pub const COMMAND_DEADLINE_MAX: Period = Period::from_millis(10 * 60 * 1000);
 
 /// Most I/O queues of one controller.
 pub const IO_QUEUES_MAX: u16 = 128;
-/// Most controllers at once that may be allowed.
+/// Largest configurable number of controllers.
 pub const CONTROLLERS_MAX: u16 = 4096;
 
 /// Longest name of an appliance, device or listener, in characters.
 pub const NAME_CHARS_MAX: usize = 64;
 /// Longest name of a congestion control algorithm, in characters: Linux's TCP_CA_NAME_MAX (16) less
-/// its closing NUL.
+/// its terminating NUL.
 pub const CONGESTION_CONTROL_CHARS_MAX: usize = 15;
-/// Longest name of a group of users, in characters: what useradd and groupadd take.
+/// Longest name of a group of users, in characters: the limit of useradd and groupadd.
 pub const GROUP_CHARS_MAX: usize = 32;
-/// Longest path of a socket, in bytes: Linux's UNIX_PATH_MAX (108) less its closing NUL.
+/// Longest path of a socket, in bytes: Linux's UNIX_PATH_MAX (108) less its terminating NUL.
 pub const SOCKET_PATH_BYTES_MAX: usize = 107;
-/// Most directories that files of configurations in requests may be restricted to.
+/// Most directories to which the device files of configurations in requests may be restricted.
 pub const ALLOWED_PATHS_MAX: usize = 64;
-/// Longest path of a file, in bytes: Linux's PATH_MAX less its closing NUL.
+/// Longest path of a file, in bytes: Linux's PATH_MAX less its terminating NUL.
 pub const PATH_BYTES_MAX: usize = 4095;
 
 const _: () = assert!(SYNTAX_RECOVERY_BYTES_MAX <= FILE_BYTES_MAX);

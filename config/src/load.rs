@@ -1,4 +1,4 @@
-//! Reading a configuration from a file.
+//! Reads a configuration from a file.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -8,7 +8,7 @@ use crate::limits::FILE_BYTES_MAX;
 use crate::model::Config;
 use crate::problem::Problems;
 
-/// Why a file gave no configuration.
+/// Why a configuration could not be loaded from a file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
@@ -17,11 +17,11 @@ pub enum LoadError {
     Read {
         /// The file's path.
         path: String,
-        /// What the system answered.
+        /// The error of the operating system.
         #[source]
         cause: io::Error,
     },
-    /// The file was read, and something in it is wrong.
+    /// The file was read, and its content is wrong.
     #[error(transparent)]
     Problems(#[from] Problems),
 }
@@ -30,7 +30,7 @@ impl Config {
     /// Reads the file at `path`, of at most [`FILE_BYTES_MAX`] bytes.
     ///
     /// # Errors
-    /// Where the file cannot be read, and as [`Config::parse_bytes`].
+    /// If the file cannot be read, and as [`Config::parse_bytes`].
     pub fn load(path: &Path) -> Result<Config, LoadError> {
         let name = path.display().to_string();
         match read(path) {
@@ -40,7 +40,7 @@ impl Config {
     }
 }
 
-/// The file's bytes, one more than the most at most: a pipe or a device has no end.
+/// The file's content, up to one byte more than the limit: a pipe or a device may have no end.
 fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(path)?

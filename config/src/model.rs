@@ -1,5 +1,5 @@
-//! What a configuration says, in types, and the keys of its tables: each is declared here and
-//! nowhere else, except some of devices and exports that depend on each other.
+//! The typed model of a configuration, and the declarations of its plain keys. The only keys
+//! declared elsewhere are those of devices and exports that depend on each other.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -61,7 +61,7 @@ const CAPSULE_SIZE: Size = Size(
     Unit::Multiple(IN_CAPSULE_DATA_UNIT_BYTES),
 );
 
-/// A key that NVMe/RDMA has no use for.
+/// A key that does not apply to NVMe/RDMA.
 const fn rdma(hint: &'static str) -> Unless {
     Unless {
         key: "transport",
@@ -73,15 +73,15 @@ const fn rdma(hint: &'static str) -> Unless {
 
 /// A whole configuration.
 ///
-/// One that [`Config::parse`] returned keeps every rule: names are unique and every reference leads
-/// to something.
+/// One that [`Config::parse`] returned satisfies every rule: names are unique and every reference
+/// resolves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// The appliance as a whole.
     pub appliance: Appliance,
-    /// Bounds on what all hosts together may take.
+    /// Limits on resources that all hosts share.
     pub limits: Limits,
-    /// How it is looked after.
+    /// The control plane.
     pub control: Control,
     /// The devices, in the order of the file.
     pub devices: Vec<Device>,
@@ -92,19 +92,19 @@ pub struct Config {
 }
 
 impl Config {
-    /// The device of that name.
+    /// The device named `name`.
     pub fn device(&self, name: &Name) -> Option<&Device> {
         self.devices.iter().find(|device| device.name == *name)
     }
 
-    /// The listener of that name.
+    /// The listener named `name`.
     pub fn listener(&self, name: &Name) -> Option<&Listener> {
         self.listeners
             .iter()
             .find(|listener| listener.name == *name)
     }
 
-    /// The export of that name.
+    /// The export with that NQN.
     pub fn export(&self, nqn: &Nqn) -> Option<&Export> {
         self.exports.iter().find(|export| export.nqn == *nqn)
     }
@@ -229,10 +229,10 @@ impl std::str::FromStr for Cores {
     }
 }
 
-/// A core list names a core that the process may not use, or there is none at all.
+/// Why the reactors' cores cannot be determined.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CoresNotAllowed {
-    /// This core of the list is not among the allowed ones.
+    /// This core of the list does not exist or is not allowed.
     #[error("core {0} is not there or not allowed to this process")]
     Core(usize),
     /// No core is allowed.
@@ -241,10 +241,10 @@ pub enum CoresNotAllowed {
 }
 
 impl Cores {
-    /// The core of each reactor, given the cores that the process may use, in any order.
+    /// The core of each reactor. `allowed` lists the cores that the process may use, in any order.
     ///
     /// # Errors
-    /// Where a listed core is not among `allowed`, or `allowed` is empty.
+    /// If a listed core is not in `allowed`, or `allowed` is empty.
     pub fn resolve(&self, allowed: &[usize]) -> Result<Vec<usize>, CoresNotAllowed> {
         match self {
             Cores::Auto => {
@@ -291,11 +291,11 @@ macro_rules! words {
 }
 
 words! {
-    /// Which pages the arena takes.
+    /// The page size of the arena.
     Pages {
-        /// The largest there are; a notice where they are ordinary.
+        /// The largest pages available; a notice if they are ordinary pages.
         Auto = "auto",
-        /// Huge pages, or no start.
+        /// Huge pages; the appliance does not start without them.
         Huge = "huge",
         /// Ordinary pages.
         Ordinary = "ordinary",
@@ -303,13 +303,13 @@ words! {
 }
 
 words! {
-    /// What a reactor without work does.
+    /// The behavior of a reactor without work.
     Idle {
-        /// Polls on for a while, then sleeps.
+        /// Polls for a while, then sleeps.
         Adaptive = "adaptive",
-        /// Polls for ever.
+        /// Polls forever.
         Poll = "poll",
-        /// Sleeps at once.
+        /// Sleeps immediately.
         Sleep = "sleep",
     }
 }
@@ -317,17 +317,17 @@ words! {
 words! {
     /// Whether a digest protects the PDUs of a connection.
     Digest {
-        /// Never: a host that asks for it is told that there is none.
+        /// Never; a host that requests it is not granted it.
         Off = "off",
-        /// Where the host asks for it.
+        /// If the host requests it.
         Allowed = "allowed",
-        /// Hosts that do not ask for it are turned away.
+        /// Always; hosts that do not request it are rejected.
         Required = "required",
     }
 }
 
 words! {
-    /// How a listener talks to hosts.
+    /// The transport of a listener.
     Transport {
         /// NVMe/TCP.
         Tcp = "tcp",
@@ -398,39 +398,39 @@ table! {
     }
 }
 
-/// Where the blocks of a device are.
+/// The storage of a device's blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Backing {
     /// In memory, until the appliance stops.
     Memory {
         /// The device's size: whole blocks, not zero.
         size: ByteSize,
-        /// The unit in which hosts address it.
+        /// The logical block size.
         block_size: BlockSize,
     },
     /// In a file.
     File {
         /// The file's absolute path.
         path: PathBuf,
-        /// The device's size: whole blocks, not zero. Without it the file has to exist.
+        /// The device's size: whole blocks, not zero. Without it, the file must exist.
         size: Option<ByteSize>,
-        /// The unit in which hosts address it.
+        /// The logical block size.
         block_size: BlockSize,
     },
-    /// Nowhere.
+    /// No storage: reads return zeroes, writes are discarded.
     Null {
         /// The device's size: whole blocks, not zero.
         size: ByteSize,
-        /// The unit in which hosts address it.
+        /// The logical block size.
         block_size: BlockSize,
     },
-    /// In a namespace of an NVMe drive, which says how large it and its blocks are.
+    /// In a namespace of an NVMe drive, which determines size and block size.
     Nvme(DriveNamespace),
 }
 
 table! {
-    /// A namespace of an NVMe drive, and how the drive is used. Devices on one drive are of different
-    /// namespaces and agree in everything else.
+    /// A namespace of an NVMe drive, and the settings of the drive. Devices on one drive have
+    /// different namespaces and agree in all other settings.
     #[derive(Copy)]
     pub struct DriveNamespace by hand {
         /// The drive's PCI function.
@@ -459,11 +459,11 @@ table! {
 }
 
 impl DriveNamespace {
-    /// The namespace where the file says nothing.
+    /// The default namespace identifier.
     pub const NAMESPACE_DEFAULT: u32 = 1;
-    /// The queue depth where the file says nothing.
+    /// The default queue depth.
     pub const QUEUE_DEPTH_DEFAULT: u16 = 256;
-    /// The command deadline where the file says nothing.
+    /// The default command deadline.
     pub const COMMAND_DEADLINE_DEFAULT: Period = Period::from_millis(10_000);
 }
 
@@ -478,7 +478,7 @@ impl Backing {
         }
     }
 
-    /// The size, where the configuration says it.
+    /// The size, if the configuration gives it.
     pub const fn size(&self) -> Option<ByteSize> {
         match self {
             Backing::Memory { size, .. } | Backing::Null { size, .. } => Some(*size),
@@ -487,7 +487,7 @@ impl Backing {
         }
     }
 
-    /// The unit in which hosts address it, where the configuration says it.
+    /// The logical block size, if the configuration gives it.
     pub const fn block_size(&self) -> Option<BlockSize> {
         match self {
             Backing::Memory { block_size, .. }
@@ -585,7 +585,7 @@ pub struct Namespace {
     pub device: Name,
 }
 
-/// Who may attach an export.
+/// The hosts that may attach an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Every host.
@@ -595,7 +595,7 @@ pub enum Access {
 }
 
 impl Access {
-    /// Whether the host of that name may attach.
+    /// Whether a host with that NQN may attach.
     pub fn permits(&self, host: &str) -> bool {
         match self {
             Access::AnyHost => true,
@@ -620,20 +620,20 @@ macro_rules! defaults {
 defaults!(Appliance, Limits, Control);
 
 impl Listener {
-    /// In-capsule data where the file says nothing.
+    /// The default size of in-capsule data.
     pub const fn in_capsule_data_default(transport: Transport) -> ByteSize {
         match transport {
             Transport::Tcp => ByteSize::from_kib(16),
-            // Each receive that waits for a command holds so much memory.
+            // Each receive posted for a command occupies this much memory.
             Transport::Rdma => ByteSize::from_kib(4),
         }
     }
 
-    /// Queue depth where the file says nothing.
+    /// The default queue depth.
     pub const QUEUE_DEPTH_DEFAULT: u16 = 128;
 }
 
 impl Export {
-    /// I/O queues of one controller where the file says nothing.
+    /// The default number of I/O queues per controller.
     pub const MAX_IO_QUEUES_DEFAULT: u16 = 64;
 }

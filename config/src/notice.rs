@@ -1,30 +1,31 @@
-//! What is allowed, and most likely not meant.
+//! Settings that are allowed but probably not intended.
 
 use std::fmt;
 
 use crate::model::{Access, Backing, Config, Cores, Idle};
 use crate::value::{HttpAddress, ListenAddress, Name, Nqn};
 
-/// Something that a start does not refuse but a person should know. Its `Display` is one line.
+/// A setting that does not prevent the start but that an administrator should know of. Its
+/// `Display` is one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Notice {
     /// No export names the device.
     DeviceUnused(Name),
-    /// No export names the listener: only the discovery subsystem answers there.
+    /// No export names the listener: it serves only discovery.
     ListenerUnused(Name),
     /// Any machine that reaches the address can read and write the export.
     OpenToTheNetwork {
         /// The export.
         export: Nqn,
-        /// An address of it beyond this machine.
+        /// One of its addresses that other machines can reach.
         address: ListenAddress,
     },
-    /// Hosts believe that memory is the same disk after a restart, though its content is lost.
+    /// Hosts take a memory device for the same disk after a restart, although its content is lost.
     UuidOfMemory(Name),
-    /// The token of the control plane can be read on its way.
+    /// The control plane's token crosses the network unencrypted.
     TokenInClear(HttpAddress),
-    /// So many cores will be busy for ever.
+    /// This number of cores polls without pause.
     CoresBurn(usize),
 }
 
@@ -61,7 +62,7 @@ impl fmt::Display for Notice {
 }
 
 impl Config {
-    /// Everything that a person should know before this configuration starts.
+    /// The notices about this configuration.
     pub fn notices(&self) -> Vec<Notice> {
         let mut notices = Vec::new();
         let devices = || self.exports.iter().flat_map(|export| &export.namespaces);

@@ -1,4 +1,4 @@
-//! A configuration as a file's text.
+//! Prints a configuration as a file's text.
 
 use std::fmt::{self, Write as _};
 
@@ -6,7 +6,7 @@ use crate::model::{Access, Backing, Config, Device, Export, Namespace};
 use crate::table::Table;
 
 impl Config {
-    /// The configuration as TOML, every default written out. It parses to itself.
+    /// The configuration as TOML, with all defaults written out. It parses to itself.
     pub fn to_toml(&self) -> String {
         let mut text = String::new();
         // Writing to a String cannot fail.
@@ -106,7 +106,7 @@ fn export(out: &mut String, export: &Export) -> fmt::Result {
     plain_keys(out, export)
 }
 
-/// One item stands beside its key, more stand one to a line.
+/// Prints an array: one item on the line of its key, several items on a line each.
 fn array<T>(out: &mut String, key: &str, items: &[T], show: impl Fn(&T) -> String) -> fmt::Result {
     match items {
         [] => writeln!(out, "{key} = []"),

@@ -1,4 +1,4 @@
-//! What is wrong with a configuration, where, and how it is shown to a person.
+//! Problems of a configuration: their kind, their place and their text.
 
 use std::error::Error;
 use std::fmt;
@@ -7,7 +7,7 @@ use std::ops::Range;
 use crate::limits::PROBLEMS_MAX;
 use crate::suggest::{harmless, shown};
 
-/// The kinds of problems, for programs; people read the message.
+/// The kind of a problem, for programs; people read the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum ProblemKind {
@@ -17,28 +17,28 @@ pub enum ProblemKind {
     NotUtf8,
     /// The file is not TOML.
     Syntax,
-    /// A key stands twice in one table.
+    /// A key occurs twice in one table.
     DuplicateKey,
-    /// A key that nothing reads.
+    /// An unknown key.
     UnknownKey,
-    /// A key or table that has to be there is not.
+    /// A required key or table is missing.
     Missing,
-    /// A value of another TOML type than the key takes.
+    /// A value does not have the TOML type of its key.
     WrongType,
-    /// A value of the right type that cannot be read.
+    /// A value of the right type is invalid.
     BadValue,
-    /// A value beyond a limit.
+    /// A value exceeds a limit.
     OutOfRange,
-    /// Two things have what only one may have.
+    /// A value that must be unique occurs twice.
     Duplicate,
-    /// A name that nothing here has.
+    /// A reference to a name that does not exist.
     UnknownName,
     /// Keys or values that exclude each other.
     Conflict,
 }
 
 impl ProblemKind {
-    /// Whether nothing can be said about keys and values before this is mended.
+    /// Whether keys and values cannot be checked before this is fixed.
     fn hides_others(self) -> bool {
         matches!(
             self,
@@ -47,7 +47,7 @@ impl ProblemKind {
     }
 }
 
-/// Where in the file a problem is.
+/// The location of a problem in the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     line: usize,
@@ -68,13 +68,13 @@ impl Place {
         self.column
     }
 
-    /// The line's text, shortened around the column where it is long.
+    /// The line's text, shortened around the column if it is long.
     pub fn excerpt(&self) -> &str {
         &self.excerpt
     }
 }
 
-/// One thing that is wrong.
+/// One problem of a configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     kind: ProblemKind,
@@ -85,12 +85,12 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// What kind of problem it is.
+    /// The kind of the problem.
     pub fn kind(&self) -> ProblemKind {
         self.kind
     }
 
-    /// Where it is; `None` where something is missing from the file as a whole.
+    /// Its location; `None` if something is missing from the file as a whole.
     pub fn place(&self) -> Option<&Place> {
         self.place.as_ref()
     }
@@ -100,18 +100,18 @@ impl Problem {
         &self.path
     }
 
-    /// What is wrong, in one line.
+    /// The description of the problem, in one line.
     pub fn message(&self) -> &str {
         &self.message
     }
 
-    /// What to do about it, in one line.
+    /// How to fix it, in one line.
     pub fn hint(&self) -> Option<&str> {
         self.hint.as_deref()
     }
 }
 
-/// Everything that is wrong with one file: at least one problem, in the order of the file.
+/// The problems of one file: at least one, in the order of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problems {
     source_name: String,
@@ -119,7 +119,7 @@ pub struct Problems {
     omitted: usize,
 }
 
-/// Whether the text for people carries terminal colours.
+/// Whether the printed text uses terminal colours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Colour {
     /// Plain text.
@@ -134,7 +134,7 @@ impl Problems {
         self.list.iter()
     }
 
-    /// How many problems there are, those that were only counted included.
+    /// The number of problems, including those that are only counted.
     pub fn count(&self) -> usize {
         self.list.len().saturating_add(self.omitted)
     }
@@ -167,17 +167,17 @@ impl<'p> IntoIterator for &'p Problems {
 impl Error for Problems {}
 
 impl fmt::Display for Problems {
-    /// Plain text; several lines for each problem and one that counts them.
+    /// Plain text: several lines for each problem, and a line with their number.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.display(Colour::Never).fmt(f)
     }
 }
 
-/// A problem before its place is worked out.
+/// A problem before its location is resolved.
 #[derive(Clone, Debug)]
 pub(crate) struct Finding {
     pub(crate) kind: ProblemKind,
-    /// Bytes of the source text.
+    /// Range of bytes in the source text.
     pub(crate) span: Option<Range<usize>>,
     pub(crate) path: String,
     pub(crate) message: String,
@@ -192,7 +192,8 @@ pub(crate) struct Findings {
 }
 
 impl Findings {
-    /// Adds what `finding` makes; where the limit is reached, it is counted and not made.
+    /// Adds the finding that `finding` creates. Beyond the limit it is only counted and not
+    /// created.
     pub(crate) fn add(&mut self, finding: impl FnOnce() -> Finding) {
         if self.list.len() < PROBLEMS_MAX {
             self.list.push(finding());
@@ -205,7 +206,7 @@ impl Findings {
         self.list.is_empty()
     }
 
-    /// The problems of `text`; there has to be one.
+    /// The problems of `text`; there must be at least one.
     pub(crate) fn into_problems(mut self, source_name: &str, text: &str) -> Problems {
         debug_assert!(!self.list.is_empty(), "what was refused has a reason");
         self.list
@@ -227,15 +228,15 @@ impl Findings {
     }
 }
 
-/// The lines of a text, for finding the one that a byte is in.
+/// The lines of a text, to find the line of a byte.
 pub(crate) struct Lines<'t> {
     text: &'t str,
     starts: Vec<usize>,
 }
 
-/// Most characters of a line that are shown.
+/// Most characters of a line that an excerpt shows.
 const EXCERPT_CHARS_MAX: usize = 96;
-/// Characters shown before the caret where a line is cut.
+/// Characters shown before the caret in a shortened line.
 const EXCERPT_LEAD_CHARS: usize = 32;
 
 impl<'t> Lines<'t> {
@@ -263,7 +264,7 @@ impl<'t> Lines<'t> {
         let content = self.text.get(line_start..).unwrap_or("");
         let content = content.split('\n').next().unwrap_or("");
         let content = content.strip_suffix('\r').unwrap_or(content);
-        // A position behind the line's last character (its end) is one column after it.
+        // A position at the end of the line is one column after its last character.
         let in_line = (start - line_start).min(content.len());
         let end = self.text.floor_char_boundary(span.end).max(start);
         let marked_end = (end - line_start).clamp(in_line, content.len());
@@ -273,7 +274,7 @@ impl<'t> Lines<'t> {
     }
 }
 
-/// The place, its line cut to the shown length around the column (counted from 0 here).
+/// The place with its line shortened around the column (counted from 0 here).
 fn cut(content: &str, line: usize, column: usize, marked: usize) -> Place {
     let chars = content.chars().count();
     let skipped = if chars > EXCERPT_CHARS_MAX {
@@ -310,7 +311,7 @@ fn cut(content: &str, line: usize, column: usize, marked: usize) -> Place {
     }
 }
 
-/// ANSI sequences, or nothing.
+/// ANSI escape sequences, or empty strings.
 #[derive(Clone, Copy)]
 struct Paint {
     on: bool,
@@ -414,12 +415,13 @@ impl Rendering<'_> {
     }
 }
 
-/// The file's name, whole, for it is the caller's; only what a terminal would obey is replaced.
+/// The file's name in full, because the caller chose it. Only characters that control a terminal
+/// are replaced.
 fn shown_name(name: &str) -> String {
     name.chars().map(harmless).collect()
 }
 
-/// A key or table's path, grown from the root.
+/// The path of a key or table, from the root.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Path(String);
 

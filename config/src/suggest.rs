@@ -1,12 +1,12 @@
-//! "Did you mean …?": the nearest of several words.
+//! "Did you mean …?": finds the word nearest to a misspelt one.
 
-/// Longest text, in characters, for which a neighbour is looked for.
+/// Longest text, in characters, for which a suggestion is made.
 const CHARS_MAX: usize = 64;
 
-/// The candidate nearest to `word`, where one is near enough to be meant.
+/// The candidate nearest to `word`, if one is near enough.
 ///
-/// Near enough is one edit in three characters, and at least one. Letter case and `-` for `_` count
-/// for nothing; the same words in another order (`queues_max` for `max_queues`) are near.
+/// The limit is one edit per three characters, and at least one. Letter case and `-` instead of `_`
+/// do not count; the same words in another order (`queues_max` for `max_queues`) are near.
 pub(crate) fn nearest<'c>(
     word: &str,
     candidates: impl IntoIterator<Item = &'c str>,
@@ -24,7 +24,7 @@ pub(crate) fn nearest<'c>(
             }
             let edits = distance(&word, &other);
             let allowed = (word.len().max(other.len()) / 3).max(1);
-            // A word of which every letter was edited is another word.
+            // A word whose every letter differs is a different word.
             let near = edits <= allowed && edits < word.len().min(other.len());
             let same_words = word_set(&word) == word_set(&other);
             (near || same_words).then_some((edits, candidate))
@@ -33,7 +33,7 @@ pub(crate) fn nearest<'c>(
         .map(|(_, candidate)| candidate)
 }
 
-/// `a, b and c`, each between backticks; at most `count_max` of them.
+/// `a, b and c`, each in backticks; at most `count_max` of them.
 pub(crate) fn listed<'c>(words: impl IntoIterator<Item = &'c str>, count_max: usize) -> String {
     let mut words: Vec<&str> = words.into_iter().collect();
     let left_out = words.len().saturating_sub(count_max);
@@ -50,10 +50,10 @@ pub(crate) fn listed<'c>(words: impl IntoIterator<Item = &'c str>, count_max: us
     }
 }
 
-/// Longest piece of the file's text in a message, in characters.
+/// Longest excerpt of the file's text in a message, in characters.
 const SHOWN_CHARS_MAX: usize = 64;
 
-/// The text for a message: shortened, and without anything that a terminal would obey.
+/// The text for a message: shortened, and without characters that control a terminal.
 pub(crate) fn shown(text: &str) -> String {
     let mut shown: String = text.chars().take(SHOWN_CHARS_MAX).map(harmless).collect();
     if text.chars().nth(SHOWN_CHARS_MAX).is_some() {
@@ -62,8 +62,8 @@ pub(crate) fn shown(text: &str) -> String {
     shown
 }
 
-/// The character itself, or a stand-in of the same width for one that would move the cursor,
-/// change colours or turn the writing direction.
+/// The character itself, or a replacement of the same width for one that moves the cursor, changes
+/// colours or reverses the writing direction.
 pub(crate) fn harmless(c: char) -> char {
     let turns = matches!(
         c,
@@ -95,7 +95,8 @@ fn word_set(word: &[char]) -> Vec<&[char]> {
     words
 }
 
-/// Levenshtein distance with transpositions of neighbours as one edit (optimal string alignment).
+/// Levenshtein distance in which a transposition of neighbours is one edit (optimal string
+/// alignment).
 fn distance(left: &[char], right: &[char]) -> usize {
     let mut before: Vec<usize> = Vec::new();
     let mut above: Vec<usize> = (0..=right.len()).collect();

@@ -1,6 +1,5 @@
-//! One declaration for each table of plain keys: `table!` makes of it the type in the model, the rows
-//! of the reference, the reader, the printer and the generator, and says which keys only a restart
-//! changes.
+//! `table!` declares a table of plain keys once. It generates the type in the model, the rows of
+//! the reference, the reader, the printer and the generator, and records which keys take a restart.
 //!
 //! ```text
 //! table! {
@@ -14,11 +13,12 @@
 //! }
 //! ```
 //!
-//! - A key's comment is its meaning in the reference. Its type and its
-//!   [`Kind`](crate::kind::Kind) follow its name.
-//! - `absent` gives the value of a key that is left out, and may use the keys before it; `=>` gives
-//!   the same in words. A key without `absent` is required.
-//! - `unless` says where the key must not stand; `like` is an example, as in a file.
+//! - A key's comment is its meaning in the reference. Its type and its [`Kind`](crate::kind::Kind)
+//!   follow its name.
+//! - `absent` gives the value of an omitted key, and may use the keys before it; `=>` gives the
+//!   same in words. A key without `absent` is required.
+//! - `unless` gives the condition under which the key is not allowed; `like` is an example, as in a
+//!   file.
 //! - `effect Live` marks a key that a step of its own changes in a running appliance
 //!   (`difference.rs`). A listener's keys are all live.
 //! - `by hand { field: Type, }` before the keys adds fields whose keys depend on each other:
@@ -30,30 +30,29 @@ use crate::problem::Findings;
 
 /// A table of plain keys.
 pub(crate) trait Table: Sized {
-    /// Fields whose keys depend on each other, and are read and written by hand.
+    /// The fields whose keys depend on each other and are read and written by hand.
     type ByHand: Clone;
 
     /// Its plain keys, in the order of the file.
     const KEYS: &'static [Key];
 
-    /// The table as it stands in a file; `None` where a key is wrong or missing, and `findings` say
-    /// which.
+    /// Reads the table from a file; `None` if a key is wrong or missing, which `findings` has.
     fn read(
         table: &Reader<'_, '_>,
         findings: &mut Findings,
         by_hand: Option<Self::ByHand>,
     ) -> Option<Self>;
 
-    /// The table without any plain key; `None` where one is required.
+    /// The table with the defaults of all plain keys; `None` if one is required.
     fn absent(by_hand: Self::ByHand) -> Option<Self>;
 
     /// Its plain keys with their values.
     fn lines(&self) -> Vec<Line>;
 
-    /// Takes the values of keys that change without a restart.
+    /// Copies the values of keys that change without a restart.
     fn take_live(&mut self, wanted: &Self);
 
-    /// Any table.
+    /// A generator of any valid table.
     #[cfg(any(test, feature = "generators"))]
     fn any(by_hand: Self::ByHand) -> proptest::strategy::BoxedStrategy<Self>;
 }
@@ -62,26 +61,26 @@ pub(crate) trait Table: Sized {
 #[derive(Clone, Debug)]
 pub(crate) struct Line {
     pub(crate) key: &'static str,
-    /// As in a file; `None` where the key is left out.
+    /// As in a file; `None` if the key is omitted.
     pub(crate) value: Option<String>,
     pub(crate) unless: Option<Unless>,
-    /// Whether it changes without a restart.
+    /// Whether it can change without a restart.
     pub(crate) is_live: bool,
 }
 
-/// A key has no use where another one has this value.
+/// A condition under which a key does not apply: another key has this value.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Unless {
     pub(crate) key: &'static str,
     pub(crate) word: &'static str,
-    /// What has no use for it.
+    /// The object to which the key does not apply.
     pub(crate) what: &'static str,
-    /// What to do.
+    /// How to fix it.
     pub(crate) hint: &'static str,
 }
 
 impl Unless {
-    /// Whether it holds in a table with these lines.
+    /// Whether the condition holds in a table with these lines.
     pub(crate) fn holds(&self, lines: &[Line]) -> bool {
         let value = Some(crate::print::quoted(self.word));
         lines
@@ -90,7 +89,7 @@ impl Unless {
     }
 }
 
-/// Evaluates what holds without a key: `?` in it is for keys before it that are wrong.
+/// Evaluates the default of a key. `?` in it returns if an earlier key is invalid.
 pub(crate) fn without<T>(value: impl FnOnce() -> Option<T>) -> Option<T> {
     value()
 }

@@ -1,4 +1,4 @@
-//! Properties of the whole: arbitrary and mutated files, round trips, and every key of the table.
+//! Properties of the whole parser: arbitrary and mutated files, round trips, and every listed key.
 
 use std::fs;
 use std::path::Path;
@@ -41,7 +41,7 @@ fn with_drive(text: &str) -> String {
     text.replace("type = \"file\"", &format!("type = {DRIVE_TYPE}"))
 }
 
-/// The minimal file with that key in that section, in place of what was there.
+/// The minimal file with that key in that section, in place of its previous value.
 fn with_key(section: &Section, key: &str, value: &str) -> String {
     if section.path == "export.devices" {
         let old = if key == "nsid" {
@@ -74,7 +74,7 @@ fn tables() -> impl Iterator<Item = &'static Section> {
         .filter(|section| !section.path.is_empty())
 }
 
-/// What every list of problems keeps, whatever the file.
+/// Checks the invariants of every list of problems.
 fn check(problems: &Problems, text: &str) -> Result<(), TestCaseError> {
     prop_assert!(problems.count() >= problems.iter().len());
     prop_assert!(problems.iter().len() > 0);
@@ -107,7 +107,7 @@ fn check(problems: &Problems, text: &str) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// Whatever the text: problems that keep the rules, or a configuration that round-trips.
+/// Parses any text: the problems satisfy the invariants, or the configuration round-trips.
 fn parse_anything(text: &str) -> Result<(), TestCaseError> {
     match Config::parse("any.toml", text) {
         Err(problems) => check(&problems, text),
@@ -119,7 +119,7 @@ fn parse_anything(text: &str) -> Result<(), TestCaseError> {
     }
 }
 
-/// Pieces that turn up in configurations and in mistakes.
+/// Fragments that occur in configurations and in mistakes.
 fn piece() -> impl Strategy<Value = String> {
     let words = [
         "[appliance]",
@@ -181,7 +181,7 @@ fn piece() -> impl Strategy<Value = String> {
     prop_oneof![select(words.to_vec()).prop_map(str::to_owned), "\\PC{0,6}"]
 }
 
-/// One change of a text at two of its characters.
+/// A mutation of a text at two of its characters.
 #[derive(Clone, Debug)]
 enum Mutation {
     Remove,
@@ -292,7 +292,7 @@ proptest! {
 
     #[test]
     fn every_problem_is_reported_at_once(config in generate::config()) {
-        // One wrong key at the head of each table, and one wrong value at the end of the file.
+        // One unknown key at the head of each table, and one wrong value at the end of the file.
         let mut tables = 0;
         let mut text = String::new();
         for line in config.to_toml().lines() {
@@ -374,7 +374,7 @@ fn a_listed_example_is_read() {
     for section in tables() {
         for key in section.keys() {
             let text = with_key(section, key.name, key.example);
-            // Some keys are those of another type than the minimal file's.
+            // Some keys require a device of another type than the minimal file's.
             let of_drive = ["pci", "namespace", "queue_depth", "command_deadline"];
             let text = match (section.path, key.name) {
                 ("device", "type") if key.example == DRIVE_TYPE => with_drive(&text),
@@ -382,7 +382,8 @@ fn a_listed_example_is_read() {
                 ("device", name) if of_drive.contains(&name) => with_drive(&text),
                 _ => text,
             };
-            // Examples of references lead to the same names, and one excludes the list of hosts.
+            // References in examples get the names that they refer to; `allow_any_host` excludes
+            // `hosts`.
             let text = match (section.path, key.name) {
                 ("device", "name" | "type") => text.replace("device = \"a\"", "device = \"vol0\""),
                 (_, "device") => text.replace("name = \"a\"", "name = \"vol0\""),
@@ -411,7 +412,7 @@ fn the_reference_lists_every_key() {
         fs::write(&path, &text).unwrap();
     }
     let file = fs::read_to_string(&path).unwrap_or_default();
-    // The two ways by themselves, so that a difference names its key.
+    // Compares the lists of keys first, so that a difference names its key.
     let mut section = "";
     let mut listed = Vec::new();
     for line in file.lines() {

@@ -1,5 +1,5 @@
-//! The rules between tables: names are unique, references lead somewhere, nothing is shared that
-//! must not be.
+//! The rules between tables: names are unique, references resolve, and resources that must not be
+//! shared are not.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
@@ -14,8 +14,7 @@ use crate::value::HttpAddress;
 /// Most names that a hint lists.
 const NAMES_LISTED_MAX: usize = 8;
 
-/// Reports every broken rule. Parts of the draft that could not be read are left alone: what is
-/// wrong with them has been reported.
+/// Reports every broken rule. Unreadable parts of the draft are skipped; they have been reported.
 pub(crate) fn validate(draft: &Draft, text: &str, findings: &mut Findings) {
     let lines = Lines::new(text);
     let names: Vec<_> = draft.devices.iter().map(|device| &device.name).collect();
@@ -94,14 +93,14 @@ pub(crate) fn validate(draft: &Draft, text: &str, findings: &mut Findings) {
     );
 }
 
-/// The names of one kind of thing.
+/// The names of one kind of object.
 struct Names<'d> {
     what: &'static str,
     /// Each name once, in the order of the file.
     in_order: Vec<&'d str>,
     all: HashSet<&'d str>,
-    /// Whether there is one at all, and each one's name could be read: otherwise an unknown name
-    /// follows from what has been reported.
+    /// Whether there is at least one name and all are readable. Otherwise an unknown name may be a
+    /// consequence of a reported problem.
     complete: bool,
 }
 
@@ -152,7 +151,7 @@ impl<'d> Names<'d> {
     }
 }
 
-/// Reports every value that stands before.
+/// Reports every value that occurs earlier.
 fn unique<'d, T: Eq + Hash + ToString + 'd>(
     values: impl Iterator<Item = &'d Located<T>>,
     what: &str,
@@ -181,7 +180,7 @@ fn unique<'d, T: Eq + Hash + ToString + 'd>(
     }
 }
 
-/// Reports listeners that cannot be bound beside each other.
+/// Reports listeners that cannot be bound together.
 fn addresses(draft: &Draft, lines: &Lines<'_>, findings: &mut Findings) {
     let known: Vec<_> = draft
         .listeners
@@ -189,7 +188,7 @@ fn addresses(draft: &Draft, lines: &Lines<'_>, findings: &mut Findings) {
         .filter_map(|listener| Some((listener.transport, listener.address.as_ref()?)))
         .collect();
     for (index, (transport, address)) in known.iter().enumerate() {
-        // TCP and RDMA have ports of their own.
+        // TCP and RDMA have separate port spaces.
         let before = known.iter().take(index);
         let mut alike = before.filter(|(other, _)| other == transport);
         let Some((_, first)) = alike.find(|(_, other)| other.value.overlaps(address.value)) else {
@@ -211,7 +210,7 @@ fn addresses(draft: &Draft, lines: &Lines<'_>, findings: &mut Findings) {
     }
 }
 
-/// Reports listeners whose port the control plane's HTTP takes.
+/// Reports listeners on the port of the control plane's HTTP.
 fn control_address(draft: &Draft, findings: &mut Findings) {
     let Some(http) = draft.control.http.and_then(HttpAddress::address) else {
         return;
@@ -235,8 +234,8 @@ fn control_address(draft: &Draft, findings: &mut Findings) {
     }
 }
 
-/// Reports namespaces of drives that stand twice, and devices of one drive that would use it
-/// differently.
+/// Reports drive namespaces that occur twice, and devices of one drive with different drive
+/// settings.
 fn drives(draft: &Draft, lines: &Lines<'_>, findings: &mut Findings) {
     let known: Vec<&DriveDraft> = draft
         .devices
@@ -277,7 +276,7 @@ fn drives(draft: &Draft, lines: &Lines<'_>, findings: &mut Findings) {
     }
 }
 
-/// The first key of a drive in which two of its devices differ.
+/// The first drive key in which two devices of a drive differ.
 fn difference(one: &DriveDraft, other: &DriveDraft) -> Option<&'static str> {
     let lines = one.drive.lines().into_iter().zip(other.drive.lines());
     let differs = |(one, other): &(Line, Line)| one.key != "namespace" && one.value != other.value;

@@ -1,4 +1,4 @@
-//! Input that no person wrote: wrong encodings, absurd sizes and depths, files without an end.
+//! Input that no person wrote: wrong encodings, excessive sizes and depths, files without an end.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -9,7 +9,7 @@ use appliance_config::{Colour, Config, LoadError, Problem, ProblemKind, Problems
 fn problems(bytes: &[u8]) -> Problems {
     let problems = Config::parse_bytes("hostile.toml", bytes).unwrap_err();
     assert!(problems.iter().len() <= PROBLEMS_MAX);
-    // What is shown stays in proportion, whatever came in.
+    // The size of the text is bounded for any input.
     assert!(problems.to_string().len() < 1024 * 1024);
     problems
 }
@@ -18,7 +18,7 @@ fn kinds(bytes: &[u8]) -> Vec<ProblemKind> {
     problems(bytes).iter().map(Problem::kind).collect()
 }
 
-/// The three problems of a file in which nothing is said.
+/// The three problems of an empty file.
 const NOTHING: [ProblemKind; 3] = [ProblemKind::Missing; 3];
 
 #[test]
@@ -156,7 +156,7 @@ fn depth_ends_in_a_syntax_problem() {
 
 #[test]
 fn allowed_depth_is_dropped_safely() {
-    // As deep as brackets and points together may be.
+    // The greatest depth that brackets and dotted keys allow together.
     let key = "a.".repeat(14) + "a";
     let text = format!(
         "x = {}1{}",
@@ -286,7 +286,7 @@ fn a_good_file_is_loaded() {
     std::fs::write(&path, &text).unwrap();
     let config = Config::load(&path).unwrap();
     assert_eq!(config, Config::parse("x", &text).unwrap());
-    // Line ends of another system mean the same.
+    // CRLF line ends mean the same.
     assert_eq!(
         config,
         Config::parse("x", &text.replace('\n', "\r\n")).unwrap()

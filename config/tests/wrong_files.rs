@@ -1,6 +1,6 @@
-//! Every file in `tests/wrong` is wrong, and what a person reads about it stands beside it.
+//! Every file in `tests/wrong` is invalid; the expected text for people is beside it.
 //!
-//! `UPDATE_EXPECTED=1` writes the expected texts anew; read them before they are committed.
+//! `UPDATE_EXPECTED=1` rewrites the expected texts; review them before committing.
 
 use std::fs;
 use std::path::{Path, PathBuf};

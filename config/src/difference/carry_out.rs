@@ -1,12 +1,12 @@
-//! Steps carried out on a configuration: what a running appliance's says after each.
+//! Applies steps to a configuration, so that it describes the running appliance after each step.
 
 use super::{Step, set_size};
 use crate::model::{Config, Export, Listener};
 use crate::value::{Name, Nqn};
 
 impl Config {
-    /// Changes this configuration as `step` says. False, and nothing changes, when it is no step of
-    /// this configuration, or one that takes a restart.
+    /// Applies `step` to this configuration. Returns false and changes nothing if the step does not
+    /// fit this configuration or takes a restart.
     pub fn carry_out(&mut self, step: &Step) -> bool {
         self.try_to_carry_out(step).is_some()
     }

@@ -16,8 +16,7 @@ fn lines(from: &Config, to: &Config) -> Vec<String> {
     steps.iter().map(line).collect()
 }
 
-/// What must hold between any two steps: every reference leads to something, nothing is there
-/// twice.
+/// Checks the invariants between steps: every reference resolves, and nothing occurs twice.
 fn check(config: &Config) {
     fn once<T: PartialEq + fmt::Debug>(items: impl Iterator<Item = T>) {
         let mut seen = Vec::new();
@@ -29,7 +28,7 @@ fn check(config: &Config) {
     once(config.devices.iter().map(|device| &device.name));
     once(config.listeners.iter().map(|listener| &listener.name));
     let addresses = config.listeners.iter().map(|listener| listener.address);
-    // The system chooses a port of its own for each that asks for port 0.
+    // The system chooses a different port for each listener with port 0.
     once(addresses.filter(|address| address.socket_addr().port() != 0));
     once(config.exports.iter().map(|export| &export.nqn));
     let namespaces = || config.exports.iter().flat_map(|export| &export.namespaces);
@@ -45,7 +44,7 @@ fn check(config: &Config) {
     }
 }
 
-/// The same configuration with everything whose order means nothing in one order.
+/// The configuration with sections sorted whose order is irrelevant.
 fn ordered(mut config: Config) -> Config {
     config.devices.sort_by_key(|device| device.name.to_string());
     config
@@ -119,8 +118,8 @@ fn a_larger_device_grows_and_a_smaller_one_is_replaced() {
     );
 }
 
-/// Between a namespace that goes and another one with its identifier, hosts are disconnected;
-/// where the disk stays the same to them, they are not.
+/// Hosts are disconnected between the removal of a namespace and the addition of a different disk
+/// with its identifier, but not if the disk stays the same.
 #[test]
 fn hosts_are_disconnected_where_an_identifier_leads_to_a_different_disk() {
     let running = demo();
@@ -161,7 +160,7 @@ fn hosts_are_disconnected_where_an_identifier_leads_to_a_different_disk() {
         let expected = [Change::Content, Change::Identifiers][device];
         assert_eq!(change(device, &uuid), Some(expected));
     }
-    // Memory is lost with its device; a file stays what it is.
+    // Closing a memory device loses its content; a file keeps it.
     let read_only = |device: &mut Device| device.read_only = true;
     assert_eq!(change(ram, &read_only), Some(Change::Content));
     assert_eq!(change(file, &read_only), None);
@@ -258,7 +257,7 @@ proptest! {
         running in generate::config(), wanted in generate::config()
     ) {
         let mut now = running.clone();
-        // What only a restart can change is as it is wanted.
+        // Keys that take a restart already have their wanted values.
         now.appliance = crate::Appliance {
             shutdown_deadline: running.appliance.shutdown_deadline,
             ..wanted.appliance.clone()

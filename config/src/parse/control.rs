@@ -1,4 +1,4 @@
-//! The table `control`.
+//! Reads the table `control`.
 
 use super::reader::Reader;
 use crate::model::Control;
@@ -6,10 +6,10 @@ use crate::problem::{Finding, Findings, ProblemKind};
 use crate::table::Table as _;
 use crate::value::{ControlSocket, HttpAddress};
 
-/// The control plane as far as it could be read.
+/// The control plane, as far as it is readable.
 #[derive(Debug)]
 pub(crate) struct ControlDraft {
-    /// Where it answers HTTP, unless what the file says could not be read.
+    /// Its HTTP address, unless the value in the file is invalid.
     pub(crate) http: Option<HttpAddress>,
     control: Option<Control>,
 }
@@ -32,7 +32,7 @@ impl ControlDraft {
 
 pub(super) fn control(table: &Reader<'_, '_>, findings: &mut Findings) -> ControlDraft {
     let control = Control::read(table, findings, Some(()));
-    // What is wrong with these has been found just now.
+    // The faults of these keys are already reported.
     let found = &mut Findings::default();
     let socket = table.optional::<ControlSocket>("socket", found);
     if table.has("group") && socket.is_some_and(|socket| socket.value == ControlSocket::Off) {

@@ -1,4 +1,4 @@
-//! The table `device`.
+//! Reads the table `device`.
 
 use std::path::PathBuf;
 
@@ -16,7 +16,7 @@ use crate::suggest::shown;
 use crate::table::Table as _;
 use crate::value::{BlockSize, ByteSize, PciAddress};
 
-/// A device as far as it could be read.
+/// A device, as far as it is readable.
 #[derive(Debug)]
 pub(crate) struct DeviceDraft {
     pub(crate) name: NameDraft,
@@ -32,7 +32,7 @@ impl DeviceDraft {
     }
 }
 
-/// A drive's namespace, all of which could be read.
+/// A drive's namespace whose keys are all valid.
 #[derive(Debug)]
 pub(crate) struct DriveDraft {
     pub(crate) pci: Located<PciAddress>,
@@ -60,12 +60,12 @@ impl Setting for DeviceType {
     }
 }
 
-/// A key that only some types of device have.
+/// A key that applies only to some types of device.
 struct TypedKey {
     name: &'static str,
-    /// The types that must have it.
+    /// The types that require it.
     required: &'static [DeviceType],
-    /// The types that may have it.
+    /// The types that permit it.
     optional: &'static [DeviceType],
 }
 
@@ -92,7 +92,7 @@ const TYPED_KEYS: [TypedKey; 4] = [
     },
 ];
 
-/// Reports keys that the type lacks or does not have.
+/// Reports keys that the device type requires but lacks, and keys that do not apply to it.
 fn keys_of_type(table: &Reader<'_, '_>, device_type: DeviceType, findings: &mut Findings) {
     let word = DEVICE_TYPES
         .iter()
@@ -176,14 +176,14 @@ pub(super) fn device(table: &Reader<'_, '_>, findings: &mut Findings) -> DeviceD
     DeviceDraft {
         name: name_draft,
         path,
-        // What is wrong with it has been found just now.
+        // Its faults are already reported.
         uuid: table.optional("uuid", &mut Findings::default()),
         drive: drive.filter(|_| device_type == Some(DeviceType::Nvme)),
         device,
     }
 }
 
-/// The keys of a drive, whatever the type; `None` where one of them could not be read.
+/// Reads the keys of a drive, independently of the device type; `None` if one is invalid.
 fn drive(table: &Reader<'_, '_>, findings: &mut Findings) -> Option<DriveDraft> {
     let pci = table.optional::<PciAddress>("pci", findings);
     let by_hand = pci.as_ref().map(|pci| (pci.value,));
@@ -219,7 +219,7 @@ fn is_whole_blocks(
     false
 }
 
-/// The path of a file, which need not exist.
+/// Checks the path of a file, which need not exist.
 pub(crate) fn file_path(
     text: Located<String>,
     findings: &mut Findings,

@@ -1,4 +1,4 @@
-//! The table `export`.
+//! Reads the table `export`.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -16,7 +16,7 @@ use crate::suggest::shown;
 use crate::table::Table as _;
 use crate::value::{Name, Nqn};
 
-/// An export as far as it could be read.
+/// An export, as far as it is readable.
 #[derive(Debug)]
 pub(crate) struct ExportDraft {
     pub(crate) nqn: Option<Located<Nqn>>,
@@ -31,7 +31,7 @@ impl ExportDraft {
     }
 }
 
-/// A namespace as far as it could be read.
+/// A namespace, as far as it is readable.
 #[derive(Debug)]
 pub(crate) struct NamespaceDraft {
     /// The device's name as written.
@@ -77,7 +77,7 @@ fn is_not_discovery(nqn: &Located<Nqn>, whose: &str, findings: &mut Findings) ->
     !nqn.value.is_discovery()
 }
 
-/// The namespaces as written, and where all could be read, as they will be.
+/// Reads the namespaces as written and, if all are valid, as the model has them.
 fn namespaces(
     table: &Reader<'_, '_>,
     findings: &mut Findings,
@@ -165,7 +165,7 @@ fn namespace(
     })
 }
 
-/// The elements of an array that has to be there and not empty.
+/// The elements of a required, non-empty array.
 fn not_empty<'a, 'i>(
     table: &Reader<'a, 'i>,
     key: &'static str,
@@ -189,7 +189,7 @@ fn not_empty<'a, 'i>(
     elements.unwrap_or_default()
 }
 
-/// The strings of an array that has to be there, not empty, and without repetition.
+/// The strings of a required, non-empty array without duplicates.
 fn names(
     table: &Reader<'_, '_>,
     key: &'static str,
@@ -205,7 +205,7 @@ fn names(
     names
 }
 
-/// Reports each value that stands in the list before.
+/// Reports values that occur earlier in the list.
 fn repeated<T: Eq + Hash + ToString>(list: &[Located<T>], findings: &mut Findings) {
     let mut seen: HashMap<&T, &Located<T>> = HashMap::new();
     for item in list {
@@ -223,7 +223,7 @@ fn repeated<T: Eq + Hash + ToString>(list: &[Located<T>], findings: &mut Finding
     }
 }
 
-/// The names, where each is one. A text that is no name is the name of nothing, and reported so.
+/// The names, if all are valid. An invalid name refers to nothing and is reported as such.
 fn all_names(texts: &[Located<String>]) -> Option<Vec<Name>> {
     texts.iter().map(|text| text.value.parse().ok()).collect()
 }

@@ -1,4 +1,5 @@
-//! From text to configuration: bytes, TOML, tables, values. Each step reports all that it finds.
+//! Parses a configuration: bytes, TOML, tables, values. Each step reports every problem that it
+//! finds.
 
 mod control;
 mod device;
@@ -26,7 +27,7 @@ pub(crate) use reader::{Element, Found, Reader};
 pub(crate) use sections::{ListenerDraft, NameDraft};
 pub(crate) use setting::{Fault, Setting};
 
-/// A value, and where it stands.
+/// A value and its location.
 #[derive(Clone, Debug)]
 pub(crate) struct Located<T> {
     pub(crate) value: T,
@@ -46,7 +47,7 @@ impl<T> Located<T> {
     }
 }
 
-/// What the tables of a file say, each as far as it could be read.
+/// The tables of a file, each as far as it is readable.
 #[derive(Debug, Default)]
 pub(crate) struct Draft {
     pub(crate) appliance: Option<Appliance>,
@@ -58,14 +59,14 @@ pub(crate) struct Draft {
 }
 
 impl Config {
-    /// Reads a configuration from a file's text. `source_name` stands in the problems.
+    /// Reads a configuration from a file's text. `source_name` appears in the problems.
     ///
     /// # Errors
-    /// Everything that is wrong: where the text is not TOML, its syntax errors; otherwise every
-    /// problem of every key, and between keys.
+    /// If the text is not TOML, its syntax errors; otherwise the problems of all keys and between
+    /// keys.
     pub fn parse(source_name: &str, text: &str) -> Result<Config, Problems> {
         let mut findings = Findings::default();
-        // An editor's byte order mark is no part of the first line.
+        // An editor's byte order mark is not part of the first line.
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         match parse_text(text, &mut findings) {
             Some(config) if findings.is_empty() => Ok(config),
@@ -73,12 +74,12 @@ impl Config {
         }
     }
 
-    /// Reads a configuration from a file's bytes. `source_name` stands in the problems.
+    /// Reads a configuration from a file's bytes. `source_name` appears in the problems.
     ///
     /// # Errors
-    /// As [`Config::parse`], and where the bytes are not UTF-8 or too many.
+    /// As [`Config::parse`], and if the bytes are not UTF-8 or too many.
     pub fn parse_bytes(source_name: &str, bytes: &[u8]) -> Result<Config, Problems> {
-        // The size comes first, for the text of a problem in UTF-8 copies the file.
+        // The size is checked first, because an encoding problem copies the text of the file.
         if bytes.len() > FILE_BYTES_MAX {
             let mut findings = Findings::default();
             findings.add(|| syntax::too_large(bytes.len()));
@@ -159,7 +160,7 @@ fn read_root(root: &DeTable<'_>, findings: &mut Findings) -> Draft {
     }
 }
 
-/// The whole configuration; `None` where a part is missing, which then had a finding.
+/// The whole configuration; `None` if a part is missing, which has a finding.
 fn finish(draft: Draft) -> Option<Config> {
     Some(Config {
         appliance: draft.appliance?,

@@ -1,4 +1,4 @@
-//! One table of the file, read key by key against its section of `keys.rs`.
+//! Reads one table of the file key by key, against its section of `keys.rs`.
 
 use std::fmt;
 use std::ops::{Range, RangeInclusive};
@@ -14,7 +14,7 @@ use crate::problem::{Finding, Findings, Path, ProblemKind};
 use crate::suggest::{listed, nearest, shown};
 use crate::table::Unless;
 
-/// A table, its place and the keys that it may have.
+/// A table, its location and the keys that it may have.
 pub(crate) struct Reader<'a, 'i> {
     table: &'a DeTable<'i>,
     /// The table's header; `None` for the file itself.
@@ -23,7 +23,7 @@ pub(crate) struct Reader<'a, 'i> {
     section: &'static Section,
 }
 
-/// A value in the file: that of a key, or an element of its array.
+/// A value in the file: of a key, or an element of its array.
 pub(crate) struct Element<'a, 'i> {
     pub(super) value: &'a DeValue<'i>,
     pub(super) span: Range<usize>,
@@ -31,10 +31,10 @@ pub(crate) struct Element<'a, 'i> {
     key: &'static Key,
 }
 
-/// What there is of a key.
+/// The result of looking up a key.
 pub(crate) enum Found<T> {
     Value(T),
-    /// It was there and wrong, which was reported.
+    /// The value is invalid, which has been reported.
     Wrong,
     Absent,
 }
@@ -68,7 +68,7 @@ impl<'a, 'i> Element<'a, 'i> {
         }
     }
 
-    /// The value in a range.
+    /// Reads the value and checks that it is in `range`.
     pub(crate) fn ranged<T: Setting + PartialOrd + fmt::Display>(
         &self,
         range: RangeInclusive<T>,
@@ -107,7 +107,7 @@ impl<'a, 'i> Element<'a, 'i> {
         None
     }
 
-    /// The number in a range.
+    /// Reads the number and checks that it is in `range`.
     pub(crate) fn count<T: TryFrom<u64> + Into<u64>>(
         &self,
         range: RangeInclusive<T>,
@@ -115,7 +115,7 @@ impl<'a, 'i> Element<'a, 'i> {
     ) -> Option<Located<T>> {
         let (least, most) = range.into_inner();
         let wide = self.ranged(least.into()..=most.into(), findings)?;
-        // What lies between two values of a type is one of them.
+        // Every number between two values of `T` is a value of `T`.
         let value = T::try_from(wide.value).ok()?;
         Some(Located {
             value,
@@ -124,7 +124,7 @@ impl<'a, 'i> Element<'a, 'i> {
         })
     }
 
-    /// The elements of an array, at most `count_max`; `None` where the value is no array.
+    /// The elements of an array, at most `count_max`; `None` if the value is not an array.
     pub(crate) fn elements(
         &self,
         count_max: usize,
@@ -153,7 +153,7 @@ impl<'a, 'i> Element<'a, 'i> {
         Some(elements.map(element).collect())
     }
 
-    /// The value as a table of that section.
+    /// Reads the value as a table with the keys of `section`.
     pub(super) fn table(
         &self,
         section: &'static Section,
@@ -169,7 +169,7 @@ impl<'a, 'i> Element<'a, 'i> {
 }
 
 impl<'a, 'i> Reader<'a, 'i> {
-    /// Takes a table and reports every key that its section does not have.
+    /// Opens a table and reports every key that its section does not have.
     pub(super) fn open(
         table: &'a DeTable<'i>,
         span: Option<Range<usize>>,
@@ -190,17 +190,17 @@ impl<'a, 'i> Reader<'a, 'i> {
         }
     }
 
-    /// Whether the key is there, well or badly written.
+    /// Whether the key is present, valid or not.
     pub(super) fn has(&self, name: &'static str) -> bool {
         self.entry(name).is_some()
     }
 
-    /// Where the key's value stands.
+    /// The location of the key's value.
     pub(super) fn value_span(&self, name: &'static str) -> Option<Range<usize>> {
         self.entry(name).map(|entry| entry.span)
     }
 
-    /// A finding at the key's own place; the key has to be there.
+    /// A finding located at the key, which must be present.
     pub(super) fn at_key(&self, name: &'static str, kind: ProblemKind, message: String) -> Finding {
         let span = self.table.get_key_value(name).map(|(key, _)| key.span());
         Finding {
@@ -212,7 +212,7 @@ impl<'a, 'i> Reader<'a, 'i> {
         }
     }
 
-    /// A finding at the table's header about the key that is not there.
+    /// A finding about a missing key, located at the table's header.
     pub(super) fn missing(&self, name: &'static str, message: String) -> Finding {
         Finding {
             kind: ProblemKind::Missing,
@@ -223,7 +223,7 @@ impl<'a, 'i> Reader<'a, 'i> {
         }
     }
 
-    /// The value of a key that may be absent.
+    /// Reads the value of an optional key.
     pub(super) fn optional<T: Setting>(
         &self,
         name: &'static str,
@@ -233,7 +233,7 @@ impl<'a, 'i> Reader<'a, 'i> {
         entry.read(findings)
     }
 
-    /// The value of a key that has to be there.
+    /// Reads the value of a required key.
     pub(super) fn required<T: Setting>(
         &self,
         name: &'static str,
@@ -245,7 +245,7 @@ impl<'a, 'i> Reader<'a, 'i> {
         self.optional(name, findings)
     }
 
-    /// The value of a key that may be absent, in a range.
+    /// Reads the value of an optional key and checks its range.
     pub(super) fn ranged<T: Setting + PartialOrd + fmt::Display>(
         &self,
         name: &'static str,
@@ -255,7 +255,7 @@ impl<'a, 'i> Reader<'a, 'i> {
         self.entry(name)?.ranged(range, findings)
     }
 
-    /// The number of a key that may be absent, in a range.
+    /// Reads the number of an optional key and checks its range.
     pub(super) fn count<T: TryFrom<u64> + Into<u64>>(
         &self,
         name: &'static str,
@@ -265,7 +265,7 @@ impl<'a, 'i> Reader<'a, 'i> {
         self.entry(name)?.count(range, findings)
     }
 
-    /// The value of a key of that kind, which must not stand where `unless` holds.
+    /// Reads the value of a key of that kind. The key must be absent if `unless` holds.
     pub(crate) fn find<K: Kind>(
         &self,
         name: &'static str,
@@ -291,12 +291,12 @@ impl<'a, 'i> Reader<'a, 'i> {
             .map_or(Found::Wrong, Found::Value)
     }
 
-    /// Reports a required key that is not there.
+    /// Reports that a required key is missing.
     pub(crate) fn report_missing(&self, name: &'static str, findings: &mut Findings) {
         findings.add(|| self.missing(name, format!("`{name}` is missing")));
     }
 
-    /// The default where the key is absent, its value where it could be read, else `None`.
+    /// The value if it is readable, the default if the key is absent, else `None`.
     pub(super) fn or_default<T>(
         &self,
         name: &'static str,
@@ -310,7 +310,7 @@ impl<'a, 'i> Reader<'a, 'i> {
         }
     }
 
-    /// The elements of an array, at most `count_max`; `None` where the key is no array.
+    /// The elements of an array, at most `count_max`; `None` if the value is not an array.
     pub(super) fn elements(
         &self,
         name: &'static str,
@@ -320,7 +320,7 @@ impl<'a, 'i> Reader<'a, 'i> {
         self.entry(name)?.elements(count_max, findings)
     }
 
-    /// The table of that name.
+    /// The table named `name`.
     pub(super) fn table(
         &self,
         name: &'static str,
@@ -331,7 +331,7 @@ impl<'a, 'i> Reader<'a, 'i> {
         entry.table(section, findings)
     }
 
-    /// The tables of that name. A single table is reported, and then read as the only one.
+    /// The tables named `name`. A single table is reported and then read as the only element.
     pub(super) fn tables(
         &self,
         name: &'static str,
@@ -359,7 +359,7 @@ impl<'a, 'i> Reader<'a, 'i> {
             .collect()
     }
 
-    /// How many tables of that name there are; `None` where the value is no array.
+    /// The number of tables named `name`; `None` if the value is not an array.
     pub(super) fn tables_count(&self, name: &'static str) -> Option<usize> {
         match self.entry(name) {
             None => Some(0),
@@ -390,7 +390,7 @@ impl<'a, 'i> Reader<'a, 'i> {
     }
 }
 
-/// How a key is written.
+/// The hint that shows how to write a key.
 fn like(key: &'static Key) -> String {
     let Key { name, example, .. } = key;
     match example.trim_matches(['[', ']']) == *name {

@@ -1,4 +1,4 @@
-//! What is known of names and listeners, however wrong their tables are.
+//! Names and listeners, as far as they are readable in invalid tables.
 
 use toml::de::DeValue;
 
@@ -10,15 +10,15 @@ use crate::problem::Findings;
 use crate::table::Table as _;
 use crate::value::{CoreList, ListenAddress, Name};
 
-/// A name as far as it is known: references to a badly written one still find it.
+/// A name as written. References to an invalid name still resolve to it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct NameDraft {
-    /// The text, where the key is there and a string.
+    /// The text, if the key is present and a string.
     pub(crate) text: Option<Located<String>>,
 }
 
 impl NameDraft {
-    /// Reports nothing: the reader of the table does.
+    /// Reports nothing: the reader of the table reports the faults.
     fn of(table: &Reader<'_, '_>) -> NameDraft {
         let text = table.optional("name", &mut Findings::default());
         NameDraft { text }
@@ -51,7 +51,7 @@ impl Setting for Cores {
     }
 }
 
-/// A listener as far as it could be read.
+/// A listener, as far as it is readable.
 #[derive(Debug)]
 pub(crate) struct ListenerDraft {
     pub(crate) name: NameDraft,
@@ -63,7 +63,7 @@ pub(crate) struct ListenerDraft {
 impl ListenerDraft {
     pub(super) fn read(table: &Reader<'_, '_>, findings: &mut Findings) -> ListenerDraft {
         let listener = Listener::read(table, findings, Some(()));
-        // What is wrong with these has been found just now.
+        // The faults of these keys are already reported.
         let found = &mut Findings::default();
         let transport = table.optional::<Transport>("transport", found);
         ListenerDraft {

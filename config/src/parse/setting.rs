@@ -1,4 +1,4 @@
-//! How each type is read from a TOML value.
+//! Reads each type from a TOML value.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,7 +14,7 @@ use crate::value::{
     ListenAddress, ModelNumber, Name, Nqn, PciAddress, Period, SerialNumber, hyphenated_uuid,
 };
 
-/// What is wrong with one value.
+/// The fault of one value.
 #[derive(Debug)]
 pub(crate) struct Fault {
     pub(super) kind: ProblemKind,
@@ -59,7 +59,7 @@ fn described(value: &DeValue<'_>) -> &'static str {
     }
 }
 
-/// A type that a value of the file can be read as.
+/// A type that can be read from a value in the file.
 pub(crate) trait Setting: Sized {
     fn read(value: &DeValue<'_>) -> Result<Self, Fault>;
 }

@@ -1,4 +1,4 @@
-//! The file as TOML: size, encoding, depth, syntax.
+//! Reads the file as TOML: size, encoding, depth, syntax.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -30,7 +30,7 @@ pub(super) fn not_utf8(source_name: &str, bytes: &[u8], offset: usize) -> Proble
     let mut findings = Findings::default();
     findings.add(|| Finding {
         kind: ProblemKind::NotUtf8,
-        // What stands before the first invalid byte is the same text in both.
+        // The text before the first invalid byte is the same in both.
         span: Some(offset..offset),
         path: String::new(),
         message: format!("the file is not UTF-8: byte {offset} is 0x{byte:02x}"),
@@ -39,10 +39,10 @@ pub(super) fn not_utf8(source_name: &str, bytes: &[u8], offset: usize) -> Proble
     findings.into_problems(source_name, &text)
 }
 
-/// The file's root table; `None` where it could not be read well enough to look further.
+/// The file's root table; `None` if it is too damaged for further checks.
 ///
-/// Depth is bounded by the TOML parser: 80 brackets, 80 parts of a key. The tables of both together
-/// are dropped within a thread's usual stack of 2 MiB.
+/// The TOML parser bounds the depth: 80 brackets, 80 parts of a key. Tables of that depth are
+/// dropped within a thread's usual stack of 2 MiB.
 pub(super) fn parse<'t>(text: &'t str, findings: &mut Findings) -> Option<DeTable<'t>> {
     if text.len() > FILE_BYTES_MAX {
         findings.add(|| too_large(text.len()));
@@ -63,12 +63,12 @@ pub(super) fn parse<'t>(text: &'t str, findings: &mut Findings) -> Option<DeTabl
         let span = error.span().unwrap_or(0..0);
         let finding = syntax_error(text, error.message(), span.clone());
         only_duplicates &= finding.kind == ProblemKind::DuplicateKey;
-        // A second error on one line is most often an echo of the first.
+        // A second error on one line is most often a consequence of the first.
         if lines_seen.insert(lines.line(span.start)) {
             findings.add(|| finding);
         }
     }
-    // A key that stands twice leaves all else as written; after any other error, parts are missing.
+    // A duplicate key leaves the rest of the file intact; any other syntax error loses parts of it.
     let whole = only_duplicates && text.len() <= SYNTAX_RECOVERY_BYTES_MAX;
     (errors.is_empty() || whole).then(|| root.into_inner())
 }
@@ -101,7 +101,7 @@ fn syntax_error(text: &str, message: &str, span: Range<usize>) -> Finding {
     }
 }
 
-/// What to write instead, where the error is in a value that most likely lacks its quotes.
+/// A hint for an error in a value that most likely lacks its quotes.
 fn syntax_hint(text: &str, offset: usize) -> Option<String> {
     let before = text.get(..offset)?;
     let line_start = before.rfind('\n').map_or(0, |at| at + 1);

@@ -1,4 +1,4 @@
-//! Addresses that a listener binds: `192.0.2.10:4420`, `[2001:db8::10]:4420`.
+//! Addresses of listeners: `192.0.2.10:4420`, `[2001:db8::10]:4420`.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -10,12 +10,12 @@ use super::Hint;
 /// section 3.1, and RDMA Transport Specification 1.1, section 3.1).
 pub(crate) const PORT_DEFAULT: u16 = 4420;
 
-/// An IP address and a port. Port 0 lets the system choose one at start.
+/// An IP address and a port. With port 0 the system chooses one at start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ListenAddress(SocketAddr);
 
 impl ListenAddress {
-    /// An address that is known to be one that a socket can be bound to.
+    /// An address to which a socket can be bound; the caller has checked it.
     pub(super) const fn from_unicast(address: SocketAddr) -> ListenAddress {
         ListenAddress(address)
     }
@@ -25,8 +25,8 @@ impl ListenAddress {
         self.0
     }
 
-    /// Whether both cannot be bound at once: the same port, and one address covers the other. An
-    /// IPv6 wildcard covers IPv6 only; port 0 never collides.
+    /// Whether the two cannot be bound together: they have the same port, and one address covers
+    /// the other. An IPv6 wildcard covers only IPv6; port 0 never collides.
     pub fn overlaps(self, other: ListenAddress) -> bool {
         let (left, right) = (self.0.ip(), other.0.ip());
         let same_family = left.is_ipv4() == right.is_ipv4();
@@ -43,20 +43,20 @@ impl fmt::Display for ListenAddress {
     }
 }
 
-/// Why a text is no address to listen on.
+/// Why a text is not an address to listen on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AddressError {
-    /// The part before the port is no IP address.
+    /// The part before the port is not an IP address.
     #[error("the address is not an IP address")]
     NotAnAddress,
-    /// An IPv6 address stands without brackets, so that its port could not be told.
+    /// An IPv6 address has no brackets, so its port is ambiguous.
     #[error("an IPv6 address stands in brackets")]
     Brackets,
-    /// What follows the last colon is no port.
+    /// The part after the last colon is not a port.
     #[error("the port is not a number from 0 to 65535")]
     Port,
-    /// Nobody can connect to a multicast or broadcast address, or to a mapped one.
+    /// No host can connect to a multicast, broadcast or IPv4-mapped address.
     #[error("a listener cannot be bound to this address")]
     NotUnicast,
 }
@@ -100,12 +100,12 @@ impl FromStr for ListenAddress {
     }
 }
 
-/// Reads `text` as an address alone, and otherwise says which half is wrong.
+/// Reads `text` as an address without a port; otherwise reports which part is wrong.
 fn without_port(text: &str) -> Result<SocketAddr, AddressError> {
     if let Ok(ip) = text.parse::<Ipv4Addr>() {
         return Ok(SocketAddr::new(IpAddr::V4(ip), PORT_DEFAULT));
     }
-    // Appending the port keeps a scope (`[fe80::1%2]`), which an address alone cannot hold.
+    // Appending the port keeps a scope (`[fe80::1%2]`), which a bare address cannot hold.
     if text.ends_with(']') {
         let with_port = format!("{text}:{PORT_DEFAULT}");
         return with_port.parse().map_err(|_| AddressError::NotAnAddress);

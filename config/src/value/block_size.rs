@@ -2,12 +2,12 @@
 
 use std::fmt;
 
-/// The logical block size of a namespace: the unit of its addresses.
+/// The logical block size of a namespace.
 ///
-/// The default is 512: every host attaches it (ESXi and most boot firmware attach nothing else over
-/// fabrics), drives leave the factory with it, and an image of a disk that was partitioned with 512
-/// keeps its meaning. Where only Linux hosts attach and the backing file system works in 4 KiB,
-/// 4096 saves the device from read-modify-write.
+/// The default is 512: every host supports it (ESXi and most boot firmware support nothing else
+/// over fabrics), drives are shipped with it, and the image of a disk that was partitioned with 512
+/// stays valid. If only Linux hosts attach and the backing file system works in 4 KiB, 4096 avoids
+/// read-modify-write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum BlockSize {
     /// 512 bytes.
@@ -26,7 +26,7 @@ impl BlockSize {
         }
     }
 
-    /// The block size of so many bytes, where there is one.
+    /// The block size of that number of bytes, if there is one.
     pub const fn from_bytes(bytes: u64) -> Option<BlockSize> {
         match bytes {
             512 => Some(BlockSize::B512),

@@ -6,8 +6,8 @@ use std::str::FromStr;
 use super::Hint;
 use crate::limits::CONGESTION_CONTROL_CHARS_MAX;
 
-/// The name of a TCP congestion control algorithm, as `/proc/sys/net/ipv4` has it: 1 to 15 of `a`
-/// to `z`, digits, `_` and `-`. Whether the kernel has it is the appliance's question at start.
+/// The name of a TCP congestion control algorithm, as in `/proc/sys/net/ipv4`: 1 to 15 of `a` to
+/// `z`, digits, `_` and `-`. The appliance checks at start whether the kernel has it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CongestionControl(String);
 
@@ -24,7 +24,7 @@ impl fmt::Display for CongestionControl {
     }
 }
 
-/// Why a text names no congestion control algorithm.
+/// Why a text is not the name of a congestion control algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CongestionControlError {
@@ -34,7 +34,7 @@ pub enum CongestionControlError {
     /// It is longer than [`CONGESTION_CONTROL_CHARS_MAX`].
     #[error("the name has more than {CONGESTION_CONTROL_CHARS_MAX} characters")]
     TooLong,
-    /// It has a character that no such name has.
+    /// It has a character that is not allowed.
     #[error("the name has {0:?} in it")]
     Character(char),
 }

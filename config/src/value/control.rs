@@ -1,4 +1,4 @@
-//! Where the control plane is reached: its socket, the group that may use it, its HTTP address.
+//! How the control plane is reached: its socket, the group that may use it, its HTTP address.
 
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -8,16 +8,16 @@ use std::str::FromStr;
 use super::{AddressError, Hint, ListenAddress};
 use crate::limits::{GROUP_CHARS_MAX, SOCKET_PATH_BYTES_MAX};
 
-/// The port of the control plane's HTTP where the file says nothing.
+/// The default port of the control plane's HTTP.
 const HTTP_PORT_DEFAULT: u16 = 9808;
 
-/// Where the control plane's Unix socket is.
+/// The location of the control plane's Unix socket.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ControlSocket {
-    /// Where the appliance finds a directory for it.
+    /// In a directory that the appliance chooses.
     #[default]
     Auto,
-    /// There is none.
+    /// No socket.
     Off,
     /// At this path.
     At(PathBuf),
@@ -33,17 +33,17 @@ impl fmt::Display for ControlSocket {
     }
 }
 
-/// Why a text is no place for a socket.
+/// Why a text is not a socket's location.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ControlSocketError {
-    /// It is neither one of the words nor an absolute path.
+    /// It is neither `auto`, `off` nor an absolute path.
     #[error("the socket is no absolute path")]
     NotAbsolute,
-    /// It ends as a directory does.
+    /// It ends like a directory.
     #[error("the path is that of a directory")]
     Directory,
-    /// It has a character that no path should have.
+    /// It has a control character.
     #[error("the path has {0:?} in it")]
     Character(char),
     /// It is longer than [`SOCKET_PATH_BYTES_MAX`].
@@ -86,8 +86,8 @@ impl FromStr for ControlSocket {
     }
 }
 
-/// The name or number of a group of users: 1 to 32 letters, digits, `_`, `.` and `-`. Whether the
-/// machine has it is the appliance's question at start.
+/// The name or number of a group of users: 1 to 32 letters, digits, `_`, `.` and `-`. The appliance
+/// checks at start whether the group exists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupName(String);
 
@@ -104,14 +104,14 @@ impl fmt::Display for GroupName {
     }
 }
 
-/// Why a text names no group.
+/// Why a text is not the name of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GroupNameError {
     /// It is empty.
     #[error("the name is empty")]
     Empty,
-    /// It has a character that no such name has, or begins with `-`.
+    /// It has a character that is not allowed, or begins with `-`.
     #[error("the name has {0:?} in it")]
     Character(char),
     /// It is longer than [`GROUP_CHARS_MAX`].
@@ -150,17 +150,17 @@ impl FromStr for GroupName {
     }
 }
 
-/// Where the control plane answers HTTP.
+/// The HTTP address of the control plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HttpAddress {
-    /// Nowhere.
+    /// No HTTP.
     Off,
-    /// At this address and port. Port 0 lets the system choose one at start.
+    /// At this address and port. With port 0 the system chooses one at start.
     At(ListenAddress),
 }
 
 impl HttpAddress {
-    /// The address and port, unless it is off.
+    /// The address and port, unless HTTP is off.
     pub const fn address(self) -> Option<ListenAddress> {
         match self {
             HttpAddress::Off => None,
@@ -168,7 +168,7 @@ impl HttpAddress {
         }
     }
 
-    /// Whether other machines may reach it.
+    /// Whether other machines can reach it.
     pub fn is_beyond_this_machine(self) -> bool {
         let address = self.address();
         address.is_some_and(|address| !address.socket_addr().ip().is_loopback())
@@ -191,14 +191,14 @@ impl fmt::Display for HttpAddress {
     }
 }
 
-/// Why a text is no address for HTTP.
+/// Why a text is not an HTTP address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HttpAddressError {
-    /// It is no address to listen on.
+    /// It is not an address to listen on.
     #[error(transparent)]
     Address(#[from] AddressError),
-    /// There is no port.
+    /// The port is missing.
     #[error("the port is missing")]
     NoPort,
 }
@@ -220,7 +220,7 @@ impl FromStr for HttpAddress {
             return Ok(HttpAddress::Off);
         }
         let address: ListenAddress = text.parse()?;
-        // A listener's port may be left out and is then that of NVMe.
+        // `ListenAddress` accepts a missing port and takes that of NVMe over Fabrics.
         if text.parse::<SocketAddr>().is_err() {
             return Err(HttpAddressError::NoPort);
         }

@@ -18,7 +18,7 @@ impl CoreList {
         self.0.iter().map(|core| usize::from(*core))
     }
 
-    /// How many cores there are: never zero.
+    /// The number of cores: never zero.
     #[expect(clippy::len_without_is_empty, reason = "a core list is never empty")]
     pub fn len(&self) -> usize {
         self.0.len()
@@ -26,7 +26,7 @@ impl CoreList {
 }
 
 impl fmt::Display for CoreList {
-    /// Ascending, neighbours joined to ranges.
+    /// Ascending; consecutive cores are joined to ranges.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut separator = "";
         for run in self.0.chunk_by(|left, right| left + 1 == *right) {
@@ -41,14 +41,14 @@ impl fmt::Display for CoreList {
     }
 }
 
-/// Why a text is no list of cores.
+/// Why a text is not a list of cores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CoreListError {
-    /// There is nothing in it.
+    /// It is empty.
     #[error("the core list is empty")]
     Empty,
-    /// There is nothing between two commas.
+    /// An item between two commas is empty.
     #[error("the core list has a comma too many")]
     EmptyItem,
     /// An item is neither a number nor a range.
@@ -57,7 +57,7 @@ pub enum CoreListError {
     /// A range ends before it begins.
     #[error("the core range {0}-{1} ends before it begins")]
     Backwards(u16, u16),
-    /// A core is named twice.
+    /// A core occurs twice.
     #[error("core {0} is in the list twice")]
     Duplicate(u16),
     /// A core's number is above [`CORE_NUMBER_MAX`].

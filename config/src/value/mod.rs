@@ -27,12 +27,12 @@ pub use pci::{PciAddress, PciAddressError};
 pub use period::{Period, PeriodError};
 pub use size::{ByteSize, ByteSizeError};
 
-/// What to do about an error, where the error itself cannot say it in its one line.
+/// A hint for an error whose one-line message does not say how to fix it.
 pub(crate) trait Hint {
-    /// One line, without a full stop at its end; `None` where the message says it all.
+    /// One line, without a full stop; `None` if the message is sufficient.
     fn hint(&self) -> Option<String>;
 
-    /// Whether the text could be read, and only goes beyond a limit.
+    /// Whether the text is well-formed and only exceeds a limit.
     fn beyond_limit(&self) -> bool {
         false
     }

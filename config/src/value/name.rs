@@ -1,4 +1,4 @@
-//! Names that the administrator gives, and the two text fields of Identify Controller.
+//! Names that the administrator chooses, and the two text fields of Identify Controller.
 
 use std::fmt;
 use std::str::FromStr;
@@ -19,7 +19,7 @@ impl Name {
 }
 
 impl Default for Name {
-    /// The name of an appliance that was given none.
+    /// The default name of an appliance.
     fn default() -> Name {
         Name("windlass".to_owned())
     }
@@ -31,7 +31,7 @@ impl fmt::Display for Name {
     }
 }
 
-/// Why a text is no name.
+/// Why a text is not a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NameError {
@@ -44,7 +44,7 @@ pub enum NameError {
     /// It begins with neither a letter nor a digit.
     #[error("the name does not begin with a letter or digit")]
     First,
-    /// It has a character that a name cannot have.
+    /// It has a character that is not allowed.
     #[error("the name has {0:?} in it")]
     Character(char),
 }
@@ -78,7 +78,7 @@ impl FromStr for Name {
     }
 }
 
-/// Why a text cannot stand in a fixed ASCII field of Identify Controller.
+/// Why a text is not valid in a fixed ASCII field of Identify Controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TextFieldError {
@@ -91,7 +91,7 @@ pub enum TextFieldError {
     /// It has a character that is not printable ASCII.
     #[error("the text has {0:?} in it, which is not printable ASCII")]
     Character(char),
-    /// It begins or ends with a space, which the field's padding would swallow.
+    /// It begins or ends with a space, which cannot be distinguished from the field's padding.
     #[error("the text begins or ends with a space")]
     OuterSpace,
 }
@@ -165,14 +165,14 @@ text_field! {
 }
 
 impl SerialNumber {
-    /// The number in 16 hexadecimal digits.
+    /// The number as 16 hexadecimal digits.
     pub(crate) fn from_digits(number: u64) -> SerialNumber {
         SerialNumber(format!("{number:016X}"))
     }
 }
 
 impl Default for ModelNumber {
-    /// The model of an export that was given none.
+    /// The default model number.
     fn default() -> ModelNumber {
         ModelNumber("Windlass".to_owned())
     }

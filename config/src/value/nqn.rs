@@ -16,8 +16,8 @@ const UUID_PREFIX: &str = "nqn.2014-08.org.nvmexpress:uuid:";
 
 /// The qualified name of a host or of a subsystem.
 ///
-/// Two names are the same when their bytes are (NVM Express Base Specification 2.1, section 4.7),
-/// so the text is kept as written.
+/// Two names are equal if their bytes are (NVM Express Base Specification 2.1, section 4.7), so the
+/// text is kept as written.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Nqn(String);
 
@@ -40,29 +40,29 @@ impl fmt::Display for Nqn {
     }
 }
 
-/// Why a text is no NVMe Qualified Name.
+/// Why a text is not an NVMe Qualified Name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NqnError {
-    /// It is longer than 223 bytes; how long it is.
+    /// It is longer than 223 bytes; the value is its length.
     #[error("the NQN has {0} bytes, the most are {NQN_BYTES_MAX}")]
     TooLong(usize),
     /// It does not begin with `nqn.`.
     #[error("the NQN does not begin with `nqn.`")]
     Prefix,
-    /// There is no `yyyy-mm.` after the prefix, or no such month.
+    /// There is no `yyyy-mm.` after the prefix, or the month does not exist.
     #[error("the NQN has no date (year-month and a point) after `nqn.`")]
     Date,
-    /// What follows the date is no domain name.
+    /// The part after the date is not a domain name.
     #[error("the NQN has no valid reversed domain name after its date")]
     Domain,
-    /// There is nothing after the colon.
+    /// The part after the colon is empty.
     #[error("the NQN has nothing after its colon")]
     NothingAfterColon,
     /// It has a space or a control character.
     #[error("the NQN has {0:?} in it")]
     Character(char),
-    /// It begins like the UUID form, but no UUID follows.
+    /// It begins like the UUID form, but a valid UUID does not follow.
     #[error("the NQN has no valid UUID after `:uuid:`")]
     Uuid,
 }
@@ -129,7 +129,7 @@ pub(crate) fn hyphenated_uuid(text: &str) -> Option<Uuid> {
     Uuid::try_parse(text).ok().filter(|_| hyphenated)
 }
 
-/// What follows `yyyy-mm.`, where `dated` begins so.
+/// The part after `yyyy-mm.`, if `dated` begins with such a date.
 fn after_date(dated: &str) -> Option<&str> {
     let (date, named) = dated.split_once('.')?;
     let (year, month) = date.split_once('-')?;

@@ -5,8 +5,8 @@ use std::str::FromStr;
 
 use super::Hint;
 
-/// The address of a PCI function as `lspci -D` prints it: `0000:3b:00.0`. Read without its domain
-/// too, which is 0 then.
+/// The address of a PCI function as `lspci -D` prints it: `0000:3b:00.0`. The domain may be omitted
+/// and is then 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PciAddress {
     domain: u32,
@@ -21,7 +21,7 @@ const DEVICE_MAX: u32 = 0x1f;
 const FUNCTION_MAX: u32 = 7;
 
 impl PciAddress {
-    /// The function at that place; `None` where `device` is above 1Fh or `function` above 7.
+    /// The function at that address; `None` if `device` is above 1Fh or `function` above 7.
     pub fn new(domain: u32, bus: u8, device: u8, function: u8) -> Option<PciAddress> {
         let fits = u32::from(device) <= DEVICE_MAX && u32::from(function) <= FUNCTION_MAX;
         fits.then_some(PciAddress {
@@ -45,11 +45,11 @@ impl fmt::Display for PciAddress {
     }
 }
 
-/// Why a text is no PCI address.
+/// Why a text is not a PCI address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PciAddressError {
-    /// It is not made of domain, bus, device and function.
+    /// It does not consist of domain, bus, device and function.
     #[error("not a PCI address")]
     Shape,
     /// A bus has no device of that number.
@@ -66,7 +66,7 @@ impl Hint for PciAddressError {
     }
 }
 
-/// A number of so many hexadecimal digits.
+/// A hexadecimal number with that many digits.
 fn hex(text: &str, digits: std::ops::RangeInclusive<usize>) -> Result<u32, PciAddressError> {
     let plain = text.bytes().all(|byte| byte.is_ascii_hexdigit());
     if !plain || !digits.contains(&text.len()) {
@@ -91,7 +91,7 @@ impl FromStr for PciAddress {
         if function > FUNCTION_MAX {
             return Err(PciAddressError::Function(function));
         }
-        // Two digits and less each.
+        // Each has at most two digits.
         PciAddress::new(domain, bus as u8, device as u8, function as u8)
             .ok_or(PciAddressError::Shape)
     }

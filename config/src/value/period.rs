@@ -34,7 +34,7 @@ impl Period {
 }
 
 impl fmt::Display for Period {
-    /// The largest unit that divides the length.
+    /// Prints the length in the largest unit that divides it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let whole = |unit_ms: u64| self.millis != 0 && self.millis.is_multiple_of(unit_ms);
         let (unit, unit_ms) = UNITS
@@ -45,7 +45,7 @@ impl fmt::Display for Period {
     }
 }
 
-/// Why a text is no length of time.
+/// Why a text is not a length of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PeriodError {
@@ -58,7 +58,7 @@ pub enum PeriodError {
     /// It is a number only.
     #[error("the length of time has no unit")]
     NoUnit,
-    /// Its unit is not known.
+    /// Its unit is unknown.
     #[error("the length of time has an unknown unit")]
     UnknownUnit,
     /// It is 2⁶⁴ milliseconds or more.

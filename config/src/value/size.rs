@@ -7,8 +7,8 @@ use super::{Hint, split_number};
 
 /// A number of bytes, written as a whole number and a unit.
 ///
-/// Units: `B`; `KiB MiB GiB TiB` (powers of 1024); `kB MB GB TB` (powers of 1000). The letter case
-/// counts. One configuration key takes at most 2⁶⁴−1 bytes.
+/// Units: `B`; `KiB MiB GiB TiB` (powers of 1024); `kB MB GB TB` (powers of 1000). Units are
+/// case-sensitive. One configuration key takes at most 2⁶⁴−1 bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ByteSize(u64);
 
@@ -31,17 +31,17 @@ impl ByteSize {
         ByteSize(count)
     }
 
-    /// `count` times 1024 bytes; the greatest size where that does not fit.
+    /// `count` times 1024 bytes; the largest size on overflow.
     pub const fn from_kib(count: u64) -> ByteSize {
         ByteSize(count.saturating_mul(1 << 10))
     }
 
-    /// `count` times 1024² bytes; the greatest size where that does not fit.
+    /// `count` times 1024² bytes; the largest size on overflow.
     pub const fn from_mib(count: u64) -> ByteSize {
         ByteSize(count.saturating_mul(1 << 20))
     }
 
-    /// `count` times 1024³ bytes; the greatest size where that does not fit.
+    /// `count` times 1024³ bytes; the largest size on overflow.
     pub const fn from_gib(count: u64) -> ByteSize {
         ByteSize(count.saturating_mul(1 << 30))
     }
@@ -53,7 +53,8 @@ impl ByteSize {
 }
 
 impl fmt::Display for ByteSize {
-    /// The largest binary unit that divides the size, else the largest decimal one, else bytes.
+    /// Prints the size in the largest binary unit that divides it, else the largest decimal one,
+    /// else bytes.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (unit, bytes) in BINARY.into_iter().chain(DECIMAL) {
             if self.0 != 0 && self.0.is_multiple_of(bytes) {
@@ -64,7 +65,7 @@ impl fmt::Display for ByteSize {
     }
 }
 
-/// Why a text is no byte size.
+/// Why a text is not a byte size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ByteSizeError {
@@ -77,7 +78,7 @@ pub enum ByteSizeError {
     /// It is a number only.
     #[error("the size has no unit")]
     NoUnit,
-    /// Its unit is not known; the nearest known one where the letters agree.
+    /// Its unit is unknown; the value is the known unit that it resembles, if any.
     #[error("the size has an unknown unit")]
     UnknownUnit(Option<&'static str>),
     /// It is 2⁶⁴ bytes or more.
@@ -132,7 +133,7 @@ fn unit_bytes(unit: &str) -> Result<u64, ByteSizeError> {
     if let Some((_, bytes)) = units.clone().find(|(name, _)| *name == unit) {
         return Ok(bytes);
     }
-    // `G`, `Gi` and `gib` all most likely mean the power of 1024.
+    // `G`, `Gi` and `gib` most likely mean the power of 1024.
     let near = units.find(|(name, _)| {
         name.eq_ignore_ascii_case(unit)
             || (unit.len() < name.len() && name[..unit.len()].eq_ignore_ascii_case(unit))

@@ -1,4 +1,4 @@
-//! Bad input first: every error of every type, then round trips.
+//! Invalid input first: every error of every type, then round trips.
 
 use std::net::SocketAddr;
 
@@ -273,7 +273,8 @@ fn nqns_that_are_none() {
     assert_eq!(long.parse::<Nqn>(), Err(TooLong(224)));
 }
 
-/// NVM Express Base Specification 2.1, section 4.7; the third is what old nvme-cli made.
+/// NVM Express Base Specification 2.1, section 4.7; the third is a name that old nvme-cli
+/// generated.
 #[test]
 fn nqns_as_hosts_and_targets_have_them() {
     for text in [
