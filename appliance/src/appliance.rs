@@ -1,7 +1,8 @@
-//! The appliance's start, watch and stop, in order.
+//! Start, service loop and stop of the appliance.
 //!
 //! Start: addresses, memory, drives and other devices, target, reactors. Stop: no new connections,
-//! what is in flight to its end or the deadline, devices flushed, drives shut down, files closed.
+//! requests in flight complete or the deadline ends the wait, devices are flushed, drives shut
+//! down, files closed.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -36,13 +37,13 @@ use crate::signals::Termination;
 use crate::transports::{Listeners, Portions};
 use crate::watchdog_loop::WatchdogLoop;
 
-/// How often a stop under way is looked after.
+/// Poll interval of a stop in progress.
 const STOP_LOOK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// A running appliance.
 pub(crate) struct Appliance {
     reconciler: Reconciler,
-    /// Where the configuration came from.
+    /// The configuration's file.
     file: Option<PathBuf>,
     mailbox: Option<Mailbox>,
     cores: Vec<usize>,
@@ -51,7 +52,7 @@ pub(crate) struct Appliance {
     drives: Drives,
     reactors: Reactors,
     counters: Vec<TransportCounters>,
-    /// Behind the reactors: it tells how they stop.
+    /// Declared after the reactors, so that it reports how they stop.
     control: Option<ControlPlane>,
     start_took: Duration,
 }
@@ -65,17 +66,17 @@ enum StartError {
 }
 
 impl Appliance {
-    /// Starts what `config` says; when this returns, the exports answer. `identities` knows what was
-    /// served before.
+    /// Starts the appliance that `config` describes. On return, the exports are available.
+    /// `identities` has the previously served contents.
     ///
     /// # Errors
-    /// The first thing that cannot be had. Nothing is left running.
+    /// The first resource that cannot be acquired. Nothing is left running.
     pub(crate) fn start(config: Config, identities: Identities) -> Result<Self, Failure> {
         Self::start_with(config, identities, nvme::system_bus, Vec::new())
     }
 
-    /// The same with drives from the bus that `bus` makes for an arena and a number of reactors, and
-    /// with services beside NVMe over Fabrics.
+    /// Like [`start`](Self::start), with drives from the bus that `bus` creates for an arena and a
+    /// number of reactors, and with services in addition to NVMe over Fabrics.
     pub(crate) fn start_with(
         config: Config,
         identities: Identities,
@@ -156,12 +157,12 @@ impl Appliance {
         })
     }
 
-    /// Takes requests from `mailbox` while it serves.
+    /// Accepts requests from `mailbox` while it serves.
     pub(crate) fn attend(&mut self, mailbox: Mailbox) {
         self.mailbox = Some(mailbox);
     }
 
-    /// Begins to answer people and programs; `file` is where the configuration came from.
+    /// Starts the control plane. `file` is the configuration's file.
     pub(crate) fn open_control(&mut self, file: Option<&Path>) {
         self.file = file.map(Path::to_owned);
         let counters = std::mem::take(&mut self.counters);
@@ -171,7 +172,7 @@ impl Appliance {
         self.control = Some(ControlPlane::start(control, sources, mailbox));
     }
 
-    /// What observations are made from.
+    /// The sources of observations.
     fn sources(&self, transports: Vec<TransportCounters>) -> Sources {
         Sources {
             running: self.reconciler.running(),
@@ -188,13 +189,13 @@ impl Appliance {
         }
     }
 
-    /// The same for who answers in place of its own control plane.
+    /// The sources of observations for a replacement of the control plane.
     #[cfg(feature = "probe")]
     pub(crate) fn lend_sources(&self) -> Sources {
         self.sources(Vec::new())
     }
 
-    /// Compares each configuration that `requests` bring with the running one, and applies none.
+    /// Compares each configuration in `requests` with the running one, and applies none.
     #[cfg(feature = "probe")]
     pub(crate) fn compare_only(&mut self, requests: &std::sync::mpsc::Receiver<Request>) {
         let mut watchdog_loop = WatchdogLoop::new(Heartbeat::from_environment(0, String::new()));
@@ -211,22 +212,22 @@ impl Appliance {
         crate::observe::observation::Observation::take(&self.sources(Vec::new()), None).status()
     }
 
-    /// Where people and programs get answers, once it is open.
+    /// The control plane, if it is started.
     pub(crate) fn control(&self) -> Option<&ControlPlane> {
         self.control.as_ref()
     }
 
-    /// Looks after the devices once, and tells hosts what changed.
+    /// Checks the devices once, and notifies hosts of changes.
     pub(crate) fn look(&mut self, now: Instant) {
         self.drives.look(now);
         self.reconciler.look();
     }
 
-    /// Says that all is ready, and looks after reactors and devices until the process is asked to
-    /// end or a reactor is gone.
+    /// Reports readiness, and serves until the process receives a request to end or a reactor has
+    /// stopped.
     ///
     /// # Errors
-    /// A test hook that was asked for cannot be had.
+    /// A requested test hook is not available.
     pub(crate) fn serve_until(&mut self, termination: &mut Termination) -> Result<(), Failure> {
         let status = service::status_line(self.reconciler.config());
         service::install_hang_hook(self.reactors.handles())?;
@@ -247,7 +248,7 @@ impl Appliance {
         }
     }
 
-    /// Makes the appliance what `wanted` says, while `watchdog_loop` go on.
+    /// Changes the appliance to the configuration `wanted`, and runs the watchdog loop meanwhile.
     pub(crate) fn apply(
         &mut self,
         wanted: &Config,
@@ -266,7 +267,7 @@ impl Appliance {
             &mut RealTime(|now| {
                 if watchdog_loop.is_due(now) {
                     drives.look(now);
-                    // A reactor that has died is found again once this is over.
+                    // The service loop detects a stopped reactor again afterwards.
                     let _ = watchdog_loop.run_once(reactors);
                 }
             }),
@@ -288,13 +289,14 @@ impl Appliance {
         };
         let done = wanted.map(|wanted| self.apply(&wanted, how, watchdog_loop));
         drop(turn);
-        // Whoever asked may have gone.
+        // The client may have disconnected.
         drop(answer.send(done));
     }
 
-    /// Applies the configuration's file as it is now; tells in one line what came of it.
+    /// Applies the current content of the configuration's file. Returns one line about the result.
     fn reload(&mut self, watchdog_loop: &mut WatchdogLoop) -> Result<String, String> {
-        // Requests are taken one at a time, so only what has yet to be taken can have the turn.
+        // Requests are executed one at a time, so only a request that is still in the mailbox can
+        // hold the turn.
         let turn = self.mailbox.as_ref().and_then(Mailbox::take_turn);
         let wanted = self.load_again().map_err(|error| error.to_string())?;
         let answer = self.apply(&wanted, How::default(), watchdog_loop);
@@ -306,7 +308,7 @@ impl Appliance {
         }
     }
 
-    /// The configuration's file as it is now.
+    /// Loads the current content of the configuration's file.
     fn load_again(&self) -> Result<Config, ApplyRefusal> {
         let file = self.file.as_ref().ok_or(ApplyRefusal::NoFile)?;
         Config::load(file).map_err(|error| match error {
@@ -315,8 +317,8 @@ impl Appliance {
         })
     }
 
-    /// Stops in phases. A second request to end cuts it short; the exit status tells whether all
-    /// came to its end.
+    /// Stops in phases. A second request to end aborts the wait. The exit status tells whether
+    /// everything completed.
     pub(crate) fn stop(self, termination: &mut Termination) -> ExitCode {
         let is_clean = self.stop_unless(|| termination.wait(STOP_LOOK_INTERVAL));
         if is_clean {
@@ -326,8 +328,8 @@ impl Appliance {
         ExitCode::FAILURE
     }
 
-    /// Stops in phases, unless `is_cut_short`, which is asked again and again and rests a little
-    /// each time. Whether all came to its end.
+    /// Stops in phases, unless `is_cut_short` returns true; it is called repeatedly and sleeps
+    /// briefly each time. Returns whether everything completed.
     fn stop_unless(self, mut is_cut_short: impl FnMut() -> bool) -> bool {
         let deadline = self
             .reconciler
@@ -361,7 +363,7 @@ impl Appliance {
         stopping.join().unwrap_or(false)
     }
 
-    /// Stops as at the end of the process. Whether all came to its end.
+    /// Stops as at the end of the process. Returns whether everything completed.
     #[cfg(test)]
     pub(crate) fn stop_quietly(self) -> bool {
         self.stop_unless(|| {
@@ -394,12 +396,12 @@ impl Appliance {
         &self.cores
     }
 
-    /// Whether the device of that name could be had.
+    /// Whether the device of that name is open.
     pub(crate) fn has_device(&self, name: &Name) -> bool {
         self.reconciler.devices().get(name).is_some()
     }
 
-    /// What each listener of the configuration is bound to.
+    /// The bound address of each configured listener.
     pub(crate) fn addresses(&self) -> Vec<SocketAddr> {
         let listeners = self.config().listeners.iter();
         let bound = listeners.filter_map(|it| self.reconciler.ports().get(&it.name));
@@ -423,7 +425,7 @@ fn allowed_cores() -> std::io::Result<Vec<usize>> {
         .collect())
 }
 
-/// The owners of drives by the reactor that they belong to.
+/// The owners of drives, grouped by reactor.
 fn owners_by_reactor(
     owners: Vec<(usize, DriveOwner)>,
     reactors: usize,

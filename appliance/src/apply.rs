@@ -1,4 +1,5 @@
-//! `windlass apply`: makes a running appliance what a file says, or lists what that would take.
+//! `windlass apply`: changes a running appliance to the configuration of a file, or lists the
+//! steps.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -12,7 +13,7 @@ use crate::error::Failure;
 use crate::observe::model::{ApplyAnswer, ApplyRequest, ApplyStep, StepState};
 use crate::terminal::print;
 
-/// Removals wait for requests in flight; a little more than the appliance takes for itself.
+/// Removals wait for requests in flight; slightly longer than the appliance's own bound.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(120);
 
 /// What `apply` takes.
@@ -51,7 +52,7 @@ struct Unreadable {
     cause: std::io::Error,
 }
 
-/// Applies, and prints what came of it.
+/// Sends the request, and prints the result.
 pub(crate) fn apply(arguments: &ApplyArguments) -> Result<ExitCode, Failure> {
     let text = arguments.file.as_deref().map(read).transpose()?;
     let client = Client::find(&arguments.socket)?.with_answer_time_max(ANSWER_TIME_MAX);

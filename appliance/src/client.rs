@@ -1,9 +1,8 @@
-//! How commands ask a running appliance: HTTP/1.1 over its control socket, one connection for each
-//! request.
+//! The commands' client of a running appliance: HTTP/1.1 over its control socket, one connection
+//! per request.
 //!
-//! It finds the socket, bounds times and sizes, and turns everything that can be in the way into
-//! an error that says what to do next. It refuses to guess: of several sockets it takes the first
-//! that somebody answers at.
+//! It finds the socket, bounds times and sizes, and returns errors that say what to do next. Of
+//! several sockets it takes the first that accepts a connection.
 
 mod error;
 mod exchange;
@@ -21,9 +20,9 @@ use serde::de::DeserializeOwned;
 
 pub(crate) use error::ClientError;
 
-/// How long an answer may take where the request needs no waiting for hosts.
+/// Longest wait for a response to a request that does not wait for hosts.
 pub(crate) const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
-/// Bytes of one answer at most: the largest are histories of an hour and traces.
+/// Largest response in bytes; the largest are histories of an hour and traces.
 const ANSWER_BYTES_MAX: usize = 256 << 20;
 
 /// Which appliance a command is for.
@@ -35,7 +34,7 @@ pub(crate) struct SocketArguments {
     pub(crate) socket: Option<PathBuf>,
 }
 
-/// Asks one appliance.
+/// A client of one appliance.
 #[derive(Clone, Debug)]
 pub(crate) struct Client {
     socket: PathBuf,
@@ -43,10 +42,11 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// For the appliance that `arguments` name, else for the first of the usual ones that answers.
+    /// A client of the appliance that `arguments` name, or else of the first usual socket that
+    /// accepts a connection.
     ///
     /// # Errors
-    /// Nobody answers, or this user may not ask.
+    /// No appliance answers, or this user may not use the socket.
     pub(crate) fn find(arguments: &SocketArguments) -> Result<Self, ClientError> {
         let socket = socket::find(arguments.socket.as_deref())?;
         Ok(Self {
@@ -55,7 +55,7 @@ impl Client {
         })
     }
 
-    /// The same with so much time for each answer.
+    /// The same client with another time limit for each response.
     pub(crate) fn with_answer_time_max(self, answer_time_max: Duration) -> Self {
         Self {
             answer_time_max,
@@ -69,16 +69,16 @@ impl Client {
         &self.socket
     }
 
-    /// What `path`, with its query, answers.
+    /// Sends a GET request for `path`, which may have a query, and decodes the response.
     ///
     /// # Errors
-    /// Every reason why there is no such answer; [`ClientError::Refused`] has the appliance's own.
+    /// Any failure to get a response; [`ClientError::Refused`] has the appliance's own message.
     pub(crate) fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
         let answer = self.exchange(Method::GET, path, Vec::new())?;
         self.decode(path, &answer)
     }
 
-    /// What `path`, with its query, answers, as it stands.
+    /// Sends a GET request for `path`, which may have a query, and returns the undecoded response.
     ///
     /// # Errors
     /// As for [`get`](Self::get).
@@ -86,7 +86,7 @@ impl Client {
         self.exchange(Method::GET, path, Vec::new())
     }
 
-    /// What `path` answers to `body`.
+    /// Sends `body` in a POST request to `path`, and decodes the response.
     ///
     /// # Errors
     /// As for [`get`](Self::get).

@@ -1,4 +1,4 @@
-//! The commands, their options, and where log lines go.
+//! The commands, their options, and the destination of log lines.
 
 use std::ffi::OsString;
 use std::io::IsTerminal;
@@ -23,7 +23,7 @@ use crate::{
     trace,
 };
 
-/// How long the listeners of an appliance that has started may take to answer.
+/// Longest wait until the listeners of a started appliance answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
 /// A polled-mode NVMe-oF storage appliance.
@@ -89,11 +89,11 @@ pub(crate) enum Command {
     },
 }
 
-/// Runs `command` to its end.
+/// Runs `command`.
 pub(crate) fn run(command: Command) -> Result<ExitCode, Failure> {
     match command {
         Command::Run { file, data_dir } => {
-            // Before anything else is set up, so that an early SIGTERM ends the start in order.
+            // Installed first, so that an early SIGTERM ends the start cleanly.
             let mut signals = signals::Termination::install()?;
             let config = match &file {
                 Some(file) => load(file)?,
@@ -128,7 +128,8 @@ pub(crate) fn run(command: Command) -> Result<ExitCode, Failure> {
     }
 }
 
-/// Serves until the process is asked to end. That an export answers is seen before it is said.
+/// Serves until the process receives a request to end. Checks that the exports answer before it
+/// reports readiness.
 fn serve(mut appliance: Appliance, signals: &mut Termination) -> Result<ExitCode, Failure> {
     let (config, addresses) = (appliance.config(), appliance.addresses());
     if let Err(error) = service::wait_until_answering(config, &addresses, ANSWER_WITHIN) {
@@ -154,8 +155,8 @@ fn load(file: &Path) -> Result<Config, Failure> {
     })
 }
 
-/// Log lines go to standard error, where a terminal gets colours; as a service, with their fields
-/// to the journal.
+/// Sends log lines to standard error, with colours on a terminal; as a service, to the journal with
+/// their fields.
 pub(crate) fn log_to_stderr(filter: Option<&str>) {
     let filter =
         EnvFilter::try_new(filter.unwrap_or("info")).unwrap_or_else(|_| EnvFilter::new("info"));

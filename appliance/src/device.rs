@@ -1,4 +1,4 @@
-//! `windlass device`: what an operator does with one device of a running appliance.
+//! `windlass device`: operations on one device of a running appliance.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::error::Failure;
 use crate::observe::model::{ReopenAnswer, ReopenRequest};
 use crate::terminal::print;
 
-/// The file system below may be slow just then.
+/// The file system may be slow during a repair.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// What `device` takes.
@@ -27,8 +27,8 @@ enum DeviceCommand {
     /// A device is damaged when data that it had accepted may be lost: a sync, a cached write or a
     /// part of a write failed. From then on all writes and flushes fail, so that hosts notice.
     /// Writes that were answered before the damage, and had not been flushed successfully, may be
-    /// lost: reopening does not bring them back. Repair the file system or the disk first, and check
-    /// the file systems and databases on the device afterwards.
+    /// lost: reopening does not bring them back. Repair the file system or the disk first, and
+    /// check the file systems and databases on the device afterwards.
     Reopen(ReopenArguments),
 }
 
@@ -44,7 +44,7 @@ struct ReopenArguments {
     socket: SocketArguments,
 }
 
-/// Does what is asked, and prints what came of it.
+/// Sends the request, and prints the result.
 pub(crate) fn device(arguments: &DeviceArguments) -> Result<ExitCode, Failure> {
     let DeviceCommand::Reopen(arguments) = &arguments.command;
     let client = Client::find(&arguments.socket)?.with_answer_time_max(ANSWER_TIME_MAX);

@@ -1,4 +1,4 @@
-//! From the configuration's devices to block devices that can be opened.
+//! Opens the configuration's devices as block devices.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,33 +15,35 @@ use nvme_target::DeviceIndex;
 use crate::error::Failure;
 use crate::identities::{Content, FoundFile, Identities};
 
-/// The devices that could be had, each with its place in the target.
+/// The open devices, each with its index in the target.
 #[derive(Default)]
 pub(crate) struct Devices {
     all: BTreeMap<Name, (DeviceIndex, Opened)>,
     identities: Identities,
 }
 
-/// A namespace of a drive that was taken.
+/// A namespace of an acquired drive.
 pub(crate) struct DriveNamespace {
-    /// The place of its device in the configuration.
+    /// The index of its device in the configuration.
     pub(crate) place: usize,
     pub(crate) device: Arc<dyn Device>,
     pub(crate) content: Content,
 }
 
-/// Opens devices of a configuration.
+/// Opens the devices of a configuration.
 pub trait Opener: Send + Sync {
-    /// Opens what `device` says; `None` for the namespace of a drive, which comes with its drive.
+    /// Opens the device that `device` describes; returns `None` for a drive's namespace, which is
+    /// opened with its drive.
     ///
     /// # Errors
-    /// It cannot be had.
+    /// The device cannot be opened.
     fn open(&self, device: &appliance_config::Device) -> Result<Option<Opened>, Failure>;
 
-    /// The same where a file has to lie below `directory`, whatever symbolic links there are.
+    /// Like [`open`](Self::open), but a file must lie below `directory` after symbolic links are
+    /// resolved.
     ///
     /// # Errors
-    /// It cannot be had, or lies elsewhere.
+    /// The device cannot be opened, or lies elsewhere.
     fn open_below(
         &self,
         device: &appliance_config::Device,
@@ -52,23 +54,22 @@ pub trait Opener: Send + Sync {
     }
 }
 
-/// The machine's memory and files.
+/// Opens devices in the machine's memory and files.
 pub(crate) struct SystemDevices {
     pages: Pages,
-    /// Files move data through its leases.
+    /// Files transfer data through its leases.
     arena: Arc<Arena>,
 }
 
-/// What can grow of a device that is neither memory nor a file.
+/// Operations of a device that is neither memory nor a file.
 pub trait Growing: Send + Sync {
-    /// Makes the device as large as `size` says, or as large as what it lies on; queues have yet to
-    /// be told.
+    /// Grows the device to `size`, or to the size of its storage. The caller notifies the queues.
     ///
     /// # Errors
-    /// It stays as it is.
+    /// The size is unchanged.
     fn grow(&self, size: Option<ByteSize>) -> Result<(), Failure>;
 
-    /// Makes durable what it has acknowledged.
+    /// Makes acknowledged data durable.
     ///
     /// # Errors
     /// Some of it may be lost.
@@ -82,13 +83,13 @@ pub struct Opened {
     pub(crate) device: Arc<dyn Device>,
     kind: Kind,
     content: Content,
-    /// Device and inode of a file.
+    /// Device number and inode of a file.
     file_place: Option<(u64, u64)>,
-    /// The memory of a RAM device, which data is sent from.
+    /// The memory of a RAM device, from which data is sent.
     stores: Vec<Arc<Store>>,
 }
 
-/// What the device is, for what only some can do.
+/// The type of the device, for operations that only some types support.
 enum Kind {
     Memory(Arc<MemoryDevice>),
     File(Arc<FileDevice>),
@@ -115,11 +116,11 @@ impl DeviceError {
 }
 
 impl Devices {
-    /// Opens the devices that `config` names, by `opener`. The namespaces of drives are `drives`;
-    /// those that could not be had are left out. `identities` knows what was served before.
+    /// Opens the devices of `config` with `opener`. `drives` has the namespaces of drives; those of
+    /// drives that are not available are omitted. `identities` has the previously served contents.
     ///
     /// # Errors
-    /// The first other device that cannot be had, by name.
+    /// The first other device that cannot be opened, by name.
     pub(crate) fn open(
         config: &Config,
         opener: &dyn Opener,
@@ -150,12 +151,12 @@ impl Devices {
         Ok(devices)
     }
 
-    /// Takes in a device that has a place in the target.
+    /// Adds a device that has an index in the target.
     pub(crate) fn insert(&mut self, name: Name, place: DeviceIndex, opened: Opened) {
         self.all.insert(name, (place, opened));
     }
 
-    /// The identity that hosts know a namespace by. `None`: its device could not be had.
+    /// The identity of a namespace for hosts. `None`: its device is not open.
     pub(crate) fn identity(
         &self,
         config: &Config,
@@ -167,19 +168,19 @@ impl Devices {
         Some(self.identities.serve(config, export, namespace, content))
     }
 
-    /// Whether the open device of that name is in the file that is at `path` now.
+    /// Whether the open device of that name uses the file that is now at `path`.
     pub(crate) fn is_in_file(&self, name: &Name, path: &Path) -> bool {
         let opened = self.all.get(name).map(|(_, opened)| opened);
         let place = opened.and_then(|opened| opened.file_place);
         place.is_some() && FoundFile::at(path).ok().map(|found| found.place) == place
     }
 
-    /// Forgets a device.
+    /// Removes a device.
     pub(crate) fn remove(&mut self, name: &Name) -> Option<Opened> {
         self.all.remove(name).map(|(_, opened)| opened)
     }
 
-    /// The devices, in the order of their places at start.
+    /// The devices in the order of their indexes at start.
     pub(crate) fn in_order(&self) -> Vec<Arc<dyn Device>> {
         let mut all: Vec<_> = self.all.values().collect();
         all.sort_by_key(|(place, _)| *place);
@@ -193,26 +194,26 @@ impl Devices {
         all.map(|(name, (_, opened))| (name, &opened.device))
     }
 
-    /// The device of that name, unless it could not be had.
+    /// The device of that name, if it is open.
     pub(crate) fn get(&self, name: &Name) -> Option<(DeviceIndex, &Arc<dyn Device>)> {
         let (place, opened) = self.all.get(name)?;
         Some((*place, &opened.device))
     }
 
-    /// The same to be changed.
+    /// Mutable access to the device of that name.
     pub(crate) fn opened_mut(&mut self, name: &Name) -> Option<(DeviceIndex, &mut Opened)> {
         let (place, opened) = self.all.get_mut(name)?;
         Some((*place, opened))
     }
 
-    /// All memory that data moves through: the arena's and that of RAM devices.
+    /// All memory that holds data: the arena's and that of RAM devices.
     pub(crate) fn regions<'a>(&'a self, arena: &'a Arena) -> Vec<&'a Region> {
         let all = self.all.values();
         let stores = all.flat_map(|(_, opened)| opened.regions());
         std::iter::once(arena.region()).chain(stores).collect()
     }
 
-    /// Writes what is cached of files; says in the log which could not be.
+    /// Flushes cached data of files; logs the failures.
     pub(crate) fn flush_files(&self) -> bool {
         let mut flushed = true;
         for (_, opened) in self.all.values() {
@@ -234,8 +235,8 @@ impl Opened {
         }
     }
 
-    /// A device that is neither memory nor a file, and its content. Nobody else holds `device`
-    /// itself.
+    /// A device that is neither memory nor a file, and its content. The caller keeps no reference
+    /// to `device`.
     #[must_use]
     pub fn other(device: Arc<dyn Device>, growing: Box<dyn Growing>, content: Content) -> Self {
         Self {
@@ -247,8 +248,8 @@ impl Opened {
         }
     }
 
-    /// A RAM device that is used through `device`, which alone holds `memory` and is held by nobody
-    /// else.
+    /// A RAM device that is used through `device`. Only `device` references `memory`, and the
+    /// caller keeps no reference to `device`.
     #[must_use]
     pub fn memory(memory: Arc<MemoryDevice>, device: Arc<dyn Device>, content: Content) -> Self {
         Self {
@@ -260,7 +261,8 @@ impl Opened {
         }
     }
 
-    /// Takes the memory or opens the file that `device` says, `below` a directory if given.
+    /// Allocates the memory or opens the file of `device`; the file must lie below `below`, if
+    /// given.
     fn new(
         pages: Pages,
         arena: &Arc<Arena>,
@@ -337,12 +339,11 @@ impl Opened {
         }))
     }
 
-    /// Makes the device as large as `size` says, or a file's device as large as the file; queues
-    /// have yet to be told. Memory that comes to a RAM device is only taken: see
-    /// [`grow_by`](Self::grow_by).
+    /// Grows the device to `size`, or a file's device to the size of the file. The caller notifies
+    /// the queues. Memory for a RAM device is only allocated: see [`grow_by`](Self::grow_by).
     ///
     /// # Errors
-    /// It stays as it is.
+    /// The size is unchanged.
     pub(crate) fn grow(&self, size: Option<ByteSize>) -> Result<Option<Arc<Store>>, Failure> {
         match (&self.kind, size) {
             (Kind::Memory(memory), Some(size)) => return Ok(memory.take_missing(size.bytes())?),
@@ -354,7 +355,7 @@ impl Opened {
         Ok(None)
     }
 
-    /// Gives a RAM device the memory that was taken for it, which network cards reach by now.
+    /// Adds allocated memory to a RAM device. Network cards already have it registered.
     pub(crate) fn grow_by(&mut self, store: Arc<Store>) {
         if let Kind::Memory(memory) = &self.kind {
             memory.grow(Arc::clone(&store));
@@ -362,17 +363,18 @@ impl Opened {
         }
     }
 
-    /// The memory that network cards reach.
+    /// The memory that network cards access.
     pub(crate) fn regions(&self) -> impl Iterator<Item = &Region> {
         self.stores.iter().map(|store| store.region())
     }
 
-    /// Whether nobody else has the device or holds a loan of its memory.
+    /// Whether there are no other references to the device and no borrows of its memory.
     pub(crate) fn is_alone(&self) -> bool {
         let (own, kept) = match &self.kind {
-            // Here twice; each store here, with its device, and, the first, in neither twice.
+            // `self` has two references to the memory device. Each store, the first included, has
+            // one reference in `self` and one in the device.
             Kind::Memory(memory) => {
-                // The device may be another that holds the memory in turn.
+                // `device` may be a wrapper that references the memory device.
                 let itself = std::ptr::addr_eq(Arc::as_ptr(memory), Arc::as_ptr(&self.device));
                 let unused = itself || Arc::strong_count(&self.device) == 1;
                 (Arc::strong_count(memory) == 2 && unused, 2)
@@ -384,13 +386,13 @@ impl Opened {
         own && self.stores.iter().all(|it| Arc::strong_count(it) <= kept)
     }
 
-    /// Whether it can be opened again as it is: memory is gone once it is let go, and drives are
-    /// taken at start.
+    /// Whether it can be reopened unchanged: closing a memory device loses its content, and drives
+    /// are acquired only at start.
     pub(crate) fn can_be_reopened(&self) -> bool {
         matches!(self.kind, Kind::File(_) | Kind::Null(_) | Kind::Other(_))
     }
 
-    /// Writes what is cached of a file; says in the log when it could not be.
+    /// Flushes cached data of a file; logs a failure.
     pub(crate) fn flush(&self) -> bool {
         let flushed = match &self.kind {
             Kind::File(file) => file.sync().map_err(Failure::from),
@@ -405,7 +407,7 @@ impl Opened {
 }
 
 impl SystemDevices {
-    /// Those that `config` is to have.
+    /// The opener for `config`.
     pub(crate) fn new(config: &Config, arena: &Arc<Arena>) -> Self {
         Self {
             pages: config.appliance.pages,
@@ -428,7 +430,7 @@ impl Opener for SystemDevices {
     }
 }
 
-/// The arena's words for the configuration's.
+/// The arena's page policy for the configured pages.
 pub(crate) fn page_policy(pages: Pages) -> PagePolicy {
     match pages {
         Pages::Auto => PagePolicy::Auto,

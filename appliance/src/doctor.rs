@@ -1,9 +1,9 @@
-//! `windlass doctor`: what on this machine is fine for a configuration, what costs speed, what is
-//! broken, and the command that mends it.
+//! `windlass doctor`: checks this machine for a configuration, and reports what is fine, what costs
+//! speed, what is broken, and the command that fixes it.
 //!
-//! Looks at files of sysfs, procfs and `/dev`, below a root that tests choose, and at what the
-//! configuration names; needs no running appliance, and asks one that answers at the configured socket
-//! for how long requests wait. It refuses to change anything.
+//! Reads files of sysfs, procfs and `/dev` below a root that tests choose, and the objects that the
+//! configuration names. Needs no running appliance; one that answers at the configured socket
+//! reports how long requests wait. Changes nothing.
 
 mod cores;
 mod drives;
@@ -28,12 +28,12 @@ use crate::error::Failure;
 use crate::terminal::print;
 use machine::Machine;
 
-/// Where the service has its configuration.
+/// The configuration file of the service.
 const SERVICE_FILE: &str = "etc/windlass/windlass.toml";
 
-/// Something costs speed.
+/// Exit code: something costs speed.
 const EXIT_SLOW: u8 = 3;
-/// Something is broken.
+/// Exit code: something is broken.
 const EXIT_BROKEN: u8 = 4;
 
 const EXIT_CODES: &str = "Exit codes:\n  0  everything is fine\n  1  nothing could be examined\n  \
@@ -55,12 +55,12 @@ pub(crate) struct DoctorArguments {
     root: PathBuf,
 }
 
-/// How something stands.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Verdict {
     Fine,
-    /// It works, slower than it could.
+    /// It works, but slower than possible.
     Slow,
     Broken,
 }
@@ -75,16 +75,16 @@ impl Verdict {
     }
 }
 
-/// One thing that was looked at.
+/// A check and its result.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 struct Finding {
-    /// Of what: `memory`, `pages`, `limits`, `cores`, `kernel`, `drives`, `network`, `files`,
+    /// The subject: `memory`, `pages`, `limits`, `cores`, `kernel`, `drives`, `network`, `files`,
     /// `configuration`, `running`.
     area: &'static str,
     verdict: Verdict,
-    /// What there is, and what it costs where it is not fine.
+    /// The finding, and its cost if it is not fine.
     text: String,
-    /// The command that mends it, or what to do where no command does.
+    /// The command that fixes it, or the action if there is no command.
     mend: Option<String>,
 }
 
@@ -114,13 +114,13 @@ impl Finding {
     }
 }
 
-/// All that was found.
+/// All findings.
 #[derive(Debug, Serialize)]
 struct Report {
-    /// The file that the machine was examined for; none with the embedded default.
+    /// The configuration file; none for the embedded default.
     config: Option<String>,
     worst: Verdict,
-    /// How large `memory` has to be.
+    /// The required size of `memory`.
     memory: memory::Needs,
     findings: Vec<Finding>,
 }
@@ -134,7 +134,7 @@ impl Report {
     }
 }
 
-/// Examines the machine; the exit code tells the worst that was found.
+/// Checks the machine; the exit code gives the worst result.
 pub(crate) fn doctor(arguments: &DoctorArguments) -> Result<ExitCode, Failure> {
     let machine = Machine::at(&arguments.root);
     let file = match &arguments.config {
@@ -158,8 +158,8 @@ pub(crate) fn doctor(arguments: &DoctorArguments) -> Result<ExitCode, Failure> {
     })
 }
 
-/// The configuration to examine for, and what is wrong with the file; one that is wrong is replaced
-/// by the embedded default, so that the machine is examined all the same.
+/// The configuration to check the machine for, and the problems of its file. An invalid file is
+/// replaced by the embedded default, so that the machine is still checked.
 fn configuration(file: Option<&Path>) -> Result<(Config, Vec<Finding>), Failure> {
     let Some(file) = file else {
         return Ok((embedded()?, Vec::new()));
@@ -180,7 +180,7 @@ fn configuration(file: Option<&Path>) -> Result<(Config, Vec<Finding>), Failure>
     }
 }
 
-/// The embedded default, without its file: a start makes that, and its directory.
+/// The embedded default without its file, because the start creates the file and its directory.
 fn embedded() -> Result<Config, Failure> {
     let mut config = Config::default_embedded(Path::new("/demo.img"))?;
     let is_file = |device: &Device| matches!(device.backing, Backing::File { .. });

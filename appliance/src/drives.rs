@@ -1,7 +1,7 @@
-//! `windlass devices`, `bind` and `unbind`: the machine's NVMe drives, and who has them.
+//! `windlass devices`, `bind` and `unbind`: the machine's NVMe drives and their drivers.
 //!
-//! Finds nothing out itself and moves nothing itself: `vfio` does. Refuses to keep anything: what
-//! shall be so after the next start of the machine is for systemd or udev, and `bind` says how.
+//! The crate `vfio` does the inspection and the rebinding. Nothing persists here: systemd or udev
+//! rebind drives after a reboot, and `bind` prints how.
 
 mod listing;
 
@@ -15,7 +15,7 @@ use vfio::{PciAddress, Problem, Step, System, Takeover};
 
 use crate::error::Failure;
 
-/// Where sysfs, procfs and device nodes are.
+/// The root of sysfs, procfs and device nodes.
 #[derive(Args, Debug)]
 struct Root {
     /// A tree with `sys`, `proc` and `dev` in the place of this machine's: for tests.
@@ -68,7 +68,7 @@ pub(crate) struct UnbindArguments {
     root: Root,
 }
 
-/// Prints every NVMe function, who has it, what uses it, and what keeps it from being exported.
+/// Prints every NVMe function with its driver, its users and the obstacles to exporting it.
 pub(crate) fn devices(arguments: &DevicesArguments) -> Result<ExitCode, Failure> {
     let drives = listing::look(&arguments.root.system());
     let text = if arguments.json {
@@ -80,7 +80,7 @@ pub(crate) fn devices(arguments: &DevicesArguments) -> Result<ExitCode, Failure>
     Ok(ExitCode::SUCCESS)
 }
 
-/// Gives drives to `vfio-pci`.
+/// Binds drives to `vfio-pci`.
 pub(crate) fn bind(arguments: &BindArguments) -> Result<ExitCode, Failure> {
     let system = arguments.root.system();
     let plan =
@@ -96,7 +96,7 @@ pub(crate) fn bind(arguments: &BindArguments) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Gives drives back to the kernel's driver.
+/// Returns drives to the kernel's driver.
 pub(crate) fn unbind(arguments: &UnbindArguments) -> Result<ExitCode, Failure> {
     let system = arguments.root.system();
     let plan =
@@ -105,7 +105,7 @@ pub(crate) fn unbind(arguments: &UnbindArguments) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Standard output that somebody closed is nobody's problem.
+/// Writes to standard output; a closed pipe is not an error.
 fn print(text: &str) -> Result<(), Failure> {
     match io::stdout().lock().write_all(text.as_bytes()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
@@ -113,7 +113,7 @@ fn print(text: &str) -> Result<(), Failure> {
     }
 }
 
-/// Every problem, one line each.
+/// All problems, one line each.
 fn all_of(problems: &[Problem]) -> Failure {
     let lines = problems
         .iter()
@@ -121,7 +121,7 @@ fn all_of(problems: &[Problem]) -> Failure {
     lines.collect::<String>().into()
 }
 
-/// Does what the plan says, or only says it.
+/// Executes the plan, or only describes it.
 fn perform(plan: Takeover, dry_run: bool) -> Result<String, Failure> {
     let mut text = String::new();
     for step in plan.steps() {
@@ -138,7 +138,7 @@ fn perform(plan: Takeover, dry_run: bool) -> Result<String, Failure> {
     Ok(text)
 }
 
-/// What is left to others: permissions, and the next start of the machine.
+/// The remaining steps for the administrator: permissions, and binding after a reboot.
 fn hints(addresses: &[PciAddress], group: &str) -> String {
     let mut names = String::new();
     for address in addresses {

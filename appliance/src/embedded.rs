@@ -1,4 +1,4 @@
-//! The embedded default: what `windlass run` serves without a file.
+//! The embedded default, which `windlass run` serves without a file.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use appliance_config::Config;
 
 use crate::error::Failure;
 
-/// The file namespace's name in its directory.
+/// The name of the file namespace in its directory.
 const FILE_NAME: &str = "demo.img";
 
 #[derive(Debug, thiserror::Error)]
@@ -22,7 +22,7 @@ enum EmbeddedError {
     },
 }
 
-/// The embedded default with its file below `directory`, or where this user's data belong.
+/// The embedded default with its file below `directory`, or below this user's data directory.
 pub(crate) fn configuration(directory: Option<&Path>) -> Result<Config, Failure> {
     let directory = match directory {
         Some(directory) => std::path::absolute(directory)?,
@@ -35,7 +35,7 @@ pub(crate) fn configuration(directory: Option<&Path>) -> Result<Config, Failure>
     Ok(Config::default_embedded(&directory.join(FILE_NAME))?)
 }
 
-/// `/var/lib/windlass` for root; for others as the XDG Base Directory Specification says.
+/// `/var/lib/windlass` for root; for others according to the XDG Base Directory Specification.
 pub(crate) fn data_directory() -> Option<PathBuf> {
     if rustix::process::geteuid().is_root() {
         return Some(PathBuf::from("/var/lib/windlass"));

@@ -1,11 +1,11 @@
-//! The error type of the crate's upper layers, and how an error with its causes is written.
+//! The error type of the crate's upper layers, and the format of errors with causes.
 
 use std::error::Error;
 
 /// An error of any kind, with its causes.
 pub(crate) type Failure = Box<dyn Error>;
 
-/// An error and its causes in one line; text that has lines of its own stays as it is.
+/// An error and its causes in one line; a text with several lines is unchanged.
 pub(crate) fn one_line(error: &dyn Error) -> String {
     let text = error.to_string();
     if text.contains('\n') {
@@ -14,13 +14,13 @@ pub(crate) fn one_line(error: &dyn Error) -> String {
     format!("windlass: {}", with_causes(error))
 }
 
-/// An error and its causes, each behind a colon.
+/// An error and its causes, separated by colons.
 pub(crate) fn with_causes(error: &dyn Error) -> String {
     let mut line = error.to_string();
     let mut cause = error.source();
     while let Some(source) = cause {
         let text = source.to_string();
-        // Errors that print their cause themselves would say it twice.
+        // Some errors already print their cause.
         if !line.ends_with(&text) {
             line.push_str(": ");
             line.push_str(&text);

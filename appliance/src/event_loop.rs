@@ -1,5 +1,5 @@
-//! The control thread's event loop, as a change that waits sees it: the clock, one iteration of
-//! everything else, and a thread for blocking work. A simulation has one of its own.
+//! The control thread's event loop, for code that waits: the clock, one iteration of the loop, and
+//! a thread for blocking work. A simulation has its own implementation.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 /// Time between two iterations while a change waits.
 const LOOK_INTERVAL: Duration = Duration::from_millis(2);
 
-/// Runs everything else while a change waits.
+/// Runs the control thread's other work while a change waits.
 pub trait EventLoop {
     /// The present time.
     fn now(&self) -> Instant;
@@ -15,20 +15,22 @@ pub trait EventLoop {
     /// Runs one iteration.
     fn run_once(&mut self);
 
-    /// The longest time between two calls of [`run_once`](Self::run_once) while something waits.
+    /// The longest time between two calls of [`run_once`](Self::run_once) during a wait.
     fn pause(&self) -> Duration;
 
-    /// Runs blocking work to its end, and iterations meanwhile. False: it panicked.
+    /// Runs blocking work to completion, and iterations meanwhile. Returns false if the work
+    /// panicked.
     fn run(&mut self, work: &mut (dyn FnMut() + Send)) -> bool;
 
-    /// Waits a moment, and runs one iteration.
+    /// Sleeps briefly, and runs one iteration.
     fn rest(&mut self) {
         thread::sleep(self.pause());
         self.run_once();
     }
 }
 
-/// The machine's clock and threads. The function is one iteration; its argument is the present time.
+/// The machine's clock and threads. The function runs one iteration; its argument is the present
+/// time.
 pub(crate) struct RealTime<F>(pub(crate) F);
 
 impl<F: FnMut(Instant)> EventLoop for RealTime<F> {
@@ -55,10 +57,10 @@ impl<F: FnMut(Instant)> EventLoop for RealTime<F> {
     }
 }
 
-/// Runs blocking work beside the event loop, and returns its result.
+/// Runs blocking work in parallel with the event loop, and returns its result.
 ///
 /// # Errors
-/// That of the work, or that it panicked.
+/// The work's error, or that it panicked.
 pub(crate) fn aside<T: Send>(
     event_loop: &mut dyn EventLoop,
     work: impl FnOnce() -> Result<T, String> + Send,

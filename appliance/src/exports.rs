@@ -1,4 +1,4 @@
-//! From the configuration's exports and listeners to what the target core serves.
+//! Converts the configuration's exports and listeners to the target's configuration.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -11,7 +11,7 @@ use nvme_target::{
 
 use crate::devices::Devices;
 
-/// The firmware revision that hosts are told: this build's version.
+/// The firmware revision reported to hosts: the version of this build.
 const FIRMWARE: &str = env!("CARGO_PKG_VERSION");
 
 /// The port number of the listener at `index` of the configuration at start.
@@ -29,7 +29,7 @@ pub(crate) fn numbered(config: &Config) -> impl Iterator<Item = (PortId, &Listen
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BoundPort {
     pub(crate) id: PortId,
-    /// With the port that the system chose.
+    /// With the port that the system chose, if the configuration has port 0.
     pub(crate) address: SocketAddr,
 }
 
@@ -38,7 +38,7 @@ pub(crate) struct BoundPort {
 pub(crate) struct Ports(BTreeMap<Name, BoundPort>);
 
 impl Ports {
-    /// Those of a start.
+    /// The ports at start.
     pub(crate) fn new(config: &Config, bound: &[SocketAddr]) -> Self {
         let ports = numbered(config).zip(bound);
         let named = ports.map(|((id, listener), address)| {
@@ -55,12 +55,12 @@ impl Ports {
         self.0.get(name).copied()
     }
 
-    /// A number that no port has, nor one of `taken`.
+    /// A number that is neither in use nor in `taken`.
     pub(crate) fn free_id(&self, taken: &[PortId]) -> PortId {
         let has = |id: &PortId| self.0.values().any(|port| port.id == *id);
         let is_free = |id: &PortId| !has(id) && !taken.contains(id);
         let mut ids = (0..=u16::MAX).map(PortId);
-        // The configuration bounds the number of listeners far below that of numbers.
+        // The maximum number of listeners is far below the number of port numbers.
         ids.find(is_free).unwrap_or(PortId(u16::MAX))
     }
 
@@ -72,14 +72,14 @@ impl Ports {
         self.0.remove(name)
     }
 
-    /// The listeners of `config` that are bound, with their numbers.
+    /// The bound listeners of `config`, with their numbers.
     pub(crate) fn of<'c>(&self, config: &'c Config) -> Vec<(PortId, &'c Listener)> {
         let listeners = config.listeners.iter();
         let bound = listeners.filter_map(|it| Some((self.get(&it.name)?.id, it)));
         bound.collect()
     }
 
-    /// What the discovery log says of them.
+    /// Their entries in the discovery log.
     pub(crate) fn configs(&self, config: &Config) -> Vec<PortConfig> {
         let listeners = config.listeners.iter();
         let bound = listeners.filter_map(|it| Some((it, self.get(&it.name)?)));
@@ -99,7 +99,7 @@ impl Ports {
     }
 }
 
-/// What a target serves from its start on.
+/// The target's configuration at start.
 pub(crate) fn target_config(
     config: &Config,
     devices: &Devices,
@@ -118,8 +118,7 @@ pub(crate) fn target_config(
     }
 }
 
-/// What the target serves of each export, given the devices that could be had and the listeners
-/// that are bound.
+/// The configuration of each export in the target, from the open devices and the bound listeners.
 pub(crate) fn subsystems(
     config: &Config,
     devices: &Devices,
@@ -157,7 +156,7 @@ fn subsystem(
         hosts,
         namespaces: namespaces(config, export, devices),
         io_queues_max: export.max_io_queues,
-        // A subsystem has one queue size, so that of its strictest listener.
+        // A subsystem has one queue size, which is that of its strictest listener.
         queue_depth_max: listeners()
             .map(|(_, listener)| listener.queue_depth)
             .min()
@@ -166,12 +165,12 @@ fn subsystem(
     }
 }
 
-/// The namespaces of `export` whose devices are there now. A drive that is gone takes its
-/// namespaces along until it comes back.
+/// The namespaces of `export` whose devices are present. The namespaces of a removed drive are
+/// absent until it returns.
 fn namespaces(config: &Config, export: &Export, devices: &Devices) -> Vec<NamespaceConfig> {
     let mut namespaces = Vec::new();
     for namespace in &export.namespaces {
-        // The configuration's check has seen that every namespace names a device.
+        // The check of the configuration guarantees that every namespace names a device.
         let Some(configured) = config.device(&namespace.device) else {
             continue;
         };

@@ -1,5 +1,5 @@
-//! NVMe over Fabrics as a service of the reactors: on each a target core, a poller of every transport
-//! around that core, and one that takes the control thread's orders.
+//! NVMe over Fabrics as a service of the reactors: each reactor has a target core, a poller of
+//! every transport for that core, and a poller for messages of the control thread.
 
 mod control_queue;
 mod poller;
@@ -20,11 +20,11 @@ pub(crate) use control_queue::ControlMessage;
 use control_queue::ControlQueue;
 use poller::TargetPoller;
 
-/// NVMe over Fabrics of the whole appliance.
+/// The NVMe over Fabrics service of the whole appliance.
 pub(crate) struct Fabrics {
     pub(crate) target: Arc<Target>,
     pub(crate) transports: Vec<Arc<dyn Transport>>,
-    /// Orders for each reactor.
+    /// The control messages for each reactor.
     pub(crate) orders: Portions<Receiver<ControlMessage>>,
 }
 
@@ -63,18 +63,18 @@ impl Service for Fabrics {
     }
 }
 
-/// What a reactor has of the service besides its transports.
+/// The parts of the service on one reactor, other than its transports.
 pub(crate) struct BehindTransports {
     pub(crate) orders: Receiver<ControlMessage>,
-    /// Where queues of devices that come take their memory.
+    /// Memory for the queues of devices that are added later.
     pub(crate) pool: Pool,
     pub(crate) reactor: usize,
-    /// Requests that the reactor may have at a device that comes.
+    /// Most requests of the reactor at a device that is added later.
     pub(crate) queue_depth: usize,
 }
 
 impl BehindTransports {
-    /// The poller of a core, which is a client of `devices` from here on.
+    /// Creates the poller of a core, and registers the core as a client of `devices`.
     pub(crate) fn poller(
         self,
         core: Rc<RefCell<TargetCore>>,

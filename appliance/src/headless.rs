@@ -1,5 +1,5 @@
-//! An appliance without threads, sockets and a clock of its own, for simulation. Configuration,
-//! devices, target and changes are the code of the appliance itself.
+//! An appliance without threads, sockets or a real clock, for simulation. Configuration, devices,
+//! target and changes use the code of the appliance itself.
 
 use std::cell::RefCell;
 use std::io;
@@ -30,36 +30,36 @@ pub use crate::identities::{Content, Identities};
 pub use crate::orders::{Answers, PortOrders, Unanswered};
 pub use crate::transports::Listening;
 
-/// What an appliance is made from.
+/// The inputs of an appliance.
 pub struct Parts {
-    /// What it is to be. Its listeners are bound to the very addresses that are given there.
+    /// The configuration. Its listeners are bound to exactly the addresses in it.
     pub config: Config,
-    /// Its reactors.
+    /// The number of reactors.
     pub reactors: usize,
-    /// The namespaces of drives, by their devices' places in the configuration.
+    /// The namespaces of drives, with the index of their device in the configuration.
     pub drives: Vec<(usize, Arc<dyn Device>)>,
-    /// Opens the other devices, now and later.
+    /// Opens the other devices, at start and later.
     pub opener: Box<dyn Opener>,
-    /// What was served before, and the record of what is.
+    /// The identities with the record of served contents.
     pub identities: Identities,
     /// The largest transfer of a command, bytes.
     pub transfer_max: usize,
-    /// Entries of a reactor's queue of a device.
+    /// Requests in a reactor's queue of one device.
     pub queue_depth: usize,
 }
 
-/// An appliance whose reactors have yet to begin.
+/// An appliance whose reactors have not started.
 pub struct HeadlessAppliance {
-    /// Still without transports.
+    /// The transports are added by [`begin`](Self::begin).
     started: Started,
     parts: Vec<ReactorPart>,
 }
 
 impl HeadlessAppliance {
-    /// Opens the devices, and makes the target that serves what the configuration says.
+    /// Opens the devices, and creates the target for the configuration.
     ///
     /// # Errors
-    /// What cannot be had, in words.
+    /// A description of the resource that is not available.
     pub fn new(parts: Parts) -> Result<Self, String> {
         let Parts {
             config,
@@ -113,18 +113,18 @@ impl HeadlessAppliance {
         &self.started.target
     }
 
-    /// All memory that data moves through: that of `arena` and of RAM devices.
+    /// All memory that holds data: that of `arena` and of RAM devices.
     #[must_use]
     pub fn regions<'a>(&'a self, arena: &'a Arena) -> Vec<&'a Region> {
         self.started.devices.regions(arena)
     }
 
-    /// Each reactor's end of the orders; nothing once they have been taken.
+    /// The part of each reactor; empty after the first call.
     pub fn take_reactor_parts(&mut self) -> Vec<ReactorPart> {
         std::mem::take(&mut self.parts)
     }
 
-    /// The reactors begin: from now on it can be changed.
+    /// Starts the control of the reactors; from now on the configuration can change.
     #[must_use]
     pub fn begin(self, transports: Vec<Arc<dyn Listening>>, handles: &[ReactorHandle]) -> Control {
         let started = Started {
@@ -135,7 +135,7 @@ impl HeadlessAppliance {
     }
 }
 
-/// One reactor's end of the orders.
+/// The part of one reactor.
 pub struct ReactorPart {
     reactor: usize,
     orders: Receiver<ControlMessage>,
@@ -144,12 +144,12 @@ pub struct ReactorPart {
 }
 
 impl ReactorPart {
-    /// What polls the devices and the core, has them do what they are asked to, and brings them to
-    /// rest when the reactor stops. Devices' queues get memory from `pool`. Belongs behind the
-    /// transports.
+    /// Creates the pollers: one polls the devices and their clients, one passes control messages to
+    /// the core; both drain when the reactor stops. `pool` gives memory to the queues of devices.
+    /// Register them after the transports.
     ///
     /// # Errors
-    /// The system's.
+    /// The error of the operating system.
     pub fn pollers(
         self,
         core: Rc<RefCell<TargetCore>>,
@@ -171,16 +171,16 @@ impl ReactorPart {
 /// The control thread's part of a running appliance.
 pub struct Control(Reconciler);
 
-/// What came of a change.
+/// The result of a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// Whether all is as was wanted.
+    /// Whether the whole configuration is applied.
     pub is_applied: bool,
-    /// The steps that were carried out, in words.
+    /// Descriptions of the completed steps.
     pub done: Vec<String>,
-    /// Why not all were, if so.
+    /// The reason, if not every step was completed.
     pub trouble: Option<String>,
-    /// Commands that were cut off at the deadline.
+    /// Commands that were aborted at the deadline.
     pub cut_off: usize,
 }
 
@@ -198,23 +198,23 @@ impl From<ApplyAnswer> for Outcome {
 }
 
 impl Control {
-    /// Makes the appliance what `wanted` says, as `windlass apply` does.
+    /// Applies the configuration `wanted`, as `windlass apply` does.
     pub fn apply(&mut self, wanted: &Config, event_loop: &mut dyn EventLoop) -> Outcome {
         self.0.apply(wanted, How::default(), event_loop).into()
     }
 
-    /// Tells hosts what the devices went through, as the control thread does in every round.
+    /// Notifies hosts of changes of the devices, as the control thread does in every iteration.
     pub fn look(&mut self) {
         self.0.look();
     }
 
-    /// The configuration that runs.
+    /// The running configuration.
     #[must_use]
     pub fn config(&self) -> &Config {
         self.0.config()
     }
 
-    /// The place of a device in the target, while it has one.
+    /// The index of a device in the target, if it has one.
     #[must_use]
     pub fn place_of(&self, device: &Name) -> Option<DeviceIndex> {
         self.0.devices().get(device).map(|(place, _)| place)

@@ -1,10 +1,10 @@
-//! Which content the identifiers stand for that hosts know a disk by.
+//! Records the contents of disks, from which the identifiers of namespaces are derived.
 //!
-//! Where no `uuid` is configured, identifiers follow from the names of appliance, export and device
-//! ([`Config::named_uuid`]). The first lasting content that is served under these names has exactly
-//! those. Every other content has others, so that a host never takes it for the disk that it knows.
-//! This module finds out what tells one content from another, and keeps a record of what was served:
-//! one file of two lines per derived UUID, in a directory that outlives the process.
+//! Without a configured `uuid`, identifiers are derived from the names of appliance, export and
+//! device ([`Config::named_uuid`]). The first lasting content that is served under these names has
+//! exactly these identifiers. Any other content has others, so that a host does not take it for the
+//! disk that it knows. This module determines what distinguishes contents, and records what was
+//! served: one file of two lines per derived UUID, in a persistent directory.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -21,23 +21,24 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::embedded::data_directory;
 
-/// Bytes of a record at most: two texts of content.
+/// Largest record in bytes: two descriptions of content.
 const RECORD_BYTES_MAX: u64 = 4096;
-/// The records' directory in that of the appliance's state.
+/// The records' directory below the appliance's state directory.
 const DIRECTORY_NAME: &str = "identities";
 
-/// What a device holds, as far as it can be told from other content.
+/// The content of a device, as far as it can be distinguished from others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// It outlives the device: the same text whenever it is the same content. One line.
+    /// The content survives the device. The text, one line, is always the same for the same
+    /// content.
     Lasting(String),
-    /// It is lost with the device; a random number stands for it. Memory that is handed over keeps
-    /// its number.
+    /// The content is lost with the device; a random number identifies it. Memory that is handed
+    /// over keeps its number.
     Volatile(Uuid),
 }
 
 impl Content {
-    /// The content of memory that was taken just now.
+    /// The content of newly allocated memory.
     ///
     /// # Errors
     /// The system has no random numbers.
@@ -51,19 +52,19 @@ impl Content {
     }
 }
 
-/// A file, as the kernel knows it.
+/// A file as the kernel describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FoundFile {
     pub(crate) content: Content,
-    /// Device and inode: what tells it from every other file of the machine now.
+    /// Device number and inode, which identify it among the machine's current files.
     pub(crate) place: (u64, u64),
 }
 
 impl FoundFile {
-    /// The file at `path`, which is neither read nor written: it may be another user's.
+    /// Inspects the file at `path` without reading or writing it: it may belong to another user.
     ///
     /// # Errors
-    /// There is none, or the kernel does not describe it.
+    /// There is no file, or the kernel does not describe it.
     pub(crate) fn at(path: &Path) -> io::Result<Self> {
         let file = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
         let found = fstat(&file)?;
@@ -80,8 +81,8 @@ impl FoundFile {
 }
 
 fn of_file(file: impl AsFd) -> io::Result<String> {
-    // The number of an inode may be given to another file once its file is removed; the time of
-    // creation tells the two apart where the file system has it.
+    // An inode number may be reused after its file is removed; the creation time distinguishes the
+    // files if the file system records it.
     let wanted = StatxFlags::INO | StatxFlags::BTIME;
     let found = statx(&file, "", AtFlags::EMPTY_PATH, wanted)?;
     let mut text = format!("file {}", found.stx_ino);
@@ -92,8 +93,8 @@ fn of_file(file: impl AsFd) -> io::Result<String> {
     Ok(text)
 }
 
-/// What the kernel knows a block device by whatever its number is in this boot; its path, where
-/// there is nothing else.
+/// An identifier of a block device that does not depend on its number in this boot; the path if
+/// there is no other.
 fn of_block_device(found: &Stat, path: &Path) -> String {
     let (major, minor) = (major(found.st_rdev), minor(found.st_rdev));
     let directory = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
@@ -123,25 +124,25 @@ fn of_block_device(found: &Stat, path: &Path) -> String {
     format!("block {}", known.replace('\n', " "))
 }
 
-/// What was served under names.
+/// The contents that were served under a list of names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Record {
-    /// The content whose identifiers follow from the names alone.
+    /// The content whose identifiers are derived only from the names.
     first: String,
     /// The content that was served last.
     last: String,
 }
 
-/// The identities of namespaces, with the record of what was served. Clones share the record.
+/// The identities of namespaces, with the records of served contents. Clones share the records.
 #[derive(Clone, Debug, Default)]
 pub struct Identities {
-    /// Where records outlive the process; without it they do not.
+    /// The persistent directory of the records; without it they end with the process.
     directory: Option<PathBuf>,
     records: Arc<Mutex<BTreeMap<Uuid, Record>>>,
 }
 
 impl Identities {
-    /// With records in `directory`.
+    /// Identities with records in `directory`.
     pub(crate) fn at(directory: Option<PathBuf>) -> Self {
         Self {
             directory,
@@ -149,7 +150,7 @@ impl Identities {
         }
     }
 
-    /// The identity of a namespace whose device holds `content`, which is served from now on.
+    /// The identity of a namespace whose device holds `content`. Records that it is served.
     pub(crate) fn serve(
         &self,
         config: &Config,
@@ -179,7 +180,7 @@ impl Identities {
         }
     }
 
-    /// Whether hosts would see a different disk than the last time if `content` were served now.
+    /// Whether hosts would see a different disk than last time if `content` were served now.
     /// Records nothing.
     pub(crate) fn would_change(&self, named: Uuid, content: &Content) -> bool {
         let Content::Lasting(text) = content else {
@@ -190,7 +191,7 @@ impl Identities {
         known.is_some_and(|known| known.last != *text)
     }
 
-    /// Notes that `content` is served under names; the content that was the first there.
+    /// Records that `content` is served under the names. Returns the first content under them.
     fn note(&self, named: Uuid, namespace: &Namespace, content: &str) -> String {
         let mut records = self.records();
         let known = records.get(&named).cloned();
@@ -244,7 +245,7 @@ impl Identities {
         })
     }
 
-    /// Replaces the record as a whole, so that a reader never sees a part of it.
+    /// Replaces the record atomically, so that a reader never sees a part of it.
     fn store(&self, named: Uuid, record: &Record) -> io::Result<()> {
         let Some(directory) = &self.directory else {
             return Ok(());
@@ -260,7 +261,7 @@ impl Identities {
             })
             .and_then(|()| fs::rename(&new, &path));
         if written.is_err() {
-            // It may not be there.
+            // The file may not exist.
             let _ = fs::remove_file(&new);
         }
         written?;
@@ -268,8 +269,8 @@ impl Identities {
     }
 }
 
-/// Where this user's appliances keep their records: in the service's state directory
-/// (systemd.exec(5): STATE_DIRECTORY has colons between several), else where its data belong.
+/// The directory of this user's records: the service's state directory (systemd.exec(5):
+/// STATE_DIRECTORY has colons between several), or else the data directory.
 pub(crate) fn usual_directory() -> Option<PathBuf> {
     let given = std::env::var("STATE_DIRECTORY").ok();
     let given = given.and_then(|text| text.split(':').next().map(PathBuf::from));
@@ -277,8 +278,8 @@ pub(crate) fn usual_directory() -> Option<PathBuf> {
     Some(state.or_else(data_directory)?.join(DIRECTORY_NAME))
 }
 
-/// The devices of `config` in files that are there but are not what was served last: hosts will see
-/// a different disk. Touches nothing.
+/// The devices of `config` whose files exist but were not served last: hosts will see a different
+/// disk. Changes nothing.
 pub(crate) fn exchanged_files(config: &Config) -> Vec<(appliance_config::Name, PathBuf)> {
     let identities = Identities::at(usual_directory());
     let mut found = Vec::new();
@@ -326,8 +327,8 @@ mod tests {
         identities.serve(config, export, namespace, &found.content)
     }
 
-    /// The first file has the identity that follows from the names alone, as before there were
-    /// records, and keeps it when it is renamed; any other file has another.
+    /// The first file has the identity derived only from the names, as before records existed, and
+    /// keeps it when it is renamed; any other file has another identity.
     #[test]
     fn identifiers_follow_the_file() {
         let directory = tempfile::tempdir().expect("a directory");
@@ -350,7 +351,7 @@ mod tests {
         let running = start();
         assert_eq!(file_identity(&running, &demo(&renamed)), named);
         assert!(!running.would_change(named.uuid, &content));
-        // Restored from a backup: the same bytes in another file.
+        // A restored backup: the same bytes in another file.
         fs::copy(&renamed, directory.path().join("copy")).expect("copied");
         fs::rename(directory.path().join("copy"), &renamed).expect("renamed");
         let restored = file_identity(&running, &demo(&renamed));
@@ -377,7 +378,7 @@ mod tests {
         assert_eq!(identity(&config, &one), identity(&config, &other));
     }
 
-    /// An identity that cannot be recorded is had all the same.
+    /// An identity that cannot be recorded is used nevertheless.
     #[test]
     fn records_that_cannot_be_kept_are_no_failure() {
         let directory = tempfile::tempdir().expect("a directory");

@@ -1,8 +1,7 @@
-//! `windlass`: storage on the network from polled, pinned cores. This file is the command line;
-//! `appliance` starts and stops what it asks for.
+//! `windlass`: a network storage appliance with polled, pinned cores.
 //!
-//! The program is all that this crate is for; as a library it lets its control plane be fuzzed
-//! and its changes be simulated.
+//! The crate exists for the program; it is a library so that its control plane can be fuzzed and
+//! its configuration changes simulated.
 
 #![forbid(unsafe_code)]
 
@@ -51,7 +50,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-/// Does what the command line asks for; the process's exit status.
+/// Runs the command line; returns the exit status of the process.
 #[must_use]
 pub fn main() -> ExitCode {
     let arguments = command_line::Arguments::parse();
@@ -59,7 +58,7 @@ pub fn main() -> ExitCode {
     match command_line::run(arguments.command) {
         Ok(code) => code,
         Err(error) => {
-            // Configuration problems bring their own places and carets; everything else is one
+            // Configuration problems have places and carets of their own; any other error is one
             // line.
             service::report_failure(&error::one_line(error.as_ref()));
             if error.is::<service::BadConfiguration>() {

@@ -1,4 +1,5 @@
-//! `windlass bench`: the load generator that comes with the appliance, in this process's place.
+//! `windlass bench`: replaces this process by the load generator that is installed with the
+//! appliance.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
@@ -7,11 +8,11 @@ use std::process::Command;
 
 use crate::error::Failure;
 
-/// Its places as seen from the directory of this program: beside it, where a build leaves it, and
-/// where the package has it.
+/// Its locations relative to the directory of this program: beside it in a build, and in the
+/// package.
 const PLACES: [&str; 2] = ["bench", "../lib/windlass/bench"];
 
-/// There is no load generator.
+/// The load generator is not installed.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "no load generator at {}: build it with `cargo build --release -p bench`, or install the \
@@ -28,7 +29,7 @@ fn find(directory: &Path) -> Result<PathBuf, Missing> {
     found.ok_or(Missing { places })
 }
 
-/// Becomes the load generator; returns only where that fails, with the reason.
+/// Executes the load generator in place of this process. Returns only on failure, with the reason.
 pub(crate) fn become_bench(arguments: &[OsString]) -> Failure {
     let found = std::env::current_exe()
         .map_err(Failure::from)

@@ -1,4 +1,4 @@
-//! `windlass`.
+//! The `windlass` program.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Manual pages and completions, made from the commands as they are: packages take them along.
+//! Generates manual pages and completions from the commands, for packages.
 
 use std::fs;
 use std::io;
@@ -7,7 +7,7 @@ use std::path::Path;
 use clap::Command;
 use clap_complete::Shell;
 
-/// What the program's own page says beyond its commands.
+/// The text of the program's own page after its commands.
 pub(crate) const FILES_AND_VARIABLES: &str = "\
 Files:
   /etc/windlass/windlass.toml   what the service serves
@@ -21,10 +21,10 @@ Variables:
   XDG_DATA_HOME     has windlass/identities of an appliance that is not root's
   XDG_RUNTIME_DIR   has windlass/control.sock of an appliance that is not root's";
 
-/// Shells that completions are made for.
+/// The shells for which completions are generated.
 const SHELLS: [Shell; 3] = [Shell::Bash, Shell::Zsh, Shell::Fish];
 
-/// Makes `man` and `completions` in `directory`: a page for each command, a file for each shell.
+/// Writes `man` and `completions` in `directory`: a page for each command, a file for each shell.
 ///
 /// # Errors
 /// A file cannot be written.
@@ -40,7 +40,7 @@ pub(crate) fn generate(command: &Command, directory: &Path) -> io::Result<()> {
     clap_mangen::generate_to(command, man)
 }
 
-/// The command without those that people do not need.
+/// The command without its hidden subcommands.
 fn without_hidden(command: &Command) -> Command {
     let shown: Vec<Command> = command
         .get_subcommands()
@@ -104,7 +104,7 @@ mod tests {
         }
     }
 
-    /// Has bash itself complete a line.
+    /// Runs bash to complete a line.
     #[test]
     fn bash_completes_what_it_is_given() {
         let directory = generated();

@@ -1,5 +1,5 @@
-//! The arena: taken at start, and where nothing maps it for a device, touched while hosts connect
-//! already.
+//! Allocates the arena at start. If no device maps it, most of it is populated after hosts may
+//! connect.
 
 use std::sync::Arc;
 use std::thread;
@@ -9,8 +9,8 @@ use hugemem::{Arena, ArenaConfig, ArenaError, ArenaRest};
 
 use crate::devices::page_policy;
 
-/// Bytes of the arena that are touched before hosts may connect: a few milliseconds' worth, and
-/// enough for the first connections.
+/// Bytes of the arena that are populated before hosts may connect: this takes a few milliseconds,
+/// and is enough for the first connections.
 const AT_ONCE: usize = 64 << 20;
 
 #[derive(Debug, thiserror::Error)]
@@ -21,10 +21,10 @@ pub(crate) struct NoMemory {
     cause: ArenaError,
 }
 
-/// Takes the arena, and what of it is to be populated once hosts may connect.
+/// Allocates the arena. Also returns the part of it that is populated after hosts may connect.
 ///
 /// # Errors
-/// The machine does not have that much.
+/// The machine does not have that much memory.
 pub(crate) fn take(config: &Config) -> Result<(Arc<Arena>, ArenaRest), NoMemory> {
     let memory = config.appliance.memory;
     let arena = ArenaConfig {
@@ -47,8 +47,8 @@ pub(crate) fn take(config: &Config) -> Result<(Arc<Arena>, ArenaRest), NoMemory>
     Ok((arena, rest))
 }
 
-/// Whether a drive, a NIC or a ring of files maps the arena at start, which touches all of it, one
-/// page after another and slower than we do.
+/// Whether a drive, a NIC or an io_uring for files maps the arena at start. That populates all of
+/// it, one page after another and more slowly than [`populate_behind`].
 fn is_mapped_for_devices(config: &Config) -> bool {
     let devices = config.devices.iter();
     let mapped = |backing: &Backing| matches!(backing, Backing::Nvme(_) | Backing::File { .. });
@@ -59,7 +59,7 @@ fn is_mapped_for_devices(config: &Config) -> bool {
             .any(|listener| listener.transport == Transport::Rdma)
 }
 
-/// Populates the rest of the arena on a thread of its own, which ends with that.
+/// Populates the rest of the arena on a thread that then ends.
 pub(crate) fn populate_behind(mut rest: ArenaRest) {
     if rest.bytes() == 0 {
         return;

@@ -1,7 +1,7 @@
-//! The drives that this appliance has taken: brought up at start, all at once; looked after while
-//! it serves; taken again when they were pulled and came back.
+//! The appliance's NVMe drives: brought up together at start, monitored while it serves, and
+//! reopened after they are removed and return.
 //!
-//! A drive that cannot be had is one line in the log, with its remedy, and the rest is served.
+//! A drive that is not available is logged in one line with its remedy, and the others are served.
 
 mod bus;
 mod care;
@@ -20,20 +20,20 @@ pub(crate) use bus::{Bus, system_bus};
 use care::Notes;
 pub(crate) use start::start;
 
-/// A drive of the configuration, and the devices on it.
+/// A drive of the configuration, with its devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Wanted {
     pub(crate) address: PciAddress,
-    /// Queue depth and deadline; the same for all of its devices.
+    /// Queue depth and deadline, which are the same for all of its devices.
     settings: DriveNamespace,
-    /// Place among the configuration's devices, and namespace of the drive.
+    /// Index of each device in the configuration, with its namespace of the drive.
     namespaces: Vec<(usize, u32)>,
-    /// The devices' names, for people.
+    /// The devices' names, for messages.
     pub(crate) names: String,
 }
 
 impl Wanted {
-    /// Most requests that one reactor has at it at once.
+    /// Most requests that one reactor has outstanding at it.
     pub(crate) fn queue_depth(&self) -> u16 {
         self.settings.queue_depth
     }
@@ -44,14 +44,14 @@ impl Wanted {
     }
 }
 
-/// The configuration's drives, each once, in its order.
+/// The configuration's drives, each once, in order.
 pub(crate) fn wanted(config: &Config) -> Vec<Wanted> {
     let mut drives: Vec<Wanted> = Vec::new();
     for (index, device) in config.devices.iter().enumerate() {
         let Backing::Nvme(settings) = device.backing else {
             continue;
         };
-        // Both types read what the other one prints.
+        // Each type parses the other's text.
         let Ok(address) = settings.pci.to_string().parse() else {
             continue;
         };
@@ -72,7 +72,7 @@ pub(crate) fn wanted(config: &Config) -> Vec<Wanted> {
     drives
 }
 
-/// A drive that belongs to the appliance.
+/// A drive that the appliance has acquired.
 struct Taken {
     address: PciAddress,
     names: String,
@@ -80,14 +80,14 @@ struct Taken {
     notes: Notes,
 }
 
-/// All drives that belong to the appliance. For the control thread.
+/// All acquired drives. For the control thread.
 pub(crate) struct Drives {
     bus: Box<dyn Bus>,
     taken: Vec<Taken>,
 }
 
 impl Drives {
-    /// What can be seen of each.
+    /// The observable state of each.
     pub(crate) fn sources(&self) -> Vec<DriveSource> {
         let taken = self.taken.iter();
         taken

@@ -1,5 +1,5 @@
-//! The control thread's way to something that every reactor has a part of: one ring to each, and
-//! answers that come back over a channel.
+//! Control messages from the control thread to an object with a part on every reactor: one ring to
+//! each reactor, and responses over a channel.
 
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Mutex, PoisonError};
@@ -14,38 +14,38 @@ mod ports;
 
 pub use ports::PortOrders;
 
-/// Orders that may be on their way to one reactor.
+/// Messages that may be in flight to one reactor.
 const ORDERS_MAX: usize = 256;
-/// A reactor that has not answered an order after this long is stuck: its turns take microseconds,
-/// and opening a device's queue milliseconds.
+/// A reactor that has not responded within this time is stuck: its turns take microseconds, and
+/// opening a device's queue takes milliseconds.
 const ANSWER_WITHIN: Duration = Duration::from_secs(20);
 
-/// A reactor does not do what it was asked.
+/// A reactor did not process a message.
 #[derive(Debug, thiserror::Error)]
 pub enum Unanswered {
     /// Its ring is full.
     #[error("reactor {reactor} takes no more orders: it has ended or is stuck")]
     Full {
-        /// Its number.
+        /// The reactor's number.
         reactor: usize,
     },
-    /// Not all have answered in time.
+    /// Not all reactors have responded in time.
     #[error("a reactor has not answered within {ANSWER_WITHIN:?}: it has ended or is stuck")]
     TooSlow,
 }
 
-/// Rings of orders to all reactors. One thread at a time gives orders.
+/// Rings for messages to all reactors. One thread at a time sends.
 pub(crate) struct Orders<T>(Mutex<Vec<Sender<T>>>);
 
 impl<T: Send> Orders<T> {
-    /// The rings, and each reactor's end.
+    /// Creates the rings. Returns the receiver of each reactor.
     pub(crate) fn new(reactors: usize) -> (Self, Vec<Receiver<T>>) {
         let rings = (0..reactors).map(|_| ring::channel(ORDERS_MAX));
         let (senders, receivers) = rings.unzip();
         (Self(Mutex::new(senders)), receivers)
     }
 
-    /// From now on an order wakes its reactor.
+    /// Makes every message wake its reactor from now on.
     pub(crate) fn set_wakers(&self, handles: &[ReactorHandle]) {
         let mut senders = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for (sender, handle) in senders.iter_mut().zip(handles) {
@@ -53,7 +53,7 @@ impl<T: Send> Orders<T> {
         }
     }
 
-    /// Gives one reactor an order.
+    /// Sends a message to one reactor.
     ///
     /// # Errors
     /// [`Unanswered::Full`].
@@ -66,10 +66,10 @@ impl<T: Send> Orders<T> {
         }
     }
 
-    /// Gives every reactor an order that `make` makes for the sender of its answer.
+    /// Sends every reactor a message, which `make` creates from the sender of its response.
     ///
     /// # Errors
-    /// [`Unanswered::Full`]; those before it have their orders.
+    /// [`Unanswered::Full`]; earlier reactors have received their messages.
     pub(crate) fn tell_all<A>(
         &self,
         make: impl Fn(mpsc::Sender<A>) -> T,
@@ -89,7 +89,7 @@ impl<T: Send> Orders<T> {
         })
     }
 
-    /// The same, and waits for what they answer.
+    /// Like [`tell_all`](Self::tell_all), and waits for the responses.
     ///
     /// # Errors
     /// [`Unanswered`].
@@ -101,7 +101,7 @@ impl<T: Send> Orders<T> {
         self.tell_all(make)?.wait(event_loop)
     }
 
-    /// Gives one reactor an order and waits for its answer.
+    /// Sends a message to one reactor and waits for its response.
     ///
     /// # Errors
     /// [`Unanswered`].
@@ -123,7 +123,7 @@ impl<T: Send> Orders<T> {
     }
 }
 
-/// Answers that are on their way.
+/// Pending responses.
 pub struct Answers<A> {
     receiver: mpsc::Receiver<A>,
     missing: usize,
@@ -131,7 +131,8 @@ pub struct Answers<A> {
 }
 
 impl<A> Answers<A> {
-    /// Takes in what is there, or comes within a pause; whether none is to come any more.
+    /// Receives the responses that are available or arrive within a pause. Returns whether no more
+    /// will arrive.
     pub fn gather(&mut self, event_loop: &dyn EventLoop) -> bool {
         while self.missing > 0 {
             match self.receiver.recv_timeout(event_loop.pause()) {
@@ -140,14 +141,14 @@ impl<A> Answers<A> {
                     self.missing -= 1;
                 }
                 Err(RecvTimeoutError::Timeout) => return false,
-                // A reactor that ended took its order along: there is nothing to wait for.
+                // A reactor that ended has dropped its message: there is nothing to wait for.
                 Err(RecvTimeoutError::Disconnected) => break,
             }
         }
         true
     }
 
-    /// Waits for all.
+    /// Waits for all responses.
     ///
     /// # Errors
     /// [`Unanswered::TooSlow`].

@@ -1,5 +1,5 @@
-//! The control plane without sockets, to be fuzzed: bytes of a connection in, bytes of its answers
-//! out.
+//! The control plane without sockets, for fuzzing: takes the bytes of a connection and returns the
+//! bytes of the responses.
 
 use std::sync::{Arc, mpsc};
 
@@ -11,11 +11,11 @@ use crate::observe::Observatory;
 use crate::observe::events::Events;
 use crate::requests::Mailbox;
 
-/// Starts an appliance with the configuration in `text`, which goes on until the process ends, and
-/// a control plane with `token`.
+/// Starts an appliance with the configuration in `text`, which runs until the process ends, and a
+/// control plane with `token`.
 ///
 /// # Panics
-/// The configuration or the token is wrong, or something that the appliance needs cannot be had.
+/// The configuration or the token is invalid, or a resource of the appliance is not available.
 #[must_use]
 pub fn start(text: &str, token: &str) -> ControlProbe {
     let config = Config::parse("probe", text).expect("a right configuration");

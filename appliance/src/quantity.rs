@@ -1,8 +1,8 @@
-//! Quantities as people read them: bytes, counts, times.
+//! Formats quantities for people: bytes, counts, times.
 
 use std::time::Duration;
 
-/// Bytes in the largest unit that leaves at least one, with one decimal.
+/// Bytes in the largest unit with a value of at least one, with one decimal.
 pub(crate) fn bytes(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     let mut unit_bytes = 1024_u64;
@@ -20,7 +20,7 @@ pub(crate) fn bytes(bytes: u64) -> String {
     }
 }
 
-/// Bytes per second; nothing moved is a dash, so that what moves stands out.
+/// Bytes per second. Zero is a dash, so that activity stands out.
 pub(crate) fn byte_rate(per_second: f64) -> String {
     if per_second < 0.5 {
         return NOTHING.to_owned();
@@ -28,7 +28,7 @@ pub(crate) fn byte_rate(per_second: f64) -> String {
     bytes(per_second.round() as u64)
 }
 
-/// Something per second in at most five characters: `950`, `12.3k`, `1.25M`.
+/// A rate per second in at most five characters: `950`, `12.3k`, `1.25M`.
 pub(crate) fn rate(per_second: f64) -> String {
     if per_second <= 0.0 {
         return NOTHING.to_owned();
@@ -69,7 +69,7 @@ pub(crate) fn latency(ns: u64) -> String {
     let (unit_ns, unit) = UNITS
         .into_iter()
         .rev()
-        // What would be rounded to a thousand is one of the next unit.
+        // A value that rounds to 1000 is shown in the next unit.
         .find(|(unit_ns, _)| ns >= unit_ns * 0.9995)
         .unwrap_or(UNITS[0]);
     let scaled = ns / unit_ns;
@@ -81,7 +81,7 @@ pub(crate) fn latency(ns: u64) -> String {
     format!("{scaled:.decimals$} {unit}")
 }
 
-/// How long something has lasted, in its two largest units.
+/// A duration in its two largest units.
 pub(crate) fn duration(lasted: Duration) -> String {
     let seconds = lasted.as_secs();
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
@@ -101,7 +101,7 @@ pub(crate) fn percent(permille: u32) -> String {
     format!("{}.{} %", permille / 10, permille % 10)
 }
 
-/// What stands where there is nothing, or nothing is known.
+/// The placeholder for a missing or unknown value.
 pub(crate) const NOTHING: &str = "-";
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
-//! What each reactor gets on its own thread: its devices, its part of every service, and the drives that
-//! it owns.
+//! Sets up each reactor on its own thread: its devices, its part of every service, and the drives
+//! that it owns.
 //!
-//! A turn has three phases. Services receive and submit in their pollers' polls; the devices and their
-//! clients are polled, each once, whatever the number of listeners; services take completions and
-//! send in their pollers' flushes, and the devices are flushed last.
+//! A turn has three phases. Services receive and submit in `poll` of their pollers; the devices and
+//! their clients are polled once each, whatever the number of listeners; services take completions
+//! and send in `flush` of their pollers, and the devices are flushed last.
 
 mod rest;
 #[cfg(test)]
@@ -21,40 +21,41 @@ use reactors::{InitError, ReactorSetup};
 use rest::Last;
 pub(crate) use rest::RestingDevices;
 
-/// Requests that one reactor may have at one device at once.
+/// Most requests of one reactor at one device.
 pub(crate) const DEVICE_QUEUE_DEPTH: usize = 1024;
-/// Requests that one service may have on a reactor, and that wait for memory: of NVMe over Fabrics 512
-/// queues of 128 entries. A Connect beyond it is told that the controller is busy.
+/// Most requests of one service on a reactor that are outstanding or wait for memory: for NVMe over
+/// Fabrics 512 queues of 128 entries. A Connect beyond that fails with Controller Busy.
 pub(crate) const COMMANDS_MAX: usize = 65_536;
 
 const _: () = assert!(DEVICE_QUEUE_DEPTH <= block::QUEUE_DEPTH_MAX);
 
-/// Serves data of the devices by a protocol, on every reactor.
+/// A protocol that serves the data of the devices on every reactor.
 pub(crate) trait Service: Send + Sync {
-    /// Makes the calling reactor's part: registers its pollers, and its client with the devices.
+    /// Sets up the calling reactor's part: registers its pollers, and its client with the devices.
     /// Called once on each reactor.
     ///
     /// # Errors
-    /// What the reactor cannot have; the appliance does not start then.
+    /// A resource is not available to the reactor; the appliance does not start then.
     fn set_up(&self, parts: &ReactorParts, setup: &mut ReactorSetup<'_>) -> Result<(), InitError>;
 }
 
-/// What the services of one reactor share. The recorder and the clock are the reactor's own.
+/// The resources that the services of one reactor share. Recorder and clock belong to the reactor.
 pub(crate) struct ReactorParts {
     pub(crate) devices: ReactorDevices,
-    /// Where each takes pools of its own: grants go to whoever waits in that pool's line.
+    /// Each service takes its own pools, because a pool grants buffers to the requests in its own
+    /// wait queue.
     pub(crate) arena: Arc<Arena>,
 }
 
-/// What can be handed to any reactor's thread.
+/// The inputs of the setup, which any reactor's thread can use.
 pub(crate) struct Parts {
     pub(crate) arena: Arc<Arena>,
-    /// In the order of their places.
+    /// In the order of their indexes.
     pub(crate) devices: Vec<Arc<dyn Device>>,
     pub(crate) services: Vec<Arc<dyn Service>>,
-    /// The owners of drives, for each reactor those that it polls.
+    /// For each reactor, the owners of drives that it polls.
     pub(crate) owners: Vec<Mutex<Vec<DriveOwner>>>,
-    /// Reactors whose devices have not come to rest.
+    /// Number of reactors whose devices are not drained.
     pub(crate) undrained: Arc<AtomicUsize>,
 }
 
@@ -66,7 +67,7 @@ struct NoDeviceQueue {
     cause: block::OpenError,
 }
 
-/// Sets reactor `index` up.
+/// Sets up reactor `index`.
 pub(crate) fn set_up(
     parts: &Parts,
     index: usize,

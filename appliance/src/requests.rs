@@ -1,5 +1,5 @@
-//! What the process is asked to do while it serves: to end, to read its configuration again, to become
-//! what another configuration says. Signals and the control plane ask; the control thread answers.
+//! Requests to the process while it serves: end, reload its configuration, apply another
+//! configuration. Signals and the control plane send them; the control thread executes them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,11 +11,11 @@ use tokio::sync::oneshot;
 use crate::observe::model::ApplyAnswer;
 use crate::reconciler::How;
 
-/// Something to do.
+/// A request to the process.
 pub(crate) enum Request {
-    /// End, in order; a second time, at once.
+    /// Stop in phases; the second one stops immediately.
     End,
-    /// Read the configuration's file again and apply it.
+    /// Reload the configuration's file and apply it.
     Reload,
     /// Apply a configuration.
     Apply(ApplyOrder),
@@ -23,12 +23,12 @@ pub(crate) enum Request {
 
 /// A configuration to apply.
 pub(crate) struct ApplyOrder {
-    /// Its text; without it, the file that the appliance was started with.
+    /// Its text; if absent, the file that the appliance was started with is applied.
     pub(crate) text: Option<String>,
     pub(crate) how: How,
-    /// Whoever asked may have gone by the time of the answer.
+    /// The receiver may be gone when the response is sent.
     pub(crate) answer: oneshot::Sender<Result<ApplyAnswer, ApplyRefusal>>,
-    /// Until it is dropped, nobody else applies anything.
+    /// Prevents other changes until it is dropped.
     pub(crate) turn: Turn,
 }
 
@@ -46,14 +46,14 @@ pub(crate) enum ApplyRefusal {
     Unreadable(String),
 }
 
-/// Where requests go.
+/// The sender of requests.
 #[derive(Clone)]
 pub(crate) struct Mailbox {
     requests: Sender<Request>,
     is_busy: Arc<AtomicBool>,
 }
 
-/// The right to apply a configuration, which one has at a time.
+/// The exclusive right to apply a configuration.
 pub(crate) struct Turn(Arc<AtomicBool>);
 
 impl Drop for Turn {
@@ -63,19 +63,19 @@ impl Drop for Turn {
 }
 
 impl Mailbox {
-    /// A mailbox, and where its requests come out.
+    /// A mailbox and the receiver of its requests.
     pub(crate) fn new() -> (Self, Receiver<Request>) {
         let (requests, receiver) = channel();
         let is_busy = Arc::default();
         (Self { requests, is_busy }, receiver)
     }
 
-    /// Asks; false when nobody takes requests any more.
+    /// Sends a request. Returns false if the receiver is gone.
     pub(crate) fn ask(&self, request: Request) -> bool {
         self.requests.send(request).is_ok()
     }
 
-    /// The right to apply something, unless somebody has it.
+    /// The right to apply a configuration, unless it is taken.
     pub(crate) fn take_turn(&self) -> Option<Turn> {
         let is_busy = self.is_busy.swap(true, Ordering::AcqRel);
         (!is_busy).then(|| Turn(Arc::clone(&self.is_busy)))

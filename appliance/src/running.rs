@@ -1,4 +1,4 @@
-//! What is configured and served at present, for readers on other threads.
+//! The running configuration and its ports, for readers on other threads.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,11 +9,11 @@ use nvme_target::DeviceIndex;
 
 use crate::exports::Ports;
 
-/// Shared with the control plane, which reads it without a lock.
+/// Snapshots that the control plane reads without a lock.
 #[derive(Clone)]
 pub(crate) struct Running {
     pub(crate) config: Arc<ArcSwap<Config>>,
     pub(crate) ports: Arc<ArcSwap<Ports>>,
-    /// The UUID that hosts know the namespace of a device by, by the device's place.
+    /// The UUID of a device's namespace, by the device's index.
     pub(crate) uuids: Arc<ArcSwap<BTreeMap<DeviceIndex, Uuid>>>,
 }

@@ -1,8 +1,8 @@
-//! What a service manager hears from us: readiness, what goes on, signs of life, the end; and how
-//! our lines and exit statuses reach it.
+//! Messages to the service manager: readiness, status, watchdog pings, stop; and the format of log
+//! lines and exit statuses for it.
 //!
-//! Speaks sd_notify(3) of systemd. Without a manager every word is dropped, so nothing else asks
-//! whether there is one. Refuses to decide anything: what runs is up to `appliance`.
+//! Implements sd_notify(3) of systemd. Without a manager the messages are dropped, so no caller
+//! checks whether there is one.
 
 mod answers;
 mod hang_hook;
@@ -19,30 +19,31 @@ pub(crate) use hang_hook::install_hang_hook;
 pub(crate) use heartbeat::Heartbeat;
 pub(crate) use journal::{journal, report_failure};
 
-/// The exit status for a configuration that cannot be served: a restart would meet it again.
+/// The exit status for a configuration that cannot be served; a restart would fail the same way.
 /// `EX_CONFIG` of sysexits.h, which the unit names in `RestartPreventExitStatus`.
 pub(crate) const EXIT_CONFIGURATION: u8 = 78;
 
-/// What a stop may take beyond the deadline of the requests in flight: devices are flushed, drives
-/// shut down, memory is given back.
+/// Time for a stop beyond the deadline of the requests in flight: devices are flushed, drives shut
+/// down, memory is freed.
 const STOP_MARGIN: Duration = Duration::from_secs(30);
 
-/// Why a configuration cannot be served, as people are to see it.
+/// Why a configuration cannot be served, as a message for people.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct BadConfiguration(pub(crate) String);
 
-/// Says in one line what is going on.
+/// Reports the current activity in one line.
 pub(crate) fn status(text: &str) {
     tell(&[NotifyState::Status(&in_one_line(text))]);
 }
 
-/// Says that every export answers.
+/// Reports that every export is available.
 pub(crate) fn ready(text: &str) {
     tell(&[NotifyState::Status(&in_one_line(text)), NotifyState::Ready]);
 }
 
-/// Says that the end has begun, and that it may take as long as what is in flight may take.
+/// Reports that the stop has begun, and extends its time limit by the deadline of the requests in
+/// flight.
 pub(crate) fn stopping(deadline: Duration) {
     let within = deadline.saturating_add(STOP_MARGIN).as_micros();
     tell(&[
@@ -52,10 +53,10 @@ pub(crate) fn stopping(deadline: Duration) {
     ]);
 }
 
-/// Surrounds `work` with the beginning and the end of a reload, and says how it ended.
+/// Reports the beginning and the end of a reload around `work`, and its result.
 ///
 /// systemd.service(5), `Type=notify-reload`: a reload begins with RELOADING and its time, and ends
-/// with READY, whatever came of it.
+/// with READY, whatever the result.
 pub(crate) fn reload(work: impl FnOnce() -> Result<String, String>) {
     match NotifyState::monotonic_usec_now() {
         Ok(began) => tell(&[NotifyState::Reloading, began]),
@@ -79,12 +80,12 @@ fn tell(state: &[NotifyState<'_>]) {
     }
 }
 
-/// The protocol has one variable on each line, so text must not have lines of its own.
+/// Joins lines: the protocol has one variable on each line.
 fn in_one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// What is served, in a few words for one line.
+/// A one-line summary of what is served.
 pub(crate) fn status_line(config: &Config) -> String {
     let (exports, listeners) = (config.exports.len(), config.listeners.len());
     format!("serving {exports} export(s) on {listeners} listener(s)")

@@ -1,13 +1,13 @@
-//! Why a command got no answer, and what to do about it.
+//! Errors of a command's request to the appliance, with their remedies.
 
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// No answer. Every text ends with the next thing to do.
+/// A request without a usable response. Every text ends with the next step for the user.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ClientError {
-    /// Nobody answers at any of the places.
+    /// No socket accepts a connection.
     #[error(
         "no appliance runs here (looked for {}): start one with `windlass run FILE` or `systemctl \
          start windlass`; where its configuration names another `socket` in [control], give that \
@@ -15,28 +15,28 @@ pub(crate) enum ClientError {
         list(looked_at)
     )]
     NotRunning { looked_at: Vec<PathBuf> },
-    /// There is a socket, and nobody behind it.
+    /// There is a socket, but no process listens on it.
     #[error(
         "nobody answers at {socket}: the appliance that it belonged to has ended; start it again \
          with `windlass run FILE` or `systemctl start windlass`"
     )]
     Abandoned { socket: PathBuf },
-    /// The kernel or the appliance does not let this user in.
+    /// The kernel or the appliance denies access to this user.
     #[error("this user may not use {socket}: {remedy}")]
     NotPermitted { socket: PathBuf, remedy: String },
-    /// The path is that of something else.
+    /// The path is not a socket.
     #[error(
         "{socket} is no socket: give the path that `windlass run` prints behind `control:`, or \
          that `socket` of [control] names"
     )]
     NotASocket { socket: PathBuf },
-    /// What answers speaks something else.
+    /// The process that listens does not implement this protocol.
     #[error(
         "what answers at {socket} is no Windlass ({reason}): give the path that `windlass run` \
          prints behind `control:`"
     )]
     NotWindlass { socket: PathBuf, reason: String },
-    /// The appliance and this command do not know the same things.
+    /// The appliance and this command have different versions.
     #[error(
         "the appliance at {socket} is of another version than this command ({ours}): {what}; \
          restart the appliance with `systemctl restart windlass`, or use the command that it came \
@@ -44,23 +44,23 @@ pub(crate) enum ClientError {
         ours = env!("CARGO_PKG_VERSION")
     )]
     OtherVersion { socket: PathBuf, what: String },
-    /// The time for the answer is over.
+    /// The response did not arrive in time.
     #[error(
         "the appliance at {socket} did not answer within {within:?}: it may be stopped or \
          overloaded; `systemctl status windlass` and its journal say more"
     )]
     TooSlow { socket: PathBuf, within: Duration },
-    /// The appliance says no, in its own words.
+    /// The appliance refuses the request; its message is shown.
     #[error("{error}")]
     Refused { status: u16, error: String },
-    /// Nothing that has a remedy of its own.
+    /// An error of the operating system without a specific remedy.
     #[error("asking the appliance at {socket}")]
     System {
         socket: PathBuf,
         #[source]
         cause: io::Error,
     },
-    /// What is asked cannot be written down.
+    /// The request cannot be encoded.
     #[error("the request cannot be written")]
     Request {
         #[source]

@@ -1,4 +1,4 @@
-//! One request and its answer.
+//! One HTTP request and its response.
 
 use std::io;
 use std::path::Path;
@@ -14,7 +14,7 @@ use tokio::time::timeout;
 use super::{ANSWER_BYTES_MAX, ClientError, socket};
 use crate::observe::model::Refusal;
 
-/// Sends a request to the appliance at `socket` and takes the body of its answer, all within
+/// Sends a request to the appliance at `socket` and returns the body of the response, all within
 /// `within`.
 pub(super) fn exchange(
     socket: &Path,
@@ -73,7 +73,7 @@ async fn ask(
         let body = body.map_err(|cause| system(at, io::Error::other(cause)))?;
         Ok((head.status, body.to_vec()))
     };
-    // The connection moves the bytes of both; its own end tells nothing more.
+    // The connection future moves the bytes of both directions; its result carries no information.
     tokio::pin!(answer);
     tokio::select! {
         biased;
@@ -82,7 +82,7 @@ async fn ask(
     }
 }
 
-/// What an answer without success means.
+/// The error for a response that is not successful.
 fn refused(socket: &Path, path: &str, status: StatusCode, body: &[u8]) -> ClientError {
     let socket = socket.to_owned();
     let Ok(Refusal { error }) = serde_json::from_slice(body) else {

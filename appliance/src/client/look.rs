@@ -1,8 +1,8 @@
-//! Two looks at an appliance, and what it did between them.
+//! Two observations of an appliance and the rates between them.
 
 use crate::observe::model::{Status, Totals};
 
-/// What moved per second.
+/// Rates per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Rates {
     pub(crate) reads: f64,
@@ -14,24 +14,24 @@ pub(crate) struct Rates {
     pub(crate) errors: f64,
 }
 
-/// How an appliance stands, and what it has done since an earlier look.
+/// The state of an appliance, and its activity since an earlier observation.
 #[derive(Clone, Debug)]
 pub(crate) struct Look {
-    /// None: rates are averages since the start.
+    /// The earlier observation. None: rates are averages since the start.
     before: Option<Status>,
     pub(crate) now: Status,
 }
 
 impl Look {
     pub(crate) fn new(before: Option<Status>, now: Status) -> Self {
-        // One that has been started anew in between counts from zero.
+        // An appliance that was restarted in between counts from zero.
         let before = before.filter(|then| {
             then.appliance.pid == now.appliance.pid && then.now_unix_ms <= now.now_unix_ms
         });
         Self { before, now }
     }
 
-    /// The time that rates are of, in seconds.
+    /// The length of the interval, in seconds.
     pub(crate) fn seconds(&self) -> f64 {
         let seconds = match &self.before {
             Some(before) => (self.now.now_unix_ms - before.now_unix_ms) as f64 / 1000.0,
@@ -40,17 +40,18 @@ impl Look {
         seconds.max(0.001)
     }
 
-    /// Rates of one thing: its totals now, and how to find its earlier ones.
+    /// The rates of one object, from its current totals and a function that finds its earlier
+    /// totals.
     pub(crate) fn rates(
         &self,
         now: Totals,
         earlier: impl FnOnce(&Status) -> Option<Totals>,
     ) -> Rates {
-        // What was not there has begun from zero.
+        // An object that did not exist before starts from zero.
         let then = self.before.as_ref().and_then(earlier).unwrap_or_default();
         let seconds = self.seconds();
         let rate = |then: u64, now: u64| {
-            // A total that fell is one that began anew.
+            // A smaller total means that counting restarted.
             let moved = if now < then { now } else { now - then };
             moved as f64 / seconds
         };
@@ -64,12 +65,12 @@ impl Look {
         }
     }
 
-    /// What all devices did together.
+    /// The rates of all devices together.
     pub(crate) fn total_rates(&self) -> Rates {
         self.rates(all_devices(&self.now), |then| Some(all_devices(then)))
     }
 
-    /// The share of its time, in thousandths, that the reactor at `index` was busy.
+    /// The share of time in which the reactor at `index` was busy, in thousandths.
     pub(crate) fn busy_permille(&self, index: usize) -> Option<u32> {
         let now = self.now.reactors.get(index)?;
         let before = self.before.as_ref().and_then(|it| it.reactors.get(index));
@@ -78,7 +79,7 @@ impl Look {
         Some((busy / self.seconds() * 1000.0).min(1000.0) as u32)
     }
 
-    /// How a counter of the appliance grew per second.
+    /// The growth per second of a counter.
     pub(crate) fn rate_of(&self, counter: impl Fn(&Status) -> u64) -> f64 {
         let then = self.before.as_ref().map_or(0, &counter);
         counter(&self.now).saturating_sub(then) as f64 / self.seconds()
@@ -106,8 +107,7 @@ mod tests {
         }
     }
 
-    /// A look back over two seconds, in which the first device went from one number of reads to
-    /// another.
+    /// An interval of two seconds in which the first device's reads change from `then` to `now`.
     fn look(then: u64, now: u64) -> Look {
         let (mut before, mut after) = (status(), status());
         before.devices[0].totals = totals(then);
@@ -120,7 +120,7 @@ mod tests {
     fn rates_are_per_second_of_the_time_between() {
         let rates = look(100, 300).total_rates();
         assert_eq!((rates.reads, rates.bytes_read), (100.0, 409_600.0));
-        // It began anew.
+        // Counting restarted.
         assert_eq!(look(300, 100).total_rates().reads, 50.0);
     }
 

@@ -1,4 +1,4 @@
-//! Which socket to ask at.
+//! Finds the control socket of an appliance.
 
 use std::io::ErrorKind;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
@@ -9,10 +9,10 @@ use std::{fs, io};
 use super::ClientError;
 use crate::control;
 
-/// The socket that is given, else the first of the usual ones that lets this user in.
+/// The given socket, or else the first usual one that accepts a connection from this user.
 ///
 /// # Errors
-/// None does: the most telling reason.
+/// The most specific reason why none does.
 pub(super) fn find(given: Option<&Path>) -> Result<PathBuf, ClientError> {
     let places = match given {
         Some(path) => vec![path.to_owned()],
@@ -27,14 +27,14 @@ pub(super) fn first_that_answers(places: Vec<PathBuf>) -> Result<PathBuf, Client
         match UnixStream::connect(path) {
             Ok(_) => return Ok(path.clone()),
             Err(error) if error.kind() == ErrorKind::NotFound => {}
-            // A place that is there tells more than those that are not.
+            // An error at an existing path is more specific than a missing path.
             Err(error) => reason = reason.or(Some(explain(path, error))),
         }
     }
     Err(reason.unwrap_or(ClientError::NotRunning { looked_at: places }))
 }
 
-/// Why nobody can be asked at a path that exists.
+/// Why no connection is possible at an existing path.
 pub(super) fn explain(path: &Path, error: io::Error) -> ClientError {
     let socket = path.to_owned();
     match error.kind() {
@@ -58,7 +58,7 @@ fn is_socket(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|found| found.file_type().is_socket())
 }
 
-/// How this user gets in: by the group that the socket belongs to, where it is open to one.
+/// How this user gets access: through the socket's group, if the group may use it.
 fn remedy(path: &Path) -> String {
     const AS_ROOT: &str = "use sudo, or name a `group` in [control] and join it";
     let Ok(found) = fs::metadata(path) else {

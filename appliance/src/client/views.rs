@@ -1,4 +1,4 @@
-//! What `status` and `top` show of an appliance, each view a table.
+//! The tables that `status` and `top` show.
 
 use super::look::{Look, Rates};
 use crate::observe::model::{
@@ -8,7 +8,7 @@ use crate::observe::model::{
 use crate::quantity;
 use crate::table::{Cell, Column, Mark, Table, name, number};
 
-/// Where all of it comes from.
+/// The source of the data.
 pub(crate) const STATUS: &str = "/api/v1/status";
 
 /// Rates of reads and writes, which most views end with.
@@ -120,7 +120,7 @@ pub(crate) const EVENTS: &[&[Column]] = &[&[
     name("EVENT"),
 ]];
 
-/// The exports, with what they hold and who uses them.
+/// The exports, with their contents and users.
 pub(crate) fn exports(look: &Look) -> Table {
     let mut table = table(EXPORTS);
     for export in &look.now.exports {
@@ -142,7 +142,7 @@ pub(crate) fn exports(look: &Look) -> Table {
     table
 }
 
-/// Where hosts connect, and to what.
+/// The listeners, with their exports.
 pub(crate) fn listeners(look: &Look) -> Table {
     let mut table = table(LISTENERS);
     for listener in &look.now.listeners {
@@ -190,7 +190,7 @@ pub(crate) fn devices(look: &Look) -> Table {
     table
 }
 
-/// The controllers that hosts have.
+/// The hosts' controllers.
 pub(crate) fn hosts(look: &Look) -> Table {
     let mut table = table(HOSTS);
     for host in &look.now.hosts {
@@ -220,7 +220,7 @@ pub(crate) fn hosts(look: &Look) -> Table {
     table
 }
 
-/// The reactors, with how busy they were.
+/// The reactors, with their load.
 pub(crate) fn reactors(look: &Look) -> Table {
     let mut table = table(REACTORS);
     for reactor in &look.now.reactors {
@@ -247,7 +247,7 @@ pub(crate) fn reactors(look: &Look) -> Table {
     table
 }
 
-/// Commands that ended with an error, by what hosts were told.
+/// The commands that failed, by the status that hosts received.
 pub(crate) fn errors(look: &Look) -> Table {
     let mut table = table(ERRORS);
     for errors in &look.now.statuses {
@@ -292,14 +292,14 @@ pub(crate) fn pools(look: &Look) -> Table {
     table
 }
 
-/// What happened, the latest first.
+/// The events, latest first.
 pub(crate) fn events(events: &[Event], now_unix_ms: u64) -> Table {
     let mut table = table(EVENTS);
     for event in events.iter().rev() {
         let ago_ms = now_unix_ms.saturating_sub(event.unix_ms);
         let ago = quantity::duration(std::time::Duration::from_millis(ago_ms));
         table.push(vec![
-            // By its number: many have the same time.
+            // Sorted by number, because many events have the same time.
             Cell::number(event.id as f64, ago),
             severity(event.severity),
             Cell::text(&*event.what),
@@ -310,7 +310,7 @@ pub(crate) fn events(events: &[Event], now_unix_ms: u64) -> Table {
     table
 }
 
-/// What the appliance as a whole moves, in one line.
+/// The throughput of the whole appliance, in one line.
 pub(crate) fn moving(look: &Look) -> String {
     let rates = look.total_rates();
     let rate = |per_second: f64| {
@@ -327,7 +327,7 @@ pub(crate) fn moving(look: &Look) -> String {
     format!("{reads} reads/s ({read}/s), {writes} writes/s ({written}/s), {errors} errors/s")
 }
 
-/// How long the commands of all exports took, in one line.
+/// The latencies of all exports together, in one line.
 pub(crate) fn latencies(look: &Look) -> String {
     let told = |of: &Percentiles| {
         let told = |ns: Option<u64>| ns.map_or(quantity::NOTHING.to_owned(), quantity::latency);
@@ -338,7 +338,7 @@ pub(crate) fn latencies(look: &Look) -> String {
     format!("reads {}; writes {}", told(read), told(write))
 }
 
-/// Everything that a person should look after, worst first.
+/// The problems that need attention, worst first.
 pub(crate) fn ailments(status: &Status) -> Vec<String> {
     let mut ailments = Vec::new();
     for reactor in &status.reactors {
@@ -394,7 +394,7 @@ fn count(number: u64) -> Cell {
     Cell::number(number as f64, quantity::count(number))
 }
 
-/// A number that should be zero.
+/// A number whose normal value is zero.
 fn nonzero(number: u64) -> Cell {
     let mark = if number == 0 {
         Mark::Plain
@@ -441,7 +441,8 @@ fn latency_cells(measured: Option<&Latency>) -> [Cell; LATENCIES.len()] {
     ]
 }
 
-/// The part of a name that tells exports of one appliance apart: what follows the last colon.
+/// The part of a name that distinguishes the exports of one appliance: the text after the last
+/// colon.
 fn short(nqn: &str) -> &str {
     match nqn.rsplit_once(':') {
         Some((_, rest)) if !rest.is_empty() => rest,
@@ -500,7 +501,7 @@ fn controller_state(state: &str) -> Cell {
     Cell::text(state).marked(mark)
 }
 
-/// What a drive says of itself, and errors of its medium.
+/// The drive's health data and its media errors.
 fn health(device: &DeviceStatus) -> Cell {
     let mut parts = Vec::new();
     if let Some(damage) = &device.damage {

@@ -1,4 +1,4 @@
-//! The reactors' cores: allowed, kept free of others, at full speed, each a core of its own.
+//! Checks the reactors' cores: allowed, isolated, at full speed, no shared physical cores.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use super::machine::{Machine, joined};
 
 const AREA: &str = "cores";
 
-/// The cores of the reactors; those that the file lists where they are not allowed.
+/// The cores of the reactors; if they are not allowed, the cores as listed in the file.
 pub(super) fn resolve(machine: &Machine, config: &Config) -> Vec<usize> {
     let cores = &config.appliance.cores;
     cores
@@ -29,7 +29,7 @@ fn allowed(machine: &Machine) -> Vec<usize> {
         .map_or_else(Vec::new, |list| list.iter().collect())
 }
 
-/// Looks at every core of a reactor.
+/// Checks the core of each reactor.
 pub(super) fn look(machine: &Machine, config: &Config) -> Vec<Finding> {
     let allowed = allowed(machine);
     let cores = match config.appliance.cores.resolve(&allowed) {
@@ -69,7 +69,7 @@ fn isolation(machine: &Machine, config: &Config, cores: &[usize]) -> Finding {
         return Finding::fine(AREA, format!("reactors on {list}, isolated from others"));
     }
     if config.appliance.cores == Cores::Auto {
-        // Whoever lets the appliance choose wants no core for it alone.
+        // With `cores = "auto"`, an isolated core is not expected.
         let text = format!("one reactor, on core {list}, which other programs use too");
         return Finding::fine(AREA, text);
     }
@@ -84,7 +84,7 @@ fn isolation(machine: &Machine, config: &Config, cores: &[usize]) -> Finding {
     Finding::slow(AREA, text, mend)
 }
 
-/// Reactors that share what two threads of a core share.
+/// Reports reactors on hardware threads of the same core.
 fn siblings(machine: &Machine, cores: &[usize]) -> Option<Finding> {
     let shared: BTreeSet<Vec<usize>> = cores
         .iter()
@@ -123,7 +123,7 @@ fn governor(machine: &Machine, cores: &[usize]) -> Option<Finding> {
     });
     let governors: Vec<(usize, String)> = governors.collect();
     if governors.is_empty() {
-        // Firmware or a hypervisor decides.
+        // Firmware or a hypervisor controls the frequency.
         return None;
     }
     let slow = governors.iter().filter(|(_, name)| name != "performance");
@@ -139,7 +139,7 @@ fn governor(machine: &Machine, cores: &[usize]) -> Option<Finding> {
     Some(Finding::slow(AREA, text, mend))
 }
 
-/// Where the reactors are on several nodes.
+/// Reports whether the reactors are on several memory nodes.
 fn nodes(machine: &Machine, cores: &[usize]) -> Option<Finding> {
     let nodes = machine.nodes_of_cores(cores);
     if machine.nodes().len() < 2 {

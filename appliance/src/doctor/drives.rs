@@ -1,4 +1,4 @@
-//! The configuration's drives, and the IOMMU that they need.
+//! Checks the configuration's drives and the IOMMU that they need.
 
 use appliance_config::Config;
 use vfio::{Function, PciAddress, Problem, Use, nvme_functions};
@@ -8,10 +8,10 @@ use super::machine::{Machine, joined};
 use crate::nvme;
 
 const AREA: &str = "drives";
-/// What a running appliance is called in lists of processes.
+/// The process name of a running appliance.
 const PROGRAM: &str = "windlass";
 
-/// Looks at each drive of the configuration, and counts the others.
+/// Checks each drive of the configuration, and counts the other drives.
 pub(super) fn look(machine: &Machine, config: &Config, cores: &[usize]) -> Vec<Finding> {
     let wanted = nvme::wanted(config);
     let mut findings = Vec::new();
@@ -94,7 +94,7 @@ fn in_the_way(problem: &Problem, names: &str) -> Finding {
         Problem::VirtualFunctions { .. } => {
             format!("echo 0 > /sys/bus/pci/devices/{address}/sriov_numvfs")
         }
-        // These end with what to do, which is more than one command.
+        // The text of these problems already says what to do, which is more than one command.
         _ => "as it says".to_owned(),
     };
     Finding::broken(AREA, format!("{names} left out: {problem}"), mend)

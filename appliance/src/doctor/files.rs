@@ -1,5 +1,4 @@
-//! The files of devices: whether they can be opened, without the page cache, on what file system,
-//! with how much space.
+//! Checks the files of devices: access, O_DIRECT, file system and free space.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
@@ -13,12 +12,12 @@ use super::machine::Machine;
 use crate::quantity::bytes;
 
 const AREA: &str = "files";
-/// File systems that are on other machines, or ask a program for each request.
+/// File systems that are remote or in user space.
 const FAR: [&str; 5] = ["nfs", "nfs4", "cifs", "smb3", "9p"];
-/// What the kernel counts `st_blocks` in: stat(2).
+/// Unit of `st_blocks`: stat(2).
 const STAT_BLOCK_BYTES: u64 = 512;
 
-/// Looks at the file of each device.
+/// Checks the file of each device.
 pub(super) fn look(machine: &Machine, config: &Config) -> Vec<Finding> {
     let mut findings = Vec::new();
     for device in &config.devices {
@@ -74,7 +73,7 @@ impl File<'_> {
         self.look_at_space(&real, bytes_of.saturating_sub(have), is_direct)
     }
 
-    /// For a file that the start would make.
+    /// Checks the directory of a file that the start would create.
     fn look_at_directory(&self, real: &Path) -> Finding {
         let Some(size) = self.size else {
             let text = "is not there, and the configuration gives no size to make it with";
@@ -93,7 +92,7 @@ impl File<'_> {
         self.look_at_space(directory, size.bytes(), true)
     }
 
-    /// `missing` bytes are not in the file yet.
+    /// Checks the file system. `missing` is the number of bytes not yet allocated to the file.
     fn look_at_space(&self, real: &Path, missing: u64, is_direct: bool) -> Finding {
         let system = file_system(self.machine, self.path);
         let system = system.as_deref().unwrap_or("unknown");
@@ -148,7 +147,7 @@ fn file_system(machine: &Machine, path: &Path) -> Option<String> {
         path.starts_with(&place)
             .then(|| (place.len(), system.to_owned()))
     });
-    // Of those with the same place the last one hides the others.
+    // Of several mounts at the same path, the last one is visible.
     let deepest = parsed.max_by_key(|(length, _)| *length)?;
     Some(deepest.1)
 }

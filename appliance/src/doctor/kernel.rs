@@ -1,4 +1,4 @@
-//! The kernel: its version, and what it lets programs use.
+//! Checks the kernel: its version, and the features it permits.
 
 use appliance_config::{Backing, Config};
 
@@ -6,10 +6,11 @@ use super::Finding;
 use super::machine::Machine;
 
 const AREA: &str = "kernel";
-/// Since when memory can be populated without writing to it: madvise(2), MADV_POPULATE_WRITE.
+/// First version with MADV_POPULATE_WRITE, which populates memory without writing to it:
+/// madvise(2).
 const VERSION_LEAST: (u32, u32) = (5, 14);
 
-/// Looks at what a start needs of the kernel.
+/// Checks the kernel features that a start needs.
 pub(super) fn look(machine: &Machine, config: &Config) -> Vec<Finding> {
     let mut findings = vec![version(machine)];
     findings.extend(io_uring(machine, config));
@@ -40,13 +41,13 @@ fn version(machine: &Machine) -> Finding {
     }
 }
 
-/// Files are read and written through it: kernel documentation, admin-guide/sysctl/kernel.
+/// Devices of type `file` use it: kernel documentation, admin-guide/sysctl/kernel.
 fn io_uring(machine: &Machine, config: &Config) -> Option<Finding> {
     let mut devices = config.devices.iter();
     if !devices.any(|device| matches!(device.backing, Backing::File { .. })) {
         return None;
     }
-    // Kernels before 6.6 have no such switch.
+    // Kernels before 6.6 do not have this setting.
     let setting = machine
         .number("proc/sys/kernel/io_uring_disabled")
         .unwrap_or(0);
@@ -70,7 +71,7 @@ fn io_uring(machine: &Machine, config: &Config) -> Option<Finding> {
     })
 }
 
-/// Whether this process is in a group, or may do without: capabilities(7), CAP_SYS_ADMIN.
+/// Whether this process is in a group or has CAP_SYS_ADMIN: capabilities(7).
 fn is_member(machine: &Machine, group: &str) -> bool {
     const CAP_SYS_ADMIN: u32 = 21;
     let field = |name: &str| machine.field("proc/self/status", name).unwrap_or_default();
@@ -79,7 +80,7 @@ fn is_member(machine: &Machine, group: &str) -> bool {
     capabilities & (1 << CAP_SYS_ADMIN) != 0 || groups.split_whitespace().any(|it| it == group)
 }
 
-/// The arena is one: kernel documentation, admin-guide/sysctl/vm.
+/// The arena is a memory file: kernel documentation, admin-guide/sysctl/vm.
 fn memory_files(machine: &Machine) -> Option<Finding> {
     let setting = machine.number("proc/sys/vm/memfd_noexec")?;
     (setting == 2).then(|| {

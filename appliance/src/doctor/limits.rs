@@ -1,5 +1,5 @@
-//! What this process, and others of its user, may take: locked memory, descriptors, and whether
-//! the group of the control socket is there.
+//! Checks the limits of locked memory and descriptors, and the existence of the control socket's
+//! group.
 
 use appliance_config::{Backing, Config, Transport};
 
@@ -9,10 +9,10 @@ use crate::control::group_number;
 use crate::quantity::bytes;
 
 const AREA: &str = "limits";
-/// Descriptors beside those of connections: devices, rings, timers, the control plane's.
+/// Descriptors other than those of connections: devices, rings, timers, the control plane's.
 const DESCRIPTORS_BESIDE: u64 = 256;
 
-/// Looks at limits and groups.
+/// Checks limits and groups.
 pub(super) fn look(machine: &Machine, config: &Config) -> Vec<Finding> {
     let mut findings = Vec::new();
     findings.extend(locked_memory(machine, config));

@@ -1,4 +1,4 @@
-//! The machine as its files tell: sysfs, procfs, `/etc`, below a root.
+//! Reads the machine's files: sysfs, procfs, `/etc`, below a root.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use appliance_config::CoreList;
 use vfio::System;
 
-/// This machine, or a tree made for a test.
+/// This machine, or a directory tree of a test.
 #[derive(Debug)]
 pub(super) struct Machine {
     root: PathBuf,
@@ -20,7 +20,7 @@ impl Machine {
         }
     }
 
-    /// Whether what only system calls and libraries tell belongs to it as well.
+    /// Whether it is this machine, so that system calls and libraries describe it too.
     pub(super) fn is_this(&self) -> bool {
         self.root == Path::new("/")
     }
@@ -29,13 +29,13 @@ impl Machine {
         System::at(&self.root)
     }
 
-    /// A path of it, absolute or below its root.
+    /// A path on the machine; `path` may be absolute or relative to its root.
     pub(super) fn path(&self, path: impl AsRef<Path>) -> PathBuf {
         let path = path.as_ref();
         self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
 
-    /// The text of a file without white space at its ends; none where there is nothing to read.
+    /// The trimmed text of a file; `None` if it cannot be read.
     pub(super) fn text(&self, path: impl AsRef<Path>) -> Option<String> {
         let text = fs::read_to_string(self.path(path)).ok()?;
         Some(text.trim().to_owned())
@@ -46,7 +46,7 @@ impl Machine {
         self.text(path)?.parse().ok()
     }
 
-    /// The names in a directory, sorted; none where there is no directory.
+    /// The names in a directory, sorted; empty if there is no such directory.
     pub(super) fn names(&self, path: impl AsRef<Path>) -> Vec<String> {
         let entries = fs::read_dir(self.path(path))
             .into_iter()
@@ -56,12 +56,12 @@ impl Machine {
         names.collect::<BTreeSet<_>>().into_iter().collect()
     }
 
-    /// The cores that a file lists, as `0-3,8`; none where there is nothing in it.
+    /// The cores in a file such as `0-3,8`; empty if there are none.
     pub(super) fn cores(&self, path: impl AsRef<Path>) -> Vec<usize> {
         self.text(path).map_or_else(Vec::new, |text| cores(&text))
     }
 
-    /// The value of a line `name:   value` of a file.
+    /// The value in a line `name:   value` of a file.
     pub(super) fn field(&self, path: impl AsRef<Path>, name: &str) -> Option<String> {
         let text = self.text(path)?;
         text.lines().find_map(|line| {
@@ -77,7 +77,7 @@ impl Machine {
         numbers.filter_map(|number| number.parse().ok()).collect()
     }
 
-    /// The memory node of a core; 0 where the machine has but one.
+    /// The memory node of a core; 0 if there is only one node.
     pub(super) fn node_of_core(&self, core: usize) -> u32 {
         let nodes = self.nodes().into_iter();
         let has = |node: &u32| {
@@ -87,19 +87,19 @@ impl Machine {
         nodes.into_iter().find(has).unwrap_or(0)
     }
 
-    /// The memory nodes of cores, each once.
+    /// The memory nodes of the cores, each once.
     pub(super) fn nodes_of_cores(&self, cores: &[usize]) -> BTreeSet<u32> {
         cores.iter().map(|core| self.node_of_core(*core)).collect()
     }
 }
 
-/// The cores of a list as the kernel writes it.
+/// The cores of a list in the kernel's format.
 fn cores(text: &str) -> Vec<usize> {
     let list: Result<CoreList, _> = text.parse();
     list.map_or_else(|_| Vec::new(), |list| list.iter().collect())
 }
 
-/// Numbers with commas between them, for people.
+/// Numbers separated by commas.
 pub(super) fn joined<T: ToString>(numbers: impl IntoIterator<Item = T>) -> String {
     let numbers: Vec<String> = numbers.into_iter().map(|it| it.to_string()).collect();
     numbers.join(",")

@@ -1,16 +1,15 @@
-//! How large `memory` has to be for a configuration.
+//! Computes the required size of `memory` for a configuration.
 //!
-//! Two things take slices of the arena. What is taken at the start stays taken: the queues and
-//! lists of each drive for each reactor, and the receives of each RDMA device for each reactor, of
-//! which there are fewer where the arena is small.
-//! What is left is for requests: each that moves data has one slice of the smallest class that
-//! holds it, or of a larger one when those are out, from its arrival to its answer. As many are in
-//! flight as devices take at once, and no more than hosts may send: further ones wait in their
-//! queues whatever `memory` is.
+//! The arena has two uses. Fixed allocations are made at start: the queues and lists of each drive
+//! for each reactor, and the receives of each RDMA device for each reactor, of which there are
+//! fewer in a small arena. The rest is for requests: each that moves data has one slice of the
+//! smallest class that fits, or of a larger class if that one is exhausted, from its arrival to its
+//! response. The number in flight is bounded by what devices take at once and by what hosts may
+//! send; further requests wait in their queues for any size of `memory`.
 //!
-//! `recommended` is the least arena in which so many requests of up to [`USUAL_BYTES`] have a slice
-//! each, and all receives theirs; `without_waits` the same for requests of `max_transfer`; `least`
-//! is what a start needs.
+//! `recommended` is the smallest arena in which that many requests of up to [`USUAL_BYTES`] have a
+//! slice each, and all receives theirs; `without_waits` is the same for requests of `max_transfer`;
+//! `least` is the minimum for a start.
 
 use appliance_config::{Backing, Config, Listener, Transport, limits};
 use hugemem::Slices;
@@ -22,44 +21,44 @@ use super::machine::Machine;
 use crate::quantity::bytes;
 use crate::reactor_setup::{COMMANDS_MAX, DEVICE_QUEUE_DEPTH};
 
-/// Data of requests that come in numbers; larger ones are few at once.
+/// Data size of frequent requests; only a few larger ones are in flight together.
 const USUAL_BYTES: usize = 16 << 10;
-/// An arena is rounded up to this: a page of 2 MiB.
+/// Arena sizes are rounded up to this: a page of 2 MiB.
 const STEP_BYTES: u64 = 2 << 20;
 
-/// How large `memory` has to be, in bytes, and what that follows from.
+/// The required sizes of `memory`, in bytes, and the numbers from which they follow.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Needs {
-    /// What the configuration has.
+    /// The configured size.
     configured: u64,
-    /// Below it a start fails.
+    /// The start fails with less.
     least: u64,
     /// No request of usual size waits.
     recommended: u64,
-    /// No request whatsoever waits; none: no arena may be that large.
+    /// No request of any size waits; none: no valid arena is that large.
     without_waits: Option<u64>,
     /// Requests that may be in flight at once.
     in_flight: u64,
-    /// What devices take of them at once.
+    /// Requests that devices take at once.
     devices: u64,
-    /// What hosts may send at once.
+    /// Requests that hosts may send at once.
     hosts: u64,
-    /// Taken at the start, in bytes, with all receives.
+    /// Bytes of the fixed allocations, including all receives.
     fixed: u64,
-    /// Receives, where there is RDMA.
+    /// The receives, if there is RDMA.
     receives: Option<ReceiveNeeds>,
-    /// Requests of each size that have a slice in the configured arena.
+    /// For each request size, the number of requests that have a slice in the configured arena.
     room: Vec<Room>,
 }
 
-/// Requests of one size that an arena holds.
+/// The number of requests of one size that fit into an arena.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 struct Room {
     request_bytes: u64,
     requests: u64,
 }
 
-/// Receives of all reactors and devices.
+/// The receives of all reactors and devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 struct ReceiveNeeds {
     wanted: u64,
@@ -67,9 +66,9 @@ struct ReceiveNeeds {
     granted: u64,
 }
 
-/// What is taken at the start, and stays taken.
+/// The fixed allocations, which are made at start.
 struct Fixed {
-    /// Bytes of each piece.
+    /// The size of each allocation in bytes.
     pieces: Vec<usize>,
     receives: Option<Receives>,
 }
@@ -82,11 +81,11 @@ impl Fixed {
     }
 }
 
-/// Receives that carry data.
+/// Receives with in-capsule data.
 #[derive(Clone, Copy)]
 struct Receives {
     bytes: usize,
-    /// For each reactor on each device.
+    /// Per reactor and device.
     count: u32,
     sharers: u32,
 }
@@ -97,7 +96,7 @@ impl Receives {
     }
 }
 
-/// Computes what `config` needs with so many reactors.
+/// Computes the memory needs of `config` with `reactors` reactors.
 pub(super) fn needs(machine: &Machine, config: &Config, reactors: usize) -> Needs {
     let fixed = fixed_pieces(machine, config, reactors);
     let hosts = from_hosts(config, reactors);
@@ -138,7 +137,7 @@ pub(super) fn needs(machine: &Machine, config: &Config, reactors: usize) -> Need
     }
 }
 
-/// What a person should know of it.
+/// The findings about `memory`.
 pub(super) fn look(config: &Config, needs: &Needs) -> Vec<Finding> {
     const AREA: &str = "memory";
     let memory = config.appliance.memory;
@@ -192,7 +191,7 @@ pub(super) fn look(config: &Config, needs: &Needs) -> Vec<Finding> {
     }]
 }
 
-/// What of the arena is taken at the start.
+/// The fixed allocations in the arena.
 fn fixed_pieces(machine: &Machine, config: &Config, reactors: usize) -> Fixed {
     let mut pieces = Vec::new();
     for drive in crate::nvme::wanted(config) {
@@ -212,7 +211,7 @@ fn fixed_pieces(machine: &Machine, config: &Config, reactors: usize) -> Fixed {
     Fixed { pieces, receives }
 }
 
-/// Commands that hosts may have sent and not got an answer to.
+/// Commands that hosts may have outstanding.
 fn from_hosts(config: &Config, reactors: usize) -> u64 {
     let depths = config.listeners.iter().map(|it| it.queue_depth);
     let depth = depths.max().unwrap_or(Listener::QUEUE_DEPTH_DEFAULT);
@@ -221,8 +220,8 @@ fn from_hosts(config: &Config, reactors: usize) -> u64 {
     by_queues.min((reactors * COMMANDS_MAX) as u64)
 }
 
-/// Requests that all devices together take at once. One that answers at once, from memory, has
-/// requests in flight only while their data comes: a queue of a host for each reactor.
+/// Requests that all devices together take at once. A memory device completes requests immediately;
+/// they are in flight only while their data arrives: one host queue for each reactor.
 fn in_devices(config: &Config, reactors: usize) -> u64 {
     let at_once = u64::from(Listener::QUEUE_DEPTH_DEFAULT);
     let drives = crate::nvme::wanted(config).into_iter();
@@ -235,15 +234,15 @@ fn in_devices(config: &Config, reactors: usize) -> u64 {
     (drives + others.sum::<u64>()) * reactors as u64
 }
 
-/// What finds room in an arena.
+/// The contents that fit into an arena.
 struct Held {
-    /// Requests of one size that have a slice each.
+    /// Requests of one size with a slice each.
     requests: u64,
     receives: u64,
 }
 
-/// What finds room beside `fixed` in an arena; none: there is no such arena, or what is fixed does
-/// not fit into it.
+/// What fits into an arena in addition to `fixed`; none: such an arena is not valid, or `fixed`
+/// does not fit.
 fn room(arena: u64, max_transfer: usize, fixed: &Fixed, request: usize) -> Option<Held> {
     let mut slices = Slices::of(usize::try_from(arena).ok()?, max_transfer)?;
     for piece in &fixed.pieces {
@@ -278,7 +277,7 @@ fn rooms(arena: u64, max_transfer: usize, fixed: &Fixed) -> Vec<Room> {
     rooms.collect()
 }
 
-/// The least arena of whole steps that is enough; more is never less.
+/// The smallest sufficient arena, in whole steps. `is_enough` is monotonic.
 fn least(is_enough: impl Fn(u64) -> bool) -> Option<u64> {
     let (mut low, mut high) = (
         limits::MEMORY_MIN.bytes() / STEP_BYTES,
@@ -348,7 +347,8 @@ mod tests {
     #[test]
     fn what_is_taken_at_the_start_is_counted() {
         let drive = needs_of(&config(DRIVE), 2);
-        // Two queue pairs of 257 entries with 128 KiB of lists each, and what all drives have.
+        // Two queue pairs of 257 entries with 128 KiB of lists each, and the allocations of every
+        // drive.
         let pair = 257 * (64 + 16) + (128 << 10);
         assert_eq!(drive.fixed, 2 * pair + (24 << 10) + (8 << 10) + (64 << 10));
         let null = "[[device]]\nname = \"d\"\ntype = \"null\"\nsize = \"1GiB\"\n";

@@ -1,4 +1,5 @@
-//! The listeners' addresses and network cards, TCP's settings, RDMA devices and their limits.
+//! Checks the listeners' addresses and network cards, TCP's settings, and RDMA devices and their
+//! limits.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
@@ -10,14 +11,14 @@ use super::machine::{Machine, joined};
 use crate::transports;
 
 const AREA: &str = "network";
-/// Bytes that a connection's buffers may grow to at least, for a fast network.
+/// Minimum of the maximum size of a connection's buffers, in bytes, for a fast network.
 const BUFFER_BYTES_LEAST: u64 = 1 << 20;
-/// From this speed on large frames matter, in Mbit/s.
+/// Speed from which large frames matter, in Mbit/s.
 const FAST_MBITS: u64 = 10_000;
 const LARGE_FRAME_BYTES: u64 = 9000;
 const CONTROLS: &str = "proc/sys/net/ipv4/tcp_available_congestion_control";
 
-/// Looks at each listener, then at what its transport needs.
+/// Checks each listener, then the settings that its transport needs.
 pub(super) fn look(machine: &Machine, config: &Config, cores: &[usize]) -> Vec<Finding> {
     let mut findings = Vec::new();
     let near = machine.nodes_of_cores(cores);
@@ -52,7 +53,7 @@ fn address(machine: &Machine, listener: &Listener, near: &BTreeSet<u32>) -> Vec<
     card(machine, name, &interface, near)
 }
 
-/// The card behind a listener.
+/// Checks the network card of a listener.
 fn card(machine: &Machine, name: &str, interface: &str, near: &BTreeSet<u32>) -> Vec<Finding> {
     let attribute = |what: &str| machine.text(format!("sys/class/net/{interface}/{what}"));
     let mut findings = Vec::new();
@@ -73,7 +74,7 @@ fn card(machine: &Machine, name: &str, interface: &str, near: &BTreeSet<u32>) ->
         );
         findings.push(Finding::slow(AREA, text, mend));
     }
-    // -1 where the machine has but one node.
+    // The value is -1 if the machine has only one node.
     let node = attribute("device/numa_node").and_then(|node| node.parse::<u32>().ok());
     if let Some(node) = node.filter(|node| !near.contains(node)) {
         let text = format!(
@@ -97,7 +98,7 @@ fn card(machine: &Machine, name: &str, interface: &str, near: &BTreeSet<u32>) ->
     findings
 }
 
-/// Whether an address is one of this machine's: proc(5), `net/fib_trie` and `net/if_inet6`.
+/// Whether an address belongs to this machine: proc(5), `net/fib_trie` and `net/if_inet6`.
 fn is_here(machine: &Machine, ip: IpAddr) -> bool {
     match ip {
         IpAddr::V4(ip) => {
@@ -116,14 +117,14 @@ fn is_here(machine: &Machine, ip: IpAddr) -> bool {
     }
 }
 
-/// The interface whose network an address is in, as far as that shows: proc(5), `net/route`.
+/// The interface whose network contains an address, if the routes show it: proc(5), `net/route`.
 fn interface_of(machine: &Machine, ip: IpAddr) -> Option<String> {
     match ip {
         IpAddr::V4(ip) => {
             let routes = machine.text("proc/net/route")?;
             let parsed = routes.lines().skip(1).filter_map(|line| {
                 let fields: Vec<&str> = line.split_whitespace().collect();
-                // Bytes as they lie in memory.
+                // The bytes are in memory order.
                 let number = |field: usize| u32::from_str_radix(fields.get(field)?, 16).ok();
                 let (network, mask) = (number(1)?, number(7)?);
                 let address = u32::from_ne_bytes(Ipv4Addr::octets(&ip));
@@ -211,7 +212,7 @@ fn rdma(machine: &Machine, config: &Config) -> Vec<Finding> {
             Finding::broken(AREA, text, mend)
         });
     }
-    // Only libraries tell the rest.
+    // The other properties are available only from libraries.
     if machine.is_this() {
         if let Some(problem) = transports::rdma_problem(config) {
             findings.push(Finding::broken(AREA, problem, "as it says"));
@@ -221,7 +222,7 @@ fn rdma(machine: &Machine, config: &Config) -> Vec<Finding> {
     findings
 }
 
-/// What the cards allow, beside what the configuration wants of them.
+/// Compares the limits of the cards with the configuration.
 fn limits(config: &Config) -> Vec<Finding> {
     let memory = config.appliance.memory.bytes();
     let rdma = config.listeners.iter();

@@ -1,4 +1,4 @@
-//! Hugepages, by size and memory node, beside what the configuration would take.
+//! Checks the hugepages, by size and memory node, against the needs of the configuration.
 
 use appliance_config::{Backing, Config, Pages};
 
@@ -9,14 +9,14 @@ use crate::quantity::bytes;
 const AREA: &str = "pages";
 const HUGE_BYTES: u64 = 2 << 20;
 
-/// The pages of one size, on one node or on all.
+/// The pages of one size, on one node or on all nodes.
 #[derive(Clone, Copy, Debug, Default)]
 struct Pool {
     total: u64,
     free: u64,
 }
 
-/// Looks at the reservation, and at where it is.
+/// Checks the reservation and its placement on nodes.
 pub(super) fn look(machine: &Machine, config: &Config, cores: &[usize]) -> Vec<Finding> {
     if config.appliance.pages == Pages::Ordinary {
         let text = "pages = \"ordinary\": more TLB misses, and a slower start";
@@ -41,7 +41,7 @@ fn told(page: u64, pool: Pool) -> String {
     format!("{total} pages of {} are reserved, {free} free", bytes(page))
 }
 
-/// Pages of 2 MiB that the arena and the devices in memory take.
+/// Number of 2 MiB pages for the arena and memory devices.
 fn wanted(config: &Config) -> u64 {
     let devices = config
         .devices
@@ -84,7 +84,7 @@ fn two_mebibytes(machine: &Machine, config: &Config) -> Finding {
     judge(AREA, text, reserve_command(machine, reserve))
 }
 
-/// `vm.nr_hugepages` counts pages of the default size alone.
+/// The command that reserves pages. `vm.nr_hugepages` counts only pages of the default size.
 fn reserve_command(machine: &Machine, pages: u64) -> String {
     let default = machine.field("proc/meminfo", "Hugepagesize");
     let command = if default.as_deref() == Some("2048 kB") {
@@ -99,7 +99,8 @@ fn reserve_command(machine: &Machine, pages: u64) -> String {
     )
 }
 
-/// The nodes of the reactors, where there are several and another one has the pages.
+/// Reports, on a machine with several nodes, whether the pages are on a node other than the
+/// reactors'.
 fn nodes(machine: &Machine, config: &Config, cores: &[usize]) -> Option<Finding> {
     let nodes = machine.nodes();
     if nodes.len() < 2 {
@@ -137,7 +138,7 @@ fn nodes(machine: &Machine, config: &Config, cores: &[usize]) -> Option<Finding>
     ))
 }
 
-/// KiB of each size that the kernel has.
+/// The page sizes of the kernel, in KiB.
 fn sizes(machine: &Machine) -> Vec<u64> {
     let names = machine.names("sys/kernel/mm/hugepages");
     let sizes = names.iter().filter_map(|name| {
@@ -151,7 +152,7 @@ fn pool(machine: &Machine, folder: &str) -> Pool {
     let number = |name: &str| machine.number(format!("{folder}/{name}")).unwrap_or(0);
     Pool {
         total: number("nr_hugepages"),
-        // Those that a mapping has a claim on are as good as taken.
+        // Pages that are reserved for a mapping are not available.
         free: number("free_hugepages").saturating_sub(number("resv_hugepages")),
     }
 }

@@ -1,5 +1,5 @@
-//! The running appliance, if one answers at the configured socket: how long requests wait, and which
-//! devices are damaged.
+//! Checks the running appliance, if one answers at the configured socket: how long requests wait,
+//! and which devices are damaged.
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use crate::client::{Client, SocketArguments};
 use crate::observe::model::{BUFFER_WAIT_MAX_NS, DeviceStatus, MemoryStatus, Status};
 use crate::quantity;
 
-/// How long the appliance may take to answer.
+/// Longest wait for the appliance's response.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(3);
 
-/// What the appliance tells of itself. Nothing where none runs or this user may not ask: that is not
-/// what `doctor` examines.
+/// The findings about the running appliance. Empty if none runs or this user may not connect, which
+/// `doctor` does not check.
 pub(super) fn look(config: &Config) -> Vec<Finding> {
     let Some(status) = ask(config) else {
         return Vec::new();
@@ -36,7 +36,7 @@ fn ask(config: &Config) -> Option<Status> {
     client.get("/api/v1/status").ok()
 }
 
-/// What damaged a device, if it is damaged.
+/// The cause of a device's damage, if it is damaged.
 fn damage_of(device: &DeviceStatus) -> Option<Finding> {
     let damage = device.damage.as_ref()?;
     let name = &device.name;

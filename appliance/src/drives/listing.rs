@@ -1,4 +1,4 @@
-//! What `windlass devices` prints: a table for people, JSON for programs.
+//! The output of `windlass devices`: a table for people, JSON for programs.
 
 use std::fmt::Write as _;
 
@@ -9,7 +9,7 @@ use vfio::{Function, PciAddress, Problem, System, Use};
 use crate::quantity;
 use crate::table::{Cell, Column, Table, name};
 
-/// The last ones may be long.
+/// The last columns may be long.
 const COLUMNS: [Column; 7] = [
     name("ADDRESS"),
     name("MODEL"),
@@ -20,25 +20,25 @@ const COLUMNS: [Column; 7] = [
     name("SIZE"),
 ];
 
-/// One drive, with what keeps it from being exported.
+/// One drive, with the obstacle to exporting it.
 #[derive(Debug)]
 pub(super) struct Drive {
     function: Function,
     uses: Vec<Use>,
     problem: Option<String>,
-    /// Whether the problem is that of its neighbours.
+    /// Whether the problem lists the other members of its IOMMU group.
     names_neighbours: bool,
 }
 
-/// Every NVMe function of the machine.
+/// All NVMe functions of the machine.
 ///
-/// The memory to be pinned for a drive is taken to be the default arena: which configuration will
-/// be started is not known here.
+/// The memory to be pinned for a drive is assumed to be the default arena, because the
+/// configuration is not known here.
 pub(super) fn look(system: &System) -> Vec<Drive> {
     let arena_bytes = Appliance::default().memory.bytes();
     vfio::nvme_functions(system)
         .into_iter()
-        // One that vanishes in between is one that is not there.
+        // A drive that is removed in between is omitted.
         .filter_map(|address| {
             let function = Function::inspect(system, address).ok()?;
             let problem = vfio::diagnose(system, address, arena_bytes).err();
@@ -58,7 +58,7 @@ pub(super) fn look(system: &System) -> Vec<Drive> {
         .collect()
 }
 
-/// A line for each drive, and below it whether it is ready or what stands in the way.
+/// A line for each drive, followed by its readiness or the obstacle.
 pub(super) fn table(drives: &[Drive]) -> String {
     if drives.is_empty() {
         return "no NVMe drives\n".to_owned();
@@ -83,7 +83,7 @@ fn row(function: &Function) -> [String; COLUMNS.len()] {
         format!("{}{shared}", group.number)
     });
     let (vendor, device) = function.ids;
-    // Without the kernel's driver nobody asks the drive for its name.
+    // Without the kernel's driver the model is unknown.
     let model = function.model.clone();
     [
         function.address.to_string(),
@@ -147,9 +147,9 @@ struct DriveJson<'a> {
     controller: Option<&'a str>,
     namespaces: Vec<NamespaceJson<'a>>,
     uses: Vec<UseJson<'a>>,
-    /// Whether `windlass run` could open it now.
+    /// Whether `windlass run` can open it now.
     ready: bool,
-    /// Why not, and what to do about it.
+    /// The obstacle and its remedy.
     problem: Option<&'a str>,
 }
 
@@ -180,7 +180,7 @@ struct UseJson<'a> {
     text: String,
 }
 
-/// The same, and more, as one JSON array.
+/// All known details as one JSON array.
 pub(super) fn json(drives: &[Drive]) -> serde_json::Result<String> {
     let all: Vec<DriveJson<'_>> = drives.iter().map(drive_json).collect();
     Ok(serde_json::to_string_pretty(&all)? + "\n")

@@ -1,4 +1,4 @@
-//! The poller of a reactor's target core: orders, and the stop.
+//! The poller of a reactor's target core: control messages and shutdown.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -8,7 +8,7 @@ use reactors::{Nanos, Poller, Progress, StopState};
 
 use super::control_queue::ControlQueue;
 
-/// Has a core do what it is asked to, and brings it to rest when its reactor stops. The devices'
+/// Passes control messages to the core, and drains the core when the reactor stops. The devices'
 /// poller polls the core.
 pub(super) struct TargetPoller {
     core: Rc<RefCell<TargetCore>>,
@@ -37,7 +37,7 @@ impl Poller for TargetPoller {
         self.control_queue.is_idle()
     }
 
-    /// The devices' poller stops the core too; this one says in reports what it still has.
+    /// The devices' poller drains the core too; this one reports what is outstanding.
     fn stop(&mut self, now: Nanos) -> StopState {
         match self.core.borrow_mut().drain(now) {
             CoreDrain::Done => StopState::Stopped,

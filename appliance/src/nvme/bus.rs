@@ -1,5 +1,4 @@
-//! Where drives come from: this machine's PCI functions by VFIO, or whatever tests put in their
-//! place.
+//! The source of drives: this machine's PCI functions through VFIO, or a test's implementation.
 
 mod borrowed;
 
@@ -14,25 +13,25 @@ use vfio::{Container, PciAddress, Problem, System, diagnose};
 use crate::error::Failure;
 use borrowed::{Borrowed, Returned};
 
-/// What drives are taken from. For the control thread: everything may block.
+/// A source of drives. For the control thread: every method may block.
 pub(crate) trait Bus {
-    /// Opens the drive at `address`, which can reach the arena from then on.
+    /// Opens the drive at `address`, which can then access the arena.
     ///
     /// # Errors
-    /// One line with its remedy. A drive that cannot be had was not touched.
+    /// One line with its remedy. A drive that cannot be opened is unchanged.
     fn open(&self, address: PciAddress) -> Result<Arc<dyn DeviceBacking>, Failure>;
 
-    /// Whether the drive at `address` can be opened, as far as looking tells.
+    /// Checks whether the drive at `address` can be opened, without changing anything.
     ///
     /// # Errors
-    /// What stands in the way.
+    /// The obstacle.
     fn look(&self, address: PciAddress) -> Result<(), Problem>;
 
-    /// Closes drives that were let go since the last call.
+    /// Closes the drives that were released since the last call.
     fn close_returned(&self) {}
 }
 
-/// The machine's own bus. The arena is mapped into one container, once, with the first drive.
+/// The machine's own bus. The arena is mapped once, into one container, with the first drive.
 pub(crate) struct Vfio {
     system: System,
     container: OnceCell<Arc<Container>>,
@@ -41,26 +40,26 @@ pub(crate) struct Vfio {
     returned: Arc<Returned>,
 }
 
-/// The drives of this system, reaching `arena`, for so many reactors.
+/// The bus of this system for `reactors` reactors, with `arena` mapped for its drives.
 pub(crate) fn system_bus(arena: &Arc<Arena>, reactors: usize) -> Box<dyn Bus> {
     Box::new(Vfio::new(System::default(), Arc::clone(arena), reactors))
 }
 
 impl Vfio {
-    /// The drives that `system` shows, reaching `arena`, with an interrupt for each of `reactors`
+    /// The drives of `system`, with access to `arena` and an interrupt for each of `reactors`
     /// reactors. Opens nothing yet.
     pub(crate) fn new(system: System, arena: Arc<Arena>, reactors: usize) -> Self {
         Self {
             system,
             container: OnceCell::new(),
             arena,
-            // One for the admin queue.
+            // Plus one for the admin queue.
             vectors_max: u16::try_from(reactors + 1).unwrap_or(u16::MAX),
             returned: Arc::default(),
         }
     }
 
-    /// The container, opened for `address` if it is not yet.
+    /// The container; opens it for `address` if necessary.
     fn container(&self, address: PciAddress) -> Result<&Arc<Container>, vfio::Error> {
         if let Some(container) = self.container.get() {
             return Ok(container);
@@ -69,7 +68,7 @@ impl Vfio {
         Ok(self.container.get_or_init(|| container))
     }
 
-    /// Bytes that have yet to be pinned for the first drive.
+    /// Bytes to be pinned for the next drive: zero once the arena is mapped.
     fn bytes_to_pin(&self) -> u64 {
         let mapped = self.container.get().and_then(|it| it.arena_address());
         match mapped {

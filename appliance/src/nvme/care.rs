@@ -1,5 +1,4 @@
-//! What the control thread does for the drives while the appliance serves: resets that block, and
-//! drives that come back.
+//! Monitors the drives on the control thread: blocking resets, and reopening drives that return.
 
 use std::time::{Duration, Instant};
 
@@ -10,28 +9,28 @@ use vfio::Problem;
 use super::{Bus, Drives, Taken};
 use crate::error::with_causes;
 
-/// How long a drive that the system asked for is left to it, unless it was seen to be away: whoever
-/// asked needs a moment to take it.
+/// After the system requests a drive, the appliance does not reopen it for this long unless it was
+/// absent in between: the requester needs time to take it.
 const LEFT_FOR: Duration = Duration::from_secs(5);
-/// The longest rest between two attempts to take a drive that does not come up.
+/// Longest delay between two attempts to reopen a drive that does not come up.
 const REST_MAX: Duration = Duration::from_secs(64);
 
-/// What is remembered of a drive between two looks.
+/// The state of a drive between two checks.
 #[derive(Default)]
 pub(super) struct Notes {
     counters: DriveCounters,
     absence: Option<Absence>,
 }
 
-/// A drive's time away.
+/// The absence of a drive.
 struct Absence {
     since: Instant,
-    /// Whether it was seen to be away, or with another driver.
+    /// Whether it was absent, or bound to another driver.
     seen: bool,
-    /// What was last said to stand in the way.
+    /// The last logged obstacle.
     complaint: String,
     attempts: u32,
-    /// No attempt before this.
+    /// Earliest time of the next attempt.
     rests_until: Instant,
 }
 
@@ -45,8 +44,8 @@ impl Drives {
         }
     }
 
-    /// Looks at every drive once: tells what it went through, resets what has to be, takes what
-    /// came back. Blocks for as long as a function's reset takes.
+    /// Checks every drive once: logs what happened, resets functions, reopens drives that returned.
+    /// Blocks while a function is reset.
     pub(crate) fn look(&mut self, now: Instant) {
         self.bus.close_returned();
         self.reset_functions();
@@ -63,7 +62,7 @@ impl Drives {
         }
     }
 
-    /// Resets the functions of drives that do not let themselves be stopped otherwise.
+    /// Resets the functions of drives that cannot be stopped otherwise.
     pub(crate) fn reset_functions(&self) {
         for taken in &self.taken {
             if !taken.drive.function_reset_needed() {
@@ -79,7 +78,7 @@ impl Drives {
 }
 
 impl Taken {
-    /// Says what the drive went through since the last look.
+    /// Logs the errors of the drive since the last check.
     fn report(&mut self) {
         let now = self.drive.counters();
         let before = std::mem::replace(&mut self.notes.counters, now);
@@ -105,7 +104,7 @@ impl Taken {
         }
     }
 
-    /// Takes a drive that is gone again, once it is there and may be had.
+    /// Reopens a drive that is gone as soon as it is present and available.
     fn seek(&mut self, bus: &dyn Bus, reason: GoneReason, now: Instant) {
         let absence = self.notes.absence.get_or_insert_with(|| Absence {
             since: now,
@@ -119,7 +118,7 @@ impl Taken {
         }
         if let Err(problem) = bus.look(self.address) {
             absence.seen = true;
-            // Whatever comes next is looked at afresh.
+            // The next obstacle or attempt starts fresh.
             (absence.attempts, absence.rests_until) = (0, now);
             let is_told = matches!(problem, Problem::NotThere { .. });
             absence.complain(&self.names, problem.to_string(), is_told);
@@ -146,7 +145,7 @@ impl Taken {
 }
 
 impl Absence {
-    /// Says once what stands in the way, unless people know it.
+    /// Logs an obstacle once, unless it is already known.
     fn complain(&mut self, names: &str, complaint: String, is_told: bool) {
         if complaint != self.complaint {
             if !is_told {

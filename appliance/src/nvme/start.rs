@@ -1,4 +1,4 @@
-//! Bringing all drives up at once, before anything is served.
+//! Brings up all drives together, before the appliance serves.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,28 +14,28 @@ use crate::devices::DriveNamespace;
 use crate::error::{Failure, with_causes};
 use crate::identities::Content;
 
-/// How often drives on their way up are looked at.
+/// Poll interval of drives that are being brought up.
 const LOOK_INTERVAL: Duration = Duration::from_millis(1);
 
-/// The drives that could be brought up, and their parts that belong elsewhere.
+/// The drives that were brought up, and the parts that other components own.
 pub(crate) struct Started {
     pub(crate) drives: Drives,
-    /// The owner of each drive, and the reactor that it belongs to.
+    /// The owner of each drive, with the reactor that polls it.
     pub(crate) owners: Vec<(usize, DriveOwner)>,
     /// A block device for each namespace.
     pub(crate) devices: Vec<DriveNamespace>,
 }
 
-/// A drive on its way up.
+/// A drive that is being brought up.
 struct Rising {
     wanted: Wanted,
-    /// The reactor that its owner belongs to.
+    /// The reactor that polls its owner.
     reactor: usize,
     bring_up: BringUp,
 }
 
-/// Takes the drives that `config` names from `bus` and brings all of them up, each bounded by the
-/// time that it claims for itself (CAP.TO). What cannot be had is one line in the log.
+/// Opens the drives of `config` from `bus` and brings all of them up, each within the time that it
+/// reports (CAP.TO). A drive that is not available is logged in one line.
 pub(crate) fn start(
     bus: Box<dyn Bus>,
     config: &Config,
@@ -44,7 +44,7 @@ pub(crate) fn start(
 ) -> Started {
     let mut rising = Vec::new();
     for (index, wanted) in wanted(config).into_iter().enumerate() {
-        // Owners are spread over the reactors.
+        // Owners are distributed over the reactors.
         let reactor = index % reactors;
         match open(&*bus, &wanted, arena, options(&wanted, reactors, reactor)) {
             Ok(bring_up) => rising.push(Rising {
@@ -115,8 +115,8 @@ fn open(
     Ok(BringUp::new(backing, arena, options)?)
 }
 
-/// What tells the content of a drive's namespace from any other: the drive, and what it calls the
-/// namespace.
+/// A text that distinguishes the content of a drive's namespace: the drive, and its identifiers of
+/// the namespace.
 fn content(drive: &Drive, nsid: u32) -> Content {
     let mut text = format!("drive {} {} {nsid}", drive.model(), drive.serial());
     let mut namespaces = drive.namespaces().into_iter();
@@ -134,8 +134,8 @@ fn content(drive: &Drive, nsid: u32) -> Content {
 }
 
 impl Started {
-    /// Takes in a drive that is ready, with those of its namespaces that can be used. False: there
-    /// is none, and the drive is let go.
+    /// Adds a drive that is ready, with its usable namespaces. Returns false, and releases the
+    /// drive, if there are none.
     fn add(&mut self, config: &Config, wanted: &Wanted, drive: Arc<Drive>) -> bool {
         let Wanted { address, names, .. } = wanted;
         tracing::info!(

@@ -1,4 +1,4 @@
-//! How listeners come and go while their transport serves.
+//! Adds and closes listeners while their transport serves.
 
 use nvme_target::{PortId, PortOrder};
 use reactors::ReactorHandle;
@@ -7,29 +7,29 @@ use reactors::ring::Receiver;
 use super::{Answers, Orders, Unanswered};
 use crate::event_loop::EventLoop;
 
-/// The way to one transport's part on every reactor, where its listeners are concerned.
+/// Messages about listeners to one transport's part on every reactor.
 pub struct PortOrders<L, S, A> {
     orders: Orders<PortOrder<L, S, A>>,
     reactors: usize,
 }
 
-/// The reactors' ends.
+/// The reactors' receivers.
 type Ends<L, S, A> = Vec<Receiver<PortOrder<L, S, A>>>;
 
 impl<L: Send, S: Clone + Send, A: Send> PortOrders<L, S, A> {
-    /// The rings, and each reactor's end.
+    /// Creates the rings. Returns the receiver of each reactor.
     #[must_use]
     pub fn new(reactors: usize) -> (Self, Ends<L, S, A>) {
         let (orders, receivers) = Orders::new(reactors);
         (Self { orders, reactors }, receivers)
     }
 
-    /// From now on an order wakes its reactor.
+    /// Makes every message wake its reactor from now on.
     pub fn set_wakers(&self, handles: &[ReactorHandle]) {
         self.orders.set_wakers(handles);
     }
 
-    /// Has a reactor take in the connections of a port; returns what it answers.
+    /// Makes a reactor accept the connections of a port. Returns its response.
     ///
     /// # Errors
     /// [`Unanswered`].
@@ -39,7 +39,8 @@ impl<L: Send, S: Clone + Send, A: Send> PortOrders<L, S, A> {
         listener: L,
         event_loop: &mut dyn EventLoop,
     ) -> Result<A, Unanswered> {
-        // Any will do, since each hands its connections on; the ports take them in turn.
+        // Any reactor will do, because each distributes its connections; ports are assigned
+        // round-robin.
         let reactor = usize::from(port.0) % self.reactors;
         self.orders
             .ask(reactor, event_loop, |answer| PortOrder::Listen {
@@ -49,7 +50,7 @@ impl<L: Send, S: Clone + Send, A: Send> PortOrders<L, S, A> {
             })
     }
 
-    /// Has hosts that connect from now on get what is said of their port.
+    /// Applies the settings of ports to hosts that connect from now on.
     ///
     /// # Errors
     /// [`Unanswered`].
@@ -66,7 +67,7 @@ impl<L: Send, S: Clone + Send, A: Send> PortOrders<L, S, A> {
         Ok(())
     }
 
-    /// Closes a port; each reactor answers when it has no connection of it left.
+    /// Closes a port. Each reactor responds when it has no connection of the port left.
     ///
     /// # Errors
     /// [`Unanswered::Full`].

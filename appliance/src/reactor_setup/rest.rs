@@ -1,5 +1,5 @@
-//! How a reactor comes to rest: after its services have ended, the devices' volatile caches are flushed
-//! and their queues emptied; when all reactors have done so, drives are shut down.
+//! Drains a reactor's devices: after its services have ended, the devices' volatile caches are
+//! flushed and their queues emptied. When all reactors have done so, drives are shut down.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -10,21 +10,21 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use block::{DevicePoller, DeviceSet, ReactorDevices};
 use reactors::{Nanos, Poller, Progress, StopState};
 
-/// The poller of a reactor's devices, behind those of its services. It tells when the devices have come
-/// to rest.
+/// The poller of a reactor's devices, which runs after those of its services. It reports when the
+/// devices are drained.
 pub(crate) struct RestingDevices {
     poller: DevicePoller,
     set: Rc<DeviceSet>,
-    /// Reactors whose devices are not at rest, this one among them until they are.
+    /// Number of reactors whose devices are not drained, including this one until they are.
     undrained: Arc<AtomicUsize>,
     is_drained: bool,
 }
 
 impl RestingDevices {
-    /// The poller of these devices.
+    /// Creates the poller of these devices.
     ///
     /// # Errors
-    /// The system's.
+    /// The error of the operating system.
     pub(crate) fn new(devices: ReactorDevices, undrained: Arc<AtomicUsize>) -> io::Result<Self> {
         Ok(Self {
             set: Rc::clone(devices.set()),
@@ -63,7 +63,7 @@ impl Poller for RestingDevices {
     fn stop(&mut self, now: Nanos) -> StopState {
         let state = self.poller.stop(now);
         if state == StopState::Stopped && !std::mem::replace(&mut self.is_drained, true) {
-            // Nobody waits for the flush of an orderly stop, so the log has to say that it failed.
+            // No host waits for the flush of a shutdown, so a failure is logged.
             if self.set.has_failed_to_flush() {
                 tracing::error!(
                     "a device could not be flushed before the stop: writes may be lost"
@@ -75,8 +75,8 @@ impl Poller for RestingDevices {
     }
 }
 
-/// A poller that goes on as ever until the devices of every reactor have come to rest, and only then
-/// hears of the stop: a drive's owner, since the last flush needs the drive.
+/// A wrapper that stops its poller only after the devices of every reactor are drained. For a
+/// drive's owner, because the last flush needs the drive.
 pub(super) struct Last<P> {
     inner: P,
     undrained: Arc<AtomicUsize>,

@@ -1,5 +1,5 @@
-//! Drives that are let go anywhere and closed on the control thread: the kernel resets a function
-//! that is closed, which takes 100 ms and more, and no reactor may wait for that.
+//! Drives that are released on any thread and closed on the control thread: the kernel resets a
+//! function when it is closed, which takes 100 ms or more, and a reactor must not block that long.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use nvme_driver::backing::{ControllerMemory, DeviceBacking};
 
-/// Drives that nobody uses any more, for the control thread to close.
+/// Released drives, for the control thread to close.
 #[derive(Default)]
 pub(super) struct Returned(Mutex<Vec<Arc<dyn DeviceBacking>>>);
 
@@ -23,12 +23,12 @@ impl Returned {
             let mut drives = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             std::mem::take(&mut *drives)
         };
-        // Not under the lock, which a reactor may want.
+        // Outside the lock, which a reactor may need.
         drop(drives);
     }
 }
 
-/// A drive in use. Dropping it returns it.
+/// A drive in use. Dropping it returns it for closing.
 pub(super) struct Borrowed {
     pub(super) drive: Arc<dyn DeviceBacking>,
     pub(super) returned: Arc<Returned>,
@@ -111,7 +111,7 @@ impl DeviceBacking for Borrowed {
 mod tests {
     use super::*;
 
-    /// Only what is asked of it here.
+    /// Implements only the methods that this test uses.
     struct Drive;
 
     impl DeviceBacking for Drive {
