@@ -1,10 +1,10 @@
-//! What memory costs that is not registered yet: registering it for each transfer, finding it in
-//! the registration cache, or copying it through memory that is registered. Run on real verbs, in
-//! the lab for instance.
+//! Measures the cost of using unregistered memory: registering it for each transfer, finding it in
+//! the registration cache, or copying it through registered memory. Runs on real verbs, for example
+//! in the lab.
 //!
 //!     registration_costs
 //!
-//! Prints the median of each in nanoseconds, and by how much the cache beats the other two.
+//! Prints the median of each in nanoseconds, and the speed-up of the cache over the other two.
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -14,9 +14,9 @@ use rdma::{
     Access, CacheConfig, Device, Domain, Error, MemoryRange, Provider, RegistrationCache, Verbs,
 };
 
-/// Bytes of the memory that is registered piece by piece.
+/// Bytes of the memory that is registered in pieces.
 const MEMORY_BYTES: usize = 64 << 20;
-/// Rounds whose median is taken.
+/// Number of rounds of which the median is taken.
 const ROUNDS: usize = 101;
 const SIZES: [usize; 6] = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20];
 
@@ -63,7 +63,7 @@ fn measure() -> Result<(), Error> {
             MemoryRange::of_region(&region, start..start + bytes)
         };
         let register = median(|round| domain.register(range(round), Access::LOCAL).map(drop))?;
-        // Room for one: every round ends another registration and begins its own.
+        // Room for one: every round ends the other registration and creates its own.
         let mut cache =
             RegistrationCache::<Verbs>::new(domain.clone(), Access::LOCAL, config(bytes));
         let miss = median(|round| cache.acquire(range(round % 2 * 2)).map(drop))?;

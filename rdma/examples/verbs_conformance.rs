@@ -1,5 +1,5 @@
-//! Runs the suite that every provider runs on real verbs: on the devices of this machine, soft
-//! RoCE in the lab. Prints a line for every case and exits with 1 when one failed.
+//! Runs the conformance suite on real verbs: on the devices of this machine, soft RoCE in the lab.
+//! Prints a line for every case and exits with 1 if one failed.
 //!
 //!     verbs_conformance ADDRESS [CASE…]
 //!

@@ -1,13 +1,13 @@
-//! The registration cache (pin-down cache) for memory that is not ours.
+//! A registration cache (pin-down cache) for memory outside the arena.
 //!
-//! Registering costs a system call and pins pages; applications use the same buffers again and
-//! again. So a registration outlives its use, until room is needed or the memory changes hands.
-//! After Tezuka, O'Carroll, Hori, Ishikawa: Pin-down cache (IPPS 1998).
+//! Registering costs a system call and pins pages, and applications reuse their buffers. So a
+//! registration outlives its use, until its room is needed or the memory is reassigned. After
+//! Tezuka, O'Carroll, Hori, Ishikawa: Pin-down cache (IPPS 1998).
 //!
-//! Owns: the registrations, found by interval, and the order in which they were used. Refuses: to
-//! pin more than it is told to, to end a registration in use, and to know when memory is unmapped:
-//! whoever sees that calls [`RegistrationCache::invalidate`]. One owner, one thread; what it hands
-//! out may travel.
+//! The cache owns the registrations, an index by interval, and the order of their use. It never
+//! pins more than its limit, and never ends a registration in use. It does not know when memory is
+//! unmapped: the caller then calls [`RegistrationCache::invalidate`]. The cache belongs to one
+//! thread; the ranges that it returns may move to others.
 #![expect(
     unsafe_code,
     reason = "passes on the promise that memory is named under"
@@ -25,49 +25,49 @@ use crate::request::{RemoteAddress, Sge};
 #[cfg(test)]
 mod tests;
 
-/// How much a [`RegistrationCache`] may hold.
+/// Limits of a [`RegistrationCache`].
 #[derive(Clone, Copy, Debug)]
 pub struct CacheConfig {
-    /// Bytes that may be pinned at once, those of registrations that ended but are still in use
-    /// included.
+    /// Bytes that may be pinned at the same time, including registrations that were removed but are
+    /// still in use.
     pub pinned_bytes_max: usize,
-    /// Registrations that are kept.
+    /// The largest number of cached registrations.
     pub entries_max: usize,
-    /// Ranges are rounded out to multiples of this, in bytes: a power of two, the machine's page
-    /// size or more.
+    /// Ranges are extended to multiples of this, in bytes: a power of two, at least the machine's
+    /// page size.
     pub granule_bytes: usize,
 }
 
-/// What a [`RegistrationCache`] did and holds.
+/// Counters and current contents of a [`RegistrationCache`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheCounters {
-    /// Ranges that were registered already.
+    /// Acquired ranges that were already registered.
     pub hits: u64,
-    /// Ranges that were not.
+    /// Acquired ranges that were not registered.
     pub misses: u64,
-    /// Registrations that were given up for room.
+    /// Registrations removed to make room.
     pub evictions: u64,
-    /// Registrations that were given up because their memory was said to change.
+    /// Registrations removed because their memory was invalidated.
     pub invalidations: u64,
-    /// Registrations that a larger one, over the same memory and more, took the place of.
+    /// Registrations replaced by a larger one that covers the same memory.
     pub merges: u64,
-    /// Ranges that could not be had: no room, or the device refused.
+    /// Ranges that could not be registered: no room, or the device refused.
     pub failures: u64,
-    /// Registrations that are kept now.
+    /// Registrations currently cached.
     pub entries: usize,
-    /// Bytes pinned now.
+    /// Bytes currently pinned.
     pub pinned_bytes: usize,
 }
 
-/// A registration of the cache.
+/// A registration with its share of the pinned bytes.
 #[derive(Debug)]
 struct Pinned<P: Provider> {
     registration: P::Registration,
-    /// Behind the registration, so that its bytes count until it has ended.
+    /// Dropped after the registration, so that its bytes count until the registration has ended.
     _share: Share,
 }
 
-/// A part in the bytes that are pinned.
+/// A part of the pinned bytes, which it returns when dropped.
 #[derive(Debug)]
 struct Share {
     bytes: usize,
@@ -80,7 +80,7 @@ impl Drop for Share {
     }
 }
 
-/// A registered range in use: keep it until the work that names it has completed.
+/// A registered range in use. Keep it until the work requests that name it have completed.
 #[derive(Debug)]
 pub struct Held<P: Provider> {
     pinned: Arc<Pinned<P>>,
@@ -89,10 +89,11 @@ pub struct Held<P: Provider> {
 }
 
 impl<P: Provider> Held<P> {
-    /// The range as local work requests name it.
+    /// The range as one piece for a local work request.
     ///
     /// # Panics
-    /// When it is 4 GiB or longer: such a range takes several pieces, see [`piece`](Self::piece).
+    /// Panics if it is 4 GiB or longer: such a range takes several pieces, see
+    /// [`piece`](Self::piece).
     ///
     /// # Safety
     /// As for [`Sge::new`].
@@ -102,10 +103,10 @@ impl<P: Provider> Held<P> {
         unsafe { self.piece(0, self.len) }
     }
 
-    /// A part of the range as local work requests name it.
+    /// A part of the range for a local work request.
     ///
     /// # Panics
-    /// When it exceeds the range, or is 4 GiB or longer.
+    /// Panics if it exceeds the range, or is 4 GiB or longer.
     ///
     /// # Safety
     /// As for [`Sge::new`].
@@ -124,9 +125,9 @@ impl<P: Provider> Held<P> {
         }
     }
 
-    /// The range as the peer names it, as far as the cache's rights allow. The key opens the whole
-    /// registration, which is rounded out: not for peers that are not to be trusted with what lies
-    /// beside the range.
+    /// The remote address of the range, with the cache's rights. The key gives access to the whole
+    /// registration, which is larger than the range: do not send it to peers that must not access
+    /// the adjacent memory.
     #[must_use]
     pub fn remote(&self) -> RemoteAddress {
         RemoteAddress {
@@ -135,7 +136,7 @@ impl<P: Provider> Held<P> {
         }
     }
 
-    /// Bytes of the range.
+    /// Length in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a range is never empty")]
     pub fn len(&self) -> usize {
@@ -143,7 +144,7 @@ impl<P: Provider> Held<P> {
     }
 }
 
-/// Whether ending another registration may help.
+/// Whether the error is a shortage, so that ending another registration may help.
 fn is_shortage(error: &Error) -> bool {
     match error {
         Error::Limit { .. } => true,
@@ -155,7 +156,7 @@ fn is_shortage(error: &Error) -> bool {
     }
 }
 
-/// No entry.
+/// No entry, as an index.
 const NONE: usize = usize::MAX;
 
 #[derive(Debug)]
@@ -163,13 +164,13 @@ struct Entry<P: Provider> {
     start: usize,
     end: usize,
     pinned: Arc<Pinned<P>>,
-    /// Its neighbours by use.
+    /// Neighbours in the order of use.
     older: usize,
     newer: usize,
 }
 
 impl<P: Provider> Entry<P> {
-    /// Whether nobody but the cache holds it. Only the cache hands it out, so this stays true.
+    /// Whether only the cache references it. Only the cache can add references, so this stays true.
     fn is_idle(&self) -> bool {
         Arc::strong_count(&self.pinned) == 1
     }
@@ -178,7 +179,7 @@ impl<P: Provider> Entry<P> {
 /// The cache of one protection domain.
 #[derive(Debug)]
 pub struct RegistrationCache<P: Provider> {
-    /// Places of the entries by their first address; entries do not overlap.
+    /// Index into `entries` by first address; entries do not overlap.
     by_start: BTreeMap<usize, usize>,
     entries: Vec<Option<Entry<P>>>,
     free: Vec<usize>,
@@ -192,10 +193,10 @@ pub struct RegistrationCache<P: Provider> {
 }
 
 impl<P: Provider> RegistrationCache<P> {
-    /// An empty cache, which registers with `access`.
+    /// Creates an empty cache, which registers with the rights `access`.
     ///
     /// # Panics
-    /// When the granule is no power of two, or no registration may be kept.
+    /// Panics if the granule is not a power of two, or `entries_max` is 0.
     #[must_use]
     pub fn new(domain: P::Domain, access: Access, config: CacheConfig) -> Self {
         assert!(config.granule_bytes.is_power_of_two(), "{config:?}");
@@ -214,7 +215,7 @@ impl<P: Provider> RegistrationCache<P> {
         }
     }
 
-    /// What it did and holds.
+    /// The counters.
     #[must_use]
     pub fn counters(&self) -> CacheCounters {
         CacheCounters {
@@ -224,16 +225,17 @@ impl<P: Provider> RegistrationCache<P> {
         }
     }
 
-    /// The range registered: from the cache, or anew. A hit allocates nothing and enters no kernel.
+    /// Returns the registered range, from the cache or newly registered. A hit does not allocate
+    /// and does not enter the kernel.
     ///
-    /// A miss registers the range rounded out; where it overlaps registrations that there are, one
-    /// registration takes the place of all. Room is made by ending those that were not used for
-    /// longest and are not in use.
+    /// A miss registers the range extended to whole granules; if that overlaps existing
+    /// registrations, one registration replaces all of them. Room is made by ending the least
+    /// recently used registrations that are not in use.
     ///
     /// # Errors
-    /// [`Error::Limit`] when the range does not fit beside what is in use: copying through memory
-    /// of one's own is then the way. What [`Domain::register`] answers; where that is a shortage,
-    /// after everything that is not in use was ended in vain.
+    /// [`Error::Limit`] if the range does not fit beside the registrations in use: copy through
+    /// registered memory instead. Otherwise the error of [`Domain::register`]; if it is a shortage,
+    /// only after everything idle was removed.
     pub fn acquire(&mut self, range: MemoryRange<'_>) -> Result<Held<P>, Error> {
         let (address, end) = (range.address(), range.address() + range.len());
         if let Some(place) = self.covering(address, end) {
@@ -247,9 +249,9 @@ impl<P: Provider> RegistrationCache<P> {
         Ok(self.held(place, &range))
     }
 
-    /// Ends what touches these addresses: their memory is being unmapped, or will mean something
-    /// else. What is in use ends with its last [`Held`], but is not found any more. Returns how
-    /// many that were.
+    /// Removes the registrations that overlap these addresses, because their memory is being
+    /// unmapped or reassigned. A registration in use ends with its last [`Held`], but is no longer
+    /// found. Returns the number of removed registrations.
     pub fn invalidate(&mut self, address: usize, len: usize) -> usize {
         let mut count = 0;
         while let Some(place) = self.overlapping(address, address.saturating_add(len)) {
@@ -260,7 +262,7 @@ impl<P: Provider> RegistrationCache<P> {
         count
     }
 
-    /// Ends everything that is not in use, without counting it; the rest stays.
+    /// Removes all registrations that are not in use, without counting them as evictions.
     pub fn trim(&mut self) {
         while self.evict_oldest_idle() {
             self.counters.evictions -= 1;
@@ -285,20 +287,20 @@ impl<P: Provider> RegistrationCache<P> {
         entry.expect("places in the tables have entries")
     }
 
-    /// The entry that has all of a range.
+    /// The entry that covers the whole range.
     fn covering(&self, address: usize, end: usize) -> Option<usize> {
         let (_, place) = self.by_start.range(..=address).next_back()?;
         (self.entry(*place).end >= end).then_some(*place)
     }
 
-    /// An entry that has any of a range.
+    /// The last entry that overlaps the range.
     fn overlapping(&self, address: usize, end: usize) -> Option<usize> {
         // Entries do not overlap each other, so the last that begins before the end is the one.
         let (_, place) = self.by_start.range(..end).next_back()?;
         (address < end && self.entry(*place).end > address).then_some(*place)
     }
 
-    /// The range rounded out to whole granules, as far as its memory goes.
+    /// The range extended to whole granules, within its memory.
     fn rounded<'a>(&self, range: &MemoryRange<'a>) -> MemoryRange<'a> {
         let granule = self.config.granule_bytes;
         let start = range.address() & !(granule - 1);
@@ -307,7 +309,7 @@ impl<P: Provider> RegistrationCache<P> {
         rounded.unwrap_or(*range)
     }
 
-    /// The rounded range together with the entries that it overlaps, as far as its memory goes.
+    /// The rounded range extended over the entries that it overlaps, within its memory.
     fn united<'a>(&self, rounded: &MemoryRange<'a>) -> Option<MemoryRange<'a>> {
         let (address, end) = (rounded.address(), rounded.address() + rounded.len());
         let first = self.by_start.range(..=address).next_back();
@@ -320,7 +322,7 @@ impl<P: Provider> RegistrationCache<P> {
         rounded.expanded(start, end)
     }
 
-    /// Registers what is not there yet; returns its place.
+    /// Registers a range that is not covered; returns the index of its entry.
     fn insert(&mut self, range: &MemoryRange<'_>) -> Result<usize, Error> {
         let rounded = self.rounded(range);
         let united = self.united(&rounded);
@@ -345,7 +347,7 @@ impl<P: Provider> RegistrationCache<P> {
         Ok(self.add(registered))
     }
 
-    /// Registers a range, making room for it.
+    /// Registers a range, after making room for it.
     fn register(&mut self, range: &MemoryRange<'_>) -> Result<Entry<P>, Error> {
         let bytes = range.len();
         let limit = self.config.pinned_bytes_max;
@@ -408,7 +410,7 @@ impl<P: Provider> RegistrationCache<P> {
         place
     }
 
-    /// Ends an entry; its registration ends when nobody holds it.
+    /// Removes an entry; its registration ends when it is no longer in use.
     fn remove(&mut self, place: usize) {
         self.unlink(place);
         if let Some(entry) = self.entries[place].take() {
@@ -417,7 +419,7 @@ impl<P: Provider> RegistrationCache<P> {
         }
     }
 
-    /// Ends the entry that was not used for longest among those that are not in use.
+    /// Removes the least recently used entry that is not in use.
     fn evict_oldest_idle(&mut self) -> bool {
         let mut place = self.oldest;
         while place != NONE {
@@ -432,7 +434,7 @@ impl<P: Provider> RegistrationCache<P> {
         false
     }
 
-    /// Makes an entry the newest.
+    /// Makes an entry the most recently used one.
     fn touch(&mut self, place: usize) {
         if self.newest != place {
             self.unlink(place);

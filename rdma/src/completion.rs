@@ -1,24 +1,24 @@
-//! What a completion queue says of a work request.
+//! Completions of work requests.
 
 use std::fmt;
 
-/// A completion, plain data. Codes that this crate has no name for are kept as they came.
+/// A completion, plain data. Codes unknown to this crate are kept unchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WorkCompletion {
-    /// The work request's identifier, as it was posted. Valid whatever the status.
+    /// The work request's identifier, as posted. Valid with every status.
     pub wr_id: u64,
-    /// How it went. Only [`qp_number`](Self::qp_number) and [`wr_id`](Self::wr_id) mean something
-    /// beside a status other than [`CompletionStatus::SUCCESS`].
+    /// The result. With a status other than [`CompletionStatus::SUCCESS`], only
+    /// [`qp_number`](Self::qp_number) and [`wr_id`](Self::wr_id) are valid.
     pub status: CompletionStatus,
-    /// What it was.
+    /// The kind of work request.
     pub opcode: CompletionOpcode,
     /// Bytes received, or read from the peer.
     pub byte_len: u32,
-    /// The local queue pair that the work request was done on.
+    /// The local queue pair of the work request.
     pub qp_number: u32,
-    /// The provider's own code for what went wrong; for log lines.
+    /// The provider's own error code, for log lines.
     pub vendor_error: u32,
-    /// Which other fields mean something. A provider translates what its driver sets, so that
+    /// Which other fields are valid. A provider translates the flags of its driver, so that
     /// [`CompletionFlags::WITH_INVALIDATE`] is set for every receive that invalidated a key.
     pub flags: CompletionFlags,
     /// See [`invalidated`](Self::invalidated).
@@ -26,14 +26,14 @@ pub struct WorkCompletion {
 }
 
 impl WorkCompletion {
-    /// Whether the work request did what it was to do.
+    /// Whether the work request succeeded.
     #[inline]
     #[must_use]
     pub fn is_success(&self) -> bool {
         self.status == CompletionStatus::SUCCESS
     }
 
-    /// Whether this is a message that came in.
+    /// Whether this is a received message.
     #[inline]
     #[must_use]
     pub fn is_receive(&self) -> bool {
@@ -61,7 +61,7 @@ macro_rules! codes {
         impl $name {
             $($(#[$doc])* pub const $constant: Self = Self($value);)*
 
-            /// Its name in words; `None` for a code that this crate does not know.
+            /// Its name in words; `None` for a code unknown to this crate.
             #[must_use]
             pub fn name(self) -> Option<&'static str> {
                 match self.0 {
@@ -88,45 +88,45 @@ macro_rules! codes {
     };
 }
 codes! {
-    /// How a work request ended, numbered as `enum ibv_wc_status` of rdma-core. An open set.
+    /// Result of a work request, numbered as `enum ibv_wc_status` of rdma-core. An open set.
     CompletionStatus {
-        /// Done.
+        /// The request succeeded.
         SUCCESS = 0, "success";
         /// A message was longer than the receive's memory.
         LOCAL_LENGTH_ERROR = 1, "local length error";
-        /// The queue pair cannot do this operation as it stands.
+        /// The queue pair cannot perform this operation in its state.
         LOCAL_QP_OPERATION_ERROR = 2, "local queue pair operation error";
-        /// Local memory: no such key, beyond its bounds, or a right missing.
+        /// Local memory: unknown key, out of bounds, or a missing right.
         LOCAL_PROTECTION_ERROR = 4, "local protection error";
-        /// Not done: the queue pair went into the error state before.
+        /// Not executed, because the queue pair had entered the error state.
         FLUSHED = 5, "flushed";
         /// A memory window could not be bound or invalidated.
         WINDOW_BIND_ERROR = 6, "memory window bind error";
-        /// The peer answered what the protocol does not allow.
+        /// The peer's response violates the protocol.
         BAD_RESPONSE = 7, "bad response";
         /// The local queue pair could not use memory for an incoming request.
         LOCAL_ACCESS_ERROR = 8, "local access error";
-        /// The peer does not do such a request, or its receive's memory is too short.
+        /// The peer does not support the request, or its receive's memory is too short.
         REMOTE_INVALID_REQUEST = 9, "remote invalid request";
-        /// Remote memory: no such key, beyond its bounds, or a right missing.
+        /// Remote memory: unknown key, out of bounds, or a missing right.
         REMOTE_ACCESS_ERROR = 10, "remote access error";
-        /// The peer failed to do it.
+        /// The peer failed to execute the request.
         REMOTE_OPERATION_ERROR = 11, "remote operation error";
-        /// The peer did not answer, as often as it was asked.
+        /// The peer did not respond to any of the retries.
         RETRIES_EXCEEDED = 12, "transport retries exceeded";
-        /// The peer had no receive posted, as often as it was asked.
+        /// The peer had no receive posted in any of the retries.
         RNR_RETRIES_EXCEEDED = 13, "receiver not ready, retries exceeded";
         /// The device failed.
         FATAL = 19, "fatal error";
-        /// The peer's answer timed out.
+        /// The peer's response timed out.
         RESPONSE_TIMEOUT = 20, "response timeout";
-        /// None of the above.
+        /// Any other error.
         GENERAL_ERROR = 21, "general error";
     }
 }
 
 codes! {
-    /// What a completed work request was, numbered as `enum ibv_wc_opcode` of rdma-core. An open
+    /// Kind of a completed work request, numbered as `enum ibv_wc_opcode` of rdma-core. An open
     /// set.
     CompletionOpcode {
         /// A message was sent.
@@ -139,14 +139,14 @@ codes! {
         BIND_WINDOW = 5, "bind window";
         /// A local key was invalidated.
         LOCAL_INVALIDATE = 6, "local invalidate";
-        /// A message came in.
+        /// A message was received.
         RECEIVE = 128, "receive";
-        /// Data was written by the peer, with a number.
+        /// The peer wrote data, with an immediate value.
         RECEIVE_WITH_IMMEDIATE = 129, "receive with immediate";
     }
 }
 
-/// Which fields of a completion mean something: one bit each, with this crate's numbers.
+/// Which fields of a completion are valid: one bit each, with this crate's numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct CompletionFlags(pub u32);
 

@@ -1,8 +1,8 @@
-//! What every RDMA provider must do, as one suite that every implementation runs.
+//! The conformance suite for RDMA providers.
 //!
-//! A crate with a provider of its own enables the feature `conformance` for its tests and calls
-//! [`run`], or one of [`cases`] by name. A case panics where the provider breaks the contract of
-//! the [`Provider`] traits, and says in which step.
+//! A crate with its own provider enables the feature `conformance` for its tests and calls [`run`],
+//! or one of [`cases`] by name. A case panics if the provider violates the contract of the
+//! [`Provider`] traits; the message names the step.
 
 mod connections;
 mod data;
@@ -16,7 +16,7 @@ use std::time::Duration;
 use crate::provider::Provider;
 use harness::Harness;
 
-/// A provider, and where to find it.
+/// The provider under test and its address.
 pub struct Subject<P: Provider> {
     /// The provider of the listening side.
     pub server: P,
@@ -24,14 +24,14 @@ pub struct Subject<P: Provider> {
     pub client: P,
     /// An address of a device of the server, reachable from the client.
     pub address: IpAddr,
-    /// Called before each look for something: moves an emulated device on.
+    /// Called before each poll; advances an emulated device.
     pub step: Box<dyn FnMut()>,
-    /// How long anything may take before the case fails.
+    /// How long any step may take before the case fails.
     pub patience: Duration,
 }
 
 impl<P: Provider> Subject<P> {
-    /// A provider that connects to itself.
+    /// A subject that connects a provider to itself.
     #[must_use]
     pub fn of_one(provider: P, address: IpAddr) -> Self {
         Self {
@@ -44,18 +44,18 @@ impl<P: Provider> Subject<P> {
     }
 }
 
-/// One case: its name, and what runs it on a fresh harness.
+/// One case: its name and function.
 pub struct Case<P: Provider> {
-    /// What it is about, in words that fit in a command line.
+    /// The name, usable on a command line.
     pub name: &'static str,
     run: fn(&mut Harness<'_, P>),
 }
 
 impl<P: Provider> Case<P> {
-    /// Runs it.
+    /// Runs the case on a fresh harness.
     ///
     /// # Panics
-    /// Where the provider breaks the contract.
+    /// Panics if the provider violates the contract.
     pub fn run(&self, subject: &mut Subject<P>) {
         (self.run)(&mut Harness::new(subject, self.name));
     }
@@ -123,10 +123,10 @@ cases! {
         children_keep_their_parents;
 }
 
-/// Runs all cases, one after the other.
+/// Runs all cases in sequence.
 ///
 /// # Panics
-/// Where the provider breaks the contract.
+/// Panics if the provider violates the contract.
 pub fn run<P: Provider>(subject: &mut Subject<P>) {
     for case in cases() {
         case.run(subject);

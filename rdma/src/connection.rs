@@ -1,16 +1,16 @@
-//! What the connection manager says and is told.
+//! Parameters and events of the connection manager.
 
 use std::fmt;
 use std::io;
 
 use crate::provider::Provider;
 
-/// A number that the owner of a connection, a listener or a queue chose, and that comes back in
-/// events: an index into its table with a generation, so that no event needs a search.
+/// A number chosen by the owner of a connection, a listener or a queue, and carried by its events:
+/// an index into the owner's table with a generation, so that no event needs a search.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Token(pub u64);
 
-/// Bytes of private data that this crate keeps of any message.
+/// Bytes of private data that this crate stores of any message.
 pub const PRIVATE_DATA_MAX: usize = 256;
 /// Bytes of private data that a connection request carries over InfiniBand and RoCE.
 pub const CONNECT_PRIVATE_DATA_MAX: usize = 56;
@@ -21,8 +21,8 @@ pub const REJECT_PRIVATE_DATA_MAX: usize = 148;
 
 const _: () = assert!(ACCEPT_PRIVATE_DATA_MAX <= PRIVATE_DATA_MAX);
 
-/// Private data as it came. InfiniBand and RoCE pad it with zeroes to the message's full size, so
-/// its length is no more than an upper bound of what the peer sent.
+/// Private data as received. InfiniBand and RoCE pad it with zeroes to the message's full size, so
+/// its length is only an upper bound of what the peer sent.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct PrivateData {
     bytes: [u8; PRIVATE_DATA_MAX],
@@ -59,36 +59,37 @@ impl fmt::Debug for PrivateData {
     }
 }
 
-/// The value of [`ConnectParameters::rnr_retries`] that means: as often as it takes.
+/// The value of [`ConnectParameters::rnr_retries`] for unlimited retries.
 pub const RNR_RETRY_FOREVER: u8 = 7;
 
-/// What a side asks of, or grants to, a connection.
+/// Connection parameters that a side requests or grants.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnectParameters<'a> {
-    /// Handed to the peer; at most [`CONNECT_PRIVATE_DATA_MAX`] bytes with a request,
+    /// Sent to the peer; at most [`CONNECT_PRIVATE_DATA_MAX`] bytes with a request,
     /// [`ACCEPT_PRIVATE_DATA_MAX`] with an accept.
     pub private_data: &'a [u8],
-    /// RDMA reads that this side has outstanding at most; not more than the peer's responder
-    /// resources and [`DeviceLimits::reads_outgoing`](crate::DeviceLimits::reads_outgoing).
+    /// The largest number of RDMA reads that this side has outstanding; not more than the peer's
+    /// responder resources and
+    /// [`DeviceLimits::reads_outgoing`](crate::DeviceLimits::reads_outgoing).
     pub initiator_depth: u8,
-    /// RDMA reads of the peer that this side answers at once; not more than
+    /// RDMA reads of the peer that this side answers concurrently; not more than
     /// [`DeviceLimits::reads_incoming`](crate::DeviceLimits::reads_incoming).
     pub responder_resources: u8,
-    /// How often an unanswered packet is sent again, 0 to 7. Only with a request.
+    /// How often an unacknowledged packet is retransmitted, 0 to 7. Only with a request.
     pub retries: u8,
-    /// How often the peer sends a message again for which this side had no receive, 0 to 7; see
+    /// How often the peer retransmits a message for which this side had no receive, 0 to 7; see
     /// [`RNR_RETRY_FOREVER`].
     pub rnr_retries: u8,
 }
 
-/// Why a connection was rejected: the connection manager's code, as the wire protocol numbers it.
+/// Why a connection was rejected: the connection manager's code, numbered as on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RejectReason(pub i32);
 
 impl RejectReason {
-    /// Nobody listens there (InfiniBand: invalid service identifier).
+    /// No listener at the address (InfiniBand: invalid service identifier).
     pub const NO_LISTENER: Self = Self(8);
-    /// The listener's owner said no; see the private data (InfiniBand: consumer defined).
+    /// The listener's owner rejected it; see the private data (InfiniBand: consumer defined).
     pub const BY_CONSUMER: Self = Self(28);
 }
 
@@ -102,79 +103,80 @@ impl fmt::Display for RejectReason {
     }
 }
 
-/// Something from the connection manager.
+/// An event of the connection manager.
 #[derive(Debug)]
 #[expect(
     clippy::large_enum_variant,
     reason = "events are few, and taken apart where they are taken"
 )]
 pub enum Event<P: Provider> {
-    /// A peer wants to connect to a listener. Dropping the request rejects it.
+    /// A peer sent a connection request to a listener. Dropping the request rejects it.
     ConnectRequest {
         /// The listener's token.
         listener: Token,
-        /// The peer's wish.
+        /// The peer's request.
         request: P::ConnectRequest,
     },
-    /// A listener no longer listens: its device went away, or its address.
+    /// A listener stopped listening, because its device or its address was removed.
     ListenerFailed {
         /// The listener's token.
         listener: Token,
     },
-    /// Something happened to a connection.
+    /// An event of a connection.
     Connection {
         /// The connection's token.
         token: Token,
-        /// What happened.
+        /// The event.
         event: ConnectionEvent,
     },
 }
 
-/// What happened to a connection.
+/// An event of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectionEvent {
-    /// The address has a device; the route is next.
+    /// The address was resolved to a device; the next step is the route.
     AddressResolved,
-    /// The address has no device or no answer, for this reason.
+    /// The address has no device or did not respond, for this reason.
     AddressFailed(io::ErrorKind),
-    /// There is a way to the peer; a queue pair and the request are next.
+    /// A route to the peer was found; the next steps are the queue pair and the request.
     RouteResolved,
-    /// There is no way to the peer.
+    /// No route to the peer, for this reason.
     RouteFailed(io::ErrorKind),
-    /// Connected. On the passive side a message may complete before this comes.
+    /// Connected. On the passive side a message may complete before this event.
     Established {
         /// The accept's private data; empty on the passive side.
         private_data: PrivateData,
-        /// RDMA reads that the peer answers at once: more outstanding are not worth asking for.
+        /// RDMA reads that the peer answers concurrently; having more outstanding gains nothing.
         initiator_depth: u8,
         /// RDMA reads that the peer may have outstanding.
         responder_resources: u8,
     },
-    /// The peer said no, or the connection manager did for it.
+    /// The peer rejected the connection, or the connection manager did on its behalf.
     Rejected {
-        /// Why.
+        /// The reason.
         reason: RejectReason,
         /// The reject's private data.
         private_data: PrivateData,
     },
-    /// The peer does not answer.
+    /// The peer does not respond.
     Unreachable,
-    /// The request or the accept failed here, for this reason.
+    /// The request or the accept failed on this side, for this reason.
     ConnectFailed(io::ErrorKind),
-    /// The peer disconnected, is gone, or has seen this side's disconnect. Before it is told, the
-    /// provider has put this side's queue pair into the error state, so that its work is flushed.
+    /// The peer disconnected, disappeared, or received this side's disconnect. The provider has
+    /// moved this side's queue pair to the error state before it delivers this event, so that the
+    /// queue pair's work is flushed.
     Disconnected,
-    /// The device is being removed. Everything on it is to be dropped soon.
+    /// The device is being removed. Drop all objects on it soon.
     DeviceRemoved,
-    /// The address that the connection goes by moved elsewhere: it will fail by and by.
+    /// The address of the connection moved to another device: the connection will fail eventually.
     AddressChanged,
-    /// The queue pair's number may be used again. Nothing to do.
+    /// The queue pair's number may be used again. No action needed.
     TimewaitExit,
-    /// One that this crate does not know, by the provider's codes.
+    /// An event unknown to this crate, with the provider's codes.
     Other {
-        /// Which event.
+        /// The provider's event code.
         event: i32,
-        /// Its status.
+        /// The provider's status code.
         status: i32,
     },
 }

@@ -1,25 +1,25 @@
-//! What a device is and may do, and what happens to it.
+//! Limits and states of devices and queue pairs, and their events.
 
 use std::fmt;
 
 use crate::connection::Token;
 use crate::request::SGES_MAX;
 
-/// Names a device within its provider, for tables: small, and the same for as long as the provider
-/// lives.
+/// Identifies a device within its provider, for tables: a small number, constant for the provider's
+/// lifetime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceIndex(pub u16);
 
-/// Which wire protocol a device speaks.
+/// The wire protocol of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Transport {
     /// InfiniBand.
     InfiniBand,
     /// RDMA over Converged Ethernet, in hardware or in software.
     Roce,
-    /// iWARP. Reads need the right of remote writing on their own memory; providers add it.
+    /// iWARP. The memory of reads needs the right of remote writing; providers add it.
     Iwarp,
-    /// One that this crate does not know.
+    /// A transport unknown to this crate.
     Other(i32),
 }
 
@@ -34,12 +34,12 @@ impl fmt::Display for Transport {
     }
 }
 
-/// What a device allows, as it reports it. Counts are entries, sizes bytes.
+/// Limits of a device, as it reports them. Counts are entries, sizes bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceLimits {
-    /// Which wire protocol it speaks.
+    /// The wire protocol.
     pub transport: Transport,
-    /// Its ports, numbered from 1.
+    /// Number of ports, numbered from 1.
     pub ports: u8,
     /// Queue pairs.
     pub queue_pairs: u32,
@@ -53,41 +53,41 @@ pub struct DeviceLimits {
     pub completion_queues: u32,
     /// Entries of one completion queue.
     pub completion_queue_entries: u32,
-    /// Shared receive queues; 0 when it has none.
+    /// Shared receive queues; 0 if unsupported.
     pub shared_receive_queues: u32,
     /// Work requests of one shared receive queue.
     pub shared_receive_requests: u32,
     /// Pieces of memory in one shared receive, at most [`SGES_MAX`].
     pub shared_receive_sges: u32,
-    /// RDMA reads that one queue pair may answer at once (responder resources).
+    /// RDMA reads that one queue pair may answer concurrently (responder resources).
     pub reads_incoming: u8,
     /// RDMA reads that one queue pair may have outstanding (initiator depth).
     pub reads_outgoing: u8,
     /// Registrations.
     pub registrations: u32,
-    /// Bytes of one registration: longer memory is registered in several.
+    /// Bytes of one registration; longer memory needs several.
     pub registration_bytes: u64,
-    /// Memory windows of type 2; 0 when it has none.
+    /// Memory windows of type 2; 0 if unsupported.
     pub windows: u32,
 }
 
-/// How much one queue pair holds: asked for, and granted.
+/// Capacity of one queue pair, requested or granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueuePairCapacity {
     /// Work requests of the send queue.
     pub send_requests: u32,
-    /// Work requests of the receive queue; without meaning with a shared receive queue.
+    /// Work requests of the receive queue; ignored with a shared receive queue.
     pub receive_requests: u32,
     /// Pieces of memory in one send request, at most [`SGES_MAX`].
     pub send_sges: u32,
     /// Pieces of memory in one receive, at most [`SGES_MAX`].
     pub receive_sges: u32,
-    /// Bytes of an inline message. A wish: a device that has fewer grants fewer, down to 0.
+    /// Bytes of an inline message. A preference: a device may grant fewer, down to 0.
     pub inline_bytes: u32,
 }
 
 impl QueuePairCapacity {
-    /// The same, reduced to what the device allows. A difference is worth a log line.
+    /// The capacity reduced to the device's limits. Log a difference.
     #[must_use]
     pub fn clamped(self, limits: &DeviceLimits) -> Self {
         let sges = limits.sges.min(SGES_MAX as u32);
@@ -104,63 +104,62 @@ impl QueuePairCapacity {
 /// The state of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum QueuePairState {
-    /// Just made.
+    /// New.
     Reset,
     /// Receives may be posted.
     Initialized,
-    /// Messages come in.
+    /// Messages are received.
     ReadyToReceive,
-    /// Connected: everything works.
+    /// Connected: sends and receives work.
     ReadyToSend,
     /// Sends are being drained.
     SendQueueDrained,
-    /// A send failed, receives still work.
+    /// A send failed; receives still work.
     SendQueueError,
-    /// Everything posted is flushed. What is posted from now on is flushed too.
+    /// Everything posted is flushed, also work that is posted later.
     Error,
-    /// One that this crate does not know.
+    /// A state unknown to this crate.
     Other(i32),
 }
 
-/// What happened to a queue pair outside of its work requests.
+/// An event of a queue pair outside of its work requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum QueuePairFault {
-    /// The device gave up on it.
+    /// The queue pair failed.
     Fatal,
-    /// The peer asked for something that the protocol does not allow.
+    /// The peer sent a request that the protocol does not allow.
     InvalidRequest,
-    /// The peer asked for memory that it may not touch.
+    /// The peer requested memory that it has no right to access.
     AccessViolation,
-    /// The last receive that it had taken from its shared receive queue has completed: it takes
-    /// no more, and may be destroyed without losing one.
+    /// The last receive that the queue pair had taken from its shared receive queue has completed.
+    /// It takes no more, and can be destroyed without losing a message.
     LastReceive,
-    /// A message came in before the connection manager said that the connection is established.
+    /// A message was received before the connection manager reported the connection as established.
     CommunicationEstablished,
-    /// The path changed, or failed to.
+    /// The path migrated, or failed to migrate.
     Path,
 }
 
-/// Something that happened to a device, told once to whoever asks
-/// ([`Device::next_event`](crate::Device::next_event)).
+/// An event of a device, returned once ([`Device::next_event`](crate::Device::next_event)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceEvent {
-    /// A port carries traffic (again).
+    /// A port carries traffic again, or for the first time.
     PortUp(u8),
-    /// A port carries no traffic. Requests on it fail by and by with
+    /// A port carries no traffic. Requests on it eventually fail with
     /// [`CompletionStatus::RETRIES_EXCEEDED`](crate::CompletionStatus::RETRIES_EXCEEDED).
     PortDown(u8),
-    /// The device failed or is being removed: nothing on it works again.
+    /// The device failed or is being removed; it does not recover.
     Fatal,
-    /// Something happened to a queue pair.
+    /// An event of a queue pair.
     QueuePair {
         /// Its connection's token.
         token: Token,
         /// Its number.
         qp_number: u32,
-        /// What happened.
+        /// The event.
         fault: QueuePairFault,
     },
-    /// A shared receive queue has fewer receives than its limit; the limit is off now.
+    /// A shared receive queue has fewer receives than its limit; the limit is now disarmed.
     ReceivesLow {
         /// The shared receive queue's token.
         token: Token,
@@ -170,13 +169,13 @@ pub enum DeviceEvent {
         /// The shared receive queue's token.
         token: Token,
     },
-    /// A completion queue failed: it overflowed, most likely. Queue pairs on it are lost.
+    /// A completion queue failed, most likely by an overflow. Its queue pairs are lost.
     CompletionQueueFailed {
         /// The completion queue's token.
         token: Token,
     },
-    /// Addresses or keys of a port changed. Nothing to do.
+    /// Addresses or keys of a port changed. No action needed.
     PortChanged(u8),
-    /// One that this crate does not know, by the provider's code.
+    /// An event unknown to this crate, with the provider's code.
     Other(i32),
 }

@@ -1,9 +1,9 @@
-//! Why something cannot be had or done.
+//! Errors of RDMA calls.
 
 use std::io;
 use std::net::SocketAddr;
 
-/// Why there is no RDMA here: one clear line, and a remedy.
+/// Why RDMA is unavailable, with a remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum Unavailable {
     /// A library of rdma-core is not installed.
@@ -11,7 +11,7 @@ pub enum Unavailable {
     LibraryMissing {
         /// Its file name.
         library: &'static str,
-        /// What the loader said.
+        /// The error message of the loader.
         cause: String,
     },
     /// A library lacks a function: rdma-core is older than this program needs.
@@ -37,7 +37,7 @@ pub enum Unavailable {
 }
 
 impl Unavailable {
-    /// What to do about it, in one line.
+    /// The remedy, in one line.
     #[must_use]
     pub fn remedy(&self) -> &'static str {
         match self {
@@ -62,73 +62,74 @@ impl Unavailable {
 /// Why a control call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// There is no RDMA here.
+    /// RDMA is unavailable.
     #[error(transparent)]
     Unavailable(#[from] Unavailable),
-    /// More was asked for than the device allows.
+    /// The request exceeds a limit of the device.
     #[error("{wanted} {what} wanted, the device allows {limit}")]
     Limit {
-        /// What there is too little of, with its unit.
+        /// The limited resource, with its unit.
         what: &'static str,
-        /// How much was asked for.
+        /// The requested amount.
         wanted: u64,
-        /// How much there is.
+        /// The available amount.
         limit: u64,
     },
-    /// Objects of different devices or domains were to work together, or the call does not fit the
-    /// object's state: the caller's mistake, unless the device has just gone.
+    /// Objects of different devices or domains were combined, or the call does not fit the object's
+    /// state: an error of the caller, unless the device has just been removed.
     #[error("{0}")]
     Misuse(&'static str),
-    /// Private data is longer than the message carries.
+    /// Private data exceeds the message's capacity.
     #[error("{len} bytes of private data, {limit} at most")]
     PrivateDataTooLong {
         /// Bytes given.
         len: usize,
-        /// Bytes there is room for.
+        /// Largest number of bytes.
         limit: usize,
     },
-    /// The device is gone or failed.
+    /// The device was removed or failed.
     #[error("the RDMA device is gone")]
     DeviceGone,
-    /// The kernel or the device refused a step.
+    /// The kernel or the device rejected a step.
     #[error("{step} failed")]
     System {
         /// The call that failed.
         step: &'static str,
-        /// What it answered.
+        /// The error that it returned.
         source: io::Error,
     },
 }
 
-/// Why a work request was not taken. Nothing of it happened.
+/// Why a work request was not queued. The call had no effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PostError {
-    /// The queue is full: the caller has more outstanding than it asked for.
+    /// The queue is full: the caller has more requests outstanding than the capacity that it
+    /// requested.
     #[error("the queue is full")]
     QueueFull,
-    /// More pieces of memory than the queue takes.
+    /// More pieces of memory than the queue supports.
     #[error("too many pieces of memory")]
     TooManyPieces,
-    /// More inline bytes than the queue takes, or inline bytes where they cannot be.
+    /// More inline bytes than the queue supports, or inline bytes in a request that allows none.
     #[error("inline data does not fit")]
     InlineTooLong,
-    /// The queue pair does not take such requests in its state, or at all.
+    /// The queue pair does not support such requests, or not in its state.
     #[error("the queue pair does not take this request")]
     NotPossible,
-    /// The device refused, with this error number.
+    /// The device rejected the request, with this error number.
     #[error("the device refused, error {0}")]
     Device(i32),
 }
 
-/// Some of the queued work requests were not posted. Those before them were; those behind them
-/// were not either, and are forgotten.
+/// Some of the queued work requests were not posted. Those before them were posted; those after
+/// them were discarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{refused} work requests were refused, the first is {first_wr_id:#x}: {cause}")]
 pub struct FlushError {
-    /// Identifier of the first one refused.
+    /// Identifier of the first rejected request.
     pub first_wr_id: u64,
-    /// How many were refused.
+    /// Number of rejected requests.
     pub refused: u32,
-    /// Why the first one was.
+    /// Why the first one was rejected.
     pub cause: PostError,
 }

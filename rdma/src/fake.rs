@@ -1,19 +1,19 @@
-//! An in-process fabric: machines with RDMA devices, and a wire between them that breaks on demand.
+//! An in-process fabric: machines with RDMA devices, and a network between them that injects
+//! faults.
 //!
-//! Bytes move between the registered regions of different protection domains by
-//! [`hugemem::DmaView`], never through a reference. Checked as hardware does: keys, bounds, rights,
-//! queue pair states, receives that are not there or too short, depths of queues, memory windows
-//! and their invalidation, inline limits, order on one connection.
+//! Bytes are copied between the registered regions of different protection domains through
+//! [`hugemem::DmaView`], never through a reference. The fabric checks what hardware checks: keys,
+//! bounds, rights, queue pair states, missing or short receives, depths of queues, memory windows
+//! and their invalidation, inline limits, and order on one connection.
 //!
-//! Time is counted in ticks. In the [`Pace::Immediate`] pace what was posted is executed when it is
-//! flushed, and while something waits (for a receive, a delay, an answer) each poll of a completion
-//! queue or of an event channel is a tick. In the [`Pace::Manual`] pace only
-//! [`Fabric::progress`] is, and chance, by the seed, chooses the order of queue pairs and how much
-//! each gets done. Either way one seed gives one sequence, on one thread; several threads may use
-//! one fabric too.
+//! Time is counted in ticks. With [`Pace::Immediate`] the fabric executes requests when they are
+//! flushed; while something waits (for a receive, a delay or a response) each poll of a completion
+//! queue or an event channel is a tick. With [`Pace::Manual`] only [`Fabric::progress`] is a tick,
+//! and the seed chooses the order of the queue pairs and how much each executes. With either pace
+//! and one thread, a seed gives one reproducible sequence; several threads may also use one fabric.
 //!
-//! Differs from hardware in this: requests of one queue pair execute one after the other, so a
-//! fence changes nothing; and a window is invalid at once when it is dropped.
+//! Differences from hardware: requests of one queue pair execute sequentially, so a fence changes
+//! nothing; and a dropped window is invalid immediately.
 
 mod bell;
 mod connecting;
@@ -52,12 +52,12 @@ use state::{INLINE_BYTES_MAX, Machine, State};
 #[cfg(test)]
 pub(crate) use tests::foreign::foreign as foreign_for_tests;
 
-/// When the fabric moves.
+/// When the fabric executes requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pace {
-    /// At once, in order of posting.
+    /// Immediately, in the order of posting.
     Immediate,
-    /// When told to, in an order of chance.
+    /// On request, in a pseudo-random order.
     Manual,
 }
 
@@ -67,21 +67,21 @@ impl Pace {
     }
 }
 
-/// What a [`Fabric`] is to be.
+/// Configuration of a [`Fabric`].
 #[derive(Clone, Copy, Debug)]
 pub struct FabricConfig {
-    /// Where all chance comes from.
+    /// Seed of all pseudo-random choices.
     pub seed: u64,
-    /// When it moves.
+    /// When requests are executed.
     pub pace: Pace,
-    /// Requests of one queue pair that one tick executes at most, in the manual pace.
+    /// The largest number of requests of one queue pair per tick, with the manual pace.
     pub burst: u64,
     /// Ticks between two tries of a request that the peer did not answer or had no receive for.
     pub retry_ticks: u64,
 }
 
 impl FabricConfig {
-    /// A fabric that moves at once.
+    /// A fabric that executes immediately.
     pub const IMMEDIATE: Self = Self {
         seed: 0,
         pace: Pace::Immediate,
@@ -89,7 +89,7 @@ impl FabricConfig {
         retry_ticks: 1,
     };
 
-    /// A fabric that moves by [`Fabric::progress`], in an order that `seed` chooses.
+    /// A fabric that executes in [`Fabric::progress`], in an order derived from `seed`.
     #[must_use]
     pub const fn manual(seed: u64) -> Self {
         Self {
@@ -106,16 +106,16 @@ impl FabricConfig {
 pub struct DeviceConfig {
     /// Its name.
     pub name: String,
-    /// The addresses that it is reached by; each belongs to one device of the whole fabric.
+    /// Its addresses; each belongs to one device of the whole fabric.
     pub addresses: Vec<IpAddr>,
-    /// What it allows.
+    /// Its limits.
     pub limits: DeviceLimits,
-    /// Inline bytes that it grants at most; at most 128.
+    /// The largest number of inline bytes that it grants; at most 128.
     pub inline_bytes: u32,
 }
 
 impl DeviceConfig {
-    /// A device with one address and generous limits.
+    /// A device with one address and [`LIMITS`](Self::LIMITS).
     #[must_use]
     pub fn new(name: &str, address: IpAddr) -> Self {
         Self {
@@ -160,13 +160,13 @@ struct Shared {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A test that panicked elsewhere has its own message; this one is to say no more.
+        // Another test thread that panicked prints its own message; do not panic again here.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Fabric {
-    /// A fabric without machines.
+    /// Creates a fabric without machines.
     #[must_use]
     pub fn new(config: FabricConfig) -> Self {
         Self {
@@ -176,10 +176,10 @@ impl Fabric {
         }
     }
 
-    /// Adds a machine with these devices; what its programs see of RDMA is the provider.
+    /// Adds a machine with these devices; returns the provider for its programs.
     ///
     /// # Errors
-    /// The system's, when it is out of descriptors.
+    /// An error of the system, if it is out of descriptors.
     pub fn machine(&self, devices: &[DeviceConfig]) -> Result<Fake, Error> {
         let mut state = self.shared.lock();
         let number = state.machines.len();
@@ -190,68 +190,68 @@ impl Fabric {
         Ok(Fake::new(Arc::clone(&self.shared), number))
     }
 
-    /// Plugs a device into a machine that runs: another than any before it, though it may have the
-    /// addresses of one that was [removed](Self::remove_device).
+    /// Adds a device to a running machine. It is a new device, even with the addresses of a
+    /// [removed](Self::remove_device) one.
     ///
     /// # Errors
-    /// The system's, when it is out of descriptors.
+    /// An error of the system, if it is out of descriptors.
     pub fn add_device(&self, machine: &Fake, config: &DeviceConfig) -> Result<(), Error> {
         self.shared.lock().add_device(machine.machine(), config)
     }
 
-    /// One tick; returns whether more would change something.
+    /// Executes one tick; returns whether another would change something.
     pub fn progress(&self) -> bool {
         let mut state = self.shared.lock();
         state.pass_time();
         state.is_waiting()
     }
 
-    /// Ticks until nothing waits, or `ticks_max` of them; returns whether nothing waits.
+    /// Executes ticks until nothing waits, at most `ticks_max`; returns whether nothing waits.
     pub fn settle(&self, ticks_max: u64) -> bool {
         (0..ticks_max).any(|_| !self.progress())
     }
 
-    /// Ticks since the beginning.
+    /// Ticks since creation.
     #[must_use]
     pub fn ticks(&self) -> u64 {
         self.shared.lock().tick
     }
 
-    /// Lets requests fail from now on where `pattern` says. Of several rules that match, the one
-    /// that was added first wins.
+    /// Adds a rule: requests that match `pattern` fail from now on. Of several matching rules, the
+    /// one added first applies.
     pub fn add_fault(&self, pattern: Pattern, fault: Fault) {
         self.shared.lock().faults.add(pattern, fault);
     }
 
-    /// Lets connections fail from now on where `pattern` says.
+    /// Adds a rule: connections that match `pattern` fail from now on.
     pub fn add_connect_fault(&self, pattern: Pattern, fault: ConnectFault) {
         self.shared.lock().connect_faults.add(pattern, fault);
     }
 
-    /// The next so many queue pairs that are to be destroyed are not: the device keeps them, and goes on
-    /// with what they are stuck on ([`Fault::Wedge`]).
+    /// The device refuses to destroy the next `queue_pairs` queue pairs. It keeps them, and
+    /// continues to execute the requests that they are stuck on ([`Fault::Wedge`]).
     pub fn refuse_destructions(&self, queue_pairs: u32) {
         self.shared.lock().destructions_refused = queue_pairs;
     }
 
-    /// Ends all faults that were added.
+    /// Removes all fault rules.
     pub fn clear_faults(&self) {
         let mut state = self.shared.lock();
         state.faults.clear();
         state.connect_faults.clear();
     }
 
-    /// Makes a region's memory such that it may be registered by address, as an application's:
-    /// what real machines allow of all their memory.
+    /// Allows registration of a region's memory by address, like an application's buffer. Real
+    /// machines allow this for all their memory.
     ///
     /// # Errors
-    /// Those of [`hugemem::DmaView::of`].
+    /// The errors of [`hugemem::DmaView::of`].
     pub fn add_foreign_memory(&self, region: &Region) -> std::io::Result<()> {
         self.shared.lock().views.add_foreign(region)
     }
 
-    /// Takes the port of a device down or up. Requests over a port that is down are tried again as
-    /// often as their connection says.
+    /// Sets the port of a device up or down. Requests over a port that is down are retried as often
+    /// as their connection allows.
     pub fn set_port(&self, device: &FakeDevice, up: bool) {
         let mut state = self.shared.lock();
         let Some(device) = state.devices.get_mut(device.key()) else {
@@ -265,36 +265,35 @@ impl Fabric {
         }
     }
 
-    /// Pulls a device out: everything on it ends.
+    /// Removes a device: all its objects fail.
     pub fn remove_device(&self, device: &FakeDevice) {
         self.shared.lock().remove_device(device.key(), true);
     }
 
-    /// The same for a device whose driver leaves the telling to the connection manager.
+    /// Removes a device whose driver reports no event of its own; only the connection manager does.
     pub fn remove_silent_device(&self, device: &FakeDevice) {
         self.shared.lock().remove_device(device.key(), false);
     }
 
-    /// Handles of a device that programs have, this one and those of what is made on it included.
-    /// Some real drivers wait for the last of them before a device is gone.
+    /// Handles of a device in programs, including this one and those of the objects created on it.
+    /// Some real drivers wait for the last of them before a device is removed.
     #[must_use]
     pub fn handles(&self, device: &FakeDevice) -> usize {
         device.handles() - 1
     }
 
-    /// Tells the owner of a device what happens to it, without more consequences.
+    /// Sends a device event to the owner of a device, without further effects.
     pub fn tell_device(&self, device: &FakeDevice, event: DeviceEvent) {
         self.shared.lock().tell_device(device.key(), event);
     }
 
-    /// Tells every connection on a device that its address moved elsewhere.
+    /// Sends an address change to every connection on a device.
     pub fn change_address(&self, device: &FakeDevice) {
         let event = ConnectionEvent::AddressChanged;
         self.shared.lock().tell_connections(device.key(), event);
     }
 
-    /// Breaks the connection of a queue pair, by the number that its completions have: both sides
-    /// are told.
+    /// Breaks the connection of the queue pair with this number: both sides are notified.
     pub fn drop_connection(&self, qp_number: u32) {
         let mut state = self.shared.lock();
         if let Some(key) = state.queue_pair_of(qp_number) {
@@ -303,7 +302,7 @@ impl Fabric {
         }
     }
 
-    /// Objects that exist: what a test expects to be back where it began.
+    /// Number of existing objects, with which a test checks for leaks.
     #[must_use]
     pub fn objects(&self) -> FabricObjects {
         let state = self.shared.lock();
@@ -320,7 +319,7 @@ impl Fabric {
     }
 }
 
-/// How many objects of each kind a fabric has.
+/// Number of existing objects of each kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FabricObjects {
     /// Protection domains.
@@ -337,6 +336,6 @@ pub struct FabricObjects {
     pub channels: usize,
     /// Listeners.
     pub listeners: usize,
-    /// Connections, and requests that were not answered.
+    /// Connections, and pending requests.
     pub connections: usize,
 }

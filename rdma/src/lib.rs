@@ -1,31 +1,35 @@
-//! Verbs made safe: RDMA devices, memory, queues and connections behind one trait.
+//! RDMA verbs behind one safe trait: devices, memory, queues and connections.
 //!
-//! [`Provider`] is what the NVMe transports are generic over. It has two implementations: real
-//! verbs over the connection manager, and an in-process fabric that moves bytes between protection
-//! domains and injects faults (feature `fake`). One suite runs on both (feature `conformance`).
+//! The NVMe transports are generic over [`Provider`]. It has two implementations: real verbs with
+//! the connection manager, and an in-process fabric that copies bytes between protection domains
+//! and injects faults (feature `fake`). One conformance suite runs on both (feature `conformance`).
 //!
-//! Owns: devices, protection domains, memory registrations, completion queues, shared receive
-//! queues, queue pairs, the connection manager's objects, and the rule that children keep their
-//! parents alive. Refuses: to know NVMe, to wait, to keep anybody's buffers. Whoever posts a work
-//! request keeps its memory until the completion was seen.
+//! This crate owns devices, protection domains, memory registrations, completion queues, shared
+//! receive queues, queue pairs and the objects of the connection manager. An object keeps the
+//! objects that it was created from alive. The crate does not know NVMe, does not wait and does not
+//! own data buffers: the poster of a work request keeps its memory until it has received the
+//! completion.
 //!
 //! # Memory
 //!
 //! A work request can access registered memory only: the device checks key, bounds and rights of
-//! every access. Parts of a [`hugemem::Region`] may be registered by anybody; any other memory takes
-//! an `unsafe` promise, [`MemoryRange::foreign`]. What a work request may name is a matter of types:
-//! a [`Sge`] is made of memory that nothing in the program refers to while it is posted.
+//! every access. Parts of a [`hugemem::Region`] can be registered by safe code; any other memory
+//! needs an `unsafe` promise, [`MemoryRange::foreign`]. Types limit the memory that a work request
+//! may name: a [`Sge`] is made of memory that the program does not refer to while it is posted.
 //!
-//! # Order of things on one connection
+//! # Order of calls on one connection
 //!
-//! The passive side: [`EventChannel::listen`], [`Event::ConnectRequest`],
-//! [`ConnectRequest::into_connection`] on the channel of the reactor that shall serve it,
-//! [`Connection::create_queue_pair`], receives posted, [`Connection::accept`],
-//! [`ConnectionEvent::Established`]. The active side: [`EventChannel::connection`],
-//! [`Connection::resolve_address`], [`Connection::resolve_route`],
-//! [`Connection::create_queue_pair`], receives posted, [`Connection::connect`], `Established`.
-//! Either side: [`Connection::disconnect`], [`ConnectionEvent::Disconnected`] on both, the queue
-//! pair's work flushed, everything dropped.
+//! Passive side: [`EventChannel::listen`], [`Event::ConnectRequest`],
+//! [`ConnectRequest::into_connection`] on the channel of the reactor that serves the connection,
+//! [`Connection::create_queue_pair`], post receives, [`Connection::accept`],
+//! [`ConnectionEvent::Established`].
+//!
+//! Active side: [`EventChannel::connection`], [`Connection::resolve_address`],
+//! [`Connection::resolve_route`], [`Connection::create_queue_pair`], post receives,
+//! [`Connection::connect`], `Established`.
+//!
+//! Either side: [`Connection::disconnect`], [`ConnectionEvent::Disconnected`] on both sides; the
+//! work of the queue pair is flushed, and all objects are dropped.
 
 mod cache;
 mod completion;

@@ -1,4 +1,4 @@
-//! Memory that is to be registered.
+//! Memory to register.
 #![expect(
     unsafe_code,
     reason = "declares the promise that memory of others is to be registered under"
@@ -8,12 +8,12 @@ use std::ops::Range;
 
 use hugemem::Region;
 
-/// What may be done with registered memory, beside being read by the local device.
+/// Rights on registered memory, in addition to reads by the local device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Access {
-    /// The local device may write: receives, and the data of RDMA reads.
+    /// The local device may write: for receives and for the data of RDMA reads.
     pub local_write: bool,
-    /// The peer may read. Whoever registers a target's memory leaves this out.
+    /// The peer may read. A target registers its memory without this right.
     pub remote_read: bool,
     /// The peer may write; needs [`local_write`](Self::local_write).
     pub remote_write: bool,
@@ -22,8 +22,8 @@ pub struct Access {
 }
 
 impl Access {
-    /// Memory of a target: only its own device touches it. Where the transport (iWARP) needs more
-    /// for the data of RDMA reads, the provider adds it.
+    /// Memory of a target: only its own device accesses it. If the transport (iWARP) needs more
+    /// rights for the data of RDMA reads, the provider adds them.
     pub const LOCAL: Self = Self {
         local_write: true,
         remote_read: false,
@@ -31,7 +31,7 @@ impl Access {
         bind_window: false,
     };
 
-    /// Memory of a host that hands its keys to a target.
+    /// Memory of a host that sends its keys to a target.
     pub const REMOTE: Self = Self {
         local_write: true,
         remote_read: true,
@@ -39,7 +39,7 @@ impl Access {
         bind_window: false,
     };
 
-    /// Memory of a host that opens it by memory windows only.
+    /// Memory of a host that grants access by memory windows only.
     pub const WINDOWS: Self = Self {
         local_write: true,
         remote_read: false,
@@ -48,7 +48,7 @@ impl Access {
     };
 }
 
-/// A range of this process's memory, to be registered.
+/// A range of this process's memory to register.
 #[derive(Clone, Copy, Debug)]
 pub struct MemoryRange<'a> {
     address: usize,
@@ -57,10 +57,10 @@ pub struct MemoryRange<'a> {
 }
 
 impl<'a> MemoryRange<'a> {
-    /// Bytes of a region, by offset.
+    /// A part of a region, by offset.
     ///
     /// # Panics
-    /// When the range is empty or exceeds the region.
+    /// Panics if the range is empty or exceeds the region.
     #[must_use]
     pub fn of_region(region: &'a Region, range: Range<usize>) -> Self {
         assert!(
@@ -75,10 +75,10 @@ impl<'a> MemoryRange<'a> {
         }
     }
 
-    /// Memory that is not a region: an application's buffer.
+    /// Memory outside any region: an application's buffer.
     ///
     /// # Panics
-    /// When the range is empty or wraps around.
+    /// Panics if the range is empty or wraps around.
     ///
     /// # Safety
     /// While work requests name the range, and while a peer that was given its remote key may use
@@ -97,10 +97,11 @@ impl<'a> MemoryRange<'a> {
         }
     }
 
-    /// The range from `start` to `end`, around this one, of the same memory; `None` beyond it.
+    /// The larger range from `start` to `end` of the same memory; `None` if it does not contain
+    /// this range or exceeds the region.
     ///
-    /// Registering more than was promised touches nothing: work requests and peers are given keys
-    /// and addresses of the promised range only.
+    /// Registering more than was promised accesses nothing: work requests and peers get keys and
+    /// addresses of the promised range only.
     pub(crate) fn expanded(&self, start: usize, end: usize) -> Option<Self> {
         let around = start <= self.address && end >= self.address + self.len;
         let within = self.region.is_none_or(|region| {
@@ -120,7 +121,7 @@ impl<'a> MemoryRange<'a> {
         self.address
     }
 
-    /// Bytes.
+    /// Length in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a range is never empty")]
     pub fn len(&self) -> usize {

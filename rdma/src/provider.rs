@@ -1,15 +1,17 @@
-//! The trait behind which RDMA is, and what its objects do.
+//! The trait of RDMA providers and the traits of their objects.
 //!
-//! Calls on the I/O path are [`QueuePair::queue_send`], [`QueuePair::queue_receive`],
-//! [`QueuePair::flush`], their likes of [`SharedReceiveQueue`], and [`CompletionQueue::poll`]: they
-//! do not allocate, lock a contended lock, or enter the kernel (a device in software excepted).
-//! Everything else is control: bounded, but it may enter the kernel and allocate.
+//! The calls of the I/O path are [`QueuePair::queue_send`], [`QueuePair::queue_receive`],
+//! [`QueuePair::flush`], the same calls of [`SharedReceiveQueue`], and [`CompletionQueue::poll`].
+//! They do not allocate, do not take a contended lock and do not enter the kernel (except with a
+//! software device). All other calls are control calls: bounded, but they may enter the kernel and
+//! allocate.
 //!
-//! Objects keep what they were made from alive, in any order of dropping. Dropping never waits for
-//! another thread. A queue pair that is destroyed takes its posted work with it: no completion of it
-//! comes, save those already in the completion queue, and the device no longer accesses its memory.
-//! Where the device refuses that, [`QueuePair::destroy`] says so, and whoever posted never uses the
-//! memory again; the queue pair and what it was made from then stay until the process ends.
+//! Objects keep the objects that they were created from alive, in any order of dropping. Dropping
+//! never waits for another thread. A destroyed queue pair discards its posted work: it produces no
+//! further completions beyond those already in the completion queue, and the device no longer
+//! accesses its memory. If the device refuses to destroy it, [`QueuePair::destroy`] returns an
+//! error, and the poster must never use the memory again; the queue pair and its parents then stay
+//! until the process ends.
 
 use std::fmt::Debug;
 use std::net::SocketAddr;
@@ -23,7 +25,7 @@ use crate::error::{Error, FlushError, PostError};
 use crate::memory::{Access, MemoryRange};
 use crate::request::{ReceiveRequest, SendRequest, WindowBinding};
 
-/// RDMA: real verbs, or an in-process fabric. Cheap to clone, one for the process.
+/// RDMA, by real verbs or an in-process fabric. Cheap to clone; one per process.
 pub trait Provider: Clone + Debug + Send + Sync + Sized + 'static {
     /// A device.
     type Device: Device<Provider = Self>;
@@ -39,103 +41,103 @@ pub trait Provider: Clone + Debug + Send + Sync + Sized + 'static {
     type SharedReceiveQueue: SharedReceiveQueue;
     /// A queue pair.
     type QueuePair: QueuePair<Provider = Self>;
-    /// A source of events.
+    /// A channel of connection events.
     type EventChannel: EventChannel<Provider = Self>;
     /// A listener.
     type Listener: Listener;
-    /// A peer's wish to connect.
+    /// A connection request of a peer.
     type ConnectRequest: ConnectRequest<Provider = Self>;
     /// A connection.
     type Connection: Connection<Provider = Self>;
 
-    /// The devices there are now: for reports, and to prepare domains before the first request.
+    /// The devices present now, for reports and to create domains before the first request.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] when there are none.
+    /// [`Error::Unavailable`] if there are none.
     fn devices(&self) -> Result<Vec<Self::Device>, Error>;
 
-    /// A new source of events, for one owner: a reactor, or a host.
+    /// Creates an event channel for one owner: a reactor or a host.
     ///
     /// # Errors
-    /// [`Error::Unavailable`], or the system's.
+    /// [`Error::Unavailable`], or an error of the system.
     fn event_channel(&self) -> Result<Self::EventChannel, Error>;
 }
 
 /// An open device. Cheap to clone; clones are the same device.
 pub trait Device: Clone + Debug + Send + Sync + 'static {
-    /// Whose device this is.
+    /// The provider of this device.
     type Provider: Provider;
 
-    /// Its index in tables.
+    /// The index of this device in tables.
     fn index(&self) -> DeviceIndex;
 
-    /// Its name: `rxe0`, `mlx5_0`.
+    /// The name, such as `rxe0` or `mlx5_0`.
     fn name(&self) -> &str;
 
-    /// What it allows.
+    /// The limits of this device.
     fn limits(&self) -> &DeviceLimits;
 
     /// Whether a port, counted from 1, carries traffic.
     ///
     /// # Errors
-    /// [`Error::DeviceGone`], or the system's.
+    /// [`Error::DeviceGone`], or an error of the system.
     fn port_is_up(&self, port: u8) -> Result<bool, Error>;
 
-    /// A new protection domain. A process needs one per device.
+    /// Creates a protection domain. A process needs one per device.
     ///
     /// # Errors
-    /// The device's.
+    /// An error of the device.
     fn create_domain(&self) -> Result<<Self::Provider as Provider>::Domain, Error>;
 
-    /// The next thing that happened to it, without waiting. Each event is told once, whichever
-    /// clone is asked: let one owner ask, and pass on what concerns others.
+    /// The next event of the device, without waiting. Each event is returned once, to one of the
+    /// clones: let one owner call this and pass events on to other users.
     fn next_event(&self) -> Option<DeviceEvent>;
 
-    /// Readable when [`next_event`](Self::next_event) has something.
+    /// Readable if [`next_event`](Self::next_event) has an event.
     fn descriptor(&self) -> BorrowedFd<'_>;
 }
 
-/// A protection domain: what belongs together. Cheap to clone; clones are the same domain.
+/// A protection domain. Cheap to clone; clones are the same domain.
 pub trait Domain: Clone + Debug + Send + Sync + 'static {
-    /// Whose domain this is.
+    /// The provider of this domain.
     type Provider: Provider;
 
-    /// Its device.
+    /// The device of this domain.
     fn device(&self) -> &<Self::Provider as Provider>::Device;
 
-    /// Registers memory, which pins it. Dropping the registration ends it, and whatever is still
-    /// posted with its keys then fails.
+    /// Registers and pins memory. Dropping the registration ends it; work that is still posted with
+    /// its keys then fails.
     ///
     /// # Errors
-    /// [`Error::Limit`] when the range is longer than
-    /// [`DeviceLimits::registration_bytes`] or the process may not pin so much; the system's.
+    /// [`Error::Limit`] if the range is longer than [`DeviceLimits::registration_bytes`] or exceeds
+    /// the memory that the process may pin; an error of the system.
     fn register(
         &self,
         range: MemoryRange<'_>,
         access: Access,
     ) -> Result<<Self::Provider as Provider>::Registration, Error>;
 
-    /// A memory window of type 2, not bound.
+    /// Creates an unbound memory window of type 2.
     ///
     /// # Errors
-    /// [`Error::Limit`] when the device has none (left).
+    /// [`Error::Limit`] if the device has no (more) windows.
     fn create_window(&self) -> Result<<Self::Provider as Provider>::Window, Error>;
 
-    /// A completion queue of at least `entries` entries. `token` comes back in device events.
+    /// Creates a completion queue of at least `entries` entries. Device events carry `token`.
     ///
     /// # Errors
-    /// [`Error::Limit`], or the device's.
+    /// [`Error::Limit`], or an error of the device.
     fn create_completion_queue(
         &self,
         entries: u32,
         token: Token,
     ) -> Result<<Self::Provider as Provider>::CompletionQueue, Error>;
 
-    /// A shared receive queue of at least `requests` receives with up to `sges` pieces of memory.
-    /// `token` comes back in device events.
+    /// Creates a shared receive queue of at least `requests` receives with up to `sges` pieces of
+    /// memory each. Device events carry `token`.
     ///
     /// # Errors
-    /// [`Error::Limit`], or the device's.
+    /// [`Error::Limit`], or an error of the device.
     fn create_shared_receive_queue(
         &self,
         requests: u32,
@@ -149,97 +151,97 @@ pub trait Registration: Debug + Send + Sync + 'static {
     /// Virtual address of the first byte.
     fn address(&self) -> usize;
 
-    /// Bytes.
+    /// Length in bytes.
     fn bytes(&self) -> usize;
 
-    /// The key that local work requests name it by.
+    /// The key for local work requests.
     fn lkey(&self) -> u32;
 
-    /// The key that the peer names it by, as far as its [`Access`] allows.
+    /// The key for the peer, with the rights that [`Access`] gives it.
     fn rkey(&self) -> u32;
 }
 
-/// A memory window of type 2: a key that can be invalidated, by the peer too.
+/// A memory window of type 2: its key can be invalidated, also by the peer.
 pub trait MemoryWindow: Debug + Send + 'static {
-    /// Its key of now: that of the last binding that was queued.
+    /// The current key: that of the last binding that was queued.
     fn rkey(&self) -> u32;
 }
 
 /// A completion queue.
 pub trait CompletionQueue: Debug + Send + 'static {
-    /// Entries that it has. More completions than that without a poll, and it is lost, with every
-    /// queue pair on it ([`DeviceEvent::CompletionQueueFailed`]).
+    /// Number of entries. If more completions arrive without a poll, the queue fails together with
+    /// every queue pair on it ([`DeviceEvent::CompletionQueueFailed`]).
     fn entries(&self) -> u32;
 
-    /// Takes completions into the front of `completions`; returns how many.
+    /// Moves completions to the front of `completions` and returns their number.
     ///
     /// # Errors
-    /// The queue failed and never works again.
+    /// The queue failed and does not recover.
     fn poll(&mut self, completions: &mut [WorkCompletion]) -> Result<usize, Error>;
 
-    /// Asks for one notification, at the next completion that comes after this call; with
-    /// `solicited_only`, at the next receive of a solicited message or failure.
+    /// Requests one notification for the next completion after this call; with `solicited_only`,
+    /// for the next receive of a solicited message or the next failure.
     ///
-    /// Before sleeping: [`acknowledge`](Self::acknowledge), `arm`, and a last
-    /// [`poll`](Self::poll), since what came before is not told.
+    /// Before sleeping, call [`acknowledge`](Self::acknowledge), `arm` and once more
+    /// [`poll`](Self::poll), because completions that arrived before `arm` cause no notification.
     ///
     /// # Errors
-    /// The device's.
+    /// An error of the device.
     fn arm(&mut self, solicited_only: bool) -> Result<(), Error>;
 
-    /// Takes in the notifications that there are, so that the descriptor is no longer readable.
-    /// Returns whether there was one.
+    /// Consumes the pending notifications, so that the descriptor is no longer readable. Returns
+    /// whether there was one.
     ///
     /// # Errors
-    /// The device's.
+    /// An error of the device.
     fn acknowledge(&mut self) -> Result<bool, Error>;
 
-    /// Readable when there is a notification.
+    /// Readable if there is a notification.
     fn descriptor(&self) -> BorrowedFd<'_>;
 }
 
-/// Receives that several queue pairs take from.
+/// A receive queue that several queue pairs share.
 pub trait SharedReceiveQueue: Debug + Send + 'static {
-    /// Receives that it holds at most.
+    /// The largest number of posted receives.
     fn requests(&self) -> u32;
 
     /// Adds a receive to those that the next [`flush`](Self::flush) posts.
     ///
     /// # Errors
-    /// [`PostError`]: this receive was not added; what was added before stays.
+    /// [`PostError`]: this receive was not added; receives added before it stay queued.
     fn queue_receive(&mut self, request: &ReceiveRequest) -> Result<(), PostError>;
 
-    /// Posts what was queued.
+    /// Posts the queued receives.
     ///
     /// # Errors
-    /// [`FlushError`]: some were not posted.
+    /// [`FlushError`]: some receives were not posted.
     fn flush(&mut self) -> Result<(), FlushError>;
 
-    /// Ends the queue, which takes nothing more then. Dropping it does the same and does not tell how
-    /// it went. Again, it says the same again.
+    /// Destroys the queue, which rejects further receives. Dropping it does the same without
+    /// reporting the result. Further calls return the same result.
     ///
     /// # Errors
-    /// The device may still write to the memory of what is posted: the device refuses, or a queue
-    /// pair on the queue exists.
+    /// The device may still write to the memory of posted receives, because the device refused or
+    /// because a queue pair still uses the queue.
     fn destroy(&mut self) -> Result<(), Error>;
 
     /// Asks for one [`DeviceEvent::ReceivesLow`] when fewer than `requests` receives are left.
     ///
     /// # Errors
-    /// The device's.
+    /// An error of the device.
     fn set_low_limit(&mut self, requests: u32) -> Result<(), Error>;
 }
 
-/// What a queue pair is made of. The completion queues may be the same one.
+/// The parts of a queue pair. Both completion queues may be the same one.
 #[derive(Debug)]
 pub struct QueuePairOptions<'a, P: Provider> {
-    /// Where its sends complete.
+    /// Completion queue of sends.
     pub send_completions: &'a P::CompletionQueue,
-    /// Where its receives complete.
+    /// Completion queue of receives.
     pub receive_completions: &'a P::CompletionQueue,
-    /// Where its receives come from, when not from its own queue.
+    /// The shared receive queue, if the queue pair has no receive queue of its own.
     pub shared_receives: Option<&'a P::SharedReceiveQueue>,
-    /// How much it shall hold.
+    /// The requested capacity.
     pub capacity: QueuePairCapacity,
 }
 
@@ -253,51 +255,51 @@ impl<P: Provider> Copy for QueuePairOptions<'_, P> {}
 
 /// A reliable connected queue pair.
 pub trait QueuePair: Debug + Send + 'static {
-    /// Whose queue pair this is.
+    /// The provider of this queue pair.
     type Provider: Provider;
 
-    /// Its number, as completions and device events name it.
+    /// Its number, as in completions and device events.
     fn number(&self) -> u32;
 
-    /// How much it holds: at least what was asked for, save for inline bytes.
+    /// The granted capacity: at least the requested one, except for inline bytes.
     fn capacity(&self) -> QueuePairCapacity;
 
     /// Its state.
     ///
     /// # Errors
-    /// The device's.
+    /// An error of the device.
     fn state(&self) -> Result<QueuePairState, Error>;
 
-    /// Puts it into the error state: everything posted is flushed.
+    /// Moves the queue pair to the error state, which flushes everything posted.
     ///
     /// # Errors
-    /// The device's.
+    /// An error of the device.
     fn set_error(&mut self) -> Result<(), Error>;
 
-    /// Ends the queue pair, which takes nothing more then. Dropping it does the same and does not tell
-    /// how it went. Again, it says the same again.
+    /// Destroys the queue pair, which rejects further requests. Dropping it does the same without
+    /// reporting the result. Further calls return the same result.
     ///
     /// # Errors
-    /// The device refuses, and may still access the memory of what is posted.
+    /// The device refuses, and may still access the memory of posted requests.
     fn destroy(&mut self) -> Result<(), Error>;
 
     /// Adds a request to those that the next [`flush`](Self::flush) posts, in this order. Inline
-    /// bytes are copied out.
+    /// bytes are copied.
     ///
     /// # Errors
-    /// [`PostError`]: this request was not added; what was added before stays.
+    /// [`PostError`]: this request was not added; requests added before it stay queued.
     fn queue_send(&mut self, request: &SendRequest<'_>) -> Result<(), PostError>;
 
-    /// Gives the newest request that is queued and not posted a completion on success, whatever it
-    /// said of itself: so whoever queues need not know which one ends the turn. Nothing queued,
-    /// nothing done.
+    /// Makes the newest queued request signalled, whatever its own flag says, so that a caller need
+    /// not know in advance which request is the last of a turn. Does nothing if no request is
+    /// queued.
     fn signal_last(&mut self);
 
-    /// Adds a request that binds `window` to a part of `registration`, and gives the window a new
-    /// key. The order is that of sends: a message behind it may carry the key.
+    /// Adds a request that binds `window` to a part of `registration` and gives the window a new
+    /// key. It executes in the order of sends, so a later message may carry the key.
     ///
     /// # Errors
-    /// [`PostError`]: the request was not added, and the key is as it was.
+    /// [`PostError`]: the request was not added, and the key is unchanged.
     fn queue_bind(
         &mut self,
         window: &mut <Self::Provider as Provider>::Window,
@@ -305,44 +307,44 @@ pub trait QueuePair: Debug + Send + 'static {
         binding: &WindowBinding,
     ) -> Result<(), PostError>;
 
-    /// Adds a receive to those that the next [`flush`](Self::flush) posts; not with a shared
-    /// receive queue.
+    /// Adds a receive to those that the next [`flush`](Self::flush) posts. Not for queue pairs with
+    /// a shared receive queue.
     ///
     /// # Errors
-    /// [`PostError`]: this receive was not added; what was added before stays.
+    /// [`PostError`]: this receive was not added; receives added before it stay queued.
     fn queue_receive(&mut self, request: &ReceiveRequest) -> Result<(), PostError>;
 
-    /// Posts what was queued, receives first: one doorbell for each kind. Nothing queued costs
-    /// nothing.
+    /// Posts the queued requests, receives first, with one doorbell per kind. Does nothing if no
+    /// request is queued.
     ///
     /// # Errors
-    /// [`FlushError`]: some were not posted. Where receives were refused, the sends were still
-    /// tried.
+    /// [`FlushError`]: some requests were not posted. If receives were refused, the sends were
+    /// still posted.
     fn flush(&mut self) -> Result<(), FlushError>;
 }
 
-/// A source of connection events for one owner, and the maker of listeners and connections, whose
-/// events come here.
+/// A channel of connection events with one owner. It creates listeners and connections, whose
+/// events it delivers.
 pub trait EventChannel: Debug + Send + 'static {
-    /// Whose channel this is.
+    /// The provider of this channel.
     type Provider: Provider;
 
     /// The next event, without waiting.
     ///
     /// # Errors
-    /// The system's: the channel no longer works.
+    /// An error of the system: the channel no longer works.
     fn next_event(&mut self) -> Result<Option<Event<Self::Provider>>, Error>;
 
-    /// Readable when [`next_event`](Self::next_event) has something.
+    /// Readable if [`next_event`](Self::next_event) has an event.
     fn descriptor(&self) -> BorrowedFd<'_>;
 
-    /// Listens on `address`, whose port may be 0 and whose address may be unspecified (every
-    /// device's). Up to `backlog` requests wait for [`next_event`](Self::next_event); more are
-    /// turned away.
+    /// Listens on `address`. The port may be 0; the address may be unspecified, which means every
+    /// device. Up to `backlog` requests wait for [`next_event`](Self::next_event); further ones are
+    /// rejected.
     ///
     /// # Errors
-    /// [`Unavailable::NotOnDevice`](crate::Unavailable::NotOnDevice); the system's, such as an
-    /// address in use.
+    /// [`Unavailable::NotOnDevice`](crate::Unavailable::NotOnDevice), or an error of the system,
+    /// such as an address in use.
     fn listen(
         &mut self,
         address: SocketAddr,
@@ -350,75 +352,75 @@ pub trait EventChannel: Debug + Send + 'static {
         token: Token,
     ) -> Result<<Self::Provider as Provider>::Listener, Error>;
 
-    /// A connection to be made from this side.
+    /// Creates a connection for the active side.
     ///
     /// # Errors
-    /// The system's.
+    /// An error of the system.
     fn connection(
         &mut self,
         token: Token,
     ) -> Result<<Self::Provider as Provider>::Connection, Error>;
 }
 
-/// A listener; dropping it ends the listening, and requests that still wait are rejected.
+/// A listener. Dropping it stops listening and rejects the requests that still wait.
 pub trait Listener: Debug + Send + 'static {
-    /// The address, with the port that it got.
+    /// The address, with the assigned port.
     fn local_address(&self) -> SocketAddr;
 }
 
-/// A peer's wish to connect, which any reactor may answer. Dropping it rejects it.
+/// A connection request of a peer, which any reactor may accept. Dropping it rejects it.
 pub trait ConnectRequest: Debug + Send + 'static {
-    /// Whose request this is.
+    /// The provider of this request.
     type Provider: Provider;
 
-    /// The device that the peer reached.
+    /// The local device that received the request.
     fn device(&self) -> &<Self::Provider as Provider>::Device;
 
     /// The peer's private data; see [`PrivateData`] for its length.
     fn private_data(&self) -> &PrivateData;
 
-    /// RDMA reads that the peer answers at once: an upper bound for
+    /// RDMA reads that the peer answers concurrently: an upper bound for
     /// [`ConnectParameters::initiator_depth`] of the accept.
     fn initiator_depth(&self) -> u8;
 
-    /// RDMA reads that the peer wants to have outstanding: what
-    /// [`ConnectParameters::responder_resources`] of the accept is about.
+    /// RDMA reads that the peer wants to have outstanding, for
+    /// [`ConnectParameters::responder_resources`] of the accept.
     fn responder_resources(&self) -> u8;
 
-    /// The address that the peer reached.
+    /// The local address that received the request.
     fn local_address(&self) -> SocketAddr;
 
     /// The peer's address.
     fn peer_address(&self) -> SocketAddr;
 
-    /// Makes it a connection whose events come to `channel` with `token`.
+    /// Turns the request into a connection whose events are delivered to `channel` with `token`.
     ///
     /// # Errors
-    /// The system's; the request is then rejected.
+    /// An error of the system; the request is then rejected.
     fn into_connection(
         self,
         channel: &mut <Self::Provider as Provider>::EventChannel,
         token: Token,
     ) -> Result<<Self::Provider as Provider>::Connection, Error>;
 
-    /// Says no.
+    /// Rejects the request.
     ///
     /// # Errors
-    /// [`Error::PrivateDataTooLong`] or the system's; the request is then rejected without.
+    /// [`Error::PrivateDataTooLong`] or an error of the system; the request is then rejected
+    /// without private data.
     fn reject(self, private_data: &[u8]) -> Result<(), Error>;
 }
 
-/// A connection, or one being made. Dropping it disconnects without a word to the event channel,
-/// and no event of it comes any more.
+/// A connection, established or in setup. Dropping it disconnects; its pending events are
+/// discarded.
 pub trait Connection: Debug + Send + 'static {
-    /// Whose connection this is.
+    /// The provider of this connection.
     type Provider: Provider;
 
     /// Its token.
     fn token(&self) -> Token;
 
-    /// Its device; known from
-    /// [`AddressResolved`](crate::ConnectionEvent::AddressResolved) on.
+    /// Its device, known from [`AddressResolved`](crate::ConnectionEvent::AddressResolved) on.
     fn device(&self) -> Option<<Self::Provider as Provider>::Device>;
 
     /// This side's address, once known.
@@ -427,12 +429,13 @@ pub trait Connection: Debug + Send + 'static {
     /// The peer's address, once known.
     fn peer_address(&self) -> Option<SocketAddr>;
 
-    /// Active side: finds the device that `peer` is reached by. Ends in
+    /// Active side: finds the device that reaches `peer`. Ends in
     /// [`AddressResolved`](crate::ConnectionEvent::AddressResolved) or
     /// [`AddressFailed`](crate::ConnectionEvent::AddressFailed).
     ///
     /// # Errors
-    /// [`Unavailable::NotOnDevice`](crate::Unavailable::NotOnDevice) for `source`; the system's.
+    /// [`Unavailable::NotOnDevice`](crate::Unavailable::NotOnDevice) for `source`, or an error of
+    /// the system.
     fn resolve_address(
         &mut self,
         source: Option<SocketAddr>,
@@ -440,52 +443,55 @@ pub trait Connection: Debug + Send + 'static {
         timeout: Duration,
     ) -> Result<(), Error>;
 
-    /// Active side: finds the way to the peer. Ends in
+    /// Active side: finds the route to the peer. Ends in
     /// [`RouteResolved`](crate::ConnectionEvent::RouteResolved) or
     /// [`RouteFailed`](crate::ConnectionEvent::RouteFailed).
     ///
     /// # Errors
-    /// The system's.
+    /// An error of the system.
     fn resolve_route(&mut self, timeout: Duration) -> Result<(), Error>;
 
-    /// Makes its queue pair, once. Receives may be posted at once, sends when
-    /// [`Established`](crate::ConnectionEvent::Established) has come.
+    /// Creates the queue pair of this connection, once. Receives may be posted immediately, sends
+    /// after [`Established`](crate::ConnectionEvent::Established).
     ///
     /// # Errors
-    /// [`Error::Limit`]; [`Error::Misuse`] for a domain or queues of another device; the device's.
+    /// [`Error::Limit`]; [`Error::Misuse`] for a domain or queues of another device; an error of
+    /// the device.
     fn create_queue_pair(
         &mut self,
         domain: &<Self::Provider as Provider>::Domain,
         options: &QueuePairOptions<'_, Self::Provider>,
     ) -> Result<<Self::Provider as Provider>::QueuePair, Error>;
 
-    /// Active side: asks the peer. Ends in [`Established`](crate::ConnectionEvent::Established),
+    /// Active side: sends the connection request. Ends in
+    /// [`Established`](crate::ConnectionEvent::Established),
     /// [`Rejected`](crate::ConnectionEvent::Rejected),
     /// [`Unreachable`](crate::ConnectionEvent::Unreachable) or
     /// [`ConnectFailed`](crate::ConnectionEvent::ConnectFailed).
     ///
     /// # Errors
-    /// [`Error::PrivateDataTooLong`]; the system's.
+    /// [`Error::PrivateDataTooLong`], or an error of the system.
     fn connect(&mut self, parameters: &ConnectParameters<'_>) -> Result<(), Error>;
 
-    /// Passive side: says yes. Ends in [`Established`](crate::ConnectionEvent::Established) or
+    /// Passive side: accepts the request. Ends in
+    /// [`Established`](crate::ConnectionEvent::Established) or
     /// [`ConnectFailed`](crate::ConnectionEvent::ConnectFailed).
     ///
     /// # Errors
-    /// [`Error::PrivateDataTooLong`]; the system's.
+    /// [`Error::PrivateDataTooLong`], or an error of the system.
     fn accept(&mut self, parameters: &ConnectParameters<'_>) -> Result<(), Error>;
 
-    /// Passive side: says no after all, in place of [`accept`](Self::accept).
+    /// Passive side: rejects the request, in place of [`accept`](Self::accept).
     ///
     /// # Errors
-    /// [`Error::PrivateDataTooLong`]; the system's.
+    /// [`Error::PrivateDataTooLong`], or an error of the system.
     fn reject(&mut self, private_data: &[u8]) -> Result<(), Error>;
 
-    /// Ends the connection: the queue pair goes into the error state, what is posted is flushed,
-    /// and both sides get [`Disconnected`](crate::ConnectionEvent::Disconnected). Again or before
-    /// being connected, it does nothing.
+    /// Disconnects: the queue pair enters the error state, its posted work is flushed, and both
+    /// sides receive [`Disconnected`](crate::ConnectionEvent::Disconnected). Does nothing if
+    /// already disconnected or not yet connected.
     ///
     /// # Errors
-    /// The system's.
+    /// An error of the system.
     fn disconnect(&mut self) -> Result<(), Error>;
 }

@@ -1,8 +1,9 @@
-//! This program's own memory in a protection domain: every region registered once, and the lookup
-//! from an address to its keys.
+//! The program's own memory in a protection domain: each region is registered once, and its keys
+//! are looked up by address.
 //!
-//! A device that limits the size of a registration gets a region in several, which overlap by
-//! [`OVERLAP_BYTES`]: so a lease always lies in one, and needs one piece and one remote key.
+//! If a device limits the size of a registration, a region gets several, which overlap by
+//! [`OVERLAP_BYTES`]. So a lease always lies in one registration, and needs one piece and one
+//! remote key.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,17 +17,17 @@ use crate::memory::{Access, MemoryRange};
 use crate::provider::{Device, Domain, Provider, Registration};
 use crate::request::{RemoteAddress, Sge, SgeList};
 
-/// By how much the registrations of one region overlap: the largest lease, in bytes.
+/// Overlap of the registrations of one region, in bytes: the size of the largest lease.
 pub const OVERLAP_BYTES: usize = 1 << 20;
 
-/// The least limit of a registration that is worth splitting for, in bytes.
+/// The smallest registration limit for which a region is split, in bytes.
 const SPLIT_BYTES_MIN: usize = 2 * OVERLAP_BYTES;
 
-/// The regions that are registered with one protection domain. Shared between threads.
+/// The regions registered with one protection domain. Shared between threads.
 ///
-/// Reactors look addresses up in the [`MemoryMap`] of the moment, which they keep for as long as
-/// work that was posted from it is outstanding, and renew when [`version`](Self::version) differs
-/// from [`MemoryMap::version`].
+/// Reactors look up addresses in the current [`MemoryMap`]. They keep it while work posted from it
+/// is outstanding, and take a new one when [`version`](Self::version) differs from
+/// [`MemoryMap::version`].
 #[derive(Debug)]
 pub struct DomainMemory<P: Provider> {
     domain: P::Domain,
@@ -36,7 +37,7 @@ pub struct DomainMemory<P: Provider> {
 }
 
 impl<P: Provider> DomainMemory<P> {
-    /// No memory yet; all of it will be registered with `access`.
+    /// Creates an empty set; regions will be registered with `access`.
     #[must_use]
     pub fn new(domain: P::Domain, access: Access) -> Self {
         Self {
@@ -57,10 +58,10 @@ impl<P: Provider> DomainMemory<P> {
         &self.domain
     }
 
-    /// Registers the whole region; where the device limits the size, in overlapping pieces.
+    /// Registers the whole region, in overlapping pieces if the device limits the size.
     ///
     /// # Errors
-    /// What [`Domain::register`] answers; nothing of the region stays registered.
+    /// The error of [`Domain::register`]; no part of the region stays registered.
     pub fn attach_region(&self, region: &Region) -> Result<(), Error> {
         let limit = self.domain.device().limits().registration_bytes;
         let mut added = Vec::new();
@@ -72,7 +73,7 @@ impl<P: Provider> DomainMemory<P> {
         Ok(())
     }
 
-    /// Forgets a region. Its registrations end when the last map that has them is dropped.
+    /// Removes a region. Its registrations end when the last map that contains them is dropped.
     pub fn detach_region(&self, region: &Region) {
         let start = region.base_address();
         let inside = start..start + region.len();
@@ -81,13 +82,13 @@ impl<P: Provider> DomainMemory<P> {
         });
     }
 
-    /// The map of the moment.
+    /// The current map.
     #[must_use]
     pub fn map(&self) -> Arc<MemoryMap<P>> {
         Arc::clone(&self.published())
     }
 
-    /// Counts the changes; cheap to ask for once a turn.
+    /// Counts the changes of the map. Cheap enough to read every turn.
     #[inline]
     #[must_use]
     pub fn version(&self) -> u64 {
@@ -95,7 +96,7 @@ impl<P: Provider> DomainMemory<P> {
     }
 
     fn published(&self) -> MutexGuard<'_, Arc<MemoryMap<P>>> {
-        // The map is replaced whole, so a panic elsewhere leaves a sound one.
+        // The map is replaced as a whole, so it is consistent even if another thread panicked.
         self.published
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -129,7 +130,7 @@ impl<P: Provider> DmaMap for DomainMemory<P> {
     }
 }
 
-/// The offsets at which a region of `len` bytes is registered.
+/// The ranges in which a region of `len` bytes is registered, as offsets.
 fn pieces_of(len: usize, limit: u64) -> Result<Vec<std::ops::Range<usize>>, Error> {
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
     if len <= limit {
@@ -173,7 +174,7 @@ impl Piece {
         }
     }
 
-    /// Whether the whole range lies in it.
+    /// Whether the whole range lies in this piece.
     #[inline]
     fn has(&self, address: usize, len: usize) -> bool {
         address >= self.start && address <= self.end && len <= self.end - address
@@ -184,12 +185,12 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// Memory that may be named in work requests: see [`Sge`] for why it is these types.
+/// Memory that work requests may name; see [`Sge`] for the reason why only these types qualify.
 pub trait DeviceMemory: sealed::Sealed {
     /// Virtual address of the first byte.
     fn address(&self) -> usize;
 
-    /// Bytes.
+    /// Length in bytes.
     fn bytes(&self) -> usize;
 }
 
@@ -216,11 +217,11 @@ device_memory!([D] DmaLoan<D>);
 device_memory!([D] DmaData<D>);
 device_memory!([] DmaBuffer);
 
-/// A region that program and device share for good: the program accesses it atomically and through
-/// its view alone, so any part of it may be posted at any time.
+/// A region that the program and the device share permanently. The program accesses it atomically
+/// and only through its view, so any part of it may be posted at any time.
 #[derive(Debug)]
 pub struct SharedMemory<P: Provider> {
-    // Dropped first: afterwards the device refuses the keys.
+    // Dropped first: the device then rejects the keys.
     registration: P::Registration,
     region: SharedRegion,
 }
@@ -229,7 +230,7 @@ impl<P: Provider> SharedMemory<P> {
     /// Registers a region.
     ///
     /// # Errors
-    /// What [`Domain::register`] answers.
+    /// The error of [`Domain::register`].
     pub fn register(
         domain: &P::Domain,
         region: SharedRegion,
@@ -249,16 +250,16 @@ impl<P: Provider> SharedMemory<P> {
         &self.registration
     }
 
-    /// Its bytes.
+    /// The view for accessing its bytes.
     #[must_use]
     pub fn view(&self) -> &DmaView {
         self.region.view()
     }
 
-    /// A part of it, as local work requests name it.
+    /// A part of the region for a local work request.
     ///
     /// # Panics
-    /// When it exceeds the region, or is 4 GiB or longer.
+    /// Panics if the part exceeds the region, or is 4 GiB or longer.
     #[must_use]
     pub fn piece(&self, offset: usize, len: usize) -> Sge {
         let length = u32::try_from(len);
@@ -275,38 +276,38 @@ impl<P: Provider> SharedMemory<P> {
     }
 }
 
-/// The registered memory at one moment, by address. Keeps it registered.
+/// An immutable map from addresses to registered memory, which keeps it registered.
 #[derive(Debug)]
 pub struct MemoryMap<P: Provider> {
-    /// By start, ascending.
+    /// Sorted by start, ascending.
     pieces: Vec<Piece>,
     version: u64,
     registrations: Vec<Arc<P::Registration>>,
 }
 
 impl<P: Provider> MemoryMap<P> {
-    /// Which change of [`DomainMemory`] this is.
+    /// The version of [`DomainMemory`] that this map is of.
     #[inline]
     #[must_use]
     pub fn version(&self) -> u64 {
         self.version
     }
 
-    /// How many registrations there are.
+    /// Number of registrations.
     #[must_use]
     pub fn registrations(&self) -> usize {
         self.registrations.len()
     }
 
-    /// Bytes that they hold; where they overlap, each counts.
+    /// Registered bytes; overlapping bytes count for each registration.
     #[must_use]
     pub fn registered_bytes(&self) -> u64 {
         let pieces = self.pieces.iter();
         pieces.map(|piece| (piece.end - piece.start) as u64).sum()
     }
 
-    /// The pieces of registered memory that make up a part of `memory`; one for a lease. `None` when
-    /// it exceeds the memory, a part is not registered, or it takes more than
+    /// The pieces of registered memory that make up a part of `memory`; one piece for a lease.
+    /// `None` if the part exceeds the memory, is not fully registered, or takes more than
     /// [`SGES_MAX`](crate::SGES_MAX) pieces.
     #[inline]
     #[must_use]
@@ -318,7 +319,7 @@ impl<P: Provider> MemoryMap<P> {
         self.gather_at(memory.address() + offset, len)
     }
 
-    /// The same for an address.
+    /// [`gather`](Self::gather) for an address.
     #[inline]
     pub(crate) fn gather_at(&self, address: usize, len: usize) -> Option<SgeList> {
         let piece = self.piece_at(address)?;
@@ -332,9 +333,10 @@ impl<P: Provider> MemoryMap<P> {
         self.gather_several(address, len)
     }
 
-    /// A part of `memory` that lies in one registration. `near` remembers where the last one was
-    /// found, so that ranges of the same registration need no search; begin with 0. `None` when no
-    /// single registration has all of the part: then [`gather`](Self::gather) may.
+    /// A part of `memory` as one piece of one registration. `near` caches the index of the last
+    /// registration found, so that further ranges of it need no search; start with 0. Returns
+    /// `None` if no single registration contains the part; [`gather`](Self::gather) may then
+    /// succeed.
     #[inline(always)]
     #[must_use]
     pub fn piece(
@@ -377,7 +379,7 @@ impl<P: Provider> MemoryMap<P> {
         Some(piece.lkey)
     }
 
-    /// How the peer names a range, when it lies in one registration.
+    /// The remote address of a range that lies in one registration.
     #[inline]
     #[must_use]
     pub fn remote(&self, address: usize, len: usize) -> Option<RemoteAddress> {
@@ -388,8 +390,8 @@ impl<P: Provider> MemoryMap<P> {
         })
     }
 
-    /// The registration that begins last at or before `address`, when `address` is in it: it
-    /// reaches at least [`OVERLAP_BYTES`] further, or to the end of the region.
+    /// The last registration that begins at or before `address`, if it contains `address`: it
+    /// extends at least [`OVERLAP_BYTES`] further, or to the end of the region.
     #[inline]
     fn piece_at(&self, address: usize) -> Option<&Piece> {
         let after = self.pieces.partition_point(|piece| piece.start <= address);

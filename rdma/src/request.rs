@@ -1,22 +1,22 @@
-//! What is posted to queues: work requests and the memory that they name.
+//! Work requests and the memory that they name.
 #![expect(
     unsafe_code,
     reason = "declares the promise that memory is named under"
 )]
 
-/// Memory pieces that one work request may have. A command capsule and its data, or a lease that
-/// crosses the boundary between two registrations, need two.
+/// The largest number of memory pieces of one work request. A command capsule and its data, or a
+/// lease that crosses the boundary between two registrations, need two.
 pub const SGES_MAX: usize = 4;
 
 /// One piece of registered local memory that a device may access. Layout of `struct ibv_sge`.
 ///
-/// Work requests that name memory are posted by safe code, so a piece is made only of memory that
-/// nothing in the program refers to while it is posted:
-///  * a [`DmaLease`](hugemem::DmaLease), a [`DmaLoan`](hugemem::DmaLoan) or
-///    [`DmaData`](hugemem::DmaData), which have no access to their bytes and stay away from
-///    everybody until the one who posted them proves that the device is done with them;
-///  * a [`DmaBuffer`](hugemem::DmaBuffer), whose access is atomic;
-///  * memory that is shared with the device for good, [`SharedMemory`](crate::SharedMemory).
+/// Safe code posts work requests that name memory. So a piece is made only of memory that the
+/// program does not refer to while it is posted:
+/// * a [`DmaLease`](hugemem::DmaLease), a [`DmaLoan`](hugemem::DmaLoan) or
+///   [`DmaData`](hugemem::DmaData), which give no access to their bytes until the poster proves
+///   that the device is done with them;
+/// * a [`DmaBuffer`](hugemem::DmaBuffer), whose access is atomic;
+/// * memory that is shared with the device permanently, [`SharedMemory`](crate::SharedMemory).
 ///
 /// ```compile_fail,E0451
 /// // No piece is made of an address.
@@ -41,13 +41,13 @@ pub struct Sge {
 }
 
 impl Sge {
-    /// A piece of any memory. A wrong key or range harms nothing: the device refuses it
-    /// ([`CompletionStatus::LOCAL_PROTECTION_ERROR`](crate::CompletionStatus::LOCAL_PROTECTION_ERROR)).
+    /// A piece of any memory. A wrong key or range causes no damage: the device rejects it
+    /// ([`LOCAL_PROTECTION_ERROR`](crate::CompletionStatus::LOCAL_PROTECTION_ERROR)).
     ///
     /// # Safety
-    /// While a request that names the piece is posted, until its completion was seen or its queue
-    /// pair was destroyed, nothing in the program refers to the memory, or writes it where the
-    /// device reads.
+    /// While a request that names the piece is posted, until its completion was received or its
+    /// queue pair was destroyed, the program does not refer to the memory, and does not write it if
+    /// the device reads it.
     #[must_use]
     pub const unsafe fn new(address: u64, length: u32, lkey: u32) -> Self {
         Self {
@@ -63,7 +63,7 @@ impl Sge {
         self.address
     }
 
-    /// Bytes.
+    /// Length in bytes.
     #[must_use]
     pub fn length(&self) -> u32 {
         self.length
@@ -78,7 +78,7 @@ pub struct SgeList {
 }
 
 impl SgeList {
-    /// No memory: a message without bytes.
+    /// The empty list: a message without bytes.
     pub const EMPTY: Self = Self {
         pieces: [Sge {
             address: 0,
@@ -88,7 +88,7 @@ impl SgeList {
         count: 0,
     };
 
-    /// One piece.
+    /// A list of one piece.
     #[inline]
     #[must_use]
     pub fn one(piece: Sge) -> Self {
@@ -101,7 +101,7 @@ impl SgeList {
     /// Adds a piece at the end.
     ///
     /// # Errors
-    /// The piece, when the list is full.
+    /// The piece, if the list is full.
     #[inline]
     pub fn push(&mut self, piece: Sge) -> Result<(), Sge> {
         let Some(place) = self.pieces.get_mut(usize::from(self.count)) else {
@@ -119,7 +119,7 @@ impl SgeList {
         &self.pieces[..usize::from(self.count)]
     }
 
-    /// Bytes of all pieces together.
+    /// Total bytes of all pieces.
     #[inline]
     #[must_use]
     pub fn bytes(&self) -> u64 {
@@ -138,7 +138,7 @@ impl From<Sge> for SgeList {
     }
 }
 
-/// Memory of the peer.
+/// An address in the peer's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteAddress {
     /// Virtual address in the peer's registration.
@@ -147,37 +147,38 @@ pub struct RemoteAddress {
     pub rkey: u32,
 }
 
-/// What a send request does.
+/// The operation of a send request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendOperation {
-    /// Sends a message, which takes one of the peer's receives.
+    /// Sends a message, which consumes one of the peer's receives.
     Send,
-    /// Sends a message and makes a key of the peer invalid before the peer sees the message.
+    /// Sends a message and invalidates a key of the peer before the peer receives the message.
     SendWithInvalidate {
         /// The peer's remote key.
         rkey: u32,
     },
-    /// Writes to the peer's memory. Seen by the peer only by a later message.
+    /// Writes to the peer's memory. The peer is notified only by a later message.
     Write(RemoteAddress),
     /// Reads the peer's memory.
     Read(RemoteAddress),
-    /// Makes a key of this side, that of a memory window, invalid. Without data.
+    /// Invalidates a key of this side, that of a memory window. Without data.
     LocalInvalidate {
         /// The window's remote key.
         rkey: u32,
     },
 }
 
-/// Where a send request's bytes lie.
+/// The source, or for reads the destination, of a send request's bytes.
 #[derive(Clone, Copy, Debug)]
 pub enum Payload<'a> {
-    /// Copied out when the request is queued: the memory needs no registration and is free again
-    /// at once. At most [`QueuePairCapacity::inline_bytes`](crate::QueuePairCapacity::inline_bytes)
-    /// bytes; not for reads.
+    /// Copied when the request is queued: the memory needs no registration and may be reused
+    /// immediately. At most
+    /// [`QueuePairCapacity::inline_bytes`](crate::QueuePairCapacity::inline_bytes) bytes; not for
+    /// reads.
     Inline(&'a [u8]),
-    /// Gathered (for reads: scattered to) by the device until the completion: up to
+    /// Gathered by the device (for reads: scattered) until the completion: up to
     /// [`QueuePairCapacity::send_sges`](crate::QueuePairCapacity::send_sges) pieces. The list
-    /// itself is copied out when the request is queued.
+    /// itself is copied when the request is queued.
     Memory(&'a [Sge]),
 }
 
@@ -194,22 +195,22 @@ impl Payload<'_> {
 
 /// One work request for a send queue.
 ///
-/// Requests of one queue pair are executed in order. A request without
-/// [`signalled`](Self::signalled) has no completion unless it fails or is flushed; its place in the
-/// send queue is free again once a later signalled one has completed. So at least one request in
-/// every [`QueuePairCapacity::send_requests`](crate::QueuePairCapacity::send_requests) must be
+/// The requests of one queue pair execute in order. A request without
+/// [`signalled`](Self::signalled) has no completion unless it fails or is flushed; its entry in the
+/// send queue is free again once a later signalled request has completed. So at least one request
+/// in every [`QueuePairCapacity::send_requests`](crate::QueuePairCapacity::send_requests) must be
 /// signalled.
 #[derive(Clone, Copy, Debug)]
 pub struct SendRequest<'a> {
-    /// Comes back in the completion; the caller's own.
+    /// Returned in the completion; chosen by the caller.
     pub wr_id: u64,
-    /// What to do.
+    /// The operation.
     pub operation: SendOperation,
-    /// With which bytes.
+    /// The bytes.
     pub payload: Payload<'a>,
-    /// Whether success has a completion.
+    /// Whether the request has a completion on success.
     pub signalled: bool,
-    /// Whether the peer's receive wakes a peer that sleeps on solicited completions only.
+    /// Whether the message wakes a peer that sleeps on solicited completions only.
     pub solicited: bool,
     /// Whether to wait for all earlier reads of this queue pair.
     pub fence: bool,
@@ -242,25 +243,25 @@ impl<'a> SendRequest<'a> {
 /// One work request for a receive queue or a shared receive queue.
 #[derive(Clone, Copy, Debug)]
 pub struct ReceiveRequest {
-    /// Comes back in the completion; the caller's own.
+    /// Returned in the completion; chosen by the caller.
     pub wr_id: u64,
-    /// Where a message's bytes go. Needs the right to write.
+    /// Where the message is written. Needs the right to write.
     pub memory: SgeList,
 }
 
-/// What a memory window shall open for the peer.
+/// The memory that a memory window opens for the peer.
 #[derive(Clone, Copy, Debug)]
 pub struct WindowBinding {
-    /// Comes back in the completion; the caller's own.
+    /// Returned in the completion; chosen by the caller.
     pub wr_id: u64,
     /// Virtual address of the first byte, in the registration.
     pub address: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
     /// Whether the peer may read.
     pub remote_read: bool,
     /// Whether the peer may write.
     pub remote_write: bool,
-    /// Whether success has a completion.
+    /// Whether the request has a completion on success.
     pub signalled: bool,
 }

@@ -1,10 +1,10 @@
-//! A program with real verbs in it starts on a machine without rdma-core: its ELF header names
-//! neither library. This test looks at itself, which uses all of the module.
+//! Checks that a program with real verbs starts on a machine without rdma-core: its ELF header
+//! names neither library. The test reads its own image, which uses the whole module.
 #![cfg(feature = "verbs")]
 
 use rdma::{Device, EventChannel, Provider, Unavailable, Verbs};
 
-/// Uses what there is of verbs, so that the linker has every reason to keep it.
+/// Uses every part of verbs, so that the linker keeps it.
 fn use_verbs() -> Result<usize, rdma::Error> {
     let verbs = Verbs::open()?;
     let devices = verbs.devices()?;

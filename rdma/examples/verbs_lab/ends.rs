@@ -14,14 +14,14 @@ use rdma::{
     SendOperation, SendRequest, Sge, Token, Verbs, WorkCompletion,
 };
 
-/// How long anything may take.
+/// How long any step may take.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Bytes of each end's memory: the longest transfer.
 pub(crate) const BYTES: usize = 1 << 20;
 /// Work requests of each queue.
 pub(crate) const REQUESTS: u32 = 32;
 
-/// Looks until there is something.
+/// Polls until there is a result.
 pub(crate) fn wait<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -49,7 +49,7 @@ pub(crate) fn told(
     }
 }
 
-/// Memory that is registered whole, and a buffer of it.
+/// Memory that is registered as a whole, and a buffer in it.
 pub(crate) struct Memory {
     pub(crate) registered: DomainMemory<Verbs>,
     pub(crate) buffer: DmaBuffer,
@@ -105,7 +105,8 @@ fn pattern(at: usize, seed: u8) -> u8 {
         .wrapping_add(seed)
 }
 
-/// One end. Fields are dropped in this order: the connection while its queue pair is alive.
+/// One end. Fields are dropped in this order, so the connection is dropped while its queue pair
+/// exists.
 pub(crate) struct End {
     pub(crate) connection: <Verbs as Provider>::Connection,
     pub(crate) queue_pair: <Verbs as Provider>::QueuePair,
@@ -154,7 +155,7 @@ impl End {
         }
     }
 
-    /// The end that asks.
+    /// The connecting end.
     pub(crate) fn connect(verbs: &Verbs, peer: SocketAddr, access: Access) -> Self {
         let mut end = Self::ask(verbs, peer, PagePolicy::Ordinary, access, None);
         end.expect_established();
@@ -187,8 +188,8 @@ impl End {
         end
     }
 
-    /// The end that a request to a listener on `channel` makes; its events come to a channel of
-    /// its own.
+    /// The accepting end: accepts a request of a listener on `channel`, and receives its events on
+    /// a channel of its own.
     pub(crate) fn accept(
         verbs: &Verbs,
         channel: &mut <Verbs as Provider>::EventChannel,
@@ -257,7 +258,7 @@ const PARAMETERS: ConnectParameters<'static> = ConnectParameters {
     rnr_retries: RNR_RETRY_FOREVER,
 };
 
-/// Both ends of a connection, within this process.
+/// Both ends of a connection within this process.
 pub(crate) struct Ends {
     pub(crate) client: End,
     pub(crate) server: End,
@@ -276,7 +277,7 @@ impl Ends {
         Self::in_domain(verbs, address, pages, access, None)
     }
 
-    /// With a domain that there is already for the client.
+    /// [`new`](Self::new) with an existing domain for the client.
     pub(crate) fn in_domain(
         verbs: &Verbs,
         address: SocketAddr,

@@ -1,11 +1,10 @@
-//! What real verbs do when the world around them changes: for the lab, on soft RoCE. Needs root,
-//! and takes the devices of the machine away and back.
+//! Tests real verbs while devices, ports and peers change: for the lab, on soft RoCE. Needs root,
+//! and removes and restores devices of the machine.
 //!
 //!     verbs_lab ADDRESS INTERFACE DEVICE [CASE…]
 //!
-//! ADDRESS is that of INTERFACE, on which the soft RoCE device DEVICE is; there is another device
-//! beside it. Prints a line for every
-//! case and exits with 1 when one failed.
+//! ADDRESS is that of INTERFACE, which has the soft RoCE device DEVICE; the machine has another
+//! device too. Prints a line for every case and exits with 1 if one failed.
 
 mod ends;
 
@@ -140,13 +139,14 @@ fn hugepages_carry_long_transfers(place: &Place) {
     assert_ne!(page_size(), Some(PageSize::Ordinary));
 }
 
-/// The page size that arenas of this machine get when they insist on large ones.
+/// The page size of arenas on this machine that require huge pages.
 fn page_size() -> Option<PageSize> {
     let region = hugemem::Region::map(2 << 20, PagePolicy::HugeOnly).ok()?;
     Some(region.page_size())
 }
 
-/// The other process of [`a_killed_peer_is_a_disconnect`]: takes one connection, and sits.
+/// The other process of [`a_killed_peer_is_a_disconnect`]: accepts one connection, then does
+/// nothing.
 fn serve(place: &Place) {
     let mut listening = place.verbs.event_channel().expect("a channel");
     let listener = listening
@@ -284,7 +284,7 @@ fn a_window_outlives_its_registration(place: &Place) {
     let (window, registration, remote) = bound_window(&mut ends.server);
     drop(registration);
     let client = &mut ends.client;
-    // The device refuses to end what a window is bound to, and nothing moved underneath it.
+    // The device refuses to end a registration that has a bound window, so its memory is unchanged.
     client.post(1, SendOperation::Write(remote), 64);
     client.expect(1, CompletionStatus::SUCCESS);
     drop(window);
@@ -300,9 +300,9 @@ fn a_window_outlives_its_queue_pair(place: &Place) {
     let (mut window, registration, remote) = bound_window(&mut client);
     let domain = client.memory.registered.domain().clone();
     drop((client, server));
-    // Soft RoCE would wait 50 s for a window that is bound on a queue pair that goes.
+    // Destroying a queue pair with a bound window would take soft RoCE 50 s.
     assert!(began.elapsed() < Duration::from_secs(20));
-    // It is unbound now, and can be bound on another queue pair of the domain.
+    // The window is unbound now, and can be bound on another queue pair of the domain.
     let mut other = Ends::in_domain(
         &place.verbs,
         place.address,
@@ -343,7 +343,7 @@ fn one_binding_of_a_window_in_a_batch(place: &Place) {
     let (mut window, registration, remote) = bound_window(&mut ends.server);
     let server = &mut ends.server;
     let queue_pair = &mut server.queue_pair;
-    // As the specification has it, a window of type 2 is bound anew only once it is invalid.
+    // By the specification, a window of type 2 must be invalidated before it is bound again.
     let invalidate = SendOperation::LocalInvalidate { rkey: remote.rkey };
     let nothing = Payload::Memory(&[]);
     let request = SendRequest::new(60, invalidate, nothing).signalled(false);
@@ -373,7 +373,7 @@ fn one_binding_of_a_window_in_a_batch(place: &Place) {
 fn queues_that_overflow_refuse(place: &Place) {
     let mut ends = ordinary_ends(place);
     let client = &mut ends.client;
-    // The peer has no receive, so all of these stay in the queue.
+    // The peer has no receive posted, so all of these stay in the queue.
     let mut posted = 0_u64;
     let error = loop {
         let piece: Sge = client.memory.piece(0, 64);
@@ -392,7 +392,7 @@ fn queues_that_overflow_refuse(place: &Place) {
     assert!(posted >= u64::from(REQUESTS), "{posted}");
     assert_eq!(error.cause, rdma::PostError::QueueFull, "{error}");
     assert_eq!((error.first_wr_id, error.refused), (posted, 1));
-    // Nothing is lost by it.
+    // No posted request is lost.
     for wr_id in 0..posted {
         ends.server.receive(wr_id);
         ends.server.expect(wr_id, CompletionStatus::SUCCESS);
@@ -432,11 +432,12 @@ fn a_device_is_removed_and_returns(place: &Place) {
     ends.client.receive(1);
     let (window, registration, _) = bound_window(&mut ends.server);
     let device_name = place.device.clone();
-    // The kernel waits until everybody let go, so somebody else has to ask for it.
+    // The kernel waits until every user has released the device, so another thread requests the
+    // removal.
     let removal = std::thread::spawn(move || run(&["rdma", "link", "delete", &device_name]));
     for end in [&mut ends.client, &mut ends.server] {
         let mut event = told(&mut end.channel, "the removal");
-        // Where the kernel was done with the other end before it came to this one.
+        // The kernel may have finished with the other end first.
         if event == ConnectionEvent::Disconnected {
             event = told(&mut end.channel, "the removal");
         }
@@ -458,7 +459,7 @@ fn a_device_is_removed_and_returns(place: &Place) {
     drop(window);
     let index = device.index();
     drop(device);
-    // Another device is there, so the list never is empty.
+    // There is another device, so the list is never empty.
     wait("the removal", || {
         let devices = place.verbs.devices().expect("devices");
         assert!(devices.iter().all(|one| one.index() != index));

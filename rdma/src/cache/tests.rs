@@ -11,7 +11,7 @@ use crate::fake::{DeviceConfig, Fabric, FabricConfig, Fake};
 use crate::provider::Device;
 
 fn sge(held: &Held<Fake>) -> Sge {
-    // SAFETY: it is looked at, and posted nowhere.
+    // SAFETY: the piece is only compared and never posted.
     unsafe { held.sge() }
 }
 
@@ -28,7 +28,7 @@ struct Setup {
     region: Region,
 }
 
-/// A device that takes so many registrations, and memory of so many pages.
+/// A device with this limit of registrations, and memory of this many pages.
 fn setup(pages: usize, registrations: u32) -> Setup {
     let fabric = Fabric::new(FabricConfig::IMMEDIATE);
     let mut device = DeviceConfig::new("fake0", IpAddr::V4(Ipv4Addr::LOCALHOST));
@@ -72,7 +72,7 @@ fn the_same_buffer_again_is_a_hit() {
         ((base + 100) as u64, 5000)
     );
     assert_eq!(first.remote().address, (base + 100) as u64);
-    // Inside the pages that are registered, even beyond the first range.
+    // Within the registered pages, even beyond the first range.
     let second = cache.acquire(setup.range(0, 8192)).expect("registered");
     assert_eq!(sge(&first).lkey, sge(&second).lkey);
     assert_eq!(piece(&second, 4096, 4096).address, (base + 4096) as u64);
@@ -144,7 +144,7 @@ fn what_does_not_fit_beside_what_is_in_use_is_refused() {
     drop(held);
     let held = cache.acquire(setup.range(8 * PAGE, 2 * PAGE));
     drop(held.expect("room now"));
-    // More than there ever is: nothing is given up for it.
+    // Exceeds the cap alone: nothing is evicted for it.
     let evictions = cache.counters().evictions;
     let refused = cache.acquire(setup.range(0, 5 * PAGE));
     assert!(matches!(refused, Err(Error::Limit { .. })), "{refused:?}");
@@ -255,7 +255,7 @@ fn trimming_leaves_what_is_in_use() {
     drop(held);
 }
 
-/// The same cache without any cleverness: a list that is searched.
+/// A reference model of the cache: a list that is searched linearly.
 #[derive(Default)]
 struct Model {
     entries: Vec<ModelEntry>,
@@ -271,7 +271,7 @@ struct ModelEntry {
     end: usize,
     used: u64,
     held: usize,
-    /// Still found.
+    /// Still in the cache.
     kept: bool,
 }
 
@@ -311,7 +311,7 @@ impl Model {
         }
     }
 
-    /// Acquires pages `start..end`; the name of the registration.
+    /// Acquires pages `start..end`; returns the identifier of the registration.
     fn acquire(&mut self, start: usize, end: usize) -> Option<u64> {
         self.clock += 1;
         let clock = self.clock;
@@ -416,7 +416,7 @@ proptest! {
                     let got = cache.acquire(setup.range(offset, len));
                     prop_assert_eq!(got.is_ok(), expected.is_some());
                     if let (Ok(got), Some(name)) = (got, expected) {
-                        // One registration has one key, another one another.
+                        // Two ranges have the same key if and only if they share a registration.
                         for (other, one) in &held {
                             let same = sge(one).lkey == sge(&got).lkey;
                             prop_assert_eq!(same, *other == name);
@@ -430,7 +430,7 @@ proptest! {
                 }
                 Act::Release { .. } => {}
                 Act::Invalidate { offset, len } => {
-                    // Addresses count here, not pages; entries are whole pages.
+                    // `invalidate` works on addresses; entries are whole pages.
                     let pages = (offset / PAGE, (offset + len).div_ceil(PAGE));
                     let address = setup.region.base_address() + offset;
                     prop_assert_eq!(

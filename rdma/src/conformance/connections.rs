@@ -1,4 +1,4 @@
-//! Cases about devices, listeners, and connections that come and go.
+//! Cases about devices, listeners, and setup and teardown of connections.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -16,7 +16,7 @@ use crate::provider::{
     ConnectRequest, Connection, Device, EventChannel, Listener, Provider, QueuePair,
 };
 
-/// Parameters that any provider takes.
+/// Parameters that every provider accepts.
 fn parameters(private_data: &[u8]) -> ConnectParameters<'_> {
     ConnectParameters {
         private_data,
@@ -132,7 +132,7 @@ pub(super) fn a_foreign_address_is_refused<P: Provider>(harness: &mut Harness<'_
     harness.assert_not_on_device(&refused.expect_err("nobody's address"));
 }
 
-/// A request that waits at the server, and the client's side of it.
+/// A request that waits at the server, and the client's connection.
 struct Asking<P: Provider> {
     request: P::ConnectRequest,
     server_channel: P::EventChannel,
@@ -174,7 +174,7 @@ pub(super) fn a_reject_carries_private_data<P: Provider>(harness: &mut Harness<'
     assert_eq!(reason, RejectReason::BY_CONSUMER);
     assert!(private_data.as_slice().starts_with(&[1, 2, 3, 4]));
 
-    // The same from a request that was made a connection first.
+    // The same for a request that was turned into a connection first.
     let mut asking = ask(harness);
     let channel = &mut asking.server_channel;
     let connection = asking.request.into_connection(channel, Token(6));
@@ -320,7 +320,7 @@ pub(super) fn a_disconnect_is_told_to_both_and_flushes<P: Provider>(harness: &mu
     client.receive(2, 0, 4096);
     client.connection.disconnect().expect("disconnecting");
     harness.expect(&mut client, 2, CompletionStatus::FLUSHED);
-    // The peer first: a connection manager tells the side that began once the peer has answered.
+    // The peer first: a connection manager notifies the initiating side after the peer has replied.
     for (side, token) in [(&mut server, Token(1001)), (&mut client, Token(2002))] {
         let event = harness.connection_event("the end", &mut side.channel, token);
         assert_eq!(event, ConnectionEvent::Disconnected);
@@ -365,7 +365,7 @@ pub(super) fn many_connections_come_and_go<P: Provider>(harness: &mut Harness<'_
             let sent = pair.client.memory.bytes(0, 64);
             assert_eq!(pair.server.memory.bytes(0, 64), sent);
         }
-        // In whatever order: a vector drops its first first.
+        // A vector drops its first element first; every second round reverses that.
         if round % 2 == 1 {
             pairs.reverse();
         }

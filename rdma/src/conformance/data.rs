@@ -7,7 +7,7 @@ use crate::request::{
     Payload, ReceiveRequest, RemoteAddress, SendOperation, SendRequest, SgeList, WindowBinding,
 };
 
-/// Where the second half of a side's memory begins.
+/// Offset of the second half of a side's memory.
 const HALF: usize = 512 << 10;
 
 pub(super) fn messages_of_all_sizes_arrive<P: Provider>(harness: &mut Harness<'_, P>) {
@@ -74,7 +74,7 @@ pub(super) fn inline_bytes_are_free_again_at_once<P: Provider>(harness: &mut Har
         server.receive(at, at as usize * 64, 64);
     }
     for at in 0..8u64 {
-        // The bytes live on this stack frame, which is gone before the flush.
+        // The bytes are on this stack frame, which ends before the flush.
         let bytes = vec![at as u8 + 1; len];
         let send = SendRequest::new(100 + at, SendOperation::Send, Payload::Inline(&bytes));
         client.queue_pair.queue_send(&send).expect("queued");
@@ -136,7 +136,7 @@ pub(super) fn reads_bring_what_is_there<P: Provider>(harness: &mut Harness<'_, P
 pub(super) fn unsignalled_requests_complete_in_silence<P: Provider>(harness: &mut Harness<'_, P>) {
     let mut pair = harness.pair();
     let Pair { server, client, .. } = &mut pair;
-    // Several times round the queue: places come free with the signalled ones.
+    // Several rounds through the queue: signalled completions free its entries.
     let depth = REQUESTS as usize;
     for round in 0..6 {
         for at in 0..depth {
@@ -166,7 +166,7 @@ pub(super) fn the_last_of_a_turn_is_signalled_when_it_is_posted<P: Provider>(
         }
         client.queue_pair.signal_last();
         client.queue_pair.flush().expect("posted");
-        // Nothing is queued any more, so this has no effect on what is.
+        // No request is queued any more, so this has no effect on posted ones.
         client.queue_pair.signal_last();
         harness.expect_success(client, 10 * turn + 3);
     }
@@ -189,7 +189,7 @@ pub(super) fn both_directions_at_once_keep_their_order<P: Provider>(harness: &mu
     let mut received = [0u64; 2];
     while received.iter().chain(&completed).any(|at| *at < MESSAGES) {
         for (me, side) in sides.iter_mut().enumerate() {
-            // Half the receives of the peer may be on their way back.
+            // Half of the peer's receives may be in the process of being reposted.
             while sent[me] < MESSAGES && sent[me] - completed[me].min(received[1 - me]) < window {
                 let wr_id = sent[me];
                 let at = HALF + place(wr_id);
@@ -221,7 +221,7 @@ pub(super) fn both_directions_at_once_keep_their_order<P: Provider>(harness: &mu
     }
 }
 
-/// Binds a window over the first 64 KiB of the server's memory; returns how the peer names it.
+/// Binds a window over the first 64 KiB of the server's memory; returns its remote address.
 fn bind<P: Provider>(
     harness: &mut Harness<'_, P>,
     pair: &mut Pair<P>,
@@ -253,7 +253,7 @@ fn bind<P: Provider>(
     }
 }
 
-/// A pair and a window, where the device has windows.
+/// A pair and a window, if the device has windows.
 fn with_window<P: Provider>(harness: &mut Harness<'_, P>) -> Option<(Pair<P>, P::Window)> {
     let pair = harness.pair();
     if pair.server.domain.device().limits().windows == 0 {
@@ -263,7 +263,7 @@ fn with_window<P: Provider>(harness: &mut Harness<'_, P>) -> Option<(Pair<P>, P:
     Some((pair, window))
 }
 
-/// The client's write by this key fails, and the connection with it.
+/// Checks that the client's write with this key fails, and that the connection fails with it.
 fn assert_closed<P: Provider>(
     harness: &mut Harness<'_, P>,
     pair: &mut Pair<P>,

@@ -1,4 +1,4 @@
-//! Cases about requests that fail, and what becomes of those behind them.
+//! Cases about requests that fail, and about the requests queued after them.
 
 use std::slice;
 
@@ -13,7 +13,7 @@ use crate::request::{
     Payload, ReceiveRequest, RemoteAddress, SendOperation, SendRequest, Sge, SgeList,
 };
 
-/// The client's access to `remote` fails as it should, and harms nothing.
+/// Checks that the client's access to `remote` fails and changes no memory.
 fn assert_refused<P: Provider>(
     harness: &mut Harness<'_, P>,
     mut pair: Pair<P>,
@@ -124,7 +124,7 @@ pub(super) fn a_wrong_local_key_is_a_protection_error<P: Provider>(harness: &mut
     match refused_at_once {
         Ok(()) => {
             let failed = harness.completion("the failure", &mut client.completions);
-            // Soft RoCE forgets why, and flushes the request itself.
+            // Soft RoCE does not report the reason, and flushes the request itself.
             let possible = [
                 CompletionStatus::LOCAL_PROTECTION_ERROR,
                 CompletionStatus::FLUSHED,
@@ -134,7 +134,7 @@ pub(super) fn a_wrong_local_key_is_a_protection_error<P: Provider>(harness: &mut
             let state = client.queue_pair.state().expect("a state");
             assert_eq!(state, QueuePairState::Error);
         }
-        // A device in software may look the key up before it takes the request.
+        // A software device may check the key when the request is posted.
         Err(error) => assert_eq!((error.first_wr_id, error.refused), (2, 1)),
     }
 }
@@ -148,7 +148,8 @@ pub(super) fn a_message_longer_than_its_receive_fails_on_both_sides<P: Provider>
     server.memory.fill(64, 64, 8);
     client.post(2, SendOperation::Send, (0, 65));
     let sent = harness.completion("the message", &mut client.completions);
-    // InfiniBand has the peer answer that the request is invalid; soft RoCE answers that it failed.
+    // With InfiniBand the peer responds with an invalid request error; soft RoCE responds with an
+    // operation error.
     let possible = [
         CompletionStatus::REMOTE_INVALID_REQUEST,
         CompletionStatus::REMOTE_OPERATION_ERROR,
@@ -208,7 +209,7 @@ pub(super) fn work_behind_an_error_is_flushed_in_order<P: Provider>(harness: &mu
     client.queue_pair.flush().expect("posted");
     harness.expect_success(client, 1);
     harness.expect(client, 3, CompletionStatus::REMOTE_ACCESS_ERROR);
-    // Sends and receives each in order; which of the two first, nobody says.
+    // Sends and receives are each flushed in order; their relative order is unspecified.
     let mut sends = vec![];
     let mut receives = vec![];
     for _ in 0..12 {
@@ -294,7 +295,7 @@ pub(super) fn limits_are_refused_by_name<P: Provider>(harness: &mut Harness<'_, 
         let refused = client.queue_pair.queue_receive(&receive);
         assert_eq!(refused, Err(PostError::TooManyPieces));
     }
-    // What was refused is not posted.
+    // The rejected requests are not posted.
     client.queue_pair.flush().expect("nothing to post");
     harness.expect_nothing(client);
     let arena = arena();

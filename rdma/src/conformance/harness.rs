@@ -1,6 +1,6 @@
-//! Two sides, connected, with memory and queues, and waiting with a deadline.
+//! Two connected sides with memory and queues, and waits with a deadline.
 //!
-//! For the suite, and for what else this crate tests of its providers.
+//! Used by the suite and by other tests of this crate's providers.
 
 use std::net::SocketAddr;
 use std::slice;
@@ -23,17 +23,17 @@ use crate::provider::{
 };
 use crate::request::{Payload, ReceiveRequest, RemoteAddress, SendOperation, SendRequest, Sge};
 
-/// Bytes of the memory that each side has.
+/// Bytes of each side's memory.
 pub(crate) const MEMORY_BYTES: usize = 1 << 20;
 /// Entries of each side's completion queue.
 const COMPLETIONS: u32 = 256;
-/// Work requests of each queue, as asked for.
+/// Requested work requests of each queue.
 pub(crate) const REQUESTS: u32 = 64;
 
-/// The token of the listener.
+/// Token of the listener.
 pub(crate) const LISTENER: Token = Token(7);
 
-/// What one case works with.
+/// Environment of one case.
 pub(crate) struct Harness<'a, P: Provider> {
     pub(crate) subject: &'a mut Subject<P>,
     pub(crate) name: &'static str,
@@ -45,7 +45,7 @@ pub(crate) struct Memory<P: Provider> {
     pub(crate) buffer: DmaBuffer,
 }
 
-/// Memory in an arena of its own, registered.
+/// Registered memory in an arena of its own.
 pub(crate) fn memory<P: Provider>(domain: &P::Domain, bytes: usize, access: Access) -> Memory<P> {
     let config = ArenaConfig {
         bytes: 8 << 20,
@@ -66,7 +66,7 @@ pub(crate) fn memory<P: Provider>(domain: &P::Domain, bytes: usize, access: Acce
 }
 
 impl<P: Provider> Memory<P> {
-    /// A piece of it for a work request.
+    /// A piece of the memory for a work request.
     pub(crate) fn piece(&self, offset: usize, length: usize) -> Sge {
         Sge {
             address: (self.registration.address() + offset) as u64,
@@ -75,7 +75,7 @@ impl<P: Provider> Memory<P> {
         }
     }
 
-    /// How the peer names it.
+    /// The remote address of an offset.
     pub(crate) fn remote(&self, offset: usize) -> RemoteAddress {
         RemoteAddress {
             address: (self.registration.address() + offset) as u64,
@@ -83,7 +83,7 @@ impl<P: Provider> Memory<P> {
         }
     }
 
-    /// Fills a part with a pattern that `seed` chooses.
+    /// Fills a part with a pattern derived from `seed`.
     pub(crate) fn fill(&self, offset: usize, len: usize, seed: usize) {
         self.buffer.write(offset, &pattern(len, seed));
     }
@@ -95,14 +95,14 @@ impl<P: Provider> Memory<P> {
     }
 }
 
-/// Bytes that differ from those of other seeds and offsets.
+/// Bytes that differ for each seed and offset.
 pub(crate) fn pattern(len: usize, seed: usize) -> Vec<u8> {
     (0..len)
         .map(|at| (at.wrapping_mul(31) ^ (at >> 8) ^ seed.wrapping_mul(101)) as u8)
         .collect()
 }
 
-/// One side of a connection. The queue pair is dropped first, as it must be possible.
+/// One side of a connection. The queue pair is dropped first, which every provider must support.
 pub(crate) struct Side<P: Provider> {
     pub(crate) queue_pair: P::QueuePair,
     pub(crate) connection: P::Connection,
@@ -119,7 +119,7 @@ pub(crate) struct Pair<P: Provider> {
     pub(crate) listener: P::Listener,
 }
 
-/// What a pair is to be.
+/// Options of a pair.
 #[derive(Clone, Copy)]
 pub(crate) struct PairOptions {
     pub(crate) capacity: QueuePairCapacity,
@@ -187,7 +187,7 @@ impl<'a, P: Provider> Harness<'a, P> {
         Self { subject, name }
     }
 
-    /// Looks until there is something.
+    /// Polls until there is a result.
     pub(crate) fn wait<T>(&mut self, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         let deadline = Instant::now() + self.subject.patience;
         loop {
@@ -214,7 +214,7 @@ impl<'a, P: Provider> Harness<'a, P> {
         })
     }
 
-    /// The next completion, which is to have this identifier and status.
+    /// Takes the next completion, which must have this identifier and status.
     pub(crate) fn expect(
         &mut self,
         side: &mut Side<P>,
@@ -234,7 +234,7 @@ impl<'a, P: Provider> Harness<'a, P> {
         self.expect(side, wr_id, CompletionStatus::SUCCESS)
     }
 
-    /// Nothing completes during a while that would do for it.
+    /// Checks that nothing completes for a while.
     pub(crate) fn expect_nothing(&mut self, side: &mut Side<P>) {
         let name = self.name;
         for _ in 0..50 {
@@ -251,8 +251,8 @@ impl<'a, P: Provider> Harness<'a, P> {
         self.wait(what, || channel.next_event().expect("the channel works"))
     }
 
-    /// The next event of a channel, which is to be one of this connection. Events that may come at
-    /// any time are left out.
+    /// The next event of a channel, which must be of this connection. Skips events that may occur
+    /// at any time.
     pub(crate) fn connection_event(
         &mut self,
         what: &str,
@@ -275,7 +275,7 @@ impl<'a, P: Provider> Harness<'a, P> {
         }
     }
 
-    /// The next event of a channel, which is to be a request to the listener.
+    /// The next event of a channel, which must be a request to the listener.
     pub(crate) fn request(&mut self, channel: &mut P::EventChannel) -> P::ConnectRequest {
         let name = self.name;
         loop {
@@ -301,7 +301,7 @@ impl<'a, P: Provider> Harness<'a, P> {
         (channel, listener)
     }
 
-    /// A connection of the client that has found its way.
+    /// A connection of the client with a resolved route.
     pub(crate) fn route(
         &mut self,
         channel: &mut P::EventChannel,
@@ -323,7 +323,7 @@ impl<'a, P: Provider> Harness<'a, P> {
         connection
     }
 
-    /// Domain, completion queue and memory on the device of a connection.
+    /// Domain, completion queue and memory on a device.
     pub(crate) fn outfit(
         &mut self,
         device: &P::Device,
@@ -339,12 +339,13 @@ impl<'a, P: Provider> Harness<'a, P> {
         (domain, completions.expect("a completion queue"), memory)
     }
 
-    /// Both sides, connected.
+    /// A connected pair.
     pub(crate) fn pair(&mut self) -> Pair<P> {
         self.pair_with(PairOptions::default()).0
     }
 
-    /// Both sides, connected; what the client and the server learnt of the other by `Established`.
+    /// A connected pair, the `Established` events of client and server, and the private data of the
+    /// request.
     pub(crate) fn pair_with(
         &mut self,
         options: PairOptions,
@@ -401,7 +402,7 @@ impl<'a, P: Provider> Harness<'a, P> {
         (pair, seen, private_data)
     }
 
-    /// An error that says that the address is not one of an RDMA device.
+    /// Checks that an error says that the address is not one of an RDMA device.
     pub(crate) fn assert_not_on_device(&self, error: &Error) {
         let name = self.name;
         let expected = matches!(
@@ -412,7 +413,7 @@ impl<'a, P: Provider> Harness<'a, P> {
     }
 }
 
-/// A queue pair with both queues' completions in one place.
+/// A queue pair whose sends and receives complete in the same queue.
 pub(crate) fn queue_pair<P: Provider>(
     connection: &mut P::Connection,
     (domain, completions, _): &(P::Domain, P::CompletionQueue, Memory<P>),

@@ -1,4 +1,4 @@
-//! Cases about completion queues, shared receive queues, and who keeps what alive.
+//! Cases about completion queues, shared receive queues, and lifetimes of objects.
 
 use std::slice;
 
@@ -16,7 +16,7 @@ use crate::request::{Payload, ReceiveRequest, SendOperation, SendRequest};
 
 const SHARED: Token = Token(4711);
 
-/// A server whose queue pairs take their receives from one queue, and its clients.
+/// A server whose queue pairs share one receive queue, and its clients.
 struct Shared<P: Provider> {
     receives: P::SharedReceiveQueue,
     completions: P::CompletionQueue,
@@ -30,7 +30,7 @@ struct Shared<P: Provider> {
     _listener: P::Listener,
 }
 
-/// `None` where the device has no shared receive queues.
+/// `None` if the device has no shared receive queues.
 fn shared<P: Provider>(harness: &mut Harness<'_, P>, count: u64) -> Option<Shared<P>> {
     let capacity = PairOptions::default().capacity;
     let parameters = ConnectParameters {
@@ -154,7 +154,7 @@ pub(super) fn a_shared_receive_queue_serves_several<P: Provider>(harness: &mut H
         let mut from = from.map(|(queue_pair, _)| queue_pair.number());
         let from = from.position(|number| number == received.qp_number);
         let from = from.expect("a queue pair of ours");
-        // The n-th message of a client, in whichever receive it came.
+        // The n-th message of a client; it may be in any receive.
         let sent = seen[from] * 3 + from;
         seen[from] += 1;
         let bytes = shared.memory.bytes(received.wr_id as usize * 64, 64);
@@ -165,7 +165,7 @@ pub(super) fn a_shared_receive_queue_serves_several<P: Provider>(harness: &mut H
         let sent = harness.completion("a send", &mut shared.client_completions);
         assert!(sent.is_success(), "{sent:?}");
     }
-    // A queue pair that ends leaves the shared receives to the others.
+    // A failed queue pair does not affect the shared receives of the others.
     shared.receive(40);
     shared.receives.flush().expect("posted");
     shared.servers[0].0.set_error().expect("an order");
@@ -186,7 +186,7 @@ pub(super) fn a_shared_receive_queue_tells_when_it_runs_low<P: Provider>(
     shared.receives.flush().expect("posted");
     shared.receives.set_low_limit(6).expect("a limit");
     let device = shared.domain.device().clone();
-    // Leave out what happened before.
+    // Discard earlier events.
     while device.next_event().is_some() {}
     for wr_id in 0..4 {
         shared.send(0, wr_id);
@@ -214,7 +214,7 @@ pub(super) fn a_completion_wakes_a_sleeper_once<P: Provider>(harness: &mut Harne
     assert!(server.completions.acknowledge().expect("works"));
     harness.expect_success(server, 1);
     assert!(!is_readable(server.completions.descriptor()));
-    // Not armed: what comes now is only polled.
+    // Not armed: the next completions are only polled.
     client.post(12, SendOperation::Send, (0, 64));
     harness.expect_success(server, 2);
     assert!(!is_readable(server.completions.descriptor()));

@@ -1,4 +1,4 @@
-//! What makes a descriptor readable.
+//! A notification descriptor.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +12,7 @@ use crate::error::Error;
 #[derive(Debug)]
 pub(super) struct Bell {
     descriptor: OwnedFd,
-    /// Whether it may have rung since it was silenced: whoever looks often enters no kernel in vain.
+    /// Whether it may be readable, so that a frequent check does not enter the kernel needlessly.
     rung: AtomicBool,
 }
 
@@ -30,9 +30,10 @@ impl Bell {
     }
 
     pub(super) fn ring(&self) {
-        // A counter that is full is readable too.
+        // A saturated counter is readable too.
         let _: Result<usize, Errno> = rustix::io::write(&self.descriptor, &1u64.to_ne_bytes());
-        // After the write, so that what is readable is never taken for silent for good.
+        // After the write, so that a readable descriptor is never permanently taken for a silent
+        // one.
         self.rung.store(true, Ordering::Release);
     }
 

@@ -1,4 +1,4 @@
-//! The connection manager's objects, as their users hold them.
+//! The connection manager's objects as handles for their users.
 
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
@@ -168,7 +168,8 @@ impl ConnectRequest for FakeConnectRequest {
         id.channel = Some(channel.owned.key);
         id.token = token;
         drop(state);
-        // The connection keeps the request's handle, and with it the only right to end it.
+        // The connection takes over the request's handle, and with it the exclusive right to end
+        // it.
         Ok(FakeConnection {
             owned: self.owned,
             token,

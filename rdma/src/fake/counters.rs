@@ -1,60 +1,60 @@
-//! What a machine's devices did, by operation.
+//! Counters of a machine's devices, by operation.
 
 use std::ops::AddAssign;
 
-/// An operation, as the fabric counts it and as faults choose it.
+/// An operation, for counters and fault patterns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operation {
-    /// A message sent.
+    /// Send of a message.
     Send,
-    /// A message sent that invalidates a key of the peer.
+    /// Send of a message that invalidates a key of the peer.
     SendWithInvalidate,
-    /// Data written to the peer's memory.
+    /// Write of data to the peer's memory.
     Write,
-    /// Data read from the peer's memory.
+    /// Read of data from the peer's memory.
     Read,
-    /// A memory window bound.
+    /// Binding of a memory window.
     BindWindow,
-    /// A local key invalidated.
+    /// Invalidation of a local key.
     LocalInvalidate,
-    /// A message received.
+    /// Receive of a message.
     Receive,
 }
 
-/// Kinds of [`Operation`].
+/// Number of kinds of [`Operation`].
 pub(super) const OPERATIONS: usize = Operation::Receive as usize + 1;
 
-/// The counts of one operation.
+/// Counters of one operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OperationCounters {
     /// Work requests posted.
     pub posted: u64,
-    /// Of these, done with success.
+    /// Work requests that succeeded.
     pub succeeded: u64,
-    /// Of these, failed.
+    /// Work requests that failed.
     pub failed: u64,
-    /// Of these, flushed.
+    /// Work requests that were flushed.
     pub flushed: u64,
-    /// Bytes that were moved by those with success.
+    /// Bytes transferred by the successful ones.
     pub bytes: u64,
 }
 
-/// The counts of one machine.
+/// Counters of one machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FakeCounters {
     pub(super) operations: [OperationCounters; OPERATIONS],
     /// Completions that were polled.
     pub completions: u64,
-    /// Flushes that had something to post, one per kind of queue.
+    /// Flushes with requests to post, one per kind of queue.
     pub doorbells: u64,
-    /// Messages that came while no receive was posted, each try counted.
+    /// Messages that found no receive posted; each try counts.
     pub not_ready: u64,
     /// Sends posted with inline bytes.
     pub inline: u64,
 }
 
 impl FakeCounters {
-    /// The counts of one operation.
+    /// Counters of one operation.
     #[must_use]
     pub fn of(&self, operation: Operation) -> OperationCounters {
         self.operations[operation as usize]

@@ -1,4 +1,4 @@
-//! The devices' work: requests are executed in order, checked at both ends, and completed.
+//! The devices' engine: executes requests in order, checks them at both ends, and completes them.
 
 use crate::completion::{CompletionFlags, CompletionOpcode, CompletionStatus, WorkCompletion};
 use crate::connection::RNR_RETRY_FOREVER;
@@ -12,28 +12,28 @@ use crate::fake::state::{
 use crate::fake::table::Key;
 use crate::request::{ReceiveRequest, SendOperation};
 
-/// What came of the first request of a send queue.
+/// Progress of the first request of a send queue.
 enum Step {
-    /// It left the queue, or will without anybody's help.
+    /// The request left the queue, or will do so by itself.
     Moved,
-    /// It waits for time, or for the peer.
+    /// The request waits for time or for the peer.
     Blocked,
 }
 
-/// What came of executing a request.
+/// Result of executing a request.
 #[derive(Clone, Copy)]
 enum Outcome {
-    /// Done with that many bytes.
+    /// Done, with this many bytes.
     Done(u32),
-    /// The peer did not answer.
+    /// The peer did not respond.
     Silence,
     /// The peer has no receive.
     NotReady,
-    /// It failed; the peer's queue pair fails too when it is the one to blame or to notice.
+    /// The request failed; the peer's queue pair fails too if it caused or detects the error.
     Failed(CompletionStatus, PeerFate),
 }
 
-/// What a receive's completion says.
+/// The completion of a receive.
 #[derive(Clone, Copy)]
 struct Received {
     status: CompletionStatus,
@@ -43,7 +43,7 @@ struct Received {
 }
 
 impl Received {
-    /// A receive that got nothing; failures wake whoever sleeps.
+    /// A receive that failed. Failures count as solicited, so they wake a sleeping owner.
     fn failed(status: CompletionStatus) -> Self {
         Self {
             status,
@@ -54,7 +54,7 @@ impl Received {
     }
 }
 
-/// What a failed request does to the peer's queue pair.
+/// Effect of a failed request on the peer's queue pair.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum PeerFate {
     Unharmed,
@@ -62,8 +62,8 @@ enum PeerFate {
 }
 
 impl State {
-    /// Executes what can be executed now. In fixed order, everything; else in an order and in
-    /// portions that chance chooses.
+    /// Executes all requests that can execute now, in fixed order or, if not `in_order`, in
+    /// pseudo-random order and portions.
     pub(super) fn run(&mut self, in_order: bool) {
         let spare = std::mem::take(&mut self.active_spare);
         let mut round = std::mem::replace(&mut self.active, spare);
@@ -89,7 +89,7 @@ impl State {
         self.active_spare = round;
     }
 
-    /// Moves the first request of a send queue on; `None` when there is none.
+    /// Advances the first request of a send queue; `None` if there is none.
     fn step(&mut self, key: Key) -> Option<Step> {
         let tick = self.tick;
         let queue_pair = self.queue_pairs.get(key)?;
@@ -122,7 +122,7 @@ impl State {
         Some(self.settle(key, outcome))
     }
 
-    /// The request that a queue pair is stuck on accesses its local memory.
+    /// A stuck request accesses its local memory late.
     fn access_late(&self, key: Key) {
         let queue_pair = self.queue_pairs.get(key);
         let stuck = queue_pair.and_then(|one| Some((one.domain, one.sends.front()?)));
@@ -134,7 +134,7 @@ impl State {
         }
     }
 
-    /// Looks up what is to go wrong with the first request, once.
+    /// Looks up the faults for the first request, once.
     fn consider_faults(&mut self, key: Key) -> Option<Step> {
         let tick = self.tick;
         let queue_pair = self.queue_pairs.get_mut(key)?;
@@ -184,7 +184,7 @@ impl State {
         None
     }
 
-    /// Turns what came of a request into a completion, a wait or an error.
+    /// Turns the result of a request into a completion, a wait or an error.
     fn settle(&mut self, key: Key, outcome: Outcome) -> Step {
         let tick = self.tick;
         let (status, fate) = match outcome {
@@ -212,7 +212,7 @@ impl State {
         Step::Moved
     }
 
-    /// Counts a try in vain; the status when it was the last.
+    /// Counts a failed try; returns the error status if it was the last.
     fn retry(&mut self, key: Key, tick: u64, not_ready: bool) -> Option<CompletionStatus> {
         let pause = self.config.retry_ticks;
         let queue_pair = self.queue_pairs.get_mut(key)?;
@@ -234,7 +234,7 @@ impl State {
         exceeded.then_some(CompletionStatus::RNR_RETRIES_EXCEEDED)
     }
 
-    /// Does what the first request of a send queue says.
+    /// Executes the first request of a send queue.
     fn execute(&mut self, key: Key) -> Outcome {
         let Some(local) = self.queue_pairs.get(key) else {
             return Outcome::Silence;
@@ -307,7 +307,7 @@ impl State {
         }
     }
 
-    /// An RDMA write or read.
+    /// Executes an RDMA write or read.
     fn move_data(&self, key: Key, peer_key: Key, entry: &SendEntry) -> Outcome {
         let (Some(local), Some(peer)) = (self.queue_pairs.get(key), self.queue_pairs.get(peer_key))
         else {
@@ -344,7 +344,7 @@ impl State {
         Outcome::Done(bytes)
     }
 
-    /// A message: takes one of the peer's receives.
+    /// Delivers a message into one of the peer's receives.
     fn deliver(&mut self, domain: Key, peer_key: Key, entry: &SendEntry) -> Outcome {
         let Some(receive) = self.take_receive(peer_key) else {
             return Outcome::NotReady;
@@ -378,7 +378,7 @@ impl State {
                     put(entry, &here, &there);
                     None
                 }
-                // Was checked before; nothing has changed since.
+                // Checked before, and unchanged since.
                 Err(_) => None,
             },
         };
@@ -399,7 +399,7 @@ impl State {
         Outcome::Done(bytes)
     }
 
-    /// The next receive of a queue pair.
+    /// Takes the next receive of a queue pair.
     fn take_receive(&mut self, key: Key) -> Option<ReceiveRequest> {
         let queue_pair = self.queue_pairs.get_mut(key)?;
         let shared = match queue_pair.source {
@@ -451,7 +451,7 @@ impl State {
         self.push_completion(queue, entry, solicited);
     }
 
-    /// Takes the first request out of a send queue, with a completion where it is due one.
+    /// Removes the first request from a send queue, with a completion if it is signalled or failed.
     fn complete_head(&mut self, key: Key, status: CompletionStatus, bytes: u32) {
         let Some(queue_pair) = self.queue_pairs.get_mut(key) else {
             return;
@@ -501,7 +501,7 @@ impl State {
         }
     }
 
-    /// Puts a queue pair into the error state and flushes it, receives last.
+    /// Moves a queue pair to the error state and flushes it, receives last.
     pub(super) fn fail_queue_pair(&mut self, key: Key) {
         let Some(queue_pair) = self.queue_pairs.get_mut(key) else {
             return;
@@ -517,7 +517,7 @@ impl State {
         }
     }
 
-    /// Flushes what is posted to a queue pair in the error state.
+    /// Flushes the posted requests of a queue pair in the error state.
     pub(super) fn flush_all(&mut self, key: Key) {
         while let Some(queue_pair) = self.queue_pairs.get(key)
             && !queue_pair.sends.is_empty()
@@ -536,7 +536,7 @@ impl State {
         }
     }
 
-    /// Adds a completion; a queue without room fails with all queue pairs on it.
+    /// Adds a completion; a full queue fails with all queue pairs on it.
     fn push_completion(&mut self, key: Key, entry: Entry, solicited: bool) {
         let Some(queue) = self.completion_queues.get_mut(key) else {
             return;
@@ -573,7 +573,7 @@ impl State {
     }
 }
 
-/// Puts a request's bytes into memory of the peer.
+/// Writes a request's bytes to the peer's memory.
 fn put(entry: &SendEntry, here: &Segments<'_>, there: &Segments<'_>) {
     match entry.inline_len {
         Some(len) => there.fill(&entry.inline[..usize::from(len)]),
@@ -599,7 +599,7 @@ fn opcode_of(operation: Operation) -> CompletionOpcode {
     }
 }
 
-/// What a failure that was asked for does to the peer.
+/// Effect of an injected failure on the peer.
 fn fate_of_peer(status: CompletionStatus) -> PeerFate {
     match status {
         CompletionStatus::REMOTE_ACCESS_ERROR => PeerFate::Error(QueuePairFault::AccessViolation),

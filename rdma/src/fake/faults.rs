@@ -1,4 +1,4 @@
-//! Faults, chosen by pattern and seed.
+//! Faults, selected by pattern and seed.
 
 use std::io;
 
@@ -7,68 +7,67 @@ use crate::connection::RejectReason;
 use crate::fake::counters::Operation;
 use crate::fake::random::Random;
 
-/// What a request that is stuck writes to its local memory.
+/// The value of the bytes that a stuck read writes to its local memory.
 pub const LATE_BYTE: u8 = 0xdb;
 
-/// What goes wrong with a send request.
+/// A fault of a send request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// It fails with this status; nothing is moved. Its queue pair goes into the error state, and
-    /// for the peer's failures the peer's does too.
+    /// The request fails with this status and transfers nothing. Its queue pair enters the error
+    /// state, as does the peer's if the status is a failure of the peer.
     Fail(CompletionStatus),
-    /// The connection is gone: both queue pairs flush, both sides are told.
+    /// The connection breaks: both queue pairs flush, and both sides are notified.
     DropConnection,
-    /// The peer is not ready for that many ticks, whatever it has posted.
+    /// The peer is not ready for this many ticks, even with receives posted.
     NotReady(u32),
-    /// It starts that many ticks later; so do those behind it.
+    /// The request starts this many ticks later, and so do those behind it.
     DelayRequest(u32),
-    /// It is done, but completes that many ticks later; so do those behind it.
+    /// The request executes, but completes this many ticks later, and so do those behind it.
     DelayCompletion(u32),
-    /// The device is stuck on it: it is neither done nor flushed, nor is what is behind it. Once its
-    /// queue pair is in the error state, the data of a read arrives late, as bytes of [`LATE_BYTE`]:
-    /// again and again, until the queue pair is destroyed.
+    /// The device is stuck on the request: neither it nor those behind it are executed or flushed.
+    /// Once its queue pair is in the error state, the data of a read arrives late, as bytes of
+    /// [`LATE_BYTE`], repeatedly, until the queue pair is destroyed.
     Wedge,
-    /// The device gives up on the queue pair: a device event, and everything is flushed.
+    /// The queue pair fails: a device event is sent, and all its requests are flushed.
     QueuePairFatal,
 }
 
-/// What goes wrong with a connection being made.
+/// A fault of connection setup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectFault {
     /// The address cannot be resolved.
     AddressFailed(io::ErrorKind),
     /// The route cannot be resolved.
     RouteFailed(io::ErrorKind),
-    /// The peer does not answer.
+    /// The peer does not respond.
     Unreachable,
     /// The connection manager rejects it.
     Rejected(RejectReason),
-    /// The answer takes that many ticks more.
+    /// The response takes this many ticks longer.
     Delay(u32),
 }
 
-/// Which occasions a rule is about, among those that match what it names.
+/// Selects the occasions to which a fault rule applies.
 #[derive(Clone, Copy, Debug)]
 pub struct Pattern {
-    /// Only this operation; any when none is named. Without meaning for connections.
+    /// Only this operation; `None` for any. Ignored for connections.
     pub operation: Option<Operation>,
-    /// Only this machine's, by the number of [`Fake::machine`](super::Fake::machine).
+    /// Only this machine, by [`Fake::machine`](super::Fake::machine).
     pub machine: Option<usize>,
-    /// Only this queue pair's, by the number that its completions have. Without meaning for
-    /// connections.
+    /// Only this queue pair, by its number in completions. Ignored for connections.
     pub queue_pair: Option<u32>,
-    /// The first so many are spared.
+    /// Number of matching occasions that are skipped first.
     pub skip: u64,
-    /// Of the others every so many-th, the first of them included; at least 1.
+    /// Of the remaining ones, every n-th, starting with the first; at least 1.
     pub every: u64,
-    /// And of these that many in a thousand, by the fabric's seed.
+    /// Of these, this many per thousand, chosen by the fabric's seed.
     pub permille: u16,
-    /// At most so many in all.
+    /// The largest number of faults.
     pub times: u64,
 }
 
 impl Pattern {
-    /// Every occasion.
+    /// All occasions.
     pub const ALWAYS: Self = Self {
         operation: None,
         machine: None,
@@ -79,34 +78,34 @@ impl Pattern {
         times: u64::MAX,
     };
 
-    /// The first occasion and no other.
+    /// Only the first occasion.
     pub const ONCE: Self = Self {
         times: 1,
         ..Self::ALWAYS
     };
 
-    /// The same for one operation only.
+    /// Restricts the pattern to one operation.
     #[must_use]
     pub const fn of(mut self, operation: Operation) -> Self {
         self.operation = Some(operation);
         self
     }
 
-    /// The same for one machine only.
+    /// Restricts the pattern to one machine.
     #[must_use]
     pub const fn on(mut self, machine: usize) -> Self {
         self.machine = Some(machine);
         self
     }
 
-    /// The same for one queue pair only.
+    /// Restricts the pattern to one queue pair.
     #[must_use]
     pub const fn by(mut self, queue_pair: u32) -> Self {
         self.queue_pair = Some(queue_pair);
         self
     }
 
-    /// The same after the first `skip` occasions.
+    /// Skips the first `skip` occasions.
     #[must_use]
     pub const fn after(mut self, skip: u64) -> Self {
         self.skip = skip;
@@ -114,7 +113,7 @@ impl Pattern {
     }
 }
 
-/// What a rule may be about.
+/// An event to which a fault rule may apply.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Occasion {
     pub(super) machine: usize,
@@ -123,7 +122,7 @@ pub(super) struct Occasion {
 }
 
 impl Occasion {
-    /// Of a connection being made.
+    /// The setup of a connection.
     pub(super) fn connecting(machine: usize) -> Self {
         Self {
             machine,
@@ -141,7 +140,8 @@ struct Rule<F> {
     fired: u64,
 }
 
-/// The rules of one kind; the first that fires wins, and all that match count the occasion.
+/// The rules of one kind. The first rule that fires applies; all rules that match count the
+/// occasion.
 #[derive(Debug)]
 pub(super) struct Rules<F> {
     rules: Vec<Rule<F>>,
@@ -167,8 +167,8 @@ impl<F: Copy> Rules<F> {
         self.rules.clear();
     }
 
-    /// What goes wrong on this occasion, among the faults that `eligible` names. A rule that may
-    /// fire no more is forgotten.
+    /// Selects the fault for this occasion, among those that `eligible` accepts. Removes rules that
+    /// can no longer fire.
     pub(super) fn choose(
         &mut self,
         random: &mut Random,

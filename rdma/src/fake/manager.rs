@@ -1,4 +1,4 @@
-//! The connection manager: listeners, requests, answers and their events.
+//! The connection manager: listeners, requests, responses and events.
 
 use std::io;
 use std::net::SocketAddr;
@@ -16,14 +16,14 @@ use crate::fake::table::Key;
 /// Ticks until a queue pair's number may be used again.
 const TIMEWAIT_TICKS: u64 = 4;
 
-/// Which side of a connection one is.
+/// Side of a connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Role {
     Active,
     Passive,
 }
 
-/// What the owner of a channel gets to see of a notice.
+/// An event for the owner of a channel.
 #[expect(
     clippy::large_enum_variant,
     reason = "connection events are few, and not kept"
@@ -49,7 +49,7 @@ fn system(step: &'static str, kind: io::ErrorKind) -> Error {
     }
 }
 
-/// Private data of a message of `max` bytes, as RoCE carries it: padded.
+/// Private data of a message of `max` bytes, padded as with RoCE.
 fn padded(bytes: &[u8], max: usize) -> Result<PrivateData, Error> {
     if bytes.len() > max {
         return Err(Error::PrivateDataTooLong {
@@ -63,14 +63,15 @@ fn padded(bytes: &[u8], max: usize) -> Result<PrivateData, Error> {
 }
 
 impl State {
-    /// One tick: what is on its way arrives, and requests are executed.
+    /// Executes one tick: delivers messages in transit, and executes requests.
     pub(super) fn pass_time(&mut self) {
         self.tick += 1;
         self.deliver_due();
         self.run(self.config.pace.is_immediate());
     }
 
-    /// Sends something that takes no time in the immediate pace, and a tick in the manual one.
+    /// Sends a message, which takes no time with the immediate pace and one tick with the manual
+    /// one.
     fn send_parcel(&mut self, parcel: Parcel, more_ticks: u64) {
         let least = u64::from(!self.config.pace.is_immediate());
         let due = self.tick + least + more_ticks;
@@ -101,7 +102,7 @@ impl State {
         }
     }
 
-    /// A request arrives: at a listener, or at nobody.
+    /// Delivers a connection request to a listener, or rejects it.
     fn deliver_request(&mut self, active: Key) {
         let Some(from) = self.ids.get(active) else {
             return;
@@ -150,7 +151,7 @@ impl State {
             queue_pair: None,
             partner: Some(active),
             private_data: from.private_data,
-            // Seen from the other side, each is the other.
+            // Each side's depths are the other's, exchanged.
             initiator_depth: from.responder_resources.min(outgoing),
             responder_resources: from.initiator_depth.min(incoming),
             retries: from.retries,
@@ -169,7 +170,7 @@ impl State {
         }
     }
 
-    /// The next event of a channel. What concerns something that is gone is left out.
+    /// The next event of a channel. Events of dropped objects are skipped.
     pub(super) fn take_notice(&mut self, channel: Key) -> Option<Taken> {
         loop {
             let events = &mut self.channels.get_mut(channel)?.events;
@@ -203,7 +204,7 @@ impl State {
         }
     }
 
-    /// What the connection manager does when the owner takes an event.
+    /// Updates the connection when its owner takes an event.
     fn event_taken(&mut self, id: Key, event: &ConnectionEvent) {
         let Some(state) = self.ids.get_mut(id) else {
             return;
@@ -243,7 +244,7 @@ impl State {
         }
     }
 
-    /// The active side has seen the accept: the passive side is told.
+    /// The active side has taken the accept: notifies the passive side.
     fn confirm(&mut self, passive: Key) {
         let Some(state) = self.ids.get(passive) else {
             return;
@@ -323,7 +324,7 @@ impl State {
         }
     }
 
-    /// A channel goes: requests that it holds are rejected.
+    /// Drops a channel: its pending requests are rejected.
     pub(super) fn drop_channel(&mut self, key: Key) {
         let Some(channel) = self.channels.remove(key) else {
             return;
@@ -357,7 +358,7 @@ impl State {
         }))
     }
 
-    /// A connection, when it is at one of these stages.
+    /// A connection that must be in one of these stages.
     fn id_at(&mut self, id: Key, stages: &[Stage]) -> Result<&mut IdState, Error> {
         let state = self.ids.get_mut(id);
         let state = state.ok_or(Error::Misuse("the connection is gone"))?;
@@ -379,7 +380,7 @@ impl State {
                 Some(device) => Some(device),
                 None => return Err(Unavailable::NotOnDevice { address }.into()),
             },
-            // An address of the machine itself is reached by the device that has it.
+            // An address of this machine is reached through the device that has it.
             None => (self.device_at(machine, peer.ip())).or_else(|| {
                 let devices = &self.machines.get(machine)?.devices;
                 let family = peer.is_ipv4();
@@ -442,7 +443,7 @@ impl State {
         Ok(())
     }
 
-    /// Sets a side's depths and hands them to its queue pair, which may receive from now on.
+    /// Sets a side's depths and applies them to its queue pair, which may then receive.
     fn prepare(
         &mut self,
         id: Key,
@@ -485,7 +486,7 @@ impl State {
             queue_pair.initiator_depth = state.initiator_depth;
             queue_pair.responder_resources = state.responder_resources;
             queue_pair.retries = state.retries;
-            // Each side says how patient the other is to be.
+            // Each side sets the retry count of the other.
             queue_pair.rnr_retries = rnr_retries;
         }
     }
@@ -609,7 +610,7 @@ impl State {
         self.send_parcel(Parcel::Event { id, event }, TIMEWAIT_TICKS);
     }
 
-    /// The connection of a queue pair breaks: both sides notice.
+    /// Breaks the connection of a queue pair and notifies both sides.
     pub(super) fn drop_connection(&mut self, queue_pair: Key) {
         let uses = |id: &IdState| id.queue_pair == Some(queue_pair);
         let found = self.ids.iter().find(|(_, id)| uses(id)).map(|(id, _)| id);
@@ -619,7 +620,7 @@ impl State {
         self.fail_queue_pair(queue_pair);
     }
 
-    /// A connection goes: its peer is told, and no event of it comes any more.
+    /// Drops a connection: its peer is notified, and its pending events are discarded.
     pub(super) fn drop_id(&mut self, id: Key) {
         if self.id_at(id, &[Stage::Requested]).is_ok() {
             // Cannot fail: there is no private data.
@@ -638,7 +639,7 @@ impl State {
         }
     }
 
-    /// Ends everything on a device; whether the device itself `tells` so is the driver's habit.
+    /// Ends everything on a device. `tells`: whether its driver also reports a device event.
     pub(super) fn remove_device(&mut self, device: Key, tells: bool) {
         let Some(state) = self.devices.get_mut(device) else {
             return;

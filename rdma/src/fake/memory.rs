@@ -1,4 +1,4 @@
-//! The fabric's memory protection: keys, bounds, rights, windows, and the movement of bytes.
+//! The fabric's memory protection (keys, bounds, rights, windows) and data copies.
 #![expect(
     unsafe_code,
     reason = "the fabric is a device: it accesses what is posted to it"
@@ -25,10 +25,10 @@ pub(super) struct Memory {
     view_offset: usize,
 }
 
-/// What a window is bound to.
+/// The binding of a window.
 #[derive(Debug)]
 pub(super) struct Bound {
-    /// The queue pair that bound it: only its peer may use the key.
+    /// The queue pair that bound it: only the peer of that queue pair may use the key.
     pub(super) queue_pair: Key,
     pub(super) lkey: u32,
     pub(super) address: u64,
@@ -52,12 +52,12 @@ enum Kind {
 
 #[derive(Debug)]
 struct Entry {
-    /// Changes with every use of the place; the low byte of its keys is made of it.
+    /// Changes with every reuse of the entry, and is part of the low byte of its keys.
     generation: u8,
     kind: Kind,
 }
 
-/// All keys there are. Local and remote keys of a registration differ, so that a mix-up shows.
+/// All keys. Local and remote keys of a registration differ, so that confusing them is detected.
 #[derive(Debug, Default)]
 pub(super) struct Keys {
     entries: Vec<Entry>,
@@ -78,7 +78,7 @@ pub(super) struct Segments<'a> {
     pieces: [Option<Segment<'a>>; SGES_MAX],
 }
 
-/// Access was refused.
+/// Access was rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Refused;
 
@@ -94,7 +94,7 @@ impl Keys {
         let entry = &mut self.entries[index as usize];
         entry.generation = entry.generation.wrapping_add(1) & 0x7f;
         entry.kind = kind;
-        // The first place is not 0, so that no key is 0.
+        // The first index is 1, so that no key is 0.
         (index + 1) << 8 | u32::from(entry.generation) << 1
     }
 
@@ -108,7 +108,7 @@ impl Keys {
         (u32::from(entry.generation) << 1 == lkey & 0xff).then_some(entry)
     }
 
-    /// Makes a registration; returns its local key.
+    /// Adds a registration; returns its local key.
     pub(super) fn register(
         &mut self,
         domain: Key,
@@ -127,7 +127,7 @@ impl Keys {
         }))
     }
 
-    /// Makes a window; returns its first key, which is not bound.
+    /// Adds a window; returns its first key, which is not bound.
     pub(super) fn create_window(&mut self, domain: Key) -> u32 {
         self.insert(Kind::Window(Window {
             domain,
@@ -135,7 +135,7 @@ impl Keys {
         })) | 1
     }
 
-    /// Ends a registration or a window, by either key.
+    /// Removes a registration or a window, by either key.
     pub(super) fn remove(&mut self, key: u32) {
         let Some(index) = (key >> 8).checked_sub(1) else {
             return;
@@ -153,7 +153,7 @@ impl Keys {
         }
     }
 
-    /// Local memory that a work request names.
+    /// The local memory of a work request.
     pub(super) fn local(
         &self,
         domain: Key,
@@ -174,7 +174,7 @@ impl Keys {
         Ok(segments)
     }
 
-    /// Memory that the peer of `queue_pair`, which is of `domain`, names by `remote`.
+    /// The memory that `remote` names for the peer of `queue_pair`, which belongs to `domain`.
     pub(super) fn remote(
         &self,
         domain: Key,
@@ -224,12 +224,12 @@ impl Keys {
         Ok(segments)
     }
 
-    /// The key that a window gets by its next binding.
+    /// The key that a window gets with its next binding.
     pub(super) fn next_window_key(rkey: u32) -> u32 {
         rkey & !0xff | (rkey & 0xff).wrapping_add(2) & 0xff
     }
 
-    /// Binds the window that has the key before `rkey`.
+    /// Binds the window whose current key precedes `rkey`.
     pub(super) fn bind(&mut self, domain: Key, rkey: u32, bound: Bound) -> Result<(), Refused> {
         let memory = self.memory(bound.lkey).ok_or(Refused)?;
         let Access {
@@ -255,7 +255,7 @@ impl Keys {
         Ok(())
     }
 
-    /// Makes a window's key invalid. Registrations cannot be invalidated.
+    /// Invalidates a window's key. Registrations cannot be invalidated.
     pub(super) fn invalidate(&mut self, domain: Key, rkey: u32) -> Result<(), Refused> {
         if rkey & 1 == 0 {
             return Err(Refused);
@@ -268,7 +268,7 @@ impl Keys {
         }
     }
 
-    /// Registrations and windows there are.
+    /// Number of registrations and windows.
     pub(super) fn len(&self) -> usize {
         self.entries.len() - self.free.len()
     }
@@ -287,7 +287,7 @@ impl Memory {
     }
 }
 
-/// Whether a range, which is anybody's guess, lies in another, which is sound.
+/// Whether a range, which is untrusted, lies in another, which is valid.
 fn within(address: u64, len: u64, start: u64, bytes: u64) -> bool {
     address
         .checked_sub(start)
@@ -303,7 +303,7 @@ impl<'a> Segments<'a> {
         self.pieces.iter().flatten().copied()
     }
 
-    /// Moves all bytes of these to the front of `to`, which has room for them.
+    /// Copies all bytes to the front of `to`, which has room for them.
     pub(super) fn copy_to(&self, to: &Segments<'_>) {
         let mut targets = to.iter();
         let mut target = targets.next();
@@ -324,7 +324,7 @@ impl<'a> Segments<'a> {
         }
     }
 
-    /// Writes `bytes` to the front of these, which have room for them.
+    /// Writes `bytes` to the front of the pieces, which have room for them.
     pub(super) fn fill(&self, mut bytes: &[u8]) {
         for segment in self.iter() {
             let (here, rest) = bytes.split_at(bytes.len().min(segment.len));
@@ -334,17 +334,17 @@ impl<'a> Segments<'a> {
     }
 }
 
-/// Views of the regions that are registered now, and of memory that belongs to no region that the
-/// caller of `register` could name.
+/// Views of the regions that are currently registered, and of foreign memory that tests registered
+/// by address.
 #[derive(Debug, Default)]
 pub(super) struct Views {
-    /// By the device and inode of the region's file, which no other file has while the view lives.
+    /// By the device and inode of the region's file, which are unique while the view lives.
     regions: Vec<((u64, u64), Weak<DmaView>)>,
     foreign: Vec<Arc<DmaView>>,
 }
 
 impl Views {
-    /// The view that shows `range`.
+    /// The view that contains `range`.
     pub(super) fn of(&mut self, range: &MemoryRange<'_>) -> Result<Arc<DmaView>, Error> {
         let Some(region) = range.region() else {
             return self.of_foreign(range);
@@ -357,8 +357,8 @@ impl Views {
         if let Some(view) = known.and_then(|(_, view)| view.upgrade()) {
             return Ok(view);
         }
-        // SAFETY: the fabric moves bytes as posted work requests say, to and from memory that those
-        // who post keep out of reach meanwhile (see `SharedReceiveQueue` and `QueuePair`).
+        // SAFETY: the fabric copies bytes as posted work requests say, to and from memory that the
+        // posters do not access meanwhile (see `SharedReceiveQueue` and `QueuePair`).
         let view = unsafe { DmaView::of(region) };
         let view = Arc::new(view.map_err(failed("a second mapping"))?);
         self.regions.push((name, Arc::downgrade(&view)));
@@ -377,7 +377,7 @@ impl Views {
         })
     }
 
-    /// Makes a region's memory known as such that anybody may register by address.
+    /// Allows registration of a region's memory by address.
     pub(super) fn add_foreign(&mut self, region: &Region) -> std::io::Result<()> {
         // SAFETY: as in `of`.
         self.foreign.push(Arc::new(unsafe { DmaView::of(region) }?));

@@ -1,4 +1,4 @@
-//! What users of the fabric hold: handles, which keep what they were made from alive.
+//! Handles to the fabric's objects, which keep their parents alive.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::provider::{
 };
 use crate::request::ReceiveRequest;
 
-/// An object of the fabric that ends with its last handle, and then lets its parents go.
+/// An object of the fabric. It ends with its last handle, and then releases its parents.
 #[derive(Debug)]
 pub(super) struct Owned {
     pub(super) shared: Arc<Shared>,
@@ -65,7 +65,7 @@ pub(super) fn limit(what: &'static str, wanted: u64, limit: u64) -> Result<(), E
     })
 }
 
-/// RDMA as the programs of one machine see it.
+/// RDMA for the programs of one machine.
 #[derive(Clone, Debug)]
 pub struct Fake {
     shared: Arc<Shared>,
@@ -83,7 +83,7 @@ impl Fake {
         self.machine
     }
 
-    /// What its devices did.
+    /// Counters of its devices.
     #[must_use]
     pub fn counters(&self) -> FakeCounters {
         *self.shared.lock().counters(self.machine)
@@ -167,7 +167,7 @@ impl FakeDevice {
         self.key
     }
 
-    /// Handles that there are, the fabric's own included.
+    /// Number of handles, including the fabric's own.
     pub(super) fn handles(&self) -> usize {
         Arc::strong_count(&self.bell)
     }
@@ -437,7 +437,7 @@ impl CompletionQueue for FakeCompletionQueue {
         self.entries
     }
 
-    // Never inlined, so that profiles tell the fabric from its users.
+    // Never inlined, so that profiles separate the fabric from its users.
     #[inline(never)]
     fn poll(&mut self, completions: &mut [WorkCompletion]) -> Result<usize, Error> {
         let mut state = self.owned.shared.lock();
@@ -465,7 +465,7 @@ impl CompletionQueue for FakeCompletionQueue {
         let queue = state.completion_queues.get_mut(self.owned.key);
         let queue = queue.ok_or(Error::DeviceGone)?;
         queue.armed = match (queue.armed, solicited_only) {
-            // Asking for less takes nothing back.
+            // A later request for solicited completions only does not narrow an earlier one.
             (Armed::Any, _) | (_, false) => Armed::Any,
             (_, true) => Armed::Solicited,
         };
@@ -485,7 +485,7 @@ impl CompletionQueue for FakeCompletionQueue {
 }
 
 impl State {
-    /// What polling a completion frees, in the queues and in the counters.
+    /// Frees the queue entries of a polled completion, and counts it.
     fn free_places(&mut self, entry: &crate::fake::state::Entry) {
         let Some(queue_pair) = self.queue_pairs.get_mut(entry.queue_pair) else {
             return;
@@ -526,7 +526,7 @@ impl SharedReceiveQueue for FakeSharedReceiveQueue {
         self.requests
     }
 
-    // Never inlined, so that profiles tell the fabric from its users.
+    // Never inlined, so that profiles separate the fabric from its users.
     #[inline(never)]
     fn queue_receive(&mut self, request: &ReceiveRequest) -> Result<(), PostError> {
         if request.memory.as_slice().len() > self.sges as usize {
@@ -548,7 +548,7 @@ impl SharedReceiveQueue for FakeSharedReceiveQueue {
         Ok(())
     }
 
-    // Never inlined, so that profiles tell the fabric from its users.
+    // Never inlined, so that profiles separate the fabric from its users.
     #[inline(never)]
     fn flush(&mut self) -> Result<(), FlushError> {
         if self.pending.is_empty() {
@@ -581,7 +581,7 @@ impl SharedReceiveQueue for FakeSharedReceiveQueue {
 }
 
 impl ReceiveRing {
-    /// Posts what there is room for; returns how many that was.
+    /// Posts the pending receives for which there is room; returns their number.
     pub(super) fn post(
         &mut self,
         pending: &mut Vec<ReceiveRequest>,

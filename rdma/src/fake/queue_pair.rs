@@ -1,4 +1,4 @@
-//! Queue pairs of the fabric, as their users hold them.
+//! Queue pairs of the fabric, as handles for their users.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -32,18 +32,18 @@ pub struct FakeQueuePair {
     life: Life,
 }
 
-/// Whether a queue pair is there.
+/// Whether a queue pair exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Life {
     Alive,
     Destroyed,
-    /// The device did not destroy it, and still works for it.
+    /// The device refused to destroy it, and still executes its requests.
     Refused,
 }
 
 impl Drop for FakeQueuePair {
     fn drop(&mut self) {
-        // Who posted to it asked before, if it matters.
+        // A poster that needs the result calls `destroy` itself.
         let _ = self.destroy();
     }
 }
@@ -121,8 +121,8 @@ impl FakeQueuePair {
     }
 }
 
-/// Where a queue pair's receives come from, and what it keeps alive: the domain, the queues of its
-/// sends and receives, and the shared receives.
+/// The source of a queue pair's receives, and the objects that it keeps alive: the domain, the
+/// completion queues and the shared receives.
 fn family(
     domain: &FakeDomain,
     options: &QueuePairOptions<'_, Fake>,
@@ -139,7 +139,7 @@ fn family(
     (ReceiveSource::Shared(queue.owned().key), parents)
 }
 
-/// Whether a device grants this much.
+/// Whether a device grants this capacity.
 fn check(capacity: &QueuePairCapacity, device: &impl Device) -> Result<(), Error> {
     let limits = device.limits();
     let requests = limits.queue_pair_requests.into();
@@ -167,7 +167,7 @@ impl State {
         self.devices.get(device).map_or(0, |device| device.machine)
     }
 
-    /// Whether everything belongs to one device, and the receives to one domain.
+    /// Whether all objects belong to one device, and the shared receives to the domain.
     fn check_family(
         &self,
         device: Key,
@@ -223,7 +223,7 @@ impl State {
         }
         self.next_number += 1;
         let key = self.queue_pairs.insert(object);
-        // The lists of active queue pairs never grow on the I/O path.
+        // Reserve here, so that the lists of active queue pairs never grow on the I/O path.
         let count = self.queue_pairs.len();
         for list in [&mut self.active, &mut self.active_spare] {
             list.reserve(count.saturating_sub(list.len()));
@@ -263,7 +263,7 @@ impl QueuePair for FakeQueuePair {
             state.destructions_refused -= u32::from(is_refused);
             if is_refused {
                 drop(state);
-                // It stays, with all that it was made from.
+                // It stays, with everything that it was created from.
                 std::mem::forget(Arc::clone(&self.owned));
                 self.life = Life::Refused;
             } else {
@@ -282,7 +282,7 @@ impl QueuePair for FakeQueuePair {
         Ok(())
     }
 
-    // Never inlined, so that profiles tell the fabric from its users.
+    // Never inlined, so that profiles separate the fabric from its users.
     #[inline(never)]
     fn queue_send(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
         let mut entry = SendEntry {
@@ -357,7 +357,7 @@ impl QueuePair for FakeQueuePair {
         Ok(())
     }
 
-    // Never inlined, so that profiles tell the fabric from its users.
+    // Never inlined, so that profiles separate the fabric from its users.
     #[inline(never)]
     fn queue_receive(&mut self, request: &ReceiveRequest) -> Result<(), PostError> {
         if self.shared_receives {
@@ -373,7 +373,7 @@ impl QueuePair for FakeQueuePair {
         Ok(())
     }
 
-    // Never inlined, so that profiles tell the fabric from its users.
+    // Never inlined, so that profiles separate the fabric from its users.
     #[inline(never)]
     fn flush(&mut self) -> Result<(), FlushError> {
         if self.sends.is_empty() && self.receives.is_empty() {

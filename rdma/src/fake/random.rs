@@ -1,4 +1,4 @@
-//! The fabric's source of chance: one seed, one sequence.
+//! The fabric's pseudo-random numbers: one seed gives one sequence.
 
 /// SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
 #[derive(Clone, Debug)]
@@ -22,7 +22,7 @@ impl Random {
         self.next() % bound
     }
 
-    /// Puts the entries into another order.
+    /// Shuffles the entries.
     pub(super) fn shuffle<T>(&mut self, entries: &mut [T]) {
         for last in (1..entries.len()).rev() {
             let other = self.below(last as u64 + 1) as usize;

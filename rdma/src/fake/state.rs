@@ -1,4 +1,4 @@
-//! Everything that the fabric knows, behind one lock.
+//! The state of the fabric, protected by one lock.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -17,7 +17,7 @@ use crate::fake::table::{Key, Table};
 use crate::fake::{DeviceConfig, FabricConfig};
 use crate::request::{ReceiveRequest, RemoteAddress, SendOperation, SgeList};
 
-/// Inline bytes that a send request can carry.
+/// The largest number of inline bytes of a send request.
 pub(super) const INLINE_BYTES_MAX: usize = 128;
 
 #[derive(Debug)]
@@ -33,11 +33,11 @@ pub(super) struct State {
     pub(super) completion_queues: Table<CompletionQueueState>,
     pub(super) shared_receives: Table<SharedReceiveState>,
     pub(super) queue_pairs: Table<QueuePairObject>,
-    /// So many queue pairs will not be destroyed when they are to be.
+    /// Number of queue pairs that the device will refuse to destroy.
     pub(super) destructions_refused: u32,
     /// Queue pairs with requests to execute or complete, each once.
     pub(super) active: Vec<Key>,
-    /// Storage for the next list of active ones.
+    /// Reusable storage for the next list of active queue pairs.
     pub(super) active_spare: Vec<Key>,
     pub(super) channels: Table<ChannelState>,
     pub(super) listeners: Table<ListenerState>,
@@ -85,24 +85,24 @@ pub(super) struct DomainState {
     pub(super) device: Key,
 }
 
-/// A completion, and the places that polling it frees.
+/// A completion, and the queue entries that polling it frees.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
     pub(super) completion: WorkCompletion,
     pub(super) queue_pair: Key,
     pub(super) sends: u32,
-    /// The queue that a receive came from.
+    /// The queue that a receive was taken from.
     pub(super) receive: Option<ReceiveSource>,
 }
 
-/// Where a queue pair takes its receives from.
+/// Source of a queue pair's receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReceiveSource {
     Own,
     Shared(Key),
 }
 
-/// When a completion queue rings.
+/// Which completions notify a completion queue's owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Armed {
     No,
@@ -129,11 +129,11 @@ pub(super) struct SharedReceiveState {
     pub(super) low_limit: u32,
 }
 
-/// Receives, posted and not yet free again.
+/// Posted receives, and the count of entries in use.
 #[derive(Debug)]
 pub(super) struct ReceiveRing {
     pub(super) posted: VecDeque<ReceiveRequest>,
-    /// Places that are posted, or completed and not polled.
+    /// Entries that are posted, or completed and not polled.
     pub(super) taken: u32,
     pub(super) requests: u32,
 }
@@ -148,7 +148,7 @@ impl ReceiveRing {
     }
 }
 
-/// What a send request does, bindings included.
+/// The operation of a send request, including window bindings.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Action {
     Send(SendOperation),
@@ -189,30 +189,30 @@ pub(super) struct SendEntry {
     pub(super) action: Action,
     pub(super) memory: SgeList,
     pub(super) inline: [u8; INLINE_BYTES_MAX],
-    /// Inline bytes; `None` when the bytes are in memory.
+    /// Number of inline bytes; `None` if the bytes are in memory.
     pub(super) inline_len: Option<u8>,
     pub(super) signalled: bool,
     pub(super) solicited: bool,
 }
 
-/// How far the first request of a send queue is.
+/// Progress of the first request of a send queue.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Head {
     /// Faults were looked up.
     pub(super) considered: bool,
-    /// Not before this tick.
+    /// Not executed before this tick.
     pub(super) blocked_until: u64,
-    /// The peer is not ready before this tick, whatever it has posted.
+    /// The peer counts as not ready before this tick, even with receives posted.
     pub(super) not_ready_until: u64,
-    /// Tries that the peer did not answer.
+    /// Tries to which the peer did not respond.
     pub(super) retries: u32,
     /// Tries that found no receive.
     pub(super) rnr_retries: u32,
-    /// The tick of the next try that counts.
+    /// The tick of the next counted try.
     pub(super) next_try: u64,
-    /// Executed with this many bytes; the completion is late.
+    /// Executed with this many bytes; the completion is delayed.
     pub(super) executed: Option<u32>,
-    /// The device is stuck on it: see [`Fault::Wedge`](super::faults::Fault::Wedge).
+    /// The device is stuck on it; see [`Fault::Wedge`](super::faults::Fault::Wedge).
     pub(super) wedged: bool,
 }
 
@@ -229,17 +229,17 @@ pub(super) struct QueuePairObject {
     pub(super) receive_completions: Key,
     pub(super) source: ReceiveSource,
     pub(super) sends: VecDeque<SendEntry>,
-    /// Places of the send queue that are posted, or completed and not polled.
+    /// Entries of the send queue that are posted, or completed and not polled.
     pub(super) sends_taken: u32,
     pub(super) sends_max: u32,
-    /// Requests that were done without a completion since the last one with.
+    /// Unsignalled requests executed since the last signalled one.
     pub(super) unsignalled: u32,
     pub(super) head: Head,
     pub(super) receives: ReceiveRing,
     pub(super) listed: bool,
-    /// None of its requests starts before this tick.
+    /// No request starts before this tick.
     pub(super) stalled_until: u64,
-    /// Nothing of it reaches the peer, and nothing of the peer reaches it.
+    /// Nothing is exchanged with the peer.
     pub(super) silent: bool,
     pub(super) initiator_depth: u8,
     pub(super) responder_resources: u8,
@@ -254,7 +254,7 @@ pub(super) struct ChannelState {
     pub(super) bell: Arc<Bell>,
 }
 
-/// An event before it is taken.
+/// A pending event in a channel.
 #[derive(Debug)]
 #[expect(
     clippy::large_enum_variant,
@@ -266,7 +266,7 @@ pub(super) enum Notice {
     Connection { id: Key, event: ConnectionEvent },
 }
 
-/// A notice on its way.
+/// A message in transit.
 #[derive(Debug)]
 pub(super) struct InTransit {
     pub(super) due: u64,
@@ -279,9 +279,9 @@ pub(super) struct InTransit {
     reason = "connection events are few, and not kept"
 )]
 pub(super) enum Parcel {
-    /// A request on its way to whoever listens by then.
+    /// A request to the listener at the address at the time of arrival.
     Request { id: Key },
-    /// An event on its way to the channel that the connection has by then.
+    /// An event to the channel that the connection has at the time of arrival.
     Event { id: Key, event: ConnectionEvent },
 }
 
@@ -292,11 +292,11 @@ pub(super) struct ListenerState {
     pub(super) token: Token,
     pub(super) address: SocketAddr,
     pub(super) backlog: u32,
-    /// Requests that were not taken yet.
+    /// Requests not yet taken.
     pub(super) waiting: u32,
 }
 
-/// How far a connection is.
+/// State of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     Idle,
@@ -304,13 +304,13 @@ pub(super) enum Stage {
     AddressResolved,
     ResolvingRoute,
     RouteResolved,
-    /// Active side: the request is out.
+    /// Active side: the request was sent.
     Connecting,
-    /// Passive side: the request is in.
+    /// Passive side: the request was received.
     Requested,
-    /// Passive side: the accept is out.
+    /// Passive side: the accept was sent.
     Accepted,
-    /// Active side: the accept is in, but the event was not taken yet.
+    /// Active side: the accept was received, but the event was not taken yet.
     Answered,
     Established,
     Closed,
@@ -320,7 +320,7 @@ pub(super) enum Stage {
 #[derive(Debug)]
 pub(super) struct IdState {
     pub(super) machine: usize,
-    /// `None` while the request waits to be made a connection.
+    /// `None` while the request is not yet turned into a connection.
     pub(super) channel: Option<Key>,
     pub(super) token: Token,
     pub(super) device: Option<Key>,
@@ -329,7 +329,7 @@ pub(super) struct IdState {
     pub(super) stage: Stage,
     pub(super) queue_pair: Option<Key>,
     pub(super) partner: Option<Key>,
-    /// What the active side sent, on the passive side.
+    /// Passive side: private data of the request.
     pub(super) private_data: PrivateData,
     pub(super) initiator_depth: u8,
     pub(super) responder_resources: u8,
@@ -388,7 +388,7 @@ impl State {
         Ok(())
     }
 
-    /// Whether time would change something.
+    /// Whether a tick would change something.
     pub(super) fn is_waiting(&self) -> bool {
         !self.active.is_empty() || !self.in_transit.is_empty()
     }
@@ -429,7 +429,7 @@ impl State {
         &mut self.machines[machine].counters
     }
 
-    /// Puts a queue pair on the list of those with something to do.
+    /// Adds a queue pair with work to the active list.
     pub(super) fn list(&mut self, key: Key) {
         if let Some(queue_pair) = self.queue_pairs.get_mut(key)
             && !queue_pair.listed

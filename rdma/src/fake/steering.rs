@@ -1,5 +1,5 @@
-//! What a program needs that drives the fabric by a clock of its own, and harms single connections
-//! at moments of its own.
+//! Control of the fabric for programs that drive it by their own clock and inject faults into
+//! single connections.
 
 use crate::connection::RNR_RETRY_FOREVER;
 use crate::device::QueuePairState;
@@ -8,14 +8,14 @@ use crate::fake::table::Key;
 use crate::fake::{Fabric, Fake};
 
 impl Fabric {
-    /// The next tick that changes something, if no one posts anything before it: requests that wait
-    /// for a receive, however long, need none.
+    /// The next tick that changes something if no further request is posted. Requests that only
+    /// wait for a receive need no tick.
     #[must_use]
     pub fn next_tick(&self) -> Option<u64> {
         self.shared.lock().next_due()
     }
 
-    /// Ticks up to and with `tick`; those that change nothing take no time.
+    /// Executes the ticks up to and including `tick`; ticks that change nothing are skipped.
     pub fn advance_to(&self, tick: u64) {
         let mut state = self.shared.lock();
         while let Some(due) = state.next_due().filter(|due| *due <= tick) {
@@ -39,7 +39,7 @@ impl Fabric {
         Some(state.queue_pairs.get(own.peer?)?.number)
     }
 
-    /// No request of a queue pair starts before `tick`.
+    /// Delays all requests of a queue pair until `tick`.
     pub fn stall(&self, qp_number: u32, tick: u64) {
         let mut state = self.shared.lock();
         let found = state.queue_pair_of(qp_number);
@@ -48,8 +48,9 @@ impl Fabric {
         }
     }
 
-    /// Parts the two ends of a connection, and tells neither: for as long as the queue pair exists
-    /// none hears of the other, and what they send is tried again as often as the connection says.
+    /// Disconnects the two ends of a connection silently: neither is notified or reaches the other
+    /// as long as the queue pair exists, and requests are retried as often as the connection
+    /// allows.
     pub fn silence(&self, qp_number: u32) {
         let mut state = self.shared.lock();
         if let Some(key) = state.queue_pair_of(qp_number) {
@@ -58,7 +59,7 @@ impl Fabric {
     }
 }
 
-/// How often a request that is stuck is looked at where time is driven.
+/// Polling interval of a stuck request, in ticks, when the fabric is driven by ticks.
 const LATE_TICKS: u64 = 100;
 
 impl State {
@@ -67,7 +68,7 @@ impl State {
         queue_pairs.find_map(|(key, one)| (one.number == qp_number).then_some(key))
     }
 
-    /// Parts a queue pair from its peer, or lets them meet again.
+    /// Sets or clears the silent state of a queue pair and its peer.
     pub(super) fn set_silent(&mut self, key: Key, silent: bool) {
         let peer = self.queue_pairs.get(key).and_then(|one| one.peer);
         for end in [Some(key), peer].into_iter().flatten() {
@@ -89,7 +90,7 @@ impl State {
         Some(next.max(self.tick + 1))
     }
 
-    /// When the first request of a queue pair is looked at next.
+    /// When the first request of a queue pair is processed next.
     fn due_of(&self, queue_pair: &QueuePairObject) -> Option<u64> {
         if queue_pair.head.wedged {
             let is_failed = queue_pair.state == QueuePairState::Error;
@@ -117,7 +118,7 @@ impl State {
         (!waits).then_some(head.next_try)
     }
 
-    /// Whether only a receive of the peer moves a queue pair on.
+    /// Whether a queue pair only waits for the peer to post a receive.
     fn waits_for_receive(&self, queue_pair: &QueuePairObject) -> bool {
         let peer = queue_pair.peer.and_then(|key| self.queue_pairs.get(key));
         let Some(peer) = peer.filter(|_| !queue_pair.silent) else {
@@ -148,7 +149,7 @@ impl State {
         channels.any(|(_, one)| one.machine == machine && !one.events.is_empty())
             || queues.any(|(_, one)| is_here(one.device) && !one.ring.is_empty())
             || devices.any(|(_, one)| {
-                // Nobody takes the events of a device that every program has let go of.
+                // A device that every program has released has no one to take its events.
                 let has_owner = std::sync::Arc::strong_count(&one.bell) > 1;
                 one.machine == machine && has_owner && !one.events.is_empty()
             })

@@ -1,6 +1,7 @@
-//! Objects by number, with a generation: what is gone is not mistaken for what came in its place.
+//! Tables of objects, by index and generation: the key of a removed object does not match its
+//! successor.
 
-/// Names an object in a [`Table`].
+/// Identifies an object in a [`Table`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     pub(super) index: u32,
@@ -73,7 +74,7 @@ impl<T> Table<T> {
             .filter(|_| place.generation == key.generation)
     }
 
-    /// Every object with its key, by index.
+    /// All objects with their keys, by index.
     pub(super) fn iter(&self) -> impl Iterator<Item = (Key, &T)> {
         self.places.iter().enumerate().filter_map(|(index, place)| {
             let key = Key {
@@ -84,7 +85,7 @@ impl<T> Table<T> {
         })
     }
 
-    /// Objects there are.
+    /// Number of objects.
     pub(super) fn len(&self) -> usize {
         self.places.len() - self.free.len()
     }

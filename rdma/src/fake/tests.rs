@@ -1,4 +1,4 @@
-//! The fabric against the suite, and what only a fabric can be tested for.
+//! The conformance suite on the fabric, and tests of the fabric itself.
 
 mod faults;
 pub(crate) mod foreign;
@@ -20,7 +20,7 @@ use suite::{SERVER, machines};
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// Runs a test on a fabric of two machines, time passing with each look.
+/// Runs a test on a fabric of two machines, on which every poll of the harness is a tick.
 fn on_fabric(config: FabricConfig, test: impl FnOnce(&Fabric, &mut Harness<'_, Fake>)) {
     let (fabric, server, client) = machines(config);
     let clock = fabric.clone();
@@ -36,7 +36,7 @@ fn on_fabric(config: FabricConfig, test: impl FnOnce(&Fabric, &mut Harness<'_, F
     test(&fabric, &mut Harness::new(&mut subject, "fabric"));
 }
 
-/// The same where each poll is a tick and nothing else is.
+/// The same on an immediate fabric, on which only the polls of a queue or channel are ticks.
 fn at_once(test: impl FnOnce(&Fabric, &mut Harness<'_, Fake>)) {
     let (fabric, server, client) = machines(FabricConfig::IMMEDIATE);
     let mut subject = Subject {

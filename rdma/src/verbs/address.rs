@@ -1,4 +1,4 @@
-//! Socket addresses, between Rust's form and the kernel's.
+//! Conversion of socket addresses between Rust's and the kernel's form.
 #![expect(unsafe_code, reason = "reads socket addresses out of a C union")]
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use libc::sockaddr;
 use rdma_sys::rdma_addr;
 
-/// An address in the kernel's form, with room for every family that is used here.
+/// An address in the kernel's form, with room for IPv4 and IPv6.
 #[repr(C)]
 pub(super) union KernelAddress {
     v4: libc::sockaddr_in,
@@ -40,7 +40,7 @@ impl KernelAddress {
         }
     }
 
-    /// For a call that reads it.
+    /// The pointer for a call that reads the address.
     pub(super) fn as_mut_ptr(&mut self) -> *mut sockaddr {
         std::ptr::from_mut(self).cast()
     }
@@ -52,7 +52,7 @@ pub(super) fn source_of(address: &rdma_addr) -> Option<SocketAddr> {
     address_of(unsafe { &address.src_addr_union.src_storage })
 }
 
-/// The peer's address; `None` before there is one.
+/// The peer's address; `None` before it is known.
 pub(super) fn destination_of(address: &rdma_addr) -> Option<SocketAddr> {
     // SAFETY: every member of the union is plain data, made of zeroes or written by the library.
     address_of(unsafe { &address.dst_addr_union.dst_storage })
@@ -62,16 +62,16 @@ fn address_of(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
     let pointer = std::ptr::from_ref(storage);
     match i32::from(storage.ss_family) {
         libc::AF_INET => {
-            // SAFETY: the storage is larger than any address, aligned for all of them, and this
-            // one is of this family.
+            // SAFETY: the storage is larger than any address, aligned for all of them, and this one
+            // is of this family.
             let address = unsafe { &*pointer.cast::<libc::sockaddr_in>() };
             let ip = Ipv4Addr::from(address.sin_addr.s_addr.to_ne_bytes());
             let port = u16::from_be(address.sin_port);
             Some(SocketAddr::V4(SocketAddrV4::new(ip, port)))
         }
         libc::AF_INET6 => {
-            // SAFETY: the storage is larger than any address, aligned for all of them, and this
-            // one is of this family.
+            // SAFETY: the storage is larger than any address, aligned for all of them, and this one
+            // is of this family.
             let address = unsafe { &*pointer.cast::<libc::sockaddr_in6>() };
             let ip = Ipv6Addr::from(address.sin6_addr.s6_addr);
             Some(SocketAddr::V6(SocketAddrV6::new(

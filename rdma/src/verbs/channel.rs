@@ -1,4 +1,4 @@
-//! Event channels, and what their events say.
+//! Event channels, and conversion of their events.
 #![expect(unsafe_code, reason = "calls librdmacm")]
 
 use std::ffi::c_int;
@@ -29,20 +29,20 @@ use crate::provider::EventChannel;
 
 /// An event channel of librdmacm, for one owner.
 ///
-/// Each look for an event is a system call: worth it when the descriptor is readable, or now and
-/// then.
+/// Each poll for an event is a system call, so poll when the descriptor is readable, or
+/// occasionally.
 #[derive(Debug)]
 pub struct VerbsEventChannel {
     channel: Arc<Channel>,
     devices: Arc<DeviceTable>,
 }
 
-/// What listeners, requests and connections of a channel keep alive, and lock.
+/// The part of a channel that its listeners, requests and connections keep alive and lock.
 #[derive(Debug)]
 pub(super) struct Channel {
     functions: &'static Functions,
     channel: Handle<rdma_event_channel>,
-    /// See the module's documentation.
+    /// See the documentation of the module `verbs`.
     lock: Mutex<()>,
 }
 
@@ -60,7 +60,7 @@ impl Channel {
     }
 
     fn descriptor(&self) -> BorrowedFd<'_> {
-        // SAFETY: the channel is alive, and nobody changes this field.
+        // SAFETY: the channel is alive, and this field never changes.
         let number = unsafe { (*self.channel.get()).fd };
         // SAFETY: the channel lives for as long as this borrow.
         unsafe { descriptor_of(number) }
@@ -69,12 +69,12 @@ impl Channel {
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        // SAFETY: its identifiers are gone, for they kept it alive, so this is its last use.
+        // SAFETY: its identifiers keep it alive and are all gone, so this is its last use.
         unsafe { (self.functions.rdma_destroy_event_channel)(self.channel.get()) };
     }
 }
 
-/// What an event was, once it is acknowledged.
+/// The content of an event after its acknowledgement.
 enum Told {
     Nothing,
     Event(Event<Verbs>),
@@ -90,7 +90,7 @@ enum Told {
 impl VerbsEventChannel {
     pub(super) fn new(devices: Arc<DeviceTable>) -> Result<Self, Error> {
         let functions = devices.functions();
-        // SAFETY: any thread may make a channel.
+        // SAFETY: any thread may create a channel.
         let channel = unsafe { (functions.rdma_create_event_channel)() };
         let channel = Handle::new(channel).ok_or_else(|| no_devices(io::Error::last_os_error()))?;
         let channel = Channel {
@@ -109,14 +109,14 @@ impl VerbsEventChannel {
         &self.channel
     }
 
-    /// Fetches one event, takes it apart and acknowledges it, all under the channel's lock.
+    /// Fetches, converts and acknowledges one event under the channel's lock.
     fn fetch(&self) -> Result<Option<Told>, Error> {
         let functions = self.channel.functions;
         let _lock = self.channel.lock();
         let mut event = ptr::null_mut();
         let get = functions.rdma_get_cm_event;
-        // SAFETY: the channel is alive and does not block; with the lock held, nobody else touches
-        // the identifier that the event is about.
+        // SAFETY: the channel is alive and does not block; with the lock held, no other thread
+        // accesses the identifier of the event.
         if unsafe { get(self.channel.channel.get(), &raw mut event) } != 0 {
             let error = io::Error::last_os_error();
             return match error.kind() {
@@ -125,7 +125,7 @@ impl VerbsEventChannel {
                 _ => Err(error_of("rdma_get_cm_event", error)),
             };
         }
-        // SAFETY: the event is this function's until it is acknowledged.
+        // SAFETY: the event belongs to this function until it is acknowledged.
         let fetched = unsafe { &*event };
         let told = told_by(fetched);
         if let Told::Event(_) = told {
@@ -136,13 +136,14 @@ impl VerbsEventChannel {
         Ok(Some(told))
     }
 
-    /// Does what an event asks of this side, for its owner need not. The channel is locked.
+    /// Reacts to an event on this side's behalf, so that the owner of the connection need not. The
+    /// channel is locked.
     fn follow(&self, kind: rdma_cm_event_type::Type, id: *mut rdma_cm_id) {
         let functions = self.channel.functions;
         match kind {
             rdma_cm_event_type::RDMA_CM_EVENT_DISCONNECTED => {
-                // Has the work flushed, and answers a peer that asked. Refused where this side
-                // began.
+                // Flushes the work, and answers the peer's disconnect. Fails if this side
+                // disconnected first.
                 // SAFETY: the identifier is alive, and its channel is locked.
                 let _ = unsafe { (functions.rdma_disconnect)(id) };
             }
@@ -164,7 +165,8 @@ impl VerbsEventChannel {
         }
     }
 
-    /// Makes a request of what a peer asked; `None` when its device was removed meanwhile.
+    /// Turns a connection request into a [`VerbsConnectRequest`]; `None` if its device was removed
+    /// meanwhile.
     fn request(
         &self,
         id: Handle<rdma_cm_id>,
@@ -237,7 +239,7 @@ impl EventChannel for VerbsEventChannel {
     }
 }
 
-/// Takes an event apart. Its channel is locked.
+/// Converts an event. Its channel is locked.
 fn told_by(event: &rdma_cm_event) -> Told {
     if event.event == rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_REQUEST {
         return request_told_by(event);
@@ -261,8 +263,8 @@ fn request_told_by(event: &rdma_cm_event) -> Told {
     let Some(id) = Handle::new(event.id) else {
         return Told::Nothing;
     };
-    // A request begins with its listener's context; it gets a label of its own when it is taken.
-    // SAFETY: the event hands this side a new identifier, which nobody else knows.
+    // A request starts with its listener's context; it gets its own label when it is taken.
+    // SAFETY: the event gives this side a new identifier, which no other code knows.
     unsafe { (*id.get()).context = ptr::null_mut() };
     // SAFETY: the caller holds the lock of the channel, and the event names its listener.
     let Some(label) = (unsafe { Label::of_identifier(event.listen_id) }) else {
@@ -283,8 +285,8 @@ fn connection_event(label: &Label, event: &rdma_cm_event) -> ConnectionEvent {
     use rdma_cm_event_type as kind;
 
     let status = event.status;
-    // SAFETY: events of reliable connections have this member; where they say nothing, the library
-    // left zeroes.
+    // SAFETY: events of reliable connections have this member; in events without parameters the
+    // library left zeroes.
     let parameters = unsafe { &event.param.conn };
     match event.event {
         kind::RDMA_CM_EVENT_ADDR_RESOLVED => ConnectionEvent::AddressResolved,
@@ -319,8 +321,8 @@ fn connection_event(label: &Label, event: &rdma_cm_event) -> ConnectionEvent {
     }
 }
 
-/// The active side's event carries the accept; the passive side's carries nothing, and what this
-/// side granted is said instead.
+/// The active side's event carries the accept's parameters. The passive side's event carries none,
+/// so this function reports what this side granted.
 fn established(label: &Label, parameters: &rdma_conn_param) -> ConnectionEvent {
     if label.is_passive {
         return ConnectionEvent::Established {
@@ -342,6 +344,6 @@ fn private_data_of(parameters: &rdma_conn_param) -> PrivateData {
     if bytes.is_null() || length == 0 {
         return PrivateData::EMPTY;
     }
-    // SAFETY: the event holds so many bytes until it is acknowledged, which its borrow outlasts.
+    // SAFETY: the event holds this many bytes until it is acknowledged, which its borrow outlasts.
     PrivateData::new(unsafe { std::slice::from_raw_parts(bytes, length) })
 }

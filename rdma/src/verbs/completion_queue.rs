@@ -18,7 +18,7 @@ use crate::connection::Token;
 use crate::error::Error;
 use crate::provider::{CompletionQueue, Device};
 
-/// Completions that one call of the library takes at most.
+/// Largest number of completions that one call of the library returns.
 const POLL_BATCH: usize = 32;
 
 /// A completion queue of libibverbs, with a notification channel of its own.
@@ -28,12 +28,12 @@ pub struct VerbsCompletionQueue {
     batch: Batch,
 }
 
-/// What queue pairs on the queue keep alive.
+/// The part that queue pairs on the queue keep alive.
 #[derive(Debug)]
 pub(super) struct Queue {
     device: VerbsDevice,
     queue: Handle<ibv_cq>,
-    /// Ends after the queue.
+    /// Dropped after the queue.
     channel: Channel,
     entries: u32,
 }
@@ -44,7 +44,7 @@ struct Channel {
     channel: Handle<ibv_comp_channel>,
 }
 
-/// Where the library puts completions.
+/// Buffer for the library's completions.
 struct Batch(Box<[ibv_wc; POLL_BATCH]>);
 
 impl std::fmt::Debug for Batch {
@@ -90,7 +90,7 @@ impl Channel {
     }
 
     fn descriptor(&self) -> BorrowedFd<'_> {
-        // SAFETY: the channel is alive, and nobody changes this field.
+        // SAFETY: the channel is alive, and this field never changes.
         let number = unsafe { (*self.channel.get()).fd };
         // SAFETY: the channel lives for as long as this borrow.
         unsafe { descriptor_of(number) }
@@ -117,13 +117,13 @@ impl VerbsCompletionQueue {
         };
         let channel = Channel::new(device)?;
         let create = device.functions().ibv_create_cq;
-        // The token is a number to libibverbs too, which keeps it for events.
+        // libibverbs stores the token as an opaque number for events.
         let token = ptr::without_provenance_mut(token.0 as usize);
         let context = device.context().get();
-        // SAFETY: context and channel are alive; vector 0 is there on every device.
+        // SAFETY: context and channel are alive; vector 0 exists on every device.
         let queue = unsafe { create(context, wanted.max(1), token, channel.channel.get(), 0) };
         let queue = Handle::new(queue).ok_or_else(|| last_error("ibv_create_cq"))?;
-        // SAFETY: the queue was just made.
+        // SAFETY: the queue was just created.
         let granted = unsafe { (*queue.get()).cqe };
         Ok(Self {
             inner: Arc::new(Queue {
@@ -153,7 +153,7 @@ impl Queue {
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        // Every notification was acknowledged when it was taken in, so this does not wait.
+        // Every notification was acknowledged when it was received, so this does not wait.
         // SAFETY: queue pairs on the queue keep it alive, so this is its last use.
         unsafe { (self.device.functions().ibv_destroy_cq)(self.queue.get()) };
     }
@@ -170,8 +170,8 @@ impl CompletionQueue for VerbsCompletionQueue {
         while filled < completions.len() {
             let room = (completions.len() - filled).min(POLL_BATCH);
             let batch = self.batch.0.as_mut_ptr();
-            // SAFETY: the queue is alive and the batch has room for so many. The driver locks the
-            // queue against queue pairs that other threads end.
+            // SAFETY: the queue is alive and the batch has room for that many. The driver locks the
+            // queue against queue pairs that other threads destroy.
             let taken = unsafe { ibv_poll_cq(self.inner.queue.get(), room as i32, batch) };
             let Ok(taken) = usize::try_from(taken) else {
                 if filled > 0 {
@@ -196,7 +196,7 @@ impl CompletionQueue for VerbsCompletionQueue {
     }
 
     fn arm(&mut self, solicited_only: bool) -> Result<(), Error> {
-        // SAFETY: the queue is alive; any thread may ask.
+        // SAFETY: the queue is alive; any thread may call this.
         let result = unsafe { ibv_req_notify_cq(self.inner.queue.get(), solicited_only.into()) };
         checked_code("ibv_req_notify_cq", result)
     }

@@ -1,4 +1,4 @@
-//! A peer's wish to connect.
+//! Connection requests of peers.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,12 +16,12 @@ use crate::provider::ConnectRequest;
 /// A connection request of librdmacm.
 #[derive(Debug)]
 pub struct VerbsConnectRequest {
-    /// Taken by the answer.
+    /// Taken by accepting or rejecting the request.
     identifier: Option<Identifier>,
     details: Details,
 }
 
-/// What is known of a request.
+/// Properties of a request.
 #[derive(Clone, Debug)]
 pub(super) struct Details {
     pub(super) devices: Arc<DeviceTable>,
@@ -45,7 +45,7 @@ impl VerbsConnectRequest {
 impl Drop for VerbsConnectRequest {
     fn drop(&mut self) {
         if let Some(identifier) = &self.identifier {
-            // Refused only where the peer is gone already.
+            // Fails only if the peer is gone already.
             let _ = identifier.reject(&[]);
         }
     }
@@ -103,7 +103,7 @@ impl ConnectRequest for VerbsConnectRequest {
     }
 }
 
-/// Whether private data fits into its message.
+/// Checks that private data fits into its message.
 pub(super) fn check_length(private_data: &[u8], limit: usize) -> Result<(), Error> {
     let len = private_data.len();
     if len > limit {

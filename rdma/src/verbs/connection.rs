@@ -30,7 +30,8 @@ use crate::connection::{
 use crate::error::Error;
 use crate::provider::{Connection, Device, QueuePairOptions};
 
-/// Retries are a field of three bits (InfiniBand Architecture Specification, volume 1, 12.6.5).
+/// The retry counts are fields of three bits (InfiniBand Architecture Specification, volume 1,
+/// 12.6.5).
 const RETRIES_MAX: u8 = 7;
 
 /// A connection of librdmacm.
@@ -40,7 +41,7 @@ pub struct VerbsConnection {
     label: Arc<Label>,
     devices: Arc<DeviceTable>,
     has_queue_pair: bool,
-    /// Whether this is a request that was not answered yet.
+    /// Whether this is a request that was neither accepted nor rejected yet.
     is_unanswered: bool,
 }
 
@@ -78,7 +79,7 @@ impl VerbsConnection {
         }
     }
 
-    /// Calls with the identifier, which is there until this is dropped.
+    /// Calls with the identifier, which exists until this connection is dropped.
     fn with<R>(&self, call: impl FnOnce(&Identifier) -> R) -> Result<R, Error> {
         self.link
             .with(call)
@@ -99,7 +100,7 @@ impl VerbsConnection {
         self.devices.device_of(context)
     }
 
-    /// The parameters in the library's form, with what `limits` of the device allow.
+    /// The parameters in the library's form, limited to what the device allows.
     fn parameters(
         &self,
         wanted: &ConnectParameters<'_>,
@@ -125,7 +126,7 @@ impl VerbsConnection {
             flow_control: 1,
             retry_count: wanted.retries.min(RETRIES_MAX),
             rnr_retry_count: wanted.rnr_retries.min(RETRIES_MAX),
-            // Both are the library's to fill in, from the queue pair.
+            // The library fills in both from the queue pair.
             srq: 0,
             qp_num: 0,
         })
@@ -189,7 +190,7 @@ impl Connection for VerbsConnection {
     }
 
     fn resolve_route(&mut self, timeout: Duration) -> Result<(), Error> {
-        // The library looks at the device without asking whether there is one.
+        // The library uses the device without checking that there is one.
         self.bound_device()?;
         let timeout_ms = milliseconds(timeout);
         // SAFETY: the identifier is alive and has a device.
@@ -246,7 +247,8 @@ impl Connection for VerbsConnection {
             return Ok(());
         }
         match self.with(Identifier::disconnect)? {
-            // The peer was faster, or the device is gone: the event comes, or has come.
+            // The peer disconnected first, or the device is gone: the event was or will be
+            // delivered.
             Err(Error::System { source, .. }) if source.kind() == io::ErrorKind::InvalidInput => {
                 Ok(())
             }
@@ -263,12 +265,12 @@ impl Drop for VerbsConnection {
         if self.is_unanswered {
             let _ = identifier.reject(&[]);
         } else if is_set(&self.label.is_connected) && !set(&self.label.is_ended) {
-            // Says goodbye, and has the queue pair's work flushed.
+            // Notifies the peer, and flushes the queue pair's work.
             let _ = identifier.disconnect();
         } else {
             VerbsQueuePair::fail(&identifier);
         }
-        // The queue pair may live on; the library must not move it any more.
+        // The queue pair may outlive this; the library must no longer change its state.
         identifier.forget_queue_pair();
     }
 }
@@ -277,7 +279,7 @@ fn milliseconds(timeout: Duration) -> c_int {
     c_int::try_from(timeout.as_millis()).unwrap_or(c_int::MAX)
 }
 
-/// The kind of a failure that an event tells as a negative error number.
+/// The kind of a failure that an event reports as a negative error number.
 pub(super) fn failure_kind(status: c_int) -> io::ErrorKind {
     match error_of(
         "event",

@@ -1,4 +1,4 @@
-//! A device: what it reports, and what happens to it.
+//! Devices: their limits and events.
 #![expect(unsafe_code, reason = "calls libibverbs")]
 
 use std::ffi::{CStr, c_int, c_uint};
@@ -24,16 +24,16 @@ use crate::error::Error;
 use crate::provider::Device;
 use crate::request::SGES_MAX;
 
-/// `IBV_LINK_LAYER_ETHERNET` of `infiniband/verbs.h`, which is in an enumeration without a name.
+/// `IBV_LINK_LAYER_ETHERNET` of `infiniband/verbs.h`, from an enumeration without a name.
 const LINK_LAYER_ETHERNET: u8 = 2;
 
-/// Soft RoCE's vendor (`RXE_VENDOR_ID` of the Linux kernel's rxe_param.h).
+/// Vendor of soft RoCE (`RXE_VENDOR_ID` of the Linux kernel's rxe_param.h).
 const VENDOR_SOFT_ROCE: u32 = 0x00ff_ffff;
 
 /// `IBV_WC_WITH_INV`: the flag of a completion whose message invalidated a key.
 const FLAG_INVALIDATED: c_uint = 1 << 3;
-/// The kernel's flag for the same, `IB_WC_WITH_INVALIDATE`: soft RoCE hands it on untranslated, so
-/// there it is bit 2, which elsewhere says that a checksum was right.
+/// The kernel's flag for the same, `IB_WC_WITH_INVALIDATE`. Soft RoCE returns it untranslated; for
+/// other devices this bit, bit 2, means that a checksum was correct.
 const FLAG_INVALIDATED_KERNEL: c_uint = 1 << 2;
 
 /// A device of libibverbs.
@@ -45,21 +45,21 @@ pub struct VerbsDevice {
 #[derive(Debug)]
 struct Inner {
     functions: &'static Functions,
-    /// Open while this lives.
+    /// Open during the lifetime of this object.
     context: Handle<ibv_context>,
     index: DeviceIndex,
     name: String,
     limits: DeviceLimits,
     flags_invalidated: c_uint,
-    /// The most inline bytes that a queue pair may ask for, as far as refusals have shown.
+    /// The most inline bytes that a queue pair may request, as learnt from refusals.
     inline_bytes: AtomicU32,
-    /// Whether the connection manager said that it is being removed.
+    /// Whether the connection manager reported the removal of the device.
     is_removed: AtomicBool,
-    /// Whether its end was told.
+    /// Whether the removal was reported to the owner.
     is_gone: AtomicBool,
 }
 
-/// A device that may be gone by now.
+/// A device that may have been closed.
 #[derive(Debug)]
 pub(super) struct WeakDevice(Weak<Inner>);
 
@@ -71,7 +71,7 @@ impl WeakDevice {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // SAFETY: any thread may take memory.
+        // SAFETY: any thread may allocate memory.
         let list = unsafe { libc::calloc(2, size_of::<*mut ibv_context>()) };
         let list: *mut *mut ibv_context = list.cast();
         if list.is_null() {
@@ -79,14 +79,14 @@ impl Drop for Inner {
         }
         // SAFETY: the list has room for two entries, of which the second stays null.
         unsafe { *list = self.context.get() };
-        // SAFETY: the list is as librdmacm makes them; the reference in it is this device's, which
-        // was its last user.
+        // SAFETY: the list has the form that librdmacm creates; the reference in it is this
+        // device's, which was its last user.
         unsafe { (self.functions.rdma_free_devices)(list) };
     }
 }
 
-/// `struct ibv_async_event`, with a number where `rdma_sys` has an enumeration: a library that is
-/// newer than the headers may name events which that does not have.
+/// `struct ibv_async_event`, with a number where `rdma_sys` has an enumeration: a library newer
+/// than the headers may return events that the enumeration does not have.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct AsyncEvent {
@@ -104,7 +104,7 @@ union Element {
 }
 
 impl VerbsDevice {
-    /// The device of a context; takes over a reference to it that a list of librdmacm gave.
+    /// The device of a context. Takes over a reference to it from a list of librdmacm.
     pub(super) fn new(
         functions: &'static Functions,
         context: Handle<ibv_context>,
@@ -115,11 +115,11 @@ impl VerbsDevice {
         let result =
             unsafe { (functions.ibv_query_device)(context.get(), attributes.as_mut_ptr()) };
         checked_code("ibv_query_device", result)?;
-        // SAFETY: the attributes are integers: zeroes are as good as what the call wrote.
+        // SAFETY: the attributes are integers, for which zeroes are valid too.
         let attributes = unsafe { attributes.assume_init() };
-        // SAFETY: the context is open, and nobody changes this field.
+        // SAFETY: the context is open, and this field never changes.
         let device = unsafe { (*context.get()).device };
-        // SAFETY: an open context's device exists, and nobody changes this field.
+        // SAFETY: an open context's device exists, and this field never changes.
         let transport = unsafe { (*device).transport_type };
         // SAFETY: the device exists; the name is a string within it.
         let name = unsafe { (functions.ibv_get_device_name)(device) };
@@ -127,7 +127,7 @@ impl VerbsDevice {
         let name = unsafe { CStr::from_ptr(name) }
             .to_string_lossy()
             .into_owned();
-        // SAFETY: the context is open, and nobody changes this field.
+        // SAFETY: the context is open, and this field never changes.
         let descriptor = unsafe { (*context.get()).async_fd };
         // SAFETY: the context is open during the call.
         set_nonblocking(unsafe { descriptor_of(descriptor) })?;
@@ -164,12 +164,13 @@ impl VerbsDevice {
         WeakDevice(Arc::downgrade(&self.inner))
     }
 
-    /// Takes note that it is being removed, for drivers whose devices do not tell it themselves.
+    /// Records that the device is being removed, for drivers whose devices do not report it
+    /// themselves.
     pub(super) fn mark_removed(&self) {
         self.inner.is_removed.store(true, Ordering::Relaxed);
     }
 
-    /// The news that the device is gone, once.
+    /// The event that the device is gone, once.
     fn end(&self) -> Option<DeviceEvent> {
         let is_news = !self.inner.is_gone.swap(true, Ordering::Relaxed);
         is_news.then_some(DeviceEvent::Fatal)
@@ -179,17 +180,17 @@ impl VerbsDevice {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
-    /// The flags of a completion of which any says that the message invalidated a key.
+    /// Completion flags of which any means that the message invalidated a key.
     pub(super) fn flags_invalidated(&self) -> c_uint {
         self.inner.flags_invalidated
     }
 
-    /// The most inline bytes worth asking for.
+    /// The most inline bytes worth requesting.
     pub(super) fn inline_bytes_max(&self) -> u32 {
         self.inner.inline_bytes.load(Ordering::Relaxed)
     }
 
-    /// Remembers that more than `bytes` were refused.
+    /// Records that the device refused more than `bytes`.
     pub(super) fn limit_inline_bytes(&self, bytes: u32) {
         self.inner.inline_bytes.fetch_min(bytes, Ordering::Relaxed);
     }
@@ -260,14 +261,14 @@ impl Device for VerbsDevice {
         };
         let pointer = std::ptr::from_mut(&mut event).cast();
         // SAFETY: the context is open, its descriptor does not block, and the structure has the
-        // layout of what the call writes.
+        // layout that the call writes.
         let result = unsafe { (functions.ibv_get_async_event)(self.inner.context.get(), pointer) };
         if result != 0 {
             let is_gone = io::Error::last_os_error().raw_os_error() == Some(libc::EIO)
                 || self.inner.is_removed.load(Ordering::Relaxed);
             return if is_gone { self.end() } else { None };
         }
-        // Until the event is acknowledged, what it names is not destroyed.
+        // The object that the event names is not destroyed before the event is acknowledged.
         let told = self.event_of(&event);
         let pointer = std::ptr::from_mut(&mut event).cast();
         // SAFETY: the event came from the call above and is acknowledged once.
@@ -276,7 +277,7 @@ impl Device for VerbsDevice {
     }
 
     fn descriptor(&self) -> BorrowedFd<'_> {
-        // SAFETY: the context is open, and nobody changes this field.
+        // SAFETY: the context is open, and this field never changes.
         let number = unsafe { (*self.inner.context.get()).async_fd };
         // SAFETY: the context stays open for as long as this borrow.
         unsafe { descriptor_of(number) }
@@ -337,11 +338,11 @@ fn query_port(
 ) -> Result<ibv_port_attr, Error> {
     let mut attributes = MaybeUninit::<ibv_port_attr>::zeroed();
     let pointer = attributes.as_mut_ptr().cast();
-    // SAFETY: the context is open; the function behind this symbol writes an earlier form of the
-    // structure, which is the front of it.
+    // SAFETY: the context is open; the function behind this symbol writes an older form of the
+    // structure, which is a prefix of it.
     let result = unsafe { (functions.ibv_query_port)(context.get(), port, pointer) };
     checked_code("ibv_query_port", result)?;
-    // SAFETY: the attributes are integers: zeroes are as good as what the call wrote.
+    // SAFETY: the attributes are integers, for which zeroes are valid too.
     Ok(unsafe { attributes.assume_init() })
 }
 
@@ -369,7 +370,7 @@ fn limits_of(attributes: &ibv_device_attr, transport: Transport) -> DeviceLimits
         queue_pairs: count(attributes.max_qp),
         queue_pair_requests: count(attributes.max_qp_wr),
         sges: sges(attributes.max_sge),
-        // Drivers that do not fill it in take at least one.
+        // Drivers that do not set it support at least one.
         read_sges: sges(attributes.max_sge_rd).max(1),
         completion_queues: count(attributes.max_cq),
         completion_queue_entries: count(attributes.max_cqe),

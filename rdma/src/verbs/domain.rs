@@ -1,4 +1,4 @@
-//! A protection domain, and the maker of what belongs to one.
+//! Protection domains.
 #![expect(unsafe_code, reason = "calls libibverbs")]
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -29,7 +29,7 @@ struct Inner {
     device: VerbsDevice,
     domain: Handle<ibv_pd>,
     /// Registrations that were dropped while a memory window was bound to them, which the device
-    /// refuses to end. Tried again whenever a window or another registration goes.
+    /// refuses to deregister. Retried whenever a window or another registration is dropped.
     bound: Mutex<Vec<Handle<ibv_mr>>>,
 }
 
@@ -55,12 +55,12 @@ impl VerbsDomain {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
-    /// Ends a registration, now or when the window is gone that is bound to it.
+    /// Deregisters a registration, now or when the window that is bound to it is gone.
     pub(super) fn end_registration(&self, registration: Handle<ibv_mr>) {
         self.inner.end_registrations(Some(registration));
     }
 
-    /// Ends registrations whose windows are gone by now.
+    /// Deregisters registrations whose windows are gone.
     pub(super) fn end_unbound_registrations(&self) {
         self.inner.end_registrations(None);
     }
@@ -72,8 +72,8 @@ impl Inner {
         bound.extend(more);
         let functions = self.device.functions();
         bound.retain(|registration| {
-            // SAFETY: the registration is in the list because its owner gave it up, and leaves it
-            // when it has ended.
+            // SAFETY: the registration is in the list because its owner dropped it, and leaves it
+            // when it was deregistered.
             unsafe { (functions.ibv_dereg_mr)(registration.get()) != 0 }
         });
     }
@@ -82,8 +82,8 @@ impl Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         self.end_registrations(None);
-        // A refusal, of a device that is gone, leaks a few bytes of the library.
-        // SAFETY: everything that was made of the domain kept it alive, so this is its last use.
+        // A refusal of a removed device leaks a few bytes of the library.
+        // SAFETY: everything that was created in the domain kept it alive, so this is its last use.
         unsafe { (self.device.functions().ibv_dealloc_pd)(self.domain.get()) };
     }
 }

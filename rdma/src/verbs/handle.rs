@@ -13,7 +13,7 @@ use super::system::{checked_code, error_of};
 use crate::error::Error;
 use crate::provider::Device;
 
-/// A pointer to an object of libibverbs or librdmacm, owned by whoever made it.
+/// A pointer to an object of libibverbs or librdmacm, owned by its creator.
 pub(super) struct Handle<T>(*mut T);
 
 impl<T> fmt::Debug for Handle<T> {
@@ -22,10 +22,10 @@ impl<T> fmt::Debug for Handle<T> {
     }
 }
 
-// SAFETY: the objects of libibverbs and librdmacm belong to no thread.
+// SAFETY: the objects of libibverbs and librdmacm are not bound to a thread.
 unsafe impl<T> Send for Handle<T> {}
-// SAFETY: a handle only gives its address away; whoever calls the libraries with it argues there
-// that the call may run beside others.
+// SAFETY: a handle only returns its address; each call of the libraries with it justifies that it
+// may run concurrently with others.
 unsafe impl<T> Sync for Handle<T> {}
 
 impl<T> Clone for Handle<T> {
@@ -37,7 +37,7 @@ impl<T> Clone for Handle<T> {
 impl<T> Copy for Handle<T> {}
 
 impl<T> Handle<T> {
-    /// What a function that answers a null pointer on failure has made.
+    /// The result of a function that returns a null pointer on failure.
     pub(super) fn new(pointer: *mut T) -> Option<Self> {
         (!pointer.is_null()).then_some(Self(pointer))
     }
@@ -54,37 +54,37 @@ impl<T> PartialEq for Handle<T> {
     }
 }
 
-/// Whether an object that a device works with is there.
+/// Whether an object that a device accesses exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Life {
     Alive,
     Destroyed,
-    /// It was not destroyed, for this error number, and the device may still work with it.
+    /// The device refused to destroy it, with this error number, and may still access it.
     Refused(c_int),
 }
 
 impl Life {
-    /// What a verb that destroys an object of `device` has left.
+    /// The state after a verb that destroys an object of `device`.
     pub(super) fn after_destruction(result: c_int, device: &VerbsDevice) -> Self {
         let errno = io::Error::last_os_error().raw_os_error();
         match checked_code("destruction", result) {
             Ok(()) => Self::Destroyed,
-            // The device was removed: the kernel has destroyed everything on it, and no call
-            // reaches it any more.
+            // The device was removed: the kernel has destroyed all its objects, and no call reaches
+            // it any more.
             Err(Error::DeviceGone) if device.port_is_up(1).is_err() => Self::Destroyed,
             Err(_) if result == -1 => Self::Refused(errno.unwrap_or(libc::EIO)),
             Err(_) => Self::Refused(result.saturating_abs()),
         }
     }
 
-    /// The same as a result.
+    /// The state as a result.
     pub(super) fn outcome(self, step: &'static str) -> Result<(), Error> {
         match self {
             Self::Alive | Self::Destroyed => Ok(()),
             Self::Refused(code) => {
                 let source = io::Error::from_raw_os_error(code);
                 Err(match error_of(step, source) {
-                    // It is there: it is only that this call failed.
+                    // The object still exists; only this call failed.
                     Error::DeviceGone => Error::Misuse("the device did not destroy its object"),
                     other => other,
                 })

@@ -1,4 +1,4 @@
-//! The connection manager's identifiers: what listeners, requests and connections are made of.
+//! The connection manager's identifiers, used by listeners, requests and connections.
 #![expect(unsafe_code, reason = "calls librdmacm")]
 
 use std::net::SocketAddr;
@@ -16,18 +16,19 @@ use super::system::{checked, last_error};
 use crate::connection::Token;
 use crate::error::Error;
 
-/// What an event finds by its identifier: whose it is, and what is known of a connection.
+/// The data that an event finds by its identifier: the owner's token and the state of the
+/// connection.
 #[derive(Debug)]
 pub(super) struct Label {
     pub(super) token: Token,
     pub(super) is_listener: bool,
-    /// Whether the peer asked for the connection.
+    /// Whether the peer requested the connection.
     pub(super) is_passive: bool,
     /// Whether the connection was established.
     pub(super) is_connected: AtomicBool,
-    /// Whether either side has ended it.
+    /// Whether either side has disconnected.
     pub(super) is_ended: AtomicBool,
-    /// What an accept granted, for the passive side's event, which does not say.
+    /// What an accept granted, because the passive side's event does not carry it.
     pub(super) initiator_depth: AtomicU8,
     pub(super) responder_resources: AtomicU8,
 }
@@ -53,21 +54,21 @@ impl Label {
         })
     }
 
-    /// The label of an identifier whose event is being taken apart; `None` for a request that
-    /// nobody has made a connection of.
+    /// The label of an identifier whose event is being converted; `None` for a request that was not
+    /// turned into a connection.
     ///
     /// # Safety
     /// The identifier's channel is locked, and stays so for `'a`.
     pub(super) unsafe fn of_identifier<'a>(id: *mut rdma_cm_id) -> Option<&'a Label> {
-        // SAFETY: an event names an identifier that is alive, and that is not destroyed without
-        // the lock, which the caller holds.
+        // SAFETY: an event names an identifier that is alive, and that is not destroyed without the
+        // lock, which the caller holds.
         let label = unsafe { (*id).context };
         // SAFETY: a context that is not null is a label, which its identifier outlives.
         unsafe { label.cast::<Label>().as_ref() }
     }
 }
 
-/// An identifier, destroyed with this.
+/// An identifier, which is destroyed when this is dropped.
 #[derive(Debug)]
 pub(super) struct Identifier {
     channel: Arc<Channel>,
@@ -76,7 +77,7 @@ pub(super) struct Identifier {
 }
 
 impl Identifier {
-    /// A new one, whose events come to `channel`.
+    /// Creates an identifier whose events are delivered to `channel`.
     pub(super) fn new(channel: &Arc<Channel>, label: &Arc<Label>) -> Result<Self, Error> {
         let mut id = ptr::null_mut();
         let context = Arc::as_ptr(label).cast_mut().cast();
@@ -93,7 +94,7 @@ impl Identifier {
         })
     }
 
-    /// One that a request came with; it has no label yet.
+    /// The identifier of a request; it has no label yet.
     pub(super) fn of_request(channel: Arc<Channel>, id: Handle<rdma_cm_id>) -> Self {
         Self {
             channel,
@@ -102,13 +103,13 @@ impl Identifier {
         }
     }
 
-    /// Calls the library with the identifier, beside nothing else that touches it.
+    /// Calls the library with the identifier, with exclusive access to it.
     pub(super) fn with<R>(&self, call: impl FnOnce(&Functions, *mut rdma_cm_id) -> R) -> R {
         let _lock = self.channel.lock();
         call(self.channel.functions(), self.id.get())
     }
 
-    /// Has the events of a request come to another channel, and with a label.
+    /// Moves a request to another channel, and gives it a label.
     pub(super) fn move_to(
         &mut self,
         channel: &Arc<Channel>,
@@ -129,7 +130,7 @@ impl Identifier {
         Ok(())
     }
 
-    /// The context of the device that it is bound to.
+    /// The context of the device to which the identifier is bound.
     pub(super) fn verbs(&self) -> Option<Handle<ibv_context>> {
         // SAFETY: the identifier is alive, and its channel is locked.
         Handle::new(self.with(|_, id| unsafe { (*id).verbs }))
@@ -141,7 +142,7 @@ impl Identifier {
         !self.with(|_, id| unsafe { (*id).qp }).is_null()
     }
 
-    /// Forgets its queue pair, which is going to be destroyed, or to outlive it.
+    /// Removes its queue pair, which is about to be destroyed or may outlive the identifier.
     pub(super) fn forget_queue_pair(&self) {
         // SAFETY: the identifier is alive, and its channel is locked, so no event that would move
         // the queue pair is being fetched.
@@ -149,26 +150,26 @@ impl Identifier {
     }
 
     pub(super) fn local_address(&self) -> Option<SocketAddr> {
-        // SAFETY: the identifier is alive, and its channel is locked, so nobody changes its route.
+        // SAFETY: the identifier is alive, and its channel is locked, so its route does not change.
         self.with(|_, id| source_of(unsafe { &(*id).route.addr }))
     }
 
     pub(super) fn peer_address(&self) -> Option<SocketAddr> {
-        // SAFETY: the identifier is alive, and its channel is locked, so nobody changes its route.
+        // SAFETY: the identifier is alive, and its channel is locked, so its route does not change.
         self.with(|_, id| destination_of(unsafe { &(*id).route.addr }))
     }
 
-    /// Says no to a request.
+    /// Rejects a request.
     pub(super) fn reject(&self, private_data: &[u8]) -> Result<(), Error> {
         let length = private_data.len() as u8;
         let data = private_data.as_ptr().cast();
-        // SAFETY: the identifier is alive, and the call copies so many bytes.
+        // SAFETY: the identifier is alive, and the call copies this many bytes.
         let result =
             self.with(|functions, id| unsafe { (functions.rdma_reject)(id, data, length) });
         checked("rdma_reject", result)
     }
 
-    /// Ends a connection, with its queue pair's work.
+    /// Disconnects, which flushes the queue pair's work.
     pub(super) fn disconnect(&self) -> Result<(), Error> {
         // SAFETY: the identifier is alive.
         let result = self.with(|functions, id| unsafe { (functions.rdma_disconnect)(id) });
@@ -178,18 +179,18 @@ impl Identifier {
 
 impl Drop for Identifier {
     fn drop(&mut self) {
-        // No event is unacknowledged while the lock is held, so this does not wait for any.
-        // SAFETY: this is its last use; events that were not fetched are dropped with it.
+        // No event is unacknowledged while the lock is held, so this does not wait for one.
+        // SAFETY: this is its last use; unfetched events are dropped with it.
         let result = self.with(|functions, id| unsafe { (functions.rdma_destroy_id)(id) });
         if result != 0 {
-            // It lives on, and so do events that find its label.
+            // The identifier still exists, and so may events that find its label.
             std::mem::forget(self.label.take());
             std::mem::forget(Arc::clone(&self.channel));
         }
     }
 }
 
-/// The identifier that a connection and its queue pair share, until the connection ends.
+/// The identifier that a connection and its queue pair share until the connection is dropped.
 #[derive(Debug)]
 pub(super) struct Link(Mutex<Option<Identifier>>);
 
@@ -198,7 +199,7 @@ impl Link {
         Arc::new(Self(Mutex::new(Some(identifier))))
     }
 
-    /// Calls with the identifier, while there is one.
+    /// Calls with the identifier, if there still is one.
     pub(super) fn with<R>(&self, call: impl FnOnce(&Identifier) -> R) -> Option<R> {
         let identifier = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         identifier.as_ref().map(call)
@@ -210,12 +211,13 @@ impl Link {
     }
 }
 
-/// Loads with the order that all flags of a label use: they are set while the channel is locked.
+/// Loads a flag with the memory order of all flags of a label, which are set while the channel is
+/// locked.
 pub(super) fn is_set(flag: &AtomicBool) -> bool {
     flag.load(Ordering::Acquire)
 }
 
-/// Sets a flag; whether it was set before.
+/// Sets a flag; returns whether it was set before.
 pub(super) fn set(flag: &AtomicBool) -> bool {
     flag.swap(true, Ordering::AcqRel)
 }

@@ -1,5 +1,5 @@
-//! The structures that C and this program share have the layout that rdma-core's headers give them
-//! on 64-bit machines: a wrong binding does not compile.
+//! Checks at compile time that the structures shared with C have the layout of rdma-core's headers
+//! on 64-bit machines.
 
 use std::mem::{offset_of, size_of};
 

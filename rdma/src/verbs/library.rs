@@ -1,8 +1,8 @@
-//! The functions of libibverbs and librdmacm, found when the program runs.
+//! The functions of libibverbs and librdmacm, loaded at run time.
 //!
 //! Types, and the functions that are inline in C, come from `rdma_sys`; every other function is
-//! looked up in the loaded libraries. Calling it by `rdma_sys` would have the linker name the
-//! libraries in the program's header, and the program would not start without them.
+//! looked up in the loaded libraries. If it were called through `rdma_sys`, the linker would name
+//! the libraries in the program's header, and the program would not start without them.
 #![expect(
     unsafe_code,
     reason = "loads the libraries of rdma-core and holds pointers to their functions"
@@ -26,8 +26,8 @@ use crate::error::Unavailable;
 const IBVERBS: &str = "libibverbs.so.1";
 const RDMACM: &str = "librdmacm.so.1";
 
-/// Declares the table of functions, and has the compiler compare each signature with the one that
-/// `rdma_sys` made from the headers.
+/// Declares the table of functions; the compiler compares each signature with the one that
+/// `rdma_sys` generated from the headers.
 macro_rules! functions {
     ($($library:ident { $(fn $name:ident($($argument:ty),*) $(-> $result:ty)?;)* })*) => {
         /// The functions of the loaded libraries.
@@ -44,7 +44,7 @@ macro_rules! functions {
                     $($($name: {
                         let symbol = find($library, stringify!($name))?;
                         // SAFETY: the function has this signature: it was compared above with that
-                        // of the headers, which the sonames that are loaded keep.
+                        // of the headers, which the loaded sonames keep.
                         unsafe {
                             std::mem::transmute::<
                                 *const c_void,
@@ -119,8 +119,7 @@ functions! {
 
 static FUNCTIONS: OnceLock<Functions> = OnceLock::new();
 
-/// The functions; the first call that succeeds loads the libraries, for as long as the program
-/// runs.
+/// The functions. The first call that succeeds loads the libraries for the lifetime of the program.
 pub(super) fn functions() -> Result<&'static Functions, Unavailable> {
     if let Some(functions) = FUNCTIONS.get() {
         return Ok(functions);
@@ -129,19 +128,19 @@ pub(super) fn functions() -> Result<&'static Functions, Unavailable> {
     Ok(FUNCTIONS.get_or_init(|| functions))
 }
 
-/// The address of a function of a library, which is loaded and stays so.
+/// The address of a function of a library, which stays loaded.
 fn find(library: &'static str, function: &'static str) -> Result<*const c_void, Unavailable> {
-    // SAFETY: rdma-core's libraries have no constructors with demands on their callers.
+    // SAFETY: rdma-core's libraries have no constructors with requirements on their callers.
     let loaded = unsafe { Library::new(library) };
     let loaded = loaded.map_err(|error| Unavailable::LibraryMissing {
         library,
-        // The loader's own words are one level down.
+        // The loader's own message is the source of this error.
         cause: error.source().unwrap_or(&error).to_string(),
     })?;
     // SAFETY: the type only says that this is an address; the caller gives it its signature.
     let symbol = unsafe { loaded.get::<*const c_void>(function.as_bytes()) };
     let address = symbol.map(|symbol| *symbol);
-    // The handle is kept for good, and with it every function that was found.
+    // The handle is never closed, so every function found stays valid.
     std::mem::forget(loaded);
     match address {
         Ok(address) if !address.is_null() => Ok(address),

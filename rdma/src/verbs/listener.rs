@@ -34,10 +34,10 @@ impl VerbsListener {
         token: Token,
     ) -> Result<Self, Error> {
         let identifier = Identifier::new(channel, &Label::of_listener(token))?;
-        // As with TCP: a listener may return while connections of the one before it end.
+        // As with TCP: a listener may restart while connections of its predecessor are closing.
         set_option(&identifier, OPTION_REUSE_ADDRESS)?;
         if address.is_ipv6() {
-            // Listeners on [::] and on 0.0.0.0 may stand side by side.
+            // Allows listeners on [::] and on 0.0.0.0 at the same time.
             set_option(&identifier, OPTION_ONE_FAMILY)?;
         }
         let mut kernel = KernelAddress::new(address);
@@ -71,14 +71,14 @@ fn set_option(identifier: &Identifier, option: c_int) -> Result<(), Error> {
     let mut value: c_int = 1;
     let pointer = (&raw mut value).cast();
     let bytes = size_of_val(&value);
-    // SAFETY: the identifier is alive, and the call reads so many bytes.
+    // SAFETY: the identifier is alive, and the call reads this many bytes.
     let result = identifier.with(|functions, id| unsafe {
         (functions.rdma_set_option)(id, OPTION_LEVEL, option, pointer, bytes)
     });
     checked("rdma_set_option", result)
 }
 
-/// Why an address cannot be used on this side.
+/// The error for an address that cannot be bound.
 pub(super) fn not_bound(address: SocketAddr, error: io::Error) -> Error {
     match error.raw_os_error() {
         Some(libc::ENODEV | libc::EADDRNOTAVAIL) => Unavailable::NotOnDevice { address }.into(),
@@ -86,6 +86,6 @@ pub(super) fn not_bound(address: SocketAddr, error: io::Error) -> Error {
     }
 }
 
-/// The address that stands for none, where the library should know one and does not.
+/// Placeholder for an address that the library should know and does not.
 pub(super) const NOWHERE: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);

@@ -1,27 +1,28 @@
 //! Real verbs: rdma-core's libibverbs and librdmacm behind [`Provider`].
 //!
-//! The libraries are loaded when [`Verbs::open`] is called, so a program with this module in it
-//! starts without them. Devices are those of the connection manager: queues are made in the very
-//! contexts that its connections use. A device that is removed is told by the events of connections
-//! on it and by [`Device::next_event`](crate::Device::next_event), though not every driver makes
-//! the descriptor readable for it. Whoever then drops all that is on it, and asks for
-//! [`Provider::devices`] now and then, lets the removal finish, and finds it when it returns.
+//! [`Verbs::open`] loads the libraries, so a program that contains this module starts without them.
+//! Devices are those of the connection manager: queues are created in the same contexts that its
+//! connections use. The removal of a device is reported by events of its connections and by
+//! [`Device::next_event`](crate::Device::next_event), but not every driver makes the descriptor
+//! readable for it. To let the removal finish, and to find the device when it returns, drop all its
+//! objects and call [`Provider::devices`] from time to time.
 //!
-//! Who may touch what at once: the libraries guard their objects against use from several threads,
-//! with one gap, which is a connection manager's identifier whose event is being fetched. Fetching
-//! may move its queue pair to another state. So each channel has a lock, which is held while an
-//! event is fetched, taken apart and acknowledged, and by every call that names one of the
-//! channel's identifiers. No event is ever left unacknowledged outside of that lock, which is what
-//! lets an identifier be destroyed without waiting.
+//! Thread safety: the libraries protect their objects against use from several threads, with one
+//! gap, a connection manager's identifier whose event is being fetched. Fetching may change the
+//! state of its queue pair. So each channel has a lock, which is held while an event is fetched,
+//! converted and acknowledged, and during every call that names one of the channel's identifiers.
+//! No event is ever left unacknowledged outside of that lock, so destroying an identifier does not
+//! wait.
 //!
-//! What differs from the in-process fabric:
-//! - The side that disconnects is told so when the peer has answered, which a peer that hangs does
-//!   not do for about a minute. Its work is flushed at once; it need not wait to drop everything.
-//! - A memory window can be bound once in a batch
+//! Differences from the in-process fabric:
+//! - The side that disconnects is notified when the peer has replied; a peer that hangs delays that
+//!   by about a minute. The side's work is flushed immediately, and it may drop everything without
+//!   waiting.
+//! - A memory window can be bound once per batch
 //!   ([`PostError::NotPossible`](crate::PostError::NotPossible) beyond that).
 //! - A registration that is dropped with a window still bound to it ends when the window is
-//!   invalidated and another registration or window goes, or when the window goes.
-//! - A request that the peer gave up is noticed when it is accepted.
+//!   dropped, or when the window is invalidated and another registration or window is dropped.
+//! - A request that the peer abandoned is detected only when it is accepted.
 
 mod address;
 mod channel;
@@ -69,8 +70,8 @@ pub struct Verbs {
 }
 
 impl Verbs {
-    /// Loads the libraries. Devices are looked for by [`Provider::devices`] and by the connection
-    /// manager, so ones that are plugged in later are found too.
+    /// Loads the libraries. [`Provider::devices`] and the connection manager look for devices
+    /// later, so devices that are added later are found too.
     ///
     /// # Errors
     /// [`Unavailable::LibraryMissing`] and [`Unavailable::LibraryTooOld`].

@@ -30,11 +30,11 @@ use crate::error::{Error, FlushError, PostError};
 use crate::provider::{Device, Domain, QueuePair, QueuePairOptions};
 use crate::request::{ReceiveRequest, SendRequest, WindowBinding};
 
-/// Fewer inline bytes than this are not worth a further try.
+/// The lower limit for retries with fewer inline bytes.
 const INLINE_BYTES_LEAST: u32 = 16;
 
-/// 0.64 ms in the code of RNR NAK timers (InfiniBand Architecture Specification, volume 1, table
-/// 45).
+/// 0.64 ms in the encoding of RNR NAK timers (InfiniBand Architecture Specification, volume 1,
+/// table 45).
 const RNR_PAUSE: u8 = 12;
 
 /// A queue pair of libibverbs.
@@ -46,7 +46,7 @@ pub struct VerbsQueuePair {
     receives: Option<ReceiveList>,
     number: u32,
     capacity: QueuePairCapacity,
-    /// Whether it was put into the error state from here.
+    /// Whether this side moved it to the error state.
     has_failed: bool,
     life: Life,
     link: Arc<Link>,
@@ -79,7 +79,7 @@ impl VerbsQueuePair {
         }
         check_capacity(device, &options.capacity, shared.is_some())?;
         let mut wanted = ibv_qp_init_attr {
-            // A number to libibverbs too, which keeps it for events.
+            // libibverbs stores the token as an opaque number for events.
             qp_context: ptr::without_provenance_mut(label.token.0 as usize),
             send_cq: sends.handle().get(),
             recv_cq: receives.handle().get(),
@@ -91,7 +91,7 @@ impl VerbsQueuePair {
         let made = link.with(|identifier| make(identifier, device, domain, &mut wanted));
         let queue_pair = made.ok_or(Error::Misuse("the connection ended"))??;
         let capacity = granted(&options.capacity, &wanted.cap);
-        // SAFETY: the queue pair was just made, and nobody changes this field.
+        // SAFETY: the queue pair was just created, and this field never changes.
         let number = unsafe { (*queue_pair.get()).qp_num };
         Ok(Self {
             queue_pair,
@@ -112,20 +112,20 @@ impl VerbsQueuePair {
         })
     }
 
-    /// Has the work of an identifier's queue pair flushed, if it has one.
+    /// Flushes the work of an identifier's queue pair, if it has one.
     pub(super) fn fail(identifier: &Identifier) {
         identifier.with(|functions, id| {
             // SAFETY: the identifier is alive, and its channel is locked.
             let queue_pair = unsafe { (*id).qp };
             if let Some(queue_pair) = Handle::new(queue_pair) {
-                // A queue pair that cannot be moved there is one of a device that is gone.
+                // This fails only for a queue pair of a device that is gone.
                 let _ = set_error(functions, queue_pair);
             }
         });
     }
 
-    /// Receives that are posted in the error state are flushed by the device; soft RoCE does not
-    /// look at its receive queue again until it is told to.
+    /// Repeats the transition to the error state: the device should flush receives that are posted
+    /// in that state, but soft RoCE does not process its receive queue again until then.
     #[cold]
     fn flush_late_receives(&self) {
         let _ = set_error(self.functions(), self.queue_pair);
@@ -142,7 +142,7 @@ impl VerbsQueuePair {
         Err(Error::Misuse("the queue pair was destroyed"))
     }
 
-    /// What the queue pair was made from stays for as long as it does: until the process ends.
+    /// Keeps the parents of the queue pair, which still exists, until the process ends.
     #[cold]
     fn keep_for_good(&self) {
         std::mem::forget(self.domain.clone());
@@ -155,7 +155,7 @@ impl VerbsQueuePair {
 
 impl Drop for VerbsQueuePair {
     fn drop(&mut self) {
-        // Who posted to it asked before, if it matters.
+        // A poster that needs the result calls `destroy` itself.
         let _ = self.destroy();
     }
 }
@@ -189,8 +189,8 @@ impl QueuePair for VerbsQueuePair {
         if self.life == Life::Alive {
             self.link.with(Identifier::forget_queue_pair);
             self.sends.end(self.queue_pair);
-            // SAFETY: its identifier has just forgotten it, or did so before, and with another
-            // state it is not used any more.
+            // SAFETY: its identifier has just dropped it, or did so before, and in another state it
+            // is not used any more.
             let result = unsafe { (self.functions().ibv_destroy_qp)(self.queue_pair.get()) };
             self.life = Life::after_destruction(result, self.domain.device());
             if let Life::Refused(_) = self.life {
@@ -252,8 +252,8 @@ impl QueuePair for VerbsQueuePair {
         let received = self.receives.as_mut().map_or(Ok(()), |receives| {
             receives.post(|first, refused| {
                 receives_posted = true;
-                // SAFETY: the queue pair is alive; the list is whole, ends, and stays as it is
-                // during the call, which copies what it takes.
+                // SAFETY: the queue pair is alive; the list is complete and terminated, and does
+                // not change during the call, which copies what it takes.
                 unsafe { ibv_post_recv(queue_pair, first, refused) }
             })
         });
@@ -261,14 +261,14 @@ impl QueuePair for VerbsQueuePair {
             self.flush_late_receives();
         }
         let sent = self.sends.post(self.queue_pair, |first, refused| {
-            // SAFETY: as above; windows and registrations that the list names are kept alive by it.
+            // SAFETY: as above; the list keeps the windows and registrations that it names alive.
             unsafe { ibv_post_send(queue_pair, first, refused) }
         });
         received.and(sent)
     }
 }
 
-/// Makes the queue pair, with fewer inline bytes where the device refuses as many as wanted.
+/// Creates the queue pair, with fewer inline bytes if the device refuses the wanted number.
 fn make(
     identifier: &Identifier,
     device: &VerbsDevice,
@@ -283,8 +283,8 @@ fn make(
         wanted.cap.max_inline_data = inline_bytes;
         let pointer = &raw mut *wanted;
         let error = identifier.with(|functions, id| {
-            // SAFETY: identifier, domain and queues are alive and of one device; the call reads
-            // the attributes and writes what it granted.
+            // SAFETY: identifier, domain and queues are alive and of one device; the call reads the
+            // attributes and writes what it granted.
             let result = unsafe { (functions.rdma_create_qp)(id, domain.handle().get(), pointer) };
             if result != 0 {
                 return Err(io::Error::last_os_error());
@@ -313,27 +313,28 @@ fn make(
     }
 }
 
-/// Has a peer that found no receive try again soon. The connection manager leaves the pause at its
-/// longest, 655 ms. What a device says to it does not matter: it is no more than slower.
+/// Shortens the pause after which a peer retries a message that found no receive: the connection
+/// manager leaves it at the maximum, 655 ms. A refusal of the device is ignored, because it only
+/// means longer pauses.
 pub(super) fn set_patience(functions: &Functions, queue_pair: Handle<ibv_qp>) {
     let mut attributes = MaybeUninit::<ibv_qp_attr>::zeroed();
     let pointer = attributes.as_mut_ptr();
-    // SAFETY: the structure is this function's, and all zeroes.
+    // SAFETY: the structure belongs to this function and is all zeroes.
     unsafe { (*pointer).qp_state = ibv_qp_state::IBV_QPS_RTS };
     // SAFETY: as above.
     unsafe { (*pointer).min_rnr_timer = RNR_PAUSE };
     let mask = ibv_qp_attr_mask::IBV_QP_STATE.0 | ibv_qp_attr_mask::IBV_QP_MIN_RNR_TIMER.0;
-    // SAFETY: the queue pair is alive; the call reads what the mask names.
+    // SAFETY: the queue pair is alive; the call reads the fields in the mask.
     let _ = unsafe { (functions.ibv_modify_qp)(queue_pair.get(), pointer, mask as c_int) };
 }
 
 fn set_error(functions: &Functions, queue_pair: Handle<ibv_qp>) -> Result<(), Error> {
     let mut attributes = MaybeUninit::<ibv_qp_attr>::zeroed();
     let pointer = attributes.as_mut_ptr();
-    // SAFETY: the structure is this function's, and all zeroes.
+    // SAFETY: the structure belongs to this function and is all zeroes.
     unsafe { (*pointer).qp_state = ibv_qp_state::IBV_QPS_ERR };
     let mask = ibv_qp_attr_mask::IBV_QP_STATE.0 as c_int;
-    // SAFETY: the queue pair is alive; the call reads what the mask names.
+    // SAFETY: the queue pair is alive; the call reads the fields in the mask.
     let result = unsafe { (functions.ibv_modify_qp)(queue_pair.get(), pointer, mask) };
     checked_code("ibv_modify_qp", result)
 }
@@ -389,8 +390,8 @@ fn capacity_of(wanted: &QueuePairCapacity, is_shared: bool) -> ibv_qp_cap {
     }
 }
 
-/// What the device gave, as far as it is of use: more pieces or inline bytes than asked for would
-/// only cost storage.
+/// The granted capacity that is used: more pieces or inline bytes than requested would only take
+/// storage.
 fn granted(wanted: &QueuePairCapacity, given: &ibv_qp_cap) -> QueuePairCapacity {
     QueuePairCapacity {
         send_requests: given.max_send_wr.max(wanted.send_requests),

@@ -1,4 +1,4 @@
-//! Receives that wait to be posted together, in storage that is taken once.
+//! Receives that are posted together, in preallocated storage.
 #![expect(unsafe_code, reason = "links structures of C into a list")]
 
 use std::ffi::c_int;
@@ -13,14 +13,14 @@ use crate::request::{ReceiveRequest, Sge};
 /// Receives for one queue.
 pub(super) struct ReceiveList {
     requests: Box<[ibv_recv_wr]>,
-    /// `sges_each` for every request.
+    /// `sges_each` entries per request.
     sges: Box<[ibv_sge]>,
     sges_each: usize,
     queued: usize,
 }
 
-// SAFETY: the pointers in the requests mean nothing between calls of `post`, which sets those that
-// it hands on.
+// SAFETY: the pointers in the requests are unused between calls of `post`, which sets those that it
+// passes on.
 unsafe impl Send for ReceiveList {}
 
 impl std::fmt::Debug for ReceiveList {
@@ -34,7 +34,7 @@ impl std::fmt::Debug for ReceiveList {
 }
 
 impl ReceiveList {
-    /// For up to `requests` receives of up to `sges_each` pieces.
+    /// A list for up to `requests` receives of up to `sges_each` pieces.
     pub(super) fn new(requests: u32, sges_each: u32) -> Self {
         let requests = requests as usize;
         let sges_each = sges_each as usize;
@@ -69,8 +69,8 @@ impl ReceiveList {
         Ok(())
     }
 
-    /// Posts what was added, and is empty again. `post` is given the first request and a place for
-    /// the first one that was refused, and returns an error number.
+    /// Posts all queued receives, and empties the list. `post` gets the first request and a place
+    /// for the first rejected one, and returns an error number.
     #[inline]
     pub(super) fn post(
         &mut self,
@@ -88,7 +88,7 @@ impl ReceiveList {
             } else {
                 ptr::null_mut()
             };
-            // SAFETY: `at` is below the number of requests, which nobody else looks at.
+            // SAFETY: `at` is below the number of requests, which no other code accesses.
             let request = unsafe { &mut *first.wrapping_add(at) };
             request.next = next;
             request.sg_list = pieces.wrapping_add(at * self.sges_each);
@@ -104,7 +104,7 @@ impl ReceiveList {
     }
 }
 
-/// Where in a list a request is that the library named; the first where it named none.
+/// The index of the request that the library named; the first one if it named none.
 pub(super) fn index_of<T>(first: *mut T, named: *mut T, queued: usize) -> usize {
     if Handle::new(named).is_none() {
         return 0;
@@ -113,7 +113,8 @@ pub(super) fn index_of<T>(first: *mut T, named: *mut T, queued: usize) -> usize 
     if distance < queued { distance } else { 0 }
 }
 
-/// The error of a list of which `refused` requests, and `wr_id` first, were refused with `code`.
+/// The error of a list of which `refused` requests, starting with `wr_id`, were rejected with
+/// `code`.
 #[cold]
 pub(super) fn flush_error(code: c_int, wr_id: u64, refused: usize) -> FlushError {
     let code = if code == -1 {
@@ -141,7 +142,7 @@ pub(super) fn empty_sges(count: usize) -> Box<[ibv_sge]> {
     (0..count).map(|_| empty()).collect()
 }
 
-/// Puts pieces at the front of `places`.
+/// Writes pieces to the front of `places`.
 #[inline]
 pub(super) fn put_sges(places: &mut [ibv_sge], pieces: &[Sge]) {
     for (place, piece) in places.iter_mut().zip(pieces) {
@@ -171,14 +172,14 @@ mod tests {
         ReceiveRequest { wr_id, memory }
     }
 
-    /// What a driver would read of a list: identifiers, and the addresses of their pieces.
+    /// The identifiers and piece addresses of a list, read as a driver does.
     fn read(mut request: *mut ibv_recv_wr) -> Vec<(u64, Vec<u64>)> {
         let mut all = Vec::new();
         while !request.is_null() {
-            // SAFETY: the list is whole and ends.
+            // SAFETY: the list is complete and terminated.
             let one = unsafe { &*request };
             let pieces = (0..one.num_sge as usize)
-                // SAFETY: the request has so many pieces.
+                // SAFETY: the request has this many pieces.
                 .map(|at| unsafe { (*one.sg_list.wrapping_add(at)).addr })
                 .collect();
             all.push((one.wr_id, pieces));

@@ -22,7 +22,7 @@ pub struct VerbsRegistration {
     inner: Arc<Registered>,
 }
 
-/// What a queued binding of a window keeps alive.
+/// The part that a queued binding of a window keeps alive.
 #[derive(Debug)]
 pub(super) struct Registered {
     domain: VerbsDomain,
@@ -55,13 +55,13 @@ impl VerbsRegistration {
         let address = std::ptr::with_exposed_provenance_mut(range.address());
         let flags = flags_of(access, limits.transport);
         let register = domain.device().functions().ibv_reg_mr;
-        // SAFETY: the domain is alive; whoever made the range promised that nobody minds what the
-        // device does to it: see `MemoryRange`.
+        // SAFETY: the domain is alive; the creator of the range promised that the device may access
+        // it: see `MemoryRange`.
         let region = unsafe { register(domain.handle().get(), address, range.len(), flags) };
         let Some(region) = Handle::new(region) else {
             return Err(refusal(range.len()));
         };
-        // SAFETY: the region was just made, and nobody changes this field.
+        // SAFETY: the region was just created, and this field never changes.
         let lkey = unsafe { (*region.get()).lkey };
         // SAFETY: as above.
         let rkey = unsafe { (*region.get()).rkey };
@@ -117,7 +117,7 @@ impl Registration for VerbsRegistration {
 }
 
 fn flags_of(access: Access, transport: Transport) -> c_int {
-    // iWARP writes the data of a read by a remote key of this side (RFC 5040, section 5.2).
+    // iWARP writes the data of a read with a remote key of this side (RFC 5040, section 5.2).
     let remote_write = access.remote_write || (access.local_write && transport == Transport::Iwarp);
     let flags = [
         (access.local_write, ibv_access_flags::IBV_ACCESS_LOCAL_WRITE),
@@ -129,8 +129,8 @@ fn flags_of(access: Access, transport: Transport) -> c_int {
     flags.fold(0, |all, (_, flag)| all | flag.0) as c_int
 }
 
-/// Why memory could not be registered: out of memory means, most often, that the process may not
-/// pin so much.
+/// The error of a failed registration: an out-of-memory error usually means that the process
+/// exceeds its limit of pinned memory.
 fn refusal(bytes: usize) -> Error {
     let cause = io::Error::last_os_error();
     let may_pin = getrlimit(Resource::Memlock).current;

@@ -1,4 +1,4 @@
-//! Sends that wait to be posted together, in storage that is taken once.
+//! Sends that are posted together, in preallocated storage.
 #![expect(unsafe_code, reason = "links structures of C into a list")]
 
 use std::ffi::{c_int, c_uint};
@@ -22,28 +22,29 @@ use crate::request::{Payload, SendOperation, SendRequest, WindowBinding};
 /// Sends for one queue pair.
 pub(super) struct SendList {
     requests: Box<[ibv_send_wr]>,
-    /// `sges_each` for every request.
+    /// `sges_each` entries per request.
     sges: Box<[ibv_sge]>,
-    /// `inline_each` for every request.
+    /// `inline_each` bytes per request.
     inline: Box<[u8]>,
     sges_each: usize,
     inline_each: usize,
     queued: usize,
-    /// Bindings among the requests, with what they name, in order. Never grows beyond its start.
+    /// The window bindings among the requests, in order. Never grows beyond its initial capacity.
     bindings: Vec<Binding>,
-    /// Windows that are, or were, bound by requests that were posted.
+    /// Windows that are, or were, bound by posted requests.
     bound: Vec<Weak<Window>>,
 }
 
 struct Binding {
     at: usize,
     window: Taken,
-    /// Keeps what the request points to alive.
+    /// Keeps the memory that the request names alive.
     _registration: Arc<Registered>,
 }
 
-// SAFETY: the pointers in the requests mean nothing between calls of `post`, which sets those that
-// it hands on; what bindings point to is kept alive beside them, and may be used from any thread.
+// SAFETY: the pointers in the requests are unused between calls of `post`, which sets those that it
+// passes on; the objects that bindings name are kept alive beside them, and may be used from any
+// thread.
 unsafe impl Send for SendList {}
 
 impl std::fmt::Debug for SendList {
@@ -86,7 +87,7 @@ fn empty_request() -> ibv_send_wr {
 }
 
 impl SendList {
-    /// For as many requests as the queue pair has room for.
+    /// A list for as many requests as the queue pair has room for.
     pub(super) fn new(capacity: &QueuePairCapacity) -> Self {
         let requests = capacity.send_requests as usize;
         let sges_each = capacity.send_sges.max(1) as usize;
@@ -148,7 +149,7 @@ impl SendList {
         Ok(())
     }
 
-    /// Has the newest request signalled.
+    /// Makes the newest request signalled.
     #[inline]
     pub(super) fn signal_last(&mut self) {
         if let Some(last) = self.requests[..self.queued].last_mut() {
@@ -156,7 +157,7 @@ impl SendList {
         }
     }
 
-    /// Adds a binding of a window, which was taken for it.
+    /// Adds a binding of a window that was taken for it.
     pub(super) fn push_binding(
         &mut self,
         window: Taken,
@@ -197,7 +198,7 @@ impl SendList {
         self.queued += 1;
     }
 
-    /// Gives the windows back of which the bindings are posted, as far as they were.
+    /// Returns the windows of the bindings after a post: the first `posted` requests were posted.
     #[cold]
     fn settle(&mut self, queue_pair: Handle<ibv_qp>, posted: usize) {
         for binding in self.bindings.drain(..) {
@@ -218,8 +219,8 @@ impl SendList {
         }
     }
 
-    /// The queue pair is going to be destroyed: nothing is posted any more, and windows that are
-    /// bound on it leave it.
+    /// Before the queue pair is destroyed: discards the queued requests, and unbinds the windows
+    /// that are bound on it.
     pub(super) fn end(&mut self, queue_pair: Handle<ibv_qp>) {
         self.abandon_bindings();
         for window in self.bound.drain(..) {
@@ -229,13 +230,13 @@ impl SendList {
         }
     }
 
-    /// Whether there is no room for a further request.
+    /// Whether the list is full.
     pub(super) fn is_full(&self) -> bool {
         self.queued == self.requests.len()
     }
 
-    /// Posts what was added, and is empty again. `post` is given the first request and a place for
-    /// the first one that was refused, and returns an error number.
+    /// Posts all queued requests, and empties the list. `post` gets the first request and a place
+    /// for the first rejected one, and returns an error number.
     #[inline]
     pub(super) fn post(
         &mut self,
@@ -254,7 +255,7 @@ impl SendList {
             } else {
                 ptr::null_mut()
             };
-            // SAFETY: `at` is below the number of requests, which nobody else looks at.
+            // SAFETY: `at` is below the number of requests, which no other code accesses.
             let request = unsafe { &mut *first.wrapping_add(at) };
             request.next = next;
             request.sg_list = pieces.wrapping_add(at * self.sges_each);
@@ -292,7 +293,7 @@ fn access_flag(is_set: bool, flag: ibv_access_flags) -> c_uint {
     if is_set { flag.0 } else { 0 }
 }
 
-/// Says what a request does, once its payload is known; whether the two fit.
+/// Sets the operation of a request whose payload is set; returns whether the two are compatible.
 #[inline]
 fn set_operation(place: &mut ibv_send_wr, operation: SendOperation) -> bool {
     let key = match operation {
@@ -343,7 +344,7 @@ mod tests {
         inline_bytes: 8,
     };
 
-    /// One that is never touched.
+    /// A queue pair that is never accessed.
     fn queue_pair() -> Handle<ibv_qp> {
         Handle::new(ptr::dangling_mut()).unwrap()
     }
@@ -363,11 +364,11 @@ mod tests {
         SendRequest::new(wr_id, operation, Payload::Memory(&PIECES[..1]))
     }
 
-    /// Posts, and hands every request of the list to `check`.
+    /// Posts, and passes every request of the list to `check`.
     fn post(list: &mut SendList, mut check: impl FnMut(&ibv_send_wr)) {
         let outcome = list.post(queue_pair(), |mut request, _| {
             while !request.is_null() {
-                // SAFETY: the list is whole and ends.
+                // SAFETY: the list is complete and terminated.
                 let one = unsafe { &*request };
                 check(one);
                 request = one.next;
@@ -443,7 +444,7 @@ mod tests {
             // SAFETY: the request has one piece.
             let piece = unsafe { &*one.sg_list };
             let copy = ptr::with_exposed_provenance::<u8>(piece.addr as usize);
-            // SAFETY: the piece names so many bytes of the list's storage.
+            // SAFETY: the piece names this many bytes of the list's storage.
             seen.push(unsafe { std::slice::from_raw_parts(copy, piece.length as usize) }.to_vec());
         });
         assert_eq!(seen, [vec![1; 8], vec![2; 8]]);

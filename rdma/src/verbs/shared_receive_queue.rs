@@ -25,7 +25,7 @@ pub struct VerbsSharedReceiveQueue {
     requests: u32,
 }
 
-/// What queue pairs on the queue keep alive.
+/// The part that queue pairs on the queue keep alive.
 #[derive(Debug)]
 pub(super) struct Queue {
     domain: VerbsDomain,
@@ -63,7 +63,7 @@ impl VerbsSharedReceiveQueue {
             }
         }
         let mut attributes = ibv_srq_init_attr {
-            // A number to libibverbs too, which keeps it for events.
+            // libibverbs stores the token as an opaque number for events.
             srq_context: ptr::without_provenance_mut(token.0 as usize),
             attr: ibv_srq_attr {
                 max_wr: requests.max(1),
@@ -107,7 +107,7 @@ impl Queue {
     fn destroy(&mut self) -> Result<(), Error> {
         if self.life == Life::Alive {
             let destroy = self.domain.device().functions().ibv_destroy_srq;
-            // SAFETY: queue pairs on the queue keep it alive, so there are none, and with another
+            // SAFETY: queue pairs on the queue keep it alive, so there are none, and in another
             // state it is not used any more.
             let result = unsafe { destroy(self.queue.get()) };
             self.life = Life::after_destruction(result, self.domain.device());
@@ -121,7 +121,7 @@ impl Queue {
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        // Who posted to it asked before, if it matters.
+        // A poster that needs the result calls `destroy` itself.
         let _ = self.destroy();
     }
 }
@@ -151,8 +151,8 @@ impl SharedReceiveQueue for VerbsSharedReceiveQueue {
         }
         let queue = self.inner.queue.get();
         self.receives.post(|first, refused| {
-            // SAFETY: the queue is alive; the list is whole, ends, and stays as it is during the
-            // call, which copies what it takes.
+            // SAFETY: the queue is alive; the list is complete and terminated, and does not change
+            // during the call, which copies what it takes.
             unsafe { ibv_post_srq_recv(queue, first, refused) }
         })
     }
@@ -168,7 +168,7 @@ impl SharedReceiveQueue for VerbsSharedReceiveQueue {
         };
         let modify = self.inner.domain.device().functions().ibv_modify_srq;
         let mask = ibv_srq_attr_mask::IBV_SRQ_LIMIT.0 as c_int;
-        // SAFETY: the queue is alive; the call reads the attributes that the mask names.
+        // SAFETY: the queue is alive; the call reads the attributes in the mask.
         let result = unsafe { modify(self.inner.queue.get(), &raw mut attributes, mask) };
         checked_code("ibv_modify_srq", result)
     }

@@ -1,4 +1,4 @@
-//! Error numbers made errors of this crate, and descriptors made non-blocking.
+//! Conversion of error numbers to errors of this crate, and non-blocking descriptors.
 #![expect(
     unsafe_code,
     reason = "borrows descriptors that structures of rdma-core name by number"
@@ -29,7 +29,7 @@ pub(super) fn checked(step: &'static str, result: c_int) -> Result<(), Error> {
 pub(super) fn checked_code(step: &'static str, result: c_int) -> Result<(), Error> {
     match result {
         0 => Ok(()),
-        // Several drivers answer -1 and set errno in place of an error number.
+        // Several drivers return -1 and set errno instead of returning an error number.
         -1 => Err(last_error(step)),
         code => {
             let code = code.saturating_abs();
@@ -38,7 +38,7 @@ pub(super) fn checked_code(step: &'static str, result: c_int) -> Result<(), Erro
     }
 }
 
-/// A device that was removed answers every call with one of these two.
+/// Converts an error. A removed device fails every call with one of these two error numbers.
 pub(super) fn error_of(step: &'static str, source: io::Error) -> Error {
     match source.raw_os_error() {
         Some(libc::EIO | libc::ENODEV) => Error::DeviceGone,
@@ -46,12 +46,12 @@ pub(super) fn error_of(step: &'static str, source: io::Error) -> Error {
     }
 }
 
-/// Whether the error is that of a non-blocking call that found nothing.
+/// Whether this is the error of a non-blocking call that would have to wait.
 pub(super) fn would_block(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::WouldBlock
 }
 
-/// Has reads of a descriptor answer at once.
+/// Makes a descriptor non-blocking.
 pub(super) fn set_nonblocking(descriptor: BorrowedFd<'_>) -> Result<(), Error> {
     let set =
         fcntl_getfl(descriptor).and_then(|flags| fcntl_setfl(descriptor, flags | OFlags::NONBLOCK));
@@ -64,9 +64,9 @@ pub(super) fn set_nonblocking(descriptor: BorrowedFd<'_>) -> Result<(), Error> {
 /// The descriptor that an object of rdma-core names by number.
 ///
 /// # Safety
-/// The object, and with it the descriptor, stays open for as long as `'a`.
+/// The object, and with it the descriptor, stays open for `'a`.
 pub(super) unsafe fn descriptor_of<'a>(number: c_int) -> BorrowedFd<'a> {
-    // SAFETY: the caller's promise; the libraries never make an object with descriptor -1.
+    // SAFETY: the caller's promise; the libraries never create an object with descriptor -1.
     unsafe { BorrowedFd::borrow_raw(number) }
 }
 

@@ -1,9 +1,10 @@
 //! The devices of the connection manager.
 //!
-//! Each device in the table holds the reference that a list of librdmacm gives, which keeps its
-//! context open. One that is removed is let go, so that it ends when its last user does: some
-//! drivers, soft RoCE's among them, cannot be removed while a context is open. librdmacm itself
-//! closes it when it looks for devices the next time, and only while there is another device.
+//! Each device in the table holds a reference of a list of librdmacm, which keeps its context open.
+//! The table releases the reference of a removed device, so that the device is closed with its last
+//! user: some drivers, such as soft RoCE's, cannot be removed while a context is open. librdmacm
+//! itself closes the context when it next looks for devices, and only while there is another
+//! device.
 #![expect(
     unsafe_code,
     reason = "walks the list of devices that librdmacm returns"
@@ -22,7 +23,7 @@ use super::library::Functions;
 use crate::device::DeviceIndex;
 use crate::error::{Error, Unavailable};
 
-/// The devices that there are, and those that were removed and are still used.
+/// The present devices, and removed ones that are still used.
 #[derive(Debug)]
 pub(super) struct DeviceTable {
     functions: &'static Functions,
@@ -32,7 +33,7 @@ pub(super) struct DeviceTable {
 #[derive(Debug)]
 struct Known {
     entries: Vec<Entry>,
-    /// Never given twice: a device that returns is another one.
+    /// Never reused: a device that returns gets a new index.
     next_index: u16,
 }
 
@@ -59,8 +60,8 @@ impl DeviceTable {
         self.functions
     }
 
-    /// Looks for devices, takes new ones into the table, lets removed ones go, and returns those
-    /// that are there.
+    /// Looks for devices, adds new ones to the table, releases removed ones, and returns those that
+    /// are present.
     pub(super) fn refresh(&self) -> Result<Vec<VerbsDevice>, Error> {
         let mut known = self.lock();
         let mut count: c_int = 0;
@@ -74,7 +75,7 @@ impl DeviceTable {
             return Err(error.into());
         }
         let count = usize::try_from(count).unwrap_or(0);
-        // SAFETY: the list has as many entries as the call counted, and is this function's.
+        // SAFETY: the list has as many entries as the call counted, and belongs to this function.
         let list_entries = unsafe { std::slice::from_raw_parts_mut(list, count) };
         let present: Vec<_> = list_entries
             .iter()
@@ -83,14 +84,15 @@ impl DeviceTable {
             .collect();
         known.keep_present(&present);
         let (devices, returned, failed) = known.take_in(self.functions, &present);
-        // What the table keeps is taken off the list, so that it is not let go with it.
+        // The references that the table keeps are removed from the list, so that they are not
+        // released with it.
         list_entries[..returned.len()].copy_from_slice(&returned);
-        // SAFETY: the list ends with a null pointer, behind as many entries as were counted.
+        // SAFETY: the list ends with a null pointer after the counted entries.
         let end = unsafe { list.add(returned.len()) };
         // SAFETY: as above.
         unsafe { *end = ptr::null_mut() };
-        // SAFETY: the list came from the function that goes with this one, each entry in it holds
-        // a reference, and it is not used again.
+        // SAFETY: the list came from the corresponding function, each entry in it holds a
+        // reference, and it is not used again.
         unsafe { (self.functions.rdma_free_devices)(list) };
         match failed {
             _ if !devices.is_empty() => Ok(devices),
@@ -105,11 +107,11 @@ impl DeviceTable {
             return Ok(device);
         }
         self.refresh()?;
-        // A device that was removed in the meantime is in no list any more.
+        // A device that was removed meanwhile is in no list any more.
         self.lock().find(context).ok_or(Error::DeviceGone)
     }
 
-    /// Lets a device go that the connection manager said is being removed.
+    /// Releases a device whose removal the connection manager reported.
     pub(super) fn remove(&self, context: Handle<ibv_context>) {
         let mut known = self.lock();
         if let Some(device) = known.find(context) {
@@ -128,7 +130,7 @@ impl DeviceTable {
 }
 
 impl Known {
-    /// Lets those go that are not in a list, and forgets those that nobody uses.
+    /// Releases the devices that are not in a list, and drops the entries of devices without users.
     fn keep_present(&mut self, present: &[Handle<ibv_context>]) {
         for entry in &mut self.entries {
             if !present.contains(&entry.context)
@@ -141,8 +143,8 @@ impl Known {
             .retain(|entry| entry.device.upgrade().is_some());
     }
 
-    /// Adds what is new of a list. Returns the devices, what of the list is to be given back, and
-    /// why a device could not be opened: one broken device does not hide the others.
+    /// Adds the new devices of a list. Returns the devices, the references to release, and the
+    /// error of a device that could not be opened: one broken device does not hide the others.
     fn take_in(
         &mut self,
         functions: &'static Functions,
@@ -182,7 +184,7 @@ impl Known {
     }
 }
 
-/// Why the connection manager has no devices to show.
+/// Why the connection manager returns no devices.
 pub(super) fn no_devices(error: io::Error) -> Unavailable {
     match error.raw_os_error() {
         Some(libc::ENODEV) => Unavailable::NoDevice,

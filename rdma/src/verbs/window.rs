@@ -11,32 +11,32 @@ use super::system::last_error;
 use crate::error::{Error, PostError};
 use crate::provider::{Device, Domain, MemoryWindow};
 
-/// The part of a key that changes with each binding.
+/// The bits of a key that change with each binding.
 const KEY_VARIANT: u32 = 0xff;
 
 /// A memory window of libibverbs.
 #[derive(Debug)]
 pub struct VerbsWindow {
     inner: Arc<Window>,
-    /// That of the last binding that was queued.
+    /// The key of the last queued binding.
     rkey: u32,
 }
 
-/// What a queued binding keeps alive.
+/// The part that a queued binding keeps alive.
 #[derive(Debug)]
 pub(super) struct Window {
     domain: VerbsDomain,
     state: Mutex<State>,
 }
 
-/// Two owners meet here: that of the window, and that of the queue pair it is bound on.
+/// Shared by the owner of the window and the owner of the queue pair that it is bound on.
 #[derive(Debug)]
 struct State {
-    /// `None` when the device gave no other one in its place.
+    /// `None` if the device could not replace a deallocated one.
     window: Option<Handle<ibv_mw>>,
-    /// Whether a binding is queued and not posted, which names the window by address.
+    /// Whether a binding that names the window by address is queued and not posted.
     is_queued: bool,
-    /// The queue pair that the last binding was posted on.
+    /// The queue pair on which the last binding was posted.
     bound_on: Option<Handle<ibv_qp>>,
 }
 
@@ -50,7 +50,7 @@ impl VerbsWindow {
             });
         }
         let window = allocate(domain).ok_or_else(|| last_error("ibv_alloc_mw"))?;
-        // SAFETY: the window was just made.
+        // SAFETY: the window was just created.
         let rkey = unsafe { (*window.get()).rkey };
         Ok(Self {
             inner: Arc::new(Window {
@@ -69,15 +69,15 @@ impl VerbsWindow {
         self.inner.domain.is_same(domain)
     }
 
-    /// Takes the window for one binding that is going to be queued.
+    /// Takes the window for one binding that will be queued.
     pub(super) fn take(&mut self) -> Result<Taken, PostError> {
         let mut state = self.inner.state();
-        // Drivers read the key of before from the window when they post, so there can be no second
-        // binding in the same list.
+        // Drivers read the previous key from the window when they post, so a list cannot contain a
+        // second binding.
         let free = state.window.filter(|_| !state.is_queued);
         let handle = free.ok_or(PostError::NotPossible)?;
         state.is_queued = true;
-        // SAFETY: the window is alive, and only whoever holds the lock touches its key.
+        // SAFETY: the window is alive, and its key is only accessed under the lock.
         let current = unsafe { (*handle.get()).rkey };
         self.rkey = next_key(current);
         Ok(Taken {
@@ -88,27 +88,28 @@ impl VerbsWindow {
     }
 }
 
-/// A window that a binding is queued for.
+/// A window for which a binding is queued.
 #[derive(Debug)]
 pub(super) struct Taken {
     window: Arc<Window>,
     pub(super) handle: Handle<ibv_mw>,
-    /// What its key is going to be.
+    /// The key after the binding.
     pub(super) key: u32,
 }
 
 impl Taken {
-    /// The binding was posted. Returns the window when it was not bound on this queue pair before.
+    /// Records that the binding was posted. Returns the window if its last binding was not on this
+    /// queue pair.
     pub(super) fn posted(self, queue_pair: Handle<ibv_qp>) -> Option<Weak<Window>> {
         let mut state = self.window.state();
-        // SAFETY: the window is alive, and only whoever holds the lock touches its key.
+        // SAFETY: the window is alive, and its key is only accessed under the lock.
         unsafe { (*self.handle.get()).rkey = self.key };
         state.is_queued = false;
         let before = state.bound_on.replace(queue_pair);
         (before != Some(queue_pair)).then(|| Arc::downgrade(&self.window))
     }
 
-    /// The binding will not be posted.
+    /// Records that the binding will not be posted.
     pub(super) fn abandoned(self) {
         self.window.state().is_queued = false;
     }
@@ -119,8 +120,8 @@ impl Window {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The queue pair goes. A window that is bound on it dies with it, and has to go before: soft
-    /// RoCE waits 50 s for it to let the queue pair go. Another one takes its place.
+    /// Unbinds the window before its queue pair is destroyed. A window that is bound on it must be
+    /// deallocated first, because soft RoCE waits 50 s for it otherwise; a new window replaces it.
     pub(super) fn leave(&self, queue_pair: Handle<ibv_qp>) {
         let mut state = self.state();
         if state.bound_on != Some(queue_pair) || state.is_queued {
@@ -128,7 +129,7 @@ impl Window {
         }
         state.bound_on = None;
         if let Some(window) = state.window.take() {
-            // SAFETY: the window is used under the lock only, save by queued bindings, of which
+            // SAFETY: the window is used under the lock only, except by queued bindings, of which
             // there is none.
             unsafe { ibv_dealloc_mw(window.get()) };
             self.domain.end_unbound_registrations();
@@ -159,7 +160,7 @@ impl MemoryWindow for VerbsWindow {
     }
 }
 
-/// The key with the next variant, as `ibv_inc_rkey` of `infiniband/verbs.h` makes it.
+/// The key with the next variant, as `ibv_inc_rkey` of `infiniband/verbs.h` computes it.
 fn next_key(key: u32) -> u32 {
     (key & !KEY_VARIANT) | (key.wrapping_add(1) & KEY_VARIANT)
 }

@@ -1,4 +1,4 @@
-//! Faults by pattern, ports that go down, devices that are pulled, connections that fail.
+//! Tests of faults by pattern, ports that go down, devices that are removed, connections that fail.
 
 use std::io;
 
@@ -19,7 +19,7 @@ use crate::request::SendOperation;
 /// The client's machine; the server's is 0.
 const CLIENT: usize = 1;
 
-/// Occasions, counted from 0, at which a pattern fires.
+/// The occasions, counted from 0, on which a pattern fires.
 fn fired(pattern: Pattern, seed: u64, occasions: usize) -> Vec<usize> {
     let mut rules = Rules::default();
     rules.add(pattern, ());
@@ -97,8 +97,8 @@ fn a_failure_by_pattern_has_its_status_and_flushes_the_rest() {
     }
 }
 
-/// A device that is stuck: the request is neither done nor flushed, and a refused destruction leaves
-/// the queue pair, its queues and its domain where they are.
+/// A stuck request is neither executed nor flushed, and a refused destruction leaves the queue
+/// pair, its queues and its domain in place.
 #[test]
 fn a_queue_pair_that_is_not_destroyed_stays() {
     at_once(|fabric, harness| {
@@ -195,7 +195,7 @@ fn a_delayed_request_lets_other_queues_pass() {
         let write = |pair: &Pair<Fake>| SendOperation::Write(pair.server.memory.remote(0));
         let operation = write(&one);
         one.client.post(1, operation, (0, 64));
-        // Seen once, so that the fault is on the first.
+        // One tick looks up the fault, so that it applies to the first request.
         fabric.progress();
         let operation = write(&other);
         other.client.post(2, operation, (0, 64));
@@ -342,13 +342,13 @@ fn a_device_that_is_pulled_takes_everything_with_it() {
         assert!(matches!(queue, Err(Error::DeviceGone)), "{queue:?}");
         let devices = harness.subject.server.devices();
         assert!(matches!(devices, Err(Error::Unavailable(_))), "{devices:?}");
-        // The other end finds out by asking.
+        // The other end notices when it sends.
         client.post(2, SendOperation::Send, (0, 64));
         harness.expect(client, 2, CompletionStatus::RETRIES_EXCEEDED);
     });
 }
 
-/// What the client's attempt to connect ends in, up to the connect.
+/// The last event of an attempt of the client to connect.
 fn attempt(harness: &mut Harness<'_, Fake>) -> ConnectionEvent {
     let (_server_channel, listener) = harness.listen();
     let mut channel = harness.subject.client.event_channel().expect("a channel");

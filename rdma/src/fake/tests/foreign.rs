@@ -3,9 +3,10 @@
 
 use crate::memory::MemoryRange;
 
-/// A range by address. The fabric touches it only through a view of a region that it was told of.
+/// A range by address. The fabric accesses it only through the view of a region that was added to
+/// it.
 pub(crate) fn foreign(address: usize, len: usize) -> MemoryRange<'static> {
-    // SAFETY: tests hold no references to memory that they name like this, and keep its region
-    // until they are done.
+    // SAFETY: tests hold no references to memory registered this way, and keep its region until
+    // they are done.
     unsafe { MemoryRange::foreign(address, len) }
 }

@@ -1,4 +1,4 @@
-//! Queues that are full, calls at the wrong time, and memory in pieces.
+//! Tests of full queues, calls in the wrong state, and memory in pieces.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::slice;
@@ -27,7 +27,7 @@ fn a_send_queue_that_is_full_refuses_the_rest() {
         let mut pair = harness.pair();
         let Pair { server, client, .. } = &mut pair;
         let write = SendOperation::Write(server.memory.remote(0));
-        // Unsignalled requests keep their places until a signalled one was polled.
+        // Unsignalled requests keep their entries until a signalled one was polled.
         for wr_id in 0..u64::from(REQUESTS) - 2 {
             client.queue(wr_id, write, (0, 64), false);
         }
@@ -231,7 +231,7 @@ fn more_requests_than_the_backlog_are_turned_away() {
             matches!(event, ConnectionEvent::Rejected { .. }),
             "{event:?}"
         );
-        // The first still waits, and is rejected with its listener.
+        // The first still waits, and is rejected when its listener is dropped.
         drop(listener);
         let event = harness.connection_event("a rejection", &mut channel, Token(0));
         assert!(
@@ -265,7 +265,7 @@ fn depths_are_clamped_to_what_the_device_allows() {
     assert_eq!(clamped, expected);
 }
 
-/// A device whose registrations are limited to so many bytes.
+/// A device with this limit of bytes per registration.
 fn limited(registration_bytes: u64) -> Fake {
     let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
     let mut device = DeviceConfig::new("small0", address);
@@ -332,7 +332,7 @@ fn a_region_longer_than_a_registration_is_registered_in_pieces() {
     let mut near = usize::MAX;
     for lease in leases.iter().chain(leases.iter().rev()) {
         let key = map.local_key(&mut near, lease.as_ptr().addr(), lease.len());
-        // Registrations overlap: that of the last range is as good as the one that a search finds.
+        // Registrations overlap: the cached one is as good as the one that a search finds.
         assert!(key.is_some(), "registered, wherever the last one was");
     }
     let found = near;

@@ -1,4 +1,4 @@
-//! Driven by somebody else's clock: what is due, and what harms one connection alone.
+//! Tests with an external clock: due ticks, and faults of single connections.
 
 use super::on_fabric;
 use crate::completion::{CompletionStatus, WorkCompletion};
@@ -7,7 +7,7 @@ use crate::fake::{Fabric, FabricConfig, Fault, Pattern};
 use crate::provider::{CompletionQueue, Connection, QueuePair};
 use crate::request::SendOperation;
 
-/// Lets everything happen that is on its way.
+/// Advances the fabric until nothing is due.
 fn come_to_rest(fabric: &Fabric) {
     while let Some(tick) = fabric.next_tick() {
         fabric.advance_to(tick);

@@ -1,4 +1,4 @@
-//! Random work with random faults: whatever happens, every request ends once and in order.
+//! Random work with random faults: every request completes once and in order.
 
 use std::slice;
 
@@ -10,17 +10,17 @@ use crate::fake::{Fabric, FabricConfig, Fake, Fault, Operation, Pattern};
 use crate::provider::{CompletionQueue, Domain, QueuePair};
 use crate::request::{Payload, ReceiveRequest, SendOperation, SendRequest};
 
-/// Bytes of one place in memory.
+/// Bytes per request.
 const PLACE: usize = 256;
-/// Receives have identifiers from here on.
+/// First identifier of receives.
 const RECEIVES: u64 = 1 << 32;
 
-/// One end of a connection, and what is still to come of what it posted.
+/// One end of a connection, and its outstanding requests.
 struct End {
     side: Side<Fake>,
     next_send: u64,
     next_receive: u64,
-    /// Requests posted whose completion has not come; of unsignalled ones it never may.
+    /// Posted requests without a completion yet; unsignalled ones may never have one.
     sends: Vec<(u64, bool, Option<usize>)>,
     receives: Vec<u64>,
     failed: bool,
@@ -51,14 +51,16 @@ impl End {
         self.receives.push(wr_id);
     }
 
-    /// Posts something; every eighth request is signalled at the least, so that places come free.
+    /// Posts a random request. At least every eighth one is signalled, so that queue entries become
+    /// free.
     fn post_send(&mut self, random: &mut Random, peer: &End) {
         if self.sends.len() == REQUESTS as usize {
             return;
         }
         let wr_id = self.next_send;
         self.next_send += 1;
-        // The upper half of the memory: own data, and below it what the peer writes.
+        // The upper half of the memory has the side's own data; the quarter below is written by the
+        // peer.
         let own = (512 << 10) + (wr_id % u64::from(REQUESTS)) as usize * PLACE;
         let theirs = (256 << 10) + (wr_id % u64::from(REQUESTS)) as usize * PLACE;
         let remote = peer.side.memory.remote(theirs);
@@ -91,7 +93,7 @@ impl End {
             assert!(!self.failed || fate != CompletionStatus::SUCCESS, "{fate}");
             return;
         }
-        // Unsignalled ones before it have succeeded in silence.
+        // Unsignalled requests before it have succeeded without a completion.
         let found = self
             .sends
             .iter()
@@ -131,7 +133,7 @@ impl End {
     }
 }
 
-/// Faults of all kinds, rare enough for work to get done.
+/// Adds faults of all kinds, rare enough for work to succeed.
 fn add_faults(fabric: &Fabric) {
     let seldom = |permille| Pattern {
         permille,
@@ -150,7 +152,7 @@ fn add_faults(fabric: &Fabric) {
     fabric.add_fault(once.of(Operation::Read), Fault::Fail(status));
 }
 
-/// Returns how many ends saw a failure before the end.
+/// Returns the number of ends that failed before the end of the test.
 fn stress(seed: u64) -> usize {
     let mut failures = 0;
     on_fabric(FabricConfig::manual(seed), |fabric, harness| {
@@ -191,7 +193,7 @@ fn stress(seed: u64) -> usize {
             for end in [&mut *one, &mut *other] {
                 end.side.queue_pair.set_error().expect("an order");
             }
-            // Each poll takes a batch of the rest.
+            // Each poll takes one batch of the remaining completions.
             for _ in 0..32 {
                 one.poll(&other.side);
                 other.poll(&one.side);
@@ -207,7 +209,7 @@ fn stress(seed: u64) -> usize {
     failures
 }
 
-/// What was posted has ended.
+/// Checks that every posted request has ended.
 fn assert_balanced(machines: &[&Fake]) {
     for machine in machines {
         let counters = machine.counters();

@@ -1,4 +1,4 @@
-//! The conformance suite on the in-process fabric, in both of its paces.
+//! The conformance suite on the in-process fabric, with both paces.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;

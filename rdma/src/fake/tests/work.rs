@@ -1,4 +1,4 @@
-//! What the fabric counts, what it allocates, and two threads on it.
+//! Tests of the fabric's counters, of its allocations, and of its use by two threads.
 
 use hugemem::allocation_counter::allocations_on_this_thread;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -21,7 +21,7 @@ fn everything_is_counted_on_its_machine() {
         );
         assert_eq!(server_start.sends_posted(), 0);
         client.receive(1, 0, 64);
-        // What a target does for one read: the data, and the answer behind it, in one post.
+        // A target's part of one read: the data and the response in one post.
         let write = SendOperation::Write(client.memory.remote(4096));
         server.queue(2, write, (0, 4096), false);
         let answer = [7; 16];
@@ -84,7 +84,7 @@ fn one_seed_gives_one_sequence() {
     assert_ne!(run(1), run(2));
 }
 
-/// One message each way, by the same calls that a transport makes.
+/// One message each way, with the calls that a transport makes.
 fn ping_pong(server: &mut Side<Fake>, client: &mut Side<Fake>) {
     for side in [&mut *server, &mut *client] {
         let memory = side.memory.piece(0, 64).into();
@@ -112,7 +112,7 @@ fn posting_and_polling_allocate_nothing() {
     at_once(|_, harness| {
         let mut pair = harness.pair();
         let Pair { server, client, .. } = &mut pair;
-        // A send that waits, so that the lists of waiting queue pairs are in use too.
+        // A waiting send, so that the lists of waiting queue pairs are in use too.
         let mut waiting = harness.pair();
         waiting.client.post(1, SendOperation::Send, (0, 64));
         ping_pong(server, client);
@@ -134,7 +134,7 @@ fn posting_and_polling_allocate_nothing() {
     });
 }
 
-/// Sleeps until the completion queue has something.
+/// Sleeps until the completion queue has a completion.
 fn next(side: &mut Side<Fake>) -> WorkCompletion {
     loop {
         let mut one = [WorkCompletion::default()];
@@ -181,7 +181,7 @@ fn two_threads_share_a_fabric() {
                 server.memory.buffer.write(64, &bytes);
                 server.post(1, SendOperation::Send, (64, 8));
             }
-            // The last answer is out before the connection goes.
+            // The last response must be sent before the connection is dropped.
             while next(&mut server).is_receive() {}
         });
         for round in 0..ROUNDS {
