@@ -2,8 +2,8 @@
 //! (NQNs).
 //!
 //! Base 2.1 §1.4: ASCII strings are left-justified and padded with spaces; NQNs are UTF-8 and end
-//! at the first NUL. Peers also pad ASCII strings with NULs, so the reader of those stops at the
-//! first NUL and drops spaces.
+//! at the first NUL. Peers also pad ASCII strings with NULs, so reading them stops at the first NUL
+//! and drops trailing spaces.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -22,8 +22,8 @@ pub struct SpacePadded<const N: usize>(pub [u8; N]);
 pub struct NulPadded<const N: usize>(pub [u8; N]);
 
 impl<const N: usize> SpacePadded<N> {
-    /// The text cut to `N` bytes; what is not printable ASCII becomes `?` (only 20h to 7Eh may
-    /// stand there).
+    /// The text, truncated to `N` bytes, with `?` for every byte that is not printable ASCII (only
+    /// 20h to 7Eh are allowed).
     pub fn new(text: &str) -> Self {
         let mut field = [b' '; N];
         for (slot, c) in field.iter_mut().zip(text.chars()) {
@@ -40,14 +40,14 @@ impl<const N: usize> SpacePadded<N> {
         trim(&self.0)
     }
 
-    /// The text before the padding, `None` when a peer filled it with something else than UTF-8.
+    /// The text before the padding; `None` if it is not UTF-8.
     pub fn as_str(&self) -> Option<&str> {
         core::str::from_utf8(self.bytes()).ok()
     }
 }
 
 impl<const N: usize> NulPadded<N> {
-    /// The text followed by at least one NUL; `None` when it does not fit or holds a NUL itself.
+    /// The text followed by at least one NUL; `None` if it does not fit or contains a NUL.
     pub fn new(text: &str) -> Option<Self> {
         if text.len() >= N || text.as_bytes().contains(&0) {
             return None;
@@ -64,7 +64,7 @@ impl<const N: usize> NulPadded<N> {
         until_nul(&self.0)
     }
 
-    /// The text before the padding, `None` when a peer filled it with something else than UTF-8.
+    /// The text before the padding; `None` if it is not UTF-8.
     pub fn as_str(&self) -> Option<&str> {
         core::str::from_utf8(self.bytes()).ok()
     }
@@ -99,7 +99,7 @@ fn trim(field: &[u8]) -> &[u8] {
     rest
 }
 
-/// Text of a peer for logs: printable ASCII as it is, everything else escaped.
+/// A peer's text for logs: printable ASCII unchanged, all other bytes escaped.
 fn escape(bytes: &[u8], f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
     write!(f, "{}", bytes.escape_ascii())
 }

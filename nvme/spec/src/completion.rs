@@ -72,7 +72,7 @@ pub struct Cqe {
     pub dw0: U32,
     /// Command specific result, dword 1.
     pub dw1: U32,
-    /// Submission Queue Head Pointer; on fabrics meaningful while flow control is on.
+    /// Submission Queue Head Pointer; on fabrics valid only with flow control.
     pub sqhd: U16,
     /// Submission Queue Identifier; reserved on fabrics.
     pub sqid: U16,
@@ -84,7 +84,7 @@ pub struct Cqe {
 const _: () = assert!(size_of::<Cqe>() == 16);
 
 impl Cqe {
-    /// A completion of `cid`; result, head and queue are zero.
+    /// A completion of `cid`; all other fields are zero.
     pub const fn new(cid: u16, status: Status) -> Self {
         Self {
             dw0: U32::ZERO,
@@ -101,13 +101,13 @@ impl Cqe {
         self.status.status()
     }
 
-    /// The same with dword 0 set.
+    /// The completion with dword 0 set.
     pub const fn with_dw0(mut self, dw0: u32) -> Self {
         self.dw0 = U32::new(dw0);
         self
     }
 
-    /// The same with a 64-bit result in dwords 0 and 1.
+    /// The completion with a 64-bit result in dwords 0 and 1.
     pub const fn with_result(mut self, result: u64) -> Self {
         self.dw0 = U32::new(result as u32);
         self.dw1 = U32::new((result >> 32) as u32);

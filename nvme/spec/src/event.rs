@@ -28,7 +28,7 @@ pub struct AsyncEvent {
     __: u8,
     /// Asynchronous Event Information: its meaning depends on the type.
     pub information: u8,
-    /// Log page whose reading clears the event.
+    /// Log page that clears the event when read.
     #[bits(8)]
     pub log_page: LogPageId,
     __: u8,
@@ -79,7 +79,7 @@ impl AsyncEvent {
     /// Health: spare below threshold.
     pub const SPARE_BELOW_THRESHOLD: Self = Self::health(0x02);
 
-    /// Notice: an attached namespace changed; the Changed Attached Namespace List says which.
+    /// Notice: an attached namespace changed; the Changed Attached Namespace List identifies it.
     pub const NAMESPACE_ATTRIBUTE_CHANGED: Self =
         Self::notice(0x00, LogPageId::CHANGED_ATTACHED_NAMESPACES);
     /// Notice: firmware activation starting.

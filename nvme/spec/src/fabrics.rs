@@ -10,8 +10,7 @@ use crate::status::Status;
 use crate::{U16, U32, U64};
 
 open_enum! {
-    /// Fabrics Command Type (Base 2.1 §6); its low bits give the data direction like an
-    /// opcode's.
+    /// Fabrics Command Type (Base 2.1 §6); its low bits encode the data direction, as in an opcode.
     pub struct FabricsType(u8) {
         PROPERTY_SET = 0x00, "Property Set";
         CONNECT = 0x01, "Connect";
@@ -22,18 +21,18 @@ open_enum! {
     }
 }
 
-/// CNTLID in Connect data that asks the dynamic controller model for any controller (Base 2.1
+/// CNTLID in Connect data that requests any controller, with the dynamic controller model (Base 2.1
 /// §6.3).
 pub const CNTLID_DYNAMIC: u16 = 0xffff;
 
-/// CNTLID in Connect data that asks the static controller model for any available controller (Base
-/// 2.1 §6.3).
+/// CNTLID in Connect data that requests any available controller, with the static controller model
+/// (Base 2.1 §6.3).
 pub const CNTLID_STATIC_ANY: u16 = 0xfffe;
 
 /// The largest controller identifier: FFF0h to FFFFh are reserved (Base 2.1 §3.1).
 pub const CNTLID_MAX: u16 = 0xffef;
 
-/// The least size of an admin submission queue on fabrics, entries (Base 2.1 §6.3).
+/// The minimum size of an admin submission queue on fabrics, entries (Base 2.1 §6.3).
 pub const ADMIN_QUEUE_ENTRIES_MIN: u16 = 32;
 
 impl Sqe {
@@ -42,13 +41,13 @@ impl Sqe {
         self.opcode == AdminOpcode::FABRICS.0
     }
 
-    /// The Fabrics Command Type, byte 4 (meaningful where [`Sqe::is_fabrics`]).
+    /// The Fabrics Command Type, byte 4 (valid if [`Sqe::is_fabrics`]).
     pub const fn fctype(&self) -> FabricsType {
         let [fctype, ..] = self.nsid.to_bytes();
         FabricsType(fctype)
     }
 
-    /// A Fabrics command of which every other field is zero.
+    /// A Fabrics command with all other fields zero.
     pub const fn fabrics(fctype: FabricsType) -> Self {
         Self::new(AdminOpcode::FABRICS.0, fctype.0 as u32)
     }
@@ -128,7 +127,7 @@ pub struct Connect {
     /// Connect Attributes.
     pub cattr: ConnectAttributes,
     reserved47: u8,
-    /// Keep Alive Timeout, milliseconds; 0 switches it off. Reserved on I/O queues.
+    /// Keep Alive Timeout, milliseconds; 0 disables it. Reserved on I/O queues.
     pub kato: U32,
     reserved52: [u8; 12],
 }
@@ -149,7 +148,7 @@ impl Connect {
 pub struct ConnectData {
     /// Host Identifier.
     pub hostid: [u8; 16],
-    /// Controller Identifier wanted, [`CNTLID_DYNAMIC`] or [`CNTLID_STATIC_ANY`].
+    /// Requested Controller Identifier, [`CNTLID_DYNAMIC`] or [`CNTLID_STATIC_ANY`].
     pub cntlid: U16,
     reserved18: [u8; 238],
     /// Subsystem NQN.
@@ -161,7 +160,7 @@ pub struct ConnectData {
 const _: () = assert!(size_of::<ConnectData>() == 1024);
 
 impl ConnectData {
-    /// The data of a Connect.
+    /// The data of a Connect command.
     pub const fn new(hostid: [u8; 16], cntlid: u16, subnqn: NqnField, hostnqn: NqnField) -> Self {
         Self {
             hostid,
@@ -192,7 +191,7 @@ pub struct AuthenticationRequirements {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct ConnectSuccess {
-    /// Controller Identifier assigned.
+    /// Assigned Controller Identifier.
     pub cntlid: u16,
     /// Authentication requirements.
     #[bits(16)]
@@ -211,10 +210,10 @@ pub struct ConnectInvalid {
     __: u16,
 }
 
-/// A field of Connect that can be at fault, with its published offset (Base 2.1 §6.3).
+/// A field of Connect that may be invalid, with its published offset (Base 2.1 §6.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectField {
-    /// Command: Record Format, byte 40. (Status Connect Incompatible Format where unsupported.)
+    /// Command: Record Format, byte 40. (Status Connect Incompatible Format if unsupported.)
     RecordFormat,
     /// Command: Queue Identifier, byte 42.
     QueueId,
@@ -235,7 +234,7 @@ pub enum ConnectField {
 }
 
 impl ConnectField {
-    /// Dword 0 that points at the field.
+    /// Dword 0 that identifies the field.
     pub const fn invalid(self) -> ConnectInvalid {
         let (ipo, in_data) = match self {
             Self::RecordFormat => (40, false),
@@ -253,7 +252,7 @@ impl ConnectField {
 }
 
 impl Cqe {
-    /// The response of a Connect that succeeded.
+    /// The response of a successful Connect.
     pub const fn connected(cid: u16, cntlid: u16, authreq: AuthenticationRequirements) -> Self {
         let dw0 = ConnectSuccess::new()
             .with_cntlid(cntlid)
@@ -261,18 +260,18 @@ impl Cqe {
         Self::new(cid, Status::SUCCESS).with_dw0(dw0.into_bits())
     }
 
-    /// The response of a Connect that was refused for the value of one field; a retry is pointless.
+    /// The response of a Connect that is rejected because of one field; with Do Not Retry.
     pub const fn connect_invalid(cid: u16, field: ConnectField) -> Self {
         Self::new(cid, Status::CONNECT_INVALID_PARAMETERS.with_dnr())
             .with_dw0(field.invalid().into_bits())
     }
 
-    /// Dword 0 as that of a successful Connect.
+    /// Dword 0 of a successful Connect.
     pub const fn connect_success(&self) -> ConnectSuccess {
         ConnectSuccess::from_bits(self.dw0.get())
     }
 
-    /// Dword 0 as that of a Connect with invalid parameters.
+    /// Dword 0 of a Connect with invalid parameters.
     pub const fn connect_fault(&self) -> ConnectInvalid {
         ConnectInvalid::from_bits(self.dw0.get())
     }
@@ -336,7 +335,7 @@ impl Property {
         }
     }
 
-    /// The value cut to the size: 4-byte properties use the low half.
+    /// The value truncated to the size: 4-byte properties use the low half.
     pub const fn sized_value(&self) -> u64 {
         match self.attrib.size() {
             PropertySize::BYTES_4 => self.value.get() as u32 as u64,

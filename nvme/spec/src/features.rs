@@ -1,8 +1,7 @@
 //! Features: the values of Command Dword 11 and of the completion's dword 0, and feature data (Base
 //! 2.1 §5.1.25).
 //!
-//! Keep Alive Timer has no type: Command Dword 11 is the timeout in milliseconds, 0 switches it
-//! off.
+//! Keep Alive Timer has no type: Command Dword 11 is the timeout in milliseconds; 0 disables it.
 
 use bitfield_struct::bitfield;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -29,7 +28,7 @@ pub struct FeatureCapabilities {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct ArbitrationFeature {
-    /// Arbitration Burst: 2^AB commands, 7 without limit.
+    /// Arbitration Burst: 2^AB commands; 7 means no limit.
     #[bits(3)]
     pub ab: u8,
     #[bits(5)]
@@ -87,7 +86,7 @@ pub struct TemperatureThreshold {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct ErrorRecovery {
-    /// Time Limited Error Recovery, 100 ms units; 0 without limit.
+    /// Time Limited Error Recovery, 100 ms units; 0 means no limit.
     pub tler: u16,
     /// Deallocated or Unwritten Logical Block Error Enable.
     pub dulbe: bool,
@@ -126,7 +125,7 @@ impl NumberOfQueues {
         self.ncq_z() as u32 + 1
     }
 
-    /// Whether a request asks for one of the two invalid counts.
+    /// Whether a request contains one of the two invalid counts.
     pub const fn is_invalid_request(self) -> bool {
         self.nsq_z() == u16::MAX || self.ncq_z() == u16::MAX
     }
@@ -165,7 +164,7 @@ pub struct WriteAtomicity {
     __: u32,
 }
 
-/// Asynchronous Event Configuration (Base 2.1 §5.1.25.1.5). Bits 8 and up are laid out like OAES.
+/// Asynchronous Event Configuration (Base 2.1 §5.1.25.1.5). Bits 8 and up have the layout of OAES.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct AsyncEventConfiguration {
@@ -261,7 +260,7 @@ pub struct Timestamp {
 const _: () = assert!(size_of::<Timestamp>() == 8);
 
 impl Timestamp {
-    /// A timestamp; milliseconds since the origin, cut to 48 bits.
+    /// A timestamp; milliseconds since the origin, truncated to 48 bits.
     pub const fn new(milliseconds: u64, attributes: TimestampAttributes) -> Self {
         let [a, b, c, d, e, f, _, _] = milliseconds.to_le_bytes();
         Self {
@@ -284,7 +283,7 @@ impl Timestamp {
 )]
 #[repr(C)]
 pub struct HostBehavior {
-    /// Advanced Command Retry Enable: 1 when the host honours the retry delay of a status.
+    /// Advanced Command Retry Enable: 1 if the host honours the retry delay of a status.
     pub acre: u8,
     /// Extended Telemetry Data Area 4 Supported.
     pub etdas: u8,

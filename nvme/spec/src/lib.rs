@@ -1,14 +1,16 @@
-//! Everything that NVM Express puts on a wire, in a register or in a page, for both ends.
+//! Structures that NVM Express defines for the wire, for registers and for data pages, for both
+//! ends.
 //!
-//! Owns: layouts, field positions, code values and their names, as plain little-endian types that
-//! can be viewed in place (`zerocopy`). Refuses: behaviour, allocation, panics on foreign bytes.
+//! Owns layouts, field positions, code values and their names, as plain little-endian types that
+//! can be viewed in place (`zerocopy`). Contains no behaviour, does not allocate, and does not
+//! panic on bytes of a peer.
 //!
 //! Conventions:
-//! - Multi-byte fields are `zerocopy::little_endian` integers (alignment 1), so every type may lie
-//!   anywhere in a buffer and no byte order is ever converted by hand.
-//! - Fields that count from zero end in `_z`; the method without the suffix returns the true count.
-//! - Code values are open: a newtype over the integer with named constants, so an unknown value is
-//!   still a value.
+//! - Multi-byte fields are `zerocopy::little_endian` integers (alignment 1), so every type may be
+//!   at any address of a buffer, and no byte order is converted by hand.
+//! - Zero-based fields end in `_z`; the method without the suffix returns the count.
+//! - Code values are open: a newtype over the integer with named constants, so unknown values are
+//!   representable.
 //! - `with_…`/`set_…` of a bit field assert that the value fits. Values of a peer are only read,
 //!   never set.
 //!
@@ -47,7 +49,7 @@ pub use status::Status;
 /// A namespace identifier that addresses every namespace (Base 2.1 §3.2.1).
 pub const NSID_BROADCAST: u32 = 0xffff_ffff;
 
-/// Turns a count (1-based) into its zero-based field; `None` when it is zero or does not fit.
+/// Converts a count (1-based) to its zero-based field; `None` if it is zero or does not fit.
 pub const fn zero_based_u16(count: u32) -> Option<u16> {
     match count {
         1..=0x1_0000 => Some((count - 1) as u16),

@@ -15,7 +15,7 @@ const _: () = assert!(NQN_LENGTH_MAX_BYTES < NQN_FIELD_BYTES);
 /// The well-known discovery subsystem (Base 2.1 §3.1.3.3).
 pub const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
 
-/// What an NQN made from a UUID begins with (Base 2.1 §4.7, second form).
+/// Prefix of an NQN based on a UUID (Base 2.1 §4.7, second form).
 pub const UUID_NQN_PREFIX: &str = "nqn.2014-08.org.nvmexpress:uuid:";
 
 /// The longest label of a domain name (RFC 1034 §3.1).
@@ -24,10 +24,10 @@ const LABEL_LENGTH_MAX_BYTES: usize = 63;
 /// An NQN field: 256 bytes, NUL padded.
 pub type NqnField = NulPadded<NQN_FIELD_BYTES>;
 
-/// What is wrong with a name.
+/// Why a name is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NqnError {
-    /// No bytes.
+    /// The name is empty.
     Empty,
     /// More than 223 bytes.
     TooLong,
@@ -43,7 +43,7 @@ pub enum NqnError {
     Date,
     /// The reverse domain name is empty or malformed.
     Domain,
-    /// Nothing stands behind the colon, or the colon is missing.
+    /// The colon is missing, or nothing follows it.
     Name,
     /// The `nqn.2014-08.org.nvmexpress:uuid:` form without a well-formed UUID.
     Uuid,
@@ -68,7 +68,7 @@ impl fmt::Display for NqnError {
 
 impl core::error::Error for NqnError {}
 
-/// Checks a name in full: what a configuration may hold (Base 2.1 §4.7, both forms, and the
+/// Checks a name against all rules, for configurations (Base 2.1 §4.7, both forms, and the
 /// discovery NQN).
 pub fn validate(nqn: &str) -> Result<(), NqnError> {
     validate_size(nqn)?;
@@ -90,8 +90,7 @@ pub fn validate(nqn: &str) -> Result<(), NqnError> {
     }
 }
 
-/// Checks what a peer sent: size and characters only, because hosts in the field use names of other
-/// shapes.
+/// Checks a name of a peer: size and characters only, because some hosts use names in other forms.
 pub fn validate_size(nqn: &str) -> Result<(), NqnError> {
     if nqn.is_empty() {
         return Err(NqnError::Empty);
@@ -105,7 +104,7 @@ pub fn validate_size(nqn: &str) -> Result<(), NqnError> {
     Ok(())
 }
 
-/// The name in a peer's field, checked for size and characters: never panics, never allocates.
+/// The name in a peer's field, checked for size and characters. Never panics or allocates.
 pub fn from_field(field: &NqnField) -> Result<&str, NqnError> {
     if !field.is_terminated() {
         return Err(NqnError::Unterminated);
@@ -115,7 +114,7 @@ pub fn from_field(field: &NqnField) -> Result<&str, NqnError> {
     Ok(nqn)
 }
 
-/// The field for a name, checked for size and characters.
+/// The field for a name, which is checked for size and characters.
 pub fn to_field(nqn: &str) -> Result<NqnField, NqnError> {
     validate_size(nqn)?;
     NqnField::new(nqn).ok_or(NqnError::TooLong)

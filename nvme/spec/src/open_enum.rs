@@ -1,6 +1,6 @@
 //! The open enumeration: a newtype over an integer, named constants, and text for known values.
 //!
-//! Foreign values outside of the known set stay representable, compare, and print as their number.
+//! Unknown values are representable, comparable, and printed as their number.
 
 /// Defines an open enumeration; each constant's text is its documentation and its `Display` form.
 macro_rules! open_enum {
@@ -33,7 +33,7 @@ macro_rules! open_enum {
                 pub const $variant: Self = Self($value);
             )*
 
-            /// From the code value; every value is representable.
+            /// Creates a value from its code; every code is representable.
             pub const fn from_bits(bits: $int) -> Self {
                 Self(bits)
             }
@@ -43,7 +43,7 @@ macro_rules! open_enum {
                 self.0
             }
 
-            /// The name of a known value, `None` for reserved and vendor values.
+            /// The name of a known value; `None` for reserved and vendor specific values.
             pub const fn name(self) -> Option<&'static str> {
                 match self.0 {
                     $($value => Some($text),)*

@@ -31,14 +31,14 @@ pub struct ConnectRequest {
     pub hrqsize: U16,
     /// Host SQ size, zero-based: equal to SQSIZE of the Connect command that follows.
     pub hsqsize_z: U16,
-    /// Controller Identifier for I/O queues; 0 where not given.
+    /// Controller Identifier for I/O queues; 0 if not given.
     pub cntlid: U16,
     reserved10: [u8; 22],
 }
 const _: () = assert!(size_of::<ConnectRequest>() == 32);
 
 impl ConnectRequest {
-    /// A request.
+    /// Creates a request.
     pub const fn new(qid: u16, hrqsize: u16, hsqsize_z: u16, cntlid: u16) -> Self {
         Self {
             recfmt: U16::new(RECORD_FORMAT),
@@ -50,7 +50,7 @@ impl ConnectRequest {
         }
     }
 
-    /// Capsules that the host may have in flight, 1 to 65,536.
+    /// Number of capsules that the host may have in flight, 1 to 65,536.
     pub const fn hsqsize(&self) -> u32 {
         self.hsqsize_z.get() as u32 + 1
     }
@@ -81,7 +81,7 @@ pub struct ConnectAccept {
 const _: () = assert!(size_of::<ConnectAccept>() == 32);
 
 impl ConnectAccept {
-    /// An accept.
+    /// Creates an accept.
     pub const fn new(crqsize: u16) -> Self {
         Self {
             recfmt: U16::new(RECORD_FORMAT),
@@ -106,7 +106,7 @@ open_enum! {
     }
 }
 
-/// Private data of a reject, 4 bytes: the only one of the three that is not padded to 32.
+/// Private data of a reject, 4 bytes, the only one of the three that is not padded to 32.
 #[derive(
     Clone,
     Copy,
@@ -130,7 +130,7 @@ pub struct ConnectReject {
 const _: () = assert!(size_of::<ConnectReject>() == 4);
 
 impl ConnectReject {
-    /// A reject.
+    /// Creates a reject.
     pub const fn new(reason: RejectReason) -> Self {
         Self {
             recfmt: U16::new(RECORD_FORMAT),
@@ -138,7 +138,7 @@ impl ConnectReject {
         }
     }
 
-    /// The reason.
+    /// The reject reason.
     pub const fn reason(&self) -> RejectReason {
         RejectReason(self.sts.get())
     }

@@ -1,4 +1,4 @@
-//! Controller properties: registers on PCIe, reached by Property Get and Set on fabrics (Base 2.1
+//! Controller properties: registers on PCIe, accessed by Property Get and Set on fabrics (Base 2.1
 //! §3.1.4; PCIe 1.1 §3.1 for doorbells).
 
 use bitfield_struct::bitfield;
@@ -40,7 +40,7 @@ open_enum! {
 }
 
 impl Register {
-    /// Width of a known property; `None` where no property begins at the offset.
+    /// Width of a known property; `None` if no property begins at the offset.
     pub const fn size(self) -> Option<PropertySize> {
         match self {
             Self::CAP | Self::ASQ | Self::ACQ | Self::BPMBL | Self::CMBMSC => {
@@ -61,7 +61,7 @@ impl Register {
     }
 }
 
-/// What a read of a memory-mapped register returns when the device is gone.
+/// The value of every read of a memory-mapped register of a removed device.
 pub const REGISTER_GONE_U32: u32 = u32::MAX;
 
 /// The value that starts an NVM Subsystem Reset: "NVMe" (Base 2.1 §3.1.4.7, NSSRC).
@@ -145,7 +145,7 @@ impl Cap {
         self.mqes_z() as u32 + 1
     }
 
-    /// Time within which CSTS.RDY follows CC.EN, milliseconds.
+    /// Timeout for CSTS.RDY to follow CC.EN, milliseconds.
     pub const fn timeout_ms(self) -> u32 {
         self.to() as u32 * 500
     }
@@ -172,7 +172,7 @@ pub const fn page_bytes(code: u8) -> u32 {
     4096 << (code & 0xf)
 }
 
-/// Where the doorbells begin in the register space, bytes (PCIe 1.1 §3.1.2).
+/// Offset of the first doorbell in the register space, bytes (PCIe 1.1 §3.1.2).
 pub const DOORBELL_BASE_BYTES: u64 = 0x1000;
 
 /// Offset of a submission queue's tail doorbell (PCIe 1.1 §3.1.2.1).
@@ -277,7 +277,8 @@ const _: () = assert!(1 << IOSQES_NVM == size_of::<crate::Sqe>());
 const _: () = assert!(1 << IOCQES_NVM == size_of::<crate::Cqe>());
 
 impl Cc {
-    /// Enabled, 4 KiB pages, round robin, NVM command set and its entry sizes: what a host writes.
+    /// The value that a host writes: enabled, 4 KiB pages, round robin, NVM command set and its
+    /// entry sizes.
     pub const fn enabled_nvm() -> Self {
         Self::new()
             .with_en(true)
@@ -343,7 +344,7 @@ const _: () = assert!(size_of::<Aqa>() == 4);
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct Cmbloc {
-    /// Base Indicator Register: which BAR holds the buffer.
+    /// Base Indicator Register: the BAR that contains the buffer.
     #[bits(3)]
     pub bir: u8,
     /// Queue Mixed Memory Support.
@@ -385,7 +386,7 @@ pub struct Cmbsz {
     /// Size Units: 4 KiB times 16^SZU, up to 64 GiB.
     #[bits(4)]
     pub szu: u8,
-    /// Size in those units.
+    /// Size in units of SZU.
     #[bits(20)]
     pub sz: u32,
 }
@@ -413,7 +414,7 @@ impl Cmbsz {
 #[bitfield(u64)]
 #[derive(PartialEq, Eq)]
 pub struct Cmbmsc {
-    /// Capabilities Registers Enabled: CMBLOC and CMBSZ show their values.
+    /// Capabilities Registers Enabled: CMBLOC and CMBSZ are valid.
     pub cre: bool,
     /// Controller Memory Space Enable.
     pub cmse: bool,

@@ -19,7 +19,7 @@ open_enum! {
 }
 
 open_enum! {
-    /// SGL Descriptor Sub Type (Base 2.1 §4.3.2); Ah to Fh belong to the transport.
+    /// SGL Descriptor Sub Type (Base 2.1 §4.3.2); Ah to Fh are transport specific.
     pub struct SglSubtype(u8) {
         ADDRESS = 0x0, "address";
         OFFSET = 0x1, "offset";
@@ -41,7 +41,7 @@ pub struct SglIdentifier {
 }
 const _: () = assert!(size_of::<SglIdentifier>() == 1);
 
-/// A descriptor as it lies on the wire, 16 bytes.
+/// A descriptor, 16 bytes.
 #[derive(
     Clone,
     Copy,
@@ -96,7 +96,7 @@ struct KeyedRest {
     kind: SglType,
 }
 
-/// What a descriptor says. Lengths are bytes.
+/// The content of a descriptor. Lengths are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sgl {
     /// A data block at a memory address.
@@ -120,20 +120,20 @@ pub enum Sgl {
     },
     /// More descriptors in another segment, followed by further segments.
     Segment {
-        /// Address, or offset in the capsule where `in_capsule`.
+        /// Address, or offset in the capsule if `in_capsule`.
         address: u64,
         /// Length of that segment.
         length: u32,
-        /// Sub type 1h: the segment lies in the capsule.
+        /// Sub type 1h: the segment is in the capsule.
         in_capsule: bool,
     },
     /// The last segment of descriptors.
     LastSegment {
-        /// Address, or offset in the capsule where `in_capsule`.
+        /// Address, or offset in the capsule if `in_capsule`.
         address: u64,
         /// Length of that segment.
         length: u32,
-        /// Sub type 1h: the segment lies in the capsule.
+        /// Sub type 1h: the segment is in the capsule.
         in_capsule: bool,
     },
     /// A remote memory region with its key (RDMA 1.1 §3).
@@ -144,19 +144,19 @@ pub enum Sgl {
         length: u32,
         /// Key (RDMA: R_Key, STag).
         key: u32,
-        /// The host asks for the key to be invalidated with the response (sub type Fh).
+        /// The host requests that the key be invalidated with the response (sub type Fh).
         invalidate: bool,
     },
-    /// Data that the transport moves in its own way (TCP: data PDUs, sub type Ah).
+    /// Data that the transport transfers by its own means (TCP: data PDUs, sub type Ah).
     Transport {
         /// Length.
         length: u32,
     },
-    /// A type or sub type without meaning here.
+    /// An unsupported type or sub type.
     Unknown(SglIdentifier),
 }
 
-/// The longest keyed data block: its length has 24 bits.
+/// The largest length of a keyed data block: the field has 24 bits.
 pub const KEYED_LENGTH_MAX_BYTES: u32 = (1 << 24) - 1;
 
 impl SglDescriptor {
@@ -165,7 +165,7 @@ impl SglDescriptor {
         self.identifier
     }
 
-    /// What the descriptor says; total over all bytes.
+    /// The content of the descriptor; defined for all bytes.
     #[inline(always)]
     pub const fn decode(&self) -> Sgl {
         let plain: Plain = transmute!(*self);
@@ -245,7 +245,7 @@ impl SglDescriptor {
         Self::plain(SglType::LAST_SEGMENT, SglSubtype::OFFSET, offset, length)
     }
 
-    /// A transport data block (TCP 1.1 §3.3: the way to name data moved by data PDUs).
+    /// A transport data block (TCP 1.1 §3.3: describes data transferred by data PDUs).
     pub const fn transport(length: u32) -> Self {
         Self::plain(
             SglType::TRANSPORT_DATA_BLOCK,
@@ -255,7 +255,7 @@ impl SglDescriptor {
         )
     }
 
-    /// A keyed data block; `None` when the length exceeds [`KEYED_LENGTH_MAX_BYTES`].
+    /// A keyed data block; `None` if the length exceeds [`KEYED_LENGTH_MAX_BYTES`].
     pub const fn keyed(address: u64, length: u32, key: u32, invalidate: bool) -> Option<Self> {
         if length > KEYED_LENGTH_MAX_BYTES {
             return None;

@@ -17,7 +17,7 @@ open_enum! {
 
 /// A completion status without the phase tag (Base 2.1 §4.2.3).
 ///
-/// Two values are equal only when their flags are too; [`Status::is`] compares the codes alone.
+/// Two values are equal only if their flags are too; [`Status::is`] compares the codes alone.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Status {
     sct: u8,
@@ -28,7 +28,7 @@ pub struct Status {
 }
 
 impl Status {
-    /// A status from its code type (3 bits are kept) and code.
+    /// A status from its code type (of which 3 bits are used) and code.
     pub const fn new(sct: StatusCodeType, sc: u8) -> Self {
         Self {
             sct: sct.0 & 0x7,
@@ -54,7 +54,7 @@ impl Status {
         self.crd
     }
 
-    /// More: the Error Information log holds more about this command.
+    /// More: the Error Information log has more information about this command.
     pub const fn more(self) -> bool {
         self.more
     }
@@ -64,17 +64,17 @@ impl Status {
         self.dnr
     }
 
-    /// The same with Do Not Retry set.
+    /// The status with Do Not Retry set.
     pub const fn with_dnr(self) -> Self {
         Self { dnr: true, ..self }
     }
 
-    /// The same with More set as told.
+    /// The status with the More flag set to `more`.
     pub const fn with_more(self, more: bool) -> Self {
         Self { more, ..self }
     }
 
-    /// The same with a Command Retry Delay index (2 bits are kept).
+    /// The status with a Command Retry Delay index (of which 2 bits are used).
     pub const fn with_crd(self, crd: u8) -> Self {
         Self {
             crd: crd & 0x3,
@@ -82,7 +82,7 @@ impl Status {
         }
     }
 
-    /// The codes alone, flags cleared.
+    /// The codes alone, with the flags cleared.
     pub const fn code(self) -> Self {
         Self {
             crd: 0,
@@ -92,7 +92,7 @@ impl Status {
         }
     }
 
-    /// Whether type and code are those of `other`, whatever the flags.
+    /// Whether type and code equal those of `other`; flags are ignored.
     pub const fn is(self, other: Self) -> bool {
         self.sct == other.sct && self.sc == other.sc
     }
@@ -103,7 +103,7 @@ impl Status {
     }
 }
 
-/// Defines the named codes of a type, and the function that finds a code's text.
+/// Defines the named codes of a type, and the function that looks up a code's text.
 macro_rules! codes {
     ($lookup:ident, $sct:ident { $($name:ident = $sc:literal, $text:literal;)* }) => {
         impl Status {
@@ -243,7 +243,7 @@ codes!(command_specific_text, COMMAND_SPECIFIC {
     INSUFFICIENT_RESOURCES = 0x89, "insufficient resources";
 });
 
-// Fabrics commands reuse 80h and up (Base 2.1 §6.3 and §6.1), so their text is looked up apart.
+// Fabrics commands reuse 80h and up (Base 2.1 §6.3 and §6.1), so their text has its own lookup.
 codes!(fabrics_code_text, COMMAND_SPECIFIC {
     CONNECT_INCOMPATIBLE_FORMAT = 0x80, "connect: incompatible format";
     CONNECT_CONTROLLER_BUSY = 0x81, "connect: controller busy";
@@ -278,7 +278,7 @@ codes!(path_text, PATH {
 });
 
 impl Status {
-    /// The code's name for admin and I/O commands; `None` for reserved and vendor codes.
+    /// The code's name for admin and I/O commands; `None` for reserved and vendor specific codes.
     pub const fn text(self) -> Option<&'static str> {
         match self.sct() {
             StatusCodeType::GENERIC => generic_text(self.sc),
@@ -292,8 +292,8 @@ impl Status {
         }
     }
 
-    /// The code's name where the command was a Fabrics command, whose specific codes overlap those
-    /// of I/O.
+    /// The code's name for Fabrics commands, whose command specific codes overlap those of I/O
+    /// commands.
     pub const fn fabrics_text(self) -> Option<&'static str> {
         if self.sct == StatusCodeType::COMMAND_SPECIFIC.0
             && let Some(text) = fabrics_code_text(self.sc)

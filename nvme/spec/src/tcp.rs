@@ -1,8 +1,8 @@
 //! NVMe/TCP protocol data units (TCP 1.1 §3.6): headers, flags, digests, alignment, termination
 //! codes.
 //!
-//! A PDU is header, header digest, padding, data, data digest. `PLEN` counts all of it, `PDO` says
-//! where data begins.
+//! A PDU consists of header, header digest, padding, data and data digest. `PLEN` counts all of
+//! them; `PDO` is the offset of the data.
 
 use bitfield_struct::bitfield;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -26,19 +26,19 @@ pub const HEADER_MAX_BYTES: usize = 128;
 /// The largest HPDA and CPDA: alignment to 128 bytes (TCP 1.1 §3.6.2.2).
 pub const DATA_ALIGNMENT_MAX_Z: u8 = 31;
 
-/// The least MAXH2CDATA a controller may announce (TCP 1.1 §3.6.2.3).
+/// The minimum MAXH2CDATA of a controller (TCP 1.1 §3.6.2.3).
 pub const MAXH2CDATA_MIN_BYTES: u32 = 4096;
 
-/// In-capsule data that an admin queue always takes (TCP 1.1 §3.3: 8,192 bytes).
+/// In-capsule data that an admin queue always supports (TCP 1.1 §3.3: 8,192 bytes).
 pub const ADMIN_IN_CAPSULE_DATA_BYTES: u32 = 8192;
 
 /// Bytes of the offending PDU's header that a termination request may carry (TCP 1.1 §3.6.2.4).
 pub const TERM_DATA_MAX_BYTES: usize = 128;
 
-/// Longest termination request, bytes.
+/// Largest termination request, bytes.
 pub const TERM_PDU_MAX_BYTES: usize = size_of::<TermReq>() + TERM_DATA_MAX_BYTES;
 
-/// The longest data of one PDU for which header, padding and digests still fit in PLEN.
+/// The most data of one PDU for which header, padding and digests still fit in PLEN.
 pub const PDU_DATA_MAX_BYTES: u32 = u32::MAX - 1024;
 
 open_enum! {
@@ -57,7 +57,7 @@ open_enum! {
 }
 
 impl PduType {
-    /// The one HLEN that the type may have, bytes; `None` for an unknown type.
+    /// The HLEN of the type, bytes; `None` for an unknown type.
     pub const fn header_bytes(self) -> Option<u8> {
         Some(match self {
             Self::IC_REQ => size_of::<IcReq>() as u8,
@@ -80,12 +80,12 @@ impl PduType {
         )
     }
 
-    /// Whether the type may carry data (a termination request's copy of a header is not counted).
+    /// Whether the type may carry data (not counting a termination request's copy of a header).
     pub const fn may_have_data(self) -> bool {
         matches!(self, Self::CAPSULE_CMD | Self::H2C_DATA | Self::C2H_DATA)
     }
 
-    /// Whether the type is of no use without data.
+    /// Whether the type must carry data.
     pub const fn must_have_data(self) -> bool {
         matches!(self, Self::H2C_DATA | Self::C2H_DATA)
     }
@@ -104,7 +104,7 @@ impl PduType {
         )
     }
 
-    /// The flags that mean something in the type (TCP 1.1 §3.6.2).
+    /// The flags that are valid for the type (TCP 1.1 §3.6.2).
     pub const fn valid_flags(self) -> PduFlags {
         let none = PduFlags::new();
         match self {
@@ -148,23 +148,23 @@ impl PduFlags {
     /// Success without a response capsule.
     pub const SUCCESS: Self = Self::new().with_success(true);
 
-    /// Whether every flag of `other` is set here.
+    /// Whether every flag of `other` is set.
     pub const fn contains(self, other: Self) -> bool {
         self.into_bits() & other.into_bits() == other.into_bits()
     }
 
-    /// The flags of both.
+    /// The union of both sets of flags.
     pub const fn union(self, other: Self) -> Self {
         Self::from_bits(self.into_bits() | other.into_bits())
     }
 }
 
-/// What two peers agreed on for a connection, and the layout of PDUs that follows from it.
+/// The negotiated options of a connection that determine the layout of its PDUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Framing {
-    /// Header digests are on.
+    /// Header digests are enabled.
     pub header_digest: bool,
-    /// Data digests are on.
+    /// Data digests are enabled.
     pub data_digest: bool,
     /// The receiver's data alignment in dwords, zero-based (HPDA or CPDA).
     pub alignment_z: u8,
@@ -176,7 +176,7 @@ impl Framing {
         (self.alignment_z as u32 + 1) * 4
     }
 
-    /// The same towards a receiver that asks for dwords (HPDA or CPDA of zero).
+    /// The framing for a receiver that needs only dword alignment (HPDA or CPDA of zero).
     #[must_use]
     pub const fn dword_aligned(self) -> Self {
         Self {
@@ -193,11 +193,10 @@ impl Framing {
         if self.data_digest { DIGEST_BYTES } else { 0 }
     }
 
-    /// Where data begins after a header of `header_bytes` (PDO): aligned for the receiver (TCP 1.1
+    /// Offset of the data after a header of `header_bytes` (PDO), aligned for the receiver (TCP 1.1
     /// §3.3.1).
     ///
-    /// Panics where `alignment_z` exceeds [`DATA_ALIGNMENT_MAX_Z`], which a peer's value must be
-    /// checked against.
+    /// Panics if `alignment_z` exceeds [`DATA_ALIGNMENT_MAX_Z`]; check a peer's value before.
     #[inline]
     pub const fn data_offset(self, header_bytes: u8) -> u8 {
         assert!(self.alignment_z <= DATA_ALIGNMENT_MAX_Z);
@@ -210,7 +209,7 @@ impl Framing {
     /// The common header of a PDU that may carry digests, with `data_bytes` of data (0: no data, no
     /// data digest).
     ///
-    /// Panics where `data_bytes` exceeds [`PDU_DATA_MAX_BYTES`]: lengths are ours to bound.
+    /// Panics if `data_bytes` exceeds [`PDU_DATA_MAX_BYTES`]: the sender chooses the length.
     #[inline]
     pub const fn header(
         self,
@@ -251,7 +250,7 @@ pub struct CommonHeader {
     pub hlen: u8,
     /// PDU Data Offset, bytes from the start of the PDU; 0 without data.
     pub pdo: u8,
-    /// PDU Length, bytes, digests and padding included.
+    /// PDU Length, bytes, including digests and padding.
     pub plen: U32,
 }
 const _: () = assert!(size_of::<CommonHeader>() == 8);
@@ -267,11 +266,11 @@ impl CommonHeader {
         }
     }
 
-    /// Where the parts of the PDU lie, for a receiver that has negotiated `framing`, with its own
-    /// data alignment.
+    /// The layout of the PDU, for a receiver that has negotiated `framing`, with its own data
+    /// alignment.
     ///
-    /// Which PDUs are in order, how much data is acceptable, and whether DATAL agrees is for the
-    /// receiver to check. Reserved flags are ignored.
+    /// The receiver must check itself whether the PDU is expected, how much data is acceptable, and
+    /// whether DATAL agrees. Reserved flags are ignored.
     ///
     /// # Errors
     /// The first field that contradicts the type, the framing or the lengths (TCP 1.1 §3.6.2).
@@ -292,7 +291,7 @@ impl CommonHeader {
             data_digest: false,
         };
         if !kind.may_have_digest() {
-            // The receiver of a termination request does not need the header that it quotes.
+            // The receiver of a termination request does not need the header that it contains.
             let is_whole = plen == bare.header_bytes || kind.is_termination();
             return if is_whole {
                 Ok(bare)
@@ -333,12 +332,12 @@ impl CommonHeader {
     }
 }
 
-/// Where the parts of a PDU lie.
+/// Layout of a PDU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PduLayout {
     /// A header digest follows the header.
     pub header_digest: bool,
-    /// Bytes of header, header digest and padding: where data begins, or the end of the PDU.
+    /// Bytes of header, header digest and padding: offset of the data, or end of the PDU.
     pub header_bytes: u32,
     /// Bytes of data; 0 for none.
     pub data_bytes: u32,
@@ -346,23 +345,23 @@ pub struct PduLayout {
     pub data_digest: bool,
 }
 
-/// A field of a common header that breaks a rule.
+/// A field of a common header that violates a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeaderFault {
     /// PDU-Type is unknown.
     PduType,
     /// FLAGS: digests other than negotiated.
     Flags,
-    /// HLEN is not the type's.
+    /// HLEN differs from that of the type.
     HeaderLength,
-    /// PDO lies within the header, or off the receiver's alignment.
+    /// PDO is inside the header, or violates the receiver's alignment.
     DataOffset,
-    /// PLEN is not what header, data and digests add up to.
+    /// PLEN differs from the sum of header, data and digests.
     PduLength,
 }
 
 impl HeaderFault {
-    /// The field, as Fatal Error Information names it (TCP 1.1 §3.6.2.4).
+    /// The offset of the field for Fatal Error Information (TCP 1.1 §3.6.2.4).
     pub const fn offset(self) -> u32 {
         match self {
             Self::PduType => offset::PDU_TYPE,
@@ -407,7 +406,7 @@ pub mod offset {
     pub const DATAL: u32 = 16;
 }
 
-/// Digests asked for or agreed to (TCP 1.1 §3.6.2.2, DGST).
+/// Requested or enabled digests (TCP 1.1 §3.6.2.2, DGST).
 #[bitfield(u8)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct DigestFlags {
@@ -415,7 +414,7 @@ pub struct DigestFlags {
     pub header: bool,
     /// Data digest.
     pub data: bool,
-    /// Reserved; a peer that sets it asks for something unknown.
+    /// Reserved; a peer that sets it requests an unknown feature.
     #[bits(6)]
     pub reserved: u8,
 }
@@ -436,7 +435,7 @@ pub struct IcReq {
     pub pfv: U16,
     /// Host PDU Data Alignment in dwords, zero-based, at most [`DATA_ALIGNMENT_MAX_Z`].
     pub hpda_z: u8,
-    /// Digests the host asks for.
+    /// Digests that the host requests.
     pub dgst: DigestFlags,
     /// Maximum Number of Outstanding R2Ts per command, zero-based.
     pub maxr2t_z: U32,
@@ -445,7 +444,7 @@ pub struct IcReq {
 const _: () = assert!(size_of::<IcReq>() == 128);
 
 impl IcReq {
-    /// A request.
+    /// Creates a request.
     pub const fn new(hpda_z: u8, dgst: DigestFlags, maxr2t_z: u32) -> Self {
         Self {
             ch: CommonHeader::plain(PduType::IC_REQ, size_of::<Self>()),
@@ -475,7 +474,7 @@ pub struct IcResp {
     pub pfv: U16,
     /// Controller PDU Data Alignment in dwords, zero-based, at most [`DATA_ALIGNMENT_MAX_Z`].
     pub cpda_z: u8,
-    /// Digests that are on.
+    /// Enabled digests.
     pub dgst: DigestFlags,
     /// Maximum Host to Controller Data length of one H2CData PDU, bytes (not zero-based).
     pub maxh2cdata: U32,
@@ -484,7 +483,7 @@ pub struct IcResp {
 const _: () = assert!(size_of::<IcResp>() == 128);
 
 impl IcResp {
-    /// A response.
+    /// Creates a response.
     pub const fn new(cpda_z: u8, dgst: DigestFlags, maxh2cdata_bytes: u32) -> Self {
         Self {
             ch: CommonHeader::plain(PduType::IC_RESP, size_of::<Self>()),
@@ -528,12 +527,13 @@ pub struct TermReq {
 const _: () = assert!(size_of::<TermReq>() == 24);
 
 impl TermReq {
-    /// A controller's request, followed by `data_bytes` (cut to the limit) of the offending header.
+    /// A controller's request, followed by `data_bytes` (limited to the maximum) of the offending
+    /// header.
     pub const fn from_controller(fes: FatalError, fei: u32, data_bytes: usize) -> Self {
         Self::new(PduType::C2H_TERM_REQ, fes, fei, data_bytes)
     }
 
-    /// A host's request, followed by `data_bytes` (cut to the limit) of the offending header.
+    /// A host's request, followed by `data_bytes` (limited to the maximum) of the offending header.
     pub const fn from_host(fes: FatalError, fei: u32, data_bytes: usize) -> Self {
         Self::new(PduType::H2C_TERM_REQ, fes, fei, data_bytes)
     }
@@ -560,7 +560,7 @@ impl TermReq {
     }
 }
 
-/// Command capsule, 72 bytes, with in-capsule data behind it (TCP 1.1 §3.6.2.6).
+/// Command capsule, 72 bytes, followed by in-capsule data (TCP 1.1 §3.6.2.6).
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -574,7 +574,8 @@ pub struct CapsuleCmd {
 const _: () = assert!(size_of::<CapsuleCmd>() == 72);
 
 impl CapsuleCmd {
-    /// A capsule with `data_bytes` of in-capsule data (see [`Framing::header`] for the limit).
+    /// Creates a capsule with `data_bytes` of in-capsule data (see [`Framing::header`] for the
+    /// limit).
     pub const fn new(sqe: Sqe, data_bytes: u32, framing: Framing) -> Self {
         let ch = framing.header(PduType::CAPSULE_CMD, size_of::<Self>() as u8, data_bytes);
         Self { ch, sqe }
@@ -595,7 +596,7 @@ pub struct CapsuleResp {
 const _: () = assert!(size_of::<CapsuleResp>() == 24);
 
 impl CapsuleResp {
-    /// A capsule.
+    /// Creates a capsule.
     #[inline]
     pub const fn new(cqe: Cqe, framing: Framing) -> Self {
         Self {
@@ -615,7 +616,7 @@ pub struct H2cData {
     pub ch: CommonHeader,
     /// Command Capsule CID.
     pub cccid: U16,
-    /// Transfer Tag of the R2T answered.
+    /// Transfer Tag of the R2T.
     pub ttag: U16,
     /// Data Offset from the start of the command's data, bytes.
     pub datao: U32,
@@ -626,7 +627,7 @@ pub struct H2cData {
 const _: () = assert!(size_of::<H2cData>() == 24);
 
 impl H2cData {
-    /// A part of the data that an R2T asked for (see [`Framing::header`] for the limit on `datal`).
+    /// A part of the data that an R2T requested (see [`Framing::header`] for the limit of `datal`).
     pub const fn new(
         cccid: u16,
         ttag: u16,
@@ -667,7 +668,7 @@ pub struct C2hData {
 }
 const _: () = assert!(size_of::<C2hData>() == 24);
 
-/// How a C2HData PDU ends its command's data.
+/// How a C2HData PDU ends the data of its command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum C2hEnd {
     /// More data PDUs follow.
@@ -680,7 +681,7 @@ pub enum C2hEnd {
 }
 
 impl C2hData {
-    /// A part of a command's data (see [`Framing::header`] for the limit on `datal`).
+    /// A part of a command's data (see [`Framing::header`] for the limit of `datal`).
     #[inline]
     pub const fn new(cccid: u16, datao: u32, datal: u32, end: C2hEnd, framing: Framing) -> Self {
         let mut ch = framing.header(PduType::C2H_DATA, size_of::<Self>() as u8, datal);
@@ -698,8 +699,9 @@ impl C2hData {
         }
     }
 
-    /// The same PDU with `datal` bytes of another command: what the data PDUs of a connection have
-    /// in common is computed once. `self` has data, and `datal` is 1 to [`PDU_DATA_MAX_BYTES`].
+    /// The same PDU with `datal` bytes of another command, so that the part that is the same for
+    /// all data PDUs of a connection is computed once. `self` has data, and `datal` is 1 to
+    /// [`PDU_DATA_MAX_BYTES`].
     #[inline]
     #[must_use]
     pub const fn for_command(mut self, cccid: u16, datal: u32) -> Self {
@@ -722,7 +724,7 @@ pub struct R2t {
     pub ch: CommonHeader,
     /// Command Capsule CID.
     pub cccid: U16,
-    /// Transfer Tag that the data PDUs repeat.
+    /// Transfer Tag that the data PDUs return.
     pub ttag: U16,
     /// Requested Data Offset from the start of the command's data, bytes.
     pub r2to: U32,

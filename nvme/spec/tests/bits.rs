@@ -1,8 +1,8 @@
-//! Where each bit field lies, against the published positions.
+//! Checks the position of each bit field against the published positions.
 //!
-//! A field moved from one random value into another must change exactly the published bits; a
-//! getter or a setter at a wrong place, or of a wrong width, changes others. Lines are getter,
-//! setter, first bit, width.
+//! Copying a field from one random value into another must change exactly the published bits; a
+//! getter or setter with a wrong position or width changes others. Lines are getter, setter, first
+//! bit, width.
 
 use nvme_spec::command::reservation::*;
 use nvme_spec::command::*;
@@ -17,7 +17,7 @@ use nvme_spec::sgl::SglIdentifier;
 use nvme_spec::tcp::{DigestFlags, PduFlags};
 use proptest::prelude::*;
 
-/// A representation of bit fields, from and to the plain integer of its width.
+/// A representation of bit fields, convertible from and to the integer of its width.
 trait Representation<Integer> {
     fn of(integer: Integer) -> Self;
     fn integer(self) -> Integer;

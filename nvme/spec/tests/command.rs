@@ -1,4 +1,4 @@
-//! Commands as a host builds them, byte by byte, and as a controller reads them.
+//! Commands as built by a host, byte by byte, and as read by a controller.
 
 use nvme_spec::command::*;
 use nvme_spec::fabrics::*;
@@ -7,7 +7,7 @@ use nvme_spec::{Cqe, NSID_BROADCAST, Sqe, Status, zero_based_u16};
 use proptest::prelude::*;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-/// A 64-byte command from the bytes that are not zero.
+/// A 64-byte command with the given bytes; all others are zero.
 fn bytes(parts: &[(usize, &[u8])]) -> [u8; 64] {
     let mut command = [0; 64];
     for (at, part) in parts {
@@ -231,7 +231,7 @@ fn connect_responses() {
     assert_eq!(success.connect_success().cntlid(), 0x0102);
 
     let fault = Cqe::connect_invalid(5, ConnectField::SubsystemNqn);
-    // Status 182h with Do Not Retry, behind the phase tag.
+    // Status 182h with Do Not Retry, after the phase tag.
     assert_eq!(
         fault.as_bytes(),
         [0, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0x04, 0x83]
@@ -258,8 +258,7 @@ fn open_enumerations_keep_unknown_values() {
 }
 
 proptest! {
-    /// Whatever a peer sends, every view of a command is total, and putting a view back changes
-    /// nothing.
+    /// Every view of a command accepts arbitrary bytes, and writing a view back changes nothing.
     #[test]
     fn views_of_arbitrary_commands(raw: [u8; 32], rest: [u8; 32]) {
         let mut all = [0; 64];

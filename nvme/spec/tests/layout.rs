@@ -1,4 +1,4 @@
-//! Where each field lies, against the byte offsets that the specifications publish.
+//! Checks the position of each field against the byte offsets that the specifications publish.
 
 use core::mem::offset_of;
 
@@ -21,7 +21,7 @@ macro_rules! offsets {
     )*};
 }
 
-/// Bytes 40 to 63 of a command are seen by a view from its byte 0.
+/// Byte 0 of a view is byte 40 of the command; views cover bytes 40 to 63.
 const SPECIFIC: usize = offset_of!(Sqe, specific);
 
 macro_rules! view_offsets {
@@ -238,7 +238,7 @@ offsets! {
     rdma_reject: ConnectReject { recfmt 0, sts 2, }
 }
 
-/// Arrays inside a page, which have no field name to ask for.
+/// Arrays inside a page have no field names for their entries.
 #[test]
 fn tables_are_indexed_by_code() {
     use zerocopy::IntoBytes;

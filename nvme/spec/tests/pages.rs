@@ -98,7 +98,7 @@ fn namespace_descriptors_fill_a_page_and_no_more() {
         count += 1;
     }
     assert_eq!(count, IDENTIFY_BYTES / 20);
-    // The 16 bytes left hold a smaller one still.
+    // The remaining 16 bytes have room for a smaller identifier.
     assert_eq!(writer.push(&IDS[0]), Ok(()));
     assert_eq!(writer.push(&IDS[3]), Err(DescriptorsFull));
     assert_eq!(NamespaceIds::new(&page).count(), count + 1);
@@ -112,9 +112,9 @@ fn namespace_descriptors_of_a_hostile_controller() {
     assert!(read(&[1, 8, 0, 0, 1, 2]).is_empty());
     assert!(read(&[3, 255, 0, 0]).is_empty());
     assert!(read(&[0; 64]).is_empty());
-    // What stands behind the end is not read.
+    // Bytes after the end are not read.
     assert!(read(&[0, 0, 0, 0, 4, 1, 0, 0, 2]).is_empty());
-    // A wrong length and an unknown type are passed over.
+    // A wrong length and an unknown type are skipped.
     let mixed = [2, 1, 0, 0, 9, 0x77, 2, 0, 0, 1, 1, 4, 1, 0, 0, 2];
     assert_eq!(read(&mixed), [NamespaceId::CommandSet(CommandSet::ZONED)]);
 }
@@ -159,7 +159,7 @@ fn format_in_use() {
     assert_eq!(page.block_bytes(), Some(512));
     page.flbas = Flbas::new().with_index_low(1).with_index_high(1);
     assert_eq!(page.flbas.index(), 17);
-    // FLBAS points beyond the formats that exist.
+    // FLBAS exceeds the existing formats.
     assert_eq!(page.block_bytes(), None);
     page.nlbaf_z = 17;
     assert_eq!(page.block_bytes(), Some(4096));
@@ -242,7 +242,7 @@ fn ana_log() {
     assert_eq!(groups[0].1, [U32::new(1), U32::new(2)]);
     assert_eq!(groups[1].0.state.state(), AnaState::INACCESSIBLE);
 
-    // The header's count ends the log, whatever stands behind.
+    // The header's count ends the log, even if more groups follow.
     log[8] = 1;
     assert_eq!(AnaGroups::new(&log).unwrap().count(), 1);
     log[8] = 2;
@@ -250,7 +250,7 @@ fn ana_log() {
     assert!(AnaGroups::new(&log[..15]).is_none());
     assert_eq!(AnaGroups::new(&log[..55]).unwrap().count(), 0);
     assert_eq!(AnaGroups::new(&log[..56]).unwrap().count(), 1);
-    // A group that claims more identifiers than a page could hold.
+    // A group with more identifiers than a page could hold.
     log[20..24].fill(0xff);
     assert_eq!(AnaGroups::new(&log).unwrap().count(), 0);
 }
@@ -410,7 +410,7 @@ fn rdma_private_data() {
     assert_eq!(reject.reason().to_string(), "invalid host send queue size");
 }
 
-/// Fills a page with arbitrary bytes; every reader below must get through it.
+/// Fills a page with arbitrary bytes; every reader below must accept it.
 fn page<T: FromBytes + FromZeros + IntoBytes + KnownLayout>(seed: &[u8]) -> T {
     let mut page = T::new_zeroed();
     for (slot, byte) in page.as_mut_bytes().iter_mut().zip(seed.iter().cycle()) {

@@ -1,4 +1,4 @@
-//! PRP arithmetic against a walk over the pages.
+//! Checks PRP arithmetic against a page by page simulation.
 
 use nvme_spec::prp::PageSize;
 use proptest::prelude::*;
@@ -29,7 +29,7 @@ fn entries() {
 
 #[test]
 fn lists() {
-    // One list page holds 512 entries when it is the last.
+    // The last list page holds 512 entries.
     assert_eq!(PAGE.list_pages(0, 8192), 0);
     assert_eq!(PAGE.list_pages(0, 8193), 1);
     assert_eq!(PAGE.list_pages(0, 513 * 4096), 1);
@@ -46,7 +46,7 @@ fn offsets_are_for_the_first_entry_only() {
     assert!(PAGE.is_valid_entry(0x1000, false));
 }
 
-/// List pages for `listed` entries, by writing them down one by one.
+/// List pages for `listed` entries, counted by writing them one by one.
 fn walk_list(listed: u64, per_page: u64) -> u64 {
     let (mut pages, mut left) = (0, listed);
     while left > 0 {

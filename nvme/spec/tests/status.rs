@@ -77,7 +77,7 @@ fn published_values() {
     }
 }
 
-/// Two codes with one text would make a log ambiguous.
+/// Two codes with the same text would make a log ambiguous.
 #[test]
 fn texts_are_unique_within_a_context() {
     for fabrics in [false, true] {
@@ -138,7 +138,8 @@ fn flags_do_not_hide_the_code() {
     assert_eq!(status.code(), Status::NAMESPACE_NOT_READY);
     assert!(!status.is_success());
     assert!(Status::SUCCESS.with_more(true).is_success());
-    // What does not fit is cut, not a panic: both come from configuration and devices.
+    // Values that do not fit are truncated instead of causing a panic: they come from
+    // configurations and devices.
     assert_eq!(Status::SUCCESS.with_crd(0xff).crd(), 3);
     assert_eq!(
         Status::new(StatusCodeType(0xff), 1).sct(),

@@ -188,10 +188,10 @@ fn a_header_that_contradicts_itself_is_named_by_its_field() {
     let none = PduFlags::new();
     let data = |hlen, pdo, plen| header(PduType::C2H_DATA, hlen, pdo, plen, none).layout(PLAIN);
     assert_eq!(data(23, 24, 28), Err(HeaderFault::HeaderLength));
-    // Shorter than its own header, or without any data.
+    // Shorter than its own header, or without data.
     assert_eq!(data(24, 24, 8), Err(HeaderFault::PduLength));
     assert_eq!(data(24, 24, 24), Err(HeaderFault::PduLength));
-    // Data that begins inside the header, between two dwords, or behind the end.
+    // Data that begins inside the header, between two dwords, or after the end.
     assert_eq!(data(24, 8, 512), Err(HeaderFault::DataOffset));
     assert_eq!(data(24, 26, 512), Err(HeaderFault::DataOffset));
     assert_eq!(data(24, 200, 100), Err(HeaderFault::PduLength));
@@ -210,7 +210,7 @@ fn a_header_that_contradicts_itself_is_named_by_its_field() {
     assert_eq!(digested(32, both), Err(HeaderFault::PduLength));
     assert_eq!(digested(33, both).map(|layout| layout.data_bytes), Ok(1));
 
-    // What never has data.
+    // Types that never carry data.
     let response = |plen, flags| header(PduType::CAPSULE_RESP, 24, 0, plen, flags);
     assert_eq!(
         response(24, none).layout(PLAIN).map(|it| it.data_bytes),
@@ -228,7 +228,7 @@ fn a_header_that_contradicts_itself_is_named_by_its_field() {
     );
     let initialise = header(PduType::IC_RESP, 128, 0, 129, none);
     assert_eq!(initialise.layout(DIGESTS), Err(HeaderFault::PduLength));
-    // The end of a connection counts whatever it quotes.
+    // A termination request is accepted with any header that it contains.
     let end = header(PduType::C2H_TERM_REQ, 24, 0, 152, none);
     assert_eq!(end.layout(DIGESTS).map(|it| it.header_bytes), Ok(24));
 

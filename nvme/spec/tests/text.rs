@@ -98,7 +98,7 @@ fn names_of_peers_are_checked_for_size_and_characters_only() {
         Err(NqnError::ControlCharacter)
     );
 
-    // Behind the terminator anything may stand.
+    // Any bytes may follow the terminator.
     let mut bytes = [0xee; 256];
     bytes[..5].copy_from_slice(b"host\0");
     assert_eq!(nqn::from_field(&NulPadded(bytes)), Ok("host"));

@@ -1,4 +1,4 @@
-//! Admin commands (Base 2.1 §5): their dwords, and commands as a host builds them.
+//! Admin commands (Base 2.1 §5): their dwords, and constructors for hosts.
 
 use bitfield_struct::bitfield;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -113,7 +113,7 @@ pub struct Identify {
 command_view!(Identify, identify, with_identify);
 
 open_enum! {
-    /// Which value of a feature Get Features returns (Base 2.1 §5.1.11, SEL).
+    /// The value of a feature that Get Features returns (Base 2.1 §5.1.11, SEL).
     pub struct FeatureSelect(u8) {
         CURRENT = 0, "current";
         DEFAULT = 1, "default";
@@ -313,7 +313,7 @@ pub struct LogPageSelect {
     pub lsp: u8,
     /// Retain Asynchronous Event.
     pub rae: bool,
-    /// Number of Dwords (NUMDL and NUMDU, which adjoin), zero-based.
+    /// Number of Dwords (NUMDL and NUMDU, which are adjacent), zero-based.
     pub numd_z: u32,
     /// Log Specific Identifier.
     pub lsi: u16,
@@ -363,7 +363,7 @@ pub struct GetLogPage {
 command_view!(GetLogPage, get_log_page, with_get_log_page);
 
 impl GetLogPage {
-    /// Bytes asked for: 4 to 16 GiB.
+    /// Number of bytes requested: 4 to 16 GiB.
     pub const fn length_bytes(&self) -> u64 {
         (self.select.numd_z() as u64 + 1) * 4
     }
@@ -511,7 +511,7 @@ pub struct DeleteIoQueue {
 command_view!(DeleteIoQueue, delete_io_queue, with_delete_io_queue);
 
 impl Sqe {
-    /// Identify with a structure that needs neither controller nor command set.
+    /// Identify with a structure that needs neither a controller nor a command set.
     pub const fn identify_structure(cns: Cns, nsid: u32) -> Self {
         Self::identify_for_command_set(cns, nsid, CommandSet::NVM)
     }
@@ -538,7 +538,7 @@ impl Sqe {
         })
     }
 
-    /// Set a feature whose value is Command Dword 11, without saving it.
+    /// Set a feature to the value of Command Dword 11, without saving it.
     pub const fn set_feature(fid: FeatureId, nsid: u32, cdw11: u32) -> Self {
         Self::new(AdminOpcode::SET_FEATURES.0, nsid).with_set_features(SetFeatures {
             select: SetFeaturesSelect::new().with_fid(fid),

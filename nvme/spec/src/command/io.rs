@@ -1,5 +1,4 @@
-//! I/O commands of the NVM command set (NVM 1.1 §3.3): their dwords, and commands as a host builds
-//! them.
+//! I/O commands of the NVM command set (NVM 1.1 §3.3): their dwords, and constructors for hosts.
 
 use bitfield_struct::bitfield;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -129,7 +128,7 @@ pub struct WriteZeroesControl {
     pub cetype: u8,
     #[bits(3)]
     __: u8,
-    /// Namespace Zeroes: the whole namespace, where the controller can do it at once.
+    /// Namespace Zeroes: the whole namespace, if the controller can zero it in one operation.
     pub nsz: bool,
     /// Storage Tag Check.
     pub stc: bool,
@@ -236,7 +235,7 @@ command_view!(
     with_dataset_management
 );
 
-/// The most ranges that one Dataset Management command holds.
+/// The largest number of ranges of one Dataset Management command.
 pub const DATASET_RANGES_MAX: usize = 256;
 
 impl DatasetManagement {
@@ -318,7 +317,7 @@ impl Sqe {
         Self::new(IoOpcode::READ.0, nsid).with_read_write(ReadWrite::new(slba, nlb_z))
     }
 
-    /// Write `nlb_z + 1` blocks, with Force Unit Access where told.
+    /// Write `nlb_z + 1` blocks, with Force Unit Access if requested.
     pub const fn write(nsid: u32, slba: u64, nlb_z: u16, fua: bool) -> Self {
         let mut range = ReadWrite::new(slba, nlb_z);
         range.control = range.control.with_fua(fua);
@@ -330,7 +329,7 @@ impl Sqe {
         Self::new(IoOpcode::COMPARE.0, nsid).with_read_write(ReadWrite::new(slba, nlb_z))
     }
 
-    /// Flush a namespace, or all with [`crate::NSID_BROADCAST`].
+    /// Flush a namespace, or all namespaces with [`crate::NSID_BROADCAST`].
     pub const fn flush(nsid: u32) -> Self {
         Self::new(IoOpcode::FLUSH.0, nsid)
     }

@@ -1,7 +1,7 @@
 //! The submission queue entry, on a queue and in a command capsule (Base 2.1 §4.1.1).
 //!
-//! [`Sqe`] holds the common fields; the six dwords that each command defines for itself are viewed
-//! by the types of [`admin`], [`io`], [`reservation`] and [`crate::fabrics`].
+//! [`Sqe`] has the common fields; the types of [`admin`], [`io`], [`reservation`] and
+//! [`crate::fabrics`] are views of the six command specific dwords.
 
 use bitfield_struct::bitfield;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmute};
@@ -28,7 +28,7 @@ open_enum! {
 }
 
 open_enum! {
-    /// How data and metadata are pointed to (Base 2.1 §4.1.1, PSDT).
+    /// The kind of data and metadata pointers (Base 2.1 §4.1.1, PSDT).
     pub struct Psdt(u8) {
         PRP = 0, "PRPs";
         SGL = 1, "SGL, metadata in one buffer";
@@ -93,12 +93,12 @@ pub struct PrpPair {
 const _: () = assert!(size_of::<PrpPair>() == 16);
 
 impl DataPointer {
-    /// As an SGL descriptor (SGL1).
+    /// The data pointer as an SGL descriptor (SGL1).
     pub const fn sgl(&self) -> SglDescriptor {
         transmute!(self.0)
     }
 
-    /// As PRP entries.
+    /// The data pointer as PRP entries.
     pub const fn prp(&self) -> PrpPair {
         transmute!(self.0)
     }
@@ -116,7 +116,7 @@ impl From<PrpPair> for DataPointer {
     }
 }
 
-/// Command dwords 10 to 15, whose meaning is the command's.
+/// Command dwords 10 to 15, which are command specific.
 #[derive(
     Clone,
     Copy,
@@ -169,7 +169,7 @@ pub struct Sqe {
     pub flags: CommandFlags,
     /// Command Identifier.
     pub cid: U16,
-    /// Namespace Identifier; a Fabrics command has its type in the first byte.
+    /// Namespace Identifier; the first byte is the type of a Fabrics command.
     pub nsid: U32,
     /// Command Dword 2.
     pub cdw2: U32,
@@ -206,7 +206,7 @@ macro_rules! command_view {
 pub(crate) use command_view;
 
 impl Sqe {
-    /// A command of which every other field is zero.
+    /// A command with all other fields zero.
     pub const fn new(opcode: u8, nsid: u32) -> Self {
         let zero: Self = transmute!([0_u8; 64]);
         Self {
@@ -216,20 +216,20 @@ impl Sqe {
         }
     }
 
-    /// The same with a command identifier.
+    /// The command with a command identifier.
     pub const fn with_cid(mut self, cid: u16) -> Self {
         self.cid = U16::new(cid);
         self
     }
 
-    /// The same with SGL1 as data pointer.
+    /// The command with SGL1 as data pointer.
     pub const fn with_sgl(mut self, sgl: SglDescriptor) -> Self {
         self.flags = self.flags.with_psdt(Psdt::SGL);
         self.dptr = transmute!(sgl);
         self
     }
 
-    /// The same with PRP entries as data pointer.
+    /// The command with PRP entries as data pointer.
     pub const fn with_prp(mut self, prp1: u64, prp2: u64) -> Self {
         self.flags = self.flags.with_psdt(Psdt::PRP);
         self.dptr = transmute!(PrpPair {
@@ -239,23 +239,23 @@ impl Sqe {
         self
     }
 
-    /// The same with a fused operation part.
+    /// The command with a fused operation part.
     pub const fn with_fuse(mut self, fuse: Fuse) -> Self {
         self.flags = self.flags.with_fuse(fuse);
         self
     }
 
-    /// The opcode as that of the admin command set.
+    /// The opcode as an opcode of the admin command set.
     pub const fn admin_opcode(&self) -> AdminOpcode {
         AdminOpcode(self.opcode)
     }
 
-    /// The opcode as that of the NVM command set.
+    /// The opcode as an opcode of the NVM command set.
     pub const fn io_opcode(&self) -> IoOpcode {
         IoOpcode(self.opcode)
     }
 
-    /// Which way data may move: from the opcode, or from the type of a Fabrics command.
+    /// The direction of data: from the opcode, or from the type of a Fabrics command.
     pub const fn direction(&self) -> DataDirection {
         if self.is_fabrics() {
             DataDirection::from_opcode(self.fctype().0)

@@ -78,7 +78,7 @@ open_enum! {
     }
 }
 
-/// Which way a command moves data (Base 2.1 §4.1.1, opcode bits 1:0).
+/// The direction of a command's data (Base 2.1 §4.1.1, opcode bits 1:0).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DataDirection {
     /// 00b: no data.
@@ -101,7 +101,7 @@ struct OpcodeParts {
 }
 
 impl DataDirection {
-    /// From the low bits of an opcode, or of a Fabrics command type.
+    /// The direction from the low bits of an opcode, or of a Fabrics command type.
     pub const fn from_opcode(opcode: u8) -> Self {
         match OpcodeParts::from_bits(opcode).transfer() {
             0 => Self::None,

@@ -271,7 +271,7 @@ command_view!(
 );
 
 impl ReservationReport {
-    /// Bytes asked for.
+    /// Number of bytes requested.
     pub const fn length_bytes(&self) -> u64 {
         (self.numd_z.get() as u64 + 1) * 4
     }
@@ -285,12 +285,12 @@ impl ReservationReport {
 pub struct ReservationStatusHeader {
     /// Generation.
     pub gen_counter: U32,
-    /// Reservation Type held.
+    /// Reservation Type of the current reservation.
     pub rtype: ReservationType,
     /// Number of registrants.
     pub regstrnt: U16,
     reserved7: [u8; 2],
-    /// Persist Through Power Loss State: 1 when it persists.
+    /// Persist Through Power Loss State: 1 if the reservation persists.
     pub ptpls: u8,
     reserved10: [u8; 14],
     reserved24: [u8; 40],
@@ -303,7 +303,7 @@ const _: () = assert!(size_of::<ReservationStatusHeader>() == 64);
 )]
 #[repr(C)]
 pub struct RegisteredController {
-    /// Controller Identifier; FFFFh where dynamic and not connected.
+    /// Controller Identifier; FFFFh if dynamic and not connected.
     pub cntlid: U16,
     /// Reservation Status.
     pub rcsts: RegistrantStatus,

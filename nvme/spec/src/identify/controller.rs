@@ -304,7 +304,7 @@ pub struct Fna {
 const _: () = assert!(size_of::<Fna>() == 1);
 
 open_enum! {
-    /// What Flush with the broadcast namespace identifier does (VWC bits 2:1).
+    /// Behaviour of Flush with the broadcast namespace identifier (VWC bits 2:1).
     pub struct FlushBehavior(u8) {
         NOT_INDICATED = 0, "not indicated";
         BROADCAST_NOT_SUPPORTED = 2, "broadcast flush not supported";
@@ -361,11 +361,12 @@ pub struct Sgls {
     pub keyed: bool,
     #[bits(5)]
     __: u8,
-    /// SGL Descriptor Threshold: recommended most descriptors of a command; 0 gives none.
+    /// SGL Descriptor Threshold: recommended maximum of descriptors per command; 0 means none is
+    /// recommended.
     pub descriptor_threshold: u8,
     /// Bit Bucket descriptor.
     pub bit_bucket: bool,
-    /// A byte-aligned contiguous metadata buffer by MPTR.
+    /// A byte-aligned contiguous metadata buffer in MPTR.
     pub byte_aligned_metadata: bool,
     /// SGL Length Larger than Data Length is allowed.
     pub longer_than_data: bool,
@@ -384,7 +385,7 @@ const _: () = assert!(size_of::<Sgls>() == 4);
 #[bitfield(u8)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct Fcatt {
-    /// Controller Model: static; cleared where dynamic.
+    /// Controller Model: set if static, cleared if dynamic.
     pub static_model: bool,
     #[bits(7)]
     __: u8,
@@ -483,7 +484,7 @@ pub struct IdentifyController {
     pub ieee: [u8; 3],
     /// Multi-path and sharing capabilities.
     pub cmic: Cmic,
-    /// Maximum Data Transfer Size: 2^MDTS pages of CAP.MPSMIN; 0 without limit.
+    /// Maximum Data Transfer Size: 2^MDTS pages of CAP.MPSMIN; 0 means no limit.
     pub mdts: u8,
     /// Controller ID.
     pub cntlid: U16,
@@ -566,7 +567,7 @@ pub struct IdentifyController {
     pub dsto: u8,
     /// Firmware Update Granularity, 4 KiB units.
     pub fwug: u8,
-    /// Keep Alive Support: granularity of the timer, 100 ms units; 0 where not supported.
+    /// Keep Alive Support: granularity of the timer, 100 ms units; 0 if unsupported.
     pub kas: U16,
     /// Host Controlled Thermal Management Attributes.
     pub hctma: U16,
@@ -640,7 +641,7 @@ pub struct IdentifyController {
     pub cdfs: U16,
     /// SGL Support.
     pub sgls: Sgls,
-    /// Maximum Number of Allowed Namespaces; 0 where NN says it.
+    /// Maximum Number of Allowed Namespaces; 0 if NN is the maximum.
     pub mnan: U32,
     /// Maximum Domain Namespace Attachments.
     pub maxdna: U128,
@@ -685,7 +686,7 @@ pub struct IdentifyController {
     pub icdoff: U16,
     /// Fabrics Controller Attributes.
     pub fcatt: Fcatt,
-    /// Maximum SGL Data Block Descriptors of a command; 0 without limit.
+    /// Maximum SGL Data Block Descriptors of a command; 0 means no limit.
     pub msdbd: u8,
     /// Optional Fabrics Commands Support.
     pub ofcs: Ofcs,
@@ -701,7 +702,7 @@ pub struct IdentifyController {
 }
 const _: () = assert!(size_of::<IdentifyController>() == IDENTIFY_BYTES);
 
-/// IOCCSZ and IORCSZ count in these units, bytes.
+/// Unit of IOCCSZ and IORCSZ, bytes.
 pub const CAPSULE_UNIT_BYTES: u32 = 16;
 
 impl IdentifyController {
@@ -710,20 +711,19 @@ impl IdentifyController {
         Version::from_bits(self.ver.get())
     }
 
-    /// The largest transfer for a smallest page of `page_bytes_min`, bytes; `None` without limit.
+    /// The largest transfer in bytes, for a smallest page of `page_bytes_min`; `None` if unlimited.
     pub const fn transfer_bytes_max(&self, page_bytes_min: u32) -> Option<u64> {
         if self.mdts == 0 {
             return None;
         }
         match (page_bytes_min as u64).checked_shl(self.mdts as u32) {
             Some(bytes) if bytes >> self.mdts == page_bytes_min as u64 => Some(bytes),
-            // A limit beyond 64 bits limits nothing.
+            // A limit that exceeds 64 bits has no effect.
             _ => None,
         }
     }
 
-    /// In-capsule data that an I/O queue takes, bytes: what IOCCSZ leaves after the command and
-    /// ICDOFF.
+    /// In-capsule data that an I/O queue supports, bytes: IOCCSZ without the command and ICDOFF.
     pub const fn in_capsule_data_bytes(&self) -> u64 {
         let capsule = self.ioccsz.get() as u64 * CAPSULE_UNIT_BYTES as u64;
         let start =
@@ -731,8 +731,8 @@ impl IdentifyController {
         capsule.saturating_sub(start)
     }
 
-    /// Sets IOCCSZ for `bytes` of in-capsule data directly behind the command (cut to a multiple of
-    /// 16).
+    /// Sets IOCCSZ for `bytes` of in-capsule data directly after the command (rounded down to a
+    /// multiple of 16).
     pub const fn set_in_capsule_data_bytes(&mut self, bytes: u32) {
         let units =
             size_of::<crate::Sqe>() as u32 / CAPSULE_UNIT_BYTES + bytes / CAPSULE_UNIT_BYTES;
@@ -743,7 +743,7 @@ impl IdentifyController {
 
 /// NVM command set specific Identify Controller, 4096 bytes, CNS 06h CSI 00h (NVM 1.1 §4.1.5.4).
 ///
-/// Size limits are 2^n pages of CAP.MPSMIN like MDTS; 0 without limit.
+/// Size limits are 2^n pages of CAP.MPSMIN, like MDTS; 0 means no limit.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -755,11 +755,11 @@ pub struct NvmIdentifyController {
     pub wzsl: u8,
     /// Write Uncorrectable Size Limit.
     pub wusl: u8,
-    /// Dataset Management Ranges Limit; 0 without limit.
+    /// Dataset Management Ranges Limit; 0 means no limit.
     pub dmrl: u8,
-    /// Dataset Management Range Size Limit, blocks; 0 without limit.
+    /// Dataset Management Range Size Limit, blocks; 0 means no limit.
     pub dmrsl: U32,
-    /// Dataset Management Size Limit, blocks; 0 without limit.
+    /// Dataset Management Size Limit, blocks; 0 means no limit.
     pub dmsl: U64,
     /// Key Per I/O Capabilities.
     pub kpiocap: u8,

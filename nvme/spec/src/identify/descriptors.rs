@@ -15,7 +15,7 @@ open_enum! {
     }
 }
 
-/// What precedes each identifier.
+/// Header of each identifier.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct DescriptorHeader {
@@ -57,17 +57,17 @@ impl NamespaceId {
     }
 }
 
-/// Reads the identifiers of a descriptor list.
+/// An iterator over the identifiers of a descriptor list.
 ///
-/// Ends at NIDL = 0 or where a descriptor does not fit; a type that is unknown, or whose length is
-/// not that of its type, is passed over.
+/// Ends at NIDL = 0 or at a descriptor that does not fit. Skips descriptors of unknown type, or
+/// with a wrong length for their type.
 #[derive(Clone, Debug)]
 pub struct NamespaceIds<'a> {
     rest: &'a [u8],
 }
 
 impl<'a> NamespaceIds<'a> {
-    /// Over the data of Identify with CNS 03h.
+    /// Reads the data of Identify with CNS 03h.
     pub const fn new(data: &'a [u8]) -> Self {
         Self { rest: data }
     }
@@ -103,7 +103,7 @@ impl Iterator for NamespaceIds<'_> {
     }
 }
 
-/// The descriptors of a namespace did not fit.
+/// The descriptors of a namespace do not fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DescriptorsFull;
 
@@ -115,13 +115,13 @@ pub struct NamespaceIdWriter<'a> {
 }
 
 impl<'a> NamespaceIdWriter<'a> {
-    /// Zeroes the page, which ends the list after whatever is pushed.
+    /// Zeroes the page, so that the list ends after the identifiers that are pushed.
     pub fn new(page: &'a mut [u8; IDENTIFY_BYTES]) -> Self {
         page.fill(0);
         Self { page, used: 0 }
     }
 
-    /// Appends an identifier; refuses it where no room is left for it.
+    /// Appends an identifier; fails if there is no room for it.
     pub fn push(&mut self, id: &NamespaceId) -> Result<(), DescriptorsFull> {
         let bytes = id.bytes();
         let header = DescriptorHeader {

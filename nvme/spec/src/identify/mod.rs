@@ -1,6 +1,6 @@
 //! Identify data structures (Base 2.1 §5.1.13, NVM 1.1 §4.1.5): 4096-byte pages viewed in place.
 //!
-//! Which structure a command asks for is [`crate::command::Cns`].
+//! [`crate::command::Cns`] selects the structure.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -21,7 +21,7 @@ pub const IDENTIFY_BYTES: usize = 4096;
 /// Namespace identifiers in one list.
 pub const NAMESPACE_LIST_ENTRIES: usize = 1024;
 
-/// A Namespace List, 4096 bytes (Base 2.1 §4.6.2): ascending identifiers, zero ends it.
+/// A Namespace List, 4096 bytes (Base 2.1 §4.6.2): ascending identifiers, terminated by zero.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -67,7 +67,7 @@ pub struct ControllerList {
 const _: () = assert!(size_of::<ControllerList>() == IDENTIFY_BYTES);
 
 impl ControllerList {
-    /// The identifiers; a count beyond the list is cut.
+    /// The identifiers; a count that exceeds the list is limited.
     pub fn iter(&self) -> impl Iterator<Item = u16> + '_ {
         self.entries
             .iter()
@@ -97,7 +97,7 @@ const COMMAND_SETS_MAX: u8 = 64;
 )]
 #[repr(C)]
 pub struct CommandSetCombinations {
-    /// Combinations that may be enabled together: bit n stands for command set identifier n.
+    /// Combinations that may be enabled together: bit n is the command set with identifier n.
     pub vectors: [CommandSetVector; 512],
 }
 const _: () = assert!(size_of::<CommandSetCombinations>() == IDENTIFY_BYTES);
@@ -121,8 +121,7 @@ pub struct CommandSetVector(pub U64);
 const _: () = assert!(size_of::<CommandSetVector>() == 8);
 
 impl CommandSetVector {
-    /// The combination with one more command set; identifiers beyond 63 have no bit and change
-    /// nothing.
+    /// The combination with one more command set; identifiers above 63 have no bit and are ignored.
     pub const fn with(self, csi: CommandSet) -> Self {
         if csi.0 < COMMAND_SETS_MAX {
             Self(U64::new(self.0.get() | 1 << csi.0))

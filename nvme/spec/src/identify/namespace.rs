@@ -20,7 +20,7 @@ pub struct Nsfeat {
     /// NGUID and EUI64 are never reused.
     pub uidreuse: bool,
     /// Which preferred write and deallocate fields are valid: 01b NPWG, NPWA, NPDG, NPDA, NOWS; 10b
-    /// NPDGL and NPDAL in place of NPDG and NPDA; 11b all.
+    /// NPDGL and NPDAL instead of NPDG and NPDA; 11b all.
     #[bits(2)]
     pub optperf: u8,
     /// Multiple Atomicity Mode.
@@ -89,7 +89,7 @@ const _: () = assert!(size_of::<Dpc>() == 1);
 #[bitfield(u8)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct Dps {
-    /// Protection information type, 0 where disabled.
+    /// Protection information type; 0 if disabled.
     #[bits(3)]
     pub protection_type: u8,
     /// In the first bytes of metadata.
@@ -130,7 +130,7 @@ pub struct Rescap {
     pub write_exclusive_all: bool,
     /// Exclusive Access, All Registrants.
     pub exclusive_access_all: bool,
-    /// Ignore Existing Key as NVM Express 1.3 and later define it.
+    /// Ignore Existing Key as defined in NVM Express 1.3 and later.
     pub iekey: bool,
 }
 const _: () = assert!(size_of::<Rescap>() == 1);
@@ -148,7 +148,7 @@ pub struct Fpi {
 const _: () = assert!(size_of::<Fpi>() == 1);
 
 open_enum! {
-    /// What a deallocated block reads as (DLFEAT bits 2:0).
+    /// The value read from a deallocated block (DLFEAT bits 2:0).
     pub struct DeallocatedRead(u8) {
         NOT_REPORTED = 0, "not reported";
         ZEROES = 1, "all bytes 00h";
@@ -160,7 +160,7 @@ open_enum! {
 #[bitfield(u8)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct Dlfeat {
-    /// What a deallocated block reads as.
+    /// The value read from a deallocated block.
     #[bits(3)]
     pub read: DeallocatedRead,
     /// Write Zeroes may deallocate (DEAC).
@@ -221,7 +221,7 @@ pub struct LbaFormat {
 const _: () = assert!(size_of::<LbaFormat>() == 4);
 
 impl LbaFormat {
-    /// A format without metadata; `None` where the size is no power of two of at least 512.
+    /// A format without metadata; `None` if the size is not a power of two of at least 512.
     pub const fn with_block_bytes(bytes: u32) -> Option<Self> {
         if bytes < 512 || !bytes.is_power_of_two() {
             return None;
@@ -233,7 +233,7 @@ impl LbaFormat {
         })
     }
 
-    /// Bytes of a block; `None` where the format is not available or absurd.
+    /// Block size in bytes; `None` if the format is not available or the size is unreasonable.
     pub const fn block_bytes(&self) -> Option<u32> {
         match self.lbads {
             9..=31 => Some(1 << self.lbads),
@@ -242,7 +242,7 @@ impl LbaFormat {
     }
 }
 
-/// LBA formats in the table.
+/// Number of LBA formats in the table.
 pub const LBA_FORMATS: usize = 64;
 
 /// Identify Namespace data structure, 4096 bytes, CNS 00h (NVM 1.1 §4.1.5.1).
@@ -283,13 +283,13 @@ pub struct IdentifyNamespace {
     pub nawupf_z: U16,
     /// Namespace Atomic Compare & Write Unit in blocks, zero-based.
     pub nacwu_z: U16,
-    /// Namespace Atomic Boundary Size Normal in blocks, zero-based; 0 without boundary.
+    /// Namespace Atomic Boundary Size Normal in blocks, zero-based; 0 means no boundary.
     pub nabsn_z: U16,
     /// Namespace Atomic Boundary Offset, blocks.
     pub nabo: U16,
-    /// Namespace Atomic Boundary Size Power Fail in blocks, zero-based; 0 without boundary.
+    /// Namespace Atomic Boundary Size Power Fail in blocks, zero-based; 0 means no boundary.
     pub nabspf_z: U16,
-    /// Namespace Optimal I/O Boundary, blocks; 0 without boundary.
+    /// Namespace Optimal I/O Boundary, blocks; 0 means no boundary.
     pub noiob: U16,
     /// NVM Capacity, bytes.
     pub nvmcap: U128,
@@ -338,18 +338,18 @@ pub struct IdentifyNamespace {
 const _: () = assert!(size_of::<IdentifyNamespace>() == IDENTIFY_BYTES);
 
 impl IdentifyNamespace {
-    /// LBA formats in use of the table, 1 to 64 (a larger count of a peer is cut).
+    /// Number of LBA formats in use, 1 to 64 (a peer's larger count is limited).
     pub fn formats(&self) -> &[LbaFormat] {
         let count = (usize::from(self.nlbaf_z) + 1).min(LBA_FORMATS);
         self.lbaf.get(..count).unwrap_or_default()
     }
 
-    /// The format in use; `None` where FLBAS points beyond the formats.
+    /// The format in use; `None` if FLBAS exceeds the formats.
     pub fn format(&self) -> Option<&LbaFormat> {
         self.formats().get(self.flbas.index())
     }
 
-    /// Bytes of a block; `None` where the page names no usable format.
+    /// Block size in bytes; `None` if the page has no usable format.
     pub fn block_bytes(&self) -> Option<u32> {
         self.format()?.block_bytes()
     }

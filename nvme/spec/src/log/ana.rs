@@ -1,5 +1,5 @@
-//! Asymmetric Namespace Access log, LID 0Ch (Base 2.1 §5.1.12.1.13): a header, then per group a
-//! descriptor and its namespace identifiers.
+//! Asymmetric Namespace Access log, LID 0Ch (Base 2.1 §5.1.12.1.13): a header, then for each group
+//! a descriptor and its namespace identifiers.
 
 use bitfield_struct::bitfield;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -41,7 +41,7 @@ pub struct AnaHeader {
 const _: () = assert!(size_of::<AnaHeader>() == 16);
 
 impl AnaHeader {
-    /// A header.
+    /// Creates a header.
     pub const fn new(chgcnt: u64, ngrps: u16) -> Self {
         Self {
             chgcnt: U64::new(chgcnt),
@@ -94,7 +94,7 @@ pub struct AnaGroupDescriptor {
     pub grpid: U32,
     /// Number of NSID Values.
     pub nnsids: U32,
-    /// Change Count of the group; 0 where not reported.
+    /// Change Count of the group; 0 if not reported.
     pub chgcnt: U64,
     /// State.
     pub state: AnaStateField,
@@ -103,7 +103,7 @@ pub struct AnaGroupDescriptor {
 const _: () = assert!(size_of::<AnaGroupDescriptor>() == 32);
 
 impl AnaGroupDescriptor {
-    /// A descriptor of a group with `nnsids` identifiers behind it.
+    /// A descriptor of a group, to be followed by `nnsids` identifiers.
     pub const fn new(grpid: u32, nnsids: u32, chgcnt: u64, state: AnaState) -> Self {
         Self {
             grpid: U32::new(grpid),
@@ -115,7 +115,7 @@ impl AnaGroupDescriptor {
     }
 }
 
-/// Reads the groups of an ANA log; ends where a descriptor or its identifiers do not fit.
+/// An iterator over the groups of an ANA log; ends at a descriptor or identifiers that do not fit.
 #[derive(Clone, Debug)]
 pub struct AnaGroups<'a> {
     rest: &'a [u8],
@@ -123,7 +123,7 @@ pub struct AnaGroups<'a> {
 }
 
 impl<'a> AnaGroups<'a> {
-    /// Over a whole log; `None` where the header does not fit.
+    /// Reads a whole log; `None` if the header does not fit.
     pub fn new(log: &'a [u8]) -> Option<Self> {
         let (header, rest) = AnaHeader::read_from_prefix(log).ok()?;
         Some(Self {

@@ -68,7 +68,7 @@ const _: () = assert!(size_of::<TransportRequirements>() == 1);
 #[bitfield(u16, repr = U16, from = U16::new, into = U16::get)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct EntryFlags {
-    /// Duplicate Returned Information: the entry leads to the same log as others with the flag.
+    /// Duplicate Returned Information: the entry refers to the same log as others with the flag.
     pub dupretinfo: bool,
     /// Explicit Persistent Connection Support for Discovery.
     pub epcsd: bool,
@@ -110,7 +110,7 @@ pub struct DiscoveryHeader {
 const _: () = assert!(size_of::<DiscoveryHeader>() == 1024);
 
 impl DiscoveryHeader {
-    /// A header.
+    /// Creates a header.
     pub const fn new(genctr: u64, numrec: u64) -> Self {
         Self {
             genctr: U64::new(genctr),
@@ -203,7 +203,7 @@ pub struct DiscoveryEntry {
     pub treq: TransportRequirements,
     /// Port ID.
     pub portid: U16,
-    /// Controller ID: FFFFh where dynamic.
+    /// Controller ID: FFFFh if dynamic.
     pub cntlid: U16,
     /// Admin Max SQ Size, entries; at least 32.
     pub asqsz: U16,
@@ -217,7 +217,7 @@ pub struct DiscoveryEntry {
     pub subnqn: NqnField,
     /// Transport Address: an IP address in text form.
     pub traddr: SpacePadded<256>,
-    /// Transport Specific Address Subtype; see the views.
+    /// Transport Specific Address Subtype; see the views below.
     pub tsas: [u8; 256],
 }
 const _: () = assert!(size_of::<DiscoveryEntry>() == 1024);

@@ -54,7 +54,7 @@ impl SupportedLogPages {
     }
 }
 
-/// Parameter Error Location (Base 2.1 §5.1.12.1.2): where in the command the fault lies.
+/// Parameter Error Location (Base 2.1 §5.1.12.1.2): the position of the error in the command.
 #[bitfield(u16, repr = U16, from = U16::new, into = U16::get)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct ParameterErrorLocation {
@@ -69,7 +69,7 @@ pub struct ParameterErrorLocation {
 const _: () = assert!(size_of::<ParameterErrorLocation>() == 2);
 
 impl ParameterErrorLocation {
-    /// The fault is not in a parameter.
+    /// The error is not in a parameter.
     pub const NONE: Self = Self::from_bits(U16::MAX_VALUE);
 }
 
@@ -91,9 +91,9 @@ impl ParameterErrorLocation {
 pub struct ErrorEntry {
     /// Error Count: a unique number, 0 in an unused entry.
     pub error_count: U64,
-    /// Submission Queue ID; FFFFh without a command.
+    /// Submission Queue ID; FFFFh if there is no command.
     pub sqid: U16,
-    /// Command ID; FFFFh without a command.
+    /// Command ID; FFFFh if there is no command.
     pub cid: U16,
     /// Status of the command, with its phase tag.
     pub status: StatusField,
@@ -105,7 +105,7 @@ pub struct ErrorEntry {
     pub nsid: U32,
     /// Vendor Specific Information Available: a log page identifier, or 0.
     pub vsia: u8,
-    /// Transport Type, 0 where the error is not the transport's.
+    /// Transport Type; 0 if the error is not a transport error.
     pub trtype: TransportType,
     /// Command Set Indicator.
     pub csi: CommandSet,
@@ -116,7 +116,7 @@ pub struct ErrorEntry {
     /// Transport Type Specific Information.
     pub ttsi: U16,
     reserved42: [u8; 21],
-    /// Log Page Version: 1 where CSI and Opcode are valid.
+    /// Log Page Version: 1 if CSI and Opcode are valid.
     pub lpver: u8,
 }
 const _: () = assert!(size_of::<ErrorEntry>() == 64);
@@ -185,7 +185,7 @@ pub struct SmartHealth {
     pub warning_temperature_time: U32,
     /// Critical Composite Temperature Time, minutes.
     pub critical_temperature_time: U32,
-    /// Temperature Sensors 1 to 8, kelvin; 0 where absent.
+    /// Temperature Sensors 1 to 8, kelvin; 0 if absent.
     pub temperature_sensors: [U16; 8],
     /// Thermal Management Temperature 1 and 2 Transition Counts.
     pub thermal_transitions: [U32; 2],
@@ -195,7 +195,7 @@ pub struct SmartHealth {
 }
 const _: () = assert!(size_of::<SmartHealth>() == 512);
 
-/// Bytes as data units of the SMART log: 1000 times 512 bytes, rounded up.
+/// Converts bytes to data units of the SMART log: 1000 times 512 bytes, rounded up.
 pub const fn data_units(bytes: u128) -> u128 {
     bytes.div_ceil(512 * 1000)
 }
@@ -208,7 +208,7 @@ pub struct ActiveFirmware {
     #[bits(3)]
     pub active_slot: u8,
     __: bool,
-    /// Slot that the next reset activates; 0 where not indicated.
+    /// Slot that the next reset activates; 0 if not indicated.
     #[bits(3)]
     pub next_slot: u8,
     __: bool,
@@ -224,7 +224,7 @@ pub struct FirmwareSlots {
     /// Active Firmware Info.
     pub afi: ActiveFirmware,
     reserved1: [u8; 7],
-    /// Firmware Revision of slots 1 to 7; all zero where empty.
+    /// Firmware Revision of slots 1 to 7; all zero if empty.
     pub frs: [SpacePadded<8>; 7],
     reserved64: [u8; 448],
 }
@@ -239,7 +239,7 @@ pub struct ChangedNamespaces(pub NamespaceList);
 const _: () = assert!(size_of::<ChangedNamespaces>() == 4096);
 
 impl ChangedNamespaces {
-    /// More changes than the list holds: its first entry is FFFFFFFFh, the rest zero.
+    /// Marks an overflow: the first entry is FFFFFFFFh, the rest zero.
     pub fn fill_overflow(&mut self) {
         self.0.fill([NSID_BROADCAST]);
     }
@@ -249,7 +249,7 @@ impl ChangedNamespaces {
         self.0.iter().next() == Some(NSID_BROADCAST)
     }
 
-    /// Overwrites the list; more than 1024 identifiers become the overflow mark.
+    /// Overwrites the list; more than 1024 identifiers set the overflow entry.
     pub fn fill(&mut self, nsids: impl Iterator<Item = u32> + Clone) {
         if nsids.clone().nth(NAMESPACE_LIST_ENTRIES).is_some() {
             self.fill_overflow();
@@ -278,8 +278,8 @@ pub struct CommandEffects {
     /// Command Submission and Execution Relaxations.
     #[bits(2)]
     pub cser: u8,
-    /// Command Submission and Execution: 0 no restriction, 1 alone in its namespace, 2 alone in
-    /// all.
+    /// Command Submission and Execution: 0 no restriction, 1 no other command in the namespace, 2
+    /// no other command in any namespace.
     #[bits(3)]
     pub cse: u8,
     /// UUID Selection Supported.
@@ -355,9 +355,9 @@ open_enum! {
 pub struct ReservationNotification {
     /// Log Page Count: wraps to 1; 0 in an empty page.
     pub lpc: U64,
-    /// What happened.
+    /// The kind of notification.
     pub kind: ReservationNotificationType,
-    /// Number of Available Log Pages behind this one, saturating.
+    /// Number of Available Log Pages after this one, saturating.
     pub nalp: u8,
     reserved10: [u8; 2],
     /// Namespace.
@@ -367,7 +367,7 @@ pub struct ReservationNotification {
 const _: () = assert!(size_of::<ReservationNotification>() == 64);
 
 impl ReservationNotification {
-    /// A notification; `lpc` is its count, `nalp` how many wait behind it.
+    /// A notification; `lpc` is its count, `nalp` the number of notifications that wait after it.
     pub const fn new(lpc: u64, kind: ReservationNotificationType, nalp: u8, nsid: u32) -> Self {
         Self {
             lpc: U64::new(lpc),
