@@ -240,7 +240,7 @@ impl Work {
     }
 
     /// Whether `execute` needs a lease of [`bytes`](Self::bytes) bytes. False without data, and for
-    /// reads from a device that lends its own memory.
+    /// reads that can borrow the device's own memory.
     #[inline]
     #[must_use]
     pub fn needs_lease(&self) -> bool {

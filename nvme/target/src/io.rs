@@ -127,8 +127,8 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Admits the command in the turn of `now`. `lends`: whether its device lends the data of a
-    /// read, so that it needs no lease.
+    /// Admits the command in the turn of `now`. `lends`: whether a read can borrow its
+    /// device's memory, so that it needs no lease.
     #[inline(always)]
     pub(crate) fn admit(self, command_id: u16, lends: bool, now: Nanos) -> Work {
         let needs_lease = match self.direction {
@@ -375,7 +375,7 @@ fn dataset_management(sqe: &Sqe, context: &IoContext<'_>) -> Result<Option<Plan>
     let command = sqe.dataset_management();
     let (source, length) = data_source(sqe, Direction::FromHost, context.data)?;
     let length = length.unwrap_or(command.data_length_bytes() as u32);
-    // Hosts in the field always send room for 256 ranges, whatever the number of ranges.
+    // Some hosts always send a buffer for 256 ranges, whatever their number.
     if (length as usize) < command.data_length_bytes() || length > RANGE_LIST_MAX_BYTES {
         return Err(Fault::new(Status::DATA_SGL_LENGTH_INVALID).at(byte::SGL));
     }
@@ -403,8 +403,8 @@ fn dataset_management(sqe: &Sqe, context: &IoContext<'_>) -> Result<Option<Plan>
     }))
 }
 
-/// Where a command's data lies, and its length in bytes; `None` where descriptors in a segment say
-/// it (Base 2.1 §4.3.2).
+/// The location of a command's data, and its length in bytes; `None` if the descriptors of a
+/// segment contain the length (Base 2.1 §4.3.2).
 #[inline(always)]
 pub(crate) fn data_source(
     sqe: &Sqe,

@@ -17,7 +17,7 @@ pub enum Stage {
     Buffer,
     /// Waiting for the host's data after getting the buffer. Counts only commands that had to wait.
     Fetch,
-    /// In a device. Does not count reads whose data a device lends immediately.
+    /// In a device. Does not count reads that borrow the device's memory inline.
     Device,
     /// From the result to the end of the turn in which the whole response was passed to the
     /// network.

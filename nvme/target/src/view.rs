@@ -77,7 +77,7 @@ pub(crate) struct NamespaceView {
 }
 
 /// Time for a transport to close the connections of an ended association. Until then, commands
-/// whose host is gone may still be in execution.
+/// whose host has disconnected may still be in execution.
 const QUEUE_END_MAX: Nanos = Nanos::from_secs(2);
 
 /// The longest time for which a request may still take effect after its association has ended. It

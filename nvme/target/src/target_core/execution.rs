@@ -214,7 +214,7 @@ impl TargetCore {
         }))
     }
 
-    /// NVM 1.1 §3.3.3: no range is touched when one lies outside of the namespace.
+    /// NVM 1.1 §3.3.3: no range is deallocated if one is outside of the namespace.
     fn check_ranges(&self, tag: DeviceTag, list: &[u8], ranges: u16) -> Result<(), Fault> {
         let blocks = self.namespace_blocks(tag).unwrap_or(0);
         let fits = |range: &DatasetRange| {
@@ -443,7 +443,7 @@ impl TargetCore {
         }
     }
 
-    /// Ends a request whose device is gone.
+    /// Ends a request whose device was removed.
     pub(super) fn device_lost(&mut self, tag: DeviceTag, error: DeviceError) {
         match self.executions.get(tag).map(|execution| execution.state) {
             Some(ExecutionState::Submitted) => self.device_failed(tag, error),
@@ -474,7 +474,7 @@ impl TargetCore {
         data: Option<Data>,
     ) {
         if let Some((slot, completed)) = self.finish(tag, result, data) {
-            // This response goes before that of a Disconnect that waits for it.
+            // This response is sent before that of a Disconnect that waits for it.
             self.push_completion(slot, completed);
             self.answered(slot);
         }

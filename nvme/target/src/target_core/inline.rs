@@ -23,7 +23,7 @@ use crate::view::TargetView;
 
 impl TargetCore {
     /// Admits, executes and completes a command in one step, if its device does not have to wait: a
-    /// read whose data the device lends, or a write whose data was received with its capsule
+    /// read that borrows the device's memory, or a write whose data was received with its capsule
     /// (`in_capsule`). Such a command needs neither a tag nor a [`Work`]. Returns `None` if the
     /// command cannot complete inline; nothing has happened then, and the caller calls
     /// [`admit`](Self::admit). The response counts as sent in this turn.
@@ -122,7 +122,7 @@ impl TargetCore {
         else {
             return false;
         };
-        // `execute` acts on any other answer of the gate.
+        // `execute` handles any other decision of the gate.
         if !is_open(queue, &self.view, io) {
             return false;
         }

@@ -38,7 +38,7 @@ pub(crate) enum QueueState {
     Leaving,
     /// Completes its commands before the host's Disconnect. Ends with the last response.
     Disconnecting { tag: u64, command_id: u16 },
-    /// The transport was told to close the connection. Ends with its call of `close_queue`.
+    /// The core has requested the close of the connection. Ends with the call of `close_queue`.
     Ending,
     /// The connection is closed. The last device completion frees the queue.
     Gone,

@@ -39,7 +39,7 @@ pub(crate) const STRANGER: &str =
     "nqn.2014-08.org.nvmexpress:uuid:00000000-0000-4000-8000-000000000002";
 pub(crate) const HOST_ID: [u8; 16] = [0x11; 16];
 
-/// Namespace 1: RAM, blocks of 512 bytes, lends the data of reads.
+/// Namespace 1: RAM, blocks of 512 bytes, supports borrowed reads.
 pub(crate) const RAM: u32 = 1;
 pub(crate) const RAM_BLOCKS: u64 = 2048;
 /// Namespace 2: blocks of 4096 bytes, reports a volatile cache.

@@ -10,7 +10,7 @@ use crate::harness::{
     CACHED, HIGHEST, HostCall, Link, PLAIN, RAM, RAM_BLOCKS, READ_ONLY, TRANSFER_MAX, World,
 };
 
-/// A read that the device can lend completes inline and is counted like any other.
+/// A read that can borrow the device's memory completes inline and is counted like any other.
 #[test]
 fn a_lent_read_is_answered_at_once() {
     let mut world = World::new();
@@ -159,8 +159,8 @@ fn the_short_way_agrees_with_the_long_way() {
             assert_eq!(reply.cqe, lent.response);
             assert_eq!(reply.ok(), lent.data.as_deref().expect("a read has data"));
         }
-        // The valid reads of the two namespaces that lend: two ranges from two blocks on, each with
-        // and without Force Unit Access, which has no effect without a cache.
+        // The valid reads of the two namespaces that support borrowing: two ranges from two blocks
+        // on, each with and without Force Unit Access, which has no effect without a cache.
         assert_eq!(taken, 2 * 2 * 2 * 2, "rdma: {rdma}");
         assert_eq!(world.nodes[0].core.in_flight(), 0);
     }
