@@ -1,12 +1,12 @@
-//! The configuration's text: whatever is in the file, it is understood or every problem is told; a
-//! configuration that was printed is understood as itself.
+//! Configuration text: any file is either accepted or rejected with its problems, and a printed
+//! configuration parses to itself.
 
 use appliance_config::Config;
 
-/// Longer texts find nothing that shorter ones do not.
+/// Limit of the text length; longer texts reach no new code.
 const TEXT_BYTES_MAX: usize = 16 << 10;
 
-/// Parses; what is right must survive being printed.
+/// Parses the text; a valid configuration must survive printing.
 pub(crate) fn run(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(&input[..input.len().min(TEXT_BYTES_MAX)]) else {
         return;

@@ -1,9 +1,9 @@
-//! The driver on a drive that lies: registers read as anything, Identify and log pages hold
-//! anything, completions of any content appear in its queues, commands hang, fail and get lost, the
-//! drive leaves and returns.
+//! The driver on a faulty drive: registers, Identify pages and logs have arbitrary content,
+//! arbitrary completions appear in its queues, commands hang, fail and get lost, and the drive is
+//! removed and returns.
 //!
-//! What must hold: the start ends, well or not; every request ends once and within bounded time;
-//! all memory comes back.
+//! Invariants: the start ends, successfully or not; every request ends once and within bounded
+//! time; all memory is returned.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -28,15 +28,15 @@ use crate::drive_harness::{Client, DEADLINES};
 use crate::input::Input;
 use crate::memory::Memory;
 
-/// Longer inputs find nothing that shorter ones do not.
+/// Limit of the steps; longer inputs reach no new code.
 const STEPS_MAX: usize = 64;
-/// One step of virtual time.
+/// Virtual time of one step.
 const STEP: Nanos = Nanos::from_millis(10);
-/// Virtual time that a start or the last request may take: CAP.TO is at most 127.5 s, and a reset
-/// waits for it twice.
+/// Limit of the virtual time of a start and of the last request: CAP.TO is at most 127.5 s, and a
+/// reset waits for it twice.
 const PATIENCE: Nanos = Nanos::from_secs(600);
 const BLOCKS: u64 = 64;
-/// Requests of one client at once: the arena has memory for them.
+/// The largest number of concurrent requests of one client: the arena has memory for them.
 const IN_FLIGHT_MAX: usize = 8;
 const DMA_BASE: u64 = 0x1_0000_0000;
 const DOORBELLS_FROM: usize = 0x1000;
@@ -87,7 +87,7 @@ fn emulated(choice: u8) -> EmulatedOptions {
     }
 }
 
-/// Brings the drive up, which may fail and must end.
+/// Starts the drive. The start may fail, but must end.
 fn start(memory: &Memory, liar: &Arc<Liar>) -> Option<(Arc<Drive>, DriveOwner)> {
     let options = DriveOptions {
         queue_depth_max: 32,
@@ -108,7 +108,7 @@ fn start(memory: &Memory, liar: &Arc<Liar>) -> Option<(Arc<Drive>, DriveOwner)> 
     }
 }
 
-/// A drive that is up, in virtual time.
+/// A started drive, in virtual time.
 struct Rig {
     liar: Arc<Liar>,
     drive: Arc<Drive>,
@@ -165,7 +165,7 @@ impl Rig {
         self.owner.poll(self.now);
         self.owner.flush(self.now);
         if self.drive.function_reset_needed() {
-            // A failure is one of the things that the driver has to live with.
+            // The driver must also handle a failed reset.
             let _ = self.drive.function_reset();
         }
     }
@@ -206,11 +206,11 @@ fn submit(clients: &mut [Client], input: &mut Input<'_>) {
     } else {
         (lba, blocks)
     };
-    // A drive that is gone or full refuses, and has nothing to end then.
+    // A removed or full drive rejects the request, which then does not have to end.
     let _ = client.submit(operation, lba, blocks, data);
 }
 
-/// A fault of the emulated drive.
+/// Injects a fault of the emulated drive.
 fn inject(control: &EmulatorControl, input: &mut Input<'_>) {
     let queues = input.pick(&[Queues::Io, Queues::Admin, Queues::All]);
     let matching = FaultMatch {
@@ -238,11 +238,11 @@ fn inject(control: &EmulatorControl, input: &mut Input<'_>) {
         _ => Fault::FunctionReset,
     };
     let when = When::First(u64::from(input.u8() % 3) + 1);
-    // Those of the start before are spent, and there is room for as many as there are steps.
+    // The faults of the start have been used, and there is room for one per step.
     control.inject(FaultRule::new(matching, when, fault));
 }
 
-/// Something that happens to the drive as a whole.
+/// Applies an event that affects the whole drive.
 fn disturb(control: &EmulatorControl, input: &mut Input<'_>) {
     let value = input.u8();
     match input.u8() % 9 {
@@ -266,23 +266,23 @@ fn disturb(control: &EmulatorControl, input: &mut Input<'_>) {
     }
 }
 
-/// An emulated drive whose registers, pages and completions are sometimes replaced by others.
+/// An emulated drive that sometimes replaces its registers, pages and completions with others.
 struct Liar {
     drive: EmulatedController,
     view: DmaView,
     lies: Mutex<Lies>,
 }
 
-/// What will be told, and where to write it.
+/// The replacements still to come, and the addresses to write them to.
 struct Lies {
     left: Vec<u8>,
-    /// Accesses until the next one.
+    /// Number of accesses until the next replacement.
     truths: u8,
     admin_tail: u32,
     admin_submission: u64,
-    /// Where the completion queues begin.
+    /// Addresses of the completion queues.
     completions: Vec<u64>,
-    /// Where the last page of Identify or a log went.
+    /// Address of the last Identify or log page.
     page: u64,
 }
 
@@ -295,7 +295,7 @@ impl Lies {
         read
     }
 
-    /// Whether to lie now.
+    /// Whether this access is to be falsified.
     fn is_due(&mut self) -> bool {
         if self.left.is_empty() {
             return false;
@@ -326,7 +326,7 @@ impl Liar {
         }
     }
 
-    /// From now on it tells the truth.
+    /// Ends all falsification.
     fn stop(&self) {
         self.lies().left.clear();
     }
@@ -335,7 +335,7 @@ impl Liar {
         self.lies.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes to the host's memory, as far as there is any.
+    /// Writes to the host's memory, if the address is in it.
     fn write(&self, address: u64, bytes: &[u8]) {
         let Some(offset) = address.checked_sub(DMA_BASE) else {
             return;
@@ -346,7 +346,7 @@ impl Liar {
         }
     }
 
-    /// Looks at the admin commands that a doorbell brings.
+    /// Reads the admin commands that a doorbell submits.
     fn note_commands(&self, tail: u32) {
         let mut lies = self.lies();
         let entries = 64;
@@ -369,7 +369,7 @@ impl Liar {
                 _ => {}
             }
             let after = lies.admin_tail + 1;
-            // The ring's end is where the tail is smaller.
+            // A tail that has wrapped around is smaller than the old one.
             lies.admin_tail = if after > tail && tail < lies.admin_tail {
                 0
             } else {
@@ -379,7 +379,7 @@ impl Liar {
         lies.admin_tail = tail;
     }
 
-    /// Writes something else where the drive has just written, or might have.
+    /// Overwrites memory that the drive has just written, or might have.
     fn lie_in_memory(&self) {
         let mut lies = self.lies();
         if !lies.is_due() {

@@ -1,8 +1,8 @@
-//! The emulated controller under a host that writes any register, any doorbell and any command,
-//! with data pointers that lead anywhere: to right memory, to lists of pages or descriptors that the
-//! input makes, and beyond.
+//! The emulated controller with a host that writes any register, any doorbell and any command, with
+//! arbitrary data pointers: to valid memory, to lists of pages or descriptors from the input, and
+//! out of bounds.
 //!
-//! What must hold: each command that is answered was sent, and the controller goes on.
+//! Invariants: each completed command was sent, and the controller continues to work.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use crate::input::Input;
 use crate::memory::Memory;
 use crate::tcp_target::likely_command;
 
-/// Longer inputs find nothing that shorter ones do not.
+/// Limit of the steps; longer inputs reach no new code.
 const STEPS_MAX: usize = 64;
 
 /// Runs one input.
@@ -43,7 +43,7 @@ pub(crate) fn run(input: &[u8]) {
             take(&mut host, &mut io);
         }
         host.tick(Nanos::from_secs(1));
-        // Whatever was done to it, a reset makes it work again.
+        // After any of this, a reset must restore operation.
         host.control.power_cut();
         host.control.reappear();
         host.enable();
@@ -77,7 +77,7 @@ fn options(choice: u8) -> EmulatedOptions {
     }
 }
 
-/// One thing that the host does.
+/// Executes one action of the host.
 fn step(host: &mut Host, io: &mut Pair, data: &DmaBuffer, input: &mut Input<'_>) {
     let choice = input.u8();
     match choice & 15 {
@@ -109,7 +109,7 @@ fn step(host: &mut Host, io: &mut Pair, data: &DmaBuffer, input: &mut Input<'_>)
             data.write(at, &bytes[..bytes.len().min(data.len() - at)]);
         }
         8 => {
-            // A list whose entries lead back into the buffer, or nearly.
+            // A list whose entries point into the buffer, or close to it.
             let at = usize::from(input.u8()) * 8;
             let entry = host.address(data) + u64::from(input.u16() & 0xf0f8);
             data.write(at, &entry.to_le_bytes());
@@ -137,7 +137,7 @@ fn step(host: &mut Host, io: &mut Pair, data: &DmaBuffer, input: &mut Input<'_>)
     }
 }
 
-/// A command whose data pointer is likely to lead somewhere.
+/// A command whose data pointer probably points to memory.
 fn command(host: &Host, data: &DmaBuffer, input: &mut Input<'_>) -> Sqe {
     let (mut sqe, _) = likely_command(input);
     let bytes = input.pick(&[16, 512, 4096, 8192, 0]) as u32;
@@ -149,7 +149,7 @@ fn command(host: &Host, data: &DmaBuffer, input: &mut Input<'_>) -> Sqe {
         2 => sqe = sqe.with_prp(near, far),
         3 => sqe = sqe.with_prp(far, near),
         kind => {
-            // One descriptor of any kind, of memory that is there.
+            // One descriptor of any kind, with valid memory.
             let mut descriptor = [0; 16];
             descriptor[..8].copy_from_slice(&near.to_le_bytes());
             descriptor[8..12].copy_from_slice(&bytes.to_le_bytes());
@@ -164,9 +164,10 @@ fn command(host: &Host, data: &DmaBuffer, input: &mut Input<'_>) -> Sqe {
     sqe.with_cid(u16::from(input.u8()))
 }
 
-/// Takes in what was answered.
+/// Takes the completions.
 fn take(host: &mut Host, io: &mut Pair) {
-    // As many as the queues have entries: a completion queue that was written over may hold any.
+    // At most as many as the queues have entries: an overwritten completion queue may contain any
+    // number.
     for _ in 0..io.completion_entries {
         if io.pop().is_none() {
             break;

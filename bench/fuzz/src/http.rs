@@ -1,5 +1,5 @@
-//! A connection to the control plane: whatever it brings, what is answered is HTTP, tells nothing to
-//! those who may not know it, and others are answered after it.
+//! A connection to the control plane with arbitrary content: responses are valid HTTP, disclose
+//! nothing without authorization, and later connections are still served.
 
 use std::sync::OnceLock;
 
@@ -7,9 +7,9 @@ use appliance::probe::{self, ControlProbe, ProbedDoor};
 
 use crate::input::Input;
 
-/// What those without the token must never be told.
+/// Must not be disclosed without the token.
 const SECRET: &str = "nqn.2026-11.org.windlass:secret";
-/// Nobody types it by chance.
+/// Not guessable by chance.
 const TOKEN: &str = "tell-me-0123456789";
 
 const CONFIGURATION: &str = r#"
@@ -36,10 +36,10 @@ listeners = ["loopback"]
 allow_any_host = true
 "#;
 
-/// What a status line begins with, but for the digit of the version and a space.
+/// Start of a status line, without the minor version and the space after it.
 const STATUS_LINE: &str = "HTTP/1.";
 
-/// The first byte chooses the way in, the second how the rest is cut.
+/// Runs one input: the first byte selects the entrance, the second how the rest is divided.
 pub(crate) fn run(input: &[u8]) {
     static PROBE: OnceLock<ControlProbe> = OnceLock::new();
     let probe = PROBE.get_or_init(|| probe::start(CONFIGURATION, TOKEN));
@@ -55,7 +55,7 @@ pub(crate) fn run(input: &[u8]) {
     is_http(&answered);
     let has = |bytes: &[u8], text: &str| bytes.windows(text.len()).any(|it| it == text.as_bytes());
     if matches!(door, ProbedDoor::HttpWithToken) && !has(request, TOKEN) {
-        // Whoever names it already may find it in the reason of a refusal.
+        // A request that contains the secret may get it back in the reason of its rejection.
         assert!(
             has(request, SECRET) || !has(&answered, SECRET),
             "told without the token"
@@ -72,7 +72,7 @@ pub(crate) fn run(input: &[u8]) {
     );
 }
 
-/// Nothing, or a status that the documentation of the control plane names.
+/// Checks for no response, or a status that the documentation of the control plane names.
 fn is_http(answered: &[u8]) {
     if answered.is_empty() {
         return;

@@ -1,7 +1,7 @@
-//! An input as a sequence of choices. What is missing at its end reads as zero, so that every
-//! prefix of an input is one.
+//! An input as a sequence of choices. Missing bytes at its end read as zero, so every prefix of an
+//! input is a valid input.
 
-/// What is left of an input.
+/// The remaining input.
 #[derive(Clone, Debug)]
 pub(crate) struct Input<'a>(&'a [u8]);
 
@@ -14,7 +14,7 @@ impl<'a> Input<'a> {
         self.0.is_empty()
     }
 
-    /// Bytes that are left.
+    /// Number of remaining bytes.
     pub(crate) fn left(&self) -> usize {
         self.0.len()
     }
@@ -42,7 +42,7 @@ impl<'a> Input<'a> {
         u64::from_le_bytes(self.array())
     }
 
-    /// One byte's worth of chance.
+    /// True for one in `many` values of the next byte.
     pub(crate) fn one_in(&mut self, many: u8) -> bool {
         self.u8() % many == many - 1
     }
@@ -56,14 +56,14 @@ impl<'a> Input<'a> {
         from[self.below(from.len())]
     }
 
-    /// The next `most` bytes, or what is left.
+    /// The next `most` bytes, or all remaining ones.
     pub(crate) fn take(&mut self, most: usize) -> &'a [u8] {
         let (taken, rest) = self.0.split_at(most.min(self.0.len()));
         self.0 = rest;
         taken
     }
 
-    /// Up to 255 bytes, as many as the first says.
+    /// Up to 255 bytes; the first byte is the length.
     pub(crate) fn bytes(&mut self) -> &'a [u8] {
         let bytes = usize::from(self.u8());
         self.take(bytes)

@@ -1,14 +1,14 @@
-//! Targets for fuzzing by coverage: what reaches a decoder or a connection from outside, made of
-//! an input's bytes.
+//! Targets for coverage-guided fuzzing: each turns an input's bytes into external data for a
+//! decoder or a connection.
 //!
-//! Owns the targets and their inputs that are worth keeping (`corpora/`). Each target takes any
-//! bytes, drives production code with them, and panics where something that must hold does not:
-//! no panic of the code itself, no answer to a command that was not sent, none to none or twice,
-//! every lease back when all is over, and others served meanwhile. Time is virtual throughout, so
-//! that an input means the same whenever it runs.
+//! Owns the targets and their corpora (`corpora/`). Each target accepts any bytes, drives
+//! production code with them, and panics if an invariant is violated: the code does not panic, each
+//! command gets exactly one completion, no completion is without a command, all leases are returned
+//! at the end, and other hosts are served meanwhile. Time is virtual, so that an input always has
+//! the same effect.
 //!
-//! Built with `--cfg fuzzing`, as `cargo xtask fuzz` does, the binary is libFuzzer's; built
-//! normally it runs each file once, which the tests do with every file of the corpora.
+//! Built with `--cfg fuzzing`, as `cargo xtask fuzz` does, the binary uses libFuzzer. Otherwise it
+//! runs each file once; the tests do that with every file of the corpora.
 
 #![forbid(unsafe_code)]
 
@@ -36,9 +36,9 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::OnceLock;
 
-/// What is fuzzed.
+/// A fuzz target.
 pub struct Target {
-    /// What it is called; its corpus is in the folder of that name.
+    /// The name, which is also that of the folder with its corpus.
     pub name: &'static str,
     /// Runs one input.
     pub run: fn(&[u8]),
@@ -80,19 +80,19 @@ pub const TARGETS: [Target; 8] = [
     },
 ];
 
-/// Names the target that [`run_chosen`] runs.
+/// The environment variable with the name of the target that [`run_chosen`] runs.
 pub const CHOICE: &str = "WINDLASS_FUZZ_TARGET";
 
-/// The target of this name.
+/// The target with this name.
 #[must_use]
 pub fn target(name: &str) -> Option<&'static Target> {
     TARGETS.iter().find(|target| target.name == name)
 }
 
-/// Runs one input of the target that the environment chooses.
+/// Runs one input of the target that the environment selects.
 ///
 /// # Panics
-/// The environment names none, or the input shows a defect.
+/// Panics if the environment names no target, or if the input triggers a defect.
 pub fn run_chosen(input: &[u8]) {
     static CHOSEN: OnceLock<fn(&[u8])> = OnceLock::new();
     let run = CHOSEN.get_or_init(|| {
@@ -105,7 +105,7 @@ pub fn run_chosen(input: &[u8]) {
     run(input);
 }
 
-/// Runs a target, named first, once for each file named behind it.
+/// Runs the target named by the first argument, once for each file named by the others.
 pub fn replay(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let named = arguments.next();
     let target = named.as_ref().and_then(|name| target(name.to_str()?));

@@ -1,5 +1,5 @@
-//! Runs a target: under libFuzzer where the crate is built for fuzzing, else once for each file
-//! named on the command line.
+//! Runs a target: with libFuzzer if the crate is built for fuzzing, otherwise once for each file on
+//! the command line.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(fuzzing, no_main)]

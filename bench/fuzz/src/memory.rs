@@ -1,5 +1,5 @@
-//! Memory that outlives an input: mapping and zeroing it for each would take longer than all the
-//! rest. Every run gives all of it back, and the next one begins with nothing taken.
+//! Memory that is reused for all inputs, because mapping and zeroing it would dominate the run
+//! time. Every run returns all of it, so the next one starts with none in use.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use hugemem::{Arena, ArenaConfig, PagePolicy};
 
 /// Bytes of a logical block.
 pub(crate) const BLOCK_BYTES: usize = 512;
-/// Largest transfer: the arena has few slices of that size, so that requests wait for them.
+/// Largest transfer: the arena has few slices of this size, so requests wait for them.
 pub(crate) const TRANSFER_MAX_BYTES: usize = 128 << 10;
 
 const ARENA_BYTES: usize = 8 << 20;
@@ -25,7 +25,7 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// This thread's.
+    /// The memory of this thread.
     pub(crate) fn of_thread() -> Self {
         thread_local! {
             static MEMORY: Memory = Memory::new();
@@ -55,13 +55,13 @@ impl Memory {
         }
     }
 
-    /// Slices of the arena that are out.
+    /// Number of slices of the arena in use.
     pub(crate) fn taken(&self) -> u64 {
         let classes = self.arena.counters().classes;
         classes.iter().map(|class| class.taken).sum()
     }
 
-    /// The device behind one that holds, refuses and fails requests as long as it is told to.
+    /// The device behind a fault device that holds, refuses and fails requests while told to.
     pub(crate) fn moody(&self) -> (Arc<dyn Device>, Moods) {
         let rule = |effect| FaultRule::new(OperationKinds::ALL, When::Always, effect);
         let rules = vec![
@@ -77,23 +77,23 @@ impl Memory {
     }
 }
 
-/// What a device is made to do for a while.
+/// Controls the faults of a device.
 pub(crate) struct Moods(FaultControl);
 
 impl Moods {
     const COUNT: usize = 3;
 
-    /// Switches one of the moods.
+    /// Switches one fault on or off.
     pub(crate) fn switch(&self, mood: u8, on: bool) {
         self.0.arm(usize::from(mood) % Self::COUNT, on);
     }
 
-    /// Lets go what is held.
+    /// Releases the held requests.
     pub(crate) fn release(&self) {
         self.0.release();
     }
 
-    /// All is well again.
+    /// Ends all faults.
     pub(crate) fn end(&self) {
         for mood in 0..Self::COUNT {
             self.0.arm(mood, false);

@@ -1,5 +1,5 @@
-//! Pages that a peer sends: Identify data, log pages, lists and descriptors. Whatever is in them,
-//! reading them ends and stays within them.
+//! Pages of a peer: Identify data, log pages, lists and descriptors. Reading any content ends and
+//! stays within the page.
 
 use std::fmt::Debug;
 
@@ -19,7 +19,7 @@ use zerocopy::FromBytes;
 
 use crate::input::Input;
 
-/// Runs one input: the first byte says what the page is, the rest lies anywhere on it.
+/// Runs one input: the first byte selects the kind of page, the rest is its content.
 pub(crate) fn run(input: &[u8]) {
     let mut input = Input::new(input);
     let kind = input.u8();
@@ -40,7 +40,7 @@ pub(crate) fn run(input: &[u8]) {
         }
         2 => {
             let ids: Vec<_> = NamespaceIds::new(&page).collect();
-            // A descriptor has four bytes at least, and one of identifier.
+            // A descriptor has a header of four bytes and an identifier of at least one.
             assert!(ids.len() <= page.len() / 5);
             show(&ids);
         }
@@ -79,7 +79,7 @@ pub(crate) fn run(input: &[u8]) {
     }
 }
 
-/// A page of zeroes with pieces of the input at places of its choice.
+/// A page of zeroes with parts of the input at offsets from the input.
 fn page(input: &mut Input<'_>) -> [u8; IDENTIFY_BYTES] {
     let mut page = [0; IDENTIFY_BYTES];
     while !input.is_empty() {
@@ -99,7 +99,7 @@ fn read<T: FromBytes>(page: &[u8]) -> T {
     }
 }
 
-/// What people are shown of it is bounded.
+/// Checks that the debug output is bounded.
 fn show(shown: &impl Debug) {
     assert!(format!("{shown:?}").len() < 1 << 20);
 }
@@ -113,7 +113,7 @@ fn connect_data(data: &ConnectData) {
     }
 }
 
-/// Every view of a command.
+/// Reads every view of a command.
 fn commands(sqe: &Sqe) {
     show(&(
         sqe.read_write(),

@@ -1,9 +1,10 @@
-//! Whole NVMe/RDMA connections over the in-process fabric: private data of any content, capsules of
-//! any length and content, keys and addresses that lead nowhere, ends at any moment, and a fabric
-//! that delays and drops.
+//! Whole NVMe/RDMA connections over the in-process fabric: arbitrary private data, capsules of any
+//! length and content, invalid keys and addresses, disconnects at any time, and a fabric that
+//! delays and drops.
 //!
-//! What must hold: a host that has sent nothing but commands gets each of them answered once, or its
-//! connection closed; a witness beside it is served; in the end nothing is left.
+//! Invariants: a host that has sent only commands gets one response for each of them, or its
+//! connection is closed; a second, correct host (the witness) is served; nothing is left at the
+//! end.
 
 use std::collections::HashMap;
 
@@ -23,16 +24,16 @@ use crate::rdma_harness::host::{Call, connect_data};
 use crate::rdma_harness::{FakeHost, Setup, Stage, TARGET_MACHINE};
 use crate::tcp_target::likely_command;
 
-/// Longer inputs find nothing that shorter ones do not.
+/// Limit of the steps; longer inputs reach no new code.
 const STEPS_MAX: usize = 24;
 const HOSTS_MAX: usize = 4;
-/// Turns after which whatever is under way has ended: the fabric's delays are shorter.
+/// Turns after which all work has ended: the fabric's delays are shorter.
 const SETTLING_TURNS: usize = 200;
-/// Ticks that one of the target's requests is delayed at most.
+/// Limit of the delay of one of the target's requests, in ticks.
 const DELAY_MAX_TICKS: u8 = 32;
-/// Commands that a host keeps count of; identifiers are below.
+/// Number of command identifiers that a host uses.
 const IDENTIFIERS: u16 = 24;
-/// Bytes of a host's memory that commands name.
+/// Bytes of a host's memory for commands.
 const DATA_BYTES: usize = 32 << 10;
 
 /// Runs one input.
@@ -56,7 +57,7 @@ pub(crate) fn run(input: &[u8]) {
 fn call(qid: u16, depth: u16, cntlid: u16) -> Call {
     Call {
         data_bytes: DATA_BYTES,
-        // One for each command, since nobody knows when the fabric has read one.
+        // One for each command, because the host cannot know when the fabric has read one.
         capsules: STEPS_MAX + 2,
         ..Call::queue(qid, depth, cntlid)
     }
@@ -110,7 +111,7 @@ fn act(stage: &mut Stage, input: &mut Input<'_>) {
     assert_eq!(stage.leases_out(), leases, "leases are still out");
 }
 
-/// One thing that happens.
+/// Executes one step.
 fn step(stage: &mut Stage, hosts: &mut Vec<Guest>, cntlid: u16, input: &mut Input<'_>) {
     let choice = input.u8();
     if hosts.is_empty() || choice & 31 == 31 {
@@ -146,12 +147,12 @@ fn step(stage: &mut Stage, hosts: &mut Vec<Guest>, cntlid: u16, input: &mut Inpu
     }
 }
 
-/// Another connection, with private data as it must be or as it comes.
+/// Opens another connection, with valid or modified private data.
 fn dial(stage: &mut Stage, hosts: &mut Vec<Guest>, cntlid: u16, input: &mut Input<'_>) {
     if hosts.len() >= HOSTS_MAX {
         return;
     }
-    // What is lost while a connection is made is not what this is about.
+    // Faults during connection setup are not the subject of this target.
     stage.fabric.clear_faults();
     let mut private = ConnectRequest::new(3, 16, 15, cntlid).as_bytes().to_vec();
     for _ in 0..input.below(4) {
@@ -172,7 +173,7 @@ fn dial(stage: &mut Stage, hosts: &mut Vec<Guest>, cntlid: u16, input: &mut Inpu
     }
 }
 
-/// Something goes wrong with one of the target's next requests.
+/// Injects a fault of one of the target's next requests.
 fn fault(stage: &mut Stage, input: &mut Input<'_>) {
     let operation = input.pick(&[Operation::Send, Operation::Write, Operation::Read]);
     let pattern = Pattern::ONCE.of(operation).on(TARGET_MACHINE);
@@ -190,11 +191,11 @@ fn fault(stage: &mut Stage, input: &mut Input<'_>) {
     stage.fabric.add_fault(pattern, fault);
 }
 
-/// A host, and what it waits for.
+/// A host and its outstanding commands.
 struct Guest {
     host: FakeHost,
     is_right: bool,
-    /// Commands sent and not answered, by identifier: how many, and how many of these may wait for
+    /// Commands without a response, by identifier: their number, and how many of them may wait for
     /// an event.
     unanswered: HashMap<u16, (u32, u32)>,
 }
@@ -223,7 +224,7 @@ impl Guest {
         self.send(sqe.with_cid(0).with_sgl(sgl), &[]);
     }
 
-    /// A command as hosts send them, or nearly.
+    /// Sends a typical command, or a slightly wrong one.
     fn send_likely(&mut self, input: &mut Input<'_>) {
         let (sqe, bytes) = likely_command(input);
         let sqe = sqe.with_cid(u16::from(input.u8()) % IDENTIFIERS);
@@ -251,7 +252,7 @@ impl Guest {
         }
     }
 
-    /// Descriptors behind the command, most of them right.
+    /// Sends a command with descriptors in its capsule, most of them valid.
     fn send_segment(&mut self, sqe: Sqe, bytes: u32, input: &mut Input<'_>) {
         let pieces = u32::from(input.u8() % 17) + 1;
         let piece = bytes / pieces;
@@ -276,7 +277,7 @@ impl Guest {
         self.send(sqe.with_sgl(sgl), &segment);
     }
 
-    /// 64 bytes as they are.
+    /// Sends 64 bytes of the input as a command.
     fn send_any_command(&mut self, input: &mut Input<'_>) {
         let mut bytes = [0; size_of::<Sqe>()];
         let there = input.take(bytes.len());
@@ -286,7 +287,7 @@ impl Guest {
         self.send(sqe.with_cid(cid), input.bytes());
     }
 
-    /// Takes in what was answered.
+    /// Takes the responses.
     fn take(&mut self) {
         self.host.poll();
         for (cqe, _) in std::mem::take(&mut self.host.responses) {
@@ -304,7 +305,7 @@ impl Guest {
         }
     }
 
-    /// Each command must have been answered, unless it waits for an event.
+    /// Checks that each command has its response, unless it waits for an event.
     fn check_answered(&self) {
         let is_over = self.host.disconnected || !self.host.failures.is_empty();
         if !self.is_right || is_over {

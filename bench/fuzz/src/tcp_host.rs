@@ -1,8 +1,8 @@
-//! The host against a target that does anything: between the two, the right target's PDUs are
-//! damaged, doubled, left out, and mixed with others.
+//! Our host with a faulty target: between the two, PDUs of a correct target are damaged,
+//! duplicated, dropped, and mixed with others.
 //!
-//! What must hold: every step of the host ends, in a value or an error; every command that was
-//! taken comes back once, completed or abandoned; no lease is kept.
+//! Invariants: every step of the host ends, with a value or an error; every accepted command is
+//! returned once, completed or abandoned; no lease is left in use.
 
 use std::cell::RefCell;
 use std::collections::{HashSet, VecDeque};
@@ -24,9 +24,9 @@ use crate::input::Input;
 use crate::memory::{BLOCK_BYTES, Memory};
 use crate::tcp_stage::{HOST, NQN, Stage, Wire};
 
-/// PDUs that the target sends at most in one run; then it closes every connection.
+/// The largest number of PDUs that the target sends in one run; then it closes every connection.
 const PDUS_MAX: u32 = 256;
-/// Bytes waiting for the host at most.
+/// The largest number of bytes waiting for the host.
 const ARRIVED_MAX: usize = 1 << 20;
 
 /// Runs one input.
@@ -46,7 +46,7 @@ pub(crate) fn run(input: &[u8]) {
         header_digest,
         data_digest,
         transport: Transport::tcp_over(|_| Ok(dial())),
-        // Far longer than a run; what the target never says, the end of the stream says.
+        // Far longer than a run: a target that does not respond ends the stream instead.
         timeout: Duration::from_secs(30),
         ..ConnectOptions::new(
             SocketAddr::from(([127, 0, 0, 1], 4420)),
@@ -57,7 +57,7 @@ pub(crate) fn run(input: &[u8]) {
             },
         )
     };
-    // Whatever the errand ends with is right, as long as it ends.
+    // Any result is correct, as long as the host returns.
     let _ = match errand & 3 {
         0 => discover(options).map(|_| ()),
         1 => look_around(options),
@@ -67,7 +67,7 @@ pub(crate) fn run(input: &[u8]) {
     scene.stage.finish();
 }
 
-/// Asks for everything that a host can ask a controller.
+/// Requests everything that a host can request of a controller.
 fn look_around(options: ConnectOptions) -> Result<(), HostError> {
     let mut controller = Controller::connect(options)?;
     let _ = controller.transfer_bytes_max();
@@ -93,7 +93,7 @@ fn look_around(options: ConnectOptions) -> Result<(), HostError> {
     controller.shut_down()
 }
 
-/// Reads and writes, and gets everything back whatever happens.
+/// Reads and writes, and checks that every command is returned.
 fn use_queue(options: ConnectOptions) -> Result<(), HostError> {
     let pool = Memory::of_thread().arena.pool(0);
     let mut controller = Controller::connect(options)?;
@@ -137,7 +137,7 @@ fn exchange(queue: &mut IoQueue, open: &mut HashSet<u64>) -> Result<(), HostErro
         while queue.in_flight() > 0 {
             let mut completions = HostCompletions::new();
             queue.flush()?;
-            // What is handed out before a failure counts.
+            // Completions that were returned before a failure are valid.
             let polled = queue.poll(&mut completions);
             for completion in &completions {
                 assert!(open.remove(&completion.token), "completed twice");
@@ -152,12 +152,12 @@ fn exchange(queue: &mut IoQueue, open: &mut HashSet<u64>) -> Result<(), HostErro
 }
 
 thread_local! {
-    /// What the streams of this run lead to. Streams must be able to move between threads, so they
-    /// only name their place here.
+    /// The scene to which the streams of this run belong. Streams must be `Send`, so they only hold
+    /// an index into it.
     static SCENE: RefCell<Option<Scene>> = const { RefCell::new(None) };
 }
 
-/// A target and what is done to what it says.
+/// A target, and the interference with its PDUs.
 struct Scene {
     stage: Stage,
     links: Vec<Link>,
@@ -168,14 +168,14 @@ struct Scene {
 /// One connection.
 struct Link {
     wire: Option<Wire>,
-    /// What the target sent, until it is a whole PDU.
+    /// Bytes from the target, until they are a complete PDU.
     inbox: PduInbox,
     arrived: VecDeque<u8>,
-    /// The host has waited, and nothing has come.
+    /// The host has waited, and received nothing.
     waited: bool,
 }
 
-/// A new connection to the target.
+/// Opens a connection to the target.
 fn dial() -> Stream {
     with_scene(|scene| {
         let wire = scene.stage.connect(usize::MAX);
@@ -193,7 +193,7 @@ fn with_scene<T>(action: impl FnOnce(&mut Scene) -> T) -> T {
     SCENE.with_borrow_mut(|scene| action(scene.as_mut().expect("a run goes on")))
 }
 
-/// The host's end of a connection: its place in the scene.
+/// The host's end of a connection, as an index into the scene.
 #[derive(Debug)]
 struct Stream(usize);
 
@@ -241,7 +241,7 @@ impl ByteStream for Stream {
         with_scene(|scene| {
             scene.advance(self.0);
             let link = &mut scene.links[self.0];
-            // A target that has nothing to say will have nothing later: time stands still.
+            // A target without anything to send stays so, because time does not advance.
             link.waited = link.arrived.is_empty();
         });
     }
@@ -258,7 +258,7 @@ impl Drop for Stream {
 }
 
 impl Scene {
-    /// Lets the target go on, and damages what it says.
+    /// Runs the target, and interferes with the PDUs that it sends.
     fn advance(&mut self, link: usize) {
         self.stage.settle(|| {});
         while let Some(pdu) = self.next_pdu(link) {
@@ -288,7 +288,7 @@ impl Scene {
         self.interference.drain(..most).collect()
     }
 
-    /// Gives the host a PDU, or something else for it.
+    /// Passes a PDU on to the host, or replaces it.
     fn pass_on(&mut self, link: usize, mut pdu: Vec<u8>) {
         let choice = self.byte();
         match choice & 15 {
@@ -335,7 +335,7 @@ impl Scene {
         pdu[at] = self.byte();
     }
 
-    /// Replaces a part of what a data PDU brings, behind its header.
+    /// Replaces a part of the data of a data PDU, after its header.
     fn overwrite(&mut self, pdu: &mut [u8]) {
         let at = 24 + usize::from(u16::from_le_bytes([self.byte(), self.byte()])) % 4096;
         let bytes = usize::from(self.byte());
@@ -345,7 +345,7 @@ impl Scene {
         }
     }
 
-    /// A PDU of the input's making.
+    /// A PDU with fields from the input.
     fn other_pdu(&mut self) -> Vec<u8> {
         let common = CommonHeader {
             pdu_type: PduType(self.byte() % 16),

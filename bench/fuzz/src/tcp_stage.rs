@@ -19,31 +19,32 @@ use crate::memory::{Memory, Moods, TRANSFER_MAX_BYTES};
 
 pub(crate) const NQN: &str = "nqn.2026-11.org.windlass:fuzz";
 pub(crate) const HOST: &str = "nqn.2026-11.org.windlass:host";
-/// Connections at once.
+/// The largest number of connections.
 const CONNECTIONS_MAX: usize = 8;
-/// Bytes that wait for a host at most: then it is a slow reader, and the target has to wait.
+/// The largest number of bytes that wait for a host; beyond it the host is a slow reader, and the
+/// target has to wait.
 const TO_HOST_MAX: usize = 512 << 10;
-/// Turns after which whatever can happen without further input has.
+/// Turns after which the target is idle without further input.
 const TURNS_MAX: usize = 1_000_000;
 
-/// Both directions of one connection, and how it ended.
+/// Both directions of one connection, and their state.
 #[derive(Debug)]
 pub(crate) struct Line {
     to_target: VecDeque<u8>,
     pub(crate) to_host: VecDeque<u8>,
-    /// Bytes that one receive or send of the target moves at most.
+    /// The largest number of bytes of one receive or send of the target.
     pub(crate) grain: usize,
     /// The host has closed its end.
     pub(crate) closed: bool,
-    /// The target will send nothing more.
+    /// The target sends nothing more.
     finished: bool,
-    /// The target has forgotten the connection.
+    /// The target has dropped the connection.
     dropped: bool,
-    /// Bytes that went to the host so far.
+    /// Total bytes sent to the host.
     pub(crate) sent: u64,
 }
 
-/// The target's end.
+/// The target's end of a connection.
 pub(crate) struct End(Rc<RefCell<Line>>);
 
 impl Drop for End {
@@ -118,7 +119,7 @@ impl Wire {
         line.finished || line.dropped
     }
 
-    /// Grows with every byte that moves.
+    /// A value that changes with every transferred byte.
     fn progress(&self) -> u64 {
         let line = self.line.borrow();
         line.sent + u64::from(line.finished) + (1 << 32) - line.to_target.len() as u64
@@ -178,7 +179,7 @@ impl Stage {
         }
     }
 
-    /// A new connection; none while there are as many as there may be.
+    /// Opens a connection; `None` if there are too many.
     pub(crate) fn connect(&mut self, grain: usize) -> Option<Wire> {
         let line = Rc::new(RefCell::new(Line {
             to_target: VecDeque::new(),
@@ -212,12 +213,13 @@ impl Stage {
             self.set.writable(wire.index);
         }
         while self.set.take_ended().is_some() {}
-        // Before their places are given to others.
+        // Before their indices are reused.
         self.wires.retain(|wire| !wire.line.borrow().dropped);
         self.now = self.now.saturating_add(Nanos::from_micros(10));
     }
 
-    /// Turns until nothing moves any more. `take` is asked each time to take in what came.
+    /// Runs turns until nothing changes any more. Calls `take` after each turn to take the received
+    /// data.
     pub(crate) fn settle(&mut self, mut take: impl FnMut()) {
         let mut quiet = 0;
         let mut seen = 0;
@@ -238,12 +240,13 @@ impl Stage {
         self.now = self.now.saturating_add(time);
     }
 
-    /// Closes everything, and checks that nothing is left of it.
+    /// Closes everything, and checks that nothing is left.
     pub(crate) fn finish(mut self) {
         self.moods.end();
         for wire in &self.wires {
             wire.close();
-            // A host that has closed takes nothing any more, but makes nobody wait either.
+            // A host that has closed its end receives nothing more, and does not delay the target
+            // either.
             wire.line.borrow_mut().grain = usize::MAX;
         }
         let wires = self.wires.clone();
@@ -258,7 +261,7 @@ impl Stage {
             self.pass(Nanos::from_millis(50));
         }
         assert!(self.set.is_empty(), "a connection stays open: {wires:?}");
-        // What a device still had is given back as it ends.
+        // Requests that a device still holds are returned when it ends.
         for _ in 0..8 {
             self.turn();
         }

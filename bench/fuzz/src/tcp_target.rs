@@ -1,10 +1,10 @@
-//! Whole NVMe/TCP connections of hosts that do anything: well-formed commands and data in any order,
-//! PDUs with wrong fields, plain bytes, ends at any moment, beside a device that holds and fails
-//! requests.
+//! Whole NVMe/TCP connections of misbehaving hosts: well-formed commands and data in any order,
+//! PDUs with wrong fields, arbitrary bytes, disconnects at any time, and a device that holds and
+//! fails requests.
 //!
-//! What must hold: the target's own PDUs are right; a host that has sent nothing but well-formed
-//! capsules gets each command answered once, or its connection closed; a witness beside it is
-//! served; in the end nothing is left.
+//! Invariants: the target's own PDUs are valid; a host that has sent only well-formed capsules gets
+//! one response for each command, or its connection is closed; a second, correct host (the witness)
+//! is served; nothing is left at the end.
 
 use std::collections::HashMap;
 
@@ -23,11 +23,11 @@ use crate::input::Input;
 use crate::memory::BLOCK_BYTES;
 use crate::tcp_stage::{Stage, Wire, names};
 
-/// Longer inputs find nothing that shorter ones do not.
+/// Limit of the steps; longer inputs reach no new code.
 const STEPS_MAX: usize = 64;
-/// Data of one H2CData PDU here; the target takes 16 KiB.
+/// Data of one H2CData PDU of these hosts; the target accepts 16 KiB.
 const HOST_DATA_BYTES_MAX: u32 = 8 << 10;
-/// Commands that a host keeps count of; identifiers are below.
+/// Number of command identifiers that a host uses.
 const IDENTIFIERS: u16 = 24;
 
 /// Runs one input.
@@ -58,7 +58,7 @@ pub(crate) fn run(input: &[u8]) {
     stage.finish();
 }
 
-/// One thing that happens.
+/// Executes one step.
 fn step(stage: &mut Stage, hosts: &mut Vec<Host>, input: &mut Input<'_>) {
     let choice = input.u8();
     let which = usize::from(choice >> 5) % hosts.len();
@@ -97,12 +97,12 @@ struct Host {
     inbox: PduInbox,
     framing: Framing,
     asked: DigestFlags,
-    /// Nothing but well-formed commands has been sent, so that answers can be expected.
+    /// Only well-formed commands have been sent, so that responses can be expected.
     is_right: bool,
-    /// Commands sent and not answered, by identifier: how many, and how many of these may wait for
+    /// Commands without a response, by identifier: their number, and how many of them may wait for
     /// an event.
     unanswered: HashMap<u16, (u32, u32)>,
-    /// Requests for data, with how much of each was sent.
+    /// R2Ts, with the number of bytes sent for each.
     requests: Vec<(R2t, u32)>,
     /// The target ended the connection by a termination request.
     terminated: bool,
@@ -110,7 +110,7 @@ struct Host {
 }
 
 impl Host {
-    /// A connection that is initialised.
+    /// Opens and initialises a connection.
     fn dial(stage: &mut Stage, asked: DigestFlags, grain: usize) -> Option<Self> {
         let wire = stage.connect(grain)?;
         wire.send(IcReq::new(0, asked, 0).as_bytes());
@@ -137,13 +137,13 @@ impl Host {
         self.wire.send(&capsule(sqe, data, self.framing));
     }
 
-    /// Whatever this is, commands can no longer be counted.
+    /// Sends arbitrary bytes; responses can no longer be counted afterwards.
     fn send_bytes(&mut self, bytes: &[u8]) {
         self.is_right = false;
         self.wire.send(bytes);
     }
 
-    /// A command as hosts send them, or nearly.
+    /// Sends a typical command, or a slightly wrong one.
     fn send_likely(&mut self, input: &mut Input<'_>) {
         let (sqe, bytes) = likely_command(input);
         let cid = u16::from(input.u8()) % IDENTIFIERS;
@@ -164,14 +164,14 @@ impl Host {
         }
     }
 
-    /// 64 bytes as they are, in a capsule that is right.
+    /// Sends 64 bytes of the input as a command, in a valid capsule.
     fn send_any_command(&mut self, input: &mut Input<'_>) {
         let sqe = any_command(input);
         let cid = sqe.cid.get() % IDENTIFIERS;
         self.send_command(sqe.with_cid(cid), input.bytes());
     }
 
-    /// Data for one of the requests; with luck what it asks for.
+    /// Sends data for one of the R2Ts, sometimes deviating from the request.
     fn answer_request(&mut self, input: &mut Input<'_>) {
         let deviation = input.u8();
         if self.requests.is_empty() {
@@ -195,7 +195,7 @@ impl Host {
         self.wire.send(&pdu);
     }
 
-    /// The next data of a request, as it must be.
+    /// Sends the next part of the data for an R2T, correctly.
     fn send_part(&mut self, which: usize) {
         let (request, sent) = &mut self.requests[which];
         let left = request.r2tl.get() - *sent;
@@ -212,14 +212,14 @@ impl Host {
         self.wire.send(&pdu);
     }
 
-    /// Everything that requests still ask for.
+    /// Sends all data that R2Ts still request.
     fn send_what_is_asked(&mut self) {
         while !self.requests.is_empty() {
             self.send_part(0);
         }
     }
 
-    /// A right capsule with some bytes changed.
+    /// Sends a valid capsule with some bytes changed.
     fn send_damaged(&mut self, input: &mut Input<'_>) {
         let (sqe, bytes) = likely_command(input);
         let data = vec![1; bytes.min(4096)];
@@ -235,7 +235,7 @@ impl Host {
         self.send_bytes(&pdu);
     }
 
-    /// A PDU whose every field is chance.
+    /// Sends a PDU with arbitrary fields.
     fn send_any_pdu(&mut self, input: &mut Input<'_>) {
         let common = CommonHeader {
             pdu_type: PduType(input.u8() % 16),
@@ -250,7 +250,7 @@ impl Host {
         self.send_bytes(&pdu);
     }
 
-    /// Connect with fields of the input's choice.
+    /// Sends a Connect with fields from the input.
     fn connect_somehow(&mut self, input: &mut Input<'_>) {
         let attributes = ConnectAttributes::from_bits(input.u8());
         let (qid, entries_z) = (u16::from(input.u8() % 6), u16::from(input.u8()));
@@ -274,7 +274,7 @@ impl Host {
         self.send_command(sqe.with_cid(3), &[]);
     }
 
-    /// Takes in every whole PDU that has come.
+    /// Takes every complete PDU that has been received.
     fn take_all(&mut self) {
         let line = &self.wire.line;
         self.inbox
@@ -325,7 +325,7 @@ impl Host {
         }
     }
 
-    /// Each command must have been answered, unless it waits for an event.
+    /// Checks that each command has its response, unless it waits for an event.
     fn check_answered(&self) {
         let is_over = self.wire.ended() || self.wire.line.borrow().closed;
         if !self.is_right || self.terminated || is_over {
@@ -345,7 +345,7 @@ fn any_command(input: &mut Input<'_>) -> Sqe {
     Sqe::read_from_bytes(&bytes).expect("64 bytes")
 }
 
-/// A command that a host may well send, and how many bytes it moves.
+/// A typical command of a host, and its number of data bytes.
 pub(crate) fn likely_command(input: &mut Input<'_>) -> (Sqe, usize) {
     let lba = u64::from(input.u8());
     let nlb_z = u16::from(input.pick(&[0, 0, 0, 1, 7, 31, 255]) as u8);
@@ -378,7 +378,7 @@ pub(crate) fn likely_command(input: &mut Input<'_>) -> (Sqe, usize) {
         return (sqe.with_dataset_management(command), bytes);
     }
     if opcode >= 0x7f || nsid == u32::MAX {
-        // Fields of its own, of which the first dwords matter most.
+        // Arbitrary fields; the first dwords have the most effect.
         sqe.nsid = input.u32().into();
         sqe.specific.cdw10 = input.u32().into();
         sqe.specific.cdw11 = input.u32().into();
@@ -429,7 +429,7 @@ impl Host {
         cqe
     }
 
-    /// Sends one command with data in its capsule, and waits for its answer.
+    /// Sends one command with in-capsule data, and waits for its response.
     fn command(&mut self, stage: &mut Stage, sqe: Sqe, data: &[u8]) -> Cqe {
         self.last = None;
         self.send_command(sqe.with_cid(0).with_sgl(in_capsule(data)), data);

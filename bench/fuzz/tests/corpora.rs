@@ -1,9 +1,9 @@
-//! Every input that was worth keeping still runs, defects that were found among them.
+//! Replays every input of the corpora, including those that once revealed defects.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What the corpora may weigh in the repository, bytes.
+/// Limit of the size of the corpora in the repository, bytes.
 const CORPORA_BYTES_MAX: u64 = 400 << 10;
 
 fn corpora() -> PathBuf {
@@ -31,7 +31,7 @@ fn replay(target: &str) {
     }
 }
 
-/// One test for each target, so that they run side by side.
+/// One test per target, so that they run in parallel.
 macro_rules! replays {
     ($($test:ident: $target:literal,)*) => {
         $(
