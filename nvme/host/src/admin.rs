@@ -1,4 +1,4 @@
-//! An admin queue with blocking commands: the control path under a controller.
+//! An admin queue with blocking commands: the basis of a controller's control path.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -14,16 +14,17 @@ use crate::link::{COMPLETIONS_MAX, Completion, Completions, Transfer};
 use crate::options::ConnectOptions;
 use crate::transport::{AdminLink, QueueParameters};
 
-/// Entries of an admin queue (Base 2.1 §6.3: 32 at least), one more than commands in flight.
+/// Entries of an admin queue (Base 2.1 §6.3: at least 32): one more than the maximum number of
+/// commands in flight.
 const ADMIN_QUEUE_ENTRIES: u16 = 32;
 
-/// Tokens from here on are asynchronous event requests.
+/// First token of Asynchronous Event Requests.
 const EVENT_TOKENS: u64 = 1 << 63;
 
-/// Token of a keep-alive that nobody waits for.
+/// Token of Keep Alive commands sent without waiting for their completion.
 const KEEP_ALIVE_TOKEN: u64 = 1 << 62;
 
-/// The error for a status that is not success.
+/// Turns a status other than success into an error.
 pub(crate) fn require_success<B>(
     command: &'static str,
     sqe: &Sqe,
@@ -53,7 +54,7 @@ pub(crate) struct AdminQueue {
 }
 
 impl AdminQueue {
-    /// Connects the admin queue of a controller; gives it and the controller's identifier.
+    /// Connects the admin queue of a controller. Returns it with the controller identifier.
     pub(crate) fn connect(options: &ConnectOptions) -> Result<(Self, u16), HostError> {
         let data = options.connect_data(CNTLID_DYNAMIC)?.as_bytes().to_vec();
         let parameters = QueueParameters {
@@ -85,7 +86,7 @@ impl AdminQueue {
         Ok((queue, success.cntlid()))
     }
 
-    /// Runs a command to its end; a status other than success is an error.
+    /// Runs a command to completion. A status other than success is an error.
     pub(crate) fn execute(
         &mut self,
         command: &'static str,
@@ -96,7 +97,7 @@ impl AdminQueue {
         require_success(command, &sqe, completion)
     }
 
-    /// Runs a command to its end, whatever the status.
+    /// Runs a command to completion, whatever its status.
     pub(crate) fn run(
         &mut self,
         command: &'static str,
@@ -123,7 +124,7 @@ impl AdminQueue {
     ) -> Result<u16, HostError> {
         match self.connection.submit(sqe, transfer, token) {
             Ok(cid) => Ok(cid),
-            // A failed connection tells its reason; everything else is a matter of slots.
+            // A failed connection reports its error in `flush`; otherwise there is no free slot.
             Err(_) => {
                 self.connection.flush()?;
                 Err(HostError::NoSlot)
@@ -131,7 +132,8 @@ impl AdminQueue {
         }
     }
 
-    /// Sends, receives, and sorts what came: the completion of `wanted`, if it is there.
+    /// Sends, receives, and processes completions. Returns the completion of `wanted` if it was
+    /// received.
     fn turn(&mut self, wanted: Option<u64>) -> Result<Option<Completion<Vec<u8>>>, HostError> {
         let mut completions = Completions::new();
         self.connection.flush()?;
@@ -142,7 +144,7 @@ impl AdminQueue {
             if Some(completion.token) == wanted {
                 found = Some(completion);
             } else if completion.token >= EVENT_TOKENS {
-                // A request that was aborted carries no event.
+                // The completion of an aborted request contains no event.
                 if completion.status().is_success() {
                     self.events
                         .push_back(AsyncEvent::from_bits(completion.cqe.dw0.get()));
@@ -151,12 +153,13 @@ impl AdminQueue {
                 self.keep_alive_pending = false;
                 require_success("Keep Alive", &Sqe::keep_alive(), completion)?;
             }
-            // Anything else is a command that timed out before: nobody waits for it any more.
+            // Any other completion belongs to a command that timed out earlier, and is discarded.
         }
         Ok(found)
     }
 
-    /// Sends a keep-alive that nobody waits for; none while the last one is unanswered.
+    /// Sends a Keep Alive without waiting for its completion, unless the previous one is
+    /// outstanding.
     pub(crate) fn send_keep_alive(&mut self) -> Result<(), HostError> {
         if !self.keep_alive_pending {
             self.submit(Sqe::keep_alive(), Transfer::None, KEEP_ALIVE_TOKEN)?;
@@ -165,24 +168,24 @@ impl AdminQueue {
         self.poll()
     }
 
-    /// Sends an Asynchronous Event Request; gives its identifier on the wire.
+    /// Sends an Asynchronous Event Request. Returns its command identifier.
     pub(crate) fn request_event(&mut self) -> Result<u16, HostError> {
         let cid = self.submit(Sqe::async_event_request(), Transfer::None, EVENT_TOKENS)?;
         self.poll()?;
         Ok(cid)
     }
 
-    /// Takes in what has arrived.
+    /// Processes everything received.
     pub(crate) fn poll(&mut self) -> Result<(), HostError> {
         self.turn(None).map(|_| ())
     }
 
-    /// The next event that has arrived.
+    /// Takes the next event received.
     pub(crate) fn take_event(&mut self) -> Option<AsyncEvent> {
         self.events.pop_front()
     }
 
-    /// Waits for an event, `limit` at most.
+    /// Waits for an event, at most for `limit`.
     pub(crate) fn wait_event(&mut self, limit: Duration) -> Result<AsyncEvent, HostError> {
         let deadline = Deadline::after(limit, "an asynchronous event");
         loop {
@@ -194,7 +197,8 @@ impl AdminQueue {
         }
     }
 
-    /// Waits until the target closes the connection, `limit` at most; gives what it said.
+    /// Waits until the target closes the connection, at most for `limit`. Returns the error that
+    /// ended it.
     pub(crate) fn wait_end(&mut self, limit: Duration) -> Result<HostError, HostError> {
         let deadline = Deadline::after(limit, "the end of the connection");
         loop {

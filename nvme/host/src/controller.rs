@@ -1,7 +1,8 @@
-//! A controller as its host sees it: the admin queue, what the controller is, and the way to its
-//! I/O queues.
+//! A controller as seen by its host: the admin queue, the controller's properties, and access to
+//! its I/O queues.
 //!
-//! Everything here waits for the target, each step for the options' timeout at most.
+//! All methods wait for the target, each step at most for the timeout of the options, unless their
+//! documentation says otherwise.
 
 use std::time::{Duration, Instant};
 
@@ -29,33 +30,33 @@ use crate::queue::{IoQueue, IoQueuePlan};
 use crate::slots::SLOTS_MAX;
 use crate::transport::QueueParameters;
 
-/// Most namespaces that are listed: a target that claims more is not followed.
+/// Maximum number of namespaces listed. A target that reports more is malformed.
 const NAMESPACES_MAX: usize = 64 * 1024;
 
-/// Pause between two looks at CSTS.
+/// Interval between two reads of CSTS.
 const STATUS_PAUSE: Duration = Duration::from_millis(1);
 
-/// What an I/O host needs to know of a namespace (NVM 1.1 §4.1.5.1).
+/// Properties of a namespace that I/O needs (NVM 1.1 §4.1.5.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NamespaceInfo {
     /// Namespace identifier.
     pub nsid: u32,
-    /// Bytes of a block.
+    /// Block size in bytes.
     pub block_bytes: u32,
-    /// Blocks.
+    /// Number of blocks.
     pub blocks: u64,
-    /// Whether writes are refused.
+    /// Whether the namespace is write protected.
     pub write_protected: bool,
-    /// NGUID, all zero for none.
+    /// NGUID; all zero if it has none.
     pub nguid: [u8; 16],
-    /// EUI-64, all zero for none.
+    /// EUI-64; all zero if it has none.
     pub eui64: [u8; 8],
-    /// UUID, where the namespace has one.
+    /// UUID, if it has one.
     pub uuid: Option<[u8; 16]>,
 }
 
 impl NamespaceInfo {
-    /// Size, bytes.
+    /// Size in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.blocks.saturating_mul(u64::from(self.block_bytes))
@@ -78,7 +79,7 @@ impl Controller {
     /// Connects to a controller, enables it, waits until it is ready, and identifies it.
     ///
     /// # Errors
-    /// [`HostError`]; nothing stays open.
+    /// [`HostError`]; nothing remains open.
     pub fn connect(options: ConnectOptions) -> Result<Self, HostError> {
         let (admin, cntlid) = AdminQueue::connect(&options)?;
         let mut controller = Self {
@@ -97,25 +98,25 @@ impl Controller {
         Ok(controller)
     }
 
-    /// The controller's identifier.
+    /// The controller identifier.
     #[must_use]
     pub fn cntlid(&self) -> u16 {
         self.cntlid
     }
 
-    /// CAP, as read when connecting.
+    /// CAP, read at connect.
     #[must_use]
     pub fn capabilities(&self) -> Cap {
         self.capabilities
     }
 
-    /// VS, as read when connecting.
+    /// VS, read at connect.
     #[must_use]
     pub fn version(&self) -> Version {
         self.version
     }
 
-    /// Identify Controller, as read when connecting.
+    /// Identify Controller, read at connect.
     #[must_use]
     pub fn identity(&self) -> &IdentifyController {
         &self.identity
@@ -127,25 +128,25 @@ impl Controller {
         &self.options
     }
 
-    /// The largest transfer of one command, bytes; `None` without limit.
+    /// Largest transfer of one command in bytes; `None` if there is no limit.
     #[must_use]
     pub fn transfer_bytes_max(&self) -> Option<u64> {
         self.identity
             .transfer_bytes_max(self.capabilities.page_bytes_min())
     }
 
-    /// The most commands in flight on one I/O queue: one less than its entries (Base 2.1 §3.3.1.2:
-    /// a queue is full with one entry free).
+    /// Maximum number of commands in flight on one I/O queue: one less than its entries (Base 2.1
+    /// §3.3.1.2: a queue is full with one entry free).
     #[must_use]
     pub fn queue_depth_max(&self) -> u16 {
         self.capabilities.mqes_z().min(SLOTS_MAX as u16)
     }
 
-    /// Runs any admin or Fabrics command to its end, whatever its status. Its identifier and data
-    /// pointer are set here.
+    /// Runs any admin or Fabrics command to completion, whatever its status. Sets its identifier
+    /// and data pointer.
     ///
     /// # Errors
-    /// [`HostError`] where the connection fails or the command does not end in time.
+    /// [`HostError`] if the connection fails or the command does not complete in time.
     pub fn admin(
         &mut self,
         sqe: Sqe,
@@ -157,7 +158,7 @@ impl Controller {
     /// Reads a property.
     ///
     /// # Errors
-    /// [`HostError`], with the status where the controller refuses.
+    /// [`HostError`], with the status if the controller rejects it.
     pub fn get_property(&mut self, register: Register) -> Result<u64, HostError> {
         let size = register.size().unwrap_or(PropertySize::BYTES_4);
         let sqe = Sqe::get_property(register.into_bits(), size);
@@ -168,7 +169,7 @@ impl Controller {
     /// Writes a property.
     ///
     /// # Errors
-    /// [`HostError`], with the status where the controller refuses.
+    /// [`HostError`], with the status if the controller rejects it.
     pub fn set_property(&mut self, register: Register, value: u64) -> Result<(), HostError> {
         let size = register.size().unwrap_or(PropertySize::BYTES_4);
         let sqe = Sqe::set_property(register.into_bits(), size, value);
@@ -183,14 +184,14 @@ impl Controller {
     /// [`HostError::ControllerFatal`], [`HostError::TimedOut`], and those of the connection.
     pub fn enable(&mut self) -> Result<(), HostError> {
         self.set_property(Register::CC, u64::from(Cc::enabled_nvm().into_bits()))?;
-        // CAP.TO is the controller's own limit, of which ours allows at least one unit more.
+        // CAP.TO is the controller's own limit; allow at least one unit more.
         let own = Duration::from_millis(u64::from(self.capabilities.timeout_ms()) + 500);
         let limit = self.options.timeout.max(own);
         self.wait_status(limit, "CSTS.RDY to be set", |csts| csts.rdy())
     }
 
     /// Resets the controller: clears CC.EN, waits until CSTS.RDY is clear, and enables it again.
-    /// Its I/O queues are gone after that.
+    /// Its I/O queues no longer exist afterwards.
     ///
     /// # Errors
     /// As [`Self::enable`].
@@ -202,7 +203,7 @@ impl Controller {
         self.enable()
     }
 
-    /// Shuts the controller down in order, and waits until it says so (Base 2.1 §3.6.1).
+    /// Shuts the controller down, and waits until it reports completion (Base 2.1 §3.6.1).
     ///
     /// # Errors
     /// As [`Self::enable`].
@@ -234,10 +235,10 @@ impl Controller {
         }
     }
 
-    /// Reads an Identify data structure, whole.
+    /// Reads a complete Identify data structure.
     ///
     /// # Errors
-    /// [`HostError`], with the status where the controller refuses.
+    /// [`HostError`], with the status if the controller rejects it.
     pub fn identify(&mut self, sqe: Sqe) -> Result<Vec<u8>, HostError> {
         let transfer = Transfer::Read(vec![0; IDENTIFY_BYTES]);
         let completion = self.admin.execute("Identify", sqe, transfer)?;
@@ -251,7 +252,7 @@ impl Controller {
         T::read_from_bytes(&page).map_err(|_| HostError::Malformed { what })
     }
 
-    /// Identify Controller, read anew.
+    /// Reads Identify Controller again.
     ///
     /// # Errors
     /// As [`Self::identify`].
@@ -262,7 +263,7 @@ impl Controller {
         )
     }
 
-    /// Identify Namespace.
+    /// Reads Identify Namespace.
     ///
     /// # Errors
     /// As [`Self::identify`].
@@ -273,7 +274,7 @@ impl Controller {
         )
     }
 
-    /// The identification descriptors of a namespace.
+    /// Reads the identification descriptors of a namespace.
     ///
     /// # Errors
     /// As [`Self::identify`].
@@ -282,10 +283,10 @@ impl Controller {
         Ok(NamespaceIds::new(&page).collect())
     }
 
-    /// The identifiers of the attached namespaces, ascending.
+    /// Reads the identifiers of the attached namespaces, in ascending order.
     ///
     /// # Errors
-    /// As [`Self::identify`]; [`HostError::Malformed`] for a list that does not ascend.
+    /// As [`Self::identify`]; [`HostError::Malformed`] for a list that is not ascending.
     pub fn active_namespaces(&mut self) -> Result<Vec<u32>, HostError> {
         let what = "active namespace list";
         let mut nsids: Vec<u32> = Vec::new();
@@ -306,7 +307,7 @@ impl Controller {
         }
     }
 
-    /// What an I/O host needs of a namespace.
+    /// Reads the properties of a namespace that I/O needs.
     ///
     /// # Errors
     /// As [`Self::identify`]; [`HostError::Malformed`] for a namespace without a usable format.
@@ -331,7 +332,7 @@ impl Controller {
         })
     }
 
-    /// All attached namespaces.
+    /// Reads the properties of all attached namespaces.
     ///
     /// # Errors
     /// As [`Self::active_namespaces`] and [`Self::namespace`].
@@ -343,7 +344,7 @@ impl Controller {
     /// Reads `bytes` (a multiple of 4, at least 4) of a log page from `offset` on.
     ///
     /// # Errors
-    /// [`HostError`], with the status where the controller refuses.
+    /// [`HostError`], with the status if the controller rejects it.
     pub fn log_page(
         &mut self,
         nsid: u32,
@@ -372,20 +373,20 @@ impl Controller {
             .ok_or(HostError::Malformed { what: "log page" })
     }
 
-    /// The current value of a feature: dword 0 of the completion.
+    /// Reads the current value of a feature: dword 0 of the completion.
     ///
     /// # Errors
-    /// [`HostError`], with the status where the controller refuses.
+    /// [`HostError`], with the status if the controller rejects it.
     pub fn get_feature(&mut self, feature: FeatureId, nsid: u32) -> Result<u32, HostError> {
         let sqe = Sqe::get_feature(feature, FeatureSelect::CURRENT, nsid, 0);
         let completion = self.admin.execute("Get Features", sqe, Transfer::None)?;
         Ok(completion.cqe.dw0.get())
     }
 
-    /// Sets a feature whose value is one dword; gives dword 0 of the completion.
+    /// Sets a feature whose value is one dword. Returns dword 0 of the completion.
     ///
     /// # Errors
-    /// [`HostError`], with the status where the controller refuses.
+    /// [`HostError`], with the status if the controller rejects it.
     pub fn set_feature(
         &mut self,
         feature: FeatureId,
@@ -397,11 +398,12 @@ impl Controller {
         Ok(completion.cqe.dw0.get())
     }
 
-    /// Asks for `wanted` I/O queues; gives how many there will be, at most as many (Base 2.1
+    /// Requests `wanted` I/O queues. Returns the number granted, at most `wanted` (Base 2.1
     /// §5.1.25.2.1).
     ///
     /// # Errors
-    /// [`HostError`], with the status where the controller refuses; [`HostError::Option`] for none.
+    /// [`HostError`], with the status if the controller rejects it; [`HostError::Option`] if
+    /// `wanted` is 0.
     pub fn request_io_queues(&mut self, wanted: u16) -> Result<u16, HostError> {
         let Some(wanted_z) = wanted.checked_sub(1) else {
             let (least, most) = (1, u64::from(u16::MAX));
@@ -420,10 +422,10 @@ impl Controller {
         Ok(granted.nsq_z().min(granted.ncq_z()).min(wanted_z) + 1)
     }
 
-    /// Sends a Keep Alive and waits for its answer.
+    /// Sends a Keep Alive and waits for its completion.
     ///
     /// # Errors
-    /// [`HostError`], with the status where the controller refuses.
+    /// [`HostError`], with the status if the controller rejects it.
     pub fn keep_alive(&mut self) -> Result<(), HostError> {
         self.last_keep_alive = Instant::now();
         self.admin
@@ -431,11 +433,11 @@ impl Controller {
             .map(|_| ())
     }
 
-    /// What a host does now and then: takes in events, and sends a Keep Alive when a third of its
-    /// time has passed. Does not wait.
+    /// Periodic work of a host, without waiting: receives events, and sends a Keep Alive after a
+    /// third of the Keep Alive Timeout.
     ///
     /// # Errors
-    /// [`HostError`] where the connection has failed.
+    /// [`HostError`] if the connection has failed.
     pub fn tend(&mut self) -> Result<(), HostError> {
         let interval = self.options.keep_alive / 3;
         if !interval.is_zero() && self.last_keep_alive.elapsed() >= interval {
@@ -445,36 +447,36 @@ impl Controller {
         self.admin.poll()
     }
 
-    /// Asks to abort a command of the I/O queue `qid`, or of the admin queue (0). True where it was
-    /// aborted.
+    /// Sends an Abort for a command of the I/O queue `qid`, or of the admin queue (0). Returns true
+    /// if the command was aborted.
     ///
     /// # Errors
-    /// [`HostError`], with the status where the controller refuses.
+    /// [`HostError`], with the status if the controller rejects it.
     pub fn abort(&mut self, qid: u16, cid: u16) -> Result<bool, HostError> {
         let sqe = Sqe::abort_command(qid, cid);
         let completion = self.admin.execute("Abort", sqe, Transfer::None)?;
         Ok(completion.cqe.dw0.get() & 1 == 0)
     }
 
-    /// Sends an Asynchronous Event Request, which the controller answers when there is something to
-    /// tell. Gives its command identifier.
+    /// Sends an Asynchronous Event Request, which completes when the controller has an event.
+    /// Returns its command identifier.
     ///
     /// # Errors
-    /// [`HostError::NoSlot`] for too many, and those of the connection.
+    /// [`HostError::NoSlot`] if too many are outstanding, and those of the connection.
     pub fn request_event(&mut self) -> Result<u16, HostError> {
         self.admin.request_event()
     }
 
-    /// The next event that has arrived, without waiting.
+    /// Takes the next event received, without waiting.
     ///
     /// # Errors
-    /// [`HostError`] where the connection has failed.
+    /// [`HostError`] if the connection has failed.
     pub fn poll_event(&mut self) -> Result<Option<AsyncEvent>, HostError> {
         self.admin.poll()?;
         Ok(self.admin.take_event())
     }
 
-    /// Waits for an event, `limit` at most.
+    /// Waits for an event, at most for `limit`.
     ///
     /// # Errors
     /// [`HostError::TimedOut`], and those of the connection.
@@ -482,19 +484,19 @@ impl Controller {
         self.admin.wait_event(limit)
     }
 
-    /// Waits until the admin connection ends, `limit` at most; gives how it ended.
+    /// Waits until the admin connection ends, at most for `limit`. Returns the error that ended it.
     ///
     /// # Errors
-    /// [`HostError::TimedOut`] where it does not.
+    /// [`HostError::TimedOut`] if it does not end.
     pub fn wait_end(&mut self, limit: Duration) -> Result<HostError, HostError> {
         self.admin.wait_end(limit)
     }
 
-    /// The plan of I/O queue `qid` (from 1) for `depth` commands in flight, which another thread
-    /// may carry out.
+    /// A plan for I/O queue `qid` (from 1) with `depth` commands in flight. Another thread may open
+    /// the queue from it.
     ///
     /// # Errors
-    /// [`HostError::Option`] for a depth that the controller does not take.
+    /// [`HostError::Option`] for a depth that the controller does not support.
     pub fn plan_io_queue(&self, qid: u16, depth: u16) -> Result<IoQueuePlan, HostError> {
         let most = self.queue_depth_max();
         if !(1..=most).contains(&depth) {
@@ -507,7 +509,7 @@ impl Controller {
             });
         }
         let in_capsule = self.identity.in_capsule_data_bytes();
-        // Data behind an offset is not what this host sends: then the target fetches everything.
+        // This host does not send in-capsule data at an offset; the target then fetches all data.
         let placed_by_offset =
             self.options.transport.kind() != TransportType::RDMA || self.identity.sgls.offset();
         let in_capsule = if self.identity.icdoff.get() == 0 && placed_by_offset {
@@ -530,7 +532,7 @@ impl Controller {
     /// Connects I/O queue `qid` (from 1) for `depth` commands in flight.
     ///
     /// # Errors
-    /// [`HostError`]; nothing stays open.
+    /// [`HostError`]; nothing remains open.
     pub fn open_io_queue(&self, qid: u16, depth: u16, pool: Pool) -> Result<IoQueue, HostError> {
         self.plan_io_queue(qid, depth)?.open(pool)
     }

@@ -1,10 +1,10 @@
-//! Moments until which something must have happened.
+//! Deadlines of the control path.
 
 use std::time::{Duration, Instant};
 
 use crate::error::HostError;
 
-/// A moment until which something must have happened.
+/// A deadline for an event.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Deadline {
     at: Instant,
@@ -13,17 +13,17 @@ pub(crate) struct Deadline {
 }
 
 impl Deadline {
-    /// `limit` from now; `what` is what will not have come.
+    /// A deadline at `limit` from now; `what` names the event in the error.
     pub(crate) fn after(limit: Duration, what: &'static str) -> Self {
         let now = Instant::now();
-        // A limit beyond what the clock can count is a year.
+        // A limit beyond the clock's range counts as a year.
         let at = now
             .checked_add(limit)
             .unwrap_or(now + Duration::from_secs(31_536_000));
         Self { at, limit, what }
     }
 
-    /// What is left of it.
+    /// The remaining time, or an error after the deadline.
     pub(crate) fn left(&self) -> Result<Duration, HostError> {
         let left = self.at.saturating_duration_since(Instant::now());
         if left.is_zero() {

@@ -1,4 +1,4 @@
-//! Asking a discovery controller what there is (Base 2.1 §3.1.3.3, §5.1.12.3.1).
+//! Reading the discovery log of a discovery controller (Base 2.1 §3.1.3.3, §5.1.12.3.1).
 
 use nvme_spec::command::LogPageId;
 use nvme_spec::log::{DiscoveryEntry, DiscoveryHeader};
@@ -9,23 +9,23 @@ use crate::controller::Controller;
 use crate::error::HostError;
 use crate::options::ConnectOptions;
 
-/// Most entries that are read: a log that claims more is not followed.
+/// Maximum number of entries read. A log that reports more is malformed.
 const ENTRIES_MAX: u64 = 4096;
 
-/// How often a log that changes while it is read is begun anew.
+/// Maximum number of attempts to read a log that changes while it is read.
 const ATTEMPTS_MAX: usize = 5;
 
-/// Entries read by one command, 16 KiB.
+/// Entries read by one command: 16 KiB.
 const ENTRIES_PER_READ: u64 = 16;
 
 const WHAT: &str = "discovery log";
 
-/// Reads the discovery log at the options' address; their subsystem is replaced by the discovery
-/// subsystem.
+/// Reads the discovery log at the address in the options; their subsystem is replaced by the
+/// discovery subsystem.
 ///
 /// # Errors
-/// [`HostError`]; [`HostError::Malformed`] for a log without bounds or one that never stays the
-/// same.
+/// [`HostError`]; [`HostError::Malformed`] for a log that is too long or changes during every
+/// attempt.
 pub fn discover(options: ConnectOptions) -> Result<Vec<DiscoveryEntry>, HostError> {
     let options = ConnectOptions {
         subsystem_nqn: DISCOVERY_NQN.to_owned(),
@@ -58,7 +58,7 @@ pub fn read_log(controller: &mut Controller) -> Result<Vec<DiscoveryEntry>, Host
                 &mut entries,
             )?;
         }
-        // Entries of two generations do not belong together.
+        // Entries of different generations must not be combined.
         if read_header(controller)?.genctr == before.genctr {
             return Ok(entries);
         }

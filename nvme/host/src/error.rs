@@ -1,4 +1,4 @@
-//! What can go wrong between host and target, each with what was wrong.
+//! Errors of the host, with their details.
 
 use std::io;
 use std::net::SocketAddr;
@@ -9,23 +9,23 @@ use nvme_spec::nqn::NqnError;
 use nvme_spec::tcp::{FatalError, PduType, offset};
 use rustix::io::Errno;
 
-/// Why a connection, or a command on it, came to nothing.
+/// The reason why a connection, or a command on it, failed.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
-    /// No TCP connection could be made.
+    /// The TCP connection could not be established.
     #[error("cannot connect to {address}: {source}")]
     Connect {
-        /// Where to.
+        /// The target's address.
         address: SocketAddr,
-        /// The kernel's answer.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// The kernel does not give the connection the congestion control that was asked for.
+    /// The kernel does not support the requested congestion control.
     #[error("no congestion control {name:?} for the connection: {source}")]
     CongestionControl {
         /// Its name.
         name: String,
-        /// The kernel's answer.
+        /// The kernel's error.
         source: Errno,
     },
     /// A connected socket failed.
@@ -42,24 +42,24 @@ pub enum HostError {
     Terminated {
         /// Fatal Error Status.
         status: FatalError,
-        /// Fatal Error Information: a field's offset or a digest, by status.
+        /// Fatal Error Information: a field's offset or a digest, depending on the status.
         information: u32,
     },
-    /// The target broke the protocol.
+    /// The target violated the protocol.
     #[error("the target broke the protocol: {0}")]
     Protocol(#[from] ProtocolError),
-    /// Something did not come in time.
+    /// An event did not happen in time.
     #[error("the target did not answer {what} within {limit:?}")]
     TimedOut {
-        /// What was waited for.
+        /// The event waited for.
         what: &'static str,
-        /// How long.
+        /// Duration of the wait.
         limit: Duration,
     },
     /// A command failed with an NVMe status.
     #[error("{command}: {status}")]
     Command {
-        /// The command.
+        /// Name of the command.
         command: &'static str,
         /// Its status.
         status: CommandStatus,
@@ -67,98 +67,98 @@ pub enum HostError {
     /// The controller reports a fatal status (CSTS.CFS).
     #[error("the controller reports a fatal error (CSTS.CFS)")]
     ControllerFatal,
-    /// The target asks for what this host does not have.
+    /// The target requires something that this host does not support.
     #[error("the target asks for {0}, which this host does not have")]
     Unsupported(&'static str),
-    /// The target does not do a digest that was asked for.
+    /// The target does not support a digest that was requested.
     #[error("the target does not do {0} digests")]
     DigestRefused(&'static str),
-    /// A name that cannot be an NQN.
+    /// A name that is not an NQN.
     #[error("'{name}' is no NQN: {source}")]
     Nqn {
         /// The name.
         name: Box<str>,
-        /// What is wrong with it.
+        /// The reason why it is invalid.
         source: NqnError,
     },
-    /// A data structure that the target returned makes no sense.
+    /// A data structure that the target returned is malformed.
     #[error("the target's {what} is malformed")]
     Malformed {
         /// The data structure.
         what: &'static str,
     },
-    /// An option outside of what is possible.
+    /// An option is out of range.
     #[error("{what} must be {least} to {most}, not {value}")]
     Option {
         /// The option.
         what: &'static str,
         /// The value given.
         value: u64,
-        /// The least possible.
+        /// Minimum.
         least: u64,
-        /// The most possible.
+        /// Maximum.
         most: u64,
     },
-    /// No command slot is free for a command that cannot wait.
+    /// No command slot is free for a command of the control path.
     #[error("no command slot is free")]
     NoSlot,
-    /// The pool has no memory free for a queue's own needs.
+    /// The pool has no free memory for a queue's own needs.
     #[error("no memory is free in the pool")]
     NoMemory,
-    /// Data lies in memory that the transport was not told of.
+    /// Data is in memory that is not registered with the transport.
     #[error("the data's memory is not registered with the transport")]
     NotRegistered,
-    /// The memory for capsules and admin data cannot be had.
+    /// The memory for capsules and admin data could not be allocated.
     #[error("no memory for capsules: {0}")]
     StagingMemory(hugemem::ArenaError),
-    /// RDMA cannot do a step of the control path.
+    /// A verbs operation of the control path failed.
     #[error("{step}: {source}")]
     Rdma {
-        /// The step.
+        /// Name of the operation.
         step: &'static str,
-        /// Why.
+        /// The cause.
         source: rdma::Error,
     },
-    /// No way leads to the target by RDMA.
+    /// The target cannot be reached by RDMA.
     #[error("cannot reach {address} by RDMA: {step} failed ({kind})")]
     Unreachable {
-        /// Where to.
+        /// The target's address.
         address: SocketAddr,
         /// The step that failed.
         step: &'static str,
-        /// Why.
+        /// The cause.
         kind: io::ErrorKind,
     },
-    /// The target, or its connection manager, turned the connection down (RDMA 1.1 §3).
+    /// The target, or its connection manager, rejected the connection (RDMA 1.1 §3).
     #[error("{address} rejects the connection: {status}")]
     Rejected {
-        /// Where to.
+        /// The target's address.
         address: SocketAddr,
-        /// Why.
+        /// The reason.
         status: Rejection,
     },
-    /// A work request failed, and its queue pair with it.
+    /// A work request failed, and with it the queue pair.
     #[error("the connection failed: {what}: {status}")]
     WorkRequest {
-        /// What it was to do.
+        /// Purpose of the work request.
         what: &'static str,
-        /// How it ended.
+        /// Status of its completion.
         status: rdma::CompletionStatus,
     },
-    /// The RDMA device takes no more work.
+    /// The RDMA device accepts no more work requests.
     #[error("the connection failed: {0}")]
     Post(#[from] rdma::PostError),
-    /// The RDMA device is gone.
+    /// The RDMA device was removed.
     #[error("the RDMA device was removed")]
     DeviceRemoved,
 }
 
-/// Why a connection was turned down.
+/// The reason why a connection was rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rejection {
-    /// By the target, with its own words.
+    /// Rejected by the target, with its reason.
     ByTarget(nvme_spec::rdma::RejectReason),
-    /// By the connection manager, or without a reason.
+    /// Rejected by the connection manager, or without a reason.
     ByConnectionManager(rdma::RejectReason),
 }
 
@@ -171,14 +171,15 @@ impl std::fmt::Display for Rejection {
     }
 }
 
-/// A command's status, printed by the names of Fabrics commands where it was one.
+/// The status of a command. Displayed with the names for Fabrics commands if it was one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CommandStatus {
     /// The status.
     pub status: Status,
-    /// Whether the command was a Fabrics command, whose specific codes overlap those of I/O.
+    /// Whether the command was a Fabrics command, whose command-specific codes overlap those of I/O
+    /// commands.
     pub fabrics: bool,
-    /// Dword 0 of the completion: for Connect it points at the field at fault.
+    /// Dword 0 of the completion: for Connect it identifies the invalid field.
     pub dw0: u32,
 }
 
@@ -204,7 +205,7 @@ impl std::fmt::Display for CommandStatus {
 }
 
 impl HostError {
-    /// The NVMe status, where the error is a command's.
+    /// The NVMe status, if a command failed.
     #[must_use]
     pub fn status(&self) -> Option<Status> {
         match self {
@@ -236,7 +237,7 @@ impl HostError {
         }
     }
 
-    /// The same error for another reader: causes that cannot be copied are reduced to their kind.
+    /// A copy of the error. Causes that cannot be copied are reduced to their kind.
     #[must_use]
     pub(crate) fn duplicate(&self) -> Self {
         match self {
@@ -256,30 +257,30 @@ impl HostError {
             },
             Self::Post(error) => Self::Post(*error),
             Self::DeviceRemoved => Self::DeviceRemoved,
-            // A connection fails only with the kinds above.
+            // A connection fails only with the errors above.
             _ => Self::Closed,
         }
     }
 }
 
-/// How the target broke the transport's protocol. Identifiers are command identifiers, lengths
-/// bytes.
+/// A violation of the transport's protocol by the target. Identifiers are command identifiers;
+/// lengths are in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ProtocolError {
-    /// A PDU type that a controller never sends, or not now.
+    /// A PDU type that a controller never sends, or must not send now.
     #[error("unexpected PDU {0}")]
     UnexpectedPdu(PduType),
-    /// HLEN is not the type's.
+    /// HLEN is wrong for the PDU type.
     #[error("{kind}: header length {found}, not {expected}")]
     HeaderLength {
         /// PDU type.
         kind: PduType,
         /// HLEN.
         found: u8,
-        /// The type's header length.
+        /// The header length of the PDU type.
         expected: u8,
     },
-    /// Flags that the type does not have, or digests other than negotiated.
+    /// Flags that the PDU type does not have, or digest flags other than negotiated.
     #[error("{kind}: flags {found:#04x}")]
     Flags {
         /// PDU type.
@@ -287,7 +288,7 @@ pub enum ProtocolError {
         /// FLAGS.
         found: u8,
     },
-    /// PLEN is not what header, data and digests add up to.
+    /// PLEN is not the sum of header, data and digests.
     #[error("{kind}: PDU length {found}")]
     PduLength {
         /// PDU type.
@@ -295,7 +296,7 @@ pub enum ProtocolError {
         /// PLEN.
         found: u32,
     },
-    /// PDO lies within the header or off the host's alignment.
+    /// PDO is within the header or violates the host's alignment.
     #[error("{kind}: data offset {found}")]
     DataOffset {
         /// PDU type.
@@ -308,16 +309,16 @@ pub enum ProtocolError {
     HeaderDigest {
         /// PDU type.
         kind: PduType,
-        /// The digest that was received.
+        /// The digest received.
         found: u32,
     },
-    /// A field of ICResp is out of its range.
+    /// A field of ICResp is out of range.
     #[error("ICResp: field at byte {offset} is not supported")]
     Initialization {
         /// Offset of the field.
         offset: u32,
     },
-    /// No command with this identifier is in flight; it may have been completed already.
+    /// No command with this identifier is in flight; it may have completed already.
     #[error("{kind} for command {cid:#06x}, which is not in flight")]
     UnknownCommand {
         /// PDU type.
@@ -325,36 +326,36 @@ pub enum ProtocolError {
         /// Command Identifier.
         cid: u16,
     },
-    /// A completion before the command, or the data asked for, was sent.
+    /// A completion before the command, or data requested by R2T, was sent.
     #[error("command {cid:#06x} was completed before it was sent in full")]
     CompletedTooSoon {
         /// Command Identifier.
         cid: u16,
     },
-    /// Data for a command that takes none.
+    /// Data for a command that is not a read.
     #[error("data for command {cid:#06x}, which reads none")]
     NoDataWanted {
         /// Command Identifier.
         cid: u16,
     },
-    /// Data PDUs with a gap, an overlap or out of order.
+    /// Data PDUs with a gap, an overlap or in the wrong order.
     #[error("command {cid:#06x}: data at {found}, expected at {expected}")]
     DataOutOfOrder {
         /// Command Identifier.
         cid: u16,
         /// DATAO.
         found: u32,
-        /// Where the last data PDU ended.
+        /// The end of the previous data PDU.
         expected: u32,
     },
-    /// DATAL is zero, disagrees with PLEN, or goes past the end of the buffer.
+    /// DATAL is zero, contradicts PLEN, or exceeds the buffer.
     #[error("command {cid:#06x}: {found} bytes of data where at most {most} fit")]
     DataLength {
         /// Command Identifier.
         cid: u16,
         /// DATAL.
         found: u32,
-        /// What the buffer, or the PDU, has room for.
+        /// The space left in the buffer or the PDU.
         most: u32,
     },
     /// Data after the last data PDU.
@@ -369,14 +370,14 @@ pub enum ProtocolError {
         /// Command Identifier.
         cid: u16,
     },
-    /// A read that succeeded with less data than it asked for.
+    /// A read that succeeded with less data than requested.
     #[error("command {cid:#06x} succeeded with {found} of {expected} bytes")]
     ShortData {
         /// Command Identifier.
         cid: u16,
         /// Bytes received.
         found: u32,
-        /// Bytes asked for.
+        /// Bytes requested.
         expected: u32,
     },
     /// An R2T for a command that has no data to send.
@@ -385,13 +386,13 @@ pub enum ProtocolError {
         /// Command Identifier.
         cid: u16,
     },
-    /// A response capsule of another length than a completion queue entry (RDMA).
+    /// A response capsule whose length is not that of a completion queue entry (RDMA).
     #[error("a response capsule of {found} bytes")]
     ResponseLength {
         /// Bytes received.
         found: u32,
     },
-    /// A response that invalidated a key other than its command's (RDMA).
+    /// A response that invalidated a key other than that of its command (RDMA).
     #[error("the response to command {cid:#06x} invalidated the key {found:#010x}, not its own")]
     InvalidatedKey {
         /// Command Identifier.
@@ -399,10 +400,10 @@ pub enum ProtocolError {
         /// The key.
         found: u32,
     },
-    /// The accept's private data is not NVMe/RDMA's (RDMA 1.1 §3).
+    /// The private data of the accept does not have the NVMe/RDMA format (RDMA 1.1 §3).
     #[error("the accept's private data has the record format {found}")]
     AcceptFormat {
-        /// Record Format; a length instead where it is too short.
+        /// Record Format, or the length of private data that is too short.
         found: u16,
     },
     /// A second R2T while one is outstanding; this host allows one (TCP 1.1 §3.6.2.2, MAXR2T).
@@ -411,7 +412,7 @@ pub enum ProtocolError {
         /// Command Identifier.
         cid: u16,
     },
-    /// An R2T that is not next in order, empty, or past the end of the data.
+    /// An R2T that is out of order, empty, or exceeds the data.
     #[error(
         "R2T for command {cid:#06x}: {length} bytes at {offset}, with {sent} of {total} asked for"
     )]
@@ -422,16 +423,15 @@ pub enum ProtocolError {
         offset: u32,
         /// R2TL.
         length: u32,
-        /// Where the last R2T ended.
+        /// The end of the previous R2T.
         sent: u32,
-        /// The data there is.
+        /// Length of the data.
         total: u32,
     },
 }
 
 impl ProtocolError {
-    /// What a termination request says about it: status, and information by status (TCP 1.1
-    /// §3.6.2.4).
+    /// The status and information of a termination request for this error (TCP 1.1 §3.6.2.4).
     pub(crate) fn termination(self) -> (FatalError, u32) {
         let header = FatalError::INVALID_HEADER_FIELD;
         match self {
@@ -452,7 +452,7 @@ impl ProtocolError {
             | Self::ShortData { .. } => (FatalError::SEQUENCE_ERROR, 0),
             Self::DataLength { .. } | Self::R2tRange { .. } => (FatalError::DATA_OUT_OF_RANGE, 0),
             Self::R2tLimit { .. } => (FatalError::DATA_LIMIT_EXCEEDED, 0),
-            // RDMA has no termination request: the queue pair ends instead.
+            // RDMA has no termination request: the queue pair is destroyed instead.
             Self::ResponseLength { .. }
             | Self::InvalidatedKey { .. }
             | Self::AcceptFormat { .. } => (header, 0),

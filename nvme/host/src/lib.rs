@@ -1,17 +1,17 @@
-//! The NVMe over Fabrics initiator, over TCP and RDMA: the base of measurements, of end-to-end
+//! The NVMe over Fabrics initiator, over TCP and RDMA: the basis of measurements, of end-to-end
 //! tests, and of a later client library.
 //!
-//! Owns connections, the commands in flight on them and their data. Polled: nothing here starts a
-//! thread, and only the control path ([`Controller`], [`discover`]) waits. The I/O path
-//! ([`IoQueue`]) allocates nothing. Which [`Transport`] carries it is one of [`ConnectOptions`];
-//! everything else is the same. Over TCP, everything that is ready leaves in one system call, and
-//! data is received straight into the reader's memory as far as it can; over RDMA, generic over
-//! [`rdma::Provider`](::rdma::Provider), everything leaves with one doorbell, and the target moves
+//! It owns connections, the commands in flight on them and their data. It polls and starts no
+//! threads; only the control path ([`Controller`], [`discover`]) waits. The I/O path ([`IoQueue`])
+//! does not allocate. The [`Transport`] is one of [`ConnectOptions`]; everything else is the same
+//! for all. Over TCP, one system call sends everything that is ready, and data is received directly
+//! into the reader's memory where possible. Over RDMA, generic over
+//! [`rdma::Provider`](::rdma::Provider), one doorbell sends everything, and the target transfers
 //! data to and from the reader's memory itself.
 //!
-//! The target is part of the outside world: whatever it sends, the answer is a [`HostError`] that
-//! says what was wrong. Hosts without these manners, for tests that are hostile to a target, are in
-//! `nvme_host_testing`; they share the rules of [`pdu`] and the [`RdmaManager`].
+//! The target is untrusted: invalid input from it results in a [`HostError`] that describes it.
+//! Misbehaving hosts, for tests of a target, are in `nvme_host_testing`; they share the rules of
+//! [`pdu`] and the [`RdmaManager`].
 //!
 //! Sources: NVM Express Base Specification 2.1 ("Base 2.1"), NVM Command Set 1.1 ("NVM 1.1"),
 //! NVMe/TCP Transport 1.1 ("TCP 1.1"), NVMe/RDMA Transport 1.1 ("RDMA 1.1").

@@ -1,5 +1,5 @@
-//! What every transport does for a queue: commands out, completions in, and the memory of both in
-//! its keeping meanwhile.
+//! The interface of every transport for a queue: sends commands, receives completions, and owns the
+//! memory of commands in flight.
 
 use std::fmt::Debug;
 use std::os::fd::BorrowedFd;
@@ -10,38 +10,37 @@ use nvme_spec::{Cqe, Sqe, Status};
 
 use crate::error::HostError;
 
-/// Completions that one poll hands out at most.
+/// Maximum number of completions per poll.
 pub const COMPLETIONS_MAX: usize = 128;
 
-/// What a command moves.
+/// The data transfer of a command.
 #[derive(Debug)]
 pub enum Transfer<B> {
-    /// Nothing.
+    /// No data.
     None,
-    /// The target fills the buffer, whole.
+    /// The target fills the whole buffer.
     Read(B),
-    /// The target fills the buffer, or a part of it from its start.
+    /// The target fills the buffer, or a part of it from the start.
     ReadUpTo(B),
-    /// The target gets the buffer.
+    /// The target reads the buffer.
     Write(B),
 }
 
-/// A command that is over.
+/// A completed command.
 #[derive(Debug)]
 pub struct Completion<B> {
-    /// The number that the submitter gave.
+    /// The submitter's number for the command.
     pub token: u64,
-    /// The completion queue entry; one with nothing but success where the target left the capsule
-    /// out.
+    /// The completion queue entry. If the target sent no capsule, it only has the status success.
     pub cqe: Cqe,
     /// Bytes that a read received.
     pub received: u32,
-    /// The buffer, back again.
+    /// The buffer, returned to the submitter.
     pub data: Option<B>,
 }
 
 impl<B> Completion<B> {
-    /// How the command ended.
+    /// The status of the command.
     #[must_use]
     pub fn status(&self) -> Status {
         self.cqe.status()
@@ -51,48 +50,48 @@ impl<B> Completion<B> {
 /// A batch of completions.
 pub type Completions<B> = ArrayVec<Completion<B>, COMPLETIONS_MAX>;
 
-/// Why a command was not taken.
+/// The reason why a command was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// All slots are in use, or the connection takes nothing: later.
+    /// Retry later: all slots are in use, or the connection cannot queue more.
     #[error("the queue is full")]
     Full,
-    /// The connection has failed: never.
+    /// Do not retry: the connection has failed.
     #[error("the connection has failed")]
     Failed,
-    /// The buffer is empty or too large for a command: never.
+    /// Do not retry: the buffer is empty or too large for a command.
     #[error("the buffer's length does not fit the command")]
     Length,
-    /// The pool has no memory for the command's own list: later.
+    /// Retry later: the pool has no memory for the command's own list.
     #[error("no memory is free in the pool")]
     NoMemory,
-    /// The buffer lies in memory that the transport was not told of, see
-    /// [`Transport::attach`](crate::Transport::attach): never.
+    /// Do not retry: the buffer is in memory that is not registered with the transport, see
+    /// [`Transport::attach`](crate::Transport::attach).
     #[error("the buffer's memory is not registered")]
     NotRegistered,
 }
 
-/// A command that was not taken, and its buffer back.
+/// A refused command, with its buffer.
 #[derive(Debug)]
 pub struct Refused<B> {
-    /// Why.
+    /// The reason.
     pub refusal: Refusal,
     /// The buffer.
     pub data: Option<B>,
 }
 
-/// What a connection counted. Bytes are bytes of data, not of headers.
+/// Counters of a connection. Bytes are bytes of data, without headers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ConnectionCounters {
-    /// Commands completed.
+    /// Completed commands.
     pub completed: u64,
-    /// Received data that the kernel (TCP) or the device (RDMA) put in place.
+    /// Received data that the kernel (TCP) or the device (RDMA) wrote directly to its place.
     pub placed_bytes: u64,
-    /// Received data that came with other things and was copied into place.
+    /// Received data that was copied to its place from the receive buffer.
     pub copied_bytes: u64,
-    /// Receiving system calls, or polls of a completion queue, that brought something.
+    /// Receiving system calls, or polls of a completion queue, with a result.
     pub receives: u64,
-    /// Receiving system calls, or polls of a completion queue, that found nothing.
+    /// Receiving system calls, or polls of a completion queue, without a result.
     pub empty_receives: u64,
     /// Sending system calls, or posts to a send queue.
     pub sends: u64,
@@ -102,12 +101,12 @@ pub struct ConnectionCounters {
     pub work_completions: u64,
     /// Keys that the target invalidated for the host (RDMA).
     pub invalidations: u64,
-    /// Data PDUs whose digest did not match.
+    /// Data PDUs with a wrong digest.
     pub data_digest_errors: u64,
 }
 
 impl ConnectionCounters {
-    /// Adds what another connection counted.
+    /// Adds the counters of another connection.
     pub fn add(&mut self, other: &Self) {
         self.completed += other.completed;
         self.placed_bytes += other.placed_bytes;
@@ -122,22 +121,22 @@ impl ConnectionCounters {
     }
 }
 
-/// A connected queue of any transport; `B` is the memory that commands move.
+/// A connected queue of any transport; `B` is the memory of commands' data.
 ///
-/// A failure is final: whatever is asked after it gives the same error, and
-/// [`abandon`](Self::abandon) gives the buffers back.
+/// A failure is final: every later call returns the same error, and [`abandon`](Self::abandon)
+/// returns the buffers.
 pub(crate) trait Link<B>: Debug {
-    /// Connect has succeeded: from now on `in_capsule_max_bytes` go with a command.
+    /// Sets the maximum size of in-capsule data after Connect has succeeded.
     fn connected(&mut self, in_capsule_max_bytes: u32);
 
-    /// Queues a command; it leaves with the next [`flush`](Self::flush). Gives its identifier on
-    /// the wire.
+    /// Queues a command, which the next [`flush`](Self::flush) sends. Returns its command
+    /// identifier.
     fn submit(&mut self, sqe: Sqe, transfer: Transfer<B>, token: u64) -> Result<u16, Refused<B>>;
 
-    /// Sends all that is queued.
+    /// Sends everything queued.
     fn flush(&mut self) -> Result<(), HostError>;
 
-    /// Hands out commands that are over until `completions` holds `most`. Gives how many were
+    /// Adds completed commands to `completions` until it has `most` entries. Returns the number
     /// added.
     fn poll_until(
         &mut self,
@@ -145,25 +144,25 @@ pub(crate) trait Link<B>: Debug {
         most: usize,
     ) -> Result<usize, HostError>;
 
-    /// Whether something is queued that [`flush`](Self::flush) would send.
+    /// Whether data is queued that [`flush`](Self::flush) would send.
     fn has_unsent(&self) -> bool;
 
-    /// Takes one command back from a connection that has failed: its token and buffer. `None` when
-    /// none is left.
+    /// Takes one command back from a failed connection: its token and buffer. Returns `None` after
+    /// the last.
     fn abandon(&mut self) -> Option<(u64, Option<B>)>;
 
-    /// Commands in flight.
+    /// Number of commands in flight.
     fn in_flight(&self) -> usize;
 
-    /// Commands that can be in flight.
+    /// Maximum number of commands in flight.
     fn depth(&self) -> usize;
 
-    /// What the connection counted.
+    /// The connection's counters.
     fn counters(&self) -> ConnectionCounters;
 
-    /// Waits until there is something to poll for, `limit` at most.
+    /// Waits until polling may have a result, at most for `limit`.
     fn wait(&mut self, limit: Duration);
 
-    /// The descriptor to sleep on, where one is enough.
+    /// A descriptor to wait on, if one is enough.
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
 }

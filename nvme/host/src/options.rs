@@ -1,4 +1,4 @@
-//! Who connects where, and how.
+//! Options of a connection: the host's identity, the target, and the transport.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -10,21 +10,22 @@ use uuid::Uuid;
 use crate::error::HostError;
 use crate::transport::Transport;
 
-/// Receive buffer of an I/O queue, bytes: some tens of 4 KiB answers, and small enough to stay in
-/// the cache.
+/// Receive buffer of an I/O queue in bytes: room for some tens of 4 KiB reads, and small enough to
+/// stay in the cache.
 const RECEIVE_BYTES: usize = 128 * 1024;
 
-/// Who a host is to a target (Base 2.1 §8.1.9: both stay the same over the life of a host).
+/// The identity of a host (Base 2.1 §8.1.9: NQN and Host Identifier remain the same over the life
+/// of a host).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostIdentity {
     /// Host NQN.
     pub nqn: String,
-    /// Host Identifier; not all zero.
+    /// Host Identifier; must not be all zero.
     pub id: [u8; 16],
 }
 
 impl HostIdentity {
-    /// The identity of a host that is known by a UUID (Base 2.1 §4.7, second form of an NQN).
+    /// The identity of a host with a UUID (Base 2.1 §4.7, second form of an NQN).
     #[must_use]
     pub fn from_uuid(uuid: [u8; 16]) -> Self {
         let text = Uuid::from_bytes(uuid).hyphenated();
@@ -34,41 +35,44 @@ impl HostIdentity {
         }
     }
 
-    /// An identity that no other host has.
+    /// A new random identity.
     #[must_use]
     pub fn random() -> Self {
         Self::from_uuid(Uuid::new_v4().into_bytes())
     }
 }
 
-/// How to reach a controller.
+/// Options of a connection to a controller.
 #[derive(Debug, Clone)]
 pub struct ConnectOptions {
     /// The target's listener.
     pub address: SocketAddr,
-    /// The subsystem.
+    /// The subsystem's NQN.
     pub subsystem_nqn: String,
-    /// Who connects.
+    /// The host's identity.
     pub identity: HostIdentity,
-    /// By which transport.
+    /// The transport.
     pub transport: Transport,
-    /// Protect PDU headers by CRC32C (TCP). A target that does not is an error.
+    /// Whether to protect PDU headers by CRC32C (TCP). If the target does not support it,
+    /// connecting fails.
     pub header_digest: bool,
-    /// Protect data by CRC32C (TCP). A target that does not is an error.
+    /// Whether to protect data by CRC32C (TCP). If the target does not support it, connecting
+    /// fails.
     pub data_digest: bool,
-    /// Keep Alive Timeout; zero switches it off. [`crate::Controller::tend`] keeps it.
+    /// Keep Alive Timeout; zero disables it. [`crate::Controller::tend`] sends the Keep Alive
+    /// commands.
     pub keep_alive: Duration,
-    /// How long one step of the control path may take.
+    /// Time limit of each step of the control path.
     pub timeout: Duration,
-    /// Receive buffer of an I/O queue, bytes (TCP).
+    /// Receive buffer of an I/O queue in bytes (TCP).
     pub receive_bytes: usize,
-    /// Congestion control of what is sent to the target (TCP), by the kernel's name for it; `None`:
-    /// the system's own.
+    /// Congestion control for data sent to the target (TCP), by the kernel's name; `None` for the
+    /// system's default.
     pub congestion_control: Option<String>,
 }
 
 impl ConnectOptions {
-    /// TCP without digests, a keep-alive of 15 s, 10 s for each step.
+    /// TCP without digests, a Keep Alive Timeout of 15 s, 10 s for each step.
     #[must_use]
     pub fn new(address: SocketAddr, subsystem_nqn: &str, identity: HostIdentity) -> Self {
         Self {
@@ -85,12 +89,12 @@ impl ConnectOptions {
         }
     }
 
-    /// The keep-alive in the unit of Connect; longer than 49 days is as long as can be.
+    /// The Keep Alive Timeout in milliseconds, the unit of Connect; at most 49 days.
     pub(crate) fn keep_alive_ms(&self) -> u32 {
         u32::try_from(self.keep_alive.as_millis()).unwrap_or(u32::MAX)
     }
 
-    /// Connect data for a controller (FFFFh: any).
+    /// Data of the Connect command for a controller (FFFFh: any).
     pub(crate) fn connect_data(&self, cntlid: u16) -> Result<ConnectData, HostError> {
         let field = |name: &str| {
             nqn::to_field(name).map_err(|source| HostError::Nqn {

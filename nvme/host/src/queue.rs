@@ -1,5 +1,4 @@
-//! An I/O queue over any transport: polled, without allocation, with data in leases of the reader's
-//! pool.
+//! An I/O queue over any transport: polled, without allocation, with data in leases of a pool.
 
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
@@ -19,16 +18,16 @@ use crate::link::{
 use crate::options::ConnectOptions;
 use crate::transport::{IoLink, QueueParameters};
 
-/// A command of an I/O queue that is over; reads have their data in `data`.
+/// A completed command of an I/O queue; reads have their data in `data`.
 pub type HostCompletion = Completion<Lease>;
 
 /// A batch of completions of an I/O queue.
 pub type HostCompletions = Completions<Lease>;
 
-/// Token of Connect, which is gone before a user's first command.
+/// Token of Connect, which completes before a user's first command.
 const CONNECT_TOKEN: u64 = u64::MAX;
 
-/// How to connect an I/O queue; goes to the thread that will poll it.
+/// Parameters for connecting an I/O queue. Can be sent to the thread that will poll it.
 #[derive(Debug, Clone)]
 pub struct IoQueuePlan {
     pub(crate) options: ConnectOptions,
@@ -36,10 +35,10 @@ pub struct IoQueuePlan {
 }
 
 impl IoQueuePlan {
-    /// Connects the queue; data will come from `pool`.
+    /// Connects the queue; `pool` provides its memory.
     ///
     /// # Errors
-    /// [`HostError`]; nothing stays open.
+    /// [`HostError`]; nothing remains open.
     pub fn open(self, pool: Pool) -> Result<IoQueue, HostError> {
         let QueueParameters {
             qid,
@@ -57,10 +56,10 @@ impl IoQueuePlan {
             pool,
             qid,
         };
-        // This host counts its own slots and does not look at SQHD, so a target need not send a
-        // response capsule for its sake (Base 2.1 §6.3, CATTR; TCP 1.1 §3.6.2.8, SUCCESS).
+        // This host counts its own slots and ignores SQHD, so a target does not have to send a
+        // response capsule for it (Base 2.1 §6.3, CATTR; TCP 1.1 §3.6.2.8, SUCCESS).
         let attributes = ConnectAttributes::new().with_disable_sq_flow_control(true);
-        // A depth of n takes n + 1 entries (Base 2.1 §3.3.1.2), which is n as a zero-based value.
+        // A depth of n needs n + 1 entries (Base 2.1 §3.3.1.2), which is n as a zero-based value.
         let sqe = Sqe::connect_queue(qid, depth, attributes, 0);
         let refused = queue
             .connection
@@ -78,8 +77,8 @@ impl IoQueuePlan {
 
 /// A connected I/O queue.
 ///
-/// Commands are queued by the `submit_…` functions, leave together with [`Self::flush`], and come
-/// back, in any order, from [`Self::poll`]. A command that is not taken gives its lease back.
+/// The `submit_…` functions queue commands, [`Self::flush`] sends them together, and [`Self::poll`]
+/// returns completions in any order. A command that is refused returns its lease.
 #[derive(Debug)]
 pub struct IoQueue {
     connection: IoLink,
@@ -100,7 +99,7 @@ impl IoQueue {
         &self.pool
     }
 
-    /// Reads `blocks` from `lba` on into `data`, which must be exactly as long.
+    /// Reads `blocks` from `lba` on into `data`, which must have exactly their length.
     ///
     /// # Errors
     /// [`Refused`] with the lease.
@@ -119,8 +118,8 @@ impl IoQueue {
             .map(|_| ())
     }
 
-    /// Writes `data`, which must be exactly `blocks` long, from `lba` on; with Force Unit Access
-    /// where told.
+    /// Writes `data`, which must have exactly the length of `blocks`, from `lba` on. `fua` requests
+    /// Force Unit Access.
     ///
     /// # Errors
     /// [`Refused`] with the lease.
@@ -143,7 +142,8 @@ impl IoQueue {
         .map(|_| ())
     }
 
-    /// Compares `data`, which must be exactly `blocks` long, with the blocks from `lba` on.
+    /// Compares `data`, which must have exactly the length of `blocks`, with the blocks from `lba`
+    /// on.
     ///
     /// # Errors
     /// [`Refused`] with the lease.
@@ -162,7 +162,7 @@ impl IoQueue {
             .map(|_| ())
     }
 
-    /// Makes everything that was completed before durable.
+    /// Makes all writes that completed before durable.
     ///
     /// # Errors
     /// [`Refused`].
@@ -171,7 +171,7 @@ impl IoQueue {
             .map(|_| ())
     }
 
-    /// Zeroes `blocks` from `lba` on, and deallocates them where told and possible.
+    /// Zeroes `blocks` from `lba` on. `deallocate` requests to deallocate them if possible.
     ///
     /// # Errors
     /// [`Refused`].
@@ -196,11 +196,11 @@ impl IoQueue {
         self.submit(sqe, Transfer::None, token).map(|_| ())
     }
 
-    /// Deallocates 1 to 256 ranges. Their list is put in a lease of the pool, which comes back with
-    /// the completion.
+    /// Deallocates 1 to 256 ranges. Their list uses a lease of the pool, which the completion
+    /// returns.
     ///
     /// # Errors
-    /// [`Refused`]; [`Refusal::NoMemory`] where the pool has no lease now.
+    /// [`Refused`]; [`Refusal::NoMemory`] if the pool has no free lease.
     pub fn submit_deallocate(
         &mut self,
         nsid: u32,
@@ -225,7 +225,7 @@ impl IoQueue {
         self.submit(sqe, Transfer::Write(list), token).map(|_| ())
     }
 
-    /// Queues any command; its identifier and data pointer are set here. Gives the identifier.
+    /// Queues any command and sets its identifier and data pointer. Returns the identifier.
     ///
     /// # Errors
     /// [`Refused`] with the lease.
@@ -238,8 +238,7 @@ impl IoQueue {
         self.connection.submit(sqe, transfer, token)
     }
 
-    /// Sends everything that is queued: by one system call where a socket takes it, or one
-    /// doorbell.
+    /// Sends everything queued: with one system call if the socket has room, or with one doorbell.
     ///
     /// # Errors
     /// [`HostError`], final.
@@ -247,12 +246,12 @@ impl IoQueue {
         self.connection.flush()
     }
 
-    /// Hands out commands that are over, after at most one receiving system call or look at the
-    /// completion queue; answers R2Ts.
-    /// Gives how many were added. A `completions` that is full takes nothing.
+    /// Adds completed commands to `completions`, after at most one receiving system call or poll of
+    /// the completion queue, and sends data for R2Ts. Returns the number added; 0 if `completions`
+    /// is full.
     ///
     /// # Errors
-    /// [`HostError`], final: [`Self::abandon`] gives the leases back.
+    /// [`HostError`], final: [`Self::abandon`] returns the leases.
     pub fn poll(&mut self, completions: &mut HostCompletions) -> Result<usize, HostError> {
         let added = self.connection.poll_until(completions, COMPLETIONS_MAX)?;
         if self.connection.has_unsent() {
@@ -261,11 +260,11 @@ impl IoQueue {
         Ok(added)
     }
 
-    /// Sends everything, and waits for one command to end, `limit` at most; `what` names it in the
-    /// error.
+    /// Sends everything queued, and waits for one completion, at most for `limit`; `what` names it
+    /// in the error.
     ///
     /// # Errors
-    /// [`HostError`]; all but [`HostError::TimedOut`] are final.
+    /// [`HostError`]; all except [`HostError::TimedOut`] are final.
     pub fn wait_completion(
         &mut self,
         limit: Duration,
@@ -284,36 +283,36 @@ impl IoQueue {
         }
     }
 
-    /// Takes one command back from a queue that has failed: its token and lease. `None` when none
-    /// is left.
+    /// Takes one command back from a failed queue: its token and lease. Returns `None` after the
+    /// last.
     pub fn abandon(&mut self) -> Option<(u64, Option<Lease>)> {
         self.connection.abandon()
     }
 
-    /// Commands in flight.
+    /// Number of commands in flight.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.connection.in_flight()
     }
 
-    /// Commands that can be in flight.
+    /// Maximum number of commands in flight.
     #[must_use]
     pub fn depth(&self) -> usize {
         self.connection.depth()
     }
 
-    /// What the queue counted.
+    /// The queue's counters.
     #[must_use]
     pub fn counters(&self) -> ConnectionCounters {
         self.connection.counters()
     }
 
-    /// Waits until there is something to poll for, `limit` at most.
+    /// Waits until polling may have a result, at most for `limit`.
     pub fn wait(&mut self, limit: Duration) {
         self.connection.wait(limit);
     }
 
-    /// The descriptor to sleep on, where one is enough: a TCP socket.
+    /// A descriptor to wait on, if one is enough: a TCP socket.
     #[must_use]
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.connection.descriptor()

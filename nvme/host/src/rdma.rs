@@ -1,9 +1,9 @@
-//! NVMe/RDMA over any provider: capsules as messages, data moved by the target (RDMA 1.1).
+//! NVMe/RDMA over any provider: capsules are messages, and the target transfers data (RDMA 1.1).
 //!
-//! Data lies in leases of arenas that were made known by [`Transport::attach`](crate::Transport),
-//! and is registered once for each device. A command names it by keyed descriptors; short writes
-//! travel behind the command where the target takes them. The target moves everything else by RDMA
-//! READ and WRITE: no byte of it passes through this program.
+//! Data is in leases of arenas that were registered by [`Transport::attach`](crate::Transport),
+//! once for each device. A command refers to it by keyed descriptors; short writes are in-capsule
+//! data if the target supports it. The target transfers all other data by RDMA READ and WRITE,
+//! without a copy by this program.
 
 mod admin;
 mod connection;
@@ -27,30 +27,30 @@ use crate::rdma::connection::RdmaConnection;
 use crate::rdma::memory::HostMemory;
 use crate::transport::{AdminLink, Fabric, IoLink, QueueParameters, Transport};
 
-/// How the target gets to the host's memory.
+/// The remote keys by which the target accesses the host's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum KeyUse {
-    /// By the remote key of the whole arena: nothing to do for a request, and a target could touch
-    /// all of the arena.
+    /// The remote key of the whole arena: no work per request, but a target could access all of the
+    /// arena.
     #[default]
     Arena,
-    /// By a memory window for each command, which the target is asked to invalidate with its
-    /// response: one more work request for each command, and nothing open beyond it. Needs a
-    /// device with windows of type 2.
+    /// A memory window per command, which the target is requested to invalidate with its response:
+    /// one more work request per command, and no access beyond the command. Needs a device with
+    /// windows of type 2.
     Windows,
 }
 
-/// How connections over RDMA are made.
+/// Options of connections over RDMA.
 #[derive(Debug, Clone, Copy)]
 pub struct RdmaOptions {
-    /// How the target gets to the host's memory.
+    /// The remote keys by which the target accesses the host's memory.
     pub keys: KeyUse,
-    /// Descriptors that data is divided into where the target takes so many; 1 by default. More are
-    /// for tests of a target: memory that was not in one piece would look the same.
+    /// Number of descriptors into which data is divided, limited by the target; default 1. More are
+    /// for tests of a target: scattered memory would look the same.
     pub descriptors: u8,
-    /// Send short writes behind their command, as far as the target takes them.
+    /// Whether to send short writes as in-capsule data, within the target's limit.
     pub in_capsule: bool,
-    /// Memory for capsules, responses and admin data, shared by all connections, bytes.
+    /// Memory for capsules, responses and admin data of all connections, in bytes.
     pub staging_bytes: usize,
 }
 
@@ -65,7 +65,7 @@ impl Default for RdmaOptions {
     }
 }
 
-/// The transport: a provider, and memory that is registered with its devices.
+/// The transport: a provider, and the memory that is registered with its devices.
 #[derive(Debug)]
 struct Rdma<P: Provider> {
     provider: P,

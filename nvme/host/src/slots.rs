@@ -1,19 +1,18 @@
-//! The commands in flight: one fixed slot each, named on the wire by an identifier that carries a
-//! generation.
+//! The commands in flight: each has a slot, and a command identifier with a generation.
 //!
-//! A command identifier is the slot's index in its low bits and a generation in the rest, so that a
-//! second answer to a finished command, or an answer to one that never was, is found out (STYLE.md,
-//! 13).
+//! A command identifier contains the slot's index in its low bits and a generation in the others,
+//! so that a second completion of a command, or a completion of a command that was never sent, is
+//! detected (STYLE.md, 13).
 
 use std::ops::{Deref, DerefMut};
 
-/// Most commands in flight on one queue: leaves the generation at least two bits.
+/// Maximum number of commands in flight on one queue: leaves at least two bits for the generation.
 pub(crate) const SLOTS_MAX: usize = 1 << 14;
 
-/// An identifier that error log entries reserve for "no command" (Base 2.1 §4.1.1, CID).
+/// The identifier that error log entries reserve for "no command" (Base 2.1 §4.1.1, CID).
 const CID_RESERVED: u16 = 0xffff;
 
-/// One command in flight; `T` is what the transport keeps of it.
+/// One slot; `T` is the transport's state of its command.
 #[derive(Debug)]
 pub(crate) struct Slot<T> {
     cid: u16,
@@ -22,7 +21,7 @@ pub(crate) struct Slot<T> {
 }
 
 impl<T> Slot<T> {
-    /// The identifier on the wire.
+    /// The command identifier.
     pub(crate) fn cid(&self) -> u16 {
         self.cid
     }
@@ -71,17 +70,17 @@ impl<T: Default> Slots<T> {
         }
     }
 
-    /// Commands in flight.
+    /// Number of commands in flight.
     pub(crate) fn in_flight(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// Commands that can be in flight.
+    /// Maximum number of commands in flight.
     pub(crate) fn depth(&self) -> usize {
         self.slots.len()
     }
 
-    /// Takes a free slot for a new command, under a new generation; gives its index.
+    /// Takes a free slot for a new command, with a new generation. Returns its index.
     pub(crate) fn take(&mut self) -> Option<u16> {
         let index = self.free.pop()?;
         let slot = &mut self.slots[usize::from(index)];
@@ -95,14 +94,13 @@ impl<T: Default> Slots<T> {
         Some(index)
     }
 
-    /// Gives a slot back; what the transport kept of its command is handed out.
+    /// Frees a slot. Returns the transport's state of its command.
     pub(crate) fn release(&mut self, index: u16) -> T {
         self.give_back(index);
         std::mem::take(&mut self.slots[usize::from(index)].command)
     }
 
-    /// Gives a slot back of whose command nothing is left that has to be dropped; the next command
-    /// finds what is there.
+    /// Frees a slot whose command has nothing to drop. The next command finds the old state in it.
     pub(crate) fn give_back(&mut self, index: u16) {
         let slot = &mut self.slots[usize::from(index)];
         debug_assert!(slot.in_flight, "given back twice");
@@ -129,7 +127,7 @@ impl<T: Default> Slots<T> {
         &mut self.slots[usize::from(index)]
     }
 
-    /// Any one command in flight.
+    /// Index of any command in flight.
     pub(crate) fn any_in_flight(&self) -> Option<u16> {
         self.slots
             .iter()

@@ -26,13 +26,13 @@ use crate::tcp::connection::Connection;
 use crate::tcp::stream::{ByteStream, Socket};
 use crate::transport::{AdminLink, Fabric, IoLink, QueueParameters};
 
-/// Receive buffer of an admin queue, bytes.
+/// Receive buffer of an admin queue in bytes.
 const ADMIN_RECEIVE_BYTES: usize = 64 * 1024;
 
-/// The transport: how to come by a stream. It keeps nothing between connections.
+/// The transport. It contains the function that opens a stream, and no state between connections.
 pub(crate) struct Tcp<D>(pub(crate) D);
 
-/// Connects a socket, as NVMe/TCP usually does.
+/// Opens a TCP socket, the default stream of NVMe/TCP.
 pub(crate) fn dial_socket(options: &ConnectOptions) -> Result<Socket, HostError> {
     Socket::connect(options)
 }
@@ -76,7 +76,7 @@ where
         options: &ConnectOptions,
         parameters: &QueueParameters,
     ) -> Result<IoLink, HostError> {
-        // TCP 1.1 §3.3.2: the data of Connect goes in the capsule whatever IOCCSZ says.
+        // TCP 1.1 §3.3.2: the data of Connect is in the capsule, regardless of IOCCSZ.
         let connect_bytes = size_of::<ConnectData>() as u32;
         let in_capsule = parameters.in_capsule_max_bytes.max(connect_bytes);
         let stream = (self.0)(options)?;
@@ -87,7 +87,7 @@ where
     }
 }
 
-/// Initialises a stream.
+/// Initializes a connection over a stream.
 fn open<S: ByteStream, B: Deref<Target = [u8]> + DerefMut>(
     stream: S,
     options: &ConnectOptions,

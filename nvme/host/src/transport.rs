@@ -1,4 +1,4 @@
-//! Which transport carries capsules and data; everything above is the same for all of them.
+//! The transport of capsules and data. All layers above are independent of it.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -12,43 +12,44 @@ use crate::options::ConnectOptions;
 use crate::tcp::stream::ByteStream;
 use crate::tcp::{Tcp, dial_socket};
 
-/// The queue of an admin connection.
+/// A connected admin queue.
 pub(crate) type AdminLink = Box<dyn Link<Vec<u8>> + Send>;
 
-/// The queue of an I/O connection.
+/// A connected I/O queue.
 pub(crate) type IoLink = Box<dyn Link<Lease>>;
 
-/// What is known of a queue before it is connected.
+/// Parameters of a queue before it is connected.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct QueueParameters {
     /// Queue identifier.
     pub(crate) qid: u16,
-    /// Commands in flight.
+    /// Maximum number of commands in flight.
     pub(crate) depth: u16,
-    /// The controller's identifier, for I/O queues.
+    /// Controller identifier, for I/O queues.
     pub(crate) cntlid: u16,
-    /// The most data in a command capsule, bytes.
+    /// Maximum data bytes in a command capsule.
     pub(crate) in_capsule_max_bytes: u32,
-    /// Data descriptors of one command, 0 without limit (Identify Controller, MSDBD).
+    /// Maximum number of data descriptors of one command; 0 means no limit (Identify Controller,
+    /// MSDBD).
     pub(crate) descriptors_max: u8,
 }
 
-/// How a transport connects queues.
+/// A transport's functions for connecting queues.
 pub(crate) trait Fabric: Debug + Send + Sync {
-    /// What it is called in discovery logs.
+    /// The transport type, as in discovery logs.
     fn kind(&self) -> TransportType;
 
     /// See [`Transport::attach`].
     fn attach(&self, arena: &Arc<Arena>) -> Result<(), HostError>;
 
-    /// A connection for an admin queue, before Connect.
+    /// Opens the connection of an admin queue, before Connect.
     fn connect_admin(
         &self,
         options: &ConnectOptions,
         parameters: &QueueParameters,
     ) -> Result<AdminLink, HostError>;
 
-    /// A connection for an I/O queue, before Connect.
+    /// Opens the connection of an I/O queue, before Connect.
     fn connect_io(
         &self,
         options: &ConnectOptions,
@@ -56,7 +57,7 @@ pub(crate) trait Fabric: Debug + Send + Sync {
     ) -> Result<IoLink, HostError>;
 }
 
-/// A transport, with what its connections share. Cheap to clone.
+/// A transport, with the state shared by its connections. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Transport(pub(crate) Arc<dyn Fabric>);
 
@@ -67,8 +68,8 @@ impl Transport {
         Self(Arc::new(Tcp(dial_socket)))
     }
 
-    /// NVMe/TCP over streams that `dial` makes, one for each connection, in place of sockets: for
-    /// targets in the same process, well-behaved or not.
+    /// NVMe/TCP over streams created by `dial`, one per connection, instead of sockets: for targets
+    /// in the same process, correct or misbehaving.
     #[must_use]
     pub fn tcp_over<S: ByteStream + Send + 'static>(
         dial: impl Fn(&ConnectOptions) -> Result<S, HostError> + Send + Sync + 'static,
@@ -76,18 +77,18 @@ impl Transport {
         Self(Arc::new(Tcp(dial)))
     }
 
-    /// Which transport it is.
+    /// The transport type.
     #[must_use]
     pub fn kind(&self) -> TransportType {
         self.0.kind()
     }
 
-    /// Makes an arena known whose leases will carry the data of I/O queues, before the first of
-    /// them is opened. RDMA registers it, once for each device, and keeps it for as long as the
-    /// transport lives; TCP needs none of this.
+    /// Registers an arena whose leases will carry the data of I/O queues. Call it before opening
+    /// the first of them. RDMA registers the arena once for each device, and keeps it for the
+    /// lifetime of the transport; TCP does nothing.
     ///
     /// # Errors
-    /// [`HostError`] where a device that is in use already cannot register it.
+    /// [`HostError`] if a device in use cannot register it.
     pub fn attach(&self, arena: &Arc<Arena>) -> Result<(), HostError> {
         self.0.attach(arena)
     }

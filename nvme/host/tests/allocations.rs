@@ -1,4 +1,4 @@
-//! The I/O path allocates nothing: counted over many reads and writes of every kind.
+//! Verifies that the I/O path does not allocate, over many reads and writes of every kind.
 
 #[expect(dead_code, reason = "the faults are another test's")]
 mod fake;

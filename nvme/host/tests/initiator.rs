@@ -1,5 +1,5 @@
-//! The host against a small target over real sockets: the control path, the data path, and a target
-//! at fault.
+//! The host against a minimal target over real sockets: the control path, the data path, and an
+//! incorrect target.
 
 mod fake;
 
@@ -162,7 +162,7 @@ fn keep_alives_and_events_come_without_waiting_for_them() {
     let mut controller = Controller::connect(options).expect("connected");
     controller.request_event().expect("sent");
     assert_eq!(controller.poll_event().expect("fine"), None);
-    // The fake tells an event after each keep-alive, which `tend` sends.
+    // The fake target sends an event after each Keep Alive, which `tend` sends.
     let deadline = std::time::Instant::now() + LIMIT;
     let event = loop {
         controller.tend().expect("fine");
@@ -361,7 +361,7 @@ fn commands_without_data_and_failing_ones_end_too() {
     assert_eq!(taken(&arena), 0);
 }
 
-/// Drives a queue whose target answers reads through `hook`; gives the error that must come of it.
+/// Runs a queue whose target handles reads in `hook`. Returns the error that must result.
 fn fault(hook: impl Fn(&mut fake::Peer, &Sqe) -> bool + Send + Sync + 'static) -> HostError {
     let target = Fake::with_hook(Behaviour::default(), hook);
     let controller = Controller::connect(target.options()).expect("connected");
@@ -398,7 +398,7 @@ fn fault(hook: impl Fn(&mut fake::Peer, &Sqe) -> bool + Send + Sync + 'static) -
     );
     completions.clear();
     assert_eq!(taken(&arena), 0, "every lease is home");
-    // Another connection to the same target is unharmed.
+    // Another connection to the same target is not affected.
     drop(Controller::connect(target.options()).expect("connected again"));
     error
 }

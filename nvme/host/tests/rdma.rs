@@ -1,5 +1,5 @@
-//! The host over RDMA, on the in-process fabric, against a small target: control path, data path,
-//! keys, flow control, and a target at fault.
+//! The host over RDMA on the in-process fabric, against a minimal target: control path, data path,
+//! keys, flow control, and an incorrect target.
 
 mod verbs_target;
 
@@ -47,7 +47,7 @@ fn finish(queue: &mut IoQueue) -> HostCompletion {
         .expect("an answer")
 }
 
-/// A controller, an I/O queue of `depth`, and the arena that its data lies in.
+/// Opens a controller, an I/O queue of `depth`, and the arena for its data.
 fn open(
     target: &VerbsTarget,
     rdma: RdmaOptions,
@@ -290,7 +290,7 @@ fn digests_are_not_for_rdma() {
     assert!(matches!(error, HostError::Unsupported(_)), "{error}");
 }
 
-/// Runs one read on a queue whose target goes wrong; gives the error.
+/// Runs one read on a queue with an incorrect target. Returns the error.
 fn fault(wrong: Wrong) -> HostError {
     let target = VerbsTarget::start(Behaviour {
         wrong,
@@ -372,7 +372,7 @@ fn leaving_ends_the_connection_at_the_target() {
     }
 }
 
-/// Runs one read after `fault` was planted; gives the error.
+/// Runs one read with `fault` added to the fabric. Returns the error.
 fn fabric_fault(pattern: Pattern, fault: Fault) -> HostError {
     let target = VerbsTarget::start(Behaviour::default());
     let (_controller, mut queue, arena) =

@@ -1,5 +1,5 @@
-//! Admin commands, whose data is bytes of anybody's: it passes through staging memory that the
-//! device knows.
+//! Admin commands over RDMA. Their data is in unregistered memory, so it is copied through
+//! registered staging memory.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::link::{Completion, Completions, ConnectionCounters, Link, Refusal, Re
 use crate::rdma::connection::RdmaConnection;
 use crate::rdma::memory::{CommandDone, Placed};
 
-/// A command's bytes and their place in staging memory.
+/// A command's data and its copy in staging memory.
 #[derive(Debug)]
 pub(crate) struct Bounce {
     bytes: Vec<u8>,

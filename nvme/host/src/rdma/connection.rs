@@ -1,9 +1,10 @@
-//! One NVMe/RDMA connection of a host after its establishment: command capsules out, response
-//! capsules in (RDMA 1.1 §2).
+//! An established NVMe/RDMA connection of a host: sends command capsules, receives response
+//! capsules (RDMA 1.1 §2).
 //!
-//! Owns the queue pair, its completion queue and the commands in flight with their data. A command
-//! is over when its response came, when its capsule was sent if that lies in memory, and when the
-//! key that was made for it is invalid again, whether the target did that or this side.
+//! It owns the queue pair, its completion queue and the commands in flight with their data. A
+//! command completes when its response was received, when its capsule was sent if the capsule is in
+//! memory, and when the key of its window is invalid again, invalidated by the target or by this
+//! side.
 
 use std::collections::VecDeque;
 use std::fmt::Debug;
@@ -33,11 +34,11 @@ use crate::rdma::memory::{CommandDone, Placed};
 use crate::rdma::work::{SendPlaces, Work};
 use crate::slots::Slots;
 
-/// Completions taken from the completion queue at once.
+/// Maximum number of completions taken from the completion queue at a time.
 const BATCH: usize = 32;
 
-/// Looks at the completion queue without a completion between two looks for connection events:
-/// those enter the kernel.
+/// Empty polls of the completion queue between two checks for connection events, which enter the
+/// kernel.
 const EMPTY_POLLS_PER_EVENT_CHECK: u32 = 1024;
 
 /// Bytes of a response capsule.
@@ -46,20 +47,20 @@ pub(crate) const RESPONSE_BYTES: usize = size_of::<Cqe>();
 /// Bytes of a command capsule without data.
 pub(crate) const COMMAND_BYTES: usize = size_of::<Sqe>();
 
-/// The longest capsule without data: a command and its descriptors.
+/// Maximum bytes of a capsule without data: a command and its descriptors.
 const CAPSULE_MAX_BYTES: usize = COMMAND_BYTES + DESCRIPTORS_MAX * size_of::<SglDescriptor>();
 
-/// How far the window of a command is.
+/// State of a command's window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum WindowState {
-    /// It has none, or the key is invalid again.
+    /// There is none, or its key is invalid again.
     #[default]
     Closed,
     /// The target may use it.
     Open,
-    /// This side waits for a place to invalidate it.
+    /// Waits for room in the send queue to invalidate it.
     Closing,
-    /// This side invalidates it.
+    /// The invalidation is in progress.
     Invalidating,
 }
 
@@ -68,9 +69,9 @@ enum WindowState {
 pub(crate) struct Command<B: Placed> {
     token: u64,
     data: Option<B::Posted>,
-    /// Bytes that the target was asked for.
+    /// Bytes requested from the target.
     expected: u32,
-    /// Its capsule lies in memory, and was not sent yet.
+    /// Its capsule is in memory, and was not sent yet.
     sending: bool,
     window: WindowState,
     response: Option<Cqe>,
@@ -89,27 +90,27 @@ impl<B: Placed> Default for Command<B> {
     }
 }
 
-/// What establishment settled.
+/// Parameters and memory of a connection, determined when it is established.
 #[derive(Debug)]
 pub(crate) struct Settled<P: Provider> {
     pub(crate) map: Arc<MemoryMap<P>>,
-    /// Commands in flight at most.
+    /// Maximum number of commands in flight.
     pub(crate) depth: u16,
     pub(crate) send_places: u16,
     pub(crate) inline_bytes: usize,
     pub(crate) windows: Option<Windows<P>>,
-    /// Data descriptors of one command.
+    /// Maximum number of data descriptors per command.
     pub(crate) descriptors: usize,
-    /// Responses received into, [`RESPONSE_BYTES`] each.
+    /// Receive buffers for responses, [`RESPONSE_BYTES`] each.
     pub(crate) responses: Arc<DmaBuffer>,
-    /// Capsules sent from, `capsule_stride` bytes each, one for each slot.
+    /// Send buffers for capsules, one per slot, `capsule_stride` bytes each.
     pub(crate) capsules: Arc<DmaBuffer>,
     pub(crate) capsule_stride: usize,
-    /// Writes of up to so many bytes go with their command once Connect is over.
+    /// Maximum bytes of in-capsule data after Connect.
     pub(crate) in_capsule_max_bytes: u32,
 }
 
-/// The verbs objects, in the order in which they are given up.
+/// The verbs objects, in the order in which they are dropped.
 #[derive(Debug)]
 pub(crate) struct Verbs<P: Provider> {
     pub(crate) queue_pair: P::QueuePair,
@@ -121,7 +122,7 @@ pub(crate) struct Verbs<P: Provider> {
 /// A connection.
 #[derive(Debug)]
 pub(crate) struct RdmaConnection<P: Provider, B: Placed> {
-    /// `None` once the connection has failed: then no device touches what commands own.
+    /// `None` after the connection has failed: the device then accesses no memory of commands.
     queue_pair: Option<P::QueuePair>,
     settled: Settled<P>,
     connection: P::Connection,
@@ -129,16 +130,16 @@ pub(crate) struct RdmaConnection<P: Provider, B: Placed> {
     events: P::EventChannel,
     commands: Slots<Command<B>>,
     places: SendPlaces,
-    /// Windows that wait for a place in the send queue to be closed.
+    /// Slots whose windows wait for room in the send queue to be invalidated.
     closing: VecDeque<u16>,
-    /// Completions that were there when the caller was about to sleep.
+    /// Completions found when the caller was about to sleep.
     early: ArrayVec<WorkCompletion, BATCH>,
     in_capsule_max_bytes: u32,
     has_unsent: bool,
     empty_polls: u32,
     counters: ConnectionCounters,
     failure: Option<HostError>,
-    /// The queue pair was destroyed.
+    /// Proof that the queue pair was destroyed.
     device_is_done: Option<CommandDone>,
 }
 
@@ -165,7 +166,7 @@ impl<P: Provider, B: Placed> RdmaConnection<P, B> {
         }
     }
 
-    /// Checks what can be checked before a slot is taken: the data's length and direction.
+    /// Checks that need no slot: room in the send queue, and the data's length.
     fn admit(&self, transfer: Transfer<B>) -> Result<(bool, u32, Option<B>), Refused<B>> {
         let (reads, data) = match transfer {
             Transfer::None => (false, None),
@@ -185,8 +186,8 @@ impl<P: Provider, B: Placed> RdmaConnection<P, B> {
         Err(Refused { refusal, data })
     }
 
-    /// Names the data of slot `index`: what goes into the capsule behind the command, and the
-    /// memory that follows. `None` where the memory is not registered.
+    /// Describes the data of slot `index`: the descriptors for the capsule, and the memory of
+    /// in-capsule data. Returns `None` if the memory is not registered.
     fn name_data(
         &mut self,
         index: u16,
@@ -224,7 +225,7 @@ impl<P: Provider, B: Placed> RdmaConnection<P, B> {
         Some((list, SgeList::EMPTY))
     }
 
-    /// Queues the capsule of slot `index`: copied out where that fits, else from memory.
+    /// Queues the capsule of slot `index`: as inline data if it fits, otherwise from memory.
     fn queue_capsule(
         &mut self,
         index: u16,
@@ -233,7 +234,7 @@ impl<P: Provider, B: Placed> RdmaConnection<P, B> {
         data: SgeList,
     ) -> Result<(), PostError> {
         let mut capsule = ArrayVec::<u8, CAPSULE_MAX_BYTES>::new();
-        // Both fit: the array has room for the longest of each.
+        // Both fit: the array has room for the maximum of each.
         capsule.extend(sqe.as_bytes().iter().copied());
         if descriptors.len() > 1 {
             capsule.extend(descriptors.as_bytes().iter().copied());
@@ -270,7 +271,7 @@ impl<P: Provider, B: Placed> RdmaConnection<P, B> {
         Ok(())
     }
 
-    /// Takes a completion in; at most one command is handed out for it.
+    /// Processes a work completion, which completes at most one command.
     fn take_in(
         &mut self,
         completion: &WorkCompletion,
@@ -300,7 +301,8 @@ impl<P: Provider, B: Placed> RdmaConnection<P, B> {
         Ok(())
     }
 
-    /// Why a work request failed: what the connection manager knows of it first.
+    /// The error for a failed work request: a connection event if there is one, otherwise the
+    /// request's status.
     fn explain(&mut self, work: Work, status: CompletionStatus) -> HostError {
         if let Err(error) = self.check_events() {
             return error;
@@ -312,8 +314,8 @@ impl<P: Provider, B: Placed> RdmaConnection<P, B> {
         HostError::WorkRequest { what, status }
     }
 
-    /// Takes a response capsule out of its buffer, which is posted again, and gives it to its
-    /// command, whose slot is returned.
+    /// Copies a response capsule from its buffer, posts the buffer again, and stores the response
+    /// in its command. Returns the command's slot.
     fn take_response(
         &mut self,
         buffer: u16,
@@ -354,7 +356,7 @@ impl<P: Provider, B: Placed> RdmaConnection<P, B> {
         Ok(index)
     }
 
-    /// Hands a command out if it is over, or does what is left to do.
+    /// Completes a command if nothing is outstanding; otherwise continues with closing its window.
     fn finish(&mut self, index: u16, completions: &mut Completions<B>) {
         let command = self.commands.get_mut(index);
         let Some(cqe) = command.response.filter(|_| !command.sending) else {
@@ -390,7 +392,7 @@ impl<P: Provider, B: Placed> RdmaConnection<P, B> {
         });
     }
 
-    /// Invalidates the windows that the target left open.
+    /// Invalidates the windows that the target did not.
     fn close_windows(&mut self) -> Result<(), PostError> {
         while let Some(&index) = self.closing.front() {
             let key = self.settled.windows.as_ref().and_then(|all| all.key(index));
@@ -415,7 +417,7 @@ impl<P: Provider, B: Placed> RdmaConnection<P, B> {
         Ok(())
     }
 
-    /// Asks the completion queue, and hands out what is over.
+    /// Polls the completion queue and adds completed commands.
     fn collect(&mut self, completions: &mut Completions<B>, most: usize) -> Result<(), HostError> {
         while completions.len() < most {
             let room = (most - completions.len()).min(BATCH);
@@ -452,7 +454,7 @@ impl<P: Provider, B: Placed> RdmaConnection<P, B> {
         Ok(())
     }
 
-    /// Takes in what the connection manager says.
+    /// Processes connection events.
     fn check_events(&mut self) -> Result<(), HostError> {
         loop {
             match self.events.next_event() {
@@ -474,10 +476,11 @@ impl<P: Provider, B: Placed> RdmaConnection<P, B> {
             .map_or(Ok(()), |failure| Err(failure.duplicate()))
     }
 
-    /// Keeps `error` as what ended the connection, and takes all memory from the device.
+    /// Records `error` as the reason why the connection ended, and ends the device's access to
+    /// memory.
     fn fail(&mut self, error: HostError) -> HostError {
         if self.failure.is_none() {
-            // The connection is over whether or not the peer can be told.
+            // The connection has failed whether or not the peer can be notified.
             let _ = self.connection.disconnect();
             self.end_queue_pair();
             self.failure = Some(error.duplicate());
@@ -487,8 +490,8 @@ impl<P: Provider, B: Placed> RdmaConnection<P, B> {
 }
 
 impl<P: Provider, B: Placed> RdmaConnection<P, B> {
-    /// Destroys the queue pair. Where the device refuses that, it may go on accessing the memory of
-    /// what is posted, which is then never used again.
+    /// Destroys the queue pair. If the device refuses that, it may still access the memory of
+    /// posted requests, which is then never reused.
     fn end_queue_pair(&mut self) {
         let Some(mut queue_pair) = self.queue_pair.take() else {
             return;
@@ -501,7 +504,7 @@ impl<P: Provider, B: Placed> RdmaConnection<P, B> {
         }
     }
 
-    /// Data of a command that is given up, if the device is done with it.
+    /// The data of an abandoned command, if the device no longer accesses it.
     fn give_up(&mut self, data: Option<B::Posted>) -> Option<B> {
         match &self.device_is_done {
             Some(done) => data.map(|data| B::take_back(data, done)),
@@ -513,7 +516,7 @@ impl<P: Provider, B: Placed> RdmaConnection<P, B> {
     }
 }
 
-/// The receive of a response buffer.
+/// The receive request for a response buffer.
 pub(crate) fn receive_request<P: Provider>(
     map: &MemoryMap<P>,
     responses: &DmaBuffer,
@@ -554,7 +557,8 @@ impl<P: Provider, B: Placed + Debug> Link<B> for RdmaConnection<P, B> {
         };
         let sgl = match *descriptors {
             [ref one] => *one,
-            // Base 2.1 §4.3.2: several descriptors are a segment, which lies behind the command.
+            // Base 2.1 §4.3.2: several descriptors form a segment, which follows the command in the
+            // capsule.
             ref several => SglDescriptor::last_segment_in_capsule(0, size_of_val(several) as u32),
         };
         let command = self.commands.get_mut(index);
@@ -601,14 +605,13 @@ impl<P: Provider, B: Placed + Debug> Link<B> for RdmaConnection<P, B> {
         let before = completions.len();
         let mut result = self.collect(completions, most.min(COMPLETIONS_MAX));
         if result.is_ok() && !self.closing.is_empty() {
-            // A command whose window the target left open is over only when this is done.
+            // A command completes only after its window is closed.
             result = self.flush();
         }
         let added = completions.len() - before;
         self.counters.completed += added as u64;
         match result {
-            // What was completed before the fault is handed out first; the fault follows with the
-            // next poll.
+            // Return earlier completions first; the next poll reports the error.
             Err(error) if added > 0 => {
                 self.fail(error);
                 Ok(added)
@@ -646,7 +649,7 @@ impl<P: Provider, B: Placed + Debug> Link<B> for RdmaConnection<P, B> {
         if self.failure.is_some() || !self.early.is_empty() {
             return;
         }
-        // A failure here is seen again, with its cause, by the next poll.
+        // An error here is reported, with its cause, by the next poll.
         let _ = self.completion_queue.acknowledge();
         let _ = self.completion_queue.arm(false);
         let mut batch = [WorkCompletion::default(); BATCH];
@@ -666,7 +669,7 @@ impl<P: Provider, B: Placed + Debug> Link<B> for RdmaConnection<P, B> {
         ];
         let _ = poll(&mut descriptors, Some(&limit));
         if !descriptors[1].revents().is_empty() {
-            // The next poll looks at the events.
+            // Makes the next poll check the events.
             self.empty_polls = EMPTY_POLLS_PER_EVENT_CHECK;
         }
     }
@@ -679,7 +682,7 @@ impl<P: Provider, B: Placed + Debug> Link<B> for RdmaConnection<P, B> {
 impl<P: Provider, B: Placed> Drop for RdmaConnection<P, B> {
     fn drop(&mut self) {
         if self.queue_pair.is_some() {
-            // In order: the target learns it, then the device lets go of all memory.
+            // First notify the target, then end the device's access to memory.
             let _ = self.connection.disconnect();
             self.end_queue_pair();
         }

@@ -1,4 +1,4 @@
-//! Establishing a connection: address, route, queue pair, receives, request, accept (RDMA 1.1 §3).
+//! Establishes a connection: address, route, queue pair, receives, request, accept (RDMA 1.1 §3).
 
 use std::io;
 use std::net::SocketAddr;
@@ -26,43 +26,43 @@ use crate::rdma::memory::{DeviceMemory, HostMemory, Placed};
 use crate::rdma::{KeyUse, RdmaOptions};
 use crate::transport::QueueParameters;
 
-/// How often an unanswered packet is sent again: the most there is.
+/// Retries of an unacknowledged packet: the maximum.
 const RETRIES: u8 = 7;
 
-/// Completions beyond one for each request, for what is flushed twice over.
+/// Completion queue entries beyond one per request, for flushed requests.
 const SPARE_COMPLETIONS: u32 = 16;
 
-/// Requests beyond those of the commands, so that signalling can be moderated.
+/// Send queue entries beyond those of the commands, so that not every request has to be signalled.
 const SPARE_SENDS: u32 = 64;
 
-/// What one connection belongs to.
+/// Token of all objects of one connection.
 const TOKEN: Token = Token(0);
 
-/// Gives a failed step its name.
+/// Adds the name of the failed step to an error.
 pub(crate) fn step(step: &'static str) -> impl Fn(rdma::Error) -> HostError {
     move |source| HostError::Rdma { step, source }
 }
 
-/// The connection manager's objects of one connection.
+/// The connection manager's objects for one connection.
 #[derive(Debug)]
 pub struct Manager<P: Provider> {
     /// The connection.
     pub connection: P::Connection,
-    /// Its events.
+    /// The event channel of the connection.
     pub events: P::EventChannel,
     address: SocketAddr,
     timeout: Duration,
 }
 
-/// What an accept said.
+/// An accepted connection.
 #[derive(Debug, Clone, Copy)]
 pub struct Accepted {
-    /// Its private data.
+    /// The private data of the accept.
     pub private_data: PrivateData,
 }
 
 impl<P: Provider> Manager<P> {
-    /// Finds the device and the way to `address`; each step takes `timeout` at most.
+    /// Resolves the device and the route for `address`; each step is limited by `timeout`.
     ///
     /// # Errors
     /// [`HostError::Unreachable`], [`HostError::TimedOut`], [`HostError::Rdma`].
@@ -96,7 +96,7 @@ impl<P: Provider> Manager<P> {
         Ok((manager, device))
     }
 
-    /// Asks the peer, and waits for its answer.
+    /// Sends the connection request and waits for the reply.
     ///
     /// # Errors
     /// [`HostError::Rejected`], and as [`Self::resolve`].
@@ -131,14 +131,14 @@ impl<P: Provider> Manager<P> {
                     });
                     let source = self.events.descriptor();
                     let mut descriptors = [PollFd::from_borrowed_fd(source, PollFlags::IN)];
-                    // A failure is seen again by the next look.
+                    // An error here is reported by the next read of the events.
                     let _ = poll(&mut descriptors, Some(&left));
                 }
             }
         }
     }
 
-    /// What an event that was not waited for means.
+    /// Turns an event that reports a failure into an error.
     fn check(&self, event: &ConnectionEvent) -> Result<(), HostError> {
         let address = self.address;
         let unreachable = |step, kind| HostError::Unreachable {
@@ -165,8 +165,8 @@ impl<P: Provider> Manager<P> {
     }
 }
 
-/// Why a connection was rejected (RDMA 1.1 §3): by the target only where it says so in the form of
-/// the specification.
+/// The reason of a reject (RDMA 1.1 §3). It is the target's only if its private data has the
+/// specified format.
 fn rejection(reason: RejectReason, data: &PrivateData) -> Rejection {
     match ConnectReject::read_from_prefix(data.as_slice()) {
         Ok((reject, _))
@@ -180,7 +180,7 @@ fn rejection(reason: RejectReason, data: &PrivateData) -> Rejection {
     }
 }
 
-/// How large everything of a queue is.
+/// Sizes of a queue's resources.
 #[derive(Debug, Clone, Copy)]
 struct Sizes {
     receives: u16,
@@ -205,8 +205,8 @@ impl Sizes {
         let sends = sends
             .min(limits.queue_pair_requests)
             .min(u32::from(u16::MAX));
-        // One for each command's response, and one entry of the queue stays free (Base 2.1
-        // §3.3.1.2).
+        // One per command for its response, plus one, because one entry of the queue stays free
+        // (Base 2.1 §3.3.1.2).
         let receives = depth + 1;
         let requests = limits.queue_pair_requests.min(
             limits
@@ -252,7 +252,7 @@ impl Sizes {
     }
 }
 
-/// Opens a connection for a queue.
+/// Establishes the connection of a queue.
 pub(crate) fn open<P: Provider, B: Placed>(
     provider: &P,
     rdma: &RdmaOptions,
@@ -307,7 +307,7 @@ pub(crate) fn open<P: Provider, B: Placed>(
     Ok(RdmaConnection::new(verbs, settled))
 }
 
-/// Everything that a connection needs beside its verbs objects.
+/// Determines the parameters of a connection, and allocates its memory and windows.
 fn settle<P: Provider>(
     rdma: &RdmaOptions,
     host: &HostMemory<P>,
@@ -359,7 +359,7 @@ fn post_receives<P: Provider>(
     queue_pair.flush().map_err(|error| error.cause.into())
 }
 
-/// How many capsules the target has room for (RDMA 1.1 §3, CRQSIZE).
+/// Number of capsules that the target can receive (RDMA 1.1 §3, CRQSIZE).
 fn room_at_target(accepted: &Accepted) -> Result<u16, HostError> {
     let data = accepted.private_data.as_slice();
     let Ok((accept, _)) = ConnectAccept::read_from_prefix(data) else {

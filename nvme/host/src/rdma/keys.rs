@@ -1,4 +1,4 @@
-//! How a command's memory is opened for the target, and closed again.
+//! Descriptors and memory windows that give the target access to a command's memory.
 
 use std::sync::Arc;
 
@@ -8,13 +8,13 @@ use rdma::{DeviceMemory, MemoryMap, MemoryWindow, Provider, RemoteAddress};
 
 use crate::rdma::memory::registration_of;
 
-/// Descriptors of one command at most.
+/// Maximum number of descriptors of one command.
 pub(crate) const DESCRIPTORS_MAX: usize = 16;
 
 /// The descriptors of one command.
 pub(crate) type Descriptors = ArrayVec<SglDescriptor, DESCRIPTORS_MAX>;
 
-/// Memory windows, one for each slot.
+/// Memory windows, one per slot.
 #[derive(Debug)]
 pub(crate) struct Windows<P: Provider> {
     pub(crate) windows: Box<[P::Window]>,
@@ -22,12 +22,12 @@ pub(crate) struct Windows<P: Provider> {
 }
 
 impl<P: Provider> Windows<P> {
-    /// The key of a slot's window.
+    /// The remote key of a slot's window.
     pub(crate) fn key(&self, index: u16) -> Option<u32> {
         self.windows.get(usize::from(index)).map(MemoryWindow::rkey)
     }
 
-    /// The slot's window and the registration that it is to be bound to.
+    /// The slot's window and the registration to bind it to.
     pub(crate) fn binding(
         &mut self,
         index: u16,
@@ -39,13 +39,13 @@ impl<P: Provider> Windows<P> {
     }
 }
 
-/// A command without data names none (as a keyed descriptor of no length, which targets expect).
+/// The descriptor of a command without data: a keyed descriptor of length 0, which targets expect.
 pub(crate) fn no_data() -> SglDescriptor {
     SglDescriptor::keyed(0, 0, 0, false).unwrap_or_default()
 }
 
-/// Names `len` bytes of `data` in `count` descriptors, of which the first asks for invalidation where told.
-/// `None` where the memory is not registered, or a piece too long.
+/// Describes `len` bytes of `data` by `count` descriptors. With a window, the first requests its
+/// invalidation. Returns `None` if the memory is not registered, or a piece is too long.
 pub(crate) fn describe<P: Provider>(
     map: &MemoryMap<P>,
     window_key: Option<u32>,

@@ -1,5 +1,5 @@
-//! The host's memory on each device: arenas that were made known, registered once, and the staging
-//! memory for capsules and admin data.
+//! The host's memory on each device: attached arenas, registered once, and the staging memory for
+//! capsules and admin data.
 
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,10 +13,10 @@ use rdma::{
 use crate::error::HostError;
 use crate::rdma::{KeyUse, RdmaOptions};
 
-/// The largest piece of staging memory, bytes: the longest log page that is read at once.
+/// Maximum bytes of one piece of staging memory: the longest log page read by one command.
 const STAGING_PIECE_MAX_BYTES: usize = 1 << 20;
 
-/// What this host posts, as the posted memory knows it.
+/// The host's DMA type, for memory posted to RDMA devices.
 #[derive(Debug)]
 pub(crate) enum HostDma {}
 
@@ -24,18 +24,18 @@ impl DmaDriver for HostDma {
     type Done = CommandDone;
 }
 
-/// Proof that neither this side's device nor, by a key of its own, the target accesses the data of a
+/// Proof that neither the host's device nor, through a window, the target accesses the data of a
 /// command any more.
 #[derive(Debug)]
 pub(crate) struct CommandDone(());
 
 impl CommandDone {
-    /// The response came, the capsule was sent, and the command's window is closed.
+    /// The response was received, the capsule was sent, and the command's window is closed.
     pub(crate) fn completed() -> Self {
         Self(())
     }
 
-    /// No work request names the data.
+    /// No work request refers to the data.
     pub(crate) fn never_posted() -> Self {
         Self(())
     }
@@ -48,21 +48,21 @@ impl CommandDone {
 
 /// Data of a command.
 pub(crate) trait Placed: Sized {
-    /// The data while a device may access it.
+    /// The type of the data while a device may access it.
     type Posted: Debug;
-    /// What work requests name.
+    /// The type of the memory that work requests refer to.
     type Memory: rdma::DeviceMemory;
 
-    /// Bytes.
+    /// Length in bytes.
     fn bytes(&self) -> usize;
 
-    /// Gives it to the device.
+    /// Passes the data to the device.
     fn post(self) -> Self::Posted;
 
-    /// What work requests name of it.
+    /// The memory that work requests refer to.
     fn memory(posted: &Self::Posted) -> &Self::Memory;
 
-    /// Takes it back from the device.
+    /// Takes the data back from the device.
     fn take_back(posted: Self::Posted, done: &CommandDone) -> Self;
 }
 
@@ -87,11 +87,11 @@ impl Placed for Lease {
     }
 }
 
-/// The memory on one device.
+/// Memory registered with one device.
 #[derive(Debug)]
 pub(crate) struct DeviceMemory<P: Provider> {
     pub(crate) shared: DomainMemory<P>,
-    /// Whole regions that windows are bound to, where windows are used.
+    /// Registrations of whole regions that windows are bound to, if windows are used.
     bindable: Mutex<Vec<Arc<P::Registration>>>,
     keys: KeyUse,
 }
@@ -125,18 +125,18 @@ impl<P: Provider> DeviceMemory<P> {
         Ok(())
     }
 
-    /// The registrations that windows are bound to, as they are now.
+    /// The current registrations that windows are bound to.
     pub(crate) fn windowed(&self) -> Vec<Arc<P::Registration>> {
         self.bindable().clone()
     }
 
     fn bindable(&self) -> std::sync::MutexGuard<'_, Vec<Arc<P::Registration>>> {
-        // The list is only ever added to, so a panic elsewhere leaves it sound.
+        // The list only grows, so it is consistent even after a panic elsewhere.
         self.bindable.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The registration of `list` that has a range, whole.
+/// The registration of `list` that contains the whole range.
 pub(crate) fn registration_of<R: Registration>(
     list: &[Arc<R>],
     address: usize,
@@ -153,7 +153,7 @@ struct Known<P: Provider> {
     devices: Vec<(DeviceIndex, Arc<DeviceMemory<P>>)>,
 }
 
-/// All memory of a transport.
+/// All memory of an RDMA transport.
 #[derive(Debug)]
 pub(crate) struct HostMemory<P: Provider> {
     staging: Arc<Arena>,
@@ -184,8 +184,8 @@ impl<P: Provider> HostMemory<P> {
         &self.staging
     }
 
-    /// Registers an arena with every device that is in use, and with those that will be. Again it
-    /// does nothing.
+    /// Registers an arena with every device in use, and with those used later. Does nothing if it
+    /// is attached already.
     pub(crate) fn attach(&self, arena: &Arc<Arena>) -> Result<(), HostError> {
         let mut known = self.known();
         if known.arenas.iter().any(|one| Arc::ptr_eq(one, arena)) {
@@ -198,7 +198,7 @@ impl<P: Provider> HostMemory<P> {
         Ok(())
     }
 
-    /// The memory on a device, registered if it is not.
+    /// The memory on a device. Registers it at the first call.
     pub(crate) fn on(&self, device: &P::Device) -> Result<Arc<DeviceMemory<P>>, HostError> {
         let mut known = self.known();
         let index = device.index();
@@ -218,7 +218,7 @@ impl<P: Provider> HostMemory<P> {
     }
 
     fn known(&self) -> std::sync::MutexGuard<'_, Known<P>> {
-        // Both lists are only ever added to, so a panic elsewhere leaves them sound.
+        // Both lists only grow, so they are consistent even after a panic elsewhere.
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

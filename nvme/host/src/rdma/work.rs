@@ -1,22 +1,23 @@
-//! Work request identifiers, and how many requests a completion retires.
+//! Work request identifiers, and the number of requests that a completion retires.
 
-/// What a work request of this host was.
+/// The kind and index of a work request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Work {
     /// A receive into the response buffer of this index.
     Response(u16),
-    /// The command of this slot was sent, from memory that it needs until then.
+    /// The capsule of this slot was sent from memory, which it needs until then.
     Command(u16),
-    /// A command was sent from a copy; its slot may be another command's by now.
+    /// The capsule of this slot was sent inline; the slot may belong to another command when it
+    /// completes.
     Copied(u16),
-    /// The key of this slot's window was invalidated from this side.
+    /// This side invalidated the key of this slot's window.
     Invalidation(u16),
-    /// A window was bound for this slot; completes only when it failed.
+    /// A window was bound for this slot. Completes only on failure.
     Binding(u16),
 }
 
 impl Work {
-    /// What it was, for errors.
+    /// A description for errors.
     pub(crate) fn what(self) -> &'static str {
         match self {
             Self::Response(_) => "receiving a response",
@@ -26,7 +27,8 @@ impl Work {
         }
     }
 
-    /// The identifier; `retires` requests of the send queue are over with it.
+    /// The identifier of the work request; its completion retires `retires` requests of the send
+    /// queue.
     pub(crate) fn id(self, retires: u16) -> u64 {
         let (kind, index) = match self {
             Self::Response(index) => (0, index),
@@ -38,7 +40,7 @@ impl Work {
         kind << 32 | u64::from(retires) << 16 | u64::from(index)
     }
 
-    /// The work of an identifier, and how many requests it retires.
+    /// Decodes an identifier: the work, and the number of requests that it retires.
     pub(crate) fn of(id: u64) -> (Self, u16) {
         let (index, retires) = (id as u16, (id >> 16) as u16);
         let work = match id >> 32 {
@@ -52,20 +54,19 @@ impl Work {
     }
 }
 
-/// The places of a send queue: a request without a completion of its own is over when a later one
-/// completes.
+/// The occupancy of a send queue. An unsignalled request is retired when a later one completes.
 #[derive(Debug)]
 pub(crate) struct SendPlaces {
     places: u16,
     used: u16,
-    /// Requests since the last one that was signalled.
+    /// Requests since the last signalled one.
     unsignalled: u16,
-    /// A request in so many is signalled.
+    /// One request in `every` is signalled.
     every: u16,
 }
 
 impl SendPlaces {
-    /// Of a queue with `places` places.
+    /// A send queue with `places` entries.
     pub(crate) fn new(places: u16) -> Self {
         Self {
             places,
@@ -80,8 +81,8 @@ impl SendPlaces {
         self.places - self.used >= wanted
     }
 
-    /// Takes a place. With `must_signal`, or when it is time, the request is signalled: then gives
-    /// how many requests its completion retires.
+    /// Takes an entry. If `must_signal` is set, or signalling is due, the request is signalled, and
+    /// the number of requests that its completion retires is returned.
     pub(crate) fn take(&mut self, must_signal: bool) -> Option<u16> {
         self.used += 1;
         self.unsignalled += 1;
@@ -91,7 +92,7 @@ impl SendPlaces {
         Some(std::mem::take(&mut self.unsignalled))
     }
 
-    /// A completion has retired so many.
+    /// Frees the entries that a completion retires.
     pub(crate) fn retire(&mut self, requests: u16) {
         debug_assert!(requests <= self.used, "more retired than posted");
         self.used = self.used.saturating_sub(requests);

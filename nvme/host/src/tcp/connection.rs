@@ -1,10 +1,11 @@
-//! One NVMe/TCP connection of a host: initialisation, commands out, completions in (TCP 1.1 §3.3).
+//! One NVMe/TCP connection of a host: initialisation, submission of commands, processing of
+//! completions (TCP 1.1 §3.3).
 //!
-//! Owns the stream, the commands in flight with their data, and both directions of framing. Knows
-//! nothing of what a command means beyond which way its data moves. Performs no I/O but by a
+//! It owns the stream, the commands in flight with their data, and the framing in both directions.
+//! Of a command it knows only the direction of its data. It performs I/O only through a
 //! [`ByteStream`], which never waits: a socket, a script in tests, a damaged stream in fuzzing, a
-//! target on the same thread in measuring. Only [`Connection::initialize`] waits, as the control
-//! path does. Generic over the memory, so that an admin queue needs no pool.
+//! target on the same thread in measurements. Only [`Connection::initialize`] waits, as the control
+//! path does. Generic over the data's memory, so that an admin queue needs no pool.
 
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
@@ -28,7 +29,7 @@ use crate::tcp::pdu::{Agreement, digest};
 use crate::tcp::sender::Sender;
 use crate::tcp::stream::{ByteStream, Moved};
 
-/// Which way a command's data moves.
+/// The direction of a command's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Direction {
     /// No data.
@@ -38,13 +39,13 @@ pub(crate) enum Direction {
     FromTarget,
     /// Read: the target may send less.
     FromTargetUpTo,
-    /// Write: the host sends, with the capsule.
+    /// Write: the host sends the data in the capsule.
     InCapsule,
-    /// Write: the host sends what R2Ts ask for.
+    /// Write: the host sends the data that R2Ts request.
     OnRequest,
 }
 
-/// An R2T of which not everything has been queued for sending yet.
+/// The part of an R2T that has not been queued for sending yet.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Grant {
     pub(crate) ttag: u16,
@@ -56,16 +57,16 @@ pub(crate) struct Grant {
 #[derive(Debug)]
 pub(crate) struct Command<B> {
     pub(crate) direction: Direction,
-    /// LAST_PDU was seen.
+    /// LAST_PDU was received.
     pub(crate) last_seen: bool,
-    /// A data digest did not match: the command fails when it ends.
+    /// A data digest did not match, so the command fails when it completes.
     pub(crate) data_damaged: bool,
-    /// Bytes of `data` to move.
+    /// Bytes of `data` to transfer.
     pub(crate) expected: u32,
-    /// Bytes that data PDUs brought so far, or that R2Ts asked for so far.
+    /// Bytes received in data PDUs, or requested by R2Ts, so far.
     pub(crate) moved: u32,
     pub(crate) grant: Option<Grant>,
-    /// Position in the outgoing stream behind the last byte that was queued for this command.
+    /// Position in the outgoing stream after the last byte that was queued for this command.
     pub(crate) send_end: u64,
     pub(crate) token: u64,
     pub(crate) data: Option<B>,
@@ -90,17 +91,17 @@ impl<B> Default for Command<B> {
 /// The commands in flight on a TCP connection.
 pub(crate) type Commands<B> = Slots<Command<B>>;
 
-/// PDUs beyond one for each command that may wait for room in the socket.
+/// PDUs that may be queued in addition to one per command.
 const SPARE_PDUS: usize = 64;
 
-/// What initialisation and Connect settled for a connection.
+/// Parameters negotiated by initialisation and Connect.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Settled {
     /// Digests, and the target's data alignment.
     pub(crate) framing: Framing,
-    /// The most data of one H2CData PDU, bytes.
+    /// Maximum data bytes of one H2CData PDU.
     pub(crate) h2c_data_max_bytes: u32,
-    /// The most data in a command capsule, bytes.
+    /// Maximum data bytes of a command capsule.
     pub(crate) in_capsule_max_bytes: u32,
 }
 
@@ -108,14 +109,14 @@ pub(crate) struct Settled {
 #[derive(Debug)]
 pub(crate) struct Connection<S, B> {
     stream: S,
-    /// Digests that the ICReq asks for.
+    /// Digests that the ICReq requests.
     pub(crate) asked: DigestFlags,
     pub(crate) settled: Settled,
     pub(crate) slots: Commands<B>,
     sender: Sender,
-    /// Commands whose R2T is not answered in full, in the order of their R2Ts.
+    /// Commands with an R2T whose data is not completely queued, in the order of their R2Ts.
     granted: VecDeque<u16>,
-    /// The common header of every response capsule, where capsules have no digests.
+    /// The common header of every response capsule, if capsules have no digests.
     pub(crate) plain_response: Option<CommonHeader>,
     pub(crate) inbox: Inbox,
     pub(crate) counters: ConnectionCounters,
@@ -123,11 +124,11 @@ pub(crate) struct Connection<S, B> {
 }
 
 impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
-    /// A connection over a fresh stream, for `depth` commands in flight. Its ICReq leaves with the
-    /// next [`Self::flush`]; commands are in order when it [is initialised](Self::is_initialized).
+    /// A connection over a new stream, for `depth` commands in flight. The next [`Self::flush`]
+    /// sends its ICReq; commands may be sent after it [is initialised](Self::is_initialized).
     pub(crate) fn new(stream: S, asked: DigestFlags, depth: usize, receive_bytes: usize) -> Self {
         let mut sender = Sender::new(depth + SPARE_PDUS);
-        // No alignment asked for (HPDA 0) and one R2T at a time (MAXR2T 0's based).
+        // Request no alignment (HPDA 0) and one R2T at a time (MAXR2T, zero-based).
         let request = IcReq::new(0, asked, 0);
         sender.stage(request.as_bytes(), 0);
         Self {
@@ -144,12 +145,12 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
         }
     }
 
-    /// Whether the target has agreed to the initialisation.
+    /// Whether the target has accepted the initialisation.
     fn is_initialized(&self) -> bool {
         !matches!(self.inbox.phase, Phase::Initialization)
     }
 
-    /// Waits until the connection is initialised, `limit` at most.
+    /// Waits until the connection is initialised, at most for `limit`.
     pub(crate) fn initialize(&mut self, limit: Duration) -> Result<(), HostError> {
         let deadline = Deadline::after(limit, "the connection's initialisation");
         loop {
@@ -162,7 +163,7 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
         }
     }
 
-    /// From now on PDUs are framed as both sides agreed.
+    /// Applies the negotiated parameters to all later PDUs.
     pub(crate) fn initialized(&mut self, agreement: Agreement) {
         let Agreement {
             framing,
@@ -173,7 +174,7 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
         self.plain_response = (!framing.header_digest).then_some(response.ch);
     }
 
-    /// Queues a command; it leaves with the next [`Self::flush`]. Gives its identifier on the wire.
+    /// Queues a command, which the next [`Self::flush`] sends. Returns its command identifier.
     pub(crate) fn submit(
         &mut self,
         sqe: Sqe,
@@ -207,7 +208,7 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
         slot.token = token;
         slot.data = data;
         let cid = slot.cid();
-        // TCP 1.1 §3.3.2: data in the capsule is named by an offset, all other data by a transport
+        // TCP 1.1 §3.3.2: in-capsule data is described by an offset, all other data by a transport
         // data block.
         let sgl = match direction {
             Direction::InCapsule => SglDescriptor::in_capsule(0, length),
@@ -250,11 +251,11 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
         self.stage_data(index, 0, inline);
     }
 
-    /// Queues a header with its digest, padded up to where data begins.
+    /// Queues a header with its digest, padded to the start of data.
     fn stage_header<const BYTES: usize>(&mut self, header: &[u8; BYTES], pdo: u8) {
         if self.settled.framing.header_digest {
             let mut digested = ArrayVec::<u8, 132>::new();
-            // A header is 72 bytes at most here, so both parts fit.
+            // A header has at most 72 bytes here, so both parts fit.
             digested.extend(header.iter().copied().chain(digest(header)));
             self.sender.stage(&digested, usize::from(pdo));
         } else if usize::from(pdo) <= BYTES {
@@ -278,13 +279,13 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
         self.slots.get_mut(index).send_end = self.sender.queued();
     }
 
-    /// Takes note of an R2T; its data leaves with the next [`Self::flush`].
+    /// Records an R2T; the next [`Self::flush`] sends its data.
     pub(crate) fn grant(&mut self, index: u16, grant: Grant) {
         self.slots.get_mut(index).grant = Some(grant);
         self.granted.push_back(index);
     }
 
-    /// Queues the data that R2Ts asked for, as far as there is room.
+    /// Queues the data that R2Ts requested, while there is room.
     fn stage_granted(&mut self) {
         while let Some(&index) = self.granted.front() {
             let slot = self.slots.get_mut(index);
@@ -312,13 +313,13 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
         }
     }
 
-    /// Whether everything that was queued for the command, or asked for by an R2T, was sent.
+    /// Whether everything that was queued for the command, or requested by an R2T, was sent.
     pub(crate) fn is_sent(&self, index: u16) -> bool {
         let slot = self.slots.get(index);
         slot.grant.is_none() && slot.send_end <= self.sender.sent()
     }
 
-    /// Sends all that is queued, in one system call where the socket takes it.
+    /// Sends everything queued, in one system call if the socket has room.
     pub(crate) fn flush(&mut self) -> Result<(), HostError> {
         self.check_failure()?;
         loop {
@@ -336,17 +337,17 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
         }
     }
 
-    /// As [`Self::poll_until`], as long as `completions` has room.
+    /// As [`Self::poll_until`], until `completions` is full.
     #[cfg(test)]
     pub(crate) fn poll(&mut self, completions: &mut Completions<B>) -> Result<usize, HostError> {
         self.poll_until(completions, COMPLETIONS_MAX)
     }
 
-    /// Hands out commands that are over until `completions` holds `most`, after at most one
-    /// receiving system call. Gives how many were added.
+    /// Adds completed commands to `completions` until it has `most` entries, after at most one
+    /// receiving system call. Returns the number added.
     ///
-    /// An error is final: the connection is of no more use, and [`Self::abandon`] gives the buffers
-    /// back.
+    /// An error is final: the connection cannot be used any more, and [`Self::abandon`] returns the
+    /// buffers.
     pub(crate) fn poll_until(
         &mut self,
         completions: &mut Completions<B>,
@@ -365,8 +366,7 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
         let added = completions.len() - before;
         self.counters.completed += added as u64;
         match result {
-            // What was completed before the fault is handed out first; the fault follows with the
-            // next poll.
+            // Return earlier completions first; the next poll reports the error.
             Err(error) if added > 0 => {
                 self.fail(error);
                 Ok(added)
@@ -376,7 +376,7 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
         }
     }
 
-    /// One receive: into the rest of the data that is arriving, and into the inbox behind it.
+    /// Receives once: into the rest of the data being received, and into the inbox after it.
     fn receive(&mut self) -> Result<(), HostError> {
         let mut target = match &self.inbox.phase {
             Phase::Data(arrival) => {
@@ -409,8 +409,8 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
             .map_or(Ok(()), |failure| Err(failure.duplicate()))
     }
 
-    /// Keeps `error` as what ended the connection, and tells the target where the target was at
-    /// fault.
+    /// Records `error` as the reason why the connection ended, and sends a termination request if
+    /// the target violated the protocol.
     fn fail(&mut self, error: HostError) -> HostError {
         if let HostError::Protocol(fault) = error {
             self.send_termination(fault);
@@ -419,21 +419,21 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
         error
     }
 
-    /// TCP 1.1 §3.5: who finds a fatal error sends a termination request, and closes. As far as
-    /// possible: where the socket is full in the middle of a PDU there is no place for it.
+    /// TCP 1.1 §3.5: the side that detects a fatal error sends a termination request and closes.
+    /// Best effort: if a PDU is only partly sent, a termination request cannot be sent.
     fn send_termination(&mut self, fault: ProtocolError) {
         if self.sender.is_empty() {
             let (status, information) = fault.termination();
             let header = self.inbox.offending_header();
             let request = TermReq::from_host(status, information, header.len());
             let buffers = [request.as_bytes(), header].map(std::io::IoSlice::new);
-            // The connection is lost either way.
+            // The connection has failed either way.
             let _ = self.stream.send(&buffers);
         }
     }
 
-    /// Takes one command back from a connection that has failed: its token and buffer. `None` when
-    /// none is left.
+    /// Takes one command back from a failed connection: its token and buffer. Returns `None` after
+    /// the last.
     pub(crate) fn abandon(&mut self) -> Option<(u64, Option<B>)> {
         let index = self.slots.any_in_flight()?;
         debug_assert!(self.failure.is_some(), "only what failed is abandoned");
@@ -441,17 +441,17 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
         Some((command.token, command.data))
     }
 
-    /// Waits for the target, `limit` at most.
+    /// Waits for the target, at most for `limit`.
     pub(crate) fn wait(&self, limit: Duration) {
         self.stream.wait(!self.sender.is_empty(), limit);
     }
 
-    /// The descriptor to sleep on.
+    /// The descriptor to wait on.
     pub(crate) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.stream.descriptor()
     }
 
-    /// Whether something waits for room in the socket.
+    /// Whether data waits for room in the socket.
     pub(crate) fn has_unsent(&self) -> bool {
         !self.sender.is_empty() || !self.granted.is_empty()
     }

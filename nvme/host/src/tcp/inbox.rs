@@ -1,5 +1,4 @@
-//! Bytes on their way in: what has arrived but is not understood yet, and where in a PDU the
-//! connection is.
+//! Received bytes that are not parsed yet, and the current position within a PDU.
 
 use std::io::IoSliceMut;
 
@@ -7,43 +6,43 @@ use nvme_spec::tcp::{CapsuleResp, HEADER_MAX_BYTES};
 
 use crate::tcp::stream::{ByteStream, Moved};
 
-/// Data PDUs of this size and more are worth a receive of their own.
+/// Minimum size of a data PDU for which a separate receive is worthwhile.
 const LARGE_DATA_BYTES: usize = 32 * 1024;
 
-/// What is received beyond the data that is arriving while data PDUs are large: their next header,
-/// and little of the data behind it, so that most of that is placed and not copied.
+/// Maximum bytes received after the current data while data PDUs are large: the next header and
+/// little of its data, so that most of that data is placed and not copied.
 const SMALL_WINDOW_BYTES: usize = 4 * 1024;
 
-/// Least size of an inbox: the longest header, with padding and digests.
+/// Minimum size of an inbox: the longest header, with padding and digests.
 const RECEIVE_MIN_BYTES: usize = 1024;
 
-/// Bytes of the header of whatever a controller sends in answer to commands.
+/// Header length of the PDUs that a controller sends for commands.
 const RESPONSE_HEADER_BYTES: usize = size_of::<CapsuleResp>();
 
-/// Data of one PDU on its way into its command's buffer.
+/// The data of one PDU that is being received into its command's buffer.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Arrival {
     pub(crate) slot: u16,
-    /// Where in the command's buffer this PDU's data began.
+    /// Start of this PDU's data in the command's buffer.
     pub(crate) start: usize,
-    /// Where the next byte goes.
+    /// Position of the next byte.
     pub(crate) next: usize,
-    /// Where this PDU's data ends.
+    /// End of this PDU's data.
     pub(crate) end: usize,
-    /// SUCCESS: the command is over when the data is in.
+    /// SUCCESS flag: the command completes after the data.
     pub(crate) success: bool,
 }
 
-/// Which bytes come next.
+/// The bytes that are expected next.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Phase {
-    /// The answer to the initialisation.
+    /// The response to the initialisation.
     Initialization,
     /// A header, from its first byte.
     Header,
     /// Data.
     Data(Arrival),
-    /// The data digest behind the data.
+    /// The data digest after the data.
     Digest(Arrival),
 }
 
@@ -56,13 +55,13 @@ pub(crate) struct Inbox {
     pub(crate) phase: Phase,
     /// Data bytes of the last data PDU.
     last_data_bytes: usize,
-    /// Copy of the header that is being understood, for a termination request.
+    /// Copy of the header being parsed, for a termination request.
     header: [u8; HEADER_MAX_BYTES],
     header_bytes: usize,
 }
 
 impl Inbox {
-    /// An inbox of `bytes`.
+    /// An inbox of `bytes`, or the minimum size.
     pub(crate) fn new(bytes: usize) -> Self {
         Self {
             buffer: vec![0; bytes.max(RECEIVE_MIN_BYTES)].into_boxed_slice(),
@@ -75,29 +74,29 @@ impl Inbox {
         }
     }
 
-    /// What has arrived and is not consumed.
+    /// Bytes received and not consumed.
     pub(crate) fn pending(&self) -> &[u8] {
         &self.buffer[self.start..self.end]
     }
 
-    /// The first `len` pending bytes are dealt with.
+    /// Consumes the first `len` pending bytes.
     pub(crate) fn consume(&mut self, len: usize) {
         self.start += len;
         debug_assert!(self.start <= self.end, "only what is pending is consumed");
     }
 
-    /// Data of `bytes` is about to arrive for a command.
+    /// Starts receiving the data of a PDU.
     pub(crate) fn expect_data(&mut self, arrival: Arrival) {
         self.last_data_bytes = arrival.end - arrival.start;
         self.phase = Phase::Data(arrival);
     }
 
-    /// Remembers the header at hand, which a termination request would quote.
+    /// Copies the current header, which a termination request would include.
     pub(crate) fn note_header(&mut self, len: usize) {
         let pending = &self.buffer[self.start..self.end];
         self.header_bytes = len.min(HEADER_MAX_BYTES).min(pending.len());
         match pending.first_chunk::<RESPONSE_HEADER_BYTES>() {
-            // A copy whose length is known is a few moves, and not a call.
+            // A copy of constant length compiles to a few moves instead of a call.
             Some(header) if self.header_bytes <= header.len() => {
                 self.header[..header.len()].copy_from_slice(header);
             }
@@ -105,17 +104,18 @@ impl Inbox {
         }
     }
 
-    /// The header that was being understood last.
+    /// The header parsed last.
     pub(crate) fn offending_header(&self) -> &[u8] {
         &self.header[..self.header_bytes]
     }
 
-    /// Whether the stream may end here.
+    /// Whether the stream is between PDUs, where it may end.
     pub(crate) fn is_between_pdus(&self) -> bool {
         matches!(self.phase, Phase::Initialization | Phase::Header) && self.start == self.end
     }
 
-    /// Receives once: into `target` first, then into the inbox. Gives how many bytes `target` got.
+    /// Receives once: into `target` first, then into the inbox. Returns the number of bytes in
+    /// `target`.
     pub(crate) fn receive(
         &mut self,
         stream: &mut impl ByteStream,

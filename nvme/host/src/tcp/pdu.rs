@@ -1,8 +1,8 @@
-//! A host's side of NVMe/TCP as pure functions over bytes: reading the header of a controller's PDU,
-//! checking the answer to the initialisation, digests (TCP 1.1 §3.3.1, §3.6.2).
+//! The host's side of NVMe/TCP as pure functions over bytes: reading the header of a controller's
+//! PDU, checking the response to the initialisation, digests (TCP 1.1 §3.3.1, §3.6.2).
 //!
-//! [`Controller`](crate::Controller) and [`IoQueue`](crate::IoQueue) read with them, and so do the
-//! hosts of tests, which see single PDUs.
+//! Used by [`Controller`](crate::Controller) and [`IoQueue`](crate::IoQueue), and by hosts of
+//! tests, which handle single PDUs.
 
 use crc_fast::{CrcAlgorithm, checksum};
 use nvme_spec::tcp::{
@@ -14,14 +14,14 @@ use zerocopy::FromBytes;
 
 use crate::error::{HostError, ProtocolError};
 
-/// The CRC32C digest of `bytes` as it lies on the wire, by the processor's own instructions where it
-/// has them (TCP 1.1 §3.3.1.1).
+/// The CRC32C digest of `bytes` in wire order, computed with the processor's instructions if it has
+/// them (TCP 1.1 §3.3.1.1).
 #[must_use]
 pub fn digest(bytes: &[u8]) -> [u8; DIGEST_BYTES as usize] {
     (checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32).to_le_bytes()
 }
 
-/// The header of a PDU of a controller.
+/// The header of a PDU from a controller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Header {
     /// An ICResp, for [`agree`].
@@ -32,12 +32,12 @@ pub enum Header {
     Data(C2hData),
     /// A request for data.
     Request(R2t),
-    /// A termination request; the header that it quotes follows.
+    /// A termination request, followed by the header that it quotes.
     Termination(TermReq),
 }
 
-/// Reads the header at the start of `bytes`; `None` while it is incomplete, which includes its
-/// digest and padding. `framing` is what was agreed on, with the alignment that the host asked for.
+/// Reads the header at the start of `bytes`. Returns `None` while it is incomplete, including its
+/// digest and padding. `framing` contains the negotiated digests and the host's data alignment.
 ///
 /// # Errors
 /// A PDU that a controller never sends, whose fields contradict each other or `framing`, or whose
@@ -110,8 +110,8 @@ impl ProtocolError {
     }
 }
 
-/// A PDU from its header: header digest, padding, data and data digest as the common header has
-/// them.
+/// Builds a PDU from its header, with header digest, padding, data and data digest according to the
+/// common header.
 #[must_use]
 pub fn assemble(header: &[u8], common: CommonHeader, data: &[u8]) -> Vec<u8> {
     let mut bytes = header.to_vec();
@@ -128,19 +128,20 @@ pub fn assemble(header: &[u8], common: CommonHeader, data: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// What both sides agreed on.
+/// The negotiated parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Agreement {
     /// Digests, and the target's data alignment.
     pub framing: Framing,
-    /// The most data of one H2CData PDU, bytes.
+    /// Maximum data bytes of one H2CData PDU.
     pub h2c_data_max_bytes: u32,
 }
 
-/// What follows from an ICResp for a host that asked for these digests (TCP 1.1 §3.6.2.3).
+/// Derives the negotiated parameters from an ICResp for a host that requested these digests (TCP
+/// 1.1 §3.6.2.3).
 ///
 /// # Errors
-/// A field out of its range, or [`HostError::DigestRefused`].
+/// A field out of range, or [`HostError::DigestRefused`].
 pub fn agree(response: &IcResp, asked: DigestFlags) -> Result<Agreement, HostError> {
     let at = |offset| Err(ProtocolError::Initialization { offset }.into());
     if response.pfv.get() != PFV_1_0 {

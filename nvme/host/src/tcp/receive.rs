@@ -1,10 +1,8 @@
-//! Understanding what the target sends: each PDU is checked against the protocol and against the
-//! command it names.
+//! Parses PDUs from the target. Each is checked against the protocol and against its command.
 //!
-//! Every length and identifier here is the target's word: nothing is believed before it was
-//! compared with the command in flight. What does not hold ends the connection with a
-//! [`ProtocolError`], except for a wrong data digest, which fails its command only (TCP 1.1
-//! §3.3.1.1: a data digest error is not fatal).
+//! Every length and identifier is untrusted until it was compared with the command in flight. A
+//! violation ends the connection with a [`ProtocolError`], except for a wrong data digest, which
+//! fails only its command (TCP 1.1 §3.3.1.1: a data digest error is not fatal).
 
 use std::ops::{Deref, DerefMut};
 
@@ -23,7 +21,7 @@ use crate::tcp::pdu::{Header, agree, digest, read_header};
 use crate::tcp::stream::ByteStream;
 
 impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
-    /// Understands what has arrived, until more is needed or `completions` holds `most`.
+    /// Parses received bytes, until more are needed or `completions` has `most` entries.
     pub(crate) fn parse(
         &mut self,
         completions: &mut Completions<B>,
@@ -55,9 +53,9 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
         Ok(())
     }
 
-    /// Takes a response capsule without digests off the inbox, where that is what comes next and has
-    /// arrived whole. Its common header can be one value alone, so there is no need to look at each
-    /// field; one that is anything else is for [`Self::next_header`].
+    /// Takes a response capsule without digests from the inbox, if it is the next PDU and complete.
+    /// Its common header has only one valid value, so a single comparison checks all fields;
+    /// [`Self::next_header`] handles everything else.
     fn next_response(&mut self) -> Option<Cqe> {
         let plain = self.plain_response.as_ref()?;
         let (response, _) = CapsuleResp::read_from_prefix(self.inbox.pending()).ok()?;
@@ -69,7 +67,7 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
         Some(response.cqe)
     }
 
-    /// The ICResp; false where more must arrive.
+    /// Handles the ICResp. Returns false if more bytes are needed.
     #[inline(never)]
     fn take_initialization(&mut self) -> Result<bool, HostError> {
         let Some((header, layout)) = self.next_header(Framing::default())? else {
@@ -87,13 +85,13 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
         Ok(true)
     }
 
-    /// The header at the start of the inbox, once it has arrived with all that belongs to it.
+    /// The header at the start of the inbox, if it is complete with digest and padding.
     ///
-    /// Always inlined, as what it calls: the header is read into place, and not copied as a result of
-    /// each of the two.
+    /// Always inlined, like the functions that it calls, so that the header is read into place and
+    /// not copied as the result of each.
     #[inline(always)]
     fn next_header(&mut self, framing: Framing) -> Result<Option<(Header, PduLayout)>, HostError> {
-        // This host asks for no alignment beyond a dword (HPDA 0, TCP 1.1 §3.6.2.2).
+        // This host requests only dword alignment (HPDA 0, TCP 1.1 §3.6.2.2).
         let framing = framing.dword_aligned();
         let read = self.check_order();
         let read = read.and_then(|()| read_header(self.inbox.pending(), framing));
@@ -110,7 +108,8 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
         Ok(read?)
     }
 
-    /// An ICResp comes first and never again; the end may come any time.
+    /// Checks that an ICResp is the first PDU and is not repeated. A termination request is always
+    /// allowed.
     fn check_order(&self) -> Result<(), ProtocolError> {
         let is_first = matches!(self.inbox.phase, Phase::Initialization);
         match self.inbox.pending().first().map(|&kind| PduType(kind)) {
@@ -138,7 +137,7 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
         Ok(true)
     }
 
-    /// The index of the command in flight that a PDU names.
+    /// The index of the command in flight for a PDU.
     fn find(&self, kind: PduType, cid: u16) -> Result<u16, ProtocolError> {
         let found = self.slots.find(cid);
         found.ok_or(ProtocolError::UnknownCommand { kind, cid })
@@ -168,7 +167,7 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
         Ok(())
     }
 
-    /// Hands out a command that is over.
+    /// Completes a command.
     fn complete(&mut self, index: u16, mut cqe: Cqe, completions: &mut Completions<B>) {
         let slot = self.slots.get(index);
         let read = matches!(
@@ -177,8 +176,7 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
         );
         let received = if read { slot.moved } else { 0 };
         if slot.data_damaged && cqe.status().is_success() {
-            // Base 2.1 §4.2.3.1: the status of a command whose transfer failed for the transport's
-            // sake.
+            // Base 2.1 §4.2.3.1: the status of a command whose transfer failed in the transport.
             cqe = Cqe::new(slot.cid(), Status::TRANSIENT_TRANSPORT_ERROR);
         }
         let slot = self.slots.get_mut(index);
@@ -250,7 +248,7 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
         Ok(())
     }
 
-    /// Copies what came with other things into place. False where more must arrive.
+    /// Copies data from the inbox to its place. Returns false if more bytes are needed.
     fn copy_data(
         &mut self,
         mut arrival: Arrival,
@@ -302,7 +300,7 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
         Ok(true)
     }
 
-    /// A data PDU is in; with SUCCESS its command is over (TCP 1.1 §3.3.2.1).
+    /// Ends a data PDU; with SUCCESS its command completes (TCP 1.1 §3.3.2.1).
     fn finish_data(
         &mut self,
         arrival: Arrival,

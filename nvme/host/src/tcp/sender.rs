@@ -1,5 +1,5 @@
-//! What is to be sent: headers in a staging buffer, data where it lies, all of it in one vectored
-//! send.
+//! The send queue of a connection: headers in a staging buffer, data in place, all of it sent by
+//! one vectored send.
 
 use std::io::IoSlice;
 use std::ops::Deref;
@@ -10,18 +10,18 @@ use crate::error::HostError;
 use crate::tcp::connection::Commands;
 use crate::tcp::stream::{ByteStream, Moved};
 
-/// Pieces in one vectored send: header and data of 128 writes with their digests, and well below the
-/// kernel's limit of 1024 (limits.h, UIO_MAXIOV).
+/// Maximum number of pieces of one vectored send: header and data of 128 writes with their digests,
+/// and well below the kernel's limit of 1024 (limits.h, UIO_MAXIOV).
 const PIECES_PER_SEND_MAX: usize = 512;
 
-/// Staging that one PDU needs at most: a header with digest, padded to the largest alignment, and a
-/// data digest.
+/// Maximum bytes of staging for one PDU: a header with digest, padded to the largest alignment, and
+/// a data digest.
 pub(crate) const STAGED_PER_PDU_MAX_BYTES: usize = 256 + 4;
 
-/// Pieces that one PDU needs at most: header, data, data digest.
+/// Maximum number of pieces of one PDU: header, data, data digest.
 const PIECES_PER_PDU_MAX: usize = 3;
 
-/// A run of outgoing bytes.
+/// A contiguous piece of outgoing bytes.
 #[derive(Debug, Clone, Copy)]
 enum Piece {
     /// Bytes of the staging buffer.
@@ -37,7 +37,7 @@ impl Piece {
         }
     }
 
-    /// The same without its first `sent` bytes.
+    /// The piece without its first `sent` bytes.
     fn after(self, sent: usize) -> Self {
         match self {
             Self::Staged { start, len } => Self::Staged {
@@ -58,7 +58,7 @@ impl Piece {
 pub(crate) struct Sender {
     staging: Box<[u8]>,
     staged: usize,
-    /// In the order of the stream.
+    /// Pieces in stream order.
     pieces: Vec<Piece>,
     pieces_max: usize,
     queued: u64,
@@ -67,7 +67,7 @@ pub(crate) struct Sender {
 }
 
 impl Sender {
-    /// A sender with room for `pdus` PDUs that wait.
+    /// A sender with room for `pdus` queued PDUs.
     pub(crate) fn new(pdus: usize) -> Self {
         let pieces_max = pdus * PIECES_PER_PDU_MAX;
         Self {
@@ -81,7 +81,7 @@ impl Sender {
         }
     }
 
-    /// Whether one more PDU can be queued.
+    /// Whether there is room for one more PDU.
     pub(crate) fn has_room(&self) -> bool {
         self.staging.len() - self.staged >= STAGED_PER_PDU_MAX_BYTES
             && self.pieces_max - self.pieces.len() >= PIECES_PER_PDU_MAX
@@ -92,22 +92,22 @@ impl Sender {
         self.pieces.is_empty()
     }
 
-    /// Bytes queued since the start: the position behind the last one.
+    /// Number of bytes queued since the start: the stream position after the last one.
     pub(crate) fn queued(&self) -> u64 {
         self.queued
     }
 
-    /// Bytes sent since the start.
+    /// Number of bytes sent since the start.
     pub(crate) fn sent(&self) -> u64 {
         self.sent
     }
 
-    /// System calls made for sending.
+    /// Number of sending system calls.
     pub(crate) fn sends(&self) -> u64 {
         self.sends
     }
 
-    /// Queues a copy of `bytes`, followed by zeroes up to `padded` bytes. The caller has asked
+    /// Queues a copy of `bytes`, followed by zeroes up to `padded` bytes. The caller has checked
     /// [`Self::has_room`].
     pub(crate) fn stage(&mut self, bytes: &[u8], padded: usize) {
         let start = self.staged;
@@ -118,15 +118,14 @@ impl Sender {
         self.add_staged(len);
     }
 
-    /// Queues a copy of `bytes` and nothing behind them: as [`Self::stage`], without a look at lengths
-    /// that are known.
+    /// Queues a copy of `bytes` without padding: as [`Self::stage`], but of constant length.
     #[inline]
     pub(crate) fn stage_all<const BYTES: usize>(&mut self, bytes: &[u8; BYTES]) {
         self.staging[self.staged..self.staged + BYTES].copy_from_slice(bytes);
         self.add_staged(BYTES);
     }
 
-    /// The next `len` bytes of the staging buffer are to be sent.
+    /// Adds the next `len` bytes of the staging buffer to the pieces.
     #[inline]
     fn add_staged(&mut self, len: usize) {
         let start = self.staged;
@@ -151,7 +150,7 @@ impl Sender {
         self.pieces.push(Piece::Data { slot, start, len });
     }
 
-    /// Sends what the stream takes; one system call for everything, unless there are very many
+    /// Sends as much as the stream accepts; with one system call, unless there are very many
     /// pieces.
     pub(crate) fn send<B: Deref<Target = [u8]>>(
         &mut self,
@@ -176,14 +175,15 @@ impl Sender {
         Ok(())
     }
 
-    /// One send of as many pieces as it may have: what came of it, and how many bytes were offered.
+    /// Sends as many pieces as one call may have. Returns the result, and the number of bytes
+    /// offered.
     fn offer<B: Deref<Target = [u8]>>(
         &self,
         stream: &mut impl ByteStream,
         slots: &Commands<B>,
     ) -> (Moved, usize) {
         let mut offered = 0;
-        // Filled in place: a list that is collected is moved once more, all of it.
+        // Fill the list in place: a collected list would be moved once more.
         let mut buffers = ArrayVec::<IoSlice<'_>, PIECES_PER_SEND_MAX>::new();
         for piece in self.pieces.iter().take(PIECES_PER_SEND_MAX) {
             offered += piece.len();
@@ -199,7 +199,7 @@ impl Sender {
     ) -> &'a [u8] {
         match piece {
             Piece::Staged { start, len } => &self.staging[start..start + len],
-            // A command keeps its data until all of it was sent: an earlier completion is refused.
+            // A command keeps its data until all of it was sent: an earlier completion is an error.
             Piece::Data { slot, start, len } => slots
                 .get(slot)
                 .data
@@ -227,7 +227,7 @@ impl Sender {
         self.pieces.drain(..whole);
     }
 
-    /// Takes back the staging of what was sent.
+    /// Frees staging space of sent bytes.
     fn reclaim(&mut self) {
         if self.pieces.is_empty() {
             self.staged = 0;
@@ -255,7 +255,7 @@ mod tests {
 
     use super::*;
 
-    /// Takes at most `quota` bytes of each send.
+    /// Accepts at most `quota` bytes of each send.
     #[derive(Debug)]
     struct Sink {
         taken: Vec<u8>,

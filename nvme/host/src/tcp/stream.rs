@@ -1,4 +1,4 @@
-//! The bytes under a connection: a socket in production, a script in tests.
+//! The byte stream of a connection: a socket in production, a script in tests.
 
 use std::fmt::Debug;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -19,43 +19,44 @@ use crate::deadline::Deadline;
 use crate::error::HostError;
 use crate::options::ConnectOptions;
 
-/// What came of one attempt to move bytes.
+/// The result of one send or receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Moved {
-    /// So many, at least one.
+    /// This many bytes, at least one.
     Bytes(usize),
-    /// None now.
+    /// No bytes now.
     Nothing,
-    /// The target will send no more.
+    /// The target closed its side.
     Ended,
-    /// The stream is broken.
+    /// The stream failed.
     Failed(Errno),
 }
 
-/// A stream of bytes in both directions that never blocks.
+/// A bidirectional stream of bytes that never blocks.
 pub trait ByteStream: Debug {
-    /// Fills `buffers` in order from what has arrived.
+    /// Receives bytes into `buffers`, in order.
     fn receive(&mut self, buffers: &mut [IoSliceMut<'_>]) -> Moved;
 
-    /// Takes bytes of `buffers` in order.
+    /// Sends bytes of `buffers`, in order.
     fn send(&mut self, buffers: &[IoSlice<'_>]) -> Moved;
 
-    /// Waits until there is something to receive, or room to send where `to_send`; `limit` at most.
+    /// Waits until there are bytes to receive or, if `to_send` is set, room to send; at most for
+    /// `limit`.
     fn wait(&self, to_send: bool, limit: Duration);
 
-    /// The descriptor to sleep on, where there is one.
+    /// A descriptor to wait on, if there is one.
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 }
 
-/// A non-blocking TCP socket without delay: what carries a connection unless another stream is chosen
-/// ([`Transport::tcp_over`](crate::Transport::tcp_over)).
+/// A non-blocking TCP socket with TCP_NODELAY: the default stream unless
+/// [`Transport::tcp_over`](crate::Transport::tcp_over) sets another.
 #[derive(Debug)]
 pub struct Socket(TcpStream);
 
 impl Socket {
-    /// Connects as `options` say, within the time of one step.
+    /// Connects according to `options`, within the time limit of one step.
     ///
     /// # Errors
     /// [`HostError::Connect`], or [`HostError::CongestionControl`].
@@ -70,8 +71,8 @@ impl Socket {
         let socket = socket_with(family, SocketType::STREAM, flags, None);
         let socket = socket.map_err(|errno| failed(errno.into()))?;
         if let Some(name) = &options.congestion_control {
-            // Before there is a connection: one that began with a control that paces its sending
-            // stays paced under any other (Linux, sk_pacing_status).
+            // Set it before connecting: a connection that starts with a congestion control that
+            // paces stays paced under any other (Linux, sk_pacing_status).
             sockopt::set_tcp_congestion(&socket, name).map_err(|source| {
                 HostError::CongestionControl {
                     name: name.clone(),
@@ -85,13 +86,13 @@ impl Socket {
         };
         connected.map_err(failed)?;
         let stream = TcpStream::from(socket);
-        // Whole batches leave in one send, so there is nothing to gain by waiting for more.
+        // Whole batches are sent by one call, so waiting for more data gains nothing.
         stream.set_nodelay(true).map_err(failed)?;
         Ok(Self(stream))
     }
 }
 
-/// Waits until a socket that connects has done so, or failed, or `limit` is over.
+/// Waits until a connecting socket is connected or has failed, at most for `limit`.
 fn await_connected(socket: &OwnedFd, limit: Duration) -> io::Result<()> {
     let deadline = Deadline::after(limit, "the connection");
     loop {
@@ -116,7 +117,7 @@ fn timespec(limit: Duration) -> Timespec {
 
 impl ByteStream for Socket {
     fn receive(&mut self, buffers: &mut [IoSliceMut<'_>]) -> Moved {
-        // A receive goes to the socket straight, a read by way of the file.
+        // `recv` calls the socket directly, `read` through the file layer.
         let received = match buffers {
             [buffer] => recv(&self.0, &mut **buffer, RecvFlags::DONTWAIT).map(|(_, bytes)| bytes),
             _ => rustix::io::readv(&self.0, buffers),
@@ -148,7 +149,7 @@ impl ByteStream for Socket {
         let mut flags = PollFlags::IN;
         flags.set(PollFlags::OUT, to_send);
         let mut descriptors = [PollFd::new(&self.0, flags)];
-        // A failure here is seen again, with its cause, by the next receive.
+        // An error here is reported, with its cause, by the next receive.
         let _ = poll(&mut descriptors, Some(&timespec(limit)));
     }
 

@@ -1,5 +1,5 @@
-//! A target in a thread, just large enough for a host: blocking sockets, one namespace of RAM, and
-//! a hook that lets a test answer I/O commands in its own, possibly wrong, way.
+//! A minimal target in a thread for tests of the host: blocking sockets, one namespace of RAM, and
+//! a hook by which a test responds to I/O commands itself, possibly incorrectly.
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};
@@ -36,22 +36,23 @@ pub(crate) const NQN: &str = "nqn.2026-11.org.windlass:fake";
 pub(crate) const BLOCK: usize = 512;
 pub(crate) const BLOCKS: u64 = 4096;
 
-/// How the target goes about what it does right.
+/// Settings of the target's correct behaviour.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Behaviour {
-    /// Data bytes of one C2HData PDU at most.
+    /// Maximum data bytes per C2HData PDU.
     pub(crate) c2h_bytes: usize,
-    /// Data bytes that one R2T asks for at most.
+    /// Maximum data bytes per R2T.
     pub(crate) r2t_bytes: usize,
-    /// Complete reads by the SUCCESS flag.
+    /// Whether reads complete by the SUCCESS flag.
     pub(crate) success_flag: bool,
-    /// In-capsule data of I/O commands, bytes.
+    /// In-capsule data of I/O commands in bytes.
     pub(crate) in_capsule_bytes: u32,
     /// Entries of the discovery log.
     pub(crate) discovery_entries: usize,
-    /// Grant as many I/O queues as asked for; else one less, so that the answer is seen to count.
+    /// Whether to grant as many I/O queues as requested; otherwise one less, to test that the host
+    /// uses the response.
     pub(crate) spare_queue: bool,
-    /// CSTS after CC.EN was set.
+    /// CSTS after CC.EN = 1.
     pub(crate) csts: Csts,
 }
 
@@ -69,7 +70,7 @@ impl Default for Behaviour {
     }
 }
 
-/// Answers an I/O command instead of the target; false leaves it to the target.
+/// Handles an I/O command in place of the target. Returns false to leave it to the target.
 pub(crate) type Hook = dyn Fn(&mut Peer, &Sqe) -> bool + Send + Sync;
 
 #[derive(Clone)]
@@ -79,7 +80,7 @@ struct Shared {
     hook: Arc<Hook>,
 }
 
-/// A running target; its threads end with their connections.
+/// A running target. Its threads end with their connections.
 pub(crate) struct Fake {
     pub(crate) address: SocketAddr,
     pub(crate) memory: Arc<Mutex<Vec<u8>>>,
@@ -126,7 +127,7 @@ pub(crate) fn arena() -> Arc<Arena> {
     Arena::new(config).expect("8 MiB of memory")
 }
 
-/// Leases that are out.
+/// Number of leases that are taken.
 pub(crate) fn taken(arena: &Arena) -> u64 {
     arena
         .counters()
@@ -145,7 +146,7 @@ pub(crate) struct Peer {
     discovery: bool,
     io: bool,
     event: Option<u16>,
-    /// Commands that came while the data of another was awaited.
+    /// Commands received while waiting for the data of another.
     backlog: VecDeque<(CommonHeader, Vec<u8>)>,
     pub(crate) closed: bool,
 }
@@ -182,7 +183,7 @@ impl Peer {
         }
     }
 
-    /// One PDU, or `None` at the end of the stream.
+    /// Reads one PDU; `None` at the end of the stream.
     pub(crate) fn read_pdu(&mut self) -> Option<(CommonHeader, Vec<u8>)> {
         let mut bytes = vec![0; 8];
         self.stream.read_exact(&mut bytes).ok()?;
@@ -230,7 +231,7 @@ impl Peer {
         self.send(&bytes);
     }
 
-    /// Sends all of a read's data in the target's manner, and completes it.
+    /// Sends all data of a read as configured, and completes the read.
     fn send_all(&mut self, sqe: &Sqe, data: &[u8]) {
         let cid = sqe.cid.get();
         let Behaviour {
@@ -253,7 +254,7 @@ impl Peer {
         }
     }
 
-    /// The data of a write: from the capsule, or by R2Ts in the target's manner.
+    /// Receives the data of a write: from the capsule, or by R2Ts as configured.
     fn take_data(&mut self, sqe: &Sqe, common: &CommonHeader, bytes: &[u8]) -> Option<Vec<u8>> {
         match sqe.dptr.sgl().decode() {
             Sgl::Offset { offset: 0, length } => {
@@ -477,5 +478,5 @@ impl Peer {
     }
 }
 
-/// Long enough for any step on a busy machine.
+/// Time limit for any step, generous for a busy machine.
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);

@@ -1,5 +1,5 @@
-//! An NVMe/RDMA target in a thread, just large enough for a host: one namespace of RAM on the
-//! in-process fabric, and ways to go wrong.
+//! A minimal NVMe/RDMA target in a thread for tests of the host: one namespace of RAM on the
+//! in-process fabric, and a choice of incorrect behaviours.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -40,23 +40,23 @@ pub(crate) const BLOCK: usize = 512;
 pub(crate) const BLOCKS: u64 = 8192;
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);
 
-/// Bytes of one receive: a command with any descriptors and in-capsule data.
+/// Bytes of one receive: a command with descriptors and in-capsule data.
 const CAPSULE_BYTES: usize = 16 * 1024;
 const RECEIVES: usize = 40;
 
-/// How the target goes about what it does right, and what it does wrong.
+/// Settings of the target's correct and incorrect behaviour.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Behaviour {
     pub(crate) in_capsule_bytes: u32,
     pub(crate) descriptors: u8,
-    /// Do what the host asks for: invalidate its key with the response.
+    /// Whether to invalidate the host's key with the response, as the host requests.
     pub(crate) invalidates: bool,
-    /// Entries of the receive queue that the accept tells of.
+    /// Receive queue entries reported in the accept data.
     pub(crate) queue_entries: u16,
     pub(crate) wrong: Wrong,
 }
 
-/// What goes wrong on I/O queues.
+/// Incorrect behaviour on I/O queues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wrong {
     Nothing,
@@ -83,7 +83,7 @@ impl Default for Behaviour {
     }
 }
 
-/// What the target saw.
+/// Counters of the target.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
     pub(crate) in_capsule_writes: AtomicU64,
@@ -92,7 +92,7 @@ pub(crate) struct Seen {
     pub(crate) connections_ended: AtomicU64,
 }
 
-/// A running target and the fabric that it is on.
+/// A running target and its fabric.
 pub(crate) struct VerbsTarget {
     pub(crate) fabric: Fabric,
     pub(crate) host: Fake,
@@ -341,7 +341,7 @@ impl<'a> Peer<'a> {
         }
     }
 
-    /// The descriptors of a command: its own, or those of the segment behind it.
+    /// The descriptors of a command: its own, or those of the segment that follows it.
     fn descriptors(&self, sqe: &Sqe, inside: &[u8]) -> Vec<Sgl> {
         let list: Vec<Sgl> = match sqe.dptr.sgl().decode() {
             Sgl::LastSegment {
@@ -364,7 +364,7 @@ impl<'a> Peer<'a> {
         list
     }
 
-    /// Moves data between `self.data` and the host's memory.
+    /// Transfers data between `self.data` and the host's memory.
     fn move_data(&mut self, list: &[Sgl], to_host: bool, len: usize) -> bool {
         let mut offset = 0;
         for one in list {
@@ -450,7 +450,7 @@ impl<'a> Peer<'a> {
         }
     }
 
-    /// Sends all of a read's data and its response.
+    /// Sends all data of a read and its response.
     fn answer(&mut self, sqe: &Sqe, inside: &[u8], data: &[u8]) {
         let list = self.descriptors(sqe, inside);
         self.data.write(0, data);
@@ -458,7 +458,7 @@ impl<'a> Peer<'a> {
         self.respond(Cqe::new(sqe.cid.get(), Status::SUCCESS), &list);
     }
 
-    /// The data of a write, and its descriptors.
+    /// Receives the data of a write. Returns it with its descriptors.
     fn take_data(&mut self, sqe: &Sqe, inside: &[u8], len: usize) -> Option<(Vec<u8>, Vec<Sgl>)> {
         let list = self.descriptors(sqe, inside);
         if let [Sgl::Offset { offset: 0, length }] = list[..] {
@@ -516,7 +516,7 @@ impl<'a> Peer<'a> {
                 }
                 self.respond(Cqe::new(cid, Status::SUCCESS).with_dw0(5), &list);
                 if self.qid > 0 {
-                    // From here on, what goes wrong goes wrong.
+                    // From here on, the configured incorrect behaviour applies.
                     self.cc = self.cc.with_en(true);
                 }
             }

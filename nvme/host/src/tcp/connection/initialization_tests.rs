@@ -1,4 +1,4 @@
-//! The initialisation against every answer that a target may give.
+//! Tests of the initialisation with all possible responses of a target.
 
 use std::io::{IoSlice, IoSliceMut};
 
@@ -9,7 +9,7 @@ use zerocopy::FromBytes;
 
 use super::*;
 
-/// Gives bytes one at a time, so that every boundary is met.
+/// A stream that returns one byte at a time, so that every boundary is tested.
 #[derive(Debug, Default)]
 struct Trickle {
     incoming: Vec<u8>,

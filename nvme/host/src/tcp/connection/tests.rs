@@ -1,4 +1,5 @@
-//! A connection against a scripted target: what must work, then everything a target may do wrong.
+//! Tests of a connection with a scripted target: correct behaviour, then every violation of the
+//! protocol.
 
 use std::io::{IoSlice, IoSliceMut};
 
@@ -13,7 +14,7 @@ use super::*;
 use crate::link::Completion;
 use crate::tcp::pdu::assemble;
 
-/// A stream whose receives follow a script, one chunk each, and whose sends are kept.
+/// A stream whose receives return scripted chunks, one each, and whose sends are recorded.
 #[derive(Debug, Default)]
 struct Script {
     chunks: VecDeque<Vec<u8>>,
@@ -78,7 +79,7 @@ fn connection(framing: Framing) -> Tested {
     connection
 }
 
-/// An initialised connection, whose target takes H2CData of 4096 bytes.
+/// An initialised connection whose target accepts H2CData of 4096 bytes.
 fn connection_of(framing: Framing, depth: usize, receive_bytes: usize) -> Tested {
     let digests = DigestFlags::new()
         .with_header(framing.header_digest)
@@ -122,7 +123,7 @@ fn poll(connection: &mut Tested) -> Result<Vec<Completion<Vec<u8>>>, HostError> 
     while !connection.stream.chunks.is_empty() {
         connection.poll(&mut completions)?;
     }
-    // Once more: a fault that came with completions is reported by the next poll.
+    // Once more: an error that occurs together with completions is reported by the next poll.
     connection.poll(&mut completions)?;
     Ok(completions.into_iter().collect())
 }
@@ -274,7 +275,7 @@ fn all_queued_capsules_leave_in_one_send() {
     assert_eq!(connection.stream.sent.len(), 5 * 72 + 512);
 }
 
-/// The PDUs that the host sent, split by PLEN: common header, whole PDU.
+/// The PDUs that the host sent, split by PLEN: common header and whole PDU.
 fn sent_pdus(connection: &Tested) -> Vec<(CommonHeader, Vec<u8>)> {
     let mut rest = &connection.stream.sent[..];
     let mut pdus = Vec::new();
@@ -417,8 +418,8 @@ fn a_full_queue_gives_the_buffer_back() {
     assert_eq!(empty.expect_err("no length").refusal, Refusal::Length);
 }
 
-/// The fault of a target that sends `bytes` to a host with a read of 4096 and a write of 10,000
-/// bytes in flight.
+/// The error of a host with a read of 4096 and a write of 10,000 bytes in flight, when the target
+/// sends `bytes`.
 fn fault(framing: Framing, bytes: impl FnOnce(u16, u16) -> Vec<u8>) -> (HostError, Tested) {
     let mut connection = connection(framing);
     let reader = read(&mut connection, 4096, 1);
@@ -675,7 +676,7 @@ fn a_termination_request_is_reported_with_its_reason() {
     );
 }
 
-/// A stream of right answers to the commands of [`exchange`].
+/// A stream of correct responses to the commands of [`exchange`].
 fn right_answers(framing: Framing, reader: u16, writer: u16) -> Vec<u8> {
     [
         r2t(writer, 3, 0, 6000, framing),
@@ -686,7 +687,7 @@ fn right_answers(framing: Framing, reader: u16, writer: u16) -> Vec<u8> {
     .concat()
 }
 
-/// Drives a connection through `bytes` in chunks; every buffer must come home in the end.
+/// Feeds `bytes` to a connection in chunks. Every buffer must be returned at the end.
 fn exchange(
     framing: Framing,
     alter: impl FnOnce(&mut Vec<u8>),
@@ -753,7 +754,7 @@ proptest! {
         let framing = if digests { DIGESTS } else { PLAIN };
         let alter = |stream: &mut Vec<u8>| {
             for (place, value) in damage {
-                // Most of the stream is data, so headers get the larger share.
+                // Most of the stream is data, so damage headers more often.
                 let place = if place % 2 == 0 { place % 60 } else { place };
                 if let Some(byte) = stream.get_mut(place) {
                     *byte = value;
@@ -764,7 +765,7 @@ proptest! {
         exchange(framing, alter, chunk, true);
     }
 
-    /// Headers that are mostly right reach the deeper checks.
+    /// Headers that are mostly correct reach the later checks.
     #[test]
     fn any_fields_in_whole_headers_are_survived(
         pdus in proptest::collection::vec(
