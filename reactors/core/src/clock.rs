@@ -13,25 +13,25 @@ use tsc::Scale;
 
 /// A monotonic clock.
 pub trait Clock {
-    /// Nanoseconds since the clock's origin. Never less than an earlier answer on the same thread.
+    /// Nanoseconds since the clock's origin. Never less than an earlier result on the same thread.
     fn now(&self) -> Nanos;
 }
 
 /// The process's clock: the time-stamp counter scaled to nanoseconds, with CLOCK_MONOTONIC's
 /// origin.
 ///
-/// The counter is used when the processor says that it is invariant and the kernel itself keeps
-/// time with it, so a counter that the kernel found to be unstable is not trusted; otherwise every
-/// reading is a `clock_gettime`. The scale is measured once per process in about 2 ms and shared by
-/// all copies, so times of different reactors compare. It is off by some parts per million, beside
-/// which the kernel's clock may be slewed by up to 500.
+/// The counter is used if the processor reports it as invariant and the kernel uses it as its clock
+/// source. A counter that the kernel found to be unstable is thus not used; every reading is then a
+/// `clock_gettime`. The scale is measured once per process in about 2 ms and shared by all copies,
+/// so times of different reactors are comparable. Its error is some parts per million; the kernel's
+/// clock itself may be slewed by up to 500.
 #[derive(Clone, Copy, Debug)]
 pub struct TscClock {
     scale: Option<Scale>,
 }
 
 impl TscClock {
-    /// The process's clock, measured on the first call.
+    /// Returns the process's clock, which the first call measures.
     #[must_use]
     pub fn new() -> TscClock {
         static SCALE: OnceLock<Option<Scale>> = OnceLock::new();
@@ -40,13 +40,13 @@ impl TscClock {
         }
     }
 
-    /// A clock that asks the kernel for every reading.
+    /// Creates a clock that calls the kernel for every reading.
     #[must_use]
     pub const fn from_kernel() -> TscClock {
         TscClock { scale: None }
     }
 
-    /// Whether readings come from the time-stamp counter.
+    /// Whether readings use the time-stamp counter.
     #[must_use]
     pub const fn uses_counter(&self) -> bool {
         self.scale.is_some()
@@ -82,25 +82,25 @@ fn kernel_now() -> Nanos {
     nanos(ClockId::Monotonic)
 }
 
-/// Time that moves only when told to. Clones share it; it belongs to one thread.
+/// A clock that advances only on command. Clones share the time; it belongs to one thread.
 #[derive(Clone, Debug, Default)]
 pub struct VirtualClock {
     now: Rc<Cell<Nanos>>,
 }
 
 impl VirtualClock {
-    /// A clock that stands at zero.
+    /// Creates a clock at zero.
     #[must_use]
     pub fn new() -> VirtualClock {
         VirtualClock::default()
     }
 
-    /// Moves time on by `span`.
+    /// Advances the time by `span`.
     pub fn advance(&self, span: Nanos) {
         self.now.set(self.now.get() + span);
     }
 
-    /// Moves time on to `to`; does nothing if it is later already.
+    /// Advances the time to `to`; does nothing if it is later already.
     pub fn advance_to(&self, to: Nanos) {
         self.now.set(self.now.get().max(to));
     }

@@ -1,28 +1,28 @@
-//! What a reactor is told at start.
+//! Configuration of a reactor.
 
 use crate::time::Nanos;
 
-/// What a reactor does when there is nothing to do.
+/// Idle behaviour of a reactor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IdlePolicy {
-    /// Never sleeps: the lowest latency, one core burnt.
+    /// Never sleeps: the lowest latency, at the cost of one core.
     Poll,
     /// Spins, then spins with pauses, then blocks until a descriptor, a message or a deadline wakes
     /// it.
     Adaptive {
-        /// How long to poll at full speed without progress.
+        /// Time to poll at full speed without progress.
         spin: Nanos,
-        /// How long to go on with pause instructions between turns before blocking.
+        /// Time to continue with pause instructions between turns before blocking.
         pause: Nanos,
     },
-    /// Blocks as soon as one turn made no progress.
+    /// Blocks after a single turn without progress.
     Sleep,
 }
 
 impl IdlePolicy {
-    /// `Adaptive` with 50 µs of spinning and 50 µs of pausing: a few times the cost of a sleep and
-    /// a wake-up, so that a busy connection's gaps are polled through and an idle core is given
-    /// back at once.
+    /// `Adaptive` with 50 µs of spinning and 50 µs of pausing. This is a few times the cost of a
+    /// sleep and a wake-up, so that the reactor polls through the gaps of a busy connection and an
+    /// idle core is released quickly.
     #[must_use]
     pub const fn adaptive() -> IdlePolicy {
         IdlePolicy::Adaptive {
@@ -38,25 +38,26 @@ impl Default for IdlePolicy {
     }
 }
 
-/// How one reactor is set up.
+/// Configuration of one reactor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReactorConfig {
     /// The core to pin the thread to; `None` leaves it to the scheduler.
     pub core: Option<usize>,
-    /// What to do without work.
+    /// Behaviour without work.
     pub idle: IdlePolicy,
-    /// A single poll, flush, job or timer longer than this is a stall: counted, named, warned of.
+    /// Stall threshold of a single poll, flush, job or timer: longer ones are counted, named and
+    /// logged.
     pub stall_threshold: Nanos,
-    /// Control messages that may wait ([`ReactorHandle::run`](crate::ReactorHandle::run)).
+    /// Capacity for control messages ([`ReactorHandle::run`](crate::ReactorHandle::run)).
     pub inbox_capacity: usize,
-    /// Reactor timers that may be armed at once ([`Reactor::schedule`](crate::Reactor::schedule)).
+    /// Maximum number of armed reactor timers ([`Reactor::schedule`](crate::Reactor::schedule)).
     pub timers_max: usize,
     /// Granularity of the reactor's own timers.
     pub timer_tick: Nanos,
 }
 
 impl ReactorConfig {
-    /// The defaults, pinned to `core`.
+    /// The default configuration, pinned to `core`.
     #[must_use]
     pub fn pinned(core: usize) -> ReactorConfig {
         ReactorConfig {

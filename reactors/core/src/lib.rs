@@ -1,13 +1,13 @@
-//! Reactors: pinned threads that poll, and rest when there is nothing to poll.
+//! Reactors: pinned threads that poll, and sleep when there is no work.
 //!
 //! A [`Reactor`] owns its [`Poller`]s and runs them in turns: messages, pollers, timers, flush
-//! (`ARCHITECTURE.md` §3). Everything on one reactor is single-threaded; reactors reach
-//! each other through bounded rings ([`ring`], [`mesh`]) on the I/O path and through
-//! [`ReactorHandle::run`] on the control path.
+//! (`ARCHITECTURE.md` §3). Everything on one reactor is single-threaded. Reactors communicate
+//! through bounded rings ([`ring`], [`mesh`]) on the I/O path and through [`ReactorHandle::run`] on
+//! the control path.
 //!
-//! This crate refuses blocking calls inside a turn, locks on the I/O path, and allocation after
-//! set-up. Unsafe code is kept to three modules: the cells of the ring, the instruction that reads
-//! the time-stamp counter, and the calls that keep system calls from spoiling returns.
+//! A turn does not block, the I/O path takes no lock, and nothing allocates after set-up. Unsafe
+//! code is limited to three modules: the cells of the ring, the instruction that reads the
+//! time-stamp counter, and the calls that restore return prediction after system calls.
 //!
 //! ```
 //! use reactors::{Nanos, Poller, Progress, ReactorConfig, Reactors};

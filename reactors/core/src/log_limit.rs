@@ -1,14 +1,14 @@
-//! Log lines that the outside world can cause are counted and limited, so that it cannot make us
-//! shout.
+//! Limits log lines that external input can cause, and counts the suppressed ones, so that external
+//! input cannot flood the log.
 
 use std::cell::Cell;
 
 use crate::time::Nanos;
 
-/// Lines in one second at most.
+/// Maximum number of lines per second.
 const LINES_PER_SECOND_MAX: u32 = 10;
 
-/// Decides which lines are written; one for all that hosts of one reactor can cause.
+/// Decides which lines are written; one per reactor for all lines that its hosts can cause.
 #[derive(Debug, Default)]
 pub struct LogLimit {
     second_ends: Cell<Nanos>,
@@ -17,7 +17,7 @@ pub struct LogLimit {
 }
 
 impl LogLimit {
-    /// Whether a line may be written now: the number of lines that were withheld before it.
+    /// Returns the number of suppressed lines if a line may be written now, otherwise `None`.
     #[must_use]
     pub fn admit(&self, now: Nanos) -> Option<u64> {
         if now >= self.second_ends.get() {

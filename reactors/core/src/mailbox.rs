@@ -1,16 +1,16 @@
-//! A bounded mailbox that is closed once: what is sent is taken out, or dropped at the closing, and
-//! never kept.
+//! A bounded mailbox that can be closed: each value sent is received, or dropped when the mailbox
+//! closes, and never leaks.
 //!
 //! `tests/loom.rs` explores every interleaving of it.
 
 use crate::sync::Queue;
 use crate::sync::atomic::{AtomicBool, Ordering, fence};
 
-/// Why something was not taken.
+/// Why a value was not accepted.
 pub(crate) enum PushError<T> {
-    /// There is no room now.
+    /// The mailbox is full now.
     Full(T),
-    /// Nobody will look any more; it was dropped.
+    /// The mailbox is closed; the value was dropped.
     Closed,
 }
 
@@ -28,14 +28,14 @@ impl<T> Mailbox<T> {
         }
     }
 
-    /// Puts `value` in.
+    /// Sends `value`.
     pub(crate) fn push(&self, value: T) -> Result<(), PushError<T>> {
         if self.is_closed() {
             return Err(PushError::Closed);
         }
         self.queue.push(value).map_err(PushError::Full)?;
-        // Pairs with the fence in `close`: either the receiver's last look sees the value or this
-        // sees the closing.
+        // Pairs with the fence in `close`: either the closing thread sees the value or this thread
+        // sees the flag.
         fence(Ordering::SeqCst);
         if self.is_closed() {
             self.close();
@@ -44,7 +44,7 @@ impl<T> Mailbox<T> {
         Ok(())
     }
 
-    /// Takes the oldest out.
+    /// Receives the oldest value.
     pub(crate) fn pop(&self) -> Option<T> {
         self.queue.pop()
     }
@@ -61,7 +61,8 @@ impl<T> Mailbox<T> {
         self.closed.load(Ordering::Relaxed)
     }
 
-    /// Takes nothing more, and drops what waits, so that whoever waits for its effect learns it.
+    /// Closes the mailbox and drops the queued values, so that a thread that waits for their effect
+    /// is notified.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);

@@ -1,13 +1,13 @@
-//! Every reactor to every reactor: N × N rings, one [`Port`] per reactor.
+//! Connects every reactor to every reactor: N × N rings, one [`Port`] per reactor.
 
 use std::fmt;
 
 use crate::ring::{self, Receiver, Sender};
 use crate::wake::Waker;
 
-/// One port per reactor; port `i` belongs to reactor `i`. Each ordered pair, a reactor with itself
-/// included, has its own ring of `capacity` values, so one slow reactor cannot take the room of
-/// another.
+/// Creates one port per reactor; port `i` belongs to reactor `i`. Each ordered pair, including a
+/// reactor with itself, has its own ring of `capacity` values, so a slow reactor cannot use the
+/// capacity of another.
 ///
 /// # Panics
 /// If `capacity` is 0 or above 2^30.
@@ -49,13 +49,13 @@ impl<T: Send> Port<T> {
         self.index
     }
 
-    /// How many reactors the mesh joins.
+    /// Number of reactors in the mesh.
     #[must_use]
     pub fn reactors(&self) -> usize {
         self.senders.len()
     }
 
-    /// From now on, sending to reactor `to` wakes it when it sleeps.
+    /// From now on, a send to reactor `to` wakes it if it sleeps.
     ///
     /// # Panics
     /// If `to` is not a reactor of this mesh.
@@ -63,7 +63,7 @@ impl<T: Send> Port<T> {
         self.senders[to].attach(waker);
     }
 
-    /// Attaches one waker per reactor, in order.
+    /// Attaches one waker per reactor, in index order.
     ///
     /// # Panics
     /// If there are not exactly as many wakers as reactors.
@@ -77,7 +77,7 @@ impl<T: Send> Port<T> {
     /// Sends to reactor `to`.
     ///
     /// # Errors
-    /// The value itself, when the ring to that reactor is full.
+    /// The value itself, if the ring to that reactor is full.
     ///
     /// # Panics
     /// If `to` is not a reactor of this mesh.
@@ -94,8 +94,8 @@ impl<T: Send> Port<T> {
         self.senders[to].vacant()
     }
 
-    /// A value and the reactor it came from, or `None` when every ring is empty. Takes the senders
-    /// in turn, so that none starves another.
+    /// Receives a value and the index of its sender, or `None` if every ring is empty. Serves the
+    /// senders round robin, so that none starves.
     #[inline]
     pub fn recv(&mut self) -> Option<(usize, T)> {
         let count = self.receivers.len();
@@ -109,10 +109,10 @@ impl<T: Send> Port<T> {
         None
     }
 
-    /// A value from the ring whose turn it is and the reactor it came from, or `None` when that one
-    /// is empty, and then it is the next one's turn. A poller that calls this in every turn until it
-    /// gets nothing sees each ring once in as many turns as there are reactors, and a turn costs no
-    /// more with many reactors than with one.
+    /// Receives a value and the index of its sender from the current ring. Returns `None` if that
+    /// ring is empty, and advances to the next one. A poller that calls this in every turn until it
+    /// returns `None` visits each ring once in as many turns as there are reactors, and the cost of
+    /// a turn does not depend on the number of reactors.
     #[inline]
     pub fn recv_in_turn(&mut self) -> Option<(usize, T)> {
         let from = self.next;
@@ -127,7 +127,7 @@ impl<T: Send> Port<T> {
         Some((from, value?))
     }
 
-    /// Whether nothing waits right now. A poller that owns a port returns this from
+    /// Whether all rings are empty now. A poller that owns a port returns this from
     /// [`Poller::prepare_sleep`](crate::Poller::prepare_sleep).
     #[must_use]
     pub fn is_empty(&self) -> bool {

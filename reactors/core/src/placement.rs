@@ -1,5 +1,5 @@
-//! Which reactor serves a new connection: the one that is least loaded at that moment. Counts all
-//! connections, so that a limit on them is exact over all reactors and transports.
+//! Chooses the reactor of a new connection: the least loaded one. Counts all connections, so that a
+//! limit on them is exact over all reactors and transports.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -8,11 +8,11 @@ use crate::shared::ReactorHandle;
 use crate::sim::planted;
 use crate::time::Nanos;
 
-/// What one connection weighs against the busy share in permille: 20 connections count as one busy
-/// core, so that a burst of new connections spreads although none of them has caused load yet.
+/// Weight of one connection relative to the busy share in permille: 20 connections count as one
+/// busy core, so that a burst of new connections is distributed before any of them has caused load.
 const CONNECTION_WEIGHT: u32 = 50;
 
-/// The load of every reactor, as seen by who accepts connections.
+/// The load of every reactor, shared by the listeners that accept connections.
 #[derive(Debug, Clone)]
 pub struct Placement {
     shared: Arc<Shared>,
@@ -21,41 +21,41 @@ pub struct Placement {
 #[derive(Debug)]
 struct Shared {
     reactors: Box<[Load]>,
-    /// Connections of all reactors, those on their way included.
+    /// Connections of all reactors, including those not yet received by their reactor.
     connections: AtomicU32,
     connections_max: u32,
-    /// Connections that one reactor has room for.
+    /// Maximum number of connections per reactor.
     per_reactor_max: u32,
 }
 
-/// What one reactor has.
+/// The connections of one reactor.
 #[derive(Debug, Default)]
 struct Load {
     connections: AtomicU32,
-    /// Of these, the ones that may end to make room.
+    /// Those of them that may be closed to make room.
     evictable: AtomicU32,
 }
 
-/// Where a new connection goes.
+/// The placement of a new connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Placed {
-    /// To this reactor.
+    /// Served by this reactor.
     Free(usize),
-    /// To this reactor, which has to end a connection for it first.
+    /// Served by this reactor, which has to close another connection first.
     Replacing(usize),
-    /// Nowhere: there are as many as may be, and none can end.
+    /// Refused: the limit is reached, and no connection can be closed.
     Full,
 }
 
 impl Placement {
-    /// For this many reactors, without any connections and without a limit.
+    /// Creates a placement for `reactors` reactors without connections and without a limit.
     #[must_use]
     pub fn new(reactors: usize) -> Self {
         Self::with_limit(reactors, usize::MAX, usize::MAX)
     }
 
-    /// For this many reactors, which together serve `connections_max` connections at once, and each
-    /// of them `per_reactor_max`.
+    /// Creates a placement for `reactors` reactors, which together serve at most `connections_max`
+    /// connections, and each at most `per_reactor_max`.
     #[must_use]
     pub fn with_limit(reactors: usize, connections_max: usize, per_reactor_max: usize) -> Self {
         let limit = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
@@ -70,14 +70,14 @@ impl Placement {
     }
 
     /// Chooses the least loaded reactor with room and counts the connection there until
-    /// [`release`](Self::release). `None`: there are as many connections as may be.
+    /// [`release`](Self::release). `None`: the limit on connections is reached.
     #[must_use]
     pub fn choose(&self, reactors: &[ReactorHandle], now: Nanos) -> Option<usize> {
         self.choose_by(busy_permille(reactors, now))
     }
 
-    /// The same; where all places are taken, the connection goes to a reactor that can end another
-    /// one for it, and is counted there too.
+    /// Like [`choose`](Self::choose), but if no room is left, the connection goes to a reactor that
+    /// can close another one, and is counted there too.
     #[must_use]
     pub fn choose_or_replace(&self, reactors: &[ReactorHandle], now: Nanos) -> Placed {
         if let Some(chosen) = self.choose_by(busy_permille(reactors, now)) {
@@ -132,26 +132,26 @@ impl Placement {
         load.connections.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A connection of `reactor` has ended.
+    /// Counts the end of a connection of `reactor`.
     pub fn release(&self, reactor: usize) {
         let load = &self.shared.reactors[reactor];
         load.connections.fetch_sub(1, Ordering::Relaxed);
         self.shared.connections.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// `reactor` has one more connection that may end to make room.
+    /// Counts another connection of `reactor` that may be closed to make room.
     pub fn add_evictable(&self, reactor: usize) {
         let load = &self.shared.reactors[reactor];
         load.evictable.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// `reactor` has one less.
+    /// Removes one such connection of `reactor` from the count.
     pub fn remove_evictable(&self, reactor: usize) {
         let load = &self.shared.reactors[reactor];
         load.evictable.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Connections that `reactor` has or is about to get.
+    /// Connections that `reactor` serves or is about to receive.
     #[must_use]
     pub fn connections(&self, reactor: usize) -> u32 {
         let load = &self.shared.reactors[reactor];
@@ -201,12 +201,12 @@ mod tests {
         assert_eq!(placement.choose_by(|_| 0), first);
     }
 
-    /// The limit is that of all reactors together, wherever the connections are.
+    /// The limit applies to all reactors together, regardless of the distribution.
     #[test]
     fn the_limit_on_connections_is_exact() {
         for reactors in 1..5 {
             let placement = Placement::with_limit(reactors, 64, 64);
-            // All but one are busy, so the connections go to one.
+            // All reactors but one are busy, so that one gets the connections.
             let busy = |index: usize| if index == 0 { 0 } else { 1_000_000 };
             let placed = (0..200).filter_map(|_| placement.choose_by(busy)).count();
             assert_eq!(placed, 64, "{reactors} reactors");
@@ -225,7 +225,7 @@ mod tests {
         let (first, second) = (Some(0), Some(1));
         let all = [first, first, first, second, second, second, None, None];
         assert_eq!(placed, all);
-        // What was not placed is not counted.
+        // A refused connection is not counted.
         placement.release(1);
         assert_eq!(placement.choose_by(busy), Some(1));
     }

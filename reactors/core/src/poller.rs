@@ -1,15 +1,15 @@
-//! What runs on a reactor.
+//! Pollers, the units of work that run on a reactor.
 
 use std::os::fd::BorrowedFd;
 
 use crate::time::Nanos;
 
-/// What one call of [`Poller::poll`] or one turn of a reactor achieved.
+/// Result of one call of [`Poller::poll`] or of one turn of a reactor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// There was nothing to do: counts as idle time and lets the reactor rest.
+    /// There was no work: counts as idle time and lets the reactor rest.
     Idle,
-    /// Work was done; the number is how many items, in the poller's own measure. `Busy(0)` still
+    /// Work was done. The number is the number of items in the poller's own unit. `Busy(0)` still
     /// counts as busy.
     Busy(u32),
 }
@@ -31,7 +31,7 @@ impl Progress {
         matches!(self, Progress::Busy(_))
     }
 
-    /// Both together: busy if either was.
+    /// Combines two results: busy if either was.
     #[must_use]
     pub fn and(self, other: Progress) -> Progress {
         match (self, other) {
@@ -41,12 +41,12 @@ impl Progress {
     }
 }
 
-/// How far a poller is with stopping.
+/// Progress of a poller's stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopState {
-    /// Nothing is in flight any more.
+    /// Nothing is in flight.
     Stopped,
-    /// That many items (requests, connections, …) still have to end.
+    /// Number of items (requests, connections, …) that have not ended.
     Outstanding(u32),
 }
 
@@ -58,39 +58,39 @@ pub trait Poller {
     /// The name that statistics, warnings and stop reports use. It is read once, at registration.
     fn name(&self) -> &str;
 
-    /// Does the work that is there, within limits of its own: a poller that could find work without
-    /// end stops after a named number of items, so that the others get their turn. `now` is the
+    /// Does the available work, within the poller's own limits: a poller that could find unlimited
+    /// work stops after a fixed number of items, so that the others get their turn. `now` is the
     /// reactor's clock just before the call.
     fn poll(&mut self, now: Nanos) -> Progress;
 
-    /// End of the turn: ring doorbells, send what is ready. Called in every turn, after every
-    /// poller was polled.
+    /// Ends the turn: rings doorbells and sends queued data. Called in every turn, after all
+    /// pollers were polled.
     fn flush(&mut self, now: Nanos) {
         let _ = now;
     }
 
-    /// The reactor must not sleep past this point of its clock.
+    /// Time of the reactor's clock by which it must take another turn.
     fn next_deadline(&self) -> Option<Nanos> {
         None
     }
 
-    /// A descriptor that is readable while there is work: a socket's epoll, a ring's descriptor.
-    /// A sleeping reactor waits on it, level-triggered.
+    /// A descriptor that is readable while there is work, for example a socket's epoll or a ring's
+    /// descriptor. A sleeping reactor waits on it, level-triggered.
     fn wake_source(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// Called just before sleeping, after the reactor announced its sleep: from then on other
-    /// reactors' messages wake it. Arm interrupts or notifications here, then look once more:
-    /// `false` means "there is work, do not sleep". The reactor may go on without having slept even
-    /// after `true` (another poller refused), so armed notifications must be harmless while
-    /// polling. Not called by the policy [`Poll`](crate::IdlePolicy::Poll).
+    /// Called just before a sleep, after the reactor announced it: from then on messages of other
+    /// reactors wake it. Enable interrupts or notifications here, then check for work once more:
+    /// `false` means that there is work and the reactor does not sleep. It may continue without a
+    /// sleep even after `true` (if another poller returned false), so enabled notifications must be
+    /// harmless while polling. Not called with the policy [`Poll`](crate::IdlePolicy::Poll).
     fn prepare_sleep(&mut self) -> bool {
         true
     }
 
-    /// Shutdown: take in nothing new and let what is in flight end. Called in every turn, between
-    /// ordinary polls, until every poller of every reactor says [`StopState::Stopped`] or the
+    /// Shutdown: accept no new work and let work in flight end. Called in every turn, between
+    /// regular polls, until every poller of every reactor returns [`StopState::Stopped`] or the
     /// deadline has passed.
     fn stop(&mut self, now: Nanos) -> StopState {
         let _ = now;

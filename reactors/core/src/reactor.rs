@@ -1,4 +1,4 @@
-//! One reactor: the turn, the registry of pollers, the reactor's own timers, stopping.
+//! A reactor: its turn, its pollers, its timers, and its shutdown.
 
 mod rest;
 
@@ -17,8 +17,8 @@ use crate::stats::{Accounts, SLOT_INBOX, SLOT_TIMERS};
 use crate::time::Nanos;
 use crate::timer::{TimerId, TimerWheel};
 
-/// Pollers that one reactor can have: bounds the descriptors of a sleep. A listener's or a device
-/// queue's many connections or requests are one poller.
+/// Maximum number of pollers of a reactor, which limits the descriptors of a sleep. All connections
+/// of a listener, or all requests of a device queue, belong to one poller.
 pub const POLLERS_MAX: usize = 256;
 
 const _: () = assert!(
@@ -26,24 +26,24 @@ const _: () = assert!(
     "poller slots share 16 bits with reserved numbers"
 );
 
-/// At most one warning per reactor in this time.
+/// Minimum interval between two stall warnings of a reactor.
 const WARN_EVERY: Nanos = Nanos::from_secs(1);
 
-/// Work for a reactor timer; it runs on the thread that scheduled it, so it need not be `Send`.
+/// A timer job. It runs on the thread that scheduled it, so it need not be `Send`.
 pub type TimerJob = Box<dyn FnOnce(&mut Reactor)>;
 
-/// A registered poller. Goes stale when the poller is removed.
+/// Identifies a registered poller. Stale after the poller was removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PollerId {
     slot: u16,
     generation: u32,
 }
 
-/// The reactor has [`POLLERS_MAX`] pollers already; the refused one was dropped.
+/// The reactor has [`POLLERS_MAX`] pollers already; the new poller was dropped.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no room for the poller {name}: a reactor has at most {POLLERS_MAX}")]
 pub struct RegisterError {
-    /// The refused poller's name.
+    /// The new poller's name.
     pub name: Box<str>,
 }
 
@@ -52,8 +52,8 @@ struct Slot {
     generation: u32,
 }
 
-/// One thread's worth of pollers. Started by [`Reactors`](crate::Reactors), or made directly and
-/// turned by hand in tests and simulations, several on one thread if need be.
+/// The pollers of one thread. Started by [`Reactors`](crate::Reactors), or created directly and run
+/// turn by turn in tests and simulations, possibly several on one thread.
 ///
 /// It stays on its thread:
 ///
@@ -70,21 +70,21 @@ pub struct Reactor {
     accounts: Accounts,
     recorder: Recorder,
     longest: Nanos,
-    /// Since when there has been no progress, while that lasts.
+    /// Start of the current period without progress.
     idle_since: Option<Nanos>,
     next_warning: Nanos,
     warnings_withheld: u64,
-    /// Whether this reactor counts as quiet in its group.
+    /// Whether the group counts this reactor as quiet.
     quiet: bool,
     finished: bool,
 }
 
 impl Reactor {
-    /// A reactor on the calling thread, on its own. `config.core` is not applied: that is for
-    /// threads.
+    /// Creates a reactor of its own group on the calling thread. `config.core` is ignored; it
+    /// applies to threads only.
     ///
     /// # Errors
-    /// The kernel refused an eventfd.
+    /// The kernel provides no eventfd.
     pub fn new(index: usize, config: ReactorConfig, clock: Rc<dyn Clock>) -> io::Result<Reactor> {
         let shared = Shared::new(index, config.inbox_capacity, Group::new(1))?;
         Ok(Reactor::with_shared(config, clock, shared))
@@ -100,7 +100,7 @@ impl Reactor {
             timers: TimerWheel::new(config.timers_max, config.timer_tick, now),
             clock,
             config,
-            // The only one of this ring: clones stay on this thread.
+            // The only recorder of this ring: clones stay on this thread.
             recorder: shared.recording.recorder(),
             shared,
             slots: Vec::with_capacity(POLLERS_MAX),
@@ -120,31 +120,31 @@ impl Reactor {
         self.shared.index
     }
 
-    /// How it was set up.
+    /// The configuration.
     #[must_use]
     pub fn config(&self) -> &ReactorConfig {
         &self.config
     }
 
-    /// The clock that all its times belong to.
+    /// The clock of all its times.
     #[must_use]
     pub fn clock(&self) -> Rc<dyn Clock> {
         Rc::clone(&self.clock)
     }
 
-    /// Where this reactor's pollers note down what they do.
+    /// The recorder for its pollers' events.
     #[must_use]
     pub fn recorder(&self) -> Recorder {
         self.recorder.clone()
     }
 
-    /// The present time.
+    /// The current time.
     #[must_use]
     pub fn now(&self) -> Nanos {
         self.clock.now()
     }
 
-    /// Another thread's way to this reactor.
+    /// A handle for other threads.
     #[must_use]
     pub fn handle(&self) -> ReactorHandle {
         ReactorHandle {
@@ -152,11 +152,11 @@ impl Reactor {
         }
     }
 
-    /// Takes a poller in; it is polled from the next turn on (from this one, if called by a
+    /// Adds a poller, which is polled from the next turn on (from this turn, if called by a
     /// message).
     ///
     /// # Errors
-    /// There are [`POLLERS_MAX`] already; the poller is dropped.
+    /// There are [`POLLERS_MAX`] pollers already; the new one is dropped.
     pub fn register(&mut self, poller: Box<dyn Poller>) -> Result<PollerId, RegisterError> {
         let index = match self.slots.iter().position(|slot| slot.poller.is_none()) {
             Some(index) => index,
@@ -173,7 +173,7 @@ impl Reactor {
                 });
             }
         };
-        // POLLERS_MAX fits in 16 bits.
+        // `POLLERS_MAX` fits in 16 bits.
         let number = index as u16;
         self.shared.stats.set_name(number, poller.name());
         let slot = &mut self.slots[index];
@@ -184,7 +184,7 @@ impl Reactor {
         })
     }
 
-    /// Takes a poller out and returns it; `None` when it is gone already.
+    /// Removes a poller and returns it; `None` if it was removed before.
     pub fn remove(&mut self, id: PollerId) -> Option<Box<dyn Poller>> {
         let slot = self.slots.get_mut(usize::from(id.slot))?;
         if slot.generation != id.generation {
@@ -196,7 +196,7 @@ impl Reactor {
         Some(poller)
     }
 
-    /// How many pollers are registered.
+    /// Number of registered pollers.
     #[must_use]
     pub fn pollers(&self) -> usize {
         self.slots
@@ -206,7 +206,7 @@ impl Reactor {
     }
 
     /// Runs `job` in the first turn at or after `deadline`, up to a timer tick late. For the
-    /// control path: pollers own their timer wheels.
+    /// control path: pollers have their own timer wheels.
     ///
     /// # Errors
     /// The job comes back when `timers_max` timers are armed.
@@ -214,12 +214,12 @@ impl Reactor {
         self.timers.insert(deadline, job)
     }
 
-    /// Disarms a timer and returns its job; `None` when it has fired or was cancelled.
+    /// Disarms a timer and returns its job; `None` if it has fired or was cancelled.
     pub fn cancel(&mut self, timer: TimerId) -> Option<TimerJob> {
         self.timers.cancel(timer)
     }
 
-    /// The earliest time at which a timer or a poller wants a turn without anything else happening.
+    /// The earliest time at which a timer or a poller needs a turn without another event.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Nanos> {
         let pollers = self
@@ -229,7 +229,7 @@ impl Reactor {
         pollers.chain(self.timers.next_deadline()).min()
     }
 
-    /// One iteration: messages, pollers, timers, flush, and stopping once it was asked for. Never
+    /// One iteration: messages, pollers, timers, flush, and the stop if one was requested. Never
     /// blocks.
     pub fn turn(&mut self) -> Progress {
         let start = self.clock.now();
@@ -252,7 +252,7 @@ impl Reactor {
         progress
     }
 
-    /// Takes turns and rests by policy until it has stopped.
+    /// Takes turns, and rests as the idle policy says, until the reactor has stopped.
     pub fn run(&mut self) {
         while !self.finished {
             self.turn();
@@ -262,14 +262,14 @@ impl Reactor {
         }
     }
 
-    /// Whether a requested stop is complete or its deadline has passed: there is no use in further
-    /// turns.
+    /// Whether a requested stop is complete or its deadline has passed. Further turns have no
+    /// effect.
     #[must_use]
     pub fn is_finished(&self) -> bool {
         self.finished
     }
 
-    /// Asks every poller once more and names those that are not done.
+    /// Calls [`Poller::stop`] of every poller again and returns those that have not stopped.
     pub fn outstanding(&mut self) -> Vec<Outstanding> {
         let now = self.clock.now();
         let index = self.index();
@@ -290,9 +290,9 @@ impl Reactor {
         outstanding
     }
 
-    /// Runs the messages that are in the inbox now, not those that they cause.
+    /// Runs the messages that are in the inbox now, but not those that they send.
     fn run_inbox(&mut self, start: Nanos) -> (Progress, Nanos) {
-        // `len` costs two loads when there is nothing, `pop` a fence.
+        // `len` costs two loads if the inbox is empty, `pop` a fence.
         let waiting = self.shared.inbox.len();
         let mut now = start;
         for _ in 0..waiting {
@@ -320,8 +320,8 @@ impl Reactor {
         (progress, now)
     }
 
-    /// Runs the timers that are due; at most as many as fit, since a job may arm another that is
-    /// due at once.
+    /// Runs the timers that are due. Limited to the capacity, because a job may arm another timer
+    /// that is due immediately.
     fn run_timers(&mut self, start: Nanos) -> (Progress, Nanos) {
         let mut fired = 0;
         let mut now = start;
@@ -350,8 +350,7 @@ impl Reactor {
         now
     }
 
-    /// The other half of `stats.enter`: reads the clock and judges how long it took since
-    /// `entered`.
+    /// The counterpart of `stats.enter`: reads the clock and records the duration since `entered`.
     #[inline]
     fn left(&mut self, slot: u16, entered: Nanos) -> Nanos {
         let now = self.clock.now();
@@ -388,7 +387,7 @@ impl Reactor {
         self.warnings_withheld = 0;
     }
 
-    /// Asks the pollers to stop; ends when all of the group are quiet or the deadline has passed.
+    /// Stops the pollers; finishes when the whole group is quiet or the deadline has passed.
     fn stop_all(&mut self, start: Nanos, deadline: Nanos) -> Nanos {
         let mut quiet = self.shared.inbox.is_empty();
         let mut now = start;
@@ -405,8 +404,8 @@ impl Reactor {
         now
     }
 
-    /// Keeps the group's count of quiet reactors; true when this one is quiet and all were quiet at
-    /// once.
+    /// Updates the group's count of quiet reactors. Returns true if this one is quiet and all were
+    /// quiet at the same time.
     fn count_quiet(&mut self, quiet: bool) -> bool {
         use std::sync::atomic::Ordering::SeqCst;
         let group = &self.shared.group;
@@ -426,7 +425,7 @@ impl Reactor {
 }
 
 impl Drop for Reactor {
-    /// Ends the reactor for its handles and for its group, even when a poller panicked.
+    /// Ends the reactor for its handles and for its group, also after a panic of a poller.
     fn drop(&mut self) {
         self.count_quiet(true);
         self.shared.close();

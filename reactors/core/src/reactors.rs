@@ -1,4 +1,4 @@
-//! Threads for reactors: start together, stop together.
+//! Threads for reactors, which start and stop together.
 
 use std::error::Error;
 use std::fmt;
@@ -21,27 +21,27 @@ use crate::shared::{Group, ReactorHandle, Shared};
 use crate::time::Nanos;
 use crate::wake::Waker;
 
-/// How long a reactor past its deadline may take to end its turn and drop its pollers before it is
-/// given up.
+/// Time after the deadline in which a reactor has to end its turn and drop its pollers; after that
+/// its thread is abandoned.
 const GIVE_UP: Duration = Duration::from_secs(1);
-/// Dropping [`Reactors`] without stopping it gives the pollers this long.
+/// Time for the pollers to stop when [`Reactors`] is dropped without a stop.
 const DROP_WITHIN: Nanos = Nanos::from_secs(1);
-/// Cores that a set of the system call has room for.
+/// Maximum number of cores in a set of the system call.
 const CORES_MAX: usize = 1024;
 
-/// What a failing `init` returns.
+/// The error of `init`.
 pub type InitError = Box<dyn Error + Send + Sync>;
 
-/// What sets up each reactor.
+/// The function that sets up each reactor.
 type Init = dyn Fn(usize, &mut ReactorSetup<'_>) -> Result<(), InitError> + Send + Sync;
 
-/// Why the reactors did not start. None of them runs when this comes back.
+/// Why the reactors did not start. No reactor runs after this error.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// There is nothing to start.
+    /// No reactor is configured.
     #[error("no reactor is configured")]
     NoReactors,
-    /// The core does not exist or this process may not run on it.
+    /// The core does not exist or this process may not use it.
     #[error(
         "reactor {reactor} cannot be pinned to core {core}; the cores that this process may use \
          are in /proc/self/status under Cpus_allowed_list"
@@ -49,17 +49,17 @@ pub enum StartError {
     Pin {
         /// The reactor's number.
         reactor: usize,
-        /// The core it was meant for.
+        /// The configured core.
         core: usize,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// The thread or its eventfd could not be had.
+    /// The thread or its eventfd could not be created.
     #[error("reactor {reactor} could not get its thread or eventfd")]
     Resources {
         /// The reactor's number.
         reactor: usize,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// `init` returned an error.
@@ -67,7 +67,7 @@ pub enum StartError {
     Init {
         /// The reactor's number.
         reactor: usize,
-        /// What `init` returned.
+        /// The error of `init`.
         source: InitError,
     },
     /// `init` panicked.
@@ -78,14 +78,14 @@ pub enum StartError {
     },
 }
 
-/// A poller that was not done when its reactor ended.
+/// A poller that had not stopped when its reactor ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outstanding {
     /// The reactor's number.
     pub reactor: usize,
     /// The poller's name.
     pub poller: String,
-    /// How many items it still had.
+    /// Number of items in flight.
     pub items: u32,
 }
 
@@ -99,19 +99,18 @@ impl fmt::Display for Outstanding {
     }
 }
 
-/// How one reactor ended.
+/// How a reactor ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Its turns ended, with everything stopped or at the deadline.
+    /// Normally, with all pollers stopped or at the deadline.
     Ended,
     /// A poller, message or timer panicked.
     Panicked,
-    /// It did not come back from a call; its thread is left behind. The name is the poller's, if it
-    /// can be told.
+    /// It did not return from a call; its thread is abandoned. The name of the poller, if known.
     Stuck(Option<String>),
 }
 
-/// One reactor's line of a [`StopReport`].
+/// The result of one reactor in a [`StopReport`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReactorEnd {
     /// The reactor's number.
@@ -120,12 +119,12 @@ pub struct ReactorEnd {
     pub outcome: Outcome,
 }
 
-/// What stopping achieved.
+/// The result of a stop.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StopReport {
-    /// The pollers that were not done at the deadline.
+    /// The pollers that had not stopped at the deadline.
     pub outstanding: Vec<Outstanding>,
-    /// How each reactor ended, by number.
+    /// How each reactor ended, by reactor number.
     pub ends: Vec<ReactorEnd>,
 }
 
@@ -137,14 +136,14 @@ impl StopReport {
     }
 }
 
-/// A thread's last word.
+/// The final message of a thread.
 struct LastWord {
     reactor: usize,
     outcome: Outcome,
     outstanding: Vec<Outstanding>,
 }
 
-/// What `init` works with, on the reactor's own thread.
+/// The parameters of `init`, on the reactor's own thread.
 pub struct ReactorSetup<'a> {
     reactor: &'a mut Reactor,
     handles: &'a [ReactorHandle],
@@ -158,21 +157,21 @@ impl ReactorSetup<'_> {
         self.reactor.index()
     }
 
-    /// The core this reactor is pinned to, if it is.
+    /// The core that this reactor is pinned to, if any.
     #[must_use]
     pub fn core(&self) -> Option<usize> {
         self.reactor.config().core
     }
 
-    /// Takes a poller in.
+    /// Adds a poller.
     ///
     /// # Errors
-    /// There are [`POLLERS_MAX`](crate::POLLERS_MAX) already; the poller is dropped.
+    /// There are [`POLLERS_MAX`](crate::POLLERS_MAX) already; the new one is dropped.
     pub fn register(&mut self, poller: Box<dyn Poller>) -> Result<PollerId, RegisterError> {
         self.reactor.register(poller)
     }
 
-    /// Where this reactor's pollers note down what they do.
+    /// The recorder for this reactor's events.
     #[must_use]
     pub fn recorder(&self) -> Recorder {
         self.reactor.recorder()
@@ -184,13 +183,14 @@ impl ReactorSetup<'_> {
         self.clock
     }
 
-    /// Every reactor's handle, this one's included, by number.
+    /// The handles of all reactors, including this one, by number.
     #[must_use]
     pub fn handles(&self) -> &[ReactorHandle] {
         self.handles
     }
 
-    /// Every reactor's waker by number, for [`Port::attach_all`](crate::mesh::Port::attach_all).
+    /// The wakers of all reactors by number, for
+    /// [`Port::attach_all`](crate::mesh::Port::attach_all).
     #[must_use]
     pub fn wakers(&self) -> Vec<Waker> {
         self.handles
@@ -199,7 +199,7 @@ impl ReactorSetup<'_> {
             .collect()
     }
 
-    /// The reactor itself: timers and so on.
+    /// The reactor itself, for example for its timers.
     pub fn reactor(&mut self) -> &mut Reactor {
         self.reactor
     }
@@ -216,10 +216,10 @@ pub struct Reactors {
 
 impl Reactors {
     /// Starts one thread per configuration, named `reactor-N` and pinned as configured, and runs
-    /// `init` on each. Turns begin when all of them are set up.
+    /// `init` on each. Turns begin after all of them are set up.
     ///
     /// # Errors
-    /// The first failure; the other threads have ended by then.
+    /// The first failure; the other threads have ended when this returns.
     pub fn start<F>(configs: Vec<ReactorConfig>, init: F) -> Result<Reactors, StartError>
     where
         F: Fn(usize, &mut ReactorSetup<'_>) -> Result<(), InitError> + Send + Sync + 'static,
@@ -255,7 +255,7 @@ impl Reactors {
             }),
             Err(error) => {
                 for thread in threads {
-                    // Its panic, if any, was reported already.
+                    // A panic was reported already.
                     let _ = thread.join();
                 }
                 Err(error)
@@ -272,7 +272,7 @@ impl Reactors {
         &self.handles[index]
     }
 
-    /// Every reactor's handle by number.
+    /// The handles of all reactors by number.
     #[must_use]
     pub fn handles(&self) -> &[ReactorHandle] {
         &self.handles
@@ -284,8 +284,8 @@ impl Reactors {
         self.clock
     }
 
-    /// Stops: in every turn each poller is asked to stop, until all pollers of all reactors are
-    /// done or `within` has passed (a span, not a point in time). Comes back about a second
+    /// Stops the reactors: every turn asks each poller to stop, until all pollers of all reactors
+    /// have stopped or `within` has passed (a span, not a point in time). Returns about a second
     /// after that even if a poller hangs.
     #[must_use]
     pub fn stop(mut self, within: Nanos) -> StopReport {
@@ -304,7 +304,7 @@ impl Reactors {
                 break;
             };
             if let Some(thread) = self.threads[word.reactor].take() {
-                // The thread has said its last word and only has to return.
+                // The thread has sent its final message and only has to return.
                 let _ = thread.join();
             }
             report.outstanding.extend(word.outstanding);
@@ -350,7 +350,7 @@ impl Drop for Reactors {
     }
 }
 
-/// The state of a start under way.
+/// The state of a start in progress.
 struct Launch<'a> {
     init: Arc<Init>,
     threads: Vec<JoinHandle<()>>,
@@ -360,7 +360,7 @@ struct Launch<'a> {
 }
 
 impl Launch<'_> {
-    /// Starts the threads, waits for each one's set-up, and lets them go if all succeeded.
+    /// Starts the threads, waits for the set-up of each, and starts their turns if all succeeded.
     fn launch(&mut self, configs: Vec<ReactorConfig>) -> Result<(), StartError> {
         let mut starters = Vec::with_capacity(configs.len());
         let (ready, answers) = mpsc::channel();
@@ -383,20 +383,20 @@ impl Launch<'_> {
             starters.push(starter);
         }
         for _ in &starters {
-            // Every thread answers exactly once, whatever happens to it.
+            // Every thread sends exactly one result, even if it panics.
             answers
                 .recv()
                 .expect("this function holds a sender itself")?;
         }
         for starter in starters {
-            // A thread that has answered waits for this.
+            // A thread that has sent its result waits for this.
             let _ = starter.send(());
         }
         Ok(())
     }
 }
 
-/// What moves to a reactor's thread.
+/// Values that move to a reactor's thread.
 struct Thread {
     config: ReactorConfig,
     handles: Vec<ReactorHandle>,
@@ -414,13 +414,14 @@ impl Thread {
         let mut reactor = match set_up {
             Ok(reactor) => reactor,
             Err(error) => {
-                // The starter listens until every thread has answered or one has failed.
+                // The starting thread receives until every thread has sent a result or one has
+                // failed.
                 let _ = self.ready.send(Err(error));
                 return;
             }
         };
         let _ = self.ready.send(Ok(()));
-        // An error means that another reactor failed and the start is called off.
+        // An error means that another reactor failed and the start is cancelled.
         if self.go.recv().is_err() {
             return;
         }
@@ -437,7 +438,7 @@ impl Thread {
                 (Outcome::Panicked, Vec::new())
             }
         };
-        // Nobody listens when the reactors were given up.
+        // Fails if this thread was abandoned.
         let _ = self.say_last.send(LastWord {
             reactor: index,
             outcome,
@@ -477,6 +478,6 @@ fn pin(core: usize) -> io::Result<()> {
     if core_affinity::set_for_current(CoreId { id: core }) {
         return Ok(());
     }
-    // It ends with the system call, whose error is still there.
+    // `set_for_current` ends with the system call, so `errno` is still valid.
     Err(io::Error::last_os_error())
 }

@@ -1,8 +1,9 @@
-//! A flight recorder: what a reactor did last, always on, in a ring of fixed size.
+//! A flight recorder: the latest trace events of a reactor, always enabled, in a ring of fixed
+//! size.
 //!
-//! The reactor's thread notes down a time and a few small numbers with plain stores; any thread
-//! reads, without ever holding it up. Nothing here knows what the numbers mean, beyond what the
-//! reactor itself notes: sleeps and stalls.
+//! The reactor's thread records a time and a few small numbers with plain stores; any thread can
+//! read them without delaying it. This module does not interpret the numbers, except for the
+//! reactor's own events: sleeps and stalls.
 
 mod raw;
 
@@ -13,36 +14,36 @@ use std::sync::Arc;
 
 use crate::time::Nanos;
 
-/// Notes that a recorder keeps, 16 bytes each.
+/// Capacity of a recorder in events, 16 bytes each.
 pub const NOTES_MAX: usize = 32_768;
 
 type Ring = raw::Ring<NOTES_MAX>;
 
-/// What a note is about. The first numbers are the reactor's; from
-/// [`FIRST_FREE`](NoteKind::FIRST_FREE) on they belong to those who note.
+/// The kind of a trace event. The first numbers belong to the reactor; those from
+/// [`FIRST_FREE`](NoteKind::FIRST_FREE) on belong to other crates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct NoteKind(pub u8);
 
 impl NoteKind {
     /// The thread blocks in the kernel.
     pub const SLEEP: NoteKind = NoteKind(1);
-    /// It is awake again. Argument: 1 when a message or a descriptor woke it, 0 for a deadline.
+    /// It is awake again. Argument: 1 if a message or a descriptor woke it, 0 for a deadline.
     pub const WAKE: NoteKind = NoteKind(2);
-    /// Something took longer than the threshold of a stall, and is over now. Argument: the poller's
-    /// number, see [`poller_name`](crate::ReactorStats::poller_name). Queue and command: how long,
-    /// see [`stalled_for`](Note::stalled_for).
+    /// An activity exceeded the stall threshold and has ended. Argument: the poller's number, see
+    /// [`poller_name`](crate::ReactorStats::poller_name). Queue and command: the duration, see
+    /// [`stalled_for`](Note::stalled_for).
     pub const STALL: NoteKind = NoteKind(3);
-    /// The first number that is free for others.
+    /// The first number for other crates.
     pub const FIRST_FREE: NoteKind = NoteKind(16);
 }
 
-/// What happened, in one word: a kind, 24 bits of an argument, and two numbers of 16 bits, by
-/// custom a queue and a command.
+/// A trace event in one word: a kind, a 24-bit argument, and two 16-bit numbers, by convention a
+/// queue and a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Note(u64);
 
 impl Note {
-    /// A note; bits of `argument` beyond the 24th are dropped.
+    /// Creates an event; bits of `argument` beyond the 24th are dropped.
     #[inline]
     #[must_use]
     pub const fn new(kind: NoteKind, argument: u32, queue: u16, command: u16) -> Note {
@@ -50,22 +51,21 @@ impl Note {
         Note((kind.0 as u64) << 56 | argument << 32 | (queue as u64) << 16 | command as u64)
     }
 
-    /// The same of another command. For a note whose command is 0: all else was put together
-    /// before.
+    /// The same event with a command. For an event whose command is 0, prepared in advance.
     #[inline]
     #[must_use]
     pub const fn with_command(self, command: u16) -> Note {
         Note(self.0 | command as u64)
     }
 
-    /// The same of another kind. For a note whose kind is 0.
+    /// The same event with a kind. For an event whose kind is 0.
     #[inline]
     #[must_use]
     pub const fn with_kind(self, kind: NoteKind) -> Note {
         Note(self.0 | (kind.0 as u64) << 56)
     }
 
-    /// The same with more bits of the argument set.
+    /// The same event with more bits of the argument set.
     #[inline]
     #[must_use]
     pub const fn with_argument(self, argument: u32) -> Note {
@@ -82,7 +82,7 @@ impl Note {
         Note::new(NoteKind::STALL, poller as u32, (us >> 16) as u16, us as u16)
     }
 
-    /// What it is about.
+    /// The kind of the event.
     #[must_use]
     pub const fn kind(self) -> NoteKind {
         NoteKind((self.0 >> 56) as u8)
@@ -107,14 +107,14 @@ impl Note {
         self.0 as u16
     }
 
-    /// Of a [`NoteKind::STALL`]: how long it lasted, in whole microseconds, an hour at most.
+    /// Duration of a [`NoteKind::STALL`] in whole microseconds, about an hour at most.
     #[must_use]
     pub const fn stalled_for(self) -> Nanos {
         Nanos::from_micros(self.0 & 0xFFFF_FFFF)
     }
 }
 
-/// The writing end. All its clones stay on one thread.
+/// The writing end. All clones stay on one thread.
 ///
 /// ```compile_fail
 /// fn send<T: Send>() {}
@@ -123,18 +123,18 @@ impl Note {
 #[derive(Clone)]
 pub struct Recorder {
     ring: Arc<Ring>,
-    /// Two threads must not write.
+    /// Only one thread may write.
     stays: PhantomData<Rc<()>>,
 }
 
 impl Recorder {
-    /// A recorder of its own, apart from any reactor.
+    /// Creates a recorder that belongs to no reactor.
     #[must_use]
     pub fn new() -> Recorder {
         Recording::new().recorder()
     }
 
-    /// Notes what happened at `now`. A note may be of an earlier time than the one before it.
+    /// Records an event at `now`, which may be earlier than the time of the previous event.
     #[inline]
     pub fn note(&self, now: Nanos, note: Note) {
         if !cfg!(uncounted) {
@@ -161,16 +161,16 @@ impl fmt::Debug for Recorder {
     }
 }
 
-/// The reading end, for any thread.
+/// The reading end, usable by any thread.
 #[derive(Clone)]
 pub struct Recording(Arc<Ring>);
 
-/// Notes as they stood in the ring.
+/// A copy of events from the ring.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Notes {
-    /// How many were noted before the first of these, since the beginning.
+    /// Number of events recorded before the first of these, since the beginning.
     pub before: u64,
-    /// Times and notes, in the order of their writing.
+    /// Times and events, in the order of recording.
     pub notes: Vec<(Nanos, Note)>,
 }
 
@@ -179,7 +179,7 @@ impl Recording {
         Recording(Arc::new(Ring::new()))
     }
 
-    /// The writing end: of one thread only.
+    /// Creates the writing end. Only one thread may use it.
     pub(crate) fn recorder(&self) -> Recorder {
         Recorder {
             ring: Arc::clone(&self.0),
@@ -187,8 +187,8 @@ impl Recording {
         }
     }
 
-    /// The notes from number `from` on, counted since the beginning, as far as the ring still has
-    /// them.
+    /// The events from number `from` on, counted since the beginning, as far as the ring still
+    /// contains them.
     #[must_use]
     pub fn read(&self, from: u64) -> Notes {
         let (before, words) = self.0.read(from);

@@ -1,10 +1,10 @@
-//! What a system call leaves to the returns that follow it.
+//! Restores return prediction after a system call.
 //!
-//! Where Linux guards its returns against speculative return stack overflow ("Safe RET", on AMD Zen
-//! 3 and 4), every return in the kernel leaves the address of a trap on the processor's stack of
-//! predicted returns. A function that makes a system call and returns is then predicted to return
-//! there, which costs half as much as a receive that finds nothing (`DESIGN.md` of `nvme_tcp`).
-//! Harmless entries on top of those make it an ordinary misprediction.
+//! If Linux protects its returns against speculative return stack overflow ("Safe RET", on AMD Zen
+//! 3 and 4), every return in the kernel leaves the address of a trap on the processor's return
+//! stack buffer. A function that returns after a system call is then predicted to return there,
+//! which costs half as much as a receive that finds no data (`DESIGN.md` of `nvme_tcp`). Harmless
+//! entries on top of those turn this into an ordinary misprediction.
 #![expect(
     unsafe_code,
     reason = "calls that do not return are no business of the compiler's"
@@ -13,18 +13,18 @@
 use std::fs;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// What the kernel says about its returns.
+/// The kernel's report of its mitigation.
 const MITIGATION: &str = "/sys/devices/system/cpu/vulnerabilities/spec_rstack_overflow";
 
 const UNKNOWN: u8 = 0;
 const LEFT_ALONE: u8 = 1;
 const GUARDED: u8 = 2;
 
-/// Whether the kernel's returns are guarded.
+/// Whether the kernel protects its returns.
 static RETURNS: AtomicU8 = AtomicU8::new(UNKNOWN);
 
-/// To be called right behind a system call that is made often, in the function that makes it: where
-/// the kernel guards its returns, the sixteen next returns are spared what it left for them.
+/// Called directly after a frequent system call, in the function that makes it. If the kernel
+/// protects its returns, the next sixteen returns do not use the entries that it left.
 #[inline(always)]
 pub fn spare_returns() {
     match RETURNS.load(Ordering::Relaxed) {
@@ -34,7 +34,7 @@ pub fn spare_returns() {
     }
 }
 
-/// Asks the kernel, once.
+/// Reads the kernel's report, once.
 #[cold]
 fn look() {
     let told = fs::read_to_string(MITIGATION).unwrap_or_default();
@@ -46,14 +46,15 @@ fn look() {
     RETURNS.store(found, Ordering::Relaxed);
 }
 
-/// Sixteen calls whose returns never come; each leaves its own place in this function.
+/// Sixteen calls that never return; each leaves the address after it on the return stack buffer.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 fn leave_harmless_entries() {
-    // SAFETY: each call goes to the instruction behind it. The 128 bytes that they push are taken
-    // off again, and the compiler keeps nothing below the stack pointer, since `nostack` is not
-    // said. No registers change but the stack pointer, which is what it was, and no flags. Programs
-    // with a shadow stack, on which they would stay, are none that the Rust compiler makes.
+    // SAFETY: each call jumps to the instruction after it. The 128 bytes that they push are removed
+    // again, and the compiler keeps nothing below the stack pointer, because `nostack` is not
+    // specified. No register changes except the stack pointer, which is restored, and no flags
+    // change. Programs with a shadow stack, on which the addresses would remain, are not produced
+    // by the Rust compiler.
     unsafe {
         std::arch::asm!(
             ".rept 16",
@@ -74,7 +75,7 @@ fn leave_harmless_entries() {}
 mod tests {
     use super::*;
 
-    /// As deep as `depth`, with something on the stack of each call.
+    /// Recurses to `depth`, with data on the stack of each call.
     #[inline(never)]
     fn deep(depth: u64) -> u64 {
         let kept = std::hint::black_box([depth; 9]);

@@ -1,7 +1,7 @@
 //! Bounded single-producer, single-consumer rings between two reactors.
 //!
-//! A full ring gives the value back: the sender decides whether to keep it for later. Sending to a
-//! reactor that sleeps wakes it once a [`Waker`] is attached.
+//! A full ring returns the value, so the sender decides whether to keep it for later. A send to a
+//! sleeping reactor wakes it if a [`Waker`] is attached.
 
 mod raw;
 
@@ -9,9 +9,10 @@ use std::fmt;
 
 use crate::wake::Waker;
 
-/// A ring that holds exactly `capacity` values of `T`. Allocates here and never again.
+/// Creates a ring with a capacity of exactly `capacity` values of `T`. Later operations do not
+/// allocate.
 ///
-/// Only what may change threads goes through a ring:
+/// Only `Send` types can be sent through a ring:
 ///
 /// ```compile_fail
 /// let _ = reactors::ring::channel::<std::rc::Rc<u8>>(8);
@@ -38,10 +39,10 @@ pub struct Sender<T> {
 }
 
 impl<T: Send> Sender<T> {
-    /// Puts `value` in the ring and wakes the attached reactor if it sleeps.
+    /// Adds `value` to the ring and wakes the attached reactor if it sleeps.
     ///
     /// # Errors
-    /// The value itself, when the ring is full.
+    /// The value itself, if the ring is full.
     #[inline]
     pub fn send(&mut self, value: T) -> Result<(), T> {
         self.producer.push(value)?;
@@ -51,24 +52,24 @@ impl<T: Send> Sender<T> {
         Ok(())
     }
 
-    /// From now on, sending wakes this reactor. Wakes it once, for what was sent before.
+    /// From now on, sends wake this reactor. Also wakes it once now, for earlier sends.
     pub fn attach(&mut self, waker: Waker) {
         waker.wake();
         self.waker = Some(waker);
     }
 
-    /// At least this many sends will succeed; zero only when the ring is full right now.
+    /// Number of sends that will at least succeed; zero only if the ring is full now.
     pub fn vacant(&mut self) -> usize {
         self.producer.vacant()
     }
 
-    /// How many values fit.
+    /// Capacity in values.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.producer.capacity()
     }
 
-    /// Whether the receiver was dropped: what is sent will not be read.
+    /// Whether the receiver was dropped: values sent now are never read.
     #[must_use]
     pub fn is_abandoned(&self) -> bool {
         self.producer.is_abandoned()
@@ -81,33 +82,33 @@ pub struct Receiver<T> {
 }
 
 impl<T: Send> Receiver<T> {
-    /// The oldest value, or `None` when the ring is empty.
+    /// Receives the oldest value, or `None` if the ring is empty.
     #[inline]
     pub fn recv(&mut self) -> Option<T> {
         self.consumer.pop()
     }
 
-    /// How many values wait right now.
+    /// Number of values in the ring now.
     #[must_use]
     pub fn len(&self) -> usize {
         self.consumer.len()
     }
 
-    /// Whether nothing waits right now. A poller that owns a receiver returns this from
+    /// Whether the ring is empty now. A poller that owns a receiver returns this from
     /// [`Poller::prepare_sleep`](crate::Poller::prepare_sleep).
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.consumer.len() == 0
     }
 
-    /// How many values fit.
+    /// Capacity in values.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.consumer.capacity()
     }
 
-    /// Whether the sender was dropped; when it was, nothing will come beyond what
-    /// [`Receiver::recv`] still gives.
+    /// Whether the sender was dropped. Only the values that are in the ring can still be received
+    /// with [`Receiver::recv`] then.
     #[must_use]
     pub fn is_abandoned(&self) -> bool {
         self.consumer.is_abandoned()

@@ -1,4 +1,4 @@
-//! What other threads hold of a reactor: its inbox, its waker, its statistics.
+//! The part of a reactor that other threads access: its inbox, its waker, its statistics.
 
 use std::fmt;
 use std::io;
@@ -18,7 +18,7 @@ pub type Job = Box<dyn FnOnce(&mut Reactor) + Send>;
 /// Why a job was not accepted.
 #[derive(thiserror::Error)]
 pub enum RunError {
-    /// The inbox is full now; the job comes back for another try.
+    /// The inbox is full now; the job is returned.
     #[error("the reactor's inbox is full")]
     Full(Job),
     /// The reactor has ended; the job was dropped.
@@ -35,13 +35,13 @@ impl fmt::Debug for RunError {
     }
 }
 
-/// The reactors that stop together: each goes on until all are quiet, since one may wait for
-/// another's answer.
+/// The reactors that stop together. Each continues until all are quiet, because one may wait for
+/// the reply of another.
 #[derive(Debug)]
 pub(crate) struct Group {
     pub(crate) members: usize,
     pub(crate) quiet: AtomicUsize,
-    /// All were quiet at once: set and never cleared.
+    /// All were quiet at the same time. Set once and never cleared.
     pub(crate) finish: AtomicBool,
 }
 
@@ -55,7 +55,7 @@ impl Group {
     }
 }
 
-/// No stop was asked for.
+/// No stop was requested.
 const RUNNING: u64 = u64::MAX;
 
 pub(crate) struct Shared {
@@ -85,13 +85,13 @@ impl Shared {
         }))
     }
 
-    /// The reactor will run no more jobs: those that wait are dropped, so that whoever waits for
-    /// their effect learns it.
+    /// Closes the inbox of an ended reactor. Queued jobs are dropped, so that a thread that waits
+    /// for their effect is notified.
     pub(crate) fn close(&self) {
         self.inbox.close();
     }
 
-    /// Until when the stop that was asked for may take.
+    /// Deadline of the requested stop, if any.
     #[inline]
     pub(crate) fn stop_deadline(&self) -> Option<Nanos> {
         match self.stop_at.load(Ordering::Relaxed) {
@@ -101,7 +101,7 @@ impl Shared {
     }
 }
 
-/// Another thread's way to a reactor. Cheap to clone; may outlive the reactor.
+/// A handle to a reactor for other threads. Cheap to clone; may outlive the reactor.
 #[derive(Clone)]
 pub struct ReactorHandle {
     pub(crate) shared: Arc<Shared>,
@@ -114,12 +114,12 @@ impl ReactorHandle {
         self.shared.index
     }
 
-    /// Has `job` run on the reactor's thread, after the jobs accepted before it. Allocates: for the
+    /// Runs `job` on the reactor's thread, after all jobs accepted before. Allocates: for the
     /// control path. Ok means accepted; a job that the reactor does not reach before it ends is
     /// dropped.
     ///
     /// # Errors
-    /// [`RunError::Full`] gives the job back, [`RunError::Stopped`] drops it.
+    /// [`RunError::Full`] returns the job, [`RunError::Stopped`] drops it.
     pub fn run(&self, job: Job) -> Result<(), RunError> {
         self.shared.inbox.push(job).map_err(|error| match error {
             PushError::Full(job) => RunError::Full(job),
@@ -134,7 +134,7 @@ impl ReactorHandle {
         self.shared.waker.wake();
     }
 
-    /// What wakes this reactor, to attach to a ring or a mesh.
+    /// The waker of this reactor, to attach to a ring or a mesh.
     #[must_use]
     pub fn waker(&self) -> &Waker {
         &self.shared.waker
@@ -146,27 +146,27 @@ impl ReactorHandle {
         &self.shared.stats
     }
 
-    /// What the reactor noted down last.
+    /// The reactor's latest trace events.
     #[must_use]
     pub fn recording(&self) -> &Recording {
         &self.shared.recording
     }
 
-    /// What the reactor is in at this moment and has been in for at least `threshold` before `now`
-    /// (of the reactor's clock). `None` while it moves or sleeps.
+    /// The current activity of the reactor if it has lasted for at least `threshold` before `now`
+    /// (of the reactor's clock). `None` while it makes progress or sleeps.
     #[must_use]
     pub fn stuck_in(&self, now: Nanos, threshold: Nanos) -> Option<StuckPoller> {
         self.shared.stats.stuck_in(now, threshold)
     }
 
-    /// Whether the reactor takes jobs: false once it has ended, for whatever reason.
+    /// Whether the reactor accepts jobs: false after it has ended for any reason.
     #[must_use]
     pub fn is_running(&self) -> bool {
         !self.shared.inbox.is_closed()
     }
 
-    /// Asks the reactor to stop its pollers, and to end when they have stopped or at `deadline` of
-    /// its clock.
+    /// Requests the reactor to stop its pollers, and to end when they have stopped or at `deadline`
+    /// of its clock.
     pub fn request_stop(&self, deadline: Nanos) {
         self.shared
             .stop_at

@@ -1,4 +1,4 @@
-//! Many reactors on one thread and on virtual time: one seed, one run.
+//! Runs several reactors on one thread and in virtual time, deterministic by seed.
 
 mod planted;
 mod seeded;
@@ -18,28 +18,29 @@ pub use planted::plant;
 pub use planted::planted;
 pub use seeded::Seeded;
 
-/// How far time moves in a round of turns, so that even reactors that are always busy come to an
-/// end.
+/// Time advance per round of turns, so that even reactors that are always busy reach their
+/// deadlines.
 const ROUND: Nanos = Nanos::from_micros(1);
 
-/// Turns reactors by hand, in an order drawn from a seed for every round. When none has anything to
-/// do and nothing is on its way between them, time leaps to the earliest deadline. The same seed and
-/// the same pollers give the same run.
+/// Runs reactors turn by turn, each round in a random order drawn from a seed. When no reactor has
+/// work and no message is in flight between them, time advances to the earliest deadline. The same
+/// seed and the same pollers produce the same run.
 #[derive(Debug)]
 pub struct Simulation {
     clock: VirtualClock,
     reactors: Vec<Reactor>,
     order: Vec<usize>,
     random: Seeded,
-    /// Rounds without progress since the last one with some.
+    /// Number of rounds since the last progress.
     idle_rounds: usize,
 }
 
 impl Simulation {
-    /// Reactors with these configurations (cores and idle policies play no part), at time zero.
+    /// Creates reactors with these configurations at time zero (cores and idle policies are
+    /// ignored).
     ///
     /// # Errors
-    /// The kernel refused an eventfd.
+    /// The kernel provides no eventfd.
     pub fn new(seed: u64, configs: Vec<ReactorConfig>) -> io::Result<Simulation> {
         let clock = VirtualClock::new();
         let group = Group::new(configs.len());
@@ -58,7 +59,7 @@ impl Simulation {
         })
     }
 
-    /// Asks every reactor to stop, to be done by `deadline` at the latest; they end together.
+    /// Requests every reactor to stop by `deadline`; they end together.
     pub fn request_stop(&self, deadline: Nanos) {
         for reactor in &self.reactors {
             reactor.handle().request_stop(deadline);
@@ -85,7 +86,7 @@ impl Simulation {
         &mut self.reactors[index]
     }
 
-    /// One turn of every reactor that has not ended, in an order of the seed's choice.
+    /// Runs one turn of every reactor that has not ended, in a random order.
     pub fn round(&mut self) -> Progress {
         for last in (1..self.order.len()).rev() {
             let other = self.random.below(last as u64 + 1);
@@ -107,23 +108,23 @@ impl Simulation {
         progress
     }
 
-    /// Whether nothing is on its way between the reactors, so that time may leap: since the last
-    /// progress each has had as many turns as it has rings from others, and
-    /// [`recv_in_turn`](crate::mesh::Port::recv_in_turn) looks at one ring in a turn.
+    /// Whether no message is in flight between the reactors, so that time may advance: since the
+    /// last progress each reactor has had at least as many turns as it has rings from others, and
+    /// [`recv_in_turn`](crate::mesh::Port::recv_in_turn) checks one ring per turn.
     #[must_use]
     pub fn is_at_rest(&self) -> bool {
         self.idle_rounds >= self.reactors.len()
     }
 
-    /// The earliest time at which a reactor wants a turn without anything else happening.
+    /// The earliest time at which a reactor needs a turn without another event.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Nanos> {
         let deadlines = self.reactors.iter().filter_map(Reactor::next_deadline);
         deadlines.min()
     }
 
-    /// Takes rounds until `done` says so or `until` is reached or every reactor has ended; returns
-    /// whether it was done. `done` is asked before every round.
+    /// Runs rounds until `done` returns true, `until` is reached or every reactor has ended;
+    /// returns whether `done` returned true. `done` is called before every round.
     pub fn run_until(&mut self, until: Nanos, mut done: impl FnMut() -> bool) -> bool {
         while !done() {
             if self.clock.now() >= until || self.is_finished() {

@@ -1,4 +1,4 @@
-//! What a reactor tells about itself: written by its thread with plain stores, read by any other.
+//! Statistics of a reactor: written by its thread with plain stores, read by any other.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,11 +7,11 @@ use crossbeam_utils::CachePadded;
 
 use crate::time::Nanos;
 
-/// Where time went, as a number that fits beside a time in one word: pollers by slot, and these.
+/// Numbers of activities, which fit into one word with a time: pollers by slot, and these.
 pub(crate) const SLOT_NONE: u16 = 0xFFFF;
 pub(crate) const SLOT_INBOX: u16 = 0xFFFE;
 pub(crate) const SLOT_TIMERS: u16 = 0xFFFD;
-/// The poller is gone; its name was kept aside.
+/// The poller was removed; its name is stored separately.
 const SLOT_RETIRED: u16 = 0xFFFC;
 
 /// Set in [`Hot::idle`] while the thread is blocked.
@@ -19,11 +19,11 @@ const ASLEEP: u64 = 1 << 63;
 
 /// The load average's time constant.
 const LOAD_WINDOW: Nanos = Nanos::from_millis(100);
-/// The load average is brought up to date this often.
+/// Update interval of the load average.
 const LOAD_STEP: Nanos = Nanos::from_millis(10);
 
-/// A time and a small number in one word, so that a reader never sees halves of two: 48 bits of
-/// 1.024 µs units (good for 9 years of uptime) and 16 bits.
+/// A time and a small number in one word, so that a reader never sees parts of two: 48 bits of
+/// 1.024 µs units (enough for 9 years of uptime) and 16 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Mark(u64);
 
@@ -43,21 +43,21 @@ impl Mark {
     }
 }
 
-/// A poller's name and how long it took.
+/// A poller's name and a duration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedDuration {
     /// The poller, or `inbox` or `timers` for control messages and the reactor's own timers.
     pub name: Arc<str>,
-    /// How long, to about a microsecond.
+    /// The duration, accurate to about a microsecond.
     pub lasted: Nanos,
 }
 
-/// The poller in which a reactor has been for too long and still is.
+/// The poller that has blocked a reactor for too long and still does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StuckPoller {
     /// The poller, or `inbox` or `timers` for control messages and the reactor's own timers.
     pub name: Arc<str>,
-    /// For how long by now.
+    /// The duration so far.
     pub lasted: Nanos,
 }
 
@@ -74,7 +74,7 @@ struct Names {
 #[derive(Debug)]
 pub struct ReactorStats {
     hot: CachePadded<Hot>,
-    /// Taken when pollers come and go and by readers that want a name; never in a turn.
+    /// Locked when pollers are added or removed and by readers of names; never in a turn.
     names: Mutex<Names>,
 }
 
@@ -83,8 +83,8 @@ struct Hot {
     running: AtomicU64,
     turns: AtomicU64,
     busy_ns: AtomicU64,
-    /// Awake: the idle time so far. Asleep: [`ASLEEP`] and what to subtract from the present time
-    /// to get it, in one word, so that a reader's idle time never jumps.
+    /// Awake: the idle time so far. Asleep: [`ASLEEP`] and the value to subtract from the current
+    /// time to get it. One word, so that a reader's idle time never jumps.
     idle: AtomicU64,
     load: AtomicU64,
     sleeps: AtomicU64,
@@ -94,20 +94,20 @@ struct Hot {
     last_stall: AtomicU64,
 }
 
-/// All numbers of a reactor at one moment.
+/// All statistics of a reactor at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReactorSnapshot {
     /// Turns taken.
     pub turns: u64,
     /// Time spent in turns that made progress.
     pub busy: Nanos,
-    /// Time spent in turns without progress, pausing and sleeping, the present sleep included.
+    /// Time spent in turns without progress, pausing and sleeping, including the current sleep.
     pub idle: Nanos,
-    /// Share of busy time over about the last 100 ms, in thousandths.
+    /// Fraction of busy time over about the last 100 ms, in thousandths.
     pub busy_permille: u32,
-    /// Times the thread blocked in the kernel.
+    /// Number of times that the thread blocked in the kernel.
     pub sleeps: u64,
-    /// Sleeps that a message or a descriptor ended; the rest ended by a deadline.
+    /// Sleeps ended by a message or a descriptor; the rest ended by a deadline.
     pub wakeups: u64,
     /// Polls, flushes, messages and timers that took longer than the configured threshold.
     pub stalls: u64,
@@ -123,7 +123,7 @@ fn read(cell: &AtomicU64) -> u64 {
     cell.load(Ordering::Relaxed)
 }
 
-/// The only writer is the reactor's thread, so no read-modify-write is needed.
+/// The reactor's thread is the only writer, so no read-modify-write is needed.
 fn bump(cell: &AtomicU64) {
     cell.store(read(cell) + 1, Ordering::Relaxed);
 }
@@ -168,7 +168,7 @@ impl ReactorStats {
     }
 
     /// Nanoseconds until `now` (of the reactor's clock) spent in turns without progress, pausing
-    /// and sleeping, the present sleep included.
+    /// and sleeping, including the current sleep.
     #[must_use]
     pub fn idle_ns(&self, now: Nanos) -> u64 {
         let word = read(&self.hot.idle);
@@ -179,13 +179,13 @@ impl ReactorStats {
         }
     }
 
-    /// Times the thread blocked in the kernel.
+    /// Number of times that the thread blocked in the kernel.
     #[must_use]
     pub fn sleeps(&self) -> u64 {
         read(&self.hot.sleeps)
     }
 
-    /// Sleeps that a message or a descriptor ended; the rest ended by a deadline.
+    /// Sleeps ended by a message or a descriptor; the rest ended by a deadline.
     #[must_use]
     pub fn wakeups(&self) -> u64 {
         read(&self.hot.wakeups)
@@ -203,14 +203,14 @@ impl ReactorStats {
         read(&self.hot.idle) & ASLEEP != 0
     }
 
-    /// Share of busy time over about the last 100 ms before `now` (of the reactor's clock), in
-    /// thousandths. An exponential average with that time constant; while the reactor sleeps it
-    /// decays without being written.
+    /// Fraction of busy time over about the last 100 ms before `now` (of the reactor's clock), in
+    /// thousandths. An exponential average with that time constant; it decays during a sleep
+    /// without being written.
     #[must_use]
     pub fn busy_permille(&self, now: Nanos) -> u32 {
         let load = Mark(read(&self.hot.load));
         let permille = f64::from(load.number());
-        // Only sleep is known to be idle; a long turn under way is not judged before its end.
+        // Only a sleep is certainly idle; a long turn in progress is counted when it ends.
         let rested = if self.is_asleep() {
             now - load.time()
         } else {
@@ -231,7 +231,7 @@ impl ReactorStats {
         self.named(&self.hot.last_stall, |names| names.retired_stall.clone())
     }
 
-    /// What the reactor is in at this moment and has been in for at least `threshold` before `now`
+    /// The current activity of the reactor if it has lasted for at least `threshold` before `now`
     /// (of the reactor's clock): for a watchdog on another thread.
     #[must_use]
     pub fn stuck_in(&self, now: Nanos, threshold: Nanos) -> Option<StuckPoller> {
@@ -244,14 +244,14 @@ impl ReactorStats {
         Some(StuckPoller { name, lasted })
     }
 
-    /// The name of the poller of that number, or `inbox` or `timers` for control messages and the
-    /// reactor's own timers; `None` once the poller is gone.
+    /// The name of the poller with that number, or `inbox` or `timers` for control messages and the
+    /// reactor's own timers; `None` after the poller was removed.
     #[must_use]
     pub fn poller_name(&self, poller: u16) -> Option<Arc<str>> {
         self.name(poller)
     }
 
-    /// Everything at once, as of `now` of the reactor's clock.
+    /// All statistics, as of `now` of the reactor's clock.
     #[must_use]
     pub fn snapshot(&self, now: Nanos) -> ReactorSnapshot {
         ReactorSnapshot {
@@ -305,7 +305,7 @@ impl ReactorStats {
     }
 }
 
-/// The reactor's own side.
+/// Methods for the reactor itself.
 impl ReactorStats {
     pub(crate) fn set_name(&self, slot: u16, name: &str) {
         let mut names = self.lock_names();
@@ -320,7 +320,7 @@ impl ReactorStats {
         self.name_of(slot, &self.lock_names(), |_| None)
     }
 
-    /// The slot may be reused: records that point to it keep the name.
+    /// Frees a slot for reuse; records that refer to it keep the name.
     pub(crate) fn retire_name(&self, slot: u16) {
         let mut names = self.lock_names();
         let name = names
@@ -372,12 +372,12 @@ fn retire(cell: &AtomicU64, slot: u16) -> Option<Mark> {
     (mark.number() == slot).then(|| Mark::new(mark.time(), SLOT_RETIRED))
 }
 
-/// How much of an average is left after `span` of nothing.
+/// The fraction of an average that remains after `span` of idle time.
 fn decay(span: Nanos) -> f64 {
     (-(span.0 as f64) / LOAD_WINDOW.0 as f64).exp()
 }
 
-/// The running sums of busy and idle time, kept by the reactor and published to its statistics.
+/// The sums of busy and idle time, which the reactor accumulates and publishes to its statistics.
 #[derive(Debug)]
 pub(crate) struct Accounts {
     booked_until: Nanos,
@@ -400,7 +400,7 @@ impl Accounts {
         }
     }
 
-    /// Books a turn from `start` to `end`; what lies between the last turn and `start` was rest.
+    /// Adds a turn from `start` to `end`; the time between the last turn and `start` was idle.
     pub(crate) fn book(&mut self, start: Nanos, end: Nanos, busy: bool, stats: &ReactorStats) {
         self.rest_until(start);
         let turn = end - start;
@@ -421,7 +421,7 @@ impl Accounts {
         }
     }
 
-    /// The thread blocks at `now`: from here on readers count idle time by themselves.
+    /// The thread blocks at `now`: from here on readers compute idle time themselves.
     pub(crate) fn sleep(&mut self, now: Nanos, stats: &ReactorStats) {
         self.rest_until(now);
         self.settle(stats);
@@ -432,7 +432,7 @@ impl Accounts {
             .store(ASLEEP | (now - self.idle).0, Ordering::Relaxed);
     }
 
-    /// The thread is awake again.
+    /// The thread has woken up.
     pub(crate) fn wake(&mut self, now: Nanos, stats: &ReactorStats) {
         self.rest_until(now);
         stats.hot.idle.store(self.idle.0, Ordering::Relaxed);
@@ -445,7 +445,7 @@ impl Accounts {
         self.step += rest;
     }
 
-    /// Brings the load average up to date, before a sleep too, since nobody does it during one.
+    /// Updates the load average, also before a sleep, during which it is not updated.
     fn settle(&mut self, stats: &ReactorStats) {
         if self.step > Nanos::ZERO {
             let share = 1_000.0 * self.step_busy.0 as f64 / self.step.0 as f64;

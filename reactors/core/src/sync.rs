@@ -1,7 +1,7 @@
-//! The atomics and cells of the lock-free modules, in loom's shape.
+//! The atomics and cells of the lock-free modules, with loom's interface.
 //!
-//! `tests/loom.rs` compiles those modules a second time against a module of the same name that
-//! holds loom's types.
+//! `tests/loom.rs` compiles those modules again with a module of the same name that contains loom's
+//! types.
 
 pub(crate) use crossbeam_queue::ArrayQueue as Queue;
 pub(crate) use std::sync::Arc;

@@ -6,15 +6,15 @@ use std::time::Duration;
 
 /// Nanoseconds of a monotonic clock: a point in time (since the clock's own origin) or a span.
 ///
-/// Arithmetic saturates at zero and at [`Nanos::MAX`], so a peer's absurd time-out cannot wrap into
-/// the past.
+/// Arithmetic saturates at zero and at [`Nanos::MAX`], so an excessive time-out from a peer cannot
+/// wrap into the past.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Nanos(pub u64);
 
 impl Nanos {
     /// The clock's origin, or an empty span.
     pub const ZERO: Nanos = Nanos(0);
-    /// Later than everything: "never", about 584 years.
+    /// The maximum, used as "never"; about 584 years.
     pub const MAX: Nanos = Nanos(u64::MAX);
 
     /// A span of `micros` microseconds.
@@ -59,7 +59,7 @@ impl Nanos {
         self.0 / 1_000_000_000
     }
 
-    /// Seconds with their fraction, for rates and reports.
+    /// Seconds with a fraction, for rates and reports.
     #[must_use]
     pub fn as_secs_f64(self) -> f64 {
         Duration::from(self).as_secs_f64()

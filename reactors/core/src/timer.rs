@@ -1,9 +1,9 @@
 //! A hierarchical timer wheel with fixed storage.
 //!
-//! Time is cut into ticks. Level `n` has 64 slots of `64^n` ticks each; a timer lies in the level
-//! of the highest base-64 digit in which its tick differs from the present one, so eleven levels
-//! cover every tick there is and no slot ever holds two rounds. Entering a slot of a higher level
-//! spreads its timers over the lower ones.
+//! Time is divided into ticks. Level `n` has 64 slots of `64^n` ticks each. A timer is in the level
+//! of the highest base-64 digit in which its tick differs from the current one. Eleven levels
+//! therefore cover all ticks, and no slot contains timers of two rounds. When the wheel enters a
+//! slot of a higher level, it distributes its timers over the lower ones.
 
 use std::fmt;
 
@@ -12,13 +12,13 @@ use crate::time::Nanos;
 const DIGIT_BITS: u32 = 6;
 const SLOTS: usize = 1 << DIGIT_BITS;
 const LEVELS: usize = u64::BITS.div_ceil(DIGIT_BITS) as usize;
-/// The list of timers whose tick has come.
+/// The list of timers that are due.
 const DUE: usize = LEVELS * SLOTS;
 /// No list: the entry is free.
 const FREE: usize = DUE + 1;
 const NONE: u32 = u32::MAX;
 
-/// An armed timer. Goes stale when the timer fires or is cancelled.
+/// Identifies an armed timer. Stale after the timer fired or was cancelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TimerId {
     index: u32,
@@ -45,22 +45,22 @@ const EMPTY: List = List {
     last: NONE,
 };
 
-/// Timers that each carry a `T`. Inserting and cancelling take constant time, firing takes constant
-/// time per timer and level; nothing allocates after [`TimerWheel::new`].
+/// Timers that each carry a `T`. Inserting and cancelling take constant time, and firing takes
+/// constant time per timer and level; nothing allocates after [`TimerWheel::new`].
 pub struct TimerWheel<T> {
-    /// The tick up to which everything has fired.
+    /// The current tick: all timers up to it have fired.
     present: u64,
     tick_ns: u64,
     armed: usize,
     free: u32,
-    /// One bit per slot with timers in it.
+    /// One bit per non-empty slot.
     occupied: [u64; LEVELS],
     lists: Box<[List]>,
     entries: Box<[Entry<T>]>,
 }
 
 impl<T> TimerWheel<T> {
-    /// A wheel for `capacity` timers with a granularity of `tick`, starting at `now`.
+    /// Creates a wheel for `capacity` timers with a granularity of `tick`, starting at `now`.
     ///
     /// # Panics
     /// If `tick` is zero or `capacity` does not fit in 32 bits.
@@ -94,7 +94,7 @@ impl<T> TimerWheel<T> {
         }
     }
 
-    /// How many timers are armed.
+    /// Number of armed timers.
     #[must_use]
     pub fn len(&self) -> usize {
         self.armed
@@ -106,17 +106,18 @@ impl<T> TimerWheel<T> {
         self.armed == 0
     }
 
-    /// How many timers may be armed at once.
+    /// Maximum number of armed timers.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.entries.len()
     }
 
     /// Arms a timer that fires at the first tick at or after `deadline`: never early, less than a
-    /// tick late. One whose deadline has passed is due at once, after those that are due already.
+    /// tick late. If the deadline has passed, the timer is due immediately, after all others that
+    /// are due.
     ///
     /// # Errors
-    /// The value itself, when `capacity` timers are armed.
+    /// The value itself, if `capacity` timers are armed.
     pub fn insert(&mut self, deadline: Nanos, value: T) -> Result<TimerId, T> {
         let index = self.free;
         let Some(entry) = self.entries.get_mut(index as usize) else {
@@ -134,7 +135,7 @@ impl<T> TimerWheel<T> {
         Ok(id)
     }
 
-    /// Disarms a timer and returns its value; `None` when it has fired or was cancelled.
+    /// Disarms a timer and returns its value; `None` if it has fired or was cancelled.
     pub fn cancel(&mut self, id: TimerId) -> Option<T> {
         let entry = self.entries.get(id.index as usize)?;
         if entry.generation != id.generation || entry.list == FREE as u16 {
@@ -145,8 +146,8 @@ impl<T> TimerWheel<T> {
     }
 
     /// The next timer that is due at `now`, in the order of ticks and, within one tick, of
-    /// insertion. `None` when no further one is due. Unlike [`TimerWheel::advance`] it lets the
-    /// caller arm and cancel timers in between.
+    /// insertion. `None` if no other is due. Unlike [`TimerWheel::advance`] it allows the caller to
+    /// arm and cancel timers in between.
     pub fn pop_due(&mut self, now: Nanos) -> Option<(TimerId, T)> {
         let target = now.0 / self.tick_ns;
         loop {
@@ -169,7 +170,7 @@ impl<T> TimerWheel<T> {
         }
     }
 
-    /// Fires every timer that is due at `now`; returns how many.
+    /// Fires every timer that is due at `now`; returns their number.
     pub fn advance(&mut self, now: Nanos, mut fire: impl FnMut(T)) -> usize {
         let mut fired = 0;
         while let Some((_, value)) = self.pop_due(now) {
@@ -179,9 +180,9 @@ impl<T> TimerWheel<T> {
         fired
     }
 
-    /// When to call [`TimerWheel::advance`] next, or `None` when no timer is armed. Exact to the
-    /// tick for the last 64 ticks of a wait; before that it may be earlier than the timer: calling
-    /// then moves the timer to a lower level, which can happen ten times at most.
+    /// Time of the next call of [`TimerWheel::advance`], or `None` if no timer is armed. Exact to
+    /// the tick for the last 64 ticks of a wait. Before that it may be earlier than the timer: the
+    /// call then moves the timer to a lower level, which happens ten times at most.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Nanos> {
         if self.lists[DUE].first != NONE {
@@ -191,19 +192,19 @@ impl<T> TimerWheel<T> {
         Some(Nanos(start.saturating_mul(self.tick_ns)))
     }
 
-    /// The occupied slot that begins first, and its first tick. The lowest level has it: there,
-    /// ticks share all higher digits with the present one.
+    /// The first occupied slot in time, and its first tick. It is in the lowest occupied level, in
+    /// which ticks share all higher digits with the current one.
     fn next_slot(&self) -> Option<(usize, u64)> {
         let level = self.occupied.iter().position(|&slots| slots != 0)?;
         let slot = self.occupied[level].trailing_zeros() as usize;
         let shift = level as u32 * DIGIT_BITS;
-        // The top level's digit has only four bits, so nothing lies above it.
+        // The top level's digit has only four bits, so no digit is above it.
         let above = self.present.checked_shr(shift + DIGIT_BITS).unwrap_or(0);
         let base = above.checked_shl(shift + DIGIT_BITS).unwrap_or(0);
         Some((level * SLOTS + slot, base | (slot as u64) << shift))
     }
 
-    /// Moves the present to a slot's first tick and its timers to where they belong from there.
+    /// Advances the current tick to a slot's first tick and distributes the slot's timers.
     fn enter(&mut self, list: usize, start: u64) {
         self.present = start;
         let mut index = self.lists[list].first;
@@ -216,7 +217,7 @@ impl<T> TimerWheel<T> {
         }
     }
 
-    /// The list for a tick, as seen from the present.
+    /// The list for a tick, relative to the current tick.
     fn list_for(&self, tick: u64) -> usize {
         if tick <= self.present {
             return DUE;

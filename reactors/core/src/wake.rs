@@ -1,4 +1,4 @@
-//! Waking a reactor that sleeps in the kernel, without a system call when it does not.
+//! Wakes a reactor that sleeps in the kernel, without a system call if it is awake.
 
 mod flag;
 
@@ -29,12 +29,12 @@ impl Waker {
         })))
     }
 
-    /// Makes sure that the reactor sees what was published before this call: if it sleeps or is
-    /// about to, it takes another turn. Costs a fence and a load while it is awake, one `write(2)`
-    /// for the first call of a sleep.
+    /// Ensures that the reactor sees everything published before this call: if it sleeps or is
+    /// about to, it takes another turn. Costs a fence and a load while it is awake, and one
+    /// `write(2)` for the first call during a sleep.
     pub fn wake(&self) {
         if self.0.flag.must_wake() {
-            // A full counter (EAGAIN) is readable already, which is all that is wanted.
+            // A full counter (EAGAIN) is readable already, which suffices.
             let _ = rustix::io::write(&self.0.descriptor, &1_u64.to_ne_bytes());
         }
     }
@@ -53,10 +53,10 @@ impl Waker {
         self.0.flag.retract();
     }
 
-    /// Takes back the descriptor's tokens after a wake-up.
+    /// Resets the descriptor's counter after a wake-up.
     pub(crate) fn drain(&self) {
         let mut token = [0_u8; 8];
-        // EAGAIN means that there was none.
+        // EAGAIN means that the counter was 0.
         let _ = rustix::io::read(&self.0.descriptor, &mut token);
     }
 }

@@ -1,4 +1,4 @@
-//! The steady state of a turn allocates nothing, counted by the allocator.
+//! A turn allocates nothing in steady state, verified with a counting allocator.
 
 use std::rc::Rc;
 
@@ -12,10 +12,10 @@ use reactors::{
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// Messages that a worker takes in one poll.
+/// Maximum number of messages that a worker receives in one poll.
 const MESSAGES_PER_POLL_MAX: usize = 64;
 
-/// Passes values round a mesh and keeps a deadline for each, as a transport would.
+/// Passes values around a mesh with a deadline for each, like a transport.
 struct Worker {
     port: Port<u64>,
     deadlines: TimerWheel<u64>,
@@ -39,7 +39,7 @@ impl Poller for Worker {
             {
                 self.deadlines.cancel(timer);
             }
-            // A full ring refuses; the next value comes with the next turn.
+            // A full ring refuses the value; the next turn sends another.
             let _ = self.port.send(1 - from, value + 1);
             count += 1;
         }
@@ -102,7 +102,7 @@ fn a_turn_allocates_nothing() {
     assert!(handled > 100_000, "{handled} values were handled");
 }
 
-/// The same with the real clock, real sleeps, and everything that takes time counted as a stall.
+/// The same with the real clock, real sleeps, and every activity counted as a stall.
 #[test]
 fn sleeping_allocates_nothing() {
     struct Ticking(Nanos);

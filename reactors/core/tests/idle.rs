@@ -1,5 +1,5 @@
-//! What idle reactors cost, read from the process's CPU clock. Alone in its process, for that
-//! reason.
+//! The cost of idle reactors, measured with the process's CPU clock. The only test in its process,
+//! for that reason.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -24,8 +24,8 @@ impl Poller for Nothing {
     }
 }
 
-/// Issue: an idle appliance uses under 2 % of a core with the default policy. And more strictly:
-/// with nothing to wait for, not a single wake-up.
+/// Requirement: an idle appliance uses under 2 % of a core with the default policy. This test is
+/// stricter: without anything to wait for, there is not a single wake-up.
 #[test]
 fn idle_reactors_use_under_two_percent_of_a_core() {
     const WATCHED: Duration = Duration::from_secs(2);

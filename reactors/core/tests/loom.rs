@@ -1,5 +1,5 @@
-//! Explores every interleaving of the lock-free modules with loom: they are compiled here a second
-//! time, against loom's atomics and cells in place of those of `src/sync.rs`.
+//! Explores every interleaving of the lock-free modules with loom. They are compiled here again
+//! with loom's atomics and cells in place of those of `src/sync.rs`.
 
 #[path = "../src/wake/flag.rs"]
 mod flag;
@@ -17,8 +17,8 @@ mod sync {
     pub(crate) use loom::sync::Arc;
     use loom::sync::Mutex;
 
-    /// A bounded queue under a lock, in place of crossbeam's: what is explored is what goes on
-    /// around it.
+    /// A bounded queue with a lock, in place of crossbeam's: these tests explore the code that uses
+    /// it.
     pub(crate) struct Queue<T> {
         values: Mutex<VecDeque<T>>,
         capacity: usize,
@@ -65,7 +65,7 @@ use loom::thread;
 use flag::SleepFlag;
 use mailbox::{Mailbox, PushError};
 
-/// The eventfd: a token that stays until it is taken.
+/// A model of the eventfd: a token that remains until it is taken.
 struct Doorbell {
     rung: Mutex<bool>,
     changed: Condvar,
@@ -84,7 +84,7 @@ impl Doorbell {
         self.changed.notify_one();
     }
 
-    /// Blocks like `ppoll` without a time-out: loom fails the test if nobody will ever ring.
+    /// Blocks like `ppoll` without a time-out: loom fails the test if no thread can ring any more.
     fn wait(&self) {
         let mut rung = self.rung.lock().expect("not poisoned");
         while !*rung {
@@ -94,7 +94,7 @@ impl Doorbell {
     }
 }
 
-/// A reactor's sleep as `reactor/rest.rs` does it: announce, look, block or retract.
+/// A reactor's sleep as in `reactor/rest.rs`: announce, check, block or retract.
 fn receive_sleeping<T>(
     consumer: &mut raw::Consumer<T>,
     flag: &SleepFlag,
@@ -112,8 +112,8 @@ fn receive_sleeping<T>(
     }
 }
 
-/// Without a bound these models take from ten seconds to minutes; three switches at bad moments
-/// show what can go wrong.
+/// Without a bound these models take from ten seconds to minutes; three preemptions suffice to show
+/// the possible failures.
 fn bounded(model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
@@ -172,7 +172,7 @@ fn abandoned_ring_still_gives_everything_that_was_sent() {
         let sender = thread::spawn(move || {
             assert_eq!(producer.vacant(), 1);
             assert_eq!(producer.push(7), Ok(()));
-            // The answer depends on the interleaving; asking must be sound.
+            // The result depends on the interleaving; the call must be sound.
             let _ = producer.is_abandoned();
         });
         if consumer.is_abandoned() {
@@ -260,7 +260,7 @@ fn two_senders_of_one_sleep_lose_nothing() {
     });
 }
 
-/// What happened to a message: nothing, taken out, or dropped.
+/// A message that counts its drops.
 struct Message(Arc<Mutex<u32>>);
 
 impl Drop for Message {
@@ -287,7 +287,7 @@ fn a_closed_mailbox_keeps_nothing() {
             sender.join().expect("no panic");
         }
         assert!(mailbox.is_closed() && mailbox.is_empty());
-        // Run or dropped, both are over.
+        // Both have ended, either run or dropped.
         assert_eq!(*ended.lock().expect("not poisoned"), 2);
     });
 }

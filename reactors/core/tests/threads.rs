@@ -1,4 +1,4 @@
-//! Reactors on their own threads: starting, waking, watching, stopping.
+//! Reactors on their own threads: start, wake-up, monitoring, stop.
 
 use std::error::Error;
 use std::io;
@@ -16,9 +16,9 @@ use reactors::{
 };
 use rustix::event::{EventfdFlags, eventfd};
 
-/// Far longer than anything here takes on a loaded machine; a test that waits this long has failed.
+/// Far longer than any step takes on a loaded machine; a test that waits this long has failed.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// For stops that must be clean.
+/// Time limit of stops that must be clean.
 const AMPLE: Nanos = Nanos::from_secs(30);
 
 fn config(idle: IdlePolicy) -> ReactorConfig {
@@ -32,7 +32,7 @@ fn sleepers(count: usize) -> Vec<ReactorConfig> {
     vec![config(IdlePolicy::Sleep); count]
 }
 
-/// Waits for something that another thread brings about.
+/// Waits for a condition that another thread fulfils.
 fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {
@@ -45,7 +45,7 @@ fn wait_for_sleep(handle: &ReactorHandle) {
     wait_until("sleep", || handle.stats().is_asleep());
 }
 
-/// Runs `work` on the reactor and returns what it returned.
+/// Runs `work` on the reactor and returns its result.
 fn call<R: Send + 'static>(handle: &ReactorHandle, work: impl FnOnce() -> R + Send + 'static) -> R {
     let (answer, answers) = mpsc::channel();
     let job: Job = Box::new(move |_| answer.send(work()).expect("the test listens"));
@@ -53,7 +53,7 @@ fn call<R: Send + 'static>(handle: &ReactorHandle, work: impl FnOnce() -> R + Se
     answers.recv_timeout(PATIENCE).expect("the reactor answers")
 }
 
-/// A poller made of closures.
+/// A poller built from closures.
 struct Made<P, S> {
     name: &'static str,
     poll: P,
@@ -296,7 +296,7 @@ mod wake {
             if now < self.next {
                 return Progress::Idle;
             }
-            // The test may have had enough.
+            // The test may have dropped the receiver.
             let _ = self.rings.send(now);
             self.next = now + Nanos::from_millis(5);
             Progress::Busy(1)
@@ -358,7 +358,7 @@ mod wake {
             self.ready.load(Ordering::Relaxed)
         }
 
-        /// Never, said in numbers.
+        /// Never, as a number.
         fn next_deadline(&self) -> Option<Nanos> {
             Some(Nanos::MAX)
         }
@@ -396,7 +396,7 @@ mod wake {
         assert!(reactors.stop(AMPLE).is_clean());
     }
 
-    /// Sends every value that comes in back to where it came from, one higher.
+    /// Sends every received value back to its sender, incremented by one.
     struct Echo {
         port: Port<u64>,
         until: u64,
@@ -427,8 +427,8 @@ mod wake {
         }
     }
 
-    /// Every hop wakes a reactor that sleeps or is about to: one lost wake-up and the value is
-    /// stuck.
+    /// Every hop wakes a reactor that sleeps or is about to: after a single lost wake-up the value
+    /// is stuck.
     #[test]
     fn no_message_between_sleepers_is_lost() {
         const HOPS: u64 = 20_000;
@@ -606,7 +606,7 @@ mod stop {
         assert!(!report.is_clean());
     }
 
-    /// One reactor's last work needs the answer of another, which is quiet long before.
+    /// The last work of one reactor needs the reply of another, which is quiet long before.
     #[test]
     fn a_quiet_reactor_serves_the_others_to_the_end() {
         let (questions, answers) = (

@@ -1,7 +1,7 @@
 use super::*;
 
-/// What the test allows between two clocks: they run apart by parts per million and were compared
-/// within nanoseconds.
+/// Tolerated difference between two clocks: their rates differ by parts per million, and they were
+/// compared within nanoseconds.
 const APART: Nanos = Nanos::from_millis(1);
 
 #[test]

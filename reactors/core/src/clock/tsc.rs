@@ -1,4 +1,4 @@
-//! The time-stamp counter: whether it can be trusted, how fast it runs, reading it.
+//! The time-stamp counter: whether it is reliable, its rate, and reading it.
 #![expect(
     unsafe_code,
     reason = "the counter is read with a processor instruction"
@@ -9,13 +9,13 @@ use rustix::time::ClockId;
 use super::nanos;
 use crate::time::Nanos;
 
-/// How long the counter is watched to learn its rate: long against the about 30 ns that one
-/// comparison with the kernel's clock may be off, short against the start of the process.
+/// Measurement time of the counter's rate: long compared with the error of about 30 ns of one
+/// comparison with the kernel's clock, short compared with the start of the process.
 const MEASURE: Nanos = Nanos::from_millis(2);
-/// Comparisons per sample; the tightest counts, so that an interrupt in between does no harm.
+/// Comparisons per sample; the shortest counts, so that interrupts do not distort the sample.
 const ATTEMPTS: u32 = 8;
 
-/// Turns counter ticks into nanoseconds: `origin + (ticks - base) * rate / 2^32`.
+/// Converts counter ticks to nanoseconds: `origin + (ticks - base) * rate / 2^32`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scale {
     base: u64,
@@ -24,7 +24,7 @@ pub(super) struct Scale {
 }
 
 impl Scale {
-    /// Measures the counter's rate, or `None` when the counter must not be used.
+    /// Measures the counter's rate; `None` if the counter must not be used.
     pub(super) fn measure() -> Option<Scale> {
         if !(is_invariant() && kernel_trusts_it()) {
             return None;
@@ -54,7 +54,7 @@ impl Scale {
 
     #[inline]
     fn at(&self, ticks: u64) -> Nanos {
-        // Another core may be a few ticks behind the one that measured the base.
+        // Another core's counter may be a few ticks behind that of the measuring core.
         let ticks = ticks.saturating_sub(self.base);
         let span = (u128::from(ticks) * u128::from(self.rate)) >> 32;
         Nanos(
@@ -64,7 +64,7 @@ impl Scale {
     }
 }
 
-/// A counter reading and the kernel's time at that moment.
+/// A counter reading and the kernel's time of the same moment.
 fn sample(clock: ClockId) -> (u64, Nanos) {
     let mut best = (u64::MAX, 0, Nanos::ZERO);
     for _ in 0..ATTEMPTS {
@@ -78,8 +78,8 @@ fn sample(clock: ClockId) -> (u64, Nanos) {
     (best.1, best.2)
 }
 
-/// The kernel watches the counter against other clocks and drops it when cores disagree or it stops
-/// in deep sleep.
+/// Whether the kernel uses the counter as its clock source. The kernel compares it with other
+/// clocks and drops it if cores disagree or it stops in deep sleep.
 fn kernel_trusts_it() -> bool {
     std::fs::read("/sys/devices/system/clocksource/clocksource0/current_clocksource")
         .is_ok_and(|name| name.trim_ascii() == b"tsc")
@@ -105,8 +105,8 @@ fn is_invariant() -> bool {
 #[inline]
 fn read() -> u64 {
     // SAFETY: RDTSC exists on every x86_64 processor and has no effect on memory. The kernel lets
-    // user space execute it unless a process asks for the contrary with PR_SET_TSC, which nothing
-    // here does.
+    // user space execute it unless a process disables it with PR_SET_TSC, which this process does
+    // not.
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 

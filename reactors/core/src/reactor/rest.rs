@@ -1,4 +1,4 @@
-//! What a reactor does between turns without progress: spin, pause, block (`ARCHITECTURE.md` §3).
+//! Idle behaviour between turns without progress: spin, pause, block (`ARCHITECTURE.md` §3).
 
 use arrayvec::ArrayVec;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -10,15 +10,15 @@ use crate::config::IdlePolicy;
 use crate::recorder::{Note, NoteKind};
 use crate::time::Nanos;
 
-/// Pause instructions between two turns of the pausing step: about a microsecond, so that a
-/// hyper-thread's twin gets the core's units while latency stays far below that of a wake-up.
+/// Pause instructions between two turns of the pausing step: about a microsecond, so that the
+/// sibling hyper-thread gets the core's units while latency stays far below that of a wake-up.
 const PAUSES: u32 = 32;
-/// A stopping reactor takes a turn this often, since pollers are asked in every turn whether they
-/// are done.
+/// Interval of the turns of a stopping reactor, because pollers are asked in every turn whether
+/// they have stopped.
 const STOPPING_TURN: Nanos = Nanos::from_millis(1);
 
 impl Reactor {
-    /// One step of rest after a turn without progress.
+    /// Performs one idle step after a turn without progress.
     pub(super) fn rest(&mut self) {
         match self.config.idle {
             IdlePolicy::Poll => std::hint::spin_loop(),
@@ -39,20 +39,20 @@ impl Reactor {
         }
     }
 
-    /// Blocks until there is something to do, unless there already is.
+    /// Blocks until there is work, unless there is some already.
     fn sleep(&mut self) {
         self.shared.waker.announce_sleep();
-        // From here on every sender wakes this reactor; what was sent before is visible now.
+        // From here on every sender wakes this reactor; earlier messages are visible now.
         if self.may_sleep() {
             self.block();
         } else {
-            // Poll at full speed again: what the poller waits for has no descriptor.
+            // Poll at full speed again: the poller's work has no descriptor to wait on.
             self.idle_since = None;
         }
         self.shared.waker.retract_sleep();
     }
 
-    /// The last look at every queue.
+    /// Checks every queue once more.
     fn may_sleep(&mut self) -> bool {
         if !self.shared.inbox.is_empty() {
             return false;
@@ -71,7 +71,7 @@ impl Reactor {
         };
         let timeout = match span {
             Nanos::MAX => None,
-            // A span that ppoll cannot express is longer than any machine stays up.
+            // A span that ppoll cannot express exceeds any uptime.
             span => Timespec::try_from(std::time::Duration::from(span)).ok(),
         };
         self.accounts.sleep(now, &self.shared.stats);
@@ -100,7 +100,7 @@ impl Reactor {
         }
     }
 
-    /// The reactor goes on without sleep, which costs a core but loses nothing.
+    /// Logs a failed sleep. The reactor continues to poll, which costs a core but loses nothing.
     #[cold]
     fn warn_of_sleep(&mut self, now: Nanos, error: Errno) {
         if now >= self.next_warning {
@@ -109,7 +109,7 @@ impl Reactor {
         }
     }
 
-    /// How long the sleep may last; `None` when something is due already.
+    /// Maximum duration of the sleep; `None` if work is due already.
     fn sleep_span(&self, now: Nanos) -> Option<Nanos> {
         let mut span = Nanos::MAX;
         if let Some(deadline) = self.next_deadline() {

@@ -6,14 +6,14 @@ use super::*;
 use crate::clock::VirtualClock;
 use crate::shared::{Job, RunError};
 
-/// What pollers did, in order.
+/// Calls of pollers, in order.
 type Journal = Rc<RefCell<Vec<String>>>;
 
-/// A poller that writes down its calls and does as it is told.
+/// A poller that records its calls and behaves as configured.
 struct Scripted {
     name: &'static str,
     journal: Journal,
-    /// Advances the clock by this in each poll.
+    /// Time by which each poll advances the clock.
     takes: Nanos,
     clock: VirtualClock,
     progress: Progress,
@@ -357,7 +357,7 @@ fn stop_ends_at_the_deadline_and_names_what_is_left() {
     }
     let handle = bench.reactor.handle();
     handle.request_stop(Nanos::from_secs(1));
-    // A later deadline does not take back an earlier one.
+    // A later deadline does not replace an earlier one.
     handle.request_stop(Nanos::MAX);
     bench.clock.advance_to(Nanos::from_secs(1) - Nanos(1));
     bench.reactor.turn();
@@ -424,7 +424,7 @@ mod watch {
         }
     }
 
-    /// The statistics keep time in units of 1.024 µs.
+    /// The statistics store time in units of 1.024 µs.
     fn about(lasted: Nanos, millis: u64) -> bool {
         let expected = Nanos::from_millis(millis);
         lasted <= expected && expected - lasted < Nanos(1_024)
@@ -586,7 +586,7 @@ mod watch {
         assert_eq!(stats.busy_permille(bench.clock.now()), 0);
     }
 
-    /// Counts the warnings of the thread it is the default of.
+    /// A subscriber that counts warnings.
     struct Warnings(Arc<AtomicUsize>);
 
     impl tracing::Subscriber for Warnings {
@@ -622,8 +622,8 @@ mod watch {
             bench
         };
         tracing::subscriber::with_default(Warnings(Arc::clone(&count)), || {
-            // The first warning of the process may be another test's at this moment, and its thread
-            // then notes that nobody listens.
+            // The first warning of the process may come from another test at this moment, whose
+            // thread then caches that no subscriber is interested.
             for _ in 0..10_000 {
                 sluggish().reactor.turn();
                 if count.swap(0, Ordering::Relaxed) > 0 {

@@ -1,15 +1,15 @@
 //! The cells of the flight recorder's ring; `tests/loom.rs` explores it.
 //!
-//! One thread writes, any number read, nobody waits. The writer counts an entry as written behind
-//! it, and a fence before the next entry lets whoever reads a word of that one also see the count:
-//! so a reader that looks at the count once more, behind a fence of its own, knows which entries
-//! may have been overwritten under its hands, and drops them.
+//! One thread writes, any number read, and none waits. The writer updates the count after each
+//! entry. A fence before the next entry ensures that a reader of any word of that entry also sees
+//! the count. A reader that loads the count again after its own fence therefore knows which entries
+//! may have been overwritten during the read, and drops them.
 
 use crate::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// A ring of `N` entries of two words; `N` is a power of two.
 pub(crate) struct Ring<const N: usize> {
-    /// Entries written since the beginning.
+    /// Number of entries written since the beginning.
     written: AtomicU64,
     entries: Box<[[AtomicU64; 2]; N]>,
 }
@@ -28,7 +28,7 @@ impl<const N: usize> Ring<N> {
         }
     }
 
-    /// Writes an entry over the oldest one. One thread at a time may call it.
+    /// Overwrites the oldest entry. Only one thread at a time may call it.
     #[inline]
     pub(crate) fn push(&self, words: [u64; 2]) {
         let number = self.written.load(Ordering::Relaxed);
@@ -40,8 +40,8 @@ impl<const N: usize> Ring<N> {
         self.written.store(number + 1, Ordering::Release);
     }
 
-    /// The entries from number `from` on that are still whole, oldest first, and the number of the
-    /// first of them. At most `N - 1`, since the one that is being written may be any time.
+    /// The complete entries from number `from` on, oldest first, and the number of the first. At
+    /// most `N - 1`, because one may be in the process of being overwritten.
     pub(crate) fn read(&self, from: u64) -> (u64, Vec<[u64; 2]>) {
         let end = self.written.load(Ordering::Acquire);
         let begin = from.max(end.saturating_sub(N as u64)).min(end);

@@ -19,7 +19,7 @@ fn notes_come_back_in_their_order() {
     let all = recording.read(0);
     assert_eq!((all.before, all.notes.len()), (0, 5));
     assert_eq!(all.notes[4], (Nanos(4), note(4)));
-    // A clone goes on in the same ring.
+    // A clone writes to the same ring.
     recorder.clone().note(Nanos(9), note(9));
     let later = recording.read(5);
     assert_eq!((later.before, later.notes), (5, vec![(Nanos(9), note(9))]));
@@ -35,7 +35,7 @@ fn the_oldest_make_room() {
         recorder.note(Nanos(number), note(number as u16));
     }
     let kept = recorder.recording().read(0);
-    // One less than there is room for: the writer may be at it.
+    // One less than the capacity, because the writer may be overwriting one.
     assert_eq!((kept.before, kept.notes.len()), (101, NOTES_MAX - 1));
     assert_eq!(kept.notes[0], (Nanos(101), note(101)));
     assert_eq!(kept.notes.last().expect("many").0, Nanos(many - 1));

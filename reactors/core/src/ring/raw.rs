@@ -2,8 +2,8 @@
 //!
 //! `head` (next slot to read) is written by the consumer only, `tail` (next slot to write) by the
 //! producer only. Both only grow; a slot is `index & mask`. Slots in `head..tail` hold a value and
-//! belong to the consumer; all others are vacant and belong to the producer. Each side keeps a copy
-//! of the other's index and reads the shared one only when the copy says full or empty.
+//! belong to the consumer; all others are vacant and belong to the producer. Each side caches the
+//! other's index and reads the shared one only if the cached one implies a full or empty ring.
 #![expect(unsafe_code, reason = "slots move between two threads by index alone")]
 
 use std::mem::MaybeUninit;
@@ -24,10 +24,9 @@ struct Cells<T> {
     slots: Box<[UnsafeCell<MaybeUninit<T>>]>,
 }
 
-// SAFETY: the cells hand values of `T` from one thread to another, which `T: Send` permits. A slot
-// is never touched by both sides at once: the producer writes it before it publishes `tail` past it
-// (release) and the consumer reads it only after seeing that (acquire); the other way round for
-// `head`.
+// SAFETY: the cells pass values of `T` from one thread to another, which `T: Send` permits. A slot
+// is never accessed by both sides at once: the producer writes it before it publishes `tail` past
+// it (release) and the consumer reads it only after seeing that (acquire); vice versa for `head`.
 unsafe impl<T: Send> Send for Cells<T> {}
 // SAFETY: as above; there is one `Producer` and one `Consumer`, both need `&mut self` for slot
 // access, and neither can be cloned, so sharing the cells between the two threads gives each slot
@@ -41,7 +40,7 @@ impl<T> Drop for Cells<T> {
         while head != tail {
             self.slots[head & self.mask].with_mut(|slot| {
                 // SAFETY: both ends are gone (`&mut self`), so slots in `head..tail` hold a value
-                // that nobody else will drop, and each is visited once.
+                // that no other code drops, and each is visited once.
                 unsafe { slot.cast::<T>().drop_in_place() }
             });
             head = head.wrapping_add(1);
@@ -63,7 +62,7 @@ pub(crate) struct Consumer<T> {
     cells: Arc<Cells<T>>,
 }
 
-/// A ring for exactly `capacity` values.
+/// Creates a ring for exactly `capacity` values.
 pub(crate) fn ring<T>(capacity: usize) -> (Producer<T>, Consumer<T>) {
     assert!(capacity > 0, "a ring needs at least one slot");
     assert!(
@@ -98,7 +97,7 @@ pub(crate) fn ring<T>(capacity: usize) -> (Producer<T>, Consumer<T>) {
 }
 
 impl<T> Producer<T> {
-    /// Publishes `value`, or gives it back when the ring is full.
+    /// Publishes `value`, or returns it if the ring is full.
     pub(crate) fn push(&mut self, value: T) -> Result<(), T> {
         if self.vacant() == 0 {
             return Err(value);
@@ -106,7 +105,7 @@ impl<T> Producer<T> {
         self.cells.slots[self.tail & self.cells.mask].with_mut(|slot| {
             // SAFETY: `tail - head_seen < capacity <= slots`, and the acquire load of `head` that
             // gave `head_seen` happened after the consumer's last access to this slot, so the slot
-            // is vacant and ours.
+            // is vacant and belongs to the producer.
             unsafe { slot.cast::<T>().write(value) }
         });
         self.tail = self.tail.wrapping_add(1);
@@ -114,7 +113,7 @@ impl<T> Producer<T> {
         Ok(())
     }
 
-    /// At least this many pushes will succeed; zero only when the ring is full right now.
+    /// Number of pushes that will at least succeed; zero only if the ring is full now.
     pub(crate) fn vacant(&mut self) -> usize {
         let used = self.tail.wrapping_sub(self.head_seen);
         if used < self.cells.capacity {
@@ -128,7 +127,7 @@ impl<T> Producer<T> {
         self.cells.capacity
     }
 
-    /// Whether the consumer is gone.
+    /// Whether the consumer was dropped.
     pub(crate) fn is_abandoned(&self) -> bool {
         self.cells.consumer_gone.load(Ordering::Acquire)
     }
@@ -136,13 +135,13 @@ impl<T> Producer<T> {
 
 impl<T> Drop for Producer<T> {
     fn drop(&mut self) {
-        // Release: whoever sees it sees the last push too.
+        // Release: a thread that sees this also sees the last push.
         self.cells.producer_gone.store(true, Ordering::Release);
     }
 }
 
 impl<T> Consumer<T> {
-    /// The oldest value, or none when the ring is empty.
+    /// Takes the oldest value, or `None` if the ring is empty.
     pub(crate) fn pop(&mut self) -> Option<T> {
         if self.head == self.tail_seen {
             self.tail_seen = self.cells.tail.load(Ordering::Acquire);
@@ -161,7 +160,7 @@ impl<T> Consumer<T> {
         Some(value)
     }
 
-    /// How many values wait right now.
+    /// Number of values in the ring now.
     pub(crate) fn len(&self) -> usize {
         self.cells
             .tail
@@ -173,8 +172,8 @@ impl<T> Consumer<T> {
         self.cells.capacity
     }
 
-    /// Whether the producer is gone: what [`Consumer::len`] says afterwards is all that will ever
-    /// come.
+    /// Whether the producer was dropped. [`Consumer::len`] is then the number of all values that
+    /// can still be received.
     pub(crate) fn is_abandoned(&self) -> bool {
         self.cells.producer_gone.load(Ordering::Acquire)
     }

@@ -79,7 +79,7 @@ fn empty_ring_is_refused() {
 #[test]
 fn two_threads_lose_and_swap_nothing() {
     const COUNT: u64 = 300_000;
-    // Boxes, so that a slot read twice or too early would show under a sanitizer as well.
+    // Boxes, so that a sanitizer also detects a slot that is read twice or too early.
     let (mut sender, mut receiver) = channel::<Box<u64>>(7);
     let producer = std::thread::spawn(move || {
         for value in 0..COUNT {

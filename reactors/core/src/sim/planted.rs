@@ -1,10 +1,10 @@
-//! Defects that are planted in the appliance, to prove that simulation finds them.
+//! Defects planted in the appliance, to verify that simulation finds them.
 //!
-//! In every build but those with `--cfg planted` there are none: [`planted`] is a constant there,
-//! and what stands behind it is not compiled in. With it, one defect at a time is switched on for
-//! what runs on the present thread. Names and meanings are in bench/simulation.
+//! Only builds with `--cfg planted` contain them. In all others [`planted`] is constant false and
+//! the defective code is not compiled. With the option, one defect at a time is enabled per thread.
+//! Names and meanings are in bench/simulation.
 
-/// Whether the defect of this name is here.
+/// Whether the defect with this name is enabled.
 #[cfg(not(planted))]
 #[inline(always)]
 #[must_use]
@@ -19,8 +19,8 @@ pub use switched::{plant, planted};
 mod switched {
     use std::cell::Cell;
 
-    /// The environment variable that switches a defect on from the start of each thread, so that the
-    /// crates' own tests can be run with one.
+    /// The environment variable that enables a defect at the start of each thread, so that the
+    /// crates' own tests can run with one.
     const VARIABLE: &str = "PLANTED_DEFECT";
 
     thread_local! {
@@ -31,14 +31,14 @@ mod switched {
         std::env::var(VARIABLE).map_or("", |name| name.leak())
     }
 
-    /// Whether the defect of this name is here.
+    /// Whether the defect with this name is enabled.
     #[must_use]
     pub fn planted(defect: &str) -> bool {
         PLANTED.get() == defect
     }
 
-    /// Switches this defect on, and every other off, for what runs on this thread; the empty name
-    /// switches all off.
+    /// Enables this defect on the current thread and disables all others; the empty name disables
+    /// all.
     pub fn plant(defect: &'static str) {
         PLANTED.set(defect);
     }

@@ -1,4 +1,4 @@
-//! Numbers that look random and are the same for the same seed.
+//! Pseudorandom numbers, reproducible by seed.
 
 /// SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA
 /// 2014).
@@ -6,14 +6,15 @@
 pub struct Seeded(u64);
 
 impl Seeded {
-    /// The stream of this number from a seed: the streams of one seed do not repeat each other.
+    /// Creates the stream with this number from a seed: the streams of one seed differ from each
+    /// other.
     #[must_use]
     pub fn new(seed: u64, stream: u64) -> Self {
         let mut mixed = Self(seed ^ stream.wrapping_mul(0xD1B5_4A32_D192_ED03));
         Self(mixed.draw())
     }
 
-    /// The next number: any of 64 bits.
+    /// The next number, uniform over 64 bits.
     pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
@@ -22,7 +23,7 @@ impl Seeded {
         z ^ (z >> 31)
     }
 
-    /// A number below `bound`, which is not 0; the bias is below 2⁻⁶⁴ × `bound`.
+    /// A number below `bound`, which must not be 0; the bias is below 2⁻⁶⁴ × `bound`.
     pub fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.draw()) * u128::from(bound)) >> 64) as u64
     }

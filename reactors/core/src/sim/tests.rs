@@ -4,7 +4,7 @@ use super::*;
 use crate::mesh::{self, Port};
 use crate::poller::{Poller, StopState};
 
-/// Passes a token round the mesh and writes down who had it when.
+/// Passes a token around the mesh and records each holder and time.
 struct Relay {
     port: Port<u32>,
     clock: VirtualClock,
@@ -74,7 +74,7 @@ fn time_leaps_to_the_deadlines() {
     let hops = relay(1);
     for (index, &(reactor, at)) in hops.iter().enumerate() {
         assert_eq!(reactor, index % 3);
-        // Ten milliseconds a hop, and a few rounds of a microsecond.
+        // Ten milliseconds per hop, plus a few rounds of a microsecond.
         let earliest = Nanos::from_millis(10 * index as u64);
         assert!(
             at >= earliest && at < earliest + Nanos::from_millis(1),
@@ -152,7 +152,7 @@ fn a_stop_ends_all_together() {
         simulation.round();
         assert!(!simulation.reactor(0).is_finished() && !simulation.reactor(1).is_finished());
     }
-    // The one that took its turn first sees the other quiet only in its next turn.
+    // The reactor that took its turn first sees only in its next turn that the other is quiet.
     simulation.round();
     simulation.round();
     assert!(simulation.is_finished());

@@ -24,7 +24,7 @@ fn a_sleeping_reactors_idle_time_goes_on_and_its_load_decays() {
     assert_eq!(stats.idle_ns(asleep), 1_000_000);
     let later = asleep + Nanos::from_millis(500);
     assert_eq!(stats.idle_ns(later), 501_000_000);
-    // e^-5 of what it was.
+    // Decayed by e^-5.
     assert!(
         (5..=8).contains(&stats.busy_permille(later)),
         "{}",

@@ -135,7 +135,7 @@ enum Action {
     Advance(u64),
 }
 
-/// Spans of every magnitude, since each magnitude uses another level.
+/// Spans of all magnitudes, because each magnitude uses another level.
 fn span() -> impl Strategy<Value = u64> {
     (0_u32..50, any::<u64>()).prop_map(|(bits, noise)| noise & ((1 << bits) - 1))
 }
@@ -148,7 +148,7 @@ fn action() -> impl Strategy<Value = Action> {
     ]
 }
 
-/// What the wheel claims to be: timers sorted by tick, then by insertion.
+/// A model of the wheel: timers sorted by tick, then by insertion.
 #[derive(Default)]
 struct Model {
     now: u64,
@@ -175,7 +175,7 @@ fn check_next_deadline(wheel: &TimerWheel<u32>, model: &Model) -> Result<(), Tes
         (None, None) => {}
         (Some(next), Some(&(tick, _))) => {
             prop_assert!(next.0 <= tick * TICK.0);
-            // Unless something is due, there is a point in waiting.
+            // Unless a timer is due, the deadline is in the future.
             prop_assert!(tick <= model.now / TICK.0 || next.0 > model.now);
         }
         (next, first) => prop_assert!(false, "{next:?} for {first:?}"),
@@ -208,7 +208,7 @@ proptest! {
                     }
                 }
                 Action::Cancel(pick) if !ids.is_empty() => {
-                    // Also timers that fired or were cancelled long ago.
+                    // Includes timers that fired or were cancelled long ago.
                     let (id, key) = ids[pick % ids.len()];
                     prop_assert_eq!(wheel.cancel(id), model.armed.remove(&key).map(|_| key.1));
                 }

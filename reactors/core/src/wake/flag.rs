@@ -1,12 +1,12 @@
-//! The half of the sleep protocol that is memory ordering only; `tests/loom.rs` explores it.
+//! The memory-ordering part of the sleep protocol; `tests/loom.rs` explores it.
 //!
-//! Sleeper: announce (store, fence), look at every queue once more, then block or retract. Waker:
-//! publish into a queue, fence, look at the flag. The two fences are in one total order, so either
+//! Sleeper: announce (store, fence), check every queue once more, then block or retract. Waker:
+//! publish into a queue, fence, check the flag. The two fences are in one total order, so either
 //! the sleeper sees the queue's entry or the waker sees the flag.
 //!
-//! Every change of the flag is a read-modify-write: sleeping is rare enough, and loom keeps the
-//! order of plain stores and a racing swap looser than the language does, so that it would report
-//! wake-ups lost that cannot be lost.
+//! Every change of the flag is a read-modify-write. Sleeps are rare enough, and loom models the
+//! order of plain stores and a concurrent swap more weakly than the language defines it, so that it
+//! would report lost wake-ups that cannot occur.
 
 use crate::sync::atomic::{AtomicBool, Ordering, fence};
 
@@ -21,20 +21,20 @@ impl SleepFlag {
         }
     }
 
-    /// The sleeper's side, before it looks at its queues for the last time.
+    /// Sleeper: called before the last check of its queues.
     pub(crate) fn announce(&self) {
         self.sleeping.swap(true, Ordering::AcqRel);
         fence(Ordering::SeqCst);
     }
 
-    /// The sleeper's side, awake again.
+    /// Sleeper: called after it woke up.
     pub(crate) fn retract(&self) {
         self.sleeping.swap(false, Ordering::AcqRel);
     }
 
-    /// The waker's side, after publishing: true for exactly one waker of a sleep, which must then
-    /// signal. A signal that comes late (the sleeper is awake already) costs one needless wake-up
-    /// and nothing else.
+    /// Waker: called after publishing. Returns true for exactly one waker per sleep, which must
+    /// then signal. A late signal (the sleeper is awake already) costs one needless wake-up and has
+    /// no other effect.
     pub(crate) fn must_wake(&self) -> bool {
         fence(Ordering::SeqCst);
         self.sleeping.load(Ordering::Relaxed) && self.sleeping.swap(false, Ordering::AcqRel)
