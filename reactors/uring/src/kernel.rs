@@ -1,11 +1,11 @@
-//! The one place that hands memory to the kernel: entries are built, entered and reaped here, and
-//! every lease that an entry names is kept in a fixed table until its completion was seen.
+//! The only module that passes memory to the kernel: it builds, submits and reaps entries, and
+//! keeps every lease of an entry in a fixed table until the entry's completion was reaped.
 //!
-//! The argument for all of it: a lease goes into the table before its entry is pushed, nobody can
-//! reach it while it is there, and it comes out in three ways only: when the kernel's completion
-//! with the entry's own generation was reaped; never (leaked and counted), when the ring is dropped
-//! and the kernel would not say in time that it is done; or with the process. So the kernel never
-//! writes to memory that somebody else has.
+//! The safety argument: a lease is moved into the table before its entry is pushed, no code can
+//! access it while it is there, and it leaves the table in three ways only: when the kernel's
+//! completion with the entry's own generation was reaped; never (leaked and counted), if the ring
+//! is dropped and the kernel does not complete the entry in time; or when the process ends. So the
+//! kernel never writes to memory that other code uses.
 #![expect(
     unsafe_code,
     reason = "the kernel reads and writes memory by the addresses given here"
@@ -25,14 +25,15 @@ use rustix::io::Errno;
 use crate::operation::{Done, FILES_MAX, FileId, Operation, Pending, Step, outcome};
 use crate::slots::{SlotKey, SlotTable};
 
-/// The kernel takes at most 1 GiB as one registered buffer (`io_uring_register(2)`, Linux 5.1 on).
+/// The kernel accepts at most 1 GiB per registered buffer (`io_uring_register(2)`, since Linux
+/// 5.1).
 pub(crate) const FIXED_BUFFER_BYTES_MAX: usize = 1 << 30;
 
-/// Leases of all rings of this process that were given up, see [`leaked_leases`].
+/// Leaked leases of all rings of this process, see [`leaked_leases`].
 static LEAKED_LEASES: AtomicU64 = AtomicU64::new(0);
 
-/// Leases that rings had to give up when they were dropped, because the kernel did not finish with
-/// them in time. They stay taken for as long as the process lives.
+/// Leases that rings had to leak when they were dropped, because the kernel did not complete their
+/// operations in time. They stay taken until the process ends.
 #[must_use]
 pub fn leaked_leases() -> u64 {
     LEAKED_LEASES.load(Ordering::Relaxed)
@@ -40,14 +41,14 @@ pub fn leaked_leases() -> u64 {
 
 /// A file that a ring keeps open.
 pub trait RingFile: AsFd + Send + Sync {
-    /// The ring was dropped while the kernel had an operation in progress that may still change
-    /// the file. The ring leaks its reference to the file, so the file is never closed.
+    /// The ring was dropped while the kernel had an operation in progress that may still change the
+    /// file. The ring leaks its reference to the file, so the file is never closed.
     fn write_abandoned(&self) {}
 }
 
 impl RingFile for OwnedFd {}
 
-/// A region as the kernel has pinned it: pieces of one length, numbered from the start.
+/// A pinned region: pieces of one length, numbered from the start.
 #[derive(Clone, Copy, Debug)]
 struct Pinned {
     base: usize,
@@ -56,8 +57,8 @@ struct Pinned {
 }
 
 impl Pinned {
-    /// The registered buffer that holds the whole range, or none if the range lies in another arena
-    /// or across two buffers.
+    /// The registered buffer that contains the whole range; `None` if the range lies in another
+    /// arena or spans two buffers.
     fn index(&self, address: usize, len: usize) -> Option<u16> {
         let start = address.checked_sub(self.base)?;
         let last = start.checked_add(len)?.checked_sub(1)?;
@@ -71,26 +72,26 @@ impl Pinned {
 /// An arena whose region the kernel has pinned as this ring's fixed buffers.
 struct FixedBuffers {
     pinned: Pinned,
-    /// Keeps the region mapped for as long as the ring may name it.
+    /// Keeps the region mapped while the ring may use it.
     _arena: Arc<Arena>,
 }
 
-/// What happened on a ring besides plain success. Plain numbers: a ring belongs to one thread.
+/// Events of a ring other than plain success. Plain integers, because a ring belongs to one thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RingCounters {
-    /// System calls that entered operations or fetched completions.
+    /// System calls that submitted operations or fetched completions.
     pub enters: u64,
-    /// Transfers that the kernel cut short and that were sent again for the rest.
+    /// Short transfers that were submitted again for the rest.
     pub continued: u64,
-    /// Operations sent again because the kernel asked for it (`EAGAIN`, `EINTR`).
+    /// Operations submitted again because the kernel requested it (`EAGAIN`, `EINTR`).
     pub retried: u64,
-    /// Completions that belong to no operation in flight: a fault, ignored.
+    /// Completions without an operation in flight: a fault, ignored.
     pub stale: u64,
-    /// Enters that the kernel refused other than for the moment.
+    /// Submissions that the kernel refused with a permanent error.
     pub enter_errors: u64,
 }
 
-/// The ring with its table of operations in flight.
+/// The ring and its table of operations in flight.
 pub(crate) struct Kernel {
     ring: IoUring,
     slots: SlotTable<Pending>,
@@ -101,9 +102,9 @@ pub(crate) struct Kernel {
     drop_wait: Duration,
     /// Entries were pushed that the kernel has not taken.
     unentered: bool,
-    /// Some of these go on with an operation that the kernel cut short.
+    /// Some of these continue an operation that the kernel cut short.
     resent: bool,
-    /// Stands in for a drive that does not answer: dropping the ring cannot cancel.
+    /// Simulates a drive that does not respond: dropping the ring cannot cancel operations.
     #[cfg(test)]
     pub(crate) uncancellable: bool,
 }
@@ -128,7 +129,8 @@ impl Kernel {
         }
     }
 
-    /// Has the kernel pin the arena's region as fixed buffers of at most `piece` bytes.
+    /// Registers the arena's region as fixed buffers of at most `piece` bytes, which the kernel
+    /// pins.
     pub(crate) fn register_arena(&mut self, arena: Arc<Arena>, piece: usize) -> Result<(), Errno> {
         let (base, len) = (arena.region().base_address(), arena.region().len());
         let buffers: Vec<libc::iovec> = (0..len)
@@ -138,9 +140,9 @@ impl Kernel {
                 iov_len: piece.min(len - offset),
             })
             .collect();
-        // SAFETY: the vectors cover exactly the arena's mapping, which stays as long as the ring:
-        // `arena` is kept beside it and dropped after it. The kernel touches the memory only on
-        // behalf of entries, and these name leases in the table.
+        // SAFETY: the vectors cover exactly the arena's mapping, which outlives the ring: `arena`
+        // is stored beside it and dropped after it. The kernel accesses the memory only on behalf
+        // of entries, which refer to leases in the table.
         unsafe { self.ring.submitter().register_buffers(&buffers) }.map_err(|e| errno(&e))?;
         self.buffers = Some(FixedBuffers {
             pinned: Pinned { base, len, piece },
@@ -163,7 +165,7 @@ impl Kernel {
         Some(FileId(index))
     }
 
-    /// Puts `file` in the place of another.
+    /// Replaces the file of `id` by `file`.
     pub(crate) fn replace_file(&mut self, id: FileId, file: Arc<dyn RingFile>) {
         assert_eq!(self.slots.len(), 0, "no operation names the file");
         self.register(id.0, &*file);
@@ -175,7 +177,8 @@ impl Kernel {
             let descriptor = file.as_fd().as_raw_fd();
             let submitter = self.ring.submitter();
             let updated = submitter.register_files_update(index, &[descriptor]);
-            // From the first refusal on every file goes by its descriptor, which is open anyway.
+            // After the first refusal all files are used by their descriptors, which are open
+            // anyway.
             self.files_registered = matches!(updated, Ok(1));
         }
     }
@@ -188,7 +191,7 @@ impl Kernel {
         self.counters
     }
 
-    /// Takes an operation into the table and pushes its entry; gives it back when the table is
+    /// Adds an operation to the table and pushes its entry; returns the operation if the table is
     /// full.
     pub(crate) fn start(&mut self, tag: u64, operation: Operation) -> Result<(), Operation> {
         if self.slots.is_full() {
@@ -205,7 +208,7 @@ impl Kernel {
         Ok(())
     }
 
-    /// Pushes the entry for what is left of the operation under `key`.
+    /// Pushes the entry for the remaining part of the operation under `key`.
     fn push(&mut self, key: SlotKey) {
         let Some(pending) = self.slots.get_mut(key) else {
             unreachable!("the entry was just stored")
@@ -219,8 +222,8 @@ impl Kernel {
             build(pending, descriptor, self.buffers.as_ref())
         };
         // SAFETY: the entry's memory lies in the lease that the table holds under `key`, and the
-        // entry carries `key`, so the lease stays where it is until this entry's completion is
-        // reaped; its descriptor is kept open in `files`. Both hold until then, see the module.
+        // entry carries `key`, so the lease stays in the table until this entry's completion is
+        // reaped; its descriptor is kept open in `files` for the same time. See the module.
         let pushed = unsafe { self.ring.submission().push(&entry.user_data(key.0)) };
         assert!(
             pushed.is_ok(),
@@ -234,18 +237,18 @@ impl Kernel {
         self.unentered
     }
 
-    /// Whether operations were sent again and wait to be entered.
+    /// Whether operations were pushed again and wait for submission.
     pub(crate) fn has_resent(&self) -> bool {
         self.resent
     }
 
-    /// Whether the kernel keeps completions back until it is asked for them.
+    /// Whether the kernel holds completions back until a system call fetches them.
     pub(crate) fn has_deferred(&mut self) -> bool {
         let queue = self.ring.submission();
         queue.taskrun() || queue.cq_overflow()
     }
 
-    /// Enters what was pushed and fetches what the kernel deferred, in one system call if there is
+    /// Submits all pushed entries and fetches deferred completions in one system call, if there are
     /// any of either.
     pub(crate) fn enter(&mut self) {
         if !self.unentered && !self.has_deferred() {
@@ -254,8 +257,8 @@ impl Kernel {
         loop {
             self.counters.enters += 1;
             match self.ring.submit().map_err(|e| errno(&e)) {
-                // The kernel is short of memory, or has completions to be reaped first: what it did
-                // not take stays in the queue and goes with the next call.
+                // The kernel is short of memory, or requires that completions are reaped first. The
+                // entries that it did not take stay in the queue until the next call.
                 Ok(_) | Err(Errno::AGAIN | Errno::BUSY) => break,
                 Err(Errno::INTR) => {}
                 Err(_) => {
@@ -268,7 +271,7 @@ impl Kernel {
         self.resent &= self.unentered;
     }
 
-    /// The next operation that has ended, if any. Sends again what the kernel cut short.
+    /// The next operation that has ended, if any. Submits the rest of short transfers.
     pub(crate) fn reap(&mut self) -> Option<Done> {
         loop {
             let entry = self.ring.completion().next()?;
@@ -293,8 +296,8 @@ impl Kernel {
         None
     }
 
-    /// Cancels what is in flight and waits until the kernel is done with all of it, up to
-    /// `drop_wait`. What is left then is leaked and counted.
+    /// Cancels the operations in flight and waits until the kernel has completed all of them, up to
+    /// `drop_wait`. Leaks and counts the rest.
     fn abandon(&mut self) {
         let deadline = Instant::now() + self.drop_wait;
         self.enter();
@@ -316,7 +319,7 @@ impl Kernel {
                 LEAKED_LEASES.fetch_add(1, Ordering::Relaxed);
             }
             if pending.operation.changes_file() {
-                // The file stays open, with whatever its owner keeps while it is open (a lock).
+                // The file stays open, and with it resources tied to the open file (a lock).
                 let file = &self.files[pending.operation.file().0 as usize];
                 file.write_abandoned();
                 std::mem::forget(Arc::clone(file));
@@ -330,8 +333,8 @@ impl Kernel {
         if self.uncancellable {
             return;
         }
-        // Transfers that have begun are not stopped by this: they end by themselves and are waited
-        // for.
+        // This does not stop transfers that have begun: they end by themselves, and `abandon` waits
+        // for them.
         let all = CancelBuilder::any();
         let _ = self
             .ring
@@ -343,7 +346,7 @@ impl Kernel {
     #[cfg(test)]
     pub(crate) fn push_stray(&mut self, user_data: u64) {
         let entry = opcode::Nop::new().build().user_data(user_data);
-        // SAFETY: a no-op names no memory.
+        // SAFETY: a no-op refers to no memory.
         unsafe { self.ring.submission().push(&entry) }.unwrap();
         self.unentered = true;
     }
@@ -375,7 +378,7 @@ impl fmt::Debug for Kernel {
     }
 }
 
-/// The entry for what is left of an operation.
+/// Builds the entry for the remaining part of an operation.
 fn build(pending: &mut Pending, file: types::Fd, buffers: Option<&FixedBuffers>) -> squeue::Entry {
     let transferred = pending.transferred();
     let rest = |lease: &mut Lease| {

@@ -1,12 +1,11 @@
-//! One io_uring per queue of file operations.
+//! An io_uring for the file operations of one queue.
 //!
-//! Owns: the ring, a fixed table of the operations in flight with the leases that they read from
-//! and write to, and the files. Refuses: to let go of memory that the kernel may still write, to
-//! allocate after start, and to block (but for a bounded wait when a ring is dropped with work in
-//! flight).
+//! Owns: the ring, a fixed table of the operations in flight with their leases, and the files. It
+//! never releases memory that the kernel may still write, does not allocate after start, and does
+//! not block (except for a bounded wait if a ring is dropped with operations in flight).
 //!
-//! Operations are pushed by [`Ring::submit`], entered in one system call by [`Ring::flush`], and
-//! come back through [`Ring::poll`]. See `io_uring(7)`, `io_uring_setup(2)` and
+//! [`Ring::submit`] queues operations, [`Ring::flush`] submits them in one system call, and
+//! [`Ring::poll`] returns them when they have ended. See `io_uring(7)`, `io_uring_setup(2)` and
 //! `io_uring_enter(2)`.
 
 mod kernel;

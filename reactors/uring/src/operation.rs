@@ -1,18 +1,18 @@
-//! Operations on files: what a caller asks for, what is kept while the kernel works on it, and the
-//! rules for results that are neither success nor failure.
+//! File operations: their parameters, their state while the kernel executes them, and the rules for
+//! results that are neither success nor failure.
 
 use std::fmt;
 
 use hugemem::Lease;
 use rustix::io::Errno;
 
-/// Files that one ring can hold.
+/// Maximum number of files of one ring.
 pub const FILES_MAX: usize = 16;
 
-/// How often one operation is sent again without progress because the kernel said "again".
+/// Maximum number of retries of one operation without progress (`EAGAIN`, `EINTR`).
 const RETRIES_MAX: u8 = 16;
 
-/// A file that was given to a ring, see [`Ring::add_file`](crate::Ring::add_file).
+/// A file that was added to a ring, see [`Ring::add_file`](crate::Ring::add_file).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileId(pub(crate) u32);
 
@@ -21,12 +21,12 @@ impl FileId {
     pub const FIRST: Self = Self(0);
 }
 
-/// What to do with the room that a range of a file takes. Neither changes the file's length.
+/// What happens to the allocated space of a file range. Neither mode changes the file's length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AllocateMode {
-    /// Give the room away; the range reads as zeroes (`FALLOC_FL_PUNCH_HOLE`).
+    /// Deallocate the space; the range reads as zeroes (`FALLOC_FL_PUNCH_HOLE`).
     PunchHole,
-    /// Keep or take the room; the range reads as zeroes (`FALLOC_FL_ZERO_RANGE`).
+    /// Keep or allocate the space; the range reads as zeroes (`FALLOC_FL_ZERO_RANGE`).
     ZeroRange,
 }
 
@@ -39,51 +39,51 @@ impl AllocateMode {
     }
 }
 
-/// An operation on a file. Offsets and lengths in bytes.
+/// An operation on a file. Offsets and lengths are in bytes.
 pub enum Operation {
-    /// Fill the whole lease from the file. A read that meets the end of the file fails with
+    /// Read from the file into the whole lease. A read that reaches the end of the file fails with
     /// [`Failure::EndOfFile`].
     Read {
-        /// Where from.
+        /// The file.
         file: FileId,
         /// First byte in the file.
         offset: u64,
-        /// Where to, and how much: all of its length.
+        /// The destination; its length is the length of the read.
         lease: Lease,
     },
     /// Write the whole lease to the file.
     Write {
-        /// Where to.
+        /// The file.
         file: FileId,
         /// First byte in the file.
         offset: u64,
-        /// What, and how much: all of its length.
+        /// The data; its length is the length of the write.
         lease: Lease,
         /// The data is on the medium when the operation ends (`RWF_DSYNC`).
         sync: bool,
     },
-    /// Bring the file's written data to the medium.
+    /// Sync the file's written data to the medium.
     Sync {
-        /// Which file.
+        /// The file.
         file: FileId,
-        /// `fdatasync`: leave out metadata that reading the data back does not need.
+        /// `fdatasync`: omits metadata that is not needed to read the data.
         data_only: bool,
     },
-    /// Change the room of a range.
+    /// Change the allocated space of a range.
     Allocate {
-        /// Which file.
+        /// The file.
         file: FileId,
-        /// What to do with it.
+        /// The change.
         mode: AllocateMode,
         /// First byte in the file.
         offset: u64,
-        /// Bytes, at least 1.
+        /// Length in bytes, at least 1.
         len: u64,
     },
 }
 
 impl Operation {
-    /// The file that the operation is for.
+    /// The file of the operation.
     #[must_use]
     pub fn file(&self) -> FileId {
         match self {
@@ -94,7 +94,7 @@ impl Operation {
         }
     }
 
-    /// Whether the operation may change what the file holds.
+    /// Whether the operation may change the file's content.
     #[must_use]
     pub fn changes_file(&self) -> bool {
         match self {
@@ -103,7 +103,7 @@ impl Operation {
         }
     }
 
-    /// The lease that the operation reads from or writes to.
+    /// The lease of the operation.
     #[must_use]
     pub fn into_lease(self) -> Option<Lease> {
         match self {
@@ -135,16 +135,15 @@ impl fmt::Debug for Operation {
     }
 }
 
-/// Why an operation did not succeed.
+/// Why an operation failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Failure {
     /// The kernel refused the operation, or it failed before any data was transferred. A read may
-    /// have transferred some.
+    /// have transferred some data.
     Errno(Errno),
-    /// A read met the end of the file before its lease was full.
+    /// A read reached the end of the file before its lease was full.
     EndOfFile,
-    /// A write transferred some of its data, and then the kernel refused the rest. `EIO` where it
-    /// gave no reason.
+    /// A write transferred some data, then the kernel refused the rest. `EIO` if it gave no reason.
     ShortWrite(Errno),
 }
 
@@ -159,12 +158,12 @@ impl Failure {
     }
 }
 
-/// The end of an operation.
+/// An ended operation.
 #[derive(Debug)]
 pub struct Done {
-    /// The tag that the operation was submitted with.
+    /// The tag of the submission.
     pub tag: u64,
-    /// How it ended. After an error the lease of a read holds anything.
+    /// The result. After an error the content of a read's lease is undefined.
     pub result: Result<(), Failure>,
     /// The operation's lease.
     pub lease: Option<Lease>,
@@ -173,7 +172,7 @@ pub struct Done {
 /// The kernel's result of one entry: bytes transferred, or an error number.
 pub type Outcome = Result<u32, Errno>;
 
-/// Reads a completion's result: a count, or a negated error number.
+/// Decodes a completion's result: a count, or a negated error number.
 pub(crate) fn outcome(raw: i32) -> Outcome {
     const ERRNO_MAX: i32 = 4095;
     match u32::try_from(raw) {
@@ -183,13 +182,13 @@ pub(crate) fn outcome(raw: i32) -> Outcome {
     }
 }
 
-/// What to do after an entry's completion.
+/// The next step after an entry's completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Step {
-    /// Some was transferred: send an entry for the rest.
+    /// Some bytes were transferred: submit an entry for the rest.
     Continue,
-    /// Nothing was: send the same entry again.
+    /// None were transferred: submit the same entry again.
     Retry,
     /// The operation has ended.
     End(Result<(), Failure>),
@@ -199,11 +198,11 @@ pub enum Step {
 enum Kind {
     Read,
     Write,
-    /// Ends whole or not at all.
+    /// Succeeds or fails as a whole.
     Whole,
 }
 
-/// How far an operation has come.
+/// The progress of an operation.
 #[derive(Clone, Copy, Debug)]
 struct Extent {
     kind: Kind,
@@ -221,8 +220,8 @@ impl Extent {
                 self.retries += 1;
                 Step::Retry
             }
-            // A direct read that was cut short within a sector met the end of the file, and the
-            // kernel takes no further read from there.
+            // A direct read that was cut short within a sector has reached the end of the file; the
+            // kernel rejects a further read from there.
             Err(Errno::INVAL) if self.kind == Kind::Read && self.done > 0 => {
                 Step::End(Err(Failure::EndOfFile))
             }
@@ -262,17 +261,17 @@ impl Extent {
     }
 }
 
-/// An operation in progress: what was transferred, and the rules for results that are neither
-/// success nor failure. The kernel's ring uses it, and so can a simulated one.
+/// An operation in progress: the transferred bytes, and the rules for results that are neither
+/// success nor failure. Used by the kernel's ring, and by simulated ones.
 pub struct Pending {
     tag: u64,
-    /// What was asked for.
+    /// The submitted operation.
     pub operation: Operation,
     extent: Extent,
 }
 
 impl Pending {
-    /// An operation of which nothing is done.
+    /// Creates the state of a new operation.
     #[must_use]
     pub fn new(tag: u64, operation: Operation) -> Self {
         let (kind, len) = match &operation {
@@ -293,13 +292,13 @@ impl Pending {
         }
     }
 
-    /// Bytes that were transferred already.
+    /// Bytes transferred so far.
     #[must_use]
     pub fn transferred(&self) -> u32 {
         self.extent.done
     }
 
-    /// Takes the result of one entry for what was left of the operation.
+    /// Processes the result of an entry for the rest of the operation.
     pub fn advance(&mut self, outcome: Outcome) -> Step {
         self.extent.advance(outcome)
     }
@@ -308,7 +307,7 @@ impl Pending {
         self.extent.kind != Kind::Whole
     }
 
-    /// The end of the operation, once the kernel is done with it.
+    /// Ends the operation after its last completion.
     #[must_use]
     pub fn end(self, result: Result<(), Failure>) -> Done {
         Done {

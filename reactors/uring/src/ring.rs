@@ -1,5 +1,5 @@
-//! The ring as its owner sees it: set-up with what the kernel has, notices of what it has not, and
-//! the three calls of a turn.
+//! The ring's interface: set-up with the features of the kernel, notices of missing features, and
+//! the calls of a turn.
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -14,22 +14,23 @@ use rustix::io::Errno;
 use crate::kernel::{FIXED_BUFFER_BYTES_MAX, Kernel, RingCounters, RingFile};
 use crate::operation::{Done, FileId, Operation};
 
-/// The deepest ring, in operations in flight.
+/// Maximum depth of a ring, in operations in flight.
 pub const RING_DEPTH_MAX: u32 = 4096;
 
-/// How a ring is made.
+/// Configuration of a ring.
 #[derive(Clone, Debug)]
 pub struct RingConfig {
-    /// Operations in flight at most, 1 ..= [`RING_DEPTH_MAX`].
+    /// Maximum number of operations in flight, 1 ..= [`RING_DEPTH_MAX`].
     pub depth: u32,
-    /// Have the kernel pin the arena once, instead of the pages of each transfer anew.
+    /// Pin the arena once in the kernel, instead of the pages of each transfer.
     pub fixed_buffers: bool,
-    /// How long dropping the ring waits for operations in flight, before it leaks their leases.
+    /// Time to wait for operations in flight when the ring is dropped, before their leases are
+    /// leaked.
     pub drop_wait: Duration,
 }
 
 impl RingConfig {
-    /// A ring of `depth` with fixed buffers, waiting up to 5 s when it is dropped.
+    /// A ring of `depth` with fixed buffers and a wait of 5 s when it is dropped.
     #[must_use]
     pub fn new(depth: u32) -> Self {
         Self {
@@ -40,14 +41,14 @@ impl RingConfig {
     }
 }
 
-/// Why there is no ring, or no further file on it.
+/// Why a ring or another file on it could not be created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RingError {
     /// The depth is out of bounds.
     #[error("a ring of {depth} operations was asked for: 1 to {RING_DEPTH_MAX} are possible")]
     Depth {
-        /// What was asked for.
+        /// The requested depth.
         depth: u32,
     },
     /// The kernel was built without io_uring.
@@ -59,23 +60,23 @@ pub enum RingError {
          or the container's seccomp profile"
     )]
     Forbidden,
-    /// The memory for the ring may not be locked.
+    /// The memory for the ring cannot be locked.
     #[error(
         "no memory for a ring of {depth} operations: raise the limit on locked memory (ulimit -l)"
     )]
     NoMemory {
-        /// What was asked for.
+        /// The requested depth.
         depth: u32,
     },
-    /// Any other refusal.
+    /// Any other error.
     #[error("the kernel refused an io_uring: {0}")]
     Refused(Errno),
-    /// The ring holds [`FILES_MAX`](crate::FILES_MAX) files already.
+    /// The ring has [`FILES_MAX`](crate::FILES_MAX) files already.
     #[error("the ring holds its {max} files already", max = crate::FILES_MAX)]
     TooManyFiles,
 }
 
-/// What a ring could not have, what that costs and what mends it. Displays as one line.
+/// A missing feature of a ring, its cost and the fix. Displays as one line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Notice {
@@ -85,7 +86,7 @@ pub enum Notice {
     NoFixedBuffers {
         /// The arena's length in bytes.
         bytes: usize,
-        /// Why.
+        /// The kernel's error.
         errno: Errno,
     },
 }
@@ -115,14 +116,14 @@ impl fmt::Display for Notice {
     }
 }
 
-/// How completions get run, best first. Each needs a newer kernel than the next.
+/// How the kernel runs completions, best first. Each needs a newer kernel than the next.
 ///
-/// `IORING_SETUP_DEFER_TASKRUN` is not among them: a thread that already sleeps in `ppoll(2)` on
-/// the ring's descriptor is not woken by completions that are deferred (found on Linux 6.18), and
-/// waking a sleeping reactor is what the descriptor is for.
+/// `IORING_SETUP_DEFER_TASKRUN` is not used: deferred completions do not wake a thread that already
+/// sleeps in `ppoll(2)` on the ring's descriptor (found on Linux 6.18), and the descriptor exists
+/// to wake a sleeping reactor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Flavour {
-    /// Linux 6.0: on this thread, at its next system call, which is this ring's only user.
+    /// Linux 6.0: on this thread, the ring's only user, at its next system call.
     SingleIssuer,
     /// Linux 5.19: on this thread, at its next system call.
     Cooperative,
@@ -159,11 +160,10 @@ impl Flavour {
     }
 }
 
-/// An io_uring for files. Belongs to the thread that made it.
+/// An io_uring for files. Belongs to the thread that created it.
 ///
-/// Dropping it with operations in flight cancels them and waits for the kernel to let go of their
-/// memory; leases that it will not let go of in time are leaked and counted
-/// ([`crate::leaked_leases`]).
+/// Dropping it with operations in flight cancels them and waits until the kernel has released their
+/// memory; leases that are not released in time are leaked and counted ([`crate::leaked_leases`]).
 #[derive(Debug)]
 pub struct Ring {
     kernel: Kernel,
@@ -171,10 +171,10 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// Makes a ring, with `arena` as its fixed buffers if the configuration wants any.
+    /// Creates a ring, with `arena` as its fixed buffers if the configuration enables them.
     ///
     /// # Errors
-    /// [`RingError`]: the depth is out of bounds, or the kernel gives no ring.
+    /// [`RingError`]: the depth is out of bounds, or the kernel provides no ring.
     pub fn new(config: &RingConfig, arena: Option<&Arc<Arena>>) -> Result<Self, RingError> {
         Self::with_flavours(config, arena, &Flavour::ALL)
     }
@@ -203,19 +203,19 @@ impl Ring {
         Ok(Self { kernel, notices })
     }
 
-    /// What the ring could not have.
+    /// Missing features of the ring.
     #[must_use]
     pub fn notices(&self) -> &[Notice] {
         &self.notices
     }
 
-    /// Whether transfers to and from the arena go without pinning their pages.
+    /// Whether transfers to and from the arena need no pinning of pages.
     #[must_use]
     pub fn has_fixed_buffers(&self) -> bool {
         self.kernel.has_fixed_buffers()
     }
 
-    /// Gives the ring a file, which it keeps open for as long as it lives.
+    /// Adds a file, which the ring keeps open until it is dropped.
     ///
     /// # Errors
     /// [`RingError::TooManyFiles`].
@@ -223,35 +223,35 @@ impl Ring {
         self.kernel.add_file(file).ok_or(RingError::TooManyFiles)
     }
 
-    /// Puts `file` in the place of the file that `id` names, which the ring closes.
+    /// Replaces the file of `id`, which the ring closes, by `file`.
     ///
     /// # Panics
-    /// Operations are in flight.
+    /// If operations are in flight.
     pub fn replace_file(&mut self, id: FileId, file: Arc<dyn RingFile>) {
         self.kernel.replace_file(id, file);
     }
 
-    /// Takes an operation, which ends exactly once, with `tag`, through [`poll`](Self::poll).
-    /// It is on its way after the next [`flush`](Self::flush).
+    /// Takes an operation, which ends exactly once, with `tag`, through [`poll`](Self::poll). The
+    /// next [`flush`](Self::flush) submits it to the kernel.
     ///
     /// # Errors
-    /// The operation as it came, when the ring is full.
+    /// The unchanged operation, if the ring is full.
     ///
     /// # Panics
-    /// The operation names a file of another ring.
+    /// If the operation uses a file of another ring.
     pub fn submit(&mut self, tag: u64, operation: Operation) -> Result<(), Operation> {
         self.kernel.start(tag, operation)
     }
 
-    /// Enters what was submitted in one system call; does nothing if there is nothing to enter.
+    /// Submits all queued operations in one system call; does nothing if there are none.
     pub fn flush(&mut self) {
         self.kernel.enter();
     }
 
-    /// Moves ended operations into `done` until it is full. Returns how many came.
+    /// Moves ended operations into `done` until it is full. Returns their number.
     ///
-    /// Makes a system call only if the kernel says that it keeps completions back, or to send again
-    /// what it cut short.
+    /// Makes a system call only if the kernel reports deferred completions, or to submit the rest
+    /// of short transfers.
     pub fn poll<const N: usize>(&mut self, done: &mut ArrayVec<Done, N>) -> usize {
         let before = done.len();
         self.reap(done);
@@ -270,20 +270,20 @@ impl Ring {
         }
     }
 
-    /// Operations submitted whose end has not been polled.
+    /// Number of operations submitted whose end has not been polled.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.kernel.in_flight()
     }
 
-    /// Whether there are operations that the kernel has not been told of: after a
-    /// [`flush`](Self::flush), that it was too busy to take.
+    /// Whether there are operations that the kernel has not received. After a
+    /// [`flush`](Self::flush): that it was too busy to take.
     #[must_use]
     pub fn has_unflushed(&self) -> bool {
         self.kernel.unentered()
     }
 
-    /// What happened besides plain success.
+    /// Counters of events other than plain success.
     #[must_use]
     pub fn counters(&self) -> RingCounters {
         self.kernel.counters()
@@ -291,7 +291,7 @@ impl Ring {
 }
 
 impl AsFd for Ring {
-    /// Readable when [`Ring::poll`] has something to deliver.
+    /// Readable when [`Ring::poll`] has ended operations.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.kernel.as_fd()
     }
@@ -304,7 +304,7 @@ fn set_up(depth: u32, flavours: &[Flavour]) -> Result<(IoUring, Flavour), RingEr
             Ok(ring) => return Ok((ring, flavour)),
             Err(error) => refused = Errno::from_io_error(&error).unwrap_or(Errno::IO),
         }
-        // A flag that the kernel does not know is the only refusal that fewer flags mend.
+        // Only for an unknown flag can fewer flags succeed.
         if refused != Errno::INVAL {
             break;
         }

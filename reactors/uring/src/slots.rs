@@ -1,7 +1,7 @@
-//! A fixed table whose keys carry a generation, so that a key that outlived its entry finds
-//! nothing.
+//! A fixed table whose keys carry a generation, so that a stale key finds no entry.
 
-/// Names one entry of a [`SlotTable`]: the index in the low half, the generation in the high half.
+/// Identifies an entry of a [`SlotTable`]: the index in the low half, the generation in the high
+/// half.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SlotKey(pub(crate) u64);
 
@@ -24,7 +24,7 @@ struct Slot<T> {
     entry: Option<T>,
 }
 
-/// Entries with stable keys; takes all its memory when it is made.
+/// Entries with stable keys; all memory is allocated when it is created.
 pub(crate) struct SlotTable<T> {
     slots: Box<[Slot<T>]>,
     free: Vec<u32>,
@@ -52,7 +52,7 @@ impl<T> SlotTable<T> {
         self.free.is_empty()
     }
 
-    /// Stores an entry; gives it back when the table is full.
+    /// Stores an entry; returns it if the table is full.
     pub(crate) fn insert(&mut self, entry: T) -> Result<SlotKey, T> {
         let Some(index) = self.free.pop() else {
             return Err(entry);
@@ -72,7 +72,7 @@ impl<T> SlotTable<T> {
         }
     }
 
-    /// Takes an entry out; its key is stale from now on.
+    /// Removes an entry; its key is stale from now on.
     pub(crate) fn remove(&mut self, key: SlotKey) -> Option<T> {
         let slot = self.slots.get_mut(key.index())?;
         if slot.generation != key.generation() {
@@ -84,7 +84,7 @@ impl<T> SlotTable<T> {
         Some(entry)
     }
 
-    /// Takes every entry out.
+    /// Removes all entries.
     pub(crate) fn drain(&mut self) -> impl Iterator<Item = T> {
         self.slots.iter_mut().filter_map(|slot| slot.entry.take())
     }

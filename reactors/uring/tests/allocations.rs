@@ -1,4 +1,4 @@
-//! The steady state allocates nothing.
+//! Operations allocate nothing in steady state.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! File operations over a real file system: data comes back, reads past the end of a file fail, ranges
-//! lose and keep their room, errors arrive as what they are, and every lease comes home.
+//! File operations on a real file system: data is returned, reads past the end of a file fail,
+//! ranges lose and keep their space, errors are reported as they are, and every lease is returned.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::OwnedFd;
@@ -66,7 +66,7 @@ impl Bench {
         lease
     }
 
-    /// Runs one operation to its end.
+    /// Runs one operation to completion.
     fn run(&mut self, operation: Operation) -> Done {
         self.ring.submit(5, operation).unwrap();
         let done = self.wait();
@@ -165,7 +165,7 @@ fn what_was_written_is_read_with_and_without_fixed_buffers() {
 fn a_read_that_meets_the_end_of_the_file_fails() {
     for flags in [0, O_DIRECT] {
         let mut bench = Bench::new(4, true);
-        // The file ends within a sector, which a direct read cannot go on from.
+        // The file ends within a sector; a direct read cannot continue from there.
         for (len, offset) in [
             (LEN + 700, 0),
             (LEN + 700, LEN),
@@ -201,7 +201,7 @@ fn ranges_lose_their_room_or_only_their_data() {
         });
         match done.result {
             Ok(()) => {}
-            // Such a file system cannot show the difference.
+            // Such a file system does not support the mode.
             Err(Failure::Errno(Errno::OPNOTSUPP)) => continue,
             Err(failure) => panic!("{mode:?}: {failure:?}"),
         }

@@ -1,5 +1,5 @@
-//! A process that may not lock memory gets a ring without fixed buffers, a notice, and its data.
-//! Alone in its file: it lowers the limits of the whole process.
+//! A process that may not lock memory gets a ring without fixed buffers, a notice, and correct
+//! data. The only test in its file, because it lowers the limits of the whole process.
 
 use std::fs::File;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! What needs a look inside: each way of running completions, stray completions, and a drop that
-//! the kernel does not let finish.
+//! Tests that need internal access: each way of running completions, stray completions, and a drop
+//! with operations that the kernel does not complete.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -212,7 +212,7 @@ fn stray_completions_are_counted_and_ignored() {
         },
     )
     .unwrap();
-    // An unknown slot, a slot that never was in use, and the slot in use with another generation.
+    // An unknown slot, a slot that was never used, and the used slot with another generation.
     for user_data in [u64::MAX, 1 << 32 | 3, 9 << 32] {
         ring.kernel.push_stray(user_data);
         ring.flush();
@@ -232,7 +232,7 @@ fn an_arena_in_several_pieces_serves_every_lease() {
         ..RingConfig::new(4)
     };
     let mut ring = Ring::new(&config, None).unwrap();
-    // 20 KiB cuts through leases of 16 KiB: those go without a fixed buffer.
+    // 20 KiB pieces cut through leases of 16 KiB, which are then used without a fixed buffer.
     ring.kernel
         .register_arena(Arc::clone(&arena), 20 * 1024)
         .unwrap();
@@ -356,7 +356,7 @@ fn a_file_that_may_still_be_written_is_never_closed() {
         let pool = arena.pool(0);
         let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).unwrap();
         let (file, other_end) = if writes {
-            // A full pipe keeps writes waiting, an empty one reads.
+            // A full pipe blocks writes, an empty one blocks reads.
             rustix::io::ioctl_fionbio(&writer, true).unwrap();
             while rustix::io::write(&writer, &[0; 4096]).is_ok() {}
             rustix::io::ioctl_fionbio(&writer, false).unwrap();
