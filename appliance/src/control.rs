@@ -1,20 +1,21 @@
-//! The control plane: one ordinary thread that answers people and programs over a Unix socket and
-//! over HTTP, off the reactors' cores where there are others.
+//! The control plane: one ordinary thread that serves a Unix socket and HTTP, not on the reactors'
+//! cores if there are others.
 //!
-//! It owns the observatory, its sockets and every limit on those who connect. It refuses to touch
-//! the data path: it reads counters. What it cannot have is a notice, never a failed start.
+//! It owns the observatory, its sockets and all limits of their clients. It does not touch the data
+//! path: it reads counters. A part that is not available is a notice and does not prevent the
+//! start.
 //!
-//! | who | gets |
+//! | client | response |
 //! |---|---|
 //! | more connections than [`limits`] allow | 503 and the end of the connection |
-//! | headers, a body or an answer that take too long | the end of the connection, or 408 |
+//! | headers, a body or a response that take too long | the end of the connection, or 408 |
 //! | headers or a body that are too large | 431 or 413 |
 //! | another user at the socket | no connection: the kernel refuses it by the socket's mode |
 //! | a configuration to apply while another is applied | 409 |
-//! | a wrong configuration to apply | 422 with all its problems; nothing is changed |
+//! | an invalid configuration to apply | 422 with all its problems; nothing is changed |
 //! | no token or a wrong one over HTTP | 401 |
-//! | no token where the configuration asks for none | what identifies no host |
-//! | a name in `Host` that is no address, without a token | 403: a page of another site asks |
+//! | no token, and the configuration requires none | data that identifies no host |
+//! | a name in `Host` that is not an address, without a token | 403: a page of another site asks |
 
 mod answers;
 mod apply;
@@ -46,7 +47,7 @@ use crate::requests::Mailbox;
 use listen::Sockets;
 pub(crate) use socket::{group_name, group_number, usual_sockets};
 
-/// The running control plane. Dropping it ends it.
+/// The running control plane. Dropping it stops it.
 pub(crate) struct ControlPlane {
     socket: Option<PathBuf>,
     http: Option<SocketAddr>,
@@ -55,15 +56,15 @@ pub(crate) struct ControlPlane {
 }
 
 impl ControlPlane {
-    /// Binds what `control` asks for and begins to answer from `sources`.
-    /// Configurations to apply go to `mailbox`; without one none is applied.
+    /// Binds the sockets that `control` configures and serves data from `sources`. Configurations
+    /// to apply are sent to `mailbox`; without one none is applied.
     pub(crate) fn start(control: &Control, sources: Sources, mailbox: Option<Mailbox>) -> Self {
         let sockets = Sockets::bind(control);
         let events = Arc::new(Events::default());
         events.add(Severity::Info, "control", "", "the appliance has started");
         let (socket, http) = (sockets.socket_path(), sockets.http_address());
         let cores = sources.cores.clone();
-        // Before anybody is told that all is ready, so that whatever follows is a change.
+        // Before readiness is reported, so that everything later is a change.
         let observatory = Observatory::new(sources, events);
         let (stop, stopped) = oneshot::channel();
         let thread = std::thread::Builder::new()
@@ -89,17 +90,17 @@ impl ControlPlane {
         self.socket.as_ref()
     }
 
-    /// Where HTTP is answered, if it is.
+    /// The address of HTTP, if it is served.
     pub(crate) fn http(&self) -> Option<SocketAddr> {
         self.http
     }
 }
 
 impl Drop for ControlPlane {
-    /// Ends the connections, the thread and the socket.
+    /// Closes the connections, the thread and the socket.
     fn drop(&mut self) {
         if let Some(stop) = self.stop.take() {
-            // The thread may be gone already.
+            // The thread may have ended already.
             let _ = stop.send(());
         }
         if let Some(thread) = self.thread.take() {

@@ -1,8 +1,8 @@
-//! What can be seen of a running appliance: read from its counters once per second, kept for an
-//! hour, and told in the types of [`model`].
+//! Observations of a running appliance: read from its counters once per second, kept for an hour,
+//! and presented in the types of [`model`].
 //!
-//! Nothing here runs on a reactor, and no reactor ever waits for it: counters are read, never
-//! pushed. It refuses to invent: what the data path does not count is not told.
+//! Nothing here runs on a reactor, and no reactor waits for it: counters are read, never pushed.
+//! Only data that the data path counts is presented.
 
 pub(crate) mod changes;
 pub(crate) mod events;
@@ -32,24 +32,25 @@ use pseudonyms::Pseudonyms;
 use recordings::Material;
 use sources::Sources;
 
-/// The time between two values of the history.
+/// The interval between two values of the history.
 pub(crate) const STEP: Duration = Duration::from_secs(1);
-/// An observation that is younger serves whoever asks: however many ask, the counters, and with
-/// them the target's control lock, are read no more often.
+/// A younger observation is reused, so that the number of requests does not increase how often the
+/// counters are read and the target's control lock is taken.
 const FRESH_FOR: Duration = Duration::from_millis(100);
-/// Regular looks that latencies are kept of: those of the status are of so many seconds.
+/// Number of samples for which latencies are kept: the status has the latencies of this many
+/// seconds.
 const LATENCY_LOOKS: usize = 5;
 
-/// What was seen so far. Belongs to the control thread.
+/// All observations. For the control thread.
 pub(crate) struct Observatory {
     sources: Sources,
     events: Arc<Events>,
     latest: Arc<Observation>,
-    /// The observation that the history's last value was made from.
+    /// The observation of the history's last value.
     recorded: Arc<Observation>,
     recorder: Recorder,
     heatmaps: Heatmaps,
-    /// The latencies of the last regular looks, oldest first.
+    /// The latencies of the last samples, oldest first.
     before: VecDeque<LatencyBefore>,
     changes: Changes,
 }
@@ -69,7 +70,8 @@ impl Observatory {
         }
     }
 
-    /// The regular look: one value for each series, and what changed since the last one.
+    /// Takes the periodic sample: adds a value to each series, and reports changes since the last
+    /// one.
     pub(crate) fn tick(&mut self) {
         self.latest = self.take();
         let (before, after) = (&self.recorded, &self.latest);
@@ -87,7 +89,7 @@ impl Observatory {
         self.recorded = Arc::clone(&self.latest);
     }
 
-    /// What there is now, at most [`FRESH_FOR`] old.
+    /// The current observation, at most [`FRESH_FOR`] old.
     pub(crate) fn look(&mut self) -> Arc<Observation> {
         if Instant::now().duration_since(self.latest.at) > FRESH_FOR {
             self.latest = self.take();
@@ -103,7 +105,7 @@ impl Observatory {
         &self.recorder
     }
 
-    /// What a trace of the last moments is made from, with `pseudonyms` for hosts, if given.
+    /// The input of a trace, with `pseudonyms` for hosts, if given.
     pub(crate) fn material(&self, pseudonyms: Option<&Pseudonyms>) -> Material {
         Material::gather(&self.sources, pseudonyms)
     }

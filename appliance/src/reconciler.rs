@@ -1,8 +1,7 @@
-//! A running appliance follows its configuration: what the target serves, the devices and the
-//! listeners are what the configuration says, and change with it under I/O.
+//! Applies configurations to a running appliance: exports, devices and listeners change under I/O.
 //!
-//! It belongs to the control thread, which alone changes anything. The reactors own their parts:
-//! they are told by orders and by what the target publishes, and are never waited for with a lock.
+//! It belongs to the control thread, which alone makes changes. The reactors own their parts: they
+//! receive control messages and snapshots of the target, and are never waited for with a lock.
 
 mod apply;
 mod served;
@@ -27,7 +26,7 @@ use crate::watch::Watch;
 pub(crate) use apply::{How, Origin, directory_of};
 use served::Served;
 
-/// What a running appliance's configuration has led to.
+/// The objects that a running appliance's configuration describes.
 pub(crate) struct Reconciler {
     config: Config,
     running: Running,
@@ -39,11 +38,11 @@ pub(crate) struct Reconciler {
     control_queues: Orders<ControlMessage>,
     served: Served,
     watch: Watch,
-    /// Devices that no reactor has any more; their memory may still be on its way to hosts.
+    /// Devices that no reactor uses any more; hosts may still be sent data from their memory.
     departed: Vec<Opened>,
 }
 
-/// What a start has made, from which everything can be changed.
+/// The result of a start, and the input of the reconciler.
 pub(crate) struct Started {
     pub(crate) config: Config,
     /// Opens the devices that are added.
@@ -56,7 +55,7 @@ pub(crate) struct Started {
 }
 
 impl Reconciler {
-    /// Takes over what a start has made; orders wake the reactors from now on.
+    /// Takes over the result of a start; control messages wake the reactors from now on.
     pub(crate) fn new(started: Started, handles: &[ReactorHandle]) -> Self {
         let Started {
             config,
@@ -92,12 +91,12 @@ impl Reconciler {
         }
     }
 
-    /// The configuration that runs.
+    /// The running configuration.
     pub(crate) fn config(&self) -> &Config {
         &self.config
     }
 
-    /// The same, and where its listeners are bound, for other threads.
+    /// The running configuration and the bound ports, for other threads.
     pub(crate) fn running(&self) -> Running {
         self.running.clone()
     }
@@ -110,17 +109,17 @@ impl Reconciler {
         &self.ports
     }
 
-    /// Tells hosts and people what the devices went through since the last look.
+    /// Reports changes of the devices since the last call to hosts and to the log.
     pub(crate) fn look(&mut self) {
         self.watch.look(&self.devices, &self.target);
         if let Err(error) = self.serve() {
-            // What one look finds wrong the next one finds again.
+            // The next call finds the same error again.
             tracing::error!(%error, "what is served could not be changed");
         }
         self.reap();
     }
 
-    /// Has the target serve what the configuration, the devices and the listeners are now.
+    /// Updates the target to the current configuration, devices and listeners.
     fn serve(&mut self) -> Result<(), nvme_target::TargetError> {
         let config = lowered(&self.config, &self.transports);
         let wanted = Served::new(&config, &self.devices, &self.ports);
@@ -131,7 +130,7 @@ impl Reconciler {
         outcome
     }
 
-    /// Closes devices that nobody has any more.
+    /// Closes devices that are no longer referenced.
     fn reap(&mut self) {
         let transports = &self.transports;
         self.departed.retain(|opened| {
@@ -150,7 +149,7 @@ impl Reconciler {
     }
 }
 
-/// `config` with what the network cards of its listeners allow, where that is less.
+/// `config` with its settings lowered to the limits of the network cards.
 fn lowered(config: &Config, transports: &[Arc<dyn Listening>]) -> Config {
     let mut config = config.clone();
     for listener in &mut config.listeners {

@@ -1,5 +1,5 @@
-//! SIGTERM and SIGINT: the first asks for an orderly stop, the second for a stop now. SIGHUP asks for
-//! the configuration to be read again.
+//! Handles SIGTERM and SIGINT: the first requests an orderly stop, the second an immediate stop.
+//! SIGHUP requests a reload of the configuration.
 
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -10,14 +10,14 @@ use signal_hook::iterator::Signals;
 
 use crate::requests::{Mailbox, Request};
 
-/// Tells what the process has been asked to do.
+/// The receiver of requests to the process.
 pub(crate) struct Termination {
     mailbox: Mailbox,
     requests: Receiver<Request>,
 }
 
 impl Termination {
-    /// Takes the signals over from here on.
+    /// Installs the signal handlers.
     pub(crate) fn install() -> io::Result<Self> {
         let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
         let (mailbox, requests) = Mailbox::new();
@@ -38,7 +38,7 @@ impl Termination {
         Ok(Self { mailbox, requests })
     }
 
-    /// Where others may ask.
+    /// The sender of requests, for other threads.
     pub(crate) fn mailbox(&self) -> Mailbox {
         self.mailbox.clone()
     }
@@ -52,15 +52,15 @@ impl Termination {
         }
     }
 
-    /// Waits for a request to end, at most `within`; returns whether one has come. There is no time
-    /// for others any more.
+    /// Waits for a request to end, at most `within`; returns whether one was received. Other
+    /// requests are not executed any more.
     pub(crate) fn wait(&mut self, within: Duration) -> bool {
         let deadline = Instant::now() + within;
         while let Some(request) = self.next(deadline.saturating_duration_since(Instant::now())) {
             match request {
                 Request::End => return true,
                 Request::Reload => tracing::warn!("stopping: the configuration is not read again"),
-                // Whoever asked hears that by the end of the order.
+                // The requester is notified when the order is dropped.
                 Request::Apply(_) => {}
             }
         }

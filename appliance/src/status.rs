@@ -1,4 +1,4 @@
-//! `windlass status`: a running appliance on one screen, or as JSON.
+//! `windlass status`: shows a running appliance on one screen, or as JSON.
 
 use std::fmt::{self, Write as _};
 use std::process::ExitCode;
@@ -14,14 +14,14 @@ use crate::quantity;
 use crate::table::Table;
 use crate::terminal::print;
 
-/// It runs, and something wants a person.
+/// Exit code: it runs, but a problem needs attention.
 const EXIT_AILING: u8 = 1;
-/// No appliance answers: as systemctl(1) and the LSB have it.
+/// Exit code: no appliance runs; the same number as systemctl(1) and the LSB.
 const EXIT_NOT_RUNNING: u8 = 3;
-/// Whether one runs cannot be found out.
+/// Exit code: the state cannot be determined.
 const EXIT_UNKNOWN: u8 = 4;
 
-/// The time that rates are taken over.
+/// The interval over which rates are measured.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// The exit codes, for the help and the manual page.
@@ -45,7 +45,7 @@ pub(crate) struct StatusArguments {
     socket: SocketArguments,
 }
 
-/// Prints how the appliance stands.
+/// Prints the state of the appliance.
 pub(crate) fn status(arguments: &StatusArguments) -> Result<ExitCode, Failure> {
     match ask(arguments) {
         Ok((text, status)) => {

@@ -1,4 +1,4 @@
-//! What a person sees at start and from `check`: what is served, where, by what.
+//! The text at start and of `check`: what is served, where, and by which devices.
 
 use std::fmt::{self, Write as _};
 use std::net::SocketAddr;
@@ -11,7 +11,7 @@ use crate::identities;
 use crate::nvme::{self, Wanted};
 use crate::transports;
 
-/// What is served and the line `windlass: ready`, which scripts wait for.
+/// The summary at start, ending in the line `windlass: ready`, for which scripts wait.
 pub(crate) fn ready_text(appliance: &Appliance) -> String {
     let mut text = String::new();
     // Writing to a String cannot fail.
@@ -65,7 +65,8 @@ fn write_ready(out: &mut String, appliance: &Appliance) -> fmt::Result {
     writeln!(out, "windlass: ready")
 }
 
-/// What a start with this configuration would serve, and what to know before it. Touches nothing.
+/// A summary of what a start with this configuration would serve, with its notices. Changes
+/// nothing.
 pub(crate) fn check_text(file: &Path, config: &Config) -> String {
     let mut text = String::new();
     let _ = write_check(&mut text, file, config);
@@ -112,10 +113,10 @@ fn write_check(out: &mut String, file: &Path, config: &Config) -> fmt::Result {
     Ok(())
 }
 
-/// A drive of the configuration, with what stands in its way.
+/// A drive of the configuration, with its obstacle.
 type Looked = (Wanted, Option<vfio::Problem>);
 
-/// Looks at the drives that `config` names, without touching any.
+/// Checks the drives of `config` without changing them.
 fn look_at_drives(config: &Config) -> Vec<Looked> {
     let system = vfio::System::default();
     let arena_bytes = config.appliance.memory.bytes();
@@ -203,7 +204,7 @@ fn describe_access(export: &Export) -> String {
     }
 }
 
-/// The command that attaches an export with the kernel's host.
+/// The command that attaches an export with the Linux host.
 fn attach_command(transport: &str, nqn: &str, address: SocketAddr) -> String {
     let (ip, port) = (address.ip(), address.port());
     format!("nvme connect -t {transport} -a {ip} -s {port} -n {nqn}")

@@ -1,18 +1,18 @@
-//! Tables: columns that people sort by, in text or on a terminal's screen.
+//! Tables with sortable columns, as text or on a terminal's screen.
 
 use std::cmp::Ordering;
 use std::fmt::Write as _;
 
 use crate::quantity::NOTHING;
 
-/// Blanks between columns.
+/// Spaces between columns.
 pub(crate) const GAP: usize = 2;
 
 /// A column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Column {
     pub(crate) heading: &'static str,
-    /// Numbers stand at the right, names at the left.
+    /// Numbers are right-aligned, names left-aligned.
     pub(crate) is_number: bool,
 }
 
@@ -32,7 +32,7 @@ pub(crate) const fn number(heading: &'static str) -> Column {
     }
 }
 
-/// How much a cell asks for attention.
+/// The highlighting of a cell.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Mark {
     #[default]
@@ -42,7 +42,7 @@ pub(crate) enum Mark {
     Bad,
 }
 
-/// One cell: its text, and what it is sorted by where that is a number.
+/// A cell: its text, and its value for sorting if it is a number.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Cell {
     pub(crate) text: String,
@@ -51,7 +51,7 @@ pub(crate) struct Cell {
 }
 
 impl Cell {
-    /// A name.
+    /// A cell with a name.
     pub(crate) fn text(text: impl Into<String>) -> Self {
         Self {
             text: text.into(),
@@ -59,7 +59,7 @@ impl Cell {
         }
     }
 
-    /// A number, as it is shown.
+    /// A cell with a number, shown as `text`.
     pub(crate) fn number(value: f64, text: impl Into<String>) -> Self {
         Self {
             text: text.into(),
@@ -68,7 +68,7 @@ impl Cell {
         }
     }
 
-    /// Something that may not be known.
+    /// A cell with a value that may be unknown.
     pub(crate) fn known<T>(value: Option<T>, cell: impl FnOnce(T) -> Self) -> Self {
         value.map_or_else(|| Self::text(NOTHING), cell)
     }
@@ -77,7 +77,7 @@ impl Cell {
         Self { mark, ..self }
     }
 
-    /// Names by the alphabet, numbers from the smallest, what is not known first.
+    /// Names alphabetically, numbers ascending, unknown values first.
     fn compare(&self, other: &Self) -> Ordering {
         match (self.value, other.value) {
             (Some(one), Some(two)) => one.total_cmp(&two),
@@ -88,7 +88,7 @@ impl Cell {
     }
 }
 
-/// Columns and rows; every row has a cell for each column.
+/// Columns and rows; every row has a cell in each column.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Table {
     pub(crate) columns: Vec<Column>,
@@ -108,8 +108,8 @@ impl Table {
         self.rows.push(row);
     }
 
-    /// Sorts rows by a column: numbers from the largest and names by the alphabet, or turned
-    /// around. What is equal stays in its order.
+    /// Sorts rows by a column: numbers descending and names alphabetically, or the reverse. The
+    /// sort is stable.
     pub(crate) fn sort(&mut self, column: usize, is_reversed: bool) {
         let Some(Column { is_number, .. }) = self.columns.get(column) else {
             return;
@@ -125,7 +125,7 @@ impl Table {
         });
     }
 
-    /// Characters that each column takes.
+    /// The width of each column in characters.
     pub(crate) fn widths(&self) -> Vec<usize> {
         let width = |index: usize, column: &Column| {
             let cells = self.rows.iter().map(|row| row[index].text.chars().count());
@@ -138,7 +138,7 @@ impl Table {
             .collect()
     }
 
-    /// The headings and each row as a line, without line ends.
+    /// The headings and the rows as lines, without line terminators.
     pub(crate) fn lines(&self) -> Vec<String> {
         let widths = self.widths();
         let headings = self.columns.iter().map(|column| column.heading);

@@ -1,8 +1,8 @@
-//! `windlass top`: what a running appliance does, second by second, on a terminal, or as text one
-//! look after another.
+//! `windlass top`: shows the activity of a running appliance, periodically, on a terminal or as
+//! text.
 //!
-//! It asks on a thread of its own, so that keys are answered whatever the appliance does. However
-//! it ends, by a key, a signal or a fault of its own, the terminal is as it was before.
+//! A separate thread sends the requests, so that keys respond even if the appliance does not. The
+//! terminal is restored whether the program ends by a key, a signal or a panic.
 
 mod draw;
 mod sampler;
@@ -25,9 +25,9 @@ use crate::terminal::print;
 use sampler::{Sample, Sampler};
 use screen::{Action, Screen, View};
 
-/// How often keys and signals are looked for.
+/// Interval of the check for keys and signals.
 const KEY_INTERVAL: Duration = Duration::from_millis(100);
-/// The shortest and the longest time between two looks, in seconds.
+/// The shortest and the longest interval between two samples, in seconds.
 const DELAY_SECONDS: std::ops::RangeInclusive<f64> = 0.1..=3600.0;
 
 const _: () = assert!(KEY_INTERVAL.as_millis() <= 100);
@@ -69,7 +69,7 @@ fn delay(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_secs_f64(seconds))
 }
 
-/// Why `top` does not begin.
+/// Why `top` cannot start.
 #[derive(Debug, thiserror::Error)]
 enum TopError {
     #[error(
@@ -85,7 +85,7 @@ enum TopError {
     },
 }
 
-/// Shows what an appliance does, until somebody has seen enough.
+/// Shows the activity of an appliance until the user quits.
 pub(crate) fn top(arguments: &TopArguments) -> Result<ExitCode, Failure> {
     let mut screen = Screen::new(arguments.view, arguments.delay);
     if let Some(heading) = &arguments.sort {
@@ -108,7 +108,7 @@ pub(crate) fn top(arguments: &TopArguments) -> Result<ExitCode, Failure> {
     for signal in [SIGTERM, SIGINT, SIGHUP] {
         signal_hook::flag::register(signal, Arc::clone(&ended))?;
     }
-    // From here on a panic, too, gives the terminal back first.
+    // From here on, a panic restores the terminal first.
     let mut terminal = ratatui::try_init()?;
     let outcome = on_terminal(&mut terminal, client, screen, &ended);
     ratatui::try_restore()?;
@@ -132,9 +132,9 @@ fn sort_by(screen: &mut Screen, heading: &str, is_reversed: bool) -> Result<(), 
     Ok(())
 }
 
-/// Prints `looks` looks, or looks until the reader has gone.
+/// Prints `looks` samples, or samples until the output is closed.
 fn in_text(client: &Client, mut screen: Screen, looks: Option<u64>) -> Result<ExitCode, Failure> {
-    // Rates need a look before the first one.
+    // Rates need an earlier sample.
     screen.take(Sample::take(client)?);
     let mut seen = 0;
     while looks.is_none_or(|looks| seen < looks) {
@@ -160,7 +160,7 @@ fn on_terminal(
     terminal.draw(|frame| draw::screen(frame, &screen))?;
     while !ended.load(Ordering::Relaxed) {
         let mut is_changed = false;
-        // A terminal that has been resized is an event too.
+        // Resizing the terminal is an event too.
         if event::poll(KEY_INTERVAL)? {
             is_changed = true;
             if let Event::Key(key) = event::read()? {

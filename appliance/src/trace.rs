@@ -1,8 +1,8 @@
-//! What the reactors did last, as a trace that Perfetto and Chrome show: `GET /api/v1/trace` and
+//! Traces of the reactors' recent activity for Perfetto and Chrome: `GET /api/v1/trace` and
 //! `windlass trace`.
 //!
-//! [`recordings`](crate::observe::recordings) reads the flight recorders, [`spans`] puts their notes together to requests with
-//! their states, [`chrome`] writes those down. None of it runs on a reactor.
+//! [`recordings`](crate::observe::recordings) reads the flight recorders, [`spans`] assembles their
+//! events into requests with states, [`chrome`] formats those. None of it runs on a reactor.
 
 pub(crate) mod chrome;
 mod command;

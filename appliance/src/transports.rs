@@ -1,9 +1,9 @@
 //! The transports of the configuration's listeners: bound at start, then set up on every reactor
-//! around that reactor's one target core.
+//! with that reactor's target core.
 //!
-//! A transport to come is one module here, one field of [`Listeners`], and one arm in its `bind`
-//! and `into_transports`. NVMe/TCP is always set up, so that a listener can be added while the
-//! appliance runs; NVMe/RDMA only where a listener asked for it at start.
+//! A new transport is one module here, one field of [`Listeners`], and one arm in its `bind` and
+//! `into_transports`. NVMe/TCP is always set up, so that a listener can be added while the
+//! appliance runs; NVMe/RDMA only if a listener requires it at start.
 
 #[cfg_attr(not(feature = "verbs"), path = "transports/without_rdma.rs")]
 mod rdma;
@@ -28,17 +28,17 @@ use crate::orders::Answers;
 
 /// One transport of the whole appliance. Each reactor gets a poller of it.
 pub(crate) trait Transport: Listening {
-    /// Connections that one reactor may have over it: the reactor's target core makes room for as
-    /// many queues.
+    /// Most connections of one reactor over this transport; the target core reserves that many
+    /// queues.
     fn connections_max(&self) -> usize;
 
-    /// What it counts, for whoever wants to know.
+    /// Its counters.
     fn counters(&self) -> TransportCounters;
 
-    /// Makes the poller of the calling reactor. Called once on each reactor.
+    /// Creates the poller of the calling reactor. Called once on each reactor.
     ///
     /// # Errors
-    /// What the reactor cannot have; the appliance does not start then.
+    /// A resource is not available to the reactor; the appliance does not start then.
     fn set_up(
         &self,
         shared: &Shared,
@@ -46,23 +46,23 @@ pub(crate) trait Transport: Listening {
     ) -> Result<Box<dyn Poller>, InitError>;
 }
 
-/// What a transport can change while it serves.
+/// Operations of a transport while it serves.
 pub trait Listening: Send + Sync {
-    /// Which one it is.
+    /// The transport's name.
     fn name(&self) -> TransportName;
 
-    /// From now on orders wake the reactors that they are for.
+    /// Makes messages wake their reactors from now on.
     fn set_wakers(&self, handles: &[ReactorHandle]);
 
-    /// Lowers what a listener asks for to what the network cards allow.
+    /// Lowers the settings of a listener to the limits of the network cards.
     fn lower_limits(&self, listener: &mut Listener) {
         let _ = listener;
     }
 
-    /// Binds a listener, whose connections come in by `port` at once; returns what it is bound to.
+    /// Binds a listener and accepts connections on `port` immediately. Returns its bound address.
     ///
     /// # Errors
-    /// It cannot be bound; nothing is left of it.
+    /// It cannot be bound; nothing remains of it.
     fn listen(
         &self,
         port: PortId,
@@ -70,66 +70,67 @@ pub trait Listening: Send + Sync {
         event_loop: &mut dyn EventLoop,
     ) -> Result<SocketAddr, Failure>;
 
-    /// What hosts of each port get that connect from now on.
+    /// Applies the settings of ports to hosts that connect from now on.
     ///
     /// # Errors
-    /// A reactor does not answer, or a setting cannot be had.
+    /// A reactor does not respond, or a setting is not available.
     fn apply_settings(
         &self,
         ports: &[(PortId, &Listener)],
         event_loop: &mut dyn EventLoop,
     ) -> Result<(), Failure>;
 
-    /// Closes a listener and ends its connections; each reactor answers when it has none left.
+    /// Closes a listener and its connections; each reactor responds when it has none left.
     ///
     /// # Errors
-    /// A reactor takes no orders.
+    /// A reactor accepts no messages.
     fn close(&self, port: PortId) -> Result<Answers<()>, Failure>;
 
-    /// Lets network cards reach more memory.
+    /// Gives network cards access to more memory.
     ///
     /// # Errors
-    /// One cannot; none can then.
+    /// A card refuses it; then no card has access.
     fn attach_memory(&self, region: &Region) -> Result<(), Failure> {
         let _ = region;
         Ok(())
     }
 
-    /// Takes memory back from network cards, of which nothing is on its way any more.
+    /// Ends the network cards' access to memory. No transfer from or to it is in progress.
     fn detach_memory(&self, region: &Region) {
         let _ = region;
     }
 }
 
-/// What all transports of one reactor share.
+/// The resources that all transports of one reactor share.
 pub(crate) struct Shared {
-    /// The reactor's target core. A transport registers with it and so gets its own
-    /// [`TransportId`](nvme_target::TransportId), by which its completions are kept apart.
+    /// The reactor's target core. A transport registers with it to get its own
+    /// [`TransportId`](nvme_target::TransportId), which identifies its completions.
     pub(crate) core: Rc<RefCell<TargetCore>>,
-    /// Where a transport takes its own pool: grants go to whoever waits in that pool's line.
+    /// Each transport takes its own pool, because a pool grants buffers to the requests in its own
+    /// wait queue.
     pub(crate) arena: Arc<Arena>,
-    /// Commands that the reactor may have outstanding, over all transports.
+    /// Most commands that the reactor may have outstanding, over all transports.
     pub(crate) commands_max: usize,
 }
 
-/// What only one reactor takes, once, by its number.
+/// Values of which each reactor takes one, once, by its number.
 pub(crate) struct Portions<T>(Vec<Mutex<Option<T>>>);
 
 impl<T> Portions<T> {
-    /// In the order of the reactors.
+    /// The values in the order of the reactors.
     pub(crate) fn new(portions: impl IntoIterator<Item = T>) -> Self {
         let portions = portions.into_iter();
         Self(portions.map(|it| Mutex::new(Some(it))).collect())
     }
 
-    /// The portion of this reactor, unless it was taken before.
+    /// The value of this reactor, unless it is already taken.
     pub(crate) fn take(&self, reactor: usize) -> Option<T> {
         let portion = self.0[reactor].lock();
         portion.unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
-/// The listeners of a configuration, bound.
+/// The bound listeners of a configuration.
 pub(crate) struct Listeners {
     tcp: Vec<tcp::Bound>,
     rdma: Option<rdma::Bound>,
@@ -140,7 +141,7 @@ impl Listeners {
     /// Binds every listener of `config`, for `reactors` reactors.
     ///
     /// # Errors
-    /// The first one that cannot be had, by name.
+    /// The first one that cannot be bound, by name.
     pub(crate) fn bind(config: &Config, reactors: usize) -> Result<Self, Failure> {
         let mut listeners = Self {
             tcp: Vec::new(),
@@ -168,12 +169,12 @@ impl Listeners {
         Ok(listeners)
     }
 
-    /// What each listener is bound to, in the order of the configuration.
+    /// The bound address of each listener, in the order of the configuration.
     pub(crate) fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
     }
 
-    /// `config` with what the network cards of its listeners allow, where that is less.
+    /// `config` with its settings lowered to the limits of the network cards.
     pub(crate) fn lower_limits(&self, config: &Config) -> Config {
         let mut config = config.clone();
         if let Some(rdma) = &self.rdma {
@@ -182,17 +183,17 @@ impl Listeners {
         config
     }
 
-    /// The transports that the listeners need, each with its own. Data moves through `regions`.
+    /// The transports that the listeners need. Data moves through `regions`.
     ///
     /// # Errors
-    /// A network card does not take the memory.
+    /// A network card does not register the memory.
     pub(crate) fn into_transports(
         self,
         config: &Config,
         reactors: usize,
         regions: &[&Region],
     ) -> Result<Vec<Arc<dyn Transport>>, Failure> {
-        // One for all, so that connections of one transport count when another places its own.
+        // All transports share one placement, so that it counts the connections of all.
         let placement = placement(config, reactors);
         let tcp = tcp::Tcp::new(config, self.tcp, reactors, placement.clone());
         let mut transports: Vec<Arc<dyn Transport>> = vec![Arc::new(tcp)];
@@ -205,31 +206,31 @@ impl Listeners {
     }
 }
 
-/// The placement of connections on `reactors` reactors, which keeps to `limits.max_connections` over
-/// all of them and all transports.
+/// The placement of connections on `reactors` reactors, with `limits.max_connections` for all
+/// reactors and transports together.
 fn placement(config: &Config, reactors: usize) -> Placement {
     let connections_max = config.limits.max_connections as usize;
     Placement::with_limit(reactors, connections_max, CONNECTIONS_PER_REACTOR_MAX)
 }
 
-/// Why an RDMA listener of `config` cannot be had here, if one is wanted and so it is: what `check`
-/// says. Touches nothing.
+/// Why the RDMA listeners of `config` cannot work here, if there are any, for `check`. Changes
+/// nothing.
 pub(crate) fn rdma_problem(config: &Config) -> Option<String> {
     rdma::problem(config)
 }
 
-/// What a network card with RDMA allows.
+/// The limits of a network card with RDMA.
 pub(crate) struct RdmaCard {
     pub(crate) name: String,
     /// Entries of an I/O queue.
     pub(crate) queue_depth_max: u16,
-    /// Pieces of memory that it registers.
+    /// Most memory regions that it registers.
     pub(crate) registrations: u32,
-    /// Bytes of one such piece.
+    /// Largest memory region in bytes.
     pub(crate) registration_bytes: u64,
 }
 
-/// The network cards with RDMA that this process may use. Touches nothing.
+/// The network cards with RDMA that this process may use. Changes nothing.
 pub(crate) fn rdma_cards() -> Vec<RdmaCard> {
     rdma::cards()
 }

@@ -1,5 +1,5 @@
-//! What the devices go through while the appliance serves: told to people, and to hosts that want to
-//! know. Looked at once per round of the control thread.
+//! Reports changes of the devices' state to the log and to hosts. The control thread calls it in
+//! every iteration.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,14 +11,14 @@ use nvme_target::Target;
 use crate::devices::Devices;
 use crate::observe::status::warnings;
 
-/// What people were last told of a device.
+/// The last reported state of a device.
 type Condition = (HealthState, HealthWarnings, Option<Damage>);
 
-/// The state and the warnings of each device, as they were told.
+/// The last reported state and warnings of each device.
 pub(crate) struct Watch(BTreeMap<Name, Condition>);
 
 impl Watch {
-    /// Takes the devices as they are now as told.
+    /// Assumes that the current state of the devices is reported.
     pub(crate) fn new(devices: &Devices) -> Self {
         let all = devices.all();
         Self(
@@ -27,8 +27,8 @@ impl Watch {
         )
     }
 
-    /// Compares the devices with what was told, and tells what differs. One that just came is told
-    /// by whoever added it.
+    /// Compares the devices with their last reported state, and reports the differences. The caller
+    /// that adds a device reports it.
     pub(crate) fn look(&mut self, devices: &Devices, target: &Target) {
         let mut changed = false;
         let mut seen = BTreeMap::new();
@@ -57,7 +57,7 @@ impl Watch {
     }
 }
 
-/// Names the cause and what the operator can do.
+/// Logs the cause and the remedy.
 fn tell_damage(name: &Name, damage: Option<Damage>) {
     let cause = damage.map_or_else(|| "no cause is known".into(), |it| it.cause.to_string());
     tracing::error!(

@@ -1,5 +1,5 @@
-//! The watchdog loop of the control thread: checks that the reactors make turns, and pings systemd's
-//! watchdog.
+//! The watchdog loop of the control thread: checks that the reactors make turns, and pings
+//! systemd's watchdog.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ const STUCK_AFTER: Nanos = Nanos::from_secs(2);
 /// The state between two iterations.
 pub(crate) struct WatchdogLoop {
     heartbeat: Heartbeat,
-    /// By reactor: whether it was reported as stuck.
+    /// By reactor index: whether it was reported as stuck.
     told: Vec<bool>,
     made: Instant,
 }

@@ -1,4 +1,4 @@
-//! Answers: JSON and text, of bounded size all together.
+//! HTTP responses: JSON and text, with a limit on their total size.
 
 use std::sync::Arc;
 
@@ -11,13 +11,13 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::limits::LARGE_ANSWERS_MAX;
 use crate::observe::model::Refusal;
 
-/// An answer beyond this many bytes is large.
+/// A response with more bytes is large.
 const LARGE_BYTES: usize = 256 * 1024;
 
-/// Room for large answers: clients that do not take theirs do not fill the memory.
+/// Limits the number of large responses, so that slow clients do not exhaust memory.
 pub(super) struct Room(Arc<Semaphore>);
 
-/// A large answer's bytes, with their room until the last of them is sent.
+/// The bytes of a large response, with their permit until the last one is sent.
 struct Held {
     bytes: Vec<u8>,
     _permit: OwnedSemaphorePermit,
@@ -34,7 +34,7 @@ impl Room {
         Self(Arc::new(Semaphore::new(LARGE_ANSWERS_MAX)))
     }
 
-    /// `value` as JSON.
+    /// A response with `value` as JSON.
     pub(super) fn json(&self, value: &impl Serialize) -> Response {
         match serde_json::to_vec(value) {
             Ok(bytes) => self.bytes(bytes, "application/json"),
@@ -45,7 +45,7 @@ impl Room {
         }
     }
 
-    /// `bytes` of that type.
+    /// A response with `bytes` of that media type.
     pub(super) fn bytes(&self, bytes: Vec<u8>, media_type: &'static str) -> Response {
         let body = if bytes.len() <= LARGE_BYTES {
             Bytes::from(bytes)
@@ -67,7 +67,7 @@ impl Room {
     }
 }
 
-/// A refusal that says why and what to do.
+/// A refusal with its reason and remedy.
 pub(super) fn refusal(status: StatusCode, error: String) -> Response {
     (status, axum::Json(Refusal { error })).into_response()
 }

@@ -1,5 +1,5 @@
-//! `POST /api/v1/apply`: hands a configuration to the control thread that applies it, and tells what
-//! came of it.
+//! `POST /api/v1/apply`: passes a configuration to the control thread, which applies it, and
+//! returns the result.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::reconciler::{How, Origin};
 use crate::requests::{ApplyOrder, ApplyRefusal, Request};
 
 pub(super) async fn apply(State(shared): State<Arc<Shared>>, request: HttpRequest) -> Response {
-    // The time beyond this is for applying it.
+    // The rest of the time limit is for applying it.
     let body = timeout(
         REQUEST_TIME_MAX,
         Json::<ApplyRequest>::from_request(request, &()),

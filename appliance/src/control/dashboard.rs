@@ -1,7 +1,7 @@
-//! The dashboard's page: the files of `appliance/dashboard`, as they are, within the program.
+//! The dashboard's page: the files of `appliance/dashboard`, unchanged, embedded in the program.
 //!
-//! They hold nothing of this appliance, so that they are open where a token is wanted: the page
-//! asks for it. Its policy lets the page load and ask this appliance alone (Content Security
+//! They contain no data of this appliance, so they are accessible without a token: the page asks
+//! for it. Its policy lets the page load from and connect to this appliance only (Content Security
 //! Policy Level 3; Trusted Types).
 
 use axum::extract::Path;
@@ -10,7 +10,7 @@ use axum::response::{IntoResponse as _, Response};
 
 use super::answers::refusal;
 
-/// Where the files other than the page lie.
+/// The path prefix of all files except the page.
 pub(super) const PREFIX: &str = "/dashboard/";
 
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \
@@ -64,7 +64,7 @@ fn answer(name: &str) -> Response {
         (header::CONTENT_SECURITY_POLICY, POLICY),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (header::REFERRER_POLICY, "no-referrer"),
-        // Another version of the program may have others.
+        // Another version of the program may have different files.
         (header::CACHE_CONTROL, "no-store"),
     ];
     let headers = headers.map(|(name, value)| (name, HeaderValue::from_static(value)));
@@ -75,7 +75,7 @@ fn answer(name: &str) -> Response {
 mod tests {
     use super::*;
 
-    /// Files that the page does not load.
+    /// Files in the folder that are not part of the page.
     const BESIDE: [&str; 3] = ["README.md", "vendor/LICENSE.uPlot", "vendor/README.md"];
 
     #[test]
@@ -103,7 +103,7 @@ mod tests {
         for forbidden in ["style=", "onclick", "javascript:", "http://", "https://"] {
             assert!(!page.contains(forbidden), "{forbidden}");
         }
-        // Every script comes from a file.
+        // Every script is loaded from a file.
         assert_eq!(
             page.matches("<script").count(),
             page.matches("></script>").count()

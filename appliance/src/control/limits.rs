@@ -1,46 +1,47 @@
-//! Every bound on what those who connect may take.
+//! The limits on clients' resources.
 
 use std::time::Duration;
 
-/// HTTP connections at once.
+/// Most concurrent HTTP connections.
 pub(super) const HTTP_CONNECTIONS_MAX: usize = 64;
-/// Connections at once at the Unix socket, apart from those over HTTP: a flood there leaves people
-/// on the machine their way in.
+/// Most concurrent connections at the Unix socket. Separate from HTTP, so that a flood there does
+/// not lock out users of the machine.
 pub(super) const SOCKET_CONNECTIONS_MAX: usize = 32;
-/// Bytes of a request's line and headers together.
+/// Most bytes of a request's line and headers together.
 pub(super) const HEADER_BYTES_MAX: usize = 16 * 1024;
-/// Headers of a request.
+/// Most headers of a request.
 pub(super) const HEADERS_MAX: usize = 64;
-/// Bytes of a request's body: a configuration of the largest size, escaped.
+/// Most bytes of a request's body: a configuration of the largest size, escaped.
 pub(super) const BODY_BYTES_MAX: usize = 2 * appliance_config::limits::FILE_BYTES_MAX;
-/// For a request's line and headers, from the end of the answer before it.
+/// Longest wait for a request's line and headers, from the end of the response before it.
 pub(super) const HEADER_TIME_MAX: Duration = Duration::from_secs(10);
-/// For a request's body and for making the answer.
+/// Time limit for a request's body and for creating the response.
 pub(super) const REQUEST_TIME_MAX: Duration = Duration::from_secs(10);
-/// For applying a configuration, whose removals wait for requests in flight.
+/// Time limit for applying a configuration, whose removals wait for requests in flight.
 pub(super) const APPLY_TIME_MAX: Duration = Duration::from_secs(110);
-/// For reopening a device, whose file system may be slow.
+/// Time limit for reopening a device, whose file system may be slow.
 pub(super) const REOPEN_TIME_MAX: Duration = Duration::from_secs(60);
-/// After this a connection gets no further request, and has as long again to take its answer.
+/// Lifetime after which a connection gets no further request; it has the same time again to receive
+/// its response.
 pub(super) const CONNECTION_TIME_MAX: Duration = Duration::from_secs(60);
-/// Events that one answer holds are bounded by the list; values of the history by
-/// [`VALUES_MAX`](crate::observe::history::VALUES_MAX); answers of that size by this many at once.
+/// Most concurrent responses of the largest size. The list bounds the events of one response, and
+/// [`VALUES_MAX`](crate::observe::history::VALUES_MAX) the values of the history.
 pub(super) const LARGE_ANSWERS_MAX: usize = 4;
-/// Hosts that metrics are told of, each with one export: the first by name. All other labels are
-/// bounded by the configuration.
+/// Most hosts in metrics, each with one export: the first by name. The configuration bounds all
+/// other labels.
 pub(super) const HOST_LABELS_MAX: usize = 256;
-/// I/O connections that metrics are told of, six series each: the first by controller.
+/// Most I/O connections in metrics, six series each: the first by controller.
 pub(super) const CONNECTION_LABELS_MAX: usize = 256;
-/// Series of errors by export and status: those first in order.
+/// Most series of errors by export and status: the first in order.
 pub(super) const STATUS_LABELS_MAX: usize = 256;
-/// Traces that are written at once: each may take as much memory as a few large answers.
+/// Most concurrent traces: each may take as much memory as several large responses.
 pub(super) const TRACES_MAX: usize = 1;
-/// Refused connections that are kept at once until the peer has taken its answer in.
+/// Most refused connections that are kept until the client has received the response.
 pub(super) const REFUSALS_MAX: usize = 32;
-/// For how long such a connection is kept.
+/// How long such a connection is kept.
 pub(super) const LINGER_TIME_MAX: Duration = Duration::from_secs(1);
-/// Bytes of a token.
+/// Length of a token in bytes.
 pub(super) const TOKEN_BYTES: std::ops::RangeInclusive<usize> = 16..=1024;
 
-// A connection may take so long in all.
+// A connection may last this long in total.
 const _: () = assert!(APPLY_TIME_MAX.as_secs() < 2 * CONNECTION_TIME_MAX.as_secs());

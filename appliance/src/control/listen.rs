@@ -1,4 +1,4 @@
-//! What the control plane is reached at: each part is had or is a notice.
+//! Binds the sockets of the control plane. A part that is not available is only a notice.
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
@@ -16,14 +16,14 @@ pub(super) struct Http {
     pub(super) token: Option<Token>,
 }
 
-/// What could be had.
+/// The available parts.
 pub(super) struct Sockets {
     pub(super) socket: Option<Socket>,
     pub(super) http: Option<Http>,
 }
 
 impl Sockets {
-    /// Binds what `control` asks for. What cannot be had is a line in the log.
+    /// Binds the sockets that `control` configures, and logs those that are not available.
     pub(super) fn bind(control: &Control) -> Self {
         let socket = Socket::bind(control).unwrap_or_else(|error| {
             tracing::warn!("no control socket: {}", with_causes(&error));
@@ -48,7 +48,7 @@ fn bind_http(control: &Control) -> Option<Http> {
     let wanted = control.http.address()?.socket_addr();
     let token = match &control.token_file {
         None => None,
-        // Without the token that was asked for, nobody gets in.
+        // If the configured token is not available, HTTP is not served.
         Some(path) => match Token::load(path) {
             Ok(token) => Some(token),
             Err(error) => {

@@ -1,21 +1,21 @@
-//! `GET /metrics`: the same counters in Prometheus' own format (OpenMetrics 1.0 text).
+//! `GET /metrics`: the counters in Prometheus' text format (OpenMetrics 1.0).
 //!
-//! Labels, and how many values each has at most: `reactor` 256; `device`, `export` and the
+//! Labels, with their largest number of values: `reactor` 256; `device`, `export` and the
 //! namespaces of `windlass_namespace` 128 each; `listener` 64; `slice_bytes` 5. Names of hosts come
-//! from the network, so they are escaped, and what they make is bounded by number, in the order of
-//! names, with the rest counted in a metric whose name ends in `_left_out`:
+//! from the network, so they are escaped, and the number of their series is bounded, in the order
+//! of names. The rest is counted in a metric whose name ends in `_left_out`:
 //!
-//! | series | bound | per thing |
+//! | series | bound | per object |
 //! |---|---|---|
 //! | `host` with `export` | [`HOST_LABELS_MAX`] pairs | 7 |
 //! | `controller` with `queue`: an I/O connection | [`CONNECTION_LABELS_MAX`] | 6 |
 //! | errors: `export` with `sct`, `sc`, `status` | [`STATUS_LABELS_MAX`] | 1 |
 //!
 //! Over HTTP without a token, the values of `host` and `controller` are pseudonyms that change when
-//! the appliance starts again.
+//! the appliance restarts.
 //!
-//! A histogram has 24 series, and is left out while it has counted nothing. So a reactor has some
-//! 120 series with both transports, a device some 80 with a drive, an export at most 250.
+//! A histogram has 24 series, and is omitted while it is empty. A reactor has about 120 series with
+//! both transports, a device about 80 with a drive, an export at most 250.
 //!
 //! [`STATUS_LABELS_MAX`]: super::limits::STATUS_LABELS_MAX
 
@@ -38,13 +38,14 @@ use crate::observe::model::{ClassStatus, DeviceStatus, Status, Totals};
 use crate::observe::observation::Observation;
 use crate::observe::pseudonyms::Pseudonyms;
 
-/// What the text is.
+/// The media type of the text.
 pub(super) const MEDIA_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// The metrics of one observation, with `pseudonyms` in place of what identifies hosts, if given.
+/// The metrics of one observation, with `pseudonyms` in place of data that identifies hosts, if
+/// given.
 ///
 /// # Errors
-/// Writing to a text does not fail; the encoder's signature says that it could.
+/// Writing to a string does not fail; the encoder's signature allows for it.
 pub(super) fn text(
     seen: &Arc<Observation>,
     pseudonyms: Option<&Pseudonyms>,
@@ -81,7 +82,7 @@ type Labels = Vec<(&'static str, String)>;
 /// The samples of one counter or gauge.
 type Samples = Vec<(Labels, u64)>;
 
-/// Writes families.
+/// Writes metric families.
 struct Families<'e, 'w>(&'e mut DescriptorEncoder<'w>);
 
 impl Families<'_, '_> {
@@ -93,14 +94,14 @@ impl Families<'_, '_> {
         self.family(Kind::Gauge, name, help, samples)
     }
 
-    /// The metrics that the declaration of a status gives it.
+    /// Writes the metrics that the declaration of a status defines.
     fn measured<S: Measured>(&mut self, all: &[(Labels, &S)]) -> fmt::Result {
         for family in S::FAMILIES.iter().copied().flatten() {
             let samples = all.iter();
             let samples =
                 samples.filter_map(|(labels, it)| Some((labels.clone(), (family.value)(it)?)));
             let samples = samples.collect();
-            // Comments begin with a blank.
+            // Doc comments begin with a space.
             self.family(family.kind, family.name, family.help.trim_start(), samples)?;
         }
         Ok(())
@@ -133,7 +134,7 @@ impl Families<'_, '_> {
         Ok(())
     }
 
-    /// What moved: requests, bytes and errors under names that begin with `prefix`.
+    /// Writes requests, bytes and errors under names that begin with `prefix`.
     fn totals(&mut self, prefix: &str, of: &str, all: &[(Labels, Totals)]) -> fmt::Result {
         let with = |labels: &Labels, name, value: &str| {
             let mut labels = labels.clone();
@@ -323,7 +324,7 @@ impl Scrape {
         out.gauge("hosts_left_out", help, vec![(Vec::new(), left_out)])
     }
 
-    /// I/O queues, each of which is a connection, by controller and queue identifier.
+    /// Writes the I/O queues, each of which is a connection, by controller and queue identifier.
     fn connections(&self, out: &mut Families<'_, '_>) -> fmt::Result {
         // Both are in the order of the target.
         let hosts = self.status.hosts.iter().zip(&self.seen.target.controllers);

@@ -1,4 +1,4 @@
-//! The control plane of a whole appliance, asked through a pipe in place of a socket.
+//! The control plane of a whole appliance, with a pipe in place of a socket.
 
 use std::sync::{Arc, Mutex};
 
@@ -11,22 +11,22 @@ use super::token::Token;
 use crate::observe::Observatory;
 use crate::requests::Mailbox;
 
-/// Bytes that wait in the pipe: less than most answers have.
+/// Capacity of the pipe in bytes: less than most responses.
 const PIPE_BYTES: usize = 4 << 10;
 
-/// The way that a probe comes in by.
+/// How a probe connects.
 #[derive(Clone, Copy, Debug)]
 pub enum ProbedDoor {
-    /// As one who may use the Unix socket.
+    /// Over the Unix socket, with permission to use it.
     Socket,
-    /// Over HTTP where the configuration asks for no token.
+    /// Over HTTP, without a configured token.
     Http,
-    /// Over HTTP where it asks for the probe's token.
+    /// Over HTTP, with the probe's token configured.
     HttpWithToken,
 }
 
-/// A control plane, and the appliance that it tells of. Configurations that it is given are
-/// compared with the running one, and never applied.
+/// A control plane with its appliance. Configurations that it receives are compared with the
+/// running one, and never applied.
 pub struct ControlProbe {
     shared: Arc<Shared>,
     token: Token,
@@ -34,7 +34,7 @@ pub struct ControlProbe {
 }
 
 impl ControlProbe {
-    /// A control plane with `token` that tells of what `observatory` sees and hands requests to
+    /// A control plane with `token` that serves data of `observatory` and sends requests to
     /// `mailbox`.
     pub(crate) fn new(observatory: Observatory, mailbox: Mailbox, token: &str) -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -47,11 +47,11 @@ impl ControlProbe {
         }
     }
 
-    /// All that is answered to a connection that brings `input`, in pieces of `piece_bytes`, and
+    /// The complete response to a connection that sends `input`, in pieces of `piece_bytes`, and
     /// ends.
     ///
     /// # Panics
-    /// The control plane does.
+    /// If the control plane panics.
     #[must_use]
     pub fn converse(&self, door: ProbedDoor, input: &[u8], piece_bytes: usize) -> Vec<u8> {
         let door = match door {
@@ -65,7 +65,7 @@ impl ControlProbe {
             let (mut answers, mut questions) = tokio::io::split(near);
             let asking = async {
                 for piece in input.chunks(piece_bytes.max(1)) {
-                    // Whoever is refused may not be heard to the end.
+                    // A refused request may not be read to its end.
                     if questions.write_all(piece).await.is_err() {
                         return;
                     }

@@ -36,7 +36,7 @@ pub(super) async fn reopen(
     if let Err(error) = may_reopen(&config, &name) {
         return refusal(StatusCode::FORBIDDEN, error);
     }
-    // It asks the file system, which may take its time.
+    // Calls the file system, which may be slow.
     let reopened = spawn_blocking(move || try_to_reopen(&*device)).await;
     let observatory = shared.observatory();
     match reopened {
@@ -63,8 +63,8 @@ pub(super) async fn reopen(
     }
 }
 
-/// Whether a request may open the device's file again: where a request may not bring the file, the
-/// owner of the configuration has to restart the appliance.
+/// Whether a request may reopen the device's file. If requests may not name the file, the owner of
+/// the configuration has to restart the appliance.
 fn may_reopen(config: &Config, name: &str) -> Result<(), String> {
     let mut devices = config.devices.iter();
     let device = devices.find(|device| device.name.as_str() == name);
@@ -78,7 +78,7 @@ fn may_reopen(config: &Config, name: &str) -> Result<(), String> {
     found.map_err(|error| format!("device {name} is as it was: {error}"))
 }
 
-/// Returns a device to service; what the operator has to know then.
+/// Returns a device to service. The result is the information that the operator needs.
 fn try_to_reopen(device: &dyn Device) -> Result<String, ReopenError> {
     let damage = device.health().damage;
     device.reopen()?;

@@ -1,4 +1,4 @@
-//! What is answered where, and to whom.
+//! The paths of the control plane, and the access to them.
 
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -30,7 +30,7 @@ use crate::observe::model::HistoryKind;
 use crate::observe::pseudonyms::Pseudonyms;
 use crate::requests::Mailbox;
 
-/// Every path of the API, as the documentation lists them.
+/// All paths of the API, as the documentation lists them.
 #[cfg(test)]
 pub(super) const PATHS: [(&str, &str); 10] = [
     ("get", "/healthz"),
@@ -45,24 +45,24 @@ pub(super) const PATHS: [(&str, &str); 10] = [
     ("post", "/api/v1/device/reopen"),
 ];
 
-/// Where configurations are applied.
+/// The path that applies configurations.
 const APPLY: &str = "/api/v1/apply";
 
-/// Where damaged devices are reopened.
+/// The path that reopens damaged devices.
 const REOPEN: &str = "/api/v1/device/reopen";
 
 /// The documentation of the API.
 pub(super) const OPENAPI: &str = include_str!("openapi.json");
 
-/// What all requests share.
+/// The state that all requests share.
 pub(super) struct Shared {
     observatory: Mutex<Observatory>,
-    /// What stands for hosts towards those who may not know them.
+    /// Pseudonyms of hosts for clients that may not see their identity.
     pseudonyms: Pseudonyms,
     pub(super) room: Room,
-    /// Traces that may be written at once.
+    /// Permits for concurrent traces.
     traces: Semaphore,
-    /// Where configurations to apply go.
+    /// The destination of configurations to apply.
     pub(super) mailbox: Option<Mailbox>,
 }
 
@@ -77,7 +77,7 @@ impl Shared {
         }
     }
 
-    /// What stands for hosts in answers to `audience`, if anything.
+    /// The pseudonyms for responses to `audience`, if it gets any.
     fn pseudonyms(&self, audience: Audience) -> Option<&Pseudonyms> {
         match audience {
             Audience::Operators => None,
@@ -85,7 +85,7 @@ impl Shared {
         }
     }
 
-    /// Only the control thread asks, so nobody ever waits.
+    /// Only the control thread locks it, so there is no wait.
     pub(super) fn observatory(&self) -> MutexGuard<'_, Observatory> {
         self.observatory
             .lock()
@@ -93,26 +93,26 @@ impl Shared {
     }
 }
 
-/// Which way requests come in.
+/// How requests arrive.
 #[derive(Clone, Debug)]
 pub(super) enum Door {
-    /// Over the Unix socket, whose peers were looked at.
+    /// Over the Unix socket, whose permissions the kernel checks.
     Socket,
-    /// Over HTTP, with the token that they must bring.
+    /// Over HTTP, with the required token, if any.
     Http(Option<Token>),
 }
 
-/// Who is answered.
+/// The permission of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Audience {
-    /// Those who proved that they may operate the appliance.
+    /// Clients that proved their right to operate the appliance.
     Operators,
-    /// Everybody who can connect: what identifies a host is none of their business.
+    /// All other clients, which do not get data that identifies a host.
     Anybody,
 }
 
 impl Door {
-    /// Who gets through to what is not open to all.
+    /// The permission of clients with access through this door.
     fn audience(&self) -> Audience {
         match self {
             Door::Socket | Door::Http(Some(_)) => Audience::Operators,
@@ -121,7 +121,7 @@ impl Door {
     }
 }
 
-/// Everything that is answered to those who come through `door`.
+/// The routes for clients that connect through `door`.
 pub(super) fn router(shared: &Arc<Shared>, door: Door) -> Router {
     Router::new()
         .route("/", get(dashboard::page))
@@ -145,7 +145,7 @@ pub(super) fn router(shared: &Arc<Shared>, door: Door) -> Router {
         .with_state(Arc::clone(shared))
 }
 
-/// Lets in who may come in.
+/// Refuses requests without permission.
 async fn guard(State(door): State<Arc<Door>>, request: Request, next: Next) -> Response {
     match refuse_at(&door, &request) {
         Some(refused) => refused,
@@ -158,7 +158,7 @@ fn refuse_at(door: &Door, request: &Request) -> Option<Response> {
         return None;
     };
     let header = |name| request.headers().get(name).map(HeaderValue::as_bytes);
-    // Probes have no token, and the dashboard's page asks for it.
+    // Liveness probes have no token, and the dashboard's page asks for it.
     let path = request.uri().path();
     let is_open = matches!(path, "/healthz" | "/") || path.starts_with(dashboard::PREFIX);
     if let Some(token) = token {
@@ -175,7 +175,7 @@ fn refuse_at(door: &Door, request: &Request) -> Option<Response> {
         return Some(refused);
     }
     if !is_open && !header(header::HOST).is_some_and(is_address) {
-        // A page of another site may have its own name lead here.
+        // A page of another site may resolve its own name to this address.
         let text = "without a token, ask by address or as `localhost`";
         return Some(refusal(StatusCode::FORBIDDEN, text.to_owned()));
     }
@@ -187,7 +187,7 @@ fn refuse_at(door: &Door, request: &Request) -> Option<Response> {
     None
 }
 
-/// Whether a `Host` header names an address, or this machine by its usual name.
+/// Whether a `Host` header is an address or `localhost`.
 fn is_address(host: &[u8]) -> bool {
     let Ok(host) = std::str::from_utf8(host) else {
         return false;
@@ -208,8 +208,8 @@ fn is_address(host: &[u8]) -> bool {
     name.eq_ignore_ascii_case("localhost") || bare.unwrap_or(name).parse::<IpAddr>().is_ok()
 }
 
-/// Bounds a request's body and its time. A body that says that it is too large is refused at once,
-/// one that turns out to be by whoever reads it.
+/// Bounds a request's body and its time. A body whose announced length is too large is refused
+/// immediately; one that turns out to be too large is refused while it is read.
 async fn bounded(request: Request, next: Next) -> Response {
     let announced = request.headers().get(header::CONTENT_LENGTH);
     let announced = announced.and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
@@ -328,7 +328,7 @@ async fn heatmap(
     }
 }
 
-/// The seconds of a query, a minute where it has none.
+/// The number of seconds in a query; the default is a minute.
 fn within_an_hour(seconds: Option<usize>) -> Result<usize, String> {
     let seconds = seconds.unwrap_or(60);
     if (1..=STEPS).contains(&seconds) {
@@ -362,7 +362,8 @@ async fn trace(
     };
     let pseudonyms = shared.pseudonyms(audience);
     let material = shared.observatory().material(pseudonyms);
-    // Writing down some hundred thousand events takes long for the one control thread.
+    // Formatting hundreds of thousands of events takes too long for the control plane's only
+    // thread.
     let written = spawn_blocking(move || serde_json::to_vec(&material.trace(seconds)));
     match written.await {
         Ok(Ok(bytes)) => shared.room.bytes(bytes, "application/json"),

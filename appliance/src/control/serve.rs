@@ -1,4 +1,4 @@
-//! The control thread: its loop, the connections, and the time and room that each gets.
+//! The control plane's thread: its loop, its connections, and their limits of time and number.
 
 use std::future::Future;
 use std::pin::pin;
@@ -24,18 +24,18 @@ use super::socket::Socket;
 use crate::observe::{Observatory, STEP};
 use crate::requests::Mailbox;
 
-/// How much later than others the control thread is served on a core that it shares with them.
+/// The niceness of the thread on a core that it shares with others.
 const NICENESS: i32 = 10;
-/// For a refusal to be written: it fits into any socket's buffer.
+/// Time limit for writing a refusal, which fits into any socket's buffer.
 const REFUSAL_TIME_MAX: Duration = Duration::from_millis(50);
-/// Before the next attempt where a connection could not be accepted.
+/// Delay after a failed accept.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
 
 const FULL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\n\
 Content-Type: application/json\r\nContent-Length: 67\r\n\r\n\
 {\"error\":\"as many connections as there may be: try again, or less\"}";
 
-/// Answers until `stopped` says so or its sender is gone.
+/// Serves until `stopped` completes or its sender is dropped.
 pub(super) fn run(
     sockets: Sockets,
     observatory: Observatory,
@@ -64,11 +64,11 @@ pub(super) fn run(
             () = serve_http(sockets.http, &shared) => {}
         }
     });
-    // Ends every connection where it stands.
+    // Closes every connection immediately.
     drop(runtime);
 }
 
-/// Keeps this thread off the reactors' cores where there are others, and behind them elsewhere.
+/// Moves this thread away from the reactors' cores if there are others, and lowers its priority.
 fn keep_off(cores: &[usize]) {
     if let Ok(mut allowed) = sched_getaffinity(None) {
         for core in cores {
@@ -79,7 +79,7 @@ fn keep_off(cores: &[usize]) {
             tracing::debug!(%error, "the control thread stays on all cores");
         }
     }
-    // Linux: of the calling thread alone (setpriority(2)).
+    // On Linux this affects only the calling thread (setpriority(2)).
     if let Err(error) = rustix::process::setpriority_process(None, NICENESS) {
         tracing::debug!(%error, "the control thread keeps its priority");
     }
@@ -88,7 +88,7 @@ fn keep_off(cores: &[usize]) {
 async fn sample(shared: &Shared) {
     let mut ticks = tokio::time::interval(STEP);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
-    // The first one is at once, and nothing has happened since the start.
+    // The first tick is immediate, and there is nothing to record yet.
     ticks.tick().await;
     loop {
         ticks.tick().await;
@@ -113,7 +113,7 @@ async fn serve_socket(socket: Option<Socket>, shared: &Arc<Shared>) {
     let room = Arc::new(Semaphore::new(SOCKET_CONNECTIONS_MAX));
     let lingering = Arc::new(Semaphore::new(REFUSALS_MAX));
     loop {
-        // The kernel lets in only those whom the socket's mode admits.
+        // The kernel enforces the socket's mode.
         if let Some((stream, _)) = accepted(listener.accept()).await {
             admit(stream, &room, &lingering, &router).await;
         }
@@ -141,7 +141,7 @@ async fn serve_http(http: Option<Http>, shared: &Arc<Shared>) {
     }
 }
 
-/// A connection; none after a failure and a little rest.
+/// A connection; none after a failure and a short delay.
 async fn accepted<C>(accept: impl Future<Output = std::io::Result<C>>) -> Option<C> {
     match accept.await {
         Ok(connection) => Some(connection),
@@ -165,8 +165,9 @@ where
     }
 }
 
-/// Refuses, and waits a little for the peer to take the answer in: what it has sent and nobody read
-/// would otherwise cut the answer off. Beyond so many at once it is cut off.
+/// Sends a refusal, and waits briefly until the client has received it: closing a socket with
+/// unread data would discard the response. Beyond the limit of `lingering` the connection is closed
+/// immediately.
 async fn refuse<S>(mut stream: S, answer: &[u8], lingering: &Arc<Semaphore>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -183,13 +184,13 @@ where
     tokio::spawn(async move {
         let mut bytes = [0; 1024];
         let until_its_end = async { while stream.read(&mut bytes).await.is_ok_and(|n| n > 0) {} };
-        // Whoever stays longer is cut off.
+        // A client that stays longer is disconnected.
         let _ = timeout(LINGER_TIME_MAX, until_its_end).await;
         drop(permit);
     });
 }
 
-/// One connection to its end.
+/// Serves one connection until it ends.
 async fn connection<S>(stream: S, router: Router, permit: OwnedSemaphorePermit)
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -198,7 +199,7 @@ where
     drop(permit);
 }
 
-/// Answers what comes over `stream` until its end, or for as long as a connection may take.
+/// Responds to the requests on `stream` until it ends, or for the lifetime of a connection.
 pub(super) async fn converse<S>(stream: S, router: Router)
 where
     S: AsyncRead + AsyncWrite + Unpin,

@@ -1,10 +1,9 @@
-//! The Unix socket: where it is, who gets through to it, and what was left of an earlier one.
+//! The Unix socket: its location, its permissions, and the removal of a stale one.
 //!
 //! The kernel decides who may connect, by the owner, the group and the mode of the socket's file
 //! (unix(7), "Pathname socket ownership and permissions"). They are set before the socket listens,
-//! so there is no moment in which others get through. Credentials of peers are not looked at: in a
-//! user namespace, such as systemd's `PrivateUsers=`, users and groups of the machine appear as
-//! 65534 there, whichever they are.
+//! so other users can never connect. Credentials of peers are not used: in a user namespace, such
+//! as systemd's `PrivateUsers=`, all users and groups of the machine appear as 65534.
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
@@ -17,12 +16,12 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::geteuid;
 
 const FILE_NAME: &str = "control.sock";
-/// Connections that wait to be accepted at most: more than are served at once.
+/// Most connections that wait to be accepted: more than are served concurrently.
 const BACKLOG: i32 = 128;
-/// The directory of root's appliance, and of the service.
+/// The directory for root's appliance and for the service.
 const SYSTEM_DIRECTORY: &str = "/run/windlass";
 
-/// The bound socket. Its file goes with it.
+/// The bound socket. Dropping it removes its file.
 #[derive(Debug)]
 pub(super) struct Socket {
     pub(super) listener: UnixListener,
@@ -47,10 +46,10 @@ pub(super) enum SocketError {
 }
 
 impl Socket {
-    /// Binds the socket that `control` asks for; `None`: it asks for none.
+    /// Binds the socket that `control` configures; `None` if it is off.
     ///
     /// # Errors
-    /// It cannot be had.
+    /// The socket is not available.
     pub(super) fn bind(control: &Control) -> Result<Option<Self>, SocketError> {
         let path = match &control.socket {
             ControlSocket::Off => return Ok(None),
@@ -85,13 +84,13 @@ impl Socket {
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        // Somebody may have removed it, which is as good.
+        // The file may have been removed already.
         let _ = fs::remove_file(&self.path);
     }
 }
 
-/// Where the socket is if nothing else is said. systemd.exec(5) names the runtime directories of a
-/// service in RUNTIME_DIRECTORY, between colons.
+/// The default location of the socket. systemd.exec(5) lists the runtime directories of a service
+/// in RUNTIME_DIRECTORY, separated by colons.
 fn automatic(variable: impl Fn(&str) -> Option<PathBuf>, is_root: bool) -> Option<PathBuf> {
     let absolute = |path: PathBuf| Some(path).filter(|path| path.is_absolute());
     if let Some(given) = variable("RUNTIME_DIRECTORY") {
@@ -108,8 +107,7 @@ fn automatic(variable: impl Fn(&str) -> Option<PathBuf>, is_root: bool) -> Optio
     Some(runtime.join("windlass").join(FILE_NAME))
 }
 
-/// Where an appliance whose configuration does not say may have its socket: one of this user, and
-/// the service's.
+/// The default locations of sockets: one of this user, and the service's.
 pub(crate) fn usual_sockets() -> Vec<PathBuf> {
     let mut places: Vec<PathBuf> = automatic(variable, geteuid().is_root())
         .into_iter()
@@ -125,7 +123,7 @@ fn variable(name: &str) -> Option<PathBuf> {
     std::env::var_os(name).map(PathBuf::from)
 }
 
-/// Makes the socket's directory, for all to enter; what is above it has to be there.
+/// Creates the socket's directory, accessible to all; its parent must exist.
 fn make_directory(path: &Path) -> io::Result<()> {
     let Some(directory) = path.parent() else {
         return Ok(());
@@ -136,7 +134,7 @@ fn make_directory(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Removes a socket that nobody listens at: an appliance that was killed leaves it.
+/// Removes a socket on which no process listens, left by a killed appliance.
 fn clear_away(path: &Path) -> Result<(), SocketError> {
     let Ok(found) = fs::symlink_metadata(path) else {
         return Ok(());
@@ -154,7 +152,7 @@ fn clear_away(path: &Path) -> Result<(), SocketError> {
     }
 }
 
-/// Gives the socket to a group; whether that worked.
+/// Gives the socket to a group; returns whether that succeeded.
 fn open_to_group(group: Option<&GroupName>, path: &Path) -> bool {
     let Some(name) = group.map(GroupName::as_str) else {
         return false;
@@ -178,7 +176,7 @@ fn open_to_group(group: Option<&GroupName>, path: &Path) -> bool {
     given.is_ok()
 }
 
-/// The number of a group that is named in `groups` (group(5)), or is a number itself.
+/// The number of a group: found by name in `groups` (group(5)), or given as a number.
 pub(crate) fn group_number(name: &str, groups: &str) -> Option<u32> {
     let named = groups.lines().find_map(|line| {
         let mut fields = line.split(':');
@@ -187,7 +185,7 @@ pub(crate) fn group_number(name: &str, groups: &str) -> Option<u32> {
     named.or_else(|| name.parse().ok())
 }
 
-/// The name of the group of this number in `/etc/group`, else the number.
+/// The name of the group with this number in `/etc/group`, or the number itself.
 pub(crate) fn group_name(number: u32) -> String {
     let groups = fs::read_to_string("/etc/group").unwrap_or_default();
     let mut lines = groups.lines();
@@ -250,7 +248,7 @@ mod tests {
         assert_eq!(mode & 0o777, 0o600);
     }
 
-    /// This process's own group, as the kernel admits its members by the mode.
+    /// Uses this process's own group, because the kernel admits its members by the mode.
     #[test]
     fn a_group_gets_the_socket_by_its_mode() {
         let directory = tempfile::tempdir().expect("a directory");

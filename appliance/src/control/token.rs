@@ -1,4 +1,4 @@
-//! The token that HTTP requests must bring.
+//! The token that HTTP requests must contain.
 
 use std::fmt;
 use std::fs::File;
@@ -19,7 +19,7 @@ impl fmt::Debug for Token {
     }
 }
 
-/// Why a file holds no token.
+/// Why a file does not contain a valid token.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum TokenError {
     #[error("it cannot be read")]
@@ -32,10 +32,10 @@ pub(super) enum TokenError {
 }
 
 impl Token {
-    /// Reads the token in the file at `path`: its one line.
+    /// Reads the token in the file at `path`, which has one line.
     ///
     /// # Errors
-    /// The file cannot be read, or holds something else.
+    /// The file cannot be read, or its content is not a token.
     pub(super) fn load(path: &Path) -> Result<Self, TokenError> {
         let mut bytes = Vec::new();
         let most = *TOKEN_BYTES.end() as u64 + 3;
@@ -54,8 +54,8 @@ impl Token {
         Ok(Self(token.to_vec()))
     }
 
-    /// Whether an `Authorization` header brings it (RFC 6750, section 2.1), in a time that tells
-    /// nothing but lengths.
+    /// Whether an `Authorization` header contains it (RFC 6750, section 2.1). The time reveals only
+    /// lengths.
     pub(super) fn is_in(&self, header: Option<&[u8]>) -> bool {
         let Some((scheme, given)) = header.and_then(|header| header.split_at_checked(7)) else {
             return false;

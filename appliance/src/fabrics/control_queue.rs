@@ -14,9 +14,9 @@ use super::BehindTransports;
 
 /// A message, with the channel for its response.
 pub(crate) enum ControlMessage {
-    /// Take over what was published.
+    /// Apply the published snapshot.
     CatchUp { answer: Sender<()> },
-    /// Open a queue of a device that the target gave this place.
+    /// Open a queue of the device at this index of the target.
     Attach {
         place: DeviceIndex,
         device: Arc<dyn Device>,
@@ -27,17 +27,17 @@ pub(crate) enum ControlMessage {
         place: DeviceIndex,
         answer: Sender<()>,
     },
-    /// Let a device go once it has no request left.
+    /// Release a device as soon as it has no request left.
     Detach {
         place: DeviceIndex,
         answer: Sender<()>,
     },
-    /// Say what devices and queues on their way out wait for.
+    /// Report the outstanding requests of devices and of closing queues.
     Report {
         devices: Vec<DeviceIndex>,
         answer: Sender<Vec<Outstanding>>,
     },
-    /// Let a device go at once.
+    /// Release a device immediately.
     Cut {
         place: DeviceIndex,
         answer: Sender<()>,
@@ -49,7 +49,7 @@ pub(super) struct ControlQueue {
     core: Rc<RefCell<TargetCore>>,
     devices: ReactorDevices,
     parts: BehindTransports,
-    /// Devices that are being let go.
+    /// Devices that are being released.
     departures: Vec<(DeviceIndex, Sender<()>)>,
 }
 
@@ -67,12 +67,12 @@ impl ControlQueue {
         }
     }
 
-    /// Whether no order waits.
+    /// Whether no message is pending.
     pub(super) fn is_idle(&self) -> bool {
         self.parts.orders.is_empty()
     }
 
-    /// Carries out what there is; returns how many orders there were.
+    /// Executes the pending messages; returns their number.
     pub(super) fn poll(&mut self, now: Nanos) -> usize {
         let mut moved = 0;
         while let Some(order) = self.parts.orders.recv() {
@@ -91,7 +91,7 @@ impl ControlQueue {
     }
 
     fn carry_out(&mut self, order: ControlMessage, now: Nanos) {
-        // Who asked may have given up waiting.
+        // The sender may have stopped waiting.
         match order {
             ControlMessage::CatchUp { answer } => {
                 self.core.borrow_mut().catch_up(now);

@@ -1,5 +1,5 @@
-//! What differs between two looks, as events. What comes and goes between two looks is in the
-//! counters alone.
+//! Reports the differences between two observations as events. An object that appears and
+//! disappears between them is only counted.
 
 use std::collections::BTreeMap;
 
@@ -8,13 +8,13 @@ use super::model::Severity;
 use super::observation::Observation;
 use super::status::{state, warnings};
 
-/// Events that one look makes of one kind: a storm does not wash everything else away.
+/// Most events of one kind per observation, so that a burst does not displace all other events.
 const OF_A_KIND_MAX: usize = 16;
 
-/// A controller: its host, its subsystem.
+/// Controller identifier, with host and subsystem.
 type Controllers = BTreeMap<u16, (String, String)>;
 
-/// What the last look saw.
+/// The data of the last observation.
 pub(crate) struct Changes {
     controllers: Controllers,
     devices: BTreeMap<String, (String, String)>,
@@ -34,7 +34,7 @@ impl Changes {
         }
     }
 
-    /// Tells what changed since the last look.
+    /// Reports the changes since the last observation.
     pub(crate) fn look(&mut self, seen: &Observation, events: &Events) {
         self.look_at_hosts(seen, events);
         let devices = devices(seen);
@@ -146,7 +146,7 @@ fn devices(seen: &Observation) -> BTreeMap<String, (String, String)> {
         .collect()
 }
 
-/// Counts that are worth an event when they rise, each with what it counts and of what.
+/// The counters whose increase is an event, each with a description and its subject.
 fn counts(seen: &Observation) -> BTreeMap<(&'static str, String), u64> {
     let mut counts = BTreeMap::new();
     let totals = seen.target_totals();

@@ -1,4 +1,4 @@
-//! What happened, for people: the last [`EVENTS_MAX`] events, each of bounded length.
+//! The event list for people: the last [`EVENTS_MAX`] events, each of bounded length.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -7,12 +7,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use super::model::{Event, Severity};
 use super::pseudonyms::Pseudonyms;
 
-/// Events that are kept.
+/// Most events that are kept.
 pub(crate) const EVENTS_MAX: usize = 1024;
-/// Bytes of an event's subject and of its text, each.
+/// Most bytes of an event's subject, and of its text.
 pub(crate) const EVENT_TEXT_BYTES_MAX: usize = 512;
 
-/// The list. Written by any thread but a reactor's.
+/// The list. Any thread except a reactor's may write to it.
 #[derive(Default)]
 pub(crate) struct Events(Mutex<List>);
 
@@ -22,20 +22,21 @@ struct List {
     events: VecDeque<Entry>,
 }
 
-/// An event, as those see it who may know of hosts.
+/// An event, as clients that may see hosts get it.
 struct Entry {
     event: Event,
-    /// For an event about a host: the text for everybody.
+    /// For an event about a host: the text for all other clients.
     public_text: Option<String>,
 }
 
 impl Events {
-    /// Adds an event that names no host; the oldest one makes room.
+    /// Adds an event that identifies no host; the oldest one is dropped if the list is full.
     pub(crate) fn add(&self, severity: Severity, what: &'static str, subject: &str, text: &str) {
         self.push(severity, what, subject, text, None);
     }
 
-    /// Adds an event about the host of that NQN: `text`, and what identifies it in `details`.
+    /// Adds an event about the host with that NQN: `text`, and data that identifies the host in
+    /// `details`.
     pub(crate) fn add_of_host(&self, severity: Severity, nqn: &str, text: &str, details: &str) {
         let full = format!("{text} {details}");
         self.push(severity, "host", nqn, &full, Some(shortened(text)));
@@ -67,8 +68,8 @@ impl Events {
         list.events.push_back(Entry { event, public_text });
     }
 
-    /// The events behind the one with that number, oldest first; with `pseudonyms` in place of what
-    /// identifies hosts, if given.
+    /// The events after the one with that number, oldest first; with `pseudonyms` in place of data
+    /// that identifies hosts, if given.
     pub(crate) fn after(&self, id: u64, pseudonyms: Option<&Pseudonyms>) -> Vec<Event> {
         let list = self.lock();
         let later = list.events.iter().filter(|entry| entry.event.id > id);

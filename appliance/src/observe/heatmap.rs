@@ -1,5 +1,6 @@
-//! How many commands took how long in each second of the last hour: for all exports together and
-//! for the first [`HEATMAPS_MAX`] of them, in rings of 705,600 bytes each (12 MB together).
+//! Latency heat maps: the number of commands per latency and second of the last hour, for all
+//! exports together and for the first [`HEATMAPS_MAX`] of them, in rings of 705,600 bytes each (12
+//! MB together).
 
 use std::collections::BTreeMap;
 
@@ -9,27 +10,27 @@ use super::STEP;
 use super::history::STEPS;
 use super::model::Heatmap;
 
-/// Exports that have a heat map of their own.
+/// Most exports with a heat map of their own.
 pub(crate) const HEATMAPS_MAX: usize = 16;
-/// What is quicker than this is in the first bucket.
+/// Lower latencies are in the first bucket.
 const FIRST_BOUND_NS: u64 = 1 << 10;
-/// The histogram's bucket that begins there.
+/// The histogram's bucket that starts at this bound.
 const FIRST_BUCKET: usize = 64;
-/// Buckets of a histogram that one of a heat map holds: half a power of two.
+/// Number of histogram buckets in a heat map's bucket: half a power of two.
 const JOINED: usize = 4;
 /// Buckets of a heat map.
 const BUCKETS: usize = 1 + (LATENCY_BUCKETS - FIRST_BUCKET) / JOINED;
-/// Stands in the first bucket of a step that nobody looked in.
+/// Marks a step without a sample, in its first bucket.
 const UNKNOWN: u32 = u32::MAX;
 
 const _: () = assert!(latency_bucket_start(FIRST_BUCKET) == FIRST_BOUND_NS);
 const _: () = assert!((LATENCY_BUCKETS - FIRST_BUCKET).is_multiple_of(JOINED));
 const _: () = assert!((HEATMAPS_MAX + 1) * STEPS * BUCKETS * size_of::<u32>() < 12 << 20);
 
-/// The counts of one thing: [`STEPS`] rows of [`BUCKETS`].
+/// The counts of one export or of all: [`STEPS`] rows of [`BUCKETS`].
 struct Map {
     rows: Box<[u32]>,
-    /// The step that had counts last.
+    /// The last step with counts.
     seen: u64,
 }
 
@@ -72,7 +73,7 @@ pub(crate) struct Heatmaps {
     unix_ms: u64,
 }
 
-/// There is no heat map of that export.
+/// The export has no heat map.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "there is no heat map of the export {export}: it does not run, or is not among the first \
@@ -92,8 +93,8 @@ impl Heatmaps {
         }
     }
 
-    /// Takes the commands between two looks, the second of them in `step`. Steps that nobody looked
-    /// in stay unknown.
+    /// Records the commands between two samples in `step`, which is that of the second. Steps
+    /// without a sample stay unknown.
     pub(crate) fn record(
         &mut self,
         step: u64,
@@ -109,7 +110,7 @@ impl Heatmaps {
             }
         }
         (self.step, self.unix_ms) = (step, unix_ms);
-        // What has nothing left makes room.
+        // Removes maps whose counts are all older than the ring.
         self.by_export
             .retain(|_, map| map.seen + STEPS as u64 > step);
         let mut sum = LatencyCounts::default();
@@ -133,7 +134,7 @@ impl Heatmaps {
     /// The last `seconds` of one export, or of all together.
     ///
     /// # Errors
-    /// There is none of that export.
+    /// The export has no heat map.
     pub(crate) fn last(&self, seconds: usize, export: Option<&str>) -> Result<Heatmap, NoHeatmap> {
         let map = match export {
             None => &self.together,

@@ -1,6 +1,6 @@
-//! One value per second and series, for the last hour, in memory that is bounded: a series is a
-//! ring of [`STEPS`] four-byte numbers (14,400 bytes), and there are [`SERIES_MAX`] at most
-//! (14,745,600 bytes together). One export of two devices on one reactor takes 53 series, 763 kB.
+//! One value per second and series for the last hour, in bounded memory: a series is a ring of
+//! [`STEPS`] four-byte numbers (14,400 bytes), and there are at most [`SERIES_MAX`] (14,745,600
+//! bytes together). One export of two devices on one reactor takes 53 series, 763 kB.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -12,29 +12,29 @@ use super::latency;
 use super::model::{History, HistoryKey, HistoryKind, Totals};
 use super::observation::Observation;
 
-/// Values that a series holds: an hour of seconds.
+/// Values of a series: an hour of seconds.
 pub(crate) const STEPS: usize = 3600;
-/// Series that there may be at once.
+/// Most series.
 pub(crate) const SERIES_MAX: usize = 1024;
-/// Values that one answer holds at most, some ten bytes each.
+/// Most values in one response, about ten bytes each.
 pub(crate) const VALUES_MAX: usize = 1_000_000;
-/// Series of one thing at most.
+/// Most series of one object.
 const SERIES_OF_KEY_MAX: usize = 10;
-/// Bytes of all rings together at most.
+/// Most bytes of all rings together.
 const BYTES_MAX: usize = SERIES_MAX * STEPS * size_of::<f32>();
 
 const _: () = assert!(BYTES_MAX < 16 << 20);
 const _: () = assert!(VALUES_MAX >= 10 * STEPS * SERIES_OF_KEY_MAX);
 
-/// What one thing did in one step.
+/// The values of one object in one step.
 type Values = Vec<(&'static str, f32)>;
 
-/// The series of one thing.
+/// The series of one object.
 struct Series {
     what: Vec<&'static str>,
-    /// `what.len()` rings of [`STEPS`] values, one behind the other; NaN: not known.
+    /// `what.len()` consecutive rings of [`STEPS`] values; NaN: unknown.
     rings: Box<[f32]>,
-    /// The step that had a value last.
+    /// The last step with a value.
     seen: u64,
 }
 
@@ -79,7 +79,7 @@ pub(crate) struct Recorder {
     left_out: u64,
 }
 
-/// Why there is no answer.
+/// Why a query is refused.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the answer would hold {values} values, more than {VALUES_MAX}: ask for at most {fits} seconds, \
@@ -101,8 +101,8 @@ impl Recorder {
         }
     }
 
-    /// Takes the values of the step that ends with `after`, and returns that step. Steps that
-    /// nobody looked in stay unknown.
+    /// Records the values of the step that ends with `after`, and returns that step. Steps without
+    /// a sample stay unknown.
     pub(crate) fn record(&mut self, before: &Observation, after: &Observation) -> u64 {
         let values = rates(before, after);
         let elapsed = after.at.duration_since(self.began);
@@ -115,7 +115,7 @@ impl Recorder {
     }
 
     fn put(&mut self, step: u64, unix_ms: u64, values: Vec<(HistoryKey, Values)>) {
-        // Two looks within one step: the later one counts.
+        // Of two samples within one step, the later one counts.
         let step = step.max(self.step);
         let skipped = (step - self.step).min(STEPS as u64);
         for passed in 0..skipped {
@@ -124,7 +124,7 @@ impl Recorder {
             }
         }
         (self.step, self.unix_ms) = (step, unix_ms);
-        // What has no value left makes room.
+        // Removes series whose values are all older than the ring.
         self.all
             .retain(|_, series| series.seen + STEPS as u64 > step);
         self.left_out = 0;
@@ -146,7 +146,7 @@ impl Recorder {
     /// The last `seconds` values of all series, or of those of one kind.
     ///
     /// # Errors
-    /// The answer would be too large.
+    /// The response would be too large.
     pub(crate) fn history(
         &self,
         seconds: usize,
@@ -192,7 +192,7 @@ impl Recorder {
     }
 }
 
-/// What everything did between two observations.
+/// The rates of all objects between two observations.
 fn rates(before: &Observation, after: &Observation) -> Vec<(HistoryKey, Values)> {
     let seconds = after.at.duration_since(before.at).as_secs_f64().max(0.001);
     let mut all = Vec::new();
@@ -265,15 +265,15 @@ fn rates(before: &Observation, after: &Observation) -> Vec<(HistoryKey, Values)>
     }
     let (then, now) = (hosts(before), hosts(after));
     for (host, totals) in &now {
-        // A host that is new began from zero.
+        // A new host starts from zero.
         let before = then.get(host).copied().unwrap_or_default();
         add(HistoryKind::Host, host, moved(before, *totals, seconds));
     }
     all
 }
 
-/// What the I/O queues of each reactor moved, then and now, over those that are there now: what a
-/// queue moved in the step that it was closed in is in no reactor's count.
+/// The totals of each reactor's I/O queues, before and after, over the queues that exist now. The
+/// last step of a closed queue is counted for no reactor.
 fn moved_by_reactors(before: &Observation, after: &Observation) -> Vec<(Totals, Totals)> {
     let queues = |seen: &Observation| -> Vec<((u16, u16), usize, Totals)> {
         let controllers = seen.target.controllers.iter();
@@ -294,7 +294,7 @@ fn moved_by_reactors(before: &Observation, after: &Observation) -> Vec<(Totals, 
             continue;
         };
         sum_now.add(now);
-        // A queue whose count fell is a new one of the same name.
+        // A smaller count means a new queue with the same identifiers.
         if let Some(then) = known.get(&name)
             && then.reads <= now.reads
             && then.writes <= now.writes
@@ -305,7 +305,7 @@ fn moved_by_reactors(before: &Observation, after: &Observation) -> Vec<(Totals, 
     moved
 }
 
-/// What each host moved, over all its controllers.
+/// The totals of each host, over all its controllers.
 fn hosts(seen: &Observation) -> BTreeMap<&str, Totals> {
     let mut hosts: BTreeMap<&str, Totals> = BTreeMap::new();
     for controller in &seen.target.controllers {
@@ -315,7 +315,7 @@ fn hosts(seen: &Observation) -> BTreeMap<&str, Totals> {
     hosts
 }
 
-/// Rates per second. A total that fell is one that began anew.
+/// Rates per second. A smaller total means that counting restarted.
 fn moved(before: Totals, after: Totals, seconds: f64) -> Values {
     let rate = |then: u64, now: u64| {
         let moved = if now < then { now } else { now - then };

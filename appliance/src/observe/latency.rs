@@ -1,14 +1,14 @@
-//! From histograms to percentiles, of the last seconds and of the history's steps.
+//! Computes percentiles from histograms, for the last seconds and for the history's steps.
 
 use nvme_target::{LatencyCounts, OperationCounts, Stage, StageCounts, TargetLatency};
 
 use super::model::{Latency, Percentiles};
 use super::observation::Observation;
 
-/// The names of the history's percentiles, and how many of a thousand each is.
+/// The names of the history's percentiles, with their value in thousandths.
 const SERIES: [(&str, u32); 3] = [("p50_ns", 500), ("p99_ns", 990), ("p999_ns", 999)];
 
-/// Percentiles of what came between two looks, for the history; unknown where nothing came.
+/// Percentiles of the commands between two samples, for the history; unknown if there were none.
 pub(crate) fn series(
     before: Option<&OperationCounts>,
     after: Option<&OperationCounts>,
@@ -20,7 +20,7 @@ pub(crate) fn series(
     })
 }
 
-/// The time that commands of all exports took together.
+/// The latencies of all exports together.
 pub(crate) fn of_all(latency: &TargetLatency) -> OperationCounts {
     let mut sum = OperationCounts::default();
     let reactors = latency.reactors.iter();
@@ -28,7 +28,8 @@ pub(crate) fn of_all(latency: &TargetLatency) -> OperationCounts {
     sum
 }
 
-/// The mean number of commands under way between two looks: their times together, in proportion.
+/// The mean number of commands in flight between two samples: the sum of their latencies divided by
+/// the interval.
 pub(crate) fn depth(
     before: Option<&OperationCounts>,
     after: Option<&OperationCounts>,
@@ -43,7 +44,7 @@ fn since(before: Option<&OperationCounts>, after: &OperationCounts) -> Operation
 }
 
 impl Observation {
-    /// Percentiles of what came in the last seconds, of whatever `of` finds in all that there is.
+    /// Percentiles of the last seconds. `of` selects the counts.
     pub(crate) fn latency_of(
         &self,
         of: impl Fn(&TargetLatency) -> Option<OperationCounts>,
@@ -58,13 +59,13 @@ impl Observation {
         })
     }
 
-    /// The same of one stage of an export's commands.
+    /// Percentiles of one stage of an export's commands.
     pub(crate) fn export_latency(&self, nqn: &str, stage: Stage) -> Option<Latency> {
         let counts = |stages: &StageCounts| stages[stage].clone();
         self.latency_of(|latency| latency.subsystem(nqn).map(counts))
     }
 
-    /// How long commands were in the device of that name so far.
+    /// The time that commands have spent in the device of that name since the start.
     pub(crate) fn device_latency(&self, name: &str) -> Option<OperationCounts> {
         let place = self.device(name)?.place;
         self.latency.devices.get(usize::from(place.0)).cloned()

@@ -1,5 +1,5 @@
-//! One declaration for each number that the control plane tells: `measured!` makes of it a field of
-//! the status (JSON, and by its type and comment OpenAPI), the reading of it, and its metric.
+//! `measured!` declares a number of the control plane once. It generates a field of the status
+//! (JSON, and OpenAPI from its type and comment), the code that reads it, and its metric.
 //!
 //! ```text
 //! measured! {
@@ -14,47 +14,48 @@
 //! ```
 //!
 //! A field's comment is its description in OpenAPI and its metric's help text, so it is a sentence.
-//! Behind a metric's name, `: value` gives another value than the field's, and `, "help"` another
-//! text; `#[words("a", "b")]` lists a text's values. A metric's name stands without the prefix `windlass_` and without unit and `_total`.
+//! After a metric's name, `: value` gives a value other than the field's, and `, "help"` another
+//! text; `#[words("a", "b")]` lists a text's values. A metric's name is written without the prefix
+//! `windlass_` and without unit and `_total`.
 
 use super::model::NamedTime;
 
-/// A metric of each `T`.
+/// A metric family over objects of type `T`.
 pub(crate) struct Family<T: 'static> {
     /// Without prefix, unit and suffix.
     pub(crate) name: &'static str,
     pub(crate) help: &'static str,
     pub(crate) kind: Kind,
-    /// `None`: this `T` has no such sample.
+    /// `None`: this object has no sample.
     pub(crate) value: fn(&T) -> Option<u64>,
 }
 
 /// Type and unit of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A number of things so far.
+    /// A count since the start.
     Counter,
-    /// A number of things now.
+    /// A current count.
     Gauge,
-    /// Nanoseconds so far, exposed in seconds.
+    /// Nanoseconds since the start, exposed in seconds.
     CounterSeconds,
-    /// Nanoseconds now, exposed in seconds.
+    /// Current nanoseconds, exposed in seconds.
     GaugeSeconds,
-    /// Bytes so far.
+    /// Bytes since the start.
     CounterBytes,
-    /// Bytes now.
+    /// Current bytes.
     GaugeBytes,
 }
 
-/// A status that has metrics.
+/// A status with metrics.
 pub(crate) trait Measured: Sized + 'static {
-    /// Those of each field, in the order of declaration.
+    /// The families of each field, in the order of declaration.
     const FAMILIES: &'static [&'static [Family<Self>]];
 }
 
 /// A field's value as a sample.
 pub(crate) trait Sample {
-    /// `None`: not known.
+    /// `None`: unknown.
     fn sample(&self) -> Option<u64>;
 }
 
@@ -89,7 +90,7 @@ impl<T: Sample> Sample for Option<T> {
 }
 
 macro_rules! measured {
-    // Of counters alone, which add up over reactors.
+    // A struct with only counters, which are summed over reactors.
     (
         $(#[doc = $about:literal])+
         sum struct $status:ident from $from:ident: $source:ty {

@@ -1,7 +1,7 @@
-//! What the control plane tells, as it stands in its JSON: the types of `/api/v1`.
+//! The control plane's JSON: the types of `/api/v1`.
 //!
 //! Counters are totals since the start; a client takes differences. Times are in nanoseconds unless
-//! a name says otherwise. What is not known is `null`, never zero.
+//! a name says otherwise. An unknown value is `null`, never zero.
 
 use std::collections::BTreeMap;
 
@@ -149,8 +149,8 @@ measured! {
     }
 }
 
-/// A request that waits longer for a buffer is reported: by `/healthz`, `windlass status`, `windlass
-/// doctor` and an event.
+/// A longer wait for a buffer is reported by `/healthz`, `windlass status`, `windlass doctor` and
+/// an event.
 pub(crate) const BUFFER_WAIT_MAX_NS: u64 = 1_000_000_000;
 
 measured! {
@@ -236,7 +236,8 @@ measured! {
         /// How long reads and writes were in the device; those that it answers from memory that it
         /// lends are not counted. None where the device could not be had.
         latency: Option<Latency> = look.latency;
-        /// What the driver counts of the drive that the device is on, by name; none for other types.
+        /// What the driver counts of the drive that the device is on, by name; none for other
+        /// types.
         drive: Option<BTreeMap<String, u64>> = look.drive_counters();
     }
 }
@@ -505,7 +506,7 @@ pub(crate) enum HistoryKind {
 }
 
 impl HistoryKind {
-    /// The word in keys of series.
+    /// The prefix of series of this kind.
     pub(crate) const fn word(self) -> &'static str {
         match self {
             HistoryKind::Total => "total",
@@ -589,7 +590,7 @@ pub(crate) struct ApplyAnswer {
 }
 
 impl ApplyAnswer {
-    /// In one line why not all was carried out, if so.
+    /// One line with the reason if not every step was carried out.
     pub(crate) fn trouble(&self) -> Option<String> {
         if let Some(refused) = &self.refused {
             let later = self.steps.iter().filter(|it| it.effect == "restart");

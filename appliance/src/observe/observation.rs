@@ -1,4 +1,4 @@
-//! One look at every counter.
+//! A sample of all counters.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -14,13 +14,13 @@ use reactors::{Clock, Nanos, ReactorSnapshot, StuckPoller};
 use super::model::{BUFFER_WAIT_MAX_NS, TargetStatus};
 use super::sources::Sources;
 
-/// A reactor that does not come back from one call for this long is stuck.
+/// A reactor that is in one call for longer than this is stuck.
 pub(crate) const STUCK_AFTER: Nanos = Nanos::from_secs(2);
 
 /// The counters of one reactor's part of a transport, by name.
 pub(crate) type CountsSeen = Vec<(&'static str, u64)>;
 
-/// Everything that was counted at one moment, not atomically together.
+/// All counters at one time. They are not read atomically.
 pub(crate) struct Observation {
     pub(crate) at: Instant,
     pub(crate) unix_ms: u64,
@@ -28,33 +28,33 @@ pub(crate) struct Observation {
     pub(crate) start_took: Duration,
     pub(crate) config: Arc<Config>,
     pub(crate) config_path: Option<PathBuf>,
-    /// What each listener of the configuration is bound to.
+    /// The bound address of each listener of the configuration.
     pub(crate) addresses: Vec<Option<String>>,
     pub(crate) target: TargetSnapshot,
-    /// How long commands took since the start.
+    /// Latencies since the start.
     pub(crate) latency: Arc<TargetLatency>,
-    /// An earlier look at that, a few seconds ago where there is one.
+    /// An earlier sample of the latencies, a few seconds old if there is one.
     pub(crate) before: LatencyBefore,
-    /// Which errors commands ended with since the start.
+    /// The errors of commands since the start.
     pub(crate) statuses: TargetStatuses,
     pub(crate) reactors: Vec<ReactorSeen>,
     pub(crate) memory: MemorySeen,
-    /// Those of the target, in its order.
+    /// The devices of the target, in its order.
     pub(crate) devices: Vec<DeviceSeen>,
     /// By transport, one set for each reactor.
     pub(crate) transports: Vec<(&'static str, Vec<CountsSeen>)>,
-    /// By transport, what it has as a whole.
+    /// By transport, the values of the transport as a whole.
     pub(crate) transport_levels: Vec<(&'static str, CountsSeen)>,
 }
 
-/// Latencies at an earlier moment.
+/// Latencies at an earlier time.
 #[derive(Clone)]
 pub(crate) struct LatencyBefore {
     pub(crate) at: Instant,
     pub(crate) latency: Arc<TargetLatency>,
 }
 
-/// One reactor.
+/// The counters of one reactor.
 pub(crate) struct ReactorSeen {
     pub(crate) core: usize,
     pub(crate) is_running: bool,
@@ -67,13 +67,13 @@ pub(crate) struct ReactorSeen {
 #[derive(Clone, Copy, Default)]
 pub(crate) struct CoreSeen {
     pub(crate) totals: TargetStatus,
-    /// Queues now.
+    /// Current number of queues.
     pub(crate) queues: u64,
-    /// Commands in execution now.
+    /// Current number of commands in execution.
     pub(crate) executions: u64,
 }
 
-/// The arena.
+/// The counters of the arena.
 pub(crate) struct MemorySeen {
     pub(crate) bytes: u64,
     pub(crate) page_bytes: u64,
@@ -81,9 +81,9 @@ pub(crate) struct MemorySeen {
     pub(crate) counters: ArenaCounters,
 }
 
-/// One device.
+/// The counters of one device.
 pub(crate) struct DeviceSeen {
-    /// Its place in the target.
+    /// Its index in the target.
     pub(crate) place: DeviceIndex,
     pub(crate) name: String,
     pub(crate) block_size: u32,
@@ -95,8 +95,8 @@ pub(crate) struct DeviceSeen {
 }
 
 impl Observation {
-    /// Reads all counters. `before` is what latencies of the last seconds are taken against; without
-    /// it, the start.
+    /// Reads all counters. Latencies of the last seconds are relative to `before`, or to the start
+    /// without it.
     pub(crate) fn take(sources: &Sources, before: Option<&LatencyBefore>) -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let config = sources.running.config.load_full();
@@ -145,12 +145,12 @@ impl Observation {
         }
     }
 
-    /// The device of that name, if it could be had.
+    /// The device of that name, if it is open.
     pub(crate) fn device(&self, name: &str) -> Option<&DeviceSeen> {
         self.devices.iter().find(|device| device.name == name)
     }
 
-    /// Why the exports do not answer, if they do not.
+    /// Why the exports are not available, if so.
     pub(crate) fn ailment(&self) -> Option<String> {
         if self.target.shutting_down {
             return Some("stopping".to_owned());
@@ -171,7 +171,7 @@ impl Observation {
             })
     }
 
-    /// Which exported devices have lost data that they had accepted, and why, if any.
+    /// The exported devices that lost accepted data, with the causes, if any.
     pub(crate) fn damage(&self) -> Option<String> {
         let subsystems = self.target.subsystems.iter();
         let namespaces = subsystems.flat_map(|subsystem| &subsystem.namespaces);
@@ -191,15 +191,16 @@ impl Observation {
         (!damaged.is_empty()).then(|| damaged.join("; "))
     }
 
-    /// What keeps some requests from being answered, although the exports answer: hosts that take
-    /// more than their share cause it, and must not be able to have the appliance taken for dead.
+    /// Why some requests are delayed although the exports are available. This is not an ailment:
+    /// hosts that exceed their share cause it, and must not be able to make the appliance appear
+    /// down.
     pub(crate) fn degradation(&self) -> Option<String> {
         let waits = self.memory.counters.oldest_wait_ns > BUFFER_WAIT_MAX_NS;
-        // The same text for as long as it lasts: each change is an event.
+        // The text stays the same while the condition lasts, because each change is an event.
         waits.then(|| "requests wait more than a second for a buffer".to_owned())
     }
 
-    /// The connections of a transport now, all reactors together.
+    /// The current connections of a transport, over all reactors.
     pub(crate) fn connections(&self, transport: &str) -> Option<u64> {
         let (_, reactors) = self
             .transports

@@ -1,9 +1,9 @@
-//! What stands for a host towards those who may not know which host it is: a name that is the same
-//! for as long as the appliance runs, and tells nothing about the host's.
+//! Pseudonyms of hosts for clients that may not see their identity: constant while the appliance
+//! runs, and without information about the host.
 //!
-//! An NQN and a Host Identifier are all that a host is recognized by (Base 2.1 §6.3), and with a
-//! Controller ID all that an I/O queue's Connect needs, so no client without the right to operate
-//! the appliance gets any of them.
+//! A host is identified by its NQN and Host Identifier (Base 2.1 §6.3), and the Connect of an I/O
+//! queue needs only these and a Controller ID, so clients without the right to operate the
+//! appliance get none of them.
 
 use std::collections::hash_map::RandomState;
 use std::fmt;
@@ -11,7 +11,7 @@ use std::hash::BuildHasher as _;
 
 use super::model::{Event, History, HistoryKind, HostStatus, Status};
 
-/// Makes pseudonyms: a keyed hash (SipHash) with a random key of this process.
+/// Creates pseudonyms: a keyed hash (SipHash) with a random key of this process.
 #[derive(Clone)]
 pub(crate) struct Pseudonyms(RandomState);
 
@@ -26,18 +26,18 @@ impl Pseudonyms {
         Self(RandomState::new())
     }
 
-    /// What stands for the host of that NQN.
+    /// The pseudonym of the host with that NQN.
     pub(crate) fn host(&self, nqn: &str) -> String {
         format!("host-{:016x}", self.0.hash_one(("host", nqn)))
     }
 
-    /// What stands for a controller.
+    /// The pseudonym of a controller.
     pub(crate) fn controller(&self, controller_id: u16) -> String {
         let hash = self.0.hash_one(("controller", controller_id));
         format!("controller-{hash:016x}")
     }
 
-    /// Takes everything out of a status that identifies a host.
+    /// Replaces or removes everything in a status that identifies a host.
     pub(crate) fn apply_to_status(&self, status: &mut Status) {
         for host in &mut status.hosts {
             let HostStatus {
@@ -45,7 +45,7 @@ impl Pseudonyms {
                 host_id,
                 controller_id,
                 address,
-                // What it uses and does.
+                // These fields do not identify it.
                 export: _,
                 kind: _,
                 state: _,
@@ -59,7 +59,7 @@ impl Pseudonyms {
         }
     }
 
-    /// The same with a history: its keys and the names of its series.
+    /// Replaces the names of hosts in a history: in its keys and the names of its series.
     pub(crate) fn apply_to_history(&self, history: &mut History) {
         let prefix = format!("{}/", HistoryKind::Host.word());
         for key in &mut history.keys {
@@ -77,7 +77,7 @@ impl Pseudonyms {
         history.series = renamed.collect();
     }
 
-    /// The same with an event about a host, whose text for everybody is `text`.
+    /// Replaces the identity of the host in an event. `text` is the event's text without it.
     pub(crate) fn apply_to_event(&self, event: &mut Event, text: &str) {
         if !event.subject.is_empty() {
             event.subject = self.host(&event.subject);

@@ -1,4 +1,4 @@
-//! Reads the flight recorders, and the names of what their notes are about.
+//! Reads the flight recorders, and the names of the objects in their events.
 
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -9,18 +9,18 @@ use reactors::{Clock as _, Nanos, ReactorHandle};
 use crate::observe::pseudonyms::Pseudonyms;
 use crate::observe::sources::Sources;
 
-/// What a trace is made from: shared ends, which any thread may take along.
+/// The input of a trace: shared handles that any thread may use.
 pub(crate) struct Material {
     pub(crate) now: Nanos,
     pub(crate) now_unix_ms: u64,
     pub(crate) reactors: Vec<ReactorMaterial>,
-    /// Names of exports by the slots of their subsystems.
+    /// Names of exports by subsystem slot.
     pub(crate) exports: BTreeMap<u32, String>,
-    /// Names of devices, by their places.
+    /// Names of devices by index.
     pub(crate) devices: BTreeMap<u16, String>,
 }
 
-/// One reactor's part.
+/// The input from one reactor.
 pub(crate) struct ReactorMaterial {
     pub(crate) core: usize,
     pub(crate) recording: Recording,
@@ -38,7 +38,7 @@ impl ReactorMaterial {
 }
 
 impl Material {
-    /// With `pseudonyms` in place of the names of hosts, if given.
+    /// Collects the input, with `pseudonyms` in place of the names of hosts, if given.
     pub(crate) fn gather(sources: &Sources, pseudonyms: Option<&Pseudonyms>) -> Self {
         let target = sources.target.snapshot();
         let mut queues: Vec<BTreeMap<u16, String>> = Vec::new();
@@ -51,7 +51,7 @@ impl Material {
             for queue in &controller.io_queues {
                 let name = format!("{host} queue {}", queue.qid);
                 if let Some(of_reactor) = queues.get_mut(queue.reactor) {
-                    // As notes have it.
+                    // The recorder events store 16 bits.
                     of_reactor.insert(queue.slot as u16, name);
                 }
             }

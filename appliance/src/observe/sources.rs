@@ -1,4 +1,4 @@
-//! What observations are made from: shared ends of everything that counts.
+//! The sources of observations: shared handles of all counters.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,9 +14,9 @@ use reactors::{ReactorHandle, TscClock};
 
 use crate::running::Running;
 
-/// Every counter of one reactor's part of a transport, by name.
+/// The counters of one reactor's part of a transport.
 pub(crate) trait Counts: Send + Sync {
-    /// Names and values; the level `connections` among them.
+    /// Names and values, including the level `connections`.
     fn values(&self) -> Vec<(&'static str, u64)>;
 }
 
@@ -32,7 +32,7 @@ impl Counts for RdmaCounters {
     }
 }
 
-/// The memory that is registered with the network cards.
+/// The memory registered with the network cards.
 impl<P: Provider> Counts for Domains<P> {
     fn values(&self) -> Vec<(&'static str, u64)> {
         let registered = self.registered();
@@ -48,7 +48,7 @@ pub(crate) struct TransportCounters {
     /// `tcp` or `rdma`.
     pub(crate) name: &'static str,
     pub(crate) reactors: Vec<Arc<dyn Counts>>,
-    /// Levels of the transport as a whole.
+    /// The values of the transport as a whole.
     pub(crate) whole: Option<Arc<dyn Counts>>,
 }
 
@@ -62,7 +62,7 @@ impl TransportCounters {
         }
     }
 
-    /// The same with levels of the transport as a whole.
+    /// Adds values of the transport as a whole.
     #[cfg(feature = "verbs")]
     pub(crate) fn with_whole(self, whole: Arc<dyn Counts>) -> Self {
         Self {
@@ -79,7 +79,7 @@ pub(crate) struct DriveSource {
 }
 
 impl DriveSource {
-    /// Whether the device of that name is on it.
+    /// Whether the device of that name is on the drive.
     pub(crate) fn has(&self, device: &str) -> bool {
         self.names.split(", ").any(|name| name == device)
     }
@@ -115,9 +115,9 @@ impl DriveSource {
     }
 }
 
-/// Shared ends of a running appliance.
+/// Shared handles of a running appliance.
 pub(crate) struct Sources {
-    /// The configuration that runs now, and what its listeners are bound to.
+    /// The running configuration, with the bound addresses of its listeners.
     pub(crate) running: Running,
     pub(crate) config_path: Option<PathBuf>,
     /// The core of each reactor.

@@ -1,4 +1,4 @@
-//! From an observation to what `GET /api/v1/status` tells.
+//! Converts an observation to the response of `GET /api/v1/status`.
 
 use std::collections::BTreeMap;
 use std::time::UNIX_EPOCH;
@@ -48,7 +48,7 @@ impl Totals {
 }
 
 impl Observation {
-    /// Everything, for people and programs.
+    /// The complete status.
     pub(crate) fn status(&self) -> Status {
         Status {
             now_unix_ms: self.unix_ms,
@@ -128,14 +128,14 @@ impl Observation {
         })
     }
 
-    /// What moved into and out of a device.
+    /// The totals of a device.
     pub(crate) fn device_totals(&self, name: &str) -> Totals {
         let place = self.device(name).map(|seen| usize::from(seen.place.0));
         let totals = place.and_then(|place| self.target.devices.get(place));
         totals.map_or_else(Totals::default, |totals| Totals::from(*totals))
     }
 
-    /// What moved into and out of all devices of an export: a device belongs to one.
+    /// The totals of all devices of an export. A device belongs to only one export.
     pub(crate) fn export_totals(&self, export: &Export) -> Totals {
         let mut totals = Totals::default();
         for namespace in &export.namespaces {
@@ -281,17 +281,17 @@ impl Observation {
     }
 }
 
-/// What the status of a reactor is made from.
+/// The input of a reactor's status.
 pub(crate) struct ReactorLook<'o> {
     pub(crate) index: usize,
     pub(crate) seen: &'o ReactorSeen,
     pub(crate) latency: Latency,
 }
 
-/// What the status of a device is made from.
+/// The input of a device's status.
 pub(crate) struct DeviceLook<'o> {
     pub(crate) device: &'o Device,
-    /// `None` where the device could not be had.
+    /// `None` if the device is not open.
     pub(crate) seen: Option<&'o DeviceSeen>,
     pub(crate) health: Health,
     pub(crate) totals: Totals,
@@ -311,7 +311,7 @@ impl DeviceLook<'_> {
     }
 }
 
-/// What the status of an export is made from.
+/// The input of an export's status.
 pub(crate) struct ExportLook<'o> {
     pub(crate) export: &'o Export,
     pub(crate) namespaces: Vec<NamespaceStatus>,
@@ -321,7 +321,7 @@ pub(crate) struct ExportLook<'o> {
     pub(crate) stages: BTreeMap<String, Latency>,
 }
 
-/// What the status of a listener is made from.
+/// The input of a listener's status.
 pub(crate) struct ListenerLook<'o> {
     pub(crate) listener: &'o Listener,
     pub(crate) bound: Option<String>,

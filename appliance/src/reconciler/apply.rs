@@ -1,8 +1,8 @@
-//! From the running configuration to a wanted one: which steps, whether they can be done, and how far
-//! they were.
+//! Changes the running configuration to a wanted one: plans the steps, checks whether they are
+//! possible, and executes them.
 //!
-//! What can fail for want of something outside - files, memory, addresses - is had before anything
-//! is changed, save where the running configuration still has it.
+//! External resources - files, memory, addresses - are acquired before anything is changed, unless
+//! the running configuration still holds them.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
@@ -26,40 +26,40 @@ use crate::observe::model::{ApplyAnswer, ApplyStep, OutstandingCommands, StepSta
 pub(crate) struct How {
     /// Only list the steps.
     pub(crate) dry_run: bool,
-    /// Do what can be done now even where something waits for a restart.
+    /// Carry out the possible steps even if others wait for a restart.
     pub(crate) partial: bool,
-    /// Where the configuration came from.
+    /// The origin of the configuration.
     pub(crate) origin: Origin,
 }
 
-/// Who wrote a configuration.
+/// The author of a configuration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Origin {
-    /// The owner of the file that the appliance was started with.
+    /// The owner of the file with which the appliance was started.
     #[default]
     File,
     /// A client of the control plane: `apply` and `allowed_paths` of \[control\] restrict it.
     Request,
 }
 
-/// What was had before anything was changed.
+/// The resources acquired before anything was changed.
 #[derive(Default)]
 pub(super) struct Prepared {
     pub(super) devices: BTreeMap<Name, Opened>,
     pub(super) listeners: BTreeMap<Name, BoundPort>,
-    /// Devices that were let go and could not be had again, until it is sure that they are not
-    /// needed.
+    /// Devices that were released and could not be opened again, kept until it is certain that they
+    /// are not needed.
     pub(super) kept: BTreeMap<Name, Opened>,
-    /// Those of them that are to come back.
+    /// Kept devices that are to be added again.
     pub(super) returning: BTreeMap<Name, Opened>,
-    /// Directories that files which are opened have to lie below; `None`: anywhere.
+    /// Opened files must lie below one of these directories; `None`: anywhere.
     pub(super) allowed_paths: Option<Vec<PathBuf>>,
 }
 
-/// One step to go.
+/// A planned step.
 struct Planned {
     step: Step,
-    /// Why only a restart can do it, where the configuration alone does not say so.
+    /// Why it takes a restart, if the configuration alone does not show it.
     obstacle: Option<String>,
 }
 
@@ -95,7 +95,7 @@ impl Planned {
 }
 
 impl Reconciler {
-    /// Makes the appliance what `wanted` says, and tells how far that went.
+    /// Applies the configuration `wanted`, and returns the result of each step.
     pub(crate) fn apply(
         &mut self,
         wanted: &Config,
@@ -159,7 +159,7 @@ impl Reconciler {
         answer(waits.chain(told), is_done, refused)
     }
 
-    /// Directories that files of a configuration have to lie below; `None`: anywhere.
+    /// The directories in which files of a configuration must lie; `None`: anywhere.
     fn allowed_paths(&self, how: How) -> Option<Vec<PathBuf>> {
         match how.origin {
             Origin::File => None,
@@ -167,7 +167,7 @@ impl Reconciler {
         }
     }
 
-    /// The answer to a configuration that whoever sent it may not apply.
+    /// The refusal of a configuration that its sender may not apply.
     fn forbidden(&self, plan: &[Planned], how: How) -> Option<ApplyAnswer> {
         let skipped = |it: &Planned| it.told(StepState::Skipped);
         if how.origin == Origin::Request && !how.dry_run && !self.config.control.apply {
@@ -194,7 +194,7 @@ impl Reconciler {
         })
     }
 
-    /// The file that a step opens or changes, and its device.
+    /// The file that a step opens or changes, with its device.
     fn file_of<'s>(&'s self, step: &'s Step) -> Option<(&'s Name, &'s Path)> {
         let device = match step {
             Step::AddDevice(device) => device,
@@ -207,7 +207,7 @@ impl Reconciler {
         }
     }
 
-    /// Undoes what was done until a step failed; says how that went. What has grown stays so.
+    /// Undoes the steps before a failed one; returns a description. Grown devices stay grown.
     fn go_back(
         &mut self,
         mut before: Config,
@@ -236,10 +236,10 @@ impl Reconciler {
         }
         let plan = self.config.difference(&before).into_iter();
         let plan: Vec<Planned> = plan.map(Planned::without_obstacle).collect();
-        // What was opened for the wanted configuration is not what was there before.
+        // Devices opened for the wanted configuration are not the previous ones.
         prepared.devices.clear();
         prepared.listeners.clear();
-        // What ran before may be anywhere.
+        // The previous configuration may have files anywhere.
         prepared.allowed_paths = None;
         prepared.returning = std::mem::take(&mut prepared.kept);
         let plan = if planted("undone-not") {
@@ -262,7 +262,7 @@ impl Reconciler {
         format!("{what}: what was done was undone")
     }
 
-    /// Carries the steps out until one fails.
+    /// Carries out the steps until one fails.
     fn carry_out(
         &mut self,
         plan: &[Planned],
@@ -303,7 +303,7 @@ impl Reconciler {
         told
     }
 
-    /// Why a step takes a restart although it would not everywhere.
+    /// Why a step takes a restart on this appliance although it is possible on others.
     fn obstacle(&self, step: &Step) -> Option<String> {
         match step {
             Step::AddDevice(device) if matches!(device.backing, Backing::Nvme(_)) => {
@@ -318,8 +318,8 @@ impl Reconciler {
         }
     }
 
-    /// Opens the devices and binds the listeners that the running configuration is not in the way
-    /// of.
+    /// Opens devices and binds listeners, except those whose resources the running configuration
+    /// holds.
     fn prepare(
         &mut self,
         plan: &[Planned],
@@ -359,14 +359,14 @@ impl Reconciler {
         Ok(prepared)
     }
 
-    /// Closes the listeners that were bound in vain. Their addresses are free afterwards.
+    /// Closes listeners that were bound but are not needed. Their addresses are free afterwards.
     fn discard(&self, prepared: &Prepared, event_loop: &mut dyn EventLoop) {
         if planted("listener-kept-in-vain") {
             return;
         }
         for port in prepared.listeners.values() {
             for transport in &self.transports {
-                // Hosts cannot have attached: no reactor was told of the port's exports.
+                // No host can be attached: no reactor knows the port's exports.
                 if let Err(error) = close_port(transport.as_ref(), port.id, event_loop) {
                     tracing::error!("listener of {}: {error}", port.address);
                 }
@@ -374,12 +374,12 @@ impl Reconciler {
         }
     }
 
-    /// Whether a running device has the file that `device` is to be in.
+    /// Whether a running device uses the file of `device`.
     fn has_file(&self, device: &Device) -> bool {
         self.holder_of_file(device).is_some()
     }
 
-    /// The running device that has the file that `device` is to be in.
+    /// The running device that uses the file of `device`.
     fn holder_of_file(&self, device: &Device) -> Option<&Device> {
         let path = |device: &Device| match &device.backing {
             Backing::File { path, .. } => Some(path.clone()),
@@ -388,12 +388,12 @@ impl Reconciler {
         let wanted = path(device)?;
         let mut devices = self.config.devices.iter();
         devices.find(|it| {
-            // A file that was renamed is in the way under its new name too.
+            // A renamed file conflicts under its new name too.
             path(it).as_ref() == Some(&wanted) || self.devices.is_in_file(&it.name, &wanted)
         })
     }
 
-    /// Refuses a device that would have less than there is in the file of a running one.
+    /// Refuses a device that is smaller than the running one with the same file.
     fn keep_length(&self, device: &Device) -> Result<(), String> {
         let Some(wanted) = device.backing.size() else {
             return Ok(());
@@ -414,7 +414,7 @@ impl Reconciler {
         Ok(())
     }
 
-    /// Whether a device in memory is to have less than the running one of its name.
+    /// Whether a memory device is smaller than the running one of its name.
     fn loses_memory(&self, device: &Device) -> bool {
         let size = |device: &Device| match device.backing {
             Backing::Memory { size, .. } => Some(size),
@@ -425,7 +425,7 @@ impl Reconciler {
         sizes.is_some_and(|(now, then)| then < now)
     }
 
-    /// Whether a running listener is in the way of `listener`.
+    /// Whether a running listener conflicts with `listener`.
     fn has_address(&self, listener: &Listener) -> bool {
         let address = listener.address;
         let mut listeners = self.config.listeners.iter();
@@ -433,7 +433,7 @@ impl Reconciler {
         listeners.any(|it| is_alike(it) && it.address.overlaps(address))
     }
 
-    /// Opens a device, which may take its time.
+    /// Opens a device, which may be slow.
     pub(super) fn open_device(
         &self,
         device: &Device,
@@ -458,7 +458,7 @@ impl Reconciler {
         })
     }
 
-    /// Binds a listener under a number that no other has.
+    /// Binds a listener with an unused port number.
     pub(super) fn bind(
         &self,
         listener: &Listener,
@@ -478,8 +478,8 @@ impl Reconciler {
     }
 }
 
-/// The directory of `allowed` that `path` is written below. Where its symbolic links lead is seen
-/// when it is opened.
+/// The directory of `allowed` that `path` is below. Symbolic links are resolved when the file is
+/// opened.
 pub(crate) fn directory_of<'a>(path: &Path, allowed: &'a [PathBuf]) -> Result<&'a Path, String> {
     if path.components().any(|part| part == Component::ParentDir) {
         return Err(format!(
@@ -508,14 +508,14 @@ fn no_transport(transport: Transport) -> String {
     format!("there is no {} here", transport.word())
 }
 
-/// Why nothing is done at all, if so.
+/// Why no step is carried out, if so.
 fn refusal(plan: &[Planned], how: How) -> Option<String> {
     let later = plan.iter().filter(|it| it.effect() == Effect::Restart);
     let count = later.clone().count();
     if count == 0 {
         return None;
     }
-    // What others build upon cannot be left out.
+    // Other steps may depend on steps with an obstacle.
     let has_obstacle = later.clone().any(|it| it.obstacle.is_some());
     if how.partial && !has_obstacle {
         return None;
@@ -549,7 +549,7 @@ fn answer(
     }
 }
 
-/// For people: who waits where for how many commands.
+/// The host, the queue and the number of commands, for people.
 impl std::fmt::Display for OutstandingCommands {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self {

@@ -1,4 +1,4 @@
-//! What the target serves, and how it comes to serve something else.
+//! The target's configuration, and its changes.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ pub(super) struct Served {
 }
 
 impl Served {
-    /// What there is to serve of a configuration.
+    /// The target's configuration for `config`.
     pub(super) fn new(config: &Config, devices: &Devices, ports: &Ports) -> Self {
         let subsystems = exports::subsystems(config, devices, ports).into_iter();
         Self {
@@ -25,7 +25,7 @@ impl Served {
         }
     }
 
-    /// The UUID that hosts know the namespace of a device by, by the device's place.
+    /// The UUID of a device's namespace, by the device's index.
     pub(super) fn uuids(&self) -> BTreeMap<DeviceIndex, Uuid> {
         let namespaces = self.subsystems.values().flat_map(|it| &it.namespaces);
         namespaces
@@ -33,12 +33,12 @@ impl Served {
             .collect()
     }
 
-    /// Has the target serve `wanted` where it differs.
+    /// Changes the target to `wanted`.
     ///
     /// # Errors
-    /// The first change that it does not take; those before it are made, and known to be.
+    /// The first change that the target refuses; the changes before it are made and recorded.
     pub(super) fn reconcile(&mut self, wanted: Self, target: &Target) -> Result<(), TargetError> {
-        // Ports come before those who name them, and go after them.
+        // Ports are added before the subsystems that refer to them, and removed after them.
         let mut all = wanted.ports.clone();
         let is_old = |port: &&PortConfig| wanted.ports.iter().all(|new| new.id != port.id);
         all.extend(self.ports.iter().filter(is_old).cloned());

@@ -1,4 +1,4 @@
-//! Each step, carried out on the running appliance.
+//! Carries out each step on the running appliance.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -16,22 +16,23 @@ use crate::fabrics::ControlMessage;
 use crate::observe::model::OutstandingCommands;
 use crate::transports::Listening;
 
-/// What was cut off has to be gone within this time.
+/// Aborted commands must end within this time.
 const CUT_WITHIN: Duration = Duration::from_secs(5);
-/// Connections end by their own deadlines, and those of a listener that goes by this time.
+/// Connections close by their own deadlines; those of a removed listener within this time.
 const CLOSED_PORT_WITHIN: Duration = Duration::from_secs(60);
-/// A device that every reactor let go is closed when the last of them has seen that it is gone.
+/// A device that every reactor has released is closed when the last of them has noticed its
+/// removal.
 const CLOSED_WITHIN: Duration = Duration::from_secs(1);
 
-/// What a step left unanswered.
+/// The commands that a step aborted.
 type CutOff = Vec<OutstandingCommands>;
 
-/// How a step ended that was done.
+/// The result of a successful step.
 #[derive(Default)]
 pub(super) struct StepEnd {
-    /// What it left unanswered.
+    /// The commands that it aborted.
     pub(super) cut_off: CutOff,
-    /// What may be lost by it.
+    /// Data that may be lost.
     pub(super) warning: Option<String>,
 }
 
@@ -45,8 +46,8 @@ impl From<CutOff> for StepEnd {
 }
 
 impl Reconciler {
-    /// Carries a step out. Requests that stand in its way have until `deadline`; those that were cut
-    /// off then are told.
+    /// Carries out a step. Conflicting requests may complete until `deadline`; those aborted then
+    /// are in the result.
     pub(super) fn step(
         &mut self,
         step: &Step,
@@ -105,7 +106,7 @@ impl Reconciler {
         cut_off.map(StepEnd::from)
     }
 
-    /// Changes the configuration by a step and serves it; nothing is changed when that fails.
+    /// Applies a step to the configuration and the target; changes nothing on failure.
     fn change(&mut self, step: &Step) -> Result<(), String> {
         let before = self.config.clone();
         if !self.config.carry_out(step) {
@@ -114,7 +115,7 @@ impl Reconciler {
         let served = self.serve();
         if served.is_err() {
             self.config = before;
-            // What was served before can be served again.
+            // The previous configuration is still valid.
             if let Err(error) = self.serve() {
                 tracing::error!(%error, "what was served before cannot be served again");
             }
@@ -136,13 +137,13 @@ impl Reconciler {
         Ok(cut_off)
     }
 
-    /// Waits for hosts that have to leave; at the deadline they are made to.
+    /// Waits for hosts to disconnect; disconnects them at the deadline.
     fn wait_for_hosts(
         &mut self,
         deadline: Instant,
         event_loop: &mut dyn EventLoop,
     ) -> Result<CutOff, String> {
-        // Who has to leave is known when every core has seen the change.
+        // The affected hosts are known when every core has applied the change.
         self.catch_up(event_loop)?;
         if planted("hosts-leave-late") {
             return Ok(Vec::new());
@@ -158,14 +159,14 @@ impl Reconciler {
             self.target.end_leaving();
         }
         let until = event_loop.now() + CUT_WITHIN;
-        // A command that its device never answers keeps a controller's number, and nothing else.
+        // A command that its device never completes occupies only a controller identifier.
         while self.target.leaving() > 0 && event_loop.now() < until {
             event_loop.rest();
         }
         Ok(cut_off)
     }
 
-    /// Which commands what is on its way out waits for.
+    /// The outstanding commands of closing queues and of `devices`.
     fn outstanding(
         &self,
         devices: &[DeviceIndex],
@@ -231,12 +232,12 @@ impl Reconciler {
         self.ports.insert(listener.name.clone(), port);
         tracing::info!("listener {} is bound to {}", listener.name, port.address);
         self.change(step)?;
-        // Others may have been bound since this one's settings were told.
+        // Other ports may have been bound since this one's settings were applied.
         self.apply_settings(listener.transport, event_loop)?;
         Ok(Vec::new())
     }
 
-    /// Has hosts that connect from now on get what the listeners of a transport say.
+    /// Applies the settings of a transport's listeners to hosts that connect from now on.
     fn apply_settings(
         &self,
         transport: Transport,
@@ -264,7 +265,7 @@ impl Reconciler {
         event_loop: &mut dyn EventLoop,
     ) -> Result<CutOff, String> {
         let opened = match prepared.returning.remove(&device.name) {
-            // Network cards still reach its memory.
+            // Its memory is still registered with the network cards.
             Some(kept) => kept,
             None => {
                 let opened = match prepared.devices.remove(&device.name) {
@@ -281,7 +282,7 @@ impl Reconciler {
         Ok(Vec::new())
     }
 
-    /// Gives a device a place in the target and every reactor a queue of it.
+    /// Adds a device to the target, and opens a queue of it on every reactor.
     fn attach(
         &mut self,
         opened: &Opened,
@@ -306,7 +307,7 @@ impl Reconciler {
         let Some(error) = failed else {
             return Ok(place);
         };
-        // Those that were opened are closed again; nobody has used them.
+        // Closes the queues that were opened; they were not used.
         let closed = self
             .control_queues
             .ask_all(event_loop, |answer| ControlMessage::Detach {
@@ -325,7 +326,7 @@ impl Reconciler {
         Err(error)
     }
 
-    /// Lets network cards reach memory.
+    /// Registers memory with the network cards.
     fn attach_memory<'r>(
         &self,
         regions: impl Iterator<Item = &'r hugemem::Region>,
@@ -373,7 +374,7 @@ impl Reconciler {
         Ok(Vec::new())
     }
 
-    /// Returns once every reactor serves the configuration as it is now.
+    /// Returns when every reactor has applied the current configuration.
     fn catch_up(&self, event_loop: &mut dyn EventLoop) -> Result<(), String> {
         let seen = self
             .control_queues
@@ -394,7 +395,7 @@ impl Reconciler {
             end.cut_off = self.detach(place, deadline, event_loop)?;
         }
         if let Some(opened) = self.devices.remove(name) {
-            // Removal is durable: what the device acknowledged survives from now on.
+            // Removal is durable: acknowledged data survives from now on.
             let spared = planted("removal-not-flushed");
             if !spared && !aside(event_loop, || Ok(opened.flush()))? {
                 end.warning = Some(
@@ -418,7 +419,8 @@ impl Reconciler {
         Ok(end)
     }
 
-    /// Has every reactor close its queue of a device; at the deadline what is left is cut off.
+    /// Closes the queue of a device on every reactor; remaining requests are aborted at the
+    /// deadline.
     fn detach(
         &mut self,
         place: DeviceIndex,
@@ -451,10 +453,10 @@ impl Reconciler {
     }
 }
 
-/// Memory that a device grows by.
+/// Memory by which a device grows.
 type Grown = std::sync::Arc<hugemem::Store>;
 
-/// Closes a listener, and waits until every reactor has ended its connections.
+/// Closes a listener, and waits until every reactor has closed its connections.
 pub(super) fn close_port(
     transport: &dyn Listening,
     port: PortId,

@@ -1,4 +1,4 @@
-//! Whether exports answer: a connection to each listener, answered by a reactor.
+//! Checks that listeners answer: connects to each, and waits for the response of a reactor.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
@@ -21,9 +21,9 @@ pub(crate) struct NoAnswer {
     cause: io::Error,
 }
 
-/// Returns when each listener of `config`, bound to the address at its place in `addresses`, has
-/// answered. A listener of TCP has to answer an ICReq, which a reactor does; one of RDMA listens
-/// once it is bound, and takes no connection from here.
+/// Returns when each listener of `config`, bound to the address at the same index in `addresses`,
+/// has answered. A TCP listener must respond to an ICReq, which a reactor does. An RDMA listener
+/// listens as soon as it is bound, and is not tested by a connection.
 ///
 /// # Errors
 /// The first listener that has not answered `within` that time.
@@ -53,7 +53,7 @@ pub(crate) fn wait_until_answering(
     Ok(())
 }
 
-/// An address of this machine at which a listener bound to `address` takes connections.
+/// An address of this machine at which a listener bound to `address` accepts connections.
 fn reachable(mut address: SocketAddr) -> SocketAddr {
     match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => address.set_ip(Ipv4Addr::LOCALHOST.into()),
@@ -63,7 +63,7 @@ fn reachable(mut address: SocketAddr) -> SocketAddr {
     address
 }
 
-/// Connects and has the connection initialized (NVMe TCP Transport Specification 1.1, 3.4.1).
+/// Connects and initializes the connection (NVMe TCP Transport Specification 1.1, 3.4.1).
 fn ask(address: SocketAddr, deadline: Instant) -> io::Result<()> {
     let left = |deadline: Instant| {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -104,7 +104,7 @@ mod tests {
         Config::parse("test.toml", &text).expect("valid")
     }
 
-    /// A server that reads an ICReq from each connection and gives `answer`.
+    /// A server that reads an ICReq from each connection and sends `answer`.
     fn server(answer: Vec<u8>) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("bound");

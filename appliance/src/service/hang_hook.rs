@@ -1,5 +1,5 @@
-//! A test hook that hangs a reactor, to test the watchdog. Installed only where the environment asks
-//! for it by name.
+//! A test hook that hangs a reactor, to test the watchdog. Installed only if an environment
+//! variable requests it by name.
 
 use std::io;
 use std::time::Duration;
@@ -12,10 +12,10 @@ use signal_hook::iterator::Signals;
 const VARIABLE: &str = "WINDLASS_TEST_HOOKS";
 const STICK_ON_USR1: &str = "stick-on-usr1";
 
-/// If the environment asks for it, SIGUSR1 hangs the first reactor for ever.
+/// If the environment requests it, SIGUSR1 hangs the first reactor forever.
 ///
 /// # Errors
-/// The signal or a thread for it cannot be had.
+/// The signal handler or its thread cannot be created.
 pub(crate) fn install_hang_hook(reactors: &[ReactorHandle]) -> io::Result<()> {
     let is_wanted = std::env::var_os(VARIABLE).is_some_and(|value| value == STICK_ON_USR1);
     let Some(victim) = reactors.first().filter(|_| is_wanted).cloned() else {
@@ -30,8 +30,8 @@ pub(crate) fn install_hang_hook(reactors: &[ReactorHandle]) -> io::Result<()> {
                 tracing::warn!("test hook: reactor {} sticks from now on", victim.index());
                 let accepted = victim.run(Box::new(|_| {
                     loop {
-                        // Stuck without load: what is tested is that nobody else takes turns for
-                        // it.
+                        // Hangs without load. The test checks that no other thread takes turns for
+                        // the reactor.
                         std::thread::sleep(Duration::from_secs(1));
                     }
                 }));

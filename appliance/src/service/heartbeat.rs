@@ -1,39 +1,39 @@
-//! The watchdog's food: given only while every reactor makes turns.
+//! Pings the service manager's watchdog only while every reactor makes turns.
 //!
-//! A reactor that sleeps is woken for one turn at every other look, so that a lost wake-up is
-//! found too; one that is stuck in a call, or answers no wake-up, stops the feeding, and the
-//! service manager restarts us when its time is over.
+//! A sleeping reactor is woken for one turn at every other check, so that a lost wake-up is
+//! detected too. If a reactor is stuck in a call or does not respond to a wake-up, the pings stop,
+//! and the service manager restarts the process when the watchdog's time expires.
 
 use std::time::Duration;
 
 use reactors::{Nanos, ReactorHandle};
 use sd_notify::NotifyState;
 
-/// What one look sees of one reactor.
+/// The state of one reactor at a check.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
-    /// It takes jobs: it has not ended.
+    /// It accepts jobs, so it has not ended.
     is_running: bool,
     /// It has been in one call for too long.
     is_stuck: bool,
     turns: u64,
 }
 
-/// What is known of one reactor from look to look.
+/// The state of one reactor between checks.
 #[derive(Clone, Copy, Debug, Default)]
 struct Pulse {
     turns: u64,
-    /// Woken at the last look, so that a turn is owed by now.
+    /// It was woken at the last check, so a turn is due.
     owes_a_turn: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
-    /// It has made turns since the last look.
+    /// It has made turns since the last check.
     Turns,
-    /// It rests: to be woken, for the next look to see.
+    /// It sleeps; it is woken so that the next check can see a turn.
     Rests,
-    /// No turn although one was owed, or stuck, or ended.
+    /// It did not make a turn that was due, is stuck, or has ended.
     Silent,
 }
 
@@ -55,19 +55,19 @@ impl Pulse {
     }
 }
 
-/// Feeds the service manager's watchdog, where there is one.
+/// Pings the service manager's watchdog, if there is one.
 #[derive(Debug)]
 pub(crate) struct Heartbeat {
-    /// Within which time the watchdog wants to be fed.
+    /// The watchdog's timeout.
     within: Option<Duration>,
     pulses: Vec<Pulse>,
-    /// What `systemctl status` shows while all is well.
+    /// The status text of `systemctl status` while all reactors are alive.
     status: String,
     is_well: bool,
 }
 
 impl Heartbeat {
-    /// As this process's environment asks for (sd_watchdog_enabled(3)).
+    /// Configured by the process's environment (sd_watchdog_enabled(3)).
     pub(crate) fn from_environment(reactors: usize, status: String) -> Self {
         Self::new(sd_notify::watchdog_enabled(), reactors, status)
     }
@@ -81,7 +81,7 @@ impl Heartbeat {
         }
     }
 
-    /// Shows something else from now on, while all is well.
+    /// Sets the status text for the time in which all reactors are alive.
     pub(crate) fn set_status(&mut self, status: String) {
         if status != self.status && self.is_well {
             super::status(&status);
@@ -89,13 +89,13 @@ impl Heartbeat {
         self.status = status;
     }
 
-    /// How long the caller may rest between two beats, at most `most`: a third of the watchdog's
-    /// time, as one beat may come late and one look finds a sleeper.
+    /// How long the caller may sleep between two checks, at most `most`: a third of the watchdog's
+    /// timeout, because one check may be late and one may find a reactor asleep.
     pub(crate) fn pause(&self, most: Duration) -> Duration {
         self.within.map_or(most, |within| most.min(within / 3))
     }
 
-    /// Looks at every reactor and feeds the watchdog if all of them are alive.
+    /// Checks every reactor and pings the watchdog if all of them are alive.
     pub(crate) fn beat(&mut self, reactors: &[ReactorHandle], now: Nanos, stuck_after: Nanos) {
         if self.within.is_none() {
             return;
@@ -112,7 +112,7 @@ impl Heartbeat {
                 Verdict::Turns => {}
                 Verdict::Rests => handle.wake(),
                 Verdict::Silent => {
-                    // Two looks without a turn may come before `stuck_after`.
+                    // Two checks without a turn may precede `stuck_after`.
                     let place = handle
                         .stuck_in(now, Nanos(0))
                         .map_or_else(String::new, |stuck| format!(" in {}", stuck.name));

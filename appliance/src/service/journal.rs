@@ -1,18 +1,18 @@
-//! Lines for systemd's journal: structured where the journal takes them, with a priority before
-//! each line where it only reads our standard error.
+//! Log lines for systemd's journal: structured if the journal is reachable, otherwise with a
+//! priority before each line on standard error.
 
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 
 use tracing_journald::{Priority, PriorityMappings};
 
-/// What names our records, and the prefix of our fields: `journalctl WINDLASS_EXPORT=…`.
+/// The identifier of the records, and the prefix of their fields: `journalctl WINDLASS_EXPORT=…`.
 const IDENTIFIER: &str = "windlass";
 const FIELD_PREFIX: &str = "WINDLASS";
-/// `LOG_ERR` of syslog(3), as sd-daemon(3) wants it at the beginning of a line.
+/// `LOG_ERR` of syslog(3) as a line prefix, as in sd-daemon(3).
 const ERROR_PREFIX: &str = "<3>";
 
-/// The journal's layer, where our standard error goes to the journal and it can be reached.
+/// The journal's layer, if standard error is connected to the journal and the journal is reachable.
 pub(crate) fn journal() -> Option<tracing_journald::Layer> {
     if !stderr_is_the_journal() {
         return None;
@@ -31,7 +31,8 @@ pub(crate) fn journal() -> Option<tracing_journald::Layer> {
     )
 }
 
-/// Prints why we end. Text of several lines stays so; in the journal each of them is an error.
+/// Prints why the process ends. A text of several lines is kept; in the journal each line is an
+/// error.
 pub(crate) fn report_failure(text: &str) {
     if stderr_is_the_journal() {
         eprintln!("{}", with_priority(text));
@@ -45,8 +46,9 @@ fn with_priority(text: &str) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// systemd.exec(5), `$JOURNAL_STREAM`: the device and inode of the stream to the journal. Somebody
-/// may have sent our standard error elsewhere since, so they are compared.
+/// Whether standard error is the stream to the journal, whose device and inode are in
+/// `$JOURNAL_STREAM` (systemd.exec(5)). They are compared because standard error may have been
+/// redirected since.
 fn stderr_is_the_journal() -> bool {
     let Ok(stream) = std::env::var("JOURNAL_STREAM") else {
         return false;

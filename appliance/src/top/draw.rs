@@ -1,4 +1,4 @@
-//! The screen as it is drawn, and the same as text.
+//! Draws the screen, or writes the same as text.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -17,15 +17,15 @@ use crate::observe::model::History;
 use crate::quantity;
 use crate::table::{Cell, GAP, Mark, Table};
 
-/// Lines above the table at least: three of words, the reactors, the tabs.
+/// Minimum number of lines above the table: three of text, the reactors, the tabs.
 const HEAD_LINES: u16 = 4;
-/// Lines of the throughput's curve, where the terminal is high enough for it.
+/// Lines of the throughput curve, if the terminal is high enough.
 const CURVE_LINES: u16 = 3;
-/// Lines from which on there is the curve.
+/// Minimum height of a terminal with the curve, in lines.
 const CURVE_FROM_LINES: u16 = 24;
-/// Problems that are shown at once.
+/// Most problems that are shown.
 const PROBLEMS_MAX: usize = 3;
-/// The narrowest that a name becomes.
+/// Smallest width of a shortened name.
 const NAME_CHARS_MIN: usize = 20;
 
 const HELP: &str = "\
@@ -46,7 +46,7 @@ reactor's share of time in work. WAITS are requests that had
 to wait for a buffer: `windlass doctor` says how large
 `memory` should be.";
 
-/// Draws everything into whatever room there is.
+/// Draws the whole screen in the available area.
 pub(super) fn screen(frame: &mut Frame<'_>, screen: &Screen) {
     let problems = problems(screen);
     let has_curve = frame.area().height >= CURVE_FROM_LINES && screen.history().is_some();
@@ -79,7 +79,7 @@ pub(super) fn screen(frame: &mut Frame<'_>, screen: &Screen) {
     }
 }
 
-/// The same as text: the head and the rows of one view.
+/// The screen as text: the head and the rows of one view.
 pub(super) fn text(screen: &Screen) -> String {
     let mut lines = head_lines(screen);
     lines.extend(problems(screen));
@@ -92,7 +92,7 @@ pub(super) fn text(screen: &Screen) -> String {
     text
 }
 
-/// Who this is, what moves, how long it takes, how busy the reactors are.
+/// The appliance's name, throughput, latencies and the load of the reactors.
 fn head_lines(screen: &Screen) -> Vec<String> {
     let Some(look) = screen.look() else {
         return vec!["windlass top: waiting for the appliance".to_owned()];
@@ -125,7 +125,7 @@ fn reactors(look: &Look) -> String {
     line
 }
 
-/// Why there is nothing new, and what ails the appliance.
+/// The reason for missing data, and the problems of the appliance.
 fn problems(screen: &Screen) -> Vec<String> {
     let mut problems: Vec<String> = screen
         .problem()
@@ -139,7 +139,7 @@ fn problems(screen: &Screen) -> Vec<String> {
     problems
 }
 
-/// Reads and writes together of the last steps, as many as there are columns for.
+/// Reads plus writes of the last steps, at most one value per column.
 fn throughput(history: &History, columns: usize) -> Vec<u64> {
     let series = |what: &str| history.series.get(&format!("total//{what}"));
     let (Some(reads), Some(writes)) = (series("read_iops"), series("write_iops")) else {
@@ -212,8 +212,8 @@ fn style(cell: &Cell) -> Style {
     }
 }
 
-/// The width of each column that has room: the widest names give way first, then columns at the
-/// right.
+/// The widths of the columns that fit: the widest names are shortened first, then columns at the
+/// right are dropped.
 fn fit(table: &Table, room: usize) -> Vec<usize> {
     let mut widths = table.widths();
     let taken = |widths: &[usize]| widths.iter().map(|width| width + GAP).sum::<usize>();
@@ -229,7 +229,8 @@ fn fit(table: &Table, room: usize) -> Vec<usize> {
     widths
 }
 
-/// A text in so many characters: the end of an NQN tells it from others, the beginning of all else.
+/// A text shortened to `width` characters. An NQN keeps its end, which distinguishes it; other
+/// texts keep their beginning.
 fn shortened(text: &str, width: usize) -> String {
     let length = text.chars().count();
     if length <= width {

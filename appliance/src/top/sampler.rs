@@ -1,4 +1,4 @@
-//! Looks at the appliance, one after another, on a thread that may wait for it.
+//! Samples the appliance periodically, on a thread that may block.
 
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -7,21 +7,21 @@ use std::time::Duration;
 use crate::client::{Client, ClientError, views};
 use crate::observe::model::{Event, History, Status};
 
-/// What the total of the last minute is asked for by.
+/// The request for the total of the last minute.
 const HISTORY: &str = "/api/v1/history?seconds=60&kind=total";
 const EVENTS: &str = "/api/v1/events";
 
-/// What one look sees.
+/// One sample.
 #[derive(Clone, Debug)]
 pub(super) struct Sample {
     pub(super) status: Status,
-    /// Of the total alone.
+    /// Only the total.
     pub(super) history: History,
     pub(super) events: Vec<Event>,
 }
 
 impl Sample {
-    /// Asks for everything.
+    /// Requests all parts.
     pub(super) fn take(client: &Client) -> Result<Self, ClientError> {
         Ok(Self {
             status: client.get(views::STATUS)?,
@@ -31,14 +31,14 @@ impl Sample {
     }
 }
 
-/// The thread. It ends after what it waits for when this is dropped.
+/// The thread, which ends after its current request when this is dropped.
 pub(super) struct Sampler {
     delays: Sender<Option<Duration>>,
     answers: Receiver<Result<Sample, ClientError>>,
 }
 
 impl Sampler {
-    /// Begins with a look at once.
+    /// Starts with an immediate sample.
     pub(super) fn start(client: Client, mut delay: Duration) -> io::Result<Self> {
         let (delays, wanted) = channel();
         let (send, answers) = channel();
@@ -56,18 +56,18 @@ impl Sampler {
         Ok(Self { delays, answers })
     }
 
-    /// An answer that has come in, if there is one.
+    /// The next available sample or error, if there is one.
     pub(super) fn next(&self) -> Option<Result<Sample, ClientError>> {
         self.answers.try_recv().ok()
     }
 
-    /// Has it look at once.
+    /// Requests an immediate sample.
     pub(super) fn look_now(&self) {
-        // It ends only after this.
+        // The thread ends only after this is dropped.
         let _ = self.delays.send(None);
     }
 
-    /// Has it wait so long between looks from now on.
+    /// Changes the interval between samples.
     pub(super) fn set_delay(&self, delay: Duration) {
         let _ = self.delays.send(Some(delay));
     }

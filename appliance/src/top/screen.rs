@@ -1,4 +1,4 @@
-//! What is on the screen, and what keys do to it.
+//! The contents of the screen, and the actions of keys.
 
 use std::time::Duration;
 
@@ -13,10 +13,10 @@ use crate::error::with_causes;
 use crate::observe::model::{Event, History, Status};
 use crate::table::Table;
 
-/// Rows that a page moves.
+/// Rows that a page key scrolls.
 const PAGE: usize = 10;
 
-/// What the table shows.
+/// The views of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum View {
     Exports,
@@ -56,7 +56,7 @@ impl View {
         }
     }
 
-    /// The headings, which do not depend on what there is.
+    /// The headings of the view.
     pub(super) fn columns(self) -> Vec<&'static str> {
         let columns = match self {
             View::Exports => views::EXPORTS,
@@ -77,30 +77,30 @@ impl View {
     }
 }
 
-/// How rows are sorted; none: as the appliance tells them.
+/// The sort order of rows; none: the appliance's order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Order {
     pub(super) column: Option<usize>,
     pub(super) is_reversed: bool,
 }
 
-/// What a key asks of others.
+/// The action that a key requires of the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
     None,
-    /// Look at once.
+    /// Take a sample immediately.
     Look,
     /// The delay has changed.
     Delay,
     Quit,
 }
 
-/// All that is drawn.
+/// The contents of the screen.
 #[derive(Debug)]
 pub(super) struct Screen {
     view: View,
     orders: Vec<Order>,
-    /// The first row that is shown.
+    /// The first visible row.
     first_row: usize,
     delay: Duration,
     is_paused: bool,
@@ -129,7 +129,7 @@ impl Screen {
         }
     }
 
-    /// Takes what a look saw, unless the screen stands still.
+    /// Shows a new sample, unless the screen is paused.
     pub(super) fn take(&mut self, sample: Sample) {
         if self.is_paused {
             return;
@@ -141,9 +141,9 @@ impl Screen {
         self.events = sample.events;
     }
 
-    /// Says why there is nothing new; what was seen last stays.
+    /// Shows why there is no new sample; the last one stays visible.
     pub(super) fn fail(&mut self, error: &ClientError) {
-        // What comes after a restart is compared with nothing.
+        // The next sample, possibly after a restart, is not compared with this one.
         self.latest = None;
         self.problem = Some(with_causes(error));
     }
@@ -180,7 +180,7 @@ impl Screen {
         self.orders[self.view.index()]
     }
 
-    /// The rows of the view in their order, from the first one that is shown.
+    /// The rows of the view in order, from the first visible one.
     pub(super) fn table(&self) -> Option<Table> {
         let mut table = self.view.table(self.look.as_ref()?, &self.events);
         let order = self.order();
@@ -194,7 +194,7 @@ impl Screen {
         Some(table)
     }
 
-    /// Sorts the present view.
+    /// Sorts the current view.
     pub(super) fn sort(&mut self, column: usize, is_reversed: bool) {
         self.orders[self.view.index()] = Order {
             column: Some(column),
@@ -202,7 +202,7 @@ impl Screen {
         };
     }
 
-    /// Does what a key stands for.
+    /// Executes the action of a key.
     pub(super) fn key(&mut self, key: KeyEvent) -> Action {
         if key.kind == KeyEventKind::Release {
             return Action::None;
@@ -211,7 +211,7 @@ impl Screen {
         match key.code {
             KeyCode::Char('c') if has_control => return Action::Quit,
             KeyCode::Char('q') => return Action::Quit,
-            // Whatever else is typed closes the help.
+            // Any other key closes the help.
             _ if self.shows_help => self.shows_help = false,
             KeyCode::Char('h' | '?') | KeyCode::F(1) => self.shows_help = true,
             KeyCode::Char(digit @ '1'..='8') => {
@@ -255,7 +255,7 @@ impl Screen {
         self.show(all[(self.view.index() + by) % all.len()]);
     }
 
-    /// Goes through the appliance's own order and the columns.
+    /// Cycles through the appliance's own order and the columns.
     fn next_column(&mut self, is_forward: bool) {
         let places = self.view.columns().len() + 1;
         let order = &mut self.orders[self.view.index()];

@@ -1,9 +1,9 @@
-//! A trace in the JSON format of Chrome's trace viewer, which Perfetto reads too ("Trace Event
-//! Format": metadata, complete, instant and nestable asynchronous events).
+//! Formats a trace as JSON for Chrome's trace viewer and Perfetto ("Trace Event Format": metadata,
+//! complete, instant and nestable asynchronous events).
 //!
 //! A reactor is a process, each of its queues a thread of it, and its sleeps and stalls are on
-//! thread 0. Requests overlap, so each is an asynchronous span with an identifier of its own, and
-//! its states are spans nested in it. Times are in microseconds since the first event.
+//! thread 0. Requests overlap, so each is an asynchronous span with its own identifier, and its
+//! states are spans nested in it. Times are in microseconds since the first event.
 
 use nvme_target::Measured;
 use reactors::Nanos;
@@ -13,8 +13,8 @@ use serde_json::{Map, Value, json};
 use super::spans::{Account, End, Incident, Request, State, account};
 use crate::observe::recordings::{Material, ReactorMaterial};
 
-/// Notes of one trace at most, all reactors together, the newest of each: some 300 bytes each once
-/// written down.
+/// Most recorder events in one trace, over all reactors, the newest of each: about 300 bytes of
+/// JSON each.
 const NOTES_MAX: usize = 262_144;
 
 /// A whole trace.
@@ -47,7 +47,7 @@ struct Event {
 }
 
 impl Material {
-    /// The trace of the last `seconds`, as far back as the recorders go.
+    /// The trace of the last `seconds`, as far back as the recorders reach.
     pub(crate) fn trace(&self, seconds: u64) -> Trace {
         let oldest = self.now.saturating_sub(Nanos::from_secs(seconds));
         let share = NOTES_MAX / self.reactors.len().max(1);
@@ -238,7 +238,7 @@ impl Writer<'_> {
     }
 }
 
-/// The thread of a queue: 0 is the reactor itself.
+/// The thread number of a queue; 0 is the reactor itself.
 fn thread(queue: u16) -> u32 {
     u32::from(queue) + 1
 }

@@ -11,7 +11,7 @@ use clap::Args;
 use crate::client::{Client, SocketArguments};
 use crate::error::Failure;
 
-/// How long a trace may take: the largest is some tens of megabytes.
+/// Longest wait for a trace: the largest has tens of megabytes.
 const TRACE_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// What `windlass trace` takes.
@@ -37,7 +37,7 @@ struct Unwritable {
     cause: io::Error,
 }
 
-/// Writes down what the reactors of a running appliance did last.
+/// Writes a trace of the recent activity of a running appliance.
 ///
 /// # Errors
 /// No appliance answers, or the file cannot be written.
@@ -53,7 +53,7 @@ pub(crate) fn trace(arguments: &TraceArguments) -> Result<ExitCode, Failure> {
                 cause,
             })?;
         }
-        // A reader that has gone is no reason to end.
+        // A closed pipe is not an error.
         None => drop(io::stdout().lock().write_all(&trace)),
     }
     Ok(ExitCode::SUCCESS)

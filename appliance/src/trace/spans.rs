@@ -1,4 +1,4 @@
-//! From the notes of one reactor to requests, the states that they were in, and what else happened.
+//! Assembles the recorder events of one reactor into requests with states, and other incidents.
 
 use std::collections::HashMap;
 
@@ -8,20 +8,20 @@ use nvme_target::notes::{CommandNote, Moment};
 use reactors::Nanos;
 use reactors::recorder::{Note, NoteKind};
 
-/// What a request was in.
+/// The state of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     /// Waiting for a buffer.
     Buffer,
     /// Waiting for the host's data.
     Fetch,
-    /// In a device, by its place in the target's list.
+    /// In a device, identified by its index in the target.
     Device(u16),
-    /// Waiting for its answer to leave.
+    /// Waiting until its response is sent.
     Send,
 }
 
-/// A state and when it began. It ends where the next one begins, the last one with the request.
+/// A state and its start. It ends when the next one begins; the last one ends with the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stay {
     pub(crate) state: State,
@@ -31,11 +31,11 @@ pub(crate) struct Stay {
 /// How a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
-    /// Its answer left.
+    /// Its response was sent.
     Answered,
-    /// Its queue went away before.
+    /// Its queue ended before.
     Abandoned,
-    /// It has not ended.
+    /// It is in progress.
     UnderWay,
 }
 
@@ -47,26 +47,26 @@ pub(crate) struct Request {
     pub(crate) command_id: u16,
     /// Slot of its subsystem.
     pub(crate) subsystem: u32,
-    /// None: neither a read nor a write.
+    /// None for commands other than Read and Write.
     pub(crate) measured: Option<Measured>,
     pub(crate) began: Nanos,
     pub(crate) ended: Nanos,
     pub(crate) stays: Vec<Stay>,
-    /// The error that it ended with.
+    /// The error status of the request.
     pub(crate) failed: Option<Status>,
     pub(crate) end: End,
 }
 
-/// Something else.
+/// An event other than a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Incident {
     /// The reactor was blocked in the kernel.
     Slept { until: Nanos, woken: bool },
-    /// A poller, by its number, took too long.
+    /// A poller, identified by its number, took too long.
     Stalled { poller: u16, until: Nanos },
-    /// An admin command came.
+    /// An admin command was received.
     Admin { queue: u16, opcode: u8 },
-    /// A command was refused before it was anywhere.
+    /// A command was refused before its execution.
     Refused {
         queue: u16,
         command_id: u16,
@@ -74,7 +74,7 @@ pub(crate) enum Incident {
     },
 }
 
-/// All that the notes of one reactor say.
+/// The requests and incidents of one reactor.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Account {
     pub(crate) requests: Vec<Request>,
@@ -82,8 +82,8 @@ pub(crate) struct Account {
     pub(crate) incidents: Vec<(Nanos, Incident)>,
 }
 
-/// Puts notes, in the order of their writing, together. What is under way ends at `now`. Of a
-/// request whose first notes are gone nothing is told.
+/// Assembles recorder events, which are in the order of recording. Requests in progress end at
+/// `now`. Requests whose first events are overwritten are omitted.
 pub(crate) fn account(notes: &[(Nanos, Note)], now: Nanos) -> Account {
     let mut reader = Reader::default();
     for (time, note) in notes {
@@ -97,7 +97,7 @@ struct Reader {
     account: Account,
     /// By queue and command identifier.
     open: HashMap<(u16, u16), Request>,
-    /// Sent, and to be gone with the end of the turn.
+    /// Sent; the requests end with the turn.
     departing: Vec<Request>,
     asleep_since: Option<Nanos>,
 }
@@ -167,7 +167,7 @@ impl Reader {
             },
             Moment::Done => match self.open.get_mut(&key) {
                 Some(request) => request.enter(State::Send, time),
-                // Served, and its answer does not go in that turn.
+                // An inline completion whose response is not sent in this turn.
                 None => {
                     let is_it = |gone: &Request| (gone.queue, gone.command_id) == key;
                     if let Some(place) = self.departing.iter().rposition(is_it) {
@@ -203,7 +203,7 @@ impl Reader {
         }
     }
 
-    /// A new request. One with the same identifier that has not ended lost its queue.
+    /// Starts a request. An unfinished one with the same identifier has lost its queue.
     fn begin(&mut self, time: Nanos, command: CommandNote) -> &mut Request {
         let key = (command.queue(), command.command_id());
         if let Some(lost) = self.open.remove(&key) {
@@ -215,7 +215,7 @@ impl Reader {
         self.open.entry(key).or_insert_with(new)
     }
 
-    /// The request that is in a state that `is_before` the moment, or a new one.
+    /// The request if it is in a state that `is_before` accepts, or a new one.
     fn begin_unless(
         &mut self,
         time: Nanos,
@@ -269,7 +269,7 @@ impl Request {
     }
 
     fn enter(&mut self, state: State, time: Nanos) {
-        // Times of two looks at one turn may differ by a little; states do not overlap.
+        // Timestamps within one turn may differ slightly; states do not overlap.
         let before = self.stays.last().map_or(self.began, |stay| stay.began);
         let began = time.max(before);
         self.stays.push(Stay { state, began });
@@ -282,7 +282,7 @@ impl Request {
         self
     }
 
-    /// The states with their beginnings and ends.
+    /// The states with their start and end times.
     pub(crate) fn states(&self) -> impl Iterator<Item = (State, Nanos, Nanos)> {
         let ends = self.stays.iter().skip(1).map(|stay| stay.began);
         let ends = ends.chain(std::iter::once(self.ended));

@@ -1,5 +1,5 @@
-//! NVMe/RDMA: its listeners, the network cards with the memory that is registered with them, and
-//! what each reactor needs for its connections.
+//! NVMe/RDMA: its listeners, the network cards with their registered memory, and the per-reactor
+//! parts for connections.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -24,7 +24,7 @@ use crate::exports;
 use crate::observe::sources::{Counts, TransportCounters};
 use crate::orders::{Answers, PortOrders};
 
-/// Connection requests and events that may be on their way between two reactors.
+/// Connection requests and events that may be in flight between two reactors.
 const MESSAGES_MAX: usize = 256;
 
 #[derive(Debug, thiserror::Error)]
@@ -50,19 +50,19 @@ enum SetupError {
     Descriptors(#[from] std::io::Error),
 }
 
-/// Listening addresses of all reactors, each with its reactor.
+/// The bound addresses of all reactors' listeners.
 pub(super) struct Bound {
     provider: Verbs,
     listeners: Vec<Listeners<Verbs>>,
-    /// Listeners so far: they go to the reactors in turn.
+    /// Number of listeners, which are assigned to reactors round-robin.
     count: usize,
 }
 
 impl Bound {
-    /// Finds out whether there is RDMA, for the first listener that needs it.
+    /// Checks whether there is RDMA, for the first listener that needs it.
     ///
     /// # Errors
-    /// [`ListenError::NoRdma`], with what to do about it.
+    /// [`ListenError::NoRdma`], with its remedy.
     pub(super) fn new(listener: &Listener, reactors: usize) -> Result<Self, ListenError> {
         let failed = |cause| no_rdma(listener, cause);
         let provider = Verbs::open().map_err(|cause| failed(cause.into()))?;
@@ -75,7 +75,7 @@ impl Bound {
         })
     }
 
-    /// Binds `listener` as that port; returns its address with the port that it got.
+    /// Binds `listener` to `port`; returns its address with the bound port number.
     ///
     /// # Errors
     /// The address is taken, or belongs to no RDMA device.
@@ -91,8 +91,8 @@ impl Bound {
         bound.map_err(|cause| no_rdma(listener, cause))
     }
 
-    /// Lowers the queue depth of listeners to what every network card manages: hosts take the
-    /// announced depth at its word.
+    /// Lowers the queue depth of listeners to what every network card supports, because hosts rely
+    /// on the reported depth.
     pub(super) fn lower_queue_depths(&self, config: &mut Config) {
         let Some(depth_max) = depth_max(&self.provider) else {
             return;
@@ -103,7 +103,7 @@ impl Bound {
     }
 }
 
-/// The entries that queues may have at most, and the network card that has no more.
+/// The largest supported queue depth, and the network card with this limit.
 type DepthMax = (u16, String);
 
 fn depth_max(provider: &Verbs) -> Option<DepthMax> {
@@ -141,7 +141,7 @@ fn no_rdma(listener: &Listener, cause: rdma::Error) -> ListenError {
     }
 }
 
-/// Why the RDMA listeners of `config` cannot be had on this machine as it is.
+/// Why the RDMA listeners of `config` cannot work on this machine.
 pub(super) fn problem(config: &Config) -> Option<String> {
     let mut listeners = config.listeners.iter();
     let listener = listeners.find(|listener| listener.transport == TransportName::Rdma)?;
@@ -152,7 +152,7 @@ pub(super) fn problem(config: &Config) -> Option<String> {
     Some(no_rdma(listener, cause).to_string())
 }
 
-/// What the network cards allow, as far as there are any.
+/// The limits of the network cards, if there are any.
 pub(super) fn cards() -> Vec<RdmaCard> {
     let devices = Verbs::open().ok().and_then(|it| it.devices().ok());
     let devices = devices.unwrap_or_default();
@@ -168,7 +168,7 @@ pub(super) fn cards() -> Vec<RdmaCard> {
     devices.iter().map(card).collect()
 }
 
-/// NVMe/RDMA of the whole appliance.
+/// The NVMe/RDMA transport of the whole appliance.
 pub(super) struct Rdma {
     config: RdmaConfig,
     domains: Arc<Domains<Verbs>>,
@@ -179,7 +179,7 @@ pub(super) struct Rdma {
     depth_max: Option<DepthMax>,
 }
 
-/// What one reactor takes for itself.
+/// The part that one reactor takes.
 struct Own {
     messages: Port<Message<Verbs>>,
     orders: Receiver<Order>,
@@ -187,11 +187,11 @@ struct Own {
 }
 
 impl Rdma {
-    /// Registers `regions` with every network card, and shares the listeners out; `placement` does
-    /// so with connections.
+    /// Registers `regions` with every network card, and distributes the listeners; `placement`
+    /// distributes connections.
     ///
     /// # Errors
-    /// No network card is fit, with each one's reason.
+    /// No network card is usable, with the reason for each.
     pub(super) fn new(
         config: &Config,
         bound: Bound,
@@ -221,7 +221,7 @@ impl Rdma {
     }
 }
 
-/// Registers all memory with every network card that is fit; the others are named in the log.
+/// Registers all memory with every usable network card; logs the others.
 fn register(provider: &Verbs, regions: &[&Region]) -> Result<Domains<Verbs>, ListenError> {
     let domains = Domains::new();
     let mut reasons = BTreeSet::new();
@@ -340,14 +340,14 @@ fn rdma_config(config: &Config, reactors: usize) -> RdmaConfig {
     let connections = config.limits.max_connections as usize;
     RdmaConfig {
         ports: port_settings(exports::numbered(config)),
-        // All connections may be on one reactor; the placement keeps to the limit on all of them.
+        // All connections may be on one reactor; the placement enforces the limit for all reactors.
         connections_max: connections,
         reactors,
         ..RdmaConfig::default()
     }
 }
 
-/// What hosts of each listener get.
+/// The settings of each listener.
 fn port_settings<'c>(
     listeners: impl Iterator<Item = (PortId, &'c Listener)>,
 ) -> Vec<(PortId, PortSettings)> {

@@ -1,4 +1,4 @@
-//! NVMe/TCP: its listening sockets, and what each reactor needs for its connections.
+//! NVMe/TCP: its listening sockets, and the per-reactor parts for connections.
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener};
@@ -22,10 +22,10 @@ use crate::exports;
 use crate::observe::sources::TransportCounters;
 use crate::orders::{Answers, PortOrders};
 
-/// Sockets that may be on their way between two reactors.
+/// Sockets that may be in flight between two reactors.
 const HANDOFFS_MAX: usize = 256;
 
-/// The congestion control algorithms that the kernel has, between spaces.
+/// The kernel's congestion control algorithms, separated by spaces.
 const CONGESTION_CONTROLS: &str = "/proc/sys/net/ipv4/tcp_available_congestion_control";
 
 #[derive(Debug, thiserror::Error)]
@@ -70,7 +70,7 @@ pub(super) struct Bound {
 }
 
 impl Bound {
-    /// Binds `listener`, which is that port.
+    /// Binds `listener`, which has the number `port`.
     ///
     /// # Errors
     /// The address is taken or not of this machine, or the kernel lacks the congestion control.
@@ -85,13 +85,13 @@ impl Bound {
         Ok(Self { port, socket })
     }
 
-    /// What it is bound to, with the port that the system chose.
+    /// The bound address, with the port that the system chose.
     pub(super) fn address(&self) -> std::io::Result<SocketAddr> {
         self.socket.local_addr()
     }
 }
 
-/// Gives the listening socket its congestion control, which the sockets that it accepts inherit.
+/// Sets the congestion control of the listening socket; accepted sockets inherit it.
 fn control_congestion(listener: &Listener, socket: &TcpListener) -> Result<(), ListenError> {
     let Some(wanted) = &listener.congestion_control else {
         return Ok(());
@@ -118,18 +118,18 @@ fn control_congestion(listener: &Listener, socket: &TcpListener) -> Result<(), L
     })
 }
 
-/// NVMe/TCP of the whole appliance.
+/// The NVMe/TCP transport of the whole appliance.
 pub(super) struct Tcp {
     config: TcpConfig,
     counters: Vec<Arc<TcpCounters>>,
     placement: Placement,
     own: Portions<Own>,
     orders: PortOrders<TcpListener, PortSettings, std::io::Result<()>>,
-    /// The listening sockets, which the reactors accept from; their settings can still be changed.
+    /// Duplicates of the reactors' listening sockets, for changes of their settings.
     sockets: Mutex<BTreeMap<PortId, TcpListener>>,
 }
 
-/// What one reactor takes for itself.
+/// The part that one reactor takes.
 struct Own {
     handoffs: Port<Handoff>,
     orders: Receiver<Order>,
@@ -137,7 +137,7 @@ struct Own {
 }
 
 impl Tcp {
-    /// Shares the listeners out among `reactors` reactors; `placement` does so with connections.
+    /// Distributes the listeners over `reactors` reactors; `placement` distributes connections.
     pub(super) fn new(
         config: &Config,
         listeners: Vec<Bound>,
@@ -255,13 +255,13 @@ fn tcp_config(config: &Config) -> TcpConfig {
     let connections = config.limits.max_connections as usize;
     TcpConfig {
         ports: port_settings(exports::numbered(config)),
-        // All connections may be on one reactor; the placement keeps to the limit on all of them.
+        // All connections may be on one reactor; the placement enforces the limit for all reactors.
         connections_max: connections,
         ..TcpConfig::default()
     }
 }
 
-/// What hosts of each listener get.
+/// The settings of each listener.
 fn port_settings<'c>(
     listeners: impl Iterator<Item = (PortId, &'c Listener)>,
 ) -> Vec<(PortId, PortSettings)> {
@@ -284,7 +284,8 @@ fn digest_policy(digest: Digest) -> DigestPolicy {
     }
 }
 
-/// Gives each reactor its end of the mesh, its orders, and the listeners in turn.
+/// Gives each reactor its port of the mesh, its messages, and its share of the listeners,
+/// round-robin.
 fn distribute(listeners: Vec<Bound>, orders: Vec<Receiver<Order>>) -> Portions<Own> {
     let reactors = orders.len();
     let mut own: Vec<Own> = reactors::mesh::mesh(reactors, HANDOFFS_MAX)

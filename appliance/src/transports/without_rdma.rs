@@ -1,4 +1,4 @@
-//! In place of NVMe/RDMA where the program was built without it: its listeners cannot be had.
+//! The replacement of NVMe/RDMA in builds without it: its listeners are refused.
 
 use std::net::SocketAddr;
 
@@ -13,7 +13,7 @@ use crate::event_loop::EventLoop;
 use crate::observe::sources::TransportCounters;
 use crate::orders::Answers;
 
-/// What was asked for and is not there.
+/// NVMe/RDMA is not in this build.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "listener {name}: no RDMA here: this program was built without it: build it with the feature \
@@ -23,11 +23,11 @@ pub(super) struct BuiltWithout {
     name: String,
 }
 
-/// There is none.
+/// Never exists.
 pub(super) enum Bound {}
 
 impl Bound {
-    /// Says that there is none.
+    /// Refuses the listener.
     ///
     /// # Errors
     /// [`BuiltWithout`], always.
@@ -49,19 +49,19 @@ impl Bound {
     }
 }
 
-/// Why the RDMA listeners of `config` cannot be had.
+/// Why the RDMA listeners of `config` cannot work.
 pub(super) fn problem(config: &Config) -> Option<String> {
     let mut listeners = config.listeners.iter();
     let listener = listeners.find(|listener| listener.transport == TransportName::Rdma)?;
     Bound::new(listener, 1).err().map(|cause| cause.to_string())
 }
 
-/// None can be used.
+/// No card is usable.
 pub(super) fn cards() -> Vec<RdmaCard> {
     Vec::new()
 }
 
-/// There is none.
+/// Never exists.
 pub(super) struct Rdma(Bound);
 
 impl Rdma {

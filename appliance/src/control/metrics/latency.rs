@@ -1,4 +1,4 @@
-//! How long commands took and how they failed, as metrics.
+//! Metrics of latencies and errors.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,7 +17,7 @@ use crate::control::limits::STATUS_LABELS_MAX;
 const BOUND_SHIFTS: std::ops::RangeInclusive<u32> = 12..=32;
 
 impl Families<'_, '_> {
-    /// Histograms; those that have counted nothing are left out.
+    /// Writes the histograms that are not empty.
     fn histograms(
         &mut self,
         name: &str,
@@ -93,7 +93,7 @@ impl Scrape {
         out.histograms("device_latency", help, devices.collect())
     }
 
-    /// Errors by export and status.
+    /// Writes the errors by export and status.
     pub(super) fn statuses(&self, out: &mut Families<'_, '_>) -> fmt::Result {
         let mut told: BTreeMap<(String, u8, u8), u64> = BTreeMap::new();
         let mut left_out = 0_u64;
