@@ -131,8 +131,8 @@ fn steps_are_listed_and_then_done() {
     lab.end();
 }
 
-/// While a removal waits for a host, nobody else applies anything, and the service looks after
-/// itself.
+/// While a removal waits for a host, no other change is applied, and the service pings its
+/// watchdog.
 #[test]
 fn one_configuration_is_applied_at_a_time() {
     let lab = Lab::new("4s");
@@ -164,7 +164,7 @@ fn one_configuration_is_applied_at_a_time() {
         }
     };
     std::thread::scope(|scope| {
-        // Each may come while the other has its turn.
+        // Either may run while the other holds the turn.
         let first = scope.spawn(|| until(&|finished| !is_told(finished), &[]));
         let second = until(&is_told, &["--dry-run"]);
         assert_eq!(second.status.code(), Some(1), "{second:?}");

@@ -1,5 +1,4 @@
-//! Commands that ask a running appliance, as a user runs them: what they print, and what they exit
-//! with.
+//! Output and exit codes of commands that query a running appliance.
 
 mod process;
 
@@ -12,7 +11,7 @@ use tempfile::TempDir;
 
 const NQN: &str = "nqn.2026-11.org.windlass:commands";
 
-/// An appliance with its socket in a directory of its own.
+/// An appliance with its socket in its own directory.
 fn appliance(directory: &Path) -> Windlass {
     let file = directory.join("windlass.toml");
     let socket = directory.join("control.sock");
@@ -96,7 +95,7 @@ fn a_running_appliance_is_shown_and_one_that_has_ended_is_missed() {
 fn the_doctor_needs_no_appliance_and_tells_the_worst() {
     let directory = TempDir::new().expect("a directory");
     let root = directory.path().to_str().expect("UTF-8");
-    // A machine of which nothing is known.
+    // A machine without any known files.
     let report = run(&["doctor", "--json", "--root", root]);
     assert_eq!(exit_code(&report), 4, "{report:?}");
     let json: serde_json::Value = serde_json::from_str(&report.stdout).expect("JSON");

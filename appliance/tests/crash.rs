@@ -1,10 +1,11 @@
-//! The appliance is killed with SIGKILL at random moments under load, started again, and every block
-//! is judged: what was acknowledged is there, what was in flight is there or not, block by block.
+//! Kills the appliance with SIGKILL at random times under load, restarts it, and checks every
+//! block: acknowledged data is present; data in flight is present or absent, block by block.
 //!
-//! A process that is killed takes no acknowledged write with it, flushed or not: the kernel has it.
+//! Killing the process loses no acknowledged write, flushed or not, because the kernel has the
+//! data.
 //!
-//! `WINDLASS_CRASH_ROUNDS` says how often; `cargo xtask crash` sets it. Chance only decides when
-//! and what: nothing that is asserted depends on it.
+//! `WINDLASS_CRASH_ROUNDS` is the number of rounds; `cargo xtask crash` sets it. Randomness only
+//! selects times and requests: no assertion depends on it.
 
 mod process;
 
@@ -25,15 +26,15 @@ use tempfile::TempDir;
 
 const NQN: &str = "nqn.2026-11.org.windlass:crash";
 const ROUNDS: &str = "WINDLASS_CRASH_ROUNDS";
-/// Without being told otherwise.
+/// The default number of rounds.
 const ROUNDS_DEFAULT: u32 = 30;
 const BLOCK_BYTES: usize = 512;
-/// Each writer has so many blocks of its own.
+/// Number of blocks of each writer.
 const BLOCKS: u64 = 2048;
 const WRITERS: usize = 3;
 const DEPTH: u16 = 16;
 const BLOCKS_PER_WRITE_MAX: u64 = 16;
-/// The appliance lives under load for so long at most.
+/// Longest lifetime of the appliance under load.
 const LIFE_MAX_MS: u64 = 60;
 
 /// SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
@@ -48,7 +49,7 @@ impl Chance {
     }
 }
 
-/// What one block may hold: generations of its stamp, 0 for zeroes.
+/// The possible contents of a block: generations of its stamp, 0 for zeroes.
 #[derive(Clone)]
 struct Block {
     possible: Vec<u32>,
@@ -59,11 +60,11 @@ struct Block {
 struct Request {
     lba: u64,
     blocks: u64,
-    /// What it writes; none for a flush.
+    /// The generation that it writes; none for a flush.
     generation: Option<u32>,
 }
 
-/// One writer's blocks, from `first` on.
+/// One writer's blocks, starting at `first`.
 struct Model {
     seed: u64,
     first: u64,
@@ -100,7 +101,7 @@ impl Model {
         &mut self.blocks[start..start + blocks as usize]
     }
 
-    /// Submits a write, zeroes or a flush, where the queue takes one and no block is in use.
+    /// Submits a write, zeroes or a flush, if the queue has room and no block of it is in use.
     fn submit(&mut self, queue: &mut IoQueue) {
         let blocks = self.chance.below(BLOCKS_PER_WRITE_MAX) + 1;
         let lba = self.first + self.chance.below(BLOCKS - blocks);
@@ -146,7 +147,7 @@ impl Model {
         self.in_flight.insert(token, request);
     }
 
-    /// A request is over: acknowledged, or nobody knows.
+    /// Ends a request, which is acknowledged or has an unknown result.
     fn finish(&mut self, token: u64, is_acknowledged: bool) {
         let request = self.in_flight.remove(&token).expect("completed once");
         let Some(generation) = request.generation else {
@@ -191,7 +192,7 @@ impl Model {
         assert!(self.in_flight.is_empty(), "a request has vanished");
     }
 
-    /// Reads every block and takes what it finds for certain from now on.
+    /// Reads every block and records the contents found.
     fn verify(&mut self, queue: &mut IoQueue, round: u32) {
         const STEP: u64 = 128;
         for lba in (self.first..self.first + BLOCKS).step_by(STEP as usize) {
@@ -314,7 +315,7 @@ fn a_killed_appliance_has_lost_nothing_that_it_acknowledged() {
             }
             drop(tell);
             if round < watchdog_loop {
-                // All have seen what the death before left, or one has failed.
+                // All writers have verified the state after the last kill, or one has failed.
                 let verified = told.iter().take(WRITERS).count();
                 if verified == WRITERS {
                     std::thread::sleep(life);

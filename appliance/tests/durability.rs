@@ -1,4 +1,4 @@
-//! What was acknowledged is there after a restart, and hosts find the same namespaces again.
+//! Acknowledged data is present after a restart, and hosts find the same namespaces again.
 
 mod process;
 
@@ -101,7 +101,7 @@ fn what_was_acknowledged_survives_kill_9() {
     for round in 0..3_u64 {
         let windlass = Windlass::start(&file);
         let (_admin, mut io) = attach(&windlass);
-        // What the rounds before were told is there.
+        // The data acknowledged in earlier rounds is present.
         expect_blocks(&mut io, 0..round * 64);
         for lba in round * 64..(round + 1) * 64 {
             let fua = lba % 2 == 0;
@@ -128,7 +128,7 @@ fn a_stop_under_load_ends_in_order_and_keeps_every_acknowledged_write() {
         for lba in 0..10_000_u64 {
             match io.command(Sqe::write(1, lba, 0, false), &pattern(lba), 0) {
                 Ok((cqe, _)) if cqe.status().is_success() => written = lba + 1,
-                // The stop: a status that says so, or the end of the connection.
+                // The stop ends the writer by an error status, or by the end of the connection.
                 Ok(_) | Err(_) => break,
             }
             if lba == 100 {
@@ -164,7 +164,7 @@ fn namespaces_keep_their_identities_over_a_restart() {
             assert!(cqe.status().is_success(), "{}", cqe.status());
             pages.push(page);
         }
-        // NGUID and EUI-64 (NVM Command Set 1.1, Identify Namespace, bytes 104 to 127) are there.
+        // NGUID and EUI-64 (NVM Command Set 1.1, Identify Namespace, bytes 104 to 127) are set.
         assert!(pages[0][104..120].iter().any(|byte| *byte != 0));
         assert!(pages[0][120..128].iter().any(|byte| *byte != 0));
         seen.push((pages[0][104..128].to_vec(), pages[1].clone()));
@@ -174,7 +174,7 @@ fn namespaces_keep_their_identities_over_a_restart() {
     assert_eq!(seen[0], seen[1]);
 }
 
-/// NGUID and EUI-64 (NVM 1.1 §4.1.5.1), and the descriptors, as one start of `file` tells them.
+/// NGUID and EUI-64 (NVM 1.1 §4.1.5.1), and the descriptors, after one start of `file`.
 fn identifiers_of_a_start(file: &std::path::Path) -> (Vec<u8>, Vec<u8>) {
     let windlass = Windlass::start(file);
     let (mut admin, _io) = attach(&windlass);
@@ -195,7 +195,7 @@ fn identifiers_of_a_start(file: &std::path::Path) -> (Vec<u8>, Vec<u8>) {
 }
 
 /// Memory is empty after a restart, so hosts must not take it for the disk that they know; with a
-/// configured `uuid` they do, and the operator is told.
+/// configured `uuid` they do, and the operator gets a notice.
 #[test]
 fn memory_is_a_different_disk_after_a_restart() {
     let directory = TempDir::new().expect("a directory");
@@ -217,8 +217,8 @@ fn memory_is_a_different_disk_after_a_restart() {
     assert!(checked.stdout.contains(notice), "{}", checked.stdout);
 }
 
-/// Between two starts: another path, or another file at the same path, is a different disk; the same
-/// file under another name is not.
+/// Between two starts: another path, or another file at the same path, is a different disk; the
+/// same file with another name is not.
 #[test]
 fn an_exchanged_file_is_a_different_disk_after_a_restart() {
     let directory = TempDir::new().expect("a directory");
@@ -233,7 +233,7 @@ fn an_exchanged_file_is_a_different_disk_after_a_restart() {
     let restored = identifiers_of_a_start(&file);
     assert!(restored.0 != first.0 && restored.1 != first.1);
     assert_eq!(identifiers_of_a_start(&file), restored);
-    // Under another name, and another one.
+    // The same file with another name, then a different file.
     let moved = directory.path().join("moved.img");
     fs::rename(&image, &moved).expect("renamed");
     let text = fs::read_to_string(&file).expect("readable");
@@ -244,7 +244,7 @@ fn an_exchanged_file_is_a_different_disk_after_a_restart() {
     assert!(other.0 != restored.0 && other.0 != first.0);
 }
 
-/// What the appliance at a control socket answers to `GET path`, head and body.
+/// The appliance's response to `GET path` over its control socket, head and body.
 fn get(socket: &std::path::Path, path: &str) -> String {
     let mut stream = UnixStream::connect(socket).expect("it listens");
     let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
@@ -254,8 +254,8 @@ fn get(socket: &std::path::Path, path: &str) -> String {
     answer
 }
 
-/// A device that lost data refuses writes until an operator reopens it, and everything that people
-/// and programs look at says so. Here its file is made shorter behind the appliance's back.
+/// A device that lost data refuses writes until an operator reopens it, and all interfaces report
+/// it. Here its file is truncated by another process.
 #[test]
 fn a_damaged_device_is_told_of_and_reopened_by_an_operator() {
     let directory = TempDir::new().expect("a directory");
@@ -296,7 +296,7 @@ fn a_damaged_device_is_told_of_and_reopened_by_an_operator() {
         .expect("an answer");
     assert!(!cqe.status().is_success());
     assert!(!write(&mut io).is_success());
-    // What is told is a tenth of a second old at most, and events come with the next second.
+    // The status is at most a tenth of a second old, and events appear within the next second.
     let began = std::time::Instant::now();
     let wait_for = |path: &str, text: &str| {
         while !get(&socket, path).contains(text) {

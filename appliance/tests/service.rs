@@ -1,4 +1,4 @@
-//! What a service manager hears: a socket in the place of systemd's.
+//! Messages to the service manager, received on a socket in place of systemd's.
 
 mod process;
 
@@ -15,7 +15,7 @@ use process::{LIMIT, RAM_ON_LOOPBACK, Windlass};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-/// Short enough that a test sees it stop, long enough for a busy machine.
+/// Short enough that a test notices missing pings, long enough for a busy machine.
 const WATCHDOG: Duration = Duration::from_secs(3);
 
 struct Manager {
@@ -31,7 +31,7 @@ impl Manager {
         Self { socket, directory }
     }
 
-    /// Starts the appliance as a service, with further variables.
+    /// Starts the appliance as a service, with additional environment variables.
     fn start(&self, more: &[(&str, &str)]) -> Windlass {
         let file = self.directory.path().join("windlass.toml");
         let text = format!(
@@ -55,7 +55,7 @@ pages = "ordinary"
         fs::write(file, before + text).expect("writable");
     }
 
-    /// The next message, as its lines.
+    /// The next message, as lines.
     fn hear(&self) -> Vec<String> {
         let mut bytes = [0; 4096];
         let length = self.socket.recv(&mut bytes).expect("a message in time");
@@ -63,7 +63,7 @@ pages = "ordinary"
         text.lines().map(ToOwned::to_owned).collect()
     }
 
-    /// Reads messages until one has a line that begins so; what that message says.
+    /// Reads messages until one has a line with this beginning; returns that message.
     fn hear_until(&self, beginning: &str) -> Vec<String> {
         let began = Instant::now();
         loop {
@@ -173,7 +173,7 @@ fn the_watchdog_is_fed_at_rest_and_no_longer_when_a_reactor_sticks() {
         ("WINDLASS_TEST_HOOKS", "stick-on-usr1"),
     ]);
     manager.hear_until("READY=1");
-    // Nobody is connected, so the reactor sleeps, and is fed for all the same.
+    // No host is connected, so the reactor sleeps; the watchdog is pinged nevertheless.
     for _ in 0..4 {
         assert_eq!(manager.hear(), ["WATCHDOG=1"]);
     }
@@ -200,16 +200,16 @@ fn the_test_hook_is_not_there_unless_asked_for() {
     let windlass = manager.start(&[]);
     manager.hear_until("READY=1");
     windlass.signal(Signal::USR1);
-    // Its default action: nothing of ours handles it.
+    // The signal has its default action, because the process does not handle it.
     let (status, _) = windlass.wait();
     assert!(!status.success() && status.code().is_none(), "{status}");
 }
 
-/// The user and the group of the service below, and another user of the machine.
+/// The user and group of the service in the test, and another user of the machine.
 const SERVICE: u32 = 61_001;
 const OPERATOR: u32 = 61_002;
 
-/// A command as another user, with `groups` besides that user's own.
+/// A command run as another user, with `groups` in addition to that user's own.
 fn command_as(user: u32, groups: &str) -> Command {
     let mut command = Command::new("setpriv");
     let user = user.to_string();
@@ -222,8 +222,8 @@ fn command_as(user: u32, groups: &str) -> Command {
     command
 }
 
-/// `[control] group` as under the packaged unit: the service has no privilege and is in a user
-/// namespace that knows no user and no group but its own (`PrivateUsers=yes`). Takes root, to be
+/// `[control] group` as under the packaged unit: the service has no privileges and runs in a user
+/// namespace that knows only its own user and group (`PrivateUsers=yes`). Requires root, to run as
 /// other users.
 #[test]
 fn members_of_the_group_get_in_where_the_service_is_in_a_user_namespace() {
@@ -238,7 +238,7 @@ fn members_of_the_group_get_in_where_the_service_is_in_a_user_namespace() {
     let at = |name: &str| directory.path().join(name);
     fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).expect("ours");
     chown(directory.path(), Some(SERVICE), Some(SERVICE)).expect("root may");
-    // Where every user can run it.
+    // A location where every user can execute it.
     let program = at("windlass");
     let built = Path::new(env!("CARGO_BIN_EXE_windlass"));
     let linked = fs::hard_link(built, &program);
@@ -263,7 +263,7 @@ fn members_of_the_group_get_in_where_the_service_is_in_a_user_namespace() {
         asked.arg(&program).args(["status", "--json", "--socket"]);
         asked.arg(&socket).output().expect("it runs")
     };
-    // It answers: all is well, or something wants a person.
+    // The command gets a response; the state of the appliance does not matter.
     let is_admitted = |answer: &Output| matches!(answer.status.code(), Some(0 | 1));
     let began = Instant::now();
     let member = loop {

@@ -1,4 +1,4 @@
-//! Starting and stopping: wrong configurations, missing things, signals, rest.
+//! Starting and stopping: invalid configurations, missing resources, signals, idling.
 
 mod process;
 
@@ -35,7 +35,7 @@ fn write(directory: &TempDir, text: &str) -> PathBuf {
     path
 }
 
-/// `windlass run` must fail with exactly one line, which has these parts.
+/// `windlass run` must fail with exactly one line that contains these parts.
 #[track_caller]
 fn expect_one_line(file: &Path, parts: &[&str]) {
     let finished = run(&["--log", "off", "run", &file.display().to_string()]);
@@ -63,7 +63,7 @@ fn every_problem_of_a_file_is_printed_at_once_and_nothing_starts() {
     );
     for command in ["run", "check"] {
         let finished = run(&[command, &file.display().to_string()]);
-        // EX_CONFIG of sysexits.h: the unit's word for "do not start it again".
+        // EX_CONFIG of sysexits.h, for which the unit prevents a restart.
         assert_eq!(finished.status.code(), Some(78));
         assert_eq!(finished.stdout, "");
         for part in [
@@ -107,7 +107,7 @@ fn check_says_what_a_start_would_serve() {
     }
 }
 
-/// A drive that is not there is one line with its remedy, from `check` and from `run`; everything
+/// A missing drive is reported in one line with its remedy, by `check` and by `run`; everything
 /// else is served.
 #[test]
 fn a_drive_that_is_not_there_is_left_out() {
@@ -245,8 +245,8 @@ fn the_embedded_default_says_where_it_cannot_keep_its_file() {
     );
 }
 
-/// One binary serves with and without RDMA: where there is none, the listener is what fails, in one
-/// line with its remedy; and `check` says so beforehand.
+/// One binary serves with and without RDMA. Without RDMA devices only the listener fails, in one
+/// line with its remedy, and `check` reports it beforehand.
 #[test]
 fn an_rdma_listener_without_rdma_is_one_clear_line() {
     let devices = fs::read_dir("/sys/class/infiniband");

@@ -1,8 +1,9 @@
-//! Storms on real sockets: hosts that come and go by the thousand, that stay and say nothing, that
-//! never read or never send what they owe, that ignore flow control. A witness is served all the
-//! time, and afterwards the process has about the descriptors and the memory that it had before.
+//! Load from misbehaving hosts on real sockets: thousands of hosts that connect and disconnect,
+//! idle hosts, hosts that never read, never send required data, or ignore flow control. A witness
+//! is served all the time, and afterwards the process has about the same number of descriptors and
+//! the same memory as before.
 //!
-//! Nothing here depends on how fast anything is; rates are `bench storm`'s.
+//! No test depends on speed; `bench storm` measures rates.
 
 mod process;
 
@@ -26,20 +27,20 @@ use zerocopy::IntoBytes;
 
 const NQN: &str = "nqn.2026-11.org.windlass:storm";
 const BLOCK_BYTES: usize = 512;
-/// Hosts that only stay, with two connections each.
+/// Idle hosts, with two connections each.
 const IDLE_HOSTS: usize = 1000;
-/// How often one storm comes.
+/// Repetitions of a storm.
 const STORMS: usize = 9;
-/// After so many the allocator has kept all that it will: what it has at the height of a storm.
+/// Number of storms after which the allocator's retained memory has reached its maximum.
 const SETTLING_STORMS: usize = 6;
-/// Descriptors that the process may open when it first needs them: few beside what a storm takes.
+/// Descriptors that the process may open on first use: few in comparison with a storm.
 const DESCRIPTORS_SLACK: usize = 8;
-/// Memory that may differ between two moments at which the same is connected: the allocator keeps
-/// some of what it was given back.
+/// Permitted difference in memory between two times with the same connections: the allocator
+/// retains some freed memory.
 const MEMORY_SLACK_BYTES: u64 = 16 << 20;
 
 fn configuration(directory: &TempDir) -> PathBuf {
-    // Listed, because hosts that no export lists share what one address may have.
+    // Listed, because unlisted hosts share the limits of one address.
     let hosts: Vec<String> = (0..=IDLE_HOSTS)
         .map(|host| format!("{:?}", names(host).host))
         .collect();
@@ -133,7 +134,7 @@ impl Witness {
     }
 }
 
-/// What a process has.
+/// The resources of a process.
 #[derive(Clone, Copy, Debug)]
 struct Usage {
     descriptors: usize,
@@ -153,7 +154,7 @@ fn usage(windlass: &Windlass) -> Usage {
     }
 }
 
-/// Waits until there are as many descriptors as before, but for those that stay once opened.
+/// Waits until the number of descriptors is as before, except those that stay open once used.
 #[track_caller]
 fn await_descriptors(windlass: &Windlass, before: Usage) -> Usage {
     let began = Instant::now();
@@ -167,8 +168,8 @@ fn await_descriptors(windlass: &Windlass, before: Usage) -> Usage {
     }
 }
 
-/// Runs `storm` again and again beside a witness. After each, what it took is given back, and once
-/// the tables that are there from the start have been touched, memory no longer grows.
+/// Runs `storm` repeatedly with a witness. After each one its resources are released, and once the
+/// preallocated tables are populated, memory does not grow.
 fn repeat(storm: impl Fn(&Windlass, SocketAddr) + Sync) {
     let directory = TempDir::new().expect("a directory");
     let windlass = Windlass::start(&configuration(&directory));
@@ -186,7 +187,7 @@ fn repeat(storm: impl Fn(&Windlass, SocketAddr) + Sync) {
                 served.fetch_add(1, Ordering::Release);
             }
         });
-        // Ends the witness also where the storm fails.
+        // Ends the witness even if the storm fails.
         let _ended = Ended(&over);
         for _ in 0..STORMS {
             let served_before = served.load(Ordering::Acquire);
@@ -231,7 +232,7 @@ fn a_thousand_hosts_that_come_and_go_leave_nothing() {
     });
 }
 
-/// One host, which leaves at one of the places where one can.
+/// One host, which disconnects at one of several stages.
 fn come_and_go(address: SocketAddr, thread: usize, cycle: usize) {
     let mut client = connect(address);
     match cycle % 5 {
@@ -248,7 +249,7 @@ fn come_and_go(address: SocketAddr, thread: usize, cycle: usize) {
         _ => {
             let (_admin, mut io) = attach(address, thread);
             let write = Sqe::write(1, 2000, 0, false);
-            // Gone before the answer.
+            // Disconnects before the response.
             let sgl = SglDescriptor::in_capsule(0, BLOCK_BYTES as u32);
             io.send_capsule(write.with_sgl(sgl), &[1; BLOCK_BYTES])
                 .expect("sent");
@@ -281,7 +282,7 @@ fn hosts_that_never_read_or_never_send_hold_only_what_is_theirs() {
         for host in 1..=8 {
             let (admin, mut io) = attach(address, host);
             for cid in 0..30 {
-                // Readers that take no data, and writers that bring none.
+                // Readers that receive no data, and writers that send none.
                 let (lba, blocks) = (0, 255);
                 let sqe = match host % 2 {
                     0 => Sqe::read(1, lba, blocks),
@@ -293,27 +294,28 @@ fn hosts_that_never_read_or_never_send_hold_only_what_is_theirs() {
             }
             stuck.push((admin, io));
         }
-        // Beside them a host with modest wishes is served, for as long as they are there.
+        // A host with modest requests is served meanwhile.
         let mut witness = Witness::new(address);
         (0..20).for_each(|_| witness.is_served());
         drop(stuck);
     });
 }
 
-/// What the greedy host of a scenario sends on each of its connections.
+/// The requests of a greedy host on each of its connections.
 #[derive(Clone, Copy, Debug)]
 enum Greedy {
-    /// Writes, and none of their data.
+    /// Writes whose data is never sent.
     Writes,
-    /// Reads, and takes none of their data.
+    /// Reads whose data is never received.
     Reads,
 }
 
-/// A host on 170 connections takes all the memory of one size that it can get, or of the large sizes
-/// together, and makes no progress. Requests of another host that need such memory are answered, and hosts connect.
+/// A host on 170 connections takes as much memory of one size, or of all large sizes, as it can
+/// get, and makes no progress. Requests of another host that need such memory complete, and hosts
+/// can connect.
 ///
-/// What is measured is compared with what the same requests take alone, with room for a machine that
-/// does other things at the same time: `bench storm` has the figures.
+/// The times are compared with those of the same requests alone, with a margin for a busy machine:
+/// `bench storm` has the figures.
 #[test]
 fn a_host_that_makes_no_progress_on_170_connections_delays_others_by_little() {
     let directory = TempDir::new().expect("a directory");
@@ -327,7 +329,7 @@ fn a_host_that_makes_no_progress_on_170_connections_delays_others_by_little() {
     let address = windlass.address();
     let (mut admin, mut io) = attach(address, 0);
     let sizes = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
-    // From the largest, so that nothing spills into larger slices.
+    // From the largest, so that no request overflows into larger slices.
     let mut of_large_sizes = Vec::new();
     for bytes in sizes.into_iter().rev() {
         let alone = longest_and_median(&mut admin, &mut io, bytes);
@@ -341,7 +343,7 @@ fn a_host_that_makes_no_progress_on_170_connections_delays_others_by_little() {
             );
             assert!(beside.0 <= Duration::from_secs(1), "{beside:?}");
             attach(address, 7);
-            // All sizes together would take all places for commands that a reactor has.
+            // All sizes together would take all command slots of a reactor.
             if matches!(kind, Greedy::Writes) && bytes >= 64 << 10 {
                 of_large_sizes.push(greedy);
             }
@@ -370,7 +372,7 @@ fn greed(address: SocketAddr, bytes: usize, kind: Greedy) -> Vec<(RawClient, Raw
     connections.collect()
 }
 
-/// The longest and the median of requests that need memory of one size, and of admin commands.
+/// The longest and the median time of requests that need memory of one size, and of admin commands.
 fn longest_and_median(
     admin: &mut RawClient,
     io: &mut RawClient,
@@ -400,7 +402,8 @@ fn longest_and_median(
     (times[99], times[50])
 }
 
-/// Writes reach blocks that a host reads and does not take, with all memory of that size taken.
+/// Writes to blocks proceed although a host reads them without receiving the data, and all memory
+/// of that size is taken.
 #[test]
 fn a_reader_that_takes_nothing_keeps_no_writer_out() {
     let directory = TempDir::new().expect("a directory");
@@ -426,7 +429,8 @@ fn a_reader_that_takes_nothing_keeps_no_writer_out() {
     }
     let began = Instant::now();
     (0..64).for_each(|_| witness.is_served());
-    // They were all lent at about the same time; each alone could take so long.
+    // All blocks were borrowed at about the same time; each one alone could delay a write this
+    // long.
     assert!(began.elapsed() < LIMIT / 2, "{:?}", began.elapsed());
     drop(others);
     windlass.signal(Signal::TERM);
@@ -438,7 +442,7 @@ fn hosts_that_ignore_flow_control_are_turned_out() {
     repeat(|_, address| {
         for host in 1..=50 {
             let (_admin, mut io) = attach(address, host);
-            // Writes whose data never comes stay in the queue, which has 32 entries.
+            // Writes without data stay in the queue, which has 32 entries.
             let sgl = SglDescriptor::transport(4096);
             let mut bytes = Vec::new();
             for cid in 0..40 {
@@ -456,7 +460,7 @@ fn hosts_that_ignore_flow_control_are_turned_out() {
     });
 }
 
-/// A host that never finishes its set-up is closed after ten seconds of waiting.
+/// A host that never finishes its setup is disconnected after ten seconds.
 #[test]
 fn half_open_hosts_are_closed_in_time() {
     let directory = TempDir::new().expect("a directory");

@@ -1,4 +1,4 @@
-//! What commands say when there is no answer, or a wrong one.
+//! Error messages of commands for missing and wrong responses.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixListener;
@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::observe::model::Status;
 
-/// An appliance of one export, one device and one reactor, as it tells of itself.
+/// The status of an appliance with one export, one device and one reactor.
 pub(crate) fn status() -> Status {
     let text = r#"{
         "now_unix_ms": 1800000000000,
@@ -59,7 +59,7 @@ pub(crate) fn status() -> Status {
     serde_json::from_str(&text).expect("a status")
 }
 
-/// Answers one request at a path with these bytes, and tells what was asked.
+/// Responds to one request at a path with these bytes, and returns the request.
 fn answering(path: &Path, answer: impl Into<Vec<u8>>) -> JoinHandle<String> {
     let answer = answer.into();
     let listener = UnixListener::bind(path).expect("free");
@@ -143,7 +143,7 @@ fn the_first_usual_place_that_answers_is_taken() {
     drop(UnixListener::bind(&second.path).expect("free"));
     let places = || vec![first.path.clone(), second.path.clone(), third.path.clone()];
     let error = socket::first_that_answers(places()).expect_err("nobody");
-    // The one that is there says more than those that are not.
+    // The existing socket is more specific than the missing ones.
     assert!(
         matches!(&error, ClientError::Abandoned { socket } if *socket == second.path),
         "{error:?}"

@@ -1,4 +1,4 @@
-//! A whole appliance, asked by clients that are wrong, slow, many, and at last right.
+//! Tests of a whole appliance with clients that are invalid, slow, numerous, and finally correct.
 
 mod client;
 mod dashboards;
@@ -27,11 +27,11 @@ use client::{Answer, ask, get, read_answer};
 
 const NQN: &str = "nqn.2026-11.org.windlass:test";
 const HOST: &str = "nqn.2026-11.org.example:a \"host\" \\ of λ";
-/// Nothing that a test waits for takes this long, however busy the machine.
+/// Generous limit for every wait of a test, for busy machines.
 const LIMIT: Duration = Duration::from_secs(60);
 const TOKEN: &str = "0123456789abcdef-token";
 
-/// An appliance of one RAM device, its control plane at a socket of its own and `http`.
+/// An appliance with one RAM device, and its control plane with a socket of its own and `http`.
 struct Lab {
     appliance: Appliance,
     directory: TempDir,
@@ -98,7 +98,7 @@ allow_any_host = true
         get(self.connect(), path)
     }
 
-    /// What an operator is told.
+    /// The status as operators get it.
     fn status(&self) -> model::Status {
         let answer = get(self.socket(), "/api/v1/status");
         assert_eq!(answer.status, 200, "{answer:?}");
@@ -110,7 +110,7 @@ allow_any_host = true
         self.attach_as(HOST)
     }
 
-    /// The same of the host of that name.
+    /// The admin and I/O queue of the host with that name.
     fn attach_as(&self, host: &str) -> (RawClient, RawClient) {
         let names = Names {
             host: host.to_owned(),
@@ -126,8 +126,8 @@ allow_any_host = true
     }
 }
 
-/// Writes with data that is asked for, so that it goes by way of a device's queue: what comes in the
-/// capsule is written to a RAM device at once.
+/// Writes with an R2T, so that the data goes through a device queue: in-capsule data is written to
+/// a RAM device inline.
 fn write(io: &mut RawClient, lba: u64, blocks: u16) {
     let data = vec![7; usize::from(blocks) * 512];
     let sgl = SglDescriptor::transport(data.len() as u32);
@@ -225,7 +225,7 @@ fn without_the_token_only_health_is_told() {
         }
     }
     assert_eq!(lab.get("/healthz").status, 200);
-    // Over the socket the credentials are enough.
+    // Permission to use the socket is sufficient.
     assert_eq!(get(lab.socket(), "/api/v1/status").status, 200);
     let right = format!(
         "GET /metrics HTTP/1.1\r\nHost: any.example\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
@@ -280,7 +280,8 @@ fn pages_of_other_sites_get_nothing_and_nobody_changes_anything_without_a_token(
     let json = "Content-Type: application/json\r\n";
     let right = post(json, "{\"dry_run\":true}");
     expect_refusal(&ask(lab.connect(), right.as_bytes()), 403);
-    // The socket goes on to what can be said about the request: nobody takes any here.
+    // Over the socket the request is processed further. There is no receiver of configurations
+    // here.
     let answer = ask(lab.socket(), right.as_bytes());
     expect_refusal(&answer, 503);
     for (more, body, status) in [
@@ -323,7 +324,7 @@ fn requests_that_are_too_large_are_refused() {
         .collect();
     let request = format!("GET /healthz HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n");
     assert_eq!(ask(lab.connect(), request.as_bytes()).status, 431);
-    // Refused by what is announced, before it is sent.
+    // Refused because of the announced length, before the body is sent.
     let length = BODY_BYTES_MAX + 1;
     let request = format!(
         "POST /api/v1/apply HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\
@@ -345,7 +346,7 @@ fn slow_requests_are_ended() {
                  Content-Length: 1000\r\n\r\n{\"text\":";
     slow_body.write_all(head).expect("open");
     let mut rest = Vec::new();
-    // Either a plain end or one with an answer; a hang would end in the client's own time-out.
+    // Either a plain end or one with a response; a hang would end in the client's own timeout.
     let ended = slow_head.read_to_end(&mut rest);
     assert!(ended.is_ok(), "{ended:?}");
     assert!(
@@ -359,7 +360,7 @@ fn slow_requests_are_ended() {
 fn hung_and_flooding_clients_delay_nobody() {
     let lab = Lab::new("http = \"127.0.0.1:0\"");
     let (_admin, mut io) = lab.attach();
-    // As many as there may be, each with a request whose answer it never takes.
+    // The maximum number of connections, each with a request whose response it never reads.
     let mut hung: Vec<TcpStream> = Vec::new();
     for _ in 0..HTTP_CONNECTIONS_MAX {
         let mut stream = lab.connect();
@@ -367,7 +368,7 @@ fn hung_and_flooding_clients_delay_nobody() {
         stream.write_all(request).expect("open");
         hung.push(stream);
     }
-    // Accepted in order, so each one of these is one too many.
+    // Connections are accepted in order, so each of these exceeds the limit.
     for _ in 0..100 {
         let mut stream = lab.connect();
         let request = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n";
@@ -384,7 +385,7 @@ fn hung_and_flooding_clients_delay_nobody() {
         let writes = now.series.get("device/ram/write_iops");
         let seen: f32 = writes.into_iter().flatten().flatten().sum();
         if now.now_unix_ms >= first.now_unix_ms + 1000 && seen > 0.0 {
-            // One host on one reactor: both moved the same.
+            // There is one host on one reactor, so both have the same values.
             assert_eq!(now.series.get("reactor/0/write_iops"), writes);
             break;
         }
@@ -445,7 +446,7 @@ fn what_is_told_is_what_hosts_did() {
     let beyond = Sqe::read(1, 1 << 40, 0);
     let (cqe, _) = io.command(beyond, &[], 512).expect("an answer");
     assert!(!cqe.status().is_success());
-    // What is told is a tenth of a second old at most.
+    // The status is at most a tenth of a second old.
     std::thread::sleep(Duration::from_millis(150));
     let status = lab.status();
     let totals = status.devices[0].totals;
@@ -454,14 +455,14 @@ fn what_is_told_is_what_hosts_did() {
     assert_eq!(status.exports[0].totals, totals);
     let host = &status.hosts[0];
     assert_eq!((host.nqn.as_str(), host.export.as_str()), (HOST, NQN));
-    // What is refused before a device is the target's count.
+    // Commands refused before they reach a device are counted only by the target.
     assert_eq!((host.totals.errors, host.errors_logged), (0, 1));
     assert_eq!(status.target.errors, 1);
     assert_eq!((host.totals.writes, host.queues.len()), (10, 1));
     assert_eq!(status.listeners[0].connections, Some(2));
     assert_eq!(status.target.connects, 2);
     assert_eq!(status.exports[0].namespaces[0].bytes, 8 << 20);
-    // Of the last seconds only, and that may be less than all.
+    // Latencies cover only the last seconds, possibly not all commands.
     let latency = status.exports[0].latency.expect("it runs");
     let told = |percentiles: model::Percentiles, sent: u64| {
         assert!(percentiles.count <= sent);
@@ -474,7 +475,7 @@ fn what_is_told_is_what_hosts_did() {
         (status.latency, status.reactors[0].latency),
         (latency, latency)
     );
-    // Reads come from memory that the device lends.
+    // Reads borrow the device's memory, so they do not count as time in the device.
     told(status.devices[0].latency.expect("it is there").read, 0);
     let stages: Vec<_> = status.exports[0].stages.keys().collect();
     assert_eq!(stages, ["buffer", "device", "fetch", "send"]);
@@ -514,7 +515,7 @@ fn what_is_told_is_what_hosts_did() {
     assert_eq!(of("windlass_device_requests_total", &device), 10.0);
     assert_eq!(of("windlass_device_bytes_total", &device), 10_240.0);
     let ram = [("device", "ram")];
-    // Its flushes end before they come to the device.
+    // Flushes complete without reaching the device.
     assert_eq!(of("windlass_device_flushes_total", &ram), 0.0);
     let host = [("host", HOST), ("export", NQN)];
     assert_eq!(of("windlass_host_errors_total", &host), 0.0);
@@ -527,7 +528,7 @@ fn what_is_told_is_what_hosts_did() {
     assert!(of("windlass_tcp_commands_total", &[("reactor", "0")]) >= commands);
 }
 
-/// Everything that is answered without a token, under load and with a host attached, against what
+/// Checks that responses without a token, under load and with a host attached, contain nothing that
 /// identifies the host: its NQN, its Host Identifier, its Controller ID and its address.
 #[test]
 fn nothing_that_identifies_a_host_is_told_without_a_token() {
@@ -540,7 +541,7 @@ fn nothing_that_identifies_a_host_is_told_without_a_token() {
         assert!(began.elapsed() < LIMIT, "operators are not told");
         String::from_utf8_lossy(by_socket).contains(SECRET)
     };
-    // Both the event and the history come with the next regular look.
+    // Both the event and the history appear with the next periodic sample.
     for path in ["/api/v1/events", "/api/v1/history?seconds=3600"] {
         while !is_told_of(&get(lab.socket(), path).body) {}
     }
@@ -572,7 +573,7 @@ fn nothing_that_identifies_a_host_is_told_without_a_token() {
         (&veiled.host_id, veiled.controller_id, &veiled.address),
         (&None, None, &None)
     );
-    // The same name everywhere, so that a dashboard can tell hosts apart.
+    // The name is the same everywhere, so that a dashboard can distinguish hosts.
     assert!(veiled.nqn.starts_with("host-"), "{}", veiled.nqn);
     for path in [
         "/metrics",
@@ -621,7 +622,7 @@ fn answers_are_as_documented() {
         "/api/v1/events",
         "/api/v1/trace?seconds=3600",
     ] {
-        // As an operator is told it, and as everybody is.
+        // The responses for operators and for all other clients.
         for answer in [get(lab.socket(), path), lab.get(path)] {
             let value: serde_json::Value = serde_json::from_slice(&answer.body).expect("JSON");
             schema::check(path, &value);

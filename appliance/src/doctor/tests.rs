@@ -1,4 +1,5 @@
-//! Machines made of files: one on which all is fine, and what is found when one thing is not.
+//! Tests with directory trees as machines: one without findings, and the finding for each change of
+//! it.
 
 use std::os::unix::fs::symlink;
 
@@ -28,7 +29,7 @@ listeners = ["san"]
 hosts = ["nqn.2014-08.org.example:host"]
 "#;
 
-/// A machine of two nodes of two cores each, on which everything is fine for [`CONFIG`].
+/// A machine with two nodes of two cores each, without findings for [`CONFIG`].
 struct Tree(TempDir);
 
 impl Tree {
@@ -103,7 +104,7 @@ impl Tree {
         std::fs::write(path, text).expect("writable");
     }
 
-    /// Pages of 2 MiB, all on the second node.
+    /// Sets the number of 2 MiB pages, all on the second node.
     fn pages(&self, total: u64, free: u64) {
         for (folder, total, free) in [
             ("sys/kernel/mm/hugepages/hugepages-2048kB", total, free),
@@ -132,7 +133,7 @@ impl Tree {
         examine(&Machine::at(self.0.path()), &config, None, Vec::new())
     }
 
-    /// Expects one finding that is not fine, of this area, with this in its text and its remedy.
+    /// Expects a single finding that is not fine, with this area, text and remedy.
     #[track_caller]
     fn expect(&self, config: &str, verdict: Verdict, area: &str, text: &str, mend: &str) {
         let report = self.examine(config);
@@ -187,13 +188,13 @@ fn too_few_pages_cost_speed_or_the_start() {
     let report = tree.examine(CONFIG);
     let pages = |finding: &&Finding| finding.area == "pages" && finding.mend.is_some();
     let found: Vec<&Finding> = report.findings.iter().filter(pages).collect();
-    // 512 wanted, 90 free: 422 more than the 100 there are.
+    // 512 wanted, 90 free: 422 more than the 100 reserved.
     let first = found[0].mend.as_deref().expect("a remedy");
     assert!(first.starts_with("sysctl vm.nr_hugepages=522"), "{first}");
     assert_eq!(report.worst, Verdict::Slow);
     let huge = CONFIG.replace("memory =", "pages = \"huge\"\nmemory =");
     assert_eq!(tree.examine(&huge).worst, Verdict::Broken);
-    // Another default size makes sysctl count others.
+    // With another default size, sysctl counts other pages.
     tree.write("proc/meminfo", "Hugepagesize:  1048576 kB\n");
     let report = tree.examine(CONFIG);
     let first = report.findings.iter().find(pages).expect("one");
@@ -431,7 +432,7 @@ fn files_that_cannot_be_had_or_are_slow() {
     tree.broken("files", "is a directory", "path = ");
 }
 
-/// Adds the NVMe drive 0000:01:00.0, of a driver, in an IOMMU group of its own.
+/// Adds the NVMe drive 0000:01:00.0 with this driver, in an IOMMU group of its own.
 fn add_drive(tree: &Tree, driver: &str) -> String {
     let device = "sys/bus/pci/devices/0000:01:00.0";
     tree.write(&format!("{device}/class"), "0x010802\n");
@@ -461,7 +462,7 @@ fn add_drive(tree: &Tree, driver: &str) -> String {
 fn drives_that_are_not_handed_over_yet() {
     let tree = Tree::new();
     let config = add_drive(&tree, "nvme");
-    // The configuration of a file has one drive more than it names.
+    // The machine has one drive that this configuration does not name.
     let report = tree.examine(CONFIG);
     assert!(text(&report).contains("1 more NVMe drives"), "{report:#?}");
     let report = tree.examine(&config);

@@ -1,4 +1,4 @@
-//! The commands on trees that stand for machines.
+//! The commands on directory trees that represent machines.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -11,7 +11,7 @@ fn write(path: &Path, text: &str) {
     fs::write(path, text).unwrap();
 }
 
-/// A machine with one drive of the kernel's, 0000:01:00.0, that has one namespace.
+/// A machine with one drive of the kernel's driver, 0000:01:00.0, with one namespace.
 fn machine() -> tempfile::TempDir {
     let root = tempfile::tempdir().unwrap();
     let pci = root.path().join("sys/bus/pci");

@@ -1,4 +1,5 @@
-//! A whole appliance on emulated drives that fail, go and come back, with a host on its loopback.
+//! A whole appliance with emulated drives that fail, are removed and return, and a host on its
+//! loopback.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -24,7 +25,7 @@ use crate::appliance::Appliance;
 use crate::error::Failure;
 
 const NQN: &str = "nqn.2026-11.org.windlass:test";
-/// Nothing that a test waits for takes this long, however busy the machine.
+/// Generous limit for every wait of a test, for busy machines.
 const LIMIT: Duration = Duration::from_secs(30);
 const BLOCK_BYTES: usize = 512;
 
@@ -35,7 +36,7 @@ struct Slot {
     is_there: bool,
 }
 
-/// Drives by their address; shared with the test, which pulls them.
+/// Drives by address; shared with the test, which removes them.
 #[derive(Clone, Default)]
 pub(crate) struct Slots(Arc<Mutex<BTreeMap<PciAddress, Slot>>>);
 
@@ -78,7 +79,7 @@ fn options(serial: &str) -> EmulatedOptions {
     }
 }
 
-/// Both drives with both namespaces in one export on `cores`.
+/// A configuration with both namespaces of both drives in one export, with reactors on `cores`.
 fn configuration(cores: &str, more: &str) -> Config {
     let mut text = format!(
         r#"
@@ -113,13 +114,13 @@ allow_any_host = true
     Config::parse("test", &text).expect("a right configuration")
 }
 
-/// What commands to a namespace get that is not there (Base 2.1 §3.2.1.5).
+/// The status of commands to an inactive namespace (Base 2.1 §3.2.1.5).
 const INACTIVE: Status = Status::INVALID_FIELD.with_dnr();
 
 const A: &str = "0000:01:00.0";
 const B: &str = "0000:02:00.0";
 
-/// The first cores that this process may use, `count` of them where there are as many.
+/// The first `count` cores that this process may use, or fewer if there are not as many.
 pub(crate) fn cores(count: usize) -> String {
     let set = rustix::thread::sched_getaffinity(None).expect("a process has cores");
     let all = (0..rustix::thread::CpuSet::MAX_CPU).filter(|core| set.is_set(*core));
@@ -127,8 +128,8 @@ pub(crate) fn cores(count: usize) -> String {
     some.join(",")
 }
 
-/// An appliance on two emulated drives, changed by `change` before anything starts, with a further
-/// line for each device.
+/// An appliance on two emulated drives, which `change` modifies before the start, with an
+/// additional line for each device.
 fn started_with(
     cores: &str,
     more: &str,
@@ -199,7 +200,7 @@ impl Host {
         cqe.status().with_more(false)
     }
 
-    /// The health log's critical warning.
+    /// The critical warning in the health log.
     fn warning(&mut self) -> u8 {
         let select = LogPageSelect::new()
             .with_lid(LogPageId::SMART_HEALTH)
@@ -232,7 +233,7 @@ impl Host {
     }
 }
 
-/// Has the appliance look after its drives until `holds`, as if `later` had passed.
+/// Runs the drives' monitoring until `holds`, with the time advanced by `later`.
 #[track_caller]
 fn look_until(
     appliance: &mut Appliance,
@@ -248,7 +249,7 @@ fn look_until(
     }
 }
 
-/// Until the host is told that namespace 1 is there, or that it is not.
+/// Waits until the host sees that namespace 1 is active, or that it is not.
 #[track_caller]
 fn look_until_served(appliance: &mut Appliance, host: &mut Host, served: bool) {
     let what = format!("served is {served}");
@@ -281,7 +282,8 @@ fn drives_are_served_and_shut_down_in_order() {
     }
 }
 
-/// A drive that never becomes ready costs the time that it claims (CAP.TO), and nothing else.
+/// A drive that never becomes ready delays the start by the time that it reports (CAP.TO), and has
+/// no other effect.
 #[test]
 fn a_drive_that_never_becomes_ready_is_left_out() {
     let began = Instant::now();
@@ -303,7 +305,7 @@ fn a_drive_that_never_becomes_ready_is_left_out() {
     assert!(appliance.stop_quietly());
 }
 
-/// Of a drive whose one namespace has metadata the other one is served.
+/// If one namespace of a drive has metadata, the other one is served.
 #[test]
 fn a_namespace_that_cannot_be_used_is_left_out() {
     let (appliance, slots) = started_with(&cores(1), "", |address, options| {
@@ -326,8 +328,8 @@ fn a_namespace_that_cannot_be_used_is_left_out() {
     assert!(appliance.stop_quietly());
 }
 
-/// Pulled without a word: the namespaces go, the other drive stays, and what was safe is there when
-/// the drive is back.
+/// Surprise removal: the namespaces are removed, the other drive stays, and durable data is present
+/// when the drive returns.
 #[test]
 fn a_drive_that_is_pulled_comes_back() {
     let (mut appliance, slots) = started();
@@ -354,8 +356,8 @@ fn a_drive_that_is_pulled_comes_back() {
     assert!(appliance.stop_quietly());
 }
 
-/// Asked for by the system: the drive is told to make its cache safe, is let go, and is not taken
-/// again before it was away, or left alone for some seconds.
+/// Requested by the system: the drive flushes its cache and is released. It is not reopened before
+/// it was absent, or before several seconds have passed.
 #[test]
 fn a_drive_that_is_asked_for_is_let_go() {
     let (mut appliance, slots) = started();
@@ -386,7 +388,7 @@ fn a_drive_that_is_asked_for_is_let_go() {
     assert!(appliance.stop_quietly());
 }
 
-/// Another drive in the slot is not served in the place of the first one.
+/// A different drive in the slot is not served in place of the first one.
 #[test]
 fn another_drive_does_not_take_its_place() {
     let (mut appliance, slots) = started();
@@ -408,7 +410,7 @@ fn another_drive_does_not_take_its_place() {
     slots.with(A, |slot| slot.is_there = false);
     slots.control(A).remove();
     plug_in("DRIVE-A");
-    // It rests between attempts, since each one costs the drive a reset.
+    // There is a delay between attempts, because each one resets the drive.
     let later = Duration::from_secs(600);
     look_until(&mut appliance, later, "served again", || {
         host.read(1, 0).is_ok()
@@ -417,8 +419,8 @@ fn another_drive_does_not_take_its_place() {
     assert!(appliance.stop_quietly());
 }
 
-/// The medium's errors get their status (NVM 1.1 §3.2.1); a command that hangs is a path error once
-/// the drive was reset for it, and the drive is in order then.
+/// Media errors have their status (NVM 1.1 §3.2.1). A command that hangs completes with a path
+/// error after the drive was reset for it, and the drive works afterwards.
 #[test]
 fn faults_of_a_drive_reach_hosts_as_the_right_status() {
     let (mut appliance, slots) = started_with(&cores(1), "command_deadline = \"100ms\"", |_, _| {});
@@ -448,7 +450,7 @@ fn faults_of_a_drive_reach_hosts_as_the_right_status() {
     assert!(appliance.stop_quietly());
 }
 
-/// A stop in the middle of writes ends in order, and what was acknowledged is on the medium.
+/// A stop during writes is orderly, and acknowledged data is on the medium.
 #[test]
 fn a_stop_under_load_keeps_every_acknowledged_write() {
     let (appliance, slots) = started_with(&cores(2), "", |_, _| {});
@@ -460,7 +462,7 @@ fn a_stop_under_load_keeps_every_acknowledged_write() {
             let sqe = Sqe::write(2, lba, 0, false);
             match host.io.command(sqe, &[lba as u8 | 1; BLOCK_BYTES], 0) {
                 Ok((cqe, _)) if cqe.status().is_success() => written = lba + 1,
-                // The stop: a status that says so, or the end of the connection.
+                // The stop ends the writer by an error status, or by the end of the connection.
                 Ok(_) | Err(_) => break,
             }
             if lba == 100 {
@@ -484,7 +486,8 @@ fn a_stop_under_load_keeps_every_acknowledged_write() {
     }
 }
 
-/// A drive that no longer answers costs a stop its deadline, and is kept from memory all the same.
+/// A drive that does not respond delays a stop until its deadline, and loses access to memory
+/// nevertheless.
 #[test]
 fn a_stop_does_not_wait_for_a_drive_that_hangs() {
     let (mut appliance, slots) = started();
@@ -502,7 +505,7 @@ fn a_stop_does_not_wait_for_a_drive_that_hangs() {
     assert!(!control.is_bus_master() && !slots.control(B).is_bus_master());
 }
 
-/// A drive's warning is in the hosts' health log.
+/// A drive's warning appears in the health log.
 #[test]
 fn a_drives_warning_reaches_hosts() {
     let (mut appliance, slots) = started();

@@ -236,8 +236,7 @@ measured! {
         /// How long reads and writes were in the device; those that it answers from memory that it
         /// lends are not counted. None where the device could not be had.
         latency: Option<Latency> = look.latency;
-        /// What the driver counts of the drive that the device is on, by name; none for other
-        /// types.
+        /// What the driver counts of the drive that the device is on, by name; none for other types.
         drive: Option<BTreeMap<String, u64>> = look.drive_counters();
     }
 }

@@ -1,5 +1,5 @@
-//! A second service beside NVMe over Fabrics: a protocol that echoes blocks. A client sends a block's
-//! number, 8 bytes, and gets the block.
+//! A second service in addition to NVMe over Fabrics: a protocol that echoes blocks. A client sends
+//! a block number, 8 bytes, and gets the block.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -25,12 +25,12 @@ use crate::nvme::tests::cores;
 use crate::transports::Portions;
 
 const BLOCK_BYTES: usize = 512;
-/// Nothing that a test waits for takes this long, however busy the machine.
+/// Generous limit for every wait of a test, for busy machines.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Connections that one reactor serves.
+/// Most connections of one reactor.
 const CONNECTIONS_MAX: usize = 16;
 
-/// The service: a listener for each reactor.
+/// The service, with a listener for each reactor.
 struct Echo(Portions<TcpListener>);
 
 impl Service for Echo {
@@ -59,7 +59,7 @@ struct Reads {
     id: ClientId,
     devices: Rc<DeviceSet>,
     arena: Arc<Arena>,
-    /// By connection.
+    /// Results with their connection.
     done: VecDeque<(usize, Result<Data, DeviceError>)>,
     outstanding: usize,
 }
@@ -139,7 +139,7 @@ impl Poller for EchoPoller {
         Progress::from_count(received)
     }
 
-    /// Takes what was read, and sends.
+    /// Takes completed reads, and sends their data.
     fn flush(&mut self, _now: Nanos) {
         while let Some((index, result)) = self.reads.borrow_mut().done.pop_front() {
             let stream = &mut self.connections[index];
@@ -155,7 +155,7 @@ impl Poller for EchoPoller {
         }
     }
 
-    /// Sockets are asked in every turn here.
+    /// The poller polls its sockets in every turn, so it never sleeps.
     fn prepare_sleep(&mut self) -> bool {
         false
     }
@@ -188,8 +188,8 @@ allow_any_host = true
     Config::parse("test", &text).expect("a valid configuration")
 }
 
-/// What a host writes by NVMe/TCP is read by the other protocol, on every reactor, from the same
-/// devices; and both come to rest.
+/// Data that a host writes over NVMe/TCP can be read over the other protocol, on every reactor,
+/// from the same devices; and both services drain.
 #[test]
 fn a_second_service_runs_beside_nvme_over_fabrics() {
     let config = config(&cores(2));
@@ -235,7 +235,7 @@ fn a_second_service_runs_beside_nvme_over_fabrics() {
         for lba in 0..8u8 {
             assert_eq!(read(u64::from(lba)), [lba + 1; BLOCK_BYTES]);
         }
-        // Nothing is read beyond the device, and the next block is as before.
+        // A read beyond the device fails, and the next read works.
         let beyond = read(1 << 40);
         assert!(beyond.starts_with(DeviceError::OutOfRange.to_string().as_bytes()));
         assert_eq!(read(3), [4; BLOCK_BYTES]);

@@ -1,4 +1,4 @@
-//! A running appliance is changed while a host uses what is not.
+//! Changes a running appliance while a host uses its unchanged parts.
 
 mod identity;
 mod lab;
@@ -22,10 +22,10 @@ use lab::{
 };
 
 const MEMORY: &str = "type = \"memory\"\nsize = \"1MiB\"";
-/// What commands to a namespace get that is not there (Base 2.1 §3.2.1.5).
+/// The status of commands to an inactive namespace (Base 2.1 §3.2.1.5).
 const INACTIVE: Status = Status::INVALID_FIELD.with_dnr();
 
-/// Of what is wanted in vain nothing is left, and everything is as it was.
+/// After a refused change nothing of it remains, and everything is as before.
 #[test]
 fn what_cannot_be_had_changes_nothing() {
     let directory = TempDir::new().expect("a directory");
@@ -41,7 +41,7 @@ fn what_cannot_be_had_changes_nothing() {
     let drive = "type = \"nvme\"\npci = \"0000:01:00.0\"";
     let rdma = "[[listener]]\nname = \"more\"\ntransport = \"rdma\"\naddress = \"127.0.0.1:0\"\n";
     let wanted = [
-        // Each removes something that must stay, and adds what cannot be had.
+        // Each removes an object that must stay, and adds one that is not available.
         (with_export("file", &file(&path, "1MiB")), "volume.img"),
         (with_export("new", MEMORY) + &listener, "cannot listen on"),
         (
@@ -79,7 +79,7 @@ fn what_cannot_be_had_changes_nothing() {
     let states: Vec<_> = answer.steps.iter().map(|it| it.state).collect();
     assert_eq!(states, [StepState::Planned; 2]);
     assert_eq!(steps_to(&appliance, &now), []);
-    // The rest of what waits for a restart, when it is asked for.
+    // Applies the possible steps of a configuration in which others take a restart.
     let text = base("11s").replace("16MiB", "32MiB");
     let partial = How {
         partial: true,
@@ -102,8 +102,8 @@ fn what_cannot_be_had_changes_nothing() {
     assert!(appliance.stop_quietly());
 }
 
-/// A file is never made shorter, and what fails only after its device was closed leaves all as it
-/// was.
+/// A file is never made shorter, and a failure after a device was closed leaves everything as
+/// before.
 #[test]
 fn what_fails_on_the_way_is_undone() {
     let directory = TempDir::new().expect("a directory");
@@ -141,8 +141,8 @@ fn what_fails_on_the_way_is_undone() {
     assert!(answer.steps.iter().all(|it| it.state != StepState::Done));
     assert_eq!(steps_to(&appliance, &now), []);
     assert_eq!(host.read(1, 0), Ok(vec![4; 512]));
-    // Half a block is left over, which shows when the file is opened again; what is in memory must
-    // not be gone by then.
+    // The file does not end at a block boundary, which is detected only when it is opened again;
+    // memory contents must not be lost before that.
     let halves = now.replace("512B", "4KiB");
     let halves = halves.replace(
         &with_export("ram", &MEMORY.replace("1MiB", "2MiB")),
@@ -207,7 +207,7 @@ fn namespaces_come_grow_and_go_and_hosts_are_told() {
         assert_eq!(write(blocks as u64 - 1), Status::SUCCESS);
         assert_eq!(write(blocks as u64), Status::LBA_OUT_OF_RANGE.with_dnr());
         apply(&mut appliance, &with(&device.replace("1MiB", "3MiB")));
-        // Every reactor serves the new size when the answer comes.
+        // Every reactor serves the new size when the response arrives.
         assert_eq!(write(3 * blocks as u64 - 1), Status::SUCCESS);
         assert_eq!(
             write(3 * blocks as u64),
@@ -228,7 +228,7 @@ fn namespaces_come_grow_and_go_and_hosts_are_told() {
         assert_eq!(host.read(2, 0), Err(INACTIVE));
         busy.go_on();
     }
-    // The file was closed: another may have it.
+    // The file is closed, so its lock is free.
     let file = std::fs::File::open(&path).expect("it is there");
     file.try_lock().expect("nobody has it");
     busy.end();
@@ -236,7 +236,7 @@ fn namespaces_come_grow_and_go_and_hosts_are_told() {
     assert!(appliance.stop_quietly());
 }
 
-/// The next event comes only after the list was read (Base 2.1 §5.1.2).
+/// The next event is sent only after the list was read (Base 2.1 §5.1.2).
 fn read_changed_list(host: &mut Host) {
     let select = nvme_spec::command::LogPageSelect::new()
         .with_lid(nvme_spec::command::LogPageId::CHANGED_ATTACHED_NAMESPACES)
@@ -276,7 +276,7 @@ fn exports_listeners_and_hosts_come_and_go() {
     );
     assert_eq!(by_first.write(1, 0, 3), Status::SUCCESS);
     assert_eq!(by_second.read(1, 0), Ok(vec![3; 512]));
-    // Other settings are for those who connect from now on.
+    // Changed settings apply only to hosts that connect later.
     let settings = with_all.replace(
         "name = \"second\"\n",
         "name = \"second\"\ndata_digest = \"required\"\n",
@@ -288,13 +288,13 @@ fn exports_listeners_and_hosts_come_and_go() {
         new.initialize(false, false).is_err(),
         "a digest is required by now"
     );
-    // The listener goes with those who came by it.
+    // Removing the listener disconnects its hosts.
     let one = base("10s") + &with_export("more", MEMORY);
     apply(&mut appliance, &one);
     assert!(by_second.io.expect_close().is_ok() && by_second.admin.expect_close().is_ok());
     assert!(nvme_host_testing::tcp::RawClient::connect(second, LIMIT).is_err());
     assert_eq!(by_first.read(1, 0), Ok(vec![3; 512]));
-    // Another host alone may attach.
+    // Only another host may attach.
     let strangers = one.replacen(
         &format!("{}\"\ndevices = [\"more\"]\nlisteners = [\"steady\"]\nallow_any_host = true", nqn("more")),
         &format!("{}\"\ndevices = [\"more\"]\nlisteners = [\"steady\"]\nhosts = [\"nqn.2026-11.org.example:other\"]", nqn("more")),
@@ -315,7 +315,7 @@ fn exports_listeners_and_hosts_come_and_go() {
     assert!(appliance.stop_quietly());
 }
 
-/// A write whose data the host never sends holds an export up until the deadline.
+/// A write whose data the host never sends delays the removal of an export until the deadline.
 #[test]
 fn what_does_not_end_by_the_deadline_is_named_and_cut_off() {
     let mut appliance = started(&(base("300ms") + &with_export("more", MEMORY)));

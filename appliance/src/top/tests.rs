@@ -1,4 +1,4 @@
-//! What is drawn, at all sizes, and what keys change.
+//! The screen at all sizes, and the effects of keys.
 
 use std::collections::BTreeMap;
 
@@ -29,7 +29,7 @@ fn history() -> History {
     }
 }
 
-/// Two looks two seconds apart, between which the device did 2000 reads of 4 KiB.
+/// Two samples two seconds apart, between which the device completed 2000 reads of 4 KiB.
 fn samples() -> [Sample; 2] {
     let event = model::Event {
         id: 1,
@@ -183,7 +183,7 @@ fn a_long_list_is_sorted_and_scrolled() {
     press(&mut screen, KeyCode::Home);
     press(&mut screen, KeyCode::Char('o'));
     assert_eq!(first(&screen), "device00");
-    // From the first column back is the appliance's own order, then the last column.
+    // Before the first column is the appliance's own order, and before that the last column.
     press(&mut screen, KeyCode::Left);
     assert_eq!(
         screen.order().column,

@@ -88,7 +88,7 @@ fn what_waits_for_the_network_is_told_afterwards() {
     ];
     let wanted = vec![(State::Send, 10, 60)];
     assert_eq!(only(&notes, 99), (wanted.clone(), End::Answered));
-    // The way of transports that note first and try to send then.
+    // The order of transports that record the completion before they try to send.
     let notes = [
         at(10, Moment::Served, 1),
         at(10, Done, 1),
@@ -104,7 +104,7 @@ fn what_has_not_ended_is_under_way() {
     let notes = [at(10, Moment::AwaitsBuffer, 1)];
     let wanted = vec![(State::Buffer, 10, 99)];
     assert_eq!(only(&notes, 99), (wanted, End::UnderWay));
-    // Sent, but nobody has seen the end of the turn.
+    // Sent, but the end of the turn is not recorded.
     let notes = [at(10, Moment::InDevice, 1), at(20, Moment::Sent, 1)];
     let wanted = vec![(State::Device(5), 10, 20), (State::Send, 20, 99)];
     assert_eq!(only(&notes, 99), (wanted, End::UnderWay));
@@ -169,8 +169,8 @@ fn sleeps_are_told_and_notes_of_nobody_knows_what_are_not() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
-    /// Whatever was noted, and however much of it the ring lost: states follow each other without
-    /// gap from the first on, and lie within their request.
+    /// For any events, and any part of them lost by the ring: states are contiguous from the first
+    /// one on, and lie within their request.
     #[test]
     fn states_nest_and_add_up(
         kinds in prop::collection::vec((0_usize..9, 0_u16..4, 0_u64..50), 0..60),

@@ -1,4 +1,4 @@
-//! The binary as a user runs it: a child process that is always ended, by its id.
+//! The binary as a user runs it: a child process that is always ended, by its process ID.
 
 #![expect(dead_code, reason = "each test binary uses its own part")]
 
@@ -10,10 +10,11 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Nothing that a test waits for takes this long, however busy the machine.
+/// Generous limit for every wait of a test, for busy machines.
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);
 
-/// What most tests serve: one RAM namespace, to any host, on a port that the system chooses.
+/// The configuration of most tests: one RAM namespace, for any host, on a port that the system
+/// chooses.
 pub(crate) const RAM_ON_LOOPBACK: &str = r#"
 [[device]]
 name = "ram"
@@ -30,7 +31,7 @@ listeners = ["loopback"]
 allow_any_host = true
 "#;
 
-/// `windlass` with `arguments`, run to its end.
+/// Runs `windlass` with `arguments` until it exits.
 pub(crate) fn run(arguments: &[&str]) -> Finished {
     let output = Command::new(env!("CARGO_BIN_EXE_windlass"))
         .args(arguments)
@@ -44,7 +45,7 @@ pub(crate) fn run(arguments: &[&str]) -> Finished {
     }
 }
 
-/// What a finished run left.
+/// The result of a finished run.
 #[derive(Debug)]
 pub(crate) struct Finished {
     pub(crate) status: ExitStatus,
@@ -61,17 +62,17 @@ pub(crate) struct Windlass {
 }
 
 impl Windlass {
-    /// Starts `windlass run FILE` and waits until it says that it is ready.
+    /// Starts `windlass run FILE` and waits until it is ready.
     pub(crate) fn start(file: &Path) -> Self {
         Self::start_in(file, &[])
     }
 
-    /// The same with these variables in its environment.
+    /// Like [`start`](Self::start), with these environment variables.
     pub(crate) fn start_in(file: &Path, environment: &[(&str, &str)]) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_windlass"))
             .args(["--log", "warn", "run"])
             .arg(file)
-            // Records of what was served are this test's own.
+            // The records of served contents are private to the test.
             .env("STATE_DIRECTORY", file.parent().expect("a directory"))
             .envs(environment.iter().copied())
             .stdin(Stdio::null())
@@ -130,8 +131,8 @@ impl Windlass {
     pub(crate) fn cpu_time(&self) -> Duration {
         let path = format!("/proc/{}/stat", self.child.id());
         let stat = std::fs::read_to_string(path).expect("it runs");
-        // The command's name is in parentheses and may hold blanks; fields 14 and 15 are counted
-        // behind it (proc(5)).
+        // The command's name is in parentheses and may contain spaces; fields 14 and 15 are counted
+        // from its end (proc(5)).
         let (_, fields) = stat.rsplit_once(')').expect("a name in parentheses");
         let fields: Vec<&str> = fields.split_whitespace().collect();
         let ticks: u64 = fields[11..13]
@@ -141,7 +142,7 @@ impl Windlass {
         Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second())
     }
 
-    /// Waits for the end, which must come.
+    /// Waits for the process to exit.
     pub(crate) fn wait(mut self) -> (ExitStatus, String) {
         let began = Instant::now();
         loop {

@@ -1,8 +1,8 @@
-//! A client that sends what it is given.
+//! A client that sends arbitrary bytes.
 
 use std::io::{Read, Write};
 
-/// What came back.
+/// A response.
 #[derive(Debug)]
 pub(super) struct Answer {
     pub(super) status: u16,
@@ -10,20 +10,20 @@ pub(super) struct Answer {
     pub(super) body: Vec<u8>,
 }
 
-/// Asks for a path and takes the answer.
+/// Sends a GET request for a path and reads the response.
 pub(super) fn get(stream: impl Read + Write, path: &str) -> Answer {
     let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n");
     ask(stream, request.as_bytes())
 }
 
-/// Sends a request and takes the answer.
+/// Sends a request and reads the response.
 pub(super) fn ask(mut stream: impl Read + Write, request: &[u8]) -> Answer {
-    // A refusal may come before all is sent.
+    // A refusal may arrive before everything is sent.
     let _ = stream.write_all(request);
     read_answer(&mut stream)
 }
 
-/// Reads one answer, which says how long it is.
+/// Reads one response, which announces its length.
 pub(super) fn read_answer(stream: &mut impl Read) -> Answer {
     let mut bytes = Vec::new();
     let head = loop {

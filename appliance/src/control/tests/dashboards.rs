@@ -1,4 +1,4 @@
-//! What `deploy/dashboards` asks Prometheus for.
+//! Checks the metrics that `deploy/dashboards` query from Prometheus.
 
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpStream};
@@ -23,7 +23,7 @@ fn named(text: &str) -> BTreeSet<&str> {
     text.match_indices("windlass_").map(at).collect()
 }
 
-/// The names of samples in an answer of `/metrics`.
+/// The names of samples in a response of `/metrics`.
 fn measured(http: SocketAddr) -> BTreeSet<String> {
     let answer = get(TcpStream::connect(http).expect("it listens"), "/metrics");
     let text = std::str::from_utf8(&answer.body).expect("UTF-8");
@@ -36,7 +36,7 @@ fn measured(http: SocketAddr) -> BTreeSet<String> {
 #[test]
 fn what_dashboards_and_alerts_ask_for_is_measured() {
     serde_json::from_str::<serde_json::Value>(GRAFANA).expect("JSON");
-    // With drives, a host, what it wrote and an error, because some of it is of them alone.
+    // Some metrics exist only with drives, a host, written data and an error.
     let (mut appliance, _slots) = started();
     let mut host = Host::attach(&appliance);
     assert!(host.write(1, 0, 7).is_success());
@@ -49,7 +49,7 @@ fn what_dashboards_and_alerts_ask_for_is_measured() {
         assert!(asked.len() >= least, "{file}: {asked:?}");
         let began = Instant::now();
         loop {
-            // What drives say of their health comes with the first look at it.
+            // Drives report their health only after the first check.
             appliance.look(Instant::now());
             let measured = measured(http);
             let unknown: Vec<_> = asked.iter().filter(|it| !measured.contains(**it)).collect();

@@ -1,14 +1,14 @@
-//! A small, strict reader of the OpenMetrics 1.0 text format.
+//! A small, strict parser of the OpenMetrics 1.0 text format.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 type Labels = BTreeMap<String, String>;
 
-/// Every sample.
+/// All samples.
 pub(super) struct Metrics(BTreeMap<(String, Labels), f64>);
 
 impl Metrics {
-    /// The one sample with exactly these labels.
+    /// The only sample with exactly these labels.
     #[track_caller]
     pub(super) fn value(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         let labels = labels
@@ -22,8 +22,8 @@ impl Metrics {
     }
 }
 
-/// Reads all samples; panics where a rule is broken: names, order of families, suffixes by type,
-/// units, escapes, no sample twice, the end mark.
+/// Parses all samples; panics if a rule is broken: names, order of families, suffixes by type,
+/// units, escapes, no duplicate sample, the end mark.
 pub(super) fn parse(text: &str) -> Metrics {
     let body = text
         .strip_suffix("# EOF\n")
@@ -78,7 +78,7 @@ pub(super) fn parse(text: &str) -> Metrics {
     Metrics(samples)
 }
 
-/// Buckets add up: each holds those below it, and the last one all.
+/// Checks that buckets are cumulative, and the last one has the total.
 fn check_histograms(samples: &BTreeMap<(String, Labels), f64>) {
     let counts = samples.keys().filter_map(|(name, labels)| {
         let family = name.strip_suffix("_count")?;
@@ -135,7 +135,7 @@ fn sample(line: &str) -> (String, Labels, f64) {
     )
 }
 
-/// The value up to its closing quotation mark, and what follows.
+/// The value before its closing quotation mark, and the rest of the text.
 fn quoted(text: &str) -> (String, &str) {
     let mut value = String::new();
     let mut chars = text.char_indices();

@@ -1,6 +1,6 @@
-//! Whether an answer is what the documentation says: the parts of JSON Schema that it uses. And
-//! whether the documentation says what the model says: `openapi.json` has the paths by hand, and
-//! the schemas of what is asked and answered from the types in `observe/model.rs`.
+//! Checks responses against the documentation, with the parts of JSON Schema that it uses. Also
+//! checks the documentation against the model: the paths in `openapi.json` are handwritten, and the
+//! schemas of requests and responses are generated from the types in `observe/model.rs`.
 
 use std::path::Path;
 
@@ -20,7 +20,7 @@ use crate::observe::model::{
 fn the_schemas_are_those_of_the_model() {
     let mut document: Value = serde_json::from_str(OPENAPI).expect("JSON");
     let mut schemas = Map::new();
-    // Chrome's format, which no type of the model has.
+    // Chrome's format, which the model does not define.
     schemas.extend([(
         "Trace".to_owned(),
         document["components"]["schemas"]["Trace"].clone(),
@@ -57,11 +57,11 @@ fn the_schemas_are_those_of_the_model() {
     );
 }
 
-/// Adds the schemas of `T` and of what it consists of.
+/// Adds the schemas of `T` and of its parts.
 fn add<T: JsonSchema>(schemas: &mut Map<String, Value>, settings: &SchemaSettings) {
     let mut settings = settings.clone();
     settings.definitions_path = "/components/schemas".into();
-    // An answer has what is documented and nothing else.
+    // A response has only documented properties.
     let mut settings = settings.with_transform(RecursiveTransform(|schema: &mut Schema| {
         if schema.get("properties").is_some() {
             schema.insert("additionalProperties".to_owned(), Value::Bool(false));
@@ -79,7 +79,7 @@ fn add<T: JsonSchema>(schemas: &mut Map<String, Value>, settings: &SchemaSetting
     }
 }
 
-/// Checks the answer of `GET path`.
+/// Checks the response of `GET path`.
 #[track_caller]
 pub(super) fn check(path: &str, value: &Value) {
     let document: Value = serde_json::from_str(OPENAPI).expect("JSON");

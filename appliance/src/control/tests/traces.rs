@@ -1,4 +1,4 @@
-//! Traces of a running appliance hold every request, whole.
+//! Checks that traces of a running appliance contain every request completely.
 
 use std::collections::BTreeMap;
 
@@ -8,20 +8,20 @@ use serde_json::Value;
 use super::*;
 use crate::command_line::{Arguments, run};
 
-/// A span that has begun.
+/// A span that has not ended.
 struct Open {
     name: String,
     began: f64,
-    /// What the spans in it took so far.
+    /// Total duration of the spans in it so far.
     inner: f64,
     last_end: f64,
 }
 
-/// Checks that the asynchronous spans of each identifier nest, that those inside of one follow each
-/// other without gap and add up to it, and counts the outermost by name.
+/// Checks that the asynchronous spans of each identifier nest, that the spans inside one are
+/// contiguous and add up to it; counts the outermost spans by name.
 #[track_caller]
 fn check(trace: &Value) -> BTreeMap<String, usize> {
-    /// Times are fractions of a microsecond, in binary.
+    /// Times are binary fractions of a microsecond.
     const ROUNDING_US: f64 = 0.002;
     let mut stacks: BTreeMap<u64, Vec<Open>> = BTreeMap::new();
     let mut counts = BTreeMap::new();
@@ -102,7 +102,7 @@ fn every_request_is_in_the_trace_with_its_states() {
     assert!(beginnings("device").all(|event| event["args"]["device"] == "ram"));
     assert!(beginnings("read").all(|event| event["args"]["export"] == NQN));
     assert_eq!(named("refused").count(), 1);
-    // Connect is no admin command; what enables the controller is.
+    // Connect is not an admin command; the Property Set that enables the controller is.
     assert!(named("admin command 7fh").count() > 0);
     let threads = named("thread_name").filter_map(|event| event["args"]["name"].as_str());
     assert!(

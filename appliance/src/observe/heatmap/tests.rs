@@ -47,7 +47,7 @@ fn an_hour_later_only_what_is_newer_is_left() {
     assert_eq!((known(&all), all.counts[0].is_some()), (2, true));
     maps.record(STEPS as u64 + 1, 3, &one, &one);
     assert_eq!(known(&maps.last(STEPS, None).expect("always")), 2);
-    // An export that went an hour ago makes room.
+    // An export whose last command is an hour old is removed.
     maps.record(3 * STEPS as u64, 4, &one, &latency("b", &[(1, 1)]));
     assert!(maps.last(1, Some("a")).is_err());
     assert_eq!(known(&maps.last(STEPS, Some("b")).expect("new")), 1);

@@ -26,7 +26,7 @@ fn steps_without_a_look_are_unknown_and_old_ones_fall_off() {
     recorder.put(1, 1, device(1.0));
     recorder.put(2, 2, device(2.0));
     recorder.put(5, 5, device(5.0));
-    // The second look in a step replaces the first.
+    // The second sample in a step replaces the first.
     recorder.put(5, 6, device(6.0));
     let some = [None, Some(1.0), Some(2.0), None, None, Some(6.0)];
     assert_eq!(recorder.history(1, None).expect("small").step, 5);
@@ -75,7 +75,7 @@ fn things_beyond_the_bound_are_left_out_until_others_are_forgotten() {
     let history = recorder.history(1, None).expect("small");
     assert_eq!((history.series.len(), history.left_out), (SERIES_MAX, 5));
     assert!(history.series.contains_key("host/10000/errors"));
-    // More than one answer may hold.
+    // More than the limit for one response.
     let refused = recorder.history(STEPS, None).expect_err("too much");
     assert_eq!(refused.values, SERIES_MAX * STEPS);
     assert!(recorder.history(refused.fits, None).is_ok());

@@ -1,5 +1,5 @@
-//! Identifiers follow content while the appliance runs: a device that is exchanged ends its hosts'
-//! associations and is a different disk, and anything else leaves both as they are.
+//! Identifiers follow content while the appliance runs: replacing a device disconnects its hosts
+//! and is a different disk; other changes keep identifiers and associations.
 
 use nvme_spec::Status;
 use tempfile::TempDir;
@@ -21,7 +21,7 @@ fn an_exchanged_device_is_a_different_disk_and_its_hosts_are_disconnected() {
         file(&path("other"), "1MiB"),
         MEMORY.to_owned(),
         "type = \"null\"\nsize = \"1MiB\"".to_owned(),
-        // Memory that is taken again is new.
+        // Reopened memory is a new disk.
         MEMORY.to_owned(),
     ];
     for device in &devices {
@@ -39,7 +39,7 @@ fn an_exchanged_device_is_a_different_disk_and_its_hosts_are_disconnected() {
             assert!(one.0 != other.0 && one.1 != other.1, "{index}");
         }
     }
-    // The first file is the disk that it was.
+    // The first file is the same disk as before.
     apply(&mut appliance, &with(&devices[0]));
     let mut host = Host::attach(at, &nqn("vol"));
     assert_eq!(identifiers(&mut host.admin, 1), seen[0]);
@@ -49,7 +49,7 @@ fn an_exchanged_device_is_a_different_disk_and_its_hosts_are_disconnected() {
     assert!(appliance.stop_quietly());
 }
 
-/// The same file under another name is the same disk, also where the appliance has it open.
+/// The same file with another name is the same disk, even while the appliance has it open.
 #[test]
 fn a_renamed_file_is_the_same_disk() {
     let directory = TempDir::new().expect("a directory");

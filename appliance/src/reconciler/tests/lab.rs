@@ -1,4 +1,4 @@
-//! A running appliance that is changed, hosts that use it, and what they see of it.
+//! A running appliance that is changed, its hosts, and their view of it.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -24,7 +24,7 @@ use crate::identities::Identities;
 use crate::observe::model::ApplyAnswer;
 use crate::reconciler::How;
 
-/// Nothing that a test waits for takes this long, however busy the machine.
+/// Generous limit for every wait of a test, for busy machines.
 pub(super) const LIMIT: Duration = Duration::from_secs(60);
 pub(super) const HOST: &str = "nqn.2026-11.org.example:host";
 pub(super) const STEADY: &str = "nqn.2026-11.org.windlass:steady";
@@ -39,7 +39,7 @@ pub(super) fn parsed(text: &str) -> Config {
     }
 }
 
-/// What no test changes: an export with a device of its own on a listener of its own.
+/// The part that no test changes: an export with its own device on its own listener.
 pub(super) fn base(deadline: &str) -> String {
     format!(
         r#"
@@ -90,7 +90,7 @@ pub(super) fn started(text: &str) -> Appliance {
     Appliance::start(parsed(text), Identities::default()).expect("it starts")
 }
 
-/// Applies a configuration as a whole.
+/// Applies a configuration completely.
 #[track_caller]
 pub(super) fn apply(appliance: &mut Appliance, text: &str) -> ApplyAnswer {
     let answer = try_apply(appliance, text, How::default());
@@ -104,7 +104,7 @@ pub(super) fn try_apply(appliance: &mut Appliance, text: &str, how: How) -> Appl
         .apply(&parsed(text), how, &mut RealTime(|_| {}))
 }
 
-/// The steps that would be left.
+/// The steps that remain to be done.
 pub(super) fn steps_to(appliance: &Appliance, text: &str) -> Vec<Step> {
     appliance.config().difference(&parsed(text))
 }
@@ -155,7 +155,7 @@ impl Host {
         }
     }
 
-    /// Wants to hear of these events.
+    /// Enables these events.
     pub(super) fn want_events(admin: &mut RawClient, wanted: AsyncEventConfiguration) {
         let feature = FeatureId::ASYNC_EVENT_CONFIGURATION;
         let set = Sqe::set_feature(feature, 0, wanted.into_bits());
@@ -163,13 +163,13 @@ impl Host {
         assert!(cqe.status().is_success(), "{}", cqe.status());
     }
 
-    /// Asks to be told of an event; the answer comes when there is one.
+    /// Sends an Asynchronous Event Request, which completes when there is an event.
     pub(super) fn ask_for_event(&mut self) {
         let sqe = Sqe::async_event_request().with_cid(0x7000);
         self.admin.send_capsule(sqe, &[]).expect("connected");
     }
 
-    /// The event that was asked for.
+    /// The event that completed the request.
     pub(super) fn event(&mut self) -> u32 {
         let pdu = self.admin.expect(nvme_spec::tcp::PduType::CAPSULE_RESP);
         let cqe = pdu.expect("an answer").completion().expect("a response");
@@ -187,8 +187,8 @@ pub(super) fn discovery(address: SocketAddr) -> RawClient {
     admin
 }
 
-/// A host that writes and reads back without a pause, and must never see an error or have to
-/// connect again.
+/// A host that continuously writes and reads back, and must never see an error or have to
+/// reconnect.
 pub(super) struct Busy {
     stop: Arc<AtomicBool>,
     watchdog_loop: Arc<AtomicU64>,
@@ -217,7 +217,7 @@ impl Busy {
         }
     }
 
-    /// Lets it make some rounds, so that what was done before shows.
+    /// Waits for several iterations, so that the effect of an earlier change is visible.
     pub(super) fn go_on(&self) {
         let now = self.watchdog_loop.load(Ordering::Relaxed);
         let began = std::time::Instant::now();
@@ -236,8 +236,8 @@ impl Busy {
     }
 }
 
-/// What a host can see and what the status tells, without what differs from one start to the next:
-/// ports that the system chose, numbers of controllers and ports.
+/// The view of hosts and the status, without parts that differ between starts: ports that the
+/// system chose, numbers of controllers and ports.
 pub(super) fn seen(appliance: &Appliance, hosts: &[&str]) -> BTreeMap<String, String> {
     let mut seen = BTreeMap::new();
     let listeners: Vec<(String, SocketAddr)> = appliance
@@ -292,7 +292,7 @@ fn discovery_log(at: SocketAddr, host: &str) -> Vec<DiscoveryEntry> {
     entries.to_vec()
 }
 
-/// What a host learns of a subsystem when it attaches.
+/// The data that a host gets from a subsystem when it attaches.
 fn controller(at: SocketAddr, subsystem: &str, host: &str) -> String {
     let mut admin = RawClient::connect(at, LIMIT).expect("it listens");
     if let Err(error) = admin.open_admin(&names(subsystem, host)) {
@@ -309,7 +309,7 @@ fn controller(at: SocketAddr, subsystem: &str, host: &str) -> String {
         page
     };
     let mut page = identify(Cns::CONTROLLER, 0);
-    // CNTLID; NN and with it MNAN, which never shrink while the target lives (Base 2.1
+    // CNTLID; NN and with it MNAN, which never shrink during the lifetime of the target (Base 2.1
     // §5.1.13.2.1).
     page[78..80].fill(0);
     page[516..520].fill(0);
@@ -320,8 +320,8 @@ fn controller(at: SocketAddr, subsystem: &str, host: &str) -> String {
     for nsid in numbers.take_while(|nsid| *nsid != 0) {
         told.extend(nsid.to_le_bytes());
         let mut namespace = identify(Cns::NAMESPACE, nsid);
-        // NGUID and EUI-64 (NVM 1.1 §4.1.5.1), as the descriptors, follow the content, which is
-        // another one in another directory.
+        // NGUID and EUI-64 (NVM 1.1 §4.1.5.1), like the descriptors, follow the content, which
+        // differs in another directory.
         namespace[104..128].fill(0);
         told.extend(namespace);
     }
@@ -329,7 +329,7 @@ fn controller(at: SocketAddr, subsystem: &str, host: &str) -> String {
     used.map(|(at, byte)| format!("{at}:{byte:02x} ")).collect()
 }
 
-/// The status, as JSON, of what a configuration decides.
+/// The parts of the status that depend on the configuration, as JSON.
 fn status(appliance: &Appliance) -> BTreeMap<String, String> {
     let status = appliance.status();
     let mut told = BTreeMap::new();
@@ -372,7 +372,7 @@ pub(super) fn identifiers(admin: &mut RawClient, nsid: u32) -> (Vec<u8>, Vec<u8>
     )
 }
 
-/// The text of a file device of `size`.
+/// The configuration of a file device of `size`.
 pub(super) fn file(path: &Path, size: &str) -> String {
     let path = path.display();
     format!("type = \"file\"\npath = \"{path}\"\nsize = \"{size}\"")

@@ -1,4 +1,4 @@
-//! What a client of the control plane may do with a configuration of its own.
+//! Checks the permissions of control plane clients that apply their own configuration.
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -54,7 +54,7 @@ fn files_of_requests_lie_below_the_allowed_directories() {
     let inside = with(&allowed.join("vol"), "1MiB");
     let answer = try_apply(&mut appliance, &inside, BY_REQUEST);
     assert!(answer.applied, "{answer:#?}");
-    // The owner of the file may place them anywhere; what is there cannot be changed by a request.
+    // The owner of the file may place them anywhere; a request cannot change such a file.
     let outside = with(&secret, "1MiB");
     apply(&mut appliance, &outside);
     let answer = try_apply(&mut appliance, &with(&secret, "2MiB"), BY_REQUEST);
@@ -79,13 +79,13 @@ fn requests_bring_no_configuration_where_that_is_off() {
     };
     let answer = try_apply(&mut appliance, &more, dry_run);
     assert!(answer.refused.is_none() && !answer.steps.is_empty());
-    // The file that it was started with.
+    // The file with which it was started.
     apply(&mut appliance, &more);
     assert!(appliance.stop_quietly());
 }
 
-/// What a device acknowledged may be lost when its file cannot be flushed as it is removed: the answer
-/// says so.
+/// If a file cannot be flushed on removal of its device, acknowledged data may be lost, and the
+/// response says so.
 #[test]
 fn a_device_that_cannot_be_flushed_is_removed_with_a_warning() {
     let directory = TempDir::new().expect("a directory");
@@ -108,7 +108,7 @@ fn a_device_that_cannot_be_flushed_is_removed_with_a_warning() {
     assert!(appliance.stop_quietly());
 }
 
-/// All that is in memory would be lost with a smaller size.
+/// A smaller size would lose the whole content of the memory.
 #[test]
 fn memory_is_never_made_smaller() {
     let memory = |size: &str| format!("type = \"memory\"\nsize = \"{size}\"");

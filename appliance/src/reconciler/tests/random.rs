@@ -1,5 +1,5 @@
-//! Any two configurations: the difference, applied to a running appliance, makes it what a fresh start
-//! with the wanted one would be.
+//! The difference of two random configurations, applied to a running appliance, gives the same
+//! result as a start with the second one.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use super::lab::{Busy, HOST, apply, base, nqn, seen, started, steps_to};
 
 const OTHER: &str = "nqn.2026-11.org.example:other";
-/// Configurations that one appliance goes through.
+/// Number of configurations that one appliance runs through.
 const CONFIGURATIONS: u64 = 8;
 
 /// A random configuration around the base, with files in `directory`.
@@ -93,7 +93,7 @@ fn device(random: &mut Seeded, number: u64, name: &str, directory: &Path) -> Str
     let shape = format!("size = \"{size}MiB\"\nblock_size = \"{block}\"\n");
     let read_only = ["", "read_only = true\n"][usize::from(random.below(4) == 0)];
     match random.below(3) {
-        // Memory never shrinks.
+        // Memory devices cannot shrink.
         0 => {
             let memory = format!(
                 "size = \"{}MiB\"\nblock_size = \"{block}\"\n",
@@ -102,7 +102,7 @@ fn device(random: &mut Seeded, number: u64, name: &str, directory: &Path) -> Str
             format!("type = \"memory\"\n{memory}{read_only}")
         }
         1 => format!("type = \"null\"\n{shape}"),
-        // A file that is there has its length, so a smaller device is in another.
+        // An existing file keeps its length, so a smaller device uses another file.
         _ => {
             let path = directory.join(format!("{name}-{size}.img"));
             format!("type = \"file\"\npath = \"{}\"\n{shape}", path.display())
