@@ -32,7 +32,7 @@ const CMBMSC: usize = 0x50;
 const DOORBELLS: usize = 0x1000;
 /// Entries of each admin queue.
 const DEPTH: usize = 8;
-/// Generous: the guest is emulated.
+/// Generous, because the guest is emulated.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn main() -> ExitCode {
@@ -74,7 +74,8 @@ fn check(addresses: &[&str]) -> Outcome {
     assert_eq!(container.arena_address(), None, "mapped for no drive");
     container.map_arena(&arena, addresses[0])?;
     let mut mapped_at = None;
-    // Twice: the second time the container has lost its groups, and the arena comes back.
+    // Twice: before the second round the container has lost its groups, and the arena is mapped
+    // again.
     for _ in 0..2 {
         let mut devices = Vec::new();
         for address in &addresses {
@@ -113,7 +114,7 @@ fn examine(device: &Device, arena: &Arc<Arena>, arena_address: u64) -> Outcome {
     assert_eq!(device.interrupt_vectors(), 3);
     assert!(device.interrupt(3).is_none() && device.arm_interrupt(3, true).is_err());
     assert!(!device.removal_requested());
-    // Off until asked for: a controller that is enabled now can fetch nothing.
+    // Off by default: a controller that is enabled now cannot access memory.
     device.set_bus_master(true)?;
     let mut queues = Queues::new(arena, arena_address)?;
     queues.enable(device)?;
@@ -156,7 +157,7 @@ fn examine(device: &Device, arena: &Arc<Arena>, arena_address: u64) -> Outcome {
     controller_memory(device, cap)
 }
 
-/// Writes to the controller memory buffer and reads back, where the drive has one.
+/// Writes to the controller memory buffer and reads back, if the drive has one.
 fn controller_memory(device: &Device, cap: u64) -> Outcome {
     if cap >> 57 & 1 == 0 {
         return Ok(());
@@ -225,7 +226,7 @@ impl Queues {
         wait_ready(device, 1)
     }
 
-    /// Rings for one Identify of the controller; which one it is.
+    /// Submits an Identify Controller. Returns its number.
     fn submit_identify(&mut self, device: &Device) -> usize {
         let this = self.submitted;
         let entry = this % DEPTH * 64;
@@ -243,10 +244,10 @@ impl Queues {
         this
     }
 
-    /// The status of a command, when it comes in time.
+    /// Waits for a command's completion. Returns its status, or `None` after `patience`.
     fn poll_for(&mut self, which: usize, patience: Duration) -> Option<u16> {
         let entry = which % DEPTH * 16;
-        // The phase changes with every round of the queue.
+        // The phase changes each time the queue wraps.
         let phase = u32::from((which / DEPTH).is_multiple_of(2));
         let start = Instant::now();
         while start.elapsed() < patience {

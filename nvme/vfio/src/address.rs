@@ -1,12 +1,12 @@
-//! Where a PCI function is: domain, bus, device and function number.
+//! The address of a PCI function: domain, bus, device and function number.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// The address of a PCI function as Linux writes it: `0000:3b:00.0`.
+/// The address of a PCI function in Linux notation: `0000:3b:00.0`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PciAddress {
-    /// 0 but for machines with several segments; virtual ones (VMD) have more than 16 bits.
+    /// 0 except on machines with several segments; virtual domains (VMD) need more than 16 bits.
     domain: u32,
     bus: u8,
     /// 0 to 31.
@@ -15,7 +15,7 @@ pub struct PciAddress {
     function: u8,
 }
 
-/// Text that is not the address of a PCI function.
+/// A text that is not the address of a PCI function.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is no PCI address: one looks like 0000:3b:00.0")]
 pub struct AddressError {
@@ -23,7 +23,7 @@ pub struct AddressError {
 }
 
 impl PciAddress {
-    /// The address of function `function` of device `device`; `None` beyond 31 and 7.
+    /// The address of function `function` of device `device`; `None` if they exceed 7 and 31.
     #[must_use]
     pub fn new(domain: u32, bus: u8, device: u8, function: u8) -> Option<PciAddress> {
         (device < 32 && function < 8).then_some(PciAddress {
@@ -43,7 +43,7 @@ impl fmt::Display for PciAddress {
             device,
             function,
         } = self;
-        // Padded as one word, so that tables line up.
+        // Pads the whole text, so that tables are aligned.
         f.pad(&format!("{domain:04x}:{bus:02x}:{device:02x}.{function}"))
     }
 }
@@ -51,10 +51,10 @@ impl fmt::Display for PciAddress {
 impl FromStr for PciAddress {
     type Err = AddressError;
 
-    /// Reads `0000:3b:00.0`, and `3b:00.0` as one in domain 0.
+    /// Parses `0000:3b:00.0`, and `3b:00.0` in domain 0.
     fn from_str(text: &str) -> Result<PciAddress, AddressError> {
         parse(text).ok_or_else(|| AddressError {
-            // What somebody typed may be anything: an error line shows its beginning.
+            // User input can be long; the error shows only its beginning.
             text: text.chars().take(40).collect(),
         })
     }
@@ -71,7 +71,7 @@ fn parse(text: &str) -> Option<PciAddress> {
     PciAddress::new(domain, bus, device, function)
 }
 
-/// A number of as many hexadecimal digits as `digits` allows, and nothing else.
+/// Parses a hexadecimal number whose number of digits is in `digits`, without any other characters.
 fn hex(text: &str, digits: std::ops::RangeInclusive<usize>) -> Option<u32> {
     if !digits.contains(&text.len()) || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         return None;

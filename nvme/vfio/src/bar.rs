@@ -1,5 +1,5 @@
-//! One BAR of a device: mapped where the kernel lets it, read and written through the descriptor
-//! where it does not (old kernels keep the page with the MSI-X table to themselves).
+//! One BAR of a device: mapped where the kernel allows it, otherwise accessed through the
+//! descriptor (old kernels do not allow mapping the page with the MSI-X table).
 
 use std::io;
 use std::os::fd::AsFd;
@@ -12,15 +12,15 @@ use crate::device::Handle;
 use crate::mapping::Mapping;
 
 /// The registers or the memory behind a base address register. Every access is bounds-checked,
-/// aligned and whole; shared by all threads.
+/// aligned and a single operation; shared by all threads.
 #[derive(Debug)]
 pub struct Bar {
     /// Mapped parts and their offsets in the BAR, in ascending order.
     parts: Vec<(usize, Mapping)>,
     len: usize,
-    /// Where the BAR begins in the descriptor.
+    /// Offset of the BAR in the descriptor.
     offset: u64,
-    /// Open for as long as anything of the device is mapped.
+    /// Stays open while anything of the device is mapped.
     device: Arc<Handle>,
 }
 
@@ -29,7 +29,7 @@ impl Bar {
         let len = usize::try_from(region.size).map_err(io::Error::other)?;
         let mut parts = Vec::with_capacity(region.mappable.len());
         for &(start, part_len) in &region.mappable {
-            // Within the region, which fits into memory.
+            // Both are within the region, whose size fits `usize`.
             let (start, part_len) = (start as usize, part_len as usize);
             let offset = region.offset + start as u64;
             parts.push((start, Mapping::new(device.as_fd(), offset, part_len)?));
@@ -43,7 +43,7 @@ impl Bar {
         })
     }
 
-    /// Bytes of the BAR.
+    /// Size of the BAR in bytes.
     #[must_use]
     #[expect(
         clippy::len_without_is_empty,
@@ -53,7 +53,7 @@ impl Bar {
         self.len
     }
 
-    /// The mapped part with `bytes` bytes at `offset`, and the offset within it.
+    /// The mapped part that contains `bytes` bytes at `offset`, and the offset within the part.
     #[inline]
     fn part(&self, offset: usize, bytes: usize) -> Option<(&Mapping, usize)> {
         assert!(
@@ -67,10 +67,10 @@ impl Bar {
         })
     }
 
-    /// Reads four bytes at once. All ones when the function is gone.
+    /// Reads four bytes in one access. Returns all ones if the function was removed.
     ///
     /// # Panics
-    /// When `offset` is not a multiple of 4 or the access lies outside.
+    /// If `offset` is not a multiple of 4 or the access is outside the BAR.
     #[inline]
     #[must_use]
     pub fn read_u32(&self, offset: usize) -> u32 {
@@ -80,10 +80,10 @@ impl Bar {
         }
     }
 
-    /// Reads eight bytes at once. All ones when the function is gone.
+    /// Reads eight bytes in one access. Returns all ones if the function was removed.
     ///
     /// # Panics
-    /// When `offset` is not a multiple of 8 or the access lies outside.
+    /// If `offset` is not a multiple of 8 or the access is outside the BAR.
     #[inline]
     #[must_use]
     pub fn read_u64(&self, offset: usize) -> u64 {
@@ -93,7 +93,7 @@ impl Bar {
         }
     }
 
-    /// Writes four bytes at once, after every earlier store of this thread to memory.
+    /// Writes four bytes in one access, after every earlier store of this thread to memory.
     ///
     /// # Panics
     /// As [`read_u32`](Self::read_u32).
@@ -105,7 +105,7 @@ impl Bar {
         }
     }
 
-    /// Writes eight bytes at once, after every earlier store of this thread to memory.
+    /// Writes eight bytes in one access, after every earlier store of this thread to memory.
     ///
     /// # Panics
     /// As [`read_u64`](Self::read_u64).
@@ -122,14 +122,14 @@ impl Bar {
         let mut bytes = [0; N];
         match pread(&*self.device, &mut bytes, self.offset + offset as u64) {
             Ok(read) if read == N => bytes,
-            // As the bus answers for a function that is not there.
+            // The bus also returns all ones for a function that does not exist.
             _ => [0xff; N],
         }
     }
 
     #[cold]
     fn write_through_descriptor(&self, offset: usize, bytes: &[u8]) {
-        // A register of a function that is gone takes every write and keeps none.
+        // Writes to a function that was removed are ignored, as on the bus.
         let _ = pwrite(&*self.device, bytes, self.offset + offset as u64);
     }
 }

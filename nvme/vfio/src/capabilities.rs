@@ -1,7 +1,8 @@
-//! What the kernel tells about devices and IOMMUs: a head, and a chain of capabilities behind it.
+//! Descriptions of devices and IOMMUs from the kernel: a structure, followed by a chain of
+//! capabilities.
 //!
-//! `struct vfio_info_cap_header` in Linux `include/uapi/linux/vfio.h`: every capability names the
-//! place of the next, counted from the head.
+//! `struct vfio_info_cap_header` in Linux `include/uapi/linux/vfio.h`: every capability contains
+//! the offset of the next, from the start of the structure.
 
 use std::mem::offset_of;
 
@@ -10,10 +11,10 @@ use vfio_bindings::bindings::vfio::{
     vfio_iommu_type1_info_dma_avail, vfio_region_info, vfio_region_info_cap_sparse_mmap,
 };
 
-/// More capabilities than any description has; a chain that goes on is a loop.
+/// More capabilities than any description has; a longer chain is a loop.
 const CAPABILITIES_MAX: usize = 64;
 
-/// One description, as bytes: nothing in it is trusted to lie within it.
+/// One description as bytes. Offsets in it are not trusted to be within it.
 #[derive(Debug, Clone)]
 pub(crate) struct Info {
     bytes: Vec<u8>,
@@ -39,7 +40,7 @@ impl Info {
         Info { bytes }
     }
 
-    /// The word at `offset` of the head, 0 where the kernel gave less.
+    /// The word at `offset` of the structure; 0 if the kernel returned less.
     pub(crate) fn u32(&self, offset: usize) -> u32 {
         u32_at(&self.bytes, offset).unwrap_or_default()
     }
@@ -48,7 +49,7 @@ impl Info {
         u64_at(&self.bytes, offset).unwrap_or_default()
     }
 
-    /// The bytes from the capability `id` on, when it is in the chain that begins at `first`.
+    /// The bytes from the capability `id` on, if the chain that starts at `first` contains it.
     fn capability(&self, first: u32, id: u32) -> Option<&[u8]> {
         let mut at = first as usize;
         for _ in 0..CAPABILITIES_MAX {
@@ -66,7 +67,7 @@ impl Info {
     }
 }
 
-/// Pairs of 64-bit numbers: `count` of them behind `head` bytes of a capability.
+/// `count` pairs of 64-bit numbers that follow `head` bytes of a capability.
 fn pairs(capability: &[u8], count: u32, head: usize) -> Vec<(u64, u64)> {
     (0..count as usize)
         .map_while(|index| {
@@ -79,11 +80,11 @@ fn pairs(capability: &[u8], count: u32, head: usize) -> Vec<(u64, u64)> {
 /// A region of a device: a BAR, or its configuration space.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct RegionInfo {
-    /// Bytes; 0 where the device has no such region.
+    /// Size in bytes; 0 if the device has no such region.
     pub(crate) size: u64,
-    /// Where the region begins in the device's descriptor.
+    /// Offset of the region in the device's descriptor.
     pub(crate) offset: u64,
-    /// Parts that can be mapped, offset within the region and length.
+    /// Parts that can be mapped: offset within the region, and length.
     pub(crate) mappable: Vec<(u64, u64)>,
 }
 
@@ -104,7 +105,7 @@ impl RegionInfo {
                 mappable = pairs(sparse, count, head);
             }
         }
-        // Only what lies within, so that nobody has to ask again.
+        // Keep only parts within the region, so that no caller has to check again.
         mappable.retain(|(start, len)| {
             *len > 0 && start.checked_add(*len).is_some_and(|end| end <= size)
         });
@@ -116,19 +117,19 @@ impl RegionInfo {
     }
 }
 
-/// What an IOMMU can do.
+/// Capabilities of an IOMMU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct IommuInfo {
-    /// One bit for each page size.
+    /// Supported page sizes, one bit each.
     pub(crate) page_sizes: u64,
-    /// Addresses that may be used, first and last.
+    /// Usable addresses, first and last of each range.
     pub(crate) ranges: Vec<(u64, u64)>,
-    /// Mappings that may still be made, where the kernel says it.
+    /// Number of mappings that can still be created, if the kernel reports it.
     pub(crate) mappings_left: Option<u32>,
 }
 
-/// Addresses when the kernel names none (before 5.4): 39 bits, the least that IOMMUs have, without
-/// the window in which x86 delivers interrupts.
+/// Address ranges if the kernel reports none (before 5.4): 39 bits, the minimum of IOMMUs, without
+/// the window for interrupts on x86.
 const RANGES_UNNAMED: [(u64, u64); 2] = [(0, 0xfedf_ffff), (0xfef0_0000, (1 << 39) - 1)];
 
 impl IommuInfo {

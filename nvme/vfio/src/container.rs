@@ -1,8 +1,9 @@
-//! One address space for all drives: what the arena is mapped into, once.
+//! One address space for all drives, into which the arena is mapped once.
 //!
-//! Two kinds, chosen by what the kernel has. With type 1 (the rule) a container holds IOMMU groups;
-//! with iommufd (kernels built without groups) devices are opened one by one and given an address
-//! space. **The second kind is unproven**: no kernel at hand has it without the first.
+//! There are two kinds, depending on the kernel. With type 1 (the usual one) a container contains
+//! IOMMU groups; with iommufd (kernels built without groups) devices are opened individually and
+//! attached to an address space. **The second kind is untested**: no available kernel has it
+//! without the first.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -21,11 +22,11 @@ use crate::placement::{NoPlace, Wanted, place};
 use crate::system::System;
 use crate::{Error, PciAddress, Problem, ioctl};
 
-/// The devices that this program has taken, and the arena that all of them reach.
+/// The devices opened by this program, and the arena that all of them access.
 ///
-/// Kept for as long as any drive may come or come back: a drive that is opened later joins, and
-/// finds the arena mapped at the same address. Opening and closing is for the control thread: it
-/// may block.
+/// It is kept as long as a drive may be opened or reopened: a drive that is opened later joins, and
+/// has the arena mapped at the same address. Opening and closing may block: only for the control
+/// thread.
 #[derive(Debug)]
 pub struct Container {
     system: System,
@@ -37,20 +38,20 @@ pub struct Container {
 enum Kind {
     /// `/dev/vfio/vfio`.
     Type1 { file: OwnedFd },
-    /// `/dev/iommu` and an address space in it.
+    /// `/dev/iommu` and the identifier of an address space in it.
     Iommufd { file: OwnedFd, space: u32 },
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// Groups in the container; each is there for as long as a device of it is open.
+    /// Groups in the container. Each is kept while one of its devices is open.
     groups: Vec<Group>,
-    /// Devices that are open: the kernel would open one twice, and the two would fight.
+    /// Open devices. The kernel would open a device twice, and the two users would conflict.
     open: Vec<PciAddress>,
     arena: Option<Arc<Arena>>,
-    /// Where the arena is or was.
+    /// The current or last address of the arena.
     address: Option<u64>,
-    /// Whether the arena is mapped now: a container without groups forgets its mappings.
+    /// Whether the arena is mapped now: a container without groups loses its mappings.
     is_mapped: bool,
 }
 
@@ -58,11 +59,11 @@ struct State {
 struct Group {
     number: u32,
     file: OwnedFd,
-    /// Devices of it that are open.
+    /// Number of its devices that are open.
     devices: usize,
 }
 
-/// A device's place in its group; the group leaves the container with its last device.
+/// A device's membership in its group. The group leaves the container with its last device.
 #[derive(Debug)]
 pub(crate) struct Membership {
     container: Arc<Container>,
@@ -99,11 +100,11 @@ fn open_node(node: &Path) -> io::Result<OwnedFd> {
 }
 
 impl Container {
-    /// Opens the kernel's VFIO for the drive at `address` and all that follow it.
+    /// Opens the kernel's VFIO for the drive at `address` and all later ones.
     ///
     /// # Errors
-    /// [`Problem::NoModule`] where there is none, [`Problem::NoPermission`], or what else the
-    /// system answers; they name the drive.
+    /// [`Problem::NoModule`] if the kernel has no VFIO, [`Problem::NoPermission`], or another error
+    /// of the system; they name the drive.
     pub fn open(system: &System, address: PciAddress) -> Result<Arc<Container>, Error> {
         let node = system.dev("vfio/vfio");
         let kind = match open_node(&node) {
@@ -119,16 +120,17 @@ impl Container {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nobody leaves a half-made state behind: every step below ends with a whole one.
+        // Every critical section leaves a consistent state, so a poisoned lock can be used.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes `arena` the memory that drives reach: mapped when the first is opened, or now, where
-    /// one is. Once for a container; the same arena again is nothing to do.
+    /// Makes `arena` the memory that drives access. It is mapped when the first drive is opened, or
+    /// now if one is open. A container has only one arena; calling this again with the same arena
+    /// has no effect.
     ///
     /// # Errors
-    /// [`Error::OtherArena`]; [`Error::PageSize`], [`Error::Room`] and [`Problem::MemoryLock`]
-    /// where a drive is open. Nothing stays mapped.
+    /// [`Error::OtherArena`]; if a drive is open, [`Error::PageSize`], [`Error::Room`] and
+    /// [`Problem::MemoryLock`]. Nothing remains mapped.
     pub fn map_arena(&self, arena: &Arc<Arena>, address: PciAddress) -> Result<(), Error> {
         let mut state = self.lock();
         match &state.arena {
@@ -150,26 +152,27 @@ impl Container {
         result
     }
 
-    /// The address by which drives reach the first byte of the arena's region; the rest follows
-    /// without gaps. `None` before an arena is mapped for an open drive.
+    /// The address at which drives access the first byte of the arena's region; the rest follows
+    /// without gaps. `None` unless the arena is mapped for an open drive.
     #[must_use]
     pub fn arena_address(&self) -> Option<u64> {
         let state = self.lock();
         state.address.filter(|_| state.is_mapped)
     }
 
-    /// Opens the drive at `address`, with bus mastering off: it reaches nothing yet.
+    /// Opens the drive at `address` with bus mastering off, so that it cannot access memory yet.
     ///
     /// At most `vectors_max` interrupt vectors are prepared, all disconnected.
     ///
     /// # Errors
-    /// [`Error::Problem`] where people can mend it, [`Error::AlreadyOpen`]; nothing stays open.
+    /// [`Error::Problem`] if an administrator can fix it, [`Error::AlreadyOpen`]; nothing remains
+    /// open.
     pub fn open_device(
         self: &Arc<Self>,
         address: PciAddress,
         vectors_max: u16,
     ) -> Result<Device, Error> {
-        // Held to the end, so that no two of these are half-way at the same time.
+        // Keep the lock until the end, so that only one call at a time is in progress.
         let mut state = self.lock();
         if state.open.contains(&address) {
             return Err(Error::AlreadyOpen { address });
@@ -193,7 +196,7 @@ impl Container {
         Device::new(Handle::new(file, Some(membership)), address, vectors_max)
     }
 
-    /// What a failure to open means, found out by looking: the cause if there is one to be seen.
+    /// The error for a failed open: the cause that a diagnosis finds, otherwise `error`.
     fn explained(&self, address: PciAddress, error: Problem) -> Error {
         diagnose(&self.system, address, 0)
             .err()
@@ -302,7 +305,7 @@ impl Container {
         Ok(file)
     }
 
-    /// Maps the arena, unless it is.
+    /// Maps the arena, unless it is mapped.
     fn map(&self, state: &mut State, address: PciAddress) -> Result<(), Error> {
         let (Some(arena), false) = (&state.arena, state.is_mapped) else {
             return Ok(());
@@ -339,7 +342,7 @@ impl Container {
             let DmaMapError::Refused(error) = error else {
                 return refused(address, "VFIO_IOMMU_MAP_DMA")(io::Error::other(error));
             };
-            // The kernel says "no memory" when it means the limit.
+            // The kernel returns "no memory" if the limit is exceeded.
             if error.raw_os_error() == Some(libc::ENOMEM)
                 && let Err(problem) = enough_lockable(&self.system, address, wanted.len)
             {
@@ -376,7 +379,7 @@ fn refused(address: PciAddress, step: &'static str) -> impl Fn(io::Error) -> Err
     }
 }
 
-/// Why a group or a device did not get into the address space.
+/// The error for a group or device that could not join the address space.
 fn joining_failed(address: PciAddress, error: io::Error, is_first: bool) -> Error {
     if error.kind() == io::ErrorKind::PermissionDenied {
         return Problem::UnsafeInterrupts { address }.into();
@@ -424,7 +427,7 @@ fn iommufd(system: &System, address: PciAddress) -> Result<Kind, Error> {
     Ok(Kind::Iommufd { file, space })
 }
 
-/// Maps the region at a place that was chosen for it.
+/// Maps a region at a given address.
 struct Mapper<'a> {
     kind: &'a Kind,
     at: u64,
@@ -462,7 +465,7 @@ mod tests {
             panic!("opened what is not there");
         };
         assert!(line(&problem).ends_with("modprobe vfio-pci"));
-        // The first thing to mend is said first.
+        // The problem to fix first is reported first.
         machine.give(A, Some("nvme"));
         let Err(Error::Problem(problem)) = opened(&machine) else {
             panic!("opened what is not there");

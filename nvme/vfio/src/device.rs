@@ -1,4 +1,4 @@
-//! One PCI function that belongs to this program.
+//! One PCI function that this program has opened.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,20 +14,20 @@ use crate::capabilities::RegionInfo;
 use crate::container::Membership;
 use crate::{Error, PciAddress, ioctl};
 
-/// Base address registers of a function.
+/// Number of base address registers of a function.
 const BARS: usize = 6;
-/// The command register (PCI Local Bus 3.0 §6.2.2) and the bits of it that matter here.
+/// The command register (PCI Local Bus 3.0 §6.2.2) and the bits used here.
 const COMMAND: u64 = 0x04;
 const COMMAND_MEMORY: u16 = 1 << 1;
 const COMMAND_BUS_MASTER: u16 = 1 << 2;
-/// The first base address register, and what its low bits say (§6.2.5.1).
+/// The first base address register, and the meaning of its low bits (§6.2.5.1).
 const BASE_ADDRESSES: u64 = 0x10;
 const BASE_IS_PORT: u32 = 1;
 const BASE_IS_64_BITS: u32 = 1 << 2;
 const BASE_FLAGS: u32 = 0xf;
 
-/// A device's descriptor with its place in the container: closed in this order, when nothing of the
-/// device is mapped any more.
+/// A device's descriptor and its membership in the container. They are closed in this order, when
+/// nothing of the device is mapped any more.
 #[derive(Debug)]
 pub(crate) struct Handle {
     file: OwnedFd,
@@ -52,27 +52,26 @@ impl AsFd for Handle {
 /// A function's interrupt vectors, each with an eventfd.
 #[derive(Debug)]
 struct Interrupts {
-    /// MSI-X, or MSI for functions without.
+    /// Index of MSI-X, or of MSI for functions without MSI-X.
     index: u32,
     vectors: Vec<OwnedFd>,
 }
 
-/// A PCI function that was opened: registers, configuration space, interrupts, reset. Shared by all
-/// threads.
+/// An open PCI function: registers, configuration space, interrupts, reset. Shared by all threads.
 ///
-/// When it is dropped, and all its [`Bar`]s are, the kernel stops the function, disconnects its
+/// When it and all its [`Bar`]s are dropped, the kernel stops the function, disconnects its
 /// interrupts and resets it.
 #[derive(Debug)]
 pub struct Device {
     registers: Arc<Bar>,
     regions: [RegionInfo; BARS],
-    /// Where the configuration space is in the descriptor, and its length.
+    /// Offset of the configuration space in the descriptor, and its length.
     configuration: (u64, u64),
     interrupts: Interrupts,
     request: Option<OwnedFd>,
     was_requested: AtomicBool,
     can_reset: bool,
-    /// The command register is read and written in two steps.
+    /// Protects the read-modify-write of the command register.
     command: Mutex<()>,
     address: PciAddress,
     handle: Arc<Handle>,
@@ -82,7 +81,7 @@ fn new_eventfd() -> io::Result<OwnedFd> {
     Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
 }
 
-/// Empties an eventfd; whether it had fired.
+/// Empties an eventfd. Returns whether it had fired.
 fn drain(event: &OwnedFd) -> bool {
     let mut count = [0; 8];
     rustix::io::read(event, &mut count).is_ok()
@@ -109,7 +108,7 @@ impl Device {
         }
         let region = |index: u32| match ioctl::region_info(handle.as_fd(), index) {
             Ok(info) => Ok(RegionInfo::of(&info)),
-            // The kernel's answer for a region that this function has not.
+            // The kernel's error for a region that this function does not have.
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(RegionInfo::default()),
             Err(error) => Err(failed("VFIO_DEVICE_GET_REGION_INFO")(error)),
         };
@@ -146,7 +145,7 @@ impl Device {
         })
     }
 
-    /// Where the function is.
+    /// The function's address.
     #[must_use]
     pub fn address(&self) -> PciAddress {
         self.address
@@ -159,10 +158,10 @@ impl Device {
         &self.registers
     }
 
-    /// Maps another BAR, such as the one with a controller memory buffer.
+    /// Maps another BAR, for example the one with a controller memory buffer.
     ///
     /// # Errors
-    /// `NotFound` for a BAR that the function has not, else what the kernel answers.
+    /// `NotFound` if the function does not have this BAR, otherwise the kernel's error.
     pub fn bar(&self, index: u8) -> io::Result<Arc<Bar>> {
         let region = self.regions.get(usize::from(index));
         match region.filter(|region| region.size > 0) {
@@ -172,10 +171,10 @@ impl Device {
         }
     }
 
-    /// Where a memory BAR is on the bus, as the function's configuration space says.
+    /// The bus address of a memory BAR, from the function's configuration space.
     ///
     /// # Errors
-    /// `NotFound` for a BAR that the function has not, else what the kernel answers.
+    /// `NotFound` if the function does not have this BAR, otherwise the kernel's error.
     pub fn bar_bus_address(&self, index: u8) -> io::Result<u64> {
         let region = self.regions.get(usize::from(index));
         if region.is_none_or(|region| region.size == 0) {
@@ -200,12 +199,12 @@ impl Device {
         Ok(u32::from_le_bytes(bytes))
     }
 
-    /// Lets the function reach memory and send interrupts, or stops it. Once this returned `Ok` for
-    /// `false`, the function reads and writes no memory, nor is anything of it on the way there:
-    /// the answer to the read that follows the write pushes it ahead.
+    /// Allows the function to access memory and send interrupts, or prevents it. After `Ok` for
+    /// `false`, the function neither reads nor writes memory, and none of its accesses is in
+    /// progress: the completion of the read that follows the write pushes them ahead of it.
     ///
     /// # Errors
-    /// The configuration space does not answer: a function that was pulled, for one.
+    /// The configuration space does not respond, for example because the function was removed.
     pub fn set_bus_master(&self, on: bool) -> io::Result<()> {
         let _command = self.command.lock().unwrap_or_else(PoisonError::into_inner);
         write_command(&self.handle, self.configuration, |command| {
@@ -217,42 +216,42 @@ impl Device {
         })
     }
 
-    /// Resets the function, with bus mastering off before and after. May take 100 ms and more:
-    /// never from a reactor.
+    /// Resets the function, with bus mastering off before and after. May take 100 ms or more: never
+    /// call it on a reactor.
     ///
     /// # Errors
-    /// `Unsupported` where the function knows no reset, else what the kernel answers.
+    /// `Unsupported` if the function has no reset, otherwise the kernel's error.
     pub fn reset(&self) -> io::Result<()> {
         if !self.can_reset {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        // A function that no longer answers its configuration space may still come to itself by a
-        // reset.
+        // Ignore errors: a reset may recover a function whose configuration space no longer
+        // responds.
         let _ = self.set_bus_master(false);
         let _command = self.command.lock().unwrap_or_else(PoisonError::into_inner);
         ioctl::reset(self.handle.as_fd())
     }
 
-    /// Interrupt vectors that are ready, 0 where there are none.
+    /// Number of usable interrupt vectors; 0 if there are none.
     #[must_use]
     pub fn interrupt_vectors(&self) -> u16 {
-        // Never more than were asked for, which was a u16.
+        // At most the number requested, which was a u16.
         self.interrupts.vectors.len() as u16
     }
 
-    /// The eventfd of a vector: readable once it fired and until it is cleared. `None` beyond the
-    /// last.
+    /// The eventfd of a vector: readable from when it fires until it is cleared. `None` if the
+    /// function has fewer vectors.
     #[must_use]
     pub fn interrupt(&self, vector: u16) -> Option<BorrowedFd<'_>> {
         let event = self.interrupts.vectors.get(usize::from(vector))?;
         Some(event.as_fd())
     }
 
-    /// Connects a vector with its eventfd, or disconnects it: one system call, which masks or
-    /// unmasks the vector. What the function signals in between may be lost.
+    /// Connects a vector to its eventfd, or disconnects it: one system call, which masks or unmasks
+    /// the vector. An interrupt sent while it is disconnected may be lost.
     ///
     /// # Errors
-    /// `NotFound` beyond the last vector, else what the kernel answers.
+    /// `NotFound` if the function has fewer vectors, otherwise the kernel's error.
     pub fn arm_interrupt(&self, vector: u16, armed: bool) -> io::Result<()> {
         let event = self.interrupt(vector).ok_or(io::ErrorKind::NotFound)?;
         let target = armed.then_some(event);
@@ -267,8 +266,8 @@ impl Device {
         }
     }
 
-    /// Whether the system asked for the function back, now or before: it is about to be unplugged
-    /// or unbound, and waits until this is dropped. One system call until it has.
+    /// Whether the system has requested the function back: it is about to be unplugged or unbound,
+    /// and the system waits until this device is dropped. One system call until it has.
     #[must_use]
     pub fn removal_requested(&self) -> bool {
         if self.was_requested.load(Ordering::Relaxed) {
@@ -281,15 +280,15 @@ impl Device {
         requested
     }
 
-    /// The eventfd behind [`removal_requested`](Self::removal_requested), to sleep on; `None` where
-    /// the kernel has none.
+    /// The eventfd of [`removal_requested`](Self::removal_requested), to wait on; `None` if the
+    /// kernel does not support it.
     #[must_use]
     pub fn removal_event(&self) -> Option<BorrowedFd<'_>> {
         self.request.as_ref().map(AsFd::as_fd)
     }
 }
 
-/// The place of `bytes` bytes at `offset` of the configuration space.
+/// The offset in the descriptor of `bytes` bytes at `offset` of the configuration space.
 fn within(configuration: (u64, u64), offset: u64, bytes: usize) -> io::Result<u64> {
     let (start, size) = configuration;
     if offset + bytes as u64 > size {
@@ -312,7 +311,7 @@ fn read_configuration(
     Ok(())
 }
 
-/// Changes the command register, and reads it once more so that the change has arrived.
+/// Changes the command register, and reads it again to make sure that the change has taken effect.
 fn write_command(
     handle: &Handle,
     configuration: (u64, u64),
@@ -322,7 +321,7 @@ fn write_command(
         let mut bytes = [0; 2];
         read_configuration(handle, configuration, COMMAND, &mut bytes)?;
         match u16::from_le_bytes(bytes) {
-            // No function has all of these bits: it is the bus that answers.
+            // No function has all of these bits set: the bus returned all ones.
             0xffff => Err(io::Error::from(io::ErrorKind::NotConnected)),
             command => Ok(command),
         }
@@ -341,7 +340,7 @@ fn write_command(
     Ok(())
 }
 
-/// Prepares at most `most` interrupt vectors, none connected.
+/// Prepares at most `most` interrupt vectors, all disconnected.
 fn connect_vectors(device: BorrowedFd<'_>, most: u16) -> io::Result<Interrupts> {
     for index in [abi::VFIO_PCI_MSIX_IRQ_INDEX, abi::VFIO_PCI_MSI_IRQ_INDEX] {
         let mut count = ioctl::interrupt_count(device, index)?.min(u32::from(most));
@@ -353,7 +352,8 @@ fn connect_vectors(device: BorrowedFd<'_>, most: u16) -> io::Result<Interrupts> 
                     let vectors = events.collect::<io::Result<_>>()?;
                     return Ok(Interrupts { index, vectors });
                 }
-                // The machine has only so many left; fewer than before, so that this ends.
+                // The machine has fewer vectors left. Always reduce the number, so that the loop
+                // ends.
                 available => count = available.min(count - 1),
             }
         }
@@ -365,10 +365,10 @@ fn connect_vectors(device: BorrowedFd<'_>, most: u16) -> io::Result<Interrupts> 
     })
 }
 
-/// Has the kernel's wish for the function signalled.
+/// Registers an eventfd for the kernel's request to return the function.
 fn connect_request(device: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
     let index = abi::VFIO_PCI_REQ_IRQ_INDEX;
-    // Kernels that do not know the event refuse the question.
+    // Kernels without this event return an error.
     if !ioctl::interrupt_count(device, index).is_ok_and(|count| count > 0) {
         return Ok(None);
     }
@@ -381,7 +381,7 @@ fn connect_request(device: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
 mod tests {
     use super::*;
 
-    /// A configuration space of 64 bytes in a file, 4096 bytes in.
+    /// A configuration space of 64 bytes at offset 4096 of a file.
     fn space(command: u16) -> (Arc<Handle>, (u64, u64)) {
         let file = tempfile::tempfile().unwrap();
         file.set_len(4096 + 64).unwrap();

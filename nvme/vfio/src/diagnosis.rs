@@ -1,4 +1,4 @@
-//! Whether a drive can be taken, found out without touching it.
+//! Checks whether a drive can be opened, without changing anything.
 
 use std::io;
 use std::path::PathBuf;
@@ -8,19 +8,19 @@ use crate::system::{System, names, text};
 use crate::usage::{self, Use};
 use crate::{PciAddress, Problem};
 
-/// The driver that hands functions to programs.
+/// The driver that gives programs access to functions.
 pub(crate) const VFIO_DRIVER: &str = "vfio-pci";
 /// The kernel's own driver for NVMe drives.
 pub(crate) const KERNEL_DRIVER: &str = "nvme";
 
-/// Finds what stands between this process and the drive at `address`, without touching anything:
-/// `Ok` with what is known of the drive when it can be opened.
+/// Finds what prevents this process from opening the drive at `address`, without changing anything.
+/// Returns a description of the drive if it can be opened.
 ///
-/// `arena_bytes` is what will be mapped for the drive, 0 when that is not known yet; only an arena
-/// that is not mapped into the same [`crate::Container`] already counts.
+/// `arena_bytes` is the amount of memory to map for the drive, 0 if it is not known yet; an arena
+/// that is already mapped into the same [`crate::Container`] does not count.
 ///
 /// # Errors
-/// The first [`Problem`] in the order in which they have to be mended.
+/// The first [`Problem`], in the order in which problems have to be fixed.
 pub fn diagnose(
     system: &System,
     address: PciAddress,
@@ -29,7 +29,7 @@ pub fn diagnose(
     let function = Function::inspect(system, address)?;
     let driver = function.driver.as_deref();
     if driver != Some(VFIO_DRIVER) {
-        // What uses the drive is the most urgent thing to know. Nothing is held by a diagnosis.
+        // Current use of the drive is the most urgent problem. A diagnosis keeps nothing open.
         drop(function.unused(system)?);
     }
     let Some(group) = &function.group else {
@@ -68,12 +68,12 @@ pub fn diagnose(
     Ok(function)
 }
 
-/// The nodes through which a function that vfio-pci has can be opened, below `/dev`.
+/// The device nodes below `/dev` through which a function that belongs to vfio-pci can be opened.
 #[derive(Debug)]
 pub(crate) struct Nodes {
-    /// `vfio/12`, where the kernel has containers and groups.
+    /// `vfio/12`, if the kernel has containers and groups.
     pub(crate) group: Option<String>,
-    /// `vfio/devices/vfio0`, where it has iommufd.
+    /// `vfio/devices/vfio0`, if the kernel has iommufd.
     pub(crate) device: Option<String>,
 }
 
@@ -93,7 +93,7 @@ impl Nodes {
     }
 }
 
-/// The program that has a function's node open, as far as this process may see it.
+/// The program that has a function's node open, if this process is allowed to see it.
 pub(crate) fn holder(system: &System, nodes: &Nodes) -> Option<Use> {
     usage::programs(system, &nodes.all()).into_iter().next()
 }
@@ -126,7 +126,7 @@ fn may_use(system: &System, address: PciAddress, nodes: &Nodes) -> Result<(), Pr
     Ok(())
 }
 
-/// Why a node of VFIO did not open.
+/// The problem for a VFIO node that could not be opened.
 pub(crate) fn node_problem(
     system: &System,
     address: PciAddress,
@@ -150,30 +150,30 @@ pub(crate) fn node_problem(
     }
 }
 
-/// The bit of `CapEff` that frees a process of the limit: `capabilities(7)`.
+/// The bit of `CapEff` that exempts a process from the limit: `capabilities(7)`.
 const CAP_IPC_LOCK: u32 = 14;
 
-/// How much memory this process may pin.
+/// The limit on the memory that this process may pin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LockLimit {
-    /// Bytes that it may pin.
+    /// The limit in bytes.
     pub limit: u64,
     /// Bytes that it has pinned.
     pub locked: u64,
-    /// Whether it may ignore the limit (`capabilities(7)`, CAP_IPC_LOCK).
+    /// Whether the process is exempt from the limit (`capabilities(7)`, CAP_IPC_LOCK).
     pub is_free: bool,
 }
 
 impl LockLimit {
-    /// Whether `bytes` more may be pinned.
+    /// Whether the process may pin `bytes` more.
     #[must_use]
     pub fn allows(&self, bytes: u64) -> bool {
         self.is_free || bytes == 0 || bytes.saturating_add(self.locked) <= self.limit
     }
 }
 
-/// How much memory this process may pin; see `proc_pid_limits(5)` and `proc_pid_status(5)`. `None`
-/// where that cannot be read.
+/// Reads the limit on the memory that this process may pin; see `proc_pid_limits(5)` and
+/// `proc_pid_status(5)`. `None` if it cannot be read.
 #[must_use]
 pub fn lock_limit(system: &System) -> Option<LockLimit> {
     let limits = text(&system.proc("self/limits"))?;
@@ -201,7 +201,8 @@ pub fn lock_limit(system: &System) -> Option<LockLimit> {
     })
 }
 
-/// Whether `bytes` more may be pinned. Where the limit cannot be read, the mapping will tell.
+/// Checks that `bytes` more may be pinned. If the limit cannot be read, the mapping will fail
+/// instead.
 pub(crate) fn enough_lockable(
     system: &System,
     address: PciAddress,

@@ -1,16 +1,16 @@
-//! Why a drive that was asked for could not be opened or mapped for.
+//! Errors of opening a drive and of mapping memory for it.
 
 use std::io;
 
 use crate::{PciAddress, Problem};
 
-/// Why VFIO did not give what was asked of it.
+/// Error of opening a drive or of mapping memory for it.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// What people can mend, in one line.
+    /// A problem that an administrator can fix, in one line.
     #[error(transparent)]
     Problem(#[from] Problem),
-    /// The IOMMU cannot map pages as small as the arena's.
+    /// The IOMMU does not support pages as small as the arena's.
     #[error(
         "{address}: its IOMMU maps pages of {smallest} bytes at least, the arena has pages of \
          {page}: reserve hugepages and set pages = \"huge\""
@@ -23,7 +23,7 @@ pub enum Error {
         /// Bytes of one page of the arena.
         page: u64,
     },
-    /// The device's addresses have no room for the arena.
+    /// The IOMMU's address ranges have no room for the arena.
     #[error(
         "{address}: an arena of {wanted} bytes has no room in the addresses of its IOMMU, \
          {largest} bytes in one piece at most: make [appliance] memory smaller"
@@ -33,19 +33,19 @@ pub enum Error {
         address: PciAddress,
         /// Bytes of the arena.
         wanted: u64,
-        /// Bytes of the largest range that is free.
+        /// Bytes of the largest free range.
         largest: u64,
     },
-    /// This program has the drive.
+    /// This program has opened the drive already.
     #[error("{address} is open already: it is in the configuration twice")]
     AlreadyOpen {
         /// The drive.
         address: PciAddress,
     },
-    /// The container has another arena.
+    /// The container already has another arena.
     #[error("the container has another arena already")]
     OtherArena,
-    /// The function is no NVMe controller that can be driven.
+    /// The function is not a supported NVMe controller.
     #[error("{address}: {what}")]
     Unusable {
         /// The function.
@@ -58,9 +58,9 @@ pub enum Error {
     System {
         /// The function.
         address: PciAddress,
-        /// What was asked for.
+        /// The step that failed.
         step: &'static str,
-        /// What the kernel answered.
+        /// The kernel's error.
         source: io::Error,
     },
 }

@@ -1,15 +1,15 @@
-//! NVMe functions as sysfs shows them.
+//! NVMe functions in sysfs.
 
 use crate::system::{System, link_name, names, number, word};
 use crate::usage::{self, Usage};
 use crate::{PciAddress, Problem};
 
-/// PCI class code of NVMe controllers and NVMe administrative controllers, any interface: mass
-/// storage, non-volatile memory (NVM Express PCIe Transport 1.1 §3.8.1.5).
+/// PCI class code of NVMe controllers and NVMe administrative controllers, without the interface
+/// byte: mass storage, non-volatile memory (NVM Express PCIe Transport 1.1 §3.8.1.5).
 const NVME_CLASS: u32 = 0x0108;
 
-/// Drivers that leave a group viable: VFIO's own, the one that just keeps others away, and the one
-/// for bridges, which does no DMA of its own.
+/// Drivers that leave a group viable: VFIO's own, the placeholder that keeps other drivers away,
+/// and the one for bridges, which performs no DMA of its own.
 const HARMLESS_DRIVERS: [&str; 3] = ["vfio-pci", "pci-stub", "pcieport"];
 
 /// Another function in the same IOMMU group.
@@ -17,14 +17,14 @@ const HARMLESS_DRIVERS: [&str; 3] = ["vfio-pci", "pci-stub", "pcieport"];
 pub struct GroupMember {
     /// The function.
     pub address: PciAddress,
-    /// Its driver, if any.
+    /// Its driver, if it has one.
     pub driver: Option<String>,
-    /// Its PCI class code, 24 bits; 0 where it cannot be read.
+    /// Its PCI class code, 24 bits; 0 if it cannot be read.
     pub class: u32,
 }
 
 impl GroupMember {
-    /// Whether VFIO takes the group although this function is in it.
+    /// Whether VFIO accepts the group in spite of this function.
     #[must_use]
     pub fn is_harmless(&self) -> bool {
         self.driver
@@ -33,12 +33,12 @@ impl GroupMember {
     }
 }
 
-/// Functions that the IOMMU cannot tell apart.
+/// Functions that the IOMMU cannot isolate from each other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IommuGroup {
-    /// The kernel's number of it.
+    /// The kernel's group number.
     pub number: u32,
-    /// The functions in it but this one, by address.
+    /// The other functions in it, sorted by address.
     pub others: Vec<GroupMember>,
 }
 
@@ -47,36 +47,37 @@ pub struct IommuGroup {
 pub struct Disk {
     /// The block device: `nvme0n1`.
     pub name: String,
-    /// The namespace's identifier: Linux numbers block devices as it finds them.
+    /// The namespace identifier, which may differ from the number in the name: Linux numbers block
+    /// devices in the order of detection.
     pub nsid: Option<u32>,
     /// Its size in bytes.
     pub bytes: u64,
 }
 
-/// An NVMe function, as it was when it was looked at.
+/// An NVMe function at the time of inspection.
 #[derive(Debug)]
 pub struct Function {
-    /// Where it is.
+    /// Its address.
     pub address: PciAddress,
-    /// Vendor and device identifiers of PCI.
+    /// PCI vendor and device identifiers.
     pub ids: (u16, u16),
-    /// The model, known while the kernel's driver has the function.
+    /// The model, if the function belongs to the kernel's driver.
     pub model: Option<String>,
-    /// The serial number, known while the kernel's driver has the function.
+    /// The serial number, if the function belongs to the kernel's driver.
     pub serial: Option<String>,
-    /// The driver that has it.
+    /// The driver to which it belongs.
     pub driver: Option<String>,
-    /// The driver that alone may have it.
+    /// The only driver that may bind to it (`driver_override`).
     pub driver_override: Option<String>,
     /// Its IOMMU group; `None` without an IOMMU.
     pub group: Option<IommuGroup>,
-    /// The NUMA node it is near to.
+    /// The closest NUMA node.
     pub numa_node: Option<u32>,
     /// The kernel's controller: `nvme0`.
     pub controller: Option<String>,
     /// Its namespaces as block devices of the kernel.
     pub disks: Vec<Disk>,
-    /// Virtual functions that it has enabled.
+    /// Number of enabled virtual functions.
     pub virtual_functions: u64,
 }
 
@@ -105,16 +106,16 @@ fn class(system: &System, address: PciAddress) -> Option<u32> {
     u32::try_from(number(&attribute(system, address, "class"))?).ok()
 }
 
-/// The driver that has a function now.
+/// The driver to which a function belongs.
 pub(crate) fn driver(system: &System, address: PciAddress) -> Option<String> {
     link_name(&attribute(system, address, "driver"))
 }
 
-/// What the kernel calls groups that it invents where there is no IOMMU (`vfio_noiommu`): a
-/// function in one reaches all memory.
+/// The kernel's name of the groups that it creates without an IOMMU (`vfio_noiommu`): a function in
+/// one can access all memory.
 const INVENTED_GROUP: &str = "vfio-noiommu";
 
-/// The number of the group that a function is in.
+/// The number of a function's group.
 pub(crate) fn group_number(system: &System, address: PciAddress) -> Option<u32> {
     let number: u32 = link_name(&attribute(system, address, "iommu_group"))?
         .parse()
@@ -140,7 +141,7 @@ fn group(system: &System, address: PciAddress) -> Option<IommuGroup> {
 }
 
 impl Function {
-    /// Looks at a function.
+    /// Inspects a function.
     ///
     /// # Errors
     /// [`Problem::NotThere`], [`Problem::NotNvme`].
@@ -180,11 +181,11 @@ impl Function {
         })
     }
 
-    /// What uses the drive, as far as this process may see it.
+    /// The uses of the drive that this process is allowed to see.
     fn usage(&self, system: &System) -> Usage {
         let disks: Vec<String> = self.disks.iter().map(|disk| disk.name.clone()).collect();
         let mut nodes: Vec<String> = self.controller.iter().cloned().collect();
-        // The nodes for commands that bypass the block layer: ng0n1 beside nvme0n1.
+        // The nodes for commands that bypass the block layer: ng0n1 in addition to nvme0n1.
         nodes.extend(disks.iter().filter_map(|disk| {
             let rest = disk.strip_prefix("nvme")?;
             Some(format!("ng{rest}"))
@@ -192,7 +193,7 @@ impl Function {
         usage::of_drive(system, &disks, &nodes)
     }
 
-    /// What uses the drive, as a problem; else the exclusive hold of what is in no use.
+    /// Checks that the drive is not in use. Returns the exclusive claims on its disks.
     pub(crate) fn unused(&self, system: &System) -> Result<Usage, Problem> {
         let address = self.address;
         let mut usage = self.usage(system);
@@ -210,7 +211,7 @@ impl Function {
         Ok(usage)
     }
 
-    /// The functions of the group, but this one and `taken`, that keep VFIO from taking it.
+    /// The functions of the group, except this one and `taken`, that prevent VFIO from using it.
     pub(crate) fn group_obstacles(&self, taken: &[PciAddress]) -> Vec<GroupMember> {
         let others = self.group.iter().flat_map(|group| &group.others);
         others
@@ -230,7 +231,7 @@ fn disks(system: &System, below: &[String]) -> Vec<Disk> {
     let mut disks: Vec<Disk> = Vec::new();
     for name in below.iter().filter_map(|name| disk_name(name)) {
         let folder = system.sysfs(format!("class/block/{name}"));
-        // A path without its head is one that is just coming or going.
+        // A path without its multipath device is being added or removed.
         if !folder.exists() || disks.iter().any(|disk| disk.name == name) {
             continue;
         }
@@ -244,8 +245,8 @@ fn disks(system: &System, below: &[String]) -> Vec<Disk> {
     disks
 }
 
-/// `nvme0n1` for itself, and for `nvme0c3n1`, one of several possible paths to it: the first number
-/// is then that of the subsystem.
+/// Returns `nvme0n1` for itself, and for `nvme0c3n1`, one of several possible paths to it, whose
+/// first number is that of the subsystem.
 fn disk_name(name: &str) -> Option<String> {
     let (instance, rest) = name.strip_prefix("nvme")?.split_once(['c', 'n'])?;
     let (_, namespace) = name.rsplit_once('n')?;

@@ -1,4 +1,4 @@
-//! The system calls of VFIO and iommufd, each as a function that cannot be used wrongly.
+//! The system calls of VFIO and iommufd as safe functions.
 //!
 //! Numbers and structures: Linux `include/uapi/linux/vfio.h` and `include/uapi/linux/iommufd.h`
 //! (6.12); the structures of the first come from vfio-bindings.
@@ -15,7 +15,7 @@ use vfio_bindings::bindings::vfio::{self as abi, vfio_device_info, vfio_iommu_ty
 use crate::PciAddress;
 use crate::capabilities::Info;
 
-/// `_IO(';', 100 + number)`: VFIO's requests carry no size, the structures do.
+/// `_IO(';', 100 + number)`: VFIO's request numbers contain no size; the structures do.
 const fn vfio_request(number: u32) -> libc::Ioctl {
     ((abi::VFIO_TYPE as libc::Ioctl) << 8) | (abi::VFIO_BASE + number) as libc::Ioctl
 }
@@ -56,13 +56,13 @@ fn answer(result: c_int) -> io::Result<c_int> {
 }
 
 /// # Safety
-/// `request` takes a number as its argument, or nothing.
+/// `request` takes a number as its argument, or no argument.
 unsafe fn with_number(
     fd: BorrowedFd<'_>,
     request: libc::Ioctl,
     value: c_ulong,
 ) -> io::Result<c_int> {
-    // SAFETY: the caller says that the kernel does not take the argument for an address.
+    // SAFETY: the caller guarantees that the kernel does not use the argument as an address.
     answer(unsafe { libc::ioctl(fd.as_raw_fd(), request, value) })
 }
 
@@ -74,30 +74,30 @@ unsafe fn with_structure<T>(
     request: libc::Ioctl,
     structure: &mut T,
 ) -> io::Result<c_int> {
-    // SAFETY: the reference is to as many bytes as the caller says that the kernel uses.
+    // SAFETY: the reference is to as many bytes as the caller guarantees that the kernel uses.
     answer(unsafe { libc::ioctl(fd.as_raw_fd(), request, std::ptr::from_mut(structure)) })
 }
 
-/// The version of VFIO that the kernel speaks.
+/// The version of the kernel's VFIO interface.
 pub(crate) fn api_version(container: BorrowedFd<'_>) -> io::Result<c_int> {
     // SAFETY: VFIO_GET_API_VERSION has no argument.
     unsafe { with_number(container, GET_API_VERSION, 0) }
 }
 
-/// Whether the kernel has a kind of IOMMU.
+/// Whether the kernel supports a kind of IOMMU.
 pub(crate) fn has_extension(container: BorrowedFd<'_>, extension: u32) -> io::Result<bool> {
     // SAFETY: VFIO_CHECK_EXTENSION takes a number.
     let answer = unsafe { with_number(container, CHECK_EXTENSION, c_ulong::from(extension)) };
     Ok(answer? > 0)
 }
 
-/// Chooses the container's kind of IOMMU; it has a group already.
+/// Sets the container's kind of IOMMU, after its first group was added.
 pub(crate) fn set_iommu(container: BorrowedFd<'_>, kind: u32) -> io::Result<()> {
     // SAFETY: VFIO_SET_IOMMU takes a number.
     unsafe { with_number(container, SET_IOMMU, c_ulong::from(kind)) }.map(drop)
 }
 
-/// Whether every device of a group is in the hands of VFIO, or of nobody.
+/// Whether every device of a group belongs to VFIO or to no driver.
 pub(crate) fn group_is_viable(group: BorrowedFd<'_>) -> io::Result<bool> {
     let mut status = abi::vfio_group_status {
         argsz: size_of::<abi::vfio_group_status>() as u32,
@@ -108,7 +108,7 @@ pub(crate) fn group_is_viable(group: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(status.flags & abi::VFIO_GROUP_FLAGS_VIABLE != 0)
 }
 
-/// Puts a group into a container.
+/// Adds a group to a container.
 pub(crate) fn set_container(group: BorrowedFd<'_>, container: BorrowedFd<'_>) -> io::Result<()> {
     let mut descriptor = container.as_raw_fd();
     // SAFETY: VFIO_GROUP_SET_CONTAINER reads one descriptor.
@@ -118,15 +118,15 @@ pub(crate) fn set_container(group: BorrowedFd<'_>, container: BorrowedFd<'_>) ->
 /// Opens a device of a group.
 pub(crate) fn device_of_group(group: BorrowedFd<'_>, address: PciAddress) -> io::Result<OwnedFd> {
     let name = CString::new(address.to_string()).map_err(io::Error::other)?;
-    // SAFETY: VFIO_GROUP_GET_DEVICE_FD reads a string, which ends with its zero.
+    // SAFETY: VFIO_GROUP_GET_DEVICE_FD reads a string, which is terminated by a zero byte.
     let result = unsafe { libc::ioctl(group.as_raw_fd(), GROUP_GET_DEVICE_FD, name.as_ptr()) };
     let descriptor = answer(result)?;
-    // SAFETY: the kernel just made this descriptor for us, and nobody else has it.
+    // SAFETY: the kernel just created this descriptor, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
-/// Asks for a description whose head is `head` (its first four bytes are its length) and gets it
-/// with the capabilities behind it.
+/// Reads a description with its capabilities. `head` is its structure, whose first four bytes are
+/// the length.
 ///
 /// # Safety
 /// `request` is one of those that use at most as many bytes as the first four say.
@@ -152,7 +152,7 @@ unsafe fn info(fd: BorrowedFd<'_>, request: libc::Ioctl, head: &[u32]) -> io::Re
     }
 }
 
-/// A head of `T`'s size with `index` in the word at `index_offset`, where there is one.
+/// A structure of `T`'s size with `index` in the word at `index_offset`, if given.
 fn head<T>(index: Option<(usize, u32)>) -> Vec<u32> {
     let mut words = vec![0; size_of::<T>() / 4];
     if let Some((offset, index)) = index {
@@ -161,21 +161,21 @@ fn head<T>(index: Option<(usize, u32)>) -> Vec<u32> {
     words
 }
 
-/// Describes a device: `vfio_device_info`.
+/// Reads the description of a device: `vfio_device_info`.
 pub(crate) fn device_info(device: BorrowedFd<'_>) -> io::Result<Info> {
-    // SAFETY: VFIO_DEVICE_GET_INFO keeps to `argsz`.
+    // SAFETY: VFIO_DEVICE_GET_INFO uses at most `argsz` bytes.
     unsafe { info(device, DEVICE_GET_INFO, &head::<vfio_device_info>(None)) }
 }
 
-/// Describes a region of a device: `vfio_region_info`.
+/// Reads the description of a region of a device: `vfio_region_info`.
 pub(crate) fn region_info(device: BorrowedFd<'_>, index: u32) -> io::Result<Info> {
     let offset = offset_of!(abi::vfio_region_info, index);
     let head = head::<abi::vfio_region_info>(Some((offset, index)));
-    // SAFETY: VFIO_DEVICE_GET_REGION_INFO keeps to `argsz`.
+    // SAFETY: VFIO_DEVICE_GET_REGION_INFO uses at most `argsz` bytes.
     unsafe { info(device, DEVICE_GET_REGION_INFO, &head) }
 }
 
-/// How many interrupts of a kind a device has.
+/// Number of a device's interrupts of one kind.
 pub(crate) fn interrupt_count(device: BorrowedFd<'_>, index: u32) -> io::Result<u32> {
     let mut structure = abi::vfio_irq_info {
         argsz: size_of::<abi::vfio_irq_info>() as u32,
@@ -187,8 +187,9 @@ pub(crate) fn interrupt_count(device: BorrowedFd<'_>, index: u32) -> io::Result<
     Ok(structure.count)
 }
 
-/// Connects interrupts `start`… of a kind with eventfds, or disconnects those that are `None`: 0,
-/// or how many the machine has where it has fewer, and then nothing was done.
+/// Connects interrupts of one kind, from `start` on, to eventfds, or disconnects those that are
+/// `None`. Returns 0, or the number of interrupts that the machine has if it has fewer; then
+/// nothing was changed.
 pub(crate) fn set_interrupts(
     device: BorrowedFd<'_>,
     index: u32,
@@ -201,7 +202,8 @@ pub(crate) fn set_interrupts(
     for target in targets {
         words.push(target.map_or(-1, |fd| fd.as_raw_fd()).cast_unsigned());
     }
-    // SAFETY: VFIO_DEVICE_SET_IRQS reads the head's five words and `count` descriptors behind it.
+    // SAFETY: VFIO_DEVICE_SET_IRQS reads the five words of the structure and the `count`
+    // descriptors that follow.
     let result = unsafe { libc::ioctl(device.as_raw_fd(), DEVICE_SET_IRQS, words.as_ptr()) };
     answer(result).map(c_int::cast_unsigned)
 }
@@ -212,18 +214,18 @@ pub(crate) fn reset(device: BorrowedFd<'_>) -> io::Result<()> {
     unsafe { with_number(device, DEVICE_RESET, 0) }.map(drop)
 }
 
-/// Describes a container's IOMMU: `vfio_iommu_type1_info`.
+/// Reads the description of a container's IOMMU: `vfio_iommu_type1_info`.
 pub(crate) fn iommu_info(container: BorrowedFd<'_>) -> io::Result<Info> {
     let head = head::<abi::vfio_iommu_type1_info>(None);
-    // SAFETY: VFIO_IOMMU_GET_INFO keeps to `argsz`.
+    // SAFETY: VFIO_IOMMU_GET_INFO uses at most `argsz` bytes.
     unsafe { info(container, IOMMU_GET_INFO, &head) }
 }
 
-/// Lets every device of a container reach a region, at `address` and on.
+/// Maps a region for every device of a container, from `address` on.
 ///
-/// Harmless for memory: a region hands out its bytes only as leases, loans and shared buffers,
-/// which stay with whoever told the device of them; and the pages stay pinned for the container, so
-/// that they become nobody else's even when the region goes first.
+/// Memory safety: a region gives access to its bytes only as leases, borrows and shared buffers,
+/// which are kept by the code that passed them to the device; and the container keeps the pages
+/// pinned, so that they are not reused even if the region is dropped first.
 pub(crate) fn map_region(
     container: BorrowedFd<'_>,
     region: &Region,
@@ -236,7 +238,8 @@ pub(crate) fn map_region(
         iova: address,
         size: region.len() as u64,
     };
-    // SAFETY: VFIO_IOMMU_MAP_DMA reads the structure; what it lets devices do is argued above.
+    // SAFETY: VFIO_IOMMU_MAP_DMA reads the structure; the accesses that it permits are argued
+    // above.
     unsafe { with_structure(container, IOMMU_MAP_DMA, &mut structure) }.map(drop)
 }
 
@@ -278,7 +281,7 @@ const _: () = assert!(size_of::<IoasMap>() == 40);
 /// `IOMMU_IOAS_MAP_FIXED_IOVA | IOMMU_IOAS_MAP_WRITEABLE | IOMMU_IOAS_MAP_READABLE`.
 const IOAS_MAP_FLAGS: u32 = 0b111;
 
-/// Makes an address space.
+/// Allocates an address space.
 pub(crate) fn allocate_space(iommufd: BorrowedFd<'_>) -> io::Result<u32> {
     let mut structure = IoasAlloc {
         size: size_of::<IoasAlloc>() as u32,
@@ -290,8 +293,8 @@ pub(crate) fn allocate_space(iommufd: BorrowedFd<'_>) -> io::Result<u32> {
     Ok(structure.out_ioas_id)
 }
 
-/// The ranges of addresses of a space that may be used, first and last, and what addresses and
-/// lengths are multiples of.
+/// The usable address ranges of a space (first and last), and the alignment of addresses and
+/// lengths.
 pub(crate) fn space_ranges(
     iommufd: BorrowedFd<'_>,
     space: u32,
@@ -307,14 +310,14 @@ pub(crate) fn space_ranges(
         out_iova_alignment: 0,
     };
     // SAFETY: IOMMU_IOAS_IOVA_RANGES uses `size` bytes of the structure and writes at most
-    // `num_iovas` pairs, which the vector has.
+    // `num_iovas` pairs, for which the vector has room.
     unsafe { with_structure(iommufd, IOAS_IOVA_RANGES, &mut structure) }?;
     ranges.truncate(structure.num_iovas as usize);
     let ranges = ranges.into_iter().map(|[first, last]| (first, last));
     Ok((ranges.collect(), structure.out_iova_alignment))
 }
 
-/// As [`map_region`], and as harmless: in an address space of iommufd.
+/// As [`map_region`], with the same memory safety, in an address space of iommufd.
 pub(crate) fn map_region_in_space(
     iommufd: BorrowedFd<'_>,
     space: u32,
@@ -334,13 +337,15 @@ pub(crate) fn map_region_in_space(
     unsafe { with_structure(iommufd, IOAS_MAP, &mut structure) }.map(drop)
 }
 
-/// Gives a device that was opened by its own node to an iommufd, and the device the address space.
+/// Binds a device that was opened by its own node to an iommufd, and attaches it to the address
+/// space.
 pub(crate) fn attach_to_space(
     device: BorrowedFd<'_>,
     iommufd: BorrowedFd<'_>,
     space: u32,
 ) -> io::Result<()> {
-    // The kernel's first form of the structure: the token behind it is for virtual functions.
+    // The first version of the structure; the token that follows in later ones is for virtual
+    // functions.
     let mut bind: [u32; 4] = [16, 0, iommufd.as_raw_fd().cast_unsigned(), 0];
     // SAFETY: VFIO_DEVICE_BIND_IOMMUFD uses as many bytes as the first word says, sixteen.
     unsafe { with_structure(device, DEVICE_BIND_IOMMUFD, &mut bind) }?;

@@ -1,4 +1,5 @@
-//! A machine made of files, with a kernel that does what is written to its sysfs: for tests.
+//! A simulated machine for tests: files in a temporary directory, and a kernel that reacts to
+//! writes to its sysfs.
 
 use std::collections::HashSet;
 use std::fs::{self, File};
@@ -10,22 +11,23 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use crate::system::{Actions, System, link_name, text};
 use crate::{PciAddress, Problem};
 
-/// What the kernel is up to.
+/// The behaviour of the simulated kernel.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
-    /// Nodes that somebody has exclusively: `nvme0n1`, `vfio/7`.
+    /// Nodes that are opened exclusively by another program: `nvme0n1`, `vfio/7`.
     pub(crate) busy: HashSet<String>,
     /// Nodes that this process may not open.
     pub(crate) forbidden: HashSet<String>,
-    /// The end of an attribute's path, how many writes to it go well, and the error of the next.
+    /// The end of an attribute's path, the number of writes to it that succeed, and the error of
+    /// the next.
     pub(crate) failure: Option<(&'static str, u32, i32)>,
-    /// The end of an attribute's path at whose write the function is pulled.
+    /// The end of an attribute's path whose write removes a function, and the function.
     pub(crate) pulled_at: Option<(&'static str, &'static str)>,
-    /// After how many claims a file or folder vanishes, and which.
+    /// After how many claims a file or folder is removed, and its path.
     pub(crate) ends_at_claim: Option<(u32, &'static str)>,
-    /// A driver that takes no function.
+    /// A driver that binds to no function.
     pub(crate) unwilling: Option<&'static str>,
-    /// What was written: the end of the path, and the text.
+    /// All writes: the end of the path, and the text.
     pub(crate) written: Vec<(String, String)>,
 }
 
@@ -35,7 +37,7 @@ struct Kernel {
     plan: Mutex<Plan>,
 }
 
-/// The machine; its files go with it.
+/// The machine. Dropping it deletes its files.
 pub(crate) struct Machine {
     root: tempfile::TempDir,
     kernel: Arc<Kernel>,
@@ -175,8 +177,8 @@ impl Machine {
         machine
     }
 
-    /// A machine with two drives of the kernel's, 0000:01:00.0 in group 7 and 0000:02:00.0 in group
-    /// 8.
+    /// A machine with two drives of the kernel's driver, 0000:01:00.0 in group 7 and 0000:02:00.0
+    /// in group 8.
     pub(crate) fn with_drives() -> Machine {
         let machine = Machine::empty();
         machine.add_drive("0000:01:00.0", 7, "nvme0", "nvme0n1");
@@ -184,7 +186,7 @@ impl Machine {
         machine
     }
 
-    /// The first of these in the hands of VFIO.
+    /// The same with the first drive bound to vfio-pci.
     pub(crate) fn with_taken_drive() -> Machine {
         let machine = Machine::with_drives();
         machine.give("0000:01:00.0", Some("vfio-pci"));
@@ -241,7 +243,7 @@ impl Machine {
         self.file(&format!("dev/{controller}"), "");
     }
 
-    /// A block device; `partition_of` names the disk it is a part of.
+    /// Adds a block device; `partition_of` is the disk of a partition.
     pub(crate) fn add_block(&self, name: &str, number: &str, partition_of: &str) {
         self.file(&format!("sys/class/block/{name}/dev"), number);
         self.file(&format!("sys/class/block/{name}/size"), "8");
@@ -252,7 +254,7 @@ impl Machine {
         }
     }
 
-    /// Makes a function belong to a driver.
+    /// Sets the driver of a function.
     pub(crate) fn give(&self, name: &str, driver: Option<&str>) {
         let link = format!("sys/bus/pci/devices/{name}/driver");
         match driver {
@@ -264,7 +266,7 @@ impl Machine {
         }
     }
 
-    /// Who has a function, and who alone may have it.
+    /// The driver of a function, and its `driver_override`.
     pub(crate) fn state(&self, name: &str) -> (Option<String>, Option<String>) {
         let device = self.path(&format!("sys/bus/pci/devices/{name}"));
         let only = text(&device.join("driver_override"));
@@ -272,7 +274,7 @@ impl Machine {
     }
 }
 
-/// What people see: one line that names the drive.
+/// The message of a problem: one line that names the drive.
 pub(crate) fn line(problem: &Problem) -> String {
     let line = problem.to_string();
     assert!(!line.contains('\n') && line.len() < 500, "{line}");

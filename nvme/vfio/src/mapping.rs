@@ -1,9 +1,10 @@
-//! Registers and memory of a device, mapped: every access is volatile, whole and bounds-checked.
+//! Mapped registers and memory of a device: every access is volatile, a single operation and
+//! bounds-checked.
 //!
-//! No access here can fault while the device's descriptor is open and its memory decoding is on,
-//! which this crate never turns off: a function that was pulled answers reads with ones, and the
-//! kernel waits for the descriptor to be closed before it takes the mapping away. During a reset an
-//! access waits in the kernel until the reset is over.
+//! No access can fault while the device's descriptor is open and its memory decoding is on, which
+//! this crate never turns off: reads from a function that was removed return all ones, and the
+//! kernel removes the mapping only after the descriptor was closed. During a reset an access waits
+//! in the kernel until the reset is over.
 #![expect(unsafe_code, reason = "volatile access to a device's registers")]
 
 use std::io;
@@ -20,14 +21,14 @@ pub(crate) struct Mapping {
     len: usize,
 }
 
-// SAFETY: what is mapped are registers, which every thread may access at any time: each access is
-// one volatile load or store of at most eight aligned bytes, and no reference is ever made.
+// SAFETY: the mapping contains registers, which every thread may access at any time: each access is
+// one volatile load or store of at most eight aligned bytes, and no reference is ever created.
 unsafe impl Send for Mapping {}
 // SAFETY: as for Send.
 unsafe impl Sync for Mapping {}
 
 /// Makes every earlier store of this thread to memory visible before the store to a register that
-/// follows. x86 keeps stores in order by itself, so there this only binds the compiler.
+/// follows. x86 keeps stores in order, so there it is only a compiler fence.
 #[inline]
 fn memory_before_register() {
     if cfg!(any(target_arch = "x86", target_arch = "x86_64")) {
@@ -41,7 +42,7 @@ impl Mapping {
     /// Maps `len` bytes at `offset` of a device's descriptor.
     pub(crate) fn new(device: BorrowedFd<'_>, offset: u64, len: usize) -> io::Result<Mapping> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: the kernel chooses the address, so nothing of this program is replaced.
+        // SAFETY: the kernel chooses the address, so no memory of this program is replaced.
         let base = unsafe {
             mmap(
                 ptr::null_mut(),
@@ -56,7 +57,7 @@ impl Mapping {
         Ok(Mapping { base, len })
     }
 
-    /// Bytes that are mapped.
+    /// Size of the mapping in bytes.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
@@ -69,7 +70,7 @@ impl Mapping {
             "{bytes} bytes at {offset:#x} of {:#x} bytes of registers",
             self.len
         );
-        // SAFETY: the offset was just found to lie within the mapping.
+        // SAFETY: the offset was checked to be within the mapping.
         unsafe { self.base.add(offset) }.cast().as_ptr()
     }
 
@@ -102,7 +103,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: this mapping is ours, and whoever could access it borrowed `self`.
+        // SAFETY: `self` owns the mapping, and every access borrows `self`.
         let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
         debug_assert!(unmapped.is_ok(), "a mapping could not be undone");
     }
@@ -113,7 +114,7 @@ mod tests {
     use super::*;
     use std::os::fd::AsFd;
 
-    /// A page of memory in the place of registers.
+    /// A page of memory in place of registers.
     fn page() -> Mapping {
         let file = tempfile::tempfile().unwrap();
         file.set_len(4096).unwrap();

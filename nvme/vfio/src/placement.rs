@@ -1,10 +1,10 @@
-//! Where in a device's addresses a region goes.
+//! Chooses the address of a region in a device's address space.
 
-/// Addresses below this are left alone where there is room above: a stray small number, and 0
-/// above all, then reaches nothing.
+/// Lower addresses are avoided if there is room above: an access to a wrong small address, in
+/// particular 0, then reaches no memory.
 const LOW_END: u64 = 1 << 32;
 
-/// Why a region has no place.
+/// The reason why a region has no address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum NoPlace {
     /// The IOMMU's smallest page is larger than the region's.
@@ -13,7 +13,7 @@ pub(crate) enum NoPlace {
         /// Bytes of the IOMMU's smallest page.
         smallest: u64,
     },
-    /// No range has room.
+    /// No range is large enough.
     #[error("{largest} bytes in one piece at most")]
     Room {
         /// Bytes of the largest range, page-aligned.
@@ -21,27 +21,27 @@ pub(crate) enum NoPlace {
     },
 }
 
-/// What a region asks for.
+/// Requirements of a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Wanted {
     /// The region's address in this program.
     pub(crate) base: u64,
     /// Its length in bytes.
     pub(crate) len: u64,
-    /// Bytes of its pages.
+    /// Page size in bytes.
     pub(crate) page: u64,
-    /// Where it was before, and would best be again.
+    /// The previous address, which is preferred.
     pub(crate) before: Option<u64>,
 }
 
-/// The address for a region, given the IOMMU's page sizes (one bit each) and its ranges of
-/// addresses (first and last).
+/// Chooses the address of a region, given the IOMMU's page sizes (one bit each) and its address
+/// ranges (first and last).
 pub(crate) fn place(
     wanted: Wanted,
     page_sizes: u64,
     ranges: &[(u64, u64)],
 ) -> Result<u64, NoPlace> {
-    // No bit at all would be an IOMMU that maps nothing.
+    // An IOMMU without any page size cannot map anything.
     let smallest = if page_sizes == 0 {
         u64::MAX
     } else {
@@ -50,7 +50,7 @@ pub(crate) fn place(
     if !(wanted.base | wanted.len).is_multiple_of(smallest) || wanted.page < smallest {
         return Err(NoPlace::PageSize { smallest });
     }
-    // Aligned as the region's own pages are, so that the IOMMU can use its large ones too.
+    // Align to the region's own page size, so that the IOMMU can use large pages.
     let align = wanted.page.max(smallest);
     let fits = |at: u64, (first, last): (u64, u64)| {
         at >= first
@@ -85,7 +85,7 @@ mod tests {
     use proptest::prelude::*;
 
     const PAGES: u64 = 1 << 12 | 1 << 21 | 1 << 30;
-    /// What QEMU's virtual IOMMU has.
+    /// The ranges of QEMU's virtual IOMMU.
     const RANGES: [(u64, u64); 2] = [(0, 0xfedf_ffff), (0xfef0_0000, (1 << 48) - 1)];
 
     fn region(len: u64, page: u64) -> Wanted {

@@ -1,4 +1,4 @@
-//! Why a drive cannot be taken, in one line each, with what to do about it.
+//! Problems that prevent the use of a drive, in one line each, with their remedy.
 
 use std::fmt;
 use std::io;
@@ -7,17 +7,17 @@ use std::path::PathBuf;
 use crate::usage::Use;
 use crate::{GroupMember, PciAddress};
 
-/// What stands between this program and a drive. Each is one line that names the drive, says what
-/// is wrong, and ends with the remedy. Nothing was touched.
+/// A problem that prevents the use of a drive. Its message is one line that names the drive, states
+/// the problem, and ends with the remedy. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
 pub enum Problem {
-    /// There is no such function.
+    /// There is no function with this address.
     #[error("{address}: no PCI function has this address: `windlass devices` lists the drives")]
     NotThere {
-        /// The address asked for.
+        /// The address requested.
         address: PciAddress,
     },
-    /// The function is something else.
+    /// The function is not an NVMe controller.
     #[error(
         "{address} is no NVMe drive, its PCI class is {class:06x}: `windlass devices` lists the \
          drives"
@@ -28,25 +28,25 @@ pub enum Problem {
         /// Its class code, 24 bits.
         class: u32,
     },
-    /// Something uses the drive.
+    /// The drive is in use.
     #[error("{address} is in use: {}{}", listed(.uses), use_remedy(.uses))]
     InUse {
         /// The drive.
         address: PciAddress,
-        /// What uses it, one at least.
+        /// Its uses, at least one.
         uses: Vec<Use>,
     },
-    /// Whether something uses the drive could not be found out.
+    /// It is unknown whether the drive is in use.
     #[error("{address}: cannot tell whether /dev/{device} is in use: {cause}: run this as root")]
     UseUnknown {
         /// The drive.
         address: PciAddress,
-        /// The block device that could not be asked.
+        /// The block device that could not be checked.
         device: String,
-        /// Why.
+        /// The cause.
         cause: io::Error,
     },
-    /// The drive has virtual functions, which would go with it.
+    /// The drive has virtual functions, which would be removed.
     #[error(
         "{address} has {count} virtual functions, which would vanish: \
          echo 0 > /sys/bus/pci/devices/{address}/sriov_numvfs first"
@@ -54,7 +54,7 @@ pub enum Problem {
     VirtualFunctions {
         /// The drive.
         address: PciAddress,
-        /// How many are enabled.
+        /// Number of enabled virtual functions.
         count: u64,
     },
     /// The machine has no IOMMU, or the kernel does not use it.
@@ -66,7 +66,7 @@ pub enum Problem {
         /// The drive.
         address: PciAddress,
     },
-    /// The kernel's driver has the drive, and nothing uses it.
+    /// The drive belongs to the kernel's driver and is not in use.
     #[error(
         "{address} belongs to the driver {driver}, and nothing uses it: `windlass bind {address}` \
          hands it over"
@@ -77,13 +77,13 @@ pub enum Problem {
         /// The driver.
         driver: String,
     },
-    /// No driver has the drive.
+    /// The drive has no driver.
     #[error("{address} has no driver: `windlass bind {address}` gives it to vfio-pci")]
     NoDriver {
         /// The drive.
         address: PciAddress,
     },
-    /// A driver has the drive that `bind` and `unbind` do not take it from.
+    /// The drive belongs to a driver that `bind` and `unbind` do not handle.
     #[error(
         "{address} belongs to the driver {driver}, neither nvme nor vfio-pci: take it from there \
          by the means that gave it to it"
@@ -94,7 +94,7 @@ pub enum Problem {
         /// The driver.
         driver: String,
     },
-    /// Devices that the IOMMU cannot tell from the drive belong to drivers of the kernel.
+    /// Devices that the IOMMU cannot isolate from the drive belong to drivers of the kernel.
     #[error(
         "{address} shares IOMMU group {group} with {}: bind these to vfio-pci too or take their \
          drivers away, or put the drive into another slot",
@@ -103,12 +103,12 @@ pub enum Problem {
     GroupShared {
         /// The drive.
         address: PciAddress,
-        /// The group's number.
+        /// The group number.
         group: u32,
-        /// Those with drivers of the kernel.
+        /// The devices with drivers of the kernel.
         others: Vec<GroupMember>,
     },
-    /// A kernel module is not there.
+    /// A kernel module is not loaded.
     #[error("{address}: the kernel has no driver {driver} yet: modprobe {module}")]
     NoModule {
         /// The drive.
@@ -130,15 +130,15 @@ pub enum Problem {
         /// The node.
         node: PathBuf,
     },
-    /// A program has the drive.
+    /// A program has opened the drive.
     #[error("{address} is held by {}: end that first", holder(.by))]
     Held {
         /// The drive.
         address: PciAddress,
-        /// The program, where this process may see it.
+        /// The program, if this process is allowed to see it.
         by: Option<Use>,
     },
-    /// The arena may not be pinned.
+    /// The limit on locked memory is too small for the arena.
     #[error(
         "{address}: {needed} bytes have to be pinned for the drive, the limit allows {limit} \
          (RLIMIT_MEMLOCK): LimitMEMLOCK=infinity in the systemd unit, or ulimit -l unlimited"
@@ -146,12 +146,12 @@ pub enum Problem {
     MemoryLock {
         /// The drive.
         address: PciAddress,
-        /// Bytes that have to be pinned, with those that are pinned already.
+        /// Bytes that have to be pinned, including those already pinned.
         needed: u64,
         /// Bytes that may be pinned.
         limit: u64,
     },
-    /// The machine's IOMMU lets devices forge interrupts.
+    /// The IOMMU does not prevent devices from forging interrupts.
     #[error(
         "{address}: the IOMMU does not remap interrupts, so a drive could forge them: switch \
          interrupt remapping (x2APIC) on in the firmware, or accept that with \
@@ -166,15 +166,15 @@ pub enum Problem {
     Refused {
         /// The drive.
         address: PciAddress,
-        /// What was tried.
+        /// The step that failed.
         step: String,
-        /// Why not.
+        /// The cause.
         cause: io::Error,
     },
 }
 
 impl Problem {
-    /// The drive.
+    /// The drive's address.
     #[must_use]
     pub fn address(&self) -> PciAddress {
         match self {
@@ -198,7 +198,7 @@ impl Problem {
     }
 }
 
-/// Most uses and neighbours that one line names.
+/// Maximum number of uses and group members in one line.
 const NAMED_MAX: usize = 4;
 
 fn joined(words: impl ExactSizeIterator<Item = String>) -> String {

@@ -1,5 +1,4 @@
-//! The machine as this crate sees it: sysfs, procfs and device nodes, each at a place that tests
-//! choose.
+//! Access to the machine: sysfs, procfs and device nodes, each at a path that tests can choose.
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
@@ -10,16 +9,18 @@ use std::sync::Arc;
 
 use rustix::fs::{Access, AtFlags, CWD, accessat};
 
-/// What is done to the machine rather than read from it; tests play a kernel behind it.
+/// Operations that change or open things on the machine. Tests implement them with a simulated
+/// kernel.
 pub(crate) trait Actions: Send + Sync {
     /// Writes a sysfs attribute in one call.
     fn write(&self, attribute: &Path, text: &str) -> io::Result<()>;
 
-    /// Opens a block device exclusively: what mounts, swaps or joins it has to wait or to fail.
-    /// `ResourceBusy` when somebody else has done so.
+    /// Opens a block device exclusively, so that it cannot be mounted, used as swap or added to
+    /// another device meanwhile. Fails with `ResourceBusy` if it is already opened exclusively.
     fn claim(&self, device: &Path) -> io::Result<File>;
 
-    /// Opens a group's node and closes it again. `ResourceBusy` when a program has it open.
+    /// Opens a group's node and closes it again. Fails with `ResourceBusy` if a program has it
+    /// open.
     fn probe_group(&self, node: &Path) -> io::Result<()>;
 
     /// Whether this process may read and write a node, without opening it.
@@ -30,7 +31,7 @@ struct RealActions;
 
 impl Actions for RealActions {
     fn write(&self, attribute: &Path, text: &str) -> io::Result<()> {
-        // A whole value in one system call: sysfs takes each call for one.
+        // Write the value with one system call: sysfs handles each call as a whole value.
         OpenOptions::new()
             .write(true)
             .open(attribute)?
@@ -58,7 +59,7 @@ impl Actions for RealActions {
     }
 }
 
-/// Where sysfs, procfs and the device nodes are.
+/// The paths of sysfs, procfs and the device nodes.
 #[derive(Clone)]
 pub struct System {
     sysfs: PathBuf,
@@ -80,11 +81,12 @@ impl Default for System {
     }
 }
 
-/// Most bytes that are read of one file: mount tables are long, nothing is longer.
+/// Maximum bytes read from one file. Only mount tables are long.
 const FILE_BYTES_MAX: u64 = 16 << 20;
 
 impl System {
-    /// The machine whose `sys`, `proc` and `dev` are in `root`: `/`, or a tree made for a test.
+    /// The machine with `sys`, `proc` and `dev` below `root`: `/`, or a directory created by a
+    /// test.
     #[must_use]
     pub fn at(root: &Path) -> System {
         System {
@@ -95,7 +97,7 @@ impl System {
         }
     }
 
-    /// The same machine, with other hands.
+    /// The same machine with other operations.
     #[cfg(test)]
     pub(crate) fn with_actions(mut self, actions: Arc<dyn Actions>) -> System {
         self.actions = actions;
@@ -122,8 +124,8 @@ impl System {
     }
 }
 
-/// The text of a file, without white space at its ends; `None` where there is none to read: files
-/// of sysfs vanish with what they describe.
+/// The text of a file, trimmed; `None` if it cannot be read, because files of sysfs disappear with
+/// their objects.
 pub(crate) fn text(path: &Path) -> Option<String> {
     let mut bytes = Vec::new();
     let file = File::open(path).ok()?;
@@ -131,12 +133,12 @@ pub(crate) fn text(path: &Path) -> Option<String> {
     Some(String::from_utf8_lossy(&bytes).trim().to_owned())
 }
 
-/// The text of a file that says something.
+/// The text of a file, unless it is empty.
 pub(crate) fn word(path: &Path) -> Option<String> {
     text(path).filter(|text| !text.is_empty())
 }
 
-/// A number as sysfs writes it, hexadecimal with `0x` or decimal.
+/// A number in the format of sysfs: hexadecimal with `0x`, or decimal.
 pub(crate) fn number(path: &Path) -> Option<u64> {
     let text = text(path)?;
     match text.strip_prefix("0x") {
@@ -145,13 +147,13 @@ pub(crate) fn number(path: &Path) -> Option<u64> {
     }
 }
 
-/// The last part of what a link points to.
+/// The last component of a link's target.
 pub(crate) fn link_name(path: &Path) -> Option<String> {
     let target = fs::read_link(path).ok()?;
     Some(target.file_name()?.to_string_lossy().into_owned())
 }
 
-/// The names in a directory, sorted; none where there is no directory.
+/// The sorted names in a directory; empty if there is no directory.
 pub(crate) fn names(path: &Path) -> Vec<String> {
     let Ok(entries) = fs::read_dir(path) else {
         return Vec::new();

@@ -1,8 +1,8 @@
-//! Taking drives from the kernel's driver for VFIO, and giving them back.
+//! Moves drives from the kernel's driver to VFIO, and back.
 //!
-//! Both look at everything first and change something only when nothing stands against it; a change
-//! that fails half-way is undone. What is changed is only in the kernel's memory (`driver_override`
-//! and the binding: Linux `Documentation/ABI/testing/sysfs-bus-pci`): making it last is for udev.
+//! Both directions check everything first and change nothing if there is a problem; a change that
+//! fails half-way is undone. Only state in the kernel's memory is changed (`driver_override` and
+//! the binding: Linux `Documentation/ABI/testing/sysfs-bus-pci`); udev rules can make it permanent.
 
 use std::fmt;
 use std::io;
@@ -15,32 +15,32 @@ use crate::system::System;
 use crate::usage::{Usage, Use};
 use crate::{PciAddress, Problem};
 
-/// How often a disk is looked at again that only udev has open, and how far apart.
+/// Number and interval of checks while only udev has a disk open.
 const UDEV_LOOKS_MAX: u32 = 40;
 const UDEV_PAUSE: Duration = Duration::from_millis(if cfg!(test) { 1 } else { 50 });
 
-/// What will be done to one drive.
+/// The planned change to one drive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// Nothing: it is where it should be.
+    /// Nothing: it already belongs to the driver.
     Nothing {
         /// The drive.
         address: PciAddress,
-        /// The driver that has it already.
+        /// The driver to which it belongs.
         driver: String,
     },
-    /// Letting every driver that knows it have it again: it is with the kernel's already.
+    /// Clear `driver_override`: it already belongs to the kernel's driver.
     ClearOverride {
         /// The drive.
         address: PciAddress,
     },
-    /// From one driver to another.
+    /// Move it from one driver to another.
     Move {
         /// The drive.
         address: PciAddress,
-        /// The driver that has it now.
+        /// The current driver.
         from: Option<String>,
-        /// The driver that will have it.
+        /// The new driver.
         to: &'static str,
         /// Its IOMMU group.
         group: Option<u32>,
@@ -86,28 +86,28 @@ impl fmt::Display for Step {
     }
 }
 
-/// Drives that nothing keeps from being moved. While it lives, their block devices are held
-/// exclusively, so that nothing begins to use them.
+/// Drives that can be moved. While it exists, their block devices are opened exclusively, so that
+/// no new use can begin.
 #[derive(Debug)]
 pub struct Takeover {
     system: System,
     steps: Vec<(Step, Usage)>,
 }
 
-/// Checks that all of `addresses` can be given to `vfio-pci`; nothing is changed.
+/// Checks that all of `addresses` can be moved to `vfio-pci`; changes nothing.
 ///
 /// # Errors
-/// What stands against it, one problem for each drive that has any.
+/// One problem for each drive that has any.
 pub fn plan_bind(system: &System, addresses: &[PciAddress]) -> Result<Takeover, Vec<Problem>> {
     plan(system, addresses, |address| {
         plan_one_bind(system, address, addresses)
     })
 }
 
-/// Checks that all of `addresses` can be given back to the kernel's driver; nothing is changed.
+/// Checks that all of `addresses` can be moved back to the kernel's driver; changes nothing.
 ///
 /// # Errors
-/// What stands against it, one problem for each drive that has any.
+/// One problem for each drive that has any.
 pub fn plan_unbind(system: &System, addresses: &[PciAddress]) -> Result<Takeover, Vec<Problem>> {
     plan(system, addresses, |address| {
         plan_one_unbind(system, address)
@@ -122,7 +122,7 @@ fn plan(
     let mut steps: Vec<(Step, Usage)> = Vec::new();
     let mut problems = Vec::new();
     for &address in addresses {
-        // The same drive twice would find itself claimed by itself.
+        // A drive that is listed twice would conflict with its own claim.
         if steps.iter().any(|(step, _)| step.address() == address) {
             continue;
         }
@@ -193,7 +193,7 @@ fn plan_one_bind(
     Ok((step, usage))
 }
 
-/// As [`Function::unused`], once udev has looked at the disks.
+/// As [`Function::unused`], but waits until udev has closed the disks.
 fn unused_in_the_end(function: &Function, system: &System) -> Result<Usage, Problem> {
     for _ in 0..UDEV_LOOKS_MAX {
         match function.unused(system) {
@@ -240,7 +240,8 @@ fn plan_one_unbind(system: &System, address: PciAddress) -> Result<(Step, Usage)
     Ok((step, Usage::default()))
 }
 
-/// Refuses while a program has the function's group or device open: the kernel would wait for it.
+/// Fails if a program has the function's group or device open, because the kernel would wait for
+/// it.
 fn not_held(system: &System, address: PciAddress) -> Result<(), Problem> {
     let nodes = Nodes::of(system, address);
     let by = holder(system, &nodes);
@@ -256,16 +257,16 @@ fn not_held(system: &System, address: PciAddress) -> Result<(), Problem> {
 }
 
 impl Takeover {
-    /// What will be done, in this order.
+    /// The planned changes, in order.
     pub fn steps(&self) -> impl ExactSizeIterator<Item = &Step> {
         self.steps.iter().map(|(step, _)| step)
     }
 
-    /// Does it: all of it, or nothing.
+    /// Performs all changes, or none.
     ///
     /// # Errors
-    /// The step that failed; the drive and all before it are back with the drivers that had them,
-    /// or the problem says that they are not.
+    /// The step that failed. The drive and all before it are back with their previous drivers, or
+    /// the problem names those that are not.
     pub fn perform(self) -> Result<(), Problem> {
         let Takeover { system, steps } = self;
         let mut done: Vec<Step> = Vec::new();
@@ -277,7 +278,7 @@ impl Takeover {
                     address, from, to, ..
                 } => move_to(&system, *address, from.as_deref(), to),
             };
-            // The claims end with the block devices, once the kernel's driver has let go.
+            // The kernel's driver has released the block devices, so the claims can end.
             drop(claims);
             let Err(problem) = moved else {
                 done.push(step);
@@ -296,7 +297,7 @@ impl Takeover {
     }
 }
 
-/// The problem, with the drives that could not be put back.
+/// Adds the drives that could not be moved back to the problem.
 fn with_stranded(problem: Problem, stranded: &[PciAddress]) -> Problem {
     match problem {
         Problem::Refused {
@@ -316,7 +317,7 @@ fn with_stranded(problem: Problem, stranded: &[PciAddress]) -> Problem {
     }
 }
 
-/// Writes `text` to an attribute; `step` says what that does.
+/// Writes `text` to an attribute; `step` describes the write in errors.
 fn write(
     system: &System,
     address: PciAddress,
@@ -338,7 +339,7 @@ fn write(
     })
 }
 
-/// Lets only one driver have a function, or every one that knows it.
+/// Restricts a function to one driver, or clears the restriction.
 fn set_override(system: &System, address: PciAddress, only: Option<&str>) -> Result<(), Problem> {
     let attribute = format!("devices/{address}/driver_override");
     match only {
@@ -360,7 +361,7 @@ fn set_override(system: &System, address: PciAddress, only: Option<&str>) -> Res
     }
 }
 
-/// Takes a function from the driver `from` and gives it to `to`.
+/// Moves a function from the driver `from` to the driver `to`.
 fn move_to(
     system: &System,
     address: PciAddress,
@@ -368,7 +369,7 @@ fn move_to(
     to: &str,
 ) -> Result<(), Problem> {
     let name = address.to_string();
-    // Only vfio-pci needs to be named: the kernel's driver takes what it knows.
+    // Only vfio-pci has to be set: the kernel's driver binds to every function that it supports.
     set_override(system, address, (to == VFIO_DRIVER).then_some(VFIO_DRIVER))?;
     let now = driver(system, address);
     if now.as_deref() == Some(to) {
@@ -406,7 +407,7 @@ fn move_to(
     Ok(())
 }
 
-/// Puts a function back; whether it is with its old driver, or without one as before.
+/// Undoes a step. Returns whether the function has its previous driver, or none as before.
 fn undo(system: &System, step: &Step) -> bool {
     let (address, from, to) = match step {
         Step::Nothing { .. } => return true,
@@ -419,12 +420,12 @@ fn undo(system: &System, step: &Step) -> bool {
     };
     let now = driver(system, address);
     if now.is_some() && now != *from && now.as_deref() != Some(to) {
-        // Somebody else gave it to another driver: it is theirs to decide.
+        // Another party bound it to a different driver; leave it there.
         return set_override(system, address, None).is_ok();
     }
     let result = match from {
         Some(from) => move_to(system, address, now.as_deref(), from),
-        // It had no driver: it gets none back, and nothing that would choose one.
+        // It had no driver, so unbind it, and clear the override that would select one.
         None => set_override(system, address, None).and_then(|()| match now {
             Some(now) => {
                 let attribute = format!("drivers/{now}/unbind");
@@ -433,8 +434,8 @@ fn undo(system: &System, step: &Step) -> bool {
             None => Ok(()),
         }),
     };
-    // What counts is where it is: a step that changed nothing needs no undoing, and a function that
-    // vanished has nowhere to go back to.
+    // Only the resulting driver counts: a step that changed nothing needs no undoing, and a
+    // function that was removed cannot be moved back.
     let is_gone = matches!(result, Err(Problem::NotThere { .. }));
     is_gone || driver(system, address).as_ref() == from.as_ref()
 }

@@ -1,7 +1,8 @@
-//! What uses a drive: file systems, swap, stacked devices, exports, programs.
+//! The uses of a drive: file systems, swap, stacked devices, exports, programs.
 //!
-//! Several sources are asked, since none knows all. The last word has the kernel: opening a block
-//! device exclusively fails whatever mounts, swaps, stacks or pools it, in every mount namespace.
+//! Several sources are read, since none is complete. The final check is the kernel's: opening a
+//! block device exclusively fails if it is mounted, used as swap, part of another device or of a
+//! pool, in any mount namespace.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -18,24 +19,24 @@ pub enum Use {
     Mounted {
         /// The block device.
         device: String,
-        /// Where.
+        /// The mount point.
         at: String,
     },
-    /// The kernel swaps to it.
+    /// The kernel uses it as swap space.
     Swap {
         /// The block device.
         device: String,
     },
-    /// Another block device is made of it: an LVM volume, an md RAID, a mapping.
+    /// Another block device is built on it: an LVM volume, an md RAID, a mapping.
     Holder {
         /// The block device.
         device: String,
-        /// The device made of it: `md0`, `dm-3`.
+        /// The device built on it: `md0`, `dm-3`.
         holder: String,
-        /// What that is, in words: `LVM volume vg0-data`.
+        /// Description of that device: `LVM volume vg0-data`.
         what: String,
     },
-    /// A mounted btrfs file system has it as a member.
+    /// It is a member of a mounted btrfs file system.
     Btrfs {
         /// The block device.
         device: String,
@@ -58,7 +59,7 @@ pub enum Use {
         /// The program's short name.
         program: String,
     },
-    /// Something has opened it exclusively: a ZFS pool, or what none of the others explains.
+    /// It is opened exclusively: by a ZFS pool, or by something that no other source explains.
     Exclusive {
         /// The block device.
         device: String,
@@ -93,7 +94,7 @@ impl fmt::Display for Use {
 }
 
 impl Use {
-    /// How to end it, as the end of a line.
+    /// The remedy, as the end of a line.
     pub(crate) fn remedy(&self) -> &'static str {
         match self {
             Use::Mounted { .. } | Use::Btrfs { .. } => ": umount it first",
@@ -105,7 +106,7 @@ impl Use {
         }
     }
 
-    /// Whether it ends by itself within moments: udev looks at every disk that appears.
+    /// Whether it ends by itself shortly: udev opens every new disk for a moment.
     pub(crate) fn is_passing(&self) -> bool {
         const NAMES: [&str; 3] = ["(udev-worker)", "systemd-udevd", "udevd"];
         matches!(self, Use::Program { program, .. } if NAMES.contains(&program.as_str()))
@@ -126,26 +127,24 @@ impl Use {
     }
 }
 
-/// A block device that has been opened exclusively: nothing else can begin to use it while this
-/// lives.
+/// A block device that is opened exclusively: no other use can begin while this exists.
 #[derive(Debug)]
 pub(crate) struct Claim {
     _file: fs::File,
 }
 
-/// What [`of_drive`] found.
+/// The result of [`of_drive`].
 #[derive(Debug, Default)]
 pub(crate) struct Usage {
     pub(crate) uses: Vec<Use>,
-    /// Exclusive hold of what is in no use.
+    /// Exclusive claims on unused disks.
     pub(crate) claims: Vec<Claim>,
-    /// A block device that could not be asked, and why.
+    /// A block device that could not be checked, and the cause.
     pub(crate) unknown: Option<(String, io::Error)>,
 }
 
-/// What uses the block devices `disks` (`nvme0n1`) with their partitions, and the nodes `nodes`
-/// (`nvme0`,
-/// `ng0n1`) that are no block devices.
+/// Finds the uses of the block devices `disks` (`nvme0n1`) with their partitions, and of the nodes
+/// `nodes` (`nvme0`, `ng0n1`), which are not block devices.
 pub(crate) fn of_drive(system: &System, disks: &[String], nodes: &[String]) -> Usage {
     let mut devices = Vec::new();
     for disk in disks {
@@ -170,7 +169,7 @@ pub(crate) fn of_drive(system: &System, disks: &[String], nodes: &[String]) -> U
     usage
 }
 
-/// Takes a disk exclusively, or finds out why that cannot be had.
+/// Opens a disk exclusively, or finds the reason why that fails.
 fn claim(system: &System, disk: &str, usage: &mut Usage) {
     match system.actions().claim(&system.dev(disk)) {
         Ok(file) => usage.claims.push(Claim { _file: file }),
@@ -178,7 +177,7 @@ fn claim(system: &System, disk: &str, usage: &mut Usage) {
             let mut devices = partitions(system, disk);
             devices.push(disk.to_owned());
             let explained = usage.uses.iter().any(|found| {
-                // A program that just has it open does not keep others out.
+                // A program that merely has it open does not prevent exclusive opening.
                 devices.iter().any(|device| device == found.device())
                     && !matches!(found, Use::Program { .. })
             });
@@ -192,7 +191,7 @@ fn claim(system: &System, disk: &str, usage: &mut Usage) {
             }
             usage.uses.extend(elsewhere);
         }
-        // Gone between the listing and now, or without a medium: nothing can use it.
+        // Removed since the listing, or without a medium: it cannot be in use.
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) if error.raw_os_error() == Some(libc::ENXIO) => {}
         Err(error) => usage.unknown = Some((disk.to_owned(), error)),
@@ -208,20 +207,20 @@ fn partitions(system: &System, disk: &str) -> Vec<String> {
     partitions
 }
 
-/// `dev` of a block device: `259:0`.
+/// Device number of a block device: `259:0`.
 fn device_number(system: &System, device: &str) -> Option<String> {
     word(&system.sysfs(format!("class/block/{device}/dev")))
 }
 
-/// Processes, by number.
+/// All process identifiers.
 fn processes(system: &System) -> impl Iterator<Item = u32> {
     names(&system.proc(""))
         .into_iter()
         .filter_map(|name| name.parse().ok())
 }
 
-/// File systems that are mounted where this process does not see them, in containers for example;
-/// each mount namespace is looked at once, as far as this process may.
+/// File systems mounted in mount namespaces of other processes, for example in containers. Each
+/// namespace is checked once, if this process is allowed to.
 fn mounts_elsewhere(system: &System, devices: &[String]) -> Vec<Use> {
     let namespace = |process: &str| link_name(&system.proc(format!("{process}/ns/mnt")));
     let mut seen: BTreeSet<Option<String>> = BTreeSet::from([namespace("self")]);
@@ -240,7 +239,7 @@ fn mounts_elsewhere(system: &System, devices: &[String]) -> Vec<Use> {
     uses
 }
 
-/// File systems that a process sees mounted: `proc_pid_mountinfo(5)`.
+/// Mounted file systems that a process can see: `proc_pid_mountinfo(5)`.
 fn mounts(system: &System, process: &str, devices: &[String]) -> Vec<Use> {
     let table = text(&system.proc(format!("{process}/mountinfo"))).unwrap_or_default();
     let numbers: Vec<Option<String>> = devices
@@ -252,7 +251,8 @@ fn mounts(system: &System, process: &str, devices: &[String]) -> Vec<Use> {
         let mut fields = line.split(' ');
         let number = fields.nth(2);
         let at = fields.nth(1).map(unescaped).unwrap_or_default();
-        // File systems on several devices have numbers of their own, but name one device.
+        // File systems on several devices have device numbers of their own, but their source is one
+        // of the devices.
         let source = fields.skip_while(|field| *field != "-").nth(2);
         let source = source.map(unescaped);
         for (device, its_number) in devices.iter().zip(&numbers) {
@@ -272,7 +272,7 @@ fn mounts(system: &System, process: &str, devices: &[String]) -> Vec<Use> {
     uses
 }
 
-/// Text of procfs, which writes blanks and line ends as octal numbers.
+/// Decodes text of procfs, in which blanks and line ends are octal escapes.
 fn unescaped(text: &str) -> String {
     let mut out = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -292,12 +292,12 @@ fn unescaped(text: &str) -> String {
             }
         }
     }
-    // What goes into an error line stays on that line.
+    // Error messages are one line, so replace control characters.
     let text = String::from_utf8_lossy(&out).into_owned();
     text.replace(char::is_control, "?")
 }
 
-/// Whether `path` is the node of `device`, be it by a link such as `/dev/disk/by-id/…`.
+/// Whether `path` is the node of `device`, directly or by a link such as `/dev/disk/by-id/…`.
 fn is_node(system: &System, path: &str, device: &str) -> bool {
     let Some(below) = path.strip_prefix("/dev/") else {
         return false;
@@ -325,7 +325,7 @@ fn swaps(system: &System, devices: &[String]) -> Vec<Use> {
     uses
 }
 
-/// Block devices made of `device`.
+/// Block devices built on `device`.
 fn holders(system: &System, device: &str) -> Vec<Use> {
     let holders = names(&system.sysfs(format!("class/block/{device}/holders")));
     holders
@@ -361,7 +361,7 @@ fn holder_in_words(system: &System, holder: &str) -> String {
     format!("block device {holder}")
 }
 
-/// Members of mounted btrfs file systems, which the mount table names one of.
+/// Members of mounted btrfs file systems, of which the mount table lists only one.
 fn btrfs(system: &System, devices: &[String]) -> Vec<Use> {
     let mut uses = Vec::new();
     for filesystem in names(&system.sysfs("fs/btrfs")) {
@@ -376,7 +376,7 @@ fn btrfs(system: &System, devices: &[String]) -> Vec<Use> {
     uses
 }
 
-/// Namespaces and whole controllers that the kernel's NVMe target exports: it does not open them
+/// Namespaces and whole controllers exported by the kernel's NVMe target, which does not open them
 /// exclusively.
 fn exports(system: &System, devices: &[String], nodes: &[String]) -> Vec<Use> {
     let mut uses = Vec::new();
@@ -406,7 +406,7 @@ fn exports(system: &System, devices: &[String], nodes: &[String]) -> Vec<Use> {
     uses
 }
 
-/// Loop devices over `devices`: the kernel keeps them open, and no process shows it.
+/// Loop devices on `devices`: the kernel keeps them open, without an open descriptor of a process.
 fn loops(system: &System, devices: &[String]) -> Vec<Use> {
     let mut uses = Vec::new();
     for holder in names(&system.sysfs("block")) {
@@ -423,7 +423,7 @@ fn loops(system: &System, devices: &[String]) -> Vec<Use> {
     uses
 }
 
-/// Programs that have one of `/dev/NAME` open, as far as this process may see it.
+/// Programs that have one of `/dev/NAME` open, if this process is allowed to see it.
 pub(crate) fn programs(system: &System, nodes: &[String]) -> Vec<Use> {
     let mut uses = Vec::new();
     if nodes.is_empty() {
@@ -446,7 +446,7 @@ pub(crate) fn programs(system: &System, nodes: &[String]) -> Vec<Use> {
     uses
 }
 
-/// What a descriptor's link says below `/dev/`.
+/// The part below `/dev/` of a descriptor's link.
 fn open_node(link: &Path) -> Option<String> {
     let target = fs::read_link(link).ok()?;
     let below = target.strip_prefix("/dev").ok()?;

@@ -1,9 +1,9 @@
-//! Descriptions as a kernel gives them, and as none should.
+//! Tests with valid and invalid descriptions.
 
 use super::*;
 use proptest::prelude::*;
 
-/// A description of the given head size with words at offsets and bytes behind.
+/// A description of `len` bytes with words at the given offsets.
 fn description(len: usize, words: &[(usize, u32)]) -> Info {
     let mut bytes = vec![0; len];
     for (offset, word) in words {
@@ -28,7 +28,7 @@ fn a_short_answer_is_a_region_without_bytes() {
 
 #[test]
 fn a_chain_that_loops_ends() {
-    // The capability at 32 names itself as the next.
+    // The capability at 32 is followed by itself.
     let info = description(
         64,
         &[
@@ -49,7 +49,7 @@ fn areas_beyond_the_region_or_the_answer_are_left_out() {
         (REGION_CAPABILITIES, 32),
         (REGION_SIZE, 8192),
         (32, abi::VFIO_REGION_INFO_CAP_SPARSE_MMAP),
-        // As many areas as there are not.
+        // The number of areas is larger than the description.
         (40, u32::MAX),
         (48, 0),
         (56, 4096),
@@ -96,7 +96,7 @@ fn an_iommu_names_its_ranges_and_what_is_left() {
     assert_eq!(info.page_sizes, 1 << 12 | 1 << 21);
     assert_eq!(info.ranges, [(0x1000, 0xfedf_ffff)]);
     assert_eq!(info.mappings_left, Some(65535));
-    // An old kernel says none of it.
+    // An old kernel reports none of this.
     let info = IommuInfo::of(&description(24, &[]));
     assert_eq!((info.page_sizes, info.mappings_left), (4096, None));
     assert_eq!(info.ranges, RANGES_UNNAMED);

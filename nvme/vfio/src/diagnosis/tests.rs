@@ -1,4 +1,4 @@
-//! What stands in the way, in the order in which it has to be mended.
+//! Problems of a drive, in the order in which they have to be fixed.
 
 use super::*;
 use crate::machine::{Machine, address, line};
@@ -84,7 +84,7 @@ fn nodes_that_are_missing_forbidden_or_held() {
     std::fs::remove_dir_all(machine.path("proc/9")).unwrap();
     std::fs::remove_file(machine.path("dev/vfio/vfio")).unwrap();
     assert!(found(&machine).ends_with("modprobe vfio-pci"));
-    // A kernel with iommufd alone has other nodes.
+    // A kernel with only iommufd has other nodes.
     machine.folder(&format!("sys/bus/pci/devices/{A}/vfio-dev/vfio0"));
     machine.file("dev/vfio/devices/vfio0", "");
     machine.file("dev/iommu", "");
@@ -93,7 +93,7 @@ fn nodes_that_are_missing_forbidden_or_held() {
     assert!(found(&machine).contains("/dev/iommu"));
 }
 
-/// A machine whose process may lock so much, has locked so much, and has these capabilities.
+/// A machine whose process has this limit, this much locked memory and these capabilities.
 fn with_limit(limit: &str, locked: &str, capabilities: &str) -> Machine {
     let machine = Machine::with_taken_drive();
     let limits = format!(
@@ -115,14 +115,14 @@ fn too_little_lockable_memory() {
         text.contains("allows 8388608") && text.contains("LimitMEMLOCK=infinity"),
         "{text}"
     );
-    // What is locked already counts.
+    // Memory that is already locked counts.
     let machine = with_limit("67108864", "4", "0000000000000000");
     assert!(found(&machine).contains("67112960 bytes"));
     for (limit, locked, capabilities) in [
         ("67108864", "0", "0000000000000000"),
         ("unlimited", "999999", "0000000000000000"),
         ("0", "0", "0000000000004000"),
-        // What cannot be read is found out by the mapping.
+        // If the values cannot be read, the mapping has to find out.
         ("none", "x", "y"),
     ] {
         let machine = with_limit(limit, locked, capabilities);

@@ -1,4 +1,4 @@
-//! Handing over: what is refused, what is done, and what is left after each step that can fail.
+//! Moving drives: refusals, changes, and the state after each step that can fail.
 
 use super::*;
 use crate::machine::{Machine, address, line};
@@ -16,7 +16,7 @@ fn back_plan_for(machine: &Machine, names: &[&str]) -> Result<Takeover, Vec<Prob
     plan_unbind(&machine.system(), &addresses)
 }
 
-/// The one line of a refusal, which has changed nothing.
+/// The message of a single refusal, which has changed nothing.
 fn refusal(machine: &Machine, result: Result<Takeover, Vec<Problem>>) -> String {
     let problems = result.unwrap_err();
     assert_eq!(problems.len(), 1, "{problems:?}");
@@ -108,7 +108,7 @@ fn neighbours_with_drivers_of_the_kernel_are_in_the_way() {
         text.contains("shares IOMMU group 7 with 0000:01:00.1 (e1000e)"),
         "{text}"
     );
-    // Bridges, functions without a driver and those of VFIO are not.
+    // Bridges, functions without a driver and functions of VFIO are harmless.
     for harmless in [None, Some("vfio-pci"), Some("pcieport"), Some("pci-stub")] {
         machine.give("0000:01:00.1", harmless);
         assert!(plan_for(&machine, &[A]).is_ok(), "{harmless:?}");
@@ -225,7 +225,7 @@ fn every_step_that_fails_is_undone() {
             assert_eq!(machine.state(A), state(Some("nvme"), "(null)"), "{step}");
             assert!(!text.contains("put back"), "{text}");
         } else {
-            // Nothing can be bound any more, so nothing can be put back: the line says so.
+            // Binding fails, so undoing fails as well, and the message says so.
             assert_eq!(machine.state(A).0, None);
             assert!(
                 text.contains(&format!("{A} could not be put back")),
@@ -255,7 +255,7 @@ fn a_driver_that_does_not_take_it_is_undone() {
 #[test]
 fn a_later_failure_brings_the_first_drive_back() {
     let machine = Machine::with_drives();
-    // The second drive's release fails, after the first one's.
+    // Unbinding fails for the second drive, after it succeeded for the first.
     machine.plan().failure = Some(("nvme/unbind", 1, libc::EBUSY));
     plan_for(&machine, &[A, B]).unwrap().perform().unwrap_err();
     for name in [A, B] {
@@ -304,7 +304,7 @@ fn a_drive_that_a_program_holds_stays() {
         text,
         format!("{A} is held by windlass (process 77): end that first")
     );
-    // With iommufd a device is held by a node of its own, which can be opened twice.
+    // With iommufd a device has its own node, which can be opened twice.
     let machine = Machine::with_taken_drive();
     machine.folder(&format!("sys/bus/pci/devices/{A}/vfio-dev/vfio3"));
     machine.link("proc/77/fd/5", "/dev/vfio/devices/vfio3");

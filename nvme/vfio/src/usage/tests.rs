@@ -1,4 +1,4 @@
-//! Every kind of use, and files that say nothing, nonsense or lies.
+//! Tests of every kind of use, and of files that are empty, malformed or wrong.
 
 use super::*;
 use crate::machine::Machine;
@@ -10,7 +10,7 @@ fn usage(machine: &Machine) -> Usage {
     of_drive(&machine.system(), &disks, &nodes)
 }
 
-/// What uses the first drive, in words.
+/// The messages of the first drive's uses.
 fn uses(machine: &Machine) -> Vec<String> {
     usage(machine)
         .uses
@@ -19,7 +19,7 @@ fn uses(machine: &Machine) -> Vec<String> {
         .collect()
 }
 
-/// The one use that there is.
+/// The message of its only use.
 fn the_use(machine: &Machine) -> String {
     let uses = uses(machine);
     assert_eq!(uses.len(), 1, "{uses:?}");
@@ -57,7 +57,7 @@ fn lines_that_end_early_are_no_uses() {
         machine.file("proc/self/mountinfo", table);
         machine.file("proc/swaps", table);
         for found in uses(&machine) {
-            // Too little is taken for a use rather than for none.
+            // An incomplete line may count as a use, rather than be ignored.
             assert!(table.contains("259:0"), "{table:?}: {found}");
         }
     }
@@ -145,7 +145,7 @@ fn what_is_made_of_it() {
         machine.file("sys/class/block/dm-0/dm/name", "vg-data\n");
         let link = format!("sys/class/block/nvme0n1p1/holders/{holder}");
         machine.link(&link, "x");
-        // The kernel keeps others out then, too.
+        // The kernel then refuses exclusive opening, too.
         machine.plan().busy.insert("nvme0n1".to_owned());
         assert_eq!(
             the_use(&machine),
@@ -202,12 +202,12 @@ fn programs_that_have_it_open() {
         the_use(&machine),
         "/dev/nvme0 is open in smart?d (process 1234)"
     );
-    // A program that does not keep others out does not explain that somebody does.
+    // A program that merely has the disk open does not explain why exclusive opening fails.
     machine.link("proc/1234/fd/7", "/dev/nvme0n1");
     machine.link("proc/1234/fd/8", "/dev/null");
     machine.plan().busy.insert("nvme0n1".to_owned());
     assert_eq!(uses(&machine).len(), 2);
-    // This process itself is nobody that could be asked to stop.
+    // This process itself does not count as a use.
     let own = format!("proc/{}/fd/3", std::process::id());
     let machine = Machine::with_drives();
     machine.link(&own, "/dev/nvme0n1");
