@@ -1,4 +1,4 @@
-//! The appliance as a child process: started with a configuration, ended when dropped.
+//! The appliance as a child process: started with a configuration, ended on drop.
 
 use std::io::{self, BufRead as _, BufReader};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -14,18 +14,18 @@ use tempfile::TempDir;
 use crate::cpu_limit::{CpuLimit, CpuLimitError};
 use crate::leftovers::Known;
 
-/// How long the appliance may take to start or to end.
+/// Maximum duration of the appliance's start or shutdown.
 pub const START_LIMIT: Duration = Duration::from_secs(20);
-/// Between two tries to connect: short beside what a start takes, long enough that the tries leave
-/// the start its core.
+/// Interval between connection attempts: short compared with a start, but long enough that the
+/// attempts do not slow the start down.
 const RETRY_INTERVAL: Duration = Duration::from_micros(100);
-/// What the appliance prints when its exports answer.
+/// The appliance's output when its exports are available.
 const READY: &str = "windlass: ready";
 
-/// Why the appliance does not run.
+/// The reason why the appliance does not run.
 #[derive(Debug, thiserror::Error)]
 pub enum ProcessError {
-    /// The binary is not there.
+    /// The binary does not exist.
     #[error(
         "{} is not there: build it with `cargo build --release -p appliance`, \
          or name it with --windlass",
@@ -37,7 +37,7 @@ pub enum ProcessError {
     Process {
         /// The binary.
         path: PathBuf,
-        /// The kernel's answer.
+        /// The kernel's error.
         source: io::Error,
     },
     /// It ended instead of serving.
@@ -46,10 +46,10 @@ pub enum ProcessError {
     /// It does not serve.
     #[error("the appliance accepts no connection within {START_LIMIT:?}: {0}")]
     NotServing(String),
-    /// A file of our own.
+    /// A file of the measurement cannot be written.
     #[error("cannot write the appliance's configuration: {0}")]
     Configuration(io::Error),
-    /// It cannot be given a part of its core.
+    /// Its CPU share cannot be limited.
     #[error(transparent)]
     Limit(#[from] CpuLimitError),
 }
@@ -63,18 +63,18 @@ pub struct ApplianceProcess {
     started: Instant,
     directory: TempDir,
     binary: PathBuf,
-    /// What a signal that ends this process must not leave: its folder, and itself.
+    /// Registers the process and its directory for removal by a signal.
     _known: [Known; 2],
-    /// What bounds its processor time; removed after the process has ended.
+    /// Limits its processor time; removed after the process has ended.
     limit: Option<CpuLimit>,
 }
 
 impl ApplianceProcess {
-    /// Starts `binary` with the configuration that `text` makes of a directory for its files and of
-    /// the address that its listener is to have. The time from exec on begins here.
+    /// Starts `binary`. `text` makes the configuration from a directory for its files and the
+    /// address of its listener. The time since exec starts here.
     ///
     /// # Errors
-    /// [`ProcessError`]: it cannot be run.
+    /// [`ProcessError`]: it cannot be started.
     pub fn start(
         binary: &Path,
         text: impl FnOnce(&Path, SocketAddr) -> String,
@@ -117,7 +117,7 @@ impl ApplianceProcess {
         })
     }
 
-    /// Waits until it has initialised a connection, which a reactor does; the time since exec.
+    /// Waits until one of its reactors has initialized a connection. Returns the time since exec.
     ///
     /// # Errors
     /// [`ProcessError`]: it ended, or does not serve.
@@ -139,7 +139,7 @@ impl ApplianceProcess {
         }
     }
 
-    /// Waits until it says that it is ready; the time since exec.
+    /// Waits for its ready message. Returns the time since exec.
     ///
     /// # Errors
     /// [`ProcessError`]: it ended before.
@@ -155,7 +155,7 @@ impl ApplianceProcess {
         Ok(self.started.elapsed())
     }
 
-    /// From now on it has so many per cent of one core.
+    /// Limits it to this percentage of one core.
     ///
     /// # Errors
     /// [`ProcessError::Limit`].
@@ -166,9 +166,9 @@ impl ApplianceProcess {
         Ok(())
     }
 
-    /// Time that its reactors have been busy so far, as it tells on its control socket, which its
-    /// configuration must have as `control.sock` in its directory. Where its processor time is
-    /// bounded, that time: a clock would count what was held back. `None` where it does not tell.
+    /// Total busy time of its reactors, from its control socket, which its configuration must set
+    /// to `control.sock` in its directory. If its CPU share is limited, its processor time instead,
+    /// because busy time would include throttled time. `None` if the socket does not respond.
     #[must_use]
     pub fn busy_time(&self) -> Option<Duration> {
         if let Some(limit) = &self.limit {
@@ -187,19 +187,18 @@ impl ApplianceProcess {
         Some(Duration::from_nanos(busy.sum::<Option<u64>>()?))
     }
 
-    /// Where its listener is.
+    /// The address of its listener.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Processor time that it has taken so far, all threads and the kernel's part together; `None`
-    /// once it has ended.
+    /// Its processor time of all threads, including the kernel's part; `None` after its end.
     #[must_use]
     pub fn cpu_time(&self) -> Option<Duration> {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).ok()?;
-        // proc_pid_stat(5): the name may hold anything but the last parenthesis; utime and stime
-        // are the 14th and 15th fields, so the 12th and 13th behind it.
+        // proc_pid_stat(5): the name may contain anything except the last parenthesis; utime and
+        // stime are the 14th and 15th fields, which are the 12th and 13th after the name.
         let (_, fields) = stat.rsplit_once(')')?;
         let mut times = fields.split_whitespace().skip(11);
         let ticks: u64 = times.next()?.parse::<u64>().ok()? + times.next()?.parse::<u64>().ok()?;
@@ -207,14 +206,14 @@ impl ApplianceProcess {
         Some(Duration::from_secs_f64(ticks as f64 / per_second as f64))
     }
 
-    /// What its log says is wrong, else its last line.
+    /// The errors in its log, or else its last line.
     fn last_words(&self) -> String {
         let log = std::fs::read_to_string(self.directory.path().join("log"));
         last_words(&log.unwrap_or_default())
     }
 }
 
-/// The errors in a log, else its last line.
+/// The errors in a log, or else its last line.
 fn last_words(log: &str) -> String {
     let errors = log.lines().filter_map(|line| line.strip_prefix("error: "));
     let mut errors: Vec<&str> = errors.collect();

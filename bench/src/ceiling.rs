@@ -1,12 +1,13 @@
-//! The ceiling: what a bare socket pair on loopback does with NVMe/TCP's byte pattern and no NVMe.
+//! The ceiling: the performance of a bare socket pair on loopback with NVMe/TCP's byte pattern and
+//! without NVMe.
 //!
-//! One thread stands in for the target, one for the host, each pinned to its own core. They move the
-//! same bytes in the same order as target and host do, poll non-blocking sockets, and do one receive
-//! and one send per poll and connection at most, for all that is ready; but they look at nothing
-//! except the number of bytes.
+//! One thread acts as the target and one as the host, each pinned to its own core. They transfer
+//! the same bytes in the same order as target and host, poll non-blocking sockets, and perform at
+//! most one receive and one send per poll and connection for everything that is ready, but they
+//! only count bytes.
 //!
-//! Where the target's data lies decides as much as the sockets do, so there are two ceilings: random
-//! blocks of as much memory as a target has to serve, sent and received there by scatter lists, and
+//! The location of the target's data is as important as the sockets, so there are two ceilings:
+//! random blocks of a memory as large as a target serves, sent and received by scatter lists, and
 //! one buffer that stays in the cache.
 
 mod copies;
@@ -37,33 +38,33 @@ use crate::units::format_size;
 /// Bytes of a command capsule on the wire: an 8-byte common header and a 64-byte submission queue
 /// entry (TCP 1.1 §3.6.2.5).
 const REQUEST_BYTES: usize = 72;
-/// Bytes of every other header: C2HData, H2CData, R2T, and the response capsule.
+/// Size of every other header: C2HData, H2CData, R2T, and the response capsule.
 const HEADER_BYTES: usize = 24;
-/// Bytes of a small request's data, and the unit of [`AnswerMemory`].
+/// Size of a small request's data, and the unit of [`AnswerMemory`].
 const DATA_BYTES: usize = 4096;
-/// What a command capsule of ours carries with it at most, bytes; the target asks for more by R2T.
+/// Maximum in-capsule data of our command capsules in bytes; the target requests more by R2T.
 const IN_CAPSULE_BYTES: usize = 16 << 10;
-/// Congestion control of the pair, and of a target beside it: loopback loses nothing, and one that
-/// paces its sending is only in the way, now more, now less. Reno is in every kernel.
+/// Congestion control of the pair, and of a target beside it: loopback loses nothing, and an
+/// algorithm with pacing only disturbs, with varying effect. Reno is in every kernel.
 pub const CONGESTION_CONTROL: &str = "reno";
-/// Requests in flight on one connection at most.
+/// Maximum number of requests in flight on one connection.
 const WINDOW_MAX: usize = 128;
-/// Data of a request at most, bytes: what one request of a load carries at most.
+/// Maximum data of a request in bytes, which is also that of one request of a load.
 const DATA_MAX_BYTES: usize = SIZE_MAX_BYTES as usize;
-/// Bytes of a buffer that is to stay in the cache at most: 128 requests of 4 KiB, or 8 of 128 KiB, with
-/// their headers.
+/// Maximum size of a buffer that has to stay in the cache: 128 requests of 4 KiB, or 8 of 128 KiB,
+/// with their headers.
 const HOT_MAX_BYTES: usize = (1 << 20) + (4 << 10);
 
-/// Memory that data is sent from, taken as a target takes a RAM device: in huge pages where there
-/// are any. Cheap to clone.
+/// Memory from which data is sent, allocated like the memory of a RAM device: in huge pages if
+/// available. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct AnswerMemory(Arc<Store>);
 
 impl AnswerMemory {
-    /// Takes `bytes`, of which whole blocks are used.
+    /// Allocates `bytes`, of which complete blocks are used.
     ///
     /// # Errors
-    /// [`CeilingError`] for less than 4 KiB, or more than there is.
+    /// [`CeilingError`] if it is less than 4 KiB or not available.
     pub fn take(bytes: u64) -> Result<Self, CeilingError> {
         let len = usize::try_from(bytes).unwrap_or(usize::MAX);
         if len < DATA_BYTES {
@@ -72,35 +73,36 @@ impl AnswerMemory {
         Ok(Self(Store::new(len, PagePolicy::Auto)?))
     }
 
-    /// Bytes there are.
+    /// Its size in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.0.len() as u64
     }
 
-    /// Bytes of each of its pages.
+    /// The size of its pages in bytes.
     #[must_use]
     pub fn page_bytes(&self) -> u64 {
         self.0.region().page_size().bytes() as u64
     }
 }
 
-/// Where the target's data lies.
+/// The location of the target's data.
 #[derive(Debug, Clone)]
 pub enum Answers {
-    /// A random block for each request: what a target must do that serves memory. The host sends the
-    /// data of writes from as much memory as is in flight, since it keeps it until it is answered.
+    /// A random block for each request, as a target that serves memory needs. The host sends the
+    /// data of writes from as much memory as is in flight, because it keeps the data until the
+    /// response.
     Memory(AnswerMemory),
-    /// One buffer, again and again: it stays in the cache.
+    /// One buffer for all requests, which stays in the cache.
     HotBuffer,
 }
 
-/// What a request moves.
+/// The data transfer of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Exchange {
-    /// Whether the data goes to the target.
+    /// Whether the data is sent to the target.
     pub write: bool,
-    /// Bytes of data, 1 to 1 MiB: up to 16 KiB go to the target within the command capsule, more after
+    /// Size of the data, 1 byte to 1 MiB: up to 16 KiB are sent in the command capsule, more after
     /// an R2T.
     pub data_bytes: usize,
 }
@@ -112,50 +114,50 @@ impl Exchange {
         data_bytes: DATA_BYTES,
     };
 
-    /// Bytes that a request comes to on the wire: those to the target, and those from it.
+    /// Bytes of a request on the wire: those to the target, and those from it.
     #[must_use]
     pub fn wire_bytes(self) -> (usize, usize) {
         ends::Cycle::of(self, 1).bytes()
     }
 }
 
-/// What to drive, and where.
+/// Parameters of the measurement.
 #[derive(Debug, Clone)]
 pub struct CeilingOptions {
-    /// What a request moves.
+    /// The data transfer of a request.
     pub exchange: Exchange,
-    /// Where the target's data lies.
+    /// The location of the target's data.
     pub answers: Answers,
     /// Connections, all driven by the same two threads.
     pub connections: usize,
-    /// Requests kept in flight on each connection.
+    /// Requests in flight on each connection.
     pub window: usize,
-    /// Core of the thread that answers.
+    /// Core of the thread that responds.
     pub server_core: Option<usize>,
-    /// Core of the thread that asks.
+    /// Core of the thread that sends requests.
     pub client_core: Option<usize>,
-    /// The part of its core that the thread that answers may take, percent; all of it otherwise. With a
-    /// part it sleeps where nothing has come, since its waiting would be taken off that part.
+    /// CPU share of the responding thread in percent of its core; `None` for the whole core. With a
+    /// share it sleeps while nothing has arrived, because polling would count against the share.
     pub answering_percent: Option<u32>,
-    /// Time before anything is counted.
+    /// Warm-up time, which is not counted.
     pub warm_up: Duration,
-    /// Time that is counted.
+    /// Counted time.
     pub duration: Duration,
 }
 
-/// What the pair did.
+/// The result of the measurement.
 #[derive(Debug, Clone)]
 pub struct CeilingMeasurement {
-    /// Requests answered within the counted time.
+    /// Requests completed within the counted time.
     pub requests: u64,
     /// The counted time.
     pub elapsed: Duration,
-    /// Time from request to answer; filled for one request in flight only, where it is exact.
+    /// Time from request to response; only measured with one request in flight, where it is exact.
     pub latency: Option<Latency>,
-    /// The part of its time in which the answering side had something to do; with a part of its core,
-    /// its processor time in that time.
+    /// The share of its time for which the responding side was busy; if its CPU share is limited,
+    /// its processor time per elapsed time.
     pub answering_share: f64,
-    /// The part of its time in which the asking side had something to do.
+    /// The share of its time for which the requesting side was busy.
     pub asking_share: f64,
 }
 
@@ -166,20 +168,20 @@ impl CeilingMeasurement {
         crate::units::per_second(self.requests, self.elapsed)
     }
 
-    /// Requests per second of the answering side's time in which it had something to do.
+    /// Requests per second of busy time of the responding side.
     #[must_use]
     pub fn requests_per_core_second(&self) -> f64 {
         self.requests_per_second() / self.answering_share
     }
 
-    /// Requests per second of the asking side's time in which it had something to do.
+    /// Requests per second of busy time of the requesting side.
     #[must_use]
     pub fn requests_per_host_core_second(&self) -> f64 {
         self.requests_per_second() / self.asking_share
     }
 }
 
-/// Why the ceiling could not be measured.
+/// The reason why the ceiling could not be measured.
 #[derive(Debug, thiserror::Error)]
 pub enum CeilingError {
     /// The socket pair failed.
@@ -188,33 +190,33 @@ pub enum CeilingError {
     /// A thread could not be pinned.
     #[error(transparent)]
     Pin(#[from] PinError),
-    /// A window of 0, or of more than a sender prepares for.
+    /// A window of 0, or larger than a sender supports.
     #[error("a window of {0} cannot be driven: choose 1 to {WINDOW_MAX}")]
     Window(usize),
-    /// No data, or more than a request carries.
+    /// A data size of 0, or larger than the maximum of a request.
     #[error(
         "requests of {} cannot be driven: choose 1 byte to {}",
         format_size(*.0 as u64), format_size(DATA_MAX_BYTES as u64)
     )]
     Data(usize),
-    /// Too little memory to take blocks from.
+    /// Too little memory for one block.
     #[error(
         "a memory of {bytes} bytes has not enough blocks to move: give it {} at least",
         format_size(*least)
     )]
     MemoryTooSmall {
-        /// What there is.
+        /// The available size.
         bytes: u64,
-        /// What is needed, bytes.
+        /// The required size in bytes.
         least: u64,
     },
-    /// The memory could not be had.
+    /// The memory could not be allocated.
     #[error("cannot take the memory that answers are sent from: {0}")]
     Memory(#[from] RegionError),
-    /// The answering thread cannot be given a part of its core.
+    /// The CPU share of the responding thread cannot be limited.
     #[error(transparent)]
     Limit(#[from] CpuLimitError),
-    /// The answering thread came to an unexpected end.
+    /// The responding thread panicked.
     #[error("the answering thread panicked")]
     ServerPanicked,
 }
@@ -226,10 +228,10 @@ impl CeilingError {
     }
 }
 
-/// Drives bare socket pairs with NVMe/TCP's byte pattern.
+/// Measures bare socket pairs with NVMe/TCP's byte pattern.
 ///
 /// # Errors
-/// [`CeilingError`] where a socket or a core is not to be had.
+/// [`CeilingError`] if a socket or a core is not available.
 pub fn measure_tcp(options: &CeilingOptions) -> Result<CeilingMeasurement, CeilingError> {
     if options.window == 0 || options.window > WINDOW_MAX {
         return Err(CeilingError::Window(options.window));
@@ -241,13 +243,13 @@ pub fn measure_tcp(options: &CeilingOptions) -> Result<CeilingMeasurement, Ceili
     let (clients, servers): (Vec<_>, Vec<_>) =
         pairs.collect::<io::Result<Vec<_>>>()?.into_iter().unzip();
     let stop = AtomicBool::new(false);
-    // Removed when the thread that it holds has ended.
+    // Removed after the thread in it has ended.
     let limit = options.answering_percent.map(CpuLimit::new).transpose()?;
     std::thread::scope(|scope| {
         let answering = scope.spawn(|| {
             let result = pin_and_answer(&servers, options, limit.as_ref(), &stop);
             if result.is_err() {
-                // The client must see the end of the streams rather than wait for ever.
+                // The client must detect the end of the streams instead of waiting forever.
                 for server in &servers {
                     let _ = server.shutdown(std::net::Shutdown::Both);
                 }
@@ -257,7 +259,8 @@ pub fn measure_tcp(options: &CeilingOptions) -> Result<CeilingMeasurement, Ceili
         let asked = pin_and_ask(&clients, options);
         stop.store(true, Ordering::Relaxed);
         let answered = answering.join().map_err(|_| CeilingError::ServerPanicked)?;
-        // The answering side's failure is the cause, and the asking side's only its echo.
+        // The failure of the responding side is the cause; that of the requesting side is only the
+        // consequence.
         let answering_share = answered?;
         Ok(CeilingMeasurement {
             answering_share,
@@ -293,7 +296,7 @@ fn pin_and_ask(
     options: &CeilingOptions,
 ) -> Result<CeilingMeasurement, CeilingError> {
     std::thread::scope(|scope| {
-        // A thread of its own, so that the caller's affinity stays as it was.
+        // A separate thread preserves the caller's affinity.
         let asking = scope.spawn(|| {
             pin(options.client_core)?;
             ends::ask(sockets, options)
@@ -305,8 +308,8 @@ fn pin_and_ask(
 fn socket_pair() -> io::Result<(TcpStream, TcpStream)> {
     let listener = TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
     let client = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None)?;
-    // Before there is a connection, as target and host have it: one that began with a control that
-    // paces its sending stays paced. Without ours the pair is as fast as the system's lets it be.
+    // Set before connecting, as target and host do: a connection that starts with a pacing
+    // algorithm remains paced. If this fails, the system's algorithm applies.
     let _ = set_tcp_congestion(&listener, CONGESTION_CONTROL);
     let _ = set_tcp_congestion(&client, CONGESTION_CONTROL);
     rustix::net::connect(&client, &listener.local_addr()?)?;
@@ -319,21 +322,20 @@ fn socket_pair() -> io::Result<(TcpStream, TcpStream)> {
     Ok((client, server))
 }
 
-/// The longest sleep of a loop that waits for something to come, after which it looks whether it is
-/// to stop.
+/// The longest sleep of a loop that waits for data, after which it checks whether it has to stop.
 pub(crate) const SLEEP_MAX: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 10_000_000,
 };
 
-/// An empty latency histogram, nanoseconds, three significant digits.
+/// An empty latency histogram in nanoseconds with three significant digits.
 #[must_use]
 pub fn histogram() -> Histogram<u64> {
-    // Bounds and precision are constants that the constructor accepts: a test constructs one.
+    // The constructor accepts these constants; a test constructs one.
     Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("constant bounds are valid")
 }
 
-/// A duration in nanoseconds, as a histogram takes it.
+/// A duration in nanoseconds, as the histogram expects it.
 #[must_use]
 pub fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)

@@ -1,4 +1,4 @@
-//! The commands and their options, and what they print.
+//! The commands, their options and their output.
 
 use std::error::Error;
 use std::fmt::Display;
@@ -70,7 +70,7 @@ pub(crate) enum Command {
     Diff(diff::DiffArgs),
 }
 
-/// What can be compared.
+/// The subject of a comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum ComparedArg {
     /// 4 KiB reads over TCP, deep and one at a time, in detail
@@ -79,7 +79,7 @@ enum ComparedArg {
     All,
 }
 
-/// The part of its core that the target has in some rows where nobody says, percent.
+/// Default CPU share of the target in rows with a limited share, in percent.
 const PART_PERCENT: u32 = 50;
 
 #[derive(Debug, Args)]
@@ -107,8 +107,8 @@ pub(crate) struct CompareArgs {
     /// Core of the host and of the pair's asking side
     #[arg(long, default_value_t = 1)]
     host_core: usize,
-    /// With all, the per cent of its core that the target has, and the pair's answering side, in the
-    /// rows that give them a part; else 50
+    /// With all, the per cent of its core that the target has, and the pair's answering side, in
+    /// the rows that give them a part; else 50
     #[arg(long, value_name = "PERCENT",
         value_parser = clap::value_parser!(u32).range(i64::from(cpu_limit::PERCENT_MIN)..=100))]
     cpu_max: Option<u32>,
@@ -127,7 +127,7 @@ pub(crate) struct CompareArgs {
 pub(crate) fn execute(command: Command) -> Result<ExitCode, Failure> {
     if let Command::Compare(_) | Command::Scale(_) | Command::Start(_) | Command::Storm(_) = command
     {
-        // They start an appliance and make files for it.
+        // These commands start an appliance and create files for it.
         leftovers::remove_on_signals()?;
     }
     match command {
@@ -157,7 +157,8 @@ fn at_least_one(text: &str) -> Result<usize, String> {
     }
 }
 
-/// A file that a report is to be written to: better refused before the measurement than after it.
+/// Parses the path of a report file. It is better to reject it before the measurement than
+/// afterwards.
 fn parse_report_file(text: &str) -> Result<PathBuf, String> {
     let path = PathBuf::from(text);
     if path.is_dir() {
@@ -221,7 +222,7 @@ fn execute_compare(args: &CompareArgs) -> Result<ExitCode, Failure> {
         ComparedArg::Tcp => show(&compare_tcp(&common, tell)?, args.json.as_deref()),
         ComparedArg::All => {
             let folder = args.folder.clone().unwrap_or_else(std::env::temp_dir);
-            // A folder of its own, which goes with all that is in it whatever ends this.
+            // A separate directory, which is removed with its content even after a signal.
             let own = tempfile::tempdir_in(&folder).map_err(|error| {
                 format!("no files can be made in {}: {error}", folder.display())
             })?;
@@ -237,7 +238,7 @@ fn execute_compare(args: &CompareArgs) -> Result<ExitCode, Failure> {
     }
 }
 
-/// Prints a report and keeps it where told.
+/// Prints a report, and saves it if requested.
 fn show<R: Display + Serialize>(report: &R, json: Option<&Path>) -> Result<ExitCode, Failure> {
     print!("{report}");
     if let Some(path) = json {

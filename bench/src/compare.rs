@@ -1,10 +1,10 @@
-//! Our target beside its ceilings, in one run on the same two cores.
+//! Compares our target with its ceilings, in one run on the same two cores.
 //!
 //! The target is a child process, `windlass run` with one RAM namespace, on one core; our host is
-//! on another. Rounds of the bare socket pair, sending from as much memory and from one hot buffer,
-//! and of the target take turns, and ratios are taken within a round, so that what the machine does
-//! to one it does to the other. Pair, target and host have the same congestion control. The target
-//! sleeps while the pair runs: its idle policy is the adaptive default.
+//! on another. Rounds of the bare socket pair, with the same amount of memory and with one hot
+//! buffer, alternate with rounds of the target. Ratios are taken within a round, so that
+//! disturbances of the machine affect both. Pair, target and host use the same congestion control.
+//! The target sleeps while the pair runs: its idle policy is the adaptive default.
 
 pub mod suite;
 pub(crate) mod target;
@@ -31,54 +31,54 @@ use crate::report::{
 };
 use crate::units::{median, per_second};
 
-/// Size of a read, bytes.
+/// Size of a read in bytes.
 const READ_BYTES: u32 = 4096;
 
-/// Depths that are compared: throughput, and latency.
+/// The compared depths: for throughput and for latency.
 const DEPTHS: [usize; 2] = [128, 1];
 
-/// How to compare.
+/// Parameters of the comparison.
 #[derive(Debug, Clone)]
 pub struct CompareOptions {
     /// The appliance's binary.
     pub windlass: PathBuf,
-    /// Core of the target and of the pair's answering side.
+    /// Core of the target and of the pair's responding side.
     pub target_core: usize,
-    /// Core of the host and of the pair's asking side.
+    /// Core of the host and of the pair's requesting side.
     pub host_core: usize,
-    /// Rounds.
+    /// Number of rounds.
     pub rounds: usize,
     /// Counted time of one measurement in a round.
     pub duration: Duration,
-    /// Time before that.
+    /// Duration of the warm-up.
     pub warm_up: Duration,
-    /// Size of the RAM namespace, and of the memory that the pair's answers come from, bytes.
+    /// Size of the RAM namespace, and of the memory of the pair's data, in bytes.
     pub namespace_bytes: u64,
-    /// Starts of the target that are timed.
+    /// Number of measured starts of the target.
     pub starts: usize,
 }
 
-/// Why nothing could be compared.
+/// The reason why the comparison failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CompareError {
-    /// The appliance.
+    /// An error of the appliance.
     #[error(transparent)]
     Process(#[from] ProcessError),
-    /// The ceiling.
+    /// An error of the ceiling.
     #[error(transparent)]
     Ceiling(#[from] CeilingError),
-    /// The load.
+    /// An error of the load.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// Something went wrong while data moved.
+    /// An error during data transfer.
     #[error(transparent)]
     Trouble(#[from] Trouble),
-    /// The file of the file device.
+    /// The file of the file device cannot be created.
     #[error("cannot make a file for the file device: {0}")]
     File(io::Error),
 }
 
-/// The appliance's binary beside this one.
+/// The path of the appliance's binary in the directory of this one.
 #[must_use]
 pub fn windlass_beside_this_binary() -> PathBuf {
     let this = std::env::current_exe().unwrap_or_default();
@@ -86,7 +86,7 @@ pub fn windlass_beside_this_binary() -> PathBuf {
 }
 
 impl CompareOptions {
-    /// The target that serves RAM with the default idle policy.
+    /// A target that serves RAM with the default idle policy.
     pub(crate) fn target(&self) -> TargetOptions {
         TargetOptions {
             windlass: self.windlass.clone(),
@@ -100,7 +100,7 @@ impl CompareOptions {
     }
 }
 
-/// What our host asks of the target.
+/// The load of our host on the target.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Load {
     nsid: u32,
@@ -109,7 +109,7 @@ pub(crate) struct Load {
     connections: u16,
     /// Requests in flight on each connection.
     depth: u16,
-    /// With both digests.
+    /// With header and data digests.
     digests: bool,
 }
 
@@ -127,12 +127,12 @@ impl Load {
     }
 }
 
-/// What our target and host did in one measurement.
+/// The results of our target and host in one measurement.
 pub(crate) struct Measured {
     pub(crate) requests_per_second: f64,
-    /// The part of its time in which the host had something to do.
+    /// The busy share of the host.
     host_share: f64,
-    /// Requests of the whole run, the time before anything counts included.
+    /// Requests of the whole run, including the warm-up.
     completed: u64,
     latency: Latency,
     counters: ConnectionCounters,
@@ -193,7 +193,7 @@ pub(crate) fn measure_target(
     Ok(measured)
 }
 
-/// Compares, round by round; `tell` is called before each.
+/// Compares round by round; calls `tell` before each.
 ///
 /// # Errors
 /// [`CompareError`].

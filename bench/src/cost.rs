@@ -1,11 +1,11 @@
 //! Exact costs of one request: instructions by stage, system calls, allocations, doorbells.
 //!
-//! A plain loop ([`driver_loop`], [`rdma_loop`]) is run twice under callgrind, the second time with
-//! twice the requests: the difference is what the additional requests cost, without start and end.
-//! A loop of many cases ([`tcp_loop`], [`growth_loop`]) is run once, and callgrind counts between two marks in it.
-//! The other end of the loop (the emulated controller, the in-process fabric and the host on it) is
-//! told apart by the source file that each instruction came from, which holds for what was inlined
-//! too, and is subtracted. Nothing here depends on how busy the machine is.
+//! A simple loop ([`driver_loop`], [`rdma_loop`]) runs twice under callgrind, the second time with
+//! twice the requests: the difference is the cost of the additional requests, without start and
+//! end. A loop with many cases ([`tcp_loop`], [`growth_loop`]) runs once, and callgrind counts
+//! between two marks in it. The other end of the loop (the emulated controller, the in-process
+//! fabric and the host on it) is identified by the source file of each instruction, including
+//! inlined code, and is subtracted. No result depends on the load of the machine.
 
 pub mod baseline;
 pub mod callgrind;
@@ -25,23 +25,23 @@ mod tcp_rig;
 
 use serde::{Deserialize, Serialize};
 
-/// What a loop counted by itself, from its first counted request to its last.
+/// The loop's own counters, from its first counted request to its last.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LoopCounts {
     /// Requests submitted and completed.
     pub requests: u64,
-    /// Allocations of the loop's thread, both ends together.
+    /// Allocations of the loop's thread at both ends.
     pub allocations: u64,
-    /// Everything else, by name.
+    /// All other counters by name.
     pub counted: Vec<(String, u64)>,
 }
 
-/// Requests in flight in a loop of one case, as the issues have it.
+/// Requests in flight in a loop with one case, as specified in the issues.
 pub const DEPTH: usize = 128;
 
-/// Bytes of every request of a loop of one case.
+/// Size of every request in a loop with one case, in bytes.
 pub const REQUEST_BYTES: usize = 4096;
 
-/// Requests before anything is counted: everything has been touched once, and every table has the
-/// size that it keeps.
+/// Warm-up requests that are not counted: afterwards all memory has been touched, and every table
+/// has its final size.
 pub const WARM_UP_REQUESTS: u64 = 4 * DEPTH as u64;

@@ -1,5 +1,5 @@
-//! A part of a core for a process or a thread: control groups made here and removed again, of version
-//! 2 where it has the cpu controller, else of version 1.
+//! Limits the CPU share of a process or a thread with temporary control groups, of version 2 if it
+//! has the cpu controller, otherwise of version 1.
 //!
 //! Specification: Linux, Documentation/admin-guide/cgroup-v2.rst, "CPU Interface Files" and
 //! "Threads"; for version 1 Documentation/scheduler/sched-bwc.rst and
@@ -14,22 +14,21 @@ use rustix::thread::gettid;
 
 use crate::leftovers::Known;
 
-/// The period over which the part is kept, microseconds: short, so that what is held back is not for
-/// long.
+/// The period of the limit in microseconds: short, so that throttling delays are short.
 const PERIOD_US: u32 = 10_000;
 
-/// The least part, percent: a quota of 1 ms in a period, the kernel's least.
+/// The minimum share in percent: a quota of 1 ms in a period, which is the kernel's minimum.
 pub const PERCENT_MIN: u32 = 10;
 
-/// How often a group is removed at most, and the time between: a thread that was joined may not have
-/// left its groups yet.
+/// Maximum number of attempts to remove a group, and the time between them: a joined thread may not
+/// have left its groups yet.
 const REMOVALS_MAX: u32 = 100;
 const REMOVAL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Groups that this process has made.
+/// Number of groups that this process has created.
 static GROUPS: AtomicU32 = AtomicU32::new(0);
 
-/// Why no limit can be had.
+/// The reason why a limit is not available.
 #[derive(Debug, thiserror::Error)]
 pub enum CpuLimitError {
     /// No hierarchy limits processors.
@@ -43,31 +42,31 @@ pub enum CpuLimitError {
     File {
         /// The file.
         path: PathBuf,
-        /// The system's answer.
+        /// The system's error.
         source: io::Error,
     },
 }
 
-/// The kinds of hierarchy, which have different files.
+/// The versions of hierarchies, which have different files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Version {
     One,
     Two,
 }
 
-/// Where groups can be made.
+/// The hierarchy in which groups are created.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Hierarchy {
     version: Version,
-    /// Where a group is to be made that limits.
+    /// The path for a group with a limit.
     limiting: PathBuf,
-    /// Where one is to be made that counts processor time, where that is another hierarchy: only with
+    /// The path for a group that counts processor time, if that is another hierarchy: only with
     /// version 1.
     counting: Option<PathBuf>,
 }
 
-/// Control groups that bound what a process or a thread takes of the processors. Removed when
-/// dropped; what they hold must have ended by then.
+/// Control groups that limit the processor time of a process or a thread. They are removed on drop;
+/// their members must have ended by then.
 #[derive(Debug)]
 pub struct CpuLimit {
     version: Version,
@@ -76,10 +75,10 @@ pub struct CpuLimit {
 }
 
 impl CpuLimit {
-    /// Groups of `percent` of one core, [`PERCENT_MIN`] or more, that hold nothing.
+    /// Creates empty groups with a limit of `percent` of one core, at least [`PERCENT_MIN`].
     ///
     /// # Errors
-    /// [`CpuLimitError`]: the system has no such groups, or does not let us make one.
+    /// [`CpuLimitError`]: the system has no such groups, or does not permit their creation.
     pub fn new(percent: u32) -> Result<Self, CpuLimitError> {
         let read = |path| std::fs::read_to_string(path).unwrap_or_default();
         let mounts = read("/proc/self/mountinfo");
@@ -114,7 +113,7 @@ impl CpuLimit {
         Ok(limit)
     }
 
-    /// Puts a process, with all its threads, into the groups.
+    /// Moves a process with all its threads into the groups.
     ///
     /// # Errors
     /// [`CpuLimitError::File`].
@@ -122,11 +121,11 @@ impl CpuLimit {
         self.enter("cgroup.procs", &process.to_string())
     }
 
-    /// Puts the calling thread into the groups, and no other.
+    /// Moves only the calling thread into the groups.
     ///
     /// # Errors
-    /// [`CpuLimitError::File`]; with version 2 also where this process is not in the root group, as
-    /// threads of one process can be divided only within a threaded subtree.
+    /// [`CpuLimitError::File`]; with version 2 also if this process is not in the root group,
+    /// because the threads of one process can be divided only within a threaded subtree.
     pub fn hold_this_thread(&self) -> Result<(), CpuLimitError> {
         let thread = gettid().as_raw_nonzero().to_string();
         match self.version {
@@ -145,7 +144,7 @@ impl CpuLimit {
             .try_for_each(|group| group.write(file, whom))
     }
 
-    /// Processor time that the groups' processes and threads have taken.
+    /// Processor time of the processes and threads in the groups.
     #[must_use]
     pub fn cpu_time(&self) -> Option<Duration> {
         match self.version {
@@ -165,11 +164,11 @@ impl CpuLimit {
     }
 }
 
-/// A control group, removed when dropped.
+/// A control group, removed on drop.
 #[derive(Debug)]
 struct Group {
     path: PathBuf,
-    /// A signal that ends the process removes it as well.
+    /// Also removes it if a signal ends the process.
     _known: Known,
 }
 
@@ -200,7 +199,7 @@ impl Drop for Group {
                 Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
                     std::thread::sleep(REMOVAL_INTERVAL);
                 }
-                // Where it is something else, nobody is left who could do anything about it.
+                // Other errors cannot be handled.
                 _ => return,
             }
         }
@@ -214,7 +213,8 @@ fn write(path: &Path, text: &str) -> Result<(), CpuLimitError> {
     })
 }
 
-/// Where processors can be limited: by version 2 where it has the controller, else by version 1.
+/// Finds a hierarchy that limits processors: version 2 if it has the controller, otherwise version
+/// 1.
 fn find(mounts: &str, own_groups: &str) -> Option<Hierarchy> {
     unified(mounts).or_else(|| {
         let limiting = version_one(mounts, own_groups, "cpu")?;
@@ -227,18 +227,18 @@ fn find(mounts: &str, own_groups: &str) -> Option<Hierarchy> {
     })
 }
 
-/// The fields of a line of proc_pid_mountinfo(5) that are used here.
+/// The used fields of a line of proc_pid_mountinfo(5).
 struct Mount<'a> {
-    /// The folder of the file system that is mounted.
+    /// The mounted directory of the file system.
     root: &'a str,
     point: &'a str,
     kind: &'a str,
-    /// Of the file system: with version 1, its controllers.
+    /// The options of the file system; with version 1, its controllers.
     options: &'a str,
 }
 
 /// Root and mount point are the fourth and fifth field; the file system's type, source and options
-/// follow a lone hyphen.
+/// follow after a single hyphen.
 fn parse_mount(line: &str) -> Option<Mount<'_>> {
     let (place, system) = line.split_once(" - ")?;
     let mut place = place.split_whitespace().skip(3);
@@ -251,8 +251,8 @@ fn parse_mount(line: &str) -> Option<Mount<'_>> {
     })
 }
 
-/// The hierarchy of version 2, where it has the cpu controller. Groups are made in its root, since a
-/// group that has processes of its own cannot have others that limit.
+/// The hierarchy of version 2, if it has the cpu controller. Groups are created in its root,
+/// because a group with its own processes cannot contain groups with limits.
 fn unified(mounts: &str) -> Option<Hierarchy> {
     let mut mounts = mounts.lines().filter_map(parse_mount);
     let root = PathBuf::from(mounts.find(|mount| mount.kind == "cgroup2")?.point);
@@ -265,9 +265,9 @@ fn unified(mounts: &str) -> Option<Hierarchy> {
     })
 }
 
-/// This process's own group in the hierarchy of version 1 with this controller (cgroups(7): a line of
-/// /proc/PID/cgroup is the hierarchy's number, its controllers and the group). What is made there has
-/// no more than what we have.
+/// This process's own group in the hierarchy of version 1 with this controller (cgroups(7): a line
+/// of /proc/PID/cgroup is the hierarchy's number, its controllers and the group). Groups created
+/// there do not exceed our own limit.
 fn version_one(mounts: &str, own_groups: &str, controller: &str) -> Option<PathBuf> {
     let has = |list: &str| list.split(',').any(|one| one == controller);
     let mut mounts = mounts.lines().filter_map(parse_mount);
@@ -277,7 +277,7 @@ fn version_one(mounts: &str, own_groups: &str, controller: &str) -> Option<PathB
         has(fields.next()?).then_some(())?;
         fields.next()
     });
-    // What lies outside of what is mounted is not to be seen from here.
+    // Groups outside the mounted directory are not visible.
     let below = own.and_then(|own| Path::new(own).strip_prefix(mount.root).ok());
     Some(Path::new(mount.point).join(below.unwrap_or(Path::new(""))))
 }

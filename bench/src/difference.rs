@@ -1,7 +1,7 @@
-//! Two reports of one kind beside each other: what moved, and by how much.
+//! Compares two reports of the same kind: which numbers changed, and by how much.
 //!
-//! Works on the JSON of any report of this crate: numbers are compared where they stand at the same
-//! place, and rows of lists are matched by what names them.
+//! Works on the JSON of any report of this crate. Numbers are compared by their path, and rows of
+//! lists are matched by their identifying fields.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::table::Table;
 
-/// Fields that name a row of a list.
+/// Fields that identify a row of a list.
 const NAMES: [&str; 14] = [
     "job",
     "nsid",
@@ -28,8 +28,8 @@ const NAMES: [&str; 14] = [
     "reactors",
 ];
 
-/// Fields that say how a figure was taken, beside all that is true or false; where they differ, figures
-/// do not compare.
+/// Fields that describe the conditions of a measurement, in addition to all booleans. If they
+/// differ, results are not comparable.
 const CIRCUMSTANCES: [&str; 13] = [
     "machine",
     "sizes_bytes",
@@ -46,7 +46,7 @@ const CIRCUMSTANCES: [&str; 13] = [
     "trouble",
 ];
 
-/// Endings of fields of which more is better; of all others that are judged, less.
+/// Suffixes of fields for which more is better; for all other judged fields, less is better.
 const MORE_IS_BETTER: [&str; 7] = [
     "iops",
     "per_second",
@@ -57,7 +57,7 @@ const MORE_IS_BETTER: [&str; 7] = [
     "beside",
 ];
 
-/// Endings of fields of which less is better.
+/// Suffixes of fields for which less is better.
 const LESS_IS_BETTER: [&str; 12] = [
     "_ns",
     "ns_per_request",
@@ -73,39 +73,39 @@ const LESS_IS_BETTER: [&str; 12] = [
     AT_MOST,
 ];
 
-/// Ending of the ratios that have a goal not to be exceeded.
+/// Suffix of ratios whose goal is a maximum.
 const AT_MOST: &str = "ratio, at most";
 
-/// What a load's host counted over all of its time, which is longer or shorter.
+/// The object with the host's totals, which depend on the duration of a run.
 const TOTALS: &str = "host";
 
-/// Between the parts of a place.
+/// Separator of the parts of a path.
 const SEPARATOR: &str = " › ";
 
-/// How a change is to be read.
+/// The judgement of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Judgement {
-    /// It became better.
+    /// Better.
     Better,
-    /// It became worse.
+    /// Worse.
     Worse,
-    /// Neither is better.
+    /// Neither.
     Other,
 }
 
-/// A number that differs.
+/// A changed number.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Change {
-    /// Where it stands in both reports.
+    /// Its path in both reports.
     pub place: String,
-    /// In the first.
+    /// Its value in the first report.
     pub before: f64,
-    /// In the second.
+    /// Its value in the second report.
     pub after: f64,
 }
 
 impl Change {
-    /// By how much it moved, percent of the first; infinite from 0.
+    /// The change in percent of the first value; infinite from 0.
     #[must_use]
     pub fn percent(&self) -> f64 {
         if self.before == 0.0 {
@@ -114,7 +114,7 @@ impl Change {
         (self.after - self.before) * 100.0 / self.before.abs()
     }
 
-    /// Whether that is for the better.
+    /// Whether the change is an improvement.
     #[must_use]
     pub fn judgement(&self) -> Judgement {
         let mut parts = self.place.rsplit(SEPARATOR);
@@ -142,16 +142,16 @@ impl Change {
     }
 }
 
-/// What differs between two reports.
+/// The difference between two reports.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Difference {
-    /// Circumstances that differ: figures taken under them do not compare.
+    /// Conditions that differ, so that results are not comparable.
     pub circumstances: Vec<String>,
-    /// Places that only one of the two has: where a whole row is missing, the row.
+    /// Paths that only one of the reports has; if a whole row is missing, the path of the row.
     pub unmatched: BTreeSet<String>,
-    /// Judged numbers that moved by more than was asked for, in the order of their places.
+    /// Judged numbers that changed by more than the threshold, in the order of their paths.
     pub changes: Vec<Change>,
-    /// Judged numbers that did not.
+    /// Number of judged numbers without such a change.
     pub unchanged: usize,
 }
 
@@ -197,14 +197,13 @@ impl Difference {
         found
     }
 
-    /// Whether there is nothing to compare: the reports are of different commands, or of different
-    /// loads.
+    /// Whether there is nothing to compare: the reports are of different commands or loads.
     #[must_use]
     pub fn is_nothing(&self) -> bool {
         self.changes.is_empty() && self.unchanged == 0
     }
 
-    /// Whether anything became worse.
+    /// Whether any number became worse.
     #[must_use]
     pub fn is_worse(&self) -> bool {
         let worse = |change: &Change| change.judgement() == Judgement::Worse;
@@ -253,7 +252,7 @@ fn format_number(number: f64) -> String {
     }
 }
 
-/// A report as a list of places.
+/// A report as a list of paths.
 #[derive(Default)]
 struct Flat {
     numbers: BTreeMap<String, f64>,
@@ -272,7 +271,7 @@ impl Flat {
     }
 }
 
-/// The uppermost part of `place` that is not there at all.
+/// The shortest prefix of `place` that does not exist.
 fn missing_in(flat: &Flat, place: &str) -> String {
     let ends = place.match_indices(SEPARATOR).map(|(end, _)| end);
     let mut above = ends.map(|end| &place[..end]);
@@ -296,7 +295,7 @@ fn visit(value: &Value, place: String, flat: &mut Flat) {
     };
     match value {
         Value::Object(fields) => {
-            // The points of a sweep over load are taken at parts of what was there without a limit.
+            // The points of a sweep over load are identified by their share of the unlimited rate.
             let is_part = fields.get("load_percent").is_some_and(Value::is_number);
             let at_most = fields.get("goal").and_then(|goal| goal.get("at_most"));
             for (name, value) in fields {
@@ -329,7 +328,7 @@ fn visit(value: &Value, place: String, flat: &mut Flat) {
     }
 }
 
-/// What a row of a list is called: the fields that name it, in one line.
+/// The name of a row of a list: its identifying fields in one line.
 fn row_name(row: &Value) -> Option<String> {
     let named = |name: &&str| match row.get(*name)? {
         Value::String(text) => Some(text.clone()),

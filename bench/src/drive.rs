@@ -1,4 +1,4 @@
-//! Random reads from a real drive by our own driver, on one thread: what stands beside fio on the
+//! Random reads from a real drive with our own driver on one thread, for comparison with fio on the
 //! kernel's driver.
 
 use std::sync::Arc;
@@ -18,25 +18,25 @@ use crate::report::{Latency, Machine};
 use crate::table::Table;
 use crate::units::{format_count, format_nanos};
 
-/// Bytes of one read.
+/// Size of a read in bytes.
 const REQUEST_BYTES: usize = 4096;
 
-/// Memory that the drive can reach, bytes.
+/// Size of the memory that the drive can access, in bytes.
 const ARENA_BYTES: usize = 16 << 20;
 
-/// How long a start may take, and a stop.
+/// Maximum duration of the drive's start, and of its shutdown.
 const START_LIMIT: Duration = Duration::from_secs(60);
 
-/// Nothing from the drive for so long means that it hangs.
+/// Time without a completion after which the drive counts as hanging.
 const STALL_LIMIT: Duration = Duration::from_secs(30);
 
-/// Why there is no figure.
+/// The reason why there is no result.
 #[derive(Debug, thiserror::Error)]
 pub enum DriveError {
-    /// The drive cannot be taken.
+    /// The drive cannot be opened.
     #[error(transparent)]
     Vfio(#[from] vfio::Error),
-    /// Memory cannot be had.
+    /// Memory cannot be allocated.
     #[error(transparent)]
     Memory(#[from] hugemem::ArenaError),
     /// The drive does not start.
@@ -45,13 +45,13 @@ pub enum DriveError {
     /// The namespace's queue cannot be opened.
     #[error("the queue: {0}")]
     Queue(block::OpenError),
-    /// The drive never became ready, or stopped answering.
+    /// The drive did not become ready, or stopped responding.
     #[error("the drive did not answer within {0:?}")]
     Hangs(Duration),
-    /// The namespace cannot be read in pieces of 4 KiB.
+    /// Reads of 4 KiB are not possible on the namespace.
     #[error("the namespace has {0} bytes in blocks of {1}: reads of 4 KiB are not possible")]
     Shape(u64, u32),
-    /// More in flight than the drive takes.
+    /// More requests in flight than the drive supports.
     #[error("a depth of {0}: the drive takes 1 to {1}")]
     Depth(usize, usize),
     /// A read failed.
@@ -59,44 +59,44 @@ pub enum DriveError {
     Read(block::DeviceError),
 }
 
-/// What to do.
+/// Parameters of the measurement.
 #[derive(Debug, Clone)]
 pub struct DrivePlan {
-    /// The drive, which has been handed to VFIO.
+    /// The drive, which is bound to VFIO.
     pub address: PciAddress,
     /// The namespace.
     pub nsid: u32,
-    /// Reads in flight, measured one after the other.
+    /// Numbers of reads in flight, measured one after the other.
     pub depths: Vec<usize>,
-    /// How long each measurement takes.
+    /// Duration of each measurement.
     pub duration: Duration,
-    /// How long to do the same before.
+    /// Duration of the warm-up.
     pub warm_up: Duration,
 }
 
-/// One depth.
+/// The result of one depth.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct DriveRow {
     /// Reads in flight.
     pub depth: usize,
-    /// Reads each second.
+    /// Reads per second.
     pub iops: f64,
-    /// From submission to completion.
+    /// Latency from submission to completion.
     pub latency: Latency,
-    /// Doorbell registers written for each read.
+    /// Doorbell writes per read.
     pub doorbells: f64,
 }
 
-/// What was found.
+/// The results of a drive.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DriveReport {
-    /// Where it was taken.
+    /// The machine of the measurement.
     pub machine: Machine,
     /// PCI address.
     pub address: String,
     /// Model number.
     pub model: String,
-    /// One for each depth.
+    /// One row for each depth.
     pub rows: Vec<DriveRow>,
 }
 
@@ -122,7 +122,7 @@ impl std::fmt::Display for DriveReport {
     }
 }
 
-/// A drive in our hands.
+/// An opened drive.
 struct Taken {
     drive: Arc<Drive>,
     owner: DriveOwner,
@@ -160,14 +160,14 @@ impl Taken {
         Nanos(nanos(self.begun.elapsed()))
     }
 
-    /// What a reactor does in each of its turns beside the queue.
+    /// Polls and flushes the drive's owner, as a reactor does in each turn.
     fn tend(&mut self) {
         let now = self.now();
         self.owner.poll(now);
         self.owner.flush(now);
     }
 
-    /// Shuts the drive down in order.
+    /// Shuts the drive down.
     fn stop(mut self) -> Result<(), DriveError> {
         let begun = Instant::now();
         while self.owner.stop(self.now()) != StopState::Stopped {
@@ -251,16 +251,16 @@ struct Lane {
     started: Vec<Instant>,
     free: Vec<usize>,
     random: Random,
-    /// Places to read from.
+    /// Number of different read positions.
     reads: u64,
-    /// Blocks of one read.
+    /// Blocks per read.
     blocks: u32,
     latencies: Histogram<u64>,
     ended: u64,
 }
 
 impl Lane {
-    /// Reads for so long; nothing is in flight before and after.
+    /// Reads for the given time; nothing is in flight before and afterwards.
     fn run(&mut self, taken: &mut Taken, limit: Duration) -> Result<Duration, DriveError> {
         let begun = Instant::now();
         let mut heard = begun;

@@ -1,7 +1,8 @@
-//! What a command has begun and will end itself, for when a signal ends the command.
+//! Tracks temporary objects of a command, to remove them if a signal ends the command.
 //!
-//! Owns no thing: who made it removes it, and until then it is known here. Processes are killed,
-//! folders and control groups removed by [`remove_on_signals`], since nothing is dropped where a signal ends the process.
+//! It owns no object: the creator removes it, and registers it here until then. Since nothing is
+//! dropped when a signal ends the process, [`remove_on_signals`] kills processes and removes
+//! directories and control groups.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,15 +15,15 @@ use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-/// How shells have the exit code of what a signal ended: this and the signal's number.
+/// Base of a shell's exit codes for signals; the signal's number is added.
 const EXIT_SIGNALLED: i32 = 128;
 
-/// How often a folder or a group is tried to be removed, and the time between for a group: a process
-/// that was killed may not have ended yet.
+/// Maximum number of attempts to remove a directory or a group, and the time between attempts for a
+/// group: a killed process may not have ended yet.
 const REMOVALS_MAX: usize = 100;
 const REMOVAL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// What must not outlive the process.
+/// An object that must not outlive the process.
 #[derive(Debug)]
 enum Leftover {
     Process(Pid),
@@ -30,21 +31,22 @@ enum Leftover {
     Group(PathBuf),
 }
 
-/// All there is, by a number of its own.
+/// All registered objects by number.
 static LEFTOVERS: Mutex<BTreeMap<u64, Leftover>> = Mutex::new(BTreeMap::new());
 
-/// A map is whole wherever a panic came between.
+/// The map is consistent even after a panic.
 fn leftovers() -> MutexGuard<'static, BTreeMap<u64, Leftover>> {
     LEFTOVERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Until this is dropped, a signal that ends the process removes the thing first.
+/// Registers an object until it is dropped: a signal that ends the process removes the object
+/// first.
 #[derive(Debug)]
 #[must_use = "dropped, the thing is known no more"]
 pub struct Known(u64);
 
 impl Known {
-    /// A child that `spawn` starts: no signal comes between.
+    /// Registers the child process that `spawn` starts, without a gap for a signal.
     ///
     /// # Errors
     /// Those of `spawn`.
@@ -55,12 +57,12 @@ impl Known {
         Ok((child, known))
     }
 
-    /// A folder with all that is in it.
+    /// Registers a directory with its content.
     pub fn folder(path: &Path) -> Self {
         Self::add(&mut leftovers(), Leftover::Folder(path.to_owned()))
     }
 
-    /// A control group.
+    /// Registers a control group.
     pub fn group(path: &Path) -> Self {
         Self::add(&mut leftovers(), Leftover::Group(path.to_owned()))
     }
@@ -78,10 +80,10 @@ impl Drop for Known {
     }
 }
 
-/// From now on SIGINT and SIGTERM remove what is known here, and then end the process.
+/// Makes SIGINT and SIGTERM remove all registered objects before they end the process.
 ///
 /// # Errors
-/// The system's answer, where signals or a thread are not to be had.
+/// The system's error if signals or a thread are not available.
 pub fn remove_on_signals() -> io::Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM])?;
     std::thread::Builder::new().spawn(move || {
@@ -94,7 +96,7 @@ pub fn remove_on_signals() -> io::Result<()> {
     Ok(())
 }
 
-/// Processes first, which write to folders.
+/// Removes all objects. Processes are killed first, because they write to directories.
 fn remove<'a>(all: impl Iterator<Item = &'a Leftover> + Clone) {
     for leftover in all.clone() {
         if let Leftover::Process(pid) = leftover {
@@ -115,7 +117,8 @@ fn remove<'a>(all: impl Iterator<Item = &'a Leftover> + Clone) {
     }
 }
 
-/// Removes a control group, of either version, with threads of ours in it: they go to the one above.
+/// Removes a control group of either version. Threads of this process in it move to the parent
+/// group.
 pub(crate) fn remove_group(path: &Path) {
     for _ in 0..REMOVALS_MAX {
         for file in ["tasks", "cgroup.threads"] {
@@ -127,7 +130,7 @@ pub(crate) fn remove_group(path: &Path) {
         if std::fs::remove_dir(path).is_ok() || !path.exists() {
             return;
         }
-        // A process that was killed is in it until it has ended.
+        // A killed process remains in it until it has ended.
         std::thread::sleep(REMOVAL_INTERVAL);
     }
 }

@@ -1,8 +1,8 @@
 //! Ceilings, comparisons, exact costs, and a verifying load generator for NVMe over Fabrics
 //! targets.
 //!
-//! The load goes through `nvme_host`, the project's own initiator: this crate holds no second one.
-//! Every claim of speed is a ratio against a ceiling taken in the same run.
+//! The load uses `nvme_host`, the project's own host; this crate contains no other. Every claim of
+//! speed is a ratio to a ceiling measured in the same run.
 
 #![forbid(unsafe_code)]
 

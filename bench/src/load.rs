@@ -1,8 +1,8 @@
-//! The load generator: phases of reads and writes through our own host, timed, and verified where
-//! told.
+//! The load generator: phases of reads and writes through our own host, timed, and verified on
+//! request.
 //!
 //! One thread drives one or more I/O queues ("lanes"), each with its own part of the namespace, so
-//! that what a block must hold never depends on how two queues interleave.
+//! that the expected content of a block never depends on the interleaving of two queues.
 
 pub mod initiator;
 pub(crate) mod lane;

@@ -10,11 +10,11 @@ use clap::Parser;
 use clap::error::ErrorKind;
 use hugemem::allocation_counter::CountingAllocator;
 
-/// What `bench cost` says of allocations is counted here.
+/// Counts the allocations that `bench cost` reports.
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// Exit code of arguments that make no sense, as is usual.
+/// Exit code for invalid arguments, as is usual.
 const EXIT_USAGE: u8 = 2;
 
 fn main() -> ExitCode {
@@ -28,10 +28,10 @@ fn main() -> ExitCode {
     })
 }
 
-/// Help goes out as it is; what is wrong with arguments in one line.
+/// Prints help unchanged, and an error in the arguments as one line.
 fn refuse(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        // Standard output may be a pipe that nobody reads any more.
+        // Standard output may be a closed pipe.
         let _ = error.print();
         return if error.use_stderr() {
             ExitCode::from(EXIT_USAGE)
@@ -43,7 +43,7 @@ fn refuse(error: &clap::Error) -> ExitCode {
     ExitCode::from(EXIT_USAGE)
 }
 
-/// The message of a usage error without the usage behind it.
+/// The message of a usage error without the usage text.
 fn one_line(text: &str) -> String {
     let message = text.split("\n\nUsage:").next().unwrap_or(text);
     let message = message

@@ -1,15 +1,14 @@
-//! Pins the calling thread to one core, so that both ends of a measurement stay where they were
-//! put.
+//! Pins the calling thread to one core, so that both ends of a measurement keep their cores.
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// Why a thread could not be pinned.
+/// The reason why a thread could not be pinned.
 #[derive(Debug, thiserror::Error)]
 pub enum PinError {
     /// The process may not run on this core, or the machine does not have it.
     #[error("core {core} is not available to this process (available: {available})")]
     NotAvailable {
-        /// The core that was asked for.
+        /// The requested core.
         core: usize,
         /// The cores that the process may use, as a list.
         available: String,
@@ -17,9 +16,9 @@ pub enum PinError {
     /// The kernel refused.
     #[error("cannot pin to core {core}: {source}")]
     Refused {
-        /// The core that was asked for.
+        /// The requested core.
         core: usize,
-        /// The kernel's answer.
+        /// The kernel's error.
         source: std::io::Error,
     },
 }
@@ -38,7 +37,7 @@ pub fn available_cores() -> Vec<usize> {
 /// Pins the calling thread to `core`.
 ///
 /// # Errors
-/// [`PinError`] where the core is not this process's to use.
+/// [`PinError`] if the process may not use the core.
 pub fn pin_to_core(core: usize) -> Result<(), PinError> {
     let available = available_cores();
     if !available.is_empty() && !available.contains(&core) {

@@ -1,4 +1,4 @@
-//! Reports as pictures: SVG that any browser shows.
+//! Renders reports as SVG pictures.
 
 use std::error::Error;
 use std::ops::Range;
@@ -12,16 +12,16 @@ use crate::scale::{Dimension, ScalePoint, ScaleReport};
 use crate::sweep::{Over, SweepPoint, SweepReport};
 use crate::units::{format_count, format_nanos};
 
-/// Size of a picture, pixels: two charts, one above the other.
+/// Size of a picture in pixels: two charts, one above the other.
 const SIZE: (u32, u32) = (860, 900);
 
-/// Room for the names of several curves, pixels.
+/// Width for the names of several curves in pixels.
 const NAMES_WIDTH: u32 = 124;
 
-/// Space beyond the highest value, as a factor.
+/// Space above the highest value, as a factor.
 const HEADROOM: f64 = 1.15;
 
-/// Colours of curves, told apart by those who see red and green alike too (Okabe and Ito, 2008).
+/// Colours of curves that colour-blind people can distinguish (Okabe and Ito, 2008).
 const COLOURS: [RGBColor; 6] = [
     RGBColor(0, 114, 178),
     RGBColor(230, 159, 0),
@@ -31,7 +31,7 @@ const COLOURS: [RGBColor; 6] = [
     RGBColor(86, 180, 233),
 ];
 
-/// A picture could not be drawn: a fault of ours, or of what it is written to.
+/// A picture could not be drawn: a defect, or an output error.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot draw the plot: {0}")]
 pub struct PlotError(String);
@@ -50,10 +50,10 @@ struct Curve {
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-/// A percentile's name, and how it is read.
+/// A percentile's name and its accessor.
 type Percentile = (&'static str, fn(&Latency) -> u64);
 
-/// Percentiles that are drawn.
+/// The percentiles in a chart.
 const PERCENTILES: [Percentile; 3] = [
     ("p50", |latency| latency.p50_ns),
     ("p99", |latency| latency.p99_ns),
@@ -82,7 +82,7 @@ fn latency_curves(points: &[SweepPoint], x: impl Fn(&SweepPoint) -> f64) -> Vec<
     curves
 }
 
-/// From the lowest to the highest of `values`, with room; never empty.
+/// The range from the lowest to the highest of `values`, with margins; never empty.
 fn logarithmic_range(values: impl Iterator<Item = f64>) -> Range<f64> {
     let positive = values.filter(|value| *value > 0.0);
     let (low, high) = positive.fold((f64::MAX, 0.0_f64), |(low, high), value| {
@@ -94,7 +94,7 @@ fn logarithmic_range(values: impl Iterator<Item = f64>) -> Range<f64> {
     low / HEADROOM..high * HEADROOM * HEADROOM
 }
 
-/// A range with two powers of ten in it at least, since only those have labels.
+/// Extends a range to contain at least two powers of ten, because only those have labels.
 fn with_two_labels(range: Range<f64>) -> Range<f64> {
     let (low, high) = (range.start.log10(), range.end.log10());
     if high.floor() - low.ceil() >= 1.0 {
@@ -108,15 +108,15 @@ fn linear_range(values: impl Iterator<Item = f64>) -> Range<f64> {
     0.0..(values.fold(0.0, f64::max) * HEADROOM).max(1.0)
 }
 
-/// An axis: where its values lie, what they are, and how they read.
+/// An axis: its range, its name and the format of its values.
 struct Axis<'a, S> {
     range: S,
     name: &'a str,
     format: fn(&f64) -> String,
 }
 
-/// Draws curves into axes. Several have their names beside the axes, where they are in no curve's way;
-/// one alone has its name on its axis.
+/// Draws curves into axes. The names of several curves are beside the axes, where they hide no
+/// curve; a single curve has its name on its axis.
 fn chart<X, Y>(
     area: &Area<'_>,
     caption: &str,
@@ -136,7 +136,7 @@ where
     if !caption.is_empty() {
         builder.caption(caption, ("sans-serif", 17));
     }
-    // Always, so that the axes of both charts lie above each other.
+    // Always set, so that the axes of both charts align.
     builder.margin_right(NAMES_WIDTH);
     let mut chart = builder.build_cartesian_2d(x.range, y.range)?;
     chart
@@ -157,7 +157,7 @@ where
     Ok(())
 }
 
-/// The names of curves with their colours, at the right of the picture.
+/// Writes the names of curves with their colours at the right of the picture.
 fn write_names(area: &Area<'_>, curves: &[Curve]) -> Result<(), PlotError> {
     let left = area.dim_in_pixel().0 as i32 - NAMES_WIDTH as i32 + 12;
     for ((curve, colour), line) in curves.iter().zip(COLOURS.iter().cycle()).zip(0..) {
@@ -190,7 +190,7 @@ fn ys(curves: &[Curve]) -> impl Iterator<Item = f64> {
         .flat_map(|curve| curve.points.iter().map(|point| point.1))
 }
 
-/// An axis on which values grow by `base` from step to step.
+/// A logarithmic axis with this base.
 fn logarithmic(
     range: Range<f64>,
     base: f64,
@@ -278,7 +278,7 @@ fn over_number(area: &Area<'_>, report: &ScaleReport) -> Result<(), PlotError> {
     chart(&below, "", &costs, x(), y)
 }
 
-/// The axis of one curve of rates, from 0.
+/// The axis of one curve of rates, starting at 0.
 fn rate_axis(rates: &[Curve; 1]) -> Axis<'_, Range<f64>> {
     Axis {
         range: linear_range(ys(rates)),
@@ -287,7 +287,7 @@ fn rate_axis(rates: &[Curve; 1]) -> Axis<'_, Range<f64>> {
     }
 }
 
-/// The axis of latencies, of which the highest are many times the lowest.
+/// The axis of latencies, which span several orders of magnitude.
 fn latency_axis<'a>(
     latencies: &[Curve],
     name: &'a str,
@@ -320,7 +320,7 @@ fn title(report: &SweepReport) -> String {
 /// A sweep as SVG: throughput and latency over depth, or latency and throughput over load.
 ///
 /// # Errors
-/// [`PlotError`], which no report brings about.
+/// [`PlotError`], which no report causes.
 pub fn sweep(report: &SweepReport) -> Result<String, PlotError> {
     picture(|area| match report.over {
         Over::Depth => over_depth(area, report),
@@ -328,10 +328,10 @@ pub fn sweep(report: &SweepReport) -> Result<String, PlotError> {
     })
 }
 
-/// Throughput and the target's time for a request over reactors or connections, as SVG.
+/// Throughput and the target's time per request over reactors or connections, as SVG.
 ///
 /// # Errors
-/// [`PlotError`], which no report brings about.
+/// [`PlotError`], which no report causes.
 pub fn scale(report: &ScaleReport) -> Result<String, PlotError> {
     picture(|area| over_number(area, report))
 }
@@ -386,7 +386,7 @@ mod tests {
         ] {
             assert!(two.contains(&format!("\n{text}\n")), "no {text} in {two}");
         }
-        // No name begins left of where the axes end.
+        // No name begins to the left of the axes' end.
         let place = |name: &str| {
             let before = two.split(&format!("\n{name}\n")).next().expect("there");
             let tag = before.rsplit("<text ").next().expect("a text");

@@ -1,4 +1,4 @@
-//! How a run goes: a bar on a terminal, plain lines elsewhere.
+//! Progress of a run: a bar on a terminal, otherwise plain lines.
 
 use std::io::IsTerminal;
 use std::sync::Arc;
@@ -11,13 +11,13 @@ use crate::load::run::PhaseTotal;
 use crate::load::{Phase, PhaseStats, Watch};
 use crate::units::{format_count, mib_per_second, per_second};
 
-/// How often a plain line is written.
+/// Interval between plain lines.
 const LINE_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Resolution of a bar.
 const BAR_STEPS: u64 = 1000;
 
-/// The watch that suits standard error: a bar where it is a terminal, else lines.
+/// The watch for standard error: a bar on a terminal, otherwise lines.
 #[must_use]
 pub fn for_standard_error(label: &str) -> Box<dyn Watch> {
     if std::io::stderr().is_terminal() {
@@ -27,19 +27,19 @@ pub fn for_standard_error(label: &str) -> Box<dyn Watch> {
     }
 }
 
-/// A watch that writes lines, for several runs at once.
+/// A watch that prints lines, for several concurrent runs.
 #[must_use]
 pub fn lines(label: &str) -> Box<dyn Watch> {
     Box::new(Lines::new(label))
 }
 
-/// Whoever watches, and who may say that it is enough.
+/// A watch that can end the run.
 struct Interruptible {
     watch: Box<dyn Watch>,
     interrupted: Arc<AtomicBool>,
 }
 
-/// The same watch, which wants the end of the run once `interrupted`.
+/// Wraps a watch to end the run when `interrupted` is set.
 #[must_use]
 pub fn until(interrupted: &Arc<AtomicBool>, watch: Box<dyn Watch>) -> Box<dyn Watch> {
     let interrupted = Arc::clone(interrupted);
@@ -64,7 +64,7 @@ impl Watch for Interruptible {
     }
 }
 
-/// How far a phase is, 0 to 1.
+/// The completed share of a phase, 0 to 1.
 fn share(total: PhaseTotal, operations: u64, bytes: u64, elapsed: Duration) -> f64 {
     let (done, all) = match total {
         PhaseTotal::Bytes(all) => (bytes as f64, all as f64),
@@ -89,7 +89,7 @@ fn totals(stats: &PhaseStats) -> (u64, u64) {
     (operations, stats.reads.bytes + stats.writes.bytes)
 }
 
-/// A bar on a terminal, which leaves nothing behind.
+/// A bar on a terminal, which is removed at the end.
 struct Bar {
     label: String,
     total: PhaseTotal,
@@ -130,13 +130,13 @@ impl Watch for Bar {
     }
 }
 
-/// As it is on a terminal of 80 columns.
+/// The style of a bar for a terminal of 80 columns.
 fn style() -> Result<ProgressStyle, indicatif::style::TemplateError> {
     let template = "  {prefix:<22} {bar:20.cyan} {percent:>3} %  {msg}";
     Ok(ProgressStyle::with_template(template)?.progress_chars("━╸ "))
 }
 
-/// A line now and then.
+/// Prints a line at intervals.
 struct Lines {
     label: String,
     phase: &'static str,

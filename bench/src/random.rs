@@ -4,7 +4,7 @@ use std::convert::Infallible;
 
 use rand::TryRng;
 
-/// splitmix64: one 64-bit state, good enough to choose addresses, and fast.
+/// splitmix64: fast, with a 64-bit state, and sufficient to choose addresses.
 #[derive(Debug, Clone)]
 pub struct Random(u64);
 
@@ -23,12 +23,12 @@ impl Random {
 
     /// A number below `bound`; 0 for a bound of 0.
     pub fn below(&mut self, bound: u64) -> u64 {
-        // The high half of a 128-bit product is even enough for any bound below 2^48.
+        // The high half of a 128-bit product is sufficiently uniform for any bound below 2^48.
         ((u128::from(self.next_u64()) * u128::from(bound)) >> 64) as u64
     }
 }
 
-/// For distributions of the `rand` family.
+/// For distributions of the `rand` crates.
 impl TryRng for Random {
     type Error = Infallible;
 
@@ -49,7 +49,7 @@ impl TryRng for Random {
     }
 }
 
-/// Scatters the bits of `value`: neighbouring values have unrelated results.
+/// Mixes the bits of `value`: neighbouring values have unrelated results.
 #[must_use]
 pub fn mix(value: u64) -> u64 {
     let mut mixed = value;

@@ -1,6 +1,7 @@
-//! What a measurement found, as JSON for machines and as a table for people.
+//! Results of measurements, as JSON and as tables.
 //!
-//! Times are nanoseconds and sizes bytes in JSON, with the unit last in the field's name.
+//! In JSON, times are in nanoseconds and sizes in bytes, with the unit at the end of the field's
+//! name.
 
 use std::fmt;
 use std::io;
@@ -23,30 +24,30 @@ pub use run::{HostCosts, OperationReport, PhaseReport, RunReport, RunReports};
 /// Latencies of one kind of request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Latency {
-    /// Requests that were timed.
+    /// Number of measured requests.
     pub count: u64,
-    /// The shortest.
+    /// Minimum.
     pub min_ns: u64,
     /// The arithmetic mean.
     pub mean_ns: f64,
-    /// Half were at most this.
+    /// 50 % were at most this.
     pub p50_ns: u64,
-    /// 90 % were at most this; 0 in reports from before it was kept.
+    /// 90 % were at most this; 0 in older reports without this field.
     #[serde(default)]
     pub p90_ns: u64,
     /// 99 % were at most this.
     pub p99_ns: u64,
     /// 99.9 % were at most this.
     pub p999_ns: u64,
-    /// 99.99 % were at most this; 0 in reports from before it was kept.
+    /// 99.99 % were at most this; 0 in older reports without this field.
     #[serde(default)]
     pub p9999_ns: u64,
-    /// The longest.
+    /// Maximum.
     pub max_ns: u64,
 }
 
 impl Latency {
-    /// Reads the percentiles out of a histogram of nanoseconds; all 0 for an empty one.
+    /// Reads the percentiles from a histogram of nanoseconds; all are 0 for an empty one.
     #[must_use]
     pub fn from_histogram(histogram: &Histogram<u64>) -> Self {
         if histogram.is_empty() {
@@ -66,19 +67,19 @@ impl Latency {
     }
 }
 
-/// The machine that a figure was taken on; figures of different machines do not compare.
+/// The machine of a measurement. Results of different machines are not comparable.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
-    /// Processor name, as the kernel gives it.
+    /// Processor name from the kernel.
     pub processor: String,
     /// Cores that the process may use.
     pub cores: usize,
     /// Kernel release.
     pub kernel: String,
-    /// The system's TCP congestion control: some pace their sending even on loopback, which shows
-    /// in the figures. (A ceiling's socket pair has its own.)
+    /// The system's TCP congestion control: algorithms with pacing affect results even on loopback.
+    /// (A ceiling's socket pair has its own.)
     pub congestion_control: String,
-    /// Whether this build is optimised; figures of other builds say nothing.
+    /// Whether this build is optimised; results of other builds are meaningless.
     pub optimised: bool,
 }
 
@@ -123,7 +124,7 @@ impl fmt::Display for Machine {
     }
 }
 
-/// Where the data of a bare pair's requests comes from, or goes to.
+/// Location of the data of a bare pair's requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AnswerSource {
@@ -134,7 +135,7 @@ pub enum AnswerSource {
 }
 
 impl AnswerSource {
-    /// How a table names it.
+    /// Its name in a table.
     #[must_use]
     pub fn label(self) -> &'static str {
         match self {
@@ -144,17 +145,17 @@ impl AnswerSource {
     }
 }
 
-/// The memory whose random blocks a bare pair sends, or receives into.
+/// The memory with the random blocks that a bare pair sends or receives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryReport {
     /// Its size.
     pub size_bytes: u64,
-    /// The size of its pages: huge ones where there were any.
+    /// The size of its pages: huge ones if available.
     pub page_bytes: u64,
 }
 
 impl MemoryReport {
-    /// What `memory` is.
+    /// Describes `memory`.
     #[must_use]
     pub fn new(memory: &AnswerMemory) -> Self {
         Self {
@@ -171,10 +172,10 @@ impl fmt::Display for MemoryReport {
     }
 }
 
-/// One row of a ceiling: a window and what it came to.
+/// One row of a ceiling: the result of a window.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CeilingRow {
-    /// Where the data came from, or went to.
+    /// Location of the data.
     pub answers: AnswerSource,
     /// Requests in flight.
     pub window: usize,
@@ -189,23 +190,23 @@ pub struct CeilingRow {
 /// The ceiling of one transport.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CeilingReport {
-    /// Where it was taken.
+    /// The machine of the measurement.
     pub machine: Machine,
     /// `tcp`.
     pub transport: String,
-    /// Whether the data went to the answering side.
+    /// Whether the data is sent to the responding side.
     pub write: bool,
-    /// Bytes of data of a request.
+    /// Size of the data of a request in bytes.
     pub data_bytes: usize,
-    /// Bytes to the answering side for each request, on the wire.
+    /// Bytes of a request on the wire to the responding side.
     pub request_bytes: usize,
-    /// Bytes from the answering side for each request, on the wire.
+    /// Bytes of a request on the wire from the responding side.
     pub response_bytes: usize,
-    /// The memory behind the rows from memory; `None` where there are none.
+    /// The memory of the rows with memory; `None` if there are none.
     pub memory: Option<MemoryReport>,
     /// The pair's congestion control.
     pub congestion_control: String,
-    /// One row for each window, from each source.
+    /// One row for each window and location.
     pub rows: Vec<CeilingRow>,
 }
 
@@ -280,7 +281,7 @@ impl fmt::Display for CeilingReport {
     }
 }
 
-/// Why a report could not be kept.
+/// The reason why a report could not be saved.
 #[derive(Debug, thiserror::Error)]
 pub enum SaveError {
     /// The file could not be written.
@@ -288,10 +289,10 @@ pub enum SaveError {
     Write {
         /// The file.
         path: PathBuf,
-        /// The kernel's answer.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// The report has no JSON form; a fault of ours.
+    /// The report cannot be encoded as JSON, which is a defect.
     #[error("cannot express the report as JSON: {0}")]
     Encode(#[from] serde_json::Error),
 }
@@ -299,7 +300,7 @@ pub enum SaveError {
 /// Writes `report` to `path` as indented JSON.
 ///
 /// # Errors
-/// [`SaveError`] where the file cannot be written.
+/// [`SaveError`] if the file cannot be written.
 pub fn save_json(report: &impl Serialize, path: &Path) -> Result<(), SaveError> {
     let mut text = serde_json::to_string_pretty(report)?;
     text.push('\n');

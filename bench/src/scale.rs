@@ -1,9 +1,10 @@
-//! Requests a second over the number of reactors, and over the number of connections.
+//! Requests per second over the number of reactors, and over the number of connections.
 //!
-//! The target is a child process with one RAM namespace, anew for each number of reactors; the host
-//! has cores of its own as long as there are any. Connections are I/O queues, at most 64 to a
-//! controller, and each of the host's cores has one thread for its share of them. Requests in flight
-//! stay the same over all connections, as far as each has one: so what grows is only their number.
+//! The target is a child process with one RAM namespace, restarted for each number of reactors. The
+//! host uses separate cores if there are enough. Connections are I/O queues, at most 64 per
+//! controller, and each of the host's cores has one thread for its share of them. The total number
+//! of requests in flight stays constant while each connection has at least one, so that only the
+//! number of connections grows.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -28,20 +29,20 @@ use crate::units::{format_count, format_nanos, per_second};
 
 /// Subsystem of the target.
 const NQN: &str = "nqn.2026-11.org.windlass:scale";
-/// Bytes of a read.
+/// Size of a read in bytes.
 const READ_BYTES: u32 = 4096;
-/// Size of the RAM namespace, bytes.
+/// Size of the RAM namespace in bytes.
 const NAMESPACE_BYTES: u64 = 64 << 20;
-/// I/O queues of one controller at most.
+/// Maximum number of I/O queues of one controller.
 const QUEUES_PER_CONTROLLER: usize = 64;
-/// Requests in flight over all connections, where there are not more connections.
+/// Total requests in flight, unless there are more connections.
 const IN_FLIGHT: usize = 256;
-/// Connections of each reactor where reactors are what changes.
+/// Connections per reactor when the number of reactors changes.
 const CONNECTIONS_PER_REACTOR: usize = 4;
-/// Receive buffer of each of the host's connections, bytes: thousands of them are to fit.
+/// Receive buffer of each of the host's connections in bytes; small, because there are thousands.
 const RECEIVE_BYTES: usize = 64 << 10;
 
-/// What changes from point to point.
+/// The parameter that changes from point to point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Dimension {
@@ -51,35 +52,35 @@ pub enum Dimension {
     Connections,
 }
 
-/// How to measure.
+/// Parameters of the measurement.
 #[derive(Debug, Clone)]
 pub struct ScaleOptions {
     /// The appliance's binary.
     pub windlass: PathBuf,
-    /// What changes.
+    /// The parameter that changes.
     pub over: Dimension,
-    /// The numbers of it.
+    /// Its values.
     pub numbers: Vec<usize>,
-    /// Cores for reactors, in the order in which they are taken.
+    /// Cores for reactors, in the order of their use.
     pub target_cores: Vec<usize>,
     /// Cores for the host's threads.
     pub host_cores: Vec<usize>,
     /// Counted time of one point.
     pub duration: Duration,
-    /// Time before that.
+    /// Duration of the warm-up.
     pub warm_up: Duration,
 }
 
-/// Why nothing could be measured.
+/// The reason why the measurement failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ScaleError {
-    /// The appliance.
+    /// An error of the appliance.
     #[error(transparent)]
     Process(#[from] ProcessError),
-    /// The load.
+    /// An error of the load.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// Something went wrong while data moved.
+    /// An error during data transfer.
     #[error(transparent)]
     Trouble(#[from] Trouble),
     /// More reactors than cores.
@@ -87,10 +88,10 @@ pub enum ScaleError {
     Cores {
         /// Reactors of the largest point.
         wanted: usize,
-        /// Cores that were named.
+        /// Number of given cores.
         there: usize,
     },
-    /// More connections than the process may have open files.
+    /// More connections than the limit of open files permits.
     #[error(
         "{wanted} connections are more than the limit of open files allows ({limit}): ulimit -Hn"
     )]
@@ -100,36 +101,36 @@ pub enum ScaleError {
         /// The hard limit.
         limit: u64,
     },
-    /// Nothing, or none at all.
+    /// No number was given, or 0.
     #[error("a number of reactors or connections is at least 1")]
     Nothing,
 }
 
-/// What one number came to.
+/// The result of one number.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct ScalePoint {
     /// Reactors of the target.
     pub reactors: usize,
-    /// Connections, the admin ones not counted.
+    /// Connections, not including the admin connections.
     pub connections: usize,
     /// Requests in flight on each connection.
     pub depth: u16,
-    /// Requests a second, over all connections.
+    /// Requests per second over all connections.
     pub iops: f64,
-    /// Processor time of the target for each request, nanoseconds, the kernel's part included.
+    /// Processor time of the target per request in nanoseconds, including the kernel's part.
     pub target_ns_per_request: f64,
-    /// From submission to completion.
+    /// Latency from submission to completion.
     pub latency: Latency,
 }
 
-/// Requests a second over reactors or connections.
+/// Results over the number of reactors or connections.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ScaleReport {
     /// The machine.
     pub machine: Machine,
-    /// What changed.
+    /// The parameter that changed.
     pub over: Dimension,
-    /// Whether a core had both a reactor and a thread of the host.
+    /// Whether a core was used by both a reactor and a thread of the host.
     pub cores_shared: bool,
     /// The points, smallest first.
     pub points: Vec<ScalePoint>,
@@ -215,15 +216,15 @@ fn configuration(
          allow_any_host = true\n",
         cores = cores.join(","),
         socket = directory.join("control.sock"),
-        // Each controller has an admin connection, and the start's own probe is one too. Each of the
+        // Each controller has an admin connection, and the start's probe is also one. Each of the
         // hosts may have a controller with fewer queues than the others.
         connections = connections + controllers + 2,
         controllers = controllers + 2,
     )
 }
 
-/// One load for each of the host's cores, and its controllers: a core with more than one thread would
-/// make requests wait for the others' turns.
+/// One load with its controllers for each of the host's cores: with several threads on one core,
+/// requests would wait for the other threads.
 fn plans(
     options: &ScaleOptions,
     address: SocketAddr,
@@ -266,7 +267,7 @@ fn plans(
     cores.iter().enumerate().map(plan).collect()
 }
 
-/// All loads at once, each on a thread.
+/// Runs all loads concurrently, each on a thread.
 fn run_together(plans: &[(RunPlan, NonZero<u16>)]) -> Result<Vec<Outcome>, ScaleError> {
     std::thread::scope(|scope| {
         let loads = plans.iter().map(|(plan, controllers)| {
@@ -306,7 +307,7 @@ fn measure_point(
             }
             if phase.kind == PhaseKind::Main {
                 iops += per_second(stats.reads.operations, stats.elapsed);
-                // One that resizes itself takes any value.
+                // The histogram resizes itself, so every value fits.
                 let _ = latencies.add(&stats.reads.latencies);
             }
         }
@@ -325,7 +326,7 @@ fn measure_point(
     })
 }
 
-/// As many open files as the process may have; the limit is inherited by the target.
+/// Raises the limit of open files to the maximum; the target inherits it.
 fn allow_files(connections: usize) -> Result<(), ScaleError> {
     let limit = getrlimit(Resource::Nofile);
     let _ = setrlimit(
@@ -335,7 +336,7 @@ fn allow_files(connections: usize) -> Result<(), ScaleError> {
             maximum: limit.maximum,
         },
     );
-    // A socket on each side, each side a process, and some for everything else.
+    // A socket for each connection in each of the two processes, and some for everything else.
     let wanted = connections + connections.div_ceil(QUEUES_PER_CONTROLLER) + 128;
     match limit.maximum {
         Some(limit) if limit < wanted as u64 => Err(ScaleError::Files {
@@ -346,7 +347,7 @@ fn allow_files(connections: usize) -> Result<(), ScaleError> {
     }
 }
 
-/// Measures one point after the other; `tell` is called before each.
+/// Measures one point after the other; calls `tell` before each.
 ///
 /// # Errors
 /// [`ScaleError`].

@@ -1,9 +1,9 @@
-//! How long the appliance takes from exec to its first connection.
+//! Measures the time from exec of the appliance to its first connection.
 //!
-//! Rounds of two take turns: the appliance, started as a child with an arena of 2 MiB pages and as
-//! many exports as asked for, until a reactor has answered the initialisation of a connection; and
-//! this process mapping and touching as much memory and nothing else, which is what no appliance
-//! with such an arena can avoid at some time.
+//! Two measurements alternate: the appliance, started as a child process with an arena of 2 MiB
+//! pages and the requested number of exports, until a reactor has completed the initialization of a
+//! connection; and this process, which only maps and touches the same amount of memory, which no
+//! appliance with such an arena can avoid.
 
 use std::fmt::{self, Write as _};
 use std::net::SocketAddr;
@@ -19,55 +19,55 @@ use crate::report::Machine;
 use crate::table::Table;
 use crate::units::{format_nanos, format_size, median};
 
-/// The time to the first connection that is aimed at, nanoseconds.
+/// The goal for the time to the first connection in nanoseconds.
 pub const FIRST_CONNECTION_AIM_NS: u64 = 50_000_000;
 
-/// Size of each export's RAM namespace, bytes.
+/// Size of each export's RAM namespace in bytes.
 const NAMESPACE_BYTES: u64 = 2 << 20;
 
-/// How to measure starts.
+/// Parameters of the measurement.
 #[derive(Debug, Clone)]
 pub struct StartOptions {
     /// The appliance's binary.
     pub windlass: PathBuf,
-    /// The arena, bytes.
+    /// Arena size in bytes.
     pub memory_bytes: u64,
-    /// Exports, each with a RAM namespace of its own.
+    /// Number of exports, each with its own RAM namespace.
     pub exports: usize,
-    /// Rounds that count.
+    /// Number of counted rounds.
     pub rounds: usize,
-    /// Rounds before those.
+    /// Number of rounds before those.
     pub warm_ups: usize,
 }
 
-/// Why no start could be measured.
+/// The reason why the measurement failed.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The appliance.
+    /// An error of the appliance.
     #[error(transparent)]
     Process(#[from] ProcessError),
-    /// The memory of the bare measurement, which the appliance needs as well.
+    /// The memory of the bare measurement, which the appliance needs too, is not available.
     #[error("cannot map the arena: {0}")]
     Memory(#[from] RegionError),
 }
 
-/// What one round took, nanoseconds.
+/// The times of one round in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartRound {
-    /// From exec to an initialised connection.
+    /// Time from exec to an initialized connection.
     pub first_connection_ns: u64,
-    /// From exec until it says that it is ready.
+    /// Time from exec to the appliance's ready message.
     pub ready_ns: u64,
-    /// Mapping and touching an arena of that size, alone.
+    /// Time to map and touch an arena of that size.
     pub memory_alone_ns: u64,
 }
 
-/// What was measured of starts.
+/// The results of the measurement.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StartReport {
     /// The machine.
     pub machine: Machine,
-    /// The arena, bytes.
+    /// Arena size in bytes.
     pub memory_bytes: u64,
     /// Exports.
     pub exports: usize,
@@ -81,7 +81,7 @@ impl StartReport {
         median(&values) as u64
     }
 
-    /// Whether the median to the first connection is below [`FIRST_CONNECTION_AIM_NS`].
+    /// Whether the median time to the first connection is below [`FIRST_CONNECTION_AIM_NS`].
     #[must_use]
     pub fn meets_aim(&self) -> bool {
         self.median_of(|round| round.first_connection_ns) < FIRST_CONNECTION_AIM_NS
@@ -115,7 +115,7 @@ impl fmt::Display for StartReport {
     }
 }
 
-/// The configuration of an appliance with that many exports on one listener.
+/// The configuration of an appliance with this number of exports on one listener.
 fn configuration(options: &StartOptions, directory: &Path, address: SocketAddr) -> String {
     let mut text = format!(
         "[appliance]\n\
@@ -154,7 +154,7 @@ fn configuration(options: &StartOptions, directory: &Path, address: SocketAddr) 
     text
 }
 
-/// One start, from exec on.
+/// Measures one start from exec.
 fn start_once(options: &StartOptions) -> Result<(u64, u64), ProcessError> {
     let mut appliance = ApplianceProcess::start(&options.windlass, |directory, address| {
         configuration(options, directory, address)
@@ -164,7 +164,7 @@ fn start_once(options: &StartOptions) -> Result<(u64, u64), ProcessError> {
     Ok((nanos(first_connection), nanos(ready)))
 }
 
-/// Measures starts beside what memory alone takes; `tell` hears of each step.
+/// Measures starts and the time for memory alone; calls `tell` before each step.
 ///
 /// # Errors
 /// [`StartError`]: the appliance does not start, or there are not enough hugepages.

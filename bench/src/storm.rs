@@ -1,12 +1,12 @@
-//! One busy connection beside many others: idle ones, and ones that come and go.
+//! One busy connection beside many others: idle ones, and ones that connect and disconnect.
 //!
-//! Each round measures twice alone and twice beside others, in an order that a machine which becomes
-//! slower or faster meanwhile does not show in (alone, beside, beside, alone; the other way round in
-//! the next), and only the rounds' ratios are told, by their median. What comes and goes runs on the
-//! busy host's own core, so that ratio is a lower bound.
+//! Each round measures twice alone and twice beside others, in an order that cancels out a steady
+//! change of the machine's speed (alone, beside, beside, alone; reversed in the next round). Only
+//! the median of the ratios per round is reported. Hosts that connect and disconnect run on the
+//! busy host's own core, so the ratio is a lower bound.
 //!
-//! Then a host with one request in flight beside hosts that hold memory, blocks and controllers: see
-//! `beside`.
+//! After that it measures a host with one request in flight beside hosts that hold memory, blocks
+//! and controllers: see `beside`.
 
 mod beside;
 
@@ -28,13 +28,13 @@ use crate::units::{format_count, median, per_second};
 
 /// Requests in flight on the busy connection.
 const DEPTH: usize = 128;
-/// Hosts that come and go are on so many threads: each waits for the target's answers, and for the
-/// busy host, which polls on the same core, to be put aside.
+/// Number of threads for hosts that connect and disconnect: each waits for the target's responses,
+/// and for the scheduler to preempt the busy host, which polls on the same core.
 const STORM_THREADS: u32 = 32;
-/// How long one step of a host may take.
+/// Maximum duration of one step of a host.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// What to measure.
+/// Parameters of the measurement.
 #[derive(Debug, Clone)]
 pub struct StormOptions {
     /// The appliance's binary.
@@ -43,28 +43,28 @@ pub struct StormOptions {
     pub target_core: usize,
     /// Core of the busy host.
     pub host_core: usize,
-    /// Rounds, of which medians are taken.
+    /// Number of rounds; results are medians.
     pub rounds: usize,
     /// Counted time of one measurement.
     pub duration: Duration,
-    /// Connections that are open and idle: two for each host.
+    /// Number of open idle connections: two for each host.
     pub idle: u16,
-    /// Connections that come and go in a second.
+    /// Connections opened and closed per second.
     pub connects_per_second: u32,
 }
 
-/// Why nothing could be measured.
+/// The reason why the measurement failed.
 #[derive(Debug, thiserror::Error)]
 pub enum StormError {
-    /// The target or the load.
+    /// An error of the target or the load.
     #[error(transparent)]
     Compare(#[from] CompareError),
-    /// A host that is idle, or that comes and goes.
+    /// An error of a host that is idle, or that connects and disconnects.
     #[error("a connection beside the busy one: {0}")]
     Beside(#[from] RawError),
 }
 
-/// Requests per second over the busy connection, each the mean of two measurements.
+/// Requests per second on the busy connection, each the mean of two measurements.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct Rates {
     /// Alone.
@@ -74,47 +74,47 @@ pub struct Rates {
 }
 
 impl Rates {
-    /// What it keeps of its rate.
+    /// The remaining share of its rate.
     fn kept(&self) -> f64 {
         self.beside / self.alone
     }
 }
 
-/// One round.
+/// The results of one round.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct StormRound {
-    /// Beside the idle ones.
+    /// Beside idle connections.
     pub idle: Rates,
-    /// Beside those that come and go.
+    /// Beside connections that open and close.
     pub storm: Rates,
-    /// Of which so many came and went in a second.
+    /// The actual number of these per second.
     pub connects_per_second: f64,
 }
 
 /// All rounds.
 #[derive(Debug, Clone, Serialize)]
 pub struct StormReport {
-    /// Where it was taken.
+    /// The machine of the measurement.
     pub machine: Machine,
     /// Idle connections.
     pub idle: u16,
     /// Each round.
     pub rounds: Vec<StormRound>,
-    /// The part of its time that the target was busy while hosts came and went, per 5,000 of them in
-    /// a second.
+    /// The target's busy share while hosts connected and disconnected, scaled to 5,000 of them per
+    /// second.
     pub busy_per_5000_connects: f64,
-    /// One host beside others that take all they can.
+    /// One host beside others that take all available resources.
     pub beside: Vec<BesideRow>,
 }
 
 impl StormReport {
-    /// The busy connection's rate beside the idle ones, as a part of its rate alone: the median.
+    /// The busy connection's rate beside idle ones, relative to its rate alone: the median.
     #[must_use]
     pub fn idle_ratio(&self) -> f64 {
         self.median_of(|round| round.idle.kept())
     }
 
-    /// The same beside those that come and go.
+    /// The same beside those that open and close.
     #[must_use]
     pub fn storm_ratio(&self) -> f64 {
         self.median_of(|round| round.storm.kept())
@@ -154,7 +154,7 @@ impl std::fmt::Display for StormReport {
     }
 }
 
-/// Measures, round by round; `tell` is called before each.
+/// Measures round by round; calls `tell` before each.
 ///
 /// # Errors
 /// [`StormError`].
@@ -220,8 +220,8 @@ pub fn measure(
     })
 }
 
-/// Measures twice alone and twice beside others; `measure` is told which. What changes evenly over the
-/// four changes both means alike.
+/// Measures twice alone and twice beside others; `measure` is passed which. A steady change over
+/// the four measurements affects both means equally.
 fn balanced<E>(round: usize, mut measure: impl FnMut(bool) -> Result<f64, E>) -> Result<Rates, E> {
     let mut rates = Rates::default();
     let first_beside = round % 2 == 1;
@@ -244,7 +244,7 @@ fn names(host: u16) -> Names {
     }
 }
 
-/// Hosts that connect an admin queue and an I/O queue and say nothing more.
+/// Hosts that connect an admin queue and an I/O queue and then stay idle.
 fn stay(address: SocketAddr, connections: u16) -> Result<Vec<(RawClient, RawClient)>, RawError> {
     (0..connections / 2)
         .map(|host| {
@@ -257,8 +257,8 @@ fn stay(address: SocketAddr, connections: u16) -> Result<Vec<(RawClient, RawClie
         .collect()
 }
 
-/// The part of its time that the target is busy when 5,000 hosts come and go in a second, from what
-/// it takes for as many as there are.
+/// The target's busy share when 5,000 hosts per second connect and disconnect, extrapolated from
+/// the actual number.
 fn busy_with_connects(target: &Target, connects_per_second: u32) -> Result<f64, StormError> {
     let time = Duration::from_secs(2);
     let busy_before = target.busy_time().unwrap_or_default();
@@ -274,8 +274,8 @@ fn busy_with_connects(target: &Target, connects_per_second: u32) -> Result<f64, 
     Ok(busy.as_secs_f64() / time.as_secs_f64() * 5000.0 / rate.max(1.0))
 }
 
-/// Runs `busy` while hosts connect their admin queue and leave, so many a second. Gives what it
-/// gives, and how many came and went.
+/// Runs `busy` while hosts connect their admin queue and disconnect at this rate. Returns its
+/// result, and the actual number per second.
 fn beside_a_storm(
     address: SocketAddr,
     connects_per_second: u32,

@@ -1,4 +1,4 @@
-//! One load at several strengths: over the depth of its queues, or over the rate that is asked for.
+//! One load at several strengths: over queue depth, or over the requested rate.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use crate::report::{Latency, RunReport};
 use crate::table::Table;
 use crate::units::{format_count, format_nanos};
 
-/// What changes from point to point.
+/// The parameter that changes from point to point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Over {
@@ -18,41 +18,42 @@ pub enum Over {
     Load,
 }
 
-/// What one strength came to.
+/// The result at one strength.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct SweepPoint {
-    /// Requests in flight on each queue at most.
+    /// Maximum number of requests in flight on each queue.
     pub depth: u16,
-    /// The part of what there was without a limit that was asked for, percent, in a sweep over load.
+    /// In a sweep over load: the requested rate as a percentage of the unlimited rate.
     #[serde(default)]
     pub load_percent: Option<u32>,
-    /// Requests a second that were asked for, where they were limited.
+    /// Requested rate in requests per second, if limited.
     pub rate: Option<f64>,
-    /// Requests a second that were answered.
+    /// Completed requests per second.
     pub iops: f64,
-    /// Data a second, MiB.
+    /// Data throughput in MiB/s.
     pub mib_per_second: f64,
     /// Requests that were due and could not be sent.
     pub unsent: u64,
-    /// Of reads, where there were any; of a limited rate from when they were due.
+    /// Latency of reads, if any. With a limited rate, it counts from when a request was due.
     pub reads: Option<Latency>,
-    /// Of writes, where there were any.
+    /// Latency of writes, if any.
     pub writes: Option<Latency>,
 }
 
 /// A load at several strengths.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SweepReport {
-    /// What changed from point to point.
+    /// The parameter that changes from point to point.
     pub over: Over,
-    /// The load at its first point: all but the phases, and what changes, hold for all of them.
+    /// The load at its first point. All of it except the phases and the changed parameter applies
+    /// to every point.
     pub load: RunReport,
     /// The points, weakest first.
     pub points: Vec<SweepPoint>,
 }
 
 impl SweepPoint {
-    /// What a run's main phase came to; `None` where it has none.
+    /// The result of a run's main phase; `None` if the run has none.
     #[must_use]
     pub fn of(report: &RunReport) -> Option<Self> {
         let main = report.phases.iter().find(|phase| phase.name == "main")?;
@@ -71,7 +72,7 @@ impl SweepPoint {
 }
 
 impl SweepReport {
-    /// The most requests a second of any point.
+    /// The highest number of requests per second of any point.
     #[must_use]
     pub fn most_iops(&self) -> f64 {
         self.points.iter().map(|it| it.iops).fold(0.0, f64::max)

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Rows of cells under a heading. The first column is flush left, the others flush right.
+/// Rows of cells under a heading. The first column is left-aligned, the others are right-aligned.
 #[derive(Debug, Clone)]
 pub struct Table {
     heading: Vec<String>,

@@ -1,12 +1,13 @@
-//! How data is best moved by RDMA: who issues it, what goes within a message, and what registering
-//! memory costs.
+//! Compares ways of transferring data by RDMA: which end issues the transfer, which data is sent in
+//! messages, and the cost of memory registration.
 //!
-//! Two ends on one thread, over any provider: a server that has the data, and a client that wants
-//! it. In the WRITE-based way the client names its memory, and the server writes to it and says so
-//! behind it (what NVMe/RDMA does). In the READ-based way the server names its memory, the client
-//! reads it and says when it is done, until when the server's memory is taken. Within a message the
-//! data itself is sent, and the client copies it out of its receive. Figures are to be compared
-//! with each other, taken in one run: both ends share a core here.
+//! Two ends run on one thread with any provider: a server that has the data, and a client that
+//! requests it. In the WRITE-based way the client describes its memory, and the server writes to it
+//! and then sends a message (like NVMe/RDMA). In the READ-based way the server describes its
+//! memory, and the client reads it and then sends a message; the server's memory is in use until
+//! then. In the message-based way the message contains the data, and the client copies it from its
+//! receive buffer. Results are only comparable with each other in the same run, because both ends
+//! share a core.
 
 mod ends;
 mod memory;
@@ -29,42 +30,42 @@ use crate::ceiling::{histogram, nanos};
 use crate::units::format_size;
 use ends::{Ends, Room, SLOT_BYTES_MAX, Side};
 
-/// Room for the most in flight and the largest that is measured by default.
+/// Memory for the default maximum number of transfers in flight and the default maximum size.
 const ROOM: Room = Room {
     slots: 16,
     slot_bytes: SLOT_BYTES_MAX,
 };
 
-/// Why a measurement came to nothing.
+/// The reason why a measurement failed.
 #[derive(Debug, thiserror::Error)]
 pub enum TransferError {
-    /// A step of the set-up.
+    /// A step of the set-up failed.
     #[error("{step}: {source}")]
     Rdma {
         /// The step.
         step: &'static str,
-        /// Why.
+        /// The error.
         source: rdma::Error,
     },
-    /// Nothing in flight, or more than the most.
+    /// The number of transfers in flight is out of range.
     #[error("a depth of {0} cannot be driven: choose 1 to {1}")]
     Depth(usize, usize),
-    /// No data, or more than the most.
+    /// The size of the data is out of range.
     #[error(
         "requests of {} cannot be driven: choose 1 byte to {}",
         format_size(*.0 as u64), format_size(*.1 as u64)
     )]
     Data(usize, usize),
-    /// Memory.
+    /// Memory is not available.
     #[error("no memory: {0}")]
     Memory(String),
     /// A work request failed.
     #[error("a work request failed: {0}")]
     Work(String),
-    /// The ends never met.
+    /// The two ends did not connect.
     #[error("the two ends do not come together: {0}")]
     Apart(String),
-    /// What arrived is not what was sent.
+    /// The received data differs from the sent data.
     #[error("{0} bytes arrived wrong")]
     WrongData(usize),
 }
@@ -73,7 +74,7 @@ pub(crate) fn step(step: &'static str) -> impl Fn(rdma::Error) -> TransferError 
     move |source| TransferError::Rdma { step, source }
 }
 
-/// How data gets from the server to the client.
+/// How data is transferred from the server to the client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
     /// The server writes to the client's memory.
@@ -82,22 +83,22 @@ pub enum Way {
     Read,
     /// In the message, from registered memory.
     Message,
-    /// In the message, copied into the work request.
+    /// In the message, copied into the work request (inline data).
     Inline,
 }
 
-/// What is measured.
+/// Parameters of the measurement.
 #[derive(Debug, Clone)]
 pub struct TransferOptions {
-    /// Sizes of WRITE-based and READ-based transfers, bytes.
+    /// Sizes of WRITE-based and READ-based transfers in bytes.
     pub sizes: Vec<usize>,
-    /// Sizes of data within messages, bytes.
+    /// Sizes of data in messages in bytes.
     pub message_sizes: Vec<usize>,
-    /// Transfers in flight.
+    /// Numbers of transfers in flight.
     pub depths: Vec<usize>,
-    /// Rounds in which the ways take turns, and of which medians are taken.
+    /// Number of rounds in which the ways alternate; results are medians.
     pub rounds: usize,
-    /// How long each measurement of a round takes.
+    /// Duration of each measurement of a round.
     pub duration: Duration,
 }
 
@@ -114,20 +115,20 @@ impl Default for TransferOptions {
     }
 }
 
-/// What one way did.
+/// The results of one way.
 #[derive(Debug, Clone)]
 pub struct Measured {
-    /// Transfers each second.
+    /// Transfers per second.
     pub per_second: f64,
-    /// Work requests of both ends for each transfer.
+    /// Work requests of both ends per transfer.
     pub work_requests: f64,
-    /// Bytes that this program copied for each transfer.
+    /// Bytes that this program copied per transfer.
     pub copied_bytes: f64,
-    /// From the request to the data's arrival, nanoseconds.
+    /// Time from the request to the data's arrival in nanoseconds.
     pub latencies: Histogram<u64>,
 }
 
-/// Measures everything, between `server` and `client`, which may be the same provider.
+/// Measures all ways between `server` and `client`, which may be the same provider.
 ///
 /// # Errors
 /// [`TransferError`].
@@ -175,12 +176,12 @@ pub fn measure<P: Provider>(
     Ok(report)
 }
 
-/// What the server's and the client's messages say, in their first bytes.
+/// The kinds of the server's and the client's messages, in their first byte.
 const REQUEST: u8 = 1;
 const ANSWER: u8 = 2;
 const DONE: u8 = 3;
 
-/// Bytes of every message without data.
+/// Size of every message without data, in bytes.
 const MESSAGE_BYTES: usize = 16;
 
 fn message(kind: u8, slot: usize) -> [u8; MESSAGE_BYTES] {
@@ -196,8 +197,8 @@ fn slot_of(bytes: &[u8]) -> usize {
     u64::from_le_bytes(slot) as usize
 }
 
-/// The median of each way over rounds in which they take turns, so that what else the machine does
-/// falls on all of them.
+/// The median of each way over rounds in which the ways alternate, so that other load on the
+/// machine affects all of them.
 fn in_turn<P: Provider, const N: usize>(
     ends: &mut Ends<P>,
     ways: [Way; N],
@@ -217,7 +218,7 @@ fn in_turn<P: Provider, const N: usize>(
     }))
 }
 
-/// Transfers in one way for a time.
+/// Transfers data in one way for a time.
 fn run<P: Provider>(
     ends: &mut Ends<P>,
     way: Way,
@@ -248,7 +249,7 @@ fn run<P: Provider>(
         ends.flush(Side::Server)?;
         let finished = collect(ends, way, bytes, &mut copied)?;
         if served == 0 && finished.is_empty() {
-            // A device in software may wait for this very core.
+            // A software device may need this core.
             std::thread::yield_now();
         }
         for slot in finished {
@@ -268,14 +269,14 @@ fn run<P: Provider>(
     })
 }
 
-/// The server's turn: how many messages came.
+/// Runs the server. Returns the number of received messages.
 fn serve<P: Provider>(ends: &mut Ends<P>, way: Way, bytes: usize) -> Result<usize, TransferError> {
     let messages = ends.poll(Side::Server)?.messages;
     let count = messages.len();
     for arrived in messages {
         let slot = slot_of(&arrived);
         if arrived[0] != REQUEST {
-            // The client has read: the server's memory is free.
+            // The client has read the data: the server's memory is free.
             continue;
         }
         match way {
@@ -293,7 +294,7 @@ fn serve<P: Provider>(ends: &mut Ends<P>, way: Way, bytes: usize) -> Result<usiz
     Ok(count)
 }
 
-/// The client's turn: which transfers have ended.
+/// Runs the client. Returns the completed transfers.
 fn collect<P: Provider>(
     ends: &mut Ends<P>,
     way: Way,
@@ -353,7 +354,7 @@ mod tests {
         let report = measure(&server, &client, address, &options, |_| {}).expect("measured");
         assert_eq!((report.movements.len(), report.messages.len()), (4, 4));
         for row in &report.movements {
-            // A request, the data, an answer; a READ needs one word more.
+            // A request, the data, a response; a READ needs one more message.
             assert!((row.write.work_requests - 3.0).abs() < 0.01, "{row:?}");
             assert!((row.read.work_requests - 4.0).abs() < 0.01, "{row:?}");
             assert_eq!((row.write.copied_bytes, row.read.copied_bytes), (0.0, 0.0));

@@ -1,8 +1,8 @@
-//! Sizes, rates and durations as people write and read them.
+//! Formats and parses sizes, rates and durations.
 
 use std::time::Duration;
 
-/// Why a size could not be read.
+/// The reason why a size could not be parsed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SizeError {
     /// Not a whole number with an optional unit.
@@ -13,11 +13,11 @@ pub enum SizeError {
     TooLarge(String),
 }
 
-/// Reads a size in bytes: a whole number with an optional unit. `k`, `K`, `KiB`, `KB` all mean
-/// 1024, as storage tools have it.
+/// Parses a size in bytes: a whole number with an optional unit. `k`, `K`, `KiB`, `KB` all mean
+/// 1024, as in other storage tools.
 ///
 /// # Errors
-/// [`SizeError`] with the text that was given.
+/// [`SizeError`] with the given text.
 pub fn parse_size(text: &str) -> Result<u64, SizeError> {
     let trimmed = text.trim();
     let digits = trimmed.bytes().take_while(u8::is_ascii_digit).count();
@@ -38,7 +38,7 @@ pub fn parse_size(text: &str) -> Result<u64, SizeError> {
     number.checked_mul(1 << shift).ok_or_else(too_large)
 }
 
-/// A size with the largest binary unit that keeps it exact enough: `4 KiB`, `1.5 GiB`, `512 B`.
+/// A size with the largest binary unit that is precise enough: `4 KiB`, `1.5 GiB`, `512 B`.
 #[must_use]
 pub fn format_size(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
@@ -90,7 +90,7 @@ pub fn format_count(count: u64) -> String {
     text
 }
 
-/// `count` events in `elapsed` as events per second; 0 where no time passed.
+/// `count` events in `elapsed` as events per second; 0 if no time passed.
 #[must_use]
 pub fn per_second(count: u64, elapsed: Duration) -> f64 {
     let seconds = elapsed.as_secs_f64();
@@ -101,13 +101,13 @@ pub fn per_second(count: u64, elapsed: Duration) -> f64 {
     }
 }
 
-/// `bytes` in `elapsed` as MiB/s; 0 where no time passed.
+/// `bytes` in `elapsed` as MiB/s; 0 if no time passed.
 #[must_use]
 pub fn mib_per_second(bytes: u64, elapsed: Duration) -> f64 {
     per_second(bytes, elapsed) / (1024.0 * 1024.0)
 }
 
-/// The median of `values`: the middle one, or the mean of the two in the middle; 0 for none.
+/// The median of `values`: the middle one, or the mean of the two in the middle; 0 if empty.
 #[must_use]
 pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();

@@ -1,19 +1,19 @@
-//! What every block must hold: a stamp that names its place and age, and a model that remembers
-//! which age is due.
+//! Stamps that identify the address and the age of a block, and a model of the expected age of
+//! every block.
 //!
-//! A block begins with a 32-byte header (mark, LBA, generation, seed) and goes on with a pattern
-//! that follows from all three, so that a block at the wrong place, a block from an earlier write,
-//! a block of another run and a damaged block are told apart. The model refuses to let a write
-//! overlap anything in flight: what a read may return is then never in doubt.
+//! A block begins with a 32-byte header (mark, LBA, generation, seed), followed by a pattern that
+//! depends on the last three. This distinguishes misplaced blocks, blocks of an earlier write,
+//! blocks of another run and damaged blocks. The model rejects writes that overlap a request in
+//! flight, so that the expected data of a read is always unambiguous.
 
 use crate::random::mix;
 
-/// Bytes of a block that its header takes; also the smallest block that can be stamped.
+/// Header size in bytes, which is also the smallest block that can be stamped.
 pub const HEADER_BYTES: usize = 32;
 /// First eight bytes of every stamped block.
 const MARK: u64 = u64::from_le_bytes(*b"WINDLASS");
 
-/// Fills `block` for `lba` at `generation`; its length must be a multiple of 8 and at least
+/// Fills `block` for `lba` at `generation`. Its length must be a multiple of 8 and at least
 /// [`HEADER_BYTES`].
 pub fn stamp(block: &mut [u8], seed: u64, lba: u64, generation: u32) {
     let (words, rest) = block.as_chunks_mut::<8>();
@@ -38,23 +38,23 @@ fn pattern_base(seed: u64, lba: u64, generation: u32) -> u64 {
     mix(mix(seed ^ lba).wrapping_add(u64::from(generation)))
 }
 
-/// Cheaper than a full mix, and each word depends on its index only, so that the compiler can do
-/// several at once.
+/// Cheaper than a full mix. Each word depends only on its index, so the compiler can vectorize the
+/// loop.
 fn pattern_word(base: u64, index: usize) -> u64 {
     let value = base.wrapping_add((index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     value ^ (value >> 29)
 }
 
-/// What is wrong with a block that was read.
+/// The kind of mismatch of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Wrong {
-    /// A whole block of this run, but of another place.
+    /// An intact block of this run, but of another address.
     #[error("it holds block {found} (misplaced)")]
     Misplaced {
         /// The LBA that the block was written to.
         found: u64,
     },
-    /// A whole block of this run and place, but not the one that was written last.
+    /// An intact block of this run and address, but not of the last write.
     #[error("it holds generation {found}, not {expected} (stale)")]
     Stale {
         /// The generation that was read.
@@ -62,16 +62,16 @@ pub enum Wrong {
         /// The generation that was acknowledged last.
         expected: u32,
     },
-    /// A whole block that another run wrote.
+    /// An intact block of another run.
     #[error("it was written by another run, with seed {found_seed:#x} (stale)")]
     OtherRun {
         /// That run's seed.
         found_seed: u64,
     },
-    /// Nothing but zeroes.
+    /// Only zeroes.
     #[error("it holds zeroes only (lost)")]
     Zeroes,
-    /// Not a whole block of anything: the first byte that differs.
+    /// Not an intact block; describes the first byte that differs.
     #[error("byte {offset} is {found:#04x}, not {expected:#04x} (corrupt)")]
     Corrupt {
         /// Offset in the block.
@@ -83,20 +83,20 @@ pub enum Wrong {
     },
 }
 
-/// A block that did not hold what it must.
+/// A block with wrong content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("block {lba}: {wrong}")]
 pub struct Mismatch {
     /// The block that was read.
     pub lba: u64,
-    /// What is wrong with it.
+    /// The kind of mismatch.
     pub wrong: Wrong,
 }
 
 /// Checks that `block` is exactly what [`stamp`] wrote.
 ///
 /// # Errors
-/// [`Wrong`], as exact as the block's own header allows.
+/// [`Wrong`], as precise as the block's header allows.
 pub fn check(block: &[u8], seed: u64, lba: u64, generation: u32) -> Result<(), Wrong> {
     let Some((offset, found, expected)) = first_difference(block, seed, lba, generation) else {
         return Ok(());
@@ -110,7 +110,7 @@ pub fn check(block: &[u8], seed: u64, lba: u64, generation: u32) -> Result<(), W
     )
 }
 
-/// The first byte that differs from the stamp: its offset, what was found and what is due.
+/// The first byte that differs from the stamp: its offset, the found value and the expected one.
 fn first_difference(block: &[u8], seed: u64, lba: u64, generation: u32) -> Option<(usize, u8, u8)> {
     let (words, _) = block.as_chunks::<8>();
     let base = pattern_base(seed, lba, generation);
@@ -131,7 +131,7 @@ fn first_difference(block: &[u8], seed: u64, lba: u64, generation: u32) -> Optio
     Some((index * 8 + within, words[index][within], expected[within]))
 }
 
-/// A block that differs may still be a whole one: of another place, age or run.
+/// Identifies a differing block that is intact but has another address, age or run.
 fn diagnose(block: &[u8], seed: u64, lba: u64, generation: u32) -> Option<Wrong> {
     if block.iter().all(|&byte| byte == 0) {
         return Some(Wrong::Zeroes);
@@ -158,19 +158,19 @@ fn diagnose(block: &[u8], seed: u64, lba: u64, generation: u32) -> Option<Wrong>
     }
 }
 
-/// What is known of one block.
+/// The model of one block.
 #[derive(Debug, Clone, Copy, Default)]
 struct Block {
-    /// Counts writes that were begun; 0 before the first.
+    /// Number of writes started; 0 before the first.
     generation: u32,
-    /// Whether the block must hold `generation`: not before the first write, nor after a failed
+    /// Whether the block must contain `generation`: false before the first write and after a failed
     /// one.
     known: bool,
     writer: bool,
     readers: u16,
 }
 
-/// The blocks `first_lba .. first_lba + len`, and what each must hold.
+/// The model of the blocks `first_lba .. first_lba + len`.
 #[derive(Debug)]
 pub struct Model {
     seed: u64,
@@ -179,18 +179,17 @@ pub struct Model {
     blocks: Vec<Block>,
 }
 
-/// Blocks of one request that were checked, and those of which nothing was known.
+/// Counters of checked blocks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Checked {
-    /// Blocks that held what they must.
+    /// Blocks with the expected content.
     pub right: u64,
     /// Blocks that were never written, or whose last write failed.
     pub unknown: u64,
 }
 
 impl Model {
-    /// A model of `blocks` blocks of `block_bytes` from `first_lba` on, of which nothing is known
-    /// yet.
+    /// A model of `blocks` blocks of `block_bytes` from `first_lba`, whose content is unknown.
     #[must_use]
     pub fn new(seed: u64, first_lba: u64, blocks: usize, block_bytes: usize) -> Self {
         Self {
@@ -225,8 +224,8 @@ impl Model {
             .get_mut(start..start.checked_add(blocks as usize)?)
     }
 
-    /// Whether a request may go now: it lies in the range and overlaps nothing in flight that it
-    /// would disturb.
+    /// Whether a request can be sent now: it is within the range and conflicts with no request in
+    /// flight.
     #[must_use]
     pub fn is_free(&self, read: bool, lba: u64, blocks: u32) -> bool {
         let start = lba
@@ -238,8 +237,8 @@ impl Model {
         blocks.is_some_and(|blocks| blocks.iter().all(free))
     }
 
-    /// Takes the blocks for a write and fills `data` with their next generation. False, and nothing
-    /// is changed, where the range is not the model's or overlaps a request in flight.
+    /// Reserves the blocks for a write and fills `data` with their next generation. Returns false
+    /// without a change if the range is not in the model or overlaps a request in flight.
     pub fn begin_write(&mut self, lba: u64, data: &mut [u8]) -> bool {
         let (seed, block_bytes) = (self.seed, self.block_bytes);
         let count = (data.len() / block_bytes) as u32;
@@ -261,7 +260,7 @@ impl Model {
         true
     }
 
-    /// A write begun earlier was never sent: the blocks are as they were.
+    /// Reverts a write that was not sent: the blocks are unchanged.
     pub fn cancel_write(&mut self, lba: u64, blocks: u32) {
         if let Some(blocks) = self.range(lba, blocks) {
             for block in blocks {
@@ -272,8 +271,8 @@ impl Model {
         }
     }
 
-    /// A write begun earlier is over. After a failed one the blocks may hold either generation:
-    /// they are unknown.
+    /// Ends a write. After a failed one the blocks may contain either generation, so they are
+    /// unknown.
     pub fn finish_write(&mut self, lba: u64, blocks: u32, acknowledged: bool) {
         if let Some(blocks) = self.range(lba, blocks) {
             for block in blocks {
@@ -284,8 +283,8 @@ impl Model {
         }
     }
 
-    /// Takes the blocks for a read. False where the range is not the model's or overlaps a write in
-    /// flight.
+    /// Reserves the blocks for a read. Returns false if the range is not in the model or overlaps a
+    /// write in flight.
     pub fn begin_read(&mut self, lba: u64, blocks: u32) -> bool {
         let Some(blocks) = self.range(lba, blocks) else {
             return false;
@@ -302,10 +301,10 @@ impl Model {
         true
     }
 
-    /// A read begun earlier is over; `data` is what it returned, `None` where it failed.
+    /// Ends a read; `data` is what it returned, `None` if it failed.
     ///
     /// # Errors
-    /// The first block that does not hold what it must.
+    /// The first block with wrong content.
     pub fn finish_read(
         &mut self,
         lba: u64,

@@ -31,10 +31,10 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use toml::Value;
 
-/// Jobs in one file at most.
+/// Maximum number of jobs in one file.
 const JOBS_MAX: usize = 64;
 
-/// A workload file as it is written.
+/// A workload file in its TOML form.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
@@ -56,7 +56,7 @@ struct JobTable {
 /// Jobs, and how to run them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkloadFile {
-    /// All at once; else one after another.
+    /// Whether all run concurrently; otherwise one after another.
     pub together: bool,
     /// The jobs, in the order of the file; at least one.
     pub jobs: Vec<Job>,
@@ -65,13 +65,13 @@ pub struct WorkloadFile {
 /// One job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Job {
-    /// Its name; no two jobs have the same.
+    /// Its unique name.
     pub name: String,
-    /// The arguments of `bench run` that it comes to.
+    /// The corresponding arguments of `bench run`.
     pub arguments: Vec<String>,
 }
 
-/// What is wrong with a workload file.
+/// An error in a workload file.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkloadFileError {
     /// It cannot be read.
@@ -79,26 +79,26 @@ pub enum WorkloadFileError {
     Read {
         /// The file.
         path: PathBuf,
-        /// The kernel's answer.
+        /// The kernel's error.
         source: std::io::Error,
     },
-    /// It is not TOML, or has what no workload file has.
+    /// It is not TOML, or contains an unknown key.
     #[error("{}: {source}", path.display())]
     Parse {
         /// The file.
         path: PathBuf,
-        /// Where, and what.
+        /// The position and the error.
         source: Box<toml::de::Error>,
     },
-    /// It has no jobs, or too many.
+    /// It has no jobs or too many.
     #[error("{}: {found} jobs: a workload has 1 to {JOBS_MAX}, each a table [[job]]", path.display())]
     Jobs {
         /// The file.
         path: PathBuf,
-        /// How many it has.
+        /// The number of its jobs.
         found: usize,
     },
-    /// Two jobs have one name.
+    /// Two jobs have the same name.
     #[error("{}: two jobs are called '{name}': give each a name of its own", path.display())]
     Twice {
         /// The file.
@@ -106,7 +106,7 @@ pub enum WorkloadFileError {
         /// The name.
         name: String,
     },
-    /// A value is of no kind that an option takes.
+    /// The type of a value is not supported by any option.
     #[error(
         "{}: {key} cannot be {found}: give a text, a number, true or false, or a list of those",
         path.display()
@@ -116,7 +116,7 @@ pub enum WorkloadFileError {
         path: PathBuf,
         /// The option.
         key: String,
-        /// What it was.
+        /// The type of the value.
         found: &'static str,
     },
 }
@@ -169,7 +169,7 @@ fn parse(text: &str, path: &Path) -> Result<WorkloadFile, WorkloadFileError> {
     })
 }
 
-/// Adds an option with its value; gives the kind of a value that no option has.
+/// Adds an option with its value. Returns the type of an unsupported value as the error.
 fn add_argument(arguments: &mut Vec<String>, key: &str, value: &Value) -> Result<(), &'static str> {
     let option = format!("--{}", key.replace('_', "-"));
     match value {

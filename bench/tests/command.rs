@@ -1,5 +1,5 @@
-//! The command against a small target over real sockets: what it prints, what it keeps, and how it
-//! ends.
+//! Runs the command against a small target over real sockets, and checks its output, its files and
+//! its exit codes.
 
 #[path = "../../nvme/host/tests/fake/mod.rs"]
 #[expect(dead_code, reason = "the host's own tests use the rest")]
@@ -230,7 +230,7 @@ fn a_region_bounds_what_an_unverified_run_touches() {
         let touched = touched.lock().expect("whole");
         let region = 256 * 1024 / BLOCK as u64;
         assert!(region < BLOCKS && touched.last().is_some_and(|last| *last < region));
-        // Three queues leave out what does not divide.
+        // Three queues leave a remainder unused.
         let all = touched.len() as u64;
         assert!(all > region - 3 * 8, "{all} of {region} blocks");
     }
@@ -298,7 +298,7 @@ fn an_interrupted_command_leaves_neither_appliance_nor_files() {
         directory.path().join("appliance"),
     );
     std::fs::create_dir(&files).expect("a directory");
-    // One that never serves, and says who it is.
+    // An appliance that never serves and writes its process identifier to a file.
     let script = "#!/bin/sh\necho $$ > \"$0.tmp\" && mv \"$0.tmp\" \"$0.pid\"\nexec sleep 1000\n";
     std::fs::write(&appliance, script).expect("written");
     std::fs::set_permissions(&appliance, std::fs::Permissions::from_mode(0o755)).expect("its own");
@@ -322,7 +322,7 @@ fn an_interrupted_command_leaves_neither_appliance_nor_files() {
     assert_eq!(std::fs::read_dir(&files).expect("there").count(), 0);
     let appliance = std::fs::read_to_string(told).expect("written");
     let state = || std::fs::read_to_string(format!("/proc/{}/stat", appliance.trim()));
-    // Whoever has it now as a child may not have reaped it yet.
+    // The process that adopted it as a child may not have reaped it yet.
     while state().is_ok_and(|state| !state.contains(") Z ")) {
         std::thread::sleep(Duration::from_millis(5));
     }

@@ -1,5 +1,5 @@
-//! The ceiling of whoever copies: the data of requests between random blocks of memory and a buffer
-//! that stays in the cache, and nothing else.
+//! The ceiling of copying: only the copies of request data between random blocks of memory and a
+//! buffer that stays in the cache.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -9,13 +9,13 @@ use super::{AnswerMemory, CeilingError, Exchange, pin};
 use crate::random::Random;
 use crate::units::per_second;
 
-/// Copies between two looks at the clock.
+/// Copies between two readings of the clock.
 const COPIES_PER_LOOK: u64 = 64;
 
-/// Blocks that `core` copies in a second: out of `memory` for reads, into it for writes.
+/// Number of blocks that `core` copies per second: out of `memory` for reads, into it for writes.
 ///
 /// # Errors
-/// [`CeilingError`] where the core is not to be had, or the memory has no block of that size.
+/// [`CeilingError`] if the core is not available, or the memory has no block of that size.
 pub fn measure_copies(
     exchange: Exchange,
     memory: &AnswerMemory,
@@ -54,12 +54,12 @@ pub fn measure_copies(
         assert!(filled, "the memory is ours, and nobody holds it");
         Ok(measured)
     };
-    // A thread of its own, so that the caller's affinity stays as it was.
+    // A separate thread preserves the caller's affinity.
     std::thread::scope(|scope| scope.spawn(copy_all).join())
         .map_err(|_| CeilingError::ServerPanicked)?
 }
 
-/// How often `copy` goes in a second; it hears how often it was called before.
+/// Measures how often `copy` runs per second; its argument is the number of previous calls.
 fn copies_per_second(duration: Duration, mut copy: impl FnMut(u64)) -> f64 {
     let began = Instant::now();
     let mut copied = 0;

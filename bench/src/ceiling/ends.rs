@@ -1,7 +1,7 @@
-//! Both ends of the bare pairs: they follow the order of messages and their sizes, and read none.
+//! Both ends of the bare pairs: they follow the order and the sizes of messages and parse none.
 //!
-//! Every message is answered by one, and both directions keep their order, so that the sizes of the
-//! messages on a connection come in a cycle that both ends know.
+//! Every message has one response, and both directions keep their order. The sizes of the messages
+//! on a connection therefore follow a cycle that both ends know.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -23,13 +23,13 @@ use crate::ceiling::passes::Passes;
 use crate::random::Random;
 use crate::report::Latency;
 
-/// Receive buffer of either side, bytes, and what one receive into blocks takes about: some tens of
-/// small messages, and small enough to stay in the second-level cache.
+/// Size of the receive buffer of either side, and approximate size of one receive into blocks: some
+/// tens of small messages, and small enough to stay in the second-level cache.
 pub(super) const RECEIVE_BYTES: usize = 128 * 1024;
-/// Pieces of one receive into blocks at most.
+/// Maximum number of pieces of one receive into blocks.
 const PIECES_MAX: usize = 128;
 
-// One vectored send takes a header and a block for each answer, IOV_MAX (1024) pieces at most.
+// One vectored send takes a header and a block for each response, at most IOV_MAX (1024) pieces.
 const _: () = assert!(WINDOW_MAX * 2 <= 1024);
 
 /// A message.
@@ -49,14 +49,14 @@ impl Message {
     }
 }
 
-/// The cycle of a connection: what the host sends, and what the target answers to each.
+/// The cycle of a connection: what the host sends, and the target's response to each message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Cycle {
     pub(super) asked: Vec<Message>,
     pub(super) answered: Vec<Message>,
-    /// What the host sends when it gets each of `answered`.
+    /// What the host sends after it received each of `answered`.
     next: Vec<Message>,
-    /// Which of `answered` ends a request.
+    /// Which of `answered` completes a request.
     ends: Vec<bool>,
 }
 
@@ -79,7 +79,7 @@ impl Cycle {
         if data_bytes <= IN_CAPSULE_BYTES {
             return simple(Message::new(REQUEST_BYTES, data_bytes), response);
         }
-        // Commands and their R2Ts, then data and its responses, each as many as are in flight.
+        // Commands and their R2Ts, then data and its responses, each for all requests in flight.
         let data = Message::new(HEADER_BYTES, data_bytes);
         let twice = |first, second| [vec![first; window], vec![second; window]].concat();
         Self {
@@ -90,24 +90,24 @@ impl Cycle {
         }
     }
 
-    /// Bytes of it all: those that the host sends, and those that the target does.
+    /// Bytes of the whole cycle: those from the host, and those from the target.
     pub(super) fn bytes(&self) -> (usize, usize) {
         let all = |messages: &[Message]| messages.iter().map(|message| message.bytes()).sum();
         (all(&self.asked), all(&self.answered))
     }
 }
 
-/// How far a stream of messages has come.
+/// The position in a stream of messages.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Progress {
-    /// Place in the cycle.
+    /// Position in the cycle.
     at: usize,
-    /// Bytes of the message there.
+    /// Bytes of the current message that were transferred.
     have: usize,
 }
 
 impl Progress {
-    /// Goes on by `bytes`; `complete` hears of the place of each message that is whole.
+    /// Advances by `bytes`; calls `complete` with the position of each completed message.
     fn advance(&mut self, cycle: &[Message], bytes: usize, mut complete: impl FnMut(usize)) {
         self.have += bytes;
         while self.have >= cycle[self.at].bytes() {
@@ -118,7 +118,7 @@ impl Progress {
     }
 }
 
-/// What came of a system call; 0 where nothing could move.
+/// The result of a system call; 0 if nothing could be transferred.
 fn moved(result: Result<usize, Errno>) -> io::Result<usize> {
     match result {
         Err(Errno::AGAIN | Errno::INTR) => Ok(0),
@@ -133,12 +133,13 @@ fn received(result: Result<usize, Errno>) -> io::Result<usize> {
     }
 }
 
-/// Receives what is there; 0 where nothing is.
+/// Receives what is available; 0 if there is nothing.
 fn receive(socket: &TcpStream, buffer: &mut [u8]) -> io::Result<usize> {
     received(rustix::net::recv(socket, &mut *buffer, RecvFlags::DONTWAIT).map(|(_, bytes)| bytes))
 }
 
-/// Sends what the socket takes of `owed` bytes, whatever they are; 0 where it takes nothing.
+/// Sends as much of `owed` bytes as the socket takes, whatever their content; 0 if it takes
+/// nothing.
 fn send(socket: &TcpStream, bytes: &[u8], owed: usize) -> io::Result<usize> {
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     moved(rustix::net::send(
@@ -148,7 +149,7 @@ fn send(socket: &TcpStream, bytes: &[u8], owed: usize) -> io::Result<usize> {
     ))
 }
 
-/// Sends what the socket takes of `parts`; 0 where it takes nothing.
+/// Sends as much of `parts` as the socket takes; 0 if it takes nothing.
 fn send_parts(socket: &TcpStream, parts: &[IoSlice<'_>]) -> io::Result<usize> {
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     moved(rustix::net::sendmsg(
@@ -159,7 +160,7 @@ fn send_parts(socket: &TcpStream, parts: &[IoSlice<'_>]) -> io::Result<usize> {
     ))
 }
 
-/// The target's part, until told to stop: the part of its time in which it had something to do.
+/// Runs the target's side until `stop`. Returns the share of its time for which it was busy.
 pub(super) fn answer(
     sockets: &[TcpStream],
     options: &CeilingOptions,
@@ -176,7 +177,7 @@ pub(super) fn answer(
     }
 }
 
-/// For each request a header and a random block of `memory`.
+/// Responds to each request with a header and a random block of `memory`.
 pub(super) fn answer_from_memory(
     sockets: &[TcpStream],
     cycle: &Cycle,
@@ -185,7 +186,7 @@ pub(super) fn answer_from_memory(
 ) -> Result<f64, CeilingError> {
     let mut requests = vec![0_u8; RECEIVE_BYTES];
     let header = [0x5a_u8; HEADER_BYTES];
-    // One loan for the whole run: the loop is to cost no more than its sockets.
+    // One borrow for the whole run, so that the loop costs no more than its sockets.
     let loan = memory.0.handle().try_lend(0, memory.0.len());
     let loan = loan.expect("the store is ours, and nobody writes to it");
     let block_bytes = cycle.answered[0].data;
@@ -223,7 +224,7 @@ pub(super) fn answer_from_memory(
     Ok(passes.busy_share())
 }
 
-/// Takes what was sent off the front of `parts`.
+/// Removes the sent bytes from the front of `parts`.
 pub(super) fn forget_sent(parts: &mut Vec<IoSlice<'_>>, sent: usize) {
     let before = parts.len();
     let mut left = parts.as_mut_slice();
@@ -232,7 +233,7 @@ pub(super) fn forget_sent(parts: &mut Vec<IoSlice<'_>>, sent: usize) {
     parts.drain(..gone);
 }
 
-/// With one buffer for all that comes and one for all that goes.
+/// Responds with one buffer for all received data and one for all sent data.
 fn answer_from_buffer(
     sockets: &[TcpStream],
     cycle: &Cycle,
@@ -262,16 +263,16 @@ fn answer_from_buffer(
     Ok(passes.busy_share())
 }
 
-/// A connection whose data goes straight to random blocks of memory.
+/// A connection whose data is received directly into random blocks of memory.
 struct Taker<'a, 'm> {
     socket: &'a TcpStream,
     progress: Progress,
-    /// Blocks for the data that comes next, the foremost perhaps half filled, by their numbers.
+    /// Blocks for the next data, by number; the first may be partially filled.
     landing: VecDeque<(usize, &'m mut [u8])>,
     owed: usize,
 }
 
-/// Each request's data into a random block of `memory`.
+/// Receives each request's data into a random block of `memory`.
 fn take_into_memory(
     sockets: &[TcpStream],
     cycle: &Cycle,
@@ -287,7 +288,7 @@ fn take_into_memory(
     outcome.expect("it was filled")
 }
 
-/// As [`take_into_memory`], with that memory in hand.
+/// Like [`take_into_memory`], with the bytes of that memory.
 fn take_into(
     sockets: &[TcpStream],
     cycle: &Cycle,
@@ -346,7 +347,7 @@ fn take_into(
     Ok(passes.busy_share())
 }
 
-/// A random one of those blocks that no data is on its way to.
+/// Takes a random block that is not used for data in flight.
 fn take_block<'m>(blocks: &mut [&'m mut [u8]], random: &mut Random) -> (usize, &'m mut [u8]) {
     loop {
         let number = random.below(blocks.len() as u64) as usize;
@@ -358,7 +359,7 @@ fn take_block<'m>(blocks: &mut [&'m mut [u8]], random: &mut Random) -> (usize, &
 }
 
 impl Taker<'_, '_> {
-    /// Receives headers to `room`, where nobody looks, and data to its blocks.
+    /// Receives headers into `room`, which is not read, and data into its blocks.
     fn receive(&mut self, asked: &[Message], mut room: &mut [u8]) -> io::Result<usize> {
         let mut pieces = ArrayVec::<IoSliceMut<'_>, PIECES_MAX>::new();
         let mut blocks = self.landing.iter_mut();
@@ -389,16 +390,16 @@ pub(super) struct Asker<'a> {
     pub(super) socket: &'a TcpStream,
     pub(super) progress: Progress,
     pub(super) unsent: usize,
-    /// In `requests`, where what is sent next begins; `None`: always at the front.
+    /// The position in `requests` of the next bytes to send; `None`: always the front.
     pub(super) at: Option<usize>,
     pub(super) requests: Requests,
 }
 
-/// What a connection's requests are sent from.
+/// The buffer from which a connection's requests are sent.
 pub(super) type Requests = Box<dyn Deref<Target = [u8]>>;
 
 impl Asker<'_> {
-    /// Sends what the socket takes of what is unsent.
+    /// Sends as much of the unsent bytes as the socket takes.
     pub(super) fn send(&mut self) -> io::Result<()> {
         let Some(at) = &mut self.at else {
             self.unsent -= send(self.socket, &self.requests, self.unsent)?;
@@ -414,9 +415,9 @@ impl Asker<'_> {
     }
 }
 
-/// The requests of a connection, and where their sending begins. A host keeps the data of a write until
-/// it is answered, so beside a target with memory they lie behind one another, as many as are in
-/// flight; else they are one buffer that stays in the cache.
+/// The requests of a connection, and the start position. A host keeps the data of a write until its
+/// response, so with a target that uses memory all requests in flight are stored consecutively;
+/// otherwise they are one buffer that stays in the cache.
 fn requests(
     options: &CeilingOptions,
     cycle: &Cycle,
@@ -434,7 +435,7 @@ fn requests(
     Ok((Box::new(vec![0xa5_u8; bytes.min(HOT_MAX_BYTES)]), None))
 }
 
-/// The host's part: keeps the window full on every connection and counts what is answered.
+/// Runs the host's side: keeps the window full on every connection and counts responses.
 pub(super) fn ask(
     sockets: &[TcpStream],
     options: &CeilingOptions,
@@ -487,7 +488,7 @@ pub(super) fn ask(
     }
 }
 
-/// What the host counts, and since when.
+/// The host's counters and times.
 struct Counting<'a> {
     options: &'a CeilingOptions,
     histogram: hdrhistogram::Histogram<u64>,
@@ -528,7 +529,7 @@ impl<'a> Counting<'a> {
         }
     }
 
-    /// Looks at the clock now and then; the outcome, once the time is over.
+    /// Reads the clock at intervals. Returns the result when the time is over.
     fn tick(&mut self) -> Option<CeilingMeasurement> {
         self.polls += 1;
         if self.polls < 64 {
@@ -548,7 +549,7 @@ impl<'a> Counting<'a> {
                 latency: self
                     .one_at_a_time
                     .then(|| Latency::from_histogram(&self.histogram)),
-                // Who drives the loop knows, and the other side.
+                // The caller and the other side fill these in.
                 asking_share: 1.0,
                 answering_share: 1.0,
             }),

@@ -1,19 +1,19 @@
-//! How much of its time a polling loop has something to do.
+//! Measures how much of its time a polling loop is busy.
 
 use std::time::{Duration, Instant};
 
-/// A polling loop's time, divided. The clock is read in passes that find nothing alone, so a loop that
-/// always has something to do pays nothing for it.
+/// Divides the time of a polling loop. It reads the clock only in passes that find nothing, so a
+/// loop that is always busy has no overhead.
 #[derive(Debug)]
 pub(super) struct Occupation {
     began: Instant,
     idle: Duration,
-    /// The end of the first pass and of the latest, of those in a row that found nothing.
+    /// The end of the first and of the latest of consecutive passes that found nothing.
     resting: Option<(Instant, Instant)>,
 }
 
 impl Occupation {
-    /// Of a loop that begins now.
+    /// Starts the measurement.
     pub(super) fn begin() -> Self {
         Self {
             began: Instant::now(),
@@ -22,7 +22,7 @@ impl Occupation {
         }
     }
 
-    /// A pass has ended that moved something, or found nothing.
+    /// Notes the end of a pass that transferred something or found nothing.
     #[inline]
     pub(super) fn passed(&mut self, moved: bool) {
         if !moved {
@@ -34,8 +34,7 @@ impl Occupation {
         }
     }
 
-    /// The part of the time until now in which there was something to do; the first pass of each rest
-    /// counts as busy.
+    /// The busy share of the time until now; the first pass of each idle period counts as busy.
     pub(super) fn busy_share(mut self) -> f64 {
         self.passed(true);
         let whole = self.began.elapsed().as_secs_f64();

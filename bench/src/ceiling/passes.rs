@@ -1,5 +1,5 @@
-//! The passes of the answering side's loop: until when, what between them, and how much of the time
-//! they took.
+//! The passes of the responding side's loop: when it ends, how it waits between passes, and its
+//! busy share.
 
 use std::io;
 use std::net::TcpStream;
@@ -15,12 +15,12 @@ use crate::ceiling::occupation::Occupation;
 pub(super) struct Passes<'a> {
     stop: &'a AtomicBool,
     occupation: Occupation,
-    /// What to sleep on after a pass that found nothing; empty for a loop that polls.
+    /// Descriptors to sleep on after a pass that found nothing; empty for a loop that polls.
     sleeping_on: Vec<PollFd<'a>>,
 }
 
 impl<'a> Passes<'a> {
-    /// Passes from now on until `stop`.
+    /// Starts the passes, which end with `stop`.
     pub(super) fn begin(sockets: &'a [TcpStream], sleeps: bool, stop: &'a AtomicBool) -> Self {
         let watched = if sleeps { sockets } else { &[] };
         Self {
@@ -33,12 +33,12 @@ impl<'a> Passes<'a> {
         }
     }
 
-    /// Whether there is to be another pass.
+    /// Whether there is another pass.
     pub(super) fn go_on(&self) -> bool {
         !self.stop.load(Ordering::Relaxed)
     }
 
-    /// A pass has ended that moved something, or found nothing.
+    /// Notes the end of a pass that transferred something or found nothing.
     #[inline]
     pub(super) fn ended(&mut self, moved: bool) -> io::Result<()> {
         self.occupation.passed(moved);
@@ -51,7 +51,7 @@ impl<'a> Passes<'a> {
         }
     }
 
-    /// The part of the time until now in which there was something to do.
+    /// The busy share of the time until now.
     pub(super) fn busy_share(self) -> f64 {
         self.occupation.busy_share()
     }

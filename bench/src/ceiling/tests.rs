@@ -42,7 +42,7 @@ fn one_at_a_time_gives_latencies() {
         let measured = measure_tcp(&short(1, answers)).expect("loopback is there");
         let latency = measured.latency.expect("exact for a window of one");
         assert!(latency.p50_ns > 0 && latency.p50_ns <= latency.max_ns);
-        // A request whose answer straddles the end of counting is the only one without one.
+        // Only the request that is in flight at the end of counting has no latency.
         assert!(latency.count <= measured.requests && latency.count + 1 >= measured.requests);
     }
 }
@@ -73,7 +73,7 @@ fn memory_without_a_block_or_beyond_the_machine_is_refused() {
     assert!(error.to_string().contains("4095 bytes"), "{error}");
     let error = AnswerMemory::take(u64::MAX).expect_err("refused");
     assert!(matches!(error, CeilingError::Memory(_)), "{error}");
-    // What is no whole block at the end is never sent.
+    // An incomplete block at the end is never sent.
     assert_eq!(AnswerMemory::take(5000).expect("small").bytes(), 5000);
 }
 
@@ -87,7 +87,7 @@ fn answers_from_memory_are_a_header_and_a_block_each_in_whatever_pieces_they_go(
         assert!(memory.0.handle().try_write(block * DATA_BYTES, &bytes));
     }
     let (mut client, server) = socket_pair().expect("loopback");
-    // So small that answers go out in pieces.
+    // Small enough to split responses into pieces.
     rustix::net::sockopt::set_socket_send_buffer_size(&server, 4096).expect("a socket option");
     client.set_nonblocking(false).expect("a socket option");
     let stop = AtomicBool::new(false);
@@ -150,7 +150,7 @@ fn a_core_that_is_not_there_ends_the_run_with_its_name() {
     assert!(error.to_string().contains("core 1023"), "{error}");
 }
 
-/// Whether a request is answered; on a busy machine that may take a while.
+/// Whether a request is completed, which may take long on a busy machine.
 fn is_answered(options: &CeilingOptions) -> bool {
     [50, 500, 5000, 20_000].into_iter().any(|milliseconds| {
         let measured = measure_tcp(&CeilingOptions {
@@ -198,7 +198,7 @@ fn with_a_part_of_its_core_the_answering_side_takes_no_more() {
         }
         measured => measured.expect("loopback is there"),
     };
-    // A period is the most that it may be ahead.
+    // It may be ahead by at most one period.
     let share = measured.answering_share;
     assert!(share > 0.0 && share < 0.6, "{share}");
 }
@@ -236,7 +236,7 @@ fn blocks_are_copied_out_of_memory_and_into_it() {
             assert!(copies > 0.0);
         }
     }
-    // What is written is what the buffer holds, and reads change nothing.
+    // Writes copy the content of the buffer, and reads change nothing.
     let loan = memory.0.handle().try_lend(0, memory.0.len());
     let loan = loan.expect("nobody holds it");
     assert!(loan.contains(&0x5a) && loan.iter().all(|byte| [0, 0x5a].contains(byte)));

@@ -1,4 +1,4 @@
-//! `bench ceiling`: what carries the bytes of a transport, without the transport.
+//! `bench ceiling`: the performance of a transport's byte pattern without the transport.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -15,18 +15,18 @@ use clap::{Args, ValueEnum};
 
 use super::{Failure, parse_region, parse_seconds, show};
 
-/// Time before anything counts, over TCP and over RDMA.
+/// Warm-up time over TCP and over RDMA.
 const WARM_UP: Duration = Duration::from_millis(300);
 const RDMA_WARM_UP: Duration = Duration::from_millis(500);
 
-/// Requests in flight where nobody says: a full window and one at a time over TCP.
+/// Default numbers of requests in flight: over TCP a full window and one at a time.
 const DEPTHS: [usize; 2] = [128, 1];
 const RDMA_DEPTH: usize = 32;
 
-/// Memory where nobody says how much, bytes.
+/// Default size of the memory in bytes.
 const MEMORY_BYTES: u64 = 64 << 20;
 
-/// Cores of the answering and the asking thread where nobody says.
+/// Default cores of the responding and the requesting thread.
 const CORES: (usize, usize) = (0, 1);
 
 /// What a measurement of ceilings knows.
@@ -80,7 +80,7 @@ pub(super) fn execute(args: &CeilingArgs) -> Result<ExitCode, Failure> {
     }
 }
 
-/// The number of bytes as the machine counts them; what is beyond that is beyond every limit too.
+/// The number of bytes as `usize`; the maximum exceeds every limit too.
 fn saturating(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
@@ -120,7 +120,7 @@ fn over_tcp(args: &CeilingArgs) -> Result<CeilingReport, Failure> {
     })
 }
 
-/// The memory that the pair moves data in: what comes in goes to as much of ordinary pages.
+/// The memory of the pair's data: received data uses the same amount of ordinary pages.
 fn memory_of(exchange: Exchange, memory: &AnswerMemory) -> MemoryReport {
     let report = MemoryReport::new(memory);
     if !exchange.write {

@@ -1,4 +1,4 @@
-//! `bench cost`: exact costs of a request, and whether they are within their limits.
+//! `bench cost`: exact costs of a request, and whether they exceed their limits.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -72,11 +72,12 @@ pub(crate) struct CostArgs {
     only_loop: Option<u64>,
 }
 
-/// Requests that the mean is taken of where nobody says.
+/// Default number of requests over which the results are averaged.
 const REQUESTS: u64 = 20_000;
 
 impl CostArgs {
-    /// Refuses, before anything is measured, what the subject takes no notice of or cannot be judged.
+    /// Rejects options before the measurement that the subject does not use or that cannot be
+    /// judged.
     fn check(&self) -> Result<(), Failure> {
         let has_requests = matches!(self.subject, SubjectArg::Driver | SubjectArg::Rdma);
         let has_cases = matches!(self.subject, SubjectArg::Tcp | SubjectArg::TcpHost);
@@ -155,7 +156,7 @@ fn only_loop(args: &CostArgs, requests: u64) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// All cases of NVMe/TCP, with the chief one in detail, or the one that is named.
+/// Measures all cases of NVMe/TCP, and shows the main one in detail; or only the named one.
 fn execute_cases(args: &CostArgs, cases: &[Case], chief: &str) -> Result<ExitCode, Failure> {
     if let Some(name) = &args.case
         && !cases.iter().any(|case| case.name() == *name)
@@ -190,7 +191,8 @@ fn execute_cases(args: &CostArgs, cases: &[Case], chief: &str) -> Result<ExitCod
     judge(&excesses)
 }
 
-/// Points of one dimension are held to one another, so there is no baseline.
+/// Measures growth. The points of one dimension are compared with each other, so there is no
+/// baseline.
 fn execute_growth(args: &CostArgs) -> Result<ExitCode, Failure> {
     let report = measure_growth(&std::env::current_exe()?)?;
     print!("{report}");

@@ -1,4 +1,4 @@
-//! `bench diff`: two reports beside each other.
+//! `bench diff`: compares two reports.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

@@ -1,4 +1,4 @@
-//! One load: which target or device, and what to do to it.
+//! One load: its target or device, and its workload.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -13,7 +13,7 @@ use nvme_spec::log::SubsystemType;
 use super::target::{TargetArgs, Way};
 use super::{Failure, parse_region, parse_seconds, parse_seconds_or_none};
 
-/// Requests in flight on each queue where nobody says.
+/// Default number of requests in flight on each queue.
 const DEPTH: u16 = 32;
 
 #[derive(Debug, Args)]
@@ -98,7 +98,7 @@ fn parse_pattern(text: &str) -> Result<Pattern, String> {
             if !exponent.is_finite() || exponent < 0.0 {
                 return Err(unknown());
             }
-            // Out of bounds saturates, and is refused by name with the rest of the workload.
+            // Values out of range saturate; the check of the workload rejects them with an error.
             Ok(Pattern::Zipf((exponent * 100.0).round() as u16))
         }
         _ => Err(unknown()),
@@ -154,7 +154,7 @@ impl JobArgs {
         }
     }
 
-    /// The subsystem that was named, or the only one there is.
+    /// The named subsystem, or the only one.
     fn subsystem(&self, way: &Way) -> Result<String, Failure> {
         if let Some(nqn) = &self.nqn {
             return Ok(nqn.clone());
@@ -211,16 +211,16 @@ impl JobArgs {
     }
 }
 
-/// What a job comes to once it is known what the target has.
+/// The plan of a job for the namespaces of its target.
 pub(super) enum JobPlan {
     /// A run for each namespace.
     Target(Vec<RunPlan>),
-    /// A run on a device of this machine.
+    /// A run on a local device.
     Local(LocalPlan),
 }
 
 impl JobArgs {
-    /// What is to be run.
+    /// Makes the plan of the job.
     pub(super) fn plan(&self) -> Result<JobPlan, Failure> {
         let (workload, cores) = (self.workload(), self.cores.clone());
         if cores.len() > usize::from(workload.threads) {
@@ -252,7 +252,7 @@ impl JobArgs {
 }
 
 impl JobPlan {
-    /// Changes what is to be done in every run.
+    /// Changes the workload of every run.
     pub(super) fn change(&mut self, change: impl Fn(&mut Workload)) {
         match self {
             Self::Target(plans) => plans.iter_mut().for_each(|plan| change(&mut plan.workload)),
@@ -260,8 +260,8 @@ impl JobPlan {
         }
     }
 
-    /// Runs all of it. `watch` makes who watches the run of that name, and `done` hears of each that
-    /// has ended, until one cannot be run or was interrupted.
+    /// Performs all runs. `watch` creates the watch of the run with that name, and `done` receives
+    /// each report, until a run fails or is interrupted.
     pub(super) fn run(
         &self,
         watch: &mut dyn FnMut(&str) -> Box<dyn Watch>,

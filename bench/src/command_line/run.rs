@@ -59,14 +59,14 @@ struct FileJob {
     job: JobArgs,
 }
 
-/// Options of the command that are not a job's, with whether a value follows.
+/// Options of the command that do not apply to jobs, and whether they have a value.
 const OWN_OPTIONS: [(&str, bool); 3] = [
     ("--workload", true),
     ("--json", true),
     ("--progress", false),
 ];
 
-/// Of what was typed behind `bench run`, what holds for each job.
+/// The options after `bench run` that apply to each job.
 fn options_for_jobs(typed: impl IntoIterator<Item = String>) -> Vec<String> {
     let mut typed = typed.into_iter();
     let mut kept = Vec::new();
@@ -118,7 +118,7 @@ pub(super) fn execute(args: &RunArgs) -> Result<ExitCode, Failure> {
         None => (vec![(None, args.job.plan()?)], false),
         Some(path) => {
             let file = workload_file::load(path)?;
-            // The command's name and `run` are not a job's.
+            // Skips the command's name and `run`.
             let typed = options_for_jobs(std::env::args().skip(2));
             (jobs_of_file(&file.jobs, path, &typed)?, file.together)
         }
@@ -131,7 +131,7 @@ pub(super) fn execute(args: &RunArgs) -> Result<ExitCode, Failure> {
         run_in_turn(&jobs, &watching, &mut runs)
     };
     let failed = runs.iter().any(|report| report.trouble.is_some());
-    // What was measured before something could not be is kept.
+    // Results from before an error are saved.
     if let Some(path) = &args.json
         && (ended.is_ok() || !runs.is_empty())
     {
@@ -147,7 +147,7 @@ pub(super) fn execute(args: &RunArgs) -> Result<ExitCode, Failure> {
     })
 }
 
-/// Runs a job; `done` hears of its reports, under its name.
+/// Runs a job; `done` receives its reports with the job's name.
 fn run_job(
     (name, plan): &Named,
     watch: &mut dyn FnMut(&str) -> Box<dyn Watch>,
@@ -185,7 +185,7 @@ fn run_in_turn(
     Ok(())
 }
 
-/// All jobs at once, each with its own connections and threads.
+/// Runs all jobs concurrently, each with its own connections and threads.
 fn run_together(
     jobs: &[Named],
     watching: &Watching,

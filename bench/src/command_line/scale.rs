@@ -1,4 +1,4 @@
-//! `bench scale`: requests a second over reactors or connections.
+//! `bench scale`: requests per second over reactors or connections.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -13,7 +13,7 @@ use clap::Args;
 
 use super::{Failure, parse_seconds, parse_seconds_or_none};
 
-/// Numbers of connections unless they are named.
+/// Default numbers of connections.
 const CONNECTIONS: [usize; 7] = [1, 4, 16, 64, 256, 1024, 4096];
 
 #[derive(Debug, Args)]
@@ -47,7 +47,7 @@ pub(crate) struct ScaleArgs {
     svg: Option<PathBuf>,
 }
 
-/// 1, 2, 4 and so on, and `most` itself.
+/// 1, 2, 4 and so on, and finally `most`.
 fn doubling(most: usize) -> Vec<usize> {
     let powers = std::iter::successors(Some(1), |number| Some(number * 2));
     let mut numbers: Vec<usize> = powers.take_while(|number| *number < most).collect();

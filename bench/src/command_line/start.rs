@@ -1,4 +1,4 @@
-//! `bench start`: how fast the appliance starts.
+//! `bench start`: measures the start of the appliance.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -1,4 +1,4 @@
-//! `bench storm`.
+//! `bench storm`: one busy connection beside many others.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -20,10 +20,10 @@ Examples:
   # Latency from 10 to 90 % of what depth 64 gives without a limit.
   bench sweep load --nsid 1 --block-size 4k --mix 100/0 --depth 64 --time 5 --svg load.svg";
 
-/// Parts of the unlimited rate that a load sweep asks for, percent.
+/// Rates of a load sweep as percentages of the unlimited rate.
 const LOADS_PERCENT: [u32; 8] = [10, 25, 40, 55, 70, 80, 90, 95];
 
-/// Depths of a sweep over depth where nobody says.
+/// Default depths of a sweep over depth.
 const DEPTHS: [u16; 8] = [1, 2, 4, 8, 16, 32, 64, 127];
 
 #[derive(Debug, Args)]
@@ -55,7 +55,7 @@ struct Points {
     points: Vec<SweepPoint>,
 }
 
-/// Runs `plan` as one point, and gives all that was found at it.
+/// Runs `plan` as one point. Returns the point and its report.
 fn measure(plan: &JobPlan, watching: &Watching) -> Result<(SweepPoint, RunReport), Failure> {
     let mut first = None;
     plan.run(&mut |label| watching.one(label), &mut |report| {
@@ -73,7 +73,7 @@ fn measure(plan: &JobPlan, watching: &Watching) -> Result<(SweepPoint, RunReport
 }
 
 impl SweepArgs {
-    /// Refuses what a sweep over this would take no notice of.
+    /// Rejects options that this kind of sweep does not use.
     fn check(&self) -> Result<(), Failure> {
         let ignored = match self.over {
             Over::Depth => self
@@ -93,7 +93,7 @@ impl SweepArgs {
         ignored.map_or(Ok(()), |ignored| Err(ignored.into()))
     }
 
-    /// Takes the points one after the other, as long as there is no trouble.
+    /// Measures the points one after the other until an error occurs.
     fn take(&self, watching: &Watching, taken: &mut Points) -> Result<(), Failure> {
         self.check()?;
         let mut plan = self.job.plan()?;
@@ -135,7 +135,7 @@ impl SweepArgs {
         Ok(())
     }
 
-    /// The points until the end or until something came between, and that.
+    /// The points until the end or an error, and that error.
     fn sweep(&self, watching: &Watching) -> (Option<SweepReport>, Result<(), Failure>) {
         let mut taken = Points::default();
         let ended = self.take(watching, &mut taken);

@@ -1,4 +1,4 @@
-//! How the commands reach a target, and `bench discover`.
+//! Options for reaching a target, and `bench discover`.
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::process::ExitCode;
@@ -10,7 +10,7 @@ use nvme_spec::log::{DiscoveryEntry, TransportType};
 
 use super::Failure;
 
-/// The port of an address that names none (TCP 1.1 §3.1).
+/// The default port of an address (TCP 1.1 §3.1).
 const PORT: u16 = nvme_spec::tcp::IO_PORT;
 
 #[derive(Debug, Args)]
@@ -39,7 +39,7 @@ pub(super) struct TargetArgs {
     congestion_control: Option<String>,
 }
 
-/// What a host connects by.
+/// The transport of a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum CarrierArg {
     Tcp,
@@ -62,14 +62,15 @@ fn parse_address(text: &str) -> Result<SocketAddr, String> {
         .ok_or_else(|| "the name has no address".to_owned())
 }
 
-/// How to reach a target: one identity and one transport for all connections of a command.
+/// Parameters for reaching a target: one identity and one transport for all connections of a
+/// command.
 #[derive(Debug)]
 pub(super) struct Way {
     options: ConnectOptions,
 }
 
 impl Way {
-    /// How to connect to `nqn`.
+    /// The options for a connection to `nqn`.
     pub(super) fn to(&self, nqn: &str) -> ConnectOptions {
         ConnectOptions {
             subsystem_nqn: nqn.to_owned(),

@@ -1,4 +1,4 @@
-//! `bench transfers`: the table of ways to move data by RDMA.
+//! `bench transfers`: compares ways of transferring data by RDMA.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! Who watches the runs of a command, and the interruption that ends them early.
+//! Progress and interruption of the runs of a command.
 
 use std::io;
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use bench::progress;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
-/// Exit code of a command that was interrupted, as shells have it: 128 and SIGINT.
+/// Exit code of an interrupted command, as in shells: 128 and SIGINT.
 pub(super) const EXIT_INTERRUPTED: u8 = 130;
 
-/// How the runs of a command are watched.
+/// Progress and interruption of the runs.
 #[derive(Debug)]
 pub(super) struct Watching {
     shown: bool,
@@ -21,8 +21,8 @@ pub(super) struct Watching {
 }
 
 impl Watching {
-    /// From now on SIGINT and SIGTERM end a run with what it has measured, and a second one ends the
-    /// process. `shown` for progress on standard error.
+    /// Makes SIGINT and SIGTERM end a run with its results so far, and a second signal end the
+    /// process. `shown`: shows progress on standard error.
     pub(super) fn begin(shown: bool) -> io::Result<Self> {
         let interrupted = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM] {
@@ -32,17 +32,17 @@ impl Watching {
         Ok(Self { shown, interrupted })
     }
 
-    /// Whether there was an interruption.
+    /// Whether the command was interrupted.
     pub(super) fn interrupted(&self) -> bool {
         self.interrupted.load(Ordering::Relaxed)
     }
 
-    /// Who watches a run that has standard error for itself.
+    /// The watch of a run that uses standard error alone.
     pub(super) fn one(&self, label: &str) -> Box<dyn Watch> {
         self.with(label, progress::for_standard_error)
     }
 
-    /// Who watches one of several runs at once.
+    /// The watch of one of several concurrent runs.
     pub(super) fn one_of_several(&self, label: &str) -> Box<dyn Watch> {
         self.with(label, progress::lines)
     }

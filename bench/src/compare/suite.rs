@@ -1,7 +1,7 @@
-//! Every figure that the issue of speed has a goal for, in one run of alternating rounds.
+//! All figures for which the performance issue has a goal, in one run of alternating rounds.
 //!
-//! Each row is our target and what it is held against: bare socket pairs with the same bytes in the
-//! same pattern, fio on the same file, or our target with another setting. Ratios are taken within a
+//! Each row compares our target with references: bare socket pairs with the same bytes in the same
+//! pattern, fio on the same file, or our target with another setting. Ratios are taken within a
 //! round.
 
 use std::io::{self, Write};
@@ -24,26 +24,26 @@ use crate::report::suite::{Figures, Goal, Sample, SuiteReport, Unit};
 use crate::report::{Machine, MemoryReport};
 use crate::units::per_second;
 
-/// Bytes of the file that the file device serves: real data, which no file system leaves out.
+/// Size of the file of the file device in bytes, filled with data so that it is not sparse.
 const FILE_BYTES: usize = 256 << 20;
 
 /// Namespaces of the null device and of the file.
 const NULL_NSID: u32 = 2;
 const FILE_NSID: u32 = 3;
 
-/// How long the target is left alone to see what it takes at rest.
+/// Duration of the measurement of an idle target.
 const REST: Duration = Duration::from_secs(1);
 
-/// The same bytes and pattern by a bare pair whose target's data lies in as much memory.
+/// The same bytes and pattern with a bare pair whose target uses the same amount of memory.
 const SAME_MEMORY: &str = "bare pair, same memory";
-/// The same from and to one buffer.
+/// The same with one buffer.
 const HOT_BUFFER: &str = "bare pair, one hot buffer";
 /// The same target without a medium.
 const NULL_DEVICE: &str = "windlass, null device";
-/// The same blocks, only copied.
+/// Only copies of the same blocks.
 const MEMORY_COPY: &str = "copying on one core";
 
-/// A row against bare pairs.
+/// A row that is compared with bare pairs.
 #[derive(Debug, Clone, Copy)]
 struct PairRow {
     name: &'static str,
@@ -55,11 +55,11 @@ struct PairRow {
     goal: f64,
 }
 
-/// Added to the name of a row of `PAIR_ROWS`: the same with a part of the target's core.
+/// Suffix of the name of a row of `PAIR_ROWS` with a limited CPU share of the target.
 const PART: &str = "-part";
 
-/// The rows that are taken with a part of the target's core too: those where the host, which has all
-/// of its own, is the slower end.
+/// The rows that are also measured with a limited CPU share of the target: those in which the host,
+/// which has a whole core, is the slower end.
 const PART_ROWS: [&str; 2] = ["write-128-part", "write-128k-part"];
 
 impl PairRow {
@@ -70,7 +70,7 @@ impl PairRow {
         }
     }
 
-    /// What our host asks.
+    /// The load of our host.
     fn load(&self) -> Load {
         Load {
             nsid: 1,
@@ -137,7 +137,7 @@ const FILE: &str = "file";
 const IDLE: &str = "idle";
 const DIGESTS: &str = "digests";
 
-/// Every row's name, in order.
+/// The names of all rows in order.
 #[must_use]
 pub fn row_names() -> Vec<&'static str> {
     let pairs = PAIR_ROWS.iter().map(|row| row.name);
@@ -145,35 +145,35 @@ pub fn row_names() -> Vec<&'static str> {
     rows.chain([LATENCY, FILE, IDLE, DIGESTS]).collect()
 }
 
-/// How to compare everything.
+/// Parameters of the comparison.
 #[derive(Debug, Clone)]
 pub struct SuiteOptions {
     /// Binary, cores, times, rounds.
     pub common: CompareOptions,
-    /// Where the file of the file device is made, and removed again.
+    /// The directory for the temporary file of the file device.
     pub folder: PathBuf,
-    /// The rows to take, by name; all where there is none.
+    /// The rows to measure, by name; all if empty.
     pub only: Vec<String>,
-    /// The part of its core that the target has, and the answering side of the pair, in rows that give
-    /// them a part; percent.
+    /// CPU share of the target and of the pair's responding side in rows with a limited share, in
+    /// percent.
     pub part_percent: u32,
 }
 
-/// A suite as it goes.
+/// A running suite.
 struct Suite<'a> {
     options: &'a SuiteOptions,
     memory: AnswerMemory,
-    /// There is one but while it is exchanged.
+    /// `None` only while it is replaced.
     target: Option<Target>,
-    /// The file, where the file row is taken.
+    /// The file, if the file row is measured.
     file: Option<tempfile::NamedTempFile>,
     figures: Figures,
     notes: Vec<String>,
-    /// Whether the system lets us give out parts of a core.
+    /// Whether the system supports limited CPU shares.
     parts: bool,
 }
 
-/// Compares, round by round; `tell` is called before each row.
+/// Compares round by round; calls `tell` before each row.
 ///
 /// # Errors
 /// [`CompareError`].
@@ -248,7 +248,7 @@ impl SuiteOptions {
     }
 }
 
-/// A file of data that nothing can compress or leave out.
+/// Creates a file with incompressible data.
 fn make_file(folder: &Path) -> io::Result<tempfile::NamedTempFile> {
     let mut file = tempfile::Builder::new()
         .prefix("windlass-compare-")
@@ -265,7 +265,7 @@ fn make_file(folder: &Path) -> io::Result<tempfile::NamedTempFile> {
     Ok(file)
 }
 
-/// Takes both, the second first where `swapped`.
+/// Measures both, the second first if `swapped`.
 fn in_turn<A, B>(
     swapped: bool,
     one: impl FnOnce() -> Result<A, CompareError>,
@@ -280,10 +280,10 @@ fn in_turn<A, B>(
 }
 
 impl Suite<'_> {
-    /// Gives target and pair other memory: which pages they happen to have changes a figure by up
-    /// to a half, so that each round has its own.
+    /// Allocates new memory for target and pair: the physical pages change a figure by up to a
+    /// half, so every round uses other pages.
     fn move_memory(&mut self) -> Result<(), CompareError> {
-        // Taken before anything is given back, and the file is one target's at a time.
+        // Allocated before the old memory is freed. The file is used by one target at a time.
         self.memory = AnswerMemory::take(self.options.common.namespace_bytes)?;
         self.target = None;
         self.target = Some(start_target(self.options, self.file.as_ref())?);
@@ -346,7 +346,7 @@ impl Suite<'_> {
         })?)
     }
 
-    /// Both pairs.
+    /// Measures both pairs.
     fn pairs(
         &self,
         row: &PairRow,
@@ -391,7 +391,7 @@ impl Suite<'_> {
         Ok(())
     }
 
-    /// Requests a second whose data would be copied and nothing else done.
+    /// Requests per second if their data were only copied.
     fn copies(&self, row: &PairRow) -> Result<f64, CompareError> {
         let common = &self.options.common;
         let core = Some(common.target_core);
@@ -403,8 +403,9 @@ impl Suite<'_> {
         )?)
     }
 
-    /// A row with a part of the target's core, so that the host is not what it waits for: target and
-    /// pair sleep where nothing has come, as waiting would be taken off that part.
+    /// Measures a row with a limited CPU share of the target, so that the host is not the
+    /// bottleneck. Target and pair sleep while nothing has arrived, because polling would count
+    /// against the share.
     fn with_a_part(
         &mut self,
         name: &str,
@@ -477,7 +478,7 @@ impl Suite<'_> {
         Ok(())
     }
 
-    /// The file over the network, against fio's io_uring on the same file from the same core.
+    /// Compares the file over the network with fio's io_uring on the same file from the same core.
     fn file(&mut self, swapped: bool) -> Result<(), CompareError> {
         let Some(path) = self.file.as_ref().map(|file| file.path().to_owned()) else {
             return Ok(());
@@ -511,7 +512,7 @@ impl Suite<'_> {
         Ok(())
     }
 
-    /// The default idle policy under load against pure polling, and at rest.
+    /// Compares the default idle policy under load with pure polling, and measures it idle.
     fn idle(&mut self, swapped: bool) -> Result<(), CompareError> {
         let load = Load::reads(128);
         let polling = TargetOptions {
@@ -521,7 +522,7 @@ impl Suite<'_> {
         let (adaptive, poll) = in_turn(
             swapped,
             || self.requests(self.target(), &load),
-            // Ended at once: at rest it would take the core from the others.
+            // Ended immediately: even idle it would use the core.
             || self.requests(&Target::start(&polling)?, &load),
         )?;
         self.figures.add(
@@ -567,7 +568,7 @@ impl Suite<'_> {
     }
 }
 
-/// What a pair came to.
+/// The sample of a pair.
 fn of_pair(pair: &CeilingMeasurement) -> Sample {
     Sample {
         value: pair.requests_per_second(),
@@ -576,7 +577,7 @@ fn of_pair(pair: &CeilingMeasurement) -> Sample {
     }
 }
 
-/// What fio reads from the file in a second, or why that is not known.
+/// The rate of reads of fio from the file, or the reason why it is unknown.
 fn fio(path: &Path, common: &CompareOptions) -> Result<f64, String> {
     let output = Command::new("fio")
         .args(["--name=compare", "--rw=randread", "--bs=4k"])
@@ -597,7 +598,7 @@ fn fio(path: &Path, common: &CompareOptions) -> Result<f64, String> {
         other => other.map_err(|error| format!("fio: {error}"))?,
     };
     let report = String::from_utf8_lossy(&output.stdout);
-    // fio may say something before its report.
+    // fio may print something before its report.
     let begin = report.find('{').unwrap_or(0);
     let report: Value = serde_json::from_str(&report[begin..])
         .map_err(|error| format!("fio's report is not understood: {error}"))?;

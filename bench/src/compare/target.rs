@@ -1,4 +1,4 @@
-//! The target under measurement: a child process with the configuration that a comparison needs.
+//! The measured target: a child process with the configuration of a comparison.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -8,28 +8,28 @@ use super::READ_BYTES;
 use crate::appliance_process::{ApplianceProcess, ProcessError};
 use crate::ceiling::CONGESTION_CONTROL;
 
-/// The arena of the target, bytes.
+/// Arena size of the target in bytes.
 pub(crate) const ARENA_BYTES: u64 = 256 << 20;
 
-/// Subsystem of the target under measurement.
+/// Subsystem of the measured target.
 pub(crate) const NQN: &str = "nqn.2026-11.org.windlass:compare";
 
-/// What the target under measurement is to be.
+/// Parameters of the measured target.
 #[derive(Debug, Clone)]
 pub(crate) struct TargetOptions {
     /// The appliance's binary.
     pub(crate) windlass: PathBuf,
     /// Its only core.
     pub(crate) core: usize,
-    /// Size of namespace 1, in RAM, and of namespace 2, the null device, bytes.
+    /// Size of namespace 1, in RAM, and of namespace 2, the null device, in bytes.
     pub(crate) memory_bytes: u64,
-    /// What namespace 3 is, where there is one: a file.
+    /// The file of namespace 3, if there is one.
     pub(crate) file: Option<PathBuf>,
     /// The idle policy.
     pub(crate) idle: &'static str,
     /// Further tables of the configuration.
     pub(crate) more: &'static str,
-    /// The part of its core that it may take, percent; all of it otherwise.
+    /// CPU share in percent of its core; `None` for the whole core.
     pub(crate) cpu_percent: Option<u32>,
 }
 
@@ -94,7 +94,7 @@ fn configuration(options: &TargetOptions, directory: &Path, address: SocketAddr)
     )
 }
 
-/// A running target; ended when dropped.
+/// A running target, which is ended on drop.
 pub(crate) struct Target {
     process: ApplianceProcess,
     pub(crate) address: SocketAddr,
@@ -118,13 +118,12 @@ impl Target {
         })
     }
 
-    /// Processor time that the target has taken so far.
+    /// Processor time of the target so far.
     pub(crate) fn cpu_time(&self) -> Option<Duration> {
         self.process.cpu_time()
     }
 
-    /// Time that its reactor has been busy so far; where it has a part of its core, its processor
-    /// time.
+    /// Busy time of its reactor so far; its processor time if its CPU share is limited.
     pub(crate) fn busy_time(&self) -> Option<Duration> {
         self.process.busy_time()
     }

@@ -1,4 +1,4 @@
-//! The limits: what the issues promise, and what was reached before.
+//! The limits of costs: goals from the issues, and baselines of previous results.
 
 use std::collections::BTreeMap;
 
@@ -8,31 +8,31 @@ use crate::cost::measure::{self, Subject};
 use crate::cost::report::{CaseReports, CostReport};
 use crate::cost::tcp_cases::Case;
 
-/// How much more than the baseline a request may cost, percent: what another compiler version or
-/// another processor's choice of memcpy may come to.
+/// Maximum increase of a request's cost over the baseline in percent: the possible effect of
+/// another compiler version or another processor's implementation of memcpy.
 pub const GROWTH_MAX_PERCENT: f64 = 3.0;
 
-/// What was reached before.
+/// A previous result.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Baseline {
-    /// Instructions of one request.
+    /// Instructions per request.
     pub instructions: f64,
 }
 
 impl From<&CostReport> for Baseline {
     fn from(report: &CostReport) -> Self {
         Self {
-            // A tenth of an instruction is as exact as it is worth.
+            // One decimal place is precise enough.
             instructions: (report.instructions * 10.0).round() / 10.0,
         }
     }
 }
 
-/// What was reached before in each of several cases, by name.
+/// Previous results of several cases, by name.
 pub type CaseBaselines = BTreeMap<String, Baseline>;
 
-/// What of the cases of NVMe/TCP is beyond its limits, one line each. `growth_only` judges
-/// instructions by the baselines alone.
+/// The exceeded limits of NVMe/TCP cases, one line each. With `growth_only`, instructions are
+/// judged only by the baselines.
 #[must_use]
 pub fn case_excesses(
     reports: &CaseReports,
@@ -41,7 +41,7 @@ pub fn case_excesses(
 ) -> Vec<String> {
     let excesses_of = |report: &CostReport| {
         let subject = measure::case(&report.subject, &report.what, growth_only);
-        // Others are held to their allocations alone.
+        // Other cases are judged only by their allocations.
         let baselines = baselines.filter(|_| is_judged(&report.what));
         let baseline = baselines.and_then(|all| all.get(&report.what));
         let missing = (baselines.is_some() && baseline.is_none())
@@ -56,16 +56,16 @@ pub fn case_excesses(
     reports.cases.iter().flat_map(excesses_of).collect()
 }
 
-/// Whether the case of that name is held to a baseline.
+/// Whether the case of that name has a baseline.
 #[must_use]
 pub fn is_judged(name: &str) -> bool {
     Case::named(name).is_none_or(|case| case.is_steady())
 }
 
-/// Rounding of the division by callers may give and take this much.
+/// Tolerance for rounding errors of the division among callers.
 const NOTHING: f64 = 0.001;
 
-/// What of a report is beyond its limits, one line each.
+/// The exceeded limits of a report, one line each.
 #[must_use]
 pub fn excesses(report: &CostReport, subject: &Subject, baseline: Option<Baseline>) -> Vec<String> {
     let mut lines = Vec::new();
@@ -87,7 +87,7 @@ pub fn excesses(report: &CostReport, subject: &Subject, baseline: Option<Baselin
     limit("system calls", report.system_calls, most, "the aim");
     for (name, most) in subject.limits {
         let found = report.counted.iter().find(|(found, _)| found == name);
-        // What was not counted is beyond any limit.
+        // A missing counter exceeds every limit.
         let value = found.map_or(f64::INFINITY, |(_, value)| *value);
         limit(name, value, *most, "the aim");
     }

@@ -1,11 +1,11 @@
-//! Reading callgrind's files: what each function did itself, by source file, and whom it called.
+//! Parses callgrind's files: the own cost of each function by source file, and its calls.
 //!
 //! Format: Valgrind manual, "Callgrind Format Specification", version 1, with full names and
 //! positions (`--compress-strings=no --compress-pos=no`).
 
 use std::collections::HashMap;
 
-/// Costs of one kind of place.
+/// Costs of a part of the program.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Cost {
     /// Instructions.
@@ -15,37 +15,37 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// Adds `other`, times `factor`.
+    /// Adds `other`, multiplied by `factor`.
     pub fn add(&mut self, other: Self, factor: f64) {
         self.instructions += other.instructions * factor;
         self.system_calls += other.system_calls * factor;
     }
 }
 
-/// Why a file could not be understood.
+/// The reason why a file could not be parsed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ProfileError {
-    /// No `events:` line with instructions in it.
+    /// There is no `events:` line with instructions.
     #[error("callgrind's file names no instructions among its events")]
     NoInstructions,
-    /// A line that is not in the format.
+    /// A line violates the format.
     #[error("line {0} of callgrind's file is not understood")]
     Line(usize),
 }
 
-/// A run's costs. Functions are named as callgrind names them, files by path.
+/// The costs of a run. Functions have callgrind's names, files their paths.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Profile {
-    /// What functions did themselves, by function and the file that the line came from: another
-    /// one than the function's where code was inlined.
+    /// Own costs of functions, by function and source file of the line, which differs from the
+    /// function's file for inlined code.
     pub own: HashMap<(String, String), Cost>,
-    /// What calls cost with everything below them, by caller and callee.
+    /// Inclusive costs of calls, by caller and callee.
     pub calls: HashMap<(String, String), Cost>,
     /// The file of each function.
     pub files: HashMap<String, String>,
 }
 
-/// Where the events of interest stand in a cost line.
+/// The columns of the used events in a cost line.
 #[derive(Debug, Clone, Copy, Default)]
 struct Columns {
     instructions: Option<usize>,
@@ -61,8 +61,7 @@ impl Columns {
         }
     }
 
-    /// The costs of a line: a position, then a number for each event, the last ones left out where
-    /// they are 0.
+    /// The costs of a line: a position, then a number for each event; trailing zeroes are omitted.
     fn read(self, line: &str) -> Option<Cost> {
         let mut values = [0.0; 8];
         let mut words = line.split_whitespace();
@@ -79,7 +78,7 @@ impl Columns {
 }
 
 impl Profile {
-    /// Reads a file.
+    /// Parses a file.
     ///
     /// # Errors
     /// [`ProfileError`].
@@ -125,7 +124,7 @@ impl Profile {
         }
     }
 
-    /// What this run cost beyond `less`, which did the same fewer times.
+    /// The additional cost of this run compared with `less`, which did the same fewer times.
     #[must_use]
     pub fn beyond(&self, less: &Self) -> Self {
         let mut rest = self.clone();

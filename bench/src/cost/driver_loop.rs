@@ -1,4 +1,5 @@
-//! The driver at one end, an emulated controller that answers at once at the other, on one thread.
+//! The driver at one end and an emulated controller with immediate completions at the other, on one
+//! thread.
 
 use std::sync::Arc;
 
@@ -79,7 +80,7 @@ fn rig() -> Result<Rig, CostError> {
 }
 
 impl Rig {
-    /// Submits until every lease is out.
+    /// Submits requests until no lease is left.
     fn submit(&mut self, random: &mut Random) -> Result<(), CostError> {
         while let Some(lease) = self.leases.pop() {
             let request = Request {
@@ -96,7 +97,7 @@ impl Rig {
         Ok(())
     }
 
-    /// One turn of a reactor: what has ended, new requests, the doorbells.
+    /// One turn of a reactor: completions, new requests, doorbells.
     fn turn(&mut self, random: &mut Random) -> Result<u64, CostError> {
         self.now += TURN;
         let owner: &mut dyn Poller = &mut self.owner;

@@ -1,7 +1,8 @@
-//! Whether what a request costs grows with how much there is beside it: idle connections, exports,
-//! namespaces, reactors.
+//! Measures whether the cost of a request grows with the number of other objects: idle connections,
+//! exports, namespaces, reactors.
 //!
-//! What each dimension is measured at, the table, and the judgement; [`growth_loop`] runs it.
+//! Contains the measured points of each dimension, the table, and the judgement; [`growth_loop`]
+//! runs it.
 //!
 //! [`growth_loop`]: super::growth_loop
 
@@ -14,28 +15,28 @@ use crate::report::Machine;
 use crate::table::Table;
 use crate::units::format_count;
 
-/// How much more a request may cost at the dearest number than at the cheapest, percent.
+/// Maximum difference between the highest and the lowest cost of a request in percent.
 pub const SPREAD_MAX_PERCENT: f64 = 3.0;
 
-/// Stages named where a spread is too wide.
+/// Number of stages listed if the difference is too large.
 const STAGES_NAMED: usize = 3;
 
-/// What there is more and more of.
+/// The dimension whose number grows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Beside {
-    /// Connections of other hosts that have an admin and an I/O queue each and say nothing.
+    /// Idle connections of other hosts, each with an admin and an I/O queue.
     IdleConnections,
-    /// Exports, with a device each as long as there may be more devices.
+    /// Exports, each with its own device until the maximum number of devices.
     Exports,
-    /// Namespaces of the export, with a device each as long as there may be more devices.
+    /// Namespaces of the export, each with its own device until the maximum number of devices.
     Namespaces,
-    /// Reactors, with a busy connection each.
+    /// Reactors, each with a busy connection.
     Reactors,
 }
 
 impl Beside {
-    /// All of them.
+    /// All dimensions.
     pub const ALL: [Self; 4] = [
         Self::IdleConnections,
         Self::Exports,
@@ -43,7 +44,7 @@ impl Beside {
         Self::Reactors,
     ];
 
-    /// What it is called in names and tables.
+    /// Its name in point names and tables.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -54,7 +55,7 @@ impl Beside {
         }
     }
 
-    /// The numbers that are measured.
+    /// The measured numbers.
     #[must_use]
     pub fn numbers(self) -> &'static [usize] {
         match self {
@@ -66,18 +67,18 @@ impl Beside {
     }
 }
 
-/// The requests that are counted, 4 KiB each.
+/// The kind of the counted requests, 4 KiB each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Kind {
     /// Whether they are writes.
     pub write: bool,
-    /// Requests of a batch: with one alone, all that a turn costs is its.
+    /// Requests of a batch: with only one, it bears the whole cost of a turn.
     pub depth: u16,
-    /// Batches that are counted.
+    /// Number of counted batches.
     pub batches: u64,
 }
 
-/// Each kind, in the order of the table's columns.
+/// All kinds, in the order of the table's columns.
 pub const KINDS: [Kind; 4] = [
     kind(false, 1),
     kind(false, 128),
@@ -100,29 +101,29 @@ impl Kind {
     }
 }
 
-/// What a request of one kind costs beside one number.
+/// The cost of a request of one kind with one number of objects.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct GrowthRow {
-    /// All that tells it from others, in words.
+    /// Its unique name.
     pub name: String,
-    /// What there is more and more of.
+    /// The dimension.
     pub beside: Beside,
-    /// How many.
+    /// The number of objects.
     pub number: usize,
-    /// The request.
+    /// The kind of request.
     pub kind: Kind,
-    /// Instructions of one request.
+    /// Instructions per request.
     pub instructions: f64,
-    /// System calls of one request.
+    /// System calls per request.
     pub system_calls: f64,
-    /// Allocations of one request.
+    /// Allocations per request.
     pub allocations: f64,
-    /// The instructions by stage, the dearest first.
+    /// Instructions by stage, in descending order.
     pub stages: Vec<StageCost>,
 }
 
 impl GrowthRow {
-    /// What the loop of this place in [`points`] came to.
+    /// The row of a point from its report.
     #[must_use]
     pub fn new(beside: Beside, number: usize, kind: Kind, report: CostReport) -> Self {
         Self {
@@ -138,7 +139,7 @@ impl GrowthRow {
     }
 }
 
-/// Everything that is measured, in order.
+/// All measured points in order.
 pub fn points() -> impl Iterator<Item = (Beside, usize, Kind)> {
     Beside::ALL.into_iter().flat_map(|beside| {
         let numbers = beside.numbers().iter();
@@ -152,16 +153,16 @@ pub fn name(beside: Beside, number: usize, kind: Kind) -> String {
     format!("{number} {}, {}", beside.name(), kind.name())
 }
 
-/// What a request costs beside more and more of everything.
+/// The costs of requests over all dimensions.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct GrowthReport {
-    /// Where it was counted.
+    /// The machine of the measurement.
     pub machine: Machine,
     /// Each point.
     pub rows: Vec<GrowthRow>,
 }
 
-/// The cheapest and the dearest number of one kind of request.
+/// The numbers with the lowest and the highest cost of one kind of request.
 struct Spread<'a> {
     cheapest: &'a GrowthRow,
     dearest: &'a GrowthRow,
@@ -172,7 +173,7 @@ impl Spread<'_> {
         (self.dearest.instructions / self.cheapest.instructions - 1.0) * 100.0
     }
 
-    /// The stages that grew most.
+    /// The stages with the largest growth.
     fn stages(&self) -> String {
         let before = |name: &str| {
             let found = self.cheapest.stages.iter().find(|stage| stage.name == name);
@@ -204,7 +205,7 @@ impl GrowthReport {
         })
     }
 
-    /// What grows or allocates, one line each.
+    /// The violations (growth or allocations), one line each.
     #[must_use]
     pub fn excesses(&self) -> Vec<String> {
         let mut lines = Vec::new();

@@ -1,5 +1,5 @@
-//! Busy connections beside more and more of everything else, on one thread: a target for each number,
-//! and requests of each kind.
+//! Busy connections with a growing number of other objects, on one thread: a target for each
+//! number, and requests of each kind.
 
 use std::sync::Arc;
 
@@ -15,19 +15,19 @@ use crate::cost::tcp_loop::{counting_begins, counting_ends};
 use crate::cost::tcp_rig::Rig;
 use crate::random::Random;
 
-/// Bytes of a request.
+/// Size of a request in bytes.
 const REQUEST_BYTES: u32 = 4096;
 
-/// Bytes of each device.
+/// Size of each device in bytes.
 const DEVICE_BYTES: u64 = 1 << 20;
 
-/// Devices of a target at most.
+/// Maximum number of devices of a target.
 const DEVICES_MAX: usize = 128;
 
-/// Turns after which no socket counts as recently active.
+/// Number of turns after which no socket counts as recently active.
 const TURNS_OF_REST: u32 = 64;
 
-/// Batches before anything is counted.
+/// Number of warm-up batches.
 const WARM_UP_BATCHES: u64 = 8;
 
 impl Beside {
@@ -61,7 +61,7 @@ fn devices(extent: &Extent) -> Result<Vec<Arc<dyn Device>>, CostError> {
         .collect()
 }
 
-/// Counts a request of each kind beside one number; adds what was counted, by name.
+/// Counts requests of each kind for one number, and adds the counters by name.
 fn run_beside(
     beside: Beside,
     number: usize,
@@ -71,7 +71,7 @@ fn run_beside(
     let mut rig = Rig::new(&extent, |_| devices(&extent))?;
     let idle = (0..extent.idle_hosts).map(|_| rig.attach_idle());
     let _idle = idle.collect::<Result<Vec<_>, _>>()?;
-    // The last of everything is busy: a search from the first would show.
+    // The last objects are the busy ones, so that a linear search would be visible.
     let hosts = (0..extent.reactors).map(|reactor| rig.attach(extent.exports - 1, reactor));
     let mut hosts = hosts.collect::<Result<Vec<_>, _>>()?;
     for _ in 0..TURNS_OF_REST {
@@ -121,7 +121,7 @@ fn run_kind(
     })
 }
 
-/// Runs every point: what was counted, by name.
+/// Runs every point. Returns the counters by name.
 ///
 /// # Errors
 /// [`CostError::Setup`], such as too few open files for the idle connections.
@@ -131,7 +131,7 @@ pub fn run() -> Result<Vec<(String, LoopCounts)>, CostError> {
         current: limit.maximum,
         maximum: limit.maximum,
     };
-    // Where it cannot be raised, a connection will say what is missing.
+    // If this fails, opening a connection reports the error.
     let _ = setrlimit(Resource::Nofile, raised);
     let mut counted = Vec::new();
     for beside in Beside::ALL {

@@ -1,9 +1,10 @@
-//! Our host and its load generator at one end, the target with its TCP transport at the other, with
-//! the loopback interface between them, on one thread: every case of size and depth of a RAM device.
+//! Our host with its load generator at one end and the target with its TCP transport at the other,
+//! connected by the loopback interface, on one thread: every case of size and depth of a RAM
+//! device.
 //!
-//! As in [`tcp_loop`](super::tcp_loop) both take turns: a batch of requests is sent, the target has
-//! turns until all is answered, and only then comes the next batch. Here it is the host that is
-//! measured, as it drives a target for `bench run`: choice of requests, NVMe/TCP, latencies.
+//! As in [`tcp_loop`](super::tcp_loop), both alternate: a batch of requests is sent, and the target
+//! runs until all are completed, before the next batch is sent. Here the costs of the host are
+//! measured, as it runs in `bench run`: choice of requests, NVMe/TCP, latencies.
 
 use std::cell::RefCell;
 use std::io::{IoSlice, IoSliceMut};
@@ -30,29 +31,28 @@ use crate::load::lane::Lane;
 use crate::load::run::{fill_buffers, take_arena};
 use crate::load::{Limit, Pattern, PhaseKind, PhaseStats, Workload};
 
-/// Batches before anything is counted.
+/// Number of warm-up batches.
 const WARM_UP_BATCHES: u64 = 8;
 
-/// Turns of one batch at most.
+/// Maximum number of turns of one batch.
 const TURNS_MAX: u32 = 100_000;
 
 /// The only reactor.
 const REACTOR: usize = 0;
 
-/// The target, and what the host's end of the sockets did.
+/// The target, and the counters of the host's sockets.
 struct World {
     rig: Rig,
-    /// Both ends of the connection that was made last: to look at what has arrived there.
+    /// Both ends of the latest connection, to check what has arrived there.
     ends: Option<(OwnedFd, TcpStream)>,
-    /// Bytes that the sockets took.
+    /// Number of bytes that the sockets accepted.
     sent_bytes: u64,
-    /// Pieces of all vectored sends.
+    /// Number of pieces of all vectored sends.
     pieces: u64,
 }
 
 thread_local! {
-    /// A connection's stream must be one that could go to another thread, so it cannot hold the
-    /// target, which could not.
+    /// A connection's stream must be `Send`, so it cannot contain the target, which is not.
     static WORLD: RefCell<Option<World>> = const { RefCell::new(None) };
 }
 
@@ -60,7 +60,7 @@ fn with_world<T>(use_it: impl FnOnce(&mut World) -> T) -> T {
     WORLD.with_borrow_mut(|world| use_it(world.as_mut().expect("it is set first")))
 }
 
-/// The host's socket, as in production; who waits for it gives the target its turns.
+/// The host's socket as in production, except that waiting for it runs the target.
 #[derive(Debug)]
 struct TurnStream(Socket);
 
@@ -97,7 +97,7 @@ impl ByteStream for TurnStream {
 
     fn wait(&self, _: bool, _: Duration) {
         with_world(|world| {
-            // What fails here is seen by who waits, when its time is over.
+            // If this fails, the wait reports a time-out.
             let _ = world.rig.await_any();
             world.rig.turn_all();
         });
@@ -109,7 +109,7 @@ impl ByteStream for TurnStream {
 }
 
 impl World {
-    /// Gives the target a turn, once all that was sent has arrived there.
+    /// Runs a turn of the target after all sent data has arrived there.
     fn turn(&mut self) -> Result<(), CostError> {
         let received = self.rig.counters(REACTOR).bytes_received.get();
         let expected = self.sent_bytes - received;
@@ -120,7 +120,7 @@ impl World {
         Ok(())
     }
 
-    /// Whether something has arrived for the host.
+    /// Whether data has arrived at the host.
     fn has_answers(&self) -> Result<bool, CostError> {
         let Some((host_end, _)) = &self.ends else {
             return Ok(false);
@@ -147,12 +147,12 @@ fn workload(case: &Case) -> Workload {
     }
 }
 
-/// The cases that are counted.
+/// The counted cases.
 pub fn cases() -> impl Iterator<Item = Case> {
     Case::all().filter(|case| case.backing == Backing::Ram)
 }
 
-/// Runs every case, or the one that is named, each after a warm-up: what was counted, by name.
+/// Runs every case, or the named one, each after a warm-up. Returns the counters by name.
 ///
 /// # Errors
 /// [`CostError::Setup`].
@@ -238,8 +238,8 @@ fn count(
     })
 }
 
-/// One batch from its first request to its last answer, when `quota` requests have been sent in all.
-/// Gives the host's allocations.
+/// Runs one batch from its first request to its last response; `quota` is the total number of
+/// requests sent until its end. Returns the host's allocations.
 fn run_batch(
     lane: &mut Lane<&mut IoQueue>,
     quota: u64,

@@ -1,4 +1,4 @@
-//! Running a loop under callgrind, twice, and dividing the difference.
+//! Runs a loop twice under callgrind and divides the difference.
 
 use std::io;
 use std::path::Path;
@@ -12,39 +12,39 @@ use crate::cost::stages::{self, Map, Place};
 use crate::cost::tcp_cases;
 use crate::report::Machine;
 
-/// The program that counts.
+/// The measuring program.
 const VALGRIND: &str = "valgrind";
 
-/// Stages and functions below this many instructions are not listed.
+/// Minimum number of instructions of listed stages and functions.
 const NEGLIGIBLE: f64 = 0.05;
 
-/// Functions listed at most.
+/// Maximum number of listed functions.
 const FUNCTIONS_MAX: usize = 24;
 
-/// Why there is no figure.
+/// The reason why there is no result.
 #[derive(Debug, thiserror::Error)]
 pub enum CostError {
-    /// There is no valgrind.
+    /// Valgrind is not installed.
     #[error("valgrind is not installed: apt-get install valgrind")]
     NoValgrind,
-    /// A program could not be started, or a file not be used.
+    /// A program could not be started, or a file could not be used.
     #[error("{what}: {source}")]
     System {
-        /// What was tried.
+        /// The failed step.
         what: String,
-        /// The system's answer.
+        /// The system's error.
         source: io::Error,
     },
     /// The loop failed.
     #[error("the loop failed under valgrind: {0}")]
     Loop(String),
-    /// Callgrind's file is not as expected.
+    /// Callgrind's file could not be parsed.
     #[error(transparent)]
     Profile(#[from] ProfileError),
-    /// The loop's own counts are not as expected.
+    /// The loop's counters could not be parsed.
     #[error("the loop's counts are not understood: {0}")]
     Counts(#[from] serde_json::Error),
-    /// The loop could not be built.
+    /// The loop could not be set up.
     #[error("the loop cannot begin: {0}")]
     Setup(String),
 }
@@ -52,17 +52,17 @@ pub enum CostError {
 /// A loop that can be measured.
 #[derive(Debug, Clone, Copy)]
 pub struct Subject {
-    /// `driver` or `rdma`: what the command is called.
+    /// `driver` or `rdma`: the argument of the command.
     pub name: &'static str,
-    /// What it does, for people.
+    /// Its description.
     pub what: &'static str,
-    /// Which files are what.
+    /// The assignment of source files.
     pub map: &'static Map,
-    /// The most instructions of one request.
+    /// Maximum number of instructions per request.
     pub instructions_max: f64,
-    /// The most system calls of one request.
+    /// Maximum number of system calls per request.
     pub system_calls_max: f64,
-    /// What is limited beside: a counter of the loop, and the most per request.
+    /// Further limits: a counter of the loop, and its maximum per request.
     pub limits: &'static [(&'static str, f64)],
 }
 
@@ -83,17 +83,17 @@ pub const RDMA: Subject = Subject {
            fabric",
     map: &stages::RDMA,
     instructions_max: 600.0,
-    // The connection manager's descriptor is looked at once in many turns.
+    // The connection manager's descriptor is checked once in many turns.
     system_calls_max: 0.001,
     limits: &[
         ("work requests", 2.0),
-        // One for each command that comes in, and few for what is sent.
+        // One for each received command, and few for sends.
         ("completions", 1.1),
         ("bytes copied", 0.0),
     ],
 };
 
-/// The chief case of the target over TCP (issue 7).
+/// The main case of the target over TCP (issue 7).
 pub const TCP: Subject = Subject {
     name: "tcp",
     what: "nvme_tcp and nvme_target over the loopback interface, requests in batches",
@@ -109,12 +109,13 @@ pub const TCP_HOST: Subject = Subject {
     what: "nvme_host and the load generator over the loopback interface, requests in batches",
     map: &stages::HOST,
     instructions_max: f64::INFINITY,
-    // Its sends go by way of the loop's own stream: what the connection counts is whole.
+    // Its sends use the loop's own stream: the connection's counters are complete.
     system_calls_max: f64::INFINITY,
     limits: &[],
 };
 
-/// Requests over TCP beside more and more of everything: what they may cost is said by one another.
+/// Requests over TCP with a growing number of other objects; the results are only compared with
+/// each other.
 pub const GROWTH: Subject = Subject {
     name: "growth",
     instructions_max: f64::INFINITY,
@@ -123,7 +124,7 @@ pub const GROWTH: Subject = Subject {
     ..TCP
 };
 
-/// What a case of `subject` is held to: the aims of the issue are those of the target's chief case.
+/// The limits of a case of `subject`: the goals of the issue apply to the target's main case.
 #[must_use]
 pub fn case(subject: &str, name: &str, growth_only: bool) -> Subject {
     if subject == TCP_HOST.name {
@@ -186,7 +187,7 @@ pub fn measure_cases(
     })
 }
 
-/// Measures requests over TCP beside more and more of everything.
+/// Measures requests over TCP with a growing number of other objects.
 ///
 /// # Errors
 /// [`CostError`].
@@ -201,7 +202,7 @@ pub fn measure_growth(program: &Path) -> Result<GrowthReport, CostError> {
     })
 }
 
-/// Measures the cases of a loop that marks where each begins and ends.
+/// Measures the cases of a loop that marks the beginning and the end of each.
 fn measure_marked(
     program: &Path,
     subject: &Subject,
@@ -209,7 +210,7 @@ fn measure_marked(
 ) -> Result<Vec<CostReport>, CostError> {
     let folder = temporary_folder()?;
     let file = folder.path().join("profile");
-    // Each end of counting writes what was counted since its beginning, as `profile.1` and so on.
+    // Each end mark writes the counts since its begin mark, as `profile.1` and so on.
     let marks = [
         "--zero-before=*counting_begins*",
         "--dump-before=*counting_ends*",
@@ -235,7 +236,7 @@ fn temporary_folder() -> Result<tempfile::TempDir, CostError> {
     })
 }
 
-/// Divides what `requests` requests cost.
+/// Divides the cost of `requests` requests among the stages.
 fn report(
     subject: &Subject,
     what: String,
@@ -298,7 +299,7 @@ fn report(
     report
 }
 
-/// Runs `program cost NAME` with `loops` under callgrind with `marks`; gives what it prints.
+/// Runs `program cost NAME` with `loops` under callgrind with `marks`. Returns its output.
 fn under_callgrind(
     program: &Path,
     subject: &Subject,

@@ -1,5 +1,5 @@
-//! The target and its RDMA transport at one end, a host at the other, with the in-process fabric
-//! between them, on one thread.
+//! The target with its RDMA transport at one end and a host at the other, connected by the
+//! in-process fabric, on one thread.
 
 use std::cell::RefCell;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -158,7 +158,7 @@ impl Rig {
         self.allocations += allocations_on_this_thread() - before;
     }
 
-    /// Attaches a host, which waits for its answers on a thread of its own meanwhile.
+    /// Attaches a host, which waits for its responses on a separate thread.
     fn attach(&mut self) -> Result<Host, CostError> {
         let (provider, address) = (self.host.clone(), self.address);
         let opening = std::thread::spawn(move || {
@@ -175,7 +175,7 @@ impl Rig {
         });
         while !opening.is_finished() {
             self.turn();
-            // Few turns, since their number differs from run to run and is not what is counted.
+            // The pause keeps the number of turns low; it varies between runs and is not counted.
             std::thread::sleep(ATTACH_PAUSE);
         }
         let opened: Result<_, nvme_host_testing::rdma::RawRdmaError> = opening
@@ -194,7 +194,7 @@ impl Rig {
 }
 
 impl Host {
-    /// Sends until the queue is full.
+    /// Submits requests until the queue is full.
     fn submit(&mut self, random: &mut Random) -> Result<(), CostError> {
         let blocks = REQUEST_BYTES as u64 / u64::from(BLOCK_BYTES);
         while let Some(cid) = self.free.pop() {
@@ -210,7 +210,7 @@ impl Host {
         Ok(())
     }
 
-    /// Takes in the answers that are there.
+    /// Handles all available responses.
     fn collect(&mut self) -> Result<u64, CostError> {
         let mut ended = 0;
         while let Some(next) = self

@@ -1,4 +1,4 @@
-//! What one request costs, as JSON for machines and as a table for people.
+//! The cost of one request, as JSON and as a table.
 
 use std::fmt;
 
@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 use crate::report::Machine;
 use crate::table::Table;
 
-/// Characters of a function's name that the table shows.
+/// Maximum length of a function's name in the table, in characters.
 const NAME_MAX_CHARACTERS: usize = 90;
 
-/// What one stage costs one request.
+/// The cost of one stage per request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StageCost {
     /// Crate and module.
@@ -21,30 +21,30 @@ pub struct StageCost {
     pub system_calls: f64,
 }
 
-/// What one request costs.
+/// The cost of one request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CostReport {
-    /// Where it was taken.
+    /// The machine of the measurement.
     pub machine: Machine,
     /// `driver` or `rdma`.
     pub subject: String,
-    /// What was done.
+    /// Description of the request.
     pub what: String,
-    /// Requests that the figures are the mean of.
+    /// Number of requests over which the results are averaged.
     pub requests: u64,
-    /// Instructions of all stages.
+    /// Total instructions of all stages.
     pub instructions: f64,
-    /// System calls of all stages.
+    /// Total system calls of all stages.
     pub system_calls: f64,
-    /// Allocations, both ends of the loop together.
+    /// Allocations at both ends of the loop.
     pub allocations: f64,
-    /// What the loop counted, by name.
+    /// The loop's counters by name.
     pub counted: Vec<(String, f64)>,
-    /// The measured path, the dearest first.
+    /// The stages of the measured path, in descending order of cost.
     pub stages: Vec<StageCost>,
-    /// The dearest functions of the measured path, with what is inlined into them.
+    /// The most expensive functions of the measured path, including inlined code.
     pub functions: Vec<StageCost>,
-    /// The other end of the loop and the loop itself, which are not part of the figures above.
+    /// The other end of the loop and the loop itself, which the results above do not include.
     pub subtracted: Vec<StageCost>,
 }
 
@@ -88,10 +88,10 @@ impl fmt::Display for CostReport {
     }
 }
 
-/// What one request costs in each of several cases.
+/// The cost of one request in each of several cases.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CaseReports {
-    /// Where it was taken.
+    /// The machine of the measurement.
     pub machine: Machine,
     /// The cases.
     pub cases: Vec<CostReport>,
@@ -105,7 +105,7 @@ impl CaseReports {
     }
 }
 
-/// The columns of the table of cases that loops count: heading, name of the count.
+/// The columns of the table for the loops' counters: heading, name of the counter.
 const CASE_COUNTS: [(&str, &str); 5] = [
     ("receives", "receives"),
     ("sends", "sends"),

@@ -1,4 +1,4 @@
-//! The target that the loops drive: one subsystem with a namespace for each device.
+//! The target of the loops: one subsystem with a namespace for each device.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -18,32 +18,32 @@ pub(super) const NQN: &str = "nqn.2026-11.org.windlass:cost";
 /// The host's name.
 pub(super) const HOST_NQN: &str = "nqn.2026-11.org.windlass:cost-host";
 
-/// Bytes of the RAM device: as most are, too large for the caches.
+/// Size of the RAM device in bytes: too large for the caches, like most.
 pub(super) const DEVICE_BYTES: u64 = 64 << 20;
 
-/// Bytes of the devices' blocks.
+/// Block size of the devices in bytes.
 pub(super) const BLOCK_BYTES: u32 = 512;
 
-/// A step of the set-up that failed.
+/// The error of a failed set-up step.
 pub(super) fn setup(what: &str, error: &dyn std::fmt::Display) -> CostError {
     CostError::Setup(format!("{what}: {error}"))
 }
 
-/// How much there is of everything in the target that is driven.
+/// The numbers of objects in the target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Extent {
     /// Exports.
     pub(super) exports: usize,
-    /// Namespaces of each, over all devices in turn.
+    /// Namespaces of each export, distributed over all devices in turn.
     pub(super) namespaces: usize,
     /// Reactors.
     pub(super) reactors: usize,
-    /// Hosts that are attached and idle.
+    /// Number of attached idle hosts.
     pub(super) idle_hosts: usize,
 }
 
 impl Extent {
-    /// One of everything, and nobody idle.
+    /// One object of each kind, and no idle host.
     pub(super) const ONE: Self = Self {
         exports: 1,
         namespaces: 1,
@@ -78,7 +78,8 @@ pub(super) fn ram(size_bytes: u64) -> Result<Arc<MemoryDevice>, CostError> {
         .map_err(|error| setup("the RAM device", &error))
 }
 
-/// A target of this extent at `address` that exports `devices`, in turn, as namespaces 1, 2 and so on.
+/// A target with these numbers of objects at `address` that exports `devices` in turn as namespaces
+/// 1, 2 and so on.
 ///
 /// # Errors
 /// [`CostError::Setup`].

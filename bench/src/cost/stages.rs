@@ -1,34 +1,34 @@
-//! From functions and files to stages: what is measured, by module, and what is the other end.
+//! Assigns functions and files to stages: the measured path by module, and the other end.
 
 use std::collections::{BTreeMap, HashMap};
 
 use crate::cost::callgrind::{Cost, Profile};
 
-/// What code from a source file belongs to.
+/// The assignment of code from a source file.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Place {
-    /// The measured path, by the name of the stage.
+    /// The measured path, with the name of the stage.
     Ours(String),
-    /// The other end of the loop, and the loop itself, by name.
+    /// The other end of the loop or the loop itself, with its name.
     Other(&'static str),
-    /// A crate that both use: its cost is the caller's, under this name.
+    /// A crate that both ends use: its cost belongs to the caller, under this name.
     Shared(&'static str),
-    /// Everything else, such as the standard library: its cost is part of the caller's stage.
+    /// Other code, such as the standard library: its cost belongs to the caller's stage.
     Unknown,
 }
 
-/// Which folders are what, the first match counts.
+/// The assignment of directories; the first match applies.
 #[derive(Debug, Clone, Copy)]
 pub struct Map {
-    /// The other end: folder, name.
+    /// The other end: directory and name.
     pub other: &'static [(&'static str, &'static str)],
-    /// The measured path: the `src` folder of a crate, and its name.
+    /// The measured path: the `src` directory of a crate, and its name.
     pub ours: &'static [(&'static str, &'static str)],
-    /// Crates that both use.
+    /// Crates that both ends use.
     pub shared: &'static [(&'static str, &'static str)],
 }
 
-/// What `bench cost driver` measures.
+/// The assignment for `bench cost driver`.
 pub const DRIVER: Map = Map {
     other: &[
         ("nvme/driver/src/emulated", "emulated controller"),
@@ -44,7 +44,7 @@ pub const DRIVER: Map = Map {
     ],
 };
 
-/// What `bench cost rdma` measures.
+/// The assignment for `bench cost rdma`.
 pub const RDMA: Map = Map {
     other: &[
         ("rdma/src/fake", "in-process fabric"),
@@ -63,7 +63,7 @@ pub const RDMA: Map = Map {
     ],
 };
 
-/// What `bench cost tcp` measures.
+/// The assignment for `bench cost tcp`.
 pub const TCP: Map = Map {
     other: &[("nvme/host/src/", "host"), ("bench/src", "loop")],
     ours: &[
@@ -78,7 +78,7 @@ pub const TCP: Map = Map {
     ],
 };
 
-/// What `bench cost tcp-host` measures.
+/// The assignment for `bench cost tcp-host`.
 pub const HOST: Map = Map {
     other: &[
         ("nvme/tcp/src/", "target"),
@@ -101,7 +101,7 @@ pub const HOST: Map = Map {
 };
 
 impl Map {
-    /// What a file belongs to.
+    /// The assignment of a file.
     #[must_use]
     pub fn place(&self, file: &str) -> Place {
         if let Some((_, name)) = self.other.iter().find(|(folder, _)| file.contains(folder)) {
@@ -119,7 +119,7 @@ impl Map {
     }
 }
 
-/// A crate's file as a stage: its module, without what lies deeper.
+/// The stage of a crate's file: its top-level module.
 fn stage(name: &str, rest: &str) -> String {
     let module = rest.split('/').next().unwrap_or(rest);
     match module.trim_end_matches(".rs") {
@@ -131,24 +131,24 @@ fn stage(name: &str, rest: &str) -> String {
 /// Costs by place.
 pub type Costs = BTreeMap<Place, Cost>;
 
-/// Shares of a function's cost that belong to places, together 1.
+/// Shares of a function's cost by assignment; their sum is 1.
 type Shares = BTreeMap<Place, f64>;
 
-/// How often shares are handed from callers to callees: deeper chains of functions without a place
-/// of their own do not occur.
+/// Number of passes that propagate shares from callers to callees. Deeper chains of functions
+/// without an assignment do not occur.
 const ROUNDS: usize = 12;
 
-/// A profile, divided.
+/// A divided profile.
 #[derive(Debug, Clone, Default)]
 pub struct Divided {
-    /// By place.
+    /// Costs by assignment.
     pub places: Costs,
-    /// What is ours, by the function that it is part of after inlining.
+    /// Our costs, by the function into which the code was inlined.
     pub functions: BTreeMap<String, Cost>,
 }
 
-/// Divides a profile among places. What functions without a place of their own cost is divided
-/// among their callers, by what the calls cost.
+/// Divides a profile. The cost of functions without an assignment is divided among their callers,
+/// in proportion to the cost of the calls.
 #[must_use]
 pub fn divide(profile: &Profile, map: &Map) -> Divided {
     let places: HashMap<&str, Place> = profile
@@ -170,7 +170,7 @@ pub fn divide(profile: &Profile, map: &Map) -> Divided {
     divided
 }
 
-/// To whom a line of `function` belongs that came from a file at `place`.
+/// The shares of the assignments in a line of `function` from a file at `place`.
 fn shares_of(
     function: &str,
     place: Place,
@@ -196,7 +196,7 @@ fn shares_of(
     }
 }
 
-/// What is ours of these shares, as a stage of this name.
+/// Moves our part of these shares to a stage of this name.
 fn renamed(shares: Vec<(Place, f64)>, name: &str) -> Vec<(Place, f64)> {
     let rename = |place| match place {
         Place::Ours(_) => Place::Ours(name.to_owned()),
@@ -208,7 +208,7 @@ fn renamed(shares: Vec<(Place, f64)>, name: &str) -> Vec<(Place, f64)> {
         .collect()
 }
 
-/// The callers' shares of every function that has no place of its own.
+/// The callers' shares of every function without an assignment.
 fn shares<'a>(profile: &'a Profile, places: &HashMap<&'a str, Place>) -> HashMap<&'a str, Shares> {
     let mut shares: HashMap<&str, Shares> = HashMap::new();
     let has_place =
@@ -299,8 +299,8 @@ mod tests {
         assert_eq!(RDMA.place("/w/rdma/src/fake.rs"), fabric);
     }
 
-    /// The driver calls memcpy for 30 and the emulated controller for 70; the driver has 5 lines
-    /// of the library and 2 of the emulated controller inlined.
+    /// The driver calls memcpy for 30 and the emulated controller for 70; the driver contains 5
+    /// inlined lines of the library and 2 of the emulated controller.
     fn profile() -> Profile {
         let driver = "/w/nvme/driver/src/pair.rs";
         let emulated = "/w/nvme/driver/src/emulated/bus.rs";

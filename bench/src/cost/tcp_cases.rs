@@ -1,21 +1,22 @@
-//! What `bench cost tcp` counts: reads and writes of two sizes, at several depths, of each device.
+//! The cases of `bench cost tcp`: reads and writes of two sizes, at several depths, of each device.
 
-/// What lies behind the namespace.
+/// The device behind the namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Backing {
     /// A RAM device.
     Ram,
-    /// A file in the page cache, so that io_uring answers at once and each run counts the same.
+    /// A file in the page cache, so that io_uring completes immediately and every run counts the
+    /// same.
     File,
-    /// A device that does nothing.
+    /// A null device.
     Null,
 }
 
 impl Backing {
-    /// All of them, in the order of their namespaces.
+    /// All devices, in the order of their namespaces.
     pub const ALL: [Self; 3] = [Self::Ram, Self::File, Self::Null];
 
-    /// The namespace.
+    /// Its namespace.
     #[must_use]
     pub fn nsid(self) -> u32 {
         match self {
@@ -25,7 +26,7 @@ impl Backing {
         }
     }
 
-    /// What it is called in the names of cases.
+    /// Its name in the names of cases.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -36,8 +37,8 @@ impl Backing {
     }
 }
 
-/// Size and depth that are counted, with the requests that the mean is taken of for each that is in
-/// flight: few where a request moves much.
+/// A counted size and depth, with the number of batches over which the results are averaged: few if
+/// a request transfers much data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Shape {
     bytes: u32,
@@ -68,29 +69,29 @@ const SHAPES: [Shape; 4] = [
     },
 ];
 
-/// One thing that is counted.
+/// A counted case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Case {
-    /// What lies behind.
+    /// The device.
     pub backing: Backing,
-    /// Whether the host writes.
+    /// Whether the requests are writes.
     pub write: bool,
-    /// Bytes of a request.
+    /// Size of a request in bytes.
     pub bytes: u32,
-    /// Requests in flight: a batch, which is answered before the next one is sent.
+    /// Requests in flight: a batch, which is completed before the next one is sent.
     pub depth: u16,
-    /// Batches that are counted.
+    /// Number of counted batches.
     pub batches: u64,
 }
 
-/// The case that the issue has an aim for.
+/// The case with a goal in the issue.
 pub const CHIEF: &str = "ram-read-4k-128";
 
-/// The case of the host that is shown in detail: where the host sends the data, it does the most.
+/// The case of the host that is shown in detail: the host does most if it sends the data.
 pub const HOST_CHIEF: &str = "ram-write-4k-128";
 
 impl Case {
-    /// Every case.
+    /// All cases.
     pub fn all() -> impl Iterator<Item = Self> {
         Backing::ALL.into_iter().flat_map(|backing| {
             [false, true].into_iter().flat_map(move |write| {
@@ -105,7 +106,7 @@ impl Case {
         })
     }
 
-    /// What it is called: `ram-read-4k-128`.
+    /// Its name: `ram-read-4k-128`.
     #[must_use]
     pub fn name(&self) -> String {
         let operation = if self.write { "write" } else { "read" };
@@ -119,14 +120,14 @@ impl Case {
         Self::all().find(|case| case.name() == name)
     }
 
-    /// Whether the same is counted wherever it runs. What a file takes depends on its file system,
-    /// and on how often the kernel leaves a request to a worker.
+    /// Whether the results are the same on every machine. Those of a file depend on its file
+    /// system, and on how often the kernel passes a request to a worker thread.
     #[must_use]
     pub fn is_steady(&self) -> bool {
         self.backing != Backing::File
     }
 
-    /// Requests that are counted.
+    /// Number of counted requests.
     #[must_use]
     pub fn requests(&self) -> u64 {
         self.batches * u64::from(self.depth)

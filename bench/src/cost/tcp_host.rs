@@ -1,7 +1,9 @@
-//! The host's end of an I/O queue over TCP: makes requests, takes in answers, never waits for long.
+//! The host's end of an I/O queue over TCP: creates requests, handles responses, never waits for
+//! long.
 //!
-//! Not `nvme_host`'s queue, whose streams and buffers would have to be the caller's thread's: a batch
-//! is bytes that are made before the target's turns, which alone are measured.
+//! This is not `nvme_host`'s queue, whose streams and buffers would have to belong to the caller's
+//! thread. Here a batch is prepared as bytes before the target's turns, which are the only measured
+//! part.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -25,16 +27,16 @@ const FRAMING: Framing = Framing {
     alignment_z: 0,
 };
 
-/// How long to wait for bytes that are certain to come unless the target needs another turn.
+/// Time to wait for bytes that are certain to arrive unless the target needs another turn.
 const SHORTLY: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 2_000_000,
 };
 
-/// The most bytes that the target sends in one batch, and as much again.
+/// Twice the maximum number of bytes that the target sends in one batch.
 const INCOMING_BYTES: usize = 2 << 20;
 
-/// Waits until one of these is ready, or shortly.
+/// Waits for one of these for a short time.
 pub(super) fn wait(watched: &mut [PollFd<'_>]) -> Result<(), CostError> {
     match poll(watched, Some(&SHORTLY)) {
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
@@ -42,18 +44,18 @@ pub(super) fn wait(watched: &mut [PollFd<'_>]) -> Result<(), CostError> {
     }
 }
 
-/// Requests that are sent together, and answered before the next batch is.
+/// Requests that are sent together and completed before the next batch.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Batch {
     /// The namespace.
     pub(super) nsid: u32,
-    /// Its size, bytes.
+    /// Its size in bytes.
     pub(super) device_bytes: u64,
-    /// Whether they are writes.
+    /// Whether the requests are writes.
     pub(super) write: bool,
-    /// Bytes of a request.
+    /// Size of a request in bytes.
     pub(super) bytes: u32,
-    /// Requests.
+    /// Number of requests.
     pub(super) depth: u16,
 }
 
@@ -63,12 +65,12 @@ pub(super) struct Host {
     pub(super) reactor: usize,
     _admin: RawClient,
     stream: TcpStream,
-    /// The target's end of `stream`, to look at what has arrived there.
+    /// The target's end of `stream`, to check what has arrived there.
     pub(super) target_end: TcpStream,
     outgoing: Vec<u8>,
-    /// Of `outgoing`.
+    /// Number of bytes of `outgoing` that were sent.
     sent: usize,
-    /// Bytes that the reactor has received once it has received all that was sent.
+    /// The reactor's count of received bytes after it has received everything that was sent.
     pub(super) sent_in_all: u64,
     incoming: Box<[u8]>,
     filled: usize,
@@ -77,7 +79,7 @@ pub(super) struct Host {
 }
 
 impl Host {
-    /// The host of an open I/O queue that `reactor` serves.
+    /// The host of an open I/O queue on `reactor`.
     pub(super) fn new(
         admin: RawClient,
         io: RawClient,
@@ -102,17 +104,17 @@ impl Host {
         })
     }
 
-    /// Whether something waits for the socket to take it.
+    /// Whether data waits to be sent.
     pub(super) fn has_unsent(&self) -> bool {
         self.sent < self.outgoing.len()
     }
 
-    /// Whether every request is answered.
+    /// Whether every request is completed.
     pub(super) fn is_answered(&self) -> bool {
         self.in_flight == 0
     }
 
-    /// Makes a batch of requests.
+    /// Creates a batch of requests.
     pub(super) fn submit(&mut self, batch: &Batch, random: &mut Random) {
         debug_assert_eq!(self.sent, self.outgoing.len(), "a batch is sent as a whole");
         self.outgoing.clear();
@@ -138,7 +140,7 @@ impl Host {
         self.in_flight = u64::from(batch.depth);
     }
 
-    /// Sends what the socket takes.
+    /// Sends as much as the socket accepts.
     pub(super) fn send(&mut self) -> Result<(), CostError> {
         while self.sent < self.outgoing.len() {
             match self.stream.write(&self.outgoing[self.sent..]) {
@@ -153,8 +155,8 @@ impl Host {
         Ok(())
     }
 
-    /// Takes in answers until the batch is answered, the target asks for data, or nothing more
-    /// comes.
+    /// Handles responses until the batch is completed, the target requests data, or no more
+    /// arrives.
     pub(super) fn collect(&mut self, certain: bool) -> Result<(), CostError> {
         let mut waited = false;
         while self.in_flight > 0 {

@@ -1,8 +1,8 @@
-//! The target and its TCP transport at one end, a host at the other, with the loopback interface
-//! between them, on one thread: every case of size, depth and device.
+//! The target with its TCP transport at one end and a host at the other, connected by the loopback
+//! interface, on one thread: every case of size, depth and device.
 //!
-//! Both take turns: a batch of requests is sent, the target has turns until all is answered, and
-//! only then comes the next batch. So each run counts the same, which two threads would not.
+//! Both alternate: a batch of requests is sent, and the target runs until all are completed, before
+//! the next batch is sent. Every run therefore counts the same, unlike a run with two threads.
 
 use std::fs::File;
 use std::io::Write;
@@ -19,17 +19,17 @@ use crate::cost::tcp_host::Batch;
 use crate::cost::tcp_rig::Rig;
 use crate::random::Random;
 
-/// Batches before anything is counted.
+/// Number of warm-up batches.
 const WARM_UP_BATCHES: u64 = 8;
 
-/// Callgrind knows this function by its name, and begins to count here.
+/// Callgrind identifies this function by its name and starts counting here.
 #[inline(never)]
 pub(super) fn counting_begins() {
     std::hint::black_box("begins");
 }
 
-/// Callgrind knows this function by its name, and writes down here what it counted. Its body differs
-/// from that of the other, or the compiler would make one of both.
+/// Callgrind identifies this function by its name and writes its counts here. Its body differs from
+/// that of the other function, otherwise the compiler would merge them.
 #[inline(never)]
 pub(super) fn counting_ends() {
     std::hint::black_box("ends");
@@ -40,7 +40,7 @@ fn devices(
     folder: &std::path::Path,
 ) -> Result<Vec<Arc<dyn Device>>, CostError> {
     let path = folder.join("device");
-    // Written, not left out, so that all of it is in the page cache.
+    // Written completely, not sparse, so that all of it is in the page cache.
     let filled = File::create(&path).and_then(|mut file| {
         let block = vec![0x5a; 1 << 20];
         (0..DEVICE_BYTES / block.len() as u64).try_for_each(|_| file.write_all(&block))
@@ -66,12 +66,12 @@ fn devices(
     Ok(devices.into())
 }
 
-/// Runs every case, or the one that is named, each after a warm-up: what was counted, by name.
+/// Runs every case, or the named one, each after a warm-up. Returns the counters by name.
 ///
 /// # Errors
 /// [`CostError::Setup`].
 pub fn run(only: Option<&str>) -> Result<Vec<(String, LoopCounts)>, CostError> {
-    // Holds the file of the file device for as long as it is served.
+    // Contains the file of the file device while it is in use.
     let folder = tempfile::tempdir().map_err(|error| setup("a folder", &error))?;
     let mut all = Vec::new();
     let extent = Extent {
@@ -115,7 +115,7 @@ pub fn run(only: Option<&str>) -> Result<Vec<(String, LoopCounts)>, CostError> {
     Ok(counted)
 }
 
-/// Counters at one moment.
+/// The counters at one time.
 struct Snapshot {
     values: Vec<(&'static str, u64)>,
 }
@@ -124,8 +124,8 @@ impl Snapshot {
     fn take(rig: &Rig, devices: &[Arc<dyn Device>], case: &Case) -> Self {
         let counters = rig.counters(0);
         let device = &devices[case.backing.nsid() as usize - 1];
-        // What a RAM device has not been received into is copied there; a file's data is the kernel's
-        // to copy.
+        // Data that was not received directly into a RAM device is copied there; the kernel copies
+        // a file's data.
         let filled = counters.bytes_filled.get();
         let copied_by_device = match case.backing {
             Backing::Ram => device.health().bytes_written - filled,

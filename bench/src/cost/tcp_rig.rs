@@ -1,5 +1,5 @@
-//! A target with its TCP transport on as many reactors as are wanted, on the loopback interface and on
-//! the caller's thread: whoever drives it gives each reactor its turns.
+//! A target with its TCP transport on any number of reactors, on the loopback interface and on the
+//! caller's thread, which runs the turns of each reactor.
 
 use std::cell::RefCell;
 use std::io;
@@ -33,21 +33,21 @@ pub(super) const ENTRIES: u16 = 129;
 /// Entries of an idle I/O queue, zero-based.
 const IDLE_ENTRIES_Z: u16 = 1;
 
-/// Entries that each idle host's two queues have at most.
+/// Maximum number of entries of an idle host's two queues.
 const IDLE_HOST_ENTRIES: usize = 160;
 
-/// Virtual time of one turn: several pass before a socket no longer counts as recently active.
+/// Virtual time of one turn: a socket counts as recently active for several turns.
 const TURN: Nanos = Nanos::from_micros(50);
 
-/// Nothing on the loopback interface takes this long.
+/// Time-out of operations on the loopback interface.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// Turns of one batch at most.
+/// Maximum number of turns of one batch.
 const TURNS_MAX: u32 = 100_000;
 
-/// One reactor, driven by hand.
+/// One reactor that the caller runs.
 struct ReactorEnd {
-    /// Behind a pointer, as a reactor has it: what is inlined into the loop would count as its own.
+    /// Boxed, as in a reactor: code inlined into the loop would count as the loop's.
     transport: Box<dyn Poller>,
     devices: Box<dyn Poller>,
     counters: Arc<TcpCounters>,
@@ -57,18 +57,18 @@ struct ReactorEnd {
 /// The target's end of the loop.
 pub(super) struct Rig {
     reactors: Vec<ReactorEnd>,
-    /// Hands accepted sockets to the transports.
+    /// Passes accepted sockets to the transports.
     door: Port<Handoff>,
     listener: TcpListener,
-    /// Allocations of all turns.
+    /// Allocations in all turns.
     pub(super) allocations: u64,
-    /// Turns of all reactors.
+    /// Number of turns of all reactors.
     pub(super) turns: u64,
 }
 
 impl Rig {
-    /// A target of this extent with these devices, which `devices` makes with the arena that their
-    /// data is in.
+    /// A target with these numbers of objects and the devices that `devices` creates with the arena
+    /// of their data.
     pub(super) fn new(
         extent: &Extent,
         devices: impl FnOnce(&Arc<Arena>) -> Result<Vec<Arc<dyn Device>>, CostError>,
@@ -93,7 +93,7 @@ impl Rig {
             address,
             2 * ENTRIES,
         )?;
-        // The last port is nobody's reactor but the door.
+        // The last port belongs to no reactor, but passes on the accepted sockets.
         let mut ports = mesh::mesh(extent.reactors + 1, 4);
         let door = ports.pop();
         let door = door.ok_or_else(|| CostError::Setup("a port of a mesh".to_owned()))?;
@@ -109,12 +109,12 @@ impl Rig {
         })
     }
 
-    /// What a reactor counted.
+    /// The counters of a reactor.
     pub(super) fn counters(&self, reactor: usize) -> &TcpCounters {
         &self.reactors[reactor].counters
     }
 
-    /// One turn of a reactor.
+    /// Runs one turn of a reactor.
     pub(super) fn turn(&mut self, reactor: usize) {
         let end = &mut self.reactors[reactor];
         end.now += TURN;
@@ -127,20 +127,20 @@ impl Rig {
         self.turns += 1;
     }
 
-    /// A turn of every reactor.
+    /// Runs one turn of every reactor.
     pub(super) fn turn_all(&mut self) {
         for reactor in 0..self.reactors.len() {
             self.turn(reactor);
         }
     }
 
-    /// Where it listens.
+    /// The address of its listener.
     pub(super) fn address(&self) -> Result<SocketAddr, CostError> {
         let address = self.listener.local_addr();
         address.map_err(|error| setup("the listener", &error))
     }
 
-    /// Accepts a connection and hands it to a reactor; gives the target's end of it as well.
+    /// Accepts a connection and passes it to a reactor. Returns the target's end of it too.
     pub(super) fn accept(&mut self, reactor: usize) -> io::Result<TcpStream> {
         let (stream, _) = self.listener.accept()?;
         let end = stream.try_clone()?;
@@ -154,8 +154,8 @@ impl Rig {
         Ok(end)
     }
 
-    /// Attaches a host to an export: its admin queue is the first reactor's, its I/O queue is
-    /// `reactor`'s. It waits for its answers on a thread of its own meanwhile.
+    /// Attaches a host to an export, with its admin queue on the first reactor and its I/O queue on
+    /// `reactor`. It waits for its responses on a separate thread.
     fn open(
         &mut self,
         export: usize,
@@ -164,14 +164,14 @@ impl Rig {
     ) -> Result<(RawClient, RawClient, TcpStream), CostError> {
         let failed = |error: &dyn std::fmt::Display| setup("the host", error);
         let address = self.address()?;
-        // Both have connected before either is accepted.
+        // Both connect before either is accepted.
         let admin = RawClient::connect(address, LIMIT).map_err(|error| failed(&error))?;
         let io = RawClient::connect(address, LIMIT).map_err(|error| failed(&error))?;
         let accepted = self.accept(0).and_then(|_| self.accept(reactor));
         let target_end = accepted.map_err(|error| setup("the connection", &error))?;
         let opening = std::thread::spawn(move || open(admin, io, export, entries_z));
         while !opening.is_finished() {
-            // Few turns, since their number differs from run to run.
+            // Waiting keeps the number of turns low, which varies between runs.
             self.await_any()?;
             self.turn_all();
         }
@@ -181,25 +181,25 @@ impl Rig {
         Ok((admin, io, target_end))
     }
 
-    /// Attaches a host that is going to be busy.
+    /// Attaches a busy host.
     pub(super) fn attach(&mut self, export: usize, reactor: usize) -> Result<Host, CostError> {
         let (admin, io, target_end) = self.open(export, reactor, ENTRIES - 1)?;
         Host::new(admin, io, target_end, reactor)
     }
 
-    /// Attaches a host to the first reactor that says nothing more.
+    /// Attaches an idle host to the first reactor.
     pub(super) fn attach_idle(&mut self) -> Result<(RawClient, RawClient), CostError> {
         let (admin, io, _) = self.open(0, 0, IDLE_ENTRIES_Z)?;
         Ok((admin, io))
     }
 
-    /// Begins a host's count of what it sent with what its reactor has received so far, now that
-    /// nobody else sends to that one.
+    /// Sets a host's count of sent bytes to its reactor's count of received bytes, when no other
+    /// host sends to that reactor any more.
     pub(super) fn settle(&self, host: &mut Host) {
         host.sent_in_all = self.counters(host.reactor).bytes_received.get();
     }
 
-    /// Waits until a reactor has something to do, or shortly.
+    /// Waits for work of a reactor for a short time.
     pub(super) fn await_any(&self) -> Result<(), CostError> {
         let sources = self
             .reactors
@@ -213,8 +213,8 @@ impl Rig {
         wait(&mut watched)
     }
 
-    /// Waits until a reactor has something to do: the `expected` bytes that are on their way to
-    /// `target_end` have arrived, or its file device is done.
+    /// Waits for work of a reactor: the `expected` bytes in flight to `target_end` have arrived, or
+    /// its file device has completions.
     pub(super) fn await_work(
         &self,
         reactor: usize,
@@ -235,7 +235,7 @@ impl Rig {
         Ok(())
     }
 
-    /// One batch from its first request to its last answer.
+    /// Runs one batch from its first request to its last response.
     pub(super) fn run_batch(
         &mut self,
         host: &mut Host,
@@ -245,7 +245,7 @@ impl Rig {
         host.submit(batch, random);
         for _ in 0..TURNS_MAX {
             host.send()?;
-            // What the socket has not taken yet will not arrive.
+            // Data that the socket has not accepted yet cannot arrive.
             let received = self.counters(host.reactor).bytes_received.get();
             let expected = if host.has_unsent() {
                 0

@@ -1,4 +1,4 @@
-//! Folders of files stand in for the kernel's hierarchies, but in the last test.
+//! Directories of files replace the kernel's hierarchies, except in the last test.
 
 use super::*;
 
@@ -12,7 +12,7 @@ fn folder() -> tempfile::TempDir {
     tempfile::tempdir().expect("a folder")
 }
 
-/// Mounts of version 1 at these folders, beside one of version 2.
+/// Mounts of version 1 at these directories, and one of version 2.
 fn mounts(unified: &Path, cpu: &Path, cpuacct: &Path) -> String {
     format!(
         "30 26 0:26 / {} rw - cgroup2 cgroup2 rw\n\
@@ -152,7 +152,7 @@ fn the_kernels_groups_hold_a_thread_and_are_gone_afterwards() {
         });
         held.join().expect("it does not panic")
     });
-    // With version 2, a process outside of the root group cannot be divided.
+    // With version 2, the threads of a process outside the root group cannot be divided.
     if let Ok(groups) = held {
         assert_eq!(groups, places.len());
         assert!(limit.cpu_time().is_some());
@@ -173,7 +173,7 @@ fn a_group_is_removed_with_a_thread_in_it() {
     std::thread::scope(|scope| {
         let limit = &limit;
         scope.spawn(move || {
-            // With version 2, a process outside of the root group cannot be divided.
+            // With version 2, the threads of a process outside the root group cannot be divided.
             let _ = limit.hold_this_thread();
             tell.send(()).expect("it is waited for");
             let _ = released.recv();

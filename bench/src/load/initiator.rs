@@ -5,7 +5,8 @@ use std::time::Duration;
 use hugemem::Lease;
 use nvme_host::{ConnectionCounters, HostCompletions, HostError, IoQueue, Refused};
 
-/// What a lane asks of a queue; the meaning is that of [`IoQueue`]'s functions of the same names.
+/// The operations that a lane needs of a queue, with the meaning of [`IoQueue`]'s functions of the
+/// same names.
 pub trait Initiator {
     /// Reads blocks into a lease.
     ///
@@ -33,22 +34,22 @@ pub trait Initiator {
         token: u64,
     ) -> Result<(), Refused<Lease>>;
 
-    /// Sends what is queued.
+    /// Sends queued requests.
     ///
     /// # Errors
     /// [`HostError`], final.
     fn flush(&mut self) -> Result<(), HostError>;
 
-    /// Hands out what has ended.
+    /// Returns completions.
     ///
     /// # Errors
     /// [`HostError`], final.
     fn poll(&mut self, completions: &mut HostCompletions) -> Result<usize, HostError>;
 
-    /// Waits for something to poll for.
+    /// Waits until there is something to poll.
     fn wait(&mut self, limit: Duration);
 
-    /// What the queue counted.
+    /// The counters of the queue.
     fn counters(&self) -> ConnectionCounters {
         ConnectionCounters::default()
     }
@@ -94,7 +95,7 @@ impl Initiator for IoQueue {
     }
 }
 
-/// For whoever drives a queue that stays another's.
+/// For callers that borrow a queue.
 impl<I: Initiator> Initiator for &mut I {
     fn submit_read(
         &mut self,

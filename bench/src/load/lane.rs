@@ -1,5 +1,5 @@
-//! One queue and its part of the namespace: chooses requests, keeps the queue full, checks what
-//! comes back.
+//! One queue and its part of the namespace: chooses requests, keeps the queue full, and checks the
+//! data that it reads.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use crate::load::zipf::ZipfPlaces;
 use crate::random::Random;
 use crate::verify::Model;
 
-/// Tries to find blocks that no request in flight touches.
+/// Maximum number of attempts to find blocks that no request in flight touches.
 const CONFLICT_TRIES_MAX: usize = 16;
 
 /// A request in flight.
@@ -36,7 +36,7 @@ pub(crate) struct Lane<I> {
     sizes_blocks: Vec<u32>,
     read_percent: u64,
     pattern: Pattern,
-    /// For Zipf's law, the places for each of `sizes_blocks`.
+    /// For Zipf's law: the popular positions for each of `sizes_blocks`.
     popular: Vec<ZipfPlaces>,
     /// For a limited rate.
     pacer: Option<Pacer>,
@@ -45,7 +45,7 @@ pub(crate) struct Lane<I> {
     model: Option<Model>,
     random: Random,
     kind: PhaseKind,
-    /// Where the next request of a sequential phase begins, relative to `first_lba`.
+    /// Position of the next request of a sequential phase, relative to `first_lba`.
     cursor: u64,
     /// Requests issued in this phase.
     issued: u64,
@@ -55,9 +55,9 @@ pub(crate) struct Lane<I> {
     buffers: Vec<Lease>,
     /// `None` only while it is being read.
     completions: Option<Box<HostCompletions>>,
-    /// Something was sent or received since this was asked last.
+    /// Whether something was sent or received since the last call of `take_moved`.
     moved: bool,
-    /// What the queue had received when it was polled last.
+    /// The queue's receive counter at the last poll.
     receives: u64,
 }
 
@@ -73,7 +73,7 @@ fn popular_places(suited: &Suited) -> Vec<ZipfPlaces> {
 }
 
 impl<I: Initiator> Lane<I> {
-    /// The lane `index` of a workload, over `queue`, with one buffer for each request in flight.
+    /// Lane `index` of a workload with `queue` and one buffer for each request in flight.
     pub(crate) fn new(queue: I, suited: &Suited, index: u16, buffers: Vec<Lease>) -> Self {
         let workload = &suited.workload;
         let first_lba = u64::from(index) * suited.blocks_per_lane;
@@ -116,7 +116,7 @@ impl<I: Initiator> Lane<I> {
         }
     }
 
-    /// Begins a phase; nothing is in flight.
+    /// Begins a phase. No request may be in flight.
     pub(crate) fn begin(&mut self, kind: PhaseKind, now: Instant) {
         if let Some(pacer) = &mut self.pacer {
             pacer.restart(now);
@@ -126,19 +126,19 @@ impl<I: Initiator> Lane<I> {
         self.issued = 0;
     }
 
-    /// The pacer, where it is heeded: filling and reading back are as fast as they can be.
+    /// The pacer, if it applies: filling and reading back run at full speed.
     fn pacer(&self) -> Option<&Pacer> {
         let paced = matches!(self.kind, PhaseKind::WarmUp | PhaseKind::Main);
         self.pacer.as_ref().filter(|_| paced)
     }
 
-    /// When the lane has its next request, where it has one under `quota` that is yet to come due.
+    /// When the next request is due, if the rate is limited and `quota` is not reached.
     pub(crate) fn next_due(&self, quota: u64) -> Option<Instant> {
         let pacer = self.pacer()?;
         (self.issued < quota).then(|| pacer.due())
     }
 
-    /// Requests that were due before `end` and were not sent.
+    /// Number of requests that were due before `end` and were not sent.
     pub(crate) fn overdue(&self, end: Instant) -> u64 {
         self.pacer().map_or(0, |pacer| pacer.overdue(end))
     }
@@ -148,17 +148,17 @@ impl<I: Initiator> Lane<I> {
         self.requests.len() - self.free.len()
     }
 
-    /// Waits for something to collect.
+    /// Waits until there is something to collect.
     pub(crate) fn wait(&mut self, limit: Duration) {
         self.queue.wait(limit);
     }
 
-    /// What the queue counted so far.
+    /// The counters of the queue.
     pub(crate) fn counters(&self) -> ConnectionCounters {
         self.queue.counters()
     }
 
-    /// Whether something was sent or received since this was asked last.
+    /// Whether something was sent or received since the last call.
     pub(crate) fn take_moved(&mut self) -> bool {
         std::mem::take(&mut self.moved)
     }
@@ -185,8 +185,8 @@ impl<I: Initiator> Lane<I> {
         Ok(self.queue.flush()?)
     }
 
-    /// The next request, or `None` where the phase has none, or none that may go now. A read's
-    /// blocks are taken in the model; a write's are taken when its data is made.
+    /// The next request, or `None` if the phase has none or none that can be sent now. The model
+    /// reserves a read's blocks here, and a write's when its data is generated.
     fn choose(&mut self) -> Option<(bool, u64, u32)> {
         match self.kind {
             PhaseKind::Fill | PhaseKind::ReadBack => {
@@ -209,7 +209,7 @@ impl<I: Initiator> Lane<I> {
         }
     }
 
-    /// Where a request of the main phase goes.
+    /// The position of a request of the main phase.
     fn place(&mut self, size: usize, blocks: u32) -> u64 {
         let blocks = u64::from(blocks);
         match self.pattern {
@@ -224,8 +224,8 @@ impl<I: Initiator> Lane<I> {
                 }
                 self.first_lba + self.cursor
             }
-            // Any block boundary where data is checked, for overlaps of every kind; else as a file
-            // system would.
+            // Any block boundary if data is checked, to cover overlaps of every kind; otherwise
+            // aligned, as in a file system.
             Pattern::Random if self.model.is_some() => {
                 self.first_lba + self.random.below(self.blocks - blocks + 1)
             }
@@ -239,7 +239,7 @@ impl<I: Initiator> Lane<I> {
             .is_none_or(|model| model.is_free(read, lba, blocks))
     }
 
-    /// Submits a request; false where the queue or the model does not take it now.
+    /// Submits a request. Returns false if the queue or the model does not accept it now.
     fn submit(&mut self, read: bool, lba: u64, blocks: u32, now: Instant) -> bool {
         let (Some(&index), Some(mut data)) = (self.free.last(), self.buffers.pop()) else {
             return false;
@@ -286,11 +286,11 @@ impl<I: Initiator> Lane<I> {
         true
     }
 
-    /// Takes back what the model noted for a request that was not taken.
+    /// Reverts the model after a request that was not submitted.
     fn undo(&mut self, read: bool, lba: u64, blocks: u32) {
         if let Some(model) = &mut self.model {
             if read {
-                // Without data there is nothing that could mismatch.
+                // Without data nothing can mismatch.
                 let _ = model.finish_read(lba, blocks, None);
             } else {
                 model.cancel_write(lba, blocks);
@@ -298,13 +298,13 @@ impl<I: Initiator> Lane<I> {
         }
     }
 
-    /// Takes in what has ended. Gives how many; a trouble with one request is noted in `stats`, and
-    /// one with the queue is returned.
+    /// Collects completions and returns their number. Records a problem with one request in
+    /// `stats`, and returns one with the queue.
     pub(crate) fn collect(&mut self, stats: &mut PhaseStats) -> Result<usize, Trouble> {
         let mut completions = self.completions.take().unwrap_or_default();
         let polled = self.queue.poll(&mut completions);
         let ended = completions.len();
-        // Requests for data are received too, and end nothing.
+        // Received R2Ts count too, although they complete nothing.
         let receives = self.queue.counters().receives;
         self.moved |= ended > 0 || receives > self.receives;
         self.receives = receives;

@@ -1,5 +1,5 @@
-//! Load on a device of this machine, without NVMe over Fabrics between: what a target's figures on
-//! the same device stand beside.
+//! Load on a local device without NVMe over Fabrics, for comparison with a target on the same
+//! device.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -21,18 +21,18 @@ use crate::load::options::{SIZE_MAX_BYTES, Workload};
 use crate::load::run::{LoadError, OpenQueue, Outcome, Watch, drive_queues, take_arena};
 use crate::units::{format_size, parse_size};
 
-/// Block size of the device, bytes.
+/// Block size of the device in bytes.
 const BLOCK_BYTES: u32 = 4096;
 
-/// The UUID of a device that nobody attaches.
+/// The UUID of a device to which no host attaches.
 const UUID: [u8; 16] = [0; 16];
 
-/// A device of this machine.
+/// A local device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LocalDevice {
-    /// A file, by io_uring and past the page cache where its file system can.
+    /// A file, accessed by io_uring and with direct I/O if its file system supports that.
     File(PathBuf),
-    /// Memory of the process, bytes.
+    /// Memory of the process, with this size in bytes.
     Memory(u64),
     /// A device that stores nothing, with this size in bytes.
     Null(u64),
@@ -63,22 +63,22 @@ impl fmt::Display for LocalDevice {
     }
 }
 
-/// Why a local device cannot be driven.
+/// The reason why a local device cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum LocalError {
-    /// A file that is not there.
+    /// The file does not exist.
     #[error("{0} is not there: make it first, such as by truncate --size 1G {0}")]
     NoFile(String),
-    /// The file.
+    /// An error of the file.
     #[error(transparent)]
     File(#[from] block::FileError),
-    /// The memory.
+    /// An error of the memory device.
     #[error(transparent)]
     Memory(#[from] block::MemoryError),
-    /// The null device.
+    /// An error of the null device.
     #[error(transparent)]
     Null(#[from] block::NullError),
-    /// A queue.
+    /// An error of a queue.
     #[error("the device's queue cannot be opened: {0}")]
     Open(#[from] block::OpenError),
 }
@@ -118,16 +118,16 @@ impl LocalDevice {
 pub struct LocalPlan {
     /// The device.
     pub device: LocalDevice,
-    /// What to do.
+    /// The workload.
     pub workload: Workload,
-    /// Cores to pin the driving threads to, in turn; none pins none.
+    /// Cores to which the driving threads are pinned in turn; empty for no pinning.
     pub cores: Vec<usize>,
 }
 
 /// Runs a workload on a local device.
 ///
 /// # Errors
-/// [`LoadError`] where it could not begin, or a thread was lost.
+/// [`LoadError`] if the run could not start or a thread was lost.
 pub fn run_local(plan: &LocalPlan, watch: &mut dyn Watch) -> Result<Outcome, LoadError> {
     let workload = &plan.workload;
     let largest = workload.sizes_bytes.iter().copied().max();
@@ -157,7 +157,7 @@ pub fn run_local(plan: &LocalPlan, watch: &mut dyn Watch) -> Result<Outcome, Loa
     Ok(Outcome::new(namespace, &suited, driven))
 }
 
-/// A queue to be opened.
+/// Parameters of a queue to open.
 struct LocalQueuePlan {
     device: Arc<dyn Device>,
     depth: usize,
@@ -181,11 +181,11 @@ impl OpenQueue for LocalQueuePlan {
     }
 }
 
-/// A device's queue, driven as a host's queue is.
+/// A device's queue, used like a host's queue.
 struct LocalQueue {
     queue: Box<dyn DeviceQueue>,
-    /// By token: the lease that lent data is copied into, so that a read brings its data here as
-    /// everywhere.
+    /// By token: the lease into which borrowed data is copied, so that a read copies its data here
+    /// as with other devices.
     set_aside: Box<[Option<Lease>]>,
     batch: CompletionBatch,
 }
@@ -211,7 +211,7 @@ impl LocalQueue {
         self.set_aside.get_mut(index)?.take()
     }
 
-    /// The lease of a request that has ended, with what was read.
+    /// The lease of a completed request, with the data that was read.
     fn lease(&mut self, token: u64, data: Option<Data>) -> Option<Lease> {
         match data {
             Some(Data::Lease(lease)) => Some(lease),
@@ -303,7 +303,7 @@ impl Initiator for LocalQueue {
             tv_sec: 0,
             tv_nsec: limit.subsec_nanos().into(),
         };
-        // Waking early, for whatever reason, costs one more poll.
+        // An early wake-up only causes one more poll.
         let _ = poll(
             &mut [PollFd::from_borrowed_fd(source, PollFlags::IN)],
             Some(&limit),
@@ -381,7 +381,7 @@ mod tests {
         assert!(error.to_string().contains("make it first"), "{error}");
     }
 
-    /// Wants the end of the run in its second phase.
+    /// Requests the end of the run in its second phase.
     struct Impatient(usize);
 
     impl Watch for Impatient {

@@ -1,4 +1,4 @@
-//! What to do to a namespace, checked against what the namespace is.
+//! The options of a workload, and the checks against the namespace.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,37 +8,36 @@ use nvme_host::NamespaceInfo;
 use crate::load::zipf::EXPONENT_PERCENT;
 use crate::units::format_size;
 
-/// Request sizes of a verified workload where none are given, bytes: small, page, and several
-/// pages.
+/// Default request sizes of a verified workload in bytes: small, page, and several pages.
 const VERIFIED_SIZES_BYTES: [u32; 5] = [512, 4096, 16 * 1024, 20 * 1024, 64 * 1024];
 
-/// Size of a request where none is given, bytes.
+/// Default request size in bytes.
 const SIZE_BYTES: u32 = 4096;
 
-/// The largest request, bytes: the largest lease that memory is divided into.
+/// The largest request in bytes, which is the largest lease size.
 pub const SIZE_MAX_BYTES: u32 = 1 << 20;
 
-/// How much of a namespace a verified workload uses where it is not told, bytes.
+/// Default region of a verified workload in bytes.
 const VERIFIED_REGION_BYTES: u64 = 256 << 20;
 
-/// Blocks that a verified workload keeps a model of at most.
+/// Maximum number of blocks for which a verified workload keeps a model.
 const MODEL_BLOCKS_MAX: u64 = 1 << 27;
 
-/// More requests a second than any machine sends.
+/// A rate that exceeds the capability of any machine, in requests per second.
 const RATE_MAX: f64 = 1e9;
 
 fn whole(hundredths: u16) -> f64 {
     f64::from(hundredths) / 100.0
 }
 
-/// Where requests go.
+/// The access pattern of requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pattern {
     /// Anywhere in the region.
     Random,
-    /// One after another, around the region's end to its start.
+    /// One after another; continues at the start after the region's end.
     Sequential,
-    /// Some places far more often than others: Zipf's law with this exponent, in hundredths.
+    /// Some positions far more often than others: Zipf's law with this exponent in hundredths.
     Zipf(u16),
 }
 
@@ -52,7 +51,7 @@ impl fmt::Display for Pattern {
     }
 }
 
-/// When the main phase ends.
+/// The end condition of the main phase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Limit {
     /// After a time.
@@ -61,10 +60,10 @@ pub enum Limit {
     Operations(u64),
 }
 
-/// What a user asks for.
+/// The workload that a user requests.
 #[derive(Debug, Clone)]
 pub struct Workload {
-    /// Request sizes, bytes, each as likely; none for what suits the workload.
+    /// Request sizes in bytes with equal probability; empty for the default.
     pub sizes_bytes: Vec<u32>,
     /// Requests in flight on each queue.
     pub depth: u16,
@@ -72,29 +71,29 @@ pub struct Workload {
     pub queues: u16,
     /// Threads that drive the queues.
     pub threads: u16,
-    /// Reads among the requests, percent.
+    /// Share of reads in percent.
     pub read_percent: u8,
-    /// Where requests go.
+    /// The access pattern of requests.
     pub pattern: Pattern,
-    /// Requests a second over all queues, where there is a limit. Latencies then count from the
-    /// time at which a request was due.
+    /// Requests per second over all queues, if limited. Latencies then count from the time at which
+    /// a request was due.
     pub rate: Option<f64>,
-    /// When the main phase ends.
+    /// The end condition of the main phase.
     pub limit: Limit,
-    /// How long to do the same before anything is counted.
+    /// Duration of the warm-up, which is not counted.
     pub warm_up: Duration,
-    /// Write a stamp into every block, and check it on every read. What was in the region is lost.
+    /// Whether to write a stamp into every block and check it on every read. Overwrites the region.
     pub verify: bool,
-    /// How much of the namespace is used, from its start; `None` for what suits the workload.
+    /// Size of the used region at the start of the namespace in bytes; `None` for the default.
     pub region_bytes: Option<u64>,
-    /// What the workload's choices follow from.
+    /// The seed of all random choices.
     pub seed: u64,
 }
 
-/// A workload that does not suit its namespace, or itself.
+/// An inconsistent workload, or one that does not fit its namespace.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum OptionsError {
-    /// A size is not whole blocks.
+    /// A size is not a multiple of the block size.
     #[error(
         "a block size of {} does not suit namespace {nsid}, whose blocks are {} bytes",
         format_size(u64::from(*size)), block
@@ -104,10 +103,10 @@ pub enum OptionsError {
         size: u32,
         /// The namespace.
         nsid: u32,
-        /// Bytes of its blocks.
+        /// Its block size in bytes.
         block: u32,
     },
-    /// A size is larger than one command carries.
+    /// A size exceeds the maximum of one command.
     #[error(
         "a block size of {} is more than one command carries here ({})",
         format_size(u64::from(*size)), format_size(*most)
@@ -115,10 +114,10 @@ pub enum OptionsError {
     SizeTooLarge {
         /// The size.
         size: u32,
-        /// The most possible.
+        /// The maximum.
         most: u64,
     },
-    /// The region has no room for a request on each queue.
+    /// The region is too small for one request on each queue.
     #[error(
         "a region of {} has no room for a request of {} on every queue ({queues}): give it {} at least",
         format_size(*region), format_size(u64::from(*size)),
@@ -127,7 +126,7 @@ pub enum OptionsError {
     RegionTooSmall {
         /// The region.
         region: u64,
-        /// Queues.
+        /// The number of queues.
         queues: u16,
         /// The largest request.
         size: u32,
@@ -145,51 +144,51 @@ pub enum OptionsError {
         /// Its size, bytes.
         namespace: u64,
     },
-    /// Threads without a queue.
+    /// More threads than queues.
     #[error(
         "{threads} threads need as many queues: give at least --queues {threads}, not {queues}"
     )]
     IdleThreads {
-        /// Threads.
+        /// The number of threads.
         threads: u16,
-        /// Queues.
+        /// The number of queues.
         queues: u16,
     },
-    /// More blocks than a model is kept of.
+    /// More blocks than a model supports.
     #[error(
         "a verified region has at most {MODEL_BLOCKS_MAX} blocks, not {0}: give a smaller --region"
     )]
     ModelTooLarge(u64),
-    /// A count of nothing, or of too much.
+    /// A count is out of range.
     #[error("{what} must be {least} to {most}, not {value}")]
     Count {
-        /// What is counted.
+        /// The name of the count.
         what: &'static str,
-        /// The value given.
+        /// The given value.
         value: u64,
-        /// The least possible.
+        /// The minimum.
         least: u64,
-        /// The most possible.
+        /// The maximum.
         most: u64,
     },
-    /// A rate that is no rate.
+    /// A rate is out of range.
     #[error("a rate must be more than 0 and at most {RATE_MAX:e} requests a second, not {0}")]
     Rate(f64),
-    /// An exponent of Zipf's law that leaves nothing to choose.
+    /// An exponent of Zipf's law is out of range.
     #[error(
         "an exponent of Zipf's law must be {} to {}, not {}",
         whole(*EXPONENT_PERCENT.start()), whole(*EXPONENT_PERCENT.end()), whole(*percent)
     )]
     Exponent {
-        /// The exponent, hundredths.
+        /// The exponent in hundredths.
         percent: u16,
     },
-    /// Writes are asked for where they are refused.
+    /// Writes are requested on a write-protected namespace.
     #[error("namespace {0} is write protected: only --mix 100/0 without --verify is possible")]
     WriteProtected(u32),
 }
 
-/// A workload that suits its namespace.
+/// A workload that was checked against its namespace.
 #[derive(Debug, Clone)]
 pub(crate) struct Suited {
     pub(crate) nsid: u32,
@@ -201,7 +200,7 @@ pub(crate) struct Suited {
 }
 
 impl Workload {
-    /// The request sizes, bytes, as they come out for blocks of `block_bytes`.
+    /// The request sizes in bytes for blocks of `block_bytes`.
     fn sizes(&self, block_bytes: u32, most: u64) -> Vec<u32> {
         if !self.sizes_bytes.is_empty() {
             return self.sizes_bytes.clone();
@@ -242,7 +241,7 @@ impl Workload {
             return Err(OptionsError::WriteProtected(nsid));
         }
         let block = namespace.block_bytes;
-        // NLB counts 65,536 blocks at most (NVM 1.1 §3.3.4).
+        // NLB is at most 65,536 blocks (NVM 1.1 §3.3.4).
         let most = u64::from(SIZE_MAX_BYTES)
             .min(transfer_max.unwrap_or(u64::MAX))
             .min(u64::from(block) << 16);

@@ -1,8 +1,8 @@
-//! When the requests of a rate-limited workload are due.
+//! Due times of the requests of a rate-limited workload.
 //!
-//! A request is due at its time whether the target keeps up or not, and its latency counts from
-//! then: a target that stalls is charged for every request that it held up, not only for the ones
-//! that happened to be in flight (without that, a stall hides most of itself: "coordinated
+//! A request is due at its time regardless of the target's speed, and its latency counts from then.
+//! A stall of the target therefore affects the latency of every request that was due during the
+//! stall, not only of those in flight; otherwise most of a stall would not be visible ("coordinated
 //! omission").
 
 use std::time::{Duration, Instant};
@@ -11,14 +11,15 @@ use std::time::{Duration, Instant};
 #[derive(Debug, Clone)]
 pub(crate) struct Pacer {
     interval_ns: f64,
-    /// Where in an interval this lane's first request is, so that lanes do not all go at once.
+    /// Offset of this lane's first request in an interval, so that lanes do not send
+    /// simultaneously.
     offset_ns: f64,
     start: Instant,
     begun: u64,
 }
 
 impl Pacer {
-    /// The pacer of lane `index` of `lanes` that together come to `per_second` requests a second.
+    /// The pacer of lane `index` of `lanes`, which together send `per_second` requests per second.
     pub(crate) fn new(per_second: f64, index: u16, lanes: u16) -> Self {
         let interval_ns = 1e9 * f64::from(lanes) / per_second;
         Self {
@@ -29,7 +30,7 @@ impl Pacer {
         }
     }
 
-    /// Begins again at `start`.
+    /// Restarts at `start`.
     pub(crate) fn restart(&mut self, start: Instant) {
         (self.start, self.begun) = (start, 0);
     }
@@ -40,12 +41,12 @@ impl Pacer {
         self.start + Duration::from_nanos(after as u64)
     }
 
-    /// The request that was due has been sent.
+    /// Notes that the due request was sent.
     pub(crate) fn advance(&mut self) {
         self.begun += 1;
     }
 
-    /// Requests that were due before `end` and have not been sent.
+    /// Number of requests that were due before `end` and were not sent.
     pub(crate) fn overdue(&self, end: Instant) -> u64 {
         let span = end.saturating_duration_since(self.start).as_nanos() as f64;
         let due = ((span - self.offset_ns) / self.interval_ns).ceil().max(0.0);

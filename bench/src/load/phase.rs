@@ -1,4 +1,4 @@
-//! A phase of a workload: what it does, when it ends, what it counted.
+//! A phase of a workload: its work, its end condition, its counters.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -12,49 +12,49 @@ use crate::load::initiator::Initiator;
 use crate::load::lane::Lane;
 use crate::verify::{Checked, Mismatch};
 
-/// No completion for so long means that the target hangs.
+/// Time without a completion after which the target counts as hanging.
 pub(crate) const STALL_LIMIT: Duration = Duration::from_secs(30);
 
-/// Polls without a completion before the thread sleeps until something comes: long enough never to
-/// matter to what is measured, short enough that a target on the same core is not starved for long.
+/// Polls without a completion before the thread sleeps: enough not to affect measurements, but few
+/// enough to leave time for a target on the same core.
 const IDLE_POLLS_MAX: u32 = 4000;
 
 /// The longest sleep.
 const SLEEP_MAX: Duration = Duration::from_millis(1);
 
-/// A sleeping thread may be back this much late.
+/// Maximum expected delay of a wake-up.
 const WAKE_UP_MARGIN: Duration = Duration::from_micros(200);
 
-/// What a phase does.
+/// The work of a phase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PhaseKind {
     /// Writes the whole region once, in order.
     Fill,
-    /// As the main phase, and not reported.
+    /// Like the main phase, but not reported.
     WarmUp,
-    /// Reads and writes as the workload says, until its limit.
+    /// Reads and writes according to the workload, until its limit.
     Main,
     /// Reads the whole region once, in order.
     ReadBack,
 }
 
-/// A phase with its name for people.
+/// A phase with its name in reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Phase {
-    /// What it does.
+    /// The work of the phase.
     pub kind: PhaseKind,
-    /// What it is called.
+    /// Its name.
     pub name: &'static str,
 }
 
-/// Operations of one kind.
+/// Counters of one kind of operation.
 #[derive(Debug, Clone)]
 pub struct OperationStats {
-    /// Operations that ended well.
+    /// Successful operations.
     pub operations: u64,
-    /// Their data, bytes.
+    /// Size of their data in bytes.
     pub bytes: u64,
-    /// Their latencies, nanoseconds.
+    /// Their latencies in nanoseconds.
     pub latencies: Histogram<u64>,
 }
 
@@ -83,10 +83,10 @@ impl OperationStats {
     }
 }
 
-/// What went wrong in a phase; it ends the run.
+/// An error in a phase, which ends the run.
 #[derive(Debug, thiserror::Error)]
 pub enum Trouble {
-    /// A read returned something else than what was written.
+    /// A read returned other data than was written.
     #[error("WRONG DATA: {0}")]
     Mismatch(#[from] Mismatch),
     /// A command failed.
@@ -96,7 +96,7 @@ pub enum Trouble {
         operation: &'static str,
         /// First block.
         lba: u64,
-        /// Blocks.
+        /// Number of blocks.
         blocks: u32,
         /// Its status.
         status: Status,
@@ -104,40 +104,40 @@ pub enum Trouble {
     /// The connection failed.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// Nothing came back for very long.
+    /// No completion for too long.
     #[error("the target hangs: {outstanding} commands without an answer for {limit:?}")]
     Stalled {
         /// Commands in flight.
         outstanding: usize,
-        /// For how long.
+        /// For this time.
         limit: Duration,
     },
-    /// The target completed a command that was not in flight; the host should have seen that.
+    /// The target completed a command that was not in flight, which the host should have detected.
     #[error("a completion for token {0}, which is not in flight")]
     UnknownToken(u64),
 }
 
-/// What a phase counted.
+/// Counters of a phase.
 #[derive(Debug, Default)]
 pub struct PhaseStats {
     /// Reads.
     pub reads: OperationStats,
     /// Writes.
     pub writes: OperationStats,
-    /// From the first submission to the last completion.
+    /// Time from the first submission to the last completion.
     pub elapsed: Duration,
-    /// Time in which the driving threads, all together, found nothing to send or to receive.
+    /// Total time in which the driving threads found nothing to send or receive.
     pub idle: Duration,
-    /// Blocks checked.
+    /// Counters of checked blocks.
     pub checked: Checked,
-    /// Requests that a limited rate made due, and that the target left no room to send in time.
+    /// Requests that were due at a limited rate and could not be sent in time.
     pub unsent: u64,
-    /// The first thing that went wrong.
+    /// The first error.
     pub trouble: Option<Trouble>,
 }
 
 impl PhaseStats {
-    /// Adds what another thread counted in the same phase.
+    /// Adds the counters of another thread for the same phase.
     pub(crate) fn add(&mut self, other: Self) {
         self.reads.add(&other.reads);
         self.writes.add(&other.writes);
@@ -152,16 +152,16 @@ impl PhaseStats {
     }
 }
 
-/// What the threads of a run share.
+/// State that the threads of a run share.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    /// Operations ended in this phase.
+    /// Operations completed in this phase.
     pub(crate) operations: AtomicU64,
-    /// Their bytes.
+    /// Size of their data in bytes.
     pub(crate) bytes: AtomicU64,
-    /// Someone is in trouble: stop issuing.
+    /// A thread has an error: all stop issuing requests.
     pub(crate) stop: AtomicBool,
-    /// How long nothing may come back while something is in flight.
+    /// Time without a completion after which requests in flight count as hanging.
     pub(crate) stall_limit: Duration,
 }
 
@@ -177,18 +177,18 @@ impl Shared {
     }
 }
 
-/// When a thread stops issuing.
+/// The condition for a thread to stop issuing requests.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Until {
     /// At the end of the region.
     End,
     /// After a time.
     Time(Duration),
-    /// Operations on each lane.
+    /// After this number of operations on each lane.
     Operations(u64),
 }
 
-/// Drives all lanes of a thread through a phase; what they have in flight is awaited in the end.
+/// Runs a phase on all lanes of a thread, and waits for the requests in flight at its end.
 pub(crate) fn run_phase<I: Initiator>(
     lanes: &mut [Lane<I>],
     kind: PhaseKind,
@@ -280,7 +280,7 @@ pub(crate) fn run_phase<I: Initiator>(
     stats
 }
 
-/// Sleeps where the next request is far off, and is back before it is due.
+/// Sleeps if the next request is due much later, and wakes before that.
 fn sleep_until_nearly(due: Instant, now: Instant) {
     let ahead = due.saturating_duration_since(now);
     if ahead > WAKE_UP_MARGIN {
@@ -293,8 +293,8 @@ fn totals(stats: &PhaseStats) -> (u64, u64) {
     (operations, stats.reads.bytes + stats.writes.bytes)
 }
 
-/// One turn over all lanes: issue, send, receive. Gives how many requests ended, or a trouble that
-/// is final.
+/// Issues, sends and receives once on all lanes. Returns the number of completed requests, or a
+/// final error.
 fn turn<I: Initiator>(
     lanes: &mut [Lane<I>],
     quota: u64,

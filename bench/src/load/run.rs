@@ -1,8 +1,8 @@
-//! A whole run: connect, check the workload against the namespace, drive the phases on threads,
-//! collect.
+//! A complete run: connects, checks the workload against the namespace, runs the phases on threads,
+//! and collects the results.
 //!
-//! The calling thread drives no queue: it tends the controller, shows progress, and gathers what
-//! the threads counted.
+//! The calling thread drives no queue: it keeps the controllers alive, shows progress, and adds up
+//! the counters of the threads.
 
 use std::io;
 use std::num::NonZero;
@@ -25,93 +25,92 @@ use crate::load::phase::{Phase, PhaseKind, PhaseStats, STALL_LIMIT, Shared, Unti
 use crate::pinning::{PinError, pin_to_core};
 use crate::random::Random;
 
-/// How often the calling thread looks.
+/// Interval at which the calling thread checks the run.
 const WATCH_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Buffers of a run take this much memory at most, bytes.
+/// Maximum total size of the buffers of a run in bytes.
 const BUFFERS_MAX_BYTES: u64 = 1 << 30;
 
-/// Everything about a run.
+/// Parameters of a run.
 #[derive(Debug, Clone)]
 pub struct RunPlan {
-    /// The target, and who connects.
+    /// The target and the host's identity.
     pub connect: ConnectOptions,
     /// The namespace.
     pub nsid: u32,
-    /// What to do.
+    /// The workload.
     pub workload: Workload,
-    /// Cores to pin the driving threads to, in turn; none pins none.
+    /// Cores to which the driving threads are pinned in turn; empty for no pinning.
     pub cores: Vec<usize>,
 }
 
-/// Why a run came to nothing. What goes wrong while data moves is in its phase's statistics
-/// instead.
+/// The reason why a run failed. Errors during data transfer are in the phase's statistics instead.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// The target, or the way to it.
+    /// An error of the target or the connection.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// The workload does not suit the namespace.
+    /// The workload does not fit the namespace.
     #[error(transparent)]
     Options(#[from] OptionsError),
-    /// Too little memory.
+    /// There is not enough memory.
     #[error("cannot take memory for buffers: {0}")]
     Memory(#[from] ArenaError),
-    /// The buffers would take more than is sensible.
+    /// The buffers exceed their limit.
     #[error("{0} queues of {1} requests of {2} bytes need more than 1 GiB of buffers")]
     TooManyBuffers(u16, u16, u32),
     /// The target grants fewer I/O queues.
     #[error("the target grants {granted} I/O queues, not {wanted}")]
     QueuesNotGranted {
-        /// What it grants.
+        /// The granted number.
         granted: u16,
-        /// What was asked for.
+        /// The requested number.
         wanted: u16,
     },
-    /// A local device.
+    /// An error of a local device.
     #[error(transparent)]
     Local(#[from] LocalError),
     /// A thread could not be pinned.
     #[error(transparent)]
     Pin(#[from] PinError),
-    /// A driving thread could not be had.
+    /// A driving thread could not be started.
     #[error("cannot start a driving thread: {0}")]
     Thread(io::Error),
-    /// A driving thread came to an unexpected end.
+    /// A driving thread panicked.
     #[error("a driving thread panicked")]
     ThreadLost,
 }
 
-/// Who is told how a run goes.
+/// Receives the progress of a run.
 pub trait Watch {
-    /// A phase begins. `total` is what it will come to: bytes for a pass over the region, else the
-    /// workload's limit.
+    /// A phase begins. `total` is its expected total: bytes for a pass over the region, otherwise
+    /// the workload's limit.
     fn phase_begins(&mut self, phase: Phase, total: PhaseTotal);
 
-    /// So much has been done in the phase.
+    /// Reports progress in the phase.
     fn phase_goes_on(&mut self, operations: u64, bytes: u64, elapsed: Duration);
 
-    /// The phase is over.
+    /// The phase has ended.
     fn phase_ends(&mut self, phase: Phase, stats: &PhaseStats);
 
-    /// Whether the run is to end now, with what it has; asked many times a second.
+    /// Whether the run has to end now with its results so far; called many times per second.
     fn wants_end(&self) -> bool {
         false
     }
 }
 
-/// What a phase will come to.
+/// The expected total of a phase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PhaseTotal {
-    /// This many bytes.
+    /// A number of bytes.
     Bytes(u64),
-    /// This many operations.
+    /// A number of operations.
     Operations(u64),
-    /// This long.
+    /// A duration.
     Time(Duration),
 }
 
-/// Nobody.
+/// A watch that does nothing.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Unwatched;
 
@@ -121,20 +120,20 @@ impl Watch for Unwatched {
     fn phase_ends(&mut self, _: Phase, _: &PhaseStats) {}
 }
 
-/// What a run found.
+/// The results of a run.
 #[derive(Debug)]
 pub struct Outcome {
     /// The namespace.
     pub namespace: NamespaceInfo,
-    /// The region that was used, bytes.
+    /// Size of the used region in bytes.
     pub region_bytes: u64,
-    /// Request sizes, bytes.
+    /// Request sizes in bytes.
     pub sizes_bytes: Vec<u32>,
-    /// The phases that were begun, in order.
+    /// The phases that were started, in order.
     pub phases: Vec<(Phase, PhaseStats)>,
-    /// What the host's queues counted.
+    /// The counters of the host's queues.
     pub counters: ConnectionCounters,
-    /// Whether who watched wanted the end before it came by itself.
+    /// Whether the watch ended the run early.
     pub interrupted: bool,
 }
 
@@ -156,32 +155,32 @@ impl Outcome {
     }
 }
 
-/// What a thread is to do next.
+/// The next phase of a thread.
 type Order = (PhaseKind, Until);
 
-/// What the threads of a run tell.
+/// Messages from the driving threads.
 enum Message {
     /// The queues are open.
     Ready(Result<(), LoadError>),
-    /// A phase is over.
+    /// A phase has ended.
     Phase(Box<PhaseStats>),
-    /// What the queues counted; the last message.
+    /// The counters of the queues; the last message.
     Counters(ConnectionCounters),
 }
 
-/// A thread as the calling one sees it.
+/// The calling thread's handle of a driving thread.
 struct Driver<'scope> {
     commands: Option<Sender<Order>>,
     messages: Receiver<Message>,
     thread: ScopedJoinHandle<'scope, ()>,
 }
 
-/// How a driving thread comes to a queue of its own.
+/// Opens the queue of a driving thread.
 pub(crate) trait OpenQueue: Send {
-    /// What it opens.
+    /// The type of the queue.
     type Queue: Initiator;
 
-    /// Opens the queue, on the thread that will drive it.
+    /// Opens the queue on the thread that drives it.
     fn open(&self, pool: Pool) -> Result<Self::Queue, LoadError>;
 }
 
@@ -193,7 +192,7 @@ impl OpenQueue for IoQueuePlan {
     }
 }
 
-/// What a thread needs.
+/// The parameters of a driving thread.
 struct Assignment<O> {
     lanes: Vec<(u16, O)>,
     suited: Arc<Suited>,
@@ -205,13 +204,13 @@ struct Assignment<O> {
 /// Runs a workload.
 ///
 /// # Errors
-/// [`LoadError`] where it could not begin, or a thread was lost.
+/// [`LoadError`] if the run could not start or a thread was lost.
 pub fn run(plan: &RunPlan, watch: &mut dyn Watch) -> Result<Outcome, LoadError> {
     run_over(plan, NonZero::<u16>::MIN, watch)
 }
 
-/// Runs a workload whose queues are those of `count` controllers, by equal shares: a target grants
-/// each no more than so many.
+/// Runs a workload whose queues are distributed equally over `count` controllers, because a target
+/// limits the queues of each.
 ///
 /// # Errors
 /// Those of [`run`].
@@ -242,8 +241,7 @@ pub fn run_over(
         }
     }
     let driven = {
-        // A lost admin connection takes the I/O queues with it, where it is seen with what was in
-        // flight.
+        // A lost admin connection also ends the I/O queues, which report the requests in flight.
         let mut tend = || {
             for controller in &mut controllers {
                 let _ = controller.tend();
@@ -251,27 +249,26 @@ pub fn run_over(
         };
         drive_queues(queues, &suited, &arena, &plan.cores, &mut tend, watch)?
     };
-    // The measurement stands; a target that does not take leave in order has had its say in the
-    // phases.
+    // A failed shutdown does not affect the measurement; errors of the target are in the phases.
     for controller in controllers {
         let _ = controller.shut_down();
     }
     Ok(Outcome::new(namespace, &suited, driven))
 }
 
-/// What came of the phases of a run.
+/// The results of the phases of a run.
 #[derive(Debug, Default)]
 pub(crate) struct Driven {
-    /// Those that were begun, in order.
+    /// The phases that were started, in order.
     phases: Vec<(Phase, PhaseStats)>,
-    /// What the queues counted.
+    /// The counters of the queues.
     counters: ConnectionCounters,
-    /// Whether who watched wanted the end.
+    /// Whether the watch ended the run early.
     interrupted: bool,
 }
 
-/// Drives the workload's queues through its phases, on threads of their own; the calling one tends
-/// what needs tending, and watches.
+/// Runs the phases with the workload's queues on separate threads. The calling thread calls `tend`
+/// and the watch.
 pub(crate) fn drive_queues<O: OpenQueue>(
     queues: Vec<O>,
     suited: &Arc<Suited>,
@@ -327,8 +324,8 @@ fn assign<O>(
     assignments
 }
 
-/// Memory for a lease of the largest size for every request in flight, and one more for each
-/// queue's Connect.
+/// Allocates memory for a lease of the largest size for every request in flight, and one more for
+/// each queue's Connect.
 pub(crate) fn take_arena(
     workload: &Workload,
     size_max_bytes: u32,
@@ -336,7 +333,7 @@ pub(crate) fn take_arena(
     let slice = size_max_bytes
         .next_power_of_two()
         .clamp(4096, SIZE_MAX_BYTES);
-    // Slices come in powers of four from 4 KiB.
+    // Size classes are powers of four from 4 KiB.
     let slice = if slice.trailing_zeros().is_multiple_of(2) {
         slice
     } else {
@@ -347,7 +344,7 @@ pub(crate) fn take_arena(
         let (queues, depth) = (workload.queues, workload.depth);
         return Err(LoadError::TooManyBuffers(queues, depth, size_max_bytes));
     }
-    // The largest slices get at least three sixteenths of an arena.
+    // The largest size class gets at least three sixteenths of an arena.
     let bytes = usize::try_from(requests * u64::from(slice) * 6).unwrap_or(usize::MAX);
     let bytes = bytes.max(4 << 20).next_multiple_of(4 << 20);
     let config = ArenaConfig {
@@ -374,7 +371,8 @@ fn start<'scope, O: OpenQueue + 'scope>(
     })
 }
 
-/// A driving thread, from its queues' opening to its last count.
+/// The main function of a driving thread: opens its queues, runs the phases, and reports the
+/// counters.
 fn drive_lanes<O: OpenQueue>(
     assignment: &Assignment<O>,
     orders: &Receiver<Order>,
@@ -385,7 +383,7 @@ fn drive_lanes<O: OpenQueue>(
         Ok(lanes) => (lanes, Ok(())),
         Err(error) => (Vec::new(), Err(error)),
     };
-    // Sending fails only where the calling thread has given up.
+    // Sending only fails if the calling thread has given up.
     let _ = reports.send(Message::Ready(ready));
     for (kind, until) in orders {
         let stats = run_phase(&mut lanes, kind, until, &assignment.shared);
@@ -413,8 +411,8 @@ fn open_lanes<O: OpenQueue>(assignment: &Assignment<O>) -> Result<Vec<Lane<O::Qu
     Ok(lanes)
 }
 
-/// A buffer for each request in flight of a lane, with what an unverified workload writes: bytes that
-/// do not compress.
+/// A buffer for each request in flight of a lane, with the data of unverified writes:
+/// incompressible bytes.
 pub(crate) fn fill_buffers(pool: &Pool, suited: &Suited) -> Result<Vec<Lease>, LoadError> {
     let mut random = Random::new(suited.workload.seed);
     let buffer = |_| {
@@ -429,7 +427,7 @@ pub(crate) fn fill_buffers(pool: &Pool, suited: &Suited) -> Result<Vec<Lease>, L
     (0..suited.workload.depth).map(buffer).collect()
 }
 
-/// Takes the threads through the phases.
+/// Runs the phases on the threads.
 fn drive(
     drivers: &mut [Driver<'_>],
     tend: &mut dyn FnMut(),
@@ -474,7 +472,7 @@ fn drive(
         watch.phase_ends(phase, &stats);
         done.interrupted = watch.wants_end();
         if done.interrupted {
-            // What was due after the end says nothing of the target.
+            // Requests that were due after an early end do not count.
             stats.unsent = 0;
         }
         let troubled = stats.trouble.is_some();
@@ -519,7 +517,7 @@ fn total(kind: PhaseKind, suited: &Suited) -> PhaseTotal {
     }
 }
 
-/// Waits for a thread's next message, and tends what needs it meanwhile.
+/// Waits for a thread's next message, and calls `tend` and `look` in the meantime.
 fn await_message(
     driver: &Driver<'_>,
     tend: &mut dyn FnMut(),
@@ -537,7 +535,7 @@ fn await_message(
     }
 }
 
-/// Ends the threads; gives what their queues counted.
+/// Ends the threads. Returns the counters of their queues.
 fn finish(drivers: Vec<Driver<'_>>) -> Result<ConnectionCounters, LoadError> {
     let mut counters = ConnectionCounters::default();
     for mut driver in drivers {

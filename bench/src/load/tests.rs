@@ -1,4 +1,4 @@
-//! Lanes over a disk in memory that can be told to do wrong: what a verified workload must notice.
+//! Lanes with a faulty disk in memory: the errors that a verified workload must detect.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,19 +17,19 @@ use crate::verify::Wrong;
 
 const BLOCK: usize = 512;
 
-/// What the disk does wrong, once, at its `at`th read or write.
+/// The fault of the disk, which occurs once, at its `at`th read or write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
     None,
-    /// A read comes with one bit changed.
+    /// A read returns data with one flipped bit.
     FlipBit,
-    /// A write is acknowledged and forgotten.
+    /// A write is acknowledged but not stored.
     ForgetWrite,
-    /// The second half of a write is forgotten.
+    /// The second half of a write is not stored.
     TearWrite,
-    /// A write lands one block further.
+    /// A write is stored one block further.
     ShiftWrite,
-    /// A read returns the blocks behind the ones asked for.
+    /// A read returns the blocks after the requested ones.
     ShiftRead,
     /// A read returns zeroes.
     ReadZeroes,
@@ -39,9 +39,9 @@ enum Fault {
     Twice,
     /// The connection fails.
     Disconnect,
-    /// Nothing comes back any more.
+    /// No further command completes.
     Hang,
-    /// Nothing comes back for 20 ms.
+    /// No command completes for 20 ms.
     Pause,
 }
 
@@ -104,7 +104,7 @@ impl Disk {
         }
     }
 
-    /// The faults that reads and writes have in common. True where the command is dealt with.
+    /// Applies faults that affect reads and writes. Returns true if the command was handled.
     fn common_fault(&mut self, token: u64, data: &mut Option<Lease>) -> bool {
         match self.fault {
             Fault::Fail => {
@@ -231,7 +231,7 @@ impl Initiator for Disk {
         }
         let mut added = 0;
         while !self.hung && !self.done.is_empty() && !completions.is_full() {
-            // A part at a time, from anywhere: requests overlap, and end out of order.
+            // Only a random part each time: requests overlap and complete out of order.
             if self.random.below(3) == 0 && added > 0 {
                 break;
             }
@@ -294,7 +294,7 @@ fn lane(disk: Disk, workload: &Workload) -> Lane<Disk> {
     Lane::new(disk, &suited, 0, buffers)
 }
 
-/// Drives all phases of a verified workload; gives the statistics of each, up to a trouble.
+/// Runs all phases of a verified workload. Returns the statistics of each, up to an error.
 fn drive(disk: Disk, workload: &Workload) -> Vec<PhaseStats> {
     let mut lanes = [lane(disk, workload)];
     let shared = Shared::new(Duration::from_millis(30));
@@ -314,9 +314,9 @@ fn drive(disk: Disk, workload: &Workload) -> Vec<PhaseStats> {
     done
 }
 
-/// Of 2,000 requests a second, 30 come due in the first 15 ms of a pause of 20 ms, and none of them
-/// can be answered before 5 ms more: a host that waits with its next request until the target is
-/// back would have seen that of the 16 in flight alone.
+/// At 2,000 requests per second, 30 are due in the first 15 ms of a pause of 20 ms, and none of
+/// them can complete before another 5 ms. A host that waits for the target before it sends the next
+/// request would see the pause only in the 16 requests in flight.
 #[test]
 fn a_pause_is_charged_to_every_request_that_was_due_in_it() {
     let workload = Workload {
@@ -405,7 +405,7 @@ fn each_kind_of_wrong_data_is_caught_and_named() {
             "{found}"
         );
     }
-    // Writes 1 to 10 fill an empty disk: what is lost there leaves zeroes.
+    // Writes 1 to 10 fill an empty disk: lost ones leave zeroes.
     for fault in [Fault::ForgetWrite, Fault::TearWrite] {
         let found = trouble(fault, 3);
         assert!(

@@ -1,13 +1,13 @@
-//! Addresses of which few are asked for often: a Zipf distribution, scattered over the region.
+//! A Zipf distribution of addresses: few are accessed often. They are scattered over the region.
 
 use rand_distr::{Distribution, Zipf};
 
 use crate::random::{Random, mix};
 
-/// The least and the largest exponent, hundredths. Above the largest one place gets nearly all.
+/// The range of exponents in hundredths. Above the maximum, one position gets nearly all requests.
 pub const EXPONENT_PERCENT: std::ops::RangeInclusive<u16> = 10..=500;
 
-/// Chooses places with a Zipf distribution.
+/// Chooses positions with a Zipf distribution.
 #[derive(Debug, Clone)]
 pub(crate) struct ZipfPlaces {
     places: u64,
@@ -15,7 +15,7 @@ pub(crate) struct ZipfPlaces {
 }
 
 impl ZipfPlaces {
-    /// Places `0..places`; `None` for no places, or an exponent out of [`EXPONENT_PERCENT`].
+    /// Positions `0..places`; `None` for no positions, or an exponent out of [`EXPONENT_PERCENT`].
     pub(crate) fn new(places: u64, exponent_percent: u16) -> Option<Self> {
         if !EXPONENT_PERCENT.contains(&exponent_percent) {
             return None;
@@ -24,8 +24,8 @@ impl ZipfPlaces {
         Some(Self { places, ranks })
     }
 
-    /// The next place. The popular ones lie anywhere in the region, not at its start; a few share
-    /// a place by the way they are scattered.
+    /// The next position. Popular positions are anywhere in the region, not at its start; a few
+    /// coincide because of the scattering.
     pub(crate) fn draw(&self, random: &mut Random) -> u64 {
         let rank = self.ranks.sample(random) as u64;
         mix(rank) % self.places

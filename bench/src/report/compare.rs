@@ -1,4 +1,4 @@
-//! The target beside its two ceilings: rounds, their medians, and the table.
+//! Comparison of the target with its two ceilings: rounds, medians, and the table.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use super::{HostCosts, Machine, MemoryReport};
 use crate::table::Table;
 use crate::units::{format_count, format_nanos, format_size, median};
 
-/// What the bare pair did in one round.
+/// The result of the bare pair in one round.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct CeilingRound {
     /// Requests per second.
@@ -26,14 +26,14 @@ pub struct CompareRound {
     pub target_requests_per_second: f64,
     /// The target's median latency; 0 at depths above 1.
     pub target_p50_ns: u64,
-    /// The bare pair that sends random blocks of as much memory as the target reads.
+    /// The bare pair that sends random blocks of a memory as large as the target reads.
     pub same_memory: CeilingRound,
     /// The bare pair that sends one buffer from the cache.
     pub one_hot_buffer: CeilingRound,
 }
 
-/// The target against one ceiling, over the rounds at one depth. Each ratio is the median of the
-/// rounds' own ratios, so that a machine that slows down between rounds does not show in it.
+/// Comparison of the target with one ceiling over the rounds at one depth. Each ratio is the median
+/// of the ratios per round, so that changes of the machine's speed between rounds do not affect it.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct AgainstCeiling {
     /// The bare pair's requests per second, median.
@@ -42,7 +42,7 @@ pub struct AgainstCeiling {
     pub requests_ratio: f64,
     /// The bare pair's requests per second in its best round.
     pub best_requests_per_second: f64,
-    /// Best over best: what a busy machine disturbs least.
+    /// Ratio of the best rounds, which a busy machine affects least.
     pub best_requests_ratio: f64,
     /// The bare pair's median latency; 0 at depths above 1.
     pub p50_ns: u64,
@@ -83,9 +83,10 @@ pub struct CompareRow {
     pub best_target_requests_per_second: f64,
     /// The target's median latency; 0 at depths above 1.
     pub target_p50_ns: u64,
-    /// Against the bare pair that sends random blocks of as much memory as the target reads.
+    /// Comparison with the bare pair that sends random blocks of a memory as large as the target
+    /// reads.
     pub same_memory: AgainstCeiling,
-    /// Against the bare pair that sends one buffer from the cache.
+    /// Comparison with the bare pair that sends one buffer from the cache.
     pub one_hot_buffer: AgainstCeiling,
 }
 
@@ -119,35 +120,35 @@ fn best_of(rounds: &[&CompareRound], value: impl Fn(&CompareRound) -> f64) -> f6
     rounds.iter().map(|round| value(round)).fold(0.0, f64::max)
 }
 
-/// `value / base`; 0 where there is no base.
+/// `value / base`; 0 if the base is 0.
 fn ratio(value: f64, base: f64) -> f64 {
     if base > 0.0 { value / base } else { 0.0 }
 }
 
-/// The target beside its ceilings, in one run.
+/// Comparison of the target with its ceilings in one run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CompareReport {
-    /// Where it was taken.
+    /// The machine of the measurement.
     pub machine: Machine,
     /// `tcp`.
     pub transport: String,
-    /// Core of the target and of the bare pair's answering side.
+    /// Core of the target and of the bare pair's responding side.
     pub target_core: usize,
-    /// Core of the host and of the bare pair's asking side.
+    /// Core of the host and of the bare pair's requesting side.
     pub host_core: usize,
-    /// The memory that the bare pair's answers come from, as large as the target's namespace.
+    /// The memory of the bare pair's data, as large as the target's namespace.
     pub memory: MemoryReport,
     /// Congestion control of target, host and bare pair.
     pub congestion_control: String,
-    /// From starting the process to the first accepted connection; median over the starts.
+    /// Time from the start of the process to the first accepted connection; median over the starts.
     pub start_to_accept_ns: u64,
-    /// The arena that the target took at start, bytes.
+    /// Arena size of the target in bytes.
     pub arena_bytes: u64,
-    /// What the host did at the greatest depth, over all rounds.
+    /// The costs of the host at the greatest depth, over all rounds.
     pub host: HostCosts,
     /// Medians for each depth.
     pub rows: Vec<CompareRow>,
-    /// Every round, in the order taken.
+    /// Every round, in order.
     pub rounds: Vec<CompareRound>,
 }
 

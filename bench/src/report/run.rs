@@ -1,4 +1,4 @@
-//! What a load run found.
+//! The report of a load run.
 
 use std::fmt;
 
@@ -15,15 +15,15 @@ use crate::units::{format_count, format_nanos, format_size, mib_per_second, per_
 /// Operations of one kind in one phase.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct OperationReport {
-    /// Operations that ended well.
+    /// Successful operations.
     pub operations: u64,
-    /// Their data.
+    /// Size of their data in bytes.
     pub bytes: u64,
     /// Operations per second.
     pub iops: f64,
-    /// Data per second, MiB.
+    /// Data throughput in MiB/s.
     pub mib_per_second: f64,
-    /// From submission to completion.
+    /// Latency from submission to completion.
     pub latency: Latency,
 }
 
@@ -39,26 +39,26 @@ impl OperationReport {
     }
 }
 
-/// What the host's I/O queues did over all phases: costs that do not depend on how busy the machine
-/// is.
+/// Work of the host's I/O queues over all phases; these costs do not depend on the load of the
+/// machine.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostCosts {
     /// Commands completed.
     pub completed: u64,
-    /// Received data that the kernel or the RDMA device put in place.
+    /// Received data that the kernel or the RDMA device placed directly, in bytes.
     pub placed_bytes: u64,
-    /// Received data that was copied once more.
+    /// Received data that was copied again, in bytes.
     pub copied_bytes: u64,
-    /// Receiving system calls, or polls of a completion queue, that brought something.
+    /// Receive system calls, or polls of a completion queue, that returned something.
     pub receives: u64,
-    /// Receiving system calls, or polls of a completion queue, that found nothing.
+    /// Receive system calls, or polls of a completion queue, that found nothing.
     pub empty_receives: u64,
-    /// Sending system calls, or posts to a send queue.
+    /// Send system calls, or posts to a send queue.
     pub sends: u64,
 }
 
 impl HostCosts {
-    /// The costs out of what connections counted.
+    /// The costs from the counters of connections.
     #[must_use]
     pub fn new(counters: &ConnectionCounters) -> Self {
         Self {
@@ -71,37 +71,37 @@ impl HostCosts {
         }
     }
 
-    /// Share of the received data that was copied once more, percent.
+    /// Share of the received data that was copied again, in percent.
     #[must_use]
     pub fn copied_percent(&self) -> f64 {
         let all = (self.placed_bytes + self.copied_bytes).max(1);
         self.copied_bytes as f64 * 100.0 / all as f64
     }
 
-    /// System calls that moved something, for each command.
+    /// System calls with data per command.
     #[must_use]
     pub fn calls_per_command(&self) -> f64 {
         (self.receives + self.sends) as f64 / self.completed.max(1) as f64
     }
 }
 
-/// One phase.
+/// The results of one phase.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PhaseReport {
     /// `fill`, `main` or `read back`.
     pub name: String,
-    /// From the first submission to the last completion.
+    /// Time from the first submission to the last completion.
     pub elapsed_seconds: f64,
-    /// Reads, where there were any.
+    /// Reads, if any.
     pub reads: Option<OperationReport>,
-    /// Writes, where there were any.
+    /// Writes, if any.
     pub writes: Option<OperationReport>,
-    /// Requests that were due in time at the rate asked for, and could not be sent.
+    /// Requests that were due in time at the requested rate and could not be sent.
     #[serde(default)]
     pub unsent: u64,
-    /// Blocks read that held what they must.
+    /// Blocks read with the expected content.
     pub blocks_right: u64,
-    /// Blocks read of which nothing was known.
+    /// Blocks read whose content was unknown.
     pub blocks_unknown: u64,
 }
 
@@ -119,42 +119,42 @@ impl PhaseReport {
     }
 }
 
-/// What reports without the field were taken over.
+/// The transport of reports without this field.
 fn tcp() -> String {
     "tcp".to_owned()
 }
 
-/// How reports name the way to a device of this machine.
+/// The transport name of a local device.
 const LOCAL: &str = "local";
 
-/// One namespace under load.
+/// The results of one namespace.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunReport {
-    /// The job of a workload file, where it was one.
+    /// The job of a workload file, if any.
     #[serde(default)]
     pub job: Option<String>,
-    /// Where it was taken.
+    /// The machine of the measurement.
     pub machine: Machine,
-    /// `tcp` or `rdma`, or `local` for a device of this machine.
+    /// `tcp` or `rdma`, or `local` for a local device.
     #[serde(default = "tcp")]
     pub transport: String,
     /// The target's listener, or the device.
     pub address: String,
-    /// The subsystem; empty for a device of this machine.
+    /// The subsystem; empty for a local device.
     pub nqn: String,
     /// The namespace.
     pub nsid: u32,
-    /// Its size.
+    /// Its size in bytes.
     pub namespace_bytes: u64,
-    /// Bytes of its blocks.
+    /// Its block size in bytes.
     pub block_bytes: u32,
-    /// How much of it was used.
+    /// Size of the used region in bytes.
     pub region_bytes: u64,
-    /// Request sizes.
+    /// Request sizes in bytes.
     pub sizes_bytes: Vec<u32>,
     /// `random`, `sequential` or `zipf:` with its exponent.
     pub pattern: String,
-    /// Reads among the requests, percent.
+    /// Share of reads in percent.
     pub read_percent: u8,
     /// Requests in flight on each queue.
     pub depth: u16,
@@ -162,28 +162,28 @@ pub struct RunReport {
     pub queues: u16,
     /// Threads that drove them.
     pub threads: u16,
-    /// Requests a second that were asked for, where they were limited: latencies then count from
-    /// when a request was due.
+    /// Requested rate in requests per second, if limited: latencies then count from when a request
+    /// was due.
     #[serde(default)]
     pub rate: Option<f64>,
-    /// The limit of the main phase, seconds, where it was a time.
+    /// The time limit of the main phase in seconds, if any.
     pub limit_seconds: Option<f64>,
-    /// The limit of the main phase, operations, where it was a number.
+    /// The operation limit of the main phase, if any.
     pub limit_operations: Option<u64>,
-    /// What the workload's choices followed from.
+    /// The seed of the workload's random choices.
     pub seed: u64,
-    /// Header digests were on.
+    /// Whether header digests were enabled.
     pub header_digest: bool,
-    /// Data digests were on.
+    /// Whether data digests were enabled.
     pub data_digest: bool,
     /// Whether every block read was checked.
     pub verified: bool,
-    /// What ended the run early, where something did.
+    /// The error that ended the run early, if any.
     pub trouble: Option<String>,
-    /// Whether it was told to end early.
+    /// Whether it was interrupted.
     #[serde(default)]
     pub interrupted: bool,
-    /// What the host did for it.
+    /// The costs of the host.
     pub host: HostCosts,
     /// The phases, in order.
     pub phases: Vec<PhaseReport>,
@@ -206,7 +206,7 @@ impl RunReport {
         }
     }
 
-    /// The report of a run on a device of this machine.
+    /// The report of a run on a local device.
     #[must_use]
     pub fn local(plan: &LocalPlan, outcome: &Outcome) -> Self {
         Self {
@@ -215,7 +215,7 @@ impl RunReport {
         }
     }
 
-    /// What reports of both kinds have in common.
+    /// The common part of both kinds of reports.
     fn of(workload: &Workload, address: String, outcome: &Outcome) -> Self {
         let (limit_seconds, limit_operations) = match workload.limit {
             Limit::Time(time) => (Some(time.as_secs_f64()), None),
@@ -260,7 +260,7 @@ impl RunReport {
         }
     }
 
-    /// Blocks that were checked over all phases.
+    /// Number of blocks that were checked over all phases.
     #[must_use]
     pub fn blocks_right(&self) -> u64 {
         self.phases.iter().map(|phase| phase.blocks_right).sum()

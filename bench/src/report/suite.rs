@@ -8,18 +8,18 @@ use super::{Machine, MemoryReport};
 use crate::table::Table;
 use crate::units::{format_count, format_nanos, median};
 
-/// What a ratio is to reach.
+/// The goal of a ratio.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Goal {
-    /// This much or more.
+    /// At least this value.
     AtLeast(f64),
-    /// This much or less.
+    /// At most this value.
     AtMost(f64),
 }
 
 impl Goal {
-    /// Whether `ratio` reaches it.
+    /// Whether `ratio` meets the goal.
     #[must_use]
     pub fn is_met(self, ratio: f64) -> bool {
         match self {
@@ -38,7 +38,7 @@ impl fmt::Display for Goal {
     }
 }
 
-/// What a figure counts.
+/// The unit of a figure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Unit {
@@ -60,15 +60,15 @@ impl Unit {
     }
 }
 
-/// What a figure came to in one round.
+/// The value of a figure in one round.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sample {
     /// Its value.
     pub value: f64,
-    /// Requests per second of the time in which the target's core had something to do; none where
-    /// requests are not what is counted, or the time is not known.
+    /// Requests per second of busy time of the target's core; `None` if the figure does not count
+    /// requests, or the time is unknown.
     pub per_core_second: Option<f64>,
-    /// The same of the host's core.
+    /// The same for the host's core.
     pub per_host_core_second: Option<f64>,
 }
 
@@ -82,7 +82,7 @@ impl From<f64> for Sample {
     }
 }
 
-/// Requests per second of a core while it had something to do.
+/// Requests per second of a core's busy time.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct CoreSeconds {
     /// The median.
@@ -92,7 +92,7 @@ pub struct CoreSeconds {
 }
 
 impl CoreSeconds {
-    /// Takes in another round.
+    /// Adds another round.
     fn add(this: &mut Option<Self>, sample: Option<f64>) {
         if let Some(requests) = sample {
             let this = this.get_or_insert_default();
@@ -102,53 +102,52 @@ impl CoreSeconds {
     }
 }
 
-/// What a figure is held against.
+/// A reference for a figure.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Against {
-    /// What it is.
+    /// Its description.
     pub what: String,
     /// Its value in each round.
     pub rounds: Vec<f64>,
-    /// The median of the ratios, ours over this, each taken within a round.
+    /// The median of the ratios of our value to this one, each taken within a round.
     pub ratio: f64,
-    /// What the ratio is to reach; none for what is only shown.
+    /// The goal of the ratio; `None` for information only.
     pub goal: Option<Goal>,
-    /// What it gets out of the target's core.
+    /// Its efficiency on the target's core.
     #[serde(default)]
     pub core: Option<CoreSeconds>,
-    /// What it gets out of the host's core.
+    /// Its efficiency on the host's core.
     #[serde(default)]
     pub host_core: Option<CoreSeconds>,
 }
 
-/// A figure of ours.
+/// A measured figure of ours.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Figure {
     /// Its short name.
     pub name: String,
-    /// What it is, for people.
+    /// Its description.
     pub what: String,
-    /// What it counts.
+    /// Its unit.
     pub unit: Unit,
     /// Its value in each round.
     pub rounds: Vec<f64>,
-    /// What it is held against.
+    /// The references with which it is compared.
     pub against: Vec<Against>,
-    /// What the target gets out of its core.
+    /// The efficiency of the target's core.
     #[serde(default)]
     pub core: Option<CoreSeconds>,
-    /// What our host gets out of its core.
+    /// The efficiency of our host's core.
     #[serde(default)]
     pub host_core: Option<CoreSeconds>,
 }
 
-/// Figures as their rounds come in.
+/// Collects figures over rounds.
 #[derive(Debug, Default)]
 pub struct Figures(Vec<Figure>);
 
 impl Figures {
-    /// Adds a round of the figure `name`: its value, and what it is held against by name, value and
-    /// goal.
+    /// Adds a round of the figure `name`: its value, and its references by name, value and goal.
     pub fn add(
         &mut self,
         name: &str,
@@ -204,26 +203,26 @@ impl From<Figures> for Vec<Figure> {
     }
 }
 
-/// Every figure of a run.
+/// All figures of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SuiteReport {
-    /// Where it was taken.
+    /// The machine of the measurement.
     pub machine: Machine,
-    /// Core of the target and of the bare pairs' answering side.
+    /// Core of the target and of the bare pairs' responding side.
     pub target_core: usize,
-    /// Core of the host and of the bare pairs' asking side.
+    /// Core of the host and of the bare pairs' requesting side.
     pub host_core: usize,
     /// The memory of the target and of the bare pairs.
     pub memory: MemoryReport,
     /// Congestion control of target, host and pairs.
     pub congestion_control: String,
-    /// Rounds.
+    /// Number of rounds.
     pub rounds: usize,
     /// Counted seconds of each measurement.
     pub seconds: f64,
     /// The figures.
     pub figures: Vec<Figure>,
-    /// What could not be taken, and why.
+    /// Figures that could not be measured, and the reasons.
     pub notes: Vec<String>,
 }
 
@@ -262,7 +261,7 @@ impl SuiteReport {
         table
     }
 
-    /// What our ends and the pairs' get out of one of the cores, where that is known.
+    /// The efficiency of our ends and of the references on one of the cores, if known.
     fn core_table(
         &self,
         ours: fn(&Figure) -> Option<&CoreSeconds>,

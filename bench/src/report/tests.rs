@@ -1,4 +1,4 @@
-//! Percentiles, medians, tables and the round trip through JSON.
+//! Tests percentiles, medians, tables and the round trip through JSON.
 
 use super::*;
 use crate::ceiling::histogram;
@@ -35,7 +35,7 @@ fn no_values_are_all_zero() {
     assert_eq!(Latency::from_histogram(&histogram()), Latency::default());
 }
 
-/// The pair does `memory` requests per second from memory, and twice that from a hot buffer.
+/// The pair performs `memory` requests per second from memory, and twice that from a hot buffer.
 fn round(depth: usize, memory: f64, target: f64) -> CompareRound {
     let one = depth == 1;
     let pair = |requests_per_second, p50_ns| CeilingRound {
@@ -53,7 +53,7 @@ fn round(depth: usize, memory: f64, target: f64) -> CompareRound {
 
 #[test]
 fn a_ratio_is_the_median_of_the_rounds_ratios() {
-    // The machine runs at half speed in the second round; the ratio does not show it.
+    // The machine has half the speed in the second round, which does not affect the ratio.
     let rounds = [
         round(128, 400_000.0, 280_000.0),
         round(1, 50_000.0, 40_000.0),

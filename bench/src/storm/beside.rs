@@ -1,9 +1,9 @@
-//! A host that behaves, beside hosts that take all they can: how long its requests take, and the
-//! longest of them.
+//! A well-behaved host beside hosts that take all available resources: the latency of its requests,
+//! and the maximum.
 //!
-//! The host has one request in flight, so each latency is that of one request. What the others hold
-//! is memory, blocks, controllers and places in queues, not the processor: they ask once, and are
-//! silent then. Two rows are floods of commands that a target has to refuse cheaply.
+//! The host has one request in flight, so each latency is that of one request. The others hold
+//! memory, blocks, controllers and queue entries, but not the processor: they send requests once
+//! and are silent afterwards. Two rows are floods of commands that a target has to refuse cheaply.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,47 +24,46 @@ use crate::units::per_second;
 
 /// Connections of the greedy host.
 const GREEDY_CONNECTIONS: u16 = 170;
-/// Commands that each of them sends: what a queue of 128 entries allows.
+/// Commands on each of them: the maximum of a queue with 128 entries.
 const COMMANDS_PER_QUEUE: u16 = 127;
 /// Queues of the greedy host on one controller.
 const QUEUES_PER_CONTROLLER: u16 = 32;
-/// Requests of the host that behaves, in each of the two states.
+/// Requests of the well-behaved host, alone and beside the others.
 const REQUESTS: usize = 400;
-/// Writes that wait for a block that a slow reader borrows.
+/// Number of writes that wait for a block that a slow reader borrows.
 const PARKED_WRITES: u16 = 1000;
-/// Bytes of a block of the target's namespaces.
+/// Block size of the target's namespaces in bytes.
 const BLOCK_BYTES: usize = 4096;
-/// Namespaces of the target: RAM, and a device that does nothing but needs memory for what is written
-/// to it.
+/// Namespaces of the target: RAM, and a null device, which only needs memory for written data.
 const RAM: u32 = 1;
 const NULL: u32 = 2;
-/// Within this time a block that a device lends has to be writable again.
+/// Maximum time until a borrowed block is writable again.
 const BORROWED_MS_MAX: f64 = 150.0;
-/// The longest that a host may wait for others' sake.
+/// Maximum time for which other hosts may delay a host.
 const WAIT_MS_MAX: f64 = 50.0;
-/// The sizes of requests and of the memory that they need.
+/// Request sizes, which are also the sizes of the memory that they need.
 const SIZES: [usize; 5] = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
 
-/// What was measured beside one kind of host.
+/// The results beside one kind of host.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct BesideRow {
-    /// What the others do.
+    /// The behaviour of the others.
     pub others: String,
-    /// What the host does.
+    /// The host's request.
     pub request: String,
-    /// Its median latency alone, in milliseconds.
+    /// Median latency alone in milliseconds.
     pub alone_p50_ms: f64,
-    /// One request in a hundred takes longer, alone.
+    /// 99th percentile of the latency alone in milliseconds.
     pub alone_p99_ms: f64,
-    /// The same beside the others.
+    /// Median latency beside the others in milliseconds.
     pub beside_p50_ms: f64,
-    /// One request in a hundred takes longer, beside the others.
+    /// 99th percentile of the latency beside the others in milliseconds.
     pub beside_p99_ms: f64,
-    /// The longest of them.
+    /// Maximum latency beside the others in milliseconds.
     pub beside_longest_ms: f64,
-    /// What is promised, and whether it was kept.
+    /// The promise and its result, as text.
     pub promise: String,
-    /// Whether it was kept.
+    /// Whether the promise was kept.
     pub kept: bool,
 }
 
@@ -124,14 +123,14 @@ impl Latencies {
     }
 }
 
-/// What a row promises.
+/// The promise of a row.
 #[derive(Clone, Copy)]
 enum Promise {
-    /// Its p99 stays within three times that of before, and no request takes long.
+    /// The p99 is at most three times that alone, and no request takes long.
     Fair,
-    /// No request takes longer than a borrowed block may.
+    /// No request takes longer than a block may be borrowed.
     Borrowed,
-    /// Its median stays within this part of that of before.
+    /// The median is at most this multiple of that alone.
     Median(f64),
 }
 
@@ -175,7 +174,7 @@ fn row(
     }
 }
 
-/// Measures every row; `tell` is called before each.
+/// Measures every row; calls `tell` before each.
 pub(super) fn measure(
     target: &Target,
     mut tell: impl FnMut(&str),
@@ -231,16 +230,16 @@ impl Host {
     }
 }
 
-/// What the greedy host sends.
+/// The requests of the greedy host.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Greedy {
-    /// Writes, and none of their data.
+    /// Writes whose data it does not send.
     Writes,
-    /// Reads, none of whose data it takes.
+    /// Reads whose data it does not receive.
     Reads,
 }
 
-/// All connections of the greedy host, each with as many commands as its queue allows.
+/// Opens all connections of the greedy host, each with the maximum number of commands.
 fn greed(address: SocketAddr, bytes: usize, kind: Greedy) -> Result<Vec<Host>, RawError> {
     let names = host(1);
     let mut hosts = Vec::new();
@@ -297,7 +296,8 @@ fn beside_greedy(address: SocketAddr, bytes: usize, kind: Greedy) -> Result<Besi
     Ok(row((&others, &request), &alone, &beside, Promise::Fair))
 }
 
-/// Writes to blocks that another host reads and does not take, with all of a size of memory taken.
+/// Writes to blocks that another host reads without receiving, while one size class of memory is
+/// exhausted.
 fn beside_reader(address: SocketAddr) -> Result<BesideRow, StormError> {
     let mut modest = Host::attach(address, &host(2), 1)?;
     let queue = &mut modest.queues[0];
@@ -322,7 +322,7 @@ fn beside_reader(address: SocketAddr) -> Result<BesideRow, StormError> {
     Ok(row(names, &alone, &beside, Promise::Borrowed))
 }
 
-/// Connects of a host to an export, beside as many discovery controllers as are let in.
+/// Connects of a host to an export, beside the maximum number of discovery controllers.
 fn beside_anonymous(address: SocketAddr) -> Result<BesideRow, StormError> {
     let attach = |_| Host::attach(address, &host(2), 1).map(drop);
     let alone = Latencies::of(attach)?;
@@ -333,7 +333,7 @@ fn beside_anonymous(address: SocketAddr) -> Result<BesideRow, StormError> {
             ..host(100 + number)
         };
         let mut admin = connect(address)?;
-        // Those that are refused hold nothing.
+        // Refused ones hold nothing.
         if admin.open_admin(&names).is_ok() {
             anonymous.push(admin);
         }
@@ -344,7 +344,7 @@ fn beside_anonymous(address: SocketAddr) -> Result<BesideRow, StormError> {
     Ok(row(names, &alone, &beside, Promise::Median(3.0)))
 }
 
-/// Reads a block of the device that keeps nothing.
+/// Reads a block of the null device.
 fn read_null(queue: &mut RawClient) -> Result<(), RawError> {
     let (cqe, _) = queue.command(Sqe::read(NULL, 0, 0), &[], BLOCK_BYTES as u32)?;
     succeeded(&cqe)
@@ -356,7 +356,8 @@ fn beside_parked(address: SocketAddr) -> Result<BesideRow, StormError> {
     let queue = &mut modest.queues[0];
     let mut read = |_| read_null(queue);
     let alone = Latencies::of(&mut read)?;
-    // The blocks are lent for a tenth of a second, so the requests are measured in short series.
+    // The blocks are borrowed for a tenth of a second, so the requests are measured in short
+    // series.
     let mut found = Vec::new();
     while found.len() < REQUESTS {
         let mut reader = Host::attach(address, &host(1), 1)?;
@@ -387,7 +388,7 @@ fn beside_parked(address: SocketAddr) -> Result<BesideRow, StormError> {
     Ok(row(names, &alone, &Latencies(found), Promise::Median(1.2)))
 }
 
-/// Reads beside a host that sends Abort after Abort.
+/// Reads beside a host that sends Aborts continuously.
 fn beside_aborts(address: SocketAddr) -> Result<BesideRow, StormError> {
     let mut modest = Host::attach(address, &host(2), 1)?;
     let queue = &mut modest.queues[0];

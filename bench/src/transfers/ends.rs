@@ -18,63 +18,63 @@ use rustix::event::{PollFd, PollFlags, poll};
 use super::{MESSAGE_BYTES, TransferError, Way, step};
 use crate::ceiling::SLEEP_MAX;
 
-/// The memory that each end has for data.
+/// The data memory of each end.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Room {
-    /// Transfers in flight at most.
+    /// Maximum number of transfers in flight.
     pub(super) slots: usize,
-    /// Bytes of each at most.
+    /// Maximum size of each transfer in bytes.
     pub(super) slot_bytes: usize,
 }
 
-/// The largest slot, bytes.
+/// Size of the largest slot in bytes.
 pub(super) const SLOT_BYTES_MAX: usize = 1 << 20;
 
-/// Bytes of one receive: a message with data behind it.
+/// Size of a receive buffer in bytes: a message followed by data.
 const RECEIVE_BYTES: usize = 8192;
 
-/// Receives posted on each side.
+/// Number of receives posted on each side.
 const RECEIVES: usize = 64;
 
-/// Work requests of a send queue.
+/// Number of work requests of a send queue.
 const SENDS: u32 = 256;
 
-/// Inline bytes asked for.
+/// Requested inline data size in bytes.
 const INLINE_BYTES: u32 = 512;
 
-/// Completions taken by one poll at most.
+/// Maximum number of completions of one poll.
 const POLLED_MAX: usize = 64;
 
-/// Nothing here takes this long.
+/// Time-out of all operations.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// Identifiers of reads begin here; receives and sends are below.
+/// First identifier of reads; receives and sends have lower ones.
 pub(super) const READS_FROM: u64 = 1 << 32;
 
-/// Identifiers of sends begin here.
+/// First identifier of sends.
 pub(super) const SENDS_FROM: u64 = 1 << 31;
 
-/// Which end.
+/// One of the two ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Side {
     Server,
     Client,
 }
 
-/// What a poll brought.
+/// The results of a poll.
 #[derive(Debug, Default)]
 pub(crate) struct Polled {
     pub(crate) messages: Vec<Vec<u8>>,
-    /// Slots whose read is over.
+    /// Slots whose read is completed.
     pub(crate) reads: Vec<usize>,
 }
 
-/// What a poll brought, by slot.
+/// The results of a poll, by slot.
 #[derive(Debug, Default)]
 pub(super) struct PolledSlots {
-    /// Whose message has come.
+    /// Slots whose message was received.
     pub(super) messages: ArrayVec<usize, POLLED_MAX>,
-    /// Whose read is over.
+    /// Slots whose read is completed.
     pub(super) reads: ArrayVec<usize, POLLED_MAX>,
 }
 
@@ -84,7 +84,7 @@ impl PolledSlots {
     }
 }
 
-/// One end.
+/// One end of the connection.
 #[derive(Debug)]
 pub(super) struct End<P: Provider> {
     queue_pair: P::QueuePair,
@@ -97,11 +97,11 @@ pub(super) struct End<P: Provider> {
     incoming: DmaBuffer,
     staged: DmaBuffer,
     slot_bytes: usize,
-    /// Sends, reads and writes so far.
+    /// Number of sends, reads and writes so far.
     pub(super) work_requests: u64,
 }
 
-/// Both ends.
+/// Both ends of the connection.
 #[derive(Debug)]
 pub(crate) struct Ends<P: Provider> {
     server: End<P>,
@@ -110,7 +110,7 @@ pub(crate) struct Ends<P: Provider> {
     inline_bytes: usize,
 }
 
-/// One end's objects before it is connected.
+/// One end's objects before the connection.
 struct Parts<P: Provider> {
     completions: P::CompletionQueue,
     domain: P::Domain,
@@ -228,7 +228,7 @@ impl<P: Provider> End<P> {
         memory.unwrap_or_default()
     }
 
-    /// How the other end names a slot's memory.
+    /// A slot's memory, for a work request of the other end.
     pub(super) fn remote(&self, slot: usize) -> RemoteAddress {
         let remote = self.map.remote(self.data[slot].address(), self.slot_bytes);
         remote.unwrap_or(RemoteAddress {
@@ -250,7 +250,7 @@ impl<P: Provider> End<P> {
         Ok(polled)
     }
 
-    /// [`poll`](Self::poll) by who is not interested in what messages carry, and without memory.
+    /// Like [`poll`](Self::poll), without the content of messages and without allocations.
     pub(super) fn poll_slots(&mut self) -> Result<PolledSlots, TransferError> {
         let mut polled = PolledSlots::default();
         self.poll_each(
@@ -264,19 +264,19 @@ impl<P: Provider> End<P> {
         Ok(polled)
     }
 
-    /// Asks to be told of the next completion.
+    /// Requests a notification of the next completion.
     pub(super) fn arm(&mut self) -> Result<(), TransferError> {
         self.completions.arm(false).map_err(step("arming"))
     }
 
-    /// Sleeps until one of `ends` is told of a completion, or for a while.
+    /// Sleeps until one of `ends` is notified of a completion, or for a limited time.
     pub(super) fn await_completion(ends: [&mut Self; 2]) -> Result<(), TransferError> {
         let flags = PollFlags::IN;
         let mut told = [
             PollFd::from_borrowed_fd(ends[0].completions.descriptor(), flags),
             PollFd::from_borrowed_fd(ends[1].completions.descriptor(), flags),
         ];
-        // Cut short by a signal it is over all the same.
+        // An interruption by a signal ends the sleep too.
         let _ = poll(&mut told, Some(&SLEEP_MAX));
         for end in ends {
             let acknowledged = end.completions.acknowledge();
@@ -285,8 +285,8 @@ impl<P: Provider> End<P> {
         Ok(())
     }
 
-    /// Tells of each message, by where it lies and how long it is, and of the slot of each read that
-    /// is over.
+    /// Calls `message` with the position and the length of each message, and `read` with the slot
+    /// of each completed read.
     fn poll_each(
         &mut self,
         mut message: impl FnMut(&DmaBuffer, usize, usize),
@@ -311,7 +311,7 @@ impl<P: Provider> End<P> {
     }
 }
 
-/// One side while the two meet.
+/// One side during connection establishment.
 struct Meeting<P: Provider> {
     events: P::EventChannel,
     connection: Option<P::Connection>,
@@ -329,7 +329,7 @@ impl<P: Provider> Meeting<P> {
         })
     }
 
-    /// Takes in one event; what is asked for by it is done.
+    /// Handles one event.
     fn advance(&mut self) -> Result<(), TransferError> {
         match self.events.next_event().map_err(step("an event"))? {
             Some(Event::ConnectRequest { request, .. }) => {
@@ -438,7 +438,7 @@ impl<P: Provider> Ends<P> {
         self.device.clone()
     }
 
-    /// The most data that a message can carry in the work request, beside what it says itself.
+    /// Maximum size of inline data in a message, in addition to the message itself.
     pub(crate) fn inline_bytes(&self) -> usize {
         self.inline_bytes.saturating_sub(MESSAGE_BYTES)
     }
@@ -451,7 +451,7 @@ impl<P: Provider> Ends<P> {
         self.server.work_requests + self.client.work_requests
     }
 
-    /// Puts a pattern into the server's memory and zeroes into the client's.
+    /// Fills the server's memory with a pattern and the client's with zeroes.
     pub(crate) fn prepare(&mut self, bytes: usize, depth: usize) {
         let pattern: Vec<u8> = (0..bytes).map(|index| (index % 251) as u8 + 1).collect();
         for slot in 0..depth {
@@ -460,7 +460,7 @@ impl<P: Provider> Ends<P> {
         }
     }
 
-    /// Whether the client has the pattern: its first slot at least.
+    /// Checks that at least the client's first slot contains the pattern.
     pub(crate) fn check(&self, _: Way, bytes: usize) -> Result<(), TransferError> {
         let mut found = vec![0; bytes];
         self.client.data[0].read(0, &mut found);
@@ -474,17 +474,17 @@ impl<P: Provider> Ends<P> {
         }
     }
 
-    /// How the other side names a slot's memory.
+    /// A slot's memory on one side, for a work request of the other side.
     pub(crate) fn remote(&mut self, side: Side, slot: usize) -> RemoteAddress {
         self.end(side).remote(slot)
     }
 
-    /// Server and client, each for a thread of its own.
+    /// Separates server and client, for a thread each.
     pub(super) fn apart(self) -> (End<P>, End<P>) {
         (self.server, self.client)
     }
 
-    /// The most bytes of a message within a work request.
+    /// Maximum size of an inline message in bytes.
     pub(super) fn inline_room(&self) -> usize {
         self.inline_bytes
     }
@@ -496,7 +496,7 @@ impl<P: Provider> Ends<P> {
             let payload = Payload::Inline(message);
             return end.post(&SendRequest::new(SENDS_FROM, SendOperation::Send, payload));
         }
-        // Each slot has one message under way at a time, so its place is free again.
+        // Each slot has one message in flight at a time, so its buffer is free again.
         let slot = super::slot_of(message);
         end.staged.write(slot * MESSAGE_BYTES, message);
         let offset = slot * MESSAGE_BYTES;
@@ -521,7 +521,7 @@ impl<P: Provider> Ends<P> {
         end.post(&SendRequest::new(id, operation, payload))
     }
 
-    /// Sends a message with a slot's data behind it.
+    /// Sends a message followed by a slot's data.
     pub(crate) fn send_data(
         &mut self,
         slot: usize,
@@ -549,7 +549,7 @@ impl<P: Provider> Ends<P> {
         end.post(&SendRequest::new(SENDS_FROM, SendOperation::Send, payload))
     }
 
-    /// Copies what came in a message to where the client wants it.
+    /// Copies the data of a message into the client's slot.
     pub(crate) fn place(&mut self, slot: usize, data: &[u8]) {
         self.client.data[slot].write(0, data);
     }

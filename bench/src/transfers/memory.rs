@@ -1,5 +1,5 @@
-//! What memory costs that is not registered yet: registering it for each transfer, finding it in
-//! the registration cache, or copying it through memory that is registered.
+//! The cost of memory that is not registered yet: registration for each transfer, a look-up in the
+//! registration cache, or a copy through registered memory.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -10,10 +10,10 @@ use rdma::{Access, CacheConfig, Domain, Error, MemoryRange, Provider, Registrati
 use super::report::RegistrationRow;
 use super::{TransferError, step};
 
-/// Bytes of the memory that is registered piece by piece.
+/// Size of the memory that is registered in pieces, in bytes.
 const MEMORY_BYTES: usize = 64 << 20;
 
-/// Rounds whose median is taken.
+/// Number of rounds; the result is the median.
 const ROUNDS: usize = 101;
 
 /// The machine's page size.
@@ -27,7 +27,7 @@ fn config(pinned_bytes_max: usize) -> CacheConfig {
     }
 }
 
-/// The median time of a round, nanoseconds.
+/// The median time of a round in nanoseconds.
 fn median(mut round: impl FnMut(usize) -> Result<(), Error>) -> Result<u64, TransferError> {
     let mut times = Vec::with_capacity(ROUNDS);
     for at in 0..ROUNDS {
@@ -60,7 +60,7 @@ pub fn registration_costs<P: Provider>(
         let each_time = median(register)?;
         let cache =
             |bytes| RegistrationCache::<P>::new(domain.clone(), Access::LOCAL, config(bytes));
-        // Room for one: every round ends another registration and begins its own.
+        // Capacity for one registration: every round evicts one and creates another.
         let mut narrow = cache(bytes.next_multiple_of(GRANULE_BYTES));
         let miss = median(|round| narrow.acquire(range(round % 2 * 2)).map(drop))?;
         let mut wide = cache(MEMORY_BYTES);

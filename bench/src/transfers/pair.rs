@@ -1,12 +1,14 @@
-//! The ceiling of a target over RDMA: what bare verbs do with its bytes and no NVMe.
+//! The ceiling of a target over RDMA: the performance of bare verbs with the same bytes and without
+//! NVMe.
 //!
-//! A request is a message as long as a command capsule; the server writes the data to the client's
-//! memory, or reads it from there, and a message as long as a response follows, after a write in the
-//! same post. Nobody looks at anything but the number of the slot. One send in many is signalled, and
-//! what a poll brings is answered by one post.
+//! A request is a message with the size of a command capsule. The server writes the data to the
+//! client's memory, or reads it from there, and sends a message with the size of a response, after
+//! a write in the same post. Only the number of the slot is evaluated. One of several sends is
+//! signalled, and all messages of a poll are handled in one post.
 //!
-//! Server and client are on a thread each; then together on one, which leaves a core to a device in
-//! software; then on one that sleeps until there is a completion. The fastest is the ceiling.
+//! Server and client first run on a thread each, then together on one thread, which leaves a core
+//! to a software device, then on one thread that sleeps until there is a completion. The fastest
+//! result is the ceiling.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,36 +24,36 @@ use crate::report::{Latency, Machine};
 use crate::table::Table;
 use crate::units::{format_count, format_nanos, format_size, per_second};
 
-/// Room for what a target is usually measured with.
+/// Memory for the usual parameters of a target measurement.
 const ROOM: Room = Room {
     slots: 32,
     slot_bytes: 128 << 10,
 };
 
-/// Bytes of a command capsule (NVMe over Fabrics 1.1 §2.1).
+/// Size of a command capsule in bytes (NVMe over Fabrics 1.1 §2.1).
 const CAPSULE_BYTES: usize = 64;
 
-/// One message in so many, each with a write before it, has a completion, which frees the places of
-/// those before it.
+/// One of this number of messages, each after a write, is signalled; its completion frees the send
+/// queue entries of those before it.
 const MESSAGES_PER_COMPLETION: u64 = 8;
 
-/// What the pair is to do.
+/// Parameters of the pair.
 #[derive(Debug, Clone, Copy)]
 pub struct PairOptions {
-    /// Whether the data goes to the server.
+    /// Whether the data is sent to the server.
     pub write: bool,
-    /// Bytes of data, 128 KiB at most.
+    /// Size of the data in bytes, at most 128 KiB.
     pub bytes: usize,
-    /// Requests in flight, 1 to 32.
+    /// Number of requests in flight, 1 to 32.
     pub depth: usize,
-    /// Time before anything counts.
+    /// Warm-up time, which is not counted.
     pub warm_up: Duration,
-    /// Time that counts.
+    /// Counted time.
     pub duration: Duration,
 }
 
 impl PairOptions {
-    /// Whether the pair can be driven so.
+    /// Checks the parameters.
     ///
     /// # Errors
     /// [`TransferError::Depth`], [`TransferError::Data`].
@@ -66,35 +68,35 @@ impl PairOptions {
     }
 }
 
-/// What the pair did.
+/// The results of the pair.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct PairReport {
-    /// Where it was taken.
+    /// The machine of the measurement.
     pub machine: Machine,
     /// The RDMA device.
     pub device: String,
-    /// Whether the data went to the server.
+    /// Whether the data was sent to the server.
     pub write: bool,
-    /// Bytes of data of a request.
+    /// Size of a request's data in bytes.
     pub data_bytes: usize,
-    /// Requests in flight.
+    /// Number of requests in flight.
     pub depth: usize,
-    /// Requests answered in a second, by the fastest of the three.
+    /// Requests completed per second in the fastest of the three variants.
     pub requests_per_second: f64,
-    /// Server and client on a thread each, both polling.
+    /// Server and client each on a polling thread.
     pub two_threads: PairRate,
-    /// Server and client on one thread that polls.
+    /// Server and client on one polling thread.
     pub one_thread: PairRate,
     /// Server and client on one thread that sleeps while there is nothing to do.
     pub asleep: PairRate,
 }
 
-/// What the pair did in one way.
+/// The results of one variant.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct PairRate {
-    /// Requests answered in a second.
+    /// Requests completed per second.
     pub requests_per_second: f64,
-    /// From a request to its answer.
+    /// Latency from a request to its response.
     pub latency: Latency,
 }
 
@@ -125,7 +127,7 @@ impl fmt::Display for PairReport {
 /// provider.
 ///
 /// # Errors
-/// [`TransferError`]: among others for more in flight than there are slots.
+/// [`TransferError`]: for example for more requests in flight than slots.
 pub fn measure_pair<P: Provider>(
     server: &P,
     client: &P,
@@ -180,14 +182,14 @@ fn on_two_threads<P: Provider>(
             let mut serve_all = || -> Result<(), TransferError> {
                 while !stop.load(Ordering::Relaxed) {
                     if !serve(server, options, &remotes)? {
-                        // A device in software may wait for this very core.
+                        // A software device may need this core.
                         std::thread::yield_now();
                     }
                 }
                 Ok(())
             };
             let served = serve_all();
-            // Or the client would wait for answers for ever.
+            // Otherwise the client would wait for responses forever.
             stop.store(true, Ordering::Relaxed);
             served
         });
@@ -225,7 +227,7 @@ fn on_one_thread<P: Provider>(
             End::await_completion([server, client])?;
             armed = false;
         } else {
-            // What came before this is not told of: both are polled once more.
+            // Earlier completions cause no notification: both ends are polled once more.
             server.arm()?;
             client.arm()?;
             armed = true;
@@ -234,7 +236,7 @@ fn on_one_thread<P: Provider>(
     })
 }
 
-/// Queues a message, with a completion now and then.
+/// Queues a message; one of several is signalled.
 fn send<P: Provider>(end: &mut End<P>, text: &[u8]) -> Result<(), TransferError> {
     let signalled = (end.work_requests / 2).is_multiple_of(MESSAGES_PER_COMPLETION);
     let payload = Payload::Inline(text);
@@ -242,7 +244,7 @@ fn send<P: Provider>(end: &mut End<P>, text: &[u8]) -> Result<(), TransferError>
     end.post(&request.signalled(signalled))
 }
 
-/// Answers what has come; whether anything had.
+/// Responds to received messages. Returns whether there were any.
 fn serve<P: Provider>(
     end: &mut End<P>,
     options: &PairOptions,
@@ -264,7 +266,7 @@ fn serve<P: Provider>(
             ))?;
         } else {
             let write = SendRequest::new(id, SendOperation::Write(remotes[slot]), payload);
-            // Done when the answer behind it is.
+            // The completion of the following response covers it.
             end.post(&write.signalled(false))?;
             send(end, &message(ANSWER, slot))?;
         }
@@ -276,8 +278,8 @@ fn serve<P: Provider>(
     Ok(true)
 }
 
-/// Asks until the time is over. `between` is called before each look for answers, and told whether the
-/// last one found any.
+/// Sends requests until the time is over. `between` is called before each check for responses, with
+/// whether the previous check found any.
 fn ask<P: Provider>(
     end: &mut End<P>,
     options: &PairOptions,
@@ -354,7 +356,7 @@ mod tests {
         measure_pair(&server, &client, address, &options)
     }
 
-    /// On a busy machine a short time may be over before both threads have had a turn.
+    /// On a busy machine a short time may end before both threads have run.
     fn measured(write: bool) -> PairReport {
         let times = [20, 200, 2000].map(Duration::from_millis);
         let mut reports = times

@@ -1,4 +1,4 @@
-//! What was measured of transfers, as JSON and as tables.
+//! Results of transfer measurements, as JSON and as tables.
 
 use std::fmt;
 
@@ -9,16 +9,16 @@ use crate::report::{Latency, Machine};
 use crate::table::Table;
 use crate::units::{format_count, format_nanos, format_size};
 
-/// One way of moving data.
+/// The results of one way.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct WayReport {
-    /// Transfers each second.
+    /// Transfers per second.
     pub per_second: f64,
-    /// Work requests of both ends for each transfer.
+    /// Work requests of both ends per transfer.
     pub work_requests: f64,
-    /// Bytes that the program copied for each transfer.
+    /// Bytes that the program copied per transfer.
     pub copied_bytes: f64,
-    /// From the request to the data's arrival.
+    /// Latency from the request to the data's arrival.
     pub latency: Latency,
 }
 
@@ -33,12 +33,12 @@ impl WayReport {
     }
 }
 
-/// WRITE-based beside READ-based.
+/// Comparison of WRITE-based and READ-based transfers.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct MovementRow {
-    /// Bytes of one transfer.
+    /// Size of a transfer in bytes.
     pub bytes: usize,
-    /// Transfers in flight.
+    /// Number of transfers in flight.
     pub depth: usize,
     /// The server writes.
     pub write: WayReport,
@@ -57,18 +57,18 @@ impl MovementRow {
     }
 }
 
-/// Data within a message beside WRITE-based.
+/// Comparison of data in messages and WRITE-based transfers.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct MessageRow {
-    /// Bytes of data.
+    /// Size of the data in bytes.
     pub bytes: usize,
-    /// Transfers in flight.
+    /// Number of transfers in flight.
     pub depth: usize,
-    /// By RDMA WRITE, with the answer behind it.
+    /// By RDMA WRITE, followed by the response.
     pub write: WayReport,
-    /// Within the answer, from registered memory.
+    /// In the response, from registered memory.
     pub message: WayReport,
-    /// Within the answer, copied into the work request, where that takes so much.
+    /// In the response, copied into the work request, if that has enough room.
     pub inline: Option<WayReport>,
 }
 
@@ -89,42 +89,42 @@ impl MessageRow {
         }
     }
 
-    /// Whether data within the message was faster than a WRITE.
+    /// Whether data in the message was faster than a WRITE.
     fn message_wins(&self) -> bool {
         let inline = self.inline.map_or(0.0, |inline| inline.per_second);
         self.message.per_second.max(inline) > self.write.per_second
     }
 }
 
-/// Memory that is not registered yet, medians in nanoseconds.
+/// Costs of memory that is not registered yet, as medians in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RegistrationRow {
-    /// Bytes of one transfer.
+    /// Size of a transfer in bytes.
     pub bytes: usize,
-    /// Registering it and ending the registration, each time.
+    /// Registration and deregistration for each transfer.
     pub each_time_ns: u64,
-    /// The registration cache does not have it, and has to end another one.
+    /// A miss in the registration cache, with an eviction.
     pub miss_ns: u64,
-    /// The registration cache has it.
+    /// A hit in the registration cache.
     pub hit_ns: u64,
-    /// Copying it to memory that is registered.
+    /// A copy to registered memory.
     pub copy_ns: u64,
 }
 
-/// Everything of one run.
+/// All results of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TransfersReport {
-    /// Where it was taken.
+    /// The machine of the measurement.
     pub machine: Machine,
     /// The RDMA device.
     pub device: String,
-    /// Data that a work request takes along with a message.
+    /// Maximum inline data of a work request, in addition to a message.
     pub inline_bytes: usize,
-    /// WRITE-based beside READ-based.
+    /// WRITE-based and READ-based transfers.
     pub movements: Vec<MovementRow>,
-    /// Data within messages.
+    /// Data in messages.
     pub messages: Vec<MessageRow>,
-    /// Registration each time beside the cache.
+    /// Registration for each transfer, and the cache.
     pub registrations: Vec<RegistrationRow>,
 }
 
@@ -141,7 +141,7 @@ impl TransfersReport {
     }
 }
 
-/// The largest size up to which data within a message was always faster than a WRITE.
+/// The largest size up to which data in a message was always faster than a WRITE.
 #[must_use]
 pub fn inline_threshold_bytes(rows: &[MessageRow], depth: usize) -> Option<usize> {
     rows.iter()

@@ -1,4 +1,4 @@
-//! The verifier against planted corruption: each kind is caught, and named for what it is.
+//! Tests the verifier with planted corruption: each kind is detected and identified.
 
 use proptest::prelude::*;
 
@@ -93,7 +93,7 @@ fn the_model_knows_what_was_acknowledged_last() {
             unknown: 0
         })
     );
-    // The overlap as it was before the second write.
+    // The overlapping blocks have the content from before the second write.
     assert!(model.begin_read(100, 8));
     let stale = model.finish_read(100, 8, Some(&first)).expect_err("stale");
     assert_eq!(
@@ -128,7 +128,7 @@ fn never_written_and_failed_blocks_are_not_judged() {
             unknown: 4
         })
     );
-    // A later write that succeeds makes them known again, a generation further.
+    // A later successful write makes them known again, one generation further.
     let again = written(&mut model, 2, 2);
     assert_eq!(check(&again[..512], SEED, 2, 2), Ok(()));
 }
@@ -193,13 +193,13 @@ fn ranges_outside_the_model_are_refused() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Any block of bytes is judged without a panic, and only the stamped one is right.
+    /// Checking never panics, and only the stamped block is correct.
     #[test]
     fn any_bytes_are_judged(bytes in proptest::collection::vec(any::<u8>(), 512..=512)) {
         prop_assert!(check(&bytes, SEED, 1, 1).is_err());
     }
 
-    /// A model that is driven at random, against a plain array of blocks: nothing right is called
+    /// Drives a model at random against a plain array of blocks: correct data is never reported as
     /// wrong.
     #[test]
     fn a_faithful_disk_is_never_accused(
