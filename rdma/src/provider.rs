@@ -218,7 +218,8 @@ pub trait SharedReceiveQueue: Debug + Send + 'static {
     fn flush(&mut self) -> Result<(), FlushError>;
 
     /// Destroys the queue, which rejects further receives. Dropping it does the same without
-    /// reporting the result. Further calls return the same result.
+    /// reporting the result. Further calls return the same result, but retry if the error was that
+    /// a queue pair uses the queue.
     ///
     /// # Errors
     /// The device may still write to the memory of posted receives, because the device refused or
