@@ -1,12 +1,12 @@
-// Asks the appliance that served this page, and nobody else.
+// The client of the API. It connects only to the appliance that served this page.
 
 const TOKEN_KEY = "windlass-token";
 const PATIENCE_MS = 8000;
 
-/** The appliance wants a token, or another one. */
+/** The appliance requires a token, or rejects the one sent. */
 export class TokenNeeded extends Error {}
 
-/** The appliance answers, but not what was asked for. */
+/** The appliance responds with an error. */
 export class Refused extends Error {
   constructor(status, text) {
     super(text);
@@ -14,7 +14,7 @@ export class Refused extends Error {
   }
 }
 
-/** No answer, or none that can be read. */
+/** No response, or an unreadable one. */
 export class Lost extends Error {}
 
 export class Api {
@@ -24,7 +24,7 @@ export class Api {
     return this.#token !== null;
   }
 
-  /** Kept until this tab is closed. */
+  /** Stores the token until this tab is closed. */
   setToken(token) {
     this.#token = token;
     sessionStorage.setItem(TOKEN_KEY, token);
@@ -35,7 +35,7 @@ export class Api {
     sessionStorage.removeItem(TOKEN_KEY);
   }
 
-  /** The JSON at a path below /api/v1/. */
+  /** Requests a path below /api/v1/ and returns the JSON. */
   async get(path) {
     const headers = this.hasToken ? { Authorization: `Bearer ${this.#token}` } : {};
     let response;

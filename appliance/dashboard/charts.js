@@ -1,5 +1,5 @@
 // Charts over time, drawn by uPlot. Each has a key with the values under the cursor or the latest
-// ones, a text that says what it shows, and a table of the same values for who does not see it.
+// ones, a text that describes it, and a table of the same values for screen readers.
 
 import { element, resize, setData, setText } from "./dom.js";
 import { clock, count, nanoseconds } from "./format.js";
@@ -9,14 +9,14 @@ const HEIGHT = 190;
 const TABLE_ROWS = 12;
 const FONT = "12px system-ui, sans-serif";
 
-/** The colour that the style sheet gives an element, whatever the theme. */
+/** The colour of an element in the current theme of the style sheet. */
 const colourOf = (node, property) => getComputedStyle(node)[property];
 
-/** What all charts have: heading, key, plot, table. */
+/** The common parts of all charts: heading, key, plot, table. */
 class Chart {
   plot = null;
   times = [];
-  /** The place under the cursor; none: the latest. */
+  /** The index under the cursor; null: the latest value. */
   place = null;
   #wide;
 
@@ -65,7 +65,7 @@ class Chart {
     }
   }
 
-  /** Says why there is nothing to see, or nothing where there is. */
+  /** Hides the chart and shows why it is empty; shows the chart if `why` is null. */
   blank(why) {
     this.area.hidden = why !== null;
     this.key.hidden = why !== null;
@@ -74,7 +74,7 @@ class Chart {
     setText(this.empty, why ?? "");
   }
 
-  /** Options that all plots share; `y` is the value axis. */
+  /** The common options of all plots; `y` is the value axis. */
   options(y, scale, format) {
     const stroke = () => colourOf(this.unit, "color");
     const grid = { stroke: () => colourOf(this.area, "borderTopColor"), width: 1 };
@@ -84,7 +84,7 @@ class Chart {
     return {
       width: Math.max(this.area.clientWidth, 100),
       height: HEIGHT,
-      // Room for half a label at the right.
+      // Space for half a label at the right.
       padding: [8, 30, 0, 0],
       legend: { show: false },
       cursor: {
@@ -131,7 +131,7 @@ class Chart {
     return last < 1 ? [0, 1] : [this.times[0], this.times[last]];
   }
 
-  /** Draws anew in the present theme. */
+  /** Redraws the chart in the current theme. */
   repaint() {
     this.plot?.redraw(false);
   }
@@ -141,7 +141,7 @@ class Chart {
   tabulate() {}
 }
 
-/** Where the table's rows begin: the last `TABLE_ROWS` parts of the time that is shown. */
+/** The ranges of the table's rows: at most `TABLE_ROWS` parts of the visible time, latest first. */
 function slots(length) {
   const size = Math.max(1, Math.floor(length / TABLE_ROWS));
   const slots = [];
@@ -154,7 +154,7 @@ function slots(length) {
 const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
 const known = (values) => values.filter((value) => value !== null);
 
-/** Lines, one for each series. */
+/** A chart with a line for each series. */
 export class LineChart extends Chart {
   #series;
   #format;
@@ -164,8 +164,8 @@ export class LineChart extends Chart {
 
   /**
    * `series`: [{label, colour, dash}], the colour a class of the style sheet; `scale`: "linear",
-   * "binary", "percent" or "log"; `joined`: how a row of the table joins a slot's values, with its
-   * name.
+   * "binary", "percent" or "log"; `joined`: name and function that combine the values of a table
+   * row.
    */
   constructor(id, title, unit, { format, scale = "linear", series = [], joined = ["mean", mean] }) {
     super(id, title, unit);
@@ -203,7 +203,7 @@ export class LineChart extends Chart {
     this.plot = new uPlot(options, [this.times, ...this.#columns], this.area);
   }
 
-  /** `columns`: the values of each series, null where they are not measured at all. */
+  /** `columns`: the values of each series, null if the series is not measured. */
   show(times, columns, why, series = null) {
     const isOther =
       series !== null &&
@@ -240,7 +240,7 @@ export class LineChart extends Chart {
         `${one.label} ${text}, at most ${Number.isFinite(most) ? this.#format(most) : "–"}`,
       );
     });
-    // Who points somewhere sees it; the picture's name tells of now.
+    // The label describes the latest values, so it is unchanged while the cursor selects others.
     if (this.place === null) {
       this.area.setAttribute(
         "aria-label",
@@ -269,7 +269,7 @@ export class LineChart extends Chart {
   }
 }
 
-/** The axis and the scale of values. */
+/** The axis and the scale of the values. */
 function axes(kind) {
   const upTo = (least) => (_, __, most) => [0, most === null || most < least ? least : most * 1.08];
   switch (kind) {
@@ -287,19 +287,19 @@ function axes(kind) {
   }
 }
 
-/** Lines at whole powers of ten alone. */
+/** Grid lines only at integer powers of ten. */
 const decadesOnly = (_, splits) =>
   splits.map((value) =>
     Number.isInteger(Math.round(Math.log10(value) * 1e6) / 1e6) ? value : null,
   );
 
-/** Whole powers of ten around two values. */
+/** The integer powers of ten that enclose two values. */
 function decades(least, most) {
   const low = Math.floor(Math.log10(least));
   return [10 ** low, 10 ** Math.max(Math.ceil(Math.log10(most)), low + 1)];
 }
 
-/** How often commands took how long: time to the right, latency upwards, darker or brighter: more. */
+/** A latency heat map: x axis time, y axis latency, colour the number of commands. */
 export class HeatChart extends Chart {
   #bounds = [];
   #columns = [];
@@ -316,7 +316,7 @@ export class HeatChart extends Chart {
     this.key.append(element("li", {}, this.pointed));
   }
 
-  /** `columns`: for each time the counts below each of `bounds`, or null. */
+  /** `columns`: for each time the counts of the buckets that end at `bounds`, or null. */
   show(times, bounds, columns, why) {
     const hasCounts = columns.some(
       (column) => column !== null && column.some((value) => value > 0),
@@ -340,7 +340,7 @@ export class HeatChart extends Chart {
     this.tabulate();
   }
 
-  /** Joins columns that would be thinner than two pixels. */
+  /** Combines columns that would be narrower than two pixels. */
   #gather() {
     const width = Math.max(this.area.clientWidth - 80, 60);
     const size = Math.max(1, Math.ceil((2 * this.#columns.length) / width));

@@ -1,6 +1,6 @@
-// Elements, made and kept up to date without ever parsing markup.
+// Creates and updates elements without parsing markup.
 
-/** An element with attributes and children; `class`, `text` and the rest as attributes. */
+/** Creates an element with children; `class` and `text` are special, the rest are attributes. */
 export function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -12,12 +12,12 @@ export function element(tag, attributes = {}, ...children) {
   return made;
 }
 
-/** Changes a text only where it differs, so that a selection survives. */
+/** Changes a text only if it differs, so that a selection is kept. */
 export function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-/** A value and how it is shown: `<data value="…">…</data>`. */
+/** Sets a value and its text: `<data value="…">…</data>`. */
 export function setData(node, value, text) {
   const raw = value === null || value === undefined ? "" : String(value);
   if (node.getAttribute("value") !== raw) node.setAttribute("value", raw);
@@ -25,22 +25,22 @@ export function setData(node, value, text) {
   node.classList.toggle("unknown", raw === "");
 }
 
-/** Makes `parent` have exactly `length` children, with new ones from `make`. */
+/** Adjusts the number of children of `parent` to `length`; `make` creates new ones. */
 export function resize(parent, length, make) {
   while (parent.children.length > length) parent.lastElementChild.remove();
   while (parent.children.length < length) parent.append(make());
 }
 
 /**
- * A table whose rows are replaced cell by cell. On a narrow screen the style sheet turns rows into
- * cards, which takes the meaning from the elements, so that the roles are written out.
+ * A table whose rows are updated cell by cell. On a narrow screen the style sheet displays rows as
+ * cards, which removes the implicit roles of the elements, so the roles are explicit.
  */
 export class Table {
   #body;
   #columns;
   #empty;
 
-  /** `columns`: [{title, numeric}]; `empty`: what is said when there are no rows. */
+  /** `columns`: [{title, numeric}]; `empty`: the text shown if there are no rows. */
   constructor(caption, columns, empty) {
     this.#columns = columns;
     const heads = columns.map((column) =>
@@ -63,7 +63,7 @@ export class Table {
     this.root = element("div", { class: "table" }, this.table, this.#empty);
   }
 
-  /** `rows`: arrays of cells, each {text, value, class, choose} or a plain text. */
+  /** `rows`: arrays of cells, each {text, value, class, choose} or a string. */
   show(rows) {
     this.table.hidden = rows.length === 0;
     this.#empty.hidden = rows.length > 0;

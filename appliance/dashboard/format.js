@@ -1,10 +1,10 @@
-// Numbers as people read them. Whatever is not known is "not measured", never zero.
+// Formats numbers for people. An unknown value is "not measured", never zero.
 
 export const UNKNOWN = "not measured";
 
 const isKnown = (value) => typeof value === "number" && Number.isFinite(value);
 
-/** Three digits that count: 0, 7, 12.3, 456. */
+/** Three significant digits: 0, 7, 12.3, 456. */
 function digits(value) {
   if (value === 0) return "0";
   const size = Math.abs(value);
@@ -14,7 +14,7 @@ function digits(value) {
 
 function scaled(value, base, units) {
   let unit = 0;
-  // A value that would round up to the next unit is told in that one.
+  // A value that rounds up to the next unit is shown in that unit.
   while (Math.abs(value) >= base - base / 2000 && unit + 1 < units.length) {
     value /= base;
     unit += 1;
@@ -35,7 +35,7 @@ export function whole(value) {
     : UNKNOWN;
 }
 
-/** Bytes in binary units, as the configuration has them: 64 MiB. */
+/** Bytes in binary units, as in the configuration: 64 MiB. */
 export function bytes(value) {
   return isKnown(value) ? scaled(value, 1024, ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]) : UNKNOWN;
 }
@@ -50,12 +50,12 @@ export function nanoseconds(value) {
   return isKnown(value) ? scaled(value, 1000, ["ns", "µs", "ms", "s"]) : UNKNOWN;
 }
 
-/** Thousandths as percent. */
+/** Thousandths as a percentage. */
 export function permille(value) {
   return isKnown(value) ? `${digits(Math.round(value) / 10)} %` : UNKNOWN;
 }
 
-/** Seconds as a span: 3 d 4 h, 5 min 6 s. */
+/** Seconds as a duration: 3 d 4 h, 5 min 6 s. */
 export function span(seconds) {
   if (!isKnown(seconds)) return UNKNOWN;
   const parts = [
@@ -71,13 +71,13 @@ export function span(seconds) {
 
 const two = (value) => String(value).padStart(2, "0");
 
-/** The time of day of milliseconds since 1970, in this browser's zone: 14:03:07. */
+/** The time of day of milliseconds since 1970, in this browser's time zone: 14:03:07. */
 export function clock(unixMs) {
   const time = new Date(unixMs);
   return `${two(time.getHours())}:${two(time.getMinutes())}:${two(time.getSeconds())}`;
 }
 
-/** The day and time of milliseconds since 1970: 2026-11-21 14:03:07. */
+/** The date and time of milliseconds since 1970: 2026-11-21 14:03:07. */
 export function moment(unixMs) {
   const time = new Date(unixMs);
   const day = `${time.getFullYear()}-${two(time.getMonth() + 1)}-${two(time.getDate())}`;

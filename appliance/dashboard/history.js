@@ -1,9 +1,9 @@
-// The last hour as the appliance told it: one ring of numbers for each series, placed by the
-// number of the step, so that answers may overlap, arrive in any order or leave gaps.
+// The history of the last hour: one ring of numbers for each series, indexed by the number of the
+// step, so that responses may overlap, arrive in any order or have gaps.
 
 export const STEPS = 3600;
 
-/** A ring of one value per step; a step that nothing was put at holds `empty`. */
+/** A ring with one value per step; a step without a value has `empty`. */
 class Ring {
   #values;
   #empty;
@@ -27,17 +27,17 @@ class Ring {
 }
 
 export class History {
-  /** The number of the last step; none yet: -1. */
+  /** The number of the last step; -1 if there is none. */
   step = -1;
   /** The time of the last step, milliseconds since 1970. */
   unixMs = 0;
-  /** What there are series of, as {kind, name}. */
+  /** The objects with series, as {kind, name}. */
   keys = [];
-  /** Things that the appliance has no room for. */
+  /** The number of objects beyond the appliance's limit of series. */
   leftOut = 0;
   #series = new Map();
 
-  /** Takes in an answer of /api/v1/history. */
+  /** Adds a response of /api/v1/history. */
   absorb(answer) {
     this.#advance(answer.step, answer.now_unix_ms);
     this.leftOut = answer.left_out;
@@ -76,7 +76,7 @@ export class History {
     return Array.from({ length }, (_, place) => last - (length - 1 - place));
   }
 
-  /** The last `length` values of a series, null where not known; null when there is no series. */
+  /** The last `length` values of a series, null if unknown; null if there is no such series. */
   values(key, what, length) {
     const ring = this.#series.get(`${key.kind}/${key.name}/${what}`);
     if (ring === undefined) return null;
@@ -87,7 +87,7 @@ export class History {
     });
   }
 
-  /** The last value of a series; null when it is not known. */
+  /** The last value of a series; null if it is unknown. */
   latest(key, what) {
     return this.values(key, what, 1)?.[0] ?? null;
   }
@@ -97,11 +97,11 @@ export class History {
 export class Heat {
   step = -1;
   boundsNs = [];
-  /** Whether the appliance has none of this. */
+  /** Whether the appliance has no heat map of this object. */
   isRefused = false;
   #columns = new Ring(new Array(STEPS), null);
 
-  /** Takes in an answer of /api/v1/heatmap. */
+  /** Adds a response of /api/v1/heatmap. */
   absorb(answer) {
     const passed = Math.min(Math.max(answer.step - this.step, 0), STEPS);
     for (let age = 0; age < passed; age += 1) this.#columns.clear(answer.step - age);
@@ -113,7 +113,7 @@ export class Heat {
     });
   }
 
-  /** The last `length` columns that end with `step`, null where nothing is known. */
+  /** The `length` columns up to `step`, null if unknown. */
   columns(step, length) {
     const isThere = (at) => at <= this.step && at > this.step - STEPS;
     const first = step - length + 1;

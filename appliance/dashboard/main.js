@@ -1,5 +1,5 @@
-// The page: asks the appliance once per second and shows what it says. Begins with the last hour,
-// so that a page that is opened late shows history.
+// The page: requests the status once per second and shows it. Starts with the last hour, so that a
+// page that has just been opened shows history.
 
 import { Api, Refused, TokenNeeded } from "./api.js";
 import { HeatChart, LineChart } from "./charts.js";
@@ -10,9 +10,9 @@ import { Events, showTroubles, Tables, Tiles, troubles } from "./panels.js";
 
 const TURN_MS = 1000;
 const RETRY_MS = 2000;
-/** Steps that are asked for beyond those that have passed, because answers take time. */
+/** Steps requested in addition to those that have passed, because responses take time. */
 const SPARE_STEPS = 3;
-/** With more reactors than this the chart shows the busiest, the mean and the idlest. */
+/** With more reactors than this the chart shows the maximum, the mean and the minimum load. */
 const CORE_LINES_MAX = 6;
 
 const $ = (id) => document.getElementById(id);
@@ -84,7 +84,7 @@ const charts = {
 $("work").append(charts.bytes.root, charts.iops.root, charts.latency.root, charts.heat.root);
 $("machine").append(charts.cores.root, charts.pools.root, charts.depth.root);
 
-// ---- asking
+// ---- requests
 
 async function turn() {
   try {
@@ -110,7 +110,7 @@ function schedule(delay) {
 async function ask() {
   const now = await api.get("status");
   if (status !== null && now.appliance.pid !== status.appliance.pid) {
-    // Another process: its steps and events count from the start again.
+    // The appliance restarted: its steps and events are numbered from the start.
     history = new History();
     heats = new Map();
     events.clear();
@@ -127,7 +127,7 @@ async function ask() {
   ]);
 }
 
-/** The last steps; kind by kind where they are many, because an answer holds so much at most. */
+/** Requests the last steps; many of them by kind, because the size of a response is limited. */
 async function askHistory(steps) {
   if (steps <= 60) {
     history.absorb(await api.get(`history?seconds=${steps}`));
@@ -150,7 +150,7 @@ async function asMuchAsFits(steps, kind) {
   }
 }
 
-/** The heat map of what is chosen, where the appliance measures it. */
+/** Requests the heat map of the selected object, if the appliance has one. */
 async function askHeat() {
   if (scope.kind !== "total" && scope.kind !== "export") return;
   const heat = heats.get(scope.name) ?? new Heat();
@@ -161,13 +161,13 @@ async function askHeat() {
   try {
     heat.absorb(await api.get(`heatmap?seconds=${Math.min(missed, STEPS)}${of}`));
   } catch (error) {
-    // 404: it does not measure this, and will not as long as it runs.
+    // 404: the appliance has no heat map of it, which does not change until a restart.
     if (!(error instanceof Refused)) throw error;
     heat.isRefused = error.status === 404;
   }
 }
 
-// ---- saying how it stands
+// ---- state of the connection
 
 function say(state, text) {
   document.documentElement.dataset.state = state;
@@ -199,7 +199,7 @@ function wantToken(why) {
   if (!wasAsked || isWrong) $("token-text").focus();
 }
 
-// ---- showing
+// ---- drawing
 
 function draw() {
   const { appliance } = status;
@@ -279,7 +279,7 @@ function drawMachine() {
   charts.depth.show(times, [underWay()], nothing);
 }
 
-/** The mean number of commands under way: of the export that is chosen, else of all together. */
+/** The mean number of commands in flight: of the selected export, or of all together. */
 function underWay() {
   const exports =
     scope.kind === "export" ? [scope] : history.keys.filter((key) => key.kind === "export");
@@ -318,7 +318,7 @@ function joinedCores(cores) {
   ];
 }
 
-// ---- choosing
+// ---- selection
 
 const upper = (text) => text[0].toUpperCase() + text.slice(1);
 
@@ -352,7 +352,7 @@ function offerScopes() {
   select.value = optionValue(scope);
 }
 
-/** Makes the charts show this thing, and the address of the page say so. */
+/** Selects the object that the charts show, and records it in the page's address. */
 function choose(key) {
   scope = key;
   offerScopes();

@@ -1,11 +1,11 @@
-// What is below the charts: tiles, what needs attention, tables, events.
+// The panels: tiles, problems, tables, events.
 
 import { element, resize, setData, setText, Table } from "./dom.js";
 import * as format from "./format.js";
 
 const EVENTS_SHOWN = 200;
 
-/** The figures of this moment. */
+/** The current figures. */
 export class Tiles {
   #tiles = new Map();
 
@@ -52,7 +52,7 @@ export class Tiles {
   }
 }
 
-/** What somebody should look at, in sentences. */
+/** The problems that need attention, in sentences. */
 export function troubles(status, history) {
   const found = [];
   if (status.appliance.state === "stopping")
@@ -114,7 +114,7 @@ const MOVED = [
   numeric("errors"),
 ];
 
-/** What moved since the start. */
+/** The totals since the start. */
 function moved(totals) {
   return [
     number(totals.reads, format.count(totals.reads)),
@@ -128,7 +128,7 @@ function moved(totals) {
   ];
 }
 
-/** All tables. A name that can be chosen becomes what the charts are of. */
+/** All tables. Choosing a name selects the object that the charts show. */
 export class Tables {
   #choose;
   #cores = new Table(
@@ -306,10 +306,10 @@ export class Tables {
   }
 }
 
-/** In the order that a request goes through them. */
+/** The stages in the order of a request. */
 const STAGES = ["buffer", "fetch", "device", "send"];
 
-/** A row for the whole time of an export's requests, and one for each stage of it. */
+/** A row for the total latency of an export's requests, and one for each stage. */
 function stages(one) {
   const parts = one.stages ?? {};
   const names = Object.keys(parts).sort(
@@ -346,7 +346,7 @@ function listener(one) {
   ];
 }
 
-/** What happened, the newest first. */
+/** The events, newest first. */
 export class Events {
   #list = document.getElementById("events");
   #onlyTrouble = document.getElementById("only-trouble");
@@ -356,7 +356,7 @@ export class Events {
     this.#onlyTrouble.addEventListener("change", () => this.#draw());
   }
 
-  /** The number of the last one. */
+  /** The number of the last event. */
   get last() {
     return this.#events.at(-1)?.id ?? 0;
   }

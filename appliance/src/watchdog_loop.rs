@@ -9,7 +9,7 @@ use crate::service::Heartbeat;
 
 /// Time between two iterations.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// A reactor that does not come back from one call for this long is reported.
+/// A reactor that stays in one call for this long is reported.
 const STUCK_AFTER: Nanos = Nanos::from_secs(2);
 
 /// The state between two iterations.

@@ -191,9 +191,9 @@ impl Observation {
         (!damaged.is_empty()).then(|| damaged.join("; "))
     }
 
-    /// Why some requests are delayed although the exports are available. This is not an ailment:
-    /// hosts that exceed their share cause it, and must not be able to make the appliance appear
-    /// down.
+    /// Why some requests are delayed although the exports are available. Not part
+    /// of [`ailment`](Self::ailment): hosts that exceed their share cause it, and must not be able
+    /// to make the appliance appear down.
     pub(crate) fn degradation(&self) -> Option<String> {
         let waits = self.memory.counters.oldest_wait_ns > BUFFER_WAIT_MAX_NS;
         // The text stays the same while the condition lasts, because each change is an event.
