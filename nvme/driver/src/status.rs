@@ -30,8 +30,8 @@ const TABLE: &[(Status, DeviceError)] = &[
     (Status::SANITIZE_IN_PROGRESS, DeviceError::Interrupted),
 ];
 
-/// The device error for a status that is not success. `changes_medium` tells write from read errors
-/// of the medium.
+/// The device error for a status that is not success. `changes_medium` distinguishes write from
+/// read errors of the medium.
 pub(crate) fn device_error(status: Status, changes_medium: bool) -> DeviceError {
     if let Some((_, error)) = TABLE.iter().find(|(row, _)| row.is(status)) {
         return *error;

@@ -67,7 +67,7 @@ pub enum HostError {
     /// The controller reports a fatal status (CSTS.CFS).
     #[error("the controller reports a fatal error (CSTS.CFS)")]
     ControllerFatal,
-    /// The target requires something that this host does not support.
+    /// An option, or a requirement of the target, that this host does not support.
     #[error("the target asks for {0}, which this host does not have")]
     Unsupported(&'static str),
     /// The target does not support a digest that was requested.

@@ -1,9 +1,9 @@
-//! Proves the crate on drives that `vfio-pci` has: run in the lab by deploy/interop/vfio.sh, or by
-//! hand on a drive that may be reset.
+//! Tests the crate on drives that are bound to `vfio-pci`: run in the lab by
+//! deploy/interop/vfio.sh, or by hand on a drive that may be reset.
 //!
-//!     lab_drive check ADDRESS…     everything below, on all drives in one container
-//!     lab_drive hold ADDRESS       hold a drive until the system asks for it back
-//!     lab_drive open ADDRESS BYTES open a drive with an arena of so many bytes
+//!     lab_drive check ADDRESS…     all checks, on all drives in one container
+//!     lab_drive hold ADDRESS       keep a drive open until the system requests it back
+//!     lab_drive open ADDRESS BYTES open a drive with an arena of BYTES bytes
 //!
 //! Register offsets and commands: NVM Express Base 2.1 §3.1.4 and §5.1.13.
 

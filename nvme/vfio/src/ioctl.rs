@@ -68,7 +68,7 @@ unsafe fn with_number(
 
 /// # Safety
 /// The kernel reads and writes at most `size_of::<T>()` bytes at the argument of `request`, and
-/// `T` has no bytes that may not take any value.
+/// every byte of `T` may have any value.
 unsafe fn with_structure<T>(
     fd: BorrowedFd<'_>,
     request: libc::Ioctl,
