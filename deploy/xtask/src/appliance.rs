@@ -1,4 +1,5 @@
-//! An appliance under test: started on a configuration, killed or stopped, its words in a log.
+//! Runs an appliance under test: starts it with a configuration, kills or stops it, and logs its
+//! output.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -14,13 +15,13 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::log::Log;
 use crate::process::bound_to_us;
 
-/// What the appliance prints when its exports answer.
+/// The appliance's output when its exports are available.
 pub(crate) const READY_LINE: &str = "windlass: ready";
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A port of the loopback that nobody listens on now.
+/// A free TCP port on the loopback interface.
 pub(crate) fn free_port() -> Result<u16, String> {
     TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
         .and_then(|listener| listener.local_addr())
@@ -28,13 +29,13 @@ pub(crate) fn free_port() -> Result<u16, String> {
         .map_err(|error| format!("no free port: {error}"))
 }
 
-/// Asks an appliance to end with SIGTERM, which it has to do in time and with success.
+/// Stops an appliance with SIGTERM; it has to end successfully in time.
 pub(crate) fn stop_in_order(child: &mut Child) -> Result<(), String> {
     let cannot = |error: io::Error| format!("cannot stop the appliance: {error}");
     if let Some(status) = child.try_wait().map_err(cannot)? {
         return Err(format!("the appliance ended by itself: {status}"));
     }
-    // The process was not waited for, so its number is still its own.
+    // The process has not been reaped, so its process identifier is still valid.
     kill_process(Pid::from_child(child), Signal::TERM).map_err(|errno| cannot(errno.into()))?;
     let deadline = Instant::now() + STOP_TIMEOUT;
     loop {
@@ -51,7 +52,7 @@ pub(crate) fn stop_in_order(child: &mut Child) -> Result<(), String> {
     }
 }
 
-/// A running appliance; dropping it kills it.
+/// A running appliance; killed on drop.
 #[derive(Debug)]
 pub(crate) struct Appliance {
     child: Child,
@@ -60,7 +61,7 @@ pub(crate) struct Appliance {
 }
 
 impl Appliance {
-    /// Runs `program run CONFIGURATION` until it says that it is ready and takes connections.
+    /// Starts `program run CONFIGURATION` and waits until it is ready and accepts connections.
     pub(crate) fn start(
         program: &Command,
         configuration: &Path,
@@ -125,12 +126,12 @@ impl Appliance {
         }
     }
 
-    /// How it ended, if it did.
+    /// Its exit status if it has ended.
     pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().ok().flatten()
     }
 
-    /// Ends it at once, as a crash would.
+    /// Kills it, like a crash.
     pub(crate) fn kill(mut self) -> Result<(), String> {
         if let Some(status) = self.ended() {
             return Err(format!("the appliance ended by itself: {status}"));
@@ -142,7 +143,7 @@ impl Appliance {
             .map_err(|error| format!("cannot kill the appliance: {error}"))
     }
 
-    /// Asks it to end, which it has to do in time and well.
+    /// Stops it; it has to end successfully in time.
     pub(crate) fn stop(mut self) -> Result<(), String> {
         self.log
             .line("harness", "stopping the appliance with SIGTERM");

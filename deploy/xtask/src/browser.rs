@@ -1,4 +1,4 @@
-//! The dashboard in a real browser: `cargo xtask test --only browser` and `cargo xtask
+//! Tests the dashboard in a real browser: `cargo xtask test --only browser` and `cargo xtask
 //! screenshots`.
 
 mod checks;
@@ -18,7 +18,7 @@ use webdriver::Browser;
 
 pub(crate) use screenshots::{Options, take as take_screenshots};
 
-/// A folder that is empty.
+/// Creates an empty directory.
 fn fresh(name: &str) -> Result<PathBuf, String> {
     let directory = process::root().join("target").join(name);
     if directory.exists() {
@@ -28,7 +28,7 @@ fn fresh(name: &str) -> Result<PathBuf, String> {
     Ok(directory)
 }
 
-/// Looks at the page of the appliance in `binaries`, which has `bench` as well.
+/// Checks the page of the appliance in `binaries`, which also contains `bench`.
 pub(crate) fn test(binaries: &Path) -> Result<(), String> {
     let directory = fresh("browser")?;
     let log = Log::create(&directory.join("log"))?;
@@ -77,7 +77,7 @@ fn look(
     })
 }
 
-/// Runs one check and says how long it took.
+/// Runs one check and prints its duration.
 fn check(name: &str, work: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
     let began = Instant::now();
     work().map_err(|error| format!("{name}: {error}"))?;

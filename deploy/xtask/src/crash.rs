@@ -1,14 +1,14 @@
-//! `cargo xtask crash`: the appliance's crash test and the lab's, for as many deaths as one likes.
+//! `cargo xtask crash`: runs the appliance's crash test, or the lab's, with any number of kills.
 
 use clap::Args;
 
 use crate::interop;
 use crate::process::{self, cargo};
 
-/// Tells the test how often the appliance dies.
+/// The variable with the number of kills for the test.
 const ROUNDS: &str = "WINDLASS_CRASH_ROUNDS";
 
-/// How often, and where.
+/// The number of kills, and the host.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// So many deaths.
@@ -19,7 +19,7 @@ pub(crate) struct Options {
     lab: bool,
 }
 
-/// Kills the appliance that often; an error when something was lost.
+/// Kills the appliance repeatedly. Returns an error if data was lost.
 pub(crate) fn run(options: &Options) -> Result<(), String> {
     if options.lab {
         return interop::run_repeatedly("kill-file-system", options.count);

@@ -1,4 +1,5 @@
-//! `cargo xtask demo`: the main job on the embedded default, from building it to attaching a host.
+//! `cargo xtask demo`: the main use case with the embedded default configuration, from the build to
+//! an attached host.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
@@ -15,11 +16,11 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use crate::appliance::{READY_LINE, stop_in_order};
 use crate::{packages, process};
 
-/// What the appliance prints before each command that attaches an export.
+/// Prefix of the appliance's output of each command that attaches an export.
 const ATTACH_PREFIX: &str = "attach: ";
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// What the demo is told.
+/// The options of the demo.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// End after the workload instead of serving until Ctrl-C.
@@ -30,7 +31,7 @@ pub(crate) struct Options {
     time: u32,
 }
 
-/// What builds the appliance and the load generator.
+/// The command that builds the appliance and the load generator.
 pub(crate) fn build(with_rdma: bool) -> Command {
     let mut cargo = process::cargo();
     cargo.args(["build", "--release", "-p", "appliance", "-p", "bench"]);
@@ -40,7 +41,8 @@ pub(crate) fn build(with_rdma: bool) -> Command {
     cargo
 }
 
-/// Builds the appliance and the load generator, serves, loads, and serves on.
+/// Builds the appliance and the load generator, starts the appliance, runs the load, and keeps
+/// serving.
 pub(crate) fn run(options: &Options) -> Result<(), String> {
     let with_rdma = packages::provide_for_demo()?;
     println!("demo: building the appliance and the load generator");
@@ -55,7 +57,7 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     load.args(["--time", &options.time.to_string()]);
     let loaded = process::run(&mut load);
     if interrupted.load(Ordering::Relaxed) {
-        // The load generator has been interrupted with us.
+        // The interruption has also ended the load generator.
         return serving.stop();
     }
     loaded?;
@@ -72,7 +74,7 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     serving.stop()
 }
 
-/// The demo as a test.
+/// Runs the demo as a test.
 pub(crate) fn once() -> Result<(), String> {
     run(&Options {
         once: true,
@@ -80,7 +82,7 @@ pub(crate) fn once() -> Result<(), String> {
     })
 }
 
-/// Becomes true with SIGINT or SIGTERM, which then no longer end this process.
+/// A flag that SIGINT or SIGTERM sets; they no longer end this process.
 fn interruption() -> Result<Arc<AtomicBool>, String> {
     let interrupted = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
@@ -99,19 +101,19 @@ fn explain(attach: &[String]) {
     println!();
 }
 
-/// The demo's appliance; dropping it kills it.
+/// The demo's appliance; killed on drop.
 struct Serving {
     child: Child,
     attach: Vec<String>,
 }
 
 impl Serving {
-    /// Starts `windlass run`, shows what it prints, and waits until it is ready.
+    /// Starts `windlass run`, passes its output on, and waits until it is ready.
     fn start(windlass: &Path) -> Result<Self, String> {
         let mut command: Command = process::bound_to_us(&process::program(windlass));
         command.args(["--log", "warn", "run", "--data-dir"]);
         command.arg(process::root().join("target/demo"));
-        // Ctrl-C is for this process, which then stops the appliance in order.
+        // Only this process receives Ctrl-C, and then stops the appliance in order.
         command
             .process_group(0)
             .stdin(Stdio::null())
@@ -137,7 +139,7 @@ impl Serving {
                 }
             }
         }
-        // Whatever it prints from here on must not fill the pipe.
+        // Further output must be read, so that the pipe does not fill up.
         thread::spawn(move || {
             lines
                 .map_while(Result::ok)
@@ -150,7 +152,7 @@ impl Serving {
         self.child.try_wait().ok().flatten()
     }
 
-    /// Stops it in order, which has to succeed.
+    /// Stops it, which has to succeed.
     fn stop(mut self) -> Result<(), String> {
         println!("demo: stopping the appliance");
         stop_in_order(&mut self.child)

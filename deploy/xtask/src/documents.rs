@@ -1,4 +1,4 @@
-//! Checks that the documents and the code refer to things that exist: files that the documents name,
+//! Checks that references in the documents and the code are valid: files that the documents name,
 //! and sections of `ARCHITECTURE.md` that the code cites as `ARCHITECTURE.md §N`.
 
 use std::fs;
@@ -15,11 +15,11 @@ const DOCUMENTS: [&str; 4] = [
 ];
 /// The document whose sections the code cites.
 const ARCHITECTURE: &str = "ARCHITECTURE.md";
-/// How a citation begins, behind the document's name.
+/// The beginning of a citation after the document's name.
 const SECTION: &str = "§";
-/// The README is for the first ten minutes; what is longer belongs on pages of its own.
+/// Maximum length of the README; longer texts belong on separate pages.
 const README_LINES_MAX: usize = 200;
-/// Folders of the repository whose files a document may name.
+/// Directories of the repository whose files a document may name.
 const SOURCES: [&str; 7] = [
     "appliance",
     "bench",
@@ -29,12 +29,12 @@ const SOURCES: [&str; 7] = [
     "rdma",
     "reactors",
 ];
-/// Endings of files that a document may name.
+/// Suffixes of files that a document may name.
 const ENDINGS: [&str; 9] = [
     ".rs", ".md", ".sh", ".js", ".toml", ".json", ".py", ".service", "/",
 ];
 
-/// Checks the repository; the error lists every problem.
+/// Checks the repository. The error lists every problem.
 pub(crate) fn check() -> Result<(), String> {
     let root = process::root();
     let read =
@@ -76,7 +76,7 @@ pub(crate) fn check() -> Result<(), String> {
     Err(format!("{} problem(s) with the documents", problems.len()))
 }
 
-/// The repository's files and folders that a document names: in backquotes, with a folder.
+/// The repository's files and directories that a document names: in backquotes, with a directory.
 fn paths_in(text: &str) -> impl Iterator<Item = &str> {
     let quoted = text.split('`').skip(1).step_by(2);
     quoted.filter(|it| {

@@ -1,8 +1,7 @@
-//! `cargo xtask fuzz`: the targets of bench/fuzz under libFuzzer, on the pinned toolchain.
+//! `cargo xtask fuzz`: runs the targets of bench/fuzz with libFuzzer on the pinned toolchain.
 //!
-//! Every crate is compiled with the coverage that libFuzzer is guided by. What is found lies in
-//! target/fuzz: inputs that reach something new in `corpora`, inputs that show a defect in
-//! `findings`.
+//! Every crate is compiled with coverage instrumentation for libFuzzer. Results are in target/fuzz:
+//! inputs with new coverage in `corpora`, inputs that show a defect in `findings`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +11,7 @@ use clap::Args;
 
 use crate::process::{self, cargo};
 
-/// How a program is built such that libFuzzer sees which edges and comparisons an input reaches.
+/// Compiler flags that let libFuzzer see the edges and comparisons that an input reaches.
 const COVERAGE: &str = "--cfg fuzzing -Cpasses=sancov-module \
     -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
@@ -20,7 +19,7 @@ const COVERAGE: &str = "--cfg fuzzing -Cpasses=sancov-module \
     -Cllvm-args=-sanitizer-coverage-trace-compares \
     -Cllvm-args=-simplifycfg-branch-fold-threshold=0";
 
-/// Everything that can be fuzzed; a test compares it with what bench/fuzz has.
+/// All fuzz targets; a test compares them with those of bench/fuzz.
 pub(crate) const TARGETS: [&str; 8] = [
     "tcp-target",
     "tcp-host",
@@ -32,20 +31,20 @@ pub(crate) const TARGETS: [&str; 8] = [
     "http",
 ];
 
-/// Names the target to the program, as bench/fuzz reads it.
+/// The variable with the name of the target, which bench/fuzz reads.
 const CHOICE: &str = "WINDLASS_FUZZ_TARGET";
-/// Longer inputs find nothing that shorter ones do not.
+/// Maximum size of an input in bytes; longer inputs find nothing more.
 const INPUT_BYTES_MAX: u32 = 2048;
-/// An input that takes longer than this is a finding.
+/// Maximum run time of an input in seconds; a longer one is a finding.
 const INPUT_SECONDS_MAX: u32 = 25;
-/// Memory that a target may take, MiB.
+/// Memory limit of a target in MiB.
 const MEMORY_MIB_MAX: u32 = 1024;
-/// Longest input that is kept in the repository.
+/// Maximum size in bytes of an input in the repository.
 const KEPT_BYTES_MAX: u32 = 512;
-/// How long each target is fuzzed in the tests.
+/// Duration for which the tests fuzz each target, in seconds.
 const TEST_SECONDS: u32 = 8;
 
-/// What to fuzz, and for how long.
+/// The targets to fuzz, and the duration.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// Only this target.
@@ -68,7 +67,7 @@ pub(crate) struct Options {
     keep: bool,
 }
 
-/// Fuzzes what the options say; an error when a defect was found.
+/// Fuzzes according to the options. Returns an error if a defect was found.
 pub(crate) fn run(options: &Options) -> Result<(), String> {
     let fuzzer = Fuzzer::build()?;
     let seconds = match options.minutes {
@@ -88,19 +87,19 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     Ok(())
 }
 
-/// The built program, and where it keeps what it finds.
+/// The built program, and the directory of its results.
 pub(crate) struct Fuzzer {
     program: PathBuf,
     found: PathBuf,
 }
 
 impl Fuzzer {
-    /// Builds it.
+    /// Builds the program.
     pub(crate) fn build() -> Result<Self, String> {
         let host = host_triple()?;
         let mut build = cargo();
-        // With a target named, flags reach neither build scripts nor macros: those are built
-        // already where anything is.
+        // With an explicit target, the flags affect neither build scripts nor macros, which are
+        // therefore reused from other builds.
         build.args(["build", "-p", "fuzz", "--target", &host]);
         build.env("RUSTFLAGS", COVERAGE);
         process::run(&mut build)?;
@@ -111,7 +110,7 @@ impl Fuzzer {
         })
     }
 
-    /// Runs the inputs that are kept, and a few seconds of others.
+    /// Runs the inputs of the repository, and others for a few seconds.
     pub(crate) fn test(&self, target: &str) -> Result<(), String> {
         self.fuzz(target, TEST_SECONDS)
     }
@@ -124,7 +123,7 @@ impl Fuzzer {
         command.arg(format!("-artifact_prefix={}/", findings.display()));
         command.arg(format!("-max_total_time={seconds}"));
         command.arg(format!("-max_len={INPUT_BYTES_MAX}"));
-        // Inputs are sequences of choices: short ones alone reach little.
+        // Inputs are sequences of choices, so short ones reach little.
         command.args(["-len_control=20", "-print_final_stats=1", "-verbosity=1"]);
         process::run(&mut command).map_err(|error| {
             let findings = findings.display();
@@ -135,7 +134,8 @@ impl Fuzzer {
         })
     }
 
-    /// Replaces the inputs of the repository by as few as cover what they and those found do.
+    /// Replaces the inputs of the repository by the smallest set with the coverage of these and the
+    /// found ones.
     fn keep(&self, target: &str) -> Result<(), String> {
         let fresh = self.folder("kept", target)?;
         let error = |error| format!("{}: {error}", fresh.display());
@@ -143,7 +143,7 @@ impl Fuzzer {
         fs::create_dir_all(&fresh).map_err(error)?;
         let mut command = self.command(target);
         command.args(["-set_cover_merge=1", &format!("-max_len={KEPT_BYTES_MAX}")]);
-        // By edges alone: how often each is passed would ask for many times as many inputs.
+        // Uses only edges as coverage: counts would require many times as many inputs.
         command.arg("-use_counters=0");
         command.arg(&fresh).arg(committed(target));
         command.arg(self.folder("corpora", target)?);
@@ -167,12 +167,12 @@ impl Fuzzer {
     }
 }
 
-/// Where the repository keeps a target's inputs.
+/// The directory of a target's inputs in the repository.
 fn committed(target: &str) -> PathBuf {
     process::root().join("bench/fuzz/corpora").join(target)
 }
 
-/// Inputs of defects, which stay whatever they cover.
+/// Whether an input shows a defect. Such inputs are kept regardless of their coverage.
 fn is_regression(name: &str) -> bool {
     name.starts_with("defect-")
 }
@@ -191,7 +191,7 @@ fn replace_files(from: &Path, to: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// The machine that the toolchain runs on.
+/// The target triple of the toolchain's host.
 fn host_triple() -> Result<String, String> {
     let output = process::output(process::program("rustc").arg("-vV"))?;
     let text = String::from_utf8_lossy(&output);

@@ -1,9 +1,10 @@
-//! Interoperability: the kernel host of a lab guest attaches to the appliance, which runs here, or
-//! in the guest where it has drives to take.
+//! Interoperability tests: the kernel host of a lab guest attaches to the appliance, which runs on
+//! this machine, or in the guest if it needs drives.
 //!
 //! A scenario is a script of deploy/interop that runs in the guest, and an appliance for it. The
-//! script can ask for the death and return of one that runs here: it makes a file `N.kill` or
-//! `N.start` (N counts from 1) in the signals directory, and `N.done` answers it.
+//! script can request that an appliance on this machine is killed and started again: it creates a
+//! file `N.kill` or `N.start` (N counts from 1) in the signals directory, and `N.done` is the
+//! response.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,29 +21,29 @@ use crate::package;
 use crate::process::{self, bound_to_us};
 
 const NQN: &str = "nqn.2026-11.org.windlass:interop";
-/// This machine's loopback as a guest on QEMU's user network sees it.
+/// The address of this machine's loopback interface in a guest on QEMU's user network.
 const ADDRESS_IN_GUEST: &str = "10.0.2.2";
-/// Where a target in the guest listens.
+/// The port of a target in the guest.
 const GUEST_PORT: u16 = 4420;
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// One scenario: a script for the guest, and what surrounds it.
+/// A scenario: a script for the guest, and its environment.
 #[derive(Debug)]
 pub(crate) struct Scenario {
     pub(crate) name: &'static str,
     script: &'static str,
-    /// Further options of `nvme connect`.
+    /// Additional options of `nvme connect`.
     connect: &'static str,
     place: Place,
     timeout_s: u32,
 }
 
-/// Where the appliance runs.
+/// The location of the appliance.
 #[derive(Debug)]
 enum Place {
-    /// On this machine, exporting these devices; what only RAM holds does not outlive it.
+    /// On this machine, exporting these devices. A restart loses the content of RAM devices.
     Here(&'static [Device]),
-    /// In the guest: the script starts it, on drives of the guest.
+    /// In the guest: the script starts it with drives of the guest.
     Guest(Machine),
 }
 
@@ -51,7 +52,7 @@ enum Place {
 struct Machine {
     /// Options of `lab run`.
     options: &'static [&'static str],
-    /// Namespaces of all drives together.
+    /// Total number of namespaces of all drives.
     namespaces: usize,
 }
 
@@ -61,7 +62,7 @@ enum Device {
     File,
 }
 
-/// Every scenario, in the order they are run.
+/// All scenarios in the order of execution.
 pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "discover-connect-fs",
@@ -229,21 +230,21 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
 ];
 
 impl Machine {
-    /// Whether the script installs our package: there is no other use for systemd.
+    /// Whether the script installs our package; only such scripts use systemd.
     fn installs_packages(&self) -> bool {
         self.options.contains(&"--systemd")
     }
 }
 
 impl Scenario {
-    /// Whether every change must pass it: one scenario for each way that the data path can take. The
-    /// others prove what seldom changes, or prove the same with more.
+    /// Whether every change must pass the scenario: one scenario for each variant of the data path.
+    /// The others test parts that rarely change, or repeat tests with larger parameters.
     pub(crate) fn is_in_gate(&self) -> bool {
         const GATE: [&str; 4] = ["discover-connect-fs", "file-faults", "vfio", "rdma-host"];
         GATE.contains(&self.name)
     }
 
-    /// Whether the guest's own kernel target can stand in for the appliance.
+    /// Whether the guest's own kernel target can replace the appliance.
     fn has_self_check(&self) -> bool {
         matches!(self.place, Place::Here(_))
     }
@@ -256,14 +257,14 @@ impl Scenario {
     }
 }
 
-/// A machine may be so many times slower than the one that the scenarios' times were chosen on. A
-/// scenario that passes does not wait for its time.
+/// Factor for the time-outs of scenarios on machines that are slower than the one on which they
+/// were chosen. A passing scenario does not wait for its time-out.
 const SLOWNESS_MAX: u32 = 4;
 
-/// How often a script that repeats what it does does so in the tests.
+/// Number of repetitions of repeating scripts in the tests.
 const ROUNDS_DEFAULT: u32 = 3;
 
-/// Which scenarios, and against what.
+/// The scenarios to run, and their target.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// Scenarios to run; all of them by default.
@@ -311,7 +312,7 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     }
 }
 
-/// Builds the appliance and runs one scenario, which repeats what it does `rounds` times.
+/// Builds the appliance and runs one scenario with this number of repetitions.
 pub(crate) fn run_repeatedly(name: &str, rounds: u32) -> Result<(), String> {
     process::run(&mut build(false))?;
     process::run(process::lab().arg("build"))?;
@@ -321,7 +322,8 @@ pub(crate) fn run_repeatedly(name: &str, rounds: u32) -> Result<(), String> {
     harness.run(scenario.ok_or_else(|| format!("there is no scenario {name}"))?)
 }
 
-/// What builds the appliance. The same features as the tests have, so that nothing is built twice.
+/// The command that builds the appliance, with the same features as the tests so that nothing is
+/// built twice.
 pub(crate) fn build(release: bool) -> Command {
     let mut cargo = process::cargo();
     cargo.args([
@@ -335,19 +337,19 @@ pub(crate) fn build(release: bool) -> Command {
     cargo
 }
 
-/// What runs scenarios.
+/// Runs scenarios.
 #[derive(Debug)]
 pub(crate) struct Harness {
     appliance: Command,
     lab: Command,
-    /// Where the guest's scripts are.
+    /// The directory of the guest's scripts.
     scripts: PathBuf,
-    /// Where logs, configurations and files of devices go.
+    /// The directory for logs, configurations and files of devices.
     results: PathBuf,
-    /// A directory that holds both of the above and that the guest sees.
+    /// A directory that contains both of the above and is visible to the guest.
     share: PathBuf,
     self_check: bool,
-    /// How often a script that repeats what it does does so.
+    /// Number of repetitions of repeating scripts.
     rounds: u32,
 }
 
@@ -367,7 +369,7 @@ impl Harness {
         }
     }
 
-    /// Runs one scenario; its log is NAME.log among the results.
+    /// Runs one scenario; its log is NAME.log in the results directory.
     pub(crate) fn run(&self, scenario: &Scenario) -> Result<(), String> {
         let directory = self.results.join(scenario.name);
         let signals = directory.join("signals");
@@ -378,7 +380,7 @@ impl Harness {
         let result = self.run_logged(scenario, &directory, &log);
         let outcome = result.as_ref().map_or_else(String::as_str, |()| "passed");
         log.line("harness", &format!("{}: {outcome}", scenario.name));
-        // What the devices held is of no use once all went well, and large.
+        // The files of the devices are large and only needed after a failure.
         if result.is_ok() {
             let _ = fs::remove_dir_all(&directory);
         }
@@ -449,7 +451,7 @@ impl Harness {
         appliance.map_or(Ok(()), Appliance::stop)
     }
 
-    /// The appliance's package in two versions, one to upgrade from and one to upgrade to.
+    /// Builds the appliance's package in two versions, one to upgrade from and one to upgrade to.
     fn make_packages(&self, directory: &Path) -> Result<(), String> {
         let appliance = Path::new(self.appliance.get_program());
         for version in ["0.1.0", "0.1.1"] {
@@ -500,7 +502,7 @@ impl Harness {
     }
 }
 
-/// What the exit status of a guest's script means.
+/// The meaning of the exit status of a guest's script.
 fn verdict(scenario: &Scenario, status: i32) -> Result<(), String> {
     match status {
         0 => Ok(()),
@@ -526,7 +528,7 @@ fn allowed_cores() -> Vec<usize> {
 /// The appliance's configuration with these devices, its files in `directory`.
 fn configuration_text(devices: &[Device], port: u16, directory: &Path) -> String {
     let mut text = String::from("[appliance]\nname = \"interop\"\nmemory = \"64MiB\"\n");
-    // With two reactors a host's queues are not all on the reactor of its admin queue.
+    // With two reactors, some queues of a host are on another reactor than its admin queue.
     if let [first, second, ..] = allowed_cores()[..] {
         text += &format!("cores = \"{first},{second}\"\n");
     }
@@ -583,7 +585,7 @@ impl Guest {
         Ok(Guest { child, readers })
     }
 
-    /// Waits for the end, which the lab's own time limit brings about.
+    /// Waits for the end; the lab has its own time limit.
     fn wait(mut self) -> Result<i32, String> {
         loop {
             match self.ended()? {
@@ -593,7 +595,7 @@ impl Guest {
         }
     }
 
-    /// The exit status of the lab when it has ended; 125, a death, where a signal ended it.
+    /// The exit status of the lab if it has ended; 125 if a signal ended it.
     fn ended(&mut self) -> Result<Option<i32>, String> {
         let status = self
             .child
@@ -618,21 +620,21 @@ impl Drop for Guest {
     }
 }
 
-/// What the guest asks for.
+/// A request of the guest.
 #[derive(Debug, PartialEq, Eq)]
 enum Request {
     Kill,
     Start,
 }
 
-/// The directory in which the guest asks, one request after the other.
+/// The directory for the guest's requests, which are handled in order.
 struct Signals {
     directory: PathBuf,
     next: u32,
 }
 
 impl Signals {
-    /// The next request, if it is there.
+    /// The next request, if any.
     fn take(&self) -> Option<Request> {
         let is_there = |verb: &str| {
             self.directory
@@ -645,7 +647,7 @@ impl Signals {
         is_there("start").then_some(Request::Start)
     }
 
-    /// Tells the guest that its request is done.
+    /// Notifies the guest that its request is complete.
     fn answer(&mut self) -> Result<(), String> {
         let path = self.directory.join(format!("{}.done", self.next));
         self.next += 1;

@@ -1,8 +1,8 @@
-//! Checks that arrows between crates point down, that modules do not import each other in circles,
-//! and that unsafe code stays in its named places.
+//! Checks that dependencies between crates point down, that modules have no cyclic imports, and
+//! that unsafe code is only in its named places.
 //!
 //! A crate may use only crates on lower levels. Its tests may also use crates on its own level,
-//! since a transport is best tested against the other end; they never reach upward either.
+//! because a transport is best tested against the other end, but not on higher levels.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::metadata::{self, Dependency, Metadata, Package};
 use crate::module_cycles;
 use crate::rust_source::{has_word, leading_attributes, without_comments_and_literals};
 
-/// The crates of each level, the lowest first.
+/// The crates of each level, from the lowest.
 const LEVELS: [&[&str]; 7] = [
     &["nvme_spec", "hugemem", "appliance_config"],
     &["reactors", "uring", "vfio", "rdma"],
@@ -22,16 +22,16 @@ const LEVELS: [&[&str]; 7] = [
     &["fuzz", "simulation"],
 ];
 
-/// Crates that nothing uses and that use nothing of the workspace.
+/// Crates outside the layers, which use no crate of the workspace and are used by none.
 const OUTSIDE: [&str; 1] = ["xtask"];
 
-/// Crates with unsafe code, in modules that say so; every other crate forbids it.
+/// Crates with unsafe code in modules that opt in; every other crate forbids it.
 const UNSAFE_CRATES: [&str; 5] = ["hugemem", "reactors", "uring", "vfio", "rdma"];
 
 const FORBIDDEN: &str = "#![forbid(unsafe_code)]";
 const OPTED_IN: &str = "#![expect(unsafe_code,reason=";
 
-/// Checks this workspace; the error lists every problem.
+/// Checks this workspace. The error lists every problem.
 pub(crate) fn check_workspace() -> Result<(), String> {
     let metadata = metadata::of_workspace()?;
     let mut problems = arrow_problems(&metadata);
@@ -56,7 +56,7 @@ fn level(name: &str) -> Option<usize> {
     LEVELS.iter().position(|crates| crates.contains(&name))
 }
 
-/// What is wrong with the arrows between the workspace's crates.
+/// The problems of dependencies between the workspace's crates.
 fn arrow_problems(metadata: &Metadata) -> Vec<String> {
     let is_ours = |dependency: &Dependency| {
         dependency.path.is_some()
@@ -87,7 +87,7 @@ fn arrow_problems(metadata: &Metadata) -> Vec<String> {
     problems
 }
 
-/// What is wrong with one arrow; `own_level` is none for a crate outside.
+/// The problem of one dependency, if any; `own_level` is `None` for a crate outside the layers.
 fn arrow_problem(user: &str, own_level: Option<usize>, used: &Dependency) -> Option<String> {
     let name = used.name.as_str();
     let Some(own_level) = own_level else {
@@ -119,7 +119,7 @@ fn arrow_problem(user: &str, own_level: Option<usize>, used: &Dependency) -> Opt
     ))
 }
 
-/// What is wrong with unsafe code in one crate's files.
+/// The problems of unsafe code in the files of one crate.
 fn unsafe_problems(package: &Package) -> Result<Vec<String>, String> {
     let mut problems = Vec::new();
     let may_be_unsafe = UNSAFE_CRATES.contains(&package.name.as_str());
@@ -146,7 +146,7 @@ fn unsafe_problems(package: &Package) -> Result<Vec<String>, String> {
     Ok(problems)
 }
 
-/// What is wrong with unsafe code in one file; `is_root` says that a crate begins with it.
+/// The problem of unsafe code in one file, if any; `is_root` marks the root file of a crate.
 fn unsafe_problem(text: &str, is_root: bool, may_be_unsafe: bool) -> Option<&'static str> {
     let code = without_comments_and_literals(text);
     let attributes = leading_attributes(&code);

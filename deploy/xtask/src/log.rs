@@ -1,4 +1,4 @@
-//! One log of several programs that run at the same time: each line with its time and its source.
+//! A log of several concurrent programs: each line has its time and its source.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
-/// A log file that is shown on standard output as it grows.
+/// A log file that is also shown on standard output.
 #[derive(Debug)]
 pub(crate) struct Log {
     file: Mutex<File>,
@@ -15,7 +15,7 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    /// Begins the file anew.
+    /// Creates or truncates the file.
     pub(crate) fn create(path: &Path) -> Result<Arc<Log>, String> {
         let file = File::create(path).map_err(|e| format!("{}: {e}", path.display()))?;
         Ok(Arc::new(Log {
@@ -24,7 +24,7 @@ impl Log {
         }))
     }
 
-    /// Adds one line; a full disk does not stop what is logged.
+    /// Adds one line; write errors are ignored.
     pub(crate) fn line(&self, source: &str, text: &str) {
         let line = format!(
             "[{:8.3}] {source}: {text}\n",
@@ -32,13 +32,13 @@ impl Log {
         );
         let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         let _ = file.write_all(line.as_bytes());
-        // Only print! is captured by tests, but that panics when standard output is closed.
+        // Tests capture only print!, but that panics if standard output is closed.
         if !cfg!(test) {
             let _ = std::io::stdout().write_all(line.as_bytes());
         }
     }
 
-    /// Adds every line of a stream until it ends, and shows each to `seen` first.
+    /// Adds every line of a stream until its end, and passes each to `seen` first.
     pub(crate) fn follow(
         self: &Arc<Log>,
         source: &'static str,

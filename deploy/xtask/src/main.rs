@@ -1,6 +1,6 @@
 //! The project's own commands, run as `cargo xtask COMMAND`: checks, tests, the lab and the demo.
 //!
-//! Stands outside the layers: no crate uses it, and it uses none.
+//! It is outside the layers: no crate uses it, and it uses none.
 
 #![forbid(unsafe_code)]
 
@@ -79,7 +79,7 @@ fn main() -> ExitCode {
         Command::Sim(options) => sim::run(&options),
         Command::Package(options) => package::run(&options),
         Command::Lab { arguments } => {
-            // The guest's command starts in the directory that the user is in.
+            // The guest's command starts in the user's current directory.
             let here = std::env::current_dir().unwrap_or_else(|_| process::root());
             return process::become_program(process::lab().args(arguments).current_dir(here));
         }

@@ -1,4 +1,4 @@
-//! What `cargo metadata` says about the workspace, as far as the checks look at it.
+//! The parts of `cargo metadata` for the workspace that the checks use.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -31,11 +31,11 @@ pub(crate) struct Dependency {
     pub(crate) kind: Option<String>,
     /// The platform or configuration it is for, as `cfg(…)`.
     pub(crate) target: Option<String>,
-    /// Absent for what comes from a registry.
+    /// `None` for dependencies from a registry.
     pub(crate) path: Option<String>,
 }
 
-/// One thing that cargo builds of a package.
+/// A target that cargo builds from a package.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Target {
     /// "lib", "bin", "test", "bench", "example", "custom-build", …
@@ -44,13 +44,13 @@ pub(crate) struct Target {
 }
 
 impl Package {
-    /// The folder of its Cargo.toml.
+    /// The directory of its Cargo.toml.
     pub(crate) fn directory(&self) -> &Path {
         let manifest = Path::new(&self.manifest_path);
         manifest.parent().unwrap_or(Path::new("/"))
     }
 
-    /// Every Rust file of the package, without packages and build outputs within its folder.
+    /// Every Rust file of the package, excluding other packages and build outputs in its directory.
     pub(crate) fn rust_files(&self) -> Result<Vec<PathBuf>, String> {
         let mut files = Vec::new();
         let mut pending = vec![self.directory().to_path_buf()];
@@ -74,7 +74,7 @@ impl Package {
     }
 }
 
-/// Asks cargo.
+/// Runs `cargo metadata`.
 pub(crate) fn of_workspace() -> Result<Metadata, String> {
     let mut cargo = process::cargo();
     cargo.args(["metadata", "--format-version", "1", "--no-deps"]);

@@ -1,5 +1,5 @@
-//! Checks that the modules of a crate do not import each other in circles: a file or folder right
-//! below `src/` is a module here, with all that is in it. Tests may import anything.
+//! Checks that the modules of a crate have no cyclic imports. A module is a file or directory
+//! directly in `src/`, with its content. Tests may import anything.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -11,10 +11,10 @@ use crate::rust_source::without_comments_and_literals;
 /// Crates whose modules are checked.
 const CHECKED: [&str; 1] = ["appliance"];
 
-/// Which modules each module imports.
+/// The imports of each module.
 type Imports = BTreeMap<String, BTreeSet<String>>;
 
-/// What is wrong with one crate's modules.
+/// The problems of one crate's modules.
 pub(crate) fn problems(package: &Package) -> Result<Vec<String>, String> {
     if !CHECKED.contains(&package.name.as_str()) {
         return Ok(Vec::new());
@@ -33,7 +33,7 @@ pub(crate) fn problems(package: &Package) -> Result<Vec<String>, String> {
     Ok(told.into_iter().collect())
 }
 
-/// The imports among the modules of files, which are named by their paths below `src/`.
+/// The imports among the modules of files, which are named by their paths in `src/`.
 fn imports(files: &[(String, String)]) -> Imports {
     let is_root = |path: &str| path == "lib.rs" || path == "main.rs";
     let of_modules = files.iter().filter(|(path, _)| !is_root(path));
@@ -53,7 +53,7 @@ fn imports(files: &[(String, String)]) -> Imports {
     imports
 }
 
-/// The module that a file is in.
+/// The module of a file.
 fn module_of(path: &str) -> String {
     let first = path.split('/').next().unwrap_or(path);
     first.trim_end_matches(".rs").to_owned()
@@ -64,8 +64,8 @@ fn is_test(path: &str) -> bool {
         .any(|part| part == "tests" || part == "tests.rs")
 }
 
-/// The names behind `crate::`, and behind as many `super::` as lead to the crate's root from a file
-/// that is `depth` modules deep.
+/// The names after `crate::`, and after the number of `super::` that leads to the crate's root from
+/// a file at module depth `depth`.
 fn used_modules(text: &str, depth: usize) -> BTreeSet<String> {
     let code = without_comments_and_literals(text);
     let code = code
@@ -116,7 +116,7 @@ fn first_name(path: &str) -> String {
     path[..end.unwrap_or(path.len())].to_owned()
 }
 
-/// Modules of which each imports the next, and the last is the first again.
+/// A cycle of modules: each imports the next, and the last is the first again.
 fn circle(imports: &Imports) -> Option<Vec<String>> {
     let mut done = BTreeSet::new();
     imports

@@ -1,7 +1,7 @@
-//! What Prometheus' own tool makes of our metrics and alert rules: `promtool check`.
+//! Checks our metrics and alert rules with Prometheus' own tool: `promtool check`.
 //!
-//! Debian has promtool in the package of the server, which starts when it is installed. So the
-//! package is downloaded and the one program taken out of it.
+//! In Debian, promtool is in the package of the server, which starts when it is installed. The
+//! package is therefore only downloaded, and the program extracted.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,7 +14,7 @@ use crate::process;
 const FOLDER: &str = "target/promtool";
 const ALERTS: &str = "deploy/dashboards/alerts.yml";
 
-/// Where promtool is, if it can be had.
+/// The path of promtool, if available.
 fn promtool() -> Option<PathBuf> {
     let ours = process::root().join(FOLDER).join("usr/bin/promtool");
     if process::is_installed("promtool") {
@@ -24,7 +24,7 @@ fn promtool() -> Option<PathBuf> {
     }
 }
 
-/// Sees to it that promtool is there; where it cannot be had, says so.
+/// Provides promtool, or prints why it is not available.
 pub(crate) fn provide() {
     if promtool().is_some() {
         return;
@@ -50,7 +50,7 @@ fn fetch(folder: &Path) -> Result<(), String> {
     fs::remove_file(&package).map_err(|error| format!("{}: {error}", package.display()))
 }
 
-/// Has the rules and this answer of `/metrics` checked.
+/// Checks the rules and this response of `/metrics`.
 pub(crate) fn check(metrics: &str) -> Result<(), String> {
     let Some(promtool) = promtool() else {
         println!("monitoring: without promtool nothing was checked");
@@ -74,8 +74,8 @@ pub(crate) fn check(metrics: &str) -> Result<(), String> {
     }
 }
 
-/// OpenMetrics in the older text format, the only one that promtool reads: counters are described
-/// by their samples' name, and units and the end mark are unknown.
+/// Converts OpenMetrics to the older text format, the only one that promtool reads: counters are
+/// described by their samples' names, and units and the end mark do not exist.
 fn classic(metrics: &str) -> String {
     let counters: BTreeSet<&str> = metrics
         .lines()

@@ -1,8 +1,7 @@
-//! `cargo xtask package`: the Debian package, from a built appliance and the files of deploy/, by
-//! dpkg-deb alone.
+//! `cargo xtask package`: builds the Debian package from a built appliance and the files of
+//! deploy/, only with dpkg-deb.
 //!
-//! The program itself writes its manual pages and completions, so they are never those of another
-//! version.
+//! The program itself generates its manual pages and completions, so their version always matches.
 
 mod check;
 
@@ -17,7 +16,7 @@ use crate::process;
 
 pub(crate) use check::check;
 
-/// What to package.
+/// The options of the package.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// Package this program, and `bench` beside it, instead of building a release.
@@ -31,7 +30,7 @@ pub(crate) struct Options {
     out: PathBuf,
 }
 
-/// Where files of deploy/ lie in the package, and whether they are programs.
+/// Files of deploy/, their paths in the package, and whether they are executable.
 const FILES: [(&str, &str, bool); 16] = [
     (
         "systemd/windlass.service",
@@ -107,11 +106,11 @@ const FILES: [(&str, &str, bool); 16] = [
     ),
 ];
 
-/// Where the program lies in the package, and where the load generator does, which was built into
-/// the same directory.
+/// Paths in the package of the program and of the load generator, which was built into the same
+/// directory.
 const PROGRAMS: [&str; 2] = ["usr/bin/windlass", "usr/lib/windlass/bench"];
 
-/// The scripts that dpkg runs, and lists that it reads.
+/// Maintainer scripts and control files of dpkg.
 const CONTROL_FILES: [(&str, bool); 5] = [
     ("conffiles", false),
     ("preinst", true),
@@ -120,7 +119,7 @@ const CONTROL_FILES: [(&str, bool); 5] = [
     ("postrm", true),
 ];
 
-/// The oldest C library that a program can be linked with here, for a program that names none.
+/// The oldest supported C library, for a program that names no version.
 const LIBC_OLDEST: (u32, u32) = (2, 17);
 
 /// Builds the package that `options` ask for.
@@ -144,11 +143,11 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     Ok(())
 }
 
-/// Makes the package of this program and version in a directory; its path.
+/// Builds the package of this program and version in a directory. Returns its path.
 pub(crate) fn build(binary: &Path, version: &str, out: &Path) -> Result<PathBuf, String> {
     let architecture = debian_architecture(std::env::consts::ARCH)?;
     let name = format!("windlass_{version}_{architecture}");
-    // Programs are run from the root.
+    // Programs run in the repository's root.
     let out = process::root().join(out);
     let stage = out.join(&name);
     remove_if_there(&stage)?;
@@ -159,14 +158,14 @@ pub(crate) fn build(binary: &Path, version: &str, out: &Path) -> Result<PathBuf,
     let mut dpkg_deb = process::program("dpkg-deb");
     dpkg_deb.args(["--root-owner-group", "-Zgzip", "--build"]);
     dpkg_deb.arg(&stage).arg(&path);
-    // The same commit makes the same package.
+    // Makes builds of the same commit reproducible.
     dpkg_deb.env("SOURCE_DATE_EPOCH", commit_time());
     process::output(&mut dpkg_deb)?;
     remove_if_there(&stage)?;
     Ok(path)
 }
 
-/// The files of the package, without those of dpkg.
+/// Copies the files of the package, without those of dpkg.
 fn lay_out(binary: &Path, stage: &Path) -> Result<(), String> {
     let deploy = process::root().join("deploy");
     for (from, to, is_program) in FILES {
@@ -183,7 +182,7 @@ fn lay_out(binary: &Path, stage: &Path) -> Result<(), String> {
     lay_out_manual(binary, stage)
 }
 
-/// Manual pages and completions, as the program writes them.
+/// Manual pages and completions that the program generates.
 fn lay_out_manual(binary: &Path, stage: &Path) -> Result<(), String> {
     let generated = stage.with_extension("generated");
     remove_if_there(&generated)?;
@@ -203,12 +202,12 @@ fn lay_out_manual(binary: &Path, stage: &Path) -> Result<(), String> {
     remove_if_there(&generated)
 }
 
-/// Where man(1) looks for a page, before it is compressed.
+/// The path of a manual page for man(1), without the suffix of its compression.
 fn place_of_page(name: &str) -> String {
     format!("usr/share/man/man1/{name}")
 }
 
-/// Where a shell looks for a completion of this file name.
+/// The path of a completion for its shell.
 fn place_of_completion(name: &str) -> Option<String> {
     match name {
         "windlass.bash" => Some("usr/share/bash-completion/completions/windlass".into()),
@@ -218,7 +217,7 @@ fn place_of_completion(name: &str) -> Option<String> {
     }
 }
 
-/// Debian's changelog: that of the project is in the repository.
+/// Writes a minimal Debian changelog; the project's own changelog is in the repository.
 fn write_changelog(version: &str, stage: &Path) -> Result<(), String> {
     let date = process::output(process::program("date").args([
         "--utc",
@@ -267,7 +266,7 @@ fn write_control(
     write(&control.join("control"), text.as_bytes(), false)
 }
 
-/// The version of the C library that a program wants: the highest of those that its symbols name.
+/// The version of the C library that a program requires: the highest version of its symbols.
 fn libc_of(program: &[u8]) -> (u32, u32) {
     const PREFIX: &[u8] = b"GLIBC_2.";
     let named = program.windows(PREFIX.len() + 2).filter_map(|bytes| {
@@ -287,7 +286,7 @@ fn debian_architecture(rust: &str) -> Result<&'static str, String> {
     }
 }
 
-/// When the present commit was made, in seconds since 1970; 0 outside of a repository.
+/// The time of the current commit in seconds since 1970; 0 outside a repository.
 fn commit_time() -> String {
     let mut git = process::program("git");
     git.args(["log", "-1", "--format=%ct"]);
@@ -296,7 +295,7 @@ fn commit_time() -> String {
     if time.is_empty() { "0".into() } else { time }
 }
 
-/// Every file below a directory that dpkg unpacks, relative to it, in order.
+/// All files in a directory that dpkg unpacks, with relative paths, in order.
 fn tree(stage: &Path) -> Result<Vec<PathBuf>, String> {
     let mut find = process::program("find");
     find.current_dir(stage)
@@ -337,7 +336,7 @@ fn write(path: &Path, content: &[u8], is_program: bool) -> Result<(), String> {
     set_mode(path, if is_program { 0o755 } else { 0o644 })
 }
 
-/// A directory and those above it, open to all whatever this process's mask says.
+/// Creates a directory and its parents, readable by all regardless of the umask.
 fn make_directory(path: &Path) -> Result<(), String> {
     if path.is_dir() || path.as_os_str().is_empty() {
         return Ok(());
@@ -368,7 +367,7 @@ fn at(path: &Path, error: &std::io::Error) -> String {
     format!("{}: {error}", path.display())
 }
 
-/// What lists a package's files: type and mode, owner, size, date, path.
+/// The command that lists a package's files: type and mode, owner, size, date, path.
 fn contents(package: &Path) -> Command {
     let mut dpkg_deb = process::program("dpkg-deb");
     dpkg_deb.arg("--contents").arg(package);

@@ -1,12 +1,12 @@
-//! Installs the Debian packages and Rust components that the tests need, where they are missing.
+//! Installs the Debian packages and Rust components that the tests need.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::{monitoring, process};
 
-/// Programs that the steps run and files that builds read, and the Debian packages that have them.
-/// Files begin with a slash; several places are separated by colons, and a place may have one star.
+/// Programs that the steps run and files that builds read, and their Debian packages. File names
+/// begin with a slash; alternative paths are separated by colons, and a path may contain one star.
 const PROGRAMS: [(&str, &str); 18] = [
     (VERBS_HEADER, "libibverbs-dev"),
     (CONNECTION_MANAGER_HEADER, "librdmacm-dev"),
@@ -30,11 +30,11 @@ const PROGRAMS: [(&str, &str); 18] = [
 
 const VERBS_HEADER: &str = "/usr/include/infiniband/verbs.h";
 const CONNECTION_MANAGER_HEADER: &str = "/usr/include/rdma/rdma_cma.h";
-/// Where clang's library is, which reads the headers of verbs.
+/// The path of clang's library, which parses the headers of verbs.
 const CLANG_LIBRARY: &str =
     "/usr/lib/llvm-*/lib/libclang.so:/usr/lib64/libclang.so*:/usr/lib/libclang.so*";
 
-/// Of these the ones that tests outside the lab need as well.
+/// Those that tests outside the lab need too.
 const NEEDED_WITHOUT_LAB: [&str; 10] = [
     VERBS_HEADER,
     CONNECTION_MANAGER_HEADER,
@@ -48,7 +48,7 @@ const NEEDED_WITHOUT_LAB: [&str; 10] = [
     "valgrind",
 ];
 
-/// What building with RDMA needs.
+/// Requirements of a build with RDMA.
 const NEEDED_FOR_RDMA: [&str; 4] = [
     VERBS_HEADER,
     CONNECTION_MANAGER_HEADER,
@@ -58,7 +58,7 @@ const NEEDED_FOR_RDMA: [&str; 4] = [
 
 const APT_ATTEMPTS_MAX: usize = 3;
 
-/// The packages of the test programs that are not installed.
+/// The packages of missing test programs.
 fn missing(with_lab: bool, is_installed: impl Fn(&str) -> bool) -> Vec<&'static str> {
     if with_lab {
         let all: Vec<&str> = PROGRAMS.iter().map(|&(program, _)| program).collect();
@@ -67,7 +67,7 @@ fn missing(with_lab: bool, is_installed: impl Fn(&str) -> bool) -> Vec<&'static 
     missing_of(&NEEDED_WITHOUT_LAB, is_installed)
 }
 
-/// The packages of those of `needed` that are not installed.
+/// The packages of missing programs among `needed`.
 fn missing_of(needed: &[&str], is_installed: impl Fn(&str) -> bool) -> Vec<&'static str> {
     let mut packages: Vec<&str> = PROGRAMS
         .iter()
@@ -79,7 +79,7 @@ fn missing_of(needed: &[&str], is_installed: impl Fn(&str) -> bool) -> Vec<&'sta
     packages
 }
 
-/// Sees to it that everything that tests need is there; says what it installs.
+/// Installs everything that the tests need, and prints what it installs.
 pub(crate) fn provide(with_lab: bool) -> Result<(), String> {
     provide_components()?;
     install(&missing(with_lab, is_there))?;
@@ -87,8 +87,8 @@ pub(crate) fn provide(with_lab: bool) -> Result<(), String> {
     Ok(())
 }
 
-/// Sees to it that everything that the demo needs is there; says what it installs. Returns whether
-/// the appliance can be built with RDMA, which the demo does without where it cannot be.
+/// Installs everything that the demo needs, and prints what it installs. Returns whether the
+/// appliance can be built with RDMA, which is optional for the demo.
 pub(crate) fn provide_for_demo() -> Result<bool, String> {
     install(&missing_of(&["setpriv"], is_there))?;
     if let Err(error) = install(&missing_of(&NEEDED_FOR_RDMA, is_there)) {
@@ -98,12 +98,12 @@ pub(crate) fn provide_for_demo() -> Result<bool, String> {
     Ok(true)
 }
 
-/// Sees to it that the browser is there; says what it installs.
+/// Installs the browser, and prints what it installs.
 pub(crate) fn provide_browser() -> Result<(), String> {
     install(&missing_of(&["chromium", "chromedriver"], is_there))
 }
 
-/// Whether a program is installed, or a file in one of its places.
+/// Whether a program is installed, or a file exists in one of its paths.
 fn is_there(name: &str) -> bool {
     if name.starts_with('/') {
         return name.split(':').any(|place| exists(Path::new(place)));
@@ -111,7 +111,7 @@ fn is_there(name: &str) -> bool {
     process::is_installed(name)
 }
 
-/// Whether a path exists in which one component may have a star.
+/// Whether a path exists of which one component may contain a star.
 fn exists(path: &Path) -> bool {
     let components: Vec<&str> = path.iter().filter_map(|part| part.to_str()).collect();
     let starred = components
@@ -132,7 +132,7 @@ fn exists(path: &Path) -> bool {
             .to_str()
             .and_then(|name| name.strip_prefix(before))
             .is_some_and(|end| end.ends_with(after));
-        // Joined only where there is a rest: an empty one would ask for a directory.
+        // Joined only if there is a rest, because an empty one would require a directory.
         fits && (at + 1 == components.len() || entry.path().join(&rest).exists())
     })
 }
@@ -169,7 +169,7 @@ fn install(packages: &[&str]) -> Result<(), String> {
     };
     let mut result = Ok(());
     for _ in 0..APT_ATTEMPTS_MAX {
-        // One archive of several may be away while the one that matters answers.
+        // Some of several archives may be unavailable while the required one responds.
         if let Err(error) = apt_get(&["update"]) {
             println!("packages: {error}; going on with the lists that are there");
         }
@@ -181,7 +181,7 @@ fn install(packages: &[&str]) -> Result<(), String> {
     result
 }
 
-/// rustfmt and clippy, which a minimal toolchain does not have.
+/// Installs rustfmt and clippy, which a minimal toolchain does not contain.
 fn provide_components() -> Result<(), String> {
     for (subcommand, component) in [("fmt", "rustfmt"), ("clippy", "clippy")] {
         if process::succeeds(process::cargo().args([subcommand, "--version"])) {

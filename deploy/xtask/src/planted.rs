@@ -1,4 +1,4 @@
-//! Planted defects that a crate's test must find (bench/simulation, `TESTED`).
+//! Runs the tests of crates that must detect planted defects (bench/simulation, `TESTED`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use serde::Deserialize;
 use crate::metadata;
 use crate::process::{self, cargo};
 
-/// Switches a defect on in programs that are compiled with `--cfg planted`.
+/// The variable that enables a defect in programs compiled with `--cfg planted`.
 const VARIABLE: &str = "PLANTED_DEFECT";
 
 /// A defect, and the test that must fail with it.
@@ -21,7 +21,7 @@ struct Tested<'a> {
 }
 
 impl<'a> Tested<'a> {
-    /// Reads a line of what the simulation tells.
+    /// Parses a line of the simulation's list.
     fn of(line: &'a str) -> Option<Self> {
         let mut words = line.split(' ');
         let (defect, program, test) = (words.next()?, words.next()?, words.next()?);
@@ -33,7 +33,7 @@ impl<'a> Tested<'a> {
     }
 }
 
-/// What cargo says of something that it built.
+/// A message of cargo about a built file.
 #[derive(Deserialize)]
 struct Message {
     #[serde(default)]
@@ -71,8 +71,8 @@ impl Program {
     }
 }
 
-/// Runs each test of `list` with its defect, and without any; an error unless every one fails with
-/// it and succeeds without. `compiler` plants them.
+/// Runs each test of `list` with its defect and without any. Returns an error unless every test
+/// fails with it and succeeds without. `compiler` compiles the defects in.
 pub(crate) fn run(list: &str, compiler: &str) -> Result<(), String> {
     let listed: Option<Vec<Tested<'_>>> = list.lines().map(Tested::of).collect();
     let listed = listed.ok_or("the simulation tells of tests in another form")?;
@@ -109,7 +109,7 @@ pub(crate) fn run(list: &str, compiler: &str) -> Result<(), String> {
     }
 }
 
-/// Builds the programs with planted defects; by name.
+/// Builds the programs with planted defects. Returns them by name.
 fn build(listed: &[Tested<'_>], compiler: &str) -> Result<BTreeMap<String, Program>, String> {
     let crates = metadata::of_workspace()?.packages;
     let is_library = |name: &str| crates.iter().any(|it| it.name == name);
@@ -125,14 +125,14 @@ fn build(listed: &[Tested<'_>], compiler: &str) -> Result<BTreeMap<String, Progr
     Ok(told.lines().filter_map(program_of).collect())
 }
 
-/// Cargo, with `compiler` for the crates of this repository.
+/// Cargo with `compiler` for the crates of this repository.
 pub(crate) fn with_planted(compiler: &str) -> Command {
     let mut cargo = cargo();
     cargo.env("RUSTC_WORKSPACE_WRAPPER", process::root().join(compiler));
     cargo
 }
 
-/// The test program that a line of cargo's tells of.
+/// The test program in a line of cargo's output.
 fn program_of(line: &str) -> Option<(String, Program)> {
     let message: Message = serde_json::from_str(line).ok()?;
     let program = Program {

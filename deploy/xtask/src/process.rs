@@ -1,4 +1,4 @@
-//! How other programs are started: from the repository's root, in a clean environment.
+//! Starts other programs in the repository's root with a clean environment.
 
 use std::env;
 use std::ffi::OsString;
@@ -7,10 +7,10 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus, Stdio};
 
-/// Where system programs are that only root usually has in its path.
+/// Directories of system programs that are usually only in root's path.
 const SYSTEM_DIRECTORIES: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
 
-/// Variables that would make a step build something else, or elsewhere, than it says.
+/// Variables that would change what or where a step builds.
 const UNWANTED: [&str; 5] = [
     "RUSTFLAGS",
     "RUSTDOCFLAGS",
@@ -19,7 +19,7 @@ const UNWANTED: [&str; 5] = [
     "MAKEFLAGS",
 ];
 
-/// Of cargo's variables those that say where it lives and how it reaches its registry.
+/// Variables of cargo that are kept: its directories and the access to its registry.
 const WANTED_OF_CARGO: [&str; 5] = [
     "CARGO_HOME",
     "CARGO_NET_",
@@ -28,7 +28,7 @@ const WANTED_OF_CARGO: [&str; 5] = [
     "CARGO_TERM_",
 ];
 
-/// The root of the work tree that this program was built from.
+/// The root of the work tree from which this program was built.
 pub(crate) fn root() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     here.ancestors().nth(2).unwrap_or(here).to_path_buf()
@@ -36,8 +36,8 @@ pub(crate) fn root() -> PathBuf {
 
 /// Whether a variable of our environment is passed on.
 ///
-/// What cargo set for this very program must not leak into the builds it starts: some build
-/// scripts take it for a change and build anew.
+/// Variables that cargo set for this program must not be passed to the builds that it starts: some
+/// build scripts would rebuild because of the change.
 fn is_passed_on(name: &str) -> bool {
     if name == "CARGO" || UNWANTED.contains(&name) {
         return false;
@@ -48,7 +48,7 @@ fn is_passed_on(name: &str) -> bool {
             .any(|prefix| name.starts_with(prefix))
 }
 
-/// The path with the system directories at its end where they were missing.
+/// The path, with missing system directories appended.
 fn search_path(path: Option<OsString>) -> OsString {
     let path = path.unwrap_or_default();
     let mut directories: Vec<PathBuf> = env::split_paths(&path).collect();
@@ -63,7 +63,7 @@ fn search_path(path: Option<OsString>) -> OsString {
     env::join_paths(directories).unwrap_or(path)
 }
 
-/// A program, to be run from the repository's root in a clean environment.
+/// A program to run in the repository's root with a clean environment.
 pub(crate) fn program(name: impl AsRef<std::ffi::OsStr>) -> Command {
     let mut command = Command::new(name);
     command.current_dir(root()).env_clear();
@@ -78,7 +78,7 @@ pub(crate) fn program(name: impl AsRef<std::ffi::OsStr>) -> Command {
     command
 }
 
-/// The cargo that runs us, else the one in the path.
+/// The cargo that runs this program, otherwise the one in the path.
 pub(crate) fn cargo() -> Command {
     program(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
@@ -88,7 +88,7 @@ pub(crate) fn lab() -> Command {
     program(root().join("deploy/lab/lab"))
 }
 
-/// `command` such that it is killed when this process ends, however it ends.
+/// A command like `command` that is killed when this process ends for any reason.
 pub(crate) fn bound_to_us(command: &Command) -> Command {
     let mut bound = program("setpriv");
     bound
@@ -103,13 +103,13 @@ pub(crate) fn bound_to_us(command: &Command) -> Command {
     bound
 }
 
-/// Whether a program is found in the path that steps have.
+/// Whether a program is found in the path of steps.
 pub(crate) fn is_installed(name: &str) -> bool {
     let path = search_path(env::var_os("PATH"));
     env::split_paths(&path).any(|directory| directory.join(name).is_file())
 }
 
-/// A command as one would type it, without its environment.
+/// A command as a user would type it, without its environment.
 pub(crate) fn shown(command: &Command) -> String {
     let program = Path::new(command.get_program());
     let mut words = vec![
@@ -126,7 +126,7 @@ pub(crate) fn shown(command: &Command) -> String {
     words.join(" ")
 }
 
-/// How a program ended, when not well.
+/// The failure of a program, as text.
 fn failure(command: &Command, status: ExitStatus) -> String {
     match status.code() {
         Some(code) => format!("`{}` exited with {code}", shown(command)),
@@ -142,7 +142,7 @@ fn cannot_start(command: &Command, error: &std::io::Error) -> String {
     }
 }
 
-/// Runs a program to its end with our own standard streams; an error when it fails.
+/// Runs a program with our standard streams. Returns an error if it fails.
 pub(crate) fn run(command: &mut Command) -> Result<(), String> {
     let status = command
         .stdin(Stdio::null())
@@ -155,15 +155,15 @@ pub(crate) fn run(command: &mut Command) -> Result<(), String> {
     }
 }
 
-/// What lines of a test program's output contain that say what failed.
+/// Strings in the output of a test program that mark a failure.
 const SIGNS_OF_FAILURE: [&str; 5] = ["FAILED", "panicked at", " fails", "replay:", "NOT FOUND"];
-/// Such lines that an error repeats.
+/// Maximum number of such lines that an error repeats.
 const TOLD_LINES_MAX: usize = 12;
-/// Characters of such a line that an error repeats.
+/// Maximum length of such a line in an error, in characters.
 const TOLD_CHARACTERS_MAX: usize = 200;
 
-/// The same with a program that tests: the error repeats the lines that say what failed, since
-/// they lie far above the end of a long output.
+/// Runs a test program. The error repeats the lines that describe the failure, because they are far
+/// from the end of a long output.
 pub(crate) fn run_test(command: &mut Command) -> Result<(), String> {
     let started = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
     let mut child = started.map_err(|error| cannot_start(command, &error))?;
@@ -181,13 +181,13 @@ pub(crate) fn run_test(command: &mut Command) -> Result<(), String> {
     Err(told.join("\n    "))
 }
 
-/// Writes all of `from` to `to`; the first lines that say what failed.
+/// Copies `from` to `to`. Returns the first lines that describe a failure.
 fn pass_on(from: impl std::io::Read, to: &mut impl Write) -> Vec<String> {
     let mut told = Vec::new();
     let mut from = BufReader::new(from);
     let mut line = Vec::new();
     while from.read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {
-        // Whoever reads our output may have gone; the program goes on all the same.
+        // The reader of our output may have closed it; the program continues.
         let _ = to.write_all(&line);
         let text = String::from_utf8_lossy(&line);
         let says_why = SIGNS_OF_FAILURE.iter().any(|sign| text.contains(sign));
@@ -199,7 +199,7 @@ fn pass_on(from: impl std::io::Read, to: &mut impl Write) -> Vec<String> {
     told
 }
 
-/// Runs a program to its end and returns what it printed; an error when it fails.
+/// Runs a program and returns its output. Returns an error if it fails.
 pub(crate) fn output(command: &mut Command) -> Result<Vec<u8>, String> {
     let output = command
         .stdin(Stdio::null())
@@ -213,7 +213,7 @@ pub(crate) fn output(command: &mut Command) -> Result<Vec<u8>, String> {
     }
 }
 
-/// Whether a program runs and succeeds; what it prints is dropped.
+/// Whether a program runs and succeeds; its output is dropped.
 pub(crate) fn succeeds(command: &mut Command) -> bool {
     let quiet = command
         .stdin(Stdio::null())
@@ -222,7 +222,7 @@ pub(crate) fn succeeds(command: &mut Command) -> bool {
     quiet.status().is_ok_and(|status| status.success())
 }
 
-/// Goes on as another program, so that its exit status and its signals are ours.
+/// Replaces this process by another program, so that its exit status and signals are ours.
 pub(crate) fn become_program(command: &mut Command) -> ExitCode {
     let error = command.exec();
     eprintln!("xtask: {}", cannot_start(command, &error));

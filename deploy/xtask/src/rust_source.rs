@@ -1,8 +1,8 @@
-//! As much of Rust's grammar as it takes to find a keyword and a file's leading attributes.
+//! A minimal scanner for Rust that finds keywords and a file's leading attributes.
 //!
 //! The Rust Reference: comments, character and string literals, inner attributes.
 
-/// `text` with comments, and the insides of string and character literals, replaced by spaces.
+/// Replaces comments, and the content of string and character literals, by spaces.
 pub(crate) fn without_comments_and_literals(text: &str) -> String {
     let bytes = text.as_bytes();
     let mut code = Vec::with_capacity(bytes.len());
@@ -24,7 +24,7 @@ pub(crate) fn without_comments_and_literals(text: &str) -> String {
     String::from_utf8_lossy(&code).into_owned()
 }
 
-/// Length of the comment or literal that begins at `at`; 0 where none does.
+/// Length of the comment or literal that begins at `at`; 0 if there is none.
 fn blank_length(bytes: &[u8], at: usize) -> usize {
     let rest = &bytes[at..];
     let after_word = at > 0 && is_word(bytes[at - 1]);
@@ -61,7 +61,7 @@ fn block_comment_length(text: &[u8]) -> usize {
     text.len()
 }
 
-/// Length of a literal up to its closing `quote`, which a backslash may escape.
+/// Length of a literal including its closing `quote`, which a backslash may escape.
 fn quoted_length(text: &[u8], quote: u8) -> usize {
     let mut at = 1;
     while at < text.len() {
@@ -74,7 +74,7 @@ fn quoted_length(text: &[u8], quote: u8) -> usize {
     text.len()
 }
 
-/// Length of a character literal; 0 for a lifetime, which has no second quote behind one character.
+/// Length of a character literal; 0 for a lifetime, which has no second quote after one character.
 fn character_length(text: &[u8]) -> usize {
     let first = match text.get(1) {
         Some(b'\\') => return quoted_length(text, b'\''),
@@ -94,7 +94,7 @@ fn character_length(text: &[u8]) -> usize {
     }
 }
 
-/// Length of a raw string from behind its `r`.
+/// Length of a raw string after its `r`.
 fn raw_string_length(text: &[u8]) -> Option<usize> {
     let hashes = text.iter().take_while(|&&byte| byte == b'#').count();
     if text.get(hashes) != Some(&b'"') {
@@ -110,7 +110,7 @@ fn is_word(byte: u8) -> bool {
     byte == b'_' || byte.is_ascii_alphanumeric() || byte >= 0x80
 }
 
-/// Whether `word` stands alone in code that has no comments and literals.
+/// Whether `word` occurs as a whole word in code without comments and literals.
 pub(crate) fn has_word(code: &str, word: &str) -> bool {
     code.match_indices(word).any(|(at, _)| {
         let bytes = code.as_bytes();
@@ -120,7 +120,7 @@ pub(crate) fn has_word(code: &str, word: &str) -> bool {
     })
 }
 
-/// The `#![…]` attributes before everything else, without white space.
+/// The `#![…]` attributes at the beginning, without white space.
 pub(crate) fn leading_attributes(code: &str) -> Vec<String> {
     let mut attributes = Vec::new();
     let mut rest = code.trim_start();

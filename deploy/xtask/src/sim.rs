@@ -1,4 +1,4 @@
-//! `cargo xtask sim`: the appliance simulated among faults, by seeds (bench/simulation).
+//! `cargo xtask sim`: simulates the appliance with faults, by seeds (bench/simulation).
 
 use std::ffi::OsString;
 use std::process::Command;
@@ -11,18 +11,18 @@ use crate::steps::Extent;
 
 /// Seeds that every test runs.
 const SEEDS_TESTED: &str = "0..300";
-/// Random seeds that follow them in the gate: a number and not a time, so that the gate says the same of
-/// the same files on every machine.
+/// Number of additional random seeds in the gate. It is a count and not a time, so that the gate
+/// has the same result for the same files on every machine.
 const RANDOM_GATE: u32 = 150;
-/// Minutes of random seeds where everything is run.
+/// Minutes of random seeds if the whole step is run.
 pub(crate) const MINUTES_ALL: u32 = 10;
-/// Compiles the crates of this repository with their planted defects.
+/// The compiler wrapper that compiles the crates of this repository with planted defects.
 const PLANTING: &str = "deploy/xtask/planted-rustc";
 
-/// What became of the planted defects.
+/// The file with the results of planted defects.
 const DEFECTS_PAGE: &str = "bench/simulation/DEFECTS.md";
 
-/// What to simulate.
+/// The options of the simulation.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// Plant defects in the appliance, one at a time, and write which were found to
@@ -39,9 +39,9 @@ pub(crate) struct Options {
     arguments: Vec<OsString>,
 }
 
-/// Builds the simulation and runs it with the options; an error when a seed fails.
+/// Builds the simulation and runs it with the options. Returns an error if a seed fails.
 ///
-/// It is not built for release: the assertions of the crates under test are part of the judgement.
+/// It is a debug build, because the assertions of the crates under test are part of the judgement.
 pub(crate) fn run(options: &Options) -> Result<(), String> {
     if options.defects {
         return defects(DEFECTS_PAGE);
@@ -50,7 +50,7 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     process::run(built().args(&options.arguments))
 }
 
-/// Looks for every planted defect and writes what was found to `page`.
+/// Searches for every planted defect and writes the results to `page`.
 fn defects(page: &str) -> Result<(), String> {
     build(Some(PLANTING))?;
     let list = process::output(built().arg("--tested"))?;
@@ -59,8 +59,8 @@ fn defects(page: &str) -> Result<(), String> {
     simulated.and(tested)
 }
 
-/// Builds the simulation with the features that the tests are built with, so that nothing is built
-/// twice; `compiler` is what compiles our own crates, where it is not the usual one.
+/// Builds the simulation with the features of the tests, so that nothing is built twice; `compiler`
+/// replaces the usual compiler of our crates.
 fn build(compiler: Option<&str>) -> Result<(), String> {
     let mut cargo = compiler.map_or_else(cargo, planted::with_planted);
     cargo.args(["build", "--workspace", "--all-features"]);
@@ -68,17 +68,17 @@ fn build(compiler: Option<&str>) -> Result<(), String> {
     process::run(&mut cargo)
 }
 
-/// The program that was built last.
+/// The last built program.
 fn built() -> Command {
     process::program(process::root().join("target/debug/simulation"))
 }
 
-/// The same in the tests, which change no file of the tree.
+/// Searches for planted defects as a test, which changes no file of the work tree.
 pub(crate) fn test_defects() -> Result<(), String> {
     defects("target/DEFECTS.md")
 }
 
-/// What the tests run.
+/// Runs the simulation as a test.
 pub(crate) fn test(extent: Extent) -> Result<(), String> {
     build(None)?;
     let mut simulation = built();
@@ -93,8 +93,8 @@ pub(crate) fn test(extent: Extent) -> Result<(), String> {
     process::run_test(&mut simulation)
 }
 
-/// A number that the committed files decide: other seeds for every change, and the same ones again
-/// wherever the same files are tested.
+/// A number that depends on the committed files: every change tests other seeds, and the same files
+/// always test the same seeds.
 fn tree_number() -> Option<u64> {
     let mut git = process::program("git");
     let told = git.args(["rev-parse", "HEAD^{tree}"]).output().ok()?;

@@ -1,7 +1,7 @@
-//! `cargo xtask test`: the project's checks in order, and a table of how each one went.
+//! `cargo xtask test`: runs the project's checks in order and prints a table of the results.
 //!
-//! Without options it runs the gate: what every change must pass, within 20 minutes on two cores.
-//! `--all` adds the campaigns: longer searches, and guests that prove what seldom changes.
+//! Without options it runs the gate: the checks that every change must pass, within 20 minutes on
+//! two cores. `--all` adds the campaigns: longer searches, and guests for parts that rarely change.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -27,12 +27,12 @@ pub(crate) struct Options {
     all: bool,
 }
 
-/// How much of a step is run.
+/// The extent of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Extent {
-    /// What every change must pass.
+    /// The checks that every change must pass.
     Gate,
-    /// Everything that there is.
+    /// All checks.
     All,
 }
 
@@ -104,7 +104,8 @@ impl Step {
         matches!(self, Step::LabBuild | Step::LabLive | Step::Interop)
     }
 
-    /// What `--all` adds to the gate in this step; `None` where the gate runs all of it.
+    /// Description of what `--all` adds to the gate in this step; `None` if the gate runs all of
+    /// it.
     fn added_by_all(self) -> Option<String> {
         match self {
             Step::Sim => Some(format!("random seeds for {} minutes", sim::MINUTES_ALL)),
@@ -132,7 +133,7 @@ impl Step {
         }
     }
 
-    /// Whether the gate leaves the whole step out.
+    /// Whether the gate skips the whole step.
     fn is_campaign(self) -> bool {
         matches!(
             self,
@@ -140,13 +141,13 @@ impl Step {
         )
     }
 
-    /// Whether nothing behind this step can succeed once it fails.
+    /// Whether all later steps depend on the success of this step.
     fn is_gate(self) -> bool {
         matches!(self, Step::Packages | Step::Build)
     }
 }
 
-/// How one line of the table came out.
+/// The result of a row of the table.
 #[derive(Debug, PartialEq, Eq)]
 enum Outcome {
     Passed,
@@ -170,7 +171,7 @@ impl From<Result<(), String>> for Outcome {
     }
 }
 
-/// One line of the table.
+/// One row of the table.
 #[derive(Debug)]
 struct Row {
     name: String,
@@ -178,7 +179,7 @@ struct Row {
     time: Duration,
 }
 
-/// Runs the chosen steps; an error when one failed.
+/// Runs the chosen steps. Returns an error if one failed.
 pub(crate) fn test(options: &Options) -> Result<(), String> {
     let began = Instant::now();
     let mut rows = Vec::new();
@@ -223,14 +224,14 @@ impl Outcome {
     }
 }
 
-/// What `--all` would have added.
+/// Description of what `--all` adds.
 fn left_out() -> String {
     let added = Step::value_variants().iter();
     let added: Vec<String> = added.filter_map(|step| step.added_by_all()).collect();
     format!("`cargo xtask test --all` adds: {}\n", added.join("; "))
 }
 
-/// Runs one step: one row, or one for each scenario.
+/// Runs one step. Returns one row, or one for each scenario.
 fn run_step(step: Step, extent: Extent, with_lab: bool) -> Vec<Row> {
     let name = step.name();
     match step {
@@ -271,7 +272,7 @@ fn run_step(step: Step, extent: Extent, with_lab: bool) -> Vec<Row> {
     }
 }
 
-/// Runs one step's work under its heading and takes its time.
+/// Runs the work of one step with a heading and measures its time.
 fn timed(name: String, work: impl FnOnce() -> Result<(), String>) -> Row {
     println!("\n=== {name}");
     let began = Instant::now();
@@ -283,7 +284,7 @@ fn timed(name: String, work: impl FnOnce() -> Result<(), String>) -> Row {
     }
 }
 
-/// Tests and binaries; the steps behind it use what this one built.
+/// Builds tests and binaries, which the later steps use.
 fn build() -> Result<(), String> {
     let tests = ["test", "--workspace", "--all-features", "--no-run"];
     process::run(cargo().args(tests))?;
@@ -293,13 +294,13 @@ fn build() -> Result<(), String> {
 fn clippy() -> Result<(), String> {
     let lints = ["clippy", "--workspace", "--all-targets", "--all-features"];
     process::run(cargo().args(lints).args(["--", "-D", "warnings"]))?;
-    // The appliance as it is built where RDMA's headers are missing.
+    // The appliance in the configuration without RDMA's headers.
     let bare = ["clippy", "-p", "appliance", "--no-default-features"];
     process::run(cargo().args(bare).args(["--", "-D", "warnings"]))
 }
 
-/// What `bench cost` can measure, and the committed baseline that it is held to; without one it is held
-/// to itself.
+/// The subjects of `bench cost`, and their committed baselines; without a baseline, the results of
+/// a subject are compared with each other.
 const COSTS: [(&str, Option<&str>); 5] = [
     ("driver", Some("bench/baselines/cost-driver.json")),
     ("rdma", Some("bench/baselines/cost-rdma.json")),
@@ -308,10 +309,10 @@ const COSTS: [(&str, Option<&str>); 5] = [
     ("growth", None),
 ];
 
-/// One row for each subject: its instructions, allocations and so on, against the aims and the
-/// committed baselines.
+/// One row for each subject, with its instructions, allocations and so on compared with the goals
+/// and the committed baselines.
 fn costs() -> Vec<Row> {
-    // As the demo does, which then finds it built: with other packages features differ.
+    // The same build as in the demo, which then reuses it: with other packages the features differ.
     let build = || process::run(&mut demo::build(true));
     let built = timed("cost build".to_string(), build);
     if built.outcome.is_failure() {
@@ -339,7 +340,7 @@ fn doc() -> Result<(), String> {
     process::run(cargo.env("RUSTDOCFLAGS", "-D warnings"))
 }
 
-/// The crates whose unit tests have models for loom: they depend on it under `cfg(loom)`.
+/// The crates whose unit tests contain loom models: they depend on it with `cfg(loom)`.
 fn crates_with_loom_models(metadata: &Metadata) -> Vec<&str> {
     let has_models = |package: &&metadata::Package| {
         package
@@ -363,7 +364,7 @@ fn loom() -> Result<(), String> {
         return Ok(());
     }
     let mut cargo = cargo();
-    // Other flags would rebuild everything else, so these builds have a folder of their own.
+    // Other flags would rebuild everything else, so these builds have a separate directory.
     cargo.args(["test", "--lib", "--release", "--target-dir", "target/loom"]);
     cargo
         .env("RUSTFLAGS", "--cfg loom")
@@ -436,7 +437,8 @@ fn table(rows: &[Row], total: Duration) -> String {
     text
 }
 
-/// Licences, bans and sources, as deny.toml says; the advisories' database may be out of reach.
+/// Checks licences, bans and sources according to deny.toml, but not advisories, whose database may
+/// be unavailable.
 pub(crate) fn deny() -> Result<(), String> {
     if !process::succeeds(cargo().args(["deny", "--version"])) {
         println!("deny: cargo-deny is not installed, so nothing was checked");

@@ -1,4 +1,4 @@
-//! What the page has to do, each as one check.
+//! The checks of the page.
 
 use std::collections::BTreeSet;
 use std::thread;
@@ -9,15 +9,15 @@ use serde_json::{Value, json};
 use super::site::{HOST, NQN, Site, TOKEN};
 use super::webdriver::{Browser, DESKTOP, PHONE, key};
 
-/// Steps of history that are there before the page is opened.
+/// Number of steps in the history before the page is opened.
 const EARLIER_STEPS: usize = 8;
 const LIMIT: Duration = Duration::from_secs(60);
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Says whether the page shows what the appliance says now.
+/// Whether the page shows the current state of the appliance.
 const IS_LIVE: &str = "document.documentElement.dataset.state === 'live'";
 
-/// What the page shows of a moment: the number of its step and its tiles.
+/// The state of the page: the number of its step and the values of its tiles.
 const TILES: &str = "const tiles = {}; \
     for (const tile of document.querySelectorAll('#tiles data')) \
         tiles[tile.id.slice(4)] = tile.value === '' ? null : Number(tile.value); \
@@ -31,7 +31,7 @@ fn is_number(value: &Value) -> bool {
     value.is_number()
 }
 
-/// A page that is opened late shows what was before.
+/// Checks that a page that is opened later shows earlier data.
 pub(super) fn shows_what_was_before(site: &Site, browser: &Browser) -> Result<(), String> {
     let began = Instant::now();
     loop {
@@ -52,7 +52,7 @@ pub(super) fn shows_what_was_before(site: &Site, browser: &Browser) -> Result<()
     browser.pretend(DESKTOP, "light")?;
     browser.open(&format!("{}/#range=60", site.origin))?;
     browser.wait("the page is live", IS_LIVE)?;
-    // At once, so that all of it comes from before.
+    // Read immediately, so that all data is from before the page was opened.
     let rows = browser.run(
         "document.querySelector('#chart-iops details').open = true; \
          return new Promise((done) => requestAnimationFrame(() => setTimeout(() => done( \
@@ -72,7 +72,7 @@ pub(super) fn shows_what_was_before(site: &Site, browser: &Browser) -> Result<()
     )
 }
 
-/// Makes the page show that thing: `kind/name`.
+/// Selects a scope on the page: `kind/name`.
 fn choose(browser: &Browser, thing: &str) -> Result<(), String> {
     let choice = format!(
         "const select = document.getElementById('scope'); select.value = '{thing}'; \
@@ -81,9 +81,9 @@ fn choose(browser: &Browser, thing: &str) -> Result<(), String> {
     browser.run(&choice).map(drop)
 }
 
-/// Every figure is the API's, of whatever the page is asked to show.
+/// Checks that all figures match the API for every scope.
 pub(super) fn figures_are_the_apis(site: &Site, browser: &Browser) -> Result<(), String> {
-    // Without a token, a pseudonym stands for the host.
+    // Without a token, the host is shown by a pseudonym.
     let status = site.api("status")?;
     let host = status["hosts"][0]["nqn"].as_str().ok_or("no host")?;
     ensure((host == HOST) == site.has_token(), || {
@@ -135,9 +135,9 @@ pub(super) fn figures_are_the_apis(site: &Site, browser: &Browser) -> Result<(),
     Ok(())
 }
 
-/// The heat map has the API's counts, told by its table.
+/// Checks that the table of the heat map matches the API's counts.
 pub(super) fn heat_is_the_apis(site: &Site, browser: &Browser) -> Result<(), String> {
-    /// A row of the table joins so many steps of the minute that is shown.
+    /// Number of steps that a row of the table combines.
     const ROW_STEPS: usize = 5;
     choose(browser, "total/")?;
     browser.run("document.querySelector('#chart-heat details').open = true;")?;
@@ -162,7 +162,7 @@ pub(super) fn heat_is_the_apis(site: &Site, browser: &Browser) -> Result<(), Str
     };
     let rows = shown["rows"].as_array().ok_or("no rows")?;
     let mut all = 0;
-    // The newest row may lack a step that was not told yet.
+    // The newest row may lack a step that is not published yet.
     for (row, sum) in rows.iter().enumerate().skip(1) {
         let end = columns.len() - age - row * ROW_STEPS;
         let told: u64 = columns[end - ROW_STEPS..end].iter().map(count).sum();
@@ -174,7 +174,7 @@ pub(super) fn heat_is_the_apis(site: &Site, browser: &Browser) -> Result<(), Str
     ensure(rows.len() == 12 && all > 0, || format!("{rows:?}"))
 }
 
-/// With the load gone, nothing moves, and every total is the API's.
+/// Checks that without load no value changes and every total matches the API.
 pub(super) fn totals_are_the_apis(site: &mut Site, browser: &Browser) -> Result<(), String> {
     site.unload();
     browser.wait(
@@ -182,7 +182,7 @@ pub(super) fn totals_are_the_apis(site: &mut Site, browser: &Browser) -> Result<
         "document.querySelector('#hosts table').hidden && \
          document.getElementById('now-hosts').value === '0'",
     )?;
-    // One more turn, for what was counted last.
+    // Waits for one more step with the last counts.
     let step = browser.run(TILES)?["step"].as_u64().unwrap_or(0);
     let later = format!("Number(document.getElementById('tiles').dataset.step) > {step}");
     browser.wait("a further step", &later)?;
@@ -243,7 +243,7 @@ pub(super) fn totals_are_the_apis(site: &mut Site, browser: &Browser) -> Result<
     )
 }
 
-/// What has the focus, by its identifier or its text.
+/// The identifier or name of the element with the focus.
 fn focused(browser: &Browser) -> Result<String, String> {
     let focused = browser.run(
         "const at = document.activeElement; \
@@ -252,7 +252,7 @@ fn focused(browser: &Browser) -> Result<String, String> {
     Ok(focused.as_str().unwrap_or("").to_owned())
 }
 
-/// Everything is reached and used by keys alone, in the order of the page.
+/// Checks that everything is accessible by keyboard, in the order of the page.
 pub(super) fn keys_are_enough(_: &Site, browser: &Browser) -> Result<(), String> {
     browser.run("document.activeElement.blur(); window.scrollTo(0, 0);")?;
     let mut order = Vec::new();
@@ -268,7 +268,7 @@ pub(super) fn keys_are_enough(_: &Site, browser: &Browser) -> Result<(), String>
         })?;
     }
     let expected = ["skip", "theme", "pause", "scope", "range", "choose"];
-    // Between the choices and the first table are the tables of the charts.
+    // The tables of the charts are between the selection elements and the first table.
     ensure(order[..5] == expected[..5], || {
         format!("the order is {order:?}")
     })?;
@@ -319,7 +319,7 @@ pub(super) fn keys_are_enough(_: &Site, browser: &Browser) -> Result<(), String>
     Ok(())
 }
 
-/// What assistive technology is told, by the browser's own reckoning.
+/// Checks the accessible names that the browser computes for assistive technology.
 pub(super) fn everything_has_a_name(_: &Site, browser: &Browser) -> Result<(), String> {
     const NAMED: [&str; 13] = [
         "button",
@@ -378,7 +378,7 @@ pub(super) fn everything_has_a_name(_: &Site, browser: &Browser) -> Result<(), S
     })
 }
 
-/// Nothing is hard to read or cut off, in either theme, on a desk and in a hand.
+/// Checks that no text is hard to read or cut off, in both themes, on desktop and mobile screens.
 pub(super) fn reads_well_everywhere(_: &Site, browser: &Browser) -> Result<(), String> {
     let look = |what: &str| {
         let found = browser.run(include_str!("audit.js"))?;
@@ -402,7 +402,7 @@ pub(super) fn reads_well_everywhere(_: &Site, browser: &Browser) -> Result<(), S
             look(&format!("{name}, {scheme}"))?;
         }
     }
-    // The audit would have found something.
+    // Checks that the audit detects a problem.
     browser.run(
         "const bad = document.createElement('p'); bad.id = 'bad'; bad.textContent = 'faint'; \
          bad.style.color = '#555'; bad.style.width = '3000px'; document.body.append(bad);",
@@ -413,7 +413,7 @@ pub(super) fn reads_well_everywhere(_: &Site, browser: &Browser) -> Result<(), S
         || format!("what is bad is not found: {found}"),
     )?;
     browser.run("document.getElementById('bad').remove();")?;
-    // The page's own choice goes before the system's.
+    // The page's setting has priority over the system's.
     let choose = |theme: &str| {
         browser.run(&format!(
             "const theme = document.getElementById('theme'); theme.value = '{theme}'; \
@@ -429,7 +429,7 @@ pub(super) fn reads_well_everywhere(_: &Site, browser: &Browser) -> Result<(), S
     browser.pretend(DESKTOP, "light")
 }
 
-/// The page asks for the token, says when it is wrong, and forgets it when told to.
+/// Checks that the page asks for the token, reports a wrong one, and forgets it on request.
 pub(super) fn asks_for_the_token(site: &Site, browser: &Browser) -> Result<(), String> {
     let wanted = "document.documentElement.dataset.state === 'token'";
     browser.open(&site.origin)?;
@@ -457,7 +457,8 @@ pub(super) fn asks_for_the_token(site: &Site, browser: &Browser) -> Result<(), S
     browser.wait("it is forgotten", wanted).map(drop)
 }
 
-/// A killed appliance is told, what was last known stays, and a new one is taken up.
+/// Checks that the page reports a killed appliance, keeps the last data, and reconnects to a new
+/// one.
 pub(super) fn says_when_it_is_lost(site: &mut Site, browser: &Browser) -> Result<(), String> {
     browser.open(&site.origin)?;
     browser.wait("the page is live", IS_LIVE)?;
@@ -491,7 +492,7 @@ pub(super) fn says_when_it_is_lost(site: &mut Site, browser: &Browser) -> Result
     ensure(is_new && pid.is_some(), || format!("events: {events}"))
 }
 
-/// No script failed, and the policy had nothing to forbid.
+/// Checks that no script failed and that the content security policy blocked nothing.
 pub(super) fn nothing_went_wrong(browser: &Browser, expected: &[&str]) -> Result<(), String> {
     for entry in browser.logged("browser")? {
         let message = entry["message"].as_str().unwrap_or("");
@@ -503,7 +504,7 @@ pub(super) fn nothing_went_wrong(browser: &Browser, expected: &[&str]) -> Result
     Ok(())
 }
 
-/// Every request was to one of these origins.
+/// Checks that every request was to one of these origins.
 pub(super) fn nothing_leaves(browser: &Browser, origins: &[&str]) -> Result<(), String> {
     let mut requests = 0;
     for entry in browser.logged("performance")? {
@@ -515,7 +516,7 @@ pub(super) fn nothing_leaves(browser: &Browser, origins: &[&str]) -> Result<(), 
             continue;
         }
         let text = |value: &Value| value.as_str().unwrap_or("").to_owned();
-        // What the browser itself opens with.
+        // Requests of the browser itself at its start.
         if text(&event["params"]["documentURL"]).starts_with("chrome:") {
             continue;
         }

@@ -1,4 +1,4 @@
-//! `cargo xtask screenshots`: the pictures of the README, of an appliance under load.
+//! `cargo xtask screenshots`: takes the README's pictures of an appliance under load.
 
 use std::fs;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use super::webdriver::{Browser, DESKTOP, PHONE, Screen};
 use crate::log::Log;
 use crate::{packages, process};
 
-/// Where the pictures are that the README shows.
+/// The directory of the README's pictures.
 const FOLDER: &str = "appliance/dashboard/screenshots";
 
 /// What is pictured.
@@ -30,7 +30,7 @@ pub(crate) struct Options {
     release: bool,
 }
 
-/// Builds, loads, and takes the pictures.
+/// Builds the binaries, runs the load, and takes the pictures.
 pub(crate) fn take(options: &Options) -> Result<(), String> {
     packages::provide_browser()?;
     let mut build = process::cargo();
@@ -63,7 +63,7 @@ pub(crate) fn take(options: &Options) -> Result<(), String> {
              document.documentElement.dataset.state === 'live' && \
              document.querySelector('#chart-bytes canvas') !== null",
         )?;
-        // A turn more, after which everything is drawn in this size.
+        // Waits for one more step, after which everything is drawn in this size.
         thread::sleep(Duration::from_secs(2));
         let path = out.join(format!("{name}.png"));
         fs::write(&path, browser.picture()?).map_err(|e| format!("{}: {e}", path.display()))?;

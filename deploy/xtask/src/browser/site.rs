@@ -1,4 +1,4 @@
-//! The appliance whose page is looked at, with load on it.
+//! The appliance with the tested page, and its load.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,22 +16,22 @@ pub(super) const HOST: &str =
     "nqn.2014-08.org.nvmexpress:uuid:5c1f2d5e-6a0b-4b6e-9a57-0c9e0f3c8d11";
 pub(super) const TOKEN: &str = "0123456789abcdef-token";
 
-/// An appliance with two devices in one export, and what its page is asked by.
+/// An appliance with two devices in one export, and the parameters of its page.
 pub(super) struct Site {
     appliance: Option<Appliance>,
     load: Option<Child>,
     binaries: PathBuf,
     configuration: PathBuf,
     log: Arc<Log>,
-    /// Of the exports.
+    /// The port of the exports.
     port: u16,
-    /// Of the page.
+    /// The origin of the page.
     pub(super) origin: String,
     token: Option<&'static str>,
 }
 
 impl Site {
-    /// Starts the appliance of `binaries`; its files go to `directory`.
+    /// Starts the appliance from `binaries` with its files in `directory`.
     pub(super) fn start(
         binaries: &Path,
         directory: &Path,
@@ -103,10 +103,10 @@ allow_any_host = true
         )
     }
 
-    /// Starts the appliance where none runs.
+    /// Starts the appliance.
     pub(super) fn serve(&mut self) -> Result<(), String> {
         let windlass = process::program(self.binaries.join("windlass"));
-        // Programs are run from the root, and the page shows what it was started with.
+        // Programs run in the repository's root, and the page shows this path.
         let root = process::root();
         let configuration = self.configuration.strip_prefix(&root);
         let configuration = configuration.unwrap_or(&self.configuration);
@@ -115,14 +115,14 @@ allow_any_host = true
         Ok(())
     }
 
-    /// Kills the appliance, as a crash would.
+    /// Kills the appliance, like a crash.
     pub(super) fn kill(&mut self) -> Result<(), String> {
         self.unload();
         self.appliance.take().ok_or("no appliance runs")?.kill()
     }
 
-    /// Puts load on the first device until told to stop: gentle, because the browser shares the
-    /// machine's cores.
+    /// Starts load on the first device, which runs until `unload`. The load is low, because the
+    /// browser shares the machine's cores.
     pub(super) fn load(&mut self) -> Result<(), String> {
         let mut bench = process::program(self.binaries.join("bench"));
         bench.args(["run", "--nqn", NQN, "--host-nqn", HOST, "--nsid", "1"]);
@@ -140,7 +140,7 @@ allow_any_host = true
         Ok(())
     }
 
-    /// Ends the load at once.
+    /// Ends the load immediately.
     pub(super) fn unload(&mut self) {
         if let Some(mut load) = self.load.take() {
             let _ = load.kill();
@@ -148,12 +148,12 @@ allow_any_host = true
         }
     }
 
-    /// Whether the API takes a token.
+    /// Whether the API requires a token.
     pub(super) fn has_token(&self) -> bool {
         self.token.is_some()
     }
 
-    /// The text at a path.
+    /// The content of a path.
     pub(super) fn get(&self, path: &str) -> Result<String, String> {
         let url = format!("{}{path}", self.origin);
         let failed = |error: ureq::Error| format!("{url}: {error}");
@@ -166,7 +166,7 @@ allow_any_host = true
         body.read_to_string().map_err(failed)
     }
 
-    /// The JSON at a path below `/api/v1/`.
+    /// The JSON of a path in `/api/v1/`.
     pub(super) fn api(&self, path: &str) -> Result<Value, String> {
         let text = self.get(&format!("/api/v1/{path}"))?;
         serde_json::from_str(&text).map_err(|error| format!("{path}: {error}"))

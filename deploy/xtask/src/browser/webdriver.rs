@@ -1,8 +1,8 @@
-//! Headless Chromium, driven over WebDriver (W3C WebDriver Level 2) by its own chromedriver.
+//! Controls headless Chromium over WebDriver (W3C WebDriver Level 2) with its chromedriver.
 //!
-//! The protocol is JSON over HTTP and we need eight of its commands, two of which are Chromium's
-//! alone (its log, its developer tools), so that a client library would bring an asynchronous
-//! runtime and still not know them.
+//! The protocol is JSON over HTTP. Only eight commands are needed, two of which are specific to
+//! Chromium (its log, its developer tools). A client library would add an asynchronous runtime and
+//! not support these.
 
 use std::path::Path;
 use std::process::{Child, Stdio};
@@ -17,7 +17,7 @@ use crate::appliance::free_port;
 use crate::process;
 
 const START_TIMEOUT: Duration = Duration::from_secs(60);
-/// For whatever a page is waited for, however busy the machine.
+/// Time-out of waiting for a page, sufficient for a busy machine.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(30);
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -29,14 +29,14 @@ pub(super) mod key {
     pub(crate) const SPACE: char = ' ';
 }
 
-/// A browser with one page; dropping it ends it.
+/// A browser with one page, which is ended on drop.
 pub(super) struct Browser {
     driver: Child,
     session: String,
 }
 
 impl Browser {
-    /// Starts a browser whose profile lies in `directory`.
+    /// Starts a browser with its profile in `directory`.
     pub(super) fn start(directory: &Path) -> Result<Self, String> {
         let port = free_port()?;
         let mut driver = process::program("chromedriver");
@@ -77,12 +77,12 @@ impl Browser {
         self.command("url", &json!({ "url": url })).map(drop)
     }
 
-    /// Runs the body of a function in the page; what it returns.
+    /// Runs the body of a function in the page. Returns its result.
     pub(super) fn run(&self, script: &str) -> Result<Value, String> {
         self.command("execute/sync", &json!({ "script": script, "args": [] }))
     }
 
-    /// Runs an expression until it is true; what it then is.
+    /// Evaluates an expression until it is true. Returns its value.
     pub(super) fn wait(&self, what: &str, expression: &str) -> Result<Value, String> {
         let began = Instant::now();
         loop {
@@ -98,7 +98,7 @@ impl Browser {
         }
     }
 
-    /// Presses and lets go of each key.
+    /// Presses and releases each key.
     pub(super) fn press(&self, keys: impl IntoIterator<Item = char>) -> Result<(), String> {
         let strokes: Vec<Value> = keys
             .into_iter()
@@ -117,7 +117,7 @@ impl Browser {
         self.command("goog/cdp/execute", &body)
     }
 
-    /// Pretends to be a screen of that size, and a system of that scheme.
+    /// Emulates a screen of that size, and a system with that colour scheme.
     pub(super) fn pretend(&self, screen: Screen, scheme: &str) -> Result<(), String> {
         let metrics = json!({
             "width": screen.width,
@@ -134,7 +134,7 @@ impl Browser {
         Ok(())
     }
 
-    /// What was logged since the last call: `browser` or `performance`.
+    /// The log entries since the last call: `browser` or `performance`.
     pub(super) fn logged(&self, kind: &str) -> Result<Vec<Value>, String> {
         match self.command("se/log", &json!({ "type": kind }))? {
             Value::Array(entries) => Ok(entries),
@@ -142,7 +142,7 @@ impl Browser {
         }
     }
 
-    /// What the screen shows, as PNG.
+    /// A screenshot as PNG.
     pub(super) fn picture(&self) -> Result<Vec<u8>, String> {
         let shot = self.tools("Page.captureScreenshot", &json!({ "format": "png" }))?;
         let text = shot["data"].as_str().ok_or("no picture")?;
@@ -154,7 +154,7 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // Ends the browser; killing the driver alone would leave it behind.
+        // Ends the browser, which would survive its driver.
         let _ = exchange("DELETE", &self.session, &Value::Null);
         let _ = self.driver.kill();
         let _ = self.driver.wait();
@@ -204,7 +204,7 @@ fn capabilities(directory: &Path) -> Value {
     } } })
 }
 
-/// One command and its value (WebDriver §6).
+/// Sends one command. Returns its value (WebDriver §6).
 fn exchange(method: &str, url: &str, body: &Value) -> Result<Value, String> {
     let agent: ureq::Agent = ureq::Agent::config_builder()
         .http_status_as_error(false)

@@ -1,11 +1,11 @@
-//! The harness with an appliance and a lab that only pretend.
+//! Tests the harness with a fake appliance and a fake lab.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::time::Instant;
 
 use super::*;
 
-/// A harness in a directory of its own, and that directory.
+/// A harness in its own directory, and that directory.
 fn harness(plan: &str) -> (Harness, tempfile::TempDir) {
     let scratch = tempfile::tempdir().unwrap();
     let fakes = Path::new(env!("CARGO_MANIFEST_DIR")).join("testing");
@@ -23,7 +23,7 @@ fn harness(plan: &str) -> (Harness, tempfile::TempDir) {
     (harness, scratch)
 }
 
-/// What comes of a guest's script with an appliance that behaves as `plan` says, and the log.
+/// The result of a guest's script with an appliance that behaves according to `plan`, and the log.
 fn outcome(plan: &str, script: &str) -> (Result<(), String>, String) {
     outcome_at(plan, script, Place::Here(&[Device::Memory, Device::File]))
 }
@@ -43,7 +43,7 @@ fn outcome_at(plan: &str, script: &str, place: Place) -> (Result<(), String>, St
     (result, log)
 }
 
-/// The failure of a scenario that has to fail.
+/// The error of a scenario that has to fail.
 fn failure(plan: &str, script: &str) -> String {
     outcome(plan, script).0.unwrap_err()
 }
@@ -121,7 +121,7 @@ fn an_appliance_that_stops_badly_fails_the_scenario() {
     assert!(failure("stops badly", "true").contains("stopped with exit status: 4"));
 }
 
-/// Functions for scripts that ask for the appliance's death and return.
+/// Shell functions that request the appliance's kill and restart.
 const ASK: &str = r#"set -eu
 n=0
 ask() {

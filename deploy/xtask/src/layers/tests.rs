@@ -1,11 +1,11 @@
-//! The checks on invented workspaces.
+//! Tests the checks on invented workspaces.
 
 use std::fs;
 
 use super::*;
 use crate::metadata::Target;
 
-/// An invented arrow: who uses whom, and as what kind of dependency.
+/// A workspace with these dependencies: user, used crate, and kind of dependency.
 fn workspace(arrows: &[(&str, &str, Option<&str>)]) -> Metadata {
     let mut names: Vec<&str> = arrows
         .iter()
@@ -139,7 +139,7 @@ fn unsafe_code_needs_its_crate_and_its_attribute() {
     let opts_in = "//! Docs.\n#![expect(unsafe_code, reason = \"maps\")]\nunsafe fn f() {}\n";
     let naked = "unsafe fn f() {}\n";
     let plain = "fn f() {}\n";
-    // Text, whether it is a crate's root, whether unsafe code may be in it; whether it passes.
+    // Text, whether it is a crate's root, whether unsafe code is permitted; whether it passes.
     for (text, is_root, may_be_unsafe, passes) in [
         (forbids, true, false, true),
         (plain, true, false, false),

@@ -1,5 +1,5 @@
-//! Whether units and package are as systemd and Debian want them, as far as that shows without
-//! installing anything: the lab's scenario `service` does.
+//! Checks units and package with the tools of systemd and Debian, as far as possible without an
+//! installation, which the lab's scenario `service` tests.
 
 use std::fs;
 use std::path::Path;
@@ -12,9 +12,9 @@ const UNITS: [&str; 3] = [
     "windlass-hugepages.service",
     "windlass-bind@.service",
 ];
-/// Most exposure that `systemd-analyze security` may find in the service, in tenths.
+/// Maximum exposure of the service according to `systemd-analyze security`, in tenths.
 const EXPOSURE_MAX_TENTHS: u32 = 25;
-/// Commands whose pages have to be in the package; lintian looks at how they are written.
+/// Commands whose manual pages must be in the package; lintian checks their form.
 const PAGES: [&str; 6] = ["", "-run", "-status", "-top", "-doctor", "-bench"];
 const COMPLETIONS: [&str; 3] = ["windlass.bash", "windlass.fish", "_windlass"];
 
@@ -32,7 +32,7 @@ pub(crate) fn check(binary: &Path) -> Result<(), String> {
     lint(&package)
 }
 
-/// Every file is in the package, belongs to root and is nobody else's to write.
+/// Checks that every file is in the package, belongs to root and is writable only by root.
 fn check_contents(package: &Path) -> Result<(), String> {
     let listing = process::output(&mut contents(package))?;
     let listing = String::from_utf8_lossy(&listing);
@@ -71,14 +71,15 @@ fn check_line(line: &str) -> Result<(), String> {
     }
 }
 
-/// What the package serves as it is installed is a right configuration.
+/// Checks that the installed configuration is valid.
 fn check_configuration(binary: &Path) -> Result<(), String> {
     let mut windlass = process::program(binary);
     windlass.arg("check").arg("deploy/systemd/windlass.toml");
     process::run(&mut windlass)
 }
 
-/// `systemd-analyze verify` wants the programs that units start, so copies name ours.
+/// Checks the units with `systemd-analyze verify`, which requires the programs that units start;
+/// copies of the units name the built ones.
 fn check_units(binary: &Path, scratch: &Path) -> Result<(), String> {
     if !process::is_installed("systemd-analyze") {
         println!("package: without systemd-analyze the units were not checked");
