@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# A drive fails in every way that QEMU knows: its medium, its health, its speed. Hosts get the right
-# status, health comes through, deadlines are met, and the other drive never notices. Then it is the
-# appliance that dies, and takes its drives again. It runs without root here.
+# Fails a drive in every way that QEMU supports: its medium, its health, its speed. Hosts receive
+# the right status, health data is reported, deadlines are met, and the other drive is not affected.
+# Then the appliance is killed and takes its drives again. It runs without root here.
 . "$(dirname "$0")/lib/guest.sh"
 . "$(dirname "$0")/lib/drives.sh"
 
@@ -11,7 +11,7 @@ fails_with() {
   shift
   echo "\$ $*"
   if "$@" 2>&1; then fail "$* did not fail"; fi
-  # nvme-cli shows status field and phase tag together, or the field alone, by its version.
+  # nvme-cli shows the status field with or without the phase tag, depending on its version.
   found=$(nvme error-log "/dev/$controller" -e 64 -o json |
     jq "[.errors[] | select(.error_count > 0) | .status_field] | first")
   nvme error-log "/dev/$controller" -e 2
@@ -28,7 +28,7 @@ has_warning() {
 begin_with_drives
 configure 0 'command_deadline = "2s"'
 chmod 666 "$(node_of $A)" "$(node_of $B)"
-# The arena, and room for what is locked besides.
+# The arena, and a reserve for other locked memory.
 without_root $((96 << 20))
 start
 [ "$(stat -c %U "/proc/$windlass")" = nobody ] || fail "the appliance is root"
@@ -68,7 +68,7 @@ under disk0n1 slow0
 fio --name=slow --filename="$a" --rw=randread --bs=4k --iodepth=8 --direct=1 --ioengine=io_uring \
   --number_ios=16 --size=16M --output=/tmp/slow.log &
 slow=$!
-# Sixteen reads take eight seconds and more, the last of each eight longer than its deadline.
+# Sixteen reads take at least eight seconds, and the last of each eight exceeds its deadline.
 eventually 30 said "deadline"
 is_alive || fail "the appliance is gone"
 say "the drive gets its speed back"

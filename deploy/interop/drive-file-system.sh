@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Drives are taken from the kernel, exported by the appliance's own driver to the kernel's host, and
-# given back: the kernel's driver finds the same file system and the same data.
+# Takes drives from the kernel, exports them with the appliance's driver to the kernel's host, and
+# returns them: the kernel's driver finds the same file system and the same data.
 . "$(dirname "$0")/lib/guest.sh"
 . "$(dirname "$0")/lib/drives.sh"
 
@@ -15,7 +15,7 @@ begin() {
   eventually 20 disk_of $B 2
 }
 
-# What nvme-cli shows has to be the drives', and one page of health for both of them.
+# The output of nvme-cli has to match the drives, with one health page for both of them.
 identify() {
   local smart
   show nvme list
@@ -63,7 +63,7 @@ say "the kernel's file system"
 show mount "$(device_of 2)" /mnt
 (cd /mnt && grep from-kernel /tmp/sums | sha256sum -c) || fail "the kernel's data is not there"
 show umount /mnt
-# Some drives have no error log beyond what hosts did wrong here: nothing.
+# The error log of some drives contains only errors of hosts: none here.
 error_log
 expect_quiet_kernel
 disconnect

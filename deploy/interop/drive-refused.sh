@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# A drive that cannot be had is one line with its remedy, from `check` and `run` alike; nothing is
-# touched, and the rest is served: an export without it, empty where it has nothing else.
+# A drive that is not available results in one line with its remedy, from `check` and `run` alike.
+# Nothing is changed, and everything else is served: an export without the drive, or an empty one if
+# it has no other device.
 . "$(dirname "$0")/lib/guest.sh"
 . "$(dirname "$0")/lib/drives.sh"
 
@@ -38,7 +39,7 @@ listeners = ["loopback"]
 allow_any_host = true
 END
 
-# left_out TEXT: the drive is left out with one line that has TEXT, and the rest is served.
+# left_out TEXT: the drive is left out with one line that contains TEXT, and the rest is served.
 left_out() {
   local lines
   say "$1"
@@ -56,7 +57,7 @@ left_out() {
   stop > /dev/null
 }
 
-# The export of the drive is there and empty; the other one has its namespace.
+# The export of the drive exists and is empty; the other one has its namespace.
 served() {
   show nvme connect "${at_target[@]}" -n "$INTEROP_NQN"
   show nvme connect "${at_target[@]}" -n "$INTEROP_NQN.ram"
@@ -85,7 +86,7 @@ chmod 666 "$node"
 without_root 65536
 left_out "have to be pinned"
 as=()
-# Only now anything is done to the drive: it is asked what it is.
+# This is the first access to the drive: it is asked for its identity.
 say "a format with metadata"
 windlass run $config > /tmp/windlass.out 2> /tmp/windlass.log &
 windlass=$!

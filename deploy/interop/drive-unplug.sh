@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A drive is pulled while hosts use it, and plugged in again. Its namespaces go and come back, the
-# commands in flight end, and the other drive's I/O never notices.
+# A drive is unplugged while hosts use it, and plugged in again. Its namespaces disappear and
+# return, the commands in flight end, and the other drive's I/O is not affected.
 . "$(dirname "$0")/lib/guest.sh"
 . "$(dirname "$0")/lib/drives.sh"
 
@@ -23,7 +23,7 @@ head -c 4M /dev/urandom > /tmp/data
 dd if=/tmp/data of="$(device_of 2)" bs=64k oflag=direct status=none
 
 say "I/O on both drives"
-# Slow enough that it is in the middle of its work when the other drive goes and comes back.
+# Slow enough to be still running when the other drive is removed and returns.
 verify "drive B while A is pulled" "$(device_of 3)" 24 --rate=1m,2m > /tmp/other.log 2>&1 &
 other=$!
 fio --name=pulled --filename="$(device_of 1)" --rw=randrw --bs=4k --iodepth=8 --direct=1 \

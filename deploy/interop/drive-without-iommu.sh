@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Without an IOMMU a drive is left alone, with one line that says what to switch on.
+# Without an IOMMU the appliance does not use a drive, and prints one line with the setting to
+# enable.
 . "$(dirname "$0")/lib/guest.sh"
 . "$(dirname "$0")/lib/drives.sh"
 

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# File devices on file systems that fail: full, turned read-only, and with a disk below that answers
-# no command. The host gets the exact status, nothing that was acknowledged is lost, and when the
-# file system is well again so is the namespace. After a sync that failed once, no host's flush or
-# write succeeds until an operator reopens the device.
+# File devices on file systems that fail: full, remounted read-only, and on a disk that completes no
+# command. The host receives the exact status, no acknowledged data is lost, and the namespace
+# recovers with the file system. After a failed sync, no flush or write of any host succeeds until
+# an operator reopens the device.
 . "$(dirname "$0")/lib/guest.sh"
 . "$(dirname "$0")/lib/drives.sh"
 
 block=4096
-# Status values as nvme-cli shows them: status code type and code (Base 2.1, 4.2.3; NVM 1.1, 3.2.1).
+# Status values in nvme-cli's form: status code type and code (Base 2.1, 4.2.3; NVM 1.1, 3.2.1).
 capacity_exceeded='Capacity Exceeded'
 write_protected='Write Protected'
 write_fault='Write Fault'
@@ -72,20 +72,20 @@ size = "8MiB"
 END
 }
 
-# pattern NUMBER: one request's data that is no other's.
+# pattern NUMBER: the unique data of one request.
 pattern() {
   yes "block $1" | head -c $block > "/tmp/pattern.$1" || true
   echo "/tmp/pattern.$1"
 }
 
-# write NSID NUMBER: writes the pattern of that number to its place.
+# write NSID NUMBER: writes the pattern with that number to its position.
 write() {
   local start=$(($2 * block / 512))
   nvme write "$(device_of "$1")" --start-block=$start --block-count=$((block / 512 - 1)) \
     --data-size=$block --data="$(pattern "$2")" 2>&1
 }
 
-# holds NSID NUMBER: whether that place has its pattern.
+# holds NSID NUMBER: whether that position contains its pattern.
 holds() {
   nvme read "$(device_of "$1")" --start-block=$(($2 * block / 512)) \
     --block-count=$((block / 512 - 1)) --data-size=$block --data=/tmp/found > /tmp/read.log 2>&1 &&
@@ -106,7 +106,7 @@ succeeds() {
   said=$("$@") || fail "$*: $said"
 }
 
-# What was acknowledged before is there.
+# The data that was acknowledged before is present.
 all_is_there() {
   local number
   for number in $(seq 0 5); do
@@ -120,36 +120,36 @@ write_some() {
   show nvme flush "$(device_of "$1")" -n "$1"
 }
 
-# A sparse file whose file system has no more room.
+# A sparse file on a full file system.
 full() {
   say "full"
   write_some 1
   dd if=/dev/zero of=/srv/full/filler bs=64k 2> /dev/null || true
   refused "$capacity_exceeded" write 1 1000
   all_is_there 1
-  # What has its place already can be written over.
+  # Allocated blocks can be overwritten.
   succeeds write 1 3
   rm /srv/full/filler
   succeeds write 1 1000
   holds 1 1000 || fail "not written"
 }
 
-# A file system that the kernel remounts read-only below the open file.
+# A file system that the kernel remounts read-only while the file is open.
 frozen() {
   say "read-only"
   write_some 2
-  # Only the kernel's own emergency remounts a file system with a file that is open for writing.
+  # Only the kernel's emergency remount works while a file is open for writing.
   echo u > /proc/sysrq-trigger
   eventually 30 grep -q " /srv/frozen ext4 ro" /proc/mounts
   refused "$write_protected" write 2 20
   all_is_there 2
-  # A reboot's worth of repair, and all is as it was.
+  # Repairs the file system, as a reboot would; then everything is as before.
   disconnect
   stop
   show umount /srv/frozen
   e2fsck -f -y "$frozen_disk" || [ $? = 1 ] || fail "e2fsck exited with $?"
   show mount "$frozen_disk" /srv/frozen
-  # The emergency was everywhere.
+  # The emergency remount affects all file systems.
   show mount -o remount,rw /
   show mount -o remount,rw /srv/broken
   show mount -o remount,rw /srv/once
@@ -159,12 +159,12 @@ frozen() {
   succeeds write 2 20
 }
 
-# A disk that fails every command, for as long as it is told to.
+# A disk that fails every command while it is told to.
 broken() {
   say "I/O errors"
   local knobs=/sys/bus/pseudo/drivers/scsi_debug
   write_some 3
-  # Every command is aborted by the transport, and so are its repetitions (scsi_debug's opts 16).
+  # The transport aborts every command and its retries (scsi_debug's opts 16).
   echo 1 > $knobs/every_nth
   echo 16 > $knobs/opts
   refused "$write_fault" write 3 3
@@ -172,7 +172,7 @@ broken() {
     && fail "a broken disk was read"
   say "$said"
   grep -qiF "$read_error" <<< "$said" || fail "it should have said: $read_error"
-  # The others go on.
+  # The other devices continue.
   succeeds write 1 5
   echo 0 > $knobs/opts
   echo 0 > $knobs/every_nth
@@ -181,7 +181,7 @@ broken() {
   holds 3 20 || fail "not written"
 }
 
-# Without multipath each controller has disks of its own, though they are one namespace.
+# Without multipath each controller has its own disks, although they are the same namespace.
 namespaces() {
   local one path
   for one in $(controllers); do
@@ -206,7 +206,7 @@ attach() {
   fail "host $1 has no controller"
 }
 
-# put DISK NUMBER OPTION…: writes the pattern of that number to its place on a disk.
+# put DISK NUMBER OPTION…: writes the pattern with that number to its position on a disk.
 put() {
   local disk=$1 number=$2
   shift 2
@@ -214,7 +214,7 @@ put() {
     --data-size=$block --data="$(pattern "$number")" "$@" 2>&1
 }
 
-# has DISK NUMBER: whether that place of a disk has its pattern.
+# has DISK NUMBER: whether that position of a disk contains its pattern.
 has() {
   nvme read "$1" --start-block=$(($2 * block / 512)) --block-count=$((block / 512 - 1)) \
     --data-size=$block --data=/tmp/found > /tmp/read.log 2>&1 && cmp -s /tmp/found "$(pattern "$2")"
@@ -222,8 +222,8 @@ has() {
 
 flush() { nvme flush "$1" -n 1 2>&1; }
 
-# A disk that fails while one host flushes, and works ever after. Linux reports what was lost to one
-# sync only, and everybody has to hear of it.
+# A disk that fails while one host flushes, and works afterwards. Linux reports lost data only to
+# one sync, but every host has to be notified.
 once() {
   local knobs=/sys/bus/pseudo/drivers/scsi_debug a b disk number
   say "one failed sync"
@@ -232,7 +232,7 @@ once() {
   say "host A has $a, host B has $b"
   for number in $(seq 0 5); do succeeds put "$a" "$number"; done
   for disk in "$a" "$b"; do succeeds flush "$disk"; done
-  # Into the page cache, acknowledged.
+  # Written to the page cache and acknowledged.
   for number in $(seq 10 40); do succeeds put "$a" "$number"; done
   echo 1 > $knobs/every_nth
   echo 16 > $knobs/opts
@@ -259,7 +259,7 @@ once() {
   show nvme disconnect -n "$once_nqn"
 }
 
-# The module may be there already.
+# The module may be loaded already.
 modprobe -r nvme_tcp nvme nvme_fabrics nvme_core 2> /dev/null || true
 modprobe nvme_core multipath=N
 [ "$(cat /sys/module/nvme_core/parameters/multipath)" = N ] || fail "multipath cannot be turned off"
@@ -276,12 +276,12 @@ modprobe sd_mod
 eventually 30 test -e /sys/bus/pseudo/drivers/scsi_debug/adapter0/host*/target*/*/block
 broken_disk=/dev/$(ls /sys/bus/pseudo/drivers/scsi_debug/adapter0/host*/target*/*/block)
 eventually 30 test -b "$broken_disk"
-# Without a journal, whose own failure would take the file system away.
+# Without a journal, whose own failure would make the file system unavailable.
 show mkfs.ext4 -q -F -O ^has_journal "$broken_disk"
 show mount -o noatime,lazytime "$broken_disk" /srv/broken
-# Blocks that are there: writing over them moves nothing but data.
+# Allocated blocks: overwriting them changes only data.
 show dd if=/dev/zero of=/srv/broken/volume bs=1M count=8 conv=fsync status=none
-# Sectors larger than the device's blocks, so that its writes go through the page cache.
+# Sectors larger than the device's blocks, so that its writes use the page cache.
 show truncate -s 8M /srv/broken/once.img
 show dd if=/dev/zero of=/srv/broken/once.img bs=1M count=8 conv=fsync,notrunc status=none
 once_disk=$(losetup --find --show --sector-size 4096 /srv/broken/once.img)

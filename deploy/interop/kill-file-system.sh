@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# The target and its host die together, again and again, while files are written and synchronised.
-# Each time the file system recovers from its journal, is clean, and has every file that was
-# synchronised before. INTEROP_ROUNDS says how often.
+# The target and its host are killed together repeatedly while files are written and synchronised.
+# Each time the file system recovers from its journal, is clean, and contains every file that was
+# synchronised before. INTEROP_ROUNDS is the number of repetitions.
 . "$(dirname "$0")/lib/guest.sh"
 
 acknowledged=/tmp/acknowledged
 
-# Files with names and sizes of their own; one is in the list once it and its directory are synced.
+# Files with unique names and sizes; a file is added to the list after it and its directory are
+# synced.
 write_files() {
   local round=$1 number file
   for number in $(seq 100000); do
@@ -14,7 +15,7 @@ write_files() {
     head -c $((1 + RANDOM * 8)) /dev/urandom > "$file" 2> /dev/null || return 0
     sync "$file" /mnt 2> /dev/null || return 0
     sha256sum "$file" >> $acknowledged 2> /dev/null || return 0
-    # Every other one goes again, so that there is something to free.
+    # Every second file is removed, so that there is space to free.
     if [ $((number % 4)) = 3 ]; then
       file=/mnt/$round.$((number - 1))
       sed -i "\\# $file\$#d" $acknowledged
@@ -25,7 +26,7 @@ write_files() {
 
 some_files() { [ "$(wc -l < $acknowledged)" -ge "$1" ]; }
 
-# What the file system says of itself after its journal is replayed, and what it holds.
+# The file system's state after the replay of its journal, and its content.
 examine() {
   show mount "$device" /mnt
   if [ -s $acknowledged ]; then
@@ -50,7 +51,7 @@ for round in $(seq "$INTEROP_ROUNDS"); do
   eventually 60 some_files $((before + 5))
   sleep "0.$((RANDOM % 10))"
   appliance kill
-  # The host's own cache dies too: what it has not sent yet is nowhere.
+  # The host's cache is lost too, with all data that was not sent yet.
   nvme disconnect -n "$INTEROP_NQN"
   wait $writer || fail "the writer did not end"
   show umount -l /mnt
@@ -58,7 +59,7 @@ for round in $(seq "$INTEROP_ROUNDS"); do
   connect
   device=$(namespaces)
   examine
-  # Room for the next round.
+  # Frees space for the next round.
   show mount "$device" /mnt
   rm -f /mnt/"$round".*
   : > $acknowledged

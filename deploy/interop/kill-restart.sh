@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# The target dies under a kernel host, while it writes and while it reads back, and returns each
-# time. The host reconnects and goes on; no acknowledged data is lost, no program sees an error.
+# The target is killed and restarted while a kernel host writes and while it reads back. The host
+# reconnects and continues; no acknowledged data is lost, and no program receives an error.
 . "$(dirname "$0")/lib/guest.sh"
 
-# Slow enough that both deaths come in the middle of the work.
+# Slow enough that both kills happen during the work.
 mebibytes=48
 rate="--rate=4m,4m"
 
@@ -13,13 +13,13 @@ sectors_written() { awk '{ print $7 }' "/sys/block/${device##*/}/stat"; }
 
 fio_runs() { kill -0 "$fio" 2> /dev/null; }
 
-# moved COUNTER SECTORS: whether fio has got so far; it may not be done yet.
+# moved COUNTER SECTORS: whether fio has transferred this much; it must not have finished.
 moved() {
   fio_runs || fail "fio ended too early: $(cat /tmp/fio.log)"
   [ $(($("$1") - start)) -ge "$2" ]
 }
 
-# die_after COUNTER SECTORS: the target dies when so much is done, and returns.
+# die_after COUNTER SECTORS: kills the target after this much, and restarts it.
 die_after() {
   start=$("$1")
   eventually 120 moved "$1" "$2"

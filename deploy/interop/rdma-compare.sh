@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The appliance and the kernel's own target (nvmet) serve a disk in memory of the same size over the
-# same soft RoCE to the same kernel host, in turn, three times; and bare verbs move the same bytes over
-# it, as the ceiling of both. Prints the rates and their ratios; the machine is an emulated one, so that
-# only the ratio of one run says something.
+# same soft RoCE to the same kernel host, alternating, three times. Bare verbs transfer the same
+# bytes over it, as the ceiling of both. Prints the rates and their ratios. The machine is emulated,
+# so only the ratios within a run are meaningful.
 . "$(dirname "${BASH_SOURCE[0]}")/lib/guest.sh"
 . "$(dirname "${BASH_SOURCE[0]}")/lib/rdma.sh"
 
@@ -29,15 +29,15 @@ attach() {
   return 1
 }
 
-# rate DEVICE BLOCK DEPTH RW: requests in a second.
+# rate DEVICE BLOCK DEPTH RW: requests per second.
 rate() {
   fio --name=rate --filename="$1" --rw="$4" --bs="$2" --iodepth="$3" --direct=1 \
     --ioengine=io_uring --time_based --runtime="$seconds" --ramp_time=1 --size=${mebibytes}m \
     --output-format=json | jq -r '.jobs[0].read.iops | floor'
 }
 
-# ceiling BLOCK DEPTH: requests in a second of bare verbs; 0 where they cannot be measured, which does
-# not take from what the two targets are to each other.
+# ceiling BLOCK DEPTH: requests per second of bare verbs; 0 if they cannot be measured, which does
+# not affect the comparison of the two targets.
 ceiling() {
   if bench ceiling rdma --address $fabric --size "$1" --depth "$2" --time "$seconds" \
     --json /tmp/ceiling.json >&2; then
@@ -47,7 +47,7 @@ ceiling() {
   fi
 }
 
-# part SUM CEILING: as a ratio.
+# part SUM CEILING: the ratio of both.
 part() {
   awk "BEGIN { if ($2 > 0) printf \"%.2f\", $1 / $2; else printf \"unknown\" }"
 }
@@ -79,7 +79,7 @@ for device in "$ours" "$kernels"; do
   dd if=/dev/urandom of="$device" bs=1M count=$mebibytes oflag=direct status=none
 done
 
-# compare NAME BLOCK DEPTH RW: in turn, so that what else the machine does falls on both.
+# compare NAME BLOCK DEPTH RW: alternates, so that other load on the machine affects both.
 compare() {
   local a b c sum_a=0 sum_b=0 sum_c=0
   for _ in 1 2 3; do

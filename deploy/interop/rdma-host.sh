@@ -1,18 +1,19 @@
 #!/usr/bin/env bash
-# The kernel's NVMe/RDMA host on soft RoCE uses the appliance: found over RDMA and over TCP, four
-# queues, file system, large transfers, the page cache filled by RDMA; then it leaves during I/O, the
-# link goes down and comes back, the appliance is killed and returns, and the network goes for good.
+# The kernel's NVMe/RDMA host on soft RoCE uses the appliance: discovery over RDMA and over TCP,
+# four queues, file system, large transfers, the page cache filled by RDMA. Then it disconnects
+# during I/O, the link goes down and up, the appliance is killed and restarted, and the network is
+# removed permanently.
 . "$(dirname "${BASH_SOURCE[0]}")/lib/guest.sh"
 . "$(dirname "${BASH_SOURCE[0]}")/lib/rdma.sh"
 
-# Of a connection that is to survive what happens to it.
+# Options of a connection that has to survive failures.
 patience=(--reconnect-delay=1 --ctrl-loss-tmo=300 --keep-alive-tmo=5)
 
 file_system() {
   show mkfs.ext4 -q -F "$1"
   show mount "$1" /mnt
   verify "on $1's file system" /mnt/data 24
-  # What the page cache is filled with comes from the appliance, and is what was written.
+  # The page cache is filled with data from the appliance, which is what was written.
   dd if=/dev/urandom of=/mnt/page-cache bs=1M count=16 status=none
   sync /mnt/page-cache
   local before after
@@ -25,7 +26,7 @@ file_system() {
   show e2fsck -f -n "$1"
 }
 
-# large DEVICE: whole mebibytes in one command.
+# large DEVICE: transfers of whole mebibytes in one command.
 large() {
   [ "$(cat "/sys/block/${1##*/}/queue/max_hw_sectors_kb")" -ge 1024 ] || fail "no 1 MiB transfers"
   echo 1024 > "/sys/block/${1##*/}/queue/max_sectors_kb"
@@ -92,7 +93,8 @@ disconnect
 expect_quiet_kernel
 stop
 
-# Gfarm's point: data goes from the export's memory to the host's page cache by RDMA WRITE.
+# The main use of Gfarm: RDMA WRITE transfers data from the export's memory to the host's page
+# cache.
 written=$(moved bytes_written) copied=$(moved bytes_copied)
 say "bytes written to the host's memory $written, read from it $(moved bytes_read), copied $copied"
 [ "$written" -ge $((16 << 20)) ] || fail "the page cache was not filled by RDMA WRITE"
@@ -131,7 +133,7 @@ eventually 10 said "a port is up"
 survived
 
 say "the appliance dies and returns during I/O"
-# What is in RAM does not outlive it, so this is about the file.
+# The content of RAM is lost with the process, so this applies only to the file.
 ram=$vol
 note_start
 under_io "death"
@@ -142,9 +144,9 @@ start
 survived
 verify "after all" "$vol" 24 --verify_only=1
 
-# With the interface's addresses gone soft RoCE breaks every connection, and its own queue pair for
-# the connection manager with them (Linux 6.12, with nvmet as with us), so that nothing is connected
-# by it again. The other path to the same namespaces takes over, and the appliance goes on.
+# When the interface loses its addresses, soft RoCE breaks every connection and also its own queue
+# pair for the connection manager (Linux 6.12, with nvmet too), so that it cannot connect again. The
+# other path to the same namespaces takes over, and the appliance continues.
 say "the network goes away during I/O, and TCP takes over"
 note_start
 under_io "a lost network"

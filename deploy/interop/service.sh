@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# An administrator's life with the Debian package, under systemd: install, configure, attach, reloads
-# under I/O, a reactor that sticks, upgrade, removal, purge. The packages are in INTEROP_PACKAGES, the older first.
+# Administration of the Debian package under systemd: install, configure, attach, reload under I/O,
+# a reactor that hangs, upgrade, removal, purge. The packages are in INTEROP_PACKAGES, the older
+# first.
 . "$(dirname "$0")/lib/guest.sh"
 . "$(dirname "$0")/lib/drives.sh"
 . "$(dirname "$0")/lib/rdma.sh"
@@ -10,7 +11,7 @@ export DEBIAN_FRONTEND=noninteractive
 file=/etc/windlass/windlass.toml
 volume=/var/lib/windlass/volume0.img
 added=/var/lib/windlass/volume1.img
-# Enough for the arena and what a reactor takes beside it.
+# Enough for the arena and the other memory of a reactor.
 huge_pages=48
 
 at_end() {
@@ -23,8 +24,8 @@ at_end() {
 
 is_running() { systemctl --quiet is-active windlass; }
 property() { systemctl show --value -p "$1" windlass; }
-# journal TEXT OPTION…: whether the service, or systemd about it, has said so. All is read, or the
-# journal's reader would end by a broken pipe.
+# journal TEXT OPTION…: whether the service, or systemd about it, has logged TEXT. Reads everything,
+# because the journal's reader would otherwise end with a broken pipe.
 journal() {
   local text=$1
   shift
@@ -32,7 +33,7 @@ journal() {
 }
 is_held_in_huge_pages() { [ "$(awk '/HugePages_Free/ { print $2 }' /proc/meminfo)" -lt $huge_pages ]; }
 
-# What a machine has, without what package managers and the journal keep for themselves.
+# The files of a machine, without those of package managers and the journal.
 inventory() {
   find /etc /usr /var /opt /root -xdev \
     \( -path /var/lib/dpkg -o -path /var/lib/apt -o -path /var/cache -o -path /var/log \) -prune \
@@ -151,7 +152,7 @@ refused_reload() {
   is_running || fail "the service does not run any more"
 }
 
-# What the kernel host learns it learns by events: nothing here rescans, reconnects or disconnects.
+# The kernel host learns of changes only by events: nothing here rescans, reconnects or disconnects.
 reloads_under_io() {
   say "reloads under I/O"
   local process writer third other="$INTEROP_NQN.other"
@@ -228,7 +229,7 @@ a_stuck_reactor_is_ended() {
   has_restarted() { [ "$(property NRestarts)" -gt "$restarts" ] && is_running; }
   eventually 60 has_restarted
   say "restarted by the watchdog after $(($(date +%s) - began)) s"
-  # With its priority and the place in the source, which only the journal's own protocol carries.
+  # With priority and source location, which only the journal's own protocol transmits.
   journal "reactor 0 is stuck in inbox: the watchdog is no longer fed" -p err -o verbose \
     CODE_FILE=appliance/src/service/heartbeat.rs || fail "nothing said why"
   journal "Watchdog timeout" || fail "it was not the watchdog"
@@ -260,7 +261,7 @@ purge() {
   [ "$(driver_of $A)" = nvme ] || fail "the drive was not given back"
   [ -s $file ] || fail "a removal took the configuration away"
   say "purge with a volume"
-  # As dpkg runs it; the package stays known to it, for the purge below.
+  # In the way that dpkg runs it; the package remains known to dpkg for the purge below.
   /var/lib/dpkg/info/windlass.postrm purge > purge.log || fail "purge: $(cat purge.log)"
   cat purge.log
   grep '/var/lib/windlass and its owner' purge.log > /dev/null || fail "nothing was said of the volume"

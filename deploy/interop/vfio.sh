@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Drives go from the kernel to VFIO and back: what is in use stays, what is refused says why, and
+# Moves drives from the kernel to VFIO and back: drives in use stay, refusals state the reason, and
 # the kernel finds its file system again. The guest has two drives of two namespaces each, with
-# controller memory; INTEROP_PROGRAMS has windlass and examples/lab_drive.
+# controller memory; INTEROP_PROGRAMS contains windlass and examples/lab_drive.
 # shellcheck source=deploy/interop/lib/guest.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib/guest.sh"
 
@@ -12,7 +12,7 @@ PATH=$INTEROP_PROGRAMS:$INTEROP_PROGRAMS/examples:$PATH
 driver_of() { basename "$(readlink -f "/sys/bus/pci/devices/$1/driver")"; }
 group_of() { basename "$(readlink "/sys/bus/pci/devices/$1/iommu_group")"; }
 
-# refused TEXT COMMAND…: the command fails with one line for each drive, among them one with TEXT.
+# refused TEXT COMMAND…: the command fails with one line for each drive, one of them with TEXT.
 refused() {
   local text=$1 output
   shift
@@ -22,14 +22,14 @@ refused() {
   grep -qF -- "$text" <<< "$output" || fail "$* does not say: $text"
 }
 
-# listed TEXT: windlass devices says TEXT.
+# listed TEXT: the output of windlass devices contains TEXT.
 listed() {
   local output
   output=$(windlass devices)
   grep -qF -- "$1" <<< "$output" || fail "not in the list: $1: $output"
 }
 
-# disk_of ADDRESS NAMESPACE: the block device, once it is there.
+# disk_of ADDRESS NAMESPACE: prints the block device if it exists.
 disk_of() {
   local disk=
   for _ in $(seq 100); do
@@ -133,7 +133,7 @@ chmod 660 "$node"
 refused "have to be pinned" unprivileged 65536 lab_drive open $A 33554432
 show unprivileged unlimited lab_drive open $A 33554432
 show unprivileged 134217728 lab_drive open $A 33554432
-# Ordinary pages are locked by the arena and pinned for the drive: each counts.
+# Ordinary pages count twice: locked by the arena, and pinned for the drive.
 pages=$(cat /proc/sys/vm/nr_hugepages)
 echo 0 > /proc/sys/vm/nr_hugepages
 refused "67108864 bytes have to be pinned" unprivileged 34000000 lab_drive open $A 33554432

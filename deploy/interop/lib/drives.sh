@@ -1,5 +1,6 @@
-# What the scenarios share in which the appliance runs in the guest, on the guest's drives; sourced
-# after guest.sh. Two drives, A and B, have the namespaces a1 a2 b1 b2, which are 1 to 4 of the export.
+# Common part of the scenarios in which the appliance runs in the guest with the guest's drives;
+# sourced after guest.sh. Two drives, A and B, have the namespaces a1 a2 b1 b2, which are 1 to 4 of
+# the export.
 #   INTEROP_PROGRAMS   the directory with windlass
 # shellcheck shell=bash
 
@@ -8,10 +9,10 @@ B=0000:02:00.0
 PATH=$INTEROP_PROGRAMS:$PATH
 config=/tmp/windlass.toml
 windlass=
-# What runs the appliance; without words, root does.
+# The command prefix that runs the appliance; root runs it if empty.
 as=()
 
-# The end of the appliance's log says why a scenario failed.
+# The end of the appliance's log shows why a scenario failed.
 at_end() {
   local status=$?
   [ "$status" = 0 ] && return
@@ -22,7 +23,7 @@ at_end() {
 }
 trap at_end EXIT
 
-# configure CORES LINE…: an export of both drives, with further lines for each of the devices.
+# configure CORES LINE…: an export of both drives, with additional lines for each device.
 configure() {
   local cores=$1 name
   shift
@@ -58,10 +59,10 @@ is_ready() {
   grep -q '^windlass: ready' /tmp/windlass.out
 }
 
-# start: the appliance, until it says that it is ready.
+# start: starts the appliance and waits until it is ready.
 start() {
   say "starting the appliance"
-  # What an appliance before this one said is no sign of this one.
+  # Removes the output of a previous appliance.
   : > /tmp/windlass.out
   "${as[@]}" windlass run $config > /tmp/windlass.out 2> /tmp/windlass.log &
   windlass=$!
@@ -71,7 +72,7 @@ start() {
 
 is_alive() { kill -0 "$windlass" 2> /dev/null; }
 
-# stop: the appliance has to end in order.
+# stop: stops the appliance, which has to end in order.
 stop() {
   say "stopping the appliance"
   kill "$windlass"
@@ -80,7 +81,7 @@ stop() {
   cat /tmp/windlass.log
 }
 
-# said TEXT: whether the appliance has said so since its start.
+# said TEXT: whether the appliance has printed TEXT since its start.
 said() { grep -qF -- "$1" /tmp/windlass.log; }
 
 # is_served NSID: whether the kernel host has that namespace of the export.
@@ -99,8 +100,8 @@ device_of() {
   return 1
 }
 
-# disk_of ADDRESS NSID: the block device that the kernel's own driver makes of it. The number in its
-# name is not the namespace's.
+# disk_of ADDRESS NSID: the block device that the kernel's own driver creates for it. The number in
+# its name is not the namespace's.
 disk_of() {
   local path disk
   for path in "/sys/bus/pci/devices/$1"/nvme/nvme*/nvme*n*; do
@@ -116,7 +117,7 @@ disk_of() {
 
 driver_of() { basename "$(readlink -f "/sys/bus/pci/devices/$1/driver")"; }
 
-# without_root MEMLOCK: the appliance runs as nobody from now on, and may lock so many bytes.
+# without_root MEMLOCK: from now on the appliance runs as nobody with this limit of locked memory.
 without_root() {
   as=(prlimit --memlock="$1" setpriv --reuid=nobody --regid=nogroup --clear-groups)
 }
@@ -124,12 +125,12 @@ without_root() {
 # node_of ADDRESS: the node of the drive's IOMMU group.
 node_of() { echo "/dev/vfio/$(basename "$(readlink "/sys/bus/pci/devices/$1/iommu_group")")"; }
 
-# What no drive of ours may make the IOMMU say.
+# IOMMU messages of the kernel that none of our drives may cause.
 expect_quiet_iommu() {
   if dmesg | grep -iE 'DMAR:.*fault'; then fail "a drive reached for memory that is not its own"; fi
 }
 
-# begin_with_drives: both drives are the appliance's afterwards.
+# begin_with_drives: binds both drives for the appliance.
 begin_with_drives() {
   modprobe -a nvme-tcp
   cd /tmp
@@ -138,10 +139,10 @@ begin_with_drives() {
   show windlass devices
 }
 
-# machine JSON: has QEMU do it; the text may have several lines.
+# machine JSON: sends a command to QEMU; the text may have several lines.
 machine() { qmp "$(tr -d '\n' <<< "$1")" > /dev/null || fail "QEMU did not: $1"; }
 
-# under DISK NODE: slides a block node of QEMU's under a namespace of an emulated drive.
+# under DISK NODE: inserts a block node of QEMU below a namespace of an emulated drive.
 under() {
   machine "{\"execute\":\"blockdev-reopen\",\"arguments\":{\"options\":[{\"driver\":\"raw\",
     \"node-name\":\"$1\",\"file\":\"$2\",\"discard\":\"unmap\"}]}}"

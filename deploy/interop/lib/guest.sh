@@ -1,10 +1,10 @@
-# What the scenarios share; sourced in the guest. The harness gives, in INTEROP_…:
-#   ADDRESS PORT NQN   where the target is and what it exports
-#   NAMESPACES         how many
-#   CONNECT            further options of nvme connect
-#   SIGNALS            the directory in which the appliance's death and return are asked for
-#   ROUNDS             how often a scenario repeats what it repeats
-#   SELF               1: there is no appliance; the guest's kernel serves itself
+# Common part of the scenarios; sourced in the guest. The harness sets these variables, INTEROP_…:
+#   ADDRESS PORT NQN   the address of the target and its export
+#   NAMESPACES         their number
+#   CONNECT            additional options of nvme connect
+#   SIGNALS            the directory for requests to kill and restart the appliance
+#   ROUNDS             the number of repetitions in scenarios that repeat their work
+#   SELF               1: there is no appliance; the guest's kernel is the target
 # shellcheck shell=bash
 
 set -euo pipefail
@@ -18,7 +18,7 @@ fail() {
   exit 1
 }
 
-# show COMMAND…: runs it, with its words and its output in the log.
+# show COMMAND…: runs the command, and logs it with its output.
 show() {
   echo "\$ $*"
   "$@" || fail "$* exited with $?"
@@ -35,7 +35,8 @@ eventually() {
   done
 }
 
-# appliance kill|start: has the harness do it; without an appliance the kernel's target does it.
+# appliance kill|start: requests this from the harness; without an appliance it applies to the
+# kernel's target.
 requests=0
 appliance() {
   say "appliance: $1"
@@ -51,10 +52,10 @@ appliance() {
   eventually 120 test -e "$INTEROP_SIGNALS/$requests.done"
 }
 
-# Makes the kernel's own target where it stands in for the appliance.
+# Creates the kernel's own target if it replaces the appliance.
 begin() {
   modprobe nvme-tcp
-  # The current directory is the shared work tree, where nothing is to be left.
+  # The current directory is the shared work tree, where no files may be created.
   cd /tmp
   show uname -r
   show nvme version
@@ -70,7 +71,7 @@ begin() {
 
 at_target=(-t tcp -a "$INTEROP_ADDRESS" -s "$INTEROP_PORT")
 
-# The discovery log has to name the subsystem.
+# The discovery log has to contain the subsystem.
 discover() {
   local log
   show nvme discover "${at_target[@]}"
@@ -98,7 +99,7 @@ namespaces() {
   for place in /sys/class/nvme-subsystem/*; do
     [ "$(cat "$place/subsysnqn")" = "$INTEROP_NQN" ] || continue
     for path in "$place"/nvme*n*; do
-      # The paths below a multipath device are named nvmeXcYnZ and are no device of their own.
+      # The paths of a multipath device are named nvmeXcYnZ and are no block devices.
       [[ $path =~ /(nvme[0-9]+n[0-9]+)$ ]] && echo "/dev/${BASH_REMATCH[1]}"
     done
   done | sort -V
@@ -112,7 +113,7 @@ all_namespaces_are_there() {
   [ "$count" = "$INTEROP_NAMESPACES" ]
 }
 
-# connect OPTION…: sets `controller`, and returns when every namespace is there.
+# connect OPTION…: sets `controller`, and waits until every namespace exists.
 connect() {
   # shellcheck disable=SC2086  # several options, or none
   show nvme connect "${at_target[@]}" -n "$INTEROP_NQN" $INTEROP_CONNECT "$@"
@@ -127,7 +128,7 @@ disconnect() {
   [ -z "$(controllers)" ] || fail "a controller is left"
 }
 
-# What a healthy connection never makes the kernel say.
+# Messages of the kernel that a healthy connection never causes.
 expect_quiet_kernel() {
   if dmesg | grep -iE 'nvme.*(timeout|I/O error|failed|reset|reconnect|digest)|hung task|WARNING:|BUG:'
   then
@@ -135,7 +136,7 @@ expect_quiet_kernel() {
   fi
 }
 
-# verify NAME FILE MIB OPTION…: writes random data in random mixed sizes, and reads it all back.
+# verify NAME FILE MIB OPTION…: writes random data in random mixed sizes, and verifies all of it.
 verify() {
   local name=$1 file=$2 bytes=$(($3 << 20)) result=/tmp/fio.$BASHPID.json
   shift 3

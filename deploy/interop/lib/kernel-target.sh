@@ -42,7 +42,7 @@ kernel_export() {
   ln -s "$target_root/subsystems/$2" "$target_root/ports/$1/subsystems/$2"
 }
 
-# kernel_withdraw ID NQN: takes it off again; its connections close.
+# kernel_withdraw ID NQN: removes it again; its connections close.
 kernel_withdraw() {
   rm "$target_root/ports/$1/subsystems/$2"
 }

@@ -1,5 +1,6 @@
-# What the scenarios share in which the appliance runs in the guest, over soft RoCE; sourced after
-# guest.sh. INTEROP_ADDRESS is of no use for RDMA, which does not work over the loopback.
+# Common part of the scenarios in which the appliance runs in the guest with soft RoCE; sourced
+# after guest.sh. INTEROP_ADDRESS is not usable for RDMA, which does not work over the loopback
+# interface.
 #   INTEROP_PROGRAMS   the directory with windlass
 #   INTEROP_IDLE       the appliance's idle policy; adaptive by default
 # shellcheck shell=bash
@@ -9,7 +10,7 @@ fabric=192.0.2.1
 config=/tmp/windlass.toml
 windlass=
 
-# The end of the appliance's log says why a scenario failed.
+# The end of the appliance's log shows why a scenario failed.
 at_end() {
   local status=$?
   [ "$status" = 0 ] && return
@@ -20,8 +21,8 @@ at_end() {
 }
 trap at_end EXIT
 
-# soft_roce: an RDMA device on a network of this guest alone. The connection manager is loaded
-# behind soft RoCE, so that it is told first when a device goes.
+# soft_roce: creates an RDMA device on a network inside this guest. The connection manager is loaded
+# after soft RoCE, so that it is notified first when a device is removed.
 soft_roce() {
   modprobe rdma_rxe
   modprobe -a rdma_ucm nvme-rdma nvme-tcp
@@ -32,8 +33,8 @@ soft_roce() {
   eventually 10 test -e /dev/infiniband/uverbs0
 }
 
-# configure CORES DEVICES: an export over TCP and RDMA at one address; the devices' tables come from
-# standard input.
+# configure CORES DEVICES: an export over TCP and RDMA at one address; standard input contains the
+# devices' tables.
 configure() {
   cat > $config <<END
 [appliance]
@@ -67,7 +68,7 @@ is_ready() {
   grep -q '^windlass: ready' /tmp/windlass.out
 }
 
-# start: the appliance, until it says that it is ready.
+# start: starts the appliance and waits until it is ready.
 start() {
   say "starting the appliance"
   : > /tmp/windlass.out
@@ -77,7 +78,7 @@ start() {
   cat /tmp/windlass.out
 }
 
-# stop: the appliance has to end in order.
+# stop: stops the appliance, which has to end in order.
 stop() {
   say "stopping the appliance"
   kill "$windlass"
@@ -86,7 +87,7 @@ stop() {
   cat /tmp/windlass.log
 }
 
-# die: the appliance is killed.
+# die: kills the appliance.
 die() {
   say "killing the appliance"
   kill -9 "$windlass"
@@ -97,7 +98,7 @@ die() {
 over_rdma() { at_target=(-t rdma -a $fabric -s "$INTEROP_PORT"); }
 over_tcp() { at_target=(-t tcp -a $fabric -s "$INTEROP_PORT"); }
 
-# discover_both: the log has the subsystem once for each transport, whichever one it was asked by.
+# discover_both: the log lists the subsystem once for each transport, over both transports.
 discover_both() {
   local log
   show nvme discover "${at_target[@]}"
@@ -108,15 +109,15 @@ discover_both() {
     fail "the discovery log does not name $INTEROP_NQN over both transports"
 }
 
-# moved NAME: what the appliance said at its end of one of its counters, over all reactors.
+# moved NAME: the final value of one of the appliance's counters, summed over all reactors.
 moved() {
   sed -E 's/\x1b\[[0-9;]*m//g' /tmp/windlass.log |
     awk -v name="$1=" '/NVMe\/RDMA moved/ { for (i = 1; i <= NF; i++)
       if (index($i, name) == 1) sum += substr($i, length(name) + 1) } END { print sum + 0 }'
 }
 
-# device_of NSID: the block device of that namespace of the export. The number in its name may be
-# another one.
+# device_of NSID: the block device of that namespace of the export. The number in its name may
+# differ.
 device_of() {
   local device
   for device in $(namespaces); do
