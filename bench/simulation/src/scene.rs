@@ -51,8 +51,8 @@ pub struct Scene {
     pub shelf: Shelf,
     /// By disk: the number of its next file.
     next_files: Vec<u32>,
-    /// The stored identities of exports and devices, which persist across restarts of the
-    /// appliance.
+    /// The recorded contents of disks, from which namespace identifiers are derived; kept across
+    /// restarts of the appliance.
     pub identities: Identities,
     /// The memory that drives access; it outlives the appliance.
     pub arena: Option<Arc<Arena>>,

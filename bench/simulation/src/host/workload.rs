@@ -269,8 +269,8 @@ impl Host {
         );
     }
 
-    /// A write of `extent`. Whether its completion makes it durable depends on what the host was
-    /// told.
+    /// A write of `extent`. Whether its completion makes it durable depends on the cache that was
+    /// reported to the host.
     pub(super) fn writing(
         &self,
         ground: &mut Ground<'_>,
