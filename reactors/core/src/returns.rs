@@ -3,7 +3,7 @@
 //! If Linux protects its returns against speculative return stack overflow ("Safe RET", on AMD Zen
 //! 3 and 4), every return in the kernel leaves the address of a trap on the processor's return
 //! stack buffer. A function that returns after a system call is then predicted to return there,
-//! which costs half as much as a receive that finds no data (`DESIGN.md` of `nvme_tcp`). Harmless
+//! which costs half as much as a receive that finds no data (`bench/EXPERIMENTS.md`). Harmless
 //! entries on top of those turn this into an ordinary misprediction.
 #![expect(
     unsafe_code,
