@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# A kernel host finds the target, attaches, asks for all it can be told, and uses every namespace as
-# a raw device and with a file system. INTEROP_CONNECT may switch digests on.
+# A kernel host discovers the target, attaches, queries all available data, and uses every namespace
+# as a raw device and with a file system. INTEROP_CONNECT may enable digests.
 . "$(dirname "$0")/lib/guest.sh"
 
-# Digests are what the target's ICResp says, not what the host asked for.
+# The target's ICResp determines the digests, not the host's request.
 # NVMe TCP Transport Specification 1.1, 3.6.2.3: PDU type 01h; byte 11 has HDGST_ENABLE, DDGST_ENABLE.
 watch_for_digests() {
   local payload='((tcp[12] & 0xf0) >> 2)'
@@ -55,7 +55,8 @@ file_system() {
 discard() {
   local device=$1
   show blkdiscard -f "$device"
-  # DLFEAT 001b says so: NVM Command Set Specification 1.1, Identify Namespace data structure.
+  # DLFEAT 001b indicates this: NVM Command Set Specification 1.1, Identify Namespace data
+  # structure.
   if [ "$(nvme id-ns "$device" -o json | jq '.dlfeat % 8')" = 1 ]; then
     cmp -n $((16 << 20)) "$device" /dev/zero || fail "$device: discarded blocks are not zero"
     say "$device reads as zeroes"

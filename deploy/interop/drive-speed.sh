@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Our own driver and the kernel's on the same drive, in turn: 4 KiB random reads, one core, at depths 1
-# and 32. fio with io_uring stands for the kernel's. Prints each round, medians and their ratio. Not one
-# of the tests: the guest and its drive are emulated, so that only the ratio of one run says something.
+# Compares our driver and the kernel's on the same drive, alternating: 4 KiB random reads, one core,
+# at depths 1 and 32. fio with io_uring uses the kernel's driver. Prints each round, medians and
+# their ratio. It is not one of the tests: the guest and its drive are emulated, so only the ratio
+# within a run is meaningful.
 #
 #   cargo build --release -p bench
 #   cargo xtask lab -- run --nvme 1 --ns 1 --size 64M --huge 64 --timeout 600 -- deploy/interop/drive-speed.sh
@@ -19,7 +20,7 @@ seconds=${DRIVE_SECONDS:-3}
 drive=0000:01:00.0
 depths="1 32"
 
-# What is run comes from memory: the share is slow.
+# Programs run from memory, because the share is slow.
 cp "$(command -v bench)" /tmp/bench
 cd /tmp
 
@@ -40,14 +41,14 @@ disk() {
   return 1
 }
 
-# kernel DEPTH: reads in a second.
+# kernel DEPTH: reads per second.
 kernel() {
   taskset -c 0 fio --name=kernel --filename="$(disk)" --rw=randread --bs=4k --iodepth="$1" --direct=1 \
     --ioengine=io_uring --time_based --runtime="$seconds" --ramp_time=1 --output-format=json |
     jq '.jobs[0].read | {iops: .iops, p50_us: (.clat_ns.percentile["50.000000"] / 1000)}'
 }
 
-# ours: both depths.
+# ours: reads per second at both depths.
 ours() {
   ./bench drive $drive --depth "${depths// /,}" --time "$seconds" --core 0 --json ours.json > /dev/null
   jq '[.rows[] | {depth, iops, p50_us: (.latency.p50_ns / 1000), doorbells}]' ours.json
@@ -56,7 +57,8 @@ ours() {
 modprobe nvme
 modprobe vfio-pci
 pcibind $drive nvme > /dev/null
-# What is read was written once: an empty file behind the drive would be too easy.
+# All blocks that are read are written first: reads of an empty file behind the drive would be too
+# fast.
 dd if=/dev/urandom of="$(disk)" bs=1M count=64 oflag=direct status=none 2> /dev/null || true
 : > rounds.json
 for round in $(seq "$rounds"); do

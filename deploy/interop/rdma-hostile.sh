@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# A raw host over real verbs does what is wrong, and gets what the specification says: rejections with
-# their reasons, statuses, the end of its connection; the others go on.
+# A hostile host over real verbs violates the rules, and receives the reactions that the
+# specification requires: rejections with reasons, error statuses, the end of its connection. Other
+# hosts are not affected.
 #   INTEROP_PROGRAMS   the directory with windlass and examples/hostile_rdma
 . "$(dirname "${BASH_SOURCE[0]}")/lib/guest.sh"
 . "$(dirname "${BASH_SOURCE[0]}")/lib/rdma.sh"

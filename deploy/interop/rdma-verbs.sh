@@ -1,5 +1,5 @@
-# Real verbs on soft RoCE: the suite that every RDMA provider runs, and what becomes of connections when
-# a peer is killed, a port goes down and a device is removed.
+# Real verbs on soft RoCE: the conformance suite of RDMA providers, and the effects on connections
+# when a peer is killed, a port goes down and a device is removed.
 #   INTEROP_PROGRAMS   the directory with windlass, examples/verbs_conformance and examples/verbs_lab
 . "$(dirname "${BASH_SOURCE[0]}")/lib/guest.sh"
 
@@ -9,7 +9,7 @@ address=192.0.2.1
 cd /tmp
 show uname -r
 
-# without TEXT: verbs are refused with one line that says TEXT.
+# without TEXT: verbs are refused with one line that contains TEXT.
 without() {
   local output
   if output=$(verbs_conformance $address 2>&1); then fail "there are verbs: $output"; fi
@@ -28,8 +28,8 @@ for name in libibverbs librdmacm; do
 done
 
 say "no device"
-# In this order: what was loaded last is told first that a device goes, and soft RoCE's driver would
-# have user space close everything before the connection manager says why.
+# The order matters: the driver loaded last is notified first of a removed device, and soft RoCE's
+# driver would have user space close everything before the connection manager reports the reason.
 modprobe rdma_rxe
 modprobe rdma_ucm
 without "this machine has no RDMA device"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Stands in for `lab run` in the harness's tests: runs the script here, with the variables it is given.
+# Replaces `lab run` in the harness's tests: runs the script on this machine with the given
+# variables.
 set -eu
 while [ "$1" != -- ]; do
   case $1 in
