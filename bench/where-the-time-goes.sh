@@ -1,7 +1,7 @@
 #!/bin/bash
-# Writes bench/WHERE-THE-TIME-GOES.md: what one request over TCP costs, by stage and by function, and
-# what its stages take, and the flame graphs beside it. Takes two minutes; needs perf, jq, valgrind and
-# inferno (cargo install inferno).
+# Writes bench/WHERE-THE-TIME-GOES.md (the cost of one request over TCP by stage and by function, and the
+# duration of its stages) and its flame graphs. Takes two minutes; needs perf, jq, valgrind and inferno
+# (cargo install inferno).
 #
 #   cargo build --release -p appliance -p bench
 #   bench/where-the-time-goes.sh [folder with the two binaries, else target/release]
@@ -136,9 +136,10 @@ flames file "4 KiB random reads of a file over TCP, 128 in flight: the target's 
   cat <<'PAGE'
 # Where the time goes
 
-One request of 4 KiB over NVMe/TCP, the target on one core, the host on the other, 128 in flight on one
-connection, over the loopback interface. Made by `bench/where-the-time-goes.sh`, which says in its first
-lines what it needs; nothing here is written by hand but the words.
+A profile of 4 KiB requests over NVMe/TCP on the loopback interface: target on one core, host on the other, 128 in
+flight on one connection. `bench/where-the-time-goes.sh` makes this page; only its words are written by hand.
+Counts are those of the tree and the day that the page was made from; the current instructions of each case are in
+[`baselines/`](baselines).
 
 PAGE
   printf 'On %s, Linux %s.\n' "$(lscpu | sed -n 's/^Model name: *//p')" "$(uname -r)"
@@ -146,8 +147,8 @@ PAGE
 
 ## The target's core, by place
 
-Samples of the target's processor time (`perf record -e cpu-clock`). Shares hold on a busy machine too;
-polls that find nothing are in them, under entry and `reactors`, where the host is the slower end.
+Samples of the target's processor time (`perf record -e cpu-clock`). Shares are valid on a busy machine too. If
+the host is the slower end, they include polls that find nothing, under entry and `reactors`.
 
 PAGE
   for one in "read random reads of RAM" "write random writes of RAM" "file random reads of a file, O_DIRECT"; do
@@ -155,17 +156,17 @@ PAGE
     places "${one%% *}"
     printf '\n[Flame graph](results/flame-%s.svg)\n\n' "${one%% *}"
   done
-  printf '## The dearest functions\n\n'
+  printf '## The most expensive functions\n\n'
   for one in "read random reads of RAM" "write random writes of RAM"; do
     printf '**%s**\n\n| function | where | share |\n|---|---|---|\n' "${one#* }"
     functions "${one%% *}"
     printf '\n'
   done
   cat <<'PAGE'
-## Our own instructions, by stage
+## Instructions of Windlass, by stage
 
-Exact, counted by callgrind (`bench cost tcp`): what is ours of a random read, and of a random write, of
-RAM.
+Exact counts by callgrind (`bench cost tcp`): the instructions of Windlass, without the kernel's, in a random read
+and a random write of RAM.
 
 PAGE
   for counted in cost cost-write; do
@@ -178,13 +179,13 @@ PAGE
   cat <<'PAGE'
 ```
 
-## The same beside more and more of everything
+## The same beside growing numbers of connections, exports, namespaces and reactors
 
-Exact as well (`bench cost growth`, a minute): one request beside idle connections with an admin and an I/O
-queue each, beside exports and namespaces with devices of their own up to the 128 that there may be, and
-beside reactors that are as busy. With one in flight, all that a turn costs is one request's, so whatever a
-turn looks through would show there. `cargo xtask test` fails where the dearest of a column costs 3 % more
-than the cheapest.
+Exact counts (`bench cost growth`, a minute): one request beside idle connections with an admin and an I/O
+queue each, beside exports and namespaces with devices of their own (up to the limit of 128 devices), and
+beside equally busy reactors. With one request in flight, one request bears the whole cost of a turn, so any
+search in a turn would show there. `cargo xtask test` fails if the largest number of a column is 3 % above the
+smallest.
 
 ```text
 PAGE
@@ -194,10 +195,10 @@ PAGE
 
 ## The stages of a request
 
-What the target itself measures, as `windlass status --json` tells it, of the last seconds of each load.
-Times are those of the reactor's turns: what begins and ends in one turn took none. A read of RAM is
-never in a device, and a write that came whole in the receive buffer is not either; a few that a receive
-cuts in two are.
+The target's own measurements (`windlass status --json`) of the last seconds of each load.
+Times are those of the reactor's turns: a stage that begins and ends in one turn took no time. Reads of RAM
+have no device stage, and neither do writes that are complete in the receive buffer; a few that a receive
+cuts in two do.
 
 | load | stage | requests | median | 99th percentile |
 |---|---|---|---|---|
@@ -207,18 +208,18 @@ PAGE
   stages file read
   cat <<'PAGE'
 
-## Read from it
+## Conclusions
 
-- Of a read, most is the kernel's: copying the data into packets, and TCP over loopback on both ends'
-  behalf, since what is sent is also received there in the sender's time. What is ours is the smaller
-  part, and of that the first touch of the range's count of holders in memory that no cache holds, and
-  the prefetch of the data, which shortens the kernel's copy by more than it takes.
-- Of a write, the data is copied twice: by the kernel into the receive buffer, which stays in the
-  second-level cache, and by us to its place. Receiving it there at once would save one copy, but a
+- Most of a read is the kernel's: copying the data into packets, and TCP over loopback for both ends, since
+  sent data is also received there in the sender's time. Windlass's part is smaller. It consists mainly of the first
+  touch of the range's lock, which is in no cache, and of the prefetch of the data, which shortens the kernel's
+  copy by more than it takes.
+- The data of a write is copied twice: by the kernel into the receive buffer, which stays in the
+  second-level cache, and by Windlass to its place. Receiving it there directly would save one copy, but a
   host that stops in the middle would keep the range from its readers.
-- What `try_write` shows of a write is that copy, past the caches: memory that no cache holds would have to
-  be read before it is overwritten, and all that follows would wait.
-- Requests per system call follow from what is in flight, not from us: everything that has come is
-  received at once, and one send carries all that is ready.
+- `try_write` is that copy, past the caches: memory that is in no cache would have to be read before it is
+  overwritten, and all following instructions would wait.
+- The number of requests per system call depends on the number in flight: one receive takes everything
+  that has been received, and one send carries everything that is ready.
 PAGE
 } >"$page"
