@@ -76,11 +76,7 @@ pub(crate) fn set_up(
     let pool = parts.arena.pool(COMMANDS_MAX);
     let set = Rc::new(DeviceSet::new());
     for (place, device) in parts.devices.iter().enumerate() {
-        let options = QueueOptions {
-            core: index,
-            depth: DEVICE_QUEUE_DEPTH,
-            pool: pool.clone(),
-        };
+        let options = QueueOptions::new(index, DEVICE_QUEUE_DEPTH, pool.clone());
         let attached = set.attach(place, &**device, options);
         attached.map_err(|cause| NoDeviceQueue {
             name: device.name().to_owned(),

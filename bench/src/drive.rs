@@ -210,11 +210,7 @@ pub fn measure(plan: &DrivePlan) -> Result<DriveReport, DriveError> {
         if !(1..=most).contains(&depth) {
             return Err(DriveError::Depth(depth, most));
         }
-        let queue = device.open_queue(QueueOptions {
-            core: 0,
-            depth,
-            pool: pool.clone(),
-        });
+        let queue = device.open_queue(QueueOptions::new(0, depth, pool.clone()));
         let mut lane = Lane {
             queue: queue.map_err(DriveError::Queue)?,
             leases: (0..depth).map_while(|_| pool.take(REQUEST_BYTES)).collect(),

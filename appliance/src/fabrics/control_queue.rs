@@ -102,11 +102,11 @@ impl ControlQueue {
                 device,
                 answer,
             } => {
-                let options = QueueOptions {
-                    core: self.parts.reactor,
-                    depth: self.parts.queue_depth,
-                    pool: self.parts.pool.clone(),
-                };
+                let options = QueueOptions::new(
+                    self.parts.reactor,
+                    self.parts.queue_depth,
+                    self.parts.pool.clone(),
+                );
                 let attached = self.devices.attach(usize::from(place.0), &*device, options);
                 let _ = answer.send(attached);
             }

@@ -143,11 +143,7 @@ impl Stage {
         let (device, moods) = memory.moody();
         let target = target(&device, TransportKind::Tcp);
         let pool = memory.arena.pool(64);
-        let options = QueueOptions {
-            core: 0,
-            depth: 64,
-            pool: pool.clone(),
-        };
+        let options = QueueOptions::new(0, 64, pool.clone());
         let set = Rc::new(DeviceSet::new());
         set.attach(0, &*device, options).expect("a queue");
         let limits = CoreLimits {

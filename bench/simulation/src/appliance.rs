@@ -15,7 +15,6 @@ use appliance::headless::{Control, HeadlessAppliance, Listening, Parts, PortOrde
 use appliance_config::{Config, Listener, Transport};
 use block::{Device, DeviceSet, HealthState, OpenError, QueueOptions};
 use hugemem::{Arena, DmaViolation, Region};
-use nvme_driver::emulated::end_of_process;
 use nvme_driver::{DriveCounters, DriveOwner, DriveState};
 use nvme_rdma::{
     ConnectionSet as RdmaSet, Domains, Listeners, RdmaConfig, RdmaCounters, RdmaTransport, SetParts,
@@ -268,7 +267,6 @@ impl Appliance {
             ..
         } = self;
         drop((simulation, tcp, cores, control, target, devices, drives));
-        end_of_process();
         let classes = arena.counters().classes;
         classes.iter().map(|class| class.taken).sum()
     }
@@ -521,11 +519,7 @@ fn core(
 ) -> Result<TargetCore, OpenError> {
     let devices = Rc::new(DeviceSet::new());
     for (place, device) in target.devices() {
-        let options = QueueOptions {
-            core: index,
-            depth: swarm.device_queue_depth,
-            pool: arena.pool(COMMANDS_MAX),
-        };
+        let options = QueueOptions::new(index, swarm.device_queue_depth, arena.pool(COMMANDS_MAX));
         devices.attach(usize::from(place.0), &*device, options)?;
     }
     let limits = CoreLimits {

@@ -61,11 +61,7 @@ fn rig() -> Result<Rig, CostError> {
     };
     let device = drive.device(1, "namespace", [1; 16]).map_err(wrong)?;
     let pool = arena.pool(0);
-    let options = QueueOptions {
-        core: 0,
-        depth: DEPTH,
-        pool: pool.clone(),
-    };
+    let options = QueueOptions::new(0, DEPTH, pool.clone());
     let queue = device
         .open_queue(options)
         .map_err(|error| failed("the queue")(error.to_string()))?;

@@ -86,11 +86,7 @@ fn rig() -> Result<Rig, CostError> {
         address,
         2 * ENTRIES,
     )?;
-    let options = QueueOptions {
-        core: 0,
-        depth: 2 * DEPTH,
-        pool: arena.pool(4096),
-    };
+    let options = QueueOptions::new(0, 2 * DEPTH, arena.pool(4096));
     let attached = Rc::new(DeviceSet::new());
     let opened = attached.attach(0, &*device, options);
     opened.map_err(|error| setup("the device's queue", &error))?;

@@ -276,11 +276,7 @@ fn reactor(
     let pool = arena.pool(4096);
     let attached = Rc::new(DeviceSet::new());
     for (place, device) in devices.iter().enumerate() {
-        let options = QueueOptions {
-            core: number,
-            depth: 2 * usize::from(ENTRIES),
-            pool: pool.clone(),
-        };
+        let options = QueueOptions::new(number, 2 * usize::from(ENTRIES), pool.clone());
         let opened = attached.attach(place, &**device, options);
         opened.map_err(|error| setup("a device's queue", &error))?;
     }

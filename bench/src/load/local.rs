@@ -167,11 +167,7 @@ impl OpenQueue for LocalQueuePlan {
     type Queue = LocalQueue;
 
     fn open(&self, pool: Pool) -> Result<LocalQueue, LoadError> {
-        let options = QueueOptions {
-            core: 0,
-            depth: self.depth,
-            pool,
-        };
+        let options = QueueOptions::new(0, self.depth, pool);
         let queue = self.device.open_queue(options).map_err(LocalError::from)?;
         Ok(LocalQueue {
             queue,

@@ -219,11 +219,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         let device = drive.device(namespace.nsid, "ns", [0; 16])?;
         let pool = arena.pool(0);
-        let options = QueueOptions {
-            core: 0,
-            depth: 128,
-            pool: pool.clone(),
-        };
+        let options = QueueOptions::new(0, 128, pool.clone());
         let mut queue = device.open_queue(options)?;
         verify(&mut *queue, &mut owner, &*device, &pool)?;
         let counters = drive.counters();

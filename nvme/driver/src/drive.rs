@@ -1,5 +1,6 @@
 //! An open drive for the control plane, and its namespaces as block devices.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use block::{
@@ -14,7 +15,6 @@ use crate::identity::{Identity, Limits, Namespace, NamespaceStatus, zeroes_block
 use crate::memory::ZEROES_BYTES_MAX;
 use crate::pair::{NamespaceLimits, Pair};
 use crate::queue::NamespaceQueue;
-use crate::registry;
 use crate::shared::{DriveCounters, FunctionReset, Phase, Shared};
 
 /// The state of a drive.
@@ -333,10 +333,10 @@ impl Device for NamespaceDevice {
         else {
             return Err(OpenError::Removed);
         };
-        let key = (self.shared.id, reactor);
-        let pair = registry::pair(key.0, reactor, || {
+        let pair = options.shared.get_or_insert_with(self.shared.id, || {
             let memory = Arc::clone(&memory.pairs[reactor]);
-            Pair::new(Arc::clone(&self.shared), reactor, identity.limits, memory)
+            let pair = Pair::new(Arc::clone(&self.shared), reactor, identity.limits, memory);
+            RefCell::new(pair)
         });
         let bytes = (self.namespace_limits.scratch_bytes as usize).min(options.pool.max_transfer());
         let (index, descriptor) = {
@@ -362,7 +362,8 @@ impl Device for NamespaceDevice {
             index,
             closing: false,
             descriptor,
-            key,
+            drive: self.shared.id,
+            shared: options.shared,
         }))
     }
 }

@@ -74,12 +74,6 @@ impl Shared {
     }
 }
 
-/// Frees all memory that the drivers of this thread keep only because their drives might still
-/// access it. For tests that simulate the end of a process, after which no drive accesses memory.
-pub fn end_of_process() {
-    crate::registry::forget_all();
-}
-
 /// An emulated NVMe controller whose host memory is one region.
 pub struct EmulatedController {
     shared: Arc<Shared>,

@@ -49,7 +49,6 @@ mod owner;
 mod pair;
 mod queue;
 mod registers;
-mod registry;
 mod shared;
 mod startup;
 mod status;

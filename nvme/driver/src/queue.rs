@@ -7,11 +7,11 @@ use std::sync::Arc;
 
 use block::{
     CompletionBatch, DeviceError, DeviceQueue, Drain, Geometry, QueueCounters, Refusal, Request,
+    SharedQueues,
 };
 
 use crate::identity::{NamespaceStatus, StatusCell};
 use crate::pair::{NamespaceLimits, Pair};
-use crate::registry;
 
 /// A [`DeviceQueue`] of one namespace.
 pub(crate) struct NamespaceQueue {
@@ -26,8 +26,10 @@ pub(crate) struct NamespaceQueue {
     pub(crate) index: u8,
     pub(crate) closing: bool,
     pub(crate) descriptor: Option<OwnedFd>,
-    /// Key of the pair in this thread's registry.
-    pub(crate) key: (u64, usize),
+    /// Key of the pair in `shared`.
+    pub(crate) drive: u64,
+    /// Where the queues of this reactor find the pair.
+    pub(crate) shared: SharedQueues,
 }
 
 impl NamespaceQueue {
@@ -119,7 +121,7 @@ impl DeviceQueue for NamespaceQueue {
 impl Drop for NamespaceQueue {
     fn drop(&mut self) {
         if self.pair.borrow_mut().leave(self.index) {
-            registry::forget(self.key.0, self.key.1);
+            self.shared.remove::<RefCell<Pair>>(self.drive);
         }
     }
 }

@@ -174,6 +174,8 @@ pub(crate) struct PairShared {
     pub(crate) doorbells: AtomicU64,
     /// Commands submitted.
     pub(crate) commands: AtomicU64,
+    /// Whether the pair exists: a second one would write the same submission queue.
+    pub(crate) exists: AtomicBool,
 }
 
 /// Adds to a counter that only this thread writes.

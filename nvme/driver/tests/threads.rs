@@ -60,11 +60,7 @@ fn request(lba: u64, is_read: bool, lease: Lease) -> Request {
 /// Writes and reads back its own third of the device until `stop` is set.
 fn reactor(world: &World, index: usize) {
     let pool = world.arena.pool(0);
-    let options = QueueOptions {
-        core: index,
-        depth: 16,
-        pool: pool.clone(),
-    };
+    let options = QueueOptions::new(index, 16, pool.clone());
     let mut queue = world.device.open_queue(options).expect("a queue");
     let third = BLOCKS / REACTORS as u64;
     let mut batch = CompletionBatch::new();

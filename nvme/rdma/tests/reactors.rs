@@ -165,11 +165,7 @@ impl World for Server {
 }
 
 fn set_up(parts: &Parts, index: usize, setup: &mut ReactorSetup<'_>) -> Result<(), InitError> {
-    let options = QueueOptions {
-        core: index,
-        depth: 256,
-        pool: parts.arena.pool(4096),
-    };
+    let options = QueueOptions::new(index, 256, parts.arena.pool(4096));
     let set = Rc::new(DeviceSet::new());
     set.attach(0, &*parts.device, options)?;
     let limits = CoreLimits::default();

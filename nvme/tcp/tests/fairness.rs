@@ -168,11 +168,7 @@ fn a_host_that_takes_no_data_for_long_is_closed() {
 
 /// A queue of another core to the device.
 fn queue_beside(stage: &Stage, device: &dyn Device) -> Box<dyn DeviceQueue> {
-    let options = QueueOptions {
-        core: 1,
-        depth: 8,
-        pool: stage.arena.pool(0),
-    };
+    let options = QueueOptions::new(1, 8, stage.arena.pool(0));
     device.open_queue(options).expect("a queue")
 }
 

@@ -39,11 +39,7 @@ impl Bench {
         let device = ram();
         let mut stage = Stage::new(&device, 16 << 20);
         let (admin, io) = stage.attach(32);
-        let options = QueueOptions {
-            core: 1,
-            depth: 8,
-            pool: stage.arena.pool(0),
-        };
+        let options = QueueOptions::new(1, 8, stage.arena.pool(0));
         let beside = device.open_queue(options).expect("a queue");
         Self {
             stage,

@@ -243,13 +243,7 @@ mod tests {
             max_transfer: 4096,
         };
         let pool = Arena::new(config).unwrap().pool(0);
-        device
-            .open_queue(QueueOptions {
-                core: 0,
-                depth: 32,
-                pool,
-            })
-            .unwrap()
+        device.open_queue(QueueOptions::new(0, 32, pool)).unwrap()
     }
 
     /// Time in microseconds and tag of each completion, in the order of arrival.

@@ -22,6 +22,7 @@ use reactors::Nanos;
 use crate::error::{OpenError, ReopenError};
 use crate::health::{ErrorRecord, Health};
 use crate::request::{CompletionBatch, Refusal, Request};
+use crate::shared_queues::SharedQueues;
 
 /// Maximum depth of a queue, in requests.
 pub const QUEUE_DEPTH_MAX: usize = 4096;
@@ -90,6 +91,21 @@ pub struct QueueOptions {
     /// Pool for the leases that the queue itself needs. The queue only calls [`Pool::take`];
     /// waiting in the pool's queue is left to the owner of the requests.
     pub pool: Pool,
+    /// What this queue shares with the queues of other devices on the reactor.
+    pub shared: SharedQueues,
+}
+
+impl QueueOptions {
+    /// Options of a queue that shares nothing with other devices.
+    #[must_use]
+    pub fn new(core: usize, depth: usize, pool: Pool) -> Self {
+        Self {
+            core,
+            depth,
+            pool,
+            shared: SharedQueues::default(),
+        }
+    }
 }
 
 /// Time after which the device has to end a request by force once it was given up

@@ -26,6 +26,7 @@ mod null;
 mod request;
 mod set;
 mod shape;
+mod shared_queues;
 
 pub use delay::{DelayDevice, Latency};
 pub use device::{
@@ -52,3 +53,4 @@ pub use set::{
     Places, ReactorDevices, Submitted, WaitId,
 };
 pub use shape::{ShapeError, TRANSFER_BYTES_MAX};
+pub use shared_queues::SharedQueues;

@@ -208,11 +208,7 @@ mod tests {
             max_transfer: 4096,
         };
         let pool = Arena::new(config).unwrap().pool(0);
-        let options = QueueOptions {
-            core: 0,
-            depth: 2,
-            pool: pool.clone(),
-        };
+        let options = QueueOptions::new(0, 2, pool.clone());
         let mut queue = device.open_queue(options).unwrap();
         let mut run = |operation, blocks, data| {
             queue

@@ -25,6 +25,7 @@ use crate::error::{DeviceError, OpenError};
 use crate::request::{
     COMPLETIONS_PER_POLL_MAX, Completion, CompletionBatch, Operation, Refusal, Request,
 };
+use crate::shared_queues::SharedQueues;
 use absent::AbsentQueue;
 pub use client::{DeviceClient, ReactorDevices};
 pub use lines::WaitId;
@@ -100,6 +101,8 @@ enum Phase {
 /// The devices of one reactor, indexed by place.
 pub struct DeviceSet {
     queues: RefCell<Vec<Box<dyn DeviceQueue>>>,
+    /// Dropped after the queues that use it.
+    shared: SharedQueues,
     lines: RefCell<WaitLines>,
     clients: Cell<u8>,
     /// Devices with a non-empty wait queue, which new requests join.
@@ -163,6 +166,7 @@ impl DeviceSet {
     #[must_use]
     pub fn new() -> Self {
         Self {
+            shared: SharedQueues::default(),
             queues: RefCell::new(Vec::with_capacity(DEVICES_MAX)),
             lines: RefCell::new(WaitLines::new(DEVICES_MAX)),
             clients: Cell::new(0),
@@ -206,7 +210,10 @@ impl DeviceSet {
         device: &dyn Device,
         options: QueueOptions,
     ) -> Result<(), OpenError> {
-        let queue = device.open_queue(options)?;
+        let queue = device.open_queue(QueueOptions {
+            shared: self.shared.clone(),
+            ..options
+        })?;
         self.attach_queue(place, queue, device.geometry().volatile_write_cache);
         Ok(())
     }

@@ -56,11 +56,7 @@ fn operation(number: u64) -> Operation {
 /// Runs `requests` requests of all kinds and returns the number of allocations by this thread.
 fn allocations(device: &dyn Device, arena: &Arc<Arena>, requests: u64) -> u64 {
     let pool = arena.pool(0);
-    let options = QueueOptions {
-        core: 0,
-        depth: DEPTH,
-        pool: pool.clone(),
-    };
+    let options = QueueOptions::new(0, DEPTH, pool.clone());
     let mut queue = device.open_queue(options).unwrap();
     let (mut submitted, mut ended) = (0, 0);
     let mut batch = CompletionBatch::new();

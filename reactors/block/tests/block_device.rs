@@ -146,11 +146,7 @@ fn what_is_written_and_flushed_is_there() {
     };
     let arena = arena();
     let device = FileDevice::open(volume.options(4096)).unwrap();
-    let options = QueueOptions {
-        core: 0,
-        depth: 4,
-        pool: arena.pool(0),
-    };
+    let options = QueueOptions::new(0, 4, arena.pool(0));
     let mut queue = device.open_queue(options).unwrap();
     let mut lease = arena.pool(0).take(4096).unwrap();
     lease.fill(0x5A);

@@ -47,11 +47,7 @@ impl Bench {
         })
         .expect("a small arena");
         let pool = arena.pool(16);
-        let options = QueueOptions {
-            core: 0,
-            depth: 8,
-            pool: pool.clone(),
-        };
+        let options = QueueOptions::new(0, 8, pool.clone());
         let queue = disk.open_queue(options).expect("the disk is there");
         Self {
             disk,
@@ -160,11 +156,7 @@ fn a_removed_disk_fails_everything_until_it_is_back() {
         refused,
         Err(Refusal::Never(_, DeviceError::Removed))
     ));
-    let options = QueueOptions {
-        core: 0,
-        depth: 8,
-        pool: bench.pool.clone(),
-    };
+    let options = QueueOptions::new(0, 8, bench.pool.clone());
     assert!(bench.disk.open_queue(options.clone()).is_err());
     bench.disk.put_back();
     assert!(bench.disk.open_queue(options).is_ok());

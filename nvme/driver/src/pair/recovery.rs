@@ -26,12 +26,20 @@ const LAST_LOOKS: usize = 1 << 12;
 
 impl Pair {
     /// Creates a pair that is not attached yet.
+    ///
+    /// # Panics
+    /// When the reactor has a pair of this drive already.
     pub(crate) fn new(
         shared: Arc<Shared>,
         reactor: usize,
         limits: Limits,
         memory: Arc<PairMemory>,
     ) -> Self {
+        let existed = shared.pairs[reactor].exists.swap(true, Ordering::AcqRel);
+        assert!(
+            !existed,
+            "reactor {reactor} opens a second queue pair of a drive"
+        );
         Self {
             seen: Attention::new(),
             tick: 0,
@@ -388,7 +396,8 @@ impl Drop for Pair {
                 drop(slot.take_data());
             }
         }
-        // Leases of commands that the drive may still execute when the thread ends are never
-        // reused: dropping a `DmaLease` leaks its memory.
+        // Leases of commands that the drive may still execute are never reused: dropping a `DmaLease`
+        // leaks its memory.
+        self.own().exists.store(false, Ordering::Release);
     }
 }

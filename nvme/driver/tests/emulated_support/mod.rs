@@ -205,11 +205,7 @@ impl Client {
         depth: usize,
     ) -> Self {
         let pool = arena.pool(0);
-        let options = QueueOptions {
-            core: reactor,
-            depth,
-            pool: pool.clone(),
-        };
+        let options = QueueOptions::new(reactor, depth, pool.clone());
         let queue = device.open_queue(options).expect("a queue");
         Self {
             queue,

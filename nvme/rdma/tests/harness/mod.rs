@@ -155,11 +155,7 @@ impl Stage {
         });
         let target = target_over(&arena, &device, address, 1);
         let pool = arena.pool(4096);
-        let options = QueueOptions {
-            core: 0,
-            depth: 256,
-            pool,
-        };
+        let options = QueueOptions::new(0, 256, pool);
         let set = Rc::new(DeviceSet::new());
         set.attach(0, &*device, options).expect("a queue");
         let limits = CoreLimits {

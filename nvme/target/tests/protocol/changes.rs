@@ -34,11 +34,7 @@ fn memory(name: &str) -> Arc<dyn Device> {
 fn attach(world: &mut World, device: &Arc<dyn Device>) -> DeviceIndex {
     let place = world.target.add_device(Arc::clone(device)).expect("room");
     for (core, node) in world.nodes.iter_mut().enumerate() {
-        let options = QueueOptions {
-            core,
-            depth: 16,
-            pool: node.pool.clone(),
-        };
+        let options = QueueOptions::new(core, 16, node.pool.clone());
         let attached = node.attach(usize::from(place.0), &**device, options);
         attached.expect("a queue");
     }

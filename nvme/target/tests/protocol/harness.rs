@@ -383,11 +383,7 @@ impl Node {
         let pool = arena.pool(64);
         let devices = Rc::new(DeviceSet::new());
         for (place, device) in target.devices() {
-            let options = QueueOptions {
-                core: reactor,
-                depth: 128,
-                pool: pool.clone(),
-            };
+            let options = QueueOptions::new(reactor, 128, pool.clone());
             let opened = devices.attach(usize::from(place.0), &*device, options);
             opened.expect("a queue");
         }

@@ -804,7 +804,7 @@ fn write_zeroes_are_bounded_by_wzsl() {
     for (core, node) in world.nodes.iter_mut().enumerate() {
         let pool = node.pool.clone();
         let depth = 16;
-        let options = QueueOptions { core, depth, pool };
+        let options = QueueOptions::new(core, depth, pool);
         let attached = node.attach(usize::from(place.0), &*null, options);
         attached.expect("a queue");
     }

@@ -311,11 +311,7 @@ pub(crate) fn target_over(
 
 fn set_up(parts: &Parts, index: usize, setup: &mut ReactorSetup<'_>) -> Result<(), InitError> {
     let pool = parts.arena.pool(4096);
-    let options = QueueOptions {
-        core: index,
-        depth: 256,
-        pool: pool.clone(),
-    };
+    let options = QueueOptions::new(index, 256, pool.clone());
     let set = Rc::new(DeviceSet::new());
     set.attach(0, &*parts.device, options)?;
     let core = TargetCore::new(

@@ -110,11 +110,7 @@ impl Stage {
         let address = "127.0.0.1:4420".parse().expect("an address");
         let target = target_over(&arena, device, address, 1);
         let pool = arena.pool(4096);
-        let options = QueueOptions {
-            core: 0,
-            depth: 256,
-            pool: pool.clone(),
-        };
+        let options = QueueOptions::new(0, 256, pool.clone());
         let set = Rc::new(DeviceSet::new());
         set.attach(0, &**device, options).expect("a queue");
         let core = TargetCore::new(target, 0, Rc::clone(&set), CoreLimits::default());

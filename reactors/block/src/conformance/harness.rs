@@ -47,11 +47,7 @@ impl Harness {
     }
 
     pub(super) fn options(&self, depth: usize) -> QueueOptions {
-        QueueOptions {
-            core: 0,
-            depth,
-            pool: self.pool.clone(),
-        }
+        QueueOptions::new(0, depth, self.pool.clone())
     }
 
     /// Closes the queue and opens another one.

@@ -37,11 +37,7 @@ impl Bench {
             max_transfer: 4096,
         };
         let pool = Arena::new(config).unwrap().pool(0);
-        let options = QueueOptions {
-            core: 0,
-            depth: 4,
-            pool: pool.clone(),
-        };
+        let options = QueueOptions::new(0, 4, pool.clone());
         let queue = device.open_queue(options).unwrap();
         Self {
             control: device.control(),
@@ -178,11 +174,7 @@ fn held_completions_come_when_they_are_released() {
     assert_eq!(bench.poll()[0].tag, first);
     assert_eq!(bench.queue.drain(), Drain::Done);
 
-    let options = QueueOptions {
-        core: 0,
-        depth: 4,
-        pool: bench.pool.clone(),
-    };
+    let options = QueueOptions::new(0, 4, bench.pool.clone());
     bench.queue = bench.device.open_queue(options).unwrap();
     bench.try_submit(WRITE, 0).unwrap();
     assert!(
@@ -283,11 +275,7 @@ fn a_removed_device_ends_what_it_had_and_takes_no_more() {
         Err(Refusal::Never(_, DeviceError::Removed))
     ));
     assert_eq!(bench.device.health().state, HealthState::Removed);
-    let options = QueueOptions {
-        core: 0,
-        depth: 4,
-        pool: bench.pool.clone(),
-    };
+    let options = QueueOptions::new(0, 4, bench.pool.clone());
     assert!(matches!(
         bench.device.open_queue(options),
         Err(OpenError::Removed)

@@ -269,11 +269,7 @@ fn the_lock_lasts_as_long_as_a_queue() {
     let path = folder.path().join("image");
     let device = FileDevice::open(options(&path, Some(8192))).unwrap();
     let arena = crate::conformance::arena();
-    let options_queue = QueueOptions {
-        core: 0,
-        depth: 1,
-        pool: arena.pool(0),
-    };
+    let options_queue = QueueOptions::new(0, 1, arena.pool(0));
     let queue = device.open_queue(options_queue).unwrap();
     drop(device);
     assert!(matches!(

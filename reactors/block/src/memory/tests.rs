@@ -32,11 +32,7 @@ impl Bench {
             max_transfer: 4096,
         };
         let pool = Arena::new(config).unwrap().pool(0);
-        let queue = device.open_queue(QueueOptions {
-            core: 0,
-            depth: 64,
-            pool: pool.clone(),
-        });
+        let queue = device.open_queue(QueueOptions::new(0, 64, pool.clone()));
         Self {
             queue: queue.unwrap(),
             pool,

@@ -40,11 +40,7 @@ impl Bench {
         let device = FileDevice::open(options).unwrap();
         let arena = arena();
         let pool = arena.pool(0);
-        let options = QueueOptions {
-            core: 0,
-            depth,
-            pool: pool.clone(),
-        };
+        let options = QueueOptions::new(0, depth, pool.clone());
         let queue = FileQueue::open(Arc::clone(&device.device.shared), options).unwrap();
         Self {
             device,
@@ -146,11 +142,7 @@ impl Bench {
 
     /// Opens another queue of the same device.
     fn other_queue(&self) -> FileQueue<SystemFile> {
-        let options = QueueOptions {
-            core: 1,
-            depth: 4,
-            pool: self.pool.clone(),
-        };
+        let options = QueueOptions::new(1, 4, self.pool.clone());
         FileQueue::open(Arc::clone(&self.device.device.shared), options).unwrap()
     }
 
@@ -387,11 +379,7 @@ fn a_file_that_is_gone_takes_no_more() {
         panic!("taken")
     };
     assert_eq!((request.tag, error), (6, DeviceError::Removed));
-    let options = QueueOptions {
-        core: 0,
-        depth: 1,
-        pool: bench.pool.clone(),
-    };
+    let options = QueueOptions::new(0, 1, bench.pool.clone());
     assert!(matches!(
         bench.device.open_queue(options),
         Err(OpenError::Removed)
@@ -431,11 +419,7 @@ fn media_errors_are_counted() {
 fn an_empty_pool_opens_no_queue() {
     let bench = Bench::new(1);
     let rest = bench.exhaust();
-    let options = QueueOptions {
-        core: 0,
-        depth: 1,
-        pool: bench.pool.clone(),
-    };
+    let options = QueueOptions::new(0, 1, bench.pool.clone());
     let refused = bench.device.open_queue(options);
     assert!(matches!(
         refused.err(),
@@ -550,11 +534,7 @@ fn every_reactor_hears_of_damage_and_of_its_end() {
     std::thread::scope(|scope| {
         let reactor = scope.spawn(|| {
             let arena = arena();
-            let options = QueueOptions {
-                core: 1,
-                depth: 1,
-                pool: arena.pool(0),
-            };
+            let options = QueueOptions::new(1, 1, arena.pool(0));
             let mut queue = FileQueue::open(Arc::clone(&shared), options).unwrap();
             let mut flush = || {
                 let request = Request {
