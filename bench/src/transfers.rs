@@ -331,7 +331,7 @@ fn collect<P: Provider>(
 
 #[cfg(test)]
 mod tests {
-    use rdma::fake::{DeviceConfig, Fabric, FabricConfig};
+    use rdma_testing::fake::{DeviceConfig, Fabric, FabricConfig};
 
     use super::*;
 

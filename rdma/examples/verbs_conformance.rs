@@ -10,8 +10,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use rdma::conformance::{Subject, cases};
 use rdma::{Device, Provider, Verbs};
+use rdma_testing::conformance::{Subject, cases};
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);

@@ -22,9 +22,6 @@ use crate::memory::{Access, MemoryRange};
 use crate::provider::{Domain, Provider, Registration};
 use crate::request::{RemoteAddress, Sge};
 
-#[cfg(test)]
-mod tests;
-
 /// Limits of a [`RegistrationCache`].
 #[derive(Clone, Copy, Debug)]
 pub struct CacheConfig {

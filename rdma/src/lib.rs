@@ -2,7 +2,7 @@
 //!
 //! The NVMe transports are generic over [`Provider`]. It has two implementations: real verbs with
 //! the connection manager, and an in-process fabric that copies bytes between protection domains
-//! and injects faults (feature `fake`). One conformance suite runs on both (feature `conformance`).
+//! and injects faults (crate `rdma_testing`, which also has the conformance suite that both run).
 //!
 //! This crate owns devices, protection domains, memory registrations, completion queues, shared
 //! receive queues, queue pairs and the objects of the connection manager. An object keeps the
@@ -33,13 +33,9 @@
 
 mod cache;
 mod completion;
-#[cfg(any(test, feature = "conformance"))]
-pub mod conformance;
 mod connection;
 mod device;
 mod error;
-#[cfg(any(test, feature = "fake"))]
-pub mod fake;
 mod memory;
 mod provider;
 mod registered;

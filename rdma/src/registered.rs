@@ -4,6 +4,10 @@
 //! If a device limits the size of a registration, a region gets several, which overlap by
 //! [`OVERLAP_BYTES`]. So a lease always lies in one registration, and needs one piece and one
 //! remote key.
+#![expect(
+    unsafe_code,
+    reason = "declares the promise that memory is named under"
+)]
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -316,12 +320,20 @@ impl<P: Provider> MemoryMap<P> {
         if !within {
             return None;
         }
-        self.gather_at(memory.address() + offset, len)
+        self.gather_range(memory.address() + offset, len)
     }
 
-    /// [`gather`](Self::gather) for an address.
+    /// The pieces that make up a range of addresses; see [`gather`](Self::gather).
+    ///
+    /// # Safety
+    /// As for [`Sge::new`].
+    #[must_use]
+    pub unsafe fn gather_at(&self, address: usize, len: usize) -> Option<SgeList> {
+        self.gather_range(address, len)
+    }
+
     #[inline]
-    pub(crate) fn gather_at(&self, address: usize, len: usize) -> Option<SgeList> {
+    fn gather_range(&self, address: usize, len: usize) -> Option<SgeList> {
         let piece = self.piece_at(address)?;
         if len <= piece.end - address {
             return Some(SgeList::one(Sge {
@@ -359,8 +371,10 @@ impl<P: Provider> MemoryMap<P> {
         })
     }
 
+    /// The local key of the registration that contains a range; `near` as for [`piece`](Self::piece).
     #[inline(always)]
-    pub(crate) fn local_key(&self, near: &mut usize, address: usize, len: usize) -> Option<u32> {
+    #[must_use]
+    pub fn local_key(&self, near: &mut usize, address: usize, len: usize) -> Option<u32> {
         match self.pieces.get(*near) {
             Some(piece) if piece.has(address, len) => Some(piece.lkey),
             _ => self.search_key(near, address, len),

@@ -68,6 +68,19 @@ impl Sge {
     pub fn length(&self) -> u32 {
         self.length
     }
+
+    /// Local key of the registration.
+    #[must_use]
+    pub fn lkey(&self) -> u32 {
+        self.lkey
+    }
+
+    /// The same memory by another local key. A key of a registration that does not contain the memory
+    /// is refused by the device.
+    #[must_use]
+    pub fn with_lkey(self, lkey: u32) -> Self {
+        Self { lkey, ..self }
+    }
 }
 
 /// Up to [`SGES_MAX`] pieces, in the order of the message's bytes.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use appliance_config::Config;
 use hugemem::Arena;
 use nvme_driver::backing::DeviceBacking;
-use nvme_driver::emulated::{
+use nvme_driver_testing::{
     EmulatedController, EmulatedNamespace, EmulatedOptions, EmulatorControl, Fault, FaultMatch,
     FaultRule, When,
 };

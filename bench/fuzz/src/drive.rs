@@ -9,14 +9,14 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use block::Operation;
+use block::{Operation, SharedQueues};
 use hugemem::DmaView;
 use nvme_driver::backing::{ControllerMemory, DeviceBacking};
-use nvme_driver::emulated::{
+use nvme_driver::{BringUp, BringUpState, Drive, DriveOptions, DriveOwner};
+use nvme_driver_testing::{
     ControllerMemoryOptions, EmulatedController, EmulatedNamespace, EmulatedOptions,
     EmulatorControl, Fault, FaultMatch, FaultRule, Queues, SglRules, ShadowDoorbells, When,
 };
-use nvme_driver::{BringUp, BringUpState, Drive, DriveOptions, DriveOwner};
 use nvme_spec::Sqe;
 use nvme_spec::command::AdminOpcode;
 use nvme_spec::completion::StatusField;
@@ -120,8 +120,9 @@ impl Rig {
     fn run(mut self, memory: &Memory, input: &mut Input<'_>) {
         let device = |nsid: u32| self.drive.device(nsid, "ns", [nsid as u8; 16]);
         let devices = [1, 3].map(device).into_iter().flatten();
+        let shared = SharedQueues::default();
         let mut clients: Vec<_> = devices
-            .map(|device| Client::new(&*device, &memory.arena, 0, 16))
+            .map(|device| Client::new(&*device, &memory.arena, 0, 16, shared.clone()))
             .collect();
         for _ in 0..STEPS_MAX {
             if input.is_empty() {

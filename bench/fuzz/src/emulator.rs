@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use hugemem::DmaBuffer;
 use nvme_driver::backing::DeviceBacking;
-use nvme_driver::emulated::{
+use nvme_driver_testing::{
     ControllerMemoryOptions, EmulatedNamespace, EmulatedOptions, SglRules, ShadowDoorbells,
 };
 use nvme_spec::Sqe;

@@ -18,7 +18,7 @@ mod drive;
 mod drive_harness;
 mod emulator;
 #[expect(dead_code, reason = "the emulator's own tests use all of it")]
-#[path = "../../../nvme/driver/tests/emulated_controller/harness.rs"]
+#[path = "../../../nvme/driver_testing/tests/controller/harness.rs"]
 mod emulator_harness;
 mod http;
 mod input;

@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
-use block::{
-    Device, DeviceError, Effect, FaultControl, FaultDevice, FaultPlan, FaultRule, MemoryDevice,
-    MemoryOptions, OperationKinds, When,
+use block::{Device, DeviceError, MemoryDevice, MemoryOptions};
+use block_testing::{
+    Effect, FaultControl, FaultDevice, FaultPlan, FaultRule, OperationKinds, When,
 };
 use hugemem::{Arena, ArenaConfig, PagePolicy};
 

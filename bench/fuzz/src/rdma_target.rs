@@ -14,7 +14,7 @@ use nvme_spec::rdma::ConnectRequest;
 use nvme_spec::sgl::SglDescriptor;
 use nvme_spec::{Sqe, Status};
 use rdma::CompletionStatus;
-use rdma::fake::{FabricConfig, Fault, Operation, Pattern};
+use rdma_testing::fake::{FabricConfig, Fault, Operation, Pattern};
 use reactors::Nanos;
 use zerocopy::{FromBytes, IntoBytes};
 

@@ -24,7 +24,7 @@ use nvme_target::{
 };
 use nvme_tcp::{ConnectionAudit, ConnectionSet, Handoff, TcpConfig, TcpCounters, TcpTransport};
 use rdma::Provider;
-use rdma::fake::Fake;
+use rdma_testing::fake::Fake;
 use reactors::mesh::Port;
 use reactors::ring::Receiver;
 use reactors::sim::Simulation;

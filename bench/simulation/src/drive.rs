@@ -6,15 +6,16 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use block::{Deallocate, Device, Latency, When};
+use block::{Deallocate, Device};
+use block_testing::{Latency, When};
 use hugemem::Arena;
 use nvme_driver::backing::DeviceBacking;
-use nvme_driver::emulated::{
-    ControllerMemoryOptions, EmulatedController, EmulatedNamespace, EmulatedOptions,
-    EmulatorControl, Fault, FaultId, FaultMatch, FaultRule, SglRules, ShadowDoorbells,
-};
 use nvme_driver::{
     BringUp, BringUpState, Deadlines, DriveCounters, DriveOptions, DriveOwner, DriveState,
+};
+use nvme_driver_testing::{
+    ControllerMemoryOptions, EmulatedController, EmulatedNamespace, EmulatedOptions,
+    EmulatorControl, Fault, FaultId, FaultMatch, FaultRule, SglRules, ShadowDoorbells,
 };
 use nvme_spec::Status;
 use nvme_spec::command::IoOpcode;

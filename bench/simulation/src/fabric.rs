@@ -6,7 +6,7 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use rdma::Provider;
-use rdma::fake::{DeviceConfig, Fabric, FabricConfig, Fake};
+use rdma_testing::fake::{DeviceConfig, Fabric, FabricConfig, Fake};
 use reactors::Nanos;
 
 use crate::swarm::RdmaTemper;

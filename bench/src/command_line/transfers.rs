@@ -8,7 +8,7 @@ use std::time::Duration;
 use bench::report::save_json;
 use bench::transfers::{TransferOptions, TransfersReport, measure};
 use clap::Args;
-use rdma::fake::{DeviceConfig, Fabric, FabricConfig};
+use rdma_testing::fake::{DeviceConfig, Fabric, FabricConfig};
 
 use super::{Failure, at_least_one, parse_seconds};
 

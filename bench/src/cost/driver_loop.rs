@@ -7,8 +7,8 @@ use block::{Completion, CompletionBatch, DeviceQueue, Operation, QueueOptions, R
 use hugemem::allocation_counter::allocations_on_this_thread;
 use hugemem::{Arena, ArenaConfig, Data, Lease, PagePolicy};
 use nvme_driver::backing::DeviceBacking;
-use nvme_driver::emulated::{EmulatedController, EmulatedNamespace, EmulatedOptions};
 use nvme_driver::{BringUp, BringUpState, Drive, DriveOptions, DriveOwner};
+use nvme_driver_testing::{EmulatedController, EmulatedNamespace, EmulatedOptions};
 use reactors::{Nanos, Poller};
 
 use crate::cost::measure::CostError;

@@ -20,7 +20,7 @@ use nvme_rdma::{
 use nvme_spec::{Cqe, Sqe};
 use nvme_target::{CoreLimits, PortId, TargetCore, TransportKind};
 use rdma::Provider;
-use rdma::fake::{DeviceConfig, Fabric, FabricConfig, Fake};
+use rdma_testing::fake::{DeviceConfig, Fabric, FabricConfig, Fake};
 use reactors::{Nanos, Placement, Poller};
 use zerocopy::{FromBytes, IntoBytes};
 

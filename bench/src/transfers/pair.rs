@@ -334,7 +334,7 @@ fn ask<P: Provider>(
 mod tests {
     use std::net::SocketAddr;
 
-    use rdma::fake::{DeviceConfig, Fabric, FabricConfig};
+    use rdma_testing::fake::{DeviceConfig, Fabric, FabricConfig};
 
     use super::*;
 

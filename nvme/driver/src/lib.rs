@@ -38,8 +38,6 @@ pub mod backing;
 mod bring_up;
 mod doorbell;
 mod drive;
-#[cfg(any(test, feature = "emulated"))]
-pub mod emulated;
 mod error;
 mod handshake;
 mod identity;

@@ -5,7 +5,7 @@ mod emulated_support;
 use block::{CompletionBatch, DeviceQueue, Operation, Request};
 use hugemem::Pool;
 use hugemem::allocation_counter::{CountingAllocator, allocations_on_this_thread};
-use nvme_driver::emulated::{EmulatedNamespace, EmulatedOptions};
+use nvme_driver_testing::{EmulatedNamespace, EmulatedOptions};
 
 use emulated_support::{Rig, drive_options};
 

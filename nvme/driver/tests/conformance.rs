@@ -6,10 +6,10 @@ mod emulated_support;
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use block::Latency;
-use block::conformance::{Subject, run, run_read_only};
+use block_testing::Latency;
+use block_testing::conformance::{Subject, run, run_read_only};
 use nvme_driver::DriveOptions;
-use nvme_driver::emulated::{
+use nvme_driver_testing::{
     ControllerMemoryOptions, EmulatedNamespace, EmulatedOptions, SglRules, ShadowDoorbells,
 };
 use nvme_spec::identify::DeallocatedRead;

@@ -6,11 +6,11 @@ mod emulated_support;
 
 use block::{DeviceError, Operation};
 use nvme_driver::backing::DeviceBacking;
-use nvme_driver::emulated::{
+use nvme_driver::{DriveOptions, DriveState, GoneReason, NamespaceStatus};
+use nvme_driver_testing::{
     EmulatedNamespace, EmulatedOptions, Fault, FaultId, FaultMatch, FaultRule, Queues,
     ShadowDoorbells, When,
 };
-use nvme_driver::{DriveOptions, DriveState, GoneReason, NamespaceStatus};
 use nvme_spec::Status;
 use nvme_spec::command::{AdminOpcode, IoOpcode};
 use nvme_spec::registers::Register;
@@ -747,7 +747,7 @@ fn recovery_with_shadow_doorbells() {
 #[test]
 fn interrupts_wake_reactors_that_sleep() {
     let mut two = Two::new(EmulatedOptions {
-        latency: block::Latency::Fixed(Nanos::from_millis(2)),
+        latency: block_testing::Latency::Fixed(Nanos::from_millis(2)),
         ..small()
     });
     let data = vec![1; 4096];

@@ -13,13 +13,14 @@ use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use block::{DeviceError, Latency, Operation};
+use block::{DeviceError, Operation};
+use block_testing::Latency;
 use nvme_driver::backing::DeviceBacking;
-use nvme_driver::emulated::{
+use nvme_driver::{DriveCounters, DriveOptions, DriveState};
+use nvme_driver_testing::{
     ControllerMemoryOptions, EmulatedNamespace, EmulatedOptions, EmulatorCounters, FAULT_RULES_MAX,
     Fault, FaultMatch, FaultRule, SglRules, ShadowDoorbells, When,
 };
-use nvme_driver::{DriveCounters, DriveOptions, DriveState};
 use nvme_spec::Status;
 use nvme_spec::registers::Version;
 use reactors::Nanos;

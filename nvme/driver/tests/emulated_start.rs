@@ -3,10 +3,10 @@
 
 mod emulated_support;
 
-use nvme_driver::emulated::{
+use nvme_driver::{DriveError, DriveOptions, NamespaceStatus, Unusable};
+use nvme_driver_testing::{
     EmulatedController, EmulatedNamespace, EmulatedOptions, Fault, FaultMatch, FaultRule, When,
 };
-use nvme_driver::{DriveError, DriveOptions, NamespaceStatus, Unusable};
 use nvme_spec::Status;
 use nvme_spec::command::AdminOpcode;
 use nvme_spec::registers::Version;

@@ -5,10 +5,8 @@ mod emulated_support;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use block::{DeviceError, Operation};
-use nvme_driver::emulated::{
-    EmulatedNamespace, EmulatedOptions, Fault, FaultMatch, FaultRule, When,
-};
+use block::{DeviceError, Operation, SharedQueues};
+use nvme_driver_testing::{EmulatedNamespace, EmulatedOptions, Fault, FaultMatch, FaultRule, When};
 
 use emulated_support::{Client, DEADLINES, MS, PATIENCE, Rig, drive_options, taken};
 
@@ -143,7 +141,7 @@ fn a_thread_that_ends_gives_no_memory_away() {
     let (device, arena) = (sleeper.rig.device(1), Arc::clone(&sleeper.rig.arena));
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let mut client = Client::new(&*device, &arena, 0, 8);
+            let mut client = Client::new(&*device, &arena, 0, 8, SharedQueues::default());
             client.submit(Operation::Read, 0, 1, None).expect("taken");
             assert!(client.turn().is_empty());
         });

@@ -6,9 +6,7 @@ use std::sync::Arc;
 
 use block::{DeviceError, Operation};
 use nvme_driver::DriveState;
-use nvme_driver::emulated::{
-    EmulatedNamespace, EmulatedOptions, Fault, FaultMatch, FaultRule, When,
-};
+use nvme_driver_testing::{EmulatedNamespace, EmulatedOptions, Fault, FaultMatch, FaultRule, When};
 use nvme_spec::Status;
 use reactors::{Nanos, Poller, StopState};
 
@@ -50,7 +48,7 @@ fn a_failed_request_does_not_hold_a_stop_up() {
 fn a_stop_waits_for_what_is_in_flight() {
     let mut rig = Rig::new(
         EmulatedOptions {
-            latency: block::Latency::Fixed(Nanos::from_millis(30)),
+            latency: block_testing::Latency::Fixed(Nanos::from_millis(30)),
             ..emulated()
         },
         drive_options(1),

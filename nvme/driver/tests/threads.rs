@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use block::{CompletionBatch, Device, DeviceError, Operation, QueueOptions, Refusal, Request};
 use hugemem::{Arena, Data, Lease};
-use nvme_driver::emulated::{EmulatedNamespace, EmulatedOptions};
 use nvme_driver::{Deadlines, DriveOptions, DriveState};
+use nvme_driver_testing::{EmulatedNamespace, EmulatedOptions};
 use reactors::{Clock, Nanos, Poller, StopState, TscClock};
 
 use emulated_support::{Rig, taken};

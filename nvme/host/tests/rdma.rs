@@ -16,7 +16,7 @@ use nvme_spec::log::TransportType;
 use nvme_spec::rdma::RejectReason;
 use nvme_spec::{Sqe, Status};
 use rdma::CompletionStatus;
-use rdma::fake::{Fault, Pattern};
+use rdma_testing::fake::{Fault, Pattern};
 use verbs_target::{BLOCK, BLOCKS, Behaviour, LIMIT, NQN, VerbsTarget, Wrong};
 
 fn arena() -> Arc<Arena> {

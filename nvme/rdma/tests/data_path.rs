@@ -9,7 +9,7 @@ use nvme_spec::sgl::SglDescriptor;
 use nvme_spec::{Cqe, Sqe, Status};
 use nvme_target::{KEYED_BLOCKS_MAX, Stage as Part};
 use rdma::DeviceLimits;
-use rdma::fake::{DeviceConfig, Fault, Operation, Pattern};
+use rdma_testing::fake::{DeviceConfig, Fault, Operation, Pattern};
 use reactors::Nanos;
 use zerocopy::IntoBytes;
 

@@ -10,8 +10,8 @@ use nvme_spec::fabrics::{CNTLID_DYNAMIC, ConnectAttributes, ConnectField};
 use nvme_spec::rdma::{ConnectRequest, RejectReason};
 use nvme_spec::sgl::SglDescriptor;
 use nvme_spec::{Sqe, Status};
-use rdma::fake::{DeviceConfig, Fault, Operation, Pattern};
 use rdma::{CompletionStatus, DeviceLimits, Provider, QueuePair};
+use rdma_testing::fake::{DeviceConfig, Fault, Operation, Pattern};
 use reactors::Nanos;
 use zerocopy::IntoBytes;
 

@@ -10,7 +10,7 @@ use harness::host::Call;
 use harness::{BLOCK_BYTES, Setup, Stage, TARGET_MACHINE};
 use nvme_spec::sgl::SglDescriptor;
 use nvme_spec::{Sqe, Status};
-use rdma::fake::{FabricConfig, Fault, Operation, Pattern};
+use rdma_testing::fake::{FabricConfig, Fault, Operation, Pattern};
 use reactors::Nanos;
 use zerocopy::IntoBytes;
 

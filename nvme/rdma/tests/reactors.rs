@@ -21,8 +21,8 @@ use nvme_rdma::{
     SetParts,
 };
 use nvme_target::{CoreLimits, PortId, Target, TargetCore};
-use rdma::fake::{DeviceConfig, Fabric, FabricConfig, Fake};
 use rdma::{Device as _, Provider};
+use rdma_testing::fake::{DeviceConfig, Fabric, FabricConfig, Fake};
 use reactors::mesh::Port;
 use reactors::ring::{self, Receiver, Sender};
 use reactors::{IdlePolicy, InitError, Nanos, Placement, ReactorConfig, ReactorSetup, Reactors};

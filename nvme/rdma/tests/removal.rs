@@ -10,8 +10,8 @@ use hugemem::{PagePolicy, Store};
 use nvme_spec::Sqe;
 use nvme_spec::rdma::RejectReason;
 use nvme_spec::sgl::SglDescriptor;
-use rdma::fake::{DeviceConfig, FakeDevice, Fault, Pattern};
 use rdma::{Device, Provider};
+use rdma_testing::fake::{DeviceConfig, FakeDevice, Fault, Pattern};
 
 /// A target with two devices, and what hangs on each.
 struct Scene {

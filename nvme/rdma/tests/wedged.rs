@@ -8,7 +8,7 @@ use harness::{Stage, TARGET_MACHINE};
 use hugemem::Lease;
 use nvme_spec::Sqe;
 use rdma::Connection as _;
-use rdma::fake::{Fault, LATE_BYTE, Operation, Pattern};
+use rdma_testing::fake::{Fault, LATE_BYTE, Operation, Pattern};
 use reactors::Nanos;
 
 const BYTES: usize = 4096;

@@ -1,23 +1,18 @@
 //! Block devices: one interface for all storage back ends of the appliance.
 //!
 //! Owns: the [`Device`] and [`DeviceQueue`] traits; the back ends in RAM ([`MemoryDevice`]), on
-//! files ([`FileDevice`]) and without a medium ([`NullDevice`]); wrappers that inject faults
-//! ([`FaultDevice`]) and delays ([`DelayDevice`]); the devices of one reactor and their clients,
-//! the protocols ([`DeviceSet`], [`DeviceClient`]); and one conformance suite for all devices
-//! (feature `conformance`). It has no knowledge of NVMe, never blocks, and does not allocate after
-//! a queue is opened.
+//! files ([`FileDevice`]) and without a medium ([`NullDevice`]); the devices of one reactor and
+//! their clients, the protocols ([`DeviceSet`], [`DeviceClient`]). It has no knowledge of NVMe,
+//! never blocks, and does not allocate after a queue is opened. The crate `block_testing` has
+//! devices that inject faults and delays, and the conformance suite for all devices.
 //!
 //! Data moves in leases of the arena ([`hugemem::Lease`]). A device whose medium is memory lets a
 //! read borrow that memory instead ([`DeviceQueue::lends_read`]).
 #![forbid(unsafe_code)]
 
 mod bounds;
-#[cfg(any(test, feature = "conformance"))]
-pub mod conformance;
-mod delay;
 mod device;
 mod error;
-mod fault;
 mod file;
 mod health;
 mod ledger;
@@ -28,13 +23,11 @@ mod set;
 mod shape;
 mod shared_queues;
 
-pub use delay::{DelayDevice, Latency};
 pub use device::{
     ABANDONED_MAX, BLOCK_SIZES, Deallocate, Device, DeviceIdentity, DeviceQueue, Drain,
     GIVEN_UP_MAX, Geometry, QUEUE_DEPTH_MAX, QueueOptions,
 };
 pub use error::{DeviceError, Direction, OpenError, ReopenError};
-pub use fault::{Effect, FaultControl, FaultDevice, FaultPlan, FaultRule, OperationKinds, When};
 pub use file::{
     BufferedReason, DONE_PER_POLL_MAX, DirectIo, DoneBatch, FileDevice, FileError, FileNotice,
     FileOptions, FileRing, FileStore, FileSystem, StoreDevice,

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use block::{
-    CompletionBatch, DelayDevice, Device, FaultDevice, FaultPlan, FileDevice, FileOptions, Latency,
-    MemoryDevice, MemoryOptions, NullDevice, NullOptions, Operation, QueueOptions, Request,
+    CompletionBatch, Device, FileDevice, FileOptions, MemoryDevice, MemoryOptions, NullDevice,
+    NullOptions, Operation, QueueOptions, Request,
 };
+use block_testing::{DelayDevice, FaultDevice, FaultPlan, Latency};
 use hugemem::allocation_counter::{CountingAllocator, allocations_on_this_thread};
 use hugemem::{Arena, ArenaConfig, PagePolicy};
 use reactors::{Nanos, TscClock};

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use block::conformance::{Subject, arena};
 use block::{
     CompletionBatch, Device, DirectIo, FileDevice, FileError, FileOptions, Operation, QueueOptions,
     Request,
 };
+use block_testing::conformance::{Subject, arena};
 
 const BYTES: u64 = 8 << 20;
 
@@ -66,7 +66,7 @@ fn a_block_device_is_as_any_other() {
         if Loop::new(512).is_none() {
             return;
         }
-        block::conformance::run(|| {
+        block_testing::conformance::run(|| {
             let volume = Loop::new(512).expect("there was one before");
             let arena = arena();
             let device = FileDevice::open(FileOptions {

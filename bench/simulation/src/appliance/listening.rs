@@ -11,7 +11,7 @@ use hugemem::Region;
 use nvme_rdma::{Domains, PortSettings as RdmaPortSettings};
 use nvme_target::PortId;
 use nvme_tcp::PortSettings;
-use rdma::fake::Fake;
+use rdma_testing::fake::Fake;
 use reactors::ReactorHandle;
 
 use crate::network::{Listener, Socket};

@@ -10,16 +10,16 @@ use hugemem::{PagePolicy, Region, SharedRegion};
 use nvme_spec::rdma::{ConnectReject, ConnectRequest, RECORD_FORMAT};
 use nvme_spec::sgl::SglDescriptor;
 use nvme_spec::{Cqe, Sqe, U16};
-use rdma::fake::{
-    ConnectFault, Fabric, Fake, FakeCompletionQueue, FakeConnection, FakeEventChannel,
-    FakeQueuePair, FakeWindow, Fault, Operation, Pattern,
-};
 use rdma::{
     Access, CompletionQueue, CompletionStatus, ConnectParameters, Connection, ConnectionEvent,
     Device, Domain, Event, EventChannel, MemoryWindow, Payload, Provider, QueuePair,
     QueuePairCapacity, QueuePairOptions, RNR_RETRY_FOREVER, ReceiveRequest, Registration,
     RejectReason, SendOperation, SendRequest, SgeList, SharedMemory, Token, WindowBinding,
     WorkCompletion,
+};
+use rdma_testing::fake::{
+    ConnectFault, Fabric, Fake, FakeCompletionQueue, FakeConnection, FakeEventChannel,
+    FakeQueuePair, FakeWindow, Fault, Operation, Pattern,
 };
 use reactors::Nanos;
 use zerocopy::{FromBytes, IntoBytes};

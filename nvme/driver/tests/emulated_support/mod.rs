@@ -6,13 +6,15 @@ use std::sync::Arc;
 
 use block::{
     CompletionBatch, Device, DeviceError, DeviceQueue, Operation, QueueOptions, Refusal, Request,
+    SharedQueues,
 };
 use hugemem::{Arena, ArenaConfig, Lease, PagePolicy, Pool};
 use nvme_driver::backing::DeviceBacking;
-use nvme_driver::emulated::{EmulatedController, EmulatedOptions, EmulatorControl};
 use nvme_driver::{
     BringUp, BringUpState, Deadlines, Drive, DriveError, DriveOptions, DriveOwner, DriveState,
+    REACTORS_MAX,
 };
+use nvme_driver_testing::{EmulatedController, EmulatedOptions, EmulatorControl};
 use reactors::{Nanos, Poller};
 
 /// Default step of virtual time.
@@ -96,6 +98,8 @@ pub(crate) struct Rig {
     pub(crate) drive: Arc<Drive>,
     pub(crate) owner: DriveOwner,
     pub(crate) now: Nanos,
+    /// What the queues of each reactor share.
+    shared: Vec<SharedQueues>,
 }
 
 impl Rig {
@@ -135,6 +139,7 @@ impl Rig {
                         drive,
                         owner,
                         now,
+                        shared: (0..REACTORS_MAX).map(|_| SharedQueues::default()).collect(),
                     });
                 }
                 BringUpState::Failed(error) => return Err(error),
@@ -175,7 +180,8 @@ impl Rig {
     }
 
     pub(crate) fn client(&self, nsid: u32, reactor: usize, depth: usize) -> Client {
-        Client::new(&*self.device(nsid), &self.arena, reactor, depth)
+        let shared = self.shared[reactor].clone();
+        Client::new(&*self.device(nsid), &self.arena, reactor, depth, shared)
     }
 }
 
@@ -203,9 +209,13 @@ impl Client {
         arena: &Arc<Arena>,
         reactor: usize,
         depth: usize,
+        shared: SharedQueues,
     ) -> Self {
         let pool = arena.pool(0);
-        let options = QueueOptions::new(reactor, depth, pool.clone());
+        let options = QueueOptions {
+            shared,
+            ..QueueOptions::new(reactor, depth, pool.clone())
+        };
         let queue = device.open_queue(options).expect("a queue");
         Self {
             queue,

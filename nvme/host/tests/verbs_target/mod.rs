@@ -24,14 +24,14 @@ use nvme_spec::registers::{
 };
 use nvme_spec::sgl::{Sgl, SglDescriptor};
 use nvme_spec::{Cqe, Sqe, Status, U16, U64};
-use rdma::fake::{
-    DeviceConfig, Fabric, FabricConfig, Fake, FakeCompletionQueue, FakeConnection, FakeQueuePair,
-};
 use rdma::{
     Access, CompletionOpcode, CompletionQueue, ConnectParameters, ConnectRequest as _, Connection,
     Device, Domain, DomainMemory, Event, EventChannel, MemoryMap, Payload, Provider, QueuePair,
     QueuePairCapacity, QueuePairOptions, ReceiveRequest, RemoteAddress, SendOperation, SendRequest,
     Token, WorkCompletion,
+};
+use rdma_testing::fake::{
+    DeviceConfig, Fabric, FabricConfig, Fake, FakeCompletionQueue, FakeConnection, FakeQueuePair,
 };
 use zerocopy::{FromBytes, IntoBytes};
 

@@ -23,8 +23,8 @@ use nvme_target::{
     CoreLimits, DeviceIndex, NamespaceConfig, PortConfig, PortId, SubsystemConfig, Target,
     TargetConfig, TargetCore, TargetLimits, TransportKind,
 };
-use rdma::fake::{DeviceConfig, Fabric, FabricConfig, Fake};
 use rdma::{Device as _, Event, Provider};
+use rdma_testing::fake::{DeviceConfig, Fabric, FabricConfig, Fake};
 use reactors::Nanos;
 pub(crate) use world::{HOST, NQN, World};
 

@@ -6,9 +6,9 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use block::{
-    Deallocate, Device, DeviceClient, DeviceSet, Drain, Effect, FaultControl, FaultDevice,
-    FaultPlan, FaultRule, OpenError, OperationKinds, QueueOptions, When,
+use block::{Deallocate, Device, DeviceClient, DeviceSet, Drain, OpenError, QueueOptions};
+use block_testing::{
+    Effect, FaultControl, FaultDevice, FaultPlan, FaultRule, OperationKinds, When,
 };
 use hugemem::{Arena, ArenaConfig, PagePolicy, Pool};
 use nvme_spec::command::{FeatureId, LogPageId, LogPageSelect};

@@ -268,7 +268,7 @@ fn the_lock_lasts_as_long_as_a_queue() {
     let folder = folder();
     let path = folder.path().join("image");
     let device = FileDevice::open(options(&path, Some(8192))).unwrap();
-    let arena = crate::conformance::arena();
+    let arena = block_testing::conformance::arena();
     let options_queue = QueueOptions::new(0, 1, arena.pool(0));
     let queue = device.open_queue(options_queue).unwrap();
     drop(device);

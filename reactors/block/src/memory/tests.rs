@@ -380,25 +380,6 @@ fn a_device_grows_under_its_queues() {
     assert!((edge - 2..edge + 3).all(|lba| *told.lend(lba) == [0; 512]));
 }
 
-#[test]
-fn a_device_that_grew_is_as_any_other() {
-    use crate::conformance::{Subject, arena, run};
-    run(|| {
-        let device = device(300 * 512, 512);
-        for size in [301, 417, 2000] {
-            grow(&device, size * 512);
-        }
-        Subject::new(device, arena())
-    });
-}
-
-/// A large device is written with non-temporal stores.
-#[test]
-fn a_large_device_is_as_any_other() {
-    use crate::conformance::{Subject, arena, run};
-    run(|| Subject::new(device(32 << 20, 512), arena()));
-}
-
 /// Other queues see an inline write at the latest after the turn.
 #[test]
 fn a_write_at_once_is_over_with_its_turn() {

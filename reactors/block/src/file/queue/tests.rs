@@ -8,12 +8,12 @@ use tempfile::TempDir;
 
 use super::super::system::SystemFile;
 use super::*;
-use crate::conformance::arena;
 use crate::device::Device;
 use crate::error::ReopenError;
 use crate::health::HealthState;
 use crate::request::Completion;
 use crate::{FileDevice, FileOptions};
+use block_testing::conformance::arena;
 
 mod stuck;
 

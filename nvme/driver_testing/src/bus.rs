@@ -1,0 +1,243 @@
+//! Everything that the controller accesses: the arena through its second mapping, its own memory
+//! buffer, interrupts.
+//!
+//! Rejects addresses outside of both, and all accesses while bus mastering is off.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use hugemem::DmaView;
+use rustix::event::{EventfdFlags, eventfd};
+
+use nvme_driver::backing::ControllerMemory;
+
+/// Bus address of the controller memory buffer: the value of its BAR.
+const CONTROLLER_MEMORY_BUS_ADDRESS: u64 = 0x40_0000_0000;
+
+/// The controller memory buffer. The host writes it without the controller's lock, like posted
+/// writes.
+pub(super) struct Memory {
+    words: Box<[AtomicU64]>,
+}
+
+impl Memory {
+    pub(super) fn new(bytes: usize) -> Arc<Self> {
+        let words = (0..bytes / 8).map(|_| AtomicU64::new(0)).collect();
+        Arc::new(Self { words })
+    }
+
+    fn read(&self, offset: usize, into: &mut [u8]) {
+        for (at, byte) in into.iter_mut().enumerate() {
+            let at = offset + at;
+            let word = self.words[at / 8].load(Ordering::Acquire).to_le_bytes();
+            *byte = word[at % 8];
+        }
+    }
+}
+
+impl ControllerMemory for Memory {
+    fn len(&self) -> usize {
+        self.words.len() * 8
+    }
+
+    fn bus_address(&self) -> u64 {
+        CONTROLLER_MEMORY_BUS_ADDRESS
+    }
+
+    fn write_u64(&self, offset: usize, value: u64) {
+        assert!(
+            offset.is_multiple_of(8),
+            "8 bytes at {offset} of the buffer"
+        );
+        self.words[offset / 8].store(u64::from_le(value), Ordering::Release);
+    }
+}
+
+struct Vector {
+    event: OwnedFd,
+    armed: AtomicBool,
+}
+
+/// The target of an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// The arena, at this offset of its region.
+    Arena(usize),
+    /// The controller memory buffer, at this offset.
+    Controller(usize),
+}
+
+pub(super) struct Bus {
+    view: DmaView,
+    base: u64,
+    memory: Option<Arc<Memory>>,
+    /// Address of the controller memory buffer, set by the host or the BAR; [`UNPLACED`] if none.
+    placed: AtomicU64,
+    master: AtomicBool,
+    vectors: Box<[Vector]>,
+}
+
+const UNPLACED: u64 = u64::MAX;
+
+impl Bus {
+    pub(super) fn new(
+        view: DmaView,
+        base: u64,
+        memory: Option<Arc<Memory>>,
+        vectors: u16,
+    ) -> io::Result<Self> {
+        let vector = |_| {
+            let flags = EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC;
+            Ok(Vector {
+                event: eventfd(0, flags)?,
+                armed: AtomicBool::new(false),
+            })
+        };
+        Ok(Self {
+            view,
+            base,
+            memory,
+            placed: AtomicU64::new(UNPLACED),
+            master: AtomicBool::new(false),
+            vectors: (0..vectors).map(vector).collect::<io::Result<_>>()?,
+        })
+    }
+
+    pub(super) fn address(&self, region_offset: usize) -> u64 {
+        self.base + region_offset as u64
+    }
+
+    pub(super) fn memory(&self) -> Option<&Arc<Memory>> {
+        self.memory.as_ref()
+    }
+
+    /// Sets the address of the controller memory buffer, or removes it with `None`.
+    pub(super) fn place_memory(&self, address: Option<u64>) {
+        self.placed
+            .store(address.unwrap_or(UNPLACED), Ordering::Release);
+    }
+
+    pub(super) fn place_memory_by_bar(&self) {
+        self.place_memory(Some(CONTROLLER_MEMORY_BUS_ADDRESS));
+    }
+
+    pub(super) fn set_master(&self, on: bool) {
+        self.master.store(on, Ordering::Release);
+    }
+
+    pub(super) fn is_master(&self) -> bool {
+        self.master.load(Ordering::Acquire)
+    }
+
+    /// Resolves `len` bytes from an address on. Returns `None` unless all of them are in the same
+    /// memory.
+    #[inline]
+    pub(super) fn place(&self, address: u64, len: usize) -> Option<Place> {
+        let within = |start: u64, size: usize| {
+            let offset = usize::try_from(address.checked_sub(start)?).ok()?;
+            (offset <= size && len <= size - offset).then_some(offset)
+        };
+        if let Some(offset) = within(self.base, self.view.len()) {
+            return Some(Place::Arena(offset));
+        }
+        let memory = self.memory.as_ref()?;
+        let placed = self.placed.load(Ordering::Acquire);
+        if placed == UNPLACED {
+            return None;
+        }
+        within(placed, memory.len()).map(Place::Controller)
+    }
+
+    /// Reads memory. Returns `None` if there is none, or the controller may not access it.
+    #[must_use]
+    pub(super) fn read(&self, address: u64, into: &mut [u8]) -> Option<()> {
+        if !self.is_master() {
+            return None;
+        }
+        match self.place(address, into.len())? {
+            Place::Arena(offset) => self.view.read(offset, into),
+            Place::Controller(offset) => self.memory.as_ref()?.read(offset, into),
+        }
+        Some(())
+    }
+
+    /// Writes host memory. Returns `None` if there is none, or the controller may not access it.
+    #[must_use]
+    pub(super) fn write(&self, address: u64, from: &[u8]) -> Option<()> {
+        match self.place(address, from.len())? {
+            Place::Arena(offset) if self.is_master() => {
+                self.view.write(offset, from);
+                Some(())
+            }
+            Place::Arena(_) | Place::Controller(_) => None,
+        }
+    }
+
+    /// Loads four aligned bytes, ordered before all later accesses.
+    pub(super) fn load_u32(&self, address: u64) -> Option<u32> {
+        match self.place(address, 4)? {
+            Place::Arena(offset) if self.is_master() && offset.is_multiple_of(4) => {
+                Some(u32::from_le(self.view.load_u32(offset, Ordering::Acquire)))
+            }
+            Place::Arena(_) | Place::Controller(_) => None,
+        }
+    }
+
+    /// Stores four aligned bytes, ordered after all earlier accesses.
+    #[must_use]
+    pub(super) fn store_u32(&self, address: u64, value: u32) -> Option<()> {
+        match self.place(address, 4)? {
+            Place::Arena(offset) if self.is_master() && offset.is_multiple_of(4) => {
+                self.view
+                    .store_u32(offset, value.to_le(), Ordering::Release);
+                Some(())
+            }
+            Place::Arena(_) | Place::Controller(_) => None,
+        }
+    }
+
+    pub(super) fn vectors(&self) -> u16 {
+        self.vectors.len() as u16
+    }
+
+    pub(super) fn event(&self, vector: u16) -> Option<BorrowedFd<'_>> {
+        Some(self.vectors.get(usize::from(vector))?.event.as_fd())
+    }
+
+    pub(super) fn arm(&self, vector: u16, armed: bool) -> io::Result<()> {
+        let vector = self.vectors.get(usize::from(vector));
+        let vector = vector.ok_or(io::ErrorKind::InvalidInput)?;
+        vector.armed.store(armed, Ordering::SeqCst);
+        Ok(())
+    }
+
+    pub(super) fn disarm_all(&self) {
+        for vector in &self.vectors {
+            vector.armed.store(false, Ordering::SeqCst);
+        }
+    }
+
+    pub(super) fn clear(&self, vector: u16) {
+        if let Some(vector) = self.vectors.get(usize::from(vector)) {
+            let mut count = [0; 8];
+            // If there is nothing to read, no interrupt fired.
+            let _ = rustix::io::read(&vector.event, &mut count);
+        }
+    }
+
+    /// Fires a vector. An interrupt of a vector that is not armed is lost. Returns whether it was
+    /// armed.
+    pub(super) fn fire(&self, vector: u16) -> bool {
+        let Some(vector) = self.vectors.get(usize::from(vector)) else {
+            return false;
+        };
+        let armed = vector.armed.load(Ordering::SeqCst);
+        if armed {
+            // If the counter is full, the descriptor is readable already.
+            let _ = rustix::io::write(&vector.event, &1_u64.to_ne_bytes());
+        }
+        armed
+    }
+}

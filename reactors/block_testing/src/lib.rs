@@ -1,0 +1,13 @@
+//! Block devices for tests, and the suite that every block device runs.
+//!
+//! [`FaultDevice`] wraps a device and fails requests by a plan; [`DelayDevice`] wraps one and completes
+//! requests late. [`conformance`] states the contract of [`block::Device`] and [`block::DeviceQueue`] as
+//! tests.
+#![forbid(unsafe_code)]
+
+pub mod conformance;
+mod delay;
+mod fault;
+
+pub use delay::{DelayDevice, Latency};
+pub use fault::{Effect, FaultControl, FaultDevice, FaultPlan, FaultRule, OperationKinds, When};
