@@ -3,8 +3,8 @@
 # duration of its stages) and its flame graphs. Takes two minutes; needs perf, jq, valgrind and inferno
 # (cargo install inferno).
 #
-#   cargo build --release -p appliance -p bench
-#   bench/where-the-time-goes.sh [folder with the two binaries, else target/release]
+#   cargo build --release -p appliance -p bench -p measurement
+#   bench/where-the-time-goes.sh [folder with the three binaries, else target/release]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 binaries=${1:-target/release}
@@ -128,9 +128,9 @@ load file --nsid 2 --depth 128 --mix 100/0 --block-size 4k
 flames read "4 KiB random reads of RAM over TCP, 128 in flight: the target's core"
 flames write "4 KiB random writes of RAM over TCP, 128 in flight: the target's core"
 flames file "4 KiB random reads of a file over TCP, 128 in flight: the target's core"
-"$binaries/bench" cost tcp >"$work/cost"
-"$binaries/bench" cost tcp --case ram-write-4k-128 >"$work/cost-write"
-"$binaries/bench" cost growth >"$work/growth"
+"$binaries/measure" cost tcp >"$work/cost"
+"$binaries/measure" cost tcp --case ram-write-4k-128 >"$work/cost-write"
+"$binaries/measure" cost growth >"$work/growth"
 
 {
   cat <<'PAGE'
@@ -165,7 +165,7 @@ PAGE
   cat <<'PAGE'
 ## Instructions of Windlass, by stage
 
-Exact counts by callgrind (`bench cost tcp`): the instructions of Windlass, without the kernel's, in a random read
+Exact counts by callgrind (`measure cost tcp`): the instructions of Windlass, without the kernel's, in a random read
 and a random write of RAM.
 
 PAGE
@@ -181,7 +181,7 @@ PAGE
 
 ## The same beside growing numbers of connections, exports, namespaces and reactors
 
-Exact counts (`bench cost growth`, a minute): one request beside idle connections with an admin and an I/O
+Exact counts (`measure cost growth`, a minute): one request beside idle connections with an admin and an I/O
 queue each, beside exports and namespaces with devices of their own (up to the limit of 128 devices), and
 beside equally busy reactors. With one request in flight, one request bears the whole cost of a turn, so any
 search in a turn would show there. `cargo xtask test` fails if the largest number of a column is 3 % above the

@@ -3,7 +3,7 @@
 //! is served all the time, and afterwards the process has about the same number of descriptors and
 //! the same memory as before.
 //!
-//! No test depends on speed; `bench storm` measures rates.
+//! No test depends on speed; `measure storm` measures rates.
 
 mod process;
 
@@ -315,7 +315,7 @@ enum Greedy {
 /// can connect.
 ///
 /// The times are compared with those of the same requests alone, with a margin for a busy machine:
-/// `bench storm` has the figures.
+/// `measure storm` has the figures.
 #[test]
 fn a_host_that_makes_no_progress_on_170_connections_delays_others_by_little() {
     let directory = TempDir::new().expect("a directory");

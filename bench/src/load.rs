@@ -5,7 +5,7 @@
 //! that the expected content of a block never depends on the interleaving of two queues.
 
 pub mod initiator;
-pub(crate) mod lane;
+pub mod lane;
 pub mod local;
 pub mod options;
 mod pacing;

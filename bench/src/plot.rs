@@ -8,7 +8,6 @@ use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
 use plotters::prelude::*;
 
 use crate::report::Latency;
-use crate::scale::{Dimension, ScalePoint, ScaleReport};
 use crate::sweep::{Over, SweepPoint, SweepReport};
 use crate::units::{format_count, format_nanos};
 
@@ -245,17 +244,12 @@ fn over_load(area: &Area<'_>, report: &SweepReport) -> Result<(), PlotError> {
     chart(&below, "", &rates, x(), rate_axis(&rates))
 }
 
-fn over_number(area: &Area<'_>, report: &ScaleReport) -> Result<(), PlotError> {
-    type Number = fn(&ScalePoint) -> f64;
-    let (number, of): (Number, &str) = match report.over {
-        Dimension::Reactors => (|point| point.reactors as f64, "reactors"),
-        Dimension::Connections => (|point| point.connections as f64, "connections"),
-    };
-    let curve = |name: &str, value: Number| {
-        let points = report.points.iter();
+fn over_number(area: &Area<'_>, of: &str, points: &[NumberPoint]) -> Result<(), PlotError> {
+    let curve = |name: &str, value: fn(&NumberPoint) -> f64| {
+        let points = points.iter();
         [Curve {
             name: name.to_owned(),
-            points: points.map(|point| (number(point), value(point))).collect(),
+            points: points.map(|point| (point.number, value(point))).collect(),
         }]
     };
     let rates = curve("requests a second", |point| point.iops);
@@ -328,12 +322,23 @@ pub fn sweep(report: &SweepReport) -> Result<String, PlotError> {
     })
 }
 
-/// Throughput and the target's time per request over reactors or connections, as SVG.
+/// A result of [`scale`].
+#[derive(Debug, Clone, Copy)]
+pub struct NumberPoint {
+    /// The number of reactors or connections.
+    pub number: f64,
+    /// Requests per second.
+    pub iops: f64,
+    /// Processor time of the target per request in nanoseconds.
+    pub target_ns_per_request: f64,
+}
+
+/// Throughput and the target's time per request over a number of what `of` names, as SVG.
 ///
 /// # Errors
 /// [`PlotError`], which no report causes.
-pub fn scale(report: &ScaleReport) -> Result<String, PlotError> {
-    picture(|area| over_number(area, report))
+pub fn scale(of: &str, points: &[NumberPoint]) -> Result<String, PlotError> {
+    picture(|area| over_number(area, of, points))
 }
 
 fn picture(draw: impl FnOnce(&Area<'_>) -> Result<(), PlotError>) -> Result<String, PlotError> {

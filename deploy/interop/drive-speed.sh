@@ -4,10 +4,10 @@
 # their ratio. It is not one of the tests: the guest and its drive are emulated, so only the ratio
 # within a run is meaningful.
 #
-#   cargo build --release -p bench
+#   cargo build --release -p measurement
 #   cargo xtask lab -- run --nvme 1 --ns 1 --size 64M --huge 64 --timeout 600 -- deploy/interop/drive-speed.sh
 #
-#   DRIVE_PROGRAMS   the directory with bench; target/release by default
+#   DRIVE_PROGRAMS   the directory with measure; target/release by default
 #   DRIVE_ROUNDS     rounds, of which medians are taken; 5 by default
 #   DRIVE_SECONDS    seconds of each measurement; 3 by default
 #   DRIVE_JSON       where to keep the figures; nowhere by default
@@ -21,7 +21,7 @@ drive=0000:01:00.0
 depths="1 32"
 
 # Programs run from memory, because the share is slow.
-cp "$(command -v bench)" /tmp/bench
+cp "$(command -v measure)" /tmp/measure
 cd /tmp
 
 disk() {
@@ -50,7 +50,7 @@ kernel() {
 
 # ours: reads per second at both depths.
 ours() {
-  ./bench drive $drive --depth "${depths// /,}" --time "$seconds" --core 0 --json ours.json > /dev/null
+  ./measure drive $drive --depth "${depths// /,}" --time "$seconds" --core 0 --json ours.json > /dev/null
   jq '[.rows[] | {depth, iops, p50_us: (.latency.p50_ns / 1000), doorbells}]' ours.json
 }
 

@@ -39,7 +39,7 @@ rate() {
 # ceiling BLOCK DEPTH: requests per second of bare verbs; 0 if they cannot be measured, which does
 # not affect the comparison of the two targets.
 ceiling() {
-  if bench ceiling rdma --address $fabric --size "$1" --depth "$2" --time "$seconds" \
+  if measure ceiling rdma --address $fabric --size "$1" --depth "$2" --time "$seconds" \
     --json /tmp/ceiling.json >&2; then
     jq '.requests_per_second | floor' /tmp/ceiling.json
   else

@@ -41,10 +41,10 @@ pub(crate) struct SweepArgs {
     #[arg(long)]
     progress: bool,
     /// Also write the report as JSON
-    #[arg(long, value_name = "FILE", value_parser = super::parse_report_file)]
+    #[arg(long, value_name = "FILE", value_parser = bench::arguments::parse_report_file)]
     json: Option<PathBuf>,
     /// Also draw it, as SVG
-    #[arg(long, value_name = "FILE", value_parser = super::parse_report_file)]
+    #[arg(long, value_name = "FILE", value_parser = bench::arguments::parse_report_file)]
     svg: Option<PathBuf>,
 }
 

@@ -3,6 +3,10 @@
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::process::ExitCode;
 
+#[cfg(not(feature = "verbs"))]
+use bench::arguments::WITHOUT_VERBS;
+#[cfg(feature = "verbs")]
+use bench::arguments::open_verbs;
 use bench::table::Table;
 use clap::{Args, ValueEnum};
 use nvme_host::{ConnectOptions, HostIdentity, KeyUse, RdmaOptions, Transport, discover};
@@ -137,18 +141,6 @@ impl TargetArgs {
 fn over_verbs(options: RdmaOptions) -> Result<Transport, Failure> {
     Ok(Transport::rdma(open_verbs()?, options)?)
 }
-
-#[cfg(feature = "verbs")]
-pub(super) fn open_verbs() -> Result<rdma::Verbs, Failure> {
-    rdma::Verbs::open().map_err(|error| {
-        let remedy = error.remedy();
-        format!("{error}: {remedy}").into()
-    })
-}
-
-#[cfg(not(feature = "verbs"))]
-pub(super) const WITHOUT_VERBS: &str =
-    "no RDMA here: this program was built without it (cargo build -p bench --features verbs)";
 
 #[cfg(not(feature = "verbs"))]
 fn over_verbs(_: RdmaOptions) -> Result<Transport, Failure> {

@@ -29,7 +29,7 @@ struct Request {
 
 /// One queue and its part of the namespace.
 #[derive(Debug)]
-pub(crate) struct Lane<I> {
+pub struct Lane<I> {
     queue: I,
     nsid: u32,
     block_bytes: u32,
@@ -74,7 +74,7 @@ fn popular_places(suited: &Suited) -> Vec<ZipfPlaces> {
 
 impl<I: Initiator> Lane<I> {
     /// Lane `index` of a workload with `queue` and one buffer for each request in flight.
-    pub(crate) fn new(queue: I, suited: &Suited, index: u16, buffers: Vec<Lease>) -> Self {
+    pub fn new(queue: I, suited: &Suited, index: u16, buffers: Vec<Lease>) -> Self {
         let workload = &suited.workload;
         let first_lba = u64::from(index) * suited.blocks_per_lane;
         let seed = workload.seed;
@@ -117,7 +117,7 @@ impl<I: Initiator> Lane<I> {
     }
 
     /// Begins a phase. No request may be in flight.
-    pub(crate) fn begin(&mut self, kind: PhaseKind, now: Instant) {
+    pub fn begin(&mut self, kind: PhaseKind, now: Instant) {
         if let Some(pacer) = &mut self.pacer {
             pacer.restart(now);
         }
@@ -144,7 +144,7 @@ impl<I: Initiator> Lane<I> {
     }
 
     /// Requests in flight.
-    pub(crate) fn in_flight(&self) -> usize {
+    pub fn in_flight(&self) -> usize {
         self.requests.len() - self.free.len()
     }
 
@@ -154,7 +154,7 @@ impl<I: Initiator> Lane<I> {
     }
 
     /// The counters of the queue.
-    pub(crate) fn counters(&self) -> ConnectionCounters {
+    pub fn counters(&self) -> ConnectionCounters {
         self.queue.counters()
     }
 
@@ -164,7 +164,7 @@ impl<I: Initiator> Lane<I> {
     }
 
     /// Keeps the queue full, up to `quota` requests in this phase, and sends.
-    pub(crate) fn issue(&mut self, quota: u64, now: Instant) -> Result<(), Trouble> {
+    pub fn issue(&mut self, quota: u64, now: Instant) -> Result<(), Trouble> {
         while self.issued < quota && !self.free.is_empty() {
             let due = self.pacer().map_or(now, Pacer::due);
             if due > now {
@@ -300,7 +300,7 @@ impl<I: Initiator> Lane<I> {
 
     /// Collects completions and returns their number. Records a problem with one request in
     /// `stats`, and returns one with the queue.
-    pub(crate) fn collect(&mut self, stats: &mut PhaseStats) -> Result<usize, Trouble> {
+    pub fn collect(&mut self, stats: &mut PhaseStats) -> Result<usize, Trouble> {
         let mut completions = self.completions.take().unwrap_or_default();
         let polled = self.queue.poll(&mut completions);
         let ended = completions.len();

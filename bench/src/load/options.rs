@@ -190,7 +190,7 @@ pub enum OptionsError {
 
 /// A workload that was checked against its namespace.
 #[derive(Debug, Clone)]
-pub(crate) struct Suited {
+pub struct Suited {
     pub(crate) nsid: u32,
     pub(crate) block_bytes: u32,
     pub(crate) sizes_blocks: Vec<u32>,
@@ -220,7 +220,7 @@ impl Workload {
     }
 
     /// Checks the workload against a namespace and the controller's largest transfer.
-    pub(crate) fn suit(
+    pub fn suit(
         &self,
         namespace: &NamespaceInfo,
         transfer_max: Option<u64>,

@@ -7,9 +7,9 @@ use hdrhistogram::Histogram;
 use nvme_host::HostError;
 use nvme_spec::Status;
 
-use crate::ceiling::{histogram, nanos};
 use crate::load::initiator::Initiator;
 use crate::load::lane::Lane;
+use crate::report::{histogram, nanos};
 use crate::verify::{Checked, Mismatch};
 
 /// Time without a completion after which the target counts as hanging.

@@ -326,10 +326,7 @@ fn assign<O>(
 
 /// Allocates memory for a lease of the largest size for every request in flight, and one more for
 /// each queue's Connect.
-pub(crate) fn take_arena(
-    workload: &Workload,
-    size_max_bytes: u32,
-) -> Result<Arc<Arena>, LoadError> {
+pub fn take_arena(workload: &Workload, size_max_bytes: u32) -> Result<Arc<Arena>, LoadError> {
     let slice = size_max_bytes
         .next_power_of_two()
         .clamp(4096, SIZE_MAX_BYTES);
@@ -413,7 +410,7 @@ fn open_lanes<O: OpenQueue>(assignment: &Assignment<O>) -> Result<Vec<Lane<O::Qu
 
 /// A buffer for each request in flight of a lane, with the data of unverified writes:
 /// incompressible bytes.
-pub(crate) fn fill_buffers(pool: &Pool, suited: &Suited) -> Result<Vec<Lease>, LoadError> {
+pub fn fill_buffers(pool: &Pool, suited: &Suited) -> Result<Vec<Lease>, LoadError> {
     let mut random = Random::new(suited.workload.seed);
     let buffer = |_| {
         let lease = pool.take(suited.size_max_bytes as usize);

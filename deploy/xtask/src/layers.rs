@@ -24,7 +24,7 @@ const LEVELS: [&[&str]; 7] = [
         "nvme_host_testing",
     ],
     &["bench", "appliance"],
-    &["fuzz", "simulation"],
+    &["fuzz", "measurement", "simulation"],
 ];
 
 /// Crates outside the layers, which use no crate of the workspace and are used by none.

@@ -299,7 +299,7 @@ fn clippy() -> Result<(), String> {
     process::run(cargo().args(bare).args(["--", "-D", "warnings"]))
 }
 
-/// The subjects of `bench cost`, and their committed baselines; without a baseline, the results of
+/// The subjects of `measure cost`, and their committed baselines; without a baseline, the results of
 /// a subject are compared with each other.
 const COSTS: [(&str, Option<&str>); 5] = [
     ("driver", Some("bench/baselines/cost-driver.json")),
@@ -312,8 +312,8 @@ const COSTS: [(&str, Option<&str>); 5] = [
 /// One row for each subject, with its instructions, allocations and so on compared with the goals
 /// and the committed baselines.
 fn costs() -> Vec<Row> {
-    // The same build as in the demo, which then reuses it: with other packages the features differ.
-    let build = || process::run(&mut demo::build(true));
+    // With the packages of the demo, which then reuses them: with other packages the features differ.
+    let build = || process::run(demo::build(true).args(["-p", "measurement"]));
     let built = timed("cost build".to_string(), build);
     if built.outcome.is_failure() {
         return vec![built];
@@ -321,12 +321,12 @@ fn costs() -> Vec<Row> {
     let check = |(subject, baseline): &(&str, Option<&str>)| {
         timed(format!("cost {subject}"), || {
             let root = process::root();
-            let mut bench = process::program(root.join("target/release/bench"));
-            bench.args(["cost", subject, "--check"]);
+            let mut measure = process::program(root.join("target/release/measure"));
+            measure.args(["cost", subject, "--check"]);
             if let Some(baseline) = baseline {
-                bench.arg("--baseline").arg(root.join(baseline));
+                measure.arg("--baseline").arg(root.join(baseline));
             }
-            process::run(&mut bench)
+            process::run(&mut measure)
         })
     };
     std::iter::once(built)

@@ -18,6 +18,7 @@
 //! Sources: NVM Express Base Specification 2.1 ("Base 2.1"), NVM Command Set 1.1 ("NVM 1.1"), NVMe
 //! over PCIe Transport 1.1 ("PCIe 1.1"). Not emulated: fused operations, metadata, protection
 //! information, weighted arbitration, the host memory buffer, sanitize, format, firmware update.
+#![forbid(unsafe_code)]
 
 mod admin;
 mod bus;

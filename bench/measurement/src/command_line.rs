@@ -1,0 +1,221 @@
+//! The commands, their options and their output.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use bench::arguments::{
+    Failure, at_least_one, parse_region, parse_report_file, parse_seconds, parse_seconds_or_none,
+    show,
+};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use measurement::compare::suite::{self, SuiteOptions, compare_all};
+use measurement::compare::{CompareOptions, compare_tcp, windlass_beside_this_binary};
+use measurement::cpu_limit;
+use measurement::leftovers::{self, Known};
+
+mod ceiling;
+mod cost;
+mod drive;
+mod scale;
+mod start;
+mod storm;
+mod transfers;
+
+/// Measures what Windlass costs, and compares it with ceilings and peers
+#[derive(Debug, Parser)]
+#[command(name = "measure", version, about, max_term_width = 100)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Requests a second over the target's reactors, or over connections
+    Scale(scale::ScaleArgs),
+    /// What a bare socket pair, or bare verbs, do with the same bytes in the same pattern
+    Ceiling(ceiling::CeilingArgs),
+    /// Our target beside the ceilings, in one run on the same two cores
+    Compare(CompareArgs),
+    /// What one request costs us, counted exactly: instructions by stage, system calls, allocations
+    Cost(cost::CostArgs),
+    /// How data is best moved by RDMA: by WRITE, by READ, within messages; and what registering
+    /// costs
+    Transfers(transfers::TransfersArgs),
+    /// How long the appliance takes from exec to its first connection, beside touching its memory
+    Start(start::StartArgs),
+    /// Reads over one connection beside thousands that are idle, or that come and go
+    Storm(storm::StormArgs),
+    /// Random reads from a real drive by our own driver
+    Drive(drive::DriveArgs),
+}
+
+/// The subject of a comparison.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum ComparedArg {
+    /// 4 KiB reads over TCP, deep and one at a time, in detail
+    Tcp,
+    /// Every figure over TCP that there is a goal for
+    All,
+}
+
+/// Default CPU share of the target in rows with a limited share, in percent.
+const PART_PERCENT: u32 = 50;
+
+#[derive(Debug, Args)]
+pub(crate) struct CompareArgs {
+    /// What is compared
+    #[arg(value_enum)]
+    compared: ComparedArg,
+    /// Rounds, of which medians are taken; else 9 for tcp, 5 for all
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    rounds: Option<usize>,
+    /// With all, these rows alone
+    #[arg(long, value_name = "ROW,…", value_delimiter = ',',
+        value_parser = clap::builder::PossibleValuesParser::new(suite::row_names()))]
+    rows: Vec<String>,
+    /// With all, where a file of 256 MiB is made for a while, on the file system to be measured;
+    /// else where temporary files go
+    #[arg(long, value_name = "FOLDER")]
+    folder: Option<PathBuf>,
+    /// Counted seconds of each measurement in a round
+    #[arg(long, default_value = "1", value_name = "SECONDS", value_parser = parse_seconds)]
+    time: Duration,
+    /// Core of the target and of the pair's answering side
+    #[arg(long, default_value_t = 0)]
+    target_core: usize,
+    /// Core of the host and of the pair's asking side
+    #[arg(long, default_value_t = 1)]
+    host_core: usize,
+    /// With all, the per cent of its core that the target has, and the pair's answering side, in
+    /// the rows that give them a part; else 50
+    #[arg(long, value_name = "PERCENT",
+        value_parser = clap::value_parser!(u32).range(i64::from(cpu_limit::PERCENT_MIN)..=100))]
+    cpu_max: Option<u32>,
+    /// Size of the RAM namespace, and of the memory that the bare pair sends from
+    #[arg(long, default_value = "64MiB", value_name = "SIZE", value_parser = parse_region)]
+    namespace_size: u64,
+    /// The appliance's binary; else the one beside this
+    #[arg(long, value_name = "FILE")]
+    windlass: Option<PathBuf>,
+    /// Also write the report as JSON
+    #[arg(long, value_name = "FILE", value_parser = parse_report_file)]
+    json: Option<PathBuf>,
+}
+
+/// Runs `command` to its end.
+pub(crate) fn execute(command: Command) -> Result<ExitCode, Failure> {
+    if let Command::Compare(_) | Command::Scale(_) | Command::Start(_) | Command::Storm(_) = command
+    {
+        // These commands start an appliance and create files for it.
+        leftovers::remove_on_signals()?;
+    }
+    match command {
+        Command::Ceiling(args) => ceiling::execute(&args),
+        Command::Compare(args) => execute_compare(&args),
+        Command::Cost(args) => cost::execute(&args),
+        Command::Transfers(args) => transfers::execute(&args),
+        Command::Scale(args) => scale::execute(&args),
+        Command::Start(args) => start::execute(&args),
+        Command::Storm(args) => storm::execute(&args),
+        Command::Drive(args) => drive::execute(&args),
+    }
+}
+
+fn execute_compare(args: &CompareArgs) -> Result<ExitCode, Failure> {
+    let rounds = args.rounds.unwrap_or(match args.compared {
+        ComparedArg::Tcp => 9,
+        ComparedArg::All => 5,
+    });
+    let of_all = [
+        ("--rows", !args.rows.is_empty()),
+        ("--folder", args.folder.is_some()),
+        ("--cpu-max", args.cpu_max.is_some()),
+    ];
+    if args.compared == ComparedArg::Tcp
+        && let Some((name, _)) = of_all.into_iter().find(|(_, given)| *given)
+    {
+        return Err(format!("{name} is for `measure compare all`").into());
+    }
+    let common = CompareOptions {
+        windlass: args
+            .windlass
+            .clone()
+            .unwrap_or_else(windlass_beside_this_binary),
+        target_core: args.target_core,
+        host_core: args.host_core,
+        rounds,
+        duration: args.time,
+        warm_up: Duration::from_millis(300),
+        namespace_bytes: args.namespace_size,
+        starts: 5,
+    };
+    let tell = |step: &str| eprintln!("  {step}");
+    match args.compared {
+        ComparedArg::Tcp => show(&compare_tcp(&common, tell)?, args.json.as_deref()),
+        ComparedArg::All => {
+            let folder = args.folder.clone().unwrap_or_else(std::env::temp_dir);
+            // A separate directory, which is removed with its content even after a signal.
+            let own = tempfile::tempdir_in(&folder).map_err(|error| {
+                format!("no files can be made in {}: {error}", folder.display())
+            })?;
+            let _known = Known::folder(own.path());
+            let options = SuiteOptions {
+                common,
+                folder: own.path().to_owned(),
+                only: args.rows.clone(),
+                part_percent: args.cpu_max.unwrap_or(PART_PERCENT),
+            };
+            show(&compare_all(&options, tell)?, args.json.as_deref())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn refused(arguments: &[&str]) -> String {
+        let all = ["measure"].iter().chain(arguments);
+        Arguments::try_parse_from(all)
+            .expect_err("refused")
+            .to_string()
+    }
+
+    #[test]
+    fn the_commands_are_consistent() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn options_that_a_comparison_would_ignore_are_refused() {
+        for option in ["--rows=idle", "--folder=/tmp", "--cpu-max=20"] {
+            let all = ["measure", "compare", "tcp", option];
+            let command = Arguments::try_parse_from(all).expect("well formed").command;
+            let error = execute(command).expect_err("refused").to_string();
+            assert!(error.contains("is for `measure compare all`"), "{error}");
+        }
+    }
+
+    #[test]
+    fn bad_arguments_are_named() {
+        for (arguments, part) in [
+            (&["ceiling", "carrier-pigeon"][..], "tcp"),
+            (&["ceiling", "tcp", "--memory", "lots"], "is not a size"),
+            (&["compare", "tcp", "--namespace-size", ""], "is not a size"),
+            (&["storm", "--json", "/"], "that is a folder"),
+            (&["storm", "--rounds", "0"], "a number from 1"),
+            (&["storm", "--idle", "0"], "0 is not in 1.."),
+            (&["storm", "--connects", "0"], "0 is not in 1.."),
+            (&["transfers", "--rounds", "0"], "a number from 1"),
+            (&["start", "--exports", "0"], "a number from 1"),
+            (&["compare", "all", "--rounds", "0"], "a number from 1"),
+        ] {
+            let text = refused(arguments);
+            assert!(text.contains(part), "{arguments:?}: {text}");
+        }
+    }
+}

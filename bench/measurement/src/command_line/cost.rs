@@ -1,0 +1,263 @@
+//! `measure cost`: exact costs of a request, and whether they exceed their limits.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use bench::report::save_json;
+use clap::{Args, ValueEnum};
+use measurement::cost::baseline::{Baseline, CaseBaselines, case_excesses, excesses, is_judged};
+use measurement::cost::measure::{self, Subject, measure, measure_cases, measure_growth};
+use measurement::cost::report::CostReport;
+use measurement::cost::tcp_cases::{CHIEF, Case, HOST_CHIEF};
+use measurement::cost::{driver_loop, growth_loop, host_loop, rdma_loop, tcp_loop};
+use serde::de::DeserializeOwned;
+
+use super::Failure;
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum SubjectArg {
+    /// Our NVMe driver, on an emulated controller
+    Driver,
+    /// Our target over RDMA, on an in-process fabric
+    Rdma,
+    /// Our target over TCP, on the loopback interface: many cases
+    Tcp,
+    /// Our host over TCP, with the load generator, on the loopback interface: many cases
+    TcpHost,
+    /// Our target over TCP beside more and more idle connections, exports, namespaces and reactors
+    Growth,
+}
+
+impl SubjectArg {
+    fn subject(self) -> &'static Subject {
+        match self {
+            Self::Driver => &measure::DRIVER,
+            Self::Rdma => &measure::RDMA,
+            Self::Tcp => &measure::TCP,
+            Self::TcpHost => &measure::TCP_HOST,
+            Self::Growth => &measure::GROWTH,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CostArgs {
+    /// What is measured
+    #[arg(value_enum)]
+    subject: SubjectArg,
+    /// Over TCP, this case alone, such as ram-read-4k-128
+    #[arg(long, value_name = "NAME")]
+    case: Option<String>,
+    /// Requests that the mean is taken of, for driver and rdma; else 20,000
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1000..))]
+    requests: Option<u64>,
+    /// Fail where a limit is exceeded, or the baseline by more than 3 %
+    #[arg(long)]
+    check: bool,
+    /// Judge instructions by the baseline alone, not by the aim
+    #[arg(long, requires = "baseline")]
+    growth_only: bool,
+    /// The file with what was reached before
+    #[arg(long, value_name = "FILE", requires = "check")]
+    baseline: Option<PathBuf>,
+    /// Write what was reached now as the file to compare with later
+    #[arg(long, value_name = "FILE", value_parser = super::parse_report_file)]
+    save_baseline: Option<PathBuf>,
+    /// Also write the report as JSON
+    #[arg(long, value_name = "FILE", value_parser = super::parse_report_file)]
+    json: Option<PathBuf>,
+    /// Only run the loop, and print what it counts by itself: what this command runs under
+    /// callgrind
+    #[arg(long = "loop", value_name = "REQUESTS", hide = true)]
+    only_loop: Option<u64>,
+}
+
+/// Default number of requests over which the results are averaged.
+const REQUESTS: u64 = 20_000;
+
+impl CostArgs {
+    /// Rejects options before the measurement that the subject does not use or that cannot be
+    /// judged.
+    fn check(&self) -> Result<(), Failure> {
+        let has_requests = matches!(self.subject, SubjectArg::Driver | SubjectArg::Rdma);
+        let has_cases = matches!(self.subject, SubjectArg::Tcp | SubjectArg::TcpHost);
+        let grows = matches!(self.subject, SubjectArg::Growth);
+        if self.case.is_some() && !has_cases {
+            return Err("--case is for tcp and tcp-host, which have cases".into());
+        }
+        if self.requests.is_some() && !has_requests {
+            return Err("--requests is for driver and rdma: the others have their own".into());
+        }
+        if grows && (self.baseline.is_some() || self.save_baseline.is_some()) {
+            return Err("growth is judged by itself: it has no baseline".into());
+        }
+        if cfg!(debug_assertions) {
+            return Err(
+                "costs are those of an optimised build: cargo build --release -p bench".into(),
+            );
+        }
+        Ok(())
+    }
+}
+
+pub(crate) fn execute(args: &CostArgs) -> Result<ExitCode, Failure> {
+    if let Some(requests) = args.only_loop {
+        return only_loop(args, requests);
+    }
+    args.check()?;
+    match args.subject {
+        SubjectArg::Driver | SubjectArg::Rdma => {}
+        SubjectArg::Tcp => {
+            return execute_cases(args, &Case::all().collect::<Vec<_>>(), CHIEF);
+        }
+        SubjectArg::TcpHost => {
+            return execute_cases(args, &host_loop::cases().collect::<Vec<_>>(), HOST_CHIEF);
+        }
+        SubjectArg::Growth => return execute_growth(args),
+    }
+    let subject = args.subject.subject();
+    let baseline = read_baseline(args.baseline.as_deref())?;
+    let report = measure(
+        &std::env::current_exe()?,
+        subject,
+        args.requests.unwrap_or(REQUESTS),
+    )?;
+    print!("{report}");
+    if let Some(path) = &args.json {
+        save_json(&report, path)?;
+    }
+    if let Some(path) = &args.save_baseline {
+        save_json(&Baseline::from(&report), path)?;
+    }
+    if !args.check {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let aim = if args.growth_only {
+        f64::INFINITY
+    } else {
+        subject.instructions_max
+    };
+    let subject = Subject {
+        instructions_max: aim,
+        ..*subject
+    };
+    judge(&excesses(&report, &subject, baseline))
+}
+
+fn only_loop(args: &CostArgs, requests: u64) -> Result<ExitCode, Failure> {
+    let counts = match args.subject {
+        SubjectArg::Driver => serde_json::to_string(&driver_loop::run(requests)?),
+        SubjectArg::Rdma => serde_json::to_string(&rdma_loop::run(requests)?),
+        SubjectArg::Tcp => serde_json::to_string(&tcp_loop::run(args.case.as_deref())?),
+        SubjectArg::TcpHost => serde_json::to_string(&host_loop::run(args.case.as_deref())?),
+        SubjectArg::Growth => serde_json::to_string(&growth_loop::run()?),
+    };
+    println!("{}", counts?);
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Measures all cases of NVMe/TCP, and shows the main one in detail; or only the named one.
+fn execute_cases(args: &CostArgs, cases: &[Case], chief: &str) -> Result<ExitCode, Failure> {
+    if let Some(name) = &args.case
+        && !cases.iter().any(|case| case.name() == *name)
+    {
+        let names: Vec<String> = cases.iter().map(Case::name).collect();
+        return Err(format!("there is no case {name}: {}", names.join(", ")).into());
+    }
+    let baselines: Option<CaseBaselines> = read_baseline(args.baseline.as_deref())?;
+    let subject = args.subject.subject();
+    let reports = measure_cases(&std::env::current_exe()?, subject, args.case.as_deref())?;
+    let detailed = args.case.as_deref().unwrap_or(chief);
+    if let Some(report) = reports.case(detailed) {
+        println!("{report}");
+    }
+    print!("{reports}");
+    if let Some(path) = &args.json {
+        save_json(&reports, path)?;
+    }
+    if let Some(path) = &args.save_baseline {
+        let each = |report: &CostReport| (report.what.clone(), Baseline::from(report));
+        let judged = reports
+            .cases
+            .iter()
+            .filter(|report| is_judged(&report.what));
+        let baselines: CaseBaselines = judged.map(each).collect();
+        save_json(&baselines, path)?;
+    }
+    if !args.check {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let excesses = case_excesses(&reports, baselines.as_ref(), args.growth_only);
+    judge(&excesses)
+}
+
+/// Measures growth. The points of one dimension are compared with each other, so there is no
+/// baseline.
+fn execute_growth(args: &CostArgs) -> Result<ExitCode, Failure> {
+    let report = measure_growth(&std::env::current_exe()?)?;
+    print!("{report}");
+    if let Some(path) = &args.json {
+        save_json(&report, path)?;
+    }
+    if args.check {
+        judge(&report.excesses())
+    } else {
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+fn read_baseline<T: DeserializeOwned>(path: Option<&Path>) -> Result<Option<T>, Failure> {
+    let Some(path) = path else {
+        return Ok(None);
+    };
+    let text = std::fs::read_to_string(path);
+    let text = text.map_err(|error| format!("{}: {error}", path.display()))?;
+    let baseline = serde_json::from_str(&text);
+    let baseline =
+        baseline.map_err(|error| format!("{}: no baseline of this: {error}", path.display()))?;
+    Ok(Some(baseline))
+}
+
+fn judge(excesses: &[String]) -> Result<ExitCode, Failure> {
+    for line in excesses {
+        println!("\n  TOO MUCH: {line}");
+    }
+    if excesses.is_empty() {
+        println!("\n  within its limits");
+        Ok(ExitCode::SUCCESS)
+    } else {
+        Ok(ExitCode::FAILURE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::super::{Arguments, Command};
+    use super::*;
+
+    #[test]
+    fn what_a_subject_takes_no_notice_of_is_refused() {
+        for (arguments, part) in [
+            ("driver --case ram-read-4k-128", "--case is for tcp"),
+            ("growth --case ram-read-4k-128", "--case is for tcp"),
+            ("tcp --requests 5000", "--requests is for driver and rdma"),
+            (
+                "growth --requests 5000",
+                "--requests is for driver and rdma",
+            ),
+            ("growth --save-baseline x.json", "it has no baseline"),
+        ] {
+            let all = ["measure", "cost"]
+                .into_iter()
+                .chain(arguments.split_whitespace());
+            let parsed = Arguments::try_parse_from(all).expect("well formed");
+            let Command::Cost(args) = parsed.command else {
+                panic!("another command")
+            };
+            let error = execute(&args).expect_err("refused").to_string();
+            assert!(error.contains(part), "{arguments}: {error}");
+        }
+    }
+}
