@@ -1,6 +1,6 @@
 //! Identities derived from names and content, by which hosts recognize their disks.
 //!
-//! They are UUIDs of version 5 (RFC 9562, section 5.5) over the names of appliance, export and
+//! They are UUIDs of version 5 (RFC 9562 §5.5) over the names of appliance, export and
 //! device. The first content that is served under these names has exactly that identity. Any other
 //! content (another file, another drive, memory after a restart) has an identity derived from that
 //! UUID and a text that describes the content, so that hosts see a different disk. The appliance
@@ -15,7 +15,7 @@ use crate::value::SerialNumber;
 /// The UUID namespace of all derived identities; random, generated once.
 const WINDLASS: Uuid = Uuid::from_u128(0x5d3e_8f4a_91c7_4b0e_a6d2_3c7f_10b8_e945);
 
-/// The identifiers of a namespace (NVM Express Base Specification 2.1, section 4.5).
+/// The identifiers of a namespace (Base 2.1 §4.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NamespaceIdentity {
     /// The namespace UUID.
@@ -43,7 +43,7 @@ impl NamespaceIdentity {
 }
 
 /// The first byte of an EUI-64 with the bit for local administration set and that for groups clear
-/// (IEEE 802-2014, section 8.2).
+/// (IEEE 802-2014 §8.2).
 fn locally_administered(byte: u8) -> u8 {
     (byte | 0b10) & !0b01
 }

@@ -57,18 +57,17 @@ pub const TRANSFER_MAX: ByteSize = ByteSize::from_mib(1);
 /// Most in-capsule data of an I/O queue.
 pub const IN_CAPSULE_DATA_MAX: ByteSize = ByteSize::from_kib(64);
 /// Unit of in-capsule data, in bytes: the capsule size is reported in units of 16 bytes (IOCCSZ;
-/// NVM Express Base Specification 2.1, section 5.1.13.2.1, Identify Controller data structure).
+/// Base 2.1 §5.1.13.2.1).
 pub const IN_CAPSULE_DATA_UNIT_BYTES: u64 = 16;
-/// Least entries of an I/O queue (MQES is zero-based and at least 1; NVM Express Base Specification
-/// 2.1, section 3.1.4.1).
+/// Least entries of an I/O queue (MQES is zero-based and at least 1; Base 2.1 §3.1.4.1).
 pub const QUEUE_DEPTH_MIN: u16 = 2;
 /// Most entries of an I/O queue.
 pub const QUEUE_DEPTH_MAX: u16 = 1024;
 
 /// Most requests that one reactor may have outstanding at a drive.
 pub const DRIVE_QUEUE_DEPTH_MAX: u16 = 1024;
-/// Largest identifier of a drive's namespace (NVM Express Base Specification 2.1, section 3.2.1.2:
-/// FFFFFFFFh is the broadcast value).
+/// Largest identifier of a drive's namespace (Base 2.1 §3.2.1.2: FFFFFFFFh is the broadcast
+/// value).
 pub const DRIVE_NAMESPACE_MAX: u32 = 0xffff_fffe;
 /// Shortest configurable command deadline of a drive.
 pub const COMMAND_DEADLINE_MIN: Period = Period::from_millis(100);

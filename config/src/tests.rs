@@ -530,7 +530,7 @@ fn names_lead_to_what_has_them() {
             .access
             .permits("nqn.2026-11.org.example:h")
     );
-    // Names are compared byte by byte (NVM Express Base Specification 2.1, section 4.7).
+    // Names are compared byte by byte (Base 2.1 §4.7).
     assert!(
         !config.exports[0]
             .access

@@ -4,7 +4,7 @@
 . "$(dirname "$0")/lib/guest.sh"
 
 # The target's ICResp determines the digests, not the host's request.
-# NVMe TCP Transport Specification 1.1, 3.6.2.3: PDU type 01h; byte 11 has HDGST_ENABLE, DDGST_ENABLE.
+# TCP 1.1 §3.6.2.3: PDU type 01h; byte 11 has HDGST_ENABLE, DDGST_ENABLE.
 watch_for_digests() {
   local payload='((tcp[12] & 0xf0) >> 2)'
   timeout 60 tcpdump -i any -n -c 1 \
@@ -55,8 +55,7 @@ file_system() {
 discard() {
   local device=$1
   show blkdiscard -f "$device"
-  # DLFEAT 001b indicates this: NVM Command Set Specification 1.1, Identify Namespace data
-  # structure.
+  # DLFEAT 001b indicates this (NVM 1.1 §4.1.5.1).
   if [ "$(nvme id-ns "$device" -o json | jq '.dlfeat % 8')" = 1 ]; then
     cmp -n $((16 << 20)) "$device" /dev/zero || fail "$device: discarded blocks are not zero"
     say "$device reads as zeroes"

@@ -41,7 +41,7 @@ machine '{"execute":"blockdev-add","arguments":{"driver":"blkdebug","node-name":
                   {"event":"none","iotype":"write","sector":16,"errno":5,"once":false}]}}'
 dd if=/dev/zero of="$a" bs=4k count=4 oflag=direct status=none
 under disk0n1 bad
-# NVM Command Set Specification 1.1, 3.2.1: Unrecovered Read Error and Write Fault.
+# NVM 1.1 §3.2.1: Unrecovered Read Error and Write Fault.
 fails_with 0x281 dd if="$a" of=/dev/null bs=4k skip=1 count=1 iflag=direct
 fails_with 0x280 dd if=/dev/zero of="$a" bs=4k seek=2 count=1 oflag=direct
 show dd if="$a" of=/dev/null bs=4k count=1 iflag=direct

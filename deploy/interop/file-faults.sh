@@ -7,7 +7,7 @@
 . "$(dirname "$0")/lib/drives.sh"
 
 block=4096
-# Status values in nvme-cli's form: status code type and code (Base 2.1, 4.2.3; NVM 1.1, 3.2.1).
+# Status values in nvme-cli's form: status code type and code (Base 2.1 §4.2.3, NVM 1.1 §3.2.1).
 capacity_exceeded='Capacity Exceeded'
 write_protected='Write Protected'
 write_fault='Write Fault'

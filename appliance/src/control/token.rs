@@ -54,8 +54,7 @@ impl Token {
         Ok(Self(token.to_vec()))
     }
 
-    /// Whether an `Authorization` header contains it (RFC 6750, section 2.1). The time reveals only
-    /// lengths.
+    /// Whether an `Authorization` header contains it (RFC 6750 §2.1). The time reveals only lengths.
     pub(super) fn is_in(&self, header: Option<&[u8]>) -> bool {
         let Some((scheme, given)) = header.and_then(|header| header.split_at_checked(7)) else {
             return false;

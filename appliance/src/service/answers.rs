@@ -63,7 +63,7 @@ fn reachable(mut address: SocketAddr) -> SocketAddr {
     address
 }
 
-/// Connects and initializes the connection (NVMe TCP Transport Specification 1.1, 3.4.1).
+/// Connects and initializes the connection (TCP 1.1 §3.1).
 fn ask(address: SocketAddr, deadline: Instant) -> io::Result<()> {
     let left = |deadline: Instant| {
         let left = deadline.saturating_duration_since(Instant::now());

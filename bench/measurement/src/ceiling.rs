@@ -35,7 +35,7 @@ use bench::report::Latency;
 use bench::units::format_size;
 
 /// Bytes of a command capsule on the wire: an 8-byte common header and a 64-byte submission queue
-/// entry (TCP 1.1 §3.6.2.5).
+/// entry (TCP 1.1 §3.6.2.6).
 const REQUEST_BYTES: usize = 72;
 /// Size of every other header: C2HData, H2CData, R2T, and the response capsule.
 const HEADER_BYTES: usize = 24;

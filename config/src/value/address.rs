@@ -6,8 +6,7 @@ use std::str::FromStr;
 
 use super::Hint;
 
-/// The port that IANA assigned to NVMe over Fabrics (NVM Express TCP Transport Specification 1.1,
-/// section 3.1, and RDMA Transport Specification 1.1, section 3.1).
+/// The port that IANA assigned to NVMe over Fabrics (TCP 1.1 §3.1, RDMA 1.1 §3.1).
 pub(crate) const PORT_DEFAULT: u16 = 4420;
 
 /// An IP address and a port. With port 0 the system chooses one at start.

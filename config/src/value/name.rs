@@ -153,14 +153,14 @@ macro_rules! text_field {
 }
 
 text_field! {
-    /// The serial number (SN) of an export: 1 to 20 printable ASCII characters (NVM Express Base
-    /// Specification 2.1, section 5.1.13.2.1, Identify Controller data structure, bytes 23:04).
+    /// The serial number (SN) of an export: 1 to 20 printable ASCII characters (Base 2.1
+    /// §5.1.13.2.1, bytes 23:04).
     SerialNumber, 20
 }
 
 text_field! {
-    /// The model number (MN) of an export: 1 to 40 printable ASCII characters (NVM Express Base
-    /// Specification 2.1, section 5.1.13.2.1, Identify Controller data structure, bytes 63:24).
+    /// The model number (MN) of an export: 1 to 40 printable ASCII characters (Base 2.1
+    /// §5.1.13.2.1, bytes 63:24).
     ModelNumber, 40
 }
 

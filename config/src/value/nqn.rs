@@ -1,4 +1,4 @@
-//! NVMe Qualified Names (NVM Express Base Specification 2.1, section 4.7).
+//! NVMe Qualified Names (Base 2.1 §4.7).
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,8 +7,7 @@ use uuid::Uuid;
 
 use super::Hint;
 
-/// Longest NVMe Qualified Name, in bytes of UTF-8 (NVM Express Base Specification 2.1, section
-/// 4.7).
+/// Longest NVMe Qualified Name, in bytes of UTF-8 (Base 2.1 §4.7).
 pub(crate) const NQN_BYTES_MAX: usize = 223;
 
 const DISCOVERY: &str = "nqn.2014-08.org.nvmexpress.discovery";
@@ -16,8 +15,7 @@ const UUID_PREFIX: &str = "nqn.2014-08.org.nvmexpress:uuid:";
 
 /// The qualified name of a host or of a subsystem.
 ///
-/// Two names are equal if their bytes are (NVM Express Base Specification 2.1, section 4.7), so the
-/// text is kept as written.
+/// Two names are equal if their bytes are (Base 2.1 §4.7), so the text is kept as written.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Nqn(String);
 
@@ -28,7 +26,7 @@ impl Nqn {
     }
 
     /// Whether it is the well-known name of the discovery subsystem, which no export and no host
-    /// may have (NVM Express Base Specification 2.1, section 3.1.3.3).
+    /// may have (Base 2.1 §3.1.3.3).
     pub fn is_discovery(&self) -> bool {
         self.0 == DISCOVERY
     }

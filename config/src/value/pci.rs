@@ -15,9 +15,9 @@ pub struct PciAddress {
     function: u8,
 }
 
-/// Largest device number on a bus (PCI Local Bus Specification 3.0, section 3.2.2.3.2: 5 bits).
+/// Largest device number on a bus (PCI 3.0 §3.2.2.3.2: 5 bits).
 const DEVICE_MAX: u32 = 0x1f;
-/// Largest function number of a device (ibid.: 3 bits).
+/// Largest function number of a device (PCI 3.0 §3.2.2.3.2: 3 bits).
 const FUNCTION_MAX: u32 = 7;
 
 impl PciAddress {

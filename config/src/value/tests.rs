@@ -225,7 +225,7 @@ fn text_fields_are_bounded_ascii_and_padded() {
     assert_eq!(SerialNumber::from_digits(255).as_str(), "00000000000000FF");
 }
 
-/// NVM Express Base Specification 2.1, section 4.7.
+/// Base 2.1 §4.7.
 #[test]
 fn nqns_that_are_none() {
     use NqnError::*;
@@ -273,8 +273,7 @@ fn nqns_that_are_none() {
     assert_eq!(long.parse::<Nqn>(), Err(TooLong(224)));
 }
 
-/// NVM Express Base Specification 2.1, section 4.7; the third is a name that old nvme-cli
-/// generated.
+/// Base 2.1 §4.7; the third is a name that old nvme-cli generated.
 #[test]
 fn nqns_as_hosts_and_targets_have_them() {
     for text in [

@@ -1,9 +1,11 @@
 //! Checks that references in the documents and the code are valid: files that the documents name,
-//! and sections of `ARCHITECTURE.md` that the code cites as `ARCHITECTURE.md §N`.
+//! sections of `ARCHITECTURE.md` that the code cites as `ARCHITECTURE.md §N`, and sections of
+//! specifications.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use crate::citations::Citations;
 use crate::{metadata, process};
 
 /// Documents whose file references are checked.
@@ -29,6 +31,10 @@ const SOURCES: [&str; 7] = [
     "rdma",
     "reactors",
 ];
+/// Suffixes of files other than Rust's whose citations are checked.
+const CITING: [&str; 5] = ["md", "py", "service", "sh", "toml"];
+/// Directories whose files others wrote or a program generated.
+const FOREIGN: [&str; 3] = ["vendor", "target", "node_modules"];
 /// Suffixes of files that a document may name.
 const ENDINGS: [&str; 9] = [
     ".rs", ".md", ".sh", ".js", ".toml", ".json", ".py", ".service", "/",
@@ -54,11 +60,14 @@ pub(crate) fn check() -> Result<(), String> {
         }
     }
     let sections = sections_of(&read(&root.join(ARCHITECTURE))?);
+    let mut citations = Citations::default();
     for package in metadata::of_workspace()?.packages {
         for path in package.rust_files()? {
-            for cited in citations_in(&read(&path)?) {
+            let text = read(&path)?;
+            let shown = path.strip_prefix(&root).unwrap_or(&path).display();
+            citations.add(&shown.to_string(), &text);
+            for cited in citations_in(&text) {
                 if !sections.contains(&cited) {
-                    let shown = path.strip_prefix(&root).unwrap_or(&path).display();
                     problems.push(format!(
                         "{shown} cites {ARCHITECTURE} {SECTION}{cited}, which does not exist"
                     ));
@@ -66,6 +75,11 @@ pub(crate) fn check() -> Result<(), String> {
             }
         }
     }
+    for path in other_files(&root)? {
+        let shown = path.strip_prefix(&root).unwrap_or(&path).display();
+        citations.add(&shown.to_string(), &read(&path)?);
+    }
+    problems.extend(citations.problems());
     if problems.is_empty() {
         println!("documents: every file and section that is named exists");
         return Ok(());
@@ -74,6 +88,28 @@ pub(crate) fn check() -> Result<(), String> {
         eprintln!("documents: {problem}");
     }
     Err(format!("{} problem(s) with the documents", problems.len()))
+}
+
+/// The documents, scripts and settings whose citations are checked.
+fn other_files(root: &Path) -> Result<Vec<PathBuf>, String> {
+    let mut files: Vec<PathBuf> = DOCUMENTS.iter().map(|name| root.join(name)).collect();
+    let mut pending: Vec<PathBuf> = SOURCES.iter().map(|name| root.join(name)).collect();
+    while let Some(folder) = pending.pop() {
+        let error = |e| format!("{}: {e}", folder.display());
+        for entry in fs::read_dir(&folder).map_err(error)? {
+            let path = entry.map_err(error)?.path();
+            let is = |suffix: &&str| path.extension().is_some_and(|it| it == *suffix);
+            if path.is_dir() && !path.is_symlink() {
+                if !FOREIGN.iter().any(|name| path.ends_with(name)) {
+                    pending.push(path);
+                }
+            } else if CITING.iter().any(is) {
+                files.push(path);
+            }
+        }
+    }
+    files.sort();
+    Ok(files)
 }
 
 /// The repository's files and directories that a document names: in backquotes, with a directory.

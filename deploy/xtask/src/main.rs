@@ -6,6 +6,7 @@
 
 mod appliance;
 mod browser;
+mod citations;
 mod crash;
 mod demo;
 mod documents;

@@ -86,7 +86,7 @@ impl State {
         Ok(())
     }
 
-    /// Base 2.1 §5.2.1, PCIe 1.1 §3.2.1.
+    /// Base 2.1 §5.2.1, PCIe 1.1 §3.2.
     fn create_completion_queue(&mut self, bus: &Bus, sqe: &Sqe) -> Result<(), Status> {
         let command = sqe.create_io_cq();
         let (queue_id, control) = (command.qid.get(), command.control);

@@ -3,7 +3,7 @@
 //! A read returns `current`. With a volatile write cache, `durable` is the content of the medium. A
 //! block that was written and not committed is in the cache, marked with the number of its write. A
 //! power cut decides for each write, by seed: a write of at most the atomic unit survives or is
-//! lost as a whole; the blocks of a longer one are decided individually (NVM 1.1 §2.1.4.2, AWUPF).
+//! lost as a whole; the blocks of a longer one are decided individually (NVM 1.1 §2.1.4.3, AWUPF).
 
 use super::random::{Seeded, coin};
 

@@ -136,7 +136,7 @@ impl Controller {
     }
 
     /// Maximum number of commands in flight on one I/O queue: one less than its entries (Base 2.1
-    /// §3.3.1.2: a queue is full with one entry free).
+    /// §3.3.1.5: a queue is full with one entry free).
     #[must_use]
     pub fn queue_depth_max(&self) -> u16 {
         self.capabilities.mqes_z().min(SLOTS_MAX as u16)

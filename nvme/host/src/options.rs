@@ -14,8 +14,8 @@ use crate::transport::Transport;
 /// stay in the cache.
 const RECEIVE_BYTES: usize = 128 * 1024;
 
-/// The identity of a host (Base 2.1 §8.1.9: NQN and Host Identifier remain the same over the life
-/// of a host).
+/// The identity of a host (Base 2.1 §4.7, §5.1.25.1.28: NQN and Host Identifier remain the same
+/// over the life of a host).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostIdentity {
     /// Host NQN.

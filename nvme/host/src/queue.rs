@@ -57,9 +57,9 @@ impl IoQueuePlan {
             qid,
         };
         // This host counts its own slots and ignores SQHD, so a target does not have to send a
-        // response capsule for it (Base 2.1 §6.3, CATTR; TCP 1.1 §3.6.2.8, SUCCESS).
+        // response capsule for it (Base 2.1 §6.3, CATTR; TCP 1.1 §3.6.2.9, SUCCESS).
         let attributes = ConnectAttributes::new().with_disable_sq_flow_control(true);
-        // A depth of n needs n + 1 entries (Base 2.1 §3.3.1.2), which is n as a zero-based value.
+        // A depth of n needs n + 1 entries (Base 2.1 §3.3.1.5), which is n as a zero-based value.
         let sqe = Sqe::connect_queue(qid, depth, attributes, 0);
         let refused = queue
             .connection

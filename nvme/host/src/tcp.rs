@@ -76,7 +76,7 @@ where
         options: &ConnectOptions,
         parameters: &QueueParameters,
     ) -> Result<IoLink, HostError> {
-        // TCP 1.1 §3.3.2: the data of Connect is in the capsule, regardless of IOCCSZ.
+        // TCP 1.1 §3.3.1: the data of Connect is in the capsule, regardless of IOCCSZ.
         let connect_bytes = size_of::<ConnectData>() as u32;
         let in_capsule = parameters.in_capsule_max_bytes.max(connect_bytes);
         let stream = (self.0)(options)?;

@@ -40,7 +40,7 @@ const STALL_CHECK_INTERVAL: Nanos = Nanos::from_millis(20);
 const _: () = assert!(BORROW_HOLD_MAX.0 + STALL_CHECK_INTERVAL.0 <= 130_000_000);
 /// How long a work request may be outstanding on a connection that serves: a host without receives,
 /// or one that is gone, does not keep it for longer. The queue pair itself cannot be told: its count
-/// of RNR retries is the host's to choose (InfiniBand Architecture Specification, volume 1, 12.6.9).
+/// of RNR retries is the host's to choose (IBA 1.3 §12.6.5).
 const PROGRESS_TIMEOUT: Nanos = Nanos::from_secs(5);
 /// After this long without a post a quiet connection is probed, so that a dead peer is found
 /// whatever its Keep Alive Timeout: within this and [`PROGRESS_TIMEOUT`].
@@ -397,7 +397,7 @@ impl<P: Provider> Connection<P> {
         if status != CompletionStatus::FLUSHED {
             cx.counters.work_failures.add(1);
         }
-        // RDMA 1.1 §2: a key that is not valid, a range beyond its region or a right that is
+        // RDMA 1.1 §3.5: a key that is not valid, a range beyond its region or a right that is
         // missing is the queue pair's error; there is no way left to answer.
         if status == CompletionStatus::REMOTE_ACCESS_ERROR {
             cx.counters.remote_access_errors.add(1);

@@ -56,7 +56,7 @@ fn every_size_up_to_a_mebibyte_moves_without_a_copy() {
     assert_eq!(stage.counters.bytes_copied.get(), 0);
 }
 
-/// Design, section 3: the data of RAM goes out from where it lies, the response behind it.
+/// The data of RAM goes out from where it lies, the response behind it.
 #[test]
 fn a_read_takes_one_write_and_one_inline_send() {
     let mut stage = Stage::new();
@@ -139,7 +139,7 @@ fn capsule_data_behind_an_offset_is_moved_to_its_place_and_counted() {
     assert_eq!(stage.counters.bytes_copied.get(), 512);
 }
 
-/// RDMA 1.1 §2, Base 2.1 §4.3.2: sub type Fh asks for the key to be invalidated.
+/// RDMA 1.1 §3.3, Base 2.1 §4.3.2: sub type Fh asks for the key to be invalidated.
 #[test]
 fn the_key_is_invalidated_where_the_host_asks() {
     let mut stage = Stage::new();
@@ -304,7 +304,7 @@ fn responses_go_without_inline_data_too() {
     assert_eq!(stage.target_machine.counters().inline, 0);
 }
 
-/// Design, section 4: an empty pool is a wait in line, for requests and for receives.
+/// An empty pool is a wait in line, for requests and for receives.
 #[test]
 fn an_empty_arena_makes_requests_and_receives_wait() {
     let mut stage = Stage::with(Setup {
@@ -374,7 +374,7 @@ fn in_capsule_data_is_what_the_controller_announces() {
     assert!(page.sgls.keyed() && page.sgls.offset() && !page.sgls.transport());
 }
 
-/// Base 2.1 §3.3.1.2.1: SQHD follows the commands that were taken.
+/// Base 2.1 §3.3.2.6: SQHD follows the commands that were taken.
 #[test]
 fn flow_control_goes_by_the_submission_queue_head() {
     let mut stage = Stage::new();

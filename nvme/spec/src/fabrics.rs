@@ -29,7 +29,7 @@ pub const CNTLID_DYNAMIC: u16 = 0xffff;
 /// (Base 2.1 §6.3).
 pub const CNTLID_STATIC_ANY: u16 = 0xfffe;
 
-/// The largest controller identifier: FFF0h to FFFFh are reserved (Base 2.1 §3.1).
+/// The largest controller identifier: FFF0h to FFFFh are reserved (Base 2.1 §3.1.2).
 pub const CNTLID_MAX: u16 = 0xffef;
 
 /// The minimum size of an admin submission queue on fabrics, entries (Base 2.1 §6.3).

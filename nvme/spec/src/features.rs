@@ -303,7 +303,7 @@ impl Default for HostBehavior {
     }
 }
 
-/// Host Identifier, Command Dword 11 (Base 2.1 §5.1.25.1). Its data is 8 or 16 bytes.
+/// Host Identifier, Command Dword 11 (Base 2.1 §5.1.25.1.28). Its data is 8 or 16 bytes.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct HostIdentifierSize {
@@ -313,7 +313,7 @@ pub struct HostIdentifierSize {
     __: u32,
 }
 
-/// Reservation Notification Mask (Base 2.1 §5.1.25.1): a set bit masks the notification.
+/// Reservation Notification Mask (Base 2.1 §5.1.25.1.29): a set bit masks the notification.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct ReservationNotificationMask {
@@ -328,7 +328,7 @@ pub struct ReservationNotificationMask {
     __: u32,
 }
 
-/// Reservation Persistence (Base 2.1 §5.1.25.1).
+/// Reservation Persistence (Base 2.1 §5.1.25.1.30).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct ReservationPersistence {
@@ -339,7 +339,7 @@ pub struct ReservationPersistence {
 }
 
 open_enum! {
-    /// Write Protection State (Base 2.1 §5.1.25.1, WPS).
+    /// Write Protection State (Base 2.1 §5.1.25.1.31, WPS).
     pub struct WriteProtectionState(u8) {
         NONE = 0, "no write protect";
         WRITE_PROTECT = 1, "write protect";
@@ -348,7 +348,7 @@ open_enum! {
     }
 }
 
-/// Namespace Write Protection Config (Base 2.1 §5.1.25.1).
+/// Namespace Write Protection Config (Base 2.1 §5.1.25.1.31).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct NamespaceWriteProtection {

@@ -136,7 +136,7 @@ pub enum Sgl {
         /// Sub type 1h: the segment is in the capsule.
         in_capsule: bool,
     },
-    /// A remote memory region with its key (RDMA 1.1 §3).
+    /// A remote memory region with its key (RDMA 1.1 §3.3).
     Keyed {
         /// Address in the host's registered memory.
         address: u64,
@@ -245,7 +245,7 @@ impl SglDescriptor {
         Self::plain(SglType::LAST_SEGMENT, SglSubtype::OFFSET, offset, length)
     }
 
-    /// A transport data block (TCP 1.1 §3.3: describes data transferred by data PDUs).
+    /// A transport data block (TCP 1.1 §3.3.2: describes data transferred by data PDUs).
     pub const fn transport(length: u32) -> Self {
         Self::plain(
             SglType::TRANSPORT_DATA_BLOCK,

@@ -17,7 +17,7 @@ pub const DISCOVERY_PORT: u16 = 8009;
 /// Default port of an I/O controller (TCP 1.1 §3.1; IANA).
 pub const IO_PORT: u16 = 4420;
 
-/// Size of a header or data digest, CRC32C (TCP 1.1 §3.3).
+/// Size of a header or data digest, CRC32C (TCP 1.1 §3.3.1.1).
 pub const DIGEST_BYTES: u32 = 4;
 
 /// Largest header of any PDU: ICReq and ICResp.
@@ -29,7 +29,7 @@ pub const DATA_ALIGNMENT_MAX_Z: u8 = 31;
 /// The minimum MAXH2CDATA of a controller (TCP 1.1 §3.6.2.3).
 pub const MAXH2CDATA_MIN_BYTES: u32 = 4096;
 
-/// In-capsule data that an admin queue always supports (TCP 1.1 §3.3: 8,192 bytes).
+/// In-capsule data that an admin queue always supports (TCP 1.1 §3.3.1: 8,192 bytes).
 pub const ADMIN_IN_CAPSULE_DATA_BYTES: u32 = 8192;
 
 /// Bytes of the offending PDU's header that a termination request may carry (TCP 1.1 §3.6.2.4).
@@ -95,7 +95,7 @@ impl PduType {
         matches!(self, Self::H2C_TERM_REQ | Self::C2H_TERM_REQ)
     }
 
-    /// Whether a negotiated header digest covers the type (TCP 1.1 §3.3: all but initialisation
+    /// Whether a negotiated header digest covers the type (TCP 1.1 §3.3.1.1: all but initialisation
     /// and termination).
     pub const fn may_have_digest(self) -> bool {
         matches!(
@@ -194,7 +194,7 @@ impl Framing {
     }
 
     /// Offset of the data after a header of `header_bytes` (PDO), aligned for the receiver (TCP 1.1
-    /// §3.3.1).
+    /// §3.3).
     ///
     /// Panics if `alignment_z` exceeds [`DATA_ALIGNMENT_MAX_Z`]; check a peer's value before.
     #[inline]

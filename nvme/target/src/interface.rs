@@ -50,7 +50,7 @@ pub struct Arrival {
     pub in_capsule_max: u32,
 }
 
-/// Data that the capsule of an admin or Fabrics command may carry (TCP 1.1 §3.3.1.1).
+/// Data that the capsule of an admin or Fabrics command may carry (TCP 1.1 §3.3.1).
 pub const ADMIN_IN_CAPSULE_MAX_BYTES: u32 = 8192;
 
 /// Properties of a new queue that the transport needs.

@@ -47,7 +47,7 @@ impl Fault {
     }
 }
 
-/// Bytes of the submission queue entry that faults refer to (Base 2.1 §4.1.1, Figure 92).
+/// Bytes of the submission queue entry that faults refer to (Base 2.1 §4.1.1).
 pub(crate) mod byte {
     pub(crate) const OPCODE: u16 = 0;
     pub(crate) const FLAGS: u16 = 1;

@@ -2,7 +2,7 @@
 //!
 //! Owns the stream, the request slots and the queue of PDUs to send. Decides where
 //! data goes and when; what a command means is the target core's business. It never blocks, and
-//! after Connect it allocates nothing. NVMe/TCP Transport 1.1, sections 3.2 to 3.6.
+//! after Connect it allocates nothing. TCP 1.1 §3.3, §3.5 and §3.6.
 
 mod audit;
 mod placing;
@@ -40,7 +40,7 @@ use crate::termination::termination_request;
 use crate::token::RequestToken;
 use crate::transmit::{Finishes, Flushed, Transmitter};
 
-/// Bytes of the data of a Connect command (NVMe-oF, Base 2.1 section 6.3).
+/// Bytes of the data of a Connect command (Base 2.1 §6.3).
 const CONNECT_DATA_BYTES: usize = 1024;
 /// Receives that one connection may make in one poll before the others have their turn.
 const RECEIVES_PER_POLL_MAX: usize = 4;
@@ -553,7 +553,7 @@ impl<S: ByteStream> Connection<S> {
         let Some(found) = self.receiver.take_digest() else {
             return Ok(false);
         };
-        // A wrong data digest fails the command, not the connection (section 3.3.1.2).
+        // A wrong data digest fails the command, not the connection (TCP 1.1 §3.3.1.1).
         let matches = match sink {
             Sink::Discard => true,
             Sink::Connect => match &mut self.pending_connect {
@@ -609,7 +609,7 @@ impl<S: ByteStream> Connection<S> {
         }
     }
 
-    /// Answers the ICReq (section 3.4.1).
+    /// Answers the ICReq (TCP 1.1 §3.1).
     fn initialise(&mut self, cx: &Context<'_>, request: &IcReq) -> Result<(), Box<Violation>> {
         let wrong = |status, information| Violation::new(status, information, request.as_bytes());
         if request.pfv.get() != PFV_1_0 {
@@ -709,7 +709,7 @@ impl<S: ByteStream> Connection<S> {
                     false => info.depth,
                 };
                 self.slots = SlotTable::new(depth);
-                // TCP 1.1 §3.6.2.8, SUCCESS: without a response capsule the host gets no SQHD, so
+                // TCP 1.1 §3.6.2.9, SUCCESS: without a response capsule the host gets no SQHD, so
                 // only a host that disabled SQ flow control can do without it.
                 self.success_flag = cx.config.success_flag
                     && (!info.flow_control || planted("success-despite-flow-control"));
@@ -816,8 +816,8 @@ impl<S: ByteStream> Connection<S> {
             .extend(late.map(|served| cx.core.served_waits(queue, served)));
     }
 
-    /// Ends the connection because of what the host sent: C2HTermReq, then no more (section
-    /// 3.6.2.5).
+    /// Ends the connection because of what the host sent: C2HTermReq, then no more (TCP
+    /// 1.1 §3.6.2.5).
     fn terminate(&mut self, cx: &mut Context<'_>, violation: &Violation) {
         cx.counters.violations.add(1);
         if let Some(withheld) = cx.log.admit(cx.now) {

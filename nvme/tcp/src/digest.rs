@@ -1,5 +1,4 @@
-//! CRC32C digests of PDU headers and data (NVMe/TCP Transport 1.1, section 3.1.2: "CRC32C … as in
-//! RFC 3385").
+//! CRC32C digests of PDU headers and data (TCP 1.1 §3.3.1.1, with the algorithm of RFC 3385).
 
 use crc_fast::crc32_iscsi;
 
@@ -15,7 +14,7 @@ pub(crate) fn digest(bytes: &[u8]) -> [u8; DIGEST_BYTES] {
 mod tests {
     use super::*;
 
-    /// RFC 3720, appendix B.4: 32 bytes of zeroes, ones, ascending and descending.
+    /// RFC 3720 §B.4: 32 bytes of zeroes, ones, ascending and descending.
     #[test]
     fn published_vectors_agree() {
         let ascending: Vec<u8> = (0..32).collect();

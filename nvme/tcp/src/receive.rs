@@ -1,8 +1,8 @@
 //! From a stream of bytes to checked PDUs: framing, header checks, digests of headers.
 //!
 //! It decides whether bytes are a well-formed PDU for this moment of the connection; what a PDU
-//! means, and where its data goes, is the connection's business. NVMe/TCP Transport 1.1, sections
-//! 3.2 and 3.6.2.
+//! means, and where its data goes, is the connection's business. TCP 1.1 §3.3 and
+//! §3.6.2.
 
 use arrayvec::ArrayVec;
 use nvme_spec::Sqe;
@@ -60,7 +60,7 @@ pub(crate) enum Pdu {
 /// Which PDUs are in order now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Order {
-    /// The first PDU must be an ICReq (section 3.4).
+    /// The first PDU must be an ICReq (TCP 1.1 §3.1).
     Initialise,
     /// Commands and data.
     Operate,
@@ -335,7 +335,7 @@ impl HeaderCheck<'_> {
         if !in_order {
             return Err(self.violation(FatalError::SEQUENCE_ERROR, 0));
         }
-        // The ICResp's CPDA of zero asks for dwords (section 3.6.2.3).
+        // The ICResp's CPDA of zero asks for dwords (TCP 1.1 §3.6.2.3).
         let framing = self.rules.framing.dword_aligned();
         let layout = self.common.layout(framing);
         let layout = layout.map_err(|fault| self.field(fault.offset()))?;
@@ -358,7 +358,7 @@ impl HeaderCheck<'_> {
         if found == digest(&self.bytes[..header_bytes]) {
             return Ok(());
         }
-        // FEI holds the digest that arrived (section 3.6.2.4).
+        // FEI holds the digest that arrived (TCP 1.1 §3.6.2.5).
         let found = found
             .first_chunk()
             .map_or(0, |found| u32::from_le_bytes(*found));

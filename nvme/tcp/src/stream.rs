@@ -63,7 +63,7 @@ const KEEPALIVE_PROBES: u32 = 6;
 /// answered no probe, for this time.
 const USER_TIMEOUT: Duration = Duration::from_secs(90);
 /// Within this time a peer that is gone is noticed although its keep-alive timer is off (KATO 0,
-/// Base 2.1 section 3.9).
+/// Base 2.1 §3.9).
 const DEAD_PEER_MAX: Duration = Duration::from_secs(120);
 
 const _: () = {
@@ -166,7 +166,7 @@ mod tests {
 
     use super::*;
 
-    /// A host with KATO 0 (Base 2.1 section 3.9) that vanishes is noticed by the kernel alone.
+    /// A host with KATO 0 (Base 2.1 §3.9) that vanishes is noticed by the kernel alone.
     #[test]
     fn a_peer_that_vanishes_is_noticed_within_two_minutes() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");

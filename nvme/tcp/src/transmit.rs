@@ -17,10 +17,9 @@ use reactors::sim::planted;
 use crate::digest::{DIGEST_BYTES, digest};
 use crate::stream::{ByteStream, Transferred};
 
-/// Bytes of the fixed headers of C2HData, R2T and CapsuleResp PDUs (NVMe/TCP Transport 1.1, section
-/// 3.6.2).
+/// Bytes of the fixed headers of C2HData, R2T and CapsuleResp PDUs (TCP 1.1 §3.6.2).
 pub(crate) const HEADER_BYTES: usize = 24;
-/// Most padding that a host may ask for between header and data (TCP 1.1, section 3.6.2.2).
+/// Most padding that a host may ask for between header and data (TCP 1.1 §3.6.2.2).
 const PADDING_MAX: usize = (DATA_ALIGNMENT_MAX_Z as usize + 1) * 4;
 /// Pieces handed to one vectored send; the kernel takes 1,024 at most (UIO_MAXIOV).
 const PIECES_PER_SEND_MAX: usize = 512;

@@ -74,7 +74,7 @@ fn any_grain_gives_the_same_answers() {
     }
 }
 
-/// TCP 1.1 §3.6.2.8, SUCCESS, and Base 2.1 §4.2.1, SQHD: a host that did not disable SQ flow control
+/// TCP 1.1 §3.6.2.9, SUCCESS, and Base 2.1 §4.2.1, SQHD: a host that did not disable SQ flow control
 /// learns of free entries by response capsules alone, so each read ends with one.
 #[test]
 fn a_read_ends_with_a_response_capsule_while_flow_control_is_on() {

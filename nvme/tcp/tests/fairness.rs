@@ -93,7 +93,7 @@ fn a_host_that_never_sends_holds_only_its_share_of_each_size() {
     }
 }
 
-/// NVMe/TCP Transport 1.1, section 3.3.1: a host sends the data that an R2T asks for. One that sends
+/// TCP 1.1 §3.3.2.2: a host sends the data that an R2T asks for. One that sends
 /// none of it for 30 s is closed, and what it held is free.
 #[test]
 fn a_host_that_sends_no_data_for_long_is_closed() {
@@ -261,7 +261,7 @@ fn a_lent_block_can_be_written_while_its_readers_connection_is_terminated() {
     assert_eq!(written(&mut *beside), 1);
 }
 
-/// NVMe/TCP Transport 1.1, section 3.3.1.2: a wrong data digest fails the command. A Connect that
+/// TCP 1.1 §3.3.1.1: a wrong data digest fails the command. A Connect that
 /// fails ends the connection, however many follow: the target queues one answer.
 #[test]
 fn a_connect_with_a_wrong_digest_is_answered_once_whatever_follows() {

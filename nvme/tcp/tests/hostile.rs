@@ -135,7 +135,7 @@ fn a_pdu_of_another_length_than_its_type_has_is_refused_at_plen() {
 fn a_pdu_longer_than_announced_is_beyond_the_limit() {
     beside_a_witness(|server| {
         let mut client = initialised(server, false, false);
-        // An admin queue takes 8,192 bytes in a capsule (TCP 1.1, section 3.3.2).
+        // An admin queue takes 8,192 bytes in a capsule (TCP 1.1 §3.3.1).
         let bytes = capsule(Sqe::keep_alive(), &[0; 8196], client.framing);
         client.send(&bytes).expect("sent");
         expect_termination(&mut client, FatalError::DATA_LIMIT_EXCEEDED, 0);
@@ -221,7 +221,7 @@ fn solicit(io: &mut RawClient) -> nvme_spec::tcp::R2t {
         .expect("an R2T")
 }
 
-/// Two writes with one identifier: TTAG tells whose the data is (TCP 1.1 §3.6.2.7), so that each has
+/// Two writes with one identifier: TTAG tells whose the data is (TCP 1.1 §3.6.2.8), so that each has
 /// its own, and each is answered.
 #[test]
 fn data_goes_to_the_write_that_asked_for_it_whatever_its_identifier() {

@@ -16,11 +16,11 @@ use crate::{Error, PciAddress, ioctl};
 
 /// Number of base address registers of a function.
 const BARS: usize = 6;
-/// The command register (PCI Local Bus 3.0 §6.2.2) and the bits used here.
+/// The command register (PCI 3.0 §6.2.2) and the bits used here.
 const COMMAND: u64 = 0x04;
 const COMMAND_MEMORY: u16 = 1 << 1;
 const COMMAND_BUS_MASTER: u16 = 1 << 2;
-/// The first base address register, and the meaning of its low bits (§6.2.5.1).
+/// The first base address register, and the meaning of its low bits (PCI 3.0 §6.2.5.1).
 const BASE_ADDRESSES: u64 = 0x10;
 const BASE_IS_PORT: u32 = 1;
 const BASE_IS_64_BITS: u32 = 1 << 2;

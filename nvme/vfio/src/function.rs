@@ -5,7 +5,7 @@ use crate::usage::{self, Usage};
 use crate::{PciAddress, Problem};
 
 /// PCI class code of NVMe controllers and NVMe administrative controllers, without the interface
-/// byte: mass storage, non-volatile memory (NVM Express PCIe Transport 1.1 §3.8.1.5).
+/// byte: mass storage, non-volatile memory (PCIe 1.1 §3.8.1.5).
 const NVME_CLASS: u32 = 0x0108;
 
 /// Drivers that leave a group viable: VFIO's own, the placeholder that keeps other drivers away,

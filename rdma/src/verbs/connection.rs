@@ -30,8 +30,7 @@ use crate::connection::{
 use crate::error::Error;
 use crate::provider::{Connection, Device, QueuePairOptions};
 
-/// The retry counts are fields of three bits (InfiniBand Architecture Specification, volume 1,
-/// 12.6.5).
+/// The retry counts are fields of three bits (IBA 1.3 §12.6.5).
 const RETRIES_MAX: u8 = 7;
 
 /// A connection of librdmacm.

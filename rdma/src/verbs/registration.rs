@@ -117,7 +117,7 @@ impl Registration for VerbsRegistration {
 }
 
 fn flags_of(access: Access, transport: Transport) -> c_int {
-    // iWARP writes the data of a read with a remote key of this side (RFC 5040, section 5.2).
+    // iWARP writes the data of a read with a remote key of this side (RFC 5040 §5.2).
     let remote_write = access.remote_write || (access.local_write && transport == Transport::Iwarp);
     let flags = [
         (access.local_write, ibv_access_flags::IBV_ACCESS_LOCAL_WRITE),

@@ -30,7 +30,7 @@ const ROOM: Room = Room {
     slot_bytes: 128 << 10,
 };
 
-/// Size of a command capsule in bytes (NVMe over Fabrics 1.1 §2.1).
+/// Size of a command capsule in bytes (Base 2.1 §4.1.1).
 const CAPSULE_BYTES: usize = 64;
 
 /// One of this number of messages, each after a write, is signalled; its completion frees the send

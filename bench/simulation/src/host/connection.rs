@@ -258,7 +258,7 @@ impl Connection {
         self.submit_so(sending, now, false, None)
     }
 
-    /// Sends a Connect, whose data must be in the capsule over TCP (TCP 1.1 §3.3.1.1).
+    /// Sends a Connect, whose data must be in the capsule over TCP (TCP 1.1 §3.3.1).
     pub(super) fn submit_connect(&mut self, sqe: Sqe, data: Vec<u8>, now: Nanos) {
         let sending = Sending {
             transfer: Transfer::Out(data),

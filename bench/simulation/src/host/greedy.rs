@@ -1,5 +1,5 @@
 //! Hosts that occupy memory without using it: they receive R2Ts and never send the data, or request
-//! data and never receive it (TCP 1.1 §3.3.1 limits neither).
+//! data and never receive it (TCP 1.1 §3.3.2 limits neither).
 //!
 //! This excuses no late response to another host, and the target must end a connection that holds
 //! memory without progress.

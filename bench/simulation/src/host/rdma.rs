@@ -1,5 +1,5 @@
 //! The host's end of an NVMe/RDMA connection: sends capsules, receives responses, and gives the
-//! target access to its memory by keys (RDMA 1.1 §2).
+//! target access to its memory by keys (RDMA 1.1 §3.3).
 //!
 //! It checks the target strictly: it compares written data with the requests, and invalidated keys
 //! with those that the target was asked to invalidate.

@@ -1,4 +1,4 @@
-//! Controls headless Chromium over WebDriver (W3C WebDriver Level 2) with its chromedriver.
+//! Controls headless Chromium over WebDriver (W3C WebDriver Level 1) with its chromedriver.
 //!
 //! The protocol is JSON over HTTP. Only eight commands are needed, two of which are specific to
 //! Chromium (its log, its developer tools). A client library would add an asynchronous runtime and
@@ -21,7 +21,7 @@ const START_TIMEOUT: Duration = Duration::from_secs(60);
 const WAIT_TIMEOUT: Duration = Duration::from_secs(30);
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Keys by their code points (WebDriver §17.4.2).
+/// Keys by their code points (WebDriver 1 §17.4.2).
 pub(super) mod key {
     pub(crate) const TAB: char = '\u{e004}';
     pub(crate) const ENTER: char = '\u{e007}';
@@ -204,7 +204,7 @@ fn capabilities(directory: &Path) -> Value {
     } } })
 }
 
-/// Sends one command. Returns its value (WebDriver §6).
+/// Sends one command. Returns its value (WebDriver 1 §6).
 fn exchange(method: &str, url: &str, body: &Value) -> Result<Value, String> {
     let agent: ureq::Agent = ureq::Agent::config_builder()
         .http_status_as_error(false)

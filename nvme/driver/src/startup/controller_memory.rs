@@ -41,8 +41,8 @@ impl Buffer {
             let address = memory.bus_address();
             return Some(Self { memory, address });
         }
-        // The buffer needs an address that the controller uses for no other memory (§3.1.4.16): the
-        // first aligned one after the arena.
+        // The buffer needs an address that the controller uses for no other memory (Base 2.1
+        // §3.1.4.16): the first aligned one after the arena.
         let end = backing.dma_address(0).checked_add(arena.len() as u64)?;
         let address = end.checked_next_multiple_of(ADDRESS_ALIGN_BYTES)?;
         set(Cmbmsc::new()

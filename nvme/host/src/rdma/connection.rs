@@ -1,5 +1,5 @@
 //! An established NVMe/RDMA connection of a host: sends command capsules, receives response
-//! capsules (RDMA 1.1 §2).
+//! capsules (RDMA 1.1 §3.3).
 //!
 //! It owns the queue pair, its completion queue and the commands in flight with their data. A
 //! command completes when its response was received, when its capsule was sent if the capsule is in

@@ -206,7 +206,7 @@ impl Sizes {
             .min(limits.queue_pair_requests)
             .min(u32::from(u16::MAX));
         // One per command for its response, plus one, because one entry of the queue stays free
-        // (Base 2.1 §3.3.1.2).
+        // (Base 2.1 §3.3.1.5).
         let receives = depth + 1;
         let requests = limits.queue_pair_requests.min(
             limits

@@ -1,5 +1,5 @@
 //! The host's side of NVMe/TCP as pure functions over bytes: reading the header of a controller's
-//! PDU, checking the response to the initialisation, digests (TCP 1.1 §3.3.1, §3.6.2).
+//! PDU, checking the response to the initialisation, digests (TCP 1.1 §3.3.1.1, §3.6.2).
 //!
 //! Used by [`Controller`](crate::Controller) and [`IoQueue`](crate::IoQueue), and by hosts of
 //! tests, which handle single PDUs.
@@ -179,7 +179,7 @@ pub fn agree(response: &IcResp, asked: DigestFlags) -> Result<Agreement, HostErr
 mod tests {
     use super::digest;
 
-    /// RFC 3720, appendix B.4.
+    /// RFC 3720 §B.4.
     #[test]
     fn the_published_examples_come_out() {
         let ascending: Vec<u8> = (0..32).collect();

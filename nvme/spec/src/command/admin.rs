@@ -403,7 +403,7 @@ pub struct AbortResult {
     __: u32,
 }
 
-/// Command Dword 11 of Create I/O Completion Queue (PCIe 1.1 §3.2.1; Base 2.1 §5.2.1).
+/// Command Dword 11 of Create I/O Completion Queue (PCIe 1.1 §3.2; Base 2.1 §5.2.1).
 #[bitfield(u32, repr = U32, from = U32::new, into = U32::get)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct CreateCqControl {

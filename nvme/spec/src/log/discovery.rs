@@ -122,7 +122,7 @@ impl DiscoveryHeader {
 }
 
 open_enum! {
-    /// Security Type of a TCP entry (TCP 1.1 §3.1, SECTYPE).
+    /// Security Type of a TCP entry (TCP 1.1 §3.6.1.1, SECTYPE).
     pub struct TcpSecurity(u8) {
         NONE = 0, "no security";
         TLS_1_2 = 1, "TLS 1.2";
@@ -130,7 +130,7 @@ open_enum! {
     }
 }
 
-/// Transport Specific Address Subtype of a TCP entry, 256 bytes (TCP 1.1 §3.1).
+/// Transport Specific Address Subtype of a TCP entry, 256 bytes (TCP 1.1 §3.6.1.1).
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -143,7 +143,7 @@ pub struct TcpAddressSubtype {
 const _: () = assert!(size_of::<TcpAddressSubtype>() == 256);
 
 open_enum! {
-    /// RDMA Queue Pair Service Type (RDMA 1.1 §3).
+    /// RDMA Queue Pair Service Type (RDMA 1.1 §3.1).
     pub struct RdmaQpType(u8) {
         RELIABLE_CONNECTED = 1, "reliable connected";
         RELIABLE_DATAGRAM = 2, "reliable datagram";
@@ -151,7 +151,7 @@ open_enum! {
 }
 
 open_enum! {
-    /// RDMA Provider Type (RDMA 1.1 §3).
+    /// RDMA Provider Type (RDMA 1.1 §3.1).
     pub struct RdmaProvider(u8) {
         NONE = 1, "no provider specified";
         INFINIBAND = 2, "InfiniBand";
@@ -162,13 +162,13 @@ open_enum! {
 }
 
 open_enum! {
-    /// RDMA Connection Management Service (RDMA 1.1 §3).
+    /// RDMA Connection Management Service (RDMA 1.1 §3.1).
     pub struct RdmaCms(u8) {
         RDMA_CM = 1, "RDMA_IP_CM";
     }
 }
 
-/// Transport Specific Address Subtype of an RDMA entry, 256 bytes (RDMA 1.1 §3).
+/// Transport Specific Address Subtype of an RDMA entry, 256 bytes (RDMA 1.1 §3.1).
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]

@@ -338,7 +338,7 @@ impl CommandsSupported {
 }
 
 open_enum! {
-    /// Reservation Notification Log Page Type (Base 2.1 §5.1.12.1).
+    /// Reservation Notification Log Page Type (Base 2.1 §5.1.12.1.32).
     pub struct ReservationNotificationType(u8) {
         EMPTY = 0, "empty log page";
         REGISTRATION_PREEMPTED = 1, "registration preempted";
@@ -347,7 +347,7 @@ open_enum! {
     }
 }
 
-/// Reservation Notification, LID 80h, 64 bytes (Base 2.1 §5.1.12.1).
+/// Reservation Notification, LID 80h, 64 bytes (Base 2.1 §5.1.12.1.32).
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]

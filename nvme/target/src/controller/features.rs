@@ -253,7 +253,7 @@ impl Controller {
             }
             FeatureId::KEEP_ALIVE_TIMER if planted("keep-alive-change-ignored") => {}
             FeatureId::KEEP_ALIVE_TIMER => {
-                // Base 2.1 §5.1.25.1.15 and §4.2.3.1: a value above the supported maximum is Keep
+                // Base 2.1 §5.1.25.1.8 and §4.2.3.1: a value above the supported maximum is Keep
                 // Alive Timeout Invalid.
                 if value > keep_alive_max_ms(self.kind) {
                     let invalid = Fault::new(Status::KEEP_ALIVE_TIMEOUT_INVALID);

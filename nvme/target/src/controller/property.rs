@@ -16,7 +16,7 @@ use crate::view::QUIESCE_TIME_MAX;
 /// The specification version that the target implements.
 pub(crate) const VERSION: Version = Version::V2_1;
 
-/// Unit of CAP.TO and CRTO (Base 2.1 §3.1.4.1, §3.1.4.23).
+/// Unit of CAP.TO and CRTO (Base 2.1 §3.1.4.1, §3.1.4.21).
 const READY_TIMEOUT_UNIT: Nanos = Nanos::from_millis(500);
 
 /// Byte offset of the value of Property Set in the command.

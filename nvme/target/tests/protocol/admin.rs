@@ -113,7 +113,7 @@ fn short_buffers_are_refused() {
     reply.is(Status::DATA_SGL_LENGTH_INVALID.with_dnr());
 }
 
-/// TCP 1.1 §3.3.1.1: the capsule of an admin command holds 8192 bytes of data.
+/// TCP 1.1 §3.3.1: the capsule of an admin command holds 8192 bytes of data.
 #[test]
 fn data_in_the_capsule_is_bounded() {
     let mut world = World::new();
@@ -134,7 +134,7 @@ fn data_in_the_capsule_is_bounded() {
     world.exchange(admin, timestamp.with_sgl(sgl), &[0; 8]).ok();
 }
 
-/// RDMA 1.1 §2.1: a transport with keys accepts only keyed descriptors.
+/// RDMA 1.1 §3.3: a transport with keys accepts only keyed descriptors.
 #[test]
 fn a_transport_with_keys_takes_keys() {
     let mut world = World::new();

@@ -141,7 +141,7 @@ fn the_controller_says_what_it_is() {
     assert_eq!(usize::from(it.msdbd), nvme_target::KEYED_BLOCKS_MAX);
 }
 
-/// Base 2.1 §5.1.13.2.1, VWC, and §5.1.13, CNS 08h, VWCNP: a controller always reports that there
+/// Base 2.1 §5.1.13.2.1 (VWC) and §5.1.13 (CNS 08h, VWCNP): a controller always reports that there
 /// may be a volatile cache, and each namespace reports whether it has one.
 #[test]
 fn a_namespace_without_a_cache_says_so() {

@@ -231,7 +231,7 @@ fn data_pointers_are_checked() {
     world.wait(io, 1).ok();
 }
 
-/// RDMA 1.1 §2.1: keys are passed to the transport.
+/// RDMA 1.1 §3.3: keys are passed to the transport.
 #[test]
 fn keys_come_through() {
     let mut world = World::new();

@@ -111,7 +111,7 @@ fn what_the_properties_say() {
     assert!(cap.mqes() >= 32);
 }
 
-/// Base 2.1 §3.1.4.1 (TO), §3.1.4.23 (CRWMT), §5.1.13.2.1 (CQT): the longest time of any supported
+/// Base 2.1 §3.1.4.1 (TO), §3.1.4.21 (CRWMT), §5.1.13.2.1 (CQT): the longest time of any supported
 /// device. Hosts read it when they connect, and devices may be added later.
 #[test]
 fn the_time_to_quiesce_holds_whatever_devices_join() {

@@ -145,7 +145,7 @@ impl<S: ByteStream> Connection<S> {
         Ok(())
     }
 
-    /// Checks an H2CData PDU against the R2T it answers (section 3.6.2.7).
+    /// Checks an H2CData PDU against the R2T it answers (TCP 1.1 §3.6.2.8).
     pub(super) fn begin_host_data(
         &mut self,
         header: &H2cData,
@@ -378,7 +378,7 @@ impl<S: ByteStream> Connection<S> {
         let bytes = if short { bytes - 512 } else { bytes };
         cx.counters.bytes_sent.add(bytes as u64);
         let (command_id, length) = (response.cid.get(), bytes as u32);
-        // SUCCESS stands for a response without a result (section 3.6.2.8).
+        // SUCCESS stands for a response without a result (TCP 1.1 §3.6.2.9).
         if self.success_flag && response.result() == 0 {
             let header = self.transmitter.success_header(command_id, length);
             self.transmitter
@@ -402,8 +402,7 @@ impl<S: ByteStream> Connection<S> {
     }
 }
 
-/// What is wrong with the in-capsule data of a command that reads it; Base 2.1, section 4.3.2
-/// (SGL).
+/// What is wrong with the in-capsule data of a command that reads it (Base 2.1 §4.3.2).
 fn in_capsule_fault(work: &Work, payload: Option<Payload>) -> Option<Status> {
     match (work.direction(), work.source()) {
         (Direction::FromHost, DataSource::InCapsule { offset }) => {

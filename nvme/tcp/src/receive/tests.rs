@@ -1,5 +1,5 @@
-//! What a host may get wrong in a PDU header, and the status and offset it is told (TCP 1.1,
-//! section 3.6.2.4).
+//! What a host may get wrong in a PDU header, and the status and offset it is told (TCP 1.1
+//! §3.6.2.5).
 
 use hugemem::Account;
 use nvme_spec::Sqe;
