@@ -9,6 +9,7 @@ mod browser;
 mod citations;
 mod crash;
 mod demo;
+mod dependencies;
 mod documents;
 mod fuzz;
 mod interop;
@@ -64,7 +65,7 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<OsString>,
     },
-    /// Check licences, bans and sources of the dependencies, where cargo-deny is installed.
+    /// Check licences, bans, sources and advisories of the dependencies with cargo-deny.
     Deny,
 }
 

@@ -11,7 +11,7 @@ use clap::{Args, ValueEnum};
 use crate::interop::{self, Harness, SCENARIOS};
 use crate::metadata::{self, Metadata};
 use crate::process::{self, cargo};
-use crate::{browser, demo, documents, fuzz, layers, package, packages, sim};
+use crate::{browser, demo, dependencies, documents, fuzz, layers, package, packages, sim};
 
 /// Which steps to run.
 #[derive(Debug, Args)]
@@ -89,7 +89,7 @@ enum Step {
     Interop,
     /// The demo, once.
     Demo,
-    /// Licences, bans and sources of the dependencies, where cargo-deny is installed.
+    /// Licences, bans, sources and advisories of the dependencies.
     Deny,
 }
 
@@ -268,15 +268,20 @@ fn run_step(step: Step, extent: Extent, with_lab: bool) -> Vec<Row> {
         Step::LabLive => vec![timed(name, || process::run(&mut lab_tests("live_*.py")))],
         Step::Interop => interop_scenarios(extent),
         Step::Demo => vec![timed(name, demo::once)],
-        Step::Deny => vec![timed(name, deny)],
+        Step::Deny => dependency_checks(),
     }
 }
 
 /// Runs the work of one step with a heading and measures its time.
 fn timed(name: String, work: impl FnOnce() -> Result<(), String>) -> Row {
+    timed_outcome(name, || Outcome::from(work()))
+}
+
+/// Like [`timed`], for work that cannot always be done.
+fn timed_outcome(name: String, work: impl FnOnce() -> Outcome) -> Row {
     println!("\n=== {name}");
     let began = Instant::now();
-    let outcome = Outcome::from(work());
+    let outcome = work();
     Row {
         name,
         outcome,
@@ -437,14 +442,33 @@ fn table(rows: &[Row], total: Duration) -> String {
     text
 }
 
-/// Checks licences, bans and sources according to deny.toml, but not advisories, whose database may
-/// be unavailable.
+/// One row for licences, bans and sources, and one for advisories, whose database may be
+/// unavailable.
+fn dependency_checks() -> Vec<Row> {
+    let checked = timed("deny".to_string(), dependencies::check);
+    let advisories =
+        timed_outcome(
+            "deny advisories".to_string(),
+            || match dependencies::check_advisories() {
+                Ok(true) => Outcome::Passed,
+                Ok(false) => Outcome::NotRun("the database of advisories cannot be fetched"),
+                Err(error) => Outcome::Failed(error),
+            },
+        );
+    vec![checked, advisories]
+}
+
+/// Runs the checks of the dependencies. Returns an error if one failed.
 pub(crate) fn deny() -> Result<(), String> {
-    if !process::succeeds(cargo().args(["deny", "--version"])) {
-        println!("deny: cargo-deny is not installed, so nothing was checked");
-        return Ok(());
+    let began = Instant::now();
+    let rows = dependency_checks();
+    print!("{}", table(&rows, began.elapsed()));
+    let failed = rows.iter().any(|row| row.outcome.is_failure());
+    if failed {
+        Err("a check failed".to_string())
+    } else {
+        Ok(())
     }
-    process::run(cargo().args(["deny", "check", "licenses", "bans", "sources"]))
 }
 
 #[cfg(test)]
