@@ -346,7 +346,7 @@ impl Opened {
     /// The size is unchanged.
     pub(crate) fn grow(&self, size: Option<ByteSize>) -> Result<Option<Arc<Store>>, Failure> {
         match (&self.kind, size) {
-            (Kind::Memory(memory), Some(size)) => return Ok(memory.take_missing(size.bytes())?),
+            (Kind::Memory(memory), Some(size)) => return Ok(memory.allocate_growth(size.bytes())?),
             (Kind::Null(null), Some(size)) => null.grow(size.bytes())?,
             (Kind::File(file), size) => file.grow(size.map(ByteSize::bytes))?,
             (Kind::Other(growing), size) => growing.grow(size)?,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread;
 
 use appliance_config::{Backing, Config, Transport};
-use hugemem::{Arena, ArenaConfig, ArenaError, ArenaRest};
+use hugemem::{Arena, ArenaConfig, ArenaError, ArenaPopulation};
 
 use crate::devices::page_policy;
 
@@ -25,7 +25,7 @@ pub(crate) struct NoMemory {
 ///
 /// # Errors
 /// The machine does not have that much memory.
-pub(crate) fn take(config: &Config) -> Result<(Arc<Arena>, ArenaRest), NoMemory> {
+pub(crate) fn take(config: &Config) -> Result<(Arc<Arena>, ArenaPopulation), NoMemory> {
     let memory = config.appliance.memory;
     let arena = ArenaConfig {
         bytes: memory.bytes() as usize,
@@ -60,7 +60,7 @@ fn is_mapped_for_devices(config: &Config) -> bool {
 }
 
 /// Populates the rest of the arena on a thread that then ends.
-pub(crate) fn populate_behind(mut rest: ArenaRest) {
+pub(crate) fn populate_behind(mut rest: ArenaPopulation) {
     if rest.bytes() == 0 {
         return;
     }

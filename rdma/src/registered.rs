@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hugemem::{
-    DmaBuffer, DmaData, DmaLease, DmaLoan, DmaMap, DmaMapError, DmaView, Region, SharedRegion,
+    DmaBorrow, DmaBuffer, DmaData, DmaLease, DmaMap, DmaMapError, DmaView, Region, SharedRegion,
 };
 
 use crate::error::Error;
@@ -217,7 +217,7 @@ macro_rules! device_memory {
 }
 
 device_memory!([D] DmaLease<D>);
-device_memory!([D] DmaLoan<D>);
+device_memory!([D] DmaBorrow<D>);
 device_memory!([D] DmaData<D>);
 device_memory!([] DmaBuffer);
 
@@ -371,7 +371,8 @@ impl<P: Provider> MemoryMap<P> {
         })
     }
 
-    /// The local key of the registration that contains a range; `near` as for [`piece`](Self::piece).
+    /// The local key of the registration that contains a range; `near` as for
+    /// [`piece`](Self::piece).
     #[inline(always)]
     #[must_use]
     pub fn local_key(&self, near: &mut usize, address: usize, len: usize) -> Option<u32> {

@@ -12,7 +12,7 @@ pub const SGES_MAX: usize = 4;
 ///
 /// Safe code posts work requests that name memory. So a piece is made only of memory that the
 /// program does not refer to while it is posted:
-/// * a [`DmaLease`](hugemem::DmaLease), a [`DmaLoan`](hugemem::DmaLoan) or
+/// * a [`DmaLease`](hugemem::DmaLease), a [`DmaBorrow`](hugemem::DmaBorrow) or
 ///   [`DmaData`](hugemem::DmaData), which give no access to their bytes until the poster proves
 ///   that the device is done with them;
 /// * a [`DmaBuffer`](hugemem::DmaBuffer), whose access is atomic;
@@ -75,8 +75,8 @@ impl Sge {
         self.lkey
     }
 
-    /// The same memory by another local key. A key of a registration that does not contain the memory
-    /// is refused by the device.
+    /// The same memory by another local key. A key of a registration that does not contain the
+    /// memory is refused by the device.
     #[must_use]
     pub fn with_lkey(self, lkey: u32) -> Self {
         Self { lkey, ..self }

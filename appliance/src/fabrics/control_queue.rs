@@ -111,7 +111,7 @@ impl ControlQueue {
                 let _ = answer.send(attached);
             }
             ControlMessage::Grew { place, answer } => {
-                self.devices.set().grew(usize::from(place.0));
+                self.devices.set().notify_growth(usize::from(place.0));
                 let _ = answer.send(());
             }
             ControlMessage::Detach { place, answer } => self.departures.push((place, answer)),
@@ -119,7 +119,7 @@ impl ControlQueue {
                 let _ = answer.send(self.core.borrow().outstanding(&devices));
             }
             ControlMessage::Cut { place, answer } => {
-                self.devices.cut(usize::from(place.0), now);
+                self.devices.remove_now(usize::from(place.0), now);
                 let _ = answer.send(());
             }
         }

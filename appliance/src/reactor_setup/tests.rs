@@ -66,7 +66,7 @@ struct Reads {
 
 impl Reads {
     fn read(&mut self, connection: usize, lba: u64) {
-        let lends = self.devices.lends_read(0, lba, 1);
+        let lends = self.devices.can_borrow_read(0, lba, 1);
         let request = Request {
             tag: connection as u64,
             operation: Operation::Read,
@@ -97,7 +97,7 @@ impl DeviceClient for Reads {
         }
     }
 
-    fn device_cut(&mut self, _place: usize, _now: Nanos) {
+    fn device_removed(&mut self, _place: usize, _now: Nanos) {
         self.outstanding = 0;
     }
 

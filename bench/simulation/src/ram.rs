@@ -10,7 +10,7 @@ use block::{
     Completion, CompletionBatch, Device, DeviceError, DeviceIdentity, DeviceQueue, Drain, Geometry,
     Health, MemoryDevice, MemoryError, MemoryOptions, OpenError, QueueOptions, Refusal, Request,
 };
-use hugemem::{Data, Loan, PagePolicy};
+use hugemem::{Borrow, Data, PagePolicy};
 use reactors::Nanos;
 
 use crate::disk::{DiskFigures, DiskShape, DiskTemper, draw_error};
@@ -299,29 +299,31 @@ fn failed(request: Request, error: DeviceError) -> Completion {
 }
 
 impl DeviceQueue for RamQueue {
-    fn lends_read(&self, lba: u64, blocks: u32) -> bool {
-        self.inner.lends_read(lba, blocks)
+    fn can_borrow_read(&self, lba: u64, blocks: u32) -> bool {
+        self.inner.can_borrow_read(lba, blocks)
     }
 
-    fn lend(&mut self, lba: u64, blocks: u32) -> Option<Loan> {
+    fn borrow_read(&mut self, lba: u64, blocks: u32) -> Option<Borrow> {
         let at_once = self.goes_at_once();
-        at_once.then(|| self.inner.lend(lba, blocks)).flatten()
+        at_once
+            .then(|| self.inner.borrow_read(lba, blocks))
+            .flatten()
     }
 
-    fn write_at_once(&mut self, lba: u64, data: &[u8]) -> bool {
-        self.goes_at_once() && self.inner.write_at_once(lba, data)
+    fn write_inline(&mut self, lba: u64, data: &[u8]) -> bool {
+        self.goes_at_once() && self.inner.write_inline(lba, data)
     }
 
-    fn fills_at_once(&self) -> bool {
-        self.inner.fills_at_once()
+    fn supports_direct_placement(&self) -> bool {
+        self.inner.supports_direct_placement()
     }
 
-    fn fill_at_once(&mut self, lba: u64, bytes: usize, fill: &mut dyn FnMut(&mut [u8])) -> bool {
-        self.goes_at_once() && self.inner.fill_at_once(lba, bytes, fill)
+    fn place_directly(&mut self, lba: u64, bytes: usize, fill: &mut dyn FnMut(&mut [u8])) -> bool {
+        self.goes_at_once() && self.inner.place_directly(lba, bytes, fill)
     }
 
-    fn count_filled(&mut self) {
-        self.inner.count_filled();
+    fn count_placed_write(&mut self) {
+        self.inner.count_placed_write();
     }
 
     fn submit(&mut self, request: Request) -> Result<(), Refusal> {

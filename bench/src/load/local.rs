@@ -211,9 +211,9 @@ impl LocalQueue {
     fn lease(&mut self, token: u64, data: Option<Data>) -> Option<Lease> {
         match data {
             Some(Data::Lease(lease)) => Some(lease),
-            Some(Data::Loan(loan)) => {
+            Some(Data::Borrow(borrow)) => {
                 let mut lease = self.take_aside(token)?;
-                lease.copy_from_slice(&loan);
+                lease.copy_from_slice(&borrow);
                 Some(lease)
             }
             None => self.take_aside(token),
@@ -232,7 +232,7 @@ impl Initiator for LocalQueue {
     ) -> Result<(), Refused<Lease>> {
         let mut data = Some(data);
         let place = usize::try_from(token).ok();
-        if self.queue.lends_read(lba, blocks)
+        if self.queue.can_borrow_read(lba, blocks)
             && let Some(aside) = place.and_then(|index| self.set_aside.get_mut(index))
         {
             *aside = data.take();

@@ -293,7 +293,7 @@ impl SendQueue {
             .map(|ahead| &self.posted[(self.first.wrapping_add(ahead) & self.mask) as usize])
             // In the order of posting: the first that is younger ends the search.
             .take_while(|posted| posted.posted_at.age(now) >= age)
-            .any(|posted| matches!(&posted.data, Some(DmaData::Loan(loan)) if loan.is_awaited()))
+            .any(|posted| matches!(&posted.data, Some(DmaData::Borrow(loan)) if loan.is_awaited()))
     }
 
     /// The next of what a completion ends: all before `sequence`, and with `last` that itself. Call
@@ -307,7 +307,7 @@ impl SendQueue {
         }
         let posted = &mut self.posted[(self.first & self.mask) as usize];
         self.first = self.first.wrapping_add(1);
-        DmaData::drop_returned(&mut posted.data, &WorkDone(()));
+        DmaData::drop_after_completion(&mut posted.data, &WorkDone(()));
         self.vacant += posted.requests;
         Some(posted.kind)
     }

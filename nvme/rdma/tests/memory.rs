@@ -6,7 +6,7 @@ mod harness;
 use harness::FakeHost as Host;
 use harness::host::{Call, Refused};
 use harness::{IN_CAPSULE_BYTES, Setup, Stage};
-use hugemem::{Account, Lease, Loan, WaiterToken};
+use hugemem::{Account, Borrow, Lease, WaiterToken};
 use nvme_spec::rdma::RejectReason;
 use nvme_spec::sgl::SglDescriptor;
 use nvme_spec::{Sqe, Status};
@@ -144,9 +144,9 @@ fn a_host_is_turned_away_where_no_receive_can_be_had() {
 
 /// Uses up all `receives` receives with writes of `io` that wait for borrowed blocks, and all other
 /// memory. Returns what keeps them and the memory.
-fn starve(stage: &mut Stage, io: &mut Host, receives: u16) -> (Loan, Vec<Lease>) {
+fn starve(stage: &mut Stage, io: &mut Host, receives: u16) -> (Borrow, Vec<Lease>) {
     let handle = stage.device.store().handle();
-    let borrowed = handle.try_lend(0, IN_CAPSULE_BYTES as usize);
+    let borrowed = handle.try_borrow_read(0, IN_CAPSULE_BYTES as usize);
     let borrowed = borrowed.expect("nothing is written");
     let pool = stage.arena.pool(0);
     let hoard: Vec<Lease> = std::iter::from_fn(|| pool.take(1)).collect();

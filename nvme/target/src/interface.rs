@@ -8,7 +8,7 @@
 use std::net::IpAddr;
 
 use arrayvec::ArrayVec;
-use hugemem::{Account, Data, Loan};
+use hugemem::{Account, Borrow, Data};
 use nvme_spec::sgl::{Sgl, SglDescriptor};
 use nvme_spec::{Cqe, Status};
 use reactors::Nanos;
@@ -232,7 +232,7 @@ impl Work {
 
     /// Bytes of data; 0 without data. The lease for [`Direction::FromHost`] has exactly this size.
     /// Less than the command's size if a part of the data was [placed
-    /// directly](crate::TargetCore::fill_at_once).
+    /// directly](crate::TargetCore::place_directly).
     #[inline]
     #[must_use]
     pub fn bytes(&self) -> u32 {
@@ -399,7 +399,7 @@ pub struct InlineCompletion {
     /// The complete response capsule.
     pub response: Cqe,
     /// All data of a read, borrowed from the device.
-    pub data: Option<Loan>,
+    pub data: Option<Borrow>,
     /// The destination of the data in the host's memory, and whether the host wants the key
     /// invalidated with the response; `None` on transports without keys. The block has exactly the
     /// size of the data.

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::io::IoSlice;
 
 use arrayvec::ArrayVec;
-use hugemem::{Data, Lease, Loan, LoanClaim, prefetch};
+use hugemem::{Borrow, Data, Lease, SuspendedBorrow, prefetch};
 use nvme_spec::tcp::{C2hData, C2hEnd, DATA_ALIGNMENT_MAX_Z, Framing};
 use nvme_target::Served;
 use reactors::sim::planted;
@@ -42,7 +42,7 @@ enum PayloadData {
     Held(Data),
     /// The device has its memory back, and lends it again when the PDU can be sent. The host may get
     /// newer data then, as it may of any read that is not completed.
-    Suspended(LoanClaim),
+    Suspended(SuspendedBorrow),
 }
 
 /// Data behind a header, sent from where it lies.
@@ -65,9 +65,9 @@ impl Payload {
         }
     }
 
-    fn loan(&self) -> Option<&Loan> {
+    fn loan(&self) -> Option<&Borrow> {
         match &self.data {
-            PayloadData::Held(Data::Loan(loan)) => Some(loan),
+            PayloadData::Held(Data::Borrow(loan)) => Some(loan),
             PayloadData::Held(Data::Lease(_)) | PayloadData::Suspended(_) => None,
         }
     }
@@ -75,7 +75,7 @@ impl Payload {
     /// The same with a loan given back.
     fn suspended(self) -> Self {
         match self.data {
-            PayloadData::Held(Data::Loan(loan)) => Self {
+            PayloadData::Held(Data::Borrow(loan)) => Self {
                 data: PayloadData::Suspended(loan.suspend()),
                 digest: None,
                 ..self
@@ -179,10 +179,10 @@ impl Framed {
         let PayloadData::Suspended(claim) = &mut payload.data else {
             return true;
         };
-        let Some(loan) = claim.try_lend() else {
+        let Some(loan) = claim.try_borrow_read() else {
             return false;
         };
-        payload.data = PayloadData::Held(Data::Loan(loan));
+        payload.data = PayloadData::Held(Data::Borrow(loan));
         true
     }
 
@@ -350,7 +350,7 @@ impl Transmitter {
         finishes: Finishes,
     ) {
         // Of what is sent alone, the copy begins before a prefetch has got anywhere.
-        if let Data::Loan(loan) = &data
+        if let Data::Borrow(loan) = &data
             && loan.is_uncached()
             && !self.queue.is_empty()
         {
@@ -461,7 +461,7 @@ impl Transmitter {
         let payload = begun.and_then(Outgoing::payload);
         payload
             .and_then(Payload::loan)
-            .is_some_and(Loan::is_awaited)
+            .is_some_and(Borrow::is_awaited)
     }
 
     /// Copies data that a device lends for a PDU that is half sent into a lease, which `take` finds.

@@ -214,7 +214,7 @@ fn a_lent_block_can_be_written_within_150_ms_whatever_its_reader_does() {
         assert_eq!(written(&mut *beside), 0, "they are lent");
         pass(&mut stage, &[&io], Nanos::from_millis(140));
         assert_eq!(written(&mut *beside), 8);
-        let mut is_writable = |lba: u64| (0..64).any(|_| beside.write_at_once(lba, &[7; 512]));
+        let mut is_writable = |lba: u64| (0..64).any(|_| beside.write_inline(lba, &[7; 512]));
         // What comes now is not lent while nothing is taken.
         if !exhausted {
             (8..16).for_each(|cid| read(&io, cid, 0, MIB));

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use block::{Device, DeviceQueue, QueueOptions};
 use harness::wire::{Answer, Host, Stage};
 use harness::{BLOCK_BYTES, ram};
-use hugemem::Loan;
+use hugemem::Borrow;
 use nvme_spec::sgl::SglDescriptor;
 use nvme_spec::tcp::H2cData;
 use nvme_spec::{Cqe, Sqe};
@@ -89,9 +89,9 @@ impl Bench {
         }
     }
 
-    fn lend(&mut self, first: usize, blocks: usize) -> Loan {
+    fn lend(&mut self, first: usize, blocks: usize) -> Borrow {
         let lba = LBA + first as u64;
-        let lent = self.beside.lend(lba, blocks as u32);
+        let lent = self.beside.borrow_read(lba, blocks as u32);
         lent.expect("nobody writes there")
     }
 

@@ -16,7 +16,7 @@
 
 use std::os::fd::BorrowedFd;
 
-use hugemem::{Loan, Pool};
+use hugemem::{Borrow, Pool};
 use reactors::Nanos;
 
 use crate::error::{OpenError, ReopenError};
@@ -170,7 +170,7 @@ pub trait DeviceQueue {
     /// Whether a read of this range may be submitted without a lease: it completes with a borrow of
     /// the device's own memory, if the range is contiguous there. The result does not change while
     /// the device grows.
-    fn lends_read(&self, lba: u64, blocks: u32) -> bool {
+    fn can_borrow_read(&self, lba: u64, blocks: u32) -> bool {
         let _ = (lba, blocks);
         false
     }
@@ -178,7 +178,7 @@ pub trait DeviceQueue {
     /// Borrows `blocks` blocks from `lba` on for a read, if the device has them in its own memory
     /// and no range lock prevents it. The read is complete and counted, with no completion to poll.
     /// `None` implies nothing about the range or the device: submit the read.
-    fn lend(&mut self, lba: u64, blocks: u32) -> Option<Loan> {
+    fn borrow_read(&mut self, lba: u64, blocks: u32) -> Option<Borrow> {
         let _ = (lba, blocks);
         None
     }
@@ -188,13 +188,13 @@ pub trait DeviceQueue {
     /// to poll. Until [`flush`](Self::flush) the device may keep the range locked for other queues.
     /// `false` implies nothing about the range or the device, and nothing has happened: submit the
     /// write.
-    fn write_at_once(&mut self, lba: u64, data: &[u8]) -> bool {
+    fn write_inline(&mut self, lba: u64, data: &[u8]) -> bool {
         let _ = (lba, data);
         false
     }
 
-    /// Whether the device supports [`fill_at_once`](Self::fill_at_once).
-    fn fills_at_once(&self) -> bool {
+    /// Whether the device supports [`place_directly`](Self::place_directly).
+    fn supports_direct_placement(&self) -> bool {
         false
     }
 
@@ -202,15 +202,16 @@ pub trait DeviceQueue {
     /// directly into the device's own memory, if no range lock prevents it. Readers see the old or
     /// the new content of these blocks, nothing in between. The blocks are a part of a write: their
     /// bytes are counted now, and the write itself when the rest is submitted, or by
-    /// [`count_filled`](Self::count_filled). `false` implies nothing about the range or the device;
+    /// [`count_placed_write`](Self::count_placed_write). `false` implies nothing about the range or
+    /// the device;
     /// `fill` was not called then.
-    fn fill_at_once(&mut self, lba: u64, bytes: usize, fill: &mut dyn FnMut(&mut [u8])) -> bool {
+    fn place_directly(&mut self, lba: u64, bytes: usize, fill: &mut dyn FnMut(&mut [u8])) -> bool {
         let _ = (lba, bytes, fill);
         false
     }
 
     /// Counts a write whose data was placed completely, so that no part of it is submitted.
-    fn count_filled(&mut self) {}
+    fn count_placed_write(&mut self) {}
 
     /// Takes a request or returns it.
     ///

@@ -123,11 +123,11 @@ pub enum ReopenError {
     #[error("the device is not damaged: there is nothing to reopen")]
     NotDamaged,
     /// A write was abandoned that the kernel may still execute.
-    #[error("the kernel may still carry out an abandoned write: restart the appliance")]
+    #[error("the kernel may still execute an abandoned write: restart the appliance")]
     WriteAbandoned,
     /// The kernel has not completed overdue writes.
     #[error(
-        "the kernel has not finished {writes} overdue writes: repair what the file lies on, or \
+        "the kernel has not completed {writes} overdue writes: repair the storage of the file, or \
          restart the appliance"
     )]
     WriteStuck {

@@ -113,7 +113,7 @@ pub enum FileError {
         source: ShapeError,
     },
     /// The file does not exist, and cannot be created without a size (or read-only).
-    #[error("{}: no such file, and nothing to create it with: give a size", path.display())]
+    #[error("{}: the file does not exist: set its size to create it", path.display())]
     Missing {
         /// The file.
         path: PathBuf,

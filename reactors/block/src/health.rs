@@ -65,10 +65,10 @@ impl fmt::Display for DamageCause {
         formatter.write_str(match self {
             Self::SyncFailed => "a sync of cached writes failed: acknowledged writes may be lost",
             Self::WriteFailed => "the file system failed a cached write",
-            Self::ShortWrite => "a write ended part of the way through",
-            Self::Truncated => "the file ends before the device does",
+            Self::ShortWrite => "a write ended before all data was written",
+            Self::Truncated => "the file is shorter than the device",
             Self::WriteAbandoned => "a write was abandoned and may still reach the medium",
-            Self::WriteStuck => "the kernel does not finish a write, which may still take effect",
+            Self::WriteStuck => "the kernel has not completed a write, which may still take effect",
         })
     }
 }
@@ -322,7 +322,7 @@ impl QueueCounters {
 
     /// Counts `bytes` bytes of a write. [`completed`](Self::completed) counts the write itself
     /// later, with the remaining bytes.
-    pub fn wrote_part(&self, bytes: u64) {
+    pub fn count_partial_write(&self, bytes: u64) {
         self.cells.add(Counter::BytesWritten, bytes);
     }
 

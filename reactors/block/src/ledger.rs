@@ -14,10 +14,10 @@ pub(crate) struct Ledger {
     ready: VecDeque<Completion>,
     in_flight: usize,
     /// Number of requests in flight that do not count against the depth.
-    parked: usize,
+    deferred: usize,
     /// Requests that have ended although the layer below still has their operation. They count
     /// against the depth.
-    left_behind: usize,
+    ended_early: usize,
     depth: usize,
     closing: bool,
     lends_reads: bool,
@@ -49,8 +49,8 @@ impl Ledger {
         Ok(Self {
             ready,
             in_flight: 0,
-            parked: 0,
-            left_behind: 0,
+            deferred: 0,
+            ended_early: 0,
             depth,
             closing: false,
             lends_reads,
@@ -86,34 +86,34 @@ impl Ledger {
     /// Whether fewer requests than the depth are in flight and not deferred.
     #[inline]
     pub(crate) fn has_room(&self) -> bool {
-        self.in_flight - self.parked + self.left_behind < self.depth
+        self.in_flight - self.deferred + self.ended_early < self.depth
     }
 
     /// Ends a request although the layer below still has its operation.
-    pub(crate) fn leave_behind(&mut self, ended: Ended) {
-        self.left_behind += 1;
+    pub(crate) fn end_early(&mut self, ended: EndedRequest) {
+        self.ended_early += 1;
         self.end(ended, Err(DeviceError::Aborted), None);
     }
 
     /// The layer below completed the operation of a request that has ended before.
-    pub(crate) fn came_back(&mut self) {
-        self.left_behind -= 1;
+    pub(crate) fn operation_returned(&mut self) {
+        self.ended_early -= 1;
     }
 
     /// A request in flight waits inside the device and does not count against the depth.
-    pub(crate) fn park(&mut self) {
-        self.parked += 1;
+    pub(crate) fn defer(&mut self) {
+        self.deferred += 1;
     }
 
     /// A deferred request is about to end.
-    pub(crate) fn unpark(&mut self) {
-        self.parked -= 1;
+    pub(crate) fn undefer(&mut self) {
+        self.deferred -= 1;
     }
 
     /// Counts a completed request and queues its completion for the next poll.
     pub(crate) fn end(
         &mut self,
-        ended: Ended,
+        ended: EndedRequest,
         result: Result<(), DeviceError>,
         data: Option<Data>,
     ) {
@@ -130,7 +130,7 @@ impl Ledger {
     /// The byte range of a read that could complete without admission; `None` if it would be
     /// refused.
     #[inline]
-    pub(crate) fn range_to_lend(&self, lba: u64, blocks: u32) -> Option<(usize, usize)> {
+    pub(crate) fn readable_range(&self, lba: u64, blocks: u32) -> Option<(usize, usize)> {
         let Geometry {
             block_size,
             block_count,
@@ -150,7 +150,7 @@ impl Ledger {
 
     /// Counts a read that completed without admission.
     #[inline]
-    pub(crate) fn lent(&self, bytes: usize) {
+    pub(crate) fn count_read(&self, bytes: usize) {
         self.counters
             .completed(Operation::Read, bytes as u64, Ok(()));
     }
@@ -158,22 +158,22 @@ impl Ledger {
     /// The first byte of a write that could complete without admission; `None` if it would be
     /// refused.
     #[inline]
-    pub(crate) fn offset_to_write(&self, lba: u64, bytes: usize) -> Option<usize> {
+    pub(crate) fn writable_offset(&self, lba: u64, bytes: usize) -> Option<usize> {
         let blocks = u32::try_from(bytes).ok()? / self.geometry.block_size;
-        let (offset, len) = self.range_to_lend(lba, blocks)?;
+        let (offset, len) = self.readable_range(lba, blocks)?;
         (len == bytes && !self.geometry.read_only).then_some(offset)
     }
 
     /// Counts a write that completed without admission.
     #[inline]
-    pub(crate) fn written(&self, bytes: usize) {
+    pub(crate) fn count_write(&self, bytes: usize) {
         let operation = Operation::Write { fua: false };
         self.counters.completed(operation, bytes as u64, Ok(()));
     }
 
     /// Counts the bytes of a part of a write.
-    pub(crate) fn filled(&self, bytes: usize) {
-        self.counters.wrote_part(bytes as u64);
+    pub(crate) fn count_placed_bytes(&self, bytes: usize) {
+        self.counters.count_partial_write(bytes as u64);
     }
 
     /// Counts a request that has to wait inside the device.
@@ -182,7 +182,7 @@ impl Ledger {
     }
 
     /// Moves completions to the batch, as many as it has room for.
-    pub(crate) fn deliver(&mut self, completions: &mut CompletionBatch) -> usize {
+    pub(crate) fn take_ready(&mut self, completions: &mut CompletionBatch) -> usize {
         let count = completions.remaining_capacity().min(self.ready.len());
         completions.extend(self.ready.drain(..count));
         self.in_flight -= count;
@@ -195,7 +195,7 @@ impl Ledger {
 
     /// Requests and operations that have not ended.
     pub(crate) fn in_flight(&self) -> usize {
-        self.in_flight + self.left_behind
+        self.in_flight + self.ended_early
     }
 
     pub(crate) fn drain(&mut self) -> Drain {
@@ -209,13 +209,13 @@ impl Ledger {
 
 /// The parts of a request that its completion and the counters need.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Ended {
+pub(crate) struct EndedRequest {
     pub(crate) tag: u64,
     pub(crate) operation: Operation,
     pub(crate) bytes: u64,
 }
 
-impl Ended {
+impl EndedRequest {
     pub(crate) fn of(request: &Request, geometry: &Geometry) -> Self {
         let bytes = u64::from(request.blocks) * u64::from(geometry.block_size);
         Self {

@@ -7,7 +7,7 @@
 //! devices that inject faults and delays, and the conformance suite for all devices.
 //!
 //! Data moves in leases of the arena ([`hugemem::Lease`]). A device whose medium is memory lets a
-//! read borrow that memory instead ([`DeviceQueue::lends_read`]).
+//! read borrow that memory instead ([`DeviceQueue::can_borrow_read`]).
 #![forbid(unsafe_code)]
 
 mod bounds;
@@ -42,8 +42,8 @@ pub use request::{
     COMPLETIONS_PER_POLL_MAX, Completion, CompletionBatch, Operation, Refusal, Request,
 };
 pub use set::{
-    CLIENT_TAG_BITS, ClientId, Completions, DEVICES_MAX, DeviceClient, DevicePoller, DeviceSet,
-    Places, ReactorDevices, Submitted, WaitId,
+    CLIENT_TAG_BITS, ClientId, Completions, DEVICES_MAX, DeviceClient, DeviceMask, DevicePoller,
+    DeviceSet, ReactorDevices, Submitted, WaitingId,
 };
 pub use shape::{ShapeError, TRANSFER_BYTES_MAX};
 pub use shared_queues::SharedQueues;

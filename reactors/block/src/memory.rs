@@ -4,14 +4,14 @@
 //! A borrowed range cannot be written until the borrow is dropped, and vice versa. A request that
 //! meets such a range lock waits in the queue, is retried by polls, and holds back later requests
 //! of the queue that touch the same memory, so that a stream of reads cannot starve a write.
-//! Requests for other memory overtake it. See [`parked`] for the cost.
+//! Requests for other memory overtake it. See [`deferred`] for the cost.
 
+mod deferred;
 mod extents;
-mod parked;
 
 use std::sync::Arc;
 
-use hugemem::{Data, Loan, PagePolicy, RegionError, Store, UNIT_BYTES};
+use hugemem::{Borrow, Data, PagePolicy, RegionError, Store, UNIT_BYTES};
 use reactors::sim::planted;
 
 use crate::bounds::byte_range;
@@ -20,11 +20,11 @@ use crate::device::{
 };
 use crate::error::{DeviceError, OpenError};
 use crate::health::{Health, HealthCounters, HealthState};
-use crate::ledger::{Ended, Ledger};
+use crate::ledger::{EndedRequest, Ledger};
 use crate::request::{CompletionBatch, Operation, Refusal, Request};
 use crate::shape::{GrowingGeometry, ShapeError, block_count, max_transfer_blocks};
+use deferred::{DeferredRequests, PROMOTIONS_PER_POLL_MAX, TRIES_PER_POLL_MAX};
 use extents::{Extents, ExtentsHandle};
-use parked::{MOVES_PER_POLL_MAX, Parked, TRIES_PER_POLL_MAX};
 
 /// Maximum number of bytes zeroed by one poll, so that clearing a whole device does not stall its
 /// reactor.
@@ -118,7 +118,7 @@ impl MemoryDevice {
     ///
     /// # Errors
     /// [`MemoryError`]: the device is unchanged.
-    pub fn take_missing(&self, size_bytes: u64) -> Result<Option<Arc<Store>>, MemoryError> {
+    pub fn allocate_growth(&self, size_bytes: u64) -> Result<Option<Arc<Store>>, MemoryError> {
         self.shape.larger(size_bytes)?;
         let missing = size_bytes - self.shape.now().bytes();
         if missing == 0 {
@@ -132,8 +132,8 @@ impl MemoryDevice {
             .map_err(|source| MemoryError::Memory { size_bytes, source })
     }
 
-    /// Appends memory from [`take_missing`](Self::take_missing) to the device; queues are notified
-    /// by [`DeviceQueue::device_grew`].
+    /// Appends memory from [`allocate_growth`](Self::allocate_growth) to the device; queues are
+    /// notified by [`DeviceQueue::device_grew`].
     pub fn grow(&self, more: Arc<Store>) {
         let now = self.shape.now();
         let blocks = more.len() as u64 / u64::from(now.block_size);
@@ -171,7 +171,7 @@ impl Device for MemoryDevice {
             memory: self.extents.handle(),
             extents: Arc::clone(&self.extents),
             shape: Arc::clone(&self.shape),
-            parked: Parked::new(),
+            deferred: DeferredRequests::new(),
         }))
     }
 }
@@ -186,7 +186,7 @@ struct Attempt {
 }
 
 /// Result of one attempt.
-enum Tried {
+enum AttemptResult {
     Ended(Result<(), DeviceError>, Option<Data>),
     /// A range lock prevents progress.
     Held,
@@ -215,7 +215,7 @@ impl Attempt {
     }
 
     /// Whether both touch the same unit of memory; a range lock covers whole units.
-    fn meets(&self, other: &Self) -> bool {
+    fn overlaps(&self, other: &Self) -> bool {
         let units = |attempt: &Self| {
             let first = attempt.offset / UNIT_BYTES;
             first..(attempt.offset + attempt.len).div_ceil(UNIT_BYTES)
@@ -224,11 +224,11 @@ impl Attempt {
         self.len > 0 && other.len > 0 && one.start < two.end && two.start < one.end
     }
 
-    fn go_on(&mut self, store: &ExtentsHandle, zero_budget: &mut usize) -> Tried {
+    fn try_continue(&mut self, store: &ExtentsHandle, zero_budget: &mut usize) -> AttemptResult {
         let data = &mut self.request.data;
         let done = match (self.request.operation, data.as_mut()) {
-            (Operation::Read, None) => match store.try_lend(self.offset, self.len) {
-                Some(loan) => return Tried::Ended(Ok(()), Some(Data::Loan(loan))),
+            (Operation::Read, None) => match store.try_borrow_read(self.offset, self.len) {
+                Some(borrow) => return AttemptResult::Ended(Ok(()), Some(Data::Borrow(borrow))),
                 None => false,
             },
             (Operation::Read, Some(lease)) => store.try_read(self.offset, lease),
@@ -237,7 +237,7 @@ impl Attempt {
                 Some(true) => true,
                 Some(false) => {
                     let data = data.take().map(Data::Lease);
-                    return Tried::Ended(Err(DeviceError::CompareMismatch), data);
+                    return AttemptResult::Ended(Err(DeviceError::CompareMismatch), data);
                 }
                 None => false,
             },
@@ -251,19 +251,19 @@ impl Attempt {
             }
         };
         if done {
-            Tried::Ended(Ok(()), data.take().map(Data::Lease))
+            AttemptResult::Ended(Ok(()), data.take().map(Data::Lease))
         } else {
-            Tried::Held
+            AttemptResult::Held
         }
     }
 
-    fn zero(&mut self, store: &ExtentsHandle, discard: bool, budget: &mut usize) -> Tried {
+    fn zero(&mut self, store: &ExtentsHandle, discard: bool, budget: &mut usize) -> AttemptResult {
         while self.len > 0 {
             // Pieces end at unit boundaries, so that no unit is locked twice.
             let piece_end = (self.offset + ZERO_PIECE_BYTES) / ZERO_PIECE_BYTES * ZERO_PIECE_BYTES;
             let piece = self.len.min(piece_end - self.offset);
             if piece > *budget {
-                return Tried::Unfinished;
+                return AttemptResult::Unfinished;
             }
             let zeroed = if discard {
                 store.try_discard(self.offset, piece)
@@ -272,15 +272,15 @@ impl Attempt {
             };
             if !zeroed {
                 if planted("zeroes-stop-at-hold") {
-                    return Tried::Ended(Ok(()), None);
+                    return AttemptResult::Ended(Ok(()), None);
                 }
-                return Tried::Held;
+                return AttemptResult::Held;
             }
             *budget -= piece;
             self.offset += piece;
             self.len -= piece;
         }
-        Tried::Ended(Ok(()), None)
+        AttemptResult::Ended(Ok(()), None)
     }
 }
 
@@ -296,7 +296,7 @@ struct MemoryQueue {
     shape: Arc<GrowingGeometry>,
     /// Requests that met a range lock or are not finished. They do not count against the depth, so
     /// that a host that keeps memory borrowed cannot block other requests.
-    parked: Parked,
+    deferred: DeferredRequests,
 }
 
 impl MemoryQueue {
@@ -304,94 +304,94 @@ impl MemoryQueue {
     #[cold]
     fn retry(&mut self) {
         let mut zero_budget = ZERO_BYTES_PER_POLL_MAX;
-        self.parked.move_up(MOVES_PER_POLL_MAX);
-        let mut moves_left = MOVES_PER_POLL_MAX;
+        self.deferred.promote(PROMOTIONS_PER_POLL_MAX);
+        let mut promotions_left = PROMOTIONS_PER_POLL_MAX;
         // Each once, plus those that become ready meanwhile.
         let mut tries_left = TRIES_PER_POLL_MAX;
         let mut held = 0;
-        while tries_left > 0 && held < self.parked.front_len() && self.ledger.has_room() {
-            let Some(index) = self.parked.next() else {
+        while tries_left > 0 && held < self.deferred.front_len() && self.ledger.has_room() {
+            let Some(index) = self.deferred.next() else {
                 return;
             };
             tries_left -= 1;
-            let attempt = self.parked.attempt(index);
+            let attempt = self.deferred.attempt(index);
             let left = attempt.len;
-            match attempt.go_on(&self.memory, &mut zero_budget) {
-                Tried::Held | Tried::Unfinished => {
+            match attempt.try_continue(&self.memory, &mut zero_budget) {
+                AttemptResult::Held | AttemptResult::Unfinished => {
                     let progress = attempt.len < left;
-                    self.parked.put_back(index, progress);
+                    self.deferred.put_back(index, progress);
                     held += 1;
                 }
-                Tried::Ended(result, data) => {
-                    let ended = Ended::of(&attempt.request, self.ledger.geometry());
-                    self.ledger.unpark();
+                AttemptResult::Ended(result, data) => {
+                    let ended = EndedRequest::of(&attempt.request, self.ledger.geometry());
+                    self.ledger.undefer();
                     self.ledger.end(ended, result, data);
-                    self.parked.remove(index);
-                    if moves_left > 0 {
-                        moves_left -= 1;
-                        self.parked.move_up(1);
+                    self.deferred.remove(index);
+                    if promotions_left > 0 {
+                        promotions_left -= 1;
+                        self.deferred.promote(1);
                     }
                 }
             }
         }
     }
 
-    fn park(&mut self, attempt: Attempt) {
-        self.ledger.park();
-        self.parked.park(attempt);
+    fn defer(&mut self, attempt: Attempt) {
+        self.ledger.defer();
+        self.deferred.defer(attempt);
     }
 
     /// Whether a deferred request may touch the range, such as a write that later readers must not
     /// starve.
     #[inline]
-    fn is_awaited(&self, offset: usize, len: usize) -> bool {
-        !self.parked.is_empty() && self.parked.may_touch(offset, len)
+    fn may_be_waited_for(&self, offset: usize, len: usize) -> bool {
+        !self.deferred.is_empty() && self.deferred.may_touch(offset, len)
     }
 
-    /// The slow path of [`DeviceQueue::lend`], for more than one unlocked unit or while requests
-    /// are deferred. Separate, so that the fast path saves no registers for it.
+    /// The slow path of [`DeviceQueue::borrow_read`], for more than one unlocked unit or while
+    /// requests are deferred. Separate, so that the fast path saves no registers for it.
     #[inline(never)]
-    fn lend_any(&mut self, lba: u64, blocks: u32) -> Option<Loan> {
-        let (offset, len) = self.ledger.range_to_lend(lba, blocks)?;
-        if self.is_awaited(offset, len) {
+    fn borrow_read_slow(&mut self, lba: u64, blocks: u32) -> Option<Borrow> {
+        let (offset, len) = self.ledger.readable_range(lba, blocks)?;
+        if self.may_be_waited_for(offset, len) {
             return None;
         }
-        let loan = self.memory.try_lend(offset, len)?;
-        self.ledger.lent(len);
-        Some(loan)
+        let borrow = self.memory.try_borrow_read(offset, len)?;
+        self.ledger.count_read(len);
+        Some(borrow)
     }
 }
 
 impl DeviceQueue for MemoryQueue {
-    fn lends_read(&self, lba: u64, blocks: u32) -> bool {
-        let range = self.ledger.range_to_lend(lba, blocks);
+    fn can_borrow_read(&self, lba: u64, blocks: u32) -> bool {
+        let range = self.ledger.readable_range(lba, blocks);
         range.is_some_and(|(offset, len)| self.memory.is_whole(offset, len))
     }
 
     #[inline]
-    fn lend(&mut self, lba: u64, blocks: u32) -> Option<Loan> {
+    fn borrow_read(&mut self, lba: u64, blocks: u32) -> Option<Borrow> {
         // The slow path starts over, so that the fast path keeps no state across the call.
-        if self.parked.is_empty()
-            && let Some((offset, len)) = self.ledger.range_to_lend(lba, blocks)
-            && let Some(loan) = self.memory.try_lend_idle(offset, len)
+        if self.deferred.is_empty()
+            && let Some((offset, len)) = self.ledger.readable_range(lba, blocks)
+            && let Some(borrow) = self.memory.try_borrow_read_idle(offset, len)
         {
-            self.ledger.lent(len);
-            return Some(loan);
+            self.ledger.count_read(len);
+            return Some(borrow);
         }
-        self.lend_any(lba, blocks)
+        self.borrow_read_slow(lba, blocks)
     }
 
     #[inline]
-    fn write_at_once(&mut self, lba: u64, data: &[u8]) -> bool {
-        let Some(offset) = self.ledger.offset_to_write(lba, data.len()) else {
+    fn write_inline(&mut self, lba: u64, data: &[u8]) -> bool {
+        let Some(offset) = self.ledger.writable_offset(lba, data.len()) else {
             return false;
         };
-        if self.is_awaited(offset, data.len()) {
+        if self.may_be_waited_for(offset, data.len()) {
             return false;
         }
         let written = self.memory.try_write(offset, data);
         if written {
-            self.ledger.written(data.len());
+            self.ledger.count_write(data.len());
         } else {
             // The write may wait for an execution or a lease before it returns as a request.
             self.memory.withdraw(offset, data.len());
@@ -399,20 +399,20 @@ impl DeviceQueue for MemoryQueue {
         written
     }
 
-    fn fills_at_once(&self) -> bool {
+    fn supports_direct_placement(&self) -> bool {
         true
     }
 
-    fn fill_at_once(&mut self, lba: u64, bytes: usize, fill: &mut dyn FnMut(&mut [u8])) -> bool {
-        let Some(offset) = self.ledger.offset_to_write(lba, bytes) else {
+    fn place_directly(&mut self, lba: u64, bytes: usize, fill: &mut dyn FnMut(&mut [u8])) -> bool {
+        let Some(offset) = self.ledger.writable_offset(lba, bytes) else {
             return false;
         };
-        if self.is_awaited(offset, bytes) {
+        if self.may_be_waited_for(offset, bytes) {
             return false;
         }
         let filled = self.memory.try_fill(offset, bytes, fill);
         if filled {
-            self.ledger.filled(bytes);
+            self.ledger.count_placed_bytes(bytes);
         } else {
             // The connection may end before the rest of the write is received.
             self.memory.withdraw(offset, bytes);
@@ -420,16 +420,16 @@ impl DeviceQueue for MemoryQueue {
         filled
     }
 
-    fn count_filled(&mut self) {
-        self.ledger.written(0);
+    fn count_placed_write(&mut self) {
+        self.ledger.count_write(0);
     }
 
     fn submit(&mut self, request: Request) -> Result<(), Refusal> {
-        if self.parked.is_full() {
+        if self.deferred.is_full() {
             return Err(Refusal::Later(request));
         }
         let request = self.ledger.admit(request)?;
-        let ended = Ended::of(&request, self.ledger.geometry());
+        let ended = EndedRequest::of(&request, self.ledger.geometry());
         let mut attempt = Attempt::new(request, self.ledger.geometry());
         if attempt.borrows() && !self.memory.is_whole(attempt.offset, attempt.len) {
             debug_assert!(
@@ -441,55 +441,55 @@ impl DeviceQueue for MemoryQueue {
         }
         // Zeroing here takes time from the next poll, so it is limited to one piece.
         let mut zero_budget = ZERO_PIECE_BYTES;
-        let tried = if !self.parked.is_empty() && self.parked.touches(&attempt) {
-            Tried::Held
+        let tried = if !self.deferred.is_empty() && self.deferred.touches(&attempt) {
+            AttemptResult::Held
         } else {
-            attempt.go_on(&self.memory, &mut zero_budget)
+            attempt.try_continue(&self.memory, &mut zero_budget)
         };
         match tried {
-            Tried::Ended(result, data) => self.ledger.end(ended, result, data),
-            Tried::Held if planted("held-write-dropped") && attempt.is_write() => {
+            AttemptResult::Ended(result, data) => self.ledger.end(ended, result, data),
+            AttemptResult::Held if planted("held-write-dropped") && attempt.is_write() => {
                 self.ledger
                     .end(ended, Ok(()), attempt.request.data.take().map(Data::Lease));
             }
-            Tried::Held => {
+            AttemptResult::Held => {
                 self.ledger.waited();
-                self.park(attempt);
+                self.defer(attempt);
             }
-            Tried::Unfinished => self.park(attempt),
+            AttemptResult::Unfinished => self.defer(attempt),
         }
         Ok(())
     }
 
     fn give_up(&mut self, is_unwanted: &mut dyn FnMut(u64) -> bool) {
         let Self {
-            parked,
+            deferred,
             ledger,
             memory,
             ..
         } = self;
-        parked.give_up(is_unwanted, |attempt| {
+        deferred.give_up(is_unwanted, |attempt| {
             if attempt.request.operation.changes_medium() {
                 // Otherwise readers would yield to the cancelled write thousands of times for each
                 // unit.
                 memory.withdraw(attempt.offset, attempt.len);
             }
-            let ended = Ended::of(&attempt.request, ledger.geometry());
+            let ended = EndedRequest::of(&attempt.request, ledger.geometry());
             let data = attempt.request.data.map(Data::Lease);
-            ledger.unpark();
+            ledger.undefer();
             ledger.end(ended, Err(DeviceError::Aborted), data);
         });
     }
 
     fn flush(&mut self) {
-        self.memory.settle();
+        self.memory.fence_writes();
     }
 
     fn poll(&mut self, completions: &mut CompletionBatch) -> usize {
-        if !self.parked.is_empty() {
+        if !self.deferred.is_empty() {
             self.retry();
         }
-        self.ledger.deliver(completions)
+        self.ledger.take_ready(completions)
     }
 
     fn in_flight(&self) -> usize {
@@ -497,7 +497,7 @@ impl DeviceQueue for MemoryQueue {
     }
 
     fn has_ready(&self) -> bool {
-        self.ledger.has_ready() || !self.parked.is_empty()
+        self.ledger.has_ready() || !self.deferred.is_empty()
     }
 
     fn device_grew(&mut self) {

@@ -3,14 +3,14 @@
 
 use std::sync::Arc;
 
-use hugemem::{Data, Loan, PagePolicy, RegionError, Store, StoreHandle};
+use hugemem::{Borrow, Data, PagePolicy, RegionError, Store, StoreHandle};
 
 use crate::device::{
     Deallocate, Device, DeviceIdentity, DeviceQueue, Drain, Geometry, QueueOptions,
 };
 use crate::error::OpenError;
 use crate::health::{Health, HealthCounters, HealthState};
-use crate::ledger::{Ended, Ledger};
+use crate::ledger::{EndedRequest, Ledger};
 use crate::request::{CompletionBatch, Operation, Refusal, Request};
 use crate::shape::{
     GrowingGeometry, ShapeError, TRANSFER_BYTES_MAX, block_count, max_transfer_blocks,
@@ -37,7 +37,7 @@ pub enum NullError {
     #[error(transparent)]
     Shape(#[from] ShapeError),
     /// There is no memory for the zeroes that reads borrow.
-    #[error("no memory for the zeroes that a null device lends")]
+    #[error("no memory for the zeroes of a null device")]
     Memory(#[from] RegionError),
 }
 
@@ -125,38 +125,38 @@ struct NullQueue {
 }
 
 impl DeviceQueue for NullQueue {
-    fn lends_read(&self, lba: u64, blocks: u32) -> bool {
-        self.ledger.range_to_lend(lba, blocks).is_some()
+    fn can_borrow_read(&self, lba: u64, blocks: u32) -> bool {
+        self.ledger.readable_range(lba, blocks).is_some()
     }
 
     #[inline]
-    fn lend(&mut self, lba: u64, blocks: u32) -> Option<Loan> {
+    fn borrow_read(&mut self, lba: u64, blocks: u32) -> Option<Borrow> {
         // The reported size may exceed any memory, so only the length is checked.
-        let (_, len) = self.ledger.range_to_lend(lba, blocks)?;
-        let loan = self.zeroes.try_lend(0, len)?;
-        self.ledger.lent(len);
-        Some(loan)
+        let (_, len) = self.ledger.readable_range(lba, blocks)?;
+        let borrow = self.zeroes.try_borrow_read(0, len)?;
+        self.ledger.count_read(len);
+        Some(borrow)
     }
 
     #[inline]
-    fn write_at_once(&mut self, lba: u64, data: &[u8]) -> bool {
-        let taken = self.ledger.offset_to_write(lba, data.len()).is_some();
+    fn write_inline(&mut self, lba: u64, data: &[u8]) -> bool {
+        let taken = self.ledger.writable_offset(lba, data.len()).is_some();
         if taken {
-            self.ledger.written(data.len());
+            self.ledger.count_write(data.len());
         }
         taken
     }
 
     fn submit(&mut self, request: Request) -> Result<(), Refusal> {
         let request = self.ledger.admit(request)?;
-        let ended = Ended::of(&request, self.ledger.geometry());
+        let ended = EndedRequest::of(&request, self.ledger.geometry());
         let data = match request.data {
             Some(lease) => Some(Data::Lease(lease)),
             // The zeroes are never written, so a borrow cannot fail.
             None if request.operation == Operation::Read => self
                 .zeroes
-                .try_lend(0, ended.bytes as usize)
-                .map(Data::Loan),
+                .try_borrow_read(0, ended.bytes as usize)
+                .map(Data::Borrow),
             None => None,
         };
         self.ledger.end(ended, Ok(()), data);
@@ -166,7 +166,7 @@ impl DeviceQueue for NullQueue {
     fn flush(&mut self) {}
 
     fn poll(&mut self, completions: &mut CompletionBatch) -> usize {
-        self.ledger.deliver(completions)
+        self.ledger.take_ready(completions)
     }
 
     fn in_flight(&self) -> usize {
@@ -227,8 +227,8 @@ mod tests {
             batch.remove(0).data
         };
         let longest = device.geometry().max_transfer_blocks;
-        let Some(Data::Loan(zeroes)) = run(Operation::Read, longest, None) else {
-            panic!("a read without a lease gets a loan")
+        let Some(Data::Borrow(zeroes)) = run(Operation::Read, longest, None) else {
+            panic!("a read without a lease returns a borrow")
         };
         assert!(zeroes.len() == TRANSFER_BYTES_MAX && zeroes.iter().all(|&byte| byte == 0));
         for operation in [

@@ -67,7 +67,7 @@ pub struct Request {
     /// range for write zeroes and deallocate.
     pub blocks: u32,
     /// `blocks × block_size` bytes for a read, write or compare (none for a read if the queue
-    /// [`lends_read`](crate::DeviceQueue::lends_read)); none for all other operations.
+    /// [`can_borrow_read`](crate::DeviceQueue::can_borrow_read)); none for all other operations.
     pub data: Option<Lease>,
 }
 

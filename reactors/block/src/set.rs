@@ -7,16 +7,16 @@
 
 mod absent;
 mod client;
-mod lines;
 mod poller;
 #[cfg(test)]
 mod tests;
+mod wait_queues;
 
 use std::cell::{Cell, RefCell};
 use std::os::fd::BorrowedFd;
 
 use arrayvec::Drain as DrainBatch;
-use hugemem::Loan;
+use hugemem::Borrow;
 use reactors::Nanos;
 use reactors::sim::planted;
 
@@ -26,19 +26,19 @@ use crate::request::{
     COMPLETIONS_PER_POLL_MAX, Completion, CompletionBatch, Operation, Refusal, Request,
 };
 use crate::shared_queues::SharedQueues;
-use absent::AbsentQueue;
+use absent::EmptyQueue;
 pub use client::{DeviceClient, ReactorDevices};
-pub use lines::WaitId;
-use lines::WaitLines;
 pub use poller::DevicePoller;
+use wait_queues::WaitQueues;
+pub use wait_queues::WaitingId;
 
 /// Maximum number of devices in a set.
 pub const DEVICES_MAX: usize = 128;
 
 /// A set of places (device indices), as a bit mask.
-pub type Places = u128;
+pub type DeviceMask = u128;
 
-const _: () = assert!(DEVICES_MAX <= Places::BITS as usize);
+const _: () = assert!(DEVICES_MAX <= DeviceMask::BITS as usize);
 
 /// Maximum number of clients of a set.
 const CLIENTS_MAX: usize = 8;
@@ -85,7 +85,7 @@ pub enum Submitted {
     /// The device has taken it.
     Taken,
     /// It waits until the device can take it.
-    Waiting(WaitId),
+    Waiting(WaitingId),
 }
 
 /// Progress of the set's drain.
@@ -103,28 +103,28 @@ pub struct DeviceSet {
     queues: RefCell<Vec<Box<dyn DeviceQueue>>>,
     /// Dropped after the queues that use it.
     shared: SharedQueues,
-    lines: RefCell<WaitLines>,
+    wait_queues: RefCell<WaitQueues>,
     clients: Cell<u8>,
     /// Devices with a non-empty wait queue, which new requests join.
-    waited_for: Cell<Places>,
+    with_waiting: Cell<DeviceMask>,
     /// Devices with a request whose completion has not been delivered.
-    busy: Cell<Places>,
+    busy: Cell<DeviceMask>,
     /// Devices that took a request, or had one when polled, since their last flush.
-    unflushed: Cell<Places>,
+    unflushed: Cell<DeviceMask>,
     /// The place that is polled next, busy or not.
     next: Cell<u8>,
     turn: Cell<u8>,
     /// Attached devices, except those that are being detached.
-    present: Cell<Places>,
+    attached: Cell<DeviceMask>,
     /// Devices whose completed writes may be in a volatile cache.
-    volatile: Cell<Places>,
+    volatile: Cell<DeviceMask>,
     phase: Cell<Phase>,
     /// Devices whose flush for the drain has not completed.
-    flushing: Cell<Places>,
+    flushing_for_drain: Cell<DeviceMask>,
     flush_failed: Cell<bool>,
     polled_at: Cell<Nanos>,
     /// Completions without a known request.
-    strays: Cell<u64>,
+    stale_completions: Cell<u64>,
 }
 
 impl Default for DeviceSet {
@@ -135,7 +135,7 @@ impl Default for DeviceSet {
 
 /// Iterates over the places in a bit mask, in ascending order.
 #[inline]
-fn places(mut set: Places) -> impl Iterator<Item = usize> {
+fn places(mut set: DeviceMask) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
         let place = (set != 0).then(|| set.trailing_zeros() as usize)?;
         set &= set - 1;
@@ -144,11 +144,11 @@ fn places(mut set: Places) -> impl Iterator<Item = usize> {
 }
 
 #[inline]
-fn insert(set: &Cell<Places>, place: usize) {
+fn insert(set: &Cell<DeviceMask>, place: usize) {
     set.set(set.get() | 1 << place);
 }
 
-fn assign(set: &Cell<Places>, place: usize, is_in: bool) {
+fn assign(set: &Cell<DeviceMask>, place: usize, is_in: bool) {
     if is_in {
         insert(set, place);
     } else {
@@ -157,7 +157,7 @@ fn assign(set: &Cell<Places>, place: usize, is_in: bool) {
 }
 
 #[inline]
-fn remove(set: &Cell<Places>, place: usize) {
+fn remove(set: &Cell<DeviceMask>, place: usize) {
     set.set(set.get() & !(1 << place));
 }
 
@@ -168,20 +168,20 @@ impl DeviceSet {
         Self {
             shared: SharedQueues::default(),
             queues: RefCell::new(Vec::with_capacity(DEVICES_MAX)),
-            lines: RefCell::new(WaitLines::new(DEVICES_MAX)),
+            wait_queues: RefCell::new(WaitQueues::new(DEVICES_MAX)),
             clients: Cell::new(0),
-            waited_for: Cell::new(0),
+            with_waiting: Cell::new(0),
             busy: Cell::new(0),
             unflushed: Cell::new(0),
             next: Cell::new(0),
             turn: Cell::new(0),
-            present: Cell::new(0),
+            attached: Cell::new(0),
             volatile: Cell::new(0),
             phase: Cell::new(Phase::Serving),
-            flushing: Cell::new(0),
+            flushing_for_drain: Cell::new(0),
             flush_failed: Cell::new(false),
             polled_at: Cell::new(Nanos::ZERO),
-            strays: Cell::new(0),
+            stale_completions: Cell::new(0),
         }
     }
 
@@ -196,7 +196,7 @@ impl DeviceSet {
             "at most {CLIENTS_MAX} clients"
         );
         self.clients.set(number + 1);
-        self.lines.borrow_mut().make_room(requests_max);
+        self.wait_queues.borrow_mut().make_room(requests_max);
         ClientId(number)
     }
 
@@ -223,13 +223,16 @@ impl DeviceSet {
     /// # Panics
     /// If `place` is not below [`DEVICES_MAX`].
     pub fn attach_queue(&self, place: usize, queue: Box<dyn DeviceQueue>, volatile: bool) {
-        assert!(place < DEVICES_MAX, "device {place} has no place");
+        assert!(
+            place < DEVICES_MAX,
+            "place {place} exceeds the maximum number of devices"
+        );
         let mut queues = self.queues.borrow_mut();
         while queues.len() <= place {
-            queues.push(Box::new(AbsentQueue));
+            queues.push(Box::new(EmptyQueue));
         }
         assign(&self.volatile, place, volatile);
-        insert(&self.present, place);
+        insert(&self.attached, place);
         queues[place] = queue;
     }
 
@@ -237,8 +240,8 @@ impl DeviceSet {
     /// complete normally. Call it between polls until it returns [`Drain::Done`].
     pub fn detach(&self, place: usize) -> Drain {
         let requests = self.in_flight_of(place);
-        remove(&self.present, place);
-        let is_busy = requests > 0 || self.waited_for.get() & 1 << place != 0;
+        remove(&self.attached, place);
+        let is_busy = requests > 0 || self.with_waiting.get() & 1 << place != 0;
         if is_busy && !planted("device-leaves-early") {
             return Drain::Outstanding(requests.max(1));
         }
@@ -247,23 +250,23 @@ impl DeviceSet {
     }
 
     /// Removes a device immediately: requests that it has, or that wait for it, never complete.
-    pub fn cut(&self, place: usize) {
-        remove(&self.present, place);
-        self.lines.borrow_mut().clear(place);
-        remove(&self.waited_for, place);
+    pub fn remove_now(&self, place: usize) {
+        remove(&self.attached, place);
+        self.wait_queues.borrow_mut().clear(place);
+        remove(&self.with_waiting, place);
         self.vacate(place);
     }
 
     fn vacate(&self, place: usize) {
         if let Some(queue) = self.queues.borrow_mut().get_mut(place) {
-            *queue = Box::new(AbsentQueue);
+            *queue = Box::new(EmptyQueue);
         }
         remove(&self.busy, place);
         remove(&self.volatile, place);
     }
 
     /// Notifies the queue of a device that the device has grown.
-    pub fn grew(&self, place: usize) {
+    pub fn notify_growth(&self, place: usize) {
         if let Some(queue) = self.queues.borrow_mut().get_mut(place)
             && !planted("growth-untold")
         {
@@ -273,44 +276,49 @@ impl DeviceSet {
 
     /// Attached devices, except those that are being detached.
     #[must_use]
-    pub fn present(&self) -> Places {
-        self.present.get()
+    pub fn attached(&self) -> DeviceMask {
+        self.attached.get()
     }
 
-    /// [`DeviceQueue::lends_read`] of the device at `place`.
+    /// [`DeviceQueue::can_borrow_read`] of the device at `place`.
     #[inline]
     #[must_use]
-    pub fn lends_read(&self, place: usize, lba: u64, blocks: u32) -> bool {
+    pub fn can_borrow_read(&self, place: usize, lba: u64, blocks: u32) -> bool {
         let queues = self.queues.borrow();
         queues
             .get(place)
-            .is_some_and(|queue| queue.lends_read(lba, blocks))
+            .is_some_and(|queue| queue.can_borrow_read(lba, blocks))
     }
 
-    /// [`DeviceQueue::lend`] of the device at `place`.
+    /// [`DeviceQueue::borrow_read`] of the device at `place`.
     #[inline(always)]
-    pub fn lend(&self, place: usize, lba: u64, blocks: u32) -> Option<Loan> {
-        self.queues.borrow_mut().get_mut(place)?.lend(lba, blocks)
+    pub fn borrow_read(&self, place: usize, lba: u64, blocks: u32) -> Option<Borrow> {
+        self.queues
+            .borrow_mut()
+            .get_mut(place)?
+            .borrow_read(lba, blocks)
     }
 
-    /// [`DeviceQueue::write_at_once`] of the device at `place`.
+    /// [`DeviceQueue::write_inline`] of the device at `place`.
     #[inline(always)]
-    pub fn write_at_once(&self, place: usize, lba: u64, data: &[u8]) -> bool {
+    pub fn write_inline(&self, place: usize, lba: u64, data: &[u8]) -> bool {
         insert(&self.unflushed, place);
         let mut queues = self.queues.borrow_mut();
         let queue = queues.get_mut(place);
-        queue.is_some_and(|queue| queue.write_at_once(lba, data))
+        queue.is_some_and(|queue| queue.write_inline(lba, data))
     }
 
-    /// [`DeviceQueue::fills_at_once`] of the device at `place`.
+    /// [`DeviceQueue::supports_direct_placement`] of the device at `place`.
     #[must_use]
-    pub fn fills_at_once(&self, place: usize) -> bool {
+    pub fn supports_direct_placement(&self, place: usize) -> bool {
         let queues = self.queues.borrow();
-        queues.get(place).is_some_and(|queue| queue.fills_at_once())
+        queues
+            .get(place)
+            .is_some_and(|queue| queue.supports_direct_placement())
     }
 
-    /// [`DeviceQueue::fill_at_once`] of the device at `place`. `fill` must not call the set.
-    pub fn fill_at_once(
+    /// [`DeviceQueue::place_directly`] of the device at `place`. `fill` must not call the set.
+    pub fn place_directly(
         &self,
         place: usize,
         lba: u64,
@@ -319,13 +327,13 @@ impl DeviceSet {
     ) -> bool {
         let mut queues = self.queues.borrow_mut();
         let queue = queues.get_mut(place);
-        queue.is_some_and(|queue| queue.fill_at_once(lba, bytes, fill))
+        queue.is_some_and(|queue| queue.place_directly(lba, bytes, fill))
     }
 
-    /// [`DeviceQueue::count_filled`] of the device at `place`.
-    pub fn count_filled(&self, place: usize) {
+    /// [`DeviceQueue::count_placed_write`] of the device at `place`.
+    pub fn count_placed_write(&self, place: usize) {
         if let Some(queue) = self.queues.borrow_mut().get_mut(place) {
-            queue.count_filled();
+            queue.count_placed_write();
         }
     }
 
@@ -341,8 +349,8 @@ impl DeviceSet {
         mut request: Request,
     ) -> Result<Submitted, DeviceError> {
         request.tag = client.tag(request.tag);
-        let waited_for = self.waited_for.get();
-        if waited_for != 0 && waited_for & 1 << place != 0 {
+        let with_waiting = self.with_waiting.get();
+        if with_waiting != 0 && with_waiting & 1 << place != 0 {
             return self.wait(place, request);
         }
         let mut queues = self.queues.borrow_mut();
@@ -351,7 +359,7 @@ impl DeviceSet {
         };
         match queue.submit(request) {
             Ok(()) => {
-                self.took(place);
+                self.mark_busy(place);
                 Ok(Submitted::Taken)
             }
             Err(Refusal::Later(request)) => {
@@ -363,34 +371,37 @@ impl DeviceSet {
     }
 
     #[inline]
-    fn took(&self, place: usize) {
+    fn mark_busy(&self, place: usize) {
         insert(&self.busy, place);
         insert(&self.unflushed, place);
     }
 
     #[cold]
     fn wait(&self, place: usize, request: Request) -> Result<Submitted, DeviceError> {
-        let waiting = self.lines.borrow_mut().push(place, request);
-        debug_assert!(waiting.is_some(), "a client has more requests than it said");
-        insert(&self.waited_for, place);
+        let waiting = self.wait_queues.borrow_mut().push(place, request);
+        debug_assert!(
+            waiting.is_some(),
+            "a client exceeds its registered number of requests"
+        );
+        insert(&self.with_waiting, place);
         waiting.map(Submitted::Waiting).ok_or(DeviceError::Internal)
     }
 
     /// Whether a request is in a wait queue.
     #[must_use]
-    pub fn is_waiting(&self, client: ClientId, waiting: WaitId, tag: u64) -> bool {
-        self.lines.borrow().has(waiting, client.tag(tag))
+    pub fn is_waiting(&self, client: ClientId, waiting: WaitingId, tag: u64) -> bool {
+        self.wait_queues.borrow().has(waiting, client.tag(tag))
     }
 
     /// Removes a request from its wait queue. `false`: it is no longer there, because the device
     /// took it or it has completed.
-    pub fn cancel(&self, client: ClientId, waiting: WaitId, tag: u64) -> bool {
-        let mut lines = self.lines.borrow_mut();
-        let Some(place) = lines.cancel(waiting, client.tag(tag)) else {
+    pub fn cancel(&self, client: ClientId, waiting: WaitingId, tag: u64) -> bool {
+        let mut wait_queues = self.wait_queues.borrow_mut();
+        let Some(place) = wait_queues.cancel(waiting, client.tag(tag)) else {
             return false;
         };
-        if lines.is_empty(place) {
-            remove(&self.waited_for, place);
+        if wait_queues.is_empty(place) {
+            remove(&self.with_waiting, place);
         }
         true
     }
@@ -398,20 +409,20 @@ impl DeviceSet {
     /// Number of requests in wait queues.
     #[must_use]
     pub fn waiting(&self) -> usize {
-        self.lines.borrow().len()
+        self.wait_queues.borrow().len()
     }
 
     /// Cancels the unwanted requests of a client in `devices`, as [`DeviceQueue::give_up`] does.
     pub fn give_up(
         &self,
         client: ClientId,
-        devices: Places,
+        devices: DeviceMask,
         is_unwanted: &mut dyn FnMut(u64) -> bool,
     ) {
         let mut queues = self.queues.borrow_mut();
         for place in places(devices) {
             if let Some(queue) = queues.get_mut(place) {
-                queue.give_up(&mut |tag| is_of(client, tag, is_unwanted));
+                queue.give_up(&mut |tag| belongs_to(client, tag, is_unwanted));
             }
         }
     }
@@ -419,7 +430,7 @@ impl DeviceSet {
     /// Ends the overdue requests of a client, as [`DeviceQueue::abandon`] does.
     pub fn abandon(&self, client: ClientId, is_overdue: &mut dyn FnMut(u64) -> bool) {
         for queue in &mut *self.queues.borrow_mut() {
-            queue.abandon(&mut |tag| is_of(client, tag, is_overdue));
+            queue.abandon(&mut |tag| belongs_to(client, tag, is_overdue));
         }
     }
 
@@ -443,8 +454,8 @@ impl DeviceSet {
                 }
             }
         }
-        if self.waited_for.get() != 0 {
-            for place in places(self.waited_for.get()) {
+        if self.with_waiting.get() != 0 {
+            for place in places(self.with_waiting.get()) {
                 moved += self.retry(place, &mut batch);
                 self.deliver(&mut batch, &mut deliver);
             }
@@ -455,17 +466,17 @@ impl DeviceSet {
     /// The devices to poll in this turn: those with requests, and every few turns one of the
     /// others, round robin. A turn therefore costs as much with a hundred idle devices as with one.
     #[inline]
-    fn begin_turn(&self) -> Places {
+    fn begin_turn(&self) -> DeviceMask {
         let turn = self.turn.get().wrapping_add(1);
         self.turn.set(turn);
         if turn.is_multiple_of(TURNS_PER_IDLE_POLL) {
-            self.busy.get() | self.next_at_rest()
+            self.busy.get() | self.next_idle()
         } else {
             self.busy.get()
         }
     }
 
-    fn next_at_rest(&self) -> Places {
+    fn next_idle(&self) -> DeviceMask {
         let count = self.queues.borrow().len();
         let next = usize::from(self.next.get());
         // Fewer than 128 devices.
@@ -518,17 +529,17 @@ impl DeviceSet {
     /// Submits the requests of a wait queue to their device again, oldest first.
     fn retry(&self, place: usize, batch: &mut CompletionBatch) -> usize {
         let mut moved = 0;
-        let mut lines = self.lines.borrow_mut();
+        let mut wait_queues = self.wait_queues.borrow_mut();
         let queue = &mut self.queues.borrow_mut()[place];
         while !batch.is_full()
-            && let Some(request) = lines.pop(place)
+            && let Some(request) = wait_queues.pop(place)
         {
             let tag = request.tag;
             match queue.submit(request) {
-                Ok(()) => self.took(place),
+                Ok(()) => self.mark_busy(place),
                 Err(Refusal::Later(request)) => {
                     if !planted("deferred-lost") {
-                        lines.push_first(place, request);
+                        wait_queues.push_first(place, request);
                     }
                     break;
                 }
@@ -540,8 +551,8 @@ impl DeviceSet {
             }
             moved += 1;
         }
-        if lines.is_empty(place) {
-            remove(&self.waited_for, place);
+        if wait_queues.is_empty(place) {
+            remove(&self.with_waiting, place);
         }
         moved
     }
@@ -567,7 +578,7 @@ impl DeviceSet {
     /// Time at which [`poll`](Self::poll) must be called at the latest.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Nanos> {
-        let waits = self.waited_for.get() != 0;
+        let waits = self.with_waiting.get() != 0;
         waits.then(|| self.polled_at.get() + RETRY_INTERVAL)
     }
 
@@ -611,9 +622,9 @@ impl DeviceSet {
             }
         }
         if self.phase.get() == Phase::Flushing {
-            let flushing = self.flushing.get().count_ones();
-            if flushing > 0 {
-                return Drain::Outstanding(flushing as usize);
+            let flushing_for_drain = self.flushing_for_drain.get().count_ones();
+            if flushing_for_drain > 0 {
+                return Drain::Outstanding(flushing_for_drain as usize);
             }
             self.phase.set(Phase::Draining);
         }
@@ -640,7 +651,7 @@ impl DeviceSet {
                 data: None,
             };
             match self.submit(ClientId::SET, place, request) {
-                Ok(_) => insert(&self.flushing, place),
+                Ok(_) => insert(&self.flushing_for_drain, place),
                 Err(_) => self.flush_failed.set(true),
             }
         }
@@ -653,19 +664,19 @@ impl DeviceSet {
         let device = usize::try_from(completion.tag).unwrap_or(usize::MAX);
         let awaited = client == ClientId::SET
             && device < DEVICES_MAX
-            && self.flushing.get() & 1 << device != 0;
+            && self.flushing_for_drain.get() & 1 << device != 0;
         if !awaited {
-            return self.strays.set(self.strays.get() + 1);
+            return self.stale_completions.set(self.stale_completions.get() + 1);
         }
-        remove(&self.flushing, device);
+        remove(&self.flushing_for_drain, device);
         if completion.result.is_err() {
             self.flush_failed.set(true);
         }
     }
 
     /// Returns and resets the number of completions without a known request.
-    pub fn take_strays(&self) -> u64 {
-        self.strays.take()
+    pub fn take_stale_completions(&self) -> u64 {
+        self.stale_completions.take()
     }
 
     /// Whether the flush of a device failed during the drain: completed writes may be lost.
@@ -676,6 +687,6 @@ impl DeviceSet {
 }
 
 /// Whether a tag belongs to `client` and `picks` selects it.
-fn is_of(client: ClientId, tag: u64, picks: &mut dyn FnMut(u64) -> bool) -> bool {
+fn belongs_to(client: ClientId, tag: u64, picks: &mut dyn FnMut(u64) -> bool) -> bool {
     ClientId::of(tag) == client && picks(tag & ((1 << CLIENT_TAG_BITS) - 1))
 }

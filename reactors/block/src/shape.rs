@@ -13,7 +13,7 @@ pub const TRANSFER_BYTES_MAX: usize = 1 << 20;
 #[non_exhaustive]
 pub enum ShapeError {
     /// The block size is not one of [`BLOCK_SIZES`].
-    #[error("a block size of {block_size} bytes: 512 and 4096 are possible")]
+    #[error("block size of {block_size} bytes: use 512 or 4096")]
     BlockSize {
         /// The requested block size in bytes.
         block_size: u32,
@@ -22,7 +22,7 @@ pub enum ShapeError {
     #[error("a device of 0 bytes")]
     Empty,
     /// The size is not a multiple of the block size.
-    #[error("{size_bytes} bytes are no whole number of blocks of {block_size} bytes")]
+    #[error("{size_bytes} bytes are not a multiple of the block size of {block_size} bytes")]
     Uneven {
         /// The requested size in bytes.
         size_bytes: u64,
@@ -30,7 +30,7 @@ pub enum ShapeError {
         block_size: u32,
     },
     /// An open device would shrink.
-    #[error("{size_bytes} bytes are less than the {now_bytes} that hosts know")]
+    #[error("{size_bytes} bytes are less than the current {now_bytes}: a device cannot shrink")]
     Shrinks {
         /// The requested size in bytes.
         size_bytes: u64,
@@ -48,14 +48,14 @@ pub enum ShapeError {
 /// The geometry of a device that may grow while it is open.
 #[derive(Debug)]
 pub(crate) struct GrowingGeometry {
-    at_first: Geometry,
+    initial: Geometry,
     block_count: AtomicU64,
 }
 
 impl GrowingGeometry {
     pub(crate) fn new(geometry: Geometry) -> Self {
         Self {
-            at_first: geometry,
+            initial: geometry,
             block_count: AtomicU64::new(geometry.block_count),
         }
     }
@@ -64,7 +64,7 @@ impl GrowingGeometry {
     pub(crate) fn now(&self) -> Geometry {
         Geometry {
             block_count: self.block_count.load(Ordering::Acquire),
-            ..self.at_first
+            ..self.initial
         }
     }
 

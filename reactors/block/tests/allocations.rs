@@ -66,7 +66,7 @@ fn allocations(device: &dyn Device, arena: &Arc<Arena>, requests: u64) -> u64 {
         while submitted < requests && queue.in_flight() < DEPTH {
             let operation = operation(submitted);
             let lba = submitted.wrapping_mul(7919) % (BLOCKS - 1);
-            let lends = operation == Operation::Read && queue.lends_read(lba, 2);
+            let lends = operation == Operation::Read && queue.can_borrow_read(lba, 2);
             let lent = lends && submitted.is_multiple_of(3);
             let data = (operation.has_data() && !lent).then(|| pool.take(8192).unwrap());
             queue

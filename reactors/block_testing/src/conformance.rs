@@ -1,13 +1,13 @@
 //! The conformance suite for block devices, which every implementation runs.
 //!
 //! A crate with its own device calls [`run`] with a function that creates a fresh device. The suite
-//! panics if the device violates the contract of [`Device`] and [`DeviceQueue`](block::DeviceQueue), and
-//! prints the case and the seed.
+//! panics if the device violates the contract of [`Device`] and
+//! [`DeviceQueue`](block::DeviceQueue), and prints the case and the seed.
 //!
 //! Every case also checks that each request completes exactly once, that
-//! [`in_flight`](block::DeviceQueue::in_flight) is always exact, that a queue with requests in flight
-//! always has completions ready or a descriptor that wakes, and that at the end every lease has returned
-//! to the arena.
+//! [`in_flight`](block::DeviceQueue::in_flight) is always exact, that a queue with requests in
+//! flight always has completions ready or a descriptor that wakes, and that at the end every lease
+//! has returned to the arena.
 
 mod cases;
 mod harness;
@@ -77,8 +77,8 @@ const CASES: &[Case] = &[
         "ranges outside the device",
         cases::ranges_outside_the_device,
     ),
-    ("loans", cases::loans),
-    ("lending at once", cases::lending_at_once),
+    ("borrows", cases::borrows),
+    ("inline borrows", cases::inline_borrows),
     ("writing at once", cases::writing_at_once),
     ("filling at once", cases::filling_at_once),
     ("zeroes and holes", cases::zeroes_and_holes),

@@ -138,8 +138,8 @@ impl DelayQueue {
 }
 
 impl DeviceQueue for DelayQueue {
-    fn lends_read(&self, lba: u64, blocks: u32) -> bool {
-        self.inner.lends_read(lba, blocks)
+    fn can_borrow_read(&self, lba: u64, blocks: u32) -> bool {
+        self.inner.can_borrow_read(lba, blocks)
     }
 
     fn submit(&mut self, request: Request) -> Result<(), Refusal> {
@@ -221,9 +221,9 @@ mod tests {
         static NOW: Rc<Cell<Nanos>> = Rc::default();
     }
 
-    struct Told(Rc<Cell<Nanos>>);
+    struct ManualClock(Rc<Cell<Nanos>>);
 
-    impl Clock for Told {
+    impl Clock for ManualClock {
         fn now(&self) -> Nanos {
             self.0.get()
         }
@@ -238,7 +238,7 @@ mod tests {
             block_size: 512,
         };
         let inner = Arc::new(NullDevice::new(options).unwrap());
-        let device = DelayDevice::new(inner, latency, seed, || Told(NOW.with(Rc::clone)));
+        let device = DelayDevice::new(inner, latency, seed, || ManualClock(NOW.with(Rc::clone)));
         let config = ArenaConfig {
             bytes: 1 << 20,
             pages: PagePolicy::Ordinary,

@@ -153,7 +153,7 @@ struct ArmedRule {
 }
 
 /// The state of a running plan. Atomics only: requests on every reactor use it.
-struct Running {
+struct RunningPlan {
     rules: Vec<ArmedRule>,
     seed: u64,
     queues_opened: AtomicU64,
@@ -162,7 +162,7 @@ struct Running {
     removed: AtomicBool,
 }
 
-impl Running {
+impl RunningPlan {
     /// The effect on a request, if a rule fires.
     fn effect_on(&self, request: &Request, seeded: &mut Seeded) -> Option<Effect> {
         for armed in &self.rules {
@@ -185,7 +185,7 @@ impl Running {
 
 /// Controls a running [`FaultDevice`].
 #[derive(Clone)]
-pub struct FaultControl(Arc<Running>);
+pub struct FaultControl(Arc<RunningPlan>);
 
 impl FaultControl {
     /// Releases all completions that are held now.
@@ -219,7 +219,7 @@ impl FaultControl {
 /// Wraps a device and makes its requests fail by a plan. Transparent with an empty plan.
 pub struct FaultDevice {
     inner: Arc<dyn Device>,
-    running: Arc<Running>,
+    running: Arc<RunningPlan>,
 }
 
 impl FaultDevice {
@@ -232,7 +232,7 @@ impl FaultDevice {
             matched: AtomicU64::new(0),
             fired: AtomicU64::new(0),
         };
-        let running = Running {
+        let running = RunningPlan {
             rules: plan.rules.into_iter().map(arm).collect(),
             seed: plan.seed,
             queues_opened: AtomicU64::new(0),

@@ -32,7 +32,7 @@ pub enum ArenaError {
     /// The size is too small for one lease of the maximum transfer.
     #[error(
         "an arena of {bytes} bytes cannot hold one transfer of {max_transfer} bytes: \
-         {least} bytes would do"
+         use at least {least} bytes"
     )]
     TooSmall {
         /// Bytes requested.
@@ -114,16 +114,16 @@ impl Arena {
         Self::begin(config, usize::MAX).map(|(arena, _)| arena)
     }
 
-    /// Maps the memory and divides it, but populates only about `at_once` bytes of it. The other
-    /// slices become available when [`ArenaRest::populate`] has populated them. At least one slice
-    /// for the maximum transfer is available immediately.
+    /// Maps the memory and divides it, but populates only about `populate_now_bytes` bytes of it.
+    /// The other slices become available when [`ArenaPopulation::populate`] has populated them. At
+    /// least one slice for the maximum transfer is available immediately.
     ///
     /// # Errors
     /// [`ArenaError`]: nothing remains mapped.
     pub fn begin(
         config: ArenaConfig,
-        at_once: usize,
-    ) -> Result<(Arc<Arena>, ArenaRest), ArenaError> {
+        populate_now_bytes: usize,
+    ) -> Result<(Arc<Arena>, ArenaPopulation), ArenaError> {
         let ArenaConfig {
             bytes,
             pages,
@@ -147,12 +147,14 @@ impl Arena {
         }
         let region = Region::map_and_populate(bytes, pages, |len| {
             let carving = Carving::new(len, max_transfer);
-            carving.map_or_else(Vec::new, |carving| carving.ranges(carving.part(at_once)))
+            carving.map_or_else(Vec::new, |carving| {
+                carving.ranges(carving.part(populate_now_bytes))
+            })
         })?;
         let Some(carving) = Carving::new(region.len(), max_transfer) else {
             return Err(too_small);
         };
-        let open = carving.part(at_once);
+        let open = carving.part(populate_now_bytes);
         let exchange = Exchange::new(carving.counts, open);
         let control = Mutex::new(Control {
             member: exchange.join(),
@@ -166,7 +168,7 @@ impl Arena {
             control,
             max_transfer: least,
         });
-        let rest = ArenaRest {
+        let rest = ArenaPopulation {
             arena: Arc::clone(&arena),
             open,
         };
@@ -291,7 +293,7 @@ impl Arena {
 
     /// Allows or forbids device access to a slice, for the check in debug builds.
     #[inline(always)]
-    pub(crate) fn let_device_access(&self, class: usize, slice: u32, allowed: bool) {
+    pub(crate) fn set_device_access(&self, class: usize, slice: u32, allowed: bool) {
         if cfg!(debug_assertions) {
             let start = self.carving.offset(class, slice);
             let range = start..start + CLASS_BYTES[class];
@@ -318,13 +320,13 @@ impl Arena {
 /// Memory of an arena that is not populated yet and whose slices are not available yet.
 #[derive(Debug)]
 #[must_use = "the arena stays as small as it began"]
-pub struct ArenaRest {
+pub struct ArenaPopulation {
     arena: Arc<Arena>,
     /// Slices of each class that are available.
     open: [u32; CLASSES],
 }
 
-impl ArenaRest {
+impl ArenaPopulation {
     /// Bytes of the slices that are not available yet.
     #[must_use]
     pub fn bytes(&self) -> usize {

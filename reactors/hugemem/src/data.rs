@@ -2,7 +2,7 @@
 
 use std::ops::Deref;
 
-use crate::{Lease, Loan};
+use crate::{Borrow, Lease};
 
 /// The bytes of a completed read, accessible as a slice in both cases.
 #[derive(Debug)]
@@ -10,7 +10,7 @@ pub enum Data {
     /// Bytes in an owned slice of the arena.
     Lease(Lease),
     /// Bytes of a RAM device, borrowed until dropped.
-    Loan(Loan),
+    Borrow(Borrow),
 }
 
 impl Deref for Data {
@@ -20,7 +20,7 @@ impl Deref for Data {
     fn deref(&self) -> &[u8] {
         match self {
             Data::Lease(lease) => lease,
-            Data::Loan(loan) => loan,
+            Data::Borrow(borrow) => borrow,
         }
     }
 }
@@ -31,8 +31,8 @@ impl From<Lease> for Data {
     }
 }
 
-impl From<Loan> for Data {
-    fn from(loan: Loan) -> Data {
-        Data::Loan(loan)
+impl From<Borrow> for Data {
+    fn from(borrow: Borrow) -> Data {
+        Data::Borrow(borrow)
     }
 }

@@ -24,11 +24,11 @@ use rustix::io::Errno;
 use crate::arena::Arena;
 use crate::class::{CLASS_BYTES, class_for};
 use crate::dma_check::DmaCheck;
-use crate::region::{Mapping, Region, outside};
+use crate::region::{Mapping, Region, panic_out_of_range};
 
 /// Bytes that a device may write at any time: each access is atomic and checked.
 #[derive(Clone, Copy)]
-struct SharedBytes {
+struct AtomicBytes {
     base: NonNull<u8>,
     len: usize,
 }
@@ -53,12 +53,12 @@ macro_rules! width {
     };
 }
 
-impl SharedBytes {
+impl AtomicBytes {
     /// The address of `bytes` bytes at `offset`, which is a multiple of `bytes`.
     #[inline]
     fn at(&self, offset: usize, bytes: usize) -> NonNull<u8> {
         if offset > self.len || bytes > self.len - offset || !offset.is_multiple_of(bytes) {
-            outside(offset, bytes, self.len);
+            panic_out_of_range(offset, bytes, self.len);
         }
         // SAFETY: the offset was just checked, and mappings are aligned to their pages.
         unsafe { self.base.add(offset) }
@@ -71,7 +71,7 @@ impl SharedBytes {
 
     fn check(&self, offset: usize, bytes: usize) {
         if offset > self.len || bytes > self.len - offset {
-            outside(offset, bytes, self.len);
+            panic_out_of_range(offset, bytes, self.len);
         }
     }
 
@@ -87,7 +87,7 @@ impl SharedBytes {
     fn words(&self, offset: usize, count: usize) -> &[AtomicU64] {
         let bytes = count * size_of::<u64>();
         if offset > self.len || bytes > self.len - offset || !offset.is_multiple_of(8) {
-            outside(offset, bytes, self.len);
+            panic_out_of_range(offset, bytes, self.len);
         }
         // SAFETY: the offset was just checked, and mappings are aligned to their pages.
         let first = unsafe { self.base.add(offset) };
@@ -146,7 +146,7 @@ impl SharedBytes {
     }
 }
 
-/// Declares the public loads and stores of a type with a field `bytes: SharedBytes`.
+/// Declares the public loads and stores of a type with a field `bytes: AtomicBytes`.
 macro_rules! accessors {
     ($($load:ident $store:ident $value:ty;)+) => {
         $(
@@ -219,7 +219,7 @@ macro_rules! accessors {
 ///
 /// All access is atomic, by any thread, at checked offsets. Values are in the machine's byte order.
 pub struct DmaBuffer {
-    bytes: SharedBytes,
+    bytes: AtomicBytes,
     class: usize,
     slice: u32,
     arena: Arc<Arena>,
@@ -239,12 +239,12 @@ impl DmaBuffer {
             (least..CLASS_BYTES.len()).find_map(|class| Some((class, arena.take_slice(class)?)))?;
         let base = arena.region().pointer(arena.carving().offset(class, slice));
         let buffer = DmaBuffer {
-            bytes: SharedBytes { base, len },
+            bytes: AtomicBytes { base, len },
             class,
             slice,
             arena: Arc::clone(arena),
         };
-        arena.let_device_access(class, slice, true);
+        arena.set_device_access(class, slice, true);
         buffer.zero();
         Some(buffer)
     }
@@ -293,7 +293,7 @@ impl DmaBuffer {
 
 impl Drop for DmaBuffer {
     fn drop(&mut self) {
-        self.arena.let_device_access(self.class, self.slice, false);
+        self.arena.set_device_access(self.class, self.slice, false);
         self.arena.give_slice_back(self.class, self.slice);
     }
 }
@@ -312,8 +312,8 @@ impl fmt::Debug for DmaBuffer {
 ///
 /// All access is atomic and checked, as with [`DmaBuffer`].
 pub struct DmaView {
-    bytes: SharedBytes,
-    shows: usize,
+    bytes: AtomicBytes,
+    region_base: usize,
     /// The check of accesses, if enabled.
     check: Option<Arc<DmaCheck>>,
     _mapping: Arc<Mapping>,
@@ -389,11 +389,11 @@ impl DmaView {
             Err(errno) => return Err(errno.into()),
         };
         Ok(DmaView {
-            bytes: SharedBytes {
+            bytes: AtomicBytes {
                 base: mapping.base(),
                 len: mapping.len(),
             },
-            shows: region.base_address(),
+            region_base: region.base_address(),
             check: region.dma_check(),
             _mapping: mapping,
         })
@@ -418,7 +418,7 @@ impl DmaView {
     /// Address of the region's own mapping, the base of its leases' addresses.
     #[must_use]
     pub fn base_address(&self) -> usize {
-        self.shows
+        self.region_base
     }
 
     accessors! {
@@ -447,7 +447,7 @@ impl DmaView {
 impl fmt::Debug for DmaView {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DmaView")
-            .field("shows", &format_args!("{:#x}", self.shows))
+            .field("region_base", &format_args!("{:#x}", self.region_base))
             .field("len", &self.len())
             .finish()
     }

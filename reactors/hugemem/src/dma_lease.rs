@@ -15,7 +15,7 @@ use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::{Data, Lease, Loan};
+use crate::{Borrow, Data, Lease};
 
 /// Number of leases and borrows dropped while a device might still access them.
 static LEAKED: AtomicU64 = AtomicU64::new(0);
@@ -137,15 +137,15 @@ pub struct DmaLease<D> {
 /// The blocks stay borrowed until it is returned:
 ///
 /// ```compile_fail,E0614
-/// # use hugemem::{DmaDriver, Loan};
-/// fn read_while_posted<D: DmaDriver>(loan: Loan) -> u8 {
-///     let posted = loan.into_dma::<D>();
+/// # use hugemem::{DmaDriver, Borrow};
+/// fn read_while_posted<D: DmaDriver>(borrow: Borrow) -> u8 {
+///     let posted = borrow.into_dma::<D>();
 ///     (*posted)[0]
 /// }
 /// ```
-#[must_use = "blocks that are dropped while a device may read them stay borrowed for ever"]
-pub struct DmaLoan<D> {
-    loan: ManuallyDrop<Loan>,
+#[must_use = "blocks that are dropped while a device may read them stay borrowed permanently"]
+pub struct DmaBorrow<D> {
+    borrow: ManuallyDrop<Borrow>,
     driver: PhantomData<fn() -> D>,
 }
 
@@ -156,7 +156,7 @@ pub enum DmaData<D> {
     /// A slice of the arena.
     Lease(DmaLease<D>),
     /// Borrowed blocks of a RAM device.
-    Loan(DmaLoan<D>),
+    Borrow(DmaBorrow<D>),
 }
 
 macro_rules! posted {
@@ -220,8 +220,8 @@ macro_rules! posted {
     };
 }
 
-posted!(Lease, DmaLease, lease, Lease::let_device_access);
-posted!(Loan, DmaLoan, loan, |_: &Loan, _: bool| ());
+posted!(Lease, DmaLease, lease, Lease::set_device_access);
+posted!(Borrow, DmaBorrow, borrow, |_: &Borrow, _: bool| ());
 
 impl<D> DmaLease<D> {
     /// Offset of the first byte in the arena's region, in bytes, from which device addresses are
@@ -232,11 +232,11 @@ impl<D> DmaLease<D> {
     }
 }
 
-impl<D> DmaLoan<D> {
-    /// Whether a writer waits for a unit of the range; see [`Loan::is_awaited`].
+impl<D> DmaBorrow<D> {
+    /// Whether a writer waits for a unit of the range; see [`Borrow::is_awaited`].
     #[must_use]
     pub fn is_awaited(&self) -> bool {
-        self.loan.is_awaited()
+        self.borrow.is_awaited()
     }
 }
 
@@ -246,7 +246,7 @@ impl Data {
     pub fn into_dma<D: DmaDriver>(self) -> DmaData<D> {
         match self {
             Data::Lease(lease) => DmaData::Lease(lease.into_dma()),
-            Data::Loan(loan) => DmaData::Loan(loan.into_dma()),
+            Data::Borrow(borrow) => DmaData::Borrow(borrow.into_dma()),
         }
     }
 }
@@ -258,7 +258,7 @@ impl<D: DmaDriver> DmaData<D> {
     pub fn address(&self) -> usize {
         match self {
             Self::Lease(lease) => lease.address(),
-            Self::Loan(loan) => loan.address(),
+            Self::Borrow(borrow) => borrow.address(),
         }
     }
 
@@ -269,22 +269,22 @@ impl<D: DmaDriver> DmaData<D> {
     pub fn len(&self) -> usize {
         match self {
             Self::Lease(lease) => lease.len(),
-            Self::Loan(loan) => loan.len(),
+            Self::Borrow(borrow) => borrow.len(),
         }
     }
 
     /// Drops the data in `place`, if any, in place, after the device's last access.
     #[inline(always)]
-    pub fn drop_returned(place: &mut Option<Self>, _done: &D::Done) {
+    pub fn drop_after_completion(place: &mut Option<Self>, _done: &D::Done) {
         match place {
             None => return,
             Some(Self::Lease(posted)) => {
-                posted.lease.let_device_access(false);
+                posted.lease.set_device_access(false);
                 // SAFETY: it is dropped once, because `place` is emptied below.
                 unsafe { ManuallyDrop::drop(&mut posted.lease) };
             }
             // SAFETY: as above.
-            Some(Self::Loan(posted)) => unsafe { ManuallyDrop::drop(&mut posted.loan) },
+            Some(Self::Borrow(posted)) => unsafe { ManuallyDrop::drop(&mut posted.borrow) },
         }
         std::mem::forget(place.take());
     }
@@ -295,7 +295,7 @@ impl<D: DmaDriver> DmaData<D> {
     pub fn returned(self, done: &D::Done) -> Data {
         match self {
             Self::Lease(lease) => Data::Lease(lease.returned(done)),
-            Self::Loan(loan) => Data::Loan(loan.returned(done)),
+            Self::Borrow(borrow) => Data::Borrow(borrow.returned(done)),
         }
     }
 }

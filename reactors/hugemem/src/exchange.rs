@@ -27,7 +27,7 @@ use crate::account::{ACCOUNTS, Account, ROW};
 use crate::cache::{Cache, Top};
 use crate::class::CLASSES;
 use crate::depot::Depot;
-use crate::share::Spread;
+use crate::share::ClassUsage;
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// Maximum number of cached slices of each class per reactor; few under loom, which tracks each
@@ -58,7 +58,7 @@ pub(crate) struct Exchange {
     waiting: CachePadded<AtomicU32>,
     /// Number of slices returned while requests waited; a change is a reason to retry them.
     returns: CachePadded<AtomicU64>,
-    seats: OnceLock<Arc<Seat>>,
+    seats: OnceLock<Arc<ReactorSeat>>,
 }
 
 #[derive(Debug)]
@@ -79,26 +79,26 @@ struct Class {
 /// The caches and counters of one reactor, which alone writes the counters. Seats are never
 /// removed, only reused, so that iterating over them needs no lock.
 #[derive(Debug)]
-struct Seat {
+struct ReactorSeat {
     caches: [Cache; CLASSES],
     taken: [AtomicU32; CLASSES],
     waits: [AtomicU64; CLASSES],
     /// Slices leased by this reactor, by account and class.
     held: Box<[AtomicU32]>,
     /// Accounts that have no slice of a class and wait for one in this reactor.
-    starving: [AtomicU32; CLASSES],
+    starved_accounts: [AtomicU32; CLASSES],
     /// Current wait time of the longest-waiting request.
     oldest_wait_ns: AtomicU64,
     /// Maximum wait time of any request so far.
     longest_wait_ns: AtomicU64,
     in_use: AtomicU32,
-    next: OnceLock<Arc<Seat>>,
+    next: OnceLock<Arc<ReactorSeat>>,
 }
 
 /// One reactor's membership: its seat and its private state.
 #[derive(Debug)]
 pub(crate) struct Member {
-    seat: Arc<Seat>,
+    seat: Arc<ReactorSeat>,
     tops: [Top; CLASSES],
     waiting: Cell<u32>,
     /// Slices of each class that may be taken without checking shares, while the class is not
@@ -108,7 +108,7 @@ pub(crate) struct Member {
 
 /// The counters of one class, not read as an atomic snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Tally {
+pub(crate) struct ClassTally {
     pub(crate) total: u32,
     pub(crate) taken: u32,
     pub(crate) waits: u64,
@@ -163,7 +163,7 @@ impl Exchange {
             let mut added = false;
             let seat = link.get_or_init(|| {
                 added = true;
-                Arc::new(Seat::new())
+                Arc::new(ReactorSeat::new())
             });
             if added || seat.occupy() {
                 break Arc::clone(seat);
@@ -243,23 +243,23 @@ impl Exchange {
     #[inline(never)]
     fn admits_by_share(&self, member: &Member, class: usize, account: Account) -> bool {
         let shared = &*self.classes[class];
-        let (spread, seats) = self.spread(class);
-        let plenty = spread.plenty();
-        if shared.scarce.load(Ordering::Relaxed) != (plenty == 0) {
-            shared.scarce.store(plenty == 0, Ordering::Relaxed);
+        let (class_usage, seats) = self.class_usage(class);
+        let surplus = class_usage.surplus();
+        if shared.scarce.load(Ordering::Relaxed) != (surplus == 0) {
+            shared.scarce.store(surplus == 0, Ordering::Relaxed);
         }
-        if plenty > 0 {
+        if surplus > 0 {
             // The budgets of all reactors together must not exceed the plentiful slices.
-            member.budgets[class].set(plenty / (2 * seats));
+            member.budgets[class].set(surplus / (2 * seats));
             return true;
         }
         let held = self.held(class, account);
-        let starving = self.starving(class);
-        spread.admits(held, account.uses_reserve(), starving)
+        let starved_accounts = self.starved_accounts(class);
+        class_usage.admits(held, account.uses_reserve(), starved_accounts)
     }
 
     /// Distribution of the slices of a class, and the number of seats.
-    fn spread(&self, class: usize) -> (Spread, u32) {
+    fn class_usage(&self, class: usize) -> (ClassUsage, u32) {
         let Class {
             total, promised, ..
         } = &*self.classes[class];
@@ -274,8 +274,8 @@ impl Exchange {
             total.load(Ordering::Relaxed),
             promised.load(Ordering::Relaxed),
         );
-        let spread = Spread::new(total, taken, of_system, promised, under_promises);
-        (spread, seats.max(1))
+        let class_usage = ClassUsage::new(total, taken, of_system, promised, under_promises);
+        (class_usage, seats.max(1))
     }
 
     /// Slices of a class that an account has, in all reactors.
@@ -286,18 +286,18 @@ impl Exchange {
     }
 
     /// Accounts that have no slice of a class and wait for one, in all reactors.
-    pub(crate) fn starving(&self, class: usize) -> u32 {
+    pub(crate) fn starved_accounts(&self, class: usize) -> u32 {
         self.seats().fold(0, |sum, seat| {
-            sum + seat.starving[class].load(Ordering::Relaxed)
+            sum + seat.starved_accounts[class].load(Ordering::Relaxed)
         })
     }
 
     /// Publishes the number of accounts that have no slice of a class and wait for one in this
     /// reactor.
     pub(crate) fn set_starving(&self, member: &Member, class: usize, accounts: u32) {
-        let starving = &member.seat.starving[class];
-        if starving.load(Ordering::Relaxed) != accounts {
-            starving.store(accounts, Ordering::Relaxed);
+        let starved_accounts = &member.seat.starved_accounts[class];
+        if starved_accounts.load(Ordering::Relaxed) != accounts {
+            starved_accounts.store(accounts, Ordering::Relaxed);
         }
     }
 
@@ -361,9 +361,9 @@ impl Exchange {
     }
 
     /// The counters of one class. May be called by any thread.
-    pub(crate) fn tally(&self, class: usize) -> Tally {
+    pub(crate) fn tally(&self, class: usize) -> ClassTally {
         let Class { total, waiting, .. } = &*self.classes[class];
-        let mut tally = Tally {
+        let mut tally = ClassTally {
             total: total.load(Ordering::Relaxed),
             taken: 0,
             waits: 0,
@@ -379,7 +379,7 @@ impl Exchange {
         tally
     }
 
-    fn seats(&self) -> impl Iterator<Item = &Seat> {
+    fn seats(&self) -> impl Iterator<Item = &ReactorSeat> {
         let first = self.seats.get().map(Arc::as_ref);
         std::iter::successors(first, |seat| seat.next.get().map(Arc::as_ref))
     }
@@ -435,14 +435,14 @@ impl Exchange {
     }
 }
 
-impl Seat {
-    fn new() -> Seat {
-        Seat {
+impl ReactorSeat {
+    fn new() -> ReactorSeat {
+        ReactorSeat {
             caches: CACHE_SLICES.map(Cache::new),
             taken: Default::default(),
             waits: Default::default(),
             held: (0..ACCOUNTS * ROW).map(|_| AtomicU32::new(0)).collect(),
-            starving: Default::default(),
+            starved_accounts: Default::default(),
             oldest_wait_ns: AtomicU64::new(0),
             longest_wait_ns: AtomicU64::new(0),
             in_use: AtomicU32::new(1),

@@ -206,9 +206,9 @@ impl Lease {
 
     /// Allows or forbids device access to the slice, for the check in debug builds.
     #[inline(always)]
-    pub(crate) fn let_device_access(&self, allowed: bool) {
+    pub(crate) fn set_device_access(&self, allowed: bool) {
         let arena = self.pool.arena();
-        arena.let_device_access(self.class as usize, self.slice, allowed);
+        arena.set_device_access(self.class as usize, self.slice, allowed);
     }
 
     /// Offset of the first byte in the arena's region, in bytes, from which device addresses are

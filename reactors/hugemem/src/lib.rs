@@ -4,13 +4,13 @@
 //! Owns: the memory mapping ([`Region`]), the arena carved from it ([`Arena`]), each reactor's part
 //! of it ([`Pool`]), single owned slices ([`Lease`]), memory shared with devices ([`DmaBuffer`]),
 //! and the memory of RAM devices ([`Store`]), whose ranges can be borrowed for reading without a
-//! copy ([`Loan`]).
+//! copy ([`Borrow`]).
 //!
 //! It does not allocate, lock or block after start. When a pool is empty, or the host of a request
 //! has reached its share ([`Account`]), the request waits in a queue of fixed size that is served
 //! round robin by host, and a counter records the wait.
 //!
-//! The types used for each request ([`Pool`], [`Lease`], [`StoreHandle`], [`Loan`]) are bound to
+//! The types used for each request ([`Pool`], [`Lease`], [`StoreHandle`], [`Borrow`]) are bound to
 //! their thread; [`Arena`], [`Region`] and [`Store`] are shared between threads.
 
 mod account;
@@ -24,10 +24,10 @@ mod dma;
 mod dma_check;
 mod dma_lease;
 mod exchange;
-mod holds;
 mod lease;
 mod pool;
 mod prefetch;
+mod range_locks;
 mod region;
 mod share;
 mod slices;
@@ -37,17 +37,17 @@ mod sync;
 mod waiters;
 
 pub use account::{ACCOUNT_HOSTS_MAX, Account};
-pub use arena::{Arena, ArenaConfig, ArenaCounters, ArenaError, ArenaRest, ClassCounters};
+pub use arena::{Arena, ArenaConfig, ArenaCounters, ArenaError, ArenaPopulation, ClassCounters};
 pub use data::Data;
 pub use dma::{DmaBuffer, DmaView, SharedRegion};
 pub use dma_check::DmaViolation;
-pub use dma_lease::{DmaData, DmaDriver, DmaLease, DmaLoan, leaked_dma};
+pub use dma_lease::{DmaBorrow, DmaData, DmaDriver, DmaLease, leaked_dma};
 pub use lease::Lease;
 pub use pool::{Pool, SlicePromise, WaiterToken};
 pub use prefetch::prefetch;
 pub use region::{DmaMap, DmaMapError, Notice, PagePolicy, PageSize, Region, RegionError};
 pub use slices::Slices;
-pub use store::{Loan, LoanClaim, STORE_BYTES_MAX, Store, StoreHandle};
+pub use store::{Borrow, STORE_BYTES_MAX, Store, StoreHandle, SuspendedBorrow};
 
 /// Alignment of every lease, size of the smallest one, and unit of a [`Store`]'s range locks, in
 /// bytes.

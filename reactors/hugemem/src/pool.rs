@@ -87,7 +87,7 @@ pub(crate) struct PoolInner {
     waiting: Cell<usize>,
     waiters: RefCell<Waiters>,
     /// Waiting requests have to be tried even if no slice was returned.
-    untried: Cell<bool>,
+    needs_retry: Cell<bool>,
     /// The exchange's count of returns when all waiting requests had been tried.
     returns_seen: Cell<u64>,
     retry_at_ns: Cell<u64>,
@@ -131,7 +131,7 @@ impl PoolInner {
 
     /// Whether a waiting request may find a slice now.
     fn may_grant(&self) -> bool {
-        self.untried.get() || self.arena.exchange().returns() != self.returns_seen.get()
+        self.needs_retry.get() || self.arena.exchange().returns() != self.returns_seen.get()
     }
 }
 
@@ -145,7 +145,7 @@ impl Pool {
                 member,
                 waiting: Cell::new(0),
                 waiters,
-                untried: Cell::new(false),
+                needs_retry: Cell::new(false),
                 returns_seen: Cell::new(0),
                 retry_at_ns: Cell::new(0),
                 publish_at_ns: Cell::new(0),
@@ -165,22 +165,22 @@ impl Pool {
     /// take from a larger class that requests wait for: otherwise small requests could starve a
     /// large one.
     #[inline(always)]
-    fn grab(&self, class: usize, account: Account, len: usize) -> Option<Lease> {
-        let lease = self.grab_of_class(class, account, len);
+    fn take_any_class(&self, class: usize, account: Account, len: usize) -> Option<Lease> {
+        let lease = self.take_from_class(class, account, len);
         if lease.is_some() {
             return lease;
         }
-        self.grab_larger(class, account, len)
+        self.take_larger_class(class, account, len)
     }
 
     #[inline(never)]
-    fn grab_larger(&self, class: usize, account: Account, len: usize) -> Option<Lease> {
+    fn take_larger_class(&self, class: usize, account: Account, len: usize) -> Option<Lease> {
         let exchange = self.inner.arena.exchange();
         for candidate in class + 1..CLASSES {
             if exchange.waited_for(candidate) {
                 return None;
             }
-            if let Some(lease) = self.grab_of_class(candidate, account, len) {
+            if let Some(lease) = self.take_from_class(candidate, account, len) {
                 return Some(lease);
             }
         }
@@ -188,7 +188,7 @@ impl Pool {
     }
 
     #[inline(always)]
-    fn grab_of_class(&self, class: usize, account: Account, len: usize) -> Option<Lease> {
+    fn take_from_class(&self, class: usize, account: Account, len: usize) -> Option<Lease> {
         let (exchange, member) = (self.inner.arena.exchange(), &self.inner.member);
         if !exchange.admits(member, class, account) {
             return None;
@@ -215,11 +215,11 @@ impl Pool {
     /// # Panics
     /// When `len` exceeds [`Pool::max_transfer`].
     #[must_use]
-    pub fn take_to_keep(&self, len: usize) -> Option<Lease> {
+    pub fn take_permanent(&self, len: usize) -> Option<Lease> {
         let class = self.class_of(len);
         let spares = self.inner.arena.spares_kept(class);
         spares
-            .then(|| self.grab_of_class(class, Account::SYSTEM, len))
+            .then(|| self.take_from_class(class, Account::SYSTEM, len))
             .flatten()
     }
 
@@ -238,7 +238,7 @@ impl Pool {
         if self.waiting() > 0 && self.has_to_wait(class, account) {
             return None;
         }
-        self.grab(class, account, len)
+        self.take_any_class(class, account, len)
     }
 
     /// Whether a request that waits for `class` precedes a new one of `account`.
@@ -296,7 +296,7 @@ impl Pool {
         let (class, account) = (promise.class, Account::PROMISED);
         let is_first = self.waiting() == 0 || !self.has_to_wait(class, account);
         let lease = is_first
-            .then(|| self.grab_of_class(class, account, len))
+            .then(|| self.take_from_class(class, account, len))
             .flatten();
         if lease.is_none() {
             let waiter = Waiter {
@@ -316,14 +316,14 @@ impl Pool {
         let queued = self.inner.waiters.borrow_mut().push(class, waiter);
         assert!(
             queued,
-            "more requests wait than the pool was made for: {}",
+            "more requests wait than the pool's limit of {}",
             self.waiting()
         );
         self.inner.waiting.set(self.waiting() + 1);
         let exchange = self.inner.arena.exchange();
         exchange.begin_wait(&self.inner.member, class);
         // A slice may have been returned between the attempt and the registration of the wait.
-        self.inner.untried.set(true);
+        self.inner.needs_retry.set(true);
     }
 
     /// The next waiting request that can be served now. The accounts of a class take turns, and
@@ -347,7 +347,7 @@ impl Pool {
         }
         if now_ns >= inner.retry_at_ns.get() {
             inner.retry_at_ns.set(now_ns.saturating_add(RETRY_NS));
-            inner.untried.set(true);
+            inner.needs_retry.set(true);
         }
         if !inner.may_grant() {
             return None;
@@ -362,7 +362,7 @@ impl Pool {
             }
             all_tried &= tried;
         }
-        inner.untried.set(!all_tried);
+        inner.needs_retry.set(!all_tried);
         inner.returns_seen.set(returns);
         None
     }
@@ -372,16 +372,16 @@ impl Pool {
         let (exchange, member) = (self.inner.arena.exchange(), &self.inner.member);
         let mut waiters = self.inner.waiters.borrow_mut();
         let accounts = waiters.accounts(class);
-        let mut starving = 0;
+        let mut starved_accounts = 0;
         for _ in 0..accounts.min(TRIES_MAX) {
             let Some(waiter) = waiters.next(class) else {
                 break;
             };
             let Waiter { account, len, .. } = waiter;
             let lease = if waiter.is_promised {
-                self.grab_of_class(class, account, len)
+                self.take_from_class(class, account, len)
             } else {
-                self.grab(class, account, len)
+                self.take_any_class(class, account, len)
             };
             if let Some(lease) = lease {
                 waiters.pop(class);
@@ -391,10 +391,11 @@ impl Pool {
                 self.inner.end_wait(class);
                 return (Some((waiter.token, lease)), false);
             }
-            starving += u32::from(account.host().is_some() && exchange.held(class, account) == 0);
-            waiters.pass(class);
+            starved_accounts +=
+                u32::from(account.host().is_some() && exchange.held(class, account) == 0);
+            waiters.advance_account(class);
         }
-        exchange.set_starving(member, class, starving);
+        exchange.set_starving(member, class, starved_accounts);
         (None, accounts <= TRIES_MAX)
     }
 
@@ -421,7 +422,7 @@ impl Pool {
         let mut waiters = self.inner.waiters.borrow_mut();
         waiters.cancel(account, predicate, |class| self.inner.end_wait(class));
         // The number of waiting accounts may have changed, and with it their shares.
-        self.inner.untried.set(true);
+        self.inner.needs_retry.set(true);
     }
 
     /// Number of requests that wait in this pool.
@@ -446,8 +447,8 @@ impl Pool {
     /// Whether an account without a slice of the class of `lease` waits for one, in any reactor. A
     /// lease without progress should then be returned soon.
     #[must_use]
-    pub fn is_needed(&self, lease: &Lease) -> bool {
-        self.inner.arena.exchange().starving(lease.class()) > 0
+    pub fn is_scarce(&self, lease: &Lease) -> bool {
+        self.inner.arena.exchange().starved_accounts(lease.class()) > 0
     }
 
     /// Maximum size of a lease in bytes.

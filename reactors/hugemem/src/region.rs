@@ -71,10 +71,10 @@ impl PageSize {
 #[derive(Debug, thiserror::Error)]
 pub enum RegionError {
     /// The requested size is 0.
-    #[error("a memory region of 0 bytes was asked for")]
+    #[error("memory region of 0 bytes requested")]
     Empty,
     /// The machine or this process's control group has too little memory left.
-    #[error("{wanted} bytes of memory wanted, {available} bytes available")]
+    #[error("{wanted} bytes of memory requested, {available} bytes available")]
     Shortage {
         /// Bytes requested.
         wanted: usize,
@@ -82,7 +82,7 @@ pub enum RegionError {
         available: usize,
     },
     /// Hugepages are required, and too few are available.
-    #[error("no hugepages for {wanted} bytes{}", notice::joined(.missing))]
+    #[error("no hugepages for {wanted} bytes{}", notice::join_notices(.missing))]
     NoHugePages {
         /// Bytes requested.
         wanted: usize,
@@ -121,7 +121,7 @@ const LEN_MAX: usize = 1 << 46;
 const POPULATE: &str = "madvise(MADV_POPULATE_WRITE)";
 
 /// Why a page size was not available and the next one is tried.
-enum Miss {
+enum Unavailable {
     NotApplicable,
     Noticed(Notice),
 }
@@ -166,8 +166,8 @@ impl Region {
                             dma_check: OnceLock::new(),
                         });
                     }
-                    Err(Miss::NotApplicable) => {}
-                    Err(Miss::Noticed(notice)) => notices.push(notice),
+                    Err(Unavailable::NotApplicable) => {}
+                    Err(Unavailable::Noticed(notice)) => notices.push(notice),
                 }
             }
             if policy == PagePolicy::HugeOnly {
@@ -258,7 +258,7 @@ impl Region {
 /// comparison.
 #[cold]
 #[inline(never)]
-pub(crate) fn outside(offset: usize, bytes: usize, len: usize) -> ! {
+pub(crate) fn panic_out_of_range(offset: usize, bytes: usize, len: usize) -> ! {
     panic!("{bytes} bytes at {offset} of {len}")
 }
 
@@ -283,7 +283,7 @@ pub trait DmaMap {
 #[derive(Debug, thiserror::Error)]
 pub enum DmaMapError {
     /// The device or a system limit allows fewer bytes, even in several pieces.
-    #[error("{wanted} bytes to be mapped for a device, {limit} allowed")]
+    #[error("cannot map {wanted} bytes for a device: the limit is {limit} bytes")]
     LimitReached {
         /// Bytes of the region.
         wanted: usize,
@@ -300,7 +300,7 @@ fn map_huge(
     size: PageSize,
     policy: PagePolicy,
     parts: impl Fn(usize) -> Vec<Range<usize>>,
-) -> Result<(Mapping, OwnedFd), Miss> {
+) -> Result<(Mapping, OwnedFd), Unavailable> {
     let page = size.bytes();
     let (flag, round_up) = match size {
         PageSize::Huge1GiB => (MemfdFlags::HUGE_1GB, false),
@@ -309,14 +309,14 @@ fn map_huge(
     };
     let must_have = policy == PagePolicy::HugeOnly && round_up;
     if len < page && !must_have {
-        return Err(Miss::NotApplicable);
+        return Err(Unavailable::NotApplicable);
     }
     if !len.is_multiple_of(page) && !round_up {
-        return Err(Miss::Noticed(Notice::UnevenLength { len, size }));
+        return Err(Unavailable::Noticed(Notice::UnevenLength { len, size }));
     }
     let pages = len.div_ceil(page);
     let Some(pool) = memory::huge_pool(size) else {
-        return Err(Miss::Noticed(Notice::NoSuchPages { size }));
+        return Err(Unavailable::Noticed(Notice::NoSuchPages { size }));
     };
     if pool.available() < pages {
         let notice = Notice::PagesMissing {
@@ -326,18 +326,18 @@ fn map_huge(
             reserve: pool.total + (pages - pool.available()),
             default_size: memory::default_huge_page() == Some(page),
         };
-        return Err(Miss::Noticed(notice));
+        return Err(Unavailable::Noticed(notice));
     }
-    let refused = |errno: Errno| Miss::Noticed(Notice::PagesRefused { size, errno });
+    let refused = |errno: Errno| Unavailable::Noticed(Notice::PagesRefused { size, errno });
     let failed = |(_, errno): Failure| refused(errno);
     let bytes = pages * page;
     let file = MemoryFile::sealable(bytes, MemfdFlags::HUGETLB | flag).map_err(failed)?;
     let mapping = Mapping::new(file.as_fd(), bytes, page).map_err(refused)?;
-    mapping.keep_from_forks().map_err(refused)?;
+    mapping.exclude_from_fork().map_err(refused)?;
     mapping
         .populate(&parts(bytes), size.populate_step())
         .map_err(refused)?;
-    Ok((mapping, file.freeze().map_err(failed)?))
+    Ok((mapping, file.into_read_only().map_err(failed)?))
 }
 
 fn map_ordinary(
@@ -364,7 +364,7 @@ fn map_ordinary(
     let file = ordinary_file(rounded, notices).map_err(failed)?;
     let mapping = Mapping::new(file.as_fd(), rounded, align).map_err(at("mmap"))?;
     mapping
-        .keep_from_forks()
+        .exclude_from_fork()
         .map_err(at("madvise(MADV_DONTFORK)"))?;
     if rounded >= align {
         // Fails only on a kernel without transparent hugepages, for which a notice exists.
@@ -379,7 +379,7 @@ fn map_ordinary(
     mapping
         .populate(&parts(rounded), align)
         .map_err(at(POPULATE))?;
-    Ok((mapping, file.freeze().map_err(failed)?))
+    Ok((mapping, file.into_read_only().map_err(failed)?))
 }
 
 /// A file for ordinary pages, with transparent hugepages if available.

@@ -13,18 +13,18 @@ const RESERVE_PART: u32 = 32;
 /// Maximum number of slices in a reserve.
 const RESERVE_SLICES_MAX: u32 = 64;
 /// While more than 1/n of a class is free, no share can be exceeded.
-const PLENTY_PART: u32 = 2;
+const SURPLUS_PART: u32 = 2;
 
 /// The distribution of the slices of one class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Spread {
+pub(crate) struct ClassUsage {
     /// Slices available to all hosts together.
     pub(crate) total: u32,
     /// Those of them that are free.
     pub(crate) free: u32,
 }
 
-impl Spread {
+impl ClassUsage {
     /// Of `total` slices of a class, `taken` are leased: `of_system` to the appliance and
     /// `under_promises` under promises of `promised` slices.
     pub(crate) fn new(
@@ -33,27 +33,27 @@ impl Spread {
         of_system: u32,
         promised: u32,
         under_promises: u32,
-    ) -> Spread {
-        let aside = of_system.saturating_add(promised.max(under_promises));
+    ) -> ClassUsage {
+        let reserved_elsewhere = of_system.saturating_add(promised.max(under_promises));
         let of_hosts = taken.saturating_sub(of_system.saturating_add(under_promises));
-        let total = total.saturating_sub(aside);
-        Spread {
+        let total = total.saturating_sub(reserved_elsewhere);
+        ClassUsage {
             total,
             free: total.saturating_sub(of_hosts),
         }
     }
 
     /// Slices that hosts together can take before a share can be exceeded.
-    pub(crate) fn plenty(self) -> u32 {
-        self.free.saturating_sub(self.total.div_ceil(PLENTY_PART))
+    pub(crate) fn surplus(self) -> u32 {
+        self.free.saturating_sub(self.total.div_ceil(SURPLUS_PART))
     }
 
-    /// Whether an account with `held` slices may take one more. `starving` other accounts have none
-    /// and wait.
-    pub(crate) fn admits(self, held: u32, uses_reserve: bool, starving: u32) -> bool {
+    /// Whether an account with `held` slices may take one more. `starved_accounts` other accounts
+    /// have none and wait.
+    pub(crate) fn admits(self, held: u32, uses_reserve: bool, starved_accounts: u32) -> bool {
         let reserve = (self.total / RESERVE_PART).min(RESERVE_SLICES_MAX);
         let kept = if uses_reserve { 0 } else { reserve };
-        let for_others = if held == 0 { 0 } else { starving };
+        let for_others = if held == 0 { 0 } else { starved_accounts };
         let spare = self.free.saturating_sub(kept).saturating_sub(for_others);
         held < spare.saturating_mul(SHARE_FACTOR)
     }
@@ -70,7 +70,7 @@ mod tests {
         loop {
             let before = free;
             for held in &mut held {
-                if (Spread { total, free }).admits(*held, false, 0) {
+                if (ClassUsage { total, free }).admits(*held, false, 0) {
                     *held += 1;
                     free -= 1;
                 }
@@ -104,12 +104,12 @@ mod tests {
     fn a_host_without_slices_gets_the_last_one_of_any_class() {
         for total in 1..=64 {
             let reserve = total / RESERVE_PART;
-            let last = Spread {
+            let last = ClassUsage {
                 total,
                 free: reserve + 1,
             };
             assert!(last.admits(0, false, 5), "{total}");
-            let none = Spread {
+            let none = ClassUsage {
                 total,
                 free: reserve,
             };
@@ -120,48 +120,51 @@ mod tests {
 
     #[test]
     fn what_a_starving_host_waits_for_is_not_another_hosts() {
-        let spread = Spread { total: 3, free: 1 };
-        assert!(spread.admits(2, false, 0));
-        assert!(!spread.admits(2, false, 1));
-        assert!(spread.admits(0, false, 1));
+        let class_usage = ClassUsage { total: 3, free: 1 };
+        assert!(class_usage.admits(2, false, 0));
+        assert!(!class_usage.admits(2, false, 1));
+        assert!(class_usage.admits(0, false, 1));
     }
 
     #[test]
     fn plenty_never_exceeds_a_share() {
         for total in 0..200 {
             for free in 0..=total {
-                let spread = Spread { total, free };
-                let plenty = spread.plenty();
-                if plenty == 0 {
+                let class_usage = ClassUsage { total, free };
+                let surplus = class_usage.surplus();
+                if surplus == 0 {
                     continue;
                 }
                 // One account has all taken slices, and takes all plentiful ones.
-                for more in 0..plenty {
-                    let now = Spread {
+                for more in 0..surplus {
+                    let now = ClassUsage {
                         total,
                         free: free - more,
                     };
-                    assert!(now.admits(total - now.free, false, 0), "{spread:?} {more}");
+                    assert!(
+                        now.admits(total - now.free, false, 0),
+                        "{class_usage:?} {more}"
+                    );
                 }
             }
         }
     }
 
     #[test]
-    fn what_the_appliance_holds_and_what_is_promised_is_nobodys_share() {
-        let spread = Spread::new(100, 50, 10, 40, 30);
+    fn shares_exclude_the_appliances_and_promised_slices() {
+        let class_usage = ClassUsage::new(100, 50, 10, 40, 30);
         assert_eq!(
-            spread,
-            Spread {
+            class_usage,
+            ClassUsage {
                 total: 50,
                 free: 40
             }
         );
         // Briefly, more slices may be leased under promises, on their way to their hosts.
-        let spread = Spread::new(100, 60, 10, 40, 50);
+        let class_usage = ClassUsage::new(100, 60, 10, 40, 50);
         assert_eq!(
-            spread,
-            Spread {
+            class_usage,
+            ClassUsage {
                 total: 40,
                 free: 40
             }

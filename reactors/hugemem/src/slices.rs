@@ -3,7 +3,7 @@
 //!
 //! Most slices are taken and returned with requests. Three kinds are kept:
 //! [`DmaBuffer`](crate::DmaBuffer)s, leases that a device queue keeps
-//! ([`Pool::take_to_keep`](crate::Pool::take_to_keep)), and slices under a
+//! ([`Pool::take_permanent`](crate::Pool::take_permanent)), and slices under a
 //! [`SlicePromise`](crate::SlicePromise), which are kept while no message arrives. Promises take at
 //! most half of a class, and kept leases leave a quarter to requests. In a class with promises,
 //! buffers leave at least one slice for requests, so that every request can be served.

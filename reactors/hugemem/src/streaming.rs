@@ -19,7 +19,11 @@ const LINE_BYTES: usize = 64;
 /// If the lengths differ.
 #[inline]
 pub(crate) unsafe fn copy(to: &mut [u8], from: &[u8]) {
-    assert_eq!(to.len(), from.len(), "a copy is as long as what is copied");
+    assert_eq!(
+        to.len(),
+        from.len(),
+        "source and destination must have the same length"
+    );
     // Aligned lines are stored with non-temporal stores; few bytes lie outside of them.
     let head = to.as_ptr().align_offset(LINE_BYTES).min(to.len());
     let (to_head, to) = to.split_at_mut(head);
@@ -101,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "as long as")]
+    #[should_panic(expected = "the same length")]
     fn lengths_that_differ_are_a_bug() {
         // SAFETY: nothing is copied.
         unsafe { copy(&mut [0; 64], &[0; 65]) };

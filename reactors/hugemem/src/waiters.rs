@@ -131,12 +131,12 @@ impl Waiters {
         if self.heads[account.place(class)] == NONE {
             self.leave(class, account);
         } else {
-            self.pass(class);
+            self.advance_account(class);
         }
     }
 
     /// Advances to the next account.
-    pub(crate) fn pass(&mut self, class: usize) {
+    pub(crate) fn advance_account(&mut self, class: usize) {
         if let Some(account) = self.next_account(class) {
             self.rings[class].last = number_of(account);
         }
@@ -159,12 +159,12 @@ impl Waiters {
     }
 
     /// Removes the requests of `account`, or of all accounts, for which `cancelled` holds; calls
-    /// `gone` with the class of each.
+    /// `removed` with the class of each.
     pub(crate) fn cancel(
         &mut self,
         account: Option<Account>,
         mut cancelled: impl FnMut(WaiterToken) -> bool,
-        mut gone: impl FnMut(usize),
+        mut removed: impl FnMut(usize),
     ) {
         for class in 0..CLASSES {
             let mut left = self.rings[class].len;
@@ -175,7 +175,7 @@ impl Waiters {
                 left -= 1;
                 // The account may leave the ring with its last request.
                 next = account.is_none().then(|| self.successor(class, of));
-                self.cancel_of(class, of, &mut cancelled, &mut gone);
+                self.cancel_of(class, of, &mut cancelled, &mut removed);
                 if account.is_some() {
                     break;
                 }
@@ -188,7 +188,7 @@ impl Waiters {
         class: usize,
         account: Account,
         cancelled: &mut impl FnMut(WaiterToken) -> bool,
-        gone: &mut impl FnMut(usize),
+        removed: &mut impl FnMut(usize),
     ) {
         let place = account.place(class);
         let mut before = NONE;
@@ -198,7 +198,7 @@ impl Waiters {
             let Node { waiter, next } = self.nodes[number as usize - 1];
             if cancelled(waiter.token) {
                 self.unlink(class, account, before);
-                gone(class);
+                removed(class);
             } else {
                 before = number;
             }

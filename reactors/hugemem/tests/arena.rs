@@ -38,7 +38,7 @@ macro_rules! assert_thread_bound {
 }
 assert_thread_bound!(
     Pool: Send, Pool: Sync, Lease: Send, Lease: Sync, Data: Send, Data: Sync,
-    StoreHandle: Send, StoreHandle: Sync, hugemem::Loan: Send, hugemem::Loan: Sync,
+    StoreHandle: Send, StoreHandle: Sync, hugemem::Borrow: Send, hugemem::Borrow: Sync,
 );
 const fn assert_shared<T: Send + Sync>() {}
 const _: () = {

@@ -108,7 +108,7 @@ fn a_view_shows_leases_and_changes_them() {
 /// Accesses of a software device are checked against the posted memory.
 #[test]
 #[cfg(debug_assertions)]
-fn an_access_to_what_is_not_posted_is_told() {
+fn an_access_to_unposted_memory_is_recorded() {
     struct Nic;
     impl DmaDriver for Nic {
         type Done = ();

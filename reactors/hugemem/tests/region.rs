@@ -31,7 +31,7 @@ fn nothing_and_too_much_are_refused() {
 }
 
 #[test]
-fn missing_hugepages_name_the_command_that_mends_it() {
+fn missing_hugepages_name_the_fix() {
     // More hugepages than any test machine has reserved.
     let error = Region::map(1 << 44, PagePolicy::HugeOnly).expect_err("16 TiB");
     let RegionError::NoHugePages { wanted, missing } = &error else {
@@ -170,7 +170,7 @@ fn a_device_map_sees_the_whole_region_once() {
     let error = region.attach(&map).expect_err("over the limit");
     assert_eq!(
         error.to_string(),
-        "8192 bytes to be mapped for a device, 4096 allowed"
+        "cannot map 8192 bytes for a device: the limit is 4096 bytes"
     );
     let map = Recorder { limit: 8192, ..map };
     region.attach(&map).unwrap();

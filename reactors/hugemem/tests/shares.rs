@@ -54,7 +54,7 @@ fn one_host_that_takes_all_it_can_leaves_others_a_part_of_each_class() {
 }
 
 #[test]
-fn what_comes_back_goes_to_the_hosts_in_turn() {
+fn returned_slices_go_to_hosts_round_robin() {
     let arena = arena(MIB, 4096);
     let pool = arena.pool(300);
     let mut all = drain(&pool, Account::SYSTEM, 4096);
@@ -84,7 +84,7 @@ fn what_comes_back_goes_to_the_hosts_in_turn() {
 }
 
 #[test]
-fn a_host_beyond_its_share_holds_up_nobody_behind_it() {
+fn a_host_beyond_its_share_delays_no_other_host() {
     let arena = arena(64 * MIB, MIB);
     let pool = arena.pool(300);
     let mut held = drain(&pool, GREEDY, MIB);
@@ -158,14 +158,14 @@ fn requests_that_wait_are_tried_when_something_came_back_or_after_a_millisecond(
     assert!(pool.may_grant(), "not tried since it waits");
     assert!(pool.next_grant(10).is_none());
     assert!(!pool.may_grant(), "its reactor may sleep");
-    assert!(pool.is_needed(&only), "a host that has none waits for it");
+    assert!(pool.is_scarce(&only), "a host that has none waits for it");
     let retry_at_ns = pool.retry_at_ns().expect("one waits");
     assert!((11..=2_000_000).contains(&retry_at_ns));
     drop(only);
     assert!(pool.may_grant());
     let (token, lease) = pool.next_grant(30).expect("it came back");
     assert_eq!(token, WaiterToken(1));
-    assert!(!pool.is_needed(&lease));
+    assert!(!pool.is_scarce(&lease));
     assert_eq!((pool.retry_at_ns(), pool.may_grant()), (None, false));
 }
 
@@ -273,7 +273,7 @@ fn kept_leases_leave_slices_of_every_size_to_requests() {
     let arena = arena(2 * MIB, 64 << 10);
     let pool = arena.pool(1);
     for len in SIZES.into_iter().take(3).rev() {
-        let kept: Vec<Lease> = std::iter::from_fn(|| pool.take_to_keep(len)).collect();
+        let kept: Vec<Lease> = std::iter::from_fn(|| pool.take_permanent(len)).collect();
         let rest: Vec<Lease> = std::iter::from_fn(|| pool.take(len)).collect();
         assert!(!kept.is_empty(), "{len}");
         let all = kept.len() + rest.len();

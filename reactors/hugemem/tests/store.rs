@@ -21,10 +21,10 @@ fn ranges_beyond_the_store_are_the_callers_bug() {
         (usize::MAX, 1),
         (1, usize::MAX),
     ] {
-        assert!(catch_unwind(AssertUnwindSafe(|| handle.try_lend(offset, len))).is_err());
+        assert!(catch_unwind(AssertUnwindSafe(|| handle.try_borrow_read(offset, len))).is_err());
         assert!(catch_unwind(AssertUnwindSafe(|| handle.try_zero(offset, len))).is_err());
     }
-    assert!(handle.try_lend(4999, 1).is_some() && handle.try_lend(5000, 0).is_some());
+    assert!(handle.try_borrow_read(4999, 1).is_some() && handle.try_borrow_read(5000, 0).is_some());
     assert!(handle.try_write(0, &[1; 5000]), "a panic leaves no hold");
     assert!(Store::new(0, PagePolicy::Auto).is_err());
     assert!(Store::new(STORE_BYTES_MAX + 1, PagePolicy::Auto).is_err());
@@ -35,9 +35,9 @@ fn a_loan_shares_with_readers_and_keeps_writers_off_its_units_only() {
     let store = store(4 * UNIT_BYTES);
     let (handle, other) = (store.handle(), store.handle());
     assert!(handle.try_write(0, &[5; 4 * UNIT_BYTES]));
-    let loan = handle.try_lend(UNIT_BYTES + 512, 512).unwrap();
-    assert_eq!(loan.region_offset(), UNIT_BYTES + 512);
-    let second = other.try_lend(UNIT_BYTES, 2 * UNIT_BYTES).unwrap();
+    let borrow = handle.try_borrow_read(UNIT_BYTES + 512, 512).unwrap();
+    assert_eq!(borrow.region_offset(), UNIT_BYTES + 512);
+    let second = other.try_borrow_read(UNIT_BYTES, 2 * UNIT_BYTES).unwrap();
     drop(second);
     assert_eq!(other.try_equal(UNIT_BYTES, &[5; 1]), Some(true));
     assert!(
@@ -53,8 +53,8 @@ fn a_loan_shares_with_readers_and_keeps_writers_off_its_units_only() {
         "the same unit, other bytes"
     );
     assert!(!other.try_discard(0, 4 * UNIT_BYTES));
-    assert_eq!(*loan, [5; 512]);
-    drop(loan);
+    assert_eq!(*borrow, [5; 512]);
+    drop(borrow);
     assert!(other.try_discard(0, 4 * UNIT_BYTES));
     assert_eq!(handle.try_equal(0, &[0; 4 * UNIT_BYTES]), Some(true));
 }
@@ -62,19 +62,19 @@ fn a_loan_shares_with_readers_and_keeps_writers_off_its_units_only() {
 #[test]
 fn an_empty_range_holds_nothing() {
     let handle = store(UNIT_BYTES).handle();
-    let nothing = handle.try_lend(0, 0).unwrap();
+    let nothing = handle.try_borrow_read(0, 0).unwrap();
     assert!(nothing.is_empty() && handle.try_write(0, &[1]));
     assert!(handle.try_write(7, &[]) && handle.try_equal(9, &[]) == Some(true));
 }
 
 #[test]
-fn a_loan_outlives_its_handle_and_store() {
-    let loan = {
+fn a_borrow_outlives_its_handle_and_store() {
+    let borrow = {
         let handle = store(UNIT_BYTES).handle();
         assert!(handle.try_write(0, &[4; 16]));
-        handle.try_lend(0, 16).unwrap()
+        handle.try_borrow_read(0, 16).unwrap()
     };
-    let data = Data::from(loan);
+    let data = Data::from(borrow);
     assert_eq!(*data, [4; 16]);
 }
 
@@ -133,8 +133,8 @@ proptest! {
                     let mut bytes = vec![0xEE; range.len()];
                     prop_assert!(handle.try_read(start, &mut bytes));
                     prop_assert_eq!(&bytes[..], &model[range.clone()]);
-                    let loan = handle.try_lend(start, range.len()).unwrap();
-                    prop_assert_eq!(&*loan, &model[range]);
+                    let borrow = handle.try_borrow_read(start, range.len()).unwrap();
+                    prop_assert_eq!(&*borrow, &model[range]);
                 }
                 Step::Equal { flip } => {
                     let mut bytes = model[range].to_vec();
@@ -160,9 +160,9 @@ proptest! {
         let last = |start: usize, len: usize| (start + len - 1) / UNIT_BYTES;
         let apart = last(lent, lent_len) < wrote / UNIT_BYTES
             || last(wrote, wrote_len) < lent / UNIT_BYTES;
-        let loan = handle.try_lend(lent, lent_len).unwrap();
+        let borrow = handle.try_borrow_read(lent, lent_len).unwrap();
         prop_assert_eq!(handle.try_zero(wrote, wrote_len), apart);
-        drop(loan);
+        drop(borrow);
         prop_assert!(handle.try_zero(0, MODEL_BYTES));
     }
 }
@@ -192,14 +192,14 @@ fn no_reader_sees_half_a_write() {
             scope.spawn(move || {
                 let handle = store.handle();
                 for _ in 0..ROUNDS {
-                    let loan = loop {
-                        match handle.try_lend(reader * 512, UNITS * UNIT_BYTES - 512) {
-                            Some(loan) => break loan,
+                    let borrow = loop {
+                        match handle.try_borrow_read(reader * 512, UNITS * UNIT_BYTES - 512) {
+                            Some(borrow) => break borrow,
                             None => thread::yield_now(),
                         }
                     };
-                    let first = loan[0];
-                    assert!(loan.iter().all(|&byte| byte == first), "a torn write");
+                    let first = borrow[0];
+                    assert!(borrow.iter().all(|&byte| byte == first), "a torn write");
                 }
             });
         }
@@ -214,15 +214,18 @@ fn no_reader_sees_half_a_write() {
 const STREAMED: usize = 32 << 20;
 
 #[test]
-fn what_was_streamed_is_held_until_it_is_settled() {
+fn streamed_ranges_stay_locked_until_the_fence() {
     let store = store(STREAMED);
     let (handle, other) = (store.handle(), store.handle());
     let data: Vec<u8> = (0..3 * UNIT_BYTES).map(|it| (it % 251) as u8).collect();
     assert!(handle.try_write(UNIT_BYTES + 5, &data));
-    assert!(other.try_lend(UNIT_BYTES, 1).is_none());
+    assert!(other.try_borrow_read(UNIT_BYTES, 1).is_none());
     assert!(!other.try_write(4 * UNIT_BYTES, &[1]));
-    assert!(other.try_lend(5 * UNIT_BYTES, 1).is_some(), "behind it");
-    handle.settle();
+    assert!(
+        other.try_borrow_read(5 * UNIT_BYTES, 1).is_some(),
+        "behind it"
+    );
+    handle.fence_writes();
     assert_eq!(other.try_equal(UNIT_BYTES + 5, &data), Some(true));
     assert_eq!(other.try_equal(UNIT_BYTES, &[0; 5]), Some(true));
     let behind = 4 * UNIT_BYTES + 5;
@@ -231,15 +234,18 @@ fn what_was_streamed_is_held_until_it_is_settled() {
 
 /// A read of another range does not wait for the copy; a read of this range does.
 #[test]
-fn only_a_read_of_what_was_streamed_settles_it() {
+fn only_a_read_of_a_streamed_range_fences_it() {
     let store = store(STREAMED);
     let (handle, other) = (store.handle(), store.handle());
     assert!(handle.try_write(0, &[1; 600]));
-    let elsewhere = handle.try_lend(2 * UNIT_BYTES, 512);
-    assert!(elsewhere.is_some_and(|loan| loan.is_uncached()));
-    assert!(other.try_lend(0, 600).is_none(), "it is still on its way");
-    assert_eq!(*handle.try_lend(0, 600).expect("its own"), [1; 600]);
-    assert_eq!(*other.try_lend(0, 600).expect("settled"), [1; 600]);
+    let elsewhere = handle.try_borrow_read(2 * UNIT_BYTES, 512);
+    assert!(elsewhere.is_some_and(|borrow| borrow.is_uncached()));
+    assert!(
+        other.try_borrow_read(0, 600).is_none(),
+        "it is still on its way"
+    );
+    assert_eq!(*handle.try_borrow_read(0, 600).expect("its own"), [1; 600]);
+    assert_eq!(*other.try_borrow_read(0, 600).expect("settled"), [1; 600]);
 }
 
 #[test]
@@ -247,24 +253,29 @@ fn a_prefetch_takes_any_bytes_and_changes_none() {
     let store = store(2 * UNIT_BYTES);
     let handle = store.handle();
     assert!(handle.try_write(0, &[7; 2 * UNIT_BYTES]));
-    let loan = handle.try_lend(0, 2 * UNIT_BYTES).expect("nobody writes");
-    assert!(!loan.is_uncached(), "a small store may be in a cache");
+    let borrow = handle
+        .try_borrow_read(0, 2 * UNIT_BYTES)
+        .expect("nobody writes");
+    assert!(!borrow.is_uncached(), "a small store may be in a cache");
     for len in [0, 1, 63, 64, 511, 512, 513, UNIT_BYTES, 2 * UNIT_BYTES] {
         // Up to the last byte, after which nothing may be mapped.
-        hugemem::prefetch(&loan[2 * UNIT_BYTES - len..]);
+        hugemem::prefetch(&borrow[2 * UNIT_BYTES - len..]);
     }
-    assert_eq!(*loan, [7; 2 * UNIT_BYTES]);
+    assert_eq!(*borrow, [7; 2 * UNIT_BYTES]);
 }
 
 #[test]
-fn whoever_streamed_sees_it_at_once() {
+fn a_writer_sees_its_own_streamed_data() {
     let handle = store(STREAMED).handle();
     for (round, offset) in [(1, 0), (2, 512), (3, UNIT_BYTES - 1), (4, 0)] {
         assert!(handle.try_write(offset, &[round; 600]));
         assert_eq!(handle.try_equal(offset, &[round; 600]), Some(true));
         assert!(handle.try_write(offset, &[round + 10; 600]));
         assert!(handle.try_write(offset, &[round + 20; 600]), "over its own");
-        assert_eq!(&*handle.try_lend(offset, 600).unwrap(), [round + 20; 600]);
+        assert_eq!(
+            &*handle.try_borrow_read(offset, 600).unwrap(),
+            [round + 20; 600]
+        );
         assert!(handle.try_write(offset, &[round; 600]));
         assert!(handle.try_zero(offset, 600));
         assert_eq!(handle.try_equal(offset, &[0; 600]), Some(true));
@@ -275,11 +286,11 @@ fn whoever_streamed_sees_it_at_once() {
 fn a_handle_that_goes_leaves_nothing_held() {
     let store = store(STREAMED);
     let handle = store.handle();
-    let loan = handle.try_lend(0, 1).unwrap();
+    let borrow = handle.try_borrow_read(0, 1).unwrap();
     assert!(handle.try_write(2 * UNIT_BYTES, &[1; UNIT_BYTES]));
     drop(handle);
     assert!(store.handle().try_write(2 * UNIT_BYTES, &[2; UNIT_BYTES]));
-    drop(loan);
+    drop(borrow);
 }
 
 /// Readers on other threads see only whole units, each as one of the writers wrote it.
@@ -299,7 +310,7 @@ fn streams_of_threads_do_not_mix() {
                     let offset = written as usize % UNITS * UNIT_BYTES;
                     written += u32::from(handle.try_write(offset, &[round; UNIT_BYTES]));
                     if written % 3 == 0 {
-                        handle.settle();
+                        handle.fence_writes();
                     }
                     thread::yield_now();
                 }
@@ -308,8 +319,9 @@ fn streams_of_threads_do_not_mix() {
         scope.spawn(|| {
             let handle = store.handle();
             for turn in 0..4 * WRITES as usize {
-                if let Some(loan) = handle.try_lend(turn % UNITS * UNIT_BYTES, UNIT_BYTES) {
-                    assert!(loan.iter().all(|byte| *byte == loan[0]), "a torn unit");
+                if let Some(borrow) = handle.try_borrow_read(turn % UNITS * UNIT_BYTES, UNIT_BYTES)
+                {
+                    assert!(borrow.iter().all(|byte| *byte == borrow[0]), "a torn unit");
                 }
                 thread::yield_now();
             }

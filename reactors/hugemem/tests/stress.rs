@@ -125,7 +125,7 @@ fn reactor(pool: &Pool, owned: &Owned, seed: u64) -> u64 {
 }
 
 #[test]
-fn no_slice_is_owned_twice_and_everything_comes_home() {
+fn no_slice_is_owned_twice_and_all_are_returned() {
     let config = ArenaConfig {
         bytes: ARENA_BYTES,
         pages: PagePolicy::Ordinary,

@@ -45,9 +45,14 @@ fn a_hundred_thousand_cycles_allocate_nothing() {
             }
         }
         let offset = cycle as usize * 512 % (1 << 19);
-        let loan = handle.try_lend(offset, 4096).expect("no writer is there");
-        assert!(!handle.try_write(offset, &[1; 512]), "a loan is there");
-        drop(loan);
+        let borrow = handle
+            .try_borrow_read(offset, 4096)
+            .expect("no writer is there");
+        assert!(
+            !handle.try_write(offset, &[1; 512]),
+            "the range is borrowed"
+        );
+        drop(borrow);
         assert!(handle.try_write(offset, &[1; 512]) && handle.try_zero(offset, 8192));
     }
     let allocated = allocations_on_this_thread() - before;

@@ -187,10 +187,10 @@ pub(super) fn answer_from_memory(
     let mut requests = vec![0_u8; RECEIVE_BYTES];
     let header = [0x5a_u8; HEADER_BYTES];
     // One borrow for the whole run, so that the loop costs no more than its sockets.
-    let loan = memory.0.handle().try_lend(0, memory.0.len());
-    let loan = loan.expect("the store is ours, and nobody writes to it");
+    let borrow = memory.0.handle().try_borrow_read(0, memory.0.len());
+    let borrow = borrow.expect("the store is ours, and nobody writes to it");
     let block_bytes = cycle.answered[0].data;
-    let blocks: Vec<&[u8]> = loan.chunks_exact(block_bytes).collect();
+    let blocks: Vec<&[u8]> = borrow.chunks_exact(block_bytes).collect();
     if blocks.is_empty() {
         return Err(CeilingError::too_small(memory.bytes(), block_bytes));
     }
@@ -284,7 +284,7 @@ fn take_into_memory(
     let owned = memory.0.handle().try_fill(0, memory.0.len(), |bytes| {
         outcome = Some(take_into(sockets, cycle, exchange, bytes, passes));
     });
-    assert!(owned, "the store is ours, and nobody has a loan of it");
+    assert!(owned, "the store is ours, and it has no borrows");
     outcome.expect("it was filled")
 }
 
@@ -427,9 +427,9 @@ fn requests(
         let per_cycle = cycle.ends.iter().filter(|ends| **ends).count();
         let in_flight = asked.sum::<usize>() / per_cycle * options.window;
         let memory = AnswerMemory::take(in_flight.max(DATA_BYTES) as u64)?;
-        let loan = memory.0.handle().try_lend(0, in_flight);
-        let loan = loan.expect("the store is ours, and nobody writes to it");
-        return Ok((Box::new(loan), Some(0)));
+        let borrow = memory.0.handle().try_borrow_read(0, in_flight);
+        let borrow = borrow.expect("the store is ours, and nobody writes to it");
+        return Ok((Box::new(borrow), Some(0)));
     }
     let bytes = options.window * asked.max().unwrap_or(0);
     Ok((Box::new(vec![0xa5_u8; bytes.min(HOT_MAX_BYTES)]), None))

@@ -237,9 +237,9 @@ fn blocks_are_copied_out_of_memory_and_into_it() {
         }
     }
     // Writes copy the content of the buffer, and reads change nothing.
-    let loan = memory.0.handle().try_lend(0, memory.0.len());
-    let loan = loan.expect("nobody holds it");
-    assert!(loan.contains(&0x5a) && loan.iter().all(|byte| [0, 0x5a].contains(byte)));
+    let borrow = memory.0.handle().try_borrow_read(0, memory.0.len());
+    let borrow = borrow.expect("nobody holds it");
+    assert!(borrow.contains(&0x5a) && borrow.iter().all(|byte| [0, 0x5a].contains(byte)));
     for data_bytes in [0, 2 << 20] {
         let exchange = Exchange {
             write: false,

@@ -98,7 +98,7 @@ impl Pair {
         if self.limits.compare || !matches!(self.scratch, Scratch::Needless) {
             return true;
         }
-        match pool.take_to_keep(bytes) {
+        match pool.take_permanent(bytes) {
             Some(lease) => {
                 self.scratch = Scratch::Free(lease);
                 true
@@ -396,8 +396,8 @@ impl Drop for Pair {
                 drop(slot.take_data());
             }
         }
-        // Leases of commands that the drive may still execute are never reused: dropping a `DmaLease`
-        // leaks its memory.
+        // Leases of commands that the drive may still execute are never reused: dropping a
+        // `DmaLease` leaks its memory.
         self.own().exists.store(false, Ordering::Release);
     }
 }

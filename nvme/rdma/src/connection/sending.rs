@@ -5,7 +5,7 @@
 
 use std::slice;
 
-use hugemem::{Data, DmaBuffer, DmaData, DmaLoan};
+use hugemem::{Data, DmaBorrow, DmaBuffer, DmaData};
 use nvme_spec::completion::StatusField;
 use nvme_spec::{Cqe, Sqe, Status};
 use nvme_target::{InlineCompletion, KeyedBlock, KeyedBlocks, QueueId};
@@ -277,7 +277,7 @@ impl<P: Provider> Connection<P> {
             self.answer_lent_gathered(cx, &mut response, data, keyed);
             return true;
         };
-        let data = Some(DmaData::Loan(data)).filter(|_| !planted("borrow-ends-early"));
+        let data = Some(DmaData::Borrow(data)).filter(|_| !planted("borrow-ends-early"));
         self.sends
             .push(LENT_ANSWER_REQUESTS, PostedKind::Answer, data, cx.now);
         let remote = RemoteAddress {
@@ -299,7 +299,7 @@ impl<P: Provider> Connection<P> {
         &mut self,
         cx: &Context<'_, P>,
         response: &mut Cqe,
-        data: DmaLoan<TargetDma>,
+        data: DmaBorrow<TargetDma>,
         keyed: Option<(KeyedBlock, bool)>,
     ) {
         let sequence = self.sends.next_sequence();
@@ -310,7 +310,7 @@ impl<P: Provider> Connection<P> {
             };
             self.write_gathered(cx, sequence, remote, &data, (0, block.length))
         });
-        let data = Some(DmaData::Loan(data)).filter(|_| !planted("borrow-ends-early"));
+        let data = Some(DmaData::Borrow(data)).filter(|_| !planted("borrow-ends-early"));
         self.sends
             .push(LENT_ANSWER_REQUESTS, PostedKind::Answer, data, cx.now);
         if !is_written {
@@ -372,7 +372,7 @@ impl<P: Provider> Connection<P> {
         } = self;
         waiting_sends.iter().any(|slot| match slots.state(*slot) {
             SlotState::AwaitingSend(answer) => {
-                matches!(&answer.data, Some(Data::Loan(loan)) if loan.is_awaited())
+                matches!(&answer.data, Some(Data::Borrow(loan)) if loan.is_awaited())
             }
             _ => false,
         })

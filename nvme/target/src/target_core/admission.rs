@@ -39,7 +39,9 @@ impl TargetCore {
                         ..
                     } = plan.work;
                     let lends = plan.work.operation.is_read()
-                        && self.devices.lends_read(usize::from(device), lba, blocks);
+                        && self
+                            .devices
+                            .can_borrow_read(usize::from(device), lba, blocks);
                     Admission::Work(plan.admit(sqe.cid.get(), lends, now))
                 }
                 Err(fault) => self.refuse(queue.slot, sqe, fault),

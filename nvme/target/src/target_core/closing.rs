@@ -5,7 +5,7 @@
 //! step. Requests in a device stay there, and the queue keeps its slot until the last of them has
 //! completed.
 
-use block::{ClientId, DeviceSet, WaitId};
+use block::{ClientId, DeviceSet, WaitingId};
 use nvme_spec::Status;
 use reactors::Nanos;
 use reactors::sim::planted;
@@ -259,6 +259,6 @@ impl TargetCore {
 fn cancelling(
     devices: &DeviceSet,
     client: ClientId,
-) -> impl FnMut(WaitId, DeviceTag) -> bool + use<'_> {
+) -> impl FnMut(WaitingId, DeviceTag) -> bool + use<'_> {
     move |waiting, tag| devices.cancel(client, waiting, tag.into_bits())
 }

@@ -43,12 +43,12 @@ impl DeviceClient for TargetCore {
         self.counters.device_latency[place].reset();
     }
 
-    fn has_let_go(&self, _place: usize) -> bool {
+    fn has_released_device(&self, _place: usize) -> bool {
         // Commands that were checked against an older configuration are now refused.
         self.target.epoch() == self.view.epoch
     }
 
-    fn device_cut(&mut self, place: usize, now: Nanos) {
+    fn device_removed(&mut self, place: usize, now: Nanos) {
         self.look(now);
         // Fewer than 128 devices.
         let cut = self.executions.of_device(place as u8).map(|(tag, _)| tag);

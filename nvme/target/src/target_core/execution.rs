@@ -183,7 +183,7 @@ impl TargetCore {
             // The flush that follows covers all data that the read returned.
             IoOperation::Read | IoOperation::DurableRead => (Operation::Read, data),
             IoOperation::Write { .. } if work.blocks == 0 => {
-                self.devices.count_filled(usize::from(work.device));
+                self.devices.count_placed_write(usize::from(work.device));
                 return Ok(None);
             }
             IoOperation::Write { fua } => (Operation::Write { fua }, data),
@@ -315,7 +315,7 @@ impl TargetCore {
             }
             IoOperation::FlushAll => {
                 let devices = &mut self.executions.kept(tag.slot).devices;
-                *devices &= self.devices.present();
+                *devices &= self.devices.attached();
                 if *devices == 0 {
                     return None;
                 }

@@ -7,7 +7,7 @@
 //! An intrusive list links the executions of each queue, newest first, so that finding them does
 //! not search the table.
 
-use block::WaitId;
+use block::WaitingId;
 use hugemem::Data;
 use reactors::Nanos;
 use reactors::sim::planted;
@@ -100,7 +100,7 @@ pub(crate) struct Execution {
     /// Whether [`Kept`] has data of it.
     keeps: bool,
     /// The latest request's identifier in its device's wait queue, if it ever waited.
-    pub(crate) waiting: Option<WaitId>,
+    pub(crate) waiting: Option<WaitingId>,
     /// Links in its queue's list of executions.
     of_queue: Links,
 }
@@ -299,7 +299,7 @@ impl Executions {
     pub(crate) fn remove_waiting(
         &mut self,
         slot: u32,
-        cancel: &mut dyn FnMut(WaitId, DeviceTag) -> bool,
+        cancel: &mut dyn FnMut(WaitingId, DeviceTag) -> bool,
     ) -> Option<Execution> {
         let execution = self.slots.at(slot)?;
         let is_free = match (execution.state, execution.waiting) {
@@ -373,7 +373,7 @@ impl Executions {
     pub(crate) fn abandon(
         &mut self,
         queue: u32,
-        cancel: &mut dyn FnMut(WaitId, DeviceTag) -> bool,
+        cancel: &mut dyn FnMut(WaitingId, DeviceTag) -> bool,
     ) -> Abandoned {
         let mut abandoned = Abandoned::default();
         let mut next = self.newest.get(queue as usize).copied().unwrap_or(NONE);
@@ -425,7 +425,7 @@ mod tests {
     }
 
     /// A cancel function that finds no request in a wait queue.
-    fn nothing(_: WaitId, _: DeviceTag) -> bool {
+    fn nothing(_: WaitingId, _: DeviceTag) -> bool {
         false
     }
 

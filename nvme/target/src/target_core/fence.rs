@@ -157,7 +157,7 @@ impl TargetCore {
                     }
                     let data = match self.executions.kept(tag.slot).data.take() {
                         Some(Data::Lease(lease)) => Some(lease),
-                        Some(Data::Loan(_)) | None => None,
+                        Some(Data::Borrow(_)) | None => None,
                     };
                     self.begin(tag, &work, data)
                 }

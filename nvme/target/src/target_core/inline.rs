@@ -54,15 +54,15 @@ impl TargetCore {
                 let direction = Direction::ToHost;
                 let source = check_source(sqe, direction, work.bytes, context.data).ok()?;
                 let keyed = source.one_block()?;
-                let loan = self.devices.lend(device, work.lba, work.blocks)?;
-                (Measured::Read, Some(loan), keyed)
+                let borrow = self.devices.borrow_read(device, work.lba, work.blocks)?;
+                (Measured::Read, Some(borrow), keyed)
             }
             (IoOperation::Write { fua: false }, Some(data)) => {
                 let direction = Direction::FromHost;
                 let source = check_source(sqe, direction, work.bytes, context.data).ok()?;
                 let is_whole = matches!(source, DataSource::InCapsule { offset: 0 })
                     && work.bytes as usize == data.len();
-                if !is_whole || !self.devices.write_at_once(device, work.lba, data) {
+                if !is_whole || !self.devices.write_inline(device, work.lba, data) {
                     return None;
                 }
                 (Measured::Write, None, None)
@@ -85,8 +85,8 @@ impl TargetCore {
         })
     }
 
-    /// Block size of a write's device in bytes, if [`fill_at_once`](Self::fill_at_once) can place
-    /// the write's data directly; `None` if it never can.
+    /// Block size of a write's device in bytes, if [`place_directly`](Self::place_directly) can
+    /// place the write's data directly; `None` if it never can.
     #[must_use]
     pub fn block_to_fill(&self, id: QueueId, work: &Work) -> Option<usize> {
         let WorkKind::Io(io) = &work.kind else {
@@ -94,7 +94,9 @@ impl TargetCore {
         };
         // With Force Unit Access a flush may have to follow, which `execute` does.
         if io.operation != (IoOperation::Write { fua: false })
-            || !self.devices.fills_at_once(usize::from(io.device))
+            || !self
+                .devices
+                .supports_direct_placement(usize::from(io.device))
         {
             return None;
         }
@@ -107,7 +109,7 @@ impl TargetCore {
     /// the device's memory, if the range is free. `work` then describes the remaining blocks,
     /// possibly none. Each block changes as a whole. Returns false if `fill` was not called; a
     /// later call may succeed, and [`execute`](Self::execute) writes what remains.
-    pub fn fill_at_once(
+    pub fn place_directly(
         &mut self,
         id: QueueId,
         work: &mut Work,
@@ -128,7 +130,7 @@ impl TargetCore {
         }
         debug_assert!(bytes.is_multiple_of(block) && bytes <= work.bytes as usize);
         let device = usize::from(io.device);
-        let filled = self.devices.fill_at_once(device, io.lba, bytes, fill);
+        let filled = self.devices.place_directly(device, io.lba, bytes, fill);
         if filled {
             // At most the command's blocks and bytes, which have these types.
             let blocks = (bytes / block) as u32;
@@ -157,7 +159,7 @@ impl TargetCore {
             return None;
         }
         let device = usize::from(work.device);
-        let loan = self.devices.lend(device, work.lba, work.blocks)?;
+        let borrow = self.devices.borrow_read(device, work.lba, work.blocks)?;
         count(&self.counters, id, device, |counters| {
             counters.read(work.bytes);
         });
@@ -166,7 +168,7 @@ impl TargetCore {
         Some(Completed {
             tag,
             response: queue.respond(command_id, Status::SUCCESS),
-            data: Some(Data::Loan(loan)),
+            data: Some(Data::Borrow(borrow)),
             bytes: work.bytes,
             timing: queue.served(command_id, now),
         })

@@ -35,7 +35,7 @@ impl TargetCore {
         if self.log_refill_at.is_some_and(|refill| refill <= now) {
             self.refill_logs();
         }
-        let strays = self.devices.take_strays();
+        let strays = self.devices.take_stale_completions();
         if strays > 0 {
             self.counters.stale_completions.add(strays);
         }

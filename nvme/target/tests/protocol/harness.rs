@@ -438,7 +438,7 @@ impl Node {
     }
 
     pub(crate) fn detach(&mut self, place: usize) -> Drain {
-        if self.core.has_let_go(place) {
+        if self.core.has_released_device(place) {
             self.core.devices().detach(place)
         } else {
             Drain::Outstanding(self.core.devices().in_flight())
@@ -446,8 +446,8 @@ impl Node {
     }
 
     pub(crate) fn cut(&mut self, place: usize, now: Nanos) {
-        self.core.devices().cut(place);
-        self.core.device_cut(place, now);
+        self.core.devices().remove_now(place);
+        self.core.device_removed(place, now);
     }
 }
 

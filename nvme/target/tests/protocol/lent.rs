@@ -361,7 +361,7 @@ fn a_write_that_is_taken_in_parts_is_one_write() {
             let core = &mut world.nodes[0].core;
             assert_eq!(core.block_to_fill(io.queue, &work), Some(512));
             let fill = &mut |range: &mut [u8]| range.fill(byte);
-            assert!(core.fill_at_once(io.queue, &mut work, blocks * 512, fill));
+            assert!(core.place_directly(io.queue, &mut work, blocks * 512, fill));
         }
         let left = work.bytes() as usize;
         assert_eq!(left, (8 - taken[0] - taken[1]) * 512);
@@ -400,11 +400,11 @@ fn no_part_of_a_write_is_taken_while_something_is_in_the_way() {
     let lent = core
         .complete_inline(io.queue, &read, None, now)
         .expect("lent");
-    assert!(!core.fill_at_once(io.queue, &mut work, 8 * 512, refused));
+    assert!(!core.place_directly(io.queue, &mut work, 8 * 512, refused));
     drop(lent);
     world.set_cc(admin, Cc::new());
     let core = &mut world.nodes[0].core;
-    assert!(!core.fill_at_once(io.queue, &mut work, 8 * 512, refused));
+    assert!(!core.place_directly(io.queue, &mut work, 8 * 512, refused));
     assert_eq!(work.bytes(), 8 * 512);
     let _ = core.reject(io.queue, work, Status::TRANSIENT_TRANSPORT_ERROR);
 }

@@ -165,7 +165,7 @@ fn a_write_that_waits_in_a_device_is_given_up() {
     let read = Sqe::read(PLAIN, 0, 0).with_sgl(SglDescriptor::transport(512));
     let now = world.now;
     let core = &mut world.nodes[0].core;
-    let loan = core
+    let borrow = core
         .complete_inline(reading.queue, &read.with_cid(1), None, now)
         .expect("nothing is in the way");
     let (admin, io) = path(&mut world, 1);
@@ -179,7 +179,7 @@ fn a_write_that_waits_in_a_device_is_given_up() {
     let again = world.enabled(0);
     let io = world.io_queue(0, again, 1);
     let newer = begin_write(&mut world, io, PLAIN, 2);
-    drop(loan);
+    drop(borrow);
     world.wait(io, newer).ok();
     world.settle();
     assert_eq!(world.read_blocks(io, PLAIN, 0, 1), [2; 512]);
@@ -243,7 +243,7 @@ fn data_that_comes_late_meets_the_fence() {
     let in_capsule = Sqe::write(PLAIN, 0, 0, false).with_sgl(SglDescriptor::in_capsule(0, 512));
     let at_once = core.complete_inline(second.queue, &in_capsule.with_cid(3), Some(&[3; 512]), now);
     assert!(at_once.is_none());
-    assert!(!core.fill_at_once(second.queue, &mut work, 512, &mut |_| panic!("filled")));
+    assert!(!core.place_directly(second.queue, &mut work, 512, &mut |_| panic!("filled")));
     assert!(world.execute(second, 900, work, &[2; 512]).is_none());
     world.settle();
     assert!(world.answer(1, 900).is_none(), "the queue is still there");

@@ -10,7 +10,7 @@ use block::{
     ErrorRecord, Geometry, Health, MemoryDevice, MemoryOptions, OpenError, Operation, QueueOptions,
     Refusal, Request,
 };
-use hugemem::{Loan, PagePolicy};
+use hugemem::{Borrow, PagePolicy};
 
 /// A recorded request: operation, first block, blocks.
 pub(crate) type Asked = (Operation, u64, u32);
@@ -159,28 +159,28 @@ struct ProbeQueue {
 }
 
 impl DeviceQueue for ProbeQueue {
-    fn lends_read(&self, lba: u64, blocks: u32) -> bool {
-        self.inner.lends_read(lba, blocks)
+    fn can_borrow_read(&self, lba: u64, blocks: u32) -> bool {
+        self.inner.can_borrow_read(lba, blocks)
     }
 
-    fn lend(&mut self, lba: u64, blocks: u32) -> Option<Loan> {
-        self.inner.lend(lba, blocks)
+    fn borrow_read(&mut self, lba: u64, blocks: u32) -> Option<Borrow> {
+        self.inner.borrow_read(lba, blocks)
     }
 
-    fn write_at_once(&mut self, lba: u64, data: &[u8]) -> bool {
-        self.inner.write_at_once(lba, data)
+    fn write_inline(&mut self, lba: u64, data: &[u8]) -> bool {
+        self.inner.write_inline(lba, data)
     }
 
-    fn fills_at_once(&self) -> bool {
-        self.inner.fills_at_once()
+    fn supports_direct_placement(&self) -> bool {
+        self.inner.supports_direct_placement()
     }
 
-    fn fill_at_once(&mut self, lba: u64, bytes: usize, fill: &mut dyn FnMut(&mut [u8])) -> bool {
-        self.inner.fill_at_once(lba, bytes, fill)
+    fn place_directly(&mut self, lba: u64, bytes: usize, fill: &mut dyn FnMut(&mut [u8])) -> bool {
+        self.inner.place_directly(lba, bytes, fill)
     }
 
-    fn count_filled(&mut self) {
-        self.inner.count_filled();
+    fn count_placed_write(&mut self) {
+        self.inner.count_placed_write();
     }
 
     fn submit(&mut self, request: Request) -> Result<(), Refusal> {

@@ -62,7 +62,7 @@ impl<S: ByteStream> Connection<S> {
         let (stream, mut outcome) = (&mut self.stream, Transferred::WouldBlock);
         let taken = cx
             .core
-            .fill_at_once(queue, &mut fetch.work, whole, &mut |range| {
+            .place_directly(queue, &mut fetch.work, whole, &mut |range| {
                 let (before, blocks) = range.split_at_mut(waiting);
                 let buffers = [&mut *blocks, &mut *rest, &mut *room];
                 outcome = stream.receive(&mut buffers.map(IoSliceMut::new));
@@ -109,7 +109,7 @@ impl<S: ByteStream> Connection<S> {
         let taken = bytes > 0
             && cx
                 .core
-                .fill_at_once(queue, &mut fetch.work, bytes, &mut |range| {
+                .place_directly(queue, &mut fetch.work, bytes, &mut |range| {
                     if !planted("filled-rest-lost") {
                         range.copy_from_slice(left);
                     }

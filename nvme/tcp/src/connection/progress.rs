@@ -113,7 +113,7 @@ impl<S: ByteStream> Connection<S> {
         if is_fetching {
             let idle = cx.now.saturating_sub(self.data_at);
             let needed = |state: &SlotState| match state {
-                SlotState::FetchingData(fetch) => cx.pool.is_needed(&fetch.lease),
+                SlotState::FetchingData(fetch) => cx.pool.is_scarce(&fetch.lease),
                 _ => false,
             };
             if idle >= PROGRESS_TIMEOUT
@@ -130,7 +130,7 @@ impl<S: ByteStream> Connection<S> {
             let idle = cx.now.saturating_sub(self.sent_at);
             if idle >= PROGRESS_TIMEOUT
                 || (idle >= PROGRESS_TIMEOUT_CONTENDED
-                    && self.transmitter.any_lease(|lease| cx.pool.is_needed(lease)))
+                    && self.transmitter.any_lease(|lease| cx.pool.is_scarce(lease)))
             {
                 self.tell_stalled(cx, "does not take the data that it asked for");
                 return Err(Ended::SendTimeout);

@@ -29,7 +29,7 @@ impl<S: ByteStream> Connection<S> {
         let answered = self.slots.vacant() > self.at_once
             && match payload {
                 None => self.read_at_once(cx, queue),
-                Some(payload) => self.write_at_once(cx, queue, payload),
+                Some(payload) => self.write_inline(cx, queue, payload),
             };
         if answered {
             return Ok(());
@@ -54,7 +54,7 @@ impl<S: ByteStream> Connection<S> {
         self.at_once += 1;
         let bytes = data.len();
         let finishes = Finishes::AtOnce(served);
-        self.push_answer(cx, &response, Data::Loan(data), bytes, finishes);
+        self.push_answer(cx, &response, Data::Borrow(data), bytes, finishes);
         if self.awaits_writable {
             self.served_wait(cx);
             self.suspend_if_slow(cx);
@@ -65,7 +65,7 @@ impl<S: ByteStream> Connection<S> {
     /// Carries out a write whose data is all in the receive buffer, from there. `false`: nothing has
     /// happened.
     #[inline]
-    fn write_at_once(&mut self, cx: &mut Context<'_>, queue: QueueId, payload: Payload) -> bool {
+    fn write_inline(&mut self, cx: &mut Context<'_>, queue: QueueId, payload: Payload) -> bool {
         let bytes = payload.bytes as usize;
         let Some((data, behind)) = self.receiver.buffered().split_at_checked(bytes) else {
             return false;

@@ -227,10 +227,12 @@ fn data_that_nobody_takes_is_lent_no_longer() {
         let pool = pool();
         let mut transmitter = Transmitter::new();
         for place in 0..2 {
-            let loan = handle.try_lend(place * 4096, 4096).expect("nobody writes");
+            let loan = handle
+                .try_borrow_read(place * 4096, 4096)
+                .expect("nobody writes");
             let data = C2hData::new(3, 0, 4096, C2hEnd::Success, Framing::default());
             let finishes = Finishes::Nothing;
-            transmitter.push_data(transmute!(data), Data::Loan(loan), 4096, finishes);
+            transmitter.push_data(transmute!(data), Data::Borrow(loan), 4096, finishes);
         }
         let mut wire = Wire {
             bytes: Vec::new(),
@@ -282,11 +284,11 @@ fn what_was_suspended_waits_for_a_writer_and_is_sent_in_order() {
     transmitter.negotiate(framing);
     for place in 0..4_u16 {
         let loan = handle
-            .try_lend(usize::from(place) * 4096, 4096)
+            .try_borrow_read(usize::from(place) * 4096, 4096)
             .expect("free");
         let data = C2hData::new(place, 0, 4096, C2hEnd::Success, framing);
         let finishes = Finishes::Slot(place);
-        transmitter.push_data(transmute!(data), Data::Loan(loan), 4096, finishes);
+        transmitter.push_data(transmute!(data), Data::Borrow(loan), 4096, finishes);
         if place == 1 {
             transmitter.seal();
         }

@@ -29,9 +29,9 @@ const CAUSES: [DamageCause; 6] = [
 /// A snapshot of the condition of a device. Queues compare the one that they know with the current
 /// one: if they are equal, the device is sound and unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Word(u64);
+pub(super) struct ConditionWord(u64);
 
-impl Word {
+impl ConditionWord {
     pub(super) fn is_gone(self) -> bool {
         self.0 & GONE != 0
     }
@@ -46,13 +46,13 @@ impl Word {
     }
 
     /// The same generation without any damage.
-    pub(super) fn sound(self) -> Self {
+    pub(super) fn undamaged(self) -> Self {
         Self(self.0 >> GENERATION_SHIFT << GENERATION_SHIFT)
     }
 
     /// Whether the device was not reopened between the two.
     pub(super) fn same_generation(self, other: Self) -> bool {
-        self.sound() == other.sound()
+        self.undamaged() == other.undamaged()
     }
 }
 
@@ -68,8 +68,8 @@ pub(super) struct Condition {
 
 impl Condition {
     #[inline]
-    pub(super) fn now(&self) -> Word {
-        Word(self.word.load(Ordering::Relaxed))
+    pub(super) fn now(&self) -> ConditionWord {
+        ConditionWord(self.word.load(Ordering::Relaxed))
     }
 
     pub(super) fn note_gone(&self) {
@@ -107,7 +107,7 @@ impl Condition {
     }
 
     /// The kernel completed a stuck write.
-    pub(super) fn note_unstuck(&self) {
+    pub(super) fn clear_stuck(&self) {
         self.stuck.fetch_sub(1, Ordering::Relaxed);
     }
 
@@ -153,7 +153,7 @@ mod tests {
             assert!(damage.at > SystemTime::UNIX_EPOCH);
         }
         assert!(condition.now().is_abandoned());
-        assert_eq!(condition.now().sound(), sound);
+        assert_eq!(condition.now().undamaged(), sound);
         condition.note_reopened();
         assert!(condition.now().is_abandoned() && condition.damage().is_none());
         assert!(!condition.now().same_generation(sound));

@@ -23,7 +23,7 @@ pub(super) fn make_direct(
     bytes: u64,
     block_size: u32,
 ) -> Result<(), BufferedReason> {
-    judge(alignment(file), block_size)?;
+    check_alignment(alignment(file), block_size)?;
     let flags = fcntl_getfl(file).map_err(BufferedReason::Refused)?;
     fcntl_setfl(file, flags | OFlags::DIRECT).map_err(|errno| match errno {
         Errno::INVAL => BufferedReason::Unsupported,
@@ -50,7 +50,7 @@ fn alignment(file: &OwnedFd) -> Option<Alignment> {
 /// Checks the required alignment. If the file system requires larger blocks than the device has,
 /// unaligned requests would fail, so the device uses the page cache, which has no alignment
 /// requirement.
-fn judge(alignment: Option<Alignment>, block_size: u32) -> Result<(), BufferedReason> {
+fn check_alignment(alignment: Option<Alignment>, block_size: u32) -> Result<(), BufferedReason> {
     match alignment {
         Some(Alignment { memory: 0, .. } | Alignment { offset: 0, .. }) => {
             Err(BufferedReason::Unsupported)
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     fn judged(memory: u32, offset: u32, block_size: u32) -> Result<(), BufferedReason> {
-        judge(Some(Alignment { memory, offset }), block_size)
+        check_alignment(Some(Alignment { memory, offset }), block_size)
     }
 
     #[test]
@@ -106,7 +106,7 @@ mod tests {
         assert_eq!(judged(4, 512, 512), Ok(()));
         assert_eq!(judged(4096, 4096, 4096), Ok(()));
         assert_eq!(judged(512, 512, 4096), Ok(()));
-        assert_eq!(judge(None, 512), Ok(()));
+        assert_eq!(check_alignment(None, 512), Ok(()));
     }
 
     #[test]

@@ -122,8 +122,8 @@ impl fmt::Display for FileNotice {
             ),
             Self::NoDeallocate { path, file_system } => write!(
                 formatter,
-                "{}: {file_system} cannot punch holes: deallocated blocks keep their room, and \
-                 hosts are told that deallocation is not supported",
+                "{}: {file_system} cannot punch holes: deallocated blocks keep their space, and \
+                 deallocation is reported as unsupported to hosts",
                 path.display()
             ),
         }

@@ -31,26 +31,26 @@ pub(super) struct Opened {
 
 pub(super) fn open(options: &FileOptions) -> Result<Opened, FileError> {
     check_shape(options)?;
-    let place = Place::of(options)?;
-    let (file, created) = find_or_create(options, &place)?;
+    let location = FileLocation::of(options)?;
+    let (file, created) = find_or_create(options, &location)?;
     lock(&file, options)?;
-    let opened = prepare(file, options, &place);
+    let opened = prepare(file, options, &location);
     if opened.is_err() && created {
         // It was created and locked here, so no other process uses it.
-        let _ = unlinkat(place.directory(), &place.name, AtFlags::empty());
+        let _ = unlinkat(location.directory(), &location.name, AtFlags::empty());
     }
     opened
 }
 
 /// Location of a file.
-struct Place {
+struct FileLocation {
     /// The directory that must contain the file; `None`: any.
     parent: Option<OwnedFd>,
     /// The file's name in that directory, otherwise its path.
     name: PathBuf,
 }
 
-impl Place {
+impl FileLocation {
     fn of(options: &FileOptions) -> Result<Self, FileError> {
         let path = &options.path;
         let Some(directory) = &options.below else {
@@ -117,8 +117,8 @@ fn failed(path: &Path, step: &'static str) -> impl FnOnce(Errno) -> FileError {
     }
 }
 
-fn access(options: &FileOptions, place: &Place) -> OFlags {
-    let links = match place.is_confined() {
+fn access(options: &FileOptions, location: &FileLocation) -> OFlags {
+    let links = match location.is_confined() {
         true => OFlags::NOFOLLOW,
         false => OFlags::empty(),
     };
@@ -132,13 +132,13 @@ fn access(options: &FileOptions, place: &Place) -> OFlags {
 
 /// Opens a partition or a logical volume. For writing it is claimed (`O_EXCL`, `open(2)`): a device
 /// that is mounted, or that is part of a volume, is in use.
-fn open_block_device(options: &FileOptions, place: &Place) -> Result<OwnedFd, FileError> {
+fn open_block_device(options: &FileOptions, location: &FileLocation) -> Result<OwnedFd, FileError> {
     let path = options.path.as_path();
-    let mut flags = access(options, place);
+    let mut flags = access(options, location);
     if !options.read_only {
         flags |= OFlags::EXCL;
     }
-    let file = openat(place.directory(), &place.name, flags, Mode::empty());
+    let file = openat(location.directory(), &location.name, flags, Mode::empty());
     let file = file.map_err(|errno| match errno {
         Errno::BUSY => FileError::InUse { path: path.into() },
         errno => failed(path, "open")(errno),
@@ -155,18 +155,21 @@ fn open_block_device(options: &FileOptions, place: &Place) -> Result<OwnedFd, Fi
 }
 
 /// The open file, and whether this call created it.
-fn find_or_create(options: &FileOptions, place: &Place) -> Result<(OwnedFd, bool), FileError> {
+fn find_or_create(
+    options: &FileOptions,
+    location: &FileLocation,
+) -> Result<(OwnedFd, bool), FileError> {
     let path = options.path.as_path();
-    let at = match place.is_confined() {
+    let at = match location.is_confined() {
         true => AtFlags::SYMLINK_NOFOLLOW,
         false => AtFlags::empty(),
     };
     // The file is examined before it is opened: opening a FIFO or a device can block or have side
     // effects.
-    match statat(place.directory(), &place.name, at) {
+    match statat(location.directory(), &location.name, at) {
         Ok(found) => match FileType::from_raw_mode(found.st_mode) {
             FileType::RegularFile => {}
-            FileType::BlockDevice => return Ok((open_block_device(options, place)?, false)),
+            FileType::BlockDevice => return Ok((open_block_device(options, location)?, false)),
             FileType::Symlink => {
                 return Err(FileError::Elsewhere {
                     path: path.into(),
@@ -178,8 +181,8 @@ fn find_or_create(options: &FileOptions, place: &Place) -> Result<(OwnedFd, bool
         Err(Errno::NOENT) => {}
         Err(errno) => return Err(failed(path, "find")(errno)),
     }
-    let flags = access(options, place);
-    match openat(place.directory(), &place.name, flags, Mode::empty()) {
+    let flags = access(options, location);
+    match openat(location.directory(), &location.name, flags, Mode::empty()) {
         Ok(file) => return Ok((file, false)),
         Err(Errno::NOENT) => {}
         Err(errno) => return Err(failed(path, "open")(errno)),
@@ -189,7 +192,7 @@ fn find_or_create(options: &FileOptions, place: &Place) -> Result<(OwnedFd, bool
     }
     let mode = Mode::RUSR | Mode::WUSR;
     let flags = flags | OFlags::CREATE | OFlags::EXCL;
-    let file = openat(place.directory(), &place.name, flags, mode);
+    let file = openat(location.directory(), &location.name, flags, mode);
     let file = file.map_err(failed(path, "create"))?;
     Ok((file, true))
 }
@@ -222,7 +225,11 @@ fn lock(file: &OwnedFd, options: &FileOptions) -> Result<(), FileError> {
     }
 }
 
-fn prepare(file: OwnedFd, options: &FileOptions, place: &Place) -> Result<Opened, FileError> {
+fn prepare(
+    file: OwnedFd,
+    options: &FileOptions,
+    location: &FileLocation,
+) -> Result<Opened, FileError> {
     let path = options.path.as_path();
     let found = rustix::fs::fstat(&file).map_err(failed(path, "examine"))?;
     let kind = rustix::fs::FileType::from_raw_mode(found.st_mode);
@@ -233,7 +240,7 @@ fn prepare(file: OwnedFd, options: &FileOptions, place: &Place) -> Result<Opened
     let size_bytes = if kind.is_block_device() {
         fixed_size(length, options)?
     } else {
-        settle_size(&file, length, options, place)?
+        prepare_size(&file, length, options, location)?
     };
     let block_count =
         block_count(size_bytes, options.block_size).map_err(|source| FileError::Shape {
@@ -247,10 +254,10 @@ fn prepare(file: OwnedFd, options: &FileOptions, place: &Place) -> Result<Opened
         FileSystem(found.f_type as u64)
     };
     let mut notices = Vec::new();
-    let direct = settle_direct(&file, size_bytes, file_system, options, &mut notices)?;
+    let direct = prepare_direct_io(&file, size_bytes, file_system, options, &mut notices)?;
     let deallocates = !options.read_only
         && if kind.is_block_device() {
-            discards(found.st_rdev)
+            supports_discard(found.st_rdev)
         } else {
             punches_holes(&file, size_bytes, options.block_size)
         };
@@ -285,11 +292,11 @@ fn fixed_size(found: u64, options: &FileOptions) -> Result<u64, FileError> {
 
 /// Determines the device's size. Sets the size of an empty file, and syncs the file and its
 /// directory entry.
-fn settle_size(
+fn prepare_size(
     file: &OwnedFd,
     found: u64,
     options: &FileOptions,
-    place: &Place,
+    location: &FileLocation,
 ) -> Result<u64, FileError> {
     let path = options.path.as_path();
     match options.size_bytes {
@@ -298,7 +305,7 @@ fn settle_size(
         Some(wanted) if found == 0 && !options.read_only => {
             ftruncate(file, wanted).map_err(failed(path, "set the size of"))?;
             fsync(file).map_err(failed(path, "write out"))?;
-            sync_directory(path, place)?;
+            sync_directory(path, location)?;
             Ok(wanted)
         }
         Some(wanted) => Err(FileError::Size {
@@ -336,9 +343,9 @@ pub(super) fn grow(
     }
 }
 
-fn sync_directory(path: &Path, place: &Place) -> Result<(), FileError> {
+fn sync_directory(path: &Path, location: &FileLocation) -> Result<(), FileError> {
     let step = "write out the directory of";
-    if let Some(parent) = &place.parent {
+    if let Some(parent) = &location.parent {
         return fsync(parent).map_err(failed(path, step));
     }
     let parent = path
@@ -352,7 +359,7 @@ fn sync_directory(path: &Path, place: &Place) -> Result<(), FileError> {
     })
 }
 
-fn settle_direct(
+fn prepare_direct_io(
     file: &OwnedFd,
     size_bytes: u64,
     file_system: FileSystem,
@@ -396,7 +403,7 @@ fn punches_holes(file: impl AsFd, size_bytes: u64, block_size: u32) -> bool {
 /// Whether a block device can zero a range without a transfer of zeroes, which `fallocate(2)`
 /// requires to punch a hole in it. An attempt would lose data, so the kernel's description of the
 /// queue is read (`Documentation/ABI/stable/sysfs-block`); a partition has the queue of its disk.
-fn discards(device: u64) -> bool {
+fn supports_discard(device: u64) -> bool {
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
     let folder = format!("/sys/dev/block/{major}:{minor}");
     let queues = ["queue", "../queue"].map(|queue| format!("{folder}/{queue}"));

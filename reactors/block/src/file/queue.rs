@@ -14,14 +14,14 @@ use rustix::io::Errno;
 use uring::{AllocateMode, Done, Failure, FileId, Operation as FileOperation};
 
 use super::Shared;
-use super::condition::Word;
+use super::condition::ConditionWord;
 use super::store::{DoneBatch, FileRing, FileStore};
 use super::sync_order::SyncOrder;
 use crate::bounds::byte_range;
 use crate::device::{Deallocate, DeviceQueue, Drain, QueueOptions};
 use crate::error::{DeviceError, Direction, OpenError};
 use crate::health::DamageCause;
-use crate::ledger::{Ended, Ledger};
+use crate::ledger::{EndedRequest, Ledger};
 use crate::request::{CompletionBatch, Operation, Refusal, Request};
 use reactors::sim::planted;
 
@@ -61,7 +61,7 @@ enum EarlyEnd {
 
 /// A request that is in the ring or waits for a second lease.
 struct Job {
-    ended: Ended,
+    ended: EndedRequest,
     stage: Stage,
     /// Byte range of the file that is not done yet.
     offset: u64,
@@ -108,11 +108,11 @@ pub(super) struct FileQueue<S: FileStore> {
     /// Since the last flush, the file was found to be as long as the device.
     is_whole: bool,
     /// The device's condition when the ring received its file.
-    known: Word,
+    known: ConditionWord,
     syncs: SyncOrder,
     /// Writes with FUA are held back like flushes, because their errors are reported through the
     /// page cache.
-    holds_fua: bool,
+    holds_back_fua: bool,
     shared: Arc<Shared<S>>,
 }
 
@@ -123,12 +123,12 @@ impl<S: FileStore> FileQueue<S> {
         let geometry = shared.geometry.now();
         let ledger = Ledger::new(depth, geometry, false, counters)?;
         let bytes = RESERVE_BYTES;
-        let reserve = pool.take_to_keep(bytes);
+        let reserve = pool.take_permanent(bytes);
         let reserve = reserve.ok_or(OpenError::NoMemory { bytes })?;
-        let known = shared.condition.now().sound();
+        let known = shared.condition.now().undamaged();
         let ring = shared.store.open_ring(depth as u32);
         let ring = ring.map_err(OpenError::Ring)?;
-        let holds_fua = !shared.store.is_direct();
+        let holds_back_fua = !shared.store.is_direct();
         Ok(Self {
             ledger,
             ring,
@@ -144,7 +144,7 @@ impl<S: FileStore> FileQueue<S> {
             is_whole: false,
             known,
             syncs: SyncOrder::new(depth),
-            holds_fua,
+            holds_back_fua,
             shared,
         })
     }
@@ -198,7 +198,7 @@ impl<S: FileStore> FileQueue<S> {
             (Operation::Flush, _) => self.send_sync(index, SYNC),
             (Operation::Compare, Some(lease)) => {
                 self.job(index).data = Some(lease);
-                self.want_scratch(index);
+                self.wait_for_scratch(index);
             }
             (Operation::WriteZeroes { .. } | Operation::Deallocate, _) => self.zero(index),
             (Operation::Read | Operation::Write { .. } | Operation::Compare, None) => {
@@ -226,7 +226,7 @@ impl<S: FileStore> FileQueue<S> {
             _ => None,
         };
         let Some(mode) = mode else {
-            return self.want_scratch(index);
+            return self.wait_for_scratch(index);
         };
         job.stage = Stage::Allocate(mode);
         let (offset, len) = (job.offset, job.left);
@@ -242,7 +242,7 @@ impl<S: FileStore> FileQueue<S> {
     }
 
     /// Queues the job for a second lease; [`serve_waiting`](Self::serve_waiting) assigns them.
-    fn want_scratch(&mut self, index: u32) {
+    fn wait_for_scratch(&mut self, index: u32) {
         self.job(index).stage = Stage::Scratch;
         self.waiting.push_back(index);
         self.serve_waiting();
@@ -253,7 +253,7 @@ impl<S: FileStore> FileQueue<S> {
 
     fn serve_waiting(&mut self) {
         while let Some(&index) = self.waiting.front() {
-            if self.is_overtaken(index) {
+            if self.is_damaged_since_start(index) {
                 self.waiting.pop_front();
                 self.end(index, Err(DeviceError::Damaged), None);
                 continue;
@@ -350,7 +350,7 @@ impl<S: FileStore> FileQueue<S> {
     /// Handles a successful sync, see [`SyncOrder`].
     fn synced(&mut self, index: u32, operation: Operation, data: Option<Lease>) {
         let is_write = matches!(operation, Operation::Write { .. });
-        if is_write && !self.holds_fua {
+        if is_write && !self.holds_back_fua {
             return self.end(index, Ok(()), data);
         }
         let job = self.job(index);
@@ -372,14 +372,14 @@ impl<S: FileStore> FileQueue<S> {
     }
 
     /// Whether the device was damaged after the job began, so that the job's changes are uncertain.
-    fn is_overtaken(&self, index: u32) -> bool {
+    fn is_damaged_since_start(&self, index: u32) -> bool {
         let now = self.shared.condition.now();
         if now == self.known {
             return false;
         }
         let job = self.jobs[index as usize].as_ref();
         let damaged = now.cause().is_some() || !now.same_generation(self.known);
-        damaged && job.is_some_and(|job| must_be_certain(job.ended.operation))
+        damaged && job.is_some_and(|job| promises_durability(job.ended.operation))
     }
 
     fn allocated(&mut self, index: u32, mode: AllocateMode, result: Result<(), DeviceError>) {
@@ -395,7 +395,7 @@ impl<S: FileStore> FileQueue<S> {
             }
             // Writing the zeroes shows whether the range can be written. A block device refuses to
             // zero a range of which the page cache has dirty pages (`EBUSY`).
-            Err(DeviceError::MediaWrite) => self.want_scratch(index),
+            Err(DeviceError::MediaWrite) => self.wait_for_scratch(index),
             Err(_) => self.end(index, result, None),
         }
     }
@@ -432,7 +432,7 @@ impl<S: FileStore> FileQueue<S> {
         job.left -= scratch.len() as u64;
         let (left, given_up) = (job.left, job.given_up);
         let result = match result {
-            Ok(()) if left > 0 && self.is_overtaken(index) => Err(DeviceError::Damaged),
+            Ok(()) if left > 0 && self.is_damaged_since_start(index) => Err(DeviceError::Damaged),
             Ok(()) if left > 0 && given_up => Err(DeviceError::Aborted),
             result => result,
         };
@@ -467,7 +467,7 @@ impl<S: FileStore> FileQueue<S> {
     }
 
     fn end(&mut self, index: u32, result: Result<(), DeviceError>, data: Option<Lease>) {
-        let overtaken = result.is_ok() && self.is_overtaken(index);
+        let overtaken = result.is_ok() && self.is_damaged_since_start(index);
         let Some(job) = self.jobs[index as usize].take() else {
             unreachable!("a job ends once");
         };
@@ -476,9 +476,9 @@ impl<S: FileStore> FileQueue<S> {
             EarlyEnd::None => {}
             EarlyEnd::Harmless | EarlyEnd::Stuck => {
                 if job.early_end == EarlyEnd::Stuck {
-                    self.shared.condition.note_unstuck();
+                    self.shared.condition.clear_stuck();
                 }
-                return self.ledger.came_back();
+                return self.ledger.operation_returned();
             }
         }
         let result = match result {
@@ -508,11 +508,15 @@ impl<S: FileStore> FileQueue<S> {
     /// Whether a request may continue although the device's condition is `now` and not the one that
     /// the queue knows. Switches to the new file of a reopened device.
     #[cold]
-    fn admit_anyway(&mut self, request: Request, now: Word) -> Result<Request, Refusal> {
+    fn admit_changed_condition(
+        &mut self,
+        request: Request,
+        now: ConditionWord,
+    ) -> Result<Request, Refusal> {
         if now.is_gone() {
             return Err(Refusal::Never(request, DeviceError::Removed));
         }
-        if now.cause().is_some() && must_be_certain(request.operation) {
+        if now.cause().is_some() && promises_durability(request.operation) {
             return Err(Refusal::Never(request, DeviceError::Damaged));
         }
         if !now.same_generation(self.known) {
@@ -521,7 +525,7 @@ impl<S: FileStore> FileQueue<S> {
                 return Err(Refusal::Later(request));
             }
             self.shared.store.renew(&mut self.ring);
-            self.known = now.sound();
+            self.known = now.undamaged();
         }
         Ok(request)
     }
@@ -551,7 +555,7 @@ const SYNC: FileOperation = FileOperation::Sync {
 };
 
 /// Whether success of the operation promises that data is in the file or on the medium.
-fn must_be_certain(operation: Operation) -> bool {
+fn promises_durability(operation: Operation) -> bool {
     operation.changes_medium() || operation == Operation::Flush
 }
 
@@ -601,17 +605,17 @@ fn damage_of(
 
 impl<S: FileStore> DeviceQueue for FileQueue<S> {
     fn submit(&mut self, request: Request) -> Result<(), Refusal> {
-        if !self.is_whole && must_be_certain(request.operation) {
+        if !self.is_whole && promises_durability(request.operation) {
             self.check_length();
         }
         let now = self.shared.condition.now();
         let request = if now == self.known {
             request
         } else {
-            self.admit_anyway(request, now)?
+            self.admit_changed_condition(request, now)?
         };
         let request = self.ledger.admit(request)?;
-        let ended = Ended::of(&request, self.ledger.geometry());
+        let ended = EndedRequest::of(&request, self.ledger.geometry());
         let (offset, left) = byte_range(&request, self.ledger.geometry());
         let index = self
             .free
@@ -664,7 +668,7 @@ impl<S: FileStore> DeviceQueue for FileQueue<S> {
             } else {
                 job.early_end = EarlyEnd::Harmless;
             }
-            self.ledger.leave_behind(job.ended);
+            self.ledger.end_early(job.ended);
         }
     }
 
@@ -688,7 +692,7 @@ impl<S: FileStore> DeviceQueue for FileQueue<S> {
         if self.sent || self.unflushed {
             self.flush();
         }
-        self.ledger.deliver(completions)
+        self.ledger.take_ready(completions)
     }
 
     fn in_flight(&self) -> usize {

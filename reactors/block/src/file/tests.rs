@@ -184,7 +184,7 @@ fn only_regular_files_are_served() {
 /// Symbolic links and `..` that lead out of the directory are refused, and nothing is created or
 /// changed at their targets.
 #[test]
-fn a_confined_file_is_never_elsewhere() {
+fn a_confined_file_stays_in_its_directory() {
     use std::os::unix::fs::symlink;
     let folder = folder();
     let (allowed, secret) = (folder.path().join("allowed"), folder.path().join("secret"));
@@ -239,7 +239,7 @@ fn a_confined_file_is_never_elsewhere() {
 }
 
 #[test]
-fn nobody_serves_a_file_twice() {
+fn a_file_is_served_only_once() {
     let folder = folder();
     let path = folder.path().join("image");
     let writer = FileDevice::open(options(&path, Some(8192))).unwrap();

@@ -6,7 +6,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use hugemem::{Loan, Store, StoreHandle};
+use hugemem::{Borrow, Store, StoreHandle};
 use reactors::sim::planted;
 
 /// All stores of a device, shared by its queues.
@@ -74,37 +74,39 @@ pub(super) struct ExtentsHandle {
 }
 
 impl ExtentsHandle {
-    /// [`StoreHandle::try_lend_idle`] for a range in the first store that lies in one unlocked
-    /// unit. `None`: nothing has happened.
+    /// [`StoreHandle::try_borrow_read_idle`] for a range in the first store that lies in one
+    /// unlocked unit. `None`: nothing has happened.
     #[inline(always)]
-    pub(super) fn try_lend_idle(&self, offset: usize, len: usize) -> Option<Loan> {
+    pub(super) fn try_borrow_read_idle(&self, offset: usize, len: usize) -> Option<Borrow> {
         // Both lie within the device, so the sum cannot overflow.
         if offset + len > self.first_end {
             return None;
         }
-        self.first.try_lend_idle(offset, len)
+        self.first.try_borrow_read_idle(offset, len)
     }
 
     /// Borrows a range that lies in one store; `None` also if it does not.
-    pub(super) fn try_lend(&self, offset: usize, len: usize) -> Option<Loan> {
+    pub(super) fn try_borrow_read(&self, offset: usize, len: usize) -> Option<Borrow> {
         if offset + len <= self.first_end {
-            return self.first.try_lend(offset, len);
+            return self.first.try_borrow_read(offset, len);
         }
-        self.try_lend_behind(offset, len)
+        self.try_borrow_read_later_extent(offset, len)
     }
 
-    fn try_lend_behind(&self, offset: usize, len: usize) -> Option<Loan> {
+    fn try_borrow_read_later_extent(&self, offset: usize, len: usize) -> Option<Borrow> {
         if !self.is_whole(offset, len) {
             return None;
         }
-        let (store, start, _) = self.at(offset);
-        store.try_lend(start, len)
+        let (store, start, _) = self.locate(offset);
+        store.try_borrow_read(start, len)
     }
 
     /// Releases the write locks that writes keep until the end of a turn.
-    pub(super) fn settle(&self) {
-        self.first.settle();
-        self.more.iter().for_each(|extent| extent.store.settle());
+    pub(super) fn fence_writes(&self) {
+        self.first.fence_writes();
+        self.more
+            .iter()
+            .for_each(|extent| extent.store.fence_writes());
     }
 
     /// Withdraws a refused write that is not retried.
@@ -118,7 +120,7 @@ impl ExtentsHandle {
 
     /// Whether a range lies in one store.
     pub(super) fn is_whole(&self, offset: usize, len: usize) -> bool {
-        offset + len <= self.first_end || len <= self.at(offset).2
+        offset + len <= self.first_end || len <= self.locate(offset).2
     }
 
     pub(super) fn try_read(&self, offset: usize, bytes: &mut [u8]) -> bool {
@@ -138,7 +140,7 @@ impl ExtentsHandle {
         if !self.is_whole(offset, len) {
             return false;
         }
-        let (store, start, _) = self.at(offset);
+        let (store, start, _) = self.locate(offset);
         store.try_fill(start, len, fill)
     }
 
@@ -166,7 +168,7 @@ impl ExtentsHandle {
 
     /// The store at `offset`, the offset in that store, and the number of bytes from there to its
     /// end.
-    fn at(&self, offset: usize) -> (&StoreHandle, usize, usize) {
+    fn locate(&self, offset: usize) -> (&StoreHandle, usize, usize) {
         if offset < self.first_end {
             return (&self.first, offset, self.first_end - offset);
         }
@@ -192,7 +194,7 @@ impl ExtentsHandle {
         }
         let mut done = 0;
         while done < len {
-            let (store, start, room) = self.at(offset + done);
+            let (store, start, room) = self.locate(offset + done);
             let piece = room.min(len - done);
             if done > 0 && planted("edge-of-growth-short") {
                 break;

@@ -1,7 +1,7 @@
 //! Behaviour that only the RAM device has: borrows, requests deferred by borrows, and zeroing in
 //! pieces.
 
-use hugemem::{Arena, ArenaConfig, Loan, Pool};
+use hugemem::{Arena, ArenaConfig, Borrow, Pool};
 
 use super::*;
 use crate::request::Completion;
@@ -71,15 +71,15 @@ impl Bench {
             .collect()
     }
 
-    fn lend(&mut self, lba: u64) -> Loan {
+    fn borrow_read(&mut self, lba: u64) -> Borrow {
         let tag = self.submit(Operation::Read, lba, 1, None);
         let mut completions = self.poll();
         let completion = completions.pop().unwrap();
         assert_eq!((completion.tag, completions.len()), (tag, 0));
-        let Some(Data::Loan(loan)) = completion.data else {
-            panic!("not a loan")
+        let Some(Data::Borrow(borrow)) = completion.data else {
+            panic!("not a borrow")
         };
-        loan
+        borrow
     }
 }
 
@@ -125,7 +125,7 @@ fn sizes_that_cannot_be() {
 fn a_stream_of_reads_cannot_keep_a_write_out() {
     let device = device(1 << 20, 512);
     let mut bench = Bench::new(&device);
-    let loan = bench.lend(3);
+    let borrow = bench.borrow_read(3);
     let write = bench.submit(WRITE, 3, 1, Some(0xAB));
     // These touch the same unit of memory, and each would borrow it again before the previous
     // borrow is dropped.
@@ -133,14 +133,14 @@ fn a_stream_of_reads_cannot_keep_a_write_out() {
     assert_eq!(bench.poll_tags(), []);
     assert!(
         bench.queue.has_ready(),
-        "nothing else tells when the loan ends"
+        "no other event signals the end of the borrow"
     );
     assert_eq!(device.health().waits, 4);
     // Requests for other memory are not deferred.
     let elsewhere = bench.submit(WRITE, 8, 1, Some(1));
     let flush = bench.submit(Operation::Flush, 3, 1, None);
     assert_eq!(bench.poll_tags(), [elsewhere, flush]);
-    drop(loan);
+    drop(borrow);
     let completions = bench.poll();
     let tags: Vec<u64> = completions
         .iter()
@@ -157,11 +157,11 @@ fn a_stream_of_reads_cannot_keep_a_write_out() {
 }
 
 #[test]
-fn reads_share_what_is_lent() {
+fn reads_share_borrowed_ranges() {
     let device = device(1 << 20, 512);
     let mut bench = Bench::new(&device);
-    let first = bench.lend(3);
-    let second = bench.lend(3);
+    let first = bench.borrow_read(3);
+    let second = bench.borrow_read(3);
     let tag = bench.submit(Operation::Read, 3, 1, Some(9));
     assert_eq!(bench.poll_tags(), [tag]);
     drop((first, second));
@@ -171,7 +171,7 @@ fn reads_share_what_is_lent() {
 fn a_loan_of_another_queue_is_waited_for_too() {
     let device = device(1 << 20, 512);
     let (mut reader, mut writer) = (Bench::new(&device), Bench::new(&device));
-    let loan = reader.lend(0);
+    let borrow = reader.borrow_read(0);
     let write = writer.submit(WRITE, 0, 8, Some(5));
     let zeroes = Operation::WriteZeroes {
         fua: false,
@@ -179,11 +179,11 @@ fn a_loan_of_another_queue_is_waited_for_too() {
     };
     let zero = writer.submit(zeroes, 0, 1, None);
     assert_eq!(writer.poll_tags(), []);
-    assert!(loan.iter().all(|&byte| byte == 0));
-    drop(loan);
+    assert!(borrow.iter().all(|&byte| byte == 0));
+    drop(borrow);
     assert_eq!(writer.poll_tags(), [write, zero]);
-    assert!(reader.lend(0).iter().all(|&byte| byte == 0));
-    assert!(reader.lend(1).iter().all(|&byte| byte == 5));
+    assert!(reader.borrow_read(0).iter().all(|&byte| byte == 0));
+    assert!(reader.borrow_read(1).iter().all(|&byte| byte == 5));
 }
 
 /// A write that is refused inline may wait for a lease before it returns as a request.
@@ -191,11 +191,11 @@ fn a_loan_of_another_queue_is_waited_for_too() {
 fn a_write_that_was_refused_at_once_keeps_no_reader_waiting() {
     let device = device(1 << 20, 512);
     let (mut reader, mut writer) = (Bench::new(&device), Bench::new(&device));
-    let loan = reader.lend(0);
-    assert!(!writer.queue.write_at_once(0, &[1; 512]));
+    let borrow = reader.borrow_read(0);
+    assert!(!writer.queue.write_inline(0, &[1; 512]));
     let read = writer.submit(Operation::Read, 0, 1, None);
     assert_eq!(writer.poll_tags(), [read]);
-    drop(loan);
+    drop(borrow);
 }
 
 /// A write that waits for a borrow is cancelled: its lease returns to the pool and its data is
@@ -204,23 +204,23 @@ fn a_write_that_was_refused_at_once_keeps_no_reader_waiting() {
 fn a_write_that_waits_is_given_up() {
     let device = device(1 << 20, 512);
     let (mut reader, mut writer) = (Bench::new(&device), Bench::new(&device));
-    let loan = reader.lend(0);
+    let borrow = reader.borrow_read(0);
     let unwanted = writer.submit(WRITE, 0, 1, Some(1));
     let wanted = writer.submit(WRITE, 8, 1, Some(2));
     let behind = writer.submit(WRITE, 0, 1, Some(3));
     assert_eq!(writer.poll_tags(), [wanted]);
     writer.queue.give_up(&mut |tag| tag == unwanted);
     let mut ended = writer.poll();
-    assert_eq!(ended.len(), 1, "it does not wait for the loan");
+    assert_eq!(ended.len(), 1, "it does not wait for the borrow");
     let ended = ended.remove(0);
     assert_eq!(
         (ended.tag, ended.result),
         (unwanted, Err(DeviceError::Aborted))
     );
     assert!(ended.data.is_some(), "its lease comes home");
-    drop(loan);
+    drop(borrow);
     assert_eq!(writer.poll_tags(), [behind]);
-    assert!(reader.lend(0).iter().all(|&byte| byte == 3));
+    assert!(reader.borrow_read(0).iter().all(|&byte| byte == 3));
     assert_eq!(writer.queue.in_flight(), 0);
 }
 
@@ -257,8 +257,8 @@ fn a_large_range_is_zeroed_in_pieces_while_others_are_served() {
         [done_part, zero, part_to_do],
         "only what is still to be zeroed waits"
     );
-    assert!(bench.lend(0).iter().all(|&byte| byte == 0xFF));
-    assert!(bench.lend(last).iter().all(|&byte| byte == 0));
+    assert!(bench.borrow_read(0).iter().all(|&byte| byte == 0xFF));
+    assert!(bench.borrow_read(last).iter().all(|&byte| byte == 0));
     assert_eq!(device.health().write_zeroes, 1);
 }
 
@@ -266,33 +266,36 @@ fn a_large_range_is_zeroed_in_pieces_while_others_are_served() {
 fn a_dropped_queue_leaves_nothing_held() {
     let device = device(1 << 20, 512);
     let mut bench = Bench::new(&device);
-    let loan = bench.lend(0);
+    let borrow = bench.borrow_read(0);
     bench.submit(WRITE, 0, 1, Some(1));
     bench.submit(Operation::Read, 100, 1, None);
     assert_eq!(bench.queue.in_flight(), 2);
     drop(bench);
-    drop(loan);
+    drop(borrow);
     let mut bench = Bench::new(&device);
     let tags = [0, 100].map(|lba| bench.submit(WRITE, lba, 1, Some(2)));
     assert_eq!(bench.poll_tags(), tags);
 }
 
 #[test]
-fn a_read_is_lent_at_once_and_counted() {
+fn an_inline_read_borrows_and_is_counted() {
     let device = device(1 << 20, 512);
     let mut bench = Bench::new(&device);
-    let loan = bench.queue.lend(3, 2).expect("nothing is in the way");
-    assert_eq!(loan.len(), 1024);
+    let borrow = bench
+        .queue
+        .borrow_read(3, 2)
+        .expect("nothing is in the way");
+    assert_eq!(borrow.len(), 1024);
     assert_eq!((bench.queue.in_flight(), device.health().reads), (0, 1));
     let held = bench.submit(WRITE, 3, 1, Some(1));
-    assert!(bench.queue.lend(100, 1).is_none(), "a write waits");
-    drop(loan);
+    assert!(bench.queue.borrow_read(100, 1).is_none(), "a write waits");
+    drop(borrow);
     assert_eq!(bench.poll_tags(), [held]);
-    assert!(bench.queue.lend(100, 1).is_some());
+    assert!(bench.queue.borrow_read(100, 1).is_some());
 }
 
 fn grow(device: &MemoryDevice, size_bytes: u64) {
-    let missing = device.take_missing(size_bytes).expect("memory");
+    let missing = device.allocate_growth(size_bytes).expect("memory");
     device.grow(missing.expect("it grows"));
 }
 
@@ -300,9 +303,9 @@ fn grow(device: &MemoryDevice, size_bytes: u64) {
 fn a_device_does_not_shrink_or_grow_to_what_cannot_be() {
     let device = device(1 << 20, 4096);
     for size_bytes in [0, 4096, (1 << 20) + 1, (1 << 20) - 4096, 1 << 60] {
-        assert!(device.take_missing(size_bytes).is_err(), "{size_bytes}");
+        assert!(device.allocate_growth(size_bytes).is_err(), "{size_bytes}");
     }
-    let missing = device.take_missing(1 << 20).expect("it is as large");
+    let missing = device.allocate_growth(1 << 20).expect("it is as large");
     assert!(missing.is_none());
     assert_eq!(device.geometry().bytes(), 1 << 20);
 }
@@ -316,12 +319,18 @@ fn a_read_over_the_edge_of_added_memory_is_not_lent() {
     let mut bench = Bench::new(&device);
     let ranges = [(0, 16), (15, 1), (14, 2), (16, 2), (16, 16)];
     for (lba, blocks) in ranges {
-        assert!(bench.queue.lends_read(lba, blocks), "{lba} {blocks}");
-        assert!(bench.queue.lend(lba, blocks).is_some(), "{lba} {blocks}");
+        assert!(bench.queue.can_borrow_read(lba, blocks), "{lba} {blocks}");
+        assert!(
+            bench.queue.borrow_read(lba, blocks).is_some(),
+            "{lba} {blocks}"
+        );
     }
     for (lba, blocks) in [(15, 2), (0, 17), (0, 32), (31, 2), (u64::MAX, 1), (0, 0)] {
-        assert!(!bench.queue.lends_read(lba, blocks), "{lba} {blocks}");
-        assert!(bench.queue.lend(lba, blocks).is_none(), "{lba} {blocks}");
+        assert!(!bench.queue.can_borrow_read(lba, blocks), "{lba} {blocks}");
+        assert!(
+            bench.queue.borrow_read(lba, blocks).is_none(),
+            "{lba} {blocks}"
+        );
     }
 }
 
@@ -335,7 +344,7 @@ fn a_device_grows_under_its_queues() {
     let (mut told, mut untold) = (Bench::new(&device), Bench::new(&device));
     told.submit(WRITE, edge - 1, 1, Some(3));
     assert_eq!(told.poll().len(), 1);
-    let held = told.lend(edge - 1);
+    let held = told.borrow_read(edge - 1);
     for more in [512, 1 << 20] {
         let size_bytes = device.geometry().bytes() + more;
         grow(&device, size_bytes);
@@ -355,14 +364,17 @@ fn a_device_grows_under_its_queues() {
     let Err(Refusal::Never(_, DeviceError::OutOfRange)) = refused else {
         panic!("{refused:?}");
     };
-    assert!(untold.queue.lend(edge, 1).is_none());
+    assert!(untold.queue.borrow_read(edge, 1).is_none());
     // Three stores: the first, one of a single block, and the rest.
     for lba in [edge, edge + 1, edge + 100] {
-        assert_eq!(*told.lend(lba), [0; 512], "{lba}");
+        assert_eq!(*told.borrow_read(lba), [0; 512], "{lba}");
     }
     told.submit(WRITE, edge - 2, 5, Some(8));
     assert_eq!(told.poll().len(), 1);
-    assert!(told.queue.lend(edge - 1, 3).is_none(), "not in one piece");
+    assert!(
+        told.queue.borrow_read(edge - 1, 3).is_none(),
+        "not in one piece"
+    );
     told.submit(Operation::Read, edge - 2, 5, Some(0));
     let read = told.poll().pop().expect("at once");
     assert!(matches!(read.data, Some(Data::Lease(_))));
@@ -372,26 +384,26 @@ fn a_device_grows_under_its_queues() {
         told.submit(Operation::Compare, edge - 2, 5, Some(byte));
         assert_eq!(told.poll().pop().expect("at once").result, result);
     }
-    let held = told.lend(edge);
+    let held = told.borrow_read(edge);
     told.submit(Operation::Deallocate, edge - 2, 5, None);
-    assert_eq!(told.poll().len(), 0, "a piece of it is lent");
+    assert_eq!(told.poll().len(), 0, "a piece of it is borrowed");
     drop(held);
     assert_eq!(told.poll().len(), 1);
-    assert!((edge - 2..edge + 3).all(|lba| *told.lend(lba) == [0; 512]));
+    assert!((edge - 2..edge + 3).all(|lba| *told.borrow_read(lba) == [0; 512]));
 }
 
 /// Other queues see an inline write at the latest after the turn.
 #[test]
-fn a_write_at_once_is_over_with_its_turn() {
+fn an_inline_write_is_visible_after_its_turn() {
     let device = device(32 << 20, 512);
     let (mut writer, mut reader) = (Bench::new(&device), Bench::new(&device));
-    assert!(writer.queue.write_at_once(3, &[7; 512]));
+    assert!(writer.queue.write_inline(3, &[7; 512]));
     writer.queue.flush();
-    assert_eq!(reader.lend(3)[..], [7; 512]);
-    assert!(reader.queue.write_at_once(3, &[8; 512]));
-    assert!(writer.queue.lend(3, 1).is_none(), "the turn goes on");
+    assert_eq!(reader.borrow_read(3)[..], [7; 512]);
+    assert!(reader.queue.write_inline(3, &[8; 512]));
+    assert!(writer.queue.borrow_read(3, 1).is_none(), "the turn goes on");
     reader.queue.flush();
-    assert_eq!(writer.lend(3)[..], [8; 512]);
+    assert_eq!(writer.borrow_read(3)[..], [8; 512]);
     drop(reader);
 }
 
@@ -400,7 +412,7 @@ fn requests_that_wait_leave_the_depth_and_other_memory_to_others() {
     const WAITING: u64 = 200;
     let device = device(4 << 20, 512);
     let mut bench = Bench::new(&device);
-    let loan = bench.lend(0);
+    let borrow = bench.borrow_read(0);
     let mut waiting = Vec::new();
     for byte in 1..=WAITING {
         waiting.push(bench.submit(WRITE, 0, 1, Some(byte as u8)));
@@ -412,13 +424,13 @@ fn requests_that_wait_leave_the_depth_and_other_memory_to_others() {
         .map(|index| bench.submit(Operation::Read, 4096 + index, 1, None))
         .collect();
     assert_eq!(bench.poll_tags(), others);
-    assert!(bench.queue.lend(4096, 8).is_some());
-    assert!(bench.queue.write_at_once(4096, &[1; 512]));
+    assert!(bench.queue.borrow_read(4096, 8).is_some());
+    assert!(bench.queue.write_inline(4096, &[1; 512]));
     assert!(
-        bench.queue.lend(1, 1).is_none(),
+        bench.queue.borrow_read(1, 1).is_none(),
         "a write waits for its memory"
     );
-    drop(loan);
+    drop(borrow);
     let mut ended = Vec::new();
     while ended.len() < waiting.len() {
         let tags = bench.poll_tags();
@@ -426,7 +438,7 @@ fn requests_that_wait_leave_the_depth_and_other_memory_to_others() {
         ended.extend(tags);
     }
     assert_eq!(ended, waiting, "in the order in which they came");
-    assert_eq!(bench.lend(0)[0], WAITING as u8);
+    assert_eq!(bench.borrow_read(0)[0], WAITING as u8);
 }
 
 /// Of requests for the same memory, the older one ends first, whatever else they wait for.
@@ -437,8 +449,8 @@ fn of_requests_for_the_same_memory_the_older_one_ends_first() {
         let mut seeded = reactors::sim::Seeded::new(seed, 0);
         let device = device(UNITS * 4096, 512);
         let (mut reader, mut bench) = (Bench::new(&device), Bench::new(&device));
-        let mut loans: Vec<Loan> = (0..6)
-            .map(|_| reader.lend(seeded.below(UNITS) * 8))
+        let mut borrows: Vec<Borrow> = (0..6)
+            .map(|_| reader.borrow_read(seeded.below(UNITS) * 8))
             .collect();
         let mut open: Vec<(u64, std::ops::Range<u64>)> = Vec::new();
         for step in 0..400 {
@@ -463,7 +475,7 @@ fn of_requests_for_the_same_memory_the_older_one_ends_first() {
                 bench.queue.give_up(&mut |tag| tag % 7 == 3);
             }
             if step > 100 && seeded.below(10) == 0 {
-                loans.pop();
+                borrows.pop();
             }
             for tag in bench.poll_tags() {
                 let index = open.iter().position(|(it, _)| *it == tag).unwrap();
@@ -481,7 +493,7 @@ fn of_requests_for_the_same_memory_the_older_one_ends_first() {
                 );
             }
         }
-        drop(loans);
+        drop(borrows);
         // Readers yield to a write whose first blocks were placed directly and whose rest was never
         // received.
         for _ in 0..10_000 {
@@ -505,15 +517,15 @@ fn readers_do_not_yield_to_a_write_that_was_given_up() {
         let (mut reader, mut bench) = (Bench::new(&device), Bench::new(&device));
         let blocks = (ZERO_PIECE_BYTES / 512) as u64;
         // The write has locked all units but the last before it is refused.
-        let loan = reader.lend(blocks - 8);
+        let borrow = reader.borrow_read(blocks - 8);
         if at_once {
             for unit in 0..blocks / 8 {
-                let loan = reader.lend(unit * 8);
+                let borrow = reader.borrow_read(unit * 8);
                 let filled = bench
                     .queue
-                    .fill_at_once(unit * 8, 4096, &mut |_| panic!("filled"));
+                    .place_directly(unit * 8, 4096, &mut |_| panic!("filled"));
                 assert!(!filled);
-                drop(loan);
+                drop(borrow);
             }
         } else {
             let zeroes = Operation::WriteZeroes {
@@ -529,7 +541,7 @@ fn readers_do_not_yield_to_a_write_that_was_given_up() {
         }
         reader.submit(Operation::Read, 0, blocks as u32, None);
         assert_eq!(reader.poll().len(), 1, "at once: {at_once}");
-        drop(loan);
+        drop(borrow);
     }
 }
 
@@ -539,7 +551,9 @@ fn costs(waiting: u64, same: bool) -> [std::time::Duration; 3] {
     const UNITS: u64 = 1200;
     let device = device(2 * UNITS * 4096, 512);
     let (mut reader, mut bench) = (Bench::new(&device), Bench::new(&device));
-    let loans: Vec<Loan> = (0..UNITS).map(|unit| reader.lend(unit * 8)).collect();
+    let borrows: Vec<Borrow> = (0..UNITS)
+        .map(|unit| reader.borrow_read(unit * 8))
+        .collect();
     let zeroes = Operation::WriteZeroes {
         fua: false,
         deallocate: false,
@@ -558,14 +572,14 @@ fn costs(waiting: u64, same: bool) -> [std::time::Duration; 3] {
         };
         timed(0, &mut |bench| assert_eq!(bench.poll().len(), 0));
         timed(1, &mut |bench| {
-            assert!(bench.queue.lend(elsewhere, 8).is_some());
+            assert!(bench.queue.borrow_read(elsewhere, 8).is_some());
         });
         timed(2, &mut |bench| {
             bench.submit(Operation::Read, elsewhere, 1, None);
         });
         assert_eq!(bench.poll().len(), 1);
     }
-    drop(loans);
+    drop(borrows);
     best
 }
 

@@ -5,9 +5,9 @@ use crate::error::DeviceError;
 use crate::request::{CompletionBatch, Refusal, Request};
 
 /// A queue without a device.
-pub(super) struct AbsentQueue;
+pub(super) struct EmptyQueue;
 
-impl DeviceQueue for AbsentQueue {
+impl DeviceQueue for EmptyQueue {
     fn submit(&mut self, request: Request) -> Result<(), Refusal> {
         Err(Refusal::Never(request, DeviceError::Removed))
     }

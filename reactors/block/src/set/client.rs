@@ -43,13 +43,13 @@ pub trait DeviceClient {
 
     /// Whether the client will submit no further request to a device that was removed from the
     /// configuration.
-    fn has_let_go(&self, place: usize) -> bool {
+    fn has_released_device(&self, place: usize) -> bool {
         let _ = place;
         true
     }
 
     /// A device was removed with all its requests, in flight and waiting: none of them completes.
-    fn device_cut(&mut self, place: usize, now: Nanos);
+    fn device_removed(&mut self, place: usize, now: Nanos);
 
     /// The reactor stops: the client accepts no new work and completes its requests. Called in
     /// every turn; returns true when the client will submit no further request.
@@ -84,7 +84,12 @@ impl ReactorDevices {
     pub fn add(&self, client: SharedClient) {
         let mut clients = self.clients.borrow_mut();
         let number = usize::from(client.borrow().id().0);
-        assert_eq!(number, clients.len(), "a client of another number is next");
+        assert_eq!(
+            number,
+            clients.len(),
+            "clients must be added in the order of their \
+        registration"
+        );
         clients.push(client);
     }
 
@@ -165,7 +170,10 @@ impl ReactorDevices {
     /// [`DeviceSet::detach`], after all clients have stopped using the device.
     pub fn detach(&self, place: usize) -> Drain {
         let clients = self.clients.borrow();
-        if clients.iter().all(|it| it.borrow().has_let_go(place)) {
+        if clients
+            .iter()
+            .all(|it| it.borrow().has_released_device(place))
+        {
             self.set.detach(place)
         } else {
             Drain::Outstanding(self.set.in_flight_of(place).max(1))
@@ -173,20 +181,20 @@ impl ReactorDevices {
     }
 
     /// Removes a device and all its requests immediately.
-    pub fn cut(&self, place: usize, now: Nanos) {
-        self.set.cut(place);
+    pub fn remove_now(&self, place: usize, now: Nanos) {
+        self.set.remove_now(place);
         for client in &*self.clients.borrow() {
-            client.borrow_mut().device_cut(place, now);
+            client.borrow_mut().device_removed(place, now);
         }
     }
 
     /// Stops the clients, then drains the devices: see [`DeviceSet::drain`].
     pub fn drain(&self, now: Nanos) -> Drain {
-        let mut are_at_rest = true;
+        let mut all_stopped = true;
         for client in &*self.clients.borrow() {
-            are_at_rest &= client.borrow_mut().stop(now);
+            all_stopped &= client.borrow_mut().stop(now);
         }
-        if are_at_rest {
+        if all_stopped {
             self.set.drain()
         } else {
             Drain::Outstanding(self.set.in_flight().max(1))

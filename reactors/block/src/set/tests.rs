@@ -205,7 +205,7 @@ fn what_is_refused_after_a_wait_completes_with_the_error() {
 
 /// Completions without a request are ignored and counted.
 #[test]
-fn completions_that_nobody_waits_for_are_counted() {
+fn completions_without_a_request_are_counted() {
     let device = script(0);
     let set = set_of(&[&device]);
     let client = set.register(8);
@@ -219,7 +219,10 @@ fn completions_that_nobody_waits_for_are_counted() {
     device.taken.borrow_mut().push_back(client.tag(4));
     set.busy.set(1);
     assert_eq!(polled(&set), [(client, 4, Ok(()))]);
-    assert_eq!((set.take_strays(), set.take_strays()), (4, 0));
+    assert_eq!(
+        (set.take_stale_completions(), set.take_stale_completions()),
+        (4, 0)
+    );
     assert!(!set.has_failed_to_flush());
 }
 
@@ -286,13 +289,13 @@ fn requests_of_one_client_are_given_up_and_those_of_the_other_are_not() {
 }
 
 #[test]
-fn a_device_that_is_let_go_ends_what_it_has_first_and_one_that_is_cut_does_not() {
+fn detach_waits_for_requests_and_immediate_removal_does_not() {
     let (slow, gone) = (script(1), script(0));
     let set = set_of(&[&slow, &gone]);
     let client = set.register(8);
     set.submit(client, 0, request(1)).expect("room");
     assert_eq!(set.detach(0), Drain::Outstanding(1));
-    assert_eq!(set.present(), 0b10);
+    assert_eq!(set.attached(), 0b10);
     assert_eq!(polled(&set), [(client, 1, Ok(()))]);
     assert_eq!(set.detach(0), Drain::Done);
     assert_eq!(set.submit(client, 0, request(2)), Err(DeviceError::Removed));
@@ -300,9 +303,12 @@ fn a_device_that_is_let_go_ends_what_it_has_first_and_one_that_is_cut_does_not()
         panic!("it takes nothing");
     };
     assert_eq!(set.detach(1), Drain::Outstanding(1));
-    set.cut(1);
+    set.remove_now(1);
     assert!(!set.cancel(client, name, 3));
-    assert_eq!((set.waiting(), set.present(), polled(&set)), (0, 0, vec![]));
+    assert_eq!(
+        (set.waiting(), set.attached(), polled(&set)),
+        (0, 0, vec![])
+    );
     assert_eq!(Rc::strong_count(&gone), 1, "the queue is closed");
 }
 

@@ -121,45 +121,45 @@ pub(super) fn ranges_outside_the_device(harness: &mut Harness) {
     assert_eq!(error, DeviceError::OutOfRange);
 }
 
-pub(super) fn loans(harness: &mut Harness) {
-    if !harness.queue().lends_read(4, 3) {
+pub(super) fn borrows(harness: &mut Harness) {
+    if !harness.queue().can_borrow_read(4, 3) {
         return;
     }
     let (old, new) = (pattern(1, harness.bytes(3)), pattern(2, harness.bytes(3)));
     harness.write(4, &old);
     let completion = harness.run(Operation::Read, 4, 3, None);
     assert_eq!(completion.result, Ok(()));
-    let Some(Data::Loan(loan)) = completion.data else {
-        panic!("not a loan")
+    let Some(Data::Borrow(borrow)) = completion.data else {
+        panic!("not a borrow")
     };
-    assert!(*loan == *old);
+    assert!(*borrow == *old);
     let writing = harness.submit(WRITE, 4, 3, Some(&new));
     // Neither reads of the same or other blocks nor time may change borrowed data.
     let elsewhere = harness.submit(Operation::Read, 100, 1, None);
     assert_eq!(harness.wait(elsewhere).result, Ok(()));
     for _ in 0..10 {
         for completion in harness.poll(COMPLETIONS_PER_POLL_MAX) {
-            assert_ne!(completion.tag, writing, "written while lent");
+            assert_ne!(completion.tag, writing, "written while borrowed");
         }
-        assert!(*loan == *old, "a loan changed");
+        assert!(*borrow == *old, "a borrowed range changed");
     }
     assert!(
-        harness.queue().lend(4, 3).is_none(),
+        harness.queue().borrow_read(4, 3).is_none(),
         "a read overtook a write that waits"
     );
-    drop(loan);
+    drop(borrow);
     assert_eq!(harness.wait(writing).result, Ok(()));
     assert!(harness.read(4, 3) == new);
 }
 
 /// An inline read returns the same data as a submitted one; a range that a read would refuse is
 /// refused inline.
-pub(super) fn lending_at_once(harness: &mut Harness) {
+pub(super) fn inline_borrows(harness: &mut Harness) {
     let data = pattern(3, harness.bytes(2));
     harness.write(6, &data);
     let in_flight = harness.queue().in_flight();
-    if let Some(loan) = harness.queue().lend(6, 2) {
-        assert!(*loan == *data);
+    if let Some(borrow) = harness.queue().borrow_read(6, 2) {
+        assert!(*borrow == *data);
     }
     assert_eq!(harness.queue().in_flight(), in_flight);
     let geometry = harness.geometry;
@@ -170,7 +170,7 @@ pub(super) fn lending_at_once(harness: &mut Harness) {
         (0, 0),
         (0, geometry.max_transfer_blocks + 1),
     ] {
-        let lent = harness.queue().lend(lba, blocks);
+        let lent = harness.queue().borrow_read(lba, blocks);
         assert!(lent.is_none(), "{blocks} blocks at {lba}");
     }
 }
@@ -181,13 +181,13 @@ pub(super) fn writing_at_once(harness: &mut Harness) {
     harness.write(6, &old);
     let one_block = &old[..harness.bytes(1)];
     let in_flight = harness.queue().in_flight();
-    let written = harness.queue().write_at_once(6, &new);
+    let written = harness.queue().write_inline(6, &new);
     assert_eq!(harness.queue().in_flight(), in_flight);
     let expected = if written { &new } else { &old };
     assert!(harness.read(6, 2) == *expected);
-    if let Some(loan) = harness.queue().lend(6, 2) {
-        assert!(!harness.queue().write_at_once(7, one_block));
-        assert!(*loan == **expected, "a loan changed");
+    if let Some(borrow) = harness.queue().borrow_read(6, 2) {
+        assert!(!harness.queue().write_inline(7, one_block));
+        assert!(*borrow == **expected, "a borrowed range changed");
     }
     let geometry = harness.geometry;
     for (lba, data) in [
@@ -197,7 +197,7 @@ pub(super) fn writing_at_once(harness: &mut Harness) {
         (0, &old[..0]),
         (0, &old[1..]),
     ] {
-        let written = harness.queue().write_at_once(lba, data);
+        let written = harness.queue().write_inline(lba, data);
         assert!(!written, "{} bytes at {lba}", data.len());
     }
     assert!(harness.read(6, 2) == *expected);
@@ -208,14 +208,14 @@ pub(super) fn writing_at_once(harness: &mut Harness) {
 pub(super) fn filling_at_once(harness: &mut Harness) {
     let (old, new) = (pattern(7, harness.bytes(2)), pattern(8, harness.bytes(2)));
     harness.write(6, &old);
-    let fills = harness.queue().fills_at_once();
+    let fills = harness.queue().supports_direct_placement();
     let counted = |harness: &Harness| {
         let health = harness.subject.device.health();
         (health.writes, health.bytes_written)
     };
     let before = counted(harness);
     let mut calls = 0;
-    let filled = harness.queue().fill_at_once(6, new.len(), &mut |range| {
+    let filled = harness.queue().place_directly(6, new.len(), &mut |range| {
         range.copy_from_slice(&new);
         calls += 1;
     });
@@ -223,21 +223,21 @@ pub(super) fn filling_at_once(harness: &mut Harness) {
     let bytes = if filled { new.len() as u64 } else { 0 };
     assert_eq!(counted(harness), (before.0, before.1 + bytes));
     if filled {
-        harness.queue().count_filled();
+        harness.queue().count_placed_write();
         assert_eq!(counted(harness), (before.0 + 1, before.1 + bytes));
     }
     let expected = if filled { &new } else { &old };
     assert!(harness.read(6, 2) == *expected);
     let (geometry, one_block) = (harness.geometry, harness.bytes(1));
     let refuses = |harness: &mut Harness, lba, bytes| {
-        let filled = harness.queue().fill_at_once(lba, bytes, &mut |_| {
+        let filled = harness.queue().place_directly(lba, bytes, &mut |_| {
             panic!("{bytes} bytes at {lba}");
         });
         assert!(!filled, "{bytes} bytes at {lba}");
     };
-    if let Some(loan) = harness.queue().lend(6, 2) {
+    if let Some(borrow) = harness.queue().borrow_read(6, 2) {
         refuses(harness, 7, one_block);
-        assert!(*loan == **expected, "a loan changed");
+        assert!(*borrow == **expected, "a borrowed range changed");
     }
     refuses(harness, geometry.block_count, one_block);
     refuses(harness, geometry.block_count - 1, 2 * one_block);
@@ -416,14 +416,14 @@ pub(super) fn drain(harness: &mut Harness) {
         let error = harness.refused_for_good(Operation::Flush, 0, 0, None);
         assert_eq!(error, DeviceError::Removed);
         assert!(
-            harness.queue().lend(0, 1).is_none(),
-            "a draining queue lends nothing"
+            harness.queue().borrow_read(0, 1).is_none(),
+            "a draining queue refuses borrows"
         );
         assert!(
-            !harness.queue().write_at_once(0, &data),
+            !harness.queue().write_inline(0, &data),
             "a draining queue takes nothing"
         );
-        let filled = harness.queue().fill_at_once(0, data.len(), &mut |_| {});
+        let filled = harness.queue().place_directly(0, data.len(), &mut |_| {});
         assert!(!filled, "a draining queue gives no memory");
         let ended = harness.wait_all();
         assert!(ended.iter().all(|completion| completion.result.is_ok()));

@@ -219,7 +219,7 @@ impl Harness {
             let has_lease = has_lease.expect("a completion of a request in flight, once");
             match &completion.data {
                 Some(Data::Lease(_)) => assert!(has_lease, "a lease that was never given"),
-                Some(Data::Loan(_)) => assert!(!has_lease && completion.result.is_ok()),
+                Some(Data::Borrow(_)) => assert!(!has_lease && completion.result.is_ok()),
                 None => assert!(!has_lease, "the lease did not come back"),
             }
         }

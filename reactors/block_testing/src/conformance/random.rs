@@ -130,9 +130,9 @@ impl Run<'_> {
             Operation::Read => {
                 expected.data = self.model.bytes(&range);
                 let blocks = (range.end - range.start) as u32;
-                let lends = self.harness.queue().lends_read(range.start, blocks);
-                let lend = lends && self.seeded.below(2) == 0;
-                (!lend).then(|| vec![0xEE; bytes])
+                let lends = self.harness.queue().can_borrow_read(range.start, blocks);
+                let borrow_read = lends && self.seeded.below(2) == 0;
+                (!borrow_read).then(|| vec![0xEE; bytes])
             }
             Operation::Write { .. } => {
                 let data = pattern(self.seeded.draw(), bytes);

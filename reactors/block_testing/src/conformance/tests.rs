@@ -153,7 +153,7 @@ fn delayed(subject: Subject, latency: Latency) -> Subject {
 }
 
 #[test]
-fn late_answers_are_still_right() {
+fn delayed_completions_are_correct() {
     let latencies = [
         Latency::Fixed(Nanos::ZERO),
         Latency::Fixed(Nanos::from_micros(35)),
@@ -173,7 +173,7 @@ fn a_device_that_grew_is_as_any_other() {
     run(|| {
         let device = memory(512, false);
         for blocks in [BLOCKS + 1, BLOCKS + 117, 5 * BLOCKS] {
-            let missing = device.take_missing(blocks * 512).expect("memory");
+            let missing = device.allocate_growth(blocks * 512).expect("memory");
             device.grow(missing.expect("it grows"));
         }
         Subject::new(device, arena())

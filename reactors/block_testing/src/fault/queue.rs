@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use hugemem::Data;
 
-use super::{Effect, Running};
+use super::{Effect, RunningPlan};
 use block::{
     Completion, CompletionBatch, DeviceError, DeviceQueue, Drain, Geometry, Refusal, Request,
 };
@@ -23,7 +23,7 @@ struct Slot {
 
 pub(super) struct FaultQueue {
     inner: Box<dyn DeviceQueue>,
-    running: Arc<Running>,
+    running: Arc<RunningPlan>,
     seeded: Seeded,
     slots: Box<[Option<Slot>]>,
     free: Vec<u32>,
@@ -38,7 +38,7 @@ pub(super) struct FaultQueue {
 impl FaultQueue {
     pub(super) fn new(
         inner: Box<dyn DeviceQueue>,
-        running: Arc<Running>,
+        running: Arc<RunningPlan>,
         seeded: Seeded,
         depth: usize,
         geometry: Geometry,
@@ -97,7 +97,7 @@ impl FaultQueue {
     }
 
     /// Delivers released completions, or all if the device is removed.
-    fn let_go(&mut self) {
+    fn deliver_released(&mut self) {
         let releases = self.running.releases.load(Ordering::Acquire);
         let removed = self.running.is_removed();
         for _ in 0..self.held.len() {
@@ -114,8 +114,8 @@ impl FaultQueue {
 }
 
 impl DeviceQueue for FaultQueue {
-    fn lends_read(&self, lba: u64, blocks: u32) -> bool {
-        self.inner.lends_read(lba, blocks)
+    fn can_borrow_read(&self, lba: u64, blocks: u32) -> bool {
+        self.inner.can_borrow_read(lba, blocks)
     }
 
     fn submit(&mut self, request: Request) -> Result<(), Refusal> {
@@ -184,7 +184,7 @@ impl DeviceQueue for FaultQueue {
 
     fn poll(&mut self, completions: &mut CompletionBatch) -> usize {
         self.collect();
-        self.let_go();
+        self.deliver_released();
         let removed = self.running.is_removed();
         let count = completions.remaining_capacity().min(self.ready.len());
         completions.extend(self.ready.drain(..count).map(|mut completion| {

@@ -202,7 +202,7 @@ fn what_is_given_up_is_named_by_the_callers_tag() {
         data: None,
     };
     bench.queue.submit(read).unwrap();
-    let loan = bench.poll();
+    let borrow = bench.poll();
     let tags = [3, 3].map(|lba| bench.try_submit(WRITE, lba).unwrap());
     bench.queue.give_up(&mut |tag| tag == tags[0]);
     let ended = bench.poll();
@@ -211,7 +211,7 @@ fn what_is_given_up_is_named_by_the_callers_tag() {
         (ended[0].tag, ended[0].result),
         (tags[0], Err(DeviceError::Aborted))
     );
-    drop(loan);
+    drop(borrow);
     let ended = bench.poll();
     assert_eq!((ended[0].tag, ended[0].result), (tags[1], Ok(())));
 }
@@ -265,7 +265,7 @@ fn a_removed_device_ends_what_it_had_and_takes_no_more() {
     for completion in &completions {
         assert_eq!(completion.result, Err(DeviceError::Removed));
     }
-    assert!(completions[0].data.is_none(), "no loan after an error");
+    assert!(completions[0].data.is_none(), "no borrow after an error");
     assert!(completions[1].data.is_some(), "the lease comes back");
     let refused = bench.try_submit(Operation::Read, 0);
     assert!(matches!(

@@ -84,7 +84,7 @@ fn a_cache_is_stolen_from_while_its_owner_leaves() {
 }
 
 #[test]
-fn who_waits_is_served_by_what_another_gives_back() {
+fn a_waiter_gets_a_slice_returned_by_another_reactor() {
     loom::model(|| {
         let bench = bench(1);
         let here = bench.exchange.join();

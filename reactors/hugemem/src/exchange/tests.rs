@@ -10,7 +10,7 @@ fn drain(exchange: &Exchange, member: &Member, class: usize) -> Vec<u32> {
 }
 
 #[test]
-fn what_sleeps_in_a_cache_is_within_reach_of_others() {
+fn slices_in_another_cache_can_be_stolen() {
     let exchange = Exchange::new([8, 0, 0, 0, 2], [8, 0, 0, 0, 2]);
     let (here, there) = (exchange.join(), exchange.join());
     for slice in drain(&exchange, &there, 0) {

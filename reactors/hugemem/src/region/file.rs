@@ -75,7 +75,7 @@ impl MemoryFile {
     }
 
     /// The descriptor for other users, which cannot write through it.
-    pub(super) fn freeze(self) -> Result<OwnedFd, Failure> {
+    pub(super) fn into_read_only(self) -> Result<OwnedFd, Failure> {
         if self.sealable {
             fcntl_add_seals(&self.descriptor, SEALS).map_err(|e| ("fcntl(F_ADD_SEALS)", e))?;
             return Ok(self.descriptor);

@@ -109,7 +109,7 @@ impl Mapping {
 
     /// Excludes the mapping from forked processes; otherwise copy-on-write would move pages away
     /// from devices.
-    pub(super) fn keep_from_forks(&self) -> Result<(), Errno> {
+    pub(super) fn exclude_from_fork(&self) -> Result<(), Errno> {
         self.advise(0, self.len, Advice::LinuxDontFork)
     }
 

@@ -84,7 +84,7 @@ impl fmt::Display for Notice {
                 write!(
                     f,
                     "{wanted} {size} wanted, {available} free: smaller pages cost a slower start \
-                     and more TLB misses; mend with `"
+                     and more TLB misses; fix with `"
                 )?;
                 if *default_size {
                     write!(f, "sysctl vm.nr_hugepages={reserve}`")
@@ -94,8 +94,8 @@ impl fmt::Display for Notice {
             }
             Notice::NoSuchPages { size } => write!(
                 f,
-                "this machine has no {size}: smaller pages cost more TLB misses; nothing mends it \
-                 here (look for `pdpe1gb` in /proc/cpuinfo, CONFIG_HUGETLBFS in the kernel)"
+                "this machine has no {size}: smaller pages cost more TLB misses; no setting fixes \
+                 this (check for `pdpe1gb` in /proc/cpuinfo, CONFIG_HUGETLBFS in the kernel)"
             ),
             Notice::PagesRefused { size, errno } => write!(
                 f,
@@ -105,19 +105,18 @@ impl fmt::Display for Notice {
             ),
             Notice::UnevenLength { len, size } => write!(
                 f,
-                "{size} not used, {len} bytes are no multiple of one: smaller pages cost more TLB \
-                 misses; mend by asking for {} bytes",
+                "{size} not used, {len} bytes are not a multiple of its size: smaller pages cost \
+                 more TLB misses; fix by configuring {} bytes",
                 len.next_multiple_of(size.bytes())
             ),
             Notice::NoTransparentPages => f.write_str(
                 "transparent hugepages are off for shared memory: 4 KiB pages cost a slower start \
-                 and more TLB misses; mend with \
-                 `echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled` or a start with \
-                 CAP_SYS_ADMIN",
+                 and more TLB misses; fix with `echo advise > \
+                 /sys/kernel/mm/transparent_hugepage/shmem_enabled` or a start with CAP_SYS_ADMIN",
             ),
             Notice::NotLocked { len, errno } => write!(
                 f,
-                "{len} bytes could not be locked in memory ({errno}): swapping can stall I/O; mend \
+                "{len} bytes could not be locked in memory ({errno}): swapping can stall I/O; fix \
                  with `ulimit -l unlimited` or LimitMEMLOCK=infinity in the systemd unit"
             ),
         }
@@ -125,7 +124,7 @@ impl fmt::Display for Notice {
 }
 
 /// Joins the notices to one line of an error, each after a colon or a semicolon.
-pub(super) fn joined(notices: &[Notice]) -> String {
+pub(super) fn join_notices(notices: &[Notice]) -> String {
     let mut line = String::new();
     for (index, notice) in notices.iter().enumerate() {
         line.push_str(if index == 0 { ": " } else { "; " });

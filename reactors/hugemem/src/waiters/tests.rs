@@ -99,16 +99,16 @@ proptest! {
                     prop_assert_eq!(next, expected);
                 }
                 Step::Pass { class } => {
-                    waiters.pass(class);
+                    waiters.advance_account(class);
                     if let Some(first) = models[class].pop_front() {
                         models[class].push_back(first);
                     }
                 }
                 Step::Cancel { modulus, host } => {
                     let account = host.map(Account::io);
-                    let mut gone = [0usize; CLASSES];
+                    let mut removed = [0usize; CLASSES];
                     let cancelled = |token: u64| token.is_multiple_of(modulus);
-                    waiters.cancel(account, |it| cancelled(it.0), |class| gone[class] += 1);
+                    waiters.cancel(account, |it| cancelled(it.0), |class| removed[class] += 1);
                     for (class, model) in models.iter_mut().enumerate() {
                         let mut expected = 0;
                         for (of, tokens) in model.iter_mut() {
@@ -119,7 +119,7 @@ proptest! {
                             }
                         }
                         model.retain(|(_, tokens)| !tokens.is_empty());
-                        prop_assert_eq!(gone[class], expected);
+                        prop_assert_eq!(removed[class], expected);
                     }
                 }
             }

@@ -526,7 +526,7 @@ fn what_is_in_flight_when_the_device_is_damaged_does_not_succeed() {
 }
 
 #[test]
-fn every_reactor_hears_of_damage_and_of_its_end() {
+fn every_queue_sees_damage_and_its_end() {
     use std::sync::atomic::{AtomicBool, Ordering};
     let mut bench = Bench::new(4);
     let (damaged, reopened) = (AtomicBool::new(false), AtomicBool::new(false));

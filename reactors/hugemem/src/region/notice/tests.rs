@@ -2,7 +2,7 @@
 
 use rustix::io::Errno;
 
-use super::{Notice, joined};
+use super::{Notice, join_notices};
 use crate::PageSize;
 
 #[test]
@@ -29,7 +29,7 @@ fn every_notice_is_one_line_with_its_remedy() {
         (
             Notice::NoSuchPages { size: one },
             "no 1 GiB hugepages",
-            "nothing mends it",
+            "no setting fixes this",
         ),
         (
             Notice::PagesRefused {
@@ -68,8 +68,8 @@ fn every_notice_is_one_line_with_its_remedy() {
         assert!(!line.contains('\n') && !line.contains("  "), "{line}");
         notices.push(notice);
     }
-    assert_eq!(joined(&[]), "");
-    let all = joined(&notices);
+    assert_eq!(join_notices(&[]), "");
+    let all = join_notices(&notices);
     assert!(
         all.starts_with(": 128 2 MiB") && all.matches("; ").count() >= 6,
         "{all}"

@@ -28,42 +28,44 @@ const _: () = assert!(READERS & YIELDS == 0 && (READERS | YIELDS) & WRITER == 0)
 
 /// One word per unit.
 #[derive(Debug)]
-pub(crate) struct Holds {
+pub(crate) struct RangeLocks {
     words: Box<[AtomicU32]>,
 }
 
-impl Holds {
+impl RangeLocks {
     /// Creates `units` unlocked units.
-    pub(crate) fn new(units: usize) -> Holds {
-        Holds {
+    pub(crate) fn new(units: usize) -> RangeLocks {
+        RangeLocks {
             words: (0..units).map(|_| AtomicU32::new(0)).collect(),
         }
     }
 
     /// Locks units `first..first + count` for reading, all or none.
-    pub(crate) fn try_share(&self, first: usize, count: usize) -> bool {
+    pub(crate) fn try_lock_read(&self, first: usize, count: usize) -> bool {
         // Most ranges are unlocked: the loop over such units has no calls.
         let words = &self.words[first..first + count];
-        let busy = words.iter().position(|word| !share_idle(word));
-        busy.is_none_or(|had| share_rest(words, had))
+        let busy = words.iter().position(|word| !lock_read_idle(word));
+        busy.is_none_or(|had| lock_read_rest(words, had))
     }
 
     /// Locks one unit for reading that no writer has locked or waits for, the common case. `false`:
-    /// [`try_share`](Self::try_share) may succeed.
+    /// [`try_lock_read`](Self::try_lock_read) may succeed.
     #[inline]
-    pub(crate) fn try_share_idle(&self, unit: usize) -> bool {
-        share_idle(&self.words[unit])
+    pub(crate) fn try_lock_read_idle(&self, unit: usize) -> bool {
+        lock_read_idle(&self.words[unit])
     }
 
-    /// Releases a read lock of `try_share`.
-    pub(crate) fn unshare(&self, first: usize, count: usize) {
-        self.words[first..first + count].iter().for_each(unshare);
+    /// Releases a read lock of `try_lock_read`.
+    pub(crate) fn unlock_read(&self, first: usize, count: usize) {
+        self.words[first..first + count]
+            .iter()
+            .for_each(unlock_read);
     }
 
     /// Releases the read lock of one unit.
     #[inline]
-    pub(crate) fn unshare_one(&self, unit: usize) {
-        unshare(&self.words[unit]);
+    pub(crate) fn unlock_read_one(&self, unit: usize) {
+        unlock_read(&self.words[unit]);
     }
 
     /// Whether a writer was refused one of these units and has not locked it since.
@@ -84,19 +86,19 @@ impl Holds {
     }
 
     /// Locks units `first..first + count` for writing, all or none.
-    pub(crate) fn try_own(&self, first: usize, count: usize) -> bool {
-        // As in `try_share`.
+    pub(crate) fn try_lock_write(&self, first: usize, count: usize) -> bool {
+        // As in `try_lock_read`.
         let words = &self.words[first..first + count];
-        let busy = words.iter().position(|word| !own_free(word));
-        busy.is_none_or(|had| own_rest(words, had))
+        let busy = words.iter().position(|word| !lock_write_free(word));
+        busy.is_none_or(|had| lock_write_rest(words, had))
     }
 
-    /// Releases a write lock of `try_own`.
-    pub(crate) fn disown(&self, first: usize, count: usize) {
+    /// Releases a write lock of `try_lock_write`.
+    pub(crate) fn unlock_write(&self, first: usize, count: usize) {
         for word in &self.words[first..first + count] {
             debug_assert!(
                 word.load(Ordering::Relaxed) & WRITER != 0,
-                "a hold ends once"
+                "a lock is released once"
             );
             word.store(0, Ordering::Release);
         }
@@ -105,7 +107,7 @@ impl Holds {
 
 /// Locks a unit for reading that no writer has locked or waits for. `false`: nothing has happened.
 #[inline(always)]
-fn share_idle(word: &AtomicU32) -> bool {
+fn lock_read_idle(word: &AtomicU32) -> bool {
     let value = word.load(Ordering::Relaxed);
     // The bits of writers are higher.
     let is_idle = value < READERS;
@@ -118,15 +120,15 @@ fn share_idle(word: &AtomicU32) -> bool {
 
 /// Locks these units for reading, all or none. The first `had` are locked already.
 #[inline(never)]
-fn share_rest(words: &[AtomicU32], had: usize) -> bool {
-    let refused = words[had..].iter().position(|word| !share(word));
+fn lock_read_rest(words: &[AtomicU32], had: usize) -> bool {
+    let refused = words[had..].iter().position(|word| !lock_read(word));
     if let Some(more) = refused {
-        words[..had + more].iter().for_each(unshare);
+        words[..had + more].iter().for_each(unlock_read);
     }
     refused.is_none()
 }
 
-fn share(word: &AtomicU32) -> bool {
+fn lock_read(word: &AtomicU32) -> bool {
     let mut value = word.load(Ordering::Relaxed);
     loop {
         // At the maximum reader count, a reader is refused as if a writer had the lock.
@@ -146,58 +148,60 @@ fn share(word: &AtomicU32) -> bool {
 }
 
 #[inline]
-fn unshare(word: &AtomicU32) {
+fn unlock_read(word: &AtomicU32) {
     let before = word.fetch_sub(1, Ordering::Release);
-    debug_assert!(before & READERS > 0, "a hold ends once");
+    debug_assert!(before & READERS > 0, "a lock is released once");
 }
 
 /// Locks a unit for writing that is unlocked and owes no refusals. `false`: nothing has happened.
 #[inline(always)]
-fn own_free(word: &AtomicU32) -> bool {
+fn lock_write_free(word: &AtomicU32) -> bool {
     word.compare_exchange_weak(0, WRITER, Ordering::Acquire, Ordering::Relaxed)
         .is_ok()
 }
 
 /// Locks these units for writing, all or none. The first `had` are locked already.
 #[inline(never)]
-fn own_rest(words: &[AtomicU32], had: usize) -> bool {
-    let tries = words[had..].iter().map(own);
-    let refused = tries.enumerate().find(|(_, taken)| *taken != Taken::Owned);
-    let Some((more, taken)) = refused else {
+fn lock_write_rest(words: &[AtomicU32], had: usize) -> bool {
+    let tries = words[had..].iter().map(lock_write);
+    let refused = tries
+        .enumerate()
+        .find(|(_, result)| *result != WriteLockResult::Locked);
+    let Some((more, result)) = refused else {
         return true;
     };
     let (before, rest) = words.split_at(had + more);
-    before.iter().for_each(disown_unused);
-    if taken == Taken::Asked {
+    before.iter().for_each(unlock_write_unused);
+    if result == WriteLockResult::Requested {
         // All readers of the rest yield in parallel, not one unit after the other.
-        rest[1..].iter().for_each(ask);
+        rest[1..].iter().for_each(request_yield);
     }
     false
 }
 
 /// Result of an attempt to lock a unit for writing.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Taken {
-    Owned,
+enum WriteLockResult {
+    Locked,
     /// Readers have locked it, and later ones were requested to yield just now.
-    Asked,
+    Requested,
     /// A writer has locked it, or readers were requested to yield before.
     Refused,
 }
 
-fn own(word: &AtomicU32) -> Taken {
+fn lock_write(word: &AtomicU32) -> WriteLockResult {
     let mut value = word.load(Ordering::Relaxed);
     loop {
         let free = value & (WRITER | READERS) == 0;
-        let asked = value & YIELDS != 0;
-        if !free && (asked || value & WRITER != 0) {
-            return Taken::Refused;
+        let requested = value & YIELDS != 0;
+        if !free && (requested || value & WRITER != 0) {
+            return WriteLockResult::Refused;
         }
         // The refusals remain in the word, for a writer that is refused another unit of its range.
         let after = value | if free { WRITER } else { YIELDS };
         match word.compare_exchange_weak(value, after, Ordering::Acquire, Ordering::Relaxed) {
-            Ok(_) if free => return Taken::Owned,
-            Ok(_) => return Taken::Asked,
+            Ok(_) if free => return WriteLockResult::Locked,
+            Ok(_) => return WriteLockResult::Requested,
             Err(now) => value = now,
         }
     }
@@ -205,17 +209,17 @@ fn own(word: &AtomicU32) -> Taken {
 
 /// Requests readers of a unit to yield, unless it is unlocked or they were requested before. If the
 /// word changes meanwhile, the next attempt does it.
-fn ask(word: &AtomicU32) {
+fn request_yield(word: &AtomicU32) {
     let value = word.load(Ordering::Relaxed);
     if value & READERS != 0 && value & (YIELDS | WRITER) == 0 {
-        let asked = value | YIELDS;
-        let _ = word.compare_exchange(value, asked, Ordering::Relaxed, Ordering::Relaxed);
+        let requested = value | YIELDS;
+        let _ = word.compare_exchange(value, requested, Ordering::Relaxed, Ordering::Relaxed);
     }
 }
 
 /// Unlocks a unit that a writer had locked while another of its range was refused. Readers yield
 /// here too, otherwise the units of a busy range would never be unlocked at the same time.
-fn disown_unused(word: &AtomicU32) {
+fn unlock_write_unused(word: &AtomicU32) {
     // Only the owner of a write lock changes the word.
     let yields = word.load(Ordering::Relaxed) & YIELDS;
     word.store(if yields == 0 { YIELDS } else { yields }, Ordering::Release);

@@ -7,45 +7,45 @@ use std::sync::Arc;
 use loom::cell::UnsafeCell;
 use loom::thread;
 
-use super::Holds;
+use super::RangeLocks;
 
 struct Bench {
-    holds: Holds,
+    locks: RangeLocks,
     units: Vec<UnsafeCell<u32>>,
 }
 
 fn bench(units: usize) -> Arc<Bench> {
     let cells = (0..units).map(|_| UnsafeCell::new(0)).collect();
     Arc::new(Bench {
-        holds: Holds::new(units),
+        locks: RangeLocks::new(units),
         units: cells,
     })
 }
 
 fn read(bench: &Bench, first: usize, count: usize) {
-    if bench.holds.try_share(first, count) {
+    if bench.locks.try_lock_read(first, count) {
         for unit in &bench.units[first..first + count] {
             unit.with(|_| ());
         }
-        bench.holds.unshare(first, count);
+        bench.locks.unlock_read(first, count);
     }
 }
 
 /// Reads one unit like a store does.
 fn read_one(bench: &Bench, unit: usize) {
-    if bench.holds.try_share_idle(unit) || bench.holds.try_share(unit, 1) {
+    if bench.locks.try_lock_read_idle(unit) || bench.locks.try_lock_read(unit, 1) {
         bench.units[unit].with(|_| ());
-        bench.holds.unshare_one(unit);
+        bench.locks.unlock_read_one(unit);
     }
 }
 
 fn write(bench: &Bench, first: usize, count: usize) -> bool {
-    let owned = bench.holds.try_own(first, count);
+    let owned = bench.locks.try_lock_write(first, count);
     if owned {
         for unit in &bench.units[first..first + count] {
             unit.with_mut(|_| ());
         }
-        bench.holds.disown(first, count);
+        bench.locks.unlock_write(first, count);
     }
     owned
 }
@@ -62,7 +62,7 @@ fn a_reader_and_a_writer_of_two_units_never_meet() {
         write(&bench, 0, 2);
         write(&bench, 1, 1);
         thread.join().unwrap();
-        assert!(write(&bench, 0, 2), "all holds ended");
+        assert!(write(&bench, 0, 2), "all locks are released");
     });
 }
 
@@ -76,7 +76,7 @@ fn overlapping_writers_and_a_reader_never_meet() {
         write(&bench, 0, 2);
         writer.join().unwrap();
         reader.join().unwrap();
-        assert!(write(&bench, 0, 3), "all holds ended");
+        assert!(write(&bench, 0, 3), "all locks are released");
     });
 }
 
@@ -84,9 +84,9 @@ fn overlapping_writers_and_a_reader_never_meet() {
 fn a_writer_that_retries_gets_in() {
     loom::model(|| {
         let bench = bench(1);
-        assert!(bench.holds.try_share(0, 1));
+        assert!(bench.locks.try_lock_read(0, 1));
         let other = Arc::clone(&bench);
-        let reader = thread::spawn(move || other.holds.unshare(0, 1));
+        let reader = thread::spawn(move || other.locks.unlock_read(0, 1));
         while !write(&bench, 0, 1) {
             thread::yield_now();
         }

@@ -13,14 +13,14 @@ use super::Attempt;
 
 /// Maximum number of deferred requests of one queue: every command that a reactor can have in
 /// execution.
-pub(super) const PARKED_MAX: usize = 65_536;
+pub(super) const DEFERRED_MAX: usize = 65_536;
 /// Slots are allocated in steps of this many, the first when the queue opens.
 const SLOTS_STEP: usize = 1024;
 /// Maximum number of requests tried in one poll.
 pub(super) const TRIES_PER_POLL_MAX: usize = 16;
 /// Maximum number of requests promoted in one poll after the request that they wait for has ended.
 /// Each promotion searches the older requests.
-pub(super) const MOVES_PER_POLL_MAX: usize = 4;
+pub(super) const PROMOTIONS_PER_POLL_MAX: usize = 4;
 /// Bytes of the device per counter of the filter.
 const GRANULE_BYTES: usize = 64 * UNIT_BYTES;
 /// Number of counters of the filter.
@@ -40,7 +40,7 @@ enum State {
     /// Waits in the list of an older request and is promoted when that request has ended.
     Behind,
     /// Promoted by one of the next polls.
-    MovingUp,
+    Promoting,
 }
 
 struct Slot {
@@ -57,14 +57,14 @@ struct Slot {
 }
 
 /// The deferred requests of a queue.
-pub(super) struct Parked {
+pub(super) struct DeferredRequests {
     slots: Vec<Slot>,
     free: Vec<SlotIndex>,
     oldest: SlotIndex,
     newest: SlotIndex,
     len: usize,
     front: VecDeque<SlotIndex>,
-    moving_up: VecDeque<SlotIndex>,
+    to_promote: VecDeque<SlotIndex>,
     filter: Box<[u32; COUNTERS]>,
     /// Requests over too many granules to be counted in each.
     wide: u32,
@@ -77,21 +77,21 @@ fn granules(offset: usize, len: usize) -> Option<(usize, usize)> {
     (last - first < GRANULES_MAX).then_some((first, last))
 }
 
-impl Parked {
+impl DeferredRequests {
     pub(super) fn new() -> Self {
-        let mut parked = Self {
+        let mut deferred = Self {
             slots: Vec::new(),
             free: Vec::new(),
             oldest: NONE,
             newest: NONE,
             len: 0,
             front: VecDeque::new(),
-            moving_up: VecDeque::new(),
+            to_promote: VecDeque::new(),
             filter: Box::new([0; COUNTERS]),
             wide: 0,
         };
-        parked.add_slots();
-        parked
+        deferred.add_slots();
+        deferred
     }
 
     /// Allocates a step of slots and the lists for them. More than one step is needed only if more
@@ -101,7 +101,7 @@ impl Parked {
         let before = self.slots.len();
         self.slots.reserve_exact(SLOTS_STEP);
         self.free.reserve_exact(before + SLOTS_STEP);
-        for list in [&mut self.front, &mut self.moving_up] {
+        for list in [&mut self.front, &mut self.to_promote] {
             list.reserve_exact(before + SLOTS_STEP - list.len());
         }
         for index in before..before + SLOTS_STEP {
@@ -126,7 +126,7 @@ impl Parked {
     }
 
     pub(super) fn is_full(&self) -> bool {
-        self.len == PARKED_MAX
+        self.len == DEFERRED_MAX
     }
 
     /// Whether a deferred request may touch the range; false is certain.
@@ -148,7 +148,7 @@ impl Parked {
     fn newest_touching(&self, mut index: SlotIndex, attempt: &Attempt) -> SlotIndex {
         while index != NONE {
             let slot = &self.slots[index as usize];
-            if slot.attempt.as_ref().is_some_and(|it| it.meets(attempt)) {
+            if slot.attempt.as_ref().is_some_and(|it| it.overlaps(attempt)) {
                 return index;
             }
             index = slot.older;
@@ -157,7 +157,7 @@ impl Parked {
     }
 
     /// Adds a request after all others.
-    pub(super) fn park(&mut self, attempt: Attempt) {
+    pub(super) fn defer(&mut self, attempt: Attempt) {
         if self.free.is_empty() {
             self.add_slots();
         }
@@ -221,7 +221,7 @@ impl Parked {
                 return Some(index);
             }
             self.remove(index);
-            self.move_up(1);
+            self.promote(1);
         }
         None
     }
@@ -243,7 +243,7 @@ impl Parked {
         if !progress {
             return;
         }
-        for _ in 0..MOVES_PER_POLL_MAX {
+        for _ in 0..PROMOTIONS_PER_POLL_MAX {
             let first = self.slots[index as usize].first_behind;
             if first == NONE {
                 return;
@@ -254,15 +254,15 @@ impl Parked {
             if next == NONE {
                 slot.last_behind = NONE;
             }
-            self.slots[first as usize].state = State::MovingUp;
-            self.moving_up.push_back(first);
+            self.slots[first as usize].state = State::Promoting;
+            self.to_promote.push_back(first);
         }
     }
 
     /// Promotes at most `most` requests.
-    pub(super) fn move_up(&mut self, most: usize) {
+    pub(super) fn promote(&mut self, most: usize) {
         for _ in 0..most {
-            let Some(index) = self.moving_up.pop_front() else {
+            let Some(index) = self.to_promote.pop_front() else {
                 return;
             };
             self.place(index);
@@ -287,8 +287,8 @@ impl Parked {
         self.count(granules, |counter| *counter -= 1);
         while behind != NONE {
             let next = self.slots[behind as usize].next_behind;
-            self.slots[behind as usize].state = State::MovingUp;
-            self.moving_up.push_back(behind);
+            self.slots[behind as usize].state = State::Promoting;
+            self.to_promote.push_back(behind);
             behind = next;
         }
         self.free.push(index);

@@ -10,9 +10,9 @@ use crate::request::Request;
 /// Identifies a waiting request. It is reused after the request stops waiting, so it is valid only
 /// together with the request's tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WaitId(NonZeroU32);
+pub struct WaitingId(NonZeroU32);
 
-impl WaitId {
+impl WaitingId {
     fn of(index: u32) -> Self {
         Self(NonZeroU32::MIN.saturating_add(index))
     }
@@ -34,28 +34,28 @@ struct Waiting {
 }
 
 #[derive(Clone, Copy)]
-struct Line {
+struct WaitQueue {
     head: u32,
     tail: u32,
 }
 
 /// All waiting requests.
-pub(super) struct WaitLines {
+pub(super) struct WaitQueues {
     entries: Vec<Option<Waiting>>,
     free: Vec<u32>,
-    lines: Box<[Line]>,
+    queues: Box<[WaitQueue]>,
 }
 
-impl WaitLines {
+impl WaitQueues {
     pub(super) fn new(devices: usize) -> Self {
-        let none = Line {
+        let none = WaitQueue {
             head: NONE,
             tail: NONE,
         };
         Self {
             entries: Vec::new(),
             free: Vec::new(),
-            lines: vec![none; devices].into_boxed_slice(),
+            queues: vec![none; devices].into_boxed_slice(),
         }
     }
 
@@ -74,17 +74,17 @@ impl WaitLines {
     }
 
     pub(super) fn is_empty(&self, place: usize) -> bool {
-        self.lines[place].head == NONE
+        self.queues[place].head == NONE
     }
 
     /// Adds a request to the end of a device's queue. `None`: there is no room, and the request is
     /// dropped.
-    pub(super) fn push(&mut self, place: usize, request: Request) -> Option<WaitId> {
+    pub(super) fn push(&mut self, place: usize, request: Request) -> Option<WaitingId> {
         let index = self.free.pop()?;
-        let previous = std::mem::replace(&mut self.lines[place].tail, index);
+        let previous = std::mem::replace(&mut self.queues[place].tail, index);
         match self.entries.get_mut(previous as usize) {
             Some(Some(last)) => last.next = index,
-            _ => self.lines[place].head = index,
+            _ => self.queues[place].head = index,
         }
         self.entries[index as usize] = Some(Waiting {
             request,
@@ -92,7 +92,7 @@ impl WaitLines {
             previous,
             next: NONE,
         });
-        Some(WaitId::of(index))
+        Some(WaitingId::of(index))
     }
 
     /// Puts back the request that [`pop`](Self::pop) just took; its identifier is the same as
@@ -102,10 +102,10 @@ impl WaitLines {
             debug_assert!(false, "a request leaves room");
             return;
         };
-        let next = std::mem::replace(&mut self.lines[place].head, index);
+        let next = std::mem::replace(&mut self.queues[place].head, index);
         match self.entries.get_mut(next as usize) {
             Some(Some(first)) => first.previous = index,
-            _ => self.lines[place].tail = index,
+            _ => self.queues[place].tail = index,
         }
         self.entries[index as usize] = Some(Waiting {
             request,
@@ -117,20 +117,20 @@ impl WaitLines {
 
     /// Takes the oldest request of a device's queue.
     pub(super) fn pop(&mut self, place: usize) -> Option<Request> {
-        let head = self.lines[place].head;
+        let head = self.queues[place].head;
         self.remove(head).map(|waiting| waiting.request)
     }
 
     /// Whether the request with this identifier and tag still waits.
-    pub(super) fn has(&self, waiting: WaitId, tag: u64) -> bool {
+    pub(super) fn has(&self, waiting: WaitingId, tag: u64) -> bool {
         let entry = self.entries.get(waiting.index() as usize);
         matches!(entry, Some(Some(waiting)) if waiting.request.tag == tag)
     }
 
     /// Drops a request if it still waits. Returns the place of its device.
-    pub(super) fn cancel(&mut self, waiting: WaitId, tag: u64) -> Option<usize> {
-        let is_it = self.has(waiting, tag);
-        let waiting = is_it.then(|| self.remove(waiting.index())).flatten()?;
+    pub(super) fn cancel(&mut self, waiting: WaitingId, tag: u64) -> Option<usize> {
+        let is_same = self.has(waiting, tag);
+        let waiting = is_same.then(|| self.remove(waiting.index())).flatten()?;
         Some(usize::from(waiting.place))
     }
 
@@ -141,14 +141,14 @@ impl WaitLines {
 
     fn remove(&mut self, index: u32) -> Option<Waiting> {
         let waiting = self.entries.get_mut(index as usize)?.take()?;
-        let line = &mut self.lines[usize::from(waiting.place)];
+        let queue = &mut self.queues[usize::from(waiting.place)];
         match self.entries.get_mut(waiting.previous as usize) {
             Some(Some(before)) => before.next = waiting.next,
-            _ => line.head = waiting.next,
+            _ => queue.head = waiting.next,
         }
         match self.entries.get_mut(waiting.next as usize) {
             Some(Some(after)) => after.previous = waiting.previous,
-            _ => line.tail = waiting.previous,
+            _ => queue.tail = waiting.previous,
         }
         self.free.push(index);
         Some(waiting)
