@@ -94,7 +94,7 @@ impl ControlQueue {
         // The sender may have stopped waiting.
         match order {
             ControlMessage::CatchUp { answer } => {
-                self.core.borrow_mut().catch_up(now);
+                self.core.borrow_mut().adopt_configuration(now);
                 let _ = answer.send(());
             }
             ControlMessage::Attach {

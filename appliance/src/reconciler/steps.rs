@@ -130,7 +130,7 @@ impl Reconciler {
         deadline: Instant,
         event_loop: &mut dyn EventLoop,
     ) -> Result<CutOff, String> {
-        let retired = self.target.retire_subsystem(export.as_str());
+        let retired = self.target.drain_subsystem(export.as_str());
         retired.map_err(|error| error.to_string())?;
         let cut_off = self.wait_for_hosts(deadline, event_loop)?;
         self.change(step)?;
@@ -148,19 +148,19 @@ impl Reconciler {
         if planted("hosts-leave-late") {
             return Ok(Vec::new());
         }
-        while self.target.leaving() > 0 && event_loop.now() < deadline {
+        while self.target.draining_controllers() > 0 && event_loop.now() < deadline {
             event_loop.rest();
         }
-        if self.target.leaving() == 0 {
+        if self.target.draining_controllers() == 0 {
             return Ok(Vec::new());
         }
         let cut_off = self.outstanding(&[], event_loop)?;
         if !planted("hosts-never-cut-off") {
-            self.target.end_leaving();
+            self.target.end_draining();
         }
         let until = event_loop.now() + CUT_WITHIN;
         // A command that its device never completes occupies only a controller identifier.
-        while self.target.leaving() > 0 && event_loop.now() < until {
+        while self.target.draining_controllers() > 0 && event_loop.now() < until {
             event_loop.rest();
         }
         Ok(cut_off)

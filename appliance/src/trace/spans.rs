@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use nvme_spec::Status;
 use nvme_target::Measured;
-use nvme_target::notes::{CommandNote, Moment};
+use nvme_target::trace_events::{CommandTrace, TraceEvent};
 use reactors::Nanos;
 use reactors::recorder::{Note, NoteKind};
 
@@ -104,8 +104,8 @@ struct Reader {
 
 impl Reader {
     fn take(&mut self, time: Nanos, note: Note) {
-        match CommandNote::read(note) {
-            Some((moment, command)) => self.take_moment(time, moment, command),
+        match CommandTrace::read(note) {
+            Some((event, command)) => self.handle_event(time, event, command),
             None => self.take_reactors(time, note),
         }
     }
@@ -134,24 +134,24 @@ impl Reader {
         }
     }
 
-    fn take_moment(&mut self, time: Nanos, moment: Moment, command: CommandNote) {
+    fn handle_event(&mut self, time: Nanos, event: TraceEvent, command: CommandTrace) {
         let key = (command.queue(), command.command_id());
-        match moment {
-            Moment::Came => {
+        match event {
+            TraceEvent::Received => {
                 self.begin(time, command);
             }
-            Moment::AwaitsBuffer => self.begin(time, command).enter(State::Buffer, time),
-            Moment::Fetches => {
+            TraceEvent::AwaitsBuffer => self.begin(time, command).enter(State::Buffer, time),
+            TraceEvent::Fetches => {
                 let waited = |last| matches!(last, Some(State::Buffer));
                 self.begin_unless(time, command, waited)
                     .enter(State::Fetch, time);
             }
-            Moment::InDevice => {
+            TraceEvent::InDevice => {
                 let waited = |last| matches!(last, Some(State::Buffer | State::Fetch));
                 self.begin_unless(time, command, waited)
                     .enter(State::Device(command.detail()), time);
             }
-            Moment::Failed => match self.open.get_mut(&key) {
+            TraceEvent::Failed => match self.open.get_mut(&key) {
                 Some(request) => {
                     request.failed = Some(command.status());
                     request.enter(State::Send, time);
@@ -165,7 +165,7 @@ impl Reader {
                     self.account.incidents.push((time, refused));
                 }
             },
-            Moment::Done => match self.open.get_mut(&key) {
+            TraceEvent::Completed => match self.open.get_mut(&key) {
                 Some(request) => request.enter(State::Send, time),
                 // An inline completion whose response is not sent in this turn.
                 None => {
@@ -175,7 +175,7 @@ impl Reader {
                     }
                 }
             },
-            Moment::Sent => {
+            TraceEvent::Sent => {
                 if let Some(mut request) = self.open.remove(&key) {
                     if request.state() != Some(State::Send) {
                         request.enter(State::Send, time);
@@ -183,16 +183,16 @@ impl Reader {
                     self.departing.push(request);
                 }
             }
-            Moment::Served => {
+            TraceEvent::CompletedInline => {
                 self.begin(time, command).enter(State::Send, time);
                 self.departing.extend(self.open.remove(&key));
             }
-            Moment::TurnEnded => {
+            TraceEvent::TurnEnded => {
                 let gone = self.departing.drain(..);
                 let gone = gone.map(|request| request.ended(time, End::Answered));
                 self.account.requests.extend(gone);
             }
-            Moment::Admin => {
+            TraceEvent::Admin => {
                 let incident = Incident::Admin {
                     queue: command.queue(),
                     // Eight bits.
@@ -204,7 +204,7 @@ impl Reader {
     }
 
     /// Starts a request. An unfinished one with the same identifier has lost its queue.
-    fn begin(&mut self, time: Nanos, command: CommandNote) -> &mut Request {
+    fn begin(&mut self, time: Nanos, command: CommandTrace) -> &mut Request {
         let key = (command.queue(), command.command_id());
         if let Some(lost) = self.open.remove(&key) {
             let last = lost.stays.last().map_or(lost.began, |stay| stay.began);
@@ -219,7 +219,7 @@ impl Reader {
     fn begin_unless(
         &mut self,
         time: Nanos,
-        command: CommandNote,
+        command: CommandTrace,
         is_before: impl Fn(Option<State>) -> bool,
     ) -> &mut Request {
         let key = (command.queue(), command.command_id());
@@ -250,7 +250,7 @@ impl Reader {
 }
 
 impl Request {
-    fn new(began: Nanos, command: CommandNote) -> Self {
+    fn new(began: Nanos, command: CommandTrace) -> Self {
         Self {
             queue: command.queue(),
             command_id: command.command_id(),

@@ -1,6 +1,6 @@
 use nvme_spec::Status;
 use nvme_target::Measured;
-use nvme_target::notes::{CommandNote, Moment};
+use nvme_target::trace_events::{CommandTrace, TraceEvent};
 use proptest::prelude::*;
 use reactors::Nanos;
 use reactors::recorder::{Note, NoteKind};
@@ -9,24 +9,26 @@ use super::spans::{End, Incident, Request, State, account};
 
 const QUEUE: u16 = 3;
 
-fn at(time: u64, moment: Moment, command: u16) -> (Nanos, Note) {
-    let detail = match moment {
-        Moment::InDevice => 5,
-        Moment::Failed => 0x281,
+fn at(time: u64, event: TraceEvent, command: u16) -> (Nanos, Note) {
+    let detail = match event {
+        TraceEvent::InDevice => 5,
+        TraceEvent::Failed => 0x281,
         _ => 0,
     };
-    let note = CommandNote::of_queue(2, u32::from(QUEUE))
+    let note = CommandTrace::of_queue(2, u32::from(QUEUE))
         .with_operation(Some(Measured::Read))
         .with_detail(detail)
         .with_command(command);
-    (Nanos(time), moment.of(note))
+    (Nanos(time), event.of(note))
 }
 
 fn turn_ended(time: u64) -> (Nanos, Note) {
     (
         Nanos(time),
         Note::new(
-            Moment::TurnEnded.of(CommandNote::of_queue(0, 0)).kind(),
+            TraceEvent::TurnEnded
+                .of(CommandTrace::of_queue(0, 0))
+                .kind(),
             0,
             0,
             0,
@@ -53,7 +55,7 @@ fn only(notes: &[(Nanos, Note)], now: u64) -> (Vec<(State, u64, u64)>, End) {
 
 #[test]
 fn a_request_goes_through_its_states() {
-    use Moment::{AwaitsBuffer, Fetches, InDevice, Sent};
+    use TraceEvent::{AwaitsBuffer, Fetches, InDevice, Sent};
     let notes = [
         at(10, AwaitsBuffer, 1),
         at(20, Fetches, 1),
@@ -72,17 +74,17 @@ fn a_request_goes_through_its_states() {
 
 #[test]
 fn what_is_served_in_one_turn_is_sent_until_its_end() {
-    let notes = [at(10, Moment::Served, 1), turn_ended(14)];
+    let notes = [at(10, TraceEvent::CompletedInline, 1), turn_ended(14)];
     let wanted = vec![(State::Send, 10, 14)];
     assert_eq!(only(&notes, 99), (wanted, End::Answered));
 }
 
 #[test]
 fn what_waits_for_the_network_is_told_afterwards() {
-    use Moment::{Came, Done, Sent};
+    use TraceEvent::{Completed, Received, Sent};
     let notes = [
-        at(10, Came, 1),
-        at(10, Done, 1),
+        at(10, Received, 1),
+        at(10, Completed, 1),
         at(50, Sent, 1),
         turn_ended(60),
     ];
@@ -90,8 +92,8 @@ fn what_waits_for_the_network_is_told_afterwards() {
     assert_eq!(only(&notes, 99), (wanted.clone(), End::Answered));
     // The order of transports that record the completion before they try to send.
     let notes = [
-        at(10, Moment::Served, 1),
-        at(10, Done, 1),
+        at(10, TraceEvent::CompletedInline, 1),
+        at(10, Completed, 1),
         turn_ended(30),
         at(50, Sent, 1),
         turn_ended(60),
@@ -101,11 +103,11 @@ fn what_waits_for_the_network_is_told_afterwards() {
 
 #[test]
 fn what_has_not_ended_is_under_way() {
-    let notes = [at(10, Moment::AwaitsBuffer, 1)];
+    let notes = [at(10, TraceEvent::AwaitsBuffer, 1)];
     let wanted = vec![(State::Buffer, 10, 99)];
     assert_eq!(only(&notes, 99), (wanted, End::UnderWay));
     // Sent, but the end of the turn is not recorded.
-    let notes = [at(10, Moment::InDevice, 1), at(20, Moment::Sent, 1)];
+    let notes = [at(10, TraceEvent::InDevice, 1), at(20, TraceEvent::Sent, 1)];
     let wanted = vec![(State::Device(5), 10, 20), (State::Send, 20, 99)];
     assert_eq!(only(&notes, 99), (wanted, End::UnderWay));
 }
@@ -113,9 +115,9 @@ fn what_has_not_ended_is_under_way() {
 #[test]
 fn an_identifier_that_comes_again_belongs_to_another_queue() {
     let notes = [
-        at(10, Moment::InDevice, 1),
-        at(50, Moment::InDevice, 1),
-        at(60, Moment::Sent, 1),
+        at(10, TraceEvent::InDevice, 1),
+        at(50, TraceEvent::InDevice, 1),
+        at(60, TraceEvent::Sent, 1),
         turn_ended(70),
     ];
     let requests = account(&notes, Nanos(99)).requests;
@@ -127,11 +129,11 @@ fn an_identifier_that_comes_again_belongs_to_another_queue() {
 fn errors_are_told_with_their_status() {
     let status = Status::UNRECOVERED_READ_ERROR;
     let notes = [
-        at(10, Moment::InDevice, 1),
-        at(20, Moment::Failed, 1),
-        at(20, Moment::Sent, 1),
+        at(10, TraceEvent::InDevice, 1),
+        at(20, TraceEvent::Failed, 1),
+        at(20, TraceEvent::Sent, 1),
         turn_ended(30),
-        at(40, Moment::Failed, 2),
+        at(40, TraceEvent::Failed, 2),
     ];
     let account = account(&notes, Nanos(99));
     assert_eq!(account.requests[0].failed, Some(status));
@@ -153,7 +155,7 @@ fn sleeps_are_told_and_notes_of_nobody_knows_what_are_not() {
         note(10, NoteKind::SLEEP, 0),
         note(20, NoteKind::WAKE, 1),
         note(21, NoteKind(255), 1),
-        at(22, Moment::Sent, 7),
+        at(22, TraceEvent::Sent, 7),
         note(30, NoteKind::SLEEP, 0),
     ];
     let account = account(&notes, Nanos(99));
@@ -176,14 +178,18 @@ proptest! {
         kinds in prop::collection::vec((0_usize..9, 0_u16..4, 0_u64..50), 0..60),
         cut in 0_usize..60,
     ) {
-        use Moment::{AwaitsBuffer, Came, Done, Failed, Fetches, InDevice, Sent, Served};
-        let moments = [Came, AwaitsBuffer, Fetches, InDevice, Failed, Done, Sent, Served];
+        use TraceEvent::{
+            AwaitsBuffer, Completed, CompletedInline, Failed, Fetches, InDevice, Received, Sent,
+        };
+        let events = [
+            Received, AwaitsBuffer, Fetches, InDevice, Failed, Completed, Sent, CompletedInline,
+        ];
         let mut time = 0;
         let notes = kinds.iter().map(|(kind, command, later)| {
             time += later;
-            moments.get(*kind).map_or_else(
+            events.get(*kind).map_or_else(
                 || turn_ended(time),
-                |moment| at(time, *moment, *command),
+                |event| at(time, *event, *command),
             )
         });
         let notes: Vec<_> = notes.collect();

@@ -43,7 +43,7 @@ impl AdminWork {
 #[derive(Debug)]
 pub(crate) enum AdminStep {
     /// Completes successfully with this result in dwords 0 and 1.
-    Answer(u64),
+    Complete(u64),
     /// Completes successfully, and the effect follows.
     Changed(Effect),
     /// Moves its data first.
@@ -86,7 +86,7 @@ pub(crate) fn admin_work(
         direction,
         needs_lease: true,
         source,
-        came: Nanos::ZERO,
+        received_at: Nanos::ZERO,
         since: Nanos::ZERO,
     })
 }
@@ -134,7 +134,7 @@ impl Controller {
     /// Fabrics commands on the admin queue (Base 2.1 §6).
     fn admit_fabrics(&mut self, sqe: &Sqe, context: &AdminContext<'_>) -> Result<AdminStep, Fault> {
         match sqe.fctype() {
-            FabricsType::PROPERTY_GET => self.get_property(sqe).map(AdminStep::Answer),
+            FabricsType::PROPERTY_GET => self.get_property(sqe).map(AdminStep::Complete),
             FabricsType::PROPERTY_SET => {
                 self.set_property(sqe, context.now).map(AdminStep::Changed)
             }
@@ -150,8 +150,8 @@ impl Controller {
 
     /// Keep Alive (Base 2.1 §5.1.14): restarts the keep-alive timer.
     fn keep_alive(&mut self, now: Nanos) -> AdminStep {
-        self.restart_silence(now);
-        AdminStep::Answer(0)
+        self.restart_keep_alive(now);
+        AdminStep::Complete(0)
     }
 
     /// Asynchronous Event Request (Base 2.1 §5.1.2).
@@ -167,7 +167,7 @@ impl Controller {
         }) {
             RequestOutcome::Event(event) => {
                 context.counters.events.add(1);
-                Ok(AdminStep::Answer(u64::from(event.into_bits())))
+                Ok(AdminStep::Complete(u64::from(event.into_bits())))
             }
             RequestOutcome::Held => Ok(AdminStep::Held),
             RequestOutcome::LimitExceeded => {

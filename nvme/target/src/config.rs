@@ -192,7 +192,7 @@ pub enum TargetError {
     #[error("a target needs at least one reactor")]
     NoReactors,
     /// There are more devices than a device set can hold.
-    #[error("{count} devices are more than {DEVICES_MAX}")]
+    #[error("{count} devices exceed the maximum of {DEVICES_MAX}")]
     TooManyDevices {
         /// The number of devices.
         count: usize,
@@ -219,13 +219,13 @@ pub enum TargetError {
         source: NqnError,
     },
     /// The name of a subsystem is the discovery subsystem's or another subsystem's.
-    #[error("the subsystem name {nqn} is taken")]
+    #[error("the subsystem name {nqn} is already in use")]
     DuplicateSubsystem {
         /// The name.
         nqn: String,
     },
     /// The subsystem does not exist.
-    #[error("there is no subsystem {nqn}")]
+    #[error("subsystem {nqn} does not exist")]
     UnknownSubsystem {
         /// The name.
         nqn: String,
@@ -247,7 +247,7 @@ pub enum TargetError {
         nsid: u32,
     },
     /// A namespace refers to a device that does not exist.
-    #[error("namespace {nsid} of {nqn} names a device that is not there: {}", device.0)]
+    #[error("namespace {nsid} of {nqn}: device {} does not exist", device.0)]
     UnknownDevice {
         /// The subsystem.
         nqn: String,
@@ -269,7 +269,7 @@ pub enum TargetError {
         block_count: u64,
     },
     /// The number of I/O queues or their depth is out of bounds.
-    #[error("{nqn}: {queues} queues of {depth} entries are out of bounds")]
+    #[error("{nqn}: {queues} queues of {depth} entries exceed the limits")]
     Queues {
         /// The subsystem.
         nqn: String,
@@ -279,7 +279,7 @@ pub enum TargetError {
         depth: u16,
     },
     /// A subsystem refers to a port that does not exist, or two ports have the same number.
-    #[error("port {} is not there, or is there twice", port.0)]
+    #[error("port {} does not exist or is configured twice", port.0)]
     Port {
         /// The number.
         port: PortId,
@@ -288,7 +288,10 @@ pub enum TargetError {
     #[error("more than {SUBSYSTEMS_MAX} subsystems")]
     TooManySubsystems,
     /// An added device has a smaller maximum transfer than the MDTS that hosts have already read.
-    #[error("the device takes {bytes} bytes at once, and hosts may send {needed}")]
+    #[error(
+        "the device's maximum transfer of {bytes} bytes is smaller than the {needed} bytes that \
+         hosts may send"
+    )]
     DeviceTransfer {
         /// The device's maximum in bytes.
         bytes: u64,
@@ -296,7 +299,7 @@ pub enum TargetError {
         needed: u32,
     },
     /// A device cannot be removed because a namespace refers to it.
-    #[error("a namespace is on device {}", device.0)]
+    #[error("device {} is in use by a namespace", device.0)]
     DeviceInUse {
         /// The device.
         device: DeviceIndex,

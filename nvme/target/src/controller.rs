@@ -83,8 +83,8 @@ pub(crate) enum Effect {
     /// [`ControllerEvent::FlushFailed`].
     Flush,
     /// Wait for the requests of the host's earlier associations, then apply
-    /// [`ControllerEvent::HostQuiet`].
-    AwaitQuiet,
+    /// [`ControllerEvent::OrphansDone`].
+    AwaitOrphans,
 }
 
 /// How to disconnect an association that a changed configuration no longer permits.
@@ -94,7 +94,7 @@ pub(crate) enum DisconnectMode {
     /// After the responses to its commands.
     AfterResponses(CloseReason),
     /// Immediately, because the subsystem of its commands no longer exists.
-    AtOnce(CloseReason),
+    Immediate(CloseReason),
 }
 
 /// Parameters of a new controller.
@@ -104,7 +104,7 @@ pub(crate) struct ControllerSetup {
     pub(crate) transport: TransportKind,
     pub(crate) port: PortId,
     /// The target's own address to which the host connected.
-    pub(crate) reached_at: Option<IpAddr>,
+    pub(crate) target_address: Option<IpAddr>,
     pub(crate) in_capsule_max: u32,
     pub(crate) keep_alive_ms: u32,
     pub(crate) view: Arc<TargetView>,
@@ -123,7 +123,7 @@ pub(crate) struct Controller {
     pub(crate) transport: TransportKind,
     pub(crate) port: PortId,
     /// The target's own address to which the host connected.
-    pub(crate) reached_at: Option<IpAddr>,
+    pub(crate) target_address: Option<IpAddr>,
     pub(crate) in_capsule_max: u32,
     /// Namespaces that changed since the host last read the Changed Namespace List.
     pub(crate) changed_namespaces: BTreeSet<u32>,
@@ -131,9 +131,9 @@ pub(crate) struct Controller {
     known: Arc<TargetView>,
     /// Health warnings at the last check.
     warnings: CriticalWarning,
-    silence_ends_at: Option<Nanos>,
+    keep_alive_deadline: Option<Nanos>,
     /// Whether the running keep-alive timer was already prolonged because receiving had stalled.
-    silence_was_prolonged: bool,
+    was_prolonged: bool,
     health_due_at: Option<Nanos>,
     /// Abort commands of one turn of the core: the turn and their number.
     aborts: (u32, u8),
@@ -166,13 +166,13 @@ impl Controller {
             queue: setup.queue,
             transport: setup.transport,
             port: setup.port,
-            reached_at: setup.reached_at,
+            target_address: setup.target_address,
             in_capsule_max: setup.in_capsule_max,
             changed_namespaces: BTreeSet::new(),
             known: setup.view,
             warnings: CriticalWarning::new(),
-            silence_ends_at: None,
-            silence_was_prolonged: false,
+            keep_alive_deadline: None,
+            was_prolonged: false,
             health_due_at: None,
             aborts: (0, 0),
         };
@@ -217,7 +217,7 @@ impl Controller {
                 self.shared.close_gate();
                 Effect::None
             }
-            ControllerState::Enabling => Effect::AwaitQuiet,
+            ControllerState::Enabling => Effect::AwaitOrphans,
             ControllerState::Disabled | ControllerState::Ended => Effect::None,
         };
         tracing::debug!(
@@ -231,7 +231,7 @@ impl Controller {
     }
 
     /// How long the host may be silent in the current state, and the reason for closing after that.
-    fn silence_max(&self) -> Option<(Nanos, CloseReason)> {
+    fn keep_alive_limit(&self) -> Option<(Nanos, CloseReason)> {
         let keep_alive = Nanos::from_millis(keep_alive_rounded_ms(self.features.keep_alive_ms));
         match self.state {
             // Base 2.1 §3.9: the timer runs while the controller is enabled, ready and not shut
@@ -262,20 +262,20 @@ impl Controller {
 
     /// Restarts the timers for the current state and features.
     pub(crate) fn rearm(&mut self, now: Nanos) {
-        self.restart_silence(now);
+        self.restart_keep_alive(now);
         self.health_due_at = self.watches_health().then_some(now + HEALTH_INTERVAL);
     }
 
     /// Restarts the keep-alive timer after a Keep Alive command.
-    pub(crate) fn restart_silence(&mut self, now: Nanos) {
-        self.silence_was_prolonged = false;
-        self.silence_ends_at = self.silence_max().map(|(span, _)| now + span);
+    pub(crate) fn restart_keep_alive(&mut self, now: Nanos) {
+        self.was_prolonged = false;
+        self.keep_alive_deadline = self.keep_alive_limit().map(|(span, _)| now + span);
     }
 
     /// When [`check_timers`](Self::check_timers) has to be called next.
     pub(crate) fn next_deadline(&self) -> Option<Nanos> {
-        match (self.silence_ends_at, self.health_due_at) {
-            (Some(silence), Some(health)) => Some(silence.min(health)),
+        match (self.keep_alive_deadline, self.health_due_at) {
+            (Some(keep_alive), Some(health)) => Some(keep_alive.min(health)),
             (one, other) => one.or(other),
         }
     }
@@ -295,25 +295,25 @@ impl Controller {
             self.health_due_at = Some(now + HEALTH_INTERVAL);
             self.check_health(context);
         }
-        if self.silence_ends_at.is_none_or(|end| end > now) {
+        if self.keep_alive_deadline.is_none_or(|end| end > now) {
             return None;
         }
-        let (span, reason) = self.silence_max()?;
+        let (span, reason) = self.keep_alive_limit()?;
         if self.shared.take_traffic() && !planted("traffic-ignored") {
-            self.silence_ends_at = Some(now + span);
-            self.silence_was_prolonged = false;
+            self.keep_alive_deadline = Some(now + span);
+            self.was_prolonged = false;
             return None;
         }
-        let may_prolong = !self.silence_was_prolonged || planted("rdma-deaf-forever");
+        let may_prolong = !self.was_prolonged || planted("rdma-deaf-forever");
         if let Some(kept_alive_until) = receive_stalled_at.map(|time| time + span)
             && kept_alive_until > now
             && may_prolong
         {
-            self.silence_was_prolonged = true;
-            self.silence_ends_at = Some(kept_alive_until);
+            self.was_prolonged = true;
+            self.keep_alive_deadline = Some(kept_alive_until);
             return None;
         }
-        self.silence_ends_at = None;
+        self.keep_alive_deadline = None;
         Some(reason)
     }
 
@@ -347,7 +347,7 @@ impl Controller {
     /// Whether another Abort is permitted in this turn of the core. An Abort is outstanding until
     /// its response is sent at the end of the turn that received it, so all Aborts of one turn are
     /// outstanding together (Base 2.1 §5.1.1: more than ACL + 1 exceed the Abort Command Limit).
-    pub(crate) fn takes_abort(&mut self, turn: u32) -> bool {
+    pub(crate) fn permits_abort(&mut self, turn: u32) -> bool {
         let (last, count) = self.aborts;
         let count = if last == turn { count } else { 0 };
         self.aborts = (turn, count.saturating_add(1));
@@ -356,7 +356,7 @@ impl Controller {
 
     /// Adopts a changed configuration: raises the resulting events, or returns how the association
     /// must be disconnected.
-    pub(crate) fn take_over(&mut self, view: &Arc<TargetView>) -> Option<DisconnectMode> {
+    pub(crate) fn adopt_view(&mut self, view: &Arc<TargetView>) -> Option<DisconnectMode> {
         let before = std::mem::replace(&mut self.known, Arc::clone(view));
         let configuration = self.features.async_events;
         if self.kind == ControllerKind::Discovery {
@@ -372,16 +372,16 @@ impl Controller {
             if stays {
                 return None;
             }
-            return Some(DisconnectMode::AtOnce(CloseReason::Revoked));
+            return Some(DisconnectMode::Immediate(CloseReason::Revoked));
         };
-        let stays = stays && subsystem.is_leaving();
+        let stays = stays && subsystem.is_draining();
         let allows = stays || subsystem.allows(&self.shared.identity.host_nqn);
         if !(allows || planted("revocation-ignored")) || !subsystem.is_at(self.port) {
             return Some(DisconnectMode::AfterResponses(CloseReason::Revoked));
         }
         let before = before.subsystem(self.shared.identity.subsystem);
         let is_known = planted("identity-change-unannounced");
-        if !is_known && before.is_some_and(|before| !before.is_known_as(subsystem)) {
+        if !is_known && before.is_some_and(|before| !before.has_identity_of(subsystem)) {
             return Some(DisconnectMode::AfterResponses(CloseReason::Reconfigured));
         }
         let highest = before

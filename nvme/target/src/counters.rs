@@ -82,14 +82,14 @@ impl IoTotals {
 impl IoCounters {
     /// Counts a successful read of `bytes` bytes; only the owning reactor may call it.
     #[inline]
-    pub(crate) fn read(&self, bytes: u32) {
+    pub(crate) fn count_read(&self, bytes: u32) {
         self.reads.add(1);
         self.bytes_read.add(u64::from(bytes));
     }
 
     /// Counts a successful write of `bytes` bytes; only the owning reactor may call it.
     #[inline]
-    pub(crate) fn wrote(&self, bytes: u32) {
+    pub(crate) fn count_write(&self, bytes: u32) {
         self.writes.add(1);
         self.bytes_written.add(u64::from(bytes));
     }

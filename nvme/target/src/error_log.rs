@@ -24,7 +24,7 @@ struct Ring {
     entries: Box<[ErrorEntry; ERROR_LOG_ENTRIES]>,
     count: u64,
     /// The number of the newest record that was imported from each device's own log.
-    taken_over: BTreeMap<usize, u64>,
+    imported: BTreeMap<usize, u64>,
 }
 
 impl Ring {
@@ -69,7 +69,7 @@ impl ErrorLog {
         Self(Mutex::new(Ring {
             entries,
             count: 0,
-            taken_over: BTreeMap::new(),
+            imported: BTreeMap::new(),
         }))
     }
 
@@ -84,14 +84,14 @@ impl ErrorLog {
 
     /// Imports the records that devices have logged since the last call; the first call imports all
     /// that they still have. Namespaces of one drive report the same records, which are added once.
-    pub(crate) fn take_over(&self, logs: &[DeviceErrors]) {
+    pub(crate) fn import(&self, logs: &[DeviceErrors]) {
         let mut ring = self.ring();
         let mut seen = Vec::new();
         for log in logs {
             let Some(newest) = log.records.first().map(|record| record.number) else {
                 continue;
             };
-            let last = ring.taken_over.insert(log.device, newest).unwrap_or(0);
+            let last = ring.imported.insert(log.device, newest).unwrap_or(0);
             // If the numbers restart, the log is that of another drive.
             let last = if newest < last { 0 } else { last };
             for record in log.records.iter().rev() {

@@ -198,7 +198,7 @@ pub struct Work {
     pub(crate) needs_lease: bool,
     pub(crate) source: DataSource,
     /// The turn in which the command was received; set by admission.
-    pub(crate) came: Nanos,
+    pub(crate) received_at: Nanos,
     /// When its last wait ended: when it was received or got its buffer.
     pub(crate) since: Nanos,
 }

@@ -143,7 +143,7 @@ impl Plan {
             direction: self.direction,
             needs_lease,
             source: self.source,
-            came: now,
+            received_at: now,
             since: now,
         }
     }

@@ -23,7 +23,6 @@ mod host_accounts;
 mod interface;
 mod io;
 mod latency;
-pub mod notes;
 mod page;
 mod port_order;
 mod registry;
@@ -37,6 +36,7 @@ mod statuses;
 mod sync;
 mod target;
 mod target_core;
+pub mod trace_events;
 mod view;
 
 pub use config::{

@@ -14,7 +14,7 @@ use crate::config::{DISCOVERY_CONTROLLERS_MAX, TargetLimits};
 use crate::host_accounts::HostAccounts;
 use crate::interface::CloseReason;
 use crate::shared::{ControllerIdentity, ControllerShared, DISCOVERY_SLOT, Gate};
-use crate::shares::{Claimant, Shares};
+use crate::shares::{ShareHolder, Shares};
 
 /// Most lost associations that are remembered, for recognizing a reconnecting host.
 const LOST_MAX: usize = 1024;
@@ -38,7 +38,7 @@ pub(crate) struct IoQueueEntry {
 }
 
 /// One controller.
-pub(crate) struct Entry {
+pub(crate) struct ControllerEntry {
     pub(crate) shared: Arc<ControllerShared>,
     /// Slot of the admin queue in its reactor's core; `None` after that queue has ended.
     pub(crate) admin_slot: Option<u32>,
@@ -46,12 +46,12 @@ pub(crate) struct Entry {
     /// Hash of host and subsystem. Different hashes mean different hosts.
     host: u64,
     /// The host for the accounting of shares.
-    claimant: Claimant,
+    share_holder: ShareHolder,
     /// The host's address on the admin queue, if the transport knows it.
     address: Option<IpAddr>,
 }
 
-impl Entry {
+impl ControllerEntry {
     fn is_discovery(&self) -> bool {
         self.shared.identity.subsystem == DISCOVERY_SLOT
     }
@@ -85,7 +85,7 @@ impl Entry {
 pub(crate) struct NewController {
     /// The registry assigns the controller identifier and the account.
     pub(crate) identity: ControllerIdentity,
-    pub(crate) claimant: Claimant,
+    pub(crate) share_holder: ShareHolder,
     /// Whether any export lists hosts.
     pub(crate) has_lists: bool,
     /// The host's address on the admin queue.
@@ -99,7 +99,7 @@ pub(crate) struct NewController {
 }
 
 /// The result of adding a controller.
-pub(crate) struct Added {
+pub(crate) struct AddedController {
     pub(crate) shared: Arc<ControllerShared>,
     /// The reactor of the discovery controller that was evicted for it.
     pub(crate) evicted: Option<usize>,
@@ -143,7 +143,7 @@ pub(crate) enum IoRefusal {
 
 /// All controllers of a target.
 pub(crate) struct Registry {
-    controllers: BTreeMap<u16, Entry>,
+    controllers: BTreeMap<u16, ControllerEntry>,
     /// Accounts of I/O controllers by host.
     controller_shares: Shares,
     /// Accounts of their queues by host, admin queues included.
@@ -155,11 +155,11 @@ pub(crate) struct Registry {
     next_token: u64,
     host_accounts: HostAccounts,
     /// Hashes of associations that were lost without a shutdown by the host, the latest last.
-    lost: VecDeque<u64>,
+    lost_associations: VecDeque<u64>,
     /// Addresses of hosts without a host NQN that were logged.
-    unnamed: BTreeSet<Option<IpAddr>>,
+    logged_unnamed: BTreeSet<Option<IpAddr>>,
     /// Addresses of refused I/O queues that were logged.
-    unbound: BTreeSet<Option<IpAddr>>,
+    logged_unbound: BTreeSet<Option<IpAddr>>,
     /// Connects are no longer accepted.
     pub(crate) closed: bool,
 }
@@ -174,9 +174,9 @@ impl Registry {
             next_cntlid: 1,
             next_token: 1,
             host_accounts: HostAccounts::default(),
-            lost: VecDeque::with_capacity(LOST_MAX),
-            unnamed: BTreeSet::new(),
-            unbound: BTreeSet::new(),
+            lost_associations: VecDeque::with_capacity(LOST_MAX),
+            logged_unnamed: BTreeSet::new(),
+            logged_unbound: BTreeSet::new(),
             closed: false,
         }
     }
@@ -184,13 +184,13 @@ impl Registry {
     /// Whether `address` is new among hosts without a host NQN. Remembers up to [`NOTICED_MAX`]
     /// addresses; further ones are not reported.
     pub(crate) fn notice_unnamed(&mut self, address: Option<IpAddr>) -> bool {
-        self.unnamed.len() < NOTICED_MAX && self.unnamed.insert(address)
+        self.logged_unnamed.len() < NOTICED_MAX && self.logged_unnamed.insert(address)
     }
 
     /// Whether `address` is new among I/O queues whose address differs from that of their admin
     /// queue.
     pub(crate) fn notice_unbound(&mut self, address: Option<IpAddr>) -> bool {
-        self.unbound.len() < NOTICED_MAX && self.unbound.insert(address)
+        self.logged_unbound.len() < NOTICED_MAX && self.logged_unbound.insert(address)
     }
 
     /// Changes the maximum number of controllers.
@@ -205,20 +205,20 @@ impl Registry {
     }
 
     /// All controllers.
-    pub(crate) fn entries(&self) -> impl Iterator<Item = &Entry> {
+    pub(crate) fn entries(&self) -> impl Iterator<Item = &ControllerEntry> {
         self.controllers.values()
     }
 
     /// The controller with this identifier.
-    pub(crate) fn entry(&self, cntlid: u16) -> Option<&Entry> {
+    pub(crate) fn entry(&self, cntlid: u16) -> Option<&ControllerEntry> {
         self.controllers.get(&cntlid)
     }
 
     /// Adds a controller. Returns `None` if the total or the host's limit is reached.
-    pub(crate) fn add(&mut self, new: NewController) -> Option<Added> {
+    pub(crate) fn add(&mut self, new: NewController) -> Option<AddedController> {
         let NewController {
             mut identity,
-            claimant,
+            share_holder,
             has_lists,
             address,
             admin_slot,
@@ -228,8 +228,8 @@ impl Registry {
         let is_discovery = identity.subsystem == DISCOVERY_SLOT;
         let in_shares = !is_discovery || planted("discovery-in-shares");
         if in_shares
-            && !(self.controller_shares.admits(&claimant, 1, has_lists)
-                && self.queue_shares.admits(&claimant, 1, has_lists))
+            && !(self.controller_shares.admits(&share_holder, 1, has_lists)
+                && self.queue_shares.admits(&share_holder, 1, has_lists))
         {
             return None;
         }
@@ -240,8 +240,8 @@ impl Registry {
             self.discovery.insert(identity.cntlid);
         }
         if in_shares {
-            self.controller_shares.take(&claimant, 1);
-            self.queue_shares.take(&claimant, 1);
+            self.controller_shares.take(&share_holder, 1);
+            self.queue_shares.take(&share_holder, 1);
         }
         identity.host_account = self.host_accounts.add_controller(&identity.host_nqn);
         let cntlid = identity.cntlid;
@@ -249,19 +249,19 @@ impl Registry {
         let shared = Arc::new(ControllerShared::new(identity, io_queues));
         // Before another core can search for the controller that was idle longest.
         shared.note_command(now);
-        let entry = Entry {
+        let entry = ControllerEntry {
             shared: Arc::clone(&shared),
             admin_slot: Some(admin_slot),
             io_queues: Vec::new(),
             host,
-            claimant,
+            share_holder,
             address: address.map(|it| it.to_canonical()),
         };
         if self.has_orphans(&entry) {
             shared.set_fence(true);
         }
         self.controllers.insert(cntlid, entry);
-        Some(Added { shared, evicted })
+        Some(AddedController { shared, evicted })
     }
 
     /// Ends a discovery controller's association if their maximum is reached, and returns its
@@ -272,7 +272,7 @@ impl Registry {
             return None;
         }
         let entries = self.discovery.iter();
-        let live: Vec<&Entry> = entries
+        let live: Vec<&ControllerEntry> = entries
             .filter_map(|cntlid| self.controllers.get(cntlid))
             .filter(|entry| entry.shared.ending().is_none())
             .collect();
@@ -285,7 +285,7 @@ impl Registry {
         // Evicts hosts that exports list and hosts that wait for an event last.
         let victim = live.into_iter().min_by_key(|entry| {
             let shared = &entry.shared;
-            let is_listed = entry.claimant.is_listed();
+            let is_listed = entry.share_holder.is_listed();
             let waits = shared.awaits_event() && !planted("eviction-ignores-waiters");
             let idle_since = if planted("eviction-of-newest") {
                 Nanos(u64::MAX - shared.last_command().as_nanos())
@@ -301,7 +301,7 @@ impl Registry {
     /// Whether devices may still have requests of this controller's host of which it no longer
     /// expects a completion. Until they are complete, none of its controllers becomes ready and
     /// none of its new writes starts: an older write could overtake it.
-    pub(crate) fn has_orphans(&self, entry: &Entry) -> bool {
+    pub(crate) fn has_orphans(&self, entry: &ControllerEntry) -> bool {
         let mut all = self.controllers.values();
         all.any(|other| other.is_of_same_host(entry) && other.has_orphans())
     }
@@ -316,7 +316,7 @@ impl Registry {
         }
     }
 
-    fn fence_host_of(&self, entry: &Entry) -> Vec<usize> {
+    fn fence_host_of(&self, entry: &ControllerEntry) -> Vec<usize> {
         let mut reactors = Vec::new();
         let raised = self.has_orphans(entry);
         let same_host = self.controllers.values();
@@ -363,8 +363,8 @@ impl Registry {
         let entry = self.controllers.get_mut(&connect.cntlid).ok_or(unknown)?;
         let identity = &entry.shared.identity;
         // New queues would delay the end of a draining association indefinitely.
-        let is_leaving = entry.is_over() || entry.shared.leaves().is_some();
-        if identity.subsystem != connect.subsystem || is_leaving {
+        let is_draining = entry.is_over() || entry.shared.drain_requested().is_some();
+        if identity.subsystem != connect.subsystem || is_draining {
             return Err(unknown);
         }
         if identity.host_nqn != connect.host_nqn && !planted("foreign-controller-joined") {
@@ -389,11 +389,11 @@ impl Registry {
         if !gate.is_open() || taken {
             return Err(IoRefusal::Sequence);
         }
-        let claimant = &entry.claimant;
-        if !(self.queue_shares).admits(claimant, 1, connect.has_lists) {
+        let share_holder = &entry.share_holder;
+        if !(self.queue_shares).admits(share_holder, 1, connect.has_lists) {
             return Err(IoRefusal::Busy);
         }
-        self.queue_shares.take(claimant, 1);
+        self.queue_shares.take(share_holder, 1);
         let token = self.next_token;
         self.next_token += 1;
         let IoConnect {
@@ -421,7 +421,7 @@ impl Registry {
             let before = entry.io_queues.len();
             entry.io_queues.retain(|queue| queue.token != token);
             let removed = before - entry.io_queues.len();
-            self.queue_shares.give_back(&entry.claimant, removed);
+            self.queue_shares.return_share(&entry.share_holder, removed);
         }
         let Some(entry) = self.controllers.get(&cntlid) else {
             return Vec::new();
@@ -436,14 +436,15 @@ impl Registry {
         if let Some(entry) = self.controllers.get_mut(&cntlid) {
             let had_admin = entry.admin_slot.take().is_some();
             if had_admin && !entry.is_discovery() {
-                self.queue_shares.give_back(&entry.claimant, 1);
+                self.queue_shares.return_share(&entry.share_holder, 1);
             }
             self.remove_if_empty(cntlid);
         }
     }
 
     fn remove_if_empty(&mut self, cntlid: u16) {
-        let empty = |entry: &Entry| entry.admin_slot.is_none() && entry.io_queues.is_empty();
+        let empty =
+            |entry: &ControllerEntry| entry.admin_slot.is_none() && entry.io_queues.is_empty();
         if !self.controllers.get(&cntlid).is_some_and(empty) {
             return;
         }
@@ -458,20 +459,24 @@ impl Registry {
             self.discovery.remove(&cntlid);
             return;
         }
-        self.controller_shares.give_back(&entry.claimant, 1);
+        self.controller_shares.return_share(&entry.share_holder, 1);
         if !entry.shared.is_shut_down_by_host() {
-            if self.lost.len() == LOST_MAX {
-                self.lost.pop_front();
+            if self.lost_associations.len() == LOST_MAX {
+                self.lost_associations.pop_front();
             }
-            self.lost.push_back(hash_of(&entry.shared.identity));
+            self.lost_associations
+                .push_back(hash_of(&entry.shared.identity));
         }
     }
 
     /// Whether the host lost an association with the same subsystem. Returns true once for each.
-    pub(crate) fn comes_back(&mut self, identity: &ControllerIdentity) -> bool {
+    pub(crate) fn take_lost(&mut self, identity: &ControllerIdentity) -> bool {
         let hash = hash_of(identity);
-        let place = self.lost.iter().rposition(|lost| *lost == hash);
-        place.is_some_and(|place| self.lost.remove(place).is_some())
+        let place = self
+            .lost_associations
+            .iter()
+            .rposition(|lost| *lost == hash);
+        place.is_some_and(|place| self.lost_associations.remove(place).is_some())
     }
 
     /// Ends every association.
@@ -508,10 +513,10 @@ mod tests {
     }
 
     fn new(identity: ControllerIdentity, admin_slot: u32) -> NewController {
-        let claimant = Claimant::new(&identity.host_nqn, false, None);
+        let share_holder = ShareHolder::new(&identity.host_nqn, false, None);
         NewController {
             identity,
-            claimant,
+            share_holder,
             has_lists: false,
             address: None,
             admin_slot,
@@ -638,7 +643,7 @@ mod tests {
             let refused = registry.add_io(&connect(1, qid)).map(|_| ());
             assert_eq!(refused, Err(IoRefusal::Field(ConnectField::ControllerId)));
         };
-        shared.leave(CloseReason::Reconfigured);
+        shared.drain_association(CloseReason::Reconfigured);
         refused(2);
         shared.end(CloseReason::AssociationLost);
         refused(3);
@@ -712,30 +717,30 @@ mod tests {
     }
 
     #[test]
-    fn who_lost_an_association_comes_back_once() {
+    fn a_reconnect_is_reported_once() {
         let mut registry = registry(2);
         let other = || ControllerIdentity {
             host_id: [8; 16],
             ..identity()
         };
-        assert!(!registry.comes_back(&identity()));
+        assert!(!registry.take_lost(&identity()));
         add(&mut registry, identity(), 0).expect("room");
-        assert!(!registry.comes_back(&identity()), "it is there");
+        assert!(!registry.take_lost(&identity()), "it is there");
         registry.remove_admin(1);
-        assert!(!registry.comes_back(&other()));
-        assert!(registry.comes_back(&identity()));
-        assert!(!registry.comes_back(&identity()), "told already");
+        assert!(!registry.take_lost(&other()));
+        assert!(registry.take_lost(&identity()));
+        assert!(!registry.take_lost(&identity()), "told already");
         // After an orderly shutdown a reconnecting host counts as new.
         add(&mut registry, identity(), 0)
             .expect("room")
             .note_host_shutdown();
         registry.remove_admin(2);
-        assert!(!registry.comes_back(&identity()));
+        assert!(!registry.take_lost(&identity()));
         for _ in 0..2 * LOST_MAX {
             let lost = add(&mut registry, other(), 0).expect("room");
             registry.remove_admin(lost.identity.cntlid);
         }
-        assert_eq!(registry.lost.len(), LOST_MAX);
+        assert_eq!(registry.lost_associations.len(), LOST_MAX);
     }
 
     fn discovery_of(host: u8) -> ControllerIdentity {
@@ -764,7 +769,7 @@ mod tests {
         let all: Vec<_> = (0..DISCOVERY_CONTROLLERS_MAX as u8)
             .map(|host| {
                 let new = NewController {
-                    claimant: Claimant::new("nqn.host", host == 0, None),
+                    share_holder: ShareHolder::new("nqn.host", host == 0, None),
                     ..new(discovery_of(host), 0)
                 };
                 let shared = registry.add(new).expect("room").shared;

@@ -77,7 +77,7 @@ pub(crate) struct ControllerShared {
     /// Whether the host has shut the controller down.
     host_shutdown: AtomicBool,
     ending: AtomicU8,
-    leaves: AtomicU8,
+    drain_requested: AtomicU8,
     state: AtomicU8,
     io_queues_granted: AtomicU16,
     internal_errors: AtomicU32,
@@ -98,7 +98,7 @@ impl ControllerShared {
             write_through: AtomicBool::new(false),
             host_shutdown: AtomicBool::new(false),
             ending: AtomicU8::new(0),
-            leaves: AtomicU8::new(0),
+            drain_requested: AtomicU8::new(0),
             state: AtomicU8::new(0),
             io_queues_granted: AtomicU16::new(io_queues_granted),
             internal_errors: AtomicU32::new(0),
@@ -200,15 +200,15 @@ impl ControllerShared {
     }
 
     /// The reason for which the association ends after its responses, if it does.
-    pub(crate) fn leaves(&self) -> Option<CloseReason> {
-        reason_of(self.leaves.load(Ordering::Acquire))
+    pub(crate) fn drain_requested(&self) -> Option<CloseReason> {
+        reason_of(self.drain_requested.load(Ordering::Acquire))
     }
 
     /// Ends the association after the responses to its commands; the first reason stays.
-    pub(crate) fn leave(&self, reason: CloseReason) {
+    pub(crate) fn drain_association(&self, reason: CloseReason) {
         let code = code_of(reason);
         let _ = self
-            .leaves
+            .drain_requested
             .compare_exchange(0, code, Ordering::AcqRel, Ordering::Acquire);
     }
 

@@ -30,8 +30,8 @@ const SHARED_CAPACITY_MIN: usize = 128;
 
 /// A host that uses a resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Claimant {
-    /// Hash of the host NQN. A host that changes its host identifier stays the same claimant, and
+pub(crate) struct ShareHolder {
+    /// Hash of the host NQN. A host that changes its host identifier stays the same holder, and
     /// two hosts with the same hash have one share.
     host: u64,
     /// The address of a host that no export lists.
@@ -40,7 +40,7 @@ pub(crate) struct Claimant {
     listed: bool,
 }
 
-impl Claimant {
+impl ShareHolder {
     /// The host of a Connect, with its `address` if the transport knows it.
     pub(crate) fn new(host_nqn: &str, listed: bool, address: Option<IpAddr>) -> Self {
         let mut hasher = DefaultHasher::new();
@@ -96,7 +96,7 @@ impl Shares {
     }
 
     /// Whether a host may use `amount` more. `has_lists`: an export lists hosts.
-    pub(crate) fn admits(&self, who: &Claimant, amount: usize, has_lists: bool) -> bool {
+    pub(crate) fn admits(&self, who: &ShareHolder, amount: usize, has_lists: bool) -> bool {
         let Some(free) = self.capacity.checked_sub(self.used + amount) else {
             return false;
         };
@@ -119,7 +119,7 @@ impl Shares {
     }
 
     /// Adds `amount` to the use of a host.
-    pub(crate) fn take(&mut self, who: &Claimant, amount: usize) {
+    pub(crate) fn take(&mut self, who: &ShareHolder, amount: usize) {
         self.used += amount;
         *self.hosts.entry(who.host).or_default() += amount;
         if !who.listed {
@@ -131,7 +131,7 @@ impl Shares {
     }
 
     /// Subtracts `amount` from the use of a host.
-    pub(crate) fn give_back(&mut self, who: &Claimant, amount: usize) {
+    pub(crate) fn return_share(&mut self, who: &ShareHolder, amount: usize) {
         self.used -= amount;
         release(&mut self.hosts, &who.host, amount);
         if !who.listed {
@@ -159,11 +159,11 @@ fn release<K: Ord>(held: &mut BTreeMap<K, usize>, key: &K, amount: usize) {
 mod tests {
     use super::*;
 
-    fn host(number: u8, listed: bool) -> Claimant {
-        Claimant::new(&format!("nqn.host-{number}"), listed, None)
+    fn host(number: u8, listed: bool) -> ShareHolder {
+        ShareHolder::new(&format!("nqn.host-{number}"), listed, None)
     }
 
-    fn take_all(shares: &mut Shares, who: &Claimant, has_lists: bool) -> usize {
+    fn take_all(shares: &mut Shares, who: &ShareHolder, has_lists: bool) -> usize {
         let mut taken = 0;
         while shares.admits(who, 1, has_lists) {
             shares.take(who, 1);
@@ -180,7 +180,7 @@ mod tests {
             assert_eq!(take_all(&mut shares, &host(number, true), true), 16);
         }
         assert_eq!(shares.used(), 1024);
-        shares.give_back(&host(0, true), 896);
+        shares.return_share(&host(0, true), 896);
         assert_eq!(take_all(&mut shares, &host(9, true), true), 768);
     }
 
@@ -206,7 +206,7 @@ mod tests {
         let mut shares = Shares::new(1024);
         let at = |number: u8, address: [u8; 4]| {
             let name = format!("nqn.host-{number}");
-            Claimant::new(&name, false, Some(address.into()))
+            ShareHolder::new(&name, false, Some(address.into()))
         };
         let mut taken = 0;
         for number in 0..=255 {
@@ -222,7 +222,7 @@ mod tests {
         assert_eq!(take_all(&mut shares, &host(0, false), true), 127);
         shares.resize(126);
         assert!(!shares.admits(&host(0, false), 1, true));
-        shares.give_back(&host(0, false), 2);
+        shares.return_share(&host(0, false), 2);
         assert!(shares.admits(&host(0, false), 1, true));
         assert_eq!(shares.used(), 125);
     }

@@ -3,7 +3,7 @@
 use crate::controller::ControllerKind;
 use crate::controller::state::ControllerState;
 use crate::counters::{IoCounters, IoTotals};
-use crate::registry::Entry;
+use crate::registry::ControllerEntry;
 use crate::shared::DISCOVERY_SLOT;
 use crate::target::Target;
 
@@ -124,7 +124,7 @@ impl TargetSnapshot {
     }
 }
 
-fn controller(target: &Target, entry: &Entry) -> ControllerSnapshot {
+fn controller(target: &Target, entry: &ControllerEntry) -> ControllerSnapshot {
     let shared = &entry.shared;
     let identity = &shared.identity;
     let mut totals = *shared.closed_queues();

@@ -138,7 +138,7 @@ mod tests {
 
     /// Base 2.1 §4.2.3: Do Not Retry means that the same command would fail on any controller.
     #[test]
-    fn what_time_or_another_path_may_mend_can_be_retried() {
+    fn transient_errors_can_be_retried() {
         for (error, status) in TABLE {
             let permanent = match error {
                 DeviceError::OutOfRange

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use nvme_spec::Status;
 
 use crate::counters::Counter;
-use crate::notes::{status_key, status_of_key};
 use crate::target::Target;
+use crate::trace_events::{status_key, status_of_key};
 
 /// Most statuses that one table distinguishes, in the order of their occurrence. Others are counted
 /// together.

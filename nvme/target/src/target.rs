@@ -21,7 +21,7 @@ use crate::snapshot::TargetSnapshot;
 use crate::snapshot_cell::{Notifications, SnapshotCell};
 use crate::stages::{SubsystemMeasures, TargetLatency};
 use crate::statuses::TargetStatuses;
-use crate::view::{PlacedDevice, SubsystemView, TargetView};
+use crate::view::{DeviceEntry, SubsystemView, TargetView};
 
 /// Memory page of CAP.MPSMIN 0, the unit of MDTS (Base 2.1 §3.1.4.1, §5.1.13.2.1).
 pub(crate) const PAGE_BYTES: u32 = 4096;
@@ -80,10 +80,10 @@ impl Target {
             listed_hosts: Arc::default(),
             devices: devices
                 .into_iter()
-                .map(|device| Some(PlacedDevice { device, since: 1 }))
+                .map(|device| Some(DeviceEntry { device, since: 1 }))
                 .collect(),
         };
-        published.gather_hosts();
+        published.collect_listed_hosts();
         Ok(Arc::new(Self {
             notifications: (0..reactors).map(|_| Notifications::default()).collect(),
             health_changes: AtomicU32::new(0),
@@ -208,12 +208,12 @@ impl Target {
     ///
     /// # Errors
     /// [`TargetError::UnknownSubsystem`].
-    pub fn retire_subsystem(&self, nqn: &str) -> Result<(), TargetError> {
+    pub fn drain_subsystem(&self, nqn: &str) -> Result<(), TargetError> {
         self.publish(|_, published| {
             let found = published.find(nqn);
             let (slot, view) = found.ok_or_else(|| unknown_subsystem(nqn))?;
-            let retired = view.retired();
-            published.subsystems[slot as usize] = Some(Arc::new(retired));
+            let draining = view.as_draining();
+            published.subsystems[slot as usize] = Some(Arc::new(draining));
             Ok(())
         })
     }
@@ -273,7 +273,7 @@ impl Target {
                 return Err(TargetError::TooManyDevices { count: place + 1 });
             }
             let since = published.epoch.wrapping_add(1);
-            let placed = Some(PlacedDevice { device, since });
+            let placed = Some(DeviceEntry { device, since });
             match devices.get_mut(place) {
                 Some(free) => *free = placed,
                 None => devices.push(placed),
@@ -319,17 +319,19 @@ impl Target {
 
     /// Number of controllers that are being disconnected because of a change.
     #[must_use]
-    pub fn leaving(&self) -> usize {
+    pub fn draining_controllers(&self) -> usize {
         let registry = self.registry();
-        let leaving = registry.entries().filter(|it| it.shared.leaves().is_some());
-        leaving.count()
+        let draining = registry
+            .entries()
+            .filter(|it| it.shared.drain_requested().is_some());
+        draining.count()
     }
 
     /// Ends the associations of all controllers that are being disconnected, without waiting for
     /// outstanding commands.
-    pub fn end_leaving(&self) {
+    pub fn end_draining(&self) {
         for entry in self.registry().entries() {
-            if let Some(reason) = entry.shared.leaves() {
+            if let Some(reason) = entry.shared.drain_requested() {
                 entry.shared.end(reason);
             }
         }
@@ -460,7 +462,7 @@ impl Target {
             let registry = self.registry();
             let mut published = TargetView::clone(&self.published.value());
             change(&registry, &mut published)?;
-            published.gather_hosts();
+            published.collect_listed_hosts();
             published.epoch = published.epoch.wrapping_add(1);
             published.generation = published.generation.wrapping_add(1);
             let epoch = published.epoch;
@@ -471,12 +473,12 @@ impl Target {
     }
 
     fn notify_all(&self) {
-        let told = if planted("one-reactor-told") {
+        let notify_count = if planted("one-reactor-told") {
             1
         } else {
             self.reactors()
         };
-        for reactor in 0..told {
+        for reactor in 0..notify_count {
             self.notify(reactor);
         }
     }

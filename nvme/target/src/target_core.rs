@@ -41,10 +41,10 @@ use crate::controller::{AdminContext, Controller};
 use crate::counters::CoreCounters;
 use crate::interface::{Close, Completed, QueueId, TransportId};
 use crate::io::IoWork;
-use crate::notes::{Moment, status_key};
 use crate::shares::Shares;
 use crate::status::Fault;
 use crate::target::Target;
+use crate::trace_events::{TraceEvent, status_key};
 use crate::view::TargetView;
 pub use audit::CoreAudit;
 pub use changes::Outstanding;
@@ -54,7 +54,7 @@ use executions::Executions;
 use queue::Queue;
 use slots::Slots;
 use timers::ControllerTimers;
-use timing::Departures;
+use timing::SentResponses;
 pub use timing::{Served, Timing};
 
 /// Most transports on one reactor.
@@ -97,7 +97,7 @@ pub struct TargetCore {
     view: Arc<TargetView>,
     counters: Arc<CoreCounters>,
     recorder: Recorder,
-    departures: Departures,
+    sent_responses: SentResponses,
     controllers: Slots<Controller>,
     timers: ControllerTimers,
     target: Arc<Target>,
@@ -120,7 +120,7 @@ pub struct TargetCore {
     reserved: Shares,
     phase: Phase,
     /// Whether a queue or controller is completing its commands before it ends.
-    has_leaving: bool,
+    has_draining: bool,
 }
 
 impl TargetCore {
@@ -156,7 +156,7 @@ impl TargetCore {
             view: target.published(),
             counters,
             recorder: Recorder::new(),
-            departures: Departures::new(limits.queues_max),
+            sent_responses: SentResponses::new(limits.queues_max),
             controllers: Slots::new(limits.queues_max),
             timers: ControllerTimers::new(limits.queues_max),
             notifications_seen,
@@ -172,7 +172,7 @@ impl TargetCore {
             limits,
             reserved: Shares::new(limits.executions_max),
             phase: Phase::Serving,
-            has_leaving: false,
+            has_draining: false,
         }
     }
 
@@ -259,7 +259,7 @@ impl TargetCore {
     pub fn has_ready(&self) -> bool {
         let waiting = |inbox: &Inbox| !inbox.completions.is_empty() || !inbox.closes.is_empty();
         self.target.notifications(self.reactor) != self.notifications_seen
-            || self.departures.is_pending()
+            || self.sent_responses.is_pending()
             || self.inboxes.iter().any(waiting)
     }
 
@@ -348,12 +348,13 @@ impl TargetCore {
             .note
             .with_detail(status_key(fault.status))
             .with_command(sqe.command_id);
-        self.recorder.note(self.polled_at, Moment::Failed.of(note));
-        let Some(loggable) = queue.loggable.checked_sub(1) else {
+        self.recorder
+            .note(self.polled_at, TraceEvent::Failed.of(note));
+        let Some(log_allowance) = queue.log_allowance.checked_sub(1) else {
             self.counters.errors_not_logged.add(1);
             return queue.respond(sqe.command_id, fault.status);
         };
-        queue.loggable = loggable;
+        queue.log_allowance = log_allowance;
         // Base 2.1 §4.2.3, More: the Error Information log has more information about this command.
         let more = !planted("more-never-set");
         let response = queue.respond(sqe.command_id, fault.status.with_more(more));

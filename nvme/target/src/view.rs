@@ -34,12 +34,12 @@ pub(crate) struct TargetView {
     /// The hosts that exports list.
     pub(crate) listed_hosts: Arc<BTreeSet<String>>,
     /// The devices by index; `None` where the index is free.
-    pub(crate) devices: Vec<Option<PlacedDevice>>,
+    pub(crate) devices: Vec<Option<DeviceEntry>>,
 }
 
 /// A device at its index.
 #[derive(Clone)]
-pub(crate) struct PlacedDevice {
+pub(crate) struct DeviceEntry {
     pub(crate) device: Arc<dyn Device>,
     /// The epoch in which it was added. Commands that were checked in an earlier epoch refer to
     /// another device.
@@ -56,7 +56,7 @@ pub(crate) struct SubsystemView {
     /// Latencies and error counts of its commands.
     pub(crate) measures: Arc<SubsystemMeasures>,
     /// Its hosts are being disconnected, and Connects are refused.
-    pub(crate) leaving: bool,
+    pub(crate) draining: bool,
     /// Number of times that all associations were ended so that hosts identify its namespaces
     /// again.
     pub(crate) incarnation: u32,
@@ -130,7 +130,7 @@ impl SubsystemView {
             namespaces,
             volatile_devices,
             measures,
-            leaving: false,
+            draining: false,
             incarnation: 0,
         }
     }
@@ -144,18 +144,18 @@ impl SubsystemView {
     }
 
     /// Whether its hosts are being disconnected.
-    pub(crate) fn is_leaving(&self) -> bool {
-        self.leaving
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining
     }
 
     /// The same view with its hosts being disconnected.
-    pub(crate) fn retired(&self) -> Self {
+    pub(crate) fn as_draining(&self) -> Self {
         Self {
             config: self.config.clone(),
             namespaces: self.namespaces.clone(),
             volatile_devices: self.volatile_devices,
             measures: Arc::clone(&self.measures),
-            leaving: true,
+            draining: true,
             incarnation: self.incarnation,
         }
     }
@@ -198,7 +198,7 @@ impl SubsystemView {
     /// Whether a host may connect.
     pub(crate) fn allows(&self, host_nqn: &str) -> bool {
         let named = || self.config.hosts.iter().any(|host| host == host_nqn);
-        !self.leaving && (self.config.allow_any_host || named())
+        !self.draining && (self.config.allow_any_host || named())
     }
 
     /// Whether it is available at a port.
@@ -208,7 +208,7 @@ impl SubsystemView {
 
     /// Whether connected hosts may continue with `other`: the values that they read when they
     /// connected are unchanged, and each namespace identifier still refers to the same disk.
-    pub(crate) fn is_known_as(&self, other: &Self) -> bool {
+    pub(crate) fn has_identity_of(&self, other: &Self) -> bool {
         let known = |config: &SubsystemConfig| {
             let SubsystemConfig {
                 serial,
@@ -224,7 +224,7 @@ impl SubsystemView {
 
 impl TargetView {
     /// Collects the hosts that exports list, after a change.
-    pub(crate) fn gather_hosts(&mut self) {
+    pub(crate) fn collect_listed_hosts(&mut self) {
         let subsystems = self.subsystems.iter().flatten();
         let closed = subsystems.filter(|view| !view.config.allow_any_host);
         let hosts = closed.flat_map(|view| view.config.hosts.iter().cloned());

@@ -85,7 +85,7 @@ impl Core {
         // Each change notifies once, and the first epoch is 1.
         assert!(
             u64::from(self.view) > calls,
-            "called for a change and saw none"
+            "notified, but the configuration is unchanged"
         );
     }
 }
@@ -105,7 +105,7 @@ fn bounded(model: impl Fn() + Send + Sync + 'static) {
 }
 
 #[test]
-fn a_called_core_has_what_it_was_called_for() {
+fn a_notified_core_sees_the_change() {
     bounded(|| {
         let target = target();
         let changing = Arc::clone(&target);
@@ -123,7 +123,7 @@ fn a_called_core_has_what_it_was_called_for() {
 }
 
 #[test]
-fn two_cores_come_to_the_same() {
+fn two_cores_converge() {
     bounded(|| {
         let target = target();
         let changing = Arc::clone(&target);

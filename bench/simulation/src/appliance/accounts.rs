@@ -16,9 +16,9 @@ pub struct Held {
 impl Appliance {
     /// Timers of ended controllers, on all cores.
     #[must_use]
-    pub fn stray_timers(&self) -> usize {
+    pub fn stale_timers(&self) -> usize {
         let cores = self.cores.iter();
-        cores.map(|core| core.borrow().audit().stray_timers).sum()
+        cores.map(|core| core.borrow().audit().stale_timers).sum()
     }
 
     /// Compares every account with `held` and with the others while no command is in flight.
@@ -29,7 +29,7 @@ impl Appliance {
         let mut sum = CoreAudit::default();
         for core in &self.cores {
             let audit = core.borrow().audit();
-            if audit.reserved != audit.promised || audit.stray_timers > 0 {
+            if audit.reserved != audit.quota_sum || audit.stale_timers > 0 {
                 return Err(format!("a core's accounts do not agree: {audit:?}"));
             }
             sum.admin_queues += audit.admin_queues;
@@ -37,10 +37,10 @@ impl Appliance {
             sum.controllers += audit.controllers;
             sum.executions += audit.executions;
             sum.executing += audit.executing;
-            sum.unanswered += audit.unanswered;
+            sum.outstanding_commands += audit.outstanding_commands;
             sum.waiting += audit.waiting;
         }
-        let busy = sum.executions + sum.executing + sum.unanswered + sum.waiting;
+        let busy = sum.executions + sum.executing + sum.outstanding_commands + sum.waiting;
         if busy > 0 {
             return Err(format!("commands are under way at rest: {sum:?}"));
         }

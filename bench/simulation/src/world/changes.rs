@@ -177,7 +177,7 @@ impl World {
             return Ok(());
         }
         self.looked_at = now;
-        let strays = self.appliance.as_ref().map_or(0, Appliance::stray_timers);
+        let strays = self.appliance.as_ref().map_or(0, Appliance::stale_timers);
         if strays > 0 {
             let what = format!("{strays} timers are of controllers that are gone");
             return Err(Violation::Rule(what));

@@ -80,7 +80,7 @@ pub(crate) fn write(
     page: &mut Page<'_>,
     view: &TargetView,
     host_nqn: &str,
-    (arrival, reached_at): (PortId, Option<IpAddr>),
+    (arrival, target_address): (PortId, Option<IpAddr>),
 ) {
     let records = count(view, host_nqn, arrival) as u64;
     let generation = if planted("generation-frozen") {
@@ -91,12 +91,12 @@ pub(crate) fn write(
     page.put(DiscoveryHeader::new(generation, records).as_bytes());
     for (subsystem, port) in entries(view, host_nqn, arrival) {
         let nqn = &subsystem.config.nqn;
-        page.put_with(|| entry(nqn, SubsystemType::NVM, port, reached_at));
+        page.put_with(|| entry(nqn, SubsystemType::NVM, port, target_address));
     }
     if let Some(port) = current(view, arrival) {
         page.put_with(|| {
             let subtype = SubsystemType::CURRENT_DISCOVERY;
-            let mut entry = entry(DISCOVERY_NQN, subtype, port, reached_at);
+            let mut entry = entry(DISCOVERY_NQN, subtype, port, target_address);
             // Base 2.1 §5.1.12.3.1, EPCSD: a discovery controller with Keep Alive supports
             // persistent connections.
             entry.eflags = EntryFlags::new().with_epcsd(true);
@@ -107,12 +107,12 @@ pub(crate) fn write(
 
 /// The address and family to report for a port. For a port that listens on every address, this is
 /// the address to which the host connected; an IPv4 host of an IPv6 socket gets the IPv4 address.
-fn advertised(port: &PortConfig, reached_at: Option<IpAddr>) -> (Cow<'_, str>, bool) {
+fn advertised(port: &PortConfig, target_address: Option<IpAddr>) -> (Cow<'_, str>, bool) {
     let everywhere = port
         .address
         .parse()
         .is_ok_and(|address: IpAddr| address.is_unspecified());
-    match reached_at.map(|address| address.to_canonical()) {
+    match target_address.map(|address| address.to_canonical()) {
         Some(address) if everywhere => (address.to_string().into(), address.is_ipv6()),
         _ => (port.address.as_str().into(), port.ipv6),
     }
@@ -123,10 +123,10 @@ fn entry(
     nqn: &str,
     subtype: SubsystemType,
     port: &PortConfig,
-    reached_at: Option<IpAddr>,
+    target_address: Option<IpAddr>,
 ) -> DiscoveryEntry {
     let mut entry = DiscoveryEntry::new_zeroed();
-    let (address, ipv6) = advertised(port, reached_at);
+    let (address, ipv6) = advertised(port, target_address);
     entry.adrfam = if ipv6 {
         AddressFamily::IPV6
     } else {

@@ -96,7 +96,7 @@ impl Features {
 
 /// Constant properties of a feature.
 #[derive(Clone, Copy)]
-struct Known {
+struct FeatureProperties {
     changeable: bool,
     namespace_specific: bool,
     /// Bytes of data; 0 if the value is a dword.
@@ -106,8 +106,8 @@ struct Known {
 /// The properties of a feature for a kind of controller. `None` if it is not supported, which is
 /// Invalid Field (Base 2.1 §5.1.25). Discovery controllers: Base 2.1 §3.1.3.3 and its table of
 /// features.
-fn known(kind: ControllerKind, fid: FeatureId) -> Option<Known> {
-    let value = Known {
+fn feature_properties(kind: ControllerKind, fid: FeatureId) -> Option<FeatureProperties> {
+    let value = FeatureProperties {
         changeable: true,
         namespace_specific: false,
         data_bytes: 0,
@@ -125,20 +125,20 @@ fn known(kind: ControllerKind, fid: FeatureId) -> Option<Known> {
         | FeatureId::NUMBER_OF_QUEUES
         | FeatureId::WRITE_ATOMICITY
         | FeatureId::IO_COMMAND_SET_PROFILE => Some(value),
-        FeatureId::ERROR_RECOVERY => Some(Known {
+        FeatureId::ERROR_RECOVERY => Some(FeatureProperties {
             namespace_specific: true,
             ..value
         }),
-        FeatureId::TIMESTAMP => Some(Known {
+        FeatureId::TIMESTAMP => Some(FeatureProperties {
             data_bytes: 8,
             ..value
         }),
-        FeatureId::HOST_BEHAVIOR => Some(Known {
+        FeatureId::HOST_BEHAVIOR => Some(FeatureProperties {
             data_bytes: 512,
             ..value
         }),
         // Base 2.1 §5.1.25.1.28: over fabrics only Connect can set it.
-        FeatureId::HOST_IDENTIFIER => Some(Known {
+        FeatureId::HOST_IDENTIFIER => Some(FeatureProperties {
             changeable: false,
             data_bytes: 16,
             ..value
@@ -152,7 +152,7 @@ fn known(kind: ControllerKind, fid: FeatureId) -> Option<Known> {
 pub(crate) fn supported(kind: ControllerKind) -> impl Iterator<Item = (FeatureId, bool)> {
     (0..=u8::MAX).filter_map(move |fid| {
         let fid = FeatureId(fid);
-        known(kind, fid).map(|known| (fid, known.namespace_specific))
+        feature_properties(kind, fid).map(|properties| (fid, properties.namespace_specific))
     })
 }
 
@@ -166,25 +166,25 @@ impl Controller {
     ) -> Result<AdminStep, Fault> {
         let command = sqe.set_features();
         let fid = command.select.fid();
-        let known = known(self.kind, fid).ok_or(Fault::field(byte::CDW10))?;
+        let properties = feature_properties(self.kind, fid).ok_or(Fault::field(byte::CDW10))?;
         // Base 2.1 §5.1.25, SV: no feature is saveable.
         if command.select.sv() {
             return Err(Fault::new(Status::FEATURE_NOT_SAVEABLE).at(byte::CDW10));
         }
         check_uuid(command.uuid.uuid_index())?;
-        self.check_scope(sqe.nsid.get(), known, context)?;
+        self.check_scope(sqe.nsid.get(), properties, context)?;
         let nsid = sqe.nsid.get();
         // Base 2.1 §4.4: a feature of controller scope cannot be set for one namespace.
-        if !known.namespace_specific && nsid != 0 && nsid != NSID_BROADCAST {
+        if !properties.namespace_specific && nsid != 0 && nsid != NSID_BROADCAST {
             return Err(Fault::new(Status::FEATURE_NOT_NAMESPACE_SPECIFIC).at(byte::NSID));
         }
-        if !known.changeable {
+        if !properties.changeable {
             // Base 2.1 §5.1.25.1.28: setting the Host Identifier over fabrics is a sequence error.
             return Err(Fault::new(Status::COMMAND_SEQUENCE_ERROR).at(byte::CDW10));
         }
-        if known.data_bytes > 0 {
+        if properties.data_bytes > 0 {
             let direction = Direction::FromHost;
-            return admin_work(sqe, direction, known.data_bytes, data).map(AdminStep::Work);
+            return admin_work(sqe, direction, properties.data_bytes, data).map(AdminStep::Work);
         }
         self.set_value(sqe, fid, command.cdw11.get(), context)
     }
@@ -195,11 +195,11 @@ impl Controller {
     fn check_scope(
         &self,
         nsid: u32,
-        known: Known,
+        properties: FeatureProperties,
         context: &AdminContext<'_>,
     ) -> Result<(), Fault> {
         let gone = Fault::new(Status::INVALID_NAMESPACE_OR_FORMAT).at(byte::NSID);
-        if known.namespace_specific {
+        if properties.namespace_specific {
             let subsystem = self.subsystem(context.view).ok_or(gone)?;
             if nsid != NSID_BROADCAST {
                 namespace(subsystem, nsid)?;
@@ -242,7 +242,7 @@ impl Controller {
             FeatureId::VOLATILE_WRITE_CACHE => return self.set_write_cache(value, context),
             FeatureId::NUMBER_OF_QUEUES => {
                 let granted = self.set_queues(NumberOfQueues::from_bits(value), context)?;
-                return Ok(AdminStep::Answer(u64::from(granted.into_bits())));
+                return Ok(AdminStep::Complete(u64::from(granted.into_bits())));
             }
             FeatureId::WRITE_ATOMICITY => {
                 self.features.write_atomicity = WriteAtomicity::from_bits(value);
@@ -269,7 +269,7 @@ impl Controller {
             FeatureId::IO_COMMAND_SET_PROFILE => {}
             _ => return Err(Fault::field(byte::CDW10)),
         }
-        Ok(AdminStep::Answer(0))
+        Ok(AdminStep::Complete(0))
     }
 
     /// Base 2.1 §5.1.25.1.3: only the composite temperature has a threshold.
@@ -326,7 +326,7 @@ impl Controller {
         if !enabled && has_cache && !planted("write-cache-off-unflushed") {
             Ok(AdminStep::FlushAll)
         } else {
-            Ok(AdminStep::Answer(0))
+            Ok(AdminStep::Complete(0))
         }
     }
 
@@ -386,7 +386,7 @@ impl Controller {
     ) -> Result<AdminStep, Fault> {
         let command = sqe.get_features();
         let fid = command.select.fid();
-        let known = known(self.kind, fid).ok_or(Fault::field(byte::CDW10))?;
+        let properties = feature_properties(self.kind, fid).ok_or(Fault::field(byte::CDW10))?;
         check_uuid(command.uuid.uuid_index())?;
         let defaults;
         let features = match command.select.sel() {
@@ -398,27 +398,27 @@ impl Controller {
             }
             FeatureSelect::SUPPORTED_CAPABILITIES => {
                 let capabilities = FeatureCapabilities::new()
-                    .with_changeable(known.changeable)
-                    .with_namespace_specific(known.namespace_specific);
-                return Ok(AdminStep::Answer(u64::from(capabilities.into_bits())));
+                    .with_changeable(properties.changeable)
+                    .with_namespace_specific(properties.namespace_specific);
+                return Ok(AdminStep::Complete(u64::from(capabilities.into_bits())));
             }
             _ => return Err(Fault::field(byte::CDW10)),
         };
         let nsid = sqe.nsid.get();
         // Base 2.1 §5.1.11: Get Features of a namespace specific feature needs one namespace.
-        if known.namespace_specific && nsid == NSID_BROADCAST {
+        if properties.namespace_specific && nsid == NSID_BROADCAST {
             return Err(Fault::new(Status::INVALID_NAMESPACE_OR_FORMAT).at(byte::NSID));
         }
-        self.check_scope(nsid, known, context)?;
+        self.check_scope(nsid, properties, context)?;
         let value = command.cdw11.get();
-        if known.data_bytes > 0 {
+        if properties.data_bytes > 0 {
             // Base 2.1 §5.1.25.1.28: over fabrics the identifier has 128 bits.
             let short = !HostIdentifierSize::from_bits(value).exhid();
             if fid == FeatureId::HOST_IDENTIFIER && short {
                 return Err(Fault::field(byte::CDW11));
             }
             let direction = Direction::ToHost;
-            return admin_work(sqe, direction, known.data_bytes, data).map(AdminStep::Work);
+            return admin_work(sqe, direction, properties.data_bytes, data).map(AdminStep::Work);
         }
         let current = command.select.sel() == FeatureSelect::CURRENT;
         let value = match fid {
@@ -426,7 +426,7 @@ impl Controller {
             FeatureId::TEMPERATURE_THRESHOLD => threshold(features, value)?.into_bits(),
             _ => value_of(features, fid, nsid).ok_or(Fault::field(byte::CDW10))?,
         };
-        Ok(AdminStep::Answer(u64::from(value)))
+        Ok(AdminStep::Complete(u64::from(value)))
     }
 
     /// Number of Queues: the granted number for the current value, otherwise the largest possible

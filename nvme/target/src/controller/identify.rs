@@ -45,7 +45,7 @@ const _: () = assert!(QUIESCE_TIME_MAX.as_millis() <= u16::MAX as u64);
 
 /// The structure that a valid Identify command selects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Question {
+enum IdentifyStructure {
     Controller,
     Namespace(u32),
     ActiveNamespaces { after: u32 },
@@ -66,14 +66,14 @@ impl Controller {
         data: DataContext,
         context: &AdminContext<'_>,
     ) -> Result<AdminStep, Fault> {
-        self.question(sqe, context)?;
+        self.structure(sqe, context)?;
         // Every structure has 4096 bytes, so the cast is lossless.
         admin_work(sqe, Direction::ToHost, IDENTIFY_BYTES as u32, data).map(AdminStep::Work)
     }
 
     /// The structure that the command selects. An unknown one is Invalid Field (Base 2.1
     /// §5.1.13.1).
-    fn question(&self, sqe: &Sqe, context: &AdminContext<'_>) -> Result<Question, Fault> {
+    fn structure(&self, sqe: &Sqe, context: &AdminContext<'_>) -> Result<IdentifyStructure, Fault> {
         let command = sqe.identify();
         let nsid = sqe.nsid.get();
         if command.uuid.uuid_index() != 0 {
@@ -83,7 +83,7 @@ impl Controller {
         if self.kind == ControllerKind::Discovery {
             // Base 2.1 §3.1.3.3: a discovery controller supports only Identify Controller.
             return match cns {
-                Cns::CONTROLLER => Ok(Question::Controller),
+                Cns::CONTROLLER => Ok(IdentifyStructure::Controller),
                 _ => Err(Fault::field(byte::CDW10)),
             };
         }
@@ -91,43 +91,43 @@ impl Controller {
         let subsystem = self.subsystem(context.view).ok_or(gone)?;
         let csi = command.qualifier.csi();
         match cns {
-            Cns::CONTROLLER => Ok(Question::Controller),
+            Cns::CONTROLLER => Ok(IdentifyStructure::Controller),
             // Base 2.1 §5.1.13, CNS 00h: the structure of an inactive namespace is zero.
-            Cns::NAMESPACE if is_valid_nsid(nsid) => Ok(Question::Namespace(nsid)),
+            Cns::NAMESPACE if is_valid_nsid(nsid) => Ok(IdentifyStructure::Namespace(nsid)),
             Cns::NAMESPACE => Err(gone),
             Cns::ACTIVE_NAMESPACE_LIST => active_list(nsid),
             Cns::NAMESPACE_DESCRIPTORS => {
-                namespace(subsystem, nsid).map(|_| Question::Descriptors(nsid))
+                namespace(subsystem, nsid).map(|_| IdentifyStructure::Descriptors(nsid))
             }
             Cns::IO_NAMESPACE => {
                 check_set(csi)?;
                 if is_valid_nsid(nsid) {
-                    Ok(Question::NvmNamespace(nsid))
+                    Ok(IdentifyStructure::NvmNamespace(nsid))
                 } else {
                     Err(gone)
                 }
             }
             // NVM 1.1 §4.1.5.4. The structure of an unsupported command set is zero (Base 2.1
             // §5.1.13, CNS 06h).
-            Cns::IO_CONTROLLER if csi == CommandSet::NVM => Ok(Question::NvmController),
-            Cns::IO_CONTROLLER => Ok(Question::OtherController),
+            Cns::IO_CONTROLLER if csi == CommandSet::NVM => Ok(IdentifyStructure::NvmController),
+            Cns::IO_CONTROLLER => Ok(IdentifyStructure::OtherController),
             Cns::IO_ACTIVE_NAMESPACE_LIST => {
                 check_set(csi)?;
                 active_list(nsid)
             }
             Cns::INDEPENDENT_NAMESPACE if is_valid_nsid(nsid) => {
-                Ok(Question::IndependentNamespace(nsid))
+                Ok(IdentifyStructure::IndependentNamespace(nsid))
             }
             Cns::INDEPENDENT_NAMESPACE => Err(gone),
             // Base 2.1 §5.1.13, CNS 12h: every namespace is attached to every controller.
             Cns::NAMESPACE_CONTROLLER_LIST => {
                 let from = command.select.cntid();
-                namespace(subsystem, nsid).map(|_| Question::Controllers { from })
+                namespace(subsystem, nsid).map(|_| IdentifyStructure::Controllers { from })
             }
-            Cns::CONTROLLER_LIST => Ok(Question::Controllers {
+            Cns::CONTROLLER_LIST => Ok(IdentifyStructure::Controllers {
                 from: command.select.cntid(),
             }),
-            Cns::IO_COMMAND_SETS => Ok(Question::CommandSets),
+            Cns::IO_COMMAND_SETS => Ok(IdentifyStructure::CommandSets),
             _ => Err(Fault::field(byte::CDW10)),
         }
     }
@@ -140,24 +140,30 @@ impl Controller {
         data: &mut [u8],
         context: &AdminContext<'_>,
     ) -> Result<(), Fault> {
-        let question = self.question(&work.sqe(), context)?;
+        let structure = self.structure(&work.sqe(), context)?;
         let data = data
             .first_chunk_mut::<IDENTIFY_BYTES>()
             .ok_or(Fault::field(byte::SGL))?;
         data.fill(0);
         let subsystem = self.subsystem(context.view);
-        match question {
-            Question::Controller => data.copy_from_slice(self.controller_page(context).as_bytes()),
-            Question::Namespace(nsid) => with_namespace(subsystem, nsid, |config, view| {
-                data.copy_from_slice(namespace_page(config, view).as_bytes());
-            }),
-            Question::NvmNamespace(nsid) => with_namespace(subsystem, nsid, |_, _| {
+        match structure {
+            IdentifyStructure::Controller => {
+                data.copy_from_slice(self.controller_page(context).as_bytes());
+            }
+            IdentifyStructure::Namespace(nsid) => {
+                with_namespace(subsystem, nsid, |config, view| {
+                    data.copy_from_slice(namespace_page(config, view).as_bytes());
+                });
+            }
+            IdentifyStructure::NvmNamespace(nsid) => with_namespace(subsystem, nsid, |_, _| {
                 data.copy_from_slice(NvmIdentifyNamespace::new_zeroed().as_bytes());
             }),
-            Question::IndependentNamespace(nsid) => with_namespace(subsystem, nsid, |_, view| {
-                data.copy_from_slice(independent_page(view).as_bytes());
-            }),
-            Question::ActiveNamespaces { after } => {
+            IdentifyStructure::IndependentNamespace(nsid) => {
+                with_namespace(subsystem, nsid, |_, view| {
+                    data.copy_from_slice(independent_page(view).as_bytes());
+                });
+            }
+            IdentifyStructure::ActiveNamespaces { after } => {
                 let mut list = NamespaceList::new_zeroed();
                 list.fill(
                     subsystem
@@ -166,17 +172,17 @@ impl Controller {
                 );
                 data.copy_from_slice(list.as_bytes());
             }
-            Question::Descriptors(nsid) => with_namespace(subsystem, nsid, |config, _| {
+            IdentifyStructure::Descriptors(nsid) => with_namespace(subsystem, nsid, |config, _| {
                 write_descriptors(config, data);
             }),
-            Question::NvmController => {
+            IdentifyStructure::NvmController => {
                 data.copy_from_slice(nvm_controller_page().as_bytes());
             }
-            Question::OtherController => {}
-            Question::Controllers { from } => {
+            IdentifyStructure::OtherController => {}
+            IdentifyStructure::Controllers { from } => {
                 data.copy_from_slice(self.controller_list(from, context).as_bytes());
             }
-            Question::CommandSets => {
+            IdentifyStructure::CommandSets => {
                 let mut sets = CommandSetCombinations::new_zeroed();
                 sets.vectors[0] = CommandSetVector::default().with(CommandSet::NVM);
                 data.copy_from_slice(sets.as_bytes());
@@ -189,11 +195,12 @@ impl Controller {
     fn controller_list(&self, from: u16, context: &AdminContext<'_>) -> ControllerList {
         let registry = context.target.registry();
         let subsystem = self.shared.identity.subsystem;
-        let ours = registry.entries().map(|entry| &entry.shared.identity);
-        let ours = ours.filter(|identity| identity.subsystem == subsystem);
+        let of_subsystem = registry.entries().map(|entry| &entry.shared.identity);
+        let of_subsystem = of_subsystem.filter(|identity| identity.subsystem == subsystem);
         let mut list = ControllerList::new_zeroed();
         list.fill(
-            ours.map(|identity| identity.cntlid)
+            of_subsystem
+                .map(|identity| identity.cntlid)
                 .filter(|cntlid| *cntlid >= from),
         );
         list
@@ -257,11 +264,11 @@ impl Controller {
 
 /// Base 2.1 §5.1.13, CNS 02h: lists identifiers above the given one. The two highest values are
 /// invalid.
-fn active_list(nsid: u32) -> Result<Question, Fault> {
+fn active_list(nsid: u32) -> Result<IdentifyStructure, Fault> {
     if nsid >= NSID_BROADCAST - 1 {
         return Err(Fault::new(Status::INVALID_NAMESPACE_OR_FORMAT).at(byte::NSID));
     }
-    Ok(Question::ActiveNamespaces { after: nsid })
+    Ok(IdentifyStructure::ActiveNamespaces { after: nsid })
 }
 
 /// Base 2.1 §5.1.13, CNS 05h: an unsupported command set is Invalid Field.

@@ -109,7 +109,7 @@ impl Controller {
         let lid = command.select.lid();
         let mut page = Page::new(data, command.lpo.get());
         if matches!(lid, LogPageId::ERROR_INFORMATION | LogPageId::SMART_HEALTH) {
-            self.take_over_errors(context);
+            self.import_device_errors(context);
         }
         match lid {
             LogPageId::SUPPORTED_LOG_PAGES => page.put(supported_pages(self.kind).as_bytes()),
@@ -134,7 +134,7 @@ impl Controller {
                 page.put(effects::features(self.kind).as_bytes());
             }
             LogPageId::DISCOVERY => {
-                let arrival = (self.port, self.reached_at);
+                let arrival = (self.port, self.target_address);
                 discovery::write(&mut page, context.view, self.host_nqn(), arrival);
             }
             _ => return Err(Fault::new(Status::INVALID_LOG_PAGE).at(byte::CDW10)),
@@ -146,7 +146,7 @@ impl Controller {
     }
 
     /// Adds the entries of the devices' own error logs to the controller's error log.
-    fn take_over_errors(&self, context: &AdminContext<'_>) {
+    fn import_device_errors(&self, context: &AdminContext<'_>) {
         let Some(subsystem) = self.subsystem(context.view) else {
             return;
         };
@@ -164,7 +164,7 @@ impl Controller {
             .zip(&subsystem.namespaces)
             .filter_map(|(nsid, view)| log_of((nsid, view.as_ref()?)))
             .collect();
-        self.shared.errors.take_over(&logs);
+        self.shared.errors.import(&logs);
     }
 
     /// Firmware Slot Information (Base 2.1 §5.1.12.1.4): one slot, read-only.

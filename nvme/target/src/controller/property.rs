@@ -115,7 +115,7 @@ impl Controller {
     /// Completes a reset after the last I/O queue has ended. If the host has set CC.EN again
     /// without waiting for CSTS.RDY, enables the controller now.
     pub(crate) fn reset_done(&mut self, now: Nanos) -> Effect {
-        let effect = self.apply(ControllerEvent::QueuesGone, now);
+        let effect = self.apply(ControllerEvent::IoQueuesEnded, now);
         if self.cc.en() {
             self.enable(now)
         } else {

@@ -44,9 +44,9 @@ pub(crate) enum ControllerEvent {
     /// CC.EN was set to 0.
     Disable,
     /// No device has a request of an earlier association of the host.
-    HostQuiet,
+    OrphansDone,
     /// The last I/O queue from before a reset has ended.
-    QueuesGone,
+    IoQueuesEnded,
     /// CC.SHN requests a normal shutdown.
     ShutdownNormal,
     /// CC.SHN requests an abrupt shutdown, which flushes nothing.
@@ -65,7 +65,7 @@ pub(crate) const fn transition(
     event: ControllerEvent,
 ) -> Option<ControllerState> {
     use ControllerEvent::{
-        Disable, Enable, EnableInvalid, End, FlushFailed, Flushed, HostQuiet, QueuesGone,
+        Disable, Enable, EnableInvalid, End, FlushFailed, Flushed, IoQueuesEnded, OrphansDone,
         ShutdownAbrupt, ShutdownNormal,
     };
     use ControllerState::{
@@ -85,7 +85,7 @@ pub(crate) const fn transition(
             End,
         ) => Some(Ended),
         (Disabled, Enable) => Some(Enabling),
-        (Enabling, HostQuiet) => Some(Ready),
+        (Enabling, OrphansDone) => Some(Ready),
         (Disabled, EnableInvalid) => Some(Failed),
         (Disabled | Enabling, ShutdownNormal | ShutdownAbrupt) => Some(ShutDown { ready: false }),
         // No I/O queue has existed yet, so there is nothing to wait for.
@@ -98,24 +98,24 @@ pub(crate) const fn transition(
             Some(ShutDown { ready: true })
         }
         (ShuttingDown, FlushFailed) => Some(ShutDownUnflushed),
-        (Resetting, QueuesGone) => Some(Disabled),
-        (Disabled, Disable | HostQuiet | QueuesGone | Flushed | FlushFailed)
-        | (Enabling, Enable | EnableInvalid | QueuesGone | Flushed | FlushFailed)
-        | (Ready, Enable | EnableInvalid | HostQuiet | QueuesGone | Flushed | FlushFailed)
+        (Resetting, IoQueuesEnded) => Some(Disabled),
+        (Disabled, Disable | OrphansDone | IoQueuesEnded | Flushed | FlushFailed)
+        | (Enabling, Enable | EnableInvalid | IoQueuesEnded | Flushed | FlushFailed)
+        | (Ready, Enable | EnableInvalid | OrphansDone | IoQueuesEnded | Flushed | FlushFailed)
         | (
             Resetting,
-            Enable | EnableInvalid | Disable | HostQuiet | ShutdownNormal | ShutdownAbrupt
+            Enable | EnableInvalid | Disable | OrphansDone | ShutdownNormal | ShutdownAbrupt
             | Flushed | FlushFailed,
         )
-        | (ShuttingDown, Enable | EnableInvalid | HostQuiet | QueuesGone | ShutdownNormal)
+        | (ShuttingDown, Enable | EnableInvalid | OrphansDone | IoQueuesEnded | ShutdownNormal)
         | (
             ShutDown { .. } | ShutDownUnflushed | Failed,
-            Enable | EnableInvalid | HostQuiet | QueuesGone | ShutdownNormal | ShutdownAbrupt
+            Enable | EnableInvalid | OrphansDone | IoQueuesEnded | ShutdownNormal | ShutdownAbrupt
             | Flushed | FlushFailed,
         )
         | (
             Ended,
-            Enable | EnableInvalid | Disable | HostQuiet | QueuesGone | ShutdownNormal
+            Enable | EnableInvalid | Disable | OrphansDone | IoQueuesEnded | ShutdownNormal
             | ShutdownAbrupt | Flushed | FlushFailed | End,
         ) => None,
     }
@@ -174,7 +174,7 @@ impl ControllerState {
 #[cfg(test)]
 mod tests {
     use super::ControllerEvent::{
-        Disable, Enable, EnableInvalid, End, FlushFailed, Flushed, HostQuiet, QueuesGone,
+        Disable, Enable, EnableInvalid, End, FlushFailed, Flushed, IoQueuesEnded, OrphansDone,
         ShutdownAbrupt, ShutdownNormal,
     };
     use super::ControllerState::{
@@ -199,8 +199,8 @@ mod tests {
         Enable,
         EnableInvalid,
         Disable,
-        HostQuiet,
-        QueuesGone,
+        OrphansDone,
+        IoQueuesEnded,
         ShutdownNormal,
         ShutdownAbrupt,
         Flushed,
@@ -213,7 +213,7 @@ mod tests {
     fn every_move() {
         let moves = [
             (Disabled, Enable, Enabling),
-            (Enabling, HostQuiet, Ready),
+            (Enabling, OrphansDone, Ready),
             (Enabling, Disable, Disabled),
             (Enabling, ShutdownNormal, ShutDown { ready: false }),
             (Enabling, ShutdownAbrupt, ShutDown { ready: false }),
@@ -223,7 +223,7 @@ mod tests {
             (Ready, Disable, Resetting),
             (Ready, ShutdownNormal, ShuttingDown),
             (Ready, ShutdownAbrupt, ShutDown { ready: true }),
-            (Resetting, QueuesGone, Disabled),
+            (Resetting, IoQueuesEnded, Disabled),
             (ShuttingDown, Disable, Resetting),
             (ShuttingDown, ShutdownAbrupt, ShutDown { ready: true }),
             (ShuttingDown, Flushed, ShutDown { ready: true }),

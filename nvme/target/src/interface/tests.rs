@@ -31,7 +31,7 @@ fn read(descriptors: usize) -> Work {
         direction: Direction::ToHost,
         needs_lease: true,
         source: DataSource::KeyedSegment { offset, length },
-        came: Nanos::ZERO,
+        received_at: Nanos::ZERO,
         since: Nanos::ZERO,
     }
 }

@@ -28,10 +28,10 @@ impl TargetCore {
         self.counters.commands.add(1);
         entry.shared.note_traffic();
         // Separate from other commands, so that the work is built in place for the caller.
-        if is_transfer(sqe) && entry.takes_io() {
+        if is_transfer(sqe) && entry.admits_io() {
             return match plan_transfer(entry, &self.view, sqe) {
                 Ok(plan) => {
-                    entry.unanswered += 1;
+                    entry.outstanding_commands += 1;
                     let IoWork {
                         device,
                         lba,
@@ -58,14 +58,14 @@ impl TargetCore {
             Some(QueueKind::Io { .. }) => self.admit_io_special(slot, tag, sqe, now),
             Some(QueueKind::Admin { controller }) => {
                 self.counters.admin_commands.add(1);
-                self.note_admin(slot, sqe, now);
+                self.trace_admin(slot, sqe, now);
                 self.admit_admin(slot, controller, tag, sqe, now)
             }
             None => Err(Fault::retry(Status::ABORTED_SQ_DELETION)),
         };
         match admitted {
             Ok(Admission::Work(mut work)) => {
-                (work.came, work.since) = (now, now);
+                (work.received_at, work.since) = (now, now);
                 Admission::Work(work)
             }
             Ok(admission) => admission,
@@ -92,10 +92,10 @@ impl TargetCore {
     ) -> Result<Admission, Fault> {
         // Not processed: the end of the connection makes the host send it again, on another path or
         // later.
-        if self.queues.at(slot).map(|queue| queue.state) == Some(QueueState::Leaving) {
+        if self.queues.at(slot).map(|queue| queue.state) == Some(QueueState::Draining) {
             return Ok(Admission::Held);
         }
-        let live = self.queues.at_mut(slot).filter(|queue| queue.takes_io());
+        let live = self.queues.at_mut(slot).filter(|queue| queue.admits_io());
         // Base 2.1 §6.4: no command is processed after a Disconnect.
         let Some(queue) = live else {
             return self.refuse_on_ended_queue(slot, tag, sqe);
@@ -108,7 +108,7 @@ impl TargetCore {
         let Some(plan) = check(sqe, &context)? else {
             return Ok(succeed(queue, sqe, 0));
         };
-        queue.unanswered += 1;
+        queue.outstanding_commands += 1;
         // Reads are admitted by the caller, so the command borrows no data.
         Ok(Admission::Work(plan.admit(sqe.cid.get(), false, now)))
     }
@@ -125,7 +125,8 @@ impl TargetCore {
     ) -> Result<Admission, Fault> {
         let fault = Fault::retry(Status::ABORTED_SQ_DELETION);
         let queue = self.queues.at(slot);
-        let is_over = queue.is_some_and(|it| it.state == QueueState::Ending && it.unanswered == 0);
+        let is_over =
+            queue.is_some_and(|it| it.state == QueueState::Ending && it.outstanding_commands == 0);
         if !is_over {
             return Err(fault);
         }
@@ -155,7 +156,7 @@ impl TargetCore {
             return Err(Fault::retry(Status::ABORTED_SQ_DELETION));
         };
         let command_id = sqe.cid.get();
-        if queue.unanswered > 0 && !planted("disconnect-overtakes") {
+        if queue.outstanding_commands > 0 && !planted("disconnect-overtakes") {
             queue.apply(QueueEvent::Disconnect { tag, command_id });
             return Ok(Admission::Held);
         }
@@ -197,13 +198,13 @@ impl TargetCore {
         controller.shared.set_awaits_event(awaits_event);
         let step = step?;
         match step {
-            AdminStep::Answer(result) => {
+            AdminStep::Complete(result) => {
                 let admission = succeed(queue, sqe, result);
                 self.arm_timers_and_report(controller_slot);
                 Ok(admission)
             }
             AdminStep::Work(work) => {
-                queue.unanswered += 1;
+                queue.outstanding_commands += 1;
                 Ok(Admission::Work(work))
             }
             AdminStep::Held => Ok(Admission::Held),
@@ -215,7 +216,7 @@ impl TargetCore {
             }
             AdminStep::FlushAll => self.flush_for_command(slot, tag, sqe, now),
             AdminStep::Abort { sqid, command_id } => {
-                if !controller.takes_abort(self.turn) && !planted("abort-limit-ignored") {
+                if !controller.permits_abort(self.turn) && !planted("abort-limit-ignored") {
                     return Err(Fault::retry(Status::ABORT_LIMIT_EXCEEDED).at(byte::OPCODE));
                 }
                 let aborted = self.abort(controller_slot, sqid, command_id);
@@ -248,7 +249,7 @@ impl TargetCore {
             if queue.executing >= u32::from(ADMIN_EXECUTIONS_MAX.min(queue.depth)) {
                 return Err(Fault::retry(Status::COMMAND_INTERRUPTED).at(byte::OPCODE));
             }
-            queue.unanswered += 1;
+            queue.outstanding_commands += 1;
         }
         let work = IoWork {
             operation: IoOperation::FlushAll,
@@ -293,7 +294,7 @@ impl TargetCore {
             location: crate::status::LOCATION_NONE,
         };
         let response = self.fail(queue.slot, &failed, fault);
-        self.answered(queue.slot);
+        self.command_completed(queue.slot);
         response
     }
 }

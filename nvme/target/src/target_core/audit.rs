@@ -10,7 +10,7 @@ pub struct CoreAudit {
     /// Execution slots reserved for queues, as the core counts them.
     pub reserved: usize,
     /// The same as the sum of the queues' quotas.
-    pub promised: usize,
+    pub quota_sum: usize,
     /// Admin queues.
     pub admin_queues: usize,
     /// I/O queues.
@@ -18,13 +18,13 @@ pub struct CoreAudit {
     /// Controllers, each of which has an admin queue.
     pub controllers: usize,
     /// Timers that are armed for a controller that does not exist.
-    pub stray_timers: usize,
+    pub stale_timers: usize,
     /// Commands in execution.
     pub executions: usize,
     /// Commands in execution as the queues count them.
     pub executing: usize,
     /// Commands that were admitted and have no response yet.
-    pub unanswered: usize,
+    pub outstanding_commands: usize,
     /// Requests that wait until a device accepts them.
     pub waiting: usize,
 }
@@ -36,7 +36,7 @@ impl TargetCore {
         let mut audit = CoreAudit {
             reserved: self.reserved.used(),
             controllers: self.controllers.len(),
-            stray_timers: self
+            stale_timers: self
                 .timers
                 .armed()
                 .filter(|slot| self.controllers.at(*slot).is_none())
@@ -47,9 +47,9 @@ impl TargetCore {
         };
         for (_, queue) in self.queues.iter() {
             let is_admin = matches!(queue.kind, QueueKind::Admin { .. });
-            audit.promised += queue.slot_quota;
+            audit.quota_sum += queue.slot_quota;
             audit.executing += queue.executing as usize;
-            audit.unanswered += queue.unanswered as usize;
+            audit.outstanding_commands += queue.outstanding_commands as usize;
             if is_admin {
                 audit.admin_queues += 1;
             } else {

@@ -24,10 +24,10 @@ pub struct Outstanding {
 
 impl TargetCore {
     /// Adopts the latest published configuration without waiting for the next [`poll`](Self::poll).
-    pub fn catch_up(&mut self, now: Nanos) {
-        let is_told = self.reactor == 0 || !planted("one-reactor-told");
-        if self.target.epoch() != self.view.epoch && is_told {
-            self.look(now);
+    pub fn adopt_configuration(&mut self, now: Nanos) {
+        let is_notified = self.reactor == 0 || !planted("one-reactor-told");
+        if self.target.epoch() != self.view.epoch && is_notified {
+            self.handle_notifications(now);
         }
     }
 
@@ -35,11 +35,11 @@ impl TargetCore {
     /// Searches all executions, so it is not for every turn.
     #[must_use]
     pub fn outstanding(&self, devices: &[DeviceIndex]) -> Vec<Outstanding> {
-        let leaving = self.queues.iter().filter(|(_, queue)| {
-            queue.state == QueueState::Leaving || queue.shared.leaves().is_some()
+        let draining = self.queues.iter().filter(|(_, queue)| {
+            queue.state == QueueState::Draining || queue.shared.drain_requested().is_some()
         });
-        let mut all: Vec<_> = leaving
-            .map(|(_, queue)| outstanding(queue, queue.unanswered as usize))
+        let mut all: Vec<_> = draining
+            .map(|(_, queue)| outstanding(queue, queue.outstanding_commands as usize))
             .collect();
         for device in devices {
             // Fewer than 128 devices.
@@ -66,41 +66,44 @@ impl TargetCore {
     }
 
     /// Drains the queues and controllers that have to end after their responses.
-    pub(super) fn look_at_leaving(&mut self, now: Nanos) {
-        self.has_leaving = false;
+    pub(super) fn drain_queues(&mut self, now: Nanos) {
+        self.has_draining = false;
         for slot in 0..self.queues.capacity() {
-            let reason = self.queues.at(slot).and_then(Queue::must_leave);
+            let reason = self.queues.at(slot).and_then(Queue::drain_reason);
             if let Some(reason) = reason {
-                self.leave_queue(slot, reason);
+                self.drain_queue(slot, reason);
             }
         }
         for slot in 0..self.controllers.capacity() {
-            self.leave_controller(slot, now);
+            self.drain_controller(slot, now);
         }
     }
 
-    fn leave_queue(&mut self, slot: u32, reason: CloseReason) {
+    fn drain_queue(&mut self, slot: u32, reason: CloseReason) {
         let Some(queue) = self.queues.at_mut(slot) else {
             return;
         };
-        queue.apply(QueueEvent::Leave);
-        if queue.state != QueueState::Leaving {
+        queue.apply(QueueEvent::StartDrain);
+        if queue.state != QueueState::Draining {
             return;
         }
-        if queue.unanswered == 0 {
+        if queue.outstanding_commands == 0 {
             self.end_queue(slot, reason);
         } else {
-            self.has_leaving = true;
+            self.has_draining = true;
         }
     }
 
     /// Ends the association of a draining controller after its I/O queues have ended.
-    fn leave_controller(&mut self, slot: u32, now: Nanos) {
+    fn drain_controller(&mut self, slot: u32, now: Nanos) {
         let Some(controller) = self.controllers.at(slot) else {
             return;
         };
         let shared = &controller.shared;
-        let Some(reason) = shared.leaves().filter(|_| shared.ending().is_none()) else {
+        let Some(reason) = shared
+            .drain_requested()
+            .filter(|_| shared.ending().is_none())
+        else {
             return;
         };
         let has_queues = {
@@ -113,8 +116,8 @@ impl TargetCore {
             return;
         }
         let admin = self.queues.at(controller.queue.slot);
-        if admin.is_some_and(|queue| queue.unanswered > 0) {
-            self.has_leaving = true;
+        if admin.is_some_and(|queue| queue.outstanding_commands > 0) {
+            self.has_draining = true;
         } else {
             self.end_controller(slot, reason, now);
         }

@@ -27,7 +27,7 @@ impl TargetCore {
             self.counters.stale_queues.add(1);
             return;
         };
-        entry.apply(QueueEvent::ConnectionGone);
+        entry.apply(QueueEvent::ConnectionClosed);
         let controller = entry.controller();
         entry.fenced = 0;
         let (kind, cntlid) = (entry.kind, entry.shared.identity.cntlid);
@@ -69,7 +69,8 @@ impl TargetCore {
             return;
         };
         if !(planted("reservation-kept") && queue.qid > 0) {
-            self.reserved.give_back(&queue.claimant, queue.slot_quota);
+            self.reserved
+                .return_share(&queue.share_holder, queue.slot_quota);
         }
         self.counters.queues.set(self.queues.len() as u64);
         if queue.overdue_at.is_some() {
@@ -151,7 +152,7 @@ impl TargetCore {
         let cntlid = controller.shared.identity.cntlid;
         let mut reactors = Vec::new();
         let admin = self.queues.at(controller.queue.slot);
-        if admin.is_some_and(|queue| queue.state != QueueState::Gone) {
+        if admin.is_some_and(|queue| queue.state != QueueState::Closed) {
             reactors.push(self.reactor);
         }
         {
@@ -189,7 +190,7 @@ impl TargetCore {
         // one.
         let serves = |slot: &u32| {
             let queue = self.queues.at(*slot);
-            queue.is_some_and(|queue| queue.must_end().is_none())
+            queue.is_some_and(|queue| queue.end_reason().is_none())
         };
         let found = found.filter(serves);
         let Some(slot) = found else { return false };
@@ -213,7 +214,7 @@ impl TargetCore {
         let failed = FailedCommand::of_work(&execution.work, id);
         let response = self.fail(slot, &failed, Fault::retry(Status::ABORT_REQUESTED));
         self.push_completion(slot, Completed::without_data(tag, response));
-        self.answered(slot);
+        self.command_completed(slot);
         true
     }
 
@@ -228,7 +229,7 @@ impl TargetCore {
         let awaits_event = controller.events.has_requests();
         controller.shared.set_awaits_event(awaits_event);
         if !planted("event-abort-unanswered") {
-            self.answer_event_request(slot, request.tag, command_id);
+            self.abort_response(slot, request.tag, command_id);
         }
         true
     }
@@ -241,12 +242,12 @@ impl TargetCore {
         };
         let slot = controller.queue.slot;
         for request in controller.events.reset() {
-            self.answer_event_request(slot, request.tag, request.command_id);
+            self.abort_response(slot, request.tag, request.command_id);
         }
     }
 
     /// Completes an event request as aborted. This is not an error, so it is not logged.
-    fn answer_event_request(&mut self, slot: u32, tag: u64, command_id: u16) {
+    fn abort_response(&mut self, slot: u32, tag: u64, command_id: u16) {
         let Some(queue) = self.queues.at_mut(slot) else {
             return;
         };

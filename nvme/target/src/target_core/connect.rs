@@ -21,17 +21,17 @@ use crate::interface::{
     ADMIN_IN_CAPSULE_MAX_BYTES, Arrival, ConnectOutcome, QueueId, QueueInfo, TransportId,
 };
 use crate::io::DataContext;
-use crate::registry::{Added, IoConnect, IoRefusal, NewController, Registry};
+use crate::registry::{AddedController, IoConnect, IoRefusal, NewController, Registry};
 use crate::shared::{ControllerIdentity, DISCOVERY_SLOT};
-use crate::shares::Claimant;
+use crate::shares::ShareHolder;
 
 /// The reason for refusing a Connect.
-enum Refused {
+enum ConnectRefusal {
     Field(ConnectField),
     Status(Status),
 }
 
-impl From<ConnectField> for Refused {
+impl From<ConnectField> for ConnectRefusal {
     fn from(field: ConnectField) -> Self {
         Self::Field(field)
     }
@@ -40,7 +40,7 @@ impl From<ConnectField> for Refused {
 /// A decoded Connect.
 struct Request<'a> {
     command: Connect,
-    claimant: Claimant,
+    share_holder: ShareHolder,
     subsystem_nqn: &'a str,
     host_nqn: &'a str,
     host_id: [u8; 16],
@@ -50,7 +50,7 @@ struct Request<'a> {
 }
 
 /// The queue that a Connect requests: the slot of its subsystem, and its limits.
-struct Wanted {
+struct RequestedQueue {
     subsystem: u32,
     kind: ControllerKind,
     io_queues_max: u16,
@@ -63,7 +63,7 @@ struct Wanted {
     slot_quota: usize,
 }
 
-impl Wanted {
+impl RequestedQueue {
     /// A queue of an I/O or discovery controller with the controller's limits.
     fn new(subsystem: u32, kind: ControllerKind, io_queues_max: u16, depth_max: u16) -> Self {
         Self {
@@ -90,7 +90,7 @@ impl TargetCore {
     ) -> ConnectOutcome {
         // The latest configuration determines who may connect.
         if self.target.epoch() != self.view.epoch {
-            self.look(now);
+            self.handle_notifications(now);
         }
         match self.try_connect(arrival, sqe, data, now) {
             Ok((queue, info)) => {
@@ -109,12 +109,12 @@ impl TargetCore {
                     info,
                 }
             }
-            Err(refused) => {
+            Err(refusal) => {
                 self.counters.connects_refused.add(1);
                 let command_id = sqe.cid.get();
-                let response = match refused {
-                    Refused::Field(field) => Cqe::connect_invalid(command_id, field),
-                    Refused::Status(status) => Cqe::new(command_id, status),
+                let response = match refusal {
+                    ConnectRefusal::Field(field) => Cqe::connect_invalid(command_id, field),
+                    ConnectRefusal::Status(status) => Cqe::new(command_id, status),
                 };
                 self.counters.statuses.count(response.status());
                 tracing::debug!(status = %response.status(), "Connect refused");
@@ -142,15 +142,15 @@ impl TargetCore {
         sqe: &Sqe,
         data: &[u8],
         now: Nanos,
-    ) -> Result<(QueueId, QueueInfo), Refused> {
+    ) -> Result<(QueueId, QueueInfo), ConnectRefusal> {
         let request = self.read_connect(arrival, sqe, data)?;
-        let wanted = self.find_subsystem(&request)?;
+        let requested = self.find_subsystem(&request)?;
         let qid = request.command.qid.get();
         // Base 2.1 §6.3: a queue has at least two entries, and at most CAP.MQES.
         let depth_max = if qid == 0 {
             request.kind.admin_queue_depth_max()
         } else {
-            self.io_queue_depth_max(&request, &wanted)
+            self.io_queue_depth_max(&request, &requested)
         };
         let depth = request.command.sqsize();
         if !(2..=u32::from(depth_max)).contains(&depth) {
@@ -158,51 +158,51 @@ impl TargetCore {
         }
         // At most `depth_max`.
         let depth = depth as u16;
-        let slot_quota = Queue::slot_quota(qid, depth, wanted.kind);
+        let slot_quota = Queue::slot_quota(qid, depth, requested.kind);
         let Some(slot) = self.queues.next_slot() else {
             return Err(busy());
         };
-        let (claimant, has_lists) = (&request.claimant, self.view.has_lists());
-        if !self.reserved.admits(claimant, slot_quota, has_lists) {
+        let (share_holder, has_lists) = (&request.share_holder, self.view.has_lists());
+        if !self.reserved.admits(share_holder, slot_quota, has_lists) {
             return Err(busy());
         }
-        let wanted = Wanted {
+        let requested = RequestedQueue {
             slot,
             depth,
             slot_quota,
-            ..wanted
+            ..requested
         };
         let connected = if qid == 0 {
-            self.connect_admin(&request, &wanted, now)
+            self.connect_admin(&request, &requested, now)
         } else {
-            self.connect_io(&request, &wanted)
+            self.connect_io(&request, &requested)
         };
         if connected.is_err() && planted("refused-connect-reserves") {
-            self.reserved.take(&request.claimant, slot_quota);
+            self.reserved.take(&request.share_holder, slot_quota);
         }
         let (queue, info) = connected?;
-        self.reserved.take(&request.claimant, slot_quota);
+        self.reserved.take(&request.share_holder, slot_quota);
         self.counters.queues.set(self.queues.len() as u64);
         Ok((queue, info))
     }
 
     /// Most entries of an I/O queue: the limit that its controller reported, even if the limit for
     /// new controllers has changed since.
-    fn io_queue_depth_max(&self, request: &Request<'_>, wanted: &Wanted) -> u16 {
+    fn io_queue_depth_max(&self, request: &Request<'_>, requested: &RequestedQueue) -> u16 {
         let registry = self.target.registry();
         let identity = registry
             .entry(request.cntlid)
             .map(|entry| &entry.shared.identity);
-        let own = identity.filter(|it| it.subsystem == wanted.subsystem);
-        own.map_or(wanted.depth_max, |it| it.queue_depth_max)
+        let own = identity.filter(|it| it.subsystem == requested.subsystem);
+        own.map_or(requested.depth_max, |it| it.queue_depth_max)
     }
 
     /// Locks the registry for adding a queue. If the configuration has changed since the request
     /// was checked, the host has to retry: the slot may now be another subsystem's.
-    fn open_registry(&self) -> Result<MutexGuard<'_, Registry>, Refused> {
+    fn open_registry(&self) -> Result<MutexGuard<'_, Registry>, ConnectRefusal> {
         let registry = self.target.registry();
         if registry.closed || self.is_closing() {
-            return Err(Refused::Status(Status::CONNECT_RESTART_DISCOVERY));
+            return Err(ConnectRefusal::Status(Status::CONNECT_RESTART_DISCOVERY));
         }
         if self.target.epoch() != self.view.epoch {
             return Err(busy());
@@ -216,24 +216,28 @@ impl TargetCore {
         arrival: &'a Arrival,
         sqe: &Sqe,
         data: &'a [u8],
-    ) -> Result<Request<'a>, Refused> {
+    ) -> Result<Request<'a>, ConnectRefusal> {
         // Base 2.1 §6.3: the first command of a queue is Connect.
         if !sqe.is_fabrics() || sqe.fctype() != FabricsType::CONNECT {
-            return Err(Refused::Status(Status::COMMAND_SEQUENCE_ERROR.with_dnr()));
+            return Err(ConnectRefusal::Status(
+                Status::COMMAND_SEQUENCE_ERROR.with_dnr(),
+            ));
         }
         let command = sqe.connect();
         if command.recfmt.get() != 0 {
-            return Err(Refused::Status(
+            return Err(ConnectRefusal::Status(
                 Status::CONNECT_INCOMPATIBLE_FORMAT.with_dnr(),
             ));
         }
         // Base 2.1 §6.3: the data has 1024 bytes.
         let Ok(data) = ConnectData::ref_from_bytes(data) else {
-            return Err(Refused::Status(Status::DATA_SGL_LENGTH_INVALID.with_dnr()));
+            return Err(ConnectRefusal::Status(
+                Status::DATA_SGL_LENGTH_INVALID.with_dnr(),
+            ));
         };
         let TransportId(transport) = arrival.transport;
         let inbox = self.inboxes.get(usize::from(transport));
-        let inbox = inbox.ok_or(Refused::Status(Status::INTERNAL_ERROR))?;
+        let inbox = inbox.ok_or(ConnectRefusal::Status(Status::INTERNAL_ERROR))?;
         let subsystem_nqn = from_field(&data.subnqn).map_err(|_| ConnectField::SubsystemNqn)?;
         // Base 2.1 §6.3 requires a host NQN, but some hosts send none (SPDK's perf). Such a host is
         // treated as one that no list contains.
@@ -242,10 +246,10 @@ impl TargetCore {
             name => name.map_err(|_| ConnectField::HostNqn)?,
         };
         let listed = self.view.lists(host_nqn);
-        let claimant = Claimant::new(host_nqn, listed, arrival.peer_address);
+        let share_holder = ShareHolder::new(host_nqn, listed, arrival.peer_address);
         Ok(Request {
             command,
-            claimant,
+            share_holder,
             subsystem_nqn,
             host_nqn,
             host_id: data.hostid,
@@ -256,85 +260,97 @@ impl TargetCore {
     }
 
     /// The subsystem that a Connect requests, if the host may use it.
-    fn find_subsystem(&self, request: &Request<'_>) -> Result<Wanted, Refused> {
+    fn find_subsystem(&self, request: &Request<'_>) -> Result<RequestedQueue, ConnectRefusal> {
         if request.subsystem_nqn == DISCOVERY_NQN {
             // Base 2.1 §3.1.3.3: a discovery controller has no I/O queues.
             if request.command.qid.get() != 0 {
                 return Err(ConnectField::QueueId.into());
             }
             let kind = ControllerKind::Discovery;
-            return Ok(Wanted::new(DISCOVERY_SLOT, kind, 0, ADMIN_QUEUE_DEPTH_MAX));
+            return Ok(RequestedQueue::new(
+                DISCOVERY_SLOT,
+                kind,
+                0,
+                ADMIN_QUEUE_DEPTH_MAX,
+            ));
         }
         let found = self.view.find(request.subsystem_nqn);
-        let found = found.filter(|(_, view)| !view.leaving && view.is_at(request.arrival.port));
+        let found = found.filter(|(_, view)| !view.draining && view.is_at(request.arrival.port));
         let (slot, view) = found.ok_or(ConnectField::SubsystemNqn)?;
         if !view.allows(request.host_nqn) && !planted("stranger-admitted") {
-            return Err(Refused::Status(Status::CONNECT_INVALID_HOST.with_dnr()));
+            return Err(ConnectRefusal::Status(
+                Status::CONNECT_INVALID_HOST.with_dnr(),
+            ));
         }
         let (queues_max, depth_max) = (view.config.io_queues_max, view.config.queue_depth_max);
-        Ok(Wanted::new(slot, ControllerKind::Io, queues_max, depth_max))
+        Ok(RequestedQueue::new(
+            slot,
+            ControllerKind::Io,
+            queues_max,
+            depth_max,
+        ))
     }
 
     fn connect_admin(
         &mut self,
         request: &Request<'_>,
-        wanted: &Wanted,
+        requested: &RequestedQueue,
         now: Nanos,
-    ) -> Result<(QueueId, QueueInfo), Refused> {
+    ) -> Result<(QueueId, QueueInfo), ConnectRefusal> {
         // Base 2.1 §6.3: FCATT reports dynamic controllers, so only FFFFh is valid.
         if request.cntlid != CNTLID_DYNAMIC {
             return Err(ConnectField::ControllerId.into());
         }
         let keep_alive_ms = request.command.kato.get();
         // Base 2.1 §3.9 and §4.2.3.1, Keep Alive Timeout Invalid.
-        if keep_alive_ms > keep_alive_max_ms(wanted.kind) {
+        if keep_alive_ms > keep_alive_max_ms(requested.kind) {
             let status = Status::KEEP_ALIVE_TIMEOUT_INVALID.with_dnr();
-            return Err(Refused::Status(status));
+            return Err(ConnectRefusal::Status(status));
         }
         if !self.controllers.has_room() {
             return Err(busy());
         }
         let identity = ControllerIdentity {
             cntlid: 0,
-            subsystem: wanted.subsystem,
+            subsystem: requested.subsystem,
             subsystem_nqn: request.subsystem_nqn.to_owned(),
             host_nqn: request.host_nqn.to_owned(),
             host_id: request.host_id,
             host_account: 0,
             admin_reactor: self.reactor,
-            queue_depth_max: wanted.depth_max,
+            queue_depth_max: requested.depth_max,
         };
-        let (added, came_back) = {
+        let (added, reconnected) = {
             let mut registry = self.open_registry()?;
-            let came_back = registry.comes_back(&identity);
+            let reconnected = registry.take_lost(&identity);
             let new = NewController {
                 identity,
-                claimant: request.claimant,
+                share_holder: request.share_holder,
                 has_lists: self.view.has_lists(),
                 address: request.arrival.peer_address,
-                admin_slot: wanted.slot,
-                io_queues: wanted.io_queues_max,
+                admin_slot: requested.slot,
+                io_queues: requested.io_queues_max,
                 now,
             };
-            (registry.add(new), came_back)
+            (registry.add(new), reconnected)
         };
-        let Added { shared, evicted } = added.ok_or_else(busy)?;
+        let AddedController { shared, evicted } = added.ok_or_else(busy)?;
         if let Some(reactor) = evicted {
             self.target.notify(reactor);
         }
         if request.host_nqn.is_empty() {
             self.notice_unnamed(request.arrival.peer_address);
         }
-        if came_back {
+        if reconnected {
             self.counters.reconnects.add(1);
         }
-        let queue = self.queue_id(wanted.slot);
+        let queue = self.queue_id(requested.slot);
         let setup = ControllerSetup {
-            kind: wanted.kind,
+            kind: requested.kind,
             queue,
             transport: request.kind,
             port: request.arrival.port,
-            reached_at: request.arrival.local_address,
+            target_address: request.arrival.local_address,
             in_capsule_max: request.arrival.in_capsule_max,
             keep_alive_ms,
             view: Arc::clone(&self.view),
@@ -347,7 +363,7 @@ impl TargetCore {
         self.set_timer(controller);
         let kind = QueueKind::Admin { controller };
         let gate = shared.gate();
-        let setup = request.queue_setup(kind, wanted, ADMIN_IN_CAPSULE_MAX_BYTES);
+        let setup = request.queue_setup(kind, requested, ADMIN_IN_CAPSULE_MAX_BYTES);
         self.insert_queue(Queue::new(shared, gate, &setup), &setup)
     }
 
@@ -384,36 +400,38 @@ impl TargetCore {
     fn connect_io(
         &mut self,
         request: &Request<'_>,
-        wanted: &Wanted,
-    ) -> Result<(QueueId, QueueInfo), Refused> {
+        requested: &RequestedQueue,
+    ) -> Result<(QueueId, QueueInfo), ConnectRefusal> {
         let connect = IoConnect {
             cntlid: request.cntlid,
-            subsystem: wanted.subsystem,
+            subsystem: requested.subsystem,
             host_nqn: request.host_nqn,
             host_id: request.host_id,
             qid: request.command.qid.get(),
             reactor: self.reactor,
-            slot: wanted.slot,
+            slot: requested.slot,
             has_lists: self.view.has_lists(),
             bound_to: self.bound_to(request),
         };
         // Reset the counters of the slot for its new queue before a snapshot can find the queue
         // there.
-        if let Some(counters) = self.counters.queue_slots.get(wanted.slot as usize) {
+        if let Some(counters) = self.counters.queue_slots.get(requested.slot as usize) {
             counters.reset();
         }
         let granted = self.open_registry()?.add_io(&connect);
         let grant = granted.map_err(|refusal| match refusal {
-            IoRefusal::Field(field) => Refused::Field(field),
-            IoRefusal::Sequence => Refused::Status(Status::COMMAND_SEQUENCE_ERROR.with_dnr()),
+            IoRefusal::Field(field) => ConnectRefusal::Field(field),
+            IoRefusal::Sequence => {
+                ConnectRefusal::Status(Status::COMMAND_SEQUENCE_ERROR.with_dnr())
+            }
             IoRefusal::Busy => busy(),
             IoRefusal::Address(admin) => {
                 self.notice_unbound(admin, request.arrival.peer_address);
-                Refused::Status(Status::CONNECT_INVALID_HOST.with_dnr())
+                ConnectRefusal::Status(Status::CONNECT_INVALID_HOST.with_dnr())
             }
         })?;
         let kind = QueueKind::Io { token: grant.token };
-        let setup = request.queue_setup(kind, wanted, request.arrival.in_capsule_max);
+        let setup = request.queue_setup(kind, requested, request.arrival.in_capsule_max);
         self.insert_queue(Queue::new(grant.shared, grant.gate, &setup), &setup)
     }
 
@@ -421,7 +439,7 @@ impl TargetCore {
         &mut self,
         mut queue: Queue,
         setup: &QueueSetup,
-    ) -> Result<(QueueId, QueueInfo), Refused> {
+    ) -> Result<(QueueId, QueueInfo), ConnectRefusal> {
         let account = match setup.qid {
             0 => Account::admin(queue.shared.identity.host_account),
             _ => Account::io(queue.shared.identity.host_account),
@@ -437,20 +455,25 @@ impl TargetCore {
             in_capsule_max: setup.data.in_capsule_max,
         };
         let slot = self.queues.next_slot().ok_or_else(busy)?;
-        queue.take_slot(slot);
+        queue.prepare_trace(slot);
         let (slot, generation) = self.queues.insert(queue).ok_or_else(busy)?;
         Ok((QueueId { slot, generation }, info))
     }
 }
 
 impl Request<'_> {
-    fn queue_setup(&self, kind: QueueKind, wanted: &Wanted, in_capsule_max: u32) -> QueueSetup {
+    fn queue_setup(
+        &self,
+        kind: QueueKind,
+        requested: &RequestedQueue,
+        in_capsule_max: u32,
+    ) -> QueueSetup {
         QueueSetup {
             kind,
             qid: self.command.qid.get(),
-            depth: wanted.depth,
-            slot_quota: wanted.slot_quota,
-            claimant: self.claimant,
+            depth: requested.depth,
+            slot_quota: requested.slot_quota,
+            share_holder: self.share_holder,
             flow_control: !self.command.cattr.disable_sq_flow_control(),
             transport: self.arrival.transport.0,
             connection: self.arrival.connection,
@@ -463,6 +486,6 @@ impl Request<'_> {
 }
 
 /// No resources are available; the host may retry later.
-fn busy() -> Refused {
-    Refused::Status(Status::CONNECT_CONTROLLER_BUSY)
+fn busy() -> ConnectRefusal {
+    ConnectRefusal::Status(Status::CONNECT_CONTROLLER_BUSY)
 }

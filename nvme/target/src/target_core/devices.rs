@@ -26,7 +26,7 @@ impl DeviceClient for TargetCore {
 
     #[inline]
     fn flush(&mut self) {
-        self.departures.flushed(&mut self.queues);
+        self.sent_responses.flushed(&mut self.queues);
     }
 
     fn next_deadline(&self) -> Option<Nanos> {
@@ -49,7 +49,7 @@ impl DeviceClient for TargetCore {
     }
 
     fn device_removed(&mut self, place: usize, now: Nanos) {
-        self.look(now);
+        self.handle_notifications(now);
         // Fewer than 128 devices.
         let cut = self.executions.of_device(place as u8).map(|(tag, _)| tag);
         let cut: Vec<_> = cut.collect();

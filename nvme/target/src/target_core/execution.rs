@@ -10,7 +10,7 @@ use reactors::sim::planted;
 use zerocopy::FromBytes;
 
 use super::executions::{Command, DeviceTag, Execution, ExecutionState, Owner};
-use super::gate::{self, Passage};
+use super::gate::{self, GateDecision};
 use super::queue::{Queue, QueueEvent, QueueState};
 use super::{FailedCommand, TargetCore, Timing};
 use crate::admin::AdminWork;
@@ -58,7 +58,7 @@ impl TargetCore {
             bytes,
             command_id,
             needs_lease,
-            came,
+            received_at,
             ..
         } = work;
         if self.queues.get(queue.slot, queue.generation).is_none() {
@@ -76,7 +76,7 @@ impl TargetCore {
         };
         debug_assert!(lease_fits, "the lease holds exactly the work's bytes");
         match kind {
-            WorkKind::Io(io) if lease_fits => self.execute_io(command, io, data, came, now),
+            WorkKind::Io(io) if lease_fits => self.execute_io(command, io, data, received_at, now),
             WorkKind::Admin(admin) if lease_fits => {
                 Some(self.execute_admin(command, &admin, data, now))
             }
@@ -88,7 +88,7 @@ impl TargetCore {
                     lba: 0,
                 };
                 let fault = Fault::retry(Status::INTERNAL_ERROR);
-                Some(self.answer_failed(command, &failed, fault))
+                Some(self.fail_command(command, &failed, fault))
             }
         }
     }
@@ -99,54 +99,54 @@ impl TargetCore {
         command: Command,
         work: IoWork,
         data: Option<Lease>,
-        came: Nanos,
+        received_at: Nanos,
         now: Nanos,
     ) -> Option<Completed> {
         match self.pass_admitted(command.queue, &work) {
-            Passage::Open => self.start_command(command, work, data, came, now),
-            Passage::Held => self.hold_command(command, work, data, came, now),
-            Passage::Refused(fault) => {
+            GateDecision::Open => self.start_command(command, work, data, received_at, now),
+            GateDecision::Held => self.hold_command(command, work, data, received_at, now),
+            GateDecision::Refused(fault) => {
                 let failed = FailedCommand::of_work(&work, command.id);
-                Some(self.answer_failed(command, &failed, fault))
+                Some(self.fail_command(command, &failed, fault))
             }
         }
     }
 
     /// Asks the gate about an admitted command.
     #[inline(always)]
-    pub(super) fn pass_admitted(&self, slot: u32, work: &IoWork) -> Passage {
-        let passage = self
+    pub(super) fn pass_admitted(&self, slot: u32, work: &IoWork) -> GateDecision {
+        let decision = self
             .queues
             .at(slot)
             .map(|queue| gate::pass(queue, &self.view, work));
-        passage.unwrap_or(Passage::Refused(gate::CLOSED))
+        decision.unwrap_or(GateDecision::Refused(gate::CLOSED))
     }
 
-    /// Starts the execution of a command that was received in the turn of `came`. Returns its
-    /// completion if there is no wait.
+    /// Starts the execution of a command that was received in the turn of `received_at`. Returns
+    /// its completion if there is no wait.
     #[inline]
     pub(super) fn start_command(
         &mut self,
         command: Command,
         work: IoWork,
         data: Option<Lease>,
-        came: Nanos,
+        received_at: Nanos,
         now: Nanos,
     ) -> Option<Completed> {
-        let execution = Execution::new(Owner::Command(command), work, came, now);
+        let execution = Execution::new(Owner::Command(command), work, received_at, now);
         let Some(device_tag) = self.executions.insert(execution) else {
             // Each queue has its slot quota, so the host exceeds its queue size.
             let failed = FailedCommand::of_work(&work, command.id);
             let fault = Fault::retry(Status::COMMAND_INTERRUPTED);
-            return Some(self.answer_failed(command, &failed, fault));
+            return Some(self.fail_command(command, &failed, fault));
         };
         if let Some(queue) = self.queues.at_mut(command.queue) {
             queue.executing += 1;
         }
-        self.note_start(command.queue, &work, command.id, now);
+        self.trace_start(command.queue, &work, command.id, now);
         let over = self.begin(device_tag, &work, data);
         let (slot, completed) = self.finish(device_tag, over?, None)?;
-        self.answered(slot);
+        self.command_completed(slot);
         Some(completed)
     }
 
@@ -193,13 +193,13 @@ impl TargetCore {
                 (Operation::WriteZeroes { fua, deallocate }, None)
             }
             IoOperation::FlushAll => {
-                self.aim_flush(tag);
+                self.set_flush_targets(tag);
                 return Ok(None);
             }
             IoOperation::Deallocate { ranges } => {
                 let lease = data.ok_or(Fault::retry(Status::INTERNAL_ERROR))?;
                 self.check_ranges(tag, &lease, ranges)?;
-                self.executions.kept(tag.slot).data = Some(lease.into());
+                self.executions.extra(tag.slot).data = Some(lease.into());
                 return Ok(None);
             }
         };
@@ -242,7 +242,7 @@ impl TargetCore {
     }
 
     /// Sets the devices that a Flush of all namespaces has to flush.
-    fn aim_flush(&mut self, tag: DeviceTag) {
+    fn set_flush_targets(&mut self, tag: DeviceTag) {
         let Some(execution) = self.executions.get(tag) else {
             return;
         };
@@ -253,7 +253,7 @@ impl TargetCore {
         if let Some(queue) = queue {
             let subsystem = self.view.subsystem(queue.subsystem);
             let devices = subsystem.map_or(0, |view| view.volatile_devices);
-            self.executions.kept(tag.slot).devices = if planted("flush-of-all-short") {
+            self.executions.extra(tag.slot).devices = if planted("flush-of-all-short") {
                 devices & devices.saturating_sub(1)
             } else {
                 devices
@@ -272,7 +272,7 @@ impl TargetCore {
                 return Some(Err(fault));
             }
         }
-        let failed = self.executions.kept(tag.slot).failed;
+        let failed = self.executions.extra(tag.slot).failed;
         Some(failed.map_or(Ok(()), Err))
     }
 
@@ -284,7 +284,7 @@ impl TargetCore {
             return Some(fault);
         }
         if !planted("flush-of-all-error-forgotten") {
-            self.executions.kept(tag.slot).failed.get_or_insert(fault);
+            self.executions.extra(tag.slot).failed.get_or_insert(fault);
         }
         None
     }
@@ -314,7 +314,7 @@ impl TargetCore {
                 Some(flush)
             }
             IoOperation::FlushAll => {
-                let devices = &mut self.executions.kept(tag.slot).devices;
+                let devices = &mut self.executions.extra(tag.slot).devices;
                 *devices &= self.devices.attached();
                 if *devices == 0 {
                     return None;
@@ -327,7 +327,7 @@ impl TargetCore {
             }
             IoOperation::Deallocate { ranges } => {
                 let mut step = execution.step;
-                let lease = self.executions.kept(tag.slot).data.as_deref()?;
+                let lease = self.executions.extra(tag.slot).data.as_deref()?;
                 let ranges = if planted("unused-ranges-taken") {
                     (lease.len() / size_of::<DatasetRange>()) as u16
                 } else {
@@ -417,7 +417,7 @@ impl TargetCore {
                 }
             }
             (ExecutionState::Submitted, Err(_)) if hides_flush_error(execution) => {
-                let data = self.executions.kept(tag.slot).data.take();
+                let data = self.executions.extra(tag.slot).data.take();
                 self.finish_later(tag, Ok(()), data);
             }
             (ExecutionState::Submitted, Err(error)) if hides_error(error) => {
@@ -435,10 +435,10 @@ impl TargetCore {
     /// Continues an execution with several steps after one of them.
     fn step_done(&mut self, tag: DeviceTag, data: Option<Data>) {
         if data.is_some() {
-            self.executions.kept(tag.slot).data = data;
+            self.executions.extra(tag.slot).data = data;
         }
         if let Some(result) = self.proceed(tag) {
-            let data = self.executions.kept(tag.slot).data.take();
+            let data = self.executions.extra(tag.slot).data.take();
             self.finish_later(tag, result, data);
         }
     }
@@ -476,12 +476,13 @@ impl TargetCore {
         if let Some((slot, completed)) = self.finish(tag, result, data) {
             // This response is sent before that of a Disconnect that waits for it.
             self.push_completion(slot, completed);
-            self.answered(slot);
+            self.command_completed(slot);
         }
     }
 
     /// Ends an execution: frees its slot, counts it, and makes the completion of its command. The
-    /// caller calls [`answered`](Self::answered) when it passes the completion on.
+    /// caller calls [`command_completed`](Self::command_completed) when it passes the completion
+    /// on.
     #[inline]
     fn finish(
         &mut self,
@@ -558,27 +559,27 @@ impl TargetCore {
         };
         queue.executing -= 1;
         let forgotten = planted("orphan-forgotten");
-        if queue.executing == 0 && queue.state == QueueState::Gone && !forgotten {
+        if queue.executing == 0 && queue.state == QueueState::Closed && !forgotten {
             self.release_queue(slot);
         }
     }
 
     /// Counts the response to a command. The last one lets a waiting Disconnect complete.
     #[inline]
-    pub(super) fn answered(&mut self, slot: u32) {
+    pub(super) fn command_completed(&mut self, slot: u32) {
         let Some(queue) = self.queues.at_mut(slot) else {
             return;
         };
-        debug_assert!(queue.unanswered > 0, "an answer has a command");
-        queue.unanswered = queue.unanswered.saturating_sub(1);
-        if queue.unanswered == 0 && queue.state != QueueState::Live {
-            self.answer_disconnect(slot);
+        debug_assert!(queue.outstanding_commands > 0, "an answer has a command");
+        queue.outstanding_commands = queue.outstanding_commands.saturating_sub(1);
+        if queue.outstanding_commands == 0 && queue.state != QueueState::Live {
+            self.complete_disconnect(slot);
         }
     }
 
     /// Answers a Disconnect that waited for the last command before it (Base 2.1 §6.4).
     #[cold]
-    fn answer_disconnect(&mut self, slot: u32) {
+    fn complete_disconnect(&mut self, slot: u32) {
         let Some(queue) = self.queues.at_mut(slot) else {
             return;
         };
@@ -586,7 +587,7 @@ impl TargetCore {
             return;
         };
         let response = queue.respond(command_id, Status::SUCCESS);
-        queue.apply(QueueEvent::Answered);
+        queue.apply(QueueEvent::AllCompleted);
         self.push_completion(slot, Completed::without_data(tag, response));
         self.push_close(slot, CloseReason::Disconnected);
     }
@@ -606,14 +607,14 @@ impl TargetCore {
 
     /// The completion of a command that fails before it is executed.
     #[cold]
-    pub(super) fn answer_failed(
+    pub(super) fn fail_command(
         &mut self,
         command: Command,
         failed: &FailedCommand,
         fault: Fault,
     ) -> Completed {
         let response = self.fail(command.queue, failed, fault);
-        self.answered(command.queue);
+        self.command_completed(command.queue);
         Completed::without_data(command.tag, response)
     }
 
@@ -640,20 +641,20 @@ impl TargetCore {
         let controller_slot = self.queues.at(slot).and_then(Queue::controller);
         let found = controller_slot.and_then(|slot| self.controller(slot, now));
         let (Some(mut data), Some((controller, context))) = (data, found) else {
-            return self.answer_failed(command, &failed, gone);
+            return self.fail_command(command, &failed, gone);
         };
         let result = controller.execute(work, &mut data, &context);
         if let Some(controller_slot) = controller_slot {
             self.arm_timers_and_report(controller_slot);
         }
         if let Err(fault) = result {
-            return self.answer_failed(command, &failed, fault);
+            return self.fail_command(command, &failed, fault);
         }
         let Some(queue) = self.queues.at_mut(slot) else {
-            return self.answer_failed(command, &failed, gone);
+            return self.fail_command(command, &failed, gone);
         };
         let response = queue.respond(command_id, Status::SUCCESS);
-        self.answered(slot);
+        self.command_completed(slot);
         if !work.is_to_host() {
             return Completed::without_data(tag, response);
         }
@@ -712,9 +713,9 @@ fn count(counters: &IoCounters, work: &IoWork, success: bool) {
         return;
     }
     match work.operation {
-        IoOperation::Read | IoOperation::DurableRead => counters.read(work.bytes),
+        IoOperation::Read | IoOperation::DurableRead => counters.count_read(work.bytes),
         IoOperation::Write { .. } => {
-            counters.wrote(work.bytes);
+            counters.count_write(work.bytes);
         }
         IoOperation::Compare
         | IoOperation::Flush

@@ -91,14 +91,14 @@ pub(crate) struct Execution {
     pub(crate) owner: Owner,
     pub(crate) work: IoWork,
     /// The turn in which the command was received.
-    pub(crate) came: Nanos,
+    pub(crate) received_at: Nanos,
     /// When its execution started.
     pub(crate) started: Nanos,
     /// Number of completed steps: ranges of Dataset Management, or the read before a durable read's
     /// flush.
     pub(crate) step: u16,
-    /// Whether [`Kept`] has data of it.
-    keeps: bool,
+    /// Whether [`ExecutionExtra`] has data of it.
+    has_extra: bool,
     /// The latest request's identifier in its device's wait queue, if it ever waited.
     pub(crate) waiting: Option<WaitingId>,
     /// Links in its queue's list of executions.
@@ -120,26 +120,26 @@ impl Links {
 }
 
 impl Execution {
-    pub(crate) fn new(owner: Owner, work: IoWork, came: Nanos, started: Nanos) -> Self {
+    pub(crate) fn new(owner: Owner, work: IoWork, received_at: Nanos, started: Nanos) -> Self {
         let state = ExecutionState::Submitted;
         Self {
             state,
             owner,
             work,
-            came,
+            received_at,
             started,
             step: 0,
-            keeps: false,
+            has_extra: false,
             waiting: None,
             of_queue: Links::ALONE,
         }
     }
 
     /// An execution that a fence holds back.
-    pub(crate) fn fenced(owner: Owner, work: IoWork, came: Nanos, started: Nanos) -> Self {
+    pub(crate) fn fenced(owner: Owner, work: IoWork, received_at: Nanos, started: Nanos) -> Self {
         Self {
             state: ExecutionState::Fenced,
-            ..Self::new(owner, work, came, started)
+            ..Self::new(owner, work, received_at, started)
         }
     }
 
@@ -155,7 +155,7 @@ impl Execution {
 
 /// Data of an execution that few executions need. Separate from [`Execution`] to keep that small.
 #[derive(Default)]
-pub(crate) struct Kept {
+pub(crate) struct ExecutionExtra {
     /// The ranges of Dataset Management, the data of a durable read, or a fenced command's data.
     pub(crate) data: Option<Data>,
     /// Devices that a Flush of all namespaces still has to flush.
@@ -167,7 +167,7 @@ pub(crate) struct Kept {
 /// All executions of one core.
 pub(crate) struct Executions {
     slots: Slots<Execution>,
-    kept: Box<[Kept]>,
+    extra: Box<[ExecutionExtra]>,
     /// The newest execution of each queue, by the queue's slot.
     newest: Box<[u32]>,
 }
@@ -204,7 +204,7 @@ impl Executions {
         assert!(capacity <= 1 << SLOT_BITS, "too many executions for a tag");
         Self {
             slots: Slots::new(capacity),
-            kept: (0..capacity).map(|_| Kept::default()).collect(),
+            extra: (0..capacity).map(|_| ExecutionExtra::default()).collect(),
             newest: vec![NONE; queues].into_boxed_slice(),
         }
     }
@@ -254,8 +254,8 @@ impl Executions {
                 next.of_queue.previous = previous;
             }
         }
-        if execution.keeps {
-            self.kept[slot as usize] = Kept::default();
+        if execution.has_extra {
+            self.extra[slot as usize] = ExecutionExtra::default();
         }
         Some(execution)
     }
@@ -272,11 +272,11 @@ impl Executions {
     }
 
     /// The additional data of the execution in `slot`.
-    pub(crate) fn kept(&mut self, slot: u32) -> &mut Kept {
+    pub(crate) fn extra(&mut self, slot: u32) -> &mut ExecutionExtra {
         if let Some(execution) = self.slots.at_mut(slot) {
-            execution.keeps = true;
+            execution.has_extra = true;
         }
-        &mut self.kept[slot as usize]
+        &mut self.extra[slot as usize]
     }
 
     /// Removes a finished execution and drops its additional data.

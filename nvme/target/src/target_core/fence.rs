@@ -13,7 +13,7 @@ use reactors::Nanos;
 use reactors::sim::planted;
 
 use super::executions::{Command, DeviceTag, Execution, ExecutionEvent, Owner};
-use super::gate::Passage;
+use super::gate::GateDecision;
 use super::{FailedCommand, TargetCore};
 use crate::controller::state::{ControllerEvent, ControllerState};
 use crate::interface::Completed;
@@ -67,7 +67,7 @@ impl TargetCore {
                 tracing::warn!(
                     host = %identity.host_nqn,
                     requests = queue.executing,
-                    "requests of an ended association are overdue: the device ends them"
+                    "requests of an ended association are overdue: ending them by force"
                 );
                 next = now + OVERDUE_INTERVAL;
                 queue.overdue_at = Some(next);
@@ -98,7 +98,7 @@ impl TargetCore {
             if waits && !planted("orphans-not-awaited") {
                 return;
             }
-            controller.apply(ControllerEvent::HostQuiet, now)
+            controller.apply(ControllerEvent::OrphansDone, now)
         };
         self.carry_out(slot, effect, now);
         self.arm_timers_and_report(slot);
@@ -119,16 +119,16 @@ impl TargetCore {
         command: Command,
         work: IoWork,
         data: Option<Lease>,
-        came: Nanos,
+        received_at: Nanos,
         now: Nanos,
     ) -> Option<Completed> {
-        let execution = Execution::fenced(Owner::Command(command), work, came, now);
+        let execution = Execution::fenced(Owner::Command(command), work, received_at, now);
         let Some(tag) = self.executions.insert(execution) else {
             let failed = FailedCommand::of_work(&work, command.id);
             let fault = Fault::retry(Status::COMMAND_INTERRUPTED);
-            return Some(self.answer_failed(command, &failed, fault));
+            return Some(self.fail_command(command, &failed, fault));
         };
-        self.executions.kept(tag.slot).data = data.map(Data::Lease);
+        self.executions.extra(tag.slot).data = data.map(Data::Lease);
         if let Some(queue) = self.queues.at_mut(command.queue) {
             queue.executing += 1;
             queue.fenced += 1;
@@ -149,13 +149,13 @@ impl TargetCore {
             let work = execution.work;
             let over = match self.pass_admitted(slot, &work) {
                 // Raised again. Lifting it notifies this core again.
-                Passage::Held => return,
-                Passage::Refused(fault) => Some(Err(fault)),
-                Passage::Open => {
+                GateDecision::Held => return,
+                GateDecision::Refused(fault) => Some(Err(fault)),
+                GateDecision::Open => {
                     if let Some(execution) = self.executions.get_mut(tag) {
                         execution.apply(ExecutionEvent::Started);
                     }
-                    let data = match self.executions.kept(tag.slot).data.take() {
+                    let data = match self.executions.extra(tag.slot).data.take() {
                         Some(Data::Lease(lease)) => Some(lease),
                         Some(Data::Borrow(_)) | None => None,
                     };

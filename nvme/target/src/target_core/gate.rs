@@ -21,7 +21,7 @@ use crate::view::TargetView;
 
 /// The gate's decision about an admitted command.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Passage {
+pub(super) enum GateDecision {
     /// It may go to its device.
     Open,
     /// It has to wait until its host's fence is lifted, which notifies the core.
@@ -55,11 +55,11 @@ pub(super) fn admit(queue: &Queue) -> Result<(), Fault> {
 
 /// Decides about a command that was admitted before.
 #[inline(always)]
-pub(super) fn pass(queue: &Queue, view: &TargetView, work: &IoWork) -> Passage {
+pub(super) fn pass(queue: &Queue, view: &TargetView, work: &IoWork) -> GateDecision {
     let is_as_checked =
         matches!(queue.state, QueueState::Live) && work.epoch == view.epoch && is_open(queue);
     if is_as_checked {
-        return Passage::Open;
+        return GateDecision::Open;
     }
     examine(queue, view, work)
 }
@@ -67,25 +67,25 @@ pub(super) fn pass(queue: &Queue, view: &TargetView, work: &IoWork) -> Passage {
 /// Decides after something has changed since the queue was created or the command was checked.
 #[cold]
 #[inline(never)]
-fn examine(queue: &Queue, view: &TargetView, work: &IoWork) -> Passage {
+fn examine(queue: &Queue, view: &TargetView, work: &IoWork) -> GateDecision {
     match queue.state {
-        QueueState::Live | QueueState::Leaving | QueueState::Disconnecting { .. } => {}
-        QueueState::Ending | QueueState::Gone => return Passage::Refused(CLOSED),
+        QueueState::Live | QueueState::Draining | QueueState::Disconnecting { .. } => {}
+        QueueState::Ending | QueueState::Closed => return GateDecision::Refused(CLOSED),
     }
     // Base 2.1 §3.7.2: no command from before a reset may reach a device after it.
     if is_closed(queue) {
-        return Passage::Refused(CLOSED);
+        return GateDecision::Refused(CLOSED);
     }
     let is_fenced = queue.shared.gate().is_fenced() && !planted("fence-ignored");
     if is_fenced && work.operation.changes_medium() {
-        return Passage::Held;
+        return GateDecision::Held;
     }
     if work.epoch != view.epoch
         && let Err(fault) = check_again(queue, view, work)
     {
-        return Passage::Refused(fault);
+        return GateDecision::Refused(fault);
     }
-    Passage::Open
+    GateDecision::Open
 }
 
 /// Whether the controller was reset, was shut down or ended since the queue was created.

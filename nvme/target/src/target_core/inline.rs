@@ -10,9 +10,9 @@ use reactors::sim::planted;
 
 use super::TargetCore;
 use super::admission::context;
-use super::gate::{self, Passage};
+use super::gate::{self, GateDecision};
 use super::queue::{Queue, QueueState};
-use super::timing::{Departures, Served};
+use super::timing::{SentResponses, Served};
 use crate::counters::{CoreCounters, IoCounters};
 use crate::interface::{
     Completed, DataSource, Direction, InlineCompletion, QueueId, Work, WorkKind,
@@ -40,7 +40,7 @@ impl TargetCore {
             None => IoOpcode::READ,
             Some(_) => IoOpcode::WRITE,
         };
-        if sqe.io_opcode() != opcode || !is_transfer(sqe) || !queue.takes_io() {
+        if sqe.io_opcode() != opcode || !is_transfer(sqe) || !queue.admits_io() {
             return None;
         }
         if !gate::is_open(queue) {
@@ -72,11 +72,17 @@ impl TargetCore {
         self.counters.commands.add(1);
         queue.shared.note_traffic();
         count(&self.counters, id, device, |counters| match measured {
-            Measured::Read => counters.read(work.bytes),
-            Measured::Write => counters.wrote(work.bytes),
+            Measured::Read => counters.count_read(work.bytes),
+            Measured::Write => counters.count_write(work.bytes),
         });
         let served = Served::new(measured, sqe, now);
-        note_served(&self.recorder, &mut self.departures, queue, id.slot, served);
+        trace_inline(
+            &self.recorder,
+            &mut self.sent_responses,
+            queue,
+            id.slot,
+            served,
+        );
         Some(InlineCompletion {
             response: queue.respond(sqe.cid.get(), Status::SUCCESS),
             data,
@@ -161,10 +167,10 @@ impl TargetCore {
         let device = usize::from(work.device);
         let borrow = self.devices.borrow_read(device, work.lba, work.blocks)?;
         count(&self.counters, id, device, |counters| {
-            counters.read(work.bytes);
+            counters.count_read(work.bytes);
         });
-        debug_assert!(queue.unanswered > 0, "an answer has a command");
-        queue.unanswered = queue.unanswered.saturating_sub(1);
+        debug_assert!(queue.outstanding_commands > 0, "an answer has a command");
+        queue.outstanding_commands = queue.outstanding_commands.saturating_sub(1);
         Some(Completed {
             tag,
             response: queue.respond(command_id, Status::SUCCESS),
@@ -178,24 +184,24 @@ impl TargetCore {
 /// Whether an admitted command may go to its device now.
 #[inline(always)]
 fn is_open(queue: &Queue, view: &TargetView, work: &IoWork) -> bool {
-    matches!(gate::pass(queue, view, work), Passage::Open)
+    matches!(gate::pass(queue, view, work), GateDecision::Open)
 }
 
 /// Traces and counts an inline completion whose response is sent in this turn.
 #[inline(always)]
-fn note_served(
+fn trace_inline(
     recorder: &Recorder,
-    departures: &mut Departures,
+    sent_responses: &mut SentResponses,
     queue: &mut Queue,
     slot: u32,
     served: Served,
 ) {
-    let note = queue.served_note[served.operation];
-    recorder.note(served.came, note.with_command(served.command_id));
+    let note = queue.inline_trace[served.operation];
+    recorder.note(served.received_at, note.with_command(served.command_id));
     if !cfg!(uncounted) {
         let count = &mut queue.served[served.operation];
         if *count == 0 {
-            departures.serves(slot, served);
+            sent_responses.serves(slot, served);
         }
         *count += 1;
     }

@@ -23,11 +23,11 @@ impl TargetCore {
         self.turn = self.turn.wrapping_add(1);
         let mut moved = 0;
         if self.target.notifications(self.reactor) != self.notifications_seen {
-            self.look(now);
+            self.handle_notifications(now);
             moved += 1;
         }
-        if self.has_leaving {
-            self.look_at_leaving(now);
+        if self.has_draining {
+            self.drain_queues(now);
         }
         if self.timer.is_some_and(|timer| timer <= now) {
             moved += self.check_timers(now);
@@ -44,59 +44,59 @@ impl TargetCore {
     }
 
     /// Handles everything that another thread may have changed.
-    pub(super) fn look(&mut self, now: Nanos) {
+    pub(super) fn handle_notifications(&mut self, now: Nanos) {
         // Read first, so that a change during the call causes another one.
         self.notifications_seen = self.target.notifications(self.reactor);
         if self.target.epoch() != self.view.epoch {
             self.view = self.target.published();
-            self.take_over(now);
+            self.adopt_view(now);
         }
         let health_changes = self.target.health_changes();
         let health_changed = health_changes != self.health_changes_seen;
         self.health_changes_seen = health_changes;
         for slot in 0..self.controllers.capacity() {
-            self.look_at_controller(slot, now);
+            self.check_controller(slot, now);
             if health_changed {
-                self.look_at_health(slot, now);
+                self.check_controller_health(slot, now);
             }
         }
         for slot in 0..self.queues.capacity() {
             let Some(queue) = self.queues.at(slot) else {
                 continue;
             };
-            let (reason, holds_commands) = (queue.must_end(), queue.fenced > 0);
+            let (reason, holds_commands) = (queue.end_reason(), queue.fenced > 0);
             match reason {
                 Some(reason) => self.end_queue(slot, reason),
                 None if holds_commands => self.start_fenced(slot),
                 None => {}
             }
         }
-        self.look_at_leaving(now);
+        self.drain_queues(now);
         if self.target.is_shutting_down() {
             self.begin_shutdown(now);
         }
     }
 
     /// Applies a changed configuration to every controller.
-    fn take_over(&mut self, now: Nanos) {
+    fn adopt_view(&mut self, now: Nanos) {
         let view = Arc::clone(&self.view);
         for slot in 0..self.controllers.capacity() {
             let Some(controller) = self.controllers.at_mut(slot) else {
                 continue;
             };
-            match controller.take_over(&view) {
+            match controller.adopt_view(&view) {
                 None => {}
                 Some(DisconnectMode::AfterResponses(reason)) => {
-                    controller.shared.leave(reason);
+                    controller.shared.drain_association(reason);
                     self.notify_queues(slot);
                 }
-                Some(DisconnectMode::AtOnce(reason)) => self.end_controller(slot, reason, now),
+                Some(DisconnectMode::Immediate(reason)) => self.end_controller(slot, reason, now),
             }
             self.report_events(slot);
         }
     }
 
-    fn look_at_controller(&mut self, slot: u32, now: Nanos) {
+    fn check_controller(&mut self, slot: u32, now: Nanos) {
         let Some(controller) = self.controllers.at_mut(slot) else {
             return;
         };
@@ -121,7 +121,7 @@ impl TargetCore {
     }
 
     /// Makes a controller check health without waiting for its next regular check.
-    fn look_at_health(&mut self, slot: u32, now: Nanos) {
+    fn check_controller_health(&mut self, slot: u32, now: Nanos) {
         let Some((controller, context)) = self.controller(slot, now) else {
             return;
         };
@@ -177,7 +177,7 @@ impl TargetCore {
                 self.check_reset(slot, now);
             }
             Effect::Flush => self.flush_for_shutdown(slot, now),
-            Effect::AwaitQuiet => self.check_enabling(slot, now),
+            Effect::AwaitOrphans => self.check_enabling(slot, now),
         }
         self.set_timer(slot);
     }
@@ -212,7 +212,7 @@ impl TargetCore {
             Err(_) => {
                 if let Some(controller) = self.controllers.at(slot) {
                     let host = &controller.shared.identity.host_nqn;
-                    tracing::warn!(%host, "a shutdown could not flush all that the host wrote");
+                    tracing::warn!(%host, "flushing the caches failed during the host's shutdown");
                 }
                 ControllerEvent::FlushFailed
             }
@@ -240,7 +240,7 @@ impl TargetCore {
             );
             return Some(Err(Fault::retry(nvme_spec::Status::INTERNAL_ERROR)));
         };
-        self.executions.kept(tag.slot).devices = devices;
+        self.executions.extra(tag.slot).devices = devices;
         let result = self.proceed(tag);
         if result.is_some() {
             self.executions.remove(tag);
@@ -300,7 +300,7 @@ impl TargetCore {
         self.log_refill_at = None;
         for slot in 0..self.queues.capacity() {
             if let Some(queue) = self.queues.at_mut(slot) {
-                queue.loggable = LOGGED_ERRORS_MAX;
+                queue.log_allowance = LOGGED_ERRORS_MAX;
             }
         }
     }

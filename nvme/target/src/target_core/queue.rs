@@ -11,10 +11,10 @@ use crate::config::ADMIN_EXECUTIONS_MAX;
 use crate::controller::ControllerKind;
 use crate::interface::CloseReason;
 use crate::io::DataContext;
-use crate::notes::{CommandNote, Moment};
 use crate::shared::{ControllerShared, Gate};
-use crate::shares::Claimant;
+use crate::shares::ShareHolder;
 use crate::stages::{ByOperation, Measured};
+use crate::trace_events::{CommandTrace, TraceEvent};
 
 /// Failed commands of one queue that are logged between two refills, so that a flood of errors does
 /// not take the log's lock for each.
@@ -35,13 +35,13 @@ pub(crate) enum QueueState {
     /// Admits commands.
     Live,
     /// Completes its commands and admits no more. Ends with the last response.
-    Leaving,
+    Draining,
     /// Completes its commands before the host's Disconnect. Ends with the last response.
     Disconnecting { tag: u64, command_id: u16 },
     /// The core has requested the close of the connection. Ends with the call of `close_queue`.
     Ending,
     /// The connection is closed. The last device completion frees the queue.
-    Gone,
+    Closed,
 }
 
 /// An event in the life of a queue.
@@ -50,28 +50,28 @@ pub(crate) enum QueueEvent {
     /// A Disconnect command was received.
     Disconnect { tag: u64, command_id: u16 },
     /// The last outstanding command was completed.
-    Answered,
+    AllCompleted,
     /// The connection has to end after all responses.
-    Leave,
+    StartDrain,
     /// The connection has to end now.
     End,
     /// The connection is closed.
-    ConnectionGone,
+    ConnectionClosed,
 }
 
 /// The next state, or `None` if the event changes nothing.
 pub(crate) const fn transition(state: QueueState, event: QueueEvent) -> Option<QueueState> {
-    use QueueEvent::{Answered, ConnectionGone, Disconnect, End, Leave};
-    use QueueState::{Disconnecting, Ending, Gone, Leaving, Live};
+    use QueueEvent::{AllCompleted, ConnectionClosed, Disconnect, End, StartDrain};
+    use QueueState::{Closed, Disconnecting, Draining, Ending, Live};
     match (state, event) {
-        (Live, Leave) => Some(Leaving),
+        (Live, StartDrain) => Some(Draining),
         (Live, Disconnect { tag, command_id }) => Some(Disconnecting { tag, command_id }),
-        (Disconnecting { .. } | Leaving, Answered | End) | (Live, End) => Some(Ending),
-        (Live | Leaving | Disconnecting { .. } | Ending, ConnectionGone) => Some(Gone),
-        (Live | Ending | Gone, Answered)
-        | (Ending | Gone, End)
-        | (Leaving | Disconnecting { .. } | Ending | Gone, Disconnect { .. } | Leave)
-        | (Gone, ConnectionGone) => None,
+        (Disconnecting { .. } | Draining, AllCompleted | End) | (Live, End) => Some(Ending),
+        (Live | Draining | Disconnecting { .. } | Ending, ConnectionClosed) => Some(Closed),
+        (Live | Ending | Closed, AllCompleted)
+        | (Ending | Closed, End)
+        | (Draining | Disconnecting { .. } | Ending | Closed, Disconnect { .. } | StartDrain)
+        | (Closed, ConnectionClosed) => None,
     }
 }
 
@@ -89,10 +89,10 @@ pub(crate) struct Queue {
     pub(crate) flow_control: bool,
     pub(crate) transport: u8,
     /// Failed commands that may still be logged before the next refill.
-    pub(crate) loggable: u8,
+    pub(crate) log_allowance: u8,
     head: u16,
     /// Commands admitted as work that have no response yet.
-    pub(crate) unanswered: u32,
+    pub(crate) outstanding_commands: u32,
     /// Those of them in the table of executions. After the connection is closed: its orphans.
     pub(crate) executing: u32,
     /// Those of them that a fence holds back.
@@ -103,13 +103,13 @@ pub(crate) struct Queue {
     /// Execution slots reserved for it.
     pub(crate) slot_quota: usize,
     /// The host that the slots are counted for.
-    pub(crate) claimant: Claimant,
+    pub(crate) share_holder: ShareHolder,
     /// Inline completions of this turn.
     pub(crate) served: ByOperation<u32>,
     /// Template of its commands' trace events.
-    pub(crate) note: CommandNote,
+    pub(crate) note: CommandTrace,
     /// Prepared trace events of inline completions.
-    pub(crate) served_note: ByOperation<Note>,
+    pub(crate) inline_trace: ByOperation<Note>,
 }
 
 /// Parameters of a new queue.
@@ -122,7 +122,7 @@ pub(crate) struct QueueSetup {
     pub(crate) connection: u32,
     pub(crate) data: DataContext,
     pub(crate) slot_quota: usize,
-    pub(crate) claimant: Claimant,
+    pub(crate) share_holder: ShareHolder,
 }
 
 impl Queue {
@@ -132,8 +132,8 @@ impl Queue {
             kind: setup.kind,
             state: QueueState::Live,
             subsystem: shared.identity.subsystem,
-            note: CommandNote::of_queue(shared.identity.subsystem, 0),
-            served_note: ByOperation {
+            note: CommandTrace::of_queue(shared.identity.subsystem, 0),
+            inline_trace: ByOperation {
                 read: Note::new(NoteKind(0), 0, 0, 0),
                 write: Note::new(NoteKind(0), 0, 0, 0),
             },
@@ -143,24 +143,25 @@ impl Queue {
             qid: setup.qid,
             flow_control: setup.flow_control,
             transport: setup.transport,
-            loggable: LOGGED_ERRORS_MAX,
+            log_allowance: LOGGED_ERRORS_MAX,
             head: 0,
-            unanswered: 0,
+            outstanding_commands: 0,
             executing: 0,
             fenced: 0,
             overdue_at: None,
             connection: setup.connection,
             slot_quota: setup.slot_quota,
-            claimant: setup.claimant,
+            share_holder: setup.share_holder,
             served: ByOperation::default(),
         }
     }
 
     /// Prepares trace events for this slot.
-    pub(crate) fn take_slot(&mut self, slot: u32) {
-        self.note = CommandNote::of_queue(self.subsystem, slot);
-        let served = |operation| Moment::Served.of(self.note.with_operation(Some(operation)));
-        self.served_note = ByOperation {
+    pub(crate) fn prepare_trace(&mut self, slot: u32) {
+        self.note = CommandTrace::of_queue(self.subsystem, slot);
+        let served =
+            |operation| TraceEvent::CompletedInline.of(self.note.with_operation(Some(operation)));
+        self.inline_trace = ByOperation {
             read: served(Measured::Read),
             write: served(Measured::Write),
         };
@@ -168,7 +169,7 @@ impl Queue {
 
     /// Whether it admits I/O commands.
     #[inline]
-    pub(crate) fn takes_io(&self) -> bool {
+    pub(crate) fn admits_io(&self) -> bool {
         match (self.kind, self.state) {
             (QueueKind::Io { .. }, QueueState::Live) => true,
             (QueueKind::Io { .. }, QueueState::Disconnecting { .. })
@@ -178,10 +179,10 @@ impl Queue {
             }
             (
                 QueueKind::Io { .. },
-                QueueState::Leaving
+                QueueState::Draining
                 | QueueState::Disconnecting { .. }
                 | QueueState::Ending
-                | QueueState::Gone,
+                | QueueState::Closed,
             )
             | (QueueKind::Admin { .. }, _) => false,
         }
@@ -234,17 +235,17 @@ impl Queue {
     }
 
     /// The reason for which the queue has to end after its responses, if any.
-    pub(crate) fn must_leave(&self) -> Option<CloseReason> {
+    pub(crate) fn drain_reason(&self) -> Option<CloseReason> {
         match self.kind {
             // The admin queue ends with the controller, after its I/O queues.
-            QueueKind::Io { .. } => self.shared.leaves(),
+            QueueKind::Io { .. } => self.shared.drain_requested(),
             QueueKind::Admin { .. } => None,
         }
     }
 
     /// The reason for which the queue has to end now, if any: the end of its association, or a
     /// reset.
-    pub(crate) fn must_end(&self) -> Option<CloseReason> {
+    pub(crate) fn end_reason(&self) -> Option<CloseReason> {
         if let Some(reason) = self.shared.ending() {
             return Some(reason);
         }
@@ -277,7 +278,7 @@ mod tests {
                 in_capsule_max: 4096,
             },
             slot_quota: 3,
-            claimant: Claimant::new("nqn.host", false, None),
+            share_holder: ShareHolder::new("nqn.host", false, None),
         };
         Queue::new(shared, gate, &setup)
     }
@@ -302,48 +303,48 @@ mod tests {
     #[test]
     fn a_reset_or_an_end_reaches_the_queue() {
         let queue = queue(true);
-        assert_eq!(queue.must_end(), None);
+        assert_eq!(queue.end_reason(), None);
         queue.shared.close_gate();
-        assert_eq!(queue.must_end(), None, "a shutdown leaves the queue");
+        assert_eq!(queue.end_reason(), None, "a shutdown leaves the queue");
         queue.shared.reset_gate();
-        assert_eq!(queue.must_end(), Some(CloseReason::ControllerReset));
+        assert_eq!(queue.end_reason(), Some(CloseReason::ControllerReset));
         queue.shared.end(CloseReason::KeepAliveExpired);
-        assert_eq!(queue.must_end(), Some(CloseReason::KeepAliveExpired));
+        assert_eq!(queue.end_reason(), Some(CloseReason::KeepAliveExpired));
     }
 
     #[test]
     fn every_move_is_decided() {
-        use QueueEvent::{Answered, ConnectionGone, Disconnect, End, Leave};
-        use QueueState::{Disconnecting, Ending, Gone, Leaving, Live};
+        use QueueEvent::{AllCompleted, ConnectionClosed, Disconnect, End, StartDrain};
+        use QueueState::{Closed, Disconnecting, Draining, Ending, Live};
         let (tag, command_id) = (5, 6);
         let disconnecting = Disconnecting { tag, command_id };
         let disconnect = Disconnect { tag, command_id };
         let rows = [
             (Live, disconnect, Some(disconnecting)),
-            (Live, Answered, None),
-            (Live, Leave, Some(Leaving)),
-            (Leaving, disconnect, None),
-            (Leaving, Answered, Some(Ending)),
-            (Leaving, Leave, None),
-            (Leaving, End, Some(Ending)),
-            (Leaving, ConnectionGone, Some(Gone)),
+            (Live, AllCompleted, None),
+            (Live, StartDrain, Some(Draining)),
+            (Draining, disconnect, None),
+            (Draining, AllCompleted, Some(Ending)),
+            (Draining, StartDrain, None),
+            (Draining, End, Some(Ending)),
+            (Draining, ConnectionClosed, Some(Closed)),
             (Live, End, Some(Ending)),
-            (Live, ConnectionGone, Some(Gone)),
+            (Live, ConnectionClosed, Some(Closed)),
             (disconnecting, disconnect, None),
-            (disconnecting, Answered, Some(Ending)),
-            (disconnecting, Leave, None),
+            (disconnecting, AllCompleted, Some(Ending)),
+            (disconnecting, StartDrain, None),
             (disconnecting, End, Some(Ending)),
-            (disconnecting, ConnectionGone, Some(Gone)),
+            (disconnecting, ConnectionClosed, Some(Closed)),
             (Ending, disconnect, None),
-            (Ending, Answered, None),
-            (Ending, Leave, None),
+            (Ending, AllCompleted, None),
+            (Ending, StartDrain, None),
             (Ending, End, None),
-            (Ending, ConnectionGone, Some(Gone)),
-            (Gone, disconnect, None),
-            (Gone, Answered, None),
-            (Gone, Leave, None),
-            (Gone, End, None),
-            (Gone, ConnectionGone, None),
+            (Ending, ConnectionClosed, Some(Closed)),
+            (Closed, disconnect, None),
+            (Closed, AllCompleted, None),
+            (Closed, StartDrain, None),
+            (Closed, End, None),
+            (Closed, ConnectionClosed, None),
         ];
         for (state, event, next) in rows {
             assert_eq!(transition(state, event), next, "{state:?} {event:?}");

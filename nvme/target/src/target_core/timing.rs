@@ -14,20 +14,20 @@ use super::slots::Slots;
 use super::{TRANSPORTS_MAX, TargetCore};
 use crate::interface::{Direction, QueueId, Work, WorkEvent, WorkKind};
 use crate::io::{IoOperation, IoWork};
-use crate::notes::{CommandNote, Moment};
 use crate::stages::{Measured, StageHistograms};
+use crate::trace_events::{CommandTrace, TraceEvent};
 
 /// Most runs of equal responses in one turn. Responses beyond them count as sent immediately.
-const RUNS_MAX: usize = 256;
+const SENT_RUNS_MAX: usize = 256;
 /// Detail of the trace event of a response that had to wait.
-const WAITED: u16 = 1;
+const DEFERRED: u16 = 1;
 
 /// When a command was received and completed. Accompanies the completion, and returns to the core
 /// when the response is sent: [`TargetCore::sent`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Timing {
-    came: Nanos,
+    received_at: Nanos,
     done: Nanos,
     /// The trace event to record; kind 0 for commands that are not measured.
     note: Note,
@@ -36,7 +36,7 @@ pub struct Timing {
 impl Timing {
     /// The timing of a response that is not measured.
     pub const NONE: Self = Self {
-        came: Nanos::ZERO,
+        received_at: Nanos::ZERO,
         done: Nanos::ZERO,
         note: Note::new(reactors::recorder::NoteKind(0), 0, 0, 0),
     };
@@ -46,7 +46,7 @@ impl Timing {
 /// then: [`TargetCore::served_waits`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Served {
-    pub(super) came: Nanos,
+    pub(super) received_at: Nanos,
     pub(super) command_id: u16,
     pub(super) operation: Measured,
 }
@@ -55,7 +55,7 @@ impl Served {
     #[inline(always)]
     pub(super) fn new(operation: Measured, sqe: &Sqe, now: Nanos) -> Self {
         Self {
-            came: now,
+            received_at: now,
             command_id: sqe.cid.get(),
             operation,
         }
@@ -65,8 +65,8 @@ impl Served {
 /// Responses sent in one turn, of commands of one class that were received together and completed
 /// together.
 #[derive(Clone, Copy, Debug)]
-struct Run {
-    came: Nanos,
+struct SentRun {
+    received_at: Nanos,
     done: Nanos,
     /// The argument of their trace events: subsystem and operation.
     class: u32,
@@ -74,20 +74,20 @@ struct Run {
 }
 
 /// Responses sent in this turn, and before them those of the previous turn.
-pub(super) struct Departures {
-    latest: Run,
-    /// The flush of each transport can add one beyond `RUNS_MAX`.
-    others: ArrayVec<Run, { RUNS_MAX + TRANSPORTS_MAX }>,
+pub(super) struct SentResponses {
+    latest: SentRun,
+    /// The flush of each transport can add one beyond `SENT_RUNS_MAX`.
+    others: ArrayVec<SentRun, { SENT_RUNS_MAX + TRANSPORTS_MAX }>,
     /// Number of the others whose turn has ended: the next poll's time is when they were sent.
-    gone: usize,
+    sent_len: usize,
     /// Queues with inline completions in this turn, and the first of them. The queue counts them,
     /// so that each costs only an increment.
     serving: Vec<(u32, Served)>,
     /// Runs of inline completions whose turn has ended.
-    served: Vec<Run>,
+    served: Vec<SentRun>,
 }
 
-impl Departures {
+impl SentResponses {
     /// For a core with at most `queues_max` queues.
     pub(super) fn new(queues_max: usize) -> Self {
         Self {
@@ -95,14 +95,14 @@ impl Departures {
             // closed in the same turn.
             serving: Vec::with_capacity(4 * queues_max),
             served: Vec::with_capacity(4 * queues_max),
-            latest: Run {
-                came: Nanos::ZERO,
+            latest: SentRun {
+                received_at: Nanos::ZERO,
                 done: Nanos::ZERO,
                 class: 0,
                 count: 0,
             },
             others: ArrayVec::new(),
-            gone: 0,
+            sent_len: 0,
         }
     }
 
@@ -129,10 +129,10 @@ impl Departures {
         let room = self.served.capacity() - self.served.len();
         for (slot, first) in self.serving.drain(..room.min(self.serving.len())) {
             if let Some(queue) = queues.at_mut(slot) {
-                self.served.push(Run {
-                    came: first.came,
-                    done: first.came,
-                    class: queue.served_note[first.operation].argument(),
+                self.served.push(SentRun {
+                    received_at: first.received_at,
+                    done: first.received_at,
+                    class: queue.inline_trace[first.operation].argument(),
                     count: std::mem::take(&mut queue.served[first.operation]),
                 });
             }
@@ -140,20 +140,20 @@ impl Departures {
         if self.latest.count > 0 && self.others.try_push(self.latest).is_ok() {
             self.latest.count = 0;
         }
-        self.gone = self.others.len();
+        self.sent_len = self.others.len();
     }
 
     /// Counts one response. Returns a run for which there is no room; it counts as sent
     /// immediately.
     #[inline]
-    fn add(&mut self, came: Nanos, done: Nanos, class: u32) -> Option<Run> {
+    fn add(&mut self, received_at: Nanos, done: Nanos, class: u32) -> Option<SentRun> {
         let latest = &mut self.latest;
-        if latest.class == class && latest.came == came && latest.done == done {
+        if latest.class == class && latest.received_at == received_at && latest.done == done {
             latest.count += 1;
             return None;
         }
-        self.begin(Run {
-            came,
+        self.begin(SentRun {
+            received_at,
             done,
             class,
             count: 1,
@@ -161,12 +161,12 @@ impl Departures {
     }
 
     #[inline(never)]
-    fn begin(&mut self, run: Run) -> Option<Run> {
+    fn begin(&mut self, run: SentRun) -> Option<SentRun> {
         let before = std::mem::replace(&mut self.latest, run);
         if before.count == 0 {
             return None;
         }
-        if self.others.len() >= RUNS_MAX {
+        if self.others.len() >= SENT_RUNS_MAX {
             return Some(before);
         }
         self.others.push(before);
@@ -186,11 +186,16 @@ impl TargetCore {
         if cfg!(uncounted) || timing.note.kind().0 == 0 {
             return;
         }
-        let Timing { came, done, note } = timing;
-        let is_served = note.kind() == Moment::Served.kind();
-        self.recorder.note(if is_served { came } else { now }, note);
-        if let Some(run) = self.departures.add(came, done, note.argument()) {
-            self.count_departure(&run, now);
+        let Timing {
+            received_at,
+            done,
+            note,
+        } = timing;
+        let is_served = note.kind() == TraceEvent::CompletedInline.kind();
+        self.recorder
+            .note(if is_served { received_at } else { now }, note);
+        if let Some(run) = self.sent_responses.add(received_at, done, note.argument()) {
+            self.count_sent_run(&run, now);
         }
     }
 
@@ -198,15 +203,23 @@ impl TargetCore {
     /// effect once per command, and replaces its single trace event by several.
     #[cold]
     pub fn waits_to_send(&self, timing: &mut Timing) {
-        let Timing { came, done, note } = *timing;
-        if note.kind().0 == 0 || CommandNote::of_argument(note.argument()).detail() == WAITED {
+        let Timing {
+            received_at,
+            done,
+            note,
+        } = *timing;
+        if note.kind().0 == 0 || CommandTrace::of_argument(note.argument()).detail() == DEFERRED {
             return;
         }
-        if note.kind() == Moment::Served.kind() {
-            self.recorder.note(came, Moment::Came.instead(note));
+        if note.kind() == TraceEvent::CompletedInline.kind() {
+            self.recorder
+                .note(received_at, TraceEvent::Received.replacing(note));
         }
-        self.recorder.note(done, Moment::Done.instead(note));
-        timing.note = Moment::Sent.instead(note).with_argument(u32::from(WAITED));
+        self.recorder
+            .note(done, TraceEvent::Completed.replacing(note));
+        timing.note = TraceEvent::Sent
+            .replacing(note)
+            .with_argument(u32::from(DEFERRED));
     }
 
     /// Cancels the count of an inline completion whose response is not passed to the network in
@@ -217,7 +230,7 @@ impl TargetCore {
             return Timing::NONE;
         };
         let Served {
-            came,
+            received_at,
             command_id,
             operation,
         } = served;
@@ -226,46 +239,51 @@ impl TargetCore {
             return Timing::NONE;
         }
         *count -= 1;
-        let note = queue.served_note[operation].with_command(command_id);
-        self.recorder.note(came, Moment::Done.instead(note));
+        let note = queue.inline_trace[operation].with_command(command_id);
+        self.recorder
+            .note(received_at, TraceEvent::Completed.replacing(note));
         Timing {
-            came,
-            done: came,
-            note: Moment::Sent.instead(note).with_argument(u32::from(WAITED)),
+            received_at,
+            done: received_at,
+            note: TraceEvent::Sent
+                .replacing(note)
+                .with_argument(u32::from(DEFERRED)),
         }
     }
 
     /// Begins a transport's turn: counts the responses sent in the turn that ended at `now`.
     #[inline]
     pub fn begin_turn(&mut self, now: Nanos) {
-        if self.departures.gone > 0 || !self.departures.served.is_empty() {
-            self.count_departures(now);
+        if self.sent_responses.sent_len > 0 || !self.sent_responses.served.is_empty() {
+            self.count_sent_responses(now);
         }
     }
 
-    fn count_departures(&mut self, now: Nanos) {
-        for place in 0..self.departures.gone {
-            let run = self.departures.others[place];
-            self.count_departure(&run, now);
+    fn count_sent_responses(&mut self, now: Nanos) {
+        for place in 0..self.sent_responses.sent_len {
+            let run = self.sent_responses.others[place];
+            self.count_sent_run(&run, now);
         }
-        self.departures.others.drain(..self.departures.gone);
-        self.departures.gone = 0;
-        for place in 0..self.departures.served.len() {
-            let run = self.departures.served[place];
-            self.count_departure(&run, now);
+        self.sent_responses
+            .others
+            .drain(..self.sent_responses.sent_len);
+        self.sent_responses.sent_len = 0;
+        for place in 0..self.sent_responses.served.len() {
+            let run = self.sent_responses.served[place];
+            self.count_sent_run(&run, now);
         }
-        self.departures.served.clear();
+        self.sent_responses.served.clear();
         self.recorder
-            .note(now, Note::new(Moment::TurnEnded.kind(), 0, 0, 0));
+            .note(now, Note::new(TraceEvent::TurnEnded.kind(), 0, 0, 0));
     }
 
-    fn count_departure(&self, run: &Run, now: Nanos) {
-        let note = CommandNote::of_argument(run.class);
+    fn count_sent_run(&self, run: &SentRun, now: Nanos) {
+        let note = CommandTrace::of_argument(run.class);
         if let Some(measured) = note.measured()
             && let Some(stages) = self.stages(note.subsystem())
         {
             let count = u64::from(run.count);
-            stages.total[measured].record(now - run.came, count);
+            stages.total[measured].record(now - run.received_at, count);
             stages.send[measured].record(now - run.done, count);
         }
     }
@@ -280,9 +298,9 @@ impl TargetCore {
     #[inline]
     pub fn note_work(&mut self, queue: QueueId, work: &mut Work, event: WorkEvent, now: Nanos) {
         match event {
-            WorkEvent::AwaitsBuffer => self.note_wait(queue, work, Moment::AwaitsBuffer, now),
+            WorkEvent::AwaitsBuffer => self.trace_wait(queue, work, TraceEvent::AwaitsBuffer, now),
             WorkEvent::GotBuffer => self.count_buffer_wait(queue, work, now),
-            WorkEvent::Fetches => self.note_wait(queue, work, Moment::Fetches, now),
+            WorkEvent::Fetches => self.trace_wait(queue, work, TraceEvent::Fetches, now),
         }
     }
 
@@ -296,12 +314,12 @@ impl TargetCore {
         work.since = now;
     }
 
-    fn note_wait(&self, queue: QueueId, work: &Work, moment: Moment, now: Nanos) {
+    fn trace_wait(&self, queue: QueueId, work: &Work, event: TraceEvent, now: Nanos) {
         if let WorkKind::Io(io) = &work.kind
             && let Some(queue) = self.queues.get(queue.slot, queue.generation)
         {
             let note = note_of(queue, io, work.command_id);
-            self.recorder.note(now, moment.of(note));
+            self.recorder.note(now, event.of(note));
         }
     }
 
@@ -332,20 +350,20 @@ impl TargetCore {
     }
 
     /// Records that a command on an admin queue was received.
-    pub(super) fn note_admin(&self, slot: u32, sqe: &Sqe, now: Nanos) {
+    pub(super) fn trace_admin(&self, slot: u32, sqe: &Sqe, now: Nanos) {
         if let Some(queue) = self.queues.at(slot) {
             let note = queue.note.with_detail(u16::from(sqe.opcode));
             let note = note.with_command(sqe.cid.get());
-            self.recorder.note(now, Moment::Admin.of(note));
+            self.recorder.note(now, TraceEvent::Admin.of(note));
         }
     }
 
     /// Records that a command is submitted to its device.
     #[inline]
-    pub(super) fn note_start(&self, slot: u32, work: &IoWork, command_id: u16, now: Nanos) {
+    pub(super) fn trace_start(&self, slot: u32, work: &IoWork, command_id: u16, now: Nanos) {
         if let Some(queue) = self.queues.at(slot) {
             let note = note_of(queue, work, command_id).with_detail(u16::from(work.device));
-            self.recorder.note(now, Moment::InDevice.of(note));
+            self.recorder.note(now, TraceEvent::InDevice.of(note));
         }
     }
 
@@ -356,7 +374,7 @@ impl TargetCore {
             return Timing::NONE;
         }
         let Execution {
-            came,
+            received_at,
             started,
             work,
             ..
@@ -370,9 +388,9 @@ impl TargetCore {
             device[measured].record(done - *started, 1);
         }
         Timing {
-            came: *came,
+            received_at: *received_at,
             done,
-            note: Moment::Sent.of(note_of(queue, work, command_id)),
+            note: TraceEvent::Sent.of(note_of(queue, work, command_id)),
         }
     }
 }
@@ -382,15 +400,15 @@ impl Queue {
     #[inline]
     pub(super) fn served(&self, command_id: u16, now: Nanos) -> Timing {
         Timing {
-            came: now,
+            received_at: now,
             done: now,
-            note: self.served_note.read.with_command(command_id),
+            note: self.inline_trace.read.with_command(command_id),
         }
     }
 }
 
 #[inline]
-fn note_of(queue: &Queue, work: &IoWork, command_id: u16) -> CommandNote {
+fn note_of(queue: &Queue, work: &IoWork, command_id: u16) -> CommandTrace {
     queue
         .note
         .with_operation(measured(work.operation))

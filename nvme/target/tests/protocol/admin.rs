@@ -138,7 +138,7 @@ fn data_in_the_capsule_is_bounded() {
 #[test]
 fn a_transport_with_keys_takes_keys() {
     let mut world = World::new();
-    let call = crate::harness::HostCall {
+    let call = crate::harness::ConnectOptions {
         rdma: true,
         ..Default::default()
     };

@@ -73,8 +73,8 @@ fn run(world: &mut World, io: Link, requests: usize) -> u64 {
 fn the_steady_state_allocates_nothing() {
     let mut world = World::new();
     let (_, io) = world.ready();
-    world.ram.look_away();
-    world.cached.look_away();
+    world.ram.stop_recording();
+    world.cached.stop_recording();
     // Everything is allocated at start; the first requests only fill the pool's cache.
     run(&mut world, io, 100);
     let before = allocations_on_this_thread();

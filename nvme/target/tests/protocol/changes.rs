@@ -11,7 +11,7 @@ use nvme_target::{
 };
 
 use crate::harness::{
-    CLOSED_SUBSYSTEM, HOLD, HOST, HostCall, Link, RAM, SUBSYSTEM, TCP_PORT, World, config,
+    CLOSED_SUBSYSTEM, ConnectOptions, HOLD, HOST, Link, RAM, SUBSYSTEM, TCP_PORT, World, config,
     discovery_call, namespace,
 };
 
@@ -68,7 +68,7 @@ fn write(nsid: u32, lba: u64) -> Sqe {
 }
 
 #[test]
-fn what_cannot_be_is_refused_and_changes_nothing() {
+fn invalid_changes_are_refused() {
     let mut world = World::new();
     let small = NullDevice::new(NullOptions {
         name: "small".to_owned(),
@@ -104,7 +104,7 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
     assert!(matches!(queues, Err(TargetError::Queues { .. })));
     let none = world
         .target
-        .retire_subsystem("nqn.2026-11.org.windlass:none");
+        .drain_subsystem("nqn.2026-11.org.windlass:none");
     assert!(matches!(none, Err(TargetError::UnknownSubsystem { .. })));
     assert!(world.target.limit_controllers(0).is_err());
     let (_, io) = world.ready();
@@ -265,7 +265,7 @@ fn a_flush_of_all_goes_on_where_the_first_device_was_replaced() {
 }
 
 #[test]
-fn hosts_leave_once_their_commands_are_answered() {
+fn associations_end_after_responses() {
     let mut world = World::new();
     let admin = world.enabled(0);
     let (near, far) = (world.io_queue(0, admin, 1), world.io_queue(1, admin, 2));
@@ -274,17 +274,17 @@ fn hosts_leave_once_their_commands_are_answered() {
     let tag = held.expect_err("in the device");
     world
         .target
-        .retire_subsystem(SUBSYSTEM)
+        .drain_subsystem(SUBSYSTEM)
         .expect("it is there");
     world.settle();
-    assert_eq!(world.target.leaving(), 1);
+    assert_eq!(world.target.draining_controllers(), 1);
     assert_eq!(world.close_reasons(0), [CloseReason::Revoked]);
     world.close(near);
     // A new command gets no response: the connection closes, so that the host sends it on another
     // path.
     let late = world.start(far, write(RAM, 1).with_cid(2), &[6; 512]);
     let late = late.expect_err("held");
-    assert!(world.try_connect(0, &HostCall::default()).is_err());
+    assert!(world.try_connect(0, &ConnectOptions::default()).is_err());
     let waits = Outstanding {
         subsystem_nqn: SUBSYSTEM.to_owned(),
         host_nqn: HOST.to_owned(),
@@ -303,12 +303,12 @@ fn hosts_leave_once_their_commands_are_answered() {
     world.settle();
     assert_eq!(world.close_reasons(0), [CloseReason::Revoked]);
     world.close(admin);
-    assert_eq!(world.target.leaving(), 0);
+    assert_eq!(world.target.draining_controllers(), 0);
     world.target.remove_subsystem(SUBSYSTEM).expect("retired");
 }
 
 #[test]
-fn hosts_that_do_not_leave_are_made_to() {
+fn drain_timeout_ends_associations() {
     let mut world = World::new();
     let (admin, io) = world.ready();
     world.fault.arm(HOLD, true);
@@ -316,20 +316,24 @@ fn hosts_that_do_not_leave_are_made_to() {
     held.expect_err("in the device");
     world
         .target
-        .retire_subsystem(SUBSYSTEM)
+        .drain_subsystem(SUBSYSTEM)
         .expect("it is there");
     world.settle();
     assert_eq!(world.closes(0), []);
-    world.target.end_leaving();
+    world.target.end_draining();
     world.settle();
     let reasons = world.close_reasons(0);
     assert_eq!(reasons, [CloseReason::Revoked; 2]);
     world.close(io);
     world.close(admin);
-    assert_eq!(world.target.leaving(), 1, "its command is in the device");
+    assert_eq!(
+        world.target.draining_controllers(),
+        1,
+        "its command is in the device"
+    );
     world.fault.release();
     world.settle();
-    assert_eq!(world.target.leaving(), 0);
+    assert_eq!(world.target.draining_controllers(), 0);
     assert_eq!(world.leases(), 0);
 }
 
@@ -340,9 +344,9 @@ fn other_identifiers_make_hosts_come_back() {
     let (admin, io) = world.ready();
     let other = world.enabled_by(
         1,
-        &HostCall {
+        &ConnectOptions {
             subsystem: CLOSED_SUBSYSTEM,
-            ..HostCall::default()
+            ..ConnectOptions::default()
         },
     );
     let mut wanted = subsystem(&world, SUBSYSTEM);
@@ -361,7 +365,7 @@ fn other_identifiers_make_hosts_come_back() {
 }
 
 #[test]
-fn a_port_goes_with_those_who_came_in_by_it() {
+fn closing_a_port_ends_its_connections() {
     let mut world = World::new();
     let discovery = world.enabled_by(1, &discovery_call());
     let (_, io) = world.ready();
@@ -380,5 +384,5 @@ fn a_port_goes_with_those_who_came_in_by_it() {
     world.settle();
     assert_eq!(world.close_reasons(1), [CloseReason::Revoked]);
     world.close(discovery);
-    assert!(world.try_connect(0, &HostCall::default()).is_err());
+    assert!(world.try_connect(0, &ConnectOptions::default()).is_err());
 }

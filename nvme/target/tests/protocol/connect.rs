@@ -13,12 +13,12 @@ use nvme_target::{
 use zerocopy::IntoBytes;
 
 use crate::harness::{
-    CACHED, CLOSED_SUBSYSTEM, HOLD, HOST, HostCall, IN_CAPSULE, IO_QUEUES, QUEUE_DEPTH_MAX, RAM,
-    STRANGER, World, discovery_call,
+    CACHED, CLOSED_SUBSYSTEM, ConnectOptions, HOLD, HOST, IN_CAPSULE, IO_QUEUES, QUEUE_DEPTH_MAX,
+    RAM, STRANGER, World, discovery_call,
 };
 
 fn raw(world: &mut World, sqe: &Sqe, data: &[u8]) -> Cqe {
-    let arrival = world.arrival(0, &HostCall::default());
+    let arrival = world.arrival(0, &ConnectOptions::default());
     let now = world.now;
     match world.nodes[0].core.connect(&arrival, sqe, data, now) {
         ConnectOutcome::Accepted { .. } => panic!("accepted"),
@@ -36,7 +36,7 @@ fn assert_field(cqe: &Cqe, field: ConnectField) {
 }
 
 #[track_caller]
-fn refused(world: &mut World, node: usize, call: &HostCall<'_>) -> Cqe {
+fn refused(world: &mut World, node: usize, call: &ConnectOptions<'_>) -> Cqe {
     world.try_connect(node, call).expect_err("refused")
 }
 
@@ -44,7 +44,7 @@ fn refused(world: &mut World, node: usize, call: &HostCall<'_>) -> Cqe {
 #[test]
 fn anything_else_first_is_a_sequence_error() {
     let mut world = World::new();
-    let call = HostCall::default();
+    let call = ConnectOptions::default();
     let first = [
         Sqe::identify_structure(Cns::CONTROLLER, 0),
         Sqe::read(1, 0, 0),
@@ -63,7 +63,7 @@ fn anything_else_first_is_a_sequence_error() {
 #[test]
 fn an_unknown_record_format_is_refused() {
     let mut world = World::new();
-    let call = HostCall::default();
+    let call = ConnectOptions::default();
     let mut connect = call.sqe().connect();
     connect.recfmt = U16::new(1);
     let cqe = raw(
@@ -78,7 +78,7 @@ fn an_unknown_record_format_is_refused() {
 #[test]
 fn data_of_another_length_is_refused() {
     let mut world = World::new();
-    let call = HostCall::default();
+    let call = ConnectOptions::default();
     let data = [call.data().as_bytes(), &[0]].concat();
     for length in [0, 1, 1023, 1025] {
         let cqe = raw(&mut world, &call.sqe(), &data[..length]);
@@ -94,9 +94,9 @@ fn data_of_another_length_is_refused() {
 #[test]
 fn an_unknown_subsystem_is_refused() {
     let mut world = World::new();
-    let call = HostCall {
+    let call = ConnectOptions {
         subsystem: "nqn.2026-11.org.windlass:nowhere",
-        ..HostCall::default()
+        ..ConnectOptions::default()
     };
     assert_field(&refused(&mut world, 0, &call), ConnectField::SubsystemNqn);
 }
@@ -105,7 +105,7 @@ fn an_unknown_subsystem_is_refused() {
 #[test]
 fn malformed_names_are_refused() {
     let mut world = World::new();
-    let call = HostCall::default();
+    let call = ConnectOptions::default();
     let mut data = call.data();
     data.subnqn.0 = [0; 256];
     let cqe = raw(&mut world, &call.sqe(), data.as_bytes());
@@ -135,17 +135,17 @@ fn malformed_names_are_refused() {
 #[test]
 fn a_host_without_a_name_is_admitted_where_any_host_may_attach() {
     let mut world = World::new();
-    let call = HostCall {
+    let call = ConnectOptions {
         host: "",
         peer_address: Some([192, 0, 2, 99].into()),
-        ..HostCall::default()
+        ..ConnectOptions::default()
     };
-    let discovery = HostCall {
+    let discovery = ConnectOptions {
         subsystem: DISCOVERY_NQN,
         ..call
     };
     world.enabled_by(0, &discovery);
-    let closed = HostCall {
+    let closed = ConnectOptions {
         subsystem: CLOSED_SUBSYSTEM,
         ..call
     };
@@ -153,17 +153,17 @@ fn a_host_without_a_name_is_admitted_where_any_host_may_attach() {
     assert_eq!(cqe.status(), Status::CONNECT_INVALID_HOST.with_dnr());
     let admin = world.enabled_by(0, &call);
     let cntlid = admin.info.controller_id;
-    let io = HostCall {
+    let io = ConnectOptions {
         cntlid,
         qid: 1,
         ..call
     };
     let io = world.connect(1, &io);
     world.read_blocks(io, RAM, 0, 1);
-    let named = HostCall {
+    let named = ConnectOptions {
         cntlid,
         qid: 2,
-        ..HostCall::default()
+        ..ConnectOptions::default()
     };
     assert_field(&refused(&mut world, 1, &named), ConnectField::HostNqn);
 }
@@ -173,13 +173,16 @@ fn a_host_without_a_name_is_admitted_where_any_host_may_attach() {
 #[test]
 fn keep_alive_times_are_bounded() {
     let mut world = World::new();
-    for (call, longest_ms) in [(HostCall::default(), 300_000), (discovery_call(), 120_000)] {
+    for (call, longest_ms) in [
+        (ConnectOptions::default(), 300_000),
+        (discovery_call(), 120_000),
+    ] {
         for kato_ms in [0, 1, longest_ms] {
-            let link = world.connect(0, &HostCall { kato_ms, ..call });
+            let link = world.connect(0, &ConnectOptions { kato_ms, ..call });
             world.close(link);
         }
         for kato_ms in [longest_ms + 1, u32::MAX] {
-            let cqe = refused(&mut world, 0, &HostCall { kato_ms, ..call });
+            let cqe = refused(&mut world, 0, &ConnectOptions { kato_ms, ..call });
             assert_eq!(cqe.status(), Status::KEEP_ALIVE_TIMEOUT_INVALID.with_dnr());
         }
         let admin = world.enabled_by(0, &call);
@@ -196,14 +199,14 @@ fn keep_alive_times_are_bounded() {
 #[test]
 fn a_host_that_is_not_allowed_is_refused() {
     let mut world = World::new();
-    let call = HostCall {
+    let call = ConnectOptions {
         subsystem: CLOSED_SUBSYSTEM,
         host: STRANGER,
-        ..HostCall::default()
+        ..ConnectOptions::default()
     };
     let cqe = refused(&mut world, 0, &call);
     assert_eq!(cqe.status(), Status::CONNECT_INVALID_HOST.with_dnr());
-    world.connect(0, &HostCall { host: HOST, ..call });
+    world.connect(0, &ConnectOptions { host: HOST, ..call });
 }
 
 /// Base 2.1 §6.3, CNTLID: in the dynamic controller model only FFFFh is valid.
@@ -212,10 +215,10 @@ fn a_particular_controller_cannot_be_asked_for() {
     let mut world = World::new();
     for subsystem in [crate::harness::SUBSYSTEM, DISCOVERY_NQN] {
         for cntlid in [0, 1, 0xffef, 0xfffe] {
-            let call = HostCall {
+            let call = ConnectOptions {
                 cntlid,
                 subsystem,
-                ..HostCall::default()
+                ..ConnectOptions::default()
             };
             assert_field(&refused(&mut world, 0, &call), ConnectField::ControllerId);
         }
@@ -227,34 +230,34 @@ fn a_particular_controller_cannot_be_asked_for() {
 fn queue_sizes_are_bounded() {
     let mut world = World::new();
     for sqsize_z in [0, ADMIN_QUEUE_DEPTH_MAX, 0xffff] {
-        let call = HostCall {
+        let call = ConnectOptions {
             sqsize_z,
-            ..HostCall::default()
+            ..ConnectOptions::default()
         };
         assert_field(&refused(&mut world, 0, &call), ConnectField::SqSize);
     }
     // SPDK's `abort -q 128` requests 137 entries.
     for sqsize_z in [1, 136, ADMIN_QUEUE_DEPTH_MAX - 1] {
-        for call in [HostCall::default(), discovery_call()] {
-            let link = world.connect(0, &HostCall { sqsize_z, ..call });
+        for call in [ConnectOptions::default(), discovery_call()] {
+            let link = world.connect(0, &ConnectOptions { sqsize_z, ..call });
             assert_eq!(link.info.depth, sqsize_z + 1);
             world.close(link);
         }
     }
     let admin = world.enabled(0);
-    let call = HostCall {
+    let call = ConnectOptions {
         cntlid: admin.info.controller_id,
         qid: 1,
-        ..HostCall::default()
+        ..ConnectOptions::default()
     };
     for sqsize_z in [0, QUEUE_DEPTH_MAX, 0xffff] {
-        let call = HostCall { sqsize_z, ..call };
+        let call = ConnectOptions { sqsize_z, ..call };
         assert_field(&refused(&mut world, 0, &call), ConnectField::SqSize);
     }
     for (qid, sqsize_z) in [(1, 1), (2, QUEUE_DEPTH_MAX - 1)] {
         let link = world.connect(
             0,
-            &HostCall {
+            &ConnectOptions {
                 qid,
                 sqsize_z,
                 ..call
@@ -271,12 +274,12 @@ fn an_io_queue_has_to_match_its_admin_queue() {
     let mut world = World::new();
     let admin = world.enabled(0);
     let cntlid = admin.info.controller_id;
-    let call = HostCall {
+    let call = ConnectOptions {
         cntlid,
         qid: 1,
-        ..HostCall::default()
+        ..ConnectOptions::default()
     };
-    let unknown = HostCall {
+    let unknown = ConnectOptions {
         cntlid: cntlid + 1,
         ..call
     };
@@ -284,7 +287,7 @@ fn an_io_queue_has_to_match_its_admin_queue() {
         &refused(&mut world, 1, &unknown),
         ConnectField::ControllerId,
     );
-    let dynamic = HostCall {
+    let dynamic = ConnectOptions {
         cntlid: 0xffff,
         ..call
     };
@@ -292,7 +295,7 @@ fn an_io_queue_has_to_match_its_admin_queue() {
         &refused(&mut world, 1, &dynamic),
         ConnectField::ControllerId,
     );
-    let elsewhere = HostCall {
+    let elsewhere = ConnectOptions {
         subsystem: CLOSED_SUBSYSTEM,
         ..call
     };
@@ -300,12 +303,12 @@ fn an_io_queue_has_to_match_its_admin_queue() {
         &refused(&mut world, 1, &elsewhere),
         ConnectField::ControllerId,
     );
-    let other_host = HostCall {
+    let other_host = ConnectOptions {
         host: STRANGER,
         ..call
     };
     assert_field(&refused(&mut world, 1, &other_host), ConnectField::HostNqn);
-    let other_id = HostCall {
+    let other_id = ConnectOptions {
         host_id: [9; 16],
         ..call
     };
@@ -324,18 +327,18 @@ fn an_io_queue_comes_from_the_address_of_its_admin_queue() {
             executions_max: 1024,
         };
         let mut world = World::with(1, limits, |config| config.limits.bind_queues = binds);
-        let call = HostCall {
+        let call = ConnectOptions {
             peer_address: at("192.0.2.7"),
             rdma,
-            ..HostCall::default()
+            ..ConnectOptions::default()
         };
         let admin = world.enabled_by(0, &call);
-        let io = HostCall {
+        let io = ConnectOptions {
             cntlid: admin.info.controller_id,
             qid: 1,
             ..call
         };
-        let elsewhere = HostCall {
+        let elsewhere = ConnectOptions {
             qid: 2,
             peer_address: at("192.0.2.8"),
             ..io
@@ -348,7 +351,7 @@ fn an_io_queue_comes_from_the_address_of_its_admin_queue() {
         }
         // An IPv4 host of a socket for both address families.
         let peer_address = at("::ffff:192.0.2.7");
-        world.connect(0, &HostCall { peer_address, ..io });
+        world.connect(0, &ConnectOptions { peer_address, ..io });
     }
 }
 
@@ -358,11 +361,11 @@ fn queue_identifiers_are_bounded_by_what_was_granted() {
     let mut world = World::new();
     let admin = world.enabled(0);
     let cntlid = admin.info.controller_id;
-    let call = HostCall {
+    let call = ConnectOptions {
         cntlid,
-        ..HostCall::default()
+        ..ConnectOptions::default()
     };
-    let beyond = HostCall {
+    let beyond = ConnectOptions {
         qid: IO_QUEUES + 1,
         ..call
     };
@@ -371,9 +374,9 @@ fn queue_identifiers_are_bounded_by_what_was_granted() {
     world
         .set_feature(admin, FeatureId::NUMBER_OF_QUEUES, wanted.into_bits())
         .ok();
-    let beyond = HostCall { qid: 3, ..call };
+    let beyond = ConnectOptions { qid: 3, ..call };
     assert_field(&refused(&mut world, 0, &beyond), ConnectField::QueueId);
-    world.connect(0, &HostCall { qid: 2, ..call });
+    world.connect(0, &ConnectOptions { qid: 2, ..call });
 }
 
 /// Base 2.1 §6.3: a connected queue cannot be connected again, on its own or another connection.
@@ -382,10 +385,10 @@ fn a_queue_is_connected_once() {
     let mut world = World::new();
     let (admin, io) = world.ready();
     let cntlid = admin.info.controller_id;
-    let call = HostCall {
+    let call = ConnectOptions {
         cntlid,
         qid: 1,
-        ..HostCall::default()
+        ..ConnectOptions::default()
     };
     let cqe = refused(&mut world, 1, &call);
     assert_eq!(cqe.status(), Status::COMMAND_SEQUENCE_ERROR.with_dnr());
@@ -400,11 +403,11 @@ fn a_queue_is_connected_once() {
 #[test]
 fn an_io_queue_needs_an_enabled_controller() {
     let mut world = World::new();
-    let admin = world.connect(0, &HostCall::default());
-    let call = HostCall {
+    let admin = world.connect(0, &ConnectOptions::default());
+    let call = ConnectOptions {
         cntlid: admin.info.controller_id,
         qid: 1,
-        ..HostCall::default()
+        ..ConnectOptions::default()
     };
     let cqe = refused(&mut world, 0, &call);
     assert_eq!(cqe.status(), Status::COMMAND_SEQUENCE_ERROR.with_dnr());
@@ -418,7 +421,7 @@ fn a_discovery_controller_has_no_io_queues() {
     let mut world = World::new();
     let admin = world.enabled_by(0, &discovery_call());
     let cntlid = admin.info.controller_id;
-    let call = HostCall {
+    let call = ConnectOptions {
         cntlid,
         qid: 1,
         ..discovery_call()
@@ -429,10 +432,10 @@ fn a_discovery_controller_has_no_io_queues() {
 /// Base 2.1 §6.3: the response contains the controller identifier, and SQHD reports whether flow
 /// control is disabled.
 #[test]
-fn what_a_host_is_told() {
+fn connect_response_fields() {
     let mut world = World::new();
-    let call = HostCall::default();
-    let connect = |world: &mut World, call: &HostCall<'_>| {
+    let call = ConnectOptions::default();
+    let connect = |world: &mut World, call: &ConnectOptions<'_>| {
         let arrival = world.arrival(0, call);
         let now = world.now;
         let data = call.data();
@@ -453,7 +456,7 @@ fn what_a_host_is_told() {
     assert_eq!(response.connect_success().authreq().into_bits(), 0);
     assert!(info.admin && info.flow_control);
     assert_eq!((info.qid, info.depth, info.in_capsule_max), (0, 32, 8192));
-    let call = HostCall {
+    let call = ConnectOptions {
         no_flow_control: true,
         ..call
     };
@@ -481,14 +484,14 @@ fn controllers_are_bounded() {
         executions_max: 1024,
     };
     let mut world = World::with(1, limits, |config| config.limits.controllers_max = 2);
-    let first = world.connect(0, &HostCall::default());
-    world.connect(0, &HostCall::default());
+    let first = world.connect(0, &ConnectOptions::default());
+    world.connect(0, &ConnectOptions::default());
     // Discovery controllers are counted separately.
     world.connect(0, &discovery_call());
-    let cqe = refused(&mut world, 0, &HostCall::default());
+    let cqe = refused(&mut world, 0, &ConnectOptions::default());
     assert_eq!(cqe.status(), Status::CONNECT_CONTROLLER_BUSY);
     world.close(first);
-    let again = world.connect(0, &HostCall::default());
+    let again = world.connect(0, &ConnectOptions::default());
     assert_ne!(again.info.controller_id, first.info.controller_id);
 }
 
@@ -513,7 +516,7 @@ fn silent_discovery_controllers_lock_nobody_out() {
         .map(|number| format!("nqn.2026-11.org.example:made-up-{number}"))
         .collect();
     for (number, host) in names.iter().enumerate() {
-        let call = HostCall {
+        let call = ConnectOptions {
             host,
             host_id: [number as u8; 16],
             sqsize_z: ADMIN_QUEUE_DEPTH_MAX - 1,
@@ -528,13 +531,13 @@ fn silent_discovery_controllers_lock_nobody_out() {
         assert!(queues <= nvme_target::DISCOVERY_CONTROLLERS_MAX);
         world.now += reactors::Nanos::from_millis(1);
     }
-    let call = HostCall {
+    let call = ConnectOptions {
         subsystem: CLOSED_SUBSYSTEM,
-        ..HostCall::default()
+        ..ConnectOptions::default()
     };
     for node in 0..2 {
         let admin = world.enabled_by(node, &call);
-        let io = HostCall {
+        let io = ConnectOptions {
             cntlid: admin.info.controller_id,
             qid: 1,
             ..call
@@ -553,7 +556,7 @@ fn a_discovery_controller_that_waits_for_an_event_stays() {
         executions_max: 1024,
     };
     let mut world = World::with(1, limits, |_| {});
-    let stranger = HostCall {
+    let stranger = ConnectOptions {
         host: STRANGER,
         ..discovery_call()
     };
@@ -581,7 +584,7 @@ fn a_discovery_controller_whose_event_request_was_aborted_makes_room() {
         executions_max: 1024,
     };
     let mut world = World::with(1, limits, |_| {});
-    let stranger = HostCall {
+    let stranger = ConnectOptions {
         host: STRANGER,
         ..discovery_call()
     };
@@ -606,16 +609,16 @@ fn unnamed_hosts_leave_executions_to_named_ones() {
         executions_max: 1024,
     };
     let mut world = World::with(1, limits, |_| {});
-    let stranger = HostCall {
+    let stranger = ConnectOptions {
         host: STRANGER,
-        ..HostCall::default()
+        ..ConnectOptions::default()
     };
     let mut promised = 0;
     'greedy: while let Ok(admin) = world.try_connect(0, &stranger) {
         promised += 33;
         world.set_cc(admin, Cc::enabled_nvm());
         for qid in 1..=IO_QUEUES {
-            let call = HostCall {
+            let call = ConnectOptions {
                 cntlid: admin.info.controller_id,
                 qid,
                 sqsize_z: QUEUE_DEPTH_MAX - 1,
@@ -644,12 +647,12 @@ fn queues_and_executions_of_a_core_are_bounded() {
         executions_max: 1024,
     };
     let mut world = World::with(1, limits, |_| {});
-    world.connect(0, &HostCall::default());
-    let second = world.connect(0, &HostCall::default());
-    let cqe = refused(&mut world, 0, &HostCall::default());
+    world.connect(0, &ConnectOptions::default());
+    let second = world.connect(0, &ConnectOptions::default());
+    let cqe = refused(&mut world, 0, &ConnectOptions::default());
     assert_eq!(cqe.status(), Status::CONNECT_CONTROLLER_BUSY);
     world.close(second);
-    world.connect(0, &HostCall::default());
+    world.connect(0, &ConnectOptions::default());
 
     let limits = CoreLimits {
         queues_max: 8,
@@ -658,14 +661,14 @@ fn queues_and_executions_of_a_core_are_bounded() {
     let mut world = World::with(1, limits, |_| {});
     let admin = world.enabled(0);
     let cntlid = admin.info.controller_id;
-    let call = HostCall {
+    let call = ConnectOptions {
         cntlid,
         qid: 1,
         sqsize_z: 63,
-        ..HostCall::default()
+        ..ConnectOptions::default()
     };
     let io = world.connect(0, &call);
-    let call = HostCall {
+    let call = ConnectOptions {
         qid: 2,
         sqsize_z: 1,
         ..call
@@ -679,10 +682,10 @@ fn queues_and_executions_of_a_core_are_bounded() {
 }
 
 #[test]
-fn nobody_connects_to_a_target_that_shuts_down() {
+fn connects_are_refused_during_shutdown() {
     let mut world = World::new();
     world.target.shut_down();
-    let cqe = refused(&mut world, 0, &HostCall::default());
+    let cqe = refused(&mut world, 0, &ConnectOptions::default());
     assert_eq!(cqe.status(), Status::CONNECT_RESTART_DISCOVERY);
     assert_eq!(world.nodes[0].core.counters().connects_refused.get(), 1);
 }
@@ -691,9 +694,9 @@ fn nobody_connects_to_a_target_that_shuts_down() {
 #[test]
 fn a_subsystem_is_not_at_ports_where_it_is_not_offered() {
     let mut world = World::new();
-    let elsewhere = HostCall {
+    let elsewhere = ConnectOptions {
         port: PortId(99),
-        ..HostCall::default()
+        ..ConnectOptions::default()
     };
     let cqe = refused(&mut world, 0, &elsewhere);
     assert_field(&cqe, ConnectField::SubsystemNqn);
@@ -864,7 +867,7 @@ fn a_transport_can_give_a_command_up() {
 #[test]
 fn reserved_bytes_are_ignored() {
     let mut world = World::new();
-    let call = HostCall::default();
+    let call = ConnectOptions::default();
     let mut data = vec![0xff; 1024];
     let clean = call.data();
     let bytes = clean.as_bytes();

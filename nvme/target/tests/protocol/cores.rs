@@ -9,7 +9,7 @@ use nvme_spec::{Sqe, Status};
 use nvme_target::{CloseReason, ControllerKind, ControllerState, IoTotals};
 
 use crate::harness::{
-    CLOSED_SUBSYSTEM, HOLD, HOST, HostCall, RAM, STRANGER, SUBSYSTEM, World, discovery_call,
+    CLOSED_SUBSYSTEM, ConnectOptions, HOLD, HOST, RAM, STRANGER, SUBSYSTEM, World, discovery_call,
     subsystem,
 };
 
@@ -74,10 +74,10 @@ fn an_association_ends_with_its_admin_queue() {
     world.close(admin);
     assert_eq!(world.target.snapshot().controllers.len(), 1);
     let cntlid = admin.info.controller_id;
-    let late = HostCall {
+    let late = ConnectOptions {
         cntlid,
         qid: 2,
-        ..HostCall::default()
+        ..ConnectOptions::default()
     };
     let refused = world
         .try_connect(1, &late)
@@ -119,15 +119,15 @@ fn an_io_queue_goes_alone() {
 #[test]
 fn a_host_that_is_no_longer_allowed_is_dropped() {
     let mut world = World::new();
-    let call = HostCall {
+    let call = ConnectOptions {
         subsystem: CLOSED_SUBSYSTEM,
-        ..HostCall::default()
+        ..ConnectOptions::default()
     };
     let admin = world.enabled_by(0, &call);
     let cntlid = admin.info.controller_id;
     let far = world.connect(
         1,
-        &HostCall {
+        &ConnectOptions {
             cntlid,
             qid: 1,
             ..call
@@ -151,7 +151,7 @@ fn a_host_that_is_no_longer_allowed_is_dropped() {
     assert_eq!(refused.status(), Status::CONNECT_INVALID_HOST.with_dnr());
     world.connect(
         0,
-        &HostCall {
+        &ConnectOptions {
             host: STRANGER,
             ..call
         },

@@ -11,7 +11,7 @@ use nvme_target::{CoreLimits, PortConfig, PortId, TransportKind};
 use zerocopy::FromBytes;
 
 use crate::harness::{
-    CLOSED_SUBSYSTEM, HostCall, Link, STRANGER, SUBSYSTEM, TCP_PORT, TCP6_PORT, World,
+    CLOSED_SUBSYSTEM, ConnectOptions, Link, STRANGER, SUBSYSTEM, TCP_PORT, TCP6_PORT, World,
     discovery_call, port,
 };
 
@@ -32,7 +32,7 @@ fn nvm_entries(world: &mut World, admin: Link) -> Vec<DiscoveryEntry> {
     entries
 }
 
-fn names(world: &mut World, call: &HostCall<'_>) -> Vec<(String, String)> {
+fn names(world: &mut World, call: &ConnectOptions<'_>) -> Vec<(String, String)> {
     let admin = world.enabled_by(0, call);
     let entries = nvm_entries(world, admin);
     world.close(admin);
@@ -52,21 +52,21 @@ fn a_host_sees_what_it_may_reach() {
     let ipv4 = |nqn| entry(nqn, "192.0.2.1");
     let shown = names(&mut world, &discovery_call());
     assert_eq!(shown, [ipv4(SUBSYSTEM), ipv4(CLOSED_SUBSYSTEM)]);
-    let stranger = HostCall {
+    let stranger = ConnectOptions {
         host: STRANGER,
         ..discovery_call()
     };
     assert_eq!(names(&mut world, &stranger), [ipv4(SUBSYSTEM)]);
-    let ipv6 = HostCall {
+    let ipv6 = ConnectOptions {
         port: TCP6_PORT,
         ..discovery_call()
     };
-    let ipv6 = HostCall {
+    let ipv6 = ConnectOptions {
         host: STRANGER,
         ..ipv6
     };
     assert_eq!(names(&mut world, &ipv6), [entry(SUBSYSTEM, "2001:db8::1")]);
-    let unknown = HostCall {
+    let unknown = ConnectOptions {
         port: PortId(77),
         ..stranger
     };
@@ -79,7 +79,7 @@ fn a_host_sees_what_it_may_reach() {
 
 /// Base 2.1 §5.1.12.3.1 and TCP 1.1 §3.1: the fields of an entry.
 #[test]
-fn what_an_entry_says() {
+fn discovery_entry_fields() {
     let rdma = PortConfig {
         id: PortId(3),
         transport: TransportKind::Rdma,
@@ -168,7 +168,7 @@ fn the_generation_tells_of_a_change() {
 
 /// For a port that listens on every address, the log has the address to which the host connected.
 #[test]
-fn a_port_on_every_address_is_told_by_the_one_that_was_reached() {
+fn a_wildcard_port_reports_the_local_address() {
     let mut world = World::new();
     let everywhere = port(TCP_PORT, "0.0.0.0", false);
     let other = port(TCP6_PORT, "2001:db8::1", true);
@@ -181,7 +181,7 @@ fn a_port_on_every_address_is_told_by_the_one_that_was_reached() {
         // An IPv4 host of a socket for both address families.
         ("::ffff:198.51.100.8", "198.51.100.8"),
     ] {
-        let call = HostCall {
+        let call = ConnectOptions {
             local_address: Some(reached.parse().expect("an address")),
             ..discovery_call()
         };

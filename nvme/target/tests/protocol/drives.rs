@@ -329,11 +329,11 @@ fn every_device_is_asked_before_sleep() {
     let (_, io) = world.ready();
     world.settle();
     assert!(world.nodes[0].prepare_sleep());
-    assert_eq!(world.cached.asked_to_rest(), 1);
-    assert_eq!(world.ram.asked_to_rest(), 1);
-    world.cached.set_restless(true);
+    assert_eq!(world.cached.prepare_sleep_calls(), 1);
+    assert_eq!(world.ram.prepare_sleep_calls(), 1);
+    world.cached.set_has_work_before_sleep(true);
     assert!(!world.nodes[0].prepare_sleep());
-    world.cached.set_restless(false);
+    world.cached.set_has_work_before_sleep(false);
     world.target.health_changed();
     assert!(!world.nodes[0].prepare_sleep(), "notified");
     world.settle();

@@ -329,10 +329,10 @@ fn a_closed_connection_gets_no_events() {
 
 /// Base 2.1 §5.1.2.1, Discovery Log Page Change: reported to hosts whose log changed.
 #[test]
-fn discovery_changes_are_told_to_whom_they_concern() {
+fn discovery_changes_are_reported_to_affected_hosts() {
     let mut world = World::new();
     let host = world.enabled_by(0, &discovery_call());
-    let stranger = crate::harness::HostCall {
+    let stranger = crate::harness::ConnectOptions {
         host: crate::harness::STRANGER,
         ..discovery_call()
     };

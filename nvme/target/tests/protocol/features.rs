@@ -14,8 +14,8 @@ use reactors::Nanos;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::harness::{
-    CACHED, CLOSED_SUBSYSTEM, FAIL_INTERNAL, HIGHEST, HOST_ID, HostCall, IO_QUEUES, Link, RAM,
-    Reply, World, discovery_call, namespace,
+    CACHED, CLOSED_SUBSYSTEM, ConnectOptions, FAIL_INTERNAL, HIGHEST, HOST_ID, IO_QUEUES, Link,
+    RAM, Reply, World, discovery_call, namespace,
 };
 
 const CURRENT: FeatureSelect = FeatureSelect::CURRENT;
@@ -70,7 +70,7 @@ fn nothing_is_saved() {
 
 /// Base 2.1 §5.1.11, SEL: current, default, saved and capabilities; other values are reserved.
 #[test]
-fn what_can_be_selected() {
+fn feature_selections() {
     let mut world = World::new();
     let admin = world.enabled(0);
     let fid = FeatureId::ARBITRATION;
@@ -243,9 +243,9 @@ fn number_of_queues() {
 #[test]
 fn a_cache_is_switched_off_before_it_joins() {
     let mut world = World::new();
-    let call = HostCall {
+    let call = ConnectOptions {
         subsystem: CLOSED_SUBSYSTEM,
-        ..HostCall::default()
+        ..ConnectOptions::default()
     };
     let admin = world.enabled_by(0, &call);
     let fid = FeatureId::VOLATILE_WRITE_CACHE;
@@ -263,7 +263,7 @@ fn a_cache_is_switched_off_before_it_joins() {
         .update_namespaces(CLOSED_SUBSYSTEM, namespaces)
         .expect("right");
     world.settle();
-    let io = HostCall {
+    let io = ConnectOptions {
         cntlid: admin.info.controller_id,
         qid: 1,
         ..call

@@ -10,7 +10,7 @@ use nvme_spec::Sqe;
 use nvme_spec::sgl::SglDescriptor;
 use nvme_target::CoreLimits;
 
-use crate::harness::{HostCall, LATER, Link, RAM, World};
+use crate::harness::{ConnectOptions, LATER, Link, RAM, World};
 
 /// Tries, of which the fastest counts.
 const TRIES: usize = 200;
@@ -31,15 +31,15 @@ fn world((executions_max, waiting): (usize, u16)) -> (World, Link) {
     world.fault.arm(LATER, true);
     let read = Sqe::read(RAM, 0, 0).with_sgl(SglDescriptor::transport(512));
     for host in 0..8 {
-        let call = HostCall {
+        let call = ConnectOptions {
             host_id: [host + 1; 16],
-            ..HostCall::default()
+            ..ConnectOptions::default()
         };
         let other = world.enabled_by(0, &call);
         let cntlid = other.info.controller_id;
         let io = world.connect(
             0,
-            &HostCall {
+            &ConnectOptions {
                 cntlid,
                 qid: 1,
                 sqsize_z: 63,
@@ -115,7 +115,7 @@ fn a_connection_costs_the_same_beside_many_commands() {
     compare("Connect", |world, _| {
         let idle = |_: &mut World| None;
         best(world, idle, |world, _| {
-            let admin = world.connect(0, &HostCall::default());
+            let admin = world.connect(0, &ConnectOptions::default());
             world.close(admin);
         })
     });

@@ -134,7 +134,7 @@ impl Reply {
 
 /// The parameters of a connecting host.
 #[derive(Clone, Copy)]
-pub(crate) struct HostCall<'a> {
+pub(crate) struct ConnectOptions<'a> {
     pub(crate) subsystem: &'a str,
     pub(crate) host: &'a str,
     pub(crate) host_id: [u8; 16],
@@ -149,7 +149,7 @@ pub(crate) struct HostCall<'a> {
     pub(crate) peer_address: Option<std::net::IpAddr>,
 }
 
-impl Default for HostCall<'_> {
+impl Default for ConnectOptions<'_> {
     fn default() -> Self {
         Self {
             subsystem: SUBSYSTEM,
@@ -168,7 +168,7 @@ impl Default for HostCall<'_> {
     }
 }
 
-impl HostCall<'_> {
+impl ConnectOptions<'_> {
     pub(crate) fn sqe(&self) -> Sqe {
         let attributes =
             ConnectAttributes::new().with_disable_sq_flow_control(self.no_flow_control);
@@ -544,7 +544,7 @@ impl World {
         self.settle();
     }
 
-    pub(crate) fn arrival(&self, node: usize, call: &HostCall<'_>) -> Arrival {
+    pub(crate) fn arrival(&self, node: usize, call: &ConnectOptions<'_>) -> Arrival {
         let node = &self.nodes[node];
         Arrival {
             transport: if call.rdma { node.rdma } else { node.tcp },
@@ -556,7 +556,11 @@ impl World {
         }
     }
 
-    pub(crate) fn try_connect(&mut self, node: usize, call: &HostCall<'_>) -> Result<Link, Cqe> {
+    pub(crate) fn try_connect(
+        &mut self,
+        node: usize,
+        call: &ConnectOptions<'_>,
+    ) -> Result<Link, Cqe> {
         let arrival = self.arrival(node, call);
         let (sqe, data, now) = (call.sqe(), call.data(), self.now);
         let core = &mut self.nodes[node].core;
@@ -580,7 +584,7 @@ impl World {
     }
 
     #[track_caller]
-    pub(crate) fn connect(&mut self, node: usize, call: &HostCall<'_>) -> Link {
+    pub(crate) fn connect(&mut self, node: usize, call: &ConnectOptions<'_>) -> Link {
         match self.try_connect(node, call) {
             Ok(link) => link,
             Err(cqe) => panic!("refused: {}", cqe.status()),
@@ -589,10 +593,10 @@ impl World {
 
     /// An enabled controller: its admin queue on `node`.
     pub(crate) fn enabled(&mut self, node: usize) -> Link {
-        self.enabled_by(node, &HostCall::default())
+        self.enabled_by(node, &ConnectOptions::default())
     }
 
-    pub(crate) fn enabled_by(&mut self, node: usize, call: &HostCall<'_>) -> Link {
+    pub(crate) fn enabled_by(&mut self, node: usize, call: &ConnectOptions<'_>) -> Link {
         let admin = self.connect(node, call);
         self.set_cc(admin, Cc::enabled_nvm());
         assert!(self.csts(admin).rdy());
@@ -604,10 +608,10 @@ impl World {
         let cntlid = admin.info.controller_id;
         self.connect(
             node,
-            &HostCall {
+            &ConnectOptions {
                 cntlid,
                 qid,
-                ..HostCall::default()
+                ..ConnectOptions::default()
             },
         )
     }
@@ -803,9 +807,9 @@ fn reply(done: &Completed) -> Reply {
 }
 
 /// The parameters of a connection to the discovery subsystem.
-pub(crate) fn discovery_call() -> HostCall<'static> {
-    HostCall {
+pub(crate) fn discovery_call() -> ConnectOptions<'static> {
+    ConnectOptions {
         subsystem: DISCOVERY_NQN,
-        ..HostCall::default()
+        ..ConnectOptions::default()
     }
 }

@@ -13,9 +13,9 @@ use nvme_target::NAMESPACE_ID_MAX;
 use zerocopy::FromBytes;
 
 use crate::harness::{
-    CACHED, CACHED_BLOCKS, CLOSED_SUBSYSTEM, HostCall, IN_CAPSULE, Link, PLAIN, QUEUE_DEPTH_MAX,
-    RAM, RAM_BLOCKS, READ_ONLY, Reply, SUBSYSTEM, TCP_PORT, TRANSFER_MAX, World, discovery_call,
-    namespace,
+    CACHED, CACHED_BLOCKS, CLOSED_SUBSYSTEM, ConnectOptions, IN_CAPSULE, Link, PLAIN,
+    QUEUE_DEPTH_MAX, RAM, RAM_BLOCKS, READ_ONLY, Reply, SUBSYSTEM, TCP_PORT, TRANSFER_MAX, World,
+    discovery_call, namespace,
 };
 
 fn ask(world: &mut World, admin: Link, cns: Cns, nsid: u32) -> Reply {
@@ -129,9 +129,9 @@ fn the_controller_says_what_it_is() {
     assert_ne!(it.kas.get(), 0);
     let rdma = world.enabled_by(
         0,
-        &HostCall {
+        &ConnectOptions {
             rdma: true,
-            ..HostCall::default()
+            ..ConnectOptions::default()
         },
     );
     let keyed = nvme_spec::sgl::SglDescriptor::keyed(0, 4096, 1, false).expect("short");
@@ -146,9 +146,9 @@ fn the_controller_says_what_it_is() {
 #[test]
 fn a_namespace_without_a_cache_says_so() {
     let mut world = World::new();
-    let call = HostCall {
+    let call = ConnectOptions {
         subsystem: CLOSED_SUBSYSTEM,
-        ..HostCall::default()
+        ..ConnectOptions::default()
     };
     let admin = world.enabled_by(0, &call);
     let it: IdentifyController = page(ask(&mut world, admin, Cns::CONTROLLER, 0));
@@ -163,9 +163,9 @@ fn a_namespace_without_a_cache_says_so() {
 #[test]
 fn a_namespace_that_joins_changes_nothing_that_hosts_rely_on() {
     let mut world = World::new();
-    let call = HostCall {
+    let call = ConnectOptions {
         subsystem: CLOSED_SUBSYSTEM,
-        ..HostCall::default()
+        ..ConnectOptions::default()
     };
     let admin = world.enabled_by(0, &call);
     let pages = |world: &mut World| {
@@ -354,9 +354,9 @@ fn controllers_are_listed() {
     let second = world.enabled(1);
     world.enabled_by(
         0,
-        &HostCall {
+        &ConnectOptions {
             subsystem: CLOSED_SUBSYSTEM,
-            ..HostCall::default()
+            ..ConnectOptions::default()
         },
     );
     world.enabled_by(0, &discovery_call());

@@ -10,8 +10,8 @@ use nvme_target::{Admission, DataSource, Direction, NamespaceConfig};
 use zerocopy::IntoBytes;
 
 use crate::harness::{
-    CACHED, CACHED_BLOCKS, FAIL_INTERNAL, FAIL_MEDIA, HIGHEST, HOLD, HostCall, IN_CAPSULE, LATER,
-    Link, PLAIN, RAM, RAM_BLOCKS, READ_ONLY, SUBSYSTEM, TRANSFER_MAX, World, namespace,
+    CACHED, CACHED_BLOCKS, ConnectOptions, FAIL_INTERNAL, FAIL_MEDIA, HIGHEST, HOLD, IN_CAPSULE,
+    LATER, Link, PLAIN, RAM, RAM_BLOCKS, READ_ONLY, SUBSYSTEM, TRANSFER_MAX, World, namespace,
 };
 
 const INVALID: Status = Status::INVALID_FIELD.with_dnr();
@@ -235,15 +235,15 @@ fn data_pointers_are_checked() {
 #[test]
 fn keys_come_through() {
     let mut world = World::new();
-    let call = HostCall {
+    let call = ConnectOptions {
         rdma: true,
-        ..HostCall::default()
+        ..ConnectOptions::default()
     };
     let admin = world.enabled_by(0, &call);
     let cntlid = admin.info.controller_id;
     let io = world.connect(
         0,
-        &HostCall {
+        &ConnectOptions {
             cntlid,
             qid: 1,
             ..call
@@ -600,7 +600,7 @@ fn device_errors_become_statuses() {
 
 /// Requests that a device defers wait in order and are retried.
 #[test]
-fn what_is_put_off_waits_in_line() {
+fn deferred_requests_wait_in_order() {
     let mut world = World::new();
     let (_, io) = world.ready();
     world.fault.arm(LATER, true);
@@ -664,10 +664,10 @@ fn a_closed_queue_leaves_nothing_behind() {
     world.close(io);
     assert_eq!(world.leases(), 1, "what waited in line is dropped at once");
     assert_eq!(world.nodes[0].core.counters().orphaned.get(), 1);
-    let again = HostCall {
+    let again = ConnectOptions {
         cntlid: admin.info.controller_id,
         qid: 1,
-        ..HostCall::default()
+        ..ConnectOptions::default()
     };
     let refused = world
         .try_connect(0, &again)

@@ -6,14 +6,14 @@ use nvme_spec::{Sqe, Status};
 use nvme_target::{CloseReason, ControllerState};
 use reactors::Nanos;
 
-use crate::harness::{HostCall, Link, RAM, World, discovery_call};
+use crate::harness::{ConnectOptions, Link, RAM, World, discovery_call};
 
 const KATO_MS: u32 = 5000;
 
-fn host() -> HostCall<'static> {
-    HostCall {
+fn host() -> ConnectOptions<'static> {
+    ConnectOptions {
         kato_ms: KATO_MS,
-        ..HostCall::default()
+        ..ConnectOptions::default()
     }
 }
 
@@ -97,7 +97,7 @@ fn traffic_on_another_core_keeps_alive() {
 #[test]
 fn without_a_time_nothing_expires() {
     let mut world = World::new();
-    let admin = world.enabled_by(0, &HostCall::default());
+    let admin = world.enabled_by(0, &ConnectOptions::default());
     world.advance(seconds(100_000));
     assert!(alive(&mut world, admin));
 }
@@ -154,7 +154,7 @@ fn discovery_controllers_do_not_linger() {
     world.advance(seconds(120));
     assert_eq!(world.close_reasons(0), [CloseReason::Inactive]);
     world.close(admin);
-    let persistent = HostCall {
+    let persistent = ConnectOptions {
         kato_ms: 30_000,
         ..discovery_call()
     };

@@ -7,12 +7,12 @@ use nvme_spec::{NSID_BROADCAST, Sqe, Status};
 use nvme_target::{Admission, CloseReason, DataSource, IoCounters, IoTotals, Work};
 
 use crate::harness::{
-    CACHED, HIGHEST, HostCall, Link, PLAIN, RAM, RAM_BLOCKS, READ_ONLY, TRANSFER_MAX, World,
+    CACHED, ConnectOptions, HIGHEST, Link, PLAIN, RAM, RAM_BLOCKS, READ_ONLY, TRANSFER_MAX, World,
 };
 
 /// A read that can borrow the device's memory completes inline and is counted like any other.
 #[test]
-fn a_lent_read_is_answered_at_once() {
+fn a_borrowed_read_completes_inline() {
     let mut world = World::new();
     let (_, io) = world.ready();
     world
@@ -105,16 +105,16 @@ fn reads() -> impl Iterator<Item = Sqe> {
 /// Inline completion accepts no read that admission refuses, returns the same response, and has no
 /// effect on a read that it leaves to admission.
 #[test]
-fn the_short_way_agrees_with_the_long_way() {
+fn inline_reads_agree_with_admission() {
     for rdma in [false, true] {
         let mut world = World::new();
-        let call = HostCall {
+        let call = ConnectOptions {
             rdma,
-            ..HostCall::default()
+            ..ConnectOptions::default()
         };
         let admin = world.enabled_by(0, &call);
         let cntlid = admin.info.controller_id;
-        let queue = HostCall {
+        let queue = ConnectOptions {
             cntlid,
             qid: 1,
             no_flow_control: true,
@@ -194,7 +194,7 @@ fn no_read_is_taken_on_a_queue_that_ends() {
 /// A write that the device accepts inline completes inline, is counted like any other, and is read
 /// back.
 #[test]
-fn a_write_that_is_taken_is_answered_at_once() {
+fn a_write_completes_inline() {
     let mut world = World::new();
     let (_, io) = world.ready();
     let write = Sqe::write(PLAIN, 3, 0, false)
@@ -268,7 +268,7 @@ fn writes() -> impl Iterator<Item = Sqe> {
 /// Inline completion accepts no write that admission refuses or makes durable, and has no effect on
 /// a write that it leaves to admission.
 #[test]
-fn the_short_way_of_writes_agrees_with_the_long_way() {
+fn inline_writes_agree_with_admission() {
     let mut world = World::new();
     let (_, io) = world.ready();
     let mut taken = 0;

@@ -8,7 +8,7 @@ use nvme_spec::{Sqe, Status};
 use nvme_target::{Admission, ControllerState};
 use reactors::Nanos;
 
-use crate::harness::{CLOSED_SUBSYSTEM, HOLD, HostCall, Link, PLAIN, RAM, World};
+use crate::harness::{CLOSED_SUBSYSTEM, ConnectOptions, HOLD, Link, PLAIN, RAM, World};
 
 /// Starts a write of one block. Each byte is its command identifier.
 fn begin_write(world: &mut World, io: Link, nsid: u32, cid: u16) -> u64 {
@@ -40,7 +40,7 @@ fn a_new_controller_waits_for_orphans() {
     let (admin, far) = path(&mut world, 1);
     begin_stuck_write(&mut world, far);
     world.close(admin);
-    let again = world.connect(0, &HostCall::default());
+    let again = world.connect(0, &ConnectOptions::default());
     world.set_cc(again, Cc::enabled_nvm());
     assert!(!world.csts(again).rdy(), "the queue is still there");
     world.close(far);
@@ -53,25 +53,25 @@ fn a_new_controller_waits_for_orphans() {
             .any(|it| it.state == ControllerState::Enabling)
     );
     let cntlid = again.info.controller_id;
-    let early = HostCall {
+    let early = ConnectOptions {
         cntlid,
         qid: 1,
-        ..HostCall::default()
+        ..ConnectOptions::default()
     };
     let refused = world.try_connect(0, &early).expect_err("not ready");
     assert_eq!(refused.status(), Status::COMMAND_SEQUENCE_ERROR.with_dnr());
     world.enabled_by(
         0,
-        &HostCall {
+        &ConnectOptions {
             host_id: [0x22; 16],
-            ..HostCall::default()
+            ..ConnectOptions::default()
         },
     );
     world.enabled_by(
         0,
-        &HostCall {
+        &ConnectOptions {
             subsystem: CLOSED_SUBSYSTEM,
-            ..HostCall::default()
+            ..ConnectOptions::default()
         },
     );
     world.fault.release();
@@ -98,7 +98,7 @@ fn what_a_device_does_not_end_delays_a_new_controller_for_a_bounded_time() {
         world.nodes[1].next_deadline(),
         Some(world.now + block::GIVEN_UP_MAX)
     );
-    let again = world.connect(0, &HostCall::default());
+    let again = world.connect(0, &ConnectOptions::default());
     world.set_cc(again, Cc::enabled_nvm());
     world.advance(block::GIVEN_UP_MAX - Nanos::from_secs(1));
     world.settle();
@@ -123,13 +123,13 @@ fn a_controller_that_waits_can_be_disabled_and_shut_down() {
     begin_write(&mut world, io, RAM, 1);
     world.close(io);
     world.close(admin);
-    let again = world.connect(1, &HostCall::default());
+    let again = world.connect(1, &ConnectOptions::default());
     world.set_cc(again, Cc::enabled_nvm());
     world.set_cc(again, Cc::new());
     assert!(!world.csts(again).rdy());
     world.set_cc(again, Cc::enabled_nvm());
     assert!(!world.csts(again).rdy());
-    let gone = world.connect(1, &HostCall::default());
+    let gone = world.connect(1, &ConnectOptions::default());
     world.set_cc(gone, Cc::enabled_nvm());
     world.close(gone);
     world.fault.release();
@@ -147,19 +147,19 @@ fn a_write_that_waits_in_a_device_is_given_up() {
     let mut world = World::new();
     let reader = world.enabled_by(
         0,
-        &HostCall {
+        &ConnectOptions {
             host_id: [0x22; 16],
-            ..HostCall::default()
+            ..ConnectOptions::default()
         },
     );
     let cntlid = reader.info.controller_id;
     let reading = world.connect(
         0,
-        &HostCall {
+        &ConnectOptions {
             host_id: [0x22; 16],
             cntlid,
             qid: 1,
-            ..HostCall::default()
+            ..ConnectOptions::default()
         },
     );
     let read = Sqe::read(PLAIN, 0, 0).with_sgl(SglDescriptor::transport(512));
@@ -226,7 +226,7 @@ fn another_path_waits_for_orphans() {
 /// A write whose data arrives after the end of the other path's association is held back too, and
 /// is not placed directly.
 #[test]
-fn data_that_comes_late_meets_the_fence() {
+fn late_data_is_fenced() {
     let mut world = World::new();
     let (first_admin, first) = path(&mut world, 0);
     let (_, second) = path(&mut world, 1);

@@ -13,30 +13,30 @@ use block::{
 use hugemem::{Borrow, PagePolicy};
 
 /// A recorded request: operation, first block, blocks.
-pub(crate) type Asked = (Operation, u64, u32);
+pub(crate) type RecordedRequest = (Operation, u64, u32);
 
 /// The properties that a probe reports, and its recorded requests.
 #[derive(Default)]
 pub(crate) struct Record {
-    asked: Mutex<Vec<Asked>>,
+    recorded: Mutex<Vec<RecordedRequest>>,
     temperature_kelvin: AtomicU16,
     spare_percent: AtomicU16,
     drive: Mutex<Option<DriveHealth>>,
     errors: Mutex<Vec<ErrorRecord>>,
-    restless: AtomicBool,
-    asked_to_rest: AtomicU16,
-    blind: AtomicBool,
+    has_work_before_sleep: AtomicBool,
+    prepare_sleep_calls: AtomicU16,
+    recording_stopped: AtomicBool,
 }
 
 impl Record {
     /// Stops recording, which allocates.
-    pub(crate) fn look_away(&self) {
-        self.blind.store(true, Ordering::Relaxed);
+    pub(crate) fn stop_recording(&self) {
+        self.recording_stopped.store(true, Ordering::Relaxed);
     }
 
     /// The requests since the last call.
-    pub(crate) fn take(&self) -> Vec<Asked> {
-        std::mem::take(&mut self.asked.lock().unwrap())
+    pub(crate) fn take(&self) -> Vec<RecordedRequest> {
+        std::mem::take(&mut self.recorded.lock().unwrap())
     }
 
     pub(crate) fn set_temperature(&self, kelvin: u16) {
@@ -54,13 +54,14 @@ impl Record {
     }
 
     /// Sets whether it finds work when it is requested to connect its interrupt.
-    pub(crate) fn set_restless(&self, restless: bool) {
-        self.restless.store(restless, Ordering::Relaxed);
+    pub(crate) fn set_has_work_before_sleep(&self, has_work_before_sleep: bool) {
+        self.has_work_before_sleep
+            .store(has_work_before_sleep, Ordering::Relaxed);
     }
 
     /// Number of requests to connect its interrupt.
-    pub(crate) fn asked_to_rest(&self) -> u16 {
-        self.asked_to_rest.load(Ordering::Relaxed)
+    pub(crate) fn prepare_sleep_calls(&self) -> u16 {
+        self.prepare_sleep_calls.load(Ordering::Relaxed)
     }
 
     /// Sets the available spare; 0 is unknown.
@@ -184,10 +185,10 @@ impl DeviceQueue for ProbeQueue {
     }
 
     fn submit(&mut self, request: Request) -> Result<(), Refusal> {
-        let asked = (request.operation, request.lba, request.blocks);
+        let recorded = (request.operation, request.lba, request.blocks);
         self.inner.submit(request)?;
-        if !self.record.blind.load(Ordering::Relaxed) {
-            self.record.asked.lock().unwrap().push(asked);
+        if !self.record.recording_stopped.load(Ordering::Relaxed) {
+            self.record.recorded.lock().unwrap().push(recorded);
         }
         Ok(())
     }
@@ -221,8 +222,10 @@ impl DeviceQueue for ProbeQueue {
     }
 
     fn prepare_sleep(&mut self) -> bool {
-        self.record.asked_to_rest.fetch_add(1, Ordering::Relaxed);
-        !self.record.restless.load(Ordering::Relaxed) && self.inner.prepare_sleep()
+        self.record
+            .prepare_sleep_calls
+            .fetch_add(1, Ordering::Relaxed);
+        !self.record.has_work_before_sleep.load(Ordering::Relaxed) && self.inner.prepare_sleep()
     }
 
     fn drain(&mut self) -> Drain {

@@ -13,7 +13,7 @@ use nvme_target::CloseReason;
 use zerocopy::FromBytes;
 
 use crate::harness::{
-    CACHED, FAIL_INTERNAL, HOLD, HostCall, Link, QUEUE_DEPTH_MAX, RAM, SUBSYSTEM, World,
+    CACHED, ConnectOptions, FAIL_INTERNAL, HOLD, Link, QUEUE_DEPTH_MAX, RAM, SUBSYSTEM, World,
     discovery_call,
 };
 
@@ -32,7 +32,7 @@ fn get(world: &mut World, admin: Link, register: Register) -> u64 {
 #[test]
 fn only_whole_properties_can_be_read() {
     let mut world = World::new();
-    let admin = world.connect(0, &HostCall::default());
+    let admin = world.connect(0, &ConnectOptions::default());
     let invalid = Status::INVALID_FIELD.with_dnr();
     let four = PropertySize::BYTES_4;
     for offset in [1, 4, 0x18, 0x24, 0x28, 0x30, 0x38, 0x1000, 0xffff_ffff] {
@@ -68,7 +68,7 @@ fn only_whole_properties_can_be_read() {
 #[test]
 fn read_only_properties_cannot_be_written() {
     let mut world = World::new();
-    let admin = world.connect(0, &HostCall::default());
+    let admin = world.connect(0, &ConnectOptions::default());
     let invalid = Status::INVALID_FIELD.with_dnr();
     for register in [
         Register::CAP,
@@ -91,9 +91,9 @@ fn read_only_properties_cannot_be_written() {
 
 /// Base 2.1 §3.1.4: the values of the properties.
 #[test]
-fn what_the_properties_say() {
+fn property_values() {
     let mut world = World::new();
-    let admin = world.connect(0, &HostCall::default());
+    let admin = world.connect(0, &ConnectOptions::default());
     let cap = Cap::from_bits(get(&mut world, admin, Register::CAP));
     assert_eq!(cap.mqes(), u32::from(QUEUE_DEPTH_MAX));
     assert!(cap.cqr() && cap.css().nvm() && cap.css().profiles() && cap.crwms());
@@ -172,11 +172,11 @@ fn the_depth_of_queues_stays_what_a_controller_says() {
         let after = world.enabled(0);
         assert_eq!(depth_of(&mut world, after), u32::from(depth));
         for (admin, allowed) in [(before, told as u16), (after, depth)] {
-            let call = |sqsize_z| HostCall {
+            let call = |sqsize_z| ConnectOptions {
                 cntlid: admin.info.controller_id,
                 qid: 1,
                 sqsize_z,
-                ..HostCall::default()
+                ..ConnectOptions::default()
             };
             assert!(world.try_connect(0, &call(allowed)).is_err());
             let io = world.connect(0, &call(allowed - 1));
@@ -206,7 +206,7 @@ fn an_io_queue_has_no_properties() {
 #[test]
 fn commands_wait_for_ready() {
     let mut world = World::new();
-    let admin = world.connect(0, &HostCall::default());
+    let admin = world.connect(0, &ConnectOptions::default());
     let sequence = Status::COMMAND_SEQUENCE_ERROR.with_dnr();
     let identify = Sqe::identify_structure(Cns::CONTROLLER, 0);
     world.read(admin, identify, 4096).is(sequence);
@@ -239,7 +239,7 @@ fn a_configuration_that_is_not_offered_is_fatal() {
     ];
     for cc in bad {
         let mut world = World::new();
-        let admin = world.connect(0, &HostCall::default());
+        let admin = world.connect(0, &ConnectOptions::default());
         world.set_cc(admin, cc);
         let csts = world.csts(admin);
         assert!(csts.cfs() && !csts.rdy(), "{cc:?}");
@@ -353,7 +353,7 @@ fn a_reset_overtakes_data_on_its_way() {
 /// If a host sets CC.EN again without waiting for CSTS.RDY, the controller is enabled after the
 /// reset.
 #[test]
-fn an_impatient_host_is_obeyed_in_the_end() {
+fn enable_during_reset_takes_effect_after_it() {
     let mut world = World::new();
     let (admin, io) = world.ready();
     world.set_cc(admin, Cc::new());
@@ -442,7 +442,7 @@ fn a_shutdown_ends_with_a_reset() {
     assert_eq!(world.csts(admin).into_bits(), 0);
     world.set_cc(admin, Cc::enabled_nvm());
     world.command(admin, Sqe::keep_alive()).ok();
-    let disabled = world.connect(0, &HostCall::default());
+    let disabled = world.connect(0, &ConnectOptions::default());
     world.set_cc(disabled, Cc::new().with_shn(ShutdownNotification::NORMAL));
     let csts = world.csts(disabled);
     assert_eq!((csts.rdy(), csts.shst()), (false, ShutdownStatus::COMPLETE));

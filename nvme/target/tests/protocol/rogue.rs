@@ -14,14 +14,14 @@ use crate::harness::{RAM, World};
 
 /// Completes each request three times, with unknown tags in between, and also completes requests
 /// that it deferred.
-struct Rogue {
+struct FaultyQueue {
     tags: Vec<(u64, Option<Data>)>,
-    puts_off: bool,
+    defers: bool,
 }
 
-impl DeviceQueue for Rogue {
+impl DeviceQueue for FaultyQueue {
     fn submit(&mut self, request: Request) -> Result<(), Refusal> {
-        if self.puts_off {
+        if self.defers {
             self.tags.push((request.tag, None));
             return Err(Refusal::Later(request));
         }
@@ -77,12 +77,12 @@ impl DeviceQueue for Rogue {
     }
 }
 
-fn world(puts_off: bool) -> World {
+fn world(defers: bool) -> World {
     let mut world = World::new();
     let queue = || -> Box<dyn DeviceQueue> {
-        Box::new(Rogue {
+        Box::new(FaultyQueue {
             tags: Vec::new(),
-            puts_off,
+            defers,
         })
     };
     let devices = Rc::new(DeviceSet::new());
@@ -116,7 +116,7 @@ fn stale_completions_are_counted() {
 
 /// A deferred request stays incomplete, even if the device completes it.
 #[test]
-fn what_was_put_off_is_not_done() {
+fn a_deferred_request_is_not_completed() {
     let mut world = world(true);
     let (_, io) = world.ready();
     let write = Sqe::write(RAM, 0, 0, false).with_sgl(SglDescriptor::transport(512));

@@ -10,7 +10,7 @@ use nvme_spec::registers::Cc;
 use nvme_spec::sgl::SglDescriptor;
 use nvme_target::{Admission, CloseReason, CoreLimits};
 
-use crate::harness::{HostCall, Link, Parts, RAM, World};
+use crate::harness::{ConnectOptions, Link, Parts, RAM, World};
 
 const ROUNDS: u32 = 60;
 const LIMITS: CoreLimits = CoreLimits {
@@ -19,12 +19,12 @@ const LIMITS: CoreLimits = CoreLimits {
 };
 
 /// Far longer than any round takes, so that a hang fails the test.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn until(mut done: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !done() {
-        assert!(begin.elapsed() < PATIENCE, "nothing moves any more");
+        assert!(begin.elapsed() < TIMEOUT, "nothing moves any more");
         thread::yield_now();
     }
 }
@@ -66,10 +66,10 @@ fn serve(parts: &Parts, controllers: mpsc::Receiver<u16>, commands: &Commands) {
     let mut world = World::of(parts, 1..2, LIMITS);
     for cntlid in controllers {
         // The controller may be reset again before the queue exists.
-        let call = HostCall {
+        let call = ConnectOptions {
             cntlid,
             qid: 1,
-            ..HostCall::default()
+            ..ConnectOptions::default()
         };
         let Ok(io) = world.try_connect(0, &call) else {
             continue;
@@ -102,7 +102,7 @@ fn a_reset_is_a_barrier() {
         let (shared, counter) = (&parts, &commands);
         let server = scope.spawn(move || serve(shared, receiver, counter));
         let mut world = World::of(&parts, 0..1, LIMITS);
-        let admin = world.connect(0, &HostCall::default());
+        let admin = world.connect(0, &ConnectOptions::default());
         for round in 0..ROUNDS {
             world.set_cc(admin, Cc::enabled_nvm());
             let before = commands.begun.load(Ordering::SeqCst);

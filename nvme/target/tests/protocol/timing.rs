@@ -3,12 +3,12 @@
 use nvme_spec::registers::{Cc, ShutdownNotification};
 use nvme_spec::sgl::SglDescriptor;
 use nvme_spec::{Sqe, Status};
-use nvme_target::notes::{CommandNote, Moment};
+use nvme_target::trace_events::{CommandTrace, TraceEvent};
 use nvme_target::{Admission, Completed, Measured, Stage, Timing, Work, WorkEvent};
 use reactors::Nanos;
 use reactors::recorder::Recorder;
 
-use crate::harness::{HostCall, Link, PLAIN, RAM, SUBSYSTEM, World};
+use crate::harness::{ConnectOptions, Link, PLAIN, RAM, SUBSYSTEM, World};
 
 /// A world whose turns the test controls, and its trace events.
 struct Turns {
@@ -81,15 +81,15 @@ impl Turns {
     }
 
     /// Trace events with their times in microseconds.
-    fn noted(&self) -> Vec<(u64, Moment)> {
+    fn noted(&self) -> Vec<(u64, TraceEvent)> {
         let notes = self.recorder.recording().read(0).notes;
         let notes = notes.into_iter().map(|(time, note)| {
-            let (moment, command) = CommandNote::read(note).expect("a command's");
-            if moment != Moment::TurnEnded {
+            let (event, command) = CommandTrace::read(note).expect("a command's");
+            if event != TraceEvent::TurnEnded {
                 assert_eq!(command.command_id(), 9);
                 assert_ne!(command.measured(), None);
             }
-            ((time - self.began).as_micros(), moment)
+            ((time - self.began).as_micros(), event)
         });
         notes.collect()
     }
@@ -128,11 +128,11 @@ fn each_stage_of_a_write_is_counted() {
         assert_eq!(turns.counted(stage, Measured::Read), (0, 0));
     }
     let wanted = [
-        (0, Moment::AwaitsBuffer),
-        (10, Moment::Fetches),
-        (30, Moment::InDevice),
-        (45, Moment::Sent),
-        (50, Moment::TurnEnded),
+        (0, TraceEvent::AwaitsBuffer),
+        (10, TraceEvent::Fetches),
+        (30, TraceEvent::InDevice),
+        (45, TraceEvent::Sent),
+        (50, TraceEvent::TurnEnded),
     ];
     assert_eq!(turns.noted(), wanted);
     let latency = turns.world.target.latency();
@@ -142,7 +142,7 @@ fn each_stage_of_a_write_is_counted() {
 }
 
 #[test]
-fn what_is_lent_and_sent_in_one_turn_took_that_turn() {
+fn a_borrowed_read_takes_one_turn() {
     let mut turns = Turns::new();
     for _ in 0..3 {
         let work = turns.admit(Sqe::read(PLAIN, 0, 0), 512);
@@ -155,8 +155,8 @@ fn what_is_lent_and_sent_in_one_turn_took_that_turn() {
     assert_eq!(turns.counted(Stage::Total, Measured::Read), (3, 12));
     assert_eq!(turns.counted(Stage::Send, Measured::Read), (3, 12));
     assert_eq!(turns.counted(Stage::Device, Measured::Read), (0, 0));
-    let served = (0, Moment::Served);
-    let wanted = [served, served, served, (4, Moment::TurnEnded)];
+    let served = (0, TraceEvent::CompletedInline);
+    let wanted = [served, served, served, (4, TraceEvent::TurnEnded)];
     assert_eq!(turns.noted(), wanted);
     // Nothing more to count.
     turns.end_turn();
@@ -167,7 +167,7 @@ fn what_is_lent_and_sent_in_one_turn_took_that_turn() {
 
 /// The same for inline completions.
 #[test]
-fn what_is_read_in_one_look_is_counted_the_same() {
+fn inline_completions_are_counted() {
     let mut turns = Turns::new();
     let read = Sqe::read(PLAIN, 0, 0).with_sgl(SglDescriptor::transport(512));
     for turn in 0..2 {
@@ -189,12 +189,12 @@ fn what_is_read_in_one_look_is_counted_the_same() {
     assert_eq!(turns.counted(Stage::Total, Measured::Read), (6, 42));
     assert!(!turns.world.nodes[0].core.has_ready());
     let noted = turns.noted();
-    let served = |(_, moment): &&(u64, Moment)| *moment == Moment::Served;
+    let served = |(_, event): &&(u64, TraceEvent)| *event == TraceEvent::CompletedInline;
     assert_eq!(noted.iter().filter(served).count(), 6);
 }
 
 #[test]
-fn what_is_read_in_one_look_and_waits_for_the_network_is_counted_when_it_leaves() {
+fn deferred_inline_responses_are_counted_when_sent() {
     let mut turns = Turns::new();
     let read = Sqe::read(PLAIN, 0, 0).with_sgl(SglDescriptor::transport(512));
     let (core, now) = (&mut turns.world.nodes[0].core, turns.world.now);
@@ -217,21 +217,21 @@ fn what_is_read_in_one_look_and_waits_for_the_network_is_counted_when_it_leaves(
     turns.at(32);
     turns.poll();
     assert_eq!(turns.counted(Stage::Total, Measured::Read), (3, 20 + 32));
-    let served = (0, Moment::Served);
+    let served = (0, TraceEvent::CompletedInline);
     let wanted = [
         served,
         served,
         served,
-        (0, Moment::Done),
-        (10, Moment::TurnEnded),
-        (30, Moment::Sent),
-        (32, Moment::TurnEnded),
+        (0, TraceEvent::Completed),
+        (10, TraceEvent::TurnEnded),
+        (30, TraceEvent::Sent),
+        (32, TraceEvent::TurnEnded),
     ];
     assert_eq!(turns.noted(), wanted);
 }
 
 #[test]
-fn an_answer_that_waits_for_the_network_is_counted_when_it_leaves() {
+fn a_deferred_response_is_counted_when_sent() {
     let mut turns = Turns::new();
     let work = turns.admit(Sqe::read(PLAIN, 0, 0), 512);
     let mut timing = turns.execute(work).expect("lent").timing;
@@ -250,16 +250,16 @@ fn an_answer_that_waits_for_the_network_is_counted_when_it_leaves() {
     turns.poll();
     assert_eq!(turns.counted(Stage::Total, Measured::Read), (1, 32));
     let wanted = [
-        (0, Moment::Came),
-        (0, Moment::Done),
-        (30, Moment::Sent),
-        (32, Moment::TurnEnded),
+        (0, TraceEvent::Received),
+        (0, TraceEvent::Completed),
+        (30, TraceEvent::Sent),
+        (32, TraceEvent::TurnEnded),
     ];
     assert_eq!(turns.noted(), wanted);
 }
 
 #[test]
-fn what_is_sent_before_the_turn_was_flushed_waits_for_its_end() {
+fn responses_are_counted_after_the_flush() {
     let mut turns = Turns::new();
     let work = turns.admit(Sqe::read(PLAIN, 0, 0), 512);
     let done = turns.execute(work).expect("lent");
@@ -278,7 +278,7 @@ fn what_is_sent_before_the_turn_was_flushed_waits_for_its_end() {
 }
 
 #[test]
-fn however_different_the_answers_of_a_turn_all_are_counted() {
+fn all_responses_of_a_turn_are_counted() {
     const ANSWERS: u64 = 1000;
     let mut turns = Turns::new();
     let mut waiting = Vec::new();
@@ -328,9 +328,9 @@ fn errors_are_counted_by_subsystem_and_status() {
     for _ in 0..2 {
         world.read(io, Sqe::read(RAM, 1 << 40, 0), 512);
     }
-    let stranger = HostCall {
+    let stranger = ConnectOptions {
         subsystem: "nqn.2026-11.org.windlass:none",
-        ..HostCall::default()
+        ..ConnectOptions::default()
     };
     assert!(world.try_connect(0, &stranger).is_err());
     let statuses = world.target.statuses();

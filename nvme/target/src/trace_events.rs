@@ -10,10 +10,10 @@ use crate::stages::Measured;
 /// (2 bits) and a detail (12 bits).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
-pub enum Moment {
+pub enum TraceEvent {
     /// The command was received. Recorded afterwards, for a command that completed inline but whose
     /// response could not be sent in the same turn.
-    Came = NoteKind::FIRST_FREE.0,
+    Received = NoteKind::FIRST_FREE.0,
     /// The command was received and waits for a buffer.
     AwaitsBuffer,
     /// The transport fetches its data from the host.
@@ -23,27 +23,27 @@ pub enum Moment {
     /// It ends with the error in the detail; its response may still have to be sent.
     Failed,
     /// It is complete; its response waits to be sent.
-    Done,
+    Completed,
     /// Its whole response was passed to the network in this turn.
     Sent,
     /// It was received, executed and completed in this turn.
-    Served,
+    CompletedInline,
     /// All responses since the last such event have been sent. Belongs to no command.
     TurnEnded,
     /// A command on an admin queue was received; the detail is its opcode.
     Admin,
 }
 
-impl Moment {
+impl TraceEvent {
     const ALL: [Self; 10] = [
-        Self::Came,
+        Self::Received,
         Self::AwaitsBuffer,
         Self::Fetches,
         Self::InDevice,
         Self::Failed,
-        Self::Done,
+        Self::Completed,
         Self::Sent,
-        Self::Served,
+        Self::CompletedInline,
         Self::TurnEnded,
         Self::Admin,
     ];
@@ -55,12 +55,12 @@ impl Moment {
     /// The record of this event for a command, whose identifier, operation and detail must be set.
     #[inline]
     #[must_use]
-    pub const fn of(self, command: CommandNote) -> Note {
+    pub const fn of(self, command: CommandTrace) -> Note {
         command.0.with_kind(self.kind())
     }
 
     /// The same record with this event instead of another.
-    pub(crate) const fn instead(self, note: Note) -> Note {
+    pub(crate) const fn replacing(self, note: Note) -> Note {
         Note::new(self.kind(), note.argument(), note.queue(), note.command())
     }
 }
@@ -78,9 +78,9 @@ const _: () = assert!(crate::config::DEVICES_MAX <= DETAIL_MASK as usize);
 /// A command as trace events identify it. The command identifier is unique among the outstanding
 /// commands of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CommandNote(Note);
+pub struct CommandTrace(Note);
 
-impl CommandNote {
+impl CommandTrace {
     /// A command of the queue in the core's slot `slot`, for the subsystem in the slot `subsystem`.
     #[must_use]
     pub const fn of_queue(subsystem: u32, slot: u32) -> Self {
@@ -122,11 +122,11 @@ impl CommandNote {
 
     /// Reads a record of a command or of the end of a turn; `None` for other records.
     #[must_use]
-    pub fn read(note: Note) -> Option<(Moment, Self)> {
-        let moment = Moment::ALL
+    pub fn read(note: Note) -> Option<(TraceEvent, Self)> {
+        let event = TraceEvent::ALL
             .into_iter()
-            .find(|moment| moment.kind() == note.kind())?;
-        Some((moment, Self(note)))
+            .find(|event| event.kind() == note.kind())?;
+        Some((event, Self(note)))
     }
 
     /// The slot of the command's queue in its core.
@@ -158,13 +158,13 @@ impl CommandNote {
         }
     }
 
-    /// The device index of [`Moment::InDevice`], or the opcode of [`Moment::Admin`].
+    /// The device index of [`TraceEvent::InDevice`], or the opcode of [`TraceEvent::Admin`].
     #[must_use]
     pub const fn detail(self) -> u16 {
         (self.0.argument() & DETAIL_MASK) as u16
     }
 
-    /// The status of [`Moment::Failed`], without its flags.
+    /// The status of [`TraceEvent::Failed`], without its flags.
     #[must_use]
     pub const fn status(self) -> Status {
         status_of_key(self.detail())
