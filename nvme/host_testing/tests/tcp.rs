@@ -116,7 +116,7 @@ fn a_refused_connect_is_handed_out() {
         .connect_queue(&stranger, CNTLID_DYNAMIC, 0, 31)
         .expect("answered");
     assert_eq!(cqe.status().code(), Status::CONNECT_INVALID_PARAMETERS);
-    assert!(cqe.connect_fault().in_data());
+    assert!(cqe.connect_invalid_parameters().in_data());
     let mut client = RawClient::connect(target.address, LIMIT).expect("connected");
     assert!(matches!(
         client.open_admin(&stranger),

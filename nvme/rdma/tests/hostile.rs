@@ -163,7 +163,7 @@ fn a_connect_that_contradicts_the_private_data_is_refused() {
         let cntlid = scene.cntlid;
         let cqe = victim.open_queue(&mut scene.stage, qid, depth, cntlid);
         assert_eq!(cqe.status(), Status::CONNECT_INVALID_PARAMETERS.with_dnr());
-        assert_eq!(cqe.connect_fault(), field.invalid());
+        assert_eq!(cqe.connect_invalid_parameters(), field.invalid());
         victim.await_end(&mut scene.stage);
         scene.finish(2);
     }
@@ -172,7 +172,10 @@ fn a_connect_that_contradicts_the_private_data_is_refused() {
     let mut victim = Host::connect(&mut scene.stage, &call).expect("right private data");
     let other = scene.cntlid + 1;
     let cqe = victim.open_queue(&mut scene.stage, 2, 8, other);
-    assert_eq!(cqe.connect_fault(), ConnectField::ControllerId.invalid());
+    assert_eq!(
+        cqe.connect_invalid_parameters(),
+        ConnectField::ControllerId.invalid()
+    );
     victim.await_end(&mut scene.stage);
     scene.finish(2);
 }

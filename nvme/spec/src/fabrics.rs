@@ -272,7 +272,7 @@ impl Cqe {
     }
 
     /// Dword 0 of a Connect with invalid parameters.
-    pub const fn connect_fault(&self) -> ConnectInvalid {
+    pub const fn connect_invalid_parameters(&self) -> ConnectInvalid {
         ConnectInvalid::from_bits(self.dw0.get())
     }
 }

@@ -56,7 +56,7 @@ impl fmt::Display for NqnError {
             Self::TooLong => "the name is longer than 223 bytes",
             Self::Unterminated => "the name does not end in a NUL",
             Self::NotUtf8 => "the name is not UTF-8",
-            Self::ControlCharacter => "the name holds a control character",
+            Self::ControlCharacter => "the name contains a control character",
             Self::Prefix => "the name does not begin with \"nqn.\"",
             Self::Date => "\"nqn.\" is not followed by a date \"yyyy-mm.\"",
             Self::Domain => "the date is not followed by a reverse domain name",

@@ -275,16 +275,16 @@ impl CommonHeader {
     /// # Errors
     /// The first field that contradicts the type, the framing or the lengths (TCP 1.1 §3.6.2).
     #[inline]
-    pub const fn layout(&self, framing: Framing) -> Result<PduLayout, HeaderFault> {
+    pub const fn layout(&self, framing: Framing) -> Result<PduLayout, HeaderError> {
         let kind = self.pdu_type;
         let Some(expected) = kind.header_bytes() else {
-            return Err(HeaderFault::PduType);
+            return Err(HeaderError::PduType);
         };
         if self.hlen != expected {
-            return Err(HeaderFault::HeaderLength);
+            return Err(HeaderError::HeaderLength);
         }
         let plen = self.plen.get();
-        let bare = PduLayout {
+        let base_layout = PduLayout {
             header_digest: false,
             header_bytes: expected as u32,
             data_bytes: 0,
@@ -292,41 +292,41 @@ impl CommonHeader {
         };
         if !kind.may_have_digest() {
             // The receiver of a termination request does not need the header that it contains.
-            let is_whole = plen == bare.header_bytes || kind.is_termination();
+            let is_whole = plen == base_layout.header_bytes || kind.is_termination();
             return if is_whole {
-                Ok(bare)
+                Ok(base_layout)
             } else {
-                Err(HeaderFault::PduLength)
+                Err(HeaderError::PduLength)
             };
         }
         if self.flags.hdgstf() != framing.header_digest {
-            return Err(HeaderFault::Flags);
+            return Err(HeaderError::Flags);
         }
-        let bare = PduLayout {
+        let base_layout = PduLayout {
             header_digest: framing.header_digest,
-            header_bytes: bare.header_bytes + framing.header_digest_bytes(),
-            ..bare
+            header_bytes: base_layout.header_bytes + framing.header_digest_bytes(),
+            ..base_layout
         };
-        if !kind.must_have_data() && plen == bare.header_bytes {
-            return Ok(bare);
+        if !kind.must_have_data() && plen == base_layout.header_bytes {
+            return Ok(base_layout);
         }
         if !kind.may_have_data() {
-            return Err(HeaderFault::PduLength);
+            return Err(HeaderError::PduLength);
         }
         if self.flags.ddgstf() != framing.data_digest {
-            return Err(HeaderFault::Flags);
+            return Err(HeaderError::Flags);
         }
         let offset = self.pdo as u32;
-        if offset < bare.header_bytes || !offset.is_multiple_of(framing.alignment_bytes()) {
-            return Err(HeaderFault::DataOffset);
+        if offset < base_layout.header_bytes || !offset.is_multiple_of(framing.alignment_bytes()) {
+            return Err(HeaderError::DataOffset);
         }
         match plen.checked_sub(offset + framing.data_digest_bytes()) {
-            None | Some(0) => Err(HeaderFault::PduLength),
+            None | Some(0) => Err(HeaderError::PduLength),
             Some(data_bytes) => Ok(PduLayout {
                 header_bytes: offset,
                 data_bytes,
                 data_digest: framing.data_digest,
-                ..bare
+                ..base_layout
             }),
         }
     }
@@ -347,7 +347,7 @@ pub struct PduLayout {
 
 /// A field of a common header that violates a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HeaderFault {
+pub enum HeaderError {
     /// PDU-Type is unknown.
     PduType,
     /// FLAGS: digests other than negotiated.
@@ -360,7 +360,7 @@ pub enum HeaderFault {
     PduLength,
 }
 
-impl HeaderFault {
+impl HeaderError {
     /// The offset of the field for Fatal Error Information (TCP 1.1 §3.6.2.4).
     pub const fn offset(self) -> u32 {
         match self {

@@ -237,7 +237,7 @@ fn connect_responses() {
         [0, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0x04, 0x83]
     );
     assert!(fault.status().is(Status::CONNECT_INVALID_PARAMETERS));
-    assert!(fault.connect_fault().in_data());
+    assert!(fault.connect_invalid_parameters().in_data());
 }
 
 #[test]
@@ -313,7 +313,7 @@ proptest! {
     #[test]
     fn arbitrary_completions(raw: [u8; 16]) {
         let cqe = Cqe::read_from_bytes(&raw).unwrap();
-        let _ = (cqe.connect_success(), cqe.connect_fault());
+        let _ = (cqe.connect_success(), cqe.connect_invalid_parameters());
         let _ = format!("{cqe:?} {}", cqe.status());
         let mut rebuilt = Cqe::new(cqe.cid.get(), cqe.status()).with_result(cqe.result());
         rebuilt.sqhd = cqe.sqhd;

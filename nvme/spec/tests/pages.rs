@@ -30,7 +30,7 @@ fn namespace_list_holds_1024_and_ends_at_zero() {
 }
 
 #[test]
-fn controller_list_survives_an_absurd_count() {
+fn controller_list_limits_an_excessive_count() {
     let mut list = ControllerList::default();
     list.fill(0..3000);
     assert_eq!(list.count.get(), 2047);
@@ -374,7 +374,7 @@ fn controller_configuration() {
 }
 
 #[test]
-fn magic_words_spell() {
+fn magic_values_are_ascii() {
     assert_eq!(NSSR_RESET.to_be_bytes(), *b"NVMe");
     assert_eq!(NSSD_NORMAL.to_be_bytes(), *b"Nrml");
     assert_eq!(NSSD_ABRUPT.to_be_bytes(), *b"Abpt");

@@ -73,7 +73,7 @@ fn keyed_length_has_24_bits() {
 }
 
 #[test]
-fn unknown_identifiers_are_told() {
+fn unknown_identifiers_are_returned() {
     for identifier in [
         0x02, 0x0a, 0x11, 0x2f, 0x3a, 0x41, 0x50, 0x51, 0x5b, 0x60, 0xf0, 0xff,
     ] {

@@ -177,7 +177,7 @@ fn types() {
 }
 
 #[test]
-fn a_header_that_contradicts_itself_is_named_by_its_field() {
+fn an_inconsistent_header_reports_the_field() {
     let header = |pdu_type, hlen, pdo, plen, flags| CommonHeader {
         pdu_type,
         flags,
@@ -187,14 +187,14 @@ fn a_header_that_contradicts_itself_is_named_by_its_field() {
     };
     let none = PduFlags::new();
     let data = |hlen, pdo, plen| header(PduType::C2H_DATA, hlen, pdo, plen, none).layout(PLAIN);
-    assert_eq!(data(23, 24, 28), Err(HeaderFault::HeaderLength));
+    assert_eq!(data(23, 24, 28), Err(HeaderError::HeaderLength));
     // Shorter than its own header, or without data.
-    assert_eq!(data(24, 24, 8), Err(HeaderFault::PduLength));
-    assert_eq!(data(24, 24, 24), Err(HeaderFault::PduLength));
+    assert_eq!(data(24, 24, 8), Err(HeaderError::PduLength));
+    assert_eq!(data(24, 24, 24), Err(HeaderError::PduLength));
     // Data that begins inside the header, between two dwords, or after the end.
-    assert_eq!(data(24, 8, 512), Err(HeaderFault::DataOffset));
-    assert_eq!(data(24, 26, 512), Err(HeaderFault::DataOffset));
-    assert_eq!(data(24, 200, 100), Err(HeaderFault::PduLength));
+    assert_eq!(data(24, 8, 512), Err(HeaderError::DataOffset));
+    assert_eq!(data(24, 26, 512), Err(HeaderError::DataOffset));
+    assert_eq!(data(24, 200, 100), Err(HeaderError::PduLength));
     let longest = data(24, 24, u32::MAX).expect("no contradiction");
     assert_eq!(
         (longest.header_bytes, longest.data_bytes),
@@ -204,10 +204,10 @@ fn a_header_that_contradicts_itself_is_named_by_its_field() {
     // Digests other than negotiated, and no room for one.
     let digested = |plen, flags| header(PduType::C2H_DATA, 24, 28, plen, flags).layout(DIGESTS);
     let both = PduFlags::HDGSTF.union(PduFlags::DDGSTF);
-    assert_eq!(digested(100, PduFlags::HDGSTF), Err(HeaderFault::Flags));
-    assert_eq!(digested(100, PduFlags::DDGSTF), Err(HeaderFault::Flags));
-    assert_eq!(digested(30, both), Err(HeaderFault::PduLength));
-    assert_eq!(digested(32, both), Err(HeaderFault::PduLength));
+    assert_eq!(digested(100, PduFlags::HDGSTF), Err(HeaderError::Flags));
+    assert_eq!(digested(100, PduFlags::DDGSTF), Err(HeaderError::Flags));
+    assert_eq!(digested(30, both), Err(HeaderError::PduLength));
+    assert_eq!(digested(32, both), Err(HeaderError::PduLength));
     assert_eq!(digested(33, both).map(|layout| layout.data_bytes), Ok(1));
 
     // Types that never carry data.
@@ -218,28 +218,28 @@ fn a_header_that_contradicts_itself_is_named_by_its_field() {
     );
     assert_eq!(
         response(28, none).layout(PLAIN),
-        Err(HeaderFault::PduLength)
+        Err(HeaderError::PduLength)
     );
-    assert_eq!(response(28, none).layout(DIGESTS), Err(HeaderFault::Flags));
-    let answered = response(28, PduFlags::HDGSTF).layout(DIGESTS);
+    assert_eq!(response(28, none).layout(DIGESTS), Err(HeaderError::Flags));
+    let response_layout = response(28, PduFlags::HDGSTF).layout(DIGESTS);
     assert_eq!(
-        answered.map(|it| (it.header_bytes, it.header_digest)),
+        response_layout.map(|it| (it.header_bytes, it.header_digest)),
         Ok((28, true))
     );
     let initialise = header(PduType::IC_RESP, 128, 0, 129, none);
-    assert_eq!(initialise.layout(DIGESTS), Err(HeaderFault::PduLength));
+    assert_eq!(initialise.layout(DIGESTS), Err(HeaderError::PduLength));
     // A termination request is accepted with any header that it contains.
     let end = header(PduType::C2H_TERM_REQ, 24, 0, 152, none);
     assert_eq!(end.layout(DIGESTS).map(|it| it.header_bytes), Ok(24));
 
     let unknown = header(PduType(0x08), 24, 0, 24, none).layout(PLAIN);
-    assert_eq!(unknown, Err(HeaderFault::PduType));
+    assert_eq!(unknown, Err(HeaderError::PduType));
     let fields = [
-        (HeaderFault::PduType, 0),
-        (HeaderFault::Flags, 1),
-        (HeaderFault::HeaderLength, 2),
-        (HeaderFault::DataOffset, 3),
-        (HeaderFault::PduLength, 4),
+        (HeaderError::PduType, 0),
+        (HeaderError::Flags, 1),
+        (HeaderError::HeaderLength, 2),
+        (HeaderError::DataOffset, 3),
+        (HeaderError::PduLength, 4),
     ];
     for (fault, offset) in fields {
         assert_eq!(fault.offset(), offset);
@@ -259,13 +259,16 @@ fn framings() -> impl Strategy<Value = Framing> {
 proptest! {
     /// The receiver finds as many bytes of data as the sender put in, at an aligned offset.
     #[test]
-    fn sender_and_receiver_agree(framing in framings(), data_bytes in 0..=PDU_DATA_MAX_BYTES) {
+    fn both_sides_compute_the_same_layout(
+        framing in framings(),
+        data_bytes in 0..=PDU_DATA_MAX_BYTES,
+    ) {
         for pdu_type in [PduType::CAPSULE_CMD, PduType::H2C_DATA, PduType::C2H_DATA] {
             let hlen = pdu_type.header_bytes().unwrap();
             let header = framing.header(pdu_type, hlen, data_bytes);
             prop_assert!(pdu_type.valid_flags().contains(header.flags));
             if data_bytes == 0 && pdu_type.must_have_data() {
-                prop_assert_eq!(header.layout(framing), Err(HeaderFault::PduLength));
+                prop_assert_eq!(header.layout(framing), Err(HeaderError::PduLength));
                 continue;
             }
             let layout = header.layout(framing).unwrap();

@@ -78,7 +78,7 @@ fn well_formed_names() {
 }
 
 #[test]
-fn names_of_peers_are_checked_for_size_and_characters_only() {
+fn peer_names_are_checked_for_size_and_characters_only() {
     assert_eq!(nqn::from_field(&NqnField::default()), Err(NqnError::Empty));
     assert_eq!(
         nqn::from_field(&NulPadded([b'n'; 256])),
@@ -106,7 +106,7 @@ fn names_of_peers_are_checked_for_size_and_characters_only() {
 }
 
 #[test]
-fn fields_refuse_what_they_cannot_hold() {
+fn fields_reject_text_that_does_not_fit() {
     assert_eq!(nqn::to_field(""), Err(NqnError::Empty));
     assert_eq!(nqn::to_field(&"x".repeat(224)), Err(NqnError::TooLong));
     assert_eq!(nqn::to_field("a\0b"), Err(NqnError::ControlCharacter));

@@ -312,18 +312,18 @@ impl Host {
         let right = match probe.expected {
             Expected::Status(expected) => status.is(expected),
             Expected::Field(field) => {
-                let named = cqe.connect_fault() == field.invalid();
+                let named = cqe.connect_invalid_parameters() == field.invalid();
                 // The association of another host may end at any time, and a change may end every
                 // association.
                 let ends = ground.changed_at + DISCONNECTED_MAX >= opened_at;
                 let may_be_gone = field == ConnectField::HostNqn || changed || ends;
-                let gone =
-                    may_be_gone && cqe.connect_fault() == ConnectField::ControllerId.invalid();
+                let gone = may_be_gone
+                    && cqe.connect_invalid_parameters() == ConnectField::ControllerId.invalid();
                 status.is(Status::CONNECT_INVALID_PARAMETERS) && (named || gone)
             }
         };
         if steady && !(right && status.dnr()) {
-            let fault = cqe.connect_fault();
+            let fault = cqe.connect_invalid_parameters();
             let expected = probe.expected;
             let what = format!(
                 "a Connect with {what} was answered {status} (DNR {}, {fault:?}), not {expected:?}",

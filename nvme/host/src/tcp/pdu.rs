@@ -7,7 +7,7 @@
 use crc_fast::{CrcAlgorithm, checksum};
 use nvme_spec::tcp::{
     C2hData, CapsuleResp, CommonHeader, DATA_ALIGNMENT_MAX_Z, DIGEST_BYTES, DigestFlags, Framing,
-    HeaderFault, IcResp, MAXH2CDATA_MIN_BYTES, PDU_DATA_MAX_BYTES, PFV_1_0, PduLayout, PduType,
+    HeaderError, IcResp, MAXH2CDATA_MIN_BYTES, PDU_DATA_MAX_BYTES, PFV_1_0, PduLayout, PduType,
     R2t, TermReq, offset,
 };
 use zerocopy::FromBytes;
@@ -85,24 +85,24 @@ fn read<T: FromBytes>(header: &[u8]) -> Option<T> {
 
 impl ProtocolError {
     #[cold]
-    fn header(common: &CommonHeader, fault: HeaderFault) -> Self {
+    fn header(common: &CommonHeader, fault: HeaderError) -> Self {
         let kind = common.pdu_type;
         match (fault, kind.header_bytes()) {
-            (HeaderFault::HeaderLength, Some(expected)) => Self::HeaderLength {
+            (HeaderError::HeaderLength, Some(expected)) => Self::HeaderLength {
                 kind,
                 found: common.hlen,
                 expected,
             },
-            (HeaderFault::PduType | HeaderFault::HeaderLength, _) => Self::UnexpectedPdu(kind),
-            (HeaderFault::Flags, _) => Self::Flags {
+            (HeaderError::PduType | HeaderError::HeaderLength, _) => Self::UnexpectedPdu(kind),
+            (HeaderError::Flags, _) => Self::Flags {
                 kind,
                 found: common.flags.into_bits(),
             },
-            (HeaderFault::DataOffset, _) => Self::DataOffset {
+            (HeaderError::DataOffset, _) => Self::DataOffset {
                 kind,
                 found: common.pdo,
             },
-            (HeaderFault::PduLength, _) => Self::PduLength {
+            (HeaderError::PduLength, _) => Self::PduLength {
                 kind,
                 found: common.plen.get(),
             },

@@ -32,7 +32,11 @@ fn raw(world: &mut World, sqe: &Sqe, data: &[u8]) -> Cqe {
 #[track_caller]
 fn assert_field(cqe: &Cqe, field: ConnectField) {
     assert_eq!(cqe.status(), Status::CONNECT_INVALID_PARAMETERS.with_dnr());
-    assert_eq!(cqe.connect_fault(), field.invalid(), "{field:?}");
+    assert_eq!(
+        cqe.connect_invalid_parameters(),
+        field.invalid(),
+        "{field:?}"
+    );
 }
 
 #[track_caller]
