@@ -186,7 +186,7 @@ impl Model {
                 queue.wait(Duration::from_millis(10));
             }
         }
-        while let Some((token, _)) = queue.abandon() {
+        while let Some((token, _)) = queue.take_failed_command() {
             self.finish(token, false);
         }
         assert!(self.in_flight.is_empty(), "a request has vanished");

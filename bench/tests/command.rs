@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use bench::report::RunReports;
-use fake::{BLOCK, BLOCKS, Behaviour, Fake, NQN};
+use fake::{BLOCK, BLOCKS, FakeTarget, NQN, TargetBehavior};
 use nvme_spec::command::IoOpcode;
 use nvme_spec::tcp::C2hEnd;
 use nvme_spec::{Sqe, Status};
@@ -29,7 +29,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-fn verify(target: &Fake, more: &[&str]) -> Output {
+fn verify(target: &FakeTarget, more: &[&str]) -> Output {
     let address = target.address.to_string();
     let mut arguments = vec![
         "run",
@@ -49,9 +49,9 @@ fn verify(target: &Fake, more: &[&str]) -> Output {
 
 #[test]
 fn a_verified_run_prints_a_table_and_keeps_json() {
-    let target = Fake::start(Behaviour {
+    let target = FakeTarget::start(TargetBehavior {
         r2t_bytes: 5000,
-        ..Behaviour::default()
+        ..TargetBehavior::default()
     });
     let directory = tempfile::tempdir().expect("a directory");
     let file = directory.path().join("run.json");
@@ -95,10 +95,10 @@ fn a_verified_run_prints_a_table_and_keeps_json() {
 
 #[test]
 fn threads_queues_and_digests_work_together() {
-    let target = Fake::start(Behaviour {
+    let target = FakeTarget::start(TargetBehavior {
         c2h_bytes: 3000,
         success_flag: false,
-        ..Behaviour::default()
+        ..TargetBehavior::default()
     });
     let more = [
         "--header-digest",
@@ -116,9 +116,9 @@ fn threads_queues_and_digests_work_together() {
         !refused.status.success() && told.contains("grants 2 I/O queues, not 3"),
         "{told}"
     );
-    let generous = Fake::start(Behaviour {
-        spare_queue: true,
-        ..Behaviour::default()
+    let generous = FakeTarget::start(TargetBehavior {
+        grants_all_queues: true,
+        ..TargetBehavior::default()
     });
     let output = verify(
         &generous,
@@ -136,7 +136,7 @@ fn threads_queues_and_digests_work_together() {
 #[test]
 fn wrong_data_ends_the_run_with_a_failure() {
     let reads = AtomicU32::new(0);
-    let target = Fake::with_hook(Behaviour::default(), move |peer, sqe: &Sqe| {
+    let target = FakeTarget::with_hook(TargetBehavior::default(), move |peer, sqe: &Sqe| {
         let wrong =
             sqe.io_opcode() == IoOpcode::READ && reads.fetch_add(1, Ordering::Relaxed) == 40;
         if wrong {
@@ -160,7 +160,7 @@ fn wrong_data_ends_the_run_with_a_failure() {
 
 #[test]
 fn a_failing_command_and_a_lost_connection_are_named() {
-    let target = Fake::with_hook(Behaviour::default(), |peer, sqe: &Sqe| {
+    let target = FakeTarget::with_hook(TargetBehavior::default(), |peer, sqe: &Sqe| {
         let write = sqe.io_opcode() == IoOpcode::WRITE;
         if write {
             peer.respond_status(sqe, Status::NAMESPACE_WRITE_PROTECTED.with_dnr());
@@ -174,7 +174,7 @@ fn a_failing_command_and_a_lost_connection_are_named() {
         printed.contains("FAILED: write of 8 blocks at 0 failed: namespace is write protected"),
         "{printed}"
     );
-    let target = Fake::with_hook(Behaviour::default(), |peer, _| {
+    let target = FakeTarget::with_hook(TargetBehavior::default(), |peer, _| {
         peer.close();
         true
     });
@@ -189,11 +189,11 @@ fn a_region_bounds_what_an_unverified_run_touches() {
     for (pattern, queues) in [("random", "1"), ("random", "3"), ("sequential", "1")] {
         let touched = Arc::new(Mutex::new(BTreeSet::new()));
         let noted = Arc::clone(&touched);
-        let behaviour = Behaviour {
-            spare_queue: true,
-            ..Behaviour::default()
+        let behaviour = TargetBehavior {
+            grants_all_queues: true,
+            ..TargetBehavior::default()
         };
-        let target = Fake::with_hook(behaviour, move |_, sqe: &Sqe| {
+        let target = FakeTarget::with_hook(behaviour, move |_, sqe: &Sqe| {
             if matches!(sqe.io_opcode(), IoOpcode::READ | IoOpcode::WRITE) {
                 let range = sqe.read_write();
                 let first = range.slba.get();
@@ -289,9 +289,9 @@ fn an_interrupted_run_prints_what_it_has() {
 
 #[test]
 fn what_cannot_be_is_one_line() {
-    let target = Fake::start(Behaviour {
+    let target = FakeTarget::start(TargetBehavior {
         discovery_entries: 0,
-        ..Behaviour::default()
+        ..TargetBehavior::default()
     });
     let address = target.address.to_string();
     let nobody = std::net::TcpListener::bind("127.0.0.1:0").expect("loopback");
@@ -368,9 +368,9 @@ fn what_cannot_be_is_one_line() {
 
 #[test]
 fn what_a_target_offers_is_listed() {
-    let target = Fake::start(Behaviour {
+    let target = FakeTarget::start(TargetBehavior {
         discovery_entries: 2,
-        ..Behaviour::default()
+        ..TargetBehavior::default()
     });
     let output = bench(&["discover", "--address", &target.address.to_string()]);
     let printed = text(&output.stdout);

@@ -13,7 +13,7 @@ use std::time::Duration;
 use nvme_host::pdu::assemble;
 use nvme_host::{
     ByteStream, ConnectOptions, Controller, HostCompletions, HostError, HostIdentity, IoQueue,
-    Moved, Transport, discover, read_log,
+    StreamResult, Transport, discover, read_log,
 };
 use nvme_host_testing::pdu::{PduInbox, fix_header_digest};
 use nvme_spec::command::{FeatureId, LogPageId};
@@ -103,7 +103,7 @@ fn use_queue(options: ConnectOptions) -> Result<(), HostError> {
     let mut open = HashSet::new();
     let result = exchange(&mut queue, &mut open);
     if result.is_err() {
-        while let Some((token, _)) = queue.abandon() {
+        while let Some((token, _)) = queue.take_failed_command() {
             assert!(open.remove(&token), "command {token} was over already");
         }
     }
@@ -198,7 +198,7 @@ fn with_scene<T>(action: impl FnOnce(&mut Scene) -> T) -> T {
 struct Stream(usize);
 
 impl ByteStream for Stream {
-    fn receive(&mut self, buffers: &mut [IoSliceMut<'_>]) -> Moved {
+    fn receive(&mut self, buffers: &mut [IoSliceMut<'_>]) -> StreamResult {
         with_scene(|scene| {
             scene.advance(self.0);
             let link = &mut scene.links[self.0];
@@ -212,18 +212,18 @@ impl ByteStream for Stream {
             }
             let is_over = link.waited || link.wire.as_ref().is_none_or(Wire::ended);
             match moved {
-                0 if is_over => Moved::Ended,
-                0 => Moved::Nothing,
-                bytes => Moved::Bytes(bytes),
+                0 if is_over => StreamResult::Ended,
+                0 => StreamResult::Nothing,
+                bytes => StreamResult::Bytes(bytes),
             }
         })
     }
 
-    fn send(&mut self, buffers: &[IoSlice<'_>]) -> Moved {
+    fn send(&mut self, buffers: &[IoSlice<'_>]) -> StreamResult {
         with_scene(|scene| {
             let link = &scene.links[self.0];
             let Some(wire) = link.wire.as_ref().filter(|wire| !wire.ended()) else {
-                return Moved::Failed(rustix::io::Errno::PIPE);
+                return StreamResult::Failed(rustix::io::Errno::PIPE);
             };
             let mut moved = 0;
             for buffer in buffers {
@@ -231,8 +231,8 @@ impl ByteStream for Stream {
                 moved += buffer.len();
             }
             match moved {
-                0 => Moved::Nothing,
-                bytes => Moved::Bytes(bytes),
+                0 => StreamResult::Nothing,
+                bytes => StreamResult::Bytes(bytes),
             }
         })
     }

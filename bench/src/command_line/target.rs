@@ -9,7 +9,7 @@ use bench::arguments::WITHOUT_VERBS;
 use bench::arguments::open_verbs;
 use bench::table::Table;
 use clap::{Args, ValueEnum};
-use nvme_host::{ConnectOptions, HostIdentity, KeyUse, RdmaOptions, Transport, discover};
+use nvme_host::{ConnectOptions, HostIdentity, KeyMode, RdmaOptions, Transport, discover};
 use nvme_spec::log::{DiscoveryEntry, TransportType};
 
 use super::Failure;
@@ -103,9 +103,9 @@ impl TargetArgs {
 
     fn transport(&self) -> Result<Transport, Failure> {
         let keys = if self.memory_windows {
-            KeyUse::Windows
+            KeyMode::Windows
         } else {
-            KeyUse::Arena
+            KeyMode::Arena
         };
         match self.transport {
             CarrierArg::Tcp if self.memory_windows => {

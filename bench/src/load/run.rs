@@ -244,7 +244,7 @@ pub fn run_over(
         // A lost admin connection also ends the I/O queues, which report the requests in flight.
         let mut tend = || {
             for controller in &mut controllers {
-                let _ = controller.tend();
+                let _ = controller.run_periodic();
             }
         };
         drive_queues(queues, &suited, &arena, &plan.cores, &mut tend, watch)?

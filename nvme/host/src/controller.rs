@@ -438,7 +438,7 @@ impl Controller {
     ///
     /// # Errors
     /// [`HostError`] if the connection has failed.
-    pub fn tend(&mut self) -> Result<(), HostError> {
+    pub fn run_periodic(&mut self) -> Result<(), HostError> {
         let interval = self.options.keep_alive / 3;
         if !interval.is_zero() && self.last_keep_alive.elapsed() >= interval {
             self.last_keep_alive = Instant::now();

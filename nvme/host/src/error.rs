@@ -21,7 +21,7 @@ pub enum HostError {
         source: io::Error,
     },
     /// The kernel does not support the requested congestion control.
-    #[error("no congestion control {name:?} for the connection: {source}")]
+    #[error("congestion control {name:?} is not available: {source}")]
     CongestionControl {
         /// Its name.
         name: String,
@@ -46,10 +46,10 @@ pub enum HostError {
         information: u32,
     },
     /// The target violated the protocol.
-    #[error("the target broke the protocol: {0}")]
+    #[error("the target violated the protocol: {0}")]
     Protocol(#[from] ProtocolError),
     /// An event did not happen in time.
-    #[error("the target did not answer {what} within {limit:?}")]
+    #[error("timed out after {limit:?} waiting for {what}")]
     TimedOut {
         /// The event waited for.
         what: &'static str,
@@ -68,13 +68,13 @@ pub enum HostError {
     #[error("the controller reports a fatal error (CSTS.CFS)")]
     ControllerFatal,
     /// An option, or a requirement of the target, that this host does not support.
-    #[error("the target asks for {0}, which this host does not have")]
+    #[error("{0}: not supported by this host")]
     Unsupported(&'static str),
     /// The target does not support a digest that was requested.
-    #[error("the target does not do {0} digests")]
-    DigestRefused(&'static str),
+    #[error("the target does not support {0} digests")]
+    DigestUnsupported(&'static str),
     /// A name that is not an NQN.
-    #[error("'{name}' is no NQN: {source}")]
+    #[error("'{name}' is not an NQN: {source}")]
     Nqn {
         /// The name.
         name: Box<str>,
@@ -220,7 +220,7 @@ impl HostError {
             | Self::TimedOut { .. }
             | Self::ControllerFatal
             | Self::Unsupported(_)
-            | Self::DigestRefused(_)
+            | Self::DigestUnsupported(_)
             | Self::Nqn { .. }
             | Self::Malformed { .. }
             | Self::Option { .. }
@@ -328,13 +328,13 @@ pub enum ProtocolError {
     },
     /// A completion before the command, or data requested by R2T, was sent.
     #[error("command {cid:#06x} was completed before it was sent in full")]
-    CompletedTooSoon {
+    CompletedBeforeSent {
         /// Command Identifier.
         cid: u16,
     },
     /// Data for a command that is not a read.
-    #[error("data for command {cid:#06x}, which reads none")]
-    NoDataWanted {
+    #[error("data for command {cid:#06x}, which is not a read")]
+    UnexpectedData {
         /// Command Identifier.
         cid: u16,
     },
@@ -443,10 +443,10 @@ impl ProtocolError {
             Self::DataOffset { .. } => (header, offset::PDO),
             Self::HeaderDigest { found, .. } => (FatalError::HEADER_DIGEST_ERROR, found),
             Self::Initialization { offset } => (FatalError::UNSUPPORTED_PARAMETER, offset),
-            Self::UnknownCommand { .. } | Self::NoDataWanted { .. } | Self::NoDataToSend { .. } => {
-                (header, offset::CCCID)
-            }
-            Self::CompletedTooSoon { .. }
+            Self::UnknownCommand { .. }
+            | Self::UnexpectedData { .. }
+            | Self::NoDataToSend { .. } => (header, offset::CCCID),
+            Self::CompletedBeforeSent { .. }
             | Self::DataAfterLast { .. }
             | Self::DataOutOfOrder { .. }
             | Self::ShortData { .. } => (FatalError::SEQUENCE_ERROR, 0),

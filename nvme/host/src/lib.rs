@@ -31,7 +31,7 @@ mod slots;
 mod tcp;
 mod transport;
 
-pub use crate::rdma::{Accepted, KeyUse, Manager as RdmaManager, RdmaOptions};
+pub use crate::rdma::{Accepted, KeyMode, Manager as RdmaManager, RdmaOptions};
 pub use controller::{Controller, NamespaceInfo};
 pub use discovery::{discover, read_log};
 pub use error::{CommandStatus, HostError, ProtocolError, Rejection};
@@ -41,5 +41,5 @@ pub use link::{
 pub use options::{ConnectOptions, HostIdentity};
 pub use queue::{HostCompletion, HostCompletions, IoQueue, IoQueuePlan};
 pub use tcp::pdu;
-pub use tcp::stream::{ByteStream, Moved, Socket};
+pub use tcp::stream::{ByteStream, Socket, StreamResult};
 pub use transport::Transport;

@@ -60,7 +60,7 @@ pub enum Refusal {
     #[error("the connection has failed")]
     Failed,
     /// Do not retry: the buffer is empty or too large for a command.
-    #[error("the buffer's length does not fit the command")]
+    #[error("the buffer's length is not valid for the command")]
     Length,
     /// Retry later: the pool has no memory for the command's own list.
     #[error("no memory is free in the pool")]
@@ -123,8 +123,8 @@ impl ConnectionCounters {
 
 /// A connected queue of any transport; `B` is the memory of commands' data.
 ///
-/// A failure is final: every later call returns the same error, and [`abandon`](Self::abandon)
-/// returns the buffers.
+/// A failure is final: every later call returns the same error, and
+/// [`take_failed_command`](Self::take_failed_command) returns the buffers.
 pub(crate) trait Link<B>: Debug {
     /// Sets the maximum size of in-capsule data after Connect has succeeded.
     fn connected(&mut self, in_capsule_max_bytes: u32);
@@ -149,7 +149,7 @@ pub(crate) trait Link<B>: Debug {
 
     /// Takes one command back from a failed connection: its token and buffer. Returns `None` after
     /// the last.
-    fn abandon(&mut self) -> Option<(u64, Option<B>)>;
+    fn take_failed_command(&mut self) -> Option<(u64, Option<B>)>;
 
     /// Number of commands in flight.
     fn in_flight(&self) -> usize;

@@ -59,8 +59,8 @@ pub struct ConnectOptions {
     /// Whether to protect data by CRC32C (TCP). If the target does not support it, connecting
     /// fails.
     pub data_digest: bool,
-    /// Keep Alive Timeout; zero disables it. [`crate::Controller::tend`] sends the Keep Alive
-    /// commands.
+    /// Keep Alive Timeout; zero disables it. [`crate::Controller::run_periodic`] sends the Keep
+    /// Alive commands.
     pub keep_alive: Duration,
     /// Time limit of each step of the control path.
     pub timeout: Duration,
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_keep_alive_without_end_is_the_longest_there_is() {
+    fn keep_alive_saturates() {
         let mut options = options("nqn.2026-11.org.windlass:test");
         options.keep_alive = Duration::MAX;
         assert_eq!(options.keep_alive_ms(), u32::MAX);

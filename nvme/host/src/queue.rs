@@ -112,7 +112,7 @@ impl IoQueue {
         token: u64,
     ) -> Result<(), Refused<Lease>> {
         let Some(nlb_z) = zero_based_u16(blocks) else {
-            return Err(wrong_length(data));
+            return Err(refuse_length(data));
         };
         self.submit(Sqe::read(nsid, lba, nlb_z), Transfer::Read(data), token)
             .map(|_| ())
@@ -132,7 +132,7 @@ impl IoQueue {
         token: u64,
     ) -> Result<(), Refused<Lease>> {
         let Some(nlb_z) = zero_based_u16(blocks) else {
-            return Err(wrong_length(data));
+            return Err(refuse_length(data));
         };
         self.submit(
             Sqe::write(nsid, lba, nlb_z, fua),
@@ -156,7 +156,7 @@ impl IoQueue {
         token: u64,
     ) -> Result<(), Refused<Lease>> {
         let Some(nlb_z) = zero_based_u16(blocks) else {
-            return Err(wrong_length(data));
+            return Err(refuse_length(data));
         };
         self.submit(Sqe::compare(nsid, lba, nlb_z), Transfer::Write(data), token)
             .map(|_| ())
@@ -251,7 +251,7 @@ impl IoQueue {
     /// is full.
     ///
     /// # Errors
-    /// [`HostError`], final: [`Self::abandon`] returns the leases.
+    /// [`HostError`], final: [`Self::take_failed_command`] returns the leases.
     pub fn poll(&mut self, completions: &mut HostCompletions) -> Result<usize, HostError> {
         let added = self.connection.poll_until(completions, COMPLETIONS_MAX)?;
         if self.connection.has_unsent() {
@@ -285,8 +285,8 @@ impl IoQueue {
 
     /// Takes one command back from a failed queue: its token and lease. Returns `None` after the
     /// last.
-    pub fn abandon(&mut self) -> Option<(u64, Option<Lease>)> {
-        self.connection.abandon()
+    pub fn take_failed_command(&mut self) -> Option<(u64, Option<Lease>)> {
+        self.connection.take_failed_command()
     }
 
     /// Number of commands in flight.
@@ -319,7 +319,7 @@ impl IoQueue {
     }
 }
 
-fn wrong_length(data: Lease) -> Refused<Lease> {
+fn refuse_length(data: Lease) -> Refused<Lease> {
     Refused {
         refusal: Refusal::Length,
         data: Some(data),

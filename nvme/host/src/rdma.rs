@@ -22,14 +22,14 @@ use crate::error::HostError;
 use crate::options::ConnectOptions;
 pub use crate::rdma::establish::{Accepted, Manager};
 
-use crate::rdma::admin::Bounced;
+use crate::rdma::admin::StagedConnection;
 use crate::rdma::connection::RdmaConnection;
 use crate::rdma::memory::HostMemory;
 use crate::transport::{AdminLink, Fabric, IoLink, QueueParameters, Transport};
 
 /// The remote keys by which the target accesses the host's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum KeyUse {
+pub enum KeyMode {
     /// The remote key of the whole arena: no work per request, but a target could access all of the
     /// arena.
     #[default]
@@ -44,7 +44,7 @@ pub enum KeyUse {
 #[derive(Debug, Clone, Copy)]
 pub struct RdmaOptions {
     /// The remote keys by which the target accesses the host's memory.
-    pub keys: KeyUse,
+    pub keys: KeyMode,
     /// Number of descriptors into which data is divided, limited by the target; default 1. More are
     /// for tests of a target: scattered memory would look the same.
     pub descriptors: u8,
@@ -57,7 +57,7 @@ pub struct RdmaOptions {
 impl Default for RdmaOptions {
     fn default() -> Self {
         Self {
-            keys: KeyUse::Arena,
+            keys: KeyMode::Arena,
             descriptors: 1,
             in_capsule: true,
             staging_bytes: 16 << 20,
@@ -120,7 +120,7 @@ impl<P: Provider> Fabric for Rdma<P> {
             options,
             parameters,
         )?;
-        Ok(Box::new(Bounced::new(
+        Ok(Box::new(StagedConnection::new(
             connection,
             Arc::clone(self.memory.staging()),
         )))

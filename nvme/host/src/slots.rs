@@ -96,12 +96,12 @@ impl<T: Default> Slots<T> {
 
     /// Frees a slot. Returns the transport's state of its command.
     pub(crate) fn release(&mut self, index: u16) -> T {
-        self.give_back(index);
+        self.release_in_place(index);
         std::mem::take(&mut self.slots[usize::from(index)].command)
     }
 
     /// Frees a slot whose command has nothing to drop. The next command finds the old state in it.
-    pub(crate) fn give_back(&mut self, index: u16) {
+    pub(crate) fn release_in_place(&mut self, index: u16) {
         let slot = &mut self.slots[usize::from(index)];
         debug_assert!(slot.in_flight, "given back twice");
         slot.in_flight = false;
@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_identifier_is_not_reused_at_once_and_never_the_reserved_one() {
+    fn identifiers_are_not_reused_immediately_and_never_reserved() {
         for depth in [1, 2, 3, 128, 1000, SLOTS_MAX] {
             let mut slots = Slots::<()>::new(depth);
             let mut last = None;
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn any_foreign_identifier_is_refused() {
+    fn unknown_identifiers_are_refused() {
         let mut slots = Slots::<()>::new(5);
         let mine = slots.take().map(|index| slots.get(index).cid());
         let known = (0..=u16::MAX)

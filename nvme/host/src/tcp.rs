@@ -33,7 +33,7 @@ const ADMIN_RECEIVE_BYTES: usize = 64 * 1024;
 pub(crate) struct Tcp<D>(pub(crate) D);
 
 /// Opens a TCP socket, the default stream of NVMe/TCP.
-pub(crate) fn dial_socket(options: &ConnectOptions) -> Result<Socket, HostError> {
+pub(crate) fn connect_socket(options: &ConnectOptions) -> Result<Socket, HostError> {
     Socket::connect(options)
 }
 
@@ -101,7 +101,7 @@ fn open<S: ByteStream, B: Deref<Target = [u8]> + DerefMut>(
     let depth = usize::from(parameters.depth);
     let mut connection = Connection::new(stream, digests, depth, receive_bytes);
     connection.initialize(options.timeout)?;
-    connection.settled.in_capsule_max_bytes = in_capsule_max_bytes;
+    connection.parameters.in_capsule_max_bytes = in_capsule_max_bytes;
     Ok(connection)
 }
 
@@ -111,7 +111,7 @@ where
     B: Deref<Target = [u8]> + DerefMut + Debug,
 {
     fn connected(&mut self, in_capsule_max_bytes: u32) {
-        self.settled.in_capsule_max_bytes = in_capsule_max_bytes;
+        self.parameters.in_capsule_max_bytes = in_capsule_max_bytes;
     }
 
     fn submit(&mut self, sqe: Sqe, transfer: Transfer<B>, token: u64) -> Result<u16, Refused<B>> {
@@ -134,8 +134,8 @@ where
         self.has_unsent()
     }
 
-    fn abandon(&mut self) -> Option<(u64, Option<B>)> {
-        self.abandon()
+    fn take_failed_command(&mut self) -> Option<(u64, Option<B>)> {
+        self.take_failed_command()
     }
 
     fn in_flight(&self) -> usize {

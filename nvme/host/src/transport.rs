@@ -10,7 +10,7 @@ use crate::error::HostError;
 use crate::link::Link;
 use crate::options::ConnectOptions;
 use crate::tcp::stream::ByteStream;
-use crate::tcp::{Tcp, dial_socket};
+use crate::tcp::{Tcp, connect_socket};
 
 /// A connected admin queue.
 pub(crate) type AdminLink = Box<dyn Link<Vec<u8>> + Send>;
@@ -65,16 +65,16 @@ impl Transport {
     /// NVMe/TCP.
     #[must_use]
     pub fn tcp() -> Self {
-        Self(Arc::new(Tcp(dial_socket)))
+        Self(Arc::new(Tcp(connect_socket)))
     }
 
-    /// NVMe/TCP over streams created by `dial`, one per connection, instead of sockets: for targets
-    /// in the same process, correct or misbehaving.
+    /// NVMe/TCP over streams created by `connect_stream`, one per connection, instead of sockets:
+    /// for targets in the same process, correct or misbehaving.
     #[must_use]
     pub fn tcp_over<S: ByteStream + Send + 'static>(
-        dial: impl Fn(&ConnectOptions) -> Result<S, HostError> + Send + Sync + 'static,
+        connect_stream: impl Fn(&ConnectOptions) -> Result<S, HostError> + Send + Sync + 'static,
     ) -> Self {
-        Self(Arc::new(Tcp(dial)))
+        Self(Arc::new(Tcp(connect_stream)))
     }
 
     /// The transport type.

@@ -3,7 +3,7 @@
 #[expect(dead_code, reason = "the faults are another test's")]
 mod fake;
 
-use fake::{BLOCK, Behaviour, Fake, arena};
+use fake::{BLOCK, FakeTarget, TargetBehavior, arena};
 use hugemem::allocation_counter::{CountingAllocator, allocations_on_this_thread};
 use nvme_host::{Controller, HostCompletions};
 
@@ -12,13 +12,13 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 #[test]
 fn requests_make_no_allocation() {
-    let behaviour = Behaviour {
+    let behaviour = TargetBehavior {
         r2t_bytes: 4096,
         c2h_bytes: 1500,
         in_capsule_bytes: 2048,
-        ..Behaviour::default()
+        ..TargetBehavior::default()
     };
-    let target = Fake::start(behaviour);
+    let target = FakeTarget::start(behaviour);
     let mut options = target.options();
     options.header_digest = true;
     options.data_digest = true;

@@ -6,7 +6,7 @@ mod fake;
 use std::net::TcpListener;
 use std::time::Duration;
 
-use fake::{BLOCK, BLOCKS, Behaviour, Fake, LIMIT, arena, taken};
+use fake::{BLOCK, BLOCKS, FakeTarget, LIMIT, TargetBehavior, arena, taken};
 use hugemem::{Lease, Pool};
 use nvme_host::{
     ConnectOptions, Controller, HostCompletion, HostCompletions, HostError, IoQueue, ProtocolError,
@@ -55,29 +55,29 @@ fn round_trip(queue: &mut IoQueue, pool: &Pool, lba: u64, blocks: usize) {
 #[test]
 fn data_goes_there_and_back_in_every_manner() {
     let behaviours = [
-        Behaviour::default(),
-        Behaviour {
+        TargetBehavior::default(),
+        TargetBehavior {
             success_flag: false,
             c2h_bytes: 1000,
             r2t_bytes: 5000,
-            ..Behaviour::default()
+            ..TargetBehavior::default()
         },
-        Behaviour {
+        TargetBehavior {
             in_capsule_bytes: 0,
             r2t_bytes: 512,
-            ..Behaviour::default()
+            ..TargetBehavior::default()
         },
-        Behaviour {
+        TargetBehavior {
             in_capsule_bytes: 1 << 20,
             c2h_bytes: 4096,
-            ..Behaviour::default()
+            ..TargetBehavior::default()
         },
     ];
     for (behaviour, digests) in behaviours.iter().flat_map(|behaviour| {
         [(false, false), (true, false), (false, true), (true, true)]
             .map(|digests| (behaviour, digests))
     }) {
-        let target = Fake::start(*behaviour);
+        let target = FakeTarget::start(*behaviour);
         let options = ConnectOptions {
             header_digest: digests.0,
             data_digest: digests.1,
@@ -104,7 +104,7 @@ fn data_goes_there_and_back_in_every_manner() {
 
 #[test]
 fn a_controller_tells_what_it_is() {
-    let target = Fake::start(Behaviour::default());
+    let target = FakeTarget::start(TargetBehavior::default());
     let mut controller = Controller::connect(target.options()).expect("connected");
     assert_eq!(controller.cntlid(), 5);
     assert_eq!(controller.version(), Version::V2_1);
@@ -154,7 +154,7 @@ fn a_controller_tells_what_it_is() {
 
 #[test]
 fn keep_alives_and_events_come_without_waiting_for_them() {
-    let target = Fake::start(Behaviour::default());
+    let target = FakeTarget::start(TargetBehavior::default());
     let options = ConnectOptions {
         keep_alive: Duration::from_millis(3),
         ..target.options()
@@ -162,10 +162,10 @@ fn keep_alives_and_events_come_without_waiting_for_them() {
     let mut controller = Controller::connect(options).expect("connected");
     controller.request_event().expect("sent");
     assert_eq!(controller.poll_event().expect("fine"), None);
-    // The fake target sends an event after each Keep Alive, which `tend` sends.
+    // The fake target sends an event after each Keep Alive, which `run_periodic` sends.
     let deadline = std::time::Instant::now() + LIMIT;
     let event = loop {
-        controller.tend().expect("fine");
+        controller.run_periodic().expect("fine");
         if let Some(event) = controller.poll_event().expect("fine") {
             break event;
         }
@@ -189,9 +189,9 @@ fn keep_alives_and_events_come_without_waiting_for_them() {
 #[test]
 fn the_discovery_log_is_read_in_pieces() {
     for entries in [0, 3, 40] {
-        let target = Fake::start(Behaviour {
+        let target = FakeTarget::start(TargetBehavior {
             discovery_entries: entries,
-            ..Behaviour::default()
+            ..TargetBehavior::default()
         });
         let log = discover(target.options()).expect("read");
         let ports: Vec<usize> = log
@@ -207,7 +207,7 @@ fn who_is_not_there_or_not_known_is_named() {
     let nobody = TcpListener::bind("127.0.0.1:0").expect("loopback");
     let address = nobody.local_addr().expect("bound");
     drop(nobody);
-    let target = Fake::start(Behaviour::default());
+    let target = FakeTarget::start(TargetBehavior::default());
     let absent = ConnectOptions {
         address,
         ..target.options()
@@ -247,7 +247,7 @@ fn who_is_not_there_or_not_known_is_named() {
 #[test]
 fn a_silent_target_is_given_up_in_time() {
     let silent = TcpListener::bind("127.0.0.1:0").expect("loopback");
-    let target = Fake::start(Behaviour::default());
+    let target = FakeTarget::start(TargetBehavior::default());
     let options = ConnectOptions {
         address: silent.local_addr().expect("bound"),
         timeout: Duration::from_millis(200),
@@ -259,15 +259,15 @@ fn a_silent_target_is_given_up_in_time() {
 
 #[test]
 fn a_controller_that_is_not_well_is_not_used() {
-    let fatal = Fake::start(Behaviour {
+    let fatal = FakeTarget::start(TargetBehavior {
         csts: Csts::new().with_cfs(true),
-        ..Behaviour::default()
+        ..TargetBehavior::default()
     });
     let error = Controller::connect(fatal.options()).expect_err("fatal");
     assert!(matches!(error, HostError::ControllerFatal), "{error}");
-    let unready = Fake::start(Behaviour {
+    let unready = FakeTarget::start(TargetBehavior {
         csts: Csts::new(),
-        ..Behaviour::default()
+        ..TargetBehavior::default()
     });
     let options = ConnectOptions {
         timeout: Duration::from_secs(2),
@@ -288,7 +288,7 @@ fn a_controller_that_is_not_well_is_not_used() {
 
 #[test]
 fn wrong_options_are_refused_before_anything_is_sent() {
-    let target = Fake::start(Behaviour::default());
+    let target = FakeTarget::start(TargetBehavior::default());
     let controller = Controller::connect(target.options()).expect("connected");
     let pool = arena().pool(0);
     for depth in [0, 128, u16::MAX] {
@@ -332,7 +332,7 @@ fn wrong_options_are_refused_before_anything_is_sent() {
 
 #[test]
 fn commands_without_data_and_failing_ones_end_too() {
-    let target = Fake::start(Behaviour::default());
+    let target = FakeTarget::start(TargetBehavior::default());
     let controller = Controller::connect(target.options()).expect("connected");
     let arena = arena();
     let pool = arena.pool(0);
@@ -363,7 +363,7 @@ fn commands_without_data_and_failing_ones_end_too() {
 
 /// Runs a queue whose target handles reads in `hook`. Returns the error that must result.
 fn fault(hook: impl Fn(&mut fake::Peer, &Sqe) -> bool + Send + Sync + 'static) -> HostError {
-    let target = Fake::with_hook(Behaviour::default(), hook);
+    let target = FakeTarget::with_hook(TargetBehavior::default(), hook);
     let controller = Controller::connect(target.options()).expect("connected");
     let arena = arena();
     let pool = arena.pool(0);
@@ -387,7 +387,7 @@ fn fault(hook: impl Fn(&mut fake::Peer, &Sqe) -> bool + Send + Sync + 'static) -
         assert!(std::time::Instant::now() < deadline, "no error");
     };
     let mut home = completions.len();
-    while let Some((token, lease)) = queue.abandon() {
+    while let Some((token, lease)) = queue.take_failed_command() {
         assert!(token < 4 && lease.is_some());
         home += 1;
     }
@@ -404,7 +404,7 @@ fn fault(hook: impl Fn(&mut fake::Peer, &Sqe) -> bool + Send + Sync + 'static) -
 }
 
 #[test]
-fn a_target_at_fault_is_told_apart() {
+fn target_errors_are_distinguished() {
     let garbage = fault(|peer, _| {
         peer.send(&[0xee; 64]);
         true

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use hugemem::{Arena, ArenaConfig, Lease, PagePolicy, Pool};
 use nvme_host::{
-    Controller, HostCompletion, HostCompletions, HostError, IoQueue, KeyUse, ProtocolError,
+    Controller, HostCompletion, HostCompletions, HostError, IoQueue, KeyMode, ProtocolError,
     RdmaOptions, Refusal, Rejection, Transfer, discover,
 };
 use nvme_spec::log::TransportType;
@@ -17,7 +17,7 @@ use nvme_spec::rdma::RejectReason;
 use nvme_spec::{Sqe, Status};
 use rdma::CompletionStatus;
 use rdma_testing::fake::{Fault, Pattern};
-use verbs_target::{BLOCK, BLOCKS, Behaviour, LIMIT, NQN, VerbsTarget, Wrong};
+use verbs_target::{BLOCK, BLOCKS, LIMIT, Misbehavior, NQN, TargetBehavior, VerbsTarget};
 
 fn arena() -> Arc<Arena> {
     let config = ArenaConfig {
@@ -85,16 +85,16 @@ fn round_trip(queue: &mut IoQueue, lba: u64, blocks: usize) {
 fn data_goes_there_and_back_in_every_manner() {
     for in_capsule_bytes in [0, 4096, 8192] {
         for (keys, invalidates) in [
-            (KeyUse::Arena, false),
-            (KeyUse::Windows, true),
-            (KeyUse::Windows, false),
+            (KeyMode::Arena, false),
+            (KeyMode::Windows, true),
+            (KeyMode::Windows, false),
         ] {
             for descriptors in [1, 3, 16] {
-                let target = VerbsTarget::start(Behaviour {
+                let target = VerbsTarget::start(TargetBehavior {
                     in_capsule_bytes,
                     invalidates,
                     descriptors,
-                    ..Behaviour::default()
+                    ..TargetBehavior::default()
                 });
                 let rdma = RdmaOptions {
                     keys,
@@ -106,11 +106,11 @@ fn data_goes_there_and_back_in_every_manner() {
                     round_trip(&mut queue, lba, blocks);
                 }
                 let counted = queue.counters();
-                let windows = keys == KeyUse::Windows;
+                let windows = keys == KeyMode::Windows;
                 assert_eq!(counted.invalidations > 0, windows && invalidates);
-                let inside = target.seen.in_capsule_writes.load(Ordering::Relaxed);
+                let inside = target.counters.in_capsule_writes.load(Ordering::Relaxed);
                 assert_eq!(inside > 0, in_capsule_bytes > 0);
-                let most = target.seen.descriptors_most.load(Ordering::Relaxed);
+                let most = target.counters.descriptors_most.load(Ordering::Relaxed);
                 let several = u64::from(in_capsule_bytes > 0) * u64::from(descriptors);
                 assert_eq!(most, several.max(1));
                 controller.shut_down().expect("in order");
@@ -123,19 +123,19 @@ fn data_goes_there_and_back_in_every_manner() {
 
 #[test]
 fn in_capsule_data_is_not_sent_when_the_user_does_not_want_it() {
-    let target = VerbsTarget::start(Behaviour::default());
+    let target = VerbsTarget::start(TargetBehavior::default());
     let rdma = RdmaOptions {
         in_capsule: false,
         ..RdmaOptions::default()
     };
     let (_controller, mut queue, _arena) = open(&target, rdma, 4).expect("connected");
     round_trip(&mut queue, 3, 4);
-    assert_eq!(target.seen.in_capsule_writes.load(Ordering::Relaxed), 0);
+    assert_eq!(target.counters.in_capsule_writes.load(Ordering::Relaxed), 0);
 }
 
 #[test]
 fn discovery_works_over_rdma() {
-    let target = VerbsTarget::start(Behaviour::default());
+    let target = VerbsTarget::start(TargetBehavior::default());
     let found = discover(target.options(RdmaOptions::default())).expect("a log");
     assert_eq!(found.len(), 1);
     assert_eq!(found[0].trtype, TransportType::RDMA);
@@ -144,7 +144,7 @@ fn discovery_works_over_rdma() {
 
 #[test]
 fn the_control_path_is_that_of_every_transport() {
-    let target = VerbsTarget::start(Behaviour::default());
+    let target = VerbsTarget::start(TargetBehavior::default());
     let mut controller =
         Controller::connect(target.options(RdmaOptions::default())).expect("connected");
     assert_eq!(controller.cntlid(), 5);
@@ -161,8 +161,8 @@ fn the_control_path_is_that_of_every_transport() {
 
 #[test]
 fn a_status_comes_back_with_the_lease_and_the_queue_goes_on() {
-    for keys in [KeyUse::Arena, KeyUse::Windows] {
-        let target = VerbsTarget::start(Behaviour::default());
+    for keys in [KeyMode::Arena, KeyMode::Windows] {
+        let target = VerbsTarget::start(TargetBehavior::default());
         let rdma = RdmaOptions {
             keys,
             ..RdmaOptions::default()
@@ -179,8 +179,8 @@ fn a_status_comes_back_with_the_lease_and_the_queue_goes_on() {
 
 #[test]
 fn a_full_queue_says_so_and_works_on() {
-    for keys in [KeyUse::Arena, KeyUse::Windows] {
-        let target = VerbsTarget::start(Behaviour::default());
+    for keys in [KeyMode::Arena, KeyMode::Windows] {
+        let target = VerbsTarget::start(TargetBehavior::default());
         let rdma = RdmaOptions {
             keys,
             ..RdmaOptions::default()
@@ -220,9 +220,9 @@ fn a_full_queue_says_so_and_works_on() {
 
 #[test]
 fn a_target_with_less_room_is_not_overrun() {
-    let target = VerbsTarget::start(Behaviour {
+    let target = VerbsTarget::start(TargetBehavior {
         queue_entries: 3,
-        ..Behaviour::default()
+        ..TargetBehavior::default()
     });
     let (_controller, queue, _arena) = open(&target, RdmaOptions::default(), 16).expect("fine");
     assert_eq!(queue.depth(), 3);
@@ -230,7 +230,7 @@ fn a_target_with_less_room_is_not_overrun() {
 
 #[test]
 fn memory_that_is_not_registered_is_refused() {
-    let target = VerbsTarget::start(Behaviour::default());
+    let target = VerbsTarget::start(TargetBehavior::default());
     let (controller, mut queue, _arena) =
         open(&target, RdmaOptions::default(), 4).expect("connected");
     let other = arena().pool(0);
@@ -250,9 +250,9 @@ fn rejections_tell_the_targets_reason() {
         RejectReason::NO_RESOURCES,
         RejectReason(0x77),
     ] {
-        let target = VerbsTarget::start(Behaviour {
-            wrong: Wrong::Rejects(reason),
-            ..Behaviour::default()
+        let target = VerbsTarget::start(TargetBehavior {
+            misbehavior: Misbehavior::Rejects(reason),
+            ..TargetBehavior::default()
         });
         let error = open(&target, RdmaOptions::default(), 4).expect_err("rejected");
         let HostError::Rejected { status, .. } = error else {
@@ -264,7 +264,7 @@ fn rejections_tell_the_targets_reason() {
 
 #[test]
 fn nobody_at_the_address_is_an_error_and_not_a_wait() {
-    let target = VerbsTarget::start(Behaviour::default());
+    let target = VerbsTarget::start(TargetBehavior::default());
     let mut options = target.options(RdmaOptions::default());
     options.address.set_port(1);
     let error = Controller::connect(options).expect_err("nobody listens");
@@ -283,7 +283,7 @@ fn nobody_at_the_address_is_an_error_and_not_a_wait() {
 
 #[test]
 fn digests_are_not_for_rdma() {
-    let target = VerbsTarget::start(Behaviour::default());
+    let target = VerbsTarget::start(TargetBehavior::default());
     let mut options = target.options(RdmaOptions::default());
     options.data_digest = true;
     let error = Controller::connect(options).expect_err("not over RDMA");
@@ -291,10 +291,10 @@ fn digests_are_not_for_rdma() {
 }
 
 /// Runs one read on a queue with an incorrect target. Returns the error.
-fn fault(wrong: Wrong) -> HostError {
-    let target = VerbsTarget::start(Behaviour {
-        wrong,
-        ..Behaviour::default()
+fn fault(misbehavior: Misbehavior) -> HostError {
+    let target = VerbsTarget::start(TargetBehavior {
+        misbehavior,
+        ..TargetBehavior::default()
     });
     let (_controller, mut queue, arena) = match open(&target, RdmaOptions::default(), 4) {
         Ok(all) => all,
@@ -318,7 +318,7 @@ fn fault(wrong: Wrong) -> HostError {
     assert_eq!(refused.refusal, Refusal::Failed);
     drop(refused);
     assert!(queue.poll(&mut completions).is_err(), "a fault is final");
-    let abandoned = std::iter::from_fn(|| queue.abandon()).count();
+    let abandoned = std::iter::from_fn(|| queue.take_failed_command()).count();
     assert_eq!(abandoned + completions.len(), 2, "every command comes back");
     completions.clear();
     assert_eq!(taken(&arena), 0, "every lease is home");
@@ -328,30 +328,33 @@ fn fault(wrong: Wrong) -> HostError {
 #[test]
 fn a_target_at_fault_is_found_out() {
     assert!(matches!(
-        fault(Wrong::AcceptFormat),
+        fault(Misbehavior::AcceptFormat),
         HostError::Protocol(ProtocolError::AcceptFormat { found: 7 })
     ));
     assert!(matches!(
-        fault(Wrong::ShortResponse),
+        fault(Misbehavior::ShortResponse),
         HostError::Protocol(ProtocolError::ResponseLength { found: 12 })
     ));
-    for wrong in [Wrong::UnknownCommand, Wrong::Twice] {
+    for misbehavior in [Misbehavior::UnknownCommand, Misbehavior::Twice] {
         assert!(matches!(
-            fault(wrong),
+            fault(misbehavior),
             HostError::Protocol(ProtocolError::UnknownCommand { .. })
         ));
     }
-    for wrong in [Wrong::Disconnects, Wrong::WritesTooFar] {
-        let error = fault(wrong);
-        assert!(matches!(error, HostError::Closed), "{wrong:?}: {error}");
+    for misbehavior in [Misbehavior::Disconnects, Misbehavior::WritesTooFar] {
+        let error = fault(misbehavior);
+        assert!(
+            matches!(error, HostError::Closed),
+            "{misbehavior:?}: {error}"
+        );
     }
 }
 
 #[test]
 fn silence_runs_into_the_limit() {
-    let target = VerbsTarget::start(Behaviour {
-        wrong: Wrong::Silent,
-        ..Behaviour::default()
+    let target = VerbsTarget::start(TargetBehavior {
+        misbehavior: Misbehavior::Silent,
+        ..TargetBehavior::default()
     });
     let (_controller, mut queue, _arena) =
         open(&target, RdmaOptions::default(), 4).expect("connected");
@@ -363,25 +366,25 @@ fn silence_runs_into_the_limit() {
 
 #[test]
 fn leaving_ends_the_connection_at_the_target() {
-    let target = VerbsTarget::start(Behaviour::default());
+    let target = VerbsTarget::start(TargetBehavior::default());
     let (controller, queue, _arena) = open(&target, RdmaOptions::default(), 4).expect("connected");
     drop(queue);
     drop(controller);
-    while target.seen.connections_ended.load(Ordering::Relaxed) < 2 {
+    while target.counters.connections_ended.load(Ordering::Relaxed) < 2 {
         std::thread::yield_now();
     }
 }
 
 /// Runs one read with `fault` added to the fabric. Returns the error.
 fn fabric_fault(pattern: Pattern, fault: Fault) -> HostError {
-    let target = VerbsTarget::start(Behaviour::default());
+    let target = VerbsTarget::start(TargetBehavior::default());
     let (_controller, mut queue, arena) =
         open(&target, RdmaOptions::default(), 4).expect("connected");
     target.fabric.add_fault(pattern, fault);
     let lease = fill(queue.pool(), 8, 3);
     queue.submit_read(1, 0, 8, lease, 1).expect("room");
     let error = queue.wait_completion(LIMIT, "read").expect_err("lost");
-    let back = queue.abandon().expect("the read comes back");
+    let back = queue.take_failed_command().expect("the read comes back");
     assert_eq!((back.0, back.1.is_some()), (1, true));
     drop(back);
     assert_eq!(taken(&arena), 0, "every lease is home");
@@ -414,10 +417,10 @@ fn a_fabric_that_is_late_changes_nothing() {
         Fault::DelayRequest(7),
         Fault::DelayCompletion(9),
     ] {
-        for keys in [KeyUse::Arena, KeyUse::Windows] {
-            let target = VerbsTarget::start(Behaviour {
+        for keys in [KeyMode::Arena, KeyMode::Windows] {
+            let target = VerbsTarget::start(TargetBehavior {
                 invalidates: false,
-                ..Behaviour::default()
+                ..TargetBehavior::default()
             });
             let rdma = RdmaOptions {
                 keys,

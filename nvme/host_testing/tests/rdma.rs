@@ -9,14 +9,14 @@ use std::time::Duration;
 
 use hugemem::allocation_counter::{CountingAllocator, allocations_on_this_thread};
 use hugemem::{Arena, ArenaConfig, PagePolicy};
-use nvme_host::{Controller, HostCompletions, HostError, KeyUse, RdmaOptions, Rejection};
+use nvme_host::{Controller, HostCompletions, HostError, KeyMode, RdmaOptions, Rejection};
 use nvme_host_testing::Names;
 use nvme_host_testing::Steps;
 use nvme_host_testing::rdma::{Ending, RawOptions, RawRdmaClient, RawRdmaError, RawReceived};
 use nvme_spec::rdma::RejectReason;
 use nvme_spec::sgl::SglDescriptor;
 use nvme_spec::{Sqe, Status};
-use verbs_target::{BLOCK, BLOCKS, Behaviour, LIMIT, NQN, VerbsTarget, Wrong};
+use verbs_target::{BLOCK, BLOCKS, LIMIT, Misbehavior, NQN, TargetBehavior, VerbsTarget};
 use zerocopy::IntoBytes;
 
 #[global_allocator]
@@ -32,7 +32,7 @@ fn names() -> Names {
 
 #[test]
 fn queues_are_opened_and_commands_run() {
-    let target = VerbsTarget::start(Behaviour::default());
+    let target = VerbsTarget::start(TargetBehavior::default());
     let (mut admin, cntlid) =
         RawRdmaClient::open_admin(&target.host, target.address, &names()).expect("open");
     let mut io =
@@ -63,7 +63,7 @@ fn queues_are_opened_and_commands_run() {
 
 #[test]
 fn keys_are_what_the_test_wants_them_to_be() {
-    let target = VerbsTarget::start(Behaviour::default());
+    let target = VerbsTarget::start(TargetBehavior::default());
     let (_admin, cntlid) =
         RawRdmaClient::open_admin(&target.host, target.address, &names()).expect("open");
     let open = || RawRdmaClient::open_io(&target.host, target.address, &names(), cntlid, 1);
@@ -92,9 +92,9 @@ fn keys_are_what_the_test_wants_them_to_be() {
 #[test]
 fn a_rejection_is_handed_out() {
     let reason = RejectReason::INVALID_QUEUE_ID;
-    let target = VerbsTarget::start(Behaviour {
-        wrong: Wrong::Rejects(reason),
-        ..Behaviour::default()
+    let target = VerbsTarget::start(TargetBehavior {
+        misbehavior: Misbehavior::Rejects(reason),
+        ..TargetBehavior::default()
     });
     let options = RawOptions::queue(4, 32, 5);
     let refused = RawRdmaClient::connect(&target.host, target.address, &options);
@@ -106,9 +106,9 @@ fn a_rejection_is_handed_out() {
 
 #[test]
 fn silence_is_given_up() {
-    let target = VerbsTarget::start(Behaviour {
-        wrong: Wrong::Silent,
-        ..Behaviour::default()
+    let target = VerbsTarget::start(TargetBehavior {
+        misbehavior: Misbehavior::Silent,
+        ..TargetBehavior::default()
     });
     let options = RawOptions {
         limit: Duration::from_millis(200),
@@ -122,10 +122,10 @@ fn silence_is_given_up() {
 
 #[test]
 fn requests_make_no_allocation() {
-    for keys in [KeyUse::Arena, KeyUse::Windows] {
-        let target = VerbsTarget::start(Behaviour {
+    for keys in [KeyMode::Arena, KeyMode::Windows] {
+        let target = VerbsTarget::start(TargetBehavior {
             descriptors: 4,
-            ..Behaviour::default()
+            ..TargetBehavior::default()
         });
         let options = target.options(RdmaOptions {
             keys,

@@ -9,7 +9,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::time::Duration;
 
-use fake::{BLOCK, Behaviour, Fake, LIMIT, NQN};
+use fake::{BLOCK, FakeTarget, LIMIT, NQN, TargetBehavior};
 use nvme_host_testing::Names;
 use nvme_host_testing::Steps;
 use nvme_host_testing::pdu::{Pdu, capsule, digest, fix_header_digest, h2c_data};
@@ -35,9 +35,9 @@ const DIGESTS: Framing = Framing {
 
 #[test]
 fn queues_are_opened_and_commands_run() {
-    let target = Fake::start(Behaviour {
+    let target = FakeTarget::start(TargetBehavior {
         c2h_bytes: 300,
-        ..Behaviour::default()
+        ..TargetBehavior::default()
     });
     let mut admin = RawClient::connect(target.address, LIMIT).expect("connected");
     let cntlid = admin.open_admin(&names()).expect("ready");
@@ -63,9 +63,9 @@ fn queues_are_opened_and_commands_run() {
 
 #[test]
 fn requests_for_data_are_answered_by_hand() {
-    let target = Fake::start(Behaviour {
+    let target = FakeTarget::start(TargetBehavior {
         in_capsule_bytes: 0,
-        ..Behaviour::default()
+        ..TargetBehavior::default()
     });
     let mut io = RawClient::connect(target.address, LIMIT).expect("connected");
     io.initialize(true, true).expect("initialised");
@@ -105,7 +105,7 @@ fn requests_for_data_are_answered_by_hand() {
 
 #[test]
 fn a_refused_connect_is_handed_out() {
-    let target = Fake::start(Behaviour::default());
+    let target = FakeTarget::start(TargetBehavior::default());
     let stranger = Names {
         subsystem: "nqn.2026-11.org.windlass:no".into(),
         ..names()

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 
 use hugemem::allocation_counter::allocations_on_this_thread;
 use nvme_host::{
-    ByteStream, ConnectOptions, Controller, HostError, HostIdentity, IoQueue, Moved, NamespaceInfo,
-    Socket, Transport,
+    ByteStream, ConnectOptions, Controller, HostError, HostIdentity, IoQueue, NamespaceInfo,
+    Socket, StreamResult, Transport,
 };
 use rustix::io::ioctl_fionread;
 
@@ -80,15 +80,15 @@ impl TurnStream {
 }
 
 impl ByteStream for TurnStream {
-    fn receive(&mut self, buffers: &mut [IoSliceMut<'_>]) -> Moved {
+    fn receive(&mut self, buffers: &mut [IoSliceMut<'_>]) -> StreamResult {
         self.0.receive(buffers)
     }
 
-    fn send(&mut self, buffers: &[IoSlice<'_>]) -> Moved {
+    fn send(&mut self, buffers: &[IoSlice<'_>]) -> StreamResult {
         let moved = self.0.send(buffers);
         with_world(|world| {
             world.pieces += buffers.len() as u64;
-            if let Moved::Bytes(bytes) = moved {
+            if let StreamResult::Bytes(bytes) = moved {
                 world.sent_bytes += bytes as u64;
             }
         });

@@ -5,7 +5,7 @@
 //! transport (TCP 1.1 §3.3 and §3.6.2). This module adds the faults: damaged, withheld, delayed and
 //! wrong data.
 
-use nvme_host::pdu::{Header, agree, assemble};
+use nvme_host::pdu::{Header, assemble, negotiate};
 use nvme_host_testing::pdu::{Pdu, PduInbox};
 use nvme_spec::sgl::SglDescriptor;
 use nvme_spec::tcp::{
@@ -166,8 +166,8 @@ impl TcpLine {
         let response = pdu.initialization();
         let response = response.filter(|it| !self.initialised && it.cpda_z == 0);
         let response = response.ok_or_else(|| "an ICResp out of order".to_owned())?;
-        let agreement = agree(&response, digests(queue.shape.framing)).map_err(text)?;
-        self.host_data_bytes_max = agreement.h2c_data_max_bytes as usize;
+        let negotiated = negotiate(&response, digests(queue.shape.framing)).map_err(text)?;
+        self.host_data_bytes_max = negotiated.h2c_data_max_bytes as usize;
         self.initialised = true;
         incoming.push(Incoming::Initialised);
         Ok(())

@@ -12,17 +12,17 @@ use rdma::Provider;
 use crate::error::HostError;
 use crate::link::{Completion, Completions, ConnectionCounters, Link, Refusal, Refused, Transfer};
 use crate::rdma::connection::RdmaConnection;
-use crate::rdma::memory::{CommandDone, Placed};
+use crate::rdma::memory::{CommandData, CommandDone};
 
 /// A command's data and its copy in staging memory.
 #[derive(Debug)]
-pub(crate) struct Bounce {
+pub(crate) struct StagedData {
     bytes: Vec<u8>,
     staged: DmaBuffer,
     reads: bool,
 }
 
-impl Placed for Bounce {
+impl CommandData for StagedData {
     type Posted = Self;
     type Memory = DmaBuffer;
 
@@ -45,20 +45,20 @@ impl Placed for Bounce {
 
 /// An admin connection.
 #[derive(Debug)]
-pub(crate) struct Bounced<P: Provider> {
-    connection: RdmaConnection<P, Bounce>,
+pub(crate) struct StagedConnection<P: Provider> {
+    connection: RdmaConnection<P, StagedData>,
     staging: Arc<Arena>,
 }
 
-impl<P: Provider> Bounced<P> {
-    pub(crate) fn new(connection: RdmaConnection<P, Bounce>, staging: Arc<Arena>) -> Self {
+impl<P: Provider> StagedConnection<P> {
+    pub(crate) fn new(connection: RdmaConnection<P, StagedData>, staging: Arc<Arena>) -> Self {
         Self {
             connection,
             staging,
         }
     }
 
-    fn stage(&self, bytes: Vec<u8>, reads: bool) -> Result<Bounce, Refused<Vec<u8>>> {
+    fn stage(&self, bytes: Vec<u8>, reads: bool) -> Result<StagedData, Refused<Vec<u8>>> {
         let refuse = |refusal, bytes| {
             Err(Refused {
                 refusal,
@@ -74,7 +74,7 @@ impl<P: Provider> Bounced<P> {
         if !reads {
             staged.write(0, &bytes);
         }
-        Ok(Bounce {
+        Ok(StagedData {
             bytes,
             staged,
             reads,
@@ -82,7 +82,7 @@ impl<P: Provider> Bounced<P> {
     }
 }
 
-impl<P: Provider> Link<Vec<u8>> for Bounced<P> {
+impl<P: Provider> Link<Vec<u8>> for StagedConnection<P> {
     fn connected(&mut self, in_capsule_max_bytes: u32) {
         Link::connected(&mut self.connection, in_capsule_max_bytes);
     }
@@ -103,7 +103,7 @@ impl<P: Provider> Link<Vec<u8>> for Bounced<P> {
             .submit(sqe, transfer, token)
             .map_err(|refused| Refused {
                 refusal: refused.refusal,
-                data: refused.data.map(|bounce| bounce.bytes),
+                data: refused.data.map(|staged_data| staged_data.bytes),
             })
     }
 
@@ -125,11 +125,11 @@ impl<P: Provider> Link<Vec<u8>> for Bounced<P> {
                 token: completion.token,
                 cqe: completion.cqe,
                 received: completion.received,
-                data: completion.data.map(|mut bounce| {
-                    if bounce.reads && good {
-                        bounce.staged.read(0, &mut bounce.bytes);
+                data: completion.data.map(|mut staged_data| {
+                    if staged_data.reads && good {
+                        staged_data.staged.read(0, &mut staged_data.bytes);
                     }
-                    bounce.bytes
+                    staged_data.bytes
                 }),
             });
         }
@@ -140,9 +140,9 @@ impl<P: Provider> Link<Vec<u8>> for Bounced<P> {
         self.connection.has_unsent()
     }
 
-    fn abandon(&mut self) -> Option<(u64, Option<Vec<u8>>)> {
-        let (token, bounce) = self.connection.abandon()?;
-        Some((token, bounce.map(|bounce| bounce.bytes)))
+    fn take_failed_command(&mut self) -> Option<(u64, Option<Vec<u8>>)> {
+        let (token, staged_data) = self.connection.take_failed_command()?;
+        Some((token, staged_data.map(|staged_data| staged_data.bytes)))
     }
 
     fn in_flight(&self) -> usize {

@@ -30,8 +30,8 @@ use crate::link::{
     COMPLETIONS_MAX, Completion, Completions, ConnectionCounters, Link, Refusal, Refused, Transfer,
 };
 use crate::rdma::keys::{DESCRIPTORS_MAX, Descriptors, Windows, describe, no_data};
-use crate::rdma::memory::{CommandDone, Placed};
-use crate::rdma::work::{SendPlaces, Work};
+use crate::rdma::memory::{CommandData, CommandDone};
+use crate::rdma::work::{SendQueueUsage, Work};
 use crate::slots::Slots;
 
 /// Maximum number of completions taken from the completion queue at a time.
@@ -66,7 +66,7 @@ enum WindowState {
 
 /// A command in flight.
 #[derive(Debug)]
-pub(crate) struct Command<B: Placed> {
+pub(crate) struct Command<B: CommandData> {
     token: u64,
     data: Option<B::Posted>,
     /// Bytes requested from the target.
@@ -77,7 +77,7 @@ pub(crate) struct Command<B: Placed> {
     response: Option<Cqe>,
 }
 
-impl<B: Placed> Default for Command<B> {
+impl<B: CommandData> Default for Command<B> {
     fn default() -> Self {
         Self {
             token: 0,
@@ -92,11 +92,11 @@ impl<B: Placed> Default for Command<B> {
 
 /// Parameters and memory of a connection, determined when it is established.
 #[derive(Debug)]
-pub(crate) struct Settled<P: Provider> {
+pub(crate) struct RdmaParameters<P: Provider> {
     pub(crate) map: Arc<MemoryMap<P>>,
     /// Maximum number of commands in flight.
     pub(crate) depth: u16,
-    pub(crate) send_places: u16,
+    pub(crate) send_entries: u16,
     pub(crate) inline_bytes: usize,
     pub(crate) windows: Option<Windows<P>>,
     /// Maximum number of data descriptors per command.
@@ -121,48 +121,48 @@ pub(crate) struct Verbs<P: Provider> {
 
 /// A connection.
 #[derive(Debug)]
-pub(crate) struct RdmaConnection<P: Provider, B: Placed> {
+pub(crate) struct RdmaConnection<P: Provider, B: CommandData> {
     /// `None` after the connection has failed: the device then accesses no memory of commands.
     queue_pair: Option<P::QueuePair>,
-    settled: Settled<P>,
+    parameters: RdmaParameters<P>,
     connection: P::Connection,
     completion_queue: P::CompletionQueue,
     events: P::EventChannel,
     commands: Slots<Command<B>>,
-    places: SendPlaces,
+    send_queue: SendQueueUsage,
     /// Slots whose windows wait for room in the send queue to be invalidated.
     closing: VecDeque<u16>,
     /// Completions found when the caller was about to sleep.
-    early: ArrayVec<WorkCompletion, BATCH>,
+    ready_completions: ArrayVec<WorkCompletion, BATCH>,
     in_capsule_max_bytes: u32,
     has_unsent: bool,
     empty_polls: u32,
     counters: ConnectionCounters,
     failure: Option<HostError>,
     /// Proof that the queue pair was destroyed.
-    device_is_done: Option<CommandDone>,
+    queue_pair_destroyed: Option<CommandDone>,
 }
 
-impl<P: Provider, B: Placed> RdmaConnection<P, B> {
+impl<P: Provider, B: CommandData> RdmaConnection<P, B> {
     /// A connection over an established queue pair with all its receives posted.
-    pub(crate) fn new(verbs: Verbs<P>, settled: Settled<P>) -> Self {
-        let depth = usize::from(settled.depth);
+    pub(crate) fn new(verbs: Verbs<P>, parameters: RdmaParameters<P>) -> Self {
+        let depth = usize::from(parameters.depth);
         Self {
             queue_pair: Some(verbs.queue_pair),
             connection: verbs.connection,
             completion_queue: verbs.completions,
             events: verbs.events,
             commands: Slots::new(depth),
-            places: SendPlaces::new(settled.send_places),
+            send_queue: SendQueueUsage::new(parameters.send_entries),
             closing: VecDeque::with_capacity(depth),
-            early: ArrayVec::new(),
+            ready_completions: ArrayVec::new(),
             in_capsule_max_bytes: 0,
             has_unsent: false,
             empty_polls: 0,
             counters: ConnectionCounters::default(),
             failure: None,
-            device_is_done: None,
-            settled,
+            queue_pair_destroyed: None,
+            parameters,
         }
     }
 
@@ -173,12 +173,12 @@ impl<P: Provider, B: Placed> RdmaConnection<P, B> {
             Transfer::Read(data) | Transfer::ReadUpTo(data) => (true, Some(data)),
             Transfer::Write(data) => (false, Some(data)),
         };
-        let length = data.as_ref().map_or(0, Placed::bytes);
+        let length = data.as_ref().map_or(0, CommandData::bytes);
         let refusal = if self.failure.is_some() {
             Refusal::Failed
         } else if data.is_some() && length == 0 || length > KEYED_LENGTH_MAX_BYTES as usize {
             Refusal::Length
-        } else if !self.places.have_room(2) {
+        } else if !self.send_queue.have_room(2) {
             Refusal::Full
         } else {
             return Ok((reads, length as u32, data));
@@ -188,7 +188,7 @@ impl<P: Provider, B: Placed> RdmaConnection<P, B> {
 
     /// Describes the data of slot `index`: the descriptors for the capsule, and the memory of
     /// in-capsule data. Returns `None` if the memory is not registered.
-    fn name_data(
+    fn describe_data(
         &mut self,
         index: u16,
         reads: bool,
@@ -197,14 +197,14 @@ impl<P: Provider, B: Placed> RdmaConnection<P, B> {
         let data = B::memory(data);
         if !reads && length <= self.in_capsule_max_bytes as usize {
             let inside = SglDescriptor::in_capsule(0, length as u32);
-            let memory = self.settled.map.gather(data, 0, length)?;
+            let memory = self.parameters.map.gather(data, 0, length)?;
             return Some((Descriptors::from_iter([inside]), memory));
         }
-        let key = match &mut self.settled.windows {
+        let key = match &mut self.parameters.windows {
             None => None,
             Some(windows) => {
                 let (window, whole) = windows.binding(index, data)?;
-                let signalled = self.places.take(false);
+                let signalled = self.send_queue.take(false);
                 let binding = WindowBinding {
                     wr_id: Work::Binding(index).id(signalled.unwrap_or(0)),
                     address: data.address() as u64,
@@ -220,8 +220,8 @@ impl<P: Provider, B: Placed> RdmaConnection<P, B> {
                 windows.key(index)
             }
         };
-        let shape = (length, self.settled.descriptors);
-        let list = describe(&self.settled.map, key, data, shape)?;
+        let shape = (length, self.parameters.descriptors);
+        let list = describe(&self.parameters.map, key, data, shape)?;
         Some((list, SgeList::EMPTY))
     }
 
@@ -239,8 +239,8 @@ impl<P: Provider, B: Placed> RdmaConnection<P, B> {
         if descriptors.len() > 1 {
             capsule.extend(descriptors.as_bytes().iter().copied());
         }
-        let inline = data.as_slice().is_empty() && capsule.len() <= self.settled.inline_bytes;
-        let signalled = self.places.take(!inline);
+        let inline = data.as_slice().is_empty() && capsule.len() <= self.parameters.inline_bytes;
+        let signalled = self.send_queue.take(!inline);
         let work = if inline {
             Work::Copied(index)
         } else {
@@ -251,10 +251,10 @@ impl<P: Provider, B: Placed> RdmaConnection<P, B> {
             Payload::Inline(&capsule)
         } else {
             self.commands.get_mut(index).sending = true;
-            let start = usize::from(index) * self.settled.capsule_stride;
-            self.settled.capsules.write(start, &capsule);
-            let capsules = &*self.settled.capsules;
-            let staged = self.settled.map.gather(capsules, start, capsule.len());
+            let start = usize::from(index) * self.parameters.capsule_stride;
+            self.parameters.capsules.write(start, &capsule);
+            let capsules = &*self.parameters.capsules;
+            let staged = self.parameters.map.gather(capsules, start, capsule.len());
             memory = staged.ok_or(PostError::NotPossible)?;
             for piece in data.as_slice() {
                 memory.push(*piece).map_err(|_| PostError::TooManyPieces)?;
@@ -272,7 +272,7 @@ impl<P: Provider, B: Placed> RdmaConnection<P, B> {
     }
 
     /// Processes a work completion, which completes at most one command.
-    fn take_in(
+    fn handle_work_completion(
         &mut self,
         completion: &WorkCompletion,
         completions: &mut Completions<B>,
@@ -280,9 +280,9 @@ impl<P: Provider, B: Placed> RdmaConnection<P, B> {
         let (work, retires) = Work::of(completion.wr_id);
         self.counters.work_completions += 1;
         if !completion.is_success() {
-            return Err(self.explain(work, completion.status));
+            return Err(self.work_error(work, completion.status));
         }
-        self.places.retire(retires);
+        self.send_queue.retire(retires);
         match work {
             Work::Response(buffer) => {
                 let index = self.take_response(buffer, completion)?;
@@ -303,7 +303,7 @@ impl<P: Provider, B: Placed> RdmaConnection<P, B> {
 
     /// The error for a failed work request: a connection event if there is one, otherwise the
     /// request's status.
-    fn explain(&mut self, work: Work, status: CompletionStatus) -> HostError {
+    fn work_error(&mut self, work: Work, status: CompletionStatus) -> HostError {
         if let Err(error) = self.check_events() {
             return error;
         }
@@ -326,11 +326,11 @@ impl<P: Provider, B: Placed> RdmaConnection<P, B> {
             return Err(ProtocolError::ResponseLength { found }.into());
         }
         let mut bytes = [0; RESPONSE_BYTES];
-        self.settled
+        self.parameters
             .responses
             .read(usize::from(buffer) * RESPONSE_BYTES, &mut bytes);
         let cqe: Cqe = zerocopy::transmute!(bytes);
-        let request = receive_request(&self.settled.map, &self.settled.responses, buffer)
+        let request = receive_request(&self.parameters.map, &self.parameters.responses, buffer)
             .ok_or(PostError::NotPossible)?;
         if let Some(queue_pair) = &mut self.queue_pair {
             queue_pair.queue_receive(&request)?;
@@ -345,7 +345,11 @@ impl<P: Provider, B: Placed> RdmaConnection<P, B> {
             .ok_or(ProtocolError::UnknownCommand { kind, cid })?;
         let command = self.commands.get_mut(index);
         if let Some(found) = completion.invalidated() {
-            let own = self.settled.windows.as_ref().and_then(|all| all.key(index));
+            let own = self
+                .parameters
+                .windows
+                .as_ref()
+                .and_then(|all| all.key(index));
             if command.window != WindowState::Open || own != Some(found) {
                 return Err(ProtocolError::InvalidatedKey { cid, found }.into());
             }
@@ -395,14 +399,18 @@ impl<P: Provider, B: Placed> RdmaConnection<P, B> {
     /// Invalidates the windows that the target did not.
     fn close_windows(&mut self) -> Result<(), PostError> {
         while let Some(&index) = self.closing.front() {
-            let key = self.settled.windows.as_ref().and_then(|all| all.key(index));
+            let key = self
+                .parameters
+                .windows
+                .as_ref()
+                .and_then(|all| all.key(index));
             let (Some(rkey), Some(queue_pair)) = (key, self.queue_pair.as_mut()) else {
                 return Err(PostError::NotPossible);
             };
-            if !self.places.have_room(1) {
+            if !self.send_queue.have_room(1) {
                 return Ok(());
             }
-            let retires = self.places.take(true).unwrap_or(1);
+            let retires = self.send_queue.take(true).unwrap_or(1);
             let request = SendRequest::new(
                 Work::Invalidation(index).id(retires),
                 SendOperation::LocalInvalidate { rkey },
@@ -422,14 +430,16 @@ impl<P: Provider, B: Placed> RdmaConnection<P, B> {
         while completions.len() < most {
             let room = (most - completions.len()).min(BATCH);
             let mut batch = [WorkCompletion::default(); BATCH];
-            let found = if self.early.is_empty() {
+            let found = if self.ready_completions.is_empty() {
                 self.completion_queue
                     .poll(&mut batch[..room])
                     .map_err(|_| HostError::DeviceRemoved)?
             } else {
-                let found = room.min(self.early.len());
-                for (place, early) in batch.iter_mut().zip(self.early.drain(..found)) {
-                    *place = early;
+                let found = room.min(self.ready_completions.len());
+                for (place, completion) in
+                    batch.iter_mut().zip(self.ready_completions.drain(..found))
+                {
+                    *place = completion;
                 }
                 found
             };
@@ -445,7 +455,7 @@ impl<P: Provider, B: Placed> RdmaConnection<P, B> {
             self.empty_polls = 0;
             self.counters.receives += 1;
             for completion in &batch[..found] {
-                self.take_in(completion, completions)?;
+                self.handle_work_completion(completion, completions)?;
             }
             if found < room {
                 break;
@@ -489,24 +499,24 @@ impl<P: Provider, B: Placed> RdmaConnection<P, B> {
     }
 }
 
-impl<P: Provider, B: Placed> RdmaConnection<P, B> {
+impl<P: Provider, B: CommandData> RdmaConnection<P, B> {
     /// Destroys the queue pair. If the device refuses that, it may still access the memory of
     /// posted requests, which is then never reused.
     fn end_queue_pair(&mut self) {
         let Some(mut queue_pair) = self.queue_pair.take() else {
             return;
         };
-        self.device_is_done = CommandDone::destroyed(&mut queue_pair).ok();
-        if self.device_is_done.is_none() {
-            std::mem::forget(Arc::clone(&self.settled.responses));
-            std::mem::forget(Arc::clone(&self.settled.capsules));
-            std::mem::forget(Arc::clone(&self.settled.map));
+        self.queue_pair_destroyed = CommandDone::destroyed(&mut queue_pair).ok();
+        if self.queue_pair_destroyed.is_none() {
+            std::mem::forget(Arc::clone(&self.parameters.responses));
+            std::mem::forget(Arc::clone(&self.parameters.capsules));
+            std::mem::forget(Arc::clone(&self.parameters.map));
         }
     }
 
     /// The data of an abandoned command, if the device no longer accesses it.
     fn give_up(&mut self, data: Option<B::Posted>) -> Option<B> {
-        match &self.device_is_done {
+        match &self.queue_pair_destroyed {
             Some(done) => data.map(|data| B::take_back(data, done)),
             None => {
                 std::mem::forget(data);
@@ -529,9 +539,9 @@ pub(crate) fn receive_request<P: Provider>(
     })
 }
 
-impl<P: Provider, B: Placed + Debug> Link<B> for RdmaConnection<P, B> {
+impl<P: Provider, B: CommandData + Debug> Link<B> for RdmaConnection<P, B> {
     fn connected(&mut self, in_capsule_max_bytes: u32) {
-        self.in_capsule_max_bytes = in_capsule_max_bytes.min(self.settled.in_capsule_max_bytes);
+        self.in_capsule_max_bytes = in_capsule_max_bytes.min(self.parameters.in_capsule_max_bytes);
     }
 
     fn submit(&mut self, sqe: Sqe, transfer: Transfer<B>, token: u64) -> Result<u16, Refused<B>> {
@@ -545,7 +555,7 @@ impl<P: Provider, B: Placed + Debug> Link<B> for RdmaConnection<P, B> {
         let data = data.map(B::post);
         let named = match &data {
             None => Some((Descriptors::from_iter([no_data()]), SgeList::EMPTY)),
-            Some(data) => self.name_data(index, reads, (data, length as usize)),
+            Some(data) => self.describe_data(index, reads, (data, length as usize)),
         };
         let Some((descriptors, memory)) = named else {
             self.commands.release(index);
@@ -625,7 +635,7 @@ impl<P: Provider, B: Placed + Debug> Link<B> for RdmaConnection<P, B> {
         self.has_unsent || !self.closing.is_empty()
     }
 
-    fn abandon(&mut self) -> Option<(u64, Option<B>)> {
+    fn take_failed_command(&mut self) -> Option<(u64, Option<B>)> {
         debug_assert!(self.failure.is_some(), "only what failed is abandoned");
         let index = self.commands.any_in_flight()?;
         let command = self.commands.release(index);
@@ -646,7 +656,7 @@ impl<P: Provider, B: Placed + Debug> Link<B> for RdmaConnection<P, B> {
     }
 
     fn wait(&mut self, limit: Duration) {
-        if self.failure.is_some() || !self.early.is_empty() {
+        if self.failure.is_some() || !self.ready_completions.is_empty() {
             return;
         }
         // An error here is reported, with its cause, by the next poll.
@@ -654,7 +664,7 @@ impl<P: Provider, B: Placed + Debug> Link<B> for RdmaConnection<P, B> {
         let _ = self.completion_queue.arm(false);
         let mut batch = [WorkCompletion::default(); BATCH];
         let found = self.completion_queue.poll(&mut batch).unwrap_or(0);
-        self.early.extend(batch.into_iter().take(found));
+        self.ready_completions.extend(batch.into_iter().take(found));
         if found > 0 {
             return;
         }
@@ -679,7 +689,7 @@ impl<P: Provider, B: Placed + Debug> Link<B> for RdmaConnection<P, B> {
     }
 }
 
-impl<P: Provider, B: Placed> Drop for RdmaConnection<P, B> {
+impl<P: Provider, B: CommandData> Drop for RdmaConnection<P, B> {
     fn drop(&mut self) {
         if self.queue_pair.is_some() {
             // First notify the target, then end the device's access to memory.

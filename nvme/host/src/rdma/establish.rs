@@ -19,11 +19,11 @@ use crate::deadline::Deadline;
 use crate::error::{HostError, ProtocolError, Rejection};
 use crate::options::ConnectOptions;
 use crate::rdma::connection::{
-    COMMAND_BYTES, RESPONSE_BYTES, RdmaConnection, Settled, Verbs, receive_request,
+    COMMAND_BYTES, RESPONSE_BYTES, RdmaConnection, RdmaParameters, Verbs, receive_request,
 };
 use crate::rdma::keys::{DESCRIPTORS_MAX, Windows};
-use crate::rdma::memory::{DeviceMemory, HostMemory, Placed};
-use crate::rdma::{KeyUse, RdmaOptions};
+use crate::rdma::memory::{CommandData, DeviceMemory, HostMemory};
+use crate::rdma::{KeyMode, RdmaOptions};
 use crate::transport::QueueParameters;
 
 /// Retries of an unacknowledged packet: the maximum.
@@ -193,13 +193,13 @@ impl Sizes {
     fn new<P: Provider>(
         device: &P::Device,
         rdma: &RdmaOptions,
-        parameters: &QueueParameters,
+        queue: &QueueParameters,
     ) -> Result<Self, HostError> {
         let limits = device.limits();
-        let depth = u32::from(parameters.depth);
+        let depth = u32::from(queue.depth);
         let per_command = match rdma.keys {
-            KeyUse::Arena => 1,
-            KeyUse::Windows => 3,
+            KeyMode::Arena => 1,
+            KeyMode::Windows => 3,
         };
         let sends = depth * per_command + SPARE_SENDS;
         let sends = sends
@@ -222,11 +222,11 @@ impl Sizes {
             });
         }
         let descriptor_bytes = size_of::<SglDescriptor>();
-        let most = match parameters.descriptors_max {
+        let most = match queue.descriptors_max {
             0 => DESCRIPTORS_MAX,
             most => usize::from(most).min(DESCRIPTORS_MAX),
         };
-        let behind = parameters.in_capsule_max_bytes as usize / descriptor_bytes;
+        let behind = queue.in_capsule_max_bytes as usize / descriptor_bytes;
         let descriptors = usize::from(rdma.descriptors).min(most).min(behind).max(1);
         let capsule_bytes = match descriptors {
             1 => COMMAND_BYTES,
@@ -253,15 +253,15 @@ impl Sizes {
 }
 
 /// Establishes the connection of a queue.
-pub(crate) fn open<P: Provider, B: Placed>(
+pub(crate) fn open<P: Provider, B: CommandData>(
     provider: &P,
     rdma: &RdmaOptions,
     host: &HostMemory<P>,
     options: &ConnectOptions,
-    parameters: &QueueParameters,
+    queue: &QueueParameters,
 ) -> Result<RdmaConnection<P, B>, HostError> {
     let (mut manager, device) = Manager::resolve(provider, options.address, options.timeout)?;
-    let sizes = Sizes::new::<P>(&device, rdma, parameters)?;
+    let sizes = Sizes::new::<P>(&device, rdma, queue)?;
     let memory = host.on(&device)?;
     let domain = memory.shared.domain();
     let entries = u32::from(sizes.sends) + u32::from(sizes.receives) + SPARE_COMPLETIONS;
@@ -281,15 +281,10 @@ pub(crate) fn open<P: Provider, B: Placed>(
             },
         )
         .map_err(step("creating a queue pair"))?;
-    let mut settled = settle(rdma, host, &memory, &queue_pair, sizes, parameters)?;
+    let mut parameters = prepare(rdma, host, &memory, &queue_pair, sizes, queue)?;
     let mut queue_pair = queue_pair;
-    post_receives(&mut queue_pair, &settled, sizes.receives)?;
-    let request = ConnectRequest::new(
-        parameters.qid,
-        sizes.receives,
-        parameters.depth,
-        parameters.cntlid,
-    );
+    post_receives(&mut queue_pair, &parameters, sizes.receives)?;
+    let request = ConnectRequest::new(queue.qid, sizes.receives, queue.depth, queue.cntlid);
     let accepted = manager.connect(&ConnectParameters {
         private_data: request.as_bytes(),
         initiator_depth: 0,
@@ -297,34 +292,33 @@ pub(crate) fn open<P: Provider, B: Placed>(
         retries: RETRIES,
         rnr_retries: RNR_RETRY_FOREVER,
     })?;
-    settled.depth = settled.depth.min(room_at_target(&accepted)?);
+    parameters.depth = parameters.depth.min(target_queue_entries(&accepted)?);
     let verbs = Verbs {
         queue_pair,
         connection: manager.connection,
         completions,
         events: manager.events,
     };
-    Ok(RdmaConnection::new(verbs, settled))
+    Ok(RdmaConnection::new(verbs, parameters))
 }
 
 /// Determines the parameters of a connection, and allocates its memory and windows.
-fn settle<P: Provider>(
+fn prepare<P: Provider>(
     rdma: &RdmaOptions,
     host: &HostMemory<P>,
     memory: &DeviceMemory<P>,
     queue_pair: &P::QueuePair,
     sizes: Sizes,
-    parameters: &QueueParameters,
-) -> Result<Settled<P>, HostError> {
+    queue: &QueueParameters,
+) -> Result<RdmaParameters<P>, HostError> {
     let staging = host.staging();
     let take = |bytes| staging.dma_buffer(bytes).ok_or(HostError::NoMemory);
     let windows = match rdma.keys {
-        KeyUse::Arena => None,
-        KeyUse::Windows => {
+        KeyMode::Arena => None,
+        KeyMode::Windows => {
             let domain = memory.shared.domain();
-            let windows: Result<Box<[_]>, _> = (0..parameters.depth)
-                .map(|_| domain.create_window())
-                .collect();
+            let windows: Result<Box<[_]>, _> =
+                (0..queue.depth).map(|_| domain.create_window()).collect();
             Some(Windows {
                 windows: windows.map_err(step("creating memory windows"))?,
                 registrations: memory.windowed(),
@@ -333,15 +327,15 @@ fn settle<P: Provider>(
     };
     let capacity = queue_pair.capacity();
     let takes_data = rdma.in_capsule && capacity.send_sges > 1;
-    Ok(Settled {
+    Ok(RdmaParameters {
         map: memory.shared.map(),
-        depth: parameters.depth,
-        send_places: sizes.sends,
+        depth: queue.depth,
+        send_entries: sizes.sends,
         inline_bytes: capacity.inline_bytes as usize,
         windows,
         descriptors: sizes.descriptors,
         responses: Arc::new(take(usize::from(sizes.receives) * RESPONSE_BYTES)?),
-        capsules: Arc::new(take(usize::from(parameters.depth) * sizes.capsule_stride)?),
+        capsules: Arc::new(take(usize::from(queue.depth) * sizes.capsule_stride)?),
         capsule_stride: sizes.capsule_stride,
         in_capsule_max_bytes: if takes_data { u32::MAX } else { 0 },
     })
@@ -349,18 +343,18 @@ fn settle<P: Provider>(
 
 fn post_receives<P: Provider>(
     queue_pair: &mut P::QueuePair,
-    settled: &Settled<P>,
+    parameters: &RdmaParameters<P>,
     receives: u16,
 ) -> Result<(), HostError> {
     for buffer in 0..receives {
-        let request = receive_request(&settled.map, &settled.responses, buffer);
+        let request = receive_request(&parameters.map, &parameters.responses, buffer);
         queue_pair.queue_receive(&request.ok_or(HostError::NotRegistered)?)?;
     }
     queue_pair.flush().map_err(|error| error.cause.into())
 }
 
 /// Number of capsules that the target can receive (RDMA 1.1 §3, CRQSIZE).
-fn room_at_target(accepted: &Accepted) -> Result<u16, HostError> {
+fn target_queue_entries(accepted: &Accepted) -> Result<u16, HostError> {
     let data = accepted.private_data.as_slice();
     let Ok((accept, _)) = ConnectAccept::read_from_prefix(data) else {
         let found = data.len() as u16;

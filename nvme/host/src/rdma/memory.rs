@@ -11,7 +11,7 @@ use rdma::{
 };
 
 use crate::error::HostError;
-use crate::rdma::{KeyUse, RdmaOptions};
+use crate::rdma::{KeyMode, RdmaOptions};
 
 /// Maximum bytes of one piece of staging memory: the longest log page read by one command.
 const STAGING_PIECE_MAX_BYTES: usize = 1 << 20;
@@ -47,7 +47,7 @@ impl CommandDone {
 }
 
 /// Data of a command.
-pub(crate) trait Placed: Sized {
+pub(crate) trait CommandData: Sized {
     /// The type of the data while a device may access it.
     type Posted: Debug;
     /// The type of the memory that work requests refer to.
@@ -66,7 +66,7 @@ pub(crate) trait Placed: Sized {
     fn take_back(posted: Self::Posted, done: &CommandDone) -> Self;
 }
 
-impl Placed for Lease {
+impl CommandData for Lease {
     type Posted = DmaLease<HostDma>;
     type Memory = DmaLease<HostDma>;
 
@@ -93,14 +93,14 @@ pub(crate) struct DeviceMemory<P: Provider> {
     pub(crate) shared: DomainMemory<P>,
     /// Registrations of whole regions that windows are bound to, if windows are used.
     bindable: Mutex<Vec<Arc<P::Registration>>>,
-    keys: KeyUse,
+    keys: KeyMode,
 }
 
 impl<P: Provider> DeviceMemory<P> {
-    fn new(domain: P::Domain, keys: KeyUse) -> Self {
+    fn new(domain: P::Domain, keys: KeyMode) -> Self {
         let access = match keys {
-            KeyUse::Arena => Access::REMOTE,
-            KeyUse::Windows => Access::WINDOWS,
+            KeyMode::Arena => Access::REMOTE,
+            KeyMode::Windows => Access::WINDOWS,
         };
         Self {
             shared: DomainMemory::new(domain, access),
@@ -116,7 +116,7 @@ impl<P: Provider> DeviceMemory<P> {
         };
         let region = arena.region();
         self.shared.attach_region(region).map_err(failed)?;
-        if self.keys == KeyUse::Windows {
+        if self.keys == KeyMode::Windows {
             let range = MemoryRange::of_region(region, 0..region.len());
             let whole = self.shared.domain().register(range, Access::WINDOWS);
             let whole = Arc::new(whole.map_err(failed)?);
@@ -148,7 +148,7 @@ pub(crate) fn registration_of<R: Registration>(
 }
 
 #[derive(Debug)]
-struct Known<P: Provider> {
+struct Attached<P: Provider> {
     arenas: Vec<Arc<Arena>>,
     devices: Vec<(DeviceIndex, Arc<DeviceMemory<P>>)>,
 }
@@ -157,8 +157,8 @@ struct Known<P: Provider> {
 #[derive(Debug)]
 pub(crate) struct HostMemory<P: Provider> {
     staging: Arc<Arena>,
-    keys: KeyUse,
-    known: Mutex<Known<P>>,
+    keys: KeyMode,
+    attached: Mutex<Attached<P>>,
 }
 
 impl<P: Provider> HostMemory<P> {
@@ -170,7 +170,7 @@ impl<P: Provider> HostMemory<P> {
         })
         .map_err(HostError::StagingMemory)?;
         Ok(Self {
-            known: Mutex::new(Known {
+            attached: Mutex::new(Attached {
                 arenas: vec![Arc::clone(&staging)],
                 devices: Vec::new(),
             }),
@@ -187,22 +187,22 @@ impl<P: Provider> HostMemory<P> {
     /// Registers an arena with every device in use, and with those used later. Does nothing if it
     /// is attached already.
     pub(crate) fn attach(&self, arena: &Arc<Arena>) -> Result<(), HostError> {
-        let mut known = self.known();
-        if known.arenas.iter().any(|one| Arc::ptr_eq(one, arena)) {
+        let mut attached = self.attached();
+        if attached.arenas.iter().any(|one| Arc::ptr_eq(one, arena)) {
             return Ok(());
         }
-        for (_, memory) in &known.devices {
+        for (_, memory) in &attached.devices {
             memory.attach(arena)?;
         }
-        known.arenas.push(Arc::clone(arena));
+        attached.arenas.push(Arc::clone(arena));
         Ok(())
     }
 
     /// The memory on a device. Registers it at the first call.
     pub(crate) fn on(&self, device: &P::Device) -> Result<Arc<DeviceMemory<P>>, HostError> {
-        let mut known = self.known();
+        let mut attached = self.attached();
         let index = device.index();
-        if let Some((_, memory)) = known.devices.iter().find(|(one, _)| *one == index) {
+        if let Some((_, memory)) = attached.devices.iter().find(|(one, _)| *one == index) {
             return Ok(Arc::clone(memory));
         }
         let domain = device.create_domain().map_err(|source| HostError::Rdma {
@@ -210,15 +210,15 @@ impl<P: Provider> HostMemory<P> {
             source,
         })?;
         let memory = Arc::new(DeviceMemory::new(domain, self.keys));
-        for arena in &known.arenas {
+        for arena in &attached.arenas {
             memory.attach(arena)?;
         }
-        known.devices.push((index, Arc::clone(&memory)));
+        attached.devices.push((index, Arc::clone(&memory)));
         Ok(memory)
     }
 
-    fn known(&self) -> std::sync::MutexGuard<'_, Known<P>> {
+    fn attached(&self) -> std::sync::MutexGuard<'_, Attached<P>> {
         // Both lists only grow, so they are consistent even after a panic elsewhere.
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.attached.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

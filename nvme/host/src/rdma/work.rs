@@ -56,8 +56,8 @@ impl Work {
 
 /// The occupancy of a send queue. An unsignalled request is retired when a later one completes.
 #[derive(Debug)]
-pub(crate) struct SendPlaces {
-    places: u16,
+pub(crate) struct SendQueueUsage {
+    entries: u16,
     used: u16,
     /// Requests since the last signalled one.
     unsignalled: u16,
@@ -65,20 +65,20 @@ pub(crate) struct SendPlaces {
     every: u16,
 }
 
-impl SendPlaces {
-    /// A send queue with `places` entries.
-    pub(crate) fn new(places: u16) -> Self {
+impl SendQueueUsage {
+    /// A send queue with `entries` entries.
+    pub(crate) fn new(entries: u16) -> Self {
         Self {
-            places,
+            entries,
             used: 0,
             unsignalled: 0,
-            every: (places / 4).clamp(1, 64),
+            every: (entries / 4).clamp(1, 64),
         }
     }
 
     /// Whether `wanted` more requests fit.
     pub(crate) fn have_room(&self, wanted: u16) -> bool {
-        self.places - self.used >= wanted
+        self.entries - self.used >= wanted
     }
 
     /// Takes an entry. If `must_signal` is set, or signalling is due, the request is signalled, and
@@ -86,7 +86,7 @@ impl SendPlaces {
     pub(crate) fn take(&mut self, must_signal: bool) -> Option<u16> {
         self.used += 1;
         self.unsignalled += 1;
-        if !must_signal && self.unsignalled < self.every && self.used < self.places {
+        if !must_signal && self.unsignalled < self.every && self.used < self.entries {
             return None;
         }
         Some(std::mem::take(&mut self.unsignalled))
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_identifier_says_what_it_was() {
+    fn identifiers_round_trip() {
         for work in [
             Work::Response(0),
             Work::Command(65_535),
@@ -119,9 +119,9 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_never_fills_without_a_completion_to_come() {
-        for places in 1..300 {
-            let mut queue = SendPlaces::new(places);
+    fn a_full_send_queue_has_a_signalled_request() {
+        for entries in 1..300 {
+            let mut queue = SendQueueUsage::new(entries);
             let mut signalled = std::collections::VecDeque::new();
             for round in 0..2000_u32 {
                 while queue.have_room(1) {

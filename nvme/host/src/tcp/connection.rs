@@ -25,9 +25,9 @@ use crate::error::{HostError, ProtocolError};
 use crate::link::{COMPLETIONS_MAX, Completions, ConnectionCounters, Refusal, Refused, Transfer};
 use crate::slots::Slots;
 use crate::tcp::inbox::{Inbox, Phase};
-use crate::tcp::pdu::{Agreement, digest};
+use crate::tcp::pdu::{Negotiated, digest};
 use crate::tcp::sender::Sender;
-use crate::tcp::stream::{ByteStream, Moved};
+use crate::tcp::stream::{ByteStream, StreamResult};
 
 /// The direction of a command's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -47,7 +47,7 @@ pub(crate) enum Direction {
 
 /// The part of an R2T that has not been queued for sending yet.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Grant {
+pub(crate) struct PendingR2t {
     pub(crate) ttag: u16,
     pub(crate) offset: u32,
     pub(crate) remaining: u32,
@@ -58,14 +58,14 @@ pub(crate) struct Grant {
 pub(crate) struct Command<B> {
     pub(crate) direction: Direction,
     /// LAST_PDU was received.
-    pub(crate) last_seen: bool,
+    pub(crate) last_pdu_received: bool,
     /// A data digest did not match, so the command fails when it completes.
-    pub(crate) data_damaged: bool,
+    pub(crate) digest_failed: bool,
     /// Bytes of `data` to transfer.
     pub(crate) expected: u32,
     /// Bytes received in data PDUs, or requested by R2Ts, so far.
-    pub(crate) moved: u32,
-    pub(crate) grant: Option<Grant>,
+    pub(crate) transferred: u32,
+    pub(crate) pending_r2t: Option<PendingR2t>,
     /// Position in the outgoing stream after the last byte that was queued for this command.
     pub(crate) send_end: u64,
     pub(crate) token: u64,
@@ -76,11 +76,11 @@ impl<B> Default for Command<B> {
     fn default() -> Self {
         Self {
             direction: Direction::None,
-            last_seen: false,
-            data_damaged: false,
+            last_pdu_received: false,
+            digest_failed: false,
             expected: 0,
-            moved: 0,
-            grant: None,
+            transferred: 0,
+            pending_r2t: None,
             send_end: 0,
             token: 0,
             data: None,
@@ -96,7 +96,7 @@ const SPARE_PDUS: usize = 64;
 
 /// Parameters negotiated by initialisation and Connect.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Settled {
+pub(crate) struct TcpParameters {
     /// Digests, and the target's data alignment.
     pub(crate) framing: Framing,
     /// Maximum data bytes of one H2CData PDU.
@@ -110,14 +110,14 @@ pub(crate) struct Settled {
 pub(crate) struct Connection<S, B> {
     stream: S,
     /// Digests that the ICReq requests.
-    pub(crate) asked: DigestFlags,
-    pub(crate) settled: Settled,
+    pub(crate) requested: DigestFlags,
+    pub(crate) parameters: TcpParameters,
     pub(crate) slots: Commands<B>,
     sender: Sender,
     /// Commands with an R2T whose data is not completely queued, in the order of their R2Ts.
-    granted: VecDeque<u16>,
+    pending_r2ts: VecDeque<u16>,
     /// The common header of every response capsule, if capsules have no digests.
-    pub(crate) plain_response: Option<CommonHeader>,
+    pub(crate) expected_response_header: Option<CommonHeader>,
     pub(crate) inbox: Inbox,
     pub(crate) counters: ConnectionCounters,
     failure: Option<HostError>,
@@ -126,19 +126,24 @@ pub(crate) struct Connection<S, B> {
 impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
     /// A connection over a new stream, for `depth` commands in flight. The next [`Self::flush`]
     /// sends its ICReq; commands may be sent after it [is initialised](Self::is_initialized).
-    pub(crate) fn new(stream: S, asked: DigestFlags, depth: usize, receive_bytes: usize) -> Self {
+    pub(crate) fn new(
+        stream: S,
+        requested: DigestFlags,
+        depth: usize,
+        receive_bytes: usize,
+    ) -> Self {
         let mut sender = Sender::new(depth + SPARE_PDUS);
         // Request no alignment (HPDA 0) and one R2T at a time (MAXR2T, zero-based).
-        let request = IcReq::new(0, asked, 0);
+        let request = IcReq::new(0, requested, 0);
         sender.stage(request.as_bytes(), 0);
         Self {
             stream,
-            asked,
-            settled: Settled::default(),
+            requested,
+            parameters: TcpParameters::default(),
             slots: Slots::new(depth),
             sender,
-            granted: VecDeque::with_capacity(depth),
-            plain_response: None,
+            pending_r2ts: VecDeque::with_capacity(depth),
+            expected_response_header: None,
             inbox: Inbox::new(receive_bytes),
             counters: ConnectionCounters::default(),
             failure: None,
@@ -164,14 +169,15 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
     }
 
     /// Applies the negotiated parameters to all later PDUs.
-    pub(crate) fn initialized(&mut self, agreement: Agreement) {
-        let Agreement {
+    pub(crate) fn initialized(&mut self, negotiated: Negotiated) {
+        let Negotiated {
             framing,
             h2c_data_max_bytes,
-        } = agreement;
-        (self.settled.framing, self.settled.h2c_data_max_bytes) = (framing, h2c_data_max_bytes);
+        } = negotiated;
+        (self.parameters.framing, self.parameters.h2c_data_max_bytes) =
+            (framing, h2c_data_max_bytes);
         let response = CapsuleResp::new(Cqe::default(), framing);
-        self.plain_response = (!framing.header_digest).then_some(response.ch);
+        self.expected_response_header = (!framing.header_digest).then_some(response.ch);
     }
 
     /// Queues a command, which the next [`Self::flush`] sends. Returns its command identifier.
@@ -200,11 +206,11 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
         };
         let slot = self.slots.get_mut(index);
         slot.direction = direction;
-        slot.last_seen = false;
-        slot.data_damaged = false;
+        slot.last_pdu_received = false;
+        slot.digest_failed = false;
         slot.expected = length;
-        slot.moved = 0;
-        slot.grant = None;
+        slot.transferred = 0;
+        slot.pending_r2t = None;
         slot.token = token;
         slot.data = data;
         let cid = slot.cid();
@@ -227,7 +233,7 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
             Transfer::Read(data) => (Direction::FromTarget, Some(data)),
             Transfer::ReadUpTo(data) => (Direction::FromTargetUpTo, Some(data)),
             Transfer::Write(data) => {
-                let in_capsule = data.len() <= self.settled.in_capsule_max_bytes as usize;
+                let in_capsule = data.len() <= self.parameters.in_capsule_max_bytes as usize;
                 let direction = if in_capsule {
                     Direction::InCapsule
                 } else {
@@ -245,7 +251,7 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
         } else {
             0
         };
-        let capsule = CapsuleCmd::new(sqe, inline, self.settled.framing);
+        let capsule = CapsuleCmd::new(sqe, inline, self.parameters.framing);
         let header: &[u8; size_of::<CapsuleCmd>()] = transmute_ref!(&capsule);
         self.stage_header(header, capsule.ch.pdo);
         self.stage_data(index, 0, inline);
@@ -253,7 +259,7 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
 
     /// Queues a header with its digest, padded to the start of data.
     fn stage_header<const BYTES: usize>(&mut self, header: &[u8; BYTES], pdo: u8) {
-        if self.settled.framing.header_digest {
+        if self.parameters.framing.header_digest {
             let mut digested = ArrayVec::<u8, 132>::new();
             // A header has at most 72 bytes here, so both parts fit.
             digested.extend(header.iter().copied().chain(digest(header)));
@@ -270,7 +276,7 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
         if len > 0 {
             let (start, len) = (start as usize, len as usize);
             self.sender.attach(index, start, len);
-            if self.settled.framing.data_digest
+            if self.parameters.framing.data_digest
                 && let Some(data) = self.slots.get(index).data.as_deref()
             {
                 self.sender.stage(&digest(&data[start..start + len]), 4);
@@ -280,33 +286,35 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
     }
 
     /// Records an R2T; the next [`Self::flush`] sends its data.
-    pub(crate) fn grant(&mut self, index: u16, grant: Grant) {
-        self.slots.get_mut(index).grant = Some(grant);
-        self.granted.push_back(index);
+    pub(crate) fn add_r2t(&mut self, index: u16, pending_r2t: PendingR2t) {
+        self.slots.get_mut(index).pending_r2t = Some(pending_r2t);
+        self.pending_r2ts.push_back(index);
     }
 
     /// Queues the data that R2Ts requested, while there is room.
-    fn stage_granted(&mut self) {
-        while let Some(&index) = self.granted.front() {
+    fn stage_r2t_data(&mut self) {
+        while let Some(&index) = self.pending_r2ts.front() {
             let slot = self.slots.get_mut(index);
             let cid = slot.cid();
-            let Some(grant) = slot.grant.as_mut() else {
-                self.granted.pop_front();
+            let Some(pending_r2t) = slot.pending_r2t.as_mut() else {
+                self.pending_r2ts.pop_front();
                 continue;
             };
             if !self.sender.has_room() {
                 return;
             }
-            let len = grant.remaining.min(self.settled.h2c_data_max_bytes);
-            let (ttag, offset) = (grant.ttag, grant.offset);
-            grant.offset += len;
-            grant.remaining -= len;
-            let last = grant.remaining == 0;
+            let len = pending_r2t
+                .remaining
+                .min(self.parameters.h2c_data_max_bytes);
+            let (ttag, offset) = (pending_r2t.ttag, pending_r2t.offset);
+            pending_r2t.offset += len;
+            pending_r2t.remaining -= len;
+            let last = pending_r2t.remaining == 0;
             if last {
-                slot.grant = None;
-                self.granted.pop_front();
+                slot.pending_r2t = None;
+                self.pending_r2ts.pop_front();
             }
-            let pdu = H2cData::new(cid, ttag, offset, len, last, self.settled.framing);
+            let pdu = H2cData::new(cid, ttag, offset, len, last, self.parameters.framing);
             let header: &[u8; size_of::<H2cData>()] = transmute_ref!(&pdu);
             self.stage_header(header, pdu.ch.pdo);
             self.stage_data(index, offset, len);
@@ -316,14 +324,14 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
     /// Whether everything that was queued for the command, or requested by an R2T, was sent.
     pub(crate) fn is_sent(&self, index: u16) -> bool {
         let slot = self.slots.get(index);
-        slot.grant.is_none() && slot.send_end <= self.sender.sent()
+        slot.pending_r2t.is_none() && slot.send_end <= self.sender.sent()
     }
 
     /// Sends everything queued, in one system call if the socket has room.
     pub(crate) fn flush(&mut self) -> Result<(), HostError> {
         self.check_failure()?;
         loop {
-            self.stage_granted();
+            self.stage_r2t_data();
             if self.sender.is_empty() {
                 return Ok(());
             }
@@ -331,7 +339,7 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
                 return Err(self.fail(error));
             }
             self.counters.sends = self.sender.sends();
-            if !self.sender.is_empty() || self.granted.is_empty() {
+            if !self.sender.is_empty() || self.pending_r2ts.is_empty() {
                 return Ok(());
             }
         }
@@ -346,8 +354,8 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
     /// Adds completed commands to `completions` until it has `most` entries, after at most one
     /// receiving system call. Returns the number added.
     ///
-    /// An error is final: the connection cannot be used any more, and [`Self::abandon`] returns the
-    /// buffers.
+    /// An error is final: the connection cannot be used any more, and [`Self::take_failed_command`]
+    /// returns the buffers.
     pub(crate) fn poll_until(
         &mut self,
         completions: &mut Completions<B>,
@@ -379,27 +387,27 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
     /// Receives once: into the rest of the data being received, and into the inbox after it.
     fn receive(&mut self) -> Result<(), HostError> {
         let mut target = match &self.inbox.phase {
-            Phase::Data(arrival) => {
-                let range = arrival.next..arrival.end;
-                let data = self.slots.get_mut(arrival.slot).data.as_deref_mut();
+            Phase::Data(incoming) => {
+                let range = incoming.next..incoming.end;
+                let data = self.slots.get_mut(incoming.slot).data.as_deref_mut();
                 data.and_then(|data| data.get_mut(range))
             }
             Phase::Initialization | Phase::Header | Phase::Digest(_) => None,
         };
-        let moved = self.inbox.receive(&mut self.stream, target.take());
-        match moved {
+        let result = self.inbox.receive(&mut self.stream, target.take());
+        match result {
             Ok(placed) => {
                 self.counters.receives += 1;
                 self.counters.placed_bytes += placed as u64;
                 Ok(())
             }
-            Err(Moved::Bytes(_) | Moved::Nothing) => {
+            Err(StreamResult::Bytes(_) | StreamResult::Nothing) => {
                 self.counters.empty_receives += 1;
                 Ok(())
             }
-            Err(Moved::Ended) if self.inbox.is_between_pdus() => Err(HostError::Closed),
-            Err(Moved::Ended) => Err(HostError::ClosedWithinPdu),
-            Err(Moved::Failed(errno)) => Err(HostError::Socket(errno)),
+            Err(StreamResult::Ended) if self.inbox.is_between_pdus() => Err(HostError::Closed),
+            Err(StreamResult::Ended) => Err(HostError::ClosedWithinPdu),
+            Err(StreamResult::Failed(errno)) => Err(HostError::Socket(errno)),
         }
     }
 
@@ -424,7 +432,7 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
     fn send_termination(&mut self, fault: ProtocolError) {
         if self.sender.is_empty() {
             let (status, information) = fault.termination();
-            let header = self.inbox.offending_header();
+            let header = self.inbox.parsed_header();
             let request = TermReq::from_host(status, information, header.len());
             let buffers = [request.as_bytes(), header].map(std::io::IoSlice::new);
             // The connection has failed either way.
@@ -434,7 +442,7 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
 
     /// Takes one command back from a failed connection: its token and buffer. Returns `None` after
     /// the last.
-    pub(crate) fn abandon(&mut self) -> Option<(u64, Option<B>)> {
+    pub(crate) fn take_failed_command(&mut self) -> Option<(u64, Option<B>)> {
         let index = self.slots.any_in_flight()?;
         debug_assert!(self.failure.is_some(), "only what failed is abandoned");
         let command = self.slots.release(index);
@@ -453,7 +461,7 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
 
     /// Whether data waits for room in the socket.
     pub(crate) fn has_unsent(&self) -> bool {
-        !self.sender.is_empty() || !self.granted.is_empty()
+        !self.sender.is_empty() || !self.pending_r2ts.is_empty()
     }
 }
 

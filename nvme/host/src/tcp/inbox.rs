@@ -4,7 +4,7 @@ use std::io::IoSliceMut;
 
 use nvme_spec::tcp::{CapsuleResp, HEADER_MAX_BYTES};
 
-use crate::tcp::stream::{ByteStream, Moved};
+use crate::tcp::stream::{ByteStream, StreamResult};
 
 /// Minimum size of a data PDU for which a separate receive is worthwhile.
 const LARGE_DATA_BYTES: usize = 32 * 1024;
@@ -21,7 +21,7 @@ const RESPONSE_HEADER_BYTES: usize = size_of::<CapsuleResp>();
 
 /// The data of one PDU that is being received into its command's buffer.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Arrival {
+pub(crate) struct IncomingData {
     pub(crate) slot: u16,
     /// Start of this PDU's data in the command's buffer.
     pub(crate) start: usize,
@@ -41,9 +41,9 @@ pub(crate) enum Phase {
     /// A header, from its first byte.
     Header,
     /// Data.
-    Data(Arrival),
+    Data(IncomingData),
     /// The data digest after the data.
-    Digest(Arrival),
+    Digest(IncomingData),
 }
 
 /// The incoming half of a connection.
@@ -86,13 +86,13 @@ impl Inbox {
     }
 
     /// Starts receiving the data of a PDU.
-    pub(crate) fn expect_data(&mut self, arrival: Arrival) {
-        self.last_data_bytes = arrival.end - arrival.start;
-        self.phase = Phase::Data(arrival);
+    pub(crate) fn expect_data(&mut self, incoming: IncomingData) {
+        self.last_data_bytes = incoming.end - incoming.start;
+        self.phase = Phase::Data(incoming);
     }
 
     /// Copies the current header, which a termination request would include.
-    pub(crate) fn note_header(&mut self, len: usize) {
+    pub(crate) fn copy_header(&mut self, len: usize) {
         let pending = &self.buffer[self.start..self.end];
         self.header_bytes = len.min(HEADER_MAX_BYTES).min(pending.len());
         match pending.first_chunk::<RESPONSE_HEADER_BYTES>() {
@@ -105,7 +105,7 @@ impl Inbox {
     }
 
     /// The header parsed last.
-    pub(crate) fn offending_header(&self) -> &[u8] {
+    pub(crate) fn parsed_header(&self) -> &[u8] {
         &self.header[..self.header_bytes]
     }
 
@@ -120,7 +120,7 @@ impl Inbox {
         &mut self,
         stream: &mut impl ByteStream,
         target: Option<&mut [u8]>,
-    ) -> Result<usize, Moved> {
+    ) -> Result<usize, StreamResult> {
         self.buffer.copy_within(self.start..self.end, 0);
         self.end -= self.start;
         self.start = 0;
@@ -130,7 +130,7 @@ impl Inbox {
             self.buffer.len()
         };
         let rest = &mut self.buffer[self.end..window];
-        let (moved, target_bytes) = match target {
+        let (result, target_bytes) = match target {
             Some(target) => {
                 let target_bytes = target.len();
                 let mut buffers = [IoSliceMut::new(target), IoSliceMut::new(rest)];
@@ -138,13 +138,13 @@ impl Inbox {
             }
             None => (stream.receive(&mut [IoSliceMut::new(rest)]), 0),
         };
-        let Moved::Bytes(bytes) = moved else {
-            return Err(moved);
+        let StreamResult::Bytes(bytes) = result else {
+            return Err(result);
         };
         let placed = bytes.min(target_bytes);
         self.end += bytes - placed;
-        if let Phase::Data(arrival) = &mut self.phase {
-            arrival.next += placed;
+        if let Phase::Data(incoming) = &mut self.phase {
+            incoming.next += placed;
         }
         Ok(placed)
     }

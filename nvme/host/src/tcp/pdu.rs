@@ -24,7 +24,7 @@ pub fn digest(bytes: &[u8]) -> [u8; DIGEST_BYTES as usize] {
 /// The header of a PDU from a controller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Header {
-    /// An ICResp, for [`agree`].
+    /// An ICResp, for [`negotiate`].
     Initialized,
     /// A response capsule.
     Response(CapsuleResp),
@@ -130,7 +130,7 @@ pub fn assemble(header: &[u8], common: CommonHeader, data: &[u8]) -> Vec<u8> {
 
 /// The negotiated parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Agreement {
+pub struct Negotiated {
     /// Digests, and the target's data alignment.
     pub framing: Framing,
     /// Maximum data bytes of one H2CData PDU.
@@ -141,8 +141,8 @@ pub struct Agreement {
 /// 1.1 §3.6.2.3).
 ///
 /// # Errors
-/// A field out of range, or [`HostError::DigestRefused`].
-pub fn agree(response: &IcResp, asked: DigestFlags) -> Result<Agreement, HostError> {
+/// A field out of range, or [`HostError::DigestUnsupported`].
+pub fn negotiate(response: &IcResp, requested: DigestFlags) -> Result<Negotiated, HostError> {
     let at = |offset| Err(ProtocolError::Initialization { offset }.into());
     if response.pfv.get() != PFV_1_0 {
         return at(offset::PFV);
@@ -151,14 +151,14 @@ pub fn agree(response: &IcResp, asked: DigestFlags) -> Result<Agreement, HostErr
         return at(offset::PDA);
     }
     let got = response.dgst;
-    if (got.header() && !asked.header()) || (got.data() && !asked.data()) {
+    if (got.header() && !requested.header()) || (got.data() && !requested.data()) {
         return at(offset::DGST);
     }
-    if asked.header() && !got.header() {
-        return Err(HostError::DigestRefused("header"));
+    if requested.header() && !got.header() {
+        return Err(HostError::DigestUnsupported("header"));
     }
-    if asked.data() && !got.data() {
-        return Err(HostError::DigestRefused("data"));
+    if requested.data() && !got.data() {
+        return Err(HostError::DigestUnsupported("data"));
     }
     let h2c_data_max_bytes = response.maxh2cdata.get().min(PDU_DATA_MAX_BYTES);
     if h2c_data_max_bytes < MAXH2CDATA_MIN_BYTES {
@@ -169,7 +169,7 @@ pub fn agree(response: &IcResp, asked: DigestFlags) -> Result<Agreement, HostErr
         data_digest: got.data(),
         alignment_z: response.cpda_z,
     };
-    Ok(Agreement {
+    Ok(Negotiated {
         framing,
         h2c_data_max_bytes,
     })
@@ -181,7 +181,7 @@ mod tests {
 
     /// RFC 3720 §B.4.
     #[test]
-    fn the_published_examples_come_out() {
+    fn digests_match_the_published_examples() {
         let ascending: Vec<u8> = (0..32).collect();
         assert_eq!(digest(&[0; 32]), [0xaa, 0x36, 0x91, 0x8a]);
         assert_eq!(digest(&[0xff; 32]), [0x43, 0xab, 0xa8, 0x62]);

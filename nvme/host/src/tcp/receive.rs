@@ -15,9 +15,9 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::error::{HostError, ProtocolError};
 use crate::link::{Completion, Completions};
-use crate::tcp::connection::{Connection, Direction, Grant};
-use crate::tcp::inbox::{Arrival, Phase};
-use crate::tcp::pdu::{Header, agree, digest, read_header};
+use crate::tcp::connection::{Connection, Direction, PendingR2t};
+use crate::tcp::inbox::{IncomingData, Phase};
+use crate::tcp::pdu::{Header, digest, negotiate, read_header};
 use crate::tcp::stream::ByteStream;
 
 impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
@@ -35,7 +35,7 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
                     None if self.inbox.pending().len() < size_of::<CommonHeader>() => {
                         return Ok(());
                     }
-                    None => match self.next_header(self.settled.framing)? {
+                    None => match self.next_header(self.parameters.framing)? {
                         Some((header, layout)) => {
                             self.inbox.consume(layout.header_bytes as usize);
                             self.dispatch(header, layout, completions)?
@@ -43,8 +43,8 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
                         None => return Ok(()),
                     },
                 },
-                Phase::Data(arrival) => self.copy_data(arrival, completions)?,
-                Phase::Digest(arrival) => self.check_data_digest(arrival, completions)?,
+                Phase::Data(incoming) => self.copy_data(incoming, completions)?,
+                Phase::Digest(incoming) => self.check_data_digest(incoming, completions)?,
             };
             if !progress {
                 return Ok(());
@@ -57,12 +57,12 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
     /// Its common header has only one valid value, so a single comparison checks all fields;
     /// [`Self::next_header`] handles everything else.
     fn next_response(&mut self) -> Option<Cqe> {
-        let plain = self.plain_response.as_ref()?;
+        let plain = self.expected_response_header.as_ref()?;
         let (response, _) = CapsuleResp::read_from_prefix(self.inbox.pending()).ok()?;
         if response.ch.as_bytes() != plain.as_bytes() {
             return None;
         }
-        self.inbox.note_header(size_of::<CapsuleResp>());
+        self.inbox.copy_header(size_of::<CapsuleResp>());
         self.inbox.consume(size_of::<CapsuleResp>());
         Some(response.cqe)
     }
@@ -78,10 +78,10 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
         }
         let response = IcResp::read_from_prefix(self.inbox.pending());
         let (response, _) = response.map_err(|_| ProtocolError::UnexpectedPdu(PduType::IC_RESP))?;
-        let agreement = agree(&response, self.asked)?;
+        let negotiated = negotiate(&response, self.requested)?;
         self.inbox.consume(layout.header_bytes as usize);
         self.inbox.phase = Phase::Header;
-        self.initialized(agreement);
+        self.initialized(negotiated);
         Ok(true)
     }
 
@@ -97,13 +97,13 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
         let read = read.and_then(|()| read_header(self.inbox.pending(), framing));
         match &read {
             Ok(Some((Header::Initialized, layout))) => {
-                self.inbox.note_header(layout.header_bytes as usize);
+                self.inbox.copy_header(layout.header_bytes as usize);
             }
             Ok(Some(_)) | Err(ProtocolError::HeaderDigest { .. }) => {
-                self.inbox.note_header(size_of::<CapsuleResp>());
+                self.inbox.copy_header(size_of::<CapsuleResp>());
             }
             Ok(None) => {}
-            Err(_) => self.inbox.note_header(size_of::<CommonHeader>()),
+            Err(_) => self.inbox.copy_header(size_of::<CommonHeader>()),
         }
         Ok(read?)
     }
@@ -151,12 +151,12 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
         let cid = cqe.cid.get();
         let index = self.find(PduType::CAPSULE_RESP, cid)?;
         if !self.is_sent(index) {
-            return Err(ProtocolError::CompletedTooSoon { cid });
+            return Err(ProtocolError::CompletedBeforeSent { cid });
         }
         let slot = self.slots.get(index);
-        let short = slot.direction == Direction::FromTarget && slot.moved != slot.expected;
+        let short = slot.direction == Direction::FromTarget && slot.transferred != slot.expected;
         if short && cqe.status().is_success() {
-            let (found, expected) = (slot.moved, slot.expected);
+            let (found, expected) = (slot.transferred, slot.expected);
             return Err(ProtocolError::ShortData {
                 cid,
                 found,
@@ -174,8 +174,8 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
             slot.direction,
             Direction::FromTarget | Direction::FromTargetUpTo
         );
-        let received = if read { slot.moved } else { 0 };
-        if slot.data_damaged && cqe.status().is_success() {
+        let received = if read { slot.transferred } else { 0 };
+        if slot.digest_failed && cqe.status().is_success() {
             // Base 2.1 §4.2.3.1: the status of a command whose transfer failed in the transport.
             cqe = Cqe::new(slot.cid(), Status::TRANSIENT_TRANSPORT_ERROR);
         }
@@ -186,7 +186,7 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
             received,
             data: slot.data.take(),
         });
-        self.slots.give_back(index);
+        self.slots.release_in_place(index);
     }
 
     /// Checks a data PDU against its command (TCP 1.1 §3.3.2.1, §3.6.2.9).
@@ -195,16 +195,16 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
         let cid = pdu.cccid.get();
         let index = self.find(kind, cid)?;
         if !self.is_sent(index) {
-            return Err(ProtocolError::CompletedTooSoon { cid });
+            return Err(ProtocolError::CompletedBeforeSent { cid });
         }
         let slot = self.slots.get_mut(index);
         if !matches!(
             slot.direction,
             Direction::FromTarget | Direction::FromTargetUpTo
         ) {
-            return Err(ProtocolError::NoDataWanted { cid });
+            return Err(ProtocolError::UnexpectedData { cid });
         }
-        if slot.last_seen {
+        if slot.last_pdu_received {
             return Err(ProtocolError::DataAfterLast { cid });
         }
         let (offset, length) = (pdu.datao.get(), pdu.datal.get());
@@ -215,14 +215,14 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
                 most: bytes,
             });
         }
-        if offset != slot.moved {
+        if offset != slot.transferred {
             return Err(ProtocolError::DataOutOfOrder {
                 cid,
                 found: offset,
-                expected: slot.moved,
+                expected: slot.transferred,
             });
         }
-        let most = slot.expected - slot.moved;
+        let most = slot.expected - slot.transferred;
         if length > most {
             return Err(ProtocolError::DataLength {
                 cid,
@@ -234,11 +234,11 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
         if success && !pdu.ch.flags.last_pdu() {
             return Err(ProtocolError::SuccessWithoutLast { cid });
         }
-        slot.last_seen = pdu.ch.flags.last_pdu();
-        slot.moved += length;
+        slot.last_pdu_received = pdu.ch.flags.last_pdu();
+        slot.transferred += length;
         let start = offset as usize;
         let end = start + length as usize;
-        self.inbox.expect_data(Arrival {
+        self.inbox.expect_data(IncomingData {
             slot: index,
             start,
             next: start,
@@ -251,32 +251,32 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
     /// Copies data from the inbox to its place. Returns false if more bytes are needed.
     fn copy_data(
         &mut self,
-        mut arrival: Arrival,
+        mut incoming: IncomingData,
         completions: &mut Completions<B>,
     ) -> Result<bool, HostError> {
         let pending = self.inbox.pending();
-        let len = pending.len().min(arrival.end - arrival.next);
-        if let Some(data) = self.slots.get_mut(arrival.slot).data.as_deref_mut() {
-            data[arrival.next..arrival.next + len].copy_from_slice(&pending[..len]);
+        let len = pending.len().min(incoming.end - incoming.next);
+        if let Some(data) = self.slots.get_mut(incoming.slot).data.as_deref_mut() {
+            data[incoming.next..incoming.next + len].copy_from_slice(&pending[..len]);
         }
         self.inbox.consume(len);
         self.counters.copied_bytes += len as u64;
-        arrival.next += len;
-        if arrival.next < arrival.end {
-            self.inbox.phase = Phase::Data(arrival);
+        incoming.next += len;
+        if incoming.next < incoming.end {
+            self.inbox.phase = Phase::Data(incoming);
             return Ok(false);
         }
-        if self.settled.framing.data_digest {
-            self.inbox.phase = Phase::Digest(arrival);
+        if self.parameters.framing.data_digest {
+            self.inbox.phase = Phase::Digest(incoming);
         } else {
-            self.finish_data(arrival, completions)?;
+            self.finish_data(incoming, completions)?;
         }
         Ok(true)
     }
 
     fn check_data_digest(
         &mut self,
-        arrival: Arrival,
+        incoming: IncomingData,
         completions: &mut Completions<B>,
     ) -> Result<bool, HostError> {
         let Some(found) = self
@@ -286,39 +286,39 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
         else {
             return Ok(false);
         };
-        let slot = self.slots.get(arrival.slot);
+        let slot = self.slots.get(incoming.slot);
         let data = slot
             .data
             .as_deref()
-            .and_then(|data| data.get(arrival.start..arrival.end));
+            .and_then(|data| data.get(incoming.start..incoming.end));
         if data.map(digest) != Some(*found) {
             self.counters.data_digest_errors += 1;
-            self.slots.get_mut(arrival.slot).data_damaged = true;
+            self.slots.get_mut(incoming.slot).digest_failed = true;
         }
         self.inbox.consume(DIGEST_BYTES as usize);
-        self.finish_data(arrival, completions)?;
+        self.finish_data(incoming, completions)?;
         Ok(true)
     }
 
     /// Ends a data PDU; with SUCCESS its command completes (TCP 1.1 §3.3.2.1).
     fn finish_data(
         &mut self,
-        arrival: Arrival,
+        incoming: IncomingData,
         completions: &mut Completions<B>,
     ) -> Result<(), ProtocolError> {
         self.inbox.phase = Phase::Header;
-        if arrival.success {
-            let slot = self.slots.get(arrival.slot);
+        if incoming.success {
+            let slot = self.slots.get(incoming.slot);
             let cid = slot.cid();
-            if slot.direction == Direction::FromTarget && slot.moved != slot.expected {
-                let (found, expected) = (slot.moved, slot.expected);
+            if slot.direction == Direction::FromTarget && slot.transferred != slot.expected {
+                let (found, expected) = (slot.transferred, slot.expected);
                 return Err(ProtocolError::ShortData {
                     cid,
                     found,
                     expected,
                 });
             }
-            self.complete(arrival.slot, Cqe::new(cid, Status::SUCCESS), completions);
+            self.complete(incoming.slot, Cqe::new(cid, Status::SUCCESS), completions);
         }
         Ok(())
     }
@@ -335,9 +335,9 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
         }
         let slot = self.slots.get_mut(index);
         let (offset, length) = (pdu.r2to.get(), pdu.r2tl.get());
-        let in_order = offset == slot.moved;
-        if !in_order || length == 0 || length > slot.expected - slot.moved {
-            let (sent, total) = (slot.moved, slot.expected);
+        let in_order = offset == slot.transferred;
+        if !in_order || length == 0 || length > slot.expected - slot.transferred {
+            let (sent, total) = (slot.transferred, slot.expected);
             return Err(ProtocolError::R2tRange {
                 cid,
                 offset,
@@ -346,10 +346,10 @@ impl<S: ByteStream, B: Deref<Target = [u8]> + DerefMut> Connection<S, B> {
                 total,
             });
         }
-        slot.moved += length;
-        self.grant(
+        slot.transferred += length;
+        self.add_r2t(
             index,
-            Grant {
+            PendingR2t {
                 ttag: pdu.ttag.get(),
                 offset,
                 remaining: length,

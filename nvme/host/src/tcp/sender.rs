@@ -8,7 +8,7 @@ use arrayvec::ArrayVec;
 
 use crate::error::HostError;
 use crate::tcp::connection::Commands;
-use crate::tcp::stream::{ByteStream, Moved};
+use crate::tcp::stream::{ByteStream, StreamResult};
 
 /// Maximum number of pieces of one vectored send: header and data of 128 writes with their digests,
 /// and well below the kernel's limit of 1024 (limits.h, UIO_MAXIOV).
@@ -159,12 +159,12 @@ impl Sender {
     ) -> Result<(), HostError> {
         while !self.is_empty() {
             self.sends += 1;
-            let (moved, offered) = self.offer(stream, slots);
-            let sent = match moved {
-                Moved::Bytes(bytes) => bytes,
-                Moved::Nothing => break,
-                Moved::Ended => return Err(HostError::Closed),
-                Moved::Failed(errno) => return Err(HostError::Socket(errno)),
+            let (result, offered) = self.offer(stream, slots);
+            let sent = match result {
+                StreamResult::Bytes(bytes) => bytes,
+                StreamResult::Nothing => break,
+                StreamResult::Ended => return Err(HostError::Closed),
+                StreamResult::Failed(errno) => return Err(HostError::Socket(errno)),
             };
             self.advance(sent);
             if sent < offered {
@@ -181,7 +181,7 @@ impl Sender {
         &self,
         stream: &mut impl ByteStream,
         slots: &Commands<B>,
-    ) -> (Moved, usize) {
+    ) -> (StreamResult, usize) {
         let mut offered = 0;
         // Fill the list in place: a collected list would be moved once more.
         let mut buffers = ArrayVec::<IoSlice<'_>, PIECES_PER_SEND_MAX>::new();
@@ -264,11 +264,11 @@ mod tests {
     }
 
     impl ByteStream for Sink {
-        fn receive(&mut self, _: &mut [IoSliceMut<'_>]) -> Moved {
-            Moved::Nothing
+        fn receive(&mut self, _: &mut [IoSliceMut<'_>]) -> StreamResult {
+            StreamResult::Nothing
         }
 
-        fn send(&mut self, buffers: &[IoSlice<'_>]) -> Moved {
+        fn send(&mut self, buffers: &[IoSlice<'_>]) -> StreamResult {
             self.pieces.push(buffers.len());
             let before = self.taken.len();
             for buffer in buffers {
@@ -277,8 +277,8 @@ mod tests {
                     .extend_from_slice(&buffer[..buffer.len().min(room)]);
             }
             match self.taken.len() - before {
-                0 => Moved::Nothing,
-                bytes => Moved::Bytes(bytes),
+                0 => StreamResult::Nothing,
+                bytes => StreamResult::Bytes(bytes),
             }
         }
 
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_in_a_row_leave_as_one_piece() {
+    fn consecutive_headers_are_one_piece() {
         let mut sender = Sender::new(8);
         let slots = Commands::<Vec<u8>>::new(1);
         for value in 0..8_u8 {
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_the_stream_takes_the_bytes_keep_their_order() {
+    fn partial_sends_keep_the_order() {
         for quota in [1, 7, 100, 1000] {
             let mut sender = Sender::new(4);
             let mut slots = Commands::<Vec<u8>>::new(1);

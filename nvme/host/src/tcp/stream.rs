@@ -21,7 +21,7 @@ use crate::options::ConnectOptions;
 
 /// The result of one send or receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Moved {
+pub enum StreamResult {
     /// This many bytes, at least one.
     Bytes(usize),
     /// No bytes now.
@@ -35,10 +35,10 @@ pub enum Moved {
 /// A bidirectional stream of bytes that never blocks.
 pub trait ByteStream: Debug {
     /// Receives bytes into `buffers`, in order.
-    fn receive(&mut self, buffers: &mut [IoSliceMut<'_>]) -> Moved;
+    fn receive(&mut self, buffers: &mut [IoSliceMut<'_>]) -> StreamResult;
 
     /// Sends bytes of `buffers`, in order.
-    fn send(&mut self, buffers: &[IoSlice<'_>]) -> Moved;
+    fn send(&mut self, buffers: &[IoSlice<'_>]) -> StreamResult;
 
     /// Waits until there are bytes to receive or, if `to_send` is set, room to send; at most for
     /// `limit`.
@@ -116,7 +116,7 @@ fn timespec(limit: Duration) -> Timespec {
 }
 
 impl ByteStream for Socket {
-    fn receive(&mut self, buffers: &mut [IoSliceMut<'_>]) -> Moved {
+    fn receive(&mut self, buffers: &mut [IoSliceMut<'_>]) -> StreamResult {
         // `recv` calls the socket directly, `read` through the file layer.
         let received = match buffers {
             [buffer] => recv(&self.0, &mut **buffer, RecvFlags::DONTWAIT).map(|(_, bytes)| bytes),
@@ -124,14 +124,14 @@ impl ByteStream for Socket {
         };
         spare_returns();
         match received {
-            Ok(0) => Moved::Ended,
-            Ok(bytes) => Moved::Bytes(bytes),
-            Err(Errno::AGAIN | Errno::INTR) => Moved::Nothing,
-            Err(errno) => Moved::Failed(errno),
+            Ok(0) => StreamResult::Ended,
+            Ok(bytes) => StreamResult::Bytes(bytes),
+            Err(Errno::AGAIN | Errno::INTR) => StreamResult::Nothing,
+            Err(errno) => StreamResult::Failed(errno),
         }
     }
 
-    fn send(&mut self, buffers: &[IoSlice<'_>]) -> Moved {
+    fn send(&mut self, buffers: &[IoSlice<'_>]) -> StreamResult {
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         let sent = match buffers {
             [buffer] => send(&self.0, buffer, flags),
@@ -139,9 +139,9 @@ impl ByteStream for Socket {
         };
         spare_returns();
         match sent {
-            Ok(0) | Err(Errno::AGAIN | Errno::INTR) => Moved::Nothing,
-            Ok(bytes) => Moved::Bytes(bytes),
-            Err(errno) => Moved::Failed(errno),
+            Ok(0) | Err(Errno::AGAIN | Errno::INTR) => StreamResult::Nothing,
+            Ok(bytes) => StreamResult::Bytes(bytes),
+            Err(errno) => StreamResult::Failed(errno),
         }
     }
 
@@ -197,20 +197,20 @@ mod tests {
         let mut peer = Socket(peer);
         let (mut first, mut second) = ([0; 3], [0; 8]);
         let nothing = socket.receive(&mut [IoSliceMut::new(&mut first)]);
-        assert_eq!(nothing, Moved::Nothing);
+        assert_eq!(nothing, StreamResult::Nothing);
         let parts = [b"abc".as_slice(), b"defg"].map(IoSlice::new);
-        assert_eq!(peer.send(&parts), Moved::Bytes(7));
+        assert_eq!(peer.send(&parts), StreamResult::Bytes(7));
         socket.wait(false, LIMIT);
         assert_eq!(
             socket.receive(&mut [IoSliceMut::new(&mut first[..2])]),
-            Moved::Bytes(2)
+            StreamResult::Bytes(2)
         );
         let mut buffers = [&mut first[2..], &mut second].map(IoSliceMut::new);
-        assert_eq!(socket.receive(&mut buffers), Moved::Bytes(5));
+        assert_eq!(socket.receive(&mut buffers), StreamResult::Bytes(5));
         assert_eq!((&first, &second[..4]), (b"abc", b"defg".as_slice()));
         drop(peer);
         socket.wait(false, LIMIT);
         let mut rest = [IoSliceMut::new(&mut second)];
-        assert_eq!(socket.receive(&mut rest), Moved::Ended);
+        assert_eq!(socket.receive(&mut rest), StreamResult::Ended);
     }
 }

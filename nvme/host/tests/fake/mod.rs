@@ -38,7 +38,7 @@ pub(crate) const BLOCKS: u64 = 4096;
 
 /// Settings of the target's correct behaviour.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Behaviour {
+pub(crate) struct TargetBehavior {
     /// Maximum data bytes per C2HData PDU.
     pub(crate) c2h_bytes: usize,
     /// Maximum data bytes per R2T.
@@ -51,12 +51,12 @@ pub(crate) struct Behaviour {
     pub(crate) discovery_entries: usize,
     /// Whether to grant as many I/O queues as requested; otherwise one less, to test that the host
     /// uses the response.
-    pub(crate) spare_queue: bool,
+    pub(crate) grants_all_queues: bool,
     /// CSTS after CC.EN = 1.
     pub(crate) csts: Csts,
 }
 
-impl Default for Behaviour {
+impl Default for TargetBehavior {
     fn default() -> Self {
         Self {
             c2h_bytes: usize::MAX,
@@ -64,7 +64,7 @@ impl Default for Behaviour {
             success_flag: true,
             in_capsule_bytes: 4096,
             discovery_entries: 3,
-            spare_queue: false,
+            grants_all_queues: false,
             csts: Csts::new().with_rdy(true),
         }
     }
@@ -75,24 +75,24 @@ pub(crate) type Hook = dyn Fn(&mut Peer, &Sqe) -> bool + Send + Sync;
 
 #[derive(Clone)]
 struct Shared {
-    behaviour: Behaviour,
+    behaviour: TargetBehavior,
     memory: Arc<Mutex<Vec<u8>>>,
     hook: Arc<Hook>,
 }
 
 /// A running target. Its threads end with their connections.
-pub(crate) struct Fake {
+pub(crate) struct FakeTarget {
     pub(crate) address: SocketAddr,
     pub(crate) memory: Arc<Mutex<Vec<u8>>>,
 }
 
-impl Fake {
-    pub(crate) fn start(behaviour: Behaviour) -> Self {
+impl FakeTarget {
+    pub(crate) fn start(behaviour: TargetBehavior) -> Self {
         Self::with_hook(behaviour, |_, _| false)
     }
 
     pub(crate) fn with_hook(
-        behaviour: Behaviour,
+        behaviour: TargetBehavior,
         hook: impl Fn(&mut Peer, &Sqe) -> bool + Send + Sync + 'static,
     ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
@@ -234,7 +234,7 @@ impl Peer {
     /// Sends all data of a read as configured, and completes the read.
     fn send_all(&mut self, sqe: &Sqe, data: &[u8]) {
         let cid = sqe.cid.get();
-        let Behaviour {
+        let TargetBehavior {
             c2h_bytes,
             success_flag,
             ..
@@ -370,7 +370,7 @@ impl Peer {
             AdminOpcode::GET_LOG_PAGE if self.discovery => self.discovery_log(sqe),
             AdminOpcode::SET_FEATURES => {
                 let asked = NumberOfQueues::from_bits(sqe.set_features().cdw11.get());
-                let less = u16::from(!self.shared.behaviour.spare_queue);
+                let less = u16::from(!self.shared.behaviour.grants_all_queues);
                 let granted_z = asked.nsq_z().saturating_sub(less);
                 let granted = asked.with_nsq_z(granted_z).with_ncq_z(granted_z);
                 let cqe = Cqe::new(sqe.cid.get(), Status::SUCCESS);

@@ -46,19 +46,19 @@ const RECEIVES: usize = 40;
 
 /// Settings of the target's correct and incorrect behaviour.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Behaviour {
+pub(crate) struct TargetBehavior {
     pub(crate) in_capsule_bytes: u32,
     pub(crate) descriptors: u8,
     /// Whether to invalidate the host's key with the response, as the host requests.
     pub(crate) invalidates: bool,
     /// Receive queue entries reported in the accept data.
     pub(crate) queue_entries: u16,
-    pub(crate) wrong: Wrong,
+    pub(crate) misbehavior: Misbehavior,
 }
 
 /// Incorrect behaviour on I/O queues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Wrong {
+pub(crate) enum Misbehavior {
     Nothing,
     Rejects(RejectReason),
     AcceptFormat,
@@ -71,21 +71,21 @@ pub(crate) enum Wrong {
     Silent,
 }
 
-impl Default for Behaviour {
+impl Default for TargetBehavior {
     fn default() -> Self {
         Self {
             in_capsule_bytes: 4096,
             descriptors: 1,
             invalidates: true,
             queue_entries: 128,
-            wrong: Wrong::Nothing,
+            misbehavior: Misbehavior::Nothing,
         }
     }
 }
 
 /// Counters of the target.
 #[derive(Debug, Default)]
-pub(crate) struct Seen {
+pub(crate) struct TargetCounters {
     pub(crate) in_capsule_writes: AtomicU64,
     pub(crate) descriptors_most: AtomicU64,
     pub(crate) invalidations: AtomicU64,
@@ -97,13 +97,13 @@ pub(crate) struct VerbsTarget {
     pub(crate) fabric: Fabric,
     pub(crate) host: Fake,
     pub(crate) address: SocketAddr,
-    pub(crate) seen: Arc<Seen>,
+    pub(crate) counters: Arc<TargetCounters>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl VerbsTarget {
-    pub(crate) fn start(behaviour: Behaviour) -> Self {
+    pub(crate) fn start(behaviour: TargetBehavior) -> Self {
         let fabric = Fabric::new(FabricConfig::IMMEDIATE);
         let machine = |name, address: [u8; 4]| {
             let device = DeviceConfig::new(name, address.into());
@@ -112,19 +112,19 @@ impl VerbsTarget {
         let host = machine("host0", [10, 0, 0, 1]);
         let target = machine("target0", [10, 0, 0, 2]);
         let address = SocketAddr::from(([10, 0, 0, 2], 4420));
-        let seen = Arc::new(Seen::default());
+        let counters = Arc::new(TargetCounters::default());
         let stop = Arc::new(AtomicBool::new(false));
         let (ready, is_ready) = std::sync::mpsc::channel();
         let thread = {
-            let (seen, stop) = (Arc::clone(&seen), Arc::clone(&stop));
-            std::thread::spawn(move || serve(&target, address, behaviour, &seen, &stop, &ready))
+            let (counters, stop) = (Arc::clone(&counters), Arc::clone(&stop));
+            std::thread::spawn(move || serve(&target, address, behaviour, &counters, &stop, &ready))
         };
         is_ready.recv().expect("the target listens");
         Self {
             fabric,
             host,
             address,
-            seen,
+            counters,
             stop,
             thread: Some(thread),
         }
@@ -153,18 +153,18 @@ impl Drop for VerbsTarget {
 }
 
 struct Shared<'a> {
-    behaviour: Behaviour,
+    behaviour: TargetBehavior,
     memory: Mutex<Vec<u8>>,
     arena: Arc<Arena>,
     registered: Arc<DomainMemory<Fake>>,
-    seen: &'a Seen,
+    counters: &'a TargetCounters,
 }
 
 fn serve(
     provider: &Fake,
     address: SocketAddr,
-    behaviour: Behaviour,
-    seen: &Seen,
+    behaviour: TargetBehavior,
+    counters: &TargetCounters,
     stop: &AtomicBool,
     ready: &std::sync::mpsc::Sender<()>,
 ) {
@@ -185,7 +185,7 @@ fn serve(
         memory: Mutex::new(vec![0; BLOCKS as usize * BLOCK]),
         arena,
         registered,
-        seen,
+        counters,
     };
     let mut events = provider.event_channel().expect("events");
     let _listener = events.listen(address, 16, Token(0)).expect("listening");
@@ -202,7 +202,7 @@ fn serve(
                     token,
                     event: rdma::ConnectionEvent::Disconnected,
                 } => {
-                    seen.connections_ended.fetch_add(1, Ordering::Relaxed);
+                    counters.connections_ended.fetch_add(1, Ordering::Relaxed);
                     peers.retain(|peer| peer.connection.token() != token);
                 }
                 _ => {}
@@ -241,8 +241,8 @@ impl<'a> Peer<'a> {
         assert_eq!(wish.recfmt.get(), 0);
         assert_eq!(u32::from(wish.hrqsize.get()), wish.hsqsize());
         let qid = wish.qid.get();
-        let wrong = shared.behaviour.wrong;
-        if let (Wrong::Rejects(reason), 1..) = (wrong, qid) {
+        let misbehavior = shared.behaviour.misbehavior;
+        if let (Misbehavior::Rejects(reason), 1..) = (misbehavior, qid) {
             let reject = ConnectReject::new(reason);
             request.reject(reject.as_bytes()).expect("rejected");
             return None;
@@ -286,10 +286,10 @@ impl<'a> Peer<'a> {
         }
         peer.queue_pair.flush().expect("posted");
         let mut accept = ConnectAccept::new(shared.behaviour.queue_entries);
-        if wrong == Wrong::AcceptFormat && qid > 0 {
+        if misbehavior == Misbehavior::AcceptFormat && qid > 0 {
             accept.recfmt = U16::new(7);
         }
-        let bytes: &[u8] = if wrong == Wrong::AcceptsNothing && qid > 0 {
+        let bytes: &[u8] = if misbehavior == Misbehavior::AcceptsNothing && qid > 0 {
             &[]
         } else {
             accept.as_bytes()
@@ -358,7 +358,7 @@ impl<'a> Peer<'a> {
                 .collect(),
             one => vec![one],
         };
-        let most = &self.shared.seen.descriptors_most;
+        let most = &self.shared.counters.descriptors_most;
         most.fetch_max(list.len() as u64, Ordering::Relaxed);
         assert!(list.len() <= usize::from(self.shared.behaviour.descriptors).max(1));
         list
@@ -378,7 +378,8 @@ impl<'a> Peer<'a> {
                 panic!("a host that sends {one:?}");
             };
             let here = (length as usize).min(len - offset);
-            let far = u64::from(self.shared.behaviour.wrong == Wrong::WritesTooFar) << 40;
+            let far =
+                u64::from(self.shared.behaviour.misbehavior == Misbehavior::WritesTooFar) << 40;
             let remote = RemoteAddress {
                 address: address + far,
                 rkey: key,
@@ -421,28 +422,32 @@ impl<'a> Peer<'a> {
             } => Some(key),
             _ => None,
         });
-        let wrong = if self.qid > 0 && self.cc.en() {
-            self.shared.behaviour.wrong
+        let misbehavior = if self.qid > 0 && self.cc.en() {
+            self.shared.behaviour.misbehavior
         } else {
-            Wrong::Nothing
+            Misbehavior::Nothing
         };
         let mut operation = SendOperation::Send;
         if let Some(rkey) = asked.filter(|_| self.shared.behaviour.invalidates) {
             self.shared
-                .seen
+                .counters
                 .invalidations
                 .fetch_add(1, Ordering::Relaxed);
             operation = SendOperation::SendWithInvalidate { rkey };
         }
         let mut cqe = cqe;
-        if wrong == Wrong::UnknownCommand {
+        if misbehavior == Misbehavior::UnknownCommand {
             cqe.cid = U16::new(cqe.cid.get() ^ 0x4000);
         }
-        let bytes = match wrong {
-            Wrong::ShortResponse => &cqe.as_bytes()[..12],
+        let bytes = match misbehavior {
+            Misbehavior::ShortResponse => &cqe.as_bytes()[..12],
             _ => cqe.as_bytes(),
         };
-        let times = if wrong == Wrong::Twice { 2 } else { 1 };
+        let times = if misbehavior == Misbehavior::Twice {
+            2
+        } else {
+            1
+        };
         for _ in 0..times {
             let request = SendRequest::new(3, operation, Payload::Inline(bytes));
             self.closed |= self.queue_pair.queue_send(&request).is_err();
@@ -463,8 +468,8 @@ impl<'a> Peer<'a> {
         let list = self.descriptors(sqe, inside);
         if let [Sgl::Offset { offset: 0, length }] = list[..] {
             assert_eq!((length as usize, inside.len()), (len, len));
-            let seen = &self.shared.seen.in_capsule_writes;
-            seen.fetch_add(1, Ordering::Relaxed);
+            let counters = &self.shared.counters.in_capsule_writes;
+            counters.fetch_add(1, Ordering::Relaxed);
             return Some((inside.to_vec(), list));
         }
         let mut bytes = vec![0; len];
@@ -489,9 +494,9 @@ impl<'a> Peer<'a> {
         } else if self.qid == 0 {
             self.admin(sqe, inside);
         } else {
-            match self.shared.behaviour.wrong {
-                Wrong::Silent => {}
-                Wrong::Disconnects => {
+            match self.shared.behaviour.misbehavior {
+                Misbehavior::Silent => {}
+                Misbehavior::Disconnects => {
                     let _ = self.connection.disconnect();
                 }
                 _ => self.io(sqe, inside),

@@ -18,23 +18,23 @@ struct Trickle {
 }
 
 impl ByteStream for Trickle {
-    fn receive(&mut self, buffers: &mut [IoSliceMut<'_>]) -> Moved {
+    fn receive(&mut self, buffers: &mut [IoSliceMut<'_>]) -> StreamResult {
         match self.incoming.get(self.given) {
             Some(&byte) => {
                 buffers[0][0] = byte;
                 self.given += 1;
-                Moved::Bytes(1)
+                StreamResult::Bytes(1)
             }
-            None => Moved::Ended,
+            None => StreamResult::Ended,
         }
     }
 
-    fn send(&mut self, buffers: &[IoSlice<'_>]) -> Moved {
+    fn send(&mut self, buffers: &[IoSlice<'_>]) -> StreamResult {
         let before = self.sent.len();
         for buffer in buffers {
             self.sent.extend_from_slice(buffer);
         }
-        Moved::Bytes(self.sent.len() - before)
+        StreamResult::Bytes(self.sent.len() - before)
     }
 
     fn wait(&self, _: bool, _: Duration) {}
@@ -42,14 +42,17 @@ impl ByteStream for Trickle {
 
 const LIMIT: Duration = Duration::from_secs(30);
 
-fn answered(asked: DigestFlags, bytes: &[u8]) -> (Result<Settled, HostError>, Trickle) {
+fn initialize_with(
+    requested: DigestFlags,
+    bytes: &[u8],
+) -> (Result<TcpParameters, HostError>, Trickle) {
     let stream = Trickle {
         incoming: bytes.to_vec(),
         ..Trickle::default()
     };
-    let mut connection: Connection<_, Vec<u8>> = Connection::new(stream, asked, 1, 0);
+    let mut connection: Connection<_, Vec<u8>> = Connection::new(stream, requested, 1, 0);
     let result = connection.initialize(LIMIT);
-    (result.map(|()| connection.settled), connection.stream)
+    (result.map(|()| connection.parameters), connection.stream)
 }
 
 fn both() -> DigestFlags {
@@ -57,31 +60,31 @@ fn both() -> DigestFlags {
 }
 
 #[test]
-fn what_was_agreed_is_what_both_want() {
-    let (result, stream) = answered(both(), IcResp::new(3, both(), 131_072).as_bytes());
+fn both_sides_negotiate_the_requested_parameters() {
+    let (result, stream) = initialize_with(both(), IcResp::new(3, both(), 131_072).as_bytes());
     let framing = Framing {
         header_digest: true,
         data_digest: true,
         alignment_z: 3,
     };
-    let settled = result.expect("agreed");
-    let found = (settled.framing, settled.h2c_data_max_bytes);
+    let parameters = result.expect("agreed");
+    let found = (parameters.framing, parameters.h2c_data_max_bytes);
     assert_eq!(found, (framing, 131_072));
     assert_eq!(stream.sent, IcReq::new(0, both(), 0).as_bytes());
 }
 
 #[test]
-fn digests_that_were_asked_for_are_not_silently_off() {
+fn requested_digests_are_required() {
     let answer = IcResp::new(0, DigestFlags::new().with_header(true), 131_072);
-    let (result, _) = answered(both(), answer.as_bytes());
+    let (result, _) = initialize_with(both(), answer.as_bytes());
     assert!(
-        matches!(result, Err(HostError::DigestRefused("data"))),
+        matches!(result, Err(HostError::DigestUnsupported("data"))),
         "{result:?}"
     );
 }
 
 #[test]
-fn answers_out_of_range_are_refused_with_the_field() {
+fn responses_out_of_range_are_refused_with_the_field() {
     let none = DigestFlags::new();
     let mut version = IcResp::new(0, none, 8192);
     version.pfv = U16::new(1);
@@ -91,7 +94,7 @@ fn answers_out_of_range_are_refused_with_the_field() {
         (IcResp::new(0, both(), 8192), offset::DGST),
         (IcResp::new(0, none, 4095), offset::LIMIT),
     ] {
-        let (result, stream) = answered(none, answer.as_bytes());
+        let (result, stream) = initialize_with(none, answer.as_bytes());
         let Err(HostError::Protocol(fault)) = result else {
             panic!("{result:?}")
         };
@@ -106,15 +109,15 @@ fn answers_out_of_range_are_refused_with_the_field() {
 }
 
 #[test]
-fn other_pdus_and_ends_are_told_apart() {
+fn other_pdus_and_ends_are_distinguished() {
     let none = DigestFlags::new();
     let right = IcResp::new(0, none, 8192);
-    let (result, _) = answered(none, &[]);
+    let (result, _) = initialize_with(none, &[]);
     assert!(matches!(result, Err(HostError::Closed)));
-    let (result, _) = answered(none, &right.as_bytes()[..100]);
+    let (result, _) = initialize_with(none, &right.as_bytes()[..100]);
     assert!(matches!(result, Err(HostError::ClosedWithinPdu)));
     let termination = TermReq::from_controller(FatalError::UNSUPPORTED_PARAMETER, 10, 0);
-    let (result, _) = answered(none, termination.as_bytes());
+    let (result, _) = initialize_with(none, termination.as_bytes());
     assert!(
         matches!(
             result,
@@ -125,7 +128,7 @@ fn other_pdus_and_ends_are_told_apart() {
         ),
         "{result:?}"
     );
-    let (result, _) = answered(none, b"HTTP/1.1 400 Bad Request\r\n");
+    let (result, _) = initialize_with(none, b"HTTP/1.1 400 Bad Request\r\n");
     let Err(HostError::Protocol(ProtocolError::UnexpectedPdu(kind))) = result else {
         panic!("{result:?}");
     };
@@ -136,13 +139,13 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
     #[test]
-    fn any_answer_is_survived(
+    fn any_response_is_handled(
         bytes in proptest::collection::vec(any::<u8>(), 0..300),
-        right_until in 0..128_usize,
+        correct_bytes in 0..128_usize,
     ) {
         let mut answer = IcResp::new(0, both(), 8192).as_bytes().to_vec();
-        answer.truncate(right_until);
+        answer.truncate(correct_bytes);
         answer.extend(bytes);
-        let _ = answered(both(), &answer);
+        let _ = initialize_with(both(), &answer);
     }
 }

@@ -24,12 +24,12 @@ struct Script {
 }
 
 impl ByteStream for Script {
-    fn receive(&mut self, buffers: &mut [IoSliceMut<'_>]) -> Moved {
+    fn receive(&mut self, buffers: &mut [IoSliceMut<'_>]) -> StreamResult {
         let Some(mut chunk) = self.chunks.pop_front() else {
             return if self.ended {
-                Moved::Ended
+                StreamResult::Ended
             } else {
-                Moved::Nothing
+                StreamResult::Nothing
             };
         };
         let mut taken = 0;
@@ -42,19 +42,19 @@ impl ByteStream for Script {
             self.chunks.push_front(chunk.split_off(taken));
         }
         if taken == 0 {
-            Moved::Nothing
+            StreamResult::Nothing
         } else {
-            Moved::Bytes(taken)
+            StreamResult::Bytes(taken)
         }
     }
 
-    fn send(&mut self, buffers: &[IoSlice<'_>]) -> Moved {
+    fn send(&mut self, buffers: &[IoSlice<'_>]) -> StreamResult {
         self.sends += 1;
         let before = self.sent.len();
         for buffer in buffers {
             self.sent.extend_from_slice(buffer);
         }
-        Moved::Bytes(self.sent.len() - before)
+        StreamResult::Bytes(self.sent.len() - before)
     }
 
     fn wait(&self, _: bool, _: Duration) {}
@@ -75,7 +75,7 @@ const DIGESTS: Framing = Framing {
 
 fn connection(framing: Framing) -> Tested {
     let mut connection = connection_of(framing, 8, 16 * 1024);
-    connection.settled.in_capsule_max_bytes = 8192;
+    connection.parameters.in_capsule_max_bytes = 8192;
     connection
 }
 
@@ -189,7 +189,7 @@ fn data_in_several_pdus_then_a_capsule() {
 }
 
 #[test]
-fn many_small_answers_in_one_receive_are_all_handed_out() {
+fn many_small_responses_in_one_receive_complete() {
     let mut connection = connection(PLAIN);
     let cids: Vec<u16> = (0..8)
         .map(|token| read(&mut connection, 512, token))
@@ -450,7 +450,7 @@ fn protocol_fault(framing: Framing, bytes: impl FnOnce(u16, u16) -> Vec<u8>) -> 
         "a fault is final"
     );
     assert!(connection.submit(Sqe::flush(1), Transfer::None, 0).is_err());
-    let abandoned = std::iter::from_fn(|| connection.abandon()).count() as u64;
+    let abandoned = std::iter::from_fn(|| connection.take_failed_command()).count() as u64;
     assert_eq!(
         abandoned + connection.counters.completed,
         2,
@@ -579,7 +579,7 @@ fn data_that_does_not_fit_its_command_is_refused() {
     ];
     let texts: Vec<String> = faults.iter().map(ToString::to_string).collect();
     let expected = [
-        "which reads none",
+        "which is not a read",
         "data at 4, expected at 0",
         "data at 0, expected at 100",
         "4097 bytes of data where at most 4096 fit",
@@ -596,7 +596,7 @@ fn data_that_does_not_fit_its_command_is_refused() {
 }
 
 #[test]
-fn requests_for_data_that_is_not_there_are_refused() {
+fn invalid_r2ts_are_refused() {
     let faults = [
         protocol_fault(PLAIN, |reader, _| r2t(reader, 1, 0, 100, PLAIN)),
         protocol_fault(PLAIN, |_, cid| r2t(cid, 1, 100, 100, PLAIN)),
@@ -624,14 +624,14 @@ fn requests_for_data_that_is_not_there_are_refused() {
         faults[5]
     );
     assert!(
-        matches!(faults[6], ProtocolError::CompletedTooSoon { .. }),
+        matches!(faults[6], ProtocolError::CompletedBeforeSent { .. }),
         "{}",
         faults[6]
     );
 }
 
 #[test]
-fn the_end_of_the_stream_says_where_it_came() {
+fn the_end_of_the_stream_is_classified() {
     let mut whole = connection(PLAIN);
     read(&mut whole, 512, 1);
     whole.stream.ended = true;
@@ -652,7 +652,7 @@ fn the_end_of_the_stream_says_where_it_came() {
             "{len}: {result:?}"
         );
         assert_eq!(
-            cut.abandon()
+            cut.take_failed_command()
                 .map(|(token, data)| (token, data.map(|d| d.len()))),
             Some((1, Some(512)))
         );
@@ -677,7 +677,7 @@ fn a_termination_request_is_reported_with_its_reason() {
 }
 
 /// A stream of correct responses to the commands of [`exchange`].
-fn right_answers(framing: Framing, reader: u16, writer: u16) -> Vec<u8> {
+fn correct_responses(framing: Framing, reader: u16, writer: u16) -> Vec<u8> {
     [
         r2t(writer, 3, 0, 6000, framing),
         data_pdu(reader, 0, &bytes_of(1000), C2hEnd::More, framing),
@@ -697,7 +697,7 @@ fn exchange(
     let mut connection = connection(framing);
     let reader = read(&mut connection, 4096, 1);
     let writer = write(&mut connection, bytes_of(10_000), 2);
-    let mut bytes = right_answers(framing, reader, writer);
+    let mut bytes = correct_responses(framing, reader, writer);
     alter(&mut bytes);
     for part in bytes.chunks(chunk.max(1)) {
         arrive(&mut connection, part);
@@ -711,15 +711,15 @@ fn exchange(
             break;
         }
     }
-    let mut home = completions.len();
+    let mut returned = completions.len();
     if failed {
-        home += std::iter::from_fn(|| connection.abandon()).count();
+        returned += std::iter::from_fn(|| connection.take_failed_command()).count();
         assert_eq!(connection.slots.in_flight(), 0);
     } else {
-        home += connection.slots.in_flight();
+        returned += connection.slots.in_flight();
     }
     assert_eq!(
-        home, 2,
+        returned, 2,
         "each command is completed, abandoned or still in flight"
     );
     completions.len()
@@ -729,13 +729,13 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
-    fn right_answers_are_right_in_any_pieces(chunk in 1..5000_usize, digests in any::<bool>()) {
+    fn responses_complete_in_any_chunks(chunk in 1..5000_usize, digests in any::<bool>()) {
         let framing = if digests { DIGESTS } else { PLAIN };
         prop_assert_eq!(exchange(framing, |_| {}, chunk, false), 1);
     }
 
     #[test]
-    fn any_bytes_are_survived(
+    fn any_bytes_are_handled(
         bytes in proptest::collection::vec(any::<u8>(), 0..600),
         chunk in 1..200_usize,
         digests in any::<bool>(),
@@ -745,7 +745,7 @@ proptest! {
     }
 
     #[test]
-    fn any_damage_to_right_answers_is_survived(
+    fn any_damage_to_responses_is_handled(
         damage in proptest::collection::vec((0..5000_usize, any::<u8>()), 1..6),
         chunk in 1..5000_usize,
         cut in 0..6000_usize,
@@ -767,7 +767,7 @@ proptest! {
 
     /// Headers that are mostly correct reach the later checks.
     #[test]
-    fn any_fields_in_whole_headers_are_survived(
+    fn any_fields_in_whole_headers_are_handled(
         pdus in proptest::collection::vec(
             (0..3_u8, 0..4_u8, any::<bool>(), 0..12_000_u32, 0..12_000_u32, 0..600_usize),
             1..12,
