@@ -387,7 +387,7 @@ fn longest_and_median(
             let sgl = SglDescriptor::transport(bytes as u32);
             io.send_capsule(write.with_sgl(sgl), &[]).expect("sent");
             let request = io.expect(PduType::R2T).expect("memory for it");
-            let request = request.request().expect("an R2T");
+            let request = request.r2t().expect("an R2T");
             io.send_data(&request, 0, &data, true).expect("sent");
             let response = io.expect(PduType::CAPSULE_RESP).expect("an answer");
             let cqe = response.completion().expect("a completion");

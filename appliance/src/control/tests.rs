@@ -136,7 +136,7 @@ fn write(io: &mut RawClient, lba: u64, blocks: u16) {
         .with_sgl(sgl);
     io.send_capsule(sqe, &[]).expect("it is connected");
     let asked = io.expect(PduType::R2T).expect("data is asked for");
-    let request = asked.request().expect("it is one");
+    let request = asked.r2t().expect("it is one");
     io.send_data(&request, 0, &data, true)
         .expect("it is connected");
     let answer = io.expect(PduType::CAPSULE_RESP).expect("an answer");

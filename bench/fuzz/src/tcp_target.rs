@@ -290,7 +290,7 @@ impl Host {
         let checked = pdu.check(self.framing);
         match checked.expect("the target sends right PDUs").0 {
             Header::Initialized => {
-                let answer = pdu.initialization().expect("it is one");
+                let answer = pdu.ic_resp().expect("it is one");
                 assert!(!answer.dgst.header() || self.asked.header() || !self.is_right);
                 self.framing = Framing {
                     header_digest: answer.dgst.header(),

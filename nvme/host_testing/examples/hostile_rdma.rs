@@ -22,13 +22,13 @@ use zerocopy::IntoBytes;
 
 type Client = RawRdmaClient<Verbs>;
 
-struct Victim {
+struct TestTarget {
     verbs: Verbs,
     address: SocketAddr,
     names: Names,
     /// A controller and a queue that the attacks must not disturb.
     _admin: Client,
-    witness: Client,
+    undisturbed: Client,
     cntlid: u16,
 }
 
@@ -48,7 +48,7 @@ fn main() -> ExitCode {
 }
 
 fn attack(address: &str, nqn: &str) -> Result<(), String> {
-    let mut victim = Victim::meet(address, nqn)?;
+    let mut victim = TestTarget::connect(address, nqn)?;
     victim.private_data()?;
     victim.keys()?;
     victim.lengths()?;
@@ -56,50 +56,55 @@ fn attack(address: &str, nqn: &str) -> Result<(), String> {
     victim.depth()
 }
 
-fn said(error: impl std::fmt::Display) -> String {
+fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-impl Victim {
-    fn meet(address: &str, nqn: &str) -> Result<Self, String> {
-        let address: SocketAddr = address.parse().map_err(said)?;
-        let verbs = Verbs::open().map_err(said)?;
+impl TestTarget {
+    fn connect(address: &str, nqn: &str) -> Result<Self, String> {
+        let address: SocketAddr = address.parse().map_err(text)?;
+        let verbs = Verbs::open().map_err(text)?;
         let names = Names {
             host: "nqn.2026-11.org.windlass:hostile".to_owned(),
             host_id: [7; 16],
             subsystem: nqn.to_owned(),
         };
-        let (admin, cntlid) = Client::open_admin(&verbs, address, &names).map_err(said)?;
-        let witness = Client::open_io(&verbs, address, &names, cntlid, 1).map_err(said)?;
+        let (admin, cntlid) = Client::open_admin(&verbs, address, &names).map_err(text)?;
+        let undisturbed = Client::open_io(&verbs, address, &names, cntlid, 1).map_err(text)?;
         Ok(Self {
             verbs,
             address,
             names,
             _admin: admin,
-            witness,
+            undisturbed,
             cntlid,
         })
     }
 
     /// Reads a block on the queue that must stay undisturbed.
-    fn witness(&mut self, offence: &str) -> Result<(), String> {
-        let read = self.witness.command(Sqe::read(1, 0, 0), 512);
+    fn check_undisturbed(&mut self, violation: &str) -> Result<(), String> {
+        let read = self.undisturbed.command(Sqe::read(1, 0, 0), 512);
         match read {
             Ok(cqe) if cqe.status().is_success() => {
-                println!("{offence}");
+                println!("{violation}");
                 Ok(())
             }
-            Ok(cqe) => Err(format!("{offence}, and the witness got {}", cqe.status())),
-            Err(error) => Err(format!("{offence}, and the witness lost: {error}")),
+            Ok(cqe) => Err(format!(
+                "{violation}: the undisturbed queue got {}",
+                cqe.status()
+            )),
+            Err(error) => Err(format!(
+                "{violation}: the undisturbed queue failed: {error}"
+            )),
         }
     }
 
     /// An I/O queue of another controller, for an attack.
     fn queue(&self) -> Result<(Client, Client), String> {
         let admin = Client::open_admin(&self.verbs, self.address, &self.names);
-        let (admin, cntlid) = admin.map_err(said)?;
+        let (admin, cntlid) = admin.map_err(text)?;
         let io = Client::open_io(&self.verbs, self.address, &self.names, cntlid, 1);
-        Ok((admin, io.map_err(said)?))
+        Ok((admin, io.map_err(text)?))
     }
 
     fn private_data(&mut self) -> Result<(), String> {
@@ -111,7 +116,7 @@ impl Victim {
         };
         let cases = [
             (
-                "a record format that is not there",
+                "an invalid record format",
                 with(&|it| it[0] = 9),
                 RejectReason::INVALID_RECORD_FORMAT,
             ),
@@ -140,18 +145,18 @@ impl Victim {
             if status != Rejection::ByTarget(expected) {
                 return Err(format!("{what}: {status}, not {expected}"));
             }
-            self.witness(&format!("{what}: rejected, {status}"))?;
+            self.check_undisturbed(&format!("{what}: rejected, {status}"))?;
         }
         Ok(())
     }
 
     fn keys(&mut self) -> Result<(), String> {
         for (what, write) in [
-            ("a key that nothing has, to read to", false),
-            ("to write from", true),
+            ("a read with an unknown key", false),
+            ("a write with an unknown key", true),
         ] {
             let (_admin, mut io) = self.queue()?;
-            let sgl = SglDescriptor::keyed(io.memory_address(), 4096, io.no_key(), false);
+            let sgl = SglDescriptor::keyed(io.memory_address(), 4096, io.unknown_key(), false);
             let sqe = if write {
                 Sqe::write(1, 0, 7, false)
             } else {
@@ -160,9 +165,9 @@ impl Victim {
             let sqe = sqe
                 .with_cid(io.next_cid())
                 .with_sgl(sgl.unwrap_or_default());
-            io.send(sqe.as_bytes()).map_err(said)?;
-            let ending = io.wait_end().map_err(said)?;
-            self.witness(&format!("{what}: the connection ended, {ending}"))?;
+            io.send(sqe.as_bytes()).map_err(text)?;
+            let ending = io.wait_end().map_err(text)?;
+            self.check_undisturbed(&format!("{what}: the connection ended, {ending}"))?;
         }
         Ok(())
     }
@@ -172,8 +177,8 @@ impl Victim {
         for (what, len) in [("too short", 2048), ("empty", 0)] {
             let sqe = Sqe::read(1, 0, 7)
                 .with_cid(io.next_cid())
-                .with_sgl(io.describe(0, len, false));
-            let cqe = io.exchange(&sqe, &[]).map_err(said)?;
+                .with_sgl(io.keyed_descriptor(0, len, false));
+            let cqe = io.exchange(&sqe, &[]).map_err(text)?;
             let expected = Status::DATA_SGL_LENGTH_INVALID.with_dnr();
             if cqe.status() != expected {
                 let found = cqe.status();
@@ -181,11 +186,11 @@ impl Victim {
                     "a descriptor that is {what}: {found}, not {expected}"
                 ));
             }
-            self.witness(&format!("a descriptor that is {what}: {expected}"))?;
+            self.check_undisturbed(&format!("a descriptor that is {what}: {expected}"))?;
         }
-        let cqe = io.command(Sqe::read(1, 0, 7), 4096).map_err(said)?;
+        let cqe = io.command(Sqe::read(1, 0, 7), 4096).map_err(text)?;
         if !cqe.status().is_success() {
-            return Err(format!("the connection did not live on: {}", cqe.status()));
+            return Err(format!("a later command failed: {}", cqe.status()));
         }
         Ok(())
     }
@@ -193,25 +198,25 @@ impl Victim {
     fn capsules(&mut self) -> Result<(), String> {
         for (what, bytes) in [("of 32 bytes", 32), ("of 100,000 bytes", 100_000)] {
             let (_admin, mut io) = self.queue()?;
-            io.send(&vec![0; bytes]).map_err(said)?;
-            let ending = io.wait_end().map_err(said)?;
-            self.witness(&format!("a capsule {what}: the connection ended, {ending}"))?;
+            io.send(&vec![0; bytes]).map_err(text)?;
+            let ending = io.wait_end().map_err(text)?;
+            self.check_undisturbed(&format!("a capsule {what}: the connection ended, {ending}"))?;
         }
         Ok(())
     }
 
     fn depth(&mut self) -> Result<(), String> {
         let (_admin, mut io) = self.queue()?;
-        let sgl = io.describe(0, 65_536, false);
+        let sgl = io.keyed_descriptor(0, 65_536, false);
         let sqe = Sqe::read(1, 0, 127).with_cid(1).with_sgl(sgl);
-        io.send(sqe.as_bytes()).map_err(said)?;
+        io.send(sqe.as_bytes()).map_err(text)?;
         // Far more commands than the 31 of the queue, all with the same identifier.
-        let sent = io.send_again(size_of::<Sqe>(), 200);
+        let sent = io.repeat_send(size_of::<Sqe>(), 200);
         let ending = match sent {
-            Ok(()) => io.wait_end().map_err(said)?,
+            Ok(()) => io.wait_end().map_err(text)?,
             Err(_) => Ending::Flushed,
         };
-        self.witness(&format!(
+        self.check_undisturbed(&format!(
             "more commands than entries: the connection ended, {ending}"
         ))
     }

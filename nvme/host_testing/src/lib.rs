@@ -17,4 +17,4 @@ pub mod rdma;
 pub mod steps;
 pub mod tcp;
 
-pub use steps::{Names, Steps};
+pub use steps::{HostSteps, Names};

@@ -59,15 +59,15 @@ pub fn fix_header_digest(pdu: &mut [u8]) {
 
 /// A malformed PDU of a target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Malformed {
+pub enum PduError {
     /// Its header violates a rule.
     #[error(transparent)]
     Header(#[from] ProtocolError),
     /// Its data does not match its digest.
-    #[error("data with a wrong digest")]
+    #[error("wrong data digest")]
     DataDigest,
     /// DATAL differs from the number of data bytes according to PLEN.
-    #[error("DATAL {datal} of {found} bytes")]
+    #[error("DATAL is {datal}, but the PDU has {found} bytes of data")]
     DataLength {
         /// DATAL.
         datal: u32,
@@ -80,7 +80,7 @@ pub enum Malformed {
 #[derive(Debug, Default)]
 pub struct PduInbox {
     bytes: Vec<u8>,
-    taken: usize,
+    consumed: usize,
 }
 
 impl PduInbox {
@@ -92,7 +92,7 @@ impl PduInbox {
     /// Whether a PDU has been received in part.
     #[must_use]
     pub fn is_within_pdu(&self) -> bool {
-        self.taken < self.bytes.len()
+        self.consumed < self.bytes.len()
     }
 
     /// The next PDU after all of it has been received. Checks only its length.
@@ -100,7 +100,7 @@ impl PduInbox {
     /// # Errors
     /// [`ProtocolError::PduLength`].
     pub fn next_pdu(&mut self) -> Result<Option<Pdu>, ProtocolError> {
-        let rest = &self.bytes[self.taken..];
+        let rest = &self.bytes[self.consumed..];
         if let Ok((common, _)) = CommonHeader::ref_from_prefix(rest) {
             let (kind, found) = (common.pdu_type, common.plen.get());
             let most = match kind {
@@ -112,13 +112,13 @@ impl PduInbox {
                 return Err(ProtocolError::PduLength { kind, found });
             }
             if let Some(bytes) = rest.get(..found as usize) {
-                self.taken += bytes.len();
+                self.consumed += bytes.len();
                 let bytes = bytes.to_vec();
                 return Ok(Some(Pdu { bytes }));
             }
         }
-        self.bytes.drain(..self.taken);
-        self.taken = 0;
+        self.bytes.drain(..self.consumed);
+        self.consumed = 0;
         Ok(None)
     }
 }
@@ -158,7 +158,7 @@ impl Pdu {
     ///
     /// # Errors
     /// The violated rule.
-    pub fn check(&self, framing: Framing) -> Result<(Header, &[u8]), Malformed> {
+    pub fn check(&self, framing: Framing) -> Result<(Header, &[u8]), PduError> {
         let read = pdu::read_header(&self.bytes, framing)?;
         let too_short = || ProtocolError::PduLength {
             kind: self.kind(),
@@ -169,13 +169,13 @@ impl Pdu {
         let data = rest.get(..layout.data_bytes as usize);
         let data = data.ok_or_else(too_short)?;
         if layout.data_digest && rest[data.len()..] != digest(data) {
-            return Err(Malformed::DataDigest);
+            return Err(PduError::DataDigest);
         }
         if let Header::Data(header) = header
             && header.datal.get() != layout.data_bytes
         {
             let (datal, found) = (header.datal.get(), layout.data_bytes);
-            return Err(Malformed::DataLength { datal, found });
+            return Err(PduError::DataLength { datal, found });
         }
         Ok((header, data))
     }
@@ -189,7 +189,7 @@ impl Pdu {
 
     /// The ICResp, if it is one.
     #[must_use]
-    pub fn initialization(&self) -> Option<IcResp> {
+    pub fn ic_resp(&self) -> Option<IcResp> {
         self.view(PduType::IC_RESP)
     }
 
@@ -202,7 +202,7 @@ impl Pdu {
 
     /// The R2T, if it is one.
     #[must_use]
-    pub fn request(&self) -> Option<R2t> {
+    pub fn r2t(&self) -> Option<R2t> {
         self.view(PduType::R2T)
     }
 

@@ -24,7 +24,7 @@ use rdma::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::steps::{ENTRIES_Z, Names, StepError, Steps};
+use crate::steps::{HostSteps, Names, QUEUE_ENTRIES_Z, StepError};
 
 /// Bytes of the memory to which targets get keys.
 pub const MEMORY_BYTES: usize = 1 << 20;
@@ -48,13 +48,13 @@ pub enum RawRdmaError {
     #[error(transparent)]
     Host(#[from] HostError),
     /// Nothing was received within the limit.
-    #[error("nothing came within {0:?}")]
+    #[error("nothing received within {0:?}")]
     TimedOut(Duration),
     /// The connection ended while a response was expected.
     #[error("the connection ended: {0}")]
     Ended(Ending),
     /// A response that is not a completion queue entry, or is for another command.
-    #[error("{0} bytes came where a response was due")]
+    #[error("expected a response, received {0} bytes")]
     Malformed(usize),
     /// A command of a helper function failed.
     #[error("{0}")]
@@ -91,7 +91,7 @@ impl std::fmt::Display for Ending {
         match self {
             Self::Disconnected => f.write_str("the target disconnected"),
             Self::SendFailed(status) => write!(f, "a send failed: {status}"),
-            Self::Flushed => f.write_str("what was posted was flushed"),
+            Self::Flushed => f.write_str("the posted work requests were flushed"),
         }
     }
 }
@@ -160,7 +160,7 @@ pub struct RawRdmaClient<P: Provider> {
     memory: DmaBuffer,
     messages: DmaBuffer,
     incoming: DmaBuffer,
-    arrived: VecDeque<RawReceived>,
+    received: VecDeque<RawReceived>,
     accepted: PrivateData,
     limit: Duration,
     next_cid: u16,
@@ -230,7 +230,7 @@ impl<P: Provider> RawRdmaClient<P> {
             memory,
             messages: take(MESSAGE_MAX_BYTES)?,
             incoming: take(receives as usize * RECEIVE_BYTES)?,
-            arrived: VecDeque::new(),
+            received: VecDeque::new(),
             accepted: PrivateData::EMPTY,
             limit: options.limit,
             next_cid: 0,
@@ -272,7 +272,7 @@ impl<P: Provider> RawRdmaClient<P> {
 
     /// A key that no memory has.
     #[must_use]
-    pub fn no_key(&self) -> u32 {
+    pub fn unknown_key(&self) -> u32 {
         !self.memory_registration.rkey()
     }
 
@@ -300,10 +300,10 @@ impl<P: Provider> RawRdmaClient<P> {
     /// # Panics
     /// For more than 16 MiB.
     #[must_use]
-    pub fn describe(&self, offset: usize, len: usize, invalidate: bool) -> SglDescriptor {
+    pub fn keyed_descriptor(&self, offset: usize, len: usize, invalidate: bool) -> SglDescriptor {
         let address = self.memory_address() + offset as u64;
         SglDescriptor::keyed(address, len as u32, self.memory_key(), invalidate)
-            .expect("a test's descriptor is not that long")
+            .expect("the descriptor's length is valid")
     }
 
     /// Binds a new memory window to a part of the memory. Returns its key, which a target may
@@ -341,22 +341,22 @@ impl<P: Provider> RawRdmaClient<P> {
     pub fn send(&mut self, bytes: &[u8]) -> Result<(), RawRdmaError> {
         // There is one buffer for all messages, so the earlier sends have to complete first.
         while self.sends_pending > 0 {
-            if self.take_in()? == 0 {
+            if self.poll_events()? == 0 {
                 std::thread::yield_now();
             }
-            if self.ended().is_some() {
+            if self.received_end().is_some() {
                 return Ok(());
             }
         }
         self.messages.write(0, bytes);
-        self.send_again(bytes.len(), 1)
+        self.repeat_send(bytes.len(), 1)
     }
 
     /// Sends the first `len` bytes of the last message `times` times, without waiting in between.
     ///
     /// # Errors
     /// As [`send`](Self::send).
-    pub fn send_again(&mut self, len: usize, times: u32) -> Result<(), RawRdmaError> {
+    pub fn repeat_send(&mut self, len: usize, times: u32) -> Result<(), RawRdmaError> {
         let memory = self.map.gather(&self.messages, 0, len);
         let memory = memory.ok_or(HostError::NotRegistered)?;
         for _ in 0..times {
@@ -384,10 +384,10 @@ impl<P: Provider> RawRdmaClient<P> {
     /// # Errors
     /// [`RawRdmaError::Host`] if the device is gone.
     pub fn try_receive(&mut self) -> Result<Option<RawReceived>, RawRdmaError> {
-        if self.arrived.is_empty() {
-            self.take_in()?;
+        if self.received.is_empty() {
+            self.poll_events()?;
         }
-        Ok(self.arrived.pop_front())
+        Ok(self.received.pop_front())
     }
 
     /// Waits for the next message or the end of the connection.
@@ -397,14 +397,14 @@ impl<P: Provider> RawRdmaClient<P> {
     pub fn receive(&mut self) -> Result<RawReceived, RawRdmaError> {
         let deadline = Instant::now() + self.limit;
         loop {
-            if let Some(next) = self.arrived.pop_front() {
+            if let Some(next) = self.received.pop_front() {
                 if matches!(next, RawReceived::Ended(_)) {
                     // Later calls return the end again.
-                    self.arrived.push_front(next.clone());
+                    self.received.push_front(next.clone());
                 }
                 return Ok(next);
             }
-            if self.take_in()? > 0 {
+            if self.poll_events()? > 0 {
                 continue;
             }
             if Instant::now() > deadline {
@@ -435,20 +435,20 @@ impl<P: Provider> RawRdmaClient<P> {
         Ok(left.map_err(step("disconnecting"))?)
     }
 
-    fn ended(&self) -> Option<Ending> {
-        self.arrived.iter().find_map(|one| match one {
+    fn received_end(&self) -> Option<Ending> {
+        self.received.iter().find_map(|one| match one {
             RawReceived::Ended(ending) => Some(*ending),
             RawReceived::Message { .. } => None,
         })
     }
 
     /// Processes completions and events; returns their number.
-    fn take_in(&mut self) -> Result<usize, RawRdmaError> {
+    fn poll_events(&mut self) -> Result<usize, RawRdmaError> {
         let mut batch = [WorkCompletion::default(); 16];
         let polled = self.completions.poll(&mut batch);
         let found = polled.map_err(step("polling"))?;
         for completion in &batch[..found] {
-            self.take_completion(completion)?;
+            self.handle_completion(completion)?;
         }
         let mut happened = 0;
         while let Some(event) = self.manager.events.next_event().map_err(step("an event"))? {
@@ -457,16 +457,16 @@ impl<P: Provider> RawRdmaClient<P> {
                 event: ConnectionEvent::Disconnected | ConnectionEvent::DeviceRemoved,
                 ..
             } = event
-                && self.ended().is_none()
+                && self.received_end().is_none()
             {
                 let end = RawReceived::Ended(Ending::Disconnected);
-                self.arrived.push_back(end);
+                self.received.push_back(end);
             }
         }
         Ok(found + happened)
     }
 
-    fn take_completion(&mut self, completion: &WorkCompletion) -> Result<(), RawRdmaError> {
+    fn handle_completion(&mut self, completion: &WorkCompletion) -> Result<(), RawRdmaError> {
         let receive = completion.wr_id >= RECEIVES_FROM;
         if !receive && completion.wr_id == 0 {
             self.sends_pending -= 1;
@@ -476,8 +476,8 @@ impl<P: Provider> RawRdmaClient<P> {
                 CompletionStatus::FLUSHED => Ending::Flushed,
                 status => Ending::SendFailed(status),
             };
-            if self.ended().is_none() {
-                self.arrived.push_back(RawReceived::Ended(ending));
+            if self.received_end().is_none() {
+                self.received.push_back(RawReceived::Ended(ending));
             }
             return Ok(());
         }
@@ -487,7 +487,7 @@ impl<P: Provider> RawRdmaClient<P> {
             let mut bytes = vec![0; len];
             self.incoming
                 .read(buffer as usize * RECEIVE_BYTES, &mut bytes);
-            self.arrived.push_back(RawReceived::Message {
+            self.received.push_back(RawReceived::Message {
                 bytes,
                 invalidated: completion.invalidated(),
             });
@@ -519,14 +519,14 @@ impl<P: Provider> RawRdmaClient<P> {
         self.next_cid
     }
 
-    /// Sends a command capsule unchanged, with `behind` after the command, and waits for one
+    /// Sends a command capsule unchanged, with `extra` after the command, and waits for one
     /// response, which must be for this command.
     ///
     /// # Errors
     /// [`RawRdmaError::Ended`], [`RawRdmaError::Malformed`], [`RawRdmaError::TimedOut`].
-    pub fn exchange(&mut self, sqe: &Sqe, behind: &[u8]) -> Result<Cqe, RawRdmaError> {
+    pub fn exchange(&mut self, sqe: &Sqe, extra: &[u8]) -> Result<Cqe, RawRdmaError> {
         let mut capsule = sqe.as_bytes().to_vec();
-        capsule.extend_from_slice(behind);
+        capsule.extend_from_slice(extra);
         self.send(&capsule)?;
         match self.receive()? {
             RawReceived::Ended(ending) => Err(RawRdmaError::Ended(ending)),
@@ -547,7 +547,7 @@ impl<P: Provider> RawRdmaClient<P> {
         let sgl = if bytes == 0 {
             SglDescriptor::keyed(0, 0, 0, false).unwrap_or_default()
         } else {
-            self.describe(0, bytes, false)
+            self.keyed_descriptor(0, bytes, false)
         };
         self.exchange(&sqe.with_sgl(sgl), &[])
     }
@@ -562,7 +562,7 @@ impl<P: Provider> RawRdmaClient<P> {
         address: SocketAddr,
         names: &Names,
     ) -> Result<(Self, u16), RawRdmaError> {
-        let options = RawOptions::queue(0, ENTRIES_Z + 1, 0);
+        let options = RawOptions::queue(0, QUEUE_ENTRIES_Z + 1, 0);
         let mut client = Self::connect(provider, address, &options)?;
         let cntlid = client.open_admin_queue(names)?;
         Ok((client, cntlid))
@@ -579,14 +579,14 @@ impl<P: Provider> RawRdmaClient<P> {
         cntlid: u16,
         qid: u16,
     ) -> Result<Self, RawRdmaError> {
-        let options = RawOptions::queue(qid, ENTRIES_Z + 1, cntlid);
+        let options = RawOptions::queue(qid, QUEUE_ENTRIES_Z + 1, cntlid);
         let mut client = Self::connect(provider, address, &options)?;
         client.open_io_queue(names, cntlid, qid)?;
         Ok(client)
     }
 }
 
-impl<P: Provider> Steps for RawRdmaClient<P> {
+impl<P: Provider> HostSteps for RawRdmaClient<P> {
     type Error = RawRdmaError;
 
     fn run(&mut self, sqe: Sqe, data: &[u8]) -> Result<Cqe, RawRdmaError> {

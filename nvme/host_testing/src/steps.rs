@@ -11,7 +11,7 @@ use nvme_spec::{Sqe, Status, nqn};
 use zerocopy::IntoBytes;
 
 /// Submission queue entries of the queues opened by these steps, zero-based.
-pub const ENTRIES_Z: u16 = 31;
+pub const QUEUE_ENTRIES_Z: u16 = 31;
 
 /// Names of a host and a subsystem.
 #[derive(Debug, Clone)]
@@ -51,7 +51,7 @@ pub enum StepError {
 }
 
 /// A host that executes one command at a time.
-pub trait Steps {
+pub trait HostSteps {
     /// The error of the host.
     type Error: From<StepError>;
 
@@ -113,7 +113,7 @@ pub trait Steps {
     /// # Errors
     /// As [`Self::succeed`], and [`StepError::NotReady`].
     fn open_admin_queue(&mut self, names: &Names) -> Result<u16, Self::Error> {
-        let sqe = Sqe::connect_queue(0, ENTRIES_Z, ConnectAttributes::new(), 0);
+        let sqe = Sqe::connect_queue(0, QUEUE_ENTRIES_Z, ConnectAttributes::new(), 0);
         let data = names.connect_data(CNTLID_DYNAMIC);
         let connected = self.succeed(sqe, data.as_bytes())?;
         self.enable()?;
@@ -143,7 +143,7 @@ pub trait Steps {
     /// # Errors
     /// As [`Self::succeed`].
     fn open_io_queue(&mut self, names: &Names, cntlid: u16, qid: u16) -> Result<(), Self::Error> {
-        let connected = self.connect_queue(names, cntlid, qid, ENTRIES_Z)?;
+        let connected = self.connect_queue(names, cntlid, qid, QUEUE_ENTRIES_Z)?;
         if connected.status().is_success() {
             Ok(())
         } else {

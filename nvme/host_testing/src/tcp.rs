@@ -15,7 +15,7 @@ use nvme_spec::tcp::{DigestFlags, Framing, IcReq, IcResp, PduType, R2t};
 use zerocopy::IntoBytes;
 
 use crate::pdu::{Pdu, PduInbox, capsule, h2c_data, in_capsule};
-use crate::steps::{Names, StepError, Steps};
+use crate::steps::{HostSteps, Names, StepError};
 
 /// Size of one receive in bytes.
 const RECEIVE_BYTES: usize = 64 << 10;
@@ -27,13 +27,13 @@ pub enum RawError {
     #[error("the socket failed: {0}")]
     Socket(#[from] io::Error),
     /// Nothing was received within the limit.
-    #[error("nothing came within {0:?}")]
+    #[error("nothing received within {0:?}")]
     TimedOut(Duration),
     /// The target closed the connection while a PDU was expected.
-    #[error("the target closed the connection instead of answering")]
+    #[error("the target closed the connection instead of responding")]
     Closed,
     /// A PDU of another type than the expected one.
-    #[error("{found} came where {expected} was due")]
+    #[error("received {found}, expected {expected}")]
     Unexpected {
         /// The expected type.
         expected: PduType,
@@ -221,9 +221,7 @@ impl RawClient {
             .with_data(data_digest);
         self.send(IcReq::new(0, digests, 0).as_bytes())?;
         let pdu = self.expect(PduType::IC_RESP)?;
-        let answer = pdu
-            .initialization()
-            .ok_or(RawError::Malformed(PduType::IC_RESP))?;
+        let answer = pdu.ic_resp().ok_or(RawError::Malformed(PduType::IC_RESP))?;
         self.framing = Framing {
             header_digest: answer.dgst.header(),
             data_digest: answer.dgst.data(),
@@ -338,7 +336,7 @@ impl RawClient {
     }
 }
 
-impl Steps for RawClient {
+impl HostSteps for RawClient {
     type Error = RawError;
 
     fn run(&mut self, sqe: Sqe, data: &[u8]) -> Result<Cqe, RawError> {

@@ -10,8 +10,8 @@ use std::time::Duration;
 use hugemem::allocation_counter::{CountingAllocator, allocations_on_this_thread};
 use hugemem::{Arena, ArenaConfig, PagePolicy};
 use nvme_host::{Controller, HostCompletions, HostError, KeyMode, RdmaOptions, Rejection};
+use nvme_host_testing::HostSteps;
 use nvme_host_testing::Names;
-use nvme_host_testing::Steps;
 use nvme_host_testing::rdma::{Ending, RawOptions, RawRdmaClient, RawRdmaError, RawReceived};
 use nvme_spec::rdma::RejectReason;
 use nvme_spec::sgl::SglDescriptor;
@@ -62,7 +62,7 @@ fn queues_are_opened_and_commands_run() {
 }
 
 #[test]
-fn keys_are_what_the_test_wants_them_to_be() {
+fn tests_control_keys() {
     let target = VerbsTarget::start(TargetBehavior::default());
     let (_admin, cntlid) =
         RawRdmaClient::open_admin(&target.host, target.address, &names()).expect("open");
@@ -78,7 +78,8 @@ fn keys_are_what_the_test_wants_them_to_be() {
     };
     assert_eq!((bytes.len(), invalidated), (16, Some(key)));
     // An invalid key ends the connection on both sides.
-    let sgl = SglDescriptor::keyed(io.memory_address(), 4096, io.no_key(), false).expect("short");
+    let sgl =
+        SglDescriptor::keyed(io.memory_address(), 4096, io.unknown_key(), false).expect("short");
     let sqe = Sqe::read(1, 0, 7).with_cid(cid).with_sgl(sgl);
     io.send(sqe.as_bytes()).expect("sent");
     io.wait_end().expect("the end");
@@ -90,7 +91,7 @@ fn keys_are_what_the_test_wants_them_to_be() {
 }
 
 #[test]
-fn a_rejection_is_handed_out() {
+fn a_rejection_is_returned() {
     let reason = RejectReason::INVALID_QUEUE_ID;
     let target = VerbsTarget::start(TargetBehavior {
         misbehavior: Misbehavior::Rejects(reason),
@@ -105,7 +106,7 @@ fn a_rejection_is_handed_out() {
 }
 
 #[test]
-fn silence_is_given_up() {
+fn silence_times_out() {
     let target = VerbsTarget::start(TargetBehavior {
         misbehavior: Misbehavior::Silent,
         ..TargetBehavior::default()

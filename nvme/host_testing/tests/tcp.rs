@@ -10,8 +10,8 @@ use std::net::{SocketAddr, TcpListener};
 use std::time::Duration;
 
 use fake::{BLOCK, FakeTarget, LIMIT, NQN, TargetBehavior};
+use nvme_host_testing::HostSteps;
 use nvme_host_testing::Names;
-use nvme_host_testing::Steps;
 use nvme_host_testing::pdu::{Pdu, capsule, digest, fix_header_digest, h2c_data};
 use nvme_host_testing::tcp::{RawClient, RawError, Received};
 use nvme_spec::fabrics::{CNTLID_DYNAMIC, PropertySize};
@@ -62,7 +62,7 @@ fn queues_are_opened_and_commands_run() {
 }
 
 #[test]
-fn requests_for_data_are_answered_by_hand() {
+fn r2ts_are_served_manually() {
     let target = FakeTarget::start(TargetBehavior {
         in_capsule_bytes: 0,
         ..TargetBehavior::default()
@@ -80,11 +80,7 @@ fn requests_for_data_are_answered_by_hand() {
     let cid = io.next_cid();
     io.send_capsule(Sqe::write(1, 0, 0, false).with_cid(cid).with_sgl(sgl), &[])
         .expect("sent");
-    let request = io
-        .expect(PduType::R2T)
-        .expect("R2T")
-        .request()
-        .expect("R2T");
+    let request = io.expect(PduType::R2T).expect("R2T").r2t().expect("R2T");
     assert_eq!(
         (request.cccid.get(), request.r2tl.get()),
         (cid, BLOCK as u32)
@@ -104,7 +100,7 @@ fn requests_for_data_are_answered_by_hand() {
 }
 
 #[test]
-fn a_refused_connect_is_handed_out() {
+fn a_refused_connect_is_returned() {
     let target = FakeTarget::start(TargetBehavior::default());
     let stranger = Names {
         subsystem: "nqn.2026-11.org.windlass:no".into(),
@@ -138,7 +134,7 @@ fn sender(bytes: Vec<u8>) -> SocketAddr {
 }
 
 #[test]
-fn ends_and_terminations_are_seen() {
+fn ends_and_terminations_are_received() {
     let request = TermReq::from_controller(FatalError::SEQUENCE_ERROR, 5, 3);
     let bytes = [request.as_bytes(), &[7, 8, 9]].concat();
     let mut client = RawClient::connect(sender(bytes.clone()), LIMIT).expect("connected");
@@ -169,7 +165,7 @@ fn ends_and_terminations_are_seen() {
 }
 
 #[test]
-fn a_silent_peer_is_given_up() {
+fn a_silent_peer_times_out() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
     let address = listener.local_addr().expect("bound");
     let mut client = RawClient::connect(address, Duration::from_millis(100)).expect("connected");
@@ -194,7 +190,7 @@ fn digests_match(pdu: &Pdu) -> bool {
 }
 
 #[test]
-fn what_is_built_is_right_and_damage_shows() {
+fn built_pdus_are_valid_and_damage_is_detected() {
     for framing in [
         Framing::default(),
         DIGESTS,

@@ -4,8 +4,8 @@
 mod harness;
 
 use harness::{Attached, BLOCK_BYTES, NAMESPACE_BYTES, STRANGER, Server, Setup, attach, names};
+use nvme_host_testing::HostSteps;
 use nvme_host_testing::Names;
-use nvme_host_testing::Steps;
 use nvme_host_testing::pdu::{capsule, h2c_data};
 use nvme_host_testing::tcp::{RawClient, Received};
 use nvme_spec::fabrics::CNTLID_DYNAMIC;
@@ -217,7 +217,7 @@ fn solicit(io: &mut RawClient) -> nvme_spec::tcp::R2t {
     io.send_capsule(sqe, &[]).expect("sent");
     io.expect(PduType::R2T)
         .expect("an R2T")
-        .request()
+        .r2t()
         .expect("an R2T")
 }
 
@@ -236,7 +236,7 @@ fn data_goes_to_the_write_that_asked_for_it_whatever_its_identifier() {
         }
         let requests = [(); 2].map(|()| {
             let request = io.expect(PduType::R2T).expect("an R2T");
-            request.request().expect("an R2T")
+            request.r2t().expect("an R2T")
         });
         let [first, second] = requests.map(|it| (it.cccid.get(), it.ttag.get()));
         assert_eq!((first.0, second.0), (5, 5));

@@ -10,8 +10,8 @@ use std::time::Duration;
 use block::{DevicePoller, DeviceSet, MemoryDevice, QueueOptions, ReactorDevices};
 use hugemem::allocation_counter::allocations_on_this_thread;
 use hugemem::{Arena, ArenaConfig, PagePolicy};
+use nvme_host_testing::HostSteps;
 use nvme_host_testing::Names;
-use nvme_host_testing::Steps;
 use nvme_host_testing::rdma::{RawOptions, RawRdmaClient, RawReceived};
 use nvme_rdma::{
     ConnectionSet, Domains, Listeners, PortSettings, RdmaConfig, RdmaCounters, RdmaTransport,
@@ -196,7 +196,7 @@ impl Host {
         while let Some(cid) = self.free.pop() {
             let lba = random.below(DEVICE_BYTES / REQUEST_BYTES as u64) * blocks;
             let place = usize::from(cid) * REQUEST_BYTES;
-            let sgl = self.io.describe(place, REQUEST_BYTES, false);
+            let sgl = self.io.keyed_descriptor(place, REQUEST_BYTES, false);
             let sqe = Sqe::read(1, lba, blocks as u16 - 1)
                 .with_cid(cid)
                 .with_sgl(sgl);

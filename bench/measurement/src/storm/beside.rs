@@ -9,8 +9,8 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use nvme_host_testing::HostSteps;
 use nvme_host_testing::Names;
-use nvme_host_testing::Steps;
 use nvme_host_testing::tcp::{RawClient, RawError};
 use nvme_spec::Sqe;
 use nvme_spec::sgl::SglDescriptor;
@@ -272,7 +272,7 @@ fn beside_greedy(address: SocketAddr, bytes: usize, kind: Greedy) -> Result<Besi
         let write = Sqe::write(NULL, 0, blocks, false).with_cid(7);
         queue.send_capsule(write.with_sgl(SglDescriptor::transport(bytes as u32)), &[])?;
         let unexpected = RawError::Malformed(PduType::R2T);
-        let request = queue.expect(PduType::R2T)?.request().ok_or(unexpected)?;
+        let request = queue.expect(PduType::R2T)?.r2t().ok_or(unexpected)?;
         queue.send_data(&request, 0, &data, true)?;
         let unexpected = RawError::Malformed(PduType::CAPSULE_RESP);
         let response = queue.expect(PduType::CAPSULE_RESP)?;

@@ -163,7 +163,7 @@ impl TcpLine {
         pdu: &Pdu,
         incoming: &mut Vec<Incoming>,
     ) -> Result<(), String> {
-        let response = pdu.initialization();
+        let response = pdu.ic_resp();
         let response = response.filter(|it| !self.initialised && it.cpda_z == 0);
         let response = response.ok_or_else(|| "an ICResp out of order".to_owned())?;
         let negotiated = negotiate(&response, digests(queue.shape.framing)).map_err(text)?;
