@@ -12,11 +12,12 @@ use crate::module_cycles;
 use crate::rust_source::{has_word, leading_attributes, without_comments_and_literals};
 
 /// The crates of each level, from the lowest.
-const LEVELS: [&[&str]; 7] = [
+const LEVELS: [&[&str]; 8] = [
     &["nvme_spec", "hugemem", "appliance_config"],
     &["reactors", "uring", "vfio", "rdma"],
     &["block", "rdma_testing"],
     &["nvme_driver", "nvme_target", "nvme_host", "block_testing"],
+    &["nvme_fabrics"],
     &[
         "nvme_tcp",
         "nvme_rdma",

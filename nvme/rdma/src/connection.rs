@@ -12,6 +12,7 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 
 use hugemem::{Account, DmaBuffer, Lease, Pool};
+use nvme_fabrics::{Connection as _, RequestToken};
 use nvme_spec::Sqe;
 use nvme_target::{Completed, PortId, QueueId, TargetCore, TransportId};
 use rdma::{CompletionStatus, Connection as _, MemoryMap, Provider, QueuePair, WorkCompletion};
@@ -24,7 +25,7 @@ use crate::posted::{CompletedReceive, PostedKind, QueueDestroyed, SendQueue};
 use crate::private_data::NegotiatedParameters;
 use crate::receives::{COMMAND_BYTES, Receives};
 use crate::slot::SlotTable;
-use crate::token::{CONNECT_SLOT, RequestToken, WORK_GENERATION_MASK, WorkId};
+use crate::token::{CONNECT_SLOT, WORK_GENERATION_MASK, WorkId};
 use connecting::Connecting;
 
 /// How long a queue pair whose work is flushed waits for the device's word that it has taken its
@@ -155,8 +156,6 @@ pub(crate) struct Connection<P: Provider> {
     queued: bool,
     /// A work request was refused: the connection breaks off at the next flush.
     refused: bool,
-    /// The set has it on its list of connections to flush.
-    pub(crate) flush_listed: bool,
     negotiated: NegotiatedParameters,
     port: PortId,
     in_capsule_bytes: u32,
@@ -207,7 +206,6 @@ impl<P: Provider> Connection<P> {
             held: 0,
             queued: false,
             refused: false,
-            flush_listed: false,
             negotiated,
             port,
             in_capsule_bytes,
@@ -218,14 +216,6 @@ impl<P: Provider> Connection<P> {
 
     pub(crate) fn queue(&self) -> Option<QueueId> {
         self.queue
-    }
-
-    pub(crate) fn port(&self) -> PortId {
-        self.port
-    }
-
-    pub(crate) fn token(&self) -> RequestToken {
-        self.token
     }
 
     pub(crate) fn host_address(&self) -> Option<SocketAddr> {
@@ -241,12 +231,6 @@ impl<P: Provider> Connection<P> {
         self.sends.capacity()
     }
 
-    /// Whether the flush at the end of the turn has to look at it.
-    #[inline]
-    pub(crate) fn wants_flush(&self) -> bool {
-        self.queued || self.refused || self.is_over()
-    }
-
     /// Whether it may be dropped.
     #[inline]
     pub(crate) fn is_over(&self) -> bool {
@@ -256,21 +240,6 @@ impl<P: Provider> Connection<P> {
     /// Whether nothing is in flight but event requests.
     pub(crate) fn is_idle(&self) -> bool {
         self.slots.in_use() == self.held && self.sends.is_empty()
-    }
-
-    /// When the connection must be looked at although nothing arrives.
-    #[inline]
-    pub(crate) fn deadline(&self) -> Option<Nanos> {
-        match self.phase {
-            Phase::Serving => Some(self.check_at),
-            Phase::Connecting { until } => Some(until),
-            Phase::Closing { until } => Some(until.min(self.check_at)),
-            Phase::Over => None,
-            Phase::Draining { since, until, .. } if self.sends.is_empty() => {
-                Some(until.min(since.saturating_add(LAST_RECEIVE_GRACE)))
-            }
-            Phase::Draining { until, .. } => Some(until),
-        }
     }
 
     /// Moves on when the deadline has passed.
@@ -593,6 +562,36 @@ impl<P: Provider> Connection<P> {
     #[inline]
     pub(crate) fn is_named_by(&self, id: WorkId) -> bool {
         id.connection() == self.work.connection() && id.generation() == self.work.generation()
+    }
+}
+
+impl<P: Provider> nvme_fabrics::Connection for Connection<P> {
+    #[inline]
+    fn token(&self) -> RequestToken {
+        self.token
+    }
+
+    fn port(&self) -> PortId {
+        self.port
+    }
+
+    #[inline]
+    fn wants_flush(&self) -> bool {
+        self.queued || self.refused || self.is_over()
+    }
+
+    #[inline]
+    fn deadline(&self) -> Option<Nanos> {
+        match self.phase {
+            Phase::Serving => Some(self.check_at),
+            Phase::Connecting { until } => Some(until),
+            Phase::Closing { until } => Some(until.min(self.check_at)),
+            Phase::Over => None,
+            Phase::Draining { since, until, .. } if self.sends.is_empty() => {
+                Some(until.min(since.saturating_add(LAST_RECEIVE_GRACE)))
+            }
+            Phase::Draining { until, .. } => Some(until),
+        }
     }
 }
 

@@ -1,5 +1,5 @@
-//! A reactor's connections: their table, and the traffic between their queues, the buffer pool and
-//! the target core.
+//! The NVMe/RDMA connections of one reactor: moves requests, leases and completions between their
+//! queue pairs, the buffer pool and the target core.
 
 mod devices;
 mod opening;
@@ -10,6 +10,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use hugemem::{Arena, Pool};
+use nvme_fabrics::{Connection as _, ConnectionTable, Entry, RequestToken, earliest};
 use nvme_target::{PortId, TargetCore, TransportId, TransportKind};
 use rdma::{
     CompletionQueue, ConnectionEvent, DeviceIndex, Event, MemoryMap, Provider, Token,
@@ -29,11 +30,11 @@ use crate::posted::CompletedReceive;
 use crate::private_data::NegotiatedParameters;
 use crate::queue_pairs::QueuePairTable;
 use crate::share::DeviceShare;
-use crate::token::{EventSubject, EventToken, RECEIVES, RequestToken, WorkId};
+use crate::token::{EventSubject, EventToken, RECEIVES, WorkId};
 
-/// Completions taken from a queue at once.
+/// Completions taken from a completion queue with one call.
 const BATCH: usize = 64;
-/// Batches that one completion queue may have in one poll before the others have their turn.
+/// Batches taken from one completion queue in one poll, before the next queue is polled.
 const BATCHES_PER_POLL_MAX: usize = 4;
 
 /// What a set of connections is made of.
@@ -66,30 +67,21 @@ pub struct Handoff<P: Provider> {
 
 /// Connections of one reactor.
 pub struct ConnectionSet<P: Provider> {
-    // In the order of dropping: queue pairs go before the queues and the memory that they use.
-    places: Vec<Place<P>>,
+    // Declared in the order of dropping: queue pairs before the queues and memory that they use.
+    table: ConnectionTable<Connection<P>>,
     devices: Vec<Option<DeviceShare<P>>>,
-    free: Vec<u16>,
     queue_pairs: QueuePairTable,
-    /// Connections with something to post, each once.
-    to_flush: Vec<u16>,
-    /// Connections that have ended since the last look, for who drives the set.
+    /// Number of connections that have ended since the last [`take_ended`](Self::take_ended).
     ended: usize,
-    /// The earliest deadline of a connection; may be early, never late.
-    next_deadline: Option<Nanos>,
     batch: Vec<WorkCompletion>,
     any_failed: bool,
-    /// A device has no memory for what its hosts send.
-    starves: bool,
-    /// Devices that a connection's event told of, for who drives the set: others use them too.
+    /// A device has no buffers for what its hosts send.
+    receives_starved: bool,
+    /// Devices whose removal a connection's event reported. Other reactors use them too, so the
+    /// transport takes them from here and passes the event on.
     removed: Vec<DeviceIndex>,
     listeners: Listeners<P>,
     shared: Shared<P>,
-}
-
-struct Place<P: Provider> {
-    generation: u32,
-    connection: Option<Box<Connection<P>>>,
 }
 
 struct Shared<P: Provider> {
@@ -147,21 +139,13 @@ impl<P: Provider> ConnectionSet<P> {
         let sharers = config.reactors.max(1) * domains.devices().len().max(1);
         let waiters = commands_max + places + config.receives as usize * DEVICES_MAX;
         Self {
-            places: (0..places)
-                .map(|_| Place {
-                    generation: 0,
-                    connection: None,
-                })
-                .collect(),
+            table: ConnectionTable::new(places, transport),
             devices: (0..DEVICES_MAX).map(|_| None).collect(),
-            free: (0..places as u16).rev().collect(),
             queue_pairs: QueuePairTable::new(places),
-            to_flush: Vec::with_capacity(places),
             ended: 0,
-            next_deadline: None,
             batch: vec![WorkCompletion::default(); BATCH],
             any_failed: false,
-            starves: false,
+            receives_starved: false,
             removed: Vec::new(),
             listeners,
             shared: Shared {
@@ -179,10 +163,10 @@ impl<P: Provider> ConnectionSet<P> {
         }
     }
 
-    /// Connections in the table, those included that are being set up or closed.
+    /// Number of connections, including those that are being set up or closed.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.places.len() - self.free.len()
+        self.table.len()
     }
 
     /// Whether there is no connection.
@@ -243,8 +227,7 @@ impl<P: Provider> ConnectionSet<P> {
                 self.break_off(index, Cause::Fault("the connection was not made"), now);
             }
             ConnectionEvent::DeviceRemoved => {
-                let connection = connection_at(&mut self.places, index);
-                if let Some(device) = connection.map(|connection| connection.device) {
+                if let Some(device) = self.table.get(index).map(|it| it.device) {
                     self.forget_device(device, "the device is being removed");
                 }
             }
@@ -271,7 +254,7 @@ impl<P: Provider> ConnectionSet<P> {
     pub fn poll_completions(&mut self, now: Nanos) -> u32 {
         let mut batch = std::mem::take(&mut self.batch);
         let mut moved = 0;
-        let mut starves = false;
+        let mut starved = false;
         for place in 0..self.devices.len() {
             let Some(share) = &mut self.devices[place] else {
                 continue;
@@ -283,17 +266,17 @@ impl<P: Provider> ConnectionSet<P> {
             let Some(share) = &mut self.devices[place] else {
                 continue;
             };
-            starves |= share.receives.are_starved();
+            starved |= share.receives.are_starved();
             if let Err(error) = share.receives.flush() {
                 tracing::error!(%error, "receives cannot be posted");
                 self.fail_device(place as u16, "receives cannot be posted");
             }
         }
         self.batch = batch;
-        if starves != self.starves {
-            self.starves = starves;
+        if starved != self.receives_starved {
+            self.receives_starved = starved;
             let mut core = self.shared.core.borrow_mut();
-            core.set_receive_stalled(self.shared.transport, starves, now);
+            core.set_receive_stalled(self.shared.transport, starved, now);
         }
         self.end_failed(now);
         moved
@@ -334,11 +317,9 @@ impl<P: Provider> ConnectionSet<P> {
     #[inline]
     fn take_completions(&mut self, place: u16, completions: &[WorkCompletion], now: Nanos) {
         let Self {
-            places,
+            table,
             devices,
             queue_pairs,
-            to_flush,
-            next_deadline,
             any_failed,
             shared,
             ..
@@ -354,23 +335,23 @@ impl<P: Provider> ConnectionSet<P> {
             ..
         } = share;
         let mut cx = shared.context(&mut core, map, now);
-        // Completions of one queue pair mostly come in a row, and share its lookup.
+        // Consecutive completions are mostly of the same queue pair and share its lookup.
         let mut number = None;
-        let mut connection: Option<&mut Connection<P>> = None;
+        let mut found: Option<Entry<'_, Connection<P>>> = None;
         for completion in completions {
             if number != Some(completion.qp_number) {
-                if let Some(connection) = connection {
-                    note(to_flush, next_deadline, connection);
+                if let Some(entry) = found {
+                    entry.note();
                 }
                 number = Some(completion.qp_number);
                 let index = queue_pairs.find(place, completion.qp_number);
-                connection = index.and_then(|index| connection_at(places, index));
+                found = index.and_then(|index| table.entry(index));
             }
             let id = WorkId::from_bits(completion.wr_id);
             if !id.receive() {
-                match &mut connection {
-                    Some(connection) if connection.is_named_by(id) => {
-                        connection.sent(&mut cx, id, completion);
+                match &mut found {
+                    Some(entry) if entry.connection.is_named_by(id) => {
+                        entry.connection.sent(&mut cx, id, completion);
                     }
                     _ => shared.counters.stale_completions.add(1),
                 }
@@ -381,11 +362,12 @@ impl<P: Provider> ConnectionSet<P> {
                 continue;
             }
             let receive = CompletedReceive::of(completion, id.sequence() as u16);
-            match &mut connection {
-                Some(connection) if completion.is_success() => {
+            match &mut found {
+                Some(entry) if completion.is_success() => {
+                    let connection = &mut entry.connection;
                     connection.receive(&mut cx, receives, &receive, completion.byte_len);
                 }
-                Some(connection) => connection.receive_failed(&mut cx, completion.status),
+                Some(entry) => entry.connection.receive_failed(&mut cx, completion.status),
                 None => shared.counters.stale_completions.add(1),
             }
             if planted("rdma-receive-lost") && completion.byte_len > 64 {
@@ -397,21 +379,21 @@ impl<P: Provider> ConnectionSet<P> {
                 *any_failed = true;
             }
         }
-        if let Some(connection) = connection {
-            note(to_flush, next_deadline, connection);
+        if let Some(entry) = found {
+            entry.note();
         }
     }
 
-    /// Begins a turn. What comes in may be answered at once, and must not overtake answers that were
-    /// made since the last turn's [`take_responses`](Self::take_responses): these go first.
-    /// Returns how many.
+    /// Begins a turn. Commands that are received now may complete inline, and their responses must
+    /// not overtake those made since the last turn's [`take_responses`](Self::take_responses), so
+    /// these are queued first. Returns their number.
     #[inline]
     pub fn begin_turn(&mut self, now: Nanos) -> u32 {
         self.shared.core.borrow_mut().begin_turn(now);
         self.take_responses(now)
     }
 
-    /// Hands out the responses that the target core has. Returns how many.
+    /// Passes the target core's completions to their connections. Returns their number.
     #[inline]
     pub fn take_responses(&mut self, now: Nanos) -> u32 {
         let some = (self.shared.core.borrow()).has_completions(self.shared.transport);
@@ -419,10 +401,10 @@ impl<P: Provider> ConnectionSet<P> {
             return 0;
         }
         let core = Rc::clone(&self.shared.core);
-        self.hand_out(&mut core.borrow_mut(), now)
+        self.pass_completions(&mut core.borrow_mut(), now)
     }
 
-    fn hand_out(&mut self, core: &mut TargetCore, now: Nanos) -> u32 {
+    fn pass_completions(&mut self, core: &mut TargetCore, now: Nanos) -> u32 {
         let mut moved = 0;
         while let Some(done) = core.next_completion(self.shared.transport) {
             let token = RequestToken::from_bits(done.tag);
@@ -434,15 +416,16 @@ impl<P: Provider> ConnectionSet<P> {
         moved
     }
 
-    /// Hands out what the pool and the target core have for the connections. Returns how much.
+    /// Passes completions, granted leases and requests to close to the connections. Returns their
+    /// number.
     pub fn dispatch(&mut self, now: Nanos) -> u32 {
         let core = Rc::clone(&self.shared.core);
         let mut core = core.borrow_mut();
         let mut moved = 0;
         loop {
-            // Answers leave in the order in which they were made, as SQHD promises (Base 2.1
-            // §4.2.1), so those that wait go before any that a grant makes.
-            moved += self.hand_out(&mut core, now);
+            // Responses are sent in the order in which they were made, as SQHD requires (Base 2.1
+            // §4.2.1), so pending ones go before those that a granted lease produces.
+            moved += self.pass_completions(&mut core, now);
             let Some((token, lease)) = self.shared.pool.next_grant(now.as_nanos()) else {
                 break;
             };
@@ -457,9 +440,8 @@ impl<P: Provider> ConnectionSet<P> {
             }
         }
         while let Some(close) = core.next_close(self.shared.transport) {
-            let index = close.connection as u16;
             moved += 1;
-            let Some(connection) = connection_at(&mut self.places, index) else {
+            let Some(connection) = self.table.get(close.connection as u16) else {
                 continue;
             };
             if connection.queue() != Some(close.queue) {
@@ -479,7 +461,7 @@ impl<P: Provider> ConnectionSet<P> {
 
     fn receive_granted(&mut self, token: RequestToken, lease: hugemem::Lease) {
         let place = token.generation() as usize;
-        // A device that has failed meanwhile has cancelled its waits.
+        // A device that fails cancels its waits.
         let Some(share) = self.devices.get_mut(place).and_then(Option::as_mut) else {
             return;
         };
@@ -490,7 +472,7 @@ impl<P: Provider> ConnectionSet<P> {
         }
     }
 
-    /// Posts receives that got their buffers outside of a poll.
+    /// Posts receives whose buffers were granted outside of a poll.
     fn flush_receives(&mut self, now: Nanos) {
         for place in 0..self.devices.len() {
             if let Some(share) = &mut self.devices[place]
@@ -503,31 +485,33 @@ impl<P: Provider> ConnectionSet<P> {
         self.end_failed(now);
     }
 
-    /// Posts what is queued; removes what has ended. Returns how many connections it looked at.
+    /// Posts what is queued and removes connections that are over. Returns the number of
+    /// connections flushed.
     pub fn flush(&mut self, now: Nanos) -> u32 {
         let mut flushed = 0;
-        while let Some(index) = self.to_flush.pop() {
+        for position in (0..self.table.listed()).rev() {
+            let Some(index) = self.table.take_listed(position) else {
+                continue;
+            };
             flushed += 1;
             let over = self.with(index, now, |connection, cx| {
-                connection.flush_listed = false;
                 connection.flush(cx);
                 connection.is_over()
             });
             if over == Some(true) {
                 self.remove(index);
-                self.to_flush.retain(|listed| *listed != index);
             }
         }
         flushed
     }
 
-    /// Whether something waits that no descriptor will announce.
+    /// Whether there is work that no descriptor will announce.
     #[must_use]
     pub fn has_pending(&self) -> bool {
-        !self.to_flush.is_empty() || self.shared.pool.may_grant()
+        self.table.listed() > 0 || self.shared.pool.may_grant()
     }
 
-    /// Arms every notification, and looks once more: `false` when there was something.
+    /// Arms every notification and then polls once more. Returns `false` if there is work.
     pub fn prepare_sleep(&mut self, now: Nanos) -> bool {
         for place in 0..self.devices.len() {
             if let Some(share) = &mut self.devices[place]
@@ -540,7 +524,7 @@ impl<P: Provider> ConnectionSet<P> {
         self.poll_completions(now) == 0 && !self.has_pending()
     }
 
-    /// Shows the descriptors of completion queues that have not been shown before.
+    /// Calls `visit` for the descriptor of each completion queue that is not watched yet.
     pub(crate) fn show_descriptors(&mut self, mut visit: impl FnMut(BorrowedFd<'_>)) {
         for share in self.devices.iter_mut().flatten() {
             for completions in &mut share.completions {
@@ -554,28 +538,25 @@ impl<P: Provider> ConnectionSet<P> {
     /// When [`expire`](Self::expire) must be called next.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Nanos> {
-        let mut earliest = self.next_deadline;
-        sooner(&mut earliest, self.listeners.next_deadline());
-        sooner(&mut earliest, self.shared.pool.retry_at_ns().map(Nanos));
-        earliest
+        let retry_at = self.shared.pool.retry_at_ns().map(Nanos);
+        let deadline = earliest(self.table.next_deadline(), retry_at);
+        earliest(deadline, self.listeners.next_deadline())
     }
 
-    /// Moves connections on whose time for set-up, closing or flushing is over.
+    /// Checks connections whose time for set-up, closing or draining has passed.
     pub fn expire(&mut self, now: Nanos) {
-        if self.next_deadline.is_none_or(|deadline| now < deadline) {
-            return;
-        }
-        self.next_deadline = None;
-        for index in 0..self.places.len() as u16 {
-            self.with(index, now, Connection::check_deadline);
+        if self.table.take_expired(now) {
+            for index in self.table.places() {
+                self.with(index, now, Connection::check_deadline);
+            }
         }
     }
 
     /// Closes every connection that has nothing in flight; call again until none is left. Commands
-    /// that come from now on are not taken in.
+    /// that arrive from now on are dropped.
     pub fn drain(&mut self, now: Nanos) -> usize {
         self.shared.stopping = true;
-        for index in 0..self.places.len() as u16 {
+        for index in self.table.places() {
             self.with(index, now, |connection, cx| {
                 if connection.is_idle() {
                     connection.close(cx);
@@ -585,17 +566,17 @@ impl<P: Provider> ConnectionSet<P> {
         self.len()
     }
 
-    /// What hosts of each port get that connect from now on; those of others get the default.
+    /// Sets the settings for hosts that connect to each port from now on; other ports get the
+    /// default.
     pub fn set_ports(&mut self, ports: Vec<(PortId, PortSettings)>) {
         self.shared.config.ports = ports;
     }
 
-    /// Closes every connection that came in by `port`; call again until none is left. Returns how
-    /// many there are.
+    /// Closes every connection of `port`; call again until none is left. Returns how many are open.
     pub fn close_port(&mut self, port: PortId, now: Nanos) -> usize {
         let mut open = 0;
-        for index in 0..self.places.len() as u16 {
-            if connection_at(&mut self.places, index).is_some_and(|it| it.port() == port) {
+        for index in self.table.places() {
+            if self.table.get(index).is_some_and(|it| it.port() == port) {
                 open += 1;
                 self.with(index, now, Connection::close);
             }
@@ -603,38 +584,38 @@ impl<P: Provider> ConnectionSet<P> {
         open
     }
 
-    /// Connections that have ended since the last call.
+    /// Number of connections that have ended since the last call.
     pub fn take_ended(&mut self) -> usize {
         std::mem::take(&mut self.ended)
     }
 
-    /// The place of the connection that an event is about, unless it has ended since.
-    fn connection_of(&mut self, token: EventToken) -> Option<u16> {
+    /// The place of the connection that an event names, unless it has ended.
+    fn connection_of(&self, token: EventToken) -> Option<u16> {
         if token.subject() != EventSubject::Connection {
             return None;
         }
-        let place = self.places.get(usize::from(token.index()))?;
-        (place.connection.is_some() && place.generation == token.generation())
-            .then_some(token.index())
+        let connection = self.table.get(token.index())?;
+        (connection.token().generation() == token.generation()).then_some(token.index())
     }
 
-    /// Runs `action` on the connection at `index`, and lists it when it has to post.
+    /// Runs `action` on the connection at `index`, and lists it for the flush if it has something to
+    /// post.
     fn with<T>(
         &mut self,
         index: u16,
         now: Nanos,
         action: impl FnOnce(&mut Connection<P>, &mut Context<'_, P>) -> T,
     ) -> Option<T> {
-        let connection = connection_at(&mut self.places, index)?;
-        let share = self.devices[usize::from(connection.device)].as_ref()?;
+        let entry = self.table.entry(index)?;
+        let share = self.devices[usize::from(entry.connection.device)].as_ref()?;
         let mut core = self.shared.core.borrow_mut();
         let mut cx = self.shared.context(&mut core, &share.map, now);
-        let value = action(connection, &mut cx);
-        note(&mut self.to_flush, &mut self.next_deadline, connection);
+        let value = action(entry.connection, &mut cx);
+        entry.note();
         Some(value)
     }
 
-    /// The same for the connection that a request's token names, unless it has ended since.
+    /// The same for the connection that a request's token names, unless it has ended.
     #[inline]
     fn for_request(
         &mut self,
@@ -643,24 +624,20 @@ impl<P: Provider> ConnectionSet<P> {
         now: Nanos,
         action: impl FnOnce(&mut Connection<P>, &mut Context<'_, P>),
     ) {
-        let Some(connection) = connection_at(&mut self.places, token.connection()) else {
+        let Some(entry) = self.table.entry_of(token) else {
             return;
         };
-        let named = connection.token().names_same_connection(token);
-        let Some(share) = &self.devices[usize::from(connection.device)] else {
-            return;
-        };
-        if named {
+        if let Some(share) = &self.devices[usize::from(entry.connection.device)] {
             let mut cx = self.shared.context(core, &share.map, now);
-            action(connection, &mut cx);
-            note(&mut self.to_flush, &mut self.next_deadline, connection);
+            action(entry.connection, &mut cx);
+            entry.note();
         }
     }
 
-    /// Drops a connection that is over. Its queue pair goes first, and with it whatever the device
-    /// had of its memory.
+    /// Removes a connection that is over. Its queue pair is destroyed first, after which the device
+    /// no longer accesses its memory.
     fn remove(&mut self, index: u16) {
-        let Some(mut connection) = self.places[usize::from(index)].connection.take() else {
+        let Some(mut connection) = self.table.remove(index) else {
             return;
         };
         let device = connection.device;
@@ -674,46 +651,13 @@ impl<P: Provider> ConnectionSet<P> {
             let number = connection.queue_pair_number();
             tracing::error!(number, %error, "a queue pair was not destroyed: its memory is given up");
             self.shared.counters.queue_pairs_leaked.add(1);
-            // What was registered for it stays so.
+            // Its memory stays registered.
             if let Some(share) = &self.devices[usize::from(device)] {
                 std::mem::forget(Arc::clone(&share.map));
             }
         }
         drop(connection);
-        self.free.push(index);
         self.ended += 1;
         self.shared.counters.connections.set(self.len() as u64);
     }
-}
-
-#[inline]
-fn connection_at<P: Provider>(places: &mut [Place<P>], index: u16) -> Option<&mut Connection<P>> {
-    places
-        .get_mut(usize::from(index))?
-        .connection
-        .as_deref_mut()
-}
-
-/// Notes what a connection has to do later: post at the end of the turn, look at its deadline.
-#[inline]
-fn note<P: Provider>(
-    to_flush: &mut Vec<u16>,
-    next_deadline: &mut Option<Nanos>,
-    connection: &mut Connection<P>,
-) {
-    if !connection.flush_listed && connection.wants_flush() {
-        connection.flush_listed = true;
-        to_flush.push(connection.token().connection());
-    }
-    let deadline = connection.deadline();
-    if deadline.is_some() {
-        sooner(next_deadline, deadline);
-    }
-}
-
-fn sooner(earliest: &mut Option<Nanos>, other: Option<Nanos>) {
-    *earliest = match (*earliest, other) {
-        (Some(one), Some(two)) => Some(one.min(two)),
-        (one, two) => one.or(two),
-    };
 }

@@ -13,6 +13,7 @@
 use std::sync::Arc;
 
 use hugemem::{Account, Arena, DmaBuffer, Lease, Pool, SlicePromise, WaiterToken};
+use nvme_fabrics::RequestToken;
 use nvme_spec::Sqe;
 use rdma::{MemoryMap, PostError, Provider, ReceiveRequest, SgeList, SharedReceiveQueue};
 use reactors::Nanos;
@@ -21,7 +22,7 @@ use zerocopy::transmute;
 
 use crate::counters::RdmaCounters;
 use crate::posted::{CompletedReceive, QueueDestroyed, ReceiveBuffer};
-use crate::token::{RECEIVES, RequestToken, WorkId};
+use crate::token::{RECEIVES, WorkId};
 
 /// Bytes of a command in a capsule.
 pub(crate) const COMMAND_BYTES: usize = size_of::<Sqe>();

@@ -4,13 +4,14 @@
 use std::sync::Arc;
 
 use hugemem::{Arena, Pool};
+use nvme_fabrics::RequestToken;
 use rdma::{CompletionQueue, Device, DeviceIndex, Domain, DomainMemory, MemoryMap, Provider};
 use reactors::sim::planted;
 
 use crate::counters::RdmaCounters;
 use crate::plan::{SharedQueues, Unfit};
 use crate::receives::{Receives, ReceivesError};
-use crate::token::{EventToken, RequestToken};
+use crate::token::EventToken;
 
 /// Completion queues of one device at most.
 const COMPLETION_QUEUES_MAX: usize = 256;

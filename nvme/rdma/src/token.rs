@@ -1,47 +1,22 @@
-//! The numbers that name things and come back later: requests, work requests, connections.
+//! Identifiers of work requests and of event subjects, and reserved values of request tokens.
 //!
-//! Each carries the place in a table and a generation, so that what comes back late is recognised
-//! and harms nothing.
+//! Each identifier carries a place in a table and a generation, so that a stale one is recognised.
 
 use bitfield_struct::bitfield;
 use rdma::Token;
 
-/// Names one request slot of one connection of one transport, for the target core and the buffer
-/// pool.
-#[bitfield(u64)]
-#[derive(PartialEq, Eq)]
-pub(crate) struct RequestToken {
-    #[bits(16)]
-    pub(crate) slot: u16,
-    #[bits(16)]
-    pub(crate) connection: u16,
-    #[bits(24)]
-    pub(crate) generation: u32,
-    /// The transport's number, so that transports that share a pool tell their requests apart.
-    #[bits(8)]
-    pub(crate) transport: u8,
-}
-
-/// Generations before they repeat.
-pub(crate) const GENERATIONS: u32 = 1 << 24;
-/// In the place of a connection: a receive that waits for a buffer. The slot is its number, the
-/// generation its device.
+/// Connection number in the token of a receive that waits for a buffer. The token's slot is the
+/// receive's number and its generation is the device's place.
 pub(crate) const RECEIVES: u16 = u16::MAX;
-/// In the place of a slot: the Connect command, which comes before there are slots.
+/// Slot number of the Connect command, which arrives before the slot table exists.
 pub(crate) const CONNECT_SLOT: u16 = u16::MAX;
 
-impl RequestToken {
-    /// Whether both name the same connection.
-    pub(crate) fn names_same_connection(self, other: Self) -> bool {
-        self.with_slot(0) == other.with_slot(0)
-    }
-}
-
-/// Names one work request of a send queue, or one receive.
+/// Identifies one work request of a send queue, or one receive.
 #[bitfield(u64)]
 #[derive(PartialEq, Eq)]
 pub(crate) struct WorkId {
-    /// Counts what was posted together on this connection; of a receive, its number.
+    /// Sequence number of the work requests posted together on this connection; for a receive, its
+    /// number.
     #[bits(32)]
     pub(crate) sequence: u32,
     #[bits(16)]
@@ -49,15 +24,15 @@ pub(crate) struct WorkId {
     /// The low bits of the connection's generation.
     #[bits(14)]
     pub(crate) generation: u16,
-    /// The last work request of its sequence number.
+    /// Whether it is the last work request of its sequence number.
     pub(crate) last: bool,
     pub(crate) receive: bool,
 }
 
-/// Which of a generation's bits a [`WorkId`] has room for.
+/// The bits of a generation that a [`WorkId`] holds.
 pub(crate) const WORK_GENERATION_MASK: u32 = (1 << 14) - 1;
 
-/// What an event of the connection manager or of a device is about.
+/// Identifies the subject of an event of the connection manager or of a device.
 #[bitfield(u64)]
 #[derive(PartialEq, Eq)]
 pub(crate) struct EventToken {
@@ -72,19 +47,19 @@ pub(crate) struct EventToken {
     pub(crate) reactor: u16,
 }
 
-/// What kind of thing an [`EventToken`] names.
+/// The kind of object that an [`EventToken`] identifies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EventSubject {
     Connection,
     Listener,
     /// A device's completion queues and shared receive queue.
     Device,
-    /// None of ours.
+    /// Not a token of this transport.
     Unknown,
 }
 
 impl EventToken {
-    /// The name of a thing of `reactor`.
+    /// A token for an object of `reactor`.
     pub(crate) fn of(subject: EventSubject, reactor: usize, index: u16, generation: u32) -> Self {
         let kind = match subject {
             EventSubject::Connection => 1,

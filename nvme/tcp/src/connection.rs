@@ -13,6 +13,7 @@ use std::collections::VecDeque;
 use std::io::IoSliceMut;
 
 use hugemem::{Account, Lease, Pool};
+use nvme_fabrics::{Connection as _, RequestToken};
 use nvme_spec::tcp::{
     DATA_ALIGNMENT_MAX_Z, DigestFlags, FatalError, Framing, IcReq, IcResp, PFV_1_0, offset,
 };
@@ -37,7 +38,6 @@ use crate::receive_buffers::ReceiveBuffers;
 use crate::slot::{SlotState, SlotTable};
 use crate::stream::{ByteStream, Transferred};
 use crate::termination::termination_request;
-use crate::token::RequestToken;
 use crate::transmit::{Finishes, Flushed, Transmitter};
 
 /// Bytes of the data of a Connect command (Base 2.1 §6.3).
@@ -194,9 +194,7 @@ pub(crate) struct Connection<S> {
     pub(crate) opened_at: Nanos,
     /// When bytes last arrived; a connection that was active lately is polled without asking epoll.
     pub(crate) last_arrival: Nanos,
-    /// The transport has it on its list of connections to flush.
-    pub(crate) flush_listed: bool,
-    /// The transport has asked to hear when the stream is writable.
+    /// The stream takes no more bytes, and the transport waits until it is writable.
     pub(crate) awaits_writable: bool,
 }
 
@@ -233,7 +231,6 @@ impl<S: ByteStream> Connection<S> {
             attached: false,
             opened_at: cx.now,
             last_arrival: cx.now,
-            flush_listed: false,
             awaits_writable: false,
         }
     }
@@ -246,21 +243,13 @@ impl<S: ByteStream> Connection<S> {
         self.queue
     }
 
-    pub(crate) fn port(&self) -> PortId {
-        self.port
-    }
-
-    pub(crate) fn token(&self) -> RequestToken {
-        self.token
-    }
-
     /// Whether it has, or had, a queue of an export's controller.
     pub(crate) fn is_attached(&self) -> bool {
         self.attached
     }
 
-    /// Whether something is queued for sending, or the end of sending is still to be told.
-    pub(crate) fn wants_flush(&self) -> bool {
+    /// Whether data is queued for sending, or the stream is to be closed for sending.
+    pub(crate) fn has_output(&self) -> bool {
         !self.transmitter.is_empty()
             || matches!(
                 self.phase,
@@ -279,21 +268,6 @@ impl<S: ByteStream> Connection<S> {
     /// Whether the host still owes data for a request that has begun.
     pub(crate) fn awaits_host_data(&self) -> bool {
         !matches!(self.expecting, Expecting::Header) || self.slots.any_fetching()
-    }
-
-    /// When the connection must be looked at although nothing arrives.
-    pub(crate) fn deadline(&self) -> Option<Nanos> {
-        match self.phase {
-            Phase::Initialising | Phase::Connecting if planted("setup-never-ends") => None,
-            Phase::Initialising | Phase::Connecting => Some(self.setup_deadline),
-            Phase::Serving => match (self.borrows_until, self.progress_check_at) {
-                (Some(one), Some(other)) => Some(one.min(other)),
-                (one, other) => one.or(other),
-            },
-            Phase::Closing { until, .. } => {
-                Some(self.borrows_until.map_or(until, |other| other.min(until)))
-            }
-        }
     }
 
     /// Does what is due when its deadline has passed.
@@ -864,6 +838,34 @@ impl<S: ByteStream> Connection<S> {
         self.slots.abandon();
         self.held = 0;
         self.solicited = 0;
+    }
+}
+
+impl<S: ByteStream> nvme_fabrics::Connection for Connection<S> {
+    fn token(&self) -> RequestToken {
+        self.token
+    }
+
+    fn port(&self) -> PortId {
+        self.port
+    }
+
+    fn wants_flush(&self) -> bool {
+        !self.awaits_writable && self.has_output()
+    }
+
+    fn deadline(&self) -> Option<Nanos> {
+        match self.phase {
+            Phase::Initialising | Phase::Connecting if planted("setup-never-ends") => None,
+            Phase::Initialising | Phase::Connecting => Some(self.setup_deadline),
+            Phase::Serving => match (self.borrows_until, self.progress_check_at) {
+                (Some(one), Some(other)) => Some(one.min(other)),
+                (one, other) => one.or(other),
+            },
+            Phase::Closing { until, .. } => {
+                Some(self.borrows_until.map_or(until, |other| other.min(until)))
+            }
+        }
     }
 }
 

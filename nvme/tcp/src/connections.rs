@@ -1,8 +1,8 @@
-//! A reactor's connections: their table, and the traffic between them, the buffer pool and the
-//! target core.
+//! The NVMe/TCP connections of one reactor: moves requests, leases and completions between them,
+//! the buffer pool and the target core.
 //!
-//! Knows no sockets: who drives it says when a stream may have something, and it works with any
-//! [`ByteStream`].
+//! It works with any [`ByteStream`] and performs no polling of its own: the caller says which stream
+//! may have data.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -10,6 +10,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use hugemem::Pool;
+use nvme_fabrics::{Connection as _, ConnectionTable, RequestToken, earliest};
 use nvme_target::{PortId, TargetCore, TransportId, TransportKind};
 use reactors::sim::planted;
 use reactors::{LogLimit, Nanos, Placement};
@@ -19,32 +20,21 @@ use crate::connection::{Connection, ConnectionAudit, Context, Ended};
 use crate::counters::TcpCounters;
 use crate::receive_buffers::ReceiveBuffers;
 use crate::stream::ByteStream;
-use crate::token::{GENERATIONS, RequestToken};
 
-/// Silence after which a connection that is not attached to an export may end to make room. Hosts
-/// that are being set up send at once.
+/// A connection that is not attached to an export may be ended to make room after it has received
+/// nothing for this time. Hosts that set up a connection send without such a pause.
 const EVICTABLE_AFTER: Nanos = Nanos::from_millis(500);
 
 /// Connections of one reactor over streams of type `S`.
 pub struct ConnectionSet<S> {
-    places: Vec<Place<S>>,
-    free: Vec<u16>,
-    /// Connections with something to send, each once.
-    to_flush: Vec<u16>,
-    /// Streams that have ended since the last look, for who drives the set.
+    table: ConnectionTable<Connection<S>>,
+    /// Places of connections that have ended since the last [`take_ended`](Self::take_ended).
     ended: Vec<u16>,
-    /// The earliest deadline of a connection that is being set up or closed; may be early, never
-    /// late.
-    next_deadline: Option<Nanos>,
     buffers: ReceiveBuffers,
-    /// Connections that may end to make room, about in the order in which they were last heard.
+    /// Connections that may be ended to make room, ordered approximately by when they last
+    /// received something.
     evictable: VecDeque<RequestToken>,
     shared: Shared,
-}
-
-struct Place<S> {
-    generation: u32,
-    connection: Option<Box<Connection<S>>>,
 }
 
 struct Shared {
@@ -54,7 +44,7 @@ struct Shared {
     counters: Arc<TcpCounters>,
     transport: TransportId,
     log: LogLimit,
-    /// Where evictable connections are counted, and the reactor that they are counted for.
+    /// Counts evictable connections, and the reactor that they are counted for.
     placement: (Placement, usize),
 }
 
@@ -80,7 +70,7 @@ impl Shared {
 }
 
 impl<S: ByteStream> ConnectionSet<S> {
-    /// An empty set that serves `core` with buffers of `pool`. Takes its storage now.
+    /// An empty set that serves `core` with buffers of `pool`. Allocates its storage.
     #[must_use]
     pub fn new(
         core: Rc<RefCell<TargetCore>>,
@@ -91,16 +81,8 @@ impl<S: ByteStream> ConnectionSet<S> {
         let transport = core.borrow_mut().register_transport(TransportKind::Tcp);
         let places = config.connections_max.clamp(1, CONNECTIONS_PER_REACTOR_MAX);
         Self {
-            places: (0..places)
-                .map(|_| Place {
-                    generation: 0,
-                    connection: None,
-                })
-                .collect(),
-            free: (0..places as u16).rev().collect(),
-            to_flush: Vec::with_capacity(places),
+            table: ConnectionTable::new(places, transport),
             ended: Vec::with_capacity(places),
-            next_deadline: None,
             buffers: ReceiveBuffers::new(),
             evictable: VecDeque::with_capacity(2 * places),
             shared: Shared {
@@ -115,35 +97,34 @@ impl<S: ByteStream> ConnectionSet<S> {
         }
     }
 
-    /// What each connection holds.
+    /// The memory that each connection holds.
     pub fn audit(&self) -> impl Iterator<Item = (&S, ConnectionAudit)> {
-        let connections = self.places.iter().filter_map(|it| it.connection.as_ref());
-        connections.map(|it| (it.stream(), it.audit()))
+        self.table.iter().map(|it| (it.stream(), it.audit()))
     }
 
-    /// Has connections that may end to make room counted in `placement`, as those of `reactor`. To
-    /// be called before the first connection comes.
+    /// Counts evictable connections in `placement`, as those of `reactor`. Must be called before the
+    /// first connection is inserted.
     pub(crate) fn count_evictable_in(&mut self, placement: Placement, reactor: usize) {
         debug_assert!(self.is_empty(), "connections were counted elsewhere");
         self.shared.placement = (placement, reactor);
     }
 
-    /// Ends a connection that is not attached to an export and was silent longest, about; `false`
-    /// when there is none that was silent for [`EVICTABLE_AFTER`].
+    /// Ends the connection, among those not attached to an export, that has been silent about the
+    /// longest. Returns `false` if none has been silent for [`EVICTABLE_AFTER`].
     pub(crate) fn evict(&mut self, now: Nanos) -> bool {
-        // Each is looked at once: one that was heard since then goes to the end.
+        // Each is checked once: one that received something since it was queued is queued again.
         for _ in 0..self.evictable.len() {
             let Some(token) = self.evictable.pop_front() else {
                 return false;
             };
-            let Some(connection) = named(&mut self.places, token) else {
+            let Some(connection) = self.table.find(token) else {
                 continue;
             };
             if connection.is_attached() {
                 continue;
             }
             if now.saturating_sub(connection.opened_at) < EVICTABLE_AFTER {
-                // Those behind it came later, or were heard later.
+                // Those behind it were opened, or received something, later.
                 self.evictable.push_front(token);
                 return false;
             }
@@ -161,22 +142,21 @@ impl<S: ByteStream> ConnectionSet<S> {
         false
     }
 
-    /// Forgets evictable connections that have ended or are attached, when there are many.
-    fn tidy_evictable(&mut self) {
-        if self.evictable.len() < 2 * self.places.len() {
+    /// When the queue is full, drops connections from it that have ended or are attached.
+    fn compact_evictable(&mut self) {
+        let Self {
+            evictable, table, ..
+        } = self;
+        if evictable.len() < 2 * table.places().len() {
             return;
         }
-        let mut tokens = std::mem::take(&mut self.evictable);
-        tokens.retain(|token| {
-            named(&mut self.places, *token).is_some_and(|connection| !connection.is_attached())
-        });
-        self.evictable = tokens;
+        evictable.retain(|token| table.find(*token).is_some_and(|it| !it.is_attached()));
     }
 
-    /// Connections in the table, those included that are being set up or closed.
+    /// Number of connections, including those that are being set up or closed.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.places.len() - self.free.len()
+        self.table.len()
     }
 
     /// Whether there is no connection.
@@ -185,84 +165,68 @@ impl<S: ByteStream> ConnectionSet<S> {
         self.len() == 0
     }
 
-    /// A connection had to be turned away before it came here.
+    /// Counts a connection that was refused before it reached this set.
     pub(crate) fn count_refused(&self) {
         self.shared.counters.connections_refused.add(1);
     }
 
-    /// Takes in a stream that was accepted on `port`; returns its place.
+    /// Inserts a stream that was accepted on `port`; returns its place.
     ///
     /// # Errors
-    /// The stream itself when the table is full.
+    /// The stream itself if the table is full.
     pub fn insert(&mut self, stream: S, port: PortId, now: Nanos) -> Result<u16, S> {
-        let Some(index) = self.free.pop() else {
-            self.shared.counters.connections_refused.add(1);
+        let Some(token) = self.table.next_token() else {
+            self.count_refused();
             return Err(stream);
         };
-        let place = &mut self.places[usize::from(index)];
-        place.generation = (place.generation + 1) % GENERATIONS;
-        let token = RequestToken::new()
-            .with_transport(self.shared.transport.0)
-            .with_connection(index)
-            .with_generation(place.generation);
         let mut core = self.shared.core.borrow_mut();
         let cx = self.shared.context(&mut core, &mut self.buffers, now);
         let connection = Connection::new(stream, port, token, &cx);
-        sooner(&mut self.next_deadline, connection.deadline());
-        place.connection = Some(Box::new(connection));
         drop(core);
+        let index = self.table.insert(connection);
         let (placement, reactor) = &self.shared.placement;
         placement.add_evictable(*reactor);
-        self.tidy_evictable();
+        self.compact_evictable();
         self.evictable.push_back(token);
         self.shared.counters.connections_opened.add(1);
         self.shared.counters.connections.set(self.len() as u64);
         Ok(index)
     }
 
-    /// The stream at `index`, while its connection lives.
+    /// The stream at `index`, until its connection ends.
     #[must_use]
     pub fn stream(&self, index: u16) -> Option<&S> {
-        let place = self.places.get(usize::from(index))?;
-        place
-            .connection
-            .as_ref()
-            .map(|connection| connection.stream())
+        self.table.get(index).map(Connection::stream)
     }
 
-    /// When bytes last arrived at `index`.
+    /// When the connection at `index` last received bytes.
     pub(crate) fn last_arrival(&self, index: u16) -> Option<Nanos> {
-        let place = self.places.get(usize::from(index))?;
-        place
-            .connection
-            .as_ref()
-            .map(|connection| connection.last_arrival)
+        self.table.get(index).map(|it| it.last_arrival)
     }
 
-    /// Receives what the stream at `index` has; returns the number of receives that brought
-    /// something.
+    /// Receives from the stream at `index`; returns the number of receives that returned data.
     pub fn receive(&mut self, index: u16, now: Nanos) -> u32 {
         self.with(index, now, Connection::receive).unwrap_or(0)
     }
 
     /// The stream at `index` is writable again.
     pub fn writable(&mut self, index: u16) {
-        if let Some(connection) = connection_at(&mut self.places, index) {
-            connection.awaits_writable = false;
-            list_for_flush(&mut self.to_flush, index, connection);
+        if let Some(mut entry) = self.table.entry(index) {
+            entry.connection.awaits_writable = false;
+            entry.list_for_flush();
         }
     }
 
-    /// Begins a turn. What comes in may be answered at once, and must not overtake answers that were
-    /// made since the last turn's [`take_responses`](Self::take_responses): these go first.
-    /// Returns how many.
+    /// Begins a turn. Commands that are received now may complete inline, and their responses must
+    /// not overtake those made since the last turn's [`take_responses`](Self::take_responses), so
+    /// these are queued first. Returns their number.
     #[inline]
     pub fn begin_turn(&mut self, now: Nanos) -> u32 {
         self.shared.core.borrow_mut().begin_turn(now);
         self.take_responses(now)
     }
 
-    /// Hands out the responses that the target core has. Returns how many.
+    /// Passes the target core's completions to their connections. Returns their number.
     #[inline]
     pub fn take_responses(&mut self, now: Nanos) -> u32 {
         let mut core = self.shared.core.borrow_mut();
@@ -270,59 +234,54 @@ impl<S: ByteStream> ConnectionSet<S> {
             return 0;
         }
         let mut cx = self.shared.context(&mut core, &mut self.buffers, now);
-        hand_out(&mut self.places, &mut self.to_flush, &mut cx)
+        take_completions(&mut self.table, &mut cx)
     }
 
-    /// Hands out what the pool and the target core have for the connections. Returns how much.
+    /// Passes completions, granted leases and requests to close to the connections. Returns their
+    /// number.
     pub fn dispatch(&mut self, now: Nanos) -> u32 {
         let mut core = self.shared.core.borrow_mut();
         let mut moved = 0;
         let mut cx = self.shared.context(&mut core, &mut self.buffers, now);
         loop {
-            // Answers leave in the order in which they were made, as SQHD promises (Base 2.1
-            // §4.2.1), so those that wait go before any that a grant makes.
-            moved += hand_out(&mut self.places, &mut self.to_flush, &mut cx);
+            // Responses are sent in the order in which they were made, as SQHD requires (Base 2.1
+            // §4.2.1), so pending ones go before those that a granted lease produces.
+            moved += take_completions(&mut self.table, &mut cx);
             let Some((token, lease)) = cx.pool.next_grant(now.as_nanos()) else {
                 break;
             };
             let token = RequestToken::from_bits(token.0);
-            // A request that was given up has cancelled its wait, so the name is always a living
-            // one.
-            if let Some(connection) = named(&mut self.places, token) {
-                connection.granted(&mut cx, token.slot(), lease);
-                list_for_flush(&mut self.to_flush, token.connection(), connection);
+            // A request that is abandoned cancels its wait, so the connection always exists.
+            if let Some(mut entry) = self.table.entry_of(token) {
+                entry.connection.granted(&mut cx, token.slot(), lease);
+                entry.list_for_flush();
                 moved += 1;
             }
         }
         while let Some(close) = cx.core.next_close(cx.transport) {
-            let index = close.connection as u16;
-            if let Some(connection) = connection_at(&mut self.places, index)
-                && connection.queue() == Some(close.queue)
+            if let Some(entry) = self.table.entry(close.connection as u16)
+                && entry.connection.queue() == Some(close.queue)
             {
                 if let Some(withheld) = cx.log.admit(now) {
-                    let host = connection.stream().host_address();
+                    let host = entry.connection.stream().host_address();
                     tracing::info!(?host, reason = ?close.reason, withheld, "closing a connection");
                 }
-                connection.close(&mut cx);
-                sooner(&mut self.next_deadline, connection.deadline());
-                list_for_flush(&mut self.to_flush, index, connection);
+                entry.connection.close(&mut cx);
+                entry.note();
                 moved += 1;
             }
         }
         moved
     }
 
-    /// Sends what is queued. `blocked` hears of streams to watch until they are writable. Returns
-    /// how many sent.
+    /// Sends what is queued. Calls `blocked` for each stream that must be watched until it is
+    /// writable. Returns the number of connections flushed.
     pub fn flush(&mut self, now: Nanos, mut blocked: impl FnMut(u16, &S)) -> u32 {
         let mut flushed = 0;
-        for position in (0..self.to_flush.len()).rev() {
-            let index = self.to_flush[position];
-            self.to_flush.swap_remove(position);
-            let Some(connection) = connection_at(&mut self.places, index) else {
+        for position in (0..self.table.listed()).rev() {
+            let Some(index) = self.table.take_listed(position) else {
                 continue;
             };
-            connection.flush_listed = false;
             flushed += 1;
             let outcome = self.with(index, now, |connection, cx| {
                 let waits = connection.flush(cx)?;
@@ -339,40 +298,36 @@ impl<S: ByteStream> ConnectionSet<S> {
         flushed
     }
 
-    /// Whether something waits that no stream will announce.
+    /// Whether there is work that no stream will announce.
     #[must_use]
     pub fn has_pending(&self) -> bool {
-        !self.to_flush.is_empty() || self.shared.pool.may_grant()
+        self.table.listed() > 0 || self.shared.pool.may_grant()
     }
 
     /// When [`expire`](Self::expire) must be called next.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Nanos> {
-        let mut earliest = self.next_deadline;
-        sooner(&mut earliest, self.shared.pool.retry_at_ns().map(Nanos));
-        earliest
+        let retry_at = self.shared.pool.retry_at_ns().map(Nanos);
+        earliest(self.table.next_deadline(), retry_at)
     }
 
-    /// Looks at connections whose deadlines have passed: ends those whose time for set-up or closing is
-    /// over, and takes back what devices lend to those that do not take it.
+    /// Checks connections whose deadlines have passed: ends those that exceeded the time for set-up
+    /// or closing, and ends borrows of device memory by hosts that do not receive.
     pub fn expire(&mut self, now: Nanos) {
-        if self.next_deadline.is_none_or(|deadline| now < deadline) {
-            return;
-        }
-        self.next_deadline = None;
-        for index in 0..self.places.len() as u16 {
-            self.with(index, now, Connection::check_deadline);
+        if self.table.take_expired(now) {
+            for index in self.table.places() {
+                self.with(index, now, Connection::check_deadline);
+            }
         }
     }
 
-    /// Closes every connection that has nothing in flight; call again until none is left. While it
-    /// goes on, `receive` is to be called only where [`awaits_host_data`](Self::awaits_host_data)
-    /// says so.
+    /// Closes every connection that has nothing in flight; call again until none is left. Until
+    /// then, call `receive` only where [`awaits_host_data`](Self::awaits_host_data) is true.
     pub fn drain(&mut self, now: Nanos) -> usize {
-        for index in 0..self.places.len() as u16 {
+        for index in self.table.places() {
             self.with(index, now, |connection, cx| {
                 let idle = connection.requests_in_flight() == 0 && !connection.awaits_host_data();
-                if idle && !connection.wants_flush() {
+                if idle && !connection.has_output() {
                     connection.close(cx);
                 }
                 Ok(())
@@ -381,17 +336,17 @@ impl<S: ByteStream> ConnectionSet<S> {
         self.len()
     }
 
-    /// What hosts of each port get that connect from now on; those of others get the default.
+    /// Sets the settings for hosts that connect to each port from now on; other ports get the
+    /// default.
     pub fn set_ports(&mut self, ports: Vec<(PortId, PortSettings)>) {
         self.shared.config.ports = ports;
     }
 
-    /// Closes every connection that came in by `port`; call again until none is left. Returns how
-    /// many there are.
+    /// Closes every connection of `port`; call again until none is left. Returns how many are open.
     pub fn close_port(&mut self, port: PortId, now: Nanos) -> usize {
         let mut open = 0;
-        for index in 0..self.places.len() as u16 {
-            if connection_at(&mut self.places, index).is_some_and(|it| it.port() == port) {
+        for index in self.table.places() {
+            if self.table.get(index).is_some_and(|it| it.port() == port) {
                 open += 1;
                 self.with(index, now, |connection, cx| {
                     connection.close(cx);
@@ -402,42 +357,40 @@ impl<S: ByteStream> ConnectionSet<S> {
         open
     }
 
-    /// Whether the host at `index` still owes data for a request that has begun.
+    /// Whether the connection at `index` waits for data of a request that has begun.
     #[must_use]
     pub fn awaits_host_data(&self, index: u16) -> bool {
-        let place = self.places.get(usize::from(index));
-        place
-            .and_then(|place| place.connection.as_ref())
-            .is_some_and(|connection| connection.awaits_host_data())
+        self.table
+            .get(index)
+            .is_some_and(Connection::awaits_host_data)
     }
 
-    /// The places whose connections have ended since the last call.
+    /// The place of a connection that has ended, once for each.
     pub fn take_ended(&mut self) -> Option<u16> {
         self.ended.pop()
     }
 
-    /// Runs `action` on the connection at `index`, removes it when that ends it, and lists it when
-    /// it has to send.
+    /// Runs `action` on the connection at `index`. Removes the connection if `action` returns an
+    /// error; otherwise lists it for the flush if it has something to send.
     fn with<T>(
         &mut self,
         index: u16,
         now: Nanos,
         action: impl FnOnce(&mut Connection<S>, &mut Context<'_>) -> Result<T, Ended>,
     ) -> Option<T> {
-        let connection = connection_at(&mut self.places, index)?;
+        let entry = self.table.entry(index)?;
         let mut core = self.shared.core.borrow_mut();
         let mut cx = self.shared.context(&mut core, &mut self.buffers, now);
-        match action(connection, &mut cx) {
+        match action(entry.connection, &mut cx) {
             Ok(value) => {
-                list_for_flush(&mut self.to_flush, index, connection);
-                sooner(&mut self.next_deadline, connection.deadline());
+                entry.note();
                 Some(value)
             }
             Err(ended) => {
                 if !planted("queue-never-closed") {
-                    connection.release_queue(&mut cx);
+                    entry.connection.release_queue(&mut cx);
                 }
-                connection.release_buffer(&mut cx);
+                entry.connection.release_buffer(&mut cx);
                 drop(core);
                 self.remove(index, ended);
                 None
@@ -453,66 +406,29 @@ impl<S: ByteStream> ConnectionSet<S> {
             Ended::NoCopy => counters.copy_failures.add(1),
             Ended::Closed | Ended::Broken | Ended::Evicted => {}
         }
-        let connection = self.places[usize::from(index)].connection.take();
+        let connection = self.table.remove(index);
         if connection.is_some_and(|connection| !connection.is_attached()) {
             let (placement, reactor) = &self.shared.placement;
             placement.remove_evictable(*reactor);
         }
-        self.free.push(index);
         self.ended.push(index);
         self.shared.counters.connections.set(self.len() as u64);
     }
 }
 
-fn connection_at<S>(places: &mut [Place<S>], index: u16) -> Option<&mut Connection<S>> {
-    places
-        .get_mut(usize::from(index))?
-        .connection
-        .as_deref_mut()
-}
-
-/// The connection that a request's token names, unless it has ended since.
-fn named<S: ByteStream>(
-    places: &mut [Place<S>],
-    token: RequestToken,
-) -> Option<&mut Connection<S>> {
-    connection_at(places, token.connection())
-        .filter(|connection| connection.token().names_same_connection(token))
-}
-
-/// Gives the answers that the target core has to their connections; returns how many.
-fn hand_out<S: ByteStream>(
-    places: &mut [Place<S>],
-    to_flush: &mut Vec<u16>,
+/// Passes the target core's completions to their connections; returns their number.
+fn take_completions<S: ByteStream>(
+    table: &mut ConnectionTable<Connection<S>>,
     cx: &mut Context<'_>,
 ) -> u32 {
     let mut moved = 0;
     while let Some(done) = cx.core.next_completion(cx.transport) {
         let token = RequestToken::from_bits(done.tag);
-        if let Some(connection) = named(places, token) {
-            connection.completed(cx, token.slot(), done);
-            list_for_flush(to_flush, token.connection(), connection);
+        if let Some(mut entry) = table.entry_of(token) {
+            entry.connection.completed(cx, token.slot(), done);
+            entry.list_for_flush();
             moved += 1;
         }
     }
     moved
-}
-
-/// Notes that the connection has something to send, unless its stream takes nothing now.
-fn list_for_flush<S: ByteStream>(
-    to_flush: &mut Vec<u16>,
-    index: u16,
-    connection: &mut Connection<S>,
-) {
-    if !connection.flush_listed && !connection.awaits_writable && connection.wants_flush() {
-        connection.flush_listed = true;
-        to_flush.push(index);
-    }
-}
-
-fn sooner(earliest: &mut Option<Nanos>, other: Option<Nanos>) {
-    *earliest = match (*earliest, other) {
-        (Some(one), Some(two)) => Some(one.min(two)),
-        (one, two) => one.or(two),
-    };
 }

@@ -17,7 +17,6 @@ mod receive_buffers;
 mod slot;
 mod stream;
 mod termination;
-mod token;
 mod transmit;
 mod transport;
 

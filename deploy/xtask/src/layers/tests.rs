@@ -45,7 +45,7 @@ fn an_upward_arrow_fails() {
     );
     assert_eq!(
         problems(&[("nvme_target", "nvme_tcp", Some("build"))]),
-        ["nvme_target (L3) points upward at nvme_tcp (L4)"]
+        ["nvme_target (L3) points upward at nvme_tcp (L5)"]
     );
 }
 
@@ -53,7 +53,7 @@ fn an_upward_arrow_fails() {
 fn tests_do_not_point_upward_either() {
     assert_eq!(
         problems(&[("nvme_target", "nvme_tcp", Some("dev"))]),
-        ["nvme_target (L3)'s tests points upward at nvme_tcp (L4)"]
+        ["nvme_target (L3)'s tests points upward at nvme_tcp (L5)"]
     );
 }
 
@@ -61,7 +61,7 @@ fn tests_do_not_point_upward_either() {
 fn only_tests_point_sideways() {
     assert_eq!(
         problems(&[("nvme_tcp", "nvme_rdma", None)]),
-        ["nvme_tcp (L4) points sideways at nvme_rdma (L4)"]
+        ["nvme_tcp (L5) points sideways at nvme_rdma (L5)"]
     );
     assert_eq!(
         problems(&[("hugemem", "nvme_spec", None)]),

@@ -1,16 +1,17 @@
-//! What becomes of devices: their events, and their end with all that is on them.
+//! Events of RDMA devices, and the removal of a device with all of its connections.
 
 use hugemem::Account;
+use nvme_fabrics::RequestToken;
 use rdma::{DeviceEvent, DeviceIndex, Provider, QueuePairFault};
 use reactors::Nanos;
 use reactors::sim::planted;
 
-use super::{ConnectionSet, connection_at};
+use super::ConnectionSet;
 use crate::connection::{Cause, Connection};
-use crate::token::{EventSubject, EventToken, RECEIVES, RequestToken};
+use crate::token::{EventSubject, EventToken, RECEIVES};
 
 impl<P: Provider> ConnectionSet<P> {
-    /// Takes in what a device reported.
+    /// Handles an event that a device reported.
     pub fn device_event(&mut self, device: DeviceIndex, event: DeviceEvent, now: Nanos) {
         self.shared.counters.device_events.add(1);
         match event {
@@ -57,7 +58,8 @@ impl<P: Provider> ConnectionSet<P> {
         self.break_off(index, Cause::Fault(what), now);
     }
 
-    /// Ends everything on a device: at the end of this turn it is let go.
+    /// Marks a device as failed; [`end_failed`](Self::end_failed) then releases it with its
+    /// connections.
     pub(super) fn fail_device(&mut self, place: u16, why: &'static str) {
         let share = self.devices.get_mut(usize::from(place));
         if let Some(share) = share.and_then(Option::as_mut) {
@@ -66,7 +68,7 @@ impl<P: Provider> ConnectionSet<P> {
         }
     }
 
-    /// The same for a device that does not come back.
+    /// Like [`fail_device`](Self::fail_device), for a device that will not be used again.
     pub(super) fn forget_device(&mut self, place: u16, why: &'static str) {
         let share = self.devices.get(usize::from(place));
         if let Some(share) = share.and_then(Option::as_ref) {
@@ -79,13 +81,13 @@ impl<P: Provider> ConnectionSet<P> {
         self.fail_device(place, why);
     }
 
-    /// A device that is being removed, as the event of a connection told: whoever else uses it is to
-    /// hear of it too, since not every device tells of its own removal.
+    /// A device whose removal a connection's event reported. The other reactors must be notified,
+    /// since not every device reports its own removal.
     pub(crate) fn take_removed(&mut self) -> Option<DeviceIndex> {
         self.removed.pop()
     }
 
-    /// Lets go of devices that failed, with their connections.
+    /// Releases failed devices and removes their connections.
     #[inline]
     pub(super) fn end_failed(&mut self, now: Nanos) {
         if std::mem::take(&mut self.any_failed) {
@@ -102,12 +104,11 @@ impl<P: Provider> ConnectionSet<P> {
             let Some(why) = share.failed else { continue };
             let (device, connections) = (share.index(), share.connections);
             tracing::error!(?device, connections, why, "a device is given up");
-            for index in 0..self.places.len() as u16 {
-                let connection = connection_at(&mut self.places, index);
+            for index in self.table.places() {
+                let connection = self.table.get(index);
                 if connection.is_some_and(|it| usize::from(it.device) == place) {
                     self.with(index, now, Connection::abandon);
                     self.remove(index);
-                    self.to_flush.retain(|listed| *listed != index);
                 }
             }
             self.shared.counters.devices_lost.add(1);

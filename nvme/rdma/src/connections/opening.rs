@@ -1,7 +1,9 @@
-//! Connections begin: a request is judged, and taken in by the reactor that will serve it.
+//! Opening connections: a connection request is checked on the listener's reactor and accepted on
+//! the reactor that will serve it.
 
 use std::sync::Arc;
 
+use nvme_fabrics::RequestToken;
 use nvme_spec::rdma::{ConnectAccept, ConnectReject, RejectReason};
 use nvme_target::PortId;
 use rdma::{
@@ -17,9 +19,9 @@ use crate::connection::{Connection, Parts};
 use crate::plan::{QueuePairPlan, RESPONSE_BYTES, queue_depth_max};
 use crate::private_data::{NegotiatedParameters, Terms, negotiate};
 use crate::share::{DeviceShare, ShareError, ShareParts};
-use crate::token::{EventSubject, EventToken, GENERATIONS, RequestToken};
+use crate::token::{EventSubject, EventToken};
 
-/// Why a connection cannot be had although its request is right.
+/// Why a connection with a valid request cannot be opened.
 #[derive(Debug, thiserror::Error)]
 enum OpenError {
     #[error("the table of connections is full")]
@@ -33,8 +35,8 @@ enum OpenError {
 }
 
 impl<P: Provider> ConnectionSet<P> {
-    /// Judges a connection request that came in by `port`; one that is wrong is rejected as the
-    /// specification says (RDMA 1.1 §3).
+    /// Checks a connection request that arrived on `port`; rejects an invalid one with the reason
+    /// that the specification defines (RDMA 1.1 §3).
     pub fn examine(
         &mut self,
         request: P::ConnectRequest,
@@ -69,13 +71,13 @@ impl<P: Provider> ConnectionSet<P> {
         }
     }
 
-    /// Turns a request away for want of room.
+    /// Rejects a request for lack of resources.
     pub(crate) fn turn_away(&self, handoff: Handoff<P>) {
         self.shared.counters.connections_refused.add(1);
         reject::<P>(handoff.request, RejectReason::NO_RESOURCES);
     }
 
-    /// Takes a request in; `false` when it had to be rejected.
+    /// Opens the connection of a request; returns `false` if the request was rejected.
     pub fn adopt(&mut self, handoff: Handoff<P>, now: Nanos) -> bool {
         let host = handoff.request.peer_address();
         match self.open(handoff, now) {
@@ -97,7 +99,7 @@ impl<P: Provider> ConnectionSet<P> {
             negotiated,
         } = handoff;
         let no_room = RejectReason::NO_RESOURCES;
-        let Some(index) = self.free.last().copied() else {
+        let Some(token) = self.table.next_token() else {
             reject::<P>(request, no_room);
             return Err(OpenError::TableFull);
         };
@@ -108,16 +110,14 @@ impl<P: Provider> ConnectionSet<P> {
                 return Err(error.into());
             }
         };
-        let generation = (self.places[usize::from(index)].generation + 1) % GENERATIONS;
-        self.places[usize::from(index)].generation = generation;
-        let subject = EventSubject::Connection;
-        let event_token = EventToken::of(subject, self.listeners.reactor(), index, generation);
+        let event_token = EventToken::of(
+            EventSubject::Connection,
+            self.listeners.reactor(),
+            token.connection(),
+            token.generation(),
+        );
         let mut connection =
             request.into_connection(self.listeners.channel(), event_token.into())?;
-        let token = RequestToken::new()
-            .with_transport(self.shared.transport.0)
-            .with_connection(index)
-            .with_generation(generation);
         let parts = match self.queue_pair(&mut connection, device, &Wanted { negotiated, port }) {
             Ok(made) => made.into_parts(connection, token),
             Err(error) => {
@@ -126,21 +126,21 @@ impl<P: Provider> ConnectionSet<P> {
                 return Err(error);
             }
         };
-        self.accept(index, parts, now)
+        self.accept(parts, now)
     }
 
-    /// Says yes, and enters the connection into the table.
-    fn accept(&mut self, index: u16, mut parts: Parts<P>, now: Nanos) -> Result<(), OpenError> {
+    /// Accepts the connection and inserts it into the table.
+    fn accept(&mut self, mut parts: Parts<P>, now: Nanos) -> Result<(), OpenError> {
         let accept = ConnectAccept::new(parts.negotiated.depth);
         let outcome = parts.connection.accept(&ConnectParameters {
             private_data: accept.as_bytes(),
             initiator_depth: parts.reads,
-            // No key is handed out, so hosts have nothing to read.
+            // No memory key is given to hosts, so they have nothing to read.
             responder_resources: 0,
             retries: 7,
-            // How often the host's device repeats a capsule that found the shared receive queue empty,
-            // which is this side's want of memory. How long the host may be without receives for its
-            // responses is limited by the connection (`PROGRESS_TIMEOUT`).
+            // How often the host's device retries a capsule while the shared receive queue is empty,
+            // which happens when this side lacks memory. The time that the host may be without
+            // receives for its responses is limited by the connection (`PROGRESS_TIMEOUT`).
             rnr_retries: RNR_RETRY_FOREVER,
         });
         let (device, number) = (parts.device, parts.queue_pair.number());
@@ -153,6 +153,7 @@ impl<P: Provider> ConnectionSet<P> {
             }
             return Err(error.into());
         }
+        let index = parts.token.connection();
         self.queue_pairs.insert(device, number, index);
         let Some(share) = &mut self.devices[usize::from(device)] else {
             return Err(ShareError::Failed.into());
@@ -161,16 +162,14 @@ impl<P: Provider> ConnectionSet<P> {
         let mut core = self.shared.core.borrow_mut();
         let cx = self.shared.context(&mut core, &share.map, now);
         let connection = Connection::new(parts, &cx);
-        super::sooner(&mut self.next_deadline, connection.deadline());
-        self.free.pop();
-        self.places[usize::from(index)].connection = Some(Box::new(connection));
         drop(core);
+        self.table.insert(connection);
         self.shared.counters.connections_opened.add(1);
         self.shared.counters.connections.set(self.len() as u64);
         Ok(())
     }
 
-    /// Makes the queue pair of a connection on the device at `place`.
+    /// Creates the queue pair of a connection on the device at `place`.
     fn queue_pair(
         &mut self,
         connection: &mut P::Connection,
@@ -189,7 +188,8 @@ impl<P: Provider> ConnectionSet<P> {
             share.queues,
             limits,
         );
-        // The device may grant more; what is asked for is used, and promised to be polled.
+        // The device may grant more. The transport uses what it asked for, and reserves completion
+        // queue entries for it.
         let asked = plan.capacity.send_requests;
         let completion_queue = share.promise(asked)?;
         let completions = &share.completions[usize::from(completion_queue)].queue;
@@ -230,14 +230,14 @@ impl<P: Provider> ConnectionSet<P> {
         }
     }
 
-    /// In-capsule data of I/O queues of a port on a device.
+    /// In-capsule data size of a port's I/O queues on a device, in bytes.
     fn in_capsule_bytes(&self, place: u16, port: PortId) -> u32 {
         let share = self.devices[usize::from(place)].as_ref();
         let room = share.map_or(0, |share| share.receives.in_capsule_bytes() as u32);
         self.shared.config.port(port).in_capsule_bytes.min(room)
     }
 
-    /// Makes the shared queues of every device.
+    /// Creates the shared queues of every device.
     pub(crate) fn prepare_devices(&mut self) {
         for device in self.shared.domains.devices() {
             if let Err(error) = self.device_share(&device) {
@@ -246,7 +246,7 @@ impl<P: Provider> ConnectionSet<P> {
         }
     }
 
-    /// The place of a device, which is set up when it is not yet.
+    /// The place of a device. Sets the device up on first use.
     fn device_share(&mut self, device: &P::Device) -> Result<u16, ShareError> {
         if let Some(place) = self.device_place(device.index()) {
             return Ok(place);
@@ -278,14 +278,14 @@ impl<P: Provider> ConnectionSet<P> {
     }
 }
 
-/// What a connection is to be.
+/// Parameters of a connection that is being opened.
 #[derive(Clone, Copy)]
 struct Wanted {
     negotiated: NegotiatedParameters,
     port: PortId,
 }
 
-/// A queue pair and what was chosen for it.
+/// A queue pair and its parameters.
 struct Made<P: Provider> {
     queue_pair: P::QueuePair,
     responses: Option<hugemem::DmaBuffer>,
@@ -315,11 +315,11 @@ impl<P: Provider> Made<P> {
     }
 }
 
-/// Rejects a request with the reason that the specification has for it.
+/// Rejects a request with a reason defined by the specification.
 fn reject<P: Provider>(request: P::ConnectRequest, reason: RejectReason) {
     let private_data = ConnectReject::new(reason);
     if let Err(error) = request.reject(private_data.as_bytes()) {
-        // The host is gone, most likely.
+        // The host has most likely disconnected.
         tracing::debug!(%error, "a rejection could not be sent");
     }
 }

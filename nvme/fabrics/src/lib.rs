@@ -1,0 +1,14 @@
+//! What the NVMe over Fabrics transports share: the table of a reactor's connections and the
+//! identifiers of requests.
+//!
+//! A transport owns its wire protocol: framing and byte streams (`nvme_tcp`), or queue pairs and
+//! work requests (`nvme_rdma`). This crate performs no I/O and does not interpret commands; the
+//! target core does. It takes its memory when a reactor starts and when a host connects.
+
+#![forbid(unsafe_code)]
+
+mod connection_table;
+mod token;
+
+pub use connection_table::{CONNECTIONS_MAX, Connection, ConnectionTable, Entry, earliest};
+pub use token::RequestToken;
