@@ -16,7 +16,7 @@ fn cargo_deny() -> PathBuf {
 
 /// Installs cargo-deny unless this version is there. A build without optimization takes less time
 /// than all the runs that it slows down.
-fn provide() -> Result<(), String> {
+pub(crate) fn provide() -> Result<(), String> {
     let is_wanted = |text: Vec<u8>| String::from_utf8_lossy(&text).trim_end().ends_with(VERSION);
     let mut version = process::program(cargo_deny());
     if cargo_deny().is_file() && process::output(version.arg("--version")).is_ok_and(is_wanted) {
@@ -28,9 +28,8 @@ fn provide() -> Result<(), String> {
     process::run(install.args(["--version", VERSION, "--root", FOLDER]))
 }
 
-/// Checks licences, bans and sources.
+/// Checks licences, bans and sources with the installed cargo-deny.
 pub(crate) fn check() -> Result<(), String> {
-    provide()?;
     let mut check = process::program(cargo_deny());
     check.args(["--all-features", "check", "--hide-inclusion-graph"]);
     process::run(check.args(["licenses", "bans", "sources"]))
@@ -38,12 +37,11 @@ pub(crate) fn check() -> Result<(), String> {
 
 /// Checks advisories. Returns whether their database could be fetched.
 pub(crate) fn check_advisories() -> Result<bool, String> {
-    provide()?;
     let mut fetch = process::program(cargo_deny());
     if process::run(fetch.args(["fetch", "db"])).is_err() {
         return Ok(false);
     }
     let mut check = process::program(cargo_deny());
     check.args(["--all-features", "check", "--hide-inclusion-graph"]);
-    process::run(check.args(["--disable-fetch", "advisories"])).map(|()| true)
+    process::run(check.arg("advisories")).map(|()| true)
 }

@@ -442,9 +442,13 @@ fn table(rows: &[Row], total: Duration) -> String {
     text
 }
 
-/// One row for licences, bans and sources, and one for advisories, whose database may be
-/// unavailable.
+/// One row for the installation of cargo-deny, one for licences, bans and sources, and one for
+/// advisories, whose database may be unavailable.
 fn dependency_checks() -> Vec<Row> {
+    let provided = timed("deny build".to_string(), dependencies::provide);
+    if provided.outcome.is_failure() {
+        return vec![provided];
+    }
     let checked = timed("deny".to_string(), dependencies::check);
     let advisories =
         timed_outcome(
@@ -455,7 +459,7 @@ fn dependency_checks() -> Vec<Row> {
                 Err(error) => Outcome::Failed(error),
             },
         );
-    vec![checked, advisories]
+    vec![provided, checked, advisories]
 }
 
 /// Runs the checks of the dependencies. Returns an error if one failed.
