@@ -21,6 +21,7 @@ mod exports;
 mod fabrics;
 pub mod headless;
 mod identities;
+mod limits;
 mod load;
 mod manual;
 mod memory;
