@@ -1,9 +1,9 @@
-//! What the appliance decides about NVMe/RDMA, with its limits.
+//! The settings of the NVMe/RDMA transport, with their limits.
 
 use nvme_target::{PortId, QUEUE_DEPTH_MAX};
 use reactors::Nanos;
 
-/// Largest in-capsule data that an I/O queue may be given, in bytes.
+/// Largest in-capsule data size of an I/O queue, in bytes.
 pub const IN_CAPSULE_BYTES_MAX: u32 = 64 << 10;
 /// Connections that one reactor serves at most.
 pub const CONNECTIONS_PER_REACTOR_MAX: usize = 4096;
@@ -12,17 +12,17 @@ pub const RECEIVES_MAX: u32 = 8192;
 /// Devices that one reactor serves at most.
 pub const DEVICES_MAX: usize = 16;
 
-// A request token has 16 bits for each, and one value of each stands for something else.
+// A request token has 16 bits for each, of which one value is reserved.
 const _: () = assert!(CONNECTIONS_PER_REACTOR_MAX < u16::MAX as usize);
 const _: () = assert!(RECEIVES_MAX < u16::MAX as u32);
 const _: () = assert!(QUEUE_DEPTH_MAX < u16::MAX);
 
-/// What hosts of one port get.
+/// Settings for the hosts of one port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PortSettings {
-    /// In-capsule data that I/O queues may carry, bytes, a multiple of 16.
+    /// In-capsule data size of I/O queues in bytes, a multiple of 16.
     pub in_capsule_bytes: u32,
-    /// Entries of an I/O queue at most; devices may have less.
+    /// Entries of an I/O queue at most. Devices may support fewer.
     pub queue_depth_max: u16,
 }
 
@@ -38,19 +38,19 @@ impl Default for PortSettings {
 /// Settings of one reactor's NVMe/RDMA transport.
 #[derive(Debug, Clone)]
 pub struct RdmaConfig {
-    /// The ports that do not have the default settings.
+    /// Settings of ports that do not have the defaults.
     pub ports: Vec<(PortId, PortSettings)>,
-    /// Receives that the connections of the reactor share on one device; devices may have less, and
-    /// the arena gives fewer where it is small, the same to each reactor and device.
+    /// Receives that the connections of the reactor share on one device. Devices may support fewer,
+    /// and a small arena grants fewer, the same number to each reactor and device.
     pub receives: u32,
     /// Reactors that share the arena.
     pub reactors: usize,
-    /// Connections at most on this reactor.
+    /// Connections of this reactor at most.
     pub connections_max: usize,
-    /// A host must have connected its queue within this time.
+    /// Time within which a host must connect its queue.
     pub setup_timeout: Nanos,
-    /// What is queued for a host must have been taken within this time after its connection began
-    /// to close; and what is posted must have been flushed within it.
+    /// Time within which queued responses must be sent after a connection begins to close, and time
+    /// within which posted work must be flushed after that.
     pub close_timeout: Nanos,
 }
 
@@ -62,7 +62,7 @@ impl RdmaConfig {
         found.map_or_else(PortSettings::default, |(_, settings)| *settings)
     }
 
-    /// In-capsule data that the receives of a device have room for: the ports share them.
+    /// In-capsule data size for the receives of a device, which all ports share, in bytes.
     pub(crate) fn in_capsule_bytes(&self) -> u32 {
         let ports = self.ports.iter().map(|(_, port)| port.in_capsule_bytes);
         let most = ports.max();

@@ -1,8 +1,8 @@
-//! One NVMe/RDMA connection: a queue pair from the accept to its end.
+//! One NVMe/RDMA connection: a queue pair, from accepting the connection to its end.
 //!
-//! Owns the queue pair, the request slots and what is posted. Decides which work requests move a
-//! command's data, and when; what a command means is the target core's business. It never blocks,
-//! and after Connect it allocates nothing. NVMe/RDMA Transport 1.1 ("RDMA 1.1").
+//! Owns the queue pair, the request slots and the posted work. It posts the work requests that move
+//! data; the target core interprets commands. It never blocks, and does not allocate after Connect.
+//! NVMe/RDMA Transport 1.1 ("RDMA 1.1").
 
 mod connecting;
 mod requests;
@@ -28,23 +28,24 @@ use crate::slot::SlotTable;
 use crate::token::{CONNECT_SLOT, WORK_GENERATION_MASK, WorkId};
 use connecting::Connecting;
 
-/// How long a queue pair whose work is flushed waits for the device's word that it has taken its
-/// last receive from the shared queue. Devices that never say it lose at most one receive each.
+/// Time for which a flushed queue pair waits for the device's event that its last receive was taken
+/// from the shared queue. On devices that never report it, at most one receive per queue pair is
+/// lost.
 const LAST_RECEIVE_GRACE: Nanos = Nanos::from_millis(100);
 
-/// How long a posted answer may borrow blocks of a device that a writer waits for. What is posted
-/// can be neither copied nor taken back, so the connection ends then. Together with
-/// [`STALL_CHECK_INTERVAL`] it bounds the wait for borrowed blocks to 150 ms.
+/// Time for which a posted response may borrow blocks that a writer waits for. Posted data can be
+/// neither copied nor withdrawn, so the connection ends after this time. Together with
+/// [`STALL_CHECK_INTERVAL`] this limits the wait for borrowed blocks to 150 ms.
 const BORROW_HOLD_MAX: Nanos = Nanos::from_millis(100);
-/// How often a connection is looked at whose oldest post is older than [`BORROW_HOLD_MAX`].
+/// Interval of the checks of a connection whose oldest post is older than [`BORROW_HOLD_MAX`].
 const STALL_CHECK_INTERVAL: Nanos = Nanos::from_millis(20);
 const _: () = assert!(BORROW_HOLD_MAX.0 + STALL_CHECK_INTERVAL.0 <= 130_000_000);
-/// How long a work request may be outstanding on a connection that serves: a host without receives,
-/// or one that is gone, does not keep it for longer. The queue pair itself cannot be told: its count
-/// of RNR retries is the host's to choose (IBA 1.3 §12.6.5).
+/// Time for which a work request may be outstanding: limits hosts without posted receives and hosts
+/// that have vanished. The queue pair cannot enforce it, because the host chooses the RNR retry
+/// count (IBA 1.3 §12.6.5).
 const PROGRESS_TIMEOUT: Nanos = Nanos::from_secs(5);
-/// After this long without a post a quiet connection is probed, so that a dead peer is found
-/// whatever its Keep Alive Timeout: within this and [`PROGRESS_TIMEOUT`].
+/// Time without a post after which a connection is probed. A dead peer is detected within this time
+/// and [`PROGRESS_TIMEOUT`], whatever its Keep Alive Timeout.
 const PROBE_INTERVAL: Nanos = Nanos::from_secs(30);
 const _: () = assert!(2 * PROBE_INTERVAL.0 + PROGRESS_TIMEOUT.0 < 120_000_000_000);
 
@@ -57,61 +58,61 @@ pub(crate) struct Context<'a, P: Provider> {
     pub(crate) log: &'a LogLimit,
     pub(crate) map: &'a MemoryMap<P>,
     pub(crate) transport: TransportId,
-    /// Nothing new is taken in.
+    /// The transport is stopping: new commands are dropped.
     pub(crate) stopping: bool,
     pub(crate) now: Nanos,
 }
 
-/// Where a connection stands.
+/// The state of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// Accepted: waits for the connection manager's word and for the Connect command.
+    /// Accepted: waits for the connection manager's Established event and for the Connect command.
     Connecting { until: Nanos },
     /// Serves its queue.
     Serving,
-    /// Sends what is queued, then disconnects. What arrives is dropped.
+    /// Sends what is queued, then disconnects. Received capsules are dropped.
     Closing { until: Nanos },
-    /// Disconnected: waits until what is posted is flushed and the last receive was taken.
+    /// Disconnected: waits until posted work is flushed and the last receive was taken.
     Draining {
         since: Nanos,
         until: Nanos,
         last_receive: bool,
     },
-    /// The queue pair may go.
+    /// The queue pair may be destroyed.
     Over,
 }
 
-/// Why a connection breaks off.
+/// Why a connection is aborted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Cause {
     /// The host disconnected.
     Disconnected,
-    /// The host broke the protocol.
+    /// The host violated the protocol.
     Violation(&'static str),
     /// The host did not connect its queue in time.
     SetupTimeout,
-    /// What was queued for the host was not taken in time.
+    /// Queued responses were not sent in time.
     CloseTimeout,
     /// A work request failed.
     Work(CompletionStatus),
-    /// Nothing that was posted has completed for too long.
+    /// No posted work has completed for too long.
     NoProgress,
     /// A write waits for blocks that a posted read borrows.
     BorrowedTooLong,
     /// A work request could not be posted.
     Post,
-    /// The connection manager or the device reported the end.
+    /// The connection manager or the device reported a fault.
     Fault(&'static str),
 }
 
-/// What a connection is made of.
+/// The parts of a new connection.
 pub(crate) struct Parts<P: Provider> {
     pub(crate) queue_pair: P::QueuePair,
     pub(crate) connection: P::Connection,
-    /// Memory for responses where the device takes none inline.
+    /// Memory for responses, for devices that do not take them inline.
     pub(crate) responses: Option<DmaBuffer>,
     pub(crate) reads: u8,
-    /// Places of the send queue that it uses, which its completion queue has room for.
+    /// Send queue entries that it uses, for which its completion queue has room.
     pub(crate) send_requests: u32,
     pub(crate) negotiated: NegotiatedParameters,
     pub(crate) port: PortId,
@@ -125,7 +126,7 @@ pub(crate) struct Parts<P: Provider> {
 #[derive(Debug)]
 pub(crate) struct Connection<P: Provider> {
     queue_pair: P::QueuePair,
-    /// Whether the queue pair was destroyed, or was to be.
+    /// Whether destruction of the queue pair was attempted.
     has_ended: bool,
     connection: P::Connection,
     sends: SendQueue,
@@ -135,26 +136,26 @@ pub(crate) struct Connection<P: Provider> {
     phase: Phase,
     queue: Option<QueueId>,
     token: RequestToken,
-    /// What the identifiers of its work requests have in common.
+    /// The common part of its work request identifiers.
     work: WorkId,
-    /// Where data was found among the registrations last.
+    /// Index of the registration that contained data last, where the next search starts.
     near: usize,
-    /// Requests that wait for a read, or have further reads to post.
+    /// Requests that wait for a read, or have more reads to post.
     waiting_reads: VecDeque<u16>,
-    /// Requests whose answers wait for room in the send queue.
+    /// Requests whose responses wait for room in the send queue.
     waiting_sends: VecDeque<u16>,
     reads_free: u8,
-    /// When the progress of what is posted is to be checked, while serving or closing.
+    /// Time of the next progress check of posted work, while serving or closing.
     check_at: Nanos,
     /// The next sequence number at the last check that found nothing outstanding.
     quiet_since: u32,
     in_capsule_max: u32,
-    /// What the leases of its requests are charged to; the appliance's own before Connect.
+    /// The account that its leases are charged to; the appliance's own before Connect.
     account: Account,
     held: usize,
-    /// Something was queued that has not been posted.
+    /// Work requests are queued and not posted.
     queued: bool,
-    /// A work request was refused: the connection breaks off at the next flush.
+    /// A work request was refused: the connection is aborted at the next flush.
     refused: bool,
     negotiated: NegotiatedParameters,
     port: PortId,
@@ -164,7 +165,7 @@ pub(crate) struct Connection<P: Provider> {
 }
 
 impl<P: Provider> Connection<P> {
-    /// A connection that has just been accepted.
+    /// A connection that was just accepted.
     pub(crate) fn new(parts: Parts<P>, cx: &Context<'_, P>) -> Self {
         let Parts {
             queue_pair,
@@ -226,7 +227,7 @@ impl<P: Provider> Connection<P> {
         self.queue_pair.number()
     }
 
-    /// Places of its send queue.
+    /// Entries of its send queue.
     pub(crate) fn send_requests(&self) -> u32 {
         self.sends.capacity()
     }
@@ -242,7 +243,7 @@ impl<P: Provider> Connection<P> {
         self.slots.in_use() == self.held && self.sends.is_empty()
     }
 
-    /// Moves on when the deadline has passed.
+    /// Handles a deadline that has passed.
     pub(crate) fn check_deadline(&mut self, cx: &mut Context<'_, P>) {
         if self.deadline().is_none_or(|deadline| cx.now < deadline) {
             return;
@@ -258,13 +259,13 @@ impl<P: Provider> Connection<P> {
         }
     }
 
-    /// Has the progress of what was just posted checked in time.
+    /// Schedules a progress check of work that was just posted.
     #[inline]
     fn expect_progress(&mut self, now: Nanos) {
         self.check_at = self.check_at.min(now.saturating_add(BORROW_HOLD_MAX));
     }
 
-    /// Ends the connection if what is posted makes no progress, and probes it if it is quiet.
+    /// Aborts the connection if posted work makes no progress, and probes it if it is idle.
     #[cold]
     fn check_progress(&mut self, cx: &mut Context<'_, P>) {
         let Some(age) = self.sends.oldest_age(cx.now) else {
@@ -292,7 +293,7 @@ impl<P: Provider> Connection<P> {
         }
     }
 
-    /// A capsule of `bytes` bytes has been received.
+    /// Handles a received capsule of `bytes` bytes.
     #[inline]
     pub(crate) fn receive(
         &mut self,
@@ -301,7 +302,7 @@ impl<P: Provider> Connection<P> {
         receive: &CompletedReceive,
         bytes: u32,
     ) {
-        // A device reports no more than the receive has room for.
+        // A device never reports more bytes than the receive has room for.
         let Some(carried) = bytes.checked_sub(COMMAND_BYTES as u32) else {
             let violation = Cause::Violation("a capsule is shorter than a command");
             return self.break_off(cx, violation);
@@ -321,7 +322,7 @@ impl<P: Provider> Connection<P> {
         }
     }
 
-    /// A receive of this connection failed: the queue pair is in the error state.
+    /// Handles a failed receive: the queue pair is in the error state.
     pub(crate) fn receive_failed(&mut self, cx: &mut Context<'_, P>, status: CompletionStatus) {
         if status != CompletionStatus::FLUSHED {
             cx.counters.work_failures.add(1);
@@ -329,7 +330,7 @@ impl<P: Provider> Connection<P> {
         self.break_off(cx, Cause::Work(status));
     }
 
-    /// A send request has completed, or failed.
+    /// Handles the completion of a send request, successful or not.
     #[inline]
     pub(crate) fn sent(
         &mut self,
@@ -341,7 +342,7 @@ impl<P: Provider> Connection<P> {
             self.send_failed(cx, completion.status);
         }
         while let Some(kind) = self.sends.end_next(id.sequence(), id.last()) {
-            // Most are answers, of which nothing is left to do.
+            // Most are responses, which need no further work.
             if kind == PostedKind::Answer {
                 continue;
             }
@@ -366,15 +367,15 @@ impl<P: Provider> Connection<P> {
         if status != CompletionStatus::FLUSHED {
             cx.counters.work_failures.add(1);
         }
-        // RDMA 1.1 §3.5: a key that is not valid, a range beyond its region or a right that is
-        // missing is the queue pair's error; there is no way left to answer.
+        // RDMA 1.1 §3.5: an invalid key, a range beyond its region or a missing access right puts
+        // the queue pair into the error state, so no response can be sent.
         if status == CompletionStatus::REMOTE_ACCESS_ERROR {
             cx.counters.remote_access_errors.add(1);
         }
         self.break_off(cx, Cause::Work(status));
     }
 
-    /// The connection manager says that the host is there.
+    /// Handles the connection manager's Established event.
     pub(crate) fn established(&mut self, cx: &mut Context<'_, P>) {
         if let Some(capsule) = self.connecting.establish()
             && matches!(self.phase, Phase::Connecting { .. })
@@ -383,7 +384,7 @@ impl<P: Provider> Connection<P> {
         }
     }
 
-    /// The device has given its last receive to this queue pair.
+    /// Handles the device's event that the queue pair has taken its last receive.
     pub(crate) fn last_receive_taken(&mut self, cx: &mut Context<'_, P>) {
         if let Phase::Draining { last_receive, .. } = &mut self.phase {
             *last_receive = true;
@@ -391,7 +392,7 @@ impl<P: Provider> Connection<P> {
         self.advance(cx);
     }
 
-    /// A buffer has come for a request that waited for one.
+    /// The pool granted a lease to a request that waited for one.
     pub(crate) fn granted(&mut self, cx: &mut Context<'_, P>, slot: u16, lease: Lease) {
         if slot == CONNECT_SLOT {
             return self.connect_buffer(cx, lease);
@@ -401,7 +402,7 @@ impl<P: Provider> Connection<P> {
         }
     }
 
-    /// The target core has finished a request.
+    /// The target core completed a request.
     #[inline]
     pub(crate) fn completed(&mut self, cx: &mut Context<'_, P>, slot: u16, done: Completed) {
         if self.slots.contains(slot) {
@@ -409,7 +410,7 @@ impl<P: Provider> Connection<P> {
         }
     }
 
-    /// Ends the connection once what is queued has been sent. Its requests are forgotten.
+    /// Ends the connection after queued responses have been sent. Its requests are abandoned.
     pub(crate) fn close(&mut self, cx: &mut Context<'_, P>) {
         match self.phase {
             Phase::Connecting { .. } | Phase::Serving => {}
@@ -421,7 +422,7 @@ impl<P: Provider> Connection<P> {
         self.advance(cx);
     }
 
-    /// Ends the connection now: what is posted is flushed.
+    /// Ends the connection immediately: posted work is flushed.
     #[cold]
     pub(crate) fn break_off(&mut self, cx: &mut Context<'_, P>, cause: Cause) {
         match self.phase {
@@ -433,16 +434,17 @@ impl<P: Provider> Connection<P> {
         self.disconnect(cx);
     }
 
-    /// The device is gone or failed: nothing is waited for.
+    /// Ends the connection without waiting, because the device failed or was removed.
     pub(crate) fn abandon(&mut self, cx: &mut Context<'_, P>) {
         self.break_off(cx, Cause::Fault("the device failed or is gone"));
         self.phase = Phase::Over;
     }
 
-    /// Destroys the queue pair, and with that takes back the memory of what is posted.
+    /// Destroys the queue pair and then takes back the memory of posted work.
     ///
     /// # Errors
-    /// The device keeps the queue pair, and may still access that memory: it is never used again.
+    /// The device did not destroy the queue pair and may still access that memory, which is never
+    /// used again.
     pub(crate) fn end(&mut self) -> Result<(), rdma::Error> {
         if std::mem::replace(&mut self.has_ended, true) {
             return Ok(());
@@ -465,7 +467,7 @@ impl<P: Provider> Connection<P> {
         }
     }
 
-    /// Disconnects and waits for the flush.
+    /// Disconnects and begins to wait for the flush.
     fn disconnect(&mut self, cx: &mut Context<'_, P>) {
         let until = cx.now.saturating_add(cx.config.close_timeout);
         self.phase = Phase::Draining {
@@ -473,7 +475,7 @@ impl<P: Provider> Connection<P> {
             until,
             last_receive: false,
         };
-        // What was queued is flushed by the device, so its end is told like any other's.
+        // Queued work is posted, so that the device flushes it and reports its completion.
         self.post_queued();
         if planted("rdma-memory-at-disconnect") {
             let mistaken = QueueDestroyed::planted();
@@ -481,16 +483,16 @@ impl<P: Provider> Connection<P> {
             self.slots.abandon_all();
         }
         let disconnected = self.connection.disconnect();
-        // Also where the host has not been connected: what is posted must end.
+        // Required even if the host is not connected, so that posted work is flushed.
         let stopped = self.queue_pair.set_error();
         if disconnected.and(stopped).is_err() {
-            // The queue pair's own end does the same.
+            // Destroying the queue pair has the same effect.
             self.phase = Phase::Over;
         }
         self.advance(cx);
     }
 
-    /// Goes on to the next phase where nothing is left to wait for.
+    /// Changes to the next phase if there is nothing to wait for.
     fn advance(&mut self, cx: &mut Context<'_, P>) {
         match self.phase {
             Phase::Closing { .. } => {
@@ -520,7 +522,7 @@ impl<P: Provider> Connection<P> {
                 counters.connections_broken.add(1);
             }
         }
-        // The host's own disconnect shows first as a flush, where the device is quicker than the
+        // A disconnect by the host may appear as a flush first, if the device is faster than the
         // connection manager.
         if cause == Cause::Work(CompletionStatus::FLUSHED) {
             return;
@@ -558,7 +560,7 @@ impl<P: Provider> Connection<P> {
             .into_bits()
     }
 
-    /// Whether a work request's identifier is of this connection.
+    /// Whether a work request identifier belongs to this connection.
     #[inline]
     pub(crate) fn is_named_by(&self, id: WorkId) -> bool {
         id.connection() == self.work.connection() && id.generation() == self.work.generation()
@@ -631,15 +633,15 @@ impl std::fmt::Display for Cause {
 #[derive(Clone, Copy, Debug)]
 struct Capsule<'a> {
     receive: &'a CompletedReceive,
-    /// Bytes behind the command.
+    /// Bytes that follow the command.
     carried: u32,
 }
 
-/// A capsule that came before the queue was connected.
+/// A capsule that was received before the connection manager's Established event.
 #[derive(Debug)]
 struct EarlyCapsule {
     sqe: Sqe,
-    /// What came behind the command.
+    /// The in-capsule data.
     data: Option<Lease>,
     carried: u32,
 }

@@ -37,16 +37,16 @@ const BATCH: usize = 64;
 /// Batches taken from one completion queue in one poll, before the next queue is polled.
 const BATCHES_PER_POLL_MAX: usize = 4;
 
-/// What a set of connections is made of.
+/// The parts of a [`ConnectionSet`].
 #[derive(Debug)]
 pub struct SetParts<P: Provider> {
-    /// Where events of its connections come from, and requests for more.
+    /// The event channel of the connection manager, with the listeners.
     pub listeners: Listeners<P>,
     /// The devices and their registered memory.
     pub domains: Arc<Domains<P>>,
-    /// Where its buffers come from.
+    /// The arena that its leases are from.
     pub arena: Arc<Arena>,
-    /// Commands that it may have outstanding at once.
+    /// Commands outstanding at once, at most.
     pub commands_max: usize,
     /// Its settings.
     pub config: RdmaConfig,
@@ -54,14 +54,14 @@ pub struct SetParts<P: Provider> {
     pub counters: Arc<RdmaCounters>,
 }
 
-/// A connection request that was judged fit, on its way to the reactor that will serve it.
+/// A valid connection request on its way to the reactor that will serve it.
 #[derive(Debug)]
 pub struct Handoff<P: Provider> {
     /// The request.
     pub(crate) request: P::ConnectRequest,
-    /// The port it came in by.
+    /// The port that it arrived on.
     pub(crate) port: PortId,
-    /// What it asks for.
+    /// The parameters from its private data.
     pub(crate) negotiated: NegotiatedParameters,
 }
 
@@ -93,7 +93,7 @@ struct Shared<P: Provider> {
     counters: Arc<RdmaCounters>,
     transport: TransportId,
     log: LogLimit,
-    /// Devices on reactors that share the arena, as there were at the start.
+    /// Number of pairs of reactor and device that share the arena, at start.
     sharers: u32,
     stopping: bool,
 }
@@ -120,8 +120,8 @@ impl<P: Provider> Shared<P> {
 }
 
 impl<P: Provider> ConnectionSet<P> {
-    /// An empty set that serves `core`. Takes its storage now, save what a device's first
-    /// connection brings with it.
+    /// An empty set that serves `core`. Allocates its storage, except that of each device, which is
+    /// allocated on the device's first use.
     #[must_use]
     pub fn new(core: Rc<RefCell<TargetCore>>, parts: SetParts<P>) -> Self {
         let SetParts {
@@ -135,7 +135,7 @@ impl<P: Provider> ConnectionSet<P> {
         let transport = core.borrow_mut().register_transport(TransportKind::Rdma);
         let places = config.connections_max.clamp(1, CONNECTIONS_PER_REACTOR_MAX);
         config.receives = config.receives.clamp(1, RECEIVES_MAX);
-        // Every command, every Connect and every receive may wait at the same time.
+        // All commands, Connects and receives may wait for a lease at the same time.
         let sharers = config.reactors.max(1) * domains.devices().len().max(1);
         let waiters = commands_max + places + config.receives as usize * DEVICES_MAX;
         Self {
@@ -175,7 +175,7 @@ impl<P: Provider> ConnectionSet<P> {
         self.len() == 0
     }
 
-    /// The source of events, and the listeners on it.
+    /// The event channel of the connection manager, with the listeners.
     pub fn listeners(&mut self) -> &mut Listeners<P> {
         &mut self.listeners
     }
@@ -192,7 +192,7 @@ impl<P: Provider> ConnectionSet<P> {
         &self.shared.domains
     }
 
-    /// The next event that is not about a connection of this set; those are taken in.
+    /// The next event that does not concern a connection of this set. Handles the others.
     pub fn next_event(&mut self, now: Nanos, moved: &mut u32) -> Option<Event<P>> {
         loop {
             match self.listeners.next_event() {
@@ -231,8 +231,8 @@ impl<P: Provider> ConnectionSet<P> {
                     self.forget_device(device, "the device is being removed");
                 }
             }
-            // The address moved away: what is on the way fails by itself, and until then the
-            // connection may as well go on.
+            // After a change of address, work in flight fails by itself. Until then the connection
+            // continues.
             ConnectionEvent::AddressChanged
             | ConnectionEvent::TimewaitExit
             | ConnectionEvent::AddressResolved
@@ -250,7 +250,7 @@ impl<P: Provider> ConnectionSet<P> {
         self.with(index, now, |connection, cx| connection.break_off(cx, cause));
     }
 
-    /// Takes in completions; returns how many there were.
+    /// Polls completion queues and handles the completions; returns their number.
     pub fn poll_completions(&mut self, now: Nanos) -> u32 {
         let mut batch = std::mem::take(&mut self.batch);
         let mut moved = 0;
@@ -598,8 +598,8 @@ impl<P: Provider> ConnectionSet<P> {
         (connection.token().generation() == token.generation()).then_some(token.index())
     }
 
-    /// Runs `action` on the connection at `index`, and lists it for the flush if it has something to
-    /// post.
+    /// Runs `action` on the connection at `index`, and lists it for the flush if it has something
+    /// to post.
     fn with<T>(
         &mut self,
         index: u16,

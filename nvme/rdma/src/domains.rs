@@ -1,6 +1,6 @@
-//! The protection domains of all devices, with all memory that data moves through registered once.
+//! The protection domains of all devices, with all memory for data registered once per device.
 //!
-//! Made at start, on the control path: registering gigabytes takes its time. Shared by all
+//! Created at start, on the control path, since registering gigabytes takes time. Shared by all
 //! reactors.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,7 +10,7 @@ use rdma::{Access, Device, DeviceIndex, DomainMemory, Error, Provider};
 
 use crate::plan::{SharedQueues, Unfit};
 
-/// A device that hosts can be served by.
+/// A device that can serve hosts.
 #[derive(Debug)]
 struct Entry<P: Provider> {
     device: P::Device,
@@ -20,10 +20,10 @@ struct Entry<P: Provider> {
 /// Why a device is not used.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
-    /// It lacks what NVMe/RDMA needs.
+    /// It lacks a capability that NVMe/RDMA requires.
     #[error(transparent)]
     Unfit(#[from] Unfit),
-    /// It gives no protection domain.
+    /// No protection domain can be created.
     #[error("it gives no protection domain")]
     Domain(#[source] Error),
     /// Memory cannot be registered with it.
@@ -31,12 +31,13 @@ pub enum DeviceError {
     Memory(#[source] Error),
 }
 
-/// Memory that is registered.
+/// Totals of registered memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Registered {
-    /// Registrations, over all devices.
+    /// Number of registrations of all devices.
     pub count: u64,
-    /// What they hold; a device that limits their size has some of it twice.
+    /// Their total size in bytes. A device that limits the size of registrations has overlapping
+    /// ones.
     pub bytes: u64,
 }
 
@@ -53,7 +54,7 @@ impl<P: Provider> Default for Domains<P> {
 }
 
 impl<P: Provider> Domains<P> {
-    /// No device yet.
+    /// A set without devices.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -61,14 +62,14 @@ impl<P: Provider> Domains<P> {
         }
     }
 
-    /// Makes `device` fit for use: a protection domain with `regions` registered.
+    /// Adds `device`: creates a protection domain and registers `regions`.
     ///
     /// # Errors
-    /// [`DeviceError`]: it is not used then.
+    /// [`DeviceError`], if the device cannot be used.
     pub fn add(&self, device: &P::Device, regions: &[&Region]) -> Result<(), DeviceError> {
         SharedQueues::new(1, device.limits())?;
         let domain = device.create_domain().map_err(DeviceError::Domain)?;
-        // Only this side's work requests touch it: hosts are given no key.
+        // Only work requests of this side access it: hosts receive no key.
         let memory = DomainMemory::new(domain, Access::LOCAL);
         for region in regions {
             memory.attach_region(region).map_err(DeviceError::Memory)?;
@@ -83,11 +84,11 @@ impl<P: Provider> Domains<P> {
         Ok(())
     }
 
-    /// Registers more memory with every device. One that is gone and not yet forgotten is passed
-    /// over: nothing is served by it any more.
+    /// Registers more memory with every device. Skips a device that was removed and is not yet
+    /// released.
     ///
     /// # Errors
-    /// The first device that cannot have it; none has it then.
+    /// The error of the first device that fails. The memory is then registered with none.
     pub fn attach(&self, region: &Region) -> Result<(), DeviceError> {
         let entries = self.entries();
         for (index, entry) in entries.iter().enumerate() {
@@ -104,7 +105,7 @@ impl<P: Provider> Domains<P> {
         Ok(())
     }
 
-    /// Forgets memory that nothing is sent from or received into any more.
+    /// Deregisters memory that is no longer used.
     pub fn detach(&self, region: &Region) {
         for entry in &*self.entries() {
             entry.memory.detach_region(region);
@@ -126,7 +127,7 @@ impl<P: Provider> Domains<P> {
         found.map(|entry| Arc::clone(&entry.memory))
     }
 
-    /// What is registered with all devices. Control path.
+    /// Totals over all devices. Control path.
     #[must_use]
     pub fn registered(&self) -> Registered {
         let mut registered = Registered::default();
@@ -138,15 +139,15 @@ impl<P: Provider> Domains<P> {
         registered
     }
 
-    /// Forgets a device that failed or is being removed. Its memory is given up when the last
-    /// reactor has let go of it.
+    /// Removes a device that failed or is being removed. Its memory is deregistered when the last
+    /// reactor releases it.
     pub fn remove(&self, device: DeviceIndex) {
         self.entries()
             .retain(|entry| entry.device.index() != device);
     }
 
     fn entries(&self) -> MutexGuard<'_, Vec<Entry<P>>> {
-        // Each change is one push or removal, so a panic elsewhere leaves a sound table.
+        // Each change is one push or removal, so a panic elsewhere leaves the table consistent.
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

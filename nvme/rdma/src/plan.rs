@@ -1,27 +1,26 @@
-//! How large queues are made, within what a device allows. Pure arithmetic.
+//! Computes the sizes of queues within the limits of a device.
 
 use nvme_target::KEYED_BLOCKS_MAX;
 use rdma::{DeviceLimits, QueuePairCapacity};
 
 /// Bytes of a response capsule.
 pub(crate) const RESPONSE_BYTES: usize = 16;
-/// Work requests of one answer at most: the pieces of its data, and the response.
+/// Work requests of one response at most: the blocks of its data, and the response capsule.
 pub(crate) const ANSWER_REQUESTS_MAX: u32 = KEYED_BLOCKS_MAX as u32 + 1;
-/// RDMA reads of one queue pair outstanding at most: more than a round trip can use.
+/// Outstanding RDMA reads of one queue pair at most. A round trip cannot use more.
 const READS_MAX: u8 = 16;
-/// Entries of one completion queue at most; a further one is made when its queue pairs could
+/// Entries of one completion queue at most. Another queue is created before queue pairs could
 /// overflow it.
 const COMPLETION_ENTRIES_MAX: u32 = 16_384;
-/// Pieces of memory in one receive: the command, and the data behind it.
+/// Memory pieces of one receive: the command, and the in-capsule data.
 const RECEIVE_SGES: u32 = 2;
-/// Entries of an I/O queue that every device must manage.
+/// Entries of an I/O queue that every device must support.
 const QUEUE_DEPTH_LEAST: u32 = 2;
 
-/// Entries of an I/O queue that a device manages at most: one receive and one send request for
-/// each.
+/// Entries of an I/O queue that a device supports at most: one receive and one send request each.
 ///
-/// A listener that offers more would turn hosts away that take it at its word, so whoever
-/// configures the target lowers its queue depth to this, and says so.
+/// A listener that offers more would refuse hosts that use the offer, so the configuration lowers
+/// the listener's queue depth to this and logs it.
 #[must_use]
 pub fn queue_depth_max(limits: &DeviceLimits) -> u16 {
     let requests = limits
@@ -34,13 +33,13 @@ pub fn queue_depth_max(limits: &DeviceLimits) -> u16 {
 /// Why a device cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unfit {
-    /// It has no shared receive queues.
+    /// It does not support shared receive queues.
     #[error("it has no shared receive queues of two pieces of memory")]
     NoSharedReceives,
-    /// Its queues are too short for a single command.
+    /// Its queues are too small for a single command.
     #[error("its queues are too short")]
     ShortQueues,
-    /// It cannot read the memory of hosts.
+    /// It does not support RDMA reads.
     #[error("it does no RDMA reads")]
     NoReads,
 }
@@ -55,7 +54,7 @@ pub(crate) struct SharedQueues {
 }
 
 impl SharedQueues {
-    /// What a device gets whose connections want `receives`.
+    /// The queues for connections that use `receives` receives.
     pub(crate) fn new(receives: u32, limits: &DeviceLimits) -> Result<Self, Unfit> {
         if limits.shared_receive_queues == 0 || limits.shared_receive_sges < RECEIVE_SGES {
             return Err(Unfit::NoSharedReceives);
@@ -67,7 +66,7 @@ impl SharedQueues {
             return Err(Unfit::NoReads);
         }
         let completions = limits.completion_queue_entries.min(COMPLETION_ENTRIES_MAX);
-        // Half of a completion queue is for the receives at most, so that queue pairs find room.
+        // At most half of a completion queue is for receives, so that queue pairs have room.
         let receives = receives
             .min(limits.shared_receive_requests)
             .min(completions / 2)
@@ -82,8 +81,8 @@ impl SharedQueues {
         Ok(shared)
     }
 
-    /// Send requests that the queue pairs of one completion queue may have together, so that it
-    /// never overflows: every receive and every send request may complete before the next poll.
+    /// Send requests of all queue pairs of one completion queue at most. The queue never overflows:
+    /// all receives and send requests may complete before the next poll.
     pub(crate) fn sends_max(&self) -> u32 {
         self.completions - self.receives
     }
@@ -91,19 +90,19 @@ impl SharedQueues {
     pub(crate) const RECEIVE_SGES: u32 = RECEIVE_SGES;
 }
 
-/// One connection's share.
+/// The sizes of one connection's queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct QueuePairPlan {
     pub(crate) capacity: QueuePairCapacity,
-    /// RDMA reads outstanding at most.
+    /// Outstanding RDMA reads at most.
     pub(crate) reads: u8,
 }
 
 impl QueuePairPlan {
-    /// For a queue of `depth` entries whose host answers `reads` reads at once.
+    /// The sizes for a queue of `depth` entries whose host serves `reads` concurrent reads.
     ///
-    /// Room for a write and a response of every command, for the reads, and for one answer of as
-    /// many pieces as can be; answers that find none wait.
+    /// The send queue has room for a write and a response of every command, for the reads, and for
+    /// one response with the maximum number of blocks. Responses wait if it is full.
     pub(crate) fn new(depth: u16, reads: u8, shared: SharedQueues, limits: &DeviceLimits) -> Self {
         let reads = reads.min(limits.reads_outgoing).min(READS_MAX);
         let wanted = 2 * u32::from(depth) + u32::from(reads) + ANSWER_REQUESTS_MAX;

@@ -1,17 +1,17 @@
-//! What is posted to a connection's send queue, and what of ours the device may still touch.
+//! The work posted to a connection's send queue, and the memory that the device may still access.
 //!
-//! The rule by which leases and loans come home: work requests of one send queue end in order, so a
-//! completion of any of them ends all that were posted before it, signalled or not. What was posted
-//! together is done with the completion of its last work request, whatever its status, or of any
-//! later one. Nothing else frees it but the queue pair's own end. So only the last answer of a turn
-//! has to be signalled, and nothing is given back on a guess.
+//! Rule for releasing leases and borrows: work requests of one send queue complete in order, so the
+//! completion of any of them completes all that were posted before it, signalled or not. Work
+//! posted together is done with the completion of its last work request, whatever its status, or of
+//! any later one. Only this, or the destruction of the queue pair, releases memory. Therefore only
+//! the last response of a turn must be signalled.
 
 use hugemem::{DmaData, DmaDriver, DmaLease, Lease};
 use rdma::{QueuePair, SharedReceiveQueue, WorkCompletion};
 use reactors::Nanos;
 use reactors::sim::planted;
 
-/// What this transport posts, as the posted memory knows it.
+/// The owner of posted memory.
 #[derive(Debug)]
 pub(crate) enum TargetDma {}
 
@@ -19,7 +19,7 @@ impl DmaDriver for TargetDma {
     type Done = WorkDone;
 }
 
-/// Proof that no work request that names the memory is posted any more. Made in this file alone.
+/// Proof that no posted work request refers to the memory. Created only in this file.
 pub(crate) struct WorkDone(());
 
 /// Proof that the device has destroyed a queue pair or a shared receive queue.
@@ -36,22 +36,22 @@ impl QueueDestroyed {
         queue.destroy().map(|()| Self(()))
     }
 
-    /// A mistake to be found.
+    /// For planted defects: a false proof.
     pub(crate) fn planted() -> Self {
         Self(())
     }
 }
 
-/// A lease that the host's data is read into.
+/// A lease into which the host's data is read.
 #[derive(Debug)]
 pub(crate) struct ReadBuffer {
     lease: Option<DmaLease<TargetDma>>,
-    /// Posts of reads that have not completed.
+    /// Groups of posted reads that have not completed.
     outstanding: u8,
 }
 
 impl ReadBuffer {
-    /// A lease that no posted read names.
+    /// A lease without posted reads.
     pub(crate) fn new(lease: Lease) -> Self {
         Self {
             lease: Some(lease.into_dma()),
@@ -59,17 +59,17 @@ impl ReadBuffer {
         }
     }
 
-    /// What reads name.
+    /// The memory for reads.
     pub(crate) fn memory(&self) -> Option<&DmaLease<TargetDma>> {
         self.lease.as_ref()
     }
 
-    /// Reads into it were posted together.
+    /// Records a group of reads that was posted.
     pub(crate) fn begin(&mut self) {
         self.outstanding += 1;
     }
 
-    /// Reads that were posted together have completed or were flushed; whether none is left.
+    /// Records that a group of reads completed or was flushed. Returns whether none is left.
     pub(crate) fn end(&mut self) -> bool {
         debug_assert!(self.outstanding > 0, "what ended was posted");
         self.outstanding -= 1;
@@ -85,7 +85,7 @@ impl ReadBuffer {
         Some(lease.returned(&WorkDone(())))
     }
 
-    /// Its queue pair was destroyed, and no read is outstanding any more.
+    /// Its queue pair was destroyed, so no read is outstanding.
     pub(crate) fn queue_destroyed(&mut self, _proof: &QueueDestroyed) {
         self.outstanding = 0;
     }
@@ -93,12 +93,12 @@ impl ReadBuffer {
 
 impl Drop for ReadBuffer {
     fn drop(&mut self) {
-        // What a read may still be writing to is never given out again.
+        // A lease that a read may still write to is never reused.
         drop(self.take());
     }
 }
 
-/// The lease behind a receive, posted or not.
+/// The lease of a receive, posted or not.
 #[derive(Debug)]
 pub(crate) struct ReceiveBuffer {
     lease: DmaLease<TargetDma>,
@@ -126,13 +126,13 @@ impl ReceiveBuffer {
     }
 }
 
-/// Proof that a receive has completed and was not posted again: made where its completion is taken,
-/// and gone when it is posted again.
+/// Proof that a receive has completed and was not posted again. Created from its completion,
+/// consumed by posting it again.
 #[derive(Debug)]
 pub(crate) struct CompletedReceive(u16);
 
 impl CompletedReceive {
-    /// The receive of that number, whose completion this is.
+    /// The receive of that number, of which this is the completion.
     pub(crate) fn of(_completion: &WorkCompletion, index: u16) -> Self {
         Self(index)
     }
@@ -154,57 +154,57 @@ impl PostTick {
         Self((now.0 >> Self::SHIFT) as u32)
     }
 
-    /// Time since `self`, one unit too short at most.
+    /// Time since `self`, at most one unit too short.
     fn age(self, now: Nanos) -> Nanos {
         let units = Self::at(now).0.wrapping_sub(self.0);
         Nanos(u64::from(units.saturating_sub(1)) << Self::SHIFT)
     }
 }
 
-/// What was posted together.
+/// Work requests that were posted together.
 #[derive(Debug)]
 struct Posted {
-    /// What an answer sends, kept until the device is done with it.
+    /// The data of a response, kept until the device no longer accesses it.
     data: Option<DmaData<TargetDma>>,
-    /// Places in the send queue.
+    /// Entries of the send queue.
     requests: u32,
     posted_at: PostTick,
     kind: PostedKind,
 }
 
-/// What it does.
+/// The purpose of posted work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PostedKind {
-    /// Writes data to the host, and sends the response.
+    /// Writes data to the host and sends the response.
     Answer,
-    /// Reads some of the host's data into the lease of a slot.
+    /// Reads data of the host into the lease of a slot.
     Read {
         /// The slot.
         slot: u16,
-        /// Reads.
+        /// Number of reads.
         requests: u8,
     },
     /// Reads the data of the Connect command.
     Connect,
 }
 
-/// A send queue as its owner knows it. Its storage is taken once.
+/// The owner's record of a send queue. Its storage is allocated once.
 #[derive(Debug)]
 pub(crate) struct SendQueue {
-    /// By sequence number, modulo their count: a power of two, and at least the capacity.
+    /// Indexed by sequence number modulo its length, a power of two that is at least the capacity.
     posted: Box<[Posted]>,
-    /// Their count less one.
+    /// Its length minus one.
     mask: u32,
-    /// Sequence number of the first that is not done.
+    /// Sequence number of the first outstanding post.
     first: u32,
-    /// Sequence number of the next to be posted.
+    /// Sequence number of the next post.
     next: u32,
     capacity: u32,
     vacant: u32,
 }
 
 impl SendQueue {
-    /// An empty queue of `capacity` places.
+    /// An empty queue of `capacity` entries.
     pub(crate) fn new(capacity: u32) -> Self {
         let unused = || Posted {
             data: None,
@@ -223,13 +223,13 @@ impl SendQueue {
         }
     }
 
-    /// Places that are free.
+    /// Number of free entries.
     #[inline]
     pub(crate) fn vacant(&self) -> u32 {
         self.vacant
     }
 
-    /// Places there are.
+    /// Number of entries.
     pub(crate) fn capacity(&self) -> u32 {
         self.capacity
     }
@@ -239,16 +239,17 @@ impl SendQueue {
         self.first == self.next
     }
 
-    /// Sequence number of what is posted next.
+    /// Sequence number of the next post.
     #[inline]
     pub(crate) fn next_sequence(&self) -> u32 {
         self.next
     }
 
-    /// Notes what has been posted with [`next_sequence`](Self::next_sequence), and keeps its data.
+    /// Records work that was posted with [`next_sequence`](Self::next_sequence), and keeps its
+    /// data.
     ///
     /// # Panics
-    /// When there are not so many places: the caller looks first.
+    /// If the queue does not have as many free entries. The caller checks that first.
     #[inline(always)]
     pub(crate) fn push(
         &mut self,
@@ -270,7 +271,7 @@ impl SendQueue {
         let posted = &mut self.posted[(self.next & self.mask) as usize];
         let before = std::mem::replace(&mut posted.data, data);
         debug_assert!(before.is_none(), "a place is used again before its end");
-        // Empty; and were it not, memory that is posted must not come back.
+        // The place is empty. If it were not, posted memory must not be released.
         std::mem::forget(before);
         posted.requests = requests;
         posted.posted_at = PostTick::at(now);
@@ -279,25 +280,25 @@ impl SendQueue {
         self.next = self.next.wrapping_add(1);
     }
 
-    /// How long the oldest outstanding post has been outstanding.
+    /// Age of the oldest outstanding post.
     pub(crate) fn oldest_age(&self, now: Nanos) -> Option<Nanos> {
         let oldest = &self.posted[(self.first & self.mask) as usize];
         (!self.is_empty()).then(|| oldest.posted_at.age(now))
     }
 
-    /// Whether a post that has been outstanding for `age` or longer borrows blocks that a writer
-    /// waits for. Looks at every outstanding post: for connections that make no progress.
+    /// Whether a post that is at least `age` old borrows blocks that a writer waits for. Checks
+    /// every outstanding post, so it is only for connections without progress.
     pub(crate) fn keeps_writer_waiting(&self, age: Nanos, now: Nanos) -> bool {
         let outstanding = self.next.wrapping_sub(self.first);
         (0..outstanding)
             .map(|ahead| &self.posted[(self.first.wrapping_add(ahead) & self.mask) as usize])
-            // In the order of posting: the first that is younger ends the search.
+            // Posts are in order of age, so the first younger one ends the search.
             .take_while(|posted| posted.posted_at.age(now) >= age)
             .any(|posted| matches!(&posted.data, Some(DmaData::Borrow(loan)) if loan.is_awaited()))
     }
 
-    /// The next of what a completion ends: all before `sequence`, and with `last` that itself. Call
-    /// until `None`. A number of something long done ends nothing. Data that it kept goes home.
+    /// Takes the next post that a completion ends: all posts before `sequence`, and with `last`
+    /// also `sequence`. Releases its data. Call until `None`. A stale number ends nothing.
     #[inline(always)]
     pub(crate) fn end_next(&mut self, sequence: u32, last: bool) -> Option<PostedKind> {
         let ahead = sequence.wrapping_sub(self.first);
@@ -314,7 +315,7 @@ impl SendQueue {
 }
 
 impl SendQueue {
-    /// Gives back the memory of everything that is outstanding.
+    /// Releases the memory of all outstanding posts.
     pub(crate) fn queue_destroyed(&mut self, _proof: &QueueDestroyed) {
         for posted in &mut self.posted {
             if let Some(data) = posted.data.take() {
@@ -439,7 +440,7 @@ mod tests {
     fn ages_are_those_of_the_oldest_outstanding_post() {
         let mut queue = SendQueue::new(8);
         assert_eq!(queue.oldest_age(Nanos::from_secs(1)), None);
-        // The coarse clock wraps between the two.
+        // The coarse clock wraps between the two times.
         let first = Nanos((1 << 52) - (1 << 20));
         let second = first.saturating_add(Nanos::from_millis(50));
         queue.push(1, PostedKind::Answer, None, first);

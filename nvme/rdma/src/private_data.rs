@@ -1,5 +1,4 @@
-//! The private data of a connection request (RDMA 1.1 §3): read and judged, without touching
-//! anything.
+//! Checks of the private data of a connection request (RDMA 1.1 §3).
 
 use nvme_spec::fabrics::CNTLID_MAX;
 use nvme_spec::rdma::{ConnectRequest, RECORD_FORMAT, RejectReason};
@@ -7,35 +6,35 @@ use nvme_target::{ADMIN_QUEUE_DEPTH_MAX_RDMA, IO_QUEUES_MAX};
 use reactors::sim::planted;
 use zerocopy::FromBytes;
 
-/// Entries of a submission queue at least (Base 2.1 §6.3).
+/// Smallest number of entries of a submission queue (Base 2.1 §6.3).
 const QUEUE_DEPTH_MIN: u32 = 2;
-/// In the place of a controller identifier: none is meant. Zero means the same for hosts of
-/// revisions that had the field reserved.
+/// The controller identifier that stands for none. Zero means the same, for hosts of revisions in
+/// which the field was reserved.
 const CNTLID_NONE: u16 = 0xffff;
 
-/// The queue parameters that a host asked for, within the target's limits.
+/// The queue parameters that a host requested, within the target's limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NegotiatedParameters {
     /// Queue identifier; 0 is the admin queue.
     pub(crate) qid: u16,
     /// Entries of the submission queue: capsules that the host may have outstanding.
     pub(crate) depth: u16,
-    /// The controller that an I/O queue is meant for, where the host says it.
+    /// The controller of an I/O queue, if the host names it.
     pub(crate) cntlid: Option<u16>,
-    /// RDMA reads that the host answers at once, at least 1.
+    /// Concurrent RDMA reads that the host serves, at least 1.
     pub(crate) reads: u8,
 }
 
-/// What a request is judged by.
+/// The limits for a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terms {
     /// Entries of an I/O queue at most.
     pub(crate) queue_depth_max: u16,
-    /// RDMA reads that the host answers at once, as the connection manager says.
+    /// Concurrent RDMA reads that the host serves, according to the connection manager.
     pub(crate) reads: u8,
 }
 
-/// Reads `data`, whose length is no more than an upper bound of what the host sent.
+/// Checks `data`, whose length is an upper bound of what the host sent.
 pub(crate) fn negotiate(data: &[u8], terms: Terms) -> Result<NegotiatedParameters, RejectReason> {
     let Ok((request, _)) = ConnectRequest::read_from_prefix(data) else {
         return Err(RejectReason::INVALID_PRIVATE_DATA_LENGTH);
@@ -63,16 +62,16 @@ pub(crate) fn negotiate(data: &[u8], terms: Terms) -> Result<NegotiatedParameter
     let cntlid = match (qid, request.cntlid.get()) {
         (_, 0 | CNTLID_NONE) => None,
         (1.., cntlid) if cntlid <= CNTLID_MAX => Some(cntlid),
-        // The association of an admin queue is yet to be made.
+        // The association of an admin queue does not exist yet.
         _ => return Err(RejectReason::INVALID_CNTLID),
     };
-    // The data of commands is fetched from the host by reading its memory.
+    // The data of commands is fetched by reading host memory.
     if terms.reads == 0 {
         return Err(RejectReason::INVALID_IRD);
     }
     Ok(NegotiatedParameters {
         qid,
-        // No more than depth_max.
+        // Not truncated: at most depth_max.
         depth: depth as u16,
         cntlid,
         reads: terms.reads,

@@ -1,7 +1,7 @@
-//! Which connection a queue pair's number belongs to: looked up for every capsule, so a flat table
-//! of fixed size without a hash function worth the name.
+//! Maps queue pair numbers to connections. Every capsule needs a lookup, so this is a flat table of
+//! fixed size with a simple hash function.
 
-/// No entry. Numbers of queue pairs have 24 bits, devices are few, so no key is this one.
+/// No entry. Queue pair numbers have 24 bits and devices 16, so no key has this value.
 const EMPTY: u64 = u64::MAX;
 
 /// A map from device and number to a connection's place. Open addressing, linear probing.
@@ -13,7 +13,7 @@ pub(crate) struct QueuePairTable {
 }
 
 impl QueuePairTable {
-    /// Room for `entries` queue pairs, taken now; at most half of it gets used.
+    /// A table for `entries` queue pairs. Allocates twice as much.
     pub(crate) fn new(entries: usize) -> Self {
         let size = (entries.max(1) * 2).next_power_of_two();
         Self {
@@ -27,8 +27,8 @@ impl QueuePairTable {
         u64::from(device) << 32 | u64::from(number)
     }
 
-    /// Where the search for a key begins. Numbers are handed out in turn, or with a stride: a
-    /// multiplication by an odd constant spreads both.
+    /// The position where the search for a key begins. Numbers are assigned consecutively or with a
+    /// stride; a multiplication by an odd constant spreads both.
     #[inline]
     fn home(&self, key: u64) -> usize {
         (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize & self.mask
@@ -53,8 +53,8 @@ impl QueuePairTable {
             .map(|position| self.places[position])
     }
 
-    /// Enters a queue pair; one of the same number is gone by then. The caller keeps to the number
-    /// of entries.
+    /// Inserts a queue pair and replaces one of the same number. The caller respects the number of
+    /// entries.
     pub(crate) fn insert(&mut self, device: u16, number: u32, place: u16) {
         let key = Self::key(device, number);
         let mut position = self.home(key);
@@ -65,7 +65,7 @@ impl QueuePairTable {
         self.places[position] = place;
     }
 
-    /// Forgets a queue pair, and moves up what its place kept away from home.
+    /// Removes a queue pair and moves displaced entries closer to their home positions.
     pub(crate) fn remove(&mut self, device: u16, number: u32) {
         let Some(mut hole) = self.position(Self::key(device, number)) else {
             return;

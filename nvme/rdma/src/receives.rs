@@ -1,14 +1,13 @@
-//! Where command capsules arrive: one shared receive queue of a device and a reactor.
+//! The shared receive queue of one device and reactor, which receives command capsules.
 //!
-//! Each receive is two pieces of memory. The command comes into a table that program and device
-//! share, and is copied out of it, 64 bytes; the data behind it comes into a lease of its own,
-//! which becomes the command's buffer without a copy. Such a receive gets another lease before it
-//! is posted again; when there is none it waits in the pool's line, and the shared receive queue is
-//! shorter for as long: hosts are then held up by the device (RNR), and nothing is lost.
+//! Each receive has two pieces of memory. The command is received into a table that the device also
+//! accesses, and its 64 bytes are copied from there. In-capsule data is received into a lease,
+//! which becomes the command's buffer without a copy. Such a receive takes another lease before it
+//! is posted again. If the pool has none, the receive waits in the pool's queue, and the shared
+//! receive queue is shorter meanwhile: the device delays hosts (RNR), and nothing is lost.
 //!
-//! A posted receive keeps its lease for as long as no command comes, which may be for ever. So there
-//! are as many as the arena promises, and their leases are of one class of slices: requests always
-//! have others.
+//! A posted receive keeps its lease until a command arrives, which may never happen. Therefore the
+//! arena reserves the leases of all receives, in one class of slices: requests always have others.
 
 use std::sync::Arc;
 
@@ -26,10 +25,10 @@ use crate::token::{RECEIVES, WorkId};
 
 /// Bytes of a command in a capsule.
 pub(crate) const COMMAND_BYTES: usize = size_of::<Sqe>();
-/// Commands in one piece of shared memory: a slice of the arena that it surely has.
+/// Commands in one piece of shared memory, of a size that the arena always has.
 const COMMANDS_PER_TABLE: usize = 64;
 
-/// Why receives cannot be had.
+/// Why receives cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReceivesError {
     #[error("the arena has no memory left for commands")]
@@ -44,9 +43,9 @@ pub(crate) enum ReceivesError {
 
 #[derive(Debug)]
 struct Receive {
-    /// `None` while it is with a command, or waits for another.
+    /// `None` while a command has the lease, or the receive waits for another.
     data: Option<ReceiveBuffer>,
-    /// As it is posted: the same each time, for as long as the data's buffer is the same.
+    /// The prepared receive, which does not change as long as its lease is the same.
     request: ReceiveRequest,
 }
 
@@ -57,19 +56,18 @@ pub(crate) struct Receives<P: Provider> {
     receives: Vec<Receive>,
     commands: Vec<DmaBuffer>,
     in_capsule_bytes: usize,
-    /// For their data; `None` where they carry none.
+    /// The reserved leases for in-capsule data; `None` without in-capsule data.
     promise: Option<SlicePromise>,
-    /// The name in the pool's line, but for the slot.
+    /// The token for the pool's queue, without the slot.
     waiter: RequestToken,
-    /// Receives that wait for memory.
+    /// Number of receives that wait for a lease.
     waiting: usize,
     queued: bool,
 }
 
 impl<P: Provider> Receives<P> {
-    /// Takes memory for `count` receives with up to `in_capsule_bytes` of data, as was promised for
-    /// so many, and queues as many as the pool has buffers for. `waiter` names them in the pool's
-    /// line.
+    /// Allocates `count` receives with up to `in_capsule_bytes` of reserved data each, and queues
+    /// as many as the pool has leases for. `waiter` identifies them in the pool's queue.
     pub(crate) fn new(
         queue: P::SharedReceiveQueue,
         count: u32,
@@ -113,12 +111,12 @@ impl<P: Provider> Receives<P> {
         &self.queue
     }
 
-    /// Bytes of in-capsule data that there is room for.
+    /// In-capsule data size in bytes.
     pub(crate) fn in_capsule_bytes(&self) -> usize {
         self.in_capsule_bytes
     }
 
-    /// Whether all of them wait for memory: no command can come in.
+    /// Whether all receives wait for a lease, so that no command can be received.
     #[inline]
     pub(crate) fn are_starved(&self) -> bool {
         self.waiting == self.receives.len()
@@ -139,7 +137,7 @@ impl<P: Provider> Receives<P> {
         transmute!(table.load_words::<{ COMMAND_BYTES / 8 }>(offset))
     }
 
-    /// Reads the data that was received behind it.
+    /// Passes the received in-capsule data to `read`.
     pub(crate) fn read_data<R>(
         &mut self,
         receive: &CompletedReceive,
@@ -153,14 +151,14 @@ impl<P: Provider> Receives<P> {
         value
     }
 
-    /// Takes the data's buffer.
+    /// Takes the lease with the in-capsule data.
     pub(crate) fn take_data(&mut self, receive: &CompletedReceive) -> Option<Lease> {
         let data = self.receives[usize::from(receive.index())].data.take()?;
         Some(data.completed(receive))
     }
 
-    /// Queues a receive again, with its buffer, or with a fresh one where it was taken, or as soon as
-    /// there is one.
+    /// Queues a receive again: with its lease, or with a new one if it was taken. Without a free
+    /// lease the receive waits.
     #[expect(clippy::needless_pass_by_value, reason = "the proof is used up")]
     #[inline]
     pub(crate) fn post_again(
@@ -223,7 +221,7 @@ impl<P: Provider> Receives<P> {
         }
     }
 
-    /// The buffer has come that receive `index` waits for.
+    /// Queues receive `index`, which waited for a lease.
     pub(crate) fn granted(
         &mut self,
         index: u16,
@@ -272,7 +270,7 @@ impl<P: Provider> Receives<P> {
         Ok(self.queue.queue_receive(request)?)
     }
 
-    /// Posts what was queued.
+    /// Posts queued receives.
     #[inline]
     pub(crate) fn flush(&mut self) -> Result<(), rdma::FlushError> {
         if !std::mem::take(&mut self.queued) {

@@ -1,5 +1,5 @@
-//! What the connections of one reactor share on one device: registered memory, completion queues
-//! and the shared receive queue.
+//! The resources that the connections of one reactor share on one device: registered memory,
+//! completion queues and the shared receive queue.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::token::EventToken;
 /// Completion queues of one device at most.
 const COMPLETION_QUEUES_MAX: usize = 256;
 
-/// Why a device cannot be had on this reactor.
+/// Why a device cannot be used on this reactor.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ShareError {
     #[error("the device was not there at the start")]
@@ -37,7 +37,7 @@ pub(crate) enum ShareError {
     NoCompletions,
 }
 
-/// A completion queue, and how many of its entries send queues may fill.
+/// A completion queue, and the number of its entries that are reserved for send queues.
 #[derive(Debug)]
 pub(crate) struct CompletionShare<P: Provider> {
     pub(crate) queue: P::CompletionQueue,
@@ -55,12 +55,12 @@ pub(crate) struct DeviceShare<P: Provider> {
     pub(crate) memory: Arc<DomainMemory<P>>,
     pub(crate) queues: SharedQueues,
     pub(crate) connections: usize,
-    /// Why it takes no more connections, and loses those that it has.
+    /// Why the device failed, if it has. It is released with its connections.
     pub(crate) failed: Option<&'static str>,
     token: EventToken,
 }
 
-/// What a share is made of.
+/// The parts of a [`DeviceShare`].
 pub(crate) struct ShareParts<'a, P: Provider> {
     pub(crate) memory: Arc<DomainMemory<P>>,
     pub(crate) arena: &'a Arc<Arena>,
@@ -68,14 +68,14 @@ pub(crate) struct ShareParts<'a, P: Provider> {
     pub(crate) counters: &'a RdmaCounters,
     pub(crate) receives: u32,
     pub(crate) in_capsule_bytes: u32,
-    /// Shares of this kind that the arena has to do for.
+    /// Number of pairs of reactor and device that share the arena.
     pub(crate) sharers: u32,
     pub(crate) waiter: RequestToken,
     pub(crate) token: EventToken,
 }
 
 impl<P: Provider> DeviceShare<P> {
-    /// Makes the shared queues of a device and posts the receives.
+    /// Creates the shared queues of a device and posts the receives.
     pub(crate) fn new(parts: ShareParts<'_, P>) -> Result<Self, ShareError> {
         let ShareParts {
             memory,
@@ -144,7 +144,7 @@ impl<P: Provider> DeviceShare<P> {
         self.memory.domain().device().index()
     }
 
-    /// A completion queue with room for `requests` of a send queue, which are promised then.
+    /// Reserves entries for `requests` send requests; returns the completion queue.
     pub(crate) fn promise(&mut self, requests: u32) -> Result<u16, ShareError> {
         let sends_max = self.queues.sends_max();
         let fits = |share: &CompletionShare<P>| share.promised + requests <= sends_max;
@@ -170,12 +170,12 @@ impl<P: Provider> DeviceShare<P> {
         Ok(place as u16)
     }
 
-    /// A promise ends.
+    /// Ends a reservation.
     pub(crate) fn give_back(&mut self, place: u16, requests: u32) {
         self.completions[usize::from(place)].promised -= requests;
     }
 
-    /// Takes over what has been registered since.
+    /// Updates the map of registered memory.
     #[inline]
     pub(crate) fn renew_map(&mut self) {
         if self.memory.version() != self.map.version() {
@@ -183,7 +183,7 @@ impl<P: Provider> DeviceShare<P> {
         }
     }
 
-    /// Asks every completion queue for a notification of what comes from now on.
+    /// Requests a notification for the next completion of every completion queue.
     pub(crate) fn arm(&mut self) -> Result<(), rdma::Error> {
         for share in &mut self.completions {
             share.queue.acknowledge()?;

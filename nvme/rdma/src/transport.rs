@@ -1,10 +1,9 @@
 //! The poller that drives a reactor's NVMe/RDMA connections.
 //!
-//! While there is work, completion queues are polled and nothing else is asked; the connection
-//! manager's and the devices' events are looked for now and then through one epoll instance, which
-//! is also what a sleeping reactor waits on. Listeners live on one reactor, which hands connection
-//! requests to the least loaded; queue pair and queues are then made by the reactor that serves
-//! them, and the connection's events come to it.
+//! Every poll polls the completion queues. Events of the connection manager and of devices are
+//! collected through epoll at intervals, and a sleeping reactor waits on it. A listener belongs to
+//! one reactor, which hands connection requests to the least loaded reactor. That reactor creates
+//! the queue pair and receives the connection's events.
 
 use std::io;
 use std::net::SocketAddr;
@@ -23,35 +22,35 @@ use crate::config::PortSettings;
 use crate::connections::{ConnectionSet, Handoff};
 use crate::token::EventToken;
 
-/// Turns between two looks at epoll, which is a system call: few enough that connections are made
-/// and ended at once, many enough that polling for capsules is not held up by it.
+/// Turns between two calls of epoll: few enough that connections are opened and closed without
+/// noticeable delay, many enough that the system call does not delay capsules.
 const TURNS_PER_EPOLL: u32 = 32;
-/// Events taken from epoll at once.
+/// Events taken from epoll with one call.
 const EVENTS_MAX: usize = 64;
-/// Connection requests taken in one poll.
+/// Events of the connection manager handled in one poll at most.
 const REQUESTS_PER_POLL_MAX: usize = 32;
 
-/// What one reactor's transport tells another's.
+/// A message from one reactor's transport to another's.
 #[derive(Debug)]
 pub enum Message<P: Provider> {
     /// A connection to serve.
     Connect(Handoff<P>),
-    /// A device reported something that concerns the receiver.
+    /// An event of a device that concerns the receiver.
     Device(DeviceIndex, DeviceEvent),
 }
 
-/// What a transport is asked to change while it runs. It listens on an address, and answers with the
-/// port that it got. What a device's receives have room for was settled at start.
+/// What a transport is asked to change while it runs. It listens on an address, and answers with
+/// the port that it got. What a device's receives have room for was settled at start.
 pub type Order = PortOrder<SocketAddr, PortSettings, Result<SocketAddr, rdma::Error>>;
 
-/// What an epoll event is about.
+/// The source of an epoll event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Source {
     /// The connection manager.
     Manager,
     /// An RDMA device.
     Device,
-    /// A completion queue, a block device's ring or interrupt: polled anyway.
+    /// A completion queue, or a block device's ring or interrupt, which every turn polls.
     Polled,
 }
 
@@ -76,10 +75,10 @@ impl Source {
 /// One reactor's NVMe/RDMA: a [`Poller`].
 pub struct RdmaTransport<P: Provider> {
     connections: ConnectionSet<P>,
-    /// The devices whose events this reactor takes in for all.
+    /// The devices whose events this reactor handles for all reactors.
     watched: Vec<P::Device>,
     turns_since_epoll: u32,
-    /// Whatever woke the reactor is to be looked at.
+    /// The reactor may have slept, so epoll must be called.
     may_have_slept: bool,
     epoll: OwnedFd,
     events: Vec<epoll::Event>,
@@ -91,18 +90,18 @@ pub struct RdmaTransport<P: Provider> {
     reactors: Vec<ReactorHandle>,
     polled_at: Nanos,
     stopping: bool,
-    /// The log has the totals.
+    /// The totals are logged.
     told: bool,
 }
 
 impl<P: Provider> RdmaTransport<P> {
-    /// Drives `connections` on the reactor that `messages` belongs to. The first reactor takes in
-    /// the events of all devices, and passes on what concerns others. The shared queues of every
-    /// device are made now; one that gives none is named in the log, and tried again when a host
-    /// comes by it.
+    /// Drives `connections` on the reactor that `messages` belongs to. The first reactor receives
+    /// the events of all devices and passes them on to the others. Creates the shared queues of
+    /// every device; logs a device for which that fails, and tries it again when a host connects
+    /// through it.
     ///
     /// # Errors
-    /// The system's, when descriptors cannot be watched.
+    /// The system's, if descriptors cannot be watched.
     pub fn new(
         mut connections: ConnectionSet<P>,
         messages: Port<Message<P>>,
@@ -177,7 +176,7 @@ impl<P: Provider> RdmaTransport<P> {
         });
     }
 
-    /// Takes in what the connection manager has.
+    /// Handles the events of the connection manager.
     fn poll_manager(&mut self, now: Nanos) -> u32 {
         let mut moved = 0;
         for _ in 0..REQUESTS_PER_POLL_MAX {
@@ -189,10 +188,10 @@ impl<P: Provider> RdmaTransport<P> {
                 Some(Event::ListenerFailed { listener }) => {
                     self.connections.listeners().failed(listener, now);
                     self.count_listeners();
-                    // Its device may be gone, which not every device's descriptor tells.
+                    // Its device may have been removed, which not every device reports.
                     moved += self.poll_devices(now);
                 }
-                // Taken in by the set.
+                // Handled by the set.
                 Some(Event::Connection { .. }) => {}
                 None => break,
             }
@@ -212,7 +211,7 @@ impl<P: Provider> RdmaTransport<P> {
 
     fn request(&mut self, listener: Token, request: P::ConnectRequest, now: Nanos) {
         let Some(port) = self.connections.listeners().port(listener) else {
-            // Dropping it rejects it.
+            // Dropping the request rejects it.
             tracing::debug!(host = %request.peer_address(), "a request comes too late");
             return;
         };
@@ -226,7 +225,7 @@ impl<P: Provider> RdmaTransport<P> {
             return self.adopt(handoff, now);
         }
         if let Err(message) = self.messages.send(chosen, Message::Connect(handoff)) {
-            // The ring is full, so that reactor has hundreds of requests to take in.
+            // The ring is full, so that reactor already has hundreds of requests.
             self.placement.release(chosen);
             if let Message::Connect(handoff) = message {
                 self.connections.turn_away(handoff);
@@ -251,7 +250,7 @@ impl<P: Provider> RdmaTransport<P> {
         });
     }
 
-    /// Takes in what the devices report, and passes it on.
+    /// Handles the events of devices and passes them on.
     fn poll_devices(&mut self, now: Nanos) -> u32 {
         let mut moved = 0;
         let mut index = 0;
@@ -313,7 +312,7 @@ impl<P: Provider> RdmaTransport<P> {
             .send(reactor, Message::Device(device, event))
             .is_err()
         {
-            // What is lost shows in completions too, or in a time-out.
+            // A lost event also shows as failed completions or as a timeout.
             tracing::error!(
                 reactor,
                 ?event,
@@ -322,8 +321,8 @@ impl<P: Provider> RdmaTransport<P> {
         }
     }
 
-    /// Takes in what a device reported. One that is gone is let go of: some drivers cannot be removed
-    /// while a handle is left.
+    /// Handles an event of a device. Releases a device that was removed, since some drivers cannot
+    /// be unloaded while a handle exists.
     fn take_device_event(&mut self, device: DeviceIndex, event: DeviceEvent, now: Nanos) {
         self.connections.device_event(device, event, now);
         if event != DeviceEvent::Fatal {
@@ -338,7 +337,7 @@ impl<P: Provider> RdmaTransport<P> {
         }
     }
 
-    /// Looks at what epoll has.
+    /// Handles the events that epoll reports.
     fn poll_epoll(&mut self, now: Nanos) -> u32 {
         self.turns_since_epoll = 0;
         let mut events = std::mem::take(&mut self.events);
@@ -368,7 +367,7 @@ impl<P: Provider> RdmaTransport<P> {
         moved
     }
 
-    /// Says once, at the end, what was moved and how.
+    /// Logs the totals once, when the transport stops.
     fn tell_totals(&mut self) {
         let counters = self.connections.counters();
         if std::mem::replace(&mut self.told, true) || counters.commands.get() == 0 {

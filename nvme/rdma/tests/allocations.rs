@@ -1,5 +1,5 @@
-//! Steady-state I/O makes no heap allocation (`ARCHITECTURE.md` §5): tens of thousands of requests of
-//! every kind under a counting allocator.
+//! Steady-state I/O does not allocate (`ARCHITECTURE.md` §5): tens of thousands of requests of
+//! every kind with a counting allocator.
 
 mod harness;
 
@@ -16,7 +16,7 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 const DEPTH: u16 = 32;
 const DATA: [u8; 4096] = [0x5a; 4096];
 
-/// Allocations of the target alone: the host and the fabric are outside of it.
+/// Counts allocations of the target only, not of the host and the fabric.
 struct Counted {
     stage: Stage,
     allocations: u64,
@@ -55,7 +55,7 @@ impl Counted {
     }
 }
 
-/// Reads, writes in the capsule, writes by RDMA read, in one piece and in two, and flushes.
+/// Reads, writes in the capsule, writes by RDMA read, in one block and in two, and flushes.
 fn send_request(io: &mut Host, number: u32) {
     let cid = (number % u32::from(DEPTH)) as u16;
     let lba = u64::from(number % 1000) * 16;
@@ -95,7 +95,7 @@ fn requests_allocate_nothing() {
     counted.run(&mut io, 2_000);
     counted.allocations = 0;
     counted.run(&mut io, 30_000);
-    // What the fabric does for the target's calls is done on its thread too: it keeps to that.
+    // The fabric works for the target's calls on the target's thread, and does not allocate either.
     assert_eq!(counted.allocations, 0);
     counted.stage.turn();
     assert_eq!(counted.stage.leases_out(), leases);

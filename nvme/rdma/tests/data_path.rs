@@ -1,4 +1,4 @@
-//! What moves, by how many work requests and completions, and what is never done: copying.
+//! Data transfers, with their numbers of work requests and completions, and without copies.
 
 mod harness;
 
@@ -56,7 +56,7 @@ fn every_size_up_to_a_mebibyte_moves_without_a_copy() {
     assert_eq!(stage.counters.bytes_copied.get(), 0);
 }
 
-/// The data of RAM goes out from where it lies, the response behind it.
+/// Data of a RAM device is sent without a copy, and the response behind it.
 #[test]
 fn a_read_takes_one_write_and_one_inline_send() {
     let mut stage = Stage::new();
@@ -78,7 +78,7 @@ fn a_read_takes_one_write_and_one_inline_send() {
     assert_eq!(stage.counters.bytes_copied.get(), 0);
 }
 
-/// One completion for all answers of a turn, beside one for each capsule.
+/// All responses of a turn have one completion, besides one for each capsule.
 #[test]
 fn the_last_answer_of_a_turn_alone_is_signalled() {
     let mut stage = Stage::new();
@@ -98,7 +98,7 @@ fn the_last_answer_of_a_turn_alone_is_signalled() {
     assert_eq!(after.sends_posted() - before.sends_posted(), 64);
     let completions = after.completions - before.completions;
     assert!(completions <= 34, "{completions} completions for 32 reads");
-    // Every loan has come home: the same blocks can be written.
+    // All borrows have ended: the same blocks can be written.
     let data = pattern(3, 32 * 512);
     let cqe = write(&mut stage, &mut io, 0, &data);
     assert_eq!(cqe.status(), Status::SUCCESS);
@@ -139,7 +139,7 @@ fn capsule_data_behind_an_offset_is_moved_to_its_place_and_counted() {
     assert_eq!(stage.counters.bytes_copied.get(), 512);
 }
 
-/// RDMA 1.1 §3.3, Base 2.1 §4.3.2: sub type Fh asks for the key to be invalidated.
+/// RDMA 1.1 §3.3, Base 2.1 §4.3.2: sub type Fh requests that the key is invalidated.
 #[test]
 fn the_key_is_invalidated_where_the_host_asks() {
     let mut stage = Stage::new();
@@ -158,7 +158,7 @@ fn segment(blocks: &[SglDescriptor]) -> SglDescriptor {
     SglDescriptor::last_segment_in_capsule(0, size_of_val(blocks) as u32)
 }
 
-/// Base 2.1 §5.1.13.2.1, MSDBD: as many keyed blocks as are announced, of any length.
+/// Base 2.1 §5.1.13.2.1, MSDBD: as many keyed blocks as the target announces, of any length.
 #[test]
 fn a_command_may_have_several_descriptors() {
     let mut stage = Stage::new();
@@ -216,7 +216,7 @@ fn descriptors_that_do_not_fit_are_refused_and_the_connection_lives() {
     io.prove_alive(&mut stage, 1, 7);
 }
 
-/// More reads at once than the host answers would break its queue pair: the rest waits in line.
+/// More concurrent reads than the host serves would break its queue pair, so the others wait.
 #[test]
 fn reads_outstanding_keep_to_what_the_host_answers() {
     let mut stage = Stage::new();
@@ -258,7 +258,7 @@ fn reads_outstanding_keep_to_what_the_host_answers() {
     assert!(read(&mut stage, &mut io, 0, 32 * 4096) == data);
 }
 
-/// A send queue that is too short for the host's depth makes answers wait, and loses none.
+/// If the send queue is too small for the host's depth, responses wait, and none is lost.
 #[test]
 fn a_short_send_queue_makes_answers_wait() {
     let mut device = DeviceConfig::new("target0", harness::TARGET_IP);
@@ -304,7 +304,7 @@ fn responses_go_without_inline_data_too() {
     assert_eq!(stage.target_machine.counters().inline, 0);
 }
 
-/// An empty pool is a wait in line, for requests and for receives.
+/// If the pool is empty, requests and receives wait.
 #[test]
 fn an_empty_arena_makes_requests_and_receives_wait() {
     let mut stage = Stage::with(Setup {
@@ -350,7 +350,7 @@ fn an_empty_arena_makes_requests_and_receives_wait() {
     }
     let waits = stage.counters.buffer_waits.get();
     assert_eq!(stage.measured(Part::Buffer), (0, waits));
-    // The others came in their capsules.
+    // The others were received in their capsules.
     assert_eq!(stage.measured(Part::Fetch), (0, 8));
     io.responses.clear();
     for cid in 0..16_u64 {
@@ -374,7 +374,7 @@ fn in_capsule_data_is_what_the_controller_announces() {
     assert!(page.sgls.keyed() && page.sgls.offset() && !page.sgls.transport());
 }
 
-/// Base 2.1 §3.3.2.6: SQHD follows the commands that were taken.
+/// Base 2.1 §3.3.2.6: SQHD advances with the received commands.
 #[test]
 fn flow_control_goes_by_the_submission_queue_head() {
     let mut stage = Stage::new();
@@ -407,7 +407,7 @@ fn a_silent_host_is_closed_by_its_keep_alive_time() {
     });
 }
 
-/// Base 2.1 §6.4: the response to Disconnect comes before the end.
+/// Base 2.1 §6.4: the response to Disconnect is sent before the connection ends.
 #[test]
 fn disconnect_is_answered_before_the_connection_ends() {
     let mut stage = Stage::new();
@@ -424,7 +424,7 @@ fn disconnect_is_answered_before_the_connection_ends() {
     assert_eq!(TARGET_MACHINE, stage.target_machine.machine());
 }
 
-/// A target that ends closes what is idle and takes nothing new.
+/// A target that stops closes idle connections and accepts no new ones.
 #[test]
 fn a_shutdown_drains_every_connection() {
     let mut stage = Stage::new();

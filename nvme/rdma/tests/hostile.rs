@@ -1,5 +1,5 @@
-//! What the outside world does wrong, and exactly what it gets: each ends as the specification
-//! says, counted, with the other connections unharmed.
+//! Invalid input of hosts: each error has the result that the specification defines, is counted,
+//! and does not affect other connections.
 
 mod harness;
 
@@ -15,13 +15,13 @@ use rdma_testing::fake::{DeviceConfig, Fault, Operation, Pattern};
 use reactors::Nanos;
 use zerocopy::IntoBytes;
 
-/// A stage with one well-behaved host, which must be alive at the end.
+/// A stage with one well-behaved host, which must still work at the end.
 struct Scene {
     stage: Stage,
     admin: Host,
     io: Host,
     cntlid: u16,
-    /// Leases that are out while nothing goes on: those of the receives.
+    /// Number of leases of an idle target: those of the receives.
     baseline: u64,
 }
 
@@ -45,12 +45,12 @@ impl Scene {
         }
     }
 
-    /// Another I/O queue, to be misused.
+    /// Connects another I/O queue, for invalid input.
     fn victim(&mut self) -> Host {
         Host::io(&mut self.stage, self.cntlid, 2, 8)
     }
 
-    /// The victim's connection has ended with one more protocol violation.
+    /// Checks that the victim's connection has ended with one more protocol violation.
     #[track_caller]
     fn expect_violation(&mut self, victim: &mut Host) {
         victim.await_end(&mut self.stage);
@@ -58,7 +58,7 @@ impl Scene {
         self.finish(2);
     }
 
-    /// Everything of ended connections has come home, and the others work.
+    /// Checks that all leases of ended connections are free and that the others work.
     #[track_caller]
     fn finish(&mut self, connections: usize) {
         self.stage.turn_until("the end of a connection", |stage| {
@@ -85,7 +85,7 @@ fn rejected(call: &Call, reason: RejectReason) {
     scene.finish(2);
 }
 
-/// RDMA 1.1 §3: each field of the private data has its reason.
+/// RDMA 1.1 §3: each invalid field of the private data has its reason.
 #[test]
 fn wrong_private_data_are_rejected_with_their_reason() {
     let request = |change: fn(&mut [u8; 32])| {
@@ -115,7 +115,7 @@ fn wrong_private_data_are_rejected_with_their_reason() {
     rejected(&deaf, RejectReason::INVALID_IRD);
 }
 
-/// What a device manages bounds a queue, whatever the listener is configured for.
+/// The device's limits apply to a queue, whatever the listener is configured for.
 #[test]
 fn a_queue_deeper_than_the_device_manages_is_rejected() {
     let mut device = DeviceConfig::new("target0", harness::TARGET_IP);
@@ -260,7 +260,7 @@ fn a_capsule_shorter_than_a_command_ends_the_connection() {
     }
 }
 
-/// Longer than any receive: the device itself refuses it, on both sides.
+/// A capsule longer than any receive: the device refuses it, on both sides.
 #[test]
 fn a_capsule_longer_than_the_receive_ends_the_connection() {
     let mut scene = Scene::new();
@@ -272,7 +272,7 @@ fn a_capsule_longer_than_the_receive_ends_the_connection() {
     scene.finish(2);
 }
 
-/// Longer than its own queue's capsules, although another port's fit the receive.
+/// A capsule longer than its queue permits, although the receive has room for another port's.
 #[test]
 fn a_capsule_longer_than_its_queues_capsules_ends_the_connection() {
     let mut setup = Setup::default();
@@ -378,7 +378,7 @@ fn lengths_that_do_not_match_are_refused_and_the_connection_lives() {
     scene.finish(3);
 }
 
-/// The device's failures of each kind end one connection; leases come home.
+/// Each kind of device failure ends one connection, and its leases are freed.
 #[test]
 fn failed_work_requests_end_the_connection() {
     let failures = [
@@ -411,7 +411,7 @@ fn failed_work_requests_end_the_connection() {
     }
 }
 
-/// A receiver that is not ready is waited for.
+/// The target waits for a receiver that is not ready.
 #[test]
 fn a_host_that_is_not_ready_is_waited_for() {
     let mut scene = Scene::new();
@@ -422,7 +422,7 @@ fn a_host_that_is_not_ready_is_waited_for() {
     scene.finish(2);
 }
 
-/// And so is this side, which has fewer receives than the host has commands.
+/// Hosts wait for this side, which has fewer receives than the host has commands.
 #[test]
 fn fewer_receives_than_commands_hold_hosts_up_and_lose_nothing() {
     let mut setup = Setup::default();
@@ -448,7 +448,7 @@ fn fewer_receives_than_commands_hold_hosts_up_and_lose_nothing() {
     scene.finish(2);
 }
 
-/// The connection drops at every moment of a mixed load: whatever state requests are in.
+/// The connection breaks at every step of a mixed load, in any state of requests.
 #[test]
 fn connections_drop_at_every_moment() {
     for moment in 0..60 {
@@ -492,7 +492,7 @@ fn connections_drop_at_every_moment() {
     }
 }
 
-/// A host that vanishes between accept and Connect, at every moment.
+/// A host vanishes at every step between accept and Connect.
 #[test]
 fn hosts_vanish_while_connecting() {
     for turns in 0..12 {
@@ -526,7 +526,7 @@ fn the_device_gives_up_on_a_queue_pair() {
     scene.finish(2);
 }
 
-/// The device is pulled out: everything on it ends at once, and every lease is home.
+/// The device is removed: everything on it ends immediately, and every lease is freed.
 #[test]
 fn a_device_that_is_removed_takes_its_connections_along() {
     let mut scene = Scene::new();
@@ -573,7 +573,7 @@ fn a_port_that_goes_down_for_good_breaks_connections_by_and_by() {
     }
     assert!(scene.stage.counters.device_events.get() > 0);
     scene.stage.fabric.set_port(&device, true);
-    // The host comes again, to a target that has lost nothing.
+    // The host connects again, and the target has lost nothing.
     let (admin, cntlid) = Host::admin(&mut scene.stage);
     scene.io = Host::io(&mut scene.stage, cntlid, 1, 32);
     scene.admin = admin;

@@ -1,5 +1,5 @@
-//! Who gets the memory of a small arena: receives that wait for commands hold no more of it than
-//! leaves room for requests, and whoever is let in gets on with the largest of them.
+//! The memory of a small arena: posted receives leave enough of it for requests, so every accepted
+//! host can complete the largest requests.
 
 mod harness;
 
@@ -37,7 +37,7 @@ fn send_in_capsule(host: &mut Host, cid: u16, lba: u64) {
     host.send(sqe, &vec![cid as u8; bytes as usize]);
 }
 
-/// Turns until every host has so many good answers.
+/// Runs turns until every host has that many successful responses.
 #[track_caller]
 fn all_answered(stage: &mut Stage, hosts: &mut [Host], count: usize) {
     stage.turn_until("every answer", |_| {
@@ -85,7 +85,7 @@ fn many_connections_get_on_with_requests_of_every_size() {
     assert!(stage.counters.buffer_waits.get() > 0, "memory was scarce");
 }
 
-/// The memory is not this transport's alone: another on the reactor has a pool of its own.
+/// The transport shares the memory: another one on the reactor has its own pool.
 #[test]
 fn another_transport_on_the_arena_gets_its_turn() {
     let mut stage = Stage::with(small());
@@ -129,7 +129,7 @@ fn receives_come_back_after_all_memory_was_out() {
     all_answered(&mut stage, &mut hosts, 31);
 }
 
-/// A single slice is for requests: then nothing is promised that could not be kept.
+/// A single slice is left for requests, so nothing is reserved for receives.
 #[test]
 fn a_host_is_turned_away_where_no_receive_can_be_had() {
     let mut stage = Stage::with(Setup {
@@ -142,8 +142,8 @@ fn a_host_is_turned_away_where_no_receive_can_be_had() {
     assert_eq!(stage.leases_out(), 0);
 }
 
-/// Uses up all `receives` receives with writes of `io` that wait for borrowed blocks, and all other
-/// memory. Returns what keeps them and the memory.
+/// Occupies all `receives` receives with writes of `io` that wait for borrowed blocks, and all
+/// other memory. Returns what holds them and the memory.
 fn starve(stage: &mut Stage, io: &mut Host, receives: u16) -> (Borrow, Vec<Lease>) {
     let handle = stage.device.store().handle();
     let borrowed = handle.try_borrow_read(0, IN_CAPSULE_BYTES as usize);
@@ -159,7 +159,8 @@ fn starve(stage: &mut Stage, io: &mut Host, receives: u16) -> (Borrow, Vec<Lease
     (borrowed, hoard)
 }
 
-/// Whose commands cannot come in for want of memory is not silent, and is again once they can.
+/// A host whose commands cannot be received for lack of memory does not count as silent, until they
+/// can be received again.
 #[test]
 fn nobody_is_let_go_for_what_could_not_be_heard() {
     const RECEIVES: u16 = 4;
@@ -190,8 +191,9 @@ fn nobody_is_let_go_for_what_could_not_be_heard() {
     assert_eq!((stage.set.len(), expired), (0, 1), "it is silent");
 }
 
-/// Base 2.1 §3.9: hosts that cannot be heard are excused, but for one more Keep Alive Timeout only.
-/// Else one host that exhausts the receives keeps the controllers of hosts that are gone.
+/// Base 2.1 §3.9: keep-alive is suspended for hosts that cannot be received from, but only for one
+/// more Keep Alive Timeout.
+/// Otherwise a host that exhausts the receives would keep the controllers of vanished hosts alive.
 #[test]
 fn exhausted_receives_prolong_a_silence_once() {
     const RECEIVES: u16 = 4;
@@ -201,7 +203,7 @@ fn exhausted_receives_prolong_a_silence_once() {
     let (_gone, _) = Host::admin_with(&mut stage, 2000);
     let (_admin, mut io) = Host::attach(&mut stage, 32);
     let _starved = starve(&mut stage, &mut io, RECEIVES);
-    // Traffic counts until the next look, one time-out later; then the silence begins.
+    // Traffic counts until the next check, one timeout later; then the silence begins.
     for _ in 0..50 {
         stage.pass(Nanos::from_millis(100));
     }

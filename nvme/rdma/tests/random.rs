@@ -1,5 +1,5 @@
-//! Seeded chance: an order of queue pairs and completions that the fabric chooses, faults among
-//! them, and a model of every block. One seed gives one run; a failure names it.
+//! Seeded random runs: the fabric chooses the order of queue pairs and completions and injects
+//! faults; a model checks every block. A seed determines the run, and a failure names it.
 
 mod harness;
 
@@ -15,7 +15,7 @@ use reactors::Nanos;
 use zerocopy::IntoBytes;
 
 const DEPTH: u16 = 16;
-/// Each queue has its own blocks, so that what a read may return is known.
+/// Each queue has its own blocks, so that the valid results of a read are known.
 const BLOCKS_PER_QUEUE: u64 = 64;
 const BLOCK: u32 = BLOCK_BYTES as u32;
 

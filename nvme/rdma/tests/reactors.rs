@@ -1,5 +1,5 @@
-//! Real reactors on their own threads: requests go to the least loaded, each reactor serves its own
-//! connections, a sleeping one is woken, and all of it stops in order.
+//! Real reactors on their own threads: connection requests are handed to the least loaded reactor,
+//! each reactor serves its connections, a sleeping reactor is woken, and all stop in order.
 
 mod harness;
 
@@ -27,7 +27,7 @@ use reactors::mesh::Port;
 use reactors::ring::{self, Receiver, Sender};
 use reactors::{IdlePolicy, InitError, Nanos, Placement, ReactorConfig, ReactorSetup, Reactors};
 
-/// What one reactor takes for itself.
+/// The parts of one reactor.
 type Own = ((Port<Message<Fake>>, Listeners<Fake>), Receiver<Order>);
 
 struct Server {
@@ -117,7 +117,7 @@ impl Server {
         }
     }
 
-    /// Gives a reactor an order, and waits for what comes of it.
+    /// Sends a control message to a reactor, and waits for the result.
     fn order<T>(&mut self, reactor: usize, order: impl FnOnce(mpsc::Sender<T>) -> Order) -> T {
         let (sender, answer) = mpsc::channel();
         let sent = self.orders[reactor].send(order(sender));
@@ -132,7 +132,7 @@ impl Server {
         answered.expect("it came")
     }
 
-    /// Stops; everything must have ended in order, and nothing be left on the fabric.
+    /// Stops the target. Everything must end in order, and nothing may be left on the fabric.
     fn stop(mut self) {
         self.target.shut_down();
         let reactors = self.reactors.take().expect("stopped once");
@@ -283,8 +283,8 @@ fn a_listener_comes_and_goes_while_another_serves() {
     server.stop();
 }
 
-/// Every reactor lets go of a device that was pulled out, be it that only the connections of one
-/// tell; and the other device goes on.
+/// Every reactor releases a device that was removed, even if only the connections of one reactor
+/// report it. The other device still works.
 #[test]
 fn a_device_that_is_pulled_out_is_let_go_of_by_every_reactor() {
     for is_silent in [false, true] {

@@ -1,5 +1,5 @@
-//! RDMA devices that are pulled out: what is on them ends, its memory comes home, and the rest of the
-//! target goes on.
+//! Removal of RDMA devices: their connections end, the memory is freed, and the rest of the target
+//! still works.
 
 mod harness;
 
@@ -13,13 +13,13 @@ use nvme_spec::sgl::SglDescriptor;
 use rdma::{Device, Provider};
 use rdma_testing::fake::{DeviceConfig, FakeDevice, Fault, Pattern};
 
-/// A target with two devices, and what hangs on each.
+/// A target with two devices, and the hosts of each.
 struct Scene {
     stage: Stage,
     pulled: FakeDevice,
-    /// Hosts that come by the other device.
+    /// Hosts that connect through the other device.
     witness: (Host, Host),
-    /// Leases that are out while only the witness is there.
+    /// Number of leases while only the witness is connected.
     baseline: u64,
 }
 
@@ -45,7 +45,7 @@ impl Scene {
         }
     }
 
-    /// Nothing of the device is left, and the witness has noticed nothing.
+    /// Checks that nothing of the device is left and that the witness is not affected.
     #[track_caller]
     fn expect_gone(&mut self) {
         let stage = &mut self.stage;
@@ -57,7 +57,7 @@ impl Scene {
         });
         assert_eq!(stage.counters.devices_lost.get(), 1);
         assert_eq!(stage.domains.devices().len(), 1);
-        // The target has let go of it: a driver that waits for that may finish.
+        // The target has released it, so a driver that waits for that can finish.
         assert_eq!(stage.fabric.handles(&self.pulled), 1);
     }
 }
@@ -76,8 +76,8 @@ fn load(io: &mut Host) {
     }
 }
 
-/// Whatever state requests are in, and whether the device itself says that it goes or only the
-/// connection manager does.
+/// In any state of requests, whether the device itself reports its removal or only the connection
+/// manager does.
 #[test]
 fn a_device_is_pulled_out_at_every_moment() {
     for moment in 0..40 {
@@ -120,8 +120,8 @@ fn a_device_is_pulled_out_while_a_host_connects() {
     }
 }
 
-/// What returns is another device: it is served after a restart, and hosts that come by it before
-/// are told that there is no room for them.
+/// A device that returns counts as another device: it is served after a restart, and hosts that
+/// connect through it before are rejected for lack of resources.
 #[test]
 fn a_device_that_returns_turns_hosts_away() {
     let mut scene = Scene::new();
@@ -143,7 +143,7 @@ fn a_device_that_returns_turns_hosts_away() {
     scene.witness.1.prove_alive(&mut scene.stage, 3, 0x78);
 }
 
-/// More memory can be served although a device is gone: one without connections is not forgotten.
+/// More memory can be registered after the removal of a device without connections.
 #[test]
 fn memory_grows_while_a_device_that_is_gone_is_not_forgotten() {
     let mut scene = Scene::new();

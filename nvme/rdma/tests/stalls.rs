@@ -1,5 +1,5 @@
-//! Hosts that do not take what is posted for them: how long they keep others out, and how long they
-//! are kept themselves.
+//! Hosts that do not receive what is posted for them: how long they block others, and how long
+//! their connections are kept.
 
 mod harness;
 
@@ -9,11 +9,11 @@ use harness::host::Call;
 use nvme_spec::{Sqe, Status};
 use reactors::Nanos;
 
-/// A borrowed block can be written within this, whatever its reader does.
+/// Time within which a borrowed block can be written, whatever its reader does.
 const WRITE_WAIT_MAX: Nanos = Nanos::from_millis(150);
 const STEP: Nanos = Nanos::from_millis(5);
 
-/// An I/O queue with receives for so many responses at once.
+/// An I/O queue with receives for that many responses.
 fn io_with_receives(stage: &mut Stage, cntlid: u16, qid: u16, receives: usize) -> Host {
     const DEPTH: u16 = 32;
     let call = Call {
@@ -41,7 +41,7 @@ fn send_write(host: &mut Host) {
     host.send(write.with_sgl(host.keyed(0, 512)), &[]);
 }
 
-/// Time until the writer has its response; `meanwhile` happens each step.
+/// Time until the writer has its response; calls `meanwhile` in each step.
 fn time_until_written(
     stage: &mut Stage,
     writer: &mut Host,
@@ -60,7 +60,7 @@ fn time_until_written(
     panic!("the write has no response after a minute");
 }
 
-/// One receive, eight reads, a Keep Alive each second: another host writes all the same.
+/// One receive, eight reads, a Keep Alive each second: another host can still write.
 #[test]
 fn a_reader_without_receives_does_not_keep_a_writer_out() {
     let mut stage = Stage::new();
@@ -85,7 +85,7 @@ fn a_reader_without_receives_does_not_keep_a_writer_out() {
     writer.prove_alive(&mut stage, 0, 0x5a);
 }
 
-/// Progress does not excuse a host whose next read still borrows the blocks.
+/// The limit applies to a host that makes progress, if its next read still borrows the blocks.
 #[test]
 fn a_reader_with_a_receive_now_and_then_does_not_keep_a_writer_out() {
     let mut stage = Stage::new();
@@ -98,7 +98,7 @@ fn a_reader_with_a_receive_now_and_then_does_not_keep_a_writer_out() {
     let mut steps = 0;
     let waited = time_until_written(&mut stage, &mut writer, |_| {
         steps += 1;
-        // Taking a response posts one receive.
+        // Receiving a response posts one receive.
         if steps % 8 == 0 {
             reader.poll();
         }
@@ -106,7 +106,7 @@ fn a_reader_with_a_receive_now_and_then_does_not_keep_a_writer_out() {
     assert!(waited <= WRITE_WAIT_MAX, "{waited:?}");
 }
 
-/// A slow reader is no nuisance to anybody: it is waited for, for a while.
+/// A slow reader that blocks no writer keeps its connection until the timeout.
 #[test]
 fn a_host_that_takes_nothing_is_let_go_after_five_seconds() {
     let mut stage = Stage::new();
@@ -149,7 +149,7 @@ fn a_host_that_catches_up_is_kept() {
     assert_eq!(stage.counters.progress_timeouts.get(), 0);
 }
 
-/// Without a Keep Alive Timeout and without commands, a host that is gone is found by a probe.
+/// Without a Keep Alive Timeout and without commands, a probe detects a vanished host.
 #[test]
 fn a_peer_that_vanished_is_found_within_two_minutes() {
     let mut stage = Stage::new();
@@ -166,7 +166,7 @@ fn a_peer_that_vanished_is_found_within_two_minutes() {
     assert!(seconds < 120, "after {seconds} s");
 }
 
-/// A quiet host that is there is probed, takes no notice, and stays.
+/// An idle host is probed, is not affected, and stays connected.
 #[test]
 fn a_quiet_host_is_kept() {
     let mut stage = Stage::new();

@@ -1,5 +1,5 @@
-//! Devices that do not let go: queue pairs that are not flushed, and some that are not destroyed.
-//! Memory that such a device may still write to is never given out again.
+//! Devices that fail to flush or to destroy queue pairs. Memory that such a device may still write
+//! to is never reused.
 
 mod harness;
 
@@ -13,7 +13,7 @@ use reactors::Nanos;
 
 const BYTES: usize = 4096;
 
-/// A connection whose device is stuck on the read of a write's data has ended.
+/// A connection has ended whose device does not complete the read of a write's data.
 fn wedge(stage: &mut Stage, destructions_refused: u32) -> u64 {
     let (_admin, mut io) = Host::attach(stage, 32);
     let baseline = stage.leases_out();
@@ -32,7 +32,7 @@ fn wedge(stage: &mut Stage, destructions_refused: u32) -> u64 {
     baseline
 }
 
-/// Everything that can be had of the arena, marked; what the device does meanwhile is found.
+/// Takes and marks all free memory of the arena, to detect writes of the device.
 fn nothing_is_written(stage: &mut Stage) {
     let pool = stage.arena.pool(0);
     let mut all: Vec<Lease> = std::iter::from_fn(|| pool.take(1)).collect();
@@ -50,7 +50,7 @@ fn nothing_is_written(stage: &mut Stage) {
     assert_eq!(stage.arena.take_dma_violation(), None);
 }
 
-/// What is posted comes home when the queue pair is destroyed, and not before.
+/// Posted memory is freed when the queue pair is destroyed, and not before.
 #[test]
 fn a_queue_pair_that_is_not_flushed_keeps_its_memory_until_it_is_destroyed() {
     let mut stage = Stage::new();
@@ -60,7 +60,7 @@ fn a_queue_pair_that_is_not_flushed_keeps_its_memory_until_it_is_destroyed() {
     nothing_is_written(&mut stage);
 }
 
-/// The device goes on writing: its memory is given up, and everything else goes on.
+/// The device continues to write: its memory is never reused, and everything else works.
 #[test]
 fn a_queue_pair_that_is_not_destroyed_keeps_its_memory_for_good() {
     let mut stage = Stage::new();
@@ -73,7 +73,7 @@ fn a_queue_pair_that_is_not_destroyed_keeps_its_memory_for_good() {
     assert_eq!(stage.leases_out(), baseline + 1);
 }
 
-/// Receives are not destroyed while a queue pair that takes from them is there.
+/// The shared receive queue is not destroyed while a queue pair uses it.
 #[test]
 fn receives_of_a_queue_pair_that_is_not_destroyed_are_given_up() {
     let mut stage = Stage::new();

@@ -1,49 +1,49 @@
-//! What the appliance decides about NVMe/TCP, with its limits.
+//! The settings of the NVMe/TCP transport, with their limits.
 
 use nvme_target::PortId;
 use reactors::Nanos;
 
-/// Whether a digest is used, against what the host asks for in its ICReq.
+/// Whether a digest is used, depending on the host's request in its ICReq.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DigestPolicy {
-    /// Refused; a host that asks for it goes on without.
+    /// Not used; a host that requests it continues without it.
     Off,
-    /// Used when the host asks for it.
+    /// Used if the host requests it.
     #[default]
     Allowed,
-    /// Always used: the ICResp enables it whether the host asked or not.
+    /// Always used. A host that does not request it is refused.
     Required,
 }
 
-/// Largest in-capsule data that an I/O queue may be given, in bytes.
+/// Largest in-capsule data size of an I/O queue, in bytes.
 pub const IN_CAPSULE_BYTES_MAX: u32 = 64 << 10;
 /// Bytes of a receive buffer.
 pub(crate) const RECEIVE_BUFFER_BYTES: usize = 128 << 10;
-/// Receive buffers of a reactor: one in use, the others for connections whose in-capsule data waits
-/// for a lease.
+/// Receive buffers of a reactor: one to receive into, and spare ones for connections whose
+/// in-capsule data waits for a lease.
 pub(crate) const RECEIVE_BUFFERS: usize = 8;
-/// Connections that one reactor serves at most; the token of a request has 16 bits for it.
+/// Connections that one reactor serves at most.
 pub const CONNECTIONS_PER_REACTOR_MAX: usize = 8192;
 
-/// Of the spare receive buffers, those that the connections of one host keep at most.
+/// Spare receive buffers that the connections of one host keep at most.
 pub(crate) const KEPT_BUFFERS_PER_HOST_MAX: usize = 2;
 
-/// A connection is closed when its host sends nothing of the data that it was asked for, or takes
-/// nothing of the data that it asked for, for this time.
+/// A connection is closed when its host, for this time, sends none of the data requested by R2T, or
+/// receives none of the data of its reads.
 pub(crate) const PROGRESS_TIMEOUT: Nanos = Nanos::from_secs(30);
-/// The same where the connection holds memory of a size for which a host waits that has none of it.
+/// The same, if the connection holds leases of a size that another host without leases waits for.
 pub(crate) const PROGRESS_TIMEOUT_CONTENDED: Nanos = Nanos::from_secs(2);
-/// How often a connection is looked at that may make no progress.
+/// Interval of the progress checks of a connection.
 pub(crate) const PROGRESS_CHECK_INTERVAL: Nanos = Nanos::from_millis(500);
 
 const _: () = assert!(KEPT_BUFFERS_PER_HOST_MAX < RECEIVE_BUFFERS - 1);
 const _: () = assert!(PROGRESS_TIMEOUT_CONTENDED.as_nanos() < PROGRESS_TIMEOUT.as_nanos());
 const _: () = assert!(CONNECTIONS_PER_REACTOR_MAX <= 1 << 16);
 
-/// What hosts of one port get.
+/// Settings for the hosts of one port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PortSettings {
-    /// In-capsule data that I/O queues may carry, bytes, a multiple of 16.
+    /// In-capsule data size of I/O queues in bytes, a multiple of 16.
     pub in_capsule_bytes: u32,
     /// Header digest.
     pub header_digest: DigestPolicy,
@@ -64,18 +64,18 @@ impl Default for PortSettings {
 /// Settings of one reactor's NVMe/TCP transport.
 #[derive(Debug, Clone)]
 pub struct TcpConfig {
-    /// The ports that do not have the default settings.
+    /// Settings of ports that do not have the defaults.
     pub ports: Vec<(PortId, PortSettings)>,
-    /// Largest data of one H2CData PDU, bytes, a multiple of 4 and at least 4,096 (MAXH2CDATA).
+    /// Largest data of one H2CData PDU in bytes, a multiple of 4 and at least 4,096 (MAXH2CDATA).
     pub host_data_bytes_max: u32,
-    /// Whether a read that succeeded ends with the C2HData PDU's SUCCESS flag in place of a
-    /// response capsule, on queues whose host disabled SQ flow control.
+    /// Whether a successful read ends with the C2HData PDU's SUCCESS flag instead of a response
+    /// capsule, on queues whose host disabled SQ flow control.
     pub success_flag: bool,
-    /// Connections at most on this reactor.
+    /// Connections of this reactor at most.
     pub connections_max: usize,
-    /// A host must have sent its ICReq and Connect within this time.
+    /// Time within which a host must send its ICReq and Connect.
     pub setup_timeout: Nanos,
-    /// A host must have closed its side within this time after a termination request or a shutdown.
+    /// Time within which a host must close its side after a termination request or a shutdown.
     pub close_timeout: Nanos,
 }
 

@@ -1,8 +1,7 @@
 //! One NVMe/TCP connection: initialisation, Connect, commands, and its end.
 //!
-//! Owns the stream, the request slots and the queue of PDUs to send. Decides where
-//! data goes and when; what a command means is the target core's business. It never blocks, and
-//! after Connect it allocates nothing. TCP 1.1 §3.3, §3.5 and §3.6.
+//! Owns the stream, the request slots and the send queue. It moves data; the target core interprets
+//! commands. It never blocks, and does not allocate after Connect. TCP 1.1 §3.3, §3.5 and §3.6.
 
 mod audit;
 mod placing;
@@ -42,19 +41,20 @@ use crate::transmit::{Finishes, Flushed, Transmitter};
 
 /// Bytes of the data of a Connect command (Base 2.1 §6.3).
 const CONNECT_DATA_BYTES: usize = 1024;
-/// Receives that one connection may make in one poll before the others have their turn.
+/// Receives of one connection in one poll, before the next connection is polled.
 const RECEIVES_PER_POLL_MAX: usize = 4;
 
-/// Answers that an admin queue has room for from the start, whatever its depth; more room is taken
-/// when a host has more commands outstanding.
+/// Responses of an admin queue for which storage is allocated at Connect, whatever its depth. More
+/// is allocated when a host has more commands outstanding.
 const RESERVED_ANSWERS_MAX: u16 = 128;
 
-/// Room for what follows while data that was asked for is awaited: some headers.
+/// Receive space behind awaited data, in bytes: enough for some headers.
 const ROOM_BEFORE_DATA_BYTES: usize = 512;
-/// A device lends its memory to a stream that takes no data for no longer than this, since nobody
-/// can write there meanwhile.
+/// Time for which a stream that accepts no data may borrow device memory. Writes to the borrowed
+/// range wait meanwhile.
 const BORROWED_MAX: Nanos = Nanos::from_millis(100);
-/// How often it is looked after that whether a writer waits for what a PDU that is half sent borrows.
+/// Interval after that at which the connection checks whether a writer waits for the borrowed data
+/// of a partly sent PDU.
 const BORROWED_CHECK_INTERVAL: Nanos = Nanos::from_millis(20);
 
 /// What a connection works with while its reactor polls it.
@@ -65,13 +65,13 @@ pub(crate) struct Context<'a> {
     pub(crate) config: &'a TcpConfig,
     pub(crate) counters: &'a TcpCounters,
     pub(crate) log: &'a LogLimit,
-    /// Where evictable connections are counted, and the reactor that they are counted for.
+    /// Counts evictable connections, and the reactor that they are counted for.
     pub(crate) placement: &'a (Placement, usize),
     pub(crate) transport: TransportId,
     pub(crate) now: Nanos,
 }
 
-/// Where a connection stands.
+/// The state of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     /// Waits for the ICReq.
@@ -80,28 +80,28 @@ enum Phase {
     Connecting,
     /// Serves its queue.
     Serving,
-    /// Sends what is queued, then nothing more; discards what arrives until the host closes or
-    /// `until`.
+    /// Sends what is queued and then closes the sending side. Discards received bytes until the
+    /// host closes its side or `until` has passed.
     Closing {
         until: Nanos,
         finished_sending: bool,
     },
 }
 
-/// Why a connection is over.
+/// Why a connection has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// The host closed it, or both sides are done.
+    /// The host closed it, or both sides have.
     Closed,
     /// The stream broke.
     Broken,
     /// The host did not finish its set-up in time.
     SetupTimeout,
-    /// The host took no data for too long.
+    /// The host received no data for too long.
     SendTimeout,
-    /// A device's memory had to be given back, and there was no other for the rest of a PDU.
+    /// A borrow had to end, and there was no lease for the rest of the partly sent PDU.
     NoCopy,
-    /// It was not attached to an export, and made room for another one.
+    /// It was not attached to an export, and was ended to make room for another one.
     Evicted,
 }
 
@@ -112,7 +112,7 @@ enum Event {
     Completed(Completed),
 }
 
-/// Where the bytes behind a header go.
+/// The destination of the data of a PDU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Sink {
     Slot(u16),
@@ -120,11 +120,11 @@ enum Sink {
     Discard,
 }
 
-/// What the stream brings next.
+/// What is received next.
 #[derive(Debug, Clone, Copy)]
 enum Expecting {
     Header,
-    /// `remaining` bytes of data for `sink`; `bytes` in all in this PDU.
+    /// `remaining` of the `bytes` bytes of data of this PDU, for `sink`.
     Data {
         sink: Sink,
         bytes: usize,
@@ -137,7 +137,7 @@ enum Expecting {
     },
 }
 
-/// A Connect command whose data is on its way.
+/// A Connect command whose data is being received.
 #[derive(Debug)]
 struct PendingConnect {
     sqe: Sqe,
@@ -160,46 +160,46 @@ pub(crate) struct Connection<S> {
     rules: Rules,
     pending_connect: Option<PendingConnect>,
     held: usize,
-    /// Commands that were answered at once, in no slot, and whose answers are not sent yet.
+    /// Number of commands that completed inline, without a slot, and whose responses are not sent.
     at_once: usize,
-    /// The first of these, as far as their answers did not leave in the turn they were made in.
+    /// Timings of the oldest of these, for those whose responses were not sent in the same turn.
     late: VecDeque<Timing>,
-    /// Requests whose data was asked for by R2T and has not all come.
+    /// Number of requests with an R2T whose data is not complete.
     solicited: usize,
-    /// What the leases of its requests are charged to; the appliance's own before Connect.
+    /// The account that its leases are charged to; the appliance's own before Connect.
     account: Account,
-    /// A read that succeeds without a result ends with the SUCCESS flag of its data, in place of a
-    /// response capsule.
+    /// Whether a successful read without a result ends with the SUCCESS flag of its data instead of
+    /// a response capsule.
     success_flag: bool,
-    /// The stream takes no more: devices get back then what they lend, unless all was sent before.
+    /// The stream accepts no more bytes: borrows are suspended then, unless all is sent before.
     borrows_until: Option<Nanos>,
-    /// Devices took back what they lent. Until all is sent, they lend for single sends only.
+    /// Borrows were suspended. Until all is sent, a borrow lasts for one send only.
     is_slow: bool,
-    /// While requests wait for the host's data, or the stream takes no more: when progress is
-    /// looked at next.
+    /// Time of the next progress check, while requests wait for data from the host or the stream
+    /// accepts no more bytes.
     progress_check_at: Option<Nanos>,
-    /// When data arrived last that a request waits for, or the first such request began to wait.
+    /// When awaited data was last received, or the first request began to wait for data.
     data_at: Nanos,
-    /// When the stream last took bytes, or began to take none, as far as is known.
+    /// When the stream last accepted bytes, or was first found to accept none.
     sent_at: Nanos,
-    /// Bytes that the stream had taken by then.
+    /// Bytes that the stream had accepted at that time.
     sent_bytes: u64,
-    /// The PDU that was half sent then, if its data is lent.
+    /// The PDU that was partly sent at that time, if its data is borrowed.
     begun_loan: Option<u64>,
     port: PortId,
     settings: PortSettings,
     setup_deadline: Nanos,
-    /// It has a queue of an export's controller, so it does not make room for others.
+    /// It has, or had, a queue of an export's controller, so it cannot be evicted.
     attached: bool,
     pub(crate) opened_at: Nanos,
-    /// When bytes last arrived; a connection that was active lately is polled without asking epoll.
+    /// When bytes were last received. A recently active connection is polled without asking epoll.
     pub(crate) last_arrival: Nanos,
     /// The stream takes no more bytes, and the transport waits until it is writable.
     pub(crate) awaits_writable: bool,
 }
 
 impl<S: ByteStream> Connection<S> {
-    /// A connection that has just been accepted on `port`. `token` names it in requests.
+    /// A connection that was just accepted on `port`. `token` identifies it in requests.
     pub(crate) fn new(stream: S, port: PortId, token: RequestToken, cx: &Context<'_>) -> Self {
         Self {
             stream,
@@ -265,19 +265,19 @@ impl<S: ByteStream> Connection<S> {
         self.slots.in_use() - self.held + self.at_once
     }
 
-    /// Whether the host still owes data for a request that has begun.
+    /// Whether the connection waits for data of a request that has begun.
     pub(crate) fn awaits_host_data(&self) -> bool {
         !matches!(self.expecting, Expecting::Header) || self.slots.any_fetching()
     }
 
-    /// Does what is due when its deadline has passed.
+    /// Handles a deadline that has passed.
     pub(crate) fn check_deadline(&mut self, cx: &mut Context<'_>) -> Result<(), Ended> {
         if self.deadline().is_none_or(|deadline| cx.now < deadline) {
             return Ok(());
         }
         match self.phase {
             Phase::Closing { until, .. } if until <= cx.now => Err(Ended::Closed),
-            // What is queued still leaves, and may be lent.
+            // Queued PDUs are still sent, and may borrow device memory.
             Phase::Closing { .. } => self.stop_borrowing(cx),
             Phase::Initialising | Phase::Connecting => Err(Ended::SetupTimeout),
             Phase::Serving => {
@@ -292,8 +292,7 @@ impl<S: ByteStream> Connection<S> {
         }
     }
 
-    /// Receives what is there and acts on it; returns the number of receives that brought
-    /// something.
+    /// Receives and handles available bytes; returns the number of receives that returned data.
     pub(crate) fn receive(&mut self, cx: &mut Context<'_>) -> Result<u32, Ended> {
         cx.buffers.lend(&mut self.receiver);
         let received = self.receive_into_buffer(cx);
@@ -301,7 +300,7 @@ impl<S: ByteStream> Connection<S> {
         received
     }
 
-    /// Gives the buffer back, whatever is in it: the connection ends.
+    /// Returns the buffer and discards its contents, because the connection ends.
     pub(crate) fn release_buffer(&mut self, cx: &mut Context<'_>) {
         cx.buffers.release(&mut self.receiver, self.account);
     }
@@ -309,7 +308,7 @@ impl<S: ByteStream> Connection<S> {
     fn receive_into_buffer(&mut self, cx: &mut Context<'_>) -> Result<u32, Ended> {
         let mut arrivals = 0;
         for _ in 0..RECEIVES_PER_POLL_MAX {
-            // Whoever is being closed has no buffer any more.
+            // A connection that is being closed has no buffer.
             if self.is_stalled() || !self.receiver.has_buffer() {
                 break;
             }
@@ -333,8 +332,7 @@ impl<S: ByteStream> Connection<S> {
         Ok(arrivals)
     }
 
-    /// Whether in-capsule data waits for a buffer, so that nothing behind it can be taken off the
-    /// stream.
+    /// Whether in-capsule data waits for a lease, so that nothing behind it can be received.
     fn is_stalled(&mut self) -> bool {
         match self.expecting {
             Expecting::Data {
@@ -347,11 +345,11 @@ impl<S: ByteStream> Connection<S> {
         }
     }
 
-    /// One vectored receive: data that is awaited straight into its device or lease, what follows
+    /// Makes one vectored receive: awaited data directly into its device or lease, and what follows
     /// into the buffer.
     fn fill(&mut self, cx: &mut Context<'_>) -> (usize, Transferred) {
-        // What comes next is most likely data that was asked for, and all of it that is received
-        // behind its header has to be copied.
+        // Solicited data most likely follows. Data received together with its header must be
+        // copied, so the receive is kept short.
         let buffered = self.receiver.buffered().len();
         let mut room_bytes = cx.buffers.room_max(buffered, self.account);
         if self.solicited > 0 {
@@ -392,7 +390,7 @@ impl<S: ByteStream> Connection<S> {
         (offered, outcome)
     }
 
-    /// Acts on all that is buffered and complete.
+    /// Handles all complete PDUs in the buffer.
     fn consume(&mut self, cx: &mut Context<'_>) {
         loop {
             if matches!(self.phase, Phase::Closing { .. }) {
@@ -583,7 +581,7 @@ impl<S: ByteStream> Connection<S> {
         }
     }
 
-    /// Answers the ICReq (TCP 1.1 §3.1).
+    /// Handles the ICReq and queues the ICResp (TCP 1.1 §3.1).
     fn initialise(&mut self, cx: &Context<'_>, request: &IcReq) -> Result<(), Box<Violation>> {
         let wrong = |status, information| Violation::new(status, information, request.as_bytes());
         if request.pfv.get() != PFV_1_0 {
@@ -615,7 +613,7 @@ impl<S: ByteStream> Connection<S> {
         Ok(())
     }
 
-    /// Takes in the first command of the connection, which must be Connect.
+    /// Handles the first command of the connection, which must be Connect.
     fn begin_connect(&mut self, cx: &mut Context<'_>, payload: Option<Payload>) {
         let sqe = *self.receiver.command();
         let data = Box::new([0; CONNECT_DATA_BYTES]);
@@ -651,8 +649,8 @@ impl<S: ByteStream> Connection<S> {
             return self.push_response(&Cqe::new(sqe.cid.get(), status), Finishes::Nothing);
         }
         if corrupt {
-            // As every Connect that is refused: a connection that may try for ever would have to
-            // be limited in what it makes us answer.
+            // Like any refused Connect, this ends the connection. Otherwise the number of attempts
+            // would need a limit.
             let status = Status::TRANSIENT_TRANSPORT_ERROR;
             self.push_response(&Cqe::new(sqe.cid.get(), status), Finishes::Nothing);
             return self.close(cx);
@@ -683,8 +681,8 @@ impl<S: ByteStream> Connection<S> {
                     false => info.depth,
                 };
                 self.slots = SlotTable::new(depth);
-                // TCP 1.1 §3.6.2.9, SUCCESS: without a response capsule the host gets no SQHD, so
-                // only a host that disabled SQ flow control can do without it.
+                // TCP 1.1 §3.6.2.9, SUCCESS: without a response capsule the host receives no SQHD,
+                // so only a host that disabled SQ flow control permits it.
                 self.success_flag = cx.config.success_flag
                     && (!info.flow_control || planted("success-despite-flow-control"));
                 let reserved = usize::from(if info.admin {
@@ -706,24 +704,25 @@ impl<S: ByteStream> Connection<S> {
         }
     }
 
-    /// A buffer has come for a request that waited for one.
+    /// The pool granted a lease to a request that waited for one.
     pub(crate) fn granted(&mut self, cx: &mut Context<'_>, slot: u16, lease: Lease) {
         if planted("grant-lost") && slot % 4 == 3 {
             return;
         }
         cx.buffers.lend(&mut self.receiver);
         self.step(cx, slot, Event::Granted(lease));
-        // What had to stay on the stream or in the buffer behind this request can go on.
+        // Continue with what is buffered behind this request.
         self.consume(cx);
         cx.buffers.take_back(&mut self.receiver, self.account);
     }
 
-    /// The target core has finished a request.
+    /// The target core completed a request.
     pub(crate) fn completed(&mut self, cx: &mut Context<'_>, slot: u16, done: Completed) {
         self.step(cx, slot, Event::Completed(done));
     }
 
-    /// Sends what is queued. `Ok(true)`: call again when the stream is writable.
+    /// Sends what is queued. Returns `Ok(true)` if it must be called again when the stream is
+    /// writable.
     pub(crate) fn flush(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
         let outcome = {
             let Self {
@@ -779,7 +778,7 @@ impl<S: ByteStream> Connection<S> {
         }
     }
 
-    /// Tells the core of commands that were answered at once and whose answers do not leave in this
+    /// Notifies the core of commands that completed inline and whose responses are not sent in this
     /// turn.
     #[cold]
     fn served_wait(&mut self, cx: &mut Context<'_>) {
@@ -790,7 +789,7 @@ impl<S: ByteStream> Connection<S> {
             .extend(late.map(|served| cx.core.served_waits(queue, served)));
     }
 
-    /// Ends the connection because of what the host sent: C2HTermReq, then no more (TCP
+    /// Ends the connection after a protocol violation: sends a C2HTermReq and nothing after it (TCP
     /// 1.1 §3.6.2.5).
     fn terminate(&mut self, cx: &mut Context<'_>, violation: &Violation) {
         cx.counters.violations.add(1);
@@ -810,8 +809,8 @@ impl<S: ByteStream> Connection<S> {
         self.close(cx);
     }
 
-    /// Ends the connection once what is queued has been sent. Its requests are forgotten, their
-    /// buffers come home.
+    /// Ends the connection after what is queued has been sent. Its requests are abandoned and their
+    /// leases return to the pool.
     pub(crate) fn close(&mut self, cx: &mut Context<'_>) {
         if matches!(self.phase, Phase::Closing { .. }) {
             return;
@@ -869,7 +868,7 @@ impl<S: ByteStream> nvme_fabrics::Connection for Connection<S> {
     }
 }
 
-/// The account of a queue as the target core says.
+/// The account that the leases of a queue are charged to.
 fn charged_account(account: Account) -> Account {
     if planted("share-ignored") {
         return Account::SYSTEM;
@@ -880,13 +879,13 @@ fn charged_account(account: Account) -> Account {
     account
 }
 
-/// The first `bytes` of `room`, or all of it.
+/// The first `bytes` bytes of `room`, or all of it.
 fn first(room: &mut [u8], bytes: usize) -> &mut [u8] {
     let bytes = room.len().min(bytes);
     &mut room[..bytes]
 }
 
-/// Whether a digest is used; `None` when the host's wish cannot be met.
+/// Whether a digest is used; `None` if the host's request is refused.
 fn choose_digest(policy: DigestPolicy, asked: bool) -> Option<bool> {
     match (policy, asked) {
         (DigestPolicy::Off, _) => Some(false),

@@ -5,7 +5,7 @@ use crc_fast::crc32_iscsi;
 /// Bytes of a header or data digest on the wire.
 pub(crate) const DIGEST_BYTES: usize = 4;
 
-/// The digest of `bytes` as it stands on the wire.
+/// The digest of `bytes` in wire format.
 pub(crate) fn digest(bytes: &[u8]) -> [u8; DIGEST_BYTES] {
     crc32_iscsi(bytes).to_le_bytes()
 }

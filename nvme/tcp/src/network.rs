@@ -1,8 +1,8 @@
-//! Where a reactor's streams come from, and how it learns that they have something.
+//! The source of a reactor's streams and of readiness events.
 //!
-//! The transport knows only [`Network`]: the kernel's sockets with epoll ([`Sockets`]) in
-//! production, a network in memory on virtual time in simulations. It is a type parameter, so that
-//! the one in production costs nothing for the other.
+//! The transport uses only [`Network`]: kernel sockets with epoll ([`Sockets`]) in production, an
+//! in-memory network in virtual time in simulations. It is a type parameter, so the abstraction
+//! adds no cost in production.
 
 use std::io;
 use std::net::{TcpListener, TcpStream};
@@ -14,7 +14,7 @@ use rustix::io::Errno;
 
 use crate::stream::{ByteStream, TcpSocket};
 
-/// What became ready.
+/// The object that became ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     /// The connection at this place of the set.
@@ -23,42 +23,42 @@ pub enum Source {
     Listener(u16),
 }
 
-/// Something that became ready.
+/// A readiness event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ready {
-    /// What.
+    /// The object that became ready.
     pub source: Source,
-    /// It takes bytes again. Otherwise, or besides, there is something to receive or to accept.
+    /// A stream is writable again. It may also have data to receive.
     pub writable: bool,
 }
 
-/// What is to be told of a listener or a stream.
+/// The events to report for a listener or a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interest {
-    /// Nothing for now.
+    /// None.
     Nothing,
-    /// That there is something to receive or to accept.
+    /// Data to receive, or a connection to accept.
     Readable,
-    /// That, and that a stream takes bytes again.
+    /// The same, and that a stream is writable again.
     ReadableOrWritable,
 }
 
-/// One reactor's way to listeners and streams. Nothing here blocks.
+/// One reactor's access to listeners and streams. No method blocks.
 pub trait Network {
-    /// What connections come in by.
+    /// A listening socket.
     type Listener: Send;
-    /// A connection that was accepted, on its way to the reactor that will serve it.
+    /// An accepted connection on its way to the reactor that will serve it.
     type Accepted: Send;
-    /// A connection that is served.
+    /// The stream of a connection that this reactor serves.
     type Stream: ByteStream;
 
-    /// Begins to tell of connections that can be accepted.
+    /// Begins to report connections that can be accepted.
     ///
     /// # Errors
     /// The system's.
     fn add_listener(&mut self, index: u16, listener: &Self::Listener) -> io::Result<()>;
 
-    /// Changes what is told of a listener.
+    /// Changes the events reported for a listener.
     ///
     /// # Errors
     /// The system's.
@@ -69,39 +69,39 @@ pub trait Network {
         interest: Interest,
     ) -> io::Result<()>;
 
-    /// The next connection that came in.
+    /// Accepts the next connection.
     ///
     /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] when there is none; else the system's.
+    /// [`io::ErrorKind::WouldBlock`] if there is none; otherwise the system's.
     fn accept(listener: &Self::Listener) -> io::Result<Self::Accepted>;
 
-    /// Makes an accepted connection one that can be served.
+    /// Sets up an accepted connection for this reactor.
     ///
     /// # Errors
-    /// The connection is gone, or cannot be set up.
+    /// The connection has ended, or cannot be set up.
     fn adopt(accepted: Self::Accepted) -> io::Result<Self::Stream>;
 
-    /// Begins to tell when the stream at `index` is readable. A stream that is dropped is told of
-    /// no more.
+    /// Begins to report when the stream at `index` is readable, until the stream is dropped.
     ///
     /// # Errors
     /// The system's.
     fn add_stream(&self, index: u16, stream: &Self::Stream) -> io::Result<()>;
 
-    /// Changes what is told of a stream.
+    /// Changes the events reported for a stream.
     ///
     /// # Errors
     /// The system's.
     fn watch_stream(&self, index: u16, stream: &Self::Stream, interest: Interest)
     -> io::Result<()>;
 
-    /// Looks for what is ready now; returns how much there is, by [`ready`](Self::ready).
+    /// Collects readiness events without waiting; returns their number. [`ready`](Self::ready)
+    /// returns each.
     fn look(&mut self) -> usize;
 
-    /// What the last look found at `position`.
+    /// The event at `position` of the last [`look`](Self::look).
     fn ready(&self, position: usize) -> Ready;
 
-    /// The descriptor that is readable when a look would find something.
+    /// The descriptor that is readable when [`look`](Self::look) would return events.
     fn wake_source(&self) -> Option<BorrowedFd<'_>>;
 }
 
@@ -115,10 +115,10 @@ pub struct Sockets {
 }
 
 impl Sockets {
-    /// Watches nothing yet.
+    /// An epoll instance that watches nothing.
     ///
     /// # Errors
-    /// The system's, when no epoll instance can be had.
+    /// The system's, if epoll fails.
     pub(crate) fn new() -> io::Result<Self> {
         Ok(Self {
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
@@ -212,7 +212,7 @@ impl Network for Sockets {
     }
 }
 
-/// A source as the 64 bits of data of an epoll event.
+/// The data of an epoll event that identifies a source.
 fn data_of(source: Source) -> epoll::EventData {
     epoll::EventData::new_u64(match source {
         Source::Connection(index) => u64::from(index),

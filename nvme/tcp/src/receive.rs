@@ -1,8 +1,7 @@
-//! From a stream of bytes to checked PDUs: framing, header checks, digests of headers.
+//! The receiver: turns received bytes into checked PDUs. Framing, header checks and header digests.
 //!
-//! It decides whether bytes are a well-formed PDU for this moment of the connection; what a PDU
-//! means, and where its data goes, is the connection's business. TCP 1.1 §3.3 and
-//! §3.6.2.
+//! It decides whether bytes are a well-formed PDU in the current state of the connection. The
+//! connection interprets the PDU and chooses where its data is stored. TCP 1.1 §3.3 and §3.6.2.
 
 use arrayvec::ArrayVec;
 use nvme_spec::Sqe;
@@ -15,19 +14,19 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::digest::{DIGEST_BYTES, digest};
 
-/// A host's breach of the protocol that ends its connection.
+/// A protocol violation by the host, which ends its connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Violation {
     /// Fatal Error Status of the termination request.
     pub(crate) status: FatalError,
     /// Fatal Error Information: the offset of the field in error, or the digest that arrived.
     pub(crate) information: u32,
-    /// The header of the PDU in error, as far as it arrived.
+    /// The received part of the header of the PDU in error.
     pub(crate) header: ArrayVec<u8, TERM_DATA_MAX_BYTES>,
 }
 
 impl Violation {
-    /// A violation in a PDU whose header is `header`, cut to what a termination request may carry.
+    /// A violation in a PDU with `header`, truncated to what a termination request may carry.
     pub(crate) fn new(status: FatalError, information: u32, header: &[u8]) -> Box<Self> {
         let header = header.iter().copied().take(TERM_DATA_MAX_BYTES).collect();
         Box::new(Self {
@@ -38,26 +37,26 @@ impl Violation {
     }
 }
 
-/// Data behind a header.
+/// The data of a PDU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Payload {
     /// Bytes of data, at least one.
     pub(crate) bytes: u32,
-    /// A data digest follows.
+    /// Whether a data digest follows.
     pub(crate) digest: bool,
 }
 
-/// A PDU whose header is complete and right. Its data, if any, is still to come.
+/// A PDU whose header is complete and valid. Its data, if any, is not yet received.
 #[derive(Debug)]
 pub(crate) enum Pdu {
     Initialise(Box<IcReq>),
-    /// The command itself is [`Receiver::command`], so that its 64 bytes are copied once.
+    /// [`Receiver::command`] returns the command, so that its 64 bytes are copied once.
     Command(Option<Payload>),
     HostData(H2cData, Payload),
     Terminate(TermReq),
 }
 
-/// Which PDUs are in order now.
+/// The PDUs that are in order in the current state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Order {
     /// The first PDU must be an ICReq (TCP 1.1 §3.1).
@@ -66,17 +65,17 @@ pub(crate) enum Order {
     Operate,
 }
 
-/// What the next PDU is held against.
+/// The rules for the next PDU.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rules {
     pub(crate) order: Order,
-    /// The digests agreed on.
+    /// The negotiated digests.
     pub(crate) framing: Framing,
     /// Data that a command capsule may carry, in bytes.
     pub(crate) in_capsule_bytes_max: u32,
     /// Data that an H2CData PDU may carry, in bytes.
     pub(crate) host_data_bytes_max: u32,
-    /// What a command capsule without data begins with.
+    /// The common header of a command capsule without data.
     bare_command: Option<CommonHeader>,
 }
 
@@ -91,7 +90,7 @@ impl Rules {
         }
     }
 
-    /// From now on commands and data are in order, framed as the initialisation negotiated it.
+    /// Permits commands and data, with the framing that the initialisation negotiated.
     pub(crate) fn operate(&mut self, framing: Framing) {
         self.order = Order::Operate;
         self.framing = framing;
@@ -110,22 +109,22 @@ impl Rules {
     }
 }
 
-/// Bytes that stay with a connection at most when it gives its reactor's receive buffer back: a
-/// header that has not all come, with its padding and digest.
+/// Bytes that a connection keeps at most when it returns its reactor's receive buffer: an
+/// incomplete header, with its padding and digest.
 pub(crate) const REST_BYTES_MAX: usize = 512;
 
-// PDO, which says where data begins, is one byte; a data digest can follow what was cut off there.
+// PDO, the offset of data, is one byte. A data digest can follow data that was cut off there.
 const _: () = assert!(REST_BYTES_MAX > u8::MAX as usize + DIGEST_BYTES);
 
-/// What a connection has received and not yet consumed, in a buffer that its reactor lends it.
+/// Bytes that a connection has received and not consumed, in a buffer of its reactor.
 #[derive(Debug)]
 pub(crate) struct Receiver {
-    /// The reactor's, while this connection has it; else empty.
+    /// The reactor's buffer while this connection has it; otherwise empty.
     buffer: Box<[u8]>,
     start: usize,
     end: usize,
     command: Sqe,
-    /// How the last command capsule with data began, where the next may begin alike.
+    /// The header of the last command capsule with data; the next one is likely equal.
     usual: Option<(CommonHeader, Payload)>,
     rest: ArrayVec<u8, REST_BYTES_MAX>,
 }
@@ -142,7 +141,7 @@ impl Receiver {
         }
     }
 
-    /// Bytes of the buffer that it has.
+    /// Size of its buffer in bytes; 0 without a buffer.
     pub(crate) fn buffer_bytes(&self) -> usize {
         self.buffer.len()
     }
@@ -153,7 +152,7 @@ impl Receiver {
         !self.buffer.is_empty()
     }
 
-    /// Goes on in the buffer at `place`, which it takes, with what is left from the one before.
+    /// Takes the buffer at `place` and puts the kept bytes of the previous buffer into it.
     #[inline]
     pub(crate) fn attach(&mut self, place: &mut Box<[u8]>) {
         debug_assert!(!self.has_buffer(), "one buffer at a time");
@@ -165,8 +164,8 @@ impl Receiver {
         }
     }
 
-    /// Leaves what can be kept without the buffer, so that [`release`](Self::release) loses nothing.
-    /// `false`: it is more.
+    /// Keeps the unconsumed bytes outside of the buffer, so that [`release`](Self::release) loses
+    /// none. Returns `false` if they are too many.
     #[inline]
     pub(crate) fn keep_rest(&mut self) -> bool {
         self.start == self.end || {
@@ -175,7 +174,7 @@ impl Receiver {
         }
     }
 
-    /// Leaves the buffer at `place`, where there is none, and forgets what is in it.
+    /// Returns the buffer to `place`, which must be empty, and discards its contents.
     #[inline]
     pub(crate) fn release(&mut self, place: &mut Box<[u8]>) {
         debug_assert!(place.is_empty(), "a buffer is not lost");
@@ -193,7 +192,7 @@ impl Receiver {
         &self.buffer[self.start..self.end]
     }
 
-    /// Room for the next receive, at least one byte while every PDU header is consumed in time.
+    /// Space for the next receive: at least one byte if the caller consumes complete headers.
     pub(crate) fn room(&mut self) -> &mut [u8] {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
@@ -204,7 +203,7 @@ impl Receiver {
         &mut self.buffer[self.end..]
     }
 
-    /// Notes that `bytes` of the room have been filled.
+    /// Records that `bytes` were received into the space.
     pub(crate) fn filled(&mut self, bytes: usize) {
         self.end += bytes;
         debug_assert!(self.end <= self.buffer.len());
@@ -216,7 +215,7 @@ impl Receiver {
         debug_assert!(self.start <= self.end);
     }
 
-    /// Moves buffered bytes into `destination`; returns how many there were.
+    /// Moves buffered bytes into `destination`; returns their number.
     pub(crate) fn copy_into(&mut self, destination: &mut [u8]) -> usize {
         let bytes = destination.len().min(self.end - self.start);
         destination[..bytes].copy_from_slice(&self.buffer[self.start..self.start + bytes]);
@@ -224,22 +223,22 @@ impl Receiver {
         bytes
     }
 
-    /// Takes the data digest that follows data, once its four bytes are here.
+    /// Takes the data digest that follows data; `None` until its four bytes are received.
     pub(crate) fn take_digest(&mut self) -> Option<[u8; DIGEST_BYTES]> {
         let found = *self.buffered().first_chunk()?;
         self.consume(DIGEST_BYTES);
         Some(found)
     }
 
-    /// The next PDU, once its header is complete; data and data digest stay to be taken by the
-    /// caller.
+    /// The next PDU; `None` until its header is complete. The caller then takes data and data
+    /// digest.
     ///
     /// # Errors
-    /// What the host did wrong. Nothing is consumed then.
+    /// The violation of the host. Nothing is consumed.
     #[inline]
     pub(crate) fn next_pdu(&mut self, rules: &Rules) -> Result<Option<Pdu>, Box<Violation>> {
-        // Nearly all that hosts send in reading, and in writing the same size again and again, so
-        // both are recognised by one comparison.
+        // Nearly all PDUs of hosts that read, or that write with one transfer size, have one of two
+        // known headers, so one comparison each recognises them.
         if let Some(expected) = &rules.bare_command
             && let Ok((capsule, behind)) = CapsuleCmd::ref_from_prefix(self.buffered())
         {
@@ -261,7 +260,7 @@ impl Receiver {
         self.next_checked_pdu(rules)
     }
 
-    /// What headers are held against has changed.
+    /// Forgets the last header, because the rules for headers have changed.
     pub(crate) fn forget_usual(&mut self) {
         self.usual = None;
     }
@@ -301,7 +300,7 @@ impl Receiver {
     }
 }
 
-/// One header under examination.
+/// The check of one header.
 struct HeaderCheck<'a> {
     common: &'a CommonHeader,
     bytes: &'a [u8],
@@ -322,7 +321,7 @@ impl HeaderCheck<'_> {
         self.violation(FatalError::INVALID_HEADER_FIELD, offset)
     }
 
-    /// Checks type, order and lengths, which need the common header alone.
+    /// Checks type, order and lengths, which only need the common header.
     fn layout(&self) -> Result<PduLayout, Box<Violation>> {
         let kind = self.common.pdu_type;
         if !kind.is_from_host() {
@@ -335,7 +334,7 @@ impl HeaderCheck<'_> {
         if !in_order {
             return Err(self.violation(FatalError::SEQUENCE_ERROR, 0));
         }
-        // The ICResp's CPDA of zero asks for dwords (TCP 1.1 §3.6.2.3).
+        // The CPDA of zero in the ICResp requires dword alignment (TCP 1.1 §3.6.2.3).
         let framing = self.rules.framing.dword_aligned();
         let layout = self.common.layout(framing);
         let layout = layout.map_err(|fault| self.field(fault.offset()))?;
@@ -365,7 +364,7 @@ impl HeaderCheck<'_> {
         Err(self.violation(FatalError::HEADER_DIGEST_ERROR, found))
     }
 
-    /// Reads the header, complete by now.
+    /// Decodes a complete header.
     fn decode(&self, layout: &PduLayout) -> Result<Pdu, Box<Violation>> {
         let short = || self.field(offset::HLEN);
         match self.common.pdu_type {

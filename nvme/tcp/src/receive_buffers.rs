@@ -1,11 +1,11 @@
-//! The receive buffers of a reactor, lent to one connection after the other.
+//! The receive buffers of a reactor, which its connections use in turn.
 //!
-//! A connection has one while it receives and gives it back with nothing but the beginning of a
-//! header left, so that one that is idle costs no buffer. Only in-capsule data that has to wait for
-//! a lease stays in the buffer that it came in: a few more are kept for that. Where none of these is
-//! left, connections take no more off their streams than they can keep themselves
-//! ([`REST_BYTES_MAX`]), so there is always one to receive into. The same holds for the connections
-//! of a host that keep [`KEPT_BUFFERS_PER_HOST_MAX`] of them.
+//! A connection has a buffer while it receives. It returns the buffer when at most the beginning of
+//! a header is left in it, so an idle connection occupies no buffer. Only in-capsule data that
+//! waits for a lease stays in the buffer; spare buffers exist for this. If no spare buffer is left,
+//! connections receive at most as many bytes as they can keep themselves ([`REST_BYTES_MAX`]), so
+//! there is always a buffer to receive into. The same applies to the connections of a host that
+//! keeps [`KEPT_BUFFERS_PER_HOST_MAX`] of the buffers.
 
 use arrayvec::ArrayVec;
 use hugemem::Account;
@@ -16,18 +16,18 @@ use crate::receive::{REST_BYTES_MAX, Receiver};
 
 const _: () = assert!(RECEIVE_BUFFERS > 1 && RECEIVE_BUFFER_BYTES >= 2 * REST_BYTES_MAX);
 
-/// The buffers that no connection has.
+/// The buffers that no connection uses.
 #[derive(Debug)]
 pub(crate) struct ReceiveBuffers {
-    /// The one to receive into; none while a connection does.
+    /// The buffer to receive into; empty while a connection has it.
     current: Box<[u8]>,
     spare: ArrayVec<Box<[u8]>, { RECEIVE_BUFFERS - 1 }>,
-    /// Whose connections keep the others.
+    /// The accounts whose connections keep the other buffers.
     kept_by: ArrayVec<Account, { RECEIVE_BUFFERS - 1 }>,
 }
 
 impl ReceiveBuffers {
-    /// All of a reactor's. Memory that was never received into is not touched.
+    /// All buffers of a reactor. Memory that is never received into is not touched.
     pub(crate) fn new() -> Self {
         let buffer = || vec![0; RECEIVE_BUFFER_BYTES].into_boxed_slice();
         Self {
@@ -39,7 +39,7 @@ impl ReceiveBuffers {
         }
     }
 
-    /// Lends a buffer to a connection, unless it kept one.
+    /// Gives a buffer to a connection, unless it kept one.
     #[inline]
     pub(crate) fn lend(&mut self, receiver: &mut Receiver) {
         if !receiver.has_buffer() {
@@ -48,8 +48,8 @@ impl ReceiveBuffers {
         debug_assert!(receiver.has_buffer(), "there is always one to lend");
     }
 
-    /// Takes a connection's buffer back, unless more is in it than the connection can keep without.
-    /// A buffer that it keeps is charged to `account`.
+    /// Takes a connection's buffer back, unless it contains more bytes than the connection can keep
+    /// outside of it. A buffer that the connection keeps is charged to `account`.
     #[inline]
     pub(crate) fn take_back(&mut self, receiver: &mut Receiver, account: Account) {
         if !receiver.has_buffer() {
@@ -59,13 +59,13 @@ impl ReceiveBuffers {
         if receiver.keep_rest() && !keeps {
             self.release(receiver, account);
         } else if self.current.is_empty() {
-            // There is a spare one as long as connections heed `room_max`.
+            // There is a spare buffer, since connections respect `room_max`.
             self.current = self.spare.pop().unwrap_or_default();
             self.kept_by.push(account);
         }
     }
 
-    /// Takes a connection's buffer back with all that is in it.
+    /// Takes a connection's buffer back and discards its contents.
     #[inline]
     pub(crate) fn release(&mut self, receiver: &mut Receiver, account: Account) {
         if self.current.is_empty() {
@@ -82,8 +82,7 @@ impl ReceiveBuffers {
         }
     }
 
-    /// Bytes that a connection of `account` which has a buffer with `buffered` bytes in it may
-    /// receive.
+    /// Bytes that a connection of `account` may receive, if its buffer contains `buffered` bytes.
     #[inline]
     pub(crate) fn room_max(&self, buffered: usize, account: Account) -> usize {
         if self.kept_by.is_empty() {

@@ -1,7 +1,7 @@
-//! A connection's two ends of the wire: vectored, non-blocking receive and send.
+//! The byte stream of a connection: vectored, non-blocking receive and send.
 //!
-//! The connection knows only [`ByteStream`], so that a simulated network, a fuzzer and a TCP socket
-//! drive the same production code. Nothing here blocks.
+//! The connection uses only [`ByteStream`], so that a simulated network, a fuzzer and a TCP socket
+//! drive the same production code. No method blocks.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -12,12 +12,12 @@ use reactors::spare_returns;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, send, sendmsg, sockopt};
 
-/// What one vectored receive or send came to.
+/// The result of one vectored receive or send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transferred {
-    /// This many bytes moved, at least one.
+    /// Number of bytes transferred, at least one.
     Bytes(usize),
-    /// Nothing can move now.
+    /// No byte can be transferred now.
     WouldBlock,
     /// The peer has closed its sending side (receive only).
     Closed,
@@ -27,49 +27,49 @@ pub enum Transferred {
 
 /// A non-blocking, ordered, reliable stream of bytes.
 pub trait ByteStream {
-    /// Receives into `buffers`, in their order; they hold at least one byte together.
+    /// Receives into `buffers` in order. Their total size is at least one byte.
     fn receive(&mut self, buffers: &mut [IoSliceMut<'_>]) -> Transferred;
 
-    /// Bytes that have come: the next receive into buffers of at least one byte succeeds, and brings
-    /// all of these that there is room for. 0 where that cannot be promised.
+    /// Bytes that are available: the next receive into buffers of at least one byte succeeds and
+    /// returns as many of these as the buffers hold. 0 if the stream cannot guarantee that.
     fn available(&self) -> usize {
         0
     }
 
-    /// Sends from `buffers`, in their order; they hold at least one byte together.
+    /// Sends `buffers` in order. Their total size is at least one byte.
     fn send(&mut self, buffers: &[IoSlice<'_>]) -> Transferred;
 
-    /// Tells the peer that nothing more will be sent.
+    /// Closes the sending side.
     fn finish_sending(&mut self);
 
-    /// The target's own address of the stream; `None` for streams without one.
+    /// The target's address; `None` for streams without one.
     fn local_address(&self) -> Option<IpAddr> {
         None
     }
 
-    /// Where the host is, for log lines; `None` for streams without an address.
+    /// The host's address, for the log; `None` for streams without one.
     fn host_address(&self) -> Option<SocketAddr> {
         None
     }
 }
 
-/// A peer from which nothing comes for this time is probed.
+/// Time without received data after which the kernel probes a peer.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
 /// Time between two probes.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
-/// Probes without an answer after which the connection is broken.
+/// Probes without a reply after which the connection is broken.
 const KEEPALIVE_PROBES: u32 = 6;
-/// The connection is broken when the peer has not acknowledged data, or kept its window closed and
-/// answered no probe, for this time.
+/// The connection is broken when the peer has not acknowledged data for this time, or has kept its
+/// window closed without answering probes.
 const USER_TIMEOUT: Duration = Duration::from_secs(90);
-/// Within this time a peer that is gone is noticed although its keep-alive timer is off (KATO 0,
-/// Base 2.1 §3.9).
+/// Time within which a peer that has vanished is detected even if its keep-alive timer is off (KATO
+/// 0, Base 2.1 §3.9).
 const DEAD_PEER_MAX: Duration = Duration::from_secs(120);
 
 const _: () = {
     let probing = KEEPALIVE_INTERVAL.as_secs() * KEEPALIVE_PROBES as u64;
     assert!(KEEPALIVE_IDLE.as_secs() + probing < DEAD_PEER_MAX.as_secs());
-    // The user timeout counts where both are set (tcp(7)), from the last sign of the peer.
+    // If both are set, the user timeout applies (tcp(7)), from the last segment of the peer.
     assert!(USER_TIMEOUT.as_secs() + KEEPALIVE_INTERVAL.as_secs() < DEAD_PEER_MAX.as_secs());
 };
 
@@ -78,9 +78,9 @@ const _: () = {
 pub struct TcpSocket(TcpStream);
 
 impl TcpSocket {
-    /// Takes over `stream`: non-blocking; without Nagle's delay, since whole batches are sent at
-    /// once; with the kernel's probes and a time limit for acknowledgements, so that a peer that
-    /// vanished is noticed within two minutes although it has no keep-alive timer.
+    /// Configures `stream`: non-blocking; without Nagle's algorithm, since whole batches are sent
+    /// in one call; with keep-alive probes and a user timeout, so that a vanished peer without a
+    /// keep-alive timer is detected within two minutes.
     ///
     /// # Errors
     /// The socket option's error.
@@ -99,7 +99,7 @@ impl TcpSocket {
 impl ByteStream for TcpSocket {
     fn receive(&mut self, buffers: &mut [IoSliceMut<'_>]) -> Transferred {
         loop {
-            // A receive goes to the socket straight, a read by way of the file.
+            // recv() calls the socket directly; readv() goes through the file layer.
             let received = match &mut *buffers {
                 [buffer] => recv(&self.0, &mut **buffer, RecvFlags::DONTWAIT).map(|(_, all)| all),
                 buffers => rustix::io::readv(&self.0, buffers),
@@ -115,8 +115,9 @@ impl ByteStream for TcpSocket {
         }
     }
 
-    // What is in the queue of a TCP socket is in sequence and only leaves it by our receives: they
-    // end early at urgent data, before which this count ends too, and fail only when it is empty.
+    // Bytes in the receive queue of a TCP socket are in sequence and leave it only by this
+    // program's receives. A receive ends early at urgent data, where this count ends too, and fails
+    // only if the queue is empty.
     fn available(&self) -> usize {
         let bytes = rustix::io::ioctl_fionread(&self.0);
         spare_returns();
@@ -141,7 +142,7 @@ impl ByteStream for TcpSocket {
     }
 
     fn finish_sending(&mut self) {
-        // A peer that is gone already needs no telling.
+        // An error means that the peer has already disconnected.
         let _ = self.0.shutdown(std::net::Shutdown::Write);
     }
 
@@ -166,7 +167,7 @@ mod tests {
 
     use super::*;
 
-    /// A host with KATO 0 (Base 2.1 §3.9) that vanishes is noticed by the kernel alone.
+    /// If a host with KATO 0 (Base 2.1 §3.9) vanishes, only the kernel detects it.
     #[test]
     fn a_peer_that_vanishes_is_noticed_within_two_minutes() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");

@@ -1,4 +1,4 @@
-//! The termination request a host gets when it breaks the protocol (TCP 1.1 §3.6.2.5).
+//! The termination request that the controller sends after a protocol violation (TCP 1.1 §3.6.2.5).
 
 use arrayvec::ArrayVec;
 use nvme_spec::tcp::{TERM_PDU_MAX_BYTES, TermReq};

@@ -1,9 +1,9 @@
-//! What a connection still has to send: a queue of PDUs whose data stays where it lies until the
-//! kernel has taken it.
+//! The send queue of a connection: PDUs whose data stays in its lease or device memory until the
+//! kernel has accepted it.
 //!
-//! Everything queued during a poll leaves in one vectored send. Storage is taken when the
-//! connection is set up: a slot has at most two PDUs queued (data and response, or one R2T), so the
-//! queue never grows.
+//! Everything queued during a poll is sent with one vectored send. The queue's storage is allocated
+//! when the connection is set up: a slot has at most two PDUs queued (data and response, or one
+//! R2T), so the queue never grows.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -19,44 +19,44 @@ use crate::stream::{ByteStream, Transferred};
 
 /// Bytes of the fixed headers of C2HData, R2T and CapsuleResp PDUs (TCP 1.1 §3.6.2).
 pub(crate) const HEADER_BYTES: usize = 24;
-/// Most padding that a host may ask for between header and data (TCP 1.1 §3.6.2.2).
+/// Largest padding that a host may request between header and data (TCP 1.1 §3.6.2.2).
 const PADDING_MAX: usize = (DATA_ALIGNMENT_MAX_Z as usize + 1) * 4;
-/// Pieces handed to one vectored send; the kernel takes 1,024 at most (UIO_MAXIOV).
+/// Buffers of one vectored send at most; the kernel accepts 1,024 (UIO_MAXIOV).
 const PIECES_PER_SEND_MAX: usize = 512;
-/// Pieces that one PDU can need: header, padding, data, data digest.
+/// Buffers that one PDU can need: header, padding, data, data digest.
 const PIECES_PER_PDU_MAX: usize = 4;
-/// Bytes after which a send is made although more is queued, so that one connection does not hold
+/// Bytes after which a send is made even if more is queued, so that one connection does not occupy
 /// its reactor.
 const BYTES_PER_SEND_MAX: usize = 2 << 20;
 /// Vectored sends in one flush at most.
 const SENDS_PER_FLUSH_MAX: usize = 4;
 
-/// What one vectored send is given.
+/// The buffers of one vectored send.
 type Pieces<'a> = ArrayVec<IoSlice<'a>, PIECES_PER_SEND_MAX>;
 
 static PADDING: [u8; PADDING_MAX] = [0; PADDING_MAX];
 
-/// Where the bytes of a payload are.
+/// The data of a payload.
 #[derive(Debug)]
 enum PayloadData {
     Held(Data),
-    /// The device has its memory back, and lends it again when the PDU can be sent. The host may get
-    /// newer data then, as it may of any read that is not completed.
+    /// The borrow has ended; it is taken again when the PDU can be sent. The host may then receive
+    /// newer data, which is permitted for any read that is not completed.
     Suspended(SuspendedBorrow),
 }
 
-/// Data behind a header, sent from where it lies.
+/// The data of a PDU, sent without a copy.
 #[derive(Debug)]
 struct Payload {
     data: PayloadData,
     bytes: u32,
     padding: u8,
-    /// Made when the PDU is about to be sent, where there is one.
+    /// Computed when the PDU is about to be sent, if data digests are enabled.
     digest: Option<[u8; DIGEST_BYTES]>,
 }
 
 impl Payload {
-    /// The bytes, unless the device has its memory back.
+    /// The bytes, unless the borrow is suspended.
     #[inline]
     fn data(&self) -> Option<&[u8]> {
         match &self.data {
@@ -72,7 +72,7 @@ impl Payload {
         }
     }
 
-    /// The same with a loan given back.
+    /// The same payload with its borrow suspended.
     fn suspended(self) -> Self {
         match self.data {
             PayloadData::Held(Data::Borrow(loan)) => Self {
@@ -94,32 +94,32 @@ struct Framed {
     finishes: Finishes,
 }
 
-/// What is over once a PDU is sent.
+/// What completes when a PDU has been sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Finishes {
-    /// Nothing: more follows, or it was never a request.
+    /// Nothing: another PDU follows, or the PDU belongs to no request.
     Nothing,
     /// The request in this slot.
     Slot(u16),
-    /// A command that was answered at once and has no slot.
+    /// A command that completed inline and has no slot.
     AtOnce(Served),
 }
 
-/// What became of a PDU that is half sent and whose data is lent.
+/// The result of copying the borrowed data of a partly sent PDU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Suspended {
-    /// There was none.
+    /// There is no such PDU.
     Nothing,
-    /// So many bytes were copied into a lease.
+    /// Number of bytes copied into a lease.
     Copied(usize),
-    /// There was no lease for them.
+    /// The pool had no lease.
     NoMemory,
 }
 
 #[derive(Debug)]
 enum Outgoing {
     Framed(Framed),
-    /// Connection set-up and termination, which happen once.
+    /// Connection set-up and termination, which happen once per connection.
     Control(Box<[u8]>),
 }
 
@@ -132,7 +132,7 @@ impl Outgoing {
         }
     }
 
-    /// What is over once it is sent.
+    /// What completes when it has been sent.
     fn finishes(&self) -> Finishes {
         match self {
             Self::Control(_) => Finishes::Nothing,
@@ -162,7 +162,7 @@ impl Framed {
         payload.is_some_and(|it| matches!(it.data, PayloadData::Suspended(_)))
     }
 
-    /// Gives the device its memory back; `false` where none was lent.
+    /// Suspends the borrow; returns `false` if the PDU has none.
     fn suspend(&mut self) -> bool {
         if self.payload.as_ref().and_then(Payload::loan).is_none() {
             return false;
@@ -171,7 +171,7 @@ impl Framed {
         true
     }
 
-    /// Has the device lend its memory again; `false` when a writer is there.
+    /// Takes a suspended borrow again; returns `false` if a writer holds the range.
     fn resume(&mut self) -> bool {
         let Some(payload) = &mut self.payload else {
             return true;
@@ -186,8 +186,8 @@ impl Framed {
         true
     }
 
-    /// Adds the PDU's pieces, [`PIECES_PER_PDU_MAX`] at most; returns its bytes. `None`, and nothing
-    /// is added, while it is suspended.
+    /// Adds the PDU's buffers, [`PIECES_PER_PDU_MAX`] at most; returns its size in bytes. Adds
+    /// nothing and returns `None` while its borrow is suspended.
     #[inline]
     fn add_to<'a>(&'a self, pieces: &mut Pieces<'a>) -> Option<usize> {
         let mut bytes = usize::from(self.header_bytes);
@@ -222,45 +222,45 @@ impl Framed {
     }
 }
 
-/// How a flush ended.
+/// The result of a flush.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Flushed {
-    /// Nothing is left to send.
+    /// The queue is empty.
     Empty,
-    /// The stream takes no more now; wait until it is writable.
+    /// The stream accepts no more bytes; wait until it is writable.
     Blocked,
-    /// More could be sent at once, but the others are to have their turn.
+    /// More is queued, but other connections are served first.
     Yielded,
     /// The stream is broken.
     Broken,
 }
 
-/// The queue of PDUs on their way out of one connection.
+/// The send queue of one connection.
 #[derive(Debug)]
 pub(crate) struct Transmitter {
     queue: VecDeque<Outgoing>,
-    /// Bytes of the foremost PDU that the stream has taken.
+    /// Bytes of the first PDU that the stream has accepted.
     sent: usize,
-    /// PDUs whose data has its digest, at the front; counted only where data has digests.
+    /// Number of PDUs at the front whose data digest is computed; 0 without data digests.
     sealed: usize,
     framing: Framing,
-    /// Of every PDU but control ones, with the header digest.
+    /// Header bytes, with the header digest, of every PDU except control PDUs.
     header_bytes: u8,
-    /// Between header and data.
+    /// Padding bytes between header and data.
     padding: u8,
-    /// A PDU with data that ends its command, as this connection's framing makes it.
+    /// Template of a C2HData header with the SUCCESS flag, for this connection's framing.
     success: C2hData,
     sends: u64,
-    /// Bytes that the stream has taken.
+    /// Bytes that the stream has accepted.
     bytes_sent: u64,
-    /// PDUs that the stream has taken.
+    /// PDUs that the stream has accepted.
     pdus_sent: u64,
-    /// PDUs that are suspended.
+    /// PDUs whose borrows are suspended.
     suspended: usize,
 }
 
 impl Transmitter {
-    /// An empty queue with room for the PDUs of connection set-up.
+    /// An empty queue with capacity for the PDUs of connection set-up.
     pub(crate) fn new() -> Self {
         Self {
             queue: VecDeque::with_capacity(4),
@@ -277,7 +277,7 @@ impl Transmitter {
         }
     }
 
-    /// Sets the digests and the host's alignment as the initialisation negotiated them.
+    /// Sets the digests and the data alignment that the initialisation negotiated.
     pub(crate) fn negotiate(&mut self, framing: Framing) {
         let digest_bytes = if framing.header_digest {
             DIGEST_BYTES
@@ -290,18 +290,18 @@ impl Transmitter {
         self.success = C2hData::new(0, 0, 1, C2hEnd::Success, framing);
     }
 
-    /// The header of a PDU with all data of a command that succeeded.
+    /// The header of a PDU with all data of a command that succeeded, with the SUCCESS flag.
     #[inline]
     pub(crate) fn success_header(&self, command_id: u16, bytes: u32) -> C2hData {
         self.success.for_command(command_id, bytes)
     }
 
-    /// Takes the storage for a connection with `slots` request slots.
+    /// Allocates storage for a connection with `slots` request slots.
     pub(crate) fn reserve(&mut self, slots: usize) {
         self.queue.reserve(2 * slots + 4);
     }
 
-    /// Bytes that it holds: of its own, and of leases.
+    /// Bytes held: by the queue itself, and by leases in it.
     pub(crate) fn held_bytes(&self) -> (usize, usize) {
         let (mut own, mut leased) = (self.queue.capacity() * size_of::<Outgoing>(), 0);
         for outgoing in &self.queue {
@@ -317,7 +317,7 @@ impl Transmitter {
         (own, leased)
     }
 
-    /// Whether something is still to be sent.
+    /// Whether nothing is queued.
     pub(crate) fn is_empty(&self) -> bool {
         self.queue.is_empty()
     }
@@ -327,20 +327,20 @@ impl Transmitter {
         std::mem::take(&mut self.sends)
     }
 
-    /// Queues a PDU that is complete as it stands and carries no digest: ICResp or C2HTermReq.
+    /// Queues a complete PDU without digests: ICResp or C2HTermReq.
     pub(crate) fn push_control(&mut self, bytes: &[u8]) {
         self.queue.push_back(Outgoing::Control(bytes.into()));
     }
 
-    /// Queues a PDU of a header alone. When it is sent, what it `finishes` is over.
+    /// Queues a PDU without data. `finishes` completes when the PDU has been sent.
     #[inline]
     pub(crate) fn push_header(&mut self, header: [u8; HEADER_BYTES], finishes: Finishes) {
         let framed = self.frame(header, None, finishes);
         self.queue.push_back(Outgoing::Framed(framed));
     }
 
-    /// Queues a data PDU with the first `bytes` of `data`, which is released once the stream has
-    /// taken it all.
+    /// Queues a data PDU with the first `bytes` of `data`, which is released when the stream has
+    /// accepted all of it.
     #[inline(always)]
     pub(crate) fn push_data(
         &mut self,
@@ -349,7 +349,7 @@ impl Transmitter {
         bytes: usize,
         finishes: Finishes,
     ) {
-        // Of what is sent alone, the copy begins before a prefetch has got anywhere.
+        // If nothing else is queued, the kernel's copy starts before a prefetch could help.
         if let Data::Borrow(loan) = &data
             && loan.is_uncached()
             && !self.queue.is_empty()
@@ -386,7 +386,7 @@ impl Transmitter {
         }
     }
 
-    /// Commands that were answered at once, as far as their answers are not sent; the oldest first.
+    /// Commands that completed inline and whose responses are not sent, the oldest first.
     pub(crate) fn served(&self) -> impl Iterator<Item = Served> {
         let finishes = self.queue.iter().map(Outgoing::finishes);
         finishes.filter_map(|finishes| match finishes {
@@ -395,20 +395,20 @@ impl Transmitter {
         })
     }
 
-    /// Gives up everything that is not already half sent, so that a termination request can follow
-    /// at once.
+    /// Discards every PDU except a partly sent one, so that a termination request can follow
+    /// immediately.
     pub(crate) fn discard_unsent(&mut self) {
         self.queue.truncate(usize::from(self.sent > 0));
         self.suspended = 0;
         self.sealed = self.sealed.min(self.queue.len());
     }
 
-    /// Bytes that the stream has taken so far.
+    /// Bytes that the stream has accepted so far.
     pub(crate) fn bytes_sent(&self) -> u64 {
         self.bytes_sent
     }
 
-    /// Whether data is queued in such a lease.
+    /// Whether data is queued in a lease for which `is_such` returns true.
     pub(crate) fn any_lease(&self, is_such: impl Fn(&Lease) -> bool) -> bool {
         let payloads = self.queue.iter().filter_map(Outgoing::payload);
         payloads
@@ -416,7 +416,7 @@ impl Transmitter {
             .any(|payload| matches!(&payload.data, PayloadData::Held(Data::Lease(lease)) if is_such(lease)))
     }
 
-    /// Gives devices back what they lend for PDUs that are not begun; returns how many.
+    /// Suspends the borrows of PDUs that are not partly sent; returns their number.
     pub(crate) fn suspend_loans(&mut self) -> usize {
         let begun = usize::from(self.sent > 0);
         let unsent = self.queue.iter_mut().skip(begun);
@@ -434,7 +434,7 @@ impl Transmitter {
         suspended
     }
 
-    /// The same for what was queued last: data, and the response behind it.
+    /// The same for the last two PDUs of the queue: data and its response.
     pub(crate) fn suspend_newest(&mut self) -> usize {
         let begun = usize::from(self.sent > 0);
         let newest = self.queue.len().saturating_sub(2).max(begun);
@@ -449,13 +449,13 @@ impl Transmitter {
         suspended
     }
 
-    /// The number of the PDU that is half sent, if its data is lent.
+    /// The number of the PDU that is partly sent, if its data is borrowed.
     pub(crate) fn begun_loan(&self) -> Option<u64> {
         let begun = self.queue.front().filter(|_| self.sent > 0)?;
         begun.payload()?.loan().map(|_| self.pdus_sent)
     }
 
-    /// Whether a writer waits for the data of the PDU that is half sent.
+    /// Whether a writer waits for the borrowed data of the PDU that is partly sent.
     pub(crate) fn begun_loan_is_awaited(&self) -> bool {
         let begun = self.queue.front().filter(|_| self.sent > 0);
         let payload = begun.and_then(Outgoing::payload);
@@ -464,7 +464,7 @@ impl Transmitter {
             .is_some_and(Borrow::is_awaited)
     }
 
-    /// Copies data that a device lends for a PDU that is half sent into a lease, which `take` finds.
+    /// Copies the borrowed data of a partly sent PDU into a lease, which `take` provides.
     pub(crate) fn copy_begun_loan(
         &mut self,
         take: impl FnOnce(usize) -> Option<Lease>,
@@ -492,7 +492,8 @@ impl Transmitter {
         Suspended::Copied(payload.bytes as usize)
     }
 
-    /// Has devices lend their memory again for the next send. `false`: not even for the first PDU.
+    /// Takes suspended borrows again for the next send. Returns `false` if the first PDU's borrow
+    /// is refused.
     #[cold]
     fn resume(&mut self) -> bool {
         let mut bytes = 0;
@@ -512,7 +513,7 @@ impl Transmitter {
         true
     }
 
-    /// Sends what is queued. `finished` hears of all that is over with PDUs that have been taken.
+    /// Sends what is queued. Calls `finished` for each PDU that the stream has accepted entirely.
     pub(crate) fn flush(
         &mut self,
         stream: &mut impl ByteStream,
@@ -522,7 +523,7 @@ impl Transmitter {
             if self.queue.is_empty() {
                 return Flushed::Empty;
             }
-            // A writer that is in the way is soon gone.
+            // The writer that holds the range finishes soon.
             if self.suspended > 0 && !self.resume() {
                 return Flushed::Yielded;
             }
@@ -543,8 +544,8 @@ impl Transmitter {
         }
     }
 
-    /// Makes the digests of all data that is to go, one after the other, while the next data is on its
-    /// way from memory.
+    /// Computes the data digests of all queued PDUs in order, and prefetches the next PDU's data
+    /// meanwhile.
     fn seal(&mut self) {
         let mut unsealed = self.queue.range_mut(self.sealed..).peekable();
         while let Some(outgoing) = unsealed.next() {
@@ -588,7 +589,7 @@ impl Transmitter {
         stream.send(unsent)
     }
 
-    /// Drops the PDUs that are wholly among the next `bytes`, all at once and where they lie.
+    /// Drops the PDUs that the stream has accepted entirely with the next `bytes`.
     fn retire(&mut self, bytes: usize, finished: &mut impl FnMut(Finishes)) {
         let before = if planted("sent-forgotten") {
             0

@@ -1,8 +1,8 @@
 //! The poller that drives a reactor's NVMe/TCP connections over a [`Network`].
 //!
-//! Sockets that were active a moment ago are read without asking; the rest are asked about through
-//! epoll, which is also what a sleeping reactor waits on. Listeners live on one reactor, which
-//! hands new sockets to the least loaded.
+//! Recently active sockets are read without asking epoll. Epoll reports events of the others, and a
+//! sleeping reactor waits on it. A listener belongs to one reactor, which hands new sockets to the
+//! least loaded reactor.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -25,11 +25,11 @@ use crate::stream::TcpSocket;
 const RECENT_MAX: usize = 8;
 /// How long a socket counts as recently active.
 const RECENT_FOR: Nanos = Nanos::from_millis(1);
-/// Turns between two looks at epoll while there are recently active sockets.
+/// Turns between two calls of epoll while there are recently active sockets.
 const TURNS_PER_EPOLL: u32 = 16;
-/// Connections accepted in one poll.
+/// Connections accepted in one poll at most.
 const ACCEPTS_PER_POLL_MAX: usize = 16;
-/// Rest after a failed accept (no descriptors left), so that it does not become a busy loop.
+/// Pause after a failed accept (no descriptors left), which prevents a busy loop.
 const ACCEPT_PAUSE: Nanos = Nanos::from_millis(100);
 
 /// A socket on its way to the reactor that will serve it.
@@ -39,7 +39,7 @@ pub struct Handoff<A = std::net::TcpStream> {
     pub stream: A,
     /// The port it was accepted on.
     pub port: PortId,
-    /// There are as many connections as may be, so it takes the place of another one.
+    /// Whether the limit of connections is reached, so that the reactor must evict one for it.
     pub replaces: bool,
 }
 
@@ -73,7 +73,7 @@ impl TcpTransport<Sockets> {
     /// Drives `connections` on the reactor that `handoffs` belongs to.
     ///
     /// # Errors
-    /// The system's, when no epoll instance can be had.
+    /// The system's, if epoll fails.
     pub fn new(
         connections: ConnectionSet<TcpSocket>,
         handoffs: Port<Handoff>,
@@ -91,7 +91,7 @@ impl TcpTransport<Sockets> {
 }
 
 impl<N: Network> TcpTransport<N> {
-    /// Drives `connections`, which come by `network`, on the reactor that `handoffs` belongs to.
+    /// Drives `connections` over `network` on the reactor that `handoffs` belongs to.
     #[must_use]
     pub fn over(
         network: N,
@@ -120,7 +120,7 @@ impl<N: Network> TcpTransport<N> {
     /// Accepts connections from `listener` as those of `port`.
     ///
     /// # Errors
-    /// The system's, when the listener cannot be watched.
+    /// The system's, if the listener cannot be watched.
     pub fn listen(&mut self, listener: N::Listener, port: PortId) -> io::Result<()> {
         let free = self.listeners.iter().position(Option::is_none);
         let index = free.unwrap_or(self.listeners.len());
@@ -230,7 +230,8 @@ impl<N: Network> TcpTransport<N> {
         }
     }
 
-    /// Gives a new socket to the least loaded reactor, or to one that can end another for it.
+    /// Hands a new socket to the least loaded reactor, or to one that can evict a connection for
+    /// it.
     fn place(&mut self, stream: N::Accepted, port: PortId, now: Nanos) {
         let (chosen, replaces) = match self.placement.choose_or_replace(&self.reactors, now) {
             Placed::Free(chosen) => (chosen, false),
@@ -245,8 +246,8 @@ impl<N: Network> TcpTransport<N> {
         if chosen == self.handoffs.index() {
             self.adopt(handoff, now);
         } else if self.handoffs.send(chosen, handoff).is_err() {
-            // The ring is full, so that reactor has hundreds of new sockets to take in: this one is
-            // turned away.
+            // The ring is full, so that reactor already has hundreds of new sockets: this one is
+            // refused.
             self.placement.release(chosen);
             self.connections.count_refused();
         }
@@ -260,7 +261,7 @@ impl<N: Network> TcpTransport<N> {
         let stream = match N::adopt(handoff.stream) {
             Ok(stream) => stream,
             Err(error) => {
-                // The host has most likely gone again.
+                // The host has most likely disconnected.
                 tracing::debug!(%error, "a new connection cannot be used");
                 return self.placement.release(self.handoffs.index());
             }
@@ -281,7 +282,7 @@ impl<N: Network> TcpTransport<N> {
         }
         let arrivals = self.connections.receive(index, now);
         if arrivals > 0 && !self.recent.contains(&index) {
-            // With more active sockets than places, epoll is the cheaper way to find them.
+            // With more active sockets than places, epoll finds them more cheaply.
             let _ = self.recent.try_push(index);
         }
         arrivals
@@ -415,7 +416,7 @@ fn watch<N: Network>(network: &N, index: u16, stream: &N::Stream, interest: Inte
     }
 }
 
-/// Whether an accept failed because of the connection that was to be accepted.
+/// Whether an accept failed because of the peer's connection, not for lack of resources.
 fn is_about_the_peer(error: &io::Error) -> bool {
     matches!(
         error.kind(),

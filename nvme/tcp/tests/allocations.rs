@@ -1,5 +1,5 @@
-//! What connections take of the heap: steady-state I/O makes no allocation (`ARCHITECTURE.md` §5), and
-//! a connection that does nothing holds little.
+//! Heap use of connections: steady-state I/O does not allocate (`ARCHITECTURE.md` §5), and an idle
+//! connection occupies little memory.
 
 mod harness;
 
@@ -39,7 +39,7 @@ fn send_request(host: &Host, number: u32) {
     }
 }
 
-/// Turns until `count` requests are answered, giving the data that the target asks for.
+/// Runs turns until `count` requests have completed, and sends the data that the target requests.
 fn collect(stage: &mut Stage, host: &Host, count: u32) {
     let mut answered = 0;
     for _ in 0..10_000 {
@@ -86,16 +86,16 @@ fn a_hundred_thousand_requests_allocate_nothing() {
     assert_eq!(stage.leases_out(), 0);
 }
 
-/// Hosts that attach and then do nothing, each with an admin queue and an I/O queue of 128 entries.
+/// Idle attached hosts, each with an admin queue and an I/O queue of 128 entries.
 const IDLE_HOSTS: i64 = 16;
-/// What two connections and their controller may hold: the room for the requests that their queues
-/// allow, of which nothing is touched before it is used, and no receive buffer.
+/// Memory of two connections and their controller at most: storage for the requests that their
+/// queues permit, which is not touched before its first use, and no receive buffer.
 const IDLE_HOST_BYTES_MAX: i64 = 80 << 10;
 
 #[test]
 fn an_idle_host_holds_no_receive_buffer() {
     let mut stage = Stage::new(&ram(), 16 << 20);
-    // What the first of all allocates once.
+    // The first connection makes allocations that happen once.
     let _first = stage.attach(128);
     let before = bytes_allocated_on_this_thread();
     let hosts: Vec<_> = (0..IDLE_HOSTS).map(|_| stage.attach(128)).collect();

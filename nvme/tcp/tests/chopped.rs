@@ -1,5 +1,5 @@
-//! A stream has no packets: however it is cut, the same bytes mean the same; whatever it carries,
-//! no harm is done.
+//! A stream has no packets: the same bytes have the same effect however receives split them, and
+//! invalid bytes do no harm.
 
 mod harness;
 
@@ -11,7 +11,7 @@ use nvme_spec::tcp::{CapsuleCmd, Framing};
 use proptest::prelude::*;
 use zerocopy::IntoBytes;
 
-/// Turns until nothing more comes; the answers in order of their command identifiers.
+/// Runs turns until nothing more is received; returns the responses by command identifier.
 fn settle(stage: &mut Stage, host: &Host) -> Vec<Answer> {
     let mut answers = Vec::new();
     let (mut quiet, mut sent) = (0, 0);
@@ -74,8 +74,8 @@ fn any_grain_gives_the_same_answers() {
     }
 }
 
-/// TCP 1.1 §3.6.2.9, SUCCESS, and Base 2.1 §4.2.1, SQHD: a host that did not disable SQ flow control
-/// learns of free entries by response capsules alone, so each read ends with one.
+/// TCP 1.1 §3.6.2.9, SUCCESS, and Base 2.1 §4.2.1, SQHD: a host that did not disable SQ flow
+/// control learns of free entries only from response capsules, so each read ends with one.
 #[test]
 fn a_read_ends_with_a_response_capsule_while_flow_control_is_on() {
     const DEPTH: u16 = 4;
@@ -89,7 +89,7 @@ fn a_read_ends_with_a_response_capsule_while_flow_control_is_on() {
             let sqe = Sqe::read(1, 0, 0).with_cid(0x100 + read);
             io.send_as(sqe.with_sgl(SglDescriptor::transport(512)), &[]);
             let answers = settle(&mut stage, &io);
-            // The first has no room for its data and so is an error, which has no data.
+            // The first command has no space for its data and fails, so it has no data.
             let Some((Answer::Response(refused), answers)) = answers.split_first() else {
                 panic!("{answers:?}")
             };
@@ -109,7 +109,7 @@ fn a_read_ends_with_a_response_capsule_while_flow_control_is_on() {
     }
 }
 
-/// With two slices for all requests, some must wait, and every one is served in the end.
+/// With two slices for all requests, some requests wait, and all of them complete.
 #[test]
 fn an_empty_pool_makes_requests_wait_and_none_fail() {
     let mut stage = Stage::new(&ram(), 16 << 20);
@@ -155,8 +155,8 @@ fn an_empty_pool_makes_requests_wait_and_none_fail() {
     assert_eq!(stage.leases_out(), 0);
 }
 
-/// In-capsule data that waits for a lease stays in the receive buffer, of which a reactor has few:
-/// more hosts than that are stalled so, and every one is served in the end.
+/// In-capsule data that waits for a lease stays in the receive buffer. With more such hosts than
+/// receive buffers, all of them are served.
 #[test]
 fn more_stalled_hosts_than_receive_buffers_are_all_served() {
     const STALLED: usize = 12;
@@ -177,7 +177,7 @@ fn more_stalled_hosts_than_receive_buffers_are_all_served() {
     };
     let before = waits(&stage);
     assert!(before > 0, "leases are left");
-    // A Compare needs a lease; all the rest is received with it.
+    // A Compare needs a lease; what follows it is received together with it.
     for host in &stalled {
         let compare = Sqe::compare(1, 1000, 7).with_cid(0);
         host.send(compare, &[0; 4096]);
@@ -209,7 +209,7 @@ fn more_stalled_hosts_than_receive_buffers_are_all_served() {
     assert_eq!(stage.leases_out(), 0);
 }
 
-/// Gives the data of `count` writes of 4 KiB, as it is asked for.
+/// Sends the data of `count` writes of 4 KiB when the target requests it.
 fn give_what_is_asked_for(stage: &mut Stage, host: &Host, count: usize) {
     let mut finished = 0;
     for _ in 0..10_000 {
@@ -236,7 +236,7 @@ fn give_what_is_asked_for(stage: &mut Stage, host: &Host, count: usize) {
     panic!("{finished} of {count} writes finished");
 }
 
-/// Lets the target take in what was sent; the responses that came at once.
+/// Runs turns until the target has received what was sent; returns the responses.
 fn settle_one(stage: &mut Stage, host: &Host) -> u32 {
     while !host.wire.borrow().to_target.is_empty() {
         stage.turn(&[host]);
@@ -247,8 +247,8 @@ fn settle_one(stage: &mut Stage, host: &Host) -> u32 {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Valid traffic with bytes changed, cut anywhere and ended anywhere: no panic, no lease left
-    /// behind, and a host beside it is served.
+    /// Valid traffic with changed bytes, split and ended at any position: no panic, no leaked
+    /// lease, and another host is served.
     #[test]
     fn damaged_streams_harm_nobody(
         damage in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..6),

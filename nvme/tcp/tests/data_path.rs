@@ -1,5 +1,5 @@
-//! Data there and back over real sockets by our own host: sizes, digests, queues on several
-//! reactors, resets, events.
+//! Writes and reads over real sockets with the host of `nvme_host`: sizes, digests, queues on
+//! several reactors, resets, events.
 
 mod harness;
 
@@ -76,7 +76,7 @@ fn every_size_comes_back_as_it_was_with_and_without_digests() {
         let mut queue = controller
             .open_io_queue(1, 31, pool())
             .expect("queue 1 is free");
-        // In the capsule up to 4,096 bytes, by R2T beyond.
+        // In the capsule up to 4,096 bytes, with an R2T above.
         for (round, bytes) in [512, 1024, 4096, 4608, 8192, 65_536, 131_072, 1 << 20]
             .into_iter()
             .enumerate()
@@ -178,7 +178,7 @@ fn a_silent_host_is_closed_by_its_keep_alive_and_traffic_keeps_it() {
         round_trip(&mut queue, 0, 512, round);
         round = round.wrapping_add(1);
     }
-    // No Keep Alive command was sent in all that time, and the admin queue lives.
+    // No Keep Alive command was sent in this time, and the admin queue still works.
     controller.namespace(1).expect("the association lives");
     server.await_that("the silent host is gone", |server| {
         server.count(|counters| counters.connections.get()) == 0

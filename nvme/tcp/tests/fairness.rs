@@ -1,5 +1,5 @@
-//! Hosts that take memory and make no progress, beside hosts that behave: shares, turns, and the
-//! deadlines of progress. On one thread, with time that only the test moves.
+//! Hosts that occupy memory without progress, beside well-behaved hosts: shares, order of service
+//! and progress deadlines. On one thread, in time that the test controls.
 
 mod harness;
 
@@ -17,7 +17,7 @@ use reactors::Nanos;
 
 const MIB: usize = 1 << 20;
 
-/// A host that has asked for `bytes` to be written and sends nothing of them.
+/// A host that sends a write of `bytes` and none of its data.
 fn ask(host: &Host, cid: u16, bytes: usize) {
     let blocks = (bytes / BLOCK_BYTES - 1) as u16;
     let sqe = Sqe::write(1, 0, blocks, false).with_cid(cid);
@@ -30,7 +30,7 @@ fn read(host: &Host, cid: u16, lba: u64, bytes: usize) {
     host.send_as(sqe.with_sgl(SglDescriptor::transport(bytes as u32)), &[]);
 }
 
-/// How often the target asked for data.
+/// Number of R2Ts that the target has sent.
 fn requests(host: &Host) -> usize {
     std::iter::from_fn(|| host.take_pdu())
         .filter(|answer| matches!(answer, Answer::Request(..)))
@@ -43,7 +43,7 @@ fn turns(stage: &mut Stage, hosts: &[&Host], turns: usize) {
     }
 }
 
-/// Lets time pass, in steps that are shorter than any deadline.
+/// Advances time in steps that are shorter than any deadline.
 fn pass(stage: &mut Stage, hosts: &[&Host], time: Nanos) {
     let until = stage.now + time;
     while stage.now < until {
@@ -53,8 +53,8 @@ fn pass(stage: &mut Stage, hosts: &[&Host], time: Nanos) {
     }
 }
 
-/// Many connections of one host ask for all they may write and send nothing: the target asks them
-/// for no more than their host's share, and a host beside them is asked for its data at once.
+/// Many connections of one host send as many writes as they may, without data. The target requests
+/// data only for their host's share, and requests another host's data immediately.
 #[test]
 fn a_host_that_never_sends_holds_only_its_share_of_each_size() {
     for bytes in [16 << 10, 64 << 10, 256 << 10, MIB] {
@@ -93,8 +93,8 @@ fn a_host_that_never_sends_holds_only_its_share_of_each_size() {
     }
 }
 
-/// TCP 1.1 §3.3.2.2: a host sends the data that an R2T asks for. One that sends
-/// none of it for 30 s is closed, and what it held is free.
+/// TCP 1.1 §3.3.2.2: a host sends the data that an R2T requests. If it sends none for 30 s, its
+/// connection is closed and its memory is freed.
 #[test]
 fn a_host_that_sends_no_data_for_long_is_closed() {
     let mut stage = Stage::new(&ram(), 64 << 20);
@@ -111,11 +111,11 @@ fn a_host_that_sends_no_data_for_long_is_closed() {
     assert!(counters.contains(&("data_timeouts", 1)), "{counters:?}");
 }
 
-/// Where a host waits that holds none of that size, two seconds are enough; a host that sends some
-/// of its data now and then is not closed.
+/// If a host without leases waits for memory of that size, the limit is two seconds. A host that
+/// sends some of its data from time to time is not closed.
 #[test]
 fn a_host_without_progress_makes_room_for_one_that_waits() {
-    // Two slices of 1 MiB in all.
+    // The arena has two slices of 1 MiB.
     for sends in [false, true] {
         let mut stage = Stage::new(&ram(), 14 << 20);
         let total = stage.arena.counters().classes[4].total;
@@ -150,7 +150,7 @@ fn a_host_without_progress_makes_room_for_one_that_waits() {
     }
 }
 
-/// A host that takes no data of its reads is closed after 30 s.
+/// A host that receives none of the data of its reads is closed after 30 s.
 #[test]
 fn a_host_that_takes_no_data_for_long_is_closed() {
     let mut stage = Stage::new(&ram(), 16 << 20);
@@ -166,13 +166,13 @@ fn a_host_that_takes_no_data_for_long_is_closed() {
     assert!(counters.contains(&("send_timeouts", 1)), "{counters:?}");
 }
 
-/// A queue of another core to the device.
+/// A device queue, as of another core.
 fn queue_beside(stage: &Stage, device: &dyn Device) -> Box<dyn DeviceQueue> {
     let options = QueueOptions::new(1, 8, stage.arena.pool(0));
     device.open_queue(options).expect("a queue")
 }
 
-/// Begins to write one block.
+/// Submits a write of one block.
 fn write(queue: &mut dyn DeviceQueue, pool: &Pool, lba: u64) {
     let mut data = pool.take(512).expect("room");
     data.fill(7);
@@ -186,7 +186,7 @@ fn write(queue: &mut dyn DeviceQueue, pool: &Pool, lba: u64) {
     assert!(queue.submit(request).is_ok());
 }
 
-/// How many of the writes are done.
+/// Number of writes that have completed.
 fn written(queue: &mut dyn DeviceQueue) -> usize {
     let mut done = CompletionBatch::new();
     (0..64).for_each(|_| {
@@ -196,8 +196,8 @@ fn written(queue: &mut dyn DeviceQueue) -> usize {
     done.len()
 }
 
-/// A block that a device lends for a host that takes nothing can be written within 150 ms, also
-/// when no memory is left; and a host that takes its data later gets all of it.
+/// A block that is borrowed for a host that receives nothing can be written within 150 ms, even if
+/// no memory is left. A host that receives its data later gets all of it.
 #[test]
 fn a_lent_block_can_be_written_within_150_ms_whatever_its_reader_does() {
     for exhausted in [false, true] {
@@ -215,7 +215,7 @@ fn a_lent_block_can_be_written_within_150_ms_whatever_its_reader_does() {
         pass(&mut stage, &[&io], Nanos::from_millis(140));
         assert_eq!(written(&mut *beside), 8);
         let mut is_writable = |lba: u64| (0..64).any(|_| beside.write_inline(lba, &[7; 512]));
-        // What comes now is not lent while nothing is taken.
+        // Reads that arrive now do not keep borrows while the host receives nothing.
         if !exhausted {
             (8..16).for_each(|cid| read(&io, cid, 0, MIB));
             turns(&mut stage, &[&io], 3);
@@ -227,7 +227,7 @@ fn a_lent_block_can_be_written_within_150_ms_whatever_its_reader_does() {
                 let answers = std::iter::from_fn(|| io.take_pdu());
                 answered += answers
                     .filter(|answer| match answer {
-                        // The first was half sent before the write.
+                        // The first PDU was partly sent before the write.
                         Answer::Data(cid, _, first) => {
                             assert_eq!(*first, if *cid == 0 { 0 } else { 7 });
                             true
@@ -243,7 +243,7 @@ fn a_lent_block_can_be_written_within_150_ms_whatever_its_reader_does() {
     }
 }
 
-/// The same while the connection of such a host is being terminated, which waits for the host.
+/// The same while the connection of such a host is being closed, which waits for the host.
 #[test]
 fn a_lent_block_can_be_written_while_its_readers_connection_is_terminated() {
     let device: Arc<dyn Device> = ram();
@@ -261,8 +261,8 @@ fn a_lent_block_can_be_written_while_its_readers_connection_is_terminated() {
     assert_eq!(written(&mut *beside), 1);
 }
 
-/// TCP 1.1 §3.3.1.1: a wrong data digest fails the command. A Connect that
-/// fails ends the connection, however many follow: the target queues one answer.
+/// TCP 1.1 §3.3.1.1: a wrong data digest fails the command. A Connect that fails ends the
+/// connection, however many follow: the target queues one response.
 #[test]
 fn a_connect_with_a_wrong_digest_is_answered_once_whatever_follows() {
     let mut stage = Stage::new(&ram(), 16 << 20);
@@ -299,8 +299,8 @@ fn a_connect_with_a_wrong_digest_is_answered_once_whatever_follows() {
     assert_eq!(stage.set.len(), 0);
 }
 
-/// In-capsule data that waits for memory stays in the buffer that it came in; the connections of
-/// one host keep so few of these that others go on receiving whole buffers.
+/// In-capsule data that waits for memory stays in its receive buffer. The connections of one host
+/// keep so few of these that other hosts still receive with whole buffers.
 #[test]
 fn one_host_keeps_few_receive_buffers() {
     let null = NullDevice::new(NullOptions {

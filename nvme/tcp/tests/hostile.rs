@@ -1,5 +1,5 @@
-//! Invalid input over TCP (`SECURITY.md`): each wrong thing is sent over a real socket,
-//! its exact answer is checked, and a second connection goes on unharmed.
+//! Invalid input over TCP (`SECURITY.md`): each test sends an error over a real socket and checks
+//! the exact response, and that a second connection still works.
 
 mod harness;
 
@@ -16,7 +16,7 @@ use nvme_tcp::{DigestPolicy, PortSettings, TcpConfig};
 use reactors::Nanos;
 use zerocopy::IntoBytes;
 
-/// Runs `attack` on a fresh, initialised connection's bytes; a second host must not notice.
+/// Runs `attack` on the bytes of a new, initialised connection. A second host must not be affected.
 fn beside_a_witness(attack: impl FnOnce(&Server)) {
     let server = Server::start(Setup::default());
     let mut witness = attach(&server);
@@ -122,8 +122,7 @@ fn a_pdu_of_another_length_than_its_type_has_is_refused_at_plen() {
             let mut client = initialised(server, false, false);
             let mut bytes = capsule(Sqe::keep_alive(), &[], client.framing);
             bytes[4..8].copy_from_slice(&plen.to_le_bytes());
-            // With a data offset of 72 there is room for data, so that only the length can be
-            // wrong.
+            // A data offset of 72 permits data, so that only the length is wrong.
             bytes[3] = 76;
             client.send(&bytes).expect("sent");
             expect_termination(&mut client, FatalError::INVALID_HEADER_FIELD, offset::PLEN);
@@ -202,7 +201,7 @@ fn a_wrong_data_digest_fails_the_command_alone() {
             server.count(|counters| counters.data_digest_errors.get()),
             1
         );
-        // The block is as it was, and the connection goes on.
+        // The block is unchanged, and the connection still works.
         let (cqe, found) = io.command(Sqe::read(1, 0, 0), &[], 512).expect("an answer");
         assert_eq!(cqe.status(), Status::SUCCESS);
         assert_eq!(found, [0; 512]);
@@ -221,8 +220,8 @@ fn solicit(io: &mut RawClient) -> nvme_spec::tcp::R2t {
         .expect("an R2T")
 }
 
-/// Two writes with one identifier: TTAG tells whose the data is (TCP 1.1 §3.6.2.8), so that each has
-/// its own, and each is answered.
+/// Two writes with one command identifier: TTAG identifies the request of the data (TCP 1.1
+/// §3.6.2.8), so each write gets its own data and completes.
 #[test]
 fn data_goes_to_the_write_that_asked_for_it_whatever_its_identifier() {
     beside_a_witness(|server| {
@@ -242,7 +241,7 @@ fn data_goes_to_the_write_that_asked_for_it_whatever_its_identifier() {
         assert_eq!((first.0, second.0), (5, 5));
         assert_ne!(first.1, second.1);
         assert_eq!(requests.map(|it| it.r2tl.get()), [8192, 4096]);
-        // The second one's data comes first.
+        // The second write's data is sent first.
         io.send_data(&requests[1], 0, &[0xB2; 4096], true)
             .expect("sent");
         io.send_data(&requests[0], 0, &[0xA1; 8192], true)
@@ -263,13 +262,13 @@ fn data_goes_to_the_write_that_asked_for_it_whatever_its_identifier() {
     });
 }
 
-/// A RAM device takes data that was asked for straight off the stream, but not under a digest.
+/// Solicited data without a digest is received directly into a RAM device; data with one is not.
 #[test]
 fn asked_for_data_with_a_wrong_digest_changes_no_block() {
     beside_a_witness(|server| {
         let (_admin, mut io) = attached_with_data_digests(server);
         let tag = solicit(&mut io).ttag.get();
-        // The first half is right, the second is not.
+        // The first half is valid, the second is not.
         let first = h2c_data((5, tag), 0, &[0xab; 4096], false, io.framing);
         let mut second = h2c_data((5, tag), 4096, &[0xab; 4096], true, io.framing);
         let last = second.len() - 1;
@@ -358,7 +357,7 @@ fn a_host_that_vanishes_in_the_middle_of_its_data_leaves_no_lease_behind() {
     });
 }
 
-/// A command must be answered with this status, its Do Not Retry bit as told.
+/// A command must complete with this status and Do Not Retry bit.
 #[track_caller]
 fn expect_status(client: &mut RawClient, sqe: Sqe, data: &[u8], read: u32, status: Status) {
     let (cqe, _) = client.command(sqe, data, read).expect("an answer");
@@ -511,14 +510,14 @@ fn queue_identifiers_and_sizes_out_of_range_are_refused() {
 fn a_second_connect_is_refused_on_the_connection_and_for_the_queue() {
     beside_a_witness(|server| {
         let mut host = attach_second(server);
-        // On the same connection the queue is there already: a command out of sequence.
+        // On the same connection the queue already exists: a command out of sequence.
         let cqe = host
             .io
             .connect_queue(&names(), host.cntlid, 1, 31)
             .expect("an answer");
         let status = Status::COMMAND_SEQUENCE_ERROR.with_dnr();
         assert_eq!(cqe.status(), status.with_more(true));
-        // On another connection the identifier is taken.
+        // On another connection the queue identifier is in use.
         let mut other = initialised(server, false, false);
         let cqe = other
             .connect_queue(&names(), host.cntlid, 1, 31)
@@ -599,7 +598,7 @@ fn a_full_table_turns_new_connections_away_and_keeps_the_old() {
     server.stop();
 }
 
-/// The limit on connections is that of all reactors together, and holds exactly.
+/// The limit on connections applies to all reactors together, exactly.
 #[test]
 fn the_limit_on_connections_holds_over_all_reactors() {
     const CONNECTIONS_MAX: usize = 8;
@@ -629,8 +628,8 @@ fn the_limit_on_connections_holds_over_all_reactors() {
     server.stop();
 }
 
-/// Connections that are not attached to an export make room for a host that attaches, those that
-/// were silent longest first.
+/// Connections that are not attached to an export are evicted for a host that attaches, starting
+/// with those that were silent longest.
 #[test]
 fn idle_connections_make_room() {
     const CONNECTIONS_MAX: usize = 16;

@@ -1,5 +1,6 @@
-//! Data that was asked for goes straight into a RAM device, and a block of it is old or new at any
-//! time: however the stream is cut, whoever holds the range, and wherever the host stops.
+//! Direct data placement: solicited data is received directly into a RAM device, and each block is
+//! old or new at any time, however receives split the stream, whichever range locks exist, and
+//! wherever the host stops.
 
 mod harness;
 
@@ -18,14 +19,14 @@ const LBA: u64 = 64;
 const BLOCKS: usize = 64;
 const BYTES: usize = BLOCKS * BLOCK_BYTES;
 
-/// No two blocks of it are the same, and none has a zero.
+/// Data in which no two blocks are equal and no byte is zero.
 fn data() -> Vec<u8> {
     (0..BYTES)
         .map(|at| (at / BLOCK_BYTES * 3 + at % 61) as u8 | 1)
         .collect()
 }
 
-/// A target with one RAM device, and another way to the device.
+/// A target with one RAM device, and another queue of the device.
 struct Bench {
     stage: Stage,
     device: Arc<dyn Device>,
@@ -50,7 +51,7 @@ impl Bench {
         }
     }
 
-    /// Sends a write of all blocks without its data; the tag that the target asks for it by.
+    /// Sends a write of all blocks without its data; returns the tag of the R2T.
     fn ask(&mut self) -> u16 {
         let sqe = Sqe::write(1, LBA, BLOCKS as u16 - 1, false).with_cid(9);
         let sqe = sqe.with_sgl(SglDescriptor::transport(BYTES as u32));
@@ -61,14 +62,14 @@ impl Bench {
         }
     }
 
-    /// Sends the header of a PDU with `bytes` of the data from `begin` on.
+    /// Sends the header of a PDU with `bytes` bytes of the data from `begin`.
     fn announce(&self, tag: u16, begin: usize, bytes: usize) {
         let last = begin + bytes == BYTES;
         let header = H2cData::new(9, tag, begin as u32, bytes as u32, last, self.io.framing);
         self.io.send_bytes(header.as_bytes());
     }
 
-    /// Turns until an answer comes, or nothing does.
+    /// Runs turns until a response is received, or nothing happens any more.
     fn answer(&mut self) -> Option<Answer> {
         for _ in 0..20_000 {
             self.stage.turn(&[&self.io]);
@@ -95,7 +96,7 @@ impl Bench {
         lent.expect("nobody writes there")
     }
 
-    /// The first blocks have the data, the others nothing.
+    /// Checks that the first blocks contain the data and the others are empty.
     #[track_caller]
     fn expect_blocks(&mut self, new: usize) {
         let found = self.lend(0, BLOCKS);
@@ -110,7 +111,7 @@ impl Bench {
         );
     }
 
-    /// Writes and bytes that the device has counted.
+    /// The device's counts of writes and bytes.
     fn counted(&self) -> (u64, u64) {
         let health = self.device.health();
         (health.writes, health.bytes_written)
@@ -143,7 +144,7 @@ fn whole_blocks_are_in_the_device_before_the_last_has_come() {
     let mut bench = Bench::new();
     let tag = bench.ask();
     bench.announce(tag, 0, BYTES);
-    // Of the header's receive and the next two: one ends in a block, the other with it.
+    // The receive of the header and the next two: one ends within a block, the other at its end.
     bench.stage.turn(&[&bench.io]);
     bench.io.send_bytes(&data()[..10 * BLOCK_BYTES + 100]);
     assert_eq!(bench.answer(), None);

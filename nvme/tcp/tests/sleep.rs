@@ -1,4 +1,5 @@
-//! A reactor that sleeps at once has its device connect the interrupt before, and is woken by it.
+//! A reactor that sleeps without spinning has its device connect the interrupt first, which then
+//! wakes the reactor.
 
 mod harness;
 
@@ -15,10 +16,10 @@ use harness::{Server, Setup, attach, ram};
 use reactors::IdlePolicy;
 use rustix::event::{EventfdFlags, eventfd};
 
-/// How long the drive takes: the reactor is asleep by then.
+/// The drive's response time: long enough for the reactor to sleep.
 const DRIVE_TAKES: Duration = Duration::from_millis(5);
 
-/// RAM that tells of its completions by an interrupt.
+/// A RAM device that signals completions by an interrupt.
 struct Drive {
     inner: Arc<dyn Device>,
     sleeps: Arc<AtomicU32>,
@@ -60,9 +61,9 @@ fn interrupt() -> Arc<OwnedFd> {
 struct DriveQueue {
     inner: Box<dyn DeviceQueue>,
     interrupt: Arc<OwnedFd>,
-    /// Something was submitted for which no interrupt has come.
+    /// A request was submitted for which no interrupt has been sent.
     pending: bool,
-    /// Whether the interrupt is connected with its descriptor.
+    /// Whether the interrupt is connected to its descriptor.
     connected: Arc<(Mutex<bool>, Condvar)>,
     sleeps: Arc<AtomicU32>,
 }

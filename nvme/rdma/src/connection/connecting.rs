@@ -1,5 +1,5 @@
-//! The first command of a connection, which has to be Connect, and which has to be about the queue
-//! that the private data spoke of.
+//! The first command of a connection, which must be a Connect for the queue that the private data
+//! named.
 
 use hugemem::{Account, Lease, WaiterToken};
 use nvme_spec::fabrics::{ConnectData, ConnectField, FabricsType};
@@ -20,7 +20,7 @@ use crate::token::CONNECT_SLOT;
 /// Bytes of the data of a Connect command (Base 2.1 §6.3).
 const CONNECT_DATA_BYTES: u32 = size_of::<ConnectData>() as u32;
 
-/// What is known of the Connect command.
+/// The state of the Connect command.
 #[derive(Debug)]
 pub(super) struct Connecting {
     established: bool,
@@ -29,19 +29,19 @@ pub(super) struct Connecting {
 
 #[derive(Debug)]
 enum Stage {
-    /// None has come; a capsule moves it on.
+    /// Not received. Ends with a capsule.
     Awaiting,
-    /// It came before the connection manager's word, which moves it on.
+    /// Received before the connection manager's Established event. Ends with that event.
     Early(EarlyCapsule),
-    /// It waits for a buffer; the pool moves it on.
+    /// Waits for a lease. Ends when the pool grants it.
     AwaitingBuffer(Pending),
-    /// Its data is being read; the read's completion moves it on.
+    /// Its data is being read. Ends with the completion of the read.
     Reading(Pending, ReadBuffer),
-    /// It was answered, or given up.
+    /// Completed or abandoned.
     Done,
 }
 
-/// A Connect command whose data lies with the host.
+/// A Connect command whose data is in host memory.
 #[derive(Debug)]
 struct Pending {
     sqe: Sqe,
@@ -57,7 +57,7 @@ impl Connecting {
         }
     }
 
-    /// The connection manager's word has come; returns what waited for it.
+    /// Records the connection manager's Established event; returns the capsule that waited for it.
     pub(super) fn establish(&mut self) -> Option<EarlyCapsule> {
         self.established = true;
         match std::mem::replace(&mut self.stage, Stage::Awaiting) {
@@ -69,14 +69,15 @@ impl Connecting {
         }
     }
 
-    /// The queue pair was destroyed: no read is outstanding any more.
+    /// The queue pair was destroyed, so no read is outstanding.
     pub(super) fn queue_destroyed(&mut self, proof: &QueueDestroyed) {
         if let Stage::Reading(_, buffer) = &mut self.stage {
             buffer.queue_destroyed(proof);
         }
     }
 
-    /// Forgets the command, save a buffer that the device may write: that goes with the queue pair.
+    /// Abandons the command. A lease that the device may write is kept until the queue pair is
+    /// destroyed.
     pub(super) fn give_up(&mut self) {
         if !matches!(self.stage, Stage::Reading(..)) {
             self.stage = Stage::Done;
@@ -85,7 +86,7 @@ impl Connecting {
 }
 
 impl<P: Provider> Connection<P> {
-    /// A capsule has come to a queue that is not connected.
+    /// Handles a capsule on a queue that is not connected.
     pub(super) fn take_connect(
         &mut self,
         cx: &mut Context<'_, P>,
@@ -104,8 +105,8 @@ impl<P: Provider> Connection<P> {
         if self.connecting.established {
             self.begin_connect(cx, capsule);
         } else {
-            // RDMA lets a message in before the connection manager's word (IBTA, communication
-            // established), but an answer may not go out.
+            // A message may be received before the connection manager's Established event (IBTA,
+            // communication established), but no response may be sent before it.
             self.connecting.stage = Stage::Early(capsule);
         }
     }
@@ -119,7 +120,7 @@ impl<P: Provider> Connection<P> {
                 let data = data.get(..carried as usize).unwrap_or(&[]);
                 let begin = usize::try_from(offset).unwrap_or(usize::MAX);
                 let end = begin.saturating_add(length as usize);
-                // Data that is not there is no data, which the target core refuses.
+                // Missing data counts as empty, which the target core refuses.
                 self.connect(cx, &sqe, data.get(begin..end).unwrap_or(&[]), None);
             }
             Sgl::Keyed {
@@ -150,7 +151,7 @@ impl<P: Provider> Connection<P> {
         }
     }
 
-    /// There is a buffer for the data of the Connect command.
+    /// Reads the data of the Connect command into `lease`.
     pub(super) fn connect_buffer(&mut self, cx: &mut Context<'_, P>, lease: Lease) {
         let stage = std::mem::replace(&mut self.connecting.stage, Stage::Done);
         let Stage::AwaitingBuffer(pending) = stage else {
@@ -183,7 +184,7 @@ impl<P: Provider> Connection<P> {
         self.connecting.stage = Stage::Reading(pending, buffer);
     }
 
-    /// The data of the Connect command is here.
+    /// Handles the completed read of the Connect command's data.
     pub(super) fn connect_data_read(&mut self, cx: &mut Context<'_, P>) {
         let stage = std::mem::replace(&mut self.connecting.stage, Stage::Done);
         let Stage::Reading(pending, mut buffer) = stage else {
@@ -242,7 +243,7 @@ impl<P: Provider> Connection<P> {
         }
     }
 
-    /// The field of a Connect that is not what the private data said (RDMA 1.1 §3: QID, HSQSIZE
+    /// The field of a Connect command that differs from the private data (RDMA 1.1 §3: QID, HSQSIZE
     /// and CNTLID are those of the Connect command that follows).
     fn contradiction(&self, sqe: &Sqe, data: &[u8]) -> Option<ConnectField> {
         if !sqe.is_fabrics() || sqe.fctype() != FabricsType::CONNECT {

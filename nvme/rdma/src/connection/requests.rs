@@ -24,7 +24,7 @@ pub(super) enum Event {
 }
 
 impl<P: Provider> Connection<P> {
-    /// Takes in a command of a connected queue, with `carried` bytes behind it.
+    /// Admits a command of a connected queue.
     #[inline(always)]
     pub(super) fn admit(
         &mut self,
@@ -37,7 +37,7 @@ impl<P: Provider> Connection<P> {
             let violation = Cause::Violation("a capsule is longer than its queue's capsules");
             return self.break_off(cx, violation);
         }
-        // Each way takes a copy of its own and checks that: in this one little of it is looked at.
+        // Each path copies the command and checks its copy; the inline path reads little of it.
         if self.answer_lent(cx, queue, receives.command(capsule.receive)) {
             cx.counters.commands.add(1);
             return;
@@ -45,7 +45,7 @@ impl<P: Provider> Connection<P> {
         self.admit_any(cx, receives, capsule, queue);
     }
 
-    /// The same for commands that need a slot.
+    /// Admits a command that takes a slot.
     #[inline(never)]
     fn admit_any(
         &mut self,
@@ -55,7 +55,7 @@ impl<P: Provider> Connection<P> {
         queue: QueueId,
     ) {
         let Some(slot) = self.slots.take() else {
-            // The host ignores its own queue's size.
+            // The host sent more commands than its queue has entries.
             let violation = Cause::Violation("more commands outstanding than the queue's entries");
             return self.break_off(cx, violation);
         };
@@ -85,8 +85,8 @@ impl<P: Provider> Connection<P> {
         }
     }
 
-    /// Finds a command's data: in the capsule, whose buffer then is the command's, or with the
-    /// host.
+    /// Locates a command's data: returns the lease with in-capsule data, or records the addresses
+    /// in host memory.
     #[inline]
     fn locate(
         &mut self,
@@ -103,7 +103,7 @@ impl<P: Provider> Connection<P> {
                 Ok(None)
             }
             (_, DataSource::KeyedSegment { offset, length }) => {
-                // Both lie within what the queue's capsules may carry; but this one carries less.
+                // Both are within the capsule size of the queue, but this capsule is smaller.
                 if capsule.carried < offset + length {
                     return Err(Status::INVALID_SGL_SEGMENT_DESCRIPTOR.with_dnr());
                 }
@@ -117,7 +117,7 @@ impl<P: Provider> Connection<P> {
             (_, DataSource::InCapsule { offset }) => {
                 place_capsule(cx, receives, capsule, offset, work.bytes(), self.account).map(Some)
             }
-            // The core admits it on transports without keys only.
+            // The core admits it only on transports without keys.
             (_, DataSource::TransportSgl) => Err(Status::SGL_DESCRIPTOR_TYPE_INVALID.with_dnr()),
         }
     }
@@ -211,8 +211,8 @@ impl<P: Provider> Connection<P> {
         }
     }
 
-    /// Posts reads for as long as the host answers more, the send queue has room, and requests wait
-    /// for them, in their order.
+    /// Posts reads for waiting requests, in order, as long as the host permits more outstanding
+    /// reads and the send queue has room.
     pub(super) fn pump_reads(&mut self, cx: &mut Context<'_, P>) {
         while let Some(&slot) = self.waiting_reads.front() {
             if self.reads_free == 0 || self.sends.vacant() == 0 || self.refused {
@@ -235,7 +235,7 @@ impl<P: Provider> Connection<P> {
         }
     }
 
-    /// Posts as many reads of one request as may be outstanding; the last of them is signalled.
+    /// Posts as many reads of one request as may be outstanding. The last of them is signalled.
     fn post_reads(&mut self, cx: &mut Context<'_, P>, slot: u16, fetch: &mut Fetch) {
         let allowed = u32::from(self.reads_free).min(self.sends.vacant());
         let sequence = self.sends.next_sequence();
@@ -285,7 +285,7 @@ impl<P: Provider> Connection<P> {
         }
         if requests > 0 {
             cx.counters.reads.add(u64::from(requests));
-            // No more than there were free.
+            // Not truncated: at most `reads_free`.
             let taken = requests as u8;
             let read = PostedKind::Read {
                 slot,
@@ -298,7 +298,7 @@ impl<P: Provider> Connection<P> {
         }
     }
 
-    /// Reads of one request have completed, or were flushed.
+    /// Handles reads of one request that have completed or were flushed.
     pub(super) fn read_done(&mut self, cx: &mut Context<'_, P>, slot: u16, requests: u8) {
         self.reads_free += requests;
         let SlotState::FetchingData(fetch) = self.slots.state(slot) else {
@@ -311,7 +311,7 @@ impl<P: Provider> Connection<P> {
         match self.phase {
             Phase::Serving if fetch.is_posted() => self.step(cx, slot, Event::Fetched),
             Phase::Serving => {}
-            // Nobody waits for the data any more.
+            // The request was abandoned.
             Phase::Connecting { .. }
             | Phase::Closing { .. }
             | Phase::Draining { .. }
@@ -367,8 +367,8 @@ impl<P: Provider> Connection<P> {
     }
 }
 
-/// Makes a capsule's buffer that of a command whose data it carries: Base 2.1 §4.3.2 for what may
-/// be wrong with it.
+/// Takes the lease with in-capsule data out of its receive, for the command. Base 2.1 §4.3.2
+/// defines the errors.
 fn place_capsule<P: Provider>(
     cx: &Context<'_, P>,
     receives: &mut Receives<P>,
@@ -389,7 +389,7 @@ fn place_capsule<P: Provider>(
         cx.counters.bytes_copied.add(u64::from(bytes));
     }
     lease.resize(bytes as usize);
-    // What comes for the receive in its place is under the promise from now on.
+    // The lease that replaces it in the receive is charged to the reserved amount.
     lease.charge(account);
     cx.counters.bytes_in_capsule.add(u64::from(bytes));
     Ok(lease)

@@ -1,7 +1,8 @@
-//! Answers on their way: data to the host's memory, and the response behind it in the same post.
+//! Sending of responses: writes of data to host memory and the response capsule, in one post.
 //!
-//! Nothing that is queued has a completion of its own: the last of a turn gets one when the turn is
-//! posted, and every answer of the turn comes home with it (see [`posted`](crate::posted)).
+//! Work requests are queued unsignalled. The last one of a turn is signalled when the turn's work
+//! is posted, and its completion completes all responses of the turn (see
+//! [`posted`](crate::posted)).
 
 use std::slice;
 
@@ -21,7 +22,7 @@ use crate::plan::RESPONSE_BYTES;
 use crate::posted::{PostedKind, TargetDma};
 use crate::slot::{Answer, SlotState};
 
-/// Places of the send queue that the answer to a lent read takes: its write and its response.
+/// Send queue entries of the response to an inline read: a write and the response capsule.
 const LENT_ANSWER_REQUESTS: u32 = 2;
 
 impl<P: Provider> Connection<P> {
@@ -106,7 +107,7 @@ impl<P: Provider> Connection<P> {
         cx.core.sent(timing, cx.now);
     }
 
-    /// Queues the writes of an answer's data; `false` as [`write`](Self::write) says.
+    /// Queues the writes of a response's data; returns `false` like [`write`](Self::write).
     fn write_data(
         &mut self,
         cx: &Context<'_, P>,
@@ -136,8 +137,8 @@ impl<P: Provider> Connection<P> {
         true
     }
 
-    /// Queues one write of memory that stays as it is until its sequence number is done; `false`
-    /// when that memory is not the device's to read, which is this program's mistake.
+    /// Queues one write. The memory must not change until its sequence number completes. Returns
+    /// `false` if the memory is not registered, which is a defect of this program.
     #[inline(always)]
     fn write(
         &mut self,
@@ -153,7 +154,7 @@ impl<P: Provider> Connection<P> {
         self.queue_write(cx, sequence, remote, slice::from_ref(&piece), length)
     }
 
-    /// The same across registrations.
+    /// The same for memory in several registrations.
     #[cold]
     fn write_gathered(
         &mut self,
@@ -196,7 +197,7 @@ impl<P: Provider> Connection<P> {
         true
     }
 
-    /// Queues a response, behind the data.
+    /// Queues a response capsule, behind its data.
     #[inline(always)]
     fn post_response(
         &mut self,
@@ -232,7 +233,7 @@ impl<P: Provider> Connection<P> {
             wr_id: self.work_id(sequence, true),
             operation,
             payload,
-            // The last of the turn will be.
+            // The last one of the turn is signalled when it is posted.
             signalled: false,
             solicited: false,
             fence: false,
@@ -244,8 +245,8 @@ impl<P: Provider> Connection<P> {
         self.queued = true;
     }
 
-    /// Answers a read whose data the device lends: at once, and without a slot, since nothing of it
-    /// has to wait. `false`: there is more to the command, and nothing has happened.
+    /// Completes a read inline, with borrowed data and without a slot. Returns `false` without
+    /// effect if it cannot.
     #[inline]
     pub(super) fn answer_lent(
         &mut self,
@@ -254,7 +255,7 @@ impl<P: Provider> Connection<P> {
         sqe: Sqe,
     ) -> bool {
         let goes_now = self.sends.vacant() >= LENT_ANSWER_REQUESTS && self.waiting_sends.is_empty();
-        // A slot that it does not take must be there all the same: the queue's size is the limit.
+        // An inline command takes no slot, but counts towards the queue's entries.
         if !goes_now || !self.slots.has_free() {
             return false;
         }
@@ -293,7 +294,7 @@ impl<P: Provider> Connection<P> {
         true
     }
 
-    /// The same for data that lies in several registrations, or in none.
+    /// The same for data in several registrations, or in none.
     #[cold]
     fn answer_lent_gathered(
         &mut self,
@@ -320,7 +321,7 @@ impl<P: Provider> Connection<P> {
         self.post_response(cx, sequence, response, invalidate);
     }
 
-    /// Sends a response that belongs to no slot: that of Connect, before which nothing is posted.
+    /// Sends the response of Connect, which has no slot. Nothing is posted before it.
     pub(super) fn respond(
         &mut self,
         cx: &mut Context<'_, P>,
@@ -336,9 +337,9 @@ impl<P: Provider> Connection<P> {
         self.sends.push(1, PostedKind::Answer, None, cx.now);
     }
 
-    /// Asks the host's device whether it is still there: an RDMA write of no bytes, which the device
-    /// acknowledges by itself and checks against no key (InfiniBand Architecture Specification,
-    /// volume 1, C9-88). It takes no receive of the host.
+    /// Probes the host's device with an RDMA write of zero bytes, which the device acknowledges
+    /// without checking a key (InfiniBand Architecture Specification, volume 1, C9-88). It consumes
+    /// no receive of the host.
     pub(super) fn post_probe(&mut self, cx: &Context<'_, P>) {
         if self.sends.vacant() == 0 {
             return;
@@ -362,7 +363,7 @@ impl<P: Provider> Connection<P> {
         cx.counters.probes.add(1);
     }
 
-    /// Whether an answer that waits for room in the send queue borrows blocks that a writer waits
+    /// Whether a response that waits for room in the send queue borrows blocks that a writer waits
     /// for.
     pub(super) fn waiting_answers_keep_writer_waiting(&mut self) -> bool {
         let Self {
@@ -378,7 +379,7 @@ impl<P: Provider> Connection<P> {
         })
     }
 
-    /// Posts what is queued, the last of it signalled: with its completion all of it comes home.
+    /// Posts queued work, with the last work request signalled: its completion completes all of it.
     #[inline]
     pub(super) fn post_queued(&mut self) {
         self.queue_pair.signal_last();
@@ -388,7 +389,7 @@ impl<P: Provider> Connection<P> {
         self.queued = false;
     }
 
-    /// Ends a turn: posts what is queued.
+    /// Posts queued work at the end of a turn.
     #[inline]
     pub(crate) fn flush(&mut self, cx: &mut Context<'_, P>) {
         if self.queued {
@@ -402,7 +403,7 @@ impl<P: Provider> Connection<P> {
     }
 }
 
-/// Pieces of the host's memory that `bytes` bytes take.
+/// Number of blocks of host memory that `bytes` bytes occupy.
 #[inline]
 fn blocks_for(remote: &KeyedBlocks, bytes: u32) -> u32 {
     match remote.blocks.first() {
@@ -425,7 +426,8 @@ fn several_blocks_for(remote: &KeyedBlocks, bytes: u32) -> u32 {
     blocks
 }
 
-/// Copies a response to where the device fetches it, for devices that take none inline.
+/// Copies a response into memory from which the device sends it, for devices that do not take it
+/// inline.
 #[inline(never)]
 fn put_response<P: Provider>(
     responses: &DmaBuffer,

@@ -121,7 +121,7 @@ impl<P: Provider> ConnectionSet<P> {
         let parts = match self.queue_pair(&mut connection, device, &Wanted { negotiated, port }) {
             Ok(made) => made.into_parts(connection, token),
             Err(error) => {
-                // Dropping the connection rejects it too, without the reason.
+                // Dropping the connection also rejects it, but without the reason.
                 let _ = connection.reject(ConnectReject::new(no_room).as_bytes());
                 return Err(error);
             }
@@ -138,9 +138,9 @@ impl<P: Provider> ConnectionSet<P> {
             // No memory key is given to hosts, so they have nothing to read.
             responder_resources: 0,
             retries: 7,
-            // How often the host's device retries a capsule while the shared receive queue is empty,
-            // which happens when this side lacks memory. The time that the host may be without
-            // receives for its responses is limited by the connection (`PROGRESS_TIMEOUT`).
+            // How often the host's device retries a capsule while the shared receive queue is
+            // empty, which happens when this side lacks memory. The time that the host may be
+            // without receives for its responses is limited by the connection (`PROGRESS_TIMEOUT`).
             rnr_retries: RNR_RETRY_FOREVER,
         });
         let (device, number) = (parts.device, parts.queue_pair.number());

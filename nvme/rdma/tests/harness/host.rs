@@ -1,4 +1,4 @@
-//! A raw NVMe/RDMA host: it sends what it is told to, right or wrong.
+//! A raw NVMe/RDMA host that sends what a test says, valid or not.
 
 use std::time::Duration;
 
@@ -19,28 +19,28 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::world::{HOST, NQN, World};
 
-/// Bytes of one command capsule's place.
+/// Bytes reserved for one command capsule.
 const CAPSULE_BYTES: usize = 12 << 10;
-/// Bytes of one response's place.
+/// Bytes reserved for one response.
 const RESPONSE_BYTES: usize = 64;
-/// Responses that there is room for.
+/// Number of responses that the memory has room for.
 const RESPONSES: usize = 512;
-/// Where a host's command capsules lie in its memory, behind the responses.
+/// Offset of the command capsules in a host's memory, behind the responses.
 const CAPSULES_AT: usize = RESPONSES * RESPONSE_BYTES;
 
 /// Marks the identifiers of receives.
 const RECEIVE: u64 = 1 << 63;
 
-/// How a host asks for a connection.
+/// A host's parameters for a connection.
 #[derive(Clone)]
 pub(crate) struct Call {
     pub(crate) private_data: Vec<u8>,
-    /// RDMA reads that it answers at once.
+    /// Concurrent RDMA reads that it serves.
     pub(crate) reads: u8,
-    /// Responses that it posts receives for.
+    /// Number of receives that it posts for responses.
     pub(crate) receives: usize,
     pub(crate) retries: u8,
-    /// Command capsules that may be on their way at once.
+    /// Command capsules in flight at most.
     pub(crate) capsules: usize,
     /// Bytes of data.
     pub(crate) data_bytes: usize,
@@ -70,12 +70,12 @@ impl Call {
     }
 }
 
-/// How an attempt to connect ended.
+/// Why an attempt to connect failed.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
-    /// By the target, with its reason.
+    /// The target rejected it, with this reason.
     Rejected(RejectReason),
-    /// Otherwise.
+    /// Another failure.
     Failed,
 }
 
@@ -89,16 +89,16 @@ pub(crate) struct Host<P: Provider> {
     pub(crate) accept: ConnectAccept,
     capsules: usize,
     next_capsule: usize,
-    /// Responses that came, with the key that each invalidated.
+    /// Received responses, with the key that each invalidated.
     pub(crate) responses: Vec<(Cqe, Option<u32>)>,
     /// How the connection ended, if it has.
     pub(crate) disconnected: bool,
-    /// What failed, apart from flushes.
+    /// Failed work requests, without flushed ones.
     pub(crate) failures: Vec<CompletionStatus>,
 }
 
 impl<P: Provider> Host<P> {
-    /// Connects to the target, which is turned meanwhile.
+    /// Connects to the target, and runs the target's turns meanwhile.
     pub(crate) fn connect(
         stage: &mut impl World<Provider = P>,
         call: &Call,
@@ -181,7 +181,7 @@ impl<P: Provider> Host<P> {
         Self::admin_by(stage, &Call::queue(0, 32, 0), keep_alive_ms)
     }
 
-    /// The same by a certain call.
+    /// The same with the given connection parameters.
     pub(crate) fn admin_by(
         stage: &mut impl World<Provider = P>,
         call: &Call,
@@ -218,7 +218,7 @@ impl<P: Provider> Host<P> {
         host
     }
 
-    /// Both, ready for I/O.
+    /// Connects an admin queue and an I/O queue.
     pub(crate) fn attach(stage: &mut impl World<Provider = P>, depth: u16) -> (Self, Self) {
         let (admin, cntlid) = Self::admin(stage);
         let io = Self::io(stage, cntlid, 1, depth);
@@ -246,7 +246,7 @@ impl<P: Provider> Host<P> {
         self.queue_pair.number()
     }
 
-    /// Where its data lies in its memory.
+    /// Offset of the data in its memory.
     fn data_at(&self) -> usize {
         CAPSULES_AT + self.capsules * CAPSULE_BYTES
     }
@@ -292,12 +292,12 @@ impl<P: Provider> Host<P> {
         self.memory.view().write(at, bytes);
         let memory = SgeList::one(self.memory.piece(at, bytes.len()));
         let request = SendRequest::new(1, SendOperation::Send, Payload::Memory(memory.as_slice()));
-        // A queue pair that has failed takes nothing more.
+        // A queue pair that has failed accepts no more work.
         let _ = self.queue_pair.queue_send(&request);
         let _ = self.queue_pair.flush();
     }
 
-    /// Takes in what has come.
+    /// Handles completions and events.
     pub(crate) fn poll(&mut self) {
         let mut batch = [WorkCompletion::default(); 32];
         loop {
@@ -340,7 +340,7 @@ impl<P: Provider> Host<P> {
         let _ = self.queue_pair.flush();
     }
 
-    /// The next response, for which the target is turned.
+    /// The next response. Runs the target's turns until it is received.
     #[track_caller]
     pub(crate) fn await_response(
         &mut self,
@@ -353,7 +353,7 @@ impl<P: Provider> Host<P> {
         self.responses.remove(0)
     }
 
-    /// Sends a command without data behind it, and awaits its response.
+    /// Sends a command without in-capsule data, and awaits its response.
     #[track_caller]
     pub(crate) fn command(&mut self, stage: &mut impl World<Provider = P>, sqe: Sqe) -> Cqe {
         self.send(sqe, &[]);
@@ -369,7 +369,7 @@ impl<P: Provider> Host<P> {
         });
     }
 
-    /// Proves that this connection works: writes a block and reads it back.
+    /// Checks that this connection works: writes a block and reads it back.
     #[track_caller]
     pub(crate) fn prove_alive(&mut self, stage: &mut impl World<Provider = P>, lba: u64, fill: u8) {
         self.write(0, &[fill; 512]);
@@ -400,7 +400,7 @@ fn receive<P: Provider>(index: usize, memory: &SharedMemory<P>) -> ReceiveReques
     }
 }
 
-/// Turns the target until the host has an event; the accept's private data where it was one.
+/// Runs the target's turns until the host has an event; returns the private data of an accept.
 fn await_event<P: Provider>(
     stage: &mut impl World<Provider = P>,
     channel: &mut P::EventChannel,

@@ -1,5 +1,5 @@
 //! A target on the in-process fabric, on one thread and in virtual time: one RAM namespace of
-//! 512-byte blocks, one export; and a raw host that may misbehave.
+//! 512-byte blocks, one export; and a raw host that may violate the protocol.
 
 #![expect(
     dead_code,
@@ -31,7 +31,7 @@ pub(crate) use world::{HOST, NQN, World};
 pub(crate) const BLOCK_BYTES: usize = 512;
 pub(crate) const NAMESPACE_BYTES: u64 = 16 << 20;
 pub(crate) const IN_CAPSULE_BYTES: u32 = 4096;
-/// Turns after which something that should have happened has not.
+/// Turns after which a wait has failed.
 pub(crate) const TURNS_MAX: usize = 20_000;
 /// The target's machine on the fabric, and the host's.
 pub(crate) const TARGET_MACHINE: usize = 0;
@@ -39,7 +39,7 @@ pub(crate) const HOST_MACHINE: usize = 1;
 
 pub(crate) const TARGET_IP: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 pub(crate) const HOST_IP: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2));
-/// The target's other device, where it has one.
+/// The target's other device, if it has one.
 pub(crate) const SECOND_IP: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 3));
 
 impl World for Stage {
@@ -60,14 +60,14 @@ impl World for Stage {
     }
 }
 
-/// What a test may want otherwise.
+/// Options of a test target.
 pub(crate) struct Setup {
     pub(crate) fabric: FabricConfig,
     pub(crate) device: DeviceConfig,
     /// Another device of the target.
     pub(crate) second: Option<DeviceConfig>,
     pub(crate) arena_bytes: usize,
-    /// Memory that is there already, for those who begin anew very often.
+    /// Existing memory, for tests that start many targets.
     pub(crate) memory: Option<(Arc<Arena>, Arc<MemoryDevice>)>,
     pub(crate) rdma: RdmaConfig,
     pub(crate) queues_max: usize,
@@ -102,7 +102,7 @@ pub(crate) fn port_settings() -> PortSettings {
 /// A host on the fabric.
 pub(crate) type FakeHost = host::Host<Fake>;
 
-/// A target and the wire to it.
+/// A target and the fabric.
 pub(crate) struct Stage {
     pub(crate) set: ConnectionSet<Fake>,
     pub(crate) fabric: Fabric,
@@ -232,7 +232,7 @@ impl Stage {
         }
     }
 
-    /// Turns until `done` holds.
+    /// Runs turns until `done` returns true.
     #[track_caller]
     pub(crate) fn turn_until(&mut self, what: &str, done: impl FnMut(&mut Self) -> bool) {
         World::turn_until(self, what, done);
@@ -251,7 +251,7 @@ impl Stage {
         (counts.read.count(), counts.write.count())
     }
 
-    /// Every slice of the arena that is out on lease, save what receives hold.
+    /// Number of slices of the arena that are leased, without those of receives.
     pub(crate) fn leases_out(&self) -> u64 {
         let classes = self.arena.counters().classes;
         classes.iter().map(|class| class.taken).sum()
@@ -295,7 +295,7 @@ pub(crate) fn subsystem_at(device: &Arc<MemoryDevice>, ports: &[PortId]) -> Subs
     }
 }
 
-/// A port for hosts that come by `address`.
+/// A port for hosts that connect to `address`.
 pub(crate) fn port_at(id: PortId, address: SocketAddr) -> PortConfig {
     PortConfig {
         id,

@@ -1,4 +1,4 @@
-//! What a raw host needs of the target that it speaks to, be that a test's or another program.
+//! The interface of a raw host to its target, which a test or another program implements.
 
 use std::net::SocketAddr;
 
@@ -7,29 +7,29 @@ use rdma::Provider;
 pub(crate) const NQN: &str = "nqn.2026-11.org.windlass:test";
 pub(crate) const HOST: &str = "nqn.2026-11.org.windlass:host";
 
-/// What a host needs of the target that it speaks to.
+/// The interface of a host to its target.
 pub(crate) trait World: Sized {
-    /// The host's RDMA.
+    /// The host's RDMA provider.
     type Provider: Provider;
 
-    /// Turns after which something that should have happened has not.
+    /// Turns after which a wait has failed.
     const TURNS: usize;
 
     /// The host's side.
     fn host_machine(&self) -> Self::Provider;
 
-    /// What it attaches.
+    /// The NQN of the subsystem that it attaches to.
     fn subsystem(&self) -> &str {
         NQN
     }
 
-    /// Where the target listens.
+    /// The target's address.
     fn address(&self) -> SocketAddr;
 
-    /// Lets the target go on.
+    /// Runs a turn of the target.
     fn turn(&mut self);
 
-    /// Turns until `done` holds.
+    /// Runs turns until `done` returns true.
     #[track_caller]
     fn turn_until(&mut self, what: &str, mut done: impl FnMut(&mut Self) -> bool) {
         for _ in 0..Self::TURNS {

@@ -1,12 +1,12 @@
-//! Data of a write received straight into its device's memory.
+//! Direct data placement: data of a write is received directly into its device's memory.
 //!
-//! A block changes as a whole, whatever the host or another reactor does: the device gives its
-//! memory only for whole blocks that it holds for nobody else, only for the time of one receive, and
-//! only as many blocks as the stream already has all the bytes of. What has come of the block
-//! behind them goes into the request's lease, and is copied from there when the block is complete.
-//! Where the device does not give its memory, because a reader holds the range, the lease takes the
-//! data as it does for other devices. Data under a digest always goes there, since it must not
-//! reach the device before the digest was found right.
+//! A block must change atomically, whatever the host or another reactor does. Therefore the device
+//! gives access only to whole blocks without range locks, only for the time of one receive, and
+//! only to as many blocks as the stream has received completely. The received part of the next
+//! block is stored in the request's lease, and copied from there when the block is complete. If the
+//! device refuses, because a reader holds a range lock, the data is received into the lease as for
+//! other devices. So is data with a digest, since it must not reach the device before the digest is
+//! verified.
 
 use std::io::IoSliceMut;
 
@@ -19,7 +19,7 @@ use crate::slot::{Fetch, SlotState};
 use crate::stream::{ByteStream, Transferred};
 
 impl<S: ByteStream> Connection<S> {
-    /// Bytes of a block, where a write's data may be received into its device.
+    /// Block size in bytes, if a write's data may be received directly into its device.
     pub(super) fn block_to_receive(&self, cx: &Context<'_>, work: &Work) -> Option<usize> {
         let solicited = !matches!(work.source(), DataSource::InCapsule { .. });
         let has_digest = self.rules.framing.data_digest && !planted("fill-before-digest");
@@ -28,8 +28,9 @@ impl<S: ByteStream> Connection<S> {
             .block_to_fill(self.queue.filter(|_| is_plain)?, work)
     }
 
-    /// One vectored receive: whole blocks of the data that is awaited straight into its device, the
-    /// rest of it into its lease, what follows into the buffer. `None`: nothing was received.
+    /// Makes one vectored receive: whole blocks of awaited data directly into the device, the rest
+    /// of the data into its lease, and what follows into the buffer. Returns `None` if nothing was
+    /// received.
     pub(super) fn receive_into_device(
         &mut self,
         cx: &mut Context<'_>,
@@ -50,7 +51,7 @@ impl<S: ByteStream> Connection<S> {
         if !self.receiver.buffered().is_empty() {
             return None;
         }
-        // What waits in the lease belongs to the first of these blocks.
+        // Data in the lease that is not placed belongs to the first of these blocks.
         let waiting = fetch.filled - fetch.placed;
         let there = waiting + self.stream.available().min(*remaining);
         let whole = there - there % block_bytes;
@@ -93,8 +94,8 @@ impl<S: ByteStream> Connection<S> {
         }
     }
 
-    /// Brings what is left of a write in its lease to its device, where that goes at once; else to
-    /// the front of the lease, which has to hold exactly what is left.
+    /// Copies the rest of a partly placed write from its lease to its device, if that completes
+    /// inline. Otherwise moves it to the front of the lease, which must contain exactly the rest.
     pub(super) fn place_rest(
         &self,
         cx: &mut Context<'_>,

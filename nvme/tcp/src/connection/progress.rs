@@ -1,11 +1,11 @@
-//! Hosts that make no progress: they send no data that they were asked for, or take none that they
-//! asked for.
+//! Hosts that make no progress: they do not send solicited data, or do not receive the data of
+//! their reads.
 //!
-//! What such a connection holds is bounded in time. A device gets its memory back after
-//! [`BORROWED_MAX`]: reads whose PDU is not begun are read again when the stream takes it, and the
-//! data of a PDU that is half sent is copied when a writer waits for it. Leases come back with the end of the connection, after
-//! [`PROGRESS_TIMEOUT`], or after [`PROGRESS_TIMEOUT_CONTENDED`] where a host that has none waits for
-//! memory of that size.
+//! The time for which such a connection holds memory is limited. Borrows end after
+//! [`BORROWED_MAX`]: reads whose PDU is not partly sent borrow again when the stream accepts bytes,
+//! and the data of a partly sent PDU is copied if a writer waits for it. Leases are freed when the
+//! connection ends, after [`PROGRESS_TIMEOUT`], or after [`PROGRESS_TIMEOUT_CONTENDED`] if a host
+//! without leases waits for memory of that size.
 
 use hugemem::Account;
 use reactors::Nanos;
@@ -20,7 +20,7 @@ use crate::stream::ByteStream;
 use crate::transmit::Suspended;
 
 impl<S: ByteStream> Connection<S> {
-    /// A request begins to wait for data of the host.
+    /// Called when a request begins to wait for data from the host.
     pub(super) fn begin_fetch(&mut self, now: Nanos) {
         if self.solicited == 0 {
             self.data_at = now;
@@ -33,7 +33,7 @@ impl<S: ByteStream> Connection<S> {
             .get_or_insert(now + PROGRESS_CHECK_INTERVAL);
     }
 
-    /// The stream takes no more.
+    /// Called when the stream accepts no more bytes.
     #[cold]
     pub(super) fn send_blocked(&mut self, cx: &Context<'_>) {
         let sent_bytes = self.transmitter.bytes_sent();
@@ -47,7 +47,7 @@ impl<S: ByteStream> Connection<S> {
             self.borrows_until.get_or_insert(cx.now + BORROWED_MAX);
             return;
         }
-        // What was lent for this send alone, and did not leave with it.
+        // These borrows were for this send only, and their data was not sent.
         let suspended = self.transmitter.suspend_loans();
         cx.counters.loans_suspended.add(suspended as u64);
         self.borrows_until = match self.transmitter.begun_loan() {
@@ -58,7 +58,7 @@ impl<S: ByteStream> Connection<S> {
         self.begun_loan = self.transmitter.begun_loan();
     }
 
-    /// A read is answered from a device's memory although the stream takes nothing.
+    /// Suspends the borrow of a read that completed while the stream accepts no bytes.
     #[cold]
     pub(super) fn suspend_if_slow(&mut self, cx: &Context<'_>) {
         if self.is_slow && self.awaits_writable {
@@ -67,8 +67,7 @@ impl<S: ByteStream> Connection<S> {
         }
     }
 
-    /// The host takes no data: devices get back what they lend for it, so that others can write
-    /// there.
+    /// Ends the borrows of a host that receives no data, so that the ranges can be written.
     pub(super) fn stop_borrowing(&mut self, cx: &Context<'_>) -> Result<(), Ended> {
         self.borrows_until = None;
         self.begun_loan = None;
@@ -79,12 +78,12 @@ impl<S: ByteStream> Connection<S> {
         let suspended = self.transmitter.suspend_loans();
         cx.counters.loans_suspended.add(suspended as u64);
         if self.transmitter.begun_loan().is_some() && !self.transmitter.begun_loan_is_awaited() {
-            // A copy would take memory for nothing.
+            // No writer waits, so a copy would only use memory.
             self.begun_loan = self.transmitter.begun_loan();
             self.borrows_until = Some(cx.now + BORROWED_CHECK_INTERVAL);
             return Ok(());
         }
-        // The reserve of the host's admin account is for this, too.
+        // The reserve of the host's admin account may be used for this.
         let reserve = self.account.host().map_or(Account::SYSTEM, Account::admin);
         let copy = |len| {
             let lease = cx.pool.take_for(self.account, len);

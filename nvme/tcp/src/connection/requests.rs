@@ -17,7 +17,7 @@ use crate::stream::ByteStream;
 use crate::transmit::Finishes;
 
 impl<S: ByteStream> Connection<S> {
-    /// Takes in a command of a connected queue.
+    /// Admits a command of a connected queue.
     #[inline]
     pub(super) fn admit(
         &mut self,
@@ -25,7 +25,7 @@ impl<S: ByteStream> Connection<S> {
         queue: QueueId,
         payload: Option<Payload>,
     ) -> Result<(), Box<Violation>> {
-        // A slot that such a command does not take must be there all the same.
+        // An inline command takes no slot, but counts towards the queue's entries.
         let answered = self.slots.vacant() > self.at_once
             && match payload {
                 None => self.read_at_once(cx, queue),
@@ -37,7 +37,7 @@ impl<S: ByteStream> Connection<S> {
         self.admit_any(cx, queue, payload)
     }
 
-    /// Answers a read whose data is lent at once. `false`: nothing has happened.
+    /// Completes a read inline, with borrowed data. Returns `false` without effect if it cannot.
     #[inline]
     fn read_at_once(&mut self, cx: &mut Context<'_>, queue: QueueId) -> bool {
         let sqe = self.receiver.command();
@@ -62,8 +62,8 @@ impl<S: ByteStream> Connection<S> {
         true
     }
 
-    /// Carries out a write whose data is all in the receive buffer, from there. `false`: nothing has
-    /// happened.
+    /// Completes a write inline, with its data in the receive buffer. Returns `false` without
+    /// effect if it cannot.
     #[inline]
     fn write_inline(&mut self, cx: &mut Context<'_>, queue: QueueId, payload: Payload) -> bool {
         let bytes = payload.bytes as usize;
@@ -71,7 +71,7 @@ impl<S: ByteStream> Connection<S> {
             return false;
         };
         let digest_bytes = if payload.digest { DIGEST_BYTES } else { 0 };
-        // A wrong one is dealt with where the data is collected.
+        // A wrong digest is handled where the data is received into a lease.
         let is_checked = payload.digest && !planted("at-once-digest-ignored");
         if is_checked && behind.first_chunk() != Some(&digest(data)) {
             return false;
@@ -96,7 +96,7 @@ impl<S: ByteStream> Connection<S> {
         true
     }
 
-    /// Takes in a command that may have to wait for something.
+    /// Admits a command that takes a slot.
     #[inline(never)]
     fn admit_any(
         &mut self,
@@ -107,7 +107,7 @@ impl<S: ByteStream> Connection<S> {
         let sqe = self.receiver.command();
         let free = self.slots.vacant() > self.at_once;
         let Some(slot) = free.then(|| self.slots.take()).flatten() else {
-            // More commands than the queue has entries: the host ignores its own queue size.
+            // The host sent more commands than its queue has entries.
             return Err(Violation::new(
                 FatalError::SEQUENCE_ERROR,
                 0,
@@ -145,7 +145,7 @@ impl<S: ByteStream> Connection<S> {
         Ok(())
     }
 
-    /// Checks an H2CData PDU against the R2T it answers (TCP 1.1 §3.6.2.8).
+    /// Checks an H2CData PDU against its R2T (TCP 1.1 §3.6.2.8).
     pub(super) fn begin_host_data(
         &mut self,
         header: &H2cData,
@@ -326,8 +326,7 @@ impl<S: ByteStream> Connection<S> {
         self.answer(cx, slot, &response, timing, data);
     }
 
-    /// Queues the answer: data where there is any, and the response capsule unless the data says it
-    /// all.
+    /// Queues the data, if any, and the response capsule unless the data PDU has the SUCCESS flag.
     #[inline]
     fn answer(
         &mut self,
@@ -350,8 +349,8 @@ impl<S: ByteStream> Connection<S> {
         }
     }
 
-    /// [`push_answer`](Self::push_answer) of a request that had a slot: apart, so that a read which
-    /// is answered at once has one of its own.
+    /// [`push_answer`](Self::push_answer) for a request with a slot. A separate function, so that
+    /// the call for inline reads is inlined alone.
     #[inline(never)]
     fn push_slot_answer(
         &mut self,
@@ -364,7 +363,7 @@ impl<S: ByteStream> Connection<S> {
         self.push_answer(cx, response, data, bytes, Finishes::Slot(slot));
     }
 
-    /// Queues data, and the response capsule unless the data says it all.
+    /// Queues data, and the response capsule unless the data PDU has the SUCCESS flag.
     #[inline(always)]
     fn push_answer(
         &mut self,
@@ -378,7 +377,7 @@ impl<S: ByteStream> Connection<S> {
         let bytes = if short { bytes - 512 } else { bytes };
         cx.counters.bytes_sent.add(bytes as u64);
         let (command_id, length) = (response.cid.get(), bytes as u32);
-        // SUCCESS stands for a response without a result (TCP 1.1 §3.6.2.9).
+        // SUCCESS replaces a response without a result (TCP 1.1 §3.6.2.9).
         if self.success_flag && response.result() == 0 {
             let header = self.transmitter.success_header(command_id, length);
             self.transmitter
@@ -402,7 +401,7 @@ impl<S: ByteStream> Connection<S> {
     }
 }
 
-/// What is wrong with the in-capsule data of a command that reads it (Base 2.1 §4.3.2).
+/// The status for invalid in-capsule data, if the command uses in-capsule data (Base 2.1 §4.3.2).
 fn in_capsule_fault(work: &Work, payload: Option<Payload>) -> Option<Status> {
     match (work.direction(), work.source()) {
         (Direction::FromHost, DataSource::InCapsule { offset }) => {

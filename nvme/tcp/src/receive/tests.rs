@@ -1,4 +1,4 @@
-//! What a host may get wrong in a PDU header, and the status and offset it is told (TCP 1.1
+//! Errors in PDU headers, and the status and field offset of the termination request (TCP 1.1
 //! §3.6.2.5).
 
 use hugemem::Account;
@@ -234,7 +234,7 @@ fn more_than_a_header_stays_in_its_buffer_until_it_is_consumed_or_forgotten() {
     receiver.filled(REST_BYTES_MAX + 1);
     buffers.take_back(&mut receiver, one);
     assert_eq!(receiver.buffered().len(), REST_BYTES_MAX + 1);
-    // Others go on with the spare ones, and with little at a time where there is none.
+    // Others use the spare buffers, and receive little at a time if there is none.
     let mut others: Vec<_> = (2..RECEIVE_BUFFERS).map(|_| Receiver::new()).collect();
     for (place, other) in others.iter_mut().enumerate() {
         buffers.lend(other);
@@ -248,7 +248,7 @@ fn more_than_a_header_stays_in_its_buffer_until_it_is_consumed_or_forgotten() {
     last.filled(REST_BYTES_MAX);
     buffers.take_back(&mut last, one);
     assert!(!last.has_buffer());
-    // Whoever gives one back, having consumed or forgotten what was in it, leaves it to all.
+    // A returned buffer is available to all, whether its contents were consumed or discarded.
     receiver.consume(1);
     buffers.take_back(&mut receiver, one);
     assert!(!receiver.has_buffer());
@@ -280,7 +280,7 @@ fn connections_of_one_host_keep_few_buffers() {
     assert_eq!(buffers.room_max(100, greedy), usize::MAX);
 }
 
-/// The next capsule is held against the one before it only as far as both are alike.
+/// A capsule is recognised by the one before it only if both headers are equal.
 #[test]
 fn a_capsule_like_the_last_is_known_until_the_rules_change() {
     for header_digest in [false, true] {
@@ -329,8 +329,7 @@ fn the_header_shown_to_the_host_is_the_one_it_sent() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
 
-    /// Whatever arrives is a PDU, a wait for more, or a violation, and a PDU's data obeys the
-    /// limits.
+    /// Any bytes are a PDU, an incomplete PDU or a violation, and a PDU's data respects the limits.
     #[test]
     fn any_bytes_are_judged_without_harm(
         mut bytes in proptest::collection::vec(any::<u8>(), 0..300),

@@ -1,4 +1,4 @@
-//! Partial sends at every position leave the same bytes on the wire and finish every slot once.
+//! Partial sends at every position send the same bytes and finish every slot once.
 
 use hugemem::{Arena, ArenaConfig, PagePolicy, Pool, Store};
 use nvme_spec::tcp::{C2hData, C2hEnd, CapsuleResp};
@@ -8,7 +8,7 @@ use zerocopy::{FromBytes, transmute};
 
 use super::*;
 
-/// Takes at most `grain` bytes at a time and sometimes nothing.
+/// A stream that accepts at most `grain` bytes per send and sometimes none.
 struct Wire {
     bytes: Vec<u8>,
     grain: usize,
@@ -114,8 +114,8 @@ fn any_grain_gives_the_same_bytes_and_finishes_slots_in_order() {
     assert_eq!(pool.waiting(), 0);
 }
 
-/// The data PDU says where its data lies, and it lies there, aligned as the host asked, its digests
-/// right.
+/// A data PDU's data is at the offset that its header states, with the alignment that the host
+/// requested and valid digests.
 fn check_layout(wire: &[u8], framing: Framing) {
     let (header, _) = C2hData::read_from_prefix(wire).expect("a header");
     let (begin, plen) = (usize::from(header.ch.pdo), header.ch.plen.get() as usize);
@@ -138,7 +138,7 @@ fn check_layout(wire: &[u8], framing: Framing) {
     assert_eq!(response.cqe.cid.get(), 7);
 }
 
-/// What is sent of three messages when the first is half sent and a termination comes.
+/// Of three PDUs, the first partly sent, only the first is sent before a termination request.
 fn terminated(framing: Framing) -> Vec<u8> {
     let pool = pool();
     let mut transmitter = Transmitter::new();
@@ -163,7 +163,7 @@ fn what_is_half_sent_is_finished_before_a_termination() {
     assert!(sent.ends_with(b"end"));
 }
 
-/// Data that is queued behind half-sent data, in every state of sending, has its own digest.
+/// Data that is queued behind partly sent data has its own digest, at every position.
 #[test]
 fn each_data_has_its_digest_whenever_it_is_queued() {
     const BYTES: usize = 100;
@@ -214,8 +214,8 @@ fn half_sent_data_keeps_its_digest_before_a_termination() {
     assert_eq!(&sent[end + DIGEST_BYTES..], b"end");
 }
 
-/// The device has its memory back: what is half sent goes on from a copy, and what is not begun is
-/// read again when it can be sent, with what is there then.
+/// After borrows are suspended, a partly sent PDU continues from a copy. A PDU that is not partly
+/// sent borrows again when it can be sent, with the data at that time.
 #[test]
 fn data_that_nobody_takes_is_lent_no_longer() {
     const PDU_BYTES: usize = 24 + 4096;
@@ -270,7 +270,7 @@ fn data_that_nobody_takes_is_lent_no_longer() {
     }
 }
 
-/// A PDU whose memory a writer holds is sent later, with its digest, and after those before it.
+/// A PDU whose range a writer holds is sent later, with its digest, after the PDUs before it.
 #[test]
 fn what_was_suspended_waits_for_a_writer_and_is_sent_in_order() {
     const PDU_BYTES: usize = 24 + 4096 + DIGEST_BYTES;

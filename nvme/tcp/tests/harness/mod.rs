@@ -29,19 +29,19 @@ use nvme_tcp::{
 };
 use reactors::{IdlePolicy, InitError, Nanos, Placement, ReactorConfig, ReactorSetup, Reactors};
 
-/// Nothing that a test waits for takes this long on a working target, however busy the machine.
+/// Time limit of waits in tests; a working target needs less even on a busy machine.
 pub(crate) const LIMIT: Duration = Duration::from_secs(20);
 pub(crate) const NQN: &str = "nqn.2026-11.org.windlass:test";
 pub(crate) const HOST: &str = "nqn.2026-11.org.windlass:host";
-/// Takes all it can, and makes no progress.
+/// NQN of the host that occupies all it can and makes no progress.
 pub(crate) const GREEDY: &str = "nqn.2026-11.org.windlass:greedy";
-/// Is beside a greedy one.
+/// NQN of the host beside it.
 pub(crate) const MODEST: &str = "nqn.2026-11.org.windlass:modest";
 pub(crate) const STRANGER: &str = "nqn.2026-11.org.windlass:stranger";
 pub(crate) const BLOCK_BYTES: usize = 512;
 pub(crate) const NAMESPACE_BYTES: u64 = 16 << 20;
 
-/// What a test may want otherwise.
+/// Options of a test target.
 pub(crate) struct Setup {
     pub(crate) reactors: usize,
     pub(crate) arena_bytes: usize,
@@ -151,7 +151,7 @@ impl Server {
         self.counters.iter().map(|counters| value(counters)).sum()
     }
 
-    /// Every slice of the arena that is out on lease.
+    /// Number of slices of the arena that are leased.
     pub(crate) fn leases_out(&self) -> u64 {
         self.arena
             .counters()
@@ -161,7 +161,7 @@ impl Server {
             .sum()
     }
 
-    /// Waits until `holds`, which must come true.
+    /// Waits until `holds` returns true.
     #[track_caller]
     pub(crate) fn await_that(&self, what: &str, holds: impl Fn(&Self) -> bool) {
         let began = Instant::now();
@@ -174,7 +174,7 @@ impl Server {
         }
     }
 
-    /// Stops; everything must have ended in order, and every buffer be home.
+    /// Stops the target. Everything must end in order, and no lease may be left.
     pub(crate) fn stop(mut self) {
         self.target.shut_down();
         let reactors = self.reactors.take().expect("stopped once");
@@ -214,7 +214,7 @@ pub(crate) fn attach(server: &Server) -> Attached {
 }
 
 impl Attached {
-    /// Proves that this connection works: writes a block and reads it back.
+    /// Checks that this connection works: writes a block and reads it back.
     #[track_caller]
     pub(crate) fn prove_alive(&mut self, lba: u64, fill: u8) {
         let data = [fill; BLOCK_BYTES];

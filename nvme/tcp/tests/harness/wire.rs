@@ -1,5 +1,5 @@
-//! The production connections over streams in memory, on one thread, with time that only the test
-//! moves.
+//! The production connections over streams in memory, on one thread, in time that the test
+//! controls.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -22,18 +22,18 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::{HOST, names_of, target_over};
 
-/// Bytes that a wire holds in each direction; taken at the start.
+/// Capacity of a wire in each direction in bytes, allocated at the start.
 pub(crate) const WIRE_BYTES: usize = 4 << 20;
 
 /// Both directions of one connection.
 pub(crate) struct Wire {
     pub(crate) to_target: VecDeque<u8>,
     pub(crate) to_host: VecDeque<u8>,
-    /// Bytes that one receive or send of the target moves at most.
+    /// Bytes that one receive or send of the target transfers at most.
     pub(crate) grain: usize,
-    /// Bytes that the target can send before the host takes some.
+    /// Bytes that the target can send before the host receives some.
     pub(crate) room: usize,
-    /// Receives that brought something.
+    /// Number of receives that returned data.
     pub(crate) receives: usize,
     /// The host has closed its end.
     pub(crate) closed: bool,
@@ -90,7 +90,7 @@ impl ByteStream for WireEnd {
     fn finish_sending(&mut self) {}
 }
 
-/// A target core with its connections, driven by hand.
+/// A target core with its connections, driven by the test.
 pub(crate) struct Stage {
     pub(crate) set: ConnectionSet<WireEnd>,
     devices: ReactorDevices,
@@ -128,7 +128,7 @@ impl Stage {
         }
     }
 
-    /// A new connection; the host's end of it.
+    /// Makes a new connection; returns the host's end.
     pub(crate) fn connect(&mut self) -> Host {
         let wire = Rc::new(RefCell::new(Wire {
             to_target: VecDeque::with_capacity(WIRE_BYTES),
@@ -215,7 +215,7 @@ impl Stage {
         (admin, io)
     }
 
-    /// Sends one command with in-capsule data and turns until its response is there.
+    /// Sends one command with in-capsule data and runs turns until its response is received.
     pub(crate) fn command(&mut self, host: &Host, sqe: Sqe, data: &[u8]) -> Cqe {
         host.send(sqe.with_cid(0x4242), data);
         for _ in 0..10_000 {
@@ -237,7 +237,7 @@ pub(crate) struct Host {
     pub(crate) framing: Framing,
 }
 
-/// What the target sent, without digests.
+/// A PDU of the target, without digests.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
     Initialised,
@@ -283,14 +283,14 @@ impl Host {
         self.send_as(sqe.with_sgl(sgl), data);
     }
 
-    /// The same with the data pointer as it is.
+    /// The same with an unchanged data pointer.
     pub(crate) fn send_as(&self, sqe: Sqe, data: &[u8]) {
         let capsule = CapsuleCmd::new(sqe, data.len() as u32, self.framing);
         self.send_bytes(capsule.as_bytes());
         self.send_bytes(data);
     }
 
-    /// Takes the next whole PDU that the target has sent.
+    /// Takes the next complete PDU that the target has sent.
     pub(crate) fn take_pdu(&self) -> Option<Answer> {
         let mut wire = self.wire.borrow_mut();
         let mut header = [0; 24];
