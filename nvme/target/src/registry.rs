@@ -729,7 +729,7 @@ mod tests {
         registry.remove_admin(1);
         assert!(!registry.take_lost(&other()));
         assert!(registry.take_lost(&identity()));
-        assert!(!registry.take_lost(&identity()), "told already");
+        assert!(!registry.take_lost(&identity()), "reported already");
         // After an orderly shutdown a reconnecting host counts as new.
         add(&mut registry, identity(), 0)
             .expect("room")

@@ -373,8 +373,8 @@ impl TargetCore {
         if is_new {
             let from = address.map_or_else(|| "unknown".to_owned(), |it| it.to_string());
             tracing::warn!(
-                "host at address {from}: it sends an empty host NQN: it is admitted only where any \
-                 host may attach; give it a host NQN"
+                "host at address {from}: empty host NQN: it can connect only to exports that allow \
+                 any host; configure a host NQN on it"
             );
         }
     }

@@ -176,7 +176,7 @@ impl TargetCore {
             response: queue.respond(command_id, Status::SUCCESS),
             data: Some(Data::Borrow(borrow)),
             bytes: work.bytes,
-            timing: queue.served(command_id, now),
+            timing: queue.inline_timing(command_id, now),
         })
     }
 }
@@ -199,9 +199,9 @@ fn trace_inline(
     let note = queue.inline_trace[served.operation];
     recorder.note(served.received_at, note.with_command(served.command_id));
     if !cfg!(uncounted) {
-        let count = &mut queue.served[served.operation];
+        let count = &mut queue.inline_count[served.operation];
         if *count == 0 {
-            sent_responses.serves(slot, served);
+            sent_responses.add_inline(slot, served);
         }
         *count += 1;
     }

@@ -105,7 +105,7 @@ pub(crate) struct Queue {
     /// The host that the slots are counted for.
     pub(crate) share_holder: ShareHolder,
     /// Inline completions of this turn.
-    pub(crate) served: ByOperation<u32>,
+    pub(crate) inline_count: ByOperation<u32>,
     /// Template of its commands' trace events.
     pub(crate) note: CommandTrace,
     /// Prepared trace events of inline completions.
@@ -152,7 +152,7 @@ impl Queue {
             connection: setup.connection,
             slot_quota: setup.slot_quota,
             share_holder: setup.share_holder,
-            served: ByOperation::default(),
+            inline_count: ByOperation::default(),
         }
     }
 

@@ -82,9 +82,9 @@ pub(super) struct SentResponses {
     sent_len: usize,
     /// Queues with inline completions in this turn, and the first of them. The queue counts them,
     /// so that each costs only an increment.
-    serving: Vec<(u32, Served)>,
+    inline_queues: Vec<(u32, Served)>,
     /// Runs of inline completions whose turn has ended.
-    served: Vec<SentRun>,
+    inline_runs: Vec<SentRun>,
 }
 
 impl SentResponses {
@@ -93,8 +93,8 @@ impl SentResponses {
         Self {
             // For reads and writes; doubled, because a queue may take the slot of one that is
             // closed in the same turn.
-            serving: Vec::with_capacity(4 * queues_max),
-            served: Vec::with_capacity(4 * queues_max),
+            inline_queues: Vec::with_capacity(4 * queues_max),
+            inline_runs: Vec::with_capacity(4 * queues_max),
             latest: SentRun {
                 received_at: Nanos::ZERO,
                 done: Nanos::ZERO,
@@ -109,16 +109,17 @@ impl SentResponses {
     /// Whether a poll has something to count.
     #[inline]
     pub(super) fn is_pending(&self) -> bool {
-        let none = self.others.is_empty() && self.serving.is_empty() && self.served.is_empty();
+        let none =
+            self.others.is_empty() && self.inline_queues.is_empty() && self.inline_runs.is_empty();
         !none || self.latest.count > 0
     }
 
     /// Adds a queue's first inline read or write of the turn. The capacity exceeds their possible
     /// number.
     #[inline(never)]
-    pub(super) fn serves(&mut self, slot: u32, first: Served) {
-        if self.serving.len() < self.serving.capacity() {
-            self.serving.push((slot, first));
+    pub(super) fn add_inline(&mut self, slot: u32, first: Served) {
+        if self.inline_queues.len() < self.inline_queues.capacity() {
+            self.inline_queues.push((slot, first));
         }
     }
 
@@ -126,14 +127,17 @@ impl SentResponses {
     #[inline]
     pub(super) fn flushed(&mut self, queues: &mut Slots<Queue>) {
         // Runs that do not fit are counted with the next turn.
-        let room = self.served.capacity() - self.served.len();
-        for (slot, first) in self.serving.drain(..room.min(self.serving.len())) {
+        let room = self.inline_runs.capacity() - self.inline_runs.len();
+        for (slot, first) in self
+            .inline_queues
+            .drain(..room.min(self.inline_queues.len()))
+        {
             if let Some(queue) = queues.at_mut(slot) {
-                self.served.push(SentRun {
+                self.inline_runs.push(SentRun {
                     received_at: first.received_at,
                     done: first.received_at,
                     class: queue.inline_trace[first.operation].argument(),
-                    count: std::mem::take(&mut queue.served[first.operation]),
+                    count: std::mem::take(&mut queue.inline_count[first.operation]),
                 });
             }
         }
@@ -234,7 +238,7 @@ impl TargetCore {
             command_id,
             operation,
         } = served;
-        let count = &mut queue.served[operation];
+        let count = &mut queue.inline_count[operation];
         if cfg!(uncounted) || *count == 0 {
             return Timing::NONE;
         }
@@ -254,7 +258,7 @@ impl TargetCore {
     /// Begins a transport's turn: counts the responses sent in the turn that ended at `now`.
     #[inline]
     pub fn begin_turn(&mut self, now: Nanos) {
-        if self.sent_responses.sent_len > 0 || !self.sent_responses.served.is_empty() {
+        if self.sent_responses.sent_len > 0 || !self.sent_responses.inline_runs.is_empty() {
             self.count_sent_responses(now);
         }
     }
@@ -268,11 +272,11 @@ impl TargetCore {
             .others
             .drain(..self.sent_responses.sent_len);
         self.sent_responses.sent_len = 0;
-        for place in 0..self.sent_responses.served.len() {
-            let run = self.sent_responses.served[place];
+        for place in 0..self.sent_responses.inline_runs.len() {
+            let run = self.sent_responses.inline_runs[place];
             self.count_sent_run(&run, now);
         }
-        self.sent_responses.served.clear();
+        self.sent_responses.inline_runs.clear();
         self.recorder
             .note(now, Note::new(TraceEvent::TurnEnded.kind(), 0, 0, 0));
     }
@@ -398,7 +402,7 @@ impl TargetCore {
 impl Queue {
     /// The timing of a read that was received, executed and completed in the turn of `now`.
     #[inline]
-    pub(super) fn served(&self, command_id: u16, now: Nanos) -> Timing {
+    pub(super) fn inline_timing(&self, command_id: u16, now: Nanos) -> Timing {
         Timing {
             received_at: now,
             done: now,
