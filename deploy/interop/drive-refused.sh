@@ -75,7 +75,7 @@ left_out "$A has no driver: \`windlass bind $A\`"
 modprobe nvme
 echo $A > /sys/bus/pci/drivers_probe 2> /dev/null || true
 eventually 20 test -e /sys/bus/pci/drivers/nvme/$A
-left_out "\`windlass bind $A\` hands it over"
+left_out "\`windlass bind $A\` moves it to vfio-pci"
 [ "$(driver_of $A)" = nvme ] || fail "the drive was touched"
 show windlass bind $A
 without_root unlimited

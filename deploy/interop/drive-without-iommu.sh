@@ -4,7 +4,7 @@
 . "$(dirname "$0")/lib/guest.sh"
 . "$(dirname "$0")/lib/drives.sh"
 
-says_so() { grep -F "$A is behind no IOMMU: switch it on in the firmware"; }
+says_so() { grep -F "$A has no IOMMU: enable it in the firmware"; }
 
 cd /tmp
 cat > $config <<END

@@ -54,13 +54,13 @@ modprobe nvme
 for drive in $A $B; do echo "$drive" > /sys/bus/pci/drivers_probe; done
 a1=$(disk_of $A 1) b1=$(disk_of $B 1) b2=$(disk_of $B 2)
 show windlass devices
-listed "\`windlass bind $A\` hands it over"
+listed "\`windlass bind $A\` moves it to vfio-pci"
 windlass devices --json | jq -e 'length == 2 and .[0].serial == "LAB0" and .[1].driver == "nvme"' > /dev/null
 
 say "wrong addresses"
 refused "no PCI address" windlass bind nvme0n1
 refused "no PCI function has this address" windlass bind 0000:7f:00.0
-refused "is no NVMe drive" windlass bind 0000:00:00.0
+refused "is not an NVMe drive" windlass bind 0000:00:00.0
 refused "no PCI function has this address" windlass unbind 0000:7f:00.0
 
 say "every kind of use is refused, and nothing is moved"
@@ -146,9 +146,9 @@ say "a drive that is held is not taken away"
 lab_drive hold $A > hold.log &
 holder=$!
 eventually 20 grep -q holding hold.log
-refused "$A is held by lab_drive (process $holder)" windlass unbind $A
-refused "$A is held by lab_drive (process $holder)" lab_drive open $A 33554432
-listed "$A is held by lab_drive (process $holder)"
+refused "$A is open in lab_drive (process $holder)" windlass unbind $A
+refused "$A is open in lab_drive (process $holder)" lab_drive open $A 33554432
+listed "$A is open in lab_drive (process $holder)"
 kill $holder
 wait $holder || true
 

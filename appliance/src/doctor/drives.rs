@@ -75,7 +75,7 @@ fn ready(function: &Function, names: &str, near: &std::collections::BTreeSet<u32
 }
 
 fn in_the_way(problem: &Problem, names: &str) -> Finding {
-    if let Problem::Held { address, by } = problem
+    if let Problem::OpenInProgram { address, by } = problem
         && let Some(Use::Program { program, pid, .. }) = by
         && program == PROGRAM
     {
@@ -84,13 +84,13 @@ fn in_the_way(problem: &Problem, names: &str) -> Finding {
     }
     let address = problem.address();
     let mend = match problem {
-        Problem::OtherDriver { .. } | Problem::NoDriver { .. } => {
+        Problem::KernelDriver { .. } | Problem::NoDriver { .. } => {
             format!(
                 "windlass bind {address}; for good: systemctl enable --now windlass-bind@{address}"
             )
         }
         Problem::NoModule { module, .. } => format!("modprobe {module}"),
-        Problem::NotThere { .. } | Problem::NotNvme { .. } => "windlass devices".to_owned(),
+        Problem::NoSuchFunction { .. } | Problem::NotNvme { .. } => "windlass devices".to_owned(),
         Problem::VirtualFunctions { .. } => {
             format!("echo 0 > /sys/bus/pci/devices/{address}/sriov_numvfs")
         }

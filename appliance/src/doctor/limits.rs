@@ -25,7 +25,7 @@ fn locked_memory(machine: &Machine, config: &Config) -> Option<Finding> {
     let lock = vfio::lock_limit(&machine.system())?;
     let memory = config.appliance.memory.bytes();
     let limit = bytes(lock.limit);
-    if lock.is_free || lock.limit == u64::MAX {
+    if lock.is_exempt || lock.limit == u64::MAX {
         return Some(Finding::fine(AREA, "memory may be locked without limit"));
     }
     if lock.allows(memory) {

@@ -82,7 +82,7 @@ fn a_free_drive_is_offered_and_its_neighbours_named() {
     let system = System::at(root.path());
     let text = listing::table(&listing::look(&system));
     assert!(text.contains("7 shared"), "{text}");
-    let offer = "`windlass bind 0000:01:00.0` hands it over";
+    let offer = "`windlass bind 0000:01:00.0` moves it to vfio-pci";
     assert!(text.contains(offer), "{text}");
     let also = "IOMMU group 7 also has 0000:00:1f.3\n";
     assert!(text.contains(also), "{text}");

@@ -120,7 +120,7 @@ impl Taken {
             absence.seen = true;
             // The next obstacle or attempt starts fresh.
             (absence.attempts, absence.rests_until) = (0, now);
-            let is_told = matches!(problem, Problem::NotThere { .. });
+            let is_told = matches!(problem, Problem::NoSuchFunction { .. });
             absence.complain(&self.names, problem.to_string(), is_told);
             return;
         }

@@ -63,7 +63,7 @@ impl Bus for Slots {
         let slots = self.0.lock().expect("no panic holds it");
         match slots.get(&address) {
             Some(slot) if slot.is_there => Ok(()),
-            Some(_) | None => Err(Problem::NotThere { address }),
+            Some(_) | None => Err(Problem::NoSuchFunction { address }),
         }
     }
 }

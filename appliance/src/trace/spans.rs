@@ -6,7 +6,7 @@ use nvme_spec::Status;
 use nvme_target::Measured;
 use nvme_target::trace_events::{CommandTrace, TraceEvent};
 use reactors::Nanos;
-use reactors::recorder::{Note, NoteKind};
+use reactors::recorder::{TraceRecord, TraceRecordKind};
 
 /// The state of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,7 +84,7 @@ pub(crate) struct Account {
 
 /// Assembles recorder events, which are in the order of recording. Requests in progress end at
 /// `now`. Requests whose first events are overwritten are omitted.
-pub(crate) fn account(notes: &[(Nanos, Note)], now: Nanos) -> Account {
+pub(crate) fn account(notes: &[(Nanos, TraceRecord)], now: Nanos) -> Account {
     let mut reader = Reader::default();
     for (time, note) in notes {
         reader.take(*time, *note);
@@ -103,24 +103,24 @@ struct Reader {
 }
 
 impl Reader {
-    fn take(&mut self, time: Nanos, note: Note) {
+    fn take(&mut self, time: Nanos, note: TraceRecord) {
         match CommandTrace::read(note) {
             Some((event, command)) => self.handle_event(time, event, command),
             None => self.take_reactors(time, note),
         }
     }
 
-    fn take_reactors(&mut self, time: Nanos, note: Note) {
+    fn take_reactors(&mut self, time: Nanos, note: TraceRecord) {
         let incidents = &mut self.account.incidents;
         match note.kind() {
-            NoteKind::SLEEP => self.asleep_since = Some(time),
-            NoteKind::WAKE => {
+            TraceRecordKind::SLEEP => self.asleep_since = Some(time),
+            TraceRecordKind::WAKE => {
                 if let Some(since) = self.asleep_since.take() {
                     let woken = note.argument() != 0;
                     incidents.push((since, Incident::Slept { until: time, woken }));
                 }
             }
-            NoteKind::STALL => {
+            TraceRecordKind::STALL => {
                 // Poller numbers have 16 bits.
                 let poller = note.argument() as u16;
                 let stalled = Incident::Stalled {

@@ -3,13 +3,13 @@ use nvme_target::Measured;
 use nvme_target::trace_events::{CommandTrace, TraceEvent};
 use proptest::prelude::*;
 use reactors::Nanos;
-use reactors::recorder::{Note, NoteKind};
+use reactors::recorder::{TraceRecord, TraceRecordKind};
 
 use super::spans::{End, Incident, Request, State, account};
 
 const QUEUE: u16 = 3;
 
-fn at(time: u64, event: TraceEvent, command: u16) -> (Nanos, Note) {
+fn at(time: u64, event: TraceEvent, command: u16) -> (Nanos, TraceRecord) {
     let detail = match event {
         TraceEvent::InDevice => 5,
         TraceEvent::Failed => 0x281,
@@ -22,10 +22,10 @@ fn at(time: u64, event: TraceEvent, command: u16) -> (Nanos, Note) {
     (Nanos(time), event.of(note))
 }
 
-fn turn_ended(time: u64) -> (Nanos, Note) {
+fn turn_ended(time: u64) -> (Nanos, TraceRecord) {
     (
         Nanos(time),
-        Note::new(
+        TraceRecord::new(
             TraceEvent::TurnEnded
                 .of(CommandTrace::of_queue(0, 0))
                 .kind(),
@@ -44,7 +44,7 @@ fn states(request: &Request) -> Vec<(State, u64, u64)> {
 }
 
 /// The states of the only request, and how it ended.
-fn only(notes: &[(Nanos, Note)], now: u64) -> (Vec<(State, u64, u64)>, End) {
+fn only(notes: &[(Nanos, TraceRecord)], now: u64) -> (Vec<(State, u64, u64)>, End) {
     let account = account(notes, Nanos(now));
     let [request] = &account.requests[..] else {
         panic!("{account:?}");
@@ -149,14 +149,14 @@ fn errors_are_told_with_their_status() {
 
 #[test]
 fn sleeps_are_told_and_notes_of_nobody_knows_what_are_not() {
-    let note = |time, kind, argument| (Nanos(time), Note::new(kind, argument, 0, 0));
+    let note = |time, kind, argument| (Nanos(time), TraceRecord::new(kind, argument, 0, 0));
     let notes = [
-        note(5, NoteKind::WAKE, 1),
-        note(10, NoteKind::SLEEP, 0),
-        note(20, NoteKind::WAKE, 1),
-        note(21, NoteKind(255), 1),
+        note(5, TraceRecordKind::WAKE, 1),
+        note(10, TraceRecordKind::SLEEP, 0),
+        note(20, TraceRecordKind::WAKE, 1),
+        note(21, TraceRecordKind(255), 1),
         at(22, TraceEvent::Sent, 7),
-        note(30, NoteKind::SLEEP, 0),
+        note(30, TraceRecordKind::SLEEP, 0),
     ];
     let account = account(&notes, Nanos(99));
     assert_eq!(account.requests, []);

@@ -182,8 +182,8 @@ impl Appliance {
 
     /// Whether no message between reactors is in flight.
     #[must_use]
-    pub fn is_at_rest(&self) -> bool {
-        self.simulation.is_at_rest()
+    pub fn is_idle(&self) -> bool {
+        self.simulation.is_idle()
     }
 
     /// Whether the target uses a disk's device.

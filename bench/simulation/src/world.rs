@@ -882,7 +882,7 @@ impl World {
             };
             // Sending alone is no progress for a reactor, so arrivals at hosts count too.
             let mut busy = appliance.round().is_busy();
-            let on_its_way = !appliance.is_at_rest();
+            let on_its_way = !appliance.is_idle();
             self.scene.probe_vanished();
             self.scene.tend_disks();
             self.scene.tend_rdma();

@@ -349,7 +349,7 @@ impl TargetCore {
             .with_detail(status_key(fault.status))
             .with_command(sqe.command_id);
         self.recorder
-            .note(self.polled_at, TraceEvent::Failed.of(note));
+            .record(self.polled_at, TraceEvent::Failed.of(note));
         let Some(log_allowance) = queue.log_allowance.checked_sub(1) else {
             self.counters.errors_not_logged.add(1);
             return queue.respond(sqe.command_id, fault.status);

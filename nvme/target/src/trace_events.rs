@@ -2,7 +2,7 @@
 
 use nvme_spec::Status;
 use nvme_spec::status::StatusCodeType;
-use reactors::recorder::{Note, NoteKind};
+use reactors::recorder::{TraceRecord, TraceRecordKind};
 
 use crate::stages::Measured;
 
@@ -13,7 +13,7 @@ use crate::stages::Measured;
 pub enum TraceEvent {
     /// The command was received. Recorded afterwards, for a command that completed inline but whose
     /// response could not be sent in the same turn.
-    Received = NoteKind::FIRST_FREE.0,
+    Received = TraceRecordKind::FIRST_FREE.0,
     /// The command was received and waits for a buffer.
     AwaitsBuffer,
     /// The transport fetches its data from the host.
@@ -48,20 +48,20 @@ impl TraceEvent {
         Self::Admin,
     ];
 
-    pub(crate) const fn kind(self) -> NoteKind {
-        NoteKind(self as u8)
+    pub(crate) const fn kind(self) -> TraceRecordKind {
+        TraceRecordKind(self as u8)
     }
 
     /// The record of this event for a command, whose identifier, operation and detail must be set.
     #[inline]
     #[must_use]
-    pub const fn of(self, command: CommandTrace) -> Note {
+    pub const fn of(self, command: CommandTrace) -> TraceRecord {
         command.0.with_kind(self.kind())
     }
 
     /// The same record with this event instead of another.
-    pub(crate) const fn replacing(self, note: Note) -> Note {
-        Note::new(self.kind(), note.argument(), note.queue(), note.command())
+    pub(crate) const fn replacing(self, note: TraceRecord) -> TraceRecord {
+        TraceRecord::new(self.kind(), note.argument(), note.queue(), note.command())
     }
 }
 
@@ -78,7 +78,7 @@ const _: () = assert!(crate::config::DEVICES_MAX <= DETAIL_MASK as usize);
 /// A command as trace events identify it. The command identifier is unique among the outstanding
 /// commands of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CommandTrace(Note);
+pub struct CommandTrace(TraceRecord);
 
 impl CommandTrace {
     /// A command of the queue in the core's slot `slot`, for the subsystem in the slot `subsystem`.
@@ -86,7 +86,12 @@ impl CommandTrace {
     pub const fn of_queue(subsystem: u32, slot: u32) -> Self {
         let argument = subsystem << SUBSYSTEM_SHIFT;
         // A core has far fewer queues than 2^16.
-        Self(Note::new(NoteKind(0), argument, slot as u16, 0))
+        Self(TraceRecord::new(
+            TraceRecordKind(0),
+            argument,
+            slot as u16,
+            0,
+        ))
     }
 
     /// Sets the operation, which must not be set yet.
@@ -117,12 +122,12 @@ impl CommandTrace {
 
     /// A command from the argument of its record alone.
     pub(crate) const fn of_argument(argument: u32) -> Self {
-        Self(Note::new(NoteKind(0), argument, 0, 0))
+        Self(TraceRecord::new(TraceRecordKind(0), argument, 0, 0))
     }
 
     /// Reads a record of a command or of the end of a turn; `None` for other records.
     #[must_use]
-    pub fn read(note: Note) -> Option<(TraceEvent, Self)> {
+    pub fn read(note: TraceRecord) -> Option<(TraceEvent, Self)> {
         let event = TraceEvent::ALL
             .into_iter()
             .find(|event| event.kind() == note.kind())?;

@@ -8,7 +8,7 @@ use std::io;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use reactors::spare_returns;
+use reactors::restore_return_prediction;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
@@ -191,7 +191,7 @@ impl Network for Sockets {
         };
         let buffer = rustix::buffer::spare_capacity(&mut self.events);
         let found = epoll::wait(&self.epoll, buffer, Some(&at_once));
-        spare_returns();
+        restore_return_prediction();
         match found {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => tracing::error!(%error, "epoll failed"),

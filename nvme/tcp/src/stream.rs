@@ -8,7 +8,7 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-use reactors::spare_returns;
+use reactors::restore_return_prediction;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, send, sendmsg, sockopt};
 
@@ -104,7 +104,7 @@ impl ByteStream for TcpSocket {
                 [buffer] => recv(&self.0, &mut **buffer, RecvFlags::DONTWAIT).map(|(_, all)| all),
                 buffers => rustix::io::readv(&self.0, buffers),
             };
-            spare_returns();
+            restore_return_prediction();
             return match received {
                 Ok(0) => Transferred::Closed,
                 Ok(bytes) => Transferred::Bytes(bytes),
@@ -120,7 +120,7 @@ impl ByteStream for TcpSocket {
     // only if the queue is empty.
     fn available(&self) -> usize {
         let bytes = rustix::io::ioctl_fionread(&self.0);
-        spare_returns();
+        restore_return_prediction();
         usize::try_from(bytes.unwrap_or(0)).unwrap_or(0)
     }
 
@@ -131,7 +131,7 @@ impl ByteStream for TcpSocket {
                 [buffer] => send(&self.0, buffer, flags),
                 _ => sendmsg(&self.0, buffers, &mut SendAncillaryBuffer::default(), flags),
             };
-            spare_returns();
+            restore_return_prediction();
             return match sent {
                 Ok(bytes) => Transferred::Bytes(bytes),
                 Err(Errno::INTR) => continue,

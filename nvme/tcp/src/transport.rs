@@ -13,7 +13,7 @@ use nvme_target::{PortId, PortOrder};
 use reactors::mesh::Port;
 use reactors::ring::Receiver;
 use reactors::sim::planted;
-use reactors::{Nanos, Placed, Placement, Poller, Progress, ReactorHandle, StopState};
+use reactors::{Nanos, Placement, PlacementResult, Poller, Progress, ReactorHandle, StopState};
 
 use crate::config::PortSettings;
 use crate::connection::ConnectionAudit;
@@ -234,9 +234,9 @@ impl<N: Network> TcpTransport<N> {
     /// it.
     fn place(&mut self, stream: N::Accepted, port: PortId, now: Nanos) {
         let (chosen, replaces) = match self.placement.choose_or_replace(&self.reactors, now) {
-            Placed::Free(chosen) => (chosen, false),
-            Placed::Replacing(chosen) => (chosen, true),
-            Placed::Full => return self.connections.count_refused(),
+            PlacementResult::Available(chosen) => (chosen, false),
+            PlacementResult::Replacing(chosen) => (chosen, true),
+            PlacementResult::Full => return self.connections.count_refused(),
         };
         let handoff = Handoff {
             stream,

@@ -17,7 +17,7 @@ pub struct PciAddress {
 
 /// A text that is not the address of a PCI function.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is no PCI address: one looks like 0000:3b:00.0")]
+#[error("{text:?} is not a PCI address: expected the form 0000:3b:00.0")]
 pub struct AddressError {
     text: String,
 }
@@ -130,7 +130,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(256))]
         #[test]
-        fn what_is_written_can_be_read(
+        fn addresses_round_trip(
             domain: u32,
             bus: u8,
             device in 0u8..32,
@@ -141,7 +141,7 @@ mod tests {
         }
 
         #[test]
-        fn no_text_is_a_panic(text in ".{0,20}") {
+        fn no_text_panics(text in ".{0,20}") {
             let _ = text.parse::<PciAddress>();
         }
     }

@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn mapped_and_unmapped_parts_answer_alike() {
+    fn mapped_and_unmapped_parts_behave_alike() {
         let (bar, file) = half_mapped();
         for offset in [0, 2048, 4088, 4096, 8184] {
             bar.write_u64(offset, 0x1122_3344_0000_0000 + offset as u64);
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_all_ones() {
+    fn failed_reads_return_all_ones() {
         let (bar, file) = half_mapped();
         rustix::fs::ftruncate(&*file, 0).unwrap();
         assert_eq!(bar.read_u32(8), u32::MAX);
@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "4 bytes at 0x2000 of a BAR of 0x2000")]
-    fn an_access_behind_the_end_is_our_own_mistake() {
+    fn an_access_past_the_end_panics() {
         let _ = half_mapped().0.read_u32(8192);
     }
 }

@@ -130,7 +130,7 @@ pub(crate) struct IommuInfo {
 
 /// Address ranges if the kernel reports none (before 5.4): 39 bits, the minimum of IOMMUs, without
 /// the window for interrupts on x86.
-const RANGES_UNNAMED: [(u64, u64); 2] = [(0, 0xfedf_ffff), (0xfef0_0000, (1 << 39) - 1)];
+const RANGES_DEFAULT: [(u64, u64); 2] = [(0, 0xfedf_ffff), (0xfef0_0000, (1 << 39) - 1)];
 
 impl IommuInfo {
     pub(crate) fn of(info: &Info) -> IommuInfo {
@@ -163,7 +163,7 @@ impl IommuInfo {
             } else {
                 4096
             },
-            ranges: ranges.unwrap_or_else(|| RANGES_UNNAMED.to_vec()),
+            ranges: ranges.unwrap_or_else(|| RANGES_DEFAULT.to_vec()),
             mappings_left,
         }
     }

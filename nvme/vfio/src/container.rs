@@ -16,9 +16,9 @@ use vfio_bindings::bindings::vfio as abi;
 
 use crate::capabilities::IommuInfo;
 use crate::device::{Device, Handle};
-use crate::diagnosis::{Nodes, diagnose, enough_lockable, node_problem};
+use crate::diagnosis::{Nodes, check_lock_limit, diagnose, node_problem};
 use crate::function::group_number;
-use crate::placement::{NoPlace, Wanted, place};
+use crate::placement::{PlacementError, PlacementRequest, choose_address};
 use crate::system::System;
 use crate::{Error, PciAddress, Problem, ioctl};
 
@@ -80,13 +80,13 @@ impl Drop for Membership {
             group.devices -= 1;
         }
         if self.group.is_some() {
-            state.leave_empty_groups();
+            state.remove_empty_groups();
         }
     }
 }
 
 impl State {
-    fn leave_empty_groups(&mut self) {
+    fn remove_empty_groups(&mut self) {
         self.groups.retain(|group| group.devices > 0);
         if self.groups.is_empty() {
             self.is_mapped = false;
@@ -130,7 +130,7 @@ impl Container {
     ///
     /// # Errors
     /// [`Error::OtherArena`]; if a drive is open, [`Error::PageSize`], [`Error::Room`] and
-    /// [`Problem::MemoryLock`]. Nothing remains mapped.
+    /// [`Problem::LockLimitTooSmall`]. Nothing remains mapped.
     pub fn map_arena(&self, arena: &Arc<Arena>, address: PciAddress) -> Result<(), Error> {
         let mut state = self.lock();
         match &state.arena {
@@ -197,7 +197,7 @@ impl Container {
     }
 
     /// The error for a failed open: the cause that a diagnosis finds, otherwise `error`.
-    fn explained(&self, address: PciAddress, error: Problem) -> Error {
+    fn diagnosed(&self, address: PciAddress, error: Problem) -> Error {
         diagnose(&self.system, address, 0)
             .err()
             .unwrap_or(error)
@@ -211,7 +211,7 @@ impl Container {
         address: PciAddress,
     ) -> Result<(OwnedFd, u32), Error> {
         let number = group_number(&self.system, address);
-        let number = number.ok_or_else(|| self.explained(address, Problem::NoIommu { address }))?;
+        let number = number.ok_or_else(|| self.diagnosed(address, Problem::NoIommu { address }))?;
         let result = self.join_group(state, container, number, address);
         let result = result.and_then(|()| {
             if state.arena.is_some() {
@@ -220,11 +220,11 @@ impl Container {
             let group = state.groups.iter_mut().find(|group| group.number == number);
             let group = group.expect("the group was just joined");
             let device = ioctl::device_of_group(group.file.as_fd(), address)
-                .map_err(refused(address, "VFIO_GROUP_GET_DEVICE_FD"))?;
+                .map_err(system_error(address, "VFIO_GROUP_GET_DEVICE_FD"))?;
             group.devices += 1;
             Ok((device, number))
         });
-        state.leave_empty_groups();
+        state.remove_empty_groups();
         result
     }
 
@@ -241,13 +241,13 @@ impl Container {
         let node = self.system.dev(format!("vfio/{number}"));
         let file = open_node(&node).map_err(|error| {
             let problem = node_problem(&self.system, address, node, error);
-            self.explained(address, problem)
+            self.diagnosed(address, problem)
         })?;
         let is_viable = ioctl::group_is_viable(file.as_fd());
-        if !is_viable.map_err(refused(address, "VFIO_GROUP_GET_STATUS"))? {
+        if !is_viable.map_err(system_error(address, "VFIO_GROUP_GET_STATUS"))? {
             let others = Vec::new();
             let group = number;
-            return Err(self.explained(
+            return Err(self.diagnosed(
                 address,
                 Problem::GroupShared {
                     address,
@@ -264,7 +264,7 @@ impl Container {
                 }
                 Ok(())
             })
-            .map_err(|error| joining_failed(address, error, is_first))?;
+            .map_err(|error| attach_error(address, error, is_first))?;
         state.groups.push(Group {
             number,
             file,
@@ -289,16 +289,16 @@ impl Container {
                 step,
                 cause,
             };
-            self.explained(address, problem)
+            self.diagnosed(address, problem)
         })?;
         let node = self.system.dev(node);
         let file = open_node(&node).map_err(|error| {
             let problem = node_problem(&self.system, address, node, error);
-            self.explained(address, problem)
+            self.diagnosed(address, problem)
         })?;
         let is_first = state.open.is_empty();
-        ioctl::attach_to_space(file.as_fd(), iommufd.as_fd(), space)
-            .map_err(|error| joining_failed(address, error, is_first))?;
+        ioctl::attach_to_address_space(file.as_fd(), iommufd.as_fd(), space)
+            .map_err(|error| attach_error(address, error, is_first))?;
         if state.arena.is_some() {
             self.map(state, address)?;
         }
@@ -312,23 +312,23 @@ impl Container {
         };
         let region = arena.region();
         let info = self.iommu(address)?;
-        let wanted = Wanted {
+        let wanted = PlacementRequest {
             base: region.base_address() as u64,
             len: region.len() as u64,
             page: region.page_size().bytes() as u64,
-            before: state.address,
+            previous: state.address,
         };
         if info.mappings_left == Some(0) {
             let error = io::Error::other("the container has no mapping left");
-            return Err(refused(address, "VFIO_IOMMU_MAP_DMA")(error));
+            return Err(system_error(address, "VFIO_IOMMU_MAP_DMA")(error));
         }
-        let at = place(wanted, info.page_sizes, &info.ranges).map_err(|no| match no {
-            NoPlace::PageSize { smallest } => Error::PageSize {
+        let at = choose_address(wanted, info.page_sizes, &info.ranges).map_err(|no| match no {
+            PlacementError::PageSize { smallest } => Error::PageSize {
                 address,
                 smallest,
                 page: wanted.page,
             },
-            NoPlace::Room { largest } => Error::Room {
+            PlacementError::Room { largest } => Error::Room {
                 address,
                 wanted: wanted.len,
                 largest,
@@ -340,15 +340,15 @@ impl Container {
         };
         arena.attach(&mapper).map_err(|error| {
             let DmaMapError::Refused(error) = error else {
-                return refused(address, "VFIO_IOMMU_MAP_DMA")(io::Error::other(error));
+                return system_error(address, "VFIO_IOMMU_MAP_DMA")(io::Error::other(error));
             };
             // The kernel returns "no memory" if the limit is exceeded.
             if error.raw_os_error() == Some(libc::ENOMEM)
-                && let Err(problem) = enough_lockable(&self.system, address, wanted.len)
+                && let Err(problem) = check_lock_limit(&self.system, address, wanted.len)
             {
                 return problem.into();
             }
-            refused(address, "VFIO_IOMMU_MAP_DMA")(error)
+            system_error(address, "VFIO_IOMMU_MAP_DMA")(error)
         })?;
         state.address = Some(at);
         state.is_mapped = true;
@@ -359,19 +359,19 @@ impl Container {
         match &self.kind {
             Kind::Type1 { file } => ioctl::iommu_info(file.as_fd())
                 .map(|info| IommuInfo::of(&info))
-                .map_err(refused(address, "VFIO_IOMMU_GET_INFO")),
+                .map_err(system_error(address, "VFIO_IOMMU_GET_INFO")),
             Kind::Iommufd { file, space } => ioctl::space_ranges(file.as_fd(), *space)
                 .map(|(ranges, alignment)| IommuInfo {
                     page_sizes: alignment,
                     ranges,
                     mappings_left: None,
                 })
-                .map_err(refused(address, "IOMMU_IOAS_IOVA_RANGES")),
+                .map_err(system_error(address, "IOMMU_IOAS_IOVA_RANGES")),
         }
     }
 }
 
-fn refused(address: PciAddress, step: &'static str) -> impl Fn(io::Error) -> Error {
+fn system_error(address: PciAddress, step: &'static str) -> impl Fn(io::Error) -> Error {
     move |source| Error::System {
         address,
         step,
@@ -380,7 +380,7 @@ fn refused(address: PciAddress, step: &'static str) -> impl Fn(io::Error) -> Err
 }
 
 /// The error for a group or device that could not join the address space.
-fn joining_failed(address: PciAddress, error: io::Error, is_first: bool) -> Error {
+fn attach_error(address: PciAddress, error: io::Error, is_first: bool) -> Error {
     if error.kind() == io::ErrorKind::PermissionDenied {
         return Problem::UnsafeInterrupts { address }.into();
     }
@@ -389,14 +389,14 @@ fn joining_failed(address: PciAddress, error: io::Error, is_first: bool) -> Erro
     } else {
         "its IOMMU cannot share an address space with the drives that are open"
     };
-    refused(address, step)(error)
+    system_error(address, step)(error)
 }
 
 fn type1(file: OwnedFd, address: PciAddress) -> Result<Kind, Error> {
     let version = ioctl::api_version(file.as_fd());
-    let version = version.map_err(refused(address, "VFIO_GET_API_VERSION"))?;
+    let version = version.map_err(system_error(address, "VFIO_GET_API_VERSION"))?;
     let has_type1 = ioctl::has_extension(file.as_fd(), abi::VFIO_TYPE1v2_IOMMU);
-    let has_type1 = has_type1.map_err(refused(address, "VFIO_CHECK_EXTENSION"))?;
+    let has_type1 = has_type1.map_err(system_error(address, "VFIO_CHECK_EXTENSION"))?;
     if version.cast_unsigned() != abi::VFIO_API_VERSION || !has_type1 {
         let problem = Problem::NoModule {
             address,
@@ -423,7 +423,7 @@ fn iommufd(system: &System, address: PciAddress) -> Result<Kind, Error> {
         Err(error) => return Err(node_problem(system, address, node, error).into()),
     };
     let space = ioctl::allocate_space(file.as_fd());
-    let space = space.map_err(refused(address, "IOMMU_IOAS_ALLOC"))?;
+    let space = space.map_err(system_error(address, "IOMMU_IOAS_ALLOC"))?;
     Ok(Kind::Iommufd { file, space })
 }
 
@@ -448,18 +448,18 @@ impl DmaMap for Mapper<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::machine::{Machine, address, line};
+    use crate::machine::{FakeMachine, address, line};
 
     const A: &str = "0000:01:00.0";
 
-    fn opened(machine: &Machine) -> Result<(), Error> {
+    fn opened(machine: &FakeMachine) -> Result<(), Error> {
         let container = Container::open(&machine.system(), address(A))?;
         container.open_device(address(A), 1).map(drop)
     }
 
     #[test]
     fn without_vfio_the_module_is_named() {
-        let machine = Machine::with_taken_drive();
+        let machine = FakeMachine::with_taken_drive();
         std::fs::remove_dir_all(machine.path("dev/vfio")).unwrap();
         let Err(Error::Problem(problem)) = opened(&machine) else {
             panic!("opened what is not there");
@@ -474,8 +474,8 @@ mod tests {
     }
 
     #[test]
-    fn nodes_that_are_no_nodes_are_errors() {
-        let machine = Machine::with_taken_drive();
+    fn regular_files_as_nodes_are_errors() {
+        let machine = FakeMachine::with_taken_drive();
         let error = opened(&machine).unwrap_err().to_string();
         assert!(error.contains("VFIO_GET_API_VERSION"), "{error}");
         std::fs::remove_file(machine.path("dev/vfio/vfio")).unwrap();
@@ -485,14 +485,14 @@ mod tests {
     }
 
     #[test]
-    fn refusals_of_the_iommu_say_whose_they_are() {
+    fn iommu_errors_name_their_cause() {
         let error = || io::Error::from_raw_os_error(libc::EPERM);
-        let text = joining_failed(address(A), error(), true).to_string();
+        let text = attach_error(address(A), error(), true).to_string();
         assert!(text.contains("does not remap interrupts"), "{text}");
         let error = || io::Error::from_raw_os_error(libc::EINVAL);
-        let text = joining_failed(address(A), error(), false).to_string();
+        let text = attach_error(address(A), error(), false).to_string();
         assert!(text.contains("with the drives that are open"), "{text}");
-        let text = joining_failed(address(A), error(), true).to_string();
+        let text = attach_error(address(A), error(), true).to_string();
         assert!(text.contains("cannot be used"), "{text}");
     }
 }

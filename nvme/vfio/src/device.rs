@@ -68,8 +68,8 @@ pub struct Device {
     /// Offset of the configuration space in the descriptor, and its length.
     configuration: (u64, u64),
     interrupts: Interrupts,
-    request: Option<OwnedFd>,
-    was_requested: AtomicBool,
+    removal_event_fd: Option<OwnedFd>,
+    removal_was_requested: AtomicBool,
     can_reset: bool,
     /// Protects the read-modify-write of the command register.
     command: Mutex<()>,
@@ -82,7 +82,7 @@ fn new_eventfd() -> io::Result<OwnedFd> {
 }
 
 /// Empties an eventfd. Returns whether it had fired.
-fn drain(event: &OwnedFd) -> bool {
+fn clear_eventfd(event: &OwnedFd) -> bool {
     let mut count = [0; 8];
     rustix::io::read(event, &mut count).is_ok()
 }
@@ -103,7 +103,7 @@ impl Device {
         let info = ioctl::device_info(handle.as_fd()).map_err(failed("VFIO_DEVICE_GET_INFO"))?;
         let flags = info.u32(std::mem::offset_of!(vfio_device_info, flags));
         if flags & abi::VFIO_DEVICE_FLAGS_PCI == 0 {
-            let what = "VFIO says that it is no PCI function";
+            let what = "VFIO reports that it is not a PCI function";
             return Err(Error::Unusable { address, what });
         }
         let region = |index: u32| match ioctl::region_info(handle.as_fd(), index) {
@@ -129,15 +129,15 @@ impl Device {
         let registers = Bar::map(&handle, &regions[0]).map_err(failed("cannot map BAR 0"))?;
         let interrupts = connect_vectors(handle.as_fd(), vectors_max)
             .map_err(failed("cannot prepare its interrupts"))?;
-        let request =
-            connect_request(handle.as_fd()).map_err(failed("cannot watch for its removal"))?;
+        let removal_event_fd = register_removal_event(handle.as_fd())
+            .map_err(failed("cannot watch for its removal"))?;
         Ok(Device {
             registers: Arc::new(registers),
             regions,
             configuration,
             interrupts,
-            request,
-            was_requested: AtomicBool::new(false),
+            removal_event_fd,
+            removal_was_requested: AtomicBool::new(false),
             can_reset: flags & abi::VFIO_DEVICE_FLAGS_RESET != 0,
             command: Mutex::new(()),
             address,
@@ -262,7 +262,7 @@ impl Device {
     /// Makes a vector's eventfd unreadable until it fires again: one system call.
     pub fn clear_interrupt(&self, vector: u16) {
         if let Some(event) = self.interrupts.vectors.get(usize::from(vector)) {
-            drain(event);
+            clear_eventfd(event);
         }
     }
 
@@ -270,12 +270,12 @@ impl Device {
     /// and the system waits until this device is dropped. One system call until it has.
     #[must_use]
     pub fn removal_requested(&self) -> bool {
-        if self.was_requested.load(Ordering::Relaxed) {
+        if self.removal_was_requested.load(Ordering::Relaxed) {
             return true;
         }
-        let requested = self.request.as_ref().is_some_and(drain);
+        let requested = self.removal_event_fd.as_ref().is_some_and(clear_eventfd);
         if requested {
-            self.was_requested.store(true, Ordering::Relaxed);
+            self.removal_was_requested.store(true, Ordering::Relaxed);
         }
         requested
     }
@@ -284,7 +284,7 @@ impl Device {
     /// kernel does not support it.
     #[must_use]
     pub fn removal_event(&self) -> Option<BorrowedFd<'_>> {
-        self.request.as_ref().map(AsFd::as_fd)
+        self.removal_event_fd.as_ref().map(AsFd::as_fd)
     }
 }
 
@@ -366,7 +366,7 @@ fn connect_vectors(device: BorrowedFd<'_>, most: u16) -> io::Result<Interrupts> 
 }
 
 /// Registers an eventfd for the kernel's request to return the function.
-fn connect_request(device: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
+fn register_removal_event(device: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
     let index = abi::VFIO_PCI_REQ_IRQ_INDEX;
     // Kernels without this event return an error.
     if !ioctl::interrupt_count(device, index).is_ok_and(|count| count > 0) {
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn a_function_that_is_gone_takes_no_command() {
+    fn a_removed_function_ignores_commands() {
         let (handle, place) = space(0xffff);
         let error = write_command(&handle, place, |command| command & !4).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::NotConnected);

@@ -30,7 +30,7 @@ pub fn diagnose(
     let driver = function.driver.as_deref();
     if driver != Some(VFIO_DRIVER) {
         // Current use of the drive is the most urgent problem. A diagnosis keeps nothing open.
-        drop(function.unused(system)?);
+        drop(function.claim_unused(system)?);
     }
     let Some(group) = &function.group else {
         return Err(Problem::NoIommu { address });
@@ -52,19 +52,19 @@ pub fn diagnose(
         Some(VFIO_DRIVER) => {}
         Some(other) => {
             let driver = other.to_owned();
-            return Err(Problem::OtherDriver { address, driver });
+            return Err(Problem::KernelDriver { address, driver });
         }
         None => return Err(Problem::NoDriver { address }),
     }
     let nodes = Nodes::of(system, address);
     if let Some(by) = holder(system, &nodes) {
-        return Err(Problem::Held {
+        return Err(Problem::OpenInProgram {
             address,
             by: Some(by),
         });
     }
     may_use(system, address, &nodes)?;
-    enough_lockable(system, address, arena_bytes)?;
+    check_lock_limit(system, address, arena_bytes)?;
     Ok(function)
 }
 
@@ -120,7 +120,7 @@ fn may_use(system: &System, address: PciAddress, nodes: &Nodes) -> Result<(), Pr
         });
     };
     for node in [manager, node] {
-        let result = system.actions().may_use(&node);
+        let result = system.operations().may_use(&node);
         result.map_err(|error| node_problem(system, address, node, error))?;
     }
     Ok(())
@@ -135,12 +135,12 @@ pub(crate) fn node_problem(
 ) -> Problem {
     match cause.kind() {
         io::ErrorKind::PermissionDenied => Problem::NoPermission { address, node },
-        io::ErrorKind::ResourceBusy => Problem::Held {
+        io::ErrorKind::ResourceBusy => Problem::OpenInProgram {
             address,
             by: holder(system, &Nodes::of(system, address)),
         },
         io::ErrorKind::NotFound if driver(system, address).is_none() => {
-            Problem::NotThere { address }
+            Problem::NoSuchFunction { address }
         }
         _ => Problem::Refused {
             address,
@@ -161,14 +161,14 @@ pub struct LockLimit {
     /// Bytes that it has pinned.
     pub locked: u64,
     /// Whether the process is exempt from the limit (`capabilities(7)`, CAP_IPC_LOCK).
-    pub is_free: bool,
+    pub is_exempt: bool,
 }
 
 impl LockLimit {
     /// Whether the process may pin `bytes` more.
     #[must_use]
     pub fn allows(&self, bytes: u64) -> bool {
-        self.is_free || bytes == 0 || bytes.saturating_add(self.locked) <= self.limit
+        self.is_exempt || bytes == 0 || bytes.saturating_add(self.locked) <= self.limit
     }
 }
 
@@ -193,23 +193,23 @@ pub fn lock_limit(system: &System) -> Option<LockLimit> {
         .and_then(|kib| kib.parse().ok())
         .unwrap_or(0);
     let capabilities = value("CapEff:").and_then(|bits| u64::from_str_radix(bits, 16).ok());
-    let is_free = capabilities.is_some_and(|bits| bits & (1 << CAP_IPC_LOCK) != 0);
+    let is_exempt = capabilities.is_some_and(|bits| bits & (1 << CAP_IPC_LOCK) != 0);
     Some(LockLimit {
         limit,
         locked: locked.saturating_mul(1024),
-        is_free,
+        is_exempt,
     })
 }
 
 /// Checks that `bytes` more may be pinned. If the limit cannot be read, the mapping will fail
 /// instead.
-pub(crate) fn enough_lockable(
+pub(crate) fn check_lock_limit(
     system: &System,
     address: PciAddress,
     bytes: u64,
 ) -> Result<(), Problem> {
     match lock_limit(system) {
-        Some(lock) if !lock.allows(bytes) => Err(Problem::MemoryLock {
+        Some(lock) if !lock.allows(bytes) => Err(Problem::LockLimitTooSmall {
             address,
             needed: bytes.saturating_add(lock.locked),
             limit: lock.limit,

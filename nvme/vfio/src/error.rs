@@ -37,7 +37,7 @@ pub enum Error {
         largest: u64,
     },
     /// This program has opened the drive already.
-    #[error("{address} is open already: it is in the configuration twice")]
+    #[error("{address} is already open: remove its second entry from the configuration")]
     AlreadyOpen {
         /// The drive.
         address: PciAddress,

@@ -1,6 +1,6 @@
 //! NVMe functions in sysfs.
 
-use crate::system::{System, link_name, names, number, word};
+use crate::system::{System, link_name, names, non_empty_text, number};
 use crate::usage::{self, Usage};
 use crate::{PciAddress, Problem};
 
@@ -113,15 +113,15 @@ pub(crate) fn driver(system: &System, address: PciAddress) -> Option<String> {
 
 /// The kernel's name of the groups that it creates without an IOMMU (`vfio_noiommu`): a function in
 /// one can access all memory.
-const INVENTED_GROUP: &str = "vfio-noiommu";
+const NOIOMMU_GROUP: &str = "vfio-noiommu";
 
 /// The number of a function's group.
 pub(crate) fn group_number(system: &System, address: PciAddress) -> Option<u32> {
     let number: u32 = link_name(&attribute(system, address, "iommu_group"))?
         .parse()
         .ok()?;
-    let name = word(&system.sysfs(format!("kernel/iommu_groups/{number}/name")));
-    (name.as_deref() != Some(INVENTED_GROUP)).then_some(number)
+    let name = non_empty_text(&system.sysfs(format!("kernel/iommu_groups/{number}/name")));
+    (name.as_deref() != Some(NOIOMMU_GROUP)).then_some(number)
 }
 
 fn group(system: &System, address: PciAddress) -> Option<IommuGroup> {
@@ -144,13 +144,13 @@ impl Function {
     /// Inspects a function.
     ///
     /// # Errors
-    /// [`Problem::NotThere`], [`Problem::NotNvme`].
+    /// [`Problem::NoSuchFunction`], [`Problem::NotNvme`].
     pub fn inspect(system: &System, address: PciAddress) -> Result<Function, Problem> {
-        let class = class(system, address).ok_or(Problem::NotThere { address })?;
+        let class = class(system, address).ok_or(Problem::NoSuchFunction { address })?;
         if !is_nvme(class) {
             return Err(Problem::NotNvme { address, class });
         }
-        let read = |name: &str| word(&attribute(system, address, name));
+        let read = |name: &str| non_empty_text(&attribute(system, address, name));
         let id = |name: &str| {
             let number = number(&attribute(system, address, name));
             number
@@ -161,7 +161,7 @@ impl Function {
         let controller = names(&folder).into_iter().find(|name| is_controller(name));
         let of_controller = |name: &str| {
             let controller = controller.as_ref()?;
-            word(&folder.join(controller).join(name))
+            non_empty_text(&folder.join(controller).join(name))
         };
         let disks = controller
             .as_ref()
@@ -194,7 +194,7 @@ impl Function {
     }
 
     /// Checks that the drive is not in use. Returns the exclusive claims on its disks.
-    pub(crate) fn unused(&self, system: &System) -> Result<Usage, Problem> {
+    pub(crate) fn claim_unused(&self, system: &System) -> Result<Usage, Problem> {
         let address = self.address;
         let mut usage = self.usage(system);
         if !usage.uses.is_empty() {

@@ -48,7 +48,7 @@ const IOAS_MAP: libc::Ioctl = iommufd_request(5);
 /// More bytes than any description of a device or an IOMMU has.
 const INFO_BYTES_MAX: usize = 1 << 20;
 
-fn answer(result: c_int) -> io::Result<c_int> {
+fn check_result(result: c_int) -> io::Result<c_int> {
     if result < 0 {
         return Err(io::Error::last_os_error());
     }
@@ -63,7 +63,7 @@ unsafe fn with_number(
     value: c_ulong,
 ) -> io::Result<c_int> {
     // SAFETY: the caller guarantees that the kernel does not use the argument as an address.
-    answer(unsafe { libc::ioctl(fd.as_raw_fd(), request, value) })
+    check_result(unsafe { libc::ioctl(fd.as_raw_fd(), request, value) })
 }
 
 /// # Safety
@@ -75,7 +75,7 @@ unsafe fn with_structure<T>(
     structure: &mut T,
 ) -> io::Result<c_int> {
     // SAFETY: the reference is to as many bytes as the caller guarantees that the kernel uses.
-    answer(unsafe { libc::ioctl(fd.as_raw_fd(), request, std::ptr::from_mut(structure)) })
+    check_result(unsafe { libc::ioctl(fd.as_raw_fd(), request, std::ptr::from_mut(structure)) })
 }
 
 /// The version of the kernel's VFIO interface.
@@ -120,7 +120,7 @@ pub(crate) fn device_of_group(group: BorrowedFd<'_>, address: PciAddress) -> io:
     let name = CString::new(address.to_string()).map_err(io::Error::other)?;
     // SAFETY: VFIO_GROUP_GET_DEVICE_FD reads a string, which is terminated by a zero byte.
     let result = unsafe { libc::ioctl(group.as_raw_fd(), GROUP_GET_DEVICE_FD, name.as_ptr()) };
-    let descriptor = answer(result)?;
+    let descriptor = check_result(result)?;
     // SAFETY: the kernel just created this descriptor, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
@@ -138,7 +138,7 @@ unsafe fn info(fd: BorrowedFd<'_>, request: libc::Ioctl, head: &[u32]) -> io::Re
         words[0] = bytes as u32;
         // SAFETY: the kernel uses at most `bytes` bytes, as the first four say, and the vector has
         // as many.
-        answer(unsafe { libc::ioctl(fd.as_raw_fd(), request, words.as_mut_ptr()) })?;
+        check_result(unsafe { libc::ioctl(fd.as_raw_fd(), request, words.as_mut_ptr()) })?;
         let wanted = words[0] as usize;
         if wanted <= bytes {
             return Ok(Info::new(
@@ -146,7 +146,7 @@ unsafe fn info(fd: BorrowedFd<'_>, request: libc::Ioctl, head: &[u32]) -> io::Re
             ));
         }
         if wanted > INFO_BYTES_MAX {
-            return Err(io::Error::other("the kernel's description has no end"));
+            return Err(io::Error::other("the kernel's description is too long"));
         }
         bytes = wanted;
     }
@@ -205,7 +205,7 @@ pub(crate) fn set_interrupts(
     // SAFETY: VFIO_DEVICE_SET_IRQS reads the five words of the structure and the `count`
     // descriptors that follow.
     let result = unsafe { libc::ioctl(device.as_raw_fd(), DEVICE_SET_IRQS, words.as_ptr()) };
-    answer(result).map(c_int::cast_unsigned)
+    check_result(result).map(c_int::cast_unsigned)
 }
 
 /// Resets a device's function.
@@ -339,7 +339,7 @@ pub(crate) fn map_region_in_space(
 
 /// Binds a device that was opened by its own node to an iommufd, and attaches it to the address
 /// space.
-pub(crate) fn attach_to_space(
+pub(crate) fn attach_to_address_space(
     device: BorrowedFd<'_>,
     iommufd: BorrowedFd<'_>,
     space: u32,

@@ -8,7 +8,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use crate::system::{Actions, System, link_name, text};
+use crate::system::{System, SystemOperations, link_name, text};
 use crate::{PciAddress, Problem};
 
 /// The behaviour of the simulated kernel.
@@ -26,7 +26,7 @@ pub(crate) struct Plan {
     /// After how many claims a file or folder is removed, and its path.
     pub(crate) ends_at_claim: Option<(u32, &'static str)>,
     /// A driver that binds to no function.
-    pub(crate) unwilling: Option<&'static str>,
+    pub(crate) refusing_driver: Option<&'static str>,
     /// All writes: the end of the path, and the text.
     pub(crate) written: Vec<(String, String)>,
 }
@@ -38,7 +38,7 @@ struct Kernel {
 }
 
 /// The machine. Dropping it deletes its files.
-pub(crate) struct Machine {
+pub(crate) struct FakeMachine {
     root: tempfile::TempDir,
     kernel: Arc<Kernel>,
 }
@@ -61,7 +61,7 @@ impl Kernel {
         let _ = fs::remove_dir_all(self.device(address).join("nvme"));
     }
 
-    fn probe(&self, address: &str, unwilling: Option<&str>) {
+    fn probe(&self, address: &str, refusing_driver: Option<&str>) {
         let device = self.device(address);
         let only = text(&device.join("driver_override")).unwrap_or_default();
         let driver = if only.is_empty() || only == "(null)" {
@@ -70,13 +70,13 @@ impl Kernel {
             &only
         };
         let known = self.root.join("sys/bus/pci/drivers").join(driver).exists();
-        if known && unwilling != Some(driver) && !device.join("driver").exists() {
+        if known && refusing_driver != Some(driver) && !device.join("driver").exists() {
             let _ = symlink(format!("../../drivers/{driver}"), device.join("driver"));
         }
     }
 }
 
-impl Actions for Kernel {
+impl SystemOperations for Kernel {
     fn write(&self, attribute: &Path, text: &str) -> io::Result<()> {
         let mut plan = self.plan.lock().unwrap();
         let below = attribute
@@ -115,7 +115,7 @@ impl Actions for Kernel {
                 if !self.device(text).exists() {
                     return Err(io::Error::from_raw_os_error(libc::ENODEV));
                 }
-                self.probe(text, plan.unwilling);
+                self.probe(text, plan.refusing_driver);
                 Ok(())
             }
             _ => panic!("nobody writes to {below}"),
@@ -161,15 +161,15 @@ impl Kernel {
     }
 }
 
-impl Machine {
+impl FakeMachine {
     /// A machine with both drivers and no device.
-    pub(crate) fn empty() -> Machine {
+    pub(crate) fn empty() -> FakeMachine {
         let root = tempfile::tempdir().unwrap();
         let kernel = Arc::new(Kernel {
             root: root.path().to_path_buf(),
             plan: Mutex::default(),
         });
-        let machine = Machine { root, kernel };
+        let machine = FakeMachine { root, kernel };
         for driver in ["nvme", "vfio-pci"] {
             machine.folder(&format!("sys/bus/pci/drivers/{driver}"));
         }
@@ -179,23 +179,24 @@ impl Machine {
 
     /// A machine with two drives of the kernel's driver, 0000:01:00.0 in group 7 and 0000:02:00.0
     /// in group 8.
-    pub(crate) fn with_drives() -> Machine {
-        let machine = Machine::empty();
+    pub(crate) fn with_drives() -> FakeMachine {
+        let machine = FakeMachine::empty();
         machine.add_drive("0000:01:00.0", 7, "nvme0", "nvme0n1");
         machine.add_drive("0000:02:00.0", 8, "nvme1", "nvme1n1");
         machine
     }
 
     /// The same with the first drive bound to vfio-pci.
-    pub(crate) fn with_taken_drive() -> Machine {
-        let machine = Machine::with_drives();
+    pub(crate) fn with_taken_drive() -> FakeMachine {
+        let machine = FakeMachine::with_drives();
         machine.give("0000:01:00.0", Some("vfio-pci"));
         machine.file("dev/vfio/7", "");
         machine
     }
 
     pub(crate) fn system(&self) -> System {
-        System::at(self.root.path()).with_actions(Arc::clone(&self.kernel) as Arc<dyn Actions>)
+        System::at(self.root.path())
+            .with_operations(Arc::clone(&self.kernel) as Arc<dyn SystemOperations>)
     }
 
     pub(crate) fn plan(&self) -> MutexGuard<'_, Plan> {

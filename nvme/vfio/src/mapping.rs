@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "4 bytes at 0x1000 of 0x1000")]
-    fn an_access_behind_the_end_is_our_own_mistake() {
+    fn an_access_past_the_end_panics() {
         page().read_u32(4096);
     }
 
@@ -145,13 +145,13 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "8 bytes at 0xffc")]
-    fn an_access_across_the_end_is_our_own_mistake() {
+    fn an_access_across_the_end_panics() {
         page().write_u64(4092, 0);
     }
 
     #[test]
     #[should_panic(expected = "4 bytes at 0x2")]
-    fn an_uneven_access_is_our_own_mistake() {
+    fn an_unaligned_access_panics() {
         page().read_u32(2);
     }
 }

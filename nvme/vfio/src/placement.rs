@@ -2,11 +2,11 @@
 
 /// Lower addresses are avoided if there is room above: an access to a wrong small address, in
 /// particular 0, then reaches no memory.
-const LOW_END: u64 = 1 << 32;
+const LOW_ADDRESSES_END: u64 = 1 << 32;
 
 /// The reason why a region has no address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum NoPlace {
+pub(crate) enum PlacementError {
     /// The IOMMU's smallest page is larger than the region's.
     #[error("pages of {smallest} bytes at least")]
     PageSize {
@@ -23,7 +23,7 @@ pub(crate) enum NoPlace {
 
 /// Requirements of a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Wanted {
+pub(crate) struct PlacementRequest {
     /// The region's address in this program.
     pub(crate) base: u64,
     /// Its length in bytes.
@@ -31,16 +31,16 @@ pub(crate) struct Wanted {
     /// Page size in bytes.
     pub(crate) page: u64,
     /// The previous address, which is preferred.
-    pub(crate) before: Option<u64>,
+    pub(crate) previous: Option<u64>,
 }
 
 /// Chooses the address of a region, given the IOMMU's page sizes (one bit each) and its address
 /// ranges (first and last).
-pub(crate) fn place(
-    wanted: Wanted,
+pub(crate) fn choose_address(
+    wanted: PlacementRequest,
     page_sizes: u64,
     ranges: &[(u64, u64)],
-) -> Result<u64, NoPlace> {
+) -> Result<u64, PlacementError> {
     // An IOMMU without any page size cannot map anything.
     let smallest = if page_sizes == 0 {
         u64::MAX
@@ -48,7 +48,7 @@ pub(crate) fn place(
         1 << page_sizes.trailing_zeros()
     };
     if !(wanted.base | wanted.len).is_multiple_of(smallest) || wanted.page < smallest {
-        return Err(NoPlace::PageSize { smallest });
+        return Err(PlacementError::PageSize { smallest });
     }
     // Align to the region's own page size, so that the IOMMU can use large pages.
     let align = wanted.page.max(smallest);
@@ -58,12 +58,12 @@ pub(crate) fn place(
                 .checked_add(wanted.len - 1)
                 .is_some_and(|end| end <= last)
     };
-    if let Some(before) = wanted.before
-        && ranges.iter().any(|range| fits(before, *range))
+    if let Some(previous) = wanted.previous
+        && ranges.iter().any(|range| fits(previous, *range))
     {
-        return Ok(before);
+        return Ok(previous);
     }
-    for lowest in [LOW_END, align] {
+    for lowest in [LOW_ADDRESSES_END, align] {
         for &(first, last) in ranges {
             let at = first.max(lowest).checked_next_multiple_of(align);
             if let Some(at) = at.filter(|at| fits(*at, (first, last))) {
@@ -76,7 +76,7 @@ pub(crate) fn place(
         Some(last.checked_sub(start)?.saturating_add(1) / smallest * smallest)
     };
     let largest = ranges.iter().filter_map(room).max().unwrap_or(0);
-    Err(NoPlace::Room { largest })
+    Err(PlacementError::Room { largest })
 }
 
 #[cfg(test)]
@@ -88,54 +88,60 @@ mod tests {
     /// The ranges of QEMU's virtual IOMMU.
     const RANGES: [(u64, u64); 2] = [(0, 0xfedf_ffff), (0xfef0_0000, (1 << 48) - 1)];
 
-    fn region(len: u64, page: u64) -> Wanted {
-        Wanted {
+    fn region(len: u64, page: u64) -> PlacementRequest {
+        PlacementRequest {
             base: 0x7f00_0000_0000,
             len,
             page,
-            before: None,
+            previous: None,
         }
     }
 
     #[test]
     fn pages_that_are_too_small_are_refused() {
-        let result = place(region(1 << 20, 4096), 1 << 16, &RANGES);
-        assert_eq!(result, Err(NoPlace::PageSize { smallest: 65536 }));
-        let odd = Wanted {
+        let result = choose_address(region(1 << 20, 4096), 1 << 16, &RANGES);
+        assert_eq!(result, Err(PlacementError::PageSize { smallest: 65536 }));
+        let odd = PlacementRequest {
             base: 0x7f00_0000_1000,
             ..region(1 << 20, 1 << 16)
         };
-        let result = place(odd, 1 << 16, &RANGES);
-        assert_eq!(result, Err(NoPlace::PageSize { smallest: 65536 }));
-        assert!(place(region(1 << 20, 4096), 0, &RANGES).is_err());
+        let result = choose_address(odd, 1 << 16, &RANGES);
+        assert_eq!(result, Err(PlacementError::PageSize { smallest: 65536 }));
+        assert!(choose_address(region(1 << 20, 4096), 0, &RANGES).is_err());
     }
 
     #[test]
-    fn what_fits_nowhere_is_refused() {
-        let result = place(region(1 << 48, 1 << 30), PAGES, &RANGES);
-        assert!(matches!(result, Err(NoPlace::Room { largest }) if largest < 1 << 48));
+    fn a_region_without_room_is_refused() {
+        let result = choose_address(region(1 << 48, 1 << 30), PAGES, &RANGES);
+        assert!(matches!(result, Err(PlacementError::Room { largest }) if largest < 1 << 48));
         assert_eq!(
-            place(region(4096, 4096), PAGES, &[]),
-            Err(NoPlace::Room { largest: 0 })
+            choose_address(region(4096, 4096), PAGES, &[]),
+            Err(PlacementError::Room { largest: 0 })
         );
     }
 
     #[test]
     fn a_region_goes_above_the_low_addresses_where_it_can() {
-        assert_eq!(place(region(1 << 21, 1 << 21), PAGES, &RANGES), Ok(1 << 32));
+        assert_eq!(
+            choose_address(region(1 << 21, 1 << 21), PAGES, &RANGES),
+            Ok(1 << 32)
+        );
         let low = [(0, 0x7fff_ffff)];
-        assert_eq!(place(region(1 << 21, 1 << 21), PAGES, &low), Ok(1 << 21));
+        assert_eq!(
+            choose_address(region(1 << 21, 1 << 21), PAGES, &low),
+            Ok(1 << 21)
+        );
     }
 
     #[test]
-    fn a_region_goes_where_it_was() {
-        let wanted = Wanted {
-            before: Some(3 << 32),
+    fn a_region_keeps_its_previous_address() {
+        let wanted = PlacementRequest {
+            previous: Some(3 << 32),
             ..region(1 << 30, 1 << 30)
         };
-        assert_eq!(place(wanted, PAGES, &RANGES), Ok(3 << 32));
+        assert_eq!(choose_address(wanted, PAGES, &RANGES), Ok(3 << 32));
         let narrow = [(1 << 32, 2 << 32)];
-        assert_eq!(place(wanted, PAGES, &narrow), Ok(1 << 32));
+        assert_eq!(choose_address(wanted, PAGES, &narrow), Ok(1 << 32));
     }
 
     proptest! {
@@ -147,7 +153,7 @@ mod tests {
             ranges in prop::collection::vec((any::<u64>(), any::<u64>()), 0..6),
         ) {
             let len = pages * page;
-            match place(region(len, page), PAGES, &ranges) {
+            match choose_address(region(len, page), PAGES, &ranges) {
                 Ok(at) => {
                     prop_assert_eq!(at % page, 0);
                     prop_assert!(at > 0);
@@ -155,7 +161,7 @@ mod tests {
                     let within = |r: &(u64, u64)| r.0 <= at && last <= r.1;
                     prop_assert!(ranges.iter().any(within));
                 }
-                Err(NoPlace::Room { largest }) => prop_assert!(largest < len),
+                Err(PlacementError::Room { largest }) => prop_assert!(largest < len),
                 Err(other) => prop_assert!(false, "{:?}", other),
             }
         }

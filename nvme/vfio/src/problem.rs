@@ -13,13 +13,14 @@ use crate::{GroupMember, PciAddress};
 pub enum Problem {
     /// There is no function with this address.
     #[error("{address}: no PCI function has this address: `windlass devices` lists the drives")]
-    NotThere {
+    NoSuchFunction {
         /// The address requested.
         address: PciAddress,
     },
     /// The function is not an NVMe controller.
     #[error(
-        "{address} is no NVMe drive, its PCI class is {class:06x}: `windlass devices` lists the \
+        "{address} is not an NVMe drive, its PCI class is {class:06x}: `windlass devices` lists \
+         the \
          drives"
     )]
     NotNvme {
@@ -48,8 +49,8 @@ pub enum Problem {
     },
     /// The drive has virtual functions, which would be removed.
     #[error(
-        "{address} has {count} virtual functions, which would vanish: \
-         echo 0 > /sys/bus/pci/devices/{address}/sriov_numvfs first"
+        "{address} has {count} virtual functions, which would be removed: disable them first with \
+         echo 0 > /sys/bus/pci/devices/{address}/sriov_numvfs"
     )]
     VirtualFunctions {
         /// The drive.
@@ -59,7 +60,7 @@ pub enum Problem {
     },
     /// The machine has no IOMMU, or the kernel does not use it.
     #[error(
-        "{address} is behind no IOMMU: switch it on in the firmware (VT-d, AMD-Vi, SMMU) and on \
+        "{address} has no IOMMU: enable it in the firmware (VT-d, AMD-Vi, SMMU) and on \
          the kernel's command line (intel_iommu=on for Intel)"
     )]
     NoIommu {
@@ -69,9 +70,9 @@ pub enum Problem {
     /// The drive belongs to the kernel's driver and is not in use.
     #[error(
         "{address} belongs to the driver {driver}, and nothing uses it: `windlass bind {address}` \
-         hands it over"
+         moves it to vfio-pci"
     )]
-    OtherDriver {
+    KernelDriver {
         /// The drive.
         address: PciAddress,
         /// The driver.
@@ -85,8 +86,8 @@ pub enum Problem {
     },
     /// The drive belongs to a driver that `bind` and `unbind` do not handle.
     #[error(
-        "{address} belongs to the driver {driver}, neither nvme nor vfio-pci: take it from there \
-         by the means that gave it to it"
+        "{address} belongs to the driver {driver}, neither nvme nor vfio-pci: unbind it with the \
+         tool that bound it"
     )]
     ForeignDriver {
         /// The drive.
@@ -96,8 +97,8 @@ pub enum Problem {
     },
     /// Devices that the IOMMU cannot isolate from the drive belong to drivers of the kernel.
     #[error(
-        "{address} shares IOMMU group {group} with {}: bind these to vfio-pci too or take their \
-         drivers away, or put the drive into another slot",
+        "{address} shares IOMMU group {group} with {}: bind these to vfio-pci too or unbind their \
+         drivers, or move the drive to another slot",
         members(.others)
     )]
     GroupShared {
@@ -131,8 +132,8 @@ pub enum Problem {
         node: PathBuf,
     },
     /// A program has opened the drive.
-    #[error("{address} is held by {}: end that first", holder(.by))]
-    Held {
+    #[error("{address} is open in {}: stop that program first", holder(.by))]
+    OpenInProgram {
         /// The drive.
         address: PciAddress,
         /// The program, if this process is allowed to see it.
@@ -143,7 +144,7 @@ pub enum Problem {
         "{address}: {needed} bytes have to be pinned for the drive, the limit allows {limit} \
          (RLIMIT_MEMLOCK): LimitMEMLOCK=infinity in the systemd unit, or ulimit -l unlimited"
     )]
-    MemoryLock {
+    LockLimitTooSmall {
         /// The drive.
         address: PciAddress,
         /// Bytes that have to be pinned, including those already pinned.
@@ -178,20 +179,20 @@ impl Problem {
     #[must_use]
     pub fn address(&self) -> PciAddress {
         match self {
-            Problem::NotThere { address }
+            Problem::NoSuchFunction { address }
             | Problem::NotNvme { address, .. }
             | Problem::InUse { address, .. }
             | Problem::UseUnknown { address, .. }
             | Problem::VirtualFunctions { address, .. }
             | Problem::NoIommu { address }
-            | Problem::OtherDriver { address, .. }
+            | Problem::KernelDriver { address, .. }
             | Problem::NoDriver { address }
             | Problem::ForeignDriver { address, .. }
             | Problem::GroupShared { address, .. }
             | Problem::NoModule { address, .. }
             | Problem::NoPermission { address, .. }
-            | Problem::Held { address, .. }
-            | Problem::MemoryLock { address, .. }
+            | Problem::OpenInProgram { address, .. }
+            | Problem::LockLimitTooSmall { address, .. }
             | Problem::UnsafeInterrupts { address }
             | Problem::Refused { address, .. } => *address,
         }
@@ -199,11 +200,11 @@ impl Problem {
 }
 
 /// Maximum number of uses and group members in one line.
-const NAMED_MAX: usize = 4;
+const LISTED_MAX: usize = 4;
 
 fn joined(words: impl ExactSizeIterator<Item = String>) -> String {
-    let more = words.len().saturating_sub(NAMED_MAX);
-    let mut line = words.take(NAMED_MAX).collect::<Vec<_>>().join(", ");
+    let more = words.len().saturating_sub(LISTED_MAX);
+    let mut line = words.take(LISTED_MAX).collect::<Vec<_>>().join(", ");
     if more > 0 {
         line += &format!(" and {more} more");
     }

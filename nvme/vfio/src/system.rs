@@ -11,7 +11,7 @@ use rustix::fs::{Access, AtFlags, CWD, accessat};
 
 /// Operations that change or open things on the machine. Tests implement them with a simulated
 /// kernel.
-pub(crate) trait Actions: Send + Sync {
+pub(crate) trait SystemOperations: Send + Sync {
     /// Writes a sysfs attribute in one call.
     fn write(&self, attribute: &Path, text: &str) -> io::Result<()>;
 
@@ -27,9 +27,9 @@ pub(crate) trait Actions: Send + Sync {
     fn may_use(&self, node: &Path) -> io::Result<()>;
 }
 
-struct RealActions;
+struct KernelOperations;
 
-impl Actions for RealActions {
+impl SystemOperations for KernelOperations {
     fn write(&self, attribute: &Path, text: &str) -> io::Result<()> {
         // Write the value with one system call: sysfs handles each call as a whole value.
         OpenOptions::new()
@@ -65,7 +65,7 @@ pub struct System {
     sysfs: PathBuf,
     proc: PathBuf,
     dev: PathBuf,
-    actions: Arc<dyn Actions>,
+    operations: Arc<dyn SystemOperations>,
 }
 
 impl fmt::Debug for System {
@@ -93,19 +93,19 @@ impl System {
             sysfs: root.join("sys"),
             proc: root.join("proc"),
             dev: root.join("dev"),
-            actions: Arc::new(RealActions),
+            operations: Arc::new(KernelOperations),
         }
     }
 
     /// The same machine with other operations.
     #[cfg(test)]
-    pub(crate) fn with_actions(mut self, actions: Arc<dyn Actions>) -> System {
-        self.actions = actions;
+    pub(crate) fn with_operations(mut self, operations: Arc<dyn SystemOperations>) -> System {
+        self.operations = operations;
         self
     }
 
-    pub(crate) fn actions(&self) -> &dyn Actions {
-        &*self.actions
+    pub(crate) fn operations(&self) -> &dyn SystemOperations {
+        &*self.operations
     }
 
     /// A path below sysfs.
@@ -134,7 +134,7 @@ pub(crate) fn text(path: &Path) -> Option<String> {
 }
 
 /// The text of a file, unless it is empty.
-pub(crate) fn word(path: &Path) -> Option<String> {
+pub(crate) fn non_empty_text(path: &Path) -> Option<String> {
     text(path).filter(|text| !text.is_empty())
 }
 

@@ -16,7 +16,7 @@ use crate::usage::{Usage, Use};
 use crate::{PciAddress, Problem};
 
 /// Number and interval of checks while only udev has a disk open.
-const UDEV_LOOKS_MAX: u32 = 40;
+const UDEV_CHECKS_MAX: u32 = 40;
 const UDEV_PAUSE: Duration = Duration::from_millis(if cfg!(test) { 1 } else { 50 });
 
 /// The planned change to one drive.
@@ -155,7 +155,7 @@ fn plan_one_bind(
         return Ok((Step::Nothing { address, driver }, Usage::default()));
     }
     let usage = match function.driver.as_deref() {
-        Some(KERNEL_DRIVER) | None => unused_in_the_end(&function, system)?,
+        Some(KERNEL_DRIVER) | None => claim_unused_after_udev(&function, system)?,
         Some(other) => {
             let driver = other.to_owned();
             return Err(Problem::ForeignDriver { address, driver });
@@ -193,17 +193,17 @@ fn plan_one_bind(
     Ok((step, usage))
 }
 
-/// As [`Function::unused`], but waits until udev has closed the disks.
-fn unused_in_the_end(function: &Function, system: &System) -> Result<Usage, Problem> {
-    for _ in 0..UDEV_LOOKS_MAX {
-        match function.unused(system) {
-            Err(Problem::InUse { uses, .. }) if uses.iter().all(Use::is_passing) => {
+/// As [`Function::claim_unused`], but waits until udev has closed the disks.
+fn claim_unused_after_udev(function: &Function, system: &System) -> Result<Usage, Problem> {
+    for _ in 0..UDEV_CHECKS_MAX {
+        match function.claim_unused(system) {
+            Err(Problem::InUse { uses, .. }) if uses.iter().all(Use::is_transient) => {
                 thread::sleep(UDEV_PAUSE);
             }
             result => return result,
         }
     }
-    function.unused(system)
+    function.claim_unused(system)
 }
 
 fn plan_one_unbind(system: &System, address: PciAddress) -> Result<(Step, Usage), Problem> {
@@ -222,7 +222,7 @@ fn plan_one_unbind(system: &System, address: PciAddress) -> Result<(Step, Usage)
         }
     }
     if function.driver.as_deref() == Some(VFIO_DRIVER) {
-        not_held(system, address)?;
+        check_not_open(system, address)?;
     }
     if !has_driver(system, KERNEL_DRIVER) {
         return Err(Problem::NoModule {
@@ -242,16 +242,16 @@ fn plan_one_unbind(system: &System, address: PciAddress) -> Result<(Step, Usage)
 
 /// Fails if a program has the function's group or device open, because the kernel would wait for
 /// it.
-fn not_held(system: &System, address: PciAddress) -> Result<(), Problem> {
+fn check_not_open(system: &System, address: PciAddress) -> Result<(), Problem> {
     let nodes = Nodes::of(system, address);
     let by = holder(system, &nodes);
     let probed = match &nodes.group {
-        Some(group) => system.actions().probe_group(&system.dev(group)),
+        Some(group) => system.operations().probe_group(&system.dev(group)),
         None => Ok(()),
     };
     let is_busy = probed.is_err_and(|error| error.kind() == io::ErrorKind::ResourceBusy);
     if by.is_some() || is_busy {
-        return Err(Problem::Held { address, by });
+        return Err(Problem::OpenInProgram { address, by });
     }
     Ok(())
 }
@@ -285,28 +285,28 @@ impl Takeover {
                 continue;
             };
             done.push(step);
-            let stranded: Vec<PciAddress> = done
+            let not_restored: Vec<PciAddress> = done
                 .into_iter()
                 .rev()
                 .filter(|step| !undo(&system, step))
                 .map(|step| step.address())
                 .collect();
-            return Err(with_stranded(problem, &stranded));
+            return Err(with_not_restored(problem, &not_restored));
         }
         Ok(())
     }
 }
 
 /// Adds the drives that could not be moved back to the problem.
-fn with_stranded(problem: Problem, stranded: &[PciAddress]) -> Problem {
+fn with_not_restored(problem: Problem, not_restored: &[PciAddress]) -> Problem {
     match problem {
         Problem::Refused {
             address,
             step,
             cause,
-        } if !stranded.is_empty() => {
-            let names: Vec<String> = stranded.iter().map(ToString::to_string).collect();
-            let step = format!("{step} (and {} could not be put back)", names.join(", "));
+        } if !not_restored.is_empty() => {
+            let names: Vec<String> = not_restored.iter().map(ToString::to_string).collect();
+            let step = format!("{step} (and {} could not be restored)", names.join(", "));
             Problem::Refused {
                 address,
                 step,
@@ -326,9 +326,9 @@ fn write(
     step: &str,
 ) -> Result<(), Problem> {
     let path = system.sysfs(format!("bus/pci/{attribute}"));
-    system.actions().write(&path, text).map_err(|cause| {
+    system.operations().write(&path, text).map_err(|cause| {
         if !system.sysfs(format!("bus/pci/devices/{address}")).exists() {
-            return Problem::NotThere { address };
+            return Problem::NoSuchFunction { address };
         }
         let step = step.to_owned();
         Problem::Refused {
@@ -376,7 +376,7 @@ fn move_to(
         return Ok(());
     }
     if now.as_deref() != from {
-        let cause = io::Error::other("another driver got it meanwhile");
+        let cause = io::Error::other("another driver was bound to it meanwhile");
         let step = "cannot move it".to_owned();
         return Err(Problem::Refused {
             address,
@@ -385,7 +385,7 @@ fn move_to(
         });
     }
     if let Some(from) = from {
-        let step = format!("cannot take it from {from}");
+        let step = format!("cannot unbind it from {from}");
         write(
             system,
             address,
@@ -394,10 +394,10 @@ fn move_to(
             &step,
         )?;
     }
-    let step = format!("cannot give it to {to}");
+    let step = format!("cannot bind it to {to}");
     write(system, address, "drivers_probe", &name, &step)?;
     if driver(system, address).as_deref() != Some(to) {
-        let cause = io::Error::other(format!("{to} did not take it (the kernel's log says why)"));
+        let cause = io::Error::other(format!("{to} did not bind to it (see the kernel's log)"));
         return Err(Problem::Refused {
             address,
             step,
@@ -436,7 +436,7 @@ fn undo(system: &System, step: &Step) -> bool {
     };
     // Only the resulting driver counts: a step that changed nothing needs no undoing, and a
     // function that was removed cannot be moved back.
-    let is_gone = matches!(result, Err(Problem::NotThere { .. }));
+    let is_gone = matches!(result, Err(Problem::NoSuchFunction { .. }));
     is_gone || driver(system, address).as_ref() == from.as_ref()
 }
 

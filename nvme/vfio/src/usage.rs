@@ -10,7 +10,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::system::{System, link_name, names, text, word};
+use crate::system::{System, link_name, names, non_empty_text, text};
 
 /// One use of a drive. `device` is the name of a block device or a partition, without `/dev/`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -86,7 +86,7 @@ impl fmt::Display for Use {
             Use::Exclusive { device } => {
                 write!(
                     f,
-                    "/dev/{device} is taken exclusively (a ZFS pool, for example)"
+                    "/dev/{device} is opened exclusively (by a ZFS pool, for example)"
                 )
             }
         }
@@ -99,15 +99,15 @@ impl Use {
         match self {
             Use::Mounted { .. } | Use::Btrfs { .. } => ": umount it first",
             Use::Swap { .. } => ": swapoff it first",
-            Use::Holder { .. } => ": take the drive out of it first",
+            Use::Holder { .. } => ": remove the drive from it first",
             Use::Exported { .. } => ": end that export first",
-            Use::Program { .. } => ": end that first",
+            Use::Program { .. } => ": stop that program first",
             Use::Exclusive { .. } => ": find and end that use first",
         }
     }
 
     /// Whether it ends by itself shortly: udev opens every new disk for a moment.
-    pub(crate) fn is_passing(&self) -> bool {
+    pub(crate) fn is_transient(&self) -> bool {
         const NAMES: [&str; 3] = ["(udev-worker)", "systemd-udevd", "udevd"];
         matches!(self, Use::Program { program, .. } if NAMES.contains(&program.as_str()))
     }
@@ -171,7 +171,7 @@ pub(crate) fn of_drive(system: &System, disks: &[String], nodes: &[String]) -> U
 
 /// Opens a disk exclusively, or finds the reason why that fails.
 fn claim(system: &System, disk: &str, usage: &mut Usage) {
-    match system.actions().claim(&system.dev(disk)) {
+    match system.operations().claim(&system.dev(disk)) {
         Ok(file) => usage.claims.push(Claim { _file: file }),
         Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
             let mut devices = partitions(system, disk);
@@ -209,7 +209,7 @@ fn partitions(system: &System, disk: &str) -> Vec<String> {
 
 /// Device number of a block device: `259:0`.
 fn device_number(system: &System, device: &str) -> Option<String> {
-    word(&system.sysfs(format!("class/block/{device}/dev")))
+    non_empty_text(&system.sysfs(format!("class/block/{device}/dev")))
 }
 
 /// All process identifiers.
@@ -340,8 +340,8 @@ fn holders(system: &System, device: &str) -> Vec<Use> {
 
 fn holder_in_words(system: &System, holder: &str) -> String {
     let folder = system.sysfs(format!("class/block/{holder}"));
-    let name = word(&folder.join("dm/name")).unwrap_or_else(|| holder.to_owned());
-    let kind = word(&folder.join("dm/uuid")).unwrap_or_default();
+    let name = non_empty_text(&folder.join("dm/name")).unwrap_or_else(|| holder.to_owned());
+    let kind = non_empty_text(&folder.join("dm/uuid")).unwrap_or_default();
     if kind.starts_with("LVM-") {
         return format!("LVM volume {name}");
     }
@@ -355,7 +355,7 @@ fn holder_in_words(system: &System, holder: &str) -> String {
         return format!("mapped device {name}");
     }
     if folder.join("md").exists() {
-        let level = word(&folder.join("md/level")).unwrap_or_else(|| "RAID".to_owned());
+        let level = non_empty_text(&folder.join("md/level")).unwrap_or_else(|| "RAID".to_owned());
         return format!("md array {holder} ({level})");
     }
     format!("block device {holder}")
@@ -390,10 +390,10 @@ fn exports(system: &System, devices: &[String], nodes: &[String]) -> Vec<Use> {
             .collect();
         places.push(folder.join("passthru"));
         for place in places {
-            if word(&place.join("enable")).as_deref() != Some("1") {
+            if non_empty_text(&place.join("enable")).as_deref() != Some("1") {
                 continue;
             }
-            let path = word(&place.join("device_path")).unwrap_or_default();
+            let path = non_empty_text(&place.join("device_path")).unwrap_or_default();
             let mut candidates = devices.iter().chain(nodes);
             if let Some(device) = candidates.find(|device| is_node(system, &path, device)) {
                 uses.push(Use::Exported {
@@ -411,7 +411,7 @@ fn loops(system: &System, devices: &[String]) -> Vec<Use> {
     let mut uses = Vec::new();
     for holder in names(&system.sysfs("block")) {
         let file = system.sysfs(format!("block/{holder}/loop/backing_file"));
-        let path = word(&file).unwrap_or_default();
+        let path = non_empty_text(&file).unwrap_or_default();
         if let Some(device) = devices.iter().find(|device| is_node(system, &path, device)) {
             uses.push(Use::Holder {
                 device: device.clone(),
@@ -454,7 +454,7 @@ fn open_node(link: &Path) -> Option<String> {
 }
 
 fn program_name(system: &System, pid: u32) -> String {
-    let name = word(&system.proc(format!("{pid}/comm")));
+    let name = non_empty_text(&system.proc(format!("{pid}/comm")));
     let name = name.or_else(|| link_name(&system.proc(format!("{pid}/exe"))));
     name.unwrap_or_else(|| "a program".to_owned())
         .replace(char::is_control, "?")

@@ -56,13 +56,13 @@ mod wake;
 pub use clock::{Clock, TscClock, VirtualClock};
 pub use config::{IdlePolicy, ReactorConfig};
 pub use log_limit::LogLimit;
-pub use placement::{Placed, Placement};
+pub use placement::{Placement, PlacementResult};
 pub use poller::{Poller, Progress, StopState};
 pub use reactor::{POLLERS_MAX, PollerId, Reactor, RegisterError, TimerJob};
 pub use reactors::{
     InitError, Outcome, Outstanding, ReactorEnd, ReactorSetup, Reactors, StartError, StopReport,
 };
-pub use returns::spare_returns;
+pub use returns::restore_return_prediction;
 pub use shared::{Job, ReactorHandle, RunError};
 pub use stats::{NamedDuration, ReactorSnapshot, ReactorStats, StuckPoller};
 pub use time::Nanos;

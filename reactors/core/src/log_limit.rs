@@ -13,7 +13,7 @@ const LINES_PER_SECOND_MAX: u32 = 10;
 pub struct LogLimit {
     second_ends: Cell<Nanos>,
     written: Cell<u32>,
-    withheld: Cell<u64>,
+    suppressed: Cell<u64>,
 }
 
 impl LogLimit {
@@ -26,11 +26,11 @@ impl LogLimit {
             self.written.set(0);
         }
         if self.written.get() == LINES_PER_SECOND_MAX {
-            self.withheld.set(self.withheld.get() + 1);
+            self.suppressed.set(self.suppressed.get() + 1);
             return None;
         }
         self.written.set(self.written.get() + 1);
-        Some(self.withheld.take())
+        Some(self.suppressed.take())
     }
 }
 
@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flood_is_cut_and_what_was_withheld_is_told_once() {
+    fn a_flood_is_limited_and_suppressed_lines_are_reported_once() {
         let limit = LogLimit::default();
         let now = Nanos::from_secs(5);
         let written = (0..1000).filter(|_| limit.admit(now).is_some()).count();

@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_ring_is_looked_at_in_each_turn() {
+    fn each_turn_checks_one_ring() {
         let mut ports = mesh(3, 2);
         for from in [0, 2] {
             for number in [1, 2] {

@@ -38,9 +38,9 @@ struct Load {
 
 /// The placement of a new connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Placed {
+pub enum PlacementResult {
     /// Served by this reactor.
-    Free(usize),
+    Available(usize),
     /// Served by this reactor, which has to close another connection first.
     Replacing(usize),
     /// Refused: the limit is reached, and no connection can be closed.
@@ -79,9 +79,9 @@ impl Placement {
     /// Like [`choose`](Self::choose), but if no room is left, the connection goes to a reactor that
     /// can close another one, and is counted there too.
     #[must_use]
-    pub fn choose_or_replace(&self, reactors: &[ReactorHandle], now: Nanos) -> Placed {
+    pub fn choose_or_replace(&self, reactors: &[ReactorHandle], now: Nanos) -> PlacementResult {
         if let Some(chosen) = self.choose_by(busy_permille(reactors, now)) {
-            return Placed::Free(chosen);
+            return PlacementResult::Available(chosen);
         }
         let loads = self.shared.reactors.iter().enumerate();
         let evictable = loads.map(|(index, it)| (it.evictable.load(Ordering::Relaxed), index));
@@ -89,9 +89,9 @@ impl Placement {
             Some((1.., chosen)) => {
                 self.shared.connections.fetch_add(1, Ordering::Relaxed);
                 self.count(chosen);
-                Placed::Replacing(chosen)
+                PlacementResult::Replacing(chosen)
             }
-            _ => Placed::Full,
+            _ => PlacementResult::Full,
         }
     }
 
@@ -210,7 +210,10 @@ mod tests {
             let busy = |index: usize| if index == 0 { 0 } else { 1_000_000 };
             let placed = (0..200).filter_map(|_| placement.choose_by(busy)).count();
             assert_eq!(placed, 64, "{reactors} reactors");
-            assert_eq!(placement.choose_or_replace(&[], Nanos::ZERO), Placed::Full);
+            assert_eq!(
+                placement.choose_or_replace(&[], Nanos::ZERO),
+                PlacementResult::Full
+            );
             placement.release(0);
             assert_eq!(placement.choose_by(busy), Some(0));
             assert_eq!(placement.choose_by(busy), None);
@@ -231,20 +234,20 @@ mod tests {
     }
 
     #[test]
-    fn where_all_is_taken_a_reactor_that_can_end_one_is_chosen() {
+    fn at_the_limit_a_reactor_with_an_evictable_connection_is_chosen() {
         let placement = Placement::with_limit(2, 2, 2);
         let choose = || placement.choose_or_replace(&[], Nanos::ZERO);
         assert!(matches!(
             (choose(), choose()),
-            (Placed::Free(_), Placed::Free(_))
+            (PlacementResult::Available(_), PlacementResult::Available(_))
         ));
-        assert_eq!(choose(), Placed::Full);
+        assert_eq!(choose(), PlacementResult::Full);
         placement.add_evictable(1);
-        assert_eq!(choose(), Placed::Replacing(1));
+        assert_eq!(choose(), PlacementResult::Replacing(1));
         placement.remove_evictable(1);
         placement.release(1);
-        assert_eq!(choose(), Placed::Full);
+        assert_eq!(choose(), PlacementResult::Full);
         placement.release(1);
-        assert_eq!(choose(), Placed::Free(1));
+        assert_eq!(choose(), PlacementResult::Available(1));
     }
 }

@@ -1,6 +1,6 @@
 //! A reactor: its turn, its pollers, its timers, and its shutdown.
 
-mod rest;
+mod idle;
 
 use std::fmt;
 use std::io;
@@ -11,9 +11,9 @@ use crate::clock::Clock;
 use crate::config::ReactorConfig;
 use crate::poller::{Poller, Progress, StopState};
 use crate::reactors::Outstanding;
-use crate::recorder::{Note, Recorder};
+use crate::recorder::{Recorder, TraceRecord};
 use crate::shared::{Group, ReactorHandle, Shared};
-use crate::stats::{Accounts, SLOT_INBOX, SLOT_TIMERS};
+use crate::stats::{SLOT_INBOX, SLOT_TIMERS, TimeAccounting};
 use crate::time::Nanos;
 use crate::timer::{TimerId, TimerWheel};
 
@@ -67,13 +67,13 @@ pub struct Reactor {
     shared: Arc<Shared>,
     slots: Vec<Slot>,
     timers: TimerWheel<TimerJob>,
-    accounts: Accounts,
+    accounts: TimeAccounting,
     recorder: Recorder,
     longest: Nanos,
     /// Start of the current period without progress.
     idle_since: Option<Nanos>,
     next_warning: Nanos,
-    warnings_withheld: u64,
+    warnings_suppressed: u64,
     /// Whether the group counts this reactor as quiet.
     quiet: bool,
     finished: bool,
@@ -104,11 +104,11 @@ impl Reactor {
             recorder: shared.recording.recorder(),
             shared,
             slots: Vec::with_capacity(POLLERS_MAX),
-            accounts: Accounts::new(now),
+            accounts: TimeAccounting::new(now),
             longest: Nanos::ZERO,
             idle_since: None,
             next_warning: Nanos::ZERO,
-            warnings_withheld: 0,
+            warnings_suppressed: 0,
             quiet: false,
             finished: false,
         }
@@ -243,7 +243,7 @@ impl Reactor {
             None => now,
         };
         self.accounts
-            .book(start, end, progress.is_busy(), &self.shared.stats);
+            .add_turn(start, end, progress.is_busy(), &self.shared.stats);
         if progress.is_busy() {
             self.idle_since = None;
         } else if self.idle_since.is_none() {
@@ -257,7 +257,7 @@ impl Reactor {
         while !self.finished {
             self.turn();
             if self.idle_since.is_some() && !self.finished {
-                self.rest();
+                self.idle_step();
             }
         }
     }
@@ -301,7 +301,7 @@ impl Reactor {
             };
             self.shared.stats.enter(SLOT_INBOX, now);
             job(self);
-            now = self.left(SLOT_INBOX, now);
+            now = self.record_leave(SLOT_INBOX, now);
         }
         (Progress::from_count(waiting), now)
     }
@@ -315,7 +315,7 @@ impl Reactor {
             };
             self.shared.stats.enter(index as u16, now);
             progress = progress.and(poller.poll(now));
-            now = self.left(index as u16, now);
+            now = self.record_leave(index as u16, now);
         }
         (progress, now)
     }
@@ -328,7 +328,7 @@ impl Reactor {
         while let Some((_, job)) = self.timers.pop_due(start) {
             self.shared.stats.enter(SLOT_TIMERS, now);
             job(self);
-            now = self.left(SLOT_TIMERS, now);
+            now = self.record_leave(SLOT_TIMERS, now);
             fired += 1;
             if fired == self.timers.capacity() {
                 break;
@@ -345,33 +345,33 @@ impl Reactor {
             };
             self.shared.stats.enter(index as u16, now);
             poller.flush(now);
-            now = self.left(index as u16, now);
+            now = self.record_leave(index as u16, now);
         }
         now
     }
 
     /// The counterpart of `stats.enter`: reads the clock and records the duration since `entered`.
     #[inline]
-    fn left(&mut self, slot: u16, entered: Nanos) -> Nanos {
+    fn record_leave(&mut self, slot: u16, entered: Nanos) -> Nanos {
         let now = self.clock.now();
         self.shared.stats.leave();
         let lasted = now - entered;
         if lasted > self.longest {
             self.longest = lasted;
-            self.shared.stats.note_longest(slot, lasted);
+            self.shared.stats.record_longest(slot, lasted);
         }
         if lasted > self.config.stall_threshold {
-            self.note_stall(slot, now, lasted);
+            self.record_stall(slot, now, lasted);
         }
         now
     }
 
     #[cold]
-    fn note_stall(&mut self, slot: u16, now: Nanos, lasted: Nanos) {
-        self.shared.stats.note_stall(slot, lasted);
-        self.recorder.note(now, Note::stall(slot, lasted));
+    fn record_stall(&mut self, slot: u16, now: Nanos, lasted: Nanos) {
+        self.shared.stats.record_stall(slot, lasted);
+        self.recorder.record(now, TraceRecord::stall(slot, lasted));
         if now < self.next_warning {
-            self.warnings_withheld += 1;
+            self.warnings_suppressed += 1;
             return;
         }
         self.next_warning = now + WARN_EVERY;
@@ -381,10 +381,10 @@ impl Reactor {
             poller = name.as_deref().unwrap_or("removed"),
             lasted_us = lasted.as_micros(),
             threshold_us = self.config.stall_threshold.as_micros(),
-            withheld = self.warnings_withheld,
-            "a poller held up its reactor"
+            withheld = self.warnings_suppressed,
+            "a poller stalled its reactor"
         );
-        self.warnings_withheld = 0;
+        self.warnings_suppressed = 0;
     }
 
     /// Stops the pollers; finishes when the whole group is quiet or the deadline has passed.
@@ -397,16 +397,16 @@ impl Reactor {
             };
             self.shared.stats.enter(index as u16, now);
             quiet &= poller.stop(now) == StopState::Stopped;
-            now = self.left(index as u16, now);
+            now = self.record_leave(index as u16, now);
         }
-        let all_quiet = self.count_quiet(quiet);
+        let all_quiet = self.update_quiet_count(quiet);
         self.finished |= all_quiet || now >= deadline;
         now
     }
 
     /// Updates the group's count of quiet reactors. Returns true if this one is quiet and all were
     /// quiet at the same time.
-    fn count_quiet(&mut self, quiet: bool) -> bool {
+    fn update_quiet_count(&mut self, quiet: bool) -> bool {
         use std::sync::atomic::Ordering::SeqCst;
         let group = &self.shared.group;
         if quiet != self.quiet {
@@ -427,7 +427,7 @@ impl Reactor {
 impl Drop for Reactor {
     /// Ends the reactor for its handles and for its group, also after a panic of a poller.
     fn drop(&mut self) {
-        self.count_quiet(true);
+        self.update_quiet_count(true);
         self.shared.close();
         self.shared.stats.leave();
     }

@@ -23,7 +23,7 @@ use crate::wake::Waker;
 
 /// Time after the deadline in which a reactor has to end its turn and drop its pollers; after that
 /// its thread is abandoned.
-const GIVE_UP: Duration = Duration::from_secs(1);
+const ABANDON_AFTER: Duration = Duration::from_secs(1);
 /// Time for the pollers to stop when [`Reactors`] is dropped without a stop.
 const DROP_WITHIN: Nanos = Nanos::from_secs(1);
 /// Maximum number of cores in a set of the system call.
@@ -55,7 +55,7 @@ pub enum StartError {
         source: io::Error,
     },
     /// The thread or its eventfd could not be created.
-    #[error("reactor {reactor} could not get its thread or eventfd")]
+    #[error("cannot create the thread or eventfd of reactor {reactor}")]
     Resources {
         /// The reactor's number.
         reactor: usize,
@@ -137,7 +137,7 @@ impl StopReport {
 }
 
 /// The final message of a thread.
-struct LastWord {
+struct FinalMessage {
     reactor: usize,
     outcome: Outcome,
     outstanding: Vec<Outstanding>,
@@ -210,7 +210,7 @@ impl ReactorSetup<'_> {
 pub struct Reactors {
     handles: Vec<ReactorHandle>,
     threads: Vec<Option<JoinHandle<()>>>,
-    last_words: Receiver<LastWord>,
+    final_messages: Receiver<FinalMessage>,
     clock: TscClock,
 }
 
@@ -235,12 +235,12 @@ impl Reactors {
                 .map_err(|source| StartError::Resources { reactor, source })?;
             handles.push(ReactorHandle { shared });
         }
-        let (say_last, last_words) = mpsc::channel();
-        let mut launch = Launch {
+        let (final_sender, final_messages) = mpsc::channel();
+        let mut launch = Startup {
             init: Arc::new(init),
             threads: Vec::new(),
             handles: &handles,
-            say_last,
+            final_sender,
             clock,
         };
         let result = launch.launch(configs);
@@ -250,7 +250,7 @@ impl Reactors {
             Ok(()) => Ok(Reactors {
                 threads: threads.into_iter().map(Some).collect(),
                 handles,
-                last_words,
+                final_messages,
                 clock,
             }),
             Err(error) => {
@@ -297,10 +297,11 @@ impl Reactors {
         for handle in &self.handles {
             handle.request_stop(deadline);
         }
-        let limit = Instant::now().checked_add(Duration::from(within).saturating_add(GIVE_UP));
+        let limit =
+            Instant::now().checked_add(Duration::from(within).saturating_add(ABANDON_AFTER));
         let mut report = StopReport::default();
         while self.threads.iter().any(Option::is_some) {
-            let Some(word) = self.next_word(limit) else {
+            let Some(word) = self.next_final_message(limit) else {
                 break;
             };
             if let Some(thread) = self.threads[word.reactor].take() {
@@ -330,12 +331,12 @@ impl Reactors {
         report
     }
 
-    fn next_word(&self, limit: Option<Instant>) -> Option<LastWord> {
+    fn next_final_message(&self, limit: Option<Instant>) -> Option<FinalMessage> {
         let Some(limit) = limit else {
-            return self.last_words.recv().ok();
+            return self.final_messages.recv().ok();
         };
         let left = limit.saturating_duration_since(Instant::now());
-        self.last_words.recv_timeout(left).ok()
+        self.final_messages.recv_timeout(left).ok()
     }
 }
 
@@ -351,28 +352,28 @@ impl Drop for Reactors {
 }
 
 /// The state of a start in progress.
-struct Launch<'a> {
+struct Startup<'a> {
     init: Arc<Init>,
     threads: Vec<JoinHandle<()>>,
     handles: &'a [ReactorHandle],
-    say_last: Sender<LastWord>,
+    final_sender: Sender<FinalMessage>,
     clock: TscClock,
 }
 
-impl Launch<'_> {
+impl Startup<'_> {
     /// Starts the threads, waits for the set-up of each, and starts their turns if all succeeded.
     fn launch(&mut self, configs: Vec<ReactorConfig>) -> Result<(), StartError> {
-        let mut starters = Vec::with_capacity(configs.len());
-        let (ready, answers) = mpsc::channel();
+        let mut start_senders = Vec::with_capacity(configs.len());
+        let (ready, results) = mpsc::channel();
         for (reactor, config) in configs.into_iter().enumerate() {
-            let (starter, go) = mpsc::channel();
+            let (start_sender, start_signal) = mpsc::channel();
             let thread = Thread {
                 config,
                 handles: self.handles.to_vec(),
                 clock: self.clock,
-                go,
+                start_signal,
                 ready: ready.clone(),
-                say_last: self.say_last.clone(),
+                final_sender: self.final_sender.clone(),
             };
             let init = Arc::clone(&self.init);
             let spawned = std::thread::Builder::new()
@@ -380,17 +381,17 @@ impl Launch<'_> {
                 .spawn(move || thread.main(reactor, init))
                 .map_err(|source| StartError::Resources { reactor, source })?;
             self.threads.push(spawned);
-            starters.push(starter);
+            start_senders.push(start_sender);
         }
-        for _ in &starters {
+        for _ in &start_senders {
             // Every thread sends exactly one result, even if it panics.
-            answers
+            results
                 .recv()
                 .expect("this function holds a sender itself")?;
         }
-        for starter in starters {
+        for start_sender in start_senders {
             // A thread that has sent its result waits for this.
-            let _ = starter.send(());
+            let _ = start_sender.send(());
         }
         Ok(())
     }
@@ -401,9 +402,9 @@ struct Thread {
     config: ReactorConfig,
     handles: Vec<ReactorHandle>,
     clock: TscClock,
-    go: Receiver<()>,
+    start_signal: Receiver<()>,
     ready: Sender<Result<(), StartError>>,
-    say_last: Sender<LastWord>,
+    final_sender: Sender<FinalMessage>,
 }
 
 impl Thread {
@@ -422,7 +423,7 @@ impl Thread {
         };
         let _ = self.ready.send(Ok(()));
         // An error means that another reactor failed and the start is cancelled.
-        if self.go.recv().is_err() {
+        if self.start_signal.recv().is_err() {
             return;
         }
         let ran = catch_unwind(AssertUnwindSafe(move || {
@@ -439,7 +440,7 @@ impl Thread {
             }
         };
         // Fails if this thread was abandoned.
-        let _ = self.say_last.send(LastWord {
+        let _ = self.final_sender.send(FinalMessage {
             reactor: index,
             outcome,
             outstanding,

@@ -15,77 +15,87 @@ use std::sync::Arc;
 use crate::time::Nanos;
 
 /// Capacity of a recorder in events, 16 bytes each.
-pub const NOTES_MAX: usize = 32_768;
+pub const TRACE_RECORDS_MAX: usize = 32_768;
 
-type Ring = raw::Ring<NOTES_MAX>;
+type Ring = raw::Ring<TRACE_RECORDS_MAX>;
 
 /// The kind of a trace event. The first numbers belong to the reactor; those from
-/// [`FIRST_FREE`](NoteKind::FIRST_FREE) on belong to other crates.
+/// [`FIRST_FREE`](TraceRecordKind::FIRST_FREE) on belong to other crates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct NoteKind(pub u8);
+pub struct TraceRecordKind(pub u8);
 
-impl NoteKind {
+impl TraceRecordKind {
     /// The thread blocks in the kernel.
-    pub const SLEEP: NoteKind = NoteKind(1);
+    pub const SLEEP: TraceRecordKind = TraceRecordKind(1);
     /// It is awake again. Argument: 1 if a message or a descriptor woke it, 0 for a deadline.
-    pub const WAKE: NoteKind = NoteKind(2);
+    pub const WAKE: TraceRecordKind = TraceRecordKind(2);
     /// An activity exceeded the stall threshold and has ended. Argument: the poller's number, see
     /// [`poller_name`](crate::ReactorStats::poller_name). Queue and command: the duration, see
-    /// [`stalled_for`](Note::stalled_for).
-    pub const STALL: NoteKind = NoteKind(3);
+    /// [`stalled_for`](TraceRecord::stalled_for).
+    pub const STALL: TraceRecordKind = TraceRecordKind(3);
     /// The first number for other crates.
-    pub const FIRST_FREE: NoteKind = NoteKind(16);
+    pub const FIRST_FREE: TraceRecordKind = TraceRecordKind(16);
 }
 
 /// A trace event in one word: a kind, a 24-bit argument, and two 16-bit numbers, by convention a
 /// queue and a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Note(u64);
+pub struct TraceRecord(u64);
 
-impl Note {
+impl TraceRecord {
     /// Creates an event; bits of `argument` beyond the 24th are dropped.
     #[inline]
     #[must_use]
-    pub const fn new(kind: NoteKind, argument: u32, queue: u16, command: u16) -> Note {
+    pub const fn new(
+        kind: TraceRecordKind,
+        argument: u32,
+        queue: u16,
+        command: u16,
+    ) -> TraceRecord {
         let argument = (argument & 0xFF_FFFF) as u64;
-        Note((kind.0 as u64) << 56 | argument << 32 | (queue as u64) << 16 | command as u64)
+        TraceRecord((kind.0 as u64) << 56 | argument << 32 | (queue as u64) << 16 | command as u64)
     }
 
     /// The same event with a command. For an event whose command is 0, prepared in advance.
     #[inline]
     #[must_use]
-    pub const fn with_command(self, command: u16) -> Note {
-        Note(self.0 | command as u64)
+    pub const fn with_command(self, command: u16) -> TraceRecord {
+        TraceRecord(self.0 | command as u64)
     }
 
     /// The same event with a kind. For an event whose kind is 0.
     #[inline]
     #[must_use]
-    pub const fn with_kind(self, kind: NoteKind) -> Note {
-        Note(self.0 | (kind.0 as u64) << 56)
+    pub const fn with_kind(self, kind: TraceRecordKind) -> TraceRecord {
+        TraceRecord(self.0 | (kind.0 as u64) << 56)
     }
 
     /// The same event with more bits of the argument set.
     #[inline]
     #[must_use]
-    pub const fn with_argument(self, argument: u32) -> Note {
-        Note(self.0 | ((argument & 0xFF_FFFF) as u64) << 32)
+    pub const fn with_argument(self, argument: u32) -> TraceRecord {
+        TraceRecord(self.0 | ((argument & 0xFF_FFFF) as u64) << 32)
     }
 
-    pub(crate) const fn stall(poller: u16, lasted: Nanos) -> Note {
+    pub(crate) const fn stall(poller: u16, lasted: Nanos) -> TraceRecord {
         let us = lasted.as_micros();
         let us = if us > u32::MAX as u64 {
             u32::MAX
         } else {
             us as u32
         };
-        Note::new(NoteKind::STALL, poller as u32, (us >> 16) as u16, us as u16)
+        TraceRecord::new(
+            TraceRecordKind::STALL,
+            poller as u32,
+            (us >> 16) as u16,
+            us as u16,
+        )
     }
 
     /// The kind of the event.
     #[must_use]
-    pub const fn kind(self) -> NoteKind {
-        NoteKind((self.0 >> 56) as u8)
+    pub const fn kind(self) -> TraceRecordKind {
+        TraceRecordKind((self.0 >> 56) as u8)
     }
 
     /// The argument.
@@ -107,7 +117,7 @@ impl Note {
         self.0 as u16
     }
 
-    /// Duration of a [`NoteKind::STALL`] in whole microseconds, about an hour at most.
+    /// Duration of a [`TraceRecordKind::STALL`] in whole microseconds, about an hour at most.
     #[must_use]
     pub const fn stalled_for(self) -> Nanos {
         Nanos::from_micros(self.0 & 0xFFFF_FFFF)
@@ -124,7 +134,7 @@ impl Note {
 pub struct Recorder {
     ring: Arc<Ring>,
     /// Only one thread may write.
-    stays: PhantomData<Rc<()>>,
+    not_send: PhantomData<Rc<()>>,
 }
 
 impl Recorder {
@@ -136,7 +146,7 @@ impl Recorder {
 
     /// Records an event at `now`, which may be earlier than the time of the previous event.
     #[inline]
-    pub fn note(&self, now: Nanos, note: Note) {
+    pub fn record(&self, now: Nanos, note: TraceRecord) {
         if !cfg!(uncounted) {
             self.ring.push([now.0, note.0]);
         }
@@ -167,11 +177,11 @@ pub struct Recording(Arc<Ring>);
 
 /// A copy of events from the ring.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Notes {
+pub struct TraceRecords {
     /// Number of events recorded before the first of these, since the beginning.
     pub before: u64,
     /// Times and events, in the order of recording.
-    pub notes: Vec<(Nanos, Note)>,
+    pub notes: Vec<(Nanos, TraceRecord)>,
 }
 
 impl Recording {
@@ -183,20 +193,20 @@ impl Recording {
     pub(crate) fn recorder(&self) -> Recorder {
         Recorder {
             ring: Arc::clone(&self.0),
-            stays: PhantomData,
+            not_send: PhantomData,
         }
     }
 
     /// The events from number `from` on, counted since the beginning, as far as the ring still
     /// contains them.
     #[must_use]
-    pub fn read(&self, from: u64) -> Notes {
+    pub fn read(&self, from: u64) -> TraceRecords {
         let (before, words) = self.0.read(from);
         let notes = words.into_iter();
-        Notes {
+        TraceRecords {
             before,
             notes: notes
-                .map(|[time, note]| (Nanos(time), Note(note)))
+                .map(|[time, note]| (Nanos(time), TraceRecord(note)))
                 .collect(),
         }
     }

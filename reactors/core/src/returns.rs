@@ -7,7 +7,7 @@
 //! entries on top of those turn this into an ordinary misprediction.
 #![expect(
     unsafe_code,
-    reason = "calls that do not return are no business of the compiler's"
+    reason = "calls without a return cannot be expressed in Rust"
 )]
 
 use std::fs;
@@ -17,39 +17,39 @@ use std::sync::atomic::{AtomicU8, Ordering};
 const MITIGATION: &str = "/sys/devices/system/cpu/vulnerabilities/spec_rstack_overflow";
 
 const UNKNOWN: u8 = 0;
-const LEFT_ALONE: u8 = 1;
-const GUARDED: u8 = 2;
+const UNPROTECTED: u8 = 1;
+const PROTECTED: u8 = 2;
 
 /// Whether the kernel protects its returns.
-static RETURNS: AtomicU8 = AtomicU8::new(UNKNOWN);
+static RETURN_PROTECTION: AtomicU8 = AtomicU8::new(UNKNOWN);
 
 /// Called directly after a frequent system call, in the function that makes it. If the kernel
 /// protects its returns, the next sixteen returns do not use the entries that it left.
 #[inline(always)]
-pub fn spare_returns() {
-    match RETURNS.load(Ordering::Relaxed) {
-        GUARDED => leave_harmless_entries(),
-        LEFT_ALONE => {}
-        _ => look(),
+pub fn restore_return_prediction() {
+    match RETURN_PROTECTION.load(Ordering::Relaxed) {
+        PROTECTED => fill_return_stack(),
+        UNPROTECTED => {}
+        _ => read_mitigation(),
     }
 }
 
 /// Reads the kernel's report, once.
 #[cold]
-fn look() {
-    let told = fs::read_to_string(MITIGATION).unwrap_or_default();
-    let found = if told.contains("Safe RET") {
-        GUARDED
+fn read_mitigation() {
+    let report = fs::read_to_string(MITIGATION).unwrap_or_default();
+    let found = if report.contains("Safe RET") {
+        PROTECTED
     } else {
-        LEFT_ALONE
+        UNPROTECTED
     };
-    RETURNS.store(found, Ordering::Relaxed);
+    RETURN_PROTECTION.store(found, Ordering::Relaxed);
 }
 
 /// Sixteen calls that never return; each leaves the address after it on the return stack buffer.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-fn leave_harmless_entries() {
+fn fill_return_stack() {
     // SAFETY: each call jumps to the instruction after it. The 128 bytes that they push are removed
     // again, and the compiler keeps nothing below the stack pointer, because `nostack` is not
     // specified. No register changes except the stack pointer, which is restored, and no flags
@@ -69,7 +69,7 @@ fn leave_harmless_entries() {
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn leave_harmless_entries() {}
+fn fill_return_stack() {}
 
 #[cfg(test)]
 mod tests {
@@ -83,7 +83,7 @@ mod tests {
             0 => 0,
             _ => deep(depth - 1),
         };
-        leave_harmless_entries();
+        fill_return_stack();
         below + kept.iter().sum::<u64>()
     }
 
@@ -96,10 +96,10 @@ mod tests {
 
     #[test]
     fn the_kernel_is_asked_once() {
-        spare_returns();
-        let found = RETURNS.load(Ordering::Relaxed);
+        restore_return_prediction();
+        let found = RETURN_PROTECTION.load(Ordering::Relaxed);
         assert_ne!(found, UNKNOWN);
-        spare_returns();
-        assert_eq!(RETURNS.load(Ordering::Relaxed), found);
+        restore_return_prediction();
+        assert_eq!(RETURN_PROTECTION.load(Ordering::Relaxed), found);
     }
 }

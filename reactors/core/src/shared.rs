@@ -56,7 +56,7 @@ impl Group {
 }
 
 /// No stop was requested.
-const RUNNING: u64 = u64::MAX;
+const NO_STOP_REQUESTED: u64 = u64::MAX;
 
 pub(crate) struct Shared {
     pub(crate) index: usize,
@@ -81,7 +81,7 @@ impl Shared {
             waker: Waker::new()?,
             inbox: Mailbox::new(inbox_capacity.max(1)),
             group,
-            stop_at: AtomicU64::new(RUNNING),
+            stop_at: AtomicU64::new(NO_STOP_REQUESTED),
         }))
     }
 
@@ -95,7 +95,7 @@ impl Shared {
     #[inline]
     pub(crate) fn stop_deadline(&self) -> Option<Nanos> {
         match self.stop_at.load(Ordering::Relaxed) {
-            RUNNING => None,
+            NO_STOP_REQUESTED => None,
             deadline => Some(Nanos(deadline)),
         }
     }
@@ -170,7 +170,7 @@ impl ReactorHandle {
     pub fn request_stop(&self, deadline: Nanos) {
         self.shared
             .stop_at
-            .fetch_min(deadline.0.min(RUNNING - 1), Ordering::Relaxed);
+            .fetch_min(deadline.0.min(NO_STOP_REQUESTED - 1), Ordering::Relaxed);
         self.shared.waker.wake();
     }
 }

@@ -112,7 +112,7 @@ impl Simulation {
     /// last progress each reactor has had at least as many turns as it has rings from others, and
     /// [`recv_in_turn`](crate::mesh::Port::recv_in_turn) checks one ring per turn.
     #[must_use]
-    pub fn is_at_rest(&self) -> bool {
+    pub fn is_idle(&self) -> bool {
         self.idle_rounds >= self.reactors.len()
     }
 
@@ -130,7 +130,7 @@ impl Simulation {
             if self.clock.now() >= until || self.is_finished() {
                 return false;
             }
-            if !self.round().is_busy() && self.is_at_rest() {
+            if !self.round().is_busy() && self.is_idle() {
                 self.clock
                     .advance_to(self.next_deadline().unwrap_or(until).min(until));
             }

@@ -14,7 +14,7 @@ pub(crate) const SLOT_TIMERS: u16 = 0xFFFD;
 /// The poller was removed; its name is stored separately.
 const SLOT_RETIRED: u16 = 0xFFFC;
 
-/// Set in [`Hot::idle`] while the thread is blocked.
+/// Set in [`HotCounters::idle`] while the thread is blocked.
 const ASLEEP: u64 = 1 << 63;
 
 /// The load average's time constant.
@@ -25,13 +25,13 @@ const LOAD_STEP: Nanos = Nanos::from_millis(10);
 /// A time and a small number in one word, so that a reader never sees parts of two: 48 bits of
 /// 1.024 µs units (enough for 9 years of uptime) and 16 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Mark(u64);
+struct TimeMark(u64);
 
-impl Mark {
-    const NONE: Mark = Mark(SLOT_NONE as u64);
+impl TimeMark {
+    const NONE: TimeMark = TimeMark(SLOT_NONE as u64);
 
-    fn new(time: Nanos, number: u16) -> Mark {
-        Mark((time.0 >> 10) << 16 | u64::from(number))
+    fn new(time: Nanos, number: u16) -> TimeMark {
+        TimeMark((time.0 >> 10) << 16 | u64::from(number))
     }
 
     fn time(self) -> Nanos {
@@ -73,13 +73,13 @@ struct Names {
 /// Counters of one reactor. Every getter may be called from any thread at any time.
 #[derive(Debug)]
 pub struct ReactorStats {
-    hot: CachePadded<Hot>,
+    hot: CachePadded<HotCounters>,
     /// Locked when pollers are added or removed and by readers of names; never in a turn.
     names: Mutex<Names>,
 }
 
 #[derive(Debug)]
-struct Hot {
+struct HotCounters {
     running: AtomicU64,
     turns: AtomicU64,
     busy_ns: AtomicU64,
@@ -131,9 +131,9 @@ fn bump(cell: &AtomicU64) {
 impl ReactorStats {
     pub(crate) fn new() -> ReactorStats {
         let zero = || AtomicU64::new(0);
-        let none = || AtomicU64::new(Mark::NONE.0);
+        let none = || AtomicU64::new(TimeMark::NONE.0);
         ReactorStats {
-            hot: CachePadded::new(Hot {
+            hot: CachePadded::new(HotCounters {
                 running: none(),
                 turns: zero(),
                 busy_ns: zero(),
@@ -208,7 +208,7 @@ impl ReactorStats {
     /// without being written.
     #[must_use]
     pub fn busy_permille(&self, now: Nanos) -> u32 {
-        let load = Mark(read(&self.hot.load));
+        let load = TimeMark(read(&self.hot.load));
         let permille = f64::from(load.number());
         // Only a sleep is certainly idle; a long turn in progress is counted when it ends.
         let rested = if self.is_asleep() {
@@ -235,9 +235,9 @@ impl ReactorStats {
     /// (of the reactor's clock): for a watchdog on another thread.
     #[must_use]
     pub fn stuck_in(&self, now: Nanos, threshold: Nanos) -> Option<StuckPoller> {
-        let running = Mark(self.hot.running.load(Ordering::Acquire));
+        let running = TimeMark(self.hot.running.load(Ordering::Acquire));
         let lasted = now - running.time();
-        if running == Mark::NONE || lasted < threshold {
+        if running == TimeMark::NONE || lasted < threshold {
             return None;
         }
         let name = self.name_of(running.number(), &self.lock_names(), |_| None)?;
@@ -278,8 +278,8 @@ impl ReactorStats {
         retired: impl FnOnce(&Names) -> Option<Arc<str>>,
     ) -> Option<NamedDuration> {
         let names = self.lock_names();
-        let mark = Mark(cell.load(Ordering::Acquire));
-        if mark == Mark::NONE {
+        let mark = TimeMark(cell.load(Ordering::Acquire));
+        if mark == TimeMark::NONE {
             return None;
         }
         let name = self.name_of(mark.number(), &names, retired)?;
@@ -341,35 +341,35 @@ impl ReactorStats {
     pub(crate) fn enter(&self, slot: u16, now: Nanos) {
         self.hot
             .running
-            .store(Mark::new(now, slot).0, Ordering::Release);
+            .store(TimeMark::new(now, slot).0, Ordering::Release);
     }
 
     #[inline]
     pub(crate) fn leave(&self) {
-        self.hot.running.store(Mark::NONE.0, Ordering::Release);
+        self.hot.running.store(TimeMark::NONE.0, Ordering::Release);
     }
 
-    pub(crate) fn note_longest(&self, slot: u16, lasted: Nanos) {
+    pub(crate) fn record_longest(&self, slot: u16, lasted: Nanos) {
         self.hot
             .longest
-            .store(Mark::new(lasted, slot).0, Ordering::Release);
+            .store(TimeMark::new(lasted, slot).0, Ordering::Release);
     }
 
-    pub(crate) fn note_stall(&self, slot: u16, lasted: Nanos) {
+    pub(crate) fn record_stall(&self, slot: u16, lasted: Nanos) {
         bump(&self.hot.stalls);
         self.hot
             .last_stall
-            .store(Mark::new(lasted, slot).0, Ordering::Release);
+            .store(TimeMark::new(lasted, slot).0, Ordering::Release);
     }
 
-    pub(crate) fn note_wakeup(&self) {
+    pub(crate) fn record_wakeup(&self) {
         bump(&self.hot.wakeups);
     }
 }
 
-fn retire(cell: &AtomicU64, slot: u16) -> Option<Mark> {
-    let mark = Mark(read(cell));
-    (mark.number() == slot).then(|| Mark::new(mark.time(), SLOT_RETIRED))
+fn retire(cell: &AtomicU64, slot: u16) -> Option<TimeMark> {
+    let mark = TimeMark(read(cell));
+    (mark.number() == slot).then(|| TimeMark::new(mark.time(), SLOT_RETIRED))
 }
 
 /// The fraction of an average that remains after `span` of idle time.
@@ -379,8 +379,8 @@ fn decay(span: Nanos) -> f64 {
 
 /// The sums of busy and idle time, which the reactor accumulates and publishes to its statistics.
 #[derive(Debug)]
-pub(crate) struct Accounts {
-    booked_until: Nanos,
+pub(crate) struct TimeAccounting {
+    counted_until: Nanos,
     busy: Nanos,
     idle: Nanos,
     step_busy: Nanos,
@@ -388,10 +388,10 @@ pub(crate) struct Accounts {
     permille: f64,
 }
 
-impl Accounts {
-    pub(crate) fn new(now: Nanos) -> Accounts {
-        Accounts {
-            booked_until: now,
+impl TimeAccounting {
+    pub(crate) fn new(now: Nanos) -> TimeAccounting {
+        TimeAccounting {
+            counted_until: now,
             busy: Nanos::ZERO,
             idle: Nanos::ZERO,
             step_busy: Nanos::ZERO,
@@ -401,10 +401,10 @@ impl Accounts {
     }
 
     /// Adds a turn from `start` to `end`; the time between the last turn and `start` was idle.
-    pub(crate) fn book(&mut self, start: Nanos, end: Nanos, busy: bool, stats: &ReactorStats) {
-        self.rest_until(start);
+    pub(crate) fn add_turn(&mut self, start: Nanos, end: Nanos, busy: bool, stats: &ReactorStats) {
+        self.add_idle_until(start);
         let turn = end - start;
-        self.booked_until = end;
+        self.counted_until = end;
         self.step += turn;
         if busy {
             self.busy += turn;
@@ -417,14 +417,14 @@ impl Accounts {
         hot.busy_ns.store(self.busy.0, Ordering::Relaxed);
         hot.idle.store(self.idle.0, Ordering::Relaxed);
         if self.step >= LOAD_STEP {
-            self.settle(stats);
+            self.update_load(stats);
         }
     }
 
     /// The thread blocks at `now`: from here on readers compute idle time themselves.
     pub(crate) fn sleep(&mut self, now: Nanos, stats: &ReactorStats) {
-        self.rest_until(now);
-        self.settle(stats);
+        self.add_idle_until(now);
+        self.update_load(stats);
         bump(&stats.hot.sleeps);
         stats
             .hot
@@ -434,26 +434,26 @@ impl Accounts {
 
     /// The thread has woken up.
     pub(crate) fn wake(&mut self, now: Nanos, stats: &ReactorStats) {
-        self.rest_until(now);
+        self.add_idle_until(now);
         stats.hot.idle.store(self.idle.0, Ordering::Relaxed);
     }
 
-    fn rest_until(&mut self, now: Nanos) {
-        let rest = now - self.booked_until;
-        self.booked_until = self.booked_until.max(now);
+    fn add_idle_until(&mut self, now: Nanos) {
+        let rest = now - self.counted_until;
+        self.counted_until = self.counted_until.max(now);
         self.idle += rest;
         self.step += rest;
     }
 
     /// Updates the load average, also before a sleep, during which it is not updated.
-    fn settle(&mut self, stats: &ReactorStats) {
+    fn update_load(&mut self, stats: &ReactorStats) {
         if self.step > Nanos::ZERO {
             let share = 1_000.0 * self.step_busy.0 as f64 / self.step.0 as f64;
             self.permille = share + (self.permille - share) * decay(self.step);
             self.step = Nanos::ZERO;
             self.step_busy = Nanos::ZERO;
         }
-        let load = Mark::new(self.booked_until, self.permille.round() as u16);
+        let load = TimeMark::new(self.counted_until, self.permille.round() as u16);
         stats.hot.load.store(load.0, Ordering::Relaxed);
     }
 }

@@ -49,7 +49,7 @@ const EMPTY: List = List {
 /// constant time per timer and level; nothing allocates after [`TimerWheel::new`].
 pub struct TimerWheel<T> {
     /// The current tick: all timers up to it have fired.
-    present: u64,
+    current_tick: u64,
     tick_ns: u64,
     armed: usize,
     free: u32,
@@ -66,10 +66,10 @@ impl<T> TimerWheel<T> {
     /// If `tick` is zero or `capacity` does not fit in 32 bits.
     #[must_use]
     pub fn new(capacity: usize, tick: Nanos, now: Nanos) -> TimerWheel<T> {
-        assert!(tick > Nanos::ZERO, "a tick takes time");
+        assert!(tick > Nanos::ZERO, "the tick must not be zero");
         assert!(
             capacity < NONE as usize,
-            "a wheel of {capacity} timers is a mistake"
+            "a wheel has fewer than 2^32 - 1 timers, not {capacity}"
         );
         let entry = |index: usize| Entry {
             tick: 0,
@@ -84,7 +84,7 @@ impl<T> TimerWheel<T> {
             generation: 0,
         };
         TimerWheel {
-            present: now.0 / tick.0,
+            current_tick: now.0 / tick.0,
             tick_ns: tick.0,
             armed: 0,
             free: if capacity == 0 { NONE } else { 0 },
@@ -161,9 +161,9 @@ impl<T> TimerWheel<T> {
                 return self.release(index).map(|value| (id, value));
             }
             match self.next_slot() {
-                Some((list, start)) if start <= target => self.enter(list, start),
+                Some((list, start)) if start <= target => self.enter_slot(list, start),
                 _ => {
-                    self.present = self.present.max(target);
+                    self.current_tick = self.current_tick.max(target);
                     return None;
                 }
             }
@@ -186,7 +186,7 @@ impl<T> TimerWheel<T> {
     #[must_use]
     pub fn next_deadline(&self) -> Option<Nanos> {
         if self.lists[DUE].first != NONE {
-            return Some(Nanos(self.present.saturating_mul(self.tick_ns)));
+            return Some(Nanos(self.current_tick.saturating_mul(self.tick_ns)));
         }
         let (_, start) = self.next_slot()?;
         Some(Nanos(start.saturating_mul(self.tick_ns)))
@@ -199,14 +199,17 @@ impl<T> TimerWheel<T> {
         let slot = self.occupied[level].trailing_zeros() as usize;
         let shift = level as u32 * DIGIT_BITS;
         // The top level's digit has only four bits, so no digit is above it.
-        let above = self.present.checked_shr(shift + DIGIT_BITS).unwrap_or(0);
+        let above = self
+            .current_tick
+            .checked_shr(shift + DIGIT_BITS)
+            .unwrap_or(0);
         let base = above.checked_shl(shift + DIGIT_BITS).unwrap_or(0);
         Some((level * SLOTS + slot, base | (slot as u64) << shift))
     }
 
     /// Advances the current tick to a slot's first tick and distributes the slot's timers.
-    fn enter(&mut self, list: usize, start: u64) {
-        self.present = start;
+    fn enter_slot(&mut self, list: usize, start: u64) {
+        self.current_tick = start;
         let mut index = self.lists[list].first;
         self.lists[list] = EMPTY;
         self.occupied[list / SLOTS] &= !(1 << (list % SLOTS));
@@ -219,10 +222,10 @@ impl<T> TimerWheel<T> {
 
     /// The list for a tick, relative to the current tick.
     fn list_for(&self, tick: u64) -> usize {
-        if tick <= self.present {
+        if tick <= self.current_tick {
             return DUE;
         }
-        let level = (tick ^ self.present).ilog2() / DIGIT_BITS;
+        let level = (tick ^ self.current_tick).ilog2() / DIGIT_BITS;
         let slot = (tick >> (level * DIGIT_BITS)) as usize % SLOTS;
         level as usize * SLOTS + slot
     }
@@ -282,7 +285,10 @@ impl<T> fmt::Debug for TimerWheel<T> {
             .debug_struct("TimerWheel")
             .field("armed", &self.armed)
             .field("capacity", &self.entries.len())
-            .field("present", &Nanos(self.present.saturating_mul(self.tick_ns)))
+            .field(
+                "current_tick",
+                &Nanos(self.current_tick.saturating_mul(self.tick_ns)),
+            )
             .finish()
     }
 }

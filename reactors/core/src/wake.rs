@@ -33,7 +33,7 @@ impl Waker {
     /// about to, it takes another turn. Costs a fence and a load while it is awake, and one
     /// `write(2)` for the first call during a sleep.
     pub fn wake(&self) {
-        if self.0.flag.must_wake() {
+        if self.0.flag.take_wake_duty() {
             // A full counter (EAGAIN) is readable already, which suffices.
             let _ = rustix::io::write(&self.0.descriptor, &1_u64.to_ne_bytes());
         }
@@ -50,7 +50,7 @@ impl Waker {
     }
 
     pub(crate) fn retract_sleep(&self) {
-        self.0.flag.retract();
+        self.0.flag.cancel_announcement();
     }
 
     /// Resets the descriptor's counter after a wake-up.

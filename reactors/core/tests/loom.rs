@@ -108,7 +108,7 @@ fn receive_sleeping<T>(
         if consumer.len() == 0 {
             doorbell.wait();
         }
-        flag.retract();
+        flag.cancel_announcement();
     }
 }
 
@@ -148,7 +148,7 @@ fn ring_keeps_order_when_it_is_full_and_when_it_wraps() {
 }
 
 #[test]
-fn ring_drops_what_is_left_whoever_goes_last() {
+fn ring_drops_remaining_values_with_its_last_end() {
     loom::model(|| {
         let (mut producer, mut consumer) = raw::ring(2);
         let counted = Arc::new(());
@@ -210,7 +210,7 @@ fn no_wake_up_is_lost() {
         let sender = thread::spawn(move || {
             for value in 0..2 {
                 assert_eq!(producer.push(value), Ok(()));
-                if waker.0.must_wake() {
+                if waker.0.take_wake_duty() {
                     waker.1.ring();
                 }
             }
@@ -236,7 +236,7 @@ fn two_senders_of_one_sleep_lose_nothing() {
             let waker = Arc::clone(&shared);
             thread::spawn(move || {
                 send();
-                if waker.0.must_wake() {
+                if waker.0.take_wake_duty() {
                     waker.1.ring();
                 }
             })
@@ -252,7 +252,7 @@ fn two_senders_of_one_sleep_lose_nothing() {
                 if from_first.len() + from_second.len() == 0 {
                     shared.1.wait();
                 }
-                shared.0.retract();
+                shared.0.cancel_announcement();
             }
         }
         a.join().expect("no panic");

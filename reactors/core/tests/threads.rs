@@ -19,7 +19,7 @@ use rustix::event::{EventfdFlags, eventfd};
 /// Far longer than any step takes on a loaded machine; a test that waits this long has failed.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Time limit of stops that must be clean.
-const AMPLE: Nanos = Nanos::from_secs(30);
+const STOP_TIMEOUT: Nanos = Nanos::from_secs(30);
 
 fn config(idle: IdlePolicy) -> ReactorConfig {
     ReactorConfig {
@@ -54,13 +54,13 @@ fn call<R: Send + 'static>(handle: &ReactorHandle, work: impl FnOnce() -> R + Se
 }
 
 /// A poller built from closures.
-struct Made<P, S> {
+struct ClosurePoller<P, S> {
     name: &'static str,
     poll: P,
     stop: S,
 }
 
-impl<P: FnMut() -> Progress, S: FnMut() -> StopState> Poller for Made<P, S> {
+impl<P: FnMut() -> Progress, S: FnMut() -> StopState> Poller for ClosurePoller<P, S> {
     fn name(&self) -> &str {
         self.name
     }
@@ -79,7 +79,7 @@ fn made(
     poll: impl FnMut() -> Progress + 'static,
     stop: impl FnMut() -> StopState + 'static,
 ) -> Box<dyn Poller> {
-    Box::new(Made { name, poll, stop })
+    Box::new(ClosurePoller { name, poll, stop })
 }
 
 mod start {
@@ -111,7 +111,7 @@ mod start {
             let found = call(handle, || thread::current().name().map(str::to_owned));
             assert_eq!(found, Some(name));
         }
-        assert!(reactors.stop(AMPLE).is_clean());
+        assert!(reactors.stop(STOP_TIMEOUT).is_clean());
     }
 
     #[test]
@@ -130,7 +130,7 @@ mod start {
         let affinity = affinity.expect("its own affinity");
         assert!(affinity.is_set(core));
         assert_eq!(affinity.count(), 1);
-        assert!(reactors.stop(AMPLE).is_clean());
+        assert!(reactors.stop(STOP_TIMEOUT).is_clean());
     }
 
     #[test]
@@ -206,7 +206,7 @@ mod wake {
         }
         let stats = handle.stats();
         assert!(stats.wakeups() >= 20 && stats.sleeps() >= stats.wakeups());
-        assert!(reactors.stop(AMPLE).is_clean());
+        assert!(reactors.stop(STOP_TIMEOUT).is_clean());
     }
 
     #[test]
@@ -219,7 +219,7 @@ mod wake {
         assert_eq!(handle.stats().turns(), turns);
         handle.wake();
         wait_until("a turn", || handle.stats().turns() > turns);
-        assert!(reactors.stop(AMPLE).is_clean());
+        assert!(reactors.stop(STOP_TIMEOUT).is_clean());
     }
 
     struct Watching {
@@ -272,7 +272,7 @@ mod wake {
             rustix::io::write(&ours, &1_u64.to_ne_bytes()).expect("an eventfd takes it");
             wait_until("the descriptor", || seen.load(Ordering::Relaxed) == round);
         }
-        assert!(reactors.stop(AMPLE).is_clean());
+        assert!(reactors.stop(STOP_TIMEOUT).is_clean());
     }
 
     #[test]
@@ -282,12 +282,12 @@ mod wake {
         }
     }
 
-    struct Alarm {
+    struct DeadlinePoller {
         next: Nanos,
         rings: Sender<Nanos>,
     }
 
-    impl Poller for Alarm {
+    impl Poller for DeadlinePoller {
         fn name(&self) -> &str {
             "alarm"
         }
@@ -313,7 +313,7 @@ mod wake {
         let (timer, timers) = mpsc::channel();
         let reactors = Reactors::start(sleepers(1), move |_, setup| {
             let next = setup.clock().now() + Nanos::from_millis(5);
-            setup.register(Box::new(Alarm {
+            setup.register(Box::new(DeadlinePoller {
                 next,
                 rings: rings.clone(),
             }))?;
@@ -336,7 +336,7 @@ mod wake {
         }
         let stats = reactors.handle(0).stats();
         assert!(stats.sleeps() >= 5);
-        assert!(reactors.stop(AMPLE).is_clean());
+        assert!(reactors.stop(STOP_TIMEOUT).is_clean());
     }
 
     struct Restless {
@@ -382,7 +382,7 @@ mod wake {
             assert_eq!(reactors.handle(0).stats().sleeps(), 0);
             ready.store(true, Ordering::Relaxed);
             wait_for_sleep(reactors.handle(0));
-            assert!(reactors.stop(AMPLE).is_clean());
+            assert!(reactors.stop(STOP_TIMEOUT).is_clean());
         }
     }
 
@@ -393,7 +393,7 @@ mod wake {
         let stats = reactors.handle(0).stats();
         wait_until("turns", || stats.turns() > 100_000);
         assert_eq!(stats.sleeps(), 0);
-        assert!(reactors.stop(AMPLE).is_clean());
+        assert!(reactors.stop(STOP_TIMEOUT).is_clean());
     }
 
     /// Sends every received value back to its sender, incremented by one.
@@ -452,7 +452,7 @@ mod wake {
         .expect("two reactors");
         assert_eq!(finished.recv_timeout(PATIENCE).ok(), Some(HOPS));
         assert!(reactors.handle(0).stats().sleeps() > 0);
-        assert!(reactors.stop(AMPLE).is_clean());
+        assert!(reactors.stop(STOP_TIMEOUT).is_clean());
     }
 }
 
@@ -507,7 +507,7 @@ mod watch {
         let stall = handle.stats().last_stall().expect("counted");
         assert_eq!(&*stall.name, "tar pit");
         assert!(stall.lasted >= threshold - Nanos::from_micros(2));
-        assert!(reactors.stop(AMPLE).is_clean());
+        assert!(reactors.stop(STOP_TIMEOUT).is_clean());
     }
 
     #[test]
@@ -551,7 +551,7 @@ mod watch {
             Err(RunError::Stopped)
         ));
         assert_eq!(call(reactors.handle(1), || 7), 7);
-        let report = reactors.stop(AMPLE);
+        let report = reactors.stop(STOP_TIMEOUT);
         let ends: Vec<_> = report.ends.iter().map(|end| end.outcome.clone()).collect();
         assert_eq!(ends, [Outcome::Panicked, Outcome::Ended]);
     }
@@ -578,14 +578,14 @@ mod stop {
         .expect("two reactors");
         let handle = reactors.handle(0).clone();
         wait_for_sleep(&handle);
-        let report = reactors.stop(AMPLE);
+        let report = reactors.stop(STOP_TIMEOUT);
         assert!(report.is_clean(), "{report:?}");
         assert!(asked.load(Ordering::Relaxed) > 5);
         assert!(!handle.is_running());
     }
 
     #[test]
-    fn what_is_not_done_at_the_deadline_is_named() {
+    fn pollers_outstanding_at_the_deadline_are_reported() {
         let reactors = Reactors::start(sleepers(2), |index, setup| {
             if index == 1 {
                 let stop = || StopState::Outstanding(3);
@@ -636,7 +636,7 @@ mod stop {
             Ok(())
         })
         .expect("two reactors");
-        let report = reactors.stop(AMPLE);
+        let report = reactors.stop(STOP_TIMEOUT);
         assert!(report.is_clean(), "{report:?}");
     }
 

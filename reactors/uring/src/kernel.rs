@@ -80,7 +80,7 @@ struct FixedBuffers {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RingCounters {
     /// System calls that submitted operations or fetched completions.
-    pub enters: u64,
+    pub submissions: u64,
     /// Short transfers that were submitted again for the rest.
     pub continued: u64,
     /// Operations submitted again because the kernel requested it (`EAGAIN`, `EINTR`).
@@ -88,7 +88,7 @@ pub struct RingCounters {
     /// Completions without an operation in flight: a fault, ignored.
     pub stale: u64,
     /// Submissions that the kernel refused with a permanent error.
-    pub enter_errors: u64,
+    pub submission_errors: u64,
 }
 
 /// The ring and its table of operations in flight.
@@ -101,12 +101,12 @@ pub(crate) struct Kernel {
     counters: RingCounters,
     drop_wait: Duration,
     /// Entries were pushed that the kernel has not taken.
-    unentered: bool,
+    unsubmitted: bool,
     /// Some of these continue an operation that the kernel cut short.
-    resent: bool,
+    resubmitted: bool,
     /// Simulates a drive that does not respond: dropping the ring cannot cancel operations.
     #[cfg(test)]
-    pub(crate) uncancellable: bool,
+    pub(crate) ignores_cancel: bool,
 }
 
 impl Kernel {
@@ -122,10 +122,10 @@ impl Kernel {
             buffers: None,
             counters: RingCounters::default(),
             drop_wait,
-            unentered: false,
-            resent: false,
+            unsubmitted: false,
+            resubmitted: false,
             #[cfg(test)]
-            uncancellable: false,
+            ignores_cancel: false,
         }
     }
 
@@ -229,17 +229,17 @@ impl Kernel {
             pushed.is_ok(),
             "the submission queue has an entry per slot, and a slot one entry"
         );
-        self.unentered = true;
+        self.unsubmitted = true;
     }
 
     /// Whether entries were pushed that the kernel has not taken.
-    pub(crate) fn unentered(&self) -> bool {
-        self.unentered
+    pub(crate) fn unsubmitted(&self) -> bool {
+        self.unsubmitted
     }
 
     /// Whether operations were pushed again and wait for submission.
-    pub(crate) fn has_resent(&self) -> bool {
-        self.resent
+    pub(crate) fn has_resubmitted(&self) -> bool {
+        self.resubmitted
     }
 
     /// Whether the kernel holds completions back until a system call fetches them.
@@ -250,25 +250,25 @@ impl Kernel {
 
     /// Submits all pushed entries and fetches deferred completions in one system call, if there are
     /// any of either.
-    pub(crate) fn enter(&mut self) {
-        if !self.unentered && !self.has_deferred() {
+    pub(crate) fn submit_pending(&mut self) {
+        if !self.unsubmitted && !self.has_deferred() {
             return;
         }
         loop {
-            self.counters.enters += 1;
+            self.counters.submissions += 1;
             match self.ring.submit().map_err(|e| errno(&e)) {
                 // The kernel is short of memory, or requires that completions are reaped first. The
                 // entries that it did not take stay in the queue until the next call.
                 Ok(_) | Err(Errno::AGAIN | Errno::BUSY) => break,
                 Err(Errno::INTR) => {}
                 Err(_) => {
-                    self.counters.enter_errors += 1;
+                    self.counters.submission_errors += 1;
                     break;
                 }
             }
         }
-        self.unentered = !self.ring.submission().is_empty();
-        self.resent &= self.unentered;
+        self.unsubmitted = !self.ring.submission().is_empty();
+        self.resubmitted &= self.unsubmitted;
     }
 
     /// The next operation that has ended, if any. Submits the rest of short transfers.
@@ -292,7 +292,7 @@ impl Kernel {
             Step::End(result) => return self.slots.remove(key).map(|entry| entry.end(result)),
         }
         self.push(key);
-        self.resent = true;
+        self.resubmitted = true;
         None
     }
 
@@ -300,7 +300,7 @@ impl Kernel {
     /// `drop_wait`. Leaks and counts the rest.
     fn abandon(&mut self) {
         let deadline = Instant::now() + self.drop_wait;
-        self.enter();
+        self.submit_pending();
         while self.slots.len() > 0 {
             self.cancel();
             while let Some(done) = self.reap() {
@@ -330,7 +330,7 @@ impl Kernel {
 
     fn cancel(&self) {
         #[cfg(test)]
-        if self.uncancellable {
+        if self.ignores_cancel {
             return;
         }
         // This does not stop transfers that have begun: they end by themselves, and `abandon` waits
@@ -348,7 +348,7 @@ impl Kernel {
         let entry = opcode::Nop::new().build().user_data(user_data);
         // SAFETY: a no-op refers to no memory.
         unsafe { self.ring.submission().push(&entry) }.unwrap();
-        self.unentered = true;
+        self.unsubmitted = true;
     }
 }
 

@@ -199,7 +199,7 @@ enum Kind {
     Read,
     Write,
     /// Succeeds or fails as a whole.
-    Whole,
+    Atomic,
 }
 
 /// The progress of an operation.
@@ -240,7 +240,7 @@ impl Extent {
 
     fn transferred(&mut self, count: u32) -> Step {
         match self.kind {
-            Kind::Whole => Step::End(Ok(())),
+            Kind::Atomic => Step::End(Ok(())),
             Kind::Read | Kind::Write if count > self.len - self.done => {
                 Step::End(Err(self.failure(Errno::IO)))
             }
@@ -277,7 +277,7 @@ impl Pending {
         let (kind, len) = match &operation {
             Operation::Read { lease, .. } => (Kind::Read, lease.len()),
             Operation::Write { lease, .. } => (Kind::Write, lease.len()),
-            Operation::Sync { .. } | Operation::Allocate { .. } => (Kind::Whole, 0),
+            Operation::Sync { .. } | Operation::Allocate { .. } => (Kind::Atomic, 0),
         };
         let len = u32::try_from(len).expect("a lease is shorter than 4 GiB");
         Self {
@@ -304,7 +304,7 @@ impl Pending {
     }
 
     pub(crate) fn holds_memory(&self) -> bool {
-        self.extent.kind != Kind::Whole
+        self.extent.kind != Kind::Atomic
     }
 
     /// Ends the operation after its last completion.
@@ -395,8 +395,8 @@ mod tests {
     }
 
     #[test]
-    fn again_is_sent_again_but_not_for_ever() {
-        let mut extent = extent(Kind::Whole, 0);
+    fn eagain_is_retried_a_limited_number_of_times() {
+        let mut extent = extent(Kind::Atomic, 0);
         for _ in 0..RETRIES_MAX {
             assert_eq!(extent.advance(Err(Errno::AGAIN)), Step::Retry);
         }

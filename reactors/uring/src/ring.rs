@@ -46,7 +46,7 @@ impl RingConfig {
 #[non_exhaustive]
 pub enum RingError {
     /// The depth is out of bounds.
-    #[error("a ring of {depth} operations was asked for: 1 to {RING_DEPTH_MAX} are possible")]
+    #[error("ring depth {depth} is not between 1 and {RING_DEPTH_MAX}")]
     Depth {
         /// The requested depth.
         depth: u32,
@@ -72,7 +72,7 @@ pub enum RingError {
     #[error("the kernel refused an io_uring: {0}")]
     Refused(Errno),
     /// The ring has [`FILES_MAX`](crate::FILES_MAX) files already.
-    #[error("the ring holds its {max} files already", max = crate::FILES_MAX)]
+    #[error("the ring has its maximum of {max} files", max = crate::FILES_MAX)]
     TooManyFiles,
 }
 
@@ -103,11 +103,11 @@ impl fmt::Display for Notice {
                 write!(
                     formatter,
                     "the arena ({mib} MiB) is not registered with io_uring ({errno}): each file \
-                     transfer pins its pages anew"
+                     transfer pins its pages again"
                 )?;
                 match *errno {
                     Errno::NOMEM => formatter.write_str(
-                        "; mend it: LimitMEMLOCK=infinity in the unit, or `ulimit -l unlimited`",
+                        "; fix: LimitMEMLOCK=infinity in the unit, or `ulimit -l unlimited`",
                     ),
                     _ => Ok(()),
                 }
@@ -122,7 +122,7 @@ impl fmt::Display for Notice {
 /// sleeps in `ppoll(2)` on the ring's descriptor (found on Linux 6.18), and the descriptor exists
 /// to wake a sleeping reactor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Flavour {
+enum CompletionMode {
     /// Linux 6.0: on this thread, the ring's only user, at its next system call.
     SingleIssuer,
     /// Linux 5.19: on this thread, at its next system call.
@@ -131,7 +131,7 @@ enum Flavour {
     Plain,
 }
 
-impl Flavour {
+impl CompletionMode {
     const ALL: [Self; 3] = [Self::SingleIssuer, Self::Cooperative, Self::Plain];
 
     fn build(self, entries: u32) -> std::io::Result<IoUring> {
@@ -176,22 +176,22 @@ impl Ring {
     /// # Errors
     /// [`RingError`]: the depth is out of bounds, or the kernel provides no ring.
     pub fn new(config: &RingConfig, arena: Option<&Arc<Arena>>) -> Result<Self, RingError> {
-        Self::with_flavours(config, arena, &Flavour::ALL)
+        Self::with_completion_modes(config, arena, &CompletionMode::ALL)
     }
 
-    fn with_flavours(
+    fn with_completion_modes(
         config: &RingConfig,
         arena: Option<&Arc<Arena>>,
-        flavours: &[Flavour],
+        completion_modes: &[CompletionMode],
     ) -> Result<Self, RingError> {
         if !(1..=RING_DEPTH_MAX).contains(&config.depth) {
             return Err(RingError::Depth {
                 depth: config.depth,
             });
         }
-        let (ring, flavour) = set_up(config.depth, flavours)?;
+        let (ring, completion_mode) = set_up(config.depth, completion_modes)?;
         let mut kernel = Kernel::new(ring, config.depth, config.drop_wait);
-        let mut notices: Vec<Notice> = flavour.notice().into_iter().collect();
+        let mut notices: Vec<Notice> = completion_mode.notice().into_iter().collect();
         if let Some(arena) = arena.filter(|_| config.fixed_buffers)
             && let Err(errno) = kernel.register_arena(Arc::clone(arena), FIXED_BUFFER_BYTES_MAX)
         {
@@ -245,7 +245,7 @@ impl Ring {
 
     /// Submits all queued operations in one system call; does nothing if there are none.
     pub fn flush(&mut self) {
-        self.kernel.enter();
+        self.kernel.submit_pending();
     }
 
     /// Moves ended operations into `done` until it is full. Returns their number.
@@ -255,8 +255,8 @@ impl Ring {
     pub fn poll<const N: usize>(&mut self, done: &mut ArrayVec<Done, N>) -> usize {
         let before = done.len();
         self.reap(done);
-        if self.kernel.has_resent() || (!done.is_full() && self.kernel.has_deferred()) {
-            self.kernel.enter();
+        if self.kernel.has_resubmitted() || (!done.is_full() && self.kernel.has_deferred()) {
+            self.kernel.submit_pending();
             self.reap(done);
         }
         done.len() - before
@@ -280,7 +280,7 @@ impl Ring {
     /// [`flush`](Self::flush): that it was too busy to take.
     #[must_use]
     pub fn has_unflushed(&self) -> bool {
-        self.kernel.unentered()
+        self.kernel.unsubmitted()
     }
 
     /// Counters of events other than plain success.
@@ -297,19 +297,22 @@ impl AsFd for Ring {
     }
 }
 
-fn set_up(depth: u32, flavours: &[Flavour]) -> Result<(IoUring, Flavour), RingError> {
-    let mut refused = Errno::INVAL;
-    for &flavour in flavours {
-        match flavour.build(depth) {
-            Ok(ring) => return Ok((ring, flavour)),
-            Err(error) => refused = Errno::from_io_error(&error).unwrap_or(Errno::IO),
+fn set_up(
+    depth: u32,
+    completion_modes: &[CompletionMode],
+) -> Result<(IoUring, CompletionMode), RingError> {
+    let mut last_error = Errno::INVAL;
+    for &completion_mode in completion_modes {
+        match completion_mode.build(depth) {
+            Ok(ring) => return Ok((ring, completion_mode)),
+            Err(error) => last_error = Errno::from_io_error(&error).unwrap_or(Errno::IO),
         }
         // Only for an unknown flag can fewer flags succeed.
-        if refused != Errno::INVAL {
+        if last_error != Errno::INVAL {
             break;
         }
     }
-    Err(set_up_error(refused, depth))
+    Err(set_up_error(last_error, depth))
 }
 
 fn set_up_error(errno: Errno, depth: u32) -> RingError {

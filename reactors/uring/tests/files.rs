@@ -184,7 +184,7 @@ fn a_read_that_meets_the_end_of_the_file_fails() {
 }
 
 #[test]
-fn ranges_lose_their_room_or_only_their_data() {
+fn ranges_lose_their_space_or_only_their_data() {
     let mut bench = Bench::new(4, true);
     let (file, plain) = bench.file(64 * LEN, 0);
     plain.sync_all().unwrap();
@@ -250,7 +250,7 @@ fn errors_arrive_with_their_lease() {
 }
 
 #[test]
-fn a_full_ring_hands_the_operation_back() {
+fn a_full_ring_returns_the_operation() {
     let mut bench = Bench::new(2, true);
     let (file, _) = bench.file(LEN, 0);
     for tag in 0..2 {
@@ -267,7 +267,7 @@ fn a_full_ring_hands_the_operation_back() {
 }
 
 #[test]
-fn one_system_call_enters_a_batch() {
+fn one_system_call_submits_a_batch() {
     let mut bench = Bench::new(32, true);
     let (file, _) = bench.file(32 * 4096, 0);
     for tag in 0..32 {
@@ -277,10 +277,10 @@ fn one_system_call_enters_a_batch() {
             .submit(tag, read(file, tag * 4096, lease))
             .unwrap();
     }
-    assert_eq!(bench.ring.counters().enters, 0);
+    assert_eq!(bench.ring.counters().submissions, 0);
     assert!(bench.ring.has_unflushed());
     bench.ring.flush();
-    assert_eq!(bench.ring.counters().enters, 1);
+    assert_eq!(bench.ring.counters().submissions, 1);
     assert!(!bench.ring.has_unflushed());
     let mut seen = [false; 32];
     for _ in 0..32 {
@@ -314,7 +314,7 @@ fn a_transfer_that_was_cut_short_goes_on_by_itself() {
 }
 
 #[test]
-fn a_lease_of_another_arena_goes_without_fixed_buffers() {
+fn a_lease_of_another_arena_uses_no_fixed_buffer() {
     let mut bench = Bench::new(4, true);
     let (file, _) = bench.file(LEN, 0);
     let other = Bench::new(1, false);
@@ -339,7 +339,7 @@ fn a_ring_holds_so_many_files_and_no_more() {
 
 #[test]
 #[should_panic(expected = "not a file of this ring")]
-fn a_file_of_another_ring_is_our_own_mistake() {
+fn a_file_of_another_ring_panics() {
     let mut bench = Bench::new(1, true);
     let (file, _) = Bench::new(1, true).file(512, 0);
     let _ = bench.ring.submit(

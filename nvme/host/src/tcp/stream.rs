@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-use reactors::spare_returns;
+use reactors::restore_return_prediction;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
@@ -122,7 +122,7 @@ impl ByteStream for Socket {
             [buffer] => recv(&self.0, &mut **buffer, RecvFlags::DONTWAIT).map(|(_, bytes)| bytes),
             _ => rustix::io::readv(&self.0, buffers),
         };
-        spare_returns();
+        restore_return_prediction();
         match received {
             Ok(0) => StreamResult::Ended,
             Ok(bytes) => StreamResult::Bytes(bytes),
@@ -137,7 +137,7 @@ impl ByteStream for Socket {
             [buffer] => send(&self.0, buffer, flags),
             _ => sendmsg(&self.0, buffers, &mut SendAncillaryBuffer::default(), flags),
         };
-        spare_returns();
+        restore_return_prediction();
         match sent {
             Ok(0) | Err(Errno::AGAIN | Errno::INTR) => StreamResult::Nothing,
             Ok(bytes) => StreamResult::Bytes(bytes),

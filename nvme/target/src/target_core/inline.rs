@@ -197,7 +197,7 @@ fn trace_inline(
     served: Served,
 ) {
     let note = queue.inline_trace[served.operation];
-    recorder.note(served.received_at, note.with_command(served.command_id));
+    recorder.record(served.received_at, note.with_command(served.command_id));
     if !cfg!(uncounted) {
         let count = &mut queue.inline_count[served.operation];
         if *count == 0 {

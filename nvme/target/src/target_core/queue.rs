@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use nvme_spec::{Cqe, Status, U16};
 use reactors::Nanos;
-use reactors::recorder::{Note, NoteKind};
+use reactors::recorder::{TraceRecord, TraceRecordKind};
 use reactors::sim::planted;
 
 use crate::config::ADMIN_EXECUTIONS_MAX;
@@ -109,7 +109,7 @@ pub(crate) struct Queue {
     /// Template of its commands' trace events.
     pub(crate) note: CommandTrace,
     /// Prepared trace events of inline completions.
-    pub(crate) inline_trace: ByOperation<Note>,
+    pub(crate) inline_trace: ByOperation<TraceRecord>,
 }
 
 /// Parameters of a new queue.
@@ -134,8 +134,8 @@ impl Queue {
             subsystem: shared.identity.subsystem,
             note: CommandTrace::of_queue(shared.identity.subsystem, 0),
             inline_trace: ByOperation {
-                read: Note::new(NoteKind(0), 0, 0, 0),
-                write: Note::new(NoteKind(0), 0, 0, 0),
+                read: TraceRecord::new(TraceRecordKind(0), 0, 0, 0),
+                write: TraceRecord::new(TraceRecordKind(0), 0, 0, 0),
             },
             shared,
             data: setup.data,

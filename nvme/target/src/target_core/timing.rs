@@ -6,7 +6,7 @@
 use arrayvec::ArrayVec;
 use nvme_spec::Sqe;
 use reactors::Nanos;
-use reactors::recorder::{Note, Recorder};
+use reactors::recorder::{Recorder, TraceRecord};
 
 use super::executions::Execution;
 use super::queue::Queue;
@@ -30,7 +30,7 @@ pub struct Timing {
     received_at: Nanos,
     done: Nanos,
     /// The trace event to record; kind 0 for commands that are not measured.
-    note: Note,
+    note: TraceRecord,
 }
 
 impl Timing {
@@ -38,7 +38,7 @@ impl Timing {
     pub const NONE: Self = Self {
         received_at: Nanos::ZERO,
         done: Nanos::ZERO,
-        note: Note::new(reactors::recorder::NoteKind(0), 0, 0, 0),
+        note: TraceRecord::new(reactors::recorder::TraceRecordKind(0), 0, 0, 0),
     };
 }
 
@@ -197,7 +197,7 @@ impl TargetCore {
         } = timing;
         let is_served = note.kind() == TraceEvent::CompletedInline.kind();
         self.recorder
-            .note(if is_served { received_at } else { now }, note);
+            .record(if is_served { received_at } else { now }, note);
         if let Some(run) = self.sent_responses.add(received_at, done, note.argument()) {
             self.count_sent_run(&run, now);
         }
@@ -217,10 +217,10 @@ impl TargetCore {
         }
         if note.kind() == TraceEvent::CompletedInline.kind() {
             self.recorder
-                .note(received_at, TraceEvent::Received.replacing(note));
+                .record(received_at, TraceEvent::Received.replacing(note));
         }
         self.recorder
-            .note(done, TraceEvent::Completed.replacing(note));
+            .record(done, TraceEvent::Completed.replacing(note));
         timing.note = TraceEvent::Sent
             .replacing(note)
             .with_argument(u32::from(DEFERRED));
@@ -245,7 +245,7 @@ impl TargetCore {
         *count -= 1;
         let note = queue.inline_trace[operation].with_command(command_id);
         self.recorder
-            .note(received_at, TraceEvent::Completed.replacing(note));
+            .record(received_at, TraceEvent::Completed.replacing(note));
         Timing {
             received_at,
             done: received_at,
@@ -278,7 +278,7 @@ impl TargetCore {
         }
         self.sent_responses.inline_runs.clear();
         self.recorder
-            .note(now, Note::new(TraceEvent::TurnEnded.kind(), 0, 0, 0));
+            .record(now, TraceRecord::new(TraceEvent::TurnEnded.kind(), 0, 0, 0));
     }
 
     fn count_sent_run(&self, run: &SentRun, now: Nanos) {
@@ -323,7 +323,7 @@ impl TargetCore {
             && let Some(queue) = self.queues.get(queue.slot, queue.generation)
         {
             let note = note_of(queue, io, work.command_id);
-            self.recorder.note(now, event.of(note));
+            self.recorder.record(now, event.of(note));
         }
     }
 
@@ -358,7 +358,7 @@ impl TargetCore {
         if let Some(queue) = self.queues.at(slot) {
             let note = queue.note.with_detail(u16::from(sqe.opcode));
             let note = note.with_command(sqe.cid.get());
-            self.recorder.note(now, TraceEvent::Admin.of(note));
+            self.recorder.record(now, TraceEvent::Admin.of(note));
         }
     }
 
@@ -367,7 +367,7 @@ impl TargetCore {
     pub(super) fn trace_start(&self, slot: u32, work: &IoWork, command_id: u16, now: Nanos) {
         if let Some(queue) = self.queues.at(slot) {
             let note = note_of(queue, work, command_id).with_detail(u16::from(work.device));
-            self.recorder.note(now, TraceEvent::InDevice.of(note));
+            self.recorder.record(now, TraceEvent::InDevice.of(note));
         }
     }
 

@@ -19,7 +19,7 @@ const MAPPABLE: u32 = abi::VFIO_REGION_INFO_FLAG_MMAP;
 const WITH_CAPABILITIES: u32 = MAPPABLE | abi::VFIO_REGION_INFO_FLAG_CAPS;
 
 #[test]
-fn a_short_answer_is_a_region_without_bytes() {
+fn a_short_description_is_an_empty_region() {
     assert_eq!(RegionInfo::of(&Info::new(vec![])), RegionInfo::default());
     let info = RegionInfo::of(&Info::new(vec![0xff; 7]));
     assert_eq!(info.size, 0);
@@ -43,7 +43,7 @@ fn a_chain_that_loops_ends() {
 }
 
 #[test]
-fn areas_beyond_the_region_or_the_answer_are_left_out() {
+fn areas_outside_the_region_are_ignored() {
     let mut words = vec![
         (REGION_FLAGS, WITH_CAPABILITIES),
         (REGION_CAPABILITIES, 32),
@@ -73,7 +73,7 @@ fn a_region_is_mapped_whole_unless_it_says_otherwise() {
 }
 
 #[test]
-fn an_iommu_names_its_ranges_and_what_is_left() {
+fn an_iommu_reports_ranges_and_remaining_mappings() {
     const FLAGS: usize = offset_of!(vfio_iommu_type1_info, flags);
     const FIRST: usize = offset_of!(vfio_iommu_type1_info, cap_offset);
     const SIZES: usize = offset_of!(vfio_iommu_type1_info, iova_pgsizes);
@@ -99,13 +99,13 @@ fn an_iommu_names_its_ranges_and_what_is_left() {
     // An old kernel reports none of this.
     let info = IommuInfo::of(&description(24, &[]));
     assert_eq!((info.page_sizes, info.mappings_left), (4096, None));
-    assert_eq!(info.ranges, RANGES_UNNAMED);
+    assert_eq!(info.ranges, RANGES_DEFAULT);
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
     #[test]
-    fn no_answer_is_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn no_description_panics(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         let region = RegionInfo::of(&Info::new(bytes.clone()));
         for (start, len) in region.mappable {
             prop_assert!(len > 0 && start.checked_add(len).unwrap() <= region.size);

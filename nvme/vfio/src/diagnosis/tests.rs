@@ -1,13 +1,13 @@
 //! Problems of a drive, in the order in which they have to be fixed.
 
 use super::*;
-use crate::machine::{Machine, address, line};
+use crate::machine::{FakeMachine, address, line};
 use proptest::prelude::*;
 
 const A: &str = "0000:01:00.0";
 const MIB: u64 = 1 << 20;
 
-fn found(machine: &Machine) -> String {
+fn found(machine: &FakeMachine) -> String {
     let problem = diagnose(&machine.system(), address(A), 64 * MIB).unwrap_err();
     assert_eq!(machine.plan().written, [], "a diagnosis changes nothing");
     line(&problem)
@@ -15,31 +15,31 @@ fn found(machine: &Machine) -> String {
 
 #[test]
 fn nothing_there() {
-    let machine = Machine::empty();
+    let machine = FakeMachine::empty();
     assert!(found(&machine).contains("no PCI function has this address"));
 }
 
 #[test]
 fn in_use_comes_before_everything_else() {
-    let machine = Machine::with_drives();
+    let machine = FakeMachine::with_drives();
     std::fs::remove_file(machine.path(&format!("sys/bus/pci/devices/{A}/iommu_group"))).unwrap();
     machine.file("proc/swaps", "Filename\n/dev/nvme0n1 partition\n");
     assert!(found(&machine).contains("is swap space"));
     machine.file("proc/swaps", "");
-    assert!(found(&machine).contains("behind no IOMMU"));
+    assert!(found(&machine).contains("has no IOMMU"));
 }
 
 #[test]
-fn a_group_that_the_kernel_invented_is_no_iommu() {
-    let machine = Machine::with_taken_drive();
+fn a_noiommu_group_is_refused() {
+    let machine = FakeMachine::with_taken_drive();
     machine.file("sys/kernel/iommu_groups/7/name", "vfio-noiommu\n");
-    assert!(found(&machine).contains("behind no IOMMU"));
+    assert!(found(&machine).contains("has no IOMMU"));
 }
 
 #[test]
 fn a_drive_of_the_kernels_is_offered_unless_its_group_is_shared() {
-    let machine = Machine::with_drives();
-    assert!(found(&machine).ends_with("`windlass bind 0000:01:00.0` hands it over"));
+    let machine = FakeMachine::with_drives();
+    assert!(found(&machine).ends_with("`windlass bind 0000:01:00.0` moves it to vfio-pci"));
     machine.add_function("0000:01:00.1", "0x020000\n", 7);
     machine.give("0000:01:00.1", Some("e1000e"));
     assert!(found(&machine).contains("shares IOMMU group 7"));
@@ -52,7 +52,7 @@ fn a_drive_of_the_kernels_is_offered_unless_its_group_is_shared() {
 
 #[test]
 fn a_drive_that_is_ready_is_described() {
-    let machine = Machine::with_taken_drive();
+    let machine = FakeMachine::with_taken_drive();
     let function = diagnose(&machine.system(), address(A), 64 * MIB).unwrap();
     assert_eq!(function.group.unwrap().number, 7);
     assert_eq!(function.ids.0, 0x1b36);
@@ -60,8 +60,8 @@ fn a_drive_that_is_ready_is_described() {
 }
 
 #[test]
-fn a_neighbour_that_came_later_is_in_the_way() {
-    let machine = Machine::with_taken_drive();
+fn a_later_group_member_is_refused() {
+    let machine = FakeMachine::with_taken_drive();
     machine.add_function("0000:01:00.1", "0x020000\n", 7);
     machine.give("0000:01:00.1", Some("e1000e"));
     assert!(found(&machine).contains("with 0000:01:00.1 (e1000e)"));
@@ -69,7 +69,7 @@ fn a_neighbour_that_came_later_is_in_the_way() {
 
 #[test]
 fn nodes_that_are_missing_forbidden_or_held() {
-    let machine = Machine::with_taken_drive();
+    let machine = FakeMachine::with_taken_drive();
     machine.plan().forbidden.insert("vfio/7".to_owned());
     let text = found(&machine);
     assert!(
@@ -94,8 +94,8 @@ fn nodes_that_are_missing_forbidden_or_held() {
 }
 
 /// A machine whose process has this limit, this much locked memory and these capabilities.
-fn with_limit(limit: &str, locked: &str, capabilities: &str) -> Machine {
-    let machine = Machine::with_taken_drive();
+fn with_limit(limit: &str, locked: &str, capabilities: &str) -> FakeMachine {
+    let machine = FakeMachine::with_taken_drive();
     let limits = format!(
         "Limit                     Soft Limit           Hard Limit           Units     \n\
          Max locked memory         {limit}              unlimited            bytes     \n"
@@ -137,8 +137,8 @@ fn too_little_lockable_memory() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(16))]
     #[test]
-    fn no_file_is_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..60)) {
-        let machine = Machine::with_taken_drive();
+    fn no_file_content_panics(bytes in prop::collection::vec(any::<u8>(), 0..60)) {
+        let machine = FakeMachine::with_taken_drive();
         let device = format!("sys/bus/pci/devices/{A}");
         for file in ["driver_override", "numa_node", "sriov_numvfs", "vendor"] {
             machine.file(&format!("{device}/{file}"), &bytes);

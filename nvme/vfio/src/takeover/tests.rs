@@ -1,23 +1,23 @@
 //! Moving drives: refusals, changes, and the state after each step that can fail.
 
 use super::*;
-use crate::machine::{Machine, address, line};
+use crate::machine::{FakeMachine, address, line};
 
 const A: &str = "0000:01:00.0";
 const B: &str = "0000:02:00.0";
 
-fn plan_for(machine: &Machine, names: &[&str]) -> Result<Takeover, Vec<Problem>> {
+fn plan_for(machine: &FakeMachine, names: &[&str]) -> Result<Takeover, Vec<Problem>> {
     let addresses: Vec<PciAddress> = names.iter().map(|name| address(name)).collect();
     plan_bind(&machine.system(), &addresses)
 }
 
-fn back_plan_for(machine: &Machine, names: &[&str]) -> Result<Takeover, Vec<Problem>> {
+fn back_plan_for(machine: &FakeMachine, names: &[&str]) -> Result<Takeover, Vec<Problem>> {
     let addresses: Vec<PciAddress> = names.iter().map(|name| address(name)).collect();
     plan_unbind(&machine.system(), &addresses)
 }
 
 /// The message of a single refusal, which has changed nothing.
-fn refusal(machine: &Machine, result: Result<Takeover, Vec<Problem>>) -> String {
+fn refusal(machine: &FakeMachine, result: Result<Takeover, Vec<Problem>>) -> String {
     let problems = result.unwrap_err();
     assert_eq!(problems.len(), 1, "{problems:?}");
     assert_eq!(machine.plan().written, []);
@@ -30,7 +30,7 @@ fn state(driver: Option<&str>, only: &str) -> (Option<String>, Option<String>) {
 
 #[test]
 fn what_is_not_there_is_refused() {
-    let machine = Machine::with_drives();
+    let machine = FakeMachine::with_drives();
     let text = refusal(&machine, plan_for(&machine, &["0000:09:00.0"]));
     assert!(text.contains("no PCI function has this address"), "{text}");
     let text = refusal(&machine, back_plan_for(&machine, &["0000:09:00.0"]));
@@ -39,7 +39,7 @@ fn what_is_not_there_is_refused() {
 
 #[test]
 fn what_is_no_drive_is_refused() {
-    let machine = Machine::with_drives();
+    let machine = FakeMachine::with_drives();
     machine.add_function("0000:03:00.0", "0x020000\n", 9);
     machine.add_function("0000:04:00.0", "0x0108zz\n", 9);
     let text = refusal(&machine, plan_for(&machine, &["0000:03:00.0"]));
@@ -49,8 +49,8 @@ fn what_is_no_drive_is_refused() {
 }
 
 #[test]
-fn one_drive_in_use_keeps_all_where_they_are() {
-    let machine = Machine::with_drives();
+fn one_drive_in_use_prevents_all_moves() {
+    let machine = FakeMachine::with_drives();
     machine.file("proc/swaps", "Filename\n/dev/nvme1n1 partition\n");
     let text = refusal(&machine, plan_for(&machine, &[A, B]));
     assert_eq!(
@@ -63,8 +63,8 @@ fn one_drive_in_use_keeps_all_where_they_are() {
 }
 
 #[test]
-fn udev_is_waited_for_but_not_for_ever() {
-    let machine = Machine::with_drives();
+fn the_wait_for_udev_is_limited() {
+    let machine = FakeMachine::with_drives();
     machine.link("proc/50/fd/9", "/dev/nvme0n1");
     machine.file("proc/50/comm", "(udev-worker)\n");
     machine.plan().ends_at_claim = Some((5, "proc/50"));
@@ -80,8 +80,8 @@ fn udev_is_waited_for_but_not_for_ever() {
 }
 
 #[test]
-fn a_use_that_cannot_be_ruled_out_is_one() {
-    let machine = Machine::with_drives();
+fn an_unknown_use_is_refused() {
+    let machine = FakeMachine::with_drives();
     machine.plan().forbidden.insert("nvme0n1".to_owned());
     let text = refusal(&machine, plan_for(&machine, &[A]));
     assert!(
@@ -92,15 +92,15 @@ fn a_use_that_cannot_be_ruled_out_is_one() {
 
 #[test]
 fn without_an_iommu_nothing_is_taken() {
-    let machine = Machine::with_drives();
+    let machine = FakeMachine::with_drives();
     std::fs::remove_file(machine.path(&format!("sys/bus/pci/devices/{A}/iommu_group"))).unwrap();
     let text = refusal(&machine, plan_for(&machine, &[A]));
-    assert!(text.contains("behind no IOMMU"), "{text}");
+    assert!(text.contains("has no IOMMU"), "{text}");
 }
 
 #[test]
-fn neighbours_with_drivers_of_the_kernel_are_in_the_way() {
-    let machine = Machine::with_drives();
+fn group_members_with_kernel_drivers_are_refused() {
+    let machine = FakeMachine::with_drives();
     machine.add_function("0000:01:00.1", "0x020000\n", 7);
     machine.give("0000:01:00.1", Some("e1000e"));
     let text = refusal(&machine, plan_for(&machine, &[A]));
@@ -116,8 +116,8 @@ fn neighbours_with_drivers_of_the_kernel_are_in_the_way() {
 }
 
 #[test]
-fn two_drives_of_one_group_go_together() {
-    let machine = Machine::with_drives();
+fn two_drives_of_one_group_move_together() {
+    let machine = FakeMachine::with_drives();
     machine.add_drive("0000:01:00.1", 7, "nvme2", "nvme2n1");
     refusal(&machine, plan_for(&machine, &[A]));
     plan_for(&machine, &[A, "0000:01:00.1"])
@@ -131,8 +131,8 @@ fn two_drives_of_one_group_go_together() {
 }
 
 #[test]
-fn virtual_functions_and_other_drivers_are_not_swept_away() {
-    let machine = Machine::with_drives();
+fn virtual_functions_and_other_drivers_are_refused() {
+    let machine = FakeMachine::with_drives();
     machine.file(&format!("sys/bus/pci/devices/{A}/sriov_numvfs"), "4\n");
     let text = refusal(&machine, plan_for(&machine, &[A]));
     assert!(text.contains("4 virtual functions"), "{text}");
@@ -147,19 +147,19 @@ fn virtual_functions_and_other_drivers_are_not_swept_away() {
 
 #[test]
 fn a_missing_module_is_named() {
-    let machine = Machine::with_drives();
+    let machine = FakeMachine::with_drives();
     std::fs::remove_dir(machine.path("sys/bus/pci/drivers/vfio-pci")).unwrap();
     let text = refusal(&machine, plan_for(&machine, &[A]));
     assert!(text.ends_with("modprobe vfio-pci"), "{text}");
-    let machine = Machine::with_taken_drive();
+    let machine = FakeMachine::with_taken_drive();
     std::fs::remove_dir(machine.path("sys/bus/pci/drivers/nvme")).unwrap();
     let text = refusal(&machine, back_plan_for(&machine, &[A]));
     assert!(text.ends_with("modprobe nvme"), "{text}");
 }
 
 #[test]
-fn there_and_back_and_each_again() {
-    let machine = Machine::with_drives();
+fn bind_and_unbind_are_idempotent() {
+    let machine = FakeMachine::with_drives();
     let plan = plan_for(&machine, &[A, B, A]).unwrap();
     let steps: Vec<String> = plan.steps().map(ToString::to_string).collect();
     assert_eq!(
@@ -192,7 +192,7 @@ fn there_and_back_and_each_again() {
 
 #[test]
 fn a_drive_without_a_driver_can_go_both_ways() {
-    let machine = Machine::with_drives();
+    let machine = FakeMachine::with_drives();
     machine.give(A, None);
     plan_for(&machine, &[A]).unwrap().perform().unwrap();
     assert_eq!(machine.state(A), state(Some("vfio-pci"), "vfio-pci"));
@@ -203,7 +203,7 @@ fn a_drive_without_a_driver_can_go_both_ways() {
 
 #[test]
 fn an_override_that_was_left_behind_is_cleared() {
-    let machine = Machine::with_drives();
+    let machine = FakeMachine::with_drives();
     machine.file(
         &format!("sys/bus/pci/devices/{A}/driver_override"),
         "vfio-pci\n",
@@ -216,7 +216,7 @@ fn an_override_that_was_left_behind_is_cleared() {
 #[test]
 fn every_step_that_fails_is_undone() {
     for step in ["driver_override", "nvme/unbind", "drivers_probe"] {
-        let machine = Machine::with_drives();
+        let machine = FakeMachine::with_drives();
         machine.plan().failure = Some((step, 0, libc::EIO));
         let problem = plan_for(&machine, &[A]).unwrap().perform().unwrap_err();
         let text = line(&problem);
@@ -228,7 +228,7 @@ fn every_step_that_fails_is_undone() {
             // Binding fails, so undoing fails as well, and the message says so.
             assert_eq!(machine.state(A).0, None);
             assert!(
-                text.contains(&format!("{A} could not be put back")),
+                text.contains(&format!("{A} could not be restored")),
                 "{text}"
             );
         }
@@ -237,16 +237,16 @@ fn every_step_that_fails_is_undone() {
 
 #[test]
 fn a_driver_that_does_not_take_it_is_undone() {
-    let machine = Machine::with_drives();
-    machine.plan().unwilling = Some("vfio-pci");
+    let machine = FakeMachine::with_drives();
+    machine.plan().refusing_driver = Some("vfio-pci");
     let problem = plan_for(&machine, &[B, A]).unwrap().perform().unwrap_err();
     let text = line(&problem);
-    assert!(text.contains("vfio-pci did not take it"), "{text}");
+    assert!(text.contains("vfio-pci did not bind to it"), "{text}");
     for name in [A, B] {
         assert_eq!(machine.state(name), state(Some("nvme"), "(null)"));
     }
-    let machine = Machine::with_taken_drive();
-    machine.plan().unwilling = Some("nvme");
+    let machine = FakeMachine::with_taken_drive();
+    machine.plan().refusing_driver = Some("nvme");
     let plan = back_plan_for(&machine, &[A]).unwrap();
     plan.perform().unwrap_err();
     assert_eq!(machine.state(A), state(Some("vfio-pci"), "vfio-pci"));
@@ -254,7 +254,7 @@ fn a_driver_that_does_not_take_it_is_undone() {
 
 #[test]
 fn a_later_failure_brings_the_first_drive_back() {
-    let machine = Machine::with_drives();
+    let machine = FakeMachine::with_drives();
     // Unbinding fails for the second drive, after it succeeded for the first.
     machine.plan().failure = Some(("nvme/unbind", 1, libc::EBUSY));
     plan_for(&machine, &[A, B]).unwrap().perform().unwrap_err();
@@ -266,12 +266,12 @@ fn a_later_failure_brings_the_first_drive_back() {
 #[test]
 fn a_drive_that_is_pulled_meanwhile_is_not_there() {
     for end in ["driver_override", "nvme/unbind", "drivers_probe"] {
-        let machine = Machine::with_drives();
+        let machine = FakeMachine::with_drives();
         let plan = plan_for(&machine, &[B, A]).unwrap();
         machine.plan().pulled_at = Some((end, A));
         let problem = plan.perform().unwrap_err();
         assert!(
-            matches!(problem, Problem::NotThere { .. }),
+            matches!(problem, Problem::NoSuchFunction { .. }),
             "{end}: {problem:?}"
         );
         assert_eq!(machine.state(B), state(Some("nvme"), "(null)"), "{end}");
@@ -280,32 +280,35 @@ fn a_drive_that_is_pulled_meanwhile_is_not_there() {
 
 #[test]
 fn a_drive_that_another_driver_got_meanwhile_is_left_alone() {
-    let machine = Machine::with_drives();
+    let machine = FakeMachine::with_drives();
     let plan = plan_for(&machine, &[A]).unwrap();
     machine.give(A, Some("uio_pci_generic"));
     let text = line(&plan.perform().unwrap_err());
-    assert!(text.contains("another driver got it meanwhile"), "{text}");
+    assert!(
+        text.contains("another driver was bound to it meanwhile"),
+        "{text}"
+    );
     assert_eq!(machine.state(A).0.as_deref(), Some("uio_pci_generic"));
 }
 
 #[test]
 fn a_drive_that_a_program_holds_stays() {
-    let machine = Machine::with_taken_drive();
+    let machine = FakeMachine::with_taken_drive();
     machine.plan().busy.insert("vfio/7".to_owned());
     let text = refusal(&machine, back_plan_for(&machine, &[A]));
     assert_eq!(
         text,
-        format!("{A} is held by another program: end that first")
+        format!("{A} is open in another program: stop that program first")
     );
     machine.link("proc/77/fd/5", "/dev/vfio/7");
     machine.file("proc/77/comm", "windlass\n");
     let text = refusal(&machine, back_plan_for(&machine, &[A]));
     assert_eq!(
         text,
-        format!("{A} is held by windlass (process 77): end that first")
+        format!("{A} is open in windlass (process 77): stop that program first")
     );
     // With iommufd a device has its own node, which can be opened twice.
-    let machine = Machine::with_taken_drive();
+    let machine = FakeMachine::with_taken_drive();
     machine.folder(&format!("sys/bus/pci/devices/{A}/vfio-dev/vfio3"));
     machine.link("proc/77/fd/5", "/dev/vfio/devices/vfio3");
     refusal(&machine, back_plan_for(&machine, &[A]));

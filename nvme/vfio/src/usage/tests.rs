@@ -1,17 +1,17 @@
 //! Tests of every kind of use, and of files that are empty, malformed or wrong.
 
 use super::*;
-use crate::machine::Machine;
+use crate::machine::FakeMachine;
 use proptest::prelude::*;
 
-fn usage(machine: &Machine) -> Usage {
+fn usage(machine: &FakeMachine) -> Usage {
     let disks = ["nvme0n1".to_owned()];
     let nodes = ["nvme0".to_owned(), "ng0n1".to_owned()];
     of_drive(&machine.system(), &disks, &nodes)
 }
 
 /// The messages of the first drive's uses.
-fn uses(machine: &Machine) -> Vec<String> {
+fn uses(machine: &FakeMachine) -> Vec<String> {
     usage(machine)
         .uses
         .iter()
@@ -20,7 +20,7 @@ fn uses(machine: &Machine) -> Vec<String> {
 }
 
 /// The message of its only use.
-fn the_use(machine: &Machine) -> String {
+fn the_use(machine: &FakeMachine) -> String {
     let uses = uses(machine);
     assert_eq!(uses.len(), 1, "{uses:?}");
     uses[0].clone()
@@ -28,14 +28,14 @@ fn the_use(machine: &Machine) -> String {
 
 #[test]
 fn without_any_file_nothing_is_used() {
-    let nothing = Machine::empty();
+    let nothing = FakeMachine::empty();
     let found = usage(&nothing);
     assert!(found.uses.is_empty() && found.claims.is_empty() && found.unknown.is_none());
 }
 
 #[test]
 fn an_unused_disk_is_held_exclusively() {
-    let machine = Machine::with_drives();
+    let machine = FakeMachine::with_drives();
     let found = usage(&machine);
     assert!(found.uses.is_empty(), "{:?}", found.uses);
     assert_eq!(found.claims.len(), 1);
@@ -43,7 +43,7 @@ fn an_unused_disk_is_held_exclusively() {
 
 #[test]
 fn lines_that_end_early_are_no_uses() {
-    let machine = Machine::with_drives();
+    let machine = FakeMachine::with_drives();
     for table in [
         "",
         "\n\n",
@@ -64,8 +64,8 @@ fn lines_that_end_early_are_no_uses() {
 }
 
 #[test]
-fn names_that_only_begin_alike_are_others() {
-    let machine = Machine::with_drives();
+fn names_with_a_common_prefix_are_distinct() {
+    let machine = FakeMachine::with_drives();
     machine.add_block("nvme0n10", "259:9", "");
     machine.add_block("nvme0n10p1", "259:10", "nvme0n10");
     let mounts = "36 1 259:10 / /a rw - ext4 /dev/nvme0n10p1 rw\n\
@@ -79,7 +79,7 @@ fn names_that_only_begin_alike_are_others() {
 
 #[test]
 fn mounts_by_number_by_name_and_by_link() {
-    let machine = Machine::with_drives();
+    let machine = FakeMachine::with_drives();
     for mount in [
         "36 1 259:0 / /srv rw,noatime shared:1 - ext4 /dev/root rw\n",
         "36 1 0:44 / /srv rw shared:1 master:2 - btrfs /dev/nvme0n1 rw\n",
@@ -93,7 +93,7 @@ fn mounts_by_number_by_name_and_by_link() {
 
 #[test]
 fn a_mounted_partition_uses_the_disk() {
-    let machine = Machine::with_drives();
+    let machine = FakeMachine::with_drives();
     machine.add_block("nvme0n1p2", "259:5", "nvme0n1");
     let mount = "36 1 259:5 / /with\\040blank\\012line rw - xfs /dev/nvme0n1p2 rw\n";
     machine.file("proc/self/mountinfo", mount);
@@ -104,7 +104,7 @@ fn a_mounted_partition_uses_the_disk() {
 
 #[test]
 fn a_mount_in_another_namespace_is_found_once() {
-    let machine = Machine::with_drives();
+    let machine = FakeMachine::with_drives();
     machine.file("proc/self/mountinfo", "");
     for process in ["40", "41", "42"] {
         machine.link(&format!("proc/{process}/ns/mnt"), "mnt:[2]");
@@ -118,15 +118,15 @@ fn a_mount_in_another_namespace_is_found_once() {
 
 #[test]
 fn swap_space() {
-    let machine = Machine::with_drives();
+    let machine = FakeMachine::with_drives();
     let table = "Filename\t\tType\t\tSize\n/dev/dm-0 partition 8\n/dev/nvme0n1 partition 8\n";
     machine.file("proc/swaps", table);
     assert_eq!(the_use(&machine), "/dev/nvme0n1 is swap space");
 }
 
 #[test]
-fn what_is_made_of_it() {
-    let machine = Machine::with_drives();
+fn holders_are_described() {
+    let machine = FakeMachine::with_drives();
     machine.add_block("nvme0n1p1", "259:5", "nvme0n1");
     for (holder, file, content, words) in [
         ("dm-0", "dm/uuid", "LVM-abc", "LVM volume vg-data"),
@@ -157,7 +157,7 @@ fn what_is_made_of_it() {
 
 #[test]
 fn members_of_pools_that_the_mount_table_does_not_name() {
-    let machine = Machine::with_drives();
+    let machine = FakeMachine::with_drives();
     machine.link("sys/fs/btrfs/1b2c/devices/nvme0n1", "x");
     machine.folder("sys/fs/btrfs/features");
     assert_eq!(the_use(&machine), "/dev/nvme0n1 is part of btrfs 1b2c");
@@ -165,7 +165,7 @@ fn members_of_pools_that_the_mount_table_does_not_name() {
 
 #[test]
 fn exports_of_the_kernel_that_are_on() {
-    let machine = Machine::with_drives();
+    let machine = FakeMachine::with_drives();
     let subsystem = "sys/kernel/config/nvmet/subsystems/nqn.x";
     for (place, node) in [("namespaces/1", "nvme0n1"), ("passthru", "nvme0")] {
         machine.file(
@@ -183,7 +183,7 @@ fn exports_of_the_kernel_that_are_on() {
 
 #[test]
 fn loop_devices_over_it() {
-    let machine = Machine::with_drives();
+    let machine = FakeMachine::with_drives();
     machine.file("sys/block/loop3/loop/backing_file", "/dev/nvme0n1\n");
     assert_eq!(
         the_use(&machine),
@@ -193,7 +193,7 @@ fn loop_devices_over_it() {
 
 #[test]
 fn programs_that_have_it_open() {
-    let machine = Machine::with_drives();
+    let machine = FakeMachine::with_drives();
     machine.link("proc/1234/fd/7", "/dev/nvme0");
     machine.link("proc/1234/fd/8", "/dev/nvme0");
     machine.link("proc/1234/fd/9", "socket:[77]");
@@ -209,22 +209,22 @@ fn programs_that_have_it_open() {
     assert_eq!(uses(&machine).len(), 2);
     // This process itself does not count as a use.
     let own = format!("proc/{}/fd/3", std::process::id());
-    let machine = Machine::with_drives();
+    let machine = FakeMachine::with_drives();
     machine.link(&own, "/dev/nvme0n1");
     assert_eq!(uses(&machine), Vec::<String>::new());
 }
 
 #[test]
-fn what_nobody_explains_is_a_use_all_the_same() {
-    let machine = Machine::with_drives();
+fn an_unexplained_exclusive_open_is_a_use() {
+    let machine = FakeMachine::with_drives();
     machine.plan().busy.insert("nvme0n1".to_owned());
-    let line = "/dev/nvme0n1 is taken exclusively (a ZFS pool, for example)";
+    let line = "/dev/nvme0n1 is opened exclusively (by a ZFS pool, for example)";
     assert_eq!(the_use(&machine), line);
 }
 
 #[test]
-fn what_cannot_be_asked_is_unknown() {
-    let machine = Machine::with_drives();
+fn a_disk_that_cannot_be_opened_is_unknown() {
+    let machine = FakeMachine::with_drives();
     machine.plan().forbidden.insert("nvme0n1".to_owned());
     let found = usage(&machine);
     assert!(found.uses.is_empty() && found.claims.is_empty());
@@ -237,11 +237,11 @@ fn what_cannot_be_asked_is_unknown() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(16))]
     #[test]
-    fn no_table_is_a_panic(
+    fn no_table_content_panics(
         bytes in prop::collection::vec(any::<u8>(), 0..300),
         text in "[-0-9:/ \\\\n]{0,80}",
     ) {
-        let machine = Machine::with_drives();
+        let machine = FakeMachine::with_drives();
         for content in [&bytes[..], text.as_bytes()] {
             machine.file("proc/self/mountinfo", content);
             machine.file("proc/swaps", content);

@@ -2,7 +2,7 @@ use super::*;
 
 /// Tolerated difference between two clocks: their rates differ by parts per million, and they were
 /// compared within nanoseconds.
-const APART: Nanos = Nanos::from_millis(1);
+const TOLERANCE: Nanos = Nanos::from_millis(1);
 
 #[test]
 fn process_clock_never_goes_back() {
@@ -22,8 +22,8 @@ fn process_clock_keeps_the_kernels_time() {
         let before = kernel_now();
         let now = clock.now();
         let after = kernel_now();
-        assert!(now + APART >= before, "{now} is behind {before}");
-        assert!(now <= after + APART, "{now} is ahead of {after}");
+        assert!(now + TOLERANCE >= before, "{now} is behind {before}");
+        assert!(now <= after + TOLERANCE, "{now} is ahead of {after}");
     }
 }
 
@@ -45,7 +45,7 @@ fn kernel_clock_is_the_fallback() {
 }
 
 #[test]
-fn virtual_clock_moves_when_told() {
+fn virtual_clock_advances_on_command() {
     let clock = VirtualClock::new();
     let shared = clock.clone();
     assert_eq!(clock.now(), Nanos::ZERO);

@@ -26,7 +26,7 @@ pub(super) struct Scale {
 impl Scale {
     /// Measures the counter's rate; `None` if the counter must not be used.
     pub(super) fn measure() -> Option<Scale> {
-        if !(is_invariant() && kernel_trusts_it()) {
+        if !(is_invariant() && kernel_uses_tsc()) {
             return None;
         }
         let (begin_ticks, begin) = sample(ClockId::MonotonicRaw);
@@ -80,7 +80,7 @@ fn sample(clock: ClockId) -> (u64, Nanos) {
 
 /// Whether the kernel uses the counter as its clock source. The kernel compares it with other
 /// clocks and drops it if cores disagree or it stops in deep sleep.
-fn kernel_trusts_it() -> bool {
+fn kernel_uses_tsc() -> bool {
     std::fs::read("/sys/devices/system/clocksource/clocksource0/current_clocksource")
         .is_ok_and(|name| name.trim_ascii() == b"tsc")
 }

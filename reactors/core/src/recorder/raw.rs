@@ -56,9 +56,9 @@ impl<const N: usize> Ring<N> {
         // Pairs with the fence in `push`.
         fence(Ordering::Acquire);
         let end = self.written.load(Ordering::Relaxed);
-        let whole_from = (end + 1).saturating_sub(N as u64).max(begin);
-        let overwritten = usize::try_from(whole_from - begin).unwrap_or(usize::MAX);
+        let complete_from = (end + 1).saturating_sub(N as u64).max(begin);
+        let overwritten = usize::try_from(complete_from - begin).unwrap_or(usize::MAX);
         words.drain(..overwritten.min(words.len()));
-        (whole_from, words)
+        (complete_from, words)
     }
 }

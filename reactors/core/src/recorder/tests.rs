@@ -2,25 +2,25 @@ use proptest::prelude::*;
 
 use super::*;
 
-const KIND: NoteKind = NoteKind::FIRST_FREE;
+const KIND: TraceRecordKind = TraceRecordKind::FIRST_FREE;
 
-fn note(command: u16) -> Note {
-    Note::new(KIND, 0, 0, command)
+fn note(command: u16) -> TraceRecord {
+    TraceRecord::new(KIND, 0, 0, command)
 }
 
 #[test]
 fn notes_come_back_in_their_order() {
     let recorder = Recorder::new();
     let recording = recorder.recording();
-    assert_eq!(recording.read(0), Notes::default());
+    assert_eq!(recording.read(0), TraceRecords::default());
     for number in 0..5 {
-        recorder.note(Nanos(u64::from(number)), note(number));
+        recorder.record(Nanos(u64::from(number)), note(number));
     }
     let all = recording.read(0);
     assert_eq!((all.before, all.notes.len()), (0, 5));
     assert_eq!(all.notes[4], (Nanos(4), note(4)));
     // A clone writes to the same ring.
-    recorder.clone().note(Nanos(9), note(9));
+    recorder.clone().record(Nanos(9), note(9));
     let later = recording.read(5);
     assert_eq!((later.before, later.notes), (5, vec![(Nanos(9), note(9))]));
     assert_eq!(recording.read(6).notes, []);
@@ -30,13 +30,16 @@ fn notes_come_back_in_their_order() {
 #[test]
 fn the_oldest_make_room() {
     let recorder = Recorder::new();
-    let many = NOTES_MAX as u64 + 100;
+    let many = TRACE_RECORDS_MAX as u64 + 100;
     for number in 0..many {
-        recorder.note(Nanos(number), note(number as u16));
+        recorder.record(Nanos(number), note(number as u16));
     }
     let kept = recorder.recording().read(0);
     // One less than the capacity, because the writer may be overwriting one.
-    assert_eq!((kept.before, kept.notes.len()), (101, NOTES_MAX - 1));
+    assert_eq!(
+        (kept.before, kept.notes.len()),
+        (101, TRACE_RECORDS_MAX - 1)
+    );
     assert_eq!(kept.notes[0], (Nanos(101), note(101)));
     assert_eq!(kept.notes.last().expect("many").0, Nanos(many - 1));
 }
@@ -47,14 +50,14 @@ fn a_reader_beside_the_writer_sees_whole_notes_in_order() {
     let reader = recording.clone();
     let writer = std::thread::spawn(move || {
         let recorder = recording.recorder();
-        for number in 0..20 * NOTES_MAX as u64 {
+        for number in 0..20 * TRACE_RECORDS_MAX as u64 {
             let halves = (number >> 16) as u16;
-            let note = Note::new(KIND, 0, halves, number as u16);
-            recorder.note(Nanos(number), note);
+            let note = TraceRecord::new(KIND, 0, halves, number as u16);
+            recorder.record(Nanos(number), note);
         }
     });
     let mut from = 0;
-    while from < 20 * NOTES_MAX as u64 {
+    while from < 20 * TRACE_RECORDS_MAX as u64 {
         let read = reader.read(from);
         assert!(read.before >= from);
         for (number, (time, note)) in (read.before..).zip(&read.notes) {
@@ -70,20 +73,20 @@ fn a_reader_beside_the_writer_sees_whole_notes_in_order() {
 proptest! {
     #[test]
     fn a_note_keeps_its_parts(kind: u8, argument in 0_u32..1 << 24, queue: u16, command: u16) {
-        let note = Note::new(NoteKind(kind), argument, queue, command);
-        prop_assert_eq!(note.kind(), NoteKind(kind));
+        let note = TraceRecord::new(TraceRecordKind(kind), argument, queue, command);
+        prop_assert_eq!(note.kind(), TraceRecordKind(kind));
         prop_assert_eq!((note.argument(), note.queue(), note.command()), (argument, queue, command));
-        let of_parts = Note::new(NoteKind(0), argument, queue, 0);
-        prop_assert_eq!(of_parts.with_kind(NoteKind(kind)).with_command(command), note);
-        prop_assert_eq!(Note::new(NoteKind(kind), argument | 1 << 24, queue, command), note);
+        let of_parts = TraceRecord::new(TraceRecordKind(0), argument, queue, 0);
+        prop_assert_eq!(of_parts.with_kind(TraceRecordKind(kind)).with_command(command), note);
+        prop_assert_eq!(TraceRecord::new(TraceRecordKind(kind), argument | 1 << 24, queue, command), note);
     }
 
     #[test]
     fn a_stall_keeps_its_poller_and_its_time(poller: u16, us in 0..=u64::from(u32::MAX)) {
-        let note = Note::stall(poller, Nanos::from_micros(us));
-        prop_assert_eq!((note.kind(), note.argument()), (NoteKind::STALL, u32::from(poller)));
+        let note = TraceRecord::stall(poller, Nanos::from_micros(us));
+        prop_assert_eq!((note.kind(), note.argument()), (TraceRecordKind::STALL, u32::from(poller)));
         prop_assert_eq!(note.stalled_for(), Nanos::from_micros(us));
-        let endless = Note::stall(poller, Nanos::MAX);
+        let endless = TraceRecord::stall(poller, Nanos::MAX);
         prop_assert_eq!(endless.stalled_for(), Nanos::from_micros(u64::from(u32::MAX)));
     }
 }

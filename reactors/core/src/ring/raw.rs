@@ -67,7 +67,7 @@ pub(crate) fn ring<T>(capacity: usize) -> (Producer<T>, Consumer<T>) {
     assert!(capacity > 0, "a ring needs at least one slot");
     assert!(
         capacity <= 1 << 30,
-        "a ring of {capacity} slots is a mistake"
+        "a ring has at most 2^30 slots, not {capacity}"
     );
     let slots = capacity.next_power_of_two();
     let cells = Arc::new(Cells {

@@ -58,7 +58,7 @@ fn values_left_in_the_ring_are_dropped_once() {
 }
 
 #[test]
-fn each_end_learns_that_the_other_is_gone() {
+fn each_end_detects_that_the_other_was_dropped() {
     let (mut sender, mut receiver) = channel(2);
     assert!(!sender.is_abandoned() && !receiver.is_abandoned());
     sender.send(7).expect("there is room");

@@ -2,20 +2,20 @@ use super::*;
 
 #[test]
 fn marks_hold_a_time_and_a_number() {
-    let mark = Mark::new(Nanos::from_secs(86_400 * 365), 77);
+    let mark = TimeMark::new(Nanos::from_secs(86_400 * 365), 77);
     assert_eq!(mark.number(), 77);
     let error = Nanos::from_secs(86_400 * 365) - mark.time();
     assert!(error < Nanos(1_024), "{error}");
-    assert_eq!(Mark::NONE.number(), SLOT_NONE);
+    assert_eq!(TimeMark::NONE.number(), SLOT_NONE);
 }
 
 #[test]
 fn a_sleeping_reactors_idle_time_goes_on_and_its_load_decays() {
     let stats = ReactorStats::new();
-    let mut accounts = Accounts::new(Nanos::from_secs(1_000));
+    let mut accounts = TimeAccounting::new(Nanos::from_secs(1_000));
     let start = Nanos::from_secs(1_000);
     let busy_until = start + Nanos::from_secs(1);
-    accounts.book(start, busy_until, true, &stats);
+    accounts.add_turn(start, busy_until, true, &stats);
     assert_eq!(stats.busy_permille(busy_until), 1_000);
     let asleep = busy_until + Nanos::from_millis(1);
     accounts.sleep(asleep, &stats);
@@ -44,13 +44,13 @@ fn a_sleeping_reactors_idle_time_goes_on_and_its_load_decays() {
 #[test]
 fn load_follows_the_last_hundred_milliseconds() {
     let stats = ReactorStats::new();
-    let mut accounts = Accounts::new(Nanos::ZERO);
+    let mut accounts = TimeAccounting::new(Nanos::ZERO);
     let mut now = Nanos::ZERO;
     let mut run = |span: Nanos, busy: bool| {
         let end = now + span;
         while now < end {
             let next = now + Nanos::from_micros(250);
-            accounts.book(now, next, busy, &stats);
+            accounts.add_turn(now, next, busy, &stats);
             now = next;
         }
         stats.busy_permille(now)

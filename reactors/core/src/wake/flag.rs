@@ -28,14 +28,14 @@ impl SleepFlag {
     }
 
     /// Sleeper: called after it woke up.
-    pub(crate) fn retract(&self) {
+    pub(crate) fn cancel_announcement(&self) {
         self.sleeping.swap(false, Ordering::AcqRel);
     }
 
     /// Waker: called after publishing. Returns true for exactly one waker per sleep, which must
     /// then signal. A late signal (the sleeper is awake already) costs one needless wake-up and has
     /// no other effect.
-    pub(crate) fn must_wake(&self) -> bool {
+    pub(crate) fn take_wake_duty(&self) -> bool {
         fence(Ordering::SeqCst);
         self.sleeping.load(Ordering::Relaxed) && self.sleeping.swap(false, Ordering::AcqRel)
     }

@@ -66,7 +66,7 @@ fn impossible_depths_are_refused() {
 }
 
 #[test]
-fn refusals_of_the_kernel_have_their_own_words() {
+fn kernel_errors_have_specific_messages() {
     assert_eq!(set_up_error(Errno::NOSYS, 8), RingError::Unsupported);
     assert_eq!(set_up_error(Errno::PERM, 8), RingError::Forbidden);
     assert_eq!(
@@ -86,13 +86,18 @@ fn refusals_of_the_kernel_have_their_own_words() {
 }
 
 #[test]
-fn every_way_of_running_completions_wakes_a_sleeper() {
-    for flavour in Flavour::ALL {
+fn every_completion_mode_wakes_a_later_sleeper() {
+    for completion_mode in CompletionMode::ALL {
         let arena = arena();
         let pool = arena.pool(0);
         let config = RingConfig::new(4);
-        let mut ring = Ring::with_flavours(&config, Some(&arena), &[flavour]).unwrap();
-        assert_eq!(ring.notices(), flavour.notice().as_slice(), "{flavour:?}");
+        let mut ring =
+            Ring::with_completion_modes(&config, Some(&arena), &[completion_mode]).unwrap();
+        assert_eq!(
+            ring.notices(),
+            completion_mode.notice().as_slice(),
+            "{completion_mode:?}"
+        );
         assert!(ring.has_fixed_buffers());
         let (reader, writer) = pipe();
         let file = ring.add_file(reader).unwrap();
@@ -109,15 +114,15 @@ fn every_way_of_running_completions_wakes_a_sleeper() {
         ring.flush();
         assert!(
             !is_readable(&ring, 0),
-            "{flavour:?}: nothing was written yet"
+            "{completion_mode:?}: nothing was written yet"
         );
         rustix::io::write(&writer, &[3; 4096]).unwrap();
         assert!(
             is_readable(&ring, 10),
-            "{flavour:?}: the descriptor does not wake"
+            "{completion_mode:?}: the descriptor does not wake"
         );
         let mut batch = ArrayVec::<Done, 8>::new();
-        assert_eq!(ring.poll(&mut batch), 1, "{flavour:?}");
+        assert_eq!(ring.poll(&mut batch), 1, "{completion_mode:?}");
         assert_eq!((batch[0].tag, batch[0].result), (7, Ok(())));
         assert!(
             batch[0]
@@ -129,7 +134,7 @@ fn every_way_of_running_completions_wakes_a_sleeper() {
         );
         assert!(
             !is_readable(&ring, 0),
-            "{flavour:?}: still readable after the poll"
+            "{completion_mode:?}: still readable after the poll"
         );
         assert_eq!(ring.in_flight(), 0);
     }
@@ -149,11 +154,12 @@ fn until_asleep(thread: rustix::thread::Pid) {
 }
 
 #[test]
-fn every_way_of_running_completions_wakes_who_sleeps_already() {
-    for flavour in Flavour::ALL {
+fn every_completion_mode_wakes_a_sleeping_thread() {
+    for completion_mode in CompletionMode::ALL {
         let arena = arena();
         let pool = arena.pool(0);
-        let mut ring = Ring::with_flavours(&RingConfig::new(4), None, &[flavour]).unwrap();
+        let mut ring =
+            Ring::with_completion_modes(&RingConfig::new(4), None, &[completion_mode]).unwrap();
         let (reader, writer) = pipe();
         let file = ring.add_file(reader).unwrap();
         let lease = pool.take(4096).unwrap();
@@ -176,7 +182,7 @@ fn every_way_of_running_completions_wakes_who_sleeps_already() {
         let woken = is_readable(&ring, 60);
         assert!(
             woken && start.elapsed() < Duration::from_secs(30),
-            "{flavour:?}"
+            "{completion_mode:?}"
         );
         assert_eq!(wait_for(&mut ring, 1)[0].tag, 7);
         waker.join().unwrap();
@@ -184,11 +190,11 @@ fn every_way_of_running_completions_wakes_who_sleeps_already() {
 }
 
 #[test]
-fn only_the_oldest_kernels_are_told_of() {
-    assert_eq!(Flavour::SingleIssuer.notice(), None);
-    assert_eq!(Flavour::Cooperative.notice(), None);
+fn only_the_oldest_kernels_add_a_notice() {
+    assert_eq!(CompletionMode::SingleIssuer.notice(), None);
+    assert_eq!(CompletionMode::Cooperative.notice(), None);
     assert!(
-        Flavour::Plain
+        CompletionMode::Plain
             .notice()
             .unwrap()
             .to_string()
@@ -267,7 +273,7 @@ fn an_arena_in_several_pieces_serves_every_lease() {
 }
 
 #[test]
-fn a_drop_cancels_and_brings_the_memory_home() {
+fn a_drop_cancels_and_returns_the_leases() {
     let arena = arena();
     let pool = arena.pool(0);
     let (reader, _writer) = pipe();
@@ -301,7 +307,7 @@ fn memory_that_the_kernel_keeps_is_leaked_and_counted() {
     let mut config = RingConfig::new(4);
     config.drop_wait = Duration::ZERO;
     let mut ring = Ring::new(&config, Some(&arena)).unwrap();
-    ring.kernel.uncancellable = true;
+    ring.kernel.ignores_cancel = true;
     let file = ring.add_file(reader).unwrap();
     let lease = pool.take(4096).unwrap();
     ring.submit(
@@ -332,18 +338,18 @@ fn memory_that_the_kernel_keeps_is_leaked_and_counted() {
     drop(writer);
 }
 
-struct Watched {
+struct WatchedFile {
     file: OwnedFd,
     abandoned: AtomicU32,
 }
 
-impl AsFd for Watched {
+impl AsFd for WatchedFile {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 }
 
-impl RingFile for Watched {
+impl RingFile for WatchedFile {
     fn write_abandoned(&self) {
         self.abandoned.fetch_add(1, Ordering::Relaxed);
     }
@@ -364,14 +370,14 @@ fn a_file_that_may_still_be_written_is_never_closed() {
         } else {
             (reader, writer)
         };
-        let watched = Arc::new(Watched {
+        let watched = Arc::new(WatchedFile {
             file,
             abandoned: AtomicU32::new(0),
         });
         let mut config = RingConfig::new(4);
         config.drop_wait = Duration::ZERO;
         let mut ring = Ring::new(&config, Some(&arena)).unwrap();
-        ring.kernel.uncancellable = true;
+        ring.kernel.ignores_cancel = true;
         let file = ring.add_file(Arc::clone(&watched) as _).unwrap();
         let lease = pool.take(4096).unwrap();
         let (offset, sync) = (0, false);

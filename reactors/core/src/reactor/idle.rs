@@ -7,7 +7,7 @@ use rustix::time::Timespec;
 
 use super::{POLLERS_MAX, Reactor, WARN_EVERY};
 use crate::config::IdlePolicy;
-use crate::recorder::{Note, NoteKind};
+use crate::recorder::{TraceRecord, TraceRecordKind};
 use crate::time::Nanos;
 
 /// Pause instructions between two turns of the pausing step: about a microsecond, so that the
@@ -19,7 +19,7 @@ const STOPPING_TURN: Nanos = Nanos::from_millis(1);
 
 impl Reactor {
     /// Performs one idle step after a turn without progress.
-    pub(super) fn rest(&mut self) {
+    pub(super) fn idle_step(&mut self) {
         match self.config.idle {
             IdlePolicy::Poll => std::hint::spin_loop(),
             IdlePolicy::Sleep => self.sleep(),
@@ -43,7 +43,7 @@ impl Reactor {
     fn sleep(&mut self) {
         self.shared.waker.announce_sleep();
         // From here on every sender wakes this reactor; earlier messages are visible now.
-        if self.may_sleep() {
+        if self.can_sleep() {
             self.block();
         } else {
             // Poll at full speed again: the poller's work has no descriptor to wait on.
@@ -53,7 +53,7 @@ impl Reactor {
     }
 
     /// Checks every queue once more.
-    fn may_sleep(&mut self) -> bool {
+    fn can_sleep(&mut self) -> bool {
         if !self.shared.inbox.is_empty() {
             return false;
         }
@@ -75,7 +75,8 @@ impl Reactor {
             span => Timespec::try_from(std::time::Duration::from(span)).ok(),
         };
         self.accounts.sleep(now, &self.shared.stats);
-        self.recorder.note(now, Note::new(NoteKind::SLEEP, 0, 0, 0));
+        self.recorder
+            .record(now, TraceRecord::new(TraceRecordKind::SLEEP, 0, 0, 0));
         let mut fds = ArrayVec::<PollFd<'_>, { POLLERS_MAX + 1 }>::new();
         fds.push(PollFd::new(&self.shared.waker, PollFlags::IN));
         let sources = self
@@ -92,17 +93,17 @@ impl Reactor {
         self.accounts.wake(now, &self.shared.stats);
         let woken = u32::from(matches!(ready, Ok(1..)));
         self.recorder
-            .note(now, Note::new(NoteKind::WAKE, woken, 0, 0));
+            .record(now, TraceRecord::new(TraceRecordKind::WAKE, woken, 0, 0));
         match ready {
             Ok(0) | Err(Errno::INTR) => {}
-            Ok(_) => self.shared.stats.note_wakeup(),
-            Err(error) => self.warn_of_sleep(now, error),
+            Ok(_) => self.shared.stats.record_wakeup(),
+            Err(error) => self.warn_failed_sleep(now, error),
         }
     }
 
     /// Logs a failed sleep. The reactor continues to poll, which costs a core but loses nothing.
     #[cold]
-    fn warn_of_sleep(&mut self, now: Nanos, error: Errno) {
+    fn warn_failed_sleep(&mut self, now: Nanos, error: Errno) {
         if now >= self.next_warning {
             self.next_warning = now + WARN_EVERY;
             tracing::warn!(reactor = self.index(), %error, "a reactor cannot sleep");
