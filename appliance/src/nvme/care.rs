@@ -56,7 +56,7 @@ impl Drives {
                 DriveState::Gone(reason) => taken.seek(&*self.bus, reason, now),
                 DriveState::Starting
                 | DriveState::Resetting
-                | DriveState::Leaving
+                | DriveState::Draining
                 | DriveState::Closed => {}
             }
         }
@@ -124,8 +124,9 @@ impl Taken {
             absence.complain(&self.names, problem.to_string(), is_told);
             return;
         }
-        let is_left =
-            reason == GoneReason::LetGo && !absence.seen && now < absence.since + LEFT_FOR;
+        let is_left = reason == GoneReason::RemovalRequested
+            && !absence.seen
+            && now < absence.since + LEFT_FOR;
         if is_left || now < absence.rests_until {
             return;
         }

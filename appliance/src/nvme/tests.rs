@@ -347,7 +347,7 @@ fn a_drive_that_is_pulled_comes_back() {
         look_until_served(&mut appliance, &mut host, false);
         assert_eq!(host.read(2, 0), Err(INACTIVE));
         assert_eq!(host.write(3, 0, 6), Status::SUCCESS);
-        slots.control(A).reappear();
+        slots.control(A).reinsert();
         slots.with(A, |slot| slot.is_there = true);
         look_until_served(&mut appliance, &mut host, true);
         assert_eq!(host.read(1, 0), Ok(vec![5; BLOCK_BYTES]));
@@ -398,7 +398,7 @@ fn another_drive_does_not_take_its_place() {
     look_until_served(&mut appliance, &mut host, false);
     let plug_in = |serial: &str| {
         slots.control(A).replace_serial(serial);
-        slots.control(A).reappear();
+        slots.control(A).reinsert();
         slots.with(A, |slot| slot.is_there = true);
     };
     plug_in("ANOTHER");

@@ -232,7 +232,7 @@ fn inject(control: &EmulatorControl, input: &mut Input<'_>) {
         8 => Fault::Fatal,
         9 => Fault::Remove,
         10 => Fault::DoorbellLost,
-        11 => Fault::DoorbellLate,
+        11 => Fault::DoorbellDeferred,
         12 => Fault::DoorbellTorn,
         13 => Fault::EnableFatal,
         14 => Fault::Disabled(Nanos::from_millis(u64::from(input.u16()))),
@@ -248,7 +248,7 @@ fn disturb(control: &EmulatorControl, input: &mut Input<'_>) {
     let value = input.u8();
     match input.u8() % 9 {
         0 => control.remove(),
-        1 => control.reappear(),
+        1 => control.reinsert(),
         2 => control.power_cut(),
         3 => control.fail(),
         4 => {

@@ -45,7 +45,7 @@ pub(crate) fn run(input: &[u8]) {
         host.tick(Nanos::from_secs(1));
         // After any of this, a reset must restore operation.
         host.control.power_cut();
-        host.control.reappear();
+        host.control.reinsert();
         host.enable();
         assert!(Csts::from_bits(host.get(Register::CSTS)).rdy());
         let mut io = host.pair(1, 16, 16);

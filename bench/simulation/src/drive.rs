@@ -67,7 +67,7 @@ const HANGS: [Fault; 4] = [
     Fault::Hang { abortable: true },
     Fault::Hang { abortable: false },
     Fault::DropCompletion,
-    Fault::TransfersOn,
+    Fault::NeverCompletes,
 ];
 /// Faults by which completions contain wrong values, or doorbell writes are lost or changed.
 const CONFUSIONS: [Fault; 8] = [
@@ -77,7 +77,7 @@ const CONFUSIONS: [Fault; 8] = [
     Fault::WrongQueue(77),
     Fault::WrongHead(u16::MAX),
     Fault::DoorbellLost,
-    Fault::DoorbellLate,
+    Fault::DoorbellDeferred,
     Fault::DoorbellTorn,
 ];
 
@@ -340,7 +340,7 @@ impl Drive {
     pub fn put_back(&mut self) {
         self.disarm();
         self.returns_at = None;
-        self.control.reappear();
+        self.control.reinsert();
     }
 
     /// Turns off all further faults.

@@ -12,9 +12,9 @@ use zerocopy::transmute;
 
 use crate::backing::DeviceBacking;
 use crate::doorbell::Doorbell;
+use crate::drive_access::doorbells;
 use crate::error::DriveError;
 use crate::memory::{ADMIN_ENTRIES, AdminMemory, AdminPage, CQE_BYTES, SQE_BYTES};
-use crate::wiring::doorbells;
 use nvme_spec::registers::Cap;
 
 /// The purpose of an admin command.

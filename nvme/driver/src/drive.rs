@@ -28,7 +28,7 @@ pub enum DriveState {
     Resetting,
     /// Requests in flight complete, because the system requests the drive back or the appliance
     /// stops.
-    Leaving,
+    Draining,
     /// The drive is gone for this reason. Every request is refused until the drive is
     /// [reattached](Drive::reattach).
     Gone(GoneReason),
@@ -105,10 +105,10 @@ impl Drive {
     #[must_use]
     pub fn state(&self) -> DriveState {
         let control = self.shared.control();
-        match self.shared.attention().phase() {
+        match self.shared.state_word().phase() {
             Phase::Starting => DriveState::Starting,
             Phase::Active => DriveState::Ready,
-            Phase::Leaving => DriveState::Leaving,
+            Phase::Draining => DriveState::Draining,
             Phase::Quiesce | Phase::Stopped => DriveState::Resetting,
             Phase::Gone => match control.gone {
                 Some(reason) => DriveState::Gone(reason),
@@ -182,7 +182,7 @@ impl Drive {
         let control = self.shared.control();
         control.gone.is_some()
             && control.backing.is_none()
-            && control.returned.is_none()
+            && control.reattached.is_none()
             && !control.shut_down
             && self.shared.all_acknowledged()
     }
@@ -198,7 +198,7 @@ impl Drive {
         if !self.wants_reopen() {
             return Err(DriveError::InUse);
         }
-        self.shared.control().returned = Some(backing);
+        self.shared.control().reattached = Some(backing);
         self.shared.wake_owner();
         Ok(())
     }
@@ -269,8 +269,11 @@ struct NamespaceDevice {
 
 impl NamespaceDevice {
     fn state(&self) -> HealthState {
-        match (self.shared.attention().phase(), self.namespace.status.get()) {
-            (Phase::Gone | Phase::Leaving, _)
+        match (
+            self.shared.state_word().phase(),
+            self.namespace.status.get(),
+        ) {
+            (Phase::Gone | Phase::Draining, _)
             | (_, NamespaceStatus::Changed | NamespaceStatus::Removed) => HealthState::Removed,
             (Phase::Starting | Phase::Quiesce | Phase::Stopped, NamespaceStatus::Usable) => {
                 HealthState::Resetting
@@ -344,7 +347,7 @@ impl Device for NamespaceDevice {
             if !pair.provide_scratch(&options.pool, bytes) {
                 return Err(OpenError::NoMemory { bytes });
             }
-            let index = pair.join().ok_or(OpenError::Removed)?;
+            let index = pair.register_queue().ok_or(OpenError::Removed)?;
             (index, pair.descriptor())
         };
         let namespace_limits = NamespaceLimits {

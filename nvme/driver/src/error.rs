@@ -13,7 +13,7 @@ pub enum DriveError {
     #[error("{0}")]
     Options(&'static str),
     /// Every register reads as all ones.
-    #[error("the drive does not answer: it was removed, or its link is down")]
+    #[error("the drive does not respond: it was removed, or its link is down")]
     Gone,
     /// BAR 0 ends before the doorbells that are needed.
     #[error("BAR 0 has {len} bytes, {needed} are needed for the doorbells")]
@@ -58,7 +58,7 @@ pub enum DriveError {
         status: Status,
     },
     /// An admin command did not complete in time.
-    #[error("{opcode} was not answered in time")]
+    #[error("{opcode} timed out")]
     CommandTimeout {
         /// The command.
         opcode: AdminOpcode,
@@ -114,8 +114,8 @@ pub enum DriveError {
         reason: Unusable,
     },
     /// A reattached drive has another identity.
-    #[error("another drive came back: {0} differs")]
-    NotTheSame(&'static str),
+    #[error("the reattached drive is a different one: {0} differs")]
+    DifferentDrive(&'static str),
     /// The drive is in use: it is not gone, or parts of it are still referenced.
     #[error("the drive is not waiting to be opened again")]
     InUse,
@@ -169,25 +169,25 @@ pub enum Unusable {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GoneReason {
     /// Its registers read as all ones.
-    Vanished,
+    NotResponding,
     /// The system requested it back.
-    LetGo,
+    RemovalRequested,
     /// It was not ready in time after a reset.
     ResetFailed,
     /// It returned as another drive, or with less command support than before.
     Changed,
     /// A reactor did not acknowledge a reset in time.
-    ReactorStuck,
+    ReactorUnresponsive,
 }
 
 impl std::fmt::Display for GoneReason {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Self::Vanished => "it no longer answers",
-            Self::LetGo => "the system asked for it back",
+            Self::NotResponding => "it does not respond",
+            Self::RemovalRequested => "the system requested its removal",
             Self::ResetFailed => "it could not be reset",
-            Self::Changed => "it came back as another drive",
-            Self::ReactorStuck => "a reactor did not take notice of its reset",
+            Self::Changed => "a different drive was reattached",
+            Self::ReactorUnresponsive => "a reactor did not acknowledge its reset",
         })
     }
 }

@@ -143,7 +143,7 @@ impl Limits {
 
     /// Whether queues and devices created for `self` work with a controller that has the limits
     /// `other`.
-    pub(crate) fn fit(&self, other: &Self) -> bool {
+    pub(crate) fn can_run_on(&self, other: &Self) -> bool {
         let has = |before: bool, now: bool| now || !before;
         self.slots <= other.slots
             && self.part_bytes <= other.part_bytes

@@ -38,6 +38,7 @@ pub mod backing;
 mod bring_up;
 mod doorbell;
 mod drive;
+mod drive_access;
 mod error;
 mod handshake;
 mod identity;
@@ -52,7 +53,6 @@ mod startup;
 mod status;
 mod sync;
 mod vfio_backing;
-mod wiring;
 
 pub use bring_up::{BringUp, BringUpState};
 pub use drive::{Drive, DriveState, NamespaceInfo};

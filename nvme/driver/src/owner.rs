@@ -5,11 +5,12 @@
 //! the queue pairs of all reactors in one word (see [`crate::shared`]).
 //!
 //! ```text
-//! Running ── fault ──▶ Quiescing ─▶ Disabling ─▶ TakingHome ─▶ Restarting ─▶ Running
-//!    │                     │            │ (drive does not follow)    │
-//!    │                     │            └▶ FunctionReset ─▶ TakingHome
-//!    ├─ removal, stop ─▶ Leaving ─▶ Quiescing ─▶ ShuttingDown ─▶ Disabling ─▶ TakingHome ─▶ Gone
-//!    └─ all ones ─────────────────────────────────────────────▶ TakingHome ─▶ Gone
+//! Running ── fault ──▶ Quiescing ─▶ Disabling ─▶ ReturningLeases ─▶ Restarting ─▶ Running
+//!    │                     │            │ (drive does not follow)
+//!    │                     │            └▶ FunctionReset ─▶ ReturningLeases
+//!    ├─ removal, stop ─▶ Draining ─▶ Quiescing ─▶ ShuttingDown ─▶ Disabling
+//!    │                                            ─▶ ReturningLeases ─▶ Gone
+//!    └─ all ones ────────────────────────────────▶ ReturningLeases ─▶ Gone
 //! Gone ── drive comes back ──▶ Restarting
 //! ```
 
@@ -27,12 +28,12 @@ use crate::admin::{AdminEvent, AdminQueue};
 use crate::backing::DeviceBacking;
 use crate::error::GoneReason;
 use crate::registers::Registers;
-use crate::shared::{Attention, Phase, Shared, count};
+use crate::shared::{Phase, Shared, StateWord, count};
 use crate::startup::{Started, Startup};
 
 /// The state that follows after the drive is stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Then {
+pub(crate) enum AfterStop {
     /// The drive is started again.
     Restart,
     /// The drive is released until it is opened again.
@@ -41,12 +42,12 @@ pub(crate) enum Then {
     Close,
 }
 
-impl Then {
+impl AfterStop {
     /// Whether the drive is shut down, so that it writes its cache.
     fn shuts_down(self) -> bool {
         match self {
             Self::Restart => false,
-            Self::Gone(reason) => reason == GoneReason::LetGo,
+            Self::Gone(reason) => reason == GoneReason::RemovalRequested,
             Self::Close => true,
         }
     }
@@ -57,17 +58,17 @@ enum State {
     /// Waits for events, faults and ticks.
     Running,
     /// Waits for the requests in flight, or the deadline.
-    Leaving { deadline: Nanos, then: Then },
+    Draining { deadline: Nanos, then: AfterStop },
     /// Waits for the pairs' acknowledgements, or the deadline.
-    Quiescing { deadline: Nanos, then: Then },
+    Quiescing { deadline: Nanos, then: AfterStop },
     /// Waits for CSTS.SHST, or the deadline.
-    ShuttingDown { deadline: Nanos, then: Then },
+    ShuttingDown { deadline: Nanos, then: AfterStop },
     /// Waits for CSTS.RDY, or the deadline.
-    Disabling { deadline: Nanos, then: Then },
+    Disabling { deadline: Nanos, then: AfterStop },
     /// Waits for the control thread, or the deadline.
-    FunctionReset { deadline: Nanos, then: Then },
+    FunctionReset { deadline: Nanos, then: AfterStop },
     /// Waits for the pairs' acknowledgements; a restart gives up at the reset's deadline.
-    TakingHome { then: Then },
+    ReturningLeases { then: AfterStop },
     /// Waits for the start sequence; gives up at the reset's deadline.
     Restarting(Box<Startup>),
     /// Waits for the drive to be reattached.
@@ -87,7 +88,7 @@ pub struct DriveOwner {
     admin: Option<AdminQueue>,
     backing: Option<Arc<dyn DeviceBacking>>,
     /// The state that is published.
-    attention: Attention,
+    state_word: StateWord,
     next_tick: Nanos,
     polled_at: Nanos,
     /// Time of the next read of the health log.
@@ -118,7 +119,7 @@ impl DriveOwner {
             state: State::Running,
             admin: None,
             backing: None,
-            attention: Attention::new(),
+            state_word: StateWord::new(),
             next_tick: Nanos::ZERO,
             polled_at: Nanos::ZERO,
             health_due: Nanos::ZERO,
@@ -137,7 +138,7 @@ impl DriveOwner {
         let Started {
             admin,
             identity,
-            wiring,
+            drive_access,
         } = started;
         let events = usize::from(identity.limits.events);
         if let Some(known) = self.shared.identity.get() {
@@ -146,11 +147,11 @@ impl DriveOwner {
             // The first start: no other thread sets it.
             let _ = self.shared.identity.set(identity);
         }
-        self.backing = Some(Arc::clone(&wiring.backing));
+        self.backing = Some(Arc::clone(&drive_access.backing));
         {
             let mut control = self.shared.control();
-            control.backing = Some(Arc::clone(&wiring.backing));
-            control.wiring = Some(Arc::new(wiring));
+            control.backing = Some(Arc::clone(&drive_access.backing));
+            control.drive_access = Some(Arc::new(drive_access));
             control.gone = None;
         }
         self.admin = Some(admin);
@@ -160,14 +161,14 @@ impl DriveOwner {
         self.health_due = now;
         self.function_reset_tried = false;
         self.state = State::Running;
-        self.attention = self.attention.with_next_epoch();
+        self.state_word = self.state_word.with_next_epoch();
         self.publish(Phase::Active);
     }
 
     /// Publishes a state and wakes all reactors.
     fn publish(&mut self, phase: Phase) {
-        self.attention.set_phase(phase);
-        self.shared.publish(self.attention);
+        self.state_word.set_phase(phase);
+        self.shared.publish(self.state_word);
         self.shared.wake_all();
     }
 
@@ -178,9 +179,9 @@ impl DriveOwner {
             return false;
         }
         self.next_tick = now + self.shared.options.deadlines.tick();
-        self.attention
-            .set_tick(self.attention.tick().wrapping_add(1));
-        self.shared.publish(self.attention);
+        self.state_word
+            .set_tick(self.state_word.tick().wrapping_add(1));
+        self.shared.publish(self.state_word);
         true
     }
 
@@ -188,7 +189,7 @@ impl DriveOwner {
     fn run(&mut self, now: Nanos, ticked: bool) -> u32 {
         let mut moved = self.take_events(now);
         moved += self.take_faults(now);
-        if !matches!(self.state, State::Running | State::Leaving { .. }) {
+        if !matches!(self.state, State::Running | State::Draining { .. }) {
             return moved + 1;
         }
         if ticked {
@@ -212,7 +213,7 @@ impl DriveOwner {
                     tracing::warn!(
                         drive = self.shared.options.name,
                         cid,
-                        "an admin completion belongs to no command"
+                        "an admin completion has an unknown command identifier"
                     );
                     self.begin_reset(now);
                     break;
@@ -238,9 +239,9 @@ impl Poller for DriveOwner {
         let moved = match self.state {
             State::Running => self.run(now, ticked),
             State::Closed => 0,
-            State::Gone if ticked => u32::from(self.take_returned(now)),
+            State::Gone if ticked => u32::from(self.start_reattached(now)),
             State::Gone => 0,
-            State::Leaving { .. } => {
+            State::Draining { .. } => {
                 let moved = self.run(now, ticked);
                 moved + self.recover(now)
             }
@@ -248,7 +249,7 @@ impl Poller for DriveOwner {
             | State::ShuttingDown { .. }
             | State::Disabling { .. }
             | State::FunctionReset { .. }
-            | State::TakingHome { .. }
+            | State::ReturningLeases { .. }
             | State::Restarting(_) => self.recover(now),
         };
         match moved {
@@ -262,13 +263,13 @@ impl Poller for DriveOwner {
             State::Closed => None,
             // Poll the controller's registers: there is no notification for their changes.
             State::ShuttingDown { .. } | State::Disabling { .. } | State::Restarting(_) => {
-                Some(self.next_tick.min(self.look_again()))
+                Some(self.next_tick.min(self.next_register_poll()))
             }
             State::Running
-            | State::Leaving { .. }
+            | State::Draining { .. }
             | State::Quiescing { .. }
             | State::FunctionReset { .. }
-            | State::TakingHome { .. }
+            | State::ReturningLeases { .. }
             | State::Gone => Some(self.next_tick),
         }
     }
@@ -294,12 +295,12 @@ impl Poller for DriveOwner {
                 return StopState::Stopped;
             }
             State::Running => self.close_when_idle(now),
-            State::Leaving { .. }
+            State::Draining { .. }
             | State::Quiescing { .. }
             | State::ShuttingDown { .. }
             | State::Disabling { .. }
             | State::FunctionReset { .. }
-            | State::TakingHome { .. }
+            | State::ReturningLeases { .. }
             | State::Restarting(_) => {}
         }
         StopState::Outstanding(1)

@@ -33,7 +33,7 @@ use crate::backing::{ControllerMemory, DeviceBacking};
 use crate::doorbell::Doorbell;
 use crate::identity::Limits;
 use crate::memory::{CQE_BYTES, PairMemory, SQE_BYTES};
-use crate::shared::{Attention, FaultKind, Shared, count};
+use crate::shared::{FaultKind, Shared, StateWord, count};
 use data::Pointers;
 use parts::Scratch;
 use sleep::Sleep;
@@ -104,7 +104,7 @@ struct RegisteredQueue {
 
 /// An I/O queue pair. See the module documentation.
 pub(crate) struct Pair {
-    seen: Attention,
+    seen: StateWord,
     /// The submission time of this turn's commands.
     tick: u32,
     gate: Gate,
@@ -134,7 +134,7 @@ pub(crate) struct Pair {
     compares: VecDeque<u16>,
     sleep: Sleep,
     /// Whether this poll wrote further commands of split requests.
-    followed: bool,
+    wrote_parts: bool,
     epoch: u32,
     limits: Limits,
     reactor: usize,
@@ -170,19 +170,19 @@ impl Pair {
         } = request;
         let sqe = match operation {
             Operation::Read if blocks <= namespace_limits.part_blocks => {
-                Sqe::read(namespace_limits.nsid, lba, last(blocks))
+                Sqe::read(namespace_limits.nsid, lba, zero_based(blocks))
             }
             Operation::Write { fua } if blocks <= namespace_limits.part_blocks => {
                 let fua = fua && !planted("drive-fua-ignored");
-                Sqe::write(namespace_limits.nsid, lba, last(blocks), fua)
+                Sqe::write(namespace_limits.nsid, lba, zero_based(blocks), fua)
             }
             Operation::Compare
                 if blocks <= namespace_limits.part_blocks && namespace_limits.compare =>
             {
-                Sqe::compare(namespace_limits.nsid, lba, last(blocks))
+                Sqe::compare(namespace_limits.nsid, lba, zero_based(blocks))
             }
             Operation::Flush => Sqe::flush(namespace_limits.nsid),
-            _ => return self.submit_in_parts(queue, namespace_limits, request),
+            _ => return self.submit_split(queue, namespace_limits, request),
         };
         let Some(index) = self.table.free.pop() else {
             return Err(Refusal::Later(request));
@@ -236,7 +236,7 @@ impl Pair {
 
     #[inline]
     fn refresh_tick(&mut self) {
-        self.tick = self.shared.attention().tick();
+        self.tick = self.shared.state_word().tick();
     }
 
     /// Writes a command to the submission queue. Always inlined, so that the entry is built in
@@ -312,17 +312,17 @@ impl Pair {
         if self.running {
             self.reap(queue, batch, counters);
         }
-        let attention = self.shared.attention();
-        if attention != self.seen {
-            self.notice(attention);
+        let state_word = self.shared.state_word();
+        if state_word != self.seen {
+            self.notice(state_word);
         }
         if !self.registered[usize::from(queue)].done.is_empty() {
             self.deliver(queue, batch, counters);
         }
-        if self.followed {
+        if self.wrote_parts {
             // Commands of split requests that this poll wrote: the flush of their requests is in
             // the past.
-            self.followed = false;
+            self.wrote_parts = false;
             self.flush();
         }
         batch.len() - before
@@ -351,7 +351,7 @@ impl Pair {
                 same && slot.has_command()
             });
             if !known || tail.sqhd.get() >= self.entries || tail.sqid.get() != self.qid {
-                self.distrust(cid, known);
+                self.reject_completion(cid, known);
                 return;
             }
             self.head = self.next(self.head);
@@ -368,7 +368,7 @@ impl Pair {
                 });
                 self.table.release(index);
             } else {
-                self.command_over(index, status);
+                self.command_completed(index, status);
             }
         }
         if self.head != old {
@@ -392,7 +392,7 @@ impl Pair {
     /// Handles an invalid completion: the drive must be reset, and its completions are ignored
     /// until then.
     #[cold]
-    fn distrust(&mut self, cid: u16, known: bool) {
+    fn reject_completion(&mut self, cid: u16, known: bool) {
         let exists = self.table.identifiers.index(cid) < self.table.slots.len();
         let kind = match (known, exists) {
             (true, _) => FaultKind::BadHead,
@@ -401,12 +401,12 @@ impl Pair {
         };
         self.running = false;
         self.gate = Gate::Later;
-        self.report_until_heard(kind, cid);
+        self.report_for_reset(kind, cid);
     }
 
     /// Handles the completion of a command that failed, belongs to another queue, or is part of a
     /// split request.
-    fn command_over(&mut self, index: usize, status: nvme_spec::Status) {
+    fn command_completed(&mut self, index: usize, status: nvme_spec::Status) {
         let slot = &self.table.slots[index];
         let result = if status.is_success() {
             Ok(())
@@ -415,7 +415,7 @@ impl Pair {
             Err(crate::status::device_error(status, changes))
         };
         match slot.state {
-            SlotState::Part => self.part_over(index, result),
+            SlotState::Part => self.part_completed(index, result),
             SlotState::Whole | SlotState::Free | SlotState::Parent | SlotState::Done => {
                 self.finish(index, result);
             }
@@ -465,12 +465,12 @@ impl Pair {
             || unannounced
             || polled_only
             || (self.running && self.completion().is_some())
-            || self.shared.attention().state() != self.seen.state()
+            || self.shared.state_word().state() != self.seen.state()
     }
 }
 
 /// NLB is zero-based. Commands are at most `part_blocks` long, and never empty.
 #[inline]
-fn last(blocks: u32) -> u16 {
+fn zero_based(blocks: u32) -> u16 {
     blocks.wrapping_sub(1) as u16
 }

@@ -35,18 +35,18 @@ pub(crate) struct NamespaceQueue {
 impl NamespaceQueue {
     /// The reason why every request fails, if there is one.
     #[inline]
-    fn barred(&self) -> Option<DeviceError> {
+    fn rejection(&self) -> Option<DeviceError> {
         if self.closing {
             return Some(DeviceError::Removed);
         }
         if self.status.is_usable() {
             return None;
         }
-        self.bar()
+        self.unusable_error()
     }
 
     #[cold]
-    fn bar(&self) -> Option<DeviceError> {
+    fn unusable_error(&self) -> Option<DeviceError> {
         match self.status.get() {
             NamespaceStatus::Usable => None,
             NamespaceStatus::Changed | NamespaceStatus::Removed => Some(DeviceError::Removed),
@@ -57,7 +57,7 @@ impl NamespaceQueue {
 impl DeviceQueue for NamespaceQueue {
     #[inline]
     fn submit(&mut self, request: Request) -> Result<(), Refusal> {
-        if let Some(error) = self.barred() {
+        if let Some(error) = self.rejection() {
             return Err(Refusal::Never(request, error));
         }
         if let Err(error) = request.check(&self.geometry, false) {
@@ -120,7 +120,7 @@ impl DeviceQueue for NamespaceQueue {
 
 impl Drop for NamespaceQueue {
     fn drop(&mut self) {
-        if self.pair.borrow_mut().leave(self.index) {
+        if self.pair.borrow_mut().unregister_queue(self.index) {
             self.shared.remove::<RefCell<Pair>>(self.drive);
         }
     }

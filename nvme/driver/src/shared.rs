@@ -1,6 +1,6 @@
 //! State shared by the owner of a drive and its queue pairs, without a lock on the I/O path.
 //!
-//! The owner writes one word, [`Attention`]: the state of the drive and a tick of its clock. Every
+//! The owner writes one word, [`StateWord`]: the state of the drive and a tick of its clock. Every
 //! pair reads it once per poll and acknowledges changes of state in its [`PairShared`], where it
 //! also reports faults to the owner.
 //!
@@ -21,13 +21,13 @@ use block::{DriveHealth, ErrorRecord};
 use hugemem::Arena;
 
 use crate::backing::DeviceBacking;
+use crate::drive_access::DriveAccess;
 use crate::error::GoneReason;
 use crate::handshake::{Presence, Word};
 use crate::identity::Identity;
 use crate::memory::{AdminMemory, DriveMemory};
 use crate::options::DriveOptions;
 use crate::registers::Registers;
-use crate::wiring::Wiring;
 
 /// The operations that pairs may perform.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +37,7 @@ pub(crate) enum Phase {
     /// All.
     Active,
     /// Requests in flight complete; new ones are refused.
-    Leaving,
+    Draining,
     /// A reset begins: no doorbell is rung and no queue is polled. Requests wait.
     Quiesce,
     /// The device has stopped: requests in flight end. Other requests wait.
@@ -50,7 +50,7 @@ impl Phase {
     const ALL: [Self; 6] = [
         Self::Starting,
         Self::Active,
-        Self::Leaving,
+        Self::Draining,
         Self::Quiesce,
         Self::Stopped,
         Self::Gone,
@@ -72,7 +72,7 @@ impl Phase {
 /// The word that every pair reads once per poll.
 #[bitfield(u64)]
 #[derive(PartialEq, Eq)]
-pub(crate) struct Attention {
+pub(crate) struct StateWord {
     /// The owner's clock in [`Deadlines::tick`](crate::Deadlines) units; wraps.
     pub(crate) tick: u32,
     /// Number of times that the queues were created. Commands of another epoch are over.
@@ -82,7 +82,7 @@ pub(crate) struct Attention {
     pub(crate) phase: Phase,
 }
 
-impl Attention {
+impl StateWord {
     /// Increments the epoch. Epochs wrap, and no pair misses all of them.
     pub(crate) fn with_next_epoch(self) -> Self {
         let epoch = (self.epoch() + 1) % (1 << Self::EPOCH_BITS);
@@ -277,10 +277,10 @@ pub(crate) struct Control {
     /// The backing, while the drive is in use.
     pub(crate) backing: Option<Arc<dyn DeviceBacking>>,
     /// The pairs' access to the drive, while it is ready.
-    pub(crate) wiring: Option<Arc<Wiring>>,
+    pub(crate) drive_access: Option<Arc<DriveAccess>>,
     pub(crate) gone: Option<GoneReason>,
     /// A reattached drive, for the owner to start.
-    pub(crate) returned: Option<Arc<dyn DeviceBacking>>,
+    pub(crate) reattached: Option<Arc<dyn DeviceBacking>>,
     pub(crate) function_reset: FunctionReset,
     pub(crate) smart: Option<Smart>,
     /// The drive's error log, newest first.
@@ -293,7 +293,7 @@ type Wake = Box<dyn Fn(usize) + Send + Sync>;
 
 /// State shared by all parts of a drive.
 pub(crate) struct Shared {
-    attention: Word,
+    state_word: Word,
     pub(crate) pairs: Box<[PairShared]>,
     pub(crate) options: DriveOptions,
     pub(crate) arena: Arc<Arena>,
@@ -322,7 +322,7 @@ impl Shared {
     ) -> Arc<Self> {
         let pairs = (0..options.reactors).map(|_| PairShared::default());
         Arc::new(Self {
-            attention: Word::new(Attention::new().into_bits()),
+            state_word: Word::new(StateWord::new().into_bits()),
             pairs: pairs.collect(),
             options,
             arena,
@@ -342,23 +342,23 @@ impl Shared {
 
     /// The current word: state and tick.
     #[inline]
-    pub(crate) fn attention(&self) -> Attention {
-        Attention::from_bits(self.attention.load())
+    pub(crate) fn state_word(&self) -> StateWord {
+        StateWord::from_bits(self.state_word.load())
     }
 
     /// Attaches a pair and returns the word that it has to act upon.
-    pub(crate) fn attach(&self, pair: &PairShared) -> Attention {
-        Attention::from_bits(pair.presence.attach(&self.attention))
+    pub(crate) fn attach(&self, pair: &PairShared) -> StateWord {
+        StateWord::from_bits(pair.presence.attach(&self.state_word))
     }
 
     /// Publishes a word. Only the owner calls it.
-    pub(crate) fn publish(&self, attention: Attention) {
-        self.attention.publish(attention.into_bits());
+    pub(crate) fn publish(&self, state_word: StateWord) {
+        self.state_word.publish(state_word.into_bits());
     }
 
     /// Whether every pair that a reactor polls acts upon the published state.
     pub(crate) fn all_acknowledged(&self) -> bool {
-        let state = self.attention().state().into_bits();
+        let state = self.state_word().state().into_bits();
         self.pairs.iter().all(|pair| pair.presence.follows(state))
     }
 
@@ -426,7 +426,7 @@ impl Drop for Shared {
         if !stopped {
             tracing::error!(
                 drive = self.options.name,
-                "the drive could not be stopped: the memory of its queues is given up"
+                "the drive could not be stopped: the memory of its queues is leaked"
             );
             std::mem::forget(self.memory.take());
             std::mem::forget(Arc::clone(&self.admin));

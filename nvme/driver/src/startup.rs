@@ -14,12 +14,12 @@ use zerocopy::transmute;
 
 use crate::admin::{AdminEvent, AdminQueue};
 use crate::backing::DeviceBacking;
+use crate::drive_access::{CmbQueues, DriveAccess};
 use crate::error::{DriveError, Unusable};
 use crate::identity::{ControllerInfo, Identity, Limits, Namespace};
 use crate::memory::{ADMIN_ENTRIES, AdminPage, DriveMemory};
 use crate::registers::Registers;
 use crate::shared::Shared;
-use crate::wiring::{QueueRoom, Wiring};
 use controller_memory::Buffer;
 
 /// Maximum number of namespaces of a drive that are identified; further ones are ignored.
@@ -68,12 +68,12 @@ pub(crate) enum StartupState {
 pub(crate) struct Started {
     pub(crate) admin: AdminQueue,
     pub(crate) identity: Identity,
-    pub(crate) wiring: Wiring,
+    pub(crate) drive_access: DriveAccess,
 }
 
 /// Results of the commands so far.
 #[derive(Default)]
-struct Found {
+struct StartResults {
     controller: Option<Box<IdentifyController>>,
     nvm: Option<Box<NvmIdentifyController>>,
     write_cache: bool,
@@ -93,7 +93,7 @@ pub(crate) struct Startup {
     entered: Nanos,
     admin: Option<AdminQueue>,
     buffer: Option<Buffer>,
-    found: Found,
+    found: StartResults,
 }
 
 impl Startup {
@@ -107,7 +107,7 @@ impl Startup {
             entered: Nanos::ZERO,
             admin: None,
             buffer: None,
-            found: Found::default(),
+            found: StartResults::default(),
         }
     }
 
@@ -139,10 +139,10 @@ impl Startup {
         Registers::new(&*self.backing)
     }
 
-    fn wait(&mut self, step: Step, now: Nanos, patience: Nanos) {
+    fn wait(&mut self, step: Step, now: Nanos, timeout: Nanos) {
         self.step = step;
         self.entered = now;
-        self.deadline = now + patience;
+        self.deadline = now + timeout;
     }
 
     /// Performs one step. Returns false if the controller has to act first.
@@ -155,7 +155,7 @@ impl Startup {
                     self.enable(now)?;
                     return Ok(true);
                 }
-                self.patience("disabled", now)
+                self.check_timeout("disabled", now)
             }
             Step::WaitReady => {
                 let csts = self.status()?;
@@ -166,10 +166,10 @@ impl Startup {
                     self.step = Step::Send(Command::Controller);
                     return Ok(true);
                 }
-                self.patience("ready", now)
+                self.check_timeout("ready", now)
             }
             Step::Send(command) => self.send(command, now).map(|()| true),
-            Step::Await(command) => self.look_for(command, now),
+            Step::Await(command) => self.poll_completion(command, now),
             Step::Over => Ok(false),
         }
     }
@@ -179,7 +179,7 @@ impl Startup {
     }
 
     /// Returns false while there is time left, and an error afterwards.
-    fn patience(&self, wanted: &'static str, now: Nanos) -> Result<bool, DriveError> {
+    fn check_timeout(&self, wanted: &'static str, now: Nanos) -> Result<bool, DriveError> {
         if now < self.deadline {
             return Ok(false);
         }
@@ -196,8 +196,8 @@ impl Startup {
         if cc.en() {
             self.registers().set_cc(cc.with_en(false));
         }
-        let patience = self.registers().ready_timeout(cap);
-        self.wait(Step::WaitDisabled, now, patience);
+        let timeout = self.registers().ready_timeout(cap);
+        self.wait(Step::WaitDisabled, now, timeout);
         Ok(())
     }
 
@@ -229,8 +229,8 @@ impl Startup {
             cc = cc.with_css(CommandSetSelected::ALL_SUPPORTED);
         }
         self.registers().set_cc(cc);
-        let patience = self.registers().ready_timeout(self.cap);
-        self.wait(Step::WaitReady, now, patience);
+        let timeout = self.registers().ready_timeout(self.cap);
+        self.wait(Step::WaitReady, now, timeout);
         Ok(())
     }
 
@@ -241,7 +241,7 @@ impl Startup {
     }
 
     /// Takes the completion of a command if it has been posted.
-    fn look_for(&mut self, command: Command, now: Nanos) -> Result<bool, DriveError> {
+    fn poll_completion(&mut self, command: Command, now: Nanos) -> Result<bool, DriveError> {
         match self.admin().poll() {
             Some(AdminEvent::Done(_, opcode, cqe)) => {
                 let next = self.completed(command, opcode, &cqe)?;
@@ -258,7 +258,7 @@ impl Startup {
     }
 
     /// Derives the limits for the controller, and allocates its memory.
-    fn settle_limits(&mut self) -> Result<(), DriveError> {
+    fn derive_limits(&mut self) -> Result<(), DriveError> {
         let controller = self.found.controller.get_or_insert_default();
         let nvm = self.found.nvm.get_or_insert_default();
         let shared = &self.shared;
@@ -268,10 +268,12 @@ impl Startup {
             Some(before) => {
                 let now = ControllerInfo::new(controller);
                 if before.controller.serial != now.serial || before.controller.model != now.model {
-                    return Err(DriveError::NotTheSame("the serial or model number"));
+                    return Err(DriveError::DifferentDrive("the serial or model number"));
                 }
-                if !before.limits.fit(&found) {
-                    return Err(DriveError::NotTheSame("what its commands can do"));
+                if !before.limits.can_run_on(&found) {
+                    return Err(DriveError::DifferentDrive(
+                        "the supported commands or limits",
+                    ));
                 }
                 let shadow = before.limits.shadow && found.shadow;
                 Limits {
@@ -305,7 +307,7 @@ impl Startup {
     }
 
     /// Room for submission queues in the controller memory buffer.
-    fn room(&self) -> Option<QueueRoom> {
+    fn room(&self) -> Option<CmbQueues> {
         let entries = usize::from(self.limits().slots) + 1;
         self.buffer.as_ref()?.room(entries)
     }
@@ -314,22 +316,22 @@ impl Startup {
         self.admin().memory().read(AdminPage::Step)
     }
 
-    fn keep_controller(&mut self) {
+    fn store_controller(&mut self) {
         self.found.controller = Some(Box::new(transmute!(*self.read_page())));
     }
 
-    fn keep_nvm_limits(&mut self) {
+    fn store_nvm_limits(&mut self) {
         self.found.nvm = Some(Box::new(transmute!(*self.read_page())));
     }
 
-    fn keep_namespace(&mut self, at: usize) {
+    fn store_namespace(&mut self, at: usize) {
         let page: Box<IdentifyNamespace> = Box::new(transmute!(*self.read_page()));
         let (limits, write_cache) = (self.limits(), self.found.write_cache);
         let namespace = Namespace::new(self.found.nsids[at], &page, &limits, write_cache);
         self.found.namespaces.push(namespace);
     }
 
-    fn keep_unusable(&mut self, at: usize, reason: Unusable) {
+    fn store_unusable(&mut self, at: usize, reason: Unusable) {
         let namespace = Namespace::unusable(self.found.nsids[at], reason);
         self.found.namespaces.push(namespace);
     }
@@ -342,7 +344,7 @@ impl Startup {
             limits: self.limits(),
             namespaces: std::mem::take(&mut self.found.namespaces),
         };
-        let wiring = Wiring {
+        let drive_access = DriveAccess {
             backing: Arc::clone(&self.backing),
             cap: self.cap,
             dma_base: admin.dma_base(),
@@ -352,7 +354,7 @@ impl Startup {
         StartupState::Ready(Box::new(Started {
             admin,
             identity,
-            wiring,
+            drive_access,
         }))
     }
 }

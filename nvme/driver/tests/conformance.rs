@@ -48,15 +48,15 @@ fn subject(nsid: u32, emulated: EmulatedOptions, options: DriveOptions) -> Subje
         device,
         arena,
         step: Box::new(move || stepped.borrow_mut().step(Nanos::from_micros(20))),
-        keep: Box::new(KeepsTheRules(rig)),
+        keep: Box::new(ProtocolCheck(rig)),
         ends_late,
     }
 }
 
 /// Dropped last. Checks that the driver never violated the specification and never had to recover.
-struct KeepsTheRules(Rc<RefCell<Rig>>);
+struct ProtocolCheck(Rc<RefCell<Rig>>);
 
-impl Drop for KeepsTheRules {
+impl Drop for ProtocolCheck {
     fn drop(&mut self) {
         if std::thread::panicking() {
             return;

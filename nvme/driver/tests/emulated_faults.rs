@@ -21,7 +21,7 @@ use emulated_support::{Client, DEADLINES, Ended, MS, PATIENCE, Rig, drive_option
 const WRITE: Operation = Operation::Write { fua: false };
 
 /// The drive under test and another one on the same arena.
-struct Two {
+struct TwoDrives {
     rig: Rig,
     client: Client,
     other: Rig,
@@ -44,7 +44,7 @@ fn options() -> DriveOptions {
     }
 }
 
-impl Two {
+impl TwoDrives {
     fn new(emulated: EmulatedOptions) -> Self {
         let rig = Rig::new(emulated, options());
         let other = Rig::try_new(&rig.arena, small(), options()).expect("another drive");
@@ -67,7 +67,7 @@ impl Two {
     }
 
     /// Writes eight blocks at the same time. Returns the results by block.
-    fn eight(&mut self, byte: u8) -> Vec<Result<(), DeviceError>> {
+    fn write_eight(&mut self, byte: u8) -> Vec<Result<(), DeviceError>> {
         let data = vec![byte; 4096];
         for lba in 0..8 {
             self.client
@@ -132,7 +132,7 @@ impl Two {
     /// Inserts the drive again and waits until it is reattached.
     fn reattach(&mut self) {
         self.until("the drive is still held", |rig| rig.drive.wants_reopen());
-        self.rig.control.reappear();
+        self.rig.control.reinsert();
         let backing = std::sync::Arc::clone(&self.rig.controller) as _;
         self.rig
             .drive
@@ -173,13 +173,13 @@ fn statuses_come_out_as_errors_and_nothing_else_happens() {
         (Status::INTERNAL_ERROR, DeviceError::Internal),
         (Status::LBA_OUT_OF_RANGE, DeviceError::OutOfRange),
     ];
-    let mut two = Two::new(small());
+    let mut two = TwoDrives::new(small());
     for (status, error) in rows {
         let third = writes().with_blocks(2..3);
         let id = two.inject(third, When::Always, Fault::Status(status.with_dnr()));
         let mut expected = vec![OK; 8];
         expected[2] = Err(error);
-        assert_eq!(two.eight(3), expected);
+        assert_eq!(two.write_eight(3), expected);
         assert_eq!(two.rig.control.fired(id), 1);
         two.rig.control.arm(id, false);
     }
@@ -195,12 +195,12 @@ fn a_command_that_hangs_is_aborted() {
         Fault::Hang { abortable: true },
         Fault::Delay(DEADLINES.command + DEADLINES.command),
     ] {
-        let mut two = Two::new(small());
+        let mut two = TwoDrives::new(small());
         two.inject(writes().with_blocks(4..5), When::First(1), latency);
         let began = two.rig.now;
         let mut expected = vec![OK; 8];
         expected[4] = Err(DeviceError::Aborted);
-        assert_eq!(two.eight(3), expected);
+        assert_eq!(two.write_eight(3), expected);
         assert!(two.rig.now - began <= DEADLINES.command + DEADLINES.abort);
         two.check_well();
         let counters = two.rig.drive.counters();
@@ -213,16 +213,16 @@ fn a_command_that_hangs_is_aborted() {
 
 #[test]
 fn a_late_command_is_waited_for() {
-    let mut two = Two::new(small());
+    let mut two = TwoDrives::new(small());
     two.inject(io(), When::First(3), Fault::Delay(Nanos::from_millis(30)));
-    assert_eq!(two.eight(3), [OK; 8]);
+    assert_eq!(two.write_eight(3), [OK; 8]);
     two.check_well();
     assert_eq!(two.rig.drive.counters().timeouts, 0);
 }
 
 /// Faults that only a reset ends, each with the counter that counts it.
 #[test]
-fn what_no_abort_ends_is_ended_by_a_reset() {
+fn a_reset_ends_commands_that_abort_does_not() {
     type Count = fn(&nvme_driver::DriveCounters) -> u64;
     let cases: [(Fault, When, Count); 8] = [
         (Fault::Hang { abortable: false }, When::Nth(3), |counters| {
@@ -250,9 +250,9 @@ fn what_no_abort_ends_is_ended_by_a_reset() {
     ];
     for (fault, when, count) in cases {
         println!("{fault:?}");
-        let mut two = Two::new(small());
+        let mut two = TwoDrives::new(small());
         let id = two.inject(writes(), when, fault);
-        let results = two.eight(7);
+        let results = two.write_eight(7);
         assert_eq!(two.rig.control.fired(id), 1);
         let interrupted = results.iter().filter(|result| result.is_err());
         assert!(interrupted.clone().count() >= usize::from(fault != Fault::Duplicate));
@@ -270,9 +270,9 @@ fn what_no_abort_ends_is_ended_by_a_reset() {
 /// tick, not only when the first command is overdue.
 #[test]
 fn a_drive_that_lost_power_for_a_moment_is_started_anew() {
-    let mut two = Two::new(small());
+    let mut two = TwoDrives::new(small());
     two.rig.control.power_cut();
-    two.rig.control.reappear();
+    two.rig.control.reinsert();
     let deadline = two.rig.now + DEADLINES.command;
     while two.rig.drive.counters().recoveries == 0 {
         assert!(two.rig.now < deadline, "{:?}", two.rig.drive.state());
@@ -284,13 +284,13 @@ fn a_drive_that_lost_power_for_a_moment_is_started_anew() {
 
 #[test]
 fn a_reset_may_take_long_but_not_for_ever() {
-    let mut two = Two::new(EmulatedOptions {
+    let mut two = TwoDrives::new(EmulatedOptions {
         ready_after: Nanos::from_millis(300),
         disabled_after: Nanos::from_millis(200),
         ..small()
     });
     two.inject(writes(), When::Nth(3), Fault::DropCompletion);
-    let results = two.eight(7);
+    let results = two.write_eight(7);
     assert_eq!(results.iter().filter(|result| result.is_err()).count(), 1);
     // Meanwhile the drive refuses requests with "later", not with "never".
     assert_eq!(two.rig.drive.state(), DriveState::Resetting);
@@ -302,8 +302,8 @@ fn a_reset_may_take_long_but_not_for_ever() {
 /// Between CC.EN = 0 and CSTS.RDY = 0 the drive still writes to memory, so no lease may be
 /// returned.
 #[test]
-fn leases_stay_away_while_the_drive_can_write() {
-    let mut two = Two::new(EmulatedOptions {
+fn leases_are_not_returned_while_the_drive_can_write() {
+    let mut two = TwoDrives::new(EmulatedOptions {
         disabled_after: Nanos::from_millis(100),
         ..small()
     });
@@ -349,15 +349,15 @@ fn leases_stay_away_while_the_drive_can_write() {
 /// A controller may continue to transfer a command's data after it completed an Abort, until CC.EN
 /// = 0 takes effect (Base 2.1 §3.7.2): no lease may be returned before that.
 #[test]
-fn leases_stay_away_while_a_lost_command_transfers() {
+fn leases_are_not_returned_while_a_lost_command_transfers() {
     let data = [7; 4096];
     for operation in [Operation::Read, WRITE] {
-        let mut two = Two::new(EmulatedOptions {
+        let mut two = TwoDrives::new(EmulatedOptions {
             disabled_after: Nanos::from_millis(100),
             ..small()
         });
         let lost = io().with_blocks(4..5);
-        let id = two.inject(lost, When::First(1), Fault::TransfersOn);
+        let id = two.inject(lost, When::First(1), Fault::NeverCompletes);
         let taken = two.client.submit(operation, 4, 1, Some(&data));
         taken.expect("taken");
         two.client.turn();
@@ -381,14 +381,14 @@ fn leases_stay_away_while_a_lost_command_transfers() {
 
 #[test]
 fn a_controller_that_stays_enabled_is_reset_as_a_function() {
-    let mut two = Two::new(small());
+    let mut two = TwoDrives::new(small());
     two.inject(writes(), When::Nth(3), Fault::DropCompletion);
     let stuck = two.inject(
         FaultMatch::admin(),
         When::First(1),
         Fault::Disabled(Nanos::MAX),
     );
-    let results = two.eight(7);
+    let results = two.write_eight(7);
     assert_eq!(results.iter().filter(|result| result.is_err()).count(), 1);
     assert_eq!(two.rig.control.fired(stuck), 1);
     two.check_well();
@@ -401,17 +401,17 @@ fn a_controller_that_does_not_come_back_is_gone() {
     for fault in never {
         println!("{fault:?}");
         // Once: the function reset succeeds.
-        let mut two = Two::new(small());
+        let mut two = TwoDrives::new(small());
         two.inject(writes(), When::Nth(3), Fault::DropCompletion);
         let id = two.inject(FaultMatch::admin(), When::First(1), fault);
-        two.eight(7);
+        two.write_eight(7);
         two.check_well();
         assert_eq!(two.rig.control.fired(id), 1);
         // Always: no recovery is possible.
-        let mut two = Two::new(small());
+        let mut two = TwoDrives::new(small());
         two.inject(writes(), When::Nth(3), Fault::DropCompletion);
         two.inject(FaultMatch::admin(), When::Always, fault);
-        two.eight(7);
+        two.write_eight(7);
         two.check_gone(GoneReason::ResetFailed);
         assert!(!two.rig.control.is_bus_master());
         two.rig.control.disarm_all();
@@ -423,7 +423,7 @@ fn a_controller_that_does_not_come_back_is_gone() {
 
 #[test]
 fn a_function_that_does_not_reset_is_gone_and_its_memory_is_safe() {
-    let mut two = Two::new(small());
+    let mut two = TwoDrives::new(small());
     two.inject(writes(), When::Nth(3), Fault::DropCompletion);
     two.inject(
         FaultMatch::admin(),
@@ -431,7 +431,7 @@ fn a_function_that_does_not_reset_is_gone_and_its_memory_is_safe() {
         Fault::Disabled(Nanos::MAX),
     );
     two.inject(FaultMatch::admin(), When::Always, Fault::FunctionReset);
-    let results = two.eight(7);
+    let results = two.write_eight(7);
     assert_eq!(results.iter().filter(|result| result.is_err()).count(), 1);
     two.check_gone(GoneReason::ResetFailed);
     assert!(!two.rig.control.is_bus_master());
@@ -439,15 +439,15 @@ fn a_function_that_does_not_reset_is_gone_and_its_memory_is_safe() {
 
 #[test]
 fn a_drive_that_is_pulled_out_comes_back() {
-    let mut two = Two::new(small());
+    let mut two = TwoDrives::new(small());
     two.client.write(&mut two.rig, 50, 0x50).expect("a write");
     two.client.flush(&mut two.rig).expect("a flush");
     let id = two.inject(writes(), When::Nth(3), Fault::Remove);
-    let results = two.eight(7);
+    let results = two.write_eight(7);
     assert_eq!(two.rig.control.fired(id), 1);
     assert_eq!(results[..2], [OK; 2]);
     assert_eq!(results[2..], [Err(DeviceError::Removed); 6]);
-    two.check_gone(GoneReason::Vanished);
+    two.check_gone(GoneReason::NotResponding);
     two.reattach();
     assert_eq!(two.client.read(&mut two.rig, 50), Ok(0x50));
     two.check_well();
@@ -456,9 +456,9 @@ fn a_drive_that_is_pulled_out_comes_back() {
 
 #[test]
 fn a_drive_that_is_pulled_out_at_rest_is_noticed() {
-    let mut two = Two::new(small());
+    let mut two = TwoDrives::new(small());
     two.rig.control.remove();
-    two.check_gone(GoneReason::Vanished);
+    two.check_gone(GoneReason::NotResponding);
     two.reattach();
     two.check_well();
     two.rig.control.fail();
@@ -470,13 +470,13 @@ fn a_drive_that_is_pulled_out_at_rest_is_noticed() {
 
 /// A power cut shorter than a tick: registers do not read as all ones, but the queues are gone.
 #[test]
-fn a_power_cut_that_nobody_saw() {
-    let mut two = Two::new(small());
+fn a_power_cut_shorter_than_a_tick() {
+    let mut two = TwoDrives::new(small());
     two.client.write(&mut two.rig, 50, 0x50).expect("a write");
     two.client.flush(&mut two.rig).expect("a flush");
     two.rig.control.power_cut();
-    two.rig.control.reappear();
-    let results = two.eight(7);
+    two.rig.control.reinsert();
+    let results = two.write_eight(7);
     assert!(
         results
             .iter()
@@ -490,9 +490,9 @@ fn a_power_cut_that_nobody_saw() {
 
 #[test]
 fn another_drive_in_the_slot_is_not_taken() {
-    let mut two = Two::new(small());
+    let mut two = TwoDrives::new(small());
     two.rig.control.remove();
-    two.check_gone(GoneReason::Vanished);
+    two.check_gone(GoneReason::NotResponding);
     two.rig.control.replace_serial("ANOTHER");
     two.reattach();
     two.check_gone(GoneReason::Changed);
@@ -505,7 +505,7 @@ fn another_drive_in_the_slot_is_not_taken() {
 
 #[test]
 fn a_drive_that_is_wanted_back_is_let_go_in_order() {
-    let mut two = Two::new(EmulatedOptions {
+    let mut two = TwoDrives::new(EmulatedOptions {
         shutdown_after: Nanos::from_millis(10),
         ..small()
     });
@@ -520,7 +520,7 @@ fn a_drive_that_is_wanted_back_is_let_go_in_order() {
     two.rig.control.request_removal(true);
     let ended: Vec<Ended> = two.client.finish(&mut two.rig);
     assert_eq!(ended[0].result, OK, "what was in flight ends");
-    two.check_gone(GoneReason::LetGo);
+    two.check_gone(GoneReason::RemovalRequested);
     assert!(!two.rig.control.is_bus_master());
     let mut block = vec![0; 4096];
     assert!(two.rig.control.read_durable(1, 3, &mut block));
@@ -533,13 +533,13 @@ fn a_drive_that_is_wanted_back_is_let_go_in_order() {
 fn doorbells_that_get_lost_late_and_torn() {
     for (fault, harmless) in [
         (Fault::DoorbellLost, false),
-        (Fault::DoorbellLate, true),
+        (Fault::DoorbellDeferred, true),
         (Fault::DoorbellTorn, false),
     ] {
         println!("{fault:?}");
-        let mut two = Two::new(small());
+        let mut two = TwoDrives::new(small());
         let id = two.inject(io(), When::First(1), fault);
-        let results = two.eight(7);
+        let results = two.write_eight(7);
         assert_eq!(two.rig.control.fired(id), 1);
         if harmless {
             assert_eq!(results, [OK; 8]);
@@ -553,7 +553,7 @@ fn doorbells_that_get_lost_late_and_torn() {
         }
         // The next doorbell write of the head makes up for a lost one.
         two.inject(io(), When::Nth(2), fault);
-        assert_eq!(two.eight(7), [OK; 8]);
+        assert_eq!(two.write_eight(7), [OK; 8]);
         two.check_well();
     }
 }
@@ -567,10 +567,10 @@ fn admin_commands_that_fail_do_not_stop_a_recovery() {
         Fault::WrongIdentifier(0x40),
     ] {
         println!("{fault:?}");
-        let mut two = Two::new(small());
+        let mut two = TwoDrives::new(small());
         two.inject(writes(), When::Nth(3), Fault::Hang { abortable: false });
         two.inject(abort.clone(), When::First(1), fault);
-        let results = two.eight(7);
+        let results = two.write_eight(7);
         assert_eq!(results[2], Err(DeviceError::Interrupted));
         two.check_well();
     }
@@ -586,11 +586,11 @@ fn admin_commands_that_fail_do_not_stop_a_recovery() {
             Fault::Fatal,
         ] {
             println!("{opcode}: {fault:?}");
-            let mut two = Two::new(small());
+            let mut two = TwoDrives::new(small());
             two.inject(writes(), When::Nth(3), Fault::Fatal);
             let matching = FaultMatch::admin().with_opcode(opcode.0);
             let id = two.inject(matching, When::First(1), fault);
-            let results = two.eight(7);
+            let results = two.write_eight(7);
             assert!(
                 results[2..]
                     .iter()
@@ -604,7 +604,7 @@ fn admin_commands_that_fail_do_not_stop_a_recovery() {
 
 /// A reactor that does not poll keeps its leases until it does; the drive gives up waiting for it.
 #[test]
-fn a_reactor_that_looks_away() {
+fn a_reactor_that_stops_polling() {
     let rig = Rig::new(
         small(),
         DriveOptions {
@@ -617,7 +617,7 @@ fn a_reactor_that_looks_away() {
         let other = Rig::try_new(&rig.arena, small(), options()).expect("another drive");
         let (client, beside) = (rig.client(1, 0, 64), other.client(1, 0, 64));
         let taken = taken(&rig.arena);
-        Two {
+        TwoDrives {
             rig,
             client,
             other,
@@ -630,7 +630,7 @@ fn a_reactor_that_looks_away() {
     away.submit(Operation::Read, 1, 1, None).expect("taken");
     away.turn();
     two.inject(writes(), When::First(1), Fault::Fatal);
-    two.eight(1);
+    two.write_eight(1);
     for _ in 0..100 {
         two.rig.step(MS);
         two.client.turn();
@@ -659,13 +659,13 @@ fn a_reactor_that_looks_away() {
 fn namespaces_that_change_are_refused_alone() {
     let mut large = EmulatedNamespace::new(2, 512, 100);
     large.block_count_max = 200;
-    let mut two = Two::new(EmulatedOptions {
+    let mut two = TwoDrives::new(EmulatedOptions {
         namespaces: vec![EmulatedNamespace::new(1, 4096, 100), large],
         ..small()
     });
     let mut second = two.rig.client(2, 0, 8);
     second.write(&mut two.rig, 1, 4).expect("a write");
-    let status = |two: &Two| two.rig.drive.namespaces()[1].status;
+    let status = |two: &TwoDrives| two.rig.drive.namespaces()[1].status;
     assert!(two.rig.control.resize_namespace(2, 150));
     two.until("the change is not noticed", |rig| {
         rig.drive.namespaces()[1].status == NamespaceStatus::Changed
@@ -694,7 +694,7 @@ fn namespaces_that_change_are_refused_alone() {
 
 #[test]
 fn health_and_errors_come_from_the_drive() {
-    let mut two = Two::new(small());
+    let mut two = TwoDrives::new(small());
     two.until("no health", |rig| {
         rig.device(1).health().temperature_kelvin == Some(310)
     });
@@ -731,12 +731,12 @@ fn recovery_with_shadow_doorbells() {
             Fault::Hang { abortable: true },
         ] {
             println!("{shadow_doorbells:?}: {fault:?}");
-            let mut two = Two::new(EmulatedOptions {
+            let mut two = TwoDrives::new(EmulatedOptions {
                 shadow_doorbells,
                 ..small()
             });
             two.inject(writes(), When::Nth(3), fault);
-            let results = two.eight(7);
+            let results = two.write_eight(7);
             assert!(results[2].is_err(), "{results:?}");
             two.check_well();
         }
@@ -746,7 +746,7 @@ fn recovery_with_shadow_doorbells() {
 /// The drive's interrupt wakes a sleeping reactor, and nothing wakes it earlier.
 #[test]
 fn interrupts_wake_reactors_that_sleep() {
-    let mut two = Two::new(EmulatedOptions {
+    let mut two = TwoDrives::new(EmulatedOptions {
         latency: block_testing::Latency::Fixed(Nanos::from_millis(2)),
         ..small()
     });
@@ -782,7 +782,7 @@ fn is_readable(client: &Client) -> bool {
 
 #[test]
 fn a_stop_makes_the_cache_safe() {
-    let mut two = Two::new(EmulatedOptions {
+    let mut two = TwoDrives::new(EmulatedOptions {
         shutdown_after: Nanos::from_millis(5),
         ..small()
     });

@@ -98,7 +98,7 @@ struct World {
     in_flight: HashMap<(usize, u64), Request>,
     /// Requests of dropped queues: executed at some time, or never. Their blocks are not used until
     /// the end.
-    forgotten: Vec<Request>,
+    dropped_requests: Vec<Request>,
     versions: u32,
     removals: u64,
     rules: usize,
@@ -208,7 +208,7 @@ impl World {
                 .collect(),
             write_cache,
             in_flight: HashMap::new(),
-            forgotten: Vec::new(),
+            dropped_requests: Vec::new(),
             versions: 0,
             removals: 0,
             rules: 0,
@@ -478,7 +478,7 @@ impl World {
             Fault::Fatal,
             Fault::Remove,
             Fault::DoorbellLost,
-            Fault::DoorbellLate,
+            Fault::DoorbellDeferred,
             Fault::DoorbellTorn,
         ];
         let steps = [
@@ -525,19 +525,19 @@ impl World {
         self.rig.control.power_cut();
         self.cut();
         if self.seeded.one_in(2) {
-            self.rig.control.reappear();
+            self.rig.control.reinsert();
         }
     }
 
     /// Replaces a queue, which may have requests in flight.
     fn reopen_a_queue(&mut self) {
         let index = self.seeded.below(self.clients.len() as u64) as usize;
-        if self.clients[index].1.in_flight() > 0 && self.forgotten.len() > 6 {
+        if self.clients[index].1.in_flight() > 0 && self.dropped_requests.len() > 6 {
             return;
         }
         let keys: Vec<_> = self.in_flight.keys().copied().collect();
         for key in keys.into_iter().filter(|key| key.0 == index) {
-            self.forgotten.extend(self.in_flight.remove(&key));
+            self.dropped_requests.extend(self.in_flight.remove(&key));
         }
         let (namespace, _) = self.clients.remove(index);
         let reactors = (self.clients.len() + 1) / self.blocks.len();
@@ -549,8 +549,8 @@ impl World {
 
     /// Resolves requests of dropped queues, once none can be in progress: each was executed, or
     /// not.
-    fn settle_the_forgotten(&mut self) {
-        for request in std::mem::take(&mut self.forgotten) {
+    fn resolve_dropped_requests(&mut self) {
+        for request in std::mem::take(&mut self.dropped_requests) {
             if request.operation != Operation::Flush {
                 self.set_busy(&request, false);
             }
@@ -561,7 +561,7 @@ impl World {
     }
 
     fn reattach(&mut self) {
-        self.rig.control.reappear();
+        self.rig.control.reinsert();
         // Opening a function through VFIO resets it.
         let _ = self.rig.controller.reset_function();
         let backing = Arc::clone(&self.rig.controller) as _;
@@ -611,7 +611,7 @@ impl World {
             self.rig.step(MS);
             self.notice_removal();
         }
-        self.settle_the_forgotten();
+        self.resolve_dropped_requests();
     }
 
     fn one(&mut self, index: usize, operation: Operation, lba: u64, blocks: u64) {
@@ -658,11 +658,11 @@ impl World {
 }
 
 /// Counters of one run.
-type Happened = (EmulatorCounters, DriveCounters);
+type RunCounters = (EmulatorCounters, DriveCounters);
 /// Selects one of the counters.
-type Count = fn(&Happened) -> u64;
+type Count = fn(&RunCounters) -> u64;
 
-fn run(seed: u64) -> Happened {
+fn run(seed: u64) -> RunCounters {
     let mut world = World::new(seed);
     let before = taken(&world.rig.arena);
     for _ in 0..ROUNDS {
@@ -687,7 +687,7 @@ fn run(seed: u64) -> Happened {
     happened
 }
 
-fn run_or_say_how_to_replay(seed: u64) -> Happened {
+fn run_or_say_how_to_replay(seed: u64) -> RunCounters {
     match catch_unwind(AssertUnwindSafe(|| run(seed))) {
         Ok(happened) => happened,
         Err(_) => {
@@ -703,7 +703,7 @@ fn nothing_acknowledged_is_lost() {
         println!("{:#?}", run(seed));
         return;
     }
-    let all: Vec<Happened> = (0..SEEDS).map(run_or_say_how_to_replay).collect();
+    let all: Vec<RunCounters> = (0..SEEDS).map(run_or_say_how_to_replay).collect();
     let sum = |count: Count| all.iter().map(count).sum::<u64>();
     // Every kind of fault occurred many times.
     assert!(sum(|(_, drive)| drive.commands) > 100 * SEEDS);

@@ -117,7 +117,7 @@ fn a_removal_wakes_the_reactor() {
 
 /// Without commands in flight, no interrupt is armed and the reactor is not woken.
 #[test]
-fn an_idle_reactor_sleeps_through() {
+fn an_idle_reactor_is_not_woken() {
     let mut sleeper = Sleeper::new();
     sleeper.sleep();
     for _ in 0..1000 {
@@ -130,7 +130,7 @@ fn an_idle_reactor_sleeps_through() {
 /// A queue is dropped on a thread that ends, with a command in flight that the drive never
 /// completes: its lease is not reused while the drive could still write to it.
 #[test]
-fn a_thread_that_ends_gives_no_memory_away() {
+fn a_thread_that_ends_leaks_leases_in_flight() {
     let sleeper = Sleeper::new();
     let rule = FaultRule::new(
         FaultMatch::io(),

@@ -31,7 +31,7 @@ fn stop(rig: &mut Rig) {
 
 /// A failed request counts as completed after it was polled, like any other.
 #[test]
-fn a_failed_request_does_not_hold_a_stop_up() {
+fn a_failed_request_does_not_delay_a_stop() {
     let mut rig = Rig::new(emulated(), drive_options(1));
     let mut client = rig.client(1, 0, 8);
     let fault = Fault::Status(Status::UNRECOVERED_READ_ERROR);

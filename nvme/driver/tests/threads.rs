@@ -66,12 +66,12 @@ fn reactor(world: &World, index: usize) {
     let mut batch = CompletionBatch::new();
     let mut number = 0;
     // Requests that were refused with "later", or interrupted, and are sent again.
-    let mut parked: Vec<Request> = Vec::new();
+    let mut deferred: Vec<Request> = Vec::new();
     let deadline = Instant::now() + 2 * PATIENCE;
     while !world.stop.load(Ordering::Acquire) || queue.in_flight() > 0 {
         assert!(Instant::now() < deadline, "a reactor does not end");
         while !world.stop.load(Ordering::Acquire) {
-            let request = parked.pop().unwrap_or_else(|| {
+            let request = deferred.pop().unwrap_or_else(|| {
                 let lba = index as u64 * third + number % third;
                 let mut lease = pool.take(512).expect("a large arena");
                 // The lease of a read starts with other data than expected.
@@ -83,7 +83,7 @@ fn reactor(world: &World, index: usize) {
             match queue.submit(request) {
                 Ok(()) => {}
                 Err(Refusal::Later(request)) => {
-                    parked.push(request);
+                    deferred.push(request);
                     break;
                 }
                 Err(Refusal::Never(_, error)) => panic!("refused: {error}"),
@@ -104,7 +104,7 @@ fn reactor(world: &World, index: usize) {
                 Err(DeviceError::Interrupted) => {
                     world.interrupted.fetch_add(1, Ordering::Relaxed);
                     lease.fill(lba as u8 ^ u8::from(is_read));
-                    parked.push(request(lba, is_read, lease));
+                    deferred.push(request(lba, is_read, lease));
                 }
                 Err(error) => panic!("{error}"),
             }

@@ -5,7 +5,7 @@ use nvme_spec::command::{AdminOpcode, DataDirection, Fuse, Psdt, Sqe};
 use nvme_spec::prp::PageSize;
 use nvme_spec::registers::{DOORBELL_BASE_BYTES, sq_tail_doorbell};
 
-use super::bus::{Bus, Place};
+use super::bus::{Bus, Location};
 use super::options::{SglRules, ShadowDoorbells};
 use super::queues::{COMPLETION_BYTES, CompletionQueue, SUBMISSION_BYTES, Shadow, SubmissionQueue};
 use super::state::{Outcome, State};
@@ -101,7 +101,7 @@ impl State {
         let base = sqe.dptr.prp().prp1.get();
         self.check_base(base, control.pc())?;
         let bytes = u64::from(entries) * COMPLETION_BYTES;
-        if let Some(Place::Controller(_)) = bus.place(base, bytes as usize) {
+        if let Some(Location::Controller(_)) = bus.place(base, bytes as usize) {
             return Err(Status::INVALID_USE_OF_CMB.with_dnr());
         }
         let vector = control.ien().then_some(control.iv());
@@ -129,7 +129,7 @@ impl State {
         let base = sqe.dptr.prp().prp1.get();
         self.check_base(base, control.pc())?;
         // A queue that starts in the controller memory buffer has to end in it.
-        let begins_in_memory = matches!(bus.place(base, 1), Some(Place::Controller(_)));
+        let begins_in_memory = matches!(bus.place(base, 1), Some(Location::Controller(_)));
         let bytes = u64::from(entries) * SUBMISSION_BYTES;
         if begins_in_memory && bus.place(base, bytes as usize).is_none() {
             return Err(Status::INVALID_USE_OF_CMB.with_dnr());
@@ -188,7 +188,7 @@ impl State {
         let page = self.page();
         for address in [shadow.doorbell, shadow.event_index] {
             let whole = bus.place(address, page.bytes() as usize);
-            if page.offset(address) != 0 || !matches!(whole, Some(Place::Arena(_))) {
+            if page.offset(address) != 0 || !matches!(whole, Some(Location::Arena(_))) {
                 return Err(FIELD);
             }
         }

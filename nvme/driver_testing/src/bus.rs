@@ -62,7 +62,7 @@ struct Vector {
 
 /// The target of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum Location {
     /// The arena, at this offset of its region.
     Arena(usize),
     /// The controller memory buffer, at this offset.
@@ -134,20 +134,20 @@ impl Bus {
     /// Resolves `len` bytes from an address on. Returns `None` unless all of them are in the same
     /// memory.
     #[inline]
-    pub(super) fn place(&self, address: u64, len: usize) -> Option<Place> {
+    pub(super) fn place(&self, address: u64, len: usize) -> Option<Location> {
         let within = |start: u64, size: usize| {
             let offset = usize::try_from(address.checked_sub(start)?).ok()?;
             (offset <= size && len <= size - offset).then_some(offset)
         };
         if let Some(offset) = within(self.base, self.view.len()) {
-            return Some(Place::Arena(offset));
+            return Some(Location::Arena(offset));
         }
         let memory = self.memory.as_ref()?;
         let placed = self.placed.load(Ordering::Acquire);
         if placed == UNPLACED {
             return None;
         }
-        within(placed, memory.len()).map(Place::Controller)
+        within(placed, memory.len()).map(Location::Controller)
     }
 
     /// Reads memory. Returns `None` if there is none, or the controller may not access it.
@@ -157,8 +157,8 @@ impl Bus {
             return None;
         }
         match self.place(address, into.len())? {
-            Place::Arena(offset) => self.view.read(offset, into),
-            Place::Controller(offset) => self.memory.as_ref()?.read(offset, into),
+            Location::Arena(offset) => self.view.read(offset, into),
+            Location::Controller(offset) => self.memory.as_ref()?.read(offset, into),
         }
         Some(())
     }
@@ -167,21 +167,21 @@ impl Bus {
     #[must_use]
     pub(super) fn write(&self, address: u64, from: &[u8]) -> Option<()> {
         match self.place(address, from.len())? {
-            Place::Arena(offset) if self.is_master() => {
+            Location::Arena(offset) if self.is_master() => {
                 self.view.write(offset, from);
                 Some(())
             }
-            Place::Arena(_) | Place::Controller(_) => None,
+            Location::Arena(_) | Location::Controller(_) => None,
         }
     }
 
     /// Loads four aligned bytes, ordered before all later accesses.
     pub(super) fn load_u32(&self, address: u64) -> Option<u32> {
         match self.place(address, 4)? {
-            Place::Arena(offset) if self.is_master() && offset.is_multiple_of(4) => {
+            Location::Arena(offset) if self.is_master() && offset.is_multiple_of(4) => {
                 Some(u32::from_le(self.view.load_u32(offset, Ordering::Acquire)))
             }
-            Place::Arena(_) | Place::Controller(_) => None,
+            Location::Arena(_) | Location::Controller(_) => None,
         }
     }
 
@@ -189,12 +189,12 @@ impl Bus {
     #[must_use]
     pub(super) fn store_u32(&self, address: u64, value: u32) -> Option<()> {
         match self.place(address, 4)? {
-            Place::Arena(offset) if self.is_master() && offset.is_multiple_of(4) => {
+            Location::Arena(offset) if self.is_master() && offset.is_multiple_of(4) => {
                 self.view
                     .store_u32(offset, value.to_le(), Ordering::Release);
                 Some(())
             }
-            Place::Arena(_) | Place::Controller(_) => None,
+            Location::Arena(_) | Location::Controller(_) => None,
         }
     }
 

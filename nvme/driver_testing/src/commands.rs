@@ -141,12 +141,12 @@ impl State {
         let bytes = room.len();
         self.health.writes += 1;
         self.health.bytes_written += bytes as u128;
-        self.settle(blocks, sqe.read_write().control.fua());
+        self.commit_if_required(blocks, sqe.read_write().control.fua());
         Ok(())
     }
 
     /// Commits written blocks if the host requests it or the cache is off.
-    fn settle(&mut self, blocks: Blocks, force: bool) {
+    fn commit_if_required(&mut self, blocks: Blocks, force: bool) {
         if force || !self.features.write_cache {
             let medium = &mut self.namespaces[blocks.namespace].medium;
             medium.commit(blocks.lba, blocks.count);
@@ -187,7 +187,7 @@ impl State {
         }
         self.check_writable(namespace)?;
         self.fill(blocks, 0);
-        self.settle(blocks, control.fua());
+        self.commit_if_required(blocks, control.fua());
         Ok(())
     }
 
@@ -248,13 +248,13 @@ impl State {
                 ..blocks
             };
             self.fill(span, byte);
-            self.settle(span, false);
+            self.commit_if_required(span, false);
             lba += count;
         }
     }
 
     /// Executes parts of a write that a power cut interrupts, random blocks of it.
-    pub(super) fn tear(&mut self, bus: &Bus, sqe: &Sqe) {
+    pub(super) fn write_in_part(&mut self, bus: &Bus, sqe: &Sqe) {
         if sqe.io_opcode() != IoOpcode::WRITE {
             return;
         }

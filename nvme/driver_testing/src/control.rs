@@ -81,7 +81,7 @@ impl EmulatorControl {
     }
 
     /// Inserts the drive again, or restores its power: the drive is in its power-on state.
-    pub fn reappear(&self) {
+    pub fn reinsert(&self) {
         self.0.removal_requested.store(false, Ordering::Release);
         self.0.lock().appear(&self.0.bus);
     }

@@ -79,7 +79,7 @@ impl State {
         }
         self.events.requests.push(*sqe);
         self.report_events(bus);
-        Outcome::Kept
+        Outcome::Waiting
     }
 
     /// Reports an event, now or when the host sends the next event request.

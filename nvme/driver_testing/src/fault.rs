@@ -142,7 +142,7 @@ pub enum Fault {
     /// The command never completes, and transfers its data again and again until the controller is
     /// disabled, reset or without power, even after an Abort command that reported success. Reads
     /// write to host memory; writes read it and change no block.
-    TransfersOn,
+    NeverCompletes,
     /// The completion is posted twice.
     Duplicate,
     /// The completion has a wrong command identifier: these bits are inverted.
@@ -168,7 +168,7 @@ pub enum Fault {
     /// A doorbell write is lost. Shadow doorbells are not affected.
     DoorbellLost,
     /// A doorbell write takes effect at the next [`tick`](super::EmulatedController::tick).
-    DoorbellLate,
+    DoorbellDeferred,
     /// A doorbell write arrives with its upper byte set to all ones, so that it names an entry that
     /// does not exist if the queue has at most 65,280 entries.
     DoorbellTorn,
@@ -197,7 +197,7 @@ impl Fault {
         match self {
             Self::DropCompletion
             | Self::Hang { .. }
-            | Self::TransfersOn
+            | Self::NeverCompletes
             | Self::Duplicate
             | Self::WrongIdentifier(_)
             | Self::OtherIdentifier(_)
@@ -208,7 +208,7 @@ impl Fault {
             | Self::Delay(_)
             | Self::Fatal
             | Self::Remove => Site::Command,
-            Self::DoorbellLost | Self::DoorbellLate | Self::DoorbellTorn => Site::Doorbell,
+            Self::DoorbellLost | Self::DoorbellDeferred | Self::DoorbellTorn => Site::Doorbell,
             Self::Ready(_) | Self::EnableFatal => Site::Enable,
             Self::Disabled(_) => Site::Disable,
             Self::FunctionReset => Site::FunctionReset,
@@ -301,14 +301,24 @@ impl Faults {
 
     /// The fault that occurs in this operation, if any.
     #[inline]
-    pub(super) fn strike(&mut self, site: Site, queue_id: u16, sqe: Option<&Sqe>) -> Option<Fault> {
+    pub(super) fn matching_fault(
+        &mut self,
+        site: Site,
+        queue_id: u16,
+        sqe: Option<&Sqe>,
+    ) -> Option<Fault> {
         if self.armed == 0 {
             return None;
         }
-        self.strike_armed(site, queue_id, sqe)
+        self.matching_armed_fault(site, queue_id, sqe)
     }
 
-    fn strike_armed(&mut self, site: Site, queue_id: u16, sqe: Option<&Sqe>) -> Option<Fault> {
+    fn matching_armed_fault(
+        &mut self,
+        site: Site,
+        queue_id: u16,
+        sqe: Option<&Sqe>,
+    ) -> Option<Fault> {
         let on_queue = matches!(site, Site::Command | Site::Doorbell);
         for running in &mut self.rules {
             let rule = &running.rule;

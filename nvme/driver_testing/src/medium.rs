@@ -5,7 +5,7 @@
 //! power cut decides for each write, by seed: a write of at most the atomic unit survives or is
 //! lost as a whole; the blocks of a longer one are decided individually (NVM 1.1 §2.1.4.3, AWUPF).
 
-use super::random::{Seeded, coin};
+use super::random::{Seeded, random_bit};
 
 /// Capacity of the cache in blocks: the maximum of one command. A full cache is flushed.
 const CACHE_BLOCKS_MAX: usize = 1 << 16;
@@ -155,7 +155,7 @@ impl Medium {
             if number == 0 {
                 continue;
             }
-            if coin(salt, number) {
+            if random_bit(salt, number) {
                 self.commit_block(block);
             } else {
                 let range = self.bytes(block, 1);

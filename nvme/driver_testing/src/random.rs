@@ -25,7 +25,7 @@ impl Seeded {
 }
 
 /// A pseudorandom bit for a number, determined by the number and a salt.
-pub(super) fn coin(salt: u64, number: u64) -> bool {
+pub(super) fn random_bit(salt: u64, number: u64) -> bool {
     mixed(salt ^ number.wrapping_mul(STEP)) & 1 == 1
 }
 

@@ -15,7 +15,7 @@ use super::bus::Bus;
 use super::fault::{Fault, Site};
 use super::options::EmulatedOptions;
 use super::queues::{CompletionQueue, SubmissionQueue};
-use super::state::{LateDoorbell, State};
+use super::state::{DeferredDoorbell, State};
 
 /// The BAR that contains the controller memory buffer.
 pub(super) const CONTROLLER_MEMORY_BAR: u8 = 2;
@@ -160,14 +160,14 @@ impl State {
         }
     }
 
-    fn shows_memory(&self) -> bool {
+    fn is_cmb_visible(&self) -> bool {
         self.options
             .controller_memory
             .is_some_and(|memory| !memory.placed_by_host || self.registers.cmbmsc.cre())
     }
 
     fn memory_location(&self) -> u32 {
-        if !self.shows_memory() {
+        if !self.is_cmb_visible() {
             return 0;
         }
         Cmbloc::new()
@@ -180,7 +180,7 @@ impl State {
         let Some(memory) = self
             .options
             .controller_memory
-            .filter(|_| self.shows_memory())
+            .filter(|_| self.is_cmb_visible())
         else {
             return 0;
         };
@@ -265,7 +265,7 @@ impl State {
 
     fn enable(&mut self, bus: &Bus, cc: Cc) {
         self.counters.enables += 1;
-        let fault = self.faults.strike(Site::Enable, 0, None);
+        let fault = self.faults.matching_fault(Site::Enable, 0, None);
         let still_ready = self.registers.csts.rdy();
         self.counters.illegal_accesses += u64::from(still_ready);
         if still_ready || !self.can_enable(cc) || fault == Some(Fault::EnableFatal) {
@@ -302,7 +302,7 @@ impl State {
 
     fn disable(&mut self) {
         self.counters.disables += 1;
-        let wait = match self.faults.strike(Site::Disable, 0, None) {
+        let wait = match self.faults.matching_fault(Site::Disable, 0, None) {
             Some(Fault::Disabled(span)) => span,
             _ => self.options.disabled_after,
         };
@@ -364,7 +364,10 @@ impl State {
     ///
     /// Returns whether it succeeded.
     pub(super) fn reset_function(&mut self, bus: &Bus) -> bool {
-        let fails = self.faults.strike(Site::FunctionReset, 0, None).is_some();
+        let fails = self
+            .faults
+            .matching_fault(Site::FunctionReset, 0, None)
+            .is_some();
         if !self.present || fails {
             return false;
         }
@@ -402,11 +405,12 @@ impl State {
             return;
         }
         let queue_id = (index / 2) as u16;
-        match self.faults.strike(Site::Doorbell, queue_id, None) {
+        match self.faults.matching_fault(Site::Doorbell, queue_id, None) {
             Some(Fault::DoorbellLost) => {}
-            Some(Fault::DoorbellLate) => {
-                if self.late_doorbells.len() < self.late_doorbells.capacity() {
-                    self.late_doorbells.push(LateDoorbell { index, value });
+            Some(Fault::DoorbellDeferred) => {
+                if self.deferred_doorbells.len() < self.deferred_doorbells.capacity() {
+                    self.deferred_doorbells
+                        .push(DeferredDoorbell { index, value });
                 }
             }
             Some(Fault::DoorbellTorn) => self.ring(bus, index, value | 0xff00),

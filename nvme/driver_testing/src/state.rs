@@ -39,7 +39,7 @@ enum Stage {
     /// Waits for an abort or a release.
     Hung { abortable: bool },
     /// Never completes, and transfers its data until the controller stops.
-    TransferOn,
+    NeverCompletes,
     /// Executed; waits for room in the completion queue.
     Post(Cqe),
 }
@@ -51,7 +51,7 @@ const TRANSFER_INTERVAL: Nanos = Nanos::from_millis(2);
 pub(super) enum Outcome {
     Done(Status, u64),
     /// An Asynchronous Event Request, which completes at the next event.
-    Kept,
+    Waiting,
 }
 
 impl From<Status> for Outcome {
@@ -68,7 +68,7 @@ impl From<Result<(), Status>> for Outcome {
 
 /// A doorbell write that is deferred to the next tick.
 #[derive(Clone, Copy)]
-pub(super) struct LateDoorbell {
+pub(super) struct DeferredDoorbell {
     pub(super) index: u32,
     pub(super) value: u32,
 }
@@ -87,7 +87,7 @@ pub(super) struct State {
     /// Number of commands in `pending` that wait for room in a completion queue.
     waiting_to_post: usize,
     sequence: u64,
-    pub(super) late_doorbells: Vec<LateDoorbell>,
+    pub(super) deferred_doorbells: Vec<DeferredDoorbell>,
     pub(super) namespaces: Vec<Namespace>,
     pub(super) transfer: Transfer,
     pub(super) features: Features,
@@ -119,7 +119,7 @@ impl State {
             pending: Vec::with_capacity(options.outstanding_max),
             waiting_to_post: 0,
             sequence: 0,
-            late_doorbells: Vec::with_capacity(2 * pairs),
+            deferred_doorbells: Vec::with_capacity(2 * pairs),
             namespaces,
             transfer: Transfer::new(),
             features: Features::new(&options),
@@ -147,18 +147,18 @@ impl State {
             return;
         }
         self.advance_registers(bus);
-        while let Some(doorbell) = self.late_doorbells.pop() {
+        while let Some(doorbell) = self.deferred_doorbells.pop() {
             self.ring(bus, doorbell.index, doorbell.value);
         }
         self.progress(bus);
-        self.transfer_on(bus);
+        self.repeat_transfers(bus);
     }
 
     /// Repeats the data transfer of commands that never complete.
-    fn transfer_on(&mut self, bus: &Bus) {
+    fn repeat_transfers(&mut self, bus: &Bus) {
         for index in 0..self.pending.len() {
             let Pending { sqe, stage, .. } = self.pending[index];
-            if stage == Stage::TransferOn && self.runs(bus) {
+            if stage == Stage::NeverCompletes && self.runs(bus) {
                 self.transfer_only(bus, &sqe);
             }
         }
@@ -271,7 +271,9 @@ impl State {
     }
 
     fn begin(&mut self, bus: &Bus, queue_id: u16, sqe: Sqe) {
-        let fault = self.faults.strike(Site::Command, queue_id, Some(&sqe));
+        let fault = self
+            .faults
+            .matching_fault(Site::Command, queue_id, Some(&sqe));
         let mut wait = self.draw_latency(queue_id);
         match fault {
             Some(Fault::Fatal) => return self.registers.fail(),
@@ -279,8 +281,8 @@ impl State {
             Some(Fault::Hang { abortable }) => {
                 return self.keep(queue_id, sqe, Nanos::MAX, Stage::Hung { abortable });
             }
-            Some(Fault::TransfersOn) if queue_id != 0 => {
-                self.keep(queue_id, sqe, Nanos::MAX, Stage::TransferOn);
+            Some(Fault::NeverCompletes) if queue_id != 0 => {
+                self.keep(queue_id, sqe, Nanos::MAX, Stage::NeverCompletes);
                 return self.transfer_only(bus, &sqe);
             }
             Some(Fault::Delay(delay)) => wait += delay,
@@ -437,7 +439,7 @@ impl State {
 
     /// The time at which the next delayed command executes.
     pub(super) fn next_due(&self, bus: &Bus) -> Option<Nanos> {
-        let transfers = |pending: &Pending| pending.stage == Stage::TransferOn;
+        let transfers = |pending: &Pending| pending.stage == Stage::NeverCompletes;
         let again = self.runs(bus) && self.pending.iter().any(transfers);
         let again = again.then(|| self.now + TRANSFER_INTERVAL);
         self.next_timed().into_iter().chain(again).min()
@@ -458,14 +460,14 @@ impl State {
                 && match pending.stage {
                     Stage::Execute(fault) => fault != Some(Fault::DropCompletion),
                     Stage::Hung { abortable } => abortable,
-                    Stage::TransferOn | Stage::Post(_) => false,
+                    Stage::NeverCompletes | Stage::Post(_) => false,
                 }
         };
         let Some(index) = self.pending.iter().position(abortable) else {
             let named =
                 |pending: &Pending| pending.queue_id == queue_id && pending.sqe.cid.get() == cid;
             // Reports success, but the command continues.
-            let transfers = |pending: &Pending| pending.stage == Stage::TransferOn;
+            let transfers = |pending: &Pending| pending.stage == Stage::NeverCompletes;
             return self.pending.iter().any(|it| named(it) && transfers(it));
         };
         let Pending { sqe, .. } = self.pending.swap_remove(index);
@@ -523,7 +525,7 @@ impl State {
         self.shadow = None;
         self.pending.clear();
         self.waiting_to_post = 0;
-        self.late_doorbells.clear();
+        self.deferred_doorbells.clear();
         self.features = Features::new(&self.options);
         self.events.reset();
     }
@@ -534,7 +536,7 @@ impl State {
         if !self.present {
             return;
         }
-        self.tear_writes_under_way(bus);
+        self.write_pending_in_part(bus);
         for namespace in &mut self.namespaces {
             self.counters.blocks_lost += namespace.medium.power_cut();
         }
@@ -548,7 +550,7 @@ impl State {
         bus.place_memory(None);
     }
 
-    fn tear_writes_under_way(&mut self, bus: &Bus) {
+    fn write_pending_in_part(&mut self, bus: &Bus) {
         if !self.runs(bus) {
             return;
         }
@@ -556,7 +558,7 @@ impl State {
             let pending = self.pending[index];
             let under_way = matches!(pending.stage, Stage::Execute(_) | Stage::Hung { .. });
             if under_way && pending.queue_id != 0 {
-                self.tear(bus, &pending.sqe);
+                self.write_in_part(bus, &pending.sqe);
             }
         }
     }

@@ -7,7 +7,7 @@ use nvme_spec::prp::PageSize;
 use nvme_spec::sgl::{Sgl, SglDescriptor};
 use zerocopy::{FromZeros, IntoBytes};
 
-use super::bus::{Bus, Place};
+use super::bus::{Bus, Location};
 use super::options::SglRules;
 
 /// Largest transfer of a command in bytes if MDTS sets no limit.
@@ -70,8 +70,8 @@ impl Transfer {
 
     fn push(&mut self, bus: &Bus, address: u64, bytes: usize) -> Result<(), Status> {
         match bus.place(address, bytes) {
-            Some(Place::Arena(_)) => {}
-            Some(Place::Controller(_)) => return Err(Status::INVALID_USE_OF_CMB.with_dnr()),
+            Some(Location::Arena(_)) => {}
+            Some(Location::Controller(_)) => return Err(Status::INVALID_USE_OF_CMB.with_dnr()),
             None => return Err(Status::DATA_TRANSFER_ERROR),
         }
         if let Some(last) = self.pieces.last_mut()
@@ -306,8 +306,8 @@ fn complete(left: usize) -> Result<(), Status> {
 /// Lists in the controller memory buffer are not supported (CMBSZ.LISTS).
 fn check_list(bus: &Bus, address: u64, bytes: usize) -> Result<(), Status> {
     match bus.place(address, bytes) {
-        Some(Place::Arena(_)) => Ok(()),
-        Some(Place::Controller(_)) => Err(Status::INVALID_USE_OF_CMB.with_dnr()),
+        Some(Location::Arena(_)) => Ok(()),
+        Some(Location::Controller(_)) => Err(Status::INVALID_USE_OF_CMB.with_dnr()),
         None => Err(Status::DATA_TRANSFER_ERROR),
     }
 }

@@ -79,7 +79,7 @@ fn zeroes_are_limited_by_the_drive() {
 }
 
 #[test]
-fn a_namespace_is_shaped_as_it_says() {
+fn geometry_follows_identify_namespace() {
     for block_size in [512, 4096] {
         let geometry = shape(&page(block_size, 1000)).unwrap();
         assert_eq!(
@@ -148,9 +148,9 @@ fn text_from_a_drive_is_made_printable() {
 }
 
 #[test]
-fn a_drive_fits_when_it_does_no_less_than_before() {
+fn a_drive_must_have_at_least_the_previous_limits() {
     let small = limits_of(|page, _| page.mdts = 3);
     let large = limits_of(|page, _| page.oncs = Oncs::new().with_compare(true));
-    assert!(small.fit(&large) && small.fit(&small));
-    assert!(!large.fit(&small));
+    assert!(small.can_run_on(&large) && small.can_run_on(&small));
+    assert!(!large.can_run_on(&small));
 }

@@ -32,15 +32,16 @@ impl DriveOwner {
     ) {
         let status = cqe.status();
         if !status.is_success() {
-            tracing::debug!(drive = self.shared.options.name, %opcode, %status, "not carried out");
+            tracing::debug!(drive = self.shared.options.name, %opcode, %status, "an admin command \
+            failed");
         }
         match (purpose, status.is_success()) {
             (Purpose::Event, true) => {
                 self.event(AsyncEvent::from_bits(cqe.dw0.get()), now);
                 self.request_event();
             }
-            (Purpose::Health, true) => self.keep_health(),
-            (Purpose::Errors, true) => self.keep_errors(),
+            (Purpose::Health, true) => self.store_health(),
+            (Purpose::Errors, true) => self.store_errors(),
             (Purpose::Changes, true) => self.namespaces_changed(now),
             (Purpose::Recheck { nsid }, _) => {
                 self.rechecked(nsid, status.is_success());
@@ -120,7 +121,7 @@ impl DriveOwner {
         self.fetch(lid, bytes, AdminPage::Errors, Purpose::Errors, now);
     }
 
-    fn keep_health(&mut self) {
+    fn store_health(&mut self) {
         let Some(admin) = &self.admin else { return };
         let page = admin.memory().read(AdminPage::Health);
         let Ok((page, _)) = SmartHealth::read_from_prefix(&page[..]) else {
@@ -138,7 +139,7 @@ impl DriveOwner {
             tracing::warn!(
                 drive = self.shared.options.name,
                 ?warnings,
-                "the drive warns"
+                "the drive reports a critical warning"
             );
         }
         let kelvin = page.temperature.get();
@@ -164,7 +165,7 @@ impl DriveOwner {
         self.shared.control().smart = Some(smart);
     }
 
-    fn keep_errors(&mut self) {
+    fn store_errors(&mut self) {
         let Some(admin) = &self.admin else { return };
         let page = admin.memory().read(AdminPage::Errors);
         let entries: [ErrorEntry; 64] = transmute!(*page);
@@ -243,7 +244,7 @@ impl DriveOwner {
         let (drive, nsid) = (&self.shared.options.name, namespace.nsid);
         match status {
             NamespaceStatus::Usable => {
-                tracing::info!(drive, nsid, "the namespace is as it was");
+                tracing::info!(drive, nsid, "the namespace is usable again");
             }
             NamespaceStatus::Changed => tracing::error!(
                 drive,

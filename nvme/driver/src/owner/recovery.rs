@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use nvme_spec::registers::{Csts, ShutdownStatus};
 use reactors::Nanos;
 
-use super::{DriveOwner, IDLE_BEFORE_CLOSE, State, Then};
+use super::{AfterStop, DriveOwner, IDLE_BEFORE_CLOSE, State};
 use crate::backing::DeviceBacking;
 use crate::error::{DriveError, GoneReason};
 use crate::registers::Registers;
@@ -14,34 +14,34 @@ use crate::shared::{FunctionReset, Phase, count};
 use crate::startup::{Startup, StartupState};
 
 /// Interval at which registers are read while only they show progress.
-const LOOK_INTERVAL: Nanos = Nanos::from_millis(1);
+const REGISTER_POLL_INTERVAL: Nanos = Nanos::from_millis(1);
 
 /// Maximum wait for CSTS.RDY = 0, regardless of CAP.TO; after it the function is reset. Abandoned
 /// requests end by then.
 const DISABLE_MAX: Nanos = Nanos::from_secs(25);
 
 /// Additional time for reactors to notice.
-const NOTICE_MAX: Nanos = Nanos::from_secs(3);
+const ACKNOWLEDGE_MAX: Nanos = Nanos::from_secs(3);
 
-const _: () = assert!(DISABLE_MAX.0 + NOTICE_MAX.0 <= block::ABANDONED_MAX.0);
+const _: () = assert!(DISABLE_MAX.0 + ACKNOWLEDGE_MAX.0 <= block::ABANDONED_MAX.0);
 
 impl DriveOwner {
     /// Time at which a sleeping reactor reads the registers again.
-    pub(super) fn look_again(&self) -> Nanos {
-        self.polled_at + LOOK_INTERVAL
+    pub(super) fn next_register_poll(&self) -> Nanos {
+        self.polled_at + REGISTER_POLL_INTERVAL
     }
 
     /// Handles a fault: stops the drive and starts it again.
     pub(super) fn begin_reset(&mut self, now: Nanos) {
-        if !matches!(self.state, State::Running | State::Leaving { .. }) {
+        if !matches!(self.state, State::Running | State::Draining { .. }) {
             return;
         }
         count(&self.shared.counters.resets, 1);
         tracing::warn!(drive = self.shared.options.name, "resetting the controller");
         let then = match self.state {
             // The system requested the drive back, so do not start it again.
-            State::Leaving { then, .. } => then,
-            _ => Then::Restart,
+            State::Draining { then, .. } => then,
+            _ => AfterStop::Restart,
         };
         self.set_reset_deadline(now);
         self.quiesce(now, then);
@@ -57,18 +57,18 @@ impl DriveOwner {
         self.reset_deadline = now + self.shared.options.deadlines.reset + ready + ready;
     }
 
-    fn quiesce(&mut self, now: Nanos, then: Then) {
+    fn quiesce(&mut self, now: Nanos, then: AfterStop) {
         let deadline = now + self.shared.options.deadlines.quiesce;
         self.state = State::Quiescing { deadline, then };
         self.publish(Phase::Quiesce);
     }
 
     /// Lets requests in flight complete, refuses new ones, and then stops the drive.
-    pub(super) fn leave(&mut self, now: Nanos, then: Then) {
+    pub(super) fn drain(&mut self, now: Nanos, then: AfterStop) {
         let deadline = now + self.shared.options.deadlines.quiesce;
-        self.state = State::Leaving { deadline, then };
+        self.state = State::Draining { deadline, then };
         self.set_reset_deadline(now);
-        self.publish(Phase::Leaving);
+        self.publish(Phase::Draining);
     }
 
     /// Starts the stop once no request has been in flight for a while.
@@ -79,7 +79,7 @@ impl DriveOwner {
         }
         let since = *self.idle_since.get_or_insert(now);
         if now >= since + IDLE_BEFORE_CLOSE {
-            self.leave(now, Then::Close);
+            self.drain(now, AfterStop::Close);
         }
     }
 
@@ -90,67 +90,67 @@ impl DriveOwner {
             .as_ref()
             .and_then(|backing| Registers::new(&**backing).csts());
         if csts.is_none() {
-            self.vanished();
+            self.handle_not_responding();
         }
         csts
     }
 
     /// Handles registers of all ones: the function is off the bus, without power or in reset, and
     /// accesses no memory.
-    fn vanished(&mut self) {
+    fn handle_not_responding(&mut self) {
         tracing::error!(
             drive = self.shared.options.name,
-            "the drive no longer answers"
+            "the drive does not respond"
         );
         if let Some(backing) = &self.backing {
             // The function may return soon. An error can be ignored, because no function responds.
             let _ = backing.set_bus_master(false);
         }
         let then = match self.closing() {
-            Some(Then::Close) => Then::Close,
-            _ => Then::Gone(GoneReason::Vanished),
+            Some(AfterStop::Close) => AfterStop::Close,
+            _ => AfterStop::Gone(GoneReason::NotResponding),
         };
-        self.take_home(then);
+        self.return_leases(then);
     }
 
     /// The state that follows a stop in progress.
-    fn closing(&self) -> Option<Then> {
+    fn closing(&self) -> Option<AfterStop> {
         match self.state {
-            State::Leaving { then, .. }
+            State::Draining { then, .. }
             | State::Quiescing { then, .. }
             | State::ShuttingDown { then, .. }
             | State::Disabling { then, .. }
             | State::FunctionReset { then, .. }
-            | State::TakingHome { then } => Some(then),
+            | State::ReturningLeases { then } => Some(then),
             State::Running | State::Restarting(_) | State::Gone | State::Closed => None,
         }
     }
 
     /// Ends all requests in flight, because the drive no longer accesses memory.
-    fn take_home(&mut self, then: Then) {
+    fn return_leases(&mut self, then: AfterStop) {
         self.shared.dma_running.store(false, Ordering::Release);
         self.admin = None;
         {
             let mut control = self.shared.control();
-            control.wiring = None;
+            control.drive_access = None;
             control.function_reset = FunctionReset::NotNeeded;
             match then {
-                Then::Restart => {}
-                Then::Gone(reason) => control.gone = Some(reason),
-                Then::Close => control.shut_down = true,
+                AfterStop::Restart => {}
+                AfterStop::Gone(reason) => control.gone = Some(reason),
+                AfterStop::Close => control.shut_down = true,
             }
         }
-        self.state = State::TakingHome { then };
+        self.state = State::ReturningLeases { then };
         self.publish(match then {
-            Then::Restart => Phase::Stopped,
-            Then::Gone(_) | Then::Close => Phase::Gone,
+            AfterStop::Restart => Phase::Stopped,
+            AfterStop::Gone(_) | AfterStop::Close => Phase::Gone,
         });
     }
 
     /// Performs the next state transition if its condition holds. Returns the amount of work done.
     pub(super) fn recover(&mut self, now: Nanos) -> u32 {
         match self.state {
-            State::Leaving { deadline, then } => {
+            State::Draining { deadline, then } => {
                 let idle = self.shared.all_acknowledged() && self.shared.in_flight() == 0;
                 if !idle && now < deadline {
                     return 0;
@@ -174,7 +174,7 @@ impl DriveOwner {
             State::FunctionReset { deadline, then } => {
                 return self.await_function_reset(now, deadline, then);
             }
-            State::TakingHome { then } => return self.taking_home(now, then),
+            State::ReturningLeases { then } => return self.returning_leases(now, then),
             State::Restarting(_) => return self.restarting(now),
             State::Running | State::Gone | State::Closed => return 0,
         }
@@ -182,7 +182,7 @@ impl DriveOwner {
     }
 
     /// Stops the drive, after no pair rings a doorbell any more.
-    fn quiesced(&mut self, now: Nanos, then: Then) {
+    fn quiesced(&mut self, now: Nanos, then: AfterStop) {
         let Some(csts) = self.status() else { return };
         let backing = self.backing.clone();
         let Some(backing) = backing.filter(|_| then.shuts_down() && !csts.cfs()) else {
@@ -196,7 +196,7 @@ impl DriveOwner {
         self.state = State::ShuttingDown { deadline, then };
     }
 
-    fn disable(&mut self, now: Nanos, then: Then) {
+    fn disable(&mut self, now: Nanos, then: AfterStop) {
         let Some(backing) = self.backing.clone() else {
             return;
         };
@@ -207,23 +207,23 @@ impl DriveOwner {
                     .with_shn(nvme_spec::registers::ShutdownNotification::NONE),
             );
         }
-        let patience = registers
+        let timeout = registers
             .cap()
-            .map_or(LOOK_INTERVAL, |cap| registers.ready_timeout(cap));
-        let deadline = now + patience.min(DISABLE_MAX);
+            .map_or(REGISTER_POLL_INTERVAL, |cap| registers.ready_timeout(cap));
+        let deadline = now + timeout.min(DISABLE_MAX);
         self.state = State::Disabling { deadline, then };
     }
 
-    fn disabling(&mut self, now: Nanos, deadline: Nanos, then: Then) -> u32 {
+    fn disabling(&mut self, now: Nanos, deadline: Nanos, then: AfterStop) -> u32 {
         let Some(csts) = self.status() else { return 1 };
         if !csts.rdy() {
-            if then != Then::Restart
+            if then != AfterStop::Restart
                 && let Some(backing) = &self.backing
             {
                 // As a precaution; a disabled controller transfers nothing.
                 let _ = backing.set_bus_master(false);
             }
-            self.take_home(then);
+            self.return_leases(then);
             return 1;
         }
         if now < deadline {
@@ -231,7 +231,7 @@ impl DriveOwner {
         }
         tracing::error!(
             drive = self.shared.options.name,
-            "the controller does not let itself be disabled"
+            "the controller does not become disabled (CSTS.RDY)"
         );
         self.need_function_reset(now, then);
         1
@@ -239,18 +239,18 @@ impl DriveOwner {
 
     /// Handles a drive that does not disable itself: turns its bus mastering off, and requests a
     /// function reset from the control thread.
-    fn need_function_reset(&mut self, now: Nanos, then: Then) {
+    fn need_function_reset(&mut self, now: Nanos, then: AfterStop) {
         let stopped = self
             .backing
             .as_ref()
             .is_some_and(|backing| backing.set_bus_master(false).is_ok());
-        let may_retry = then == Then::Restart && !self.function_reset_tried;
+        let may_retry = then == AfterStop::Restart && !self.function_reset_tried;
         if stopped && !may_retry {
             let then = match then {
-                Then::Restart => Then::Gone(GoneReason::ResetFailed),
+                AfterStop::Restart => AfterStop::Gone(GoneReason::ResetFailed),
                 other => other,
             };
-            return self.take_home(then);
+            return self.return_leases(then);
         }
         self.function_reset_tried = true;
         self.shared.control().function_reset = FunctionReset::Needed;
@@ -263,12 +263,12 @@ impl DriveOwner {
         self.state = State::FunctionReset { deadline, then };
     }
 
-    fn await_function_reset(&mut self, now: Nanos, deadline: Nanos, then: Then) -> u32 {
+    fn await_function_reset(&mut self, now: Nanos, deadline: Nanos, then: AfterStop) -> u32 {
         let outcome = self.shared.control().function_reset;
         let stopped = !self.shared.dma_running.load(Ordering::Acquire);
         let late = now >= deadline;
         match outcome {
-            FunctionReset::Done => self.take_home(then),
+            FunctionReset::Done => self.return_leases(then),
             FunctionReset::Failed if stopped => self.give_up(then),
             _ if late && stopped => self.give_up(then),
             // Without a reset and with access to host memory the drive keeps its buffers: no
@@ -282,30 +282,30 @@ impl DriveOwner {
         1
     }
 
-    fn give_up(&mut self, then: Then) {
-        self.take_home(match then {
-            Then::Restart => Then::Gone(GoneReason::ResetFailed),
+    fn give_up(&mut self, then: AfterStop) {
+        self.return_leases(match then {
+            AfterStop::Restart => AfterStop::Gone(GoneReason::ResetFailed),
             other => other,
         });
     }
 
-    fn taking_home(&mut self, now: Nanos, then: Then) -> u32 {
+    fn returning_leases(&mut self, now: Nanos, then: AfterStop) -> u32 {
         // A stop does not wait for acknowledgements: each pair returns its leases at its next poll.
-        if then != Then::Close && !self.shared.all_acknowledged() {
-            if then == Then::Restart && now >= self.reset_deadline {
-                self.take_home(Then::Gone(GoneReason::ReactorStuck));
+        if then != AfterStop::Close && !self.shared.all_acknowledged() {
+            if then == AfterStop::Restart && now >= self.reset_deadline {
+                self.return_leases(AfterStop::Gone(GoneReason::ReactorUnresponsive));
                 return 1;
             }
             return 0;
         }
         match then {
-            Then::Restart => {
+            AfterStop::Restart => {
                 if let Some(backing) = self.backing.clone() {
                     let startup = Startup::new(Arc::clone(&self.shared), backing);
                     self.state = State::Restarting(Box::new(startup));
                 }
             }
-            Then::Gone(reason) => {
+            AfterStop::Gone(reason) => {
                 tracing::error!(
                     drive = self.shared.options.name,
                     "the drive is gone: {reason}"
@@ -313,7 +313,7 @@ impl DriveOwner {
                 self.release();
                 self.state = State::Gone;
             }
-            Then::Close => {
+            AfterStop::Close => {
                 self.release();
                 self.state = State::Closed;
             }
@@ -338,7 +338,7 @@ impl DriveOwner {
                 1
             }
             StartupState::Ready(started) => {
-                let first = self.attention.phase() == Phase::Gone;
+                let first = self.state_word.phase() == Phase::Gone;
                 self.install(*started, now);
                 let counters = &self.shared.counters;
                 let counter = if first {
@@ -365,14 +365,14 @@ impl DriveOwner {
                 "the drive did not start"
             );
         }
-        let came_back = self.attention.phase() == Phase::Gone;
-        let changed = matches!(error, Some(DriveError::NotTheSame(_)));
+        let came_back = self.state_word.phase() == Phase::Gone;
+        let changed = matches!(error, Some(DriveError::DifferentDrive(_)));
         let then = if changed {
-            Then::Gone(GoneReason::Changed)
+            AfterStop::Gone(GoneReason::Changed)
         } else if came_back {
-            Then::Gone(GoneReason::ResetFailed)
+            AfterStop::Gone(GoneReason::ResetFailed)
         } else {
-            Then::Restart
+            AfterStop::Restart
         };
         if self.status().is_none() {
             return;
@@ -387,11 +387,11 @@ impl DriveOwner {
     }
 
     /// Starts a reattached drive. Returns true if there was one.
-    pub(super) fn take_returned(&mut self, now: Nanos) -> bool {
-        let Some(backing) = self.shared.control().returned.take() else {
+    pub(super) fn start_reattached(&mut self, now: Nanos) -> bool {
+        let Some(backing) = self.shared.control().reattached.take() else {
             return false;
         };
-        self.hold(Arc::clone(&backing));
+        self.set_backing(Arc::clone(&backing));
         self.set_reset_deadline(now);
         self.function_reset_tried = false;
         let startup = Startup::new(Arc::clone(&self.shared), backing);
@@ -399,7 +399,7 @@ impl DriveOwner {
         true
     }
 
-    fn hold(&mut self, backing: Arc<dyn DeviceBacking>) {
+    fn set_backing(&mut self, backing: Arc<dyn DeviceBacking>) {
         self.shared.control().backing = Some(Arc::clone(&backing));
         self.backing = Some(backing);
     }

@@ -6,11 +6,11 @@ use nvme_spec::Sqe;
 use reactors::Nanos;
 use reactors::sim::planted;
 
-use super::{DriveOwner, State, Then};
+use super::{AfterStop, DriveOwner, State};
 use crate::admin::Purpose;
+use crate::drive_access::queue_id;
 use crate::error::GoneReason;
 use crate::shared::{Fault, FaultKind, count};
-use crate::wiring::queue_id;
 
 impl DriveOwner {
     /// Checks the drive's status and all deadlines, once per tick.
@@ -26,7 +26,7 @@ impl DriveOwner {
         if !csts.rdy() {
             tracing::warn!(
                 drive = self.shared.options.name,
-                "the controller was reset, or without power, behind our back"
+                "the controller was reset or lost power unexpectedly"
             );
             return self.begin_reset(now);
         }
@@ -43,9 +43,9 @@ impl DriveOwner {
         if wanted_back && matches!(self.state, State::Running) {
             tracing::warn!(
                 drive = self.shared.options.name,
-                "the system asks for the drive back"
+                "the system requests removal of the drive"
             );
-            return self.leave(now, Then::Gone(GoneReason::LetGo));
+            return self.drain(now, AfterStop::Gone(GoneReason::RemovalRequested));
         }
         self.wake_sleepers();
         if now >= self.health_due {
@@ -65,7 +65,7 @@ impl DriveOwner {
                 continue;
             };
             // The word contains a tick, which has 32 bits.
-            if self.attention.tick().wrapping_sub(oldest as u32) >= overdue {
+            if self.state_word.tick().wrapping_sub(oldest as u32) >= overdue {
                 self.shared.wake(reactor);
             }
         }
@@ -79,7 +79,7 @@ impl DriveOwner {
                 continue;
             };
             moved += 1;
-            if fault.epoch() == self.attention.epoch() {
+            if fault.epoch() == self.state_word.epoch() {
                 self.fault(reactor, fault, now);
             }
         }
@@ -94,18 +94,18 @@ impl DriveOwner {
                 return self.begin_reset(now);
             }
             FaultKind::Overdue => return self.abort(reactor, fault, now),
-            FaultKind::Stuck => (&counters.timeouts, "a command outlived its abort"),
+            FaultKind::Stuck => (&counters.timeouts, "an abort did not end a command"),
             FaultKind::UnknownIdentifier => (
                 &counters.unknown_identifiers,
-                "a completion names a slot that does not exist",
+                "a completion has an unknown command identifier",
             ),
             FaultKind::StaleIdentifier => (
                 &counters.stale_identifiers,
-                "a completion names a command that was over",
+                "a completion has the identifier of a completed command",
             ),
             FaultKind::BadHead => (
                 &counters.bad_heads,
-                "a completion names another queue, or a head outside of it",
+                "a completion has a wrong queue identifier or queue head",
             ),
         };
         count(counter, 1);
@@ -126,7 +126,7 @@ impl DriveOwner {
             drive = self.shared.options.name,
             reactor,
             cid = fault.cid(),
-            "a command is late: aborting it"
+            "a command exceeded its deadline: aborting it"
         );
         let limit = self
             .shared

@@ -80,18 +80,18 @@ impl Pointers {
     fn list(&mut self, memory: &PairMemory, slot: u16, second: u64, entries: u32) -> u64 {
         let (buffer, offset) = memory.list(slot);
         let list = &mut self.lists[usize::from(slot)];
-        let right = if list.second == second {
+        let valid_entries = if list.second == second {
             list.entries
         } else {
             0
         };
-        for entry in right..entries {
+        for entry in valid_entries..entries {
             let page = second + u64::from(entry) * PAGE.bytes();
             buffer.store_u64(offset + entry as usize * 8, page.to_le(), Ordering::Relaxed);
         }
         *list = List {
             second,
-            entries: entries.max(right),
+            entries: entries.max(valid_entries),
         };
         self.dma_base + (buffer.region_offset() + offset) as u64
     }

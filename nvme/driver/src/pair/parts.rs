@@ -14,17 +14,17 @@ use nvme_spec::command::{DatasetRange, WriteZeroesControl};
 use reactors::sim::planted;
 use zerocopy::transmute;
 
-use super::slot::{NvmeDma, SlotState, Work, WorkKind};
-use super::{NamespaceLimits, ORPHAN, Pair, last};
+use super::slot::{NvmeDma, SlotState, SplitKind, SplitRequest};
+use super::{NamespaceLimits, ORPHAN, Pair, zero_based};
 use crate::shared::FaultKind;
 
 /// Maximum number of commands of one request in flight.
-const PARTS_AT_ONCE: u8 = 8;
+const PARTS_IN_FLIGHT_MAX: u8 = 8;
 
 /// The pair's own lease for compares on a drive without Compare: one compare at a time.
 pub(super) enum Scratch {
     /// The drive supports Compare.
-    Needless,
+    Unneeded,
     Free(Lease),
     /// In flight, or about to be compared.
     Busy,
@@ -33,7 +33,7 @@ pub(super) enum Scratch {
 impl Pair {
     /// Submits a request that takes more or other than one command.
     #[cold]
-    pub(super) fn submit_in_parts(
+    pub(super) fn submit_split(
         &mut self,
         queue: u8,
         namespace_limits: &NamespaceLimits,
@@ -48,7 +48,7 @@ impl Pair {
         let Some(index) = self.table.free.pop() else {
             return Err(Refusal::Later(request));
         };
-        self.table.works[usize::from(index)] = Work {
+        self.table.split_requests[usize::from(index)] = SplitRequest {
             kind,
             nsid: namespace_limits.nsid,
             lba: request.lba,
@@ -73,7 +73,7 @@ impl Pair {
         slot.overdue = false;
         if nothing {
             self.finish(usize::from(index), Ok(()));
-        } else if kind == WorkKind::ComparedHere && !matches!(self.scratch, Scratch::Free(_)) {
+        } else if kind == SplitKind::ReadAndCompare && !matches!(self.scratch, Scratch::Free(_)) {
             self.compares.push_back(index);
         } else {
             self.send_parts(index);
@@ -87,12 +87,12 @@ impl Pair {
             && self.running
             && let Some(index) = self.compares.pop_front()
         {
-            if self.table.works[usize::from(index)].left == 0 {
+            if self.table.split_requests[usize::from(index)].left == 0 {
                 // Its queue was dropped.
                 self.finish(usize::from(index), Ok(()));
             } else {
                 self.send_parts(index);
-                self.followed = true;
+                self.wrote_parts = true;
             }
         }
     }
@@ -102,9 +102,9 @@ impl Pair {
     pub(crate) fn give_up(&mut self, queue: u8, is_unwanted: &mut dyn FnMut(u64) -> bool) {
         for index in 0..self.table.slots.len() {
             let slot = &self.table.slots[index];
-            let in_parts = slot.state == SlotState::Parent && slot.queue == queue;
-            let work = &mut self.table.works[index];
-            if !in_parts || work.left == 0 || !is_unwanted(slot.tag) {
+            let is_split = slot.state == SlotState::Parent && slot.queue == queue;
+            let work = &mut self.table.split_requests[index];
+            if !is_split || work.left == 0 || !is_unwanted(slot.tag) {
                 continue;
             }
             work.left = 0;
@@ -129,16 +129,16 @@ impl Pair {
             is_request && slot.queue == queue && is_overdue(slot.tag)
         });
         if let Some(cid) = overdue.map(|slot| slot.cid) {
-            self.report_until_heard(FaultKind::Stuck, cid);
+            self.report_for_reset(FaultKind::Stuck, cid);
         }
     }
 
     /// Sends as many commands of a request as may be in flight.
     fn send_parts(&mut self, parent: u16) {
         loop {
-            let work = self.table.works[usize::from(parent)];
-            let alone = work.kind == WorkKind::ComparedHere;
-            if work.left == 0 || work.outstanding >= if alone { 1 } else { PARTS_AT_ONCE } {
+            let work = self.table.split_requests[usize::from(parent)];
+            let alone = work.kind == SplitKind::ReadAndCompare;
+            if work.left == 0 || work.outstanding >= if alone { 1 } else { PARTS_IN_FLIGHT_MAX } {
                 return;
             }
             let Some(index) = self.table.free.pop() else {
@@ -148,11 +148,11 @@ impl Pair {
         }
     }
 
-    fn send_part(&mut self, parent: u16, index: u16, work: Work) {
+    fn send_part(&mut self, parent: u16, index: u16, work: SplitRequest) {
         let blocks = work.left.min(work.step);
         let bytes = blocks << work.shift;
         let lease = match work.kind {
-            WorkKind::ComparedHere => self.take_scratch(),
+            SplitKind::ReadAndCompare => self.take_scratch(),
             _ => None,
         };
         let scratch = lease.as_ref().map_or(0, |lease| self.address(lease));
@@ -174,7 +174,7 @@ impl Pair {
         slot.state = SlotState::Part;
         slot.queue = ORPHAN;
         slot.overdue = false;
-        let work = &mut self.table.works[usize::from(parent)];
+        let work = &mut self.table.split_requests[usize::from(parent)];
         work.lba += u64::from(blocks);
         work.left -= blocks;
         if !planted("drive-part-misplaced") {
@@ -190,42 +190,42 @@ impl Pair {
         &mut self,
         parent: u16,
         index: u16,
-        work: &Work,
+        work: &SplitRequest,
         (blocks, scratch): (u32, u64),
     ) -> Sqe {
-        let Work { nsid, lba, .. } = *work;
+        let SplitRequest { nsid, lba, .. } = *work;
         let bytes = u64::from(blocks) << work.shift;
         let operation = self.table.slots[usize::from(parent)].operation;
         let data = self.table.slots[usize::from(parent)].data.as_ref();
         let data = data.map(|lease| self.address(lease) + u64::from(work.offset));
         match work.kind {
-            WorkKind::Transfer => {
+            SplitKind::Transfer => {
                 let sqe = match operation {
-                    Operation::Write { fua } => Sqe::write(nsid, lba, last(blocks), fua),
-                    Operation::Compare => Sqe::compare(nsid, lba, last(blocks)),
-                    _ => Sqe::read(nsid, lba, last(blocks)),
+                    Operation::Write { fua } => Sqe::write(nsid, lba, zero_based(blocks), fua),
+                    Operation::Compare => Sqe::compare(nsid, lba, zero_based(blocks)),
+                    _ => Sqe::read(nsid, lba, zero_based(blocks)),
                 };
                 self.point_part(sqe, index, data.unwrap_or_default(), bytes)
             }
-            WorkKind::Zeroes { fua, deallocate } => {
+            SplitKind::Zeroes { fua, deallocate } => {
                 let control = WriteZeroesControl::new()
-                    .with_nlb_z(last(blocks))
+                    .with_nlb_z(zero_based(blocks))
                     .with_deac(deallocate)
                     .with_fua(fua);
                 Sqe::write_zeroes_range(nsid, lba, control)
             }
-            WorkKind::WrittenZeroes { fua } => {
+            SplitKind::WriteOfZeroes { fua } => {
                 let zeroes = self.zeroes_address();
-                let sqe = Sqe::write(nsid, lba, last(blocks), fua);
+                let sqe = Sqe::write(nsid, lba, zero_based(blocks), fua);
                 self.point_part(sqe, index, zeroes, bytes)
             }
-            WorkKind::Deallocate => {
+            SplitKind::Deallocate => {
                 let range: [u64; 2] = transmute!(DatasetRange::new(lba, blocks));
                 let address = self.pointers.small(&self.memory, index, range);
                 Sqe::deallocate(nsid, 0).with_prp(address, 0)
             }
-            WorkKind::ComparedHere => {
-                let sqe = Sqe::read(nsid, lba, last(blocks));
+            SplitKind::ReadAndCompare => {
+                let sqe = Sqe::read(nsid, lba, zero_based(blocks));
                 self.point_part(sqe, index, scratch, bytes)
             }
         }
@@ -255,7 +255,7 @@ impl Pair {
 
     /// Handles the completion of one command of a split request: continues or completes the
     /// request.
-    pub(super) fn part_over(&mut self, index: usize, result: Result<(), DeviceError>) {
+    pub(super) fn part_completed(&mut self, index: usize, result: Result<(), DeviceError>) {
         let part = &mut self.table.slots[index];
         let (parent, offset, bytes) = (usize::from(part.parent), part.tag, part.bytes);
         part.state = SlotState::Done;
@@ -268,7 +268,7 @@ impl Pair {
             }
             self.scratch = Scratch::Free(scratch);
         }
-        let work = &mut self.table.works[parent];
+        let work = &mut self.table.split_requests[parent];
         work.outstanding -= 1;
         if let Err(error) = result {
             work.left = 0;
@@ -277,9 +277,9 @@ impl Pair {
         if work.left > 0 {
             // The slot that was just freed is available for the next command.
             self.send_parts(parent as u16);
-            self.followed = true;
+            self.wrote_parts = true;
         }
-        let work = self.table.works[parent];
+        let work = self.table.split_requests[parent];
         if work.outstanding == 0 {
             debug_assert_eq!(work.left, 0, "a request without a part in flight is over");
             self.finish(parent, work.result);
@@ -307,26 +307,26 @@ impl Pair {
 }
 
 /// The way to execute a request, and the maximum number of blocks per command.
-fn plan(operation: Operation, namespace_limits: &NamespaceLimits) -> (WorkKind, u32) {
+fn plan(operation: Operation, namespace_limits: &NamespaceLimits) -> (SplitKind, u32) {
     match operation {
         Operation::Read | Operation::Write { .. } | Operation::Flush => {
-            (WorkKind::Transfer, namespace_limits.part_blocks)
+            (SplitKind::Transfer, namespace_limits.part_blocks)
         }
         Operation::Compare if namespace_limits.compare => {
-            (WorkKind::Transfer, namespace_limits.part_blocks)
+            (SplitKind::Transfer, namespace_limits.part_blocks)
         }
-        Operation::Compare => (WorkKind::ComparedHere, namespace_limits.scratch_blocks()),
+        Operation::Compare => (SplitKind::ReadAndCompare, namespace_limits.scratch_blocks()),
         Operation::WriteZeroes { fua, deallocate } => match namespace_limits.zeroes_blocks {
             Some(blocks) => {
                 let deallocate = deallocate && namespace_limits.zeroes_deallocate;
-                (WorkKind::Zeroes { fua, deallocate }, blocks)
+                (SplitKind::Zeroes { fua, deallocate }, blocks)
             }
             None => (
-                WorkKind::WrittenZeroes { fua },
+                SplitKind::WriteOfZeroes { fua },
                 namespace_limits.written_blocks,
             ),
         },
-        Operation::Deallocate => (WorkKind::Deallocate, namespace_limits.deallocate_blocks),
+        Operation::Deallocate => (SplitKind::Deallocate, namespace_limits.deallocate_blocks),
     }
 }
 

@@ -15,14 +15,14 @@ use super::sleep::Sleep;
 use super::slot::{ORPHAN, SlotState, SlotTable};
 use super::{Gate, Pair, QUEUES_MAX, RegisteredQueue, SubmissionQueue};
 use crate::doorbell::Doorbell;
+use crate::drive_access::{queue_id, vector};
 use crate::identity::Limits;
 use crate::memory::PairMemory;
-use crate::shared::{Attention, Fault, FaultKind, Phase, Position, Shared};
-use crate::wiring::{queue_id, vector};
+use crate::shared::{Fault, FaultKind, Phase, Position, Shared, StateWord};
 
 /// How many times an empty completion queue is polled when a queue is dropped with requests in
 /// flight: well below a millisecond.
-const LAST_LOOKS: usize = 1 << 12;
+const FINAL_POLLS_MAX: usize = 1 << 12;
 
 impl Pair {
     /// Creates a pair that is not attached yet.
@@ -41,7 +41,7 @@ impl Pair {
             "reactor {reactor} opens a second queue pair of a drive"
         );
         Self {
-            seen: Attention::new(),
+            seen: StateWord::new(),
             tick: 0,
             gate: Gate::Later,
             running: false,
@@ -61,10 +61,10 @@ impl Pair {
             sq_doorbell: Doorbell::default(),
             cq_doorbell: Doorbell::default(),
             registered: Vec::new(),
-            scratch: Scratch::Needless,
+            scratch: Scratch::Unneeded,
             compares: VecDeque::with_capacity(usize::from(limits.slots)),
             sleep: Sleep::new(),
-            followed: false,
+            wrote_parts: false,
             epoch: 0,
             limits,
             reactor,
@@ -73,7 +73,7 @@ impl Pair {
     }
 
     /// Registers another namespace queue. Returns `None` if there are too many.
-    pub(crate) fn join(&mut self) -> Option<u8> {
+    pub(crate) fn register_queue(&mut self) -> Option<u8> {
         if self.registered.iter().all(|member| !member.open) {
             self.attach();
         }
@@ -95,7 +95,7 @@ impl Pair {
 
     /// Takes a lease for compares if the drive lacks Compare. Returns false if the pool is empty.
     pub(crate) fn provide_scratch(&mut self, pool: &Pool, bytes: usize) -> bool {
-        if self.limits.compare || !matches!(self.scratch, Scratch::Needless) {
+        if self.limits.compare || !matches!(self.scratch, Scratch::Unneeded) {
             return true;
         }
         match pool.take_permanent(bytes) {
@@ -109,13 +109,18 @@ impl Pair {
 
     /// Ends a namespace queue; its requests in flight become orphans. Returns whether the pair is
     /// unused and may be dropped.
-    pub(crate) fn leave(&mut self, queue: u8) -> bool {
+    pub(crate) fn unregister_queue(&mut self, queue: u8) -> bool {
         self.flush();
         while let Some(index) = self.registered[usize::from(queue)].done.pop_front() {
             drop(self.table.slots[usize::from(index)].take_data());
             self.table.release(usize::from(index));
         }
-        for (slot, work) in self.table.slots.iter_mut().zip(&mut self.table.works) {
+        for (slot, work) in self
+            .table
+            .slots
+            .iter_mut()
+            .zip(&mut self.table.split_requests)
+        {
             if slot.queue == queue {
                 slot.queue = ORPHAN;
                 work.left = 0;
@@ -130,23 +135,23 @@ impl Pair {
                 .count()
         };
         let mut looks = 0;
-        while self.running && orphans(self) > 0 && looks < LAST_LOOKS {
+        while self.running && orphans(self) > 0 && looks < FINAL_POLLS_MAX {
             looks += 1;
-            self.reap_for_nobody();
+            self.reap_orphans();
             std::hint::spin_loop();
         }
         if self.registered.iter().any(|member| member.open) {
             return false;
         }
         if self.table.used() == 0 {
-            self.scratch = Scratch::Needless;
+            self.scratch = Scratch::Unneeded;
         }
         self.detach();
         self.table.used() == 0
     }
 
     /// Processes completions of orphans. Those of other queues wait for their polls.
-    fn reap_for_nobody(&mut self) {
+    fn reap_orphans(&mut self) {
         let old = self.head;
         while let Some(tail) = self.completion() {
             let cid = tail.cid.get();
@@ -154,27 +159,27 @@ impl Pair {
             let slot = self.table.slots.get(index);
             let known = slot.is_some_and(|slot| slot.cid == cid && slot.has_command());
             if !known {
-                self.distrust(cid, known);
+                self.reject_completion(cid, known);
                 return;
             }
             self.head = self.next(self.head);
             self.phase ^= self.head == 0;
-            self.command_over(index, tail.status.status());
+            self.command_completed(index, tail.status.status());
         }
         if self.head != old {
             self.acknowledge(old);
         }
-        if std::mem::take(&mut self.followed) {
+        if std::mem::take(&mut self.wrote_parts) {
             self.flush();
         }
     }
 
     /// Attaches the pair: a reactor polls it from now on.
     fn attach(&mut self) {
-        let attention = self.shared.attach(self.own());
-        self.seen = attention;
-        self.tick = attention.tick();
-        self.change(attention);
+        let state_word = self.shared.attach(self.own());
+        self.seen = state_word;
+        self.tick = state_word.tick();
+        self.change(state_word);
     }
 
     /// Detaches the pair, which is no longer polled. The drive may still execute commands in
@@ -199,24 +204,24 @@ impl Pair {
 
     /// Handles a change of the owner's word.
     #[cold]
-    pub(super) fn notice(&mut self, attention: Attention) {
+    pub(super) fn notice(&mut self, state_word: StateWord) {
         let before = self.seen;
-        self.seen = attention;
-        self.tick = attention.tick();
-        if attention.state() != before.state() {
-            self.change(attention);
+        self.seen = state_word;
+        self.tick = state_word.tick();
+        if state_word.state() != before.state() {
+            self.change(state_word);
         } else if self.table.used() > 0 && self.running {
             self.check_ages();
         }
     }
 
     /// Applies a change of the drive's state and acknowledges it.
-    fn change(&mut self, attention: Attention) {
-        if attention.epoch() != self.epoch {
+    fn change(&mut self, state_word: StateWord) {
+        if state_word.epoch() != self.epoch {
             // The controller was stopped in between: no earlier command is in flight.
             self.end_all(DeviceError::Interrupted);
         }
-        match attention.phase() {
+        match state_word.phase() {
             Phase::Starting | Phase::Quiesce => {
                 if planted("drive-leases-early") {
                     self.end_all(DeviceError::Interrupted);
@@ -224,24 +229,24 @@ impl Pair {
                 self.gate = Gate::Later;
                 self.running = false;
             }
-            Phase::Active => self.activate(attention.epoch(), Gate::Open),
-            Phase::Leaving => self.activate(attention.epoch(), Gate::Never),
+            Phase::Active => self.activate(state_word.epoch(), Gate::Open),
+            Phase::Draining => self.activate(state_word.epoch(), Gate::Never),
             Phase::Stopped => {
                 self.gate = Gate::Later;
                 self.running = false;
                 self.end_all(DeviceError::Interrupted);
-                self.let_go();
+                self.release_backing();
             }
             Phase::Gone => {
                 self.gate = Gate::Never;
                 self.running = false;
                 self.end_all(DeviceError::Removed);
-                self.let_go();
+                self.release_backing();
             }
         }
-        let state = attention.state().into_bits();
+        let state = state_word.state().into_bits();
         self.own().presence.acknowledge(state);
-        if attention.phase() != Phase::Active {
+        if state_word.phase() != Phase::Active {
             self.shared.wake_owner();
         }
     }
@@ -253,7 +258,7 @@ impl Pair {
         if self.backing.is_some() && self.epoch == epoch {
             return;
         }
-        let Some(wiring) = self.shared.control().wiring.clone() else {
+        let Some(drive_access) = self.shared.control().drive_access.clone() else {
             self.gate = Gate::Later;
             self.running = false;
             return;
@@ -263,22 +268,22 @@ impl Pair {
             let position = self.position_in(epoch);
             (self.tail, self.rung) = (position.tail, position.tail);
             (self.head, self.phase) = (position.head, position.phase);
-            self.pointers.reset(wiring.dma_base);
+            self.pointers.reset(drive_access.dma_base);
         }
         let base = self.shared.arena.region().base_address() as u64;
-        self.delta = wiring.dma_base.wrapping_sub(base);
-        let (sq, cq) = wiring.doorbells(queue_id(self.reactor));
+        self.delta = drive_access.dma_base.wrapping_sub(base);
+        let (sq, cq) = drive_access.doorbells(queue_id(self.reactor));
         (self.sq_doorbell, self.cq_doorbell) = (Doorbell::at(sq), Doorbell::at(cq));
         let memory = self.shared.memory.get();
         let shadow = memory.and_then(|memory| memory.shadow.clone());
-        self.shadow = shadow.filter(|_| wiring.shadow);
-        self.submission = match wiring.place(self.reactor) {
+        self.shadow = shadow.filter(|_| drive_access.shadow);
+        self.submission = match drive_access.place(self.reactor) {
             Some((memory, offset)) => SubmissionQueue::Drive { memory, offset },
             None => SubmissionQueue::Arena,
         };
-        let vector = vector(&*wiring.backing, self.reactor);
-        self.sleep.connect(&*wiring.backing, vector);
-        self.backing = Some(Arc::clone(&wiring.backing));
+        let vector = vector(&*drive_access.backing, self.reactor);
+        self.sleep.connect(&*drive_access.backing, vector);
+        self.backing = Some(Arc::clone(&drive_access.backing));
     }
 
     /// The position in an epoch's queues for a pair that has not used them: that of the previous
@@ -297,7 +302,7 @@ impl Pair {
     }
 
     /// Drops all references to the drive, so that it can be closed.
-    fn let_go(&mut self) {
+    fn release_backing(&mut self) {
         if let Some(backing) = self.backing.take() {
             self.sleep.disconnect(&*backing);
         }
@@ -348,7 +353,7 @@ impl Pair {
                     self.finish(index, Err(DeviceError::Interrupted));
                     return;
                 }
-                self.report_until_heard(FaultKind::Stuck, cid);
+                self.report_for_reset(FaultKind::Stuck, cid);
                 return;
             }
             if age >= overdue && !slot.overdue {
@@ -373,7 +378,7 @@ impl Pair {
     }
 
     /// Reports a fault that requires a reset. Overwrites a lesser fault.
-    pub(super) fn report_until_heard(&self, kind: FaultKind, cid: u16) {
+    pub(super) fn report_for_reset(&self, kind: FaultKind, cid: u16) {
         let fault = self.fault(kind, cid);
         self.own().fault.store(fault.into_bits(), Ordering::Release);
         self.shared.wake_owner();
@@ -387,7 +392,7 @@ fn lock(position: &Mutex<Position>) -> MutexGuard<'_, Position> {
 impl Drop for Pair {
     fn drop(&mut self) {
         let stopped = !self.shared.dma_running.load(Ordering::Acquire)
-            || self.shared.attention().epoch() != self.epoch;
+            || self.shared.state_word().epoch() != self.epoch;
         for slot in &mut self.table.slots {
             if stopped && slot.state != SlotState::Free {
                 slot.state = SlotState::Done;

@@ -140,8 +140,8 @@ impl Identifiers {
 
 /// The remaining work of a split request.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Work {
-    pub(super) kind: WorkKind,
+pub(super) struct SplitRequest {
+    pub(super) kind: SplitKind,
     pub(super) nsid: u32,
     /// Next block.
     pub(super) lba: u64,
@@ -161,23 +161,23 @@ pub(super) struct Work {
 
 /// The way to execute a split request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum WorkKind {
+pub(super) enum SplitKind {
     /// Read, Write or Compare of parts of its data.
     Transfer,
     /// Write Zeroes commands.
     Zeroes { fua: bool, deallocate: bool },
     /// Writes of zeroes, for a drive without Write Zeroes.
-    WrittenZeroes { fua: bool },
+    WriteOfZeroes { fua: bool },
     /// Dataset Management commands.
     Deallocate,
     /// Reads into the scratch lease and comparison by the driver, for a drive without Compare.
-    ComparedHere,
+    ReadAndCompare,
 }
 
-impl Work {
+impl SplitRequest {
     const fn none() -> Self {
         Self {
-            kind: WorkKind::Transfer,
+            kind: SplitKind::Transfer,
             nsid: 0,
             lba: 0,
             left: 0,
@@ -196,7 +196,7 @@ pub(super) struct SlotTable {
     /// Free slots. The last one freed is reused first, because it is in the cache.
     pub(super) free: Vec<u16>,
     /// Work of split requests, by slot.
-    pub(super) works: Box<[Work]>,
+    pub(super) split_requests: Box<[SplitRequest]>,
     pub(super) identifiers: Identifiers,
 }
 
@@ -205,7 +205,7 @@ impl SlotTable {
         Self {
             slots: (0..count).map(Slot::new).collect(),
             free: (0..count).rev().collect(),
-            works: (0..count).map(|_| Work::none()).collect(),
+            split_requests: (0..count).map(|_| SplitRequest::none()).collect(),
             identifiers: Identifiers::new(count),
         }
     }

@@ -14,9 +14,9 @@ use zerocopy::transmute;
 
 use super::{Command, NAMESPACES_MAX, Startup, Step};
 use crate::admin::Purpose;
+use crate::drive_access::{queue_id, vector};
 use crate::error::{DriveError, Unusable};
 use crate::memory::AdminPage;
-use crate::wiring::{queue_id, vector};
 
 /// NVM Express 1.3, which has namespace identification descriptors.
 const V1_3: Version = Version::new().with_mjr(1).with_mnr(3);
@@ -146,15 +146,15 @@ impl Startup {
         let next = match command {
             Command::Controller => {
                 required()?;
-                self.keep_controller();
+                self.store_controller();
                 Command::NvmLimits
             }
             Command::NvmLimits => {
                 // Controllers before 2.0 do not support it, and have no such limits.
                 if status.is_success() {
-                    self.keep_nvm_limits();
+                    self.store_nvm_limits();
                 }
-                self.settle_limits()?;
+                self.derive_limits()?;
                 Command::Queues
             }
             Command::Queues => {
@@ -276,10 +276,10 @@ impl Startup {
 
     fn identified(&mut self, at: usize, status: Status) -> Command {
         if !status.is_success() {
-            self.keep_unusable(at, Unusable::NotIdentified(status.code()));
+            self.store_unusable(at, Unusable::NotIdentified(status.code()));
             return self.namespace(at + 1);
         }
-        self.keep_namespace(at);
+        self.store_namespace(at);
         let version = self.registers().version();
         if version.is_some_and(|version| version >= V1_3) {
             Command::Descriptors(at)

@@ -8,8 +8,8 @@ use nvme_spec::registers::{Cap, Cmbloc, Cmbmsc, Cmbsts, Cmbsz, Register};
 
 use super::offset;
 use crate::backing::{ControllerMemory, DeviceBacking};
+use crate::drive_access::CmbQueues;
 use crate::memory::{PAGE_BYTES, SQE_BYTES};
-use crate::wiring::QueueRoom;
 
 /// Alignment of the buffer's address for the controller, in bytes.
 const ADDRESS_ALIGN_BYTES: u64 = 1 << 30;
@@ -57,10 +57,10 @@ impl Buffer {
     }
 
     /// Room for submission queues of `entries` entries, if at least one fits.
-    pub(super) fn room(&self, entries: usize) -> Option<QueueRoom> {
+    pub(super) fn room(&self, entries: usize) -> Option<CmbQueues> {
         let stride = (entries * SQE_BYTES).next_multiple_of(PAGE_BYTES);
         let queues = self.memory.len() / stride;
-        (queues > 0).then(|| QueueRoom {
+        (queues > 0).then(|| CmbQueues {
             memory: Arc::clone(&self.memory),
             address: self.address,
             queues,

@@ -219,7 +219,7 @@ fn doorbells_that_get_lost_late_and_torn() {
         [1, 2],
         "the next one brings both"
     );
-    let late = inject(&host, When::First(1), Fault::DoorbellLate);
+    let late = inject(&host, When::First(1), Fault::DoorbellDeferred);
     assert_eq!(flushes(&mut host, &mut pair, &[3]), []);
     host.tick(MS);
     assert_eq!(completed(&host, &mut pair), [3]);
@@ -234,7 +234,7 @@ fn doorbells_that_get_lost_late_and_torn() {
 
 /// The controller may write to memory until CSTS.RDY is 0, and never afterwards.
 #[test]
-fn a_disabled_controller_stops_when_it_says_so() {
+fn a_controller_stops_before_rdy_is_clear() {
     let mut host = Host::new(EmulatedOptions {
         disabled_after: Nanos::from_millis(10),
         ..EmulatedOptions::default()

@@ -232,7 +232,7 @@ fn pattern(bytes: usize) -> Vec<u8> {
 
 /// Writes with one form of list and reads with another: data and order are the same.
 #[test]
-fn data_goes_where_the_list_says() {
+fn data_follows_the_list() {
     const BLOCKS: u32 = 33;
     const BYTES: usize = BLOCKS as usize * 512;
     let (mut host, mut pair) = host(SglRules::Any);

@@ -21,7 +21,7 @@ fn host(options: EmulatedOptions) -> (Host, Pair) {
 
 fn restart(host: &mut Host) -> Pair {
     host.control.power_cut();
-    host.control.reappear();
+    host.control.reinsert();
     host.enable();
     host.pair(1, 8, 8)
 }
@@ -33,7 +33,7 @@ fn flush(host: &mut Host, pair: &mut Pair) {
 /// Over all seeds, unflushed blocks are sometimes lost and sometimes kept; blocks that were flushed
 /// or written with FUA are always kept.
 #[test]
-fn what_was_flushed_or_forced_stays() {
+fn flushed_and_fua_writes_survive_a_power_cut() {
     let (mut lost, mut kept) = (0, 0);
     for seed in 0..20 {
         let (mut host, mut pair) = host(EmulatedOptions {

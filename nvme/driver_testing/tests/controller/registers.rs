@@ -41,7 +41,7 @@ fn a_cold_drive_says_what_it_is() {
 
 /// An invalid configuration causes a fatal status, which a reset clears.
 #[test]
-fn configurations_that_no_controller_takes() {
+fn invalid_configurations_are_fatal() {
     let good = Cc::enabled_nvm();
     let size = |asqs_z, acqs_z| Aqa::new().with_asqs_z(asqs_z).with_acqs_z(acqs_z);
     let cases = [
@@ -172,7 +172,7 @@ fn accesses_that_no_bus_makes() {
 /// Base 2.1 §3.7.2: a controller reset preserves the admin queue's registers, a function reset
 /// none.
 #[test]
-fn what_each_reset_leaves() {
+fn state_preserved_by_each_reset() {
     let host = Host::new(EmulatedOptions::default());
     let registers = || [0x24, 0x28, 0x30].map(|at| host.drive.read_u32(at));
     let before = registers();
@@ -224,14 +224,14 @@ fn a_drive_that_is_gone_reads_as_all_ones() {
     assert!(host.drive.set_bus_master(true).is_err());
     assert!(host.drive.reset_function().is_err());
     assert_eq!(host.control.counters().removals, 1);
-    host.control.reappear();
+    host.control.reinsert();
     assert_eq!(host.get(Register::CC), 0);
     assert!(!host.control.is_bus_master());
     host.enable();
     assert!(host.csts().rdy());
     host.control.request_removal(true);
     assert!(host.drive.removal_requested());
-    host.control.reappear();
+    host.control.reinsert();
     assert!(!host.drive.removal_requested());
 }
 

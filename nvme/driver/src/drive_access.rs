@@ -8,7 +8,7 @@ use crate::backing::{ControllerMemory, DeviceBacking};
 
 /// The part of a controller memory buffer that contains the submission queues.
 #[derive(Clone)]
-pub(crate) struct QueueRoom {
+pub(crate) struct CmbQueues {
     pub(crate) memory: Arc<dyn ControllerMemory>,
     /// Address of the buffer's first byte for the controller.
     pub(crate) address: u64,
@@ -19,13 +19,13 @@ pub(crate) struct QueueRoom {
 }
 
 /// Access to a drive that is ready.
-pub(crate) struct Wiring {
+pub(crate) struct DriveAccess {
     pub(crate) backing: Arc<dyn DeviceBacking>,
     pub(crate) cap: Cap,
     /// Device address of the arena's first byte.
     pub(crate) dma_base: u64,
     /// Location of submission queues in the controller memory buffer.
-    pub(crate) room: Option<QueueRoom>,
+    pub(crate) room: Option<CmbQueues>,
     /// Whether the controller accepted the shadow doorbells.
     pub(crate) shadow: bool,
 }
@@ -42,7 +42,7 @@ pub(crate) fn vector(backing: &dyn DeviceBacking, reactor: usize) -> Option<u16>
     (vector < backing.interrupt_vectors() && backing.interrupt(vector).is_some()).then_some(vector)
 }
 
-impl Wiring {
+impl DriveAccess {
     /// Offsets in BAR 0 of a queue's submission and completion doorbells.
     pub(crate) fn doorbells(&self, qid: u16) -> (usize, usize) {
         doorbells(self.cap, qid)
