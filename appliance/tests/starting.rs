@@ -262,9 +262,12 @@ transport = "rdma"
 address = "127.0.0.1:0"
 "#;
     let file = configuration(&directory, "", listener);
-    expect_one_line(&file, &["listener fabric: no RDMA here: ", "install "]);
+    expect_one_line(
+        &file,
+        &["listener fabric: RDMA is unavailable: ", "install "],
+    );
     let checked = run(&["check", &file.display().to_string()]);
     assert_eq!(checked.status.code(), Some(0), "{checked:?}");
-    let problem = "problem: listener fabric: no RDMA here: ";
+    let problem = "problem: listener fabric: RDMA is unavailable: ";
     assert!(checked.stdout.contains(problem), "{}", checked.stdout);
 }

@@ -155,5 +155,5 @@ pub fn open_verbs() -> Result<rdma::Verbs, Failure> {
 
 /// The message of a program without RDMA.
 #[cfg(not(feature = "verbs"))]
-pub const WITHOUT_VERBS: &str =
-    "no RDMA here: this program was built without it (cargo build -p bench --features verbs)";
+pub const WITHOUT_VERBS: &str = "RDMA is unavailable: this program was built without it \
+    (cargo build -p bench --features verbs)";

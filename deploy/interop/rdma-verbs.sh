@@ -15,7 +15,7 @@ without() {
   if output=$(verbs_conformance $address 2>&1); then fail "there are verbs: $output"; fi
   echo "$output"
   [ "$(wc -l <<< "$output")" = 1 ] || fail "not one line"
-  grep -qF "no RDMA here: $1" <<< "$output" || fail "does not say: $1"
+  grep -qF "RDMA is unavailable: $1" <<< "$output" || fail "does not say: $1"
 }
 
 say "no libraries"

@@ -79,13 +79,13 @@ impl Drop for Share {
 
 /// A registered range in use. Keep it until the work requests that name it have completed.
 #[derive(Debug)]
-pub struct Held<P: Provider> {
+pub struct RegisteredRange<P: Provider> {
     pinned: Arc<Pinned<P>>,
     address: usize,
     len: usize,
 }
 
-impl<P: Provider> Held<P> {
+impl<P: Provider> RegisteredRange<P> {
     /// The range as one piece for a local work request.
     ///
     /// # Panics
@@ -233,26 +233,26 @@ impl<P: Provider> RegistrationCache<P> {
     /// [`Error::Limit`] if the range does not fit beside the registrations in use: copy through
     /// registered memory instead. Otherwise the error of [`Domain::register`]; if it is a shortage,
     /// only after everything idle was removed.
-    pub fn acquire(&mut self, range: MemoryRange<'_>) -> Result<Held<P>, Error> {
+    pub fn acquire(&mut self, range: MemoryRange<'_>) -> Result<RegisteredRange<P>, Error> {
         let (address, end) = (range.address(), range.address() + range.len());
-        if let Some(place) = self.covering(address, end) {
+        if let Some(entry_index) = self.covering(address, end) {
             self.counters.hits += 1;
-            self.touch(place);
-            return Ok(self.held(place, &range));
+            self.touch(entry_index);
+            return Ok(self.acquired(entry_index, &range));
         }
         self.counters.misses += 1;
-        let place = self.insert(&range);
-        let place = place.inspect_err(|_| self.counters.failures += 1)?;
-        Ok(self.held(place, &range))
+        let entry_index = self.insert(&range);
+        let entry_index = entry_index.inspect_err(|_| self.counters.failures += 1)?;
+        Ok(self.acquired(entry_index, &range))
     }
 
     /// Removes the registrations that overlap these addresses, because their memory is being
-    /// unmapped or reassigned. A registration in use ends with its last [`Held`], but is no longer
-    /// found. Returns the number of removed registrations.
+    /// unmapped or reassigned. A registration in use ends with its last [`RegisteredRange`], but is
+    /// no longer found. Returns the number of removed registrations.
     pub fn invalidate(&mut self, address: usize, len: usize) -> usize {
         let mut count = 0;
-        while let Some(place) = self.overlapping(address, address.saturating_add(len)) {
-            self.remove(place);
+        while let Some(entry_index) = self.overlapping(address, address.saturating_add(len)) {
+            self.remove(entry_index);
             count += 1;
         }
         self.counters.invalidations += count as u64;
@@ -266,35 +266,35 @@ impl<P: Provider> RegistrationCache<P> {
         }
     }
 
-    fn held(&self, place: usize, range: &MemoryRange<'_>) -> Held<P> {
-        Held {
-            pinned: Arc::clone(&self.entry(place).pinned),
+    fn acquired(&self, entry_index: usize, range: &MemoryRange<'_>) -> RegisteredRange<P> {
+        RegisteredRange {
+            pinned: Arc::clone(&self.entry(entry_index).pinned),
             address: range.address(),
             len: range.len(),
         }
     }
 
-    fn entry(&self, place: usize) -> &Entry<P> {
-        let entry = self.entries[place].as_ref();
+    fn entry(&self, entry_index: usize) -> &Entry<P> {
+        let entry = self.entries[entry_index].as_ref();
         entry.expect("places in the tables have entries")
     }
 
-    fn entry_mut(&mut self, place: usize) -> &mut Entry<P> {
-        let entry = self.entries[place].as_mut();
+    fn entry_mut(&mut self, entry_index: usize) -> &mut Entry<P> {
+        let entry = self.entries[entry_index].as_mut();
         entry.expect("places in the tables have entries")
     }
 
     /// The entry that covers the whole range.
     fn covering(&self, address: usize, end: usize) -> Option<usize> {
-        let (_, place) = self.by_start.range(..=address).next_back()?;
-        (self.entry(*place).end >= end).then_some(*place)
+        let (_, entry_index) = self.by_start.range(..=address).next_back()?;
+        (self.entry(*entry_index).end >= end).then_some(*entry_index)
     }
 
     /// The last entry that overlaps the range.
     fn overlapping(&self, address: usize, end: usize) -> Option<usize> {
         // Entries do not overlap each other, so the last that begins before the end is the one.
-        let (_, place) = self.by_start.range(..end).next_back()?;
-        (address < end && self.entry(*place).end > address).then_some(*place)
+        let (_, entry_index) = self.by_start.range(..end).next_back()?;
+        (address < end && self.entry(*entry_index).end > address).then_some(*entry_index)
     }
 
     /// The range extended to whole granules, within its memory.
@@ -307,11 +307,11 @@ impl<P: Provider> RegistrationCache<P> {
     }
 
     /// The rounded range extended over the entries that it overlaps, within its memory.
-    fn united<'a>(&self, rounded: &MemoryRange<'a>) -> Option<MemoryRange<'a>> {
+    fn merged<'a>(&self, rounded: &MemoryRange<'a>) -> Option<MemoryRange<'a>> {
         let (address, end) = (rounded.address(), rounded.address() + rounded.len());
         let first = self.by_start.range(..=address).next_back();
         let start = match first {
-            Some((start, place)) if self.entry(*place).end > address => *start,
+            Some((start, entry_index)) if self.entry(*entry_index).end > address => *start,
             _ => address,
         };
         let last = self.overlapping(address, end)?;
@@ -322,22 +322,22 @@ impl<P: Provider> RegistrationCache<P> {
     /// Registers a range that is not covered; returns the index of its entry.
     fn insert(&mut self, range: &MemoryRange<'_>) -> Result<usize, Error> {
         let rounded = self.rounded(range);
-        let united = self.united(&rounded);
-        let mut gone = 0;
+        let merged = self.merged(&rounded);
+        let mut removed_count = 0;
         let (start, end) = (rounded.address(), rounded.address() + rounded.len());
-        while let Some(place) = self.overlapping(start, end) {
-            self.remove(place);
-            gone += 1;
+        while let Some(entry_index) = self.overlapping(start, end) {
+            self.remove(entry_index);
+            removed_count += 1;
         }
-        let united = united.map(|united| self.register(&united));
-        let registered = match united {
+        let merged = merged.map(|merged| self.register(&merged));
+        let registered = match merged {
             Some(Ok(registered)) => {
-                self.counters.merges += gone;
+                self.counters.merges += removed_count;
                 registered
             }
             // All together may be more than the cap, or what was beside the range unmapped by now.
             Some(Err(_)) | None => {
-                self.counters.evictions += gone;
+                self.counters.evictions += removed_count;
                 self.register(&rounded)?
             }
         };
@@ -397,62 +397,62 @@ impl<P: Provider> RegistrationCache<P> {
     }
 
     fn add(&mut self, entry: Entry<P>) -> usize {
-        let place = self.free.pop().unwrap_or_else(|| {
+        let entry_index = self.free.pop().unwrap_or_else(|| {
             self.entries.push(None);
             self.entries.len() - 1
         });
-        self.by_start.insert(entry.start, place);
-        self.entries[place] = Some(entry);
-        self.append(place);
-        place
+        self.by_start.insert(entry.start, entry_index);
+        self.entries[entry_index] = Some(entry);
+        self.append(entry_index);
+        entry_index
     }
 
     /// Removes an entry; its registration ends when it is no longer in use.
-    fn remove(&mut self, place: usize) {
-        self.unlink(place);
-        if let Some(entry) = self.entries[place].take() {
+    fn remove(&mut self, entry_index: usize) {
+        self.unlink(entry_index);
+        if let Some(entry) = self.entries[entry_index].take() {
             self.by_start.remove(&entry.start);
-            self.free.push(place);
+            self.free.push(entry_index);
         }
     }
 
     /// Removes the least recently used entry that is not in use.
     fn evict_oldest_idle(&mut self) -> bool {
-        let mut place = self.oldest;
-        while place != NONE {
-            let entry = self.entry(place);
+        let mut entry_index = self.oldest;
+        while entry_index != NONE {
+            let entry = self.entry(entry_index);
             if entry.is_idle() {
-                self.remove(place);
+                self.remove(entry_index);
                 self.counters.evictions += 1;
                 return true;
             }
-            place = entry.newer;
+            entry_index = entry.newer;
         }
         false
     }
 
     /// Makes an entry the most recently used one.
-    fn touch(&mut self, place: usize) {
-        if self.newest != place {
-            self.unlink(place);
-            self.append(place);
+    fn touch(&mut self, entry_index: usize) {
+        if self.newest != entry_index {
+            self.unlink(entry_index);
+            self.append(entry_index);
         }
     }
 
-    fn append(&mut self, place: usize) {
+    fn append(&mut self, entry_index: usize) {
         let newest = self.newest;
-        let entry = self.entry_mut(place);
+        let entry = self.entry_mut(entry_index);
         entry.older = newest;
         entry.newer = NONE;
         match newest {
-            NONE => self.oldest = place,
-            before => self.entry_mut(before).newer = place,
+            NONE => self.oldest = entry_index,
+            before => self.entry_mut(before).newer = entry_index,
         }
-        self.newest = place;
+        self.newest = entry_index;
     }
 
-    fn unlink(&mut self, place: usize) {
-        let Entry { older, newer, .. } = *self.entry(place);
+    fn unlink(&mut self, entry_index: usize) {
+        let Entry { older, newer, .. } = *self.entry(entry_index);
         match older {
             NONE => self.oldest = newer,
             before => self.entry_mut(before).newer = newer,

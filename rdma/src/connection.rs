@@ -96,7 +96,7 @@ impl RejectReason {
 impl fmt::Display for RejectReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
-            Self::NO_LISTENER => f.write_str("nobody listens there"),
+            Self::NO_LISTENER => f.write_str("no listener at this address"),
             Self::BY_CONSUMER => f.write_str("rejected by the peer"),
             Self(code) => write!(f, "reason {code}"),
         }

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 #[derive(Debug, thiserror::Error)]
 pub enum Unavailable {
     /// A library of rdma-core is not installed.
-    #[error("no RDMA here: the library {library} cannot be loaded ({cause})")]
+    #[error("RDMA is unavailable: the library {library} cannot be loaded ({cause})")]
     LibraryMissing {
         /// Its file name.
         library: &'static str,
@@ -15,7 +15,7 @@ pub enum Unavailable {
         cause: String,
     },
     /// A library lacks a function: rdma-core is older than this program needs.
-    #[error("no RDMA here: {library} has no function {function}")]
+    #[error("RDMA is unavailable: {library} has no function {function}")]
     LibraryTooOld {
         /// The library's file name.
         library: &'static str,
@@ -23,13 +23,13 @@ pub enum Unavailable {
         function: &'static str,
     },
     /// The kernel's connection manager cannot be reached.
-    #[error("no RDMA here: the kernel's connection manager cannot be opened")]
+    #[error("RDMA is unavailable: the kernel's connection manager cannot be opened")]
     NoConnectionManager(#[source] io::Error),
     /// There is no RDMA device.
-    #[error("no RDMA here: this machine has no RDMA device")]
+    #[error("RDMA is unavailable: this machine has no RDMA device")]
     NoDevice,
     /// The address belongs to no RDMA device.
-    #[error("no RDMA here: {address} is not an address of an RDMA device")]
+    #[error("RDMA is unavailable: {address} is not an address of an RDMA device")]
     NotOnDevice {
         /// The address.
         address: SocketAddr,
@@ -52,8 +52,8 @@ impl Unavailable {
                  rdma link add rxe0 type rxe netdev IFACE"
             }
             Self::NotOnDevice { .. } => {
-                "choose an address of a network interface that `rdma link show` names, and see that \
-                 the interface is up"
+                "choose an address of a network interface listed by `rdma link show`, and check \
+                 that the interface is up"
             }
         }
     }
@@ -66,7 +66,7 @@ pub enum Error {
     #[error(transparent)]
     Unavailable(#[from] Unavailable),
     /// The request exceeds a limit of the device.
-    #[error("{wanted} {what} wanted, the device allows {limit}")]
+    #[error("{wanted} {what} requested, the device allows {limit}")]
     Limit {
         /// The limited resource, with its unit.
         what: &'static str,
@@ -88,7 +88,7 @@ pub enum Error {
         limit: usize,
     },
     /// The device was removed or failed.
-    #[error("the RDMA device is gone")]
+    #[error("the RDMA device was removed or failed")]
     DeviceGone,
     /// The kernel or the device rejected a step.
     #[error("{step} failed")]
@@ -114,10 +114,10 @@ pub enum PostError {
     #[error("inline data does not fit")]
     InlineTooLong,
     /// The queue pair does not support such requests, or not in its state.
-    #[error("the queue pair does not take this request")]
+    #[error("the queue pair does not support this request in its state")]
     NotPossible,
     /// The device rejected the request, with this error number.
-    #[error("the device refused, error {0}")]
+    #[error("the device rejected the request, error {0}")]
     Device(i32),
 }
 

@@ -43,7 +43,7 @@ mod request;
 #[cfg(feature = "verbs")]
 pub mod verbs;
 
-pub use cache::{CacheConfig, CacheCounters, Held, RegistrationCache};
+pub use cache::{CacheConfig, CacheCounters, RegisteredRange, RegistrationCache};
 pub use completion::{CompletionFlags, CompletionOpcode, CompletionStatus, WorkCompletion};
 pub use connection::{
     ACCEPT_PRIVATE_DATA_MAX, CONNECT_PRIVATE_DATA_MAX, ConnectParameters, ConnectionEvent, Event,

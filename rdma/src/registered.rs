@@ -345,7 +345,7 @@ impl<P: Provider> MemoryMap<P> {
         self.gather_several(address, len)
     }
 
-    /// A part of `memory` as one piece of one registration. `near` caches the index of the last
+    /// A part of `memory` as one piece of one registration. `hint` caches the index of the last
     /// registration found, so that further ranges of it need no search; start with 0. Returns
     /// `None` if no single registration contains the part; [`gather`](Self::gather) may then
     /// succeed.
@@ -353,7 +353,7 @@ impl<P: Provider> MemoryMap<P> {
     #[must_use]
     pub fn piece(
         &self,
-        near: &mut usize,
+        hint: &mut usize,
         memory: &impl DeviceMemory,
         offset: usize,
         length: u32,
@@ -363,7 +363,7 @@ impl<P: Provider> MemoryMap<P> {
             return None;
         }
         let address = memory.address() + offset;
-        let lkey = self.local_key(near, address, len)?;
+        let lkey = self.local_key(hint, address, len)?;
         Some(Sge {
             address: address as u64,
             length,
@@ -371,26 +371,26 @@ impl<P: Provider> MemoryMap<P> {
         })
     }
 
-    /// The local key of the registration that contains a range; `near` as for
+    /// The local key of the registration that contains a range; `hint` as for
     /// [`piece`](Self::piece).
     #[inline(always)]
     #[must_use]
-    pub fn local_key(&self, near: &mut usize, address: usize, len: usize) -> Option<u32> {
-        match self.pieces.get(*near) {
+    pub fn local_key(&self, hint: &mut usize, address: usize, len: usize) -> Option<u32> {
+        match self.pieces.get(*hint) {
             Some(piece) if piece.has(address, len) => Some(piece.lkey),
-            _ => self.search_key(near, address, len),
+            _ => self.search_key(hint, address, len),
         }
     }
 
     #[inline(never)]
-    fn search_key(&self, near: &mut usize, address: usize, len: usize) -> Option<u32> {
+    fn search_key(&self, hint: &mut usize, address: usize, len: usize) -> Option<u32> {
         let after = self.pieces.partition_point(|piece| piece.start <= address);
         let at = after.checked_sub(1)?;
         let piece = self.pieces[at];
         if !piece.has(address, len) {
             return None;
         }
-        *near = at;
+        *hint = at;
         Some(piece.lkey)
     }
 

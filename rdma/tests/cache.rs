@@ -10,12 +10,12 @@ use proptest::prelude::*;
 use rdma::*;
 use rdma_testing::fake::{DeviceConfig, Fabric, FabricConfig, Fake};
 
-fn sge(held: &Held<Fake>) -> Sge {
+fn sge(held: &RegisteredRange<Fake>) -> Sge {
     // SAFETY: the piece is only compared and never posted.
     unsafe { held.sge() }
 }
 
-fn piece(held: &Held<Fake>, offset: usize, len: usize) -> Sge {
+fn piece(held: &RegisteredRange<Fake>, offset: usize, len: usize) -> Sge {
     // SAFETY: as above.
     unsafe { held.piece(offset, len) }
 }
@@ -174,7 +174,7 @@ fn a_device_that_refuses_gets_back_what_is_idle() {
 }
 
 #[test]
-fn a_bad_address_costs_nothing_that_is_kept() {
+fn a_bad_address_evicts_nothing() {
     let setup = setup(16, 100);
     let mut cache = setup.cache(16, 16);
     drop(cache.acquire(setup.range(0, 1)).expect("room"));
@@ -338,8 +338,8 @@ impl Model {
                 gone += 1;
             }
         }
-        let united = gone > 0 && high - low <= CAP && self.room(high - low);
-        if united {
+        let merged = gone > 0 && high - low <= CAP && self.room(high - low);
+        if merged {
             self.counters.merges += gone;
         } else {
             self.counters.evictions += gone;
@@ -383,7 +383,7 @@ impl Model {
 }
 
 #[derive(Clone, Debug)]
-enum Act {
+enum CacheOperation {
     Acquire { offset: usize, len: usize },
     Release { which: usize },
     Invalidate { offset: usize, len: usize },
@@ -392,15 +392,15 @@ enum Act {
 /// Pages of memory in the property test.
 const PAGES: usize = 24;
 
-fn acts() -> impl Strategy<Value = Vec<Act>> {
+fn cache_operations() -> impl Strategy<Value = Vec<CacheOperation>> {
     let range = (0..PAGES * PAGE, 1..6 * PAGE).prop_map(|(offset, len)| {
         let len = len.min(PAGES * PAGE - offset);
         (offset, len)
     });
     let act = prop_oneof![
-        6 => range.clone().prop_map(|(offset, len)| Act::Acquire { offset, len }),
-        5 => (0usize..8).prop_map(|which| Act::Release { which }),
-        1 => range.prop_map(|(offset, len)| Act::Invalidate { offset, len }),
+        6 => range.clone().prop_map(|(offset, len)| CacheOperation::Acquire { offset, len }),
+        5 => (0usize..8).prop_map(|which| CacheOperation::Release { which }),
+        1 => range.prop_map(|(offset, len)| CacheOperation::Invalidate { offset, len }),
     ];
     prop::collection::vec(act, 1..120)
 }
@@ -409,14 +409,14 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn the_cache_does_what_the_naive_one_does(acts in acts()) {
+    fn the_cache_equals_the_reference_model(cache_operations in cache_operations()) {
         let setup = setup(PAGES, 1000);
         let mut cache = setup.cache(CAP, ENTRIES);
         let mut model = Model::default();
-        let mut held: Vec<(u64, Held<Fake>)> = Vec::new();
-        for act in acts {
+        let mut held: Vec<(u64, RegisteredRange<Fake>)> = Vec::new();
+        for act in cache_operations {
             match act {
-                Act::Acquire { offset, len } => {
+                CacheOperation::Acquire { offset, len } => {
                     let pages = (offset / PAGE, (offset + len).div_ceil(PAGE));
                     let expected = model.acquire(pages.0, pages.1);
                     let got = cache.acquire(setup.range(offset, len));
@@ -430,12 +430,12 @@ proptest! {
                         held.push((name, got));
                     }
                 }
-                Act::Release { which } if !held.is_empty() => {
+                CacheOperation::Release { which } if !held.is_empty() => {
                     let which = which % held.len();
                     model.release(held.swap_remove(which).0);
                 }
-                Act::Release { .. } => {}
-                Act::Invalidate { offset, len } => {
+                CacheOperation::Release { .. } => {}
+                CacheOperation::Invalidate { offset, len } => {
                     // `invalidate` works on addresses; entries are whole pages.
                     let pages = (offset / PAGE, (offset + len).div_ceil(PAGE));
                     let address = setup.region.base_address() + offset;

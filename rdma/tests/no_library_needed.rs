@@ -37,12 +37,12 @@ fn the_program_names_no_library_of_rdma_core() {
 }
 
 #[test]
-fn a_machine_without_rdma_is_told_so_in_one_line_with_a_remedy() {
+fn a_machine_without_rdma_gets_one_line_with_a_remedy() {
     match use_verbs() {
         Ok(_) => {}
         Err(rdma::Error::Unavailable(reason)) => {
             let line = reason.to_string();
-            assert!(line.starts_with("no RDMA here: "), "{line}");
+            assert!(line.starts_with("RDMA is unavailable: "), "{line}");
             assert!(!line.contains('\n') && !reason.remedy().is_empty());
             assert!(!matches!(reason, Unavailable::NotOnDevice { .. }));
         }

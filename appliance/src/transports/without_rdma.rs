@@ -16,7 +16,8 @@ use crate::orders::Answers;
 /// NVMe/RDMA is not in this build.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "listener {name}: no RDMA here: this program was built without it: build it with the feature \
+    "listener {name}: RDMA is unavailable: this program was built without it: build it with the \
+     feature \
      verbs, or take the packaged one"
 )]
 pub(super) struct BuiltWithout {

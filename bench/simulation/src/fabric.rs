@@ -117,6 +117,6 @@ impl RdmaNetwork {
     /// Whether unprocessed events are pending for the appliance.
     #[must_use]
     pub fn waits_for_target(&self) -> bool {
-        self.fabric.has_news(&self.target)
+        self.fabric.has_pending_events(&self.target)
     }
 }

@@ -273,7 +273,7 @@ fn a_listener_comes_and_goes_while_another_serves() {
     other_io.await_end(&mut server);
     other_admin.await_end(&mut server);
     let by_second = Host::connect(&mut server, &Call::queue(0, 32, 0));
-    assert!(by_second.is_err(), "nobody listens there any more");
+    assert!(by_second.is_err(), "no listener at this address any more");
     io.prove_alive(&mut server, 3, 3);
     server.address = first;
     drop((admin, io, other_admin, other_io));

@@ -155,7 +155,7 @@ fn a_peer_that_vanished_is_found_within_two_minutes() {
     let mut stage = Stage::new();
     let (_admin, io) = Host::attach(&mut stage, 32);
     stage.pass(Nanos::from_secs(1));
-    stage.fabric.silence(io.queue_pair_number());
+    stage.fabric.partition(io.queue_pair_number());
     let mut seconds = 0;
     while stage.set.len() == 2 && seconds < 1000 {
         for _ in 0..10 {

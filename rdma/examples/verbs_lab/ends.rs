@@ -15,7 +15,7 @@ use rdma::{
 };
 
 /// How long any step may take.
-const PATIENCE: Duration = Duration::from_secs(20);
+const STEP_TIMEOUT: Duration = Duration::from_secs(20);
 /// Bytes of each end's memory: the longest transfer.
 pub(crate) const BYTES: usize = 1 << 20;
 /// Work requests of each queue.
@@ -23,12 +23,15 @@ pub(crate) const REQUESTS: u32 = 32;
 
 /// Polls until there is a result.
 pub(crate) fn wait<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + STEP_TIMEOUT;
     loop {
         if let Some(found) = look() {
             return found;
         }
-        assert!(Instant::now() < deadline, "{what}: not within {PATIENCE:?}");
+        assert!(
+            Instant::now() < deadline,
+            "{what}: not within {STEP_TIMEOUT:?}"
+        );
         std::thread::yield_now();
     }
 }
@@ -39,7 +42,7 @@ pub(crate) fn next(channel: &mut impl EventChannel<Provider = Verbs>, what: &str
 }
 
 /// The next event of the only connection of a channel.
-pub(crate) fn told(
+pub(crate) fn next_connection_event(
     channel: &mut impl EventChannel<Provider = Verbs>,
     what: &str,
 ) -> ConnectionEvent {
@@ -172,15 +175,15 @@ impl End {
         let mut channel = verbs.event_channel().expect("a channel");
         let mut connection = channel.connection(Token(1)).expect("a connection");
         connection
-            .resolve_address(None, peer, PATIENCE)
+            .resolve_address(None, peer, STEP_TIMEOUT)
             .expect("resolving the address");
-        let event = told(&mut channel, "the address");
+        let event = next_connection_event(&mut channel, "the address");
         assert_eq!(event, ConnectionEvent::AddressResolved);
         connection
-            .resolve_route(PATIENCE)
+            .resolve_route(STEP_TIMEOUT)
             .expect("resolving the route");
         assert_eq!(
-            told(&mut channel, "the route"),
+            next_connection_event(&mut channel, "the route"),
             ConnectionEvent::RouteResolved
         );
         let mut end = Self::new(channel, connection, pages, access, domain);
@@ -207,7 +210,7 @@ impl End {
     }
 
     pub(crate) fn expect_established(&mut self) {
-        let event = told(&mut self.channel, "established");
+        let event = next_connection_event(&mut self.channel, "established");
         assert!(
             matches!(
                 event,

@@ -15,7 +15,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::slice;
 use std::time::{Duration, Instant};
 
-use ends::{BYTES, End, Ends, REQUESTS, next, told, wait};
+use ends::{BYTES, End, Ends, REQUESTS, next, next_connection_event, wait};
 use hugemem::allocation_counter::{CountingAllocator, allocations_on_this_thread};
 use hugemem::{PagePolicy, PageSize};
 use rdma::{
@@ -28,14 +28,14 @@ use rdma::{
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-struct Place {
+struct LabEnvironment {
     verbs: Verbs,
     address: SocketAddr,
     interface: String,
     device: String,
 }
 
-type Case = (&'static str, fn(&Place));
+type Case = (&'static str, fn(&LabEnvironment));
 
 const CASES: [Case; 9] = [
     (
@@ -76,7 +76,7 @@ fn main() -> ExitCode {
         eprintln!("usage: verbs_lab ADDRESS INTERFACE DEVICE [CASE…]");
         return ExitCode::from(2);
     };
-    let place = Place {
+    let lab = LabEnvironment {
         verbs: match Verbs::open() {
             Ok(verbs) => verbs,
             Err(error) => {
@@ -89,7 +89,7 @@ fn main() -> ExitCode {
         device: device.clone(),
     };
     if wanted == ["serve"] {
-        serve(&place);
+        serve(&lab);
         return ExitCode::SUCCESS;
     }
     let mut failed = 0;
@@ -98,7 +98,7 @@ fn main() -> ExitCode {
             continue;
         }
         let began = Instant::now();
-        let outcome = catch_unwind(AssertUnwindSafe(|| case(&place)));
+        let outcome = catch_unwind(AssertUnwindSafe(|| case(&lab)));
         failed += usize::from(outcome.is_err());
         let word = if outcome.is_ok() { "ok" } else { "FAILED" };
         println!("{name} {word} {:.3} s", began.elapsed().as_secs_f64());
@@ -115,10 +115,10 @@ fn run(words: &[&str]) {
     );
 }
 
-fn hugepages_carry_long_transfers(place: &Place) {
+fn hugepages_carry_long_transfers(lab: &LabEnvironment) {
     let mut ends = Ends::new(
-        &place.verbs,
-        place.address,
+        &lab.verbs,
+        lab.address,
         PagePolicy::HugeOnly,
         Access::REMOTE,
     );
@@ -147,15 +147,15 @@ fn page_size() -> Option<PageSize> {
 
 /// The other process of [`a_killed_peer_is_a_disconnect`]: accepts one connection, then does
 /// nothing.
-fn serve(place: &Place) {
-    let mut listening = place.verbs.event_channel().expect("a channel");
+fn serve(lab: &LabEnvironment) {
+    let mut listening = lab.verbs.event_channel().expect("a channel");
     let listener = listening
-        .listen(place.address, 4, Token(9))
+        .listen(lab.address, 4, Token(9))
         .expect("listening");
     println!("{}", listener.local_address());
     std::io::stdout().flush().expect("telling the address");
     let mut end = End::accept(
-        &place.verbs,
+        &lab.verbs,
         &mut listening,
         PagePolicy::Ordinary,
         Access::REMOTE,
@@ -166,10 +166,10 @@ fn serve(place: &Place) {
     std::thread::sleep(Duration::from_secs(60));
 }
 
-fn a_killed_peer_is_a_disconnect(place: &Place) {
+fn a_killed_peer_is_a_disconnect(lab: &LabEnvironment) {
     let mut peer = Command::new("/proc/self/exe")
-        .arg(place.address.ip().to_string())
-        .args([&place.interface, &place.device, "serve"])
+        .arg(lab.address.ip().to_string())
+        .args([&lab.interface, &lab.device, "serve"])
         .stdout(Stdio::piped())
         .spawn()
         .expect("another process");
@@ -179,14 +179,14 @@ fn a_killed_peer_is_a_disconnect(place: &Place) {
         .read_line(&mut line)
         .expect("its address");
     let address = line.trim().parse().expect("its address");
-    let mut client = End::connect(&place.verbs, address, Access::REMOTE);
+    let mut client = End::connect(&lab.verbs, address, Access::REMOTE);
     for wr_id in 1..=4 {
         client.receive(wr_id);
     }
     client.expect(1, CompletionStatus::SUCCESS);
     peer.kill().expect("killing it");
     peer.wait().expect("its end");
-    let event = told(&mut client.channel, "the end");
+    let event = next_connection_event(&mut client.channel, "the end");
     assert_eq!(event, ConnectionEvent::Disconnected);
     for wr_id in 2..=4 {
         client.expect(wr_id, CompletionStatus::FLUSHED);
@@ -197,8 +197,8 @@ fn a_killed_peer_is_a_disconnect(place: &Place) {
     );
 }
 
-fn requests_take_no_memory(place: &Place) {
-    let mut ends = ordinary_ends(place);
+fn requests_take_no_memory(lab: &LabEnvironment) {
+    let mut ends = ordinary_ends(lab);
     let Ends { client, server, .. } = &mut ends;
     let remote = server.memory.remote(0);
     let piece = client.memory.piece(0, 4096);
@@ -279,8 +279,8 @@ fn binding_of(registration: &impl Registration, wr_id: u64) -> WindowBinding {
     }
 }
 
-fn a_window_outlives_its_registration(place: &Place) {
-    let mut ends = ordinary_ends(place);
+fn a_window_outlives_its_registration(lab: &LabEnvironment) {
+    let mut ends = ordinary_ends(lab);
     let (window, registration, remote) = bound_window(&mut ends.server);
     drop(registration);
     let client = &mut ends.client;
@@ -292,11 +292,11 @@ fn a_window_outlives_its_registration(place: &Place) {
     client.expect(2, CompletionStatus::REMOTE_ACCESS_ERROR);
 }
 
-fn a_window_outlives_its_queue_pair(place: &Place) {
+fn a_window_outlives_its_queue_pair(lab: &LabEnvironment) {
     let began = Instant::now();
     let Ends {
         mut client, server, ..
-    } = ordinary_ends(place);
+    } = ordinary_ends(lab);
     let (mut window, registration, remote) = bound_window(&mut client);
     let domain = client.memory.registered.domain().clone();
     drop((client, server));
@@ -304,8 +304,8 @@ fn a_window_outlives_its_queue_pair(place: &Place) {
     assert!(began.elapsed() < Duration::from_secs(20));
     // The window is unbound now, and can be bound on another queue pair of the domain.
     let mut other = Ends::in_domain(
-        &place.verbs,
-        place.address,
+        &lab.verbs,
+        lab.address,
         PagePolicy::Ordinary,
         Access::REMOTE,
         Some(domain),
@@ -329,17 +329,17 @@ fn a_window_outlives_its_queue_pair(place: &Place) {
         .expect(2, CompletionStatus::REMOTE_ACCESS_ERROR);
 }
 
-fn ordinary_ends(place: &Place) -> Ends {
+fn ordinary_ends(lab: &LabEnvironment) -> Ends {
     Ends::new(
-        &place.verbs,
-        place.address,
+        &lab.verbs,
+        lab.address,
         PagePolicy::Ordinary,
         Access::REMOTE,
     )
 }
 
-fn one_binding_of_a_window_in_a_batch(place: &Place) {
-    let mut ends = ordinary_ends(place);
+fn one_binding_of_a_window_in_a_batch(lab: &LabEnvironment) {
+    let mut ends = ordinary_ends(lab);
     let (mut window, registration, remote) = bound_window(&mut ends.server);
     let server = &mut ends.server;
     let queue_pair = &mut server.queue_pair;
@@ -370,8 +370,8 @@ fn one_binding_of_a_window_in_a_batch(place: &Place) {
     client.expect(2, CompletionStatus::REMOTE_ACCESS_ERROR);
 }
 
-fn queues_that_overflow_refuse(place: &Place) {
-    let mut ends = ordinary_ends(place);
+fn queues_that_overflow_refuse(lab: &LabEnvironment) {
+    let mut ends = ordinary_ends(lab);
     let client = &mut ends.client;
     // The peer has no receive posted, so all of these stay in the queue.
     let mut posted = 0_u64;
@@ -400,9 +400,9 @@ fn queues_that_overflow_refuse(place: &Place) {
     }
 }
 
-fn device_of(place: &Place) -> <Verbs as Provider>::Device {
-    let devices = place.verbs.devices().expect("devices");
-    let device = devices.iter().find(|one| one.name() == place.device);
+fn device_of(lab: &LabEnvironment) -> <Verbs as Provider>::Device {
+    let devices = lab.verbs.devices().expect("devices");
+    let device = devices.iter().find(|one| one.name() == lab.device);
     device.expect("the device").clone()
 }
 
@@ -412,34 +412,34 @@ fn port_event(device: &<Verbs as Provider>::Device, expected: DeviceEvent) {
     });
 }
 
-fn a_port_goes_down_and_up(place: &Place) {
-    let device = device_of(place);
+fn a_port_goes_down_and_up(lab: &LabEnvironment) {
+    let device = device_of(lab);
     while device.next_event().is_some() {}
     assert!(device.port_is_up(1).expect("a port"));
-    run(&["ip", "link", "set", &place.interface, "down"]);
+    run(&["ip", "link", "set", &lab.interface, "down"]);
     port_event(&device, DeviceEvent::PortDown(1));
     assert!(!device.port_is_up(1).expect("a port"));
-    run(&["ip", "link", "set", &place.interface, "up"]);
+    run(&["ip", "link", "set", &lab.interface, "up"]);
     port_event(&device, DeviceEvent::PortUp(1));
     assert!(device.port_is_up(1).expect("a port"));
-    drop(ordinary_ends(place));
+    drop(ordinary_ends(lab));
 }
 
-fn a_device_is_removed_and_returns(place: &Place) {
-    let device = device_of(place);
+fn a_device_is_removed_and_returns(lab: &LabEnvironment) {
+    let device = device_of(lab);
     while device.next_event().is_some() {}
-    let mut ends = ordinary_ends(place);
+    let mut ends = ordinary_ends(lab);
     ends.client.receive(1);
     let (window, registration, _) = bound_window(&mut ends.server);
-    let device_name = place.device.clone();
+    let device_name = lab.device.clone();
     // The kernel waits until every user has released the device, so another thread requests the
     // removal.
     let removal = std::thread::spawn(move || run(&["rdma", "link", "delete", &device_name]));
     for end in [&mut ends.client, &mut ends.server] {
-        let mut event = told(&mut end.channel, "the removal");
+        let mut event = next_connection_event(&mut end.channel, "the removal");
         // The kernel may have finished with the other end first.
         if event == ConnectionEvent::Disconnected {
-            event = told(&mut end.channel, "the removal");
+            event = next_connection_event(&mut end.channel, "the removal");
         }
         assert_eq!(event, ConnectionEvent::DeviceRemoved);
     }
@@ -461,7 +461,7 @@ fn a_device_is_removed_and_returns(place: &Place) {
     drop(device);
     // There is another device, so the list is never empty.
     wait("the removal", || {
-        let devices = place.verbs.devices().expect("devices");
+        let devices = lab.verbs.devices().expect("devices");
         assert!(devices.iter().all(|one| one.index() != index));
         removal.is_finished().then_some(())
     });
@@ -470,15 +470,15 @@ fn a_device_is_removed_and_returns(place: &Place) {
         "rdma",
         "link",
         "add",
-        &place.device,
+        &lab.device,
         "type",
         "rxe",
         "netdev",
-        &place.interface,
+        &lab.interface,
     ]);
-    let returned = device_of(place);
+    let returned = device_of(lab);
     assert_ne!(returned.index(), index, "another device");
-    let mut ends = ordinary_ends(place);
+    let mut ends = ordinary_ends(lab);
     let remote = ends.server.memory.remote(0);
     ends.client.post(1, SendOperation::Write(remote), 4096);
     ends.client.expect(1, CompletionStatus::SUCCESS);

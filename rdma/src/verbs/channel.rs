@@ -17,10 +17,10 @@ use super::Verbs;
 use super::connect_request::{Details, VerbsConnectRequest};
 use super::connection::{VerbsConnection, failure_kind};
 use super::handle::Handle;
-use super::identifier::{Identifier, Label, set};
+use super::identifier::{Identifier, IdentifierContext, set};
 use super::library::Functions;
-use super::listener::{NOWHERE, VerbsListener};
-use super::queue_pair::set_patience;
+use super::listener::{UNKNOWN_ADDRESS, VerbsListener};
+use super::queue_pair::set_rnr_timer;
 use super::system::{descriptor_of, error_of, set_nonblocking, would_block};
 use super::table::{DeviceTable, no_devices};
 use crate::connection::{ConnectionEvent, Event, PrivateData, RejectReason, Token};
@@ -75,7 +75,7 @@ impl Drop for Channel {
 }
 
 /// The content of an event after its acknowledgement.
-enum Told {
+enum FetchedEvent {
     Nothing,
     Event(Event<Verbs>),
     Request {
@@ -110,7 +110,7 @@ impl VerbsEventChannel {
     }
 
     /// Fetches, converts and acknowledges one event under the channel's lock.
-    fn fetch(&self) -> Result<Option<Told>, Error> {
+    fn fetch(&self) -> Result<Option<FetchedEvent>, Error> {
         let functions = self.channel.functions;
         let _lock = self.channel.lock();
         let mut event = ptr::null_mut();
@@ -120,25 +120,25 @@ impl VerbsEventChannel {
         if unsafe { get(self.channel.channel.get(), &raw mut event) } != 0 {
             let error = io::Error::last_os_error();
             return match error.kind() {
-                io::ErrorKind::Interrupted => Ok(Some(Told::Nothing)),
+                io::ErrorKind::Interrupted => Ok(Some(FetchedEvent::Nothing)),
                 _ if would_block(&error) => Ok(None),
                 _ => Err(error_of("rdma_get_cm_event", error)),
             };
         }
         // SAFETY: the event belongs to this function until it is acknowledged.
         let fetched = unsafe { &*event };
-        let told = told_by(fetched);
-        if let Told::Event(_) = told {
-            self.follow(fetched.event, fetched.id);
+        let converted = convert_event(fetched);
+        if let FetchedEvent::Event(_) = converted {
+            self.handle_event(fetched.event, fetched.id);
         }
         // SAFETY: the event came from the call above and is acknowledged once.
         unsafe { (functions.rdma_ack_cm_event)(event) };
-        Ok(Some(told))
+        Ok(Some(converted))
     }
 
     /// Reacts to an event on this side's behalf, so that the owner of the connection need not. The
     /// channel is locked.
-    fn follow(&self, kind: rdma_cm_event_type::Type, id: *mut rdma_cm_id) {
+    fn handle_event(&self, kind: rdma_cm_event_type::Type, id: *mut rdma_cm_id) {
         let functions = self.channel.functions;
         match kind {
             rdma_cm_event_type::RDMA_CM_EVENT_DISCONNECTED => {
@@ -151,7 +151,7 @@ impl VerbsEventChannel {
                 // SAFETY: the identifier is alive, and its channel is locked.
                 let queue_pair = unsafe { (*id).qp };
                 if let Some(queue_pair) = Handle::new(queue_pair) {
-                    set_patience(functions, queue_pair);
+                    set_rnr_timer(functions, queue_pair);
                 }
             }
             rdma_cm_event_type::RDMA_CM_EVENT_DEVICE_REMOVAL => {
@@ -188,8 +188,8 @@ impl VerbsEventChannel {
             private_data,
             initiator_depth,
             responder_resources,
-            local_address: identifier.local_address().unwrap_or(NOWHERE),
-            peer_address: identifier.peer_address().unwrap_or(NOWHERE),
+            local_address: identifier.local_address().unwrap_or(UNKNOWN_ADDRESS),
+            peer_address: identifier.peer_address().unwrap_or(UNKNOWN_ADDRESS),
         };
         Some(VerbsConnectRequest::new(identifier, details))
     }
@@ -199,11 +199,11 @@ impl EventChannel for VerbsEventChannel {
     type Provider = Verbs;
 
     fn next_event(&mut self) -> Result<Option<Event<Verbs>>, Error> {
-        while let Some(told) = self.fetch()? {
-            match told {
-                Told::Nothing => {}
-                Told::Event(event) => return Ok(Some(event)),
-                Told::Request {
+        while let Some(converted) = self.fetch()? {
+            match converted {
+                FetchedEvent::Nothing => {}
+                FetchedEvent::Event(event) => return Ok(Some(event)),
+                FetchedEvent::Request {
                     listener,
                     id,
                     private_data,
@@ -240,39 +240,39 @@ impl EventChannel for VerbsEventChannel {
 }
 
 /// Converts an event. Its channel is locked.
-fn told_by(event: &rdma_cm_event) -> Told {
+fn convert_event(event: &rdma_cm_event) -> FetchedEvent {
     if event.event == rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_REQUEST {
-        return request_told_by(event);
+        return convert_request(event);
     }
     // SAFETY: the caller holds the lock of the channel.
-    let Some(label) = (unsafe { Label::of_identifier(event.id) }) else {
-        return Told::Nothing;
+    let Some(label) = (unsafe { IdentifierContext::of_identifier(event.id) }) else {
+        return FetchedEvent::Nothing;
     };
     let token = label.token;
     if label.is_listener {
         return match event.event {
-            rdma_cm_event_type::RDMA_CM_EVENT_TIMEWAIT_EXIT => Told::Nothing,
-            _ => Told::Event(Event::ListenerFailed { listener: token }),
+            rdma_cm_event_type::RDMA_CM_EVENT_TIMEWAIT_EXIT => FetchedEvent::Nothing,
+            _ => FetchedEvent::Event(Event::ListenerFailed { listener: token }),
         };
     }
     let event = connection_event(label, event);
-    Told::Event(Event::Connection { token, event })
+    FetchedEvent::Event(Event::Connection { token, event })
 }
 
-fn request_told_by(event: &rdma_cm_event) -> Told {
+fn convert_request(event: &rdma_cm_event) -> FetchedEvent {
     let Some(id) = Handle::new(event.id) else {
-        return Told::Nothing;
+        return FetchedEvent::Nothing;
     };
     // A request starts with its listener's context; it gets its own label when it is taken.
     // SAFETY: the event gives this side a new identifier, which no other code knows.
     unsafe { (*id.get()).context = ptr::null_mut() };
     // SAFETY: the caller holds the lock of the channel, and the event names its listener.
-    let Some(label) = (unsafe { Label::of_identifier(event.listen_id) }) else {
-        return Told::Nothing;
+    let Some(label) = (unsafe { IdentifierContext::of_identifier(event.listen_id) }) else {
+        return FetchedEvent::Nothing;
     };
     // SAFETY: events of reliable connections have this member.
     let parameters = unsafe { &event.param.conn };
-    Told::Request {
+    FetchedEvent::Request {
         listener: label.token,
         id,
         private_data: private_data_of(parameters),
@@ -281,7 +281,7 @@ fn request_told_by(event: &rdma_cm_event) -> Told {
     }
 }
 
-fn connection_event(label: &Label, event: &rdma_cm_event) -> ConnectionEvent {
+fn connection_event(label: &IdentifierContext, event: &rdma_cm_event) -> ConnectionEvent {
     use rdma_cm_event_type as kind;
 
     let status = event.status;
@@ -308,7 +308,7 @@ fn connection_event(label: &Label, event: &rdma_cm_event) -> ConnectionEvent {
             established(label, parameters)
         }
         kind::RDMA_CM_EVENT_DISCONNECTED => {
-            set(&label.is_ended);
+            set(&label.is_disconnected);
             ConnectionEvent::Disconnected
         }
         kind::RDMA_CM_EVENT_DEVICE_REMOVAL => ConnectionEvent::DeviceRemoved,
@@ -323,7 +323,7 @@ fn connection_event(label: &Label, event: &rdma_cm_event) -> ConnectionEvent {
 
 /// The active side's event carries the accept's parameters. The passive side's event carries none,
 /// so this function reports what this side granted.
-fn established(label: &Label, parameters: &rdma_conn_param) -> ConnectionEvent {
+fn established(label: &IdentifierContext, parameters: &rdma_conn_param) -> ConnectionEvent {
     if label.is_passive {
         return ConnectionEvent::Established {
             private_data: PrivateData::EMPTY,

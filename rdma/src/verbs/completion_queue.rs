@@ -203,7 +203,7 @@ impl CompletionQueue for VerbsCompletionQueue {
 
     fn acknowledge(&mut self) -> Result<bool, Error> {
         let functions = self.inner.device.functions();
-        let mut told: c_uint = 0;
+        let mut taken_count: c_uint = 0;
         let outcome = loop {
             let mut queue = ptr::null_mut();
             let mut token = ptr::null_mut();
@@ -212,19 +212,19 @@ impl CompletionQueue for VerbsCompletionQueue {
             // SAFETY: the channel is alive and does not block; both places are written by the call.
             let result = unsafe { get(channel, &raw mut queue, &raw mut token) };
             if result == 0 {
-                told += 1;
+                taken_count += 1;
                 continue;
             }
             let error = io::Error::last_os_error();
             break match error.kind() {
                 io::ErrorKind::Interrupted => continue,
-                _ if would_block(&error) => Ok(told > 0),
+                _ if would_block(&error) => Ok(taken_count > 0),
                 _ => Err(error_of("ibv_get_cq_event", error)),
             };
         };
-        if told > 0 {
+        if taken_count > 0 {
             // SAFETY: the channel has no other queue, and so many notifications of it were taken.
-            unsafe { (functions.ibv_ack_cq_events)(self.inner.queue.get(), told) };
+            unsafe { (functions.ibv_ack_cq_events)(self.inner.queue.get(), taken_count) };
         }
         outcome
     }
@@ -279,15 +279,19 @@ mod tests {
     }
 
     #[test]
-    fn an_invalidated_key_is_told_by_either_flag_where_the_device_sets_it() {
+    fn an_invalidated_key_is_reported_by_either_flag_of_the_device() {
         for (flags, device, key) in [
             (1 << 3, SPECIFIED, Some(0x1234)),
             (1 << 2, SPECIFIED, None),
             (1 << 2, SOFT_ROCE, Some(0x1234)),
             (1 << 1, SOFT_ROCE, None),
         ] {
-            let told = completion_of(&completion(0, 128, flags), device);
-            assert_eq!(told.invalidated(), key, "flags {flags:#x} of {device:#x}");
+            let converted = completion_of(&completion(0, 128, flags), device);
+            assert_eq!(
+                converted.invalidated(),
+                key,
+                "flags {flags:#x} of {device:#x}"
+            );
         }
     }
 
@@ -305,9 +309,9 @@ mod tests {
 
     #[test]
     fn unknown_codes_are_kept() {
-        let told = completion_of(&completion(99, 0x7654, 0), SPECIFIED);
-        assert_eq!((told.status.0, told.opcode.0), (99, 0x7654));
-        assert_eq!((told.wr_id, told.qp_number), (u64::MAX, 17));
-        assert!(!told.is_success() && told.status.name().is_none());
+        let converted = completion_of(&completion(99, 0x7654, 0), SPECIFIED);
+        assert_eq!((converted.status.0, converted.opcode.0), (99, 0x7654));
+        assert_eq!((converted.wr_id, converted.qp_number), (u64::MAX, 17));
+        assert!(!converted.is_success() && converted.status.name().is_none());
     }
 }

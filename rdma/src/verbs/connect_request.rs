@@ -7,7 +7,7 @@ use super::Verbs;
 use super::channel::VerbsEventChannel;
 use super::connection::VerbsConnection;
 use super::device::VerbsDevice;
-use super::identifier::{Identifier, Label};
+use super::identifier::{Identifier, IdentifierContext};
 use super::table::DeviceTable;
 use crate::connection::{PrivateData, REJECT_PRIVATE_DATA_MAX, Token};
 use crate::error::Error;
@@ -83,7 +83,7 @@ impl ConnectRequest for VerbsConnectRequest {
         channel: &mut VerbsEventChannel,
         token: Token,
     ) -> Result<VerbsConnection, Error> {
-        let label = Label::of_connection(token, true);
+        let label = IdentifierContext::of_connection(token, true);
         let Some(identifier) = &mut self.identifier else {
             return Err(Error::Misuse("the request was answered"));
         };

@@ -17,7 +17,7 @@ use super::channel::Channel;
 use super::connect_request::check_length;
 use super::device::VerbsDevice;
 use super::domain::VerbsDomain;
-use super::identifier::{Identifier, Label, Link, is_set, set};
+use super::identifier::{Identifier, IdentifierContext, Link, is_set, set};
 use super::library::Functions;
 use super::listener::not_bound;
 use super::queue_pair::VerbsQueuePair;
@@ -37,11 +37,11 @@ const RETRIES_MAX: u8 = 7;
 #[derive(Debug)]
 pub struct VerbsConnection {
     link: Arc<Link>,
-    label: Arc<Label>,
+    label: Arc<IdentifierContext>,
     devices: Arc<DeviceTable>,
     has_queue_pair: bool,
     /// Whether this is a request that was neither accepted nor rejected yet.
-    is_unanswered: bool,
+    is_pending_request: bool,
 }
 
 impl VerbsConnection {
@@ -50,14 +50,14 @@ impl VerbsConnection {
         token: Token,
         devices: Arc<DeviceTable>,
     ) -> Result<Self, Error> {
-        let label = Label::of_connection(token, false);
+        let label = IdentifierContext::of_connection(token, false);
         let identifier = Identifier::new(channel, &label)?;
         Ok(Self::new(identifier, label, devices, false))
     }
 
     pub(super) fn passive(
         identifier: Identifier,
-        label: Arc<Label>,
+        label: Arc<IdentifierContext>,
         devices: Arc<DeviceTable>,
     ) -> Self {
         Self::new(identifier, label, devices, true)
@@ -65,16 +65,16 @@ impl VerbsConnection {
 
     fn new(
         identifier: Identifier,
-        label: Arc<Label>,
+        label: Arc<IdentifierContext>,
         devices: Arc<DeviceTable>,
-        is_unanswered: bool,
+        is_pending_request: bool,
     ) -> Self {
         Self {
             link: Link::new(identifier),
             label,
             devices,
             has_queue_pair: false,
-            is_unanswered,
+            is_pending_request,
         }
     }
 
@@ -228,21 +228,21 @@ impl Connection for VerbsConnection {
         // SAFETY: the identifier is alive and has a device; the call copies the private data.
         let result = self.call(|functions, id| unsafe { (functions.rdma_accept)(id, pointer) })?;
         checked("rdma_accept", result)?;
-        self.is_unanswered = false;
+        self.is_pending_request = false;
         Ok(())
     }
 
     fn reject(&mut self, private_data: &[u8]) -> Result<(), Error> {
         check_length(private_data, REJECT_PRIVATE_DATA_MAX)?;
-        if !self.is_unanswered {
+        if !self.is_pending_request {
             return Err(Error::Misuse("there is no request to reject"));
         }
-        self.is_unanswered = false;
+        self.is_pending_request = false;
         self.with(|identifier| identifier.reject(private_data))?
     }
 
     fn disconnect(&mut self) -> Result<(), Error> {
-        if !is_set(&self.label.is_connected) || set(&self.label.is_ended) {
+        if !is_set(&self.label.is_connected) || set(&self.label.is_disconnected) {
             return Ok(());
         }
         match self.with(Identifier::disconnect)? {
@@ -261,9 +261,9 @@ impl Drop for VerbsConnection {
         let Some(identifier) = self.link.take() else {
             return;
         };
-        if self.is_unanswered {
+        if self.is_pending_request {
             let _ = identifier.reject(&[]);
-        } else if is_set(&self.label.is_connected) && !set(&self.label.is_ended) {
+        } else if is_set(&self.label.is_connected) && !set(&self.label.is_disconnected) {
             // Notifies the peer, and flushes the queue pair's work.
             let _ = identifier.disconnect();
         } else {
@@ -294,7 +294,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failures_are_told_by_their_kind() {
+    fn failures_are_converted_to_their_kind() {
         assert_eq!(failure_kind(-libc::ETIMEDOUT), io::ErrorKind::TimedOut);
         assert_eq!(
             failure_kind(-libc::ECONNREFUSED),
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn long_timeouts_are_the_longest_there_is() {
+    fn long_timeouts_are_clamped() {
         assert_eq!(milliseconds(Duration::from_secs(2)), 2000);
         assert_eq!(milliseconds(Duration::MAX), c_int::MAX);
     }

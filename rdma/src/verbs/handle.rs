@@ -56,14 +56,14 @@ impl<T> PartialEq for Handle<T> {
 
 /// Whether an object that a device accesses exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Life {
+pub(super) enum ObjectState {
     Alive,
     Destroyed,
     /// The device refused to destroy it, with this error number, and may still access it.
     Refused(c_int),
 }
 
-impl Life {
+impl ObjectState {
     /// The state after a verb that destroys an object of `device`.
     pub(super) fn after_destruction(result: c_int, device: &VerbsDevice) -> Self {
         let errno = io::Error::last_os_error().raw_os_error();

@@ -19,7 +19,7 @@ use crate::error::Error;
 /// The data that an event finds by its identifier: the owner's token and the state of the
 /// connection.
 #[derive(Debug)]
-pub(super) struct Label {
+pub(super) struct IdentifierContext {
     pub(super) token: Token,
     pub(super) is_listener: bool,
     /// Whether the peer requested the connection.
@@ -27,13 +27,13 @@ pub(super) struct Label {
     /// Whether the connection was established.
     pub(super) is_connected: AtomicBool,
     /// Whether either side has disconnected.
-    pub(super) is_ended: AtomicBool,
+    pub(super) is_disconnected: AtomicBool,
     /// What an accept granted, because the passive side's event does not carry it.
     pub(super) initiator_depth: AtomicU8,
     pub(super) responder_resources: AtomicU8,
 }
 
-impl Label {
+impl IdentifierContext {
     pub(super) fn of_listener(token: Token) -> Arc<Self> {
         Self::new(token, true, true)
     }
@@ -48,7 +48,7 @@ impl Label {
             is_listener,
             is_passive,
             is_connected: AtomicBool::new(false),
-            is_ended: AtomicBool::new(false),
+            is_disconnected: AtomicBool::new(false),
             initiator_depth: AtomicU8::new(0),
             responder_resources: AtomicU8::new(0),
         })
@@ -59,12 +59,12 @@ impl Label {
     ///
     /// # Safety
     /// The identifier's channel is locked, and stays so for `'a`.
-    pub(super) unsafe fn of_identifier<'a>(id: *mut rdma_cm_id) -> Option<&'a Label> {
+    pub(super) unsafe fn of_identifier<'a>(id: *mut rdma_cm_id) -> Option<&'a IdentifierContext> {
         // SAFETY: an event names an identifier that is alive, and that is not destroyed without the
         // lock, which the caller holds.
         let label = unsafe { (*id).context };
         // SAFETY: a context that is not null is a label, which its identifier outlives.
-        unsafe { label.cast::<Label>().as_ref() }
+        unsafe { label.cast::<IdentifierContext>().as_ref() }
     }
 }
 
@@ -73,12 +73,15 @@ impl Label {
 pub(super) struct Identifier {
     channel: Arc<Channel>,
     id: Handle<rdma_cm_id>,
-    label: Option<Arc<Label>>,
+    label: Option<Arc<IdentifierContext>>,
 }
 
 impl Identifier {
     /// Creates an identifier whose events are delivered to `channel`.
-    pub(super) fn new(channel: &Arc<Channel>, label: &Arc<Label>) -> Result<Self, Error> {
+    pub(super) fn new(
+        channel: &Arc<Channel>,
+        label: &Arc<IdentifierContext>,
+    ) -> Result<Self, Error> {
         let mut id = ptr::null_mut();
         let context = Arc::as_ptr(label).cast_mut().cast();
         let create = channel.functions().rdma_create_id;
@@ -113,7 +116,7 @@ impl Identifier {
     pub(super) fn move_to(
         &mut self,
         channel: &Arc<Channel>,
-        label: &Arc<Label>,
+        label: &Arc<IdentifierContext>,
     ) -> Result<(), Error> {
         if !Arc::ptr_eq(&self.channel, channel) {
             let to = channel.handle().get();

@@ -159,7 +159,7 @@ mod tests {
                 if *library == "libno-such-thing.so.1"));
         let text = error.to_string();
         assert!(
-            text.starts_with("no RDMA here: ") && !text.contains('\n'),
+            text.starts_with("RDMA is unavailable: ") && !text.contains('\n'),
             "{text}"
         );
         assert!(text.contains("cannot open shared object file"), "{text}");

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::address::KernelAddress;
 use super::channel::Channel;
-use super::identifier::{Identifier, Label};
+use super::identifier::{Identifier, IdentifierContext};
 use super::system::{checked, error_of};
 use crate::connection::Token;
 use crate::error::{Error, Unavailable};
@@ -33,7 +33,7 @@ impl VerbsListener {
         backlog: u32,
         token: Token,
     ) -> Result<Self, Error> {
-        let identifier = Identifier::new(channel, &Label::of_listener(token))?;
+        let identifier = Identifier::new(channel, &IdentifierContext::of_listener(token))?;
         // As with TCP: a listener may restart while connections of its predecessor are closing.
         set_option(&identifier, OPTION_REUSE_ADDRESS)?;
         if address.is_ipv6() {
@@ -87,5 +87,5 @@ pub(super) fn not_bound(address: SocketAddr, error: io::Error) -> Error {
 }
 
 /// Placeholder for an address that the library should know and does not.
-pub(super) const NOWHERE: SocketAddr =
+pub(super) const UNKNOWN_ADDRESS: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);

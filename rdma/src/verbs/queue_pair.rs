@@ -16,8 +16,8 @@ use super::Verbs;
 use super::completion_queue;
 use super::device::VerbsDevice;
 use super::domain::VerbsDomain;
-use super::handle::{Handle, Life};
-use super::identifier::{Identifier, Label, Link, is_set};
+use super::handle::{Handle, ObjectState};
+use super::identifier::{Identifier, IdentifierContext, Link, is_set};
 use super::library::Functions;
 use super::receive_list::ReceiveList;
 use super::registration::VerbsRegistration;
@@ -31,11 +31,11 @@ use crate::provider::{Device, Domain, QueuePair, QueuePairOptions};
 use crate::request::{ReceiveRequest, SendRequest, WindowBinding};
 
 /// The lower limit for retries with fewer inline bytes.
-const INLINE_BYTES_LEAST: u32 = 16;
+const INLINE_BYTES_MIN: u32 = 16;
 
 /// 0.64 ms in the encoding of RNR NAK timers (InfiniBand Architecture Specification, volume 1,
 /// table 45).
-const RNR_PAUSE: u8 = 12;
+const RNR_TIMER_CODE: u8 = 12;
 
 /// A queue pair of libibverbs.
 #[derive(Debug)]
@@ -48,9 +48,9 @@ pub struct VerbsQueuePair {
     capacity: QueuePairCapacity,
     /// Whether this side moved it to the error state.
     has_failed: bool,
-    life: Life,
+    life: ObjectState,
     link: Arc<Link>,
-    label: Arc<Label>,
+    label: Arc<IdentifierContext>,
     domain: VerbsDomain,
     send_completions: Arc<completion_queue::Queue>,
     receive_completions: Arc<completion_queue::Queue>,
@@ -60,7 +60,7 @@ pub struct VerbsQueuePair {
 impl VerbsQueuePair {
     pub(super) fn new(
         link: &Arc<Link>,
-        label: &Arc<Label>,
+        label: &Arc<IdentifierContext>,
         device: &VerbsDevice,
         domain: &VerbsDomain,
         options: &QueuePairOptions<'_, Verbs>,
@@ -102,7 +102,7 @@ impl VerbsQueuePair {
             number,
             capacity,
             has_failed: false,
-            life: Life::Alive,
+            life: ObjectState::Alive,
             link: Arc::clone(link),
             label: Arc::clone(label),
             domain: domain.clone(),
@@ -136,7 +136,7 @@ impl VerbsQueuePair {
     }
 
     fn check_alive(&self) -> Result<(), Error> {
-        if self.life == Life::Alive {
+        if self.life == ObjectState::Alive {
             return Ok(());
         }
         Err(Error::Misuse("the queue pair was destroyed"))
@@ -144,7 +144,7 @@ impl VerbsQueuePair {
 
     /// Keeps the parents of the queue pair, which still exists, until the process ends.
     #[cold]
-    fn keep_for_good(&self) {
+    fn leak_parents(&self) {
         std::mem::forget(self.domain.clone());
         std::mem::forget(Arc::clone(&self.label));
         std::mem::forget(Arc::clone(&self.send_completions));
@@ -186,15 +186,15 @@ impl QueuePair for VerbsQueuePair {
     }
 
     fn destroy(&mut self) -> Result<(), Error> {
-        if self.life == Life::Alive {
+        if self.life == ObjectState::Alive {
             self.link.with(Identifier::forget_queue_pair);
             self.sends.end(self.queue_pair);
             // SAFETY: its identifier has just dropped it, or did so before, and in another state it
             // is not used any more.
             let result = unsafe { (self.functions().ibv_destroy_qp)(self.queue_pair.get()) };
-            self.life = Life::after_destruction(result, self.domain.device());
-            if let Life::Refused(_) = self.life {
-                self.keep_for_good();
+            self.life = ObjectState::after_destruction(result, self.domain.device());
+            if let ObjectState::Refused(_) = self.life {
+                self.leak_parents();
             }
         }
         self.life.outcome("ibv_destroy_qp")
@@ -244,7 +244,7 @@ impl QueuePair for VerbsQueuePair {
 
     #[inline]
     fn flush(&mut self) -> Result<(), FlushError> {
-        if self.life != Life::Alive {
+        if self.life != ObjectState::Alive {
             return Ok(());
         }
         let queue_pair = self.queue_pair.get();
@@ -257,7 +257,7 @@ impl QueuePair for VerbsQueuePair {
                 unsafe { ibv_post_recv(queue_pair, first, refused) }
             })
         });
-        if receives_posted && (self.has_failed || is_set(&self.label.is_ended)) {
+        if receives_posted && (self.has_failed || is_set(&self.label.is_disconnected)) {
             self.flush_late_receives();
         }
         let sent = self.sends.post(self.queue_pair, |first, refused| {
@@ -307,7 +307,7 @@ fn make(
         }
         is_limited = true;
         inline_bytes = match inline_bytes / 2 {
-            fewer if fewer < INLINE_BYTES_LEAST => 0,
+            fewer if fewer < INLINE_BYTES_MIN => 0,
             fewer => fewer,
         };
     }
@@ -316,13 +316,13 @@ fn make(
 /// Shortens the pause after which a peer retries a message that found no receive: the connection
 /// manager leaves it at the maximum, 655 ms. A refusal of the device is ignored, because it only
 /// means longer pauses.
-pub(super) fn set_patience(functions: &Functions, queue_pair: Handle<ibv_qp>) {
+pub(super) fn set_rnr_timer(functions: &Functions, queue_pair: Handle<ibv_qp>) {
     let mut attributes = MaybeUninit::<ibv_qp_attr>::zeroed();
     let pointer = attributes.as_mut_ptr();
     // SAFETY: the structure belongs to this function and is all zeroes.
     unsafe { (*pointer).qp_state = ibv_qp_state::IBV_QPS_RTS };
     // SAFETY: as above.
-    unsafe { (*pointer).min_rnr_timer = RNR_PAUSE };
+    unsafe { (*pointer).min_rnr_timer = RNR_TIMER_CODE };
     let mask = ibv_qp_attr_mask::IBV_QP_STATE.0 | ibv_qp_attr_mask::IBV_QP_MIN_RNR_TIMER.0;
     // SAFETY: the queue pair is alive; the call reads the fields in the mask.
     let _ = unsafe { (functions.ibv_modify_qp)(queue_pair.get(), pointer, mask as c_int) };

@@ -14,7 +14,7 @@ use rdma_sys::{
 use super::handle::Handle;
 use super::receive_list::{empty_sges, flush_error, index_of, put_sges};
 use super::registration::Registered;
-use super::window::{Taken, Window};
+use super::window::{QueuedWindow, Window};
 use crate::device::QueuePairCapacity;
 use crate::error::{FlushError, PostError};
 use crate::request::{Payload, SendOperation, SendRequest, WindowBinding};
@@ -37,7 +37,7 @@ pub(super) struct SendList {
 
 struct Binding {
     at: usize,
-    window: Taken,
+    window: QueuedWindow,
     /// Keeps the memory that the request names alive.
     _registration: Arc<Registered>,
 }
@@ -160,7 +160,7 @@ impl SendList {
     /// Adds a binding of a window that was taken for it.
     pub(super) fn push_binding(
         &mut self,
-        window: Taken,
+        window: QueuedWindow,
         registration: &Arc<Registered>,
         binding: &WindowBinding,
     ) {
@@ -200,11 +200,11 @@ impl SendList {
 
     /// Returns the windows of the bindings after a post: the first `posted` requests were posted.
     #[cold]
-    fn settle(&mut self, queue_pair: Handle<ibv_qp>, posted: usize) {
+    fn return_windows(&mut self, queue_pair: Handle<ibv_qp>, posted: usize) {
         for binding in self.bindings.drain(..) {
             if binding.at >= posted {
-                binding.window.abandoned();
-            } else if let Some(window) = binding.window.posted(queue_pair) {
+                binding.window.cancel_binding();
+            } else if let Some(window) = binding.window.binding_posted(queue_pair) {
                 if self.bound.len() == self.bound.capacity() {
                     self.bound.retain(|window| window.strong_count() > 0);
                 }
@@ -215,7 +215,7 @@ impl SendList {
 
     fn abandon_bindings(&mut self) {
         for binding in self.bindings.drain(..) {
-            binding.window.abandoned();
+            binding.window.cancel_binding();
         }
     }
 
@@ -225,7 +225,7 @@ impl SendList {
         self.abandon_bindings();
         for window in self.bound.drain(..) {
             if let Some(window) = window.upgrade() {
-                window.leave(queue_pair);
+                window.unbind(queue_pair);
             }
         }
     }
@@ -268,7 +268,7 @@ impl SendList {
             index_of(first, refused, queued)
         };
         if !self.bindings.is_empty() {
-            self.settle(queue_pair, posted);
+            self.return_windows(queue_pair, posted);
         }
         if code == 0 {
             return Ok(());

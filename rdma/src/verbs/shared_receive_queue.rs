@@ -8,7 +8,7 @@ use std::sync::Arc;
 use rdma_sys::{ibv_post_srq_recv, ibv_srq, ibv_srq_attr, ibv_srq_attr_mask, ibv_srq_init_attr};
 
 use super::domain::VerbsDomain;
-use super::handle::{Handle, Life};
+use super::handle::{Handle, ObjectState};
 use super::receive_list::ReceiveList;
 use super::system::{checked_code, last_error};
 use crate::connection::Token;
@@ -20,7 +20,7 @@ use crate::request::ReceiveRequest;
 #[derive(Debug)]
 pub struct VerbsSharedReceiveQueue {
     inner: Arc<Queue>,
-    is_ended: bool,
+    is_disconnected: bool,
     receives: ReceiveList,
     requests: u32,
 }
@@ -30,7 +30,7 @@ pub struct VerbsSharedReceiveQueue {
 pub(super) struct Queue {
     domain: VerbsDomain,
     queue: Handle<ibv_srq>,
-    life: Life,
+    life: ObjectState,
 }
 
 impl VerbsSharedReceiveQueue {
@@ -80,9 +80,9 @@ impl VerbsSharedReceiveQueue {
             inner: Arc::new(Queue {
                 domain: domain.clone(),
                 queue,
-                life: Life::Alive,
+                life: ObjectState::Alive,
             }),
-            is_ended: false,
+            is_disconnected: false,
             receives: ReceiveList::new(granted, sges),
             requests: granted,
         })
@@ -105,13 +105,13 @@ impl Queue {
 
 impl Queue {
     fn destroy(&mut self) -> Result<(), Error> {
-        if self.life == Life::Alive {
+        if self.life == ObjectState::Alive {
             let destroy = self.domain.device().functions().ibv_destroy_srq;
             // SAFETY: queue pairs on the queue keep it alive, so there are none, and in another
             // state it is not used any more.
             let result = unsafe { destroy(self.queue.get()) };
-            self.life = Life::after_destruction(result, self.domain.device());
-            if let Life::Refused(_) = self.life {
+            self.life = ObjectState::after_destruction(result, self.domain.device());
+            if let ObjectState::Refused(_) = self.life {
                 std::mem::forget(self.domain.clone());
             }
         }
@@ -137,7 +137,7 @@ impl SharedReceiveQueue for VerbsSharedReceiveQueue {
     }
 
     fn destroy(&mut self) -> Result<(), Error> {
-        self.is_ended = true;
+        self.is_disconnected = true;
         match Arc::get_mut(&mut self.inner) {
             Some(queue) => queue.destroy(),
             None => Err(Error::Misuse("a queue pair takes receives from the queue")),
@@ -146,7 +146,7 @@ impl SharedReceiveQueue for VerbsSharedReceiveQueue {
 
     #[inline]
     fn flush(&mut self) -> Result<(), FlushError> {
-        if self.is_ended {
+        if self.is_disconnected {
             return Ok(());
         }
         let queue = self.inner.queue.get();
@@ -158,7 +158,7 @@ impl SharedReceiveQueue for VerbsSharedReceiveQueue {
     }
 
     fn set_low_limit(&mut self, requests: u32) -> Result<(), Error> {
-        if self.is_ended {
+        if self.is_disconnected {
             return Err(Error::Misuse("the shared receive queue was destroyed"));
         }
         let mut attributes = ibv_srq_attr {

@@ -27,11 +27,11 @@ use crate::error::{Error, Unavailable};
 #[derive(Debug)]
 pub(super) struct DeviceTable {
     functions: &'static Functions,
-    known: Mutex<Known>,
+    table_state: Mutex<TableState>,
 }
 
 #[derive(Debug)]
-struct Known {
+struct TableState {
     entries: Vec<Entry>,
     /// Never reused: a device that returns gets a new index.
     next_index: u16,
@@ -49,7 +49,7 @@ impl DeviceTable {
     pub(super) fn new(functions: &'static Functions) -> Self {
         Self {
             functions,
-            known: Mutex::new(Known {
+            table_state: Mutex::new(TableState {
                 entries: Vec::new(),
                 next_index: 0,
             }),
@@ -63,14 +63,14 @@ impl DeviceTable {
     /// Looks for devices, adds new ones to the table, releases removed ones, and returns those that
     /// are present.
     pub(super) fn refresh(&self) -> Result<Vec<VerbsDevice>, Error> {
-        let mut known = self.lock();
+        let mut table_state = self.lock();
         let mut count: c_int = 0;
         // SAFETY: the call writes the count, and any thread may make it.
         let list = unsafe { (self.functions.rdma_get_devices)(&raw mut count) };
         if list.is_null() {
             let error = no_devices(io::Error::last_os_error());
             if matches!(error, Unavailable::NoDevice) {
-                known.keep_present(&[]);
+                table_state.release_absent(&[]);
             }
             return Err(error.into());
         }
@@ -82,8 +82,8 @@ impl DeviceTable {
             .copied()
             .filter_map(Handle::new)
             .collect();
-        known.keep_present(&present);
-        let (devices, returned, failed) = known.take_in(self.functions, &present);
+        table_state.release_absent(&present);
+        let (devices, returned, failed) = table_state.add_new(self.functions, &present);
         // The references that the table keeps are removed from the list, so that they are not
         // released with it.
         list_entries[..returned.len()].copy_from_slice(&returned);
@@ -113,25 +113,27 @@ impl DeviceTable {
 
     /// Releases a device whose removal the connection manager reported.
     pub(super) fn remove(&self, context: Handle<ibv_context>) {
-        let mut known = self.lock();
-        if let Some(device) = known.find(context) {
+        let mut table_state = self.lock();
+        if let Some(device) = table_state.find(context) {
             device.mark_removed();
         }
-        for entry in &mut known.entries {
+        for entry in &mut table_state.entries {
             if entry.context == context {
                 entry.held = None;
             }
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, TableState> {
+        self.table_state
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Known {
+impl TableState {
     /// Releases the devices that are not in a list, and drops the entries of devices without users.
-    fn keep_present(&mut self, present: &[Handle<ibv_context>]) {
+    fn release_absent(&mut self, present: &[Handle<ibv_context>]) {
         for entry in &mut self.entries {
             if !present.contains(&entry.context)
                 && let Some(device) = entry.held.take()
@@ -145,7 +147,7 @@ impl Known {
 
     /// Adds the new devices of a list. Returns the devices, the references to release, and the
     /// error of a device that could not be opened: one broken device does not hide the others.
-    fn take_in(
+    fn add_new(
         &mut self,
         functions: &'static Functions,
         present: &[Handle<ibv_context>],

@@ -70,7 +70,7 @@ impl VerbsWindow {
     }
 
     /// Takes the window for one binding that will be queued.
-    pub(super) fn take(&mut self) -> Result<Taken, PostError> {
+    pub(super) fn take(&mut self) -> Result<QueuedWindow, PostError> {
         let mut state = self.inner.state();
         // Drivers read the previous key from the window when they post, so a list cannot contain a
         // second binding.
@@ -80,7 +80,7 @@ impl VerbsWindow {
         // SAFETY: the window is alive, and its key is only accessed under the lock.
         let current = unsafe { (*handle.get()).rkey };
         self.rkey = next_key(current);
-        Ok(Taken {
+        Ok(QueuedWindow {
             window: Arc::clone(&self.inner),
             handle,
             key: self.rkey,
@@ -90,17 +90,17 @@ impl VerbsWindow {
 
 /// A window for which a binding is queued.
 #[derive(Debug)]
-pub(super) struct Taken {
+pub(super) struct QueuedWindow {
     window: Arc<Window>,
     pub(super) handle: Handle<ibv_mw>,
     /// The key after the binding.
     pub(super) key: u32,
 }
 
-impl Taken {
+impl QueuedWindow {
     /// Records that the binding was posted. Returns the window if its last binding was not on this
     /// queue pair.
-    pub(super) fn posted(self, queue_pair: Handle<ibv_qp>) -> Option<Weak<Window>> {
+    pub(super) fn binding_posted(self, queue_pair: Handle<ibv_qp>) -> Option<Weak<Window>> {
         let mut state = self.window.state();
         // SAFETY: the window is alive, and its key is only accessed under the lock.
         unsafe { (*self.handle.get()).rkey = self.key };
@@ -110,7 +110,7 @@ impl Taken {
     }
 
     /// Records that the binding will not be posted.
-    pub(super) fn abandoned(self) {
+    pub(super) fn cancel_binding(self) {
         self.window.state().is_queued = false;
     }
 }
@@ -122,7 +122,7 @@ impl Window {
 
     /// Unbinds the window before its queue pair is destroyed. A window that is bound on it must be
     /// deallocated first, because soft RoCE waits 50 s for it otherwise; a new window replaces it.
-    pub(super) fn leave(&self, queue_pair: Handle<ibv_qp>) {
+    pub(super) fn unbind(&self, queue_pair: Handle<ibv_qp>) {
         let mut state = self.state();
         if state.bound_on != Some(queue_pair) || state.is_queued {
             return;

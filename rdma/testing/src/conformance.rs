@@ -27,7 +27,7 @@ pub struct Subject<P: Provider> {
     /// Called before each poll; advances an emulated device.
     pub step: Box<dyn FnMut()>,
     /// How long any step may take before the case fails.
-    pub patience: Duration,
+    pub step_timeout: Duration,
 }
 
 impl<P: Provider> Subject<P> {
@@ -39,7 +39,7 @@ impl<P: Provider> Subject<P> {
             client: provider,
             address,
             step: Box::new(|| {}),
-            patience: Duration::from_secs(30),
+            step_timeout: Duration::from_secs(30),
         }
     }
 }
@@ -76,29 +76,29 @@ macro_rules! cases {
 
 cases! {
     connections:
-        devices_tell_what_they_are
-        both_sides_learn_of_each_other
-        a_listener_gets_a_port_and_keeps_it_to_itself
-        nobody_listens_elsewhere
+        devices_report_their_limits
+        both_sides_exchange_parameters
+        a_listener_gets_an_exclusive_port
+        a_port_without_listener_rejects
         a_foreign_address_is_refused
         a_reject_carries_private_data
         a_dropped_request_is_rejected
         a_request_moves_to_another_thread
         too_much_private_data_is_refused
         channels_are_readable_when_they_have_something
-        a_disconnect_is_told_to_both_and_flushes
-        a_dropped_connection_is_told_to_the_peer
+        a_disconnect_notifies_both_sides_and_flushes
+        a_dropped_connection_notifies_the_peer
         many_connections_come_and_go;
     data:
         messages_of_all_sizes_arrive
         messages_gather_and_scatter
-        inline_bytes_are_free_again_at_once
+        inline_bytes_are_copied_when_queued
         writes_are_there_before_the_message_behind_them
-        reads_bring_what_is_there
+        reads_return_the_remote_data
         unsignalled_requests_complete_in_silence
         the_last_of_a_turn_is_signalled_when_it_is_posted
         both_directions_at_once_keep_their_order
-        a_window_opens_and_is_invalidated_by_the_peer
+        a_window_grants_access_and_is_invalidated_by_the_peer
         a_window_is_invalidated_by_its_owner;
     failures:
         a_wrong_remote_key_is_an_access_error
@@ -115,10 +115,10 @@ cases! {
         limits_are_refused_by_name;
     queues:
         a_shared_receive_queue_serves_several
-        a_shared_receive_queue_tells_when_it_runs_low
+        a_shared_receive_queue_reports_the_low_limit
         a_completion_wakes_a_sleeper_once
         solicited_completions_wake_and_others_do_not
-        completions_come_in_portions
+        completions_are_polled_in_batches
         depths_that_were_granted_can_be_used
         children_keep_their_parents;
 }

@@ -6,22 +6,23 @@
 //! bounds, rights, queue pair states, missing or short receives, depths of queues, memory windows
 //! and their invalidation, inline limits, and order on one connection.
 //!
-//! Time is counted in ticks. With [`Pace::Immediate`] the fabric executes requests when they are
-//! flushed; while something waits (for a receive, a delay or a response) each poll of a completion
-//! queue or an event channel is a tick. With [`Pace::Manual`] only [`Fabric::progress`] is a tick,
-//! and the seed chooses the order of the queue pairs and how much each executes. With either pace
-//! and one thread, a seed gives one reproducible sequence; several threads may also use one fabric.
+//! Time is counted in ticks. With [`ExecutionMode::Immediate`] the fabric executes requests when
+//! they are flushed; while something waits (for a receive, a delay or a response) each poll of a
+//! completion queue or an event channel is a tick. With [`ExecutionMode::Manual`] only
+//! [`Fabric::progress`] is a tick, and the seed chooses the order of the queue pairs and how much
+//! each executes. With either mode and one thread, a seed gives one reproducible sequence; several
+//! threads may also use one fabric.
 //!
 //! Differences from hardware: requests of one queue pair execute sequentially, so a fence changes
 //! nothing; and a dropped window is invalid immediately.
 
-mod bell;
 mod connecting;
 mod counters;
 mod engine;
 mod faults;
 mod manager;
 mod memory;
+mod notifier;
 mod objects;
 mod queue_pair;
 mod random;
@@ -49,14 +50,14 @@ use state::{INLINE_BYTES_MAX, Machine, State};
 
 /// When the fabric executes requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pace {
+pub enum ExecutionMode {
     /// Immediately, in the order of posting.
     Immediate,
     /// On request, in a pseudo-random order.
     Manual,
 }
 
-impl Pace {
+impl ExecutionMode {
     fn is_immediate(self) -> bool {
         self == Self::Immediate
     }
@@ -68,7 +69,7 @@ pub struct FabricConfig {
     /// Seed of all pseudo-random choices.
     pub seed: u64,
     /// When requests are executed.
-    pub pace: Pace,
+    pub execution_mode: ExecutionMode,
     /// The largest number of requests of one queue pair per tick, with the manual pace.
     pub burst: u64,
     /// Ticks between two tries of a request that the peer did not answer or had no receive for.
@@ -79,7 +80,7 @@ impl FabricConfig {
     /// A fabric that executes immediately.
     pub const IMMEDIATE: Self = Self {
         seed: 0,
-        pace: Pace::Immediate,
+        execution_mode: ExecutionMode::Immediate,
         burst: u64::MAX,
         retry_ticks: 1,
     };
@@ -89,7 +90,7 @@ impl FabricConfig {
     pub const fn manual(seed: u64) -> Self {
         Self {
             seed,
-            pace: Pace::Manual,
+            execution_mode: ExecutionMode::Manual,
             burst: 8,
             retry_ticks: 1,
         }
@@ -202,7 +203,7 @@ impl Fabric {
     }
 
     /// Executes ticks until nothing waits, at most `ticks_max`; returns whether nothing waits.
-    pub fn settle(&self, ticks_max: u64) -> bool {
+    pub fn run_until_idle(&self, ticks_max: u64) -> bool {
         (0..ticks_max).any(|_| !self.progress())
     }
 
@@ -253,7 +254,7 @@ impl Fabric {
             return;
         };
         if std::mem::replace(&mut device.up, up) != up {
-            device.tell(match up {
+            device.push_event(match up {
                 true => DeviceEvent::PortUp(1),
                 false => DeviceEvent::PortDown(1),
             });
@@ -278,21 +279,21 @@ impl Fabric {
     }
 
     /// Sends a device event to the owner of a device, without further effects.
-    pub fn tell_device(&self, device: &FakeDevice, event: DeviceEvent) {
-        self.shared.lock().tell_device(device.key(), event);
+    pub fn notify_device(&self, device: &FakeDevice, event: DeviceEvent) {
+        self.shared.lock().notify_device(device.key(), event);
     }
 
     /// Sends an address change to every connection on a device.
     pub fn change_address(&self, device: &FakeDevice) {
         let event = ConnectionEvent::AddressChanged;
-        self.shared.lock().tell_connections(device.key(), event);
+        self.shared.lock().notify_connections(device.key(), event);
     }
 
     /// Breaks the connection of the queue pair with this number: both sides are notified.
     pub fn drop_connection(&self, qp_number: u32) {
         let mut state = self.shared.lock();
         if let Some(key) = state.queue_pair_of(qp_number) {
-            state.set_silent(key, false);
+            state.set_partitioned(key, false);
             state.drop_connection(key);
         }
     }

@@ -649,7 +649,7 @@ impl RdmaLine {
     /// Lets the host vanish silently.
     pub(super) fn vanish(&mut self) -> Option<Box<Ends>> {
         let ends = self.ends.take()?;
-        ends.fabric.silence(ends.number()?);
+        ends.fabric.partition(ends.number()?);
         Some(Box::new(ends))
     }
 

@@ -22,7 +22,7 @@ fn parameters(private_data: &[u8]) -> ConnectParameters<'_> {
     }
 }
 
-pub(super) fn devices_tell_what_they_are<P: Provider>(harness: &mut Harness<'_, P>) {
+pub(super) fn devices_report_their_limits<P: Provider>(harness: &mut Harness<'_, P>) {
     let devices = harness.subject.server.devices().expect("devices");
     assert!(!devices.is_empty());
     for device in &devices {
@@ -45,7 +45,7 @@ pub(super) fn devices_tell_what_they_are<P: Provider>(harness: &mut Harness<'_, 
     assert_eq!(of(&devices), of(&again), "an index is for ever");
 }
 
-pub(super) fn both_sides_learn_of_each_other<P: Provider>(harness: &mut Harness<'_, P>) {
+pub(super) fn both_sides_exchange_parameters<P: Provider>(harness: &mut Harness<'_, P>) {
     let options = PairOptions {
         depth: 3,
         ..PairOptions::default()
@@ -86,9 +86,7 @@ pub(super) fn both_sides_learn_of_each_other<P: Provider>(harness: &mut Harness<
     assert!(!device.name().is_empty());
 }
 
-pub(super) fn a_listener_gets_a_port_and_keeps_it_to_itself<P: Provider>(
-    harness: &mut Harness<'_, P>,
-) {
+pub(super) fn a_listener_gets_an_exclusive_port<P: Provider>(harness: &mut Harness<'_, P>) {
     let (mut channel, listener) = harness.listen();
     let address = listener.local_address();
     assert_eq!(address.ip(), harness.subject.address);
@@ -101,15 +99,16 @@ pub(super) fn a_listener_gets_a_port_and_keeps_it_to_itself<P: Provider>(
         .expect("the port is free again");
 }
 
-pub(super) fn nobody_listens_elsewhere<P: Provider>(harness: &mut Harness<'_, P>) {
+pub(super) fn a_port_without_listener_rejects<P: Provider>(harness: &mut Harness<'_, P>) {
     let (_, listener) = harness.listen();
     let address = listener.local_address();
     drop(listener);
     let mut channel = harness.subject.client.event_channel().expect("a channel");
     let mut connection = harness.route(&mut channel, Token(5), address);
-    let outfit = harness.outfit(&connection.device().unwrap(), PairOptions::default().access);
+    let create_resources =
+        harness.create_resources(&connection.device().unwrap(), PairOptions::default().access);
     let capacity = PairOptions::default().capacity;
-    let pair = queue_pair(&mut connection, &outfit, capacity);
+    let pair = queue_pair(&mut connection, &create_resources, capacity);
     connection.connect(&parameters(b"")).expect("asking");
     let event = harness.connection_event("a rejection", &mut channel, Token(5));
     let ConnectionEvent::Rejected { reason, .. } = event else {
@@ -128,7 +127,7 @@ pub(super) fn a_foreign_address_is_refused<P: Provider>(harness: &mut Harness<'_
 }
 
 /// A request that waits at the server, and the client's connection.
-struct Asking<P: Provider> {
+struct PendingConnect<P: Provider> {
     request: P::ConnectRequest,
     server_channel: P::EventChannel,
     client_channel: P::EventChannel,
@@ -136,28 +135,32 @@ struct Asking<P: Provider> {
     _keep: Box<dyn std::any::Any>,
 }
 
-fn ask<P: Provider>(harness: &mut Harness<'_, P>) -> Asking<P> {
+fn ask<P: Provider>(harness: &mut Harness<'_, P>) -> PendingConnect<P> {
     let (mut server_channel, listener) = harness.listen();
     let mut client_channel = harness.subject.client.event_channel().expect("a channel");
     let mut client = harness.route(&mut client_channel, Token(5), listener.local_address());
-    let outfit = harness.outfit(&client.device().unwrap(), PairOptions::default().access);
+    let create_resources =
+        harness.create_resources(&client.device().unwrap(), PairOptions::default().access);
     let capacity = PairOptions::default().capacity;
-    let pair = queue_pair(&mut client, &outfit, capacity);
+    let pair = queue_pair(&mut client, &create_resources, capacity);
     client.connect(&parameters(b"hello")).expect("asking");
     let request = harness.request(&mut server_channel);
-    Asking {
+    PendingConnect {
         request,
         server_channel,
         client_channel,
         client,
-        _keep: Box::new((pair, outfit, listener)),
+        _keep: Box::new((pair, create_resources, listener)),
     }
 }
 
 pub(super) fn a_reject_carries_private_data<P: Provider>(harness: &mut Harness<'_, P>) {
-    let mut asking = ask(harness);
-    asking.request.reject(&[1, 2, 3, 4]).expect("rejected");
-    let channel = &mut asking.client_channel;
+    let mut pending_connect = ask(harness);
+    pending_connect
+        .request
+        .reject(&[1, 2, 3, 4])
+        .expect("rejected");
+    let channel = &mut pending_connect.client_channel;
     let event = harness.connection_event("the reject", channel, Token(5));
     let ConnectionEvent::Rejected {
         reason,
@@ -170,49 +173,49 @@ pub(super) fn a_reject_carries_private_data<P: Provider>(harness: &mut Harness<'
     assert!(private_data.as_slice().starts_with(&[1, 2, 3, 4]));
 
     // The same for a request that was turned into a connection first.
-    let mut asking = ask(harness);
-    let channel = &mut asking.server_channel;
-    let connection = asking.request.into_connection(channel, Token(6));
+    let mut pending_connect = ask(harness);
+    let channel = &mut pending_connect.server_channel;
+    let connection = pending_connect.request.into_connection(channel, Token(6));
     connection
         .expect("a connection")
         .reject(&[9])
         .expect("rejected");
-    let channel = &mut asking.client_channel;
+    let channel = &mut pending_connect.client_channel;
     let event = harness.connection_event("the reject", channel, Token(5));
     let rejected = matches!(event, ConnectionEvent::Rejected { private_data, .. }
         if private_data.as_slice().starts_with(&[9]));
     assert!(rejected, "{event:?}");
-    drop(asking.client);
+    drop(pending_connect.client);
 }
 
 pub(super) fn a_dropped_request_is_rejected<P: Provider>(harness: &mut Harness<'_, P>) {
-    let mut asking = ask(harness);
+    let mut pending_connect = ask(harness);
     assert!(
-        asking
+        pending_connect
             .request
             .private_data()
             .as_slice()
             .starts_with(b"hello")
     );
-    assert_eq!(asking.request.initiator_depth(), 1);
-    assert_eq!(asking.request.responder_resources(), 1);
+    assert_eq!(pending_connect.request.initiator_depth(), 1);
+    assert_eq!(pending_connect.request.responder_resources(), 1);
     assert_eq!(
-        Some(asking.request.local_address()),
-        asking.client.peer_address()
+        Some(pending_connect.request.local_address()),
+        pending_connect.client.peer_address()
     );
     assert_eq!(
-        Some(asking.request.peer_address()),
-        asking.client.local_address()
+        Some(pending_connect.request.peer_address()),
+        pending_connect.client.local_address()
     );
-    drop(asking.request);
-    let channel = &mut asking.client_channel;
+    drop(pending_connect.request);
+    let channel = &mut pending_connect.client_channel;
     let event = harness.connection_event("the reject", channel, Token(5));
     let rejected = matches!(event, ConnectionEvent::Rejected { .. });
     assert!(rejected, "{event:?}");
 }
 
 pub(super) fn a_request_moves_to_another_thread<P: Provider>(harness: &mut Harness<'_, P>) {
-    let Asking {
+    let PendingConnect {
         request,
         mut server_channel,
         mut client_channel,
@@ -220,18 +223,19 @@ pub(super) fn a_request_moves_to_another_thread<P: Provider>(harness: &mut Harne
         _keep,
     } = ask(harness);
     let device = request.device().clone();
-    let outfit = harness.outfit(&device, PairOptions::default().access);
+    let create_resources = harness.create_resources(&device, PairOptions::default().access);
     let provider = harness.subject.server.clone();
     let accepted = std::thread::spawn(move || {
         let mut channel = provider.event_channel().expect("a channel");
         let connection = request.into_connection(&mut channel, Token(77));
         let mut connection = connection.expect("a connection");
         let capacity = PairOptions::default().capacity;
-        let pair = queue_pair(&mut connection, &outfit, capacity);
+        let pair = queue_pair(&mut connection, &create_resources, capacity);
         connection.accept(&parameters(b"")).expect("accepted");
-        (channel, connection, pair, outfit)
+        (channel, connection, pair, create_resources)
     });
-    let (mut channel, connection, pair, outfit) = accepted.join().expect("the other thread");
+    let (mut channel, connection, pair, create_resources) =
+        accepted.join().expect("the other thread");
     let event = harness.connection_event("the accept", &mut client_channel, Token(5));
     let established = matches!(event, ConnectionEvent::Established { .. });
     assert!(established, "{event:?}");
@@ -240,15 +244,20 @@ pub(super) fn a_request_moves_to_another_thread<P: Provider>(harness: &mut Harne
     assert!(established, "{event:?}");
     let nothing = server_channel.next_event().expect("the channel works");
     assert!(nothing.is_none(), "{nothing:?}");
-    drop((client, connection, pair, outfit));
+    drop((client, connection, pair, create_resources));
 }
 
 pub(super) fn too_much_private_data_is_refused<P: Provider>(harness: &mut Harness<'_, P>) {
     let (_server_channel, listener) = harness.listen();
     let mut channel = harness.subject.client.event_channel().expect("a channel");
     let mut connection = harness.route(&mut channel, Token(5), listener.local_address());
-    let outfit = harness.outfit(&connection.device().unwrap(), PairOptions::default().access);
-    let pair = queue_pair(&mut connection, &outfit, PairOptions::default().capacity);
+    let create_resources =
+        harness.create_resources(&connection.device().unwrap(), PairOptions::default().access);
+    let pair = queue_pair(
+        &mut connection,
+        &create_resources,
+        PairOptions::default().capacity,
+    );
     let long = [0; 1024];
     let refused = connection.connect(&parameters(&long));
     assert!(
@@ -258,8 +267,8 @@ pub(super) fn too_much_private_data_is_refused<P: Provider>(harness: &mut Harnes
     );
     drop(pair);
 
-    let asking = ask(harness);
-    let refused = asking.request.reject(&long);
+    let pending_connect = ask(harness);
+    let refused = pending_connect.request.reject(&long);
     assert!(
         matches!(refused, Err(Error::PrivateDataTooLong { len: 1024, limit })
             if limit >= REJECT_PRIVATE_DATA_MAX),
@@ -285,9 +294,9 @@ pub(super) fn channels_are_readable_when_they_have_something<P: Provider>(
     assert!(!is_readable(channel.descriptor()));
     let mut client_channel = harness.subject.client.event_channel().expect("a channel");
     let mut client = client_channel.connection(Token(5)).expect("a connection");
-    let patience = harness.subject.patience;
+    let step_timeout = harness.subject.step_timeout;
     client
-        .resolve_address(None, listener.local_address(), patience)
+        .resolve_address(None, listener.local_address(), step_timeout)
         .expect("resolving");
     harness.wait("a readable channel", || {
         is_readable(client_channel.descriptor()).then_some(())
@@ -305,7 +314,9 @@ pub(super) fn channels_are_readable_when_they_have_something<P: Provider>(
     assert!(!is_readable(client_channel.descriptor()));
 }
 
-pub(super) fn a_disconnect_is_told_to_both_and_flushes<P: Provider>(harness: &mut Harness<'_, P>) {
+pub(super) fn a_disconnect_notifies_both_sides_and_flushes<P: Provider>(
+    harness: &mut Harness<'_, P>,
+) {
     let Pair {
         mut server,
         mut client,
@@ -329,7 +340,7 @@ pub(super) fn a_disconnect_is_told_to_both_and_flushes<P: Provider>(harness: &mu
     server.connection.disconnect().expect("again is nothing");
 }
 
-pub(super) fn a_dropped_connection_is_told_to_the_peer<P: Provider>(harness: &mut Harness<'_, P>) {
+pub(super) fn a_dropped_connection_notifies_the_peer<P: Provider>(harness: &mut Harness<'_, P>) {
     let Pair {
         mut server,
         client,

@@ -62,7 +62,7 @@ pub(super) fn messages_gather_and_scatter<P: Provider>(harness: &mut Harness<'_,
     assert_eq!(arrived, expected);
 }
 
-pub(super) fn inline_bytes_are_free_again_at_once<P: Provider>(harness: &mut Harness<'_, P>) {
+pub(super) fn inline_bytes_are_copied_when_queued<P: Provider>(harness: &mut Harness<'_, P>) {
     let mut pair = harness.pair();
     let Pair { server, client, .. } = &mut pair;
     let most = client.queue_pair.capacity().inline_bytes as usize;
@@ -118,7 +118,7 @@ pub(super) fn writes_are_there_before_the_message_behind_them<P: Provider>(
     }
 }
 
-pub(super) fn reads_bring_what_is_there<P: Provider>(harness: &mut Harness<'_, P>) {
+pub(super) fn reads_return_the_remote_data<P: Provider>(harness: &mut Harness<'_, P>) {
     let mut pair = harness.pair();
     let Pair { server, client, .. } = &mut pair;
     for (at, len) in [1, 100, 4096, 131_072, 500_001].into_iter().enumerate() {
@@ -277,7 +277,7 @@ fn assert_closed<P: Provider>(
     assert_eq!(pair.server.memory.bytes(0, 64), pattern(64, 77));
 }
 
-pub(super) fn a_window_opens_and_is_invalidated_by_the_peer<P: Provider>(
+pub(super) fn a_window_grants_access_and_is_invalidated_by_the_peer<P: Provider>(
     harness: &mut Harness<'_, P>,
 ) {
     let Some((mut pair, mut window)) = with_window(harness) else {

@@ -66,8 +66,8 @@ impl<P: Provider> Memory<P> {
     /// A piece of the memory for a work request.
     pub(crate) fn piece(&self, offset: usize, length: usize) -> Sge {
         let address = (self.registration.address() + offset) as u64;
-        // SAFETY: the memory is a `DmaBuffer`, which the program accesses only atomically, and `Side`
-        // drops its queue pair before its memory.
+        // SAFETY: the memory is a `DmaBuffer`, which the program accesses only atomically, and
+        // `Side` drops its queue pair before its memory.
         unsafe { Sge::new(address, length as u32, self.registration.lkey()) }
     }
 
@@ -185,7 +185,7 @@ impl<'a, P: Provider> Harness<'a, P> {
 
     /// Polls until there is a result.
     pub(crate) fn wait<T>(&mut self, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-        let deadline = Instant::now() + self.subject.patience;
+        let deadline = Instant::now() + self.subject.step_timeout;
         loop {
             (self.subject.step)();
             if let Some(found) = look() {
@@ -304,15 +304,15 @@ impl<'a, P: Provider> Harness<'a, P> {
         token: Token,
         to: SocketAddr,
     ) -> P::Connection {
-        let patience = self.subject.patience;
+        let step_timeout = self.subject.step_timeout;
         let mut connection = channel.connection(token).expect("a connection");
         connection
-            .resolve_address(None, to, patience)
+            .resolve_address(None, to, step_timeout)
             .expect("resolving the address");
         let event = self.connection_event("the address", channel, token);
         assert_eq!(event, ConnectionEvent::AddressResolved, "{}", self.name);
         connection
-            .resolve_route(patience)
+            .resolve_route(step_timeout)
             .expect("resolving the route");
         let event = self.connection_event("the route", channel, token);
         assert_eq!(event, ConnectionEvent::RouteResolved, "{}", self.name);
@@ -320,7 +320,7 @@ impl<'a, P: Provider> Harness<'a, P> {
     }
 
     /// Domain, completion queue and memory on a device.
-    pub(crate) fn outfit(
+    pub(crate) fn create_resources(
         &mut self,
         device: &P::Device,
         access: Access,
@@ -352,7 +352,7 @@ impl<'a, P: Provider> Harness<'a, P> {
         let to = listener.local_address();
         let mut client = self.route(&mut client_channel, client_token, to);
         let device = client.device().expect("known by now");
-        let client_outfit = self.outfit(&device, options.access);
+        let client_outfit = self.create_resources(&device, options.access);
         let client_pair = queue_pair(&mut client, &client_outfit, options.capacity);
         let parameters = |private_data| ConnectParameters {
             private_data,
@@ -367,7 +367,7 @@ impl<'a, P: Provider> Harness<'a, P> {
         let request = self.request(&mut server_channel);
         let private_data = *request.private_data();
         let device = request.device().clone();
-        let server_outfit = self.outfit(&device, options.access);
+        let server_outfit = self.create_resources(&device, options.access);
         let server = request.into_connection(&mut server_channel, server_token);
         let mut server = server.expect("a connection");
         let server_pair = queue_pair(&mut server, &server_outfit, options.capacity);
@@ -382,12 +382,12 @@ impl<'a, P: Provider> Harness<'a, P> {
             let established = matches!(event, ConnectionEvent::Established { .. });
             assert!(established, "{name}: {event:?}");
         }
-        let side = |queue_pair, connection, outfit: (_, _, _), channel| Side {
+        let side = |queue_pair, connection, create_resources: (_, _, _), channel| Side {
             queue_pair,
             connection,
-            completions: outfit.1,
-            memory: outfit.2,
-            domain: outfit.0,
+            completions: create_resources.1,
+            memory: create_resources.2,
+            domain: create_resources.0,
             channel,
         };
         let pair = Pair {

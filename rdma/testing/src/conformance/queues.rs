@@ -47,7 +47,7 @@ fn shared<P: Provider>(harness: &mut Harness<'_, P>, count: u64) -> Option<Share
         let mut client = harness.route(&mut client_channel, client_token, to);
         let device = client.device().expect("known");
         let (domain, completions, _) =
-            &*client_side.get_or_insert_with(|| harness.outfit(&device, Access::REMOTE));
+            &*client_side.get_or_insert_with(|| harness.create_resources(&device, Access::REMOTE));
         let options = QueuePairOptions {
             send_completions: completions,
             receive_completions: completions,
@@ -62,7 +62,7 @@ fn shared<P: Provider>(harness: &mut Harness<'_, P>, count: u64) -> Option<Share
             return None;
         }
         let (domain, completions, _, receives) = &*server_side.get_or_insert_with(|| {
-            let (domain, completions, memory) = harness.outfit(&device, Access::LOCAL);
+            let (domain, completions, memory) = harness.create_resources(&device, Access::LOCAL);
             let receives = domain.create_shared_receive_queue(REQUESTS, 1, SHARED);
             (domain, completions, memory, receives.expect("a queue"))
         });
@@ -171,7 +171,7 @@ pub(super) fn a_shared_receive_queue_serves_several<P: Provider>(harness: &mut H
     assert_eq!((received.wr_id, received.is_success()), (40, true));
 }
 
-pub(super) fn a_shared_receive_queue_tells_when_it_runs_low<P: Provider>(
+pub(super) fn a_shared_receive_queue_reports_the_low_limit<P: Provider>(
     harness: &mut Harness<'_, P>,
 ) {
     let Some(mut shared) = shared(harness, 1) else {
@@ -252,7 +252,7 @@ pub(super) fn solicited_completions_wake_and_others_do_not<P: Provider>(
     harness.expect_success(server, 2);
 }
 
-pub(super) fn completions_come_in_portions<P: Provider>(harness: &mut Harness<'_, P>) {
+pub(super) fn completions_are_polled_in_batches<P: Provider>(harness: &mut Harness<'_, P>) {
     let mut pair = harness.pair();
     let Pair { server, client, .. } = &mut pair;
     let write = SendOperation::Write(server.memory.remote(0));

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::fake::Shared;
-use crate::fake::bell::Bell;
-use crate::fake::manager::Taken;
+use crate::fake::manager::DeliveredEvent;
+use crate::fake::notifier::Notifier;
 use crate::fake::objects::{Fake, FakeDevice, FakeDomain, Owned};
 use crate::fake::queue_pair::FakeQueuePair;
 use crate::fake::state::State;
@@ -21,7 +21,7 @@ use rdma::{
 #[derive(Debug)]
 pub struct FakeEventChannel {
     pub(super) owned: Arc<Owned>,
-    pub(super) bell: Arc<Bell>,
+    pub(super) notifier: Arc<Notifier>,
 }
 
 impl FakeEventChannel {
@@ -37,19 +37,19 @@ impl EventChannel for FakeEventChannel {
     fn next_event(&mut self) -> Result<Option<Event<Fake>>, Error> {
         let shared = &self.owned.shared;
         let mut state = shared.lock();
-        if state.config.pace.is_immediate() && state.is_waiting() {
+        if state.config.execution_mode.is_immediate() && state.is_waiting() {
             state.pass_time();
         }
         loop {
-            return Ok(match state.take_notice(self.owned.key) {
+            return Ok(match state.take_event(self.owned.key) {
                 None => None,
-                Some(Taken::ListenerFailed { listener }) => {
+                Some(DeliveredEvent::ListenerFailed { listener }) => {
                     Some(Event::ListenerFailed { listener })
                 }
-                Some(Taken::Connection { token, event }) => {
+                Some(DeliveredEvent::Connection { token, event }) => {
                     Some(Event::Connection { token, event })
                 }
-                Some(Taken::Request { listener, id }) => {
+                Some(DeliveredEvent::Request { listener, id }) => {
                     let Some(request) = FakeConnectRequest::of(shared, &state, id) else {
                         state.drop_id(id);
                         continue;
@@ -61,7 +61,7 @@ impl EventChannel for FakeEventChannel {
     }
 
     fn descriptor(&self) -> BorrowedFd<'_> {
-        self.bell.descriptor()
+        self.notifier.descriptor()
     }
 
     fn listen(
@@ -119,7 +119,7 @@ impl FakeConnectRequest {
         let device = request.device?;
         let (local, peer) = (request.local?, request.peer_address?);
         Some(Self {
-            device: FakeDevice::even_removed(shared, state.devices.get(device)?, device),
+            device: FakeDevice::of_state(shared, state.devices.get(device)?, device),
             private_data: request.private_data,
             initiator_depth: request.initiator_depth,
             responder_resources: request.responder_resources,
@@ -202,7 +202,7 @@ impl Connection for FakeConnection {
         let state = shared.lock();
         let key = state.ids.get(self.owned.key)?.device?;
         let device = state.devices.get(key)?;
-        Some(FakeDevice::even_removed(shared, device, key))
+        Some(FakeDevice::of_state(shared, device, key))
     }
 
     fn local_address(&self) -> Option<SocketAddr> {

@@ -1,7 +1,7 @@
 //! The devices' engine: executes requests in order, checks them at both ends, and completes them.
 
 use crate::fake::counters::Operation;
-use crate::fake::faults::{Fault, LATE_BYTE, Occasion};
+use crate::fake::faults::{Fault, FaultPoint, LATE_BYTE};
 use crate::fake::memory::{Bound, Segments};
 use crate::fake::state::{
     Action, Armed, Entry, Head, QueuePairObject, ReceiveSource, SendEntry, State,
@@ -26,11 +26,11 @@ enum Outcome {
     /// Done, with this many bytes.
     Done(u32),
     /// The peer did not respond.
-    Silence,
+    NoResponse,
     /// The peer has no receive.
     NotReady,
     /// The request failed; the peer's queue pair fails too if it caused or detects the error.
-    Failed(CompletionStatus, PeerFate),
+    Failed(CompletionStatus, PeerEffect),
 }
 
 /// The completion of a receive.
@@ -56,8 +56,8 @@ impl Received {
 
 /// Effect of a failed request on the peer's queue pair.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum PeerFate {
-    Unharmed,
+enum PeerEffect {
+    Unaffected,
     Error(QueuePairFault),
 }
 
@@ -95,7 +95,7 @@ impl State {
         let queue_pair = self.queue_pairs.get(key)?;
         if queue_pair.head.wedged {
             if queue_pair.state == QueuePairState::Error {
-                self.access_late(key);
+                self.write_late_data(key);
             }
             return Some(Step::Blocked);
         }
@@ -113,17 +113,17 @@ impl State {
             self.complete_head(key, CompletionStatus::SUCCESS, bytes);
             return Some(Step::Moved);
         }
-        if !head.considered
-            && let Some(step) = self.consider_faults(key)
+        if !head.faults_checked
+            && let Some(step) = self.apply_faults(key)
         {
             return Some(step);
         }
         let outcome = self.execute(key);
-        Some(self.settle(key, outcome))
+        Some(self.finish_request(key, outcome))
     }
 
     /// A stuck request accesses its local memory late.
-    fn access_late(&self, key: Key) {
+    fn write_late_data(&self, key: Key) {
         let queue_pair = self.queue_pairs.get(key);
         let stuck = queue_pair.and_then(|one| Some((one.domain, one.sends.front()?)));
         let is_read = |entry: &SendEntry| entry.action.operation() == Operation::Read;
@@ -135,22 +135,24 @@ impl State {
     }
 
     /// Looks up the faults for the first request, once.
-    fn consider_faults(&mut self, key: Key) -> Option<Step> {
+    fn apply_faults(&mut self, key: Key) -> Option<Step> {
         let tick = self.tick;
         let queue_pair = self.queue_pairs.get_mut(key)?;
-        queue_pair.head.considered = true;
+        queue_pair.head.faults_checked = true;
         let operation = queue_pair.sends.front()?.action.operation();
-        let occasion = Occasion {
+        let fault_point = FaultPoint {
             machine: queue_pair.machine,
             queue_pair: Some(queue_pair.number),
             operation: Some(operation),
         };
-        let fault = self.faults.choose(&mut self.random, occasion, |_| true)?;
+        let fault = self
+            .faults
+            .choose(&mut self.random, fault_point, |_| true)?;
         let head = &mut self.queue_pairs.get_mut(key)?.head;
         match fault {
             Fault::Fail(status) => {
-                let fate = fate_of_peer(status);
-                return Some(self.settle(key, Outcome::Failed(status, fate)));
+                let peer_effect = peer_effect_of(status);
+                return Some(self.finish_request(key, Outcome::Failed(status, peer_effect)));
             }
             Fault::DropConnection => {
                 self.drop_connection(key);
@@ -164,7 +166,7 @@ impl State {
             Fault::DelayCompletion(ticks) => {
                 let bytes = match self.execute(key) {
                     Outcome::Done(bytes) => bytes,
-                    other => return Some(self.settle(key, other)),
+                    other => return Some(self.finish_request(key, other)),
                 };
                 let head = &mut self.queue_pairs.get_mut(key)?.head;
                 head.executed = Some(bytes);
@@ -176,7 +178,7 @@ impl State {
                 return Some(Step::Blocked);
             }
             Fault::QueuePairFatal => {
-                self.tell_queue_pair_fault(key, QueuePairFault::Fatal);
+                self.notify_queue_pair_fault(key, QueuePairFault::Fatal);
                 self.fail_queue_pair(key);
                 return Some(Step::Moved);
             }
@@ -185,28 +187,28 @@ impl State {
     }
 
     /// Turns the result of a request into a completion, a wait or an error.
-    fn settle(&mut self, key: Key, outcome: Outcome) -> Step {
+    fn finish_request(&mut self, key: Key, outcome: Outcome) -> Step {
         let tick = self.tick;
-        let (status, fate) = match outcome {
+        let (status, peer_effect) = match outcome {
             Outcome::Done(bytes) => {
                 self.complete_head(key, CompletionStatus::SUCCESS, bytes);
                 return Step::Moved;
             }
-            Outcome::Silence => match self.retry(key, tick, false) {
+            Outcome::NoResponse => match self.retry(key, tick, false) {
                 None => return Step::Blocked,
-                Some(status) => (status, PeerFate::Unharmed),
+                Some(status) => (status, PeerEffect::Unaffected),
             },
             Outcome::NotReady => match self.retry(key, tick, true) {
                 None => return Step::Blocked,
-                Some(status) => (status, PeerFate::Unharmed),
+                Some(status) => (status, PeerEffect::Unaffected),
             },
-            Outcome::Failed(status, fate) => (status, fate),
+            Outcome::Failed(status, peer_effect) => (status, peer_effect),
         };
         let peer = self.queue_pairs.get(key).and_then(|one| one.peer);
         self.complete_head(key, status, 0);
         self.fail_queue_pair(key);
-        if let (PeerFate::Error(fault), Some(peer)) = (fate, peer) {
-            self.tell_queue_pair_fault(peer, fault);
+        if let (PeerEffect::Error(fault), Some(peer)) = (peer_effect, peer) {
+            self.notify_queue_pair_fault(peer, fault);
             self.fail_queue_pair(peer);
         }
         Step::Moved
@@ -237,13 +239,13 @@ impl State {
     /// Executes the first request of a send queue.
     fn execute(&mut self, key: Key) -> Outcome {
         let Some(local) = self.queue_pairs.get(key) else {
-            return Outcome::Silence;
+            return Outcome::NoResponse;
         };
         let Some(entry) = local.sends.front().copied() else {
-            return Outcome::Silence;
+            return Outcome::NoResponse;
         };
         let (domain, device, peer_key) = (local.domain, local.device, local.peer);
-        let silent = local.silent;
+        let is_partitioned = local.is_partitioned;
         let ready_after = local.head.not_ready_until;
         match entry.action {
             Action::Bind { .. } => return self.bind(key, domain, &entry.action),
@@ -252,7 +254,7 @@ impl State {
                     Ok(()) => Outcome::Done(0),
                     Err(_) => Outcome::Failed(
                         CompletionStatus::LOCAL_QP_OPERATION_ERROR,
-                        PeerFate::Unharmed,
+                        PeerEffect::Unaffected,
                     ),
                 };
             }
@@ -261,21 +263,25 @@ impl State {
         let read = entry.action.operation() == Operation::Read;
         if entry.inline_len.is_none() && self.keys.local(domain, &entry.memory, read).is_err() {
             let status = CompletionStatus::LOCAL_PROTECTION_ERROR;
-            return Outcome::Failed(status, PeerFate::Unharmed);
+            return Outcome::Failed(status, PeerEffect::Unaffected);
         }
         let Some((peer_key, peer)) = peer_key.and_then(|at| Some((at, self.queue_pairs.get(at)?)))
         else {
-            return Outcome::Silence;
+            return Outcome::NoResponse;
         };
         let answers = matches!(
             peer.state,
             QueuePairState::ReadyToReceive | QueuePairState::ReadyToSend
         );
-        if silent || !answers || !self.device_works(device) || !self.device_works(peer.device) {
-            return Outcome::Silence;
+        if is_partitioned
+            || !answers
+            || !self.device_works(device)
+            || !self.device_works(peer.device)
+        {
+            return Outcome::NoResponse;
         }
         match entry.action.remote() {
-            Some(_) => self.move_data(key, peer_key, &entry),
+            Some(_) => self.transfer_data(key, peer_key, &entry),
             None if self.tick < ready_after => Outcome::NotReady,
             None => self.deliver(domain, peer_key, &entry),
         }
@@ -303,42 +309,42 @@ impl State {
         };
         match self.keys.bind(domain, rkey, bound) {
             Ok(()) => Outcome::Done(0),
-            Err(_) => Outcome::Failed(CompletionStatus::WINDOW_BIND_ERROR, PeerFate::Unharmed),
+            Err(_) => Outcome::Failed(CompletionStatus::WINDOW_BIND_ERROR, PeerEffect::Unaffected),
         }
     }
 
     /// Executes an RDMA write or read.
-    fn move_data(&self, key: Key, peer_key: Key, entry: &SendEntry) -> Outcome {
+    fn transfer_data(&self, key: Key, peer_key: Key, entry: &SendEntry) -> Outcome {
         let (Some(local), Some(peer)) = (self.queue_pairs.get(key), self.queue_pairs.get(peer_key))
         else {
-            return Outcome::Silence;
+            return Outcome::NoResponse;
         };
         let Some(remote) = entry.action.remote() else {
-            return Outcome::Silence;
+            return Outcome::NoResponse;
         };
         let bytes = bytes_of(entry);
         let write = entry.action.operation() == Operation::Write;
         if !write && local.initiator_depth == 0 {
             let status = CompletionStatus::LOCAL_QP_OPERATION_ERROR;
-            return Outcome::Failed(status, PeerFate::Unharmed);
+            return Outcome::Failed(status, PeerEffect::Unaffected);
         }
         if !write && peer.responder_resources == 0 {
-            let fate = PeerFate::Error(QueuePairFault::InvalidRequest);
-            return Outcome::Failed(CompletionStatus::REMOTE_INVALID_REQUEST, fate);
+            let peer_effect = PeerEffect::Error(QueuePairFault::InvalidRequest);
+            return Outcome::Failed(CompletionStatus::REMOTE_INVALID_REQUEST, peer_effect);
         }
         let there = self
             .keys
             .remote(peer.domain, peer_key, remote, bytes.into(), write);
         let Ok(there) = there else {
-            let fate = PeerFate::Error(QueuePairFault::AccessViolation);
-            return Outcome::Failed(CompletionStatus::REMOTE_ACCESS_ERROR, fate);
+            let peer_effect = PeerEffect::Error(QueuePairFault::AccessViolation);
+            return Outcome::Failed(CompletionStatus::REMOTE_ACCESS_ERROR, peer_effect);
         };
         match self.keys.local(local.domain, &entry.memory, !write) {
             Ok(here) if write => put(entry, &here, &there),
             Ok(here) => there.copy_to(&here),
             Err(_) => {
                 let status = CompletionStatus::LOCAL_PROTECTION_ERROR;
-                return Outcome::Failed(status, PeerFate::Unharmed);
+                return Outcome::Failed(status, PeerEffect::Unaffected);
             }
         }
         Outcome::Done(bytes)
@@ -350,7 +356,7 @@ impl State {
             return Outcome::NotReady;
         };
         let Some(peer) = self.queue_pairs.get(peer_key) else {
-            return Outcome::Silence;
+            return Outcome::NoResponse;
         };
         let (peer_domain, machine) = (peer.domain, peer.machine);
         let bytes = bytes_of(entry);
@@ -359,8 +365,8 @@ impl State {
             if self.keys.invalidate(peer_domain, rkey).is_err() {
                 let status = CompletionStatus::REMOTE_INVALID_REQUEST;
                 self.complete_receive(peer_key, &receive, Received::failed(status));
-                let fate = PeerFate::Error(QueuePairFault::AccessViolation);
-                return Outcome::Failed(CompletionStatus::REMOTE_ACCESS_ERROR, fate);
+                let peer_effect = PeerEffect::Error(QueuePairFault::AccessViolation);
+                return Outcome::Failed(CompletionStatus::REMOTE_ACCESS_ERROR, peer_effect);
             }
             invalidated = Some(rkey);
         }
@@ -384,7 +390,7 @@ impl State {
         };
         if let Some((at_peer, here)) = failed {
             self.complete_receive(peer_key, &receive, Received::failed(at_peer));
-            return Outcome::Failed(here, PeerFate::Error(QueuePairFault::InvalidRequest));
+            return Outcome::Failed(here, PeerEffect::Error(QueuePairFault::InvalidRequest));
         }
         let counters = self.counters(machine).at(Operation::Receive);
         counters.succeeded += 1;
@@ -412,7 +418,7 @@ impl State {
         if (queue.receives.posted.len() as u32) < queue.low_limit {
             queue.low_limit = 0;
             let token = queue.token;
-            self.tell_device(device, DeviceEvent::ReceivesLow { token });
+            self.notify_device(device, DeviceEvent::ReceivesLow { token });
         }
         Some(receive)
     }
@@ -513,7 +519,7 @@ impl State {
         queue_pair.state = QueuePairState::Error;
         self.flush_all(key);
         if shared {
-            self.tell_queue_pair_fault(key, QueuePairFault::LastReceive);
+            self.notify_queue_pair_fault(key, QueuePairFault::LastReceive);
         }
     }
 
@@ -553,21 +559,21 @@ impl State {
             };
             if rings {
                 queue.armed = Armed::No;
-                queue.bell.ring();
+                queue.notifier.notify();
             }
             return;
         }
         queue.failed = true;
-        queue.bell.ring();
+        queue.notifier.notify();
         let (device, token) = (queue.device, queue.token);
-        self.tell_device(device, DeviceEvent::CompletionQueueFailed { token });
+        self.notify_device(device, DeviceEvent::CompletionQueueFailed { token });
         let uses =
             |one: &QueuePairObject| one.send_completions == key || one.receive_completions == key;
         let lost: Vec<Key> = (self.queue_pairs.iter())
             .filter_map(|(at, one)| uses(one).then_some(at))
             .collect();
         for at in lost {
-            self.tell_queue_pair_fault(at, QueuePairFault::Fatal);
+            self.notify_queue_pair_fault(at, QueuePairFault::Fatal);
             self.fail_queue_pair(at);
         }
     }
@@ -600,12 +606,12 @@ fn opcode_of(operation: Operation) -> CompletionOpcode {
 }
 
 /// Effect of an injected failure on the peer.
-fn fate_of_peer(status: CompletionStatus) -> PeerFate {
+fn peer_effect_of(status: CompletionStatus) -> PeerEffect {
     match status {
-        CompletionStatus::REMOTE_ACCESS_ERROR => PeerFate::Error(QueuePairFault::AccessViolation),
+        CompletionStatus::REMOTE_ACCESS_ERROR => PeerEffect::Error(QueuePairFault::AccessViolation),
         CompletionStatus::REMOTE_INVALID_REQUEST | CompletionStatus::REMOTE_OPERATION_ERROR => {
-            PeerFate::Error(QueuePairFault::InvalidRequest)
+            PeerEffect::Error(QueuePairFault::InvalidRequest)
         }
-        _ => PeerFate::Unharmed,
+        _ => PeerEffect::Unaffected,
     }
 }

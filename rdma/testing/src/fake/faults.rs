@@ -114,13 +114,13 @@ impl Pattern {
 
 /// An event to which a fault rule may apply.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Occasion {
+pub(super) struct FaultPoint {
     pub(super) machine: usize,
     pub(super) queue_pair: Option<u32>,
     pub(super) operation: Option<Operation>,
 }
 
-impl Occasion {
+impl FaultPoint {
     /// The setup of a connection.
     pub(super) fn connecting(machine: usize) -> Self {
         Self {
@@ -171,7 +171,7 @@ impl<F: Copy> Rules<F> {
     pub(super) fn choose(
         &mut self,
         random: &mut Random,
-        occasion: Occasion,
+        fault_point: FaultPoint,
         eligible: impl Fn(&F) -> bool,
     ) -> Option<F> {
         let mut chosen = None;
@@ -185,9 +185,9 @@ impl<F: Copy> Rules<F> {
                 permille,
                 times,
             } = rule.pattern;
-            let is_other = operation.is_some() && operation != occasion.operation
-                || queue_pair.is_some() && queue_pair != occasion.queue_pair
-                || machine.is_some_and(|machine| machine != occasion.machine);
+            let is_other = operation.is_some() && operation != fault_point.operation
+                || queue_pair.is_some() && queue_pair != fault_point.queue_pair
+                || machine.is_some_and(|machine| machine != fault_point.machine);
             if is_other || !eligible(&rule.fault) {
                 continue;
             }

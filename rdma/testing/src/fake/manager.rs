@@ -3,8 +3,10 @@
 use std::io;
 use std::net::SocketAddr;
 
-use crate::fake::faults::{ConnectFault, Occasion};
-use crate::fake::state::{IdState, InTransit, ListenerState, Notice, Parcel, Stage, State};
+use crate::fake::faults::{ConnectFault, FaultPoint};
+use crate::fake::state::{
+    IdState, InTransit, ListenerState, PendingEvent, Stage, State, TransitMessage,
+};
 use crate::fake::table::Key;
 use rdma::{
     ACCEPT_PRIVATE_DATA_MAX, CONNECT_PRIVATE_DATA_MAX, ConnectParameters, ConnectionEvent,
@@ -27,7 +29,7 @@ enum Role {
     clippy::large_enum_variant,
     reason = "connection events are few, and not kept"
 )]
-pub(super) enum Taken {
+pub(super) enum DeliveredEvent {
     Request {
         listener: Token,
         id: Key,
@@ -66,29 +68,29 @@ impl State {
     pub(super) fn pass_time(&mut self) {
         self.tick += 1;
         self.deliver_due();
-        self.run(self.config.pace.is_immediate());
+        self.run(self.config.execution_mode.is_immediate());
     }
 
     /// Sends a message, which takes no time with the immediate pace and one tick with the manual
     /// one.
-    fn send_parcel(&mut self, parcel: Parcel, more_ticks: u64) {
-        let least = u64::from(!self.config.pace.is_immediate());
+    fn send_transit(&mut self, transit: TransitMessage, more_ticks: u64) {
+        let least = u64::from(!self.config.execution_mode.is_immediate());
         let due = self.tick + least + more_ticks;
-        self.in_transit.push(InTransit { due, parcel });
+        self.in_transit.push(InTransit { due, transit });
         if due <= self.tick {
             self.deliver_due();
         }
     }
 
     fn send_event(&mut self, id: Key, event: ConnectionEvent) {
-        self.send_parcel(Parcel::Event { id, event }, 0);
+        self.send_transit(TransitMessage::Event { id, event }, 0);
     }
 
     fn deliver_due(&mut self) {
         while let Some(at) = (self.in_transit.iter()).position(|one| one.due <= self.tick) {
-            match self.in_transit.remove(at).parcel {
-                Parcel::Request { id } => self.deliver_request(id),
-                Parcel::Event { id, event } => self.deliver_event(id, event),
+            match self.in_transit.remove(at).transit {
+                TransitMessage::Request { id } => self.deliver_request(id),
+                TransitMessage::Event { id, event } => self.deliver_event(id, event),
             }
         }
     }
@@ -96,8 +98,10 @@ impl State {
     fn deliver_event(&mut self, id: Key, event: ConnectionEvent) {
         let channel = self.ids.get(id).and_then(|id| id.channel);
         if let Some(channel) = channel.and_then(|channel| self.channels.get_mut(channel)) {
-            channel.events.push_back(Notice::Connection { id, event });
-            channel.bell.ring();
+            channel
+                .events
+                .push_back(PendingEvent::Connection { id, event });
+            channel.notifier.notify();
         }
     }
 
@@ -164,40 +168,42 @@ impl State {
             listener.waiting += 1;
         }
         if let Some(channel) = self.channels.get_mut(channel) {
-            channel.events.push_back(Notice::Request { listener, id });
-            channel.bell.ring();
+            channel
+                .events
+                .push_back(PendingEvent::Request { listener, id });
+            channel.notifier.notify();
         }
     }
 
     /// The next event of a channel. Events of dropped objects are skipped.
-    pub(super) fn take_notice(&mut self, channel: Key) -> Option<Taken> {
+    pub(super) fn take_event(&mut self, channel: Key) -> Option<DeliveredEvent> {
         loop {
             let events = &mut self.channels.get_mut(channel)?.events;
             let Some(notice) = events.pop_front() else {
                 let channel = self.channels.get(channel)?;
-                channel.bell.silence();
+                channel.notifier.clear();
                 return None;
             };
             match notice {
-                Notice::Request { listener, id } => {
+                PendingEvent::Request { listener, id } => {
                     let Some(listener) = self.listeners.get_mut(listener) else {
                         self.drop_id(id);
                         continue;
                     };
                     listener.waiting -= 1;
                     let listener = listener.token;
-                    return Some(Taken::Request { listener, id });
+                    return Some(DeliveredEvent::Request { listener, id });
                 }
-                Notice::ListenerFailed { listener } => {
-                    return Some(Taken::ListenerFailed { listener });
+                PendingEvent::ListenerFailed { listener } => {
+                    return Some(DeliveredEvent::ListenerFailed { listener });
                 }
-                Notice::Connection { id, event } => {
+                PendingEvent::Connection { id, event } => {
                     let Some(state) = self.ids.get(id) else {
                         continue;
                     };
                     let token = state.token;
                     self.event_taken(id, &event);
-                    return Some(Taken::Connection { token, event });
+                    return Some(DeliveredEvent::Connection { token, event });
                 }
             }
         }
@@ -310,13 +316,13 @@ impl State {
         };
         let mut waiting = Vec::new();
         channel.events.retain(|notice| match notice {
-            Notice::Request { listener, id } if *listener == key => {
+            PendingEvent::Request { listener, id } if *listener == key => {
                 waiting.push(*id);
                 false
             }
-            Notice::Request { .. } | Notice::ListenerFailed { .. } | Notice::Connection { .. } => {
-                true
-            }
+            PendingEvent::Request { .. }
+            | PendingEvent::ListenerFailed { .. }
+            | PendingEvent::Connection { .. } => true,
         });
         for id in waiting {
             self.drop_id(id);
@@ -329,7 +335,7 @@ impl State {
             return;
         };
         for notice in channel.events {
-            if let Notice::Request { id, .. } = notice {
+            if let PendingEvent::Request { id, .. } = notice {
                 self.drop_id(id);
             }
         }
@@ -393,7 +399,7 @@ impl State {
         let eligible = |fault: &ConnectFault| matches!(fault, ConnectFault::AddressFailed(_));
         let fault =
             self.connect_faults
-                .choose(&mut self.random, Occasion::connecting(machine), eligible);
+                .choose(&mut self.random, FaultPoint::connecting(machine), eligible);
         let known = (0..self.machines.len()).any(|one| self.device_at(one, peer.ip()).is_some());
         let local_ip = device.and_then(|device| {
             let addresses = &self.devices.get(device)?.addresses;
@@ -431,7 +437,7 @@ impl State {
         let eligible = |fault: &ConnectFault| matches!(fault, ConnectFault::RouteFailed(_));
         let fault =
             self.connect_faults
-                .choose(&mut self.random, Occasion::connecting(machine), eligible);
+                .choose(&mut self.random, FaultPoint::connecting(machine), eligible);
         let works = device.is_some_and(|device| self.device_works(device));
         let event = match fault {
             Some(ConnectFault::RouteFailed(kind)) => ConnectionEvent::RouteFailed(kind),
@@ -509,7 +515,7 @@ impl State {
         };
         let fault =
             self.connect_faults
-                .choose(&mut self.random, Occasion::connecting(machine), eligible);
+                .choose(&mut self.random, FaultPoint::connecting(machine), eligible);
         match fault {
             Some(ConnectFault::Unreachable) => self.send_event(id, ConnectionEvent::Unreachable),
             Some(ConnectFault::Rejected(reason)) => {
@@ -521,10 +527,10 @@ impl State {
                 self.send_event(id, event);
             }
             Some(ConnectFault::Delay(ticks)) => {
-                self.send_parcel(Parcel::Request { id }, ticks.into());
+                self.send_transit(TransitMessage::Request { id }, ticks.into());
             }
             Some(ConnectFault::AddressFailed(_) | ConnectFault::RouteFailed(_)) | None => {
-                self.send_parcel(Parcel::Request { id }, 0);
+                self.send_transit(TransitMessage::Request { id }, 0);
             }
         }
         Ok(())
@@ -593,20 +599,20 @@ impl State {
         if let Some(queue_pair) = queue_pair {
             self.fail_queue_pair(queue_pair);
         }
-        self.tell_disconnected(id);
-        let is_heard = !queue_pair.is_some_and(|key| self.is_silent(key));
+        self.notify_disconnected(id);
+        let is_heard = !queue_pair.is_some_and(|key| self.has_partition(key));
         if let Some(partner) = partner
             && is_heard
             && self.id_at(partner, &connected).is_ok()
         {
-            self.tell_disconnected(partner);
+            self.notify_disconnected(partner);
         }
     }
 
-    fn tell_disconnected(&mut self, id: Key) {
+    fn notify_disconnected(&mut self, id: Key) {
         self.send_event(id, ConnectionEvent::Disconnected);
         let event = ConnectionEvent::TimewaitExit;
-        self.send_parcel(Parcel::Event { id, event }, TIMEWAIT_TICKS);
+        self.send_transit(TransitMessage::Event { id, event }, TIMEWAIT_TICKS);
     }
 
     /// Breaks the connection of a queue pair and notifies both sides.
@@ -629,7 +635,7 @@ impl State {
         self.ids.remove(id);
     }
 
-    pub(super) fn tell_connections(&mut self, device: Key, event: ConnectionEvent) {
+    pub(super) fn notify_connections(&mut self, device: Key, event: ConnectionEvent) {
         let ids: Vec<Key> = (self.ids.iter())
             .filter_map(|(key, id)| (id.device == Some(device)).then_some(key))
             .collect();
@@ -647,7 +653,7 @@ impl State {
             return;
         }
         if tells {
-            state.tell(DeviceEvent::Fatal);
+            state.push_event(DeviceEvent::Fatal);
         }
         let (machine, addresses) = (state.machine, state.addresses.clone());
         let on_device: Vec<Key> = (self.queue_pairs.iter())
@@ -656,7 +662,7 @@ impl State {
         for queue_pair in on_device {
             self.fail_queue_pair(queue_pair);
         }
-        self.tell_connections(device, ConnectionEvent::DeviceRemoved);
+        self.notify_connections(device, ConnectionEvent::DeviceRemoved);
         let listeners: Vec<Key> = (self.listeners.iter())
             .filter_map(|(key, one)| {
                 let here = one.machine == machine && addresses.contains(&one.address.ip());
@@ -672,8 +678,8 @@ impl State {
             if let Some(channel) = self.channels.get_mut(channel) {
                 channel
                     .events
-                    .push_back(Notice::ListenerFailed { listener: token });
-                channel.bell.ring();
+                    .push_back(PendingEvent::ListenerFailed { listener: token });
+                channel.notifier.notify();
             }
         }
     }

@@ -78,7 +78,7 @@ pub(super) struct Segments<'a> {
 
 /// Access was rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Refused;
+pub(super) struct AccessDenied;
 
 impl Keys {
     fn insert(&mut self, kind: Kind) -> u32 {
@@ -157,15 +157,15 @@ impl Keys {
         domain: Key,
         list: &SgeList,
         write: bool,
-    ) -> Result<Segments<'_>, Refused> {
+    ) -> Result<Segments<'_>, AccessDenied> {
         let mut segments = Segments::default();
         for (piece, sge) in segments.pieces.iter_mut().zip(list.as_slice()) {
             if sge.length() == 0 {
                 continue;
             }
-            let memory = self.memory(sge.lkey()).ok_or(Refused)?;
+            let memory = self.memory(sge.lkey()).ok_or(AccessDenied)?;
             if memory.domain != domain || (write && !memory.access.local_write) {
-                return Err(Refused);
+                return Err(AccessDenied);
             }
             *piece = Some(memory.segment(sge.address(), u64::from(sge.length()))?);
         }
@@ -180,17 +180,17 @@ impl Keys {
         remote: RemoteAddress,
         len: u64,
         write: bool,
-    ) -> Result<Segments<'_>, Refused> {
+    ) -> Result<Segments<'_>, AccessDenied> {
         let mut segments = Segments::default();
         if len == 0 {
             return Ok(segments);
         }
         let RemoteAddress { address, rkey } = remote;
         if rkey & 1 == 0 {
-            return Err(Refused);
+            return Err(AccessDenied);
         }
-        let segment = match &self.entry(rkey & !1).ok_or(Refused)?.kind {
-            Kind::Free => return Err(Refused),
+        let segment = match &self.entry(rkey & !1).ok_or(AccessDenied)?.kind {
+            Kind::Free => return Err(AccessDenied),
             Kind::Memory(memory) => {
                 let Access {
                     remote_read,
@@ -199,12 +199,12 @@ impl Keys {
                 } = memory.access;
                 let allowed = if write { remote_write } else { remote_read };
                 if memory.domain != domain || !allowed {
-                    return Err(Refused);
+                    return Err(AccessDenied);
                 }
                 memory.segment(address, len)?
             }
             Kind::Window(window) => {
-                let bound = window.bound.as_ref().ok_or(Refused)?;
+                let bound = window.bound.as_ref().ok_or(AccessDenied)?;
                 let allowed = if write {
                     bound.remote_write
                 } else {
@@ -212,9 +212,9 @@ impl Keys {
                 };
                 let inside = within(address, len, bound.address, bound.len);
                 if bound.queue_pair != queue_pair || !allowed || !inside {
-                    return Err(Refused);
+                    return Err(AccessDenied);
                 }
-                let memory = self.memory(bound.lkey).ok_or(Refused)?;
+                let memory = self.memory(bound.lkey).ok_or(AccessDenied)?;
                 memory.segment(address, len)?
             }
         };
@@ -228,8 +228,13 @@ impl Keys {
     }
 
     /// Binds the window whose current key precedes `rkey`.
-    pub(super) fn bind(&mut self, domain: Key, rkey: u32, bound: Bound) -> Result<(), Refused> {
-        let memory = self.memory(bound.lkey).ok_or(Refused)?;
+    pub(super) fn bind(
+        &mut self,
+        domain: Key,
+        rkey: u32,
+        bound: Bound,
+    ) -> Result<(), AccessDenied> {
+        let memory = self.memory(bound.lkey).ok_or(AccessDenied)?;
         let Access {
             local_write,
             bind_window,
@@ -238,15 +243,15 @@ impl Keys {
         let inside = within(bound.address, bound.len, memory.address, memory.len);
         let writable = local_write || !bound.remote_write;
         if memory.domain != domain || !bind_window || !inside || !writable {
-            return Err(Refused);
+            return Err(AccessDenied);
         }
-        let index = (rkey >> 8).checked_sub(1).ok_or(Refused)? as usize;
-        let entry = self.entries.get_mut(index).ok_or(Refused)?;
+        let index = (rkey >> 8).checked_sub(1).ok_or(AccessDenied)? as usize;
+        let entry = self.entries.get_mut(index).ok_or(AccessDenied)?;
         let Kind::Window(window) = &mut entry.kind else {
-            return Err(Refused);
+            return Err(AccessDenied);
         };
         if window.domain != domain || window.bound.is_some() {
-            return Err(Refused);
+            return Err(AccessDenied);
         }
         entry.generation = (rkey as u8) >> 1;
         window.bound = Some(bound);
@@ -254,15 +259,15 @@ impl Keys {
     }
 
     /// Invalidates a window's key. Registrations cannot be invalidated.
-    pub(super) fn invalidate(&mut self, domain: Key, rkey: u32) -> Result<(), Refused> {
+    pub(super) fn invalidate(&mut self, domain: Key, rkey: u32) -> Result<(), AccessDenied> {
         if rkey & 1 == 0 {
-            return Err(Refused);
+            return Err(AccessDenied);
         }
-        match &mut self.entry_mut(rkey & !1).ok_or(Refused)?.kind {
+        match &mut self.entry_mut(rkey & !1).ok_or(AccessDenied)?.kind {
             Kind::Window(window) if window.domain == domain => {
-                window.bound.take().map(|_| ()).ok_or(Refused)
+                window.bound.take().map(|_| ()).ok_or(AccessDenied)
             }
-            Kind::Window(_) | Kind::Memory(_) | Kind::Free => Err(Refused),
+            Kind::Window(_) | Kind::Memory(_) | Kind::Free => Err(AccessDenied),
         }
     }
 
@@ -273,9 +278,9 @@ impl Keys {
 }
 
 impl Memory {
-    fn segment(&self, address: u64, len: u64) -> Result<Segment<'_>, Refused> {
+    fn segment(&self, address: u64, len: u64) -> Result<Segment<'_>, AccessDenied> {
         if !within(address, len, self.address, self.len) {
-            return Err(Refused);
+            return Err(AccessDenied);
         }
         Ok(Segment {
             view: &self.view,
@@ -410,17 +415,17 @@ mod tests {
             remote_read: true,
             remote_write: false,
         };
-        assert_eq!(keys.bind(other_domain, rkey, bound()), Err(Refused));
+        assert_eq!(keys.bind(other_domain, rkey, bound()), Err(AccessDenied));
         let too_long = Bound {
             len: 8093,
             ..bound()
         };
-        assert_eq!(keys.bind(domain, rkey, too_long), Err(Refused));
+        assert_eq!(keys.bind(domain, rkey, too_long), Err(AccessDenied));
         assert_eq!(keys.bind(domain, rkey, bound()), Ok(()));
         let next = Keys::next_window_key(rkey);
         assert_eq!(
             keys.bind(domain, next, bound()),
-            Err(Refused),
+            Err(AccessDenied),
             "it is bound"
         );
         let allowed = |keys: &Keys, queue_pair, offset, len, write, rkey| {
@@ -435,13 +440,17 @@ mod tests {
         assert!(!allowed(&keys, mine, 101, 1000, false, rkey));
         assert!(!allowed(&keys, mine, 100, 1000, false, next));
         assert!(!allowed(&keys, mine, 100, 1000, false, lkey));
-        assert_eq!(keys.invalidate(other_domain, rkey), Err(Refused));
-        assert_eq!(keys.invalidate(domain, lkey | 1), Err(Refused), "no window");
+        assert_eq!(keys.invalidate(other_domain, rkey), Err(AccessDenied));
+        assert_eq!(
+            keys.invalidate(domain, lkey | 1),
+            Err(AccessDenied),
+            "no window"
+        );
         assert_eq!(keys.invalidate(domain, rkey), Ok(()));
-        assert_eq!(keys.invalidate(domain, rkey), Err(Refused));
+        assert_eq!(keys.invalidate(domain, rkey), Err(AccessDenied));
         assert!(!allowed(&keys, mine, 100, 1000, false, rkey));
         keys.remove(lkey);
-        assert_eq!(keys.bind(domain, next, bound()), Err(Refused));
+        assert_eq!(keys.bind(domain, next, bound()), Err(AccessDenied));
         keys.remove(rkey);
         assert_eq!(keys.len(), 0);
     }

@@ -4,9 +4,9 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use crate::fake::Shared;
-use crate::fake::bell::Bell;
 use crate::fake::connecting::{FakeConnectRequest, FakeConnection, FakeEventChannel, FakeListener};
 use crate::fake::counters::{FakeCounters, Operation};
+use crate::fake::notifier::Notifier;
 use crate::fake::queue_pair::FakeQueuePair;
 use crate::fake::state::{
     Armed, ChannelState, CompletionQueueState, DomainState, ReceiveRing, ReceiveSource,
@@ -112,16 +112,16 @@ impl Provider for Fake {
     }
 
     fn event_channel(&self) -> Result<FakeEventChannel, Error> {
-        let bell = Arc::new(Bell::new()?);
+        let notifier = Arc::new(Notifier::new()?);
         let key = self.shared.lock().channels.insert(ChannelState {
             machine: self.machine,
             events: std::collections::VecDeque::new(),
-            bell: Arc::clone(&bell),
+            notifier: Arc::clone(&notifier),
         });
         let end = State::drop_channel;
         Ok(FakeEventChannel {
             owned: Owned::new(&self.shared, key, end, Vec::new()),
-            bell,
+            notifier,
         })
     }
 }
@@ -134,17 +134,17 @@ pub struct FakeDevice {
     index: DeviceIndex,
     name: Arc<str>,
     limits: Arc<DeviceLimits>,
-    bell: Arc<Bell>,
+    notifier: Arc<Notifier>,
 }
 
 impl FakeDevice {
     /// The device, unless it was removed.
     fn of(shared: &Arc<Shared>, state: &State, key: Key) -> Option<Self> {
         let device = state.devices.get(key).filter(|one| !one.removed)?;
-        Some(Self::even_removed(shared, device, key))
+        Some(Self::of_state(shared, device, key))
     }
 
-    pub(super) fn even_removed(
+    pub(super) fn of_state(
         shared: &Arc<Shared>,
         device: &crate::fake::state::DeviceState,
         key: Key,
@@ -155,7 +155,7 @@ impl FakeDevice {
             index: device.index,
             name: Arc::clone(&device.name),
             limits: Arc::clone(&device.limits),
-            bell: Arc::clone(&device.bell),
+            notifier: Arc::clone(&device.notifier),
         }
     }
 
@@ -165,7 +165,7 @@ impl FakeDevice {
 
     /// Number of handles, including the fabric's own.
     pub(super) fn handles(&self) -> usize {
-        Arc::strong_count(&self.bell)
+        Arc::strong_count(&self.notifier)
     }
 }
 
@@ -213,13 +213,13 @@ impl Device for FakeDevice {
         let device = state.devices.get_mut(self.key)?;
         let event = device.events.pop_front();
         if event.is_none() {
-            device.bell.silence();
+            device.notifier.clear();
         }
         event
     }
 
     fn descriptor(&self) -> BorrowedFd<'_> {
-        self.bell.descriptor()
+        self.notifier.descriptor()
     }
 }
 
@@ -302,7 +302,7 @@ impl Domain for FakeDomain {
         let (wanted, allowed) = (entries.into(), limits.completion_queue_entries.into());
         limit("completion queue entries", wanted, allowed)?;
         let entries = entries.max(1);
-        let bell = Arc::new(Bell::new()?);
+        let notifier = Arc::new(Notifier::new()?);
         let mut state = self.owned.shared.lock();
         self.alive(&state)?;
         let key = state.completion_queues.insert(CompletionQueueState {
@@ -312,14 +312,14 @@ impl Domain for FakeDomain {
             ring: std::collections::VecDeque::with_capacity(entries as usize),
             armed: Armed::No,
             failed: false,
-            bell: Arc::clone(&bell),
+            notifier: Arc::clone(&notifier),
         });
         drop(state);
         let end = |state: &mut State, key| drop(state.completion_queues.remove(key));
         Ok(FakeCompletionQueue {
             owned: self.child(key, end),
             entries,
-            bell,
+            notifier,
         })
     }
 
@@ -419,7 +419,7 @@ impl Drop for FakeWindow {
 pub struct FakeCompletionQueue {
     owned: Arc<Owned>,
     entries: u32,
-    bell: Arc<Bell>,
+    notifier: Arc<Notifier>,
 }
 
 impl FakeCompletionQueue {
@@ -437,7 +437,7 @@ impl CompletionQueue for FakeCompletionQueue {
     #[inline(never)]
     fn poll(&mut self, completions: &mut [WorkCompletion]) -> Result<usize, Error> {
         let mut state = self.owned.shared.lock();
-        if state.config.pace.is_immediate() && state.is_waiting() {
+        if state.config.execution_mode.is_immediate() && state.is_waiting() {
             state.pass_time();
         }
         let mut taken = 0;
@@ -451,7 +451,7 @@ impl CompletionQueue for FakeCompletionQueue {
             };
             *place = entry.completion;
             taken += 1;
-            state.free_places(&entry);
+            state.free_entries(&entry);
         }
         Ok(taken)
     }
@@ -466,27 +466,27 @@ impl CompletionQueue for FakeCompletionQueue {
             (_, true) => Armed::Solicited,
         };
         if queue.failed {
-            queue.bell.ring();
+            queue.notifier.notify();
         }
         Ok(())
     }
 
     fn acknowledge(&mut self) -> Result<bool, Error> {
-        Ok(self.bell.silence())
+        Ok(self.notifier.clear())
     }
 
     fn descriptor(&self) -> BorrowedFd<'_> {
-        self.bell.descriptor()
+        self.notifier.descriptor()
     }
 }
 
 impl State {
     /// Frees the queue entries of a polled completion, and counts it.
-    fn free_places(&mut self, entry: &crate::fake::state::Entry) {
+    fn free_entries(&mut self, entry: &crate::fake::state::Entry) {
         let Some(queue_pair) = self.queue_pairs.get_mut(entry.queue_pair) else {
             return;
         };
-        queue_pair.sends_taken -= entry.sends;
+        queue_pair.sends_in_use -= entry.sends;
         let machine = queue_pair.machine;
         match entry.receive {
             Some(ReceiveSource::Own) => queue_pair.receives.taken -= 1,
@@ -562,7 +562,7 @@ impl SharedReceiveQueue for FakeSharedReceiveQueue {
             counters.doorbells += 1;
             counters.at(Operation::Receive).posted += u64::from(posted);
         }
-        if state.config.pace.is_immediate() {
+        if state.config.execution_mode.is_immediate() {
             state.run(true);
         }
         outcome

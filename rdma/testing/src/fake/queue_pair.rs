@@ -27,12 +27,12 @@ pub struct FakeQueuePair {
     read_sges: u32,
     sends: Vec<SendEntry>,
     receives: Vec<ReceiveRequest>,
-    life: Life,
+    life: ObjectState,
 }
 
 /// Whether a queue pair exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Life {
+enum ObjectState {
     Alive,
     Destroyed,
     /// The device refused to destroy it, and still executes its requests.
@@ -60,11 +60,11 @@ impl FakeQueuePair {
             capacity.receive_requests = 0;
         }
         check(&capacity, device)?;
-        let (source, parents) = family(domain, options);
+        let (source, parents) = parent_objects(domain, options);
         let mut state = id.shared.lock();
         let (send_completions, receive_completions) = (parents[1].key, parents[2].key);
         let queues = [send_completions, receive_completions];
-        state.check_family(device.key(), domain.owned().key, source, &queues)?;
+        state.check_parents(device.key(), domain.owned().key, source, &queues)?;
         let device_state = state.devices.get(device.key());
         let granted = device_state.map_or(0, |device| device.inline_bytes);
         capacity.inline_bytes = capacity.inline_bytes.min(granted);
@@ -83,14 +83,14 @@ impl FakeQueuePair {
             receive_completions,
             source,
             sends: VecDeque::with_capacity(capacity.send_requests as usize),
-            sends_taken: 0,
+            sends_in_use: 0,
             sends_max: capacity.send_requests,
             unsignalled: 0,
             head: Head::default(),
             receives: ReceiveRing::new(capacity.receive_requests),
             listed: false,
             stalled_until: 0,
-            silent: false,
+            is_partitioned: false,
             initiator_depth: 0,
             responder_resources: 0,
             retries: 0,
@@ -106,7 +106,7 @@ impl FakeQueuePair {
             read_sges: limits.read_sges,
             sends: Vec::with_capacity(capacity.send_requests as usize),
             receives: Vec::with_capacity(capacity.receive_requests as usize),
-            life: Life::Alive,
+            life: ObjectState::Alive,
         })
     }
 
@@ -121,7 +121,7 @@ impl FakeQueuePair {
 
 /// The source of a queue pair's receives, and the objects that it keeps alive: the domain, the
 /// completion queues and the shared receives.
-fn family(
+fn parent_objects(
     domain: &FakeDomain,
     options: &QueuePairOptions<'_, Fake>,
 ) -> (ReceiveSource, Vec<Arc<Owned>>) {
@@ -166,7 +166,7 @@ impl State {
     }
 
     /// Whether all objects belong to one device, and the shared receives to the domain.
-    fn check_family(
+    fn check_parents(
         &self,
         device: Key,
         domain: Key,
@@ -255,7 +255,7 @@ impl QueuePair for FakeQueuePair {
     }
 
     fn destroy(&mut self) -> Result<(), Error> {
-        if self.life == Life::Alive {
+        if self.life == ObjectState::Alive {
             let mut state = self.owned.shared.lock();
             let is_refused = state.destructions_refused > 0;
             state.destructions_refused -= u32::from(is_refused);
@@ -263,15 +263,15 @@ impl QueuePair for FakeQueuePair {
                 drop(state);
                 // It stays, with everything that it was created from.
                 std::mem::forget(Arc::clone(&self.owned));
-                self.life = Life::Refused;
+                self.life = ObjectState::Refused;
             } else {
                 state.drop_queue_pair(self.owned.key);
-                self.life = Life::Destroyed;
+                self.life = ObjectState::Destroyed;
             }
         }
         match self.life {
-            Life::Alive | Life::Destroyed => Ok(()),
-            Life::Refused => Err(Error::Misuse("the device did not destroy the queue pair")),
+            ObjectState::Alive | ObjectState::Destroyed => Ok(()),
+            ObjectState::Refused => Err(Error::Misuse("the device did not destroy the queue pair")),
         }
     }
 
@@ -387,7 +387,7 @@ impl QueuePair for FakeQueuePair {
         } else {
             state.list(key);
         }
-        if state.config.pace.is_immediate() {
+        if state.config.execution_mode.is_immediate() {
             state.run(true);
         }
         received.and(sent)
@@ -427,7 +427,7 @@ impl State {
         );
         let (room, cause) = match takes {
             true => (
-                queue_pair.sends_max - queue_pair.sends_taken,
+                queue_pair.sends_max - queue_pair.sends_in_use,
                 PostError::QueueFull,
             ),
             false => (0, PostError::NotPossible),
@@ -441,7 +441,7 @@ impl State {
                 cause,
             }),
         };
-        queue_pair.sends_taken += fits as u32;
+        queue_pair.sends_in_use += fits as u32;
         let machine = queue_pair.machine;
         let counters = &mut self.machines[machine].counters;
         counters.doorbells += 1;

@@ -4,10 +4,10 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use crate::fake::bell::Bell;
 use crate::fake::counters::{FakeCounters, Operation};
 use crate::fake::faults::{ConnectFault, Fault, Rules};
 use crate::fake::memory::{Keys, Views};
+use crate::fake::notifier::Notifier;
 use crate::fake::random::Random;
 use crate::fake::table::{Key, Table};
 use crate::fake::{DeviceConfig, FabricConfig};
@@ -65,7 +65,7 @@ pub(super) struct DeviceState {
     pub(super) up: bool,
     pub(super) removed: bool,
     pub(super) events: VecDeque<DeviceEvent>,
-    pub(super) bell: Arc<Bell>,
+    pub(super) notifier: Arc<Notifier>,
 }
 
 impl DeviceState {
@@ -73,9 +73,9 @@ impl DeviceState {
         self.up && !self.removed
     }
 
-    pub(super) fn tell(&mut self, event: DeviceEvent) {
+    pub(super) fn push_event(&mut self, event: DeviceEvent) {
         self.events.push_back(event);
-        self.bell.ring();
+        self.notifier.notify();
     }
 }
 
@@ -117,7 +117,7 @@ pub(super) struct CompletionQueueState {
     pub(super) ring: VecDeque<Entry>,
     pub(super) armed: Armed,
     pub(super) failed: bool,
-    pub(super) bell: Arc<Bell>,
+    pub(super) notifier: Arc<Notifier>,
 }
 
 #[derive(Debug)]
@@ -198,7 +198,7 @@ pub(super) struct SendEntry {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Head {
     /// Faults were looked up.
-    pub(super) considered: bool,
+    pub(super) faults_checked: bool,
     /// Not executed before this tick.
     pub(super) blocked_until: u64,
     /// The peer counts as not ready before this tick, even with receives posted.
@@ -229,7 +229,7 @@ pub(super) struct QueuePairObject {
     pub(super) source: ReceiveSource,
     pub(super) sends: VecDeque<SendEntry>,
     /// Entries of the send queue that are posted, or completed and not polled.
-    pub(super) sends_taken: u32,
+    pub(super) sends_in_use: u32,
     pub(super) sends_max: u32,
     /// Unsignalled requests executed since the last signalled one.
     pub(super) unsignalled: u32,
@@ -239,7 +239,7 @@ pub(super) struct QueuePairObject {
     /// No request starts before this tick.
     pub(super) stalled_until: u64,
     /// Nothing is exchanged with the peer.
-    pub(super) silent: bool,
+    pub(super) is_partitioned: bool,
     pub(super) initiator_depth: u8,
     pub(super) responder_resources: u8,
     pub(super) retries: u8,
@@ -249,8 +249,8 @@ pub(super) struct QueuePairObject {
 #[derive(Debug)]
 pub(super) struct ChannelState {
     pub(super) machine: usize,
-    pub(super) events: VecDeque<Notice>,
-    pub(super) bell: Arc<Bell>,
+    pub(super) events: VecDeque<PendingEvent>,
+    pub(super) notifier: Arc<Notifier>,
 }
 
 /// A pending event in a channel.
@@ -259,7 +259,7 @@ pub(super) struct ChannelState {
     clippy::large_enum_variant,
     reason = "connection events are few, and not kept"
 )]
-pub(super) enum Notice {
+pub(super) enum PendingEvent {
     Request { listener: Key, id: Key },
     ListenerFailed { listener: Token },
     Connection { id: Key, event: ConnectionEvent },
@@ -269,7 +269,7 @@ pub(super) enum Notice {
 #[derive(Debug)]
 pub(super) struct InTransit {
     pub(super) due: u64,
-    pub(super) parcel: Parcel,
+    pub(super) transit: TransitMessage,
 }
 
 #[derive(Debug)]
@@ -277,7 +277,7 @@ pub(super) struct InTransit {
     clippy::large_enum_variant,
     reason = "connection events are few, and not kept"
 )]
-pub(super) enum Parcel {
+pub(super) enum TransitMessage {
     /// A request to the listener at the address at the time of arrival.
     Request { id: Key },
     /// An event to the channel that the connection has at the time of arrival.
@@ -381,7 +381,7 @@ impl State {
             up: true,
             removed: false,
             events: VecDeque::new(),
-            bell: Arc::new(Bell::new()?),
+            notifier: Arc::new(Notifier::new()?),
         });
         self.machines[machine].devices.push(key);
         Ok(())
@@ -405,13 +405,13 @@ impl State {
         self.devices.get(device).is_some_and(DeviceState::works)
     }
 
-    pub(super) fn tell_device(&mut self, device: Key, event: DeviceEvent) {
+    pub(super) fn notify_device(&mut self, device: Key, event: DeviceEvent) {
         if let Some(device) = self.devices.get_mut(device) {
-            device.tell(event);
+            device.push_event(event);
         }
     }
 
-    pub(super) fn tell_queue_pair_fault(&mut self, key: Key, fault: QueuePairFault) {
+    pub(super) fn notify_queue_pair_fault(&mut self, key: Key, fault: QueuePairFault) {
         let Some(queue_pair) = self.queue_pairs.get(key) else {
             return;
         };
@@ -421,7 +421,7 @@ impl State {
             fault,
         };
         let device = queue_pair.device;
-        self.tell_device(device, event);
+        self.notify_device(device, event);
     }
 
     pub(super) fn counters(&mut self, machine: usize) -> &mut FakeCounters {

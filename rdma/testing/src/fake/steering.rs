@@ -26,8 +26,8 @@ impl Fabric {
 
     /// Whether a machine has completions or events that its programs have not taken.
     #[must_use]
-    pub fn has_news(&self, machine: &Fake) -> bool {
-        self.shared.lock().has_news(machine.machine())
+    pub fn has_pending_events(&self, machine: &Fake) -> bool {
+        self.shared.lock().has_pending_events(machine.machine())
     }
 
     /// The number of the queue pair at the other end of a connection.
@@ -50,16 +50,16 @@ impl Fabric {
     /// Disconnects the two ends of a connection silently: neither is notified or reaches the other
     /// as long as the queue pair exists, and requests are retried as often as the connection
     /// allows.
-    pub fn silence(&self, qp_number: u32) {
+    pub fn partition(&self, qp_number: u32) {
         let mut state = self.shared.lock();
         if let Some(key) = state.queue_pair_of(qp_number) {
-            state.set_silent(key, true);
+            state.set_partitioned(key, true);
         }
     }
 }
 
 /// Polling interval of a stuck request, in ticks, when the fabric is driven by ticks.
-const LATE_TICKS: u64 = 100;
+const STUCK_POLL_TICKS: u64 = 100;
 
 impl State {
     pub(super) fn queue_pair_of(&self, qp_number: u32) -> Option<Key> {
@@ -68,21 +68,23 @@ impl State {
     }
 
     /// Sets or clears the silent state of a queue pair and its peer.
-    pub(super) fn set_silent(&mut self, key: Key, silent: bool) {
+    pub(super) fn set_partitioned(&mut self, key: Key, is_partitioned: bool) {
         let peer = self.queue_pairs.get(key).and_then(|one| one.peer);
         for end in [Some(key), peer].into_iter().flatten() {
             if let Some(queue_pair) = self.queue_pairs.get_mut(end) {
-                queue_pair.silent = silent;
+                queue_pair.is_partitioned = is_partitioned;
             }
         }
     }
 
-    pub(super) fn is_silent(&self, key: Key) -> bool {
-        self.queue_pairs.get(key).is_some_and(|one| one.silent)
+    pub(super) fn has_partition(&self, key: Key) -> bool {
+        self.queue_pairs
+            .get(key)
+            .is_some_and(|one| one.is_partitioned)
     }
 
     fn next_due(&self) -> Option<u64> {
-        let parcels = self.in_transit.iter().map(|parcel| parcel.due);
+        let parcels = self.in_transit.iter().map(|transit| transit.due);
         let active = self.active.iter();
         let requests = active.filter_map(|key| self.due_of(self.queue_pairs.get(*key)?));
         let next = parcels.chain(requests).min()?;
@@ -93,7 +95,7 @@ impl State {
     fn due_of(&self, queue_pair: &QueuePairObject) -> Option<u64> {
         if queue_pair.head.wedged {
             let is_failed = queue_pair.state == QueuePairState::Error;
-            return is_failed.then_some(self.tick + LATE_TICKS);
+            return is_failed.then_some(self.tick + STUCK_POLL_TICKS);
         }
         match queue_pair.state {
             QueuePairState::ReadyToSend => {}
@@ -120,7 +122,7 @@ impl State {
     /// Whether a queue pair only waits for the peer to post a receive.
     fn waits_for_receive(&self, queue_pair: &QueuePairObject) -> bool {
         let peer = queue_pair.peer.and_then(|key| self.queue_pairs.get(key));
-        let Some(peer) = peer.filter(|_| !queue_pair.silent) else {
+        let Some(peer) = peer.filter(|_| !queue_pair.is_partitioned) else {
             return false;
         };
         let receives = match peer.source {
@@ -136,7 +138,7 @@ impl State {
         works && none && queue_pair.rnr_retries == RNR_RETRY_FOREVER
     }
 
-    fn has_news(&self, machine: usize) -> bool {
+    fn has_pending_events(&self, machine: usize) -> bool {
         let is_here = |device| {
             self.devices
                 .get(device)
@@ -149,7 +151,7 @@ impl State {
             || queues.any(|(_, one)| is_here(one.device) && !one.ring.is_empty())
             || devices.any(|(_, one)| {
                 // A device that every program has released has no one to take its events.
-                let has_owner = std::sync::Arc::strong_count(&one.bell) > 1;
+                let has_owner = std::sync::Arc::strong_count(&one.notifier) > 1;
                 one.machine == machine && has_owner && !one.events.is_empty()
             })
     }

@@ -31,7 +31,7 @@ fn on_fabric(config: FabricConfig, test: impl FnOnce(&Fabric, &mut Harness<'_, F
         step: Box::new(move || {
             clock.progress();
         }),
-        patience: Duration::from_secs(20),
+        step_timeout: Duration::from_secs(20),
     };
     test(&fabric, &mut Harness::new(&mut subject, "fabric"));
 }
@@ -44,7 +44,7 @@ fn at_once(test: impl FnOnce(&Fabric, &mut Harness<'_, Fake>)) {
         client,
         address: SERVER,
         step: Box::new(|| {}),
-        patience: Duration::from_secs(20),
+        step_timeout: Duration::from_secs(20),
     };
     test(&fabric, &mut Harness::new(&mut subject, "fabric"));
 }

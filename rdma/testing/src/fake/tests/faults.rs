@@ -4,7 +4,7 @@ use std::io;
 
 use super::{at_once, on_fabric};
 use crate::conformance::harness::{Harness, Pair, Side};
-use crate::fake::faults::{Occasion, Rules};
+use crate::fake::faults::{FaultPoint, Rules};
 use crate::fake::random::Random;
 use crate::fake::{ConnectFault, FabricConfig, Fake, Fault, LATE_BYTE, Operation, Pattern};
 use rdma::{
@@ -23,12 +23,12 @@ fn fired(pattern: Pattern, seed: u64, occasions: usize) -> Vec<usize> {
     let mut random = Random::new(seed);
     (0..occasions)
         .filter(|_| {
-            let occasion = Occasion {
+            let fault_point = FaultPoint {
                 machine: 0,
                 queue_pair: Some(7),
                 operation: Some(Operation::Send),
             };
-            let found = rules.choose(&mut random, occasion, |()| true);
+            let found = rules.choose(&mut random, fault_point, |()| true);
             found.is_some()
         })
         .collect()
@@ -143,7 +143,7 @@ fn expect_disconnected(harness: &mut Harness<'_, Fake>, side: &mut Side<Fake>, t
 }
 
 #[test]
-fn a_connection_that_drops_is_told_to_both_sides() {
+fn a_broken_connection_notifies_both_sides() {
     for by_number in [false, true] {
         at_once(|fabric, harness| {
             let mut pair = harness.pair();
@@ -310,7 +310,7 @@ fn a_port_that_stays_down_exceeds_the_retries() {
 }
 
 #[test]
-fn a_device_that_is_pulled_takes_everything_with_it() {
+fn a_removed_device_ends_all_its_objects() {
     at_once(|fabric, harness| {
         let mut pair = harness.pair();
         let Pair { server, client, .. } = &mut pair;
@@ -349,26 +349,30 @@ fn a_device_that_is_pulled_takes_everything_with_it() {
 fn attempt(harness: &mut Harness<'_, Fake>) -> ConnectionEvent {
     let (_server_channel, listener) = harness.listen();
     let mut channel = harness.subject.client.event_channel().expect("a channel");
-    let patience = harness.subject.patience;
+    let step_timeout = harness.subject.step_timeout;
     let token = Token(5);
     let mut connection = channel.connection(token).expect("a connection");
     let to = listener.local_address();
     connection
-        .resolve_address(None, to, patience)
+        .resolve_address(None, to, step_timeout)
         .expect("resolving");
     let event = harness.connection_event("the address", &mut channel, token);
     if event != ConnectionEvent::AddressResolved {
         return event;
     }
-    connection.resolve_route(patience).expect("resolving");
+    connection.resolve_route(step_timeout).expect("resolving");
     let event = harness.connection_event("the route", &mut channel, token);
     if event != ConnectionEvent::RouteResolved {
         return event;
     }
     let device = connection.device().expect("known");
-    let outfit = harness.outfit(&device, rdma::Access::REMOTE);
+    let create_resources = harness.create_resources(&device, rdma::Access::REMOTE);
     let capacity = crate::conformance::harness::PairOptions::default().capacity;
-    let _pair = crate::conformance::harness::queue_pair::<Fake>(&mut connection, &outfit, capacity);
+    let _pair = crate::conformance::harness::queue_pair::<Fake>(
+        &mut connection,
+        &create_resources,
+        capacity,
+    );
     let parameters = ConnectParameters {
         private_data: b"",
         initiator_depth: 1,
@@ -429,16 +433,16 @@ fn a_port_that_is_down_cannot_be_connected_through() {
 }
 
 #[test]
-fn an_address_that_nobody_has_is_not_resolved() {
+fn an_unknown_address_is_not_resolved() {
     at_once(|_, harness| {
         let mut channel = harness.subject.client.event_channel().expect("a channel");
         let mut connection = channel.connection(Token(5)).expect("a connection");
         let to = "203.0.113.9:4420".parse().expect("an address");
-        let patience = harness.subject.patience;
-        let from_nowhere = connection.resolve_address(Some(to), to, patience);
+        let step_timeout = harness.subject.step_timeout;
+        let from_nowhere = connection.resolve_address(Some(to), to, step_timeout);
         harness.assert_not_on_device(&from_nowhere.expect_err("not an address of ours"));
         connection
-            .resolve_address(None, to, patience)
+            .resolve_address(None, to, step_timeout)
             .expect("asking");
         let event = harness.connection_event("the answer", &mut channel, Token(5));
         let failed = ConnectionEvent::AddressFailed(io::ErrorKind::HostUnreachable);
@@ -447,7 +451,7 @@ fn an_address_that_nobody_has_is_not_resolved() {
 }
 
 #[test]
-fn other_news_is_told_without_consequences() {
+fn other_events_are_reported_without_effects() {
     at_once(|fabric, harness| {
         let mut pair = harness.pair();
         let Pair { server, client, .. } = &mut pair;
@@ -456,7 +460,7 @@ fn other_news_is_told_without_consequences() {
         let event = harness.connection_event("the news", &mut server.channel, Token(1001));
         assert_eq!(event, ConnectionEvent::AddressChanged);
         assert!(client.channel.next_event().expect("works").is_none());
-        fabric.tell_device(&device, DeviceEvent::Other(77));
+        fabric.notify_device(&device, DeviceEvent::Other(77));
         assert_eq!(device.next_event(), Some(DeviceEvent::Other(77)));
         server.receive(1, 0, 64);
         client.post(2, SendOperation::Send, (0, 64));

@@ -89,7 +89,7 @@ fn a_completion_queue_that_overflows_is_lost_with_its_queue_pairs() {
         let mut channel = harness.subject.client.event_channel().expect("a channel");
         let mut connection = harness.route(&mut channel, Token(5), listener.local_address());
         let device = connection.device().expect("known");
-        let (domain, _, memory) = harness.outfit(&device, Access::LOCAL);
+        let (domain, _, memory) = harness.create_resources(&device, Access::LOCAL);
         let created = domain.create_completion_queue(2, Token(31));
         let mut completions = created.expect("a small queue");
         let options = QueuePairOptions {
@@ -122,11 +122,12 @@ fn sends_are_refused_before_the_connection_is_established() {
         let (_channel, listener) = harness.listen();
         let mut channel = harness.subject.client.event_channel().expect("a channel");
         let mut connection = harness.route(&mut channel, Token(5), listener.local_address());
-        let outfit = harness.outfit(&connection.device().expect("known"), Access::LOCAL);
+        let create_resources =
+            harness.create_resources(&connection.device().expect("known"), Access::LOCAL);
         let capacity = PairOptions::default().capacity;
-        let mut pair = queue_pair::<Fake>(&mut connection, &outfit, capacity);
+        let mut pair = queue_pair::<Fake>(&mut connection, &create_resources, capacity);
         assert_eq!(pair.state().expect("one"), QueuePairState::Initialized);
-        let piece = outfit.2.piece(0, 64);
+        let piece = create_resources.2.piece(0, 64);
         let payload = rdma::Payload::Memory(slice::from_ref(&piece));
         let request = rdma::SendRequest::new(8, SendOperation::Send, payload);
         pair.queue_send(&request).expect("queued");
@@ -137,10 +138,10 @@ fn sends_are_refused_before_the_connection_is_established() {
         };
         assert_eq!(pair.flush(), Err(refused));
         let second = connection.create_queue_pair(
-            &outfit.0,
+            &create_resources.0,
             &QueuePairOptions {
-                send_completions: &outfit.1,
-                receive_completions: &outfit.1,
+                send_completions: &create_resources.1,
+                receive_completions: &create_resources.1,
                 shared_receives: None,
                 capacity,
             },
@@ -223,11 +224,12 @@ fn more_requests_than_the_backlog_are_turned_away() {
         for at in 0..2 {
             let to = listener.local_address();
             let mut connection = harness.route(&mut channel, Token(at), to);
-            let outfit = harness.outfit(&connection.device().expect("known"), Access::LOCAL);
+            let create_resources =
+                harness.create_resources(&connection.device().expect("known"), Access::LOCAL);
             let capacity = PairOptions::default().capacity;
-            let pair = queue_pair::<Fake>(&mut connection, &outfit, capacity);
+            let pair = queue_pair::<Fake>(&mut connection, &create_resources, capacity);
             connection.connect(&parameters).expect("asking");
-            keep.push((connection, pair, outfit));
+            keep.push((connection, pair, create_resources));
         }
         let event = harness.connection_event("a rejection", &mut channel, Token(1));
         assert!(
@@ -363,7 +365,7 @@ fn a_limit_that_no_lease_fits_in_refuses_the_region() {
 }
 
 #[test]
-fn foreign_memory_is_what_the_fabric_was_told_of() {
+fn foreign_memory_must_be_added_to_the_fabric() {
     let fabric = Fabric::new(FabricConfig::IMMEDIATE);
     let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
     let provider = fabric.machine(&[DeviceConfig::new("fake0", address)]);

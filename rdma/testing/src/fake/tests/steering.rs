@@ -8,7 +8,7 @@ use rdma::{
 };
 
 /// Advances the fabric until nothing is due.
-fn come_to_rest(fabric: &Fabric) {
+fn run_until_idle(fabric: &Fabric) {
     while let Some(tick) = fabric.next_tick() {
         fabric.advance_to(tick);
     }
@@ -19,7 +19,7 @@ fn ticks_that_change_nothing_are_passed_over() {
     on_fabric(FabricConfig::manual(1), |fabric, harness| {
         let mut pair = harness.pair();
         let Pair { server, client, .. } = &mut pair;
-        come_to_rest(fabric);
+        run_until_idle(fabric);
         let began = fabric.ticks();
         fabric.stall(client.queue_pair.number(), began + 1_000_000);
         server.receive(1, 0, 64);
@@ -28,11 +28,11 @@ fn ticks_that_change_nothing_are_passed_over() {
         fabric.advance_to(began + 999_999);
         let mut none = [WorkCompletion::default()];
         assert_eq!(server.completions.poll(&mut none).expect("works"), 0);
-        come_to_rest(fabric);
-        assert!(fabric.has_news(&harness.subject.server));
+        run_until_idle(fabric);
+        assert!(fabric.has_pending_events(&harness.subject.server));
         harness.expect_success(server, 1);
         harness.expect_success(client, 2);
-        assert!(!fabric.has_news(&harness.subject.server));
+        assert!(!fabric.has_pending_events(&harness.subject.server));
     });
 }
 
@@ -41,20 +41,20 @@ fn waiting_for_a_receive_takes_no_ticks() {
     on_fabric(FabricConfig::manual(2), |fabric, harness| {
         let mut pair = harness.pair();
         let Pair { server, client, .. } = &mut pair;
-        come_to_rest(fabric);
+        run_until_idle(fabric);
         client.post(1, SendOperation::Send, (0, 64));
-        come_to_rest(fabric);
+        run_until_idle(fabric);
         assert_eq!(fabric.next_tick(), None, "nobody but the server helps");
         server.receive(2, 0, 64);
         assert!(fabric.next_tick().is_some());
-        come_to_rest(fabric);
+        run_until_idle(fabric);
         harness.expect_success(server, 2);
         harness.expect_success(client, 1);
     });
 }
 
 #[test]
-fn a_fault_strikes_the_queue_pair_that_it_names() {
+fn a_fault_applies_to_its_queue_pair_only() {
     on_fabric(FabricConfig::manual(3), |fabric, harness| {
         let (mut one, mut other) = (harness.pair(), harness.pair());
         let number = one.client.queue_pair.number();
@@ -71,7 +71,7 @@ fn a_fault_strikes_the_queue_pair_that_it_names() {
 }
 
 #[test]
-fn parted_ends_hear_nothing_of_each_other() {
+fn partitioned_ends_exchange_nothing() {
     let config = FabricConfig {
         retry_ticks: 100,
         ..FabricConfig::manual(4)
@@ -79,12 +79,15 @@ fn parted_ends_hear_nothing_of_each_other() {
     on_fabric(config, |fabric, harness| {
         let mut pair = harness.pair();
         let Pair { server, client, .. } = &mut pair;
-        come_to_rest(fabric);
+        run_until_idle(fabric);
         let began = fabric.ticks();
-        fabric.silence(client.queue_pair.number());
+        fabric.partition(client.queue_pair.number());
         client.connection.disconnect().expect("begun");
-        come_to_rest(fabric);
-        assert!(!fabric.has_news(&harness.subject.server), "no word of it");
+        run_until_idle(fabric);
+        assert!(
+            !fabric.has_pending_events(&harness.subject.server),
+            "no word of it"
+        );
         server.post(1, SendOperation::Send, (0, 64));
         harness.expect(server, 1, CompletionStatus::RETRIES_EXCEEDED);
         assert!(fabric.ticks() >= began + 300, "it was tried again");

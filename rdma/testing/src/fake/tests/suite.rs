@@ -31,7 +31,7 @@ fn run_all(config: FabricConfig) {
             step: Box::new(move || {
                 clock.progress();
             }),
-            patience: Duration::from_secs(20),
+            step_timeout: Duration::from_secs(20),
         };
         case.run(&mut subject);
         assert_eq!(fabric.objects(), FabricObjects::default(), "{}", case.name);
@@ -44,7 +44,7 @@ fn at_once() {
 }
 
 #[test]
-fn in_an_order_of_chance() {
+fn in_pseudo_random_order() {
     for seed in 0..8 {
         run_all(FabricConfig::manual(seed));
     }

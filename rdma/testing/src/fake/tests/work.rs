@@ -149,11 +149,11 @@ fn next(side: &mut Side<Fake>) -> WorkCompletion {
         }
         let descriptor = side.completions.descriptor();
         let mut one = [PollFd::new(&descriptor, PollFlags::IN)];
-        let patience = Timespec {
+        let timeout = Timespec {
             tv_sec: 20,
             tv_nsec: 0,
         };
-        let ready = poll(&mut one, Some(&patience)).expect("poll");
+        let ready = poll(&mut one, Some(&timeout)).expect("poll");
         assert_eq!(ready, 1, "a wake-up");
     }
 }

@@ -10,13 +10,13 @@ use rdma::Error;
 
 /// An eventfd that is readable between [`ring`](Self::ring) and [`silence`](Self::silence).
 #[derive(Debug)]
-pub(super) struct Bell {
+pub(super) struct Notifier {
     descriptor: OwnedFd,
     /// Whether it may be readable, so that a frequent check does not enter the kernel needlessly.
-    rung: AtomicBool,
+    may_be_readable: AtomicBool,
 }
 
-impl Bell {
+impl Notifier {
     pub(super) fn new() -> Result<Self, Error> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let descriptor = eventfd(0, flags).map_err(|errno| Error::System {
@@ -25,21 +25,21 @@ impl Bell {
         })?;
         Ok(Self {
             descriptor,
-            rung: AtomicBool::new(false),
+            may_be_readable: AtomicBool::new(false),
         })
     }
 
-    pub(super) fn ring(&self) {
+    pub(super) fn notify(&self) {
         // A saturated counter is readable too.
         let _: Result<usize, Errno> = rustix::io::write(&self.descriptor, &1u64.to_ne_bytes());
         // After the write, so that a readable descriptor is never permanently taken for a silent
         // one.
-        self.rung.store(true, Ordering::Release);
+        self.may_be_readable.store(true, Ordering::Release);
     }
 
     /// Returns whether it had rung.
-    pub(super) fn silence(&self) -> bool {
-        self.rung.swap(false, Ordering::Acquire)
+    pub(super) fn clear(&self) -> bool {
+        self.may_be_readable.swap(false, Ordering::Acquire)
             && rustix::io::read(&self.descriptor, &mut [0u8; 8]).is_ok()
     }
 
