@@ -21,6 +21,7 @@ use bench::verify::{check, stamp};
 use hugemem::{Arena, ArenaConfig, PagePolicy};
 use nvme_host::{ConnectOptions, Controller, HostCompletions, HostIdentity, IoQueue, IoQueuePlan};
 use process::{LIMIT, Windlass};
+use reactors::sim::Seeded;
 use rustix::process::Signal;
 use tempfile::TempDir;
 
@@ -36,18 +37,6 @@ const DEPTH: u16 = 16;
 const BLOCKS_PER_WRITE_MAX: u64 = 16;
 /// Longest lifetime of the appliance under load.
 const LIFE_MAX_MS: u64 = 60;
-
-/// SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
-struct Chance(u64);
-
-impl Chance {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % bound
-    }
-}
 
 /// The possible contents of a block: generations of its stamp, 0 for zeroes.
 #[derive(Clone)]
@@ -70,7 +59,7 @@ struct Model {
     first: u64,
     blocks: Vec<Block>,
     generation: u32,
-    chance: Chance,
+    chance: Seeded,
     in_flight: HashMap<u64, Request>,
     next_token: u64,
     acknowledged: u64,
@@ -88,7 +77,7 @@ impl Model {
             first: writer * BLOCKS,
             blocks: vec![block; BLOCKS as usize],
             generation: 0,
-            chance: Chance(seed ^ writer),
+            chance: Seeded::new(seed, writer),
             in_flight: HashMap::new(),
             next_token: 0,
             acknowledged: 0,
@@ -295,7 +284,7 @@ fn a_killed_appliance_has_lost_nothing_that_it_acknowledged() {
     let mut models: Vec<_> = (0..WRITERS as u64)
         .map(|writer| Model::new(seed, writer))
         .collect();
-    let mut chance = Chance(seed);
+    let mut chance = Seeded::new(seed, WRITERS as u64);
     for round in 0..=watchdog_loop {
         let windlass = Windlass::start(&file);
         let (controller, plans) = attach(windlass.address());

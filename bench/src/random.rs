@@ -3,28 +3,27 @@
 use std::convert::Infallible;
 
 use rand::TryRng;
+use reactors::sim::Seeded;
 
-/// splitmix64: fast, with a 64-bit state, and sufficient to choose addresses.
+/// The numbers of a seed, which also are a source for distributions.
 #[derive(Debug, Clone)]
-pub struct Random(u64);
+pub struct Random(Seeded);
 
 impl Random {
     /// A generator whose whole sequence is fixed by `seed`.
     #[must_use]
     pub fn new(seed: u64) -> Self {
-        Self(seed)
+        Self(Seeded::at(seed))
     }
 
     /// The next 64 bits.
     pub fn next_u64(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        mix(self.0)
+        self.0.draw()
     }
 
     /// A number below `bound`; 0 for a bound of 0.
     pub fn below(&mut self, bound: u64) -> u64 {
-        // The high half of a 128-bit product is sufficiently uniform for any bound below 2^48.
-        ((u128::from(self.next_u64()) * u128::from(bound)) >> 64) as u64
+        self.0.below(bound)
     }
 }
 
@@ -47,15 +46,6 @@ impl TryRng for Random {
         }
         Ok(())
     }
-}
-
-/// Mixes the bits of `value`: neighbouring values have unrelated results.
-#[must_use]
-pub fn mix(value: u64) -> u64 {
-    let mut mixed = value;
-    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    mixed ^ (mixed >> 31)
 }
 
 #[cfg(test)]

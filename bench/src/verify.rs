@@ -6,7 +6,7 @@
 //! blocks of another run and damaged blocks. The model rejects writes that overlap a request in
 //! flight, so that the expected data of a read is always unambiguous.
 
-use crate::random::mix;
+use reactors::sim::mix;
 
 /// Header size in bytes, which is also the smallest block that can be stamped.
 pub const HEADER_BYTES: usize = 32;

@@ -103,7 +103,7 @@ impl<I: Initiator> Lane<I> {
             first_lba,
             blocks: suited.blocks_per_lane,
             model,
-            random: Random::new(seed ^ crate::random::mix(u64::from(index) + 1)),
+            random: Random::new(seed ^ reactors::sim::mix(u64::from(index) + 1)),
             kind: PhaseKind::Main,
             cursor: 0,
             issued: 0,

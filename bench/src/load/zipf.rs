@@ -2,7 +2,7 @@
 
 use rand_distr::{Distribution, Zipf};
 
-use crate::random::{Random, mix};
+use crate::random::Random;
 
 /// The range of exponents in hundredths. Above the maximum, one position gets nearly all requests.
 pub const EXPONENT_PERCENT: std::ops::RangeInclusive<u16> = 10..=500;
@@ -28,7 +28,7 @@ impl ZipfPlaces {
     /// coincide because of the scattering.
     pub(crate) fn draw(&self, random: &mut Random) -> u64 {
         let rank = self.ranks.sample(random) as u64;
-        mix(rank) % self.places
+        reactors::sim::mix(rank) % self.places
     }
 }
 

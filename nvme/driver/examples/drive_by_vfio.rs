@@ -13,6 +13,7 @@ use std::sync::Arc;
 use block::{CompletionBatch, Device, DeviceQueue, Operation, QueueOptions, Refusal, Request};
 use hugemem::{Arena, ArenaConfig, Data, PagePolicy, Pool};
 use nvme_driver::{BringUp, BringUpState, Drive, DriveOptions, DriveOwner, VfioBacking};
+use reactors::sim::Seeded;
 use reactors::{Clock, Nanos, Poller, StopState, TscClock};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use vfio::{Container, PciAddress, System};
@@ -104,13 +105,10 @@ fn load(
     let clock = TscClock::new();
     let end = clock.now() + Nanos::from_secs(SECONDS);
     let mut batch = CompletionBatch::new();
-    let (mut random, mut completed) = (1_u64, 0);
+    let (mut random, mut completed) = (Seeded::new(1, 0), 0);
     while clock.now() < end || queue.in_flight() > 0 {
         while queue.in_flight() < depth && clock.now() < end {
-            random = random
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1);
-            let lba = (random >> 20) % (geometry.block_count / u64::from(blocks));
+            let lba = random.below(geometry.block_count / u64::from(blocks));
             let read = request(Operation::Read, lba * u64::from(blocks), blocks, pool, 4096);
             match queue.submit(read) {
                 Ok(()) => {}

@@ -6,8 +6,7 @@ use block_testing::When;
 use nvme_spec::Status;
 use nvme_spec::command::{IoOpcode, Sqe};
 use reactors::Nanos;
-
-use super::random::Seeded;
+use reactors::sim::Seeded;
 
 /// Maximum number of rules per controller.
 pub const FAULT_RULES_MAX: usize = 64;
@@ -264,7 +263,7 @@ impl Faults {
         Self {
             rules: Vec::with_capacity(FAULT_RULES_MAX),
             armed: 0,
-            seeded: Seeded::new(seed),
+            seeded: Seeded::at(seed),
         }
     }
 

@@ -34,7 +34,6 @@ mod medium;
 mod namespaces;
 mod options;
 mod queues;
-mod random;
 mod registers;
 mod state;
 mod transfer;

@@ -5,7 +5,7 @@
 //! power cut decides for each write, by seed: a write of at most the atomic unit survives or is
 //! lost as a whole; the blocks of a longer one are decided individually (NVM 1.1 §2.1.4.3, AWUPF).
 
-use super::random::{Seeded, random_bit};
+use reactors::sim::{Seeded, random_bit};
 
 /// Capacity of the cache in blocks: the maximum of one command. A full cache is flushed.
 const CACHE_BLOCKS_MAX: usize = 1 << 16;
@@ -42,7 +42,7 @@ impl Medium {
             cached_by: vec![0; if cache { blocks } else { 0 }],
             cached: Vec::with_capacity(if cache { CACHE_BLOCKS_MAX } else { 0 }),
             writes: 0,
-            seeded: Seeded::new(seed),
+            seeded: Seeded::at(seed),
         }
     }
 
@@ -147,7 +147,7 @@ impl Medium {
 
     /// Loses cached writes, selected by the seed. Returns the number of blocks lost.
     pub(super) fn power_cut(&mut self) -> u64 {
-        let salt = self.seeded.next();
+        let salt = self.seeded.draw();
         let mut lost = 0;
         for index in 0..self.cached.len() {
             let block = self.cached[index];

@@ -7,6 +7,7 @@ use nvme_spec::completion::StatusField;
 use nvme_spec::event::AsyncEvent;
 use nvme_spec::{Cqe, Status, U16};
 use reactors::Nanos;
+use reactors::sim::Seeded;
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::bus::Bus;
@@ -18,7 +19,6 @@ use super::logs::ErrorLog;
 use super::namespaces::Namespace;
 use super::options::{EmulatedOptions, ShadowDoorbells};
 use super::queues::{CompletionQueue, Shadow, SubmissionQueue};
-use super::random::Seeded;
 use super::registers::Registers;
 use super::transfer::Transfer;
 
@@ -103,11 +103,11 @@ pub(super) struct State {
 impl State {
     pub(super) fn new(options: EmulatedOptions) -> Self {
         let pairs = usize::from(options.io_queues_max) + 1;
-        let mut seeded = Seeded::new(options.seed);
+        let mut seeded = Seeded::at(options.seed);
         let namespaces = options
             .namespaces
             .iter()
-            .map(|namespace| Namespace::new(namespace, &options, seeded.next()))
+            .map(|namespace| Namespace::new(namespace, &options, seeded.draw()))
             .collect();
         Self {
             now: Nanos::ZERO,
@@ -125,7 +125,7 @@ impl State {
             features: Features::new(&options),
             events: Events::new(options.event_requests_max),
             errors: ErrorLog::new(),
-            faults: Faults::new(seeded.next()),
+            faults: Faults::new(seeded.draw()),
             latency: options.latency,
             counters: EmulatorCounters::default(),
             health: super::logs::HealthModel::default(),

@@ -12,29 +12,13 @@ use nvme_spec::sgl::SglDescriptor;
 use nvme_spec::{Sqe, Status};
 use rdma_testing::fake::{FabricConfig, Fault, Operation, Pattern};
 use reactors::Nanos;
+use reactors::sim::Seeded;
 use zerocopy::IntoBytes;
 
 const DEPTH: u16 = 16;
 /// Each queue has its own blocks, so that the valid results of a read are known.
 const BLOCKS_PER_QUEUE: u64 = 64;
 const BLOCK: u32 = BLOCK_BYTES as u32;
-
-struct Chance(u64);
-
-impl Chance {
-    fn next(&mut self) -> u64 {
-        // SplitMix64.
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-}
 
 #[derive(Clone, Copy, Debug)]
 enum Pending {
@@ -51,7 +35,7 @@ struct Lane {
 }
 
 impl Lane {
-    fn submit(&mut self, chance: &mut Chance) {
+    fn submit(&mut self, chance: &mut Seeded) {
         let busy = |lba: u64| {
             self.pending.values().any(|pending| match *pending {
                 Pending::Write { lba: other, .. } | Pending::Read { lba: other, .. } => {
@@ -74,7 +58,7 @@ impl Lane {
             self.pending.insert(cid, Pending::Read { lba, expected });
             return;
         }
-        let fill = chance.next() as u8;
+        let fill = chance.draw() as u8;
         let sqe = Sqe::write(1, lba, 0, false).with_cid(cid);
         match chance.below(3) {
             0 => {
@@ -119,7 +103,7 @@ impl Lane {
 }
 
 fn run(seed: u64, faults: bool) {
-    let mut chance = Chance(seed);
+    let mut chance = Seeded::new(seed, 0);
     let mut stage = Stage::with(Setup {
         fabric: FabricConfig::manual(seed),
         ..Setup::default()

@@ -16,7 +16,7 @@ use crate::time::Nanos;
 #[cfg(planted)]
 pub use planted::plant;
 pub use planted::planted;
-pub use seeded::Seeded;
+pub use seeded::{Seeded, mix, random_bit};
 
 /// Time advance per round of turns, so that even reactors that are always busy reach their
 /// deadlines.

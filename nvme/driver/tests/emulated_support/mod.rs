@@ -20,28 +20,24 @@ use reactors::{Nanos, Poller};
 /// Default step of virtual time.
 pub(crate) const MS: Nanos = Nanos::from_millis(1);
 
-/// SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA
-/// 2014).
+/// Choices, determined by a seed.
 #[derive(Clone, Debug)]
-pub(crate) struct Seeded(u64);
+pub(crate) struct Seeded(reactors::sim::Seeded);
 
 impl Seeded {
     pub(crate) fn new(seed: u64) -> Self {
-        let mut seeded = Self(seed.wrapping_mul(0xD1B5_4A32_D192_ED03));
-        seeded.next();
-        seeded
+        let mut seeded = reactors::sim::Seeded::at(seed.wrapping_mul(0xD1B5_4A32_D192_ED03));
+        seeded.draw();
+        Self(seeded)
     }
 
     pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
+        self.0.draw()
     }
 
     /// A number below `bound`.
     pub(crate) fn below(&mut self, bound: u64) -> u64 {
-        ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
+        self.0.below(bound)
     }
 
     /// Returns true with a probability of 1 in `many`.
