@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use nvme_target::{PortId, TransportId};
+use nvme_target::{PortId, QueueId, TransportId};
 use reactors::Nanos;
 
 use crate::token::{GENERATIONS, RequestToken};
@@ -18,6 +18,8 @@ pub trait Connection {
     fn token(&self) -> RequestToken;
     /// The port that the host connected to.
     fn port(&self) -> PortId;
+    /// The connection's queue in the target core, from Connect until the connection closes.
+    fn queue(&self) -> Option<QueueId>;
     /// Whether the flush at the end of the turn has work to do on this connection.
     fn wants_flush(&self) -> bool;
     /// When the transport must check the connection even if nothing arrives.
@@ -262,6 +264,9 @@ mod tests {
         }
         fn port(&self) -> PortId {
             PortId(1)
+        }
+        fn queue(&self) -> Option<QueueId> {
+            None
         }
         fn wants_flush(&self) -> bool {
             true

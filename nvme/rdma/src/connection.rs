@@ -12,9 +12,9 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 
 use hugemem::{Account, DmaBuffer, Lease, Pool};
-use nvme_fabrics::{Connection as _, RequestToken};
+use nvme_fabrics::{Connection as _, Event, RequestContext, RequestToken, Requests};
 use nvme_spec::Sqe;
-use nvme_target::{Completed, PortId, QueueId, TargetCore, TransportId};
+use nvme_target::{Completed, KeyedBlocks, PortId, QueueId, TargetCore, TransportId};
 use rdma::{CompletionStatus, Connection as _, MemoryMap, Provider, QueuePair, WorkCompletion};
 use reactors::sim::planted;
 use reactors::{LogLimit, Nanos};
@@ -24,7 +24,7 @@ use crate::counters::RdmaCounters;
 use crate::posted::{CompletedReceive, PostedKind, QueueDestroyed, SendQueue};
 use crate::private_data::NegotiatedParameters;
 use crate::receives::{COMMAND_BYTES, Receives};
-use crate::slot::SlotTable;
+use crate::slot::{SlotState, SlotTable};
 use crate::token::{CONNECT_SLOT, WORK_GENERATION_MASK, WorkId};
 use connecting::Connecting;
 
@@ -131,6 +131,8 @@ pub(crate) struct Connection<P: Provider> {
     connection: P::Connection,
     sends: SendQueue,
     slots: SlotTable,
+    /// By slot: where the host's data is, and the key to invalidate.
+    remotes: Vec<KeyedBlocks>,
     connecting: Connecting,
     responses: Option<DmaBuffer>,
     phase: Phase,
@@ -152,7 +154,6 @@ pub(crate) struct Connection<P: Provider> {
     in_capsule_max: u32,
     /// The account that its leases are charged to; the appliance's own before Connect.
     account: Account,
-    held: usize,
     /// Work requests are queued and not posted.
     queued: bool,
     /// A work request was refused: the connection is aborted at the next flush.
@@ -186,6 +187,7 @@ impl<P: Provider> Connection<P> {
             connection,
             sends: SendQueue::new(send_requests),
             slots: SlotTable::default(),
+            remotes: Vec::new(),
             connecting: Connecting::new(),
             responses,
             phase: Phase::Connecting {
@@ -204,7 +206,6 @@ impl<P: Provider> Connection<P> {
             quiet_since: 0,
             in_capsule_max: 0,
             account: Account::SYSTEM,
-            held: 0,
             queued: false,
             refused: false,
             negotiated,
@@ -213,10 +214,6 @@ impl<P: Provider> Connection<P> {
             device,
             completion_queue,
         }
-    }
-
-    pub(crate) fn queue(&self) -> Option<QueueId> {
-        self.queue
     }
 
     pub(crate) fn host_address(&self) -> Option<SocketAddr> {
@@ -238,9 +235,9 @@ impl<P: Provider> Connection<P> {
         self.phase == Phase::Over
     }
 
-    /// Whether nothing is in flight but event requests.
+    /// Whether nothing is in flight except held Asynchronous Event Requests.
     pub(crate) fn is_idle(&self) -> bool {
-        self.slots.in_use() == self.held && self.sends.is_empty()
+        self.slots.active() == 0 && self.sends.is_empty()
     }
 
     /// Handles a deadline that has passed.
@@ -397,16 +394,16 @@ impl<P: Provider> Connection<P> {
         if slot == CONNECT_SLOT {
             return self.connect_buffer(cx, lease);
         }
-        if self.slots.contains(slot) {
-            self.step(cx, slot, requests::Event::Granted(lease));
+        if self.slots.find(slot).is_some() {
+            self.step(cx, slot, Event::Granted(lease));
         }
     }
 
     /// The target core completed a request.
     #[inline]
     pub(crate) fn completed(&mut self, cx: &mut Context<'_, P>, slot: u16, done: Completed) {
-        if self.slots.contains(slot) {
-            self.step(cx, slot, requests::Event::Completed(done));
+        if self.slots.find(slot).is_some() {
+            self.step(cx, slot, Event::Completed(done));
         }
     }
 
@@ -456,7 +453,7 @@ impl<P: Provider> Connection<P> {
         match outcome {
             Ok(proof) => {
                 self.sends.queue_destroyed(&proof);
-                self.slots.queue_destroyed(&proof);
+                self.end_reads(&proof);
                 self.connecting.queue_destroyed(&proof);
                 Ok(())
             }
@@ -479,8 +476,8 @@ impl<P: Provider> Connection<P> {
         self.post_queued();
         if planted("rdma-memory-at-disconnect") {
             let mistaken = QueueDestroyed::planted();
-            self.slots.queue_destroyed(&mistaken);
-            self.slots.abandon_all();
+            self.end_reads(&mistaken);
+            self.slots.abandon(|_| false);
         }
         let disconnected = self.connection.disconnect();
         // Required even if the host is not connected, so that posted work is flushed.
@@ -533,22 +530,31 @@ impl<P: Provider> Connection<P> {
         }
     }
 
-    /// Parts with the target's queue and every buffer that the device does not touch.
-    fn release_queue(&mut self, cx: &mut Context<'_, P>, answered: bool) {
-        if let Some(queue) = self.queue.take() {
-            cx.core.close_queue(queue, cx.now);
-        }
-        let connection = self.token;
-        cx.pool.cancel_waits(Some(self.account), |token| {
-            connection.names_same_connection(RequestToken::from_bits(token.0))
-        });
+    /// Closes the target core's queue and frees every buffer that the device does not access.
+    /// Queued responses are kept unless `discards_responses` is set.
+    fn release_queue(&mut self, cx: &mut Context<'_, P>, discards_responses: bool) {
+        let queue = self.queue.take();
+        self.close_queue(cx, queue);
         self.connecting.give_up();
         self.waiting_reads.clear();
-        self.slots.abandon(answered);
-        if answered {
+        // The device may still write to the leases of posted reads.
+        self.slots.abandon(|state| match state {
+            SlotState::FetchingData(_) => true,
+            SlotState::Responding(_) => !discards_responses,
+            _ => false,
+        });
+        if discards_responses {
             self.waiting_sends.clear();
         }
-        self.held = 0;
+    }
+
+    /// The queue pair was destroyed, so no read is outstanding.
+    fn end_reads(&mut self, proof: &QueueDestroyed) {
+        for state in self.slots.iter_mut() {
+            if let SlotState::FetchingData(fetch) = state {
+                fetch.buffer.queue_destroyed(proof);
+            }
+        }
     }
 
     /// The identifier of a work request.
@@ -567,6 +573,27 @@ impl<P: Provider> Connection<P> {
     }
 }
 
+impl<P: Provider> RequestContext for Context<'_, P> {
+    #[inline]
+    fn core(&mut self) -> &mut TargetCore {
+        self.core
+    }
+
+    #[inline]
+    fn pool(&self) -> &Pool {
+        self.pool
+    }
+
+    #[inline]
+    fn now(&self) -> Nanos {
+        self.now
+    }
+
+    fn count_buffer_wait(&self) {
+        self.counters.buffer_waits.add(1);
+    }
+}
+
 impl<P: Provider> nvme_fabrics::Connection for Connection<P> {
     #[inline]
     fn token(&self) -> RequestToken {
@@ -575,6 +602,11 @@ impl<P: Provider> nvme_fabrics::Connection for Connection<P> {
 
     fn port(&self) -> PortId {
         self.port
+    }
+
+    #[inline]
+    fn queue(&self) -> Option<QueueId> {
+        self.queue
     }
 
     #[inline]

@@ -1,27 +1,26 @@
-//! NVMe over RDMA, the controller's side: listeners, connections and the movement of data.
+//! NVMe over RDMA, controller side: listeners, connections and data transfer.
 //!
-//! Owns queue pairs, shared receive queues, completion queues and request slots of one reactor,
-//! over any [`rdma::Provider`]. Refuses to decide what a command means: that is the target core's.
-//! Follows the NVM Express RDMA Transport Specification, revision 1.1 ("RDMA 1.1"), and NVM Express
-//! Base, revision 2.1 ("Base 2.1").
+//! Owns the queue pairs, shared receive queues and completion queues of one reactor, over any
+//! [`rdma::Provider`]. The target core interprets commands; `nvme_fabrics` has the connection table
+//! and the request slots. Implements the NVM Express RDMA Transport Specification, revision 1.1
+//! ("RDMA 1.1"), and NVM Express Base, revision 2.1 ("Base 2.1").
 //!
-//! What moves, by whom: command capsules arrive in one shared receive queue per device and reactor,
-//! their data straight in the buffer that the command is executed from. All other data the target
-//! moves itself: RDMA reads of the host's memory into a lease before a command is executed, RDMA
-//! writes to it from where the data lies (a lease, or memory that a RAM device lends) with the
-//! response behind them in the same post. This program copies none of it, save in-capsule data that
-//! does not begin at offset 0.
+//! Data transfer: command capsules are received into one shared receive queue per device and
+//! reactor, and in-capsule data directly into the lease from which the command is executed. The
+//! target transfers all other data: with RDMA reads of host memory into a lease before it executes
+//! a command, and with RDMA writes to host memory from a lease or borrowed device memory, posted
+//! together with the response. Data is never copied, except in-capsule data that does not begin at
+//! offset 0.
 //!
-//! What the outside world gets that is wrong: private data are answered with the reject that RDMA
-//! 1.1 names, descriptors with their NVMe status, and what leaves no way to answer (a capsule that
-//! is too short or too long, more commands than entries, a key that the host's device refuses) ends
-//! the connection, counted, with the others unharmed.
+//! Errors of hosts: invalid private data is rejected with the reason that RDMA 1.1 defines, and an
+//! invalid descriptor fails its command. An error that permits no response (a capsule that is too
+//! short or too long, more commands than entries, a key that the host's device refuses) is counted
+//! and ends that connection only.
 //!
-//! Differs from the life of a request in `ARCHITECTURE.md` §4: data and response are posted
-//! together, and with that the request's slot is free, since the host may reuse the command's place
-//! as soon as it has the response; what the device still reads is kept with what is posted. Serves
-//! the devices that were there at the start and that have shared receive queues: one that comes or
-//! returns later is served after a restart.
+//! Difference from `ARCHITECTURE.md` §4: data and response are posted together, which frees the
+//! slot, since the host may reuse the command's place as soon as it has the response. Memory that
+//! the device still reads is kept with the posted work. Only devices that are present at start and
+//! support shared receive queues are served; others are served after a restart.
 
 #![forbid(unsafe_code)]
 

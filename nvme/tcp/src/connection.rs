@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::io::IoSliceMut;
 
 use hugemem::{Account, Lease, Pool};
-use nvme_fabrics::{Connection as _, RequestToken};
+use nvme_fabrics::{Connection as _, Event, RequestContext, RequestToken, Requests};
 use nvme_spec::tcp::{
     DATA_ALIGNMENT_MAX_Z, DigestFlags, FatalError, Framing, IcReq, IcResp, PFV_1_0, offset,
 };
@@ -34,7 +34,7 @@ use crate::counters::TcpCounters;
 use crate::digest::digest;
 use crate::receive::{Payload, Pdu, Receiver, Rules, Violation};
 use crate::receive_buffers::ReceiveBuffers;
-use crate::slot::{SlotState, SlotTable};
+use crate::slot::{SlotState, SlotTable, is_fetching};
 use crate::stream::{ByteStream, Transferred};
 use crate::termination::termination_request;
 use crate::transmit::{Finishes, Flushed, Transmitter};
@@ -105,13 +105,6 @@ pub(crate) enum Ended {
     Evicted,
 }
 
-/// What moves a slot on.
-enum Event {
-    Granted(Lease),
-    Fetched,
-    Completed(Completed),
-}
-
 /// The destination of the data of a PDU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Sink {
@@ -159,7 +152,6 @@ pub(crate) struct Connection<S> {
     receiver: Receiver,
     rules: Rules,
     pending_connect: Option<PendingConnect>,
-    held: usize,
     /// Number of commands that completed inline, without a slot, and whose responses are not sent.
     at_once: usize,
     /// Timings of the oldest of these, for those whose responses were not sent in the same turn.
@@ -212,7 +204,6 @@ impl<S: ByteStream> Connection<S> {
             receiver: Receiver::new(),
             rules: Rules::before_initialisation(cx.config.host_data_bytes_max),
             pending_connect: None,
-            held: 0,
             at_once: 0,
             late: VecDeque::new(),
             solicited: 0,
@@ -239,10 +230,6 @@ impl<S: ByteStream> Connection<S> {
         &self.stream
     }
 
-    pub(crate) fn queue(&self) -> Option<QueueId> {
-        self.queue
-    }
-
     /// Whether it has, or had, a queue of an export's controller.
     pub(crate) fn is_attached(&self) -> bool {
         self.attached
@@ -260,14 +247,14 @@ impl<S: ByteStream> Connection<S> {
             )
     }
 
-    /// Requests that are not merely held until there is an event.
+    /// Requests in flight, without Asynchronous Event Requests that the target core holds.
     pub(crate) fn requests_in_flight(&self) -> usize {
-        self.slots.in_use() - self.held + self.at_once
+        self.slots.active() + self.at_once
     }
 
     /// Whether the connection waits for data of a request that has begun.
     pub(crate) fn awaits_host_data(&self) -> bool {
-        !matches!(self.expecting, Expecting::Header) || self.slots.any_fetching()
+        !matches!(self.expecting, Expecting::Header) || self.slots.iter().any(is_fetching)
     }
 
     /// Handles a deadline that has passed.
@@ -493,7 +480,8 @@ impl<S: ByteStream> Connection<S> {
                 SlotState::Free
                 | SlotState::Executing
                 | SlotState::Held
-                | SlotState::Answering(_) => {
+                | SlotState::AwaitingFetch(_)
+                | SlotState::Responding(_) => {
                     unreachable!("a slot stays with its data until all has arrived")
                 }
             },
@@ -546,7 +534,8 @@ impl<S: ByteStream> Connection<S> {
                 | SlotState::AwaitingBuffer(_)
                 | SlotState::Executing
                 | SlotState::Held
-                | SlotState::Answering(_) => {
+                | SlotState::AwaitingFetch(_)
+                | SlotState::Responding(_) => {
                     unreachable!("a slot stays with its data until its digest has arrived")
                 }
             },
@@ -572,7 +561,8 @@ impl<S: ByteStream> Connection<S> {
                     | SlotState::AwaitingBuffer(_)
                     | SlotState::Executing
                     | SlotState::Held
-                    | SlotState::Answering(_) => false,
+                    | SlotState::AwaitingFetch(_)
+                    | SlotState::Responding(_) => false,
                 };
                 if complete {
                     self.step(cx, slot, Event::Fetched);
@@ -735,7 +725,11 @@ impl<S: ByteStream> Connection<S> {
             } = self;
             let (core, now) = (&mut *cx.core, cx.now);
             transmitter.flush(stream, |over| match over {
-                Finishes::Slot(slot) => core.sent(slots.release(slot), now),
+                Finishes::Slot(slot) => {
+                    if let Some(timing) = slots.sent(slot) {
+                        core.sent(timing, now);
+                    }
+                }
                 Finishes::AtOnce(_) => {
                     *at_once -= 1;
                     if let Some(timing) = late.pop_front() {
@@ -747,8 +741,11 @@ impl<S: ByteStream> Connection<S> {
         };
         cx.counters.sends.add(self.transmitter.take_sends());
         if matches!(outcome, Flushed::Blocked | Flushed::Yielded) {
-            let answers = self.slots.answers();
-            answers.for_each(|timing| cx.core.waits_to_send(timing));
+            for state in self.slots.iter_mut() {
+                if let SlotState::Responding(timing) = state {
+                    cx.core.waits_to_send(timing);
+                }
+            }
             self.served_wait(cx);
         }
         if let Phase::Closing {
@@ -825,18 +822,33 @@ impl<S: ByteStream> Connection<S> {
         self.expecting = Expecting::Header;
     }
 
-    /// Parts with the target's queue and every buffer that is not queued for sending.
+    /// Closes the target core's queue and frees every buffer that is not queued for sending.
     pub(crate) fn release_queue(&mut self, cx: &mut Context<'_>) {
-        if let Some(queue) = self.queue.take() {
-            cx.core.close_queue(queue, cx.now);
-        }
-        let connection = self.token;
-        cx.pool.cancel_waits(Some(self.account), |token| {
-            connection.names_same_connection(RequestToken::from_bits(token.0))
-        });
-        self.slots.abandon();
-        self.held = 0;
+        let queue = self.queue.take();
+        self.close_queue(cx, queue);
+        self.slots = SlotTable::default();
         self.solicited = 0;
+    }
+}
+
+impl RequestContext for Context<'_> {
+    #[inline]
+    fn core(&mut self) -> &mut TargetCore {
+        self.core
+    }
+
+    #[inline]
+    fn pool(&self) -> &Pool {
+        self.pool
+    }
+
+    #[inline]
+    fn now(&self) -> Nanos {
+        self.now
+    }
+
+    fn count_buffer_wait(&self) {
+        self.counters.buffer_waits.add(1);
     }
 }
 
@@ -847,6 +859,11 @@ impl<S: ByteStream> nvme_fabrics::Connection for Connection<S> {
 
     fn port(&self) -> PortId {
         self.port
+    }
+
+    #[inline]
+    fn queue(&self) -> Option<QueueId> {
+        self.queue
     }
 
     fn wants_flush(&self) -> bool {

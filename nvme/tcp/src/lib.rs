@@ -1,8 +1,8 @@
-//! NVMe over TCP, the controller's side: listeners, connections and the movement of data.
+//! NVMe over TCP, controller side: listeners, connections and data transfer.
 //!
-//! Owns sockets, receive buffers and request slots of one reactor. Refuses to decide what a command
-//! means: that is the target core's. Follows the NVM Express NVMe/TCP Transport Specification,
-//! revision 1.1.
+//! Owns the sockets, receive buffers and streams of one reactor. The target core interprets
+//! commands; `nvme_fabrics` has the connection table and the request slots. Implements the NVM
+//! Express NVMe/TCP Transport Specification, revision 1.1.
 
 #![forbid(unsafe_code)]
 

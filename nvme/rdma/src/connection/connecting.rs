@@ -5,7 +5,7 @@ use hugemem::{Account, Lease, WaiterToken};
 use nvme_spec::fabrics::{ConnectData, ConnectField, FabricsType};
 use nvme_spec::sgl::Sgl;
 use nvme_spec::{Cqe, Sqe};
-use nvme_target::{Arrival, ConnectOutcome, KeyedBlock};
+use nvme_target::{Arrival, ConnectOutcome, KeyedBlock, KeyedBlocks};
 use rdma::{
     Connection as _, Payload, Provider, QueuePair, RemoteAddress, SendOperation, SendRequest,
 };
@@ -228,6 +228,7 @@ impl<P: Provider> Connection<P> {
                 let depth = usize::from(info.depth);
                 self.queue = Some(queue);
                 self.slots = SlotTable::new(info.depth);
+                self.remotes.resize_with(depth, KeyedBlocks::default);
                 self.waiting_reads.reserve(depth);
                 self.waiting_sends.reserve(depth);
                 self.in_capsule_max = info.in_capsule_max;

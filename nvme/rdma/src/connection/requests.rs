@@ -1,27 +1,17 @@
-//! A connection's requests: from a command capsule through its states to the answer.
+//! The requests of an NVMe/RDMA connection: admission of a command capsule, reads of the host's
+//! memory, and the response.
 
-use hugemem::{Account, Lease, WaiterToken};
+use hugemem::{Account, Lease};
+use nvme_fabrics::{Event, Requests};
 use nvme_spec::{Cqe, Status};
-use nvme_target::{Admission, Completed, DataSource, Direction, QueueId, Timing, Work, WorkEvent};
+use nvme_target::{Admission, Completed, DataSource, Direction, QueueId, Timing, Work};
 use rdma::{Payload, Provider, QueuePair, RemoteAddress, SendOperation, SendRequest};
 use reactors::sim::planted;
 
 use super::{Capsule, Cause, Connection, Context, Phase};
 use crate::posted::PostedKind;
 use crate::receives::Receives;
-use crate::slot::{Answer, Fetch, SlotState};
-
-/// What moves a slot on.
-pub(super) enum Event {
-    /// It needs a buffer; its data, if it sends any, is yet to be fetched.
-    Admitted(Work),
-    /// Its data came in the capsule.
-    Placed(Work, Lease),
-    Granted(Lease),
-    /// All of its data was read.
-    Fetched,
-    Completed(Completed),
-}
+use crate::slot::{Fetch, Response, SlotState, SlotTable};
 
 impl<P: Provider> Connection<P> {
     /// Admits a command of a connected queue.
@@ -61,25 +51,21 @@ impl<P: Provider> Connection<P> {
         };
         cx.counters.commands.add(1);
         let sqe = receives.command(capsule.receive);
-        let remote = &mut self.slots.at(slot).remote;
+        let remote = &mut self.remotes[usize::from(slot)];
         remote.blocks.clear();
         remote.invalidate = None;
         let tag = self.token.with_slot(slot).into_bits();
         match cx.core.admit(queue, tag, &sqe, cx.now) {
-            Admission::Respond(response) => self.answer_without_data(cx, slot, response),
+            Admission::Respond(response) => self.respond_without_data(cx, slot, response),
             Admission::Held => {
-                self.held += 1;
-                *self.slots.state(slot) = SlotState::Held;
+                self.slots.hold(slot);
             }
             Admission::Work(work) => match self.locate(cx, receives, capsule, slot, &work) {
-                // What waits for nothing needs no event: `step` would do the same, and carry the
-                // work about.
-                Ok(None) if !work.needs_lease() => self.execute(cx, slot, work, None),
-                Ok(None) => self.step(cx, slot, Event::Admitted(work)),
-                Ok(Some(lease)) => self.step(cx, slot, Event::Placed(work, lease)),
+                Ok(None) => self.begin(cx, slot, work),
+                Ok(Some(lease)) => self.execute(cx, slot, work, Some(lease)),
                 Err(status) => {
                     let response = cx.core.reject(queue, work, status);
-                    self.answer_without_data(cx, slot, response);
+                    self.respond_without_data(cx, slot, response);
                 }
             },
         }
@@ -99,7 +85,7 @@ impl<P: Provider> Connection<P> {
         match (work.direction(), work.source()) {
             (Direction::None, _) => Ok(None),
             (_, DataSource::Keyed { .. }) => {
-                work.keyed_blocks(&[], &mut self.slots.at(slot).remote)?;
+                work.keyed_blocks(&[], &mut self.remotes[usize::from(slot)])?;
                 Ok(None)
             }
             (_, DataSource::KeyedSegment { offset, length }) => {
@@ -108,7 +94,7 @@ impl<P: Provider> Connection<P> {
                     return Err(Status::INVALID_SGL_SEGMENT_DESCRIPTOR.with_dnr());
                 }
                 let (begin, end) = (offset as usize, (offset + length) as usize);
-                let remote = &mut self.slots.at(slot).remote;
+                let remote = &mut self.remotes[usize::from(slot)];
                 receives.read_data(capsule.receive, |data| {
                     work.keyed_blocks(data.get(begin..end).unwrap_or(&[]), remote)
                 })?;
@@ -122,95 +108,6 @@ impl<P: Provider> Connection<P> {
         }
     }
 
-    /// Every move of a request from one state to the next. Inlined, because a caller knows its
-    /// event, and then little of this is left.
-    #[inline(always)]
-    pub(super) fn step(&mut self, cx: &mut Context<'_, P>, slot: u16, event: Event) {
-        // Looked at in place, since most states are small and their room is not.
-        match (self.slots.state(slot), event) {
-            (SlotState::Free, Event::Admitted(work)) => self.await_buffer(cx, slot, work),
-            (SlotState::Free, Event::Placed(work, lease)) => {
-                self.execute_with(cx, slot, work, lease);
-            }
-            (state @ (SlotState::Executing | SlotState::Held), Event::Completed(done)) => {
-                let held = matches!(state, SlotState::Held);
-                *state = SlotState::Free;
-                self.held -= usize::from(held);
-                self.finish(cx, slot, done);
-            }
-            (SlotState::AwaitingBuffer(_), Event::Granted(lease)) => {
-                if let SlotState::AwaitingBuffer(mut work) = self.slots.take_state(slot)
-                    && let Some(queue) = self.queue
-                {
-                    cx.core
-                        .note_work(queue, &mut work, WorkEvent::GotBuffer, cx.now);
-                    self.use_buffer(cx, slot, work, lease);
-                }
-            }
-            (SlotState::FetchingData(_), Event::Fetched) => {
-                if let SlotState::FetchingData(fetch) = self.slots.take_state(slot) {
-                    let Fetch {
-                        work, mut buffer, ..
-                    } = fetch;
-                    if let Some(lease) = buffer.take() {
-                        self.execute_with(cx, slot, work, lease);
-                    }
-                }
-            }
-            (
-                state,
-                Event::Admitted(_)
-                | Event::Placed(..)
-                | Event::Granted(_)
-                | Event::Fetched
-                | Event::Completed(_),
-            ) => {
-                debug_assert!(
-                    false,
-                    "slot {slot}: an event that {state:?} does not wait for"
-                );
-            }
-        }
-    }
-
-    #[inline(never)]
-    fn await_buffer(&mut self, cx: &mut Context<'_, P>, slot: u16, mut work: Work) {
-        let token = WaiterToken(self.token.with_slot(slot).into_bits());
-        let (account, bytes) = (self.account, work.bytes() as usize);
-        match cx
-            .pool
-            .take_or_wait(account, bytes, token, cx.now.as_nanos())
-        {
-            Some(lease) => self.use_buffer(cx, slot, work, lease),
-            None => {
-                cx.counters.buffer_waits.add(1);
-                if let Some(queue) = self.queue {
-                    cx.core
-                        .note_work(queue, &mut work, WorkEvent::AwaitsBuffer, cx.now);
-                }
-                *self.slots.state(slot) = SlotState::AwaitingBuffer(work);
-            }
-        }
-    }
-
-    fn use_buffer(&mut self, cx: &mut Context<'_, P>, slot: u16, mut work: Work, lease: Lease) {
-        match work.direction() {
-            Direction::FromHost => {
-                if self.reads_free == 0 {
-                    cx.counters.read_waits.add(1);
-                }
-                if let Some(queue) = self.queue {
-                    cx.core
-                        .note_work(queue, &mut work, WorkEvent::Fetches, cx.now);
-                }
-                *self.slots.state(slot) = SlotState::AwaitingRead(Fetch::new(work, lease));
-                self.waiting_reads.push_back(slot);
-                self.pump_reads(cx);
-            }
-            Direction::ToHost | Direction::None => self.execute_with(cx, slot, work, lease),
-        }
-    }
-
     /// Posts reads for waiting requests, in order, as long as the host permits more outstanding
     /// reads and the send queue has room.
     pub(super) fn pump_reads(&mut self, cx: &mut Context<'_, P>) {
@@ -219,7 +116,7 @@ impl<P: Provider> Connection<P> {
                 return;
             }
             let mut fetch = match self.slots.take_state(slot) {
-                SlotState::AwaitingRead(fetch) | SlotState::FetchingData(fetch) => fetch,
+                SlotState::AwaitingFetch(fetch) | SlotState::FetchingData(fetch) => fetch,
                 other => {
                     debug_assert!(false, "slot {slot} waits for a read in {other:?}");
                     *self.slots.state(slot) = other;
@@ -241,12 +138,8 @@ impl<P: Provider> Connection<P> {
         let sequence = self.sends.next_sequence();
         let mut requests = 0;
         while requests < allowed && !fetch.is_posted() {
-            let block = self
-                .slots
-                .at(slot)
-                .remote
-                .blocks
-                .get(usize::from(fetch.blocks));
+            let blocks = &self.remotes[usize::from(slot)].blocks;
+            let block = blocks.get(usize::from(fetch.blocks));
             let missing = fetch.work.bytes() - fetch.posted_bytes;
             let Some(block) = block.copied() else {
                 self.refused = true;
@@ -319,51 +212,67 @@ impl<P: Provider> Connection<P> {
         }
     }
 
+    /// Sends a response without data.
     #[inline(never)]
-    fn execute_with(&mut self, cx: &mut Context<'_, P>, slot: u16, work: Work, lease: Lease) {
-        self.execute(cx, slot, work, Some(lease));
+    fn respond_without_data(&mut self, cx: &mut Context<'_, P>, slot: u16, capsule: Cqe) {
+        let response = Response {
+            capsule,
+            data: None,
+            bytes: 0,
+            timing: Timing::NONE,
+        };
+        self.send_response(cx, slot, response);
+    }
+}
+
+impl<P: Provider> Requests<Context<'_, P>> for Connection<P> {
+    type Fetch = Fetch;
+    type Response = Response;
+
+    #[inline]
+    fn slots(&mut self) -> &mut SlotTable {
+        &mut self.slots
     }
 
-    /// Executes the request of a slot that is in no other state. What is done at once is answered
-    /// at once, without a state between.
-    #[inline(always)]
-    fn execute(&mut self, cx: &mut Context<'_, P>, slot: u16, work: Work, lease: Option<Lease>) {
-        let Some(queue) = self.queue else { return };
-        let tag = self.token.with_slot(slot).into_bits();
-        match cx.core.execute(queue, tag, work, lease, cx.now) {
-            Some(done) => self.finish(cx, slot, done),
-            None => *self.slots.state(slot) = SlotState::Executing,
+    #[inline]
+    fn account(&self) -> Account {
+        self.account
+    }
+
+    fn fetch(&mut self, cx: &mut Context<'_, P>, slot: u16, work: Work, lease: Lease) {
+        if self.reads_free == 0 {
+            cx.counters.read_waits.add(1);
+        }
+        *self.slots.state(slot) = SlotState::AwaitingFetch(Fetch::new(work, lease));
+        self.waiting_reads.push_back(slot);
+        self.pump_reads(cx);
+    }
+
+    fn fetched(&mut self, cx: &mut Context<'_, P>, slot: u16, fetch: Fetch) {
+        let Fetch {
+            work, mut buffer, ..
+        } = fetch;
+        if let Some(lease) = buffer.take() {
+            self.execute(cx, slot, work, Some(lease));
         }
     }
 
     #[inline(always)]
-    fn finish(&mut self, cx: &mut Context<'_, P>, slot: u16, done: Completed) {
+    fn respond(&mut self, cx: &mut Context<'_, P>, slot: u16, done: Completed) {
         let Completed {
-            response,
+            response: capsule,
             data,
             bytes,
             timing,
             ..
         } = done;
-        let answer = Answer {
-            response,
+        let response = Response {
+            capsule,
             data,
             bytes,
             timing,
         };
-        self.answer(cx, slot, answer);
-    }
-
-    /// Answers with a response alone.
-    #[inline(never)]
-    fn answer_without_data(&mut self, cx: &mut Context<'_, P>, slot: u16, response: Cqe) {
-        let answer = Answer {
-            response,
-            data: None,
-            bytes: 0,
-            timing: Timing::NONE,
-        };
-        self.answer(cx, slot, answer);
+        self.send_response(cx, slot, response);
     }
 }
 

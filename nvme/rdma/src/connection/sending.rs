@@ -20,87 +20,86 @@ use zerocopy::IntoBytes;
 use super::{Cause, Connection, Context};
 use crate::plan::RESPONSE_BYTES;
 use crate::posted::{PostedKind, TargetDma};
-use crate::slot::{Answer, SlotState};
+use crate::slot::{Response, SlotState};
 
 /// Send queue entries of the response to an inline read: a write and the response capsule.
 const LENT_ANSWER_REQUESTS: u32 = 2;
 
 impl<P: Provider> Connection<P> {
-    /// Answers the request in `slot`, which is in no state, at once or as soon as the send queue
-    /// has room.
+    /// Posts the response to the request in `slot`, or queues it until the send queue has room.
     #[inline(always)]
-    pub(super) fn answer(&mut self, cx: &mut Context<'_, P>, slot: u16, answer: Answer) {
-        let writes = self.writes_of(slot, &answer);
+    pub(super) fn send_response(&mut self, cx: &mut Context<'_, P>, slot: u16, response: Response) {
+        let writes = self.writes_of(slot, &response);
         if self.sends.vacant() <= writes || !self.waiting_sends.is_empty() {
-            return self.await_send(cx, slot, answer);
+            return self.await_send(cx, slot, response);
         }
-        self.post_answer(cx, slot, writes, answer);
+        self.post(cx, slot, writes, response);
         self.slots.release(slot);
     }
 
     #[cold]
-    fn await_send(&mut self, cx: &mut Context<'_, P>, slot: u16, mut answer: Answer) {
-        cx.core.waits_to_send(&mut answer.timing);
-        *self.slots.state(slot) = SlotState::AwaitingSend(answer);
+    fn await_send(&mut self, cx: &mut Context<'_, P>, slot: u16, mut response: Response) {
+        cx.core.waits_to_send(&mut response.timing);
+        *self.slots.state(slot) = SlotState::Responding(response);
         cx.counters.send_waits.add(1);
         self.waiting_sends.push_back(slot);
     }
 
-    /// Posts answers that waited, in their order, for as long as there is room.
+    /// Posts queued responses in order, as long as the send queue has room.
     pub(super) fn pump_sends(&mut self, cx: &mut Context<'_, P>) {
         while let Some(&slot) = self.waiting_sends.front() {
-            let answer = match self.slots.take_state(slot) {
-                SlotState::AwaitingSend(answer) => answer,
+            let response = match self.slots.take_state(slot) {
+                SlotState::Responding(response) => response,
                 other => {
-                    debug_assert!(false, "slot {slot} waits to be answered in {other:?}");
+                    debug_assert!(false, "slot {slot} waits to send a response in {other:?}");
                     *self.slots.state(slot) = other;
                     self.waiting_sends.pop_front();
                     continue;
                 }
             };
-            let writes = self.writes_of(slot, &answer);
+            let writes = self.writes_of(slot, &response);
             if self.sends.vacant() <= writes {
-                *self.slots.state(slot) = SlotState::AwaitingSend(answer);
+                *self.slots.state(slot) = SlotState::Responding(response);
                 return;
             }
             self.waiting_sends.pop_front();
-            self.post_answer(cx, slot, writes, answer);
+            self.post(cx, slot, writes, response);
             self.slots.release(slot);
         }
     }
 
-    /// Writes that an answer takes, beside its response.
+    /// Number of writes that a response's data takes.
     #[inline(always)]
-    fn writes_of(&mut self, slot: u16, answer: &Answer) -> u32 {
-        match answer.data {
-            Some(_) => blocks_for(&self.slots.at(slot).remote, answer.bytes),
+    fn writes_of(&self, slot: u16, response: &Response) -> u32 {
+        match response.data {
+            Some(_) => blocks_for(&self.remotes[usize::from(slot)], response.bytes),
             None => 0,
         }
     }
 
-    /// Queues an answer that there is room for.
+    /// Queues a response that the send queue has room for.
     #[inline]
-    fn post_answer(&mut self, cx: &mut Context<'_, P>, slot: u16, writes: u32, answer: Answer) {
-        let Answer {
-            mut response,
+    fn post(&mut self, cx: &mut Context<'_, P>, slot: u16, writes: u32, response: Response) {
+        let Response {
+            mut capsule,
             data,
             bytes,
             timing,
-        } = answer;
+        } = response;
         let sequence = self.sends.next_sequence();
-        let invalidate = self.slots.at(slot).remote.invalidate;
+        let invalidate = self.remotes[usize::from(slot)].invalidate;
         let data = data.map(Data::into_dma::<TargetDma>);
         let overtakes = planted("rdma-response-first");
         if overtakes {
-            self.post_response(cx, sequence, &response, invalidate);
+            self.post_response(cx, sequence, &capsule, invalidate);
         }
         if let Some(data) = &data
             && !self.write_data(cx, slot, sequence, data, bytes)
         {
-            response.status = StatusField::from_status(Status::DATA_TRANSFER_ERROR);
+            capsule.status = StatusField::from_status(Status::DATA_TRANSFER_ERROR);
         }
         if !overtakes {
-            self.post_response(cx, sequence, &response, invalidate);
+            self.post_response(cx, sequence, &capsule, invalidate);
         }
         self.sends
             .push(writes + 1, PostedKind::Answer, data, cx.now);
@@ -118,8 +117,8 @@ impl<P: Provider> Connection<P> {
     ) -> bool {
         debug_assert!(bytes as usize <= data.len());
         let mut written = 0;
-        for place in 0..self.slots.at(slot).remote.blocks.len() {
-            let block = self.slots.at(slot).remote.blocks[place];
+        for place in 0..self.remotes[usize::from(slot)].blocks.len() {
+            let block = self.remotes[usize::from(slot)].blocks[place];
             if written == bytes {
                 break;
             }
@@ -256,7 +255,7 @@ impl<P: Provider> Connection<P> {
     ) -> bool {
         let goes_now = self.sends.vacant() >= LENT_ANSWER_REQUESTS && self.waiting_sends.is_empty();
         // An inline command takes no slot, but counts towards the queue's entries.
-        if !goes_now || !self.slots.has_free() {
+        if !goes_now || self.slots.vacant() == 0 {
             return false;
         }
         let Some(InlineCompletion {
@@ -372,8 +371,8 @@ impl<P: Provider> Connection<P> {
             ..
         } = self;
         waiting_sends.iter().any(|slot| match slots.state(*slot) {
-            SlotState::AwaitingSend(answer) => {
-                matches!(&answer.data, Some(Data::Borrow(loan)) if loan.is_awaited())
+            SlotState::Responding(response) => {
+                matches!(&response.data, Some(Data::Borrow(loan)) if loan.is_awaited())
             }
             _ => false,
         })

@@ -1,9 +1,9 @@
-//! What a connection holds, for tests and simulations; nothing here is called while commands are
-//! served.
+//! The memory that a connection holds, for tests and simulations. Not called on the I/O path.
 
 use nvme_target::Timing;
 
 use super::{CONNECT_DATA_BYTES, Connection};
+use crate::slot::SlotState;
 use crate::stream::ByteStream;
 
 /// Memory that one connection holds.
@@ -18,9 +18,13 @@ pub struct ConnectionAudit {
 }
 
 impl<S: ByteStream> Connection<S> {
-    /// What it holds.
+    /// The memory that it holds.
     pub(crate) fn audit(&self) -> ConnectionAudit {
-        let (slots, fetching) = self.slots.held_bytes();
+        let slots = self.slots.own_bytes();
+        let fetching = self.slots.iter().map(|state| match state {
+            SlotState::FetchingData(fetch) => fetch.lease.len(),
+            _ => 0,
+        });
         let (queued, sending) = self.transmitter.held_bytes();
         let late = self.late.capacity() * size_of::<Timing>();
         let connect = match self.pending_connect.is_some() {
@@ -30,7 +34,7 @@ impl<S: ByteStream> Connection<S> {
         ConnectionAudit {
             own_bytes: size_of::<Self>() + slots + queued + late + connect,
             buffer_bytes: self.receiver.buffer_bytes(),
-            leased_bytes: fetching + sending,
+            leased_bytes: fetching.sum::<usize>() + sending,
         }
     }
 }

@@ -15,7 +15,7 @@ use super::{
     BORROWED_CHECK_INTERVAL, BORROWED_MAX, Connection, Context, Ended, PROGRESS_CHECK_INTERVAL,
     PROGRESS_TIMEOUT, PROGRESS_TIMEOUT_CONTENDED,
 };
-use crate::slot::SlotState;
+use crate::slot::{SlotState, is_fetching};
 use crate::stream::ByteStream;
 use crate::transmit::Suspended;
 
@@ -108,15 +108,15 @@ impl<S: ByteStream> Connection<S> {
         if planted("no-progress-deadline") {
             return Ok(());
         }
-        let is_fetching = self.slots.any_fetching();
-        if is_fetching {
+        let fetches = self.slots.iter().any(is_fetching);
+        if fetches {
             let idle = cx.now.saturating_sub(self.data_at);
             let needed = |state: &SlotState| match state {
                 SlotState::FetchingData(fetch) => cx.pool.is_scarce(&fetch.lease),
                 _ => false,
             };
             if idle >= PROGRESS_TIMEOUT
-                || (idle >= PROGRESS_TIMEOUT_CONTENDED && self.slots.any(needed))
+                || (idle >= PROGRESS_TIMEOUT_CONTENDED && self.slots.iter().any(needed))
             {
                 cx.counters.data_timeouts.add(1);
                 self.tell_stalled(cx, "does not send the data that it was asked for");
@@ -135,7 +135,7 @@ impl<S: ByteStream> Connection<S> {
                 return Err(Ended::SendTimeout);
             }
         }
-        if is_fetching || is_sending {
+        if fetches || is_sending {
             self.watch_progress(cx.now);
         }
         Ok(())

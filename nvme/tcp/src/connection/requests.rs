@@ -1,18 +1,20 @@
-//! A connection's requests: from a command capsule through its states to the answer on the wire.
+//! The requests of an NVMe/TCP connection: admission of a command capsule, data from the host, and
+//! the response PDUs.
 
-use hugemem::{Data, Lease, WaiterToken};
+use hugemem::{Account, Data, Lease};
+use nvme_fabrics::Requests;
 use nvme_spec::tcp::{C2hData, C2hEnd, CapsuleResp, FatalError, H2cData, R2t, offset};
 use nvme_spec::{Cqe, Status};
 use nvme_target::{
-    Admission, Completed, DataSource, Direction, InlineCompletion, QueueId, Timing, Work, WorkEvent,
+    Admission, Completed, DataSource, Direction, InlineCompletion, QueueId, Timing, Work,
 };
 use reactors::sim::planted;
 use zerocopy::{IntoBytes, transmute};
 
-use super::{Connection, Context, Event, Sink};
+use super::{Connection, Context, Sink};
 use crate::digest::{DIGEST_BYTES, digest};
 use crate::receive::{Payload, Violation};
-use crate::slot::{Fetch, SlotState};
+use crate::slot::{Fetch, SlotState, SlotTable, swap_with_oldest};
 use crate::stream::ByteStream;
 use crate::transmit::Finishes;
 
@@ -123,8 +125,7 @@ impl<S: ByteStream> Connection<S> {
             }
             Admission::Held => {
                 self.expect_payload(Sink::Discard, payload);
-                self.held += 1;
-                *self.slots.state(slot) = SlotState::Held;
+                self.slots.hold(slot);
             }
             Admission::Work(work) => match in_capsule_fault(&work, payload) {
                 Some(status) => {
@@ -138,7 +139,7 @@ impl<S: ByteStream> Connection<S> {
                         _ => Sink::Discard,
                     };
                     self.expect_payload(sink, payload);
-                    self.find_buffer(cx, slot, work);
+                    self.begin_work(cx, slot, work);
                 }
             },
         }
@@ -188,142 +189,25 @@ impl<S: ByteStream> Connection<S> {
         Ok(())
     }
 
-    /// Every move of a request that waited from its state to the next.
-    pub(super) fn step(&mut self, cx: &mut Context<'_>, slot: u16, event: Event) {
-        // Looked at in place, since most states are small and their room is not.
-        match (self.slots.state(slot), event) {
-            (SlotState::Executing, Event::Completed(done)) => self.finish(cx, slot, done),
-            (SlotState::Held, Event::Completed(done)) => {
-                self.held -= 1;
-                self.finish(cx, slot, done);
-            }
-            (SlotState::AwaitingBuffer(_), Event::Granted(lease)) => {
-                if let SlotState::AwaitingBuffer(mut work) = self.slots.take_state(slot)
-                    && let Some(queue) = self.queue
-                {
-                    cx.core
-                        .note_work(queue, &mut work, WorkEvent::GotBuffer, cx.now);
-                    self.use_buffer(cx, slot, work, lease);
-                }
-            }
-            (SlotState::FetchingData(_), Event::Fetched) => {
-                if let SlotState::FetchingData(fetch) = self.slots.take_state(slot) {
-                    self.fetched(cx, slot, fetch);
-                }
-            }
-            (state, Event::Granted(_) | Event::Fetched | Event::Completed(_)) => {
-                debug_assert!(
-                    false,
-                    "slot {slot}: an event that {state:?} does not wait for"
-                );
-            }
-        }
-    }
-
     #[inline]
-    fn find_buffer(&mut self, cx: &mut Context<'_>, slot: u16, mut work: Work) {
-        if !work.needs_lease() {
-            return self.execute(cx, slot, work, None);
-        }
-        let token = WaiterToken(self.token.with_slot(slot).into_bits());
-        let (account, bytes) = (self.account, work.bytes() as usize);
-        match cx
-            .pool
-            .take_or_wait(account, bytes, token, cx.now.as_nanos())
+    fn begin_work(&mut self, cx: &mut Context<'_>, slot: u16, work: Work) {
+        self.begin(cx, slot, work);
+        if planted("lease-before-share")
+            && let SlotState::AwaitingBuffer(work) = self.slots.state(slot)
+            && work.direction() == Direction::FromHost
         {
-            Some(lease) => self.use_buffer(cx, slot, work, lease),
-            None => {
-                cx.counters.buffer_waits.add(1);
-                if let Some(queue) = self.queue {
-                    cx.core
-                        .note_work(queue, &mut work, WorkEvent::AwaitsBuffer, cx.now);
-                }
-                if planted("lease-before-share") && work.direction() == Direction::FromHost {
-                    let framing = self.rules.framing;
-                    let request = R2t::new(work.command_id(), slot, 0, work.bytes(), framing);
-                    self.transmitter
-                        .push_header(transmute!(request), Finishes::Nothing);
-                }
-                let work = match planted("last-comes-first") {
-                    true => self.slots.take_first_place(work),
-                    false => work,
-                };
-                *self.slots.state(slot) = SlotState::AwaitingBuffer(work);
-            }
+            let (command_id, bytes) = (work.command_id(), work.bytes());
+            self.push_r2t(slot, command_id, bytes);
+        }
+        if planted("last-comes-first") {
+            swap_with_oldest(&mut self.slots, slot);
         }
     }
 
-    fn use_buffer(&mut self, cx: &mut Context<'_>, slot: u16, mut work: Work, lease: Lease) {
-        match (work.direction(), work.source()) {
-            (Direction::FromHost, source) => {
-                let solicited = !matches!(source, DataSource::InCapsule { .. });
-                self.begin_fetch(cx.now);
-                if let Some(queue) = self.queue {
-                    cx.core
-                        .note_work(queue, &mut work, WorkEvent::Fetches, cx.now);
-                }
-                if solicited {
-                    self.solicited += 1;
-                    let framing = self.rules.framing;
-                    let request = R2t::new(work.command_id(), slot, 0, work.bytes(), framing);
-                    self.transmitter
-                        .push_header(transmute!(request), Finishes::Nothing);
-                }
-                let block_bytes = self.block_to_receive(cx, &work);
-                let fetch = Fetch {
-                    work,
-                    lease,
-                    filled: 0,
-                    placed: 0,
-                    block_bytes,
-                    solicited,
-                    corrupt: false,
-                };
-                *self.slots.state(slot) = SlotState::FetchingData(fetch);
-            }
-            (Direction::ToHost | Direction::None, _) => {
-                self.execute(cx, slot, work, Some(lease));
-            }
-        }
-    }
-
-    fn fetched(&mut self, cx: &mut Context<'_>, slot: u16, fetch: Fetch) {
-        self.solicited -= usize::from(fetch.solicited);
-        let Some(queue) = self.queue else { return };
-        if fetch.corrupt {
-            if planted("lease-leaked") {
-                std::mem::forget(fetch.lease);
-            }
-            let status = Status::TRANSIENT_TRANSPORT_ERROR;
-            let response = cx.core.reject(queue, fetch.work, status);
-            return self.answer(cx, slot, &response, Timing::NONE, None);
-        }
-        let Fetch { work, lease, .. } = self.place_rest(cx, queue, fetch);
-        self.execute(cx, slot, work, Some(lease));
-    }
-
-    #[inline]
-    fn execute(&mut self, cx: &mut Context<'_>, slot: u16, work: Work, lease: Option<Lease>) {
-        let Some(queue) = self.queue else { return };
-        let tag = self.token.with_slot(slot).into_bits();
-        match cx.core.execute(queue, tag, work, lease, cx.now) {
-            // What is done at once never waits in a state.
-            Some(done) => self.finish(cx, slot, done),
-            None => *self.slots.state(slot) = SlotState::Executing,
-        }
-    }
-
-    #[inline]
-    fn finish(&mut self, cx: &mut Context<'_>, slot: u16, done: Completed) {
-        let Completed {
-            response,
-            data,
-            bytes,
-            timing,
-            ..
-        } = done;
-        let data = data.map(|data| (data, bytes as usize));
-        self.answer(cx, slot, &response, timing, data);
+    fn push_r2t(&mut self, slot: u16, command_id: u16, bytes: u32) {
+        let request = R2t::new(command_id, slot, 0, bytes, self.rules.framing);
+        self.transmitter
+            .push_header(transmute!(request), Finishes::Nothing);
     }
 
     /// Queues the data, if any, and the response capsule unless the data PDU has the SUCCESS flag.
@@ -336,7 +220,7 @@ impl<S: ByteStream> Connection<S> {
         timing: Timing,
         data: Option<(Data, usize)>,
     ) {
-        *self.slots.state(slot) = SlotState::Answering(timing);
+        *self.slots.state(slot) = SlotState::Responding(timing);
         let Some((data, bytes)) = data else {
             return self.push_response(response, Finishes::Slot(slot));
         };
@@ -398,6 +282,69 @@ impl<S: ByteStream> Connection<S> {
                 .push_header(transmute!(capsule), Finishes::Nothing);
         }
         self.transmitter.push_header(transmute!(capsule), finishes);
+    }
+}
+
+impl<S: ByteStream> Requests<Context<'_>> for Connection<S> {
+    type Fetch = Fetch;
+    type Response = Timing;
+
+    #[inline]
+    fn slots(&mut self) -> &mut SlotTable {
+        &mut self.slots
+    }
+
+    #[inline]
+    fn account(&self) -> Account {
+        self.account
+    }
+
+    fn fetch(&mut self, cx: &mut Context<'_>, slot: u16, work: Work, lease: Lease) {
+        let solicited = !matches!(work.source(), DataSource::InCapsule { .. });
+        self.begin_fetch(cx.now);
+        if solicited {
+            self.solicited += 1;
+            self.push_r2t(slot, work.command_id(), work.bytes());
+        }
+        let block_bytes = self.block_to_receive(cx, &work);
+        let fetch = Fetch {
+            work,
+            lease,
+            filled: 0,
+            placed: 0,
+            block_bytes,
+            solicited,
+            corrupt: false,
+        };
+        *self.slots.state(slot) = SlotState::FetchingData(fetch);
+    }
+
+    fn fetched(&mut self, cx: &mut Context<'_>, slot: u16, fetch: Fetch) {
+        self.solicited -= usize::from(fetch.solicited);
+        let Some(queue) = self.queue else { return };
+        if fetch.corrupt {
+            if planted("lease-leaked") {
+                std::mem::forget(fetch.lease);
+            }
+            let status = Status::TRANSIENT_TRANSPORT_ERROR;
+            let response = cx.core.reject(queue, fetch.work, status);
+            return self.answer(cx, slot, &response, Timing::NONE, None);
+        }
+        let Fetch { work, lease, .. } = self.place_rest(cx, queue, fetch);
+        self.execute(cx, slot, work, Some(lease));
+    }
+
+    #[inline]
+    fn respond(&mut self, cx: &mut Context<'_>, slot: u16, done: Completed) {
+        let Completed {
+            response,
+            data,
+            bytes,
+            timing,
+            ..
+        } = done;
+        let data = data.map(|data| (data, bytes as usize));
+        self.answer(cx, slot, &response, timing, data);
     }
 }
 

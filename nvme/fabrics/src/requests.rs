@@ -1,0 +1,153 @@
+//! The life of a request that needs a slot: waiting for a lease, fetching the host's data,
+//! execution by the target core, and the response.
+//!
+//! A transport implements [`Requests`] for its connection: how data is fetched and how a response
+//! is sent. The order of these steps, and [`Requests::step`], which performs the transitions, are
+//! the same for all transports.
+
+use hugemem::{Account, Lease, Pool, WaiterToken};
+use nvme_target::{Completed, Direction, QueueId, TargetCore, Work, WorkEvent};
+use reactors::Nanos;
+
+use crate::connection_table::Connection;
+use crate::slots::{SlotState, SlotTable};
+use crate::token::RequestToken;
+
+/// What a connection works with while its reactor polls it.
+pub trait RequestContext {
+    /// The reactor's target core.
+    fn core(&mut self) -> &mut TargetCore;
+    /// The pool that leases are taken from.
+    fn pool(&self) -> &Pool;
+    /// The time of this turn.
+    fn now(&self) -> Nanos;
+    /// Counts a request that waits for a lease.
+    fn count_buffer_wait(&self);
+}
+
+/// An event that a waiting request waits for.
+#[derive(Debug)]
+pub enum Event {
+    /// The pool granted the lease.
+    Granted(Lease),
+    /// All of the host's data has arrived.
+    Fetched,
+    /// The target core completed the command.
+    Completed(Completed),
+}
+
+/// A connection whose requests have slots. `Cx` is the transport's context.
+pub trait Requests<Cx: RequestContext>: Connection {
+    /// The transport's record of data that it fetches from the host.
+    type Fetch: std::fmt::Debug;
+    /// The transport's record of a response that it sends.
+    type Response: std::fmt::Debug;
+
+    /// The request slots.
+    fn slots(&mut self) -> &mut SlotTable<Self::Fetch, Self::Response>;
+    /// The account that leases are charged to.
+    fn account(&self) -> Account;
+
+    /// Begins to fetch the host's data into `lease`, and sets the slot's state.
+    fn fetch(&mut self, cx: &mut Cx, slot: u16, work: Work, lease: Lease);
+    /// Executes or fails a request whose data has arrived.
+    fn fetched(&mut self, cx: &mut Cx, slot: u16, fetch: Self::Fetch);
+    /// Sends, or queues, the response of a completed request.
+    fn respond(&mut self, cx: &mut Cx, slot: u16, done: Completed);
+
+    /// Performs the transition of a waiting request from one state to the next. Inlined, since each
+    /// caller passes a known event.
+    #[inline(always)]
+    fn step(&mut self, cx: &mut Cx, slot: u16, event: Event) {
+        // States are matched in place, since most are small and the largest is not.
+        match (self.slots().state(slot), event) {
+            (SlotState::Executing | SlotState::Held, Event::Completed(done)) => {
+                self.slots().completed(slot);
+                self.respond(cx, slot, done);
+            }
+            (SlotState::AwaitingBuffer(_), Event::Granted(lease)) => {
+                if let SlotState::AwaitingBuffer(mut work) = self.slots().take_state(slot)
+                    && let Some(queue) = self.queue()
+                {
+                    let now = cx.now();
+                    cx.core()
+                        .note_work(queue, &mut work, WorkEvent::GotBuffer, now);
+                    self.use_buffer(cx, slot, work, lease);
+                }
+            }
+            (SlotState::FetchingData(_), Event::Fetched) => {
+                if let SlotState::FetchingData(fetch) = self.slots().take_state(slot) {
+                    self.fetched(cx, slot, fetch);
+                }
+            }
+            (state, Event::Granted(_) | Event::Fetched | Event::Completed(_)) => {
+                debug_assert!(false, "slot {slot}: unexpected event in {state:?}");
+            }
+        }
+    }
+
+    /// Begins an admitted command: executes it, or takes a lease for it or waits for one.
+    #[inline]
+    fn begin(&mut self, cx: &mut Cx, slot: u16, mut work: Work) {
+        if !work.needs_lease() {
+            return self.execute(cx, slot, work, None);
+        }
+        let waiter = WaiterToken(self.token().with_slot(slot).into_bits());
+        let (account, bytes, now) = (self.account(), work.bytes() as usize, cx.now());
+        match cx
+            .pool()
+            .take_or_wait(account, bytes, waiter, now.as_nanos())
+        {
+            Some(lease) => self.use_buffer(cx, slot, work, lease),
+            None => {
+                cx.count_buffer_wait();
+                if let Some(queue) = self.queue() {
+                    cx.core()
+                        .note_work(queue, &mut work, WorkEvent::AwaitsBuffer, now);
+                }
+                *self.slots().state(slot) = SlotState::AwaitingBuffer(work);
+            }
+        }
+    }
+
+    /// Fetches the host's data into the lease, or executes a command without data from the host.
+    #[inline]
+    fn use_buffer(&mut self, cx: &mut Cx, slot: u16, mut work: Work, lease: Lease) {
+        match work.direction() {
+            Direction::FromHost => {
+                if let Some(queue) = self.queue() {
+                    let now = cx.now();
+                    cx.core()
+                        .note_work(queue, &mut work, WorkEvent::Fetches, now);
+                }
+                self.fetch(cx, slot, work, lease);
+            }
+            Direction::ToHost | Direction::None => self.execute(cx, slot, work, Some(lease)),
+        }
+    }
+
+    /// Executes the request in a slot without a state. A request that completes inline is responded
+    /// to without a state in between.
+    #[inline]
+    fn execute(&mut self, cx: &mut Cx, slot: u16, work: Work, lease: Option<Lease>) {
+        let Some(queue) = self.queue() else { return };
+        let tag = self.token().with_slot(slot).into_bits();
+        let now = cx.now();
+        match cx.core().execute(queue, tag, work, lease, now) {
+            Some(done) => self.respond(cx, slot, done),
+            None => *self.slots().state(slot) = SlotState::Executing,
+        }
+    }
+
+    /// Closes the connection's queue and cancels its requests' waits for leases.
+    fn close_queue(&mut self, cx: &mut Cx, queue: Option<QueueId>) {
+        if let Some(queue) = queue {
+            let now = cx.now();
+            cx.core().close_queue(queue, now);
+        }
+        let connection = self.token();
+        cx.pool().cancel_waits(Some(self.account()), |waiter| {
+            connection.names_same_connection(RequestToken::from_bits(waiter.0))
+        });
+    }
+}
