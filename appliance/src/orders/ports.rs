@@ -1,6 +1,7 @@
 //! Adds and closes listeners while their transport serves.
 
-use nvme_target::{PortId, PortOrder};
+use nvme_fabrics::PortOrder;
+use nvme_target::PortId;
 use reactors::ReactorHandle;
 use reactors::ring::Receiver;
 

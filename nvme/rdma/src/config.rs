@@ -1,5 +1,6 @@
 //! The settings of the NVMe/RDMA transport, with their limits.
 
+use nvme_fabrics::settings_of;
 use nvme_target::{PortId, QUEUE_DEPTH_MAX};
 use reactors::Nanos;
 
@@ -55,11 +56,10 @@ pub struct RdmaConfig {
 }
 
 impl RdmaConfig {
-    /// What hosts of `port` get.
+    /// The settings for hosts of `port`.
     #[must_use]
     pub fn port(&self, port: PortId) -> PortSettings {
-        let found = self.ports.iter().find(|(id, _)| *id == port);
-        found.map_or_else(PortSettings::default, |(_, settings)| *settings)
+        settings_of(&self.ports, port)
     }
 
     /// In-capsule data size for the receives of a device, which all ports share, in bytes.

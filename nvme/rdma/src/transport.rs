@@ -8,9 +8,9 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::mpsc::Sender;
 
-use nvme_target::{PortId, PortOrder};
+use nvme_fabrics::{PortControl, PortOrder, Ports};
+use nvme_target::PortId;
 use rdma::{ConnectRequest as _, Device, DeviceEvent, DeviceIndex, Event, Provider, Token};
 use reactors::mesh::Port;
 use reactors::ring::Receiver;
@@ -39,9 +39,13 @@ pub enum Message<P: Provider> {
     Device(DeviceIndex, DeviceEvent),
 }
 
-/// What a transport is asked to change while it runs. It listens on an address, and answers with
-/// the port that it got. What a device's receives have room for was settled at start.
-pub type Order = PortOrder<SocketAddr, PortSettings, Result<SocketAddr, rdma::Error>>;
+/// A control message to the transport. The result of listening on an address is the address with
+/// the assigned port number. The data size of a device's receives is set at start and does not
+/// change.
+pub type Order = PortOrder<SocketAddr, PortSettings, Listened>;
+
+/// The result of listening on an address.
+type Listened = Result<SocketAddr, rdma::Error>;
 
 /// The source of an epoll event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,9 +87,7 @@ pub struct RdmaTransport<P: Provider> {
     epoll: OwnedFd,
     events: Vec<epoll::Event>,
     messages: Port<Message<P>>,
-    orders: Option<Receiver<Order>>,
-    /// Ports that are being closed.
-    closing: Vec<(PortId, Sender<()>)>,
+    ports: PortControl<SocketAddr, PortSettings, Listened>,
     placement: Placement,
     reactors: Vec<ReactorHandle>,
     polled_at: Nanos,
@@ -128,8 +130,7 @@ impl<P: Provider> RdmaTransport<P> {
             epoll,
             events: Vec::with_capacity(EVENTS_MAX),
             messages,
-            orders: None,
-            closing: Vec::new(),
+            ports: PortControl::default(),
             placement,
             reactors,
             polled_at: Nanos::ZERO,
@@ -138,42 +139,9 @@ impl<P: Provider> RdmaTransport<P> {
         })
     }
 
-    /// Takes orders from `orders` from here on; their sender has to wake this reactor.
+    /// Receives control messages from `orders` from now on. Their sender wakes this reactor.
     pub fn take_orders(&mut self, orders: Receiver<Order>) {
-        self.orders = Some(orders);
-    }
-
-    fn carry_out(&mut self, order: Order) {
-        // Who asked may have given up waiting.
-        match order {
-            Order::Listen {
-                listener,
-                port,
-                answer,
-            } => {
-                let _ = answer.send(self.connections.listeners().listen(listener, port));
-            }
-            Order::Settings { ports, answer } => {
-                self.connections.set_ports(ports);
-                let _ = answer.send(());
-            }
-            Order::Close { port, answer } => {
-                self.connections.listeners().close_port(port);
-                self.closing.push((port, answer));
-            }
-        }
-    }
-
-    /// Ends the connections of ports that are being closed.
-    fn close_ports(&mut self, now: Nanos) {
-        let connections = &mut self.connections;
-        self.closing.retain(|(port, answer)| {
-            let is_open = connections.close_port(*port, now) > 0;
-            if !is_open {
-                let _ = answer.send(());
-            }
-            is_open
-        });
+        self.ports.receive_from(orders);
     }
 
     /// Handles the events of the connection manager.
@@ -400,6 +368,33 @@ impl<P: Provider> RdmaTransport<P> {
     }
 }
 
+impl<P: Provider> Ports for RdmaTransport<P> {
+    type Listener = SocketAddr;
+    type Settings = PortSettings;
+    type Answer = Listened;
+
+    #[inline]
+    fn port_control(&mut self) -> &mut PortControl<SocketAddr, PortSettings, Listened> {
+        &mut self.ports
+    }
+
+    fn open_port(&mut self, address: SocketAddr, port: PortId) -> Listened {
+        self.connections.listeners().listen(address, port)
+    }
+
+    fn set_ports(&mut self, ports: Vec<(PortId, PortSettings)>) {
+        self.connections.set_ports(ports);
+    }
+
+    fn stop_listening(&mut self, port: PortId) {
+        self.connections.listeners().close_port(port);
+    }
+
+    fn close_connections(&mut self, port: PortId, now: Nanos) -> usize {
+        self.connections.close_port(port, now)
+    }
+}
+
 impl<P: Provider> Poller for RdmaTransport<P> {
     fn name(&self) -> &str {
         "nvme-rdma"
@@ -407,14 +402,7 @@ impl<P: Provider> Poller for RdmaTransport<P> {
 
     fn poll(&mut self, now: Nanos) -> Progress {
         self.polled_at = now;
-        let mut moved = self.take_messages(now);
-        while let Some(order) = self.orders.as_mut().and_then(Receiver::recv) {
-            self.carry_out(order);
-            moved += 1;
-        }
-        if !self.closing.is_empty() {
-            self.close_ports(now);
-        }
+        let mut moved = self.take_messages(now) + self.poll_ports(now);
         moved += self.connections.begin_turn(now);
         moved += self.connections.poll_completions(now);
         moved += self.connections.dispatch(now);
@@ -446,8 +434,8 @@ impl<P: Provider> Poller for RdmaTransport<P> {
     }
 
     fn prepare_sleep(&mut self) -> bool {
-        let has_orders = self.orders.as_ref().is_some_and(|it| !it.is_empty());
-        if self.connections.has_pending() || !self.messages.is_empty() || has_orders {
+        let is_idle = !self.connections.has_pending() && self.messages.is_empty();
+        if !is_idle || self.ports.has_orders() {
             return false;
         }
         if !self.connections.prepare_sleep(self.polled_at) {

@@ -24,7 +24,6 @@ mod interface;
 mod io;
 mod latency;
 mod page;
-mod port_order;
 mod registry;
 mod shared;
 mod shares;
@@ -54,7 +53,6 @@ pub use interface::{
     QueueInfo, TransportId, Work, WorkEvent,
 };
 pub use latency::{LATENCY_BUCKETS, LatencyCounts, latency_bucket_start};
-pub use port_order::PortOrder;
 pub use snapshot::{ControllerSnapshot, QueueSnapshot, SubsystemSnapshot, TargetSnapshot};
 pub use stages::{ByOperation, Measured, OperationCounts, Stage, StageCounts, TargetLatency};
 pub use status::from_device as device_status;

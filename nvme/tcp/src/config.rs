@@ -1,5 +1,6 @@
 //! The settings of the NVMe/TCP transport, with their limits.
 
+use nvme_fabrics::settings_of;
 use nvme_target::PortId;
 use reactors::Nanos;
 
@@ -80,11 +81,10 @@ pub struct TcpConfig {
 }
 
 impl TcpConfig {
-    /// What hosts of `port` get.
+    /// The settings for hosts of `port`.
     #[must_use]
     pub fn port(&self, port: PortId) -> PortSettings {
-        let found = self.ports.iter().find(|(id, _)| *id == port);
-        found.map_or_else(PortSettings::default, |(_, settings)| *settings)
+        settings_of(&self.ports, port)
     }
 }
 

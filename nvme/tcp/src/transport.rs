@@ -6,10 +6,10 @@
 
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::sync::mpsc::Sender;
 
 use arrayvec::ArrayVec;
-use nvme_target::{PortId, PortOrder};
+use nvme_fabrics::{ListenerTable, PortControl, PortOrder, Ports, earliest};
+use nvme_target::PortId;
 use reactors::mesh::Port;
 use reactors::ring::Receiver;
 use reactors::sim::planted;
@@ -43,14 +43,9 @@ pub struct Handoff<A = std::net::TcpStream> {
     pub replaces: bool,
 }
 
-/// What a transport is asked to change while it runs. It answers whether it can watch a listener.
+/// A control message to the transport. The result of listening is whether it can watch the
+/// listener.
 pub type Order<L = std::net::TcpListener> = PortOrder<L, PortSettings, io::Result<()>>;
-
-struct Listening<L> {
-    listener: L,
-    port: PortId,
-    paused_until: Option<Nanos>,
-}
 
 /// One reactor's NVMe/TCP: a [`Poller`].
 pub struct TcpTransport<N: Network = Sockets> {
@@ -58,11 +53,9 @@ pub struct TcpTransport<N: Network = Sockets> {
     recent: ArrayVec<u16, RECENT_MAX>,
     turns_since_epoll: u32,
     network: N,
-    /// By the number that the network knows them by.
-    listeners: Vec<Option<Listening<N::Listener>>>,
-    orders: Option<Receiver<Order<N::Listener>>>,
-    /// Ports that are being closed.
-    closing: Vec<(PortId, Sender<()>)>,
+    /// The network identifies listeners by their numbers in this table.
+    listeners: ListenerTable<N::Listener>,
+    ports: PortControl<N::Listener, PortSettings, io::Result<()>>,
     handoffs: Port<Handoff<N::Accepted>>,
     placement: Placement,
     reactors: Vec<ReactorHandle>,
@@ -107,9 +100,8 @@ impl<N: Network> TcpTransport<N> {
             recent: ArrayVec::new(),
             turns_since_epoll: 0,
             network,
-            listeners: Vec::new(),
-            orders: None,
-            closing: Vec::new(),
+            listeners: ListenerTable::default(),
+            ports: PortControl::default(),
             handoffs,
             placement,
             reactors,
@@ -122,85 +114,38 @@ impl<N: Network> TcpTransport<N> {
     /// # Errors
     /// The system's, if the listener cannot be watched.
     pub fn listen(&mut self, listener: N::Listener, port: PortId) -> io::Result<()> {
-        let free = self.listeners.iter().position(Option::is_none);
-        let index = free.unwrap_or(self.listeners.len());
-        self.network.add_listener(index as u16, &listener)?;
-        let listening = Some(Listening {
-            listener,
-            port,
-            paused_until: None,
-        });
-        match self.listeners.get_mut(index) {
-            Some(place) => *place = listening,
-            None => self.listeners.push(listening),
-        }
+        let index = self.listeners.next_index();
+        self.network.add_listener(index, &listener)?;
+        self.listeners.insert(listener, port);
         Ok(())
     }
 
-    /// What each connection holds.
+    /// The memory that each connection holds.
     pub fn audit(&self) -> impl Iterator<Item = (&N::Stream, ConnectionAudit)> {
         self.connections.audit()
     }
 
-    /// Takes orders from `orders` from here on; their sender has to wake this reactor.
+    /// Receives control messages from `orders` from now on. Their sender wakes this reactor.
     pub fn take_orders(&mut self, orders: Receiver<Order<N::Listener>>) {
-        self.orders = Some(orders);
-    }
-
-    fn carry_out(&mut self, order: Order<N::Listener>) {
-        // Who asked may have given up waiting.
-        match order {
-            Order::Listen {
-                listener,
-                port,
-                answer,
-            } => {
-                let _ = answer.send(self.listen(listener, port));
-            }
-            Order::Settings { ports, answer } => {
-                self.connections.set_ports(ports);
-                let _ = answer.send(());
-            }
-            Order::Close { port, answer } => {
-                for place in &mut self.listeners {
-                    // The network forgets a listener that is dropped.
-                    place.take_if(|it| it.port == port && !planted("listener-stays"));
-                }
-                self.closing.push((port, answer));
-            }
-        }
-    }
-
-    /// Ends the connections of ports that are being closed.
-    fn close_ports(&mut self, now: Nanos) {
-        let connections = &mut self.connections;
-        self.closing.retain(|(port, answer)| {
-            let is_open = connections.close_port(*port, now) > 0;
-            if !is_open {
-                let _ = answer.send(());
-            }
-            is_open
-        });
+        self.ports.receive_from(orders);
     }
 
     fn accept(&mut self, index: u16, now: Nanos) -> u32 {
         let mut accepted = 0;
         for _ in 0..ACCEPTS_PER_POLL_MAX {
-            let listening = self.listeners.get_mut(usize::from(index));
-            let Some(listening) = listening.and_then(Option::as_mut) else {
+            let Some((listener, port)) = self.listeners.get(index) else {
                 return accepted;
             };
-            match N::accept(&listening.listener) {
+            match N::accept(listener) {
                 Ok(stream) => {
                     accepted += 1;
-                    let port = listening.port;
                     self.place(stream, port, now);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return accepted,
                 Err(error) if is_about_the_peer(&error) => {}
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept connections for now");
-                    listening.paused_until = Some(now.saturating_add(ACCEPT_PAUSE));
+                    self.listeners.fail(index, now.saturating_add(ACCEPT_PAUSE));
                     self.watch_listener(index, Interest::Nothing);
                     return accepted;
                 }
@@ -210,7 +155,7 @@ impl<N: Network> TcpTransport<N> {
     }
 
     fn watch_listener(&self, index: u16, interest: Interest) {
-        let Some(Some(Listening { listener, .. })) = self.listeners.get(usize::from(index)) else {
+        let Some((listener, _)) = self.listeners.get(index) else {
             return;
         };
         if let Err(error) = self.network.watch_listener(index, listener, interest) {
@@ -219,14 +164,8 @@ impl<N: Network> TcpTransport<N> {
     }
 
     fn resume_listeners(&mut self, now: Nanos) {
-        for index in 0..self.listeners.len() {
-            let Some(listening) = &mut self.listeners[index] else {
-                continue;
-            };
-            if listening.paused_until.is_some_and(|until| until <= now) {
-                listening.paused_until = None;
-                self.watch_listener(index as u16, Interest::Readable);
-            }
+        while let Some(index) = self.listeners.take_due(now) {
+            self.watch_listener(index, Interest::Readable);
         }
     }
 
@@ -335,20 +274,43 @@ impl<N: Network> TcpTransport<N> {
     }
 }
 
+impl<N: Network> Ports for TcpTransport<N> {
+    type Listener = N::Listener;
+    type Settings = PortSettings;
+    type Answer = io::Result<()>;
+
+    #[inline]
+    fn port_control(&mut self) -> &mut PortControl<N::Listener, PortSettings, io::Result<()>> {
+        &mut self.ports
+    }
+
+    fn open_port(&mut self, listener: N::Listener, port: PortId) -> io::Result<()> {
+        self.listen(listener, port)
+    }
+
+    fn set_ports(&mut self, ports: Vec<(PortId, PortSettings)>) {
+        self.connections.set_ports(ports);
+    }
+
+    fn stop_listening(&mut self, port: PortId) {
+        if !planted("listener-stays") {
+            // The network stops watching a listener that is dropped.
+            self.listeners.remove_port(port);
+        }
+    }
+
+    fn close_connections(&mut self, port: PortId, now: Nanos) -> usize {
+        self.connections.close_port(port, now)
+    }
+}
+
 impl<N: Network> Poller for TcpTransport<N> {
     fn name(&self) -> &str {
         "nvme-tcp"
     }
 
     fn poll(&mut self, now: Nanos) -> Progress {
-        let mut moved = 0;
-        while let Some(order) = self.orders.as_mut().and_then(Receiver::recv) {
-            self.carry_out(order);
-            moved += 1;
-        }
-        if !self.closing.is_empty() {
-            self.close_ports(now);
-        }
+        let mut moved = self.poll_ports(now);
         while let Some((_, handoff)) = self.handoffs.recv_in_turn() {
             self.adopt(handoff, now);
             moved += 1;
@@ -379,16 +341,10 @@ impl<N: Network> Poller for TcpTransport<N> {
     }
 
     fn next_deadline(&self) -> Option<Nanos> {
-        let resumes = self
-            .listeners
-            .iter()
-            .flatten()
-            .filter_map(|listening| listening.paused_until)
-            .min();
-        match (self.connections.next_deadline(), resumes) {
-            (Some(one), Some(two)) => Some(one.min(two)),
-            (one, two) => one.or(two),
-        }
+        earliest(
+            self.connections.next_deadline(),
+            self.listeners.next_retry(),
+        )
     }
 
     fn wake_source(&self) -> Option<BorrowedFd<'_>> {
@@ -396,8 +352,8 @@ impl<N: Network> Poller for TcpTransport<N> {
     }
 
     fn prepare_sleep(&mut self) -> bool {
-        let has_orders = self.orders.as_ref().is_some_and(|it| !it.is_empty());
-        !self.connections.has_pending() && self.handoffs.is_empty() && !has_orders
+        let is_idle = !self.connections.has_pending() && self.handoffs.is_empty();
+        is_idle && !self.ports.has_orders()
     }
 
     fn stop(&mut self, now: Nanos) -> StopState {

@@ -1,0 +1,288 @@
+//! The ports of a transport on one reactor: its listeners, and the control messages that add,
+//! change and close ports at run time.
+
+use std::sync::mpsc::Sender;
+
+use nvme_target::PortId;
+use reactors::Nanos;
+use reactors::ring::Receiver;
+
+/// A control message to one reactor's part of a transport. The transport reports completion to the
+/// sender, which may have stopped waiting.
+///
+/// `L` is what the transport listens with, `S` its settings for the hosts of a port, and `A` the
+/// result of listening.
+#[derive(Debug)]
+pub enum PortOrder<L, S, A> {
+    /// Accept connections on a port.
+    Listen {
+        /// The listener.
+        listener: L,
+        /// The port.
+        port: PortId,
+        /// Receives the result.
+        answer: Sender<A>,
+    },
+    /// Apply these settings to the hosts of these ports, and the defaults to hosts of other ports.
+    Settings {
+        /// The settings for the hosts of each port.
+        ports: Vec<(PortId, S)>,
+        /// Receives the confirmation.
+        answer: Sender<()>,
+    },
+    /// Accept no more connections on a port, and close the existing ones.
+    Close {
+        /// The port.
+        port: PortId,
+        /// Receives the confirmation that no connection is left.
+        answer: Sender<()>,
+    },
+}
+
+/// The control messages that a reactor's part of a transport has to carry out.
+#[derive(Debug)]
+pub struct PortControl<L, S, A> {
+    orders: Option<Receiver<PortOrder<L, S, A>>>,
+    /// Ports whose connections are being closed, with the senders to notify.
+    closing: Vec<(PortId, Sender<()>)>,
+}
+
+impl<L, S, A> Default for PortControl<L, S, A> {
+    fn default() -> Self {
+        Self {
+            orders: None,
+            closing: Vec::new(),
+        }
+    }
+}
+
+impl<L: Send, S: Send, A: Send> PortControl<L, S, A> {
+    /// Receives control messages from `orders` from now on. Their sender wakes this reactor.
+    pub fn receive_from(&mut self, orders: Receiver<PortOrder<L, S, A>>) {
+        self.orders = Some(orders);
+    }
+
+    /// Whether a control message waits.
+    #[must_use]
+    pub fn has_orders(&self) -> bool {
+        self.orders.as_ref().is_some_and(|it| !it.is_empty())
+    }
+}
+
+/// A transport whose ports can be changed at run time.
+pub trait Ports {
+    /// What the transport listens with.
+    type Listener: Send;
+    /// The settings for the hosts of a port.
+    type Settings: Send;
+    /// The result of listening.
+    type Answer: Send;
+
+    /// The transport's control messages.
+    fn port_control(&mut self) -> &mut PortControl<Self::Listener, Self::Settings, Self::Answer>;
+    /// Accepts connections on `port`.
+    fn open_port(&mut self, listener: Self::Listener, port: PortId) -> Self::Answer;
+    /// Applies settings to hosts that connect from now on.
+    fn set_ports(&mut self, ports: Vec<(PortId, Self::Settings)>);
+    /// Accepts no more connections on `port`.
+    fn stop_listening(&mut self, port: PortId);
+    /// Closes the connections of `port`. Returns how many are open; called again until none is.
+    fn close_connections(&mut self, port: PortId, now: Nanos) -> usize;
+
+    /// Carries out pending control messages; returns their number.
+    #[inline]
+    fn poll_ports(&mut self, now: Nanos) -> u32 {
+        let mut carried_out = 0;
+        while let Some(order) = self.port_control().orders.as_mut().and_then(Receiver::recv) {
+            self.carry_out(order);
+            carried_out += 1;
+        }
+        if !self.port_control().closing.is_empty() {
+            self.close_ports(now);
+        }
+        carried_out
+    }
+
+    /// Carries out one control message.
+    fn carry_out(&mut self, order: PortOrder<Self::Listener, Self::Settings, Self::Answer>) {
+        // A send fails if the sender of the order has stopped waiting, which is no error.
+        match order {
+            PortOrder::Listen {
+                listener,
+                port,
+                answer,
+            } => {
+                let _ = answer.send(self.open_port(listener, port));
+            }
+            PortOrder::Settings { ports, answer } => {
+                self.set_ports(ports);
+                let _ = answer.send(());
+            }
+            PortOrder::Close { port, answer } => {
+                self.stop_listening(port);
+                self.port_control().closing.push((port, answer));
+            }
+        }
+    }
+
+    /// Closes the connections of closing ports, and reports ports that have none left.
+    fn close_ports(&mut self, now: Nanos) {
+        let mut closing = std::mem::take(&mut self.port_control().closing);
+        closing.retain(|(port, answer)| {
+            let is_open = self.close_connections(*port, now) > 0;
+            if !is_open {
+                let _ = answer.send(());
+            }
+            is_open
+        });
+        self.port_control().closing = closing;
+    }
+}
+
+/// The listeners of one reactor, by number. A listener that fails is tried again later.
+#[derive(Debug)]
+pub struct ListenerTable<L> {
+    places: Vec<Option<Listening<L>>>,
+}
+
+#[derive(Debug)]
+struct Listening<L> {
+    listener: L,
+    port: PortId,
+    retry_at: Option<Nanos>,
+}
+
+impl<L> Default for ListenerTable<L> {
+    fn default() -> Self {
+        Self { places: Vec::new() }
+    }
+}
+
+impl<L> ListenerTable<L> {
+    /// The number that [`insert`](Self::insert) gives to the next listener.
+    #[must_use]
+    pub fn next_index(&self) -> u16 {
+        let free = self.places.iter().position(Option::is_none);
+        free.unwrap_or(self.places.len()) as u16
+    }
+
+    /// Inserts a listener of `port`.
+    pub fn insert(&mut self, listener: L, port: PortId) {
+        let index = usize::from(self.next_index());
+        let listening = Some(Listening {
+            listener,
+            port,
+            retry_at: None,
+        });
+        match self.places.get_mut(index) {
+            Some(place) => *place = listening,
+            None => self.places.push(listening),
+        }
+    }
+
+    /// Drops the listeners of `port`.
+    pub fn remove_port(&mut self, port: PortId) {
+        for place in &mut self.places {
+            place.take_if(|it| it.port == port);
+        }
+    }
+
+    /// Drops all listeners.
+    pub fn clear(&mut self) {
+        self.places.clear();
+    }
+
+    /// The listener of that number and its port.
+    #[must_use]
+    pub fn get(&self, index: u16) -> Option<(&L, PortId)> {
+        let listening = self.places.get(usize::from(index))?.as_ref()?;
+        Some((&listening.listener, listening.port))
+    }
+
+    /// The listener of that number.
+    #[must_use]
+    pub fn get_mut(&mut self, index: u16) -> Option<&mut L> {
+        let listening = self.places.get_mut(usize::from(index))?.as_mut()?;
+        Some(&mut listening.listener)
+    }
+
+    /// Number of listeners that have failed and wait to be tried again.
+    #[must_use]
+    pub fn failed(&self) -> usize {
+        let listening = self.places.iter().flatten();
+        listening.filter(|it| it.retry_at.is_some()).count()
+    }
+
+    /// Marks a listener as failed, to be tried again at `retry_at`.
+    pub fn fail(&mut self, index: u16, retry_at: Nanos) {
+        if let Some(Some(listening)) = self.places.get_mut(usize::from(index)) {
+            listening.retry_at = Some(retry_at);
+        }
+    }
+
+    /// The number of a failed listener whose time has come. It no longer counts as failed.
+    #[inline]
+    pub fn take_due(&mut self, now: Nanos) -> Option<u16> {
+        for (index, place) in self.places.iter_mut().enumerate() {
+            if let Some(listening) = place
+                && listening.retry_at.take_if(|at| *at <= now).is_some()
+            {
+                return Some(index as u16);
+            }
+        }
+        None
+    }
+
+    /// When the first failed listener is to be tried again.
+    #[must_use]
+    pub fn next_retry(&self) -> Option<Nanos> {
+        self.places
+            .iter()
+            .flatten()
+            .filter_map(|it| it.retry_at)
+            .min()
+    }
+}
+
+/// The settings of `port`, or the default.
+#[must_use]
+pub fn settings_of<S: Copy + Default>(ports: &[(PortId, S)], port: PortId) -> S {
+    let found = ports.iter().find(|(id, _)| *id == port);
+    found.map_or_else(S::default, |(_, settings)| *settings)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_listeners_are_used_again() {
+        let mut listeners = ListenerTable::default();
+        for (name, port) in [("a", 0), ("b", 1), ("c", 1)] {
+            listeners.insert(name, PortId(port));
+        }
+        listeners.remove_port(PortId(1));
+        assert_eq!(listeners.get(1), None);
+        assert_eq!(listeners.next_index(), 1);
+        listeners.insert("d", PortId(2));
+        assert_eq!(listeners.get(1), Some((&"d", PortId(2))));
+    }
+
+    #[test]
+    fn a_failed_listener_is_due_once() {
+        let mut listeners = ListenerTable::default();
+        listeners.insert("a", PortId(0));
+        listeners.insert("b", PortId(1));
+        listeners.fail(1, Nanos(10));
+        assert_eq!(
+            (listeners.failed(), listeners.next_retry()),
+            (1, Some(Nanos(10)))
+        );
+        assert_eq!(listeners.take_due(Nanos(9)), None);
+        assert_eq!(listeners.take_due(Nanos(10)), Some(1));
+        assert_eq!(
+            (listeners.take_due(Nanos(10)), listeners.failed()),
+            (None, 0)
+        );
+    }
+}
