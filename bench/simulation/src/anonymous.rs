@@ -20,7 +20,7 @@ use nvme_target::DISCOVERY_CONTROLLERS_MAX;
 use reactors::Nanos;
 use zerocopy::IntoBytes;
 
-use crate::host::Ground;
+use crate::host::HostEnv;
 use crate::judge::Violation;
 use crate::network::{HostEnd, Wire};
 use crate::plan::SUBSYSTEMS;
@@ -29,8 +29,8 @@ use crate::random::Random;
 /// Maximum number of simultaneous hosts.
 const HOSTS_MAX: usize = 220;
 /// Number of hosts that connect together.
-const COME_MIN: u64 = 70;
-const COME_MAX: u64 = 140;
+const CONNECTED_TOGETHER_MIN: u64 = 70;
+const CONNECTED_TOGETHER_MAX: u64 = 140;
 /// Number of hosts that connect immediately. The others follow after this delay, when some have
 /// been idle for long.
 const FIRST_WAVE: u64 = 62;
@@ -39,9 +39,9 @@ const SECOND_WAVE_AFTER: Nanos = Nanos::from_millis(1200);
 const STAY_MIN: Nanos = Nanos::from_secs(3);
 const STAY_MAX: Nanos = Nanos::from_secs(8);
 /// Time after which a change is in effect and a disconnected host has no controller.
-const SETTLED: Nanos = Nanos::from_secs(2);
+const SETTLING_TIME: Nanos = Nanos::from_secs(2);
 /// Maximum time to a response without disturbance.
-const ANSWER_MAX: Nanos = Nanos::from_secs(6);
+const RESPONSE_TIME_MAX: Nanos = Nanos::from_secs(6);
 /// Difference between the last commands of two hosts below which it is undefined which was idle
 /// longer.
 const IDLE_SLACK: Nanos = Nanos::from_millis(500);
@@ -114,9 +114,9 @@ impl Anonymous {
 
 /// All anonymous hosts.
 #[derive(Default)]
-pub struct Multitude {
+pub struct AnonymousHosts {
     hosts: Vec<Anonymous>,
-    coming: Vec<Coming>,
+    pending: Vec<PendingHost>,
     /// When controllers ended, and whether each was a discovery controller.
     gone: Vec<(Nanos, bool)>,
     /// Controllers that the target ended recently.
@@ -124,23 +124,23 @@ pub struct Multitude {
     named: u64,
 }
 
-impl Multitude {
+impl AnonymousHosts {
     /// Schedules more hosts, for discovery or for an export.
-    pub fn come(&mut self, ground: &Ground<'_>, random: &mut Random) {
-        let chosen = random.below(2 * ground.swarm.subsystems as u64) as usize;
-        let subsystem = (chosen < ground.swarm.subsystems).then_some(chosen);
-        for number in 0..random.between(COME_MIN, COME_MAX) {
-            if self.hosts.len() + self.coming.len() >= HOSTS_MAX {
+    pub fn connect_more(&mut self, env: &HostEnv<'_>, random: &mut Random) {
+        let chosen = random.below(2 * env.swarm.subsystems as u64) as usize;
+        let subsystem = (chosen < env.swarm.subsystems).then_some(chosen);
+        for number in 0..random.between(CONNECTED_TOGETHER_MIN, CONNECTED_TOGETHER_MAX) {
+            if self.hosts.len() + self.pending.len() >= HOSTS_MAX {
                 return;
             }
             let at = match number < FIRST_WAVE {
-                true => ground.now,
-                false => ground.now + SECOND_WAVE_AFTER,
+                true => env.now,
+                false => env.now + SECOND_WAVE_AFTER,
             };
             let stays = random.between(STAY_MIN.as_nanos(), STAY_MAX.as_nanos());
-            self.coming.push(Coming {
+            self.pending.push(PendingHost {
                 at,
-                listener: random.below(ground.swarm.tcp_listeners as u64) as usize,
+                listener: random.below(env.swarm.tcp_listeners as u64) as usize,
                 subsystem,
                 leaves_at: at + Nanos(stays),
                 random: Random::new(random.bits(), 0),
@@ -149,17 +149,17 @@ impl Multitude {
     }
 
     /// Connects the hosts that are due.
-    fn arrive(&mut self, ground: &Ground<'_>) {
-        let due = |it: &mut Coming| it.at <= ground.now;
-        for coming in self.coming.extract_if(.., due) {
-            let Coming {
+    fn connect_due(&mut self, env: &HostEnv<'_>) {
+        let due = |it: &mut PendingHost| it.at <= env.now;
+        for pending in self.pending.extract_if(.., due) {
+            let PendingHost {
                 listener,
                 subsystem,
                 leaves_at,
                 random,
                 ..
-            } = coming;
-            let wire = ground.listeners[listener].connect(ground.network, random);
+            } = pending;
+            let wire = env.listeners[listener].connect(env.network, random);
             wire.send(IcReq::new(0, DigestFlags::new(), 0).as_bytes());
             self.named += 1;
             self.hosts.push(Anonymous {
@@ -169,7 +169,7 @@ impl Multitude {
                 subsystem,
                 listener,
                 phase: Phase::Initialising,
-                since: ground.now,
+                since: env.now,
                 commanded_at: Nanos::ZERO,
                 commanded_before: Nanos::ZERO,
                 awaits_event_since: None,
@@ -180,10 +180,10 @@ impl Multitude {
     }
 
     /// Has some hosts send a command, so that others were idle longer.
-    pub fn stir(&mut self, now: Nanos, random: &mut Random) {
+    pub fn send_some_commands(&mut self, now: Nanos, random: &mut Random) {
         for host in &mut self.hosts {
-            let stirs = host.is_attached_to_discovery() && random.permille(300);
-            if stirs && !std::mem::replace(&mut host.awaits_keep_alive, true) {
+            let sends = host.is_attached_to_discovery() && random.permille(300);
+            if sends && !std::mem::replace(&mut host.awaits_keep_alive, true) {
                 host.send(Sqe::keep_alive().with_cid(KEEP_ALIVE), &[]);
                 host.commanded_before = std::mem::replace(&mut host.commanded_at, now);
             }
@@ -191,11 +191,11 @@ impl Multitude {
     }
 
     /// Disconnects all hosts.
-    pub fn disperse(&mut self) {
+    pub fn disconnect_all(&mut self) {
         for host in self.hosts.drain(..) {
             host.wire.cut();
         }
-        self.coming.clear();
+        self.pending.clear();
         self.gone.clear();
         self.evicted.clear();
     }
@@ -203,7 +203,7 @@ impl Multitude {
     /// Whether there are no hosts.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.hosts.is_empty() && self.coming.is_empty()
+        self.hosts.is_empty() && self.pending.is_empty()
     }
 
     /// Whether unprocessed data has arrived at the target.
@@ -219,18 +219,18 @@ impl Multitude {
             let due = it.wire.next_due();
             due.map_or(it.leaves_at, |due| due.min(it.leaves_at))
         });
-        dues.chain(self.coming.iter().map(|it| it.at)).min()
+        dues.chain(self.pending.iter().map(|it| it.at)).min()
     }
 
     /// Receives at all hosts. Returns whether there was anything.
     ///
     /// # Errors
     /// A violation by the target.
-    pub fn poll(&mut self, ground: &mut Ground<'_>) -> Result<bool, Violation> {
-        let now = ground.now;
-        self.gone.retain(|(at, _)| *at + SETTLED > now);
+    pub fn poll(&mut self, env: &mut HostEnv<'_>) -> Result<bool, Violation> {
+        let now = env.now;
+        self.gone.retain(|(at, _)| *at + SETTLING_TIME > now);
         self.check_evictions(now)?;
-        self.arrive(ground);
+        self.connect_due(env);
         let mut moved = false;
         let mut at = 0;
         while at < self.hosts.len() {
@@ -239,18 +239,18 @@ impl Multitude {
             let before = inbox.len();
             let end = host.wire.receive(inbox);
             moved |= inbox.len() > before || end != HostEnd::Open;
-            let goes_on = self.take_pdus(ground, at)?;
-            if end != HostEnd::Open && goes_on {
-                self.check_end(ground, at)?;
+            let continues = self.take_pdus(env, at)?;
+            if end != HostEnd::Open && continues {
+                self.check_end(env, at)?;
             }
             let host = &self.hosts[at];
-            let is_late = host.phase != Phase::Attached && host.since + ANSWER_MAX < now;
-            let since = ground.changed_at.max(ground.memory_disturbed);
-            if is_late && since + ANSWER_MAX < now && is_calm(ground, host.listener) {
+            let is_late = host.phase != Phase::Attached && host.since + RESPONSE_TIME_MAX < now;
+            let since = env.changed_at.max(env.memory_disturbed);
+            if is_late && since + RESPONSE_TIME_MAX < now && is_calm(env, host.listener) {
                 let what = format!("{} waits in {:?} for its answer", host.name, host.phase);
                 return Err(Violation::Rule(what));
             }
-            if end == HostEnd::Open && goes_on && host.leaves_at > now {
+            if end == HostEnd::Open && continues && host.leaves_at > now {
                 at += 1;
                 continue;
             }
@@ -262,7 +262,7 @@ impl Multitude {
     }
 
     /// Processes complete PDUs. Returns whether the host continues.
-    fn take_pdus(&mut self, ground: &mut Ground<'_>, at: usize) -> Result<bool, Violation> {
+    fn take_pdus(&mut self, env: &mut HostEnv<'_>, at: usize) -> Result<bool, Violation> {
         loop {
             let host = &mut self.hosts[at];
             let rule = |error: &dyn Display| Violation::Rule(error.to_string());
@@ -272,11 +272,11 @@ impl Multitude {
             };
             let checked = pdu.check(Framing::default());
             match checked.map_err(|error| rule(&error))?.0 {
-                Header::Initialized => host.connect(ground.now),
+                Header::Initialized => host.connect(env.now),
                 Header::Response(capsule) => {
                     let status = capsule.cqe.status();
                     if host.phase == Phase::Connecting {
-                        if !self.connected(ground, at, status)? {
+                        if !self.connected(env, at, status)? {
                             return Ok(false);
                         }
                     } else if capsule.cqe.cid.get() == EVENT_REQUEST {
@@ -288,8 +288,8 @@ impl Multitude {
                         if self.named.is_multiple_of(2) {
                             let request = Sqe::async_event_request().with_cid(EVENT_REQUEST);
                             host.send(request, &[]);
-                            host.awaits_event_since = Some(ground.now);
-                            host.commanded_at = ground.now;
+                            host.awaits_event_since = Some(env.now);
+                            host.commanded_at = env.now;
                         }
                     }
                 }
@@ -308,16 +308,16 @@ impl Multitude {
     /// Handles the response to a Connect. Returns whether the host is attached now.
     fn connected(
         &mut self,
-        ground: &mut Ground<'_>,
+        env: &mut HostEnv<'_>,
         at: usize,
         status: Status,
     ) -> Result<bool, Violation> {
         let host = &self.hosts[at];
         let (subsystem, began) = (host.subsystem, host.since);
-        let is_settled = ground.changed_at + SETTLED < began && is_calm(ground, host.listener);
+        let is_settled = env.changed_at + SETTLING_TIME < began && is_calm(env, host.listener);
         let is_right = match subsystem {
             None => status.is_success(),
-            Some(subsystem) => self.is_right(ground, subsystem, status),
+            Some(subsystem) => self.is_right(env, subsystem, status),
         };
         if is_settled && !is_right {
             let what = format!(
@@ -334,18 +334,18 @@ impl Multitude {
         }
         let host = &mut self.hosts[at];
         host.phase = Phase::Attached;
-        (host.since, host.commanded_at) = (ground.now, ground.now);
-        host.commanded_before = ground.now;
+        (host.since, host.commanded_at) = (env.now, env.now);
+        host.commanded_before = env.now;
         let cc = u64::from(Cc::enabled_nvm().into_bits());
         let enable = Sqe::set_property(Register::CC.0, PropertySize::BYTES_4, cc);
         host.send(enable.with_cid(ENABLE), &[]);
-        ground.figures.anonymous_attached += 1;
+        env.figures.anonymous_attached += 1;
         Ok(true)
     }
 
     /// Whether the status of a Connect to an export is correct for its configuration.
-    fn is_right(&self, ground: &Ground<'_>, subsystem: usize, status: Status) -> bool {
-        let serving = ground.serving;
+    fn is_right(&self, env: &HostEnv<'_>, subsystem: usize, status: Status) -> bool {
+        let serving = env.serving;
         if !serving.subsystems[subsystem] {
             return !status.is_success();
         }
@@ -363,7 +363,7 @@ impl Multitude {
             return certainly < most;
         }
         let gone = self.gone.iter().filter(|(_, is_discovery)| !is_discovery);
-        let perhaps = certainly + gone.count() + 4 * ground.swarm.hosts.len();
+        let perhaps = certainly + gone.count() + 4 * env.swarm.hosts.len();
         let least = capacity - capacity / LISTED_PART - capacity / RESERVED_PART;
         status.is(Status::CONNECT_CONTROLLER_BUSY) && perhaps >= least
     }
@@ -377,10 +377,10 @@ impl Multitude {
     }
 
     /// Checks whether the target may end this connection.
-    fn check_end(&mut self, ground: &Ground<'_>, at: usize) -> Result<(), Violation> {
+    fn check_end(&mut self, env: &HostEnv<'_>, at: usize) -> Result<(), Violation> {
         let host = &self.hosts[at];
-        let is_settled = ground.changed_at + SETTLED < ground.now;
-        if host.phase != Phase::Attached || !is_settled || !is_calm(ground, host.listener) {
+        let is_settled = env.changed_at + SETTLING_TIME < env.now;
+        if host.phase != Phase::Attached || !is_settled || !is_calm(env, host.listener) {
             return Ok(());
         }
         let wrong = |what: String| Err(Violation::Rule(format!("{} was let go{what}", host.name)));
@@ -394,7 +394,7 @@ impl Multitude {
             return wrong(format!(" with {perhaps} discovery controllers"));
         }
         // The target may not have received the last command.
-        let is_recent = |at: Nanos| at + IDLE_SLACK > ground.now;
+        let is_recent = |at: Nanos| at + IDLE_SLACK > env.now;
         if host.awaits_event_since.is_some_and(is_recent) {
             return Ok(());
         }
@@ -404,7 +404,7 @@ impl Multitude {
             false => host.commanded_at,
         };
         self.evicted.push(Evicted {
-            at: ground.now,
+            at: env.now,
             name: host.name.clone(),
             waits,
             idle_since,
@@ -442,7 +442,7 @@ impl Multitude {
 }
 
 /// A host that is about to connect.
-struct Coming {
+struct PendingHost {
     at: Nanos,
     listener: usize,
     /// The subsystem of its export; `None` for the discovery subsystem.
@@ -461,6 +461,6 @@ struct Evicted {
 }
 
 /// Whether responses at a listener depend on nothing but the host itself.
-fn is_calm(ground: &Ground<'_>, listener: usize) -> bool {
-    !ground.stopping && !ground.changing && ground.serving.listeners[listener]
+fn is_calm(env: &HostEnv<'_>, listener: usize) -> bool {
+    !env.stopping && !env.changing && env.serving.listeners[listener]
 }

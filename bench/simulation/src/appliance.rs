@@ -31,16 +31,16 @@ use reactors::sim::Simulation;
 use reactors::{Clock, Nanos, Placement, Poller, Progress, ReactorConfig, ReactorHandle};
 
 use crate::drive::Opened;
+use crate::environment::{self, Environment};
 use crate::fabric::RdmaNetwork;
-use crate::network::{Listener as Door, SimNetwork, Socket, Wire, WireId};
+use crate::network::{Listener as SimListener, SimNetwork, Socket, Wire, WireId};
 use crate::oracle::Served;
 use crate::plan::{device_name, tcp_address};
-use crate::scene::{self, Scene};
 use crate::storage::Storage;
 use crate::swarm::Swarm;
 use crate::time::SharedTime;
 pub use accounts::Held;
-use listening::{RdmaListening, TcpListening, Told};
+use listening::{RdmaListening, SentSettings, TcpListening};
 use opening::Disks;
 pub use opening::Shelf;
 use watched::Watched;
@@ -68,33 +68,33 @@ pub struct Appliance {
     drives: Vec<Opened>,
     placement: Placement,
     /// The port settings that the transports received last.
-    told: Told,
-    doors: Vec<Door>,
+    sent_settings: SentSettings,
+    sim_listeners: Vec<SimListener>,
     /// Disks that are read-only by themselves.
     protected: Vec<usize>,
     time: SharedTime,
 }
 
 impl Appliance {
-    /// Starts the configuration of a scene at the current time.
+    /// Starts the configuration of an environment at the current time.
     ///
     /// # Errors
     /// The resource that is not available, as text.
-    pub fn start(seed: u64, scene: &Scene) -> Result<Self, String> {
-        let Scene {
+    pub fn start(seed: u64, env: &Environment) -> Result<Self, String> {
+        let Environment {
             swarm, time, disks, ..
-        } = scene;
-        let told = |error: &dyn std::error::Error| error.to_string();
-        let config = scene.serving.config(swarm)?;
-        let arena = match &scene.arena {
+        } = env;
+        let text = |error: &dyn std::error::Error| error.to_string();
+        let config = env.serving.config(swarm)?;
+        let arena = match &env.arena {
             Some(arena) => Arc::clone(arena),
-            None => scene::arena(swarm).map_err(|error| told(&error))?,
+            None => environment::arena(swarm).map_err(|error| text(&error))?,
         };
         let (devices, opened) = open(swarm, disks, &arena, time)?;
         let mut headless = HeadlessAppliance::new(Parts {
             drives: places_of(&config, &devices),
-            opener: Box::new(disks_by_name(disks, &scene.shelf)),
-            identities: scene.identities.clone(),
+            opener: Box::new(disks_by_name(disks, &env.shelf)),
+            identities: env.identities.clone(),
             reactors: swarm.reactors,
             transfer_max: arena.max_transfer().min(swarm.transfer_max),
             queue_depth: swarm.device_queue_depth,
@@ -102,13 +102,13 @@ impl Appliance {
         })?;
         let target = Arc::clone(headless.target());
         let configs = vec![ReactorConfig::default(); swarm.reactors];
-        let mut simulation = Simulation::new(seed, configs).map_err(|error| told(&error))?;
+        let mut simulation = Simulation::new(seed, configs).map_err(|error| text(&error))?;
         simulation.clock().advance_to(time.now());
         let mut drives = Vec::new();
         for (drive, owner) in opened {
             let reactor = simulation.reactor(drive.owner);
             let registered = reactor.register(Box::new(owner));
-            registered.map_err(|error| told(&error))?;
+            registered.map_err(|error| text(&error))?;
             drives.push(drive);
         }
         let handles: Vec<_> = (0..swarm.reactors)
@@ -118,9 +118,9 @@ impl Appliance {
         let listeners = Ports::of(&config);
         let numbered = listeners.tcp.iter().chain(&listeners.rdma);
         let settings = numbered.map(|(port, it)| (*port, listening::setting(it)));
-        let settings: Told = Arc::new(Mutex::new(settings.collect()));
-        let mut tcp = Tcp::new(scene, &listeners, &placement, &handles, &settings);
-        let mut rdma = match &scene.rdma {
+        let settings: SentSettings = Arc::new(Mutex::new(settings.collect()));
+        let mut tcp = Tcp::new(env, &listeners, &placement, &handles, &settings);
+        let mut rdma = match &env.rdma {
             // As in the appliance, there is no RDMA transport if no listener needs it at start.
             Some(network) if !listeners.rdma.is_empty() => {
                 let regions = headless.regions(&arena);
@@ -133,7 +133,7 @@ impl Appliance {
         };
         let (mut cores, mut watched) = (Vec::new(), Vec::new());
         for (index, part) in headless.take_reactor_parts().into_iter().enumerate() {
-            let core = core(swarm, &target, &arena, index).map_err(|error| told(&error))?;
+            let core = core(swarm, &target, &arena, index).map_err(|error| text(&error))?;
             let core = Rc::new(RefCell::new(core));
             cores.push(Rc::clone(&core));
             let transport = Rc::new(RefCell::new(tcp.transport(index, &core, &arena)?));
@@ -143,10 +143,10 @@ impl Appliance {
                 pollers.push(Box::new(rdma.transport(index, &core, &arena, &handles)?));
             }
             let behind = part.pollers(core, arena.pool(COMMANDS_MAX));
-            pollers.extend(behind.map_err(|error| told(&error))?);
+            pollers.extend(behind.map_err(|error| text(&error))?);
             let reactor = simulation.reactor(index);
             for poller in pollers {
-                reactor.register(poller).map_err(|error| told(&error))?;
+                reactor.register(poller).map_err(|error| text(&error))?;
             }
         }
         let mut transports = vec![tcp.listening()];
@@ -163,17 +163,17 @@ impl Appliance {
             tcp: watched,
             drives,
             placement,
-            told: settings,
-            doors: scene.listeners.clone(),
+            sent_settings: settings,
+            sim_listeners: env.listeners.clone(),
             protected: protected.collect(),
             time: time.clone(),
         })
     }
 
     /// Runs one turn of every reactor.
-    pub fn round(&mut self) -> Progress {
+    pub fn run_turn(&mut self) -> Progress {
         for drive in &self.drives {
-            drive.tend(self.time.now());
+            drive.advance_to(self.time.now());
         }
         let progress = self.simulation.round();
         self.time.set(self.simulation.clock().now());
@@ -212,7 +212,7 @@ impl Appliance {
     }
 
     /// Runs the control thread's periodic checks, unless a change is in progress.
-    pub fn look(&mut self) {
+    pub fn run_control_checks(&mut self) {
         if let Some(control) = &mut self.control {
             control.look();
         }
@@ -327,9 +327,12 @@ impl Appliance {
     /// pulled out.
     #[must_use]
     pub fn served(&self, control: &Control, absent: &[usize]) -> Served {
-        let told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        let doors = self.doors.iter().enumerate();
-        let bound = doors.filter(|(_, door)| door.is_bound());
+        let sent_settings = self
+            .sent_settings
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let sim_listeners = self.sim_listeners.iter().enumerate();
+        let bound = sim_listeners.filter(|(_, listener)| listener.is_bound());
         let names = control.config().devices.iter().map(|it| &it.name);
         let absent = absent.iter().filter_map(|it| device_name(*it).parse().ok());
         let protected = self.protected.iter();
@@ -339,7 +342,7 @@ impl Appliance {
             places: names
                 .filter_map(|name| Some((name.clone(), control.place_of(name)?)))
                 .collect(),
-            settings: told.clone(),
+            settings: sent_settings.clone(),
             bound: bound.map(|(number, _)| tcp_address(number)).collect(),
             protected: protected.collect(),
             absent: absent.collect::<BTreeSet<_>>(),
@@ -440,24 +443,24 @@ type TcpOwn = (Port<Handoff<Wire>>, Receiver<nvme_tcp::Order<Socket>>);
 
 impl<'s> Tcp<'s> {
     fn new(
-        scene: &'s Scene,
+        env: &'s Environment,
         ports: &'s Ports,
         placement: &Placement,
         handles: &[ReactorHandle],
-        told: &Told,
+        sent_settings: &SentSettings,
     ) -> Self {
-        let reactors = scene.swarm.reactors;
+        let reactors = env.swarm.reactors;
         let (orders, receivers) = PortOrders::new(reactors);
         let mesh = reactors::mesh::mesh(reactors, 64);
         Self {
-            swarm: &scene.swarm,
+            swarm: &env.swarm,
             ports: &ports.tcp,
             placement: placement.clone(),
             handles: handles.to_vec(),
             listening: TcpListening {
                 orders,
-                doors: scene.listeners.clone(),
-                told: Arc::clone(told),
+                sim_listeners: env.listeners.clone(),
+                sent_settings: Arc::clone(sent_settings),
             },
             own: mesh.into_iter().zip(receivers).map(Some).collect(),
         }
@@ -485,7 +488,10 @@ impl<'s> Tcp<'s> {
         let mine = self.ports.iter().enumerate();
         let mine = mine.filter(|(turn, _)| turn % self.swarm.reactors == index);
         for (_, (port, listener)) in mine {
-            let bound = listening::bind(&self.listening.doors, listener.address.socket_addr());
+            let bound = listening::bind(
+                &self.listening.sim_listeners,
+                listener.address.socket_addr(),
+            );
             let listened = bound.and_then(|socket| transport.listen(socket, *port));
             listened.map_err(|error| error.to_string())?;
         }
@@ -553,7 +559,7 @@ impl Rdma {
         regions: &[&Region],
         placement: &Placement,
         ports: &Ports,
-        told: Told,
+        sent_settings: SentSettings,
     ) -> Result<Self, String> {
         let provider = network.target().clone();
         let domains = Domains::new();
@@ -580,7 +586,7 @@ impl Rdma {
             listening: RdmaListening {
                 orders,
                 domains,
-                told,
+                sent_settings,
             },
             own: mesh.into_iter().zip(receivers).map(Some).collect(),
             placement: placement.clone(),

@@ -292,11 +292,11 @@ pub struct Finding {
 }
 
 /// Maximum length of a violation's text in the table, in characters.
-const SAID_MAX: usize = 140;
+const VIOLATION_LENGTH_MAX: usize = 140;
 
 /// The findings as a Markdown page.
 #[must_use]
-pub fn page(findings: &[Finding]) -> String {
+pub fn markdown_page(findings: &[Finding]) -> String {
     let mut page = format!(
         "# Planted defects\n\
          \n\
@@ -315,7 +315,7 @@ pub fn page(findings: &[Finding]) -> String {
         let (seeds, said) = match failure {
             Some(failure) => {
                 let said = failure.violation.to_string().replace('|', "/");
-                let short: String = said.chars().take(SAID_MAX).collect();
+                let short: String = said.chars().take(VIOLATION_LENGTH_MAX).collect();
                 let more = if short.len() < said.len() { " …" } else { "" };
                 ((failure.seed + 1).to_string(), short + more)
             }
@@ -371,7 +371,7 @@ mod tests {
             defect,
             failure: None,
         };
-        assert!(page(&[finding]).contains(
+        assert!(markdown_page(&[finding]).contains(
             "| flush-skipped | Flush is answered and nothing is flushed | **not found** |  |"
         ));
     }

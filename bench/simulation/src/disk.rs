@@ -37,7 +37,7 @@ pub struct DiskShape {
 
 /// The behaviour of a disk. All shares are per thousand requests.
 #[derive(Clone, Copy, Debug)]
-pub struct DiskTemper {
+pub struct DiskBehaviour {
     /// Minimum latency of a request.
     pub latency_min: Nanos,
     /// Maximum latency of most requests.
@@ -60,7 +60,7 @@ pub struct DiskTemper {
     pub write_back_permille: u32,
 }
 
-impl DiskTemper {
+impl DiskBehaviour {
     /// The latency of the next request.
     pub(crate) fn draw_latency(&self, random: &mut Random, figures: &mut DiskFigures) -> Nanos {
         let (least, most) = if random.permille(self.slow_permille) {
@@ -90,14 +90,14 @@ pub struct DiskFigures {
 
 struct State {
     shape: DiskShape,
-    temper: DiskTemper,
+    behaviour: DiskBehaviour,
     random: Random,
     medium: Vec<u8>,
     /// By block: the data written since the last write to the medium, oldest first.
     cache: BTreeMap<u64, Vec<Box<[u8]>>>,
     removed: bool,
     /// The next open fails.
-    coveted: bool,
+    next_open_fails: bool,
     /// The last sync failed.
     is_sync_failed: bool,
     held_until: Nanos,
@@ -178,7 +178,7 @@ impl State {
         if request.operation == Operation::Flush && !parts {
             self.write_all_back();
         }
-        if self.random.permille(self.temper.write_back_permille) {
+        if self.random.permille(self.behaviour.write_back_permille) {
             let cached = self.cache.len() as u64;
             if cached > 0 {
                 let chosen = self.random.below(cached) as usize;
@@ -191,7 +191,7 @@ impl State {
     }
 
     fn lingers(&mut self) -> bool {
-        let share = self.temper.linger_permille;
+        let share = self.behaviour.linger_permille;
         share > 0 && self.random.permille(share)
     }
 }
@@ -240,19 +240,19 @@ impl Disk {
     pub fn new(
         number: u32,
         shape: DiskShape,
-        temper: DiskTemper,
+        behaviour: DiskBehaviour,
         random: Random,
         time: SharedTime,
     ) -> Self {
         let bytes = shape.block_count as usize * shape.block_size as usize;
         let state = State {
             shape,
-            temper,
+            behaviour,
             random,
             medium: vec![0; bytes],
             cache: BTreeMap::new(),
             removed: false,
-            coveted: false,
+            next_open_fails: false,
             is_sync_failed: false,
             held_until: Nanos::ZERO,
             dues: BTreeSet::new(),
@@ -283,8 +283,8 @@ impl Disk {
     }
 
     /// Changes its behaviour.
-    pub fn set_temper(&self, temper: DiskTemper) {
-        self.state().temper = temper;
+    pub fn set_behaviour(&self, behaviour: DiskBehaviour) {
+        self.state().behaviour = behaviour;
     }
 
     /// Delays all completions until `until`.
@@ -292,26 +292,26 @@ impl Disk {
         self.state().held_until = until;
     }
 
-    /// Pulls it out: everything fails until [`put_back`](Self::put_back).
+    /// Pulls it out: everything fails until [`reinsert`](Self::put_back).
     pub fn remove(&self) {
         self.state().removed = true;
     }
 
     /// Puts it back, so that an appliance that starts finds it.
-    pub fn put_back(&self) {
+    pub fn reinsert(&self) {
         let mut state = self.state();
-        (state.removed, state.coveted) = (false, false);
+        (state.removed, state.next_open_fails) = (false, false);
     }
 
     /// Makes the next open fail, as if another process used the disk.
-    pub fn covet(&self) {
-        self.state().coveted = true;
+    pub fn fail_next_open(&self) {
+        self.state().next_open_fails = true;
     }
 
     /// Whether this open fails because another process uses the disk; only once.
     #[must_use]
-    pub fn is_taken(&self) -> bool {
-        std::mem::take(&mut self.state().coveted)
+    pub fn take_open_failure(&self) -> bool {
+        std::mem::take(&mut self.state().next_open_fails)
     }
 
     /// Makes acknowledged data durable, like `fsync` on a file.
@@ -320,7 +320,7 @@ impl Disk {
     /// It was pulled out, or a flush failed.
     pub fn sync(&self) -> Result<(), &'static str> {
         let mut state = self.state();
-        let share = state.temper.flush_error_permille;
+        let share = state.behaviour.flush_error_permille;
         let fails = state.random.permille(share);
         state.is_sync_failed = fails || state.removed;
         state.figures.flush_errors += u64::from(fails);
@@ -357,10 +357,10 @@ impl Disk {
         }
     }
 
-    /// Calls `look` with the content of the medium and the size of a block in bytes.
-    pub fn with_medium<T>(&self, look: impl FnOnce(&[u8], usize) -> T) -> T {
+    /// Calls `inspect` with the content of the medium and the size of a block in bytes.
+    pub fn with_medium<T>(&self, inspect: impl FnOnce(&[u8], usize) -> T) -> T {
         let state = self.state();
-        look(&state.medium, state.shape.block_size as usize)
+        inspect(&state.medium, state.shape.block_size as usize)
     }
 
     /// Extends it to this size; the new blocks are zeroes. Its queues have to be notified
@@ -502,11 +502,11 @@ impl DiskQueue {
             let pending = &mut self.pending[index];
             let operation = pending.request.operation;
             let flush_fails = is_durable(operation)
-                && state.temper.flush_error_permille > 0
-                && state.random.permille(state.temper.flush_error_permille);
+                && state.behaviour.flush_error_permille > 0
+                && state.random.permille(state.behaviour.flush_error_permille);
             state.figures.flush_errors += u64::from(flush_fails);
             let fails =
-                removed || flush_fails || state.random.permille(state.temper.error_permille);
+                removed || flush_fails || state.random.permille(state.behaviour.error_permille);
             let result = if fails {
                 // A failed request may be partially executed. A failed read returns meaningless
                 // data.
@@ -545,23 +545,23 @@ impl DeviceQueue for DiskQueue {
         if let Err(error) = request.check(&geometry, false) {
             return Err(Refusal::Never(request, error));
         }
-        let later = state.temper.later_permille;
+        let later = state.behaviour.later_permille;
         if self.pending.len() >= self.depth || state.random.permille(later) {
             state.figures.later += 1;
             return Err(Refusal::Later(request));
         }
         let lingers = request.operation.changes_medium() && state.lingers();
         let latency = if lingers {
-            let longest = state.temper.linger_max.as_nanos();
+            let longest = state.behaviour.linger_max.as_nanos();
             Nanos(state.random.between(longest / 4, longest))
         } else {
             let State {
-                temper,
+                behaviour,
                 random,
                 figures,
                 ..
             } = &mut *state;
-            temper.draw_latency(random, figures)
+            behaviour.draw_latency(random, figures)
         };
         let effect = if lingers {
             state

@@ -21,7 +21,7 @@ use nvme_spec::Status;
 use nvme_spec::command::IoOpcode;
 use reactors::Nanos;
 
-use crate::disk::{DiskFigures, DiskShape, DiskTemper};
+use crate::disk::{DiskBehaviour, DiskFigures, DiskShape};
 use crate::random::Random;
 
 /// The one namespace of a drive.
@@ -40,7 +40,7 @@ const MISHAP_WAITS: Nanos = Nanos::from_millis(100);
 const MISHAP_LASTS: Nanos = Nanos::from_secs(8);
 /// The driver aborts one command of a queue per tick, and resets a drive that still has one after
 /// the time for aborts. Of commands that hang together it is certain to abort this number.
-const ABORTED_IN_TIME: u64 = 20;
+const ABORTED_IN_TIME_MAX: u64 = 20;
 /// Commands that hang within this time hang together.
 const TOGETHER: Nanos = Nanos(DEADLINES.command.0 + DEADLINES.abort.0);
 /// Maximum time for which a drive is pulled out.
@@ -91,7 +91,7 @@ struct Armed {
 
 /// Number of faults of a drive, by the recovery that they require.
 #[derive(Clone, Copy, Default)]
-struct Suffered {
+struct FaultCounts {
     /// Hangs that Abort ends.
     abortable: u64,
     /// Faults that may require a reset, including too many abortable hangs together.
@@ -100,15 +100,15 @@ struct Suffered {
 
 /// Commands that hang together and can all be aborted.
 #[derive(Clone, Copy, Default)]
-struct Hung {
+struct HangingCommands {
     commands: u64,
     /// Commands that hang after this time do not belong to these.
     until: Nanos,
     /// How often there were more than can be aborted in time.
-    crowds: u64,
+    excess_hangs: u64,
 }
 
-impl Hung {
+impl HangingCommands {
     fn add(&mut self, commands: u64, now: Nanos) {
         if self.until < now {
             self.commands = 0;
@@ -116,8 +116,8 @@ impl Hung {
         self.until = now + TOGETHER;
         let before = self.commands;
         self.commands += commands;
-        if before <= ABORTED_IN_TIME && self.commands > ABORTED_IN_TIME {
-            self.crowds += 1;
+        if before <= ABORTED_IN_TIME_MAX && self.commands > ABORTED_IN_TIME_MAX {
+            self.excess_hangs += 1;
         }
     }
 }
@@ -134,11 +134,11 @@ pub struct Drive {
     slow: FaultId,
     /// Whether Abort ends its hangs.
     hangs_are_abortable: bool,
-    hung: Hung,
+    hanging: HangingCommands,
     /// Fatal statuses and removals.
-    calamities: u64,
+    fatal_faults: u64,
     /// Its fault counts when it was opened last.
-    opened_with: Cell<Suffered>,
+    opened_with: Cell<FaultCounts>,
     hangs: Vec<FaultId>,
     confusions: Vec<FaultId>,
     armed: Option<Armed>,
@@ -155,12 +155,12 @@ impl Drive {
         number: usize,
         seed: u64,
         shape: DiskShape,
-        temper: DiskTemper,
+        behaviour: DiskBehaviour,
         arena: &Arena,
         hangs_are_abortable: bool,
     ) -> std::io::Result<Self> {
         let mut random = Random::new(seed, 0x300 + number as u64);
-        let options = options(&mut random, number, shape, temper);
+        let options = options(&mut random, number, shape, behaviour);
         let deallocate = if options.optional_commands {
             Deallocate::Unspecified
         } else {
@@ -183,19 +183,19 @@ impl Drive {
             let matching = FaultMatch::io().with_opcode(opcode.0);
             inject(
                 matching,
-                share(temper.error_permille),
+                share(behaviour.error_permille),
                 Fault::Status(status),
             )
         });
         let flush_error = inject(
             FaultMatch::io().with_opcode(IoOpcode::FLUSH.0),
-            share(temper.flush_error_permille),
+            share(behaviour.flush_error_permille),
             Fault::Status(Status::INTERNAL_ERROR),
         );
         let slow = inject(
             FaultMatch::io(),
-            share(temper.slow_permille),
-            Fault::Delay(temper.slow_max),
+            share(behaviour.slow_permille),
+            Fault::Delay(behaviour.slow_max),
         );
         let asleep = |fault: &Fault| {
             let rule = inject(FaultMatch::io(), When::Always, *fault);
@@ -209,8 +209,8 @@ impl Drive {
             errors: errors.to_vec(),
             flush_error,
             hangs_are_abortable,
-            hung: Hung::default(),
-            calamities: 0,
+            hanging: HangingCommands::default(),
+            fatal_faults: 0,
             opened_with: Cell::default(),
             slow,
             hangs: HANGS.iter().map(asleep).collect(),
@@ -244,7 +244,7 @@ impl Drive {
         };
         let backing = Arc::clone(&self.controller) as Arc<dyn DeviceBacking>;
         let mut bring_up = BringUp::new(backing, arena, options).map_err(|it| it.to_string())?;
-        self.opened_with.set(self.suffered());
+        self.opened_with.set(self.fault_counts());
         let latest = *now + BRING_UP_MAX;
         while *now < latest {
             self.control.tick(*now);
@@ -276,7 +276,7 @@ impl Drive {
     }
 
     /// Applies a mishap. Returns until when its completions may be late.
-    pub fn suffer(&mut self, mishap: Mishap, now: Nanos) -> Nanos {
+    pub fn apply_mishap(&mut self, mishap: Mishap, now: Nanos) -> Nanos {
         self.disarm();
         match mishap {
             Mishap::Hang | Mishap::Confusion => {
@@ -296,12 +296,12 @@ impl Drive {
                 });
             }
             Mishap::Failure if self.control.is_present() => {
-                self.calamities += 1;
+                self.fatal_faults += 1;
                 self.control.fail();
             }
             Mishap::Failure => {}
             Mishap::Removal => {
-                self.calamities += 1;
+                self.fatal_faults += 1;
                 self.control.remove();
                 let absence = self.random.between(1, ABSENCE_MAX.as_nanos());
                 let back = now + Nanos(absence);
@@ -320,45 +320,45 @@ impl Drive {
         if armed.rule == self.hangs[0] {
             let commands = self.control.fired(armed.rule) - armed.fired_before;
             // Commands met the rule no later than that.
-            self.hung.add(commands, armed.until);
+            self.hanging.add(commands, armed.until);
         }
     }
 
     /// Advances the time: ends mishaps, and puts a removed drive back.
-    pub fn tend(&mut self, now: Nanos) {
+    pub fn advance_to(&mut self, now: Nanos) {
         if let Some(armed) = self.armed
             && (armed.until <= now || self.control.fired(armed.rule) > armed.fired_before)
         {
             self.disarm();
         }
         if self.returns_at.is_some_and(|at| at <= now) {
-            self.put_back();
+            self.reinsert();
         }
     }
 
     /// Puts it in its slot with power and ends mishaps.
-    pub fn put_back(&mut self) {
+    pub fn reinsert(&mut self) {
         self.disarm();
         self.returns_at = None;
         self.control.reinsert();
     }
 
     /// Turns off all further faults.
-    pub fn heal(&mut self) {
+    pub fn disable_faults(&mut self) {
         for rule in self.errors.iter().chain([&self.slow, &self.flush_error]) {
             self.control.arm(*rule, false);
         }
-        self.put_back();
+        self.reinsert();
     }
 
     /// Ends its memory access before the appliance is killed.
-    pub fn cut_off(&self) {
+    pub fn prepare_kill(&self) {
         // A removed drive has no memory access.
         let _ = self.controller.set_bus_master(false);
     }
 
     /// Resets the function after the end of the appliance, as the kernel does.
-    pub fn let_go(&self) {
+    pub fn reset_after_end(&self) {
         // A removed drive is not reset.
         let _ = self.controller.reset_function();
     }
@@ -388,22 +388,22 @@ impl Drive {
         dues.into_iter().flatten().min()
     }
 
-    fn suffered(&self) -> Suffered {
+    fn fault_counts(&self) -> FaultCounts {
         let fired = |rules: &[FaultId]| rules.iter().map(|it| self.control.fired(*it)).sum();
-        Suffered {
+        FaultCounts {
             abortable: fired(&self.hangs[..1]),
             others: fired(&self.hangs[1..])
                 + fired(&self.confusions)
-                + self.calamities
-                + self.hung.crowds,
+                + self.fatal_faults
+                + self.hanging.excess_hangs,
         }
     }
 
     /// Checks the driver's recovery actions since the drive was opened; returns a mistake, if any:
     /// no reset if Abort suffices. `at_rest`: the recovery is complete.
     #[must_use]
-    pub fn misjudged(&self, did: &DriveCounters, at_rest: bool) -> Option<String> {
-        let (now, before) = (self.suffered(), self.opened_with.get());
+    pub fn recovery_mistake(&self, did: &DriveCounters, at_rest: bool) -> Option<String> {
+        let (now, before) = (self.fault_counts(), self.opened_with.get());
         let abortable = now.abortable - before.abortable;
         let others = now.others - before.others;
         let name = &self.name;
@@ -446,7 +446,7 @@ pub struct Opened {
 
 impl Opened {
     /// Advances the drive's time, and does the control thread's work for it.
-    pub fn tend(&self, now: Nanos) {
+    pub fn advance_to(&self, now: Nanos) {
         self.control.tick(now);
         if self.drive.function_reset_needed() {
             // The owner checks the result.
@@ -478,7 +478,7 @@ fn options(
     random: &mut Random,
     number: usize,
     shape: DiskShape,
-    temper: DiskTemper,
+    behaviour: DiskBehaviour,
 ) -> EmulatedOptions {
     let span = |random: &mut Random| Nanos::from_millis(random.between(0, 50));
     EmulatedOptions {
@@ -491,8 +491,8 @@ fn options(
         disabled_after: span(random),
         shutdown_after: span(random),
         latency: Latency::Range {
-            min: temper.latency_min,
-            max: temper.latency_max,
+            min: behaviour.latency_min,
+            max: behaviour.latency_max,
         },
         write_cache: shape.volatile,
         shadow_doorbells: random.pick(&[
@@ -522,17 +522,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn commands_are_a_crowd_where_more_hang_together_than_are_aborted_in_time() {
-        let mut hung = Hung::default();
-        hung.add(ABORTED_IN_TIME, Nanos(1));
-        assert_eq!(hung.crowds, 0);
+    fn hangs_that_cannot_all_be_aborted_in_time_are_counted_once() {
+        let mut hanging = HangingCommands::default();
+        hanging.add(ABORTED_IN_TIME_MAX, Nanos(1));
+        assert_eq!(hanging.excess_hangs, 0);
         // Long after the others were aborted.
-        let later = hung.until + Nanos(1);
-        hung.add(1, later);
-        assert_eq!(hung.crowds, 0);
-        hung.add(ABORTED_IN_TIME, later + Nanos(1));
-        assert_eq!(hung.crowds, 1);
-        hung.add(1, later + Nanos(2));
-        assert_eq!(hung.crowds, 1, "it is the same crowd");
+        let later = hanging.until + Nanos(1);
+        hanging.add(1, later);
+        assert_eq!(hanging.excess_hangs, 0);
+        hanging.add(ABORTED_IN_TIME_MAX, later + Nanos(1));
+        assert_eq!(hanging.excess_hangs, 1);
+        hanging.add(1, later + Nanos(2));
+        assert_eq!(hanging.excess_hangs, 1, "it is the same group");
     }
 }

@@ -9,7 +9,7 @@ use rdma::Provider;
 use rdma_testing::fake::{DeviceConfig, Fabric, FabricConfig, Fake};
 use reactors::Nanos;
 
-use crate::swarm::RdmaTemper;
+use crate::swarm::RdmaBehaviour;
 
 const TARGET_IP: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 /// The RDMA address of the appliance.
@@ -30,16 +30,16 @@ impl RdmaNetwork {
     /// # Panics
     /// If the process is out of descriptors.
     #[must_use]
-    pub fn new(seed: u64, temper: RdmaTemper, hosts: usize) -> Self {
+    pub fn new(seed: u64, behaviour: RdmaBehaviour, hosts: usize) -> Self {
         let fabric = Fabric::new(FabricConfig {
-            retry_ticks: temper.retry_ticks,
+            retry_ticks: behaviour.retry_ticks,
             ..FabricConfig::manual(seed)
         });
         let machine = |name: &str, address| {
             let mut config = DeviceConfig::new(name, address);
-            config.inline_bytes = temper.inline_bytes;
-            config.limits.reads_incoming = temper.reads;
-            config.limits.reads_outgoing = temper.reads;
+            config.inline_bytes = behaviour.inline_bytes;
+            config.limits.reads_incoming = behaviour.reads;
+            config.limits.reads_outgoing = behaviour.reads;
             fabric.machine(&[config]).expect("descriptors")
         };
         let target = machine("target", TARGET_IP);
@@ -51,7 +51,7 @@ impl RdmaNetwork {
             .collect();
         Self {
             fabric,
-            tick: temper.tick,
+            tick: behaviour.tick,
             target,
             hosts,
             is_unplugged: false,
@@ -102,7 +102,7 @@ impl RdmaNetwork {
     }
 
     /// Executes all events that are due.
-    pub fn tend(&self, now: Nanos) {
+    pub fn advance_to(&self, now: Nanos) {
         self.fabric
             .advance_to(now.as_nanos() / self.tick.as_nanos());
     }

@@ -21,13 +21,13 @@ use reactors::Nanos;
 use rustix::io::Errno;
 use uring::{AllocateMode, Operation, Outcome, Pending, RingError, Step};
 
-use crate::disk::{DiskFigures, DiskShape, DiskTemper};
+use crate::disk::{DiskBehaviour, DiskFigures, DiskShape};
 use crate::random::Random;
 use crate::time::SharedTime;
 
 /// The behaviour of a file in addition to its disk. All shares are per thousand entries.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct FileTemper {
+pub struct FileBehaviour {
     /// Transfers bypass the page cache, as far as the device can tell.
     pub direct: bool,
     /// Share of entries that end with EAGAIN or EINTR.
@@ -48,7 +48,7 @@ pub struct FileTemper {
     pub can_zero: bool,
 }
 
-impl FileTemper {
+impl FileBehaviour {
     /// The behaviour of the files of a seed; with `errors`, it includes rare faults.
     #[must_use]
     pub fn of(random: &mut Random, errors: bool) -> Self {
@@ -94,7 +94,7 @@ impl FileTemper {
 }
 
 /// Interval at which the operator checks whether the device is damaged.
-const LOOK_INTERVAL: Nanos = Nanos::from_millis(1);
+const CHECK_INTERVAL: Nanos = Nanos::from_millis(1);
 /// Maximum time until the operator reopens a damaged device.
 const REOPEN_MAX: Nanos = Nanos::from_millis(100);
 /// Share of partial writes whose remainder fails with ENOSPC, per thousand, if ENOSPC is simulated.
@@ -102,8 +102,8 @@ const FULL_AFTER_PART_PERMILLE: u32 = 300;
 
 struct State {
     shape: DiskShape,
-    temper: FileTemper,
-    disk_temper: DiskTemper,
+    behaviour: FileBehaviour,
+    disk_behaviour: DiskBehaviour,
     random: Random,
     medium: Vec<u8>,
     /// By block: the data written since the last write to the medium, oldest first.
@@ -119,7 +119,7 @@ struct State {
     next_number: u64,
     figures: DiskFigures,
     device: Weak<StoreDevice<FileDisk>>,
-    looked_at: Nanos,
+    checked_at: Nanos,
     reopen_at: Option<Nanos>,
     /// The next write takes effect at this time.
     stuck_until: Option<Nanos>,
@@ -186,7 +186,7 @@ impl State {
 
     /// Writes a range of pages back, and reports errors that the description has not reported yet.
     fn sync(&mut self, blocks: std::ops::Range<u64>, seen: &mut u64) -> Outcome {
-        let failing = self.random.permille(self.temper.sync_error_permille);
+        let failing = self.random.permille(self.behaviour.sync_error_permille);
         let dirty: Vec<u64> = self.dirty.range(blocks).map(|(lba, _)| *lba).collect();
         for lba in dirty {
             let fails = failing && self.random.coin();
@@ -202,7 +202,7 @@ impl State {
     /// Number of the `len` bytes that one entry transfers: whole blocks, at least one.
     fn cut(&mut self, len: usize) -> usize {
         let blocks = (len / self.block_bytes()) as u64;
-        if blocks < 2 || !self.random.permille(self.temper.short_permille) {
+        if blocks < 2 || !self.random.permille(self.behaviour.short_permille) {
             return len;
         }
         self.random.between(1, blocks - 1) as usize * self.block_bytes()
@@ -211,7 +211,7 @@ impl State {
     /// Number of the `len` bytes of a write for which there is space. A file system that runs full
     /// accepts the first part of a write and rejects the rest (`write(2)`, ENOSPC).
     fn room(&mut self, len: usize, is_rest: bool) -> Result<usize, Errno> {
-        let full_permille = match self.temper.full_permille {
+        let full_permille = match self.behaviour.full_permille {
             0 => 0,
             _ if is_rest => FULL_AFTER_PART_PERMILLE,
             permille => permille,
@@ -228,10 +228,10 @@ impl State {
 
     /// Executes an entry; with `parts`, only a random part of it.
     fn apply(&mut self, pending: &mut Pending, seen: &mut u64, parts: bool) -> Outcome {
-        if self.random.permille(self.temper.again_permille) {
+        if self.random.permille(self.behaviour.again_permille) {
             return Err(self.random.pick(&[Errno::AGAIN, Errno::INTR]));
         }
-        if self.random.permille(self.temper.shrink_permille) {
+        if self.random.permille(self.behaviour.shrink_permille) {
             self.length = self.random.below(self.size());
         }
         let (size, all) = (self.block_bytes(), 0..self.shape.block_count);
@@ -241,7 +241,7 @@ impl State {
                 let start = *offset + done as u64;
                 let there = self.length.saturating_sub(start) as usize;
                 let len = self.cut(lease.len() - done).min(there);
-                let failing = self.random.permille(self.temper.error_permille);
+                let failing = self.random.permille(self.behaviour.error_permille);
                 self.read(start, &mut lease[done..done + len]);
                 if failing {
                     Err(Errno::IO)
@@ -257,7 +257,7 @@ impl State {
             } => {
                 let first = (*offset + done as u64) / size as u64;
                 let len = self.room(lease.len() - done, done > 0)?;
-                let failing = self.random.permille(self.temper.error_permille);
+                let failing = self.random.permille(self.behaviour.error_permille);
                 for (index, page) in lease[done..done + len].chunks(size).enumerate() {
                     if (failing || parts) && self.random.coin() {
                         continue;
@@ -279,14 +279,14 @@ impl State {
                 mode, offset, len, ..
             } => {
                 let able = match mode {
-                    AllocateMode::PunchHole => self.temper.can_punch,
-                    AllocateMode::ZeroRange => self.temper.can_zero,
+                    AllocateMode::PunchHole => self.behaviour.can_punch,
+                    AllocateMode::ZeroRange => self.behaviour.can_zero,
                 };
                 if !able {
                     return Err(Errno::OPNOTSUPP);
                 }
                 let first = *offset / size as u64;
-                let failing = self.random.permille(self.temper.error_permille);
+                let failing = self.random.permille(self.behaviour.error_permille);
                 for lba in first..first + *len / size as u64 {
                     if !(failing || parts) || self.random.coin() {
                         self.write(lba, &vec![0; size]);
@@ -295,9 +295,13 @@ impl State {
                 if failing { Err(Errno::IO) } else { Ok(0) }
             }
         };
-        if self.random.permille(self.disk_temper.write_back_permille) && !self.dirty.is_empty() {
+        if self
+            .random
+            .permille(self.disk_behaviour.write_back_permille)
+            && !self.dirty.is_empty()
+        {
             let chosen = self.random.below(self.dirty.len() as u64) as usize;
-            let fails = self.random.permille(self.temper.sync_error_permille);
+            let fails = self.random.permille(self.behaviour.sync_error_permille);
             if let Some(lba) = self.dirty.keys().nth(chosen).copied() {
                 self.write_back(lba, fails);
             }
@@ -321,16 +325,16 @@ impl FileDisk {
     pub fn new(
         path: PathBuf,
         shape: DiskShape,
-        temper: FileTemper,
-        disk_temper: DiskTemper,
+        behaviour: FileBehaviour,
+        disk_behaviour: DiskBehaviour,
         random: Random,
         time: SharedTime,
     ) -> Self {
         let bytes = shape.block_count as usize * shape.block_size as usize;
         let state = State {
             shape,
-            temper,
-            disk_temper,
+            behaviour,
+            disk_behaviour,
             random,
             medium: vec![0; bytes],
             dirty: BTreeMap::new(),
@@ -342,7 +346,7 @@ impl FileDisk {
             next_number: 0,
             figures: DiskFigures::default(),
             device: Weak::new(),
-            looked_at: Nanos::ZERO,
+            checked_at: Nanos::ZERO,
             reopen_at: None,
             stuck_until: None,
         };
@@ -368,7 +372,7 @@ impl FileDisk {
     pub fn open(&self, name: String) -> Arc<StoreDevice<Self>> {
         let mut state = self.state();
         let shape = state.shape;
-        let deallocate = state.temper.deallocate();
+        let deallocate = state.behaviour.deallocate();
         let geometry = Geometry {
             block_size: shape.block_size,
             block_count: shape.block_count,
@@ -387,45 +391,45 @@ impl FileDisk {
     }
 
     /// Delays the next write until `until`, as if the kernel held it back.
-    pub fn stick(&self, until: Nanos) {
+    pub fn hold_next_write(&self, until: Nanos) {
         self.state().stuck_until = Some(until);
     }
 
     /// Whether requests may fail.
     #[must_use]
     pub fn fails(&self) -> bool {
-        self.state().temper.fails()
+        self.state().behaviour.fails()
     }
 
     /// Turns off all further faults.
-    pub fn heal(&self) {
+    pub fn disable_faults(&self) {
         let mut state = self.state();
-        let FileTemper {
+        let FileBehaviour {
             direct,
             can_punch,
             can_zero,
             ..
-        } = state.temper;
-        state.temper = FileTemper {
+        } = state.behaviour;
+        state.behaviour = FileBehaviour {
             direct,
             can_punch,
             can_zero,
-            ..FileTemper::default()
+            ..FileBehaviour::default()
         };
         state.length = state.size();
         state.stuck_until = None;
-        state.disk_temper.slow_permille = 0;
+        state.disk_behaviour.slow_permille = 0;
     }
 
     /// Runs the operator's check, which reopens a device that has been damaged for a while. Returns
     /// whether the device was reopened, which may lose data that was not durable.
     #[must_use]
-    pub fn operate(&self, now: Nanos) -> bool {
+    pub fn run_operator(&self, now: Nanos) -> bool {
         let mut state = self.state();
-        if now < state.looked_at + LOOK_INTERVAL {
+        if now < state.checked_at + CHECK_INTERVAL {
             return false;
         }
-        state.looked_at = now;
+        state.checked_at = now;
         let Some(device) = state.device.upgrade() else {
             return false;
         };
@@ -476,10 +480,10 @@ impl FileDisk {
         }
     }
 
-    /// Calls `look` with the content of the medium and the size of a block in bytes.
-    pub fn with_medium<T>(&self, look: impl FnOnce(&[u8], usize) -> T) -> T {
+    /// Calls `inspect` with the content of the medium and the size of a block in bytes.
+    pub fn with_medium<T>(&self, inspect: impl FnOnce(&[u8], usize) -> T) -> T {
         let state = self.state();
-        look(&state.medium, state.block_bytes())
+        inspect(&state.medium, state.block_bytes())
     }
 
     /// Entries in flight.
@@ -508,7 +512,7 @@ impl FileStore for FileDisk {
     type Ring = SimulatedRing;
 
     fn is_direct(&self) -> bool {
-        self.state().temper.direct
+        self.state().behaviour.direct
     }
 
     fn length(&self) -> io::Result<u64> {
@@ -572,12 +576,12 @@ pub struct SimulatedRing {
 impl SimulatedRing {
     fn enter(state: &mut State, entry: &mut Entry, now: Nanos) {
         let State {
-            disk_temper,
+            disk_behaviour,
             random,
             figures,
             ..
         } = &mut *state;
-        let latency = disk_temper.draw_latency(random, figures);
+        let latency = disk_behaviour.draw_latency(random, figures);
         let effect = state.random.below(latency.as_nanos() + 1);
         let is_write = matches!(entry.pending.operation, Operation::Write { .. });
         let (effect, due) = match state.stuck_until.take_if(|_| is_write) {

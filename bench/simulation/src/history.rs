@@ -175,7 +175,7 @@ impl BlockHistory {
         let possible = |candidate: &&Candidate| is_it(candidate) && candidate.overwritten > began;
         if !self.candidates.iter().any(|it| possible(&it)) {
             let known = self.candidates.iter().any(is_it);
-            let told = self
+            let violation = self
                 .gone
                 .iter()
                 .find(|(gone, _)| Some(*gone) == version)
@@ -185,7 +185,7 @@ impl BlockHistory {
             } else {
                 Mistake::NeverWritten
             };
-            return Err(told.unwrap_or(default));
+            return Err(violation.unwrap_or(default));
         }
         self.seen(is_it, began, now);
         // The content is the version that survived the power cut, so the others never return.
@@ -220,7 +220,7 @@ impl BlockHistory {
 
     /// Records that the appliance stopped at `now` while its devices kept power: commands in flight
     /// take no effect any more.
-    pub fn settled(&mut self, now: Moment) {
+    pub fn stopped(&mut self, now: Moment) {
         for candidate in &mut self.candidates {
             if candidate.ended == Moment::NEVER {
                 candidate.ended = now;
@@ -245,7 +245,7 @@ impl BlockHistory {
 
     /// Records that the content was replaced by zeroes at `now`; writes in flight may still take
     /// effect.
-    pub fn emptied(&mut self, now: Moment) {
+    pub fn replaced_by_zeroes(&mut self, now: Moment) {
         for gone in self.candidates.clone() {
             if gone.ended != Moment::NEVER {
                 self.forget(gone.version, Mistake::Stale);
@@ -306,7 +306,7 @@ impl BlockHistory {
 
     /// Whether a comparison with `version` (`None`: zeroes) that began at `began` must succeed.
     #[must_use]
-    pub fn is_certainly(&self, version: Option<u64>, began: Moment) -> bool {
+    pub fn must_equal(&self, version: Option<u64>, began: Moment) -> bool {
         let mut alive = self.candidates.iter().filter(|it| it.overwritten > began);
         alive.all(|candidate| match version {
             Some(version) => candidate.version == version && !candidate.zero,

@@ -5,10 +5,10 @@
 //! whether something excuses responses, closes and delays.
 
 mod admin;
-mod answers;
+mod completion_checks;
 mod connection;
+mod discovery_host;
 mod events;
-mod explorer;
 mod flood;
 mod greedy;
 mod invalid;
@@ -22,7 +22,7 @@ mod workload;
 mod wrong_data;
 
 pub use connection::Vanished;
-pub use explorer::Explorer;
+pub use discovery_host::DiscoveryHost;
 pub use workload::Aftermath;
 
 use std::collections::VecDeque;
@@ -41,19 +41,19 @@ use crate::figures::Figures;
 use crate::history::Moment;
 use crate::judge::{Extent, Judge, Violation};
 use crate::memory::MemoryBound;
-use crate::network::{Listener, NetworkTemper, WireId};
-use crate::plan::{SUBSYSTEMS, Serving, host_name};
+use crate::network::{Listener, NetworkBehaviour, WireId};
+use crate::plan::{SUBSYSTEMS, ServedConfig, host_name};
 use crate::random::Random;
 use crate::storage::Storage;
 use crate::swarm::{Fault, HostShape, Swarm};
 use crate::trace::Trace;
 use admin::{AdminState, AdminStep, CommandKey};
-use connection::{Connection, ConnectionShape, Line, Sending, Transfer};
+use connection::{Connection, ConnectionShape, ConnectionTransport, Sending, Transfer};
 use events::{EventLog, EventState};
 use invalid::Refusal;
 use probes::Probe;
-use rdma::{Call, RdmaLine};
-use tcp::TcpLine;
+use rdma::{ConnectionRequest, RdmaTransportEnd};
+use tcp::TcpTransportEnd;
 
 /// Entries of the admin queue of a host.
 pub const ADMIN_DEPTH: u16 = 32;
@@ -77,10 +77,10 @@ pub const LATENCY_MAX: Nanos = Nanos::from_secs(6);
 const QUIESCE_MAX: Nanos = Nanos::from_secs(62);
 
 /// Time after which the former state of a namespace is no longer visible after a change.
-const SETTLED: Nanos = Nanos::from_secs(1);
+const SETTLING_TIME: Nanos = Nanos::from_secs(1);
 
 /// The part of the world that hosts see.
-pub struct Ground<'a> {
+pub struct HostEnv<'a> {
     /// The judge of data.
     pub judge: &'a mut Judge,
     /// The current time.
@@ -88,13 +88,13 @@ pub struct Ground<'a> {
     /// Listeners over TCP, by number.
     pub listeners: &'a [Listener],
     /// The behaviour of the network.
-    pub network: NetworkTemper,
+    pub network: NetworkBehaviour,
     /// The RDMA network, if hosts use it.
     pub rdma: Option<&'a RdmaNetwork>,
     /// The parameters of the run.
     pub swarm: &'a Swarm,
     /// The current configuration.
-    pub serving: &'a Serving,
+    pub serving: &'a ServedConfig,
     /// The disks, to look for a host's writes.
     pub disks: &'a [Storage],
     /// By disk: when its namespace was last added or removed.
@@ -200,7 +200,7 @@ enum Phase {
     /// It connects the I/O queues.
     Opening,
     /// It is in service.
-    Serving,
+    ServedConfig,
     /// It has set CC.SHN and waits for CSTS.SHST.
     ShuttingDown,
 }
@@ -280,13 +280,13 @@ impl Host {
     /// Whether its controller executes I/O.
     #[must_use]
     pub fn is_serving(&self) -> bool {
-        self.phase == Phase::Serving && self.silent_until.is_none()
+        self.phase == Phase::ServedConfig && self.silent_until.is_none()
     }
 
     /// The namespace identifier that the host uses for a disk: that of the time when it attached,
     /// because a target disconnects the hosts of disks that swap their identifiers.
-    fn nsid(&self, ground: &Ground<'_>, disk: usize) -> u32 {
-        self.nsids.as_ref().unwrap_or(&ground.serving.nsids)[disk]
+    fn nsid(&self, env: &HostEnv<'_>, disk: usize) -> u32 {
+        self.nsids.as_ref().unwrap_or(&env.serving.nsids)[disk]
     }
 
     /// Whether it knows the disk of each namespace. A host that attaches during a change that may
@@ -302,10 +302,10 @@ impl Host {
     }
 
     /// Reads the disk of each namespace, unless that may change now.
-    fn learn_disks(&mut self, ground: &Ground<'_>) {
-        let may_change = ground.changing && ground.swarm.faults.has(Fault::Swap);
+    fn learn_disks(&mut self, env: &HostEnv<'_>) {
+        let may_change = env.changing && env.swarm.faults.has(Fault::Swap);
         if !may_change {
-            self.nsids = Some(ground.serving.nsids.clone());
+            self.nsids = Some(env.serving.nsids.clone());
         }
     }
 
@@ -360,10 +360,10 @@ impl Host {
     }
 
     /// Opens a connection for queue `qid`.
-    fn open(&mut self, ground: &mut Ground<'_>, qid: u16) -> Connection {
+    fn open(&mut self, env: &mut HostEnv<'_>, qid: u16) -> Connection {
         let mut random = Random::new(self.random.bits(), 0);
-        ground.figures.connections += 1;
-        let slow = ground.swarm.faults.has(Fault::SlowWriter);
+        env.figures.connections += 1;
+        let slow = env.swarm.faults.has(Fault::SlowWriter);
         let shape = ConnectionShape {
             qid,
             depth: if qid == 0 {
@@ -373,8 +373,8 @@ impl Host {
             },
             framing: self.framing(),
             flow_control: self.shape.flow_control,
-            in_capsule_bytes: ground.swarm.in_capsule_bytes as usize,
-            transfer_max: ground.swarm.transfer_max,
+            in_capsule_bytes: env.swarm.in_capsule_bytes as usize,
+            transfer_max: env.swarm.transfer_max,
             write_delay_max: if slow {
                 Nanos::from_millis(50)
             } else {
@@ -382,32 +382,31 @@ impl Host {
             },
         };
         let number = self.number;
-        ground
-            .trace
-            .note(ground.now, format_args!("host {number} opens queue {qid}"));
-        let line = match ground.rdma.filter(|_| self.shape.rdma) {
+        env.trace
+            .note(env.now, format_args!("host {number} opens queue {qid}"));
+        let transport = match env.rdma.filter(|_| self.shape.rdma) {
             None => {
                 let wire =
-                    ground.listeners[self.shape.listener()].connect(ground.network, random.clone());
-                Line::Tcp(TcpLine::open(wire, shape.framing))
+                    env.listeners[self.shape.listener()].connect(env.network, random.clone());
+                ConnectionTransport::Tcp(TcpTransportEnd::open(wire, shape.framing))
             }
             Some(network) => {
-                ground.figures.rdma_connections += 1;
-                let malformed = ground.swarm.faults.has(Fault::Malformed);
-                let call = Call {
+                env.figures.rdma_connections += 1;
+                let malformed = env.swarm.faults.has(Fault::Malformed);
+                let call = ConnectionRequest {
                     host: number,
                     shape,
                     cntlid: self.cntlid,
                     windows: self.shape.windows,
                     begins_wrong: (malformed && random.permille(200)).then(|| random.below(3)),
                 };
-                Line::Rdma(Box::new(RdmaLine::open(network, call)))
+                ConnectionTransport::Rdma(Box::new(RdmaTransportEnd::open(network, call)))
             }
         };
-        let mut connection = Connection::new(line, shape, random, ground.now);
+        let mut connection = Connection::new(transport, shape, random, env.now);
         // Connections of vanished hosts may occupy a reactor until their keep-alive expires.
-        let connections = ground.listeners.iter().map(Listener::connections);
-        connection.excused = connections.sum::<usize>() > ground.swarm.limits.connections;
+        let connections = env.listeners.iter().map(Listener::connections);
+        connection.excused = connections.sum::<usize>() > env.swarm.limits.connections;
         connection
     }
 
@@ -436,14 +435,14 @@ impl Host {
     }
 
     /// Sends an admin command without data, if the admin queue has room.
-    fn send_admin(&mut self, ground: &mut Ground<'_>, sqe: Sqe, command: Command) -> bool {
-        self.send_admin_moving(ground, sqe, command, Transfer::None)
+    fn send_admin(&mut self, env: &mut HostEnv<'_>, sqe: Sqe, command: Command) -> bool {
+        self.send_admin_moving(env, sqe, command, Transfer::None)
     }
 
     /// Sends an admin command, if the admin queue has room. Returns whether it did.
     fn send_admin_moving(
         &mut self,
-        ground: &mut Ground<'_>,
+        env: &mut HostEnv<'_>,
         sqe: Sqe,
         command: Command,
         transfer: Transfer,
@@ -454,24 +453,23 @@ impl Host {
             && !admin.closing
             && self.silent_until.is_none()
         {
-            ground
-                .trace
-                .note(ground.now, format_args!("host {number} sends {command:?}"));
+            env.trace
+                .note(env.now, format_args!("host {number} sends {command:?}"));
             let sending = Sending {
                 transfer,
                 ..Sending::plain(sqe, command)
             };
-            admin.submit(sending, ground.now);
-            self.keep_alive_at = Some(ground.now + Nanos(self.shape.keep_alive.as_nanos() / 3));
+            admin.submit(sending, env.now);
+            self.keep_alive_at = Some(env.now + Nanos(self.shape.keep_alive.as_nanos() / 3));
             return true;
         }
         false
     }
 
-    fn set_configuration(&mut self, ground: &mut Ground<'_>, enable: bool) {
+    fn set_configuration(&mut self, env: &mut HostEnv<'_>, enable: bool) {
         self.reset_events();
         self.forget_features();
-        self.configured_at = ground.now;
+        self.configured_at = env.now;
         let cc = if enable {
             Cc::enabled_nvm()
         } else {
@@ -483,13 +481,13 @@ impl Host {
             u64::from(cc.into_bits()),
         );
         let command = if enable {
-            self.enabled_at = ground.judge.moment();
-            self.enable_sent_at = ground.now;
+            self.enabled_at = env.judge.moment();
+            self.enable_sent_at = env.now;
             Command::Enable
         } else {
             Command::Disable
         };
-        self.send_admin(ground, sqe, command);
+        self.send_admin(env, sqe, command);
     }
 
     /// The next time at which it acts on its own.
@@ -500,7 +498,7 @@ impl Host {
             Phase::Starting
             | Phase::AwaitingReady { .. }
             | Phase::Opening
-            | Phase::Serving
+            | Phase::ServedConfig
             | Phase::ShuttingDown => None,
         };
         let keep_alive = self
@@ -521,11 +519,9 @@ impl Host {
             .min()
     }
 
-    fn violation(&self, ground: &mut Ground<'_>, what: &str) -> Violation {
+    fn violation(&self, env: &mut HostEnv<'_>, what: &str) -> Violation {
         let text = format!("host {}: {what}", self.number);
-        ground
-            .trace
-            .note(ground.now, format_args!("VIOLATION {text}"));
+        env.trace.note(env.now, format_args!("VIOLATION {text}"));
         Violation::Rule(text)
     }
 }

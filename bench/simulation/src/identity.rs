@@ -24,7 +24,7 @@ impl IdentityJudge {
     ///
     /// # Errors
     /// They belong to another content, or differ from those reported before; as text.
-    pub fn told(&mut self, content: ContentId, page: &[u8]) -> Result<(), String> {
+    pub fn record_reported(&mut self, content: ContentId, page: &[u8]) -> Result<(), String> {
         let ids: Vec<(&'static str, Vec<u8>)> = NamespaceIds::new(page)
             .filter_map(|id| match id {
                 NamespaceId::Eui64(id) => Some(("EUI-64", id.to_vec())),
@@ -75,12 +75,12 @@ mod tests {
     #[test]
     fn identifiers_stay_with_their_content_and_with_no_other() {
         let mut judge = IdentityJudge::default();
-        assert_eq!(judge.told((0, 0), &page(1)), Ok(()));
-        assert_eq!(judge.told((0, 0), &page(1)), Ok(()));
-        assert!(judge.told((0, 1), &page(1)).is_err());
-        assert!(judge.told((1, 0), &page(1)).is_err());
-        assert!(judge.told((0, 0), &page(2)).is_err());
-        assert_eq!(judge.told((1, 0), &page(3)), Ok(()));
-        assert!(judge.told((2, 0), &[]).is_err());
+        assert_eq!(judge.record_reported((0, 0), &page(1)), Ok(()));
+        assert_eq!(judge.record_reported((0, 0), &page(1)), Ok(()));
+        assert!(judge.record_reported((0, 1), &page(1)).is_err());
+        assert!(judge.record_reported((1, 0), &page(1)).is_err());
+        assert!(judge.record_reported((0, 0), &page(2)).is_err());
+        assert_eq!(judge.record_reported((1, 0), &page(3)), Ok(()));
+        assert!(judge.record_reported((2, 0), &[]).is_err());
     }
 }

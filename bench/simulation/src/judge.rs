@@ -105,12 +105,12 @@ struct Exchange {
 
 impl DiskModel {
     /// Whether the disk lost power after `began`. The success of such an operation proves nothing.
-    fn straddles(&self, began: Moment) -> bool {
+    fn spans_power_loss(&self, began: Moment) -> bool {
         began < self.power_lost
     }
 
     /// Whether an operation that began at `began` may have reached content that is lost by now.
-    fn meets_former(&self, began: Moment) -> bool {
+    fn may_reach_lost_content(&self, began: Moment) -> bool {
         began < self.closed || self.exchange.is_some()
     }
 }
@@ -207,10 +207,11 @@ impl Judge {
         for extent in extents {
             let disk = self.disks.get(extent.disk);
             let volatile = disk.is_none_or(|disk| disk.volatile);
-            let straddles =
-                disk.is_some_and(|disk| disk.straddles(began) || disk.meets_former(began));
+            let spans_power_loss = disk.is_some_and(|disk| {
+                disk.spans_power_loss(began) || disk.may_reach_lost_content(began)
+            });
             let end = match end {
-                WriteEnd::Done { .. } if straddles => WriteEnd::Undecided,
+                WriteEnd::Done { .. } if spans_power_loss => WriteEnd::Undecided,
                 WriteEnd::Done { durable } => WriteEnd::Done {
                     durable: durable || !volatile,
                 },
@@ -374,8 +375,8 @@ impl Judge {
         let Extent { disk, lba, .. } = extent;
         let model = &mut self.disks[disk];
         let durable = durable || !model.volatile;
-        let straddles = model.straddles(began);
-        let former = model.meets_former(began);
+        let spans_power_loss = model.spans_power_loss(began);
+        let former = model.may_reach_lost_content(began);
         let found = data.chunks_exact(model.block_size);
         for (lba, found) in (lba..).zip(found) {
             let history = &mut model.blocks[lba as usize];
@@ -385,7 +386,7 @@ impl Judge {
             };
             let judged = if former {
                 Ok(())
-            } else if straddles {
+            } else if spans_power_loss {
                 history.may_return(version, began)
             } else {
                 history.read(version, began, now, durable)
@@ -447,14 +448,14 @@ impl Judge {
         let now = self.next_moment();
         let Extent { disk, lba, .. } = extent;
         let model = &mut self.disks[disk];
-        if model.straddles(began) || model.meets_former(began) {
+        if model.spans_power_loss(began) || model.may_reach_lost_content(began) {
             return Ok(());
         }
         let durable = !model.volatile;
         let mut certain = true;
         for (lba, version) in (lba..).zip(expected) {
             let history = &mut model.blocks[lba as usize];
-            certain &= history.is_certainly(*version, began);
+            certain &= history.must_equal(*version, began);
             if equal {
                 let judged = history.read(*version, began, now, durable);
                 let content = version.map_or(Content::Zero, Content::Written);
@@ -488,7 +489,7 @@ impl Judge {
     pub fn flushed(&mut self, disk: usize, began: Moment) {
         let oldest = self.oldest_read();
         let model = &self.disks[disk];
-        if model.straddles(began) || model.meets_former(began) {
+        if model.spans_power_loss(began) || model.may_reach_lost_content(began) {
             return;
         }
         for history in &mut self.disks[disk].blocks {
@@ -498,14 +499,14 @@ impl Judge {
     }
 
     /// Notes that the appliance has stopped or is idle: no command is in flight.
-    pub fn settled(&mut self) {
+    pub fn stopped(&mut self) {
         let now = self.next_moment();
         self.lost.clear();
         for model in &mut self.disks {
             model.may_be_stuck = false;
         }
         for history in self.disks.iter_mut().flat_map(|disk| &mut disk.blocks) {
-            history.settled(now);
+            history.stopped(now);
         }
     }
 
@@ -527,7 +528,7 @@ impl Judge {
         model.closed = now;
         model.content += 1;
         for history in &mut model.blocks {
-            history.emptied(now);
+            history.replaced_by_zeroes(now);
         }
     }
 
@@ -689,7 +690,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_may_hold_is_over_when_its_disk_acknowledges_something() {
+    fn a_stuck_write_ends_with_the_next_acknowledged_write() {
         let mut judge = judge();
         judge.may_be_stuck(0);
         let lost = lose(&mut judge, 1);

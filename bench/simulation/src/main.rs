@@ -124,7 +124,7 @@ fn main() -> ExitCode {
 }
 
 fn one(seed: u64, limits: &Limits, lines: usize) -> ExitCode {
-    let outcome = run::run_telling(seed, limits, lines);
+    let outcome = run::run_with_trace(seed, limits, lines);
     match outcome.failure {
         None => {
             println!("seed {seed}: nothing wrong, hash {:016x}", outcome.hash);
@@ -142,7 +142,7 @@ fn one(seed: u64, limits: &Limits, lines: usize) -> ExitCode {
 /// Searches for every planted defect, or for those in `only`, on every core.
 #[cfg(planted)]
 fn defects(page: &Path, only: &[String]) -> ExitCode {
-    use simulation::defects::{DEFECTS, Defect, look_for, page as page_of};
+    use simulation::defects::{DEFECTS, Defect, look_for, markdown_page};
     let wanted = |it: &&Defect| only.is_empty() || only.iter().any(|name| name == it.name);
     let next = Mutex::new(DEFECTS.iter().filter(wanted));
     let found = Mutex::new(Vec::new());
@@ -152,17 +152,17 @@ fn defects(page: &Path, only: &[String]) -> ExitCode {
                 return;
             };
             let finding = look_for(*defect);
-            let told = finding.failure.as_ref();
-            let told = told.map(|it| format!("seed {}: {}", it.seed, it.violation));
-            let told = told.unwrap_or_else(|| "NOT FOUND".to_owned());
-            println!("{}: {told}", defect.name);
+            let result = finding.failure.as_ref();
+            let result = result.map(|it| format!("seed {}: {}", it.seed, it.violation));
+            let result = result.unwrap_or_else(|| "NOT FOUND".to_owned());
+            println!("{}: {result}", defect.name);
             lock(&found).push(finding);
         }
     });
     let mut findings = found.into_inner().unwrap_or_else(PoisonError::into_inner);
     let place = |name: &str| DEFECTS.iter().position(|it| it.name == name);
     findings.sort_by_key(|it| place(it.defect.name));
-    if let Err(error) = std::fs::write(page, page_of(&findings)) {
+    if let Err(error) = std::fs::write(page, markdown_page(&findings)) {
         println!("{}: {error}", page.display());
         return ExitCode::FAILURE;
     }
@@ -237,11 +237,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// The simulated commit, from `git describe`.
 fn commit() -> String {
     let mut git = std::process::Command::new("git");
-    let asked = git
+    let output = git
         .args(["describe", "--always", "--dirty", "--abbrev=40"])
         .output();
-    let told = asked.map(|told| String::from_utf8_lossy(&told.stdout).trim().to_owned());
-    told.ok()
-        .filter(|told| !told.is_empty())
+    let text = output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
+    text.ok()
+        .filter(|text| !text.is_empty())
         .unwrap_or_else(|| "unknown".to_owned())
 }

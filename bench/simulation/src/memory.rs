@@ -9,7 +9,7 @@ use crate::judge::Violation;
 use crate::network::WireId;
 
 /// Bytes that a connection may hold before it has received a Connect command.
-const STRANGER_BYTES: usize = 6 << 10;
+const UNCONNECTED_BYTES: usize = 6 << 10;
 /// Bytes per queue entry: a command, its response and its data PDU, twice over.
 const ENTRY_BYTES: usize = 1 << 10;
 
@@ -25,7 +25,7 @@ pub struct MemoryBound {
 impl MemoryBound {
     /// Compares the memory that a connection holds with its bound.
     fn check(self, held: ConnectionAudit) -> Result<(), String> {
-        let own = STRANGER_BYTES + usize::from(self.entries) * ENTRY_BYTES;
+        let own = UNCONNECTED_BYTES + usize::from(self.entries) * ENTRY_BYTES;
         let said = |what: &str, has: usize, most: usize| {
             let of = self.entries;
             Err(format!(
@@ -78,7 +78,7 @@ mod tests {
     fn a_queue_with_commands_may_hold_what_they_move() {
         let held = ConnectionAudit {
             leased_bytes: 4096,
-            own_bytes: STRANGER_BYTES + 1,
+            own_bytes: UNCONNECTED_BYTES + 1,
             ..HELD
         };
         assert_eq!(QUEUE.check(held), Ok(()));
@@ -90,12 +90,12 @@ mod tests {
     }
 
     #[test]
-    fn a_stranger_holds_little() {
-        let stranger = MemoryBound::default();
-        assert_eq!(stranger.check(HELD), Ok(()));
+    fn an_unknown_host_holds_little() {
+        let unknown_host = MemoryBound::default();
+        assert_eq!(unknown_host.check(HELD), Ok(()));
         for held in [
             ConnectionAudit {
-                own_bytes: STRANGER_BYTES + 1,
+                own_bytes: UNCONNECTED_BYTES + 1,
                 ..HELD
             },
             ConnectionAudit {
@@ -107,7 +107,7 @@ mod tests {
                 ..HELD
             },
         ] {
-            assert!(stranger.check(held).is_err(), "{held:?}");
+            assert!(unknown_host.check(held).is_err(), "{held:?}");
         }
     }
 }

@@ -24,7 +24,7 @@ const STALLED_WINDOW: usize = 4096;
 
 /// The behaviour of a network.
 #[derive(Clone, Copy, Debug)]
-pub struct NetworkTemper {
+pub struct NetworkBehaviour {
     /// Minimum latency of a byte.
     pub latency_min: Nanos,
     /// Maximum latency of a byte, apart from stalls.
@@ -95,7 +95,7 @@ impl Direction {
 
 /// Both directions of a connection.
 struct Link {
-    temper: NetworkTemper,
+    behaviour: NetworkBehaviour,
     random: Random,
     to_target: Direction,
     to_host: Direction,
@@ -114,15 +114,15 @@ impl Link {
     /// Maximum number of bytes that the target may have in flight now.
     fn window_to_host(&self, now: Nanos) -> usize {
         match now < self.to_host.stalled_until {
-            true => self.temper.window.min(STALLED_WINDOW),
-            false => self.temper.window,
+            true => self.behaviour.window.min(STALLED_WINDOW),
+            false => self.behaviour.window,
         }
     }
 
     fn send(&mut self, to_target: bool, bytes: &[u8], now: Nanos) {
         let (least, most) = (
-            self.temper.latency_min.as_nanos(),
-            self.temper.latency_max.as_nanos(),
+            self.behaviour.latency_min.as_nanos(),
+            self.behaviour.latency_max.as_nanos(),
         );
         let flight = Nanos(self.random.between(least, most));
         let direction = if to_target {
@@ -246,7 +246,7 @@ impl Wire {
     #[must_use]
     pub fn state(&self) -> String {
         let link = self.link();
-        let told = |direction: &Direction| {
+        let state = |direction: &Direction| {
             format!(
                 "{} flying, {} arrived, stalled until {}",
                 direction.flying_bytes,
@@ -256,9 +256,9 @@ impl Wire {
         };
         format!(
             "to the target {}; to the host {}; window {}; target blocked {}, gone {}",
-            told(&link.to_target),
-            told(&link.to_host),
-            link.temper.window,
+            state(&link.to_target),
+            state(&link.to_host),
+            link.behaviour.window,
             link.target_blocked,
             link.target_gone
         )
@@ -304,7 +304,7 @@ struct Bound {
     /// Number of binds.
     times: u64,
     /// The next bind fails because the address is in use.
-    is_coveted: bool,
+    next_bind_fails: bool,
 }
 
 /// The listening socket of the target. Connections are refused while there is none.
@@ -342,7 +342,7 @@ impl Listener {
     /// The address is in use.
     pub fn bind(&self) -> io::Result<Socket> {
         let mut bound = self.bound();
-        if bound.is_bound || std::mem::take(&mut bound.is_coveted) {
+        if bound.is_bound || std::mem::take(&mut bound.next_bind_fails) {
             return Err(io::ErrorKind::AddrInUse.into());
         }
         bound.is_bound = true;
@@ -360,13 +360,13 @@ impl Listener {
     }
 
     /// Makes the next bind fail, as if another process used the address.
-    pub fn covet(&self) {
-        self.bound().is_coveted = true;
+    pub fn fail_next_bind(&self) {
+        self.bound().next_bind_fails = true;
     }
 
     /// Lets the next bind succeed.
-    pub fn uncovet(&self) {
-        self.bound().is_coveted = false;
+    pub fn allow_bind(&self) {
+        self.bound().next_bind_fails = false;
     }
 
     fn bound(&self) -> MutexGuard<'_, Bound> {
@@ -380,10 +380,10 @@ impl Listener {
 
     /// Opens a connection, which waits to be accepted or is refused. Returns the host's end.
     #[must_use]
-    pub fn connect(&self, temper: NetworkTemper, random: Random) -> Wire {
+    pub fn connect(&self, behaviour: NetworkBehaviour, random: Random) -> Wire {
         let is_bound = self.bound().is_bound;
         let link = Link {
-            temper,
+            behaviour,
             random,
             to_target: Direction::new(),
             to_host: Direction::new(),
@@ -462,7 +462,7 @@ impl ByteStream for TargetStream {
             return Transferred::Failed(Errno::CONNRESET);
         }
         link.to_target.deliver(now);
-        let grain = link.temper.grain;
+        let grain = link.behaviour.grain;
         let mut room = if grain > 1 && link.random.permille(200) {
             link.random.between(1, grain as u64) as usize
         } else {
@@ -491,7 +491,7 @@ impl ByteStream for TargetStream {
             return 0;
         }
         link.to_target.deliver(now);
-        let most = link.to_target.arrived.len().min(link.temper.grain);
+        let most = link.to_target.arrived.len().min(link.behaviour.grain);
         // More data may arrive after the count was taken.
         link.promised = match link.random.permille(200) {
             true if most > 0 => link.random.between(1, most as u64) as usize,
@@ -631,7 +631,7 @@ impl Network for SimNetwork {
             link.to_target.deliver(now);
             let readable =
                 link.reset || !link.to_target.arrived.is_empty() || link.to_target.at_end();
-            let room = link.to_host.held() < link.temper.window;
+            let room = link.to_host.held() < link.behaviour.window;
             let writable = *interest == Interest::ReadableOrWritable && (room || link.reset);
             if writable || (readable && *interest != Interest::Nothing) {
                 self.ready.push(Ready {

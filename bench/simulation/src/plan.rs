@@ -60,7 +60,7 @@ pub fn tcp_address(listener: usize) -> SocketAddr {
 
 /// The parts of the configuration that change during a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Serving {
+pub struct ServedConfig {
     /// By disk: whether its namespace exists.
     pub namespaces: Vec<bool>,
     /// By disk: whether its device exists. A device with a namespace always exists.
@@ -120,7 +120,7 @@ fn is_open(swarm: &Swarm, subsystem: usize) -> bool {
     is_last && swarm.faults.has(Fault::Anonymous)
 }
 
-impl Serving {
+impl ServedConfig {
     /// The full configuration of a swarm.
     #[must_use]
     pub fn all(swarm: &Swarm) -> Self {
@@ -231,7 +231,7 @@ impl Serving {
             );
         }
         for subsystem in (0..self.subsystems.len()).filter(|it| self.subsystems[*it]) {
-            self.tell_export(swarm, subsystem, &mut text);
+            self.write_export(swarm, subsystem, &mut text);
         }
         if !self.subsystems.contains(&true) {
             // At least one export is required.
@@ -261,7 +261,7 @@ impl Serving {
         names.join(", ")
     }
 
-    fn tell_export(&self, swarm: &Swarm, subsystem: usize, text: &mut String) {
+    fn write_export(&self, swarm: &Swarm, subsystem: usize, text: &mut String) {
         let disks = 0..self.namespaces.len();
         let disks = disks.filter(|disk| swarm.subsystem_of_disk(*disk) == subsystem);
         let mut namespaces: Vec<String> = disks

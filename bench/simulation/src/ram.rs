@@ -13,12 +13,12 @@ use block::{
 use hugemem::{Borrow, Data, PagePolicy};
 use reactors::Nanos;
 
-use crate::disk::{DiskFigures, DiskShape, DiskTemper, draw_error};
+use crate::disk::{DiskBehaviour, DiskFigures, DiskShape, draw_error};
 use crate::random::Random;
 use crate::time::SharedTime;
 
 /// Share of inline accesses that the device declines without need, per thousand.
-const NOT_AT_ONCE_PERMILLE: u32 = 200;
+const DECLINED_INLINE_PERMILLE: u32 = 200;
 /// Interval at which a reactor polls while a request waits, in nanoseconds.
 const POLL_NANOS: u64 = 10_000;
 /// Interval at which a request that waits for borrowed memory is checked.
@@ -30,10 +30,10 @@ const DIRECT_PERMILLE: u32 = 500;
 
 struct State {
     shape: DiskShape,
-    temper: DiskTemper,
+    behaviour: DiskBehaviour,
     random: Random,
     /// The next open fails.
-    is_coveted: bool,
+    next_open_fails: bool,
     held_until: Nanos,
     /// When each delayed request reaches the memory, with its number.
     dues: BTreeSet<(Nanos, u64)>,
@@ -52,12 +52,17 @@ pub struct Ram {
 impl Ram {
     /// Creates a disk of this shape.
     #[must_use]
-    pub fn new(shape: DiskShape, temper: DiskTemper, random: Random, time: SharedTime) -> Self {
+    pub fn new(
+        shape: DiskShape,
+        behaviour: DiskBehaviour,
+        random: Random,
+        time: SharedTime,
+    ) -> Self {
         let state = State {
             shape,
-            temper,
+            behaviour,
             random,
-            is_coveted: false,
+            next_open_fails: false,
             held_until: Nanos::ZERO,
             dues: BTreeSet::new(),
             next_number: 0,
@@ -106,8 +111,8 @@ impl Ram {
     }
 
     /// Changes its behaviour.
-    pub fn set_temper(&self, temper: DiskTemper) {
-        self.state().temper = temper;
+    pub fn set_behaviour(&self, behaviour: DiskBehaviour) {
+        self.state().behaviour = behaviour;
     }
 
     /// Delays all completions until `until`.
@@ -116,19 +121,19 @@ impl Ram {
     }
 
     /// Makes the next open fail for lack of memory.
-    pub fn covet(&self) {
-        self.state().is_coveted = true;
+    pub fn fail_next_open(&self) {
+        self.state().next_open_fails = true;
     }
 
     /// Whether this open fails for lack of memory; only once.
     #[must_use]
-    pub fn is_taken(&self) -> bool {
-        std::mem::take(&mut self.state().is_coveted)
+    pub fn take_open_failure(&self) -> bool {
+        std::mem::take(&mut self.state().next_open_fails)
     }
 
     /// Lets the next open succeed.
-    pub fn put_back(&self) {
-        self.state().is_coveted = false;
+    pub fn reinsert(&self) {
+        self.state().next_open_fails = false;
     }
 
     /// Requests in its queues.
@@ -236,18 +241,18 @@ impl RamQueue {
     }
 
     /// Whether an inline access is attempted now.
-    fn goes_at_once(&self) -> bool {
+    fn attempts_inline(&self) -> bool {
         let now = self.ram.time.now();
         let mut state = self.ram.state();
         let is_free = now >= state.held_until && !self.is_closing;
-        is_free && !state.random.permille(NOT_AT_ONCE_PERMILLE)
+        is_free && !state.random.permille(DECLINED_INLINE_PERMILLE)
     }
 
     /// Passes a request to the memory device, or fails it. Returns the request if there is no room
     /// yet.
     fn pass_on(&mut self, request: Request) -> Option<Request> {
         let mut state = self.ram.state();
-        let share = state.temper.error_permille;
+        let share = state.behaviour.error_permille;
         if state.random.permille(share) {
             state.figures.errors += 1;
             // Half of the failing requests have no effect.
@@ -304,14 +309,14 @@ impl DeviceQueue for RamQueue {
     }
 
     fn borrow_read(&mut self, lba: u64, blocks: u32) -> Option<Borrow> {
-        let at_once = self.goes_at_once();
+        let at_once = self.attempts_inline();
         at_once
             .then(|| self.inner.borrow_read(lba, blocks))
             .flatten()
     }
 
     fn write_inline(&mut self, lba: u64, data: &[u8]) -> bool {
-        self.goes_at_once() && self.inner.write_inline(lba, data)
+        self.attempts_inline() && self.inner.write_inline(lba, data)
     }
 
     fn supports_direct_placement(&self) -> bool {
@@ -319,7 +324,7 @@ impl DeviceQueue for RamQueue {
     }
 
     fn place_directly(&mut self, lba: u64, bytes: usize, fill: &mut dyn FnMut(&mut [u8])) -> bool {
-        self.goes_at_once() && self.inner.place_directly(lba, bytes, fill)
+        self.attempts_inline() && self.inner.place_directly(lba, bytes, fill)
     }
 
     fn count_placed_write(&mut self) {
@@ -332,7 +337,7 @@ impl DeviceQueue for RamQueue {
         }
         let now = self.ram.time.now();
         let mut state = self.ram.state();
-        let later = state.temper.later_permille;
+        let later = state.behaviour.later_permille;
         // Requests that wait in the memory device do not count towards the depth.
         let own = self.delayed.len() + self.ended.len();
         if own >= self.depth || state.random.permille(later) {
@@ -346,11 +351,11 @@ impl DeviceQueue for RamQueue {
         let latency = match is_direct {
             true => Nanos::ZERO,
             false => {
-                let temper = state.temper;
+                let behaviour = state.behaviour;
                 let State {
                     random, figures, ..
                 } = &mut *state;
-                temper.draw_latency(random, figures)
+                behaviour.draw_latency(random, figures)
             }
         };
         let due = now + latency;

@@ -93,14 +93,14 @@ pub fn note_panics() {
 /// Runs a seed.
 #[must_use]
 pub fn run(seed: u64, limits: &Limits) -> Outcome {
-    run_telling(seed, limits, LINES_DEFAULT)
+    run_with_trace(seed, limits, LINES_DEFAULT)
 }
 
 /// Runs a seed. A failure contains the last `lines` lines of the trace.
 #[must_use]
-pub fn run_telling(seed: u64, limits: &Limits, lines: usize) -> Outcome {
+pub fn run_with_trace(seed: u64, limits: &Limits, lines: usize) -> Outcome {
     let mut world = World::new(seed, limits);
-    world.scene.trace.keep(lines);
+    world.env.trace.keep(lines);
     let ended = catch_unwind(AssertUnwindSafe(|| {
         let ended = world.run();
         world.end();
@@ -110,9 +110,9 @@ pub fn run_telling(seed: u64, limits: &Limits, lines: usize) -> Outcome {
         Ok(Ok(())) => None,
         Ok(Err(violation)) => Some(violation.clone()),
         Err(_) => {
-            let told = PANIC.with(|last| last.borrow_mut().take());
-            let told = told.unwrap_or_else(|| "a panic".to_owned());
-            Some(Violation::Rule(told.replace('\n', " ")))
+            let text = PANIC.with(|last| last.borrow_mut().take());
+            let text = text.unwrap_or_else(|| "a panic".to_owned());
+            Some(Violation::Rule(text.replace('\n', " ")))
         }
     };
     let failure = violation.map(|violation| Failure {
@@ -120,13 +120,13 @@ pub fn run_telling(seed: u64, limits: &Limits, lines: usize) -> Outcome {
         limits: limits.clone(),
         violation,
         event: world.event,
-        at: world.scene.time.now(),
+        at: world.env.time.now(),
         faults: Swarm::of(seed, limits).faults,
-        story: world.scene.trace.last_lines(),
+        story: world.env.trace.last_lines(),
     });
     let outcome = Outcome {
-        figures: world.scene.figures.clone(),
-        hash: world.scene.trace.hash(),
+        figures: world.env.figures.clone(),
+        hash: world.env.trace.hash(),
         failure,
     };
     if ended.is_err() {

@@ -4,7 +4,7 @@
 use reactors::Nanos;
 
 use crate::content;
-use crate::disk::{Disk, DiskFigures, DiskTemper};
+use crate::disk::{Disk, DiskBehaviour, DiskFigures};
 use crate::drive::{Drive, Mishap};
 use crate::file_disk::FileDisk;
 use crate::judge::Violation;
@@ -47,12 +47,12 @@ pub enum Storage {
 
 impl Storage {
     /// Puts it back if it was pulled out.
-    pub fn put_back(&mut self) {
+    pub fn reinsert(&mut self) {
         match self {
-            Self::Disk(disk) => disk.put_back(),
+            Self::Disk(disk) => disk.reinsert(),
             Self::File(_) => {}
-            Self::Ram(ram) => ram.put_back(),
-            Self::Drive(drive) => drive.put_back(),
+            Self::Ram(ram) => ram.reinsert(),
+            Self::Drive(drive) => drive.reinsert(),
         }
     }
 
@@ -66,11 +66,11 @@ impl Storage {
     }
 
     /// Prepares a drive for the kill of the appliance.
-    pub fn cut_off(&self, power: bool) {
+    pub fn prepare_kill(&self, power: bool) {
         match self {
             Self::Disk(_) | Self::File(_) | Self::Ram(_) => {}
             Self::Drive(drive) if power => drive.cut_power(),
-            Self::Drive(drive) => drive.cut_off(),
+            Self::Drive(drive) => drive.prepare_kill(),
         }
     }
 
@@ -100,7 +100,7 @@ impl Storage {
     ///
     /// # Errors
     /// The first violation that `judge` returns.
-    pub fn look_at_medium(&self, judge: JudgeBlock<'_>) -> Result<(), Violation> {
+    pub fn inspect_medium(&self, judge: JudgeBlock<'_>) -> Result<(), Violation> {
         match self {
             Self::Disk(disk) => disk.with_medium(|all, block| judge_blocks(all, block, judge)),
             Self::File(file) => file.with_medium(|all, block| judge_blocks(all, block, judge)),
@@ -110,55 +110,55 @@ impl Storage {
     }
 
     /// Ends all delays after the end of the appliance.
-    pub fn let_go(&self) {
+    pub fn reset_after_end(&self) {
         match self {
             Self::Disk(disk) => disk.hold(Nanos::ZERO),
             Self::File(_) => {}
             Self::Ram(ram) => ram.hold(Nanos::ZERO),
-            Self::Drive(drive) => drive.let_go(),
+            Self::Drive(drive) => drive.reset_after_end(),
         }
     }
 
     /// Applies a mishap to a drive. Returns until when its completions may be late, or `None` for
     /// other storage.
-    pub fn suffer(&mut self, mishap: Mishap, now: Nanos) -> Option<Nanos> {
+    pub fn apply_mishap(&mut self, mishap: Mishap, now: Nanos) -> Option<Nanos> {
         match self {
             Self::Disk(_) | Self::File(_) | Self::Ram(_) => None,
-            Self::Drive(drive) => Some(drive.suffer(mishap, now)),
+            Self::Drive(drive) => Some(drive.apply_mishap(mishap, now)),
         }
     }
 
     /// Turns off all further faults.
-    pub fn heal(&mut self, temper: DiskTemper) {
-        let calm = DiskTemper {
+    pub fn disable_faults(&mut self, behaviour: DiskBehaviour) {
+        let calm = DiskBehaviour {
             slow_permille: 0,
             error_permille: 0,
             flush_error_permille: 0,
             later_permille: 0,
             linger_permille: 0,
-            ..temper
+            ..behaviour
         };
         match self {
-            Self::Disk(disk) => disk.set_temper(calm),
-            Self::Ram(ram) => ram.set_temper(calm),
-            Self::File(file) => file.heal(),
-            Self::Drive(drive) => drive.heal(),
+            Self::Disk(disk) => disk.set_behaviour(calm),
+            Self::Ram(ram) => ram.set_behaviour(calm),
+            Self::File(file) => file.disable_faults(),
+            Self::Drive(drive) => drive.disable_faults(),
         }
     }
 
     /// Advances it to the current time.
-    pub fn tend(&mut self, now: Nanos) {
+    pub fn advance_to(&mut self, now: Nanos) {
         match self {
             Self::Disk(_) | Self::File(_) | Self::Ram(_) => {}
-            Self::Drive(drive) => drive.tend(now),
+            Self::Drive(drive) => drive.advance_to(now),
         }
     }
 
     /// Runs the operator's check. Returns whether data that was not durable may be lost.
     #[must_use]
-    pub fn operate(&self, now: Nanos) -> bool {
+    pub fn run_operator(&self, now: Nanos) -> bool {
         match self {
-            Self::File(file) => file.operate(now),
+            Self::File(file) => file.run_operator(now),
             Self::Disk(_) | Self::Ram(_) | Self::Drive(_) => false,
         }
     }
@@ -193,23 +193,23 @@ impl Storage {
     }
 
     /// Makes the next open fail.
-    pub fn covet(&self) {
+    pub fn fail_next_open(&self) {
         match self {
-            Self::Disk(disk) => disk.covet(),
-            Self::Ram(ram) => ram.covet(),
+            Self::Disk(disk) => disk.fail_next_open(),
+            Self::Ram(ram) => ram.fail_next_open(),
             Self::File(_) | Self::Drive(_) => {}
         }
     }
 
     /// Whether it can be opened and closed while the appliance runs.
     #[must_use]
-    pub fn comes_and_goes(&self) -> bool {
+    pub fn can_reopen(&self) -> bool {
         matches!(self, Self::Disk(_) | Self::Ram(_))
     }
 
     /// Whether it loses its content when it is closed.
     #[must_use]
-    pub fn forgets(&self) -> bool {
+    pub fn loses_content_on_close(&self) -> bool {
         matches!(self, Self::Ram(_))
     }
 

@@ -7,10 +7,10 @@ use std::str::FromStr;
 use reactors::Nanos;
 
 use crate::appliance::{COMMANDS_MAX, CONNECTIONS_MAX};
-use crate::disk::{DiskShape, DiskTemper};
-use crate::file_disk::FileTemper;
+use crate::disk::{DiskBehaviour, DiskShape};
+use crate::file_disk::FileBehaviour;
 use crate::host::ADMIN_DEPTH;
-use crate::network::NetworkTemper;
+use crate::network::NetworkBehaviour;
 use crate::plan::RDMA_LISTENER;
 use crate::random::Random;
 
@@ -205,25 +205,25 @@ impl Fault {
             | Fault::Tight
             | Fault::Crowd
             | Fault::Greedy
-            | Fault::Deaf => Some(Need::Habits),
+            | Fault::Deaf => Some(Need::HostBehaviour),
             Fault::Swap => Some(Need::Swaps),
             Fault::Twins | Fault::EventFlood | Fault::Anonymous => Some(Need::Misuse),
-            Fault::Exchange | Fault::Stuck => Some(Need::Apart),
+            Fault::Exchange | Fault::Stuck => Some(Need::Separate),
             _ => None,
         }
     }
 
     /// Whether it is a host behaviour, drawn from a separate random stream.
     #[must_use]
-    pub fn is_habit(self) -> bool {
-        self.need() == Some(Need::Habits)
+    pub fn is_host_behaviour(self) -> bool {
+        self.need() == Some(Need::HostBehaviour)
     }
 
     /// Whether it is drawn from a separate random stream, so that it does not change the rest of
     /// the run.
     #[must_use]
-    pub fn is_apart(self) -> bool {
-        matches!(self.need(), Some(Need::Apart | Need::Swaps))
+    pub fn is_drawn_separately(self) -> bool {
+        matches!(self.need(), Some(Need::Separate | Need::Swaps))
     }
 
     /// Whether it is a misuse of queues, drawn from a separate random stream.
@@ -248,7 +248,7 @@ enum Need {
     /// Orphaned commands; a separate random stream.
     Orphans,
     /// Host behaviour; a separate random stream.
-    Habits,
+    HostBehaviour,
     /// Memory; a separate random stream.
     Memory,
     /// Flushes; a separate random stream.
@@ -256,7 +256,7 @@ enum Need {
     /// More configuration changes; a separate random stream.
     MoreChanges,
     /// A separate random stream for both the selection and the occurrence.
-    Apart,
+    Separate,
     /// Misuse of queues; separate random streams for the selection and the occurrence.
     Misuse,
     /// Identifier swaps; a separate random stream for the selection.
@@ -332,7 +332,7 @@ pub struct HostShape {
 
 /// The properties of the RDMA network.
 #[derive(Clone, Copy, Debug)]
-pub struct RdmaTemper {
+pub struct RdmaBehaviour {
     /// A tick of the fabric.
     pub tick: Nanos,
     /// Ticks between two attempts of a request.
@@ -415,15 +415,15 @@ pub struct Swarm {
     /// Requests that one reactor may have outstanding at one disk; the others wait.
     pub device_queue_depth: usize,
     /// The behaviour of disks.
-    pub disk_temper: DiskTemper,
+    pub disk_behaviour: DiskBehaviour,
     /// By disk: the behaviour of its file, if it is one.
-    pub files: Vec<Option<FileTemper>>,
+    pub files: Vec<Option<FileBehaviour>>,
     /// Whether all hanging commands of drives can be aborted.
     pub hangs_are_abortable: bool,
     /// The behaviour of the network.
-    pub network: NetworkTemper,
+    pub network: NetworkBehaviour,
     /// The properties of the RDMA network, if hosts use it.
-    pub rdma: RdmaTemper,
+    pub rdma: RdmaBehaviour,
     /// The hosts.
     pub hosts: Vec<HostShape>,
     /// Limits on the total resources of all hosts.
@@ -475,11 +475,11 @@ fn faults_of(need: Need, seed: u64) -> Vec<Fault> {
         Need::Changes => (9, None, 700),
         Need::Orphans => (0x20, Some(Fault::Linger), 400),
         Need::Files => (0x40, Some(Fault::File), 500),
-        Need::Habits => (0x25, None, 1000),
+        Need::HostBehaviour => (0x25, None, 1000),
         Need::Memory => (0x12, Some(Fault::Ram), 500),
         Need::MoreChanges => (0x18, None, 900),
         Need::Flushes => (0x14, Some(Fault::FlushErrors), 300),
-        Need::Apart => (0x50, None, 700),
+        Need::Separate => (0x50, None, 700),
         Need::Misuse => (0x60, None, 800),
         Need::Swaps => (0x70, Some(Fault::Swap), 400),
     };
@@ -527,11 +527,11 @@ impl Swarm {
             .chain(faults_of(Need::Changes, seed))
             .chain(faults_of(Need::Orphans, seed))
             .chain(faults_of(Need::Files, seed))
-            .chain(faults_of(Need::Habits, seed))
+            .chain(faults_of(Need::HostBehaviour, seed))
             .chain(faults_of(Need::Memory, seed))
             .chain(faults_of(Need::Flushes, seed))
             .chain(faults_of(Need::MoreChanges, seed))
-            .chain(faults_of(Need::Apart, seed))
+            .chain(faults_of(Need::Separate, seed))
             .chain(faults_of(Need::Misuse, seed))
             .chain(faults_of(Need::Swaps, seed))
             .collect();
@@ -549,11 +549,11 @@ impl Swarm {
         let mut disks = disks(&mut random, transfer_max);
         let files = files(seed, faults, &mut disks);
         let read_only = read_only(seed, faults, &mut disks);
-        let mut disk_temper = disk_temper(&mut random, faults);
+        let mut disk_behaviour = disk_behaviour(&mut random, faults);
         if faults.has(Fault::FlushErrors) {
-            disk_temper.flush_error_permille = Random::new(seed, 0x15).pick(&[30, 200]);
+            disk_behaviour.flush_error_permille = Random::new(seed, 0x15).pick(&[30, 200]);
         }
-        let mut network = network_temper(&mut random, faults);
+        let mut network = network_behaviour(&mut random, faults);
         if network.grain < 64 {
             network.latency_max = Nanos::from_micros(5);
         }
@@ -598,10 +598,10 @@ impl Swarm {
             read_only,
             ram,
             device_queue_depth: Random::new(seed, 3).pick(&[2, 16, 64]),
-            disk_temper,
+            disk_behaviour,
             hangs_are_abortable: Random::new(seed, 0x16).coin(),
             network,
-            rdma: rdma_temper(seed),
+            rdma: rdma_behaviour(seed),
             limits: Bounds::of(faults, &hosts),
             hosts,
             subsystems: topology.subsystems,
@@ -668,17 +668,17 @@ fn add_path(seed: u64, tcp_listeners: usize, hosts: &mut Vec<HostShape>) {
 }
 
 /// Selects the disks that are files, and their behaviour.
-fn files(seed: u64, faults: Faults, disks: &mut [DiskShape]) -> Vec<Option<FileTemper>> {
+fn files(seed: u64, faults: Faults, disks: &mut [DiskShape]) -> Vec<Option<FileBehaviour>> {
     let mut random = Random::new(seed, 0x41);
     let are_files = faults.has(Fault::File) && !faults.has(Fault::Drive);
     let errors = faults.has(Fault::FileErrors);
     let mut draw = |shape: &mut DiskShape| {
-        let temper = FileTemper::of(&mut random, errors);
+        let behaviour = FileBehaviour::of(&mut random, errors);
         let is_file = are_files && random.permille(750);
         is_file.then(|| {
             shape.volatile = true;
-            shape.deallocate = temper.deallocate();
-            temper
+            shape.deallocate = behaviour.deallocate();
+            behaviour
         })
     };
     disks.iter_mut().map(&mut draw).collect()
@@ -722,7 +722,7 @@ fn ram_disks(
     seed: u64,
     faults: Faults,
     disks: &mut [DiskShape],
-    files: &[Option<FileTemper>],
+    files: &[Option<FileBehaviour>],
 ) -> Vec<bool> {
     let mut random = Random::new(seed, 0x13);
     let first = random.below(disks.len() as u64) as usize;
@@ -739,9 +739,9 @@ fn ram_disks(
     ram.collect()
 }
 
-fn disk_temper(random: &mut Random, faults: Faults) -> DiskTemper {
+fn disk_behaviour(random: &mut Random, faults: Faults) -> DiskBehaviour {
     let share = |fault, permille| if faults.has(fault) { permille } else { 0 };
-    DiskTemper {
+    DiskBehaviour {
         latency_min: Nanos::from_micros(random.pick(&[0, 5])),
         latency_max: Nanos::from_micros(random.pick(&[10, 80, 400])),
         slow_permille: share(Fault::Slow, random.pick(&[5, 50])),
@@ -755,10 +755,10 @@ fn disk_temper(random: &mut Random, faults: Faults) -> DiskTemper {
     }
 }
 
-fn network_temper(random: &mut Random, faults: Faults) -> NetworkTemper {
+fn network_behaviour(random: &mut Random, faults: Faults) -> NetworkBehaviour {
     let grain = random.pick(&[1, 7, 24, 73, 600, 4096]);
     let window = random.pick(&[200, 3000, 30_000]);
-    NetworkTemper {
+    NetworkBehaviour {
         latency_min: Nanos::from_micros(1),
         latency_max: Nanos::from_micros(random.pick(&[2, 20, 200])),
         grain: if faults.has(Fault::Grain) {
@@ -774,9 +774,9 @@ fn network_temper(random: &mut Random, faults: Faults) -> NetworkTemper {
     }
 }
 
-fn rdma_temper(seed: u64) -> RdmaTemper {
+fn rdma_behaviour(seed: u64) -> RdmaBehaviour {
     let mut random = Random::new(seed, 7);
-    RdmaTemper {
+    RdmaBehaviour {
         tick: Nanos::from_micros(random.pick(&[1, 5, 20])),
         retry_ticks: random.pick(&[1, 50, 500]),
         inline_bytes: random.pick(&[0, 128]),

@@ -10,30 +10,30 @@ use nvme_driver::DriveState;
 use nvme_target::{ControllerSnapshot, ControllerState};
 use reactors::Nanos;
 
-use crate::anonymous::Multitude;
+use crate::anonymous::AnonymousHosts;
 use crate::appliance::{Appliance, Held};
-use crate::crowd::Crowd;
 use crate::drive::Mishap;
+use crate::environment::Environment;
 use crate::fabric::RdmaNetwork;
-use crate::host::{Aftermath, Explorer, Host};
+use crate::host::{Aftermath, DiscoveryHost, Host};
 use crate::judge::{Extent, Violation};
 use crate::memory::check_connections;
 use crate::plan::host_name;
 use crate::random::Random;
-use crate::scene::Scene;
 use crate::storage::Storage;
 use crate::swarm::{Fault, Limits, Swarm};
+use crate::unknown_hosts::UnknownHosts;
 
 /// Share of events that are faults, per thousand.
 const FAULTS_PERMILLE: u32 = 120;
 /// Share of events with an additional host behaviour, drawn separately, per thousand.
-const HABITS_PERMILLE: u32 = 60;
+const HOST_BEHAVIOUR_PERMILLE: u32 = 60;
 /// Share of events with an additional fault from a separate random stream, per thousand.
-const APART_PERMILLE: u32 = 40;
+const SEPARATE_PERMILLE: u32 = 40;
 /// Share of events with an additional misuse of a queue, per thousand.
 const MISUSES_PERMILLE: u32 = 30;
 /// Share of the actions of anonymous hosts in which more of them connect, per thousand.
-const MULTITUDE_PERMILLE: u32 = 200;
+const ANONYMOUS_PERMILLE: u32 = 200;
 /// Share of events in which only time passes, per thousand.
 const PAUSES_PERMILLE: u32 = 15;
 /// Probability, per thousand, that a selected fault that affects the whole appliance occurs.
@@ -59,9 +59,9 @@ const POWER_AFTER_FLUSH_ERROR_PERMILLE: u32 = 150;
 const REMAINDER_PERMILLE: u32 = 800;
 const REMAINDER_MAX: Nanos = Nanos::from_millis(400);
 /// Commands that are sent before such a delay.
-const DETAINED_IOS: u64 = 8;
+const DELAYED_IOS: u64 = 8;
 /// Time after which the data of these commands has usually arrived.
-const DETAINED_WITHIN: Nanos = Nanos::from_millis(1);
+const DELAYED_WITHIN: Nanos = Nanos::from_millis(1);
 /// Events between checks of the media.
 const MEDIA_INTERVAL: u64 = 8;
 /// Events between checks of the memory of connections.
@@ -74,37 +74,37 @@ pub struct World {
     seed: u64,
     random: Random,
     /// The environment: everything but the appliance and the hosts.
-    pub scene: Scene,
+    pub env: Environment,
     hosts: Vec<Host>,
     /// Hosts of the discovery subsystem, in seeds with unknown hosts.
-    explorers: Vec<Explorer>,
-    crowd: Crowd,
-    multitude: Multitude,
+    discovery_hosts: Vec<DiscoveryHost>,
+    unknown_hosts: UnknownHosts,
+    anonymous_hosts: AnonymousHosts,
     appliance: Option<Appliance>,
     starts: u64,
     /// Random stream for host behaviour.
-    habits: Random,
+    behaviour_random: Random,
     /// Random stream for faults that are drawn separately.
-    apart: Random,
+    separate_random: Random,
     /// Random stream for misuses of queues.
-    misuses: Random,
+    misuse_random: Random,
     /// The disk whose write the kernel holds back, and the host that sent it.
     stuck_host: Option<(usize, usize)>,
     /// Random stream for configuration changes and for events while they wait.
-    changes: Random,
+    change_random: Random,
     /// Whether a configuration change is in progress.
     changing: bool,
     /// How often the change has waited.
     waits: u64,
     /// The appliance is to be killed as soon as the change returns; the value: with a power
     /// failure.
-    doom: Option<bool>,
+    kill_after_change: Option<bool>,
     /// When the control thread last checked the devices.
-    looked_at: Nanos,
+    checked_at: Nanos,
     /// Random stream for power failures after failed flushes, and the number of failed flushes.
     flushes: (Random, u64),
     /// Random stream for disks that delay requests.
-    detained: Random,
+    delay_random: Random,
     /// The current event.
     pub event: u64,
 }
@@ -116,33 +116,33 @@ impl World {
         let swarm = Swarm::of(seed, limits);
         let hosts = swarm.hosts.iter().enumerate();
         let faults = swarm.faults;
-        let has_multitude = faults.has(Fault::Anonymous) && !faults.has(Fault::Tight);
-        let has_crowd = faults.has(Fault::Crowd) || has_multitude;
+        let has_anonymous_hosts = faults.has(Fault::Anonymous) && !faults.has(Fault::Tight);
+        let has_unknown_hosts = faults.has(Fault::Crowd) || has_anonymous_hosts;
         Self {
-            explorers: (0..usize::from(has_crowd))
-                .map(|host| Explorer::new(host, seed))
+            discovery_hosts: (0..usize::from(has_unknown_hosts))
+                .map(|host| DiscoveryHost::new(host, seed))
                 .collect(),
-            crowd: Crowd::default(),
-            multitude: Multitude::default(),
+            unknown_hosts: UnknownHosts::default(),
+            anonymous_hosts: AnonymousHosts::default(),
             seed,
             random: Random::new(seed, 2),
             hosts: hosts
                 .map(|(number, shape)| Host::new(number, *shape, seed))
                 .collect(),
-            scene: Scene::new(seed, swarm),
+            env: Environment::new(seed, swarm),
             appliance: None,
             starts: 0,
-            habits: Random::new(seed, 0x26),
-            apart: Random::new(seed, 0x51),
-            misuses: Random::new(seed, 0x61),
+            behaviour_random: Random::new(seed, 0x26),
+            separate_random: Random::new(seed, 0x51),
+            misuse_random: Random::new(seed, 0x61),
             stuck_host: None,
-            changes: Random::new(seed, 11),
+            change_random: Random::new(seed, 11),
             changing: false,
             waits: 0,
-            doom: None,
-            looked_at: Nanos::ZERO,
+            kill_after_change: None,
+            checked_at: Nanos::ZERO,
             flushes: (Random::new(seed, 0x17), 0),
-            detained: Random::new(seed, 0x28),
+            delay_random: Random::new(seed, 0x28),
             event: 0,
         }
     }
@@ -154,20 +154,20 @@ impl World {
     pub fn run(&mut self) -> Result<(), Violation> {
         self.start()?;
         self.pass(Nanos::from_millis(5))?;
-        while self.event < self.scene.swarm.events {
+        while self.event < self.env.swarm.events {
             self.event += 1;
-            self.scene.figures.events += 1;
+            self.env.figures.events += 1;
             self.one_event()?;
         }
         self.recover()?;
         self.read_everything()?;
         self.check_accounts()?;
         self.stop()?;
-        self.fall(true);
+        self.handle_appliance_end(true);
         self.check_media(true)?;
-        self.scene.count_ambient();
-        self.scene.figures.seeds += 1;
-        self.scene.figures.time = self.scene.time.now();
+        self.env.count_ambient();
+        self.env.figures.seeds += 1;
+        self.env.figures.time = self.env.time.now();
         Ok(())
     }
 
@@ -183,35 +183,37 @@ impl World {
         if self.event.is_multiple_of(MEMORY_INTERVAL) {
             self.check_memory()?;
         }
-        self.habit()?;
-        self.strike_apart()?;
+        self.apply_host_behaviour()?;
+        self.apply_separate_fault()?;
         self.misuse();
         if self.random.permille(PAUSES_PERMILLE) {
             let pause = Nanos::from_millis(self.random.between(1, 4000));
             return self.pass(pause);
         }
         if self.random.permille(FAULTS_PERMILLE) {
-            let faults = self.scene.swarm.faults.iter();
+            let faults = self.env.swarm.faults.iter();
             let faults: Vec<Fault> = faults
-                .filter(|it| !it.is_habit() && !it.is_apart() && !it.is_misuse())
+                .filter(|it| {
+                    !it.is_host_behaviour() && !it.is_drawn_separately() && !it.is_misuse()
+                })
                 .collect();
             if !faults.is_empty() {
                 let fault = self.random.pick(&faults);
-                self.strike(fault)?;
+                self.apply_fault(fault)?;
             }
         } else {
-            let count = self.random.between(1, self.scene.swarm.burst_max);
+            let count = self.random.between(1, self.env.swarm.burst_max);
             let chosen = self.random.below(self.hosts.len() as u64) as usize;
-            self.hosts[chosen].send_io(&mut self.scene.ground(), count);
+            self.hosts[chosen].send_io(&mut self.env.for_hosts(), count);
         }
-        let pace = self.random.below(self.scene.swarm.pace_max.as_nanos());
+        let pace = self.random.below(self.env.swarm.pace_max.as_nanos());
         self.pass(Nanos(pace))?;
         self.follow_flush_errors()
     }
 
     /// Fails the power soon after failed flushes, to check what was acknowledged as durable.
     fn follow_flush_errors(&mut self) -> Result<(), Violation> {
-        let disks = self.scene.disks.iter();
+        let disks = self.env.disks.iter();
         let failed = disks.map(|disk| disk.figures().flush_errors).sum();
         let (random, known) = &mut self.flushes;
         let before = std::mem::replace(known, failed);
@@ -219,7 +221,7 @@ impl World {
             return Ok(());
         }
         if self.changing {
-            self.doom = Some(true);
+            self.kill_after_change = Some(true);
             return Ok(());
         }
         self.kill(true)
@@ -229,8 +231,8 @@ impl World {
     fn judge_recovery(&self, at_rest: bool) -> Result<(), Violation> {
         let counters = self.appliance.iter().flat_map(Appliance::drive_counters);
         for (disk, did) in counters {
-            if let Storage::Drive(drive) = &self.scene.disks[disk]
-                && let Some(what) = drive.misjudged(&did, at_rest)
+            if let Storage::Drive(drive) = &self.env.disks[disk]
+                && let Some(what) = drive.recovery_mistake(&did, at_rest)
             {
                 return Err(Violation::Rule(what));
             }
@@ -239,90 +241,91 @@ impl World {
     }
 
     /// Sometimes makes a host show unusual behaviour.
-    fn habit(&mut self) -> Result<(), Violation> {
-        let power_wanted = std::mem::take(&mut self.scene.power_wanted);
-        let fails = self.scene.swarm.faults.has(Fault::Power);
+    fn apply_host_behaviour(&mut self) -> Result<(), Violation> {
+        let power_wanted = std::mem::take(&mut self.env.power_wanted);
+        let fails = self.env.swarm.faults.has(Fault::Power);
         if power_wanted && fails && !self.changing {
-            self.scene
+            self.env
                 .note(format_args!("the power fails behind something durable"));
             self.kill(true)?;
         }
-        if !self.habits.permille(HABITS_PERMILLE) {
+        if !self.behaviour_random.permille(HOST_BEHAVIOUR_PERMILLE) {
             return Ok(());
         }
-        let habits = self.scene.swarm.faults.iter();
-        let habits: Vec<Fault> = habits.filter(|it| it.is_habit()).collect();
-        if habits.is_empty() {
+        let behaviours = self.env.swarm.faults.iter();
+        let behaviours: Vec<Fault> = behaviours.filter(|it| it.is_host_behaviour()).collect();
+        if behaviours.is_empty() {
             return Ok(());
         }
-        let fault = self.habits.pick(&habits);
-        let host = self.habits.below(self.hosts.len() as u64) as usize;
+        let fault = self.behaviour_random.pick(&behaviours);
+        let host = self.behaviour_random.below(self.hosts.len() as u64) as usize;
         if fault == Fault::Crowd {
-            let listeners = self.scene.swarm.tcp_listeners as u64;
-            let listener = &self.scene.listeners[self.habits.below(listeners) as usize];
-            let (network, now) = (self.scene.network, self.scene.time.now());
-            self.crowd.come(listener, network, &mut self.habits, now);
-            self.scene.figures.fault(fault);
+            let listeners = self.env.swarm.tcp_listeners as u64;
+            let listener = &self.env.listeners[self.behaviour_random.below(listeners) as usize];
+            let (network, now) = (self.env.network, self.env.time.now());
+            self.unknown_hosts
+                .connect_more(listener, network, &mut self.behaviour_random, now);
+            self.env.figures.fault(fault);
             return Ok(());
         }
-        let aftermath = self.hosts[host].misbehave(&mut self.scene.ground(), fault);
+        let aftermath = self.hosts[host].misbehave(&mut self.env.for_hosts(), fault);
         self.clean_up(aftermath);
         Ok(())
     }
 
     /// Sometimes applies a fault that is drawn from a separate random stream.
-    fn strike_apart(&mut self) -> Result<(), Violation> {
-        let faults = self.scene.swarm.faults.iter();
-        let faults: Vec<Fault> = faults.filter(|it| it.is_apart()).collect();
-        if faults.is_empty() || !self.apart.permille(APART_PERMILLE) {
+    fn apply_separate_fault(&mut self) -> Result<(), Violation> {
+        let faults = self.env.swarm.faults.iter();
+        let faults: Vec<Fault> = faults.filter(|it| it.is_drawn_separately()).collect();
+        if faults.is_empty() || !self.separate_random.permille(SEPARATE_PERMILLE) {
             return Ok(());
         }
-        let fault = self.apart.pick(&faults);
-        let disk = self.apart.below(self.scene.disks.len() as u64) as usize;
-        let host = self.apart.below(self.hosts.len() as u64) as usize;
-        let struck = match fault {
+        let fault = self.separate_random.pick(&faults);
+        let disk = self.separate_random.below(self.env.disks.len() as u64) as usize;
+        let host = self.separate_random.below(self.hosts.len() as u64) as usize;
+        let applied = match fault {
             Fault::Exchange | Fault::Swap => self.reconfigure(fault, disk, host)?,
             Fault::Stuck => match self.stuck_host.take_if(|_| !self.changing) {
                 Some(stuck) => self.reset_behind_stuck(stuck)?,
-                None => self.stick(disk, host),
+                None => self.hold_next_write(disk, host),
             },
             _ => false,
         };
-        if struck {
-            self.scene.note(format_args!(
+        if applied {
+            self.env.note(format_args!(
                 "{fault} strikes disk {disk} or host {host}, apart"
             ));
-            self.scene.figures.fault(fault);
+            self.env.figures.fault(fault);
         }
         Ok(())
     }
 
     /// Sometimes makes a host misuse a queue.
     fn misuse(&mut self) {
-        let faults = self.scene.swarm.faults.iter();
+        let faults = self.env.swarm.faults.iter();
         let faults: Vec<Fault> = faults.filter(|it| it.is_misuse()).collect();
-        if faults.is_empty() || !self.misuses.permille(MISUSES_PERMILLE) {
+        if faults.is_empty() || !self.misuse_random.permille(MISUSES_PERMILLE) {
             return;
         }
-        let fault = self.misuses.pick(&faults);
-        let host = self.misuses.below(self.hosts.len() as u64) as usize;
+        let fault = self.misuse_random.pick(&faults);
+        let host = self.misuse_random.below(self.hosts.len() as u64) as usize;
         if fault == Fault::Anonymous {
-            let (multitude, now) = (&mut self.multitude, self.scene.time.now());
-            multitude.stir(now, &mut self.misuses);
+            let (anonymous_hosts, now) = (&mut self.anonymous_hosts, self.env.time.now());
+            anonymous_hosts.send_some_commands(now, &mut self.misuse_random);
             // With tight limits there is no room for more hosts.
-            let is_tight = self.scene.swarm.faults.has(Fault::Tight);
-            if !is_tight && self.misuses.permille(MULTITUDE_PERMILLE) {
-                multitude.come(&self.scene.ground(), &mut self.misuses);
-                self.scene.figures.fault(fault);
+            let is_tight = self.env.swarm.faults.has(Fault::Tight);
+            if !is_tight && self.misuse_random.permille(ANONYMOUS_PERMILLE) {
+                anonymous_hosts.connect_more(&self.env.for_hosts(), &mut self.misuse_random);
+                self.env.figures.fault(fault);
             }
             return;
         }
-        self.hosts[host].misbehave(&mut self.scene.ground(), fault);
+        self.hosts[host].misbehave(&mut self.env.for_hosts(), fault);
     }
 
-    fn strike(&mut self, fault: Fault) -> Result<(), Violation> {
-        let now = self.scene.time.now();
-        let disk = self.random.below(self.scene.disks.len() as u64) as usize;
+    fn apply_fault(&mut self, fault: Fault) -> Result<(), Violation> {
+        let now = self.env.time.now();
+        let disk = self.random.below(self.env.disks.len() as u64) as usize;
         let host = self.random.below(self.hosts.len() as u64) as usize;
         let heavy = self.random.permille(HEAVY_PERMILLE);
         match fault {
@@ -346,18 +349,18 @@ impl World {
             | Fault::Shutdown
             | Fault::Greedy => {
                 if matches!(fault, Fault::Reset | Fault::Cut) {
-                    self.detain(host, REMAINDER_PERMILLE, REMAINDER_MAX)?;
+                    self.delay_commands(host, REMAINDER_PERMILLE, REMAINDER_MAX)?;
                 }
-                let aftermath = self.hosts[host].misbehave(&mut self.scene.ground(), fault);
+                let aftermath = self.hosts[host].misbehave(&mut self.env.for_hosts(), fault);
                 self.clean_up(aftermath);
                 if fault == Fault::Greedy {
                     // Paths of one host share its memory limit.
-                    let identity = self.scene.swarm.hosts[host].identity;
-                    let (now, shapes) = (self.scene.time.now(), &self.scene.swarm.hosts);
+                    let identity = self.env.swarm.hosts[host].identity;
+                    let (now, shapes) = (self.env.time.now(), &self.env.swarm.hosts);
                     let paths = self.hosts.iter_mut().zip(shapes);
                     paths
                         .filter(|(_, shape)| shape.identity == identity)
-                        .for_each(|(path, _)| path.wait_for_own_greed(now));
+                        .for_each(|(path, _)| path.excuse_own_greed(now));
                 }
                 return Ok(());
             }
@@ -390,20 +393,20 @@ impl World {
             Fault::Hang => self.strike_drive(disk, Mishap::Hang),
             Fault::Confusion => self.strike_drive(disk, Mishap::Confusion),
             Fault::Failure => self.strike_drive(disk, Mishap::Failure),
-            Fault::Removal if matches!(self.scene.disks[disk], Storage::Drive(_)) => {
+            Fault::Removal if matches!(self.env.disks[disk], Storage::Drive(_)) => {
                 self.strike_drive(disk, Mishap::Removal);
-                self.scene.judge.disk_lost_power(disk);
+                self.env.judge.disk_lost_power(disk);
             }
             Fault::Hold => {
                 // Deferred requests are retried continuously.
-                let retried = self.scene.swarm.faults.has(Fault::Later);
+                let retried = self.env.swarm.faults.has(Fault::Later);
                 let longest = if retried { 100 } else { 15_000 };
                 let until = now + Nanos::from_millis(self.random.between(1, longest));
-                if !self.scene.disks[disk].hold(until) {
+                if !self.env.disks[disk].hold(until) {
                     return Ok(());
                 }
-                self.scene.disk_disturbed[disk] = until;
-                self.scene.disturb_memory(until);
+                self.env.disk_disturbed[disk] = until;
+                self.env.disturb_memory(until);
             }
             Fault::Namespaces
             | Fault::Devices
@@ -425,19 +428,19 @@ impl World {
             }
             Fault::Unplug => {
                 let is_silent = self.random.coin();
-                if let Some(rdma) = &mut self.scene.rdma {
+                if let Some(rdma) = &mut self.env.rdma {
                     rdma.unplug(is_silent);
                 }
             }
             Fault::Removal => {
-                let Storage::Disk(removed) = &self.scene.disks[disk] else {
+                let Storage::Disk(removed) = &self.env.disks[disk] else {
                     return Ok(());
                 };
                 removed.remove();
-                self.scene.disk_fails[disk] = true;
+                self.env.disk_fails[disk] = true;
             }
             Fault::Crash | Fault::Power if self.changing => {
-                self.doom = Some(fault == Fault::Power);
+                self.kill_after_change = Some(fault == Fault::Power);
             }
             // A shutdown request waits for the change.
             Fault::Restart if self.changing => return Ok(()),
@@ -446,56 +449,61 @@ impl World {
             Fault::Restart => {
                 self.stop()?;
                 let power = self.random.coin();
-                self.fall(power);
+                self.handle_appliance_end(power);
                 self.check_media(power)?;
                 self.start()?;
             }
         }
-        self.scene
+        self.env
             .note(format_args!("{fault} strikes disk {disk} or host {host}"));
-        self.scene.figures.fault(fault);
+        self.env.figures.fault(fault);
         Ok(())
     }
 
     /// Sometimes sends commands of a host that a disk delays for up to `longest`, so that they are
     /// outstanding during the following fault of the host.
-    fn detain(&mut self, host: usize, permille: u32, longest: Nanos) -> Result<(), Violation> {
-        let later = self.scene.swarm.faults.has(Fault::Later);
-        if later || !self.detained.permille(permille) {
+    fn delay_commands(
+        &mut self,
+        host: usize,
+        permille: u32,
+        longest: Nanos,
+    ) -> Result<(), Violation> {
+        let later = self.env.swarm.faults.has(Fault::Later);
+        if later || !self.delay_random.permille(permille) {
             return Ok(());
         }
-        let subsystem = self.scene.swarm.hosts[host].subsystem;
-        let disks = self.scene.swarm.disks_of(subsystem);
+        let subsystem = self.env.swarm.hosts[host].subsystem;
+        let disks = self.env.swarm.disks_of(subsystem);
         let can_hold =
-            |it: &usize| matches!(self.scene.disks[*it], Storage::Disk(_) | Storage::Ram(_));
+            |it: &usize| matches!(self.env.disks[*it], Storage::Disk(_) | Storage::Ram(_));
         let disks: Vec<usize> = disks.filter(can_hold).collect();
         if disks.is_empty() {
             return Ok(());
         }
-        let disk = self.detained.pick(&disks);
-        let now = self.scene.time.now();
+        let disk = self.delay_random.pick(&disks);
+        let now = self.env.time.now();
         let lasts = self
-            .detained
+            .delay_random
             .between(longest.as_nanos() / 2, longest.as_nanos());
         let until = now + Nanos(lasts);
-        if self.scene.disk_disturbed[disk] >= until || !self.scene.disks[disk].hold(until) {
+        if self.env.disk_disturbed[disk] >= until || !self.env.disks[disk].hold(until) {
             return Ok(());
         }
-        self.scene.disk_disturbed[disk] = until;
-        self.scene.disturb_memory(until);
-        self.scene
+        self.env.disk_disturbed[disk] = until;
+        self.env.disturb_memory(until);
+        self.env
             .note(format_args!("disk {disk} keeps what it has until {until}"));
-        self.hosts[host].send_io(&mut self.scene.ground(), DETAINED_IOS);
-        self.pass(DETAINED_WITHIN)
+        self.hosts[host].send_io(&mut self.env.for_hosts(), DELAYED_IOS);
+        self.pass(DELAYED_WITHIN)
     }
 
     fn strike_drive(&mut self, disk: usize, mishap: Mishap) {
-        let now = self.scene.time.now();
-        if let Some(until) = self.scene.disks[disk].suffer(mishap, now) {
-            let disturbed = &mut self.scene.disk_disturbed[disk];
+        let now = self.env.time.now();
+        if let Some(until) = self.env.disks[disk].apply_mishap(mishap, now) {
+            let disturbed = &mut self.env.disk_disturbed[disk];
             *disturbed = until.max(*disturbed);
-            self.scene.disk_fails[disk] = true;
-            self.scene.disturb_memory(until);
+            self.env.disk_fails[disk] = true;
+            self.env.disturb_memory(until);
         }
     }
 
@@ -507,37 +515,36 @@ impl World {
         else {
             return;
         };
-        self.scene.disturb_memory(memory_until);
+        self.env.disturb_memory(memory_until);
         let mut disturbed = memory_until;
         for vanished in vanished {
-            let noticed =
-                self.scene.time.now() + Nanos::from_millis(self.random.between(1, 40_000));
-            self.scene.disturb_memory(noticed);
+            let noticed = self.env.time.now() + Nanos::from_millis(self.random.between(1, 40_000));
+            self.env.disturb_memory(noticed);
             disturbed = disturbed.max(noticed);
-            self.scene.vanished.push((noticed, vanished));
+            self.env.vanished.push((noticed, vanished));
         }
-        self.scene.network_disturbed = self.scene.network_disturbed.max(disturbed);
+        self.env.network_disturbed = self.env.network_disturbed.max(disturbed);
     }
 
     /// Starts the appliance; disks that were pulled out are back.
     fn start(&mut self) -> Result<(), Violation> {
-        for disk in &mut self.scene.disks {
-            disk.put_back();
+        for disk in &mut self.env.disks {
+            disk.reinsert();
         }
-        let fails = self.scene.swarm.disk_temper.error_permille > 0;
-        self.scene.disk_failed |= self.scene.disk_fails.contains(&true);
-        for (disk, may_fail) in self.scene.disks.iter().zip(&mut self.scene.disk_fails) {
+        let fails = self.env.swarm.disk_behaviour.error_permille > 0;
+        self.env.disk_failed |= self.env.disk_fails.contains(&true);
+        for (disk, may_fail) in self.env.disks.iter().zip(&mut self.env.disk_fails) {
             *may_fail = disk.fails() || (fails && !matches!(disk, Storage::File(_)));
         }
-        self.scene.stopping = false;
-        self.scene.changed_at = self.scene.time.now();
-        self.scene.disk_gone.fill(false);
+        self.env.stopping = false;
+        self.env.changed_at = self.env.time.now();
+        self.env.disk_gone.fill(false);
         self.starts += 1;
         let seed = self.seed.wrapping_add(self.starts << 32);
-        self.scene.renew_networks(seed);
+        self.env.renew_networks(seed);
         self.find_sizes(seed)?;
-        self.scene.renew_networks(seed);
-        let started = Appliance::start(seed, &self.scene);
+        self.env.renew_networks(seed);
+        let started = Appliance::start(seed, &self.env);
         let appliance = started.map_err(|error| Violation::Rule(format!("start: {error}")))?;
         self.appliance = Some(appliance);
         Ok(())
@@ -547,8 +554,8 @@ impl World {
     fn kill(&mut self, power: bool) -> Result<(), Violation> {
         self.judge_recovery(false)?;
         if let Some(appliance) = self.appliance.take() {
-            for disk in &self.scene.disks {
-                disk.cut_off(power);
+            for disk in &self.env.disks {
+                disk.prepare_kill(power);
             }
             let leases = appliance.end();
             if leases > 0 {
@@ -556,41 +563,41 @@ impl World {
                 return Err(Violation::Rule(what));
             }
         }
-        self.fall(power);
+        self.handle_appliance_end(power);
         self.check_media(power)?;
         self.start()
     }
 
     /// Handles the end of the appliance: its connections and commands in flight are gone.
-    fn fall(&mut self, power: bool) {
+    fn handle_appliance_end(&mut self, power: bool) {
         self.appliance = None;
-        for disk in &self.scene.disks {
-            disk.let_go();
+        for disk in &self.env.disks {
+            disk.reset_after_end();
         }
-        self.scene.disk_disturbed.fill(Nanos::ZERO);
+        self.env.disk_disturbed.fill(Nanos::ZERO);
         for host in &mut self.hosts {
-            host.crash(&mut self.scene.ground());
+            host.crash(&mut self.env.for_hosts());
         }
-        let now = self.scene.time.now();
-        for explorer in &mut self.explorers {
-            explorer.crash(now);
+        let now = self.env.time.now();
+        for discovery_host in &mut self.discovery_hosts {
+            discovery_host.crash(now);
         }
-        self.crowd.disperse();
-        self.multitude.disperse();
-        self.scene.judge.settled();
-        self.scene.evict();
+        self.unknown_hosts.disconnect_all();
+        self.anonymous_hosts.disconnect_all();
+        self.env.judge.stopped();
+        self.env.evict();
         if power {
-            for disk in &self.scene.disks {
+            for disk in &self.env.disks {
                 disk.cut_power();
             }
-            self.scene.judge.power_cut();
+            self.env.judge.power_cut();
         }
-        for (number, disk) in self.scene.disks.iter().enumerate() {
-            if disk.forgets() {
-                self.scene.judge.content_lost(number);
+        for (number, disk) in self.env.disks.iter().enumerate() {
+            if disk.loses_content_on_close() {
+                self.env.judge.content_lost(number);
             }
         }
-        self.scene.note(format_args!(
+        self.env.note(format_args!(
             "the appliance is down{}",
             if power { ", without power" } else { "" }
         ));
@@ -602,17 +609,22 @@ impl World {
             return Ok(());
         };
         let hosts = self.hosts.iter().flat_map(Host::memory_bounds);
-        let explorers = self.explorers.iter().filter_map(Explorer::memory_bound);
-        let bounds = hosts.chain(explorers).chain(self.crowd.memory_bounds());
+        let discovery_hosts = self
+            .discovery_hosts
+            .iter()
+            .filter_map(DiscoveryHost::memory_bound);
+        let bounds = hosts
+            .chain(discovery_hosts)
+            .chain(self.unknown_hosts.memory_bounds());
         let held = appliance.held_by_connections().into_iter();
         check_connections(&bounds.collect(), held)
     }
 
     /// Checks that the media contain all data that must survive a power failure.
     fn check_survivors(&self) -> Result<(), Violation> {
-        for (number, disk) in self.scene.disks.iter().enumerate() {
-            let judge = &self.scene.judge;
-            disk.look_at_medium(&mut |lba, version| judge.judge_survivor(number, lba, version))?;
+        for (number, disk) in self.env.disks.iter().enumerate() {
+            let judge = &self.env.judge;
+            disk.inspect_medium(&mut |lba, version| judge.judge_survivor(number, lba, version))?;
         }
         Ok(())
     }
@@ -622,12 +634,12 @@ impl World {
         if !power {
             return Ok(());
         }
-        for (number, disk) in self.scene.disks.iter().enumerate() {
-            let shape = self.scene.swarm.disks[number];
+        for (number, disk) in self.env.disks.iter().enumerate() {
+            let shape = self.env.swarm.disks[number];
             let mut found = vec![0; shape.block_size as usize];
             for lba in 0..shape.block_count {
                 if disk.read_medium(lba, &mut found) {
-                    self.scene.judge.judge_medium(number, lba, &found)?;
+                    self.env.judge.judge_medium(number, lba, &found)?;
                 }
             }
         }
@@ -637,34 +649,33 @@ impl World {
     /// Shuts the appliance down in order, and checks that all commands are completed, all written
     /// data is durable and all leases are returned.
     fn stop(&mut self) -> Result<(), Violation> {
-        let now = self.scene.time.now();
-        let latest = self.scene.disk_disturbed.iter().max().copied();
+        let now = self.env.time.now();
+        let latest = self.env.disk_disturbed.iter().max().copied();
         let disturbed = self
-            .scene
+            .env
             .network_disturbed
             .max(latest.unwrap_or_default())
-            .max(self.scene.memory_disturbed);
-        let calm = disturbed <= now && !self.scene.swarm.faults.has(Fault::SlowWriter);
-        let flush_fails = self.scene.swarm.disk_temper.flush_error_permille > 0;
-        let fails = flush_fails || self.scene.disk_fails.contains(&true);
+            .max(self.env.memory_disturbed);
+        let calm = disturbed <= now && !self.env.swarm.faults.has(Fault::SlowWriter);
+        let flush_fails = self.env.swarm.disk_behaviour.flush_error_permille > 0;
+        let fails = flush_fails || self.env.disk_fails.contains(&true);
         self.judge_recovery(false)?;
-        let began = self.scene.judge.begin_read();
-        self.scene.stopping = true;
-        self.scene
-            .note(format_args!("the appliance is told to stop"));
+        let began = self.env.judge.begin_read();
+        self.env.stopping = true;
+        self.env.note(format_args!("the appliance is told to stop"));
         if let Some(appliance) = &mut self.appliance {
             appliance.begin_stop(now + STOP_MAX);
         }
         self.run_until(now + STOP_MAX, |world| {
             world.appliance.as_ref().is_none_or(Appliance::is_stopped)
         })?;
-        self.scene.judge.end_read(began);
+        self.env.judge.end_read(began);
         let Some(mut appliance) = self.appliance.take() else {
             return Ok(());
         };
         let outstanding = appliance.outstanding();
         let stale = appliance.stale_completions();
-        self.scene
+        self.env
             .figures
             .faults(Fault::Arena, appliance.waits_for_memory());
         if calm && !outstanding.is_empty() {
@@ -673,8 +684,8 @@ impl World {
         }
         if calm && !fails && outstanding.is_empty() {
             // A device that was closed before is not flushed again.
-            for disk in (0..self.scene.disks.len()).filter(|disk| appliance.has_device(*disk)) {
-                self.scene.judge.flushed(disk, began);
+            for disk in (0..self.env.disks.len()).filter(|disk| appliance.has_device(*disk)) {
+                self.env.judge.flushed(disk, began);
             }
         }
         let leases = appliance.end();
@@ -687,30 +698,30 @@ impl World {
 
     /// Ends all faults, and checks that every host returns to service.
     fn recover(&mut self) -> Result<(), Violation> {
-        self.scene.note(format_args!("everything is healed"));
-        self.crowd.disperse();
-        self.multitude.disperse();
-        for explorer in &mut self.explorers {
-            explorer.retire();
+        self.env.note(format_args!("everything is healed"));
+        self.unknown_hosts.disconnect_all();
+        self.anonymous_hosts.disconnect_all();
+        for discovery_host in &mut self.discovery_hosts {
+            discovery_host.retire();
         }
-        self.scene.heal();
-        let rdma = self.scene.rdma.as_ref();
+        self.env.disable_faults();
+        let rdma = self.env.rdma.as_ref();
         let is_unplugged = rdma.is_some_and(RdmaNetwork::is_unplugged);
-        if is_unplugged || self.scene.disks.iter().any(Storage::needs_restart) {
+        if is_unplugged || self.env.disks.iter().any(Storage::needs_restart) {
             self.kill(false)?;
         }
         self.await_devices()?;
         self.configure_all()?;
-        self.scene.namespace_changed.fill(self.scene.time.now());
-        let healed = self.scene.time.now();
+        self.env.namespace_changed.fill(self.env.time.now());
+        let healed = self.env.time.now();
         let by = healed + RECOVERY_MAX;
         let at_rest = |world: &mut Self| {
             let hosts = world.hosts.iter().all(|it| it.is_serving() && it.is_idle());
             let appliance = world.appliance.as_ref();
             let ready = appliance
                 .is_some_and(|it| it.drive_states().all(|state| state == DriveState::Ready));
-            let ready = ready && healed + DRIVE_NOTICES_WITHIN <= world.scene.time.now();
-            hosts && ready && world.scene.disks.iter().all(|it| it.in_flight() == 0)
+            let ready = ready && healed + DRIVE_NOTICES_WITHIN <= world.env.time.now();
+            hosts && ready && world.env.disks.iter().all(|it| it.in_flight() == 0)
         };
         if !self.run_until(by, at_rest)? {
             let hosts = self.hosts.iter().map(Host::is_serving);
@@ -721,21 +732,21 @@ impl World {
             return Err(Violation::Rule(what));
         }
         self.judge_recovery(true)?;
-        self.scene.disk_failed |= self.scene.disk_fails.contains(&true);
-        for (storage, fails) in self.scene.disks.iter().zip(&mut self.scene.disk_fails) {
+        self.env.disk_failed |= self.env.disk_fails.contains(&true);
+        for (storage, fails) in self.env.disks.iter().zip(&mut self.env.disk_fails) {
             *fails &= !matches!(storage, Storage::Drive(_));
         }
-        self.scene.judge.settled();
-        self.scene.evict();
+        self.env.judge.stopped();
+        self.env.evict();
         Ok(())
     }
 
     /// Reads every block of every disk.
     fn read_everything(&mut self) -> Result<(), Violation> {
-        for disk in 0..self.scene.disks.len() {
-            let shape = self.scene.swarm.disks[disk];
-            let subsystem = self.scene.swarm.subsystem_of_disk(disk);
-            let mut hosts = self.scene.swarm.hosts.iter();
+        for disk in 0..self.env.disks.len() {
+            let shape = self.env.swarm.disks[disk];
+            let subsystem = self.env.swarm.subsystem_of_disk(disk);
+            let mut hosts = self.env.swarm.hosts.iter();
             let reader = hosts.position(|host| host.subsystem == subsystem);
             let reader = reader.unwrap_or_default();
             let step = LAST_READ_BLOCKS.min(shape.transfer_blocks_max);
@@ -743,10 +754,10 @@ impl World {
                 let left = shape.block_count - lba;
                 let blocks = u64::from(step).min(left) as u32;
                 let extent = Extent { disk, lba, blocks };
-                let by = self.scene.time.now() + RECOVERY_MAX;
+                let by = self.env.time.now() + RECOVERY_MAX;
                 let mut sent = false;
                 self.run_until(by, |world| {
-                    sent = sent || world.hosts[reader].read(&mut world.scene.ground(), extent);
+                    sent = sent || world.hosts[reader].read(&mut world.env.for_hosts(), extent);
                     sent
                 })?;
                 if !sent && self.appliance.is_some() {
@@ -755,7 +766,7 @@ impl World {
                 }
             }
         }
-        let by = self.scene.time.now() + RECOVERY_MAX;
+        let by = self.env.time.now() + RECOVERY_MAX;
         if !self.run_until(by, |world| world.hosts.iter().all(Host::is_idle))? {
             return Err(Violation::Rule(
                 "the last reads are not answered".to_owned(),
@@ -778,23 +789,23 @@ impl World {
 
     /// Informs the judge about associations whose end the target has detected, has other paths of
     /// their hosts repeat the lost writes, and notes the hosts whose commands are fenced.
-    fn tend_lost_writes(&mut self) {
+    fn update_lost_writes(&mut self) {
         let may_be_fenced =
-            self.scene.judge.has_lost() || self.hosts.iter().any(Host::awaits_readiness);
+            self.env.judge.has_lost() || self.hosts.iter().any(Host::awaits_readiness);
         let Some(appliance) = self.appliance.as_ref().filter(|_| may_be_fenced) else {
             return;
         };
         let controllers = appliance.controllers();
-        let now = self.scene.time.now();
-        let identities = self.scene.swarm.hosts.iter().map(|host| host.identity);
-        for (fenced, identity) in self.scene.fenced.iter_mut().zip(identities) {
+        let now = self.env.time.now();
+        let identities = self.env.swarm.hosts.iter().map(|host| host.identity);
+        for (fenced, identity) in self.env.fenced.iter_mut().zip(identities) {
             let name = host_name(identity);
             let mut its = controllers.iter().filter(|it| it.host_nqn == name);
             if its.any(|it| it.fenced || it.state == ControllerState::Enabling) {
                 *fenced = now;
             }
         }
-        let unnoticed: BTreeSet<(usize, u16)> = self.scene.judge.unnoticed().collect();
+        let unnoticed: BTreeSet<(usize, u16)> = self.env.judge.unnoticed().collect();
         for (identity, cntlid) in unnoticed {
             let name = host_name(identity);
             let serves = |it: &ControllerSnapshot| {
@@ -802,7 +813,7 @@ impl World {
                 is_it && it.state != ControllerState::Ended
             };
             if !controllers.iter().any(serves) {
-                self.scene.judge.noticed((identity, cntlid));
+                self.env.judge.noticed((identity, cntlid));
                 self.pass_retries_on(identity);
             }
         }
@@ -810,7 +821,7 @@ impl World {
 
     /// Has a path in service repeat the lost writes of the other paths of its host.
     fn pass_retries_on(&mut self, identity: usize) {
-        let shapes = &self.scene.swarm.hosts;
+        let shapes = &self.env.swarm.hosts;
         let paths = (0..shapes.len()).filter(|path| shapes[*path].identity == identity);
         let paths: Vec<usize> = paths.collect();
         let serving = paths.iter().find(|path| self.hosts[**path].is_serving());
@@ -824,15 +835,15 @@ impl World {
 
     /// Checks that the target accounts for no resources that no host has.
     fn check_accounts(&mut self) -> Result<(), Violation> {
-        let by = self.scene.time.now() + RECOVERY_MAX;
-        let mut told = String::new();
+        let by = self.env.time.now() + RECOVERY_MAX;
+        let mut wrong = String::new();
         let agrees = |world: &mut Self| {
             let mut held = Held::default();
             for host in world.hosts.iter().map(Host::held) {
                 held.admin_queues += host.admin_queues;
                 held.io_queues += host.io_queues;
             }
-            let faults = world.scene.swarm.faults;
+            let faults = world.env.swarm.faults;
             // Posted receives and the queues of drives and files hold memory while idle.
             let holds = [Fault::Rdma, Fault::Drive, Fault::File];
             let has_none = !holds.iter().any(|it| faults.has(*it));
@@ -842,7 +853,7 @@ impl World {
                 .map(|it| it.check_accounts(held, has_none.then_some(0)));
             match checked {
                 Some(Err(what)) => {
-                    told = what;
+                    wrong = what;
                     false
                 }
                 Some(Ok(())) | None => true,
@@ -850,15 +861,15 @@ impl World {
         };
         // If a host vanished while the target did not receive from it, the connection's resources
         // are freed only when the target sends again, which may be never.
-        let is_excused = self.scene.swarm.faults.has(Fault::Vanish);
+        let is_excused = self.env.swarm.faults.has(Fault::Vanish);
         if self.run_until(by, agrees)? || is_excused {
             return Ok(());
         }
-        Err(Violation::Rule(told))
+        Err(Violation::Rule(wrong))
     }
 
     fn pass(&mut self, span: Nanos) -> Result<(), Violation> {
-        let until = self.scene.time.now() + span;
+        let until = self.env.time.now() + span;
         self.run_until(until, |_| false)?;
         Ok(())
     }
@@ -874,52 +885,61 @@ impl World {
             if done(self) {
                 return Ok(true);
             }
-            if self.scene.time.now() >= until {
+            if self.env.time.now() >= until {
                 return Ok(false);
             }
             let Some(appliance) = &mut self.appliance else {
                 return Ok(false);
             };
             // Sending alone is no progress for a reactor, so arrivals at hosts count too.
-            let mut busy = appliance.round().is_busy();
+            let mut busy = appliance.run_turn().is_busy();
             let on_its_way = !appliance.is_idle();
-            self.scene.probe_vanished();
-            self.scene.tend_disks();
-            self.scene.tend_rdma();
-            self.tend_control()?;
+            self.env.probe_vanished();
+            self.env.advance_disks();
+            self.env.advance_rdma();
+            self.run_control_checks()?;
             self.check_dma()?;
-            self.tend_lost_writes();
+            self.update_lost_writes();
             for host in &mut self.hosts {
-                busy |= host.poll(&mut self.scene.ground())?;
+                busy |= host.poll(&mut self.env.for_hosts())?;
             }
-            for explorer in &mut self.explorers {
-                busy |= explorer.poll(&mut self.scene.ground())?;
+            for discovery_host in &mut self.discovery_hosts {
+                busy |= discovery_host.poll(&mut self.env.for_hosts())?;
             }
-            if !self.crowd.is_empty() {
-                self.crowd.check(self.scene.time.now())?;
+            if !self.unknown_hosts.is_empty() {
+                self.unknown_hosts.check(self.env.time.now())?;
             }
-            if !self.multitude.is_empty() {
-                busy |= self.multitude.poll(&mut self.scene.ground())?;
+            if !self.anonymous_hosts.is_empty() {
+                busy |= self.anonymous_hosts.poll(&mut self.env.for_hosts())?;
             }
             idle_turns = if busy { 0 } else { idle_turns + 1 };
             let waiting =
-                self.scene.is_connected_to() || self.hosts.iter().any(Host::waits_for_target);
+                self.env.is_connected_to() || self.hosts.iter().any(Host::waits_for_target);
             let waiting = waiting
-                || self.crowd.waits_for_target()
-                || self.multitude.waits_for_target()
-                || self.explorers.iter().any(Explorer::waits_for_target);
-            let events_wait = idle_turns < IDLE_TURNS_RDMA && self.scene.rdma_waits();
+                || self.unknown_hosts.waits_for_target()
+                || self.anonymous_hosts.waits_for_target()
+                || self
+                    .discovery_hosts
+                    .iter()
+                    .any(DiscoveryHost::waits_for_target);
+            let events_wait = idle_turns < IDLE_TURNS_RDMA && self.env.rdma_waits();
             if busy || on_its_way || (waiting && idle_turns < IDLE_TURNS) || events_wait {
                 continue;
             }
-            let look = self.next_look();
+            let check = self.next_control_check();
             let Some(appliance) = &mut self.appliance else {
                 return Ok(false);
             };
-            let deadlines = [appliance.next_deadline(), self.scene.next_due(), look];
+            let deadlines = [appliance.next_deadline(), self.env.next_due(), check];
             let hosts = self.hosts.iter().map(Host::next_deadline);
-            let explorers = self.explorers.iter().map(Explorer::next_deadline);
-            let others = explorers.chain([self.crowd.next_due(), self.multitude.next_due()]);
+            let discovery_hosts = self
+                .discovery_hosts
+                .iter()
+                .map(DiscoveryHost::next_deadline);
+            let others = discovery_hosts.chain([
+                self.unknown_hosts.next_due(),
+                self.anonymous_hosts.next_due(),
+            ]);
             let next = deadlines.into_iter().chain(hosts).chain(others);
             let next = next.flatten().min();
             appliance.advance_to(next.unwrap_or(until).min(until));

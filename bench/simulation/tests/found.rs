@@ -83,7 +83,7 @@ fn time_waits_for_what_is_between_reactors() {
 /// The target disconnected a host as silent although it could not receive its commands: all
 /// receives waited for memory that a disk held.
 #[test]
-fn who_could_not_be_heard_is_not_silent() {
+fn a_host_that_the_target_cannot_receive_is_not_silent() {
     let limits = Limits {
         events: Some(600),
         hosts: Some(3),

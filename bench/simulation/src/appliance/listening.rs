@@ -21,13 +21,13 @@ use crate::plan::tcp_address;
 type Failure = Box<dyn Error>;
 
 /// The port settings that the transports received last.
-pub(super) type Told = Arc<Mutex<BTreeMap<PortId, PortSetting>>>;
+pub(super) type SentSettings = Arc<Mutex<BTreeMap<PortId, PortSetting>>>;
 
 /// Replaces the recorded port settings of a transport.
-fn note(told: &Told, transport: Transport, ports: &[(PortId, &Wanted)]) {
-    let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
-    told.retain(|_, (_, depth)| depth.is_some() != (transport == Transport::Rdma));
-    told.extend(ports.iter().map(|(port, it)| (*port, setting(it))));
+fn note(sent_settings: &SentSettings, transport: Transport, ports: &[(PortId, &Wanted)]) {
+    let mut sent_settings = sent_settings.lock().unwrap_or_else(PoisonError::into_inner);
+    sent_settings.retain(|_, (_, depth)| depth.is_some() != (transport == Transport::Rdma));
+    sent_settings.extend(ports.iter().map(|(port, it)| (*port, setting(it))));
 }
 
 /// The port settings of a listener.
@@ -45,8 +45,8 @@ pub(super) fn setting(listener: &Wanted) -> PortSetting {
 pub(super) struct TcpListening {
     pub(super) orders: PortOrders<Socket, PortSettings, std::io::Result<()>>,
     /// The simulated listeners, by number.
-    pub(super) doors: Vec<Listener>,
-    pub(super) told: Told,
+    pub(super) sim_listeners: Vec<Listener>,
+    pub(super) sent_settings: SentSettings,
 }
 
 impl Listening for TcpListening {
@@ -65,7 +65,7 @@ impl Listening for TcpListening {
         event_loop: &mut dyn EventLoop,
     ) -> Result<SocketAddr, Failure> {
         let address = listener.address.socket_addr();
-        let socket = bind(&self.doors, address)?;
+        let socket = bind(&self.sim_listeners, address)?;
         self.orders.listen(port, socket, event_loop)??;
         Ok(address)
     }
@@ -75,7 +75,7 @@ impl Listening for TcpListening {
         ports: &[(PortId, &Wanted)],
         event_loop: &mut dyn EventLoop,
     ) -> Result<(), Failure> {
-        note(&self.told, Transport::Tcp, ports);
+        note(&self.sent_settings, Transport::Tcp, ports);
         let ports = ports.iter().map(|(port, it)| (*port, tcp_settings(it)));
         Ok(self
             .orders
@@ -91,11 +91,11 @@ impl Listening for TcpListening {
 ///
 /// # Errors
 /// The address is in use or does not exist.
-pub(super) fn bind(doors: &[Listener], address: SocketAddr) -> std::io::Result<Socket> {
-    let mut doors = doors.iter().enumerate();
-    let found = doors.find(|(number, _)| tcp_address(*number) == address);
-    let (_, door) = found.ok_or(std::io::ErrorKind::AddrNotAvailable)?;
-    door.bind()
+pub(super) fn bind(sim_listeners: &[Listener], address: SocketAddr) -> std::io::Result<Socket> {
+    let mut sim_listeners = sim_listeners.iter().enumerate();
+    let found = sim_listeners.find(|(number, _)| tcp_address(*number) == address);
+    let (_, listener) = found.ok_or(std::io::ErrorKind::AddrNotAvailable)?;
+    listener.bind()
 }
 
 /// The port settings of a TCP listener.
@@ -111,7 +111,7 @@ pub(super) struct RdmaListening {
     pub(super) orders: PortOrders<SocketAddr, RdmaPortSettings, Result<SocketAddr, rdma::Error>>,
     /// The memory registrations of its devices.
     pub(super) domains: Arc<Domains<Fake>>,
-    pub(super) told: Told,
+    pub(super) sent_settings: SentSettings,
 }
 
 impl Listening for RdmaListening {
@@ -138,7 +138,7 @@ impl Listening for RdmaListening {
         ports: &[(PortId, &Wanted)],
         event_loop: &mut dyn EventLoop,
     ) -> Result<(), Failure> {
-        note(&self.told, Transport::Rdma, ports);
+        note(&self.sent_settings, Transport::Rdma, ports);
         let ports = ports.iter().map(|(port, it)| (*port, rdma_settings(it)));
         Ok(self
             .orders

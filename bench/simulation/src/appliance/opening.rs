@@ -59,7 +59,7 @@ impl Opener for Disks {
                 if disk.is_removed() {
                     return Err("it was pulled out".into());
                 }
-                if disk.is_taken() {
+                if disk.take_open_failure() {
                     return Err("somebody else has it".into());
                 }
                 // As a file device: a file is never made shorter.
@@ -86,7 +86,7 @@ impl Opener for Disks {
                 let name = device.name.as_str();
                 let found = self.ram.iter().find(|(known, _)| known == name);
                 let (_, ram) = found.ok_or("there is no memory for it")?;
-                if ram.is_taken() {
+                if ram.take_open_failure() {
                     return Err("there is no memory for it just now".into());
                 }
                 let (memory, device) = ram.open(name, size.bytes(), device.read_only)?;

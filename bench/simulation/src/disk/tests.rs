@@ -15,7 +15,7 @@ fn shape(volatile: bool) -> DiskShape {
     }
 }
 
-const CALM: DiskTemper = DiskTemper {
+const CALM: DiskBehaviour = DiskBehaviour {
     latency_min: Nanos(1000),
     latency_max: Nanos(2000),
     slow_permille: 0,
@@ -36,10 +36,10 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(volatile: bool, temper: DiskTemper, seed: u64) -> Self {
+    fn new(volatile: bool, behaviour: DiskBehaviour, seed: u64) -> Self {
         let time = SharedTime::default();
         let random = Random::new(seed, 0);
-        let disk = Disk::new(0, shape(volatile), temper, random, time.clone());
+        let disk = Disk::new(0, shape(volatile), behaviour, random, time.clone());
         let arena = Arena::new(ArenaConfig {
             bytes: 1 << 20,
             pages: PagePolicy::Ordinary,
@@ -158,13 +158,13 @@ fn a_removed_disk_fails_everything_until_it_is_back() {
     ));
     let options = QueueOptions::new(0, 8, bench.pool.clone());
     assert!(bench.disk.open_queue(options.clone()).is_err());
-    bench.disk.put_back();
+    bench.disk.reinsert();
     assert!(bench.disk.open_queue(options).is_ok());
 }
 
 #[test]
-fn failed_writes_are_there_in_part_and_failed_reads_hold_rubbish() {
-    let failing = DiskTemper {
+fn failed_writes_are_partial_and_failed_reads_return_garbage() {
+    let failing = DiskBehaviour {
         error_permille: 1000,
         ..CALM
     };
@@ -175,7 +175,7 @@ fn failed_writes_are_there_in_part_and_failed_reads_hold_rubbish() {
         let read = bench.run(Operation::Read, Some(9));
         assert!(read.result.is_err());
         assert_eq!(read.data.expect("its lease").to_vec(), [0xEE; 2 * BLOCK]);
-        bench.disk.set_temper(CALM);
+        bench.disk.set_behaviour(CALM);
         let found = bench.read();
         partly += usize::from(found[0] != found[BLOCK]);
     }

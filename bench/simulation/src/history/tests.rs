@@ -35,7 +35,7 @@ fn a_done_write_hides_what_was_before() {
 }
 
 #[test]
-fn what_is_durable_survives_and_nothing_older_does() {
+fn durable_data_survives_a_power_cut() {
     let mut history = history(&[(1, 10, 20), (2, 30, 40)]);
     let survives = |history: &BlockHistory| {
         [None, Some(1), Some(2)].map(|version| history.may_survive(version))
@@ -60,7 +60,7 @@ fn a_write_to_another_content_outlives_a_flush_of_it() {
 }
 
 #[test]
-fn a_read_beside_a_write_may_see_either_and_then_only_forward() {
+fn a_concurrent_read_returns_either_version() {
     let mut history = history(&[(1, 10, 20)]);
     history.begin(2, false);
     assert_eq!(read(&mut history, 1, 30), Ok(()));
@@ -77,7 +77,7 @@ fn a_read_that_began_before_the_end_of_a_write_may_see_the_old() {
 }
 
 #[test]
-fn writes_beside_each_other_come_in_any_order() {
+fn concurrent_writes_have_no_order() {
     for last in [1, 2] {
         let mut history = history(&[(1, 10, 40), (2, 20, 30)]);
         assert_eq!(read(&mut history, last, 50), Ok(()));
@@ -148,7 +148,7 @@ fn a_durable_read_holds_over_a_power_cut() {
 fn a_restart_without_a_power_cut_loses_nothing() {
     let mut history = history(&[(1, 10, 20), (2, 30, 40)]);
     history.begin(3, false);
-    history.settled(at(50));
+    history.stopped(at(50));
     assert_eq!(read(&mut history, 1, 60), Err(Mistake::Stale));
     assert_eq!(read(&mut history, 2, 70), Ok(()));
     assert_eq!(read(&mut history, 3, 80), Err(Mistake::Stale));
@@ -167,9 +167,9 @@ fn pruning_changes_no_answer() {
 #[test]
 fn certainty_is_only_where_nothing_is_in_flight() {
     let mut history = history(&[(1, 10, 20)]);
-    assert!(history.is_certainly(Some(1), at(30)));
+    assert!(history.must_equal(Some(1), at(30)));
     assert_eq!(history.only(at(30)), Some(Some(1)));
     history.begin(2, false);
-    assert!(!history.is_certainly(Some(1), at(30)));
+    assert!(!history.must_equal(Some(1), at(30)));
     assert_eq!(history.only(at(30)), None);
 }

@@ -17,10 +17,10 @@ use nvme_spec::{Cqe, NSID_BROADCAST, Sqe, Status};
 use reactors::Nanos;
 use zerocopy::FromBytes;
 
-use super::answers::is_absence;
+use super::completion_checks::is_absence;
 use super::connection::{Connection, Outstanding, Transfer};
 use super::invalid::Refusal;
-use super::{Command, Ground, Host, LATENCY_MAX, Phase, READY_POLL};
+use super::{Command, Host, HostEnv, LATENCY_MAX, Phase, READY_POLL};
 use crate::history::Moment;
 use crate::identity::ContentId;
 use crate::judge::{Extent, Violation};
@@ -139,28 +139,27 @@ impl AdminState {
 
 impl Host {
     /// Sends the Identify commands of an attaching host, or those after a change of namespaces.
-    pub(super) fn identify(&mut self, ground: &mut Ground<'_>, attaches: bool) {
+    pub(super) fn identify(&mut self, env: &mut HostEnv<'_>, attaches: bool) {
         let page = || Transfer::In(IDENTIFY_BYTES);
         if attaches {
             self.admin_state.reported_cache = None;
             self.admin_state.lacks_cache.clear();
             let sqe = Sqe::identify_structure(Cns::CONTROLLER, 0);
-            self.send_admin_moving(ground, sqe, Command::Admin(AdminStep::Identify), page());
+            self.send_admin_moving(env, sqe, Command::Admin(AdminStep::Identify), page());
         }
         if !self.knows_disks() {
             return;
         }
-        let disks: Vec<usize> = ground.swarm.disks_of(self.shape.subsystem).collect();
+        let disks: Vec<usize> = env.swarm.disks_of(self.shape.subsystem).collect();
         for disk in disks {
-            let sqe = Sqe::identify_structure(Cns::INDEPENDENT_NAMESPACE, self.nsid(ground, disk));
+            let sqe = Sqe::identify_structure(Cns::INDEPENDENT_NAMESPACE, self.nsid(env, disk));
             let step = AdminStep::IdentifyNamespace(disk);
-            self.send_admin_moving(ground, sqe, Command::Admin(step), page());
-            let faults = ground.swarm.faults;
+            self.send_admin_moving(env, sqe, Command::Admin(step), page());
+            let faults = env.swarm.faults;
             if faults.has(Fault::Exchange) || faults.has(Fault::Swap) {
-                let sqe =
-                    Sqe::identify_structure(Cns::NAMESPACE_DESCRIPTORS, self.nsid(ground, disk));
-                let step = AdminStep::IdentifyDisk(ground.judge.content(disk));
-                self.send_admin_moving(ground, sqe, Command::Admin(step), page());
+                let sqe = Sqe::identify_structure(Cns::NAMESPACE_DESCRIPTORS, self.nsid(env, disk));
+                let step = AdminStep::IdentifyDisk(env.judge.content(disk));
+                self.send_admin_moving(env, sqe, Command::Admin(step), page());
             }
         }
     }
@@ -168,43 +167,46 @@ impl Host {
     /// Handles the identifiers of a disk.
     fn disk_identified(
         &mut self,
-        ground: &mut Ground<'_>,
+        env: &mut HostEnv<'_>,
         content: ContentId,
         outstanding: &Outstanding,
     ) -> Result<(), Violation> {
         let (disk, _) = content;
-        let has_changed = ground.namespace_changed[disk] >= outstanding.issued_at;
-        let is_there = ground.serving.namespaces[disk] && !ground.disk_gone[disk];
-        if has_changed || !is_there || ground.judge.content(disk) != content {
+        let has_changed = env.namespace_changed[disk] >= outstanding.issued_at;
+        let is_there = env.serving.namespaces[disk] && !env.disk_gone[disk];
+        if has_changed || !is_there || env.judge.content(disk) != content {
             return Ok(());
         }
-        ground.figures.identities_judged += 1;
-        let judged = ground.judge.identities.told(content, &outstanding.data);
-        judged.map_err(|what| self.violation(ground, &what))
+        env.figures.identities_judged += 1;
+        let judged = env
+            .judge
+            .identities
+            .record_reported(content, &outstanding.data);
+        judged.map_err(|what| self.violation(env, &what))
     }
 
     /// Reads the size of a growing disk, whose last block is read after the growth.
-    pub fn ask_size(&mut self, ground: &mut Ground<'_>, disk: usize) {
+    pub fn ask_size(&mut self, env: &mut HostEnv<'_>, disk: usize) {
         let asks = {
             let mut admin = self.admin.iter().flat_map(Connection::outstanding);
             admin.any(|(_, it)| matches!(it.command, Command::Admin(AdminStep::Size(_))))
         };
-        let is_its = ground.swarm.subsystem_of_disk(disk) == self.shape.subsystem;
+        let is_its = env.swarm.subsystem_of_disk(disk) == self.shape.subsystem;
         if asks || !is_its || !self.knows_disks() || !self.is_serving() || !self.has_admin_room() {
             return;
         }
-        let sqe = Sqe::identify_structure(Cns::NAMESPACE, self.nsid(ground, disk));
+        let sqe = Sqe::identify_structure(Cns::NAMESPACE, self.nsid(env, disk));
         let command = Command::Admin(AdminStep::Size(disk));
-        self.send_admin_moving(ground, sqe, command, Transfer::In(IDENTIFY_BYTES));
+        self.send_admin_moving(env, sqe, command, Transfer::In(IDENTIFY_BYTES));
     }
 
     /// Handles a size: from now on every queue accepts commands for all of its blocks.
-    fn size_told(&mut self, ground: &mut Ground<'_>, disk: usize, blocks: u64) {
-        let known = ground.swarm.disks[disk].block_count;
-        if (known + 1..=ground.judge.blocks(disk)).contains(&blocks) {
+    fn size_told(&mut self, env: &mut HostEnv<'_>, disk: usize, blocks: u64) {
+        let known = env.swarm.disks[disk].block_count;
+        if (known + 1..=env.judge.blocks(disk)).contains(&blocks) {
             let lba = blocks - 1;
             let blocks = 1;
-            self.read(ground, Extent { disk, lba, blocks });
+            self.read(env, Extent { disk, lba, blocks });
         }
     }
 
@@ -220,13 +222,13 @@ impl Host {
     }
 
     /// Performs a random step of admin work.
-    pub(super) fn administer(&mut self, ground: &mut Ground<'_>) -> Option<()> {
+    pub(super) fn do_admin_step(&mut self, env: &mut HostEnv<'_>) -> Option<()> {
         match self.random.below(8) {
-            0 | 1 => self.switch_cache(ground),
-            2 | 3 => self.set_feature(ground),
-            4 | 5 => self.get_feature(ground),
-            6 => self.set_keep_alive(ground),
-            _ => self.read_error_log(ground),
+            0 | 1 => self.switch_cache(env),
+            2 | 3 => self.set_feature(env),
+            4 | 5 => self.get_feature(env),
+            6 => self.set_keep_alive(env),
+            _ => self.read_error_log(env),
         }
     }
 
@@ -241,7 +243,7 @@ impl Host {
         }
     }
 
-    fn switch_cache(&mut self, ground: &mut Ground<'_>) -> Option<()> {
+    fn switch_cache(&mut self, env: &mut HostEnv<'_>) -> Option<()> {
         if self.admin_state.reported_cache != Some(true) {
             return None;
         }
@@ -250,16 +252,16 @@ impl Host {
         // Writes in flight may or may not be durable.
         self.admin_state.write_through = false;
         self.doubt_durability();
-        let began = ground.judge.begin_read();
+        let began = env.judge.begin_read();
         let step = AdminStep::WriteCache { enable, began };
         let sqe = Sqe::set_feature(FeatureId::VOLATILE_WRITE_CACHE, 0, value);
-        if !self.send_admin(ground, sqe, Command::Admin(step)) {
-            ground.judge.end_read(began);
+        if !self.send_admin(env, sqe, Command::Admin(step)) {
+            env.judge.end_read(began);
         }
         Some(())
     }
 
-    fn set_feature(&mut self, ground: &mut Ground<'_>) -> Option<()> {
+    fn set_feature(&mut self, env: &mut HostEnv<'_>) -> Option<()> {
         let random = &mut self.random;
         let (feature, value) = match random.below(4) {
             // Arbitration burst and weights; the bits between are reserved.
@@ -273,13 +275,13 @@ impl Host {
             _ => (FeatureId::WRITE_ATOMICITY, random.below(2) as u32),
         };
         let sqe = Sqe::set_feature(feature, 0, value);
-        if self.send_admin(ground, sqe, Command::Admin(AdminStep::SetFeature)) {
+        if self.send_admin(env, sqe, Command::Admin(AdminStep::SetFeature)) {
             self.admin_state.features.insert(feature.0, value);
         }
         Some(())
     }
 
-    fn get_feature(&mut self, ground: &mut Ground<'_>) -> Option<()> {
+    fn get_feature(&mut self, env: &mut HostEnv<'_>) -> Option<()> {
         let feature = self.random.pick(&[
             FeatureId::ARBITRATION,
             FeatureId::POWER_MANAGEMENT,
@@ -303,12 +305,12 @@ impl Host {
             resets,
         };
         let sqe = Sqe::get_feature(feature, select, 0, 0);
-        self.send_admin(ground, sqe, Command::Admin(step));
+        self.send_admin(env, sqe, Command::Admin(step));
         Some(())
     }
 
     /// Sets the Keep Alive Timer (Base 2.1 §5.1.25.1.8).
-    fn set_keep_alive(&mut self, ground: &mut Ground<'_>) -> Option<()> {
+    fn set_keep_alive(&mut self, env: &mut HostEnv<'_>) -> Option<()> {
         let former = self.shape.keep_alive;
         if former == Nanos::ZERO || self.admin_state.former_keep_alive > Nanos::ZERO {
             return None;
@@ -319,7 +321,7 @@ impl Host {
         self.admin_state.former_keep_alive = former.max(wanted);
         let sqe = Sqe::set_feature(FeatureId::KEEP_ALIVE_TIMER, 0, wanted.as_millis() as u32);
         let step = AdminStep::SetKeepAlive(wanted);
-        if !self.send_admin(ground, sqe, Command::Admin(step)) {
+        if !self.send_admin(env, sqe, Command::Admin(step)) {
             self.shape.keep_alive = former;
             self.admin_state.former_keep_alive = Nanos::ZERO;
         }
@@ -334,14 +336,14 @@ impl Host {
     }
 
     /// Reads the error log with Retain Asynchronous Event.
-    fn read_error_log(&mut self, ground: &mut Ground<'_>) -> Option<()> {
+    fn read_error_log(&mut self, env: &mut HostEnv<'_>) -> Option<()> {
         let select = LogPageSelect::new()
             .with_lid(LogPageId::ERROR_INFORMATION)
             .with_rae(true)
             .with_numd_z((ERROR_LOG_BYTES / 4 - 1) as u32);
         let sqe = Sqe::log_page(NSID_BROADCAST, select, 0);
         let transfer = Transfer::In(ERROR_LOG_BYTES);
-        self.send_admin_moving(ground, sqe, Command::Admin(AdminStep::ErrorLog), transfer);
+        self.send_admin_moving(env, sqe, Command::Admin(AdminStep::ErrorLog), transfer);
         Some(())
     }
 
@@ -352,7 +354,7 @@ impl Host {
     }
 
     /// Shuts its controller down (Base 2.1 §3.6.2).
-    pub(super) fn shut_down(&mut self, ground: &mut Ground<'_>) -> Option<()> {
+    pub(super) fn shut_down(&mut self, env: &mut HostEnv<'_>) -> Option<()> {
         let room = self
             .admin
             .as_ref()
@@ -364,25 +366,25 @@ impl Host {
             connection.excused = true;
             connection.closing = true;
         }
-        let began = ground.judge.begin_read();
-        self.admin_state.shutdown = Some((ground.now, began));
+        let began = env.judge.begin_read();
+        self.admin_state.shutdown = Some((env.now, began));
         self.phase = Phase::ShuttingDown;
         self.forget_due_event();
         let cc = Cc::enabled_nvm().with_shn(ShutdownNotification::NORMAL);
         let value = u64::from(cc.into_bits());
         let sqe = Sqe::set_property(Register::CC.0, PropertySize::BYTES_4, value);
-        self.send_admin(ground, sqe, Command::Admin(AdminStep::Shutdown));
+        self.send_admin(env, sqe, Command::Admin(AdminStep::Shutdown));
         Some(())
     }
 
     /// Handles CSTS during a shutdown.
     pub(super) fn shutdown_read(
         &mut self,
-        ground: &mut Ground<'_>,
+        env: &mut HostEnv<'_>,
         csts: Csts,
     ) -> Result<(), Violation> {
         if csts.shst() != ShutdownStatus::COMPLETE {
-            self.poll_status_at = Some(ground.now + READY_POLL);
+            self.poll_status_at = Some(env.now + READY_POLL);
             return Ok(());
         }
         let Some((since, began)) = self.admin_state.shutdown.take() else {
@@ -390,64 +392,64 @@ impl Host {
         };
         if csts.cfs() {
             // Base 2.1 §3.1.4.6: an error that no completion reported.
-            self.check_flush_may_fail(ground)?;
+            self.check_flush_may_fail(env)?;
         } else {
-            self.note_flushed(ground, since, began);
+            self.note_flushed(env, since, began);
         }
-        ground.judge.end_read(began);
-        *ground.power_wanted |= self.random.permille(600);
+        env.judge.end_read(began);
+        *env.power_wanted |= self.random.permille(600);
         if self.random.coin() || !self.has_admin_room() {
-            self.lose(ground);
+            self.drop_all(env);
         } else {
             self.phase = Phase::AwaitingReady { ready: false };
-            self.set_configuration(ground, false);
+            self.set_configuration(env, false);
         }
         Ok(())
     }
 
     /// Checks that a shutdown reports a failed flush only if a flush can fail.
-    fn check_flush_may_fail(&self, ground: &mut Ground<'_>) -> Result<(), Violation> {
-        let flushes_fail = ground.swarm.disk_temper.flush_error_permille > 0;
-        let may_fail = |disk: usize| ground.disk_fails[disk] || ground.disk_gone[disk];
-        if flushes_fail || ground.swarm.disks_of(self.shape.subsystem).any(may_fail) {
+    fn check_flush_may_fail(&self, env: &mut HostEnv<'_>) -> Result<(), Violation> {
+        let flushes_fail = env.swarm.disk_behaviour.flush_error_permille > 0;
+        let may_fail = |disk: usize| env.disk_fails[disk] || env.disk_gone[disk];
+        if flushes_fail || env.swarm.disks_of(self.shape.subsystem).any(may_fail) {
             return Ok(());
         }
-        Err(self.violation(ground, "a shutdown reports a failed flush"))
+        Err(self.violation(env, "a shutdown reports a failed flush"))
     }
 
     /// Notes that every volatile cache of the subsystem was flushed: earlier writes are durable.
-    fn note_flushed(&self, ground: &mut Ground<'_>, since: Nanos, began: Moment) {
-        for disk in ground.swarm.disks_of(self.shape.subsystem) {
-            let is_there = ground.serving.namespaces[disk] && !ground.disk_gone[disk];
-            let same = is_there && ground.namespace_changed[disk] < since;
-            if same && !ground.disk_fails[disk] {
-                ground.judge.flushed(disk, began);
+    fn note_flushed(&self, env: &mut HostEnv<'_>, since: Nanos, began: Moment) {
+        for disk in env.swarm.disks_of(self.shape.subsystem) {
+            let is_there = env.serving.namespaces[disk] && !env.disk_gone[disk];
+            let same = is_there && env.namespace_changed[disk] < since;
+            if same && !env.disk_fails[disk] {
+                env.judge.flushed(disk, began);
             }
         }
     }
 
     /// Handles the completion of a step.
-    pub(super) fn administered(
+    pub(super) fn admin_step_completed(
         &mut self,
-        ground: &mut Ground<'_>,
+        env: &mut HostEnv<'_>,
         step: AdminStep,
         outstanding: &Outstanding,
         cqe: &Cqe,
     ) -> Result<(), Violation> {
         let status = cqe.status();
         if !status.is_success() {
-            return self.step_failed(ground, step, status);
+            return self.step_failed(env, step, status);
         }
         match step {
             AdminStep::Identify => {
                 let page = IdentifyController::read_from_prefix(&outstanding.data);
-                let (page, _) = page.map_err(|_| self.short_page(ground))?;
+                let (page, _) = page.map_err(|_| self.short_page(env))?;
                 self.admin_state.reported_cache = Some(page.vwc.present());
                 self.admin_state.event_limit = Some(usize::from(page.aerl_z) + 1);
             }
             AdminStep::IdentifyNamespace(disk) => {
                 let page = IndependentIdentifyNamespace::read_from_prefix(&outstanding.data);
-                let (page, _) = page.map_err(|_| self.short_page(ground))?;
+                let (page, _) = page.map_err(|_| self.short_page(env))?;
                 // The page of an inactive namespace is empty.
                 if page.nstat.nrdy() {
                     let lacks = page.nsfeat.vwcnp();
@@ -457,20 +459,20 @@ impl Host {
                 }
             }
             AdminStep::IdentifyDisk(content) => {
-                return self.disk_identified(ground, content, outstanding);
+                return self.disk_identified(env, content, outstanding);
             }
             AdminStep::Size(disk) => {
                 let page = IdentifyNamespace::read_from_prefix(&outstanding.data);
-                let (page, _) = page.map_err(|_| self.short_page(ground))?;
-                self.size_told(ground, disk, page.nsze.get());
+                let (page, _) = page.map_err(|_| self.short_page(env))?;
+                self.size_told(env, disk, page.nsze.get());
             }
             AdminStep::WriteCache { enable, began } => {
                 if !enable {
                     self.admin_state.write_through = true;
-                    self.note_flushed(ground, outstanding.issued_at, began);
-                    *ground.power_wanted |= self.random.permille(250);
+                    self.note_flushed(env, outstanding.issued_at, began);
+                    *env.power_wanted |= self.random.permille(250);
                 }
-                ground.judge.end_read(began);
+                env.judge.end_read(began);
             }
             AdminStep::GetFeature {
                 feature,
@@ -478,44 +480,46 @@ impl Host {
                 resets,
             } => {
                 let found = cqe.dw0.get();
-                let serving = self.phase == Phase::Serving && resets == self.admin_state.resets;
+                let serving =
+                    self.phase == Phase::ServedConfig && resets == self.admin_state.resets;
                 if serving && found != value {
                     let what = format!("{feature} is {found:#x}, not {value:#x}");
-                    return Err(self.violation(ground, &what));
+                    return Err(self.violation(env, &what));
                 }
             }
             AdminStep::SetKeepAlive(wanted) => {
                 self.shape.keep_alive = wanted;
                 self.admin_state.former_keep_alive = Nanos::ZERO;
             }
-            AdminStep::ErrorLog => return self.check_error_log(ground, outstanding),
+            AdminStep::ErrorLog => return self.check_error_log(env, outstanding),
             AdminStep::Shutdown => {
-                self.poll_status_at = Some(ground.now + READY_POLL);
+                self.poll_status_at = Some(env.now + READY_POLL);
             }
             AdminStep::SetFeature => {}
         }
         Ok(())
     }
 
-    fn short_page(&self, ground: &mut Ground<'_>) -> Violation {
-        self.violation(ground, "a page is shorter than was asked for")
+    fn short_page(&self, env: &mut HostEnv<'_>) -> Violation {
+        self.violation(env, "a page is shorter than was asked for")
     }
 
     fn step_failed(
         &mut self,
-        ground: &mut Ground<'_>,
+        env: &mut HostEnv<'_>,
         step: AdminStep,
         status: Status,
     ) -> Result<(), Violation> {
-        let unready = self.phase != Phase::Serving && status.is(Status::COMMAND_SEQUENCE_ERROR);
+        let unready =
+            self.phase != Phase::ServedConfig && status.is(Status::COMMAND_SEQUENCE_ERROR);
         let excused = match step {
             AdminStep::WriteCache { began, .. } => {
-                ground.judge.end_read(began);
+                env.judge.end_read(began);
                 // The feature does not exist without a volatile cache, and flushes may fail.
                 let fails = |it: &bool| *it;
-                ground.disk_fails.iter().any(fails)
-                    || ground.disk_gone.iter().any(fails)
-                    || ground.swarm.disk_temper.flush_error_permille > 0
+                env.disk_fails.iter().any(fails)
+                    || env.disk_gone.iter().any(fails)
+                    || env.swarm.disk_behaviour.flush_error_permille > 0
                     || status.is(Status::INVALID_FIELD)
             }
             AdminStep::IdentifyNamespace(disk) => {
@@ -536,11 +540,11 @@ impl Host {
             | AdminStep::ErrorLog
             | AdminStep::Shutdown => false,
         };
-        if excused || unready || self.is_excused(ground, 0) {
+        if excused || unready || self.is_excused(env, 0) {
             return Ok(());
         }
         let what = format!("{step:?} was answered {status}");
-        Err(self.violation(ground, &what))
+        Err(self.violation(env, &what))
     }
 
     /// Restores the defaults of features after a controller level reset (Base 2.1 §5.1.25).
@@ -551,9 +555,9 @@ impl Host {
     }
 
     /// Forgets the controller at the end of the association.
-    pub(super) fn forget_controller(&mut self, ground: &mut Ground<'_>) {
+    pub(super) fn forget_controller(&mut self, env: &mut HostEnv<'_>) {
         if let Some((_, began)) = self.admin_state.shutdown {
-            ground.judge.end_read(began);
+            env.judge.end_read(began);
         }
         let resets = self.admin_state.resets + 1;
         self.admin_state = AdminState {
@@ -592,11 +596,11 @@ impl Host {
     /// Compares the error log with the recorded failures (Base 2.1 §5.1.12.1.2).
     fn check_error_log(
         &mut self,
-        ground: &mut Ground<'_>,
+        env: &mut HostEnv<'_>,
         outstanding: &Outstanding,
     ) -> Result<(), Violation> {
         let Ok(entries) = <[ErrorEntry]>::ref_from_bytes(&outstanding.data) else {
-            return Err(self.short_page(ground));
+            return Err(self.short_page(env));
         };
         let counts = entries.iter().map(|it| it.error_count.get());
         let counts: Vec<u64> = counts.collect();
@@ -605,10 +609,10 @@ impl Host {
             .all(|pair| pair[0] == pair[1] + 1 || pair[1] == 0);
         if !in_order {
             let what = format!("the error log counts {:?}", &counts[..8]);
-            return Err(self.violation(ground, &what));
+            return Err(self.violation(env, &what));
         }
         // Entries from drives' own logs replace others.
-        if ground.swarm.faults.has(Fault::Drive) {
+        if env.swarm.faults.has(Fault::Drive) {
             return Ok(());
         }
         let missing = self.admin_state.logged.iter().find(|failure| {
@@ -619,34 +623,34 @@ impl Host {
             return Ok(());
         };
         let what = format!("the error log has no entry of {missing:?}");
-        Err(self.violation(ground, &what))
+        Err(self.violation(env, &what))
     }
 
     /// Aborts commands, sometimes all outstanding ones (Base 2.1 §5.1.1).
-    pub(super) fn abort_many(&mut self, ground: &mut Ground<'_>) -> Option<()> {
+    pub(super) fn abort_many(&mut self, env: &mut HostEnv<'_>) -> Option<()> {
         for index in 0..self.io.len() {
             let connection = &mut self.io[index];
             let keys: Vec<_> = connection.abort_all().take(ABORT_FLOOD).collect();
             for (cid, key) in keys {
-                self.send_abort(ground, key.0, cid, Some(key));
+                self.send_abort(env, key.0, cid, Some(key));
             }
         }
         // A nonexistent command, and sometimes a nonexistent queue.
         let qid = self.random.pick(&[1, 7, u16::MAX]);
-        self.send_abort(ground, qid, 0xFFF0, None);
+        self.send_abort(env, qid, 0xFFF0, None);
         Some(())
     }
 
     /// Sends an Abort of a command, which may not exist.
     pub(super) fn send_abort(
         &mut self,
-        ground: &mut Ground<'_>,
+        env: &mut HostEnv<'_>,
         qid: u16,
         cid: u16,
         key: Option<CommandKey>,
     ) {
         if let Some(admin) = &mut self.admin {
-            admin.answers_may_overtake();
+            admin.allow_overtaking();
         }
         let more = {
             let mut admin = self.admin.iter().flat_map(Connection::outstanding);
@@ -655,7 +659,7 @@ impl Host {
         let burst = &mut self.admin_state.abort_burst;
         *burst = if more { *burst + 1 } else { 1 };
         let sqe = Sqe::abort_command(qid, cid);
-        if self.send_admin(ground, sqe, Command::Abort(key))
+        if self.send_admin(env, sqe, Command::Abort(key))
             && let Some(key) = key
         {
             let aborts = &mut self.admin_state.aborts;
@@ -669,9 +673,9 @@ impl Host {
     }
 
     /// Handles the completion of an Abort.
-    pub(super) fn abort_answered(
+    pub(super) fn abort_completed(
         &mut self,
-        ground: &mut Ground<'_>,
+        env: &mut HostEnv<'_>,
         key: Option<CommandKey>,
         cqe: &Cqe,
     ) -> Result<(), Violation> {
@@ -679,7 +683,7 @@ impl Host {
         let Some(key) = key else {
             return if performed {
                 let what = "Abort says that it aborted a command that does not exist";
-                Err(self.violation(ground, what))
+                Err(self.violation(env, what))
             } else {
                 Ok(())
             };
@@ -687,20 +691,20 @@ impl Host {
         if let Some(aborted) = self.admin_state.aborts.get_mut(&key) {
             aborted.performed = Some(performed);
         }
-        self.judge_abort(ground, key)
+        self.judge_abort(env, key)
     }
 
     /// Handles the completion of a command that an Abort may have named.
-    pub(super) fn note_answer(
+    pub(super) fn note_completion(
         &mut self,
-        ground: &mut Ground<'_>,
+        env: &mut HostEnv<'_>,
         key: CommandKey,
         status: Status,
     ) -> Result<(), Violation> {
         match self.admin_state.aborts.get_mut(&key) {
             Some(aborted) => {
                 aborted.status = Some(status);
-                self.judge_abort(ground, key)
+                self.judge_abort(env, key)
             }
             None => Ok(()),
         }
@@ -708,7 +712,7 @@ impl Host {
 
     /// Checks that dword 0 of an Abort agrees with the status of the command (Base 2.1 §5.1.1: bit
     /// 0 is 0 if the command was aborted).
-    fn judge_abort(&mut self, ground: &mut Ground<'_>, key: CommandKey) -> Result<(), Violation> {
+    fn judge_abort(&mut self, env: &mut HostEnv<'_>, key: CommandKey) -> Result<(), Violation> {
         let Some(aborted) = self.admin_state.aborts.get(&key).copied() else {
             return Ok(());
         };
@@ -718,13 +722,13 @@ impl Host {
         self.admin_state.aborts.remove(&key);
         let is_aborted = status.is(Status::ABORT_REQUESTED);
         // A device may also abort requests by itself.
-        let flushes_fail = ground.swarm.disk_temper.flush_error_permille > 0;
-        let by_device = is_aborted && (flushes_fail || ground.disk_fails.contains(&true));
+        let flushes_fail = env.swarm.disk_behaviour.flush_error_permille > 0;
+        let by_device = is_aborted && (flushes_fail || env.disk_fails.contains(&true));
         if aborted.ambiguous || by_device || performed == is_aborted {
             return Ok(());
         }
         let what = format!("Abort says performed {performed}, and the command ended {status}");
-        Err(self.violation(ground, &what))
+        Err(self.violation(env, &what))
     }
 
     /// Whether a completed Abort reports that it aborted a command, which is still outstanding.
@@ -739,14 +743,14 @@ impl Host {
     }
 
     /// Checks the duration of a shutdown.
-    pub(super) fn check_shutdown(&self, ground: &mut Ground<'_>) -> Result<(), Violation> {
+    pub(super) fn check_shutdown(&self, env: &mut HostEnv<'_>) -> Result<(), Violation> {
         let Some(since) = self.admin_state.shutdown_since() else {
             return Ok(());
         };
-        let since = since.max(self.calm_since(ground));
-        let excused = self.silent_until.is_some() || ground.stopping || self.is_leaving(ground);
-        if !excused && since + LATENCY_MAX < ground.now {
-            return Err(self.violation(ground, "a shutdown does not complete"));
+        let since = since.max(self.calm_since(env));
+        let excused = self.silent_until.is_some() || env.stopping || self.is_leaving(env);
+        if !excused && since + LATENCY_MAX < env.now {
+            return Err(self.violation(env, "a shutdown does not complete"));
         }
         Ok(())
     }

@@ -9,9 +9,9 @@ use nvme_spec::{Cqe, Sqe};
 use reactors::Nanos;
 
 use super::admin::CommandKey;
-use super::rdma::RdmaLine;
-use super::tcp::TcpLine;
-use super::twins::{Told, Which};
+use super::rdma::RdmaTransportEnd;
+use super::tcp::TcpTransportEnd;
+use super::twins::{CompletionOwner, Which};
 use super::wrong_data::WrongData;
 use super::{Command, IoKind};
 use crate::memory::MemoryBound;
@@ -75,13 +75,13 @@ pub(super) struct Outstanding {
     pub(super) command: Command,
     pub(super) issued_at: Nanos,
     /// Its position in its queue, counted from the first command.
-    pub(super) place: u64,
+    pub(super) position: u64,
     /// Data that the target requests, if the transport does so.
     pub(super) out: Vec<u8>,
     /// Number of data bytes that it transfers in either direction.
-    pub(super) moves: usize,
+    pub(super) transfer_bytes: usize,
     /// Number of bytes of `out` that the target has requested.
-    pub(super) asked: usize,
+    pub(super) requested_bytes: usize,
     pub(super) damage: Damage,
     pub(super) expected: usize,
     pub(super) data: Vec<u8>,
@@ -94,7 +94,7 @@ pub(super) struct Outstanding {
 /// A received message or event.
 pub(super) enum Incoming {
     Initialised,
-    Answered {
+    Completed {
         outstanding: Outstanding,
         cqe: Cqe,
     },
@@ -126,12 +126,12 @@ pub(super) struct Queue {
     /// Commands whose identifier was in use when they were sent.
     pub(super) twins: BTreeMap<u16, Outstanding>,
     /// Completions with such an identifier that may belong to either command.
-    pub(super) half_answered: BTreeMap<u16, Cqe>,
+    pub(super) ambiguous_completions: BTreeMap<u16, Cqe>,
     next_cid: u16,
     sent: u64,
     /// Number of commands that SQHD has reported as taken from the queue.
     taken: u64,
-    pub(super) answered: u64,
+    pub(super) completed_count: u64,
     /// Number of completions that may overtake another.
     overtaken_max: u64,
     pub(super) live: bool,
@@ -147,9 +147,9 @@ pub(super) struct Queue {
 }
 
 /// The transport of a connection.
-pub(super) enum Line {
-    Tcp(TcpLine),
-    Rdma(Box<RdmaLine>),
+pub(super) enum ConnectionTransport {
+    Tcp(TcpTransportEnd),
+    Rdma(Box<RdmaTransportEnd>),
 }
 
 /// The remains of a connection whose host vanished.
@@ -173,7 +173,7 @@ impl Vanished {
 /// A host's end of a connection.
 pub(super) struct Connection {
     pub(super) queue: Queue,
-    line: Line,
+    transport: ConnectionTransport,
     pub(super) opened_at: Nanos,
     /// The target has a reason to close it.
     pub(super) excused: bool,
@@ -183,20 +183,25 @@ pub(super) struct Connection {
 
 impl Connection {
     /// A queue on a new transport connection.
-    pub(super) fn new(line: Line, shape: ConnectionShape, random: Random, now: Nanos) -> Self {
+    pub(super) fn new(
+        transport: ConnectionTransport,
+        shape: ConnectionShape,
+        random: Random,
+        now: Nanos,
+    ) -> Self {
         Self {
-            line,
+            transport,
             opened_at: now,
             queue: Queue {
                 shape,
                 random,
                 outstanding: BTreeMap::new(),
                 twins: BTreeMap::new(),
-                half_answered: BTreeMap::new(),
+                ambiguous_completions: BTreeMap::new(),
                 next_cid: 0,
                 sent: 0,
                 taken: 0,
-                answered: 0,
+                completed_count: 0,
                 overtaken_max: 0,
                 live: false,
                 disturbed_until: Nanos::ZERO,
@@ -217,9 +222,9 @@ impl Connection {
     pub(super) fn room(&self) -> usize {
         let queue = &self.queue;
         let room = usize::from(queue.shape.depth - 1).saturating_sub(queue.occupied());
-        match &self.line {
-            Line::Tcp(_) => room,
-            Line::Rdma(line) => room.min(line.room()),
+        match &self.transport {
+            ConnectionTransport::Tcp(_) => room,
+            ConnectionTransport::Rdma(transport) => room.min(transport.room()),
         }
     }
 
@@ -288,16 +293,16 @@ impl Connection {
         let mut outstanding = Outstanding {
             command,
             issued_at: now,
-            place: self.queue.sent,
+            position: self.queue.sent,
             out: Vec::new(),
-            moves: match &transfer {
+            transfer_bytes: match &transfer {
                 Transfer::None => 0,
                 Transfer::In(bytes) => *bytes,
                 Transfer::Out(data) => data.len(),
                 // The data pointer may describe any length.
                 Transfer::Raw(_) => self.queue.shape.transfer_max,
             },
-            asked: 0,
+            requested_bytes: 0,
             damage,
             expected: match transfer {
                 Transfer::In(bytes) => bytes,
@@ -308,9 +313,11 @@ impl Connection {
             waiting: 0,
         };
         let (queue, sqe, data) = (&mut self.queue, sqe.with_cid(cid), (transfer, inside));
-        match &mut self.line {
-            Line::Tcp(line) => line.send(queue, sqe, data, &mut outstanding),
-            Line::Rdma(line) => line.send(queue, sqe, data, damage),
+        match &mut self.transport {
+            ConnectionTransport::Tcp(transport) => {
+                transport.send(queue, sqe, data, &mut outstanding)
+            }
+            ConnectionTransport::Rdma(transport) => transport.send(queue, sqe, data, damage),
         }
         queue.sent += 1;
         let commands = match twin {
@@ -325,25 +332,25 @@ impl Connection {
     /// over RDMA, the size of the receives limits it.
     pub(super) fn in_capsule_max(&self) -> usize {
         let shape = self.queue.shape;
-        match &self.line {
-            Line::Tcp(_) if shape.qid == 0 || !self.queue.live => {
+        match &self.transport {
+            ConnectionTransport::Tcp(_) if shape.qid == 0 || !self.queue.live => {
                 ADMIN_IN_CAPSULE_DATA_BYTES as usize
             }
-            Line::Rdma(_) if shape.qid == 0 || !self.queue.live => 0,
-            Line::Tcp(_) | Line::Rdma(_) => shape.in_capsule_bytes,
+            ConnectionTransport::Rdma(_) if shape.qid == 0 || !self.queue.live => 0,
+            ConnectionTransport::Tcp(_) | ConnectionTransport::Rdma(_) => shape.in_capsule_bytes,
         }
     }
 
     /// Allows completions of aborted commands to be overtaken by later ones: SQHD is the value of
     /// the head when a completion was created (Base 2.1 §4.2.1).
-    pub(super) fn answers_may_overtake(&mut self) {
-        self.may_be_overtaken_by(OVERTAKEN_MAX);
+    pub(super) fn allow_overtaking(&mut self) {
+        self.allow_overtaking_by(OVERTAKEN_MAX);
     }
 
     /// Allows this number of completions to overtake.
-    pub(super) fn may_be_overtaken_by(&mut self, answers: u64) {
+    pub(super) fn allow_overtaking_by(&mut self, completions: u64) {
         let queue = &mut self.queue;
-        queue.overtaken_max = queue.overtaken_max.max(answers);
+        queue.overtaken_max = queue.overtaken_max.max(completions);
     }
 
     /// Picks an outstanding I/O command, and notes that it may be aborted.
@@ -360,7 +367,7 @@ impl Connection {
         if let Command::Io(io) = &mut outstanding.command {
             io.aborted = true;
         }
-        Some((*cid, (qid, opened_at, outstanding.place)))
+        Some((*cid, (qid, opened_at, outstanding.position)))
     }
 
     /// Returns every outstanding I/O command, and notes that it may be aborted.
@@ -372,7 +379,7 @@ impl Connection {
         alone
             .filter(|(cid, _)| !twins.contains_key(cid))
             .filter_map(move |(cid, it)| {
-                let key = (qid, opened_at, it.place);
+                let key = (qid, opened_at, it.position);
                 match &mut it.command {
                     Command::Io(io) => {
                         io.aborted = true;
@@ -392,9 +399,9 @@ impl Connection {
         now: Nanos,
         incoming: &mut Vec<Incoming>,
     ) -> Result<bool, String> {
-        let polled = match &mut self.line {
-            Line::Tcp(line) => line.poll(&mut self.queue, now, incoming),
-            Line::Rdma(line) => line.poll(&mut self.queue, now, incoming),
+        let polled = match &mut self.transport {
+            ConnectionTransport::Tcp(transport) => transport.poll(&mut self.queue, now, incoming),
+            ConnectionTransport::Rdma(transport) => transport.poll(&mut self.queue, now, incoming),
         };
         if self.queue.must_end.is_some() {
             self.excused = true;
@@ -405,72 +412,72 @@ impl Connection {
 
     /// The next time at which it acts on its own.
     pub(super) fn next_due(&self) -> Option<Nanos> {
-        match &self.line {
-            Line::Tcp(line) => {
-                let dues = [line.wire.next_due(), line.next_send()];
+        match &self.transport {
+            ConnectionTransport::Tcp(transport) => {
+                let dues = [transport.wire.next_due(), transport.next_send()];
                 dues.into_iter().flatten().min()
             }
             // The fabric as a whole reports the time of the next arrival.
-            Line::Rdma(line) => line.next_due(),
+            ConnectionTransport::Rdma(transport) => transport.next_due(),
         }
     }
 
     /// Whether unprocessed data has arrived at the target on this connection.
     pub(super) fn waits_for_target(&self) -> bool {
-        match &self.line {
-            Line::Tcp(line) => line.wire.waits_for_target(),
-            Line::Rdma(_) => false,
+        match &self.transport {
+            ConnectionTransport::Tcp(transport) => transport.wire.waits_for_target(),
+            ConnectionTransport::Rdma(_) => false,
         }
     }
 
     /// Closes this end in order.
     pub(super) fn finish(&mut self) {
-        match &mut self.line {
-            Line::Tcp(line) => line.wire.finish(),
-            Line::Rdma(line) => line.finish(),
+        match &mut self.transport {
+            ConnectionTransport::Tcp(transport) => transport.wire.finish(),
+            ConnectionTransport::Rdma(transport) => transport.finish(),
         }
     }
 
     /// Breaks the connection for both ends.
     pub(super) fn cut(&mut self) {
-        match &mut self.line {
-            Line::Tcp(line) => line.wire.cut(),
-            Line::Rdma(line) => line.cut(),
+        match &mut self.transport {
+            ConnectionTransport::Tcp(transport) => transport.wire.cut(),
+            ConnectionTransport::Rdma(transport) => transport.cut(),
         }
     }
 
     /// Delays everything in one direction until `until`.
     pub(super) fn stall(&mut self, to_target: bool, until: Nanos) {
-        match &mut self.line {
-            Line::Tcp(line) => line.wire.stall(to_target, until),
-            Line::Rdma(line) => line.stall(to_target, until),
+        match &mut self.transport {
+            ConnectionTransport::Tcp(transport) => transport.wire.stall(to_target, until),
+            ConnectionTransport::Rdma(transport) => transport.stall(to_target, until),
         }
     }
 
     /// Lets the host vanish silently. Returns the remains of the connection, if any.
     pub(super) fn vanish(&mut self) -> Option<Vanished> {
-        match &mut self.line {
-            Line::Tcp(line) => {
-                line.wire.vanish();
-                Some(Vanished::Tcp(line.wire.clone()))
+        match &mut self.transport {
+            ConnectionTransport::Tcp(transport) => {
+                transport.wire.vanish();
+                Some(Vanished::Tcp(transport.wire.clone()))
             }
-            Line::Rdma(line) => line.vanish().map(Vanished::Rdma),
+            ConnectionTransport::Rdma(transport) => transport.vanish().map(Vanished::Rdma),
         }
     }
 
     /// Sends bytes that are not a valid command.
     pub(super) fn send_garbage(&mut self, kind: u8, word: u64) {
-        match &mut self.line {
-            Line::Tcp(line) => line.send_garbage(kind, word),
-            Line::Rdma(line) => line.send_garbage(kind, word),
+        match &mut self.transport {
+            ConnectionTransport::Tcp(transport) => transport.send_garbage(kind, word),
+            ConnectionTransport::Rdma(transport) => transport.send_garbage(kind, word),
         }
     }
 
     /// Its RDMA transport, if it has one.
-    pub(super) fn rdma(&mut self) -> Option<&mut RdmaLine> {
-        match &mut self.line {
-            Line::Tcp(_) => None,
-            Line::Rdma(line) => Some(line),
+    pub(super) fn rdma(&mut self) -> Option<&mut RdmaTransportEnd> {
+        match &mut self.transport {
+            ConnectionTransport::Tcp(_) => None,
+            ConnectionTransport::Rdma(transport) => Some(transport),
         }
     }
 
@@ -479,19 +486,19 @@ impl Connection {
         let queue = &self.queue;
         let bound = MemoryBound {
             entries: if queue.sent > 0 { queue.shape.depth } else { 0 },
-            data_bytes: self.outstanding().map(|(_, it)| it.moves).sum(),
+            data_bytes: self.outstanding().map(|(_, it)| it.transfer_bytes).sum(),
         };
-        match &self.line {
-            Line::Tcp(line) => Some((line.wire.id(), bound)),
-            Line::Rdma(_) => None,
+        match &self.transport {
+            ConnectionTransport::Tcp(transport) => Some((transport.wire.id(), bound)),
+            ConnectionTransport::Rdma(_) => None,
         }
     }
 
     /// Its state, for messages.
     pub(super) fn state(&self) -> String {
-        match &self.line {
-            Line::Tcp(line) => line.wire.state(),
-            Line::Rdma(line) => line.state(),
+        match &self.transport {
+            ConnectionTransport::Tcp(transport) => transport.wire.state(),
+            ConnectionTransport::Rdma(transport) => transport.state(),
         }
     }
 }
@@ -529,14 +536,14 @@ impl Queue {
         cqe: Cqe,
         incoming: &mut Vec<Incoming>,
     ) -> Result<(), String> {
-        let which = match self.told(&cqe) {
-            Told::Alone => Which::First,
-            Told::Of(which) => which,
-            Told::Either => {
-                self.count_answer(&cqe)?;
-                for (outstanding, cqe) in self.pair_answered(cqe)?.into_iter().flatten() {
-                    self.check_answer(&outstanding, &cqe)?;
-                    incoming.push(Incoming::Answered { outstanding, cqe });
+        let which = match self.owner_of(&cqe) {
+            CompletionOwner::Alone => Which::First,
+            CompletionOwner::Of(which) => which,
+            CompletionOwner::Either => {
+                self.count_completion(&cqe)?;
+                for (outstanding, cqe) in self.second_completion(cqe)?.into_iter().flatten() {
+                    self.check_completion(&outstanding, &cqe)?;
+                    incoming.push(Incoming::Completed { outstanding, cqe });
                 }
                 return Ok(());
             }
@@ -546,23 +553,27 @@ impl Queue {
             return Err(format!("an answer to command {cid}, which waits for none"));
         };
         if matches!(outstanding.command, Command::EventRequest) {
-            outstanding.waiting = self.event_requests_before(outstanding.place);
+            outstanding.waiting = self.event_requests_before(outstanding.position);
         }
-        self.check_answer(&outstanding, &cqe)?;
-        self.count_answer(&cqe)?;
-        incoming.push(Incoming::Answered { outstanding, cqe });
-        self.half_known(cid, incoming)
+        self.check_completion(&outstanding, &cqe)?;
+        self.count_completion(&cqe)?;
+        incoming.push(Incoming::Completed { outstanding, cqe });
+        self.resolve_pair(cid, incoming)
     }
 
     /// Compares a completion with the data transfer of its command.
-    pub(super) fn check_answer(&self, outstanding: &Outstanding, cqe: &Cqe) -> Result<(), String> {
+    pub(super) fn check_completion(
+        &self,
+        outstanding: &Outstanding,
+        cqe: &Cqe,
+    ) -> Result<(), String> {
         let (cid, success) = (cqe.cid.get(), cqe.status().is_success());
         // The target may ignore a deallocation, including its ranges.
         let takes_data = match &outstanding.command {
             Command::Io(io) => matches!(io.kind, IoKind::Write | IoKind::Compare),
             _ => false,
         };
-        if success && takes_data && outstanding.asked < outstanding.out.len() {
+        if success && takes_data && outstanding.requested_bytes < outstanding.out.len() {
             return Err(format!(
                 "command {cid} succeeded before its data was asked for"
             ));
@@ -575,8 +586,8 @@ impl Queue {
         Ok(())
     }
 
-    fn count_answer(&mut self, cqe: &Cqe) -> Result<(), String> {
-        self.answered += 1;
+    fn count_completion(&mut self, cqe: &Cqe) -> Result<(), String> {
+        self.completed_count += 1;
         // A refused Connect creates no queue, so there is no head.
         if cqe.status().is_success() || self.live {
             self.check_head(cqe)?;
@@ -597,7 +608,7 @@ impl Queue {
             };
         }
         let depth = u64::from(self.shape.depth);
-        let made = self.answered.saturating_sub(self.overtaken_max);
+        let made = self.completed_count.saturating_sub(self.overtaken_max);
         if head >= depth {
             return Err(format!("SQHD {head} in a queue of {depth} entries"));
         }
@@ -605,7 +616,7 @@ impl Queue {
         if beyond > self.sent - made {
             return Err(format!(
                 "SQHD {head} after {} answers to {} commands, depth {depth}",
-                self.answered, self.sent
+                self.completed_count, self.sent
             ));
         }
         self.taken = self.taken.max(made + beyond);

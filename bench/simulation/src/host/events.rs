@@ -14,9 +14,9 @@ use reactors::Nanos;
 use zerocopy::FromBytes;
 
 use super::connection::{Connection, Outstanding, Transfer};
-use super::{Command, Ground, Host};
+use super::{Command, Host, HostEnv};
+use crate::environment::CHANGING;
 use crate::judge::Violation;
-use crate::scene::CHANGING;
 use crate::swarm::Fault;
 
 /// Bytes of a log page to read in order to clear an event.
@@ -61,30 +61,30 @@ pub(super) struct EventState {
 
 impl Host {
     /// Sends an event request.
-    pub(super) fn ask_for_events(&mut self, ground: &mut Ground<'_>) {
-        if self.send_admin(ground, Sqe::async_event_request(), Command::EventRequest) {
-            self.events.asked_at = ground.now;
+    pub(super) fn ask_for_events(&mut self, env: &mut HostEnv<'_>) {
+        if self.send_admin(env, Sqe::async_event_request(), Command::EventRequest) {
+            self.events.asked_at = env.now;
         }
     }
 
     /// Sends an event request, even if others are outstanding.
-    pub(super) fn ask_for_another_event(&mut self, ground: &mut Ground<'_>) {
+    pub(super) fn ask_for_another_event(&mut self, env: &mut HostEnv<'_>) {
         match self.awaits_event() {
             true => {
-                self.send_admin(ground, Sqe::async_event_request(), Command::EventRequest);
+                self.send_admin(env, Sqe::async_event_request(), Command::EventRequest);
             }
-            false => self.ask_for_events(ground),
+            false => self.ask_for_events(env),
         }
     }
 
     /// Notes that an event request is about to be aborted.
-    pub(super) fn note_aborted_request(&mut self, place: u64) {
-        self.events.aborted.insert(place);
+    pub(super) fn note_aborted_request(&mut self, position: u64) {
+        self.events.aborted.insert(position);
     }
 
     /// Whether an event request may have been aborted.
-    pub(super) fn was_aborted(&self, place: u64) -> bool {
-        self.events.aborted.contains(&place)
+    pub(super) fn was_aborted(&self, position: u64) -> bool {
+        self.events.aborted.contains(&position)
     }
 
     /// Starts an association: changed namespaces are listed from now on.
@@ -116,16 +116,16 @@ impl Host {
     }
 
     /// Performs the steps that are due.
-    pub(super) fn tend_events(&mut self, ground: &mut Ground<'_>) {
-        if self.events.ask_at.is_some_and(|at| at <= ground.now) {
+    pub(super) fn run_event_steps(&mut self, env: &mut HostEnv<'_>) {
+        if self.events.ask_at.is_some_and(|at| at <= env.now) {
             self.events.ask_at = None;
-            self.ask_for_events(ground);
+            self.ask_for_events(env);
         }
         if let Some((at, log)) = self.events.read_at
-            && at <= ground.now
+            && at <= env.now
         {
             self.events.read_at = None;
-            self.read_event_log(ground, log);
+            self.read_event_log(env, log);
         }
     }
 
@@ -137,12 +137,12 @@ impl Host {
     /// Handles a reported event or an aborted event request.
     pub(super) fn event(
         &mut self,
-        ground: &mut Ground<'_>,
+        env: &mut HostEnv<'_>,
         outstanding: &Outstanding,
         cqe: &Cqe,
     ) -> Result<(), Violation> {
         if !cqe.status().is_success() {
-            return self.event_request_failed(ground, outstanding, cqe.status());
+            return self.event_request_failed(env, outstanding, cqe.status());
         }
         let event = AsyncEvent::from_bits(cqe.dw0.get());
         let (kind, page) = (event.event_type(), event.log_page());
@@ -150,33 +150,33 @@ impl Host {
             self.events.due = None;
         } else if kind == EventType::NOTICE {
             let what = format!("a notice that nobody asked for: {event:?}");
-            return Err(self.violation(ground, &what));
+            return Err(self.violation(env, &what));
         } else if kind == EventType::ERROR
-            && !ground.disk_failed
-            && !ground.disk_fails.contains(&true)
-            && ground.swarm.disk_temper.flush_error_permille == 0
+            && !env.disk_failed
+            && !env.disk_fails.contains(&true)
+            && env.swarm.disk_behaviour.flush_error_permille == 0
         {
-            return Err(self.violation(ground, "an error event without an error"));
+            return Err(self.violation(env, "an error event without an error"));
         }
         if self.events.masked.insert(event.into_bits(), page).is_some() {
             let what = format!("{event:?} is reported again before its log page was read");
-            return Err(self.violation(ground, &what));
+            return Err(self.violation(env, &what));
         }
         self.events.unread |= page == LogPageId::CHANGED_ATTACHED_NAMESPACES;
-        let slow = ground.swarm.faults.has(Fault::Deaf);
+        let slow = env.swarm.faults.has(Fault::Deaf);
         let log = EventLog {
             page,
             retains: slow && self.random.permille(300),
         };
         if slow && self.events.read_at.is_none() && self.random.permille(400) {
-            self.events.read_at = Some((self.later(ground.now), log));
+            self.events.read_at = Some((self.later(env.now), log));
         } else {
-            self.read_event_log(ground, log);
+            self.read_event_log(env, log);
         }
         if slow && self.random.permille(600) {
-            self.events.ask_at = Some(self.later(ground.now));
+            self.events.ask_at = Some(self.later(env.now));
         } else {
-            self.ask_for_events(ground);
+            self.ask_for_events(env);
         }
         Ok(())
     }
@@ -185,14 +185,14 @@ impl Host {
         now + Nanos(self.random.below(SLOW_MAX.as_nanos()))
     }
 
-    fn read_event_log(&mut self, ground: &mut Ground<'_>, log: EventLog) {
+    fn read_event_log(&mut self, env: &mut HostEnv<'_>, log: EventLog) {
         let select = LogPageSelect::new()
             .with_lid(log.page)
             .with_rae(log.retains)
             .with_numd_z((LOG_BYTES / 4 - 1) as u32);
         let sqe = Sqe::log_page(nvme_spec::NSID_BROADCAST, select, 0);
         let command = Command::ReadLog(log);
-        let sent = self.send_admin_moving(ground, sqe, command, Transfer::In(LOG_BYTES));
+        let sent = self.send_admin_moving(env, sqe, command, Transfer::In(LOG_BYTES));
         if sent && !log.retains {
             self.events.masked.retain(|_, page| *page != log.page);
         }
@@ -201,12 +201,12 @@ impl Host {
     /// Handles a log page that was read because of an event.
     pub(super) fn log_read(
         &mut self,
-        ground: &mut Ground<'_>,
+        env: &mut HostEnv<'_>,
         log: EventLog,
         outstanding: &Outstanding,
     ) -> Result<(), Violation> {
         if log.page == LogPageId::CHANGED_ATTACHED_NAMESPACES {
-            self.check_changed(ground, log, outstanding)?;
+            self.check_changed(env, log, outstanding)?;
         }
         if log.retains {
             let log = EventLog {
@@ -214,9 +214,9 @@ impl Host {
                 ..log
             };
             // The event stays masked until then, whatever else changes.
-            self.events.read_at = Some((self.later(ground.now), log));
+            self.events.read_at = Some((self.later(env.now), log));
         } else if log.page == LogPageId::CHANGED_ATTACHED_NAMESPACES {
-            self.identify(ground, false);
+            self.identify(env, false);
             self.events.unread = false;
         }
         Ok(())
@@ -226,20 +226,20 @@ impl Host {
     /// 2.1 §5.1.12.1.5).
     fn check_changed(
         &mut self,
-        ground: &mut Ground<'_>,
+        env: &mut HostEnv<'_>,
         log: EventLog,
         outstanding: &Outstanding,
     ) -> Result<(), Violation> {
         let Ok((list, _)) = ChangedNamespaces::read_from_prefix(&outstanding.data) else {
-            return Err(self.violation(ground, "a page is shorter than was asked for"));
+            return Err(self.violation(env, "a page is shorter than was asked for"));
         };
         let listed: Vec<u32> = list.0.iter().collect();
         if !listed.is_sorted_by(|one, next| one < next) {
             let what = format!("the changed namespaces are out of order: {listed:?}");
-            return Err(self.violation(ground, &what));
+            return Err(self.violation(env, &what));
         }
-        let disks = 0..ground.swarm.disks.len();
-        let is_listed = |disk: usize| listed.contains(&self.nsid(ground, disk));
+        let disks = 0..env.swarm.disks.len();
+        let is_listed = |disk: usize| listed.contains(&self.nsid(env, disk));
         let are_listed: Vec<bool> = disks.map(is_listed).collect();
         let is_listed = |disk: usize| are_listed[disk];
         let issued_at = outstanding.issued_at;
@@ -247,19 +247,19 @@ impl Host {
         let missing = changed.find(|(disk, over_at)| **over_at < issued_at && !is_listed(**disk));
         if let Some(disk) = missing.map(|(disk, _)| *disk) {
             let what = format!("disk {disk} changed, and is not in {listed:?}");
-            return Err(self.violation(ground, &what));
+            return Err(self.violation(env, &what));
         }
         // The target may know earlier about a device that was pulled out.
-        let faults = ground.swarm.faults;
+        let faults = env.swarm.faults;
         let may_be_gone = faults.has(Fault::Removal) || faults.has(Fault::Drive);
         let since = self.events.listed_at;
         let stale = {
-            let mut disks = ground.swarm.disks_of(self.shape.subsystem);
-            disks.find(|disk| is_listed(*disk) && ground.namespace_changed[*disk] < since)
+            let mut disks = env.swarm.disks_of(self.shape.subsystem);
+            disks.find(|disk| is_listed(*disk) && env.namespace_changed[*disk] < since)
         };
         if let Some(disk) = stale.filter(|_| !may_be_gone) {
             let what = format!("disk {disk} did not change, and is in {listed:?}");
-            return Err(self.violation(ground, &what));
+            return Err(self.violation(env, &what));
         }
         if !log.retains {
             self.events.changing.retain(|disk| !is_listed(*disk));
@@ -296,11 +296,11 @@ impl Host {
     }
 
     /// Checks that an event is reported in time if a request is outstanding.
-    pub(super) fn check_event(&mut self, ground: &mut Ground<'_>) -> Result<(), Violation> {
+    pub(super) fn check_event(&mut self, env: &mut HostEnv<'_>) -> Result<(), Violation> {
         let asked_by = self.events.asked_at + EVENT_MAX;
-        let late = self.events.due.is_some_and(|due| due < ground.now);
-        if late && self.awaits_event() && asked_by < ground.now && !self.is_leaving(ground) {
-            return Err(self.violation(ground, "no event tells of a changed namespace"));
+        let late = self.events.due.is_some_and(|due| due < env.now);
+        if late && self.awaits_event() && asked_by < env.now && !self.is_leaving(env) {
+            return Err(self.violation(env, "no event tells of a changed namespace"));
         }
         Ok(())
     }

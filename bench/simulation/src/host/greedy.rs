@@ -9,7 +9,7 @@ use reactors::Nanos;
 
 use super::connection::{Damage, Sending, Transfer};
 use super::invalid::GARBAGE;
-use super::{Command, Ground, Host};
+use super::{Command, Host, HostEnv};
 use crate::judge::Violation;
 
 /// Maximum time without progress after which the target has ended a connection that holds memory:
@@ -21,7 +21,7 @@ const GREED_MAX: Nanos = Nanos::from_secs(45);
 impl Host {
     /// Excuses delays of its own commands, which may wait for memory that it or another path of the
     /// same host holds.
-    pub fn wait_for_own_greed(&mut self, now: Nanos) {
+    pub fn excuse_own_greed(&mut self, now: Nanos) {
         let until = now + GREED_MAX;
         self.greedy_until = until;
         for connection in self.connections() {
@@ -32,18 +32,18 @@ impl Host {
     }
 
     /// Fills one of its queues with commands whose data it does not transfer.
-    pub(super) fn grab(&mut self, ground: &mut Ground<'_>) -> Option<()> {
-        let disk = self.choose_disk(ground);
-        let shape = ground.swarm.disks[disk];
+    pub(super) fn occupy_memory(&mut self, env: &mut HostEnv<'_>) -> Option<()> {
+        let disk = self.choose_disk(env);
+        let shape = env.swarm.disks[disk];
         let index = self.io.iter().position(|it| it.room() > 0 && !it.closing)?;
-        let is_there = ground.serving.namespaces[disk] && !ground.serving.read_only[disk];
+        let is_there = env.serving.namespaces[disk] && !env.serving.read_only[disk];
         if self.shape.rdma || !is_there {
             return None;
         }
         let most = u64::from(shape.transfer_blocks_max).min(shape.block_count);
         let writes = self.random.permille(700);
-        self.wait_for_own_greed(ground.now);
-        let nsid = self.nsid(ground, disk);
+        self.excuse_own_greed(env.now);
+        let nsid = self.nsid(env, disk);
         let connection = &mut self.io[index];
         connection.excused = true;
         connection.closing = true;
@@ -58,13 +58,13 @@ impl Host {
                     damage: Damage::Withheld,
                     ..Sending::plain(Sqe::write(nsid, 0, nlb_z, false), command)
                 };
-                connection.submit_solicited(sending, ground.now);
+                connection.submit_solicited(sending, env.now);
             } else {
                 let sending = Sending {
                     transfer: Transfer::In(bytes),
                     ..Sending::plain(Sqe::read(nsid, 0, nlb_z), Command::Ignored)
                 };
-                connection.submit(sending, ground.now);
+                connection.submit(sending, env.now);
             }
         }
         let until = self.greedy_until;
@@ -91,14 +91,12 @@ impl Host {
     }
 
     /// Checks that no connection holds memory without progress for too long.
-    pub(super) fn check_greed(&self, ground: &mut Ground<'_>) -> Result<(), Violation> {
+    pub(super) fn check_progress(&self, env: &mut HostEnv<'_>) -> Result<(), Violation> {
         let held = self.io.iter().filter_map(|it| it.queue.withheld_since);
-        let kept = held
-            .into_iter()
-            .any(|since| since + PROGRESS_MAX < ground.now);
-        if kept && !ground.stopping && !self.is_leaving(ground) {
+        let kept = held.into_iter().any(|since| since + PROGRESS_MAX < env.now);
+        if kept && !env.stopping && !self.is_leaving(env) {
             let what = "the target keeps a connection whose data never comes";
-            return Err(self.violation(ground, what));
+            return Err(self.violation(env, what));
         }
         Ok(())
     }

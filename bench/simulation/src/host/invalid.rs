@@ -15,7 +15,7 @@ use nvme_spec::{NSID_BROADCAST, Sqe, Status};
 use zerocopy::IntoBytes;
 
 use super::connection::{Sending, Transfer};
-use super::{Command, Ground, Host};
+use super::{Command, Host, HostEnv};
 use crate::disk::DiskShape;
 use crate::plan::IN_CAPSULE_MORE_BYTES;
 use crate::random::Random;
@@ -380,7 +380,7 @@ fn bad_admin(random: &mut Random) -> Option<Invalid> {
 
 impl Host {
     /// Sends an invalid command.
-    pub(super) fn send_invalid(&mut self, ground: &mut Ground<'_>) -> Option<()> {
+    pub(super) fn send_invalid(&mut self, env: &mut HostEnv<'_>) -> Option<()> {
         if self.random.permille(250) {
             let Invalid {
                 sqe,
@@ -388,28 +388,28 @@ impl Host {
                 status,
             } = bad_admin(&mut self.random)?;
             let command = Command::Invalid(Refusal::of(&sqe, None, status));
-            self.send_admin_moving(ground, sqe, command, transfer);
+            self.send_admin_moving(env, sqe, command, transfer);
             return Some(());
         }
-        let disk = self.choose_disk(ground);
-        let recently = ground.namespace_changed[disk] + super::SETTLED > ground.now;
-        if !ground.serving.namespaces[disk] || ground.disk_gone[disk] || recently {
+        let disk = self.choose_disk(env);
+        let recently = env.namespace_changed[disk] + super::SETTLING_TIME > env.now;
+        if !env.serving.namespaces[disk] || env.disk_gone[disk] || recently {
             return None;
         }
         let index = self.io.iter().position(|it| it.room() > 0 && !it.closing)?;
         // A listener may have allowed more in-capsule data when this queue connected.
-        let varied = match ground.swarm.faults.has(Fault::Keys) {
+        let varied = match env.swarm.faults.has(Fault::Keys) {
             true => IN_CAPSULE_MORE_BYTES as usize,
             false => 0,
         };
         let in_capsule_max = self.io[index].in_capsule_max() + varied;
         let aim = Aim {
-            nsid: self.nsid(ground, disk),
-            shape: ground.swarm.disks[disk],
+            nsid: self.nsid(env, disk),
+            shape: env.swarm.disks[disk],
             rdma: self.shape.rdma,
-            read_only: ground.serving.read_only[disk],
+            read_only: env.serving.read_only[disk],
             in_capsule_max: in_capsule_max as u32,
-            written: ground.judge.written(disk).unwrap_or_default(),
+            written: env.judge.written(disk).unwrap_or_default(),
         };
         let random = &mut self.random;
         let made = match random.below(8) {
@@ -431,15 +431,15 @@ impl Host {
             ..Refusal::of(&sqe, Some(disk), status)
         });
         let number = self.number;
-        ground.trace.note(
-            ground.now,
+        env.trace.note(
+            env.now,
             format_args!("host {number} must be refused: {:#x} {status}", sqe.opcode),
         );
         let sending = Sending {
             transfer,
             ..Sending::plain(sqe, command)
         };
-        self.io[index].submit(sending, ground.now);
+        self.io[index].submit(sending, env.now);
         Some(())
     }
 }

@@ -7,7 +7,7 @@ use reactors::Nanos;
 use zerocopy::IntoBytes;
 
 use super::connection::{Connection, Incoming};
-use super::{Ground, Host, LATENCY_MAX};
+use super::{Host, HostEnv, LATENCY_MAX};
 use crate::judge::Violation;
 use crate::network::HostEnd;
 use crate::plan::{SUBSYSTEMS, host_name};
@@ -63,7 +63,7 @@ impl Draft {
 
 impl Host {
     /// Opens a connection and sends an invalid Connect.
-    pub(super) fn probe(&mut self, ground: &mut Ground<'_>) -> Option<()> {
+    pub(super) fn probe(&mut self, env: &mut HostEnv<'_>) -> Option<()> {
         // Over RDMA the private data of the connection repeats these values.
         if self.shape.rdma || self.probes.len() >= PROBES_MAX {
             return None;
@@ -78,11 +78,11 @@ impl Host {
             attributes: ConnectAttributes::new()
                 .with_disable_sq_flow_control(!self.shape.flow_control),
         };
-        let (what, sqe, data, expected) = self.spoil(ground, draft)?;
-        let connection = self.open(ground, 0);
+        let (what, sqe, data, expected) = self.make_invalid(env, draft)?;
+        let connection = self.open(env, 0);
         let number = self.number;
-        ground.trace.note(
-            ground.now,
+        env.trace.note(
+            env.now,
             format_args!("host {number} opens a connection with {what}"),
         );
         self.probes.push(Probe {
@@ -97,9 +97,9 @@ impl Host {
     }
 
     /// Makes one field of the Connect invalid.
-    fn spoil(
+    fn make_invalid(
         &mut self,
-        ground: &Ground<'_>,
+        env: &HostEnv<'_>,
         draft: Draft,
     ) -> Option<(&'static str, Sqe, Vec<u8>, Expected)> {
         use Expected::{Field, Status as Is};
@@ -115,8 +115,8 @@ impl Host {
         };
         match self.random.below(13) {
             0 => {
-                let others = ground.controllers.iter().enumerate();
-                let swarm = ground.swarm;
+                let others = env.controllers.iter().enumerate();
+                let swarm = env.swarm;
                 let others = others.filter(|(host, it)| {
                     // Another path of the same host has the same identity.
                     swarm.hosts[*host].identity != self.shape.identity && **it != 0
@@ -124,7 +124,7 @@ impl Host {
                 let others: Vec<(usize, u16)> = others.map(|(host, it)| (host, *it)).collect();
                 let chosen = (!others.is_empty()).then(|| self.random.pick(&others));
                 let (host, cntlid) = chosen?;
-                let same = ground.swarm.hosts[host].subsystem == self.shape.subsystem;
+                let same = env.swarm.hosts[host].subsystem == self.shape.subsystem;
                 let field = if same {
                     ConnectField::HostNqn
                 } else {
@@ -203,7 +203,7 @@ impl Host {
                     host,
                     ..admin(draft)
                 };
-                if ground.serving.keys.any_host[self.shape.subsystem] {
+                if env.serving.keys.any_host[self.shape.subsystem] {
                     return None;
                 }
                 let status = Is(Status::CONNECT_INVALID_HOST);
@@ -230,21 +230,21 @@ impl Host {
     }
 
     /// Receives on the connections with invalid Connects. Returns whether something had arrived.
-    pub(super) fn poll_probes(&mut self, ground: &mut Ground<'_>) -> Result<bool, Violation> {
+    pub(super) fn poll_probes(&mut self, env: &mut HostEnv<'_>) -> Result<bool, Violation> {
         let mut moved = false;
         let mut incoming = Vec::new();
         for mut probe in std::mem::take(&mut self.probes) {
-            let polled = probe.connection.poll(ground.now, &mut incoming);
-            moved |= polled.map_err(|what| self.violation(ground, &what))?;
-            let mut is_over = probe.connection.opened_at + LATENCY_MAX + LATENCY_MAX < ground.now;
+            let polled = probe.connection.poll(env.now, &mut incoming);
+            moved |= polled.map_err(|what| self.violation(env, &what))?;
+            let mut is_over = probe.connection.opened_at + LATENCY_MAX + LATENCY_MAX < env.now;
             for event in incoming.drain(..) {
                 match event {
                     Incoming::Initialised => {
                         let (sqe, data) = (probe.sqe, std::mem::take(&mut probe.data));
-                        probe.connection.submit_connect(sqe, data, ground.now);
+                        probe.connection.submit_connect(sqe, data, env.now);
                     }
-                    Incoming::Answered { cqe, .. } => {
-                        self.judge_refusal(ground, &probe, &cqe)?;
+                    Incoming::Completed { cqe, .. } => {
+                        self.judge_refusal(env, &probe, &cqe)?;
                         is_over = true;
                     }
                     Incoming::Terminated(_) => {}
@@ -262,14 +262,14 @@ impl Host {
 
     fn judge_refusal(
         &mut self,
-        ground: &mut Ground<'_>,
+        env: &mut HostEnv<'_>,
         probe: &Probe,
         cqe: &Cqe,
     ) -> Result<(), Violation> {
         let (status, what) = (cqe.status(), probe.what);
         let number = self.number;
-        ground.trace.note(
-            ground.now,
+        env.trace.note(
+            env.now,
             format_args!("host {number}: a Connect with {what} is answered {status}"),
         );
         let is_free = self.io.len() < usize::from(self.shape.io_queues)
@@ -280,14 +280,14 @@ impl Host {
             return Ok(());
         }
         let of_host = matches!(probe.expected, Expected::Status(status) if status.is(Status::CONNECT_INVALID_HOST));
-        let changed = ground.changing || ground.changed_at >= probe.connection.opened_at;
-        let is_open_to_all = ground.serving.keys.any_host[self.shape.subsystem];
+        let changed = env.changing || env.changed_at >= probe.connection.opened_at;
+        let is_open_to_all = env.serving.keys.any_host[self.shape.subsystem];
         if status.is_success() && of_host && (is_open_to_all || changed) {
             return Ok(());
         }
         if status.is_success() {
             let what = format!("a Connect with {what} was accepted");
-            return Err(self.violation(ground, &what));
+            return Err(self.violation(env, &what));
         }
         // These statuses are temporary, and configuration changes make them correct.
         let later = [
@@ -298,13 +298,13 @@ impl Host {
         let steady = self.is_serving()
             && self.cntlid == probe.cntlid
             && self.opened_at < opened_at
-            && self.is_reached(ground)
-            && ground.permission_changed.iter().all(|it| *it < opened_at)
-            && !ground.stopping;
+            && self.is_reached(env)
+            && env.permission_changed.iter().all(|it| *it < opened_at)
+            && !env.stopping;
         if later.iter().any(|it| status.is(*it)) {
             return if status.dnr() {
                 let what = format!("a Connect must not be tried again after {status}");
-                Err(self.violation(ground, &what))
+                Err(self.violation(env, &what))
             } else {
                 Ok(())
             };
@@ -315,7 +315,7 @@ impl Host {
                 let named = cqe.connect_invalid_parameters() == field.invalid();
                 // The association of another host may end at any time, and a change may end every
                 // association.
-                let ends = ground.changed_at + DISCONNECTED_MAX >= opened_at;
+                let ends = env.changed_at + DISCONNECTED_MAX >= opened_at;
                 let may_be_gone = field == ConnectField::HostNqn || changed || ends;
                 let gone = may_be_gone
                     && cqe.connect_invalid_parameters() == ConnectField::ControllerId.invalid();
@@ -329,7 +329,7 @@ impl Host {
                 "a Connect with {what} was answered {status} (DNR {}, {fault:?}), not {expected:?}",
                 status.dnr()
             );
-            return Err(self.violation(ground, &what));
+            return Err(self.violation(env, &what));
         }
         Ok(())
     }

@@ -25,7 +25,7 @@ use reactors::Nanos;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::connection::{ConnectionShape, Damage, Incoming, Queue, Transfer};
-use super::twins::{ByIdentifier, Told, Which};
+use super::twins::{ByIdentifier, CompletionOwner, Which};
 use super::{Command, IoKind};
 use crate::fabric::{RdmaNetwork, TARGET_ADDRESS};
 use crate::network::HostEnd;
@@ -54,7 +54,7 @@ const RESOLVE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Parameters of a connection request.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Call {
+pub(super) struct ConnectionRequest {
     /// The host's number.
     pub(super) host: usize,
     pub(super) shape: ConnectionShape,
@@ -133,7 +133,7 @@ impl Ends {
 }
 
 /// The resources of an outstanding command.
-struct Place {
+struct CommandEntry {
     slot: u16,
     /// Number of bytes that the target may write.
     expected: usize,
@@ -142,14 +142,14 @@ struct Place {
 }
 
 /// The host's end of an RDMA connection.
-pub(super) struct RdmaLine {
+pub(super) struct RdmaTransportEnd {
     /// `None` after the host vanished.
     ends: Option<Ends>,
     provider: Fake,
-    call: Call,
+    connection_request: ConnectionRequest,
     layout: Layout,
     tick: Nanos,
-    places: ByIdentifier<Place>,
+    entries: ByIdentifier<CommandEntry>,
     free: Vec<u16>,
     /// Outstanding send requests.
     posted: u32,
@@ -160,30 +160,30 @@ pub(super) struct RdmaLine {
     end: Option<HostEnd>,
 }
 
-impl RdmaLine {
+impl RdmaTransportEnd {
     /// Starts a connection with the resolution of the address.
-    pub(super) fn open(network: &RdmaNetwork, call: Call) -> Self {
-        let provider = network.host(call.host).clone();
+    pub(super) fn open(network: &RdmaNetwork, connection_request: ConnectionRequest) -> Self {
+        let provider = network.host(connection_request.host).clone();
         let fabric = network.fabric().clone();
-        let layout = Layout::new(&call.shape);
+        let layout = Layout::new(&connection_request.shape);
         Self {
             ends: Some(begin(&provider, fabric)),
             provider,
-            call,
+            connection_request,
             layout,
             tick: network.tick(),
-            places: ByIdentifier::default(),
-            free: (0..call.shape.depth).rev().collect(),
+            entries: ByIdentifier::default(),
+            free: (0..connection_request.shape.depth).rev().collect(),
             posted: 0,
             later: Vec::new(),
-            is_wrong: call.begins_wrong.is_some(),
+            is_wrong: connection_request.begins_wrong.is_some(),
             end: None,
         }
     }
 
     /// Number of commands that fit into the send queue.
     pub(super) fn room(&self) -> usize {
-        let most = u32::from(self.call.shape.depth) * REQUESTS_PER_COMMAND;
+        let most = u32::from(self.connection_request.shape.depth) * REQUESTS_PER_COMMAND;
         ((most - self.posted.min(most)) / REQUESTS_PER_COMMAND) as usize
     }
 
@@ -198,7 +198,7 @@ impl RdmaLine {
         // The caller has checked that there is room.
         let Some(slot) = self.free.pop() else { return };
         let at = self.layout.data_at(usize::from(slot));
-        let mut place = Place {
+        let mut entry = CommandEntry {
             slot,
             expected: 0,
             key: None,
@@ -212,9 +212,9 @@ impl RdmaLine {
             }
             Transfer::None => SglDescriptor::keyed(0, 0, 0, false),
             Transfer::In(bytes) => {
-                place.expected = bytes;
+                entry.expected = bytes;
                 self.write(at, &vec![UNWRITTEN; bytes + GUARD_BYTES]);
-                self.name(queue, &mut place, (bytes, true), &mut behind, damage)
+                self.describe_data(queue, &mut entry, (bytes, true), &mut behind, damage)
             }
             Transfer::Out(data) if in_capsule => {
                 let room = queue.shape.in_capsule_bytes - data.len();
@@ -229,7 +229,7 @@ impl RdmaLine {
             }
             Transfer::Out(data) => {
                 self.write(at, &data);
-                self.name(queue, &mut place, (data.len(), false), &mut behind, damage)
+                self.describe_data(queue, &mut entry, (data.len(), false), &mut behind, damage)
             }
         };
         let Some(sgl) = sgl else { return };
@@ -237,20 +237,20 @@ impl RdmaLine {
         let mut capsule = pointed.as_bytes().to_vec();
         capsule.extend(behind);
         self.post_capsule(slot, &capsule);
-        self.places.insert(sqe.cid.get(), place);
+        self.entries.insert(sqe.cid.get(), entry);
     }
 
     /// Describes a command's data with its own key or the key of the memory, by one descriptor or
     /// by several, which are appended to `behind`.
-    fn name(
+    fn describe_data(
         &mut self,
         queue: &mut Queue,
-        place: &mut Place,
+        entry: &mut CommandEntry,
         (bytes, to_host): (usize, bool),
         behind: &mut Vec<u8>,
         damage: Damage,
     ) -> Option<SglDescriptor> {
-        let slot = usize::from(place.slot);
+        let slot = usize::from(entry.slot);
         let verbs = self.ends.as_mut()?.verbs.as_mut()?;
         let offset = self.layout.data_at(slot);
         let address = (verbs.memory.registration().address() + offset) as u64;
@@ -275,7 +275,7 @@ impl RdmaLine {
                 (verbs.queue_pair).queue_bind(window, verbs.memory.registration(), &binding);
             self.posted += u32::from(bound.is_ok());
             let (key, remotely) = (window.rkey(), queue.random.permille(700));
-            place.key = Some((key, remotely));
+            entry.key = Some((key, remotely));
             return SglDescriptor::keyed(address, bytes as u32, key, remotely);
         }
         let key = verbs.memory.registration().rkey();
@@ -413,7 +413,7 @@ impl RdmaLine {
         let mut bytes = [0; RESPONSE_BYTES];
         self.read(self.layout.response_at(usize::from(receive)), &mut bytes);
         let cqe: Cqe = zerocopy::transmute!(bytes);
-        self.answered(queue, &cqe, completion.invalidated())?;
+        self.completed(queue, &cqe, completion.invalidated())?;
         let delay = queue.shape.write_delay_max.as_nanos();
         if delay > 0 && queue.random.permille(100) {
             let at = now + Nanos(queue.random.below(delay));
@@ -426,32 +426,32 @@ impl RdmaLine {
     }
 
     /// Handles a response: reads the command's data, and invalidates its key if the target did not.
-    fn answered(
+    fn completed(
         &mut self,
         queue: &mut Queue,
         cqe: &Cqe,
         invalidated: Option<u32>,
     ) -> Result<(), String> {
         let cid = cqe.cid.get();
-        let is_half_answered = queue.half_answered.contains_key(&cid);
-        let which = match queue.told(cqe) {
+        let is_ambiguous = queue.ambiguous_completions.contains_key(&cid);
+        let which = match queue.owner_of(cqe) {
             // Both entries are freed when both commands are complete; neither has its own key.
-            Told::Either if !is_half_answered => return Ok(()),
-            Told::Of(which) => which,
-            Told::Alone | Told::Either => Which::First,
+            CompletionOwner::Either if !is_ambiguous => return Ok(()),
+            CompletionOwner::Of(which) => which,
+            CompletionOwner::Alone | CompletionOwner::Either => Which::First,
         };
-        let Some(place) = self.places.take(cid, which) else {
+        let Some(entry) = self.entries.take(cid, which) else {
             return Ok(());
         };
-        if is_half_answered {
-            let others = self.places.take(cid, Which::First);
+        if is_ambiguous {
+            let others = self.entries.take(cid, Which::First);
             self.free.extend(others.map(|it| it.slot));
         }
-        let at = self.layout.data_at(usize::from(place.slot));
-        if place.expected > 0 {
-            let mut data = vec![0; place.expected + GUARD_BYTES];
+        let at = self.layout.data_at(usize::from(entry.slot));
+        if entry.expected > 0 {
+            let mut data = vec![0; entry.expected + GUARD_BYTES];
             self.read(at, &mut data);
-            let guard = data.split_off(place.expected);
+            let guard = data.split_off(entry.expected);
             if guard.iter().any(|byte| *byte != UNWRITTEN) {
                 return Err(format!("more data for command {cid} than it asked for"));
             }
@@ -469,7 +469,7 @@ impl RdmaLine {
                 }
                 _ => false,
             });
-        match (place.key, invalidated) {
+        match (entry.key, invalidated) {
             (Some((key, true)), Some(found)) if key == found => {}
             (Some((key, remotely)), None) => {
                 if remotely && moved && cqe.status().is_success() {
@@ -480,7 +480,7 @@ impl RdmaLine {
             (None, None) => {}
             (_, Some(found)) => return Err(format!("command {cid} invalidated key {found:#x}")),
         }
-        self.free.push(place.slot);
+        self.free.push(entry.slot);
         Ok(())
     }
 
@@ -520,7 +520,7 @@ impl RdmaLine {
                 let begun = connection.map(|it| it.resolve_route(RESOLVE_TIMEOUT));
                 begun.transpose().map_err(|error| error.to_string())?;
             }
-            ConnectionEvent::RouteResolved => self.call()?,
+            ConnectionEvent::RouteResolved => self.send_connect_request()?,
             ConnectionEvent::Established { .. } if self.is_wrong => {
                 return Err("a connection was accepted that asked for nonsense".to_owned());
             }
@@ -547,46 +547,56 @@ impl RdmaLine {
     }
 
     /// Creates the queue pair and sends the connection request.
-    fn call(&mut self) -> Result<(), String> {
-        let (call, layout, is_wrong) = (self.call, self.layout, self.is_wrong);
+    fn send_connect_request(&mut self) -> Result<(), String> {
+        let (connection_request, layout, is_wrong) =
+            (self.connection_request, self.layout, self.is_wrong);
         let Some(ends) = &mut self.ends else {
             return Ok(());
         };
-        let verbs = verbs(&mut ends.connection, &self.provider, &call, layout)?;
+        let verbs = verbs(
+            &mut ends.connection,
+            &self.provider,
+            &connection_request,
+            layout,
+        )?;
         let verbs = ends.verbs.insert(verbs);
-        for receive in 0..call.shape.depth {
+        for receive in 0..connection_request.shape.depth {
             post_receive(verbs, receive, layout.response_at(usize::from(receive)));
         }
         let posted = verbs.queue_pair.flush();
         posted.map_err(|error| error.to_string())?;
-        let ConnectionShape { qid, depth, .. } = call.shape;
-        let cntlid = if qid == 0 { 0 } else { call.cntlid };
+        let ConnectionShape { qid, depth, .. } = connection_request.shape;
+        let cntlid = if qid == 0 {
+            0
+        } else {
+            connection_request.cntlid
+        };
         let mut request = ConnectRequest::new(qid, depth, depth - 1, cntlid);
         if is_wrong {
-            match call.begins_wrong {
+            match connection_request.begins_wrong {
                 Some(0) => request.recfmt = U16::new(RECORD_FORMAT + 1),
                 Some(1) => request.hrqsize = U16::new(depth - 1),
                 _ => request.hsqsize_z = U16::new(u16::MAX),
             }
         }
-        let asked = ends.connection.connect(&ConnectParameters {
+        let begun = ends.connection.connect(&ConnectParameters {
             private_data: request.as_bytes(),
             initiator_depth: 0,
             responder_resources: 16,
             retries: 7,
             rnr_retries: RNR_RETRY_FOREVER,
         });
-        asked.map_err(|error| error.to_string())
+        begun.map_err(|error| error.to_string())
     }
 
     /// Handles a rejection by the target or the connection manager.
     fn rejected(&mut self, reason: RejectReason, data: &[u8]) -> Result<(), String> {
         let by_target = reason == RejectReason::BY_CONSUMER;
-        let told = ConnectReject::read_from_prefix(data).ok();
-        let told = told
+        let reject = ConnectReject::read_from_prefix(data).ok();
+        let reject = reject
             .map(|(reject, _)| reject)
             .filter(|it| by_target && it.sts.get() != 0);
-        if self.is_wrong && told.is_some() {
+        if self.is_wrong && reject.is_some() {
             // The request is repeated correctly on a new connection.
             self.is_wrong = false;
             if let Some(ends) = self.ends.take() {
@@ -596,7 +606,7 @@ impl RdmaLine {
             return Ok(());
         }
         let has_no_room =
-            told.is_some_and(|it| it.reason() == nvme_spec::rdma::RejectReason::NO_RESOURCES);
+            reject.is_some_and(|it| it.reason() == nvme_spec::rdma::RejectReason::NO_RESOURCES);
         let of_network = !by_target && reason != RejectReason::NO_LISTENER;
         self.end.get_or_insert(if has_no_room || of_network {
             HostEnd::Cut
@@ -662,7 +672,7 @@ impl RdmaLine {
             Fault::DelayCompletion(ticks),
             Fault::NotReady(ticks),
         ]);
-        self.strike(random, fault)
+        self.inject_fault(random, fault)
     }
 
     /// Makes the next posted work request of one end fail, and with it the connection.
@@ -676,20 +686,20 @@ impl RdmaLine {
             Fault::DropConnection,
             Fault::QueuePairFatal,
         ]);
-        self.strike(random, fault)
+        self.inject_fault(random, fault)
     }
 
     /// Makes the target's device hang on the next posted read or write: no other request of the
     /// connection completes or is flushed, and the data of a read arrives after the connection has
     /// failed.
-    pub(super) fn wedge(&mut self, random: &mut Random) -> Option<()> {
+    pub(super) fn hang_next_request(&mut self, random: &mut Random) -> Option<()> {
         let operation = random.pick(&[Operation::Read, Operation::Read, Operation::Write]);
         let (fabric, number) = self.queue_pair(false)?;
         fabric.add_fault(Pattern::ONCE.by(number).of(operation), Fault::Wedge);
         Some(())
     }
 
-    fn strike(&mut self, random: &mut Random, fault: Fault) -> Option<()> {
+    fn inject_fault(&mut self, random: &mut Random, fault: Fault) -> Option<()> {
         let of_host = random.permille(300);
         let operation = random.pick(&[
             None,
@@ -712,7 +722,7 @@ impl RdmaLine {
         let Self {
             posted, later, end, ..
         } = self;
-        let awaited = self.places.len();
+        let awaited = self.entries.len();
         format!(
             "{posted} requests posted, {awaited} awaited, {} receives later, end {end:?}",
             later.len()
@@ -721,7 +731,7 @@ impl RdmaLine {
 }
 
 /// Makes the next connection of a host fail or late.
-pub(super) fn harm_next_connection(network: &RdmaNetwork, host: usize, random: &mut Random) {
+pub(super) fn disturb_next_connection(network: &RdmaNetwork, host: usize, random: &mut Random) {
     let kind = std::io::ErrorKind::HostUnreachable;
     let fault = random.pick(&[
         ConnectFault::AddressFailed(kind),
@@ -754,28 +764,32 @@ fn begin(provider: &Fake, fabric: Fabric) -> Ends {
 fn verbs(
     connection: &mut FakeConnection,
     provider: &Fake,
-    call: &Call,
+    connection_request: &ConnectionRequest,
     layout: Layout,
 ) -> Result<Verbs, String> {
-    let told = |error: rdma::Error| error.to_string();
-    let device = provider.devices().map_err(told)?.remove(0);
-    let domain = device.create_domain().map_err(told)?;
+    let text = |error: rdma::Error| error.to_string();
+    let device = provider.devices().map_err(text)?.remove(0);
+    let domain = device.create_domain().map_err(text)?;
     let region = Region::map(layout.bytes(), PagePolicy::Ordinary);
     let region = region.map_err(|error| error.to_string())?;
     let region = SharedRegion::new(region).map_err(|error| error.to_string())?;
-    let access = if call.windows {
+    let access = if connection_request.windows {
         Access::WINDOWS
     } else {
         Access::REMOTE
     };
-    let memory = SharedMemory::<Fake>::register(&domain, region, access).map_err(told)?;
-    let windows = if call.windows { layout.depth } else { 0 };
+    let memory = SharedMemory::<Fake>::register(&domain, region, access).map_err(text)?;
+    let windows = if connection_request.windows {
+        layout.depth
+    } else {
+        0
+    };
     let windows: Result<Vec<_>, _> = (0..windows).map(|_| domain.create_window()).collect();
-    let depth = u32::from(call.shape.depth);
+    let depth = u32::from(connection_request.shape.depth);
     let sends = depth * REQUESTS_PER_COMMAND;
     let completions = domain
         .create_completion_queue(sends + depth, Token(0))
-        .map_err(told)?;
+        .map_err(text)?;
     let options = QueuePairOptions::<Fake> {
         send_completions: &completions,
         receive_completions: &completions,
@@ -790,10 +804,10 @@ fn verbs(
     };
     let queue_pair = connection
         .create_queue_pair(&domain, &options)
-        .map_err(told)?;
+        .map_err(text)?;
     Ok(Verbs {
         queue_pair,
-        windows: windows.map_err(told)?,
+        windows: windows.map_err(text)?,
         memory,
         completions,
     })

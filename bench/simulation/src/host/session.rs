@@ -11,7 +11,7 @@ use reactors::Nanos;
 use super::admin::AdminStep;
 use super::connection::{Connection, Incoming};
 use super::{
-    Command, DEADLINE_CHECK, Ground, Host, IoKind, LATENCY_MAX, Phase, QUIESCE_MAX, READY_POLL,
+    Command, DEADLINE_CHECK, Host, HostEnv, IoKind, LATENCY_MAX, Phase, QUIESCE_MAX, READY_POLL,
     READY_POLL_MAX, RETRIES_MAX, RETRY_MAX,
 };
 use crate::fabric::RdmaNetwork;
@@ -25,42 +25,42 @@ impl Host {
     ///
     /// # Errors
     /// A violation by the target.
-    pub fn poll(&mut self, ground: &mut Ground<'_>) -> Result<bool, Violation> {
+    pub fn poll(&mut self, env: &mut HostEnv<'_>) -> Result<bool, Violation> {
         if let Phase::Down { until } = self.phase
-            && until <= ground.now
+            && until <= env.now
         {
-            let admin = self.open(ground, 0);
+            let admin = self.open(env, 0);
             self.admin = Some(admin);
-            self.opened_at = ground.now;
-            self.begin_events(ground.now);
+            self.opened_at = env.now;
+            self.begin_events(env.now);
             self.phase = Phase::Starting;
         }
-        let mut moved = self.poll_connections(ground)?;
-        moved |= self.poll_probes(ground)?;
-        if self.poll_status_at.is_some_and(|at| at <= ground.now) {
+        let mut moved = self.poll_connections(env)?;
+        moved |= self.poll_probes(env)?;
+        if self.poll_status_at.is_some_and(|at| at <= env.now) {
             self.poll_status_at = None;
-            self.ask_for_status(ground);
+            self.ask_for_status(env);
         }
-        self.tend_events(ground);
-        if !self.knows_disks() && self.phase == Phase::Serving {
-            self.learn_disks(ground);
+        self.run_event_steps(env);
+        if !self.knows_disks() && self.phase == Phase::ServedConfig {
+            self.learn_disks(env);
             if self.knows_disks() {
-                self.identify(ground, false);
+                self.identify(env, false);
             }
         }
         let keeps_alive = self.shape.keep_alive > Nanos::ZERO && self.silent_until.is_none();
-        if keeps_alive && self.keep_alive_at.is_some_and(|at| at <= ground.now) {
+        if keeps_alive && self.keep_alive_at.is_some_and(|at| at <= env.now) {
             self.keep_alive_at = None;
-            self.send_admin(ground, Sqe::keep_alive(), Command::KeepAlive);
+            self.send_admin(env, Sqe::keep_alive(), Command::KeepAlive);
         }
-        if self.deadlines_checked_at + DEADLINE_CHECK <= ground.now {
-            self.deadlines_checked_at = ground.now;
-            self.check_deadlines(ground)?;
+        if self.deadlines_checked_at + DEADLINE_CHECK <= env.now {
+            self.deadlines_checked_at = env.now;
+            self.check_deadlines(env)?;
         }
         Ok(moved)
     }
 
-    fn poll_connections(&mut self, ground: &mut Ground<'_>) -> Result<bool, Violation> {
+    fn poll_connections(&mut self, env: &mut HostEnv<'_>) -> Result<bool, Violation> {
         let mut moved = false;
         let mut incoming = Vec::new();
         let connections = 1 + self.io.len();
@@ -73,110 +73,105 @@ impl Host {
                 continue;
             };
             let qid = connection.qid();
-            let polled = connection.poll(ground.now, &mut incoming);
-            moved |= polled.map_err(|what| self.violation(ground, &what))?;
+            let polled = connection.poll(env.now, &mut incoming);
+            moved |= polled.map_err(|what| self.violation(env, &what))?;
             for event in incoming.drain(..) {
-                self.take(ground, qid, event)?;
+                self.take(env, qid, event)?;
             }
         }
         Ok(moved)
     }
 
-    fn take(
-        &mut self,
-        ground: &mut Ground<'_>,
-        qid: u16,
-        event: Incoming,
-    ) -> Result<(), Violation> {
+    fn take(&mut self, env: &mut HostEnv<'_>, qid: u16, event: Incoming) -> Result<(), Violation> {
         match event {
             Incoming::Initialised => {
                 let number = self.number;
-                ground.trace.note(
-                    ground.now,
+                env.trace.note(
+                    env.now,
                     format_args!("host {number} queue {qid} initialised"),
                 );
-                if self.is_beyond_listener(ground, qid) {
-                    return Err(self.violation(ground, "a listener that went accepts a connection"));
+                if self.is_beyond_listener(env, qid) {
+                    return Err(self.violation(env, "a listener that went accepts a connection"));
                 }
-                self.connect(ground, qid);
+                self.connect(env, qid);
                 Ok(())
             }
-            Incoming::Answered { outstanding, cqe } => {
-                self.answered(ground, qid, &outstanding, &cqe)
+            Incoming::Completed { outstanding, cqe } => {
+                self.completed(env, qid, &outstanding, &cqe)
             }
             Incoming::Terminated(status) => {
                 let connection = self.connections().find(|it| it.qid() == qid);
                 let due = connection.and_then(|it| it.queue.must_end);
                 if let Some(due) = due.filter(|due| due.0 != status) {
                     let what = format!("queue {qid} was terminated with {status}, not {}", due.0);
-                    return Err(self.violation(ground, &what));
+                    return Err(self.violation(env, &what));
                 }
-                if !self.is_excused(ground, qid) {
+                if !self.is_excused(env, qid) {
                     let what = format!("queue {qid} was terminated with status {status}");
-                    return Err(self.violation(ground, &what));
+                    return Err(self.violation(env, &what));
                 }
                 Ok(())
             }
-            Incoming::Ended(end) => self.ended(ground, qid, end),
+            Incoming::Ended(end) => self.ended(env, qid, end),
         }
     }
 
     /// Whether a connection was started after its listener was removed.
-    fn is_beyond_listener(&mut self, ground: &Ground<'_>, qid: u16) -> bool {
-        let gone_at = ground.permission_changed[self.number];
-        let is_there = ground.serving.has_listener(ground.swarm, self.number);
+    fn is_beyond_listener(&mut self, env: &HostEnv<'_>, qid: u16) -> bool {
+        let gone_at = env.permission_changed[self.number];
+        let is_there = env.serving.has_listener(env.swarm, self.number);
         let mut connections = self.connections();
         !is_there && connections.any(|it| it.qid() == qid && it.opened_at > gone_at)
     }
 
     /// Whether the target's device of its connection was pulled out.
-    fn is_unplugged(&self, ground: &Ground<'_>) -> bool {
-        self.shape.rdma && ground.rdma.is_some_and(RdmaNetwork::is_unplugged)
+    fn is_unplugged(&self, env: &HostEnv<'_>) -> bool {
+        self.shape.rdma && env.rdma.is_some_and(RdmaNetwork::is_unplugged)
     }
 
     /// Whether the target has a reason to end a connection.
-    pub(super) fn is_excused(&mut self, ground: &Ground<'_>, qid: u16) -> bool {
-        let allowed = ground.permission_changed[self.number] < self.opened_at.max(Nanos(1))
-            && self.is_reached(ground);
+    pub(super) fn is_excused(&mut self, env: &HostEnv<'_>, qid: u16) -> bool {
+        let allowed = env.permission_changed[self.number] < self.opened_at.max(Nanos(1))
+            && self.is_reached(env);
         let silent = self.silent_until.is_some();
-        let unplugged = self.is_unplugged(ground);
+        let unplugged = self.is_unplugged(env);
         let admin_excused = self.admin.as_ref().is_none_or(|it| it.excused);
         // The set-up timeout continues while no message can be received for lack of memory.
-        let short = |it: &Connection| !it.queue.live && it.opened_at < ground.memory_disturbed;
+        let short = |it: &Connection| !it.queue.live && it.opened_at < env.memory_disturbed;
         let mut connections = self.connections();
         let excused = connections.any(|it| it.qid() == qid && (it.excused || short(it)));
-        ground.stopping || !allowed || silent || unplugged || admin_excused || excused
+        env.stopping || !allowed || silent || unplugged || admin_excused || excused
     }
 
-    fn connect(&mut self, ground: &mut Ground<'_>, qid: u16) {
+    fn connect(&mut self, env: &mut HostEnv<'_>, qid: u16) {
         let depth = self.connections().find(|it| it.qid() == qid);
         let Some(depth) = depth.map(|it| it.queue.shape.depth) else {
             return;
         };
         let (sqe, data) = self.connect_command(qid, depth);
-        let now = ground.now;
+        let now = env.now;
         if let Some(connection) = self.connections().find(|it| it.qid() == qid) {
             connection.submit_connect(sqe, data, now);
         }
     }
 
-    pub(super) fn ask_for_status(&mut self, ground: &mut Ground<'_>) {
+    pub(super) fn ask_for_status(&mut self, env: &mut HostEnv<'_>) {
         let sqe = Sqe::get_property(Register::CSTS.0, PropertySize::BYTES_4);
-        self.send_admin(ground, sqe, Command::Status);
+        self.send_admin(env, sqe, Command::Status);
     }
 
     /// Handles the response to a Connect.
     pub(super) fn connected(
         &mut self,
-        ground: &mut Ground<'_>,
+        env: &mut HostEnv<'_>,
         qid: u16,
         issued_at: Nanos,
         cqe: &Cqe,
     ) -> Result<(), Violation> {
         let status = cqe.status();
-        let forbidden = !self.is_reached(ground);
-        if status.is_success() && forbidden && ground.permission_changed[self.number] < issued_at {
-            return Err(self.violation(ground, "a host without permission may connect"));
+        let forbidden = !self.is_reached(env);
+        if status.is_success() && forbidden && env.permission_changed[self.number] < issued_at {
+            return Err(self.violation(env, "a host without permission may connect"));
         }
         if !status.is_success() {
             // A Connect of an allowed host must not fail permanently.
@@ -184,17 +179,17 @@ impl Host {
                 Status::CONNECT_INVALID_HOST,
                 Status::CONNECT_INCOMPATIBLE_FORMAT,
             ];
-            let allowed = !forbidden && ground.permission_changed[self.number] < issued_at;
-            if qid == 0 && allowed && !ground.stopping && hopeless.iter().any(|it| status.is(*it)) {
-                return Err(self.violation(ground, &format!("Connect was refused: {status}")));
+            let allowed = !forbidden && env.permission_changed[self.number] < issued_at;
+            if qid == 0 && allowed && !env.stopping && hopeless.iter().any(|it| status.is(*it)) {
+                return Err(self.violation(env, &format!("Connect was refused: {status}")));
             }
-            self.check_refusal(ground, issued_at, status)?;
+            self.check_refusal(env, issued_at, status)?;
             let number = self.number;
-            ground.trace.note(
-                ground.now,
+            env.trace.note(
+                env.now,
                 format_args!("host {number} queue {qid}: Connect refused, {status}"),
             );
-            self.lose(ground);
+            self.drop_all(env);
             return Ok(());
         }
         if let Some(connection) = self.connections().find(|it| it.qid() == qid) {
@@ -202,11 +197,11 @@ impl Host {
         }
         if qid == 0 {
             self.cntlid = cqe.connect_success().cntlid();
-            self.learn_disks(ground);
-            ground.controllers[self.number] = self.cntlid;
-            self.set_configuration(ground, true);
+            self.learn_disks(env);
+            env.controllers[self.number] = self.cntlid;
+            self.set_configuration(env, true);
         } else if self.phase == Phase::Opening && self.io.iter().all(|it| it.queue.live) {
-            self.phase = Phase::Serving;
+            self.phase = Phase::ServedConfig;
         }
         Ok(())
     }
@@ -215,18 +210,18 @@ impl Host {
     /// anonymous hosts.
     fn check_refusal(
         &self,
-        ground: &mut Ground<'_>,
+        env: &mut HostEnv<'_>,
         issued_at: Nanos,
         status: Status,
     ) -> Result<(), Violation> {
-        let faults = ground.swarm.faults;
-        let is_settled = !ground.changing && ground.changed_at + super::SETTLED < issued_at;
-        let is_named = ground.serving.hosts[self.number] && ground.serving.names_hosts();
+        let faults = env.swarm.faults;
+        let is_settled = !env.changing && env.changed_at + super::SETTLING_TIME < issued_at;
+        let is_named = env.serving.hosts[self.number] && env.serving.names_hosts();
         let is_busy = status.is(Status::CONNECT_CONTROLLER_BUSY);
         let is_roomy = faults.has(Fault::Anonymous) && !faults.has(Fault::Tight);
-        if is_busy && is_roomy && is_settled && is_named && !ground.stopping {
+        if is_busy && is_roomy && is_settled && is_named && !env.stopping {
             let what = "a host that an export names is refused for want of room";
-            return Err(self.violation(ground, what));
+            return Err(self.violation(env, what));
         }
         Ok(())
     }
@@ -234,32 +229,32 @@ impl Host {
     /// Handles a value of CSTS.
     pub(super) fn status_read(
         &mut self,
-        ground: &mut Ground<'_>,
+        env: &mut HostEnv<'_>,
         csts: Csts,
     ) -> Result<(), Violation> {
         if self.phase == Phase::ShuttingDown {
-            return self.shutdown_read(ground, csts);
+            return self.shutdown_read(env, csts);
         }
         let Phase::AwaitingReady { ready } = self.phase else {
             return Ok(());
         };
         if csts.rdy() != ready {
-            let waited = ground.now.saturating_sub(self.configured_at);
+            let waited = env.now.saturating_sub(self.configured_at);
             let rest = Nanos(waited.as_nanos() / 16).clamp(READY_POLL, READY_POLL_MAX);
-            self.poll_status_at = Some(ground.now + rest);
+            self.poll_status_at = Some(env.now + rest);
         } else if ready {
             // Base 2.1 §3.5.1: earlier lost writes are over once the controller is ready.
-            let over = ground.judge.ready(self.shape.identity, self.enabled_at);
-            self.check_over(ground, over, "its host's controller is ready")?;
-            self.configure(ground);
+            let over = env.judge.ready(self.shape.identity, self.enabled_at);
+            self.check_over(env, over, "its host's controller is ready")?;
+            self.configure(env);
         } else {
             // Base 2.1 §3.7.2: no command from before the reset takes effect from now on.
             let over = self.writes_before_reset();
-            self.check_over(ground, over, "CSTS.RDY is 0 after a reset")?;
+            self.check_over(env, over, "CSTS.RDY is 0 after a reset")?;
             let sender = (self.shape.identity, self.cntlid);
             for io in std::mem::take(&mut self.ending_writes) {
                 let mut disks = io.extents.iter().map(|it| it.disk);
-                let judge = &mut *ground.judge;
+                let judge = &mut *env.judge;
                 if disks.any(|it| judge.is_maybe_stuck(it)) {
                     judge.lose_write(sender, io.extents, io.version, io.began);
                 } else {
@@ -267,8 +262,8 @@ impl Host {
                     judge.end_write(&io.extents, io.version, io.began, end);
                 }
             }
-            ground.judge.noticed(sender);
-            self.set_configuration(ground, true);
+            env.judge.noticed(sender);
+            self.set_configuration(env, true);
         }
         Ok(())
     }
@@ -290,72 +285,72 @@ impl Host {
     /// Checks that no disk still has a write that the target has reported to be over.
     pub(super) fn check_over(
         &self,
-        ground: &mut Ground<'_>,
+        env: &mut HostEnv<'_>,
         over: Vec<(usize, u64)>,
         since: &str,
     ) -> Result<(), Violation> {
         let left = over
             .into_iter()
-            .find(|(disk, version)| ground.disks[*disk].is_writing(*version));
+            .find(|(disk, version)| env.disks[*disk].is_writing(*version));
         let Some((disk, version)) = left else {
             return Ok(());
         };
         let what = format!("{since}, and disk {disk} still has write {version} of before");
-        Err(self.violation(ground, &what))
+        Err(self.violation(env, &what))
     }
 
-    fn configure(&mut self, ground: &mut Ground<'_>) {
+    fn configure(&mut self, env: &mut HostEnv<'_>) {
         self.reset_events();
-        self.identify(ground, true);
+        self.identify(env, true);
         let queues = u32::from(self.shape.io_queues - 1);
         let count = queues | queues << 16;
         let sqe = Sqe::set_feature(FeatureId::NUMBER_OF_QUEUES, 0, count);
-        self.send_admin(ground, sqe, Command::Queues);
+        self.send_admin(env, sqe, Command::Queues);
         let mask = AsyncEventConfiguration::new().with_namespace_attribute(true);
         let sqe = Sqe::set_feature(FeatureId::ASYNC_EVENT_CONFIGURATION, 0, mask.into_bits());
-        self.send_admin(ground, sqe, Command::EventMask);
-        self.ask_for_events(ground);
+        self.send_admin(env, sqe, Command::EventMask);
+        self.ask_for_events(env);
     }
 
     /// Connects the I/O queues after their number was granted.
-    pub(super) fn open_queues(&mut self, ground: &mut Ground<'_>) {
+    pub(super) fn open_queues(&mut self, env: &mut HostEnv<'_>) {
         self.phase = Phase::Opening;
         for qid in 1..=self.shape.io_queues {
-            let connection = self.open(ground, qid);
+            let connection = self.open(env, qid);
             self.io.push(connection);
         }
     }
 
     /// Handles the end of a connection.
-    fn ended(&mut self, ground: &mut Ground<'_>, qid: u16, end: HostEnd) -> Result<(), Violation> {
+    fn ended(&mut self, env: &mut HostEnv<'_>, qid: u16, end: HostEnd) -> Result<(), Violation> {
         let number = self.number;
-        ground.trace.note(
-            ground.now,
+        env.trace.note(
+            env.now,
             format_args!("host {number} queue {qid} ended: {end:?}"),
         );
-        if end != HostEnd::Cut && !self.is_excused(ground, qid) {
+        if end != HostEnd::Cut && !self.is_excused(env, qid) {
             let what = format!("queue {qid} was closed without a reason");
-            return Err(self.violation(ground, &what));
+            return Err(self.violation(env, &what));
         }
         if qid > 0 && self.phase == (Phase::AwaitingReady { ready: false }) {
             // A reset ends the I/O queues; the admin queue stays.
-            self.drop_io(ground);
+            self.drop_io(env);
         } else {
-            self.lose(ground);
+            self.drop_all(env);
         }
         Ok(())
     }
 
     /// Drops the I/O queues.
-    pub(super) fn drop_io(&mut self, ground: &mut Ground<'_>) {
+    pub(super) fn drop_io(&mut self, env: &mut HostEnv<'_>) {
         for mut connection in std::mem::take(&mut self.io) {
             for outstanding in connection.take_outstanding() {
-                ground.figures.abandoned += 1;
+                env.figures.abandoned += 1;
                 if let Command::Io(io) = outstanding.command {
                     if io.version > 0 {
                         self.ending_writes.push(io);
                     } else {
-                        ground.judge.end_read(io.began);
+                        env.judge.end_read(io.began);
                     }
                 }
             }
@@ -364,17 +359,17 @@ impl Host {
     }
 
     /// Handles the end of the appliance.
-    pub fn crash(&mut self, ground: &mut Ground<'_>) {
+    pub fn crash(&mut self, env: &mut HostEnv<'_>) {
         for connection in self.connections() {
             connection.cut();
         }
         self.drop_probes();
-        self.lose(ground);
+        self.drop_all(env);
     }
 
     /// Drops all connections, and schedules a new attempt.
-    pub(super) fn lose(&mut self, ground: &mut Ground<'_>) {
-        self.drop_io(ground);
+    pub(super) fn drop_all(&mut self, env: &mut HostEnv<'_>) {
+        self.drop_io(env);
         let sender = (self.shape.identity, self.cntlid);
         for io in std::mem::take(&mut self.ending_writes) {
             if self.retries.len() < RETRIES_MAX && io.kind == IoKind::Write {
@@ -383,115 +378,114 @@ impl Host {
             if let Some(extent) = io.extents.first() {
                 self.watch(*extent);
             }
-            ground
-                .judge
+            env.judge
                 .lose_write(sender, io.extents, io.version, io.began);
         }
         if let Some(mut admin) = self.admin.take() {
             for outstanding in admin.take_outstanding() {
                 if let Command::Admin(AdminStep::WriteCache { began, .. }) = outstanding.command {
-                    ground.judge.end_read(began);
+                    env.judge.end_read(began);
                 }
             }
             admin.finish();
         }
-        ground.controllers[self.number] = 0;
+        env.controllers[self.number] = 0;
         self.nsids = None;
-        self.forget_controller(ground);
+        self.forget_controller(env);
         self.poll_status_at = None;
         self.keep_alive_at = None;
         self.silent_until = None;
-        self.begin_events(ground.now);
+        self.begin_events(env.now);
         let pause = Nanos(self.random.below(RETRY_MAX.as_nanos()));
         self.phase = Phase::Down {
-            until: ground.now + pause,
+            until: env.now + pause,
         };
     }
 
     /// The time since which nothing has disturbed the resources of its commands.
-    pub(super) fn calm_since(&self, ground: &Ground<'_>) -> Nanos {
+    pub(super) fn calm_since(&self, env: &HostEnv<'_>) -> Nanos {
         let connections = self.admin.iter().chain(&self.io);
         let waits = connections.map(|connection| connection.queue.disturbed_until);
-        let waits = waits.chain(ground.disk_disturbed.iter().copied());
+        let waits = waits.chain(env.disk_disturbed.iter().copied());
         waits
-            .chain([ground.memory_disturbed])
+            .chain([env.memory_disturbed])
             .max()
             .unwrap_or_default()
     }
 
     /// Whether the target is disconnecting it: earlier commands are completed, and later ones end
     /// with the connection.
-    pub(super) fn is_leaving(&self, ground: &Ground<'_>) -> bool {
-        let changed = ground.permission_changed[self.number];
+    pub(super) fn is_leaving(&self, env: &HostEnv<'_>) -> bool {
+        let changed = env.permission_changed[self.number];
         changed > Nanos::ZERO && changed >= self.opened_at
     }
 
     /// Whether the configuration allows the host to be in service.
-    pub(super) fn is_reached(&self, ground: &Ground<'_>) -> bool {
-        ground.serving.reaches(ground.swarm, self.number)
+    pub(super) fn is_reached(&self, env: &HostEnv<'_>) -> bool {
+        env.serving.reaches(env.swarm, self.number)
     }
 
     /// Whether the target still serves it long after the end of its permission.
-    fn is_wrongly_served(&self, ground: &Ground<'_>) -> bool {
+    fn is_wrongly_served(&self, env: &HostEnv<'_>) -> bool {
         let Some(admin) = self.admin.as_ref().filter(|admin| admin.queue.live) else {
             return false;
         };
         // Its commands are completed first.
-        let since = ground.permission_changed[self.number].max(self.calm_since(ground));
+        let since = env.permission_changed[self.number].max(self.calm_since(env));
         let since = since.max(admin.queue.disturbed_until);
-        !self.is_reached(ground) && !ground.stopping && since + LATENCY_MAX < ground.now
+        !self.is_reached(env) && !env.stopping && since + LATENCY_MAX < env.now
     }
 
     /// Whether its controller should be ready by now: outstanding commands of earlier controllers
     /// take no longer than other requests, and resources of other hosts cause no wait (Base 2.1
     /// §5.1.13.2.1, CQT).
-    fn is_late_to_be_ready(&self, ground: &Ground<'_>) -> bool {
+    fn is_late_to_be_ready(&self, env: &HostEnv<'_>) -> bool {
         let waits = self.phase == (Phase::AwaitingReady { ready: true });
-        let since = self.enable_sent_at.max(self.calm_since(ground));
-        let ends = ground.stopping || self.silent_until.is_some() || self.is_leaving(ground);
-        waits && !ends && since + LATENCY_MAX < ground.now
+        let since = self.enable_sent_at.max(self.calm_since(env));
+        let ends = env.stopping || self.silent_until.is_some() || self.is_leaving(env);
+        waits && !ends && since + LATENCY_MAX < env.now
     }
 
     /// Whether commands in a device have delayed a change of CC.EN of its controller for longer
     /// than is allowed for any device.
-    fn is_kept_waiting(&self, ground: &Ground<'_>) -> bool {
+    fn is_kept_waiting(&self, env: &HostEnv<'_>) -> bool {
         let waits = matches!(self.phase, Phase::AwaitingReady { .. });
         let admin = self.admin.as_ref();
         let since = admin.map_or(Nanos::ZERO, |it| it.queue.disturbed_until);
-        let since = since.max(self.configured_at).max(ground.memory_disturbed);
-        let ends = ground.stopping || self.silent_until.is_some() || self.is_leaving(ground);
-        waits && !ends && since + QUIESCE_MAX < ground.now
+        let since = since.max(self.configured_at).max(env.memory_disturbed);
+        let ends = env.stopping || self.silent_until.is_some() || self.is_leaving(env);
+        waits && !ends && since + QUIESCE_MAX < env.now
     }
 
     /// Checks all deadlines.
-    fn check_deadlines(&mut self, ground: &mut Ground<'_>) -> Result<(), Violation> {
+    fn check_deadlines(&mut self, env: &mut HostEnv<'_>) -> Result<(), Violation> {
         // The removal of a device notifies nobody, and a host that sends nothing does not detect
         // it.
-        let in_the_dark = self.silent_until.is_some() && self.is_unplugged(ground);
+        let in_the_dark = self.silent_until.is_some() && self.is_unplugged(env);
         // It is not silent while the target could not receive.
-        let heard = ground.memory_disturbed + self.patience();
+        let heard = env.memory_disturbed + self.silence_limit();
         let heard = if self.shape.rdma { heard } else { Nanos::ZERO };
         let silent_until = self.silent_until.map(|until| until.max(heard));
-        if !in_the_dark && silent_until.is_some_and(|until| until <= ground.now) {
-            return Err(self.violation(ground, "the target keeps a host that sends nothing"));
+        if !in_the_dark && silent_until.is_some_and(|until| until <= env.now) {
+            return Err(self.violation(env, "the target keeps a host that sends nothing"));
         }
-        if !in_the_dark && self.is_wrongly_served(ground) {
+        if !in_the_dark && self.is_wrongly_served(env) {
             let what = "a host that lost its permission keeps its controller";
-            return Err(self.violation(ground, what));
+            return Err(self.violation(env, what));
         }
-        if self.is_late_to_be_ready(ground) {
-            return Err(self.violation(ground, "the controller does not become ready"));
+        if self.is_late_to_be_ready(env) {
+            return Err(self.violation(env, "the controller does not become ready"));
         }
-        if self.is_kept_waiting(ground) {
+        if self.is_kept_waiting(env) {
             let what = "a device keeps the controller waiting for longer than CQT";
-            return Err(self.violation(ground, what));
+            return Err(self.violation(env, what));
         }
         let connections = self.admin.iter().chain(&self.io);
         let mut late = None;
         for connection in connections {
             for (cid, outstanding) in connection.outstanding() {
-                let since = self.undisturbed_since(ground, connection, outstanding);
-                if since.is_some_and(|since| since + LATENCY_MAX < ground.now) {
+                let since = self.undisturbed_since(env, connection, outstanding);
+                if since.is_some_and(|since| since + LATENCY_MAX < env.now) {
                     let (command, wire) = (&outstanding.command, connection.state());
                     late = Some((connection.qid(), cid, format!("{command:?} ({wire})")));
                 }
@@ -499,11 +493,11 @@ impl Host {
         }
         if let Some((qid, cid, command)) = late {
             let what = format!("queue {qid}, command {cid}: no answer in time: {command}");
-            return Err(self.violation(ground, &what));
+            return Err(self.violation(env, &what));
         }
-        self.check_shutdown(ground)?;
-        self.end_misuse(ground.now);
-        self.check_greed(ground)?;
-        self.check_event(ground)
+        self.check_shutdown(env)?;
+        self.end_misuse(env.now);
+        self.check_progress(env)?;
+        self.check_event(env)
     }
 }

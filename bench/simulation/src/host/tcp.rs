@@ -21,7 +21,7 @@ use super::wrong_data::WrongData;
 use crate::network::{HostEnd, Wire};
 
 /// The host's end of a TCP connection.
-pub(super) struct TcpLine {
+pub(super) struct TcpTransportEnd {
     pub(super) wire: Wire,
     inbox: PduInbox,
     host_data_bytes_max: usize,
@@ -32,7 +32,7 @@ pub(super) struct TcpLine {
     is_broken: bool,
 }
 
-impl TcpLine {
+impl TcpTransportEnd {
     /// Opens the connection and sends the ICReq.
     pub(super) fn open(wire: Wire, framing: Framing) -> Self {
         wire.send(IcReq::new(framing.alignment_z, digests(framing), 0).as_bytes());
@@ -178,7 +178,7 @@ impl TcpLine {
         let cid = request.cccid.get();
         let (begin, length) = (request.r2to.get() as usize, request.r2tl.get() as usize);
         let end = begin + length;
-        let which = queue.which(cid, |it| it.asked == begin && it.out.len() == end);
+        let which = queue.which(cid, |it| it.requested_bytes == begin && it.out.len() == end);
         let commands = match which {
             Which::First => &mut queue.outstanding,
             Which::Second => &mut queue.twins,
@@ -186,22 +186,22 @@ impl TcpLine {
         let Some(mut outstanding) = commands.remove(&cid) else {
             return Err(format!("an R2T for command {cid}, which waits for nothing"));
         };
-        if begin != outstanding.asked || end > outstanding.out.len() || length == 0 {
+        if begin != outstanding.requested_bytes || end > outstanding.out.len() || length == 0 {
             return Err(format!("an R2T for {begin} to {end} of command {cid}"));
         }
         // Memory is granted in order: a command does not overtake one of the same size in its
         // queue.
-        let place = outstanding.place;
+        let position = outstanding.position;
         let overtaken = queue.outstanding.iter().find(|(_, it)| {
-            let waits = it.asked == 0 && it.out.len() == outstanding.out.len();
-            waits && it.place < place
+            let waits = it.requested_bytes == 0 && it.out.len() == outstanding.out.len();
+            waits && it.position < position
         });
         if let Some((overtaken, _)) = overtaken {
             return Err(format!(
                 "an R2T for command {cid} before that of {overtaken}"
             ));
         }
-        outstanding.asked = end;
+        outstanding.requested_bytes = end;
         if outstanding.damage == Damage::Withheld {
             queue.withheld_since = Some(now);
             queue.put_back(cid, which, outstanding);
@@ -246,7 +246,7 @@ impl TcpLine {
     }
 }
 
-impl TcpLine {
+impl TcpTransportEnd {
     /// Responds to an R2T with data of which one PDU violates a rule.
     fn send_wrong(&mut self, queue: &mut Queue, request: &R2t, data: &[u8], wrong: WrongData) {
         let framing = sending(queue);
@@ -299,10 +299,10 @@ fn take_data(
             return Err(format!("SUCCESS for command {cid} before all of its data"));
         }
         if let Some(outstanding) = queue.take_command(cid, which) {
-            queue.answered += 1;
+            queue.completed_count += 1;
             let cqe = Cqe::new(cid, Status::SUCCESS);
-            incoming.push(Incoming::Answered { outstanding, cqe });
-            queue.half_known(cid, incoming)?;
+            incoming.push(Incoming::Completed { outstanding, cqe });
+            queue.resolve_pair(cid, incoming)?;
         }
     }
     Ok(())

@@ -15,7 +15,7 @@ use nvme_spec::{Cqe, Sqe, Status};
 
 use super::connection::{Connection, Incoming, Outstanding, Queue, Sending, Transfer};
 use super::invalid::Refusal;
-use super::{Command, Ground, Host, Io, IoKind};
+use super::{Command, Host, HostEnv, Io, IoKind};
 use crate::judge::Extent;
 
 /// Maximum number of consecutive pairs that a host sends.
@@ -31,7 +31,7 @@ pub(super) enum Which {
 }
 
 /// The command of a completion whose identifier two commands may have.
-pub(super) enum Told {
+pub(super) enum CompletionOwner {
     /// At most one command has the identifier.
     Alone,
     /// It belongs to this command.
@@ -84,14 +84,14 @@ impl<T> ByIdentifier<T> {
 
 impl Queue {
     /// The command of a completion.
-    pub(super) fn told(&self, cqe: &Cqe) -> Told {
+    pub(super) fn owner_of(&self, cqe: &Cqe) -> CompletionOwner {
         let cid = cqe.cid.get();
         let (Some(first), Some(second)) = (self.outstanding.get(&cid), self.twins.get(&cid)) else {
-            return Told::Alone;
+            return CompletionOwner::Alone;
         };
         let status = cqe.status();
         match (&first.command, &second.command) {
-            (Command::EventRequest, Command::EventRequest) => Told::Of(Which::First),
+            (Command::EventRequest, Command::EventRequest) => CompletionOwner::Of(Which::First),
             // Every event has a log page, so dword 0 of its completion is not 0; other completions
             // have 0.
             (Command::EventRequest, _) => {
@@ -101,11 +101,13 @@ impl Queue {
                     Status::ASYNC_EVENT_REQUEST_LIMIT_EXCEEDED,
                 ];
                 let is_its = is_event || of_events.iter().any(|it| status.is(*it));
-                Told::Of(if is_its { Which::First } else { Which::Second })
+                CompletionOwner::Of(if is_its { Which::First } else { Which::Second })
             }
-            (_, Command::Invalid(refusal)) if status.is(refusal.status) => Told::Of(Which::Second),
-            (_, Command::Invalid(_)) if status.is_success() => Told::Of(Which::First),
-            _ => Told::Either,
+            (_, Command::Invalid(refusal)) if status.is(refusal.status) => {
+                CompletionOwner::Of(Which::Second)
+            }
+            (_, Command::Invalid(_)) if status.is_success() => CompletionOwner::Of(Which::First),
+            _ => CompletionOwner::Either,
         }
     }
 
@@ -154,17 +156,17 @@ impl Queue {
     ///
     /// # Errors
     /// That completion does not fit the other command.
-    pub(super) fn half_known(
+    pub(super) fn resolve_pair(
         &mut self,
         cid: u16,
         incoming: &mut Vec<Incoming>,
     ) -> Result<(), String> {
-        let Some(cqe) = self.half_answered.remove(&cid) else {
+        let Some(cqe) = self.ambiguous_completions.remove(&cid) else {
             return Ok(());
         };
         if let Some(outstanding) = self.take_command(cid, Which::First) {
-            self.check_answer(&outstanding, &cqe)?;
-            incoming.push(Incoming::Answered { outstanding, cqe });
+            self.check_completion(&outstanding, &cqe)?;
+            incoming.push(Incoming::Completed { outstanding, cqe });
         }
         Ok(())
     }
@@ -174,26 +176,28 @@ impl Queue {
     ///
     /// # Errors
     /// The completions do not fit the commands.
-    pub(super) fn pair_answered(
+    pub(super) fn second_completion(
         &mut self,
         cqe: Cqe,
     ) -> Result<Option<[(Outstanding, Cqe); 2]>, String> {
         let cid = cqe.cid.get();
-        let Some(before) = self.half_answered.remove(&cid) else {
-            self.half_answered.insert(cid, cqe);
+        let Some(before) = self.ambiguous_completions.remove(&cid) else {
+            self.ambiguous_completions.insert(cid, cqe);
             return Ok(None);
         };
         let second = self.take_command(cid, Which::Second);
         let first = self.take_command(cid, Which::First);
         match (first, second) {
-            (Some(first), Some(second)) => share_out([first, second], [before, cqe]).map(Some),
+            (Some(first), Some(second)) => {
+                assign_completions([first, second], [before, cqe]).map(Some)
+            }
             _ => Err(format!("an answer to command {cid}, which waits for none")),
         }
     }
 }
 
 /// Assigns two completions to the two commands of one identifier.
-fn share_out(
+fn assign_completions(
     [mut first, mut second]: [Outstanding; 2],
     [one, other]: [Cqe; 2],
 ) -> Result<[(Outstanding, Cqe); 2], String> {
@@ -239,19 +243,19 @@ fn share_out(
 
 impl Host {
     /// Sends commands with identifiers that are in use.
-    pub(super) fn send_twins(&mut self, ground: &mut Ground<'_>) -> Option<()> {
+    pub(super) fn send_twins(&mut self, env: &mut HostEnv<'_>) -> Option<()> {
         if self.random.permille(300) {
-            return self.send_admin_twin(ground);
+            return self.send_admin_twin(env);
         }
         let mut sent = None;
         for _ in 0..self.random.between(1, PAIRS_MAX) {
-            sent = self.send_pair(ground).or(sent);
+            sent = self.send_pair(env).or(sent);
         }
         sent
     }
 
     /// Sends a command with the identifier of an event request.
-    fn send_admin_twin(&mut self, ground: &mut Ground<'_>) -> Option<()> {
+    fn send_admin_twin(&mut self, env: &mut HostEnv<'_>) -> Option<()> {
         if !self.has_admin_room() {
             return None;
         }
@@ -273,33 +277,33 @@ impl Host {
             transfer,
             ..Sending::plain(sqe, command)
         };
-        admin.submit_twin(sending, ground.now, cid);
+        admin.submit_twin(sending, env.now, cid);
         let number = self.number;
-        ground.trace.note(
-            ground.now,
+        env.trace.note(
+            env.now,
             format_args!("host {number} sends another command {cid} to its admin queue"),
         );
         Some(())
     }
 
     /// Sends two I/O commands with one identifier to one disk.
-    fn send_pair(&mut self, ground: &mut Ground<'_>) -> Option<()> {
-        let disk = self.choose_disk(ground);
-        let recently = ground.namespace_changed[disk] + super::SETTLED > ground.now;
-        if !ground.serving.namespaces[disk] || ground.disk_gone[disk] || recently {
+    fn send_pair(&mut self, env: &mut HostEnv<'_>) -> Option<()> {
+        let disk = self.choose_disk(env);
+        let recently = env.namespace_changed[disk] + super::SETTLING_TIME > env.now;
+        if !env.serving.namespaces[disk] || env.disk_gone[disk] || recently {
             return None;
         }
         let mut open = self.io.iter();
         let index = open.position(|it: &Connection| it.room() > 1 && !it.closing)?;
         let has_keys = self.shape.rdma && self.shape.windows;
-        if has_keys && ground.serving.read_only[disk] {
+        if has_keys && env.serving.read_only[disk] {
             return None;
         }
         // Over TCP, R2Ts and data PDUs contain only the identifier: different lengths distinguish
         // them.
-        let shape = ground.swarm.disks[disk];
-        let first = self.choose_extent(ground, disk, shape);
-        let mut second = self.choose_extent(ground, disk, shape);
+        let shape = env.swarm.disks[disk];
+        let first = self.choose_extent(env, disk, shape);
+        let mut second = self.choose_extent(env, disk, shape);
         if first.blocks == second.blocks {
             second.blocks = match first.blocks {
                 1 if second.lba + 1 < shape.block_count => 2,
@@ -307,59 +311,59 @@ impl Host {
                 blocks => blocks - 1,
             };
         }
-        let (io, sqe, transfer) = self.one_of_pair(ground, first);
+        let (io, sqe, transfer) = self.one_of_pair(env, first);
         let cid = {
             let sending = Sending {
                 transfer,
                 ..Sending::plain(sqe, Command::Io(io))
             };
-            self.io[index].submit(sending, ground.now)
+            self.io[index].submit(sending, env.now)
         };
         let sending = if self.shape.rdma || self.random.permille(300) {
-            let sqe = Sqe::new(NO_OPCODE, self.nsid(ground, disk));
+            let sqe = Sqe::new(NO_OPCODE, self.nsid(env, disk));
             let refusal = Refusal::of(&sqe, Some(disk), Status::INVALID_OPCODE);
             Sending::plain(sqe, Command::Invalid(refusal))
         } else {
-            let (io, sqe, transfer) = self.one_of_pair(ground, second);
+            let (io, sqe, transfer) = self.one_of_pair(env, second);
             Sending {
                 transfer,
                 ..Sending::plain(sqe, Command::Io(io))
             }
         };
         let (number, qid) = (self.number, self.io[index].qid());
-        ground.trace.note(
-            ground.now,
+        env.trace.note(
+            env.now,
             format_args!(
                 "host {number} queue {qid} sends command {cid} twice: {first:?}, {:?}",
                 sending.command
             ),
         );
-        self.io[index].submit_twin(sending, ground.now, cid);
+        self.io[index].submit_twin(sending, env.now, cid);
         Some(())
     }
 
     /// A read or a write of an extent.
-    fn one_of_pair(&mut self, ground: &mut Ground<'_>, extent: Extent) -> (Io, Sqe, Transfer) {
-        let nsid = self.nsid(ground, extent.disk);
+    fn one_of_pair(&mut self, env: &mut HostEnv<'_>, extent: Extent) -> (Io, Sqe, Transfer) {
+        let nsid = self.nsid(env, extent.disk);
         let nlb_z = (extent.blocks - 1) as u16;
         // Over RDMA, a key of its own could not be distinguished from that of the other command.
         let kind = match self.shape.rdma && self.shape.windows {
             true => 2,
             false => self.random.below(8),
         };
-        if ground.serving.read_only[extent.disk] || kind < 2 {
-            let bytes = extent.blocks as usize * self.block_size(ground, extent);
-            let io = Io::reading(ground, IoKind::Read, vec![extent], false);
+        if env.serving.read_only[extent.disk] || kind < 2 {
+            let bytes = extent.blocks as usize * self.block_size(env, extent);
+            let io = Io::reading(env, IoKind::Read, vec![extent], false);
             return (io, Sqe::read(nsid, extent.lba, nlb_z), Transfer::In(bytes));
         }
         if kind == 2 {
             let control = WriteZeroesControl::new().with_nlb_z(nlb_z);
-            let io = self.writing(ground, IoKind::WriteZeroes, extent, false);
+            let io = self.writing(env, IoKind::WriteZeroes, extent, false);
             let sqe = Sqe::write_zeroes_range(nsid, extent.lba, control);
             return (io, sqe, Transfer::None);
         }
-        let io = self.writing(ground, IoKind::Write, extent, false);
-        let data = self.stamped(ground, extent, io.version);
+        let io = self.writing(env, IoKind::Write, extent, false);
+        let data = self.stamped(env, extent, io.version);
         let sqe = Sqe::write(nsid, extent.lba, nlb_z, false);
         (io, sqe, Transfer::Out(data))
     }

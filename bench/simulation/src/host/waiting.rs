@@ -4,14 +4,14 @@
 use reactors::Nanos;
 
 use super::connection::{Connection, Outstanding};
-use super::{Command, Ground, Host, Io, IoKind, LATENCY_MAX};
+use super::{Command, Host, HostEnv, Io, IoKind, LATENCY_MAX};
 use crate::judge::Violation;
 use crate::swarm::Fault;
 
 /// Time that reactors, the network and their polls may add to the time of disks.
 const SLACK: Nanos = Nanos::from_millis(5);
 /// Maximum wait of a write for borrowed blocks of a RAM device, whatever the reader does.
-const LENT_MAX: Nanos = Nanos::from_millis(150);
+const BORROWED_MAX: Nanos = Nanos::from_millis(150);
 /// Additional time for which a hanging RDMA device may keep borrowed blocks, until the posted
 /// requests are flushed or given up.
 const STUCK_MAX: Nanos = Nanos::from_millis(1100);
@@ -25,8 +25,8 @@ const RETRIES_MAX: u64 = 40;
 
 impl Host {
     /// The bound of an undisturbed I/O command; `None` if only [`LATENCY_MAX`] applies.
-    fn wait_bound(ground: &Ground<'_>, io: &Io) -> Option<Nanos> {
-        let swarm = ground.swarm;
+    fn wait_bound(env: &HostEnv<'_>, io: &Io) -> Option<Nanos> {
+        let swarm = env.swarm;
         let faults = swarm.faults;
         // Drives hang, arenas run out of memory, streams arrive byte by byte.
         let coarse = [
@@ -42,18 +42,18 @@ impl Host {
             Fault::Greedy,
         ];
         if io.extents.iter().any(|it| swarm.ram[it.disk]) {
-            return Self::wait_bound_in_memory(ground, io);
+            return Self::wait_bound_in_memory(env, io);
         }
         if coarse.iter().any(|it| faults.has(*it)) {
             return None;
         }
-        let temper = swarm.disk_temper;
+        let behaviour = swarm.disk_behaviour;
         let put_off = if faults.has(Fault::Later) {
             RETRY.as_nanos() * RETRIES_MAX
         } else {
             0
         };
-        let request = temper.latency_max.as_nanos() + put_off;
+        let request = behaviour.latency_max.as_nanos() + put_off;
         // All commands that all hosts may have outstanding, each with several steps.
         let hosts = swarm.hosts.iter();
         let load: u64 = hosts
@@ -65,14 +65,14 @@ impl Host {
             IoKind::Read | IoKind::Write | IoKind::WriteZeroes | IoKind::Compare => 2,
         };
         let watchdog_loop = 1 + load.div_ceil(swarm.device_queue_depth as u64);
-        let network = 4 * ground.network.latency_max.as_nanos();
+        let network = 4 * env.network.latency_max.as_nanos();
         Some(Nanos(steps * request * watchdog_loop * 2 + network) + SLACK)
     }
 
     /// The bound of a write to a RAM disk, independent of readers of the same blocks and of slow
     /// disks. Readers yield to writers for thousands of polls.
-    fn wait_bound_in_memory(ground: &Ground<'_>, io: &Io) -> Option<Nanos> {
-        let swarm = ground.swarm;
+    fn wait_bound_in_memory(env: &HostEnv<'_>, io: &Io) -> Option<Nanos> {
+        let swarm = env.swarm;
         // The host itself is slow to send data, or its reads fill the stream.
         let slow_ends = [Fault::SlowWriter, Fault::Grain, Fault::Window];
         let is_late = slow_ends.iter().any(|it| swarm.faults.has(*it));
@@ -80,7 +80,7 @@ impl Host {
             return None;
         }
         let slow = if swarm.faults.has(Fault::Slow) {
-            swarm.disk_temper.slow_max
+            swarm.disk_behaviour.slow_max
         } else {
             Nanos::ZERO
         };
@@ -91,14 +91,14 @@ impl Host {
         } else {
             Nanos::ZERO
         };
-        let network = Nanos(16 * ground.network.latency_max.as_nanos());
-        Some(LENT_MAX + stuck + slow + network + SLACK)
+        let network = Nanos(16 * env.network.latency_max.as_nanos());
+        Some(BORROWED_MAX + stuck + slow + network + SLACK)
     }
 
     /// Compares the time that a command has waited with its bound.
     pub(super) fn check_wait(
         &self,
-        ground: &mut Ground<'_>,
+        env: &mut HostEnv<'_>,
         qid: u16,
         outstanding: &Outstanding,
     ) -> Result<(), Violation> {
@@ -106,20 +106,20 @@ impl Host {
             return Ok(());
         };
         let connection = self.io.iter().find(|it: &&Connection| it.qid() == qid);
-        let since = connection.and_then(|it| self.undisturbed_since(ground, it, outstanding));
-        let Some(waited) = since.map(|since| ground.now.saturating_sub(since)) else {
+        let since = connection.and_then(|it| self.undisturbed_since(env, it, outstanding));
+        let Some(waited) = since.map(|since| env.now.saturating_sub(since)) else {
             return Ok(());
         };
-        ground.figures.wait_max = ground.figures.wait_max.max(waited);
-        let Some(bound) = Self::wait_bound(ground, io).map(|it| it.min(LATENCY_MAX)) else {
+        env.figures.wait_max = env.figures.wait_max.max(waited);
+        let Some(bound) = Self::wait_bound(env, io).map(|it| it.min(LATENCY_MAX)) else {
             return Ok(());
         };
         let share = waited.as_nanos() * 1000 / bound.as_nanos().max(1);
-        ground.figures.wait_permille_max = ground.figures.wait_permille_max.max(share);
+        env.figures.wait_permille_max = env.figures.wait_permille_max.max(share);
         if waited > bound && !connection.is_some_and(|it| it.excused) {
             let kind = io.kind;
             let what = format!("queue {qid}: {kind:?} waited {waited}, more than {bound}");
-            return Err(self.violation(ground, &what));
+            return Err(self.violation(env, &what));
         }
         Ok(())
     }

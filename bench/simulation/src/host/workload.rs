@@ -7,9 +7,9 @@ use zerocopy::IntoBytes;
 
 use super::connection::{Damage, Sending, Transfer, Vanished};
 use super::invalid::GARBAGE;
-use super::rdma::harm_next_connection;
+use super::rdma::disturb_next_connection;
 use super::wrong_data::WrongData;
-use super::{Command, Connection, Ground, Host, Io, IoKind, WATCHED_MAX};
+use super::{Command, Connection, Host, HostEnv, Io, IoKind, WATCHED_MAX};
 use crate::content::Stamp;
 use crate::disk::DiskShape;
 use crate::judge::Extent;
@@ -37,7 +37,7 @@ const STUCK_LASTS: Nanos = Nanos::from_secs(20);
 
 impl Host {
     /// Sends up to `count` I/O commands. Returns their number.
-    pub fn send_io(&mut self, ground: &mut Ground<'_>, count: u64) -> u64 {
+    pub fn send_io(&mut self, env: &mut HostEnv<'_>, count: u64) -> u64 {
         let mut sent = 0;
         while sent < count && self.can_reach_disks() {
             let open: Vec<usize> = (0..self.io.len())
@@ -47,15 +47,15 @@ impl Host {
                 break;
             }
             let chosen = self.random.pick(&open);
-            self.send_one(ground, chosen);
+            self.send_one(env, chosen);
             sent += 1;
         }
         sent
     }
 
-    fn send_one(&mut self, ground: &mut Ground<'_>, index: usize) {
-        let disk = self.choose_disk(ground);
-        let shape = ground.swarm.disks[disk];
+    fn send_one(&mut self, env: &mut HostEnv<'_>, index: usize) {
+        let disk = self.choose_disk(env);
+        let shape = env.swarm.disks[disk];
         let kind = self.random.pick(&[
             IoKind::Read,
             IoKind::Read,
@@ -70,7 +70,7 @@ impl Host {
         ]);
         let kind = match kind {
             IoKind::Write | IoKind::WriteZeroes | IoKind::Deallocate
-                if ground.serving.read_only[disk] =>
+                if env.serving.read_only[disk] =>
             {
                 IoKind::Read
             }
@@ -79,16 +79,16 @@ impl Host {
             kind => kind,
         };
         let fua = self.random.permille(250) && self.flushes(disk);
-        let extent = self.choose_extent(ground, disk, shape);
-        if let Some((kind, extent)) = self.choose_lost(ground) {
-            return self.send_kind(ground, index, kind, extent, fua);
+        let extent = self.choose_extent(env, disk, shape);
+        if let Some((kind, extent)) = self.choose_lost(env) {
+            return self.send_kind(env, index, kind, extent, fua);
         }
-        self.send_kind(ground, index, kind, extent, fua);
+        self.send_kind(env, index, kind, extent, fua);
     }
 
     /// The next action in the range of a lost write, if any: a read, or a write of other data.
-    fn choose_lost(&mut self, ground: &Ground<'_>) -> Option<(IoKind, Extent)> {
-        if self.watched.is_empty() || !ground.swarm.faults.has(Fault::Linger) {
+    fn choose_lost(&mut self, env: &HostEnv<'_>) -> Option<(IoKind, Extent)> {
+        if self.watched.is_empty() || !env.swarm.faults.has(Fault::Linger) {
             return None;
         }
         let (kind, extent) = match self.random.below(8) {
@@ -99,7 +99,7 @@ impl Host {
             }
             _ => return None,
         };
-        let size = ground.swarm.disks[extent.disk].block_count;
+        let size = env.swarm.disks[extent.disk].block_count;
         let fits = extent.lba + u64::from(extent.blocks) <= size;
         fits.then_some((kind, extent))
     }
@@ -124,11 +124,11 @@ impl Host {
     }
 
     /// Reads a range on any queue with room. Returns false if there is none.
-    pub fn read(&mut self, ground: &mut Ground<'_>, extent: Extent) -> bool {
+    pub fn read(&mut self, env: &mut HostEnv<'_>, extent: Extent) -> bool {
         let open = self.io.iter().position(|it| it.room() > 0 && !it.closing);
         match open {
             Some(index) if self.can_reach_disks() => {
-                self.send_kind(ground, index, IoKind::Read, extent, false);
+                self.send_kind(env, index, IoKind::Read, extent, false);
                 true
             }
             _ => false,
@@ -136,11 +136,11 @@ impl Host {
     }
 
     /// Writes a range on any queue with room. Returns false if there is none.
-    pub fn write(&mut self, ground: &mut Ground<'_>, extent: Extent) -> bool {
+    pub fn write(&mut self, env: &mut HostEnv<'_>, extent: Extent) -> bool {
         let open = self.io.iter().position(|it| it.room() > 0 && !it.closing);
         match open {
             Some(index) if self.is_serving() => {
-                self.send_kind(ground, index, IoKind::Write, extent, false);
+                self.send_kind(env, index, IoKind::Write, extent, false);
                 true
             }
             _ => false,
@@ -148,22 +148,22 @@ impl Host {
     }
 
     /// A random disk of its subsystem.
-    pub(super) fn choose_disk(&mut self, ground: &Ground<'_>) -> usize {
-        let disks: Vec<usize> = ground.swarm.disks_of(self.shape.subsystem).collect();
+    pub(super) fn choose_disk(&mut self, env: &HostEnv<'_>) -> usize {
+        let disks: Vec<usize> = env.swarm.disks_of(self.shape.subsystem).collect();
         self.random.pick(&disks)
     }
 
     pub(super) fn choose_extent(
         &mut self,
-        ground: &Ground<'_>,
+        env: &HostEnv<'_>,
         disk: usize,
         shape: DiskShape,
     ) -> Extent {
         // Long transfers take too long over streams of single bytes.
-        let bytes_max = if ground.network.grain < 64 || ground.network.window < 1024 {
+        let bytes_max = if env.network.grain < 64 || env.network.window < 1024 {
             8 << 10
         } else {
-            ground.swarm.transfer_max as u64
+            env.swarm.transfer_max as u64
         };
         let most = (bytes_max / u64::from(shape.block_size)).clamp(1, shape.block_count);
         let blocks = if self.random.permille(700) {
@@ -184,18 +184,18 @@ impl Host {
 
     fn send_kind(
         &mut self,
-        ground: &mut Ground<'_>,
+        env: &mut HostEnv<'_>,
         index: usize,
         kind: IoKind,
         extent: Extent,
         fua: bool,
     ) {
-        let nsid = self.nsid(ground, extent.disk);
+        let nsid = self.nsid(env, extent.disk);
         let nlb_z = (extent.blocks - 1) as u16;
-        let bytes = extent.blocks as usize * self.block_size(ground, extent);
+        let bytes = extent.blocks as usize * self.block_size(env, extent);
         let (io, sqe, transfer) = match kind {
             IoKind::Read => {
-                let io = Io::reading(ground, kind, vec![extent], fua);
+                let io = Io::reading(env, kind, vec![extent], fua);
                 let mut sqe = Sqe::read(nsid, extent.lba, nlb_z);
                 let mut range = sqe.read_write();
                 range.control = range.control.with_fua(fua);
@@ -203,8 +203,8 @@ impl Host {
                 (io, sqe, Transfer::In(bytes))
             }
             IoKind::Write => {
-                let io = self.writing(ground, kind, extent, fua);
-                let data = self.stamped(ground, extent, io.version);
+                let io = self.writing(env, kind, extent, fua);
+                let data = self.stamped(env, extent, io.version);
                 let sqe = Sqe::write(nsid, extent.lba, nlb_z, fua);
                 (io, sqe, Transfer::Out(data))
             }
@@ -213,37 +213,37 @@ impl Host {
                     .with_nlb_z(nlb_z)
                     .with_fua(fua)
                     .with_deac(self.random.coin());
-                let io = self.writing(ground, kind, extent, fua);
+                let io = self.writing(env, kind, extent, fua);
                 let sqe = Sqe::write_zeroes_range(nsid, extent.lba, control);
                 (io, sqe, Transfer::None)
             }
-            IoKind::Deallocate => self.deallocation(ground, extent),
-            IoKind::Compare => match self.comparison(ground, extent) {
+            IoKind::Deallocate => self.deallocation(env, extent),
+            IoKind::Compare => match self.comparison(env, extent) {
                 Some(comparison) => comparison,
-                None => return self.send_kind(ground, index, IoKind::Read, extent, fua),
+                None => return self.send_kind(env, index, IoKind::Read, extent, fua),
             },
-            IoKind::Flush => self.flush(ground, extent.disk),
+            IoKind::Flush => self.flush(env, extent.disk),
         };
-        self.submit_io(ground, index, io, sqe, transfer);
+        self.submit_io(env, index, io, sqe, transfer);
     }
 
     fn submit_io(
         &mut self,
-        ground: &mut Ground<'_>,
+        env: &mut HostEnv<'_>,
         index: usize,
         mut io: Io,
         sqe: Sqe,
         transfer: Transfer,
     ) {
         // RAM devices have another path for data than other devices.
-        let is_ram = io.extents.iter().any(|it| ground.swarm.ram[it.disk]);
+        let is_ram = io.extents.iter().any(|it| env.swarm.ram[it.disk]);
         let share = if is_ram { 150 } else { 30 };
-        let damages = ground.swarm.faults.has(Fault::Damage) && self.random.permille(share);
+        let damages = env.swarm.faults.has(Fault::Damage) && self.random.permille(share);
         // Ignored data may be damaged.
         let ignored = io.kind == IoKind::Deallocate && io.version == 0;
         let has_data = matches!(&transfer, Transfer::Out(data) if !data.is_empty()) && !ignored;
         let damage = if damages && has_data && self.shape.data_digest {
-            ground.figures.fault(Fault::Damage);
+            env.figures.fault(Fault::Damage);
             io.damaged = true;
             Damage::Data
         } else {
@@ -259,9 +259,9 @@ impl Host {
             transfer,
             damage,
         };
-        let cid = connection.submit(sending, ground.now);
-        ground.trace.note(
-            ground.now,
+        let cid = connection.submit(sending, env.now);
+        env.trace.note(
+            env.now,
             format_args!(
                 "host {number} queue {qid} command {cid}: {kind:?}{} version {version} {extents:?}",
                 if fua { " FUA" } else { "" },
@@ -273,23 +273,23 @@ impl Host {
     /// reported to the host.
     pub(super) fn writing(
         &self,
-        ground: &mut Ground<'_>,
+        env: &mut HostEnv<'_>,
         kind: IoKind,
         extent: Extent,
         fua: bool,
     ) -> Io {
         Io {
             durable: fua || self.writes_through(extent.disk),
-            ..Io::writing(ground, kind, vec![extent], fua)
+            ..Io::writing(env, kind, vec![extent], fua)
         }
     }
 
-    pub(super) fn block_size(&self, ground: &Ground<'_>, extent: Extent) -> usize {
-        ground.swarm.disks[extent.disk].block_size as usize
+    pub(super) fn block_size(&self, env: &HostEnv<'_>, extent: Extent) -> usize {
+        env.swarm.disks[extent.disk].block_size as usize
     }
 
-    pub(super) fn stamped(&self, ground: &Ground<'_>, extent: Extent, version: u64) -> Vec<u8> {
-        let size = self.block_size(ground, extent);
+    pub(super) fn stamped(&self, env: &HostEnv<'_>, extent: Extent, version: u64) -> Vec<u8> {
+        let size = self.block_size(env, extent);
         let mut data = vec![0; size * extent.blocks as usize];
         for (lba, block) in (extent.lba..).zip(data.chunks_exact_mut(size)) {
             let device = extent.disk as u32;
@@ -303,9 +303,9 @@ impl Host {
         data
     }
 
-    fn flush(&mut self, ground: &mut Ground<'_>, disk: usize) -> (Io, Sqe, Transfer) {
+    fn flush(&mut self, env: &mut HostEnv<'_>, disk: usize) -> (Io, Sqe, Transfer) {
         let all = self.random.permille(200);
-        let disks = ground.swarm.disks_of(self.shape.subsystem);
+        let disks = env.swarm.disks_of(self.shape.subsystem);
         let disks = disks.filter(|it| all || *it == disk);
         let extents = disks.map(|disk| Extent {
             disk,
@@ -313,17 +313,17 @@ impl Host {
             blocks: 0,
         });
         let extents = extents.collect();
-        let io = Io::reading(ground, IoKind::Flush, extents, false);
+        let io = Io::reading(env, IoKind::Flush, extents, false);
         let nsid = if all {
             nvme_spec::NSID_BROADCAST
         } else {
-            self.nsid(ground, disk)
+            self.nsid(env, disk)
         };
         (io, Sqe::flush(nsid), Transfer::None)
     }
 
-    fn deallocation(&mut self, ground: &mut Ground<'_>, first: Extent) -> (Io, Sqe, Transfer) {
-        let shape = ground.swarm.disks[first.disk];
+    fn deallocation(&mut self, env: &mut HostEnv<'_>, first: Extent) -> (Io, Sqe, Transfer) {
+        let shape = env.swarm.disks[first.disk];
         let mut extents = vec![first];
         for _ in 1..self.random.between(1, RANGES_MAX) {
             let end = extents.last().map_or(0, |it| it.lba + u64::from(it.blocks));
@@ -339,12 +339,12 @@ impl Host {
             });
         }
         let (data, count) = self.range_list(&extents, shape.block_count);
-        let sqe = Sqe::deallocate(self.nsid(ground, first.disk), (count - 1) as u8);
+        let sqe = Sqe::deallocate(self.nsid(env, first.disk), (count - 1) as u8);
         let io = if shape.deallocate != block::Deallocate::Unsupported {
-            Io::writing(ground, IoKind::Deallocate, extents, false)
+            Io::writing(env, IoKind::Deallocate, extents, false)
         } else {
             // It succeeds and changes nothing.
-            Io::reading(ground, IoKind::Deallocate, extents, false)
+            Io::reading(env, IoKind::Deallocate, extents, false)
         };
         (io, sqe, Transfer::Out(data))
     }
@@ -374,13 +374,9 @@ impl Host {
     }
 
     /// A comparison with data that certainly matches or certainly does not.
-    fn comparison(
-        &mut self,
-        ground: &mut Ground<'_>,
-        extent: Extent,
-    ) -> Option<(Io, Sqe, Transfer)> {
-        let mut expected = ground.judge.certain(extent)?;
-        let size = self.block_size(ground, extent);
+    fn comparison(&mut self, env: &mut HostEnv<'_>, extent: Extent) -> Option<(Io, Sqe, Transfer)> {
+        let mut expected = env.judge.certain(extent)?;
+        let size = self.block_size(env, extent);
         let mut data = vec![0; size * expected.len()];
         if self.random.permille(200) {
             let wrong = self.random.below(expected.len() as u64) as usize;
@@ -397,10 +393,10 @@ impl Host {
                 .write(block);
             }
         }
-        let mut io = Io::reading(ground, IoKind::Compare, vec![extent], false);
+        let mut io = Io::reading(env, IoKind::Compare, vec![extent], false);
         io.expected = expected;
         let sqe = Sqe::compare(
-            self.nsid(ground, extent.disk),
+            self.nsid(env, extent.disk),
             extent.lba,
             (extent.blocks - 1) as u16,
         );
@@ -409,76 +405,75 @@ impl Host {
 
     /// Misbehaves once, if possible now. Returns until when this may cause a shortage of memory for
     /// others, and the remains of a vanished host.
-    pub fn misbehave(&mut self, ground: &mut Ground<'_>, fault: Fault) -> Option<Aftermath> {
+    pub fn misbehave(&mut self, env: &mut HostEnv<'_>, fault: Fault) -> Option<Aftermath> {
         let serving = self.can_reach_disks();
         let mut aftermath = Aftermath::default();
         let number = self.number;
         match fault {
             Fault::Cut => self.a_connection()?.cut(),
-            Fault::Stall => aftermath.memory_until = self.stall(ground.now)?,
+            Fault::Stall => aftermath.memory_until = self.stall(env.now)?,
             Fault::Vanish => {
                 self.connections().next()?;
                 let vanished = self.connections().filter_map(Connection::vanish);
                 aftermath.vanished = vanished.collect();
-                self.lose(ground);
+                self.drop_all(env);
             }
             Fault::Silence if serving && self.shape.keep_alive > Nanos::ZERO => {
                 // Data in flight counts as traffic when it arrives.
                 let arrivals = self.connections().map(|it| it.queue.disturbed_until);
-                let last = arrivals.max().unwrap_or_default().max(ground.now);
-                self.silent_until = Some(last + self.patience());
+                let last = arrivals.max().unwrap_or_default().max(env.now);
+                self.silent_until = Some(last + self.silence_limit());
             }
             Fault::Malformed if serving && self.shape.rdma && self.random.coin() => {
-                self.send_bad_key(ground)?;
+                self.send_bad_key(env)?;
             }
             Fault::Malformed if serving => self.send_garbage(),
             Fault::Late => {
                 // Blocks that writers wait for must not stay borrowed during the whole delay of a
                 // request.
-                let borrows = ground.swarm.ram.contains(&true);
-                aftermath.memory_until = self.delay_requests(ground.now, borrows)?;
+                let borrows = env.swarm.ram.contains(&true);
+                aftermath.memory_until = self.delay_requests(env.now, borrows)?;
             }
-            Fault::WorkErrors => aftermath.memory_until = self.fail_requests(ground.now)?,
+            Fault::WorkErrors => aftermath.memory_until = self.fail_requests(env.now)?,
             Fault::Unreachable if self.shape.rdma => {
-                harm_next_connection(ground.rdma?, number, &mut self.random);
+                disturb_next_connection(env.rdma?, number, &mut self.random);
             }
-            Fault::Damage if serving && self.shape.header_digest => self.damage_header(ground),
-            Fault::Invalid if serving => self.send_invalid_ones(ground)?,
-            Fault::Abort if serving => self.abort(ground)?,
+            Fault::Damage if serving && self.shape.header_digest => self.damage_header(env),
+            Fault::Invalid if serving => self.send_invalid_ones(env)?,
+            Fault::Abort if serving => self.abort(env)?,
             Fault::Reset if serving && self.has_admin_room() => {
                 for connection in &mut self.io {
                     connection.excused = true;
                     connection.closing = true;
                 }
                 if let Some(admin) = &mut self.admin {
-                    admin.answers_may_overtake();
+                    admin.allow_overtaking();
                 }
                 self.phase = super::Phase::AwaitingReady { ready: false };
-                self.set_configuration(ground, false);
+                self.set_configuration(env, false);
             }
-            Fault::Disconnect if serving => self.disconnect(ground)?,
-            Fault::WrongConnect if serving => self.probe(ground)?,
-            Fault::WrongData if serving => self.send_wrong_data(ground)?,
-            Fault::Administer if serving => self.administer(ground)?,
-            Fault::AbortFlood if serving => self.abort_many(ground)?,
-            Fault::Shutdown if serving => self.shut_down(ground)?,
-            Fault::Greedy if serving => self.grab(ground)?,
-            Fault::Twins if serving => self.send_twins(ground)?,
-            Fault::EventFlood if serving => self.flood_events(ground)?,
+            Fault::Disconnect if serving => self.disconnect(env)?,
+            Fault::WrongConnect if serving => self.probe(env)?,
+            Fault::WrongData if serving => self.send_wrong_data(env)?,
+            Fault::Administer if serving => self.do_admin_step(env)?,
+            Fault::AbortFlood if serving => self.abort_many(env)?,
+            Fault::Shutdown if serving => self.shut_down(env)?,
+            Fault::Greedy if serving => self.occupy_memory(env)?,
+            Fault::Twins if serving => self.send_twins(env)?,
+            Fault::EventFlood if serving => self.flood_events(env)?,
             _ => return None,
         }
-        ground
-            .trace
-            .note(ground.now, format_args!("host {number} suffers {fault}"));
-        ground.figures.fault(fault);
+        env.trace
+            .note(env.now, format_args!("host {number} suffers {fault}"));
+        env.figures.fault(fault);
         Some(aftermath)
     }
 
     /// Sends a few invalid commands. There are many kinds, and none disturbs other commands.
-    fn send_invalid_ones(&mut self, ground: &mut Ground<'_>) -> Option<()> {
-        self.send_invalid(ground)?;
+    fn send_invalid_ones(&mut self, env: &mut HostEnv<'_>) -> Option<()> {
+        self.send_invalid(env)?;
         for _ in 1..INVALID_BURST {
-            if self.send_invalid(ground).is_none() {
+            if self.send_invalid(env).is_none() {
                 break;
             }
         }
@@ -492,7 +487,7 @@ impl Host {
     }
 
     /// Maximum time for which the target may keep it after the last arrival.
-    pub(super) fn patience(&self) -> Nanos {
+    pub(super) fn silence_limit(&self) -> Nanos {
         self.keep_alive_max() + self.keep_alive_max() + SILENCE_GRACE
     }
 
@@ -511,9 +506,9 @@ impl Host {
         // Over TCP, so may a host that holds memory that another host waits for.
         connection.excused |= lasts >= TCP_PATIENCE_MS;
         self.forget_due_event();
-        let patience = self.patience();
+        let silence_limit = self.silence_limit();
         if let Some(silent_until) = &mut self.silent_until {
-            *silent_until = (*silent_until).max(until + patience);
+            *silent_until = (*silent_until).max(until + silence_limit);
         }
         Some(until)
     }
@@ -529,15 +524,15 @@ impl Host {
     }
 
     /// Sends a command with an invalid memory key.
-    fn send_bad_key(&mut self, ground: &Ground<'_>) -> Option<()> {
-        let disk = self.choose_disk(ground);
-        let size = ground.swarm.disks[disk].block_size as usize;
+    fn send_bad_key(&mut self, env: &HostEnv<'_>) -> Option<()> {
+        let disk = self.choose_disk(env);
+        let size = env.swarm.disks[disk].block_size as usize;
         let index = self.io.iter().position(|it| it.room() > 0 && !it.closing)?;
-        let nsid = self.nsid(ground, disk);
+        let nsid = self.nsid(env, disk);
         let connection = &mut self.io[index];
         connection.excused = true;
         connection.closing = true;
-        connection.queue.misused_until = Some(ground.now);
+        connection.queue.misused_until = Some(env.now);
         let sending = Sending {
             transfer: Transfer::In(size),
             damage: Damage::Key,
@@ -546,7 +541,7 @@ impl Host {
                 Command::Hopeless("whose key opens no memory"),
             )
         };
-        connection.submit(sending, ground.now);
+        connection.submit(sending, env.now);
         Some(())
     }
 
@@ -570,7 +565,7 @@ impl Host {
         let is_stuck = random.permille(300);
         let line = connection.rdma()?;
         if is_stuck {
-            line.wedge(&mut random)?;
+            line.hang_next_request(&mut random)?;
         } else {
             line.fail(&mut random)?;
         }
@@ -584,7 +579,7 @@ impl Host {
         Some(until)
     }
 
-    fn damage_header(&mut self, ground: &Ground<'_>) {
+    fn damage_header(&mut self, env: &HostEnv<'_>) {
         let chosen = self.random.below(self.io.len() as u64) as usize;
         let connection = &mut self.io[chosen];
         if connection.room() > 0 && !connection.closing {
@@ -595,60 +590,60 @@ impl Host {
                 damage: Damage::Header,
                 ..Sending::plain(sqe, command)
             };
-            connection.submit(sending, ground.now);
+            connection.submit(sending, env.now);
         }
     }
 
-    fn abort(&mut self, ground: &mut Ground<'_>) -> Option<()> {
+    fn abort(&mut self, env: &mut HostEnv<'_>) -> Option<()> {
         let chosen = self.random.below(self.io.len() as u64) as usize;
         let (cid, key) = self.io.get_mut(chosen)?.abort_any()?;
-        self.send_abort(ground, key.0, cid, Some(key));
+        self.send_abort(env, key.0, cid, Some(key));
         Some(())
     }
 
-    fn disconnect(&mut self, ground: &Ground<'_>) -> Option<()> {
+    fn disconnect(&mut self, env: &HostEnv<'_>) -> Option<()> {
         let index = self.io.iter().position(|it| it.room() > 0 && !it.closing)?;
         let connection = &mut self.io[index];
         connection.excused = true;
         connection.closing = true;
         let sending = Sending::plain(Sqe::disconnect_queue(), Command::Disconnect);
-        connection.submit(sending, ground.now);
+        connection.submit(sending, env.now);
         // Base 2.1 §6.4: commands after a Disconnect are not processed.
-        let (disk, behind) = (self.choose_disk(ground), self.random.coin());
-        let nsid = self.nsid(ground, disk);
+        let (disk, behind) = (self.choose_disk(env), self.random.coin());
+        let nsid = self.nsid(env, disk);
         let connection = &mut self.io[index];
         if behind && connection.room() > 0 {
-            let data = vec![GARBAGE; ground.swarm.disks[disk].block_size as usize];
+            let data = vec![GARBAGE; env.swarm.disks[disk].block_size as usize];
             let sqe = Sqe::write(nsid, 0, 0, false);
             let sending = Sending {
                 transfer: Transfer::Out(data),
                 ..Sending::plain(sqe, Command::Hopeless("behind a Disconnect"))
             };
-            connection.submit(sending, ground.now);
+            connection.submit(sending, env.now);
         }
         Some(())
     }
 
     /// Sends a write, and responds to the R2T for its data with a violation.
-    fn send_wrong_data(&mut self, ground: &mut Ground<'_>) -> Option<()> {
-        let disk = self.choose_disk(ground);
+    fn send_wrong_data(&mut self, env: &mut HostEnv<'_>) -> Option<()> {
+        let disk = self.choose_disk(env);
         let index = self.io.iter().position(|it| it.room() > 0 && !it.closing)?;
         if self.shape.rdma {
             return None;
         }
         let wrong = WrongData::pick(&mut self.random);
-        let shape = ground.swarm.disks[disk];
-        let extent = self.choose_extent(ground, disk, shape);
+        let shape = env.swarm.disks[disk];
+        let extent = self.choose_extent(env, disk, shape);
         let bytes = extent.blocks as usize * shape.block_size as usize;
         let sqe = Sqe::write(
-            self.nsid(ground, disk),
+            self.nsid(env, disk),
             extent.lba,
             (extent.blocks - 1) as u16,
             false,
         );
-        let (command, data) = if wrong.begins_well() && !ground.serving.read_only[disk] {
-            let io = self.writing(ground, IoKind::Write, extent, false);
-            let data = self.stamped(ground, extent, io.version);
+        let (command, data) = if wrong.begins_well() && !env.serving.read_only[disk] {
+            let io = self.writing(env, IoKind::Write, extent, false);
+            let data = self.stamped(env, extent, io.version);
             (Command::Io(io), data)
         } else {
             let command = Command::Hopeless("whose data broke the rules");
@@ -660,7 +655,7 @@ impl Host {
             damage: Damage::HostData(wrong),
             ..Sending::plain(sqe, command)
         };
-        connection.submit_solicited(sending, ground.now);
+        connection.submit_solicited(sending, env.now);
         Some(())
     }
 }
@@ -691,19 +686,19 @@ impl Io {
     }
 
     pub(super) fn reading(
-        ground: &mut Ground<'_>,
+        env: &mut HostEnv<'_>,
         kind: IoKind,
         extents: Vec<Extent>,
         fua: bool,
     ) -> Self {
         Self {
-            began: ground.judge.begin_read(),
+            began: env.judge.begin_read(),
             ..Self::new(kind, extents, fua)
         }
     }
 
-    fn writing(ground: &mut Ground<'_>, kind: IoKind, extents: Vec<Extent>, fua: bool) -> Self {
-        let (version, began) = ground.judge.begin_write(&extents, kind != IoKind::Write);
+    fn writing(env: &mut HostEnv<'_>, kind: IoKind, extents: Vec<Extent>, fua: bool) -> Self {
+        let (version, began) = env.judge.begin_write(&extents, kind != IoKind::Write);
         Self {
             version,
             began,

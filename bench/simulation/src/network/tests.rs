@@ -1,6 +1,6 @@
 use super::*;
 
-const TEMPER: NetworkTemper = NetworkTemper {
+const TEMPER: NetworkBehaviour = NetworkBehaviour {
     latency_min: Nanos(1000),
     latency_max: Nanos(2000),
     grain: usize::MAX,
@@ -14,14 +14,14 @@ struct Pair {
     stream: TargetStream,
 }
 
-fn pair(temper: NetworkTemper) -> Pair {
+fn pair(behaviour: NetworkBehaviour) -> Pair {
     let time = SharedTime::default();
     let listener = Listener::new(time.clone());
     let mut network = SimNetwork::new();
     let socket = listener.bind().expect("nobody listens");
     network.add_listener(0, &socket).expect("it never fails");
     assert_eq!(network.look(), 0);
-    let wire = listener.connect(temper, Random::new(1, 1));
+    let wire = listener.connect(behaviour, Random::new(1, 1));
     assert_eq!(network.look(), 1);
     assert_eq!(network.ready(0).source, Source::Listener(0));
     let accepted = SimNetwork::accept(&socket).expect("a connection waits");
@@ -30,10 +30,10 @@ fn pair(temper: NetworkTemper) -> Pair {
     assert_eq!(network.look(), 0);
     assert!(listener.bind().is_err());
     // A closed listener is removed, and connections are refused.
-    let waiting = listener.connect(temper, Random::new(1, 2));
+    let waiting = listener.connect(behaviour, Random::new(1, 2));
     drop(socket);
     assert_eq!(network.look(), 0);
-    let refused = listener.connect(temper, Random::new(1, 3));
+    let refused = listener.connect(behaviour, Random::new(1, 3));
     for wire in [waiting, refused] {
         assert_eq!(wire.receive(&mut Vec::new()), HostEnd::Reset);
     }
@@ -78,7 +78,7 @@ fn bytes_arrive_in_order_and_not_at_once() {
 
 #[test]
 fn a_grain_of_one_gives_single_bytes() {
-    let mut pair = pair(NetworkTemper { grain: 1, ..TEMPER });
+    let mut pair = pair(NetworkBehaviour { grain: 1, ..TEMPER });
     pair.wire.send(&[1, 2]);
     pair.later();
     assert_eq!(pair.receive(9).0, Transferred::Bytes(1));

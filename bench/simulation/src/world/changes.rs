@@ -13,13 +13,13 @@ use reactors::Nanos;
 
 use super::{EVENT_MAX, STOP_MAX, World};
 use crate::appliance::Appliance;
+use crate::environment::CHANGING;
 use crate::fabric::RdmaNetwork;
 use crate::history::Moment;
 use crate::judge::Violation;
 use crate::network::Listener;
 use crate::oracle;
-use crate::plan::{self, RDMA_LISTENER, Serving, device_name};
-use crate::scene::CHANGING;
+use crate::plan::{self, RDMA_LISTENER, ServedConfig, device_name};
 use crate::storage::Storage;
 use crate::swarm::Fault;
 
@@ -28,7 +28,7 @@ const EVENTS_PERMILLE: u32 = 500;
 /// Time that passes in a wait without an event.
 const WAIT_MAX: Nanos = Nanos::from_micros(200);
 /// Interval at which the control thread checks the devices.
-const LOOK_INTERVAL: Nanos = Nanos::from_millis(100);
+const CHECK_INTERVAL: Nanos = Nanos::from_millis(100);
 /// Share of changes that exclude a host while its commands outlast the change's patience, per
 /// thousand.
 const OUTLAST_PERMILLE: u32 = 300;
@@ -37,11 +37,11 @@ const CUT_OFF_MAX: Nanos = Nanos::from_secs(7);
 /// Time in each wait for hosts to see that disks grow.
 const GROWTH_LOOK: Nanos = Nanos::from_micros(300);
 /// After a kill, every reading of the clock advances by this much, so that all waits end.
-const LONG: Duration = Duration::from_secs(1 << 20);
+const KILLED_CLOCK_STEP: Duration = Duration::from_secs(1 << 20);
 
 /// A requested configuration change.
 struct Change {
-    wanted: Serving,
+    wanted: ServedConfig,
     /// The configuration text, if it differs from `wanted`; the change must fail then.
     text: Option<String>,
     /// Hosts that it may disturb, besides those that it adds or removes.
@@ -51,7 +51,7 @@ struct Change {
 }
 
 impl Change {
-    fn to(wanted: Serving) -> Self {
+    fn to(wanted: ServedConfig) -> Self {
         Self {
             wanted,
             text: None,
@@ -61,7 +61,7 @@ impl Change {
     }
 
     /// A change that must fail.
-    fn in_vain(serving: &Serving, text: String) -> Self {
+    fn must_fail(serving: &ServedConfig, text: String) -> Self {
         Self {
             text: Some(text),
             ..Self::to(serving.clone())
@@ -88,17 +88,17 @@ struct During<'w> {
     leaving: Vec<usize>,
     end: Option<End>,
     /// Readings of the clock after the end.
-    looks: Cell<u32>,
+    clock_readings: Cell<u32>,
 }
 
 impl EventLoop for During<'_> {
     fn now(&self) -> Instant {
         let (reading, began) = self.began;
         if self.end.is_some() {
-            self.looks.set(self.looks.get() + 1);
-            return reading + LONG * self.looks.get();
+            self.clock_readings.set(self.clock_readings.get() + 1);
+            return reading + KILLED_CLOCK_STEP * self.clock_readings.get();
         }
-        let passed = self.world.scene.time.now().saturating_sub(began);
+        let passed = self.world.env.time.now().saturating_sub(began);
         reading + Duration::from_nanos(passed.as_nanos())
     }
 
@@ -106,16 +106,16 @@ impl EventLoop for During<'_> {
         if self.end.is_some() {
             return;
         }
-        if self.patience_ends <= self.world.scene.time.now() {
+        if self.patience_ends <= self.world.env.time.now() {
             for disk in &self.leaving {
-                self.world.scene.disk_fails[*disk] = true;
+                self.world.env.disk_fails[*disk] = true;
             }
         }
-        let gone_on = self.world.go_on();
-        let doom = self.world.doom.take();
-        self.end = match gone_on {
+        let result = self.world.run_during_change();
+        let kill_after_change = self.world.kill_after_change.take();
+        self.end = match result {
             Err(violation) => Some(End::Wrong(violation)),
-            Ok(()) => doom.map(|power| End::Killed { power }),
+            Ok(()) => kill_after_change.map(|power| End::Killed { power }),
         };
     }
 
@@ -134,33 +134,33 @@ impl EventLoop for During<'_> {
 
 impl World {
     /// Runs the world while a change waits.
-    fn go_on(&mut self) -> Result<(), Violation> {
+    fn run_during_change(&mut self) -> Result<(), Violation> {
         self.note_condition();
         self.look_for_growth()?;
-        let more = self.event < self.scene.swarm.events;
-        if more && self.changes.permille(EVENTS_PERMILLE) {
+        let more = self.event < self.env.swarm.events;
+        if more && self.change_random.permille(EVENTS_PERMILLE) {
             self.event += 1;
-            self.scene.figures.events += 1;
+            self.env.figures.events += 1;
             return self.one_event();
         }
         // Wait times grow with the duration of the change.
         self.waits += 1;
         let most = WAIT_MAX.as_nanos() << (self.waits / 16).min(9);
-        let wait = self.changes.below(most);
+        let wait = self.change_random.below(most);
         self.pass(Nanos(wait + 1))
     }
 
     /// Has hosts read the sizes of growing disks.
     fn look_for_growth(&mut self) -> Result<(), Violation> {
-        let (scene, hosts) = (&mut self.scene, &mut self.hosts);
+        let (env, hosts) = (&mut self.env, &mut self.hosts);
         let mut asks = false;
-        for disk in 0..scene.disks.len() {
-            let is_there = scene.serving.namespaces[disk];
-            if !is_there || scene.serving.sizes[disk] <= scene.swarm.disks[disk].block_count {
+        for disk in 0..env.disks.len() {
+            let is_there = env.serving.namespaces[disk];
+            if !is_there || env.serving.sizes[disk] <= env.swarm.disks[disk].block_count {
                 continue;
             }
             for host in hosts.iter_mut() {
-                host.ask_size(&mut scene.ground(), disk);
+                host.ask_size(&mut env.for_hosts(), disk);
                 asks = true;
             }
         }
@@ -171,35 +171,35 @@ impl World {
     }
 
     /// Runs the control thread's periodic checks when they are due.
-    pub(super) fn tend_control(&mut self) -> Result<(), Violation> {
-        let now = self.scene.time.now();
-        if now < self.looked_at + LOOK_INTERVAL {
+    pub(super) fn run_control_checks(&mut self) -> Result<(), Violation> {
+        let now = self.env.time.now();
+        if now < self.checked_at + CHECK_INTERVAL {
             return Ok(());
         }
-        self.looked_at = now;
+        self.checked_at = now;
         let strays = self.appliance.as_ref().map_or(0, Appliance::stale_timers);
         if strays > 0 {
             let what = format!("{strays} timers are of controllers that are gone");
             return Err(Violation::Rule(what));
         }
         if let Some(appliance) = self.appliance.as_mut().filter(|_| !self.changing) {
-            appliance.look();
+            appliance.run_control_checks();
         }
         self.note_condition();
         Ok(())
     }
 
     /// When the control thread's next check is due, if a removed disk waits for it.
-    pub(super) fn next_look(&self) -> Option<Nanos> {
-        let waits = self.scene.disk_gone.contains(&true) && !self.changing;
-        waits.then_some(self.looked_at + LOOK_INTERVAL)
+    pub(super) fn next_control_check(&self) -> Option<Nanos> {
+        let waits = self.env.disk_gone.contains(&true) && !self.changing;
+        waits.then_some(self.checked_at + CHECK_INTERVAL)
     }
 
     /// Whether a disk is pulled out, as far as the appliance knows.
     fn is_gone(&self, disk: usize) -> bool {
         let appliance = self.appliance.as_ref();
-        self.scene.disk_gone[disk]
-            || self.scene.disks[disk].needs_restart()
+        self.env.disk_gone[disk]
+            || self.env.disks[disk].needs_restart()
             || appliance.is_some_and(|it| it.is_gone(disk))
     }
 
@@ -208,15 +208,15 @@ impl World {
         let Some(appliance) = &self.appliance else {
             return;
         };
-        let now = self.scene.time.now();
-        for (number, disk) in self.scene.disks.iter().enumerate() {
+        let now = self.env.time.now();
+        for (number, disk) in self.env.disks.iter().enumerate() {
             let is_gone = disk.needs_restart() || appliance.is_gone(number);
-            let was_gone = &mut self.scene.disk_gone[number];
+            let was_gone = &mut self.env.disk_gone[number];
             if is_gone == *was_gone || (self.changing && !is_gone) {
                 continue;
             }
             *was_gone = is_gone;
-            let changed = &mut self.scene.namespace_changed[number];
+            let changed = &mut self.env.namespace_changed[number];
             *changed = now.max(*changed);
         }
     }
@@ -233,47 +233,47 @@ impl World {
             return Ok(false);
         }
         let change = match fault {
-            Fault::Refused => self.change_in_vain(disk),
+            Fault::Refused => self.failing_change(disk),
             Fault::Compound => self.compound(host),
             _ => {
-                let mut wanted = self.scene.serving.clone();
+                let mut wanted = self.env.serving.clone();
                 let varied = self.vary(&mut wanted, fault, disk, host);
                 varied.then(|| Change::to(wanted))
             }
         };
         match change {
-            Some(change) => self.carry_out(change).map(|()| true),
+            Some(change) => self.apply_change(change).map(|()| true),
             None => Ok(false),
         }
     }
 
     /// Restores the full configuration.
     pub(super) fn configure_all(&mut self) -> Result<(), Violation> {
-        let Serving {
+        let ServedConfig {
             sizes,
             files,
             nsids,
             ..
-        } = self.scene.serving.clone();
-        let wanted = Serving {
+        } = self.env.serving.clone();
+        let wanted = ServedConfig {
             sizes,
             files,
             nsids,
-            ..Serving::all(&self.scene.swarm)
+            ..ServedConfig::all(&self.env.swarm)
         };
-        if wanted != self.scene.serving {
-            self.carry_out(Change::to(wanted))?;
+        if wanted != self.env.serving {
+            self.apply_change(Change::to(wanted))?;
         }
         Ok(())
     }
 
     /// Has the appliance apply a change, and judges the result.
-    fn carry_out(&mut self, change: Change) -> Result<(), Violation> {
+    fn apply_change(&mut self, change: Change) -> Result<(), Violation> {
         let taken = self.appliance.as_mut().and_then(Appliance::take_control);
         let Some(mut control) = taken else {
             return Ok(());
         };
-        let done = self.carry_out_by(&mut control, &change);
+        let done = self.apply_change_by(&mut control, &change);
         if let Some(appliance) = &mut self.appliance {
             appliance.give_control(control);
         }
@@ -282,8 +282,8 @@ impl World {
             Done::Killed { power } => self.kill(power),
             Done::TakesRestart => {
                 self.stop()?;
-                self.fall(false);
-                self.scene.serving = change.wanted;
+                self.handle_appliance_end(false);
+                self.env.serving = change.wanted;
                 self.start()
             }
         }
@@ -296,8 +296,8 @@ impl World {
         hosts: &BTreeSet<usize>,
         change: &Change,
     ) -> Result<(), Violation> {
-        let patience = self.scene.swarm.patience;
-        let swarm = &self.scene.swarm;
+        let patience = self.env.swarm.patience;
+        let swarm = &self.env.swarm;
         let mut out = hosts
             .iter()
             .filter(|it| !change.wanted.reaches(swarm, **it));
@@ -305,32 +305,40 @@ impl World {
             && change.text.is_none()
             && patience < Nanos::from_secs(5)
         {
-            return self.detain(host, OUTLAST_PERMILLE, patience + CUT_OFF_MAX + CUT_OFF_MAX);
+            return self.delay_commands(
+                host,
+                OUTLAST_PERMILLE,
+                patience + CUT_OFF_MAX + CUT_OFF_MAX,
+            );
         }
         Ok(())
     }
 
-    fn carry_out_by(&mut self, control: &mut Control, change: &Change) -> Result<Done, Violation> {
+    fn apply_change_by(
+        &mut self,
+        control: &mut Control,
+        change: &Change,
+    ) -> Result<Done, Violation> {
         let wanted = match &change.text {
             Some(text) => plan::read(text),
-            None => change.wanted.config(&self.scene.swarm),
+            None => change.wanted.config(&self.env.swarm),
         };
         let wanted = wanted.map_err(Violation::Rule)?;
-        let former = self.scene.serving.clone();
+        let former = self.env.serving.clone();
         let former_config = control.config().clone();
         let touched = self.touched(&former, change);
         self.outlast_patience(&touched.0, change)?;
-        let now = self.scene.time.now();
-        self.scene
+        let now = self.env.time.now();
+        self.env
             .note(format_args!("a change begins: {:?}", change.wanted));
         let before = self.appliance.iter().flat_map(Appliance::associations);
         let before: BTreeSet<u16> = before.map(|(_, _, controller)| controller).collect();
-        self.begin_flux(&touched, change);
-        let began = self.scene.judge.begin_read();
+        self.mark_changing(&touched, change);
+        let began = self.env.judge.begin_read();
         self.changing = true;
-        self.scene.changing = true;
+        self.env.changing = true;
         self.waits = 0;
-        let patience_ends = now + self.scene.swarm.patience;
+        let patience_ends = now + self.env.swarm.patience;
         let leaving = touched.1.iter().copied();
         let leaving = leaving.filter(|disk| {
             // A device whose mode or file changes is closed and opened again.
@@ -343,42 +351,42 @@ impl World {
             patience_ends,
             leaving: leaving.collect(),
             end: None,
-            looks: Cell::new(0),
+            clock_readings: Cell::new(0),
             world: self,
         };
         let outcome = control.apply(&wanted, &mut during);
         let end = during.end;
         self.changing = false;
-        self.scene.changing = false;
-        self.scene.changed_at = self.scene.time.now();
-        self.doom = None;
-        self.scene.listeners.iter().for_each(Listener::uncovet);
-        self.scene
+        self.env.changing = false;
+        self.env.changed_at = self.env.time.now();
+        self.kill_after_change = None;
+        self.env.listeners.iter().for_each(Listener::allow_bind);
+        self.env
             .note(format_args!("the change is over: {outcome:?}"));
-        self.scene.figures.steps += outcome.done.len() as u64;
+        self.env.figures.steps += outcome.done.len() as u64;
         match end {
             Some(End::Wrong(violation)) => return Err(violation),
             Some(End::Killed { power }) => {
                 // If the file was changed before the kill, the start finds the new configuration.
-                if self.changes.coin() {
-                    self.scene.serving = former.clone();
+                if self.change_random.coin() {
+                    self.env.serving = former.clone();
                 }
-                self.end_flux(&touched, &former, began, false);
+                self.mark_changed(&touched, &former, began, false);
                 return Ok(Done::Killed { power });
             }
             None => {}
         }
         let mut former_config = former_config;
         let expected = if change.text.is_some() || !outcome.is_applied {
-            self.scene.serving = former.clone();
+            self.env.serving = former.clone();
             self.keep_growth(control.config(), &change.wanted, &mut former_config);
             &former_config
         } else {
             &wanted
         };
-        self.end_flux(&touched, &former, began, outcome.is_applied);
+        self.mark_changed(&touched, &former, began, outcome.is_applied);
         let left = control.config().difference(expected);
-        let disks = 0..self.scene.disks.len();
+        let disks = 0..self.env.disks.len();
         let absent: Vec<usize> = disks.filter(|disk| self.is_gone(*disk)).collect();
         let served = self
             .appliance
@@ -387,8 +395,8 @@ impl World {
         let wrong = served.and_then(|served| oracle::disagreement(expected, &served));
         if let Some(step) = left.first() {
             // A device that was pulled out during the change is back only after a restart.
-            let network = self.scene.rdma.as_ref();
-            let is_lost = self.scene.disks.iter().any(Storage::needs_restart)
+            let network = self.env.rdma.as_ref();
+            let is_lost = self.env.disks.iter().any(Storage::needs_restart)
                 || network.is_some_and(RdmaNetwork::is_unplugged);
             if !outcome.is_applied && is_lost {
                 return Ok(Done::Killed { power: false });
@@ -406,13 +414,13 @@ impl World {
     }
 
     /// Keeps the growth of disks after a failed change; everything else of it is undone.
-    fn keep_growth(&mut self, runs: &Config, wanted: &Serving, former: &mut Config) {
-        for disk in 0..self.scene.disks.len() {
+    fn keep_growth(&mut self, runs: &Config, wanted: &ServedConfig, former: &mut Config) {
+        for disk in 0..self.env.disks.len() {
             // A file that was extended when it was opened stays extended after its close.
-            if let Storage::Disk(file) = &self.scene.disks[disk]
-                && !self.scene.serving.has_device(disk)
+            if let Storage::Disk(file) = &self.env.disks[disk]
+                && !self.env.serving.has_device(disk)
             {
-                let size = &mut self.scene.serving.sizes[disk];
+                let size = &mut self.env.serving.sizes[disk];
                 *size = file.shape().block_count.max(*size);
             }
             let name = device_name(disk);
@@ -422,12 +430,12 @@ impl World {
                 .iter()
                 .find(its)
                 .and_then(|it| it.backing.size());
-            let block_size = u64::from(self.scene.swarm.disks[disk].block_size);
+            let block_size = u64::from(self.env.swarm.disks[disk].block_size);
             let Some(bytes) = size.filter(|it| it.bytes() == wanted.sizes[disk] * block_size)
             else {
                 continue;
             };
-            self.scene.serving.sizes[disk] = wanted.sizes[disk];
+            self.env.serving.sizes[disk] = wanted.sizes[disk];
             let mut devices = former.devices.iter_mut();
             let device = devices.find(|it| it.name.as_str() == name);
             match device.map(|it| &mut it.backing) {
@@ -439,15 +447,19 @@ impl World {
     }
 
     /// Whether hosts of a subsystem must be disconnected because one of their disks was replaced.
-    fn has_exchanged(&self, former: &Serving, subsystem: usize) -> bool {
-        let mut disks = self.scene.swarm.disks_of(subsystem);
-        disks.any(|disk| is_exchanged_in_service(former, &self.scene.serving, disk))
+    fn has_exchanged(&self, former: &ServedConfig, subsystem: usize) -> bool {
+        let mut disks = self.env.swarm.disks_of(subsystem);
+        disks.any(|disk| is_exchanged_in_service(former, &self.env.serving, disk))
     }
 
     /// Checks that no host keeps an association that the completed change forbids.
-    fn judge_departures(&self, before: &BTreeSet<u16>, former: &Serving) -> Result<(), Violation> {
-        let swarm = &self.scene.swarm;
-        let (then, now) = (&former.keys.identities, &self.scene.serving.keys.identities);
+    fn judge_departures(
+        &self,
+        before: &BTreeSet<u16>,
+        former: &ServedConfig,
+    ) -> Result<(), Violation> {
+        let swarm = &self.env.swarm;
+        let (then, now) = (&former.keys.identities, &self.env.serving.keys.identities);
         let associations = self.appliance.iter().flat_map(Appliance::associations);
         for (host, subsystem, controller) in associations {
             // A host may have two paths, each with its own controllers.
@@ -456,8 +468,8 @@ impl World {
             let mut served = plan::SUBSYSTEMS.iter().take(swarm.subsystems);
             let is_open_to_all = served
                 .position(|it| *it == subsystem)
-                .is_some_and(|it| self.scene.serving.keys.any_host[it]);
-            let is_allowed = ways.clone().any(|it| self.scene.serving.reaches(swarm, it));
+                .is_some_and(|it| self.env.serving.keys.any_host[it]);
+            let is_allowed = ways.clone().any(|it| self.env.serving.reaches(swarm, it));
             let is_allowed = is_allowed || (is_open_to_all && ways.clone().next().is_none());
             // Hosts identify a subsystem by its serial and model number.
             let is_other = ways
@@ -481,16 +493,16 @@ impl World {
             (Some(_), true) => Ok(Done::Settled),
             (Some(trouble), false) => {
                 let rdma = change.wanted.listeners[RDMA_LISTENER]
-                    && !self.scene.serving.listeners[RDMA_LISTENER];
+                    && !self.env.serving.listeners[RDMA_LISTENER];
                 if rdma && trouble.contains("restart") {
                     return Ok(Done::TakesRestart);
                 }
                 // A device that was pulled out during the change is not available.
-                if self.scene.disks.iter().any(Storage::needs_restart) {
+                if self.env.disks.iter().any(Storage::needs_restart) {
                     return Ok(Done::Settled);
                 }
                 // No listener is possible on an RDMA device that was pulled out.
-                let network = self.scene.rdma.as_ref();
+                let network = self.env.rdma.as_ref();
                 if rdma && network.is_some_and(RdmaNetwork::is_unplugged) {
                     return Ok(Done::Settled);
                 }
@@ -500,8 +512,12 @@ impl World {
     }
 
     /// The hosts and disks to which a change adds or from which it removes something.
-    fn touched(&self, former: &Serving, change: &Change) -> (BTreeSet<usize>, BTreeSet<usize>) {
-        let swarm = &self.scene.swarm;
+    fn touched(
+        &self,
+        former: &ServedConfig,
+        change: &Change,
+    ) -> (BTreeSet<usize>, BTreeSet<usize>) {
+        let swarm = &self.env.swarm;
         let wanted = &change.wanted;
         let hosts = 0..swarm.hosts.len();
         let hosts = hosts.filter(|it| {
@@ -529,70 +545,70 @@ impl World {
 
     /// Marks the state as changing: from now on each effect of the change may or may not have
     /// happened.
-    fn begin_flux(&mut self, touched: &(BTreeSet<usize>, BTreeSet<usize>), change: &Change) {
+    fn mark_changing(&mut self, touched: &(BTreeSet<usize>, BTreeSet<usize>), change: &Change) {
         let (hosts, disks) = touched;
         for host in hosts {
-            self.scene.permission_changed[*host] = CHANGING;
+            self.env.permission_changed[*host] = CHANGING;
         }
         for disk in disks {
-            self.scene.namespace_changed[*disk] = CHANGING;
+            self.env.namespace_changed[*disk] = CHANGING;
             let blocks = change.wanted.sizes[*disk];
-            self.scene.judge.grow(*disk, blocks);
-            let former = &self.scene.serving;
+            self.env.judge.grow(*disk, blocks);
+            let former = &self.env.serving;
             let is_exchanged = former.files[*disk] != change.wanted.files[*disk];
             if is_exchanged {
-                let is_known = former.has_namespace(&self.scene.swarm, *disk);
-                self.scene.judge.exchange_begins(*disk, !is_known);
+                let is_known = former.has_namespace(&self.env.swarm, *disk);
+                self.env.judge.exchange_begins(*disk, !is_known);
             }
             // No event tells in which state a failed change leaves the namespace.
-            let subsystem = self.scene.swarm.subsystem_of_disk(*disk);
-            let is_seen = self.scene.serving.namespaces[*disk] || change.wanted.namespaces[*disk];
+            let subsystem = self.env.swarm.subsystem_of_disk(*disk);
+            let is_seen = self.env.serving.namespaces[*disk] || change.wanted.namespaces[*disk];
             // The namespace of a removed device is gone already.
             let is_told = is_seen && !self.is_gone(*disk) && change.text.is_none();
             // Its hosts are disconnected, and find another disk after they reconnect.
-            let serving = &self.scene.serving;
+            let serving = &self.env.serving;
             let is_told = is_told && !is_exchanged_in_service(serving, &change.wanted, *disk);
             for host in self.hosts.iter_mut().filter(|_| is_told) {
                 host.expect_namespace_event(subsystem, *disk, CHANGING);
             }
         }
-        self.scene.serving = change.wanted.clone();
+        self.env.serving = change.wanted.clone();
     }
 
     /// Marks the change as complete.
-    fn end_flux(
+    fn mark_changed(
         &mut self,
         touched: &(BTreeSet<usize>, BTreeSet<usize>),
-        former: &Serving,
+        former: &ServedConfig,
         began: Moment,
         is_applied: bool,
     ) {
-        let now = self.scene.time.now();
+        let now = self.env.time.now();
         let (hosts, disks) = touched;
         for host in hosts {
-            self.scene.permission_changed[*host] = now;
+            self.env.permission_changed[*host] = now;
         }
         // A namespace needs its device, which may have been pulled out during the change.
         let is_told = is_applied && !disks.iter().any(|disk| self.is_gone(*disk));
         for disk in disks {
-            self.scene.namespace_changed[*disk] = now;
-            let file = self.scene.serving.files[*disk];
+            self.env.namespace_changed[*disk] = now;
+            let file = self.env.serving.files[*disk];
             let is_moved = former.files[*disk] != file;
-            self.scene.judge.exchange_ends(*disk, is_moved);
+            self.env.judge.exchange_ends(*disk, is_moved);
             if is_moved {
-                self.scene.put_into_file(*disk, file);
-                self.scene.swarm.disks[*disk].block_count = self.scene.serving.sizes[*disk];
+                self.env.put_into_file(*disk, file);
+                self.env.swarm.disks[*disk].block_count = self.env.serving.sizes[*disk];
                 continue;
             }
-            let is_closed = is_applied && !self.scene.serving.has_device(*disk);
+            let is_closed = is_applied && !self.env.serving.has_device(*disk);
             let is_exchanged =
-                is_applied && former.read_only[*disk] != self.scene.serving.read_only[*disk];
+                is_applied && former.read_only[*disk] != self.env.serving.read_only[*disk];
             if (is_closed || is_exchanged) && former.has_device(*disk) {
                 self.device_closed(*disk, began);
             }
-            self.scene.swarm.disks[*disk].block_count = self.scene.serving.sizes[*disk];
+            self.env.swarm.disks[*disk].block_count = self.env.serving.sizes[*disk];
         }
-        self.scene.judge.end_read(began);
+        self.env.judge.end_read(began);
         for host in &mut self.hosts {
             host.changed_by(now, is_told.then_some(now + EVENT_MAX));
         }
@@ -602,11 +618,11 @@ impl World {
     /// began is durable if the device is persistent. Later data may have gone to the device that
     /// replaced it.
     fn device_closed(&mut self, disk: usize, began: Moment) {
-        let storage = &self.scene.disks[disk];
-        if storage.forgets() {
-            self.scene.judge.content_lost(disk);
+        let storage = &self.env.disks[disk];
+        if storage.loses_content_on_close() {
+            self.env.judge.content_lost(disk);
         } else if !storage.is_sync_failed() && !storage.needs_restart() {
-            self.scene.judge.flushed(disk, began);
+            self.env.judge.flushed(disk, began);
         }
     }
 
@@ -614,36 +630,36 @@ impl World {
     /// file is longer than configured.
     pub(super) fn find_sizes(&mut self, seed: u64) -> Result<(), Violation> {
         let mut is_shorter = false;
-        for (number, storage) in self.scene.disks.iter().enumerate() {
+        for (number, storage) in self.env.disks.iter().enumerate() {
             let Storage::Disk(disk) = storage else {
                 continue;
             };
             let size = disk.shape().block_count;
-            let serving = &self.scene.serving;
+            let serving = &self.env.serving;
             is_shorter |= serving.has_device(number) && serving.sizes[number] < size;
         }
-        if is_shorter && Appliance::start(seed, &self.scene).is_ok() {
+        if is_shorter && Appliance::start(seed, &self.env).is_ok() {
             let what = "the appliance starts with a file that is longer than it says";
             return Err(Violation::Rule(what.to_owned()));
         }
-        for (number, storage) in self.scene.disks.iter().enumerate() {
-            let size = &mut self.scene.serving.sizes[number];
+        for (number, storage) in self.env.disks.iter().enumerate() {
+            let size = &mut self.env.serving.sizes[number];
             match storage {
                 Storage::Disk(disk) => *size = disk.shape().block_count.max(*size),
                 Storage::Ram(_) => {}
                 Storage::File(_) | Storage::Drive(_) => continue,
             }
-            self.scene.swarm.disks[number].block_count = *size;
-            self.scene.judge.grow(number, *size);
+            self.env.swarm.disks[number].block_count = *size;
+            self.env.judge.grow(number, *size);
         }
         Ok(())
     }
 
     /// Waits until the effects of a pulled drive are visible.
     pub(super) fn await_devices(&mut self) -> Result<(), Violation> {
-        let by = self.scene.time.now() + STOP_MAX;
+        let by = self.env.time.now() + STOP_MAX;
         let are_back = |world: &mut Self| {
-            let gone = world.scene.disk_gone.iter().zip(&world.scene.disks);
+            let gone = world.env.disk_gone.iter().zip(&world.env.disks);
             !gone
                 .into_iter()
                 .any(|(gone, disk)| *gone && !disk.needs_restart())
@@ -657,7 +673,7 @@ impl World {
 
 /// Whether a disk that stays in service has moved to another file or has another namespace
 /// identifier.
-fn is_exchanged_in_service(former: &Serving, wanted: &Serving, disk: usize) -> bool {
+fn is_exchanged_in_service(former: &ServedConfig, wanted: &ServedConfig, disk: usize) -> bool {
     let stays = former.namespaces[disk] && wanted.namespaces[disk];
     let is_another = former.files[disk] != wanted.files[disk];
     stays && (is_another || former.nsids[disk] != wanted.nsids[disk])

@@ -19,43 +19,44 @@ impl World {
         &mut self,
         (disk, host): (usize, usize),
     ) -> Result<bool, Violation> {
-        let aftermath = self.hosts[host].misbehave(&mut self.scene.ground(), Fault::Reset);
+        let aftermath = self.hosts[host].misbehave(&mut self.env.for_hosts(), Fault::Reset);
         let has_reset = aftermath.is_some();
         self.clean_up(aftermath);
-        let by = self.scene.time.now() + STUCK_MAX;
+        let by = self.env.time.now() + STUCK_MAX;
         if has_reset && self.run_until(by, |world| world.hosts[host].can_reach_disks())? {
             let extent = first_block(disk);
-            self.hosts[host].write(&mut self.scene.ground(), extent);
+            self.hosts[host].write(&mut self.env.for_hosts(), extent);
         }
         Ok(false)
     }
 
     /// Makes the kernel hold back a write of a host.
-    pub(super) fn stick(&mut self, disk: usize, host: usize) -> bool {
-        let is_served = self.scene.serving.namespaces[disk] && !self.scene.serving.read_only[disk];
-        let of_subsystem = self.scene.swarm.subsystem_of_disk(disk);
-        let subsystem = self.scene.swarm.hosts[host].subsystem;
-        let Storage::File(file) = &self.scene.disks[disk] else {
+    pub(super) fn hold_next_write(&mut self, disk: usize, host: usize) -> bool {
+        let is_served = self.env.serving.namespaces[disk] && !self.env.serving.read_only[disk];
+        let of_subsystem = self.env.swarm.subsystem_of_disk(disk);
+        let subsystem = self.env.swarm.hosts[host].subsystem;
+        let Storage::File(file) = &self.env.disks[disk] else {
             return false;
         };
         let file = file.clone();
         if !is_served || subsystem != of_subsystem || !self.hosts[host].can_reach_disks() {
             return false;
         }
-        let now = self.scene.time.now();
-        let until = now + Nanos::from_millis(self.apart.between(1000, STUCK_MAX.as_millis()));
-        if !self.hosts[host].write(&mut self.scene.ground(), first_block(disk)) {
+        let now = self.env.time.now();
+        let until =
+            now + Nanos::from_millis(self.separate_random.between(1000, STUCK_MAX.as_millis()));
+        if !self.hosts[host].write(&mut self.env.for_hosts(), first_block(disk)) {
             return false;
         }
-        file.stick(until);
-        self.scene.note(format_args!(
+        file.hold_next_write(until);
+        self.env.note(format_args!(
             "the kernel holds a write of host {host} to disk {disk} until {until}"
         ));
-        let disturbed = &mut self.scene.disk_disturbed[disk];
+        let disturbed = &mut self.env.disk_disturbed[disk];
         *disturbed = until.max(*disturbed);
-        self.scene.disk_fails[disk] = true;
-        self.scene.judge.may_be_stuck(disk);
-        self.scene.disturb_memory(until);
+        self.env.disk_fails[disk] = true;
+        self.env.judge.may_be_stuck(disk);
+        self.env.disturb_memory(until);
         self.stuck_host = Some((disk, host));
         true
     }

@@ -11,20 +11,20 @@ use zerocopy::IntoBytes;
 
 use crate::judge::Violation;
 use crate::memory::MemoryBound;
-use crate::network::{Listener, NetworkTemper, Wire, WireId};
+use crate::network::{Listener, NetworkBehaviour, Wire, WireId};
 use crate::random::Random;
 
 /// Maximum lifetime of a connection whose set-up does not continue: the set-up timeout of 10 s, the
 /// time of a close, and the network's delays.
 const SETUP_MAX: Nanos = Nanos::from_secs(14);
 /// Maximum number of simultaneous connections of unknown hosts.
-const STRANGERS_MAX: usize = 12;
+const UNKNOWN_HOSTS_MAX: usize = 12;
 
 /// Number of damaged Connect commands in a flood.
 const FLOOD: usize = 400;
 
 /// The connection of an unknown host.
-struct Stranger {
+struct UnknownHost {
     wire: Wire,
     what: &'static str,
     opened_at: Nanos,
@@ -32,27 +32,27 @@ struct Stranger {
 
 /// All connections of unknown hosts.
 #[derive(Default)]
-pub struct Crowd {
-    strangers: Vec<Stranger>,
+pub struct UnknownHosts {
+    hosts: Vec<UnknownHost>,
 }
 
-impl Crowd {
+impl UnknownHosts {
     /// Opens more connections to `listener`.
-    pub fn come(
+    pub fn connect_more(
         &mut self,
         listener: &Listener,
-        network: NetworkTemper,
+        network: NetworkBehaviour,
         random: &mut Random,
         now: Nanos,
     ) {
         let count = random.between(1, 4);
         for _ in 0..count {
-            if self.strangers.len() >= STRANGERS_MAX {
+            if self.hosts.len() >= UNKNOWN_HOSTS_MAX {
                 return;
             }
             let wire = listener.connect(network, Random::new(random.bits(), 0));
             let what = begin(&wire, random, now);
-            self.strangers.push(Stranger {
+            self.hosts.push(UnknownHost {
                 wire,
                 what,
                 opened_at: now,
@@ -65,50 +65,47 @@ impl Crowd {
     /// # Errors
     /// A connection is still open.
     pub fn check(&mut self, now: Nanos) -> Result<(), Violation> {
-        self.strangers.retain(|it| !it.wire.is_closed_by_target());
-        let kept = self
-            .strangers
-            .iter()
-            .find(|it| it.opened_at + SETUP_MAX < now);
+        self.hosts.retain(|it| !it.wire.is_closed_by_target());
+        let kept = self.hosts.iter().find(|it| it.opened_at + SETUP_MAX < now);
         match kept {
             None => Ok(()),
-            Some(stranger) => Err(Violation::Rule(format!(
+            Some(host) => Err(Violation::Rule(format!(
                 "the target keeps a connection with {} for more than {SETUP_MAX}: {}",
-                stranger.what,
-                stranger.wire.state()
+                host.what,
+                host.wire.state()
             ))),
         }
     }
 
     /// The memory bound of each connection.
     pub fn memory_bounds(&self) -> impl Iterator<Item = (WireId, MemoryBound)> {
-        let wires = self.strangers.iter().map(|it| it.wire.id());
+        let wires = self.hosts.iter().map(|it| it.wire.id());
         wires.map(|wire| (wire, MemoryBound::default()))
     }
 
     /// Cuts all connections.
-    pub fn disperse(&mut self) {
-        for stranger in self.strangers.drain(..) {
-            stranger.wire.cut();
+    pub fn disconnect_all(&mut self) {
+        for host in self.hosts.drain(..) {
+            host.wire.cut();
         }
     }
 
     /// Whether there are no connections.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.strangers.is_empty()
+        self.hosts.is_empty()
     }
 
     /// Whether unprocessed data has arrived at the target.
     #[must_use]
     pub fn waits_for_target(&self) -> bool {
-        self.strangers.iter().any(|it| it.wire.waits_for_target())
+        self.hosts.iter().any(|it| it.wire.waits_for_target())
     }
 
     /// The next time at which data arrives or a connection's time is over.
     #[must_use]
     pub fn next_due(&self) -> Option<Nanos> {
-        let dues = self.strangers.iter().map(|it| {
+        let dues = self.hosts.iter().map(|it| {
             let over = it.opened_at + SETUP_MAX + Nanos(1);
             it.wire.next_due().map_or(over, |due| due.min(over))
         });

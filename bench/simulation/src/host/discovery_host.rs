@@ -17,10 +17,10 @@ use reactors::Nanos;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::connection::{
-    Connection, ConnectionShape, Incoming, Line, Outstanding, Sending, Transfer,
+    Connection, ConnectionShape, ConnectionTransport, Incoming, Outstanding, Sending, Transfer,
 };
-use super::tcp::TcpLine;
-use super::{ADMIN_DEPTH, Command, Ground, READY_POLL, RETRY_MAX};
+use super::tcp::TcpTransportEnd;
+use super::{ADMIN_DEPTH, Command, HostEnv, READY_POLL, RETRY_MAX};
 use crate::judge::Violation;
 use crate::memory::MemoryBound;
 use crate::network::{HostEnd, WireId};
@@ -32,7 +32,7 @@ const KEEP_ALIVE: Nanos = Nanos::from_secs(15);
 /// Bytes of the log to read: its header and eleven entries.
 const LOG_BYTES: usize = 12 << 10;
 /// Time after which a configuration change is in the log and reported by an event.
-const SETTLED: Nanos = Nanos::from_secs(3);
+const SETTLING_TIME: Nanos = Nanos::from_secs(3);
 /// Maximum interval between reads of the log without an event.
 const READ_INTERVAL: Nanos = Nanos::from_secs(1);
 
@@ -46,13 +46,13 @@ enum Phase {
         until: Nanos,
     },
     Starting,
-    Serving,
+    ServedConfig,
     /// Permanently disconnected.
     Over,
 }
 
 /// A host of the discovery subsystem.
-pub struct Explorer {
+pub struct DiscoveryHost {
     /// The host whose name it uses.
     host: usize,
     random: Random,
@@ -69,7 +69,7 @@ pub struct Explorer {
     asked_at: Option<Nanos>,
 }
 
-impl Explorer {
+impl DiscoveryHost {
     /// Creates one that uses the name of host `host`.
     #[must_use]
     pub fn new(host: usize, seed: u64) -> Self {
@@ -106,10 +106,10 @@ impl Explorer {
             connection.cut();
         }
         self.last = None;
-        self.lose(now);
+        self.drop_all(now);
     }
 
-    fn lose(&mut self, now: Nanos) {
+    fn drop_all(&mut self, now: Nanos) {
         if let Some(mut connection) = self.connection.take() {
             connection.finish();
         }
@@ -136,7 +136,7 @@ impl Explorer {
         let own = match self.phase {
             Phase::Down { until } => Some(until),
             Phase::Starting => self.poll_status_at,
-            Phase::Serving => Some(self.keep_alive_at.min(self.read_at)),
+            Phase::ServedConfig => Some(self.keep_alive_at.min(self.read_at)),
             Phase::Over => None,
         };
         [network, own].into_iter().flatten().min()
@@ -147,49 +147,49 @@ impl Explorer {
     ///
     /// # Errors
     /// A violation by the target.
-    pub fn poll(&mut self, ground: &mut Ground<'_>) -> Result<bool, Violation> {
+    pub fn poll(&mut self, env: &mut HostEnv<'_>) -> Result<bool, Violation> {
         if let Phase::Down { until } = self.phase
-            && until <= ground.now
+            && until <= env.now
         {
-            self.open(ground);
+            self.open(env);
         }
         let mut incoming = Vec::new();
         let moved = match &mut self.connection {
-            Some(connection) => connection.poll(ground.now, &mut incoming),
+            Some(connection) => connection.poll(env.now, &mut incoming),
             None => return Ok(false),
         };
         let moved = moved.map_err(|what| self.violation(&what))?;
         for event in incoming {
             match event {
-                Incoming::Initialised => self.connect(ground),
-                Incoming::Answered { outstanding, cqe } => {
-                    self.answered(ground, &outstanding, &cqe)?;
+                Incoming::Initialised => self.connect(env),
+                Incoming::Completed { outstanding, cqe } => {
+                    self.completed(env, &outstanding, &cqe)?;
                 }
                 Incoming::Terminated(status) => {
                     return Err(self.violation(&format!("it was terminated with {status}")));
                 }
                 Incoming::Ended(HostEnd::Open) => {}
                 Incoming::Ended(end) => {
-                    self.check_end(ground, end)?;
-                    self.lose(ground.now);
+                    self.check_end(env, end)?;
+                    self.drop_all(env.now);
                 }
             }
         }
-        if self.poll_status_at.is_some_and(|at| at <= ground.now) {
+        if self.poll_status_at.is_some_and(|at| at <= env.now) {
             self.poll_status_at = None;
             let sqe = Sqe::get_property(Register::CSTS.0, PropertySize::BYTES_4);
-            self.send(ground.now, sqe, Command::Status, 0);
+            self.send(env.now, sqe, Command::Status, 0);
         }
-        if self.phase == Phase::Serving {
-            if self.keep_alive_at <= ground.now {
-                self.keep_alive_at = ground.now + Nanos(KEEP_ALIVE.as_nanos() / 3);
-                self.send(ground.now, Sqe::keep_alive(), Command::KeepAlive, 0);
+        if self.phase == Phase::ServedConfig {
+            if self.keep_alive_at <= env.now {
+                self.keep_alive_at = env.now + Nanos(KEEP_ALIVE.as_nanos() / 3);
+                self.send(env.now, Sqe::keep_alive(), Command::KeepAlive, 0);
             }
-            if self.read_at <= ground.now {
-                self.read_at = ground.now + READ_INTERVAL + READ_INTERVAL;
-                self.check_told(ground)?;
+            if self.read_at <= env.now {
+                self.read_at = env.now + READ_INTERVAL + READ_INTERVAL;
+                self.check_reported(env)?;
                 if self.random.permille(300) {
-                    self.read_log(ground.now);
+                    self.read_log(env.now);
                 }
             }
         }
@@ -198,25 +198,25 @@ impl Explorer {
 
     /// Checks the end of a connection. Discovery controllers of hosts that exports name, and that
     /// wait for events, are not evicted for others.
-    fn check_end(&self, ground: &Ground<'_>, end: HostEnd) -> Result<(), Violation> {
-        let identity = ground.swarm.hosts[self.host].identity;
-        let hosts = ground.swarm.hosts.iter().zip(&ground.serving.hosts);
+    fn check_end(&self, env: &HostEnv<'_>, end: HostEnd) -> Result<(), Violation> {
+        let identity = env.swarm.hosts[self.host].identity;
+        let hosts = env.swarm.hosts.iter().zip(&env.serving.hosts);
         let mut same = hosts.filter(|(host, _)| host.identity == identity);
-        let is_named = same.any(|(_, listed)| *listed) && ground.serving.names_hosts();
-        let waits = self.asked_at.is_some_and(|at| at + SETTLED < ground.now);
-        let is_there = ground.serving.listeners[self.listener];
-        let is_settled = Self::is_settled(ground, ground.now) && is_there;
+        let is_named = same.any(|(_, listed)| *listed) && env.serving.names_hosts();
+        let waits = self.asked_at.is_some_and(|at| at + SETTLING_TIME < env.now);
+        let is_there = env.serving.listeners[self.listener];
+        let is_settled = Self::is_settled(env, env.now) && is_there;
         if end == HostEnd::Cut || !is_settled || !is_named || !waits {
             return Ok(());
         }
         Err(self.violation("it was let go while it waited for events"))
     }
 
-    fn open(&mut self, ground: &Ground<'_>) {
+    fn open(&mut self, env: &HostEnv<'_>) {
         let random = Random::new(self.random.bits(), 0);
-        let listener = self.random.below(ground.swarm.tcp_listeners as u64) as usize;
+        let listener = self.random.below(env.swarm.tcp_listeners as u64) as usize;
         self.listener = listener;
-        let wire = ground.listeners[listener].connect(ground.network, random.clone());
+        let wire = env.listeners[listener].connect(env.network, random.clone());
         let shape = ConnectionShape {
             qid: 0,
             depth: ADMIN_DEPTH,
@@ -226,22 +226,22 @@ impl Explorer {
             transfer_max: LOG_BYTES,
             write_delay_max: Nanos::ZERO,
         };
-        let line = Line::Tcp(TcpLine::open(wire, shape.framing));
-        self.connection = Some(Connection::new(line, shape, random, ground.now));
+        let transport = ConnectionTransport::Tcp(TcpTransportEnd::open(wire, shape.framing));
+        self.connection = Some(Connection::new(transport, shape, random, env.now));
         self.phase = Phase::Starting;
     }
 
-    fn connect(&mut self, ground: &Ground<'_>) {
+    fn connect(&mut self, env: &HostEnv<'_>) {
         let field = |name: &str| to_field(name).unwrap_or_default();
         let host_id = [0x80 + self.host as u8; 16];
-        let identity = ground.swarm.hosts[self.host].identity;
+        let identity = env.swarm.hosts[self.host].identity;
         let host = field(&host_name(identity));
         let data = ConnectData::new(host_id, CNTLID_DYNAMIC, field(DISCOVERY_NQN), host);
         let keep_alive = KEEP_ALIVE.as_millis() as u32;
         let attributes = ConnectAttributes::new();
         let sqe = Sqe::connect_queue(0, ADMIN_DEPTH - 1, attributes, keep_alive);
         if let Some(connection) = &mut self.connection {
-            connection.submit_connect(sqe, data.as_bytes().to_vec(), ground.now);
+            connection.submit_connect(sqe, data.as_bytes().to_vec(), env.now);
         }
     }
 
@@ -273,16 +273,16 @@ impl Explorer {
         self.asked_at = Some(now);
     }
 
-    fn answered(
+    fn completed(
         &mut self,
-        ground: &mut Ground<'_>,
+        env: &mut HostEnv<'_>,
         outstanding: &Outstanding,
         cqe: &Cqe,
     ) -> Result<(), Violation> {
-        let now = ground.now;
+        let now = env.now;
         if !cqe.status().is_success() {
             // There may be no free controller, and an appliance that stops ends its association.
-            self.lose(now);
+            self.drop_all(now);
             return Ok(());
         }
         match outstanding.command {
@@ -305,7 +305,7 @@ impl Explorer {
                 self.send(now, sqe, Command::EventMask, 0);
             }
             Command::EventMask => {
-                self.phase = Phase::Serving;
+                self.phase = Phase::ServedConfig;
                 self.keep_alive_at = now + Nanos(KEEP_ALIVE.as_nanos() / 3);
                 self.read_at = now + READ_INTERVAL;
                 self.ask_for_events(now);
@@ -319,31 +319,31 @@ impl Explorer {
                 self.ask_for_events(now);
                 self.read_log(now);
             }
-            Command::DiscoveryLog => return self.check_log(ground, outstanding),
+            Command::DiscoveryLog => return self.check_log(env, outstanding),
             _ => {}
         }
         Ok(())
     }
 
     /// Whether it has the name of a host that may attach to a subsystem.
-    fn is_allowed(&self, ground: &Ground<'_>, subsystem: usize) -> bool {
-        if ground.serving.keys.any_host[subsystem] {
+    fn is_allowed(&self, env: &HostEnv<'_>, subsystem: usize) -> bool {
+        if env.serving.keys.any_host[subsystem] {
             return true;
         }
-        let hosts = &ground.swarm.hosts;
-        let mut allowed = (0..hosts.len()).filter(|it| ground.serving.hosts[*it]);
+        let hosts = &env.swarm.hosts;
+        let mut allowed = (0..hosts.len()).filter(|it| env.serving.hosts[*it]);
         allowed.any(|it| hosts[it].identity == hosts[self.host].identity)
     }
 
     /// The expected entries of the log while nothing changes.
-    fn model(&self, ground: &Ground<'_>) -> Shown {
-        let serving = ground.serving;
-        let listeners = (0..ground.swarm.tcp_listeners).filter(|it| serving.listeners[*it]);
+    fn model(&self, env: &HostEnv<'_>) -> Shown {
+        let serving = env.serving;
+        let listeners = (0..env.swarm.tcp_listeners).filter(|it| serving.listeners[*it]);
         let services: Vec<String> = listeners
             .map(|it| crate::plan::tcp_address(it).port().to_string())
             .collect();
         let exported = (0..serving.subsystems.len()).filter(|it| serving.subsystems[*it]);
-        let seen = exported.clone().filter(|it| self.is_allowed(ground, *it));
+        let seen = exported.clone().filter(|it| self.is_allowed(env, *it));
         let mut names: Vec<&str> = seen.map(|it| SUBSYSTEMS[it]).collect();
         if exported.count() == 0 {
             names.push("nqn.2026-11.org.windlass:rest");
@@ -358,13 +358,13 @@ impl Explorer {
     }
 
     /// Whether the configuration has been unchanged since `since` and for a while before.
-    fn is_settled(ground: &Ground<'_>, since: Nanos) -> bool {
-        !ground.changing && ground.changed_at + SETTLED < since && !ground.stopping
+    fn is_settled(env: &HostEnv<'_>, since: Nanos) -> bool {
+        !env.changing && env.changed_at + SETTLING_TIME < since && !env.stopping
     }
 
     fn check_log(
         &mut self,
-        ground: &mut Ground<'_>,
+        env: &mut HostEnv<'_>,
         outstanding: &Outstanding,
     ) -> Result<(), Violation> {
         let short = || self.violation("a log page is shorter than was asked for");
@@ -393,8 +393,8 @@ impl Explorer {
             }
         }
         let issued_at = outstanding.issued_at;
-        let model = self.model(ground);
-        if Self::is_settled(ground, issued_at) && model != shown {
+        let model = self.model(env);
+        if Self::is_settled(env, issued_at) && model != shown {
             let what = format!("the discovery log shows {shown:?}, not {model:?}");
             return Err(self.violation(&what));
         }
@@ -403,15 +403,15 @@ impl Explorer {
     }
 
     /// Checks that an event reported a change.
-    fn check_told(&mut self, ground: &Ground<'_>) -> Result<(), Violation> {
+    fn check_reported(&mut self, env: &HostEnv<'_>) -> Result<(), Violation> {
         let Some((_, shown, read_at)) = &self.last else {
             return Ok(());
         };
-        let asked = self.asked_at.is_some_and(|at| at < ground.changed_at);
+        let asked = self.asked_at.is_some_and(|at| at < env.changed_at);
         let reads = self.connection.iter().flat_map(Connection::outstanding);
         let mut reads = reads.filter(|(_, it)| matches!(it.command, Command::DiscoveryLog));
-        let unread = *read_at < ground.changed_at && reads.next().is_none();
-        if asked && unread && Self::is_settled(ground, ground.now) && *shown != self.model(ground) {
+        let unread = *read_at < env.changed_at && reads.next().is_none();
+        if asked && unread && Self::is_settled(env, env.now) && *shown != self.model(env) {
             return Err(self.violation("no event tells of a changed discovery log"));
         }
         Ok(())

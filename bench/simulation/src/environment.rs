@@ -12,10 +12,10 @@ use crate::drive::Drive;
 use crate::fabric::RdmaNetwork;
 use crate::figures::Figures;
 use crate::file_disk::FileDisk;
-use crate::host::{Ground, Vanished};
+use crate::host::{HostEnv, Vanished};
 use crate::judge::Judge;
-use crate::network::{Listener, NetworkTemper};
-use crate::plan::{Serving, disk_path, file_path};
+use crate::network::{Listener, NetworkBehaviour};
+use crate::plan::{ServedConfig, disk_path, file_path};
 use crate::ram::Ram;
 use crate::random::Random;
 use crate::storage::Storage;
@@ -34,7 +34,7 @@ pub const CHANGING: Nanos = Nanos(u64::MAX / 2);
 const DRIVE_PIECE_BYTES: usize = 64 << 10;
 
 /// The environment of the hosts and the appliance.
-pub struct Scene {
+pub struct Environment {
     /// The configuration of the run, drawn from the seed.
     pub swarm: Swarm,
     /// The present time.
@@ -42,7 +42,7 @@ pub struct Scene {
     /// Listeners over TCP, by number.
     pub listeners: Vec<Listener>,
     /// How new connections behave.
-    pub network: NetworkTemper,
+    pub network: NetworkBehaviour,
     /// The RDMA network, if some hosts use RDMA; replaced at each start of the appliance.
     pub rdma: Option<RdmaNetwork>,
     /// The disks and drives.
@@ -59,7 +59,7 @@ pub struct Scene {
     /// The judge of data.
     pub judge: Judge,
     /// The current configuration.
-    pub serving: Serving,
+    pub serving: ServedConfig,
     /// By disk: when its namespace was last added or removed; [`CHANGING`] while a change is in
     /// progress.
     pub namespace_changed: Vec<Nanos>,
@@ -100,7 +100,7 @@ pub struct Scene {
     pub trace: Trace,
 }
 
-impl Scene {
+impl Environment {
     /// Creates the environment of a seed.
     ///
     /// # Panics
@@ -116,7 +116,7 @@ impl Scene {
             .map(|it| (it.block_count, it.block_size, it.volatile))
             .collect();
         let count = disks.len();
-        let fails = swarm.disk_temper.error_permille > 0;
+        let fails = swarm.disk_behaviour.error_permille > 0;
         let shelf = Shelf::default();
         for (number, storage) in disks.iter().enumerate() {
             if let Storage::Disk(disk) = storage {
@@ -128,7 +128,7 @@ impl Scene {
             network: swarm.network,
             rdma: None,
             judge: Judge::new(&sizes),
-            serving: Serving::all(&swarm),
+            serving: ServedConfig::all(&swarm),
             shelf,
             next_files: vec![1; count],
             identities: Identities::default(),
@@ -157,8 +157,8 @@ impl Scene {
     }
 
     /// The part of the environment that hosts use.
-    pub fn ground(&mut self) -> Ground<'_> {
-        Ground {
+    pub fn for_hosts(&mut self) -> HostEnv<'_> {
+        HostEnv {
             judge: &mut self.judge,
             now: self.time.now(),
             listeners: &self.listeners,
@@ -191,8 +191,8 @@ impl Scene {
         self.next_files[disk] += 1;
         let random = Random::new(seed, 0x1000 + 0x100 * disk as u64 + u64::from(file));
         let shape = self.swarm.disks[disk];
-        let (temper, time) = (self.swarm.disk_temper, self.time.clone());
-        let made = Disk::new(disk as u32, shape, temper, random, time);
+        let (behaviour, time) = (self.swarm.disk_behaviour, self.time.clone());
+        let made = Disk::new(disk as u32, shape, behaviour, random, time);
         self.shelf.put(file_path(disk, file).into(), made);
         file
     }
@@ -231,9 +231,9 @@ impl Scene {
     }
 
     /// Advances the RDMA network to the current time.
-    pub fn tend_rdma(&mut self) {
+    pub fn advance_rdma(&mut self) {
         if let Some(rdma) = &self.rdma {
-            rdma.tend(self.time.now());
+            rdma.advance_to(self.time.now());
         }
     }
 
@@ -261,11 +261,11 @@ impl Scene {
     }
 
     /// Advances disks and drives to the current time.
-    pub fn tend_disks(&mut self) {
+    pub fn advance_disks(&mut self) {
         let now = self.time.now();
         for (number, disk) in self.disks.iter_mut().enumerate() {
-            disk.tend(now);
-            if disk.operate(now) {
+            disk.advance_to(now);
+            if disk.run_operator(now) {
                 self.judge.disk_lost_power(number);
                 self.trace
                     .note(now, format_args!("disk {number} is reopened"));
@@ -293,9 +293,9 @@ impl Scene {
     }
 
     /// Turns off all further faults.
-    pub fn heal(&mut self) {
+    pub fn disable_faults(&mut self) {
         for disk in &mut self.disks {
-            disk.heal(self.swarm.disk_temper);
+            disk.disable_faults(self.swarm.disk_behaviour);
         }
         self.swarm.faults = self
             .swarm
@@ -374,24 +374,25 @@ fn storages(
         let random = Random::new(seed, 0x200 + number as u64);
         storages.push(match arena {
             _ if swarm.ram[number] => {
-                let ram = Ram::new(*shape, swarm.disk_temper, random, time.clone());
+                let ram = Ram::new(*shape, swarm.disk_behaviour, random, time.clone());
                 Storage::Ram(ram)
             }
             None => {
-                if let Some(temper) = swarm.files[number] {
+                if let Some(behaviour) = swarm.files[number] {
                     let (path, time) = (disk_path(number).into(), time.clone());
-                    let disk_temper = swarm.disk_temper;
-                    let file = FileDisk::new(path, *shape, temper, disk_temper, random, time);
+                    let disk_behaviour = swarm.disk_behaviour;
+                    let file = FileDisk::new(path, *shape, behaviour, disk_behaviour, random, time);
                     storages.push(Storage::File(file));
                     continue;
                 }
                 let number = number as u32;
-                let disk = Disk::new(number, *shape, swarm.disk_temper, random, time.clone());
+                let disk = Disk::new(number, *shape, swarm.disk_behaviour, random, time.clone());
                 Storage::Disk(disk)
             }
             Some(arena) => {
                 let abortable = swarm.hangs_are_abortable;
-                let drive = Drive::new(number, seed, *shape, swarm.disk_temper, arena, abortable);
+                let drive =
+                    Drive::new(number, seed, *shape, swarm.disk_behaviour, arena, abortable);
                 let drive = drive.expect("another mapping of the memory");
                 *shape = drive.shape();
                 Storage::Drive(Box::new(drive))

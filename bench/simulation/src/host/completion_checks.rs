@@ -7,65 +7,65 @@ use reactors::Nanos;
 use super::admin::AdminStep;
 use super::connection::{Connection, Outstanding};
 use super::invalid::{Refusal, retry_is_pointless};
-use super::{Command, Ground, Host, Io, IoKind, Phase, READY_POLL};
+use super::{Command, Host, HostEnv, Io, IoKind, Phase, READY_POLL};
 use crate::history::WriteEnd;
 use crate::judge::{Extent, Violation};
 use crate::swarm::Fault;
 
 impl Host {
-    pub(super) fn answered(
+    pub(super) fn completed(
         &mut self,
-        ground: &mut Ground<'_>,
+        env: &mut HostEnv<'_>,
         qid: u16,
         outstanding: &Outstanding,
         cqe: &Cqe,
     ) -> Result<(), Violation> {
         let status = cqe.status();
         let (number, cid) = (self.number, cqe.cid.get());
-        ground.trace.note(
-            ground.now,
+        env.trace.note(
+            env.now,
             format_args!("host {number} queue {qid} command {cid}: {status}"),
         );
         let opened_at = self.connections().find(|it| it.qid() == qid);
         if let Some(opened_at) = opened_at.map(|it| it.opened_at) {
-            self.note_answer(ground, (qid, opened_at, outstanding.place), status)?;
+            self.note_completion(env, (qid, opened_at, outstanding.position), status)?;
         }
         if !status.is_success() {
             let refusal = match &outstanding.command {
                 Command::Invalid(refusal) if status.is(refusal.status) => Some(*refusal),
                 _ => None,
             };
-            self.note_failure(ground.now, (qid, cid), refusal);
+            self.note_failure(env.now, (qid, cid), refusal);
         }
         match &outstanding.command {
             Command::Io(io) => {
-                self.check_wait(ground, qid, outstanding)?;
-                return self.io_answered(ground, qid, io, outstanding, cqe);
+                self.check_wait(env, qid, outstanding)?;
+                return self.io_completed(env, qid, io, outstanding, cqe);
             }
-            Command::Connect => return self.connected(ground, qid, outstanding.issued_at, cqe),
+            Command::Connect => return self.connected(env, qid, outstanding.issued_at, cqe),
             Command::Invalid(refusal) => {
                 let (refusal, issued_at) = (*refusal, outstanding.issued_at);
-                return self.refused(ground, qid, refusal, issued_at, status);
+                return self.refused(env, qid, refusal, issued_at, status);
             }
             Command::Ignored => return Ok(()),
             Command::Damaged => {
-                return Err(self.violation(ground, "a damaged header was taken for a command"));
+                return Err(self.violation(env, "a damaged header was taken for a command"));
             }
             Command::Hopeless(why) => {
                 if !status.is_success() {
                     return Ok(());
                 }
                 let what = format!("a command succeeded {why}");
-                return Err(self.violation(ground, &what));
+                return Err(self.violation(env, &what));
             }
             Command::Disconnect if status.is_success() && self.awaits_io(qid) => {
                 let what = "Disconnect was answered before the commands in front of it";
-                return Err(self.violation(ground, what));
+                return Err(self.violation(env, what));
             }
-            Command::EventRequest => return self.event(ground, outstanding, cqe),
-            Command::Admin(step) => return self.administered(ground, *step, outstanding, cqe),
+            Command::EventRequest => return self.event(env, outstanding, cqe),
+            Command::Admin(step) => return self.admin_step_completed(env, *step, outstanding, cqe),
             Command::Abort(key) if status.is_success() => {
-                return self.abort_answered(ground, *key, cqe);
+                return self.abort_completed(env, *key, cqe);
             }
             Command::Abort(_)
                 if status.is(Status::ABORT_LIMIT_EXCEEDED) && self.exceeds_abort_limit() =>
@@ -86,31 +86,31 @@ impl Host {
         }
         if !status.is_success() {
             // Base 2.1 §3.5: a controller that is not ready rejects such commands.
-            let unready = self.phase != Phase::Serving
+            let unready = self.phase != Phase::ServedConfig
                 && self.phase != Phase::Opening
                 && status.is(Status::COMMAND_SEQUENCE_ERROR);
-            if unready || self.is_excused(ground, qid) {
+            if unready || self.is_excused(env, qid) {
                 return Ok(());
             }
             let what = format!("{:?} was answered {status}", outstanding.command);
-            return Err(self.violation(ground, &what));
+            return Err(self.violation(env, &what));
         }
         match outstanding.command {
             Command::Enable => {
                 self.phase = Phase::AwaitingReady { ready: true };
-                self.ask_for_status(ground);
+                self.ask_for_status(env);
             }
             Command::Disable => {
                 self.phase = Phase::AwaitingReady { ready: false };
-                self.poll_status_at = Some(ground.now + READY_POLL);
+                self.poll_status_at = Some(env.now + READY_POLL);
             }
             Command::Status => {
-                return self.status_read(ground, Csts::from_bits(cqe.dw0.get()));
+                return self.status_read(env, Csts::from_bits(cqe.dw0.get()));
             }
             Command::Queues if self.phase == (Phase::AwaitingReady { ready: true }) => {
-                self.open_queues(ground);
+                self.open_queues(env);
             }
-            Command::ReadLog(log) => return self.log_read(ground, log, outstanding),
+            Command::ReadLog(log) => return self.log_read(env, log, outstanding),
             _ => {}
         }
         Ok(())
@@ -119,7 +119,7 @@ impl Host {
     /// Handles the completion of a command that must be refused.
     fn refused(
         &mut self,
-        ground: &mut Ground<'_>,
+        env: &mut HostEnv<'_>,
         qid: u16,
         refusal: Refusal,
         issued_at: Nanos,
@@ -127,14 +127,14 @@ impl Host {
     ) -> Result<(), Violation> {
         let absent = is_absence(status)
             && refusal.disk.is_some_and(|disk| {
-                ground.namespace_changed[disk] >= issued_at || ground.disk_gone[disk]
+                env.namespace_changed[disk] >= issued_at || env.disk_gone[disk]
             });
         let right = status.is(refusal.status) && status.dnr();
         if let (Some(disk), Some(lba)) = (refusal.disk, refusal.untouched) {
             let blocks = 1;
-            self.read(ground, Extent { disk, lba, blocks });
+            self.read(env, Extent { disk, lba, blocks });
         }
-        if right || absent || (!status.is_success() && self.is_excused(ground, qid)) {
+        if right || absent || (!status.is_success() && self.is_excused(env, qid)) {
             return Ok(());
         }
         let expected = refusal.status;
@@ -142,7 +142,7 @@ impl Host {
             "a command was answered {status} (DNR {}), not {expected} with DNR",
             status.dnr()
         );
-        Err(self.violation(ground, &what))
+        Err(self.violation(env, &what))
     }
 
     /// Whether it has an outstanding command beyond the end of a disk.
@@ -162,70 +162,65 @@ impl Host {
         })
     }
 
-    fn io_answered(
+    fn io_completed(
         &mut self,
-        ground: &mut Ground<'_>,
+        env: &mut HostEnv<'_>,
         qid: u16,
         io: &Io,
         outstanding: &Outstanding,
         cqe: &Cqe,
     ) -> Result<(), Violation> {
-        ground.figures.ios += 1;
+        env.figures.ios += 1;
         let issued_at = outstanding.issued_at;
         let status = cqe.status();
         if status.is_success() {
-            ground.figures.ios_succeeded += 1;
+            env.figures.ios_succeeded += 1;
             let is_protected = io.extents.iter().any(|extent| {
-                ground.serving.read_only[extent.disk]
-                    && ground.namespace_changed[extent.disk] < issued_at
+                env.serving.read_only[extent.disk] && env.namespace_changed[extent.disk] < issued_at
             });
             if io.version > 0 && is_protected {
-                return Err(self.violation(ground, "a read-only namespace was written to"));
+                return Err(self.violation(env, "a read-only namespace was written to"));
             }
             if io.damaged {
-                return Err(self.violation(ground, "data that was damaged on its way was taken"));
+                return Err(self.violation(env, "data that was damaged on its way was taken"));
             }
             if io.version > 0 {
                 let disk = io.extents.first().map(|it| it.disk);
-                let over = (ground.judge).overtaken(self.shape.identity, io.began, disk);
-                self.check_over(ground, over, "a later write is done")?;
+                let over = (env.judge).overtaken(self.shape.identity, io.began, disk);
+                self.check_over(env, over, "a later write is done")?;
             }
-            let judged = succeeded(ground, io, &outstanding.data, issued_at);
+            let judged = succeeded(env, io, &outstanding.data, issued_at);
             return judged.inspect_err(|violation| {
-                ground
-                    .trace
-                    .note(ground.now, format_args!("VIOLATION {violation}"));
+                env.trace
+                    .note(env.now, format_args!("VIOLATION {violation}"));
             });
         }
         let mismatch = status.is(Status::COMPARE_FAILURE) && io.kind == IoKind::Compare;
-        let refused = self.refusal(ground, io, status, issued_at);
-        if !mismatch && refused.is_none() && !self.may_fail(ground, qid, io, status) {
+        let refused = self.refusal(env, io, status, issued_at);
+        if !mismatch && refused.is_none() && !self.may_fail(env, qid, io, status) {
             let what = format!("{:?} of {:?} was answered {status}", io.kind, io.extents);
-            return Err(self.violation(ground, &what));
+            return Err(self.violation(env, &what));
         }
         if retry_is_pointless(status).is_some_and(|pointless| pointless != status.dnr()) {
             let what = format!("{status} has Do Not Retry {}", status.dnr());
-            return Err(self.violation(ground, &what));
+            return Err(self.violation(env, &what));
         }
         if io.version > 0 {
             let end = match io.ambiguous {
                 true => WriteEnd::Undecided,
                 false => refused.unwrap_or(WriteEnd::Undecided),
             };
-            ground
-                .judge
-                .end_write(&io.extents, io.version, io.began, end);
+            env.judge.end_write(&io.extents, io.version, io.began, end);
             return Ok(());
         }
         let judged = match io.extents.first() {
             Some(extent) if mismatch => {
-                ground
-                    .judge
+                env.judge
                     .judge_comparison(*extent, io.began, &io.expected, false)
             }
             _ => Ok(()),
         };
-        ground.judge.end_read(io.began);
+        env.judge.end_read(io.began);
         judged
     }
 
@@ -233,26 +228,26 @@ impl Host {
     /// another reason.
     fn refusal(
         &self,
-        ground: &Ground<'_>,
+        env: &HostEnv<'_>,
         io: &Io,
         status: Status,
         issued_at: Nanos,
     ) -> Option<WriteEnd> {
         let damaged = io.damaged && status.is(Status::TRANSIENT_TRANSPORT_ERROR);
         let absent = io.extents.iter().any(|extent| {
-            !ground.serving.namespaces[extent.disk]
-                || ground.disk_gone[extent.disk]
-                || ground.namespace_changed[extent.disk] >= issued_at
+            !env.serving.namespaces[extent.disk]
+                || env.disk_gone[extent.disk]
+                || env.namespace_changed[extent.disk] >= issued_at
         });
         let protected = status.is(Status::NAMESPACE_WRITE_PROTECTED)
             && io.extents.iter().any(|extent| {
-                ground.serving.read_only[extent.disk]
-                    || ground.namespace_changed[extent.disk] >= issued_at
+                env.serving.read_only[extent.disk]
+                    || env.namespace_changed[extent.disk] >= issued_at
             });
         let refused = damaged || protected || (is_absence(status) && absent);
         // A RAM device may have received the first blocks before its namespace changed.
         let may_have_begun = io.extents.iter().any(|extent| {
-            ground.swarm.ram[extent.disk] && ground.namespace_changed[extent.disk] >= issued_at
+            env.swarm.ram[extent.disk] && env.namespace_changed[extent.disk] >= issued_at
         });
         let end = match may_have_begun {
             true => WriteEnd::Undecided,
@@ -262,13 +257,13 @@ impl Host {
     }
 
     /// Whether something explains the failure of a command.
-    fn may_fail(&mut self, ground: &Ground<'_>, qid: u16, io: &Io, status: Status) -> bool {
+    fn may_fail(&mut self, env: &HostEnv<'_>, qid: u16, io: &Io, status: Status) -> bool {
         let is = |statuses: &[Status]| statuses.iter().any(|it| status.is(*it));
         // With the write cache disabled, every write includes a flush.
-        let writes_through = io.version > 0 && ground.swarm.faults.has(Fault::Administer);
+        let writes_through = io.version > 0 && env.swarm.faults.has(Fault::Administer);
         let is_durable = io.kind == IoKind::Flush || io.fua || writes_through;
-        let flush_fails = ground.swarm.disk_temper.flush_error_permille > 0 && is_durable;
-        let disk_fails = io.extents.iter().any(|it| ground.disk_fails[it.disk]) || flush_fails;
+        let flush_fails = env.swarm.disk_behaviour.flush_error_permille > 0 && is_durable;
+        let disk_fails = io.extents.iter().any(|it| env.disk_fails[it.disk]) || flush_fails;
         let of_disks = is(&[
             Status::UNRECOVERED_READ_ERROR,
             Status::WRITE_FAULT,
@@ -280,31 +275,31 @@ impl Host {
         ]);
         let of_ends = is(&[Status::ABORTED_SQ_DELETION, Status::COMMAND_SEQUENCE_ERROR]);
         let aborted = io.aborted && is(&[Status::ABORT_REQUESTED]);
-        aborted || (disk_fails && of_disks) || (of_ends && self.is_excused(ground, qid))
+        aborted || (disk_fails && of_disks) || (of_ends && self.is_excused(env, qid))
     }
 
     /// The time since which nothing has delayed a response; `None` while something does.
     pub(super) fn undisturbed_since(
         &self,
-        ground: &Ground<'_>,
+        env: &HostEnv<'_>,
         connection: &Connection,
         outstanding: &Outstanding,
     ) -> Option<Nanos> {
         let mut since = outstanding.issued_at.max(connection.queue.disturbed_until);
-        if ground.swarm.faults.has(Fault::Paths) {
+        if env.swarm.faults.has(Fault::Paths) {
             since = since.max(self.greedy_until);
         }
         match &outstanding.command {
             // It waits for an event.
             Command::EventRequest if !self.is_due(outstanding) => return None,
-            Command::EventRequest => since = since.max(ground.memory_disturbed),
+            Command::EventRequest => since = since.max(env.memory_disturbed),
             Command::Io(io) => {
                 for extent in &io.extents {
-                    since = since.max(ground.disk_disturbed[extent.disk]);
+                    since = since.max(env.disk_disturbed[extent.disk]);
                 }
-                since = since.max(ground.memory_disturbed);
+                since = since.max(env.memory_disturbed);
                 if io.version > 0 {
-                    since = since.max(ground.fenced[self.number]);
+                    since = since.max(env.fenced[self.number]);
                 }
             }
             // These commands wait for requests in disks.
@@ -313,10 +308,10 @@ impl Host {
             | Command::Hopeless(_)
             | Command::Ignored
             | Command::Admin(AdminStep::WriteCache { .. }) => {
-                let latest = ground.disk_disturbed.iter().max();
+                let latest = env.disk_disturbed.iter().max();
                 since = since.max(latest.copied().unwrap_or_default());
-                since = since.max(ground.memory_disturbed);
-                since = since.max(ground.fenced[self.number]);
+                since = since.max(env.memory_disturbed);
+                since = since.max(env.fenced[self.number]);
             }
             Command::Connect
             | Command::Enable
@@ -329,14 +324,14 @@ impl Host {
             | Command::Admin(_)
             | Command::DiscoveryLog
             | Command::Invalid(_)
-            | Command::Damaged => since = since.max(ground.memory_disturbed),
+            | Command::Damaged => since = since.max(env.memory_disturbed),
         }
-        if self.is_leaving(ground) {
-            let left = ground.permission_changed[self.number];
-            since = since.max(left).max(self.calm_since(ground));
+        if self.is_leaving(env) {
+            let left = env.permission_changed[self.number];
+            since = since.max(left).max(self.calm_since(env));
         }
-        let gone = self.silent_until.is_some() || ground.stopping;
-        (!gone && since <= ground.now).then_some(since)
+        let gone = self.silent_until.is_some() || env.stopping;
+        (!gone && since <= env.now).then_some(since)
     }
 }
 
@@ -347,12 +342,12 @@ pub(super) fn is_absence(status: Status) -> bool {
 
 /// Checks the success of an I/O command, and updates the model.
 fn succeeded(
-    ground: &mut Ground<'_>,
+    env: &mut HostEnv<'_>,
     io: &Io,
     data: &[u8],
     issued_at: Nanos,
 ) -> Result<(), Violation> {
-    let judge = &mut *ground.judge;
+    let judge = &mut *env.judge;
     let blocks: u64 = io.extents.iter().map(|it| u64::from(it.blocks)).sum();
     match (io.kind, io.extents.first()) {
         (IoKind::Deallocate, _) if io.version == 0 => {
@@ -360,7 +355,7 @@ fn succeeded(
             Ok(())
         }
         (IoKind::Write | IoKind::WriteZeroes | IoKind::Deallocate, extent) => {
-            let shape = extent.map(|extent| ground.swarm.disks[extent.disk]);
+            let shape = extent.map(|extent| env.swarm.disks[extent.disk]);
             let hint = shape.is_some_and(|it| it.deallocate == block::Deallocate::Unspecified);
             let end = if hint && io.kind == IoKind::Deallocate {
                 WriteEnd::Undecided
@@ -375,8 +370,8 @@ fn succeeded(
         (IoKind::Flush, _) => {
             for Extent { disk, .. } in &io.extents {
                 // A Flush of all namespaces covers those that exist.
-                let is_there = ground.serving.namespaces[*disk] && !ground.disk_gone[*disk];
-                if is_there && ground.namespace_changed[*disk] < issued_at {
+                let is_there = env.serving.namespaces[*disk] && !env.disk_gone[*disk];
+                if is_there && env.namespace_changed[*disk] < issued_at {
                     judge.flushed(*disk, io.began);
                 }
             }
@@ -384,13 +379,13 @@ fn succeeded(
             Ok(())
         }
         (IoKind::Read, Some(extent)) => {
-            ground.figures.blocks_judged += blocks;
+            env.figures.blocks_judged += blocks;
             let judged = judge.judge_read(*extent, io.began, data, io.fua);
             judge.end_read(io.began);
             judged
         }
         (IoKind::Compare, Some(extent)) => {
-            ground.figures.blocks_judged += blocks;
+            env.figures.blocks_judged += blocks;
             let judged = judge.judge_comparison(*extent, io.began, &io.expected, true);
             judge.end_read(io.began);
             judged
