@@ -8,9 +8,9 @@ use clap::{Parser, Subcommand};
 mod diff;
 mod job;
 mod run;
+mod run_watcher;
 mod sweep;
 mod target;
-mod watching;
 
 /// Puts verified load on NVMe over Fabrics targets
 #[derive(Debug, Parser)]

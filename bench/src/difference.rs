@@ -30,7 +30,7 @@ const NAMES: [&str; 14] = [
 
 /// Fields that describe the conditions of a measurement, in addition to all booleans. If they
 /// differ, results are not comparable.
-const CIRCUMSTANCES: [&str; 13] = [
+const CONDITIONS: [&str; 13] = [
     "machine",
     "sizes_bytes",
     "data_bytes",
@@ -97,7 +97,7 @@ pub enum Judgement {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Change {
     /// Its path in both reports.
-    pub place: String,
+    pub json_path: String,
     /// Its value in the first report.
     pub before: f64,
     /// Its value in the second report.
@@ -117,7 +117,7 @@ impl Change {
     /// Whether the change is an improvement.
     #[must_use]
     pub fn judgement(&self) -> Judgement {
-        let mut parts = self.place.rsplit(SEPARATOR);
+        let mut parts = self.json_path.rsplit(SEPARATOR);
         let field = parts.next().unwrap_or_default();
         if parts.next() == Some(TOTALS) {
             return Judgement::Other;
@@ -146,7 +146,7 @@ impl Change {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Difference {
     /// Conditions that differ, so that results are not comparable.
-    pub circumstances: Vec<String>,
+    pub conditions: Vec<String>,
     /// Paths that only one of the reports has; if a whole row is missing, the path of the row.
     pub unmatched: BTreeSet<String>,
     /// Judged numbers that changed by more than the threshold, in the order of their paths.
@@ -161,22 +161,22 @@ impl Difference {
     pub fn between(before: &Value, after: &Value, percent: f64) -> Self {
         let (before, after) = (flatten(before), flatten(after));
         let mut found = Self::default();
-        for (place, value) in &before.circumstances {
+        for (json_path, value) in &before.conditions {
             if after
-                .circumstances
-                .get(place)
+                .conditions
+                .get(json_path)
                 .is_some_and(|other| other != value)
             {
-                found.circumstances.push(place.clone());
+                found.conditions.push(json_path.clone());
             }
         }
-        for (place, &number) in &before.numbers {
-            let Some(&other) = after.numbers.get(place) else {
-                found.unmatched.insert(missing_in(&after, place));
+        for (json_path, &number) in &before.numbers {
+            let Some(&other) = after.numbers.get(json_path) else {
+                found.unmatched.insert(missing_in(&after, json_path));
                 continue;
             };
             let change = Change {
-                place: place.clone(),
+                json_path: json_path.clone(),
                 before: number,
                 after: other,
             };
@@ -190,10 +190,10 @@ impl Difference {
             }
         }
         let only_after = after.numbers.keys();
-        let only_after = only_after.filter(|place| !before.numbers.contains_key(*place));
+        let only_after = only_after.filter(|json_path| !before.numbers.contains_key(*json_path));
         found
             .unmatched
-            .extend(only_after.map(|place| missing_in(&before, place)));
+            .extend(only_after.map(|json_path| missing_in(&before, json_path)));
         found
     }
 
@@ -213,8 +213,8 @@ impl Difference {
 
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if !self.circumstances.is_empty() {
-            let list = self.circumstances.join(", ");
+        if !self.conditions.is_empty() {
+            let list = self.conditions.join(", ");
             writeln!(
                 f,
                 "  taken under different circumstances ({list}): take care\n"
@@ -224,7 +224,7 @@ impl fmt::Display for Difference {
             let mut table = Table::new(&["figure", "before", "after", "change", ""]);
             for change in &self.changes {
                 table.row([
-                    change.place.clone(),
+                    change.json_path.clone(),
                     format_number(change.before),
                     format_number(change.after),
                     format!("{:+.1} %", change.percent()),
@@ -237,8 +237,8 @@ impl fmt::Display for Difference {
             }
             writeln!(f, "{table}")?;
         }
-        for place in &self.unmatched {
-            writeln!(f, "  only in one of the two: {place}")?;
+        for json_path in &self.unmatched {
+            writeln!(f, "  only in one of the two: {json_path}")?;
         }
         writeln!(f, "  {} figures as before", self.unchanged)
     }
@@ -256,27 +256,27 @@ fn format_number(number: f64) -> String {
 #[derive(Default)]
 struct Flat {
     numbers: BTreeMap<String, f64>,
-    circumstances: BTreeMap<String, Value>,
+    conditions: BTreeMap<String, Value>,
 }
 
 impl Flat {
-    /// Whether there are numbers at `place` or below.
-    fn has(&self, place: &str) -> bool {
-        let from = self.numbers.range(place.to_owned()..);
-        let mut from = from.take_while(|(known, _)| known.starts_with(place));
+    /// Whether there are numbers at `json_path` or below.
+    fn has(&self, json_path: &str) -> bool {
+        let from = self.numbers.range(json_path.to_owned()..);
+        let mut from = from.take_while(|(known, _)| known.starts_with(json_path));
         from.any(|(known, _)| {
-            let rest = &known[place.len()..];
+            let rest = &known[json_path.len()..];
             rest.is_empty() || rest.starts_with(SEPARATOR)
         })
     }
 }
 
-/// The shortest prefix of `place` that does not exist.
-fn missing_in(flat: &Flat, place: &str) -> String {
-    let ends = place.match_indices(SEPARATOR).map(|(end, _)| end);
-    let mut above = ends.map(|end| &place[..end]);
+/// The shortest prefix of `json_path` that does not exist.
+fn missing_in(flat: &Flat, json_path: &str) -> String {
+    let ends = json_path.match_indices(SEPARATOR).map(|(end, _)| end);
+    let mut above = ends.map(|end| &json_path[..end]);
     let missing = above.find(|above| !flat.has(above));
-    missing.unwrap_or(place).to_owned()
+    missing.unwrap_or(json_path).to_owned()
 }
 
 fn flatten(report: &Value) -> Flat {
@@ -285,12 +285,12 @@ fn flatten(report: &Value) -> Flat {
     flat
 }
 
-fn visit(value: &Value, place: String, flat: &mut Flat) {
+fn visit(value: &Value, json_path: String, flat: &mut Flat) {
     let below = |name: &str| {
-        if place.is_empty() {
+        if json_path.is_empty() {
             name.to_owned()
         } else {
-            format!("{place}{SEPARATOR}{name}")
+            format!("{json_path}{SEPARATOR}{name}")
         }
     };
     match value {
@@ -299,11 +299,11 @@ fn visit(value: &Value, place: String, flat: &mut Flat) {
             let is_part = fields.get("load_percent").is_some_and(Value::is_number);
             let at_most = fields.get("goal").and_then(|goal| goal.get("at_most"));
             for (name, value) in fields {
-                let is_circumstance = CIRCUMSTANCES.contains(&name.as_str()) || value.is_boolean();
+                let is_circumstance = CONDITIONS.contains(&name.as_str()) || value.is_boolean();
                 if name == "ratio" && at_most.is_some() {
                     visit(value, below(AT_MOST), flat);
                 } else if is_circumstance && !(is_part && name == "rate") {
-                    flat.circumstances.insert(below(name), value.clone());
+                    flat.conditions.insert(below(name), value.clone());
                 } else {
                     visit(value, below(name), flat);
                 }
@@ -312,16 +312,16 @@ fn visit(value: &Value, place: String, flat: &mut Flat) {
         Value::Array(rows) => {
             for (index, row) in rows.iter().enumerate() {
                 let name = row_name(row).unwrap_or_else(|| index.to_string());
-                let mut place = below(&name);
-                if flat.has(&place) {
-                    place = below(&format!("{name} ({index})"));
+                let mut json_path = below(&name);
+                if flat.has(&json_path) {
+                    json_path = below(&format!("{name} ({index})"));
                 }
-                visit(row, place, flat);
+                visit(row, json_path, flat);
             }
         }
         Value::Number(number) => {
             if let Some(number) = number.as_f64() {
-                flat.numbers.insert(place, number);
+                flat.numbers.insert(json_path, number);
             }
         }
         Value::Null | Value::Bool(_) | Value::String(_) => {}
@@ -358,7 +358,7 @@ mod tests {
         let found = Difference::between(&report(1000.0, 500), &report(1100.0, 501), 1.0);
         assert_eq!(found.changes.len(), 1);
         let change = &found.changes[0];
-        assert!(change.place.contains("oltp") && change.place.ends_with("reads › iops"));
+        assert!(change.json_path.contains("oltp") && change.json_path.ends_with("reads › iops"));
         assert!((change.percent() - 10.0).abs() < 1e-9);
         assert_eq!(change.judgement(), Judgement::Better);
         assert_eq!(found.unchanged, 1);
@@ -373,7 +373,7 @@ mod tests {
         after["runs"][1]["machine"]["cores"] = json!(16);
         after["runs"][1]["phases"] = json!([]);
         let found = Difference::between(&report(1000.0, 500), &after, 1.0);
-        assert_eq!(found.circumstances.len(), 1);
+        assert_eq!(found.conditions.len(), 1);
         let missing = "runs › oltp, depth 32 › phases".to_owned();
         assert_eq!(
             found.unmatched,
@@ -402,24 +402,24 @@ mod tests {
 
     #[test]
     fn only_what_is_good_or_bad_by_itself_is_judged() {
-        let judged = |place: &str| {
-            let (place, before, after) = (place.to_owned(), 1.0, 2.0);
+        let judged = |json_path: &str| {
+            let (json_path, before, after) = (json_path.to_owned(), 1.0, 2.0);
             let change = Change {
-                place,
+                json_path,
                 before,
                 after,
             };
             change.judgement()
         };
-        for place in [
+        for json_path in [
             "runs › 0 › phases › main › reads › iops",
             "rounds › 0 › idle › beside",
             "rows › depth 128 › same_memory › requests_ratio",
             "figures › read-128 › against › 0 › ratio",
         ] {
-            assert_eq!(judged(place), Judgement::Better, "{place}");
+            assert_eq!(judged(json_path), Judgement::Better, "{json_path}");
         }
-        for place in [
+        for json_path in [
             "runs › 0 › phases › main › reads › latency › p9999_ns",
             "points › connections 4 › target_ns_per_request",
             "rows › depth 1 › same_memory › latency_ratio",
@@ -428,9 +428,9 @@ mod tests {
             "movements › bytes 4096, depth 1 › write › copied_bytes",
             "points › depth 1 › unsent",
         ] {
-            assert_eq!(judged(place), Judgement::Worse, "{place}");
+            assert_eq!(judged(json_path), Judgement::Worse, "{json_path}");
         }
-        for place in [
+        for json_path in [
             "runs › 0 › phases › main › reads › operations",
             "runs › 0 › phases › main › elapsed_seconds",
             "runs › 0 › limit_operations",
@@ -438,7 +438,7 @@ mod tests {
             "runs › 0 › host › copied_bytes",
             "runs › 0 › seed",
         ] {
-            assert_eq!(judged(place), Judgement::Other, "{place}");
+            assert_eq!(judged(json_path), Judgement::Other, "{json_path}");
         }
     }
 
@@ -470,12 +470,12 @@ mod tests {
         };
         let found = Difference::between(&sweep(1000.0), &sweep(2000.0), 1.0);
         assert!(
-            found.circumstances.is_empty() && found.unmatched.is_empty(),
+            found.conditions.is_empty() && found.unmatched.is_empty(),
             "{found:?}"
         );
         assert_eq!(found.changes.len(), 2);
         assert!(
-            found.changes[0].place.contains("load_percent 10"),
+            found.changes[0].json_path.contains("load_percent 10"),
             "{found:?}"
         );
     }
@@ -484,10 +484,10 @@ mod tests {
     fn other_digests_or_directions_are_other_circumstances() {
         let run = |digest: bool| json!({ "runs": [{ "data_digest": digest, "iops": 5 }] });
         let found = Difference::between(&run(false), &run(true), 1.0);
-        assert_eq!(found.circumstances, ["runs › 0 › data_digest"]);
+        assert_eq!(found.conditions, ["runs › 0 › data_digest"]);
         let run = |trouble: Value| json!({ "runs": [{ "trouble": trouble, "iops": 5 }] });
         let found = Difference::between(&run(Value::Null), &run(json!("it hangs")), 1.0);
-        assert_eq!(found.circumstances, ["runs › 0 › trouble"]);
+        assert_eq!(found.conditions, ["runs › 0 › trouble"]);
     }
 
     #[test]

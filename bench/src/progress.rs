@@ -51,15 +51,15 @@ impl Watch for Interruptible {
         self.watch.phase_begins(phase, total);
     }
 
-    fn phase_goes_on(&mut self, operations: u64, bytes: u64, elapsed: Duration) {
-        self.watch.phase_goes_on(operations, bytes, elapsed);
+    fn phase_progresses(&mut self, operations: u64, bytes: u64, elapsed: Duration) {
+        self.watch.phase_progresses(operations, bytes, elapsed);
     }
 
     fn phase_ends(&mut self, phase: Phase, stats: &PhaseStats) {
         self.watch.phase_ends(phase, stats);
     }
 
-    fn wants_end(&self) -> bool {
+    fn is_interrupted(&self) -> bool {
         self.interrupted.load(Ordering::Relaxed)
     }
 }
@@ -119,7 +119,7 @@ impl Watch for Bar {
             .set_prefix(format!("{}, {}", self.label, phase.name));
     }
 
-    fn phase_goes_on(&mut self, operations: u64, bytes: u64, elapsed: Duration) {
+    fn phase_progresses(&mut self, operations: u64, bytes: u64, elapsed: Duration) {
         let share = share(self.total, operations, bytes, elapsed);
         self.bar.set_message(rates(operations, bytes, elapsed));
         self.bar.set_position((share * BAR_STEPS as f64) as u64);
@@ -161,7 +161,7 @@ impl Watch for Lines {
         (self.phase, self.total, self.next) = (phase.name, total, LINE_INTERVAL);
     }
 
-    fn phase_goes_on(&mut self, operations: u64, bytes: u64, elapsed: Duration) {
+    fn phase_progresses(&mut self, operations: u64, bytes: u64, elapsed: Duration) {
         if elapsed >= self.next {
             self.next = elapsed + LINE_INTERVAL;
             let percent = share(self.total, operations, bytes, elapsed) * 100.0;

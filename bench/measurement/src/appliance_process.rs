@@ -12,7 +12,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::cpu_limit::{CpuLimit, CpuLimitError};
-use crate::leftovers::Known;
+use crate::leftovers::Registration;
 
 /// Maximum duration of the appliance's start or shutdown.
 pub const START_LIMIT: Duration = Duration::from_secs(20);
@@ -64,7 +64,7 @@ pub struct ApplianceProcess {
     directory: TempDir,
     binary: PathBuf,
     /// Registers the process and its directory for removal by a signal.
-    _known: [Known; 2],
+    _registration: [Registration; 2],
     /// Limits its processor time; removed after the process has ended.
     limit: Option<CpuLimit>,
 }
@@ -83,7 +83,7 @@ impl ApplianceProcess {
             return Err(ProcessError::NoBinary(binary.to_owned()));
         }
         let directory = tempfile::tempdir().map_err(ProcessError::Configuration)?;
-        let folder = Known::folder(directory.path());
+        let folder = Registration::folder(directory.path());
         let address = free_address().map_err(ProcessError::Configuration)?;
         let file = directory.path().join("windlass.toml");
         std::fs::write(&file, text(directory.path(), address))
@@ -102,7 +102,7 @@ impl ApplianceProcess {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(log);
-        let (mut child, process) = Known::child(|| command.spawn()).map_err(failed)?;
+        let (mut child, process) = Registration::child(|| command.spawn()).map_err(failed)?;
         let output = child.stdout.take();
         let output = output.ok_or_else(|| failed(io::ErrorKind::BrokenPipe.into()))?;
         Ok(Self {
@@ -112,7 +112,7 @@ impl ApplianceProcess {
             started,
             directory,
             binary: binary.to_owned(),
-            _known: [folder, process],
+            _registration: [folder, process],
             limit: None,
         })
     }
@@ -124,7 +124,7 @@ impl ApplianceProcess {
     pub fn await_connection(&mut self) -> Result<Duration, ProcessError> {
         loop {
             if let Ok(Some(_)) = self.child.try_wait() {
-                return Err(ProcessError::Ended(self.last_words()));
+                return Err(ProcessError::Ended(self.last_errors()));
             }
             let initialized = RawClient::connect(self.address, START_LIMIT)
                 .and_then(|mut client| client.initialize(false, false));
@@ -133,7 +133,7 @@ impl ApplianceProcess {
                 return Ok(elapsed);
             }
             if elapsed > START_LIMIT {
-                return Err(ProcessError::NotServing(self.last_words()));
+                return Err(ProcessError::NotServing(self.last_errors()));
             }
             std::thread::sleep(RETRY_INTERVAL);
         }
@@ -149,7 +149,7 @@ impl ApplianceProcess {
             line.clear();
             match self.output.read_line(&mut line) {
                 Ok(bytes) if bytes > 0 => {}
-                _ => return Err(ProcessError::Ended(self.last_words())),
+                _ => return Err(ProcessError::Ended(self.last_errors())),
             }
         }
         Ok(self.started.elapsed())
@@ -161,7 +161,7 @@ impl ApplianceProcess {
     /// [`ProcessError::Limit`].
     pub fn limit_to(&mut self, percent: u32) -> Result<(), ProcessError> {
         let limit = CpuLimit::new(percent)?;
-        limit.hold(self.child.id())?;
+        limit.add_process(self.child.id())?;
         self.limit = Some(limit);
         Ok(())
     }
@@ -207,14 +207,14 @@ impl ApplianceProcess {
     }
 
     /// The errors in its log, or else its last line.
-    fn last_words(&self) -> String {
+    fn last_errors(&self) -> String {
         let log = std::fs::read_to_string(self.directory.path().join("log"));
-        last_words(&log.unwrap_or_default())
+        last_errors(&log.unwrap_or_default())
     }
 }
 
 /// The errors in a log, or else its last line.
-fn last_words(log: &str) -> String {
+fn last_errors(log: &str) -> String {
     let errors = log.lines().filter_map(|line| line.strip_prefix("error: "));
     let mut errors: Vec<&str> = errors.collect();
     errors.dedup();
@@ -253,11 +253,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_words_are_what_is_wrong() {
+    fn errors_of_the_log_are_reported() {
         let checked = "error: `memory` is too small\n  --> x.toml:4:1\n   |\n\n\
             error: no [[export]]\n\nerror: no [[export]]\n\nx.toml: 3 problems\n";
-        assert_eq!(last_words(checked), "`memory` is too small; no [[export]]");
-        assert_eq!(last_words("one\n  two \n"), "two");
-        assert_eq!(last_words(""), "it said nothing");
+        assert_eq!(last_errors(checked), "`memory` is too small; no [[export]]");
+        assert_eq!(last_errors("one\n  two \n"), "two");
+        assert_eq!(last_errors(""), "it said nothing");
     }
 }

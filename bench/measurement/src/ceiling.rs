@@ -10,9 +10,9 @@
 //! random blocks of a memory as large as a target serves, sent and received by scatter lists, and
 //! one buffer that stays in the cache.
 
+mod busy_time;
 mod copies;
 mod ends;
-mod occupation;
 mod passes;
 
 use std::io;
@@ -39,7 +39,7 @@ use bench::units::format_size;
 const REQUEST_BYTES: usize = 72;
 /// Size of every other header: C2HData, H2CData, R2T, and the response capsule.
 const HEADER_BYTES: usize = 24;
-/// Size of a small request's data, and the unit of [`AnswerMemory`].
+/// Size of a small request's data, and the unit of [`DataMemory`].
 const DATA_BYTES: usize = 4096;
 /// Maximum in-capsule data of our command capsules in bytes; the target requests more by R2T.
 const IN_CAPSULE_BYTES: usize = 16 << 10;
@@ -57,9 +57,9 @@ const HOT_MAX_BYTES: usize = (1 << 20) + (4 << 10);
 /// Memory from which data is sent, allocated like the memory of a RAM device: in huge pages if
 /// available. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct AnswerMemory(Arc<Store>);
+pub struct DataMemory(Arc<Store>);
 
-impl AnswerMemory {
+impl DataMemory {
     /// Allocates `bytes`, of which complete blocks are used.
     ///
     /// # Errors
@@ -87,11 +87,11 @@ impl AnswerMemory {
 
 /// The location of the target's data.
 #[derive(Debug, Clone)]
-pub enum Answers {
+pub enum DataLocation {
     /// A random block for each request, as a target that serves memory needs. The host sends the
     /// data of writes from as much memory as is in flight, because it keeps the data until the
     /// response.
-    Memory(AnswerMemory),
+    Memory(DataMemory),
     /// One buffer for all requests, which stays in the cache.
     HotBuffer,
 }
@@ -126,7 +126,7 @@ pub struct CeilingOptions {
     /// The data transfer of a request.
     pub exchange: Exchange,
     /// The location of the target's data.
-    pub answers: Answers,
+    pub answers: DataLocation,
     /// Connections, all driven by the same two threads.
     pub connections: usize,
     /// Requests in flight on each connection.
@@ -137,7 +137,7 @@ pub struct CeilingOptions {
     pub client_core: Option<usize>,
     /// CPU share of the responding thread in percent of its core; `None` for the whole core. With a
     /// share it sleeps while nothing has arrived, because polling would count against the share.
-    pub answering_percent: Option<u32>,
+    pub responder_percent: Option<u32>,
     /// Warm-up time, which is not counted.
     pub warm_up: Duration,
     /// Counted time.
@@ -155,9 +155,9 @@ pub struct CeilingMeasurement {
     pub latency: Option<Latency>,
     /// The share of its time for which the responding side was busy; if its CPU share is limited,
     /// its processor time per elapsed time.
-    pub answering_share: f64,
+    pub responder_busy_share: f64,
     /// The share of its time for which the requesting side was busy.
-    pub asking_share: f64,
+    pub requester_busy_share: f64,
 }
 
 impl CeilingMeasurement {
@@ -170,13 +170,13 @@ impl CeilingMeasurement {
     /// Requests per second of busy time of the responding side.
     #[must_use]
     pub fn requests_per_core_second(&self) -> f64 {
-        self.requests_per_second() / self.answering_share
+        self.requests_per_second() / self.responder_busy_share
     }
 
     /// Requests per second of busy time of the requesting side.
     #[must_use]
     pub fn requests_per_host_core_second(&self) -> f64 {
-        self.requests_per_second() / self.asking_share
+        self.requests_per_second() / self.requester_busy_share
     }
 }
 
@@ -243,10 +243,10 @@ pub fn measure_tcp(options: &CeilingOptions) -> Result<CeilingMeasurement, Ceili
         pairs.collect::<io::Result<Vec<_>>>()?.into_iter().unzip();
     let stop = AtomicBool::new(false);
     // Removed after the thread in it has ended.
-    let limit = options.answering_percent.map(CpuLimit::new).transpose()?;
+    let limit = options.responder_percent.map(CpuLimit::new).transpose()?;
     std::thread::scope(|scope| {
-        let answering = scope.spawn(|| {
-            let result = pin_and_answer(&servers, options, limit.as_ref(), &stop);
+        let responding = scope.spawn(|| {
+            let result = pin_and_respond(&servers, options, limit.as_ref(), &stop);
             if result.is_err() {
                 // The client must detect the end of the streams instead of waiting forever.
                 for server in &servers {
@@ -255,15 +255,17 @@ pub fn measure_tcp(options: &CeilingOptions) -> Result<CeilingMeasurement, Ceili
             }
             result
         });
-        let asked = pin_and_ask(&clients, options);
+        let measured = pin_and_request(&clients, options);
         stop.store(true, Ordering::Relaxed);
-        let answered = answering.join().map_err(|_| CeilingError::ServerPanicked)?;
+        let busy_share = responding
+            .join()
+            .map_err(|_| CeilingError::ServerPanicked)?;
         // The failure of the responding side is the cause; that of the requesting side is only the
         // consequence.
-        let answering_share = answered?;
+        let responder_busy_share = busy_share?;
         Ok(CeilingMeasurement {
-            answering_share,
-            ..asked?
+            responder_busy_share,
+            ..measured?
         })
     })
 }
@@ -272,7 +274,7 @@ fn pin(core: Option<usize>) -> Result<(), CeilingError> {
     core.map_or(Ok(()), |core| Ok(pin_to_core(core)?))
 }
 
-fn pin_and_answer(
+fn pin_and_respond(
     sockets: &[TcpStream],
     options: &CeilingOptions,
     limit: Option<&CpuLimit>,
@@ -280,27 +282,29 @@ fn pin_and_answer(
 ) -> Result<f64, CeilingError> {
     pin(options.server_core)?;
     let Some(limit) = limit else {
-        return ends::answer(sockets, options, stop);
+        return ends::respond(sockets, options, stop);
     };
-    limit.hold_this_thread()?;
+    limit.add_this_thread()?;
     let begun = Instant::now();
-    let busy_share = ends::answer(sockets, options, stop)?;
+    let busy_share = ends::respond(sockets, options, stop)?;
     let whole = begun.elapsed().as_secs_f64();
     let taken = limit.cpu_time();
     Ok(taken.map_or(busy_share, |taken| taken.as_secs_f64() / whole))
 }
 
-fn pin_and_ask(
+fn pin_and_request(
     sockets: &[TcpStream],
     options: &CeilingOptions,
 ) -> Result<CeilingMeasurement, CeilingError> {
     std::thread::scope(|scope| {
         // A separate thread preserves the caller's affinity.
-        let asking = scope.spawn(|| {
+        let requesting = scope.spawn(|| {
             pin(options.client_core)?;
-            ends::ask(sockets, options)
+            ends::run_requester(sockets, options)
         });
-        asking.join().map_err(|_| CeilingError::ServerPanicked)?
+        requesting
+            .join()
+            .map_err(|_| CeilingError::ServerPanicked)?
     })
 }
 

@@ -12,7 +12,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use measurement::compare::suite::{self, SuiteOptions, compare_all};
 use measurement::compare::{CompareOptions, compare_tcp, windlass_beside_this_binary};
 use measurement::cpu_limit;
-use measurement::leftovers::{self, Known};
+use measurement::leftovers::{self, Registration};
 
 mod ceiling;
 mod cost;
@@ -151,23 +151,23 @@ fn execute_compare(args: &CompareArgs) -> Result<ExitCode, Failure> {
         namespace_bytes: args.namespace_size,
         starts: 5,
     };
-    let tell = |step: &str| eprintln!("  {step}");
+    let report_step = |step: &str| eprintln!("  {step}");
     match args.compared {
-        ComparedArg::Tcp => show(&compare_tcp(&common, tell)?, args.json.as_deref()),
+        ComparedArg::Tcp => show(&compare_tcp(&common, report_step)?, args.json.as_deref()),
         ComparedArg::All => {
             let folder = args.folder.clone().unwrap_or_else(std::env::temp_dir);
             // A separate directory, which is removed with its content even after a signal.
             let own = tempfile::tempdir_in(&folder).map_err(|error| {
                 format!("no files can be made in {}: {error}", folder.display())
             })?;
-            let _known = Known::folder(own.path());
+            let _registration = Registration::folder(own.path());
             let options = SuiteOptions {
                 common,
                 folder: own.path().to_owned(),
                 only: args.rows.clone(),
                 part_percent: args.cpu_max.unwrap_or(PART_PERCENT),
             };
-            show(&compare_all(&options, tell)?, args.json.as_deref())
+            show(&compare_all(&options, report_step)?, args.json.as_deref())
         }
     }
 }

@@ -19,11 +19,12 @@ use nvme_host::{ConnectOptions, ConnectionCounters, HostIdentity};
 use self::target::{ARENA_BYTES, NQN, Target, TargetOptions};
 use crate::appliance_process::ProcessError;
 use crate::ceiling::{
-    AnswerMemory, Answers, CONGESTION_CONTROL, CeilingError, CeilingOptions, Exchange, measure_tcp,
+    CONGESTION_CONTROL, CeilingError, CeilingOptions, DataLocation, DataMemory, Exchange,
+    measure_tcp,
 };
 use crate::report::{CeilingRound, CompareReport, CompareRound, CompareRow, MemoryReport};
 use bench::load::{
-    Limit, LoadError, Pattern, PhaseKind, RunPlan, Trouble, Workload, run, run::Unwatched,
+    Limit, LoadError, Pattern, PhaseKind, RunError, RunPlan, Workload, run, run::NoWatch,
 };
 use bench::report::nanos;
 use bench::report::{HostCosts, Latency, Machine};
@@ -70,7 +71,7 @@ pub enum CompareError {
     Load(#[from] LoadError),
     /// An error during data transfer.
     #[error(transparent)]
-    Trouble(#[from] Trouble),
+    RunError(#[from] RunError),
     /// The file of the file device cannot be created.
     #[error("cannot make a file for the file device: {0}")]
     File(io::Error),
@@ -165,7 +166,7 @@ pub(crate) fn measure_target(
         },
         cores: vec![options.host_core],
     };
-    let outcome = run(&plan, &mut Unwatched)?;
+    let outcome = run(&plan, &mut NoWatch)?;
     let mut measured = Measured {
         requests_per_second: 0.0,
         host_share: 1.0,
@@ -191,19 +192,19 @@ pub(crate) fn measure_target(
     Ok(measured)
 }
 
-/// Compares round by round; calls `tell` before each.
+/// Compares round by round; calls `report_step` before each.
 ///
 /// # Errors
 /// [`CompareError`].
 pub fn compare_tcp(
     options: &CompareOptions,
-    mut tell: impl FnMut(&str),
+    mut report_step: impl FnMut(&str),
 ) -> Result<CompareReport, CompareError> {
     if !options.windlass.is_file() {
         return Err(ProcessError::NoBinary(options.windlass.clone()).into());
     }
-    let memory = AnswerMemory::take(options.namespace_bytes)?;
-    tell("starting the target");
+    let memory = DataMemory::take(options.namespace_bytes)?;
+    report_step("starting the target");
     let mut starts = Vec::with_capacity(options.starts);
     for _ in 1..options.starts {
         starts.push(nanos(Target::start(&options.target())?.start_to_accept) as f64);
@@ -214,13 +215,16 @@ pub fn compare_tcp(
     let mut counters = ConnectionCounters::default();
     for round in 0..options.rounds {
         for depth in DEPTHS {
-            tell(&format!(
+            report_step(&format!(
                 "round {} of {}, depth {depth}",
                 round + 1,
                 options.rounds
             ));
             // Each pair runs before the target in one round, and after it in the next.
-            let mut pairs = [Answers::Memory(memory.clone()), Answers::HotBuffer];
+            let mut pairs = [
+                DataLocation::Memory(memory.clone()),
+                DataLocation::HotBuffer,
+            ];
             let swapped = round % 2 == 1;
             if swapped {
                 pairs.reverse();
@@ -268,7 +272,7 @@ pub fn compare_tcp(
 fn measure_ceiling(
     options: &CompareOptions,
     depth: usize,
-    answers: Answers,
+    answers: DataLocation,
 ) -> Result<CeilingRound, CompareError> {
     let measured = measure_tcp(&CeilingOptions {
         exchange: Exchange::READ_4K,
@@ -277,7 +281,7 @@ fn measure_ceiling(
         window: depth,
         server_core: Some(options.target_core),
         client_core: Some(options.host_core),
-        answering_percent: None,
+        responder_percent: None,
         warm_up: options.warm_up,
         duration: options.duration,
     })?;

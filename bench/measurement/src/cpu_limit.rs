@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use rustix::thread::gettid;
 
-use crate::leftovers::Known;
+use crate::leftovers::Registration;
 
 /// The period of the limit in microseconds: short, so that throttling delays are short.
 const PERIOD_US: u32 = 10_000;
@@ -117,7 +117,7 @@ impl CpuLimit {
     ///
     /// # Errors
     /// [`CpuLimitError::File`].
-    pub fn hold(&self, process: u32) -> Result<(), CpuLimitError> {
+    pub fn add_process(&self, process: u32) -> Result<(), CpuLimitError> {
         self.enter("cgroup.procs", &process.to_string())
     }
 
@@ -126,7 +126,7 @@ impl CpuLimit {
     /// # Errors
     /// [`CpuLimitError::File`]; with version 2 also if this process is not in the root group,
     /// because the threads of one process can be divided only within a threaded subtree.
-    pub fn hold_this_thread(&self) -> Result<(), CpuLimitError> {
+    pub fn add_this_thread(&self) -> Result<(), CpuLimitError> {
         let thread = gettid().as_raw_nonzero().to_string();
         match self.version {
             Version::One => self.enter("tasks", &thread),
@@ -169,14 +169,14 @@ impl CpuLimit {
 struct Group {
     path: PathBuf,
     /// Also removes it if a signal ends the process.
-    _known: Known,
+    _registration: Registration,
 }
 
 impl Group {
     fn make(path: PathBuf) -> Result<Self, CpuLimitError> {
         match std::fs::create_dir(&path) {
             Ok(()) => Ok(Self {
-                _known: Known::group(&path),
+                _registration: Registration::group(&path),
                 path,
             }),
             Err(source) => Err(CpuLimitError::File { path, source }),

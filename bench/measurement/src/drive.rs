@@ -123,13 +123,13 @@ impl std::fmt::Display for DriveReport {
 }
 
 /// An opened drive.
-struct Taken {
+struct OpenDrive {
     drive: Arc<Drive>,
     owner: DriveOwner,
     begun: Instant,
 }
 
-impl Taken {
+impl OpenDrive {
     fn take(
         container: &Arc<Container>,
         address: PciAddress,
@@ -191,7 +191,7 @@ pub fn measure(plan: &DrivePlan) -> Result<DriveReport, DriveError> {
         max_transfer: 1 << 20,
     })?;
     let container = Container::open(&System::default(), plan.address)?;
-    let mut taken = Taken::take(&container, plan.address, &arena)?;
+    let mut taken = OpenDrive::take(&container, plan.address, &arena)?;
     let device = taken.drive.device(plan.nsid, "bench", [1; 16])?;
     let geometry = device.geometry();
     let reads = geometry.bytes() / REQUEST_BYTES as u64;
@@ -257,9 +257,9 @@ struct Lane {
 
 impl Lane {
     /// Reads for the given time; nothing is in flight before and afterwards.
-    fn run(&mut self, taken: &mut Taken, limit: Duration) -> Result<Duration, DriveError> {
+    fn run(&mut self, taken: &mut OpenDrive, limit: Duration) -> Result<Duration, DriveError> {
         let begun = Instant::now();
-        let mut heard = begun;
+        let mut last_completed_at = begun;
         loop {
             let now = Instant::now();
             if now - begun < limit {
@@ -270,8 +270,8 @@ impl Lane {
             self.queue.flush();
             taken.tend();
             if self.collect()? > 0 {
-                heard = Instant::now();
-            } else if heard.elapsed() > STALL_LIMIT {
+                last_completed_at = Instant::now();
+            } else if last_completed_at.elapsed() > STALL_LIMIT {
                 return Err(DriveError::Hangs(STALL_LIMIT));
             }
         }

@@ -25,27 +25,27 @@ const REMOVAL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// An object that must not outlive the process.
 #[derive(Debug)]
-enum Leftover {
+enum TemporaryObject {
     Process(Pid),
     Folder(PathBuf),
     Group(PathBuf),
 }
 
 /// All registered objects by number.
-static LEFTOVERS: Mutex<BTreeMap<u64, Leftover>> = Mutex::new(BTreeMap::new());
+static LEFTOVERS: Mutex<BTreeMap<u64, TemporaryObject>> = Mutex::new(BTreeMap::new());
 
 /// The map is consistent even after a panic.
-fn leftovers() -> MutexGuard<'static, BTreeMap<u64, Leftover>> {
+fn leftovers() -> MutexGuard<'static, BTreeMap<u64, TemporaryObject>> {
     LEFTOVERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Registers an object until it is dropped: a signal that ends the process removes the object
 /// first.
 #[derive(Debug)]
-#[must_use = "dropped, the thing is known no more"]
-pub struct Known(u64);
+#[must_use = "dropped, the object is no longer registered"]
+pub struct Registration(u64);
 
-impl Known {
+impl Registration {
     /// Registers the child process that `spawn` starts, without a gap for a signal.
     ///
     /// # Errors
@@ -53,28 +53,28 @@ impl Known {
     pub fn child(spawn: impl FnOnce() -> io::Result<Child>) -> io::Result<(Child, Self)> {
         let mut all = leftovers();
         let child = spawn()?;
-        let known = Self::add(&mut all, Leftover::Process(Pid::from_child(&child)));
-        Ok((child, known))
+        let registration = Self::add(&mut all, TemporaryObject::Process(Pid::from_child(&child)));
+        Ok((child, registration))
     }
 
     /// Registers a directory with its content.
     pub fn folder(path: &Path) -> Self {
-        Self::add(&mut leftovers(), Leftover::Folder(path.to_owned()))
+        Self::add(&mut leftovers(), TemporaryObject::Folder(path.to_owned()))
     }
 
     /// Registers a control group.
     pub fn group(path: &Path) -> Self {
-        Self::add(&mut leftovers(), Leftover::Group(path.to_owned()))
+        Self::add(&mut leftovers(), TemporaryObject::Group(path.to_owned()))
     }
 
-    fn add(all: &mut BTreeMap<u64, Leftover>, leftover: Leftover) -> Self {
+    fn add(all: &mut BTreeMap<u64, TemporaryObject>, leftover: TemporaryObject) -> Self {
         let number = all.last_key_value().map_or(0, |(last, _)| last + 1);
         all.insert(number, leftover);
         Self(number)
     }
 }
 
-impl Drop for Known {
+impl Drop for Registration {
     fn drop(&mut self) {
         leftovers().remove(&self.0);
     }
@@ -97,22 +97,22 @@ pub fn remove_on_signals() -> io::Result<()> {
 }
 
 /// Removes all objects. Processes are killed first, because they write to directories.
-fn remove<'a>(all: impl Iterator<Item = &'a Leftover> + Clone) {
+fn remove<'a>(all: impl Iterator<Item = &'a TemporaryObject> + Clone) {
     for leftover in all.clone() {
-        if let Leftover::Process(pid) = leftover {
+        if let TemporaryObject::Process(pid) = leftover {
             let _ = kill_process(*pid, Signal::KILL);
         }
     }
     for leftover in all {
         match leftover {
-            Leftover::Process(_) => {}
-            Leftover::Folder(path) => {
+            TemporaryObject::Process(_) => {}
+            TemporaryObject::Folder(path) => {
                 let mut tries = 0..REMOVALS_MAX;
                 while path.exists() && tries.next().is_some() {
                     let _ = std::fs::remove_dir_all(path);
                 }
             }
-            Leftover::Group(path) => remove_group(path),
+            TemporaryObject::Group(path) => remove_group(path),
         }
     }
 }
@@ -148,9 +148,9 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         std::fs::write(folder.path().join("log"), "text").expect("written");
         let all = [
-            Leftover::Folder(folder.path().to_owned()),
-            Leftover::Process(Pid::from_child(&child)),
-            Leftover::Folder("/nonexistent/folder".into()),
+            TemporaryObject::Folder(folder.path().to_owned()),
+            TemporaryObject::Process(Pid::from_child(&child)),
+            TemporaryObject::Folder("/nonexistent/folder".into()),
         ];
         remove(all.iter());
         assert_eq!(child.wait().expect("it ends").signal(), Some(9));
@@ -160,11 +160,11 @@ mod tests {
     #[test]
     fn what_was_dropped_is_known_no_more() {
         let paths = ["/nonexistent/one", "/nonexistent/other"].map(Path::new);
-        let [one, other] = paths.map(Known::folder);
+        let [one, other] = paths.map(Registration::folder);
         let knows = |path: &Path| {
             let all = leftovers();
             let mut all = all.values();
-            all.any(|it| matches!(it, Leftover::Folder(known) if known == path))
+            all.any(|it| matches!(it, TemporaryObject::Folder(known) if known == path))
         };
         assert!(knows(paths[0]) && knows(paths[1]));
         drop(one);

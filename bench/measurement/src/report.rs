@@ -7,7 +7,7 @@ use bench::table::Table;
 use bench::units::{format_count, format_nanos, format_size};
 use serde::{Deserialize, Serialize};
 
-use crate::ceiling::AnswerMemory;
+use crate::ceiling::DataMemory;
 
 mod compare;
 pub mod suite;
@@ -17,14 +17,14 @@ pub use compare::{AgainstCeiling, CeilingRound, CompareReport, CompareRound, Com
 /// Location of the data of a bare pair's requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum AnswerSource {
+pub enum ReportedLocation {
     /// Random blocks of memory.
     Memory,
     /// One buffer that stays in the cache.
     OneHotBuffer,
 }
 
-impl AnswerSource {
+impl ReportedLocation {
     /// Its name in a table.
     #[must_use]
     pub fn label(self) -> &'static str {
@@ -47,7 +47,7 @@ pub struct MemoryReport {
 impl MemoryReport {
     /// Describes `memory`.
     #[must_use]
-    pub fn new(memory: &AnswerMemory) -> Self {
+    pub fn new(memory: &DataMemory) -> Self {
         Self {
             size_bytes: memory.bytes(),
             page_bytes: memory.page_bytes(),
@@ -66,7 +66,7 @@ impl fmt::Display for MemoryReport {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CeilingRow {
     /// Location of the data.
-    pub answers: AnswerSource,
+    pub answers: ReportedLocation,
     /// Requests in flight.
     pub window: usize,
     /// Requests per second.

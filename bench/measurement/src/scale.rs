@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use crate::appliance_process::{ApplianceProcess, ProcessError};
 use crate::ceiling::CONGESTION_CONTROL;
 use bench::load::{
-    Limit, LoadError, Outcome, Pattern, PhaseKind, RunPlan, Trouble, Workload, run::Unwatched,
+    Limit, LoadError, Outcome, Pattern, PhaseKind, RunError, RunPlan, Workload, run::NoWatch,
     run_over,
 };
 use bench::report::{Latency, Machine};
@@ -82,7 +82,7 @@ pub enum ScaleError {
     Load(#[from] LoadError),
     /// An error during data transfer.
     #[error(transparent)]
-    Trouble(#[from] Trouble),
+    RunError(#[from] RunError),
     /// More reactors than cores.
     #[error("{wanted} reactors need {wanted} cores, and --target-cores names {there}")]
     Cores {
@@ -270,9 +270,9 @@ fn plans(
 /// Runs all loads concurrently, each on a thread.
 fn run_together(plans: &[(RunPlan, NonZero<u16>)]) -> Result<Vec<Outcome>, ScaleError> {
     std::thread::scope(|scope| {
-        let loads = plans.iter().map(|(plan, controllers)| {
-            scope.spawn(|| run_over(plan, *controllers, &mut Unwatched))
-        });
+        let loads = plans
+            .iter()
+            .map(|(plan, controllers)| scope.spawn(|| run_over(plan, *controllers, &mut NoWatch)));
         let loads: Vec<_> = loads.collect();
         loads
             .into_iter()
@@ -347,13 +347,13 @@ fn allow_files(connections: usize) -> Result<(), ScaleError> {
     }
 }
 
-/// Measures one point after the other; calls `tell` before each.
+/// Measures one point after the other; calls `report_step` before each.
 ///
 /// # Errors
 /// [`ScaleError`].
 pub fn measure(
     options: &ScaleOptions,
-    mut tell: impl FnMut(&str),
+    mut report_step: impl FnMut(&str),
 ) -> Result<ScaleReport, ScaleError> {
     let Some(&most) = options.numbers.iter().max() else {
         return Err(ScaleError::Nothing);
@@ -381,7 +381,7 @@ pub fn measure(
             Dimension::Reactors => (number, number * CONNECTIONS_PER_REACTOR),
             Dimension::Connections => (1, number),
         };
-        tell(&format!("{reactors} reactors, {connections} connections"));
+        report_step(&format!("{reactors} reactors, {connections} connections"));
         points.push(measure_point(options, reactors, connections)?);
     }
     let taken = &options.target_cores[..reactors_most];

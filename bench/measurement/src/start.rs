@@ -20,7 +20,7 @@ use bench::table::Table;
 use bench::units::{format_nanos, format_size, median};
 
 /// The goal for the time to the first connection in nanoseconds.
-pub const FIRST_CONNECTION_AIM_NS: u64 = 50_000_000;
+pub const FIRST_CONNECTION_GOAL_NS: u64 = 50_000_000;
 
 /// Size of each export's RAM namespace in bytes.
 const NAMESPACE_BYTES: u64 = 2 << 20;
@@ -81,10 +81,10 @@ impl StartReport {
         median(&values) as u64
     }
 
-    /// Whether the median time to the first connection is below [`FIRST_CONNECTION_AIM_NS`].
+    /// Whether the median time to the first connection is below [`FIRST_CONNECTION_GOAL_NS`].
     #[must_use]
-    pub fn meets_aim(&self) -> bool {
-        self.median_of(|round| round.first_connection_ns) < FIRST_CONNECTION_AIM_NS
+    pub fn meets_goal(&self) -> bool {
+        self.median_of(|round| round.first_connection_ns) < FIRST_CONNECTION_GOAL_NS
     }
 }
 
@@ -164,13 +164,13 @@ fn start_once(options: &StartOptions) -> Result<(u64, u64), ProcessError> {
     Ok((nanos(first_connection), nanos(ready)))
 }
 
-/// Measures starts and the time for memory alone; calls `tell` before each step.
+/// Measures starts and the time for memory alone; calls `report_step` before each step.
 ///
 /// # Errors
 /// [`StartError`]: the appliance does not start, or there are not enough hugepages.
 pub fn measure(
     options: &StartOptions,
-    mut tell: impl FnMut(&str),
+    mut report_step: impl FnMut(&str),
 ) -> Result<StartReport, StartError> {
     let bytes = usize::try_from(options.memory_bytes).unwrap_or(usize::MAX);
     let mut rounds = Vec::with_capacity(options.rounds);
@@ -181,9 +181,9 @@ pub fn measure(
         drop(region);
         let (first_connection_ns, ready_ns) = start_once(options)?;
         match round.checked_sub(options.warm_ups) {
-            None => tell("a start to warm up"),
+            None => report_step("a start to warm up"),
             Some(counted) => {
-                tell(&format!("round {} of {}", counted + 1, options.rounds));
+                report_step(&format!("round {} of {}", counted + 1, options.rounds));
                 rounds.push(StartRound {
                     first_connection_ns,
                     ready_ns,
@@ -246,8 +246,8 @@ mod tests {
             exports: 16,
             rounds: times.map(round).to_vec(),
         };
-        let aim = FIRST_CONNECTION_AIM_NS;
-        assert!(report([aim - 1, aim - 1, 9 * aim]).meets_aim());
-        assert!(!report([aim, aim - 1, aim]).meets_aim());
+        let aim = FIRST_CONNECTION_GOAL_NS;
+        assert!(report([aim - 1, aim - 1, 9 * aim]).meets_goal());
+        assert!(!report([aim, aim - 1, aim]).meets_goal());
     }
 }

@@ -66,16 +66,16 @@ pub enum StormError {
 
 /// Requests per second on the busy connection, each the mean of two measurements.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
-pub struct Rates {
+pub struct RatePair {
     /// Alone.
     pub alone: f64,
     /// Beside others.
     pub beside: f64,
 }
 
-impl Rates {
+impl RatePair {
     /// The remaining share of its rate.
-    fn kept(&self) -> f64 {
+    fn remaining_share(&self) -> f64 {
         self.beside / self.alone
     }
 }
@@ -84,9 +84,9 @@ impl Rates {
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct StormRound {
     /// Beside idle connections.
-    pub idle: Rates,
+    pub idle: RatePair,
     /// Beside connections that open and close.
-    pub storm: Rates,
+    pub storm: RatePair,
     /// The actual number of these per second.
     pub connects_per_second: f64,
 }
@@ -111,13 +111,13 @@ impl StormReport {
     /// The busy connection's rate beside idle ones, relative to its rate alone: the median.
     #[must_use]
     pub fn idle_ratio(&self) -> f64 {
-        self.median_of(|round| round.idle.kept())
+        self.median_of(|round| round.idle.remaining_share())
     }
 
     /// The same beside those that open and close.
     #[must_use]
     pub fn storm_ratio(&self) -> f64 {
-        self.median_of(|round| round.storm.kept())
+        self.median_of(|round| round.storm.remaining_share())
     }
 
     fn median_of(&self, value: impl Fn(&StormRound) -> f64) -> f64 {
@@ -154,13 +154,13 @@ impl std::fmt::Display for StormReport {
     }
 }
 
-/// Measures round by round; calls `tell` before each.
+/// Measures round by round; calls `report_step` before each.
 ///
 /// # Errors
 /// [`StormError`].
 pub fn measure(
     options: &StormOptions,
-    mut tell: impl FnMut(&str),
+    mut report_step: impl FnMut(&str),
 ) -> Result<StormReport, StormError> {
     let compare = CompareOptions {
         windlass: options.windlass.clone(),
@@ -183,11 +183,11 @@ pub fn measure(
     let mut rounds = Vec::new();
     let busy_per_5000_connects = busy_with_connects(&target, options.connects_per_second)?;
     for round in 0..options.rounds {
-        tell(&format!("round {} of {}", round + 1, options.rounds));
+        report_step(&format!("round {} of {}", round + 1, options.rounds));
         let mut idle = None;
         let beside_idle = balanced(round, |beside| {
             match (beside, &idle) {
-                (true, None) => idle = Some(stay(target.address, options.idle)?),
+                (true, None) => idle = Some(connect_idle(target.address, options.idle)?),
                 (true, Some(_)) => {}
                 (false, _) => idle = None,
             }
@@ -200,7 +200,7 @@ pub fn measure(
                 return busy();
             }
             let (rate, connects_per_second) =
-                beside_a_storm(target.address, options.connects_per_second, busy)?;
+                during_storm(target.address, options.connects_per_second, busy)?;
             connects.push(connects_per_second);
             Ok(rate)
         })?;
@@ -210,7 +210,7 @@ pub fn measure(
             connects_per_second: median(&connects),
         });
     }
-    let beside = beside::measure(&target, &mut tell)?;
+    let beside = beside::measure(&target, &mut report_step)?;
     Ok(StormReport {
         machine: Machine::here(),
         idle: options.idle,
@@ -222,8 +222,11 @@ pub fn measure(
 
 /// Measures twice alone and twice beside others; `measure` is passed which. A steady change over
 /// the four measurements affects both means equally.
-fn balanced<E>(round: usize, mut measure: impl FnMut(bool) -> Result<f64, E>) -> Result<Rates, E> {
-    let mut rates = Rates::default();
+fn balanced<E>(
+    round: usize,
+    mut measure: impl FnMut(bool) -> Result<f64, E>,
+) -> Result<RatePair, E> {
+    let mut rates = RatePair::default();
     let first_beside = round % 2 == 1;
     for beside in [first_beside, !first_beside, !first_beside, first_beside] {
         let rate = measure(beside)? / 2.0;
@@ -245,7 +248,10 @@ fn names(host: u16) -> Names {
 }
 
 /// Hosts that connect an admin queue and an I/O queue and then stay idle.
-fn stay(address: SocketAddr, connections: u16) -> Result<Vec<(RawClient, RawClient)>, RawError> {
+fn connect_idle(
+    address: SocketAddr,
+    connections: u16,
+) -> Result<Vec<(RawClient, RawClient)>, RawError> {
     (0..connections / 2)
         .map(|host| {
             let mut admin = RawClient::connect(address, LIMIT)?;
@@ -266,7 +272,7 @@ fn busy_with_connects(target: &Target, connects_per_second: u32) -> Result<f64, 
         std::thread::sleep(time);
         Ok(0.0)
     };
-    let (_, rate) = beside_a_storm(target.address, connects_per_second, pause)?;
+    let (_, rate) = during_storm(target.address, connects_per_second, pause)?;
     let busy = target
         .busy_time()
         .unwrap_or_default()
@@ -276,7 +282,7 @@ fn busy_with_connects(target: &Target, connects_per_second: u32) -> Result<f64, 
 
 /// Runs `busy` while hosts connect their admin queue and disconnect at this rate. Returns its
 /// result, and the actual number per second.
-fn beside_a_storm(
+fn during_storm(
     address: SocketAddr,
     connects_per_second: u32,
     busy: impl Fn() -> Result<f64, StormError>,
@@ -319,8 +325,8 @@ mod tests {
     #[test]
     fn ratios_are_taken_within_a_round() {
         let round = |alone: f64, beside: f64| StormRound {
-            idle: Rates { alone, beside },
-            storm: Rates {
+            idle: RatePair { alone, beside },
+            storm: RatePair {
                 alone,
                 beside: beside / 2.0,
             },
@@ -355,7 +361,7 @@ mod tests {
                 Ok::<_, RawError>(if beside { 0.9 * rate } else { rate })
             });
             let rates = rates.expect("measured");
-            assert!((rates.kept() - 0.9).abs() < 1e-9, "{rates:?}");
+            assert!((rates.remaining_share() - 0.9).abs() < 1e-9, "{rates:?}");
         }
     }
 

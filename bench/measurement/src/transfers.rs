@@ -76,7 +76,7 @@ pub(crate) fn step(step: &'static str) -> impl Fn(rdma::Error) -> TransferError 
 
 /// How data is transferred from the server to the client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub enum TransferMethod {
     /// The server writes to the client's memory.
     Write,
     /// The client reads the server's memory.
@@ -145,21 +145,25 @@ pub fn measure<P: Provider>(
     for &depth in &options.depths {
         for &bytes in &options.sizes {
             step(&format!("{bytes} bytes, {depth} in flight"));
-            let ways = [Way::Write, Way::Read];
-            let [write, read] = in_turn(&mut ends, ways, bytes, depth, options)?;
+            let methods = [TransferMethod::Write, TransferMethod::Read];
+            let [write, read] = in_turn(&mut ends, methods, bytes, depth, options)?;
             report
                 .movements
                 .push(MovementRow::new(bytes, depth, &write, &read));
         }
         for &bytes in &options.message_sizes {
             step(&format!("{bytes} bytes in messages, {depth} in flight"));
-            let ways = [Way::Write, Way::Message];
+            let methods = [TransferMethod::Write, TransferMethod::Message];
             let (write, message, inline) = if bytes <= ends.inline_bytes() {
-                let ways = [Way::Write, Way::Message, Way::Inline];
-                let [write, message, inline] = in_turn(&mut ends, ways, bytes, depth, options)?;
+                let methods = [
+                    TransferMethod::Write,
+                    TransferMethod::Message,
+                    TransferMethod::Inline,
+                ];
+                let [write, message, inline] = in_turn(&mut ends, methods, bytes, depth, options)?;
                 (write, message, Some(inline))
             } else {
-                let [write, message] = in_turn(&mut ends, ways, bytes, depth, options)?;
+                let [write, message] = in_turn(&mut ends, methods, bytes, depth, options)?;
                 (write, message, None)
             };
             report.messages.push(MessageRow::new(
@@ -178,7 +182,7 @@ pub fn measure<P: Provider>(
 
 /// The kinds of the server's and the client's messages, in their first byte.
 const REQUEST: u8 = 1;
-const ANSWER: u8 = 2;
+const RESPONSE: u8 = 2;
 const DONE: u8 = 3;
 
 /// Size of every message without data, in bytes.
@@ -201,15 +205,15 @@ fn slot_of(bytes: &[u8]) -> usize {
 /// machine affects all of them.
 fn in_turn<P: Provider, const N: usize>(
     ends: &mut Ends<P>,
-    ways: [Way; N],
+    methods: [TransferMethod; N],
     bytes: usize,
     depth: usize,
     options: &TransferOptions,
 ) -> Result<[Measured; N], TransferError> {
     let mut rounds = [const { Vec::new() }; N];
     for _ in 0..options.rounds.max(1) {
-        for (way, measured) in ways.iter().zip(&mut rounds) {
-            measured.push(run(ends, *way, bytes, depth, options.duration)?);
+        for (method, measured) in methods.iter().zip(&mut rounds) {
+            measured.push(run(ends, *method, bytes, depth, options.duration)?);
         }
     }
     Ok(rounds.map(|mut measured: Vec<Measured>| {
@@ -221,7 +225,7 @@ fn in_turn<P: Provider, const N: usize>(
 /// Transfers data in one way for a time.
 fn run<P: Provider>(
     ends: &mut Ends<P>,
-    way: Way,
+    method: TransferMethod,
     bytes: usize,
     depth: usize,
     duration: Duration,
@@ -245,9 +249,9 @@ fn run<P: Provider>(
             break;
         }
         ends.flush(Side::Client)?;
-        let served = serve(ends, way, bytes)?;
+        let served = serve(ends, method, bytes)?;
         ends.flush(Side::Server)?;
-        let finished = collect(ends, way, bytes, &mut copied)?;
+        let finished = collect(ends, method, bytes, &mut copied)?;
         if served == 0 && finished.is_empty() {
             // A software device may need this core.
             std::thread::yield_now();
@@ -260,7 +264,7 @@ fn run<P: Provider>(
         }
     }
     let elapsed = begun.elapsed();
-    ends.check(way, bytes)?;
+    ends.check(method, bytes)?;
     Ok(Measured {
         per_second: ended as f64 / elapsed.as_secs_f64(),
         work_requests: (ends.work_requests() - requests_before) as f64 / ended.max(1) as f64,
@@ -270,7 +274,11 @@ fn run<P: Provider>(
 }
 
 /// Runs the server. Returns the number of received messages.
-fn serve<P: Provider>(ends: &mut Ends<P>, way: Way, bytes: usize) -> Result<usize, TransferError> {
+fn serve<P: Provider>(
+    ends: &mut Ends<P>,
+    method: TransferMethod,
+    bytes: usize,
+) -> Result<usize, TransferError> {
     let messages = ends.poll(Side::Server)?.messages;
     let count = messages.len();
     for arrived in messages {
@@ -279,15 +287,20 @@ fn serve<P: Provider>(ends: &mut Ends<P>, way: Way, bytes: usize) -> Result<usiz
             // The client has read the data: the server's memory is free.
             continue;
         }
-        match way {
-            Way::Write => {
+        match method {
+            TransferMethod::Write => {
                 let to = ends.remote(Side::Client, slot);
                 ends.move_data(Side::Server, SendOperation::Write(to), slot, bytes)?;
-                ends.send(Side::Server, &message(ANSWER, slot))?;
+                ends.send(Side::Server, &message(RESPONSE, slot))?;
             }
-            Way::Read => ends.send(Side::Server, &message(ANSWER, slot))?,
-            Way::Message | Way::Inline => {
-                ends.send_data(slot, bytes, way == Way::Inline, &message(ANSWER, slot))?;
+            TransferMethod::Read => ends.send(Side::Server, &message(RESPONSE, slot))?,
+            TransferMethod::Message | TransferMethod::Inline => {
+                ends.send_data(
+                    slot,
+                    bytes,
+                    method == TransferMethod::Inline,
+                    &message(RESPONSE, slot),
+                )?;
             }
         }
     }
@@ -297,7 +310,7 @@ fn serve<P: Provider>(ends: &mut Ends<P>, way: Way, bytes: usize) -> Result<usiz
 /// Runs the client. Returns the completed transfers.
 fn collect<P: Provider>(
     ends: &mut Ends<P>,
-    way: Way,
+    method: TransferMethod,
     bytes: usize,
     copied: &mut u64,
 ) -> Result<Vec<usize>, TransferError> {
@@ -305,13 +318,13 @@ fn collect<P: Provider>(
     let mut ended = Vec::new();
     for arrived in polled.messages {
         let slot = slot_of(&arrived);
-        match way {
-            Way::Write => ended.push(slot),
-            Way::Read => {
+        match method {
+            TransferMethod::Write => ended.push(slot),
+            TransferMethod::Read => {
                 let from = ends.remote(Side::Server, slot);
                 ends.move_data(Side::Client, SendOperation::Read(from), slot, bytes)?;
             }
-            Way::Message | Way::Inline => {
+            TransferMethod::Message | TransferMethod::Inline => {
                 let data = &arrived[arrived.len() - bytes.min(arrived.len())..];
                 ends.place(slot, data);
                 *copied += data.len() as u64;
@@ -323,7 +336,7 @@ fn collect<P: Provider>(
         ends.send(Side::Client, &message(DONE, slot))?;
         ended.push(slot);
     }
-    if way == Way::Read {
+    if method == TransferMethod::Read {
         ends.flush(Side::Client)?;
     }
     Ok(ended)

@@ -10,7 +10,7 @@ use clap::Args;
 use nvme_host::{Controller, HostError};
 use nvme_spec::log::SubsystemType;
 
-use super::target::{TargetArgs, Way};
+use super::target::{TargetAccess, TargetArgs};
 use super::{Failure, parse_region, parse_seconds, parse_seconds_or_none};
 
 /// Default number of requests in flight on each queue.
@@ -155,7 +155,7 @@ impl JobArgs {
     }
 
     /// The named subsystem, or the only one.
-    fn subsystem(&self, way: &Way) -> Result<String, Failure> {
+    fn subsystem(&self, way: &TargetAccess) -> Result<String, Failure> {
         if let Some(nqn) = &self.nqn {
             return Ok(nqn.clone());
         }
@@ -181,7 +181,7 @@ impl JobArgs {
         }
     }
 
-    fn namespaces(&self, nqn: &str, way: &Way) -> Result<Vec<u32>, Failure> {
+    fn namespaces(&self, nqn: &str, way: &TargetAccess) -> Result<Vec<u32>, Failure> {
         let mut controller = Controller::connect(way.to(nqn)).map_err(|error| {
             let hint = "what there is for this host, `bench discover` lists";
             match error {

@@ -10,7 +10,7 @@ use clap::{Args, Parser};
 
 use super::Failure;
 use super::job::{JobArgs, JobPlan};
-use super::watching::{EXIT_INTERRUPTED, Watching};
+use super::run_watcher::{EXIT_INTERRUPTED, RunWatcher};
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -123,12 +123,12 @@ pub(super) fn execute(args: &RunArgs) -> Result<ExitCode, Failure> {
             (jobs_of_file(&file.jobs, path, &typed)?, file.together)
         }
     };
-    let watching = Watching::begin(args.progress)?;
+    let watcher = RunWatcher::begin(args.progress)?;
     let mut runs = Vec::new();
     let ended = if together {
-        run_together(&jobs, &watching, &mut runs)
+        run_together(&jobs, &watcher, &mut runs)
     } else {
-        run_in_turn(&jobs, &watching, &mut runs)
+        run_in_turn(&jobs, &watcher, &mut runs)
     };
     let failed = runs.iter().any(|report| report.trouble.is_some());
     // Results from before an error are saved.
@@ -138,7 +138,7 @@ pub(super) fn execute(args: &RunArgs) -> Result<ExitCode, Failure> {
         save_json(&RunReports { runs }, path)?;
     }
     ended?;
-    Ok(if watching.interrupted() {
+    Ok(if watcher.interrupted() {
         ExitCode::from(EXIT_INTERRUPTED)
     } else if failed {
         ExitCode::FAILURE
@@ -169,7 +169,7 @@ fn run_job(
 
 fn run_in_turn(
     jobs: &[Named],
-    watching: &Watching,
+    watcher: &RunWatcher,
     runs: &mut Vec<RunReport>,
 ) -> Result<(), Failure> {
     let mut done = |report: RunReport| {
@@ -177,8 +177,8 @@ fn run_in_turn(
         runs.push(report);
     };
     for job in jobs {
-        run_job(job, &mut |label| watching.one(label), &mut done)?;
-        if watching.interrupted() {
+        run_job(job, &mut |label| watcher.for_single_run(label), &mut done)?;
+        if watcher.interrupted() {
             break;
         }
     }
@@ -188,14 +188,14 @@ fn run_in_turn(
 /// Runs all jobs concurrently, each with its own connections and threads.
 fn run_together(
     jobs: &[Named],
-    watching: &Watching,
+    watcher: &RunWatcher,
     runs: &mut Vec<RunReport>,
 ) -> Result<(), Failure> {
     let run = |job: &Named| {
         let mut reports = Vec::new();
         let ended = run_job(
             job,
-            &mut |label| watching.one_of_several(label),
+            &mut |label| watcher.for_concurrent_run(label),
             &mut |report| reports.push(report),
         );
         (reports, ended)

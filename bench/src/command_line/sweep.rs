@@ -10,7 +10,7 @@ use clap::Args;
 
 use super::Failure;
 use super::job::{JobArgs, JobPlan};
-use super::watching::{EXIT_INTERRUPTED, Watching};
+use super::run_watcher::{EXIT_INTERRUPTED, RunWatcher};
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -56,9 +56,9 @@ struct Points {
 }
 
 /// Runs `plan` as one point. Returns the point and its report.
-fn measure(plan: &JobPlan, watching: &Watching) -> Result<(SweepPoint, RunReport), Failure> {
+fn measure(plan: &JobPlan, watcher: &RunWatcher) -> Result<(SweepPoint, RunReport), Failure> {
     let mut first = None;
-    plan.run(&mut |label| watching.one(label), &mut |report| {
+    plan.run(&mut |label| watcher.for_single_run(label), &mut |report| {
         first.get_or_insert(report);
     })?;
     let report = first.ok_or("the job has no namespace")?;
@@ -94,14 +94,14 @@ impl SweepArgs {
     }
 
     /// Measures the points one after the other until an error occurs.
-    fn take(&self, watching: &Watching, taken: &mut Points) -> Result<(), Failure> {
+    fn take(&self, watcher: &RunWatcher, taken: &mut Points) -> Result<(), Failure> {
         self.check()?;
         let mut plan = self.job.plan()?;
         if matches!(&plan, JobPlan::Target(plans) if plans.len() > 1) {
             return Err("a sweep is of one namespace: name it with --nsid".into());
         }
         let mut add = |plan: &JobPlan, load_percent: Option<u32>| -> Result<(), Failure> {
-            let (point, mut report) = measure(plan, watching)?;
+            let (point, mut report) = measure(plan, watcher)?;
             if load_percent.is_some() {
                 report.rate = None;
             }
@@ -124,7 +124,7 @@ impl SweepArgs {
                 }
             }
             Over::Load => {
-                let (unlimited, _) = measure(&plan, watching)?;
+                let (unlimited, _) = measure(&plan, watcher)?;
                 for percent in LOADS_PERCENT {
                     let rate = unlimited.iops * f64::from(percent) / 100.0;
                     plan.change(|workload| workload.rate = Some(rate.max(1.0)));
@@ -136,9 +136,9 @@ impl SweepArgs {
     }
 
     /// The points until the end or an error, and that error.
-    fn sweep(&self, watching: &Watching) -> (Option<SweepReport>, Result<(), Failure>) {
+    fn sweep(&self, watcher: &RunWatcher) -> (Option<SweepReport>, Result<(), Failure>) {
         let mut taken = Points::default();
-        let ended = self.take(watching, &mut taken);
+        let ended = self.take(watcher, &mut taken);
         let report = taken.load.map(|load| SweepReport {
             over: self.over,
             load,
@@ -149,8 +149,8 @@ impl SweepArgs {
 }
 
 pub(super) fn execute(args: &SweepArgs) -> Result<ExitCode, Failure> {
-    let watching = Watching::begin(args.progress)?;
-    let (report, ended) = args.sweep(&watching);
+    let watcher = RunWatcher::begin(args.progress)?;
+    let (report, ended) = args.sweep(&watcher);
     if let Some(report) = &report {
         print!("{report}");
         if let Some(path) = &args.json {
@@ -160,7 +160,7 @@ pub(super) fn execute(args: &SweepArgs) -> Result<ExitCode, Failure> {
             save_text(&plot::sweep(report)?, path)?;
         }
     }
-    if watching.interrupted() {
+    if watcher.interrupted() {
         eprintln!("bench: the sweep was interrupted");
         return Ok(ExitCode::from(EXIT_INTERRUPTED));
     }
@@ -186,8 +186,8 @@ mod tests {
         }
     }
 
-    fn unwatched() -> Watching {
-        Watching::begin(false).expect("signals can be had")
+    fn unwatched() -> RunWatcher {
+        RunWatcher::begin(false).expect("signals can be had")
     }
 
     #[test]

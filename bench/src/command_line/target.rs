@@ -69,11 +69,11 @@ fn parse_address(text: &str) -> Result<SocketAddr, String> {
 /// Parameters for reaching a target: one identity and one transport for all connections of a
 /// command.
 #[derive(Debug)]
-pub(super) struct Way {
+pub(super) struct TargetAccess {
     options: ConnectOptions,
 }
 
-impl Way {
+impl TargetAccess {
     /// The options for a connection to `nqn`.
     pub(super) fn to(&self, nqn: &str) -> ConnectOptions {
         ConnectOptions {
@@ -88,9 +88,9 @@ impl Way {
 }
 
 impl TargetArgs {
-    pub(super) fn way(&self) -> Result<Way, Failure> {
+    pub(super) fn way(&self) -> Result<TargetAccess, Failure> {
         let nqn = nvme_spec::nqn::DISCOVERY_NQN;
-        Ok(Way {
+        Ok(TargetAccess {
             options: ConnectOptions {
                 transport: self.transport()?,
                 header_digest: self.header_digest,

@@ -7,9 +7,9 @@ use hugemem::Lease;
 use nvme_host::{ConnectionCounters, HostCompletion, HostCompletions, Refusal};
 
 use crate::load::initiator::Initiator;
-use crate::load::options::{Pattern, Suited};
+use crate::load::options::{CheckedWorkload, Pattern};
 use crate::load::pacing::Pacer;
-use crate::load::phase::{PhaseKind, PhaseStats, Trouble};
+use crate::load::phase::{PhaseKind, PhaseStats, RunError};
 use crate::load::zipf::ZipfPlaces;
 use crate::random::Random;
 use crate::verify::Model;
@@ -61,7 +61,7 @@ pub struct Lane<I> {
     receives: u64,
 }
 
-fn popular_places(suited: &Suited) -> Vec<ZipfPlaces> {
+fn popular_places(suited: &CheckedWorkload) -> Vec<ZipfPlaces> {
     let Pattern::Zipf(exponent) = suited.workload.pattern else {
         return Vec::new();
     };
@@ -74,7 +74,7 @@ fn popular_places(suited: &Suited) -> Vec<ZipfPlaces> {
 
 impl<I: Initiator> Lane<I> {
     /// Lane `index` of a workload with `queue` and one buffer for each request in flight.
-    pub fn new(queue: I, suited: &Suited, index: u16, buffers: Vec<Lease>) -> Self {
+    pub fn new(queue: I, suited: &CheckedWorkload, index: u16, buffers: Vec<Lease>) -> Self {
         let workload = &suited.workload;
         let first_lba = u64::from(index) * suited.blocks_per_lane;
         let seed = workload.seed;
@@ -139,8 +139,8 @@ impl<I: Initiator> Lane<I> {
     }
 
     /// Number of requests that were due before `end` and were not sent.
-    pub(crate) fn overdue(&self, end: Instant) -> u64 {
-        self.pacer().map_or(0, |pacer| pacer.overdue(end))
+    pub(crate) fn missed_requests(&self, end: Instant) -> u64 {
+        self.pacer().map_or(0, |pacer| pacer.missed_requests(end))
     }
 
     /// Requests in flight.
@@ -164,7 +164,7 @@ impl<I: Initiator> Lane<I> {
     }
 
     /// Keeps the queue full, up to `quota` requests in this phase, and sends.
-    pub fn issue(&mut self, quota: u64, now: Instant) -> Result<(), Trouble> {
+    pub fn issue(&mut self, quota: u64, now: Instant) -> Result<(), RunError> {
         while self.issued < quota && !self.free.is_empty() {
             let due = self.pacer().map_or(now, Pacer::due);
             if due > now {
@@ -300,7 +300,7 @@ impl<I: Initiator> Lane<I> {
 
     /// Collects completions and returns their number. Records a problem with one request in
     /// `stats`, and returns one with the queue.
-    pub fn collect(&mut self, stats: &mut PhaseStats) -> Result<usize, Trouble> {
+    pub fn collect(&mut self, stats: &mut PhaseStats) -> Result<usize, RunError> {
         let mut completions = self.completions.take().unwrap_or_default();
         let polled = self.queue.poll(&mut completions);
         let ended = completions.len();
@@ -326,7 +326,7 @@ impl<I: Initiator> Lane<I> {
         completion: HostCompletion,
         now: Instant,
         stats: &mut PhaseStats,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), RunError> {
         let token = completion.token;
         let index = usize::try_from(token).unwrap_or(usize::MAX);
         let request = match self.requests.get_mut(index) {
@@ -334,7 +334,7 @@ impl<I: Initiator> Lane<I> {
                 request.in_flight = false;
                 *request
             }
-            _ => return Err(Trouble::UnknownToken(token)),
+            _ => return Err(RunError::UnknownToken(token)),
         };
         self.free.push(index as u16);
         let status = completion.status();
@@ -355,7 +355,7 @@ impl<I: Initiator> Lane<I> {
                         stats.checked.right += found.right;
                         stats.checked.unknown += found.unknown;
                     }
-                    Err(mismatch) => checked = Err(Trouble::Mismatch(mismatch)),
+                    Err(mismatch) => checked = Err(RunError::Mismatch(mismatch)),
                 }
             } else {
                 model.finish_write(lba, blocks, good);
@@ -366,7 +366,7 @@ impl<I: Initiator> Lane<I> {
         }
         if !good {
             let operation = if read { "read" } else { "write" };
-            return Err(Trouble::Command {
+            return Err(RunError::Command {
                 operation,
                 lba,
                 blocks,

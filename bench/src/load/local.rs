@@ -146,7 +146,7 @@ pub fn run_local(plan: &LocalPlan, watch: &mut dyn Watch) -> Result<Outcome, Loa
         uuid: None,
     };
     let most = u64::from(geometry.max_transfer_blocks) * u64::from(geometry.block_size);
-    let suited = Arc::new(workload.suit(&namespace, Some(most))?);
+    let suited = Arc::new(workload.check_against(&namespace, Some(most))?);
     let queues: Vec<LocalQueuePlan> = (0..workload.queues)
         .map(|_| LocalQueuePlan {
             device: Arc::clone(&device),
@@ -171,7 +171,7 @@ impl OpenQueue for LocalQueuePlan {
         let queue = self.device.open_queue(options).map_err(LocalError::from)?;
         Ok(LocalQueue {
             queue,
-            set_aside: (0..self.depth).map(|_| None).collect(),
+            copy_targets: (0..self.depth).map(|_| None).collect(),
             batch: CompletionBatch::new(),
         })
     }
@@ -182,7 +182,7 @@ struct LocalQueue {
     queue: Box<dyn DeviceQueue>,
     /// By token: the lease into which borrowed data is copied, so that a read copies its data here
     /// as with other devices.
-    set_aside: Box<[Option<Lease>]>,
+    copy_targets: Box<[Option<Lease>]>,
     batch: CompletionBatch,
 }
 
@@ -197,14 +197,14 @@ impl LocalQueue {
             let data = refusal.into_request().data;
             Refused {
                 refusal: kind,
-                data: data.or_else(|| self.take_aside(token)),
+                data: data.or_else(|| self.take_copy_target(token)),
             }
         })
     }
 
-    fn take_aside(&mut self, token: u64) -> Option<Lease> {
+    fn take_copy_target(&mut self, token: u64) -> Option<Lease> {
         let index = usize::try_from(token).ok()?;
-        self.set_aside.get_mut(index)?.take()
+        self.copy_targets.get_mut(index)?.take()
     }
 
     /// The lease of a completed request, with the data that was read.
@@ -212,11 +212,11 @@ impl LocalQueue {
         match data {
             Some(Data::Lease(lease)) => Some(lease),
             Some(Data::Borrow(borrow)) => {
-                let mut lease = self.take_aside(token)?;
+                let mut lease = self.take_copy_target(token)?;
                 lease.copy_from_slice(&borrow);
                 Some(lease)
             }
-            None => self.take_aside(token),
+            None => self.take_copy_target(token),
         }
     }
 }
@@ -233,7 +233,7 @@ impl Initiator for LocalQueue {
         let mut data = Some(data);
         let place = usize::try_from(token).ok();
         if self.queue.can_borrow_read(lba, blocks)
-            && let Some(aside) = place.and_then(|index| self.set_aside.get_mut(index))
+            && let Some(aside) = place.and_then(|index| self.copy_targets.get_mut(index))
         {
             *aside = data.take();
         }
@@ -310,7 +310,7 @@ impl Initiator for LocalQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::load::run::Unwatched;
+    use crate::load::run::NoWatch;
     use crate::load::{Limit, Pattern};
 
     fn workload() -> Workload {
@@ -336,7 +336,7 @@ mod tests {
             workload: workload(),
             cores: Vec::new(),
         };
-        run_local(&plan, &mut Unwatched).expect("it runs")
+        run_local(&plan, &mut NoWatch).expect("it runs")
     }
 
     #[test]
@@ -373,7 +373,7 @@ mod tests {
             workload: workload(),
             cores: Vec::new(),
         };
-        let error = run_local(&plan, &mut Unwatched).expect_err("refused");
+        let error = run_local(&plan, &mut NoWatch).expect_err("refused");
         assert!(error.to_string().contains("make it first"), "{error}");
     }
 
@@ -384,9 +384,9 @@ mod tests {
         fn phase_begins(&mut self, _: crate::load::Phase, _: crate::load::run::PhaseTotal) {
             self.0 += 1;
         }
-        fn phase_goes_on(&mut self, _: u64, _: u64, _: Duration) {}
+        fn phase_progresses(&mut self, _: u64, _: u64, _: Duration) {}
         fn phase_ends(&mut self, _: crate::load::Phase, _: &crate::load::PhaseStats) {}
-        fn wants_end(&self) -> bool {
+        fn is_interrupted(&self) -> bool {
             self.0 == 2
         }
     }

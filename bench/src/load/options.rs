@@ -190,7 +190,7 @@ pub enum OptionsError {
 
 /// A workload that was checked against its namespace.
 #[derive(Debug, Clone)]
-pub struct Suited {
+pub struct CheckedWorkload {
     pub(crate) nsid: u32,
     pub(crate) block_bytes: u32,
     pub(crate) sizes_blocks: Vec<u32>,
@@ -220,11 +220,11 @@ impl Workload {
     }
 
     /// Checks the workload against a namespace and the controller's largest transfer.
-    pub fn suit(
+    pub fn check_against(
         &self,
         namespace: &NamespaceInfo,
         transfer_max: Option<u64>,
-    ) -> Result<Suited, OptionsError> {
+    ) -> Result<CheckedWorkload, OptionsError> {
         self.check_counts()?;
         if let Some(rate) = self.rate
             && !(rate > 0.0 && rate <= RATE_MAX)
@@ -256,7 +256,7 @@ impl Workload {
         }
         let size_max_bytes = sizes.iter().copied().max().unwrap_or(block);
         let blocks_per_lane = self.blocks_per_lane(namespace, size_max_bytes)?;
-        Ok(Suited {
+        Ok(CheckedWorkload {
             nsid,
             block_bytes: block,
             sizes_blocks: sizes.iter().map(|size| size / block).collect(),

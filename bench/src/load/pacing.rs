@@ -47,7 +47,7 @@ impl Pacer {
     }
 
     /// Number of requests that were due before `end` and were not sent.
-    pub(crate) fn overdue(&self, end: Instant) -> u64 {
+    pub(crate) fn missed_requests(&self, end: Instant) -> u64 {
         let span = end.saturating_duration_since(self.start).as_nanos() as f64;
         let due = ((span - self.offset_ns) / self.interval_ns).ceil().max(0.0);
         (due as u64).saturating_sub(self.begun)
@@ -69,7 +69,7 @@ mod tests {
                 dues.push(pacer.due() - start);
                 pacer.advance();
             }
-            assert_eq!(pacer.overdue(start + Duration::from_secs(1)), 0);
+            assert_eq!(pacer.missed_requests(start + Duration::from_secs(1)), 0);
         }
         dues.sort();
         let expected: Vec<Duration> = (0..1000).map(Duration::from_millis).collect();
@@ -81,12 +81,12 @@ mod tests {
         let start = Instant::now();
         let mut pacer = Pacer::new(100.0, 0, 1);
         pacer.restart(start);
-        assert_eq!(pacer.overdue(start), 0);
-        assert_eq!(pacer.overdue(start + Duration::from_secs(1)), 100);
+        assert_eq!(pacer.missed_requests(start), 0);
+        assert_eq!(pacer.missed_requests(start + Duration::from_secs(1)), 100);
         for _ in 0..30 {
             pacer.advance();
         }
-        assert_eq!(pacer.overdue(start + Duration::from_secs(1)), 70);
+        assert_eq!(pacer.missed_requests(start + Duration::from_secs(1)), 70);
         assert_eq!(pacer.due(), start + Duration::from_millis(300));
     }
 }

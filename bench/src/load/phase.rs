@@ -85,7 +85,7 @@ impl OperationStats {
 
 /// An error in a phase, which ends the run.
 #[derive(Debug, thiserror::Error)]
-pub enum Trouble {
+pub enum RunError {
     /// A read returned other data than was written.
     #[error("WRONG DATA: {0}")]
     Mismatch(#[from] Mismatch),
@@ -133,7 +133,7 @@ pub struct PhaseStats {
     /// Requests that were due at a limited rate and could not be sent in time.
     pub unsent: u64,
     /// The first error.
-    pub trouble: Option<Trouble>,
+    pub trouble: Option<RunError>,
 }
 
 impl PhaseStats {
@@ -154,7 +154,7 @@ impl PhaseStats {
 
 /// State that the threads of a run share.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct RunState {
     /// Operations completed in this phase.
     pub(crate) operations: AtomicU64,
     /// Size of their data in bytes.
@@ -165,7 +165,7 @@ pub(crate) struct Shared {
     pub(crate) stall_limit: Duration,
 }
 
-impl Shared {
+impl RunState {
     pub(crate) fn new(stall_limit: Duration) -> Self {
         let (operations, bytes) = (AtomicU64::new(0), AtomicU64::new(0));
         Self {
@@ -193,7 +193,7 @@ pub(crate) fn run_phase<I: Initiator>(
     lanes: &mut [Lane<I>],
     kind: PhaseKind,
     until: Until,
-    shared: &Shared,
+    shared: &RunState,
 ) -> PhaseStats {
     let mut stats = PhaseStats::default();
     let start = Instant::now();
@@ -212,7 +212,7 @@ pub(crate) fn run_phase<I: Initiator>(
         };
         let (before, bytes_before) = totals(&stats);
         let begun = now;
-        let turned = turn(lanes, quota, now, &mut stats);
+        let turned = drive_once(lanes, quota, now, &mut stats);
         now = Instant::now();
         let moved = lanes
             .iter_mut()
@@ -267,7 +267,7 @@ pub(crate) fn run_phase<I: Initiator>(
             if last_completion.elapsed() >= limit {
                 stats
                     .trouble
-                    .get_or_insert(Trouble::Stalled { outstanding, limit });
+                    .get_or_insert(RunError::Stalled { outstanding, limit });
                 shared.stop.store(true, Ordering::Relaxed);
                 break;
             }
@@ -275,7 +275,10 @@ pub(crate) fn run_phase<I: Initiator>(
     }
     stats.elapsed = start.elapsed();
     if let Until::Time(limit) = until {
-        stats.unsent = lanes.iter().map(|lane| lane.overdue(start + limit)).sum();
+        stats.unsent = lanes
+            .iter()
+            .map(|lane| lane.missed_requests(start + limit))
+            .sum();
     }
     stats
 }
@@ -295,12 +298,12 @@ fn totals(stats: &PhaseStats) -> (u64, u64) {
 
 /// Issues, sends and receives once on all lanes. Returns the number of completed requests, or a
 /// final error.
-fn turn<I: Initiator>(
+fn drive_once<I: Initiator>(
     lanes: &mut [Lane<I>],
     quota: u64,
     now: Instant,
     stats: &mut PhaseStats,
-) -> Result<usize, Trouble> {
+) -> Result<usize, RunError> {
     let mut ended = 0;
     for lane in lanes {
         if stats.trouble.is_none() {

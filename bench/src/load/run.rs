@@ -20,8 +20,8 @@ use nvme_host::{
 use crate::load::initiator::Initiator;
 use crate::load::lane::Lane;
 use crate::load::local::LocalError;
-use crate::load::options::{Limit, OptionsError, SIZE_MAX_BYTES, Suited, Workload};
-use crate::load::phase::{Phase, PhaseKind, PhaseStats, STALL_LIMIT, Shared, Until, run_phase};
+use crate::load::options::{CheckedWorkload, Limit, OptionsError, SIZE_MAX_BYTES, Workload};
+use crate::load::phase::{Phase, PhaseKind, PhaseStats, RunState, STALL_LIMIT, Until, run_phase};
 use crate::pinning::{PinError, pin_to_core};
 use crate::random::Random;
 
@@ -88,13 +88,13 @@ pub trait Watch {
     fn phase_begins(&mut self, phase: Phase, total: PhaseTotal);
 
     /// Reports progress in the phase.
-    fn phase_goes_on(&mut self, operations: u64, bytes: u64, elapsed: Duration);
+    fn phase_progresses(&mut self, operations: u64, bytes: u64, elapsed: Duration);
 
     /// The phase has ended.
     fn phase_ends(&mut self, phase: Phase, stats: &PhaseStats);
 
     /// Whether the run has to end now with its results so far; called many times per second.
-    fn wants_end(&self) -> bool {
+    fn is_interrupted(&self) -> bool {
         false
     }
 }
@@ -112,11 +112,11 @@ pub enum PhaseTotal {
 
 /// A watch that does nothing.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Unwatched;
+pub struct NoWatch;
 
-impl Watch for Unwatched {
+impl Watch for NoWatch {
     fn phase_begins(&mut self, _: Phase, _: PhaseTotal) {}
-    fn phase_goes_on(&mut self, _: u64, _: u64, _: Duration) {}
+    fn phase_progresses(&mut self, _: u64, _: u64, _: Duration) {}
     fn phase_ends(&mut self, _: Phase, _: &PhaseStats) {}
 }
 
@@ -138,7 +138,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    pub(crate) fn new(namespace: NamespaceInfo, suited: &Suited, driven: Driven) -> Self {
+    pub(crate) fn new(namespace: NamespaceInfo, suited: &CheckedWorkload, driven: Driven) -> Self {
         let block = suited.block_bytes;
         Self {
             namespace,
@@ -156,7 +156,7 @@ impl Outcome {
 }
 
 /// The next phase of a thread.
-type Order = (PhaseKind, Until);
+type PhaseOrder = (PhaseKind, Until);
 
 /// Messages from the driving threads.
 enum Message {
@@ -170,7 +170,7 @@ enum Message {
 
 /// The calling thread's handle of a driving thread.
 struct Driver<'scope> {
-    commands: Option<Sender<Order>>,
+    commands: Option<Sender<PhaseOrder>>,
     messages: Receiver<Message>,
     thread: ScopedJoinHandle<'scope, ()>,
 }
@@ -195,10 +195,10 @@ impl OpenQueue for IoQueuePlan {
 /// The parameters of a driving thread.
 struct Assignment<O> {
     lanes: Vec<(u16, O)>,
-    suited: Arc<Suited>,
+    suited: Arc<CheckedWorkload>,
     arena: Arc<Arena>,
     core: Option<usize>,
-    shared: Arc<Shared>,
+    shared: Arc<RunState>,
 }
 
 /// Runs a workload.
@@ -221,7 +221,10 @@ pub fn run_over(
 ) -> Result<Outcome, LoadError> {
     let mut first = Controller::connect(plan.connect.clone())?;
     let namespace = first.namespace(plan.nsid)?;
-    let suited = Arc::new(plan.workload.suit(&namespace, first.transfer_bytes_max())?);
+    let suited = Arc::new(
+        plan.workload
+            .check_against(&namespace, first.transfer_bytes_max())?,
+    );
     let workload = &plan.workload;
     let arena = take_arena(workload, suited.size_max_bytes)?;
     plan.connect.transport.attach(&arena)?;
@@ -271,13 +274,13 @@ pub(crate) struct Driven {
 /// and the watch.
 pub(crate) fn drive_queues<O: OpenQueue>(
     queues: Vec<O>,
-    suited: &Arc<Suited>,
+    suited: &Arc<CheckedWorkload>,
     arena: &Arc<Arena>,
     cores: &[usize],
     tend: &mut dyn FnMut(),
     watch: &mut dyn Watch,
 ) -> Result<Driven, LoadError> {
-    let shared = Arc::new(Shared::new(STALL_LIMIT));
+    let shared = Arc::new(RunState::new(STALL_LIMIT));
     let assignments = assign(queues, suited, arena, cores, &shared);
     std::thread::scope(|scope| {
         let mut drivers: Vec<Driver<'_>> = assignments
@@ -293,7 +296,7 @@ pub(crate) fn drive_queues<O: OpenQueue>(
     })
 }
 
-fn region_bytes(suited: &Suited) -> u64 {
+fn region_bytes(suited: &CheckedWorkload) -> u64 {
     let lanes = u64::from(suited.workload.queues);
     suited.blocks_per_lane * lanes * u64::from(suited.block_bytes)
 }
@@ -301,10 +304,10 @@ fn region_bytes(suited: &Suited) -> u64 {
 /// Divides the queues among the threads.
 fn assign<O>(
     queues: Vec<O>,
-    suited: &Arc<Suited>,
+    suited: &Arc<CheckedWorkload>,
     arena: &Arc<Arena>,
     cores: &[usize],
-    shared: &Arc<Shared>,
+    shared: &Arc<RunState>,
 ) -> Vec<Assignment<O>> {
     let mut assignments: Vec<Assignment<O>> = (0..usize::from(suited.workload.threads))
         .map(|index| Assignment {
@@ -372,7 +375,7 @@ fn start<'scope, O: OpenQueue + 'scope>(
 /// counters.
 fn drive_lanes<O: OpenQueue>(
     assignment: &Assignment<O>,
-    orders: &Receiver<Order>,
+    orders: &Receiver<PhaseOrder>,
     reports: &Sender<Message>,
 ) {
     let opened = open_lanes(assignment);
@@ -410,7 +413,7 @@ fn open_lanes<O: OpenQueue>(assignment: &Assignment<O>) -> Result<Vec<Lane<O::Qu
 
 /// A buffer for each request in flight of a lane, with the data of unverified writes:
 /// incompressible bytes.
-pub fn fill_buffers(pool: &Pool, suited: &Suited) -> Result<Vec<Lease>, LoadError> {
+pub fn fill_buffers(pool: &Pool, suited: &CheckedWorkload) -> Result<Vec<Lease>, LoadError> {
     let mut random = Random::new(suited.workload.seed);
     let buffer = |_| {
         let lease = pool.take(suited.size_max_bytes as usize);
@@ -428,8 +431,8 @@ pub fn fill_buffers(pool: &Pool, suited: &Suited) -> Result<Vec<Lease>, LoadErro
 fn drive(
     drivers: &mut [Driver<'_>],
     tend: &mut dyn FnMut(),
-    suited: &Suited,
-    shared: &Shared,
+    suited: &CheckedWorkload,
+    shared: &RunState,
     watch: &mut dyn Watch,
 ) -> Result<Driven, LoadError> {
     for driver in drivers.iter() {
@@ -456,8 +459,8 @@ fn drive(
             let mut look = || {
                 let operations = shared.operations.load(Ordering::Relaxed);
                 let bytes = shared.bytes.load(Ordering::Relaxed);
-                watch.phase_goes_on(operations, bytes, begun.elapsed());
-                if watch.wants_end() {
+                watch.phase_progresses(operations, bytes, begun.elapsed());
+                if watch.is_interrupted() {
                     shared.stop.store(true, Ordering::Relaxed);
                 }
             };
@@ -467,7 +470,7 @@ fn drive(
             }
         }
         watch.phase_ends(phase, &stats);
-        done.interrupted = watch.wants_end();
+        done.interrupted = watch.is_interrupted();
         if done.interrupted {
             // Requests that were due after an early end do not count.
             stats.unsent = 0;
@@ -505,7 +508,7 @@ fn until(kind: PhaseKind, workload: &Workload) -> Until {
     }
 }
 
-fn total(kind: PhaseKind, suited: &Suited) -> PhaseTotal {
+fn total(kind: PhaseKind, suited: &CheckedWorkload) -> PhaseTotal {
     match (kind, suited.workload.limit) {
         (PhaseKind::Fill | PhaseKind::ReadBack, _) => PhaseTotal::Bytes(region_bytes(suited)),
         (PhaseKind::WarmUp, _) => PhaseTotal::Time(suited.workload.warm_up),

@@ -10,7 +10,7 @@ use nvme_spec::{Cqe, Status};
 
 use super::initiator::Initiator;
 use super::lane::Lane;
-use super::phase::{PhaseKind, PhaseStats, Shared, Trouble, Until, run_phase};
+use super::phase::{PhaseKind, PhaseStats, RunError, RunState, Until, run_phase};
 use super::{Limit, OptionsError, Pattern, Workload};
 use crate::random::Random;
 use crate::verify::Wrong;
@@ -286,7 +286,9 @@ fn pool() -> Pool {
 
 fn lane(disk: Disk, workload: &Workload) -> Lane<Disk> {
     let blocks = (disk.bytes.len() / BLOCK) as u64;
-    let suited = workload.suit(&namespace(blocks), None).expect("suits");
+    let suited = workload
+        .check_against(&namespace(blocks), None)
+        .expect("suits");
     let pool = pool();
     let buffers = (0..workload.depth)
         .map(|_| pool.take(16 << 10).expect("memory"))
@@ -297,7 +299,7 @@ fn lane(disk: Disk, workload: &Workload) -> Lane<Disk> {
 /// Runs all phases of a verified workload. Returns the statistics of each, up to an error.
 fn drive(disk: Disk, workload: &Workload) -> Vec<PhaseStats> {
     let mut lanes = [lane(disk, workload)];
-    let shared = Shared::new(Duration::from_millis(30));
+    let shared = RunState::new(Duration::from_millis(30));
     let mut done = Vec::new();
     for (kind, until) in [
         (PhaseKind::Fill, Until::End),
@@ -325,7 +327,7 @@ fn a_pause_is_charged_to_every_request_that_was_due_in_it() {
         ..workload()
     };
     let mut lanes = [lane(Disk::new(300, Fault::Pause, 50), &workload)];
-    let shared = Shared::new(Duration::from_secs(10));
+    let shared = RunState::new(Duration::from_secs(10));
     let until = Until::Operations(200);
     let stats = run_phase(&mut lanes, PhaseKind::Main, until, &shared);
     assert!(stats.trouble.is_none(), "{:?}", stats.trouble);
@@ -341,7 +343,7 @@ fn a_pause_is_charged_to_every_request_that_was_due_in_it() {
     );
 }
 
-fn trouble(fault: Fault, at: u32) -> Trouble {
+fn trouble(fault: Fault, at: u32) -> RunError {
     let mut phases = drive(Disk::new(300, fault, at), &workload());
     let last = phases.pop().expect("at least one phase");
     last.trouble
@@ -387,17 +389,17 @@ fn each_kind_of_wrong_data_is_caught_and_named() {
     for at in [1, 7, 60] {
         let found = trouble(Fault::FlipBit, at);
         assert!(
-            matches!(found, Trouble::Mismatch(m) if matches!(m.wrong, Wrong::Corrupt { .. })),
+            matches!(found, RunError::Mismatch(m) if matches!(m.wrong, Wrong::Corrupt { .. })),
             "{found}"
         );
         let found = trouble(Fault::ReadZeroes, at);
         assert!(
-            matches!(found, Trouble::Mismatch(m) if m.wrong == Wrong::Zeroes),
+            matches!(found, RunError::Mismatch(m) if m.wrong == Wrong::Zeroes),
             "{found}"
         );
         let found = trouble(Fault::ShiftRead, at);
         assert!(
-            matches!(found, Trouble::Mismatch(m) if matches!(m.wrong, Wrong::Misplaced { .. })),
+            matches!(found, RunError::Mismatch(m) if matches!(m.wrong, Wrong::Misplaced { .. })),
             "{found}"
         );
         assert!(
@@ -409,19 +411,19 @@ fn each_kind_of_wrong_data_is_caught_and_named() {
     for fault in [Fault::ForgetWrite, Fault::TearWrite] {
         let found = trouble(fault, 3);
         assert!(
-            matches!(found, Trouble::Mismatch(m) if m.wrong == Wrong::Zeroes),
+            matches!(found, RunError::Mismatch(m) if m.wrong == Wrong::Zeroes),
             "{found}"
         );
     }
     for at in [11, 40, 90] {
         let found = trouble(Fault::ForgetWrite, at);
         assert!(
-            matches!(found, Trouble::Mismatch(m) if matches!(m.wrong, Wrong::Stale { .. })),
+            matches!(found, RunError::Mismatch(m) if matches!(m.wrong, Wrong::Stale { .. })),
             "{found}"
         );
         let found = trouble(Fault::ShiftWrite, at);
         assert!(
-            matches!(found, Trouble::Mismatch(m)
+            matches!(found, RunError::Mismatch(m)
                 if matches!(m.wrong, Wrong::Stale { .. } | Wrong::Misplaced { .. })),
             "{found}"
         );
@@ -431,20 +433,20 @@ fn each_kind_of_wrong_data_is_caught_and_named() {
 #[test]
 fn failures_of_the_queue_end_the_run_with_their_reason() {
     let failed = trouble(Fault::Fail, 50);
-    assert!(matches!(failed, Trouble::Command { .. }), "{failed}");
+    assert!(matches!(failed, RunError::Command { .. }), "{failed}");
     assert!(failed.to_string().contains("internal error"), "{failed}");
     let twice = trouble(Fault::Twice, 50);
     assert!(
-        matches!(twice, Trouble::Command { .. } | Trouble::UnknownToken(_)),
+        matches!(twice, RunError::Command { .. } | RunError::UnknownToken(_)),
         "{twice}"
     );
     let gone = trouble(Fault::Disconnect, 50);
-    assert!(matches!(gone, Trouble::Host(HostError::Closed)), "{gone}");
+    assert!(matches!(gone, RunError::Host(HostError::Closed)), "{gone}");
     let hung = trouble(Fault::Hang, 50);
     assert!(
         matches!(
             hung,
-            Trouble::Stalled {
+            RunError::Stalled {
                 outstanding: 1..,
                 ..
             }
@@ -456,7 +458,7 @@ fn failures_of_the_queue_end_the_run_with_their_reason() {
 #[test]
 fn a_run_by_time_ends() {
     let mut lanes = [lane(Disk::new(300, Fault::None, 0), &workload())];
-    let shared = Shared::new(Duration::from_secs(30));
+    let shared = RunState::new(Duration::from_secs(30));
     let limit = Duration::from_millis(20);
     let stats = run_phase(&mut lanes, PhaseKind::Main, Until::Time(limit), &shared);
     assert!(stats.trouble.is_none() && stats.elapsed >= limit);
@@ -481,7 +483,7 @@ fn one_seed_is_one_workload() {
 fn workloads_that_do_not_suit_are_refused_in_one_line() {
     let refuse = |workload: Workload, namespace: &NamespaceInfo| {
         workload
-            .suit(namespace, Some(128 * 1024))
+            .check_against(namespace, Some(128 * 1024))
             .expect_err("does not suit")
             .to_string()
     };
@@ -622,7 +624,7 @@ fn workloads_that_do_not_suit_are_refused_in_one_line() {
 }
 
 #[test]
-fn sizes_that_nobody_gave_suit_the_namespace() {
+fn default_sizes_fit_the_namespace() {
     let sizes = |verify, block_bytes| {
         let workload = Workload {
             sizes_bytes: vec![],
@@ -633,7 +635,7 @@ fn sizes_that_nobody_gave_suit_the_namespace() {
             block_bytes,
             ..namespace(100_000)
         };
-        let suited = workload.suit(&namespace, None).expect("suits");
+        let suited = workload.check_against(&namespace, None).expect("suits");
         suited
             .sizes_blocks
             .iter()
@@ -649,7 +651,7 @@ fn sizes_that_nobody_gave_suit_the_namespace() {
         ..workload()
     };
     let error = error
-        .suit(&namespace(100_000), None)
+        .check_against(&namespace(100_000), None)
         .expect_err("too large");
     assert_eq!(
         error,

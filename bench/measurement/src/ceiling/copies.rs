@@ -5,7 +5,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use super::ends::RECEIVE_BYTES;
-use super::{AnswerMemory, CeilingError, Exchange, pin};
+use super::{CeilingError, DataMemory, Exchange, pin};
 use bench::random::Random;
 use bench::units::per_second;
 
@@ -18,7 +18,7 @@ const COPIES_PER_LOOK: u64 = 64;
 /// [`CeilingError`] if the core is not available, or the memory has no block of that size.
 pub fn measure_copies(
     exchange: Exchange,
-    memory: &AnswerMemory,
+    memory: &DataMemory,
     core: Option<usize>,
     duration: Duration,
 ) -> Result<f64, CeilingError> {

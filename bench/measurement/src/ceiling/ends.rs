@@ -15,10 +15,10 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
 
 use super::{
-    AnswerMemory, Answers, CeilingError, CeilingMeasurement, CeilingOptions, DATA_BYTES, Exchange,
-    HEADER_BYTES, HOT_MAX_BYTES, IN_CAPSULE_BYTES, REQUEST_BYTES, WINDOW_MAX,
+    CeilingError, CeilingMeasurement, CeilingOptions, DATA_BYTES, DataLocation, DataMemory,
+    Exchange, HEADER_BYTES, HOT_MAX_BYTES, IN_CAPSULE_BYTES, REQUEST_BYTES, WINDOW_MAX,
 };
-use crate::ceiling::occupation::Occupation;
+use crate::ceiling::busy_time::BusyTime;
 use crate::ceiling::passes::Passes;
 use bench::random::Random;
 use bench::report::{Latency, histogram, nanos};
@@ -52,11 +52,11 @@ impl Message {
 /// The cycle of a connection: what the host sends, and the target's response to each message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Cycle {
-    pub(super) asked: Vec<Message>,
-    pub(super) answered: Vec<Message>,
-    /// What the host sends after it received each of `answered`.
+    pub(super) host_messages: Vec<Message>,
+    pub(super) target_messages: Vec<Message>,
+    /// What the host sends after it received each of `target_messages`.
     next: Vec<Message>,
-    /// Which of `answered` completes a request.
+    /// Which of `target_messages` completes a request.
     ends: Vec<bool>,
 }
 
@@ -67,10 +67,10 @@ impl Cycle {
             Message::new(REQUEST_BYTES, 0),
             Message::new(HEADER_BYTES, 0),
         );
-        let simple = |asked, answered| Self {
-            asked: vec![asked],
-            answered: vec![answered],
-            next: vec![asked],
+        let simple = |host_messages, target_messages| Self {
+            host_messages: vec![host_messages],
+            target_messages: vec![target_messages],
+            next: vec![host_messages],
             ends: vec![true],
         };
         if !write {
@@ -83,8 +83,8 @@ impl Cycle {
         let data = Message::new(HEADER_BYTES, data_bytes);
         let twice = |first, second| [vec![first; window], vec![second; window]].concat();
         Self {
-            asked: twice(capsule, data),
-            answered: vec![response; 2 * window],
+            host_messages: twice(capsule, data),
+            target_messages: vec![response; 2 * window],
             next: twice(data, capsule),
             ends: [vec![false; window], vec![true; window]].concat(),
         }
@@ -93,7 +93,7 @@ impl Cycle {
     /// Bytes of the whole cycle: those from the host, and those from the target.
     pub(super) fn bytes(&self) -> (usize, usize) {
         let all = |messages: &[Message]| messages.iter().map(|message| message.bytes()).sum();
-        (all(&self.asked), all(&self.answered))
+        (all(&self.host_messages), all(&self.target_messages))
     }
 }
 
@@ -161,27 +161,32 @@ fn send_parts(socket: &TcpStream, parts: &[IoSlice<'_>]) -> io::Result<usize> {
 }
 
 /// Runs the target's side until `stop`. Returns the share of its time for which it was busy.
-pub(super) fn answer(
+pub(super) fn respond(
     sockets: &[TcpStream],
     options: &CeilingOptions,
     stop: &AtomicBool,
 ) -> Result<f64, CeilingError> {
     let cycle = Cycle::of(options.exchange, options.window);
-    let passes = Passes::begin(sockets, options.answering_percent.is_some(), stop);
+    let passes = Passes::begin(sockets, options.responder_percent.is_some(), stop);
     match &options.answers {
-        Answers::Memory(memory) if options.exchange.write => {
-            take_into_memory(sockets, &cycle, options.exchange, memory, passes)
+        DataLocation::Memory(memory) if options.exchange.write => {
+            receive_into_memory(sockets, &cycle, options.exchange, memory, passes)
         }
-        Answers::Memory(memory) => answer_from_memory(sockets, &cycle, memory, passes),
-        Answers::HotBuffer => Ok(answer_from_buffer(sockets, &cycle, options.window, passes)?),
+        DataLocation::Memory(memory) => respond_from_memory(sockets, &cycle, memory, passes),
+        DataLocation::HotBuffer => Ok(respond_from_buffer(
+            sockets,
+            &cycle,
+            options.window,
+            passes,
+        )?),
     }
 }
 
 /// Responds to each request with a header and a random block of `memory`.
-pub(super) fn answer_from_memory(
+pub(super) fn respond_from_memory(
     sockets: &[TcpStream],
     cycle: &Cycle,
-    memory: &AnswerMemory,
+    memory: &DataMemory,
     mut passes: Passes<'_>,
 ) -> Result<f64, CeilingError> {
     let mut requests = vec![0_u8; RECEIVE_BYTES];
@@ -189,7 +194,7 @@ pub(super) fn answer_from_memory(
     // One borrow for the whole run, so that the loop costs no more than its sockets.
     let borrow = memory.0.handle().try_borrow_read(0, memory.0.len());
     let borrow = borrow.expect("the store is ours, and nobody writes to it");
-    let block_bytes = cycle.answered[0].data;
+    let block_bytes = cycle.target_messages[0].data;
     let blocks: Vec<&[u8]> = borrow.chunks_exact(block_bytes).collect();
     if blocks.is_empty() {
         return Err(CeilingError::too_small(memory.bytes(), block_bytes));
@@ -205,18 +210,18 @@ pub(super) fn answer_from_memory(
             )
         })
         .collect();
-    while passes.go_on() {
+    while passes.continues() {
         let mut moved = false;
         for (socket, progress, unsent) in &mut ends {
             let bytes = receive(socket, &mut requests)?;
-            progress.advance(&cycle.asked, bytes, |_| {
+            progress.advance(&cycle.host_messages, bytes, |_| {
                 let block = blocks[random.below(blocks.len() as u64) as usize];
                 unsent.extend([IoSlice::new(&header), IoSlice::new(block)]);
             });
             moved |= bytes > 0 || !unsent.is_empty();
             if !unsent.is_empty() {
                 let sent = send_parts(socket, unsent)?;
-                forget_sent(unsent, sent);
+                drop_sent(unsent, sent);
             }
         }
         passes.ended(moved)?;
@@ -225,7 +230,7 @@ pub(super) fn answer_from_memory(
 }
 
 /// Removes the sent bytes from the front of `parts`.
-pub(super) fn forget_sent(parts: &mut Vec<IoSlice<'_>>, sent: usize) {
+pub(super) fn drop_sent(parts: &mut Vec<IoSlice<'_>>, sent: usize) {
     let before = parts.len();
     let mut left = parts.as_mut_slice();
     IoSlice::advance_slices(&mut left, sent);
@@ -234,24 +239,24 @@ pub(super) fn forget_sent(parts: &mut Vec<IoSlice<'_>>, sent: usize) {
 }
 
 /// Responds with one buffer for all received data and one for all sent data.
-fn answer_from_buffer(
+fn respond_from_buffer(
     sockets: &[TcpStream],
     cycle: &Cycle,
     window: usize,
     mut passes: Passes<'_>,
 ) -> io::Result<f64> {
     let mut requests = vec![0_u8; RECEIVE_BYTES];
-    let responses = vec![0x5a_u8; (window * cycle.answered[0].bytes()).min(HOT_MAX_BYTES)];
+    let responses = vec![0x5a_u8; (window * cycle.target_messages[0].bytes()).min(HOT_MAX_BYTES)];
     let mut ends: Vec<_> = sockets
         .iter()
         .map(|socket| (socket, Progress::default(), 0))
         .collect();
-    while passes.go_on() {
+    while passes.continues() {
         let mut moved = false;
         for (socket, progress, owed) in &mut ends {
             let bytes = receive(socket, &mut requests)?;
-            progress.advance(&cycle.asked, bytes, |at| {
-                *owed += cycle.answered[at].bytes();
+            progress.advance(&cycle.host_messages, bytes, |at| {
+                *owed += cycle.target_messages[at].bytes();
             });
             moved |= bytes > 0 || *owed > 0;
             if *owed > 0 {
@@ -264,7 +269,7 @@ fn answer_from_buffer(
 }
 
 /// A connection whose data is received directly into random blocks of memory.
-struct Taker<'a, 'm> {
+struct TargetConnection<'a, 'm> {
     socket: &'a TcpStream,
     progress: Progress,
     /// Blocks for the next data, by number; the first may be partially filled.
@@ -273,23 +278,23 @@ struct Taker<'a, 'm> {
 }
 
 /// Receives each request's data into a random block of `memory`.
-fn take_into_memory(
+fn receive_into_memory(
     sockets: &[TcpStream],
     cycle: &Cycle,
     exchange: Exchange,
-    memory: &AnswerMemory,
+    memory: &DataMemory,
     passes: Passes<'_>,
 ) -> Result<f64, CeilingError> {
     let mut outcome = None;
     let owned = memory.0.handle().try_fill(0, memory.0.len(), |bytes| {
-        outcome = Some(take_into(sockets, cycle, exchange, bytes, passes));
+        outcome = Some(receive_into(sockets, cycle, exchange, bytes, passes));
     });
     assert!(owned, "the store is ours, and it has no borrows");
     outcome.expect("it was filled")
 }
 
-/// Like [`take_into_memory`], with the bytes of that memory.
-fn take_into(
+/// Like [`receive_into_memory`], with the bytes of that memory.
+fn receive_into(
     sockets: &[TcpStream],
     cycle: &Cycle,
     exchange: Exchange,
@@ -305,9 +310,9 @@ fn take_into(
         return Err(CeilingError::too_small(there, least));
     }
     let mut random = Random::new(1);
-    let mut takers = Vec::with_capacity(sockets.len());
+    let mut connections = Vec::with_capacity(sockets.len());
     for socket in sockets {
-        takers.push(Taker {
+        connections.push(TargetConnection {
             socket,
             progress: Progress::default(),
             landing: (0..ahead)
@@ -318,19 +323,19 @@ fn take_into(
     }
     let responses = vec![0x5a_u8; WINDOW_MAX * HEADER_BYTES];
     let mut headers = vec![0_u8; PIECES_MAX * REQUEST_BYTES];
-    while passes.go_on() {
+    while passes.continues() {
         let mut moved = false;
-        for taker in &mut takers {
-            let received = taker.receive(&cycle.asked, &mut headers)?;
-            let Taker {
+        for connection in &mut connections {
+            let received = connection.receive(&cycle.host_messages, &mut headers)?;
+            let TargetConnection {
                 progress,
                 landing,
                 owed,
                 ..
-            } = taker;
-            progress.advance(&cycle.asked, received, |at| {
-                *owed += cycle.answered[at].bytes();
-                if cycle.asked[at].data > 0
+            } = connection;
+            progress.advance(&cycle.host_messages, received, |at| {
+                *owed += cycle.target_messages[at].bytes();
+                if cycle.host_messages[at].data > 0
                     && let Some((number, block)) = landing.pop_front()
                 {
                     blocks[number] = block;
@@ -339,7 +344,7 @@ fn take_into(
             });
             moved |= received > 0 || *owed > 0;
             if *owed > 0 {
-                *owed -= send(taker.socket, &responses, *owed)?;
+                *owed -= send(connection.socket, &responses, *owed)?;
             }
         }
         passes.ended(moved)?;
@@ -358,14 +363,14 @@ fn take_block<'m>(blocks: &mut [&'m mut [u8]], random: &mut Random) -> (usize, &
     }
 }
 
-impl Taker<'_, '_> {
+impl TargetConnection<'_, '_> {
     /// Receives headers into `room`, which is not read, and data into its blocks.
-    fn receive(&mut self, asked: &[Message], mut room: &mut [u8]) -> io::Result<usize> {
+    fn receive(&mut self, host_messages: &[Message], mut room: &mut [u8]) -> io::Result<usize> {
         let mut pieces = ArrayVec::<IoSliceMut<'_>, PIECES_MAX>::new();
         let mut blocks = self.landing.iter_mut();
         let Progress { mut at, mut have } = self.progress;
         while pieces.remaining_capacity() >= 2 {
-            let message = asked[at];
+            let message = host_messages[at];
             let header = message.header.saturating_sub(have);
             if header > 0 {
                 let (piece, rest) = room.split_at_mut(header);
@@ -379,14 +384,14 @@ impl Taker<'_, '_> {
                 let filled = have.saturating_sub(message.header);
                 pieces.push(IoSliceMut::new(&mut block[filled..]));
             }
-            (at, have) = ((at + 1) % asked.len(), 0);
+            (at, have) = ((at + 1) % host_messages.len(), 0);
         }
         received(rustix::io::readv(self.socket, &mut pieces))
     }
 }
 
 /// One connection of the host.
-pub(super) struct Asker<'a> {
+pub(super) struct HostConnection<'a> {
     pub(super) socket: &'a TcpStream,
     pub(super) progress: Progress,
     pub(super) unsent: usize,
@@ -398,7 +403,7 @@ pub(super) struct Asker<'a> {
 /// The buffer from which a connection's requests are sent.
 pub(super) type Requests = Box<dyn Deref<Target = [u8]>>;
 
-impl Asker<'_> {
+impl HostConnection<'_> {
     /// Sends as much of the unsent bytes as the socket takes.
     pub(super) fn send(&mut self) -> io::Result<()> {
         let Some(at) = &mut self.at else {
@@ -422,31 +427,31 @@ fn requests(
     options: &CeilingOptions,
     cycle: &Cycle,
 ) -> Result<(Requests, Option<usize>), CeilingError> {
-    let asked = cycle.asked.iter().map(|message| message.bytes());
-    if options.exchange.write && matches!(options.answers, Answers::Memory(_)) {
+    let host_messages = cycle.host_messages.iter().map(|message| message.bytes());
+    if options.exchange.write && matches!(options.answers, DataLocation::Memory(_)) {
         let per_cycle = cycle.ends.iter().filter(|ends| **ends).count();
-        let in_flight = asked.sum::<usize>() / per_cycle * options.window;
-        let memory = AnswerMemory::take(in_flight.max(DATA_BYTES) as u64)?;
+        let in_flight = host_messages.sum::<usize>() / per_cycle * options.window;
+        let memory = DataMemory::take(in_flight.max(DATA_BYTES) as u64)?;
         let borrow = memory.0.handle().try_borrow_read(0, in_flight);
         let borrow = borrow.expect("the store is ours, and nobody writes to it");
         return Ok((Box::new(borrow), Some(0)));
     }
-    let bytes = options.window * asked.max().unwrap_or(0);
+    let bytes = options.window * host_messages.max().unwrap_or(0);
     Ok((Box::new(vec![0xa5_u8; bytes.min(HOT_MAX_BYTES)]), None))
 }
 
 /// Runs the host's side: keeps the window full on every connection and counts responses.
-pub(super) fn ask(
+pub(super) fn run_requester(
     sockets: &[TcpStream],
     options: &CeilingOptions,
 ) -> Result<CeilingMeasurement, CeilingError> {
     let cycle = Cycle::of(options.exchange, options.window);
     let mut responses = vec![0_u8; RECEIVE_BYTES];
-    let first = options.window * cycle.asked[0].bytes();
-    let mut askers = Vec::with_capacity(sockets.len());
+    let first = options.window * cycle.host_messages[0].bytes();
+    let mut connections = Vec::with_capacity(sockets.len());
     for socket in sockets {
         let (requests, at) = requests(options, &cycle)?;
-        askers.push(Asker {
+        connections.push(HostConnection {
             socket,
             progress: Progress::default(),
             unsent: first,
@@ -455,33 +460,33 @@ pub(super) fn ask(
         });
     }
     let mut clock = Counting::new(options, options.window * sockets.len() == 1);
-    let mut occupation = Occupation::begin();
+    let mut busy_time = BusyTime::begin();
     loop {
         let mut moved = false;
-        for asker in &mut askers {
-            moved |= asker.unsent > 0;
-            if asker.unsent > 0 {
-                if asker.unsent == first {
-                    clock.asked();
+        for connection in &mut connections {
+            moved |= connection.unsent > 0;
+            if connection.unsent > 0 {
+                if connection.unsent == first {
+                    clock.sent();
                 }
-                asker.send()?;
+                connection.send()?;
             }
-            let bytes = receive(asker.socket, &mut responses)?;
+            let bytes = receive(connection.socket, &mut responses)?;
             moved |= bytes > 0;
-            let Asker {
+            let HostConnection {
                 progress, unsent, ..
-            } = asker;
-            progress.advance(&cycle.answered, bytes, |at| {
+            } = connection;
+            progress.advance(&cycle.target_messages, bytes, |at| {
                 *unsent += cycle.next[at].bytes();
                 if cycle.ends[at] {
-                    clock.answered();
+                    clock.completed();
                 }
             });
         }
-        occupation.passed(moved);
+        busy_time.end_pass(moved);
         if let Some(measured) = clock.tick() {
             return Ok(CeilingMeasurement {
-                asking_share: occupation.busy_share(),
+                requester_busy_share: busy_time.busy_share(),
                 ..measured
             });
         }
@@ -515,13 +520,13 @@ impl<'a> Counting<'a> {
         }
     }
 
-    fn asked(&mut self) {
+    fn sent(&mut self) {
         if self.one_at_a_time {
             self.asked_at = Instant::now();
         }
     }
 
-    fn answered(&mut self) {
+    fn completed(&mut self) {
         self.counted += 1;
         if self.one_at_a_time && self.counting_from.is_some() {
             let taken = nanos(self.asked_at.elapsed());
@@ -550,8 +555,8 @@ impl<'a> Counting<'a> {
                     .one_at_a_time
                     .then(|| Latency::from_histogram(&self.histogram)),
                 // The caller and the other side fill these in.
-                asking_share: 1.0,
-                answering_share: 1.0,
+                requester_busy_share: 1.0,
+                responder_busy_share: 1.0,
             }),
             _ => None,
         }

@@ -9,12 +9,12 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
 use crate::ceiling::SLEEP_MAX;
-use crate::ceiling::occupation::Occupation;
+use crate::ceiling::busy_time::BusyTime;
 
 /// The passes of a loop over sockets.
 pub(super) struct Passes<'a> {
     stop: &'a AtomicBool,
-    occupation: Occupation,
+    busy_time: BusyTime,
     /// Descriptors to sleep on after a pass that found nothing; empty for a loop that polls.
     sleeping_on: Vec<PollFd<'a>>,
 }
@@ -25,7 +25,7 @@ impl<'a> Passes<'a> {
         let watched = if sleeps { sockets } else { &[] };
         Self {
             stop,
-            occupation: Occupation::begin(),
+            busy_time: BusyTime::begin(),
             sleeping_on: watched
                 .iter()
                 .map(|socket| PollFd::new(socket, PollFlags::IN))
@@ -34,14 +34,14 @@ impl<'a> Passes<'a> {
     }
 
     /// Whether there is another pass.
-    pub(super) fn go_on(&self) -> bool {
+    pub(super) fn continues(&self) -> bool {
         !self.stop.load(Ordering::Relaxed)
     }
 
     /// Notes the end of a pass that transferred something or found nothing.
     #[inline]
     pub(super) fn ended(&mut self, moved: bool) -> io::Result<()> {
-        self.occupation.passed(moved);
+        self.busy_time.end_pass(moved);
         if moved || self.sleeping_on.is_empty() {
             return Ok(());
         }
@@ -53,6 +53,6 @@ impl<'a> Passes<'a> {
 
     /// The busy share of the time until now.
     pub(super) fn busy_share(self) -> f64 {
-        self.occupation.busy_share()
+        self.busy_time.busy_share()
     }
 }

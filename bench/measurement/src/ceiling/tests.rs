@@ -1,14 +1,14 @@
 use std::io::{IoSlice, Read, Write};
 
-use super::ends::{Asker, Cycle, Progress, answer_from_memory, forget_sent};
+use super::ends::{Cycle, HostConnection, Progress, drop_sent, respond_from_memory};
 use super::passes::Passes;
 use super::*;
 
-fn memory() -> Answers {
-    Answers::Memory(AnswerMemory::take(1 << 20).expect("1 MiB of memory"))
+fn memory() -> DataLocation {
+    DataLocation::Memory(DataMemory::take(1 << 20).expect("1 MiB of memory"))
 }
 
-fn short(window: usize, answers: Answers) -> CeilingOptions {
+fn short(window: usize, answers: DataLocation) -> CeilingOptions {
     CeilingOptions {
         exchange: Exchange::READ_4K,
         answers,
@@ -16,7 +16,7 @@ fn short(window: usize, answers: Answers) -> CeilingOptions {
         window,
         server_core: None,
         client_core: None,
-        answering_percent: None,
+        responder_percent: None,
         warm_up: Duration::from_millis(5),
         duration: Duration::from_millis(50),
     }
@@ -25,7 +25,7 @@ fn short(window: usize, answers: Answers) -> CeilingOptions {
 #[test]
 fn a_window_is_answered_and_counted() {
     for (window, answers) in [
-        (16, Answers::HotBuffer),
+        (16, DataLocation::HotBuffer),
         (16, memory()),
         (WINDOW_MAX, memory()),
     ] {
@@ -38,7 +38,7 @@ fn a_window_is_answered_and_counted() {
 
 #[test]
 fn one_at_a_time_gives_latencies() {
-    for answers in [Answers::HotBuffer, memory()] {
+    for answers in [DataLocation::HotBuffer, memory()] {
         let measured = measure_tcp(&short(1, answers)).expect("loopback is there");
         let latency = measured.latency.expect("exact for a window of one");
         assert!(latency.p50_ns > 0 && latency.p50_ns <= latency.max_ns);
@@ -50,7 +50,7 @@ fn one_at_a_time_gives_latencies() {
 #[test]
 fn windows_that_cannot_be_driven_are_refused() {
     for window in [0, WINDOW_MAX + 1] {
-        let error = measure_tcp(&short(window, Answers::HotBuffer)).expect_err("refused");
+        let error = measure_tcp(&short(window, DataLocation::HotBuffer)).expect_err("refused");
         assert!(matches!(error, CeilingError::Window(w) if w == window));
     }
     for data_bytes in [0, DATA_MAX_BYTES + 1] {
@@ -60,7 +60,7 @@ fn windows_that_cannot_be_driven_are_refused() {
         };
         let options = CeilingOptions {
             exchange,
-            ..short(1, Answers::HotBuffer)
+            ..short(1, DataLocation::HotBuffer)
         };
         let error = measure_tcp(&options).expect_err("refused");
         assert!(matches!(error, CeilingError::Data(it) if it == data_bytes));
@@ -69,19 +69,19 @@ fn windows_that_cannot_be_driven_are_refused() {
 
 #[test]
 fn memory_without_a_block_or_beyond_the_machine_is_refused() {
-    let error = AnswerMemory::take(4095).expect_err("refused");
+    let error = DataMemory::take(4095).expect_err("refused");
     assert!(error.to_string().contains("4095 bytes"), "{error}");
-    let error = AnswerMemory::take(u64::MAX).expect_err("refused");
+    let error = DataMemory::take(u64::MAX).expect_err("refused");
     assert!(matches!(error, CeilingError::Memory(_)), "{error}");
     // An incomplete block at the end is never sent.
-    assert_eq!(AnswerMemory::take(5000).expect("small").bytes(), 5000);
+    assert_eq!(DataMemory::take(5000).expect("small").bytes(), 5000);
 }
 
 #[test]
-fn answers_from_memory_are_a_header_and_a_block_each_in_whatever_pieces_they_go() {
+fn responses_from_memory_survive_partial_sends() {
     const BLOCKS: usize = 16;
     const RESPONSE_BYTES: usize = HEADER_BYTES + DATA_BYTES;
-    let memory = AnswerMemory::take((BLOCKS * DATA_BYTES) as u64).expect("64 KiB");
+    let memory = DataMemory::take((BLOCKS * DATA_BYTES) as u64).expect("64 KiB");
     for block in 0..BLOCKS {
         let bytes = [block as u8; DATA_BYTES];
         assert!(memory.0.handle().try_write(block * DATA_BYTES, &bytes));
@@ -93,17 +93,17 @@ fn answers_from_memory_are_a_header_and_a_block_each_in_whatever_pieces_they_go(
     let stop = AtomicBool::new(false);
     let mut answers = vec![0; WINDOW_MAX * RESPONSE_BYTES];
     std::thread::scope(|scope| {
-        let answering = scope.spawn(|| {
+        let responding = scope.spawn(|| {
             let servers = std::slice::from_ref(&server);
             let cycle = Cycle::of(Exchange::READ_4K, WINDOW_MAX);
             let passes = Passes::begin(servers, true, &stop);
-            answer_from_memory(servers, &cycle, &memory, passes)
+            respond_from_memory(servers, &cycle, &memory, passes)
         });
         let requests = [0; WINDOW_MAX * REQUEST_BYTES];
         client.write_all(&requests).expect("sent");
         client.read_exact(&mut answers).expect("answered");
         stop.store(true, Ordering::Relaxed);
-        answering.join().expect("no panic").expect("no failure");
+        responding.join().expect("no panic").expect("no failure");
     });
     let mut seen = [false; BLOCKS];
     for answer in answers.chunks(RESPONSE_BYTES) {
@@ -134,7 +134,7 @@ fn what_was_sent_is_taken_off_the_front() {
         (4144, &[]),
     ] {
         let mut parts = parts();
-        forget_sent(&mut parts, sent);
+        drop_sent(&mut parts, sent);
         let left: Vec<usize> = parts.iter().map(|part| part.len()).collect();
         assert_eq!(left, lengths, "{sent} sent");
     }
@@ -144,14 +144,14 @@ fn what_was_sent_is_taken_off_the_front() {
 fn a_core_that_is_not_there_ends_the_run_with_its_name() {
     let options = CeilingOptions {
         server_core: Some(1023),
-        ..short(4, Answers::HotBuffer)
+        ..short(4, DataLocation::HotBuffer)
     };
     let error = measure_tcp(&options).expect_err("refused");
     assert!(error.to_string().contains("core 1023"), "{error}");
 }
 
 /// Whether a request is completed, which may take long on a busy machine.
-fn is_answered(options: &CeilingOptions) -> bool {
+fn is_completed(options: &CeilingOptions) -> bool {
     [50, 500, 5000, 20_000].into_iter().any(|milliseconds| {
         let measured = measure_tcp(&CeilingOptions {
             duration: Duration::from_millis(milliseconds),
@@ -165,7 +165,7 @@ fn is_answered(options: &CeilingOptions) -> bool {
 fn every_pattern_is_answered_over_one_connection_and_over_several() {
     for write in [false, true] {
         for data_bytes in [DATA_BYTES, 128 << 10] {
-            for answers in [Answers::HotBuffer, memory()] {
+            for answers in [DataLocation::HotBuffer, memory()] {
                 for connections in [1, 2] {
                     let exchange = Exchange { write, data_bytes };
                     let options = CeilingOptions {
@@ -173,7 +173,7 @@ fn every_pattern_is_answered_over_one_connection_and_over_several() {
                         connections,
                         ..short(2, answers.clone())
                     };
-                    assert!(is_answered(&options), "{exchange:?} over {connections}");
+                    assert!(is_completed(&options), "{exchange:?} over {connections}");
                 }
             }
         }
@@ -181,13 +181,13 @@ fn every_pattern_is_answered_over_one_connection_and_over_several() {
 }
 
 #[test]
-fn with_a_part_of_its_core_the_answering_side_takes_no_more() {
+fn a_limited_cpu_share_is_not_exceeded() {
     let options = CeilingOptions {
         exchange: Exchange {
             write: true,
             data_bytes: DATA_BYTES,
         },
-        answering_percent: Some(50),
+        responder_percent: Some(50),
         duration: Duration::from_millis(300),
         ..short(WINDOW_MAX, memory())
     };
@@ -199,7 +199,7 @@ fn with_a_part_of_its_core_the_answering_side_takes_no_more() {
         measured => measured.expect("loopback is there"),
     };
     // It may be ahead by at most one period.
-    let share = measured.answering_share;
+    let share = measured.responder_busy_share;
     assert!(share > 0.0 && share < 0.6, "{share}");
 }
 
@@ -211,7 +211,7 @@ fn data_that_is_asked_for_comes_behind_all_commands_in_flight() {
     };
     let cycle = Cycle::of(exchange, 2);
     let bytes: Vec<usize> = cycle
-        .asked
+        .host_messages
         .iter()
         .map(|one| one.header + one.data)
         .collect();
@@ -219,7 +219,7 @@ fn data_that_is_asked_for_comes_behind_all_commands_in_flight() {
     assert_eq!(bytes, [REQUEST_BYTES, REQUEST_BYTES, data, data]);
     assert!(
         cycle
-            .answered
+            .target_messages
             .iter()
             .all(|one| (one.header, one.data) == (HEADER_BYTES, 0))
     );
@@ -227,7 +227,7 @@ fn data_that_is_asked_for_comes_behind_all_commands_in_flight() {
 
 #[test]
 fn blocks_are_copied_out_of_memory_and_into_it() {
-    let memory = AnswerMemory::take(1 << 20).expect("1 MiB of memory");
+    let memory = DataMemory::take(1 << 20).expect("1 MiB of memory");
     let short = Duration::from_millis(2);
     for write in [false, true] {
         for data_bytes in [4096, 256 << 10] {
@@ -257,17 +257,17 @@ fn blocks_are_copied_out_of_memory_and_into_it() {
 fn requests_in_flight_are_sent_in_a_ring() {
     let (client, mut server) = socket_pair().expect("loopback is there");
     let ring: Vec<u8> = (0..100).collect();
-    let mut asker = Asker {
+    let mut connection = HostConnection {
         socket: &client,
         progress: Progress::default(),
         unsent: 250,
         at: Some(0),
         requests: Box::new(ring.clone()),
     };
-    while asker.unsent > 0 {
-        asker.send().expect("room for a few bytes");
+    while connection.unsent > 0 {
+        connection.send().expect("room for a few bytes");
     }
-    assert_eq!(asker.at, Some(50));
+    assert_eq!(connection.at, Some(50));
     server.set_nonblocking(false).expect("a socket");
     let mut sent = vec![0; 250];
     server.read_exact(&mut sent).expect("it was sent");

@@ -9,9 +9,10 @@ use bench::report::Machine;
 use bench::units::mib_per_second;
 use clap::{Args, ValueEnum};
 use measurement::ceiling::{
-    AnswerMemory, Answers, CONGESTION_CONTROL, CeilingError, CeilingOptions, Exchange, measure_tcp,
+    CONGESTION_CONTROL, CeilingError, CeilingOptions, DataLocation, DataMemory, Exchange,
+    measure_tcp,
 };
-use measurement::report::{AnswerSource, CeilingReport, CeilingRow, MemoryReport};
+use measurement::report::{CeilingReport, CeilingRow, MemoryReport, ReportedLocation};
 use measurement::transfers::{PairOptions, PairReport};
 
 use super::{Failure, parse_region, parse_seconds, show};
@@ -97,10 +98,10 @@ fn over_tcp(args: &CeilingArgs) -> Result<CeilingReport, Failure> {
     };
     let memory = match args.memory.unwrap_or(MEMORY_BYTES) {
         0 => None,
-        bytes => Some(AnswerMemory::take(bytes)?),
+        bytes => Some(DataMemory::take(bytes)?),
     };
-    let sources = memory.clone().map(Answers::Memory).into_iter();
-    let sources: Vec<Answers> = sources.chain([Answers::HotBuffer]).collect();
+    let sources = memory.clone().map(DataLocation::Memory).into_iter();
+    let sources: Vec<DataLocation> = sources.chain([DataLocation::HotBuffer]).collect();
     let mut rows = Vec::new();
     for window in args.depth.map_or(DEPTHS.to_vec(), |depth| vec![depth]) {
         for answers in &sources {
@@ -122,7 +123,7 @@ fn over_tcp(args: &CeilingArgs) -> Result<CeilingReport, Failure> {
 }
 
 /// The memory of the pair's data: received data uses the same amount of ordinary pages.
-fn memory_of(exchange: Exchange, memory: &AnswerMemory) -> MemoryReport {
+fn memory_of(exchange: Exchange, memory: &DataMemory) -> MemoryReport {
     let report = MemoryReport::new(memory);
     if !exchange.write {
         return report;
@@ -136,12 +137,12 @@ fn memory_of(exchange: Exchange, memory: &AnswerMemory) -> MemoryReport {
 fn row_of_tcp(
     args: &CeilingArgs,
     exchange: Exchange,
-    answers: Answers,
+    answers: DataLocation,
     window: usize,
 ) -> Result<CeilingRow, CeilingError> {
     let source = match &answers {
-        Answers::Memory(_) => AnswerSource::Memory,
-        Answers::HotBuffer => AnswerSource::OneHotBuffer,
+        DataLocation::Memory(_) => ReportedLocation::Memory,
+        DataLocation::HotBuffer => ReportedLocation::OneHotBuffer,
     };
     let measured = measure_tcp(&CeilingOptions {
         exchange,
@@ -150,7 +151,7 @@ fn row_of_tcp(
         window,
         server_core: Some(args.target_core.unwrap_or(CORES.0)),
         client_core: Some(args.host_core.unwrap_or(CORES.1)),
-        answering_percent: None,
+        responder_percent: None,
         warm_up: WARM_UP,
         duration: args.time,
     })?;
@@ -234,7 +235,10 @@ mod tests {
             .collect();
         assert_eq!(
             rows,
-            [(AnswerSource::Memory, 8), (AnswerSource::OneHotBuffer, 8)]
+            [
+                (ReportedLocation::Memory, 8),
+                (ReportedLocation::OneHotBuffer, 8)
+            ]
         );
         for row in &report.rows {
             let bytes = row.mib_per_second * f64::from(1 << 20);
@@ -250,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused_and_says_what_can() {
+    fn invalid_parameters_are_rejected_with_the_valid_range() {
         for (arguments, part) in [
             ("tcp --depth 0", "choose 1 to 128"),
             ("tcp --depth 129", "choose 1 to 128"),

@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use measurement::cost::baseline::{Baseline, CaseBaselines, case_excesses, excesses, is_judged};
 use measurement::cost::measure::{self, Subject, measure, measure_cases, measure_growth};
 use measurement::cost::report::CostReport;
-use measurement::cost::tcp_cases::{CHIEF, Case, HOST_CHIEF};
+use measurement::cost::tcp_cases::{Case, HOST_MAIN_CASE, MAIN_CASE};
 use measurement::cost::{driver_loop, growth_loop, host_loop, rdma_loop, tcp_loop};
 use serde::de::DeserializeOwned;
 
@@ -108,10 +108,14 @@ pub(crate) fn execute(args: &CostArgs) -> Result<ExitCode, Failure> {
     match args.subject {
         SubjectArg::Driver | SubjectArg::Rdma => {}
         SubjectArg::Tcp => {
-            return execute_cases(args, &Case::all().collect::<Vec<_>>(), CHIEF);
+            return execute_cases(args, &Case::all().collect::<Vec<_>>(), MAIN_CASE);
         }
         SubjectArg::TcpHost => {
-            return execute_cases(args, &host_loop::cases().collect::<Vec<_>>(), HOST_CHIEF);
+            return execute_cases(
+                args,
+                &host_loop::cases().collect::<Vec<_>>(),
+                HOST_MAIN_CASE,
+            );
         }
         SubjectArg::Growth => return execute_growth(args),
     }

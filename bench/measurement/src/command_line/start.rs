@@ -50,7 +50,7 @@ pub(crate) fn execute(args: &StartArgs) -> Result<ExitCode, Failure> {
     if let Some(path) = &args.json {
         save_json(&report, path)?;
     }
-    Ok(if args.check && !report.meets_aim() {
+    Ok(if args.check && !report.meets_goal() {
         ExitCode::FAILURE
     } else {
         ExitCode::SUCCESS

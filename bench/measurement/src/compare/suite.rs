@@ -15,7 +15,7 @@ use super::target::{Target, TargetOptions};
 use super::{CompareError, CompareOptions, Load, READ_BYTES, measure_target};
 use crate::appliance_process::ProcessError;
 use crate::ceiling::{
-    AnswerMemory, Answers, CONGESTION_CONTROL, CeilingMeasurement, CeilingOptions, Exchange,
+    CONGESTION_CONTROL, CeilingMeasurement, CeilingOptions, DataLocation, DataMemory, Exchange,
     measure_copies, measure_tcp,
 };
 use crate::cpu_limit::CpuLimit;
@@ -57,11 +57,11 @@ struct PairRow {
 }
 
 /// Suffix of the name of a row of `PAIR_ROWS` with a limited CPU share of the target.
-const PART: &str = "-part";
+const LIMITED_SUFFIX: &str = "-part";
 
 /// The rows that are also measured with a limited CPU share of the target: those in which the host,
 /// which has a whole core, is the slower end.
-const PART_ROWS: [&str; 2] = ["write-128-part", "write-128k-part"];
+const LIMITED_ROWS: [&str; 2] = ["write-128-part", "write-128k-part"];
 
 impl PairRow {
     fn exchange(&self) -> Exchange {
@@ -142,7 +142,7 @@ const DIGESTS: &str = "digests";
 #[must_use]
 pub fn row_names() -> Vec<&'static str> {
     let pairs = PAIR_ROWS.iter().map(|row| row.name);
-    let rows = pairs.chain(PART_ROWS);
+    let rows = pairs.chain(LIMITED_ROWS);
     rows.chain([LATENCY, FILE, IDLE, DIGESTS]).collect()
 }
 
@@ -163,7 +163,7 @@ pub struct SuiteOptions {
 /// A running suite.
 struct Suite<'a> {
     options: &'a SuiteOptions,
-    memory: AnswerMemory,
+    memory: DataMemory,
     /// `None` only while it is replaced.
     target: Option<Target>,
     /// The file, if the file row is measured.
@@ -174,13 +174,13 @@ struct Suite<'a> {
     parts: bool,
 }
 
-/// Compares round by round; calls `tell` before each row.
+/// Compares round by round; calls `report_step` before each row.
 ///
 /// # Errors
 /// [`CompareError`].
 pub fn compare_all(
     options: &SuiteOptions,
-    mut tell: impl FnMut(&str),
+    mut report_step: impl FnMut(&str),
 ) -> Result<SuiteReport, CompareError> {
     if !options.common.windlass.is_file() {
         return Err(ProcessError::NoBinary(options.common.windlass.clone()).into());
@@ -192,14 +192,14 @@ pub fn compare_all(
         .map_err(CompareError::File)?;
     let mut suite = Suite {
         options,
-        memory: AnswerMemory::take(options.common.namespace_bytes)?,
+        memory: DataMemory::take(options.common.namespace_bytes)?,
         target: Some(start_target(options, file.as_ref())?),
         file,
         figures: Figures::default(),
         notes: Vec::new(),
         parts: true,
     };
-    if PART_ROWS.iter().any(|row| options.takes(row))
+    if LIMITED_ROWS.iter().any(|row| options.takes(row))
         && let Err(error) = CpuLimit::new(options.part_percent)
     {
         suite.parts = false;
@@ -207,11 +207,11 @@ pub fn compare_all(
     }
     for round in 0..options.common.rounds {
         if round > 0 {
-            suite.move_memory()?;
+            suite.replace_memory()?;
         }
         for row in row_names() {
             if options.takes(row) {
-                tell(&format!(
+                report_step(&format!(
                     "round {} of {}: {row}",
                     round + 1,
                     options.common.rounds
@@ -283,9 +283,9 @@ fn in_turn<A, B>(
 impl Suite<'_> {
     /// Allocates new memory for target and pair: the physical pages change a figure by up to a
     /// half, so every round uses other pages.
-    fn move_memory(&mut self) -> Result<(), CompareError> {
+    fn replace_memory(&mut self) -> Result<(), CompareError> {
         // Allocated before the old memory is freed. The file is used by one target at a time.
-        self.memory = AnswerMemory::take(self.options.common.namespace_bytes)?;
+        self.memory = DataMemory::take(self.options.common.namespace_bytes)?;
         self.target = None;
         self.target = Some(start_target(self.options, self.file.as_ref())?);
         Ok(())
@@ -301,9 +301,9 @@ impl Suite<'_> {
         }
         if let Some(pair) = PAIR_ROWS
             .iter()
-            .find(|pair| Some(pair.name) == row.strip_suffix(PART))
+            .find(|pair| Some(pair.name) == row.strip_suffix(LIMITED_SUFFIX))
         {
-            return self.with_a_part(row, pair, swapped);
+            return self.with_cpu_limit(row, pair, swapped);
         }
         match row {
             LATENCY => self.latency(swapped),
@@ -330,8 +330,8 @@ impl Suite<'_> {
     fn pair(
         &self,
         row: &PairRow,
-        answers: Answers,
-        answering_percent: Option<u32>,
+        answers: DataLocation,
+        responder_percent: Option<u32>,
     ) -> Result<CeilingMeasurement, CompareError> {
         let common = &self.options.common;
         Ok(measure_tcp(&CeilingOptions {
@@ -339,7 +339,7 @@ impl Suite<'_> {
             answers,
             connections: usize::from(row.connections),
             window: usize::from(row.depth),
-            answering_percent,
+            responder_percent,
             server_core: Some(common.target_core),
             client_core: Some(common.host_core),
             warm_up: common.warm_up,
@@ -356,8 +356,8 @@ impl Suite<'_> {
         let pair = |answers| self.pair(row, answers, None);
         in_turn(
             swapped,
-            || pair(Answers::Memory(self.memory.clone())),
-            || pair(Answers::HotBuffer),
+            || pair(DataLocation::Memory(self.memory.clone())),
+            || pair(DataLocation::HotBuffer),
         )
     }
 
@@ -407,7 +407,7 @@ impl Suite<'_> {
     /// Measures a row with a limited CPU share of the target, so that the host is not the
     /// bottleneck. Target and pair sleep while nothing has arrived, because polling would count
     /// against the share.
-    fn with_a_part(
+    fn with_cpu_limit(
         &mut self,
         name: &str,
         row: &PairRow,
@@ -425,7 +425,13 @@ impl Suite<'_> {
         let (ours, pair) = in_turn(
             swapped,
             || self.requests(&Target::start(&limited)?, &row.load()),
-            || self.pair(row, Answers::Memory(self.memory.clone()), Some(percent)),
+            || {
+                self.pair(
+                    row,
+                    DataLocation::Memory(self.memory.clone()),
+                    Some(percent),
+                )
+            },
         )?;
         self.figures.add(
             name,

@@ -98,7 +98,7 @@ pub fn excesses(report: &CostReport, subject: &Subject, baseline: Option<Baselin
 mod tests {
     use super::*;
     use crate::cost::measure::DRIVER;
-    use crate::cost::tcp_cases::CHIEF;
+    use crate::cost::tcp_cases::MAIN_CASE;
     use bench::report::Machine;
 
     fn report(instructions: f64, doorbells: f64) -> CostReport {
@@ -142,7 +142,7 @@ mod tests {
         };
         let reports = CaseReports {
             machine: Machine::here(),
-            cases: vec![case(CHIEF, 901.0), case("null-read-4k-1", 5000.0)],
+            cases: vec![case(MAIN_CASE, 901.0), case("null-read-4k-1", 5000.0)],
         };
         assert_eq!(case_excesses(&reports, None, false).len(), 1);
         assert!(case_excesses(&reports, None, true).is_empty());
@@ -153,13 +153,16 @@ mod tests {
             .collect();
         assert!(case_excesses(&reports, Some(&baselines), true).is_empty());
         baselines.insert(
-            CHIEF.to_owned(),
+            MAIN_CASE.to_owned(),
             Baseline {
                 instructions: 800.0,
             },
         );
         let found = case_excesses(&reports, Some(&baselines), true);
-        assert!(found.len() == 1 && found[0].starts_with(CHIEF), "{found:?}");
+        assert!(
+            found.len() == 1 && found[0].starts_with(MAIN_CASE),
+            "{found:?}"
+        );
         baselines.remove("null-read-4k-1");
         assert_eq!(case_excesses(&reports, Some(&baselines), true).len(), 2);
         let file = CaseReports {

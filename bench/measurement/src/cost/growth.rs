@@ -24,7 +24,7 @@ const STAGES_NAMED: usize = 3;
 /// The dimension whose number grows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Beside {
+pub enum GrowthDimension {
     /// Idle connections of other hosts, each with an admin and an I/O queue.
     IdleConnections,
     /// Exports, each with its own device until the maximum number of devices.
@@ -35,7 +35,7 @@ pub enum Beside {
     Reactors,
 }
 
-impl Beside {
+impl GrowthDimension {
     /// All dimensions.
     pub const ALL: [Self; 4] = [
         Self::IdleConnections,
@@ -107,7 +107,7 @@ pub struct GrowthRow {
     /// Its unique name.
     pub name: String,
     /// The dimension.
-    pub beside: Beside,
+    pub beside: GrowthDimension,
     /// The number of objects.
     pub number: usize,
     /// The kind of request.
@@ -125,7 +125,7 @@ pub struct GrowthRow {
 impl GrowthRow {
     /// The row of a point from its report.
     #[must_use]
-    pub fn new(beside: Beside, number: usize, kind: Kind, report: CostReport) -> Self {
+    pub fn new(beside: GrowthDimension, number: usize, kind: Kind, report: CostReport) -> Self {
         Self {
             name: report.what,
             beside,
@@ -140,8 +140,8 @@ impl GrowthRow {
 }
 
 /// All measured points in order.
-pub fn points() -> impl Iterator<Item = (Beside, usize, Kind)> {
-    Beside::ALL.into_iter().flat_map(|beside| {
+pub fn points() -> impl Iterator<Item = (GrowthDimension, usize, Kind)> {
+    GrowthDimension::ALL.into_iter().flat_map(|beside| {
         let numbers = beside.numbers().iter();
         numbers.flat_map(move |&number| KINDS.into_iter().map(move |kind| (beside, number, kind)))
     })
@@ -149,7 +149,7 @@ pub fn points() -> impl Iterator<Item = (Beside, usize, Kind)> {
 
 /// The name of a point.
 #[must_use]
-pub fn name(beside: Beside, number: usize, kind: Kind) -> String {
+pub fn name(beside: GrowthDimension, number: usize, kind: Kind) -> String {
     format!("{number} {}, {}", beside.name(), kind.name())
 }
 
@@ -164,23 +164,27 @@ pub struct GrowthReport {
 
 /// The numbers with the lowest and the highest cost of one kind of request.
 struct Spread<'a> {
-    cheapest: &'a GrowthRow,
-    dearest: &'a GrowthRow,
+    least_expensive: &'a GrowthRow,
+    most_expensive: &'a GrowthRow,
 }
 
 impl Spread<'_> {
     fn percent(&self) -> f64 {
-        (self.dearest.instructions / self.cheapest.instructions - 1.0) * 100.0
+        (self.most_expensive.instructions / self.least_expensive.instructions - 1.0) * 100.0
     }
 
     /// The stages with the largest growth.
     fn stages(&self) -> String {
         let before = |name: &str| {
-            let found = self.cheapest.stages.iter().find(|stage| stage.name == name);
+            let found = self
+                .least_expensive
+                .stages
+                .iter()
+                .find(|stage| stage.name == name);
             found.map_or(0.0, |stage| stage.instructions)
         };
-        let dearest = self.dearest.stages.iter();
-        let mut grown: Vec<_> = dearest
+        let most_expensive = self.most_expensive.stages.iter();
+        let mut grown: Vec<_> = most_expensive
             .map(|stage| (stage.instructions - before(&stage.name), &stage.name))
             .collect();
         grown.sort_by(|one, other| other.0.total_cmp(&one.0));
@@ -193,15 +197,15 @@ impl Spread<'_> {
 }
 
 impl GrowthReport {
-    fn spread(&self, beside: Beside, kind: Kind) -> Option<Spread<'_>> {
+    fn spread(&self, beside: GrowthDimension, kind: Kind) -> Option<Spread<'_>> {
         let rows = || {
             let rows = self.rows.iter();
             rows.filter(move |row| row.beside == beside && row.kind == kind)
         };
         let by_cost = |a: &&GrowthRow, b: &&GrowthRow| a.instructions.total_cmp(&b.instructions);
         Some(Spread {
-            cheapest: rows().min_by(by_cost)?,
-            dearest: rows().max_by(by_cost)?,
+            least_expensive: rows().min_by(by_cost)?,
+            most_expensive: rows().max_by(by_cost)?,
         })
     }
 
@@ -209,7 +213,7 @@ impl GrowthReport {
     #[must_use]
     pub fn excesses(&self) -> Vec<String> {
         let mut lines = Vec::new();
-        for beside in Beside::ALL {
+        for beside in GrowthDimension::ALL {
             for kind in KINDS {
                 let Some(spread) = self.spread(beside, kind) else {
                     lines.push(format!("{}, {}: not counted", beside.name(), kind.name()));
@@ -220,9 +224,9 @@ impl GrowthReport {
                     lines.push(format!(
                         "{}: {:.1} instructions, {percent:.1} % more than beside {}, \
                          {SPREAD_MAX_PERCENT} % at most ({})",
-                        spread.dearest.name,
-                        spread.dearest.instructions,
-                        spread.cheapest.number,
+                        spread.most_expensive.name,
+                        spread.most_expensive.instructions,
+                        spread.least_expensive.number,
                         spread.stages(),
                     ));
                 }
@@ -246,7 +250,7 @@ impl fmt::Display for GrowthReport {
             "Instructions of a 4 KiB request over TCP, beside more and more of everything\n  \
              RAM, counted by callgrind; the spread is the dearest over the cheapest"
         )?;
-        for beside in Beside::ALL {
+        for beside in GrowthDimension::ALL {
             let kinds = KINDS.map(Kind::name);
             let mut headings = vec![beside.name()];
             headings.extend(kinds.iter().map(String::as_str));
@@ -280,7 +284,7 @@ mod tests {
 
     use super::*;
 
-    fn report(cost: impl Fn(Beside, usize, Kind) -> f64) -> GrowthReport {
+    fn report(cost: impl Fn(GrowthDimension, usize, Kind) -> f64) -> GrowthReport {
         let row = |(beside, number, kind)| GrowthRow {
             name: name(beside, number, kind),
             beside,
@@ -315,7 +319,7 @@ mod tests {
         let little = report(|_, number, _| if number > 64 { 617.0 } else { 600.0 });
         assert!(little.excesses().is_empty());
         let grows = report(|beside, number, kind| match (beside, kind.depth) {
-            (Beside::Exports, 1) => 2000.0 + number as f64,
+            (GrowthDimension::Exports, 1) => 2000.0 + number as f64,
             _ => 600.0,
         });
         let found = grows.excesses();
@@ -338,7 +342,9 @@ mod tests {
     #[test]
     fn what_is_missing_or_allocates_is_an_excess() {
         let mut missing = report(|_, _, _| 600.0);
-        missing.rows.retain(|row| row.beside != Beside::Reactors);
+        missing
+            .rows
+            .retain(|row| row.beside != GrowthDimension::Reactors);
         missing.rows[0].allocations = 0.5;
         assert_eq!(missing.excesses().len(), KINDS.len() + 1);
         assert!(!report(|_, _, _| f64::NAN).excesses().is_empty());

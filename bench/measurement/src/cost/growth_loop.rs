@@ -7,7 +7,7 @@ use block::Device;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::cost::LoopCounts;
-use crate::cost::growth::{Beside, KINDS, Kind, name};
+use crate::cost::growth::{GrowthDimension, KINDS, Kind, name};
 use crate::cost::measure::CostError;
 use crate::cost::rig::{Extent, ram};
 use crate::cost::tcp_host::{Batch, Host};
@@ -30,7 +30,7 @@ const TURNS_OF_REST: u32 = 64;
 /// Number of warm-up batches.
 const WARM_UP_BATCHES: u64 = 8;
 
-impl Beside {
+impl GrowthDimension {
     fn extent(self, number: usize) -> Extent {
         let one = Extent::ONE;
         match self {
@@ -63,7 +63,7 @@ fn devices(extent: &Extent) -> Result<Vec<Arc<dyn Device>>, CostError> {
 
 /// Counts requests of each kind for one number, and adds the counters by name.
 fn run_beside(
-    beside: Beside,
+    beside: GrowthDimension,
     number: usize,
     counted: &mut Vec<(String, LoopCounts)>,
 ) -> Result<(), CostError> {
@@ -78,7 +78,7 @@ fn run_beside(
         rig.turn_all();
     }
     for host in &mut hosts {
-        rig.settle(host);
+        rig.sync_sent_count(host);
     }
     let mut random = Random::new(1);
     for kind in KINDS {
@@ -134,7 +134,7 @@ pub fn run() -> Result<Vec<(String, LoopCounts)>, CostError> {
     // If this fails, opening a connection reports the error.
     let _ = setrlimit(Resource::Nofile, raised);
     let mut counted = Vec::new();
-    for beside in Beside::ALL {
+    for beside in GrowthDimension::ALL {
         for &number in beside.numbers() {
             run_beside(beside, number, &mut counted)?;
         }

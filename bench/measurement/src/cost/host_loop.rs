@@ -41,7 +41,7 @@ const TURNS_MAX: u32 = 100_000;
 const REACTOR: usize = 0;
 
 /// The target, and the counters of the host's sockets.
-struct World {
+struct LoopState {
     rig: Rig,
     /// Both ends of the latest connection, to check what has arrived there.
     ends: Option<(OwnedFd, TcpStream)>,
@@ -53,10 +53,10 @@ struct World {
 
 thread_local! {
     /// A connection's stream must be `Send`, so it cannot contain the target, which is not.
-    static WORLD: RefCell<Option<World>> = const { RefCell::new(None) };
+    static WORLD: RefCell<Option<LoopState>> = const { RefCell::new(None) };
 }
 
-fn with_world<T>(use_it: impl FnOnce(&mut World) -> T) -> T {
+fn with_state<T>(use_it: impl FnOnce(&mut LoopState) -> T) -> T {
     WORLD.with_borrow_mut(|world| use_it(world.as_mut().expect("it is set first")))
 }
 
@@ -71,7 +71,7 @@ impl TurnStream {
         let socket = Socket::connect(options)?;
         let own = socket.descriptor().map(|own| own.try_clone_to_owned());
         let own = own.transpose().map_err(failed)?;
-        with_world(|world| {
+        with_state(|world| {
             let accepted = world.rig.accept(REACTOR).map_err(failed)?;
             world.ends = own.map(|own| (own, accepted));
             Ok(Self(socket))
@@ -86,7 +86,7 @@ impl ByteStream for TurnStream {
 
     fn send(&mut self, buffers: &[IoSlice<'_>]) -> StreamResult {
         let moved = self.0.send(buffers);
-        with_world(|world| {
+        with_state(|world| {
             world.pieces += buffers.len() as u64;
             if let StreamResult::Bytes(bytes) = moved {
                 world.sent_bytes += bytes as u64;
@@ -96,7 +96,7 @@ impl ByteStream for TurnStream {
     }
 
     fn wait(&self, _: bool, _: Duration) {
-        with_world(|world| {
+        with_state(|world| {
             // If this fails, the wait reports a time-out.
             let _ = world.rig.await_any();
             world.rig.turn_all();
@@ -108,7 +108,7 @@ impl ByteStream for TurnStream {
     }
 }
 
-impl World {
+impl LoopState {
     /// Runs a turn of the target after all sent data has arrived there.
     fn turn(&mut self) -> Result<(), CostError> {
         let received = self.rig.counters(REACTOR).bytes_received.get();
@@ -121,7 +121,7 @@ impl World {
     }
 
     /// Whether data has arrived at the host.
-    fn has_answers(&self) -> Result<bool, CostError> {
+    fn has_responses(&self) -> Result<bool, CostError> {
         let Some((host_end, _)) = &self.ends else {
             return Ok(false);
         };
@@ -159,7 +159,7 @@ pub fn cases() -> impl Iterator<Item = Case> {
 pub fn run(only: Option<&str>) -> Result<Vec<(String, LoopCounts)>, CostError> {
     let rig = Rig::new(&Extent::ONE, |_| Ok(vec![ram(DEVICE_BYTES)?]))?;
     let address = rig.address()?;
-    WORLD.set(Some(World {
+    WORLD.set(Some(LoopState {
         rig,
         ends: None,
         sent_bytes: 0,
@@ -205,7 +205,7 @@ fn count(
     queue: &mut IoQueue,
     namespace: &NamespaceInfo,
 ) -> Result<LoopCounts, CostError> {
-    let suited = workload(case).suit(namespace, None);
+    let suited = workload(case).check_against(namespace, None);
     let suited = Arc::new(suited.map_err(|error| setup("the workload", &error))?);
     let buffers = fill_buffers(queue.pool(), &suited);
     let buffers = buffers.map_err(|error| setup("memory", &error))?;
@@ -215,7 +215,7 @@ fn count(
     for batch in 1..=WARM_UP_BATCHES {
         run_batch(&mut lane, batch * u64::from(case.depth), &mut stats)?;
     }
-    let (before, pieces) = (lane.counters(), with_world(|world| world.pieces));
+    let (before, pieces) = (lane.counters(), with_state(|world| world.pieces));
     let mut allocations = 0;
     counting_begins();
     for batch in WARM_UP_BATCHES + 1..=WARM_UP_BATCHES + case.batches {
@@ -223,7 +223,7 @@ fn count(
     }
     counting_ends();
     let after = lane.counters();
-    let pieces = with_world(|world| world.pieces) - pieces;
+    let pieces = with_state(|world| world.pieces) - pieces;
     let counted = [
         ("receives", after.receives - before.receives),
         ("sends", after.sends - before.sends),
@@ -251,8 +251,8 @@ fn run_batch(
         let issued = lane.issue(quota, Instant::now());
         allocations += allocations_on_this_thread() - before;
         issued.map_err(|trouble| setup("the host", &trouble))?;
-        with_world(World::turn)?;
-        while with_world(|world| world.has_answers())? {
+        with_state(LoopState::turn)?;
+        while with_state(|world| world.has_responses())? {
             let before = allocations_on_this_thread();
             let collected = lane.collect(stats);
             allocations += allocations_on_this_thread() - before;

@@ -8,7 +8,7 @@ use crate::cost::LoopCounts;
 use crate::cost::callgrind::{Cost, Profile, ProfileError};
 use crate::cost::growth::{self, GrowthReport, GrowthRow};
 use crate::cost::report::{CaseReports, CostReport, StageCost};
-use crate::cost::stages::{self, Map, Place};
+use crate::cost::stages::{self, CodeOwner, Map};
 use crate::cost::tcp_cases;
 use bench::report::Machine;
 
@@ -130,7 +130,7 @@ pub fn case(subject: &str, name: &str, growth_only: bool) -> Subject {
     if subject == TCP_HOST.name {
         return TCP_HOST;
     }
-    let is_chief = name == tcp_cases::CHIEF;
+    let is_chief = name == tcp_cases::MAIN_CASE;
     Subject {
         instructions_max: if is_chief && !growth_only {
             TCP.instructions_max
@@ -271,20 +271,20 @@ fn report(
     for (place, cost) in divided.places {
         let mut stage = each(String::new(), cost);
         match place {
-            Place::Ours(name) => {
+            CodeOwner::Ours(name) => {
                 report.instructions += stage.instructions;
                 report.system_calls += stage.system_calls;
                 stage.name = name;
                 report.stages.push(stage);
             }
-            Place::Other(name) => {
+            CodeOwner::Other(name) => {
                 stage.name = name.to_owned();
                 report.subtracted.push(stage);
             }
-            Place::Shared(_) | Place::Unknown => unreachable!("divided among callers"),
+            CodeOwner::Shared(_) | CodeOwner::Unknown => unreachable!("divided among callers"),
         }
     }
-    let dearest = |a: &StageCost, b: &StageCost| b.instructions.total_cmp(&a.instructions);
+    let most_expensive = |a: &StageCost, b: &StageCost| b.instructions.total_cmp(&a.instructions);
     let functions = divided.functions.into_iter();
     report.functions = functions.map(|(name, cost)| each(name, cost)).collect();
     for list in [
@@ -292,7 +292,7 @@ fn report(
         &mut report.functions,
         &mut report.subtracted,
     ] {
-        list.sort_by(dearest);
+        list.sort_by(most_expensive);
         list.retain(|stage| stage.instructions.abs() >= NEGLIGIBLE);
     }
     report.functions.truncate(FUNCTIONS_MAX);

@@ -6,7 +6,7 @@ use crate::cost::callgrind::{Cost, Profile};
 
 /// The assignment of code from a source file.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Place {
+pub enum CodeOwner {
     /// The measured path, with the name of the stage.
     Ours(String),
     /// The other end of the loop or the loop itself, with its name.
@@ -108,19 +108,19 @@ pub const HOST: Map = Map {
 impl Map {
     /// The assignment of a file.
     #[must_use]
-    pub fn place(&self, file: &str) -> Place {
+    pub fn place(&self, file: &str) -> CodeOwner {
         if let Some((_, name)) = self.other.iter().find(|(folder, _)| file.contains(folder)) {
-            return Place::Other(name);
+            return CodeOwner::Other(name);
         }
         for (folder, name) in self.ours {
             if let Some((_, rest)) = file.split_once(folder) {
-                return Place::Ours(stage(name, rest));
+                return CodeOwner::Ours(stage(name, rest));
             }
         }
         self.shared
             .iter()
             .find(|(folder, _)| file.contains(folder))
-            .map_or(Place::Unknown, |(_, name)| Place::Shared(name))
+            .map_or(CodeOwner::Unknown, |(_, name)| CodeOwner::Shared(name))
     }
 }
 
@@ -134,10 +134,10 @@ fn stage(name: &str, rest: &str) -> String {
 }
 
 /// Costs by place.
-pub type Costs = BTreeMap<Place, Cost>;
+pub type Costs = BTreeMap<CodeOwner, Cost>;
 
 /// Shares of a function's cost by assignment; their sum is 1.
-type Shares = BTreeMap<Place, f64>;
+type Shares = BTreeMap<CodeOwner, f64>;
 
 /// Number of passes that propagate shares from callers to callees. Deeper chains of functions
 /// without an assignment do not occur.
@@ -156,7 +156,7 @@ pub struct Divided {
 /// in proportion to the cost of the calls.
 #[must_use]
 pub fn divide(profile: &Profile, map: &Map) -> Divided {
-    let places: HashMap<&str, Place> = profile
+    let places: HashMap<&str, CodeOwner> = profile
         .files
         .iter()
         .map(|(function, file)| (function.as_str(), map.place(file)))
@@ -165,7 +165,7 @@ pub fn divide(profile: &Profile, map: &Map) -> Divided {
     let mut divided = Divided::default();
     for ((function, file), cost) in &profile.own {
         for (place, share) in shares_of(function, map.place(file), &shares, &places) {
-            if let Place::Ours(_) = place {
+            if let CodeOwner::Ours(_) = place {
                 let function = divided.functions.entry(function.clone()).or_default();
                 function.add(*cost, share);
             }
@@ -178,33 +178,33 @@ pub fn divide(profile: &Profile, map: &Map) -> Divided {
 /// The shares of the assignments in a line of `function` from a file at `place`.
 fn shares_of(
     function: &str,
-    place: Place,
+    place: CodeOwner,
     shares: &HashMap<&str, Shares>,
-    places: &HashMap<&str, Place>,
-) -> Vec<(Place, f64)> {
-    let own = places.get(function).unwrap_or(&Place::Unknown);
+    places: &HashMap<&str, CodeOwner>,
+) -> Vec<(CodeOwner, f64)> {
+    let own = places.get(function).unwrap_or(&CodeOwner::Unknown);
     let callers = || match own {
-        Place::Ours(_) | Place::Other(_) => vec![(own.clone(), 1.0)],
-        Place::Shared(_) | Place::Unknown => shares.get(function).map_or_else(
-            || vec![(Place::Other("start and end"), 1.0)],
+        CodeOwner::Ours(_) | CodeOwner::Other(_) => vec![(own.clone(), 1.0)],
+        CodeOwner::Shared(_) | CodeOwner::Unknown => shares.get(function).map_or_else(
+            || vec![(CodeOwner::Other("start and end"), 1.0)],
             |shares| shares.clone().into_iter().collect(),
         ),
     };
     match place {
-        Place::Ours(_) | Place::Other(_) => vec![(place, 1.0)],
-        Place::Unknown => match own {
+        CodeOwner::Ours(_) | CodeOwner::Other(_) => vec![(place, 1.0)],
+        CodeOwner::Unknown => match own {
             // A shared crate's own use of the standard library.
-            Place::Shared(name) => renamed(callers(), name),
+            CodeOwner::Shared(name) => renamed(callers(), name),
             _ => callers(),
         },
-        Place::Shared(name) => renamed(callers(), name),
+        CodeOwner::Shared(name) => renamed(callers(), name),
     }
 }
 
 /// Moves our part of these shares to a stage of this name.
-fn renamed(shares: Vec<(Place, f64)>, name: &str) -> Vec<(Place, f64)> {
+fn renamed(shares: Vec<(CodeOwner, f64)>, name: &str) -> Vec<(CodeOwner, f64)> {
     let rename = |place| match place {
-        Place::Ours(_) => Place::Ours(name.to_owned()),
+        CodeOwner::Ours(_) => CodeOwner::Ours(name.to_owned()),
         other => other,
     };
     shares
@@ -214,10 +214,17 @@ fn renamed(shares: Vec<(Place, f64)>, name: &str) -> Vec<(Place, f64)> {
 }
 
 /// The callers' shares of every function without an assignment.
-fn shares<'a>(profile: &'a Profile, places: &HashMap<&'a str, Place>) -> HashMap<&'a str, Shares> {
+fn shares<'a>(
+    profile: &'a Profile,
+    places: &HashMap<&'a str, CodeOwner>,
+) -> HashMap<&'a str, Shares> {
     let mut shares: HashMap<&str, Shares> = HashMap::new();
-    let has_place =
-        |function: &str| matches!(places.get(function), Some(Place::Ours(_) | Place::Other(_)));
+    let has_place = |function: &str| {
+        matches!(
+            places.get(function),
+            Some(CodeOwner::Ours(_) | CodeOwner::Other(_))
+        )
+    };
     for _ in 0..ROUNDS {
         let mut next: HashMap<&str, Shares> = HashMap::new();
         for ((caller, callee), cost) in &profile.calls {
@@ -225,7 +232,9 @@ fn shares<'a>(profile: &'a Profile, places: &HashMap<&'a str, Place>) -> HashMap
                 continue;
             }
             let into = next.entry(callee.as_str()).or_default();
-            if let Some(place @ (Place::Ours(_) | Place::Other(_))) = places.get(caller.as_str()) {
+            if let Some(place @ (CodeOwner::Ours(_) | CodeOwner::Other(_))) =
+                places.get(caller.as_str())
+            {
                 *into.entry(place.clone()).or_default() += cost.instructions;
             } else if let Some(above) = shares.get(caller.as_str()) {
                 for (place, share) in above {
@@ -255,7 +264,7 @@ mod tests {
         }
     }
 
-    fn instructions(costs: &Costs, place: &Place) -> f64 {
+    fn instructions(costs: &Costs, place: &CodeOwner) -> f64 {
         costs.get(place).map_or(0.0, |cost| cost.instructions)
     }
 
@@ -267,39 +276,39 @@ mod tests {
             ("/w/nvme/driver/src/lib.rs", "nvme_driver"),
             ("/w/reactors/block/src/request.rs", "block::request"),
         ] {
-            assert_eq!(DRIVER.place(file), Place::Ours(expected.to_owned()));
+            assert_eq!(DRIVER.place(file), CodeOwner::Ours(expected.to_owned()));
         }
-        let other = Place::Other("emulated controller");
+        let other = CodeOwner::Other("emulated controller");
         assert_eq!(DRIVER.place("/w/nvme/driver/src/emulated/bus.rs"), other);
         assert_eq!(DRIVER.place("/w/nvme/driver/src/emulated.rs"), other);
         assert_eq!(
             DRIVER.place("/w/reactors/hugemem/src/lease.rs"),
-            Place::Shared("hugemem")
+            CodeOwner::Shared("hugemem")
         );
         assert_eq!(
             DRIVER.place("/rustc/abc/library/core/src/x.rs"),
-            Place::Unknown
+            CodeOwner::Unknown
         );
         assert_eq!(
             RDMA.place("/w/rdma/src/registered.rs"),
-            Place::Shared("rdma")
+            CodeOwner::Shared("rdma")
         );
         assert_eq!(
             RDMA.place("/w/nvme/rdma/src/slot.rs"),
-            Place::Ours("nvme_rdma::slot".to_owned())
+            CodeOwner::Ours("nvme_rdma::slot".to_owned())
         );
         for (file, expected) in [
             ("/w/nvme/host/src/tcp/sender.rs", "nvme_host::tcp::sender"),
             ("/w/nvme/host/src/tcp.rs", "nvme_host::tcp"),
             ("/w/bench/src/load/lane.rs", "load::lane"),
         ] {
-            assert_eq!(HOST.place(file), Place::Ours(expected.to_owned()));
+            assert_eq!(HOST.place(file), CodeOwner::Ours(expected.to_owned()));
         }
         assert_eq!(
             HOST.place("/w/bench/measurement/src/cost/host_loop.rs"),
-            Place::Other("loop")
+            CodeOwner::Other("loop")
         );
-        let fabric = Place::Other("in-process fabric");
+        let fabric = CodeOwner::Other("in-process fabric");
         assert_eq!(RDMA.place("/w/rdma/src/fake/engine.rs"), fabric);
         assert_eq!(RDMA.place("/w/rdma/src/fake.rs"), fabric);
     }
@@ -336,9 +345,9 @@ mod tests {
     fn the_library_is_its_callers_and_the_other_end_is_apart() {
         let divided = divide(&profile(), &DRIVER);
         let costs = divided.places;
-        let pair = Place::Ours("nvme_driver::pair".to_owned());
+        let pair = CodeOwner::Ours("nvme_driver::pair".to_owned());
         assert_eq!(instructions(&costs, &pair), 135.0);
-        let emulated = Place::Other("emulated controller");
+        let emulated = CodeOwner::Other("emulated controller");
         assert_eq!(instructions(&costs, &emulated), 1072.0);
         let sum: f64 = costs.values().map(|cost| cost.instructions).sum();
         assert_eq!(sum, 1207.0, "nothing is lost");

@@ -85,10 +85,10 @@ pub struct Case {
 }
 
 /// The case with a goal in the issue.
-pub const CHIEF: &str = "ram-read-4k-128";
+pub const MAIN_CASE: &str = "ram-read-4k-128";
 
 /// The case of the host that is shown in detail: the host does most if it sends the data.
-pub const HOST_CHIEF: &str = "ram-write-4k-128";
+pub const HOST_MAIN_CASE: &str = "ram-write-4k-128";
 
 impl Case {
     /// All cases.
@@ -144,7 +144,7 @@ mod tests {
     fn every_case_has_a_name_of_its_own() {
         let names: HashSet<String> = Case::all().map(|case| case.name()).collect();
         assert_eq!(names.len(), 3 * 2 * 4);
-        assert!(names.contains(CHIEF) && names.contains(HOST_CHIEF));
+        assert!(names.contains(MAIN_CASE) && names.contains(HOST_MAIN_CASE));
         for case in Case::all() {
             assert_eq!(Case::named(&case.name()), Some(case));
         }

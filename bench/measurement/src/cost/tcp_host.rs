@@ -28,7 +28,7 @@ const FRAMING: Framing = Framing {
 };
 
 /// Time to wait for bytes that are certain to arrive unless the target needs another turn.
-const SHORTLY: Timespec = Timespec {
+const SHORT_WAIT: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 2_000_000,
 };
@@ -38,7 +38,7 @@ const INCOMING_BYTES: usize = 2 << 20;
 
 /// Waits for one of these for a short time.
 pub(super) fn wait(watched: &mut [PollFd<'_>]) -> Result<(), CostError> {
-    match poll(watched, Some(&SHORTLY)) {
+    match poll(watched, Some(&SHORT_WAIT)) {
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
         Err(errno) => Err(setup("poll", &errno)),
     }
@@ -110,7 +110,7 @@ impl Host {
     }
 
     /// Whether every request is completed.
-    pub(super) fn is_answered(&self) -> bool {
+    pub(super) fn is_completed(&self) -> bool {
         self.in_flight == 0
     }
 

@@ -83,7 +83,7 @@ pub fn run(only: Option<&str>) -> Result<Vec<(String, LoopCounts)>, CostError> {
         Ok(all.clone())
     })?;
     let mut host = rig.attach(0, 0)?;
-    rig.settle(&mut host);
+    rig.sync_sent_count(&mut host);
     let mut random = Random::new(1);
     let mut counted = Vec::new();
     for case in Case::all().filter(|case| only.is_none_or(|only| case.name() == only)) {

@@ -58,7 +58,7 @@ struct ReactorEnd {
 pub(super) struct Rig {
     reactors: Vec<ReactorEnd>,
     /// Passes accepted sockets to the transports.
-    door: Port<Handoff>,
+    handoff_port: Port<Handoff>,
     listener: TcpListener,
     /// Allocations in all turns.
     pub(super) allocations: u64,
@@ -95,14 +95,15 @@ impl Rig {
         )?;
         // The last port belongs to no reactor, but passes on the accepted sockets.
         let mut ports = mesh::mesh(extent.reactors + 1, 4);
-        let door = ports.pop();
-        let door = door.ok_or_else(|| CostError::Setup("a port of a mesh".to_owned()))?;
+        let handoff_port = ports.pop();
+        let handoff_port =
+            handoff_port.ok_or_else(|| CostError::Setup("a port of a mesh".to_owned()))?;
         let reactors = (0..)
             .zip(ports)
             .map(|(number, port)| reactor(number, port, extent, &target, &devices, &arena));
         Ok(Self {
             reactors: reactors.collect::<Result<_, _>>()?,
-            door,
+            handoff_port,
             listener,
             allocations: 0,
             turns: 0,
@@ -149,7 +150,7 @@ impl Rig {
             port: PortId(0),
             replaces: false,
         };
-        let handed = self.door.send(reactor, handoff);
+        let handed = self.handoff_port.send(reactor, handoff);
         handed.map_err(|_| io::Error::other("the transport takes no connection"))?;
         Ok(end)
     }
@@ -195,7 +196,7 @@ impl Rig {
 
     /// Sets a host's count of sent bytes to its reactor's count of received bytes, when no other
     /// host sends to that reactor any more.
-    pub(super) fn settle(&self, host: &mut Host) {
+    pub(super) fn sync_sent_count(&self, host: &mut Host) {
         host.sent_in_all = self.counters(host.reactor).bytes_received.get();
     }
 
@@ -256,7 +257,7 @@ impl Rig {
             let sends = self.counters(host.reactor).sends.get();
             self.turn(host.reactor);
             host.collect(self.counters(host.reactor).sends.get() > sends)?;
-            if host.is_answered() {
+            if host.is_completed() {
                 return Ok(());
             }
         }

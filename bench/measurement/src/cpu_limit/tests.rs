@@ -75,8 +75,8 @@ fn a_group_of_version_two_has_its_part_and_what_it_holds() {
         counting: None,
     };
     let limit = CpuLimit::within(&hierarchy, 40).expect("made");
-    limit.hold(17).expect("held");
-    limit.hold_this_thread().expect("held");
+    limit.add_process(17).expect("held");
+    limit.add_this_thread().expect("held");
     let read = |name| limit.limiting.read(name).expect("there");
     assert_eq!(read("cpu.max"), "4000 10000");
     assert_eq!(read("cgroup.procs"), "17");
@@ -97,8 +97,8 @@ fn groups_of_version_one_limit_and_count() {
     let mounts = mounts(unified.path(), cpu.path(), cpuacct.path());
     let hierarchy = find(&mounts, "1:cpu:/slice\n2:cpuacct:/slice\n").expect("there");
     let limit = CpuLimit::within(&hierarchy, 50).expect("made");
-    limit.hold(17).expect("held");
-    limit.hold_this_thread().expect("held");
+    limit.add_process(17).expect("held");
+    limit.add_this_thread().expect("held");
     let counting = limit.counting.as_ref().expect("another hierarchy");
     assert!(counting.path.starts_with(cpuacct.path()));
     let read = |name| limit.limiting.read(name).expect("there");
@@ -145,7 +145,7 @@ fn the_kernels_groups_hold_a_thread_and_are_gone_afterwards() {
     let name = name.expect("made of letters").to_owned();
     let held = std::thread::scope(|scope| {
         let held = scope.spawn(|| {
-            limit.hold_this_thread()?;
+            limit.add_this_thread()?;
             let path = format!("/proc/self/task/{}/cgroup", gettid().as_raw_nonzero());
             let groups = std::fs::read_to_string(path).expect("its own");
             Ok::<_, CpuLimitError>(groups.matches(&name).count())
@@ -174,7 +174,7 @@ fn a_group_is_removed_with_a_thread_in_it() {
         let limit = &limit;
         scope.spawn(move || {
             // With version 2, the threads of a process outside the root group cannot be divided.
-            let _ = limit.hold_this_thread();
+            let _ = limit.add_this_thread();
             tell.send(()).expect("it is waited for");
             let _ = released.recv();
         });

@@ -104,7 +104,7 @@ impl CoreSeconds {
 
 /// A reference for a figure.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Against {
+pub struct Reference {
     /// Its description.
     pub what: String,
     /// Its value in each round.
@@ -133,7 +133,7 @@ pub struct Figure {
     /// Its value in each round.
     pub rounds: Vec<f64>,
     /// The references with which it is compared.
-    pub against: Vec<Against>,
+    pub against: Vec<Reference>,
     /// The efficiency of the target's core.
     #[serde(default)]
     pub core: Option<CoreSeconds>,
@@ -158,7 +158,7 @@ impl Figures {
     ) {
         let found = self.0.iter().position(|figure| figure.name == name);
         let index = found.unwrap_or_else(|| {
-            let begin = |(what, _, goal): &(&str, Sample, Option<Goal>)| Against {
+            let begin = |(what, _, goal): &(&str, Sample, Option<Goal>)| Reference {
                 what: (*what).to_owned(),
                 rounds: Vec::new(),
                 ratio: 0.0,
@@ -265,7 +265,7 @@ impl SuiteReport {
     fn core_table(
         &self,
         ours: fn(&Figure) -> Option<&CoreSeconds>,
-        theirs: fn(&Against) -> Option<&CoreSeconds>,
+        theirs: fn(&Reference) -> Option<&CoreSeconds>,
     ) -> Table {
         let mut table = Table::new(&["", "windlass", "against", "", "ratio"]);
         for figure in &self.figures {

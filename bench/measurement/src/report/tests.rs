@@ -178,8 +178,8 @@ fn ceiling(write: bool, latency: Option<Latency>) -> CeilingReport {
         }),
         congestion_control: "reno".into(),
         rows: vec![
-            row(AnswerSource::Memory, 512_345.6),
-            row(AnswerSource::OneHotBuffer, 987_654.3),
+            row(ReportedLocation::Memory, 512_345.6),
+            row(ReportedLocation::OneHotBuffer, 987_654.3),
         ],
     }
 }

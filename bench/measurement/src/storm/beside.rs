@@ -31,7 +31,7 @@ const QUEUES_PER_CONTROLLER: u16 = 32;
 /// Requests of the well-behaved host, alone and beside the others.
 const REQUESTS: usize = 400;
 /// Number of writes that wait for a block that a slow reader borrows.
-const PARKED_WRITES: u16 = 1000;
+const WAITING_WRITES: u16 = 1000;
 /// Block size of the target's namespaces in bytes.
 const BLOCK_BYTES: usize = 4096;
 /// Namespaces of the target: RAM, and a null device, which only needs memory for written data.
@@ -174,26 +174,26 @@ fn row(
     }
 }
 
-/// Measures every row; calls `tell` before each.
+/// Measures every row; calls `report_step` before each.
 pub(super) fn measure(
     target: &Target,
-    mut tell: impl FnMut(&str),
+    mut report_step: impl FnMut(&str),
 ) -> Result<Vec<BesideRow>, StormError> {
     let address = target.address;
     let mut rows = Vec::new();
     for bytes in SIZES {
-        tell(&format!("writes of {} KiB without data", bytes >> 10));
+        report_step(&format!("writes of {} KiB without data", bytes >> 10));
         rows.push(beside_greedy(address, bytes, Greedy::Writes)?);
-        tell(&format!("reads of {} KiB that are not taken", bytes >> 10));
+        report_step(&format!("reads of {} KiB that are not taken", bytes >> 10));
         rows.push(beside_greedy(address, bytes, Greedy::Reads)?);
     }
-    tell("a reader that takes nothing");
+    report_step("a reader that takes nothing");
     rows.push(beside_reader(address)?);
-    tell("anonymous hosts");
+    report_step("anonymous hosts");
     rows.push(beside_anonymous(address)?);
-    tell("parked writes");
-    rows.push(beside_parked(address)?);
-    tell("a flood of Aborts");
+    report_step("parked writes");
+    rows.push(beside_waiting_writes(address)?);
+    report_step("a flood of Aborts");
     rows.push(beside_aborts(address)?);
     Ok(rows)
 }
@@ -240,7 +240,7 @@ enum Greedy {
 }
 
 /// Opens all connections of the greedy host, each with the maximum number of commands.
-fn greed(address: SocketAddr, bytes: usize, kind: Greedy) -> Result<Vec<Host>, RawError> {
+fn open_greedy(address: SocketAddr, bytes: usize, kind: Greedy) -> Result<Vec<Host>, RawError> {
     let names = host(1);
     let mut hosts = Vec::new();
     let mut left = GREEDY_CONNECTIONS;
@@ -279,7 +279,7 @@ fn beside_greedy(address: SocketAddr, bytes: usize, kind: Greedy) -> Result<Besi
         succeeded(&response.completion().ok_or(unexpected)?)
     };
     let alone = Latencies::of(&mut write)?;
-    let greedy = greed(address, bytes, kind)?;
+    let greedy = open_greedy(address, bytes, kind)?;
     std::thread::sleep(Duration::from_millis(300));
     let beside = Latencies::of(&mut write)?;
     drop(greedy);
@@ -307,7 +307,7 @@ fn beside_reader(address: SocketAddr) -> Result<BesideRow, StormError> {
         succeeded(&cqe)
     };
     let alone = Latencies::of(&mut write)?;
-    let greedy = greed(address, 1 << 20, Greedy::Writes)?;
+    let greedy = open_greedy(address, 1 << 20, Greedy::Writes)?;
     let mut reader = Host::attach(address, &host(1), 1)?;
     for cid in 0..COMMANDS_PER_QUEUE {
         let read = Sqe::read(RAM, u64::from(cid) * 256 % 12_000, 255).with_cid(cid);
@@ -351,7 +351,7 @@ fn read_null(queue: &mut RawClient) -> Result<(), RawError> {
 }
 
 /// Reads of another device beside writes that wait for a block that a slow reader borrows.
-fn beside_parked(address: SocketAddr) -> Result<BesideRow, StormError> {
+fn beside_waiting_writes(address: SocketAddr) -> Result<BesideRow, StormError> {
     let mut modest = Host::attach(address, &host(2), 1)?;
     let queue = &mut modest.queues[0];
     let mut read = |_| read_null(queue);
@@ -361,7 +361,7 @@ fn beside_parked(address: SocketAddr) -> Result<BesideRow, StormError> {
     let mut found = Vec::new();
     while found.len() < REQUESTS {
         let mut reader = Host::attach(address, &host(1), 1)?;
-        let mut writer = Host::attach(address, &host(3), PARKED_WRITES.div_ceil(100))?;
+        let mut writer = Host::attach(address, &host(3), WAITING_WRITES.div_ceil(100))?;
         for cid in 0..8 {
             let read = Sqe::read(RAM, 0, 255).with_cid(cid);
             let sgl = SglDescriptor::transport(1 << 20);
@@ -383,7 +383,7 @@ fn beside_parked(address: SocketAddr) -> Result<BesideRow, StormError> {
         }
     }
     found.sort_unstable_by(f64::total_cmp);
-    let what = format!("{PARKED_WRITES} writes that wait for a block");
+    let what = format!("{WAITING_WRITES} writes that wait for a block");
     let names = (what.as_str(), "read of 4 KiB of another device");
     Ok(row(names, &alone, &Latencies(found), Promise::Median(1.2)))
 }

@@ -15,7 +15,7 @@ use rdma::{
 };
 use rustix::event::{PollFd, PollFlags, poll};
 
-use super::{MESSAGE_BYTES, TransferError, Way, step};
+use super::{MESSAGE_BYTES, TransferError, TransferMethod, step};
 use crate::ceiling::SLEEP_MAX;
 
 /// The data memory of each end.
@@ -312,14 +312,14 @@ impl<P: Provider> End<P> {
 }
 
 /// One side during connection establishment.
-struct Meeting<P: Provider> {
+struct ConnectionSetup<P: Provider> {
     events: P::EventChannel,
     connection: Option<P::Connection>,
     made: Option<(Parts<P>, P::QueuePair)>,
     is_established: bool,
 }
 
-impl<P: Provider> Meeting<P> {
+impl<P: Provider> ConnectionSetup<P> {
     fn new(provider: &P) -> Result<Self, TransferError> {
         Ok(Self {
             events: provider.event_channel().map_err(step("RDMA"))?,
@@ -397,17 +397,18 @@ impl<P: Provider> Ends<P> {
         address: SocketAddr,
         room: Room,
     ) -> Result<Self, TransferError> {
-        let (mut server, mut client) = (Meeting::new(server)?, Meeting::new(client)?);
+        let (mut server, mut client) =
+            (ConnectionSetup::new(server)?, ConnectionSetup::new(client)?);
         let listener = server
             .events
             .listen(address, 1, Token(1))
             .map_err(step("listening"))?;
         let peer = SocketAddr::new(address.ip(), listener.local_address().port());
-        let asking = client.events.connection(Token(2));
-        let asking = client
+        let connecting = client.events.connection(Token(2));
+        let connecting = client
             .connection
-            .insert(asking.map_err(step("connecting"))?);
-        let resolved = asking.resolve_address(None, peer, LIMIT);
+            .insert(connecting.map_err(step("connecting"))?);
+        let resolved = connecting.resolve_address(None, peer, LIMIT);
         resolved.map_err(step("resolving the address"))?;
         let deadline = Instant::now() + LIMIT;
         while !(server.is_established && client.is_established) {
@@ -461,7 +462,7 @@ impl<P: Provider> Ends<P> {
     }
 
     /// Checks that at least the client's first slot contains the pattern.
-    pub(crate) fn check(&self, _: Way, bytes: usize) -> Result<(), TransferError> {
+    pub(crate) fn check(&self, _: TransferMethod, bytes: usize) -> Result<(), TransferError> {
         let mut found = vec![0; bytes];
         self.client.data[0].read(0, &mut found);
         let wrong = found
@@ -480,7 +481,7 @@ impl<P: Provider> Ends<P> {
     }
 
     /// Separates server and client, for a thread each.
-    pub(super) fn apart(self) -> (End<P>, End<P>) {
+    pub(super) fn into_ends(self) -> (End<P>, End<P>) {
         (self.server, self.client)
     }
 

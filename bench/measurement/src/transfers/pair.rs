@@ -18,7 +18,7 @@ use rdma::{Payload, Provider, RemoteAddress, SendOperation, SendRequest};
 use serde::{Deserialize, Serialize};
 
 use super::ends::{End, Ends, READS_FROM, Room, SENDS_FROM};
-use super::{ANSWER, REQUEST, TransferError, message};
+use super::{REQUEST, RESPONSE, TransferError, message};
 use bench::report::{Latency, Machine};
 use bench::report::{histogram, nanos};
 use bench::table::Table;
@@ -142,14 +142,14 @@ pub fn measure_pair<P: Provider>(
             return Err(TransferError::Work(small.to_owned()));
         }
         ends.prepare(options.bytes, options.depth);
-        Ok((ends.device_name(), ends.apart()))
+        Ok((ends.device_name(), ends.into_ends()))
     };
-    let (device, (mut serving, mut asking)) = connect()?;
-    let two_threads = on_two_threads(&mut serving, &mut asking, options)?;
-    drop((serving, asking));
+    let (device, (mut server, mut client)) = connect()?;
+    let two_threads = on_two_threads(&mut server, &mut client, options)?;
+    drop((server, client));
     let on_one = |sleeps| {
-        let (_, (mut serving, mut asking)) = connect()?;
-        on_one_thread(&mut serving, &mut asking, options, sleeps)
+        let (_, (mut server, mut client)) = connect()?;
+        on_one_thread(&mut server, &mut client, options, sleeps)
     };
     let (one_thread, asleep) = (on_one(false)?, on_one(true)?);
     let rates = [two_threads, one_thread, asleep].map(|rate| rate.requests_per_second);
@@ -178,7 +178,7 @@ fn on_two_threads<P: Provider>(
     let remotes = remotes(client, options);
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let serving = scope.spawn(|| {
+        let server = scope.spawn(|| {
             let mut serve_all = || -> Result<(), TransferError> {
                 while !stop.load(Ordering::Relaxed) {
                     if !serve(server, options, &remotes)? {
@@ -193,7 +193,7 @@ fn on_two_threads<P: Provider>(
             stop.store(true, Ordering::Relaxed);
             served
         });
-        let asked = ask(client, options, |_, found| {
+        let measured = run_requester(client, options, |_, found| {
             if stop.load(Ordering::Relaxed) {
                 return Err(TransferError::Apart("the server has ended".to_owned()));
             }
@@ -203,9 +203,9 @@ fn on_two_threads<P: Provider>(
             Ok(())
         });
         stop.store(true, Ordering::Relaxed);
-        let served = serving.join();
+        let served = server.join();
         served.map_err(|_| TransferError::Work("the server panicked".to_owned()))??;
-        asked
+        measured
     })
 }
 
@@ -217,7 +217,7 @@ fn on_one_thread<P: Provider>(
 ) -> Result<PairRate, TransferError> {
     let remotes = remotes(client, options);
     let mut armed = false;
-    ask(client, options, |client, found| {
+    run_requester(client, options, |client, found| {
         if serve(server, options, &remotes)? || found {
             return Ok(());
         }
@@ -268,11 +268,11 @@ fn serve<P: Provider>(
             let write = SendRequest::new(id, SendOperation::Write(remotes[slot]), payload);
             // The completion of the following response covers it.
             end.post(&write.signalled(false))?;
-            send(end, &message(ANSWER, slot))?;
+            send(end, &message(RESPONSE, slot))?;
         }
     }
     for slot in polled.reads {
-        send(end, &message(ANSWER, slot))?;
+        send(end, &message(RESPONSE, slot))?;
     }
     end.flush()?;
     Ok(true)
@@ -280,7 +280,7 @@ fn serve<P: Provider>(
 
 /// Sends requests until the time is over. `between` is called before each check for responses, with
 /// whether the previous check found any.
-fn ask<P: Provider>(
+fn run_requester<P: Provider>(
     end: &mut End<P>,
     options: &PairOptions,
     mut between: impl FnMut(&mut End<P>, bool) -> Result<(), TransferError>,

@@ -11,7 +11,7 @@ use bench::units::{format_count, format_nanos, format_size};
 
 /// The results of one way.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct WayReport {
+pub struct MethodReport {
     /// Transfers per second.
     pub per_second: f64,
     /// Work requests of both ends per transfer.
@@ -22,7 +22,7 @@ pub struct WayReport {
     pub latency: Latency,
 }
 
-impl WayReport {
+impl MethodReport {
     fn new(measured: &Measured) -> Self {
         Self {
             per_second: measured.per_second,
@@ -41,9 +41,9 @@ pub struct MovementRow {
     /// Number of transfers in flight.
     pub depth: usize,
     /// The server writes.
-    pub write: WayReport,
+    pub write: MethodReport,
     /// The client reads.
-    pub read: WayReport,
+    pub read: MethodReport,
 }
 
 impl MovementRow {
@@ -51,8 +51,8 @@ impl MovementRow {
         Self {
             bytes,
             depth,
-            write: WayReport::new(write),
-            read: WayReport::new(read),
+            write: MethodReport::new(write),
+            read: MethodReport::new(read),
         }
     }
 }
@@ -65,11 +65,11 @@ pub struct MessageRow {
     /// Number of transfers in flight.
     pub depth: usize,
     /// By RDMA WRITE, followed by the response.
-    pub write: WayReport,
+    pub write: MethodReport,
     /// In the response, from registered memory.
-    pub message: WayReport,
+    pub message: MethodReport,
     /// In the response, copied into the work request, if that has enough room.
-    pub inline: Option<WayReport>,
+    pub inline: Option<MethodReport>,
 }
 
 impl MessageRow {
@@ -83,9 +83,9 @@ impl MessageRow {
         Self {
             bytes,
             depth,
-            write: WayReport::new(write),
-            message: WayReport::new(message),
-            inline: inline.map(WayReport::new),
+            write: MethodReport::new(write),
+            message: MethodReport::new(message),
+            inline: inline.map(MethodReport::new),
         }
     }
 
@@ -155,8 +155,8 @@ fn size(bytes: usize) -> String {
     format_size(bytes as u64)
 }
 
-fn rate(way: &WayReport) -> String {
-    format_count(way.per_second as u64)
+fn rate(method: &MethodReport) -> String {
+    format_count(method.per_second as u64)
 }
 
 impl TransfersReport {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bench::load::Watch;
-use bench::load::run::Unwatched;
+use bench::load::run::NoWatch;
 use bench::progress;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
@@ -15,12 +15,12 @@ pub(super) const EXIT_INTERRUPTED: u8 = 130;
 
 /// Progress and interruption of the runs.
 #[derive(Debug)]
-pub(super) struct Watching {
+pub(super) struct RunWatcher {
     shown: bool,
     interrupted: Arc<AtomicBool>,
 }
 
-impl Watching {
+impl RunWatcher {
     /// Makes SIGINT and SIGTERM end a run with its results so far, and a second signal end the
     /// process. `shown`: shows progress on standard error.
     pub(super) fn begin(shown: bool) -> io::Result<Self> {
@@ -38,12 +38,12 @@ impl Watching {
     }
 
     /// The watch of a run that uses standard error alone.
-    pub(super) fn one(&self, label: &str) -> Box<dyn Watch> {
+    pub(super) fn for_single_run(&self, label: &str) -> Box<dyn Watch> {
         self.with(label, progress::for_standard_error)
     }
 
     /// The watch of one of several concurrent runs.
-    pub(super) fn one_of_several(&self, label: &str) -> Box<dyn Watch> {
+    pub(super) fn for_concurrent_run(&self, label: &str) -> Box<dyn Watch> {
         self.with(label, progress::lines)
     }
 
@@ -51,7 +51,7 @@ impl Watching {
         let watch = if self.shown {
             shown(label)
         } else {
-            Box::new(Unwatched)
+            Box::new(NoWatch)
         };
         progress::until(&self.interrupted, watch)
     }

@@ -5,38 +5,38 @@ use std::time::{Duration, Instant};
 /// Divides the time of a polling loop. It reads the clock only in passes that find nothing, so a
 /// loop that is always busy has no overhead.
 #[derive(Debug)]
-pub(super) struct Occupation {
+pub(super) struct BusyTime {
     began: Instant,
     idle: Duration,
     /// The end of the first and of the latest of consecutive passes that found nothing.
-    resting: Option<(Instant, Instant)>,
+    idle_span: Option<(Instant, Instant)>,
 }
 
-impl Occupation {
+impl BusyTime {
     /// Starts the measurement.
     pub(super) fn begin() -> Self {
         Self {
             began: Instant::now(),
             idle: Duration::ZERO,
-            resting: None,
+            idle_span: None,
         }
     }
 
     /// Notes the end of a pass that transferred something or found nothing.
     #[inline]
-    pub(super) fn passed(&mut self, moved: bool) {
+    pub(super) fn end_pass(&mut self, moved: bool) {
         if !moved {
             let now = Instant::now();
-            let since = self.resting.map_or(now, |(since, _)| since);
-            self.resting = Some((since, now));
-        } else if let Some((since, until)) = self.resting.take() {
+            let since = self.idle_span.map_or(now, |(since, _)| since);
+            self.idle_span = Some((since, now));
+        } else if let Some((since, until)) = self.idle_span.take() {
             self.idle += until - since;
         }
     }
 
     /// The busy share of the time until now; the first pass of each idle period counts as busy.
     pub(super) fn busy_share(mut self) -> f64 {
-        self.passed(true);
+        self.end_pass(true);
         let whole = self.began.elapsed().as_secs_f64();
         if whole > 0.0 {
             1.0 - self.idle.as_secs_f64() / whole
@@ -52,26 +52,26 @@ mod tests {
 
     #[test]
     fn passes_that_find_nothing_are_idle_time_and_others_are_not() {
-        let mut occupation = Occupation::begin();
+        let mut busy_time = BusyTime::begin();
         let begin = Instant::now();
         while begin.elapsed() < Duration::from_millis(2) {
-            occupation.passed(false);
+            busy_time.end_pass(false);
         }
         let rested = begin.elapsed();
-        occupation.passed(true);
-        assert!(occupation.idle <= rested);
-        assert!(occupation.idle > Duration::ZERO && occupation.resting.is_none());
-        let idle = occupation.idle;
-        occupation.passed(true);
-        assert_eq!(occupation.idle, idle);
-        let share = occupation.busy_share();
+        busy_time.end_pass(true);
+        assert!(busy_time.idle <= rested);
+        assert!(busy_time.idle > Duration::ZERO && busy_time.idle_span.is_none());
+        let idle = busy_time.idle;
+        busy_time.end_pass(true);
+        assert_eq!(busy_time.idle, idle);
+        let share = busy_time.busy_share();
         assert!((0.0..1.0).contains(&share), "{share}");
     }
 
     #[test]
     fn a_loop_that_never_rests_is_busy() {
-        let mut occupation = Occupation::begin();
-        occupation.passed(true);
-        assert_eq!(occupation.busy_share(), 1.0);
+        let mut busy_time = BusyTime::begin();
+        busy_time.end_pass(true);
+        assert_eq!(busy_time.busy_share(), 1.0);
     }
 }
