@@ -34,7 +34,7 @@ const STEPS_MAX: usize = 64;
 const STEP: Nanos = Nanos::from_millis(10);
 /// Limit of the virtual time of a start and of the last request: CAP.TO is at most 127.5 s, and a
 /// reset waits for it twice.
-const PATIENCE: Nanos = Nanos::from_secs(600);
+const VIRTUAL_TIME_MAX: Nanos = Nanos::from_secs(600);
 const BLOCKS: u64 = 64;
 /// The largest number of concurrent requests of one client: the arena has memory for them.
 const IN_FLIGHT_MAX: usize = 8;
@@ -47,19 +47,23 @@ pub(crate) fn run(input: &[u8]) {
     let memory = Memory::of_thread();
     {
         let emulated = emulated(input.u8());
-        let lies = usize::from(input.u8()) * 4;
-        let liar = Arc::new(Liar::new(&memory, emulated, input.take(lies)));
-        if let Some((drive, owner)) = start(&memory, &liar) {
-            let rig = Rig {
-                liar,
+        let falsifications = usize::from(input.u8()) * 4;
+        let faulty_drive = Arc::new(FaultyDrive::new(
+            &memory,
+            emulated,
+            input.take(falsifications),
+        ));
+        if let Some((drive, owner)) = start(&memory, &faulty_drive) {
+            let started = StartedDrive {
+                faulty_drive,
                 drive,
                 owner,
-                now: PATIENCE,
+                now: VIRTUAL_TIME_MAX,
             };
-            rig.run(&memory, &mut input);
+            started.run(&memory, &mut input);
         }
     }
-    assert_eq!(memory.taken(), 0, "memory is still out");
+    assert_eq!(memory.taken(), 0, "memory is still in use");
 }
 
 fn emulated(choice: u8) -> EmulatedOptions {
@@ -88,35 +92,35 @@ fn emulated(choice: u8) -> EmulatedOptions {
 }
 
 /// Starts the drive. The start may fail, but must end.
-fn start(memory: &Memory, liar: &Arc<Liar>) -> Option<(Arc<Drive>, DriveOwner)> {
+fn start(memory: &Memory, faulty_drive: &Arc<FaultyDrive>) -> Option<(Arc<Drive>, DriveOwner)> {
     let options = DriveOptions {
         queue_depth_max: 32,
         deadlines: DEADLINES,
         ..DriveOptions::new("drive")
     };
-    let backing = Arc::clone(liar) as Arc<dyn DeviceBacking>;
+    let backing = Arc::clone(faulty_drive) as Arc<dyn DeviceBacking>;
     let mut bring_up = BringUp::new(backing, &memory.arena, options).ok()?;
     let mut now = Nanos::ZERO;
     loop {
-        liar.drive.tick(now);
+        faulty_drive.drive.tick(now);
         match bring_up.poll(now) {
             BringUpState::Pending => now += STEP,
             BringUpState::Ready(ready) => return Some(ready),
             BringUpState::Failed(_) => return None,
         }
-        assert!(now < PATIENCE, "the start does not end");
+        assert!(now < VIRTUAL_TIME_MAX, "the start does not end");
     }
 }
 
 /// A started drive, in virtual time.
-struct Rig {
-    liar: Arc<Liar>,
+struct StartedDrive {
+    faulty_drive: Arc<FaultyDrive>,
     drive: Arc<Drive>,
     owner: DriveOwner,
     now: Nanos,
 }
 
-impl Rig {
+impl StartedDrive {
     fn run(mut self, memory: &Memory, input: &mut Input<'_>) {
         let device = |nsid: u32| self.drive.device(nsid, "ns", [nsid as u8; 16]);
         let devices = [1, 3].map(device).into_iter().flatten();
@@ -130,14 +134,14 @@ impl Rig {
             }
             self.step(&mut clients, input);
         }
-        self.liar.stop();
-        let control = self.liar.drive.control();
+        self.faulty_drive.stop();
+        let control = self.faulty_drive.drive.control();
         control.disarm_all();
         control.release();
-        let limit = self.now + PATIENCE;
+        let limit = self.now + VIRTUAL_TIME_MAX;
         while clients.iter().any(|client| client.in_flight() > 0) {
             assert!(self.now < limit, "requests are lost");
-            self.pass(STEP);
+            self.advance_time(STEP);
             for client in &mut clients {
                 client.turn();
             }
@@ -148,21 +152,21 @@ impl Rig {
         let choice = input.u8();
         match choice & 15 {
             0..=6 => submit(clients, input),
-            7 => inject(&self.liar.drive.control(), input),
-            8 => self.liar.drive.control().disarm_all(),
-            9 => disturb(&self.liar.drive.control(), input),
-            10 => self.pass(Nanos::from_millis(u64::from(input.u8()))),
+            7 => inject(&self.faulty_drive.drive.control(), input),
+            8 => self.faulty_drive.drive.control().disarm_all(),
+            9 => apply_drive_event(&self.faulty_drive.drive.control(), input),
+            10 => self.advance_time(Nanos::from_millis(u64::from(input.u8()))),
             _ => {}
         }
-        self.pass(Nanos::from_micros(100));
+        self.advance_time(Nanos::from_micros(100));
         for client in clients {
             client.turn();
         }
     }
 
-    fn pass(&mut self, span: Nanos) {
+    fn advance_time(&mut self, span: Nanos) {
         self.now += span;
-        self.liar.drive.tick(self.now);
+        self.faulty_drive.drive.tick(self.now);
         self.owner.poll(self.now);
         self.owner.flush(self.now);
         if self.drive.function_reset_needed() {
@@ -244,7 +248,7 @@ fn inject(control: &EmulatorControl, input: &mut Input<'_>) {
 }
 
 /// Applies an event that affects the whole drive.
-fn disturb(control: &EmulatorControl, input: &mut Input<'_>) {
+fn apply_drive_event(control: &EmulatorControl, input: &mut Input<'_>) {
     let value = input.u8();
     match input.u8() % 9 {
         0 => control.remove(),
@@ -268,17 +272,17 @@ fn disturb(control: &EmulatorControl, input: &mut Input<'_>) {
 }
 
 /// An emulated drive that sometimes replaces its registers, pages and completions with others.
-struct Liar {
+struct FaultyDrive {
     drive: EmulatedController,
     view: DmaView,
-    lies: Mutex<Lies>,
+    falsifications: Mutex<Falsifications>,
 }
 
 /// The replacements still to come, and the addresses to write them to.
-struct Lies {
+struct Falsifications {
     left: Vec<u8>,
     /// Number of accesses until the next replacement.
-    truths: u8,
+    accesses_until_next: u8,
     admin_tail: u32,
     admin_submission: u64,
     /// Addresses of the completion queues.
@@ -287,7 +291,7 @@ struct Lies {
     page: u64,
 }
 
-impl Lies {
+impl Falsifications {
     fn input<T>(&mut self, read: impl FnOnce(&mut Input<'_>) -> T) -> T {
         let mut input = Input::new(&self.left);
         let read = read(&mut input);
@@ -301,24 +305,24 @@ impl Lies {
         if self.left.is_empty() {
             return false;
         }
-        if self.truths > 0 {
-            self.truths -= 1;
+        if self.accesses_until_next > 0 {
+            self.accesses_until_next -= 1;
             return false;
         }
-        self.truths = self.left.remove(0);
+        self.accesses_until_next = self.left.remove(0);
         true
     }
 }
 
-impl Liar {
-    fn new(memory: &Memory, options: EmulatedOptions, lies: &[u8]) -> Self {
+impl FaultyDrive {
+    fn new(memory: &Memory, options: EmulatedOptions, falsifications: &[u8]) -> Self {
         let region = memory.arena.region();
         Self {
             drive: EmulatedController::new(region, options).expect("right options"),
             view: DmaView::of_arena(region).expect("another mapping"),
-            lies: Mutex::new(Lies {
-                left: lies.to_vec(),
-                truths: lies.first().copied().unwrap_or(0),
+            falsifications: Mutex::new(Falsifications {
+                left: falsifications.to_vec(),
+                accesses_until_next: falsifications.first().copied().unwrap_or(0),
                 admin_tail: 0,
                 admin_submission: 0,
                 completions: Vec::new(),
@@ -329,11 +333,13 @@ impl Liar {
 
     /// Ends all falsification.
     fn stop(&self) {
-        self.lies().left.clear();
+        self.falsifications().left.clear();
     }
 
-    fn lies(&self) -> std::sync::MutexGuard<'_, Lies> {
-        self.lies.lock().unwrap_or_else(PoisonError::into_inner)
+    fn falsifications(&self) -> std::sync::MutexGuard<'_, Falsifications> {
+        self.falsifications
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Writes to the host's memory, if the address is in it.
@@ -348,15 +354,15 @@ impl Liar {
     }
 
     /// Reads the admin commands that a doorbell submits.
-    fn note_commands(&self, tail: u32) {
-        let mut lies = self.lies();
+    fn read_admin_commands(&self, tail: u32) {
+        let mut falsifications = self.falsifications();
         let entries = 64;
         for _ in 0..entries {
-            if lies.admin_tail == tail || lies.admin_submission < DMA_BASE {
+            if falsifications.admin_tail == tail || falsifications.admin_submission < DMA_BASE {
                 break;
             }
-            let offset =
-                (lies.admin_submission - DMA_BASE) as usize + lies.admin_tail as usize * 64;
+            let offset = (falsifications.admin_submission - DMA_BASE) as usize
+                + falsifications.admin_tail as usize * 64;
             if offset + 64 > self.view.len() {
                 break;
             }
@@ -365,30 +371,30 @@ impl Liar {
             let sqe = Sqe::read_from_bytes(&bytes).expect("64 bytes");
             let first = sqe.dptr.prp().prp1.get();
             match sqe.admin_opcode() {
-                AdminOpcode::IDENTIFY | AdminOpcode::GET_LOG_PAGE => lies.page = first,
-                AdminOpcode::CREATE_IO_CQ => lies.completions.push(first),
+                AdminOpcode::IDENTIFY | AdminOpcode::GET_LOG_PAGE => falsifications.page = first,
+                AdminOpcode::CREATE_IO_CQ => falsifications.completions.push(first),
                 _ => {}
             }
-            let after = lies.admin_tail + 1;
+            let after = falsifications.admin_tail + 1;
             // A tail that has wrapped around is smaller than the old one.
-            lies.admin_tail = if after > tail && tail < lies.admin_tail {
+            falsifications.admin_tail = if after > tail && tail < falsifications.admin_tail {
                 0
             } else {
                 after
             };
         }
-        lies.admin_tail = tail;
+        falsifications.admin_tail = tail;
     }
 
     /// Overwrites memory that the drive has just written, or might have.
-    fn lie_in_memory(&self) {
-        let mut lies = self.lies();
-        if !lies.is_due() {
+    fn overwrite_memory(&self) {
+        let mut falsifications = self.falsifications();
+        if !falsifications.is_due() {
             return;
         }
-        let page = lies.page;
-        let queues = lies.completions.clone();
-        let (address, bytes) = lies.input(|input| {
+        let page = falsifications.page;
+        let queues = falsifications.completions.clone();
+        let (address, bytes) = falsifications.input(|input| {
             if input.u8() & 1 == 0 {
                 let at = u64::from(input.u16() & 4095);
                 let bytes = input.bytes();
@@ -400,21 +406,21 @@ impl Liar {
             let base = queues.get(queue).copied().unwrap_or(0);
             (base + at, input.take(16).to_vec())
         });
-        drop(lies);
+        drop(falsifications);
         self.write(address, &bytes);
     }
 }
 
-impl DeviceBacking for Liar {
+impl DeviceBacking for FaultyDrive {
     fn registers_len(&self) -> usize {
         self.drive.registers_len()
     }
 
     fn read_u32(&self, offset: usize) -> u32 {
         let truth = self.drive.read_u32(offset);
-        let mut lies = self.lies();
-        if lies.is_due() {
-            return lies.input(|input| match input.u8() % 4 {
+        let mut falsifications = self.falsifications();
+        if falsifications.is_due() {
+            return falsifications.input(|input| match input.u8() % 4 {
                 0 => u32::MAX,
                 1 => truth ^ (1 << (input.u8() % 32)),
                 2 => input.u32(),
@@ -426,9 +432,9 @@ impl DeviceBacking for Liar {
 
     fn read_u64(&self, offset: usize) -> u64 {
         let truth = self.drive.read_u64(offset);
-        let mut lies = self.lies();
-        if lies.is_due() {
-            return lies.input(|input| match input.u8() % 4 {
+        let mut falsifications = self.falsifications();
+        if falsifications.is_due() {
+            return falsifications.input(|input| match input.u8() % 4 {
                 0 => u64::MAX,
                 1 => truth ^ (1 << (input.u8() % 64)),
                 2 => input.u64(),
@@ -440,20 +446,20 @@ impl DeviceBacking for Liar {
 
     fn write_u32(&self, offset: usize, value: u32) {
         if offset == DOORBELLS_FROM {
-            self.note_commands(value);
+            self.read_admin_commands(value);
         }
         self.drive.write_u32(offset, value);
         if offset >= DOORBELLS_FROM {
-            self.lie_in_memory();
+            self.overwrite_memory();
         }
     }
 
     fn write_u64(&self, offset: usize, value: u64) {
         if offset == Register::ASQ.0 as usize {
-            let mut lies = self.lies();
-            (lies.admin_submission, lies.admin_tail) = (value, 0);
+            let mut falsifications = self.falsifications();
+            (falsifications.admin_submission, falsifications.admin_tail) = (value, 0);
         } else if offset == Register::ACQ.0 as usize {
-            self.lies().completions = vec![value];
+            self.falsifications().completions = vec![value];
         }
         self.drive.write_u64(offset, value);
     }

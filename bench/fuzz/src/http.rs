@@ -51,14 +51,14 @@ pub(crate) fn run(input: &[u8]) {
     ]);
     let piece_bytes = 1 + 8 * usize::from(choices.u8());
     let request = choices.take(choices.left());
-    let answered = probe.converse(door, request, piece_bytes);
-    is_http(&answered);
+    let reply = probe.converse(door, request, piece_bytes);
+    is_http(&reply);
     let has = |bytes: &[u8], text: &str| bytes.windows(text.len()).any(|it| it == text.as_bytes());
     if matches!(door, ProbedDoor::HttpWithToken) && !has(request, TOKEN) {
         // A request that contains the secret may get it back in the reason of its rejection.
         assert!(
-            has(request, SECRET) || !has(&answered, SECRET),
-            "told without the token"
+            has(request, SECRET) || !has(&reply, SECRET),
+            "disclosed without the token"
         );
     }
     let next = probe.converse(
@@ -68,16 +68,16 @@ pub(crate) fn run(input: &[u8]) {
     );
     assert!(
         next.starts_with(b"HTTP/1.1 200 "),
-        "the next one is not answered"
+        "the next request gets no response"
     );
 }
 
 /// Checks for no response, or a status that the documentation of the control plane names.
-fn is_http(answered: &[u8]) {
-    if answered.is_empty() {
+fn is_http(reply: &[u8]) {
+    if reply.is_empty() {
         return;
     }
-    let head = answered.get(..STATUS_LINE.len() + 6);
+    let head = reply.get(..STATUS_LINE.len() + 6);
     let head = std::str::from_utf8(head.expect("a status line")).expect("ASCII");
     let version_and_status = head.strip_prefix(STATUS_LINE).expect("the protocol's name");
     let status: u16 = version_and_status[2..]

@@ -27,8 +27,8 @@ mod pages;
 #[path = "../../../nvme/rdma/tests/harness/mod.rs"]
 mod rdma_harness;
 mod rdma_target;
+mod tcp_harness;
 mod tcp_host;
-mod tcp_stage;
 mod tcp_target;
 
 use std::ffi::OsString;

@@ -62,7 +62,7 @@ impl Memory {
     }
 
     /// The device behind a fault device that holds, refuses and fails requests while told to.
-    pub(crate) fn moody(&self) -> (Arc<dyn Device>, Moods) {
+    pub(crate) fn faulty_device(&self) -> (Arc<dyn Device>, DeviceFaults) {
         let rule = |effect| FaultRule::new(OperationKinds::ALL, When::Always, effect);
         let rules = vec![
             rule(Effect::Hold),
@@ -71,21 +71,21 @@ impl Memory {
         ];
         let inner = Arc::<MemoryDevice>::clone(&self.device);
         let device = FaultDevice::new(inner, FaultPlan { rules, seed: 1 });
-        let moods = Moods(device.control());
-        moods.end();
-        (Arc::new(device), moods)
+        let device_faults = DeviceFaults(device.control());
+        device_faults.end();
+        (Arc::new(device), device_faults)
     }
 }
 
 /// Controls the faults of a device.
-pub(crate) struct Moods(FaultControl);
+pub(crate) struct DeviceFaults(FaultControl);
 
-impl Moods {
+impl DeviceFaults {
     const COUNT: usize = 3;
 
     /// Switches one fault on or off.
-    pub(crate) fn switch(&self, mood: u8, on: bool) {
-        self.0.arm(usize::from(mood) % Self::COUNT, on);
+    pub(crate) fn switch(&self, fault: u8, on: bool) {
+        self.0.arm(usize::from(fault) % Self::COUNT, on);
     }
 
     /// Releases the held requests.
@@ -95,8 +95,8 @@ impl Moods {
 
     /// Ends all faults.
     pub(crate) fn end(&self) {
-        for mood in 0..Self::COUNT {
-            self.0.arm(mood, false);
+        for fault in 0..Self::COUNT {
+            self.0.arm(fault, false);
         }
         self.release();
     }

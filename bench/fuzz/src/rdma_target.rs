@@ -28,7 +28,7 @@ use crate::tcp_target::likely_command;
 const STEPS_MAX: usize = 24;
 const HOSTS_MAX: usize = 4;
 /// Turns after which all work has ended: the fabric's delays are shorter.
-const SETTLING_TURNS: usize = 200;
+const DRAIN_TURNS: usize = 200;
 /// Limit of the delay of one of the target's requests, in ticks.
 const DELAY_MAX_TICKS: u8 = 32;
 /// Number of command identifiers that a host uses.
@@ -51,7 +51,7 @@ pub(crate) fn run(input: &[u8]) {
         let mut stage = Stage::with(setup);
         act(&mut stage, &mut input);
     }
-    assert_eq!(memory.taken(), 0, "leases are still out");
+    assert_eq!(memory.taken(), 0, "leases are still in use");
 }
 
 fn call(qid: u16, depth: u16, cntlid: u16) -> Call {
@@ -74,7 +74,7 @@ fn act(stage: &mut Stage, input: &mut Input<'_>) {
 
     let mut hosts = Vec::new();
     let other = FakeHost::connect(stage, &call(2, 16, cntlid)).expect("accepted");
-    let mut other = Guest::new(other);
+    let mut other = TestHost::new(other);
     other.connect(2, 15, cntlid);
     hosts.push(other);
     for _ in 0..STEPS_MAX {
@@ -82,14 +82,14 @@ fn act(stage: &mut Stage, input: &mut Input<'_>) {
             break;
         }
         step(stage, &mut hosts, cntlid, input);
-        hosts.iter_mut().for_each(Guest::take);
+        hosts.iter_mut().for_each(TestHost::take);
     }
     stage.fabric.clear_faults();
-    for _ in 0..SETTLING_TURNS {
+    for _ in 0..DRAIN_TURNS {
         stage.turn();
-        hosts.iter_mut().for_each(Guest::take);
+        hosts.iter_mut().for_each(TestHost::take);
     }
-    hosts.iter().for_each(Guest::check_answered);
+    hosts.iter().for_each(TestHost::check_completed);
     witness.prove_alive(stage, 2, 2);
     drop(hosts);
     for _ in 0..200 {
@@ -108,14 +108,14 @@ fn act(stage: &mut Stage, input: &mut Input<'_>) {
     for _ in 0..8 {
         stage.turn();
     }
-    assert_eq!(stage.leases_out(), leases, "leases are still out");
+    assert_eq!(stage.leases_out(), leases, "leases are still in use");
 }
 
 /// Executes one step.
-fn step(stage: &mut Stage, hosts: &mut Vec<Guest>, cntlid: u16, input: &mut Input<'_>) {
+fn step(stage: &mut Stage, hosts: &mut Vec<TestHost>, cntlid: u16, input: &mut Input<'_>) {
     let choice = input.u8();
     if hosts.is_empty() || choice & 31 == 31 {
-        dial(stage, hosts, cntlid, input);
+        open_connection(stage, hosts, cntlid, input);
         return;
     }
     let which = usize::from(choice >> 5) % hosts.len();
@@ -124,11 +124,11 @@ fn step(stage: &mut Stage, hosts: &mut Vec<Guest>, cntlid: u16, input: &mut Inpu
         0..=9 => host.send_likely(input),
         10..=11 => host.send_any_command(input),
         12 => {
-            host.is_right = false;
+            host.is_well_formed = false;
             host.host.send_bytes(input.bytes());
         }
         13 => {
-            host.is_right = false;
+            host.is_well_formed = false;
             let bytes = usize::from(input.u16()) % 12_000;
             host.host.send_bytes(&vec![input.u8(); bytes]);
         }
@@ -148,7 +148,12 @@ fn step(stage: &mut Stage, hosts: &mut Vec<Guest>, cntlid: u16, input: &mut Inpu
 }
 
 /// Opens another connection, with valid or modified private data.
-fn dial(stage: &mut Stage, hosts: &mut Vec<Guest>, cntlid: u16, input: &mut Input<'_>) {
+fn open_connection(
+    stage: &mut Stage,
+    hosts: &mut Vec<TestHost>,
+    cntlid: u16,
+    input: &mut Input<'_>,
+) {
     if hosts.len() >= HOSTS_MAX {
         return;
     }
@@ -169,7 +174,7 @@ fn dial(stage: &mut Stage, hosts: &mut Vec<Guest>, cntlid: u16, input: &mut Inpu
         ..call(3, 16, cntlid)
     };
     if let Ok(host) = FakeHost::connect(stage, &call) {
-        hosts.push(Guest::new(host));
+        hosts.push(TestHost::new(host));
     }
 }
 
@@ -192,26 +197,26 @@ fn fault(stage: &mut Stage, input: &mut Input<'_>) {
 }
 
 /// A host and its outstanding commands.
-struct Guest {
+struct TestHost {
     host: FakeHost,
-    is_right: bool,
+    is_well_formed: bool,
     /// Commands without a response, by identifier: their number, and how many of them may wait for
     /// an event.
-    unanswered: HashMap<u16, (u32, u32)>,
+    outstanding_commands: HashMap<u16, (u32, u32)>,
 }
 
-impl Guest {
+impl TestHost {
     fn new(host: FakeHost) -> Self {
         Self {
             host,
-            is_right: true,
-            unanswered: HashMap::new(),
+            is_well_formed: true,
+            outstanding_commands: HashMap::new(),
         }
     }
 
     fn send(&mut self, sqe: Sqe, data: &[u8]) {
         let waits = sqe.opcode == AdminOpcode::ASYNC_EVENT_REQUEST.0;
-        let counts = self.unanswered.entry(sqe.cid.get()).or_default();
+        let counts = self.outstanding_commands.entry(sqe.cid.get()).or_default();
         counts.0 += 1;
         counts.1 += u32::from(waits);
         self.host.send(sqe, data);
@@ -291,13 +296,13 @@ impl Guest {
     fn take(&mut self) {
         self.host.poll();
         for (cqe, _) in std::mem::take(&mut self.host.responses) {
-            if !self.is_right {
+            if !self.is_well_formed {
                 continue;
             }
             let cid = cqe.cid.get();
-            let counts = self.unanswered.get_mut(&cid);
+            let counts = self.outstanding_commands.get_mut(&cid);
             let counts = counts.unwrap_or_else(|| panic!("an answer to no command: {cid}"));
-            assert!(counts.0 > 0, "command {cid} was answered twice");
+            assert!(counts.0 > 0, "command {cid} was completed twice");
             counts.0 -= 1;
             if counts.0 == 0 {
                 counts.1 = 0;
@@ -306,13 +311,13 @@ impl Guest {
     }
 
     /// Checks that each command has its response, unless it waits for an event.
-    fn check_answered(&self) {
-        let is_over = self.host.disconnected || !self.host.failures.is_empty();
-        if !self.is_right || is_over {
+    fn check_completed(&self) {
+        let is_closed = self.host.disconnected || !self.host.failures.is_empty();
+        if !self.is_well_formed || is_closed {
             return;
         }
-        for (cid, &(open, waiting)) in &self.unanswered {
-            assert!(open <= waiting, "command {cid} is never answered");
+        for (cid, &(open, waiting)) in &self.outstanding_commands {
+            assert!(open <= waiting, "command {cid} is never completed");
         }
     }
 }

@@ -22,22 +22,22 @@ use zerocopy::IntoBytes;
 
 use crate::input::Input;
 use crate::memory::{BLOCK_BYTES, Memory};
-use crate::tcp_stage::{HOST, NQN, Stage, Wire};
+use crate::tcp_harness::{HOST, NQN, TcpHarness, Wire};
 
 /// The largest number of PDUs that the target sends in one run; then it closes every connection.
 const PDUS_MAX: u32 = 256;
 /// The largest number of bytes waiting for the host.
-const ARRIVED_MAX: usize = 1 << 20;
+const PENDING_BYTES_MAX: usize = 1 << 20;
 
 /// Runs one input.
 pub(crate) fn run(input: &[u8]) {
     let mut input = Input::new(input);
-    let errand = input.u8();
-    let header_digest = errand & 0x40 != 0;
-    let data_digest = errand & 0x80 != 0;
+    let scenario = input.u8();
+    let header_digest = scenario & 0x40 != 0;
+    let data_digest = scenario & 0x80 != 0;
     let interference: VecDeque<u8> = input.take(4096).iter().copied().collect();
-    SCENE.set(Some(Scene {
-        stage: Stage::new(),
+    HOST_RUN.set(Some(HostRun {
+        harness: TcpHarness::new(),
         links: Vec::new(),
         interference,
         pdus: 0,
@@ -45,7 +45,7 @@ pub(crate) fn run(input: &[u8]) {
     let options = ConnectOptions {
         header_digest,
         data_digest,
-        transport: Transport::tcp_over(|_| Ok(dial())),
+        transport: Transport::tcp_over(|_| Ok(open_connection())),
         // Far longer than a run: a target that does not respond ends the stream instead.
         timeout: Duration::from_secs(30),
         ..ConnectOptions::new(
@@ -58,17 +58,17 @@ pub(crate) fn run(input: &[u8]) {
         )
     };
     // Any result is correct, as long as the host returns.
-    let _ = match errand & 3 {
+    let _ = match scenario & 3 {
         0 => discover(options).map(|_| ()),
-        1 => look_around(options),
-        _ => use_queue(options),
+        1 => exercise_control_path(options),
+        _ => exercise_io_queue(options),
     };
-    let scene = SCENE.take().expect("set above");
-    scene.stage.finish();
+    let host_run = HOST_RUN.take().expect("set above");
+    host_run.harness.finish();
 }
 
 /// Requests everything that a host can request of a controller.
-fn look_around(options: ConnectOptions) -> Result<(), HostError> {
+fn exercise_control_path(options: ConnectOptions) -> Result<(), HostError> {
     let mut controller = Controller::connect(options)?;
     let _ = controller.transfer_bytes_max();
     for namespace in controller.namespaces()? {
@@ -94,7 +94,7 @@ fn look_around(options: ConnectOptions) -> Result<(), HostError> {
 }
 
 /// Reads and writes, and checks that every command is returned.
-fn use_queue(options: ConnectOptions) -> Result<(), HostError> {
+fn exercise_io_queue(options: ConnectOptions) -> Result<(), HostError> {
     let pool = Memory::of_thread().arena.pool(0);
     let mut controller = Controller::connect(options)?;
     controller.request_io_queues(1)?;
@@ -152,14 +152,14 @@ fn exchange(queue: &mut IoQueue, open: &mut HashSet<u64>) -> Result<(), HostErro
 }
 
 thread_local! {
-    /// The scene to which the streams of this run belong. Streams must be `Send`, so they only hold
+    /// The run to which the streams of this run belong. Streams must be `Send`, so they only hold
     /// an index into it.
-    static SCENE: RefCell<Option<Scene>> = const { RefCell::new(None) };
+    static HOST_RUN: RefCell<Option<HostRun>> = const { RefCell::new(None) };
 }
 
 /// A target, and the interference with its PDUs.
-struct Scene {
-    stage: Stage,
+struct HostRun {
+    harness: TcpHarness,
     links: Vec<Link>,
     interference: VecDeque<u8>,
     pdus: u32,
@@ -170,49 +170,49 @@ struct Link {
     wire: Option<Wire>,
     /// Bytes from the target, until they are a complete PDU.
     inbox: PduInbox,
-    arrived: VecDeque<u8>,
+    pending: VecDeque<u8>,
     /// The host has waited, and received nothing.
     waited: bool,
 }
 
 /// Opens a connection to the target.
-fn dial() -> Stream {
-    with_scene(|scene| {
-        let wire = scene.stage.connect(usize::MAX);
-        scene.links.push(Link {
+fn open_connection() -> Stream {
+    with_host_run(|host_run| {
+        let wire = host_run.harness.connect(usize::MAX);
+        host_run.links.push(Link {
             wire,
             inbox: PduInbox::default(),
-            arrived: VecDeque::new(),
+            pending: VecDeque::new(),
             waited: false,
         });
-        Stream(scene.links.len() - 1)
+        Stream(host_run.links.len() - 1)
     })
 }
 
-fn with_scene<T>(action: impl FnOnce(&mut Scene) -> T) -> T {
-    SCENE.with_borrow_mut(|scene| action(scene.as_mut().expect("a run goes on")))
+fn with_host_run<T>(action: impl FnOnce(&mut HostRun) -> T) -> T {
+    HOST_RUN.with_borrow_mut(|host_run| action(host_run.as_mut().expect("a run goes on")))
 }
 
-/// The host's end of a connection, as an index into the scene.
+/// The host's end of a connection, as an index into the run.
 #[derive(Debug)]
 struct Stream(usize);
 
 impl ByteStream for Stream {
     fn receive(&mut self, buffers: &mut [IoSliceMut<'_>]) -> StreamResult {
-        with_scene(|scene| {
-            scene.advance(self.0);
-            let link = &mut scene.links[self.0];
+        with_host_run(|host_run| {
+            host_run.advance(self.0);
+            let link = &mut host_run.links[self.0];
             let mut moved = 0;
             for buffer in buffers {
-                let bytes = buffer.len().min(link.arrived.len());
-                for (to, from) in buffer.iter_mut().zip(link.arrived.drain(..bytes)) {
+                let bytes = buffer.len().min(link.pending.len());
+                for (to, from) in buffer.iter_mut().zip(link.pending.drain(..bytes)) {
                     *to = from;
                 }
                 moved += bytes;
             }
-            let is_over = link.waited || link.wire.as_ref().is_none_or(Wire::ended);
+            let is_closed = link.waited || link.wire.as_ref().is_none_or(Wire::ended);
             match moved {
-                0 if is_over => StreamResult::Ended,
+                0 if is_closed => StreamResult::Ended,
                 0 => StreamResult::Nothing,
                 bytes => StreamResult::Bytes(bytes),
             }
@@ -220,8 +220,8 @@ impl ByteStream for Stream {
     }
 
     fn send(&mut self, buffers: &[IoSlice<'_>]) -> StreamResult {
-        with_scene(|scene| {
-            let link = &scene.links[self.0];
+        with_host_run(|host_run| {
+            let link = &host_run.links[self.0];
             let Some(wire) = link.wire.as_ref().filter(|wire| !wire.ended()) else {
                 return StreamResult::Failed(rustix::io::Errno::PIPE);
             };
@@ -238,43 +238,45 @@ impl ByteStream for Stream {
     }
 
     fn wait(&self, _to_send: bool, _limit: Duration) {
-        with_scene(|scene| {
-            scene.advance(self.0);
-            let link = &mut scene.links[self.0];
+        with_host_run(|host_run| {
+            host_run.advance(self.0);
+            let link = &mut host_run.links[self.0];
             // A target without anything to send stays so, because time does not advance.
-            link.waited = link.arrived.is_empty();
+            link.waited = link.pending.is_empty();
         });
     }
 }
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        with_scene(|scene| {
-            if let Some(wire) = &scene.links[self.0].wire {
+        with_host_run(|host_run| {
+            if let Some(wire) = &host_run.links[self.0].wire {
                 wire.close();
             }
         });
     }
 }
 
-impl Scene {
+impl HostRun {
     /// Runs the target, and interferes with the PDUs that it sends.
     fn advance(&mut self, link: usize) {
-        self.stage.settle(|| {});
+        self.harness.settle(|| {});
         while let Some(pdu) = self.next_pdu(link) {
             self.pdus += 1;
             if self.pdus > PDUS_MAX {
                 self.links[link].wire = None;
                 return;
             }
-            self.pass_on(link, pdu);
+            self.forward(link, pdu);
         }
     }
 
     fn next_pdu(&mut self, link: usize) -> Option<Vec<u8>> {
         let Link { wire, inbox, .. } = &mut self.links[link];
-        let line = &wire.as_ref()?.line;
-        inbox.buffer().extend(line.borrow_mut().to_host.drain(..));
+        let channel = &wire.as_ref()?.channel;
+        inbox
+            .buffer()
+            .extend(channel.borrow_mut().to_host.drain(..));
         let pdu = inbox.next_pdu().expect("a possible length")?;
         Some(pdu.bytes)
     }
@@ -289,7 +291,7 @@ impl Scene {
     }
 
     /// Passes a PDU on to the host, or replaces it.
-    fn pass_on(&mut self, link: usize, mut pdu: Vec<u8>) {
+    fn forward(&mut self, link: usize, mut pdu: Vec<u8>) {
         let choice = self.byte();
         match choice & 15 {
             1 => self.damage(&mut pdu, 24),
@@ -298,7 +300,7 @@ impl Scene {
                 self.damage(&mut pdu, bytes);
             }
             3 => self.overwrite(&mut pdu),
-            4 => self.arrive(link, &pdu.clone()),
+            4 => self.deliver(link, &pdu.clone()),
             5 => pdu.clear(),
             6 => {
                 let kept = usize::from(self.byte()) % pdu.len();
@@ -306,25 +308,25 @@ impl Scene {
             }
             7 => {
                 let other = self.other_pdu();
-                self.arrive(link, &other);
+                self.deliver(link, &other);
             }
             8 => {
                 let junk = usize::from(self.byte());
                 let junk = self.bytes(junk);
-                self.arrive(link, &junk);
+                self.deliver(link, &junk);
             }
             _ => {}
         }
         if choice & 0x80 != 0 {
             fix_header_digest(&mut pdu);
         }
-        self.arrive(link, &pdu);
+        self.deliver(link, &pdu);
     }
 
-    fn arrive(&mut self, link: usize, bytes: &[u8]) {
-        let arrived = &mut self.links[link].arrived;
-        if arrived.len() + bytes.len() <= ARRIVED_MAX {
-            arrived.extend(bytes);
+    fn deliver(&mut self, link: usize, bytes: &[u8]) {
+        let pending = &mut self.links[link].pending;
+        if pending.len() + bytes.len() <= PENDING_BYTES_MAX {
+            pending.extend(bytes);
         }
     }
 

@@ -21,7 +21,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::input::Input;
 use crate::memory::BLOCK_BYTES;
-use crate::tcp_stage::{Stage, Wire, names};
+use crate::tcp_harness::{TcpHarness, Wire, names};
 
 /// Limit of the steps; longer inputs reach no new code.
 const STEPS_MAX: usize = 64;
@@ -33,59 +33,59 @@ const IDENTIFIERS: u16 = 24;
 /// Runs one input.
 pub(crate) fn run(input: &[u8]) {
     let mut input = Input::new(input);
-    let mut stage = Stage::new();
-    let mut witness = Association::open(&mut stage, DigestFlags::new(), usize::MAX);
+    let mut harness = TcpHarness::new();
+    let mut witness = Association::open(&mut harness, DigestFlags::new(), usize::MAX);
     let digests = DigestFlags::from_bits(input.u8() & 3);
-    let grain = input.pick(&[usize::MAX, usize::MAX, 600, 73, 24]);
-    let mut hosts = Association::open(&mut stage, digests, grain).into_hosts();
+    let chunk_bytes = input.pick(&[usize::MAX, usize::MAX, 600, 73, 24]);
+    let mut hosts = Association::open(&mut harness, digests, chunk_bytes).into_hosts();
     for _ in 0..STEPS_MAX {
         if input.is_empty() {
             break;
         }
-        step(&mut stage, &mut hosts, &mut input);
+        step(&mut harness, &mut hosts, &mut input);
         hosts.iter_mut().for_each(Host::take_all);
     }
-    stage.moods.end();
+    harness.device_faults.end();
     for _ in 0..4 {
-        stage.settle(|| hosts.iter_mut().for_each(Host::take_all));
+        harness.settle(|| hosts.iter_mut().for_each(Host::take_all));
         for host in &mut hosts {
-            host.send_what_is_asked();
+            host.send_requested_data();
         }
     }
-    stage.settle(|| hosts.iter_mut().for_each(Host::take_all));
-    hosts.iter().for_each(Host::check_answered);
-    witness.prove_alive(&mut stage);
-    stage.finish();
+    harness.settle(|| hosts.iter_mut().for_each(Host::take_all));
+    hosts.iter().for_each(Host::check_completed);
+    witness.prove_alive(&mut harness);
+    harness.finish();
 }
 
 /// Executes one step.
-fn step(stage: &mut Stage, hosts: &mut Vec<Host>, input: &mut Input<'_>) {
+fn step(harness: &mut TcpHarness, hosts: &mut Vec<Host>, input: &mut Input<'_>) {
     let choice = input.u8();
     let which = usize::from(choice >> 5) % hosts.len();
     let host = &mut hosts[which];
     match choice & 31 {
         0..=9 => host.send_likely(input),
         10..=11 => host.send_any_command(input),
-        12..=14 => host.answer_request(input),
+        12..=14 => host.send_for_r2t(input),
         15 => host.send_damaged(input),
         16 => host.send_any_pdu(input),
         17 => host.send_bytes(input.bytes()),
         18 => host.wire.close(),
-        19 => stage.moods.switch(choice >> 5, true),
-        20 => stage.moods.switch(choice >> 5, false),
-        21 => stage.moods.release(),
-        22 => stage.pass(Nanos::from_millis(u64::from(input.u8()) * 50)),
+        19 => harness.device_faults.switch(choice >> 5, true),
+        20 => harness.device_faults.switch(choice >> 5, false),
+        21 => harness.device_faults.release(),
+        22 => harness.advance_time(Nanos::from_millis(u64::from(input.u8()) * 50)),
         23 => {
             let digests = DigestFlags::from_bits(choice >> 5);
-            if let Some(host) = Host::dial(stage, digests, usize::MAX) {
+            if let Some(host) = Host::open_connection(harness, digests, usize::MAX) {
                 hosts.push(host);
             }
         }
-        24 => host.connect_somehow(input),
+        24 => host.send_any_connect(input),
         25 => host.set_configuration(input),
         _ => {
             for _ in 0..=choice & 7 {
-                stage.turn();
+                harness.turn();
             }
         }
     }
@@ -96,14 +96,14 @@ struct Host {
     wire: Wire,
     inbox: PduInbox,
     framing: Framing,
-    asked: DigestFlags,
+    requested_digests: DigestFlags,
     /// Only well-formed commands have been sent, so that responses can be expected.
-    is_right: bool,
+    is_well_formed: bool,
     /// Commands without a response, by identifier: their number, and how many of them may wait for
     /// an event.
-    unanswered: HashMap<u16, (u32, u32)>,
+    outstanding_commands: HashMap<u16, (u32, u32)>,
     /// R2Ts, with the number of bytes sent for each.
-    requests: Vec<(R2t, u32)>,
+    r2ts: Vec<(R2t, u32)>,
     /// The target ended the connection by a termination request.
     terminated: bool,
     last: Option<Cqe>,
@@ -111,27 +111,31 @@ struct Host {
 
 impl Host {
     /// Opens and initialises a connection.
-    fn dial(stage: &mut Stage, asked: DigestFlags, grain: usize) -> Option<Self> {
-        let wire = stage.connect(grain)?;
-        wire.send(IcReq::new(0, asked, 0).as_bytes());
+    fn open_connection(
+        harness: &mut TcpHarness,
+        requested_digests: DigestFlags,
+        chunk_bytes: usize,
+    ) -> Option<Self> {
+        let wire = harness.connect(chunk_bytes)?;
+        wire.send(IcReq::new(0, requested_digests, 0).as_bytes());
         let mut host = Self {
             wire,
             inbox: PduInbox::default(),
             framing: Framing::default(),
-            asked,
-            is_right: true,
-            unanswered: HashMap::new(),
-            requests: Vec::new(),
+            requested_digests,
+            is_well_formed: true,
+            outstanding_commands: HashMap::new(),
+            r2ts: Vec::new(),
             terminated: false,
             last: None,
         };
-        stage.settle(|| host.take_all());
+        harness.settle(|| host.take_all());
         Some(host)
     }
 
     fn send_command(&mut self, sqe: Sqe, data: &[u8]) {
         let waits = sqe.opcode == AdminOpcode::ASYNC_EVENT_REQUEST.0;
-        let counts = self.unanswered.entry(sqe.cid.get()).or_default();
+        let counts = self.outstanding_commands.entry(sqe.cid.get()).or_default();
         counts.0 += 1;
         counts.1 += u32::from(waits);
         self.wire.send(&capsule(sqe, data, self.framing));
@@ -139,7 +143,7 @@ impl Host {
 
     /// Sends arbitrary bytes; responses can no longer be counted afterwards.
     fn send_bytes(&mut self, bytes: &[u8]) {
-        self.is_right = false;
+        self.is_well_formed = false;
         self.wire.send(bytes);
     }
 
@@ -172,18 +176,18 @@ impl Host {
     }
 
     /// Sends data for one of the R2Ts, sometimes deviating from the request.
-    fn answer_request(&mut self, input: &mut Input<'_>) {
+    fn send_for_r2t(&mut self, input: &mut Input<'_>) {
         let deviation = input.u8();
-        if self.requests.is_empty() {
+        if self.r2ts.is_empty() {
             return;
         }
-        let which = usize::from(deviation >> 4) % self.requests.len();
+        let which = usize::from(deviation >> 4) % self.r2ts.len();
         if deviation & 15 < 12 {
             self.send_part(which);
             return;
         }
-        self.is_right = false;
-        let (request, _) = self.requests[which];
+        self.is_well_formed = false;
+        let (request, _) = self.r2ts[which];
         let tags = (
             request.cccid.get() ^ u16::from(input.u8() & 3),
             request.ttag.get() ^ u16::from(input.u8() & 3),
@@ -197,7 +201,7 @@ impl Host {
 
     /// Sends the next part of the data for an R2T, correctly.
     fn send_part(&mut self, which: usize) {
-        let (request, sent) = &mut self.requests[which];
+        let (request, sent) = &mut self.r2ts[which];
         let left = request.r2tl.get() - *sent;
         let bytes = left.min(HOST_DATA_BYTES_MAX);
         let tags = (request.cccid.get(), request.ttag.get());
@@ -206,15 +210,15 @@ impl Host {
         let data = vec![0x5a; bytes as usize];
         let is_last = left == bytes;
         if is_last {
-            self.requests.swap_remove(which);
+            self.r2ts.swap_remove(which);
         }
         let pdu = h2c_data(tags, offset, &data, is_last, self.framing);
         self.wire.send(&pdu);
     }
 
     /// Sends all data that R2Ts still request.
-    fn send_what_is_asked(&mut self) {
-        while !self.requests.is_empty() {
+    fn send_requested_data(&mut self) {
+        while !self.r2ts.is_empty() {
             self.send_part(0);
         }
     }
@@ -251,7 +255,7 @@ impl Host {
     }
 
     /// Sends a Connect with fields from the input.
-    fn connect_somehow(&mut self, input: &mut Input<'_>) {
+    fn send_any_connect(&mut self, input: &mut Input<'_>) {
         let attributes = ConnectAttributes::from_bits(input.u8());
         let (qid, entries_z) = (u16::from(input.u8() % 6), u16::from(input.u8()));
         let keep_alive_ms = u32::from(input.u16());
@@ -276,10 +280,10 @@ impl Host {
 
     /// Takes every complete PDU that has been received.
     fn take_all(&mut self) {
-        let line = &self.wire.line;
+        let channel = &self.wire.channel;
         self.inbox
             .buffer()
-            .extend(line.borrow_mut().to_host.drain(..));
+            .extend(channel.borrow_mut().to_host.drain(..));
         while let Some(pdu) = self.inbox.next_pdu().expect("a possible length") {
             self.take(&pdu);
         }
@@ -291,7 +295,11 @@ impl Host {
         match checked.expect("the target sends right PDUs").0 {
             Header::Initialized => {
                 let answer = pdu.ic_resp().expect("it is one");
-                assert!(!answer.dgst.header() || self.asked.header() || !self.is_right);
+                assert!(
+                    !answer.dgst.header()
+                        || self.requested_digests.header()
+                        || !self.is_well_formed
+                );
                 self.framing = Framing {
                     header_digest: answer.dgst.header(),
                     data_digest: answer.dgst.data(),
@@ -299,26 +307,26 @@ impl Host {
                 };
             }
             Header::Response(response) => {
-                self.answered(response.cqe.cid.get());
+                self.completed(response.cqe.cid.get());
                 self.last = Some(response.cqe);
             }
             Header::Data(header) => {
                 if header.ch.flags.success() {
-                    self.answered(header.cccid.get());
+                    self.completed(header.cccid.get());
                 }
             }
-            Header::Request(request) => self.requests.push((request, 0)),
+            Header::Request(request) => self.r2ts.push((request, 0)),
             Header::Termination(_) => self.terminated = true,
         }
     }
 
-    fn answered(&mut self, cid: u16) {
-        if !self.is_right {
+    fn completed(&mut self, cid: u16) {
+        if !self.is_well_formed {
             return;
         }
-        let counts = self.unanswered.get_mut(&cid);
+        let counts = self.outstanding_commands.get_mut(&cid);
         let counts = counts.unwrap_or_else(|| panic!("an answer to no command: {cid}"));
-        assert!(counts.0 > 0, "command {cid} was answered twice");
+        assert!(counts.0 > 0, "command {cid} was completed twice");
         counts.0 -= 1;
         if counts.0 == 0 {
             counts.1 = 0;
@@ -326,13 +334,13 @@ impl Host {
     }
 
     /// Checks that each command has its response, unless it waits for an event.
-    fn check_answered(&self) {
-        let is_over = self.wire.ended() || self.wire.line.borrow().closed;
-        if !self.is_right || self.terminated || is_over {
+    fn check_completed(&self) {
+        let is_closed = self.wire.ended() || self.wire.channel.borrow().closed;
+        if !self.is_well_formed || self.terminated || is_closed {
             return;
         }
-        for (cid, &(open, waiting)) in &self.unanswered {
-            assert!(open <= waiting, "command {cid} is never answered");
+        for (cid, &(open, waiting)) in &self.outstanding_commands {
+            assert!(open <= waiting, "command {cid} is never completed");
         }
     }
 }
@@ -396,15 +404,15 @@ struct Association {
 }
 
 impl Association {
-    fn open(stage: &mut Stage, digests: DigestFlags, grain: usize) -> Self {
-        let mut admin = Host::dial(stage, digests, grain).expect("room");
-        let cqe = admin.connect(stage, 0, CNTLID_DYNAMIC);
+    fn open(harness: &mut TcpHarness, digests: DigestFlags, chunk_bytes: usize) -> Self {
+        let mut admin = Host::open_connection(harness, digests, chunk_bytes).expect("room");
+        let cqe = admin.connect(harness, 0, CNTLID_DYNAMIC);
         let cntlid = cqe.connect_success().cntlid();
         let cc = u64::from(Cc::enabled_nvm().into_bits());
         let enable = Sqe::set_property(Register::CC.0, PropertySize::BYTES_4, cc);
-        assert!(admin.command(stage, enable, &[]).status().is_success());
-        let mut io = Host::dial(stage, digests, grain).expect("room");
-        io.connect(stage, 1, cntlid);
+        assert!(admin.command(harness, enable, &[]).status().is_success());
+        let mut io = Host::open_connection(harness, digests, chunk_bytes).expect("room");
+        io.connect(harness, 1, cntlid);
         Self { admin, io }
     }
 
@@ -412,28 +420,30 @@ impl Association {
         vec![self.admin, self.io]
     }
 
-    fn prove_alive(&mut self, stage: &mut Stage) {
+    fn prove_alive(&mut self, harness: &mut TcpHarness) {
         let write = Sqe::write(1, 40, 0, false);
-        let cqe = self.io.command(stage, write, &[9; BLOCK_BYTES]);
+        let cqe = self.io.command(harness, write, &[9; BLOCK_BYTES]);
         assert!(cqe.status().is_success(), "{}", cqe.status());
-        let keep_alive = self.admin.command(stage, Sqe::keep_alive(), &[]);
+        let keep_alive = self.admin.command(harness, Sqe::keep_alive(), &[]);
         assert!(keep_alive.status().is_success(), "{}", keep_alive.status());
     }
 }
 
 impl Host {
-    fn connect(&mut self, stage: &mut Stage, qid: u16, cntlid: u16) -> Cqe {
+    fn connect(&mut self, harness: &mut TcpHarness, qid: u16, cntlid: u16) -> Cqe {
         let connect = Sqe::connect_queue(qid, 31, ConnectAttributes::new(), 0);
-        let cqe = self.command(stage, connect, names().connect_data(cntlid).as_bytes());
+        let cqe = self.command(harness, connect, names().connect_data(cntlid).as_bytes());
         assert!(cqe.status().is_success(), "{}", cqe.status());
         cqe
     }
 
     /// Sends one command with in-capsule data, and waits for its response.
-    fn command(&mut self, stage: &mut Stage, sqe: Sqe, data: &[u8]) -> Cqe {
+    fn command(&mut self, harness: &mut TcpHarness, sqe: Sqe, data: &[u8]) -> Cqe {
         self.last = None;
         self.send_command(sqe.with_cid(0).with_sgl(in_capsule(data)), data);
-        stage.settle(|| self.take_all());
-        self.last.take().expect("a right command is answered")
+        harness.settle(|| self.take_all());
+        self.last
+            .take()
+            .expect("a well-formed command gets a response")
     }
 }

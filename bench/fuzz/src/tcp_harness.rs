@@ -15,7 +15,7 @@ use nvme_target::{
 use nvme_tcp::{ByteStream, ConnectionSet, PortSettings, TcpConfig, TcpCounters, Transferred};
 use reactors::Nanos;
 
-use crate::memory::{Memory, Moods, TRANSFER_MAX_BYTES};
+use crate::memory::{DeviceFaults, Memory, TRANSFER_MAX_BYTES};
 
 pub(crate) const NQN: &str = "nqn.2026-11.org.windlass:fuzz";
 pub(crate) const HOST: &str = "nqn.2026-11.org.windlass:host";
@@ -29,11 +29,11 @@ const TURNS_MAX: usize = 1_000_000;
 
 /// Both directions of one connection, and their state.
 #[derive(Debug)]
-pub(crate) struct Line {
+pub(crate) struct ByteChannel {
     to_target: VecDeque<u8>,
     pub(crate) to_host: VecDeque<u8>,
     /// The largest number of bytes of one receive or send of the target.
-    pub(crate) grain: usize,
+    pub(crate) chunk_bytes: usize,
     /// The host has closed its end.
     pub(crate) closed: bool,
     /// The target sends nothing more.
@@ -45,7 +45,7 @@ pub(crate) struct Line {
 }
 
 /// The target's end of a connection.
-pub(crate) struct End(Rc<RefCell<Line>>);
+pub(crate) struct End(Rc<RefCell<ByteChannel>>);
 
 impl Drop for End {
     fn drop(&mut self) {
@@ -55,37 +55,37 @@ impl Drop for End {
 
 impl ByteStream for End {
     fn receive(&mut self, buffers: &mut [IoSliceMut<'_>]) -> Transferred {
-        let mut line = self.0.borrow_mut();
-        let (mut room, mut moved) = (line.grain, 0);
+        let mut channel = self.0.borrow_mut();
+        let (mut room, mut moved) = (channel.chunk_bytes, 0);
         for buffer in buffers {
-            let bytes = room.min(buffer.len()).min(line.to_target.len());
-            for (to, from) in buffer.iter_mut().zip(line.to_target.drain(..bytes)) {
+            let bytes = room.min(buffer.len()).min(channel.to_target.len());
+            for (to, from) in buffer.iter_mut().zip(channel.to_target.drain(..bytes)) {
                 *to = from;
             }
             (room, moved) = (room - bytes, moved + bytes);
         }
         match moved {
-            0 if line.closed => Transferred::Closed,
+            0 if channel.closed => Transferred::Closed,
             0 => Transferred::WouldBlock,
             bytes => Transferred::Bytes(bytes),
         }
     }
 
     fn available(&self) -> usize {
-        let line = self.0.borrow();
-        line.to_target.len().min(line.grain)
+        let channel = self.0.borrow();
+        channel.to_target.len().min(channel.chunk_bytes)
     }
 
     fn send(&mut self, buffers: &[IoSlice<'_>]) -> Transferred {
-        let mut line = self.0.borrow_mut();
-        let room = TO_HOST_MAX.saturating_sub(line.to_host.len());
-        let (mut room, mut moved) = (line.grain.min(room), 0);
+        let mut channel = self.0.borrow_mut();
+        let room = TO_HOST_MAX.saturating_sub(channel.to_host.len());
+        let (mut room, mut moved) = (channel.chunk_bytes.min(room), 0);
         for buffer in buffers {
             let bytes = room.min(buffer.len());
-            line.to_host.extend(&buffer[..bytes]);
+            channel.to_host.extend(&buffer[..bytes]);
             (room, moved) = (room - bytes, moved + bytes);
         }
-        line.sent += moved as u64;
+        channel.sent += moved as u64;
         match moved {
             0 => Transferred::WouldBlock,
             bytes => Transferred::Bytes(bytes),
@@ -100,47 +100,47 @@ impl ByteStream for End {
 /// The host's end of a connection.
 #[derive(Clone, Debug)]
 pub(crate) struct Wire {
-    pub(crate) line: Rc<RefCell<Line>>,
+    pub(crate) channel: Rc<RefCell<ByteChannel>>,
     index: u16,
 }
 
 impl Wire {
     pub(crate) fn send(&self, bytes: &[u8]) {
-        self.line.borrow_mut().to_target.extend(bytes);
+        self.channel.borrow_mut().to_target.extend(bytes);
     }
 
     pub(crate) fn close(&self) {
-        self.line.borrow_mut().closed = true;
+        self.channel.borrow_mut().closed = true;
     }
 
     /// Whether the target sends nothing more.
     pub(crate) fn ended(&self) -> bool {
-        let line = self.line.borrow();
-        line.finished || line.dropped
+        let channel = self.channel.borrow();
+        channel.finished || channel.dropped
     }
 
     /// A value that changes with every transferred byte.
     fn progress(&self) -> u64 {
-        let line = self.line.borrow();
-        line.sent + u64::from(line.finished) + (1 << 32) - line.to_target.len() as u64
+        let channel = self.channel.borrow();
+        channel.sent + u64::from(channel.finished) + (1 << 32) - channel.to_target.len() as u64
     }
 }
 
 /// A target core with its connections.
-pub(crate) struct Stage {
+pub(crate) struct TcpHarness {
     set: ConnectionSet<End>,
     devices: ReactorDevices,
     memory: Memory,
-    pub(crate) moods: Moods,
+    pub(crate) device_faults: DeviceFaults,
     pub(crate) now: Nanos,
     wires: Vec<Wire>,
 }
 
-impl Stage {
+impl TcpHarness {
     pub(crate) fn new() -> Self {
         let memory = Memory::of_thread();
         assert_eq!(memory.taken(), 0, "the run before left leases");
-        let (device, moods) = memory.moody();
+        let (device, device_faults) = memory.faulty_device();
         let target = target(&device, TransportKind::Tcp);
         let pool = memory.arena.pool(64);
         let options = QueueOptions::new(0, 64, pool.clone());
@@ -169,26 +169,26 @@ impl Stage {
             set: ConnectionSet::new(core, pool, config, counters),
             devices,
             memory,
-            moods,
+            device_faults,
             now: Nanos::from_secs(1),
             wires: Vec::new(),
         }
     }
 
     /// Opens a connection; `None` if there are too many.
-    pub(crate) fn connect(&mut self, grain: usize) -> Option<Wire> {
-        let line = Rc::new(RefCell::new(Line {
+    pub(crate) fn connect(&mut self, chunk_bytes: usize) -> Option<Wire> {
+        let channel = Rc::new(RefCell::new(ByteChannel {
             to_target: VecDeque::new(),
             to_host: VecDeque::new(),
-            grain,
+            chunk_bytes,
             closed: false,
             finished: false,
             dropped: false,
             sent: 0,
         }));
-        let end = End(Rc::clone(&line));
+        let end = End(Rc::clone(&channel));
         let index = self.set.insert(end, PortId(0), self.now).ok()?;
-        let wire = Wire { line, index };
+        let wire = Wire { channel, index };
         self.wires.push(wire.clone());
         Some(wire)
     }
@@ -210,7 +210,7 @@ impl Stage {
         }
         while self.set.take_ended().is_some() {}
         // Before their indices are reused.
-        self.wires.retain(|wire| !wire.line.borrow().dropped);
+        self.wires.retain(|wire| !wire.channel.borrow().dropped);
         self.now = self.now.saturating_add(Nanos::from_micros(10));
     }
 
@@ -232,36 +232,36 @@ impl Stage {
         panic!("the target is never done");
     }
 
-    pub(crate) fn pass(&mut self, time: Nanos) {
+    pub(crate) fn advance_time(&mut self, time: Nanos) {
         self.now = self.now.saturating_add(time);
     }
 
     /// Closes everything, and checks that nothing is left.
     pub(crate) fn finish(mut self) {
-        self.moods.end();
+        self.device_faults.end();
         for wire in &self.wires {
             wire.close();
             // A host that has closed its end receives nothing more, and does not delay the target
             // either.
-            wire.line.borrow_mut().grain = usize::MAX;
+            wire.channel.borrow_mut().chunk_bytes = usize::MAX;
         }
         let wires = self.wires.clone();
         for _ in 0..200 {
             self.turn();
             for wire in &wires {
-                wire.line.borrow_mut().to_host.clear();
+                wire.channel.borrow_mut().to_host.clear();
             }
             if self.set.is_empty() {
                 break;
             }
-            self.pass(Nanos::from_millis(50));
+            self.advance_time(Nanos::from_millis(50));
         }
         assert!(self.set.is_empty(), "a connection stays open: {wires:?}");
         // Requests that a device still holds are returned when it ends.
         for _ in 0..8 {
             self.turn();
         }
-        assert_eq!(self.memory.taken(), 0, "leases are still out");
+        assert_eq!(self.memory.taken(), 0, "leases are still in use");
     }
 }
 
