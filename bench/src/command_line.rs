@@ -22,15 +22,15 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Put load on a target, and verify it where told
+    /// Put load on a target, and optionally verify its data
     #[command(after_help = run::EXAMPLES)]
     Run(Box<run::RunArgs>),
-    /// One load at several strengths: throughput over depth, or latency over load
+    /// Measure a load at several levels: throughput over depth, or latency over load
     #[command(after_help = sweep::EXAMPLES)]
     Sweep(Box<sweep::SweepArgs>),
     /// List the subsystems that a target offers
     Discover(target::DiscoverArgs),
-    /// What differs between two reports
+    /// List the differences between two reports
     Diff(diff::DiffArgs),
 }
 

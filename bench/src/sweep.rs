@@ -14,7 +14,7 @@ use crate::units::{format_count, format_nanos};
 pub enum Over {
     /// Requests in flight on each queue.
     Depth,
-    /// Requests a second that are asked for, up to what the target gave when it was not limited.
+    /// Requested rate, up to the rate of the target without a limit.
     Load,
 }
 

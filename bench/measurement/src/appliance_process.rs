@@ -27,7 +27,7 @@ const READY: &str = "windlass: ready";
 pub enum ProcessError {
     /// The binary does not exist.
     #[error(
-        "{} is not there: build it with `cargo build --release -p appliance`, \
+        "{} does not exist: build it with `cargo build --release -p appliance`, \
          or name it with --windlass",
         .0.display()
     )]
@@ -220,7 +220,7 @@ fn last_errors(log: &str) -> String {
     errors.dedup();
     if errors.is_empty() {
         let last = log.lines().next_back();
-        last.unwrap_or("it said nothing").trim().to_owned()
+        last.unwrap_or("its log is empty").trim().to_owned()
     } else {
         errors.join("; ")
     }
@@ -258,6 +258,6 @@ mod tests {
             error: no [[export]]\n\nerror: no [[export]]\n\nx.toml: 3 problems\n";
         assert_eq!(last_errors(checked), "`memory` is too small; no [[export]]");
         assert_eq!(last_errors("one\n  two \n"), "two");
-        assert_eq!(last_errors(""), "it said nothing");
+        assert_eq!(last_errors(""), "its log is empty");
     }
 }

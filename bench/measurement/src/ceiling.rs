@@ -190,11 +190,11 @@ pub enum CeilingError {
     #[error(transparent)]
     Pin(#[from] PinError),
     /// A window of 0, or larger than a sender supports.
-    #[error("a window of {0} cannot be driven: choose 1 to {WINDOW_MAX}")]
+    #[error("a window of {0} is not possible: choose 1 to {WINDOW_MAX}")]
     Window(usize),
     /// A data size of 0, or larger than the maximum of a request.
     #[error(
-        "requests of {} cannot be driven: choose 1 byte to {}",
+        "requests of {} are not possible: choose 1 byte to {}",
         format_size(*.0 as u64), format_size(DATA_MAX_BYTES as u64)
     )]
     Data(usize),
@@ -210,13 +210,13 @@ pub enum CeilingError {
         least: u64,
     },
     /// The memory could not be allocated.
-    #[error("cannot take the memory that answers are sent from: {0}")]
+    #[error("cannot allocate the memory of the data: {0}")]
     Memory(#[from] RegionError),
     /// The CPU share of the responding thread cannot be limited.
     #[error(transparent)]
     Limit(#[from] CpuLimitError),
     /// The responding thread panicked.
-    #[error("the answering thread panicked")]
+    #[error("the responding thread panicked")]
     ServerPanicked,
 }
 

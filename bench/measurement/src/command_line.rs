@@ -32,22 +32,23 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Requests a second over the target's reactors, or over connections
+    /// Measure requests per second over the number of reactors of the target, or of connections
     Scale(scale::ScaleArgs),
-    /// What a bare socket pair, or bare verbs, do with the same bytes in the same pattern
+    /// Measure a bare socket pair, or bare verbs, with the same bytes in the same pattern
     Ceiling(ceiling::CeilingArgs),
-    /// Our target beside the ceilings, in one run on the same two cores
+    /// Compare our target with the ceilings, in one run on the same two cores
     Compare(CompareArgs),
-    /// What one request costs us, counted exactly: instructions by stage, system calls, allocations
+    /// Count the exact cost of one request: instructions by stage, system calls, allocations
     Cost(cost::CostArgs),
-    /// How data is best moved by RDMA: by WRITE, by READ, within messages; and what registering
-    /// costs
+    /// Compare transfers over RDMA: by WRITE, by READ, within messages; and the cost of
+    /// registration
     Transfers(transfers::TransfersArgs),
-    /// How long the appliance takes from exec to its first connection, beside touching its memory
+    /// Measure the time from exec of the appliance to its first connection, and the time to touch
+    /// its memory
     Start(start::StartArgs),
-    /// Reads over one connection beside thousands that are idle, or that come and go
+    /// Measure one connection beside thousands that are idle, or that connect and disconnect
     Storm(storm::StormArgs),
-    /// Random reads from a real drive by our own driver
+    /// Measure random reads from a real drive with our own driver
     Drive(drive::DriveArgs),
 }
 
@@ -68,35 +69,35 @@ pub(crate) struct CompareArgs {
     /// What is compared
     #[arg(value_enum)]
     compared: ComparedArg,
-    /// Rounds, of which medians are taken; else 9 for tcp, 5 for all
+    /// Rounds, of which medians are taken; default 9 for tcp, 5 for all
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     rounds: Option<usize>,
-    /// With all, these rows alone
+    /// With all, only these rows
     #[arg(long, value_name = "ROW,…", value_delimiter = ',',
         value_parser = clap::builder::PossibleValuesParser::new(suite::row_names()))]
     rows: Vec<String>,
-    /// With all, where a file of 256 MiB is made for a while, on the file system to be measured;
-    /// else where temporary files go
+    /// With all, directory of a temporary file of 256 MiB on the file system to be measured; by
+    /// default the directory of temporary files
     #[arg(long, value_name = "FOLDER")]
     folder: Option<PathBuf>,
     /// Counted seconds of each measurement in a round
     #[arg(long, default_value = "1", value_name = "SECONDS", value_parser = parse_seconds)]
     time: Duration,
-    /// Core of the target and of the pair's answering side
+    /// Core of the target and of the pair's responding side
     #[arg(long, default_value_t = 0)]
     target_core: usize,
-    /// Core of the host and of the pair's asking side
+    /// Core of the host and of the pair's requesting side
     #[arg(long, default_value_t = 1)]
     host_core: usize,
-    /// With all, the per cent of its core that the target has, and the pair's answering side, in
-    /// the rows that give them a part; else 50
+    /// With all, CPU share in percent of the target and of the pair's responding side in rows with
+    /// a limited share; default 50
     #[arg(long, value_name = "PERCENT",
         value_parser = clap::value_parser!(u32).range(i64::from(cpu_limit::PERCENT_MIN)..=100))]
     cpu_max: Option<u32>,
     /// Size of the RAM namespace, and of the memory that the bare pair sends from
     #[arg(long, default_value = "64MiB", value_name = "SIZE", value_parser = parse_region)]
     namespace_size: u64,
-    /// The appliance's binary; else the one beside this
+    /// Path of the appliance's binary; by default in the directory of this one
     #[arg(long, value_name = "FILE")]
     windlass: Option<PathBuf>,
     /// Also write the report as JSON

@@ -326,6 +326,6 @@ mod tests {
             matches!(error, CompareError::Process(ProcessError::Ended(_))),
             "{error}"
         );
-        assert!(error.to_string().contains("it said nothing"), "{error}");
+        assert!(error.to_string().contains("its log is empty"), "{error}");
     }
 }

@@ -33,12 +33,12 @@ static GROUPS: AtomicU32 = AtomicU32::new(0);
 pub enum CpuLimitError {
     /// No hierarchy limits processors.
     #[error(
-        "no control groups limit processors here, so nothing can be given a part of its core: neither \
-         the hierarchy of version 2 has a cpu controller, nor is one of version 1 mounted"
+        "CPU shares cannot be limited: the control group hierarchy of version 2 has no cpu controller, \
+         and none of version 1 is mounted"
     )]
     NoController,
     /// A file cannot be written.
-    #[error("cannot give a part of a core by {}: {source} (run as root, outside of a container)", .path.display())]
+    #[error("cannot limit the CPU share with {}: {source} (run as root, outside of a container)", .path.display())]
     File {
         /// The file.
         path: PathBuf,

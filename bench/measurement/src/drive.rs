@@ -46,7 +46,7 @@ pub enum DriveError {
     #[error("the queue: {0}")]
     Queue(block::OpenError),
     /// The drive did not become ready, or stopped responding.
-    #[error("the drive did not answer within {0:?}")]
+    #[error("the drive did not respond within {0:?}")]
     Hangs(Duration),
     /// Reads of 4 KiB are not possible on the namespace.
     #[error("the namespace has {0} bytes in blocks of {1}: reads of 4 KiB are not possible")]

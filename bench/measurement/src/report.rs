@@ -105,7 +105,7 @@ impl CeilingReport {
         let place = if self.write {
             "data goes to"
         } else {
-            "answers from"
+            "data from"
         };
         let mut heading = vec![place, "in flight", "requests/s", "MiB/s"];
         if self.rows.iter().any(|row| row.latency.is_some()) {
@@ -149,7 +149,7 @@ impl fmt::Display for CeilingReport {
             )?,
             Some(memory) => writeln!(
                 f,
-                "  memory: each answer is a header and a random {size} block of\n    \
+                "  memory: each response is a header and a random {size} block of\n    \
                  {memory}, as in a target that reads its data"
             )?,
             None => {}
@@ -160,7 +160,7 @@ impl fmt::Display for CeilingReport {
             if self.write {
                 "all data goes to one buffer, which stays in the cache"
             } else {
-                "the answers are one buffer, sent from the cache again and again"
+                "all responses send the same buffer from the cache"
             }
         )?;
         writeln!(

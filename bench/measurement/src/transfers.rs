@@ -48,11 +48,11 @@ pub enum TransferError {
         source: rdma::Error,
     },
     /// The number of transfers in flight is out of range.
-    #[error("a depth of {0} cannot be driven: choose 1 to {1}")]
+    #[error("a depth of {0} is not possible: choose 1 to {1}")]
     Depth(usize, usize),
     /// The size of the data is out of range.
     #[error(
-        "requests of {} cannot be driven: choose 1 byte to {}",
+        "requests of {} are not possible: choose 1 byte to {}",
         format_size(*.0 as u64), format_size(*.1 as u64)
     )]
     Data(usize, usize),
@@ -63,7 +63,7 @@ pub enum TransferError {
     #[error("a work request failed: {0}")]
     Work(String),
     /// The two ends did not connect.
-    #[error("the two ends do not come together: {0}")]
+    #[error("the two ends cannot connect: {0}")]
     Apart(String),
     /// The received data differs from the sent data.
     #[error("{0} bytes arrived wrong")]

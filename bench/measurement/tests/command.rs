@@ -26,7 +26,7 @@ fn errors_are_one_line() {
         (
             &["compare", "tcp", "--windlass", "/nonexistent"],
             1,
-            "is not there",
+            "does not exist",
         ),
     ] {
         let output = measure(arguments);

@@ -247,7 +247,7 @@ impl AnonymousHosts {
             let is_late = host.phase != Phase::Attached && host.since + RESPONSE_TIME_MAX < now;
             let since = env.changed_at.max(env.memory_disturbed);
             if is_late && since + RESPONSE_TIME_MAX < now && is_calm(env, host.listener) {
-                let what = format!("{} waits in {:?} for its answer", host.name, host.phase);
+                let what = format!("{} is in {:?} without a response", host.name, host.phase);
                 return Err(Violation::Rule(what));
             }
             if end == HostEnd::Open && continues && host.leaves_at > now {
@@ -294,11 +294,11 @@ impl AnonymousHosts {
                     }
                 }
                 Header::Termination(header) => {
-                    let what = format!("{} is sent {}: {header:?}", host.name, pdu.kind());
+                    let what = format!("{} received {}: {header:?}", host.name, pdu.kind());
                     return Err(Violation::Rule(what));
                 }
                 Header::Data(_) | Header::Request(_) => {
-                    let what = format!("{} is sent {}", host.name, pdu.kind());
+                    let what = format!("{} received {}", host.name, pdu.kind());
                     return Err(Violation::Rule(what));
                 }
             }
@@ -321,7 +321,7 @@ impl AnonymousHosts {
         };
         if is_settled && !is_right {
             let what = format!(
-                "{} was answered {status} by {:?}, with {} in discovery and {} at exports",
+                "Connect of {} to {:?} completed with {status}, with {} in discovery and {} at exports",
                 host.name,
                 subsystem,
                 self.count(true),
@@ -383,9 +383,14 @@ impl AnonymousHosts {
         if host.phase != Phase::Attached || !is_settled || !is_calm(env, host.listener) {
             return Ok(());
         }
-        let wrong = |what: String| Err(Violation::Rule(format!("{} was let go{what}", host.name)));
+        let wrong = |what: String| {
+            Err(Violation::Rule(format!(
+                "{} was disconnected{what}",
+                host.name
+            )))
+        };
         if host.subsystem.is_some() {
-            return wrong(" by an export that it may attach".to_owned());
+            return wrong(" by an export that allows it".to_owned());
         }
         let gone = self.gone.iter().filter(|(_, is_discovery)| *is_discovery);
         let connecting = self.hosts.iter().filter(|it| it.subsystem.is_none());
@@ -429,8 +434,8 @@ impl AnonymousHosts {
             });
             if let Some(other) = better {
                 let what = format!(
-                    "{} was let go after its command at {} (it waited: {}), and {} stays, whose \
-                     last came at {}",
+                    "{} was evicted after its command at {} (waiting for an event: {}), but {} with its \
+                     last command at {} was not",
                     evicted.name, evicted.idle_since, evicted.waits, other.name, other.commanded_at
                 );
                 return Err(Violation::Rule(what));

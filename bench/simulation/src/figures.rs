@@ -89,7 +89,7 @@ impl fmt::Display for Figures {
         )?;
         writeln!(
             f,
-            "{} I/Os answered ({} with success), {} given up with their connections, {} blocks \
+            "{} I/Os completed ({} successfully), {} abandoned with their connections, {} blocks \
              judged, {} connections ({} over RDMA)",
             self.ios,
             self.ios_succeeded,

@@ -680,7 +680,7 @@ mod tests {
                 judge.noticed((HOST, 1));
             }
             let (newer, began) = judge.begin_write(&[EXTENT], false);
-            assert_eq!(read(&mut judge, lost), Ok(()), "it is not answered yet");
+            assert_eq!(read(&mut judge, lost), Ok(()), "it is not completed yet");
             let _ = judge.overtaken(host, began, None);
             judge.end_write(&[EXTENT], newer, began, WriteEnd::Done { durable: true });
             assert_eq!(read(&mut judge, newer), Ok(()));

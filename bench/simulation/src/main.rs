@@ -19,35 +19,35 @@ use simulation::trace::LINES_DEFAULT;
 /// Seeds that run by default.
 const SEEDS_DEFAULT: u64 = 100;
 
-/// Simulate the appliance among faults, seed by seed, and judge all that its hosts see.
+/// Simulate the appliance with faults, seed by seed, and check everything that its hosts receive.
 #[derive(Parser)]
 struct Arguments {
-    /// Run this seed alone, and tell its story.
+    /// Run only this seed, and print the last lines of its trace.
     #[arg(long, conflicts_with_all = ["seeds", "count", "minutes", "hours"])]
     seed: Option<u64>,
     /// Run these seeds.
     #[arg(long, value_name = "A..B")]
     seeds: Option<Seeds>,
-    /// Run so many random seeds, after those of --seeds.
+    /// Run this number of random seeds, after those of --seeds.
     #[arg(long, value_name = "N", conflicts_with_all = ["minutes", "hours"])]
     count: Option<u64>,
-    /// Run random seeds for so long, after those of --seeds.
+    /// Run random seeds for this number of minutes, after those of --seeds.
     #[arg(long, value_name = "N")]
     minutes: Option<f64>,
-    /// The same in hours.
+    /// Run random seeds for this number of hours, after those of --seeds.
     #[arg(long, value_name = "N", conflicts_with = "minutes")]
     hours: Option<f64>,
     /// Draw the random seeds from this number, in place of the time of day.
     #[arg(long, value_name = "N")]
     draw: Option<u64>,
-    /// Look for every planted defect, and write what was found to this file; needs a build with
+    /// Search for every planted defect, and write the results to this file; needs a build with
     /// `--cfg planted`.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["seed", "seeds", "count", "minutes", "hours"])]
     defects: Option<PathBuf>,
-    /// With --defects: look for these alone.
+    /// With --defects: search only for these.
     #[arg(long, value_name = "NAME", value_delimiter = ',', requires = "defects")]
     only: Vec<String>,
-    /// Tell which planted defects tests must find: name, program and test, a line each.
+    /// List the planted defects that tests must detect: name, program and test, one per line.
     #[arg(long)]
     tested: bool,
     /// Cut every run to this many events.
@@ -56,7 +56,7 @@ struct Arguments {
     /// Cut every run to this many hosts.
     #[arg(long)]
     hosts: Option<usize>,
-    /// Tell so many of the last lines of a failing seed's story.
+    /// Print this number of last trace lines of a failing seed.
     #[arg(long, value_name = "LINES", default_value_t = LINES_DEFAULT)]
     story: usize,
     /// Leave these faults off.
@@ -77,7 +77,7 @@ impl FromStr for Seeds {
         };
         range()
             .map(Seeds)
-            .ok_or_else(|| format!("{text:?} is not like 0..100"))
+            .ok_or_else(|| format!("{text:?} is not a range such as 0..100"))
     }
 }
 
@@ -173,7 +173,7 @@ fn defects(page: &Path, only: &[String]) -> ExitCode {
 
 #[cfg(not(planted))]
 fn defects(_: &Path, _: &[String]) -> ExitCode {
-    println!("nothing is planted in this build: use cargo xtask sim --defects");
+    println!("this build has no planted defects: use cargo xtask sim --defects");
     ExitCode::FAILURE
 }
 
@@ -224,7 +224,7 @@ fn many(seeds: impl Iterator<Item = u64> + Send, began: Instant, limits: &Limits
     };
     println!("seed {} fails: {}", failure.seed, failure.violation);
     println!("replay: {}", failure.command());
-    println!("making it smaller …");
+    println!("shrinking …");
     println!("{}", run::shrink(failure));
     println!("commit {}", commit());
     ExitCode::FAILURE

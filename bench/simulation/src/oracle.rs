@@ -40,7 +40,7 @@ fn same<T: PartialEq + Debug>(what: &str, served: &T, wanted: &T) -> Result<(), 
         return Ok(());
     }
     Err(format!(
-        "{what} is {served:?} where {wanted:?} is configured"
+        "{what} is {served:?}, but {wanted:?} is configured"
     ))
 }
 

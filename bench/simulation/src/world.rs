@@ -246,7 +246,7 @@ impl World {
         let fails = self.env.swarm.faults.has(Fault::Power);
         if power_wanted && fails && !self.changing {
             self.env
-                .note(format_args!("the power fails behind something durable"));
+                .note(format_args!("the power fails after a durable write"));
             self.kill(true)?;
         }
         if !self.behaviour_random.permille(HOST_BEHAVIOUR_PERMILLE) {
@@ -491,8 +491,9 @@ impl World {
         }
         self.env.disk_disturbed[disk] = until;
         self.env.disturb_memory(until);
-        self.env
-            .note(format_args!("disk {disk} keeps what it has until {until}"));
+        self.env.note(format_args!(
+            "disk {disk} delays its requests until {until}"
+        ));
         self.hosts[host].send_io(&mut self.env.for_hosts(), DELAYED_IOS);
         self.pass(DELAYED_WITHIN)
     }
@@ -559,7 +560,7 @@ impl World {
             }
             let leases = appliance.end();
             if leases > 0 {
-                let what = format!("{leases} leases are held by nobody");
+                let what = format!("{leases} leases are not returned after the kill");
                 return Err(Violation::Rule(what));
             }
         }
@@ -662,7 +663,8 @@ impl World {
         self.judge_recovery(false)?;
         let began = self.env.judge.begin_read();
         self.env.stopping = true;
-        self.env.note(format_args!("the appliance is told to stop"));
+        self.env
+            .note(format_args!("the appliance is requested to stop"));
         if let Some(appliance) = &mut self.appliance {
             appliance.begin_stop(now + STOP_MAX);
         }
@@ -690,7 +692,8 @@ impl World {
         }
         let leases = appliance.end();
         if leases > 0 || stale > 0 {
-            let what = format!("{leases} leases held by nobody, {stale} answers for nobody");
+            let what =
+                format!("{leases} leases are not returned, {stale} completions have no command");
             return Err(Violation::Rule(what));
         }
         Ok(())
@@ -698,7 +701,7 @@ impl World {
 
     /// Ends all faults, and checks that every host returns to service.
     fn recover(&mut self) -> Result<(), Violation> {
-        self.env.note(format_args!("everything is healed"));
+        self.env.note(format_args!("all faults are disabled"));
         self.unknown_hosts.disconnect_all();
         self.anonymous_hosts.disconnect_all();
         for discovery_host in &mut self.discovery_hosts {
@@ -728,7 +731,8 @@ impl World {
             let hosts: Vec<bool> = hosts.collect();
             let drives = self.appliance.iter().flat_map(Appliance::drive_states);
             let drives: Vec<DriveState> = drives.collect();
-            let what = format!("not all is in service again: hosts {hosts:?}, drives {drives:?}");
+            let what =
+                format!("not everything is in service again: hosts {hosts:?}, drives {drives:?}");
             return Err(Violation::Rule(what));
         }
         self.judge_recovery(true)?;
@@ -761,7 +765,7 @@ impl World {
                     sent
                 })?;
                 if !sent && self.appliance.is_some() {
-                    let what = format!("host {reader} cannot send the last reads of disk {disk}");
+                    let what = format!("host {reader} cannot send the final reads of disk {disk}");
                     return Err(Violation::Rule(what));
                 }
             }
@@ -769,7 +773,7 @@ impl World {
         let by = self.env.time.now() + RECOVERY_MAX;
         if !self.run_until(by, |world| world.hosts.iter().all(Host::is_idle))? {
             return Err(Violation::Rule(
-                "the last reads are not answered".to_owned(),
+                "the final reads are not completed".to_owned(),
             ));
         }
         Ok(())

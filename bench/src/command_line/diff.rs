@@ -11,14 +11,14 @@ use super::Failure;
 
 #[derive(Debug, Args)]
 pub(crate) struct DiffArgs {
-    /// The report to start from, JSON of any command here
+    /// The first report, JSON of any command of this program
     before: PathBuf,
     /// The report to compare with it, of the same command
     after: PathBuf,
-    /// List only what moved by more than this much
+    /// List only values that changed by more than this
     #[arg(long, value_name = "PERCENT", default_value_t = 3.0)]
     above: f64,
-    /// Fail where anything listed became worse
+    /// Fail if a listed value became worse
     #[arg(long)]
     fail_if_worse: bool,
 }

@@ -30,10 +30,10 @@ pub(super) struct JobArgs {
         ]
     )]
     device: Option<LocalDevice>,
-    /// The subsystem; where the target offers just one, that one
+    /// The subsystem; by default the only one of the target
     #[arg(long)]
     nqn: Option<String>,
-    /// The namespace; else the first
+    /// The namespace; by default the first one
     #[arg(long, conflicts_with = "all_namespaces")]
     nsid: Option<u32>,
     /// Every namespace, one after the other
@@ -42,7 +42,7 @@ pub(super) struct JobArgs {
     /// Request size, or several, each as likely: 4k or 4k,16k,64k
     #[arg(long, value_name = "SIZE,…", value_delimiter = ',', value_parser = parse_request_size)]
     block_size: Vec<u32>,
-    /// Requests in flight on each queue; else 32
+    /// Requests in flight on each queue; default 32
     #[arg(long)]
     pub(super) depth: Option<u16>,
     /// I/O queues, each with its own part of the namespace
@@ -60,10 +60,10 @@ pub(super) struct JobArgs {
     /// Where requests go: random, sequential, or zipf:EXPONENT for places of which few are hot
     #[arg(long, default_value = "random", value_parser = parse_pattern)]
     pattern: Pattern,
-    /// Requests a second over all queues: each is due at its time, and its latency counts from then
+    /// Requests per second over all queues: each is due at its time, and its latency counts from then
     #[arg(long, value_name = "IOPS", value_parser = parse_rate)]
     pub(super) rate: Option<f64>,
-    /// Seconds of the main phase; else 10
+    /// Seconds of the main phase; default 10
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds, conflicts_with = "ops")]
     time: Option<Duration>,
     /// Operations of the main phase, instead of a time
@@ -78,7 +78,7 @@ pub(super) struct JobArgs {
     /// How much of each namespace to use, from its start; with --verify at most 256 MiB unless told
     #[arg(long, value_name = "SIZE", value_parser = parse_region)]
     region: Option<u64>,
-    /// What the workload's choices follow from; else the time of day, which the report names
+    /// Seed of the workload's random choices; by default the time of day, which the report contains
     #[arg(long)]
     seed: Option<u64>,
 }

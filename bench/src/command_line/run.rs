@@ -38,12 +38,12 @@ Examples:
 
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
-    /// Jobs from a file (see bench/README.md); other options hold for all of them
+    /// Jobs from a file (see bench/README.md); other options apply to all of them
     #[arg(long, value_name = "FILE")]
     workload: Option<PathBuf>,
     #[command(flatten)]
     pub(super) job: JobArgs,
-    /// Show how it goes: a bar on a terminal, else lines
+    /// Show progress: a bar on a terminal, otherwise lines
     #[arg(long)]
     progress: bool,
     /// Also write the report as JSON

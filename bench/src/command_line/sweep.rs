@@ -33,11 +33,11 @@ pub(crate) struct SweepArgs {
     over: Over,
     #[command(flatten)]
     job: JobArgs,
-    /// Depths of a sweep over depth; else 1, 2, 4, 8, 16, 32, 64 and 127
+    /// Depths of a sweep over depth; default 1, 2, 4, 8, 16, 32, 64 and 127
     #[arg(long, value_name = "DEPTH,…", value_delimiter = ',',
         value_parser = clap::value_parser!(u16).range(1..))]
     depths: Vec<u16>,
-    /// Show how it goes
+    /// Show progress
     #[arg(long)]
     progress: bool,
     /// Also write the report as JSON

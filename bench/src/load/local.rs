@@ -67,7 +67,7 @@ impl fmt::Display for LocalDevice {
 #[derive(Debug, thiserror::Error)]
 pub enum LocalError {
     /// The file does not exist.
-    #[error("{0} is not there: make it first, such as by truncate --size 1G {0}")]
+    #[error("{0} does not exist: create it first, for example with truncate --size 1G {0}")]
     NoFile(String),
     /// An error of the file.
     #[error(transparent)]

@@ -105,7 +105,7 @@ pub enum RunError {
     #[error(transparent)]
     Host(#[from] HostError),
     /// No completion for too long.
-    #[error("the target hangs: {outstanding} commands without an answer for {limit:?}")]
+    #[error("the target hangs: {outstanding} commands without a completion for {limit:?}")]
     Stalled {
         /// Commands in flight.
         outstanding: usize,

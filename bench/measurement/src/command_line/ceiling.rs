@@ -53,17 +53,17 @@ pub(crate) struct CeilingArgs {
     /// Bytes of data of a request: over TCP 1 MiB at most, over RDMA 128 KiB
     #[arg(long, default_value = "4KiB", value_name = "SIZE", value_parser = parse_region)]
     size: u64,
-    /// Requests in flight: over TCP 1 to 128, else both of these; over RDMA 1 to 32, else 32
+    /// Requests in flight: over TCP 1 to 128, default both of these; over RDMA 1 to 32, default 32
     #[arg(long, value_name = "N")]
     depth: Option<usize>,
-    /// Over TCP, memory whose random blocks are sent, or received into, else 64 MiB; 0 for no more
-    /// than one hot buffer, which is measured always
+    /// Over TCP, memory whose random blocks are sent, or received into, default 64 MiB; 0 for only
+    /// one hot buffer, which is always measured
     #[arg(long, value_name = "SIZE", value_parser = parse_region)]
     memory: Option<u64>,
-    /// Over TCP, core of the answering thread; else 0
+    /// Over TCP, core of the responding thread; default 0
     #[arg(long, value_name = "CORE")]
     target_core: Option<usize>,
-    /// Over TCP, core of the asking thread; else 1
+    /// Over TCP, core of the requesting thread; default 1
     #[arg(long, value_name = "CORE")]
     host_core: Option<usize>,
     /// Over RDMA, an address of an RDMA device of this machine

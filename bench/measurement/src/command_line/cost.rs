@@ -45,22 +45,22 @@ pub(crate) struct CostArgs {
     /// What is measured
     #[arg(value_enum)]
     subject: SubjectArg,
-    /// Over TCP, this case alone, such as ram-read-4k-128
+    /// Over TCP, only this case, such as ram-read-4k-128
     #[arg(long, value_name = "NAME")]
     case: Option<String>,
-    /// Requests that the mean is taken of, for driver and rdma; else 20,000
+    /// Requests of which the mean is taken, for driver and rdma; default 20,000
     #[arg(long, value_parser = clap::value_parser!(u64).range(1000..))]
     requests: Option<u64>,
-    /// Fail where a limit is exceeded, or the baseline by more than 3 %
+    /// Fail if a limit is exceeded, or the baseline by more than 3 %
     #[arg(long)]
     check: bool,
-    /// Judge instructions by the baseline alone, not by the aim
+    /// Compare instructions only with the baseline, not with the limit
     #[arg(long, requires = "baseline")]
     growth_only: bool,
-    /// The file with what was reached before
+    /// File with the baseline
     #[arg(long, value_name = "FILE", requires = "check")]
     baseline: Option<PathBuf>,
-    /// Write what was reached now as the file to compare with later
+    /// Write the results to the file of the baseline
     #[arg(long, value_name = "FILE", value_parser = super::parse_report_file)]
     save_baseline: Option<PathBuf>,
     /// Also write the report as JSON

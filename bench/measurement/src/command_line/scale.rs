@@ -21,22 +21,22 @@ pub(crate) struct ScaleArgs {
     /// What changes from point to point
     #[arg(value_enum)]
     over: Dimension,
-    /// The numbers of it; else 1, 2, 4 … to the target's cores, or 1 to 4,096 connections
+    /// Its values; default 1, 2, 4 … to the target's cores, or 1 to 4,096 connections
     #[arg(long, value_name = "NUMBER,…", value_delimiter = ',')]
     numbers: Vec<usize>,
-    /// Cores for reactors; else the upper half of those there are
+    /// Cores for reactors; by default the upper half of the available ones
     #[arg(long, value_name = "CORE,…", value_delimiter = ',')]
     target_cores: Vec<usize>,
-    /// Cores for the host's threads; else those that are not the target's
+    /// Cores for the host's threads; by default those that are not the target's
     #[arg(long, value_name = "CORE,…", value_delimiter = ',')]
     host_cores: Vec<usize>,
     /// Seconds of each point
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = parse_seconds)]
     time: Duration,
-    /// Seconds of the same before that
+    /// Seconds of warm-up before each point
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = parse_seconds_or_none)]
     warm_up: Duration,
-    /// The appliance's binary; else the one beside this
+    /// Path of the appliance's binary; by default in the directory of this one
     #[arg(long, value_name = "FILE")]
     windlass: Option<PathBuf>,
     /// Also write the report as JSON

@@ -28,7 +28,7 @@ pub(crate) struct StartArgs {
     /// Fail when the median to the first connection is not below 50 ms
     #[arg(long)]
     check: bool,
-    /// The appliance's binary; else the one beside this
+    /// Path of the appliance's binary; by default in the directory of this one
     #[arg(long, value_name = "FILE")]
     windlass: Option<PathBuf>,
     /// Also write the report as JSON

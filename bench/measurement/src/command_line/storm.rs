@@ -17,7 +17,7 @@ pub(crate) struct StormArgs {
     #[arg(long, default_value_t = 1500, value_name = "N",
         value_parser = clap::value_parser!(u16).range(1..))]
     idle: u16,
-    /// Connections that come and go in a second
+    /// Connections opened and closed per second
     #[arg(long, default_value_t = 1000, value_name = "N",
         value_parser = clap::value_parser!(u32).range(1..))]
     connects: u32,
@@ -33,13 +33,13 @@ pub(crate) struct StormArgs {
     /// Core of the busy host
     #[arg(long, default_value_t = 1)]
     host_core: usize,
-    /// Fail where the busy connection keeps less than this part of its rate beside the idle ones
+    /// Fail if the busy connection has less than this part of its rate beside the idle ones
     #[arg(long, value_name = "RATIO")]
     at_least: Option<f64>,
-    /// Fail where a promise to a host beside others that take all they can is not kept
+    /// Fail if the latency limits beside greedy hosts are exceeded
     #[arg(long)]
     check: bool,
-    /// The appliance's binary; else the one beside this
+    /// Path of the appliance's binary; by default in the directory of this one
     #[arg(long, value_name = "FILE")]
     windlass: Option<PathBuf>,
     /// Also write the report as JSON
@@ -74,7 +74,7 @@ pub(super) fn execute(args: &StormArgs) -> Result<ExitCode, Failure> {
     match args.at_least {
         Some(least) if report.idle_ratio() < least => {
             let ratio = report.idle_ratio();
-            Err(format!("the busy connection keeps {ratio:.3} of its rate, not {least}").into())
+            Err(format!("the busy connection has {ratio:.3} of its rate, less than {least}").into())
         }
         _ => Ok(ExitCode::SUCCESS),
     }

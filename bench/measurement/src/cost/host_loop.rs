@@ -265,5 +265,5 @@ fn run_batch(
             return Ok(allocations);
         }
     }
-    Err(CostError::Setup("a batch is not answered".to_owned()))
+    Err(CostError::Setup("a batch is not completed".to_owned()))
 }

@@ -69,7 +69,7 @@ pub struct Subject {
 /// The driver on the emulated controller (issue 3).
 pub const DRIVER: Subject = Subject {
     name: "driver",
-    what: "nvme_driver, 4 KiB reads at depth 128 from an emulated controller that answers at once",
+    what: "nvme_driver, 4 KiB reads at depth 128 from an emulated controller with immediate completions",
     map: &stages::DRIVER,
     instructions_max: 450.0,
     system_calls_max: 0.0,

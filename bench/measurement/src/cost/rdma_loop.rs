@@ -212,14 +212,14 @@ impl Host {
         while let Some(next) = self
             .io
             .try_receive()
-            .map_err(|error| setup("an answer", &error))?
+            .map_err(|error| setup("a response", &error))?
         {
             let RawReceived::Message { bytes, .. } = next else {
                 return Err(CostError::Setup("the connection ended".to_owned()));
             };
             match Cqe::read_from_bytes(&bytes) {
                 Ok(cqe) if cqe.status().is_success() => self.free.push(cqe.cid.get()),
-                _ => return Err(CostError::Setup(format!("an answer: {bytes:02x?}"))),
+                _ => return Err(CostError::Setup(format!("a response: {bytes:02x?}"))),
             }
             ended += 1;
         }

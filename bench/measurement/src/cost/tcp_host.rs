@@ -187,7 +187,7 @@ impl Host {
         let mut begin = 0;
         loop {
             let read = read_header(&self.incoming[begin..self.filled], FRAMING);
-            let read = read.map_err(|error| setup("an answer", &error))?;
+            let read = read.map_err(|error| setup("a response", &error))?;
             let Some((header, layout)) = read else { break };
             let bytes = (layout.header_bytes + layout.data_bytes) as usize;
             if self.filled - begin < bytes {
@@ -216,7 +216,7 @@ impl Host {
                 self.outgoing.extend(pdu);
             }
             Header::Initialized | Header::Response(_) | Header::Termination(_) => {
-                return Err(CostError::Setup(format!("an answer: {header:?}")));
+                return Err(CostError::Setup(format!("a response: {header:?}")));
             }
         }
         Ok(())

@@ -261,7 +261,7 @@ impl Rig {
                 return Ok(());
             }
         }
-        Err(CostError::Setup(format!("{batch:?} is not answered")))
+        Err(CostError::Setup(format!("{batch:?} is not completed")))
     }
 }
 

@@ -191,7 +191,7 @@ fn a_ceiling_prints_its_rows_and_what_they_are() {
     for part in [
         "reads of 128 KiB\n",
         "each 72 bytes in and 131 096 bytes out",
-        "answers from",
+        "data from",
         "\n  memory          ",
         "512 345",
         "2001",

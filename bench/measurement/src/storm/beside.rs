@@ -191,7 +191,7 @@ pub(super) fn measure(
     rows.push(beside_reader(address)?);
     report_step("anonymous hosts");
     rows.push(beside_anonymous(address)?);
-    report_step("parked writes");
+    report_step("waiting writes");
     rows.push(beside_waiting_writes(address)?);
     report_step("a flood of Aborts");
     rows.push(beside_aborts(address)?);

@@ -501,7 +501,7 @@ impl Host {
     }
 
     fn short_page(&self, env: &mut HostEnv<'_>) -> Violation {
-        self.violation(env, "a page is shorter than was asked for")
+        self.violation(env, "a page is shorter than requested")
     }
 
     fn step_failed(
@@ -543,7 +543,7 @@ impl Host {
         if excused || unready || self.is_excused(env, 0) {
             return Ok(());
         }
-        let what = format!("{step:?} was answered {status}");
+        let what = format!("{step:?} completed with {status}");
         Err(self.violation(env, &what))
     }
 
@@ -682,7 +682,7 @@ impl Host {
         let performed = !AbortResult::from_bits(cqe.dw0.get()).not_aborted();
         let Some(key) = key else {
             return if performed {
-                let what = "Abort says that it aborted a command that does not exist";
+                let what = "Abort reports that it aborted a command that does not exist";
                 Err(self.violation(env, what))
             } else {
                 Ok(())
@@ -727,7 +727,8 @@ impl Host {
         if aborted.ambiguous || by_device || performed == is_aborted {
             return Ok(());
         }
-        let what = format!("Abort says performed {performed}, and the command ended {status}");
+        let what =
+            format!("Abort reports performed {performed}, but the command completed with {status}");
         Err(self.violation(env, &what))
     }
 

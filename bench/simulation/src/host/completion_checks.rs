@@ -49,7 +49,7 @@ impl Host {
             }
             Command::Ignored => return Ok(()),
             Command::Damaged => {
-                return Err(self.violation(env, "a damaged header was taken for a command"));
+                return Err(self.violation(env, "a command with a damaged header was executed"));
             }
             Command::Hopeless(why) => {
                 if !status.is_success() {
@@ -59,7 +59,7 @@ impl Host {
                 return Err(self.violation(env, &what));
             }
             Command::Disconnect if status.is_success() && self.awaits_io(qid) => {
-                let what = "Disconnect was answered before the commands in front of it";
+                let what = "Disconnect completed before earlier commands";
                 return Err(self.violation(env, what));
             }
             Command::EventRequest => return self.event(env, outstanding, cqe),
@@ -92,7 +92,7 @@ impl Host {
             if unready || self.is_excused(env, qid) {
                 return Ok(());
             }
-            let what = format!("{:?} was answered {status}", outstanding.command);
+            let what = format!("{:?} completed with {status}", outstanding.command);
             return Err(self.violation(env, &what));
         }
         match outstanding.command {
@@ -139,7 +139,7 @@ impl Host {
         }
         let expected = refusal.status;
         let what = format!(
-            "a command was answered {status} (DNR {}), not {expected} with DNR",
+            "a command completed with {status} (DNR {}), not {expected} with DNR",
             status.dnr()
         );
         Err(self.violation(env, &what))
@@ -182,7 +182,7 @@ impl Host {
                 return Err(self.violation(env, "a read-only namespace was written to"));
             }
             if io.damaged {
-                return Err(self.violation(env, "data that was damaged on its way was taken"));
+                return Err(self.violation(env, "damaged data was accepted"));
             }
             if io.version > 0 {
                 let disk = io.extents.first().map(|it| it.disk);
@@ -198,7 +198,7 @@ impl Host {
         let mismatch = status.is(Status::COMPARE_FAILURE) && io.kind == IoKind::Compare;
         let refused = self.refusal(env, io, status, issued_at);
         if !mismatch && refused.is_none() && !self.may_fail(env, qid, io, status) {
-            let what = format!("{:?} of {:?} was answered {status}", io.kind, io.extents);
+            let what = format!("{:?} of {:?} completed with {status}", io.kind, io.extents);
             return Err(self.violation(env, &what));
         }
         if retry_is_pointless(status).is_some_and(|pointless| pointless != status.dnr()) {

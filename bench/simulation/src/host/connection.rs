@@ -550,7 +550,9 @@ impl Queue {
         };
         let cid = cqe.cid.get();
         let Some(mut outstanding) = self.take_command(cid, which) else {
-            return Err(format!("an answer to command {cid}, which waits for none"));
+            return Err(format!(
+                "a completion for command {cid}, which is not outstanding"
+            ));
         };
         if matches!(outstanding.command, Command::EventRequest) {
             outstanding.waiting = self.event_requests_before(outstanding.position);
@@ -575,7 +577,7 @@ impl Queue {
         };
         if success && takes_data && outstanding.requested_bytes < outstanding.out.len() {
             return Err(format!(
-                "command {cid} succeeded before its data was asked for"
+                "command {cid} succeeded before its data was requested"
             ));
         }
         let admin = self.shape.qid == 0;
@@ -615,7 +617,7 @@ impl Queue {
         let beyond = (head + depth - made % depth) % depth;
         if beyond > self.sent - made {
             return Err(format!(
-                "SQHD {head} after {} answers to {} commands, depth {depth}",
+                "SQHD {head} after {} completions of {} commands, depth {depth}",
                 self.completed_count, self.sent
             ));
         }

@@ -209,7 +209,7 @@ impl DiscoveryHost {
         if end == HostEnd::Cut || !is_settled || !is_named || !waits {
             return Ok(());
         }
-        Err(self.violation("it was let go while it waited for events"))
+        Err(self.violation("it was disconnected while it waited for events"))
     }
 
     fn open(&mut self, env: &HostEnv<'_>) {
@@ -314,7 +314,7 @@ impl DiscoveryHost {
             Command::EventRequest => {
                 let event = AsyncEvent::from_bits(cqe.dw0.get());
                 if event != AsyncEvent::DISCOVERY_LOG_CHANGED {
-                    return Err(self.violation(&format!("it was told of {event:?}")));
+                    return Err(self.violation(&format!("it received the event {event:?}")));
                 }
                 self.ask_for_events(now);
                 self.read_log(now);
@@ -367,7 +367,7 @@ impl DiscoveryHost {
         env: &mut HostEnv<'_>,
         outstanding: &Outstanding,
     ) -> Result<(), Violation> {
-        let short = || self.violation("a log page is shorter than was asked for");
+        let short = || self.violation("a log page is shorter than requested");
         let (header, entries) =
             DiscoveryHeader::read_from_prefix(&outstanding.data).map_err(|_| short())?;
         let count = header.numrec.get() as usize;
@@ -412,7 +412,7 @@ impl DiscoveryHost {
         let mut reads = reads.filter(|(_, it)| matches!(it.command, Command::DiscoveryLog));
         let unread = *read_at < env.changed_at && reads.next().is_none();
         if asked && unread && Self::is_settled(env, env.now) && *shown != self.model(env) {
-            return Err(self.violation("no event tells of a changed discovery log"));
+            return Err(self.violation("no event reports the changed discovery log"));
         }
         Ok(())
     }

@@ -149,7 +149,7 @@ impl Host {
         if event == AsyncEvent::NAMESPACE_ATTRIBUTE_CHANGED {
             self.events.due = None;
         } else if kind == EventType::NOTICE {
-            let what = format!("a notice that nobody asked for: {event:?}");
+            let what = format!("an event notice that was not enabled: {event:?}");
             return Err(self.violation(env, &what));
         } else if kind == EventType::ERROR
             && !env.disk_failed
@@ -231,7 +231,7 @@ impl Host {
         outstanding: &Outstanding,
     ) -> Result<(), Violation> {
         let Ok((list, _)) = ChangedNamespaces::read_from_prefix(&outstanding.data) else {
-            return Err(self.violation(env, "a page is shorter than was asked for"));
+            return Err(self.violation(env, "a log page is shorter than requested"));
         };
         let listed: Vec<u32> = list.0.iter().collect();
         if !listed.is_sorted_by(|one, next| one < next) {
@@ -300,7 +300,7 @@ impl Host {
         let asked_by = self.events.asked_at + EVENT_MAX;
         let late = self.events.due.is_some_and(|due| due < env.now);
         if late && self.awaits_event() && asked_by < env.now && !self.is_leaving(env) {
-            return Err(self.violation(env, "no event tells of a changed namespace"));
+            return Err(self.violation(env, "no event reports the changed namespace"));
         }
         Ok(())
     }

@@ -105,7 +105,7 @@ impl Host {
         };
         if !is_right && !self.is_excused(env, 0) {
             let before = outstanding.waiting;
-            let what = format!("an event request was answered {status}, with {before} in front");
+            let what = format!("an event request completed with {status}, with {before} in front");
             return Err(self.violation(env, &what));
         }
         if is_serving && self.event_requests().is_empty() {

@@ -51,7 +51,7 @@ impl Host {
             let blocks = connection.queue.random.between(1, most);
             let bytes = blocks as usize * shape.block_size as usize;
             let nlb_z = (blocks - 1) as u16;
-            let command = Command::Hopeless("whose data never came");
+            let command = Command::Hopeless("whose data was never sent");
             if writes {
                 let sending = Sending {
                     transfer: Transfer::Out(vec![GARBAGE; bytes]),
@@ -95,7 +95,7 @@ impl Host {
         let held = self.io.iter().filter_map(|it| it.queue.withheld_since);
         let kept = held.into_iter().any(|since| since + PROGRESS_MAX < env.now);
         if kept && !env.stopping && !self.is_leaving(env) {
-            let what = "the target keeps a connection whose data never comes";
+            let what = "the target keeps a connection without progress";
             return Err(self.violation(env, what));
         }
         Ok(())

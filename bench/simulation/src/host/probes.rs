@@ -270,7 +270,7 @@ impl Host {
         let number = self.number;
         env.trace.note(
             env.now,
-            format_args!("host {number}: a Connect with {what} is answered {status}"),
+            format_args!("host {number}: a Connect with {what} completes with {status}"),
         );
         let is_free = self.io.len() < usize::from(self.shape.io_queues)
             || self.io.iter().any(|it| it.closing || !it.queue.live);
@@ -326,7 +326,7 @@ impl Host {
             let fault = cqe.connect_invalid_parameters();
             let expected = probe.expected;
             let what = format!(
-                "a Connect with {what} was answered {status} (DNR {}, {fault:?}), not {expected:?}",
+                "a Connect with {what} completed with {status} (DNR {}, {fault:?}), not {expected:?}",
                 status.dnr()
             );
             return Err(self.violation(env, &what));

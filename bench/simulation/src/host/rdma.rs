@@ -453,7 +453,7 @@ impl RdmaTransportEnd {
             self.read(at, &mut data);
             let guard = data.split_off(entry.expected);
             if guard.iter().any(|byte| *byte != UNWRITTEN) {
-                return Err(format!("more data for command {cid} than it asked for"));
+                return Err(format!("more data for command {cid} than it requested"));
             }
             if let Some(outstanding) = queue.command_mut(cid, which) {
                 outstanding.data = data;
@@ -522,7 +522,7 @@ impl RdmaTransportEnd {
             }
             ConnectionEvent::RouteResolved => self.send_connect_request()?,
             ConnectionEvent::Established { .. } if self.is_wrong => {
-                return Err("a connection was accepted that asked for nonsense".to_owned());
+                return Err("an invalid connection request was accepted".to_owned());
             }
             ConnectionEvent::Established { .. } => incoming.push(Incoming::Initialised),
             ConnectionEvent::Rejected {

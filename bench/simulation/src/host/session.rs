@@ -492,7 +492,7 @@ impl Host {
             }
         }
         if let Some((qid, cid, command)) = late {
-            let what = format!("queue {qid}, command {cid}: no answer in time: {command}");
+            let what = format!("queue {qid}, command {cid}: no completion in time: {command}");
             return Err(self.violation(env, &what));
         }
         self.check_shutdown(env)?;

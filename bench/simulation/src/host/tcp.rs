@@ -284,7 +284,7 @@ fn take_data(
     }
     outstanding.data.extend_from_slice(data);
     if outstanding.data.len() > outstanding.expected {
-        return Err(format!("more data for command {cid} than it asked for"));
+        return Err(format!("more data for command {cid} than it requested"));
     }
     outstanding.complete = header.ch.flags.last_pdu();
     if header.ch.flags.success() {

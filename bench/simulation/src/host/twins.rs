@@ -191,7 +191,9 @@ impl Queue {
             (Some(first), Some(second)) => {
                 assign_completions([first, second], [before, cqe]).map(Some)
             }
-            _ => Err(format!("an answer to command {cid}, which waits for none")),
+            _ => Err(format!(
+                "a completion for command {cid}, which is not outstanding"
+            )),
         }
     }
 }
@@ -220,7 +222,7 @@ fn assign_completions(
     let is_done = |it: &Outstanding| is_read(it) && it.data.len() == it.expected;
     if let Some(success) = success {
         if is_done(&first) && is_done(&second) {
-            return Err("a command failed after its data had come".to_owned());
+            return Err("a command failed after its data was received".to_owned());
         }
         let reads = is_read(&first) || is_read(&second);
         let firsts = is_done(&first) || (is_read(&second) && !is_done(&second));

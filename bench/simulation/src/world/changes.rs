@@ -179,7 +179,7 @@ impl World {
         self.checked_at = now;
         let strays = self.appliance.as_ref().map_or(0, Appliance::stale_timers);
         if strays > 0 {
-            let what = format!("{strays} timers are of controllers that are gone");
+            let what = format!("{strays} timers belong to ended controllers");
             return Err(Violation::Rule(what));
         }
         if let Some(appliance) = self.appliance.as_mut().filter(|_| !self.changing) {
@@ -401,7 +401,7 @@ impl World {
             if !outcome.is_applied && is_lost {
                 return Ok(Done::Killed { power: false });
             }
-            let what = format!("after a change ({outcome:?}) this is left to do: {step}");
+            let what = format!("after a change ({outcome:?}) this step is missing: {step}");
             return Err(Violation::Rule(what));
         }
         if let Some(wrong) = wrong.filter(|_| absent.is_empty() || outcome.is_applied) {
@@ -639,7 +639,7 @@ impl World {
             is_shorter |= serving.has_device(number) && serving.sizes[number] < size;
         }
         if is_shorter && Appliance::start(seed, &self.env).is_ok() {
-            let what = "the appliance starts with a file that is longer than it says";
+            let what = "the appliance starts although a file is longer than configured";
             return Err(Violation::Rule(what.to_owned()));
         }
         for (number, storage) in self.env.disks.iter().enumerate() {
