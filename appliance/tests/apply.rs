@@ -109,7 +109,7 @@ fn steps_are_listed_and_then_done() {
     let lab = Lab::new("10s");
     let file = lab.write(&(lab.base.replace("16MiB", "32MiB") + MORE));
     let restart =
-        r#"restart  appliance.memory = "16MiB" becomes "32MiB", which only a restart can do"#;
+        r#"restart  change appliance.memory from "16MiB" to "32MiB", which takes a restart"#;
     let device = "live     open device more (null)";
     let export = "live     offer nqn.2026-11.org.windlass:more";
     let planned = format!("{restart}\n{device}\n{export}\n3 step(s); nothing was changed\n");

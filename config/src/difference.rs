@@ -166,14 +166,14 @@ impl fmt::Display for Replaced {
         write!(f, "namespace {nsid} ({device}) ")?;
         f.write_str(match self.change {
             Change::Content => {
-                "is exchanged, and its identifiers change: hosts see a different disk"
+                "is replaced, and its identifiers change: hosts see a different disk"
             }
             Change::Path => {
-                "gets another path, and, unless that is the same file, its identifiers change: \
-                 hosts see a different disk"
+                "gets another path; unless it is the same file, its identifiers change: hosts see \
+                 a different disk"
             }
             Change::ContentUnderSameUuid => {
-                "is exchanged, and its configured uuid tells hosts that it is the same disk"
+                "is replaced, but its configured uuid identifies it as the same disk"
             }
             Change::Identifiers => "gets other identifiers: hosts see a different disk",
             Change::BlockSize => "gets another block size",
@@ -226,8 +226,10 @@ impl fmt::Display for Step {
                 write!(f, "close listener {listener} and its connections")
             }
             Step::ChangeAccess { export, access, .. } => match access {
-                Access::AnyHost => write!(f, "let every host attach {export}"),
-                Access::Hosts(hosts) => write!(f, "let {} host(s) attach {export}", hosts.len()),
+                Access::AnyHost => write!(f, "allow every host to attach {export}"),
+                Access::Hosts(hosts) => {
+                    write!(f, "allow {} host(s) to attach {export}", hosts.len())
+                }
             },
             Step::ChangeIdentity { export, .. } => write!(
                 f,
@@ -244,7 +246,7 @@ impl fmt::Display for Step {
             Step::RemoveDevice(device) => write!(f, "close device {device}"),
             Step::GrowDevice { device, size } => match size {
                 Some(size) => write!(f, "resize device {device} to {size}"),
-                None => write!(f, "leave the size of device {device} to its file"),
+                None => write!(f, "use the file's size for device {device}"),
             },
             Step::AddDevice(device) => {
                 write!(f, "open device {} ({})", device.name, device.backing.word())
@@ -259,7 +261,7 @@ impl fmt::Display for Step {
             Step::ChangeListener(listener) => {
                 write!(
                     f,
-                    "give new connections of {} other settings",
+                    "change the settings of new connections of {}",
                     listener.name
                 )
             }
@@ -270,20 +272,22 @@ impl fmt::Display for Step {
                 max_io_queues,
             } => write!(
                 f,
-                "give new controllers of {export} up to {max_io_queues} I/O queue(s)"
+                "limit new controllers of {export} to {max_io_queues} I/O queue(s)"
             ),
             Step::AddNamespace { export, namespace } => {
                 let Namespace { nsid, device } = namespace;
                 write!(f, "add namespace {nsid} ({device}) to {export}")
             }
             Step::ChangeShutdownDeadline(deadline) => {
-                write!(f, "give the next stop {deadline}")
+                write!(f, "set the shutdown deadline to {deadline}")
             }
-            Step::ChangeControllers(count) => write!(f, "let there be {count} controller(s)"),
+            Step::ChangeControllers(count) => {
+                write!(f, "set the maximum number of controllers to {count}")
+            }
             Step::Restart { key, from, to } => {
                 write!(
                     f,
-                    "{key} = {from} becomes {to}, which only a restart can do"
+                    "change {key} from {from} to {to}, which takes a restart"
                 )
             }
         }

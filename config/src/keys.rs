@@ -122,7 +122,7 @@ pub(crate) const ROOT: Section = Section {
             values: Values::Text("table"),
             absent: Absent::Words("each key's default"),
             example: "[control]",
-            meaning: "How people and programs look after the appliance.",
+            meaning: "The control plane: monitoring and administration.",
         },
         Key {
             name: "device",
@@ -166,8 +166,8 @@ pub(crate) const CONTROL: Section = Section {
     path: "control",
     header: "[control]",
     meaning: "The control plane: a Unix socket for `windlass status` and its like, and HTTP for the \
-              dashboard, `/metrics` and `/api/v1`. What cannot be had of it is a line in the log, \
-              and the exports are served all the same. Only a restart changes these keys.",
+              dashboard, `/metrics` and `/api/v1`. A part that is not available is only logged; \
+              the exports are served nevertheless. Only a restart changes these keys.",
     keys: &[Control::KEYS],
 };
 

@@ -109,14 +109,16 @@ impl Size {
                 let above = bytes.next_power_of_two();
                 let (below, above) = (ByteSize::from_bytes(above / 2), ByteSize::from_bytes(above));
                 Some((
-                    format!("{size} is no power of two, and hosts are told an exponent"),
+                    format!(
+                        "{size} is not a power of two, which the reported exponent (MDTS) requires"
+                    ),
                     format!("write \"{below}\" or \"{above}\""),
                 ))
             }
             Unit::Multiple(unit) if !bytes.is_multiple_of(unit) => {
                 let below = ByteSize::from_bytes(bytes - bytes % unit);
                 Some((
-                    format!("{size} is no multiple of {unit} bytes"),
+                    format!("{size} is not a multiple of {unit} bytes"),
                     format!("write \"{below}\", or another multiple of {unit} bytes"),
                 ))
             }
@@ -345,7 +347,7 @@ impl Directories {
         } else if text.len() > PATH_BYTES_MAX {
             format!("the path has more than {PATH_BYTES_MAX} bytes")
         } else if !path.is_absolute() {
-            format!("`{}` is no absolute path", shown(&text))
+            format!("`{}` is not an absolute path", shown(&text))
         } else if path.components().any(is_up) {
             format!("`{}` has `..` in it", shown(&text))
         } else {

@@ -128,17 +128,17 @@ table! {
         memory: ByteSize = Size(MEMORY_MIN..=MEMORY_MAX, Unit::Byte),
             absent ByteSize::from_mib(256),
             like "\"4GiB\"";
-        /// Which pages the arena and devices of type `memory` take: the largest there are, and a
-        /// notice where they are ordinary; huge pages or no start; ordinary ones.
+        /// The pages of the arena and of devices of type `memory`: the largest available, with a
+        /// notice if they are ordinary; only huge pages, otherwise the start fails; ordinary pages.
         pages: Pages = Word::<Pages>::new(),
             absent Pages::Auto,
             like "\"auto\"";
-        /// What a reactor without work does: polls on for a while and then sleeps; polls for ever,
-        /// which burns its core; sleeps at once.
+        /// The behavior of a reactor without work: polls for a while and then sleeps; polls
+        /// forever, which keeps its core busy; sleeps immediately.
         idle: Idle = Word::<Idle>::new(),
             absent Idle::Adaptive,
             like "\"adaptive\"";
-        /// How long an orderly stop may take before what is outstanding is named and abandoned.
+        /// How long an orderly stop may take before outstanding commands are listed and aborted.
         shutdown_deadline: Period = Time(SHUTDOWN_DEADLINE_MIN..=SHUTDOWN_DEADLINE_MAX),
             absent Period::from_millis(10_000),
             like "\"10s\"", effect Live;
@@ -167,7 +167,7 @@ table! {
         /// give the socket to the group: it is a member, or root. Under the packaged unit, only the
         /// service's own group can be given (`windlass`).
         group: Option<GroupName> = Maybe(GROUP),
-            absent None => "nobody else may use the socket",
+            absent None => "no other user may use the socket",
             like "\"windlass\"";
         /// Where HTTP is answered; port 0 takes any free one, which the log then names. An address
         /// that other machines reach takes a `token_file`.
@@ -175,14 +175,14 @@ table! {
             absent HttpAddress::default(),
             like "\"127.0.0.1:9808\"";
         /// A file with a token of 16 to 1024 printable characters. HTTP requests, those for
-        /// `/healthz` and the dashboard's page itself excepted, must bring it (`Authorization:
-        /// Bearer …`), and whoever brings it may operate the appliance as members of `group` may.
-        /// Without a token, HTTP only reads, and tells nothing that identifies a host: not its NQN,
-        /// Host ID, controller or address. Without HTTPS it can be read on its way: beyond this
+        /// `/healthz` and the dashboard's page itself excepted, must contain it (`Authorization:
+        /// Bearer …`), which gives the same rights as membership of `group`.
+        /// Without a token, HTTP is read-only, and responses do not identify hosts: no NQN, Host
+        /// ID, controller or address. Without HTTPS it can be read on its way: beyond this
         /// machine, put a proxy in front.
         token_file: Option<PathBuf> = Maybe(FilePath),
             absent None
-            => "whoever reaches `http` may read, and nobody may change anything there",
+            => "anyone who can connect to `http` may read, and changes are not possible there",
             like "\"/etc/windlass/token\"";
         /// Whether a request may bring a configuration (`windlass apply FILE`). Without it, only
         /// the file that the appliance was started with can be applied (`windlass apply`,
@@ -233,10 +233,10 @@ impl std::str::FromStr for Cores {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CoresNotAllowed {
     /// This core of the list does not exist or is not allowed.
-    #[error("core {0} is not there or not allowed to this process")]
+    #[error("core {0} does not exist or is not allowed for this process")]
     Core(usize),
     /// No core is allowed.
-    #[error("no core is allowed to this process")]
+    #[error("no core is allowed for this process")]
     None,
 }
 
@@ -343,7 +343,7 @@ table! {
         /// connection, so a host with 16 cores takes 17 for each export. Where all are taken, a new
         /// TCP connection ends one that belongs to no export and was silent for half a second. All
         /// queues on one core hold at most 65536 commands, such as 512 queues of 128 entries: a
-        /// host beyond that is told that the controller is busy. Of connections, controllers and
+        /// Connect beyond that fails with Controller Busy. Of connections, controllers and
         /// commands, where there are 128 or more, one host leaves an eighth to hosts that hold
         /// little, and hosts that no export names in `hosts` leave a quarter to those that one does
         /// name.
@@ -512,8 +512,8 @@ table! {
         /// which the log then names. `0.0.0.0` and `[::]` stand for all addresses of their family.
         address: ListenAddress = ADDRESS,
             like "\"192.0.2.10:4420\"";
-        /// The CRC32C over PDU headers: never, where the host asks for it, or hosts without it are
-        /// turned away. Not with RDMA.
+        /// The CRC32C over PDU headers: never, if the host requests it, or required of every host.
+        /// Not with RDMA.
         header_digest: Digest = Word::<Digest>::new(),
             absent Digest::Allowed,
             unless rdma("remove it: RDMA networks check what they carry"),
@@ -568,8 +568,8 @@ table! {
         model: ModelNumber = MODEL,
             absent ModelNumber::default(),
             like "\"Windlass\"";
-        /// Most I/O queues of one controller. A host takes one for each of its cores, or fewer
-        /// where it is told so.
+        /// Most I/O queues of one controller. A host usually creates one for each of its cores, or
+        /// fewer if configured.
         max_io_queues: u16 = Count(1..=IO_QUEUES_MAX),
             absent Export::MAX_IO_QUEUES_DEFAULT,
             like "16";

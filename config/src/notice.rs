@@ -36,7 +36,7 @@ impl fmt::Display for Notice {
             Notice::ListenerUnused(name) => {
                 write!(
                     f,
-                    "listener {name} is in no export: it will answer discovery only"
+                    "listener {name} is in no export: it serves only discovery"
                 )
             }
             Notice::OpenToTheNetwork { export, address } => write!(
@@ -46,16 +46,16 @@ impl fmt::Display for Notice {
             Notice::UuidOfMemory(name) => write!(
                 f,
                 "device {name}: its content does not survive a restart, but `uuid` makes hosts \
-                 believe that it is the same disk: remove `uuid`, or let hosts write it anew"
+                 treat it as the same disk: remove `uuid`, or rewrite its content from the hosts"
             ),
             Notice::TokenInClear(address) => write!(
                 f,
-                "the control plane's token crosses the network to {address} in clear: put a proxy \
-                 with HTTPS in front"
+                "the control plane's token is sent to {address} unencrypted: put an HTTPS proxy \
+                 in front"
             ),
             Notice::CoresBurn(cores) => write!(
                 f,
-                "idle = \"poll\" keeps {cores} core(s) at 100 %, idle or not: \"adaptive\" does not"
+                "idle = \"poll\" keeps {cores} core(s) at 100 % even without load: use \"adaptive\""
             ),
         }
     }
@@ -139,14 +139,14 @@ mod tests {
             lines,
             [
                 "device ram0: its content does not survive a restart, but `uuid` makes hosts \
-                 believe that it is the same disk: remove `uuid`, or let hosts write it anew",
+                 treat it as the same disk: remove `uuid`, or rewrite its content from the hosts",
                 "device file0 is in no export",
-                "listener spare is in no export: it will answer discovery only",
+                "listener spare is in no export: it serves only discovery",
                 "any host that reaches 192.0.2.1:4420 may read and write \
                  nqn.2026-11.org.windlass:demo: list its `hosts`",
-                "the control plane's token crosses the network to 192.0.2.1:9808 in clear: put a \
-                 proxy with HTTPS in front",
-                "idle = \"poll\" keeps 3 core(s) at 100 %, idle or not: \"adaptive\" does not",
+                "the control plane's token is sent to 192.0.2.1:9808 unencrypted: put an HTTPS \
+                 proxy in front",
+                "idle = \"poll\" keeps 3 core(s) at 100 % even without load: use \"adaptive\"",
             ]
         );
     }

@@ -44,7 +44,7 @@ pub(crate) fn validate(draft: &Draft, text: &str, findings: &mut Findings) {
     unique(
         uuids,
         "the UUID",
-        "hosts take equal UUIDs for one disk",
+        "hosts treat equal UUIDs as one disk",
         &lines,
         findings,
     );
@@ -87,7 +87,7 @@ pub(crate) fn validate(draft: &Draft, text: &str, findings: &mut Findings) {
     unique(
         devices.map(|namespace| &namespace.device),
         "the device",
-        "a device belongs to one export, or hosts would take one disk for two",
+        "a device belongs to one export; otherwise hosts would see one disk as two",
         &lines,
         findings,
     );
@@ -144,7 +144,7 @@ impl<'d> Names<'d> {
                 }),
                 ..name.finding(
                     ProblemKind::UnknownName,
-                    format!("there is no {what} `{}`", shown(&name.value)),
+                    format!("{what} `{}` does not exist", shown(&name.value)),
                 )
             }
         });
@@ -196,7 +196,7 @@ fn addresses(draft: &Draft, lines: &Lines<'_>, findings: &mut Findings) {
         };
         let line = lines.line(first.span.start);
         findings.add(|| Finding {
-            hint: Some("take another port, or one listener for both".to_owned()),
+            hint: Some("use another port, or one listener for both".to_owned()),
             ..address.finding(
                 ProblemKind::Duplicate,
                 format!(

@@ -111,7 +111,7 @@ fn a_file_of_ten_megabytes_is_not_looked_at() {
     let text = problems(&vec![b' '; 10 * 1024 * 1024]).to_string();
     assert_eq!(
         text,
-        "error: the file has 10485760 bytes, the most are 1MiB\n \
+        "error: the file has 10485760 bytes, the maximum is 1MiB\n \
          --> hostile.toml\n \
          = hint: is this the configuration file?\n\
          \n\
@@ -204,7 +204,7 @@ fn many_tables_are_bounded() {
             .iter()
             .find(|problem| problem.kind() == ProblemKind::OutOfRange);
         let path = path.map(|problem| (problem.path(), problem.message()));
-        let message = format!("50000 entries, the most are {most}");
+        let message = format!("50000 entries, the maximum is {most}");
         assert_eq!(path, Some((table, message.as_str())));
     }
 }

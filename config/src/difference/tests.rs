@@ -79,10 +79,11 @@ fn says_what_only_a_restart_can_do() {
     assert_eq!(
         lines(&demo(), &wanted),
         [
-            "restart: appliance.cores = \"auto\" becomes \"2-3\", which only a restart can do",
-            "restart: appliance.memory = \"256MiB\" becomes \"512MiB\", which only a restart can do",
-            "restart: control.group = none becomes \"none\", which only a restart can do",
-            "restart: control.http = \"127.0.0.1:9808\" becomes \"off\", which only a restart can do",
+            "restart: change appliance.cores from \"auto\" to \"2-3\", which takes a restart",
+            "restart: change appliance.memory from \"256MiB\" to \"512MiB\", which takes a restart",
+            "restart: change control.group from none to \"none\", which takes a restart",
+            "restart: change control.http from \"127.0.0.1:9808\" to \"off\", which takes a \
+             restart",
         ]
     );
 }
@@ -108,7 +109,7 @@ fn a_larger_device_grows_and_a_smaller_one_is_replaced() {
         [
             format!("drain: remove namespace 1 ({name}) from {nqn}"),
             format!(
-                "drain: disconnect the hosts of {nqn}: namespace 1 ({name}) is exchanged, and its \
+                "drain: disconnect the hosts of {nqn}: namespace 1 ({name}) is replaced, and its \
                  identifiers change: hosts see a different disk"
             ),
             format!("drain: close device {name}"),
@@ -199,11 +200,11 @@ fn who_loses_access_is_drained_and_who_gains_it_is_not() {
     let nqn = &few.exports[0].nqn;
     assert_eq!(
         lines(&demo(), &few),
-        [format!("drain: let 1 host(s) attach {nqn}")]
+        [format!("drain: allow 1 host(s) to attach {nqn}")]
     );
     assert_eq!(
         lines(&few, &demo()),
-        [format!("live: let every host attach {nqn}")]
+        [format!("live: allow every host to attach {nqn}")]
     );
 }
 

@@ -36,7 +36,7 @@ pub(super) fn control(table: &Reader<'_, '_>, findings: &mut Findings) -> Contro
     let found = &mut Findings::default();
     let socket = table.optional::<ControlSocket>("socket", found);
     if table.has("group") && socket.is_some_and(|socket| socket.value == ControlSocket::Off) {
-        let why = "there is no socket that a group could use";
+        let why = "`group` has no effect with socket = \"off\"";
         useless(table, "group", why, findings);
     }
     let http = table.optional("http", found);
@@ -54,7 +54,7 @@ fn token_rules(table: &Reader<'_, '_>, http: Option<HttpAddress>, findings: &mut
         useless(
             table,
             "token_file",
-            "there is no HTTP that a token could guard",
+            "`token_file` has no effect with http = \"off\"",
             findings,
         );
     }

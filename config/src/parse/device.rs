@@ -118,7 +118,7 @@ fn keys_of_type(table: &Reader<'_, '_>, device_type: DeviceType, findings: &mut 
                 ..table.at_key(
                     name,
                     ProblemKind::Conflict,
-                    format!("a device of type \"{word}\" has no `{name}`"),
+                    format!("`{name}` is not valid for a device of type \"{word}\""),
                 )
             });
         } else if !table.has(name) && required {
@@ -227,11 +227,11 @@ pub(crate) fn file_path(
     let fault = if text.value.is_empty() {
         Some("the path is empty".to_owned())
     } else if let Some(control) = text.value.chars().find(|c| c.is_control()) {
-        Some(format!("the path has {control:?} in it"))
+        Some(format!("the path contains {control:?}"))
     } else if text.value.len() > PATH_BYTES_MAX {
         Some(format!("the path has more than {PATH_BYTES_MAX} bytes"))
     } else if !text.value.starts_with('/') {
-        Some(format!("`{}` is no absolute path", shown(&text.value)))
+        Some(format!("`{}` is not an absolute path", shown(&text.value)))
     } else if text.value.ends_with('/') {
         Some(format!("`{}` is a directory", shown(&text.value)))
     } else {

@@ -150,7 +150,7 @@ fn namespace(
             element.finding(Fault {
                 kind: ProblemKind::OutOfRange,
                 message: format!(
-                    "its namespace identifier would be {nsid_next}, the most are {NSID_MAX}"
+                    "its namespace identifier would be {nsid_next}, the maximum is {NSID_MAX}"
                 ),
                 hint: Some(
                     "give identifiers in tables: { device = \"vol0\", nsid = 7 }".to_owned(),
@@ -181,7 +181,7 @@ fn not_empty<'a, 'i>(
             span: table.value_span(key),
             hint: Some(match key {
                 "hosts" => "name hosts, or write `allow_any_host = true`".to_owned(),
-                _ => "name one at least, or remove the export".to_owned(),
+                _ => "name at least one, or remove the export".to_owned(),
             }),
             ..table.at_key(key, ProblemKind::Missing, format!("`{key}` is empty"))
         });
@@ -234,7 +234,7 @@ fn access(table: &Reader<'_, '_>, findings: &mut Findings) -> Option<Access> {
     let any = any.is_some_and(|any| any.value);
     if !table.has("hosts") {
         if !any && !any_unknown {
-            let message = "nobody may attach this export: `hosts` is missing".to_owned();
+            let message = "`hosts` is missing: no host may attach this export".to_owned();
             findings.add(|| Finding {
                 hint: Some(
                     "list the NQNs of its hosts (on Linux in /etc/nvme/hostnqn), or write \

@@ -133,7 +133,7 @@ fn read_root(root: &DeTable<'_>, findings: &mut Findings) -> Draft {
                 kind: ProblemKind::Missing,
                 span: reader.value_span(name),
                 path: name.to_owned(),
-                message: format!("there is no {name}"),
+                message: format!("the file has no {name}"),
                 hint: Some(format!("add {what}")),
             });
         }

@@ -86,8 +86,8 @@ impl<'a, 'i> Element<'a, 'i> {
             Ok(value) => Fault {
                 kind: ProblemKind::OutOfRange,
                 message: match value < *least {
-                    true => format!("{value} is less than the least, {least}"),
-                    false => format!("{value} is more than the most, {most}"),
+                    true => format!("{value} is less than the minimum, {least}"),
+                    false => format!("{value} is more than the maximum, {most}"),
                 },
                 hint: None,
             },
@@ -138,7 +138,7 @@ impl<'a, 'i> Element<'a, 'i> {
             findings.add(|| {
                 self.finding(Fault {
                     kind: ProblemKind::OutOfRange,
-                    message: format!("{} entries, the most are {count_max}", array.len()),
+                    message: format!("{} entries, the maximum is {count_max}", array.len()),
                     hint: None,
                 })
             });
@@ -281,7 +281,7 @@ impl<'a, 'i> Reader<'a, 'i> {
             other.is_some_and(|other| other.value.as_str() == Some(unless.word))
         };
         if let Some(unless) = unless.filter(holds) {
-            let message = format!("{} has no `{name}`", unless.what);
+            let message = format!("`{name}` is not valid for {}", unless.what);
             findings.add(|| Finding {
                 hint: Some(unless.hint.to_owned()),
                 ..self.at_key(name, ProblemKind::Conflict, message)

@@ -163,7 +163,7 @@ impl Setting for u64 {
             kind: ProblemKind::OutOfRange,
             message: match integer.as_str().starts_with('-') {
                 true => "the number is negative".to_owned(),
-                false => "the number is out of all bounds".to_owned(),
+                false => "the number is too large".to_owned(),
             },
             hint: None,
         })
@@ -202,7 +202,7 @@ impl Setting for BlockSize {
         let size = ByteSize::read(value)?;
         BlockSize::from_bytes(size.bytes()).ok_or_else(|| Fault {
             kind: ProblemKind::OutOfRange,
-            message: format!("there is no block size of {size}"),
+            message: format!("{size} is not a block size"),
             hint: Some("the block sizes are 512 and 4096".to_owned()),
         })
     }

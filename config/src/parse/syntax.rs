@@ -16,7 +16,7 @@ pub(super) fn too_large(bytes: usize) -> Finding {
         span: None,
         path: String::new(),
         message: format!(
-            "the file has {bytes} bytes, the most are {}",
+            "the file has {bytes} bytes, the maximum is {}",
             ByteSize::from_bytes(FILE_BYTES_MAX as u64)
         ),
         hint: Some("is this the configuration file?".to_owned()),
@@ -80,7 +80,7 @@ fn syntax_error(text: &str, message: &str, span: Range<usize>) -> Finding {
             kind: ProblemKind::DuplicateKey,
             span: Some(span),
             path: String::new(),
-            message: format!("`{key}` is there twice"),
+            message: format!("`{key}` occurs twice"),
             hint: Some(
                 "remove one; a further device, listener or export begins with double brackets, \
                  like [[device]]"

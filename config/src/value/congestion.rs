@@ -35,7 +35,7 @@ pub enum CongestionControlError {
     #[error("the name has more than {CONGESTION_CONTROL_CHARS_MAX} characters")]
     TooLong,
     /// It has a character that is not allowed.
-    #[error("the name has {0:?} in it")]
+    #[error("the name contains {0:?}")]
     Character(char),
 }
 

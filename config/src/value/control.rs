@@ -38,13 +38,13 @@ impl fmt::Display for ControlSocket {
 #[non_exhaustive]
 pub enum ControlSocketError {
     /// It is neither `auto`, `off` nor an absolute path.
-    #[error("the socket is no absolute path")]
+    #[error("the socket is not an absolute path")]
     NotAbsolute,
     /// It ends like a directory.
     #[error("the path is that of a directory")]
     Directory,
     /// It has a control character.
-    #[error("the path has {0:?} in it")]
+    #[error("the path contains {0:?}")]
     Character(char),
     /// It is longer than [`SOCKET_PATH_BYTES_MAX`].
     #[error("the path has more than {SOCKET_PATH_BYTES_MAX} bytes")]
@@ -112,7 +112,7 @@ pub enum GroupNameError {
     #[error("the name is empty")]
     Empty,
     /// It has a character that is not allowed, or begins with `-`.
-    #[error("the name has {0:?} in it")]
+    #[error("the name contains {0:?}")]
     Character(char),
     /// It is longer than [`GROUP_CHARS_MAX`].
     #[error("the name has more than {GROUP_CHARS_MAX} characters")]
@@ -121,7 +121,7 @@ pub enum GroupNameError {
 
 impl Hint for GroupNameError {
     fn hint(&self) -> Option<String> {
-        Some("`getent group` lists the groups there are; a group's number does too".to_owned())
+        Some("`getent group` lists the groups; a group's number is accepted too".to_owned())
     }
 
     fn beyond_limit(&self) -> bool {

@@ -49,7 +49,7 @@ pub enum CoreListError {
     #[error("the core list is empty")]
     Empty,
     /// An item between two commas is empty.
-    #[error("the core list has a comma too many")]
+    #[error("the core list has an empty item")]
     EmptyItem,
     /// An item is neither a number nor a range.
     #[error("the core list has an item that is neither a number nor a range")]

@@ -45,7 +45,7 @@ pub enum NameError {
     #[error("the name does not begin with a letter or digit")]
     First,
     /// It has a character that is not allowed.
-    #[error("the name has {0:?} in it")]
+    #[error("the name contains {0:?}")]
     Character(char),
 }
 

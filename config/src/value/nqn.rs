@@ -43,7 +43,7 @@ impl fmt::Display for Nqn {
 #[non_exhaustive]
 pub enum NqnError {
     /// It is longer than 223 bytes; the value is its length.
-    #[error("the NQN has {0} bytes, the most are {NQN_BYTES_MAX}")]
+    #[error("the NQN has {0} bytes, the maximum is {NQN_BYTES_MAX}")]
     TooLong(usize),
     /// It does not begin with `nqn.`.
     #[error("the NQN does not begin with `nqn.`")]

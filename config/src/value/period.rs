@@ -62,7 +62,7 @@ pub enum PeriodError {
     #[error("the length of time has an unknown unit")]
     UnknownUnit,
     /// It is 2⁶⁴ milliseconds or more.
-    #[error("the length of time is out of all bounds")]
+    #[error("the length of time is too large")]
     TooLong,
 }
 
@@ -70,7 +70,7 @@ impl Hint for PeriodError {
     fn hint(&self) -> Option<String> {
         match self {
             PeriodError::TooLong => None,
-            PeriodError::Fraction => Some("take a smaller unit: 1500ms is 1.5 s".to_owned()),
+            PeriodError::Fraction => Some("use a smaller unit: 1500ms is 1.5 s".to_owned()),
             PeriodError::NoNumber | PeriodError::NoUnit | PeriodError::UnknownUnit => {
                 Some("write a number and one of the units ms, s, min, h, like 10s".to_owned())
             }

@@ -91,8 +91,8 @@ impl Hint for ByteSizeError {
         let units = "the units are B, KiB, MiB, GiB, TiB (1024) and kB, MB, GB, TB (1000)";
         Some(match self {
             ByteSizeError::NoNumber => format!("write a number and a unit, like 4GiB; {units}"),
-            ByteSizeError::Fraction => "take a smaller unit: 1536MiB is 1.5 GiB".to_owned(),
-            ByteSizeError::NoUnit => format!("write a unit behind the number; {units}"),
+            ByteSizeError::Fraction => "use a smaller unit: 1536MiB is 1.5 GiB".to_owned(),
+            ByteSizeError::NoUnit => format!("write a unit after the number; {units}"),
             ByteSizeError::UnknownUnit(Some(unit)) => format!("did you mean {unit}? {units}"),
             ByteSizeError::UnknownUnit(None) => units.to_owned(),
             ByteSizeError::TooLarge => return None,
