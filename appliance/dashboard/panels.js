@@ -59,7 +59,7 @@ export function troubles(status, history) {
     found.push("The appliance is stopping: hosts cannot connect.");
   for (const one of status.reactors) {
     if (!one.running)
-      found.push(`Reactor ${one.index} on core ${one.core} has died: restart the appliance.`);
+      found.push(`Reactor ${one.index} on core ${one.core} has ended unexpectedly: restart the appliance.`);
     else if (one.stuck) {
       const time = format.nanoseconds(one.stuck.ns);
       found.push(`Reactor ${one.index} has been in ${one.stuck.name} for ${time}.`);

@@ -356,7 +356,7 @@ impl Appliance {
         while !stopping.is_finished() {
             drives.reset_functions();
             if is_cut_short() {
-                tracing::error!("asked to end twice: stopping at once, without waiting");
+                tracing::error!("second request to end: stopping immediately");
                 return false;
             }
         }

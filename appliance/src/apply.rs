@@ -19,22 +19,21 @@ const ANSWER_TIME_MAX: Duration = Duration::from_secs(120);
 /// What `apply` takes.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-Steps are marked `live` (hosts notice nothing but an event), `drain` (requests in flight end first,
-up to `shutdown_deadline` of [appliance]; what is unanswered then is named and cut off) or `restart`
+Steps are marked `live` (hosts notice only an event), `drain` (requests in flight complete first, up
+to `shutdown_deadline` of [appliance]; those outstanding then are listed and aborted) or `restart`
 (only a restart can do it). Where a step takes a restart nothing is changed, unless --partial is
-given. A file with a problem changes nothing. Where something fails on the way, such as an address
-that another program took meanwhile, what was done is undone; only what has grown stays so. A
-listener that goes takes the connections along that came by it, once their commands are answered; a
-file is never made shorter.
+given. A file with a problem changes nothing. If a step fails, for instance because an address
+is in use, the earlier steps are undone; only grown devices stay grown. A removed listener closes
+its connections once their commands have completed. A file is never made shorter.
 
-Exit status: 0 when all is as the file says, 1 when it is not.")]
+Exit status: 0 if the file is applied completely, 1 if not.")]
 pub(crate) struct ApplyArguments {
     /// The configuration; without it, the file that the appliance was started with, as it is now.
     file: Option<PathBuf>,
     /// Only list the steps.
     #[arg(long)]
     dry_run: bool,
-    /// Where some steps take a restart, carry out the others; those are named and wait for it.
+    /// If some steps take a restart, carry out only the others and list the rest.
     #[arg(long)]
     partial: bool,
     /// Print the answer as JSON, as POST /api/v1/apply gives it.
@@ -90,7 +89,7 @@ fn in_lines(answer: &ApplyAnswer, dry_run: bool) -> String {
     }
     let end = match (&answer.refused, answer.steps.len()) {
         (Some(refused), _) => refused.clone(),
-        (None, 0) => "the appliance is what the file says".to_owned(),
+        (None, 0) => "the file is applied; nothing to change".to_owned(),
         (None, count) if dry_run => format!("{count} step(s); nothing was changed"),
         (None, count) if answer.applied => format!("{count} step(s) done"),
         (None, count) => {
@@ -121,7 +120,7 @@ fn line(text: &mut String, step: &ApplyStep, dry_run: bool) -> std::fmt::Result 
         writeln!(text, "         warning: {warning}")?;
     }
     for cut in &step.cut_off {
-        writeln!(text, "         cut off at the deadline: {cut}")?;
+        writeln!(text, "         aborted at the deadline: {cut}")?;
     }
     Ok(())
 }
@@ -152,7 +151,7 @@ mod tests {
         let nothing = answer(Vec::new(), true, None);
         assert_eq!(
             in_lines(&nothing, false),
-            "the appliance is what the file says\n"
+            "the file is applied; nothing to change\n"
         );
         let refused = answer(vec![step("restart", StepState::Skipped)], false, Some("no"));
         assert_eq!(in_lines(&refused, false), "restart  do it: not done\nno\n");
@@ -179,7 +178,7 @@ mod tests {
         assert_eq!(
             in_lines(&answer(all, false, None), false),
             "drain    do it: done\n         warning: may be lost\n         \
-             cut off at the deadline: nqn.a, host nqn.h, queue 2: 3 command(s)\n\
+             aborted at the deadline: nqn.a, host nqn.h, queue 2: 3 command(s)\n\
              live     do it: failed\n         no memory\n\
              live     do it: not done\n1 of 3 step(s) done\n"
         );

@@ -107,7 +107,7 @@ impl Client {
     fn decode<T: DeserializeOwned>(&self, path: &str, answer: &[u8]) -> Result<T, ClientError> {
         serde_json::from_slice(answer).map_err(|cause| ClientError::OtherVersion {
             socket: self.socket.clone(),
-            what: format!("its answer at {path} is not what this version knows ({cause})"),
+            what: format!("its response at {path} does not match this version ({cause})"),
         })
     }
 }

@@ -40,8 +40,8 @@ pub(crate) struct Arguments {
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {
-    /// Serve what FILE says until SIGTERM or Ctrl-C; without FILE, a RAM and a file namespace on
-    /// loopback.
+    /// Serve the configuration FILE until SIGTERM or Ctrl-C; without FILE, a RAM and a file
+    /// namespace on loopback.
     Run {
         /// The configuration, a TOML file.
         file: Option<PathBuf>,
@@ -49,31 +49,32 @@ pub(crate) enum Command {
         #[arg(long, value_name = "DIR", conflicts_with = "file")]
         data_dir: Option<PathBuf>,
     },
-    /// List the machine's NVMe drives: who has them, what uses them, what stands in the way.
+    /// List the machine's NVMe drives with their drivers, their users and the obstacles to
+    /// exporting them.
     Devices(drives::DevicesArguments),
-    /// Give drives that nothing uses to vfio-pci, so that `type = "nvme"` can have them.
+    /// Bind unused drives to vfio-pci, for devices with `type = "nvme"`.
     Bind(drives::BindArguments),
-    /// Give drives back to the kernel's driver.
+    /// Return drives to the kernel's driver.
     Unbind(drives::UnbindArguments),
     /// Print every problem in FILE, or what a start with it would serve.
     Check {
         /// The configuration, a TOML file.
         file: PathBuf,
     },
-    /// Say what on this machine is fine for a configuration, what costs speed, what is broken, and
-    /// what mends it.
+    /// Check this machine for a configuration: report what is fine, what costs speed, what is
+    /// broken, and how to fix it.
     Doctor(doctor::DoctorArguments),
-    /// Make a running appliance what FILE says, under I/O; or list what that would take.
+    /// Apply the configuration FILE to a running appliance, under I/O; or list the necessary steps.
     Apply(apply::ApplyArguments),
     /// Return a damaged device of a running appliance to service.
     Device(device::DeviceArguments),
-    /// Show how a running appliance stands, on one screen or as JSON.
+    /// Show the state of a running appliance, on one screen or as JSON.
     Status(status::StatusArguments),
-    /// Watch what a running appliance does: rates, latencies, reactors, hosts, events.
+    /// Watch the activity of a running appliance: rates, latencies, reactors, hosts, events.
     Top(top::TopArguments),
-    /// Write down what the reactors of a running appliance did last, for Perfetto or Chrome.
+    /// Write a trace of the reactors' recent activity, for Perfetto or Chrome.
     Trace(trace::TraceArguments),
-    /// Put load on a target and verify it, find its ceilings, compare: the program `bench`, whose
+    /// Generate load, verify data, measure limits and compare targets: the program `bench`, whose
     /// commands `windlass bench --help` lists.
     #[command(disable_help_flag = true)]
     Bench {

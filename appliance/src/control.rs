@@ -73,7 +73,7 @@ impl ControlPlane {
         let thread = match thread {
             Ok(thread) => Some(thread),
             Err(error) => {
-                tracing::warn!(%error, "no control plane: its thread cannot be had");
+                tracing::warn!(%error, "no control plane: cannot create its thread");
                 None
             }
         };

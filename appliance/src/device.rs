@@ -22,7 +22,7 @@ pub(crate) struct DeviceArguments {
 
 #[derive(Subcommand, Debug)]
 enum DeviceCommand {
-    /// Return a damaged device to service, once what it lies on is repaired.
+    /// Return a damaged device to service, after its underlying storage is repaired.
     ///
     /// A device is damaged when data that it had accepted may be lost: a sync, a cached write or a
     /// part of a write failed. From then on all writes and flushes fail, so that hosts notice.

@@ -43,7 +43,7 @@ const EXIT_CODES: &str = "Exit codes:\n  0  everything is fine\n  1  nothing cou
 #[derive(Args, Debug)]
 #[command(after_help = EXIT_CODES)]
 pub(crate) struct DoctorArguments {
-    /// The configuration to examine the machine for: that of the service unless told, else the
+    /// The configuration to check the machine for; by default that of the service, or else the
     /// embedded default.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -169,7 +169,7 @@ fn configuration(file: Option<&Path>) -> Result<(Config, Vec<Finding>), Failure>
         Err(LoadError::Problems(problems)) => {
             let text = problems.display(Colour::Never).to_string();
             let text = format!(
-                "{}\nwhat follows is for the embedded default",
+                "{}\nthe following checks use the embedded default",
                 text.trim_end()
             );
             let mend = format!("$EDITOR {0} && windlass check {0}", file.display());
@@ -206,7 +206,7 @@ fn examine(
     let notices = config.notices();
     findings.extend(notices.iter().map(|notice| {
         let mend = file.map_or_else(
-            || "nothing: it is the embedded default".to_owned(),
+            || "none: it is the embedded default".to_owned(),
             |file| format!("$EDITOR {}", file.display()),
         );
         Finding::slow("configuration", notice.to_string(), mend)
@@ -237,7 +237,7 @@ fn text(report: &Report) -> String {
         // Writing to a String cannot fail.
         let _ = writeln!(text, "{verdict:7} {area:13}  {indented}");
         if let Some(mend) = &finding.mend {
-            let _ = writeln!(text, "{:23}mend: {mend}", "");
+            let _ = writeln!(text, "{:23}fix: {mend}", "");
         }
     }
     let count = |verdict| {

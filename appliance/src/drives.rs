@@ -145,7 +145,7 @@ fn hints(addresses: &[PciAddress], group: &str) -> String {
         let _ = write!(names, " {address}");
     }
     format!(
-        "\nOnly root may open them yet. For a service's user, one line in \
+        "\nOnly root may open them. To allow a service's user, add one line to \
          /etc/udev/rules.d/60-windlass.rules:\n  \
          SUBSYSTEM==\"vfio\", GROUP=\"{group}\", MODE=\"0660\"\n\
          then udevadm control --reload, udevadm trigger --subsystem-match=vfio.\n\

@@ -68,5 +68,5 @@ pub(crate) fn aside<T: Send>(
     let (mut work, mut done) = (Some(work), None);
     let ended = event_loop.run(&mut || done = work.take().map(|work| work()));
     let done = done.filter(|_| ended);
-    done.unwrap_or_else(|| Err("it ended in a panic, which the log tells of".to_owned()))
+    done.unwrap_or_else(|| Err("it panicked; see the log".to_owned()))
 }

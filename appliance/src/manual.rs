@@ -10,14 +10,14 @@ use clap_complete::Shell;
 /// The text of the program's own page after its commands.
 pub(crate) const FILES_AND_VARIABLES: &str = "\
 Files:
-  /etc/windlass/windlass.toml   what the service serves
-  /run/windlass/control.sock    where the service is asked; root and the `group` of [control] may
-  /var/lib/windlass/identities  which content was served, so that another one is another disk
+  /etc/windlass/windlass.toml   the configuration of the service
+  /run/windlass/control.sock    the control socket, for root and the `group` of [control]
+  /var/lib/windlass/identities  records that make different content a different disk
 
 Variables:
   WINDLASS_LOG      what to log, as --log
   WINDLASS_SOCKET   the control socket to ask at, as --socket
-  STATE_DIRECTORY   has identities in place of /var/lib/windlass
+  STATE_DIRECTORY   the directory of identities instead of /var/lib/windlass
   XDG_DATA_HOME     has windlass/identities of an appliance that is not root's
   XDG_RUNTIME_DIR   has windlass/control.sock of an appliance that is not root's";
 

@@ -70,7 +70,8 @@ pub(crate) fn populate_behind(mut rest: ArenaPopulation) {
             tracing::error!(
                 error = &error as &dyn std::error::Error,
                 missing,
-                "the machine has less memory than `memory` asks for: going on with what there is"
+                "the machine has less memory than `memory` requires: continuing with the \
+                 available memory"
             );
         }
     };
@@ -78,7 +79,7 @@ pub(crate) fn populate_behind(mut rest: ArenaPopulation) {
         .name("memory".to_owned())
         .spawn(populate);
     if let Err(error) = spawned {
-        tracing::error!(%error, "the arena stays small: no thread to populate it");
+        tracing::error!(%error, "the arena is only partly populated: cannot create a thread");
     }
 }
 

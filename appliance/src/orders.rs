@@ -24,7 +24,7 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(20);
 #[derive(Debug, thiserror::Error)]
 pub enum Unanswered {
     /// Its ring is full.
-    #[error("reactor {reactor} takes no more orders: it has ended or is stuck")]
+    #[error("reactor {reactor} accepts no more messages: it has ended or is stuck")]
     Full {
         /// The reactor's number.
         reactor: usize,

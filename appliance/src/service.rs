@@ -76,7 +76,7 @@ pub(crate) fn reload(work: impl FnOnce() -> Result<String, String>) {
 
 fn tell(state: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(state) {
-        tracing::debug!(%error, "the service manager did not hear it");
+        tracing::debug!(%error, "the service manager could not be notified");
     }
 }
 

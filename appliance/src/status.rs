@@ -25,17 +25,16 @@ const EXIT_UNKNOWN: u8 = 4;
 const LOOK: Duration = Duration::from_secs(1);
 
 /// The exit codes, for the help and the manual page.
-pub(crate) const EXIT_CODES: &str = "Exit codes:\n  0  it serves, and nothing wants a person\n  \
-    1  it runs, and what is listed as a problem wants a person\n  2  the command line is wrong\n  \
-    3  no appliance runs here\n  4  it cannot be found out: no permission, no answer, another \
+pub(crate) const EXIT_CODES: &str = "Exit codes:\n  0  it serves, and there are no problems\n  \
+    1  it runs, and the listed problems need attention\n  2  the command line is wrong\n  \
+    3  no appliance runs here\n  4  the state is unknown: no permission, no response, another \
     version";
 
 /// What `status` takes.
 #[derive(Args, Debug)]
 #[command(after_help = EXIT_CODES)]
 pub(crate) struct StatusArguments {
-    /// Print what the appliance tells as JSON, as GET /api/v1/status: counters are totals since its
-    /// start.
+    /// Print the status as JSON, as GET /api/v1/status: counters are totals since the start.
     #[arg(long)]
     json: bool,
     /// Show averages since the start instead of what moves within one second.
@@ -199,7 +198,7 @@ mod tests {
             .lines()
             .filter_map(|line| line.strip_prefix("problem: "))
             .collect();
-        assert_eq!(problems[0], "reactor 0 has died");
+        assert_eq!(problems[0], "reactor 0 has ended unexpectedly");
         assert_eq!(problems[1], "device fast0 is removed");
         assert_eq!(problems[2], "device fast0: it has become unreliable");
         assert!(

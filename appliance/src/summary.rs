@@ -132,7 +132,7 @@ fn write_drives(out: &mut String, drives: &[Looked]) -> fmt::Result {
         let (address, names) = (wanted.address, &wanted.names);
         match problem {
             None => writeln!(out, "drive {address} ({names}): ready")?,
-            Some(problem) => writeln!(out, "problem: {names} left out: {problem}")?,
+            Some(problem) => writeln!(out, "problem: {names} not served: {problem}")?,
         }
     }
     Ok(())
@@ -149,7 +149,7 @@ fn write_exports(
         for namespace in &export.namespaces {
             if let Some(device) = config.device(&namespace.device) {
                 let left_out = if is_left_out(device) {
-                    ": left out"
+                    ": not served"
                 } else {
                     ""
                 };

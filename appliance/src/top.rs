@@ -41,7 +41,7 @@ pub(crate) struct TopArguments {
     /// Print text instead of using the terminal, one look after another.
     #[arg(short, long)]
     batch: bool,
-    /// End after so many looks; with --batch.
+    /// Stop after this number of updates; with --batch.
     #[arg(short = 'n', long, value_name = "LOOKS", requires = "batch")]
     iterations: Option<u64>,
     /// Print one look as text, as --batch -n 1.
@@ -73,11 +73,11 @@ fn delay(text: &str) -> Result<Duration, String> {
 #[derive(Debug, thiserror::Error)]
 enum TopError {
     #[error(
-        "this is no terminal: `windlass top --once` or `--batch` prints text, and `windlass \
+        "not a terminal: `windlass top --once` or `--batch` prints text, and `windlass \
          status --json` is for programs"
     )]
     NoTerminal,
-    #[error("there is no column {wanted:?} in {view}: there are {known}")]
+    #[error("{view} has no column {wanted:?}, only {known}")]
     NoColumn {
         wanted: String,
         view: String,

@@ -61,8 +61,8 @@ impl Watch {
 fn tell_damage(name: &Name, damage: Option<Damage>) {
     let cause = damage.map_or_else(|| "no cause is known".into(), |it| it.cause.to_string());
     tracing::error!(
-        "device {name} is damaged: {cause}; writes and flushes fail and reads continue: repair what \
-         the device lies on, then run `windlass device reopen {name}` or restart"
+        "device {name} is damaged: {cause}; writes and flushes fail and reads continue: repair \
+         the underlying storage, then run `windlass device reopen {name}` or restart"
     );
 }
 

@@ -45,7 +45,7 @@ impl WatchdogLoop {
         self.heartbeat.set_status(status);
     }
 
-    /// Checks every reactor and pings the watchdog. False when a reactor has died.
+    /// Checks every reactor and pings the watchdog. False when a reactor has ended unexpectedly.
     pub(crate) fn run_once(&mut self, reactors: &Reactors) -> bool {
         self.made = Instant::now();
         let now = reactors.clock().now();
@@ -53,7 +53,10 @@ impl WatchdogLoop {
         for handle in reactors.handles() {
             if !handle.is_running() {
                 // Its connections are lost; a restart brings all of them back.
-                tracing::error!("reactor {} has died: stopping", handle.index());
+                tracing::error!(
+                    "reactor {} has ended unexpectedly: stopping",
+                    handle.index()
+                );
                 return false;
             }
             let stuck = handle.stuck_in(now, STUCK_AFTER);
@@ -65,7 +68,7 @@ impl WatchdogLoop {
                     handle.index()
                 );
             } else if *told && stuck.is_none() {
-                tracing::warn!("reactor {} makes turns again", handle.index());
+                tracing::warn!("reactor {} is running again", handle.index());
             }
             *told = stuck.is_some();
         }

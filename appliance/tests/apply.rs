@@ -98,7 +98,7 @@ fn a_file_with_problems_changes_nothing_and_all_of_them_are_told() {
         "{missing:?}"
     );
     lab.write(&lab.base);
-    let same = "the appliance is what the file says\n";
+    let same = "the file is applied; nothing to change\n";
     expect(&lab.apply(&[]), 0, same);
     expect(&lab.apply(&["--dry-run"]), 0, same);
     lab.end();
@@ -170,11 +170,15 @@ fn one_configuration_is_applied_at_a_time() {
         assert_eq!(second.status.code(), Some(1), "{second:?}");
         let first = first.join().expect("it ends");
         assert_eq!(first.status.code(), Some(0), "{first:?}");
-        let cut = "cut off at the deadline: nqn.2026-11.org.windlass:test, host \
+        let cut = "aborted at the deadline: nqn.2026-11.org.windlass:test, host \
                    nqn.2026-11.org.example:host, queue 1: 1 command(s)";
         assert!(first.stdout.contains(cut), "{first:?}");
     });
-    expect(&lab.apply(&[]), 0, "the appliance is what the file says\n");
+    expect(
+        &lab.apply(&[]),
+        0,
+        "the file is applied; nothing to change\n",
+    );
     drop((admin, io));
     lab.end();
 }

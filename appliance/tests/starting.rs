@@ -116,20 +116,21 @@ fn a_drive_that_is_not_there_is_left_out() {
                 [[export]]\nnqn = \"nqn.2026-11.org.windlass:drive\"\ndevices = [\"fast0\"]\n\
                 listeners = [\"loopback\"]\nallow_any_host = true\n";
     let file = configuration(&directory, "", more);
-    let line = "fast0 left out: ffff:7f:1f.7: no PCI function has this address: `windlass devices`";
+    let line =
+        "fast0 not served: ffff:7f:1f.7: no PCI function has this address: `windlass devices`";
     let finished = run(&["check", &file.display().to_string()]);
     assert_eq!(finished.status.code(), Some(0), "{finished:?}");
     let told = finished.stdout.lines().filter(|told| told.contains(line));
     assert_eq!(told.count(), 1, "{}", finished.stdout);
     assert!(
-        finished.stdout.contains("namespace 1): left out"),
+        finished.stdout.contains("namespace 1): not served"),
         "{}",
         finished.stdout
     );
     let windlass = Windlass::start(&file);
     let announced = windlass.announced.join("\n");
     assert!(
-        announced.contains("fast0 (nvme ffff:7f:1f.7 namespace 1): left out"),
+        announced.contains("fast0 (nvme ffff:7f:1f.7 namespace 1): not served"),
         "{announced}"
     );
     assert!(

@@ -285,10 +285,7 @@ impl fmt::Display for Step {
                 write!(f, "set the maximum number of controllers to {count}")
             }
             Step::Restart { key, from, to } => {
-                write!(
-                    f,
-                    "change {key} from {from} to {to}, which takes a restart"
-                )
+                write!(f, "change {key} from {from} to {to}, which takes a restart")
             }
         }
     }

@@ -204,7 +204,7 @@ END
   refused_reload "more than a reload can do" "appliance.memory"
   cat grown > $file
   reload "nothing"
-  journal "the appliance is what the file says" || fail "something was changed by refused reloads"
+  journal "the file is applied; nothing to change" || fail "something was changed by refused reloads"
 
   sed 's/^size = "64MiB"/size = "96MiB"/' right > $file
   reload "a namespace goes, and its file"
@@ -230,7 +230,7 @@ a_stuck_reactor_is_ended() {
   eventually 60 has_restarted
   say "restarted by the watchdog after $(($(date +%s) - began)) s"
   # With priority and source location, which only the journal's own protocol transmits.
-  journal "reactor 0 is stuck in inbox: the watchdog is no longer fed" -p err -o verbose \
+  journal "reactor 0 is stuck in inbox: the watchdog is no longer pinged" -p err -o verbose \
     CODE_FILE=appliance/src/service/heartbeat.rs || fail "nothing said why"
   journal "Watchdog timeout" || fail "it was not the watchdog"
   wait $writer || fail "fio saw it: $(cat writes.log)"

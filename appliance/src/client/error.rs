@@ -17,7 +17,7 @@ pub(crate) enum ClientError {
     NotRunning { looked_at: Vec<PathBuf> },
     /// There is a socket, but no process listens on it.
     #[error(
-        "nobody answers at {socket}: the appliance that it belonged to has ended; start it again \
+        "no appliance listens at {socket}: the one that created it has ended; start it again \
          with `windlass run FILE` or `systemctl start windlass`"
     )]
     Abandoned { socket: PathBuf },
@@ -26,21 +26,21 @@ pub(crate) enum ClientError {
     NotPermitted { socket: PathBuf, remedy: String },
     /// The path is not a socket.
     #[error(
-        "{socket} is no socket: give the path that `windlass run` prints behind `control:`, or \
+        "{socket} is not a socket: give the path that `windlass run` prints after `control:`, or \
          that `socket` of [control] names"
     )]
     NotASocket { socket: PathBuf },
     /// The process that listens does not implement this protocol.
     #[error(
-        "what answers at {socket} is no Windlass ({reason}): give the path that `windlass run` \
+        "{socket} does not belong to Windlass ({reason}): give the path that `windlass run` \
          prints behind `control:`"
     )]
     NotWindlass { socket: PathBuf, reason: String },
     /// The appliance and this command have different versions.
     #[error(
-        "the appliance at {socket} is of another version than this command ({ours}): {what}; \
-         restart the appliance with `systemctl restart windlass`, or use the command that it came \
-         with",
+        "the appliance at {socket} has a different version than this command ({ours}): {what}; \
+         restart the appliance with `systemctl restart windlass`, or use the command of its \
+         version",
         ours = env!("CARGO_PKG_VERSION")
     )]
     OtherVersion { socket: PathBuf, what: String },

@@ -173,13 +173,16 @@ fn no_permission_names_the_way_in() {
 #[test]
 fn other_programs_and_other_versions_are_told_apart() {
     let text = failure_with("SSH-2.0-OpenSSH_9.2\r\n");
-    assert!(text.contains("is no Windlass"), "{text}");
+    assert!(text.contains("does not belong to Windlass"), "{text}");
     let text = failure_with("");
-    assert!(text.contains("is no Windlass"), "{text}");
+    assert!(text.contains("does not belong to Windlass"), "{text}");
     let text = failure_with(http("200 OK", "<html>"));
     assert!(text.contains("another version"), "{text}");
     let text = failure_with(http("404 Not Found", "<html>"));
-    assert!(text.contains("is no Windlass (it says 404"), "{text}");
+    assert!(
+        text.contains("does not belong to Windlass (it says 404"),
+        "{text}"
+    );
     let text = failure_with(http("404 Not Found", "{\"error\": \"not here\"}"));
     assert!(text.contains("another version"), "{text}");
     assert!(text.contains("not here"), "{text}");
@@ -196,7 +199,7 @@ fn one_that_does_not_answer_is_given_up() {
     let _listener = UnixListener::bind(&place.path).expect("free");
     let client = Client::find(&at(&place.path)).expect("it listens");
     let client = client.with_answer_time_max(Duration::from_millis(50));
-    let error = client.get_bytes("/").expect_err("nobody answers");
+    let error = client.get_bytes("/").expect_err("no appliance");
     assert!(matches!(error, ClientError::TooSlow { .. }), "{error:?}");
 }
 

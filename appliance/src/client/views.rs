@@ -343,7 +343,7 @@ pub(crate) fn ailments(status: &Status) -> Vec<String> {
     let mut ailments = Vec::new();
     for reactor in &status.reactors {
         if !reactor.running {
-            ailments.push(format!("reactor {} has died", reactor.index));
+            ailments.push(format!("reactor {} has ended unexpectedly", reactor.index));
         } else if let Some(stuck) = &reactor.stuck {
             let (name, ns) = (&stuck.name, quantity::latency(stuck.ns));
             ailments.push(format!(
@@ -359,8 +359,8 @@ pub(crate) fn ailments(status: &Status) -> Vec<String> {
             ailments.push(match &device.damage {
                 None => format!("device {name} is {state}"),
                 Some(damage) => format!(
-                    "device {name} is damaged: {}: writes and flushes fail; repair what it lies on, \
-                     then run `windlass device reopen {name}`",
+                    "device {name} is damaged: {}: writes and flushes fail; repair the underlying \
+                     storage, then run `windlass device reopen {name}`",
                     damage.text
                 ),
             });
@@ -370,8 +370,8 @@ pub(crate) fn ailments(status: &Status) -> Vec<String> {
     }
     for class in status.memory.classes.iter().filter(|it| it.waiting > 0) {
         ailments.push(format!(
-            "{} requests wait for a buffer of {}: raise `memory` in [appliance], `windlass doctor` \
-             says to what",
+            "{} requests wait for a buffer of {}: raise `memory` in [appliance] as recommended by \
+             `windlass doctor`",
             class.waiting,
             quantity::bytes(class.slice_bytes)
         ));

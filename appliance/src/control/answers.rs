@@ -39,7 +39,7 @@ impl Room {
         match serde_json::to_vec(value) {
             Ok(bytes) => self.bytes(bytes, "application/json"),
             Err(error) => {
-                let text = format!("the answer cannot be written: {error}");
+                let text = format!("the response cannot be encoded: {error}");
                 refusal(StatusCode::INTERNAL_SERVER_ERROR, text)
             }
         }
@@ -51,7 +51,7 @@ impl Room {
             Bytes::from(bytes)
         } else {
             let Ok(permit) = Arc::clone(&self.0).try_acquire_owned() else {
-                let text = "as many large answers as there may be are on their way: try again";
+                let text = "the limit of large responses in progress is reached: try again";
                 return refusal(StatusCode::SERVICE_UNAVAILABLE, text.to_owned());
             };
             Bytes::from_owner(Held {

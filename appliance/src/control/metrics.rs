@@ -192,7 +192,11 @@ impl Scrape {
             vec![(labels, 1)],
         )?;
         let up = u64::from(self.seen.ailment().is_none());
-        out.gauge("up", "Whether the exports answer.", vec![(Vec::new(), up)])?;
+        out.gauge(
+            "up",
+            "Whether the exports are available.",
+            vec![(Vec::new(), up)],
+        )?;
         let ns = |time: std::time::Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let uptime = vec![(Vec::new(), ns(self.seen.uptime))];
         out.family(

@@ -27,9 +27,8 @@ pub(super) async fn reopen(
     };
     let found = shared.observatory().device(&name);
     let Some(device) = found else {
-        let text = format!(
-            "there is no device {name} that is open: `windlass status --devices` lists the devices"
-        );
+        let text =
+            format!("device {name} is not open: `windlass status --devices` lists the devices");
         return refusal(StatusCode::NOT_FOUND, text);
     };
     let config = shared.observatory().config();
@@ -53,11 +52,11 @@ pub(super) async fn reopen(
                 ReopenError::NotDamaged | ReopenError::Unsupported => StatusCode::CONFLICT,
                 _ => StatusCode::UNPROCESSABLE_ENTITY,
             };
-            let text = format!("device {name} is as it was: {}", with_causes(&error));
+            let text = format!("device {name} is unchanged: {}", with_causes(&error));
             refusal(status, text)
         }
         Err(error) => {
-            let text = format!("device {name}: reopening was given up: {error}");
+            let text = format!("device {name}: reopening was aborted: {error}");
             refusal(StatusCode::INTERNAL_SERVER_ERROR, text)
         }
     }
@@ -75,7 +74,7 @@ fn may_reopen(config: &Config, name: &str) -> Result<(), String> {
         return Ok(());
     };
     let found = directory_of(path, allowed).map(drop);
-    found.map_err(|error| format!("device {name} is as it was: {error}"))
+    found.map_err(|error| format!("device {name} is unchanged: {error}"))
 }
 
 /// Returns a device to service. The result is the information that the operator needs.
@@ -84,8 +83,8 @@ fn try_to_reopen(device: &dyn Device) -> Result<String, ReopenError> {
     device.reopen()?;
     let cause = damage.map_or_else(|| "an unknown cause".to_owned(), |it| it.cause.to_string());
     Ok(format!(
-        "it takes writes and flushes again. It was damaged ({cause}): writes that hosts were \
-         answered before the damage, and had not flushed successfully, may be lost. Check the file \
+        "it accepts writes and flushes again. It was damaged ({cause}): writes completed before \
+         the damage and not flushed successfully may be lost. Check the file \
          systems and databases on it before they are used"
     ))
 }

@@ -372,7 +372,7 @@ async fn trace(
             refusal(StatusCode::INTERNAL_SERVER_ERROR, text)
         }
         Err(error) => {
-            let text = format!("the trace was given up: {error}");
+            let text = format!("the trace was aborted: {error}");
             refusal(StatusCode::INTERNAL_SERVER_ERROR, text)
         }
     }
@@ -404,12 +404,12 @@ async fn openapi(State(shared): State<Arc<Shared>>) -> Response {
 }
 
 async fn unknown() -> Response {
-    let text = "there is nothing at this path: /api/v1/openapi.json lists what there is";
+    let text = "unknown path: /api/v1/openapi.json lists the paths";
     refusal(StatusCode::NOT_FOUND, text.to_owned())
 }
 
 async fn wrong_method() -> Response {
-    let text = "this path takes another method: /api/v1/openapi.json says which";
+    let text = "method not allowed for this path: see /api/v1/openapi.json";
     refusal(StatusCode::METHOD_NOT_ALLOWED, text.to_owned())
 }
 

@@ -33,9 +33,9 @@ pub(super) struct Socket {
 pub(super) enum SocketError {
     #[error("no directory for it: set XDG_RUNTIME_DIR, or `socket` of [control]")]
     NoDirectory,
-    #[error("another appliance answers at {0}: give one of them another `socket` in [control]")]
+    #[error("{0} is in use by another appliance: set another `socket` in [control] of one of them")]
     Taken(PathBuf),
-    #[error("{0} is there and is no socket")]
+    #[error("{0} exists and is not a socket")]
     NotASocket(PathBuf),
     #[error("{path}")]
     System {
@@ -160,7 +160,7 @@ fn open_to_group(group: Option<&GroupName>, path: &Path) -> bool {
     let groups = fs::read_to_string("/etc/group").unwrap_or_default();
     let Some(number) = group_number(name, &groups) else {
         tracing::warn!(
-            "control socket: there is no group {name} here: only root and this user get in"
+            "control socket: group {name} does not exist: only root and this user have access"
         );
         return false;
     };
@@ -168,9 +168,9 @@ fn open_to_group(group: Option<&GroupName>, path: &Path) -> bool {
     if let Err(error) = &given {
         tracing::warn!(
             %error,
-            "control socket: group {name} cannot have it, so only root and this user get in: make \
-             this user a member of the group; with PrivateUsers=yes in the unit, only the \
-             service's own group can have it"
+            "control socket: it cannot be given to group {name}, so only root and this user have \
+             access: make this user a member of the group; with PrivateUsers=yes in the unit, \
+             only the service's own group is possible"
         );
     }
     given.is_ok()

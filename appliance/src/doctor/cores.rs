@@ -133,7 +133,7 @@ fn governor(machine: &Machine, cores: &[usize]) -> Option<Finding> {
     };
     let list = joined(slow.iter().map(|(core, _)| core));
     let text = format!(
-        "the frequency governor of {list} is {name}: a core that rests begins again slowly"
+        "the frequency governor of {list} is {name}: a core that was idle is slow at first"
     );
     let mend = format!("cpupower -c {list} frequency-set -g performance");
     Some(Finding::slow(AREA, text, mend))

@@ -49,7 +49,7 @@ fn iommu(machine: &Machine) -> Finding {
         let text = format!("IOMMU: {}", units.join(", "));
         return Finding::fine(AREA, text);
     }
-    let text = "there is no IOMMU, or the kernel does not use it: no drive can be had";
+    let text = "there is no IOMMU, or the kernel does not use it: no drive can be opened";
     let mend = "VT-d, AMD-Vi or SMMU in the firmware, and intel_iommu=on on the kernel's command \
                 line for Intel";
     Finding::broken(AREA, text, mend)
@@ -95,7 +95,7 @@ fn in_the_way(problem: &Problem, names: &str) -> Finding {
             format!("echo 0 > /sys/bus/pci/devices/{address}/sriov_numvfs")
         }
         // The text of these problems already says what to do, which is more than one command.
-        _ => "as it says".to_owned(),
+        _ => "see the finding".to_owned(),
     };
-    Finding::broken(AREA, format!("{names} left out: {problem}"), mend)
+    Finding::broken(AREA, format!("{names} not served: {problem}"), mend)
 }

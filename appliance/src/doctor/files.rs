@@ -76,17 +76,17 @@ impl File<'_> {
     /// Checks the directory of a file that the start would create.
     fn look_at_directory(&self, real: &Path) -> Finding {
         let Some(size) = self.size else {
-            let text = "is not there, and the configuration gives no size to make it with";
+            let text = "does not exist, and the configuration has no size to create it with";
             return self.broken(text, "size = \"…\" of the device");
         };
         let directory = real.parent().unwrap_or(Path::new("/"));
         let shown = self.path.parent().unwrap_or(Path::new("/")).display();
         if !directory.is_dir() {
-            let text = format!("is not there, and neither is {shown}");
+            let text = format!("does not exist, nor does {shown}");
             return self.broken(&text, &format!("install -d -o windlass -m 0750 {shown}"));
         }
         if accessat(CWD, directory, Access::WRITE_OK, AtFlags::EACCESS).is_err() {
-            let text = format!("is not there, and this user may not make it in {shown}");
+            let text = format!("does not exist, and this user may not create it in {shown}");
             return self.broken(&text, &format!("chown windlass {shown}"));
         }
         self.look_at_space(directory, size.bytes(), true)

@@ -35,7 +35,7 @@ fn version(machine: &Machine) -> Finding {
         ),
         None => Finding::slow(
             AREA,
-            format!("the kernel's version cannot be told from {release:?}"),
+            format!("cannot parse the kernel version {release:?}"),
             "cat /proc/sys/kernel/osrelease",
         ),
     }
@@ -52,7 +52,8 @@ fn io_uring(machine: &Machine, config: &Config) -> Option<Finding> {
         .number("proc/sys/kernel/io_uring_disabled")
         .unwrap_or(0);
     let refused = |who: &str| {
-        let text = format!("io_uring is refused to {who}: devices of type \"file\" cannot be had");
+        let text =
+            format!("io_uring is not allowed for {who}: devices of type \"file\" cannot be opened");
         Finding::broken(AREA, text, "sysctl kernel.io_uring_disabled=0")
     };
     Some(match setting {
@@ -67,7 +68,7 @@ fn io_uring(machine: &Machine, config: &Config) -> Option<Finding> {
                 refused("users outside of kernel.io_uring_group")
             }
         }
-        _ => refused("everybody"),
+        _ => refused("all users"),
     })
 }
 
@@ -84,8 +85,8 @@ fn is_member(machine: &Machine, group: &str) -> bool {
 fn memory_files(machine: &Machine) -> Option<Finding> {
     let setting = machine.number("proc/sys/vm/memfd_noexec")?;
     (setting == 2).then(|| {
-        let text = "memory files that are not sealed against execution are refused: there is no \
-                    arena";
+        let text = "the kernel refuses memory files that are not sealed against execution: the \
+                    arena cannot be created";
         Finding::broken(AREA, text, "sysctl vm.memfd_noexec=1")
     })
 }

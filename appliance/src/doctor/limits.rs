@@ -43,7 +43,7 @@ fn locked_memory(machine: &Machine, config: &Config) -> Option<Finding> {
     let listeners = config.listeners.iter();
     let has_rdma = { listeners }.any(|listener| listener.transport == Transport::Rdma);
     Some(if has_drives || has_rdma {
-        let text = format!("{text}: drives and RDMA devices cannot have it");
+        let text = format!("{text}: it cannot be pinned for drives and RDMA devices");
         Finding::broken(AREA, text, mend)
     } else {
         Finding::slow(AREA, format!("{text}: swapping can stall I/O"), mend)
@@ -83,7 +83,8 @@ fn group(machine: &Machine, config: &Config) -> Option<Finding> {
         let text = format!("the control socket's group {name} is there");
         Finding::fine(AREA, text)
     } else {
-        let text = format!("the control socket's group {name} is not there: only root gets in");
+        let text =
+            format!("the control socket's group {name} does not exist: only root has access");
         Finding::broken(AREA, text, format!("groupadd --system {name}"))
     })
 }

@@ -150,14 +150,13 @@ pub(super) fn look(config: &Config, needs: &Needs) -> Vec<Finding> {
     let few = needs.receives.filter(|it| it.granted < it.wanted);
     let few = few.map(|it| {
         format!(
-            "\n{} of {} receives over RDMA find room: hosts that send more commands at once are \
-             held up",
+            "\n{} of {} receives for RDMA fit: hosts that send more commands at once are delayed",
             it.granted, it.wanted
         )
     });
     let how = format!(
-        "\n{} requests may be in flight: hosts may send {}, devices take {}\n{} are taken at the \
-         start; what is left has room for {} at once{}",
+        "\n{} requests may be in flight: hosts may send {}, devices take {}\n{} are allocated at \
+         start; the rest holds {} at once{}",
         needs.in_flight,
         needs.hosts,
         needs.devices,
@@ -166,7 +165,7 @@ pub(super) fn look(config: &Config, needs: &Needs) -> Vec<Finding> {
         few.unwrap_or_default()
     );
     let always = match needs.without_waits {
-        Some(wanted) => format!("\nnothing would ever wait in {}", bytes(wanted)),
+        Some(wanted) => format!("\nno request would wait with {}", bytes(wanted)),
         None => String::new(),
     };
     vec![if needs.configured < needs.least {

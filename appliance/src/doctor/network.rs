@@ -151,7 +151,7 @@ fn congestion(machine: &Machine, listener: &Listener) -> Option<Finding> {
         return Some(Finding::fine(AREA, text));
     }
     let text = format!(
-        "listener {name}: the kernel has no congestion control {wanted} yet, it has {available}"
+        "listener {name}: the kernel has not loaded congestion control {wanted}, only {available}"
     );
     Some(Finding::broken(
         AREA,
@@ -192,7 +192,7 @@ fn buffers(machine: &Machine) -> Vec<Finding> {
 fn rdma(machine: &Machine, config: &Config) -> Vec<Finding> {
     let devices = machine.names("sys/class/infiniband");
     if devices.is_empty() {
-        let text = "there is no RDMA device: listeners with transport = \"rdma\" cannot be had";
+        let text = "there is no RDMA device: listeners with transport = \"rdma\" cannot be bound";
         let mend = "the driver of the card (mlx5_ib, irdma, …); without one: modprobe rdma_rxe && \
                     rdma link add rxe0 type rxe netdev INTERFACE";
         return vec![Finding::broken(AREA, text, mend)];
@@ -215,7 +215,7 @@ fn rdma(machine: &Machine, config: &Config) -> Vec<Finding> {
     // The other properties are available only from libraries.
     if machine.is_this() {
         if let Some(problem) = transports::rdma_problem(config) {
-            findings.push(Finding::broken(AREA, problem, "as it says"));
+            findings.push(Finding::broken(AREA, problem, "see the finding"));
         }
         findings.extend(limits(config));
     }
@@ -248,8 +248,8 @@ fn limits(config: &Config) -> Vec<Finding> {
         }
         if depth > queue_depth_max {
             let text = format!(
-                "RDMA device {name} has queues of {queue_depth_max} entries, not {depth}: they \
-                 are made shorter"
+                "RDMA device {name} supports queues of {queue_depth_max} entries, not {depth}: \
+                 the queue depth is lowered"
             );
             let mend = format!("queue_depth = {queue_depth_max} of the listener");
             return Finding::slow(AREA, text, mend);

@@ -76,7 +76,7 @@ fn two_mebibytes(machine: &Machine, config: &Config) -> Finding {
         return Finding::fine(AREA, format!("{told}, {wanted} wanted"));
     }
     if pool.total >= wanted && pool.free < pool.total {
-        let text = format!("{told}, {wanted} wanted: a running appliance may have the others");
+        let text = format!("{told}, {wanted} wanted: a running appliance may hold the others");
         return Finding::fine(AREA, text);
     }
     let reserve = pool.total + (wanted - pool.free);

@@ -211,7 +211,7 @@ fn pages_that_a_running_appliance_has_are_not_missing() {
     tree.pages(520, 8);
     let report = tree.examine(CONFIG);
     assert_eq!(report.worst, Verdict::Fine, "{report:#?}");
-    assert!(text(&report).contains("a running appliance may have the others"));
+    assert!(text(&report).contains("a running appliance may hold the others"));
 }
 
 #[test]
@@ -260,7 +260,7 @@ fn limits_that_are_too_low() {
     tree.write("etc/group", "root:x:0:\n");
     tree.broken(
         "limits",
-        "group storage is not there",
+        "group storage does not exist",
         "groupadd --system storage",
     );
 }
@@ -291,7 +291,11 @@ fn cores_that_are_not_there_shared_or_slow() {
     tree.write(governor, "performance\n");
     let status = "VmLck: 0 kB\nCapEff: 0\nCpus_allowed_list: 0-2\n";
     tree.write("proc/self/status", status);
-    tree.broken("cores", "core 3 is not there or not allowed", "AllowedCPUs");
+    tree.broken(
+        "cores",
+        "core 3 does not exist or is not allowed",
+        "AllowedCPUs",
+    );
 }
 
 #[test]
@@ -379,7 +383,7 @@ fn addresses_of_the_sixth_version_and_congestion_control() {
     tree.write("proc/net/if_inet6", line);
     assert_eq!(tree.examine(&six).worst, Verdict::Fine);
     let bbr = CONFIG.replace("4420\"", "4420\"\ncongestion_control = \"bbr\"");
-    let text = "no congestion control bbr yet";
+    let text = "has not loaded congestion control bbr";
     tree.expect(&bbr, Verdict::Broken, "network", text, "modprobe tcp_bbr");
     tree.write(
         "proc/sys/net/ipv4/tcp_available_congestion_control",
@@ -419,7 +423,7 @@ fn files_that_cannot_be_had_or_are_slow() {
         &elsewhere,
         Verdict::Broken,
         "files",
-        "neither is /data/new",
+        "nor does /data/new",
         mend,
     );
     let huge = CONFIG.replace("64KiB", "900TiB");
@@ -478,7 +482,7 @@ fn drives_that_are_not_handed_over_yet() {
         &config,
         Verdict::Broken,
         "drives",
-        "vol0 left out: 0000:01:00.0",
+        "vol0 not served: 0000:01:00.0",
         mend,
     );
 }

@@ -135,7 +135,7 @@ impl Taken {
         absence.rests_until = now + rest.min(REST_MAX);
         match bus.open(self.address) {
             Ok(backing) => {
-                tracing::info!("{}: {} is back", self.names, self.address);
+                tracing::info!("{}: {} is available again", self.names, self.address);
                 if let Err(error) = self.drive.reattach(backing) {
                     absence.complain(&self.names, error.to_string(), false);
                 }
@@ -150,7 +150,7 @@ impl Absence {
     fn complain(&mut self, names: &str, complaint: String, is_told: bool) {
         if complaint != self.complaint {
             if !is_told {
-                tracing::warn!("{names} left out: {complaint}");
+                tracing::warn!("{names} not served: {complaint}");
             }
             self.complaint = complaint;
         }

@@ -88,7 +88,7 @@ pub(crate) fn start(
 }
 
 fn left_out(wanted: &Wanted, why: &str) {
-    tracing::error!("{} left out: {why}", wanted.names);
+    tracing::error!("{} not served: {why}", wanted.names);
 }
 
 fn options(wanted: &Wanted, reactors: usize, owner: usize) -> DriveOptions {
@@ -156,7 +156,7 @@ impl Started {
                     device,
                     content: content(&drive, *nsid),
                 }),
-                Err(error) => tracing::error!("{name} left out: {address}: {error}"),
+                Err(error) => tracing::error!("{name} not served: {address}: {error}"),
             }
         }
         if self.devices.len() == before {

@@ -77,7 +77,14 @@ impl Changes {
         if ailment != self.ailment {
             match &ailment {
                 Some(text) => events.add(Severity::Error, "reactor", "", text),
-                None => events.add(Severity::Info, "reactor", "", "the exports answer again"),
+                None => {
+                    events.add(
+                        Severity::Info,
+                        "reactor",
+                        "",
+                        "the exports are available again",
+                    );
+                }
             }
             self.ailment = ailment;
         }
@@ -105,7 +112,7 @@ impl Changes {
                 .checked_sub(OF_A_KIND_MAX)
                 .filter(|more| *more > 0)
             {
-                let text = format!("{text} something, {more} more times in this second");
+                let text = format!("{text}: {more} more events of this kind in this second");
                 events.add(Severity::Info, "host", "", &text);
             }
         };
@@ -153,11 +160,7 @@ fn counts(seen: &Observation) -> BTreeMap<(&'static str, String), u64> {
     let mut add = |what, subject: &str, value| {
         counts.insert((what, subject.to_owned()), value);
     };
-    add(
-        "host: keep-alive time(s) ran out",
-        "",
-        totals.keep_alive_expired,
-    );
+    add("host: keep-alive timeout(s)", "", totals.keep_alive_expired);
     add("host: Connect(s) refused", "", totals.connects_refused);
     for (index, reactor) in seen.reactors.iter().enumerate() {
         let subject = index.to_string();
@@ -178,8 +181,8 @@ fn counts(seen: &Observation) -> BTreeMap<(&'static str, String), u64> {
     for device in &seen.devices {
         for (name, what) in [
             ("timeouts", "device: command(s) past the deadline"),
-            ("resets", "device: reset(s) begun"),
-            ("reattachments", "device: time(s) the drive came back"),
+            ("resets", "device: reset(s) started"),
+            ("reattachments", "device: time(s) the drive returned"),
         ] {
             let value = device.drive.as_ref().and_then(|drive| drive.get(name));
             if let Some(value) = value {

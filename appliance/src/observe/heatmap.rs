@@ -76,8 +76,8 @@ pub(crate) struct Heatmaps {
 /// The export has no heat map.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "there is no heat map of the export {export}: it does not run, or is not among the first \
-     {HEATMAPS_MAX}; without export= there is that of all together"
+    "no heat map for export {export}: it is not active, or not among the first {HEATMAPS_MAX}; \
+     omit export= for all exports together"
 )]
 pub(crate) struct NoHeatmap {
     export: String,

@@ -160,7 +160,7 @@ measured! {
         slice_bytes: u64 = class.slice_bytes as u64;
         /// Buffers there are.
         total: u64 = class.total, Gauge "pool_slices";
-        /// Buffers that nobody holds.
+        /// Free buffers.
         free: u64 = class.free, Gauge "pool_slices_free";
         /// Buffers in use.
         taken: u64 = class.taken;
@@ -206,7 +206,7 @@ measured! {
         damage: Option<DamageStatus> = look.health.damage.map(DamageStatus::from);
         /// In bytes; none where the device could not be had.
         block_size: Option<u32> = look.seen.map(|seen| seen.block_size);
-        /// None where the device could not be had.
+        /// None if the device is not open.
         block_count: Option<u64> = look.seen.map(|seen| seen.block_count),
             GaugeBytes "device_size":
                 |it| Some(it.block_count? * u64::from(it.block_size?)) => "Its size.";
@@ -233,8 +233,8 @@ measured! {
             => "Kinds of warnings that it gives.";
         /// What moved.
         totals: Totals = look.totals;
-        /// How long reads and writes were in the device; those that it answers from memory that it
-        /// lends are not counted. None where the device could not be had.
+        /// Time of reads and writes in the device; reads that borrow its memory are not counted.
+        /// None if the device is not open.
         latency: Option<Latency> = look.latency;
         /// What the driver counts of the drive that the device is on, by name; none for other types.
         drive: Option<BTreeMap<String, u64>> = look.drive_counters();
@@ -272,7 +272,7 @@ pub(crate) struct ReopenAnswer {
     pub(crate) text: String,
 }
 
-/// How a device stands.
+/// The state of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
@@ -285,7 +285,7 @@ pub(crate) enum DeviceState {
     Resetting,
     /// It was there and is gone.
     Removed,
-    /// It could not be had at the start.
+    /// It could not be opened at start.
     Absent,
 }
 
@@ -302,8 +302,8 @@ measured! {
         controllers: u64 = look.controllers, Gauge "export_controllers";
         /// Of all its devices.
         totals: Totals = look.totals;
-        /// From the turn in which a command came to the end of the one in which its answer went.
-        /// None when the export does not run.
+        /// From the turn that receives a command to the end of the turn that sends its response.
+        /// None if the export is not active.
         latency: Option<Latency> = look.latency;
         /// Parts of it, counted only for commands that waited in them: `buffer` (for a buffer),
         /// `fetch` (for the host's data), `device`, `send` (from the result to the end of the turn
@@ -363,7 +363,8 @@ measured! {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct HostStatus {
-    /// The host's; over HTTP without a token, what stands for it until the appliance stops.
+    /// The host's NQN; over HTTP without a token, a pseudonym that is constant until the appliance
+    /// stops.
     pub(crate) nqn: String,
     /// The host's identifier, hexadecimal; none over HTTP without a token.
     pub(crate) host_id: Option<String>,
@@ -430,7 +431,7 @@ measured! {
         events = core.events.get(), Counter "host_events";
         /// Requests that a device deferred.
         deferred = core.deferred.get(), Counter "requests_deferred";
-        /// Commands that were in a device when their queue went away.
+        /// Commands that were in a device when their queue ended.
         orphaned = core.orphaned.get(), Counter "requests_orphaned";
         /// Completions that belong to no command.
         stale_completions = core.stale_completions.get(), Counter "stale_completions";
@@ -469,8 +470,8 @@ pub(crate) struct StatusCode {
 pub(crate) struct History {
     /// The time of the last value, milliseconds since 1970.
     pub(crate) now_unix_ms: u64,
-    /// The number of the last value's step, counted since the start: who asks again knows by it how
-    /// many values are new.
+    /// The number of the last value's step, counted since the start, from which a client can
+    /// compute the number of new values.
     pub(crate) step: u64,
     pub(crate) step_ms: u64,
     /// What there are series of.

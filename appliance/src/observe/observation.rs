@@ -160,7 +160,7 @@ impl Observation {
             .enumerate()
             .find_map(|(index, reactor)| {
                 if !reactor.is_running {
-                    return Some(format!("reactor {index} has died"));
+                    return Some(format!("reactor {index} has ended unexpectedly"));
                 }
                 let stuck = reactor.stuck.as_ref()?;
                 let seconds = stuck.lasted.0 / 1_000_000_000;

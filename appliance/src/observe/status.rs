@@ -374,7 +374,7 @@ pub(crate) fn warnings(warnings: HealthWarnings) -> Vec<String> {
         (spare, "its spare blocks are below their threshold"),
         (temperature, "its temperature is beyond a threshold"),
         (reliability, "it has become unreliable"),
-        (read_only, "it takes no more writes"),
+        (read_only, "it is read-only"),
         (backup, "the backup of its volatile memory has failed"),
     ];
     let given = all.iter().filter(|(on, _)| *on);

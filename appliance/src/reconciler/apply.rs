@@ -171,8 +171,8 @@ impl Reconciler {
     fn forbidden(&self, plan: &[Planned], how: How) -> Option<ApplyAnswer> {
         let skipped = |it: &Planned| it.told(StepState::Skipped);
         if how.origin == Origin::Request && !how.dry_run && !self.config.control.apply {
-            let refused = "nothing was changed: `apply = false` in [control]: change the file that \
-                           the appliance was started with, and apply that with `windlass apply`";
+            let refused = "nothing was changed: `apply = false` in [control]: change the file \
+                           with which the appliance was started, and run `windlass apply`";
             return Some(answer(
                 plan.iter().map(skipped),
                 false,
@@ -249,7 +249,7 @@ impl Reconciler {
         };
         let back = self.carry_out(&plan, prepared, event_loop);
         if let Some(error) = back.into_iter().find_map(|it| it.error) {
-            return format!("what was done could not be undone: {error}");
+            return format!("the completed steps could not be undone: {error}");
         }
         for told in undone {
             told.state = StepState::Undone;
@@ -259,7 +259,7 @@ impl Reconciler {
         } else {
             "nothing was changed"
         };
-        format!("{what}: what was done was undone")
+        format!("{what}: the completed steps were undone")
     }
 
     /// Carries out the steps until one fails.
@@ -281,7 +281,7 @@ impl Reconciler {
             match self.step(&planned.step, prepared, deadline, event_loop) {
                 Ok(StepEnd { cut_off, warning }) => {
                     for cut in &cut_off {
-                        tracing::warn!("cut off at the deadline: {cut}");
+                        tracing::warn!("aborted at the deadline: {cut}");
                     }
                     if let Some(warning) = &warning {
                         tracing::error!("{}: {warning}", planned.step);
@@ -307,11 +307,11 @@ impl Reconciler {
     fn obstacle(&self, step: &Step) -> Option<String> {
         match step {
             Step::AddDevice(device) if matches!(device.backing, Backing::Nvme(_)) => {
-                Some("drives are taken at start".to_owned())
+                Some("drives are opened only at start".to_owned())
             }
             Step::AddListener(listener) if self.transport(listener.transport).is_none() => {
-                let reason = "there was no listener of RDMA at start, so no network card knows the \
-                              memory";
+                let reason = "there was no RDMA listener at start, so the memory is not registered \
+                              with a network card";
                 Some(reason.to_owned())
             }
             _ => None,
@@ -454,7 +454,7 @@ impl Reconciler {
                 None => opener.open(device),
             };
             let opened = opened.map_err(|cause| with_causes(&DeviceError::new(device, cause)))?;
-            opened.ok_or_else(|| "drives are taken at start".to_owned())
+            opened.ok_or_else(|| "drives are opened only at start".to_owned())
         })
     }
 
@@ -505,7 +505,7 @@ pub(crate) fn directory_of<'a>(path: &Path, allowed: &'a [PathBuf]) -> Result<&'
 }
 
 fn no_transport(transport: Transport) -> String {
-    format!("there is no {} here", transport.word())
+    format!("transport {} is not available", transport.word())
 }
 
 /// Why no step is carried out, if so.

@@ -110,7 +110,7 @@ impl Reconciler {
     fn change(&mut self, step: &Step) -> Result<(), String> {
         let before = self.config.clone();
         if !self.config.carry_out(step) {
-            return Err("it is no step of the running configuration".to_owned());
+            return Err("the step does not apply to the running configuration".to_owned());
         }
         let served = self.serve();
         if served.is_err() {
@@ -398,10 +398,8 @@ impl Reconciler {
             // Removal is durable: acknowledged data survives from now on.
             let spared = planted("removal-not-flushed");
             if !spared && !aside(event_loop, || Ok(opened.flush()))? {
-                end.warning = Some(
-                    "its file could not be flushed: writes that hosts were answered may be lost"
-                        .to_owned(),
-                );
+                end.warning =
+                    Some("its file could not be flushed: completed writes may be lost".to_owned());
             }
             if opened.can_be_reopened() {
                 self.departed.push(opened);
@@ -467,7 +465,7 @@ pub(super) fn close_port(
     let until = event_loop.now() + CLOSED_PORT_WITHIN;
     while !closed.gather(event_loop) {
         if event_loop.now() >= until {
-            return Err("its connections do not end".to_owned());
+            return Err("its connections were not closed in time".to_owned());
         }
         event_loop.run_once();
     }

@@ -79,7 +79,7 @@ fn ask(address: SocketAddr, deadline: Instant) -> io::Result<()> {
         Ok(response) if response.ch.pdu_type == PduType::IC_RESP => Ok(()),
         _ => Err(io::Error::new(
             io::ErrorKind::InvalidData,
-            "something that does not speak NVMe/TCP answers",
+            "the process there does not implement NVMe/TCP",
         )),
     }
 }

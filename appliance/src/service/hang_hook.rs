@@ -22,12 +22,12 @@ pub(crate) fn install_hang_hook(reactors: &[ReactorHandle]) -> io::Result<()> {
         return Ok(());
     };
     let mut signals = Signals::new([SIGUSR1])?;
-    tracing::warn!("{VARIABLE}={STICK_ON_USR1}: SIGUSR1 makes reactor 0 stick");
+    tracing::warn!("{VARIABLE}={STICK_ON_USR1}: SIGUSR1 hangs reactor 0");
     std::thread::Builder::new()
         .name("stick".to_owned())
         .spawn(move || {
             for _ in signals.forever() {
-                tracing::warn!("test hook: reactor {} sticks from now on", victim.index());
+                tracing::warn!("test hook: reactor {} hangs from now on", victim.index());
                 let accepted = victim.run(Box::new(|_| {
                     loop {
                         // Hangs without load. The test checks that no other thread takes turns for

@@ -129,14 +129,14 @@ impl Heartbeat {
             None => {
                 super::tell(&[NotifyState::Watchdog]);
                 if !was_well {
-                    tracing::info!("every reactor makes turns again");
+                    tracing::info!("every reactor is running again");
                     super::status(&self.status);
                 }
             }
             Some(silent) => {
                 if was_well {
-                    tracing::error!("{silent}: the watchdog is no longer fed");
-                    super::status(&format!("{silent}: a restart follows unless it goes on"));
+                    tracing::error!("{silent}: the watchdog is no longer pinged");
+                    super::status(&format!("{silent}: a restart follows unless it resumes"));
                 }
             }
         }

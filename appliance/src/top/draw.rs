@@ -31,12 +31,12 @@ const NAME_CHARS_MIN: usize = 20;
 const HELP: &str = "\
 1-8  Tab  Shift-Tab  the views: exports, devices, hosts, …
 < >  ← →             sort by the column before, after
-r                    turn the order around
+r                    reverse the order
 o                    the configuration's order
 ↑ ↓ PgUp PgDn Home End  scroll
-+ -                  look half as often, twice as often
-Space                look now
-p                    hold the screen, go on
++ -                  halve, double the update rate
+Space                update now
+p                    pause, resume
 h  ?                 this help
 q  Ctrl-C            end
 

@@ -121,7 +121,7 @@ fn lower_queue_depth(listener: &mut Listener, (depth_max, device): &DepthMax, is
     }
     if is_told {
         tracing::warn!(
-            "listener {}: queues of {depth_max} entries, not {}: {device} has no more",
+            "listener {}: queue depth lowered to {depth_max} from {}, the limit of {device}",
             listener.name.as_str(),
             listener.queue_depth
         );

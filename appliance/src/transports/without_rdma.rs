@@ -17,8 +17,7 @@ use crate::orders::Answers;
 #[derive(Debug, thiserror::Error)]
 #[error(
     "listener {name}: RDMA is unavailable: this program was built without it: build it with the \
-     feature \
-     verbs, or take the packaged one"
+     feature verbs, or use the packaged one"
 )]
 pub(super) struct BuiltWithout {
     name: String,

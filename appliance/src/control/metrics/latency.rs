@@ -64,16 +64,16 @@ impl Scrape {
                 by_operation(&labels, &stages[stage])
             })
         });
-        let help = "How long commands waited in a stage, those that did: for a buffer, for the \
-                    host's data (fetch), in a device, for their answer to leave (send). At most 8 \
+        let help = "Time of commands in a stage, for those that waited: for a buffer, for the \
+                    host's data (fetch), in a device, for sending the response (send). At most 8 \
                     histograms of an export.";
         out.histograms("export_stage", help, stages.collect())?;
         let totals = latency.subsystems.iter().flat_map(|(nqn, stages)| {
             by_operation(&vec![("export", nqn.clone())], &stages[Stage::Total])
         });
-        let help = "How long commands took, from the turn in which they came to the end of that in \
-                    which their answer left. The rate of the sum is the mean number under way. At \
-                    most 2 histograms of an export.";
+        let help = "Latency of commands, from the turn that receives them to the end of the turn \
+                    that sends their response. The rate of the sum is the mean number in flight. \
+                    At most 2 histograms of an export.";
         out.histograms("export_latency", help, totals.collect())?;
         let reactors = latency
             .reactors
