@@ -3,7 +3,7 @@
 //! A dependent is removed before its dependency and added after it. Names, addresses and
 //! identifiers stay unique, and every reference resolves, between any two steps.
 
-mod carry_out;
+mod apply_step;
 
 use std::fmt;
 
@@ -296,31 +296,31 @@ impl Config {
     /// Empty if both are equivalent; the order of sections is irrelevant.
     pub fn difference(&self, wanted: &Config) -> Vec<Step> {
         let mut steps = restarts(self, wanted);
-        let between = Between {
+        let comparison = Comparison {
             running: self,
             wanted,
         };
         for export in &self.exports {
-            between.leave(export, &mut steps);
+            comparison.push_removals(export, &mut steps);
         }
         for listener in &self.listeners {
-            if !between.keeps_listener(&listener.name) {
+            if !comparison.keeps_listener(&listener.name) {
                 steps.push(Step::RemoveListener(listener.name.clone()));
             }
         }
         for device in &self.devices {
-            if !between.keeps_device(&device.name) {
+            if !comparison.keeps_device(&device.name) {
                 steps.push(Step::RemoveDevice(device.name.clone()));
             }
         }
         for device in &wanted.devices {
-            between.come_to_device(device, &mut steps);
+            comparison.push_device_steps(device, &mut steps);
         }
         for listener in &wanted.listeners {
-            between.come_to_listener(listener, &mut steps);
+            comparison.push_listener_steps(listener, &mut steps);
         }
         for export in &wanted.exports {
-            between.come_to_export(export, &mut steps);
+            comparison.push_export_steps(export, &mut steps);
         }
         let deadline = wanted.appliance.shutdown_deadline;
         if self.appliance.shutdown_deadline != deadline {
@@ -348,16 +348,16 @@ impl Config {
 }
 
 /// Two configurations and what stays from the first to the second.
-struct Between<'c> {
+struct Comparison<'c> {
     running: &'c Config,
     wanted: &'c Config,
 }
 
-impl Between<'_> {
+impl Comparison<'_> {
     /// Whether the device stays open; it may grow.
     fn keeps_device(&self, name: &Name) -> bool {
         let pair = self.running.device(name).zip(self.wanted.device(name));
-        pair.is_some_and(|(now, then)| now == then || grows(now, then))
+        pair.is_some_and(|(now, then)| now == then || is_growth(now, then))
     }
 
     /// Whether the listener stays bound; its settings may change.
@@ -368,7 +368,7 @@ impl Between<'_> {
         })
     }
 
-    fn leave(&self, export: &Export, steps: &mut Vec<Step>) {
+    fn push_removals(&self, export: &Export, steps: &mut Vec<Step>) {
         let nqn = || export.nqn.clone();
         let Some(then) = self.wanted.export(&export.nqn) else {
             steps.push(Step::RemoveExport(nqn()));
@@ -383,7 +383,9 @@ impl Between<'_> {
             }
         }
         let replaced = export.namespaces.iter();
-        let replaced: Vec<_> = replaced.filter_map(|it| self.replaced(it, then)).collect();
+        let replaced: Vec<_> = replaced
+            .filter_map(|it| self.replacement_of(it, then))
+            .collect();
         if !replaced.is_empty() {
             steps.push(Step::DisconnectHosts {
                 export: nqn(),
@@ -402,7 +404,7 @@ impl Between<'_> {
 
     /// The replacement of a namespace in the wanted export, if hosts that know the old one must not
     /// continue with it.
-    fn replaced(&self, old: &Namespace, then: &Export) -> Option<Replaced> {
+    fn replacement_of(&self, old: &Namespace, then: &Export) -> Option<Replaced> {
         let mut namespaces = then.namespaces.iter();
         let new = namespaces.find(|it| it.nsid == old.nsid)?;
         let change = if new.device != old.device {
@@ -419,10 +421,10 @@ impl Between<'_> {
         })
     }
 
-    fn come_to_device(&self, device: &Device, steps: &mut Vec<Step>) {
+    fn push_device_steps(&self, device: &Device, steps: &mut Vec<Step>) {
         match self.running.device(&device.name) {
             Some(now) if now == device => {}
-            Some(now) if grows(now, device) => steps.push(Step::GrowDevice {
+            Some(now) if is_growth(now, device) => steps.push(Step::GrowDevice {
                 device: device.name.clone(),
                 size: device.backing.size(),
             }),
@@ -430,7 +432,7 @@ impl Between<'_> {
         }
     }
 
-    fn come_to_listener(&self, listener: &Listener, steps: &mut Vec<Step>) {
+    fn push_listener_steps(&self, listener: &Listener, steps: &mut Vec<Step>) {
         let step = match self.running.listener(&listener.name) {
             Some(now) if now == listener => return,
             Some(_) if self.keeps_listener(&listener.name) => Step::ChangeListener,
@@ -439,7 +441,7 @@ impl Between<'_> {
         steps.push(step(Box::new(listener.clone())));
     }
 
-    fn come_to_export(&self, export: &Export, steps: &mut Vec<Step>) {
+    fn push_export_steps(&self, export: &Export, steps: &mut Vec<Step>) {
         let Some(now) = self.running.export(&export.nqn) else {
             steps.push(Step::AddExport(Box::new(export.clone())));
             return;
@@ -456,7 +458,7 @@ impl Between<'_> {
             steps.push(Step::ChangeAccess {
                 export: nqn(),
                 access: export.access.clone(),
-                revokes: !admits_all(&export.access, &now.access),
+                revokes: !permits_all(&export.access, &now.access),
             });
         }
         if now.max_io_queues != export.max_io_queues {
@@ -510,7 +512,7 @@ fn changed_content(now: &Device, then: &Device) -> Option<Change> {
 
 /// Whether `then` is `now` with a size that loses no data: a larger one, or one that is added to or
 /// removed from the file. A size that is now stated for a file does not truncate it.
-fn grows(now: &Device, then: &Device) -> bool {
+fn is_growth(now: &Device, then: &Device) -> bool {
     let (from, to) = (now.backing.size(), then.backing.size());
     let mut resized = now.clone();
     set_size(&mut resized.backing, to);
@@ -527,7 +529,7 @@ fn set_size(backing: &mut Backing, to: Option<ByteSize>) {
 }
 
 /// Whether every host that `few` permits is permitted by `many`.
-fn admits_all(many: &Access, few: &Access) -> bool {
+fn permits_all(many: &Access, few: &Access) -> bool {
     match (many, few) {
         (Access::AnyHost, _) => true,
         (Access::Hosts(_), Access::AnyHost) => false,
@@ -536,7 +538,7 @@ fn admits_all(many: &Access, few: &Access) -> bool {
 }
 
 fn same_access(one: &Access, other: &Access) -> bool {
-    admits_all(one, other) && admits_all(other, one)
+    permits_all(one, other) && permits_all(other, one)
 }
 
 /// The changed keys that are read only at start: they size tables and memory, place threads, or are

@@ -51,7 +51,7 @@ mod tests {
     use crate::{Access, Backing, ByteSize};
 
     #[test]
-    fn refuses_paths_that_a_file_could_not_give() {
+    fn refuses_invalid_paths() {
         for (path, kind) in [
             (OsStr::new("demo.img"), ProblemKind::BadValue),
             (OsStr::new(""), ProblemKind::BadValue),

@@ -118,7 +118,7 @@ mod tests {
 
     /// The values come from another implementation of RFC 9562 (Python's `hashlib`).
     #[test]
-    fn are_the_same_for_ever() {
+    fn derivation_is_stable() {
         let config = demo();
         let first = identities(&config)[0];
         assert_eq!(

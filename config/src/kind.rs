@@ -16,7 +16,7 @@ use crate::limits::{ALLOWED_PATHS_MAX, PATH_BYTES_MAX};
 use crate::parse::{Element, Fault, Setting, file_path};
 use crate::print::quoted;
 use crate::problem::{Findings, ProblemKind};
-use crate::suggest::shown;
+use crate::suggest::excerpt_of;
 use crate::value::{ByteSize, Period};
 
 /// A kind of value.
@@ -347,9 +347,9 @@ impl Directories {
         } else if text.len() > PATH_BYTES_MAX {
             format!("the path has more than {PATH_BYTES_MAX} bytes")
         } else if !path.is_absolute() {
-            format!("`{}` is not an absolute path", shown(&text))
+            format!("`{}` is not an absolute path", excerpt_of(&text))
         } else if path.components().any(is_up) {
-            format!("`{}` has `..` in it", shown(&text))
+            format!("`{}` has `..` in it", excerpt_of(&text))
         } else {
             return Some(path.components().collect());
         };

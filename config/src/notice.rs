@@ -22,11 +22,11 @@ pub enum Notice {
         address: ListenAddress,
     },
     /// Hosts take a memory device for the same disk after a restart, although its content is lost.
-    UuidOfMemory(Name),
+    UuidOnMemory(Name),
     /// The control plane's token crosses the network unencrypted.
-    TokenInClear(HttpAddress),
+    UnencryptedToken(HttpAddress),
     /// This number of cores polls without pause.
-    CoresBurn(usize),
+    BusyPolling(usize),
 }
 
 impl fmt::Display for Notice {
@@ -43,17 +43,17 @@ impl fmt::Display for Notice {
                 f,
                 "any host that reaches {address} may read and write {export}: list its `hosts`"
             ),
-            Notice::UuidOfMemory(name) => write!(
+            Notice::UuidOnMemory(name) => write!(
                 f,
                 "device {name}: its content does not survive a restart, but `uuid` makes hosts \
                  treat it as the same disk: remove `uuid`, or rewrite its content from the hosts"
             ),
-            Notice::TokenInClear(address) => write!(
+            Notice::UnencryptedToken(address) => write!(
                 f,
                 "the control plane's token is sent to {address} unencrypted: put an HTTPS proxy \
                  in front"
             ),
-            Notice::CoresBurn(cores) => write!(
+            Notice::BusyPolling(cores) => write!(
                 f,
                 "idle = \"poll\" keeps {cores} core(s) at 100 % even without load: use \"adaptive\""
             ),
@@ -71,7 +71,7 @@ impl Config {
                 notices.push(Notice::DeviceUnused(device.name.clone()));
             }
             if matches!(device.backing, Backing::Memory { .. }) && device.uuid.is_some() {
-                notices.push(Notice::UuidOfMemory(device.name.clone()));
+                notices.push(Notice::UuidOnMemory(device.name.clone()));
             }
         }
         for listener in &self.listeners {
@@ -103,10 +103,10 @@ impl Config {
             }
         }
         if self.control.http.is_beyond_this_machine() {
-            notices.push(Notice::TokenInClear(self.control.http));
+            notices.push(Notice::UnencryptedToken(self.control.http));
         }
         if self.appliance.idle == Idle::Poll {
-            notices.push(Notice::CoresBurn(match &self.appliance.cores {
+            notices.push(Notice::BusyPolling(match &self.appliance.cores {
                 Cores::Auto => 1,
                 Cores::List(list) => list.len(),
             }));
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_what_is_unused_open_and_burning() {
+    fn reports_unused_open_and_busy_polling() {
         let mut config = Config::default_embedded(Path::new("/tmp/x")).unwrap();
         assert_eq!(config.notices(), []);
         config.exports[0].namespaces.pop();

@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::Range;
 
 use crate::limits::PROBLEMS_MAX;
-use crate::suggest::{harmless, shown};
+use crate::suggest::{excerpt_of, replace_control_character};
 
 /// The kind of a problem, for programs; people read the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -39,7 +39,7 @@ pub enum ProblemKind {
 
 impl ProblemKind {
     /// Whether keys and values cannot be checked before this is fixed.
-    fn hides_others(self) -> bool {
+    fn blocks_further_checks(self) -> bool {
         matches!(
             self,
             ProblemKind::FileTooLarge | ProblemKind::NotUtf8 | ProblemKind::Syntax
@@ -295,7 +295,7 @@ fn cut(content: &str, line: usize, column: usize, marked: usize) -> Place {
             .chars()
             .skip(skipped)
             .take(EXCERPT_CHARS_MAX)
-            .map(harmless),
+            .map(replace_control_character),
     );
     if chars > skipped + EXCERPT_CHARS_MAX {
         excerpt.push('…');
@@ -350,7 +350,7 @@ impl fmt::Display for Rendering<'_> {
             self.problem(f, problem)?;
             writeln!(f)?;
         }
-        let name = shown_name(&self.problems.source_name);
+        let name = sanitized_name(&self.problems.source_name);
         let (strong, end) = (self.paint.strong(), self.paint.end());
         let count = self.problems.count();
         let noun = if count == 1 { "problem" } else { "problems" };
@@ -361,7 +361,7 @@ impl fmt::Display for Rendering<'_> {
         if self
             .problems
             .iter()
-            .any(|problem| problem.kind.hides_others())
+            .any(|problem| problem.kind.blocks_further_checks())
         {
             write!(f, "; its keys are checked once it is TOML")?;
         }
@@ -374,7 +374,7 @@ impl Rendering<'_> {
         let (frame, end) = (self.paint.frame(), self.paint.end());
         let (error, strong) = (self.paint.error(), self.paint.strong());
         writeln!(f, "{error}error{end}{strong}: {}{end}", problem.message)?;
-        let name = shown_name(&self.problems.source_name);
+        let name = sanitized_name(&self.problems.source_name);
         let gutter = problem
             .place
             .as_ref()
@@ -417,8 +417,8 @@ impl Rendering<'_> {
 
 /// The file's name in full, because the caller chose it. Only characters that control a terminal
 /// are replaced.
-fn shown_name(name: &str) -> String {
-    name.chars().map(harmless).collect()
+fn sanitized_name(name: &str) -> String {
+    name.chars().map(replace_control_character).collect()
 }
 
 /// The path of a key or table, from the root.
@@ -430,9 +430,9 @@ impl Path {
         let bare = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
         let point = if self.0.is_empty() { "" } else { "." };
         if !key.is_empty() && key.chars().all(bare) {
-            Path(format!("{}{point}{}", self.0, shown(key)))
+            Path(format!("{}{point}{}", self.0, excerpt_of(key)))
         } else {
-            Path(format!("{}{point}\"{}\"", self.0, shown(key)))
+            Path(format!("{}{point}\"{}\"", self.0, excerpt_of(key)))
         }
     }
 

@@ -40,7 +40,7 @@ pub(crate) fn listed<'c>(words: impl IntoIterator<Item = &'c str>, count_max: us
     words.truncate(count_max);
     let quoted: Vec<String> = words
         .iter()
-        .map(|word| format!("`{}`", shown(word)))
+        .map(|word| format!("`{}`", excerpt_of(word)))
         .collect();
     match (quoted.as_slice(), left_out) {
         ([], _) => "none".to_owned(),
@@ -54,17 +54,21 @@ pub(crate) fn listed<'c>(words: impl IntoIterator<Item = &'c str>, count_max: us
 const SHOWN_CHARS_MAX: usize = 64;
 
 /// The text for a message: shortened, and without characters that control a terminal.
-pub(crate) fn shown(text: &str) -> String {
-    let mut shown: String = text.chars().take(SHOWN_CHARS_MAX).map(harmless).collect();
+pub(crate) fn excerpt_of(text: &str) -> String {
+    let mut excerpt: String = text
+        .chars()
+        .take(SHOWN_CHARS_MAX)
+        .map(replace_control_character)
+        .collect();
     if text.chars().nth(SHOWN_CHARS_MAX).is_some() {
-        shown.push('…');
+        excerpt.push('…');
     }
-    shown
+    excerpt
 }
 
 /// The character itself, or a replacement of the same width for one that moves the cursor, changes
 /// colours or reverses the writing direction.
-pub(crate) fn harmless(c: char) -> char {
+pub(crate) fn replace_control_character(c: char) -> char {
     let turns = matches!(
         c,
         '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}'
@@ -134,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn finds_what_was_meant_and_nothing_else() {
+    fn suggests_only_near_words() {
         let keys = [
             "name",
             "type",
@@ -164,9 +168,12 @@ mod tests {
     }
 
     #[test]
-    fn shows_nothing_that_a_terminal_obeys() {
-        assert_eq!(shown("a\u{1b}[31mb\tc\u{202e}"), "a\u{fffd}[31mb c\u{fffd}");
-        assert_eq!(shown(&"x".repeat(65)), format!("{}…", "x".repeat(64)));
-        assert_eq!(shown(&"x".repeat(64)), "x".repeat(64));
+    fn removes_terminal_control_characters() {
+        assert_eq!(
+            excerpt_of("a\u{1b}[31mb\tc\u{202e}"),
+            "a\u{fffd}[31mb c\u{fffd}"
+        );
+        assert_eq!(excerpt_of(&"x".repeat(65)), format!("{}…", "x".repeat(64)));
+        assert_eq!(excerpt_of(&"x".repeat(64)), "x".repeat(64));
     }
 }

@@ -31,7 +31,7 @@ use crate::problem::Findings;
 /// A table of plain keys.
 pub(crate) trait Table: Sized {
     /// The fields whose keys depend on each other and are read and written by hand.
-    type ByHand: Clone;
+    type DependentFields: Clone;
 
     /// Its plain keys, in the order of the file.
     const KEYS: &'static [Key];
@@ -40,11 +40,11 @@ pub(crate) trait Table: Sized {
     fn read(
         table: &Reader<'_, '_>,
         findings: &mut Findings,
-        by_hand: Option<Self::ByHand>,
+        dependent_fields: Option<Self::DependentFields>,
     ) -> Option<Self>;
 
     /// The table with the defaults of all plain keys; `None` if one is required.
-    fn absent(by_hand: Self::ByHand) -> Option<Self>;
+    fn absent(dependent_fields: Self::DependentFields) -> Option<Self>;
 
     /// Its plain keys with their values.
     fn lines(&self) -> Vec<Line>;
@@ -54,7 +54,7 @@ pub(crate) trait Table: Sized {
 
     /// A generator of any valid table.
     #[cfg(any(test, feature = "generators"))]
-    fn any(by_hand: Self::ByHand) -> proptest::strategy::BoxedStrategy<Self>;
+    fn any(dependent_fields: Self::DependentFields) -> proptest::strategy::BoxedStrategy<Self>;
 }
 
 /// A key and its value.
@@ -119,7 +119,7 @@ macro_rules! table {
         }
 
         impl $crate::table::Table for $table {
-            type ByHand = ($($($hand_type,)+)?);
+            type DependentFields = ($($($hand_type,)+)?);
 
             const KEYS: &'static [$crate::keys::Key] = &[$(
                 $crate::keys::Key {
@@ -134,7 +134,7 @@ macro_rules! table {
             fn read(
                 table: &$crate::parse::Reader<'_, '_>,
                 findings: &mut $crate::problem::Findings,
-                by_hand: Option<Self::ByHand>,
+                dependent_fields: Option<Self::DependentFields>,
             ) -> Option<$table> {
                 $(
                     let unless = None::<$crate::table::Unless>
@@ -148,16 +148,16 @@ macro_rules! table {
                             ),
                         };
                 )+
-                let ($($($hand,)+)?) = by_hand?;
+                let ($($($hand,)+)?) = dependent_fields?;
                 Some($table { $($($hand,)+)? $($field: $field?,)+ })
             }
 
-            fn absent(by_hand: Self::ByHand) -> Option<$table> {
+            fn absent(dependent_fields: Self::DependentFields) -> Option<$table> {
                 $(
                     let $field: Option<$type> =
                         $crate::table::without(|| $crate::table::table!(@absent_value $($absent)?));
                 )+
-                let ($($($hand,)+)?) = by_hand;
+                let ($($($hand,)+)?) = dependent_fields;
                 Some($table { $($($hand,)+)? $($field: $field?,)+ })
             }
 
@@ -181,11 +181,11 @@ macro_rules! table {
             }
 
             #[cfg(any(test, feature = "generators"))]
-            fn any(by_hand: Self::ByHand) -> proptest::strategy::BoxedStrategy<$table> {
+            fn any(dependent_fields: Self::DependentFields) -> proptest::strategy::BoxedStrategy<$table> {
                 use proptest::strategy::Strategy as _;
                 let keys = ($($crate::kind::Kind::any(&$kind),)+);
                 let table = keys.prop_map(move |($($field,)+)| {
-                    let ($($($hand,)+)?) = by_hand.clone();
+                    let ($($($hand,)+)?) = dependent_fields.clone();
                     let table = $table { $($($hand,)+)? $($field,)+ };
                     $($($(
                         let table = match $unless.holds(&$crate::table::Table::lines(&table)) {

@@ -347,7 +347,7 @@ fn a_listed_default_is_the_default() {
 }
 
 #[test]
-fn a_required_key_is_missed() {
+fn a_missing_required_key_is_reported() {
     for section in tables() {
         for key in section
             .keys()
@@ -512,7 +512,7 @@ fn a_drive_has_defaults_and_a_short_address() {
 }
 
 #[test]
-fn names_lead_to_what_has_them() {
+fn lookups_by_name() {
     let config = minimal();
     let namespace = &config.exports[0].namespaces[0];
     assert_eq!(config.device(&namespace.device), Some(&config.devices[0]));

@@ -7,7 +7,7 @@ use std::hash::Hash;
 use crate::model::Transport;
 use crate::parse::{Draft, DriveDraft, Located, NameDraft};
 use crate::problem::{Finding, Findings, Lines, ProblemKind};
-use crate::suggest::{listed, nearest, shown};
+use crate::suggest::{excerpt_of, listed, nearest};
 use crate::table::{Line, Table as _};
 use crate::value::HttpAddress;
 
@@ -30,7 +30,7 @@ pub(crate) fn validate(draft: &Draft, text: &str, findings: &mut Findings) {
         .exports
         .iter()
         .filter_map(|export| export.nqn.as_ref());
-    unique(
+    report_duplicate_values(
         nqns,
         "the NQN",
         "each export is a subsystem of its own",
@@ -41,7 +41,7 @@ pub(crate) fn validate(draft: &Draft, text: &str, findings: &mut Findings) {
         .devices
         .iter()
         .filter_map(|device| device.uuid.as_ref());
-    unique(
+    report_duplicate_values(
         uuids,
         "the UUID",
         "hosts treat equal UUIDs as one disk",
@@ -64,7 +64,7 @@ pub(crate) fn validate(draft: &Draft, text: &str, findings: &mut Findings) {
             path: path.path.clone(),
         })
         .collect();
-    unique(
+    report_duplicate_values(
         paths.iter(),
         "the file",
         "two devices would overwrite each other",
@@ -84,7 +84,7 @@ pub(crate) fn validate(draft: &Draft, text: &str, findings: &mut Findings) {
         }
     }
     let devices = draft.exports.iter().flat_map(|export| &export.namespaces);
-    unique(
+    report_duplicate_values(
         devices.map(|namespace| &namespace.device),
         "the device",
         "a device belongs to one export; otherwise hosts would see one disk as two",
@@ -112,7 +112,7 @@ impl<'d> Names<'d> {
         findings: &mut Findings,
     ) -> Names<'d> {
         let known = || names.iter().filter_map(|name| name.text.as_ref());
-        unique(
+        report_duplicate_values(
             known(),
             "the name",
             "exports refer to it by its name",
@@ -144,7 +144,7 @@ impl<'d> Names<'d> {
                 }),
                 ..name.finding(
                     ProblemKind::UnknownName,
-                    format!("{what} `{}` does not exist", shown(&name.value)),
+                    format!("{what} `{}` does not exist", excerpt_of(&name.value)),
                 )
             }
         });
@@ -152,7 +152,7 @@ impl<'d> Names<'d> {
 }
 
 /// Reports every value that occurs earlier.
-fn unique<'d, T: Eq + Hash + ToString + 'd>(
+fn report_duplicate_values<'d, T: Eq + Hash + ToString + 'd>(
     values: impl Iterator<Item = &'d Located<T>>,
     what: &str,
     why: &str,
@@ -165,7 +165,7 @@ fn unique<'d, T: Eq + Hash + ToString + 'd>(
             places.insert(&item.value, item);
             continue;
         };
-        let value = shown(&item.value.to_string());
+        let value = excerpt_of(&item.value.to_string());
         let line = lines.line(first.span.start);
         findings.add(|| Finding {
             hint: Some(why.to_owned()),

@@ -73,7 +73,7 @@ fn nul_bytes_are_no_toml() {
 }
 
 #[test]
-fn nothing_of_the_file_moves_the_cursor() {
+fn excerpts_contain_no_control_characters() {
     let hostile = "\u{1b}[2J\u{202e}evil\u{7}\r\r\u{85}";
     for text in [
         format!("{hostile} = 1\n"),

@@ -109,7 +109,7 @@ impl Reconciler {
     /// Applies a step to the configuration and the target; changes nothing on failure.
     fn change(&mut self, step: &Step) -> Result<(), String> {
         let before = self.config.clone();
-        if !self.config.carry_out(step) {
+        if !self.config.apply_step(step) {
             return Err("the step does not apply to the running configuration".to_owned());
         }
         let served = self.serve();

@@ -62,7 +62,7 @@ fn ordered(mut config: Config) -> Config {
 }
 
 #[test]
-fn nothing_leads_to_the_same() {
+fn equal_configurations_have_no_steps() {
     assert_eq!(demo().difference(&demo()), []);
     let mut other = demo();
     other.devices.reverse();
@@ -193,7 +193,7 @@ fn hosts_are_disconnected_where_identifiers_are_swapped() {
 }
 
 #[test]
-fn who_loses_access_is_drained_and_who_gains_it_is_not() {
+fn losing_access_drains_and_gaining_it_is_live() {
     let mut few = demo();
     let host: Nqn = "nqn.2026-11.org.example:host".parse().expect("valid");
     few.exports[0].access = Access::Hosts(vec![host]);
@@ -209,7 +209,7 @@ fn who_loses_access_is_drained_and_who_gains_it_is_not() {
 }
 
 #[test]
-fn a_step_from_elsewhere_changes_nothing() {
+fn a_foreign_step_changes_nothing() {
     let nqn: Nqn = "nqn.2026-11.org.example:none".parse().expect("valid");
     let name: Name = "none".parse().expect("valid");
     let steps = [
@@ -232,13 +232,13 @@ fn a_step_from_elsewhere_changes_nothing() {
     ];
     let mut config = demo();
     for step in steps {
-        assert!(!config.carry_out(&step), "{step}");
+        assert!(!config.apply_step(&step), "{step}");
         assert_eq!(config, demo());
     }
 }
 
 #[test]
-fn what_waits_for_a_restart_stays_as_it_is() {
+fn keys_that_take_a_restart_are_unchanged() {
     let mut wanted = demo();
     wanted.appliance.memory = ByteSize::from_mib(512);
     wanted.limits.max_controllers += 1;
@@ -270,7 +270,7 @@ proptest! {
         now.control = wanted.control.clone();
         let steps = now.difference(&wanted);
         for step in &steps {
-            prop_assert!(now.carry_out(step), "{}", step);
+            prop_assert!(now.apply_step(step), "{}", step);
             check(&now);
         }
         prop_assert_eq!(ordered(now.clone()), ordered(wanted.clone()));
@@ -293,7 +293,7 @@ proptest! {
         for (from, to) in [(&running, &wanted), (&wanted, &running)] {
             let mut now = from.clone();
             for step in from.difference(to) {
-                prop_assert!(now.carry_out(&step), "{}", step);
+                prop_assert!(now.apply_step(&step), "{}", step);
                 check(&now);
             }
             prop_assert_eq!(ordered(now), ordered(to.clone()));

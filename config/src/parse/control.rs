@@ -37,7 +37,7 @@ pub(super) fn control(table: &Reader<'_, '_>, findings: &mut Findings) -> Contro
     let socket = table.optional::<ControlSocket>("socket", found);
     if table.has("group") && socket.is_some_and(|socket| socket.value == ControlSocket::Off) {
         let why = "`group` has no effect with socket = \"off\"";
-        useless(table, "group", why, findings);
+        report_unusable(table, "group", why, findings);
     }
     let http = table.optional("http", found);
     let http = table.or_default("http", http, HttpAddress::default());
@@ -51,7 +51,7 @@ fn token_rules(table: &Reader<'_, '_>, http: Option<HttpAddress>, findings: &mut
     };
     let has_token = table.has("token_file");
     if http == HttpAddress::Off && has_token {
-        useless(
+        report_unusable(
             table,
             "token_file",
             "`token_file` has no effect with http = \"off\"",
@@ -72,7 +72,7 @@ fn token_rules(table: &Reader<'_, '_>, http: Option<HttpAddress>, findings: &mut
     }
 }
 
-fn useless(table: &Reader<'_, '_>, key: &'static str, why: &str, findings: &mut Findings) {
+fn report_unusable(table: &Reader<'_, '_>, key: &'static str, why: &str, findings: &mut Findings) {
     findings.add(|| Finding {
         hint: Some("remove it".to_owned()),
         ..table.at_key(key, ProblemKind::Conflict, why.to_owned())

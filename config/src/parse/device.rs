@@ -12,7 +12,7 @@ use super::setting::{Fault, Setting, word};
 use crate::limits::{DEVICE_SIZE_MAX, MEMORY_MAX, PATH_BYTES_MAX};
 use crate::model::{Backing, Device, DriveNamespace};
 use crate::problem::{Finding, Findings, ProblemKind};
-use crate::suggest::shown;
+use crate::suggest::excerpt_of;
 use crate::table::Table as _;
 use crate::value::{BlockSize, ByteSize, PciAddress};
 
@@ -93,7 +93,7 @@ const TYPED_KEYS: [TypedKey; 4] = [
 ];
 
 /// Reports keys that the device type requires but lacks, and keys that do not apply to it.
-fn keys_of_type(table: &Reader<'_, '_>, device_type: DeviceType, findings: &mut Findings) {
+fn check_keys_of_type(table: &Reader<'_, '_>, device_type: DeviceType, findings: &mut Findings) {
     let word = DEVICE_TYPES
         .iter()
         .find(|(_, other)| *other == device_type)
@@ -134,7 +134,7 @@ pub(super) fn device(table: &Reader<'_, '_>, findings: &mut Findings) -> DeviceD
         .required::<DeviceType>("type", findings)
         .map(|read| read.value);
     if let Some(device_type) = device_type {
-        keys_of_type(table, device_type, findings);
+        check_keys_of_type(table, device_type, findings);
     }
     let block_size = table.optional::<BlockSize>("block_size", findings);
     let block_size = table.or_default("block_size", block_size, BlockSize::default());
@@ -171,8 +171,8 @@ pub(super) fn device(table: &Reader<'_, '_>, findings: &mut Findings) -> DeviceD
             DeviceType::Nvme => Backing::Nvme(drive.as_ref()?.drive),
         })
     };
-    let by_hand = name.and_then(|name| Some((name, backing()?)));
-    let device = Device::read(table, findings, by_hand);
+    let dependent_fields = name.and_then(|name| Some((name, backing()?)));
+    let device = Device::read(table, findings, dependent_fields);
     DeviceDraft {
         name: name_draft,
         path,
@@ -186,8 +186,8 @@ pub(super) fn device(table: &Reader<'_, '_>, findings: &mut Findings) -> DeviceD
 /// Reads the keys of a drive, independently of the device type; `None` if one is invalid.
 fn drive(table: &Reader<'_, '_>, findings: &mut Findings) -> Option<DriveDraft> {
     let pci = table.optional::<PciAddress>("pci", findings);
-    let by_hand = pci.as_ref().map(|pci| (pci.value,));
-    let drive = DriveNamespace::read(table, findings, by_hand)?;
+    let dependent_fields = pci.as_ref().map(|pci| (pci.value,));
+    let drive = DriveNamespace::read(table, findings, dependent_fields)?;
     Some(DriveDraft { pci: pci?, drive })
 }
 
@@ -231,9 +231,12 @@ pub(crate) fn file_path(
     } else if text.value.len() > PATH_BYTES_MAX {
         Some(format!("the path has more than {PATH_BYTES_MAX} bytes"))
     } else if !text.value.starts_with('/') {
-        Some(format!("`{}` is not an absolute path", shown(&text.value)))
+        Some(format!(
+            "`{}` is not an absolute path",
+            excerpt_of(&text.value)
+        ))
     } else if text.value.ends_with('/') {
-        Some(format!("`{}` is a directory", shown(&text.value)))
+        Some(format!("`{}` is a directory", excerpt_of(&text.value)))
     } else {
         None
     };

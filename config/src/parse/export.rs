@@ -12,7 +12,7 @@ use crate::keys;
 use crate::limits::{HOSTS_MAX, LISTENERS_MAX, NAMESPACES_MAX, NSID_MAX};
 use crate::model::{Access, Export, Namespace};
 use crate::problem::{Finding, Findings, ProblemKind};
-use crate::suggest::shown;
+use crate::suggest::excerpt_of;
 use crate::table::Table as _;
 use crate::value::{Name, Nqn};
 
@@ -46,7 +46,7 @@ pub(super) fn export(table: &Reader<'_, '_>, findings: &mut Findings) -> ExportD
     let (drafts, namespaces) = namespaces(table, findings);
     let listeners = names(table, "listeners", LISTENERS_MAX, findings);
     let access = access(table, findings);
-    let by_hand = || {
+    let dependent_fields = || {
         Some((
             nqn.as_ref()?.value.clone(),
             namespaces?,
@@ -54,8 +54,8 @@ pub(super) fn export(table: &Reader<'_, '_>, findings: &mut Findings) -> ExportD
             access?,
         ))
     };
-    let by_hand = by_hand();
-    let export = Export::read(table, findings, by_hand);
+    let dependent_fields = dependent_fields();
+    let export = Export::read(table, findings, dependent_fields);
     ExportDraft {
         nqn,
         namespaces: drafts,
@@ -201,16 +201,16 @@ fn names(
         .iter()
         .filter_map(|element| element.read(findings))
         .collect();
-    repeated(&names, findings);
+    report_duplicates(&names, findings);
     names
 }
 
 /// Reports values that occur earlier in the list.
-fn repeated<T: Eq + Hash + ToString>(list: &[Located<T>], findings: &mut Findings) {
+fn report_duplicates<T: Eq + Hash + ToString>(list: &[Located<T>], findings: &mut Findings) {
     let mut seen: HashMap<&T, &Located<T>> = HashMap::new();
     for item in list {
         if let Some(first) = seen.insert(&item.value, item) {
-            let value = shown(&item.value.to_string());
+            let value = excerpt_of(&item.value.to_string());
             let first = first.path.as_str();
             findings.add(|| Finding {
                 hint: Some("remove one".to_owned()),
@@ -263,7 +263,7 @@ fn access(table: &Reader<'_, '_>, findings: &mut Findings) -> Option<Access> {
             .filter(|host| is_not_discovery(host, "a host", findings))
     };
     let hosts: Vec<Located<Nqn>> = elements.iter().filter_map(read).collect();
-    repeated(&hosts, findings);
+    report_duplicates(&hosts, findings);
     let whole = !any && !any_unknown && !hosts.is_empty() && hosts.len() == elements.len();
     whole.then(|| Access::Hosts(hosts.into_iter().map(|host| host.value).collect()))
 }

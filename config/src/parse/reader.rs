@@ -11,7 +11,7 @@ use super::setting::{Fault, Setting};
 use crate::keys::{Key, SECTIONS, Section};
 use crate::kind::Kind;
 use crate::problem::{Finding, Findings, Path, ProblemKind};
-use crate::suggest::{listed, nearest, shown};
+use crate::suggest::{excerpt_of, listed, nearest};
 use crate::table::Unless;
 
 /// A table, its location and the keys that it may have.
@@ -417,7 +417,7 @@ fn unknown_key(key: &Spanned<DeString<'_>>, path: &Path, section: &'static Secti
         kind: ProblemKind::UnknownKey,
         span: Some(key.span()),
         path: path.key(name).as_str().to_owned(),
-        message: format!("unknown key `{}`", shown(name)),
+        message: format!("unknown key `{}`", excerpt_of(name)),
         hint: Some(hint),
     }
 }

@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use crate::model::{Digest, Idle, Pages, Transport};
 use crate::problem::ProblemKind;
-use crate::suggest::{listed, nearest, shown};
+use crate::suggest::{excerpt_of, listed, nearest};
 use crate::value::{
     BlockSize, ByteSize, CongestionControl, ControlSocket, CoreList, GroupName, Hint, HttpAddress,
     ListenAddress, ModelNumber, Name, Nqn, PciAddress, Period, SerialNumber, hyphenated_uuid,
@@ -118,7 +118,7 @@ pub(super) fn word<T: Copy>(value: &DeValue<'_>, words: &[(&'static str, T)]) ->
     let found = words.iter().find(|(word, _)| *word == text);
     found.map(|(_, meaning)| *meaning).ok_or_else(|| Fault {
         kind: ProblemKind::BadValue,
-        message: format!("unknown value `{}`", shown(text)),
+        message: format!("unknown value `{}`", excerpt_of(text)),
         hint: Some(match nearest(text, names()) {
             Some(near) => format!("did you mean \"{near}\"? {all}"),
             None => all,
@@ -190,7 +190,7 @@ impl Setting for Period {
             DeValue::Integer(number) => Err(Fault::wrong_type("a time with its unit", value)
                 .hinted(format!(
                     "seconds are written \"{}s\"",
-                    shown(number.as_str())
+                    excerpt_of(number.as_str())
                 ))),
             _ => parsed(text(value)?),
         }
@@ -212,7 +212,7 @@ impl Setting for CoreList {
     fn read(value: &DeValue<'_>) -> Result<CoreList, Fault> {
         match value {
             DeValue::Integer(number) => {
-                let number = shown(number.as_str());
+                let number = excerpt_of(number.as_str());
                 Err(Fault::wrong_type("a core list", value).hinted(format!(
                     "write \"{number}\" for core number {number}, or a range like \"2-5\""
                 )))

@@ -7,7 +7,7 @@ use toml::de::DeTable;
 
 use crate::limits::{FILE_BYTES_MAX, SYNTAX_RECOVERY_BYTES_MAX};
 use crate::problem::{Finding, Findings, Lines, ProblemKind, Problems};
-use crate::suggest::{harmless, shown};
+use crate::suggest::{excerpt_of, replace_control_character};
 use crate::value::ByteSize;
 
 pub(super) fn too_large(bytes: usize) -> Finding {
@@ -75,7 +75,7 @@ pub(super) fn parse<'t>(text: &'t str, findings: &mut Findings) -> Option<DeTabl
 
 fn syntax_error(text: &str, message: &str, span: Range<usize>) -> Finding {
     if message.starts_with("duplicate key") {
-        let key = shown(text.get(span.clone()).unwrap_or(""));
+        let key = excerpt_of(text.get(span.clone()).unwrap_or(""));
         return Finding {
             kind: ProblemKind::DuplicateKey,
             span: Some(span),
@@ -91,7 +91,7 @@ fn syntax_error(text: &str, message: &str, span: Range<usize>) -> Finding {
     let message = message
         .strip_suffix(", expected nothing")
         .unwrap_or(message);
-    let message: String = message.chars().map(harmless).collect();
+    let message: String = message.chars().map(replace_control_character).collect();
     Finding {
         kind: ProblemKind::Syntax,
         hint: syntax_hint(text, span.start),
@@ -121,8 +121,8 @@ fn syntax_hint(text: &str, offset: usize) -> Option<String> {
     (begins && !number && plain && !key.is_empty()).then(|| {
         format!(
             "a string stands in quotes: `{} = \"{}\"`",
-            shown(key),
-            shown(value)
+            excerpt_of(key),
+            excerpt_of(value)
         )
     })
 }

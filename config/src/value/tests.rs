@@ -8,7 +8,7 @@ use super::*;
 use crate::generate;
 
 #[test]
-fn sizes_that_are_none() {
+fn invalid_sizes() {
     use ByteSizeError::*;
     for (text, error) in [
         ("", NoNumber),
@@ -75,7 +75,7 @@ fn sizes_have_exact_units() {
 }
 
 #[test]
-fn periods_that_are_none() {
+fn invalid_periods() {
     use PeriodError::*;
     for (text, error) in [
         ("", NoNumber),
@@ -115,7 +115,7 @@ fn periods_have_exact_units() {
 }
 
 #[test]
-fn core_lists_that_are_none() {
+fn invalid_core_lists() {
     use CoreListError::*;
     for (text, error) in [
         ("", Empty),
@@ -164,7 +164,7 @@ fn core_lists_are_sets() {
 }
 
 #[test]
-fn names_that_are_none() {
+fn invalid_names() {
     use NameError::*;
     for (text, error) in [
         ("", Empty),
@@ -227,7 +227,7 @@ fn text_fields_are_bounded_ascii_and_padded() {
 
 /// Base 2.1 §4.7.
 #[test]
-fn nqns_that_are_none() {
+fn invalid_nqns() {
     use NqnError::*;
     for (text, error) in [
         ("", Prefix),
@@ -296,7 +296,7 @@ fn nqns_as_hosts_and_targets_have_them() {
 }
 
 #[test]
-fn addresses_that_are_none() {
+fn invalid_addresses() {
     use AddressError::*;
     for (text, error) in [
         ("", NotAnAddress),
@@ -415,7 +415,7 @@ proptest! {
 }
 
 #[test]
-fn pci_addresses_that_are_none() {
+fn invalid_pci_addresses() {
     use PciAddressError::*;
     for (text, error) in [
         ("", Shape),

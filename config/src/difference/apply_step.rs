@@ -7,11 +7,11 @@ use crate::value::{Name, Nqn};
 impl Config {
     /// Applies `step` to this configuration. Returns false and changes nothing if the step does not
     /// fit this configuration or takes a restart.
-    pub fn carry_out(&mut self, step: &Step) -> bool {
-        self.try_to_carry_out(step).is_some()
+    pub fn apply_step(&mut self, step: &Step) -> bool {
+        self.try_apply_step(step).is_some()
     }
 
-    fn try_to_carry_out(&mut self, step: &Step) -> Option<()> {
+    fn try_apply_step(&mut self, step: &Step) -> Option<()> {
         match step {
             Step::RemoveNamespace { export, namespace } => {
                 remove(&mut self.export_mut(export)?.namespaces, |it| {
