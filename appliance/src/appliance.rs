@@ -25,16 +25,16 @@ use crate::exports::{self, Ports};
 use crate::fabrics::Fabrics;
 use crate::identities::Identities;
 use crate::memory;
+use crate::messages::MessageRings;
 use crate::nvme::{self, Bus, Drives};
 use crate::observe::model::ApplyAnswer;
 use crate::observe::sources::{Sources, TransportCounters};
-use crate::orders::Orders;
 use crate::reactor_setup::{Parts, Service, set_up};
-use crate::reconciler::{How, Reconciler, Started};
-use crate::requests::{ApplyOrder, ApplyRefusal, Mailbox, Request};
+use crate::reconciler::{ApplyOptions, Reconciler, Started};
+use crate::requests::{ApplyJob, ApplyRefusal, Request, RequestSender};
 use crate::service::{self, Heartbeat};
-use crate::signals::Termination;
-use crate::transports::{Listeners, Portions};
+use crate::signals::RequestReceiver;
+use crate::transports::{Listeners, PerReactor};
 use crate::watchdog_loop::WatchdogLoop;
 
 /// Poll interval of a stop in progress.
@@ -45,7 +45,7 @@ pub(crate) struct Appliance {
     reconciler: Reconciler,
     /// The configuration's file.
     file: Option<PathBuf>,
-    mailbox: Option<Mailbox>,
+    request_sender: Option<RequestSender>,
     cores: Vec<usize>,
     arena: Arc<Arena>,
     target: Arc<Target>,
@@ -81,7 +81,7 @@ impl Appliance {
         config: Config,
         identities: Identities,
         bus: impl FnOnce(&Arc<Arena>, usize) -> Box<dyn Bus>,
-        beside: Vec<Arc<dyn Service>>,
+        extra_services: Vec<Arc<dyn Service>>,
     ) -> Result<Self, Failure> {
         let began = Instant::now();
         for notice in config.notices() {
@@ -109,14 +109,14 @@ impl Appliance {
         let transports =
             listeners.into_transports(&config, cores.len(), &devices.regions(&arena))?;
         let counters = transports.iter().map(|it| it.counters()).collect();
-        let (control_queues, orders) = Orders::new(cores.len());
+        let (control_queues, messages) = MessageRings::new(cores.len());
         let fabrics = Fabrics {
             target: Arc::clone(&target),
             transports: transports.clone(),
-            orders: Portions::new(orders),
+            messages: PerReactor::new(messages),
         };
         let mut services: Vec<Arc<dyn Service>> = vec![Arc::new(fabrics)];
-        services.extend(beside);
+        services.extend(extra_services);
         let parts = Parts {
             arena: Arc::clone(&arena),
             devices: devices.in_order(),
@@ -140,12 +140,12 @@ impl Appliance {
             control_queues,
         };
         let reconciler = Reconciler::new(started, reactors.handles());
-        memory::populate_behind(rest);
+        memory::populate_in_background(rest);
         let start_took = began.elapsed();
         Ok(Self {
             reconciler,
             file: None,
-            mailbox: None,
+            request_sender: None,
             cores,
             arena,
             target,
@@ -157,9 +157,9 @@ impl Appliance {
         })
     }
 
-    /// Accepts requests from `mailbox` while it serves.
-    pub(crate) fn attend(&mut self, mailbox: Mailbox) {
-        self.mailbox = Some(mailbox);
+    /// Accepts requests from `request_sender` while it serves.
+    pub(crate) fn accept_requests(&mut self, request_sender: RequestSender) {
+        self.request_sender = Some(request_sender);
     }
 
     /// Starts the control plane. `file` is the configuration's file.
@@ -168,8 +168,8 @@ impl Appliance {
         let counters = std::mem::take(&mut self.counters);
         let sources = self.sources(counters);
         let control = &self.reconciler.config().control;
-        let mailbox = self.mailbox.clone();
-        self.control = Some(ControlPlane::start(control, sources, mailbox));
+        let request_sender = self.request_sender.clone();
+        self.control = Some(ControlPlane::start(control, sources, request_sender));
     }
 
     /// The sources of observations.
@@ -191,7 +191,7 @@ impl Appliance {
 
     /// The sources of observations for a replacement of the control plane.
     #[cfg(feature = "probe")]
-    pub(crate) fn lend_sources(&self) -> Sources {
+    pub(crate) fn sources_for_probe(&self) -> Sources {
         self.sources(Vec::new())
     }
 
@@ -201,7 +201,7 @@ impl Appliance {
         let mut watchdog_loop = WatchdogLoop::new(Heartbeat::from_environment(0, String::new()));
         for request in requests {
             if let Request::Apply(mut order) = request {
-                order.how.dry_run = true;
+                order.options.dry_run = true;
                 self.carry_out(order, &mut watchdog_loop);
             }
         }
@@ -228,7 +228,7 @@ impl Appliance {
     ///
     /// # Errors
     /// A requested test hook is not available.
-    pub(crate) fn serve_until(&mut self, termination: &mut Termination) -> Result<(), Failure> {
+    pub(crate) fn serve_until(&mut self, termination: &mut RequestReceiver) -> Result<(), Failure> {
         let status = service::status_line(self.reconciler.config());
         service::install_hang_hook(self.reactors.handles())?;
         service::ready(&status);
@@ -252,7 +252,7 @@ impl Appliance {
     pub(crate) fn apply(
         &mut self,
         wanted: &Config,
-        how: How,
+        options: ApplyOptions,
         watchdog_loop: &mut WatchdogLoop,
     ) -> ApplyAnswer {
         let Self {
@@ -263,7 +263,7 @@ impl Appliance {
         } = self;
         let answer = reconciler.apply(
             wanted,
-            how,
+            options,
             &mut RealTime(|now| {
                 if watchdog_loop.is_due(now) {
                     drives.look(now);
@@ -276,19 +276,19 @@ impl Appliance {
         answer
     }
 
-    fn carry_out(&mut self, order: ApplyOrder, watchdog_loop: &mut WatchdogLoop) {
-        let ApplyOrder {
+    fn carry_out(&mut self, order: ApplyJob, watchdog_loop: &mut WatchdogLoop) {
+        let ApplyJob {
             text,
-            how,
+            options,
             answer,
-            turn,
+            permit,
         } = order;
         let wanted = match text {
             Some(text) => Config::parse("the configuration", &text).map_err(ApplyRefusal::Wrong),
             None => self.load_again(),
         };
-        let done = wanted.map(|wanted| self.apply(&wanted, how, watchdog_loop));
-        drop(turn);
+        let done = wanted.map(|wanted| self.apply(&wanted, options, watchdog_loop));
+        drop(permit);
         // The client may have disconnected.
         drop(answer.send(done));
     }
@@ -297,14 +297,19 @@ impl Appliance {
     fn reload(&mut self, watchdog_loop: &mut WatchdogLoop) -> Result<String, String> {
         // Requests are executed one at a time, so only a request that is still in the mailbox can
         // hold the turn.
-        let turn = self.mailbox.as_ref().and_then(Mailbox::take_turn);
+        let permit = self
+            .request_sender
+            .as_ref()
+            .and_then(RequestSender::try_acquire_permit);
         let wanted = self.load_again().map_err(|error| error.to_string())?;
-        let answer = self.apply(&wanted, How::default(), watchdog_loop);
-        drop(turn);
+        let answer = self.apply(&wanted, ApplyOptions::default(), watchdog_loop);
+        drop(permit);
         let status = service::status_line(self.reconciler.config());
-        match answer.trouble() {
+        match answer.failure_reason() {
             None => Ok(format!("{status}; {} step(s) applied", answer.steps.len())),
-            Some(trouble) => Err(format!("{status}; the file is not applied: {trouble}")),
+            Some(failure_reason) => Err(format!(
+                "{status}; the file is not applied: {failure_reason}"
+            )),
         }
     }
 
@@ -319,7 +324,7 @@ impl Appliance {
 
     /// Stops in phases. A second request to end aborts the wait. The exit status tells whether
     /// everything completed.
-    pub(crate) fn stop(self, termination: &mut Termination) -> ExitCode {
+    pub(crate) fn stop(self, termination: &mut RequestReceiver) -> ExitCode {
         let is_clean = self.stop_unless(|| termination.wait(STOP_LOOK_INTERVAL));
         if is_clean {
             tracing::info!("stopped");
@@ -378,7 +383,7 @@ impl Appliance {
         wanted.appliance.shutdown_deadline = deadline.parse().expect("a time");
         let answer = self
             .reconciler
-            .apply(&wanted, How::default(), &mut RealTime(|_| {}));
+            .apply(&wanted, ApplyOptions::default(), &mut RealTime(|_| {}));
         assert!(answer.applied, "{answer:?}");
     }
 

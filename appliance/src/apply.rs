@@ -14,7 +14,7 @@ use crate::observe::model::{ApplyAnswer, ApplyRequest, ApplyStep, StepState};
 use crate::terminal::print;
 
 /// Removals wait for requests in flight; slightly longer than the appliance's own bound.
-const ANSWER_TIME_MAX: Duration = Duration::from_secs(120);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// What `apply` takes.
 #[derive(Args, Debug)]
@@ -54,7 +54,7 @@ struct Unreadable {
 /// Sends the request, and prints the result.
 pub(crate) fn apply(arguments: &ApplyArguments) -> Result<ExitCode, Failure> {
     let text = arguments.file.as_deref().map(read).transpose()?;
-    let client = Client::find(&arguments.socket)?.with_answer_time_max(ANSWER_TIME_MAX);
+    let client = Client::find(&arguments.socket)?.with_response_timeout(RESPONSE_TIMEOUT);
     let request = ApplyRequest {
         dry_run: arguments.dry_run,
         partial: arguments.partial,
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn every_outcome_is_told() {
+    fn every_outcome_is_printed() {
         let answer = |steps, applied, refused: Option<&str>| ApplyAnswer {
             steps,
             applied,

@@ -4,9 +4,9 @@
 //! It finds the socket, bounds times and sizes, and returns errors that say what to do next. Of
 //! several sockets it takes the first that accepts a connection.
 
+pub(crate) mod delta;
 mod error;
 mod exchange;
-pub(crate) mod look;
 mod socket;
 pub(crate) mod views;
 
@@ -21,9 +21,9 @@ use serde::de::DeserializeOwned;
 pub(crate) use error::ClientError;
 
 /// Longest wait for a response to a request that does not wait for hosts.
-pub(crate) const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
+pub(crate) const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Largest response in bytes; the largest are histories of an hour and traces.
-const ANSWER_BYTES_MAX: usize = 256 << 20;
+const RESPONSE_BYTES_MAX: usize = 256 << 20;
 
 /// Which appliance a command is for.
 #[derive(Args, Clone, Debug, Default)]
@@ -38,7 +38,7 @@ pub(crate) struct SocketArguments {
 #[derive(Clone, Debug)]
 pub(crate) struct Client {
     socket: PathBuf,
-    answer_time_max: Duration,
+    response_timeout: Duration,
 }
 
 impl Client {
@@ -51,14 +51,14 @@ impl Client {
         let socket = socket::find(arguments.socket.as_deref())?;
         Ok(Self {
             socket,
-            answer_time_max: ANSWER_TIME_MAX,
+            response_timeout: RESPONSE_TIMEOUT,
         })
     }
 
     /// The same client with another time limit for each response.
-    pub(crate) fn with_answer_time_max(self, answer_time_max: Duration) -> Self {
+    pub(crate) fn with_response_timeout(self, response_timeout: Duration) -> Self {
         Self {
-            answer_time_max,
+            response_timeout,
             ..self
         }
     }
@@ -101,7 +101,7 @@ impl Client {
     }
 
     fn exchange(&self, method: Method, path: &str, body: Vec<u8>) -> Result<Vec<u8>, ClientError> {
-        exchange::exchange(&self.socket, self.answer_time_max, method, path, body)
+        exchange::exchange(&self.socket, self.response_timeout, method, path, body)
     }
 
     fn decode<T: DeserializeOwned>(&self, path: &str, answer: &[u8]) -> Result<T, ClientError> {

@@ -16,7 +16,7 @@ use crate::appliance::Appliance;
 use crate::error::Failure;
 use crate::identities::{self, Identities};
 use crate::service::BadConfiguration;
-use crate::signals::Termination;
+use crate::signals::RequestReceiver;
 use crate::terminal::print;
 use crate::{
     apply, device, doctor, drives, embedded, load, manual, service, signals, status, summary, top,
@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// Longest wait until the listeners of a started appliance answer.
-const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A polled-mode NVMe-oF storage appliance.
 #[derive(Parser, Debug)]
@@ -95,15 +95,15 @@ pub(crate) fn run(command: Command) -> Result<ExitCode, Failure> {
     match command {
         Command::Run { file, data_dir } => {
             // Installed first, so that an early SIGTERM ends the start cleanly.
-            let mut signals = signals::Termination::install()?;
+            let mut signals = signals::RequestReceiver::install()?;
             let config = match &file {
                 Some(file) => load(file)?,
                 None => embedded::configuration(data_dir.as_deref())?,
             };
             service::status("starting");
-            let identities = Identities::at(identities::usual_directory());
+            let identities = Identities::at(identities::default_directory());
             let mut appliance = Appliance::start(config, identities)?;
-            appliance.attend(signals.mailbox());
+            appliance.accept_requests(signals.request_sender());
             appliance.open_control(file.as_deref());
             serve(appliance, &mut signals)
         }
@@ -131,9 +131,9 @@ pub(crate) fn run(command: Command) -> Result<ExitCode, Failure> {
 
 /// Serves until the process receives a request to end. Checks that the exports answer before it
 /// reports readiness.
-fn serve(mut appliance: Appliance, signals: &mut Termination) -> Result<ExitCode, Failure> {
+fn serve(mut appliance: Appliance, signals: &mut RequestReceiver) -> Result<ExitCode, Failure> {
     let (config, addresses) = (appliance.config(), appliance.addresses());
-    if let Err(error) = service::wait_until_answering(config, &addresses, ANSWER_WITHIN) {
+    if let Err(error) = service::wait_until_ready(config, &addresses, RESPONSE_TIMEOUT) {
         appliance.stop(signals);
         return Err(error.into());
     }

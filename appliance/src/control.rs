@@ -43,9 +43,9 @@ use crate::observe::Observatory;
 use crate::observe::events::Events;
 use crate::observe::model::Severity;
 use crate::observe::sources::Sources;
-use crate::requests::Mailbox;
+use crate::requests::RequestSender;
 use listen::Sockets;
-pub(crate) use socket::{group_name, group_number, usual_sockets};
+pub(crate) use socket::{default_sockets, group_name, group_number};
 
 /// The running control plane. Dropping it stops it.
 pub(crate) struct ControlPlane {
@@ -57,8 +57,12 @@ pub(crate) struct ControlPlane {
 
 impl ControlPlane {
     /// Binds the sockets that `control` configures and serves data from `sources`. Configurations
-    /// to apply are sent to `mailbox`; without one none is applied.
-    pub(crate) fn start(control: &Control, sources: Sources, mailbox: Option<Mailbox>) -> Self {
+    /// to apply are sent to `request_sender`; without one none is applied.
+    pub(crate) fn start(
+        control: &Control,
+        sources: Sources,
+        request_sender: Option<RequestSender>,
+    ) -> Self {
         let sockets = Sockets::bind(control);
         let events = Arc::new(Events::default());
         events.add(Severity::Info, "control", "", "the appliance has started");
@@ -69,7 +73,7 @@ impl ControlPlane {
         let (stop, stopped) = oneshot::channel();
         let thread = std::thread::Builder::new()
             .name("control".to_owned())
-            .spawn(move || serve::run(sockets, observatory, mailbox, &cores, stopped));
+            .spawn(move || serve::run(sockets, observatory, request_sender, &cores, stopped));
         let thread = match thread {
             Ok(thread) => Some(thread),
             Err(error) => {

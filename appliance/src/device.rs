@@ -11,7 +11,7 @@ use crate::observe::model::{ReopenAnswer, ReopenRequest};
 use crate::terminal::print;
 
 /// The file system may be slow during a repair.
-const ANSWER_TIME_MAX: Duration = Duration::from_secs(60);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What `device` takes.
 #[derive(Args, Debug)]
@@ -47,7 +47,7 @@ struct ReopenArguments {
 /// Sends the request, and prints the result.
 pub(crate) fn device(arguments: &DeviceArguments) -> Result<ExitCode, Failure> {
     let DeviceCommand::Reopen(arguments) = &arguments.command;
-    let client = Client::find(&arguments.socket)?.with_answer_time_max(ANSWER_TIME_MAX);
+    let client = Client::find(&arguments.socket)?.with_response_timeout(RESPONSE_TIMEOUT);
     let request = ReopenRequest {
         device: arguments.name.clone(),
     };

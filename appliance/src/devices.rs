@@ -13,7 +13,7 @@ use hugemem::{Arena, PagePolicy, Region, Store};
 use nvme_target::DeviceIndex;
 
 use crate::error::Failure;
-use crate::identities::{Content, FoundFile, Identities};
+use crate::identities::{Content, FileIdentity, Identities};
 
 /// The open devices, each with its index in the target.
 #[derive(Default)]
@@ -62,7 +62,7 @@ pub(crate) struct SystemDevices {
 }
 
 /// Operations of a device that is neither memory nor a file.
-pub trait Growing: Send + Sync {
+pub trait DeviceOperations: Send + Sync {
     /// Grows the device to `size`, or to the size of its storage. The caller notifies the queues.
     ///
     /// # Errors
@@ -84,7 +84,7 @@ pub struct Opened {
     kind: Kind,
     content: Content,
     /// Device number and inode of a file.
-    file_place: Option<(u64, u64)>,
+    file_id: Option<(u64, u64)>,
     /// The memory of a RAM device, from which data is sent.
     stores: Vec<Arc<Store>>,
 }
@@ -95,7 +95,7 @@ enum Kind {
     File(Arc<FileDevice>),
     Null(Arc<NullDevice>),
     Drive,
-    Other(Box<dyn Growing>),
+    Other(Box<dyn DeviceOperations>),
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -171,8 +171,8 @@ impl Devices {
     /// Whether the open device of that name uses the file that is now at `path`.
     pub(crate) fn is_in_file(&self, name: &Name, path: &Path) -> bool {
         let opened = self.all.get(name).map(|(_, opened)| opened);
-        let place = opened.and_then(|opened| opened.file_place);
-        place.is_some() && FoundFile::at(path).ok().map(|found| found.place) == place
+        let place = opened.and_then(|opened| opened.file_id);
+        place.is_some() && FileIdentity::at(path).ok().map(|found| found.file_id) == place
     }
 
     /// Removes a device.
@@ -230,7 +230,7 @@ impl Opened {
             device: drive.device,
             kind: Kind::Drive,
             content: drive.content,
-            file_place: None,
+            file_id: None,
             stores: Vec::new(),
         }
     }
@@ -238,12 +238,16 @@ impl Opened {
     /// A device that is neither memory nor a file, and its content. The caller keeps no reference
     /// to `device`.
     #[must_use]
-    pub fn other(device: Arc<dyn Device>, growing: Box<dyn Growing>, content: Content) -> Self {
+    pub fn other(
+        device: Arc<dyn Device>,
+        growing: Box<dyn DeviceOperations>,
+        content: Content,
+    ) -> Self {
         Self {
             device,
             kind: Kind::Other(growing),
             content,
-            file_place: None,
+            file_id: None,
             stores: Vec::new(),
         }
     }
@@ -254,7 +258,7 @@ impl Opened {
     pub fn memory(memory: Arc<MemoryDevice>, device: Arc<dyn Device>, content: Content) -> Self {
         Self {
             content,
-            file_place: None,
+            file_id: None,
             stores: vec![Arc::clone(memory.store())],
             device,
             kind: Kind::Memory(memory),
@@ -289,7 +293,7 @@ impl Opened {
                     device: memory.clone(),
                     kind: Kind::Memory(memory),
                     content: Content::of_new_memory()?,
-                    file_place: None,
+                    file_id: None,
                 }
             }
             Backing::Null { size, block_size } => {
@@ -303,7 +307,7 @@ impl Opened {
                     device: null.clone(),
                     kind: Kind::Null(null),
                     content: Content::Lasting("null".to_owned()),
-                    file_place: None,
+                    file_id: None,
                     stores: Vec::new(),
                 }
             }
@@ -326,10 +330,10 @@ impl Opened {
                 for notice in file.notices() {
                     tracing::warn!("device {name}: {notice}");
                 }
-                let found = FoundFile::at(path)?;
+                let found = FileIdentity::at(path)?;
                 Self {
                     content: found.content,
-                    file_place: Some(found.place),
+                    file_id: Some(found.file_id),
                     device: file.clone(),
                     kind: Kind::File(file),
                     stores: Vec::new(),
@@ -369,7 +373,7 @@ impl Opened {
     }
 
     /// Whether there are no other references to the device and no borrows of its memory.
-    pub(crate) fn is_alone(&self) -> bool {
+    pub(crate) fn is_unreferenced(&self) -> bool {
         let (own, kept) = match &self.kind {
             // `self` has two references to the memory device. Each store, the first included, has
             // one reference in `self` and one in the device.

@@ -85,7 +85,7 @@ struct Finding {
     /// The finding, and its cost if it is not fine.
     text: String,
     /// The command that fixes it, or the action if there is no command.
-    mend: Option<String>,
+    fix: Option<String>,
 }
 
 impl Finding {
@@ -94,22 +94,22 @@ impl Finding {
             area,
             verdict: Verdict::Fine,
             text: text.into(),
-            mend: None,
+            fix: None,
         }
     }
 
-    fn slow(area: &'static str, text: impl Into<String>, mend: impl Into<String>) -> Self {
+    fn slow(area: &'static str, text: impl Into<String>, fix: impl Into<String>) -> Self {
         Self {
             verdict: Verdict::Slow,
-            mend: Some(mend.into()),
+            fix: Some(fix.into()),
             ..Self::fine(area, text)
         }
     }
 
-    fn broken(area: &'static str, text: impl Into<String>, mend: impl Into<String>) -> Self {
+    fn broken(area: &'static str, text: impl Into<String>, fix: impl Into<String>) -> Self {
         Self {
             verdict: Verdict::Broken,
-            ..Self::slow(area, text, mend)
+            ..Self::slow(area, text, fix)
         }
     }
 }
@@ -172,8 +172,8 @@ fn configuration(file: Option<&Path>) -> Result<(Config, Vec<Finding>), Failure>
                 "{}\nthe following checks use the embedded default",
                 text.trim_end()
             );
-            let mend = format!("$EDITOR {0} && windlass check {0}", file.display());
-            let finding = Finding::broken("configuration", text, mend);
+            let fix = format!("$EDITOR {0} && windlass check {0}", file.display());
+            let finding = Finding::broken("configuration", text, fix);
             Ok((embedded()?, vec![finding]))
         }
         Err(other) => Err(other.into()),
@@ -205,11 +205,11 @@ fn examine(
     let mut findings = problems;
     let notices = config.notices();
     findings.extend(notices.iter().map(|notice| {
-        let mend = file.map_or_else(
+        let fix = file.map_or_else(
             || "none: it is the embedded default".to_owned(),
             |file| format!("$EDITOR {}", file.display()),
         );
-        Finding::slow("configuration", notice.to_string(), mend)
+        Finding::slow("configuration", notice.to_string(), fix)
     }));
     findings.extend(memory::look(config, &needs));
     findings.extend(pages::look(machine, config, &cores));
@@ -236,8 +236,8 @@ fn text(report: &Report) -> String {
         let indented = finding.text.replace('\n', "\n                       ");
         // Writing to a String cannot fail.
         let _ = writeln!(text, "{verdict:7} {area:13}  {indented}");
-        if let Some(mend) = &finding.mend {
-            let _ = writeln!(text, "{:23}fix: {mend}", "");
+        if let Some(fix) = &finding.fix {
+            let _ = writeln!(text, "{:23}fix: {fix}", "");
         }
     }
     let count = |verdict| {

@@ -15,7 +15,7 @@ use reactors::ring::Receiver;
 use reactors::{InitError, Poller, ReactorSetup};
 
 use crate::reactor_setup::{COMMANDS_MAX, DEVICE_QUEUE_DEPTH, ReactorParts, Service};
-use crate::transports::{Portions, Shared, Transport};
+use crate::transports::{PerReactor, Transport, TransportContext};
 pub(crate) use control_queue::ControlMessage;
 use control_queue::ControlQueue;
 use poller::TargetPoller;
@@ -25,7 +25,7 @@ pub(crate) struct Fabrics {
     pub(crate) target: Arc<Target>,
     pub(crate) transports: Vec<Arc<dyn Transport>>,
     /// The control messages for each reactor.
-    pub(crate) orders: Portions<Receiver<ControlMessage>>,
+    pub(crate) messages: PerReactor<Receiver<ControlMessage>>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -43,7 +43,7 @@ impl Service for Fabrics {
         let devices = Rc::clone(parts.devices.set());
         let mut core = TargetCore::new(Arc::clone(&self.target), index, devices, limits);
         core.set_recorder(setup.recorder());
-        let shared = Shared {
+        let shared = TransportContext {
             core: Rc::new(RefCell::new(core)),
             arena: Arc::clone(&parts.arena),
             commands_max: COMMANDS_MAX,
@@ -52,20 +52,20 @@ impl Service for Fabrics {
             let poller = transport.set_up(&shared, setup)?;
             setup.register(poller)?;
         }
-        let behind = BehindTransports {
-            orders: self.orders.take(index).ok_or(SetUpTwice)?,
+        let poller_parts = TargetPollerParts {
+            messages: self.messages.take(index).ok_or(SetUpTwice)?,
             pool: parts.arena.pool(COMMANDS_MAX),
             reactor: index,
             queue_depth: DEVICE_QUEUE_DEPTH,
         };
-        setup.register(behind.poller(shared.core, parts.devices.clone()))?;
+        setup.register(poller_parts.poller(shared.core, parts.devices.clone()))?;
         Ok(())
     }
 }
 
 /// The parts of the service on one reactor, other than its transports.
-pub(crate) struct BehindTransports {
-    pub(crate) orders: Receiver<ControlMessage>,
+pub(crate) struct TargetPollerParts {
+    pub(crate) messages: Receiver<ControlMessage>,
     /// Memory for the queues of devices that are added later.
     pub(crate) pool: Pool,
     pub(crate) reactor: usize,
@@ -73,7 +73,7 @@ pub(crate) struct BehindTransports {
     pub(crate) queue_depth: usize,
 }
 
-impl BehindTransports {
+impl TargetPollerParts {
     /// Creates the poller of a core, and registers the core as a client of `devices`.
     pub(crate) fn poller(
         self,

@@ -18,16 +18,16 @@ use reactors::{Poller, ReactorHandle};
 use crate::devices::{Devices, DriveNamespace};
 use crate::error::{Failure, with_causes};
 use crate::exports::{self, Ports};
-use crate::fabrics::{BehindTransports, ControlMessage};
+use crate::fabrics::{ControlMessage, TargetPollerParts};
+use crate::messages::MessageRings;
 use crate::observe::model::{ApplyAnswer, StepState};
-use crate::orders::Orders;
-use crate::reactor_setup::RestingDevices;
-use crate::reconciler::{How, Reconciler, Started};
+use crate::reactor_setup::DrainedDevices;
+use crate::reconciler::{ApplyOptions, Reconciler, Started};
 
-pub use crate::devices::{Growing, Opened, Opener};
+pub use crate::devices::{DeviceOperations, Opened, Opener};
 pub use crate::event_loop::EventLoop;
 pub use crate::identities::{Content, Identities};
-pub use crate::orders::{Answers, PortOrders, Unanswered};
+pub use crate::messages::{NoResponse, PendingResponses, PortMessages};
 pub use crate::transports::Listening;
 
 /// The inputs of an appliance.
@@ -83,9 +83,9 @@ impl HeadlessAppliance {
         let served = exports::target_config(&config, &devices, &ports, transfer_max);
         let target = Target::new(served, reactors, devices.in_order());
         let target = target.map_err(|error| with_causes(&error))?;
-        let (control_queues, orders) = Orders::new(reactors);
+        let (control_queues, messages) = MessageRings::new(reactors);
         let undrained = Arc::new(AtomicUsize::new(reactors));
-        let parts = orders.into_iter().enumerate();
+        let parts = messages.into_iter().enumerate();
         Ok(Self {
             started: Started {
                 config,
@@ -97,9 +97,9 @@ impl HeadlessAppliance {
                 control_queues,
             },
             parts: parts
-                .map(|(reactor, orders)| ReactorPart {
+                .map(|(reactor, messages)| ReactorPart {
                     reactor,
-                    orders,
+                    messages,
                     queue_depth,
                     undrained: Arc::clone(&undrained),
                 })
@@ -138,7 +138,7 @@ impl HeadlessAppliance {
 /// The part of one reactor.
 pub struct ReactorPart {
     reactor: usize,
-    orders: Receiver<ControlMessage>,
+    messages: Receiver<ControlMessage>,
     queue_depth: usize,
     undrained: Arc<AtomicUsize>,
 }
@@ -156,14 +156,14 @@ impl ReactorPart {
         pool: Pool,
     ) -> io::Result<[Box<dyn Poller>; 2]> {
         let devices = ReactorDevices::new(Rc::clone(core.borrow().devices()));
-        let behind = BehindTransports {
-            orders: self.orders,
+        let poller_parts = TargetPollerParts {
+            messages: self.messages,
             pool,
             reactor: self.reactor,
             queue_depth: self.queue_depth,
         };
-        let target = behind.poller(core, devices.clone());
-        let devices = RestingDevices::new(devices, self.undrained)?;
+        let target = poller_parts.poller(core, devices.clone());
+        let devices = DrainedDevices::new(devices, self.undrained)?;
         Ok([target, Box::new(devices)])
     }
 }
@@ -179,7 +179,7 @@ pub struct Outcome {
     /// Descriptions of the completed steps.
     pub done: Vec<String>,
     /// The reason, if not every step was completed.
-    pub trouble: Option<String>,
+    pub failure_reason: Option<String>,
     /// Commands that were aborted at the deadline.
     pub cut_off: usize,
 }
@@ -192,7 +192,7 @@ impl From<ApplyAnswer> for Outcome {
             is_applied: answer.applied,
             done: done.map(|it| it.text.clone()).collect(),
             cut_off: cut_off.map(|it| it.commands).sum(),
-            trouble: answer.trouble(),
+            failure_reason: answer.failure_reason(),
         }
     }
 }
@@ -200,7 +200,9 @@ impl From<ApplyAnswer> for Outcome {
 impl Control {
     /// Applies the configuration `wanted`, as `windlass apply` does.
     pub fn apply(&mut self, wanted: &Config, event_loop: &mut dyn EventLoop) -> Outcome {
-        self.0.apply(wanted, How::default(), event_loop).into()
+        self.0
+            .apply(wanted, ApplyOptions::default(), event_loop)
+            .into()
     }
 
     /// Notifies hosts of changes of the devices, as the control thread does in every iteration.

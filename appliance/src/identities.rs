@@ -54,13 +54,13 @@ impl Content {
 
 /// A file as the kernel describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct FoundFile {
+pub(crate) struct FileIdentity {
     pub(crate) content: Content,
     /// Device number and inode, which identify it among the machine's current files.
-    pub(crate) place: (u64, u64),
+    pub(crate) file_id: (u64, u64),
 }
 
-impl FoundFile {
+impl FileIdentity {
     /// Inspects the file at `path` without reading or writing it: it may belong to another user.
     ///
     /// # Errors
@@ -68,14 +68,14 @@ impl FoundFile {
     pub(crate) fn at(path: &Path) -> io::Result<Self> {
         let file = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
         let found = fstat(&file)?;
-        let place = (found.st_dev, found.st_ino);
+        let file_id = (found.st_dev, found.st_ino);
         let text = match FileType::from_raw_mode(found.st_mode) {
             FileType::BlockDevice => of_block_device(&found, path),
             _ => of_file(&file)?,
         };
         Ok(Self {
             content: Content::Lasting(text),
-            place,
+            file_id,
         })
     }
 }
@@ -271,7 +271,7 @@ impl Identities {
 
 /// The directory of this user's records: the service's state directory (systemd.exec(5):
 /// STATE_DIRECTORY has colons between several), or else the data directory.
-pub(crate) fn usual_directory() -> Option<PathBuf> {
+pub(crate) fn default_directory() -> Option<PathBuf> {
     let given = std::env::var("STATE_DIRECTORY").ok();
     let given = given.and_then(|text| text.split(':').next().map(PathBuf::from));
     let state = given.filter(|path| path.is_absolute());
@@ -280,8 +280,8 @@ pub(crate) fn usual_directory() -> Option<PathBuf> {
 
 /// The devices of `config` whose files exist but were not served last: hosts will see a different
 /// disk. Changes nothing.
-pub(crate) fn exchanged_files(config: &Config) -> Vec<(appliance_config::Name, PathBuf)> {
-    let identities = Identities::at(usual_directory());
+pub(crate) fn replaced_files(config: &Config) -> Vec<(appliance_config::Name, PathBuf)> {
+    let identities = Identities::at(default_directory());
     let mut found = Vec::new();
     for export in &config.exports {
         for namespace in &export.namespaces {
@@ -291,7 +291,7 @@ pub(crate) fn exchanged_files(config: &Config) -> Vec<(appliance_config::Name, P
             let appliance_config::Backing::File { path, .. } = &device.backing else {
                 continue;
             };
-            let content = match FoundFile::at(path) {
+            let content = match FileIdentity::at(path) {
                 Ok(found) => Some(found.content),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
                     Some(Content::Lasting("a new file".to_owned()))
@@ -323,7 +323,7 @@ mod tests {
         let appliance_config::Backing::File { path, .. } = &device.backing else {
             panic!("the second one is a file");
         };
-        let found = FoundFile::at(path).expect("it is there");
+        let found = FileIdentity::at(path).expect("it is there");
         identities.serve(config, export, namespace, &found.content)
     }
 
@@ -344,7 +344,7 @@ mod tests {
         let exchanged = file_identity(&start(), &demo(&other));
         assert_ne!(exchanged, named);
         assert_eq!(file_identity(&start(), &demo(&other)), exchanged);
-        let content = FoundFile::at(&one).expect("it is there").content;
+        let content = FileIdentity::at(&one).expect("it is there").content;
         assert!(start().would_change(named.uuid, &content));
         let renamed = directory.path().join("renamed");
         fs::rename(&one, &renamed).expect("renamed");

@@ -20,14 +20,15 @@ mod event_loop;
 mod exports;
 mod fabrics;
 pub mod headless;
+mod health_reporter;
 mod identities;
 mod limits;
 mod load;
 mod manual;
 mod memory;
+mod messages;
 mod nvme;
 mod observe;
-mod orders;
 #[cfg(feature = "probe")]
 pub mod probe;
 mod quantity;
@@ -44,7 +45,6 @@ mod terminal;
 mod top;
 mod trace;
 mod transports;
-mod watch;
 mod watchdog_loop;
 
 use std::process::ExitCode;

@@ -11,7 +11,7 @@ use crate::devices::page_policy;
 
 /// Bytes of the arena that are populated before hosts may connect: this takes a few milliseconds,
 /// and is enough for the first connections.
-const AT_ONCE: usize = 64 << 20;
+const POPULATED_AT_START_BYTES: usize = 64 << 20;
 
 #[derive(Debug, thiserror::Error)]
 #[error("appliance.memory = {memory}")]
@@ -32,12 +32,12 @@ pub(crate) fn take(config: &Config) -> Result<(Arc<Arena>, ArenaPopulation), NoM
         pages: page_policy(config.appliance.pages),
         max_transfer: config.limits.max_transfer.bytes() as usize,
     };
-    let at_once = if is_mapped_for_devices(config) {
+    let populated_bytes = if is_mapped_for_devices(config) {
         usize::MAX
     } else {
-        AT_ONCE
+        POPULATED_AT_START_BYTES
     };
-    let (arena, rest) = Arena::begin(arena, at_once).map_err(|cause| NoMemory {
+    let (arena, rest) = Arena::begin(arena, populated_bytes).map_err(|cause| NoMemory {
         memory: memory.to_string(),
         cause,
     })?;
@@ -48,7 +48,7 @@ pub(crate) fn take(config: &Config) -> Result<(Arc<Arena>, ArenaPopulation), NoM
 }
 
 /// Whether a drive, a NIC or an io_uring for files maps the arena at start. That populates all of
-/// it, one page after another and more slowly than [`populate_behind`].
+/// it, one page after another and more slowly than [`populate_in_background`].
 fn is_mapped_for_devices(config: &Config) -> bool {
     let devices = config.devices.iter();
     let mapped = |backing: &Backing| matches!(backing, Backing::Nvme(_) | Backing::File { .. });
@@ -60,7 +60,7 @@ fn is_mapped_for_devices(config: &Config) -> bool {
 }
 
 /// Populates the rest of the arena on a thread that then ends.
-pub(crate) fn populate_behind(mut rest: ArenaPopulation) {
+pub(crate) fn populate_in_background(mut rest: ArenaPopulation) {
     if rest.bytes() == 0 {
         return;
     }

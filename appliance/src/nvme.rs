@@ -4,7 +4,7 @@
 //! A drive that is not available is logged in one line with its remedy, and the others are served.
 
 mod bus;
-mod care;
+mod monitor;
 mod start;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -17,7 +17,7 @@ use vfio::PciAddress;
 
 use crate::observe::sources::DriveSource;
 pub(crate) use bus::{Bus, system_bus};
-use care::Notes;
+use monitor::DriveHistory;
 pub(crate) use start::start;
 
 /// A drive of the configuration, with its devices.
@@ -73,17 +73,17 @@ pub(crate) fn wanted(config: &Config) -> Vec<Wanted> {
 }
 
 /// A drive that the appliance has acquired.
-struct Taken {
+struct AcquiredDrive {
     address: PciAddress,
     names: String,
     drive: Arc<Drive>,
-    notes: Notes,
+    history: DriveHistory,
 }
 
 /// All acquired drives. For the control thread.
 pub(crate) struct Drives {
     bus: Box<dyn Bus>,
-    taken: Vec<Taken>,
+    taken: Vec<AcquiredDrive>,
 }
 
 impl Drives {

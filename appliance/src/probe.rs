@@ -6,10 +6,10 @@ use std::sync::{Arc, mpsc};
 use appliance_config::Config;
 
 use crate::appliance::Appliance;
-pub use crate::control::probe::{ControlProbe, ProbedDoor};
+pub use crate::control::probe::{ControlProbe, ProbedEntrance};
 use crate::observe::Observatory;
 use crate::observe::events::Events;
-use crate::requests::Mailbox;
+use crate::requests::RequestSender;
 
 /// Starts an appliance with the configuration in `text`, which runs until the process ends, and a
 /// control plane with `token`.
@@ -19,14 +19,14 @@ use crate::requests::Mailbox;
 #[must_use]
 pub fn start(text: &str, token: &str) -> ControlProbe {
     let config = Config::parse("probe", text).expect("a right configuration");
-    let (mailbox, requests) = Mailbox::new();
+    let (request_sender, requests) = RequestSender::new();
     let (told, sources) = mpsc::channel();
     std::thread::spawn(move || {
         let mut appliance = Appliance::start(config, Default::default()).expect("it starts");
-        told.send(appliance.lend_sources()).expect("awaited");
+        told.send(appliance.sources_for_probe()).expect("awaited");
         appliance.compare_only(&requests);
     });
     let sources = sources.recv().expect("it has started");
     let observatory = Observatory::new(sources, Arc::new(Events::default()));
-    ControlProbe::new(observatory, mailbox, token)
+    ControlProbe::new(observatory, request_sender, token)
 }

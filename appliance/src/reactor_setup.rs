@@ -5,7 +5,7 @@
 //! their clients are polled once each, whatever the number of listeners; services take completions
 //! and send in `flush` of their pollers, and the devices are flushed last.
 
-mod rest;
+mod drain;
 #[cfg(test)]
 mod tests;
 
@@ -18,8 +18,8 @@ use hugemem::Arena;
 use nvme_driver::DriveOwner;
 use reactors::{InitError, ReactorSetup};
 
-use rest::Last;
-pub(crate) use rest::RestingDevices;
+use drain::DrainLast;
+pub(crate) use drain::DrainedDevices;
 
 /// Most requests of one reactor at one device.
 pub(crate) const DEVICE_QUEUE_DEPTH: usize = 1024;
@@ -90,7 +90,7 @@ pub(crate) fn set_up(
     for service in &parts.services {
         service.set_up(&shared, setup)?;
     }
-    let devices = RestingDevices::new(shared.devices, Arc::clone(&parts.undrained))?;
+    let devices = DrainedDevices::new(shared.devices, Arc::clone(&parts.undrained))?;
     setup.register(Box::new(devices))?;
     let owners = parts.owners[index]
         .lock()
@@ -98,7 +98,7 @@ pub(crate) fn set_up(
         .split_off(0);
     for owner in owners {
         let undrained = Arc::clone(&parts.undrained);
-        setup.register(Box::new(Last::new(owner, undrained)))?;
+        setup.register(Box::new(DrainLast::new(owner, undrained)))?;
     }
     Ok(())
 }

@@ -4,8 +4,8 @@
 //! receive control messages and snapshots of the target, and are never waited for with a lock.
 
 mod apply;
-mod served;
 mod steps;
+mod target_state;
 #[cfg(test)]
 mod tests;
 
@@ -19,12 +19,12 @@ use reactors::ReactorHandle;
 use crate::devices::{Devices, Opened, Opener};
 use crate::exports::Ports;
 use crate::fabrics::ControlMessage;
-use crate::orders::Orders;
+use crate::health_reporter::HealthReporter;
+use crate::messages::MessageRings;
 use crate::running::Running;
 use crate::transports::Listening;
-use crate::watch::Watch;
-pub(crate) use apply::{How, Origin, directory_of};
-use served::Served;
+pub(crate) use apply::{ApplyOptions, Origin, directory_of};
+use target_state::TargetState;
 
 /// The objects that a running appliance's configuration describes.
 pub(crate) struct Reconciler {
@@ -35,11 +35,11 @@ pub(crate) struct Reconciler {
     devices: Devices,
     ports: Ports,
     transports: Vec<Arc<dyn Listening>>,
-    control_queues: Orders<ControlMessage>,
-    served: Served,
-    watch: Watch,
+    control_queues: MessageRings<ControlMessage>,
+    target_state: TargetState,
+    health_reporter: HealthReporter,
     /// Devices that no reactor uses any more; hosts may still be sent data from their memory.
-    departed: Vec<Opened>,
+    unreaped: Vec<Opened>,
 }
 
 /// The result of a start, and the input of the reconciler.
@@ -51,7 +51,7 @@ pub(crate) struct Started {
     pub(crate) devices: Devices,
     pub(crate) ports: Ports,
     pub(crate) transports: Vec<Arc<dyn Listening>>,
-    pub(crate) control_queues: Orders<ControlMessage>,
+    pub(crate) control_queues: MessageRings<ControlMessage>,
 }
 
 impl Reconciler {
@@ -71,15 +71,15 @@ impl Reconciler {
             transport.set_wakers(handles);
         }
         let lowered = lowered(&config, &transports);
-        let served = Served::new(&lowered, &devices, &ports);
+        let target_state = TargetState::new(&lowered, &devices, &ports);
         Self {
             running: Running {
-                uuids: Arc::new(ArcSwap::from_pointee(served.uuids())),
+                uuids: Arc::new(ArcSwap::from_pointee(target_state.uuids())),
                 config: Arc::new(ArcSwap::from_pointee(config.clone())),
                 ports: Arc::new(ArcSwap::from_pointee(ports.clone())),
             },
-            served,
-            watch: Watch::new(&devices),
+            target_state,
+            health_reporter: HealthReporter::new(&devices),
             config,
             opener,
             target,
@@ -87,7 +87,7 @@ impl Reconciler {
             ports,
             transports,
             control_queues,
-            departed: Vec::new(),
+            unreaped: Vec::new(),
         }
     }
 
@@ -111,7 +111,7 @@ impl Reconciler {
 
     /// Reports changes of the devices since the last call to hosts and to the log.
     pub(crate) fn look(&mut self) {
-        self.watch.look(&self.devices, &self.target);
+        self.health_reporter.look(&self.devices, &self.target);
         if let Err(error) = self.serve() {
             // The next call finds the same error again.
             tracing::error!(%error, "what is served could not be changed");
@@ -122,25 +122,27 @@ impl Reconciler {
     /// Updates the target to the current configuration, devices and listeners.
     fn serve(&mut self) -> Result<(), nvme_target::TargetError> {
         let config = lowered(&self.config, &self.transports);
-        let wanted = Served::new(&config, &self.devices, &self.ports);
-        let outcome = self.served.reconcile(wanted, &self.target);
+        let wanted = TargetState::new(&config, &self.devices, &self.ports);
+        let outcome = self.target_state.reconcile(wanted, &self.target);
         self.running.config.store(Arc::new(self.config.clone()));
         self.running.ports.store(Arc::new(self.ports.clone()));
-        self.running.uuids.store(Arc::new(self.served.uuids()));
+        self.running
+            .uuids
+            .store(Arc::new(self.target_state.uuids()));
         outcome
     }
 
     /// Closes devices that are no longer referenced.
     fn reap(&mut self) {
         let transports = &self.transports;
-        self.departed.retain(|opened| {
-            let is_alone = opened.is_alone();
-            if is_alone {
+        self.unreaped.retain(|opened| {
+            let is_unreferenced = opened.is_unreferenced();
+            if is_unreferenced {
                 for region in opened.regions() {
                     transports.iter().for_each(|it| it.detach_memory(region));
                 }
             }
-            !is_alone
+            !is_unreferenced
         });
     }
 

@@ -9,7 +9,7 @@ use appliance_config::Problems;
 use tokio::sync::oneshot;
 
 use crate::observe::model::ApplyAnswer;
-use crate::reconciler::How;
+use crate::reconciler::ApplyOptions;
 
 /// A request to the process.
 pub(crate) enum Request {
@@ -18,18 +18,18 @@ pub(crate) enum Request {
     /// Reload the configuration's file and apply it.
     Reload,
     /// Apply a configuration.
-    Apply(ApplyOrder),
+    Apply(ApplyJob),
 }
 
 /// A configuration to apply.
-pub(crate) struct ApplyOrder {
+pub(crate) struct ApplyJob {
     /// Its text; if absent, the file that the appliance was started with is applied.
     pub(crate) text: Option<String>,
-    pub(crate) how: How,
+    pub(crate) options: ApplyOptions,
     /// The receiver may be gone when the response is sent.
     pub(crate) answer: oneshot::Sender<Result<ApplyAnswer, ApplyRefusal>>,
     /// Prevents other changes until it is dropped.
-    pub(crate) turn: Turn,
+    pub(crate) permit: ApplyPermit,
 }
 
 /// Why there is no configuration to apply.
@@ -48,21 +48,21 @@ pub(crate) enum ApplyRefusal {
 
 /// The sender of requests.
 #[derive(Clone)]
-pub(crate) struct Mailbox {
+pub(crate) struct RequestSender {
     requests: Sender<Request>,
     is_busy: Arc<AtomicBool>,
 }
 
 /// The exclusive right to apply a configuration.
-pub(crate) struct Turn(Arc<AtomicBool>);
+pub(crate) struct ApplyPermit(Arc<AtomicBool>);
 
-impl Drop for Turn {
+impl Drop for ApplyPermit {
     fn drop(&mut self) {
         self.0.store(false, Ordering::Release);
     }
 }
 
-impl Mailbox {
+impl RequestSender {
     /// A mailbox and the receiver of its requests.
     pub(crate) fn new() -> (Self, Receiver<Request>) {
         let (requests, receiver) = channel();
@@ -76,8 +76,8 @@ impl Mailbox {
     }
 
     /// The right to apply a configuration, unless it is taken.
-    pub(crate) fn take_turn(&self) -> Option<Turn> {
+    pub(crate) fn try_acquire_permit(&self) -> Option<ApplyPermit> {
         let is_busy = self.is_busy.swap(true, Ordering::AcqRel);
-        (!is_busy).then(|| Turn(Arc::clone(&self.is_busy)))
+        (!is_busy).then(|| ApplyPermit(Arc::clone(&self.is_busy)))
     }
 }

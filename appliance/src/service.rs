@@ -4,20 +4,20 @@
 //! Implements sd_notify(3) of systemd. Without a manager the messages are dropped, so no caller
 //! checks whether there is one.
 
-mod answers;
 mod hang_hook;
 mod heartbeat;
 mod journal;
+mod readiness;
 
 use std::time::Duration;
 
 use appliance_config::Config;
 use sd_notify::NotifyState;
 
-pub(crate) use answers::wait_until_answering;
 pub(crate) use hang_hook::install_hang_hook;
 pub(crate) use heartbeat::Heartbeat;
 pub(crate) use journal::{journal, report_failure};
+pub(crate) use readiness::wait_until_ready;
 
 /// The exit status for a configuration that cannot be served; a restart would fail the same way.
 /// `EX_CONFIG` of sysexits.h, which the unit names in `RestartPreventExitStatus`.

@@ -8,20 +8,20 @@ use std::time::{Duration, Instant};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::requests::{Mailbox, Request};
+use crate::requests::{Request, RequestSender};
 
 /// The receiver of requests to the process.
-pub(crate) struct Termination {
-    mailbox: Mailbox,
+pub(crate) struct RequestReceiver {
+    request_sender: RequestSender,
     requests: Receiver<Request>,
 }
 
-impl Termination {
+impl RequestReceiver {
     /// Installs the signal handlers.
     pub(crate) fn install() -> io::Result<Self> {
         let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
-        let (mailbox, requests) = Mailbox::new();
-        let sender = mailbox.clone();
+        let (request_sender, requests) = RequestSender::new();
+        let sender = request_sender.clone();
         std::thread::Builder::new()
             .name("signals".to_owned())
             .spawn(move || {
@@ -35,12 +35,15 @@ impl Termination {
                     }
                 }
             })?;
-        Ok(Self { mailbox, requests })
+        Ok(Self {
+            request_sender,
+            requests,
+        })
     }
 
     /// The sender of requests, for other threads.
-    pub(crate) fn mailbox(&self) -> Mailbox {
-        self.mailbox.clone()
+    pub(crate) fn request_sender(&self) -> RequestSender {
+        self.request_sender.clone()
     }
 
     /// Waits for a request, at most `within`.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use crate::client::look::Look;
+use crate::client::delta::StatusDelta;
 use crate::client::{Client, ClientError, SocketArguments, views};
 use crate::error::{Failure, one_line};
 use crate::observe::model::{RunState, Status};
@@ -15,7 +15,7 @@ use crate::table::Table;
 use crate::terminal::print;
 
 /// Exit code: it runs, but a problem needs attention.
-const EXIT_AILING: u8 = 1;
+const EXIT_PROBLEMS: u8 = 1;
 /// Exit code: no appliance runs; the same number as systemctl(1) and the LSB.
 const EXIT_NOT_RUNNING: u8 = 3;
 /// Exit code: the state cannot be determined.
@@ -49,17 +49,19 @@ pub(crate) fn status(arguments: &StatusArguments) -> Result<ExitCode, Failure> {
     match ask(arguments) {
         Ok((text, status)) => {
             print(&text);
-            let is_well = views::ailments(&status).is_empty();
+            let is_well = views::active_problems(&status).is_empty();
             Ok(if is_well {
                 ExitCode::SUCCESS
             } else {
-                ExitCode::from(EXIT_AILING)
+                ExitCode::from(EXIT_PROBLEMS)
             })
         }
         Err(error) => {
             eprintln!("{}", one_line(&error));
             Ok(ExitCode::from(match error {
-                ClientError::NotRunning { .. } | ClientError::Abandoned { .. } => EXIT_NOT_RUNNING,
+                ClientError::NoAppliance { .. } | ClientError::StaleSocket { .. } => {
+                    EXIT_NOT_RUNNING
+                }
                 _ => EXIT_UNKNOWN,
             }))
         }
@@ -75,10 +77,10 @@ fn ask(arguments: &StatusArguments) -> Result<(String, Status), ClientError> {
         return Ok((json + "\n", status));
     }
     let look = if arguments.since_start {
-        Look::new(None, status)
+        StatusDelta::new(None, status)
     } else {
         std::thread::sleep(LOOK);
-        Look::new(Some(status), client.get(views::STATUS)?)
+        StatusDelta::new(Some(status), client.get(views::STATUS)?)
     };
     let mut text = String::new();
     // Writing to a String cannot fail.
@@ -86,7 +88,7 @@ fn ask(arguments: &StatusArguments) -> Result<(String, Status), ClientError> {
     Ok((text, look.now))
 }
 
-fn write(out: &mut String, look: &Look) -> fmt::Result {
+fn write(out: &mut String, look: &StatusDelta) -> fmt::Result {
     let appliance = &look.now.appliance;
     writeln!(
         out,
@@ -114,9 +116,14 @@ fn write(out: &mut String, look: &Look) -> fmt::Result {
         quantity::bytes(memory.bytes),
         quantity::bytes(memory.page_bytes)
     )?;
-    writeln!(out, "over {:.1} s: {}", look.seconds(), views::moving(look))?;
+    writeln!(
+        out,
+        "over {:.1} s: {}",
+        look.seconds(),
+        views::throughput_line(look)
+    )?;
 
-    writeln!(out, "latency: {}", views::latencies(look))?;
+    writeln!(out, "latency: {}", views::latency_line(look))?;
     for table in [
         views::exports(look),
         views::listeners(look),
@@ -132,11 +139,11 @@ fn write(out: &mut String, look: &Look) -> fmt::Result {
     for notice in &memory.notices {
         writeln!(out, "notice: memory: {notice}")?;
     }
-    let ailments = views::ailments(&look.now);
-    for ailment in &ailments {
-        writeln!(out, "problem: {ailment}")?;
+    let active_problems = views::active_problems(&look.now);
+    for problem in &active_problems {
+        writeln!(out, "problem: {problem}")?;
     }
-    if ailments.is_empty() {
+    if active_problems.is_empty() {
         writeln!(out, "no problems")?;
     }
     Ok(())
@@ -161,7 +168,7 @@ mod tests {
 
     fn text(status: Status) -> String {
         let mut text = String::new();
-        write(&mut text, &Look::new(None, status)).expect("it is a String");
+        write(&mut text, &StatusDelta::new(None, status)).expect("it is a String");
         text
     }
 
@@ -187,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ails_is_said_last() {
+    fn problems_are_listed_last() {
         let mut status = status();
         status.devices[0].state = DeviceState::Removed;
         status.devices[0].warnings = vec!["it has become unreliable".to_owned()];

@@ -102,7 +102,7 @@ fn write_check(out: &mut String, file: &Path, config: &Config) -> fmt::Result {
     for notice in config.notices() {
         writeln!(out, "notice: {notice}")?;
     }
-    for (device, path) in identities::exchanged_files(config) {
+    for (device, path) in identities::replaced_files(config) {
         writeln!(
             out,
             "notice: device {device}: {} is not the file that was served last under this name: \

@@ -97,7 +97,7 @@ pub(crate) fn top(arguments: &TopArguments) -> Result<ExitCode, Failure> {
             false => arguments.iterations,
         };
         let client = Client::find(&arguments.socket)?;
-        return in_text(&client, screen, looks);
+        return run_batch(&client, screen, looks);
     }
     let is_dumb = std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb");
     if is_dumb || !io::stdout().is_terminal() {
@@ -133,7 +133,7 @@ fn sort_by(screen: &mut Screen, heading: &str, is_reversed: bool) -> Result<(), 
 }
 
 /// Prints `looks` samples, or samples until the output is closed.
-fn in_text(client: &Client, mut screen: Screen, looks: Option<u64>) -> Result<ExitCode, Failure> {
+fn run_batch(client: &Client, mut screen: Screen, looks: Option<u64>) -> Result<ExitCode, Failure> {
     // Rates need an earlier sample.
     screen.take(Sample::take(client)?);
     let mut seen = 0;

@@ -23,8 +23,8 @@ use reactors::{InitError, Placement, Poller, ReactorHandle, ReactorSetup};
 use crate::error::Failure;
 use crate::event_loop::EventLoop;
 use crate::exports::port_id;
+use crate::messages::PendingResponses;
 use crate::observe::sources::TransportCounters;
-use crate::orders::Answers;
 
 /// One transport of the whole appliance. Each reactor gets a poller of it.
 pub(crate) trait Transport: Listening {
@@ -41,7 +41,7 @@ pub(crate) trait Transport: Listening {
     /// A resource is not available to the reactor; the appliance does not start then.
     fn set_up(
         &self,
-        shared: &Shared,
+        shared: &TransportContext,
         setup: &mut ReactorSetup<'_>,
     ) -> Result<Box<dyn Poller>, InitError>;
 }
@@ -84,7 +84,7 @@ pub trait Listening: Send + Sync {
     ///
     /// # Errors
     /// A reactor accepts no messages.
-    fn close(&self, port: PortId) -> Result<Answers<()>, Failure>;
+    fn close(&self, port: PortId) -> Result<PendingResponses<()>, Failure>;
 
     /// Gives network cards access to more memory.
     ///
@@ -102,7 +102,7 @@ pub trait Listening: Send + Sync {
 }
 
 /// The resources that all transports of one reactor share.
-pub(crate) struct Shared {
+pub(crate) struct TransportContext {
     /// The reactor's target core. A transport registers with it to get its own
     /// [`TransportId`](nvme_target::TransportId), which identifies its completions.
     pub(crate) core: Rc<RefCell<TargetCore>>,
@@ -114,9 +114,9 @@ pub(crate) struct Shared {
 }
 
 /// Values of which each reactor takes one, once, by its number.
-pub(crate) struct Portions<T>(Vec<Mutex<Option<T>>>);
+pub(crate) struct PerReactor<T>(Vec<Mutex<Option<T>>>);
 
-impl<T> Portions<T> {
+impl<T> PerReactor<T> {
     /// The values in the order of the reactors.
     pub(crate) fn new(portions: impl IntoIterator<Item = T>) -> Self {
         let portions = portions.into_iter();

@@ -16,8 +16,8 @@ const STUCK_AFTER: Nanos = Nanos::from_secs(2);
 pub(crate) struct WatchdogLoop {
     heartbeat: Heartbeat,
     /// By reactor index: whether it was reported as stuck.
-    told: Vec<bool>,
-    made: Instant,
+    reported: Vec<bool>,
+    last_iteration: Instant,
 }
 
 impl WatchdogLoop {
@@ -25,8 +25,8 @@ impl WatchdogLoop {
     pub(crate) fn new(heartbeat: Heartbeat) -> Self {
         Self {
             heartbeat,
-            told: Vec::new(),
-            made: Instant::now(),
+            reported: Vec::new(),
+            last_iteration: Instant::now(),
         }
     }
 
@@ -37,7 +37,7 @@ impl WatchdogLoop {
 
     /// Whether the next iteration is due.
     pub(crate) fn is_due(&self, now: Instant) -> bool {
-        now.saturating_duration_since(self.made) >= self.pause()
+        now.saturating_duration_since(self.last_iteration) >= self.pause()
     }
 
     /// The status line while all reactors make turns.
@@ -47,9 +47,9 @@ impl WatchdogLoop {
 
     /// Checks every reactor and pings the watchdog. False when a reactor has ended unexpectedly.
     pub(crate) fn run_once(&mut self, reactors: &Reactors) -> bool {
-        self.made = Instant::now();
+        self.last_iteration = Instant::now();
         let now = reactors.clock().now();
-        self.told.resize(reactors.handles().len(), false);
+        self.reported.resize(reactors.handles().len(), false);
         for handle in reactors.handles() {
             if !handle.is_running() {
                 // Its connections are lost; a restart brings all of them back.
@@ -60,19 +60,20 @@ impl WatchdogLoop {
                 return false;
             }
             let stuck = handle.stuck_in(now, STUCK_AFTER);
-            let told = &mut self.told[handle.index()];
-            if let Some(stuck) = stuck.as_ref().filter(|_| !*told) {
+            let reported = &mut self.reported[handle.index()];
+            if let Some(stuck) = stuck.as_ref().filter(|_| !*reported) {
                 let (name, seconds) = (&stuck.name, stuck.lasted.as_secs_f64());
                 tracing::error!(
                     "reactor {} is stuck in {name}: {seconds:.1} s",
                     handle.index()
                 );
-            } else if *told && stuck.is_none() {
+            } else if *reported && stuck.is_none() {
                 tracing::warn!("reactor {} is running again", handle.index());
             }
-            *told = stuck.is_some();
+            *reported = stuck.is_some();
         }
-        self.heartbeat.beat(reactors.handles(), now, STUCK_AFTER);
+        self.heartbeat
+            .check_reactors(reactors.handles(), now, STUCK_AFTER);
         true
     }
 }

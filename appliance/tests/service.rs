@@ -165,7 +165,7 @@ fn a_reload_applies_the_file_as_it_is_now() {
 }
 
 #[test]
-fn the_watchdog_is_fed_at_rest_and_no_longer_when_a_reactor_sticks() {
+fn the_watchdog_is_pinged_at_rest_and_not_when_a_reactor_hangs() {
     let manager = Manager::new();
     let microseconds = WATCHDOG.as_micros().to_string();
     let windlass = manager.start(&[

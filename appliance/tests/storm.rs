@@ -438,7 +438,7 @@ fn a_reader_that_takes_nothing_keeps_no_writer_out() {
 }
 
 #[test]
-fn hosts_that_ignore_flow_control_are_turned_out() {
+fn hosts_that_ignore_flow_control_are_disconnected() {
     repeat(|_, address| {
         for host in 1..=50 {
             let (_admin, mut io) = attach(address, host);

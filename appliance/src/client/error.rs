@@ -14,13 +14,13 @@ pub(crate) enum ClientError {
          with --socket",
         list(looked_at)
     )]
-    NotRunning { looked_at: Vec<PathBuf> },
+    NoAppliance { looked_at: Vec<PathBuf> },
     /// There is a socket, but no process listens on it.
     #[error(
         "no appliance listens at {socket}: the one that created it has ended; start it again \
          with `windlass run FILE` or `systemctl start windlass`"
     )]
-    Abandoned { socket: PathBuf },
+    StaleSocket { socket: PathBuf },
     /// The kernel or the appliance denies access to this user.
     #[error("this user may not use {socket}: {remedy}")]
     NotPermitted { socket: PathBuf, remedy: String },

@@ -11,7 +11,7 @@ use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-use super::{ANSWER_BYTES_MAX, ClientError, socket};
+use super::{ClientError, RESPONSE_BYTES_MAX, socket};
 use crate::observe::model::Refusal;
 
 /// Sends a request to the appliance at `socket` and returns the body of the response, all within
@@ -69,7 +69,7 @@ async fn ask(
     let answer = async move {
         let answer = sender.send_request(request).await;
         let (head, body) = answer.map_err(|error| other(&error))?.into_parts();
-        let body = to_bytes(Body::new(body), ANSWER_BYTES_MAX).await;
+        let body = to_bytes(Body::new(body), RESPONSE_BYTES_MAX).await;
         let body = body.map_err(|cause| system(at, io::Error::other(cause)))?;
         Ok((head.status, body.to_vec()))
     };

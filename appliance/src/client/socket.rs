@@ -16,12 +16,12 @@ use crate::control;
 pub(super) fn find(given: Option<&Path>) -> Result<PathBuf, ClientError> {
     let places = match given {
         Some(path) => vec![path.to_owned()],
-        None => control::usual_sockets(),
+        None => control::default_sockets(),
     };
-    first_that_answers(places)
+    first_reachable(places)
 }
 
-pub(super) fn first_that_answers(places: Vec<PathBuf>) -> Result<PathBuf, ClientError> {
+pub(super) fn first_reachable(places: Vec<PathBuf>) -> Result<PathBuf, ClientError> {
     let mut reason = None;
     for path in &places {
         match UnixStream::connect(path) {
@@ -31,14 +31,14 @@ pub(super) fn first_that_answers(places: Vec<PathBuf>) -> Result<PathBuf, Client
             Err(error) => reason = reason.or(Some(explain(path, error))),
         }
     }
-    Err(reason.unwrap_or(ClientError::NotRunning { looked_at: places }))
+    Err(reason.unwrap_or(ClientError::NoAppliance { looked_at: places }))
 }
 
 /// Why no connection is possible at an existing path.
 pub(super) fn explain(path: &Path, error: io::Error) -> ClientError {
     let socket = path.to_owned();
     match error.kind() {
-        ErrorKind::NotFound => ClientError::NotRunning {
+        ErrorKind::NotFound => ClientError::NoAppliance {
             looked_at: vec![socket],
         },
         ErrorKind::PermissionDenied => ClientError::NotPermitted {
@@ -46,7 +46,7 @@ pub(super) fn explain(path: &Path, error: io::Error) -> ClientError {
             socket,
         },
         ErrorKind::ConnectionRefused if !is_socket(path) => ClientError::NotASocket { socket },
-        ErrorKind::ConnectionRefused => ClientError::Abandoned { socket },
+        ErrorKind::ConnectionRefused => ClientError::StaleSocket { socket },
         _ => ClientError::System {
             socket,
             cause: error,

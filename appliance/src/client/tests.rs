@@ -116,21 +116,27 @@ fn failure_with(answer: impl Into<Vec<u8>>) -> String {
 }
 
 #[test]
-fn nobody_there_says_how_to_start() {
+fn no_appliance_says_how_to_start() {
     let place = place();
     let error = Client::find(&at(&place.path)).expect_err("nobody");
-    assert!(matches!(error, ClientError::NotRunning { .. }), "{error:?}");
+    assert!(
+        matches!(error, ClientError::NoAppliance { .. }),
+        "{error:?}"
+    );
     let text = error.to_string();
     assert!(text.contains(&place.path.display().to_string()), "{text}");
     assert!(text.contains("systemctl start windlass"), "{text}");
 }
 
 #[test]
-fn what_a_killed_one_left_is_told_from_no_socket() {
+fn a_stale_socket_is_distinguished_from_none() {
     let place = place();
     drop(UnixListener::bind(&place.path).expect("free"));
     let error = Client::find(&at(&place.path)).expect_err("nobody");
-    assert!(matches!(error, ClientError::Abandoned { .. }), "{error:?}");
+    assert!(
+        matches!(error, ClientError::StaleSocket { .. }),
+        "{error:?}"
+    );
     std::fs::remove_file(&place.path).expect("there");
     std::fs::write(&place.path, "").expect("writable");
     let error = Client::find(&at(&place.path)).expect_err("a file");
@@ -142,15 +148,15 @@ fn the_first_usual_place_that_answers_is_taken() {
     let (first, second, third) = (place(), place(), place());
     drop(UnixListener::bind(&second.path).expect("free"));
     let places = || vec![first.path.clone(), second.path.clone(), third.path.clone()];
-    let error = socket::first_that_answers(places()).expect_err("nobody");
+    let error = socket::first_reachable(places()).expect_err("nobody");
     // The existing socket is more specific than the missing ones.
     assert!(
-        matches!(&error, ClientError::Abandoned { socket } if *socket == second.path),
+        matches!(&error, ClientError::StaleSocket { socket } if *socket == second.path),
         "{error:?}"
     );
     let _listener = UnixListener::bind(&third.path).expect("free");
     assert_eq!(
-        socket::first_that_answers(places()).expect("it listens"),
+        socket::first_reachable(places()).expect("it listens"),
         third.path
     );
 }
@@ -198,7 +204,7 @@ fn one_that_does_not_answer_is_given_up() {
     let place = place();
     let _listener = UnixListener::bind(&place.path).expect("free");
     let client = Client::find(&at(&place.path)).expect("it listens");
-    let client = client.with_answer_time_max(Duration::from_millis(50));
+    let client = client.with_response_timeout(Duration::from_millis(50));
     let error = client.get_bytes("/").expect_err("no appliance");
     assert!(matches!(error, ClientError::TooSlow { .. }), "{error:?}");
 }

@@ -1,6 +1,6 @@
 //! The tables that `status` and `top` show.
 
-use super::look::{Look, Rates};
+use super::delta::{Rates, StatusDelta};
 use crate::observe::model::{
     BUFFER_WAIT_MAX_NS, ControllerKind, DeviceState, DeviceStatus, Event, HostStatus, Latency,
     Percentiles, ReactorStatus, Severity, Status,
@@ -121,7 +121,7 @@ pub(crate) const EVENTS: &[&[Column]] = &[&[
 ]];
 
 /// The exports, with their contents and users.
-pub(crate) fn exports(look: &Look) -> Table {
+pub(crate) fn exports(look: &StatusDelta) -> Table {
     let mut table = table(EXPORTS);
     for export in &look.now.exports {
         let bytes = export.namespaces.iter().map(|it| it.bytes).sum();
@@ -143,7 +143,7 @@ pub(crate) fn exports(look: &Look) -> Table {
 }
 
 /// The listeners, with their exports.
-pub(crate) fn listeners(look: &Look) -> Table {
+pub(crate) fn listeners(look: &StatusDelta) -> Table {
     let mut table = table(LISTENERS);
     for listener in &look.now.listeners {
         let exports = look.now.exports.iter();
@@ -165,7 +165,7 @@ pub(crate) fn listeners(look: &Look) -> Table {
 }
 
 /// The devices, with their health.
-pub(crate) fn devices(look: &Look) -> Table {
+pub(crate) fn devices(look: &StatusDelta) -> Table {
     let mut table = table(DEVICES);
     for device in &look.now.devices {
         let rates = look.rates(device.totals, |then| {
@@ -191,7 +191,7 @@ pub(crate) fn devices(look: &Look) -> Table {
 }
 
 /// The hosts' controllers.
-pub(crate) fn hosts(look: &Look) -> Table {
+pub(crate) fn hosts(look: &StatusDelta) -> Table {
     let mut table = table(HOSTS);
     for host in &look.now.hosts {
         let is_same = |other: &&HostStatus| {
@@ -221,7 +221,7 @@ pub(crate) fn hosts(look: &Look) -> Table {
 }
 
 /// The reactors, with their load.
-pub(crate) fn reactors(look: &Look) -> Table {
+pub(crate) fn reactors(look: &StatusDelta) -> Table {
     let mut table = table(REACTORS);
     for reactor in &look.now.reactors {
         let of = |field: fn(&ReactorStatus) -> u64| {
@@ -248,7 +248,7 @@ pub(crate) fn reactors(look: &Look) -> Table {
 }
 
 /// The commands that failed, by the status that hosts received.
-pub(crate) fn errors(look: &Look) -> Table {
+pub(crate) fn errors(look: &StatusDelta) -> Table {
     let mut table = table(ERRORS);
     for errors in &look.now.statuses {
         let rate = look.rate_of(|then| {
@@ -268,7 +268,7 @@ pub(crate) fn errors(look: &Look) -> Table {
 }
 
 /// The arena's buffers, by size.
-pub(crate) fn pools(look: &Look) -> Table {
+pub(crate) fn pools(look: &StatusDelta) -> Table {
     let mut table = table(POOLS);
     for (index, class) in look.now.memory.classes.iter().enumerate() {
         let free = class.free as f64 / class.total.max(1) as f64 * 100.0;
@@ -311,7 +311,7 @@ pub(crate) fn events(events: &[Event], now_unix_ms: u64) -> Table {
 }
 
 /// The throughput of the whole appliance, in one line.
-pub(crate) fn moving(look: &Look) -> String {
+pub(crate) fn throughput_line(look: &StatusDelta) -> String {
     let rates = look.total_rates();
     let rate = |per_second: f64| {
         if per_second > 0.0 {
@@ -328,7 +328,7 @@ pub(crate) fn moving(look: &Look) -> String {
 }
 
 /// The latencies of all exports together, in one line.
-pub(crate) fn latencies(look: &Look) -> String {
+pub(crate) fn latency_line(look: &StatusDelta) -> String {
     let told = |of: &Percentiles| {
         let told = |ns: Option<u64>| ns.map_or(quantity::NOTHING.to_owned(), quantity::latency);
         let (p50, p99, p999) = (told(of.p50_ns), told(of.p99_ns), told(of.p999_ns));
@@ -339,14 +339,14 @@ pub(crate) fn latencies(look: &Look) -> String {
 }
 
 /// The problems that need attention, worst first.
-pub(crate) fn ailments(status: &Status) -> Vec<String> {
-    let mut ailments = Vec::new();
+pub(crate) fn active_problems(status: &Status) -> Vec<String> {
+    let mut active_problems = Vec::new();
     for reactor in &status.reactors {
         if !reactor.running {
-            ailments.push(format!("reactor {} has ended unexpectedly", reactor.index));
+            active_problems.push(format!("reactor {} has ended unexpectedly", reactor.index));
         } else if let Some(stuck) = &reactor.stuck {
             let (name, ns) = (&stuck.name, quantity::latency(stuck.ns));
-            ailments.push(format!(
+            active_problems.push(format!(
                 "reactor {} is stuck in {name}: {ns}",
                 reactor.index
             ));
@@ -356,7 +356,7 @@ pub(crate) fn ailments(status: &Status) -> Vec<String> {
         if device.state != DeviceState::Ready && device.state != DeviceState::ReadOnly {
             let state = state_word(device.state);
             let name = &device.name;
-            ailments.push(match &device.damage {
+            active_problems.push(match &device.damage {
                 None => format!("device {name} is {state}"),
                 Some(damage) => format!(
                     "device {name} is damaged: {}: writes and flushes fail; repair the underlying \
@@ -366,10 +366,10 @@ pub(crate) fn ailments(status: &Status) -> Vec<String> {
             });
         }
         let warnings = device.warnings.iter();
-        ailments.extend(warnings.map(|text| format!("device {}: {text}", device.name)));
+        active_problems.extend(warnings.map(|text| format!("device {}: {text}", device.name)));
     }
     for class in status.memory.classes.iter().filter(|it| it.waiting > 0) {
-        ailments.push(format!(
+        active_problems.push(format!(
             "{} requests wait for a buffer of {}: raise `memory` in [appliance] as recommended by \
              `windlass doctor`",
             class.waiting,
@@ -377,13 +377,13 @@ pub(crate) fn ailments(status: &Status) -> Vec<String> {
         ));
     }
     if status.memory.oldest_wait_ns > BUFFER_WAIT_MAX_NS {
-        ailments.push(format!(
+        active_problems.push(format!(
             "a request has waited {} for a buffer: `windlass status hosts` lists the hosts, and the log \
              those that take or send no data",
             quantity::latency(status.memory.oldest_wait_ns)
         ));
     }
-    ailments
+    active_problems
 }
 
 fn table(columns: &[&[Column]]) -> Table {

@@ -15,21 +15,21 @@ use crate::observe::model::Refusal;
 const LARGE_BYTES: usize = 256 * 1024;
 
 /// Limits the number of large responses, so that slow clients do not exhaust memory.
-pub(super) struct Room(Arc<Semaphore>);
+pub(super) struct LargeResponses(Arc<Semaphore>);
 
 /// The bytes of a large response, with their permit until the last one is sent.
-struct Held {
+struct BoundedBody {
     bytes: Vec<u8>,
     _permit: OwnedSemaphorePermit,
 }
 
-impl AsRef<[u8]> for Held {
+impl AsRef<[u8]> for BoundedBody {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
 }
 
-impl Room {
+impl LargeResponses {
     pub(super) fn new() -> Self {
         Self(Arc::new(Semaphore::new(LARGE_ANSWERS_MAX)))
     }
@@ -54,7 +54,7 @@ impl Room {
                 let text = "the limit of large responses in progress is reached: try again";
                 return refusal(StatusCode::SERVICE_UNAVAILABLE, text.to_owned());
             };
-            Bytes::from_owner(Held {
+            Bytes::from_owner(BoundedBody {
                 bytes,
                 _permit: permit,
             })

@@ -12,12 +12,15 @@ use tokio::time::timeout;
 
 use super::answers::refusal;
 use super::limits::REQUEST_TIME_MAX;
-use super::routes::Shared;
+use super::routes::ControlState;
 use crate::observe::model::{ApplyRequest, ConfigurationProblem, Severity, WrongConfiguration};
-use crate::reconciler::{How, Origin};
-use crate::requests::{ApplyOrder, ApplyRefusal, Request};
+use crate::reconciler::{ApplyOptions, Origin};
+use crate::requests::{ApplyJob, ApplyRefusal, Request};
 
-pub(super) async fn apply(State(shared): State<Arc<Shared>>, request: HttpRequest) -> Response {
+pub(super) async fn apply(
+    State(shared): State<Arc<ControlState>>,
+    request: HttpRequest,
+) -> Response {
     // The rest of the time limit is for applying it.
     let body = timeout(
         REQUEST_TIME_MAX,
@@ -40,10 +43,10 @@ pub(super) async fn apply(State(shared): State<Arc<Shared>>, request: HttpReques
         let text = "the appliance is starting or stopping: try again";
         refusal(StatusCode::SERVICE_UNAVAILABLE, text.to_owned())
     };
-    let Some(mailbox) = &shared.mailbox else {
+    let Some(request_sender) = &shared.request_sender else {
         return stopping();
     };
-    let Some(turn) = mailbox.take_turn() else {
+    let Some(permit) = request_sender.try_acquire_permit() else {
         let text = "another configuration is being applied: try again when that is over";
         return refusal(StatusCode::CONFLICT, text.to_owned());
     };
@@ -52,28 +55,28 @@ pub(super) async fn apply(State(shared): State<Arc<Shared>>, request: HttpReques
         Some(_) => Origin::Request,
         None => Origin::File,
     };
-    let order = ApplyOrder {
+    let order = ApplyJob {
         text,
-        how: How {
+        options: ApplyOptions {
             dry_run,
             partial,
             origin,
         },
         answer,
-        turn,
+        permit,
     };
-    if !mailbox.ask(Request::Apply(order)) {
+    if !request_sender.ask(Request::Apply(order)) {
         return stopping();
     }
     match answered.await {
         Ok(Ok(answer)) => {
             if !dry_run {
-                let (severity, text) = match answer.trouble() {
+                let (severity, text) = match answer.failure_reason() {
                     None => (
                         Severity::Info,
                         format!("{} step(s) applied", answer.steps.len()),
                     ),
-                    Some(trouble) => (Severity::Warning, trouble),
+                    Some(failure_reason) => (Severity::Warning, failure_reason),
                 };
                 let observatory = shared.observatory();
                 observatory.events().add(severity, "control", "", &text);

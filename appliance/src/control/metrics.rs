@@ -191,7 +191,7 @@ impl Scrape {
             "The version that runs, and the appliance's name.",
             vec![(labels, 1)],
         )?;
-        let up = u64::from(self.seen.ailment().is_none());
+        let up = u64::from(self.seen.outage().is_none());
         out.gauge(
             "up",
             "Whether the exports are available.",

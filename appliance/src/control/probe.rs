@@ -5,18 +5,18 @@ use std::sync::{Arc, Mutex};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::runtime::Runtime;
 
-use super::routes::{self, Door, Shared};
+use super::routes::{self, ControlState, Entrance};
 use super::serve;
 use super::token::Token;
 use crate::observe::Observatory;
-use crate::requests::Mailbox;
+use crate::requests::RequestSender;
 
 /// Capacity of the pipe in bytes: less than most responses.
 const PIPE_BYTES: usize = 4 << 10;
 
 /// How a probe connects.
 #[derive(Clone, Copy, Debug)]
-pub enum ProbedDoor {
+pub enum ProbedEntrance {
     /// Over the Unix socket, with permission to use it.
     Socket,
     /// Over HTTP, without a configured token.
@@ -28,20 +28,27 @@ pub enum ProbedDoor {
 /// A control plane with its appliance. Configurations that it receives are compared with the
 /// running one, and never applied.
 pub struct ControlProbe {
-    shared: Arc<Shared>,
+    shared: Arc<ControlState>,
     token: Token,
     runtime: Runtime,
 }
 
 impl ControlProbe {
     /// A control plane with `token` that serves data of `observatory` and sends requests to
-    /// `mailbox`.
-    pub(crate) fn new(observatory: Observatory, mailbox: Mailbox, token: &str) -> Self {
+    /// `request_sender`.
+    pub(crate) fn new(
+        observatory: Observatory,
+        request_sender: RequestSender,
+        token: &str,
+    ) -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .build();
         Self {
-            shared: Arc::new(Shared::new(Mutex::new(observatory), Some(mailbox))),
+            shared: Arc::new(ControlState::new(
+                Mutex::new(observatory),
+                Some(request_sender),
+            )),
             token: Token::new(token.as_bytes()).expect("a right token"),
             runtime: runtime.expect("nothing is needed but memory"),
         }
@@ -53,11 +60,16 @@ impl ControlProbe {
     /// # Panics
     /// If the control plane panics.
     #[must_use]
-    pub fn converse(&self, door: ProbedDoor, input: &[u8], piece_bytes: usize) -> Vec<u8> {
+    pub fn run_connection(
+        &self,
+        door: ProbedEntrance,
+        input: &[u8],
+        piece_bytes: usize,
+    ) -> Vec<u8> {
         let door = match door {
-            ProbedDoor::Socket => Door::Socket,
-            ProbedDoor::Http => Door::Http(None),
-            ProbedDoor::HttpWithToken => Door::Http(Some(self.token.clone())),
+            ProbedEntrance::Socket => Entrance::Socket,
+            ProbedEntrance::Http => Entrance::Http(None),
+            ProbedEntrance::HttpWithToken => Entrance::Http(Some(self.token.clone())),
         };
         let router = routes::router(&self.shared, door);
         self.runtime.block_on(async {
@@ -75,7 +87,7 @@ impl ControlProbe {
             };
             let mut answered = Vec::new();
             let reading = answers.read_to_end(&mut answered);
-            let ((), _, ()) = tokio::join!(asking, reading, serve::converse(far, router));
+            let ((), _, ()) = tokio::join!(asking, reading, serve::run_connection(far, router));
             answered
         })
     }

@@ -12,13 +12,13 @@ use block::{Device, ReopenError};
 use tokio::task::spawn_blocking;
 
 use super::answers::refusal;
-use super::routes::Shared;
+use super::routes::ControlState;
 use crate::error::with_causes;
 use crate::observe::model::{ReopenAnswer, ReopenRequest, Severity};
 use crate::reconciler::directory_of;
 
 pub(super) async fn reopen(
-    State(shared): State<Arc<Shared>>,
+    State(shared): State<Arc<ControlState>>,
     request: Result<Json<ReopenRequest>, JsonRejection>,
 ) -> Response {
     let name = match request {

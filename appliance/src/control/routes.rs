@@ -15,7 +15,7 @@ use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
-use super::answers::{Room, refusal};
+use super::answers::{LargeResponses, refusal};
 use super::apply::apply;
 use super::dashboard;
 use super::limits::{
@@ -28,7 +28,7 @@ use crate::observe::Observatory;
 use crate::observe::history::STEPS;
 use crate::observe::model::HistoryKind;
 use crate::observe::pseudonyms::Pseudonyms;
-use crate::requests::Mailbox;
+use crate::requests::RequestSender;
 
 /// All paths of the API, as the documentation lists them.
 #[cfg(test)]
@@ -55,24 +55,27 @@ const REOPEN: &str = "/api/v1/device/reopen";
 pub(super) const OPENAPI: &str = include_str!("openapi.json");
 
 /// The state that all requests share.
-pub(super) struct Shared {
+pub(super) struct ControlState {
     observatory: Mutex<Observatory>,
     /// Pseudonyms of hosts for clients that may not see their identity.
     pseudonyms: Pseudonyms,
-    pub(super) room: Room,
+    pub(super) room: LargeResponses,
     /// Permits for concurrent traces.
     traces: Semaphore,
     /// The destination of configurations to apply.
-    pub(super) mailbox: Option<Mailbox>,
+    pub(super) request_sender: Option<RequestSender>,
 }
 
-impl Shared {
-    pub(super) fn new(observatory: Mutex<Observatory>, mailbox: Option<Mailbox>) -> Self {
+impl ControlState {
+    pub(super) fn new(
+        observatory: Mutex<Observatory>,
+        request_sender: Option<RequestSender>,
+    ) -> Self {
         Self {
             observatory,
-            mailbox,
+            request_sender,
             pseudonyms: Pseudonyms::new(),
-            room: Room::new(),
+            room: LargeResponses::new(),
             traces: Semaphore::new(TRACES_MAX),
         }
     }
@@ -81,7 +84,7 @@ impl Shared {
     fn pseudonyms(&self, audience: Audience) -> Option<&Pseudonyms> {
         match audience {
             Audience::Operators => None,
-            Audience::Anybody => Some(&self.pseudonyms),
+            Audience::Public => Some(&self.pseudonyms),
         }
     }
 
@@ -95,7 +98,7 @@ impl Shared {
 
 /// How requests arrive.
 #[derive(Clone, Debug)]
-pub(super) enum Door {
+pub(super) enum Entrance {
     /// Over the Unix socket, whose permissions the kernel checks.
     Socket,
     /// Over HTTP, with the required token, if any.
@@ -108,21 +111,21 @@ enum Audience {
     /// Clients that proved their right to operate the appliance.
     Operators,
     /// All other clients, which do not get data that identifies a host.
-    Anybody,
+    Public,
 }
 
-impl Door {
+impl Entrance {
     /// The permission of clients with access through this door.
     fn audience(&self) -> Audience {
         match self {
-            Door::Socket | Door::Http(Some(_)) => Audience::Operators,
-            Door::Http(None) => Audience::Anybody,
+            Entrance::Socket | Entrance::Http(Some(_)) => Audience::Operators,
+            Entrance::Http(None) => Audience::Public,
         }
     }
 }
 
 /// The routes for clients that connect through `door`.
-pub(super) fn router(shared: &Arc<Shared>, door: Door) -> Router {
+pub(super) fn router(shared: &Arc<ControlState>, door: Entrance) -> Router {
     Router::new()
         .route("/", get(dashboard::page))
         .route("/dashboard/{*name}", get(dashboard::file))
@@ -146,15 +149,15 @@ pub(super) fn router(shared: &Arc<Shared>, door: Door) -> Router {
 }
 
 /// Refuses requests without permission.
-async fn guard(State(door): State<Arc<Door>>, request: Request, next: Next) -> Response {
+async fn guard(State(door): State<Arc<Entrance>>, request: Request, next: Next) -> Response {
     match refuse_at(&door, &request) {
         Some(refused) => refused,
         None => next.run(request).await,
     }
 }
 
-fn refuse_at(door: &Door, request: &Request) -> Option<Response> {
-    let Door::Http(token) = door else {
+fn refuse_at(door: &Entrance, request: &Request) -> Option<Response> {
+    let Entrance::Http(token) = door else {
         return None;
     };
     let header = |name| request.headers().get(name).map(HeaderValue::as_bytes);
@@ -231,18 +234,18 @@ async fn bounded(request: Request, next: Next) -> Response {
     }
 }
 
-async fn healthz(State(shared): State<Arc<Shared>>) -> Response {
+async fn healthz(State(shared): State<Arc<ControlState>>) -> Response {
     let seen = shared.observatory().look();
-    let ailment = seen.ailment().or_else(|| seen.damage());
-    match (ailment, seen.degradation()) {
+    let outage = seen.outage().or_else(|| seen.damage());
+    match (outage, seen.degradation()) {
         (None, None) => "ok".into_response(),
         (None, Some(text)) => format!("degraded: {text}").into_response(),
-        (Some(ailment), _) => (StatusCode::SERVICE_UNAVAILABLE, ailment).into_response(),
+        (Some(outage), _) => (StatusCode::SERVICE_UNAVAILABLE, outage).into_response(),
     }
 }
 
 async fn metrics(
-    State(shared): State<Arc<Shared>>,
+    State(shared): State<Arc<ControlState>>,
     Extension(audience): Extension<Audience>,
 ) -> Response {
     let seen = shared.observatory().look();
@@ -256,7 +259,7 @@ async fn metrics(
 }
 
 async fn status(
-    State(shared): State<Arc<Shared>>,
+    State(shared): State<Arc<ControlState>>,
     Extension(audience): Extension<Audience>,
 ) -> Response {
     let seen = shared.observatory().look();
@@ -275,7 +278,7 @@ struct HistoryQuery {
 }
 
 async fn history(
-    State(shared): State<Arc<Shared>>,
+    State(shared): State<Arc<ControlState>>,
     Extension(audience): Extension<Audience>,
     query: Result<Query<HistoryQuery>, QueryRejection>,
 ) -> Response {
@@ -307,7 +310,7 @@ struct HeatmapQuery {
 }
 
 async fn heatmap(
-    State(shared): State<Arc<Shared>>,
+    State(shared): State<Arc<ControlState>>,
     query: Result<Query<HeatmapQuery>, QueryRejection>,
 ) -> Response {
     let HeatmapQuery { seconds, export } = match query {
@@ -344,7 +347,7 @@ struct TraceQuery {
 }
 
 async fn trace(
-    State(shared): State<Arc<Shared>>,
+    State(shared): State<Arc<ControlState>>,
     Extension(audience): Extension<Audience>,
     query: Result<Query<TraceQuery>, QueryRejection>,
 ) -> Response {
@@ -385,7 +388,7 @@ struct EventsQuery {
 }
 
 async fn events(
-    State(shared): State<Arc<Shared>>,
+    State(shared): State<Arc<ControlState>>,
     Extension(audience): Extension<Audience>,
     query: Result<Query<EventsQuery>, QueryRejection>,
 ) -> Response {
@@ -399,7 +402,7 @@ async fn events(
     }
 }
 
-async fn openapi(State(shared): State<Arc<Shared>>) -> Response {
+async fn openapi(State(shared): State<Arc<ControlState>>) -> Response {
     shared.room.bytes(OPENAPI.into(), "application/json")
 }
 

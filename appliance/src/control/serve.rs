@@ -19,10 +19,10 @@ use super::limits::{
     LINGER_TIME_MAX, REFUSALS_MAX, SOCKET_CONNECTIONS_MAX,
 };
 use super::listen::{Http, Sockets};
-use super::routes::{self, Door, Shared};
+use super::routes::{self, ControlState, Entrance};
 use super::socket::Socket;
 use crate::observe::{Observatory, STEP};
-use crate::requests::Mailbox;
+use crate::requests::RequestSender;
 
 /// The niceness of the thread on a core that it shares with others.
 const NICENESS: i32 = 10;
@@ -39,11 +39,11 @@ Content-Type: application/json\r\nContent-Length: 67\r\n\r\n\
 pub(super) fn run(
     sockets: Sockets,
     observatory: Observatory,
-    mailbox: Option<Mailbox>,
+    request_sender: Option<RequestSender>,
     cores: &[usize],
     stopped: oneshot::Receiver<()>,
 ) {
-    keep_off(cores);
+    avoid_reactor_cores(cores);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .enable_time()
@@ -55,7 +55,7 @@ pub(super) fn run(
             return;
         }
     };
-    let shared = Arc::new(Shared::new(Mutex::new(observatory), mailbox));
+    let shared = Arc::new(ControlState::new(Mutex::new(observatory), request_sender));
     runtime.block_on(async {
         tokio::select! {
             _ = stopped => {}
@@ -69,7 +69,7 @@ pub(super) fn run(
 }
 
 /// Moves this thread away from the reactors' cores if there are others, and lowers its priority.
-fn keep_off(cores: &[usize]) {
+fn avoid_reactor_cores(cores: &[usize]) {
     if let Ok(mut allowed) = sched_getaffinity(None) {
         for core in cores {
             allowed.unset(*core);
@@ -85,7 +85,7 @@ fn keep_off(cores: &[usize]) {
     }
 }
 
-async fn sample(shared: &Shared) {
+async fn sample(shared: &ControlState) {
     let mut ticks = tokio::time::interval(STEP);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
     // The first tick is immediate, and there is nothing to record yet.
@@ -96,7 +96,7 @@ async fn sample(shared: &Shared) {
     }
 }
 
-async fn serve_socket(socket: Option<Socket>, shared: &Arc<Shared>) {
+async fn serve_socket(socket: Option<Socket>, shared: &Arc<ControlState>) {
     let Some(socket) = socket else {
         return std::future::pending().await;
     };
@@ -109,7 +109,7 @@ async fn serve_socket(socket: Option<Socket>, shared: &Arc<Shared>) {
             return std::future::pending().await;
         }
     };
-    let router = routes::router(shared, Door::Socket);
+    let router = routes::router(shared, Entrance::Socket);
     let room = Arc::new(Semaphore::new(SOCKET_CONNECTIONS_MAX));
     let lingering = Arc::new(Semaphore::new(REFUSALS_MAX));
     loop {
@@ -120,7 +120,7 @@ async fn serve_socket(socket: Option<Socket>, shared: &Arc<Shared>) {
     }
 }
 
-async fn serve_http(http: Option<Http>, shared: &Arc<Shared>) {
+async fn serve_http(http: Option<Http>, shared: &Arc<ControlState>) {
     let Some(http) = http else {
         return std::future::pending().await;
     };
@@ -131,7 +131,7 @@ async fn serve_http(http: Option<Http>, shared: &Arc<Shared>) {
             return std::future::pending().await;
         }
     };
-    let router = routes::router(shared, Door::Http(http.token));
+    let router = routes::router(shared, Entrance::Http(http.token));
     let room = Arc::new(Semaphore::new(HTTP_CONNECTIONS_MAX));
     let lingering = Arc::new(Semaphore::new(REFUSALS_MAX));
     loop {
@@ -195,12 +195,12 @@ async fn connection<S>(stream: S, router: Router, permit: OwnedSemaphorePermit)
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    converse(stream, router).await;
+    run_connection(stream, router).await;
     drop(permit);
 }
 
 /// Responds to the requests on `stream` until it ends, or for the lifetime of a connection.
-pub(super) async fn converse<S>(stream: S, router: Router)
+pub(super) async fn run_connection<S>(stream: S, router: Router)
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {

@@ -63,7 +63,7 @@ impl Socket {
             cause,
         };
         make_directory(&path).map_err(system)?;
-        clear_away(&path)?;
+        remove_stale_socket(&path)?;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
         let socket = socket.map_err(|error| system(error.into()))?;
@@ -108,7 +108,7 @@ fn automatic(variable: impl Fn(&str) -> Option<PathBuf>, is_root: bool) -> Optio
 }
 
 /// The default locations of sockets: one of this user, and the service's.
-pub(crate) fn usual_sockets() -> Vec<PathBuf> {
+pub(crate) fn default_sockets() -> Vec<PathBuf> {
     let mut places: Vec<PathBuf> = automatic(variable, geteuid().is_root())
         .into_iter()
         .collect();
@@ -135,7 +135,7 @@ fn make_directory(path: &Path) -> io::Result<()> {
 }
 
 /// Removes a socket on which no process listens, left by a killed appliance.
-fn clear_away(path: &Path) -> Result<(), SocketError> {
+fn remove_stale_socket(path: &Path) -> Result<(), SocketError> {
     let Ok(found) = fs::symlink_metadata(path) else {
         return Ok(());
     };

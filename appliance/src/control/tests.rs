@@ -152,7 +152,7 @@ fn expect_refusal(answer: &Answer, status: u16) {
 }
 
 #[test]
-fn what_is_not_there_or_not_understood_is_refused() {
+fn unknown_paths_and_malformed_requests_are_refused() {
     let lab = Lab::new("http = \"127.0.0.1:0\"");
     for path in [
         "/dashboard",
@@ -201,7 +201,7 @@ fn what_is_not_there_or_not_understood_is_refused() {
 }
 
 #[test]
-fn without_the_token_only_health_is_told() {
+fn only_health_is_public_without_the_token() {
     let lab = Lab::new("http = \"127.0.0.1:0\"\ntoken_file = \"DIRECTORY/token\"");
     for authorization in [
         "",
@@ -357,7 +357,7 @@ fn slow_requests_are_ended() {
 }
 
 #[test]
-fn hung_and_flooding_clients_delay_nobody() {
+fn hung_and_flooding_clients_do_not_delay_others() {
     let lab = Lab::new("http = \"127.0.0.1:0\"");
     let (_admin, mut io) = lab.attach();
     // The maximum number of connections, each with a request whose response it never reads.
@@ -422,7 +422,7 @@ fn a_taken_port_is_a_notice() {
 }
 
 #[test]
-fn what_is_told_is_what_hosts_did() {
+fn the_status_matches_the_commands_of_hosts() {
     let lab = Lab::new("http = \"127.0.0.1:0\"");
     let before = lab.status();
     assert_eq!(
@@ -632,7 +632,7 @@ fn answers_are_as_documented() {
 }
 
 #[test]
-fn the_end_takes_sockets_and_connections_along() {
+fn stopping_closes_sockets_and_connections() {
     let lab = Lab::new("http = \"127.0.0.1:0\"");
     let address = lab.http();
     let mut open = lab.connect();

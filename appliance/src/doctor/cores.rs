@@ -45,9 +45,9 @@ pub(super) fn look(machine: &Machine, config: &Config) -> Vec<Finding> {
                 online.as_deref().unwrap_or("?"),
                 joined(&allowed),
             );
-            let mend = "cores = \"…\" in [appliance], or AllowedCPUs= of the unit and its slice \
+            let fix = "cores = \"…\" in [appliance], or AllowedCPUs= of the unit and its slice \
                         (systemctl show windlass -p AllowedCPUs)";
-            return vec![Finding::broken(AREA, text, mend)];
+            return vec![Finding::broken(AREA, text, fix)];
         }
     };
     let mut findings = vec![isolation(machine, config, &cores)];
@@ -77,11 +77,11 @@ fn isolation(machine: &Machine, config: &Config, cores: &[usize]) -> Finding {
         "reactors on {list}: other programs run on {} too, and take the reactors' time",
         joined(&shared)
     );
-    let mend = format!(
+    let fix = format!(
         "on the kernel's command line: isolcpus=managed_irq,domain,{list} nohz_full={list} \
          rcu_nocbs={list}"
     );
-    Finding::slow(AREA, text, mend)
+    Finding::slow(AREA, text, fix)
 }
 
 /// Reports reactors on hardware threads of the same core.
@@ -112,8 +112,8 @@ fn siblings(machine: &Machine, cores: &[usize]) -> Option<Finding> {
         !pairs.any(|both| both.contains(core))
     });
     let kept: BTreeSet<usize> = keep.chain(alone).collect();
-    let mend = format!("cores = \"{}\" in [appliance]", joined(kept));
-    Some(Finding::slow(AREA, text, mend))
+    let fix = format!("cores = \"{}\" in [appliance]", joined(kept));
+    Some(Finding::slow(AREA, text, fix))
 }
 
 fn governor(machine: &Machine, cores: &[usize]) -> Option<Finding> {
@@ -135,8 +135,8 @@ fn governor(machine: &Machine, cores: &[usize]) -> Option<Finding> {
     let text = format!(
         "the frequency governor of {list} is {name}: a core that was idle is slow at first"
     );
-    let mend = format!("cpupower -c {list} frequency-set -g performance");
-    Some(Finding::slow(AREA, text, mend))
+    let fix = format!("cpupower -c {list} frequency-set -g performance");
+    Some(Finding::slow(AREA, text, fix))
 }
 
 /// Reports whether the reactors are on several memory nodes.
@@ -152,7 +152,7 @@ fn nodes(machine: &Machine, cores: &[usize]) -> Option<Finding> {
     let text = format!(
         "reactors on the memory nodes {told}: data crosses between them, since there is one arena"
     );
-    let mend = "cores = \"…\" of one node in [appliance] (lscpu --extended shows them), or one \
+    let fix = "cores = \"…\" of one node in [appliance] (lscpu --extended shows them), or one \
                 appliance for each node";
-    Some(Finding::slow(AREA, text, mend))
+    Some(Finding::slow(AREA, text, fix))
 }

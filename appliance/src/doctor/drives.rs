@@ -50,9 +50,9 @@ fn iommu(machine: &Machine) -> Finding {
         return Finding::fine(AREA, text);
     }
     let text = "there is no IOMMU, or the kernel does not use it: no drive can be opened";
-    let mend = "VT-d, AMD-Vi or SMMU in the firmware, and intel_iommu=on on the kernel's command \
+    let fix = "VT-d, AMD-Vi or SMMU in the firmware, and intel_iommu=on on the kernel's command \
                 line for Intel";
-    Finding::broken(AREA, text, mend)
+    Finding::broken(AREA, text, fix)
 }
 
 fn ready(function: &Function, names: &str, near: &std::collections::BTreeSet<u32>) -> Finding {
@@ -64,11 +64,11 @@ fn ready(function: &Function, names: &str, near: &std::collections::BTreeSet<u32
                  crosses between nodes",
                 joined(near)
             );
-            let mend = format!(
+            let fix = format!(
                 "cores = \"…\" of node {node} in [appliance]: \
                  cat /sys/devices/system/node/node{node}/cpulist"
             );
-            Finding::slow(AREA, text, mend)
+            Finding::slow(AREA, text, fix)
         }
         _ => Finding::fine(AREA, format!("{address} ({names}) is ready")),
     }
@@ -83,7 +83,7 @@ fn in_the_way(problem: &Problem, names: &str) -> Finding {
         return Finding::fine(AREA, text);
     }
     let address = problem.address();
-    let mend = match problem {
+    let fix = match problem {
         Problem::KernelDriver { .. } | Problem::NoDriver { .. } => {
             format!(
                 "windlass bind {address}; for good: systemctl enable --now windlass-bind@{address}"
@@ -97,5 +97,5 @@ fn in_the_way(problem: &Problem, names: &str) -> Finding {
         // The text of these problems already says what to do, which is more than one command.
         _ => "see the finding".to_owned(),
     };
-    Finding::broken(AREA, format!("{names} not served: {problem}"), mend)
+    Finding::broken(AREA, format!("{names} not served: {problem}"), fix)
 }

@@ -13,7 +13,7 @@ use crate::quantity::bytes;
 
 const AREA: &str = "files";
 /// File systems that are remote or in user space.
-const FAR: [&str; 5] = ["nfs", "nfs4", "cifs", "smb3", "9p"];
+const REMOTE_FILE_SYSTEMS: [&str; 5] = ["nfs", "nfs4", "cifs", "smb3", "9p"];
 /// Unit of `st_blocks`: stat(2).
 const STAT_BLOCK_BYTES: u64 = 512;
 
@@ -51,8 +51,8 @@ impl File<'_> {
             return self.look_at_directory(&real);
         };
         if found.is_dir() {
-            let mend = format!("path = \"{}/volume.img\"", self.path.display());
-            return self.broken("is a directory", &mend);
+            let fix = format!("path = \"{}/volume.img\"", self.path.display());
+            return self.broken("is a directory", &fix);
         }
         let wanted = if self.is_read_only {
             Access::READ_OK
@@ -60,8 +60,8 @@ impl File<'_> {
             Access::READ_OK | Access::WRITE_OK
         };
         if accessat(CWD, &real, wanted, AtFlags::EACCESS).is_err() {
-            let mend = format!("chown windlass: {}", self.path.display());
-            return self.broken("may not be opened by this user", &mend);
+            let fix = format!("chown windlass: {}", self.path.display());
+            return self.broken("may not be opened by this user", &fix);
         }
         if found.file_type().is_block_device() {
             return self.fine("a block device");
@@ -107,7 +107,7 @@ impl File<'_> {
             );
             return self.broken(&text, "a smaller size, or a larger file system");
         }
-        if FAR.contains(&system) || system.starts_with("fuse") {
+        if REMOTE_FILE_SYSTEMS.contains(&system) || system.starts_with("fuse") {
             let text = format!("is on {system}: each request goes to another program or machine");
             return self.slow(&text, "a path on a disk of this machine");
         }
@@ -124,12 +124,12 @@ impl File<'_> {
         Finding::fine(AREA, self.told(&format!(": {text}")))
     }
 
-    fn slow(&self, text: &str, mend: &str) -> Finding {
-        Finding::slow(AREA, self.told(&format!(" {text}")), mend)
+    fn slow(&self, text: &str, fix: &str) -> Finding {
+        Finding::slow(AREA, self.told(&format!(" {text}")), fix)
     }
 
-    fn broken(&self, text: &str, mend: &str) -> Finding {
-        Finding::broken(AREA, self.told(&format!(" {text}")), mend)
+    fn broken(&self, text: &str, fix: &str) -> Finding {
+        Finding::broken(AREA, self.told(&format!(" {text}")), fix)
     }
 
     fn told(&self, text: &str) -> String {

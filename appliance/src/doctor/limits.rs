@@ -36,7 +36,7 @@ fn locked_memory(machine: &Machine, config: &Config) -> Option<Finding> {
         "this user may lock {limit} of memory, {} are wanted",
         bytes(memory)
     );
-    let mend = "ulimit -l unlimited as root before the start; the service's unit has \
+    let fix = "ulimit -l unlimited as root before the start; the service's unit has \
                 LimitMEMLOCK=infinity";
     let devices = config.devices.iter();
     let has_drives = { devices }.any(|device| matches!(device.backing, Backing::Nvme(_)));
@@ -44,9 +44,9 @@ fn locked_memory(machine: &Machine, config: &Config) -> Option<Finding> {
     let has_rdma = { listeners }.any(|listener| listener.transport == Transport::Rdma);
     Some(if has_drives || has_rdma {
         let text = format!("{text}: it cannot be pinned for drives and RDMA devices");
-        Finding::broken(AREA, text, mend)
+        Finding::broken(AREA, text, fix)
     } else {
-        Finding::slow(AREA, format!("{text}: swapping can stall I/O"), mend)
+        Finding::slow(AREA, format!("{text}: swapping can stall I/O"), fix)
     })
 }
 
@@ -69,10 +69,10 @@ fn descriptors(machine: &Machine, config: &Config) -> Option<Finding> {
             "{limit} descriptors for at most {connections} connections: hosts beyond that cannot \
              connect"
         );
-        let mend = format!(
+        let fix = format!(
             "ulimit -n {wanted} before the start; the service's unit has LimitNOFILE=1048576"
         );
-        Finding::broken(AREA, text, mend)
+        Finding::broken(AREA, text, fix)
     })
 }
 

@@ -21,7 +21,7 @@ impl Machine {
     }
 
     /// Whether it is this machine, so that system calls and libraries describe it too.
-    pub(super) fn is_this(&self) -> bool {
+    pub(super) fn is_local(&self) -> bool {
         self.root == Path::new("/")
     }
 

@@ -48,12 +48,12 @@ pub(super) struct Needs {
     /// The receives, if there is RDMA.
     receives: Option<ReceiveNeeds>,
     /// For each request size, the number of requests that have a slice in the configured arena.
-    room: Vec<Room>,
+    room: Vec<RequestCapacity>,
 }
 
 /// The number of requests of one size that fit into an arena.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-struct Room {
+struct RequestCapacity {
     request_bytes: u64,
     requests: u64,
 }
@@ -234,7 +234,7 @@ fn in_devices(config: &Config, reactors: usize) -> u64 {
 }
 
 /// The contents that fit into an arena.
-struct Held {
+struct ArenaContents {
     /// Requests of one size with a slice each.
     requests: u64,
     receives: u64,
@@ -242,7 +242,7 @@ struct Held {
 
 /// What fits into an arena in addition to `fixed`; none: such an arena is not valid, or `fixed`
 /// does not fit.
-fn room(arena: u64, max_transfer: usize, fixed: &Fixed, request: usize) -> Option<Held> {
+fn room(arena: u64, max_transfer: usize, fixed: &Fixed, request: usize) -> Option<ArenaContents> {
     let mut slices = Slices::of(usize::try_from(arena).ok()?, max_transfer)?;
     for piece in &fixed.pieces {
         slices.take_buffer(*piece)?;
@@ -256,19 +256,19 @@ fn room(arena: u64, max_transfer: usize, fixed: &Fixed, request: usize) -> Optio
     }
     let large = slices.left();
     let large = large.iter().filter(|(bytes, _)| *bytes >= request);
-    Some(Held {
+    Some(ArenaContents {
         requests: large.map(|(_, left)| u64::from(*left)).sum(),
         receives,
     })
 }
 
-fn rooms(arena: u64, max_transfer: usize, fixed: &Fixed) -> Vec<Room> {
+fn rooms(arena: u64, max_transfer: usize, fixed: &Fixed) -> Vec<RequestCapacity> {
     let slices = usize::try_from(arena).ok();
     let slices = slices.and_then(|bytes| Slices::of(bytes, max_transfer));
     let sizes = slices.into_iter().flat_map(|slices| slices.left());
     let rooms = sizes.filter(|(_, count)| *count > 0).map(|(bytes, _)| {
         let held = room(arena, max_transfer, fixed, bytes);
-        Room {
+        RequestCapacity {
             request_bytes: bytes as u64,
             requests: held.map_or(0, |held| held.requests),
         }

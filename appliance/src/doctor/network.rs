@@ -44,8 +44,8 @@ fn address(machine: &Machine, listener: &Listener, near: &BTreeSet<u32>) -> Vec<
     }
     if !is_here(machine, ip) {
         let text = format!("listener {name}: this machine has no address {ip}");
-        let mend = format!("ip address add {ip}/PREFIX dev INTERFACE, or another `address`");
-        return vec![Finding::broken(AREA, text, mend)];
+        let fix = format!("ip address add {ip}/PREFIX dev INTERFACE, or another `address`");
+        return vec![Finding::broken(AREA, text, fix)];
     }
     let Some(interface) = interface_of(machine, ip) else {
         return vec![Finding::fine(AREA, format!("listener {name}: {ip}"))];
@@ -59,8 +59,8 @@ fn card(machine: &Machine, name: &str, interface: &str, near: &BTreeSet<u32>) ->
     let mut findings = Vec::new();
     if attribute("operstate").as_deref() == Some("down") {
         let text = format!("listener {name}: {interface} is down");
-        let mend = format!("ip link set {interface} up");
-        findings.push(Finding::broken(AREA, text, mend));
+        let fix = format!("ip link set {interface} up");
+        findings.push(Finding::broken(AREA, text, fix));
     }
     let number = |what: &str| attribute(what)?.parse::<u64>().ok();
     let (speed, mtu) = (number("speed"), number("mtu"));
@@ -69,10 +69,10 @@ fn card(machine: &Machine, name: &str, interface: &str, near: &BTreeSet<u32>) ->
         let text = format!(
             "listener {name}: {interface} has frames of {mtu} bytes: more packets for the same data"
         );
-        let mend = format!(
+        let fix = format!(
             "ip link set {interface} mtu {LARGE_FRAME_BYTES}, where hosts and switches have it too"
         );
-        findings.push(Finding::slow(AREA, text, mend));
+        findings.push(Finding::slow(AREA, text, fix));
     }
     // The value is -1 if the machine has only one node.
     let node = attribute("device/numa_node").and_then(|node| node.parse::<u32>().ok());
@@ -82,11 +82,11 @@ fn card(machine: &Machine, name: &str, interface: &str, near: &BTreeSet<u32>) ->
              crosses between nodes",
             joined(near)
         );
-        let mend = format!(
+        let fix = format!(
             "cores = \"…\" of node {node} in [appliance]: \
              cat /sys/devices/system/node/node{node}/cpulist"
         );
-        findings.push(Finding::slow(AREA, text, mend));
+        findings.push(Finding::slow(AREA, text, fix));
     }
     if findings.is_empty() {
         let speed = speed.map_or_else(String::new, |mbits| format!(", {mbits} Mbit/s"));
@@ -175,11 +175,11 @@ fn buffers(machine: &Machine) -> Vec<Finding> {
                 "TCP's buffers (tcp_{direction}mem) grow to {most} bytes: too little for a fast \
                  network"
             );
-            let mend = format!(
+            let fix = format!(
                 "sysctl net.ipv4.tcp_{direction}mem=\"{least} {usual} {}\"",
                 6 * BUFFER_BYTES_LEAST
             );
-            Finding::slow(AREA, text, mend)
+            Finding::slow(AREA, text, fix)
         })
     };
     let findings: Vec<Finding> = ["r", "w"].into_iter().filter_map(look).collect();
@@ -193,9 +193,9 @@ fn rdma(machine: &Machine, config: &Config) -> Vec<Finding> {
     let devices = machine.names("sys/class/infiniband");
     if devices.is_empty() {
         let text = "there is no RDMA device: listeners with transport = \"rdma\" cannot be bound";
-        let mend = "the driver of the card (mlx5_ib, irdma, …); without one: modprobe rdma_rxe && \
+        let fix = "the driver of the card (mlx5_ib, irdma, …); without one: modprobe rdma_rxe && \
                     rdma link add rxe0 type rxe netdev INTERFACE";
-        return vec![Finding::broken(AREA, text, mend)];
+        return vec![Finding::broken(AREA, text, fix)];
     }
     let mut findings = Vec::new();
     for device in &devices {
@@ -208,12 +208,12 @@ fn rdma(machine: &Machine, config: &Config) -> Vec<Finding> {
             Finding::fine(AREA, format!("RDMA device {device}: active"))
         } else {
             let text = format!("RDMA device {device} has no active port");
-            let mend = format!("rdma link show; the cable, and `ip link set … up` for {device}");
-            Finding::broken(AREA, text, mend)
+            let fix = format!("rdma link show; the cable, and `ip link set … up` for {device}");
+            Finding::broken(AREA, text, fix)
         });
     }
     // The other properties are available only from libraries.
-    if machine.is_this() {
+    if machine.is_local() {
         if let Some(problem) = transports::rdma_problem(config) {
             findings.push(Finding::broken(AREA, problem, "see the finding"));
         }
@@ -251,8 +251,8 @@ fn limits(config: &Config) -> Vec<Finding> {
                 "RDMA device {name} supports queues of {queue_depth_max} entries, not {depth}: \
                  the queue depth is lowered"
             );
-            let mend = format!("queue_depth = {queue_depth_max} of the listener");
-            return Finding::slow(AREA, text, mend);
+            let fix = format!("queue_depth = {queue_depth_max} of the listener");
+            return Finding::slow(AREA, text, fix);
         }
         let text = format!(
             "RDMA device {name}: queues of {queue_depth_max} entries, memory in {pieces} \

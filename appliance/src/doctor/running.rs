@@ -11,7 +11,7 @@ use crate::observe::model::{BUFFER_WAIT_MAX_NS, DeviceStatus, MemoryStatus, Stat
 use crate::quantity;
 
 /// Longest wait for the appliance's response.
-const ANSWER_TIME_MAX: Duration = Duration::from_secs(3);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The findings about the running appliance. Empty if none runs or this user may not connect, which
 /// `doctor` does not check.
@@ -32,7 +32,7 @@ fn ask(config: &Config) -> Option<Status> {
     };
     let arguments = SocketArguments { socket };
     let client = Client::find(&arguments).ok()?;
-    let client = client.with_answer_time_max(ANSWER_TIME_MAX);
+    let client = client.with_response_timeout(RESPONSE_TIMEOUT);
     client.get("/api/v1/status").ok()
 }
 
@@ -44,11 +44,11 @@ fn damage_of(device: &DeviceStatus) -> Option<Finding> {
         "device {name} is damaged, writes and flushes fail: {}",
         damage.text
     );
-    let mend = format!(
+    let fix = format!(
         "repair what the device lies on, then `windlass device reopen {name}`; writes that were \
          answered before and not flushed may be lost"
     );
-    Some(Finding::broken("running", text, mend))
+    Some(Finding::broken("running", text, fix))
 }
 
 fn of(memory: &MemoryStatus) -> Finding {
@@ -56,12 +56,12 @@ fn of(memory: &MemoryStatus) -> Finding {
     if memory.oldest_wait_ns > BUFFER_WAIT_MAX_NS {
         let oldest = quantity::latency(memory.oldest_wait_ns);
         let text = format!("a request has waited {oldest} for a buffer");
-        let mend = "windlass status: the log names hosts that take or send no data";
-        Finding::broken("running", text, mend)
+        let fix = "windlass status: the log names hosts that take or send no data";
+        Finding::broken("running", text, fix)
     } else if memory.longest_wait_ns > BUFFER_WAIT_MAX_NS {
         let text = format!("since the start a request has waited {longest} for a buffer");
-        let mend = "raise `memory` in [appliance]";
-        Finding::slow("running", text, mend)
+        let fix = "raise `memory` in [appliance]";
+        Finding::slow("running", text, fix)
     } else {
         let text = format!("no request has waited longer than {longest} for a buffer");
         Finding::fine("running", text)

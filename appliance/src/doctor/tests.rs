@@ -135,7 +135,7 @@ impl Tree {
 
     /// Expects a single finding that is not fine, with this area, text and remedy.
     #[track_caller]
-    fn expect(&self, config: &str, verdict: Verdict, area: &str, text: &str, mend: &str) {
+    fn expect(&self, config: &str, verdict: Verdict, area: &str, text: &str, fix: &str) {
         let report = self.examine(config);
         assert_eq!(report.worst, verdict, "{report:#?}");
         let others = report.findings.iter();
@@ -145,18 +145,18 @@ impl Tree {
         };
         assert_eq!(found.area, area, "{found:?}");
         assert!(found.text.contains(text), "{found:?}");
-        let given = found.mend.as_deref().unwrap_or_default();
-        assert!(given.contains(mend), "{found:?}");
+        let given = found.fix.as_deref().unwrap_or_default();
+        assert!(given.contains(fix), "{found:?}");
     }
 
     #[track_caller]
-    fn slow(&self, area: &str, text: &str, mend: &str) {
-        self.expect(CONFIG, Verdict::Slow, area, text, mend);
+    fn slow(&self, area: &str, text: &str, fix: &str) {
+        self.expect(CONFIG, Verdict::Slow, area, text, fix);
     }
 
     #[track_caller]
-    fn broken(&self, area: &str, text: &str, mend: &str) {
-        self.expect(CONFIG, Verdict::Broken, area, text, mend);
+    fn broken(&self, area: &str, text: &str, fix: &str) {
+        self.expect(CONFIG, Verdict::Broken, area, text, fix);
     }
 }
 
@@ -164,7 +164,7 @@ impl Tree {
 fn a_machine_on_which_all_is_fine() {
     let report = Tree::new().examine(CONFIG);
     assert_eq!(report.worst, Verdict::Fine, "{report:#?}");
-    assert!(report.findings.iter().all(|finding| finding.mend.is_none()));
+    assert!(report.findings.iter().all(|finding| finding.fix.is_none()));
     let text = text(&report);
     assert!(text.ends_with("\neverything is fine\n"), "{text}");
     for part in [
@@ -186,10 +186,10 @@ fn too_few_pages_cost_speed_or_the_start() {
     let tree = Tree::new();
     tree.pages(100, 90);
     let report = tree.examine(CONFIG);
-    let pages = |finding: &&Finding| finding.area == "pages" && finding.mend.is_some();
+    let pages = |finding: &&Finding| finding.area == "pages" && finding.fix.is_some();
     let found: Vec<&Finding> = report.findings.iter().filter(pages).collect();
     // 512 wanted, 90 free: 422 more than the 100 reserved.
-    let first = found[0].mend.as_deref().expect("a remedy");
+    let first = found[0].fix.as_deref().expect("a remedy");
     assert!(first.starts_with("sysctl vm.nr_hugepages=522"), "{first}");
     assert_eq!(report.worst, Verdict::Slow);
     let huge = CONFIG.replace("memory =", "pages = \"huge\"\nmemory =");
@@ -198,10 +198,10 @@ fn too_few_pages_cost_speed_or_the_start() {
     tree.write("proc/meminfo", "Hugepagesize:  1048576 kB\n");
     let report = tree.examine(CONFIG);
     let first = report.findings.iter().find(pages).expect("one");
-    let mend = first.mend.as_deref().expect("a remedy");
+    let fix = first.fix.as_deref().expect("a remedy");
     assert!(
-        mend.starts_with("echo 522 > /sys/kernel/mm/hugepages"),
-        "{mend}"
+        fix.starts_with("echo 522 > /sys/kernel/mm/hugepages"),
+        "{fix}"
     );
 }
 
@@ -354,8 +354,8 @@ fn networks_that_are_not_there_down_or_slow() {
     tree.broken("network", "eth1 is down", "ip link set eth1 up");
     tree.write("sys/class/net/eth1/operstate", "up\n");
     tree.write("proc/sys/net/ipv4/tcp_wmem", "4096 16384 65536\n");
-    let mend = "sysctl net.ipv4.tcp_wmem=\"4096 16384 6291456\"";
-    tree.slow("network", "grow to 65536 bytes", mend);
+    let fix = "sysctl net.ipv4.tcp_wmem=\"4096 16384 6291456\"";
+    tree.slow("network", "grow to 65536 bytes", fix);
     tree.write("proc/sys/net/ipv4/tcp_wmem", "4096 16384 4194304\n");
     tree.write(
         "proc/net/fib_trie",
@@ -418,13 +418,13 @@ fn files_that_cannot_be_had_or_are_slow() {
     let text = "gives no size";
     tree.expect(&without, Verdict::Broken, "files", text, "size = ");
     let elsewhere = CONFIG.replace("/srv/vol0", "/data/new/vol0");
-    let mend = "install -d -o windlass -m 0750 /data/new";
+    let fix = "install -d -o windlass -m 0750 /data/new";
     tree.expect(
         &elsewhere,
         Verdict::Broken,
         "files",
         "nor does /data/new",
-        mend,
+        fix,
     );
     let huge = CONFIG.replace("64KiB", "900TiB");
     let text = "writes will fail";
@@ -477,13 +477,13 @@ fn drives_that_are_not_handed_over_yet() {
         .collect();
     assert!(drives[0].text.contains("no IOMMU"), "{drives:#?}");
     tree.write("sys/class/iommu/dmar0/x", "");
-    let mend = "windlass bind 0000:01:00.0";
+    let fix = "windlass bind 0000:01:00.0";
     tree.expect(
         &config,
         Verdict::Broken,
         "drives",
         "vol0 not served: 0000:01:00.0",
-        mend,
+        fix,
     );
 }
 

@@ -10,12 +10,12 @@ use block::{Device, Drain, OpenError, QueueOptions, ReactorDevices};
 use nvme_target::{DeviceIndex, Outstanding, TargetCore};
 use reactors::Nanos;
 
-use super::BehindTransports;
+use super::TargetPollerParts;
 
 /// A message, with the channel for its response.
 pub(crate) enum ControlMessage {
     /// Apply the published snapshot.
-    CatchUp { answer: Sender<()> },
+    ApplySnapshot { answer: Sender<()> },
     /// Open a queue of the device at this index of the target.
     Attach {
         place: DeviceIndex,
@@ -38,7 +38,7 @@ pub(crate) enum ControlMessage {
         answer: Sender<Vec<Outstanding>>,
     },
     /// Release a device immediately.
-    Cut {
+    ForceDetach {
         place: DeviceIndex,
         answer: Sender<()>,
     },
@@ -48,39 +48,39 @@ pub(crate) enum ControlMessage {
 pub(super) struct ControlQueue {
     core: Rc<RefCell<TargetCore>>,
     devices: ReactorDevices,
-    parts: BehindTransports,
+    parts: TargetPollerParts,
     /// Devices that are being released.
-    departures: Vec<(DeviceIndex, Sender<()>)>,
+    detaching: Vec<(DeviceIndex, Sender<()>)>,
 }
 
 impl ControlQueue {
     pub(super) fn new(
         core: Rc<RefCell<TargetCore>>,
         devices: ReactorDevices,
-        parts: BehindTransports,
+        parts: TargetPollerParts,
     ) -> Self {
         Self {
             core,
             devices,
             parts,
-            departures: Vec::new(),
+            detaching: Vec::new(),
         }
     }
 
     /// Whether no message is pending.
     pub(super) fn is_idle(&self) -> bool {
-        self.parts.orders.is_empty()
+        self.parts.messages.is_empty()
     }
 
     /// Executes the pending messages; returns their number.
     pub(super) fn poll(&mut self, now: Nanos) -> usize {
         let mut moved = 0;
-        while let Some(order) = self.parts.orders.recv() {
+        while let Some(order) = self.parts.messages.recv() {
             self.carry_out(order, now);
             moved += 1;
         }
         let devices = &self.devices;
-        self.departures.retain(|(place, answer)| {
+        self.detaching.retain(|(place, answer)| {
             let waits = devices.detach(usize::from(place.0)) != Drain::Done;
             if !waits {
                 let _ = answer.send(());
@@ -93,7 +93,7 @@ impl ControlQueue {
     fn carry_out(&mut self, order: ControlMessage, now: Nanos) {
         // The sender may have stopped waiting.
         match order {
-            ControlMessage::CatchUp { answer } => {
+            ControlMessage::ApplySnapshot { answer } => {
                 self.core.borrow_mut().adopt_configuration(now);
                 let _ = answer.send(());
             }
@@ -114,11 +114,11 @@ impl ControlQueue {
                 self.devices.set().notify_growth(usize::from(place.0));
                 let _ = answer.send(());
             }
-            ControlMessage::Detach { place, answer } => self.departures.push((place, answer)),
+            ControlMessage::Detach { place, answer } => self.detaching.push((place, answer)),
             ControlMessage::Report { devices, answer } => {
                 let _ = answer.send(self.core.borrow().outstanding(&devices));
             }
-            ControlMessage::Cut { place, answer } => {
+            ControlMessage::ForceDetach { place, answer } => {
                 self.devices.remove_now(usize::from(place.0), now);
                 let _ = answer.send(());
             }

@@ -1,6 +1,6 @@
 //! The source of drives: this machine's PCI functions through VFIO, or a test's implementation.
 
-mod borrowed;
+mod drive_handle;
 
 use std::cell::OnceCell;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use nvme_driver::backing::DeviceBacking;
 use vfio::{Container, PciAddress, Problem, System, diagnose};
 
 use crate::error::Failure;
-use borrowed::{Borrowed, Returned};
+use drive_handle::{DriveHandle, ReleasedDrives};
 
 /// A source of drives. For the control thread: every method may block.
 pub(crate) trait Bus {
@@ -28,7 +28,7 @@ pub(crate) trait Bus {
     fn look(&self, address: PciAddress) -> Result<(), Problem>;
 
     /// Closes the drives that were released since the last call.
-    fn close_returned(&self) {}
+    fn close_released(&self) {}
 }
 
 /// The machine's own bus. The arena is mapped once, into one container, with the first drive.
@@ -37,7 +37,7 @@ pub(crate) struct Vfio {
     container: OnceCell<Arc<Container>>,
     arena: Arc<Arena>,
     vectors_max: u16,
-    returned: Arc<Returned>,
+    released: Arc<ReleasedDrives>,
 }
 
 /// The bus of this system for `reactors` reactors, with `arena` mapped for its drives.
@@ -55,7 +55,7 @@ impl Vfio {
             arena,
             // Plus one for the admin queue.
             vectors_max: u16::try_from(reactors + 1).unwrap_or(u16::MAX),
-            returned: Arc::default(),
+            released: Arc::default(),
         }
     }
 
@@ -83,9 +83,9 @@ impl Bus for Vfio {
         self.look(address)?;
         let container = self.container(address)?;
         let backing = VfioBacking::open(container, address, &self.arena, self.vectors_max)?;
-        Ok(Arc::new(Borrowed {
+        Ok(Arc::new(DriveHandle {
             drive: Arc::new(backing),
-            returned: Arc::clone(&self.returned),
+            released: Arc::clone(&self.released),
         }))
     }
 
@@ -93,7 +93,7 @@ impl Bus for Vfio {
         diagnose(&self.system, address, self.bytes_to_pin()).map(drop)
     }
 
-    fn close_returned(&self) {
-        self.returned.close();
+    fn close_released(&self) {
+        self.released.close();
     }
 }

@@ -8,8 +8,8 @@ use hugemem::Arena;
 use nvme_driver::{BringUp, BringUpState, Deadlines, Drive, DriveOptions, DriveOwner};
 use reactors::{Clock, Nanos, TscClock};
 
-use super::care::Notes;
-use super::{Bus, Drives, Taken, Wanted, wanted};
+use super::monitor::DriveHistory;
+use super::{AcquiredDrive, Bus, Drives, Wanted, wanted};
 use crate::devices::DriveNamespace;
 use crate::error::{Failure, with_causes};
 use crate::identities::Content;
@@ -27,7 +27,7 @@ pub(crate) struct Started {
 }
 
 /// A drive that is being brought up.
-struct Rising {
+struct PendingDrive {
     wanted: Wanted,
     /// The reactor that polls its owner.
     reactor: usize,
@@ -42,17 +42,17 @@ pub(crate) fn start(
     arena: &Arc<Arena>,
     reactors: usize,
 ) -> Started {
-    let mut rising = Vec::new();
+    let mut pending = Vec::new();
     for (index, wanted) in wanted(config).into_iter().enumerate() {
         // Owners are distributed over the reactors.
         let reactor = index % reactors;
         match open(&*bus, &wanted, arena, options(&wanted, reactors, reactor)) {
-            Ok(bring_up) => rising.push(Rising {
+            Ok(bring_up) => pending.push(PendingDrive {
                 wanted,
                 reactor,
                 bring_up,
             }),
-            Err(error) => left_out(&wanted, &with_causes(error.as_ref())),
+            Err(error) => log_omitted(&wanted, &with_causes(error.as_ref())),
         }
     }
     let mut started = Started {
@@ -64,9 +64,9 @@ pub(crate) fn start(
         devices: Vec::new(),
     };
     let clock = TscClock::new();
-    while !rising.is_empty() {
+    while !pending.is_empty() {
         let now = clock.now();
-        rising.retain_mut(|one| match one.bring_up.poll(now) {
+        pending.retain_mut(|one| match one.bring_up.poll(now) {
             BringUpState::Pending => true,
             BringUpState::Ready((drive, owner)) => {
                 if started.add(config, &one.wanted, drive) {
@@ -76,18 +76,18 @@ pub(crate) fn start(
             }
             BringUpState::Failed(error) => {
                 let cause = with_causes(&error);
-                left_out(&one.wanted, &format!("{}: {cause}", one.wanted.address));
+                log_omitted(&one.wanted, &format!("{}: {cause}", one.wanted.address));
                 false
             }
         });
-        if !rising.is_empty() {
+        if !pending.is_empty() {
             std::thread::sleep(LOOK_INTERVAL);
         }
     }
     started
 }
 
-fn left_out(wanted: &Wanted, why: &str) {
+fn log_omitted(wanted: &Wanted, why: &str) {
     tracing::error!("{} not served: {why}", wanted.names);
 }
 
@@ -162,11 +162,11 @@ impl Started {
         if self.devices.len() == before {
             return false;
         }
-        self.drives.taken.push(Taken {
+        self.drives.taken.push(AcquiredDrive {
             address: *address,
             names: names.clone(),
             drive,
-            notes: Notes::default(),
+            history: DriveHistory::default(),
         });
         true
     }

@@ -359,7 +359,7 @@ fn a_drive_that_is_pulled_comes_back() {
 /// Requested by the system: the drive flushes its cache and is released. It is not reopened before
 /// it was absent, or before several seconds have passed.
 #[test]
-fn a_drive_that_is_asked_for_is_let_go() {
+fn a_requested_drive_is_released() {
     let (mut appliance, slots) = started();
     let mut host = Host::attach(&appliance);
     assert_eq!(host.write(1, 0, 5), Status::SUCCESS);

@@ -19,7 +19,7 @@ pub(crate) struct Changes {
     controllers: Controllers,
     devices: BTreeMap<String, (String, String)>,
     counts: BTreeMap<(&'static str, String), u64>,
-    ailment: Option<String>,
+    outage: Option<String>,
     degradation: Option<String>,
 }
 
@@ -29,7 +29,7 @@ impl Changes {
             controllers: controllers(seen),
             devices: devices(seen),
             counts: counts(seen),
-            ailment: seen.ailment(),
+            outage: seen.outage(),
             degradation: seen.degradation(),
         }
     }
@@ -73,9 +73,9 @@ impl Changes {
             }
         }
         self.counts = counts;
-        let ailment = seen.ailment();
-        if ailment != self.ailment {
-            match &ailment {
+        let outage = seen.outage();
+        if outage != self.outage {
+            match &outage {
                 Some(text) => events.add(Severity::Error, "reactor", "", text),
                 None => {
                     events.add(
@@ -86,7 +86,7 @@ impl Changes {
                     );
                 }
             }
-            self.ailment = ailment;
+            self.outage = outage;
         }
         let degradation = seen.degradation();
         if degradation != self.degradation {

@@ -67,7 +67,7 @@ impl Map {
 
 /// All heat maps.
 pub(crate) struct Heatmaps {
-    together: Map,
+    combined: Map,
     by_export: BTreeMap<String, Map>,
     step: u64,
     unix_ms: u64,
@@ -86,7 +86,7 @@ pub(crate) struct NoHeatmap {
 impl Heatmaps {
     pub(crate) fn new() -> Self {
         Self {
-            together: Map::new(),
+            combined: Map::new(),
             by_export: BTreeMap::new(),
             step: 0,
             unix_ms: 0,
@@ -103,7 +103,7 @@ impl Heatmaps {
         after: &TargetLatency,
     ) {
         let step = step.max(self.step);
-        let maps = std::iter::once(&mut self.together).chain(self.by_export.values_mut());
+        let maps = std::iter::once(&mut self.combined).chain(self.by_export.values_mut());
         for map in maps {
             for passed in (self.step + 1..=step).rev().take(STEPS) {
                 map.row(passed)[0] = UNKNOWN;
@@ -128,7 +128,7 @@ impl Heatmaps {
                 map.put(step, &moved);
             }
         }
-        self.together.put(step, &sum);
+        self.combined.put(step, &sum);
     }
 
     /// The last `seconds` of one export, or of all together.
@@ -137,7 +137,7 @@ impl Heatmaps {
     /// The export has no heat map.
     pub(crate) fn last(&self, seconds: usize, export: Option<&str>) -> Result<Heatmap, NoHeatmap> {
         let map = match export {
-            None => &self.together,
+            None => &self.combined,
             Some(nqn) => self.by_export.get(nqn).ok_or_else(|| NoHeatmap {
                 export: nqn.to_owned(),
             })?,

@@ -11,8 +11,8 @@ use reactors::Nanos;
 use serde::{Deserialize, Serialize};
 
 use super::measured::{Sample as _, measured};
-use super::observation::MemorySeen;
-use super::status::{DeviceLook, ExportLook, ListenerLook, ReactorLook, warnings};
+use super::observation::MemorySample;
+use super::status::{DeviceInput, ExportInput, ListenerInput, ReactorInput, warnings};
 
 /// Everything at one moment: `GET /api/v1/status`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -70,7 +70,7 @@ pub(crate) enum RunState {
 
 measured! {
     /// One reactor.
-    struct ReactorStatus from look: &ReactorLook<'_> {
+    struct ReactorStatus from look: &ReactorInput<'_> {
         /// Its number, from 0.
         index: usize = look.index;
         /// The core that it is pinned to.
@@ -130,7 +130,7 @@ impl NamedTime {
 
 measured! {
     /// The arena.
-    struct MemoryStatus from memory: &MemorySeen {
+    struct MemoryStatus from memory: &MemorySample {
         /// The arena's size.
         bytes: u64 = memory.bytes, GaugeBytes "arena";
         /// The size of its pages.
@@ -188,7 +188,7 @@ pub(crate) struct Totals {
 
 measured! {
     /// One device of the configuration.
-    struct DeviceStatus from look: DeviceLook<'_> {
+    struct DeviceStatus from look: DeviceInput<'_> {
         /// Its name in the configuration.
         name: String = look.device.name.to_string();
         /// Where its blocks are.
@@ -291,7 +291,7 @@ pub(crate) enum DeviceState {
 
 measured! {
     /// One export.
-    struct ExportStatus from look: ExportLook<'_> {
+    struct ExportStatus from look: ExportInput<'_> {
         /// Its NVMe Qualified Name.
         nqn: String = look.export.nqn.to_string();
         /// Those that hosts see now.
@@ -346,7 +346,7 @@ pub(crate) struct Percentiles {
 
 measured! {
     /// One listener.
-    struct ListenerStatus from look: ListenerLook<'_> {
+    struct ListenerStatus from look: ListenerInput<'_> {
         /// Its name in the configuration.
         name: String = look.listener.name.to_string();
         /// How hosts are served.
@@ -591,7 +591,7 @@ pub(crate) struct ApplyAnswer {
 
 impl ApplyAnswer {
     /// One line with the reason if not every step was carried out.
-    pub(crate) fn trouble(&self) -> Option<String> {
+    pub(crate) fn failure_reason(&self) -> Option<String> {
         if let Some(refused) = &self.refused {
             let later = self.steps.iter().filter(|it| it.effect == "restart");
             let failed = self.steps.iter().filter_map(|it| it.error.as_deref());

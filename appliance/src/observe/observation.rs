@@ -18,7 +18,7 @@ use super::sources::Sources;
 pub(crate) const STUCK_AFTER: Nanos = Nanos::from_secs(2);
 
 /// The counters of one reactor's part of a transport, by name.
-pub(crate) type CountsSeen = Vec<(&'static str, u64)>;
+pub(crate) type CounterValues = Vec<(&'static str, u64)>;
 
 /// All counters at one time. They are not read atomically.
 pub(crate) struct Observation {
@@ -37,14 +37,14 @@ pub(crate) struct Observation {
     pub(crate) before: LatencyBefore,
     /// The errors of commands since the start.
     pub(crate) statuses: TargetStatuses,
-    pub(crate) reactors: Vec<ReactorSeen>,
-    pub(crate) memory: MemorySeen,
+    pub(crate) reactors: Vec<ReactorSample>,
+    pub(crate) memory: MemorySample,
     /// The devices of the target, in its order.
-    pub(crate) devices: Vec<DeviceSeen>,
+    pub(crate) devices: Vec<DeviceSample>,
     /// By transport, one set for each reactor.
-    pub(crate) transports: Vec<(&'static str, Vec<CountsSeen>)>,
+    pub(crate) transports: Vec<(&'static str, Vec<CounterValues>)>,
     /// By transport, the values of the transport as a whole.
-    pub(crate) transport_levels: Vec<(&'static str, CountsSeen)>,
+    pub(crate) transport_levels: Vec<(&'static str, CounterValues)>,
 }
 
 /// Latencies at an earlier time.
@@ -55,17 +55,17 @@ pub(crate) struct LatencyBefore {
 }
 
 /// The counters of one reactor.
-pub(crate) struct ReactorSeen {
+pub(crate) struct ReactorSample {
     pub(crate) core: usize,
     pub(crate) is_running: bool,
     pub(crate) stuck: Option<StuckPoller>,
     pub(crate) stats: ReactorSnapshot,
-    pub(crate) counters: CoreSeen,
+    pub(crate) counters: CoreSample,
 }
 
 /// The counters of one reactor's target core.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct CoreSeen {
+pub(crate) struct CoreSample {
     pub(crate) totals: TargetStatus,
     /// Current number of queues.
     pub(crate) queues: u64,
@@ -74,7 +74,7 @@ pub(crate) struct CoreSeen {
 }
 
 /// The counters of the arena.
-pub(crate) struct MemorySeen {
+pub(crate) struct MemorySample {
     pub(crate) bytes: u64,
     pub(crate) page_bytes: u64,
     pub(crate) notices: Vec<String>,
@@ -82,7 +82,7 @@ pub(crate) struct MemorySeen {
 }
 
 /// The counters of one device.
-pub(crate) struct DeviceSeen {
+pub(crate) struct DeviceSample {
     /// Its index in the target.
     pub(crate) place: DeviceIndex,
     pub(crate) name: String,
@@ -121,7 +121,7 @@ impl Observation {
                 latency: Arc::default(),
             }),
             reactors: reactors(sources),
-            memory: MemorySeen {
+            memory: MemorySample {
                 bytes: region.len() as u64,
                 page_bytes: region.page_size().bytes() as u64,
                 notices: region.notices().iter().map(ToString::to_string).collect(),
@@ -146,12 +146,12 @@ impl Observation {
     }
 
     /// The device of that name, if it is open.
-    pub(crate) fn device(&self, name: &str) -> Option<&DeviceSeen> {
+    pub(crate) fn device(&self, name: &str) -> Option<&DeviceSample> {
         self.devices.iter().find(|device| device.name == name)
     }
 
     /// Why the exports are not available, if so.
-    pub(crate) fn ailment(&self) -> Option<String> {
+    pub(crate) fn outage(&self) -> Option<String> {
         if self.target.shutting_down {
             return Some("stopping".to_owned());
         }
@@ -178,7 +178,7 @@ impl Observation {
         let exported: Vec<DeviceIndex> = namespaces.map(|(_, place)| *place).collect();
         let damaged = self.devices.iter().filter_map(|device| {
             let damage = device.health.damage?;
-            let DeviceSeen { name, .. } = device;
+            let DeviceSample { name, .. } = device;
             exported.contains(&device.place).then(|| {
                 format!(
                     "device {name} is damaged: {}: writes and flushes fail until `windlass device \
@@ -192,7 +192,7 @@ impl Observation {
     }
 
     /// Why some requests are delayed although the exports are available. Not part
-    /// of [`ailment`](Self::ailment): hosts that exceed their share cause it, and must not be able
+    /// of [`outage`](Self::outage): hosts that exceed their share cause it, and must not be able
     /// to make the appliance appear down.
     pub(crate) fn degradation(&self) -> Option<String> {
         let waits = self.memory.counters.oldest_wait_ns > BUFFER_WAIT_MAX_NS;
@@ -212,11 +212,11 @@ impl Observation {
     }
 }
 
-fn reactors(sources: &Sources) -> Vec<ReactorSeen> {
+fn reactors(sources: &Sources) -> Vec<ReactorSample> {
     let now = sources.clock.now();
     let handles = sources.reactors.iter();
     handles
-        .map(|handle| ReactorSeen {
+        .map(|handle| ReactorSample {
             core: sources.cores.get(handle.index()).copied().unwrap_or(0),
             is_running: handle.is_running(),
             stuck: handle.stuck_in(now, STUCK_AFTER),
@@ -226,25 +226,25 @@ fn reactors(sources: &Sources) -> Vec<ReactorSeen> {
         .collect()
 }
 
-fn core(sources: &Sources, reactor: usize) -> CoreSeen {
+fn core(sources: &Sources, reactor: usize) -> CoreSample {
     let Some(counters) = sources.target.core_counters(reactor) else {
-        return CoreSeen::default();
+        return CoreSample::default();
     };
-    CoreSeen {
+    CoreSample {
         totals: TargetStatus::read(&counters),
         queues: counters.queues.get(),
         executions: counters.executions.get(),
     }
 }
 
-fn devices(sources: &Sources) -> Vec<DeviceSeen> {
+fn devices(sources: &Sources) -> Vec<DeviceSample> {
     let uuids = sources.running.uuids.load();
     let devices = sources.target.devices().into_iter();
     devices
         .map(|(place, device)| {
             let geometry = device.geometry();
             let drive = sources.drives.iter().find(|drive| drive.has(device.name()));
-            DeviceSeen {
+            DeviceSample {
                 place,
                 name: device.name().to_owned(),
                 block_size: geometry.block_size,

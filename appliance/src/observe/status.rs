@@ -13,7 +13,7 @@ use super::model::{
     HostStatus, Latency, ListenerStatus, MemoryStatus, NamespaceStatus, QueueStatus, ReactorStatus,
     RunState, Status, StatusCode, StatusCount, TargetStatus, Totals,
 };
-use super::observation::{DeviceSeen, Observation, ReactorSeen};
+use super::observation::{DeviceSample, Observation, ReactorSample};
 
 impl From<IoTotals> for Totals {
     fn from(totals: IoTotals) -> Self {
@@ -105,7 +105,7 @@ impl Observation {
     }
 
     fn reactor(&self, index: usize) -> ReactorStatus {
-        ReactorStatus::read(&ReactorLook {
+        ReactorStatus::read(&ReactorInput {
             index,
             seen: &self.reactors[index],
             latency: self
@@ -116,7 +116,7 @@ impl Observation {
 
     fn device_status(&self, device: &Device) -> DeviceStatus {
         let seen = self.device(device.name.as_str());
-        DeviceStatus::read(DeviceLook {
+        DeviceStatus::read(DeviceInput {
             device,
             seen,
             health: seen.map_or_else(Health::default, |seen| seen.health),
@@ -159,7 +159,7 @@ impl Observation {
         });
         let stages = Stage::ALL.into_iter();
         let stages = stages.filter(|stage| *stage != Stage::Total);
-        ExportStatus::read(ExportLook {
+        ExportStatus::read(ExportInput {
             export,
             namespaces: namespaces.collect(),
             controllers: subsystem.map_or(0, |it| it.controllers as u64),
@@ -185,7 +185,7 @@ impl Observation {
             .enumerate()
             .map(|(index, listener)| {
                 let connections = self.connections(listener.transport.word());
-                ListenerStatus::read(ListenerLook {
+                ListenerStatus::read(ListenerInput {
                     listener,
                     bound: self.addresses.get(index).cloned().flatten(),
                     connections: connections.filter(|_| alone(listener)),
@@ -282,23 +282,23 @@ impl Observation {
 }
 
 /// The input of a reactor's status.
-pub(crate) struct ReactorLook<'o> {
+pub(crate) struct ReactorInput<'o> {
     pub(crate) index: usize,
-    pub(crate) seen: &'o ReactorSeen,
+    pub(crate) seen: &'o ReactorSample,
     pub(crate) latency: Latency,
 }
 
 /// The input of a device's status.
-pub(crate) struct DeviceLook<'o> {
+pub(crate) struct DeviceInput<'o> {
     pub(crate) device: &'o Device,
     /// `None` if the device is not open.
-    pub(crate) seen: Option<&'o DeviceSeen>,
+    pub(crate) seen: Option<&'o DeviceSample>,
     pub(crate) health: Health,
     pub(crate) totals: Totals,
     pub(crate) latency: Option<Latency>,
 }
 
-impl DeviceLook<'_> {
+impl DeviceInput<'_> {
     pub(crate) fn state(&self) -> DeviceState {
         self.seen
             .map_or(DeviceState::Absent, |seen| state(seen.health.state))
@@ -312,7 +312,7 @@ impl DeviceLook<'_> {
 }
 
 /// The input of an export's status.
-pub(crate) struct ExportLook<'o> {
+pub(crate) struct ExportInput<'o> {
     pub(crate) export: &'o Export,
     pub(crate) namespaces: Vec<NamespaceStatus>,
     pub(crate) controllers: u64,
@@ -322,7 +322,7 @@ pub(crate) struct ExportLook<'o> {
 }
 
 /// The input of a listener's status.
-pub(crate) struct ListenerLook<'o> {
+pub(crate) struct ListenerInput<'o> {
     pub(crate) listener: &'o Listener,
     pub(crate) bound: Option<String>,
     pub(crate) connections: Option<u64>,

@@ -22,7 +22,7 @@ use crate::appliance::Appliance;
 use crate::identities::Identities;
 use crate::nvme::system_bus;
 use crate::nvme::tests::cores;
-use crate::transports::Portions;
+use crate::transports::PerReactor;
 
 const BLOCK_BYTES: usize = 512;
 /// Generous limit for every wait of a test, for busy machines.
@@ -31,7 +31,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 const CONNECTIONS_MAX: usize = 16;
 
 /// The service, with a listener for each reactor.
-struct Echo(Portions<TcpListener>);
+struct Echo(PerReactor<TcpListener>);
 
 impl Service for Echo {
     fn set_up(&self, parts: &ReactorParts, setup: &mut ReactorSetup<'_>) -> Result<(), InitError> {
@@ -202,7 +202,7 @@ fn a_second_service_runs_beside_nvme_over_fabrics() {
     for listener in &listeners {
         listener.set_nonblocking(true).expect("a socket");
     }
-    let echo: Arc<dyn Service> = Arc::new(Echo(Portions::new(listeners)));
+    let echo: Arc<dyn Service> = Arc::new(Echo(PerReactor::new(listeners)));
     let appliance = Appliance::start_with(config, Identities::default(), system_bus, vec![echo]);
     let appliance = appliance.expect("it starts");
     let reactors = appliance.cores().len();

@@ -23,7 +23,7 @@ use crate::observe::model::{ApplyAnswer, ApplyStep, OutstandingCommands, StepSta
 
 /// How a configuration is applied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct How {
+pub(crate) struct ApplyOptions {
     /// Only list the steps.
     pub(crate) dry_run: bool,
     /// Carry out the possible steps even if others wait for a restart.
@@ -49,9 +49,9 @@ pub(super) struct Prepared {
     pub(super) listeners: BTreeMap<Name, BoundPort>,
     /// Devices that were released and could not be opened again, kept until it is certain that they
     /// are not needed.
-    pub(super) kept: BTreeMap<Name, Opened>,
+    pub(super) retained: BTreeMap<Name, Opened>,
     /// Kept devices that are to be added again.
-    pub(super) returning: BTreeMap<Name, Opened>,
+    pub(super) to_reopen: BTreeMap<Name, Opened>,
     /// Opened files must lie below one of these directories; `None`: anywhere.
     pub(super) allowed_paths: Option<Vec<PathBuf>>,
 }
@@ -99,7 +99,7 @@ impl Reconciler {
     pub(crate) fn apply(
         &mut self,
         wanted: &Config,
-        how: How,
+        options: ApplyOptions,
         event_loop: &mut dyn EventLoop,
     ) -> ApplyAnswer {
         let mut plan = self.config.difference(wanted);
@@ -113,10 +113,10 @@ impl Reconciler {
                 step,
             })
             .collect();
-        if let Some(refused) = self.forbidden(&plan, how) {
+        if let Some(refused) = self.forbidden(&plan, options) {
             return refused;
         }
-        if how.dry_run {
+        if options.dry_run {
             return answer(
                 plan.iter().map(|it| it.told(StepState::Planned)),
                 false,
@@ -124,13 +124,13 @@ impl Reconciler {
             );
         }
         let skipped = |it: &Planned| it.told(StepState::Skipped);
-        if let Some(refused) = refusal(&plan, how) {
+        if let Some(refused) = refusal(&plan, options) {
             return answer(plan.iter().map(skipped), false, Some(refused));
         }
         let is_possible = |it: &Planned| it.effect() != Effect::Restart;
         let (plan, later): (Vec<_>, Vec<_>) = plan.into_iter().partition(is_possible);
         let waits = later.iter().map(skipped);
-        let allowed_paths = self.allowed_paths(how);
+        let allowed_paths = self.allowed_paths(options);
         let mut prepared = match self.prepare(&plan, allowed_paths, event_loop) {
             Ok(prepared) => prepared,
             Err((failed, error)) => {
@@ -150,27 +150,27 @@ impl Reconciler {
         self.discard(&prepared, event_loop);
         let mut refused = None;
         if told.iter().any(|it| it.state == StepState::Failed) {
-            refused = Some(self.go_back(before, &plan, &mut told, &mut prepared, event_loop));
+            refused = Some(self.roll_back(before, &plan, &mut told, &mut prepared, event_loop));
         }
-        self.departed.extend(prepared.kept.into_values());
-        self.departed.extend(prepared.returning.into_values());
+        self.unreaped.extend(prepared.retained.into_values());
+        self.unreaped.extend(prepared.to_reopen.into_values());
         self.reap();
         let is_done = later.is_empty() && told.iter().all(|it| it.state == StepState::Done);
         answer(waits.chain(told), is_done, refused)
     }
 
     /// The directories in which files of a configuration must lie; `None`: anywhere.
-    fn allowed_paths(&self, how: How) -> Option<Vec<PathBuf>> {
-        match how.origin {
+    fn allowed_paths(&self, options: ApplyOptions) -> Option<Vec<PathBuf>> {
+        match options.origin {
             Origin::File => None,
             Origin::Request => self.config.control.allowed_paths.clone(),
         }
     }
 
     /// The refusal of a configuration that its sender may not apply.
-    fn forbidden(&self, plan: &[Planned], how: How) -> Option<ApplyAnswer> {
+    fn forbidden(&self, plan: &[Planned], options: ApplyOptions) -> Option<ApplyAnswer> {
         let skipped = |it: &Planned| it.told(StepState::Skipped);
-        if how.origin == Origin::Request && !how.dry_run && !self.config.control.apply {
+        if options.origin == Origin::Request && !options.dry_run && !self.config.control.apply {
             let refused = "nothing was changed: `apply = false` in [control]: change the file \
                            with which the appliance was started, and run `windlass apply`";
             return Some(answer(
@@ -179,7 +179,7 @@ impl Reconciler {
                 Some(refused.to_owned()),
             ));
         }
-        let allowed = self.allowed_paths(how)?;
+        let allowed = self.allowed_paths(options)?;
         let error = |planned: &Planned| {
             let (device, path) = self.file_of(&planned.step)?;
             let error = directory_of(path, &allowed).err()?;
@@ -208,7 +208,7 @@ impl Reconciler {
     }
 
     /// Undoes the steps before a failed one; returns a description. Grown devices stay grown.
-    fn go_back(
+    fn roll_back(
         &mut self,
         mut before: Config,
         plan: &[Planned],
@@ -241,7 +241,7 @@ impl Reconciler {
         prepared.listeners.clear();
         // The previous configuration may have files anywhere.
         prepared.allowed_paths = None;
-        prepared.returning = std::mem::take(&mut prepared.kept);
+        prepared.to_reopen = std::mem::take(&mut prepared.retained);
         let plan = if planted("undone-not") {
             Vec::new()
         } else {
@@ -332,8 +332,8 @@ impl Reconciler {
         };
         for (index, planned) in plan.iter().enumerate() {
             let had = match &planned.step {
-                Step::AddDevice(device) if self.has_file(device) => self.keep_length(device),
-                Step::AddDevice(device) if self.loses_memory(device) => Err(format!(
+                Step::AddDevice(device) if self.has_file(device) => self.refuse_truncation(device),
+                Step::AddDevice(device) if self.shrinks_memory(device) => Err(format!(
                     "device {}: memory is never made smaller, because all that is in it would be \
                      lost: give the device another name for a new, empty disk",
                     device.name
@@ -344,7 +344,7 @@ impl Reconciler {
                         prepared.devices.insert(device.name.clone(), opened);
                     })
                 }
-                Step::AddListener(listener) if !self.has_address(listener) => {
+                Step::AddListener(listener) if !self.address_conflicts(listener) => {
                     self.bind(listener, &prepared, event_loop).map(|port| {
                         prepared.listeners.insert(listener.name.clone(), port);
                     })
@@ -394,7 +394,7 @@ impl Reconciler {
     }
 
     /// Refuses a device that is smaller than the running one with the same file.
-    fn keep_length(&self, device: &Device) -> Result<(), String> {
+    fn refuse_truncation(&self, device: &Device) -> Result<(), String> {
         let Some(wanted) = device.backing.size() else {
             return Ok(());
         };
@@ -415,7 +415,7 @@ impl Reconciler {
     }
 
     /// Whether a memory device is smaller than the running one of its name.
-    fn loses_memory(&self, device: &Device) -> bool {
+    fn shrinks_memory(&self, device: &Device) -> bool {
         let size = |device: &Device| match device.backing {
             Backing::Memory { size, .. } => Some(size),
             Backing::File { .. } | Backing::Null { .. } | Backing::Nvme(_) => None,
@@ -426,7 +426,7 @@ impl Reconciler {
     }
 
     /// Whether a running listener conflicts with `listener`.
-    fn has_address(&self, listener: &Listener) -> bool {
+    fn address_conflicts(&self, listener: &Listener) -> bool {
         let address = listener.address;
         let mut listeners = self.config.listeners.iter();
         let is_alike = |it: &Listener| it.transport == listener.transport;
@@ -509,7 +509,7 @@ fn no_transport(transport: Transport) -> String {
 }
 
 /// Why no step is carried out, if so.
-fn refusal(plan: &[Planned], how: How) -> Option<String> {
+fn refusal(plan: &[Planned], options: ApplyOptions) -> Option<String> {
     let later = plan.iter().filter(|it| it.effect() == Effect::Restart);
     let count = later.clone().count();
     if count == 0 {
@@ -517,7 +517,7 @@ fn refusal(plan: &[Planned], how: How) -> Option<String> {
     }
     // Other steps may depend on steps with an obstacle.
     let has_obstacle = later.clone().any(|it| it.obstacle.is_some());
-    if how.partial && !has_obstacle {
+    if options.partial && !has_obstacle {
         return None;
     }
     let only = if has_obstacle {

@@ -17,12 +17,12 @@ use crate::observe::model::OutstandingCommands;
 use crate::transports::Listening;
 
 /// Aborted commands must end within this time.
-const CUT_WITHIN: Duration = Duration::from_secs(5);
+const ABORT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Connections close by their own deadlines; those of a removed listener within this time.
-const CLOSED_PORT_WITHIN: Duration = Duration::from_secs(60);
+const CLOSE_PORT_TIMEOUT: Duration = Duration::from_secs(60);
 /// A device that every reactor has released is closed when the last of them has noticed its
 /// removal.
-const CLOSED_WITHIN: Duration = Duration::from_secs(1);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The commands that a step aborted.
 type CutOff = Vec<OutstandingCommands>;
@@ -87,7 +87,7 @@ impl Reconciler {
                     ended.map_err(|error| error.to_string())?;
                 }
                 self.change(step)?;
-                self.wait_for_hosts(deadline, event_loop)
+                self.drain_hosts(deadline, event_loop)
             }
             Step::RemoveNamespace { .. }
             | Step::DetachListener { .. }
@@ -99,7 +99,7 @@ impl Reconciler {
             | Step::AddNamespace { .. }
             | Step::ChangeShutdownDeadline(_) => {
                 self.change(step)?;
-                self.wait_for_hosts(deadline, event_loop)
+                self.drain_hosts(deadline, event_loop)
             }
             Step::Restart { .. } => Err("only a restart can do that".to_owned()),
         };
@@ -132,19 +132,19 @@ impl Reconciler {
     ) -> Result<CutOff, String> {
         let retired = self.target.drain_subsystem(export.as_str());
         retired.map_err(|error| error.to_string())?;
-        let cut_off = self.wait_for_hosts(deadline, event_loop)?;
+        let cut_off = self.drain_hosts(deadline, event_loop)?;
         self.change(step)?;
         Ok(cut_off)
     }
 
     /// Waits for hosts to disconnect; disconnects them at the deadline.
-    fn wait_for_hosts(
+    fn drain_hosts(
         &mut self,
         deadline: Instant,
         event_loop: &mut dyn EventLoop,
     ) -> Result<CutOff, String> {
         // The affected hosts are known when every core has applied the change.
-        self.catch_up(event_loop)?;
+        self.apply_snapshot(event_loop)?;
         if planted("hosts-leave-late") {
             return Ok(Vec::new());
         }
@@ -158,7 +158,7 @@ impl Reconciler {
         if !planted("hosts-never-cut-off") {
             self.target.end_draining();
         }
-        let until = event_loop.now() + CUT_WITHIN;
+        let until = event_loop.now() + ABORT_TIMEOUT;
         // A command that its device never completes occupies only a controller identifier.
         while self.target.draining_controllers() > 0 && event_loop.now() < until {
             event_loop.rest();
@@ -172,12 +172,12 @@ impl Reconciler {
         devices: &[DeviceIndex],
         event_loop: &mut dyn EventLoop,
     ) -> Result<CutOff, String> {
-        let reports = self
-            .control_queues
-            .ask_all(event_loop, |answer| ControlMessage::Report {
-                devices: devices.to_vec(),
-                answer,
-            });
+        let reports =
+            self.control_queues
+                .request_all(event_loop, |answer| ControlMessage::Report {
+                    devices: devices.to_vec(),
+                    answer,
+                });
         let reports = reports.map_err(|error| error.to_string())?;
         let mut commands: BTreeMap<(String, String, u16), usize> = BTreeMap::new();
         for it in reports.into_iter().flatten() {
@@ -209,7 +209,7 @@ impl Reconciler {
     ) -> Result<CutOff, String> {
         let transport = self.config.listener(name).map(|it| it.transport);
         self.change(step)?;
-        let cut_off = self.wait_for_hosts(deadline, event_loop)?;
+        let cut_off = self.drain_hosts(deadline, event_loop)?;
         let port = self.ports.remove(name);
         let transport = transport.and_then(|name| self.transport(name));
         if let (Some(port), Some(transport)) = (port, transport) {
@@ -264,7 +264,7 @@ impl Reconciler {
         prepared: &mut Prepared,
         event_loop: &mut dyn EventLoop,
     ) -> Result<CutOff, String> {
-        let opened = match prepared.returning.remove(&device.name) {
+        let opened = match prepared.to_reopen.remove(&device.name) {
             // Its memory is still registered with the network cards.
             Some(kept) => kept,
             None => {
@@ -292,7 +292,7 @@ impl Reconciler {
         let place = place.map_err(|error| error.to_string())?;
         let opened_queues =
             self.control_queues
-                .ask_all(event_loop, |answer| ControlMessage::Attach {
+                .request_all(event_loop, |answer| ControlMessage::Attach {
                     place,
                     device: opened.device.clone(),
                     answer,
@@ -310,7 +310,7 @@ impl Reconciler {
         // Closes the queues that were opened; they were not used.
         let closed = self
             .control_queues
-            .ask_all(event_loop, |answer| ControlMessage::Detach {
+            .request_all(event_loop, |answer| ControlMessage::Detach {
                 place,
                 answer,
             });
@@ -366,19 +366,21 @@ impl Reconciler {
             }
             let told = self
                 .control_queues
-                .ask_all(event_loop, |answer| ControlMessage::Grew { place, answer });
+                .request_all(event_loop, |answer| ControlMessage::Grew { place, answer });
             told.map_err(|error| error.to_string())?;
         }
         self.change(step)?;
-        self.catch_up(event_loop)?;
+        self.apply_snapshot(event_loop)?;
         Ok(Vec::new())
     }
 
     /// Returns when every reactor has applied the current configuration.
-    fn catch_up(&self, event_loop: &mut dyn EventLoop) -> Result<(), String> {
-        let seen = self
-            .control_queues
-            .ask_all(event_loop, |answer| ControlMessage::CatchUp { answer });
+    fn apply_snapshot(&self, event_loop: &mut dyn EventLoop) -> Result<(), String> {
+        let seen =
+            self.control_queues
+                .request_all(event_loop, |answer| ControlMessage::ApplySnapshot {
+                    answer,
+                });
         seen.map(drop).map_err(|error| error.to_string())
     }
 
@@ -402,15 +404,15 @@ impl Reconciler {
                     Some("its file could not be flushed: completed writes may be lost".to_owned());
             }
             if opened.can_be_reopened() {
-                self.departed.push(opened);
+                self.unreaped.push(opened);
             } else {
-                prepared.kept.insert(name.clone(), opened);
+                prepared.retained.insert(name.clone(), opened);
             }
         }
         self.change(step)?;
-        let until = event_loop.now() + CLOSED_WITHIN;
+        let until = event_loop.now() + CLOSE_TIMEOUT;
         self.reap();
-        while !self.departed.is_empty() && event_loop.now() < until {
+        while !self.unreaped.is_empty() && event_loop.now() < until {
             event_loop.rest();
             self.reap();
         }
@@ -427,19 +429,22 @@ impl Reconciler {
     ) -> Result<CutOff, String> {
         let detached = self
             .control_queues
-            .tell_all(|answer| ControlMessage::Detach { place, answer });
+            .send_all(|answer| ControlMessage::Detach { place, answer });
         let mut detached = detached.map_err(|error| error.to_string())?;
-        let mut are_done = detached.gather(event_loop);
+        let mut are_done = detached.poll_responses(event_loop);
         while !are_done && event_loop.now() < deadline {
             event_loop.run_once();
-            are_done = detached.gather(event_loop);
+            are_done = detached.poll_responses(event_loop);
         }
         let mut cut_off = Vec::new();
         if !are_done {
             cut_off = self.outstanding(&[place], event_loop)?;
-            let cut = self
-                .control_queues
-                .ask_all(event_loop, |answer| ControlMessage::Cut { place, answer });
+            let cut =
+                self.control_queues
+                    .request_all(event_loop, |answer| ControlMessage::ForceDetach {
+                        place,
+                        answer,
+                    });
             cut.map_err(|error| error.to_string())?;
         }
         detached
@@ -462,8 +467,8 @@ pub(super) fn close_port(
 ) -> Result<(), String> {
     let closed = transport.close(port);
     let mut closed = closed.map_err(|error| with_causes(error.as_ref()))?;
-    let until = event_loop.now() + CLOSED_PORT_WITHIN;
-    while !closed.gather(event_loop) {
+    let until = event_loop.now() + CLOSE_PORT_TIMEOUT;
+    while !closed.poll_responses(event_loop) {
         if event_loop.now() >= until {
             return Err("its connections were not closed in time".to_owned());
         }

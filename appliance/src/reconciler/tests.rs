@@ -14,7 +14,7 @@ use nvme_spec::tcp::PduType;
 use nvme_spec::{Sqe, Status};
 use tempfile::TempDir;
 
-use super::How;
+use super::ApplyOptions;
 use crate::observe::model::StepState;
 use lab::{
     Busy, Host, LIMIT, STEADY, address, apply, base, discovery, file, nqn, started, steps_to,
@@ -27,7 +27,7 @@ const INACTIVE: Status = Status::INVALID_FIELD.with_dnr();
 
 /// After a refused change nothing of it remains, and everything is as before.
 #[test]
-fn what_cannot_be_had_changes_nothing() {
+fn unavailable_resources_change_nothing() {
     let directory = TempDir::new().expect("a directory");
     let path = directory.path().join("missing").join("volume.img");
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -57,9 +57,9 @@ fn what_cannot_be_had_changes_nothing() {
         if more.is_empty() {
             text = text.replace("16MiB", "32MiB");
         }
-        let answer = try_apply(&mut appliance, &text, How::default());
+        let answer = try_apply(&mut appliance, &text, ApplyOptions::default());
         assert!(!answer.applied, "{answer:#?}");
-        let refused = answer.trouble().expect("a reason");
+        let refused = answer.failure_reason().expect("a reason");
         assert!(
             refused.contains("nothing was changed") && refused.contains(why),
             "{refused}"
@@ -71,9 +71,9 @@ fn what_cannot_be_had_changes_nothing() {
             Status::SUCCESS
         );
     }
-    let dry_run = How {
+    let dry_run = ApplyOptions {
         dry_run: true,
-        ..How::default()
+        ..ApplyOptions::default()
     };
     let answer = try_apply(&mut appliance, &base("10s"), dry_run);
     let states: Vec<_> = answer.steps.iter().map(|it| it.state).collect();
@@ -81,9 +81,9 @@ fn what_cannot_be_had_changes_nothing() {
     assert_eq!(steps_to(&appliance, &now), []);
     // Applies the possible steps of a configuration in which others take a restart.
     let text = base("11s").replace("16MiB", "32MiB");
-    let partial = How {
+    let partial = ApplyOptions {
         partial: true,
-        ..How::default()
+        ..ApplyOptions::default()
     };
     let answer = try_apply(&mut appliance, &text, partial);
     let told: Vec<_> = answer
@@ -105,7 +105,7 @@ fn what_cannot_be_had_changes_nothing() {
 /// A file is never made shorter, and a failure after a device was closed leaves everything as
 /// before.
 #[test]
-fn what_fails_on_the_way_is_undone() {
+fn a_failed_step_is_rolled_back() {
     let directory = TempDir::new().expect("a directory");
     let (even, odd) = (directory.path().join("even"), directory.path().join("odd"));
     let length = (1 << 20) + 512;
@@ -132,8 +132,8 @@ fn what_fails_on_the_way_is_undone() {
     }
     let shorter = now.replace("even\"\nsize = \"2MiB\"", "even\"\nsize = \"1MiB\"");
     assert_ne!(shorter, now);
-    let answer = try_apply(&mut appliance, &shorter, How::default());
-    let refused = answer.trouble().expect("a reason");
+    let answer = try_apply(&mut appliance, &shorter, ApplyOptions::default());
+    let refused = answer.failure_reason().expect("a reason");
     assert!(
         refused.contains("nothing was changed") && refused.contains("never made shorter"),
         "{refused}"
@@ -148,8 +148,8 @@ fn what_fails_on_the_way_is_undone() {
         &with_export("ram", &MEMORY.replace("1MiB", "2MiB")),
         &with_export("ram", "type = \"null\"\nsize = \"1MiB\""),
     );
-    let answer = try_apply(&mut appliance, &halves, How::default());
-    let refused = answer.trouble().expect("a reason");
+    let answer = try_apply(&mut appliance, &halves, ApplyOptions::default());
+    let refused = answer.failure_reason().expect("a reason");
     assert!(refused.contains("was undone"), "{refused}");
     let undone = answer.steps.iter();
     assert!(undone.clone().any(|it| it.state == StepState::Undone));
@@ -317,7 +317,7 @@ fn exports_listeners_and_hosts_come_and_go() {
 
 /// A write whose data the host never sends delays the removal of an export until the deadline.
 #[test]
-fn what_does_not_end_by_the_deadline_is_named_and_cut_off() {
+fn commands_outstanding_at_the_deadline_are_aborted_and_named() {
     let mut appliance = started(&(base("300ms") + &with_export("more", MEMORY)));
     let busy = Busy::begin(&appliance);
     let mut host = Host::attach(address(&appliance, "steady"), &nqn("more"));

@@ -8,21 +8,21 @@ use reactors::ReactorHandle;
 use signal_hook::consts::SIGUSR1;
 use signal_hook::iterator::Signals;
 
-/// The hook is installed if this variable has the value [`STICK_ON_USR1`].
+/// The hook is installed if this variable has the value [`HANG_ON_USR1`].
 const VARIABLE: &str = "WINDLASS_TEST_HOOKS";
-const STICK_ON_USR1: &str = "stick-on-usr1";
+const HANG_ON_USR1: &str = "stick-on-usr1";
 
 /// If the environment requests it, SIGUSR1 hangs the first reactor forever.
 ///
 /// # Errors
 /// The signal handler or its thread cannot be created.
 pub(crate) fn install_hang_hook(reactors: &[ReactorHandle]) -> io::Result<()> {
-    let is_wanted = std::env::var_os(VARIABLE).is_some_and(|value| value == STICK_ON_USR1);
+    let is_wanted = std::env::var_os(VARIABLE).is_some_and(|value| value == HANG_ON_USR1);
     let Some(victim) = reactors.first().filter(|_| is_wanted).cloned() else {
         return Ok(());
     };
     let mut signals = Signals::new([SIGUSR1])?;
-    tracing::warn!("{VARIABLE}={STICK_ON_USR1}: SIGUSR1 hangs reactor 0");
+    tracing::warn!("{VARIABLE}={HANG_ON_USR1}: SIGUSR1 hangs reactor 0");
     std::thread::Builder::new()
         .name("stick".to_owned())
         .spawn(move || {

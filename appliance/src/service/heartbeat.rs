@@ -21,37 +21,37 @@ struct Seen {
 
 /// The state of one reactor between checks.
 #[derive(Clone, Copy, Debug, Default)]
-struct Pulse {
+struct ReactorActivity {
     turns: u64,
     /// It was woken at the last check, so a turn is due.
-    owes_a_turn: bool,
+    turn_is_due: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
     /// It has made turns since the last check.
-    Turns,
+    Active,
     /// It sleeps; it is woken so that the next check can see a turn.
-    Rests,
+    Asleep,
     /// It did not make a turn that was due, is stuck, or has ended.
-    Silent,
+    Unresponsive,
 }
 
-impl Pulse {
+impl ReactorActivity {
     fn look(&mut self, seen: Seen) -> Verdict {
         let has_turned = seen.turns != self.turns;
         self.turns = seen.turns;
         if !seen.is_running || seen.is_stuck {
-            return Verdict::Silent;
+            return Verdict::Unresponsive;
         }
         if has_turned {
-            self.owes_a_turn = false;
-            return Verdict::Turns;
+            self.turn_is_due = false;
+            return Verdict::Active;
         }
-        if std::mem::replace(&mut self.owes_a_turn, true) {
-            return Verdict::Silent;
+        if std::mem::replace(&mut self.turn_is_due, true) {
+            return Verdict::Unresponsive;
         }
-        Verdict::Rests
+        Verdict::Asleep
     }
 }
 
@@ -60,7 +60,7 @@ impl Pulse {
 pub(crate) struct Heartbeat {
     /// The watchdog's timeout.
     within: Option<Duration>,
-    pulses: Vec<Pulse>,
+    activities: Vec<ReactorActivity>,
     /// The status text of `systemctl status` while all reactors are alive.
     status: String,
     is_well: bool,
@@ -75,7 +75,7 @@ impl Heartbeat {
     fn new(within: Option<Duration>, reactors: usize, status: String) -> Self {
         Self {
             within,
-            pulses: vec![Pulse::default(); reactors],
+            activities: vec![ReactorActivity::default(); reactors],
             status,
             is_well: true,
         }
@@ -96,22 +96,27 @@ impl Heartbeat {
     }
 
     /// Checks every reactor and pings the watchdog if all of them are alive.
-    pub(crate) fn beat(&mut self, reactors: &[ReactorHandle], now: Nanos, stuck_after: Nanos) {
+    pub(crate) fn check_reactors(
+        &mut self,
+        reactors: &[ReactorHandle],
+        now: Nanos,
+        stuck_after: Nanos,
+    ) {
         if self.within.is_none() {
             return;
         }
         let mut silent = None;
-        for (handle, pulse) in reactors.iter().zip(&mut self.pulses) {
+        for (handle, activity) in reactors.iter().zip(&mut self.activities) {
             let stuck = handle.stuck_in(now, stuck_after);
             let seen = Seen {
                 is_running: handle.is_running(),
                 is_stuck: stuck.is_some(),
                 turns: handle.stats().turns(),
             };
-            match pulse.look(seen) {
-                Verdict::Turns => {}
-                Verdict::Rests => handle.wake(),
-                Verdict::Silent => {
+            match activity.look(seen) {
+                Verdict::Active => {}
+                Verdict::Asleep => handle.wake(),
+                Verdict::Unresponsive => {
                     // Two checks without a turn may precede `stuck_after`.
                     let place = handle
                         .stuck_in(now, Nanos(0))
@@ -120,10 +125,10 @@ impl Heartbeat {
                 }
             }
         }
-        self.feed_unless(silent);
+        self.ping_unless(silent);
     }
 
-    fn feed_unless(&mut self, silent: Option<String>) {
+    fn ping_unless(&mut self, silent: Option<String>) {
         let was_well = std::mem::replace(&mut self.is_well, silent.is_none());
         match silent {
             None => {
@@ -159,38 +164,38 @@ mod tests {
 
     #[test]
     fn a_reactor_that_turns_is_alive_at_every_look() {
-        let mut pulse = Pulse::default();
+        let mut activity = ReactorActivity::default();
         for turns in 1..10 {
-            assert_eq!(pulse.look(turned(turns)), Verdict::Turns);
+            assert_eq!(activity.look(turned(turns)), Verdict::Active);
         }
     }
 
     #[test]
     fn a_sleeper_that_answers_its_wakeups_is_alive() {
-        let mut pulse = Pulse::default();
+        let mut activity = ReactorActivity::default();
         let mut turns = 1;
-        assert_eq!(pulse.look(turned(turns)), Verdict::Turns);
+        assert_eq!(activity.look(turned(turns)), Verdict::Active);
         for _ in 0..10 {
-            assert_eq!(pulse.look(turned(turns)), Verdict::Rests);
+            assert_eq!(activity.look(turned(turns)), Verdict::Asleep);
             turns += 1;
-            assert_eq!(pulse.look(turned(turns)), Verdict::Turns);
+            assert_eq!(activity.look(turned(turns)), Verdict::Active);
         }
     }
 
     #[test]
     fn a_sleeper_that_answers_no_wakeup_is_silent_from_then_on() {
-        let mut pulse = Pulse::default();
-        assert_eq!(pulse.look(RESTING), Verdict::Turns);
-        assert_eq!(pulse.look(RESTING), Verdict::Rests);
+        let mut activity = ReactorActivity::default();
+        assert_eq!(activity.look(RESTING), Verdict::Active);
+        assert_eq!(activity.look(RESTING), Verdict::Asleep);
         for _ in 0..3 {
-            assert_eq!(pulse.look(RESTING), Verdict::Silent);
+            assert_eq!(activity.look(RESTING), Verdict::Unresponsive);
         }
-        assert_eq!(pulse.look(turned(8)), Verdict::Turns);
+        assert_eq!(activity.look(turned(8)), Verdict::Active);
     }
 
     #[test]
     fn stuck_and_ended_reactors_are_silent_whatever_they_count() {
-        let mut pulse = Pulse::default();
+        let mut activity = ReactorActivity::default();
         let stuck = Seen {
             is_stuck: true,
             ..RESTING
@@ -199,9 +204,9 @@ mod tests {
             is_running: false,
             ..turned(9)
         };
-        assert_eq!(pulse.look(stuck), Verdict::Silent);
-        assert_eq!(pulse.look(ended), Verdict::Silent);
-        assert_eq!(pulse.look(turned(10)), Verdict::Turns);
+        assert_eq!(activity.look(stuck), Verdict::Unresponsive);
+        assert_eq!(activity.look(ended), Verdict::Unresponsive);
+        assert_eq!(activity.look(turned(10)), Verdict::Active);
     }
 
     #[test]

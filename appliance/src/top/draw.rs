@@ -11,7 +11,7 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Clear, Padding, Paragraph, Row, Sparkline, Table as Rows};
 
 use super::screen::{Screen, View};
-use crate::client::look::Look;
+use crate::client::delta::StatusDelta;
 use crate::client::views;
 use crate::observe::model::History;
 use crate::quantity;
@@ -106,13 +106,13 @@ fn head_lines(screen: &Screen) -> Vec<String> {
             "{}: up {up}, windlass {}, {hosts} controllers; every {delay} s{held}",
             appliance.name, appliance.version
         ),
-        views::moving(look),
-        format!("latency: {}", views::latencies(look)),
+        views::throughput_line(look),
+        format!("latency: {}", views::latency_line(look)),
         reactors(look),
     ]
 }
 
-fn reactors(look: &Look) -> String {
+fn reactors(look: &StatusDelta) -> String {
     let mut line = "busy:".to_owned();
     for reactor in &look.now.reactors {
         let busy = look.busy_permille(reactor.index).unwrap_or(0);
@@ -133,7 +133,7 @@ fn problems(screen: &Screen) -> Vec<String> {
         .into_iter()
         .collect();
     if let Some(look) = screen.look() {
-        problems.extend(views::ailments(&look.now));
+        problems.extend(views::active_problems(&look.now));
     }
     problems.truncate(PROBLEMS_MAX);
     problems

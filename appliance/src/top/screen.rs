@@ -7,7 +7,7 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
 use super::DELAY_SECONDS;
 use super::sampler::Sample;
-use crate::client::look::Look;
+use crate::client::delta::StatusDelta;
 use crate::client::{ClientError, views};
 use crate::error::with_causes;
 use crate::observe::model::{Event, History, Status};
@@ -43,7 +43,7 @@ impl View {
         }
     }
 
-    fn table(self, look: &Look, events: &[Event]) -> Table {
+    fn table(self, look: &StatusDelta, events: &[Event]) -> Table {
         match self {
             View::Exports => views::exports(look),
             View::Devices => views::devices(look),
@@ -106,7 +106,7 @@ pub(super) struct Screen {
     is_paused: bool,
     shows_help: bool,
     latest: Option<Status>,
-    look: Option<Look>,
+    look: Option<StatusDelta>,
     history: Option<History>,
     events: Vec<Event>,
     problem: Option<String>,
@@ -136,7 +136,7 @@ impl Screen {
         }
         self.problem = None;
         let before = self.latest.replace(sample.status.clone());
-        self.look = Some(Look::new(before, sample.status));
+        self.look = Some(StatusDelta::new(before, sample.status));
         self.history = Some(sample.history);
         self.events = sample.events;
     }
@@ -156,7 +156,7 @@ impl Screen {
         self.delay
     }
 
-    pub(super) fn look(&self) -> Option<&Look> {
+    pub(super) fn look(&self) -> Option<&StatusDelta> {
         self.look.as_ref()
     }
 

@@ -226,9 +226,9 @@ fn keys_end_it_and_change_the_delay_within_bounds() {
 }
 
 #[test]
-fn what_is_in_the_way_is_shown_and_what_was_seen_stays() {
+fn errors_are_shown_and_the_last_sample_stays() {
     let mut screen = screen();
-    screen.fail(&crate::client::ClientError::NotRunning {
+    screen.fail(&crate::client::ClientError::NoAppliance {
         looked_at: vec!["/run/windlass/control.sock".into()],
     });
     let text = drawn(&screen, 140, 30);

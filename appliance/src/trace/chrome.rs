@@ -10,7 +10,7 @@ use reactors::Nanos;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::spans::{Account, End, Incident, Request, State, account};
+use super::spans::{End, Incident, ReactorTimeline, Request, State, assemble};
 use crate::observe::recordings::{Material, ReactorMaterial};
 
 /// Most recorder events in one trace, over all reactors, the newest of each: about 300 bytes of
@@ -51,19 +51,19 @@ impl Material {
     pub(crate) fn trace(&self, seconds: u64) -> Trace {
         let oldest = self.now.saturating_sub(Nanos::from_secs(seconds));
         let share = NOTES_MAX / self.reactors.len().max(1);
-        let accounts: Vec<Account> = self
+        let timelines: Vec<ReactorTimeline> = self
             .reactors
             .iter()
             .map(|reactor| {
                 let mut notes = reactor.recording.read(0).notes;
                 notes.retain(|(time, _)| *time >= oldest);
                 notes.drain(..notes.len().saturating_sub(share));
-                account(&notes, self.now)
+                assemble(&notes, self.now)
             })
             .collect();
-        let begins = accounts.iter().flat_map(|account| {
-            let requests = account.requests.iter().map(|request| request.began);
-            requests.chain(account.incidents.iter().map(|(time, _)| *time))
+        let begins = timelines.iter().flat_map(|timeline| {
+            let requests = timeline.requests.iter().map(|request| request.began);
+            requests.chain(timeline.incidents.iter().map(|(time, _)| *time))
         });
         let origin = begins.min().unwrap_or(self.now);
         let mut writer = Writer {
@@ -72,8 +72,8 @@ impl Material {
             next_id: 1,
             events: Vec::new(),
         };
-        for (index, (reactor, account)) in self.reactors.iter().zip(&accounts).enumerate() {
-            writer.reactor(index, reactor, account);
+        for (index, (reactor, timeline)) in self.reactors.iter().zip(&timelines).enumerate() {
+            writer.reactor(index, reactor, timeline);
         }
         Trace {
             trace_events: writer.events,
@@ -100,11 +100,11 @@ impl Writer<'_> {
         (time - self.origin).0 as f64 / 1e3
     }
 
-    fn reactor(&mut self, pid: usize, reactor: &ReactorMaterial, account: &Account) {
+    fn reactor(&mut self, pid: usize, reactor: &ReactorMaterial, timeline: &ReactorTimeline) {
         let name = format!("reactor {pid} on core {}", reactor.core);
         self.metadata("process_name", pid, 0, &name);
         self.metadata("thread_name", pid, 0, "the reactor itself");
-        let mut queues: Vec<u16> = account.requests.iter().map(|it| it.queue).collect();
+        let mut queues: Vec<u16> = timeline.requests.iter().map(|it| it.queue).collect();
         queues.sort_unstable();
         queues.dedup();
         for queue in queues {
@@ -112,10 +112,10 @@ impl Writer<'_> {
             let name = name.unwrap_or_else(|| format!("queue in slot {queue}"));
             self.metadata("thread_name", pid, thread(queue), &name);
         }
-        for (time, incident) in &account.incidents {
+        for (time, incident) in &timeline.incidents {
             self.incident(pid, reactor, *time, incident);
         }
-        for request in &account.requests {
+        for request in &timeline.requests {
             self.request(pid, request);
         }
     }
@@ -209,7 +209,7 @@ impl Writer<'_> {
         match request.end {
             End::Answered => {}
             End::Abandoned => drop(args.insert("end".to_owned(), "abandoned".into())),
-            End::UnderWay => drop(args.insert("end".to_owned(), "under way".into())),
+            End::InProgress => drop(args.insert("end".to_owned(), "under way".into())),
         }
         let part = |writer: &mut Self, name: &str, ph, time, args| {
             let tid = thread(request.queue);

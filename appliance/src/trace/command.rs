@@ -42,7 +42,7 @@ struct Unwritable {
 /// # Errors
 /// No appliance answers, or the file cannot be written.
 pub(crate) fn trace(arguments: &TraceArguments) -> Result<ExitCode, Failure> {
-    let client = Client::find(&arguments.socket)?.with_answer_time_max(TRACE_TIME_MAX);
+    let client = Client::find(&arguments.socket)?.with_response_timeout(TRACE_TIME_MAX);
     let path = format!("/api/v1/trace?seconds={}", arguments.seconds);
     let trace = client.get_bytes(&path)?;
     match &arguments.out {

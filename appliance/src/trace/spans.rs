@@ -23,7 +23,7 @@ pub(crate) enum State {
 
 /// A state and its start. It ends when the next one begins; the last one ends with the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Stay {
+pub(crate) struct StateSpan {
     pub(crate) state: State,
     pub(crate) began: Nanos,
 }
@@ -36,7 +36,7 @@ pub(crate) enum End {
     /// Its queue ended before.
     Abandoned,
     /// It is in progress.
-    UnderWay,
+    InProgress,
 }
 
 /// One request.
@@ -51,7 +51,7 @@ pub(crate) struct Request {
     pub(crate) measured: Option<Measured>,
     pub(crate) began: Nanos,
     pub(crate) ended: Nanos,
-    pub(crate) stays: Vec<Stay>,
+    pub(crate) spans: Vec<StateSpan>,
     /// The error status of the request.
     pub(crate) failed: Option<Status>,
     pub(crate) end: End,
@@ -76,7 +76,7 @@ pub(crate) enum Incident {
 
 /// The requests and incidents of one reactor.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Account {
+pub(crate) struct ReactorTimeline {
     pub(crate) requests: Vec<Request>,
     /// With their times.
     pub(crate) incidents: Vec<(Nanos, Incident)>,
@@ -84,7 +84,7 @@ pub(crate) struct Account {
 
 /// Assembles recorder events, which are in the order of recording. Requests in progress end at
 /// `now`. Requests whose first events are overwritten are omitted.
-pub(crate) fn account(notes: &[(Nanos, TraceRecord)], now: Nanos) -> Account {
+pub(crate) fn assemble(notes: &[(Nanos, TraceRecord)], now: Nanos) -> ReactorTimeline {
     let mut reader = Reader::default();
     for (time, note) in notes {
         reader.take(*time, *note);
@@ -94,11 +94,11 @@ pub(crate) fn account(notes: &[(Nanos, TraceRecord)], now: Nanos) -> Account {
 
 #[derive(Default)]
 struct Reader {
-    account: Account,
+    timeline: ReactorTimeline,
     /// By queue and command identifier.
     open: HashMap<(u16, u16), Request>,
     /// Sent; the requests end with the turn.
-    departing: Vec<Request>,
+    sent_in_turn: Vec<Request>,
     asleep_since: Option<Nanos>,
 }
 
@@ -111,7 +111,7 @@ impl Reader {
     }
 
     fn take_reactors(&mut self, time: Nanos, note: TraceRecord) {
-        let incidents = &mut self.account.incidents;
+        let incidents = &mut self.timeline.incidents;
         match note.kind() {
             TraceRecordKind::SLEEP => self.asleep_since = Some(time),
             TraceRecordKind::WAKE => {
@@ -162,7 +162,7 @@ impl Reader {
                         command_id: command.command_id(),
                         status: command.status(),
                     };
-                    self.account.incidents.push((time, refused));
+                    self.timeline.incidents.push((time, refused));
                 }
             },
             TraceEvent::Completed => match self.open.get_mut(&key) {
@@ -170,8 +170,8 @@ impl Reader {
                 // An inline completion whose response is not sent in this turn.
                 None => {
                     let is_it = |gone: &Request| (gone.queue, gone.command_id) == key;
-                    if let Some(place) = self.departing.iter().rposition(is_it) {
-                        self.open.insert(key, self.departing.remove(place));
+                    if let Some(place) = self.sent_in_turn.iter().rposition(is_it) {
+                        self.open.insert(key, self.sent_in_turn.remove(place));
                     }
                 }
             },
@@ -180,17 +180,17 @@ impl Reader {
                     if request.state() != Some(State::Send) {
                         request.enter(State::Send, time);
                     }
-                    self.departing.push(request);
+                    self.sent_in_turn.push(request);
                 }
             }
             TraceEvent::CompletedInline => {
                 self.begin(time, command).enter(State::Send, time);
-                self.departing.extend(self.open.remove(&key));
+                self.sent_in_turn.extend(self.open.remove(&key));
             }
             TraceEvent::TurnEnded => {
-                let gone = self.departing.drain(..);
+                let gone = self.sent_in_turn.drain(..);
                 let gone = gone.map(|request| request.ended(time, End::Answered));
-                self.account.requests.extend(gone);
+                self.timeline.requests.extend(gone);
             }
             TraceEvent::Admin => {
                 let incident = Incident::Admin {
@@ -198,7 +198,7 @@ impl Reader {
                     // Eight bits.
                     opcode: command.detail() as u8,
                 };
-                self.account.incidents.push((time, incident));
+                self.timeline.incidents.push((time, incident));
             }
         }
     }
@@ -207,9 +207,9 @@ impl Reader {
     fn begin(&mut self, time: Nanos, command: CommandTrace) -> &mut Request {
         let key = (command.queue(), command.command_id());
         if let Some(lost) = self.open.remove(&key) {
-            let last = lost.stays.last().map_or(lost.began, |stay| stay.began);
+            let last = lost.spans.last().map_or(lost.began, |span| span.began);
             let lost = lost.ended(last.max(time), End::Abandoned);
-            self.account.requests.push(lost);
+            self.timeline.requests.push(lost);
         }
         let new = || Request::new(time, command);
         self.open.entry(key).or_insert_with(new)
@@ -231,21 +231,21 @@ impl Reader {
         self.open.entry(key).or_insert_with(new)
     }
 
-    fn finish(mut self, now: Nanos) -> Account {
-        let under_way = self.departing.into_iter().chain(self.open.into_values());
-        let under_way = under_way.map(|request| request.ended(now, End::UnderWay));
-        self.account.requests.extend(under_way);
+    fn finish(mut self, now: Nanos) -> ReactorTimeline {
+        let under_way = self.sent_in_turn.into_iter().chain(self.open.into_values());
+        let under_way = under_way.map(|request| request.ended(now, End::InProgress));
+        self.timeline.requests.extend(under_way);
         if let Some(since) = self.asleep_since {
             let asleep = Incident::Slept {
                 until: now.max(since),
                 woken: false,
             };
-            self.account.incidents.push((since, asleep));
+            self.timeline.incidents.push((since, asleep));
         }
         let by_time = |request: &Request| (request.began, request.queue, request.command_id);
-        self.account.requests.sort_by_key(by_time);
-        self.account.incidents.sort_by_key(|(time, _)| *time);
-        self.account
+        self.timeline.requests.sort_by_key(by_time);
+        self.timeline.incidents.sort_by_key(|(time, _)| *time);
+        self.timeline
     }
 }
 
@@ -258,25 +258,25 @@ impl Request {
             measured: command.measured(),
             began,
             ended: began,
-            stays: Vec::new(),
+            spans: Vec::new(),
             failed: None,
-            end: End::UnderWay,
+            end: End::InProgress,
         }
     }
 
     fn state(&self) -> Option<State> {
-        self.stays.last().map(|stay| stay.state)
+        self.spans.last().map(|span| span.state)
     }
 
     fn enter(&mut self, state: State, time: Nanos) {
         // Timestamps within one turn may differ slightly; states do not overlap.
-        let before = self.stays.last().map_or(self.began, |stay| stay.began);
+        let before = self.spans.last().map_or(self.began, |span| span.began);
         let began = time.max(before);
-        self.stays.push(Stay { state, began });
+        self.spans.push(StateSpan { state, began });
     }
 
     fn ended(mut self, time: Nanos, end: End) -> Self {
-        let before = self.stays.last().map_or(self.began, |stay| stay.began);
+        let before = self.spans.last().map_or(self.began, |span| span.began);
         self.ended = time.max(before);
         self.end = end;
         self
@@ -284,9 +284,9 @@ impl Request {
 
     /// The states with their start and end times.
     pub(crate) fn states(&self) -> impl Iterator<Item = (State, Nanos, Nanos)> {
-        let ends = self.stays.iter().skip(1).map(|stay| stay.began);
+        let ends = self.spans.iter().skip(1).map(|span| span.began);
         let ends = ends.chain(std::iter::once(self.ended));
-        let stays = self.stays.iter().zip(ends);
-        stays.map(|(stay, end)| (stay.state, stay.began, end))
+        let spans = self.spans.iter().zip(ends);
+        spans.map(|(span, end)| (span.state, span.began, end))
     }
 }

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use reactors::Nanos;
 use reactors::recorder::{TraceRecord, TraceRecordKind};
 
-use super::spans::{End, Incident, Request, State, account};
+use super::spans::{End, Incident, Request, State, assemble};
 
 const QUEUE: u16 = 3;
 
@@ -45,9 +45,9 @@ fn states(request: &Request) -> Vec<(State, u64, u64)> {
 
 /// The states of the only request, and how it ended.
 fn only(notes: &[(Nanos, TraceRecord)], now: u64) -> (Vec<(State, u64, u64)>, End) {
-    let account = account(notes, Nanos(now));
-    let [request] = &account.requests[..] else {
-        panic!("{account:?}");
+    let timeline = assemble(notes, Nanos(now));
+    let [request] = &timeline.requests[..] else {
+        panic!("{timeline:?}");
     };
     assert_eq!((request.queue, request.subsystem), (QUEUE, 2));
     (states(request), request.end)
@@ -105,11 +105,11 @@ fn what_waits_for_the_network_is_told_afterwards() {
 fn what_has_not_ended_is_under_way() {
     let notes = [at(10, TraceEvent::AwaitsBuffer, 1)];
     let wanted = vec![(State::Buffer, 10, 99)];
-    assert_eq!(only(&notes, 99), (wanted, End::UnderWay));
+    assert_eq!(only(&notes, 99), (wanted, End::InProgress));
     // Sent, but the end of the turn is not recorded.
     let notes = [at(10, TraceEvent::InDevice, 1), at(20, TraceEvent::Sent, 1)];
     let wanted = vec![(State::Device(5), 10, 20), (State::Send, 20, 99)];
-    assert_eq!(only(&notes, 99), (wanted, End::UnderWay));
+    assert_eq!(only(&notes, 99), (wanted, End::InProgress));
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn an_identifier_that_comes_again_belongs_to_another_queue() {
         at(60, TraceEvent::Sent, 1),
         turn_ended(70),
     ];
-    let requests = account(&notes, Nanos(99)).requests;
+    let requests = assemble(&notes, Nanos(99)).requests;
     let ends: Vec<_> = requests.iter().map(|it| (it.ended.0, it.end)).collect();
     assert_eq!(ends, [(50, End::Abandoned), (70, End::Answered)]);
 }
@@ -135,20 +135,20 @@ fn errors_are_told_with_their_status() {
         turn_ended(30),
         at(40, TraceEvent::Failed, 2),
     ];
-    let account = account(&notes, Nanos(99));
-    assert_eq!(account.requests[0].failed, Some(status));
+    let timeline = assemble(&notes, Nanos(99));
+    assert_eq!(timeline.requests[0].failed, Some(status));
     let wanted = [(State::Device(5), 10, 20), (State::Send, 20, 30)];
-    assert_eq!(states(&account.requests[0]), wanted);
+    assert_eq!(states(&timeline.requests[0]), wanted);
     let refused = Incident::Refused {
         queue: QUEUE,
         command_id: 2,
         status,
     };
-    assert_eq!(account.incidents, [(Nanos(40), refused)]);
+    assert_eq!(timeline.incidents, [(Nanos(40), refused)]);
 }
 
 #[test]
-fn sleeps_are_told_and_notes_of_nobody_knows_what_are_not() {
+fn sleeps_are_shown_and_unknown_events_ignored() {
     let note = |time, kind, argument| (Nanos(time), TraceRecord::new(kind, argument, 0, 0));
     let notes = [
         note(5, TraceRecordKind::WAKE, 1),
@@ -158,14 +158,14 @@ fn sleeps_are_told_and_notes_of_nobody_knows_what_are_not() {
         at(22, TraceEvent::Sent, 7),
         note(30, TraceRecordKind::SLEEP, 0),
     ];
-    let account = account(&notes, Nanos(99));
-    assert_eq!(account.requests, []);
+    let timeline = assemble(&notes, Nanos(99));
+    assert_eq!(timeline.requests, []);
     let slept = |until, woken| Incident::Slept {
         until: Nanos(until),
         woken,
     };
     let wanted = [(Nanos(10), slept(20, true)), (Nanos(30), slept(99, false))];
-    assert_eq!(account.incidents, wanted);
+    assert_eq!(timeline.incidents, wanted);
 }
 
 proptest! {
@@ -193,9 +193,9 @@ proptest! {
             )
         });
         let notes: Vec<_> = notes.collect();
-        let all = account(&notes[cut.min(notes.len())..], Nanos(time + 10));
+        let all = assemble(&notes[cut.min(notes.len())..], Nanos(time + 10));
         for request in &all.requests {
-            let mut end = request.stays.first().map_or(request.ended, |stay| stay.began);
+            let mut end = request.spans.first().map_or(request.ended, |span| span.began);
             prop_assert!(request.began <= end);
             for (_, began, ended) in request.states() {
                 prop_assert_eq!(began, end);

@@ -17,12 +17,12 @@ use reactors::mesh::Port;
 use reactors::ring::Receiver;
 use reactors::{InitError, Placement, Poller, ReactorHandle, ReactorSetup};
 
-use super::{Listening, Portions, RdmaCard, Shared, Transport};
+use super::{Listening, PerReactor, RdmaCard, Transport, TransportContext};
 use crate::error::Failure;
 use crate::event_loop::EventLoop;
 use crate::exports;
+use crate::messages::{PendingResponses, PortMessages};
 use crate::observe::sources::{Counts, TransportCounters};
-use crate::orders::{Answers, PortOrders};
 
 /// Connection requests and events that may be in flight between two reactors.
 const MESSAGES_MAX: usize = 256;
@@ -174,13 +174,13 @@ pub(super) struct Rdma {
     domains: Arc<Domains<Verbs>>,
     counters: Vec<Arc<RdmaCounters>>,
     placement: Placement,
-    own: Portions<Own>,
-    orders: PortOrders<SocketAddr, PortSettings, Result<SocketAddr, rdma::Error>>,
+    own: PerReactor<ReactorListeners>,
+    orders: PortMessages<SocketAddr, PortSettings, Result<SocketAddr, rdma::Error>>,
     depth_max: Option<DepthMax>,
 }
 
 /// The part that one reactor takes.
-struct Own {
+struct ReactorListeners {
     messages: Port<Message<Verbs>>,
     orders: Receiver<Order>,
     listeners: Listeners<Verbs>,
@@ -201,7 +201,7 @@ impl Rdma {
     ) -> Result<Self, ListenError> {
         let domains = Arc::new(register(&bound.provider, regions)?);
         let ports = reactors::mesh::mesh(reactors, MESSAGES_MAX);
-        let (orders, receivers) = PortOrders::new(reactors);
+        let (orders, receivers) = PortMessages::new(reactors);
         let own = ports.into_iter().zip(receivers).zip(bound.listeners);
         Ok(Self {
             orders,
@@ -212,7 +212,7 @@ impl Rdma {
                 .map(|_| Arc::new(RdmaCounters::default()))
                 .collect(),
             placement,
-            own: Portions::new(own.map(|((messages, orders), listeners)| Own {
+            own: PerReactor::new(own.map(|((messages, orders), listeners)| ReactorListeners {
                 messages,
                 orders,
                 listeners,
@@ -260,11 +260,11 @@ impl Transport for Rdma {
 
     fn set_up(
         &self,
-        shared: &Shared,
+        shared: &TransportContext,
         setup: &mut ReactorSetup<'_>,
     ) -> Result<Box<dyn Poller>, InitError> {
         let index = setup.index();
-        let Own {
+        let ReactorListeners {
             mut messages,
             orders,
             listeners,
@@ -323,7 +323,7 @@ impl Listening for Rdma {
         Ok(self.orders.apply_settings(&settings, event_loop)?)
     }
 
-    fn close(&self, port: PortId) -> Result<Answers<()>, Failure> {
+    fn close(&self, port: PortId) -> Result<PendingResponses<()>, Failure> {
         Ok(self.orders.close(port)?)
     }
 

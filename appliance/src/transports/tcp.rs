@@ -15,12 +15,12 @@ use reactors::{InitError, Placement, Poller, ReactorHandle, ReactorSetup};
 use rustix::io::Errno;
 use rustix::net::sockopt::set_tcp_congestion;
 
-use super::{Listening, Portions, Shared, Transport};
+use super::{Listening, PerReactor, Transport, TransportContext};
 use crate::error::Failure;
 use crate::event_loop::EventLoop;
 use crate::exports;
+use crate::messages::{PendingResponses, PortMessages};
 use crate::observe::sources::TransportCounters;
-use crate::orders::{Answers, PortOrders};
 
 /// Sockets that may be in flight between two reactors.
 const HANDOFFS_MAX: usize = 256;
@@ -123,14 +123,14 @@ pub(super) struct Tcp {
     config: TcpConfig,
     counters: Vec<Arc<TcpCounters>>,
     placement: Placement,
-    own: Portions<Own>,
-    orders: PortOrders<TcpListener, PortSettings, std::io::Result<()>>,
+    own: PerReactor<ReactorListeners>,
+    orders: PortMessages<TcpListener, PortSettings, std::io::Result<()>>,
     /// Duplicates of the reactors' listening sockets, for changes of their settings.
     sockets: Mutex<BTreeMap<PortId, TcpListener>>,
 }
 
 /// The part that one reactor takes.
-struct Own {
+struct ReactorListeners {
     handoffs: Port<Handoff>,
     orders: Receiver<Order>,
     listeners: Vec<Bound>,
@@ -144,7 +144,7 @@ impl Tcp {
         reactors: usize,
         placement: Placement,
     ) -> Self {
-        let (orders, receivers) = PortOrders::new(reactors);
+        let (orders, receivers) = PortMessages::new(reactors);
         let sockets = listeners.iter().filter_map(|bound| {
             let socket = bound.socket.try_clone().ok()?;
             Some((bound.port, socket))
@@ -177,11 +177,11 @@ impl Transport for Tcp {
 
     fn set_up(
         &self,
-        shared: &Shared,
+        shared: &TransportContext,
         setup: &mut ReactorSetup<'_>,
     ) -> Result<Box<dyn Poller>, InitError> {
         let index = setup.index();
-        let Own {
+        let ReactorListeners {
             mut handoffs,
             orders,
             listeners,
@@ -245,7 +245,7 @@ impl Listening for Tcp {
         Ok(self.orders.apply_settings(&settings, event_loop)?)
     }
 
-    fn close(&self, port: PortId) -> Result<Answers<()>, Failure> {
+    fn close(&self, port: PortId) -> Result<PendingResponses<()>, Failure> {
         self.sockets().remove(&port);
         Ok(self.orders.close(port)?)
     }
@@ -286,12 +286,12 @@ fn digest_policy(digest: Digest) -> DigestPolicy {
 
 /// Gives each reactor its port of the mesh, its messages, and its share of the listeners,
 /// round-robin.
-fn distribute(listeners: Vec<Bound>, orders: Vec<Receiver<Order>>) -> Portions<Own> {
+fn distribute(listeners: Vec<Bound>, orders: Vec<Receiver<Order>>) -> PerReactor<ReactorListeners> {
     let reactors = orders.len();
-    let mut own: Vec<Own> = reactors::mesh::mesh(reactors, HANDOFFS_MAX)
+    let mut own: Vec<ReactorListeners> = reactors::mesh::mesh(reactors, HANDOFFS_MAX)
         .into_iter()
         .zip(orders)
-        .map(|(handoffs, orders)| Own {
+        .map(|(handoffs, orders)| ReactorListeners {
             handoffs,
             orders,
             listeners: Vec::new(),
@@ -300,7 +300,7 @@ fn distribute(listeners: Vec<Bound>, orders: Vec<Receiver<Order>>) -> Portions<O
     for (index, listener) in listeners.into_iter().enumerate() {
         own[index % reactors].listeners.push(listener);
     }
-    Portions::new(own)
+    PerReactor::new(own)
 }
 
 #[cfg(test)]

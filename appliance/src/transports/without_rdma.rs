@@ -7,11 +7,11 @@ use hugemem::Region;
 use nvme_target::PortId;
 use reactors::{InitError, Placement, Poller, ReactorHandle, ReactorSetup};
 
-use super::{Listening, RdmaCard, Shared, Transport};
+use super::{Listening, RdmaCard, Transport, TransportContext};
 use crate::error::Failure;
 use crate::event_loop::EventLoop;
+use crate::messages::PendingResponses;
 use crate::observe::sources::TransportCounters;
-use crate::orders::Answers;
 
 /// NVMe/RDMA is not in this build.
 #[derive(Debug, thiserror::Error)]
@@ -87,7 +87,7 @@ impl Transport for Rdma {
 
     fn set_up(
         &self,
-        _shared: &Shared,
+        _shared: &TransportContext,
         _setup: &mut ReactorSetup<'_>,
     ) -> Result<Box<dyn Poller>, InitError> {
         match self.0 {}
@@ -120,7 +120,7 @@ impl Listening for Rdma {
         match self.0 {}
     }
 
-    fn close(&self, _port: PortId) -> Result<Answers<()>, Failure> {
+    fn close(&self, _port: PortId) -> Result<PendingResponses<()>, Failure> {
         match self.0 {}
     }
 }

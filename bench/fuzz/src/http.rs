@@ -3,7 +3,7 @@
 
 use std::sync::OnceLock;
 
-use appliance::probe::{self, ControlProbe, ProbedDoor};
+use appliance::probe::{self, ControlProbe, ProbedEntrance};
 
 use crate::input::Input;
 
@@ -45,24 +45,24 @@ pub(crate) fn run(input: &[u8]) {
     let probe = PROBE.get_or_init(|| probe::start(CONFIGURATION, TOKEN));
     let mut choices = Input::new(input);
     let door = choices.pick(&[
-        ProbedDoor::HttpWithToken,
-        ProbedDoor::Http,
-        ProbedDoor::Socket,
+        ProbedEntrance::HttpWithToken,
+        ProbedEntrance::Http,
+        ProbedEntrance::Socket,
     ]);
     let piece_bytes = 1 + 8 * usize::from(choices.u8());
     let request = choices.take(choices.left());
-    let reply = probe.converse(door, request, piece_bytes);
+    let reply = probe.run_connection(door, request, piece_bytes);
     is_http(&reply);
     let has = |bytes: &[u8], text: &str| bytes.windows(text.len()).any(|it| it == text.as_bytes());
-    if matches!(door, ProbedDoor::HttpWithToken) && !has(request, TOKEN) {
+    if matches!(door, ProbedEntrance::HttpWithToken) && !has(request, TOKEN) {
         // A request that contains the secret may get it back in the reason of its rejection.
         assert!(
             has(request, SECRET) || !has(&reply, SECRET),
             "disclosed without the token"
         );
     }
-    let next = probe.converse(
-        ProbedDoor::Socket,
+    let next = probe.run_connection(
+        ProbedEntrance::Socket,
         b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n",
         512,
     );

@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use appliance::headless::{Control, HeadlessAppliance, Listening, Parts, PortOrders};
+use appliance::headless::{Control, HeadlessAppliance, Listening, Parts, PortMessages};
 use appliance_config::{Config, Listener, Transport};
 use block::{Device, DeviceSet, HealthState, OpenError, QueueOptions};
 use hugemem::{Arena, DmaViolation, Region};
@@ -450,7 +450,7 @@ impl<'s> Tcp<'s> {
         sent_settings: &SentSettings,
     ) -> Self {
         let reactors = env.swarm.reactors;
-        let (orders, receivers) = PortOrders::new(reactors);
+        let (orders, receivers) = PortMessages::new(reactors);
         let mesh = reactors::mesh::mesh(reactors, 64);
         Self {
             swarm: &env.swarm,
@@ -569,7 +569,7 @@ impl Rdma {
         }
         let settings = ports.rdma.iter();
         let settings = settings.map(|(port, it)| (*port, listening::rdma_settings(it)));
-        let (orders, receivers) = PortOrders::new(swarm.reactors);
+        let (orders, receivers) = PortMessages::new(swarm.reactors);
         let mesh = reactors::mesh::mesh(swarm.reactors, 64);
         let domains = Arc::new(domains);
         Ok(Self {

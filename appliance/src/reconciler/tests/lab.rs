@@ -22,7 +22,7 @@ use crate::appliance::Appliance;
 use crate::event_loop::RealTime;
 use crate::identities::Identities;
 use crate::observe::model::ApplyAnswer;
-use crate::reconciler::How;
+use crate::reconciler::ApplyOptions;
 
 /// Generous limit for every wait of a test, for busy machines.
 pub(super) const LIMIT: Duration = Duration::from_secs(60);
@@ -93,15 +93,19 @@ pub(super) fn started(text: &str) -> Appliance {
 /// Applies a configuration completely.
 #[track_caller]
 pub(super) fn apply(appliance: &mut Appliance, text: &str) -> ApplyAnswer {
-    let answer = try_apply(appliance, text, How::default());
+    let answer = try_apply(appliance, text, ApplyOptions::default());
     assert!(answer.applied, "{answer:#?}");
     answer
 }
 
-pub(super) fn try_apply(appliance: &mut Appliance, text: &str, how: How) -> ApplyAnswer {
+pub(super) fn try_apply(
+    appliance: &mut Appliance,
+    text: &str,
+    options: ApplyOptions,
+) -> ApplyAnswer {
     appliance
         .reconciler()
-        .apply(&parsed(text), how, &mut RealTime(|_| {}))
+        .apply(&parsed(text), options, &mut RealTime(|_| {}))
 }
 
 /// The steps that remain to be done.

@@ -6,9 +6,9 @@ use std::path::Path;
 use tempfile::TempDir;
 
 use super::lab::{apply, base, file, started, steps_to, try_apply, with_export};
-use crate::reconciler::{How, Origin};
+use crate::reconciler::{ApplyOptions, Origin};
 
-const BY_REQUEST: How = How {
+const BY_REQUEST: ApplyOptions = ApplyOptions {
     dry_run: false,
     partial: false,
     origin: Origin::Request,
@@ -43,10 +43,13 @@ fn files_of_requests_lie_below_the_allowed_directories() {
         "/dev/null".into(),
     ] {
         let answer = try_apply(&mut appliance, &with(&path, "1MiB"), BY_REQUEST);
-        let trouble = answer.trouble().expect("a refusal");
-        assert!(trouble.contains("nothing was changed"), "{trouble}");
+        let failure_reason = answer.failure_reason().expect("a refusal");
+        assert!(
+            failure_reason.contains("nothing was changed"),
+            "{failure_reason}"
+        );
         let named = path.file_name().expect("a name").to_str().expect("UTF-8");
-        assert!(trouble.contains(named), "{trouble}");
+        assert!(failure_reason.contains(named), "{failure_reason}");
         assert_eq!(steps_to(&appliance, &now), []);
     }
     assert!(!directory.path().join("new").exists() && !beside.exists());
@@ -70,10 +73,13 @@ fn requests_bring_no_configuration_where_that_is_off() {
     let more = now.clone() + &with_export("more", "type = \"null\"\nsize = \"1MiB\"");
     let mut appliance = started(&now);
     let answer = try_apply(&mut appliance, &more, BY_REQUEST);
-    let trouble = answer.trouble().expect("a refusal");
-    assert!(trouble.contains("`apply = false`"), "{trouble}");
+    let failure_reason = answer.failure_reason().expect("a refusal");
+    assert!(
+        failure_reason.contains("`apply = false`"),
+        "{failure_reason}"
+    );
     assert_eq!(steps_to(&appliance, &now), []);
-    let dry_run = How {
+    let dry_run = ApplyOptions {
         dry_run: true,
         ..BY_REQUEST
     };
@@ -115,15 +121,15 @@ fn memory_is_never_made_smaller() {
     let now = base("10s") + &with_export("ram", &memory("2MiB"));
     let mut appliance = started(&now);
     let smaller = base("10s") + &with_export("ram", &memory("1MiB"));
-    let answer = try_apply(&mut appliance, &smaller, How::default());
-    let trouble = answer.trouble().expect("a refusal");
+    let answer = try_apply(&mut appliance, &smaller, ApplyOptions::default());
+    let failure_reason = answer.failure_reason().expect("a refusal");
     for part in [
         "ram",
         "never made smaller",
         "another name",
         "nothing was changed",
     ] {
-        assert!(trouble.contains(part), "{trouble}");
+        assert!(failure_reason.contains(part), "{failure_reason}");
     }
     assert_eq!(steps_to(&appliance, &now), []);
     apply(

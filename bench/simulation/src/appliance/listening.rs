@@ -5,7 +5,7 @@ use std::error::Error;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use appliance::headless::{Answers, EventLoop, Listening, PortOrders};
+use appliance::headless::{EventLoop, Listening, PendingResponses, PortMessages};
 use appliance_config::{Listener as Wanted, Transport};
 use hugemem::Region;
 use nvme_rdma::{Domains, PortSettings as RdmaPortSettings};
@@ -43,7 +43,7 @@ pub(super) fn setting(listener: &Wanted) -> PortSetting {
 
 /// Listeners over TCP.
 pub(super) struct TcpListening {
-    pub(super) orders: PortOrders<Socket, PortSettings, std::io::Result<()>>,
+    pub(super) orders: PortMessages<Socket, PortSettings, std::io::Result<()>>,
     /// The simulated listeners, by number.
     pub(super) sim_listeners: Vec<Listener>,
     pub(super) sent_settings: SentSettings,
@@ -82,7 +82,7 @@ impl Listening for TcpListening {
             .apply_settings(&ports.collect::<Vec<_>>(), event_loop)?)
     }
 
-    fn close(&self, port: PortId) -> Result<Answers<()>, Failure> {
+    fn close(&self, port: PortId) -> Result<PendingResponses<()>, Failure> {
         Ok(self.orders.close(port)?)
     }
 }
@@ -108,7 +108,7 @@ pub(super) fn tcp_settings(listener: &Wanted) -> PortSettings {
 
 /// Listeners over RDMA.
 pub(super) struct RdmaListening {
-    pub(super) orders: PortOrders<SocketAddr, RdmaPortSettings, Result<SocketAddr, rdma::Error>>,
+    pub(super) orders: PortMessages<SocketAddr, RdmaPortSettings, Result<SocketAddr, rdma::Error>>,
     /// The memory registrations of its devices.
     pub(super) domains: Arc<Domains<Fake>>,
     pub(super) sent_settings: SentSettings,
@@ -145,7 +145,7 @@ impl Listening for RdmaListening {
             .apply_settings(&ports.collect::<Vec<_>>(), event_loop)?)
     }
 
-    fn close(&self, port: PortId) -> Result<Answers<()>, Failure> {
+    fn close(&self, port: PortId) -> Result<PendingResponses<()>, Failure> {
         Ok(self.orders.close(port)?)
     }
 

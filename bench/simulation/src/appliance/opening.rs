@@ -4,7 +4,7 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use appliance::headless::{Content, Growing, Opened, Opener};
+use appliance::headless::{Content, DeviceOperations, Opened, Opener};
 use appliance_config::{Backing, ByteSize, Device as Wanted, Uuid};
 use block::{Device, NullDevice, NullOptions};
 
@@ -100,13 +100,13 @@ impl Opener for Disks {
 /// A device whose size cannot change.
 struct Fixed;
 
-impl Growing for Fixed {
+impl DeviceOperations for Fixed {
     fn grow(&self, _: Option<ByteSize>) -> Result<(), Failure> {
         Err("it does not grow".into())
     }
 }
 
-impl Growing for Disk {
+impl DeviceOperations for Disk {
     fn grow(&self, size: Option<ByteSize>) -> Result<(), Failure> {
         match size {
             Some(size) => Ok(self.extend(size.bytes())?),

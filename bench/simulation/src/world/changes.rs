@@ -487,14 +487,14 @@ impl World {
 
     fn judge_outcome(&self, change: &Change, outcome: &Outcome) -> Result<Done, Violation> {
         let wrong = |what: String| Err(Violation::Rule(what));
-        match (&outcome.trouble, change.text.is_some()) {
+        match (&outcome.failure_reason, change.text.is_some()) {
             (None, false) => Ok(Done::Settled),
             (None, true) => wrong("a change was carried out that cannot be had".to_owned()),
             (Some(_), true) => Ok(Done::Settled),
-            (Some(trouble), false) => {
+            (Some(failure_reason), false) => {
                 let rdma = change.wanted.listeners[RDMA_LISTENER]
                     && !self.env.serving.listeners[RDMA_LISTENER];
-                if rdma && trouble.contains("restart") {
+                if rdma && failure_reason.contains("restart") {
                     return Ok(Done::TakesRestart);
                 }
                 // A device that was pulled out during the change is not available.
@@ -506,7 +506,7 @@ impl World {
                 if rdma && network.is_some_and(RdmaNetwork::is_unplugged) {
                     return Ok(Done::Settled);
                 }
-                wrong(format!("a change is not carried out: {trouble}"))
+                wrong(format!("a change is not carried out: {failure_reason}"))
             }
         }
     }

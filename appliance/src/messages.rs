@@ -12,17 +12,17 @@ use crate::event_loop::EventLoop;
 
 mod ports;
 
-pub use ports::PortOrders;
+pub use ports::PortMessages;
 
 /// Messages that may be in flight to one reactor.
-const ORDERS_MAX: usize = 256;
+const CONTROL_MESSAGES_MAX: usize = 256;
 /// A reactor that has not responded within this time is stuck: its turns take microseconds, and
 /// opening a device's queue takes milliseconds.
-const ANSWER_WITHIN: Duration = Duration::from_secs(20);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A reactor did not process a message.
 #[derive(Debug, thiserror::Error)]
-pub enum Unanswered {
+pub enum NoResponse {
     /// Its ring is full.
     #[error("reactor {reactor} accepts no more messages: it has ended or is stuck")]
     Full {
@@ -30,17 +30,17 @@ pub enum Unanswered {
         reactor: usize,
     },
     /// Not all reactors have responded in time.
-    #[error("a reactor has not answered within {ANSWER_WITHIN:?}: it has ended or is stuck")]
+    #[error("a reactor has not answered within {RESPONSE_TIMEOUT:?}: it has ended or is stuck")]
     TooSlow,
 }
 
 /// Rings for messages to all reactors. One thread at a time sends.
-pub(crate) struct Orders<T>(Mutex<Vec<Sender<T>>>);
+pub(crate) struct MessageRings<T>(Mutex<Vec<Sender<T>>>);
 
-impl<T: Send> Orders<T> {
+impl<T: Send> MessageRings<T> {
     /// Creates the rings. Returns the receiver of each reactor.
     pub(crate) fn new(reactors: usize) -> (Self, Vec<Receiver<T>>) {
-        let rings = (0..reactors).map(|_| ring::channel(ORDERS_MAX));
+        let rings = (0..reactors).map(|_| ring::channel(CONTROL_MESSAGES_MAX));
         let (senders, receivers) = rings.unzip();
         (Self(Mutex::new(senders)), receivers)
     }
@@ -56,84 +56,84 @@ impl<T: Send> Orders<T> {
     /// Sends a message to one reactor.
     ///
     /// # Errors
-    /// [`Unanswered::Full`].
-    pub(crate) fn tell(&self, reactor: usize, order: T) -> Result<(), Unanswered> {
+    /// [`NoResponse::Full`].
+    pub(crate) fn send(&self, reactor: usize, order: T) -> Result<(), NoResponse> {
         let mut senders = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let sent = senders.get_mut(reactor).map(|sender| sender.send(order));
         match sent {
             Some(Ok(())) => Ok(()),
-            Some(Err(_)) | None => Err(Unanswered::Full { reactor }),
+            Some(Err(_)) | None => Err(NoResponse::Full { reactor }),
         }
     }
 
     /// Sends every reactor a message, which `make` creates from the sender of its response.
     ///
     /// # Errors
-    /// [`Unanswered::Full`]; earlier reactors have received their messages.
-    pub(crate) fn tell_all<A>(
+    /// [`NoResponse::Full`]; earlier reactors have received their messages.
+    pub(crate) fn send_all<A>(
         &self,
         make: impl Fn(mpsc::Sender<A>) -> T,
-    ) -> Result<Answers<A>, Unanswered> {
+    ) -> Result<PendingResponses<A>, NoResponse> {
         let reactors = {
             let senders = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             senders.len()
         };
         let (sender, receiver) = mpsc::channel();
         for reactor in 0..reactors {
-            self.tell(reactor, make(sender.clone()))?;
+            self.send(reactor, make(sender.clone()))?;
         }
-        Ok(Answers {
+        Ok(PendingResponses {
             receiver,
             missing: reactors,
             given: Vec::new(),
         })
     }
 
-    /// Like [`tell_all`](Self::tell_all), and waits for the responses.
+    /// Like [`send_all`](Self::send_all), and waits for the responses.
     ///
     /// # Errors
-    /// [`Unanswered`].
-    pub(crate) fn ask_all<A>(
+    /// [`NoResponse`].
+    pub(crate) fn request_all<A>(
         &self,
         event_loop: &mut dyn EventLoop,
         make: impl Fn(mpsc::Sender<A>) -> T,
-    ) -> Result<Vec<A>, Unanswered> {
-        self.tell_all(make)?.wait(event_loop)
+    ) -> Result<Vec<A>, NoResponse> {
+        self.send_all(make)?.wait(event_loop)
     }
 
     /// Sends a message to one reactor and waits for its response.
     ///
     /// # Errors
-    /// [`Unanswered`].
+    /// [`NoResponse`].
     pub(crate) fn ask<A>(
         &self,
         reactor: usize,
         event_loop: &mut dyn EventLoop,
         make: impl FnOnce(mpsc::Sender<A>) -> T,
-    ) -> Result<A, Unanswered> {
+    ) -> Result<A, NoResponse> {
         let (sender, receiver) = mpsc::channel();
-        self.tell(reactor, make(sender))?;
-        let answers = Answers {
+        self.send(reactor, make(sender))?;
+        let answers = PendingResponses {
             receiver,
             missing: 1,
             given: Vec::new(),
         };
         let given = answers.wait(event_loop)?.pop();
-        given.ok_or(Unanswered::TooSlow)
+        given.ok_or(NoResponse::TooSlow)
     }
 }
 
 /// Pending responses.
-pub struct Answers<A> {
+pub struct PendingResponses<A> {
     receiver: mpsc::Receiver<A>,
     missing: usize,
     given: Vec<A>,
 }
 
-impl<A> Answers<A> {
+impl<A> PendingResponses<A> {
     /// Receives the responses that are available or arrive within a pause. Returns whether no more
     /// will arrive.
-    pub fn gather(&mut self, event_loop: &dyn EventLoop) -> bool {
+    pub fn poll_responses(&mut self, event_loop: &dyn EventLoop) -> bool {
         while self.missing > 0 {
             match self.receiver.recv_timeout(event_loop.pause()) {
                 Ok(answer) => {
@@ -151,17 +151,17 @@ impl<A> Answers<A> {
     /// Waits for all responses.
     ///
     /// # Errors
-    /// [`Unanswered::TooSlow`].
-    pub fn wait(mut self, event_loop: &mut dyn EventLoop) -> Result<Vec<A>, Unanswered> {
-        let deadline = event_loop.now() + ANSWER_WITHIN;
-        while !self.gather(event_loop) {
+    /// [`NoResponse::TooSlow`].
+    pub fn wait(mut self, event_loop: &mut dyn EventLoop) -> Result<Vec<A>, NoResponse> {
+        let deadline = event_loop.now() + RESPONSE_TIMEOUT;
+        while !self.poll_responses(event_loop) {
             if event_loop.now() >= deadline {
-                return Err(Unanswered::TooSlow);
+                return Err(NoResponse::TooSlow);
             }
             event_loop.run_once();
         }
         if self.missing > 0 {
-            return Err(Unanswered::TooSlow);
+            return Err(NoResponse::TooSlow);
         }
         Ok(self.given)
     }

@@ -10,12 +10,12 @@ use crate::devices::Devices;
 use crate::exports::{self, Ports};
 
 /// The subsystems by name, and the ports.
-pub(super) struct Served {
+pub(super) struct TargetState {
     subsystems: BTreeMap<String, SubsystemConfig>,
     ports: Vec<PortConfig>,
 }
 
-impl Served {
+impl TargetState {
     /// The target's configuration for `config`.
     pub(super) fn new(config: &Config, devices: &Devices, ports: &Ports) -> Self {
         let subsystems = exports::subsystems(config, devices, ports).into_iter();

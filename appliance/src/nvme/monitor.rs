@@ -6,18 +6,18 @@ use nvme_driver::{DriveCounters, DriveState, GoneReason};
 use reactors::ReactorHandle;
 use vfio::Problem;
 
-use super::{Bus, Drives, Taken};
+use super::{AcquiredDrive, Bus, Drives};
 use crate::error::with_causes;
 
 /// After the system requests a drive, the appliance does not reopen it for this long unless it was
 /// absent in between: the requester needs time to take it.
-const LEFT_FOR: Duration = Duration::from_secs(5);
+const REOPEN_DELAY: Duration = Duration::from_secs(5);
 /// Longest delay between two attempts to reopen a drive that does not come up.
-const REST_MAX: Duration = Duration::from_secs(64);
+const RETRY_DELAY_MAX: Duration = Duration::from_secs(64);
 
 /// The state of a drive between two checks.
 #[derive(Default)]
-pub(super) struct Notes {
+pub(super) struct DriveHistory {
     counters: DriveCounters,
     absence: Option<Absence>,
 }
@@ -28,10 +28,10 @@ struct Absence {
     /// Whether it was absent, or bound to another driver.
     seen: bool,
     /// The last logged obstacle.
-    complaint: String,
+    last_obstacle: String,
     attempts: u32,
     /// Earliest time of the next attempt.
-    rests_until: Instant,
+    retry_at: Instant,
 }
 
 impl Drives {
@@ -47,13 +47,13 @@ impl Drives {
     /// Checks every drive once: logs what happened, resets functions, reopens drives that returned.
     /// Blocks while a function is reset.
     pub(crate) fn look(&mut self, now: Instant) {
-        self.bus.close_returned();
+        self.bus.close_released();
         self.reset_functions();
         for taken in &mut self.taken {
             taken.report();
             match taken.drive.state() {
-                DriveState::Ready => taken.notes.absence = None,
-                DriveState::Gone(reason) => taken.seek(&*self.bus, reason, now),
+                DriveState::Ready => taken.history.absence = None,
+                DriveState::Gone(reason) => taken.try_reopen(&*self.bus, reason, now),
                 DriveState::Starting
                 | DriveState::Resetting
                 | DriveState::Draining
@@ -68,7 +68,7 @@ impl Drives {
             if !taken.drive.function_reset_needed() {
                 continue;
             }
-            let Taken { address, names, .. } = taken;
+            let AcquiredDrive { address, names, .. } = taken;
             tracing::warn!("{names}: resetting the function {address}");
             if let Err(error) = taken.drive.function_reset() {
                 tracing::error!("{names}: {address}: {}", with_causes(&error));
@@ -77,11 +77,11 @@ impl Drives {
     }
 }
 
-impl Taken {
+impl AcquiredDrive {
     /// Logs the errors of the drive since the last check.
     fn report(&mut self) {
         let now = self.drive.counters();
-        let before = std::mem::replace(&mut self.notes.counters, now);
+        let before = std::mem::replace(&mut self.history.counters, now);
         let counts = [
             (now.timeouts - before.timeouts, "past the deadline"),
             (now.aborts - before.aborts, "aborted"),
@@ -105,13 +105,13 @@ impl Taken {
     }
 
     /// Reopens a drive that is gone as soon as it is present and available.
-    fn seek(&mut self, bus: &dyn Bus, reason: GoneReason, now: Instant) {
-        let absence = self.notes.absence.get_or_insert_with(|| Absence {
+    fn try_reopen(&mut self, bus: &dyn Bus, reason: GoneReason, now: Instant) {
+        let absence = self.history.absence.get_or_insert_with(|| Absence {
             since: now,
             seen: false,
-            complaint: String::new(),
+            last_obstacle: String::new(),
             attempts: 0,
-            rests_until: now,
+            retry_at: now,
         });
         if !self.drive.wants_reopen() {
             return;
@@ -119,40 +119,40 @@ impl Taken {
         if let Err(problem) = bus.look(self.address) {
             absence.seen = true;
             // The next obstacle or attempt starts fresh.
-            (absence.attempts, absence.rests_until) = (0, now);
+            (absence.attempts, absence.retry_at) = (0, now);
             let is_told = matches!(problem, Problem::NoSuchFunction { .. });
-            absence.complain(&self.names, problem.to_string(), is_told);
+            absence.log_obstacle(&self.names, problem.to_string(), is_told);
             return;
         }
         let is_left = reason == GoneReason::RemovalRequested
             && !absence.seen
-            && now < absence.since + LEFT_FOR;
-        if is_left || now < absence.rests_until {
+            && now < absence.since + REOPEN_DELAY;
+        if is_left || now < absence.retry_at {
             return;
         }
         absence.attempts = absence.attempts.saturating_add(1);
         let rest = Duration::from_secs(1 << absence.attempts.min(6));
-        absence.rests_until = now + rest.min(REST_MAX);
+        absence.retry_at = now + rest.min(RETRY_DELAY_MAX);
         match bus.open(self.address) {
             Ok(backing) => {
                 tracing::info!("{}: {} is available again", self.names, self.address);
                 if let Err(error) = self.drive.reattach(backing) {
-                    absence.complain(&self.names, error.to_string(), false);
+                    absence.log_obstacle(&self.names, error.to_string(), false);
                 }
             }
-            Err(error) => absence.complain(&self.names, with_causes(error.as_ref()), false),
+            Err(error) => absence.log_obstacle(&self.names, with_causes(error.as_ref()), false),
         }
     }
 }
 
 impl Absence {
     /// Logs an obstacle once, unless it is already known.
-    fn complain(&mut self, names: &str, complaint: String, is_told: bool) {
-        if complaint != self.complaint {
+    fn log_obstacle(&mut self, names: &str, last_obstacle: String, is_told: bool) {
+        if last_obstacle != self.last_obstacle {
             if !is_told {
-                tracing::warn!("{names} not served: {complaint}");
+                tracing::warn!("{names} not served: {last_obstacle}");
             }
-            self.complaint = complaint;
+            self.last_obstacle = last_obstacle;
         }
     }
 }

@@ -12,7 +12,7 @@ use reactors::{Nanos, Poller, Progress, StopState};
 
 /// The poller of a reactor's devices, which runs after those of its services. It reports when the
 /// devices are drained.
-pub(crate) struct RestingDevices {
+pub(crate) struct DrainedDevices {
     poller: DevicePoller,
     set: Rc<DeviceSet>,
     /// Number of reactors whose devices are not drained, including this one until they are.
@@ -20,7 +20,7 @@ pub(crate) struct RestingDevices {
     is_drained: bool,
 }
 
-impl RestingDevices {
+impl DrainedDevices {
     /// Creates the poller of these devices.
     ///
     /// # Errors
@@ -35,7 +35,7 @@ impl RestingDevices {
     }
 }
 
-impl Poller for RestingDevices {
+impl Poller for DrainedDevices {
     fn name(&self) -> &str {
         self.poller.name()
     }
@@ -77,18 +77,18 @@ impl Poller for RestingDevices {
 
 /// A wrapper that stops its poller only after the devices of every reactor are drained. For a
 /// drive's owner, because the last flush needs the drive.
-pub(super) struct Last<P> {
+pub(super) struct DrainLast<P> {
     inner: P,
     undrained: Arc<AtomicUsize>,
 }
 
-impl<P: Poller> Last<P> {
+impl<P: Poller> DrainLast<P> {
     pub(super) fn new(inner: P, undrained: Arc<AtomicUsize>) -> Self {
         Self { inner, undrained }
     }
 }
 
-impl<P: Poller> Poller for Last<P> {
+impl<P: Poller> Poller for DrainLast<P> {
     fn name(&self) -> &str {
         self.inner.name()
     }

@@ -27,7 +27,7 @@ pub(crate) struct NoAnswer {
 ///
 /// # Errors
 /// The first listener that has not answered `within` that time.
-pub(crate) fn wait_until_answering(
+pub(crate) fn wait_until_ready(
     config: &Config,
     addresses: &[SocketAddr],
     within: Duration,
@@ -123,7 +123,7 @@ mod tests {
     #[test]
     fn an_initialized_connection_is_an_answer() {
         let address = server(IcResp::new(0, DigestFlags::new(), 4096).as_bytes().to_vec());
-        wait_until_answering(&config("tcp"), &[address], LONG).expect("answers");
+        wait_until_ready(&config("tcp"), &[address], LONG).expect("answers");
     }
 
     #[test]
@@ -133,7 +133,7 @@ mod tests {
         let refused = TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr());
         let other = server(vec![b'x'; size_of::<IcResp>()]);
         for address in [silent_address, refused.expect("bound"), other] {
-            let error = wait_until_answering(&config("tcp"), &[address], SOON).unwrap_err();
+            let error = wait_until_ready(&config("tcp"), &[address], SOON).unwrap_err();
             let text = error.to_string();
             assert!(text.starts_with("listener san at 127.0.0.1:"), "{text}");
         }
@@ -142,7 +142,7 @@ mod tests {
     #[test]
     fn rdma_listeners_are_not_asked_over_tcp() {
         let nobody = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
-        wait_until_answering(&config("rdma"), &[nobody], SOON).expect("not asked");
+        wait_until_ready(&config("rdma"), &[nobody], SOON).expect("not asked");
     }
 
     #[test]

@@ -9,10 +9,10 @@ use nvme_driver::backing::{ControllerMemory, DeviceBacking};
 
 /// Released drives, for the control thread to close.
 #[derive(Default)]
-pub(super) struct Returned(Mutex<Vec<Arc<dyn DeviceBacking>>>);
+pub(super) struct ReleasedDrives(Mutex<Vec<Arc<dyn DeviceBacking>>>);
 
-impl Returned {
-    fn take_in(&self, drive: Arc<dyn DeviceBacking>) {
+impl ReleasedDrives {
+    fn push(&self, drive: Arc<dyn DeviceBacking>) {
         let mut drives = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         drives.push(drive);
     }
@@ -29,18 +29,18 @@ impl Returned {
 }
 
 /// A drive in use. Dropping it returns it for closing.
-pub(super) struct Borrowed {
+pub(super) struct DriveHandle {
     pub(super) drive: Arc<dyn DeviceBacking>,
-    pub(super) returned: Arc<Returned>,
+    pub(super) released: Arc<ReleasedDrives>,
 }
 
-impl Drop for Borrowed {
+impl Drop for DriveHandle {
     fn drop(&mut self) {
-        self.returned.take_in(Arc::clone(&self.drive));
+        self.released.push(Arc::clone(&self.drive));
     }
 }
 
-impl DeviceBacking for Borrowed {
+impl DeviceBacking for DriveHandle {
     fn registers_len(&self) -> usize {
         self.drive.registers_len()
     }
@@ -169,21 +169,21 @@ mod tests {
     #[test]
     fn what_a_reactor_drops_is_closed_by_the_control_thread() {
         let drive: Arc<dyn DeviceBacking> = Arc::new(Drive);
-        let returned: Arc<Returned> = Arc::default();
-        let borrowed: Arc<dyn DeviceBacking> = Arc::new(Borrowed {
+        let released: Arc<ReleasedDrives> = Arc::default();
+        let borrowed: Arc<dyn DeviceBacking> = Arc::new(DriveHandle {
             drive: Arc::clone(&drive),
-            returned: Arc::clone(&returned),
+            released: Arc::clone(&released),
         });
         let reactor = std::thread::spawn({
             let borrowed = Arc::clone(&borrowed);
             move || assert_eq!(borrowed.describe(), "a drive")
         });
         reactor.join().expect("no panic");
-        returned.close();
+        released.close();
         drop(borrowed);
         assert_eq!(Arc::strong_count(&drive), 2, "it is still open");
-        returned.close();
+        released.close();
         assert_eq!(Arc::strong_count(&drive), 1);
-        returned.close();
+        released.close();
     }
 }

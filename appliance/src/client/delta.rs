@@ -16,13 +16,13 @@ pub(crate) struct Rates {
 
 /// The state of an appliance, and its activity since an earlier observation.
 #[derive(Clone, Debug)]
-pub(crate) struct Look {
+pub(crate) struct StatusDelta {
     /// The earlier observation. None: rates are averages since the start.
     before: Option<Status>,
     pub(crate) now: Status,
 }
 
-impl Look {
+impl StatusDelta {
     pub(crate) fn new(before: Option<Status>, now: Status) -> Self {
         // An appliance that was restarted in between counts from zero.
         let before = before.filter(|then| {
@@ -108,12 +108,12 @@ mod tests {
     }
 
     /// An interval of two seconds in which the first device's reads change from `then` to `now`.
-    fn look(then: u64, now: u64) -> Look {
+    fn look(then: u64, now: u64) -> StatusDelta {
         let (mut before, mut after) = (status(), status());
         before.devices[0].totals = totals(then);
         after.devices[0].totals = totals(now);
         after.now_unix_ms = before.now_unix_ms + 2000;
-        Look::new(Some(before), after)
+        StatusDelta::new(Some(before), after)
     }
 
     #[test]
@@ -125,13 +125,13 @@ mod tests {
     }
 
     #[test]
-    fn what_was_started_anew_in_between_counts_from_its_start() {
+    fn a_restarted_appliance_counts_from_zero() {
         let (mut before, mut after) = (status(), status());
         before.devices[0].totals = totals(1_000_000);
         before.appliance.pid += 1;
         after.devices[0].totals = totals(500);
         after.appliance.uptime_s = 5;
-        let look = Look::new(Some(before), after);
+        let look = StatusDelta::new(Some(before), after);
         assert_eq!(look.seconds(), 5.0);
         assert_eq!(look.total_rates().reads, 100.0);
     }
@@ -141,7 +141,7 @@ mod tests {
         let (before, mut after) = (status(), status());
         after.now_unix_ms = before.now_unix_ms - 10;
         after.appliance.uptime_s = 0;
-        let look = Look::new(Some(before), after);
+        let look = StatusDelta::new(Some(before), after);
         assert!(look.seconds() > 0.0);
     }
 
@@ -150,7 +150,7 @@ mod tests {
         let (before, mut after) = (status(), status());
         after.now_unix_ms = before.now_unix_ms + 1000;
         after.reactors[0].busy_ns = before.reactors[0].busy_ns + 250_000_000;
-        let look = Look::new(Some(before), after);
+        let look = StatusDelta::new(Some(before), after);
         assert_eq!(look.busy_permille(0), Some(250));
         assert_eq!(look.busy_permille(7), None);
     }

@@ -15,9 +15,9 @@ use crate::observe::status::warnings;
 type Condition = (HealthState, HealthWarnings, Option<Damage>);
 
 /// The last reported state and warnings of each device.
-pub(crate) struct Watch(BTreeMap<Name, Condition>);
+pub(crate) struct HealthReporter(BTreeMap<Name, Condition>);
 
-impl Watch {
+impl HealthReporter {
     /// Assumes that the current state of the devices is reported.
     pub(crate) fn new(devices: &Devices) -> Self {
         let all = devices.all();
@@ -43,7 +43,7 @@ impl Watch {
             match now.0 {
                 state if state == before.0 => {}
                 HealthState::Ready => tracing::info!("device {name} is ready"),
-                HealthState::Damaged => tell_damage(name, now.2),
+                HealthState::Damaged => log_damage(name, now.2),
                 state => tracing::warn!("device {name} is {}", in_words(state)),
             }
             if now.1 != before.1 && now.1.any() {
@@ -58,7 +58,7 @@ impl Watch {
 }
 
 /// Logs the cause and the remedy.
-fn tell_damage(name: &Name, damage: Option<Damage>) {
+fn log_damage(name: &Name, damage: Option<Damage>) {
     let cause = damage.map_or_else(|| "no cause is known".into(), |it| it.cause.to_string());
     tracing::error!(
         "device {name} is damaged: {cause}; writes and flushes fail and reads continue: repair \
