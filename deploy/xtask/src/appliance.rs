@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::log::Log;
-use crate::process::bound_to_us;
+use crate::process::killed_with_parent;
 
 /// The appliance's output when its exports are available.
 pub(crate) const READY_LINE: &str = "windlass: ready";
@@ -30,10 +30,10 @@ pub(crate) fn free_port() -> Result<u16, String> {
 }
 
 /// Stops an appliance with SIGTERM; it has to end successfully in time.
-pub(crate) fn stop_in_order(child: &mut Child) -> Result<(), String> {
+pub(crate) fn stop_gracefully(child: &mut Child) -> Result<(), String> {
     let cannot = |error: io::Error| format!("cannot stop the appliance: {error}");
     if let Some(status) = child.try_wait().map_err(cannot)? {
-        return Err(format!("the appliance ended by itself: {status}"));
+        return Err(format!("the appliance ended unexpectedly: {status}"));
     }
     // The process has not been reaped, so its process identifier is still valid.
     kill_process(Pid::from_child(child), Signal::TERM).map_err(|errno| cannot(errno.into()))?;
@@ -68,7 +68,7 @@ impl Appliance {
         port: u16,
         log: &Arc<Log>,
     ) -> Result<Appliance, String> {
-        let mut command = bound_to_us(program);
+        let mut command = killed_with_parent(program);
         command.arg("run").arg(configuration).stdin(Stdio::null());
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command
@@ -134,7 +134,7 @@ impl Appliance {
     /// Kills it, like a crash.
     pub(crate) fn kill(mut self) -> Result<(), String> {
         if let Some(status) = self.ended() {
-            return Err(format!("the appliance ended by itself: {status}"));
+            return Err(format!("the appliance ended unexpectedly: {status}"));
         }
         self.log
             .line("harness", "killing the appliance with SIGKILL");
@@ -147,7 +147,7 @@ impl Appliance {
     pub(crate) fn stop(mut self) -> Result<(), String> {
         self.log
             .line("harness", "stopping the appliance with SIGTERM");
-        stop_in_order(&mut self.child)
+        stop_gracefully(&mut self.child)
     }
 
     fn join(&mut self) {

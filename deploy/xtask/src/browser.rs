@@ -19,7 +19,7 @@ use webdriver::Browser;
 pub(crate) use screenshots::{Options, take as take_screenshots};
 
 /// Creates an empty directory.
-fn fresh(name: &str) -> Result<PathBuf, String> {
+fn empty_directory(name: &str) -> Result<PathBuf, String> {
     let directory = process::root().join("target").join(name);
     if directory.exists() {
         fs::remove_dir_all(&directory).map_err(|e| format!("{}: {e}", directory.display()))?;
@@ -30,15 +30,15 @@ fn fresh(name: &str) -> Result<PathBuf, String> {
 
 /// Checks the page of the appliance in `binaries`, which also contains `bench`.
 pub(crate) fn test(binaries: &Path) -> Result<(), String> {
-    let directory = fresh("browser")?;
+    let directory = empty_directory("browser")?;
     let log = Log::create(&directory.join("log"))?;
     let mut site = Site::start(binaries, &directory.join("open"), &log, None)?;
     site.load()?;
     let browser = Browser::start(&directory)?;
-    let result = look(&mut site, &browser, binaries, &directory, &log);
+    let result = run_checks(&mut site, &browser, binaries, &directory, &log);
     if result.is_err() {
         let path = directory.join("failure.png");
-        if let Ok(picture) = browser.picture()
+        if let Ok(picture) = browser.screenshot()
             && fs::write(&path, picture).is_ok()
         {
             println!("browser: what the page showed is in {}", path.display());
@@ -47,7 +47,7 @@ pub(crate) fn test(binaries: &Path) -> Result<(), String> {
     result
 }
 
-fn look(
+fn run_checks(
     site: &mut Site,
     browser: &Browser,
     binaries: &Path,
@@ -55,25 +55,31 @@ fn look(
     log: &Arc<Log>,
 ) -> Result<(), String> {
     let origin = site.origin.clone();
-    check("history", || checks::shows_what_was_before(site, browser))?;
-    check("figures", || checks::figures_are_the_apis(site, browser))?;
-    check("heat map", || checks::heat_is_the_apis(site, browser))?;
-    check("metrics", || monitoring::check(&site.get("/metrics")?))?;
-    check("keys", || checks::keys_are_enough(site, browser))?;
-    check("names", || checks::everything_has_a_name(site, browser))?;
-    check("looks", || checks::reads_well_everywhere(site, browser))?;
-    check("totals", || checks::totals_are_the_apis(site, browser))?;
-    check("console", || checks::nothing_went_wrong(browser, &[]))?;
-    let closed = Site::start(binaries, &directory.join("token"), log, Some(TOKEN))?;
-    check("token", || checks::asks_for_the_token(&closed, browser))?;
-    check("console", || {
-        checks::nothing_went_wrong(browser, &["401 (Unauthorized)"])
+    check("history", || checks::shows_earlier_history(site, browser))?;
+    check("figures", || checks::figures_match_the_api(site, browser))?;
+    check("heat map", || {
+        checks::heat_map_matches_the_api(site, browser)
     })?;
-    check("loss", || checks::says_when_it_is_lost(site, browser))?;
+    check("metrics", || monitoring::check(&site.get("/metrics")?))?;
+    check("keys", || checks::is_usable_by_keyboard(site, browser))?;
+    check("names", || checks::has_accessible_names(site, browser))?;
+    check("looks", || {
+        checks::is_readable_on_all_screens(site, browser)
+    })?;
+    check("totals", || checks::totals_match_the_api(site, browser))?;
+    check("console", || checks::console_has_no_errors(browser, &[]))?;
+    let closed = Site::start(binaries, &directory.join("token"), log, Some(TOKEN))?;
+    check("token", || checks::requests_the_token(&closed, browser))?;
+    check("console", || {
+        checks::console_has_no_errors(browser, &["401 (Unauthorized)"])
+    })?;
+    check("loss", || checks::reports_a_lost_appliance(site, browser))?;
     let expected = ["net::ERR_CONNECTION"];
-    check("console", || checks::nothing_went_wrong(browser, &expected))?;
+    check("console", || {
+        checks::console_has_no_errors(browser, &expected)
+    })?;
     check("network", || {
-        checks::nothing_leaves(browser, &[&origin, &closed.origin])
+        checks::requests_stay_on_origins(browser, &[&origin, &closed.origin])
     })
 }
 
@@ -82,7 +88,7 @@ fn check(name: &str, work: impl FnOnce() -> Result<(), String>) -> Result<(), St
     let began = Instant::now();
     work().map_err(|error| format!("{name}: {error}"))?;
     println!(
-        "browser: {name} is well ({:.1} s)",
+        "browser: {name} passed ({:.1} s)",
         began.elapsed().as_secs_f64()
     );
     Ok(())

@@ -11,7 +11,7 @@ const ROUNDS: &str = "WINDLASS_CRASH_ROUNDS";
 /// The number of kills, and the host.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// So many deaths.
+    /// Number of kills.
     #[arg(long, value_name = "N", default_value_t = 100)]
     count: u32,
     /// Under a kernel host with ext4 in the lab's guest, in place of the project's own host.

@@ -13,7 +13,7 @@ use std::time::Duration;
 use clap::Args;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use crate::appliance::{READY_LINE, stop_in_order};
+use crate::appliance::{READY_LINE, stop_gracefully};
 use crate::{packages, process};
 
 /// Prefix of the appliance's output of each command that attaches an export.
@@ -44,13 +44,13 @@ pub(crate) fn build(with_rdma: bool) -> Command {
 /// Builds the appliance and the load generator, starts the appliance, runs the load, and keeps
 /// serving.
 pub(crate) fn run(options: &Options) -> Result<(), String> {
-    let with_rdma = packages::provide_for_demo()?;
+    let with_rdma = packages::ensure_installed_for_demo()?;
     println!("demo: building the appliance and the load generator");
     process::run(&mut build(with_rdma))?;
     let binaries = process::root().join("target/release");
-    let interrupted = interruption()?;
+    let interrupted = interrupt_flag()?;
     println!("demo: starting the appliance on its embedded default");
-    let mut serving = Serving::start(&binaries.join("windlass"))?;
+    let mut serving = DemoAppliance::start(&binaries.join("windlass"))?;
     println!("\ndemo: a verified workload on each namespace, by our own host over NVMe/TCP\n");
     let mut load = process::program(binaries.join("bench"));
     load.args(["run", "--all-namespaces", "--verify", "--progress"]);
@@ -66,7 +66,7 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
         println!("Serving until Ctrl-C.");
         while !interrupted.load(Ordering::Relaxed) {
             if let Some(status) = serving.ended() {
-                return Err(format!("the appliance ended by itself: {status}"));
+                return Err(format!("the appliance ended unexpectedly: {status}"));
             }
             thread::sleep(POLL_INTERVAL);
         }
@@ -83,7 +83,7 @@ pub(crate) fn once() -> Result<(), String> {
 }
 
 /// A flag that SIGINT or SIGTERM sets; they no longer end this process.
-fn interruption() -> Result<Arc<AtomicBool>, String> {
+fn interrupt_flag() -> Result<Arc<AtomicBool>, String> {
     let interrupted = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
         signal_hook::flag::register(signal, Arc::clone(&interrupted))
@@ -102,15 +102,15 @@ fn explain(attach: &[String]) {
 }
 
 /// The demo's appliance; killed on drop.
-struct Serving {
+struct DemoAppliance {
     child: Child,
     attach: Vec<String>,
 }
 
-impl Serving {
+impl DemoAppliance {
     /// Starts `windlass run`, passes its output on, and waits until it is ready.
     fn start(windlass: &Path) -> Result<Self, String> {
-        let mut command: Command = process::bound_to_us(&process::program(windlass));
+        let mut command: Command = process::killed_with_parent(&process::program(windlass));
         command.args(["--log", "warn", "run", "--data-dir"]);
         command.arg(process::root().join("target/demo"));
         // Only this process receives Ctrl-C, and then stops the appliance in order.
@@ -135,7 +135,7 @@ impl Serving {
                     None => println!("{line}"),
                 },
                 Some(Err(_)) | None => {
-                    return Err("the appliance did not start: its last line says why".to_owned());
+                    return Err("the appliance did not start: see its last line".to_owned());
                 }
             }
         }
@@ -155,11 +155,11 @@ impl Serving {
     /// Stops it, which has to succeed.
     fn stop(mut self) -> Result<(), String> {
         println!("demo: stopping the appliance");
-        stop_in_order(&mut self.child)
+        stop_gracefully(&mut self.child)
     }
 }
 
-impl Drop for Serving {
+impl Drop for DemoAppliance {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

@@ -32,7 +32,7 @@ pub(crate) const TARGETS: [&str; 8] = [
 ];
 
 /// The variable with the name of the target, which bench/fuzz reads.
-const CHOICE: &str = "WINDLASS_FUZZ_TARGET";
+const TARGET_VARIABLE: &str = "WINDLASS_FUZZ_TARGET";
 /// Maximum size of an input in bytes; longer inputs find nothing more.
 const INPUT_BYTES_MAX: u32 = 2048;
 /// Maximum run time of an input in seconds; a longer one is a finding.
@@ -50,7 +50,7 @@ pub(crate) struct Options {
     /// Only this target.
     #[arg(value_parser = clap::builder::PossibleValuesParser::new(TARGETS))]
     target: Option<String>,
-    /// For so long, each target.
+    /// Seconds for each target.
     #[arg(
         long,
         value_name = "N",
@@ -153,8 +153,8 @@ impl Fuzzer {
     }
 
     fn command(&self, target: &str) -> Command {
-        let mut command = process::bound_to_us(&process::program(&self.program));
-        command.env(CHOICE, target);
+        let mut command = process::killed_with_parent(&process::program(&self.program));
+        command.env(TARGET_VARIABLE, target);
         command.arg(format!("-timeout={INPUT_SECONDS_MAX}"));
         command.arg(format!("-rss_limit_mb={MEMORY_MIB_MAX}"));
         command

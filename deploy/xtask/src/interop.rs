@@ -18,7 +18,7 @@ use clap::Args;
 use crate::appliance::{Appliance, free_port};
 use crate::log::Log;
 use crate::package;
-use crate::process::{self, bound_to_us};
+use crate::process::{self, killed_with_parent};
 
 const NQN: &str = "nqn.2026-11.org.windlass:interop";
 /// The address of this machine's loopback interface in a guest on QEMU's user network.
@@ -231,7 +231,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
 
 impl Machine {
     /// Whether the script installs our package; only such scripts use systemd.
-    fn installs_packages(&self) -> bool {
+    fn uses_package(&self) -> bool {
         self.options.contains(&"--systemd")
     }
 }
@@ -245,7 +245,7 @@ impl Scenario {
     }
 
     /// Whether the guest's own kernel target can replace the appliance.
-    fn has_self_check(&self) -> bool {
+    fn supports_self_check(&self) -> bool {
         matches!(self.place, Place::Here(_))
     }
 
@@ -259,7 +259,7 @@ impl Scenario {
 
 /// Factor for the time-outs of scenarios on machines that are slower than the one on which they
 /// were chosen. A passing scenario does not wait for its time-out.
-const SLOWNESS_MAX: u32 = 4;
+const TIMEOUT_FACTOR: u32 = 4;
 
 /// Number of repetitions of repeating scripts in the tests.
 const ROUNDS_DEFAULT: u32 = 3;
@@ -270,7 +270,8 @@ pub(crate) struct Options {
     /// Scenarios to run; all of them by default.
     #[arg(value_parser = scenario_names())]
     scenarios: Vec<String>,
-    /// Let the guest's own kernel target stand in for the appliance: proves the script, not us.
+    /// Use the guest's own kernel target instead of the appliance: tests the script, not the
+    /// appliance.
     #[arg(long)]
     self_check: bool,
     /// Take the appliance's release build.
@@ -292,7 +293,7 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     let harness = Harness::of_repository(options.release, options.self_check);
     let mut failures = Vec::new();
     for scenario in SCENARIOS {
-        if options.self_check && !scenario.has_self_check() {
+        if options.self_check && !scenario.supports_self_check() {
             continue;
         }
         if options.scenarios.is_empty() || options.scenarios.iter().any(|n| n == scenario.name) {
@@ -396,11 +397,11 @@ impl Harness {
         let devices = match scenario.place {
             Place::Here(devices) => devices,
             Place::Guest(ref machine) => {
-                if machine.installs_packages() {
+                if machine.uses_package() {
                     self.make_packages(&directory.join("packages"))?;
                 }
                 let guest = Guest::start(self.lab_command(scenario, GUEST_PORT, directory), log)?;
-                return verdict(scenario, guest.wait()?);
+                return script_result(scenario, guest.wait()?);
             }
         };
         let port = if self.self_check {
@@ -444,10 +445,10 @@ impl Harness {
                 None => thread::sleep(POLL_INTERVAL),
             }
             if let Some(status) = appliance.as_mut().and_then(Appliance::ended) {
-                return Err(format!("the appliance ended by itself: {status}"));
+                return Err(format!("the appliance ended unexpectedly: {status}"));
             }
         };
-        verdict(scenario, status)?;
+        script_result(scenario, status)?;
         appliance.map_or(Ok(()), Appliance::stop)
     }
 
@@ -467,14 +468,14 @@ impl Harness {
         } else {
             ADDRESS_IN_GUEST
         };
-        let mut command = bound_to_us(&self.lab);
+        let mut command = killed_with_parent(&self.lab);
         command.arg("run");
         match &scenario.place {
             Place::Here(_) => command.arg("--net"),
             Place::Guest(machine) => command.args(machine.options),
         };
         command.arg("--share").arg(&self.share);
-        let timeout_s = SLOWNESS_MAX * scenario.timeout_s * self.rounds.div_ceil(ROUNDS_DEFAULT);
+        let timeout_s = TIMEOUT_FACTOR * scenario.timeout_s * self.rounds.div_ceil(ROUNDS_DEFAULT);
         command.arg("--timeout").arg(timeout_s.to_string());
         let programs = Path::new(self.appliance.get_program()).parent();
         for (name, value) in [
@@ -503,7 +504,7 @@ impl Harness {
 }
 
 /// The meaning of the exit status of a guest's script.
-fn verdict(scenario: &Scenario, status: i32) -> Result<(), String> {
+fn script_result(scenario: &Scenario, status: i32) -> Result<(), String> {
     match status {
         0 => Ok(()),
         124 => Err(format!(

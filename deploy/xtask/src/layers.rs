@@ -29,7 +29,7 @@ const LEVELS: [&[&str]; 8] = [
 ];
 
 /// Crates outside the layers, which use no crate of the workspace and are used by none.
-const OUTSIDE: [&str; 1] = ["xtask"];
+const OUTSIDE_LAYERS: [&str; 1] = ["xtask"];
 
 /// Crates with unsafe code in modules that opt in; every other crate forbids it.
 const UNSAFE_CRATES: [&str; 6] = [
@@ -51,7 +51,7 @@ const OPTED_IN: &str = "#![expect(unsafe_code,reason=";
 /// Checks this workspace. The error lists every problem.
 pub(crate) fn check_workspace() -> Result<(), String> {
     let metadata = metadata::of_workspace()?;
-    let mut problems = arrow_problems(&metadata);
+    let mut problems = dependency_problems(&metadata);
     for package in &metadata.packages {
         problems.extend(unsafe_problems(package)?);
         problems.extend(module_cycles::problems(package)?);
@@ -74,7 +74,7 @@ fn level(name: &str) -> Option<usize> {
 }
 
 /// The problems of dependencies between the workspace's crates.
-fn arrow_problems(metadata: &Metadata) -> Vec<String> {
+fn dependency_problems(metadata: &Metadata) -> Vec<String> {
     let is_ours = |dependency: &Dependency| {
         dependency.path.is_some()
             || metadata
@@ -84,7 +84,7 @@ fn arrow_problems(metadata: &Metadata) -> Vec<String> {
     };
     let mut problems = Vec::new();
     for package in &metadata.packages {
-        let outside = OUTSIDE.contains(&package.name.as_str());
+        let outside = OUTSIDE_LAYERS.contains(&package.name.as_str());
         let own_level = level(&package.name);
         if own_level.is_none() && !outside {
             problems.push(format!(
@@ -98,19 +98,19 @@ fn arrow_problems(metadata: &Metadata) -> Vec<String> {
             .iter()
             .filter(|&dependency| is_ours(dependency))
         {
-            problems.extend(arrow_problem(&package.name, own_level, dependency));
+            problems.extend(dependency_problem(&package.name, own_level, dependency));
         }
     }
     problems
 }
 
 /// The problem of one dependency, if any; `own_level` is `None` for a crate outside the layers.
-fn arrow_problem(user: &str, own_level: Option<usize>, used: &Dependency) -> Option<String> {
+fn dependency_problem(user: &str, own_level: Option<usize>, used: &Dependency) -> Option<String> {
     let name = used.name.as_str();
     let Some(own_level) = own_level else {
         return Some(format!("{user} stands outside and may not use {name}"));
     };
-    if OUTSIDE.contains(&name) {
+    if OUTSIDE_LAYERS.contains(&name) {
         return Some(format!("{user} uses {name}, which stands outside"));
     }
     let Some(level) = level(name) else {

@@ -43,19 +43,19 @@ struct Arguments {
 enum Command {
     /// Install what the tests need and run all of them, as continuous integration does.
     Test(steps::Options),
-    /// Check that crates use only lower layers and that unsafe code stays where it may be.
+    /// Check that crates use only lower layers and that unsafe code is only in permitted modules.
     Layers,
     /// Build and start the appliance on its embedded default, and run a verified workload on it.
     Demo(demo::Options),
     /// Let the guest's kernel host attach to the appliance: the scenarios of deploy/interop.
     Interop(interop::Options),
-    /// Take the README's pictures of the dashboard anew.
+    /// Take new pictures of the dashboard for the README.
     Screenshots(browser::Options),
-    /// Kill the appliance under load again and again, and see that nothing is lost.
+    /// Kill the appliance under load repeatedly, and check that no data is lost.
     Crash(crash::Options),
     /// Look for inputs that break decoders and connections.
     Fuzz(fuzz::Options),
-    /// Simulate the appliance among faults, seed by seed; `-- --help` says what can be chosen.
+    /// Simulate the appliance with faults, seed by seed; `-- --help` lists the options.
     Sim(sim::Options),
     /// Make the Debian package.
     Package(package::Options),
@@ -83,7 +83,7 @@ fn main() -> ExitCode {
         Command::Lab { arguments } => {
             // The guest's command starts in the user's current directory.
             let here = std::env::current_dir().unwrap_or_else(|_| process::root());
-            return process::become_program(process::lab().args(arguments).current_dir(here));
+            return process::replace_process(process::lab().args(arguments).current_dir(here));
         }
         Command::Deny => steps::deny(),
     };

@@ -28,8 +28,8 @@ pub(crate) fn problems(package: &Package) -> Result<Vec<String>, String> {
         let text = fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
         files.push((inside.display().to_string(), text));
     }
-    let circle = circle(&imports(&files));
-    let told = circle.map(|modules| format!("{}: {}", package.name, modules.join(" -> ")));
+    let import_cycle = import_cycle(&imports(&files));
+    let told = import_cycle.map(|modules| format!("{}: {}", package.name, modules.join(" -> ")));
     Ok(told.into_iter().collect())
 }
 
@@ -117,7 +117,7 @@ fn first_name(path: &str) -> String {
 }
 
 /// A cycle of modules: each imports the next, and the last is the first again.
-fn circle(imports: &Imports) -> Option<Vec<String>> {
+fn import_cycle(imports: &Imports) -> Option<Vec<String>> {
     let mut done = BTreeSet::new();
     imports
         .keys()
@@ -151,12 +151,12 @@ fn follow(
 mod tests {
     use super::*;
 
-    fn circle_of(files: &[(&str, &str)]) -> Option<String> {
+    fn import_cycle_of(files: &[(&str, &str)]) -> Option<String> {
         let files: Vec<(String, String)> = files
             .iter()
             .map(|(path, text)| ((*path).to_owned(), (*text).to_owned()))
             .collect();
-        circle(&imports(&files)).map(|modules| modules.join(" -> "))
+        import_cycle(&imports(&files)).map(|modules| modules.join(" -> "))
     }
 
     #[test]
@@ -167,7 +167,7 @@ mod tests {
             ("b/deep.rs", "use crate::{x::{y, a}, c};"),
             ("c.rs", "fn f() { super::a::f(); }"),
         ];
-        assert_eq!(circle_of(&files).as_deref(), Some("a -> b -> c -> a"));
+        assert_eq!(import_cycle_of(&files).as_deref(), Some("a -> b -> c -> a"));
     }
 
     #[test]
@@ -180,7 +180,7 @@ mod tests {
                 "//! `crate::a` is above.\nfn f() { \"crate::a\"; ::other_crate::b(); }",
             ),
         ];
-        assert_eq!(circle_of(&files), None);
+        assert_eq!(import_cycle_of(&files), None);
     }
 
     #[test]
@@ -194,7 +194,7 @@ mod tests {
             ("b/tests.rs", "use crate::a;"),
             ("b/tests/more.rs", "use crate::a;"),
         ];
-        assert_eq!(circle_of(&files), None);
+        assert_eq!(import_cycle_of(&files), None);
     }
 
     #[test]
@@ -204,6 +204,6 @@ mod tests {
             ("b.rs", "use crate::a;"),
             ("c.rs", "use crate::a;"),
         ];
-        assert_eq!(circle_of(&files).as_deref(), Some("a -> c -> a"));
+        assert_eq!(import_cycle_of(&files).as_deref(), Some("a -> c -> a"));
     }
 }

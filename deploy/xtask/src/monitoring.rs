@@ -25,7 +25,7 @@ fn promtool() -> Option<PathBuf> {
 }
 
 /// Provides promtool, or prints why it is not available.
-pub(crate) fn provide() {
+pub(crate) fn ensure_installed() {
     if promtool().is_some() {
         return;
     }
@@ -63,7 +63,7 @@ pub(crate) fn check(metrics: &str) -> Result<(), String> {
     let mut child = check.spawn().map_err(failed)?;
     if let Some(mut stdin) = child.stdin.take() {
         stdin
-            .write_all(classic(metrics).as_bytes())
+            .write_all(to_text_format(metrics).as_bytes())
             .map_err(failed)?;
     }
     let status = child.wait().map_err(failed)?;
@@ -76,7 +76,7 @@ pub(crate) fn check(metrics: &str) -> Result<(), String> {
 
 /// Converts OpenMetrics to the older text format, the only one that promtool reads: counters are
 /// described by their samples' names, and units and the end mark do not exist.
-fn classic(metrics: &str) -> String {
+fn to_text_format(metrics: &str) -> String {
     let counters: BTreeSet<&str> = metrics
         .lines()
         .filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" counter"))
@@ -108,6 +108,6 @@ mod tests {
         let expected = "# HELP a_x_total What it is.\n# TYPE a_x_total counter\n\
                         a_x_total{b=\"1 2\"} 3\n\
                         # HELP y_seconds Time.\n# TYPE y_seconds gauge\ny_seconds 1.5\n";
-        assert_eq!(classic(metrics), expected);
+        assert_eq!(to_text_format(metrics), expected);
     }
 }

@@ -120,7 +120,7 @@ const CONTROL_FILES: [(&str, bool); 5] = [
 ];
 
 /// The oldest supported C library, for a program that names no version.
-const LIBC_OLDEST: (u32, u32) = (2, 17);
+const LIBC_VERSION_MIN: (u32, u32) = (2, 17);
 
 /// Builds the package that `options` ask for.
 pub(crate) fn run(options: &Options) -> Result<(), String> {
@@ -151,7 +151,7 @@ pub(crate) fn build(binary: &Path, version: &str, out: &Path) -> Result<PathBuf,
     let out = process::root().join(out);
     let stage = out.join(&name);
     remove_if_there(&stage)?;
-    lay_out(binary, &stage)?;
+    stage_files(binary, &stage)?;
     write_changelog(version, &stage)?;
     write_control(binary, version, architecture, &stage)?;
     let path = out.join(format!("{name}.deb"));
@@ -166,7 +166,7 @@ pub(crate) fn build(binary: &Path, version: &str, out: &Path) -> Result<PathBuf,
 }
 
 /// Copies the files of the package, without those of dpkg.
-fn lay_out(binary: &Path, stage: &Path) -> Result<(), String> {
+fn stage_files(binary: &Path, stage: &Path) -> Result<(), String> {
     let deploy = process::root().join("deploy");
     for (from, to, is_program) in FILES {
         copy(&deploy.join(from), &stage.join(to), is_program)?;
@@ -179,36 +179,36 @@ fn lay_out(binary: &Path, stage: &Path) -> Result<(), String> {
         strip.args(["--strip-all", "--remove-section=.comment"]);
         process::run(strip.arg(&program))?;
     }
-    lay_out_manual(binary, stage)
+    stage_manual(binary, stage)
 }
 
 /// Manual pages and completions that the program generates.
-fn lay_out_manual(binary: &Path, stage: &Path) -> Result<(), String> {
+fn stage_manual(binary: &Path, stage: &Path) -> Result<(), String> {
     let generated = stage.with_extension("generated");
     remove_if_there(&generated)?;
     let mut windlass = process::program(binary);
     process::run(windlass.arg("generate-manual").arg(&generated))?;
     for page in files_in(&generated.join("man")) {
-        let to = stage.join(place_of_page(&file_name(&page)));
+        let to = stage.join(manual_path(&file_name(&page)));
         copy(&page, &to, false)?;
         compress(&to)?;
     }
     for completion in files_in(&generated.join("completions")) {
         let name = file_name(&completion);
-        let to = place_of_completion(&name);
-        let to = to.ok_or_else(|| format!("nobody looks for the completion {name}"))?;
+        let to = completion_path(&name);
+        let to = to.ok_or_else(|| format!("no directory is known for the completion {name}"))?;
         copy(&completion, &stage.join(to), false)?;
     }
     remove_if_there(&generated)
 }
 
 /// The path of a manual page for man(1), without the suffix of its compression.
-fn place_of_page(name: &str) -> String {
+fn manual_path(name: &str) -> String {
     format!("usr/share/man/man1/{name}")
 }
 
 /// The path of a completion for its shell.
-fn place_of_completion(name: &str) -> Option<String> {
+fn completion_path(name: &str) -> Option<String> {
     match name {
         "windlass.bash" => Some("usr/share/bash-completion/completions/windlass".into()),
         "windlass.fish" => Some("usr/share/fish/vendor_completions.d/windlass.fish".into()),
@@ -256,7 +256,7 @@ fn write_control(
     }
     write(&control.join("md5sums"), &sums, false)?;
     let content = fs::read(binary).map_err(|e| at(binary, &e))?;
-    let (major, minor) = libc_of(&content);
+    let (major, minor) = required_libc(&content);
     let text = fs::read_to_string(debian.join("control")).map_err(|e| at(&debian, &e))?;
     let text = text
         .replace("@VERSION@", version)
@@ -267,7 +267,7 @@ fn write_control(
 }
 
 /// The version of the C library that a program requires: the highest version of its symbols.
-fn libc_of(program: &[u8]) -> (u32, u32) {
+fn required_libc(program: &[u8]) -> (u32, u32) {
     const PREFIX: &[u8] = b"GLIBC_2.";
     let named = program.windows(PREFIX.len() + 2).filter_map(|bytes| {
         let digits = bytes.strip_prefix(PREFIX)?;
@@ -275,7 +275,10 @@ fn libc_of(program: &[u8]) -> (u32, u32) {
         let digits = std::str::from_utf8(&digits[..end.unwrap_or(digits.len())]).ok()?;
         Some((2, digits.parse().ok()?))
     });
-    named.max().unwrap_or(LIBC_OLDEST).max(LIBC_OLDEST)
+    named
+        .max()
+        .unwrap_or(LIBC_VERSION_MIN)
+        .max(LIBC_VERSION_MIN)
 }
 
 fn debian_architecture(rust: &str) -> Result<&'static str, String> {
@@ -381,11 +384,11 @@ mod tests {
     #[test]
     fn the_highest_c_library_named_is_the_one_needed() {
         assert_eq!(
-            libc_of(b"x\0GLIBC_2.2.5\0GLIBC_2.34\0GLIBC_2.4\0..."),
+            required_libc(b"x\0GLIBC_2.2.5\0GLIBC_2.34\0GLIBC_2.4\0..."),
             (2, 34)
         );
-        assert_eq!(libc_of(b"GLIBC_2.4\0 and no more"), LIBC_OLDEST);
-        assert_eq!(libc_of(b""), LIBC_OLDEST);
+        assert_eq!(required_libc(b"GLIBC_2.4\0 and no more"), LIBC_VERSION_MIN);
+        assert_eq!(required_libc(b""), LIBC_VERSION_MIN);
     }
 
     #[test]
@@ -414,7 +417,7 @@ mod tests {
 
     #[test]
     fn completions_go_where_shells_look() {
-        assert!(place_of_completion("windlass.bash").is_some());
-        assert_eq!(place_of_completion("README"), None);
+        assert!(completion_path("windlass.bash").is_some());
+        assert_eq!(completion_path("README"), None);
     }
 }

@@ -80,18 +80,18 @@ fn missing_of(needed: &[&str], is_installed: impl Fn(&str) -> bool) -> Vec<&'sta
 }
 
 /// Installs everything that the tests need, and prints what it installs.
-pub(crate) fn provide(with_lab: bool) -> Result<(), String> {
-    provide_components()?;
-    install(&missing(with_lab, is_there))?;
-    monitoring::provide();
+pub(crate) fn ensure_installed(with_lab: bool) -> Result<(), String> {
+    ensure_components_installed()?;
+    install(&missing(with_lab, is_available))?;
+    monitoring::ensure_installed();
     Ok(())
 }
 
 /// Installs everything that the demo needs, and prints what it installs. Returns whether the
 /// appliance can be built with RDMA, which is optional for the demo.
-pub(crate) fn provide_for_demo() -> Result<bool, String> {
-    install(&missing_of(&["setpriv"], is_there))?;
-    if let Err(error) = install(&missing_of(&NEEDED_FOR_RDMA, is_there)) {
+pub(crate) fn ensure_installed_for_demo() -> Result<bool, String> {
+    install(&missing_of(&["setpriv"], is_available))?;
+    if let Err(error) = install(&missing_of(&NEEDED_FOR_RDMA, is_available)) {
         println!("packages: {error}\npackages: building without RDMA, which the demo does not use");
         return Ok(false);
     }
@@ -99,12 +99,12 @@ pub(crate) fn provide_for_demo() -> Result<bool, String> {
 }
 
 /// Installs the browser, and prints what it installs.
-pub(crate) fn provide_browser() -> Result<(), String> {
-    install(&missing_of(&["chromium", "chromedriver"], is_there))
+pub(crate) fn ensure_browser_installed() -> Result<(), String> {
+    install(&missing_of(&["chromium", "chromedriver"], is_available))
 }
 
 /// Whether a program is installed, or a file exists in one of its paths.
-fn is_there(name: &str) -> bool {
+fn is_available(name: &str) -> bool {
     if name.starts_with('/') {
         return name.split(':').any(|place| exists(Path::new(place)));
     }
@@ -146,7 +146,7 @@ fn install(packages: &[&str]) -> Result<(), String> {
     let list = packages.join(" ");
     if !process::is_installed("apt-get") {
         return Err(format!(
-            "missing, and this is no Debian where apt-get could install it: {list} (Debian's names)"
+            "missing, and apt-get is not available to install it: {list} (Debian's package names)"
         ));
     }
     let prefix: &[&str] = if rustix::process::geteuid().is_root() {
@@ -182,7 +182,7 @@ fn install(packages: &[&str]) -> Result<(), String> {
 }
 
 /// Installs rustfmt and clippy, which a minimal toolchain does not contain.
-fn provide_components() -> Result<(), String> {
+fn ensure_components_installed() -> Result<(), String> {
     for (subcommand, component) in [("fmt", "rustfmt"), ("clippy", "clippy")] {
         if process::succeeds(process::cargo().args([subcommand, "--version"])) {
             continue;
@@ -256,9 +256,9 @@ mod tests {
 
     #[test]
     fn files_are_told_from_programs() {
-        assert!(is_there("/no/such:/proc/self"));
-        assert!(!is_there("/no/such:/nor/such*"));
-        assert!(is_there("sh") && !is_there("no-such-program"));
+        assert!(is_available("/no/such:/proc/self"));
+        assert!(!is_available("/no/such:/nor/such*"));
+        assert!(is_available("sh") && !is_available("no-such-program"));
     }
 
     #[test]

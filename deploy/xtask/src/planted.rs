@@ -10,7 +10,7 @@ use crate::metadata;
 use crate::process::{self, cargo};
 
 /// The variable that enables a defect in programs compiled with `--cfg planted`.
-const VARIABLE: &str = "PLANTED_DEFECT";
+const DEFECT_VARIABLE: &str = "PLANTED_DEFECT";
 
 /// A defect, and the test that must fail with it.
 #[derive(Debug, PartialEq, Eq)]
@@ -60,11 +60,11 @@ impl Program {
     fn run(&self, test: &str, defect: &str) -> Result<bool, String> {
         let mut command = process::program(&self.executable);
         command.args(["--exact", test]).current_dir(&self.directory);
-        command.env(VARIABLE, defect);
+        command.env(DEFECT_VARIABLE, defect);
         let output = command.output();
         let output = output.map_err(|error| format!("{}: {error}", self.executable.display()))?;
-        let told = String::from_utf8_lossy(&output.stdout);
-        if told.contains("running 0 tests") {
+        let result = String::from_utf8_lossy(&output.stdout);
+        if result.contains("running 0 tests") {
             return Err(format!("there is no test {test}"));
         }
         Ok(output.status.success())
@@ -75,7 +75,7 @@ impl Program {
 /// fails with it and succeeds without. `compiler` compiles the defects in.
 pub(crate) fn run(list: &str, compiler: &str) -> Result<(), String> {
     let listed: Option<Vec<Tested<'_>>> = list.lines().map(Tested::of).collect();
-    let listed = listed.ok_or("the simulation tells of tests in another form")?;
+    let listed = listed.ok_or("the simulation's list of tests has another format")?;
     let programs = build(&listed, compiler)?;
     let mut sound = BTreeSet::new();
     let mut missed = Vec::new();
@@ -91,8 +91,8 @@ pub(crate) fn run(list: &str, compiler: &str) -> Result<(), String> {
             return Err(format!("{program} {test} fails without any defect"));
         }
         let is_found = !built.run(test, defect)?;
-        let told = if is_found { "found by" } else { "NOT FOUND by" };
-        println!("{defect}: {told} {program} {test}");
+        let result = if is_found { "found by" } else { "NOT FOUND by" };
+        println!("{defect}: {result} {program} {test}");
         if !is_found {
             missed.push(*defect);
         }
@@ -120,9 +120,9 @@ fn build(listed: &[Tested<'_>], compiler: &str) -> Result<BTreeMap<String, Progr
     for program in programs.iter().filter(|it| !is_library(it)) {
         cargo.args(["--test", program]);
     }
-    let told = process::output(&mut cargo)?;
-    let told = String::from_utf8_lossy(&told);
-    Ok(told.lines().filter_map(program_of).collect())
+    let result = process::output(&mut cargo)?;
+    let result = String::from_utf8_lossy(&result);
+    Ok(result.lines().filter_map(program_of).collect())
 }
 
 /// Cargo with `compiler` for the crates of this repository.

@@ -11,7 +11,7 @@ use std::process::{Command, ExitCode, ExitStatus, Stdio};
 const SYSTEM_DIRECTORIES: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
 
 /// Variables that would change what or where a step builds.
-const UNWANTED: [&str; 5] = [
+const REMOVED_VARIABLES: [&str; 5] = [
     "RUSTFLAGS",
     "RUSTDOCFLAGS",
     "RUSTC_BOOTSTRAP",
@@ -20,7 +20,7 @@ const UNWANTED: [&str; 5] = [
 ];
 
 /// Variables of cargo that are kept: its directories and the access to its registry.
-const WANTED_OF_CARGO: [&str; 5] = [
+const KEPT_CARGO_VARIABLES: [&str; 5] = [
     "CARGO_HOME",
     "CARGO_NET_",
     "CARGO_HTTP_",
@@ -38,12 +38,12 @@ pub(crate) fn root() -> PathBuf {
 ///
 /// Variables that cargo set for this program must not be passed to the builds that it starts: some
 /// build scripts would rebuild because of the change.
-fn is_passed_on(name: &str) -> bool {
-    if name == "CARGO" || UNWANTED.contains(&name) {
+fn is_kept_variable(name: &str) -> bool {
+    if name == "CARGO" || REMOVED_VARIABLES.contains(&name) {
         return false;
     }
     !name.starts_with("CARGO_")
-        || WANTED_OF_CARGO
+        || KEPT_CARGO_VARIABLES
             .iter()
             .any(|prefix| name.starts_with(prefix))
 }
@@ -68,7 +68,7 @@ pub(crate) fn program(name: impl AsRef<std::ffi::OsStr>) -> Command {
     let mut command = Command::new(name);
     command.current_dir(root()).env_clear();
     for (name, value) in env::vars_os() {
-        if name.to_str().is_none_or(is_passed_on) {
+        if name.to_str().is_none_or(is_kept_variable) {
             command.env(name, value);
         }
     }
@@ -89,7 +89,7 @@ pub(crate) fn lab() -> Command {
 }
 
 /// A command like `command` that is killed when this process ends for any reason.
-pub(crate) fn bound_to_us(command: &Command) -> Command {
+pub(crate) fn killed_with_parent(command: &Command) -> Command {
     let mut bound = program("setpriv");
     bound
         .args(["--pdeathsig", "KILL", "--"])
@@ -110,7 +110,7 @@ pub(crate) fn is_installed(name: &str) -> bool {
 }
 
 /// A command as a user would type it, without its environment.
-pub(crate) fn shown(command: &Command) -> String {
+pub(crate) fn command_text(command: &Command) -> String {
     let program = Path::new(command.get_program());
     let mut words = vec![
         program
@@ -129,8 +129,8 @@ pub(crate) fn shown(command: &Command) -> String {
 /// The failure of a program, as text.
 fn failure(command: &Command, status: ExitStatus) -> String {
     match status.code() {
-        Some(code) => format!("`{}` exited with {code}", shown(command)),
-        None => format!("`{}` ended with {status}", shown(command)),
+        Some(code) => format!("`{}` exited with {code}", command_text(command)),
+        None => format!("`{}` ended with {status}", command_text(command)),
     }
 }
 
@@ -156,20 +156,20 @@ pub(crate) fn run(command: &mut Command) -> Result<(), String> {
 }
 
 /// Strings in the output of a test program that mark a failure.
-const SIGNS_OF_FAILURE: [&str; 5] = ["FAILED", "panicked at", " fails", "replay:", "NOT FOUND"];
+const FAILURE_MARKS: [&str; 5] = ["FAILED", "panicked at", " fails", "replay:", "NOT FOUND"];
 /// Maximum number of such lines that an error repeats.
-const TOLD_LINES_MAX: usize = 12;
+const FAILURE_LINES_MAX: usize = 12;
 /// Maximum length of such a line in an error, in characters.
-const TOLD_CHARACTERS_MAX: usize = 200;
+const FAILURE_LINE_LENGTH_MAX: usize = 200;
 
 /// Runs a test program. The error repeats the lines that describe the failure, because they are far
 /// from the end of a long output.
 pub(crate) fn run_test(command: &mut Command) -> Result<(), String> {
     let started = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
     let mut child = started.map_err(|error| cannot_start(command, &error))?;
-    let mut told = Vec::new();
+    let mut failure_lines = Vec::new();
     if let Some(output) = child.stdout.take() {
-        told = pass_on(output, &mut std::io::stdout().lock());
+        failure_lines = copy_output(output, &mut std::io::stdout().lock());
     }
     let status = child
         .wait()
@@ -177,26 +177,31 @@ pub(crate) fn run_test(command: &mut Command) -> Result<(), String> {
     if status.success() {
         return Ok(());
     }
-    told.insert(0, failure(command, status));
-    Err(told.join("\n    "))
+    failure_lines.insert(0, failure(command, status));
+    Err(failure_lines.join("\n    "))
 }
 
 /// Copies `from` to `to`. Returns the first lines that describe a failure.
-fn pass_on(from: impl std::io::Read, to: &mut impl Write) -> Vec<String> {
-    let mut told = Vec::new();
+fn copy_output(from: impl std::io::Read, to: &mut impl Write) -> Vec<String> {
+    let mut failure_lines = Vec::new();
     let mut from = BufReader::new(from);
     let mut line = Vec::new();
     while from.read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {
         // The reader of our output may have closed it; the program continues.
         let _ = to.write_all(&line);
         let text = String::from_utf8_lossy(&line);
-        let says_why = SIGNS_OF_FAILURE.iter().any(|sign| text.contains(sign));
-        if says_why && told.len() < TOLD_LINES_MAX {
-            told.push(text.trim_end().chars().take(TOLD_CHARACTERS_MAX).collect());
+        let says_why = FAILURE_MARKS.iter().any(|sign| text.contains(sign));
+        if says_why && failure_lines.len() < FAILURE_LINES_MAX {
+            failure_lines.push(
+                text.trim_end()
+                    .chars()
+                    .take(FAILURE_LINE_LENGTH_MAX)
+                    .collect(),
+            );
         }
         line.clear();
     }
-    told
+    failure_lines
 }
 
 /// Runs a program and returns its output. Returns an error if it fails.
@@ -223,7 +228,7 @@ pub(crate) fn succeeds(command: &mut Command) -> bool {
 }
 
 /// Replaces this process by another program, so that its exit status and signals are ours.
-pub(crate) fn become_program(command: &mut Command) -> ExitCode {
+pub(crate) fn replace_process(command: &mut Command) -> ExitCode {
     let error = command.exec();
     eprintln!("xtask: {}", cannot_start(command, &error));
     ExitCode::FAILURE
@@ -234,13 +239,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_failed_is_told_again_at_the_end() {
+    fn errors_repeat_failure_lines() {
         let output = "test a ... ok\ntest b ... FAILED\nthread 'b' panicked at b.rs:1:\nlast";
         let mut passed_on = Vec::new();
-        let told = pass_on(output.as_bytes(), &mut passed_on);
+        let failure_lines = copy_output(output.as_bytes(), &mut passed_on);
         assert_eq!(passed_on, output.as_bytes());
         assert_eq!(
-            told,
+            failure_lines,
             ["test b ... FAILED", "thread 'b' panicked at b.rs:1:"]
         );
         let error = run_test(program("sh").args(["-c", "echo it fails; exit 3"]));
@@ -270,7 +275,7 @@ mod tests {
             "RUSTFLAGS",
             "RUSTDOCFLAGS",
         ] {
-            assert!(!is_passed_on(name), "{name}");
+            assert!(!is_kept_variable(name), "{name}");
         }
         for name in [
             "PATH",
@@ -280,7 +285,7 @@ mod tests {
             "RUSTUP_HOME",
             "LAB_DIR",
         ] {
-            assert!(is_passed_on(name), "{name}");
+            assert!(is_kept_variable(name), "{name}");
         }
     }
 

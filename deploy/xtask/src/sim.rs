@@ -17,7 +17,7 @@ const RANDOM_GATE: u32 = 150;
 /// Minutes of random seeds if the whole step is run.
 pub(crate) const MINUTES_ALL: u32 = 10;
 /// The compiler wrapper that compiles the crates of this repository with planted defects.
-const PLANTING: &str = "deploy/xtask/planted-rustc";
+const PLANTING_COMPILER: &str = "deploy/xtask/planted-rustc";
 
 /// The file with the results of planted defects.
 const DEFECTS_PAGE: &str = "bench/simulation/DEFECTS.md";
@@ -52,10 +52,10 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
 
 /// Searches for every planted defect and writes the results to `page`.
 fn defects(page: &str) -> Result<(), String> {
-    build(Some(PLANTING))?;
+    build(Some(PLANTING_COMPILER))?;
     let list = process::output(built().arg("--tested"))?;
     let simulated = process::run_test(built().args(["--defects", page]));
-    let tested = planted::run(&String::from_utf8_lossy(&list), PLANTING);
+    let tested = planted::run(&String::from_utf8_lossy(&list), PLANTING_COMPILER);
     simulated.and(tested)
 }
 
@@ -97,7 +97,7 @@ pub(crate) fn test(extent: Extent) -> Result<(), String> {
 /// always test the same seeds.
 fn tree_number() -> Option<u64> {
     let mut git = process::program("git");
-    let told = git.args(["rev-parse", "HEAD^{tree}"]).output().ok()?;
-    let name = String::from_utf8(told.stdout).ok()?;
+    let output = git.args(["rev-parse", "HEAD^{tree}"]).output().ok()?;
+    let name = String::from_utf8(output.stdout).ok()?;
     u64::from_str_radix(name.get(..16)?, 16).ok()
 }

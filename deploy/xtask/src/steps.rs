@@ -53,7 +53,7 @@ enum Step {
     Packages,
     /// Formatting.
     Fmt,
-    /// Arrows between crates, places of unsafe code.
+    /// Dependencies between crates, places of unsafe code.
     Layers,
     /// Documents name files and sections that exist.
     Documents,
@@ -81,7 +81,7 @@ enum Step {
     Browser,
     /// The lab's tests without a guest.
     LabUnit,
-    /// The lab's guest is made.
+    /// Build the lab's guest.
     LabBuild,
     /// The lab's tests in real guests.
     LabLive,
@@ -113,8 +113,8 @@ impl Step {
                 Some(format!("the step {}", self.name()))
             }
             Step::Interop => {
-                let left_out = SCENARIOS.iter().filter(|it| !it.is_in_gate());
-                let names: Vec<&str> = left_out.map(|it| it.name).collect();
+                let skipped_by_gate = SCENARIOS.iter().filter(|it| !it.is_in_gate());
+                let names: Vec<&str> = skipped_by_gate.map(|it| it.name).collect();
                 Some(format!("interop {}", names.join(", ")))
             }
             Step::Packages
@@ -142,7 +142,7 @@ impl Step {
     }
 
     /// Whether all later steps depend on the success of this step.
-    fn is_gate(self) -> bool {
+    fn is_prerequisite(self) -> bool {
         matches!(self, Step::Packages | Step::Build)
     }
 }
@@ -195,7 +195,7 @@ pub(crate) fn test(options: &Options) -> Result<(), String> {
             "--no-lab"
         } else {
             let done = run_step(step, options.extent(), !options.no_lab);
-            stopped = step.is_gate() && done.iter().any(|row| row.outcome.is_failure());
+            stopped = step.is_prerequisite() && done.iter().any(|row| row.outcome.is_failure());
             rows.extend(done);
             continue;
         };
@@ -208,7 +208,7 @@ pub(crate) fn test(options: &Options) -> Result<(), String> {
     }
     print!("{}", table(&rows, began.elapsed()));
     if options.extent() == Extent::Gate {
-        print!("{}", left_out());
+        print!("{}", skipped_by_gate());
     }
     let failed = rows.iter().filter(|row| row.outcome.is_failure()).count();
     if failed == 0 {
@@ -225,7 +225,7 @@ impl Outcome {
 }
 
 /// Description of what `--all` adds.
-fn left_out() -> String {
+fn skipped_by_gate() -> String {
     let added = Step::value_variants().iter();
     let added: Vec<String> = added.filter_map(|step| step.added_by_all()).collect();
     format!("`cargo xtask test --all` adds: {}\n", added.join("; "))
@@ -235,7 +235,7 @@ fn left_out() -> String {
 fn run_step(step: Step, extent: Extent, with_lab: bool) -> Vec<Row> {
     let name = step.name();
     match step {
-        Step::Packages => vec![timed(name, || packages::provide(with_lab))],
+        Step::Packages => vec![timed(name, || packages::ensure_installed(with_lab))],
         Step::Fmt => vec![timed(name, || {
             process::run(cargo().args(["fmt", "--all", "--check"]))
         })],
@@ -527,8 +527,8 @@ mod tests {
     }
 
     #[test]
-    fn every_campaign_is_told_of() {
-        let text = left_out();
+    fn every_campaign_is_described() {
+        let text = skipped_by_gate();
         let words: Vec<&str> = text.split([' ', ',', ';', '\n']).collect();
         for step in Step::value_variants() {
             assert!(!step.is_campaign() || words.contains(&step.name().as_str()));

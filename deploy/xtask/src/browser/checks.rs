@@ -32,7 +32,7 @@ fn is_number(value: &Value) -> bool {
 }
 
 /// Checks that a page that is opened later shows earlier data.
-pub(super) fn shows_what_was_before(site: &Site, browser: &Browser) -> Result<(), String> {
+pub(super) fn shows_earlier_history(site: &Site, browser: &Browser) -> Result<(), String> {
     let began = Instant::now();
     loop {
         let history = site.api("history?seconds=60&kind=export")?;
@@ -49,7 +49,7 @@ pub(super) fn shows_what_was_before(site: &Site, browser: &Browser) -> Result<()
         })?;
         thread::sleep(POLL_INTERVAL);
     }
-    browser.pretend(DESKTOP, "light")?;
+    browser.emulate_screen(DESKTOP, "light")?;
     browser.open(&format!("{}/#range=60", site.origin))?;
     browser.wait("the page is live", IS_LIVE)?;
     // Read immediately, so that all data is from before the page was opened.
@@ -73,7 +73,7 @@ pub(super) fn shows_what_was_before(site: &Site, browser: &Browser) -> Result<()
 }
 
 /// Selects a scope on the page: `kind/name`.
-fn choose(browser: &Browser, thing: &str) -> Result<(), String> {
+fn select_scope(browser: &Browser, thing: &str) -> Result<(), String> {
     let choice = format!(
         "const select = document.getElementById('scope'); select.value = '{thing}'; \
          select.dispatchEvent(new Event('change'));"
@@ -82,12 +82,12 @@ fn choose(browser: &Browser, thing: &str) -> Result<(), String> {
 }
 
 /// Checks that all figures match the API for every scope.
-pub(super) fn figures_are_the_apis(site: &Site, browser: &Browser) -> Result<(), String> {
+pub(super) fn figures_match_the_api(site: &Site, browser: &Browser) -> Result<(), String> {
     // Without a token, the host is shown by a pseudonym.
     let status = site.api("status")?;
     let host = status["hosts"][0]["nqn"].as_str().ok_or("no host")?;
     ensure((host == HOST) == site.has_token(), || {
-        format!("the host is told as {host}")
+        format!("the host is shown as {host}")
     })?;
     for (kind, name) in [
         ("total", ""),
@@ -98,7 +98,7 @@ pub(super) fn figures_are_the_apis(site: &Site, browser: &Browser) -> Result<(),
         ("reactor", "0"),
     ] {
         let value = format!("{kind}/{name}");
-        choose(browser, &value)?;
+        select_scope(browser, &value)?;
         let shown = browser.run(TILES)?;
         let step = shown["step"].as_u64().ok_or("the tiles have no step")?;
         let history = site.api("history?seconds=60")?;
@@ -136,13 +136,13 @@ pub(super) fn figures_are_the_apis(site: &Site, browser: &Browser) -> Result<(),
 }
 
 /// Checks that the table of the heat map matches the API's counts.
-pub(super) fn heat_is_the_apis(site: &Site, browser: &Browser) -> Result<(), String> {
+pub(super) fn heat_map_matches_the_api(site: &Site, browser: &Browser) -> Result<(), String> {
     /// Number of steps that a row of the table combines.
     const ROW_STEPS: usize = 5;
-    choose(browser, "total/")?;
+    select_scope(browser, "total/")?;
     browser.run("document.querySelector('#chart-heat details').open = true;")?;
     browser.wait(
-        "the heat map is told in numbers",
+        "the heat map's table has numbers",
         "document.querySelectorAll('#chart-heat tbody data').length > 0",
     )?;
     let shown = browser.run(
@@ -175,7 +175,7 @@ pub(super) fn heat_is_the_apis(site: &Site, browser: &Browser) -> Result<(), Str
 }
 
 /// Checks that without load no value changes and every total matches the API.
-pub(super) fn totals_are_the_apis(site: &mut Site, browser: &Browser) -> Result<(), String> {
+pub(super) fn totals_match_the_api(site: &mut Site, browser: &Browser) -> Result<(), String> {
     site.unload();
     browser.wait(
         "no host is connected",
@@ -253,11 +253,11 @@ fn focused(browser: &Browser) -> Result<String, String> {
 }
 
 /// Checks that everything is accessible by keyboard, in the order of the page.
-pub(super) fn keys_are_enough(_: &Site, browser: &Browser) -> Result<(), String> {
+pub(super) fn is_usable_by_keyboard(_: &Site, browser: &Browser) -> Result<(), String> {
     browser.run("document.activeElement.blur(); window.scrollTo(0, 0);")?;
     let mut order = Vec::new();
     for _ in 0..6 {
-        browser.press([key::TAB])?;
+        browser.press_keys([key::TAB])?;
         order.push(focused(browser)?);
         let is_marked = browser.run(
             "const style = getComputedStyle(document.activeElement); \
@@ -283,31 +283,31 @@ pub(super) fn keys_are_enough(_: &Site, browser: &Browser) -> Result<(), String>
     })?;
     let focus = |id: &str| browser.run(&format!("document.getElementById('{id}').focus();"));
     focus("scope")?;
-    choose(browser, "total/")?;
-    browser.press([key::DOWN])?;
+    select_scope(browser, "total/")?;
+    browser.press_keys([key::DOWN])?;
     browser.wait(
         "an arrow chooses the next thing",
         "document.getElementById('scope').value.startsWith('export/') && \
          location.hash.includes('of=export')",
     )?;
     focus("pause")?;
-    browser.press([key::SPACE])?;
+    browser.press_keys([key::SPACE])?;
     browser.wait(
         "it pauses",
         "document.getElementById('state').textContent === 'Paused.'",
     )?;
-    browser.press([key::SPACE])?;
+    browser.press_keys([key::SPACE])?;
     browser.wait(
         "it goes on",
         "document.getElementById('state').textContent === 'Live.'",
     )?;
     browser.run("document.querySelector('.skip').focus();")?;
-    browser.press([key::ENTER])?;
+    browser.press_keys([key::ENTER])?;
     ensure(focused(browser)? == "figures", || {
         "the skip link leads nowhere".to_owned()
     })?;
     browser.run("document.querySelector('#chart-bytes summary').focus();")?;
-    browser.press([key::ENTER])?;
+    browser.press_keys([key::ENTER])?;
     browser.wait(
         "a table opens",
         "document.querySelector('#chart-bytes details').open",
@@ -320,7 +320,7 @@ pub(super) fn keys_are_enough(_: &Site, browser: &Browser) -> Result<(), String>
 }
 
 /// Checks the accessible names that the browser computes for assistive technology.
-pub(super) fn everything_has_a_name(_: &Site, browser: &Browser) -> Result<(), String> {
+pub(super) fn has_accessible_names(_: &Site, browser: &Browser) -> Result<(), String> {
     const NAMED: [&str; 13] = [
         "button",
         "checkbox",
@@ -336,8 +336,8 @@ pub(super) fn everything_has_a_name(_: &Site, browser: &Browser) -> Result<(), S
         "textbox",
         "DisclosureTriangle",
     ];
-    browser.tools("Accessibility.enable", &json!({}))?;
-    let tree = browser.tools("Accessibility.getFullAXTree", &json!({}))?;
+    browser.devtools_command("Accessibility.enable", &json!({}))?;
+    let tree = browser.devtools_command("Accessibility.getFullAXTree", &json!({}))?;
     let nodes = tree["nodes"].as_array().ok_or("no tree")?;
     let mut roles = BTreeSet::new();
     for node in nodes.iter().filter(|node| node["ignored"] == false) {
@@ -379,7 +379,7 @@ pub(super) fn everything_has_a_name(_: &Site, browser: &Browser) -> Result<(), S
 }
 
 /// Checks that no text is hard to read or cut off, in both themes, on desktop and mobile screens.
-pub(super) fn reads_well_everywhere(_: &Site, browser: &Browser) -> Result<(), String> {
+pub(super) fn is_readable_on_all_screens(_: &Site, browser: &Browser) -> Result<(), String> {
     let look = |what: &str| {
         let found = browser.run(include_str!("audit.js"))?;
         let found = found.as_array().cloned().unwrap_or_default();
@@ -389,7 +389,7 @@ pub(super) fn reads_well_everywhere(_: &Site, browser: &Browser) -> Result<(), S
     };
     for (name, screen) in [("desktop", DESKTOP), ("phone", PHONE)] {
         for scheme in ["light", "dark"] {
-            browser.pretend(screen, scheme)?;
+            browser.emulate_screen(screen, scheme)?;
             browser.wait(
                 "its size is the screen's",
                 &format!("innerWidth === {}", screen.width),
@@ -426,11 +426,11 @@ pub(super) fn reads_well_everywhere(_: &Site, browser: &Browser) -> Result<(), S
         format!("light: the ground is {ground}")
     })?;
     choose("auto")?;
-    browser.pretend(DESKTOP, "light")
+    browser.emulate_screen(DESKTOP, "light")
 }
 
 /// Checks that the page asks for the token, reports a wrong one, and forgets it on request.
-pub(super) fn asks_for_the_token(site: &Site, browser: &Browser) -> Result<(), String> {
+pub(super) fn requests_the_token(site: &Site, browser: &Browser) -> Result<(), String> {
     let wanted = "document.documentElement.dataset.state === 'token'";
     browser.open(&site.origin)?;
     browser.wait("the page wants a token", wanted)?;
@@ -441,16 +441,16 @@ pub(super) fn asks_for_the_token(site: &Site, browser: &Browser) -> Result<(), S
     ensure(hidden == true, || {
         "there are figures without a token".to_owned()
     })?;
-    browser.press("0123456789abcdef-wrong".chars().chain([key::ENTER]))?;
+    browser.press_keys("0123456789abcdef-wrong".chars().chain([key::ENTER]))?;
     browser.wait(
         "the wrong token is named so",
         "document.getElementById('token-error').textContent.startsWith('That was not it')",
     )?;
-    browser.press(TOKEN.chars().chain([key::ENTER]))?;
+    browser.press_keys(TOKEN.chars().chain([key::ENTER]))?;
     browser.wait("the right token opens", IS_LIVE)?;
     browser.run("location.reload();")?;
     browser.wait(
-        "the tab keeps it",
+        "the tab stores it",
         &format!("document.readyState === 'complete' && {IS_LIVE}"),
     )?;
     browser.run("document.getElementById('forget').click();")?;
@@ -459,13 +459,13 @@ pub(super) fn asks_for_the_token(site: &Site, browser: &Browser) -> Result<(), S
 
 /// Checks that the page reports a killed appliance, keeps the last data, and reconnects to a new
 /// one.
-pub(super) fn says_when_it_is_lost(site: &mut Site, browser: &Browser) -> Result<(), String> {
+pub(super) fn reports_a_lost_appliance(site: &mut Site, browser: &Browser) -> Result<(), String> {
     browser.open(&site.origin)?;
     browser.wait("the page is live", IS_LIVE)?;
     let step = browser.run(TILES)?["step"].as_u64();
     site.kill()?;
     let told = browser.wait(
-        "the loss is told",
+        "the loss is reported",
         "document.documentElement.dataset.state === 'lost' && \
          document.getElementById('state').textContent",
     )?;
@@ -493,7 +493,7 @@ pub(super) fn says_when_it_is_lost(site: &mut Site, browser: &Browser) -> Result
 }
 
 /// Checks that no script failed and that the content security policy blocked nothing.
-pub(super) fn nothing_went_wrong(browser: &Browser, expected: &[&str]) -> Result<(), String> {
+pub(super) fn console_has_no_errors(browser: &Browser, expected: &[&str]) -> Result<(), String> {
     for entry in browser.logged("browser")? {
         let message = entry["message"].as_str().unwrap_or("");
         let is_expected = expected.iter().any(|part| message.contains(part));
@@ -505,7 +505,7 @@ pub(super) fn nothing_went_wrong(browser: &Browser, expected: &[&str]) -> Result
 }
 
 /// Checks that every request was to one of these origins.
-pub(super) fn nothing_leaves(browser: &Browser, origins: &[&str]) -> Result<(), String> {
+pub(super) fn requests_stay_on_origins(browser: &Browser, origins: &[&str]) -> Result<(), String> {
     let mut requests = 0;
     for entry in browser.logged("performance")? {
         let message = entry["message"].as_str().unwrap_or("");

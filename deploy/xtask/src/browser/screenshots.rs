@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::fresh;
+use super::empty_directory;
 use super::site::Site;
 use super::webdriver::{Browser, DESKTOP, PHONE, Screen};
 use crate::log::Log;
@@ -41,7 +41,7 @@ pub(crate) fn take(options: &Options) -> Result<(), String> {
     let binaries = process::root().join("target").join(profile);
     let out = process::root().join(&options.out);
     fs::create_dir_all(&out).map_err(|e| format!("{}: {e}", out.display()))?;
-    let directory = fresh("screenshots")?;
+    let directory = empty_directory("screenshots")?;
     let log = Log::create(&directory.join("log"))?;
     let mut site = Site::start(&binaries, &directory.join("site"), &log, None)?;
     site.load()?;
@@ -54,7 +54,7 @@ pub(crate) fn take(options: &Options) -> Result<(), String> {
         ("desktop-dark", tall(DESKTOP, 1080), "dark"),
         ("phone", tall(PHONE, 760), "light"),
     ] {
-        browser.pretend(screen, scheme)?;
+        browser.emulate_screen(screen, scheme)?;
         browser.open(&format!("{}/#range=60", site.origin))?;
         browser.run("location.reload();")?;
         browser.wait(
@@ -66,7 +66,7 @@ pub(crate) fn take(options: &Options) -> Result<(), String> {
         // Waits for one more step, after which everything is drawn in this size.
         thread::sleep(Duration::from_secs(2));
         let path = out.join(format!("{name}.png"));
-        fs::write(&path, browser.picture()?).map_err(|e| format!("{}: {e}", path.display()))?;
+        fs::write(&path, browser.screenshot()?).map_err(|e| format!("{}: {e}", path.display()))?;
         println!("screenshots: {}", path.display());
     }
     Ok(())

@@ -128,7 +128,7 @@ allow_any_host = true
         bench.args(["run", "--nqn", NQN, "--host-nqn", HOST, "--nsid", "1"]);
         bench.args(["--address", &format!("127.0.0.1:{}", self.port)]);
         bench.args(["--depth", "2", "--block-size", "4k,16k", "--time", "3600"]);
-        let mut bench = process::bound_to_us(&bench);
+        let mut bench = process::killed_with_parent(&bench);
         bench
             .stdin(Stdio::null())
             .stdout(Stdio::null())

@@ -41,7 +41,7 @@ impl Browser {
         let port = free_port()?;
         let mut driver = process::program("chromedriver");
         driver.arg(format!("--port={port}"));
-        let mut driver = process::bound_to_us(&driver);
+        let mut driver = process::killed_with_parent(&driver);
         driver
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -92,14 +92,14 @@ impl Browser {
             }
             if began.elapsed() > WAIT_TIMEOUT {
                 let state = self.run("return document.body.innerText.slice(0, 600);")?;
-                return Err(format!("waited in vain: {what}; the page says {state}"));
+                return Err(format!("timed out: {what}; the page shows {state}"));
             }
             thread::sleep(POLL_INTERVAL);
         }
     }
 
     /// Presses and releases each key.
-    pub(super) fn press(&self, keys: impl IntoIterator<Item = char>) -> Result<(), String> {
+    pub(super) fn press_keys(&self, keys: impl IntoIterator<Item = char>) -> Result<(), String> {
         let strokes: Vec<Value> = keys
             .into_iter()
             .flat_map(|key| {
@@ -112,22 +112,26 @@ impl Browser {
     }
 
     /// A command of Chromium's developer tools.
-    pub(super) fn tools(&self, command: &str, parameters: &Value) -> Result<Value, String> {
+    pub(super) fn devtools_command(
+        &self,
+        command: &str,
+        parameters: &Value,
+    ) -> Result<Value, String> {
         let body = json!({ "cmd": command, "params": parameters });
         self.command("goog/cdp/execute", &body)
     }
 
     /// Emulates a screen of that size, and a system with that colour scheme.
-    pub(super) fn pretend(&self, screen: Screen, scheme: &str) -> Result<(), String> {
+    pub(super) fn emulate_screen(&self, screen: Screen, scheme: &str) -> Result<(), String> {
         let metrics = json!({
             "width": screen.width,
             "height": screen.height,
             "deviceScaleFactor": screen.scale,
             "mobile": screen.is_mobile,
         });
-        self.tools("Emulation.setDeviceMetricsOverride", &metrics)?;
+        self.devtools_command("Emulation.setDeviceMetricsOverride", &metrics)?;
         let features = json!([{ "name": "prefers-color-scheme", "value": scheme }]);
-        self.tools(
+        self.devtools_command(
             "Emulation.setEmulatedMedia",
             &json!({ "features": features }),
         )?;
@@ -143,8 +147,8 @@ impl Browser {
     }
 
     /// A screenshot as PNG.
-    pub(super) fn picture(&self) -> Result<Vec<u8>, String> {
-        let shot = self.tools("Page.captureScreenshot", &json!({ "format": "png" }))?;
+    pub(super) fn screenshot(&self) -> Result<Vec<u8>, String> {
+        let shot = self.devtools_command("Page.captureScreenshot", &json!({ "format": "png" }))?;
         let text = shot["data"].as_str().ok_or("no picture")?;
         BASE64
             .decode(text)

@@ -113,11 +113,11 @@ fn an_appliance_that_does_not_start_fails_the_scenario() {
 
 #[test]
 fn an_appliance_that_ends_by_itself_fails_the_scenario() {
-    assert!(failure("dies soon", "exec sleep 30").contains("ended by itself"));
+    assert!(failure("dies soon", "exec sleep 30").contains("ended unexpectedly"));
 }
 
 #[test]
-fn an_appliance_that_stops_badly_fails_the_scenario() {
+fn a_failed_stop_fails_the_scenario() {
     assert!(failure("stops badly", "true").contains("stopped with exit status: 4"));
 }
 
@@ -160,7 +160,7 @@ fn nothing_is_left_running() {
     let script = format!("echo $$ > {}; exec sleep 1000", pid_file.display());
     fs::write(scratch.path().join("script.sh"), script).unwrap();
     let log = Log::create(&scratch.path().join("log")).unwrap();
-    let mut command = bound_to_us(&harness.lab);
+    let mut command = killed_with_parent(&harness.lab);
     command
         .args(["--", "bash"])
         .arg(scratch.path().join("script.sh"));

@@ -6,8 +6,8 @@ use super::*;
 use crate::metadata::Target;
 
 /// A workspace with these dependencies: user, used crate, and kind of dependency.
-fn workspace(arrows: &[(&str, &str, Option<&str>)]) -> Metadata {
-    let mut names: Vec<&str> = arrows
+fn workspace(edges: &[(&str, &str, Option<&str>)]) -> Metadata {
+    let mut names: Vec<&str> = edges
         .iter()
         .flat_map(|&(user, used, _)| [user, used])
         .collect();
@@ -16,7 +16,7 @@ fn workspace(arrows: &[(&str, &str, Option<&str>)]) -> Metadata {
     let packages = names.iter().map(|&name| Package {
         name: name.into(),
         manifest_path: format!("/w/{name}/Cargo.toml"),
-        dependencies: arrows
+        dependencies: edges
             .iter()
             .filter(|&&(user, ..)| user == name)
             .map(|&(_, used, kind)| Dependency {
@@ -33,8 +33,8 @@ fn workspace(arrows: &[(&str, &str, Option<&str>)]) -> Metadata {
     }
 }
 
-fn problems(arrows: &[(&str, &str, Option<&str>)]) -> Vec<String> {
-    arrow_problems(&workspace(arrows))
+fn problems(edges: &[(&str, &str, Option<&str>)]) -> Vec<String> {
+    dependency_problems(&workspace(edges))
 }
 
 #[test]
@@ -98,21 +98,21 @@ fn a_path_out_of_the_workspace_fails() {
     let mut metadata = workspace(&[("block", "stray", None)]);
     metadata.packages.retain(|package| package.name == "block");
     assert_eq!(
-        arrow_problems(&metadata),
+        dependency_problems(&metadata),
         ["block uses stray, which has no level"]
     );
 }
 
 #[test]
-fn what_comes_from_a_registry_is_no_arrow() {
+fn registry_dependencies_are_ignored() {
     let mut metadata = workspace(&[("block", "libc", None)]);
     metadata.packages.retain(|package| package.name == "block");
     metadata.packages[0].dependencies[0].path = None;
-    assert!(arrow_problems(&metadata).is_empty());
+    assert!(dependency_problems(&metadata).is_empty());
 }
 
 #[test]
-fn outside_is_left_alone_in_both_directions() {
+fn crates_outside_the_layers_are_isolated() {
     assert_eq!(
         problems(&[("xtask", "hugemem", None)]),
         ["xtask stands outside and may not use hugemem"]

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::Path;
 
-use super::{FILES, PROGRAMS, at, build, contents, place_of_completion, place_of_page};
+use super::{FILES, PROGRAMS, at, build, completion_path, contents, manual_path};
 use crate::process;
 
 const UNITS: [&str; 3] = [
@@ -37,10 +37,8 @@ fn check_contents(package: &Path) -> Result<(), String> {
     let listing = process::output(&mut contents(package))?;
     let listing = String::from_utf8_lossy(&listing);
     print!("{listing}");
-    let pages = PAGES.map(|name| place_of_page(&format!("windlass{name}.1.gz")));
-    let completions = COMPLETIONS
-        .iter()
-        .filter_map(|name| place_of_completion(name));
+    let pages = PAGES.map(|name| manual_path(&format!("windlass{name}.1.gz")));
+    let completions = COMPLETIONS.iter().filter_map(|name| completion_path(name));
     let places = FILES
         .iter()
         .map(|&(_, to, _)| to.to_owned())
