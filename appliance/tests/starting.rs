@@ -190,7 +190,7 @@ fn a_device_file_that_is_not_there_is_one_line() {
         &format!("type = \"file\"\npath = \"{}\"", image.display()),
     );
     fs::write(&file, text).expect("writable");
-    expect_one_line(&file, &["device ram", "vol0.img", "no such file", "size"]);
+    expect_one_line(&file, &["device ram", "vol0.img", "does not exist", "size"]);
 }
 
 #[test]

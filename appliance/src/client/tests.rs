@@ -183,14 +183,14 @@ fn other_programs_and_other_versions_are_told_apart() {
     let text = failure_with("");
     assert!(text.contains("does not belong to Windlass"), "{text}");
     let text = failure_with(http("200 OK", "<html>"));
-    assert!(text.contains("another version"), "{text}");
+    assert!(text.contains("a different version"), "{text}");
     let text = failure_with(http("404 Not Found", "<html>"));
     assert!(
         text.contains("does not belong to Windlass (it says 404"),
         "{text}"
     );
     let text = failure_with(http("404 Not Found", "{\"error\": \"not here\"}"));
-    assert!(text.contains("another version"), "{text}");
+    assert!(text.contains("a different version"), "{text}");
     assert!(text.contains("not here"), "{text}");
     let text = failure_with(http("403 Forbidden", "{\"error\": \"join windlass\"}"));
     assert!(text.contains("may not use"), "{text}");

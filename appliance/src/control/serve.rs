@@ -32,7 +32,7 @@ const REFUSAL_TIME_MAX: Duration = Duration::from_millis(50);
 const ACCEPT_REST: Duration = Duration::from_millis(100);
 
 const FULL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\n\
-Content-Type: application/json\r\nContent-Length: 67\r\n\r\n\
+Content-Type: application/json\r\nContent-Length: 64\r\n\r\n\
 {\"error\":\"the limit of connections is reached: try again later\"}";
 
 /// Serves until `stopped` completes or its sender is dropped.

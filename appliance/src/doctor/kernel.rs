@@ -53,7 +53,7 @@ fn io_uring(machine: &Machine, config: &Config) -> Option<Finding> {
         .unwrap_or(0);
     let refused = |who: &str| {
         let text =
-            format!("io_uring is not allowed for {who}: devices of type \"file\" cannot be opened");
+            format!("io_uring is disabled for {who}: devices of type \"file\" cannot be opened");
         Finding::broken(AREA, text, "sysctl kernel.io_uring_disabled=0")
     };
     Some(match setting {

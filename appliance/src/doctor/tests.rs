@@ -319,7 +319,7 @@ fn a_kernel_that_is_too_old_or_refuses() {
     tree.broken("kernel", "cannot populate memory", "5.14");
     tree.write("proc/sys/kernel/osrelease", "6.1.0");
     tree.write("proc/sys/kernel/io_uring_disabled", "2");
-    tree.broken("kernel", "refused to everybody", "io_uring_disabled=0");
+    tree.broken("kernel", "disabled for all users", "io_uring_disabled=0");
     tree.write("proc/sys/kernel/io_uring_disabled", "1");
     tree.write("proc/sys/kernel/io_uring_group", "9");
     tree.broken(
@@ -415,7 +415,7 @@ fn rdma_devices_and_their_ports() {
 fn files_that_cannot_be_had_or_are_slow() {
     let tree = Tree::new();
     let without = CONFIG.replace("size = \"64KiB\"", "");
-    let text = "gives no size";
+    let text = "has no size";
     tree.expect(&without, Verdict::Broken, "files", text, "size = ");
     let elsewhere = CONFIG.replace("/srv/vol0", "/data/new/vol0");
     let fix = "install -d -o windlass -m 0750 /data/new";

@@ -150,7 +150,7 @@ fn a_failed_step_is_rolled_back() {
     );
     let answer = try_apply(&mut appliance, &halves, ApplyOptions::default());
     let refused = answer.failure_reason().expect("a reason");
-    assert!(refused.contains("was undone"), "{refused}");
+    assert!(refused.contains("were undone"), "{refused}");
     let undone = answer.steps.iter();
     assert!(undone.clone().any(|it| it.state == StepState::Undone));
     assert!(undone.clone().all(|it| it.state != StepState::Done));
