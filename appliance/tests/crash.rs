@@ -268,7 +268,7 @@ fn attach(address: SocketAddr) -> (Controller, Vec<IoQueuePlan>) {
 
 #[test]
 fn a_killed_appliance_has_lost_nothing_that_it_acknowledged() {
-    let watchdog_loop = std::env::var(ROUNDS).map_or(ROUNDS_DEFAULT, |text| {
+    let rounds = std::env::var(ROUNDS).map_or(ROUNDS_DEFAULT, |text| {
         text.parse().expect("a number of rounds")
     });
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
@@ -285,7 +285,7 @@ fn a_killed_appliance_has_lost_nothing_that_it_acknowledged() {
         .map(|writer| Model::new(seed, writer))
         .collect();
     let mut chance = Seeded::new(seed, WRITERS as u64);
-    for round in 0..=watchdog_loop {
+    for round in 0..=rounds {
         let windlass = Windlass::start(&file);
         let (controller, plans) = attach(windlass.address());
         let life = Duration::from_millis(chance.below(LIFE_MAX_MS));
@@ -296,14 +296,14 @@ fn a_killed_appliance_has_lost_nothing_that_it_acknowledged() {
                 scope.spawn(move || {
                     let mut queue = plan.open(arena.pool(0)).expect("the queue is free");
                     model.verify(&mut queue, round);
-                    if round < watchdog_loop {
+                    if round < rounds {
                         tell.send(()).expect("the appliance waits for its death");
                         model.write_until_death(queue);
                     }
                 });
             }
             drop(tell);
-            if round < watchdog_loop {
+            if round < rounds {
                 // All writers have verified the state after the last kill, or one has failed.
                 let verified = told.iter().take(WRITERS).count();
                 if verified == WRITERS {
@@ -313,14 +313,12 @@ fn a_killed_appliance_has_lost_nothing_that_it_acknowledged() {
             }
         });
         drop(controller);
-        if round < watchdog_loop {
+        if round < rounds {
             assert!(!windlass.wait().0.success());
         }
     }
     let acknowledged: u64 = models.iter().map(|model| model.acknowledged).sum();
     let interrupted: u64 = models.iter().map(|model| model.interrupted).sum();
-    println!(
-        "{watchdog_loop} deaths: {acknowledged} writes acknowledged, {interrupted} interrupted"
-    );
+    println!("{rounds} deaths: {acknowledged} writes acknowledged, {interrupted} interrupted");
     assert!(acknowledged > 0 && interrupted > 0, "nothing was under way");
 }

@@ -563,7 +563,7 @@ struct Guest {
 
 impl Guest {
     fn start(mut command: Command, log: &Arc<Log>) -> Result<Guest, String> {
-        log.line("harness", &process::shown(&command));
+        log.line("harness", &process::command_text(&command));
         command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

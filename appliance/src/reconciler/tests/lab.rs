@@ -195,15 +195,15 @@ pub(super) fn discovery(address: SocketAddr) -> RawClient {
 /// reconnect.
 pub(super) struct Busy {
     stop: Arc<AtomicBool>,
-    watchdog_loop: Arc<AtomicU64>,
+    rounds: Arc<AtomicU64>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Busy {
     pub(super) fn begin(appliance: &Appliance) -> Self {
         let mut host = Host::attach(address(appliance, "steady"), STEADY);
-        let (stop, watchdog_loop) = (Arc::new(AtomicBool::new(false)), Arc::default());
-        let (stopped, counted) = (Arc::clone(&stop), Arc::clone(&watchdog_loop));
+        let (stop, rounds) = (Arc::new(AtomicBool::new(false)), Arc::default());
+        let (stopped, counted) = (Arc::clone(&stop), Arc::clone(&rounds));
         let thread = std::thread::spawn(move || {
             let mut round = 0_u64;
             while !stopped.load(Ordering::Relaxed) {
@@ -216,16 +216,16 @@ impl Busy {
         });
         Self {
             stop,
-            watchdog_loop,
+            rounds,
             thread: Some(thread),
         }
     }
 
     /// Waits for several iterations, so that the effect of an earlier change is visible.
     pub(super) fn go_on(&self) {
-        let now = self.watchdog_loop.load(Ordering::Relaxed);
+        let now = self.rounds.load(Ordering::Relaxed);
         let began = std::time::Instant::now();
-        while self.watchdog_loop.load(Ordering::Relaxed) < now + 3 {
+        while self.rounds.load(Ordering::Relaxed) < now + 3 {
             assert!(began.elapsed() < LIMIT, "the busy host is held up");
             let is_over = self.thread.as_ref().is_none_or(JoinHandle::is_finished);
             assert!(!is_over, "the busy host saw something");

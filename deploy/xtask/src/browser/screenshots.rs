@@ -32,7 +32,7 @@ pub(crate) struct Options {
 
 /// Builds the binaries, runs the load, and takes the pictures.
 pub(crate) fn take(options: &Options) -> Result<(), String> {
-    packages::provide_browser()?;
+    packages::ensure_browser_installed()?;
     let mut build = process::cargo();
     build.args(["build", "-p", "appliance", "-p", "bench"]);
     build.args(options.release.then_some("--release"));
