@@ -24,6 +24,8 @@ pub(crate) use error::ClientError;
 pub(crate) const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Largest response in bytes; the largest are histories of an hour and traces.
 const RESPONSE_BYTES_MAX: usize = 256 << 20;
+/// The path that reopens a device.
+pub(crate) const REOPEN_PATH: &str = "/api/v1/device/reopen";
 
 /// Which appliance a command is for.
 #[derive(Args, Clone, Debug, Default)]

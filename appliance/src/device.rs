@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 
-use crate::client::{Client, SocketArguments};
+use crate::client::{Client, REOPEN_PATH, SocketArguments};
 use crate::error::Failure;
 use crate::observe::model::{ReopenAnswer, ReopenRequest};
 use crate::terminal::print;
@@ -51,7 +51,7 @@ pub(crate) fn device(arguments: &DeviceArguments) -> Result<ExitCode, Failure> {
     let request = ReopenRequest {
         device: arguments.name.clone(),
     };
-    let answer: ReopenAnswer = client.post("/api/v1/device/reopen", &request)?;
+    let answer: ReopenAnswer = client.post(REOPEN_PATH, &request)?;
     if arguments.json {
         print(&format!("{:#}\n", serde_json::to_value(&answer)?));
     } else {

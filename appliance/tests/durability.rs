@@ -281,7 +281,7 @@ fn a_damaged_device_is_told_of_and_reopened_by_an_operator() {
     };
     assert!(write(&mut io).is_success());
     assert!(get(&socket, "/healthz").starts_with("HTTP/1.1 200"));
-    for (name, why) in [("vol0", "not damaged"), ("none", "no device none")] {
+    for (name, why) in [("vol0", "not damaged"), ("none", "device none is not open")] {
         let refused = reopen(name);
         assert_eq!(refused.status.code(), Some(1), "{refused:?}");
         assert!(refused.stderr.contains(why), "{}", refused.stderr);

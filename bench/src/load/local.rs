@@ -374,7 +374,7 @@ mod tests {
             cores: Vec::new(),
         };
         let error = run_local(&plan, &mut NoWatch).expect_err("refused");
-        assert!(error.to_string().contains("make it first"), "{error}");
+        assert!(error.to_string().contains("create it first"), "{error}");
     }
 
     /// Requests the end of the run in its second phase.

@@ -315,7 +315,7 @@ impl Connection {
         let (queue, sqe, data) = (&mut self.queue, sqe.with_cid(cid), (transfer, inside));
         match &mut self.transport {
             ConnectionTransport::Tcp(transport) => {
-                transport.send(queue, sqe, data, &mut outstanding)
+                transport.send(queue, sqe, data, &mut outstanding);
             }
             ConnectionTransport::Rdma(transport) => transport.send(queue, sqe, data, damage),
         }

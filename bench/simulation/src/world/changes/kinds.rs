@@ -127,7 +127,7 @@ impl World {
             2 => keys.any_host[subsystem] ^= true,
             3 => {
                 keys.in_capsule[listener] =
-                    self.change_random.pick(&[0, plan::IN_CAPSULE_MORE_BYTES])
+                    self.change_random.pick(&[0, plan::IN_CAPSULE_MORE_BYTES]);
             }
             4 => keys.queue_depths[listener] = self.change_random.pick(&[32, 64, 128]),
             5 => {

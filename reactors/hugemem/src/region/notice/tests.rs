@@ -44,8 +44,8 @@ fn every_notice_is_one_line_with_its_remedy() {
                 len: (3 << 30) - 4096,
                 size: one,
             },
-            "3221221376 bytes are no multiple",
-            "asking for 3221225472 bytes",
+            "3221221376 bytes are not a multiple",
+            "configuring 3221225472 bytes",
         ),
         (
             Notice::NoTransparentPages,
