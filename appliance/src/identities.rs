@@ -15,7 +15,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use appliance_config::identity::NamespaceIdentity;
 use appliance_config::{Config, Export, Namespace, Uuid};
-use reactors::sim::planted;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, StatxFlags, fstat, major, minor, statx};
 use rustix::rand::{GetRandomFlags, getrandom};
 
@@ -163,9 +162,6 @@ impl Identities {
             return config.namespace_identity(export, namespace, None);
         }
         match content {
-            Content::Volatile(_) if planted("memory-keeps-identity") => {
-                config.namespace_identity(export, namespace, None)
-            }
             Content::Volatile(number) => {
                 let text = format!("memory {number}");
                 config.namespace_identity(export, namespace, Some(&text))
@@ -173,8 +169,7 @@ impl Identities {
             Content::Lasting(text) => {
                 let named = config.named_uuid(export, namespace);
                 let first = self.note(named, namespace, text);
-                let is_other = first != *text && !planted("exchange-keeps-identity");
-                let other = is_other.then_some(text.as_str());
+                let other = (first != *text).then_some(text.as_str());
                 config.namespace_identity(export, namespace, other)
             }
         }

@@ -11,8 +11,6 @@ use appliance_config::{
     Backing, ByteSize, Config, Device, Effect, Listener, Name, Step, Transport,
 };
 
-use reactors::sim::planted;
-
 use super::Reconciler;
 use super::steps::{StepEnd, close_port};
 use crate::devices::{DeviceError, Opened};
@@ -102,10 +100,7 @@ impl Reconciler {
         options: ApplyOptions,
         event_loop: &mut dyn EventLoop,
     ) -> ApplyAnswer {
-        let mut plan = self.config.difference(wanted);
-        if planted("steps-backwards") {
-            plan.reverse();
-        }
+        let plan = self.config.difference(wanted);
         let plan: Vec<Planned> = plan
             .into_iter()
             .map(|step| Planned {
@@ -227,9 +222,6 @@ impl Reconciler {
             has_grown = true;
             let mut devices = before.devices.iter_mut();
             let grown = devices.find(|before| before.name == *device);
-            if planted("growth-undone") {
-                continue;
-            }
             if let Some((before, now)) = grown.zip(self.config.device(device)) {
                 before.backing = now.backing.clone();
             }
@@ -242,11 +234,6 @@ impl Reconciler {
         // The previous configuration may have files anywhere.
         prepared.allowed_paths = None;
         prepared.to_reopen = std::mem::take(&mut prepared.retained);
-        let plan = if planted("undone-not") {
-            Vec::new()
-        } else {
-            plan
-        };
         let back = self.carry_out(&plan, prepared, event_loop);
         if let Some(error) = back.into_iter().find_map(|it| it.error) {
             return format!("the completed steps could not be undone: {error}");
@@ -361,9 +348,6 @@ impl Reconciler {
 
     /// Closes listeners that were bound but are not needed. Their addresses are free afterwards.
     fn discard(&self, prepared: &Prepared, event_loop: &mut dyn EventLoop) {
-        if planted("listener-kept-in-vain") {
-            return;
-        }
         for port in prepared.listeners.values() {
             for transport in &self.transports {
                 // No host can be attached: no reactor knows the port's exports.
@@ -404,7 +388,7 @@ impl Reconciler {
             let geometry = held.geometry();
             geometry.block_count * u64::from(geometry.block_size)
         });
-        if wanted.bytes() < held && !planted("shorter-tried") {
+        if wanted.bytes() < held {
             let held = ByteSize::from_bytes(held);
             return Err(format!(
                 "device {}: its file is {held} long and is never made shorter",

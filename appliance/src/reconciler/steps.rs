@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use appliance_config::{Device, Listener, Name, Nqn, Step, Transport};
 use nvme_target::{DeviceIndex, Outstanding, PortId};
-use reactors::sim::planted;
 
 use super::Reconciler;
 use super::apply::Prepared;
@@ -69,9 +68,7 @@ impl Reconciler {
             Step::AddListener(listener) => self.add_listener(listener, step, prepared, event_loop),
             Step::ChangeListener(listener) => {
                 self.change(step)?;
-                if !planted("listener-settings-stale") {
-                    self.apply_settings(listener.transport, event_loop)?;
-                }
+                self.apply_settings(listener.transport, event_loop)?;
                 Ok(Vec::new())
             }
             Step::ChangeControllers(count) => {
@@ -80,12 +77,9 @@ impl Reconciler {
                 self.change(step)?;
                 Ok(Vec::new())
             }
-            Step::DisconnectHosts { export, replaced } => {
-                let is_swap = replaced.len() > 1 && planted("swap-keeps-hosts");
-                if !is_swap && !planted("exchange-keeps-hosts") {
-                    let ended = self.target.end_associations(export.as_str());
-                    ended.map_err(|error| error.to_string())?;
-                }
+            Step::DisconnectHosts { export, .. } => {
+                let ended = self.target.end_associations(export.as_str());
+                ended.map_err(|error| error.to_string())?;
                 self.change(step)?;
                 self.drain_hosts(deadline, event_loop)
             }
@@ -145,9 +139,6 @@ impl Reconciler {
     ) -> Result<CutOff, String> {
         // The affected hosts are known when every core has applied the change.
         self.apply_snapshot(event_loop)?;
-        if planted("hosts-leave-late") {
-            return Ok(Vec::new());
-        }
         while self.target.draining_controllers() > 0 && event_loop.now() < deadline {
             event_loop.rest();
         }
@@ -155,9 +146,7 @@ impl Reconciler {
             return Ok(Vec::new());
         }
         let cut_off = self.outstanding(&[], event_loop)?;
-        if !planted("hosts-never-cut-off") {
-            self.target.end_draining();
-        }
+        self.target.end_draining();
         let until = event_loop.now() + ABORT_TIMEOUT;
         // A command that its device never completes occupies only a controller identifier.
         while self.target.draining_controllers() > 0 && event_loop.now() < until {
@@ -353,16 +342,10 @@ impl Reconciler {
                 grow(opened).map_err(|error| with_causes(error.as_ref()))
             })?;
             if let Some(more) = more {
-                if !planted("grown-memory-unregistered") {
-                    self.attach_memory(std::iter::once(more.region()))?;
-                }
+                self.attach_memory(std::iter::once(more.region()))?;
                 if let Some((_, opened)) = self.devices.opened_mut(name) {
                     opened.grow_by(more);
                 }
-            }
-            if planted("growth-announced-early") {
-                self.change(step)?;
-                event_loop.rest();
             }
             let told = self
                 .control_queues
@@ -398,8 +381,7 @@ impl Reconciler {
         }
         if let Some(opened) = self.devices.remove(name) {
             // Removal is durable: acknowledged data survives from now on.
-            let spared = planted("removal-not-flushed");
-            if !spared && !aside(event_loop, || Ok(opened.flush()))? {
+            if !aside(event_loop, || Ok(opened.flush()))? {
                 end.warning =
                     Some("its file could not be flushed: completed writes may be lost".to_owned());
             }

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use appliance_config::{Config, Uuid};
 use nvme_target::{DeviceIndex, NamespaceConfig, PortConfig, SubsystemConfig, Target, TargetError};
-use reactors::sim::planted;
 
 use crate::devices::Devices;
 use crate::exports::{self, Ports};
@@ -52,15 +51,6 @@ impl TargetState {
         for (nqn, subsystem) in wanted.subsystems {
             match self.subsystems.get(&nqn) {
                 Some(served) if *served == subsystem => continue,
-                Some(served)
-                    if planted("queue-limit-overlooked") && {
-                        let io_queues_max = served.io_queues_max;
-                        let like_before = SubsystemConfig {
-                            io_queues_max,
-                            ..subsystem.clone()
-                        };
-                        *served == like_before
-                    } => {}
                 Some(served) => {
                     target.update_subsystem(subsystem.clone())?;
                     if served.namespaces != subsystem.namespaces {

@@ -32,6 +32,8 @@ pub enum Violation {
     },
     /// Any other violation: a protocol rule, a deadline, a leak.
     Rule(String),
+    /// An assertion failed: what it said, and where.
+    Panic(String),
 }
 
 impl fmt::Display for Violation {
@@ -56,7 +58,7 @@ impl fmt::Display for Violation {
                     "disk {disk} block {lba}: a comparison with what is there failed"
                 )
             }
-            Self::Rule(what) => f.write_str(what),
+            Self::Rule(what) | Self::Panic(what) => f.write_str(what),
         }
     }
 }

@@ -11,6 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use clap::Parser;
+use simulation::defects::{Defect, IS_PLANTED, look_for, page as page_of};
 use simulation::figures::Figures;
 use simulation::run::{self, Failure};
 use simulation::swarm::{Fault, Limits};
@@ -40,8 +41,8 @@ struct Arguments {
     /// Draw the random seeds from this number, in place of the time of day.
     #[arg(long, value_name = "N")]
     draw: Option<u64>,
-    /// Search for every planted defect, and write the results to this file; needs a build with
-    /// `--cfg planted`.
+    /// Look for every planted defect, and write what was found to this file; needs a build with
+    /// the patches of bench/simulation/defects.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["seed", "seeds", "count", "minutes", "hours"])]
     defects: Option<PathBuf>,
     /// With --defects: search only for these.
@@ -90,10 +91,7 @@ fn main() -> ExitCode {
     };
     run::note_panics();
     if arguments.tested {
-        for tested in simulation::defects::TESTED {
-            println!("{} {tested}", tested.name);
-        }
-        return ExitCode::SUCCESS;
+        return tested();
     }
     if let Some(page) = &arguments.defects {
         return defects(page, &arguments.only);
@@ -139,19 +137,46 @@ fn one(seed: u64, limits: &Limits, lines: usize) -> ExitCode {
     }
 }
 
-/// Searches for every planted defect, or for those in `only`, on every core.
-#[cfg(planted)]
+/// Prints the defects that tests must detect.
+fn tested() -> ExitCode {
+    let defects = match simulation::defects::read() {
+        Ok(defects) => defects,
+        Err(error) => return refused(&error),
+    };
+    for Defect { name, test, .. } in defects {
+        if let Some(test) = test {
+            println!("{name} {test}");
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+/// Searches for every planted defect that the simulation must find, or for those in `only`, on every
+/// core.
 fn defects(page: &Path, only: &[String]) -> ExitCode {
-    use simulation::defects::{DEFECTS, Defect, look_for, markdown_page};
-    let wanted = |it: &&Defect| only.is_empty() || only.iter().any(|name| name == it.name);
-    let next = Mutex::new(DEFECTS.iter().filter(wanted));
+    if !IS_PLANTED {
+        return refused("nothing is planted in this build: use cargo xtask sim --defects");
+    }
+    let all = match simulation::defects::read() {
+        Ok(defects) => defects,
+        Err(error) => return refused(&error),
+    };
+    if let Some(unknown) = only
+        .iter()
+        .find(|name| all.iter().all(|it| it.name != **name))
+    {
+        return refused(&format!("no patch plants {unknown}"));
+    }
+    let (tested, simulated): (Vec<_>, Vec<_>) = all.into_iter().partition(|it| it.test.is_some());
+    let wanted = |it: &&Defect| only.is_empty() || only.contains(&it.name);
+    let next = Mutex::new(simulated.iter().filter(wanted));
     let found = Mutex::new(Vec::new());
     on_every_core(|| {
         loop {
             let Some(defect) = lock(&next).next() else {
                 return;
             };
-            let finding = look_for(*defect);
+            let finding = look_for(defect.clone());
             let result = finding.failure.as_ref();
             let result = result.map(|it| format!("seed {}: {}", it.seed, it.violation));
             let result = result.unwrap_or_else(|| "NOT FOUND".to_owned());
@@ -160,20 +185,18 @@ fn defects(page: &Path, only: &[String]) -> ExitCode {
         }
     });
     let mut findings = found.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let place = |name: &str| DEFECTS.iter().position(|it| it.name == name);
-    findings.sort_by_key(|it| place(it.defect.name));
-    if let Err(error) = std::fs::write(page, markdown_page(&findings)) {
-        println!("{}: {error}", page.display());
-        return ExitCode::FAILURE;
+    let place = |name: &str| simulated.iter().position(|it| it.name == name);
+    findings.sort_by_key(|it| place(&it.defect.name));
+    if let Err(error) = std::fs::write(page, page_of(&findings, &tested)) {
+        return refused(&format!("{}: {error}", page.display()));
     }
     let missed = findings.iter().filter(|it| it.failure.is_none()).count();
     println!("{} defects, {missed} not found", findings.len());
     ExitCode::from(u8::from(missed > 0))
 }
 
-#[cfg(not(planted))]
-fn defects(_: &Path, _: &[String]) -> ExitCode {
-    println!("this build has no planted defects: use cargo xtask sim --defects");
+fn refused(why: &str) -> ExitCode {
+    println!("{why}");
     ExitCode::FAILURE
 }
 

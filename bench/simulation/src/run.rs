@@ -112,7 +112,7 @@ pub fn run_with_trace(seed: u64, limits: &Limits, lines: usize) -> Outcome {
         Err(_) => {
             let text = PANIC.with(|last| last.borrow_mut().take());
             let text = text.unwrap_or_else(|| "a panic".to_owned());
-            Some(Violation::Rule(text.replace('\n', " ")))
+            Some(Violation::Panic(text.replace('\n', " ")))
         }
     };
     let failure = violation.map(|violation| Failure {

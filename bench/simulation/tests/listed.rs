@@ -1,42 +1,101 @@
-//! Checks that every planted defect is in the lists of the simulation.
+//! Every patch with planted defects applies to the sources, and describes what it plants.
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::path::Path;
+use std::process::Command;
 
-use simulation::defects::{DEFECTS, TESTED};
+use simulation::defects::{SWITCH_PATCH, describe, patches};
 
-/// The directories of crates with planted defects.
-const PARTS: [&str; 5] = ["appliance", "config", "nvme", "rdma", "reactors"];
+/// What switches a defect on in a patch.
+const CALL: &str = "sim::planted(";
 
-/// The planted defects and the listed ones are the same.
-#[test]
-fn what_is_planted_is_listed_and_what_is_listed_is_planted() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let mut planted = BTreeSet::new();
-    for part in PARTS {
-        collect_planted(&root.join(part), &mut planted);
-    }
-    let simulated = DEFECTS.iter().map(|it| it.name);
-    let names = simulated.chain(TESTED.iter().map(|it| it.name));
-    let listed: BTreeSet<String> = names.map(str::to_owned).collect();
-    let unlisted: Vec<_> = planted.difference(&listed).collect();
-    let unplanted: Vec<_> = listed.difference(&planted).collect();
-    assert!(unlisted.is_empty(), "not listed: {unlisted:?}");
-    assert!(unplanted.is_empty(), "not planted: {unplanted:?}");
+/// The directories of the product's crates.
+const PRODUCT: [&str; 5] = ["appliance", "config", "nvme", "rdma", "reactors"];
+
+fn root() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
 }
 
-/// Collects the names of defects in the sources under `directory`: the literals in calls of
-/// `planted(`.
-fn collect_planted(directory: &Path, names: &mut BTreeSet<String>) {
-    for entry in std::fs::read_dir(directory).expect("a directory of the tree") {
+/// What git says when these patches do not apply, together and in this order, to the sources.
+fn refusal(patches: &[impl AsRef<Path>]) -> Option<String> {
+    let mut git = Command::new("git");
+    git.args(["apply", "--check", "--whitespace=nowarn"]);
+    git.args(patches.iter().map(AsRef::as_ref));
+    let output = git.current_dir(root()).output().expect("git runs");
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    (!output.status.success()).then_some(told)
+}
+
+#[test]
+fn every_patch_applies_alone() {
+    let patches = patches().expect("the patches");
+    let refused: Vec<_> = patches
+        .iter()
+        .filter_map(|patch| refusal(&[patch]))
+        .collect();
+    assert!(refused.is_empty(), "{}", refused.concat());
+}
+
+#[test]
+fn all_patches_apply_together() {
+    let told = refusal(&patches().expect("the patches"));
+    assert_eq!(told, None);
+}
+
+/// Every name in a patch's description is switched on in the patch, and every name that is switched
+/// on is described, in one patch only.
+#[test]
+fn what_is_planted_is_described_and_what_is_described_is_planted() {
+    let mut known = BTreeSet::new();
+    for path in patches().expect("the patches") {
+        if path.ends_with(SWITCH_PATCH) {
+            continue;
+        }
+        let text = fs::read_to_string(&path).expect("a patch");
+        let defects = describe(&text).unwrap_or_else(|error| panic!("{path:?}: {error}"));
+        let described: BTreeSet<_> = defects.into_iter().map(|it| it.name).collect();
+        assert_eq!(planted(&text), described, "{path:?}");
+        for name in described {
+            assert!(known.insert(name.clone()), "{name} is in two patches");
+        }
+    }
+    assert!(!known.is_empty());
+}
+
+/// The names that the lines which a patch inserts ask for.
+fn planted(patch: &str) -> BTreeSet<String> {
+    let inserted: String = patch
+        .lines()
+        .filter_map(|line| line.strip_prefix('+'))
+        .flat_map(|line| [line, "\n"])
+        .collect();
+    let calls = inserted.split(CALL).skip(1);
+    let named = calls.filter_map(|it| it.trim_start().strip_prefix('"'));
+    named
+        .filter_map(|it| Some(it.split_once('"')?.0.to_owned()))
+        .collect()
+}
+
+#[test]
+fn the_product_itself_plants_nothing() {
+    let mut planting = Vec::new();
+    for part in PRODUCT {
+        collect(&root().join(part), &mut planting);
+    }
+    assert!(planting.is_empty(), "{planting:?}");
+}
+
+/// The source files under `directory` that ask for a planted defect.
+fn collect(directory: &Path, planting: &mut Vec<String>) {
+    for entry in fs::read_dir(directory).expect("a directory of the tree") {
         let path = entry.expect("its entry").path();
         if path.is_dir() {
-            collect_planted(&path, names);
-        } else if path.extension().is_some_and(|it| it == "rs") {
-            let text = std::fs::read_to_string(&path).expect("a source file");
-            let calls = text.split("planted(").skip(1);
-            let named = calls.filter_map(|it| it.trim_start().strip_prefix('"'));
-            names.extend(named.filter_map(|it| Some(it.split_once('"')?.0.to_owned())));
+            collect(&path, planting);
+        } else if path.extension().is_some_and(|it| it == "rs")
+            && fs::read_to_string(&path).is_ok_and(|text| text.contains(CALL))
+        {
+            planting.push(path.display().to_string());
         }
     }
 }

@@ -1,7 +1,9 @@
-//! Runs the tests of crates that must detect planted defects (bench/simulation, `TESTED`).
+//! The copy of the sources in which defects are planted (bench/simulation/defects), and the planted
+//! defects that a crate's test must find.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde::Deserialize;
@@ -9,8 +11,18 @@ use serde::Deserialize;
 use crate::metadata;
 use crate::process::{self, cargo};
 
-/// The variable that enables a defect in programs compiled with `--cfg planted`.
-const DEFECT_VARIABLE: &str = "PLANTED_DEFECT";
+/// The variable that enables a defect in programs built with planted defects.
+const VARIABLE: &str = "PLANTED_DEFECT";
+
+/// The patches that plant the defects.
+const PATCHES: &str = "bench/simulation/defects";
+
+/// The sources with planted defects.
+const COPY: &str = "target/planted/sources";
+
+/// The same while it is made. Files that have not changed since the last time keep their age in
+/// [`COPY`], so that cargo does not compile them again.
+const FRESH: &str = "target/planted/fresh";
 
 /// A defect, and the test that must fail with it.
 #[derive(Debug, PartialEq, Eq)]
@@ -60,7 +72,7 @@ impl Program {
     fn run(&self, test: &str, defect: &str) -> Result<bool, String> {
         let mut command = process::program(&self.executable);
         command.args(["--exact", test]).current_dir(&self.directory);
-        command.env(DEFECT_VARIABLE, defect);
+        command.env(VARIABLE, defect);
         let output = command.output();
         let output = output.map_err(|error| format!("{}: {error}", self.executable.display()))?;
         let result = String::from_utf8_lossy(&output.stdout);
@@ -71,12 +83,16 @@ impl Program {
     }
 }
 
-/// Runs each test of `list` with its defect and without any. Returns an error unless every test
-/// fails with it and succeeds without. `compiler` compiles the defects in.
-pub(crate) fn run(list: &str, compiler: &str) -> Result<(), String> {
+/// Runs each test of `list` with its defect, and without any; an error unless every one fails with
+/// it and succeeds without. Where `only` names defects, it runs the tests of these alone.
+pub(crate) fn run(list: &str, only: &[String]) -> Result<(), String> {
     let listed: Option<Vec<Tested<'_>>> = list.lines().map(Tested::of).collect();
-    let listed = listed.ok_or("the simulation's list of tests has another format")?;
-    let programs = build(&listed, compiler)?;
+    let mut listed = listed.ok_or("the simulation tells of tests in another form")?;
+    listed.retain(|it| only.is_empty() || only.iter().any(|name| name == it.defect));
+    if listed.is_empty() {
+        return Ok(());
+    }
+    let programs = build(&listed)?;
     let mut sound = BTreeSet::new();
     let mut missed = Vec::new();
     for Tested {
@@ -110,10 +126,10 @@ pub(crate) fn run(list: &str, compiler: &str) -> Result<(), String> {
 }
 
 /// Builds the programs with planted defects. Returns them by name.
-fn build(listed: &[Tested<'_>], compiler: &str) -> Result<BTreeMap<String, Program>, String> {
+fn build(listed: &[Tested<'_>]) -> Result<BTreeMap<String, Program>, String> {
     let crates = metadata::of_workspace()?.packages;
     let is_library = |name: &str| crates.iter().any(|it| it.name == name);
-    let mut cargo = with_planted(compiler);
+    let mut cargo = cargo_in_copy();
     cargo.args(["test", "--workspace", "--all-features", "--no-run"]);
     cargo.args(["--message-format", "json-render-diagnostics", "--lib"]);
     let programs: BTreeSet<&str> = listed.iter().map(|it| it.program).collect();
@@ -125,11 +141,105 @@ fn build(listed: &[Tested<'_>], compiler: &str) -> Result<BTreeMap<String, Progr
     Ok(result.lines().filter_map(program_of).collect())
 }
 
-/// Cargo with `compiler` for the crates of this repository.
-pub(crate) fn with_planted(compiler: &str) -> Command {
+/// Cargo in the copy that [`plant`] made. The copy shares the outputs of the dependencies with the
+/// sources themselves; a wrapper around the compiler keeps the outputs of our crates apart, whose
+/// names depend on it and not on the directory of the workspace.
+pub(crate) fn cargo_in_copy() -> Command {
     let mut cargo = cargo();
-    cargo.env("RUSTC_WORKSPACE_WRAPPER", process::root().join(compiler));
+    cargo.current_dir(process::root().join(COPY));
+    cargo.env("CARGO_TARGET_DIR", process::root().join("target"));
+    cargo.env("RUSTC_WORKSPACE_WRAPPER", "/usr/bin/env");
     cargo
+}
+
+/// Copies the sources, changed and new files among them, and plants every defect in the copy.
+pub(crate) fn plant() -> Result<(), String> {
+    let root = process::root();
+    let (fresh, copy) = (root.join(FRESH), root.join(COPY));
+    if fresh.exists() {
+        fs::remove_dir_all(&fresh).map_err(|error| format!("{FRESH}: {error}"))?;
+    }
+    for file in sources()? {
+        copy_file(&root.join(&file), &fresh.join(&file))?;
+    }
+    let mut git = process::program("git");
+    git.args(["apply", "--whitespace=nowarn", "--directory", FRESH]);
+    git.args(patches()?);
+    process::run(&mut git)?;
+    let fresh_files = files_below(&fresh)?;
+    for file in files_below(&copy)?.difference(&fresh_files) {
+        let file = copy.join(file);
+        fs::remove_file(&file).map_err(|error| format!("{}: {error}", file.display()))?;
+    }
+    for file in &fresh_files {
+        let (from, to) = (fresh.join(file), copy.join(file));
+        let is_same = fs::read(&to).is_ok_and(|old| fs::read(&from).is_ok_and(|new| old == new));
+        if !is_same {
+            copy_file(&from, &to)?;
+        }
+    }
+    Ok(())
+}
+
+/// The files of the tree that git tracks or does not ignore, and that are there.
+fn sources() -> Result<Vec<PathBuf>, String> {
+    let mut git = process::program("git");
+    git.args([
+        "ls-files",
+        "-z",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+    ]);
+    let listed = process::output(&mut git)?;
+    let listed = String::from_utf8(listed).map_err(|error| format!("git ls-files: {error}"))?;
+    let listed: BTreeSet<PathBuf> = listed.split_terminator('\0').map(PathBuf::from).collect();
+    let root = process::root();
+    Ok(listed
+        .into_iter()
+        .filter(|it| root.join(it).is_file())
+        .collect())
+}
+
+/// The patches, in the order of their names.
+fn patches() -> Result<Vec<PathBuf>, String> {
+    let files = files_below(&process::root().join(PATCHES))?;
+    let patches = files
+        .into_iter()
+        .filter(|it| it.extension().is_some_and(|it| it == "patch"));
+    Ok(patches.map(|it| Path::new(PATCHES).join(it)).collect())
+}
+
+/// The files below a directory, by their paths in it; none where it does not exist.
+fn files_below(directory: &Path) -> Result<BTreeSet<PathBuf>, String> {
+    let told = |error: std::io::Error| format!("{}: {error}", directory.display());
+    let mut files = BTreeSet::new();
+    let mut pending = vec![PathBuf::new()];
+    while let Some(inner) = pending.pop() {
+        let entries = match fs::read_dir(directory.join(&inner)) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+            entries => entries.map_err(told)?,
+        };
+        for entry in entries {
+            let entry = entry.map_err(told)?;
+            let path = inner.join(entry.file_name());
+            if entry.file_type().map_err(told)?.is_dir() {
+                pending.push(path);
+            } else {
+                files.insert(path);
+            }
+        }
+    }
+    Ok(files)
+}
+
+/// Copies a file and its permissions; makes the directories on its way.
+fn copy_file(from: &Path, to: &Path) -> Result<(), String> {
+    let told = |error: std::io::Error| format!("{}: {error}", to.display());
+    if let Some(directory) = to.parent() {
+        fs::create_dir_all(directory).map_err(told)?;
+    }
+    fs::copy(from, to).map(drop).map_err(told)
 }
 
 /// The test program in a line of cargo's output.

@@ -16,11 +16,10 @@ const SEEDS_TESTED: &str = "0..300";
 const RANDOM_GATE: u32 = 150;
 /// Minutes of random seeds if the whole step is run.
 pub(crate) const MINUTES_ALL: u32 = 10;
-/// The compiler wrapper that compiles the crates of this repository with planted defects.
-const PLANTING_COMPILER: &str = "deploy/xtask/planted-rustc";
-
 /// The file with the results of planted defects.
 const DEFECTS_PAGE: &str = "bench/simulation/DEFECTS.md";
+/// The same where it is not to be committed.
+const DEFECTS_PAGE_SCRATCH: &str = "target/DEFECTS.md";
 
 /// The options of the simulation.
 #[derive(Debug, Args)]
@@ -29,6 +28,9 @@ pub(crate) struct Options {
     /// bench/simulation/DEFECTS.md.
     #[arg(long)]
     defects: bool,
+    /// With --defects: look for these alone, and write to target/DEFECTS.md.
+    #[arg(long, value_name = "NAME", value_delimiter = ',', requires = "defects")]
+    only: Vec<String>,
     /// What bench/simulation understands: --seed N, --seeds A..B, --minutes N, --hours N, and what
     /// a failure says.
     #[arg(
@@ -44,25 +46,33 @@ pub(crate) struct Options {
 /// It is a debug build, because the assertions of the crates under test are part of the judgement.
 pub(crate) fn run(options: &Options) -> Result<(), String> {
     if options.defects {
-        return defects(DEFECTS_PAGE);
+        let page = match options.only.is_empty() {
+            true => DEFECTS_PAGE,
+            false => DEFECTS_PAGE_SCRATCH,
+        };
+        return defects(page, &options.only);
     }
-    build(None)?;
+    build(cargo())?;
     process::run(built().args(&options.arguments))
 }
 
-/// Searches for every planted defect and writes the results to `page`.
-fn defects(page: &str) -> Result<(), String> {
-    build(Some(PLANTING_COMPILER))?;
+/// Looks for every planted defect, or for those of `only`, and writes what was found to `page`.
+fn defects(page: &str, only: &[String]) -> Result<(), String> {
+    planted::plant()?;
+    build(planted::cargo_in_copy())?;
     let list = process::output(built().arg("--tested"))?;
-    let simulated = process::run_test(built().args(["--defects", page]));
-    let tested = planted::run(&String::from_utf8_lossy(&list), PLANTING_COMPILER);
+    let mut simulation = built();
+    simulation.args(["--defects", page]);
+    if !only.is_empty() {
+        simulation.args(["--only", &only.join(",")]);
+    }
+    let simulated = process::run_test(&mut simulation);
+    let tested = planted::run(&String::from_utf8_lossy(&list), only);
     simulated.and(tested)
 }
 
-/// Builds the simulation with the features of the tests, so that nothing is built twice; `compiler`
-/// replaces the usual compiler of our crates.
-fn build(compiler: Option<&str>) -> Result<(), String> {
-    let mut cargo = compiler.map_or_else(cargo, planted::with_planted);
+/// Builds the simulation with the features of the tests, so that nothing is built twice.
+fn build(mut cargo: Command) -> Result<(), String> {
     cargo.args(["build", "--workspace", "--all-features"]);
     cargo.args(["--bin", "simulation"]);
     process::run(&mut cargo)
@@ -75,12 +85,12 @@ fn built() -> Command {
 
 /// Searches for planted defects as a test, which changes no file of the work tree.
 pub(crate) fn test_defects() -> Result<(), String> {
-    defects("target/DEFECTS.md")
+    defects(DEFECTS_PAGE_SCRATCH, &[])
 }
 
 /// Runs the simulation as a test.
 pub(crate) fn test(extent: Extent) -> Result<(), String> {
-    build(None)?;
+    build(cargo())?;
     let mut simulation = built();
     simulation.args(["--seeds", SEEDS_TESTED]);
     match extent {

@@ -26,7 +26,6 @@ use block::{Completion, CompletionBatch, DeviceError, Operation, QueueCounters, 
 use hugemem::{Data, DmaBuffer, DmaLease, Lease};
 use nvme_spec::completion::StatusField;
 use nvme_spec::{Sqe, U16};
-use reactors::sim::planted;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmute};
 
 use crate::backing::{ControllerMemory, DeviceBacking};
@@ -173,7 +172,6 @@ impl Pair {
                 Sqe::read(namespace_limits.nsid, lba, zero_based(blocks))
             }
             Operation::Write { fua } if blocks <= namespace_limits.part_blocks => {
-                let fua = fua && !planted("drive-fua-ignored");
                 Sqe::write(namespace_limits.nsid, lba, zero_based(blocks), fua)
             }
             Operation::Compare
@@ -346,10 +344,8 @@ impl Pair {
         {
             let cid = tail.cid.get();
             let index = self.table.identifiers.index(cid);
-            let known = self.table.slots.get(index).is_some_and(|slot| {
-                let same = slot.cid == cid || planted("drive-generation-ignored");
-                same && slot.has_command()
-            });
+            let slot = self.table.slots.get(index);
+            let known = slot.is_some_and(|slot| slot.cid == cid && slot.has_command());
             if !known || tail.sqhd.get() >= self.entries || tail.sqid.get() != self.qid {
                 self.reject_completion(cid, known);
                 return;

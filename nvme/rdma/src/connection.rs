@@ -16,7 +16,6 @@ use nvme_fabrics::{Connection as _, Event, RequestContext, RequestToken, Request
 use nvme_spec::Sqe;
 use nvme_target::{Completed, KeyedBlocks, PortId, QueueId, TargetCore, TransportId};
 use rdma::{CompletionStatus, Connection as _, MemoryMap, Provider, QueuePair, WorkCompletion};
-use reactors::sim::planted;
 use reactors::{LogLimit, Nanos};
 
 use crate::config::RdmaConfig;
@@ -274,7 +273,7 @@ impl<P: Provider> Connection<P> {
             }
             return;
         };
-        if age >= PROGRESS_TIMEOUT && !planted("rdma-stall-tolerated") {
+        if age >= PROGRESS_TIMEOUT {
             return self.break_off(cx, Cause::NoProgress);
         }
         if age < BORROW_HOLD_MAX {
@@ -285,7 +284,7 @@ impl<P: Provider> Connection<P> {
         self.check_at = cx.now.saturating_add(STALL_CHECK_INTERVAL);
         let keeps_waiting = self.sends.keeps_writer_waiting(BORROW_HOLD_MAX, cx.now)
             || self.waiting_answers_keep_writer_waiting();
-        if keeps_waiting && !planted("rdma-borrow-unbounded") {
+        if keeps_waiting {
             self.break_off(cx, Cause::BorrowedTooLong);
         }
     }
@@ -335,7 +334,7 @@ impl<P: Provider> Connection<P> {
         id: WorkId,
         completion: &WorkCompletion,
     ) {
-        if !completion.is_success() && !planted("rdma-failure-ignored") {
+        if !completion.is_success() {
             self.send_failed(cx, completion.status);
         }
         while let Some(kind) = self.sends.end_next(id.sequence(), id.last()) {
@@ -446,11 +445,7 @@ impl<P: Provider> Connection<P> {
         if std::mem::replace(&mut self.has_ended, true) {
             return Ok(());
         }
-        let mut outcome = QueueDestroyed::queue_pair(&mut self.queue_pair);
-        if outcome.is_err() && planted("rdma-destruction-ignored") {
-            outcome = Ok(QueueDestroyed::planted());
-        }
-        match outcome {
+        match QueueDestroyed::queue_pair(&mut self.queue_pair) {
             Ok(proof) => {
                 self.sends.queue_destroyed(&proof);
                 self.end_reads(&proof);
@@ -474,11 +469,6 @@ impl<P: Provider> Connection<P> {
         };
         // Queued work is posted, so that the device flushes it and reports its completion.
         self.post_queued();
-        if planted("rdma-memory-at-disconnect") {
-            let mistaken = QueueDestroyed::planted();
-            self.end_reads(&mistaken);
-            self.slots.abandon(|_| false);
-        }
         let disconnected = self.connection.disconnect();
         // Required even if the host is not connected, so that posted work is flushed.
         let stopped = self.queue_pair.set_error();

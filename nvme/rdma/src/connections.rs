@@ -16,7 +16,6 @@ use rdma::{
     CompletionQueue, ConnectionEvent, DeviceIndex, Event, MemoryMap, Provider, Token,
     WorkCompletion,
 };
-use reactors::sim::planted;
 use reactors::{LogLimit, Nanos};
 
 use crate::config::{
@@ -370,9 +369,6 @@ impl<P: Provider> ConnectionSet<P> {
                 Some(entry) => entry.connection.receive_failed(&mut cx, completion.status),
                 None => shared.counters.stale_completions.add(1),
             }
-            if planted("rdma-receive-lost") && completion.byte_len > 64 {
-                continue;
-            }
             if let Err(error) = receives.post_again(receive, cx.pool, map, cx.counters, cx.now) {
                 tracing::error!(%error, "a receive is lost");
                 failed.get_or_insert("a receive was refused");
@@ -397,7 +393,7 @@ impl<P: Provider> ConnectionSet<P> {
     #[inline]
     pub fn take_responses(&mut self, now: Nanos) -> u32 {
         let some = (self.shared.core.borrow()).has_completions(self.shared.transport);
-        if !some || planted("answers-overtake") {
+        if !some {
             return 0;
         }
         let core = Rc::clone(&self.shared.core);

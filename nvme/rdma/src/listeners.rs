@@ -9,7 +9,6 @@ use nvme_fabrics::ListenerTable;
 use nvme_target::PortId;
 use rdma::{Error, Event, EventChannel, Listener, Provider, Token};
 use reactors::Nanos;
-use reactors::sim::planted;
 
 use crate::token::{EventSubject, EventToken};
 
@@ -65,9 +64,7 @@ impl<P: Provider> Listeners<P> {
 
     /// Stops listening as `port`.
     pub(crate) fn close_port(&mut self, port: PortId) {
-        if !planted("rdma-listener-stays") {
-            self.listening.remove_port(port);
-        }
+        self.listening.remove_port(port);
     }
 
     fn token(&self, index: u16) -> Token {

@@ -9,7 +9,6 @@
 use hugemem::{DmaData, DmaDriver, DmaLease, Lease};
 use rdma::{QueuePair, SharedReceiveQueue, WorkCompletion};
 use reactors::Nanos;
-use reactors::sim::planted;
 
 /// The owner of posted memory.
 #[derive(Debug)]
@@ -34,11 +33,6 @@ impl QueueDestroyed {
     /// Destroys a shared receive queue.
     pub(crate) fn receives(queue: &mut impl SharedReceiveQueue) -> Result<Self, rdma::Error> {
         queue.destroy().map(|()| Self(()))
-    }
-
-    /// For planted defects: a false proof.
-    pub(crate) fn planted() -> Self {
-        Self(())
     }
 }
 
@@ -78,7 +72,7 @@ impl ReadBuffer {
 
     /// The lease, once no read is outstanding.
     pub(crate) fn take(&mut self) -> Option<Lease> {
-        if self.outstanding > 0 && !planted("rdma-part-taken-for-all") {
+        if self.outstanding > 0 {
             return None;
         }
         let lease = self.lease.take()?;
@@ -261,12 +255,6 @@ impl SendQueue {
         debug_assert!(requests > 0, "what takes no place cannot be counted");
         let Some(vacant) = self.vacant.checked_sub(requests) else {
             panic!("more work requests than places");
-        };
-        let data = if planted("rdma-lease-early") {
-            drop(data.map(|data| data.returned(&WorkDone(()))));
-            None
-        } else {
-            data
         };
         let posted = &mut self.posted[(self.next & self.mask) as usize];
         let before = std::mem::replace(&mut posted.data, data);

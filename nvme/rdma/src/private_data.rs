@@ -3,7 +3,6 @@
 use nvme_spec::fabrics::CNTLID_MAX;
 use nvme_spec::rdma::{ConnectRequest, RECORD_FORMAT, RejectReason};
 use nvme_target::{ADMIN_QUEUE_DEPTH_MAX_RDMA, IO_QUEUES_MAX};
-use reactors::sim::planted;
 use zerocopy::FromBytes;
 
 /// Smallest number of entries of a submission queue (Base 2.1 §6.3).
@@ -56,7 +55,7 @@ pub(crate) fn negotiate(data: &[u8], terms: Terms) -> Result<NegotiatedParameter
         return Err(RejectReason::INVALID_HSQSIZE);
     }
     // Each outstanding command needs a receive for its response.
-    if u32::from(request.hrqsize.get()) < depth && !planted("rdma-request-unjudged") {
+    if u32::from(request.hrqsize.get()) < depth {
         return Err(RejectReason::INVALID_HRQSIZE);
     }
     let cntlid = match (qid, request.cntlid.get()) {

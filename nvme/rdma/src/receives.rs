@@ -11,12 +11,11 @@
 
 use std::sync::Arc;
 
-use hugemem::{Account, Arena, DmaBuffer, Lease, Pool, SlicePromise, WaiterToken};
+use hugemem::{Arena, DmaBuffer, Lease, Pool, SlicePromise, WaiterToken};
 use nvme_fabrics::RequestToken;
 use nvme_spec::Sqe;
 use rdma::{MemoryMap, PostError, Provider, ReceiveRequest, SgeList, SharedReceiveQueue};
 use reactors::Nanos;
-use reactors::sim::planted;
 use zerocopy::transmute;
 
 use crate::counters::RdmaCounters;
@@ -201,16 +200,7 @@ impl<P: Provider> Receives<P> {
             return self.post(index);
         };
         let token = WaiterToken(self.waiter.with_slot(index).into_bits());
-        let lease = if planted("rdma-receives-unbounded") {
-            pool.take_or_wait(
-                Account::PROMISED,
-                self.in_capsule_bytes,
-                token,
-                now.as_nanos(),
-            )
-        } else {
-            pool.take_promised(promise, self.in_capsule_bytes, token, now.as_nanos())
-        };
+        let lease = pool.take_promised(promise, self.in_capsule_bytes, token, now.as_nanos());
         match lease {
             Some(lease) => self.post_with(index, lease, map),
             None => {

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use hugemem::{Arena, Pool};
 use nvme_fabrics::RequestToken;
 use rdma::{CompletionQueue, Device, DeviceIndex, Domain, DomainMemory, MemoryMap, Provider};
-use reactors::sim::planted;
 
 use crate::counters::RdmaCounters;
 use crate::plan::{SharedQueues, Unfit};
@@ -100,9 +99,7 @@ impl<P: Provider> DeviceShare<P> {
                 Some(promise.ok_or(none)?)
             }
         };
-        if let Some(promise) = &promise
-            && !planted("rdma-receives-unbounded")
-        {
+        if let Some(promise) = &promise {
             queues = SharedQueues::new(promise.count(), limits)?;
         }
         if queues.receives < wanted {

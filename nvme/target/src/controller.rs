@@ -21,7 +21,6 @@ use std::sync::Arc;
 use nvme_spec::log::CriticalWarning;
 use nvme_spec::registers::Cc;
 use reactors::Nanos;
-use reactors::sim::planted;
 
 use crate::config::{PortId, TransportKind};
 use crate::counters::CoreCounters;
@@ -199,9 +198,7 @@ impl Controller {
             }
             ControllerState::Resetting => {
                 self.shared.reset_gate();
-                if !planted("features-survive-reset") {
-                    self.features.reset(now);
-                }
+                self.features.reset(now);
                 self.shared.set_write_through(false);
                 self.warnings = CriticalWarning::new();
                 Effect::Reset
@@ -299,15 +296,14 @@ impl Controller {
             return None;
         }
         let (span, reason) = self.keep_alive_limit()?;
-        if self.shared.take_traffic() && !planted("traffic-ignored") {
+        if self.shared.take_traffic() {
             self.keep_alive_deadline = Some(now + span);
             self.was_prolonged = false;
             return None;
         }
-        let may_prolong = !self.was_prolonged || planted("rdma-deaf-forever");
         if let Some(kept_alive_until) = receive_stalled_at.map(|time| time + span)
             && kept_alive_until > now
-            && may_prolong
+            && !self.was_prolonged
         {
             self.was_prolonged = true;
             self.keep_alive_deadline = Some(kept_alive_until);
@@ -367,21 +363,15 @@ impl Controller {
             let is_closed = before.port(self.port).is_some() && view.port(self.port).is_none();
             return is_closed.then_some(DisconnectMode::AfterResponses(CloseReason::Revoked));
         }
-        let stays = planted("subsystem-stays");
         let Some(subsystem) = self.subsystem(view) else {
-            if stays {
-                return None;
-            }
             return Some(DisconnectMode::Immediate(CloseReason::Revoked));
         };
-        let stays = stays && subsystem.is_draining();
-        let allows = stays || subsystem.allows(&self.shared.identity.host_nqn);
-        if !(allows || planted("revocation-ignored")) || !subsystem.is_at(self.port) {
+        let allows = subsystem.allows(&self.shared.identity.host_nqn);
+        if !allows || !subsystem.is_at(self.port) {
             return Some(DisconnectMode::AfterResponses(CloseReason::Revoked));
         }
         let before = before.subsystem(self.shared.identity.subsystem);
-        let is_known = planted("identity-change-unannounced");
-        if !is_known && before.is_some_and(|before| !before.has_identity_of(subsystem)) {
+        if before.is_some_and(|before| !before.has_identity_of(subsystem)) {
             return Some(DisconnectMode::AfterResponses(CloseReason::Reconfigured));
         }
         let highest = before
@@ -392,13 +382,12 @@ impl Controller {
         for nsid in 1..=highest as u32 {
             let old = before.and_then(|old| old.namespace_config(nsid));
             let new = subsystem.namespace_config(nsid);
-            let unseen = planted("growth-unannounced") && old.is_some() && new.is_some();
-            if old != new && !unseen {
+            if old != new {
                 self.changed_namespaces.insert(nsid);
                 changed = true;
             }
         }
-        if changed && !planted("event-lost") {
+        if changed {
             self.events
                 .raise(EventKind::NamespaceAttribute, configuration);
         }

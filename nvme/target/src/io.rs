@@ -8,7 +8,6 @@ use nvme_spec::command::{Fuse, IoOpcode, Psdt, ReadWrite};
 use nvme_spec::sgl::{Sgl, SglDescriptor};
 use nvme_spec::{NSID_BROADCAST, Sqe, Status};
 use reactors::Nanos;
-use reactors::sim::planted;
 
 use crate::interface::{DataSource, Direction, KEYED_BLOCKS_MAX, Work, WorkKind};
 use crate::status::{Fault, byte};
@@ -182,7 +181,6 @@ pub(crate) fn check(sqe: &Sqe, context: &IoContext<'_>) -> Result<Option<Plan>, 
         IoOpcode::FLUSH => flush(sqe, context),
         IoOpcode::WRITE_ZEROES => write_zeroes(sqe, context),
         IoOpcode::DATASET_MANAGEMENT => dataset_management(sqe, context),
-        _ if planted("opcode-ignored") => Ok(None),
         _ => Err(Fault::new(Status::INVALID_OPCODE).at(byte::OPCODE)),
     }
 }
@@ -201,12 +199,7 @@ pub(crate) fn namespace(subsystem: &SubsystemView, nsid: u32) -> Result<&Namespa
 /// NVM 1.1 §3.2.1, LBA Out of Range: the range has to end within the namespace.
 #[inline]
 fn check_range(namespace: &NamespaceView, lba: u64, blocks: u32) -> Result<(), Fault> {
-    let end = if planted("lba-wraps") {
-        Some(lba.wrapping_add(u64::from(blocks)))
-    } else {
-        lba.checked_add(u64::from(blocks))
-    };
-    match end {
+    match lba.checked_add(u64::from(blocks)) {
         Some(end) if end <= namespace.block_count => Ok(()),
         _ => Err(Fault::new(Status::LBA_OUT_OF_RANGE).at(byte::CDW10)),
     }
@@ -226,7 +219,7 @@ fn check_writable(namespace: &NamespaceView) -> Result<(), Fault> {
 fn extent(namespace: &NamespaceView, range: &ReadWrite) -> Result<(u64, u32), Fault> {
     let (lba, blocks) = (range.slba.get(), range.blocks());
     // Base 2.1 §5.1.13.2.1, MDTS: a longer transfer is Invalid Field.
-    if blocks > namespace.transfer_max_blocks && !planted("transfer-limit-ignored") {
+    if blocks > namespace.transfer_max_blocks {
         return Err(Fault::field(byte::CDW12));
     }
     check_range(namespace, lba, blocks)?;
@@ -249,7 +242,7 @@ pub(crate) fn check_blocks(
     let namespace = namespace(context.subsystem, nsid)?;
     let range: ReadWrite = sqe.read_write();
     let (lba, blocks) = extent(namespace, &range)?;
-    let fua = range.control.fua() && namespace.volatile && !planted("fua-ignored");
+    let fua = range.control.fua() && namespace.volatile;
     let operation = match opcode {
         IoOpcode::READ if fua => IoOperation::DurableRead,
         IoOpcode::READ => IoOperation::Read,
@@ -286,8 +279,7 @@ pub(crate) fn check_source(
     let (source, length) = data_source(sqe, direction, context)?;
     // Base 2.1 §4.2.3.1, Data SGL Length Invalid: an I/O command's data is exactly its range. That
     // of descriptors in a segment is checked when they are read.
-    let longer = planted("longer-sgl-taken");
-    if length.is_some_and(|length| length != bytes && !(longer && length > bytes)) {
+    if length.is_some_and(|length| length != bytes) {
         return Err(Fault::new(Status::DATA_SGL_LENGTH_INVALID).at(byte::SGL));
     }
     Ok(source)
@@ -331,7 +323,7 @@ fn flush(sqe: &Sqe, context: &IoContext<'_>) -> Result<Option<Plan>, Fault> {
         return Ok(Some(plan(IoOperation::FlushAll, 0)));
     }
     let namespace = namespace(context.subsystem, nsid)?;
-    if !namespace.volatile || planted("flush-skipped") {
+    if !namespace.volatile {
         return Ok(None);
     }
     Ok(Some(plan(IoOperation::Flush, namespace.device)))
@@ -346,9 +338,7 @@ fn write_zeroes(sqe: &Sqe, context: &IoContext<'_>) -> Result<Option<Plan>, Faul
     if range.control.nsz() || range.control.cetype() != 0 {
         return Err(Fault::field(byte::CDW12));
     }
-    if !planted("read-only-zeroed") {
-        check_writable(namespace)?;
-    }
+    check_writable(namespace)?;
     let (lba, blocks) = (range.slba.get(), range.blocks());
     // NVM 1.1 §4.1.5.4, WZSL: a longer range is Invalid Field.
     if u64::from(blocks) << namespace.block_shift > WRITE_ZEROES_BYTES_MAX {

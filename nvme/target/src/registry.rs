@@ -8,7 +8,6 @@ use std::sync::Arc;
 
 use nvme_spec::fabrics::{CNTLID_MAX, ConnectField};
 use reactors::Nanos;
-use reactors::sim::planted;
 
 use crate::config::{DISCOVERY_CONTROLLERS_MAX, TargetLimits};
 use crate::host_accounts::HostAccounts;
@@ -226,11 +225,9 @@ impl Registry {
             now,
         } = new;
         let is_discovery = identity.subsystem == DISCOVERY_SLOT;
-        let in_shares = !is_discovery || planted("discovery-in-shares");
-        if in_shares
-            && !(self.controller_shares.admits(&share_holder, 1, has_lists)
-                && self.queue_shares.admits(&share_holder, 1, has_lists))
-        {
+        let has_share = self.controller_shares.admits(&share_holder, 1, has_lists)
+            && self.queue_shares.admits(&share_holder, 1, has_lists);
+        if !is_discovery && !has_share {
             return None;
         }
         identity.cntlid = self.free_cntlid()?;
@@ -238,8 +235,7 @@ impl Registry {
         if is_discovery {
             evicted = self.make_room_for_discovery()?;
             self.discovery.insert(identity.cntlid);
-        }
-        if in_shares {
+        } else {
             self.controller_shares.take(&share_holder, 1);
             self.queue_shares.take(&share_holder, 1);
         }
@@ -279,20 +275,11 @@ impl Registry {
         if live.len() < DISCOVERY_CONTROLLERS_MAX {
             return Some(None);
         }
-        if planted("discovery-refused-when-full") {
-            return None;
-        }
         // Evicts hosts that exports list and hosts that wait for an event last.
         let victim = live.into_iter().min_by_key(|entry| {
             let shared = &entry.shared;
             let is_listed = entry.share_holder.is_listed();
-            let waits = shared.awaits_event() && !planted("eviction-ignores-waiters");
-            let idle_since = if planted("eviction-of-newest") {
-                Nanos(u64::MAX - shared.last_command().as_nanos())
-            } else {
-                shared.last_command()
-            };
-            (is_listed, waits, idle_since)
+            (is_listed, shared.awaits_event(), shared.last_command())
         })?;
         victim.shared.end(CloseReason::Evicted);
         Some(Some(victim.shared.identity.admin_reactor))
@@ -367,21 +354,20 @@ impl Registry {
         if identity.subsystem != connect.subsystem || is_draining {
             return Err(unknown);
         }
-        if identity.host_nqn != connect.host_nqn && !planted("foreign-controller-joined") {
+        if identity.host_nqn != connect.host_nqn {
             return Err(IoRefusal::Field(ConnectField::HostNqn));
         }
-        if identity.host_id != connect.host_id && !planted("host-id-ignored") {
+        if identity.host_id != connect.host_id {
             return Err(IoRefusal::Field(ConnectField::HostId));
         }
         let from = connect.bound_to.map(|it| it.to_canonical());
         if let Some((from, address)) = from.zip(entry.address)
             && from != address
-            && !planted("queues-unbound")
         {
             return Err(IoRefusal::Address(address));
         }
         let granted = entry.shared.io_queues_granted();
-        if !(1..=granted).contains(&connect.qid) && !planted("ungranted-queue-made") {
+        if !(1..=granted).contains(&connect.qid) {
             return Err(IoRefusal::Field(ConnectField::QueueId));
         }
         let gate = entry.shared.gate().unfenced();
@@ -451,10 +437,8 @@ impl Registry {
         let Some(entry) = self.controllers.remove(&cntlid) else {
             return;
         };
-        if !planted("account-leaked") {
-            let host_nqn = &entry.shared.identity.host_nqn;
-            self.host_accounts.remove_controller(host_nqn);
-        }
+        let host_nqn = &entry.shared.identity.host_nqn;
+        self.host_accounts.remove_controller(host_nqn);
         if entry.is_discovery() {
             self.discovery.remove(&cntlid);
             return;

@@ -9,8 +9,6 @@ use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
 
-use reactors::sim::planted;
-
 /// The reserve: 1/8 of the resource.
 const RESERVED_PART: usize = 8;
 
@@ -100,7 +98,7 @@ impl Shares {
         let Some(free) = self.capacity.checked_sub(self.used + amount) else {
             return false;
         };
-        if self.capacity < SHARED_CAPACITY_MIN || planted("shares-ignored") {
+        if self.capacity < SHARED_CAPACITY_MIN {
             return true;
         }
         let leaves_reserve = free >= self.capacity / RESERVED_PART;
@@ -110,7 +108,7 @@ impl Shares {
             return within(of_host);
         }
         let of_address = who.address.and_then(|it| self.addresses.get(&it).copied());
-        let unlisted_max = if has_lists && !planted("unlisted-take-all") {
+        let unlisted_max = if has_lists {
             self.capacity - self.capacity / LISTED_PART
         } else {
             self.capacity

@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use block::Device;
-use reactors::sim::planted;
 
 use crate::config::{
     CONTROLLERS_MAX, DEVICES_MAX, DeviceIndex, NamespaceConfig, PortConfig, SUBSYSTEMS_MAX,
@@ -169,10 +168,6 @@ impl Target {
     /// [`TargetError`]; nothing changes then.
     pub fn add_subsystem(&self, config: SubsystemConfig) -> Result<(), TargetError> {
         self.publish(|registry, published| {
-            let mut config = config;
-            if planted("hosts-forgotten") {
-                config.hosts.clear();
-            }
             config.check(|it| has_device(published, it), &published.ports)?;
             if published.find(&config.nqn).is_some() {
                 return Err(TargetError::DuplicateSubsystem { nqn: config.nqn });
@@ -311,9 +306,7 @@ impl Target {
         if !(1..=CONTROLLERS_MAX).contains(&count) {
             return Err(TargetError::ControllersMax { count });
         }
-        if !planted("controller-limit-late") {
-            self.registry().limit_controllers(count);
-        }
+        self.registry().limit_controllers(count);
         Ok(())
     }
 
@@ -473,12 +466,7 @@ impl Target {
     }
 
     fn notify_all(&self) {
-        let notify_count = if planted("one-reactor-told") {
-            1
-        } else {
-            self.reactors()
-        };
-        for reactor in 0..notify_count {
+        for reactor in 0..self.reactors() {
             self.notify(reactor);
         }
     }

@@ -34,7 +34,6 @@ use nvme_spec::log::{ErrorEntry, ParameterErrorLocation};
 use nvme_spec::{Cqe, Sqe, Status, U16, U32, U64};
 use reactors::Nanos;
 use reactors::recorder::Recorder;
-use reactors::sim::planted;
 
 use crate::config::{CoreLimits, DEVICES_MAX, TransportKind};
 use crate::controller::{AdminContext, Controller};
@@ -317,9 +316,7 @@ impl TargetCore {
     fn set_timer(&mut self, slot: u32) {
         let controller = self.controllers.at(slot);
         let deadline = controller.and_then(Controller::next_deadline);
-        if deadline.is_some() || !planted("timer-kept") {
-            self.timers.set(slot, deadline);
-        }
+        self.timers.set(slot, deadline);
         self.set_core_timer();
     }
 
@@ -356,8 +353,7 @@ impl TargetCore {
         };
         queue.log_allowance = log_allowance;
         // Base 2.1 §4.2.3, More: the Error Information log has more information about this command.
-        let more = !planted("more-never-set");
-        let response = queue.respond(sqe.command_id, fault.status.with_more(more));
+        let response = queue.respond(sqe.command_id, fault.status.with_more(true));
         let location = fault
             .location
             .try_into()
@@ -374,12 +370,7 @@ impl TargetCore {
         entry.opcode = sqe.opcode;
         // Base 2.1 §5.1.12.1.2, LPVER: command set and opcode are valid.
         entry.lpver = 1;
-        if planted("error-entry-misplaced") {
-            entry.sqid = U16::new(0);
-        }
-        if !(planted("error-entry-missing") && queue.qid > 0) {
-            queue.shared.errors.record(entry);
-        }
+        queue.shared.errors.record(entry);
         // The interval starts with the first error, so that only a flood uses up the allowance.
         if self.log_refill_at.is_none() {
             self.log_refill_at = Some(self.polled_at + LOG_REFILL_INTERVAL);

@@ -8,7 +8,6 @@ use std::sync::Arc;
 
 use block::{ABANDONED_MAX, Deallocate, Device, GIVEN_UP_MAX};
 use reactors::Nanos;
-use reactors::sim::planted;
 
 use crate::config::{
     DeviceIndex, NAMESPACE_ID_MAX, NamespaceConfig, PortConfig, PortId, SubsystemConfig,
@@ -96,7 +95,7 @@ impl NamespaceView {
             // The configuration was checked for fewer than 128 devices.
             device: config.device.0 as u8,
             block_shift: geometry.block_size.trailing_zeros() as u8,
-            read_only: (config.read_only && !planted("read-only-configured")) || geometry.read_only,
+            read_only: config.read_only || geometry.read_only,
             volatile: geometry.volatile_write_cache,
             deallocate: geometry.deallocate,
         }
@@ -141,11 +140,6 @@ impl SubsystemView {
             incarnation,
             ..self
         }
-    }
-
-    /// Whether its hosts are being disconnected.
-    pub(crate) fn is_draining(&self) -> bool {
-        self.draining
     }
 
     /// The same view with its hosts being disconnected.

@@ -20,7 +20,6 @@ use nvme_spec::{Cqe, Sqe, Status};
 use nvme_target::{
     Arrival, Completed, ConnectOutcome, PortId, QueueId, TargetCore, Timing, TransportId,
 };
-use reactors::sim::planted;
 use reactors::{LogLimit, Nanos, Placement};
 use zerocopy::IntoBytes;
 
@@ -526,7 +525,7 @@ impl<S: ByteStream> Connection<S> {
             Sink::Slot(slot) => match self.slots.state(slot) {
                 SlotState::FetchingData(fetch) => {
                     let arrived = &fetch.lease[fetch.filled - bytes..fetch.filled];
-                    let matches = digest(arrived) == found || planted("data-digest-ignored");
+                    let matches = digest(arrived) == found;
                     fetch.corrupt |= !matches;
                     matches
                 }
@@ -554,9 +553,7 @@ impl<S: ByteStream> Connection<S> {
             Sink::Connect => self.connect(cx),
             Sink::Slot(slot) => {
                 let complete = match self.slots.state(slot) {
-                    SlotState::FetchingData(fetch) => {
-                        fetch.missing() == 0 || planted("part-taken-for-all")
-                    }
+                    SlotState::FetchingData(fetch) => fetch.missing() == 0,
                     SlotState::Free
                     | SlotState::AwaitingBuffer(_)
                     | SlotState::Executing
@@ -634,10 +631,6 @@ impl<S: ByteStream> Connection<S> {
         else {
             return;
         };
-        if corrupt && planted("damaged-connect-retried") {
-            let status = Status::TRANSIENT_TRANSPORT_ERROR;
-            return self.push_response(&Cqe::new(sqe.cid.get(), status), Finishes::Nothing);
-        }
         if corrupt {
             // Like any refused Connect, this ends the connection. Otherwise the number of attempts
             // would need a limit.
@@ -660,21 +653,16 @@ impl<S: ByteStream> Connection<S> {
                 info,
             } => {
                 self.queue = Some(queue);
-                self.account = charged_account(info.account);
+                self.account = info.account;
                 if !info.discovery {
                     self.attached = true;
                     let (placement, reactor) = cx.placement;
                     placement.remove_evictable(*reactor);
                 }
-                let depth = match planted("largest-queue-assumed") {
-                    true => 4096,
-                    false => info.depth,
-                };
-                self.slots = SlotTable::new(depth);
+                self.slots = SlotTable::new(info.depth);
                 // TCP 1.1 §3.6.2.9, SUCCESS: without a response capsule the host receives no SQHD,
                 // so only a host that disabled SQ flow control permits it.
-                self.success_flag = cx.config.success_flag
-                    && (!info.flow_control || planted("success-despite-flow-control"));
+                self.success_flag = cx.config.success_flag && !info.flow_control;
                 let reserved = usize::from(if info.admin {
                     info.depth.min(RESERVED_ANSWERS_MAX)
                 } else {
@@ -696,9 +684,6 @@ impl<S: ByteStream> Connection<S> {
 
     /// The pool granted a lease to a request that waited for one.
     pub(crate) fn granted(&mut self, cx: &mut Context<'_>, slot: u16, lease: Lease) {
-        if planted("grant-lost") && slot % 4 == 3 {
-            return;
-        }
         cx.buffers.lend(&mut self.receiver);
         self.step(cx, slot, Event::Granted(lease));
         // Continue with what is buffered behind this request.
@@ -872,7 +857,6 @@ impl<S: ByteStream> nvme_fabrics::Connection for Connection<S> {
 
     fn deadline(&self) -> Option<Nanos> {
         match self.phase {
-            Phase::Initialising | Phase::Connecting if planted("setup-never-ends") => None,
             Phase::Initialising | Phase::Connecting => Some(self.setup_deadline),
             Phase::Serving => match (self.borrows_until, self.progress_check_at) {
                 (Some(one), Some(other)) => Some(one.min(other)),
@@ -883,17 +867,6 @@ impl<S: ByteStream> nvme_fabrics::Connection for Connection<S> {
             }
         }
     }
-}
-
-/// The account that the leases of a queue are charged to.
-fn charged_account(account: Account) -> Account {
-    if planted("share-ignored") {
-        return Account::SYSTEM;
-    }
-    if planted("fifo-over-hosts") {
-        return Account::io(1);
-    }
-    account
 }
 
 /// The first `bytes` bytes of `room`, or all of it.

@@ -12,7 +12,6 @@ use std::sync::Arc;
 use hugemem::Pool;
 use nvme_fabrics::{Connection as _, ConnectionTable, RequestToken, earliest};
 use nvme_target::{PortId, TargetCore, TransportId, TransportKind};
-use reactors::sim::planted;
 use reactors::{LogLimit, Nanos, Placement};
 
 use crate::config::{CONNECTIONS_PER_REACTOR_MAX, PortSettings, TcpConfig};
@@ -289,7 +288,6 @@ impl<S: ByteStream> ConnectionSet<S> {
                 Ok(waits)
             });
             if outcome == Some(true)
-                && !planted("blocked-forgotten")
                 && let Some(stream) = self.stream(index)
             {
                 blocked(index, stream);
@@ -387,9 +385,7 @@ impl<S: ByteStream> ConnectionSet<S> {
                 Some(value)
             }
             Err(ended) => {
-                if !planted("queue-never-closed") {
-                    entry.connection.release_queue(&mut cx);
-                }
+                entry.connection.release_queue(&mut cx);
                 entry.connection.release_buffer(&mut cx);
                 drop(core);
                 self.remove(index, ended);

@@ -9,7 +9,6 @@ use nvme_spec::tcp::{
     ADMIN_IN_CAPSULE_DATA_BYTES, CapsuleCmd, CommonHeader, FatalError, Framing, H2cData, IcReq,
     PduLayout, PduType, TERM_DATA_MAX_BYTES, TermReq, offset,
 };
-use reactors::sim::planted;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::digest::{DIGEST_BYTES, digest};
@@ -349,7 +348,7 @@ impl HeaderCheck<'_> {
     }
 
     fn header_digest(&self, layout: &PduLayout) -> Result<(), Box<Violation>> {
-        if !layout.header_digest || planted("header-digest-ignored") {
+        if !layout.header_digest {
             return Ok(());
         }
         let header_bytes = usize::from(self.common.hlen);

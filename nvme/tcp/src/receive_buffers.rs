@@ -9,7 +9,6 @@
 
 use arrayvec::ArrayVec;
 use hugemem::Account;
-use reactors::sim::planted;
 
 use crate::config::{KEPT_BUFFERS_PER_HOST_MAX, RECEIVE_BUFFER_BYTES, RECEIVE_BUFFERS};
 use crate::receive::{REST_BYTES_MAX, Receiver};
@@ -55,8 +54,7 @@ impl ReceiveBuffers {
         if !receiver.has_buffer() {
             return;
         }
-        let keeps = planted("buffer-kept") && !self.spare.is_empty();
-        if receiver.keep_rest() && !keeps {
+        if receiver.keep_rest() {
             self.release(receiver, account);
         } else if self.current.is_empty() {
             // There is a spare buffer, since connections respect `room_max`.

@@ -41,23 +41,3 @@ impl Fetch {
 pub(crate) fn is_fetching(state: &SlotState) -> bool {
     matches!(state, SlotState::FetchingData(_))
 }
-
-/// Planted defect: the request in `slot` takes the place of the oldest request that waits for a
-/// lease of the same size, which takes its place.
-#[cold]
-pub(crate) fn swap_with_oldest(slots: &mut SlotTable, slot: u16) {
-    let SlotState::AwaitingBuffer(mut work) = slots.take_state(slot) else {
-        return;
-    };
-    let is_like =
-        |other: &Work| (other.direction(), other.bytes()) == (work.direction(), work.bytes());
-    let waiting = slots.iter_mut().filter_map(|state| match state {
-        SlotState::AwaitingBuffer(other) if is_like(other) => Some(other),
-        _ => None,
-    });
-    let oldest = waiting.min_by_key(|other| other.command_id());
-    if let Some(oldest) = oldest {
-        std::mem::swap(oldest, &mut work);
-    }
-    *slots.state(slot) = SlotState::AwaitingBuffer(work);
-}

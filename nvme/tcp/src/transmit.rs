@@ -12,7 +12,6 @@ use arrayvec::ArrayVec;
 use hugemem::{Borrow, Data, Lease, SuspendedBorrow, prefetch};
 use nvme_spec::tcp::{C2hData, C2hEnd, DATA_ALIGNMENT_MAX_Z, Framing};
 use nvme_target::Served;
-use reactors::sim::planted;
 
 use crate::digest::{DIGEST_BYTES, digest};
 use crate::stream::{ByteStream, Transferred};
@@ -483,11 +482,7 @@ impl Transmitter {
             return Suspended::NoMemory;
         };
         let data = payload.data().unwrap_or_default();
-        let copied = match planted("borrow-copied-short") {
-            true => data.len() / 2,
-            false => data.len(),
-        };
-        lease[..copied].copy_from_slice(&data[..copied]);
+        lease[..data.len()].copy_from_slice(data);
         payload.data = PayloadData::Held(Data::Lease(lease));
         Suspended::Copied(payload.bytes as usize)
     }
@@ -591,12 +586,7 @@ impl Transmitter {
 
     /// Drops the PDUs that the stream has accepted entirely with the next `bytes`.
     fn retire(&mut self, bytes: usize, finished: &mut impl FnMut(Finishes)) {
-        let before = if planted("sent-forgotten") {
-            0
-        } else {
-            self.sent
-        };
-        let mut taken = before + bytes;
+        let mut taken = self.sent + bytes;
         let mut gone = 0;
         for outgoing in &self.queue {
             let len = outgoing.len();

@@ -12,7 +12,6 @@ use nvme_fabrics::{ListenerTable, PortControl, PortOrder, Ports, earliest};
 use nvme_target::PortId;
 use reactors::mesh::Port;
 use reactors::ring::Receiver;
-use reactors::sim::planted;
 use reactors::{Nanos, Placement, PlacementResult, Poller, Progress, ReactorHandle, StopState};
 
 use crate::config::PortSettings;
@@ -293,10 +292,8 @@ impl<N: Network> Ports for TcpTransport<N> {
     }
 
     fn stop_listening(&mut self, port: PortId) {
-        if !planted("listener-stays") {
-            // The network stops watching a listener that is dropped.
-            self.listeners.remove_port(port);
-        }
+        // The network stops watching a listener that is dropped.
+        self.listeners.remove_port(port);
     }
 
     fn close_connections(&mut self, port: PortId, now: Nanos) -> usize {

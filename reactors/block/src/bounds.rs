@@ -1,7 +1,5 @@
 //! Checks whether a request fits the device. Every queue does this before it takes a request.
 
-use reactors::sim::planted;
-
 use crate::device::{Deallocate, Geometry};
 use crate::error::DeviceError;
 use crate::request::{Operation, Request};
@@ -24,10 +22,7 @@ pub(crate) fn check(
         return Err(DeviceError::Unsupported);
     }
     let blocks = u64::from(request.blocks);
-    let end = match planted("lba-wraps") {
-        true => Some(request.lba.wrapping_add(blocks)),
-        false => request.lba.checked_add(blocks),
-    };
+    let end = request.lba.checked_add(blocks);
     let end = end.ok_or(DeviceError::OutOfRange)?;
     if end > geometry.block_count {
         return Err(DeviceError::OutOfRange);

@@ -12,7 +12,6 @@ mod extents;
 use std::sync::Arc;
 
 use hugemem::{Borrow, Data, PagePolicy, RegionError, Store, UNIT_BYTES};
-use reactors::sim::planted;
 
 use crate::bounds::byte_range;
 use crate::device::{
@@ -205,10 +204,6 @@ impl Attempt {
         }
     }
 
-    fn is_write(&self) -> bool {
-        matches!(self.request.operation, Operation::Write { .. })
-    }
-
     /// Whether it is a read that borrows the device's memory.
     fn borrows(&self) -> bool {
         self.request.operation == Operation::Read && self.request.data.is_none()
@@ -271,9 +266,6 @@ impl Attempt {
                 store.try_zero(self.offset, piece)
             };
             if !zeroed {
-                if planted("zeroes-stop-at-hold") {
-                    return AttemptResult::Ended(Ok(()), None);
-                }
                 return AttemptResult::Held;
             }
             *budget -= piece;
@@ -448,10 +440,6 @@ impl DeviceQueue for MemoryQueue {
         };
         match tried {
             AttemptResult::Ended(result, data) => self.ledger.end(ended, result, data),
-            AttemptResult::Held if planted("held-write-dropped") && attempt.is_write() => {
-                self.ledger
-                    .end(ended, Ok(()), attempt.request.data.take().map(Data::Lease));
-            }
             AttemptResult::Held => {
                 self.ledger.waited();
                 self.defer(attempt);

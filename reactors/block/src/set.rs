@@ -18,7 +18,6 @@ use std::os::fd::BorrowedFd;
 use arrayvec::Drain as DrainBatch;
 use hugemem::Borrow;
 use reactors::Nanos;
-use reactors::sim::planted;
 
 use crate::device::{Device, DeviceQueue, Drain, QueueOptions};
 use crate::error::{DeviceError, OpenError};
@@ -242,7 +241,7 @@ impl DeviceSet {
         let requests = self.in_flight_of(place);
         remove(&self.attached, place);
         let is_busy = requests > 0 || self.with_waiting.get() & 1 << place != 0;
-        if is_busy && !planted("device-leaves-early") {
+        if is_busy {
             return Drain::Outstanding(requests.max(1));
         }
         self.vacate(place);
@@ -267,9 +266,7 @@ impl DeviceSet {
 
     /// Notifies the queue of a device that the device has grown.
     pub fn notify_growth(&self, place: usize) {
-        if let Some(queue) = self.queues.borrow_mut().get_mut(place)
-            && !planted("growth-untold")
-        {
+        if let Some(queue) = self.queues.borrow_mut().get_mut(place) {
             queue.device_grew();
         }
     }
@@ -538,9 +535,7 @@ impl DeviceSet {
             match queue.submit(request) {
                 Ok(()) => self.mark_busy(place),
                 Err(Refusal::Later(request)) => {
-                    if !planted("deferred-lost") {
-                        wait_queues.push_first(place, request);
-                    }
+                    wait_queues.push_first(place, request);
                     break;
                 }
                 Err(Refusal::Never(_, error)) => batch.push(Completion {
@@ -617,9 +612,7 @@ impl DeviceSet {
     pub fn drain(&self) -> Drain {
         if self.phase.get() == Phase::Serving {
             self.phase.set(Phase::Flushing);
-            if !planted("stop-without-flush") {
-                self.flush_volatile();
-            }
+            self.flush_volatile();
         }
         if self.phase.get() == Phase::Flushing {
             let flushing_for_drain = self.flushing_for_drain.get().count_ones();

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::shared::ReactorHandle;
-use crate::sim::planted;
 use crate::time::Nanos;
 
 /// Weight of one connection relative to the busy share in permille: 20 connections count as one
@@ -102,12 +101,7 @@ impl Placement {
             per_reactor_max,
             ..
         } = &*self.shared;
-        let max = if planted("connections-doubled") {
-            connections_max.saturating_mul(2)
-        } else {
-            *connections_max
-        };
-        let room = |count: u32| (count < max).then_some(count + 1);
+        let room = |count: u32| (count < *connections_max).then_some(count + 1);
         let (order, total) = (Ordering::Relaxed, &self.shared.connections);
         total.fetch_update(order, order, room).ok()?;
         let connections = |index: usize| reactors[index].connections.load(Ordering::Relaxed);

@@ -1,6 +1,5 @@
 //! Runs several reactors on one thread and in virtual time, deterministic by seed.
 
-mod planted;
 mod seeded;
 
 use std::io;
@@ -13,9 +12,6 @@ use crate::poller::Progress;
 use crate::reactor::Reactor;
 use crate::shared::{Group, Shared};
 use crate::time::Nanos;
-#[cfg(planted)]
-pub use planted::plant;
-pub use planted::planted;
 pub use seeded::{Seeded, mix, random_bit};
 
 /// Time advance per round of turns, so that even reactors that are always busy reach their

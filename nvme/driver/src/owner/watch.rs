@@ -4,7 +4,6 @@ use std::sync::atomic::Ordering;
 
 use nvme_spec::Sqe;
 use reactors::Nanos;
-use reactors::sim::planted;
 
 use super::{AfterStop, DriveOwner, State};
 use crate::admin::Purpose;
@@ -90,9 +89,6 @@ impl DriveOwner {
         let counters = &self.shared.counters;
         let (counter, what) = match fault.kind() {
             FaultKind::None => return,
-            FaultKind::Overdue if planted("abort-becomes-reset") => {
-                return self.begin_reset(now);
-            }
             FaultKind::Overdue => return self.abort(reactor, fault, now),
             FaultKind::Stuck => (&counters.timeouts, "an abort did not end a command"),
             FaultKind::UnknownIdentifier => (
@@ -138,14 +134,7 @@ impl DriveOwner {
         if admin.count(Purpose::Abort) >= limit {
             return;
         }
-        let cid = match planted("abort-of-another-command") {
-            true => fault.cid() ^ 1,
-            false => fault.cid(),
-        };
-        if planted("abort-never-sent") {
-            return;
-        }
-        let sqe = Sqe::abort_command(queue_id(reactor), cid);
+        let sqe = Sqe::abort_command(queue_id(reactor), fault.cid());
         if admin.submit(sqe, None, Purpose::Abort, Some(deadline)) {
             count(&self.shared.counters.aborts, 1);
         }

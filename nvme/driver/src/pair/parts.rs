@@ -11,7 +11,6 @@ use block::{DeviceError, Operation, Refusal, Request};
 use hugemem::{DmaLease, Lease};
 use nvme_spec::Sqe;
 use nvme_spec::command::{DatasetRange, WriteZeroesControl};
-use reactors::sim::planted;
 use zerocopy::transmute;
 
 use super::slot::{NvmeDma, SlotState, SplitKind, SplitRequest};
@@ -177,9 +176,7 @@ impl Pair {
         let work = &mut self.table.split_requests[usize::from(parent)];
         work.lba += u64::from(blocks);
         work.left -= blocks;
-        if !planted("drive-part-misplaced") {
-            work.offset = work.offset.wrapping_add(bytes);
-        }
+        work.offset = work.offset.wrapping_add(bytes);
         work.outstanding += 1;
         self.write(sqe.with_cid(cid));
     }

@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use block::DeviceError;
 use hugemem::Pool;
-use reactors::sim::planted;
 
 use super::data::Pointers;
 use super::parts::Scratch;
@@ -223,9 +222,6 @@ impl Pair {
         }
         match state_word.phase() {
             Phase::Starting | Phase::Quiesce => {
-                if planted("drive-leases-early") {
-                    self.end_all(DeviceError::Interrupted);
-                }
                 self.gate = Gate::Later;
                 self.running = false;
             }
@@ -325,9 +321,6 @@ impl Pair {
                     }
                     self.table.release(index);
                 }
-                SlotState::Whole | SlotState::Parent if planted("drive-reset-as-success") => {
-                    self.finish(index, Ok(()));
-                }
                 SlotState::Whole | SlotState::Parent => self.finish(index, Err(error)),
             }
         }
@@ -349,10 +342,6 @@ impl Pair {
             let age = now.wrapping_sub(slot.submitted);
             let cid = slot.cid;
             if age >= stuck {
-                if planted("drive-lease-at-timeout") {
-                    self.finish(index, Err(DeviceError::Interrupted));
-                    return;
-                }
                 self.report_for_reset(FaultKind::Stuck, cid);
                 return;
             }

@@ -6,7 +6,6 @@ use nvme_fabrics::{Event, Requests};
 use nvme_spec::{Cqe, Status};
 use nvme_target::{Admission, Completed, DataSource, Direction, QueueId, Timing, Work};
 use rdma::{Payload, Provider, QueuePair, RemoteAddress, SendOperation, SendRequest};
-use reactors::sim::planted;
 
 use super::{Capsule, Cause, Connection, Context, Phase};
 use crate::posted::PostedKind;
@@ -198,7 +197,7 @@ impl<P: Provider> Connection<P> {
             debug_assert!(false, "slot {slot} reads nothing");
             return;
         };
-        if !fetch.buffer.end() && !planted("rdma-part-taken-for-all") {
+        if !fetch.buffer.end() {
             return;
         }
         match self.phase {

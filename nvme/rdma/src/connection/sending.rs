@@ -14,7 +14,6 @@ use rdma::{
     DeviceMemory, MemoryMap, Payload, Provider, QueuePair, RemoteAddress, SendOperation,
     SendRequest, Sge, SgeList,
 };
-use reactors::sim::planted;
 use zerocopy::IntoBytes;
 
 use super::{Cause, Connection, Context};
@@ -89,18 +88,12 @@ impl<P: Provider> Connection<P> {
         let sequence = self.sends.next_sequence();
         let invalidate = self.remotes[usize::from(slot)].invalidate;
         let data = data.map(Data::into_dma::<TargetDma>);
-        let overtakes = planted("rdma-response-first");
-        if overtakes {
-            self.post_response(cx, sequence, &capsule, invalidate);
-        }
         if let Some(data) = &data
             && !self.write_data(cx, slot, sequence, data, bytes)
         {
             capsule.status = StatusField::from_status(Status::DATA_TRANSFER_ERROR);
         }
-        if !overtakes {
-            self.post_response(cx, sequence, &capsule, invalidate);
-        }
+        self.post_response(cx, sequence, &capsule, invalidate);
         self.sends
             .push(writes + 1, PostedKind::Answer, data, cx.now);
         cx.core.sent(timing, cx.now);
@@ -221,8 +214,6 @@ impl<P: Provider> Connection<P> {
         };
         let operation = match invalidate {
             Some(rkey) => {
-                let another = u32::from(planted("rdma-other-key")) << 8;
-                let rkey = rkey.wrapping_add(another);
                 cx.counters.invalidations.add(1);
                 SendOperation::SendWithInvalidate { rkey }
             }
@@ -277,7 +268,7 @@ impl<P: Provider> Connection<P> {
             self.answer_lent_gathered(cx, &mut response, data, keyed);
             return true;
         };
-        let data = Some(DmaData::Borrow(data)).filter(|_| !planted("borrow-ends-early"));
+        let data = Some(DmaData::Borrow(data));
         self.sends
             .push(LENT_ANSWER_REQUESTS, PostedKind::Answer, data, cx.now);
         let remote = RemoteAddress {
@@ -310,7 +301,7 @@ impl<P: Provider> Connection<P> {
             };
             self.write_gathered(cx, sequence, remote, &data, (0, block.length))
         });
-        let data = Some(DmaData::Borrow(data)).filter(|_| !planted("borrow-ends-early"));
+        let data = Some(DmaData::Borrow(data));
         self.sends
             .push(LENT_ANSWER_REQUESTS, PostedKind::Answer, data, cx.now);
         if !is_written {

@@ -4,7 +4,6 @@ use hugemem::Account;
 use nvme_fabrics::RequestToken;
 use rdma::{DeviceEvent, DeviceIndex, Provider, QueuePairFault};
 use reactors::Nanos;
-use reactors::sim::planted;
 
 use super::ConnectionSet;
 use crate::connection::{Cause, Connection};
@@ -112,10 +111,7 @@ impl<P: Provider> ConnectionSet<P> {
                 }
             }
             self.shared.counters.devices_lost.add(1);
-            let share = self.devices[place].take();
-            if planted("rdma-removal-leaks") {
-                std::mem::forget(share);
-            }
+            self.devices[place] = None;
             self.shared
                 .pool
                 .cancel_waits(Some(Account::PROMISED), |token| {

@@ -16,7 +16,6 @@ use nvme_spec::log::{
     SecureChannel, SubsystemType, TcpSecurity, TransportRequirements, TransportType,
 };
 use nvme_spec::nqn::{DISCOVERY_NQN, to_field};
-use reactors::sim::planted;
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::config::{PortConfig, PortId, TransportKind};
@@ -70,9 +69,7 @@ pub(crate) fn differs(
     };
     let entries_before = entries(before, host_nqn, arrival).map(shown);
     let entries_after = entries(after, host_nqn, arrival).map(shown);
-    let is_other = !entries_before.eq(entries_after);
-    (is_other || current(before, arrival) != current(after, arrival))
-        && !planted("discovery-change-untold")
+    !entries_before.eq(entries_after) || current(before, arrival) != current(after, arrival)
 }
 
 /// Writes the log of a host that connected to a port at one of the target's addresses.
@@ -83,12 +80,7 @@ pub(crate) fn write(
     (arrival, target_address): (PortId, Option<IpAddr>),
 ) {
     let records = count(view, host_nqn, arrival) as u64;
-    let generation = if planted("generation-frozen") {
-        1
-    } else {
-        view.generation
-    };
-    page.put(DiscoveryHeader::new(generation, records).as_bytes());
+    page.put(DiscoveryHeader::new(view.generation, records).as_bytes());
     for (subsystem, port) in entries(view, host_nqn, arrival) {
         let nqn = &subsystem.config.nqn;
         page.put_with(|| entry(nqn, SubsystemType::NVM, port, target_address));

@@ -8,7 +8,6 @@ use arrayvec::ArrayVec;
 use nvme_spec::command::LogPageId;
 use nvme_spec::event::AsyncEvent;
 use nvme_spec::features::AsyncEventConfiguration;
-use reactors::sim::planted;
 
 /// Asynchronous Event Requests that may be outstanding; AERL is one less (Base 2.1 §5.1.13.2.1).
 pub(crate) const EVENT_REQUESTS_MAX: usize = 4;
@@ -123,9 +122,6 @@ impl Events {
     /// host still has to read the log page that shows it.
     pub(crate) fn raise(&mut self, kind: EventKind, configuration: AsyncEventConfiguration) {
         let state = &mut self.states[kind.index()];
-        if planted("event-lost-without-request") && self.requests.is_empty() {
-            return;
-        }
         if *state == EventState::Clear && kind.is_enabled(configuration) {
             *state = EventState::Pending;
         }
@@ -146,13 +142,6 @@ impl Events {
         if let Some(event) = self.take_pending() {
             return RequestOutcome::Event(event);
         }
-        let waiting = self.requests.len();
-        if planted("event-limit-low") && waiting + 1 == EVENT_REQUESTS_MAX {
-            return RequestOutcome::LimitExceeded;
-        }
-        if planted("event-flood-drops-oldest") && self.requests.is_full() {
-            self.requests.remove(0);
-        }
         match self.requests.try_push(request) {
             Ok(()) => RequestOutcome::Held,
             Err(_) => RequestOutcome::LimitExceeded,
@@ -162,11 +151,7 @@ impl Events {
     fn take_pending(&mut self) -> Option<AsyncEvent> {
         let pending = |kind: &&EventKind| self.states[kind.index()] == EventState::Pending;
         let kind = *KINDS.iter().find(pending)?;
-        self.states[kind.index()] = if planted("event-not-masked") {
-            EventState::Clear
-        } else {
-            EventState::Reported
-        };
+        self.states[kind.index()] = EventState::Reported;
         Some(kind.event())
     }
 

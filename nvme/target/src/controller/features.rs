@@ -11,7 +11,6 @@ use nvme_spec::features::{
 };
 use nvme_spec::{NSID_BROADCAST, Status};
 use reactors::Nanos;
-use reactors::sim::planted;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::identify::WARNING_TEMPERATURE_KELVIN;
@@ -225,7 +224,6 @@ impl Controller {
         let bad_value = Fault::field(byte::CDW11);
         match fid {
             FeatureId::ARBITRATION => self.features.arbitration = value,
-            FeatureId::POWER_MANAGEMENT if planted("feature-forgotten") => {}
             FeatureId::POWER_MANAGEMENT => {
                 let power = PowerManagement::from_bits(value);
                 // NPSS is 0: there is one power state.
@@ -251,7 +249,6 @@ impl Controller {
                 self.set_events(AsyncEventConfiguration::from_bits(value))?;
                 self.rearm(context.now);
             }
-            FeatureId::KEEP_ALIVE_TIMER if planted("keep-alive-change-ignored") => {}
             FeatureId::KEEP_ALIVE_TIMER => {
                 // Base 2.1 §5.1.25.1.8 and §4.2.3.1: a value above the supported maximum is Keep
                 // Alive Timeout Invalid.
@@ -316,14 +313,13 @@ impl Controller {
         // namespaces with a volatile cache that are added later.
         let enabled = VolatileWriteCache::from_bits(value).wce();
         self.features.write_cache = enabled;
-        self.shared
-            .set_write_through(!enabled && !planted("write-cache-stays-on"));
+        self.shared.set_write_through(!enabled);
         let has_cache = self
             .subsystem(context.view)
             .is_some_and(SubsystemView::has_volatile_cache);
         // Also if it is already disabled: the flush of an earlier command may be under way or have
         // failed.
-        if !enabled && has_cache && !planted("write-cache-off-unflushed") {
+        if !enabled && has_cache {
             Ok(AdminStep::FlushAll)
         } else {
             Ok(AdminStep::Complete(0))
@@ -391,7 +387,6 @@ impl Controller {
         let defaults;
         let features = match command.select.sel() {
             FeatureSelect::CURRENT => &self.features,
-            FeatureSelect::DEFAULT if planted("default-is-current") => &self.features,
             FeatureSelect::DEFAULT | FeatureSelect::SAVED => {
                 defaults = Features::new(0, context.now);
                 &defaults

@@ -15,7 +15,6 @@ use nvme_spec::nqn::{DISCOVERY_NQN, to_field};
 use nvme_spec::registers::{IOCQES_NVM, IOSQES_NVM};
 use nvme_spec::sgl::SglDescriptor;
 use nvme_spec::{NSID_BROADCAST, Status, U16, U32, U64, U128};
-use reactors::sim::planted;
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::events::EVENT_REQUESTS_MAX;
@@ -328,13 +327,8 @@ fn fill_io(page: &mut IdentifyController, subsystem: &SubsystemView) {
     page.cqes = EntrySizes::new().with_min(IOCQES_NVM).with_max(IOCQES_NVM);
     // Base 2.1 §5.1.13.2.1, NN and MNAN: the largest identifier that a namespace can ever have.
     // Hosts size tables by NN when they connect, so it does not depend on the current namespaces.
-    let highest = if planted("nn-counts-namespaces") {
-        subsystem.namespaces.len().max(1) as u32
-    } else {
-        NAMESPACE_ID_MAX
-    };
-    page.nn = U32::new(highest);
-    page.mnan = U32::new(highest);
+    page.nn = U32::new(NAMESPACE_ID_MAX);
+    page.mnan = U32::new(NAMESPACE_ID_MAX);
     page.oncs = Oncs::new()
         .with_compare(true)
         .with_dataset_management(true)
@@ -344,11 +338,8 @@ fn fill_io(page: &mut IdentifyController, subsystem: &SubsystemView) {
     // Base 2.1 §5.1.13.2.1, VWC: always present. A namespace with a volatile cache may be added
     // later, and hosts read this field only when they connect. Namespaces without one set VWCNP.
     page.vwc = Vwc::new()
-        .with_present(subsystem.has_volatile_cache() || !planted("cache-follows-namespaces"))
+        .with_present(true)
         .with_flush(FlushBehavior::BROADCAST_SUPPORTED);
-    if planted("cache-hidden") {
-        page.vwc = Vwc::new();
-    }
     page.subnqn = to_field(&config.nqn).unwrap_or_default();
 }
 
@@ -388,9 +379,6 @@ fn namespace_page(config: &NamespaceConfig, view: &NamespaceView) -> IdentifyNam
 fn independent_page(view: &NamespaceView) -> IndependentIdentifyNamespace {
     let mut page = IndependentIdentifyNamespace::new_zeroed();
     page.nsfeat = IndependentNsfeat::new().with_vwcnp(!view.volatile);
-    if planted("cache-denied") {
-        page.nsfeat = page.nsfeat.with_vwcnp(true);
-    }
     page.nmic = Nmic::new().with_shared(true);
     page.nsattr = Nsattr::new().with_write_protected(view.read_only);
     page.nstat = Nstat::new().with_nrdy(true);

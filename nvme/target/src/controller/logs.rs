@@ -10,7 +10,6 @@ use nvme_spec::log::{
     LogPageSupport, SmartHealth, SupportedLogPages,
 };
 use nvme_spec::{NSID_BROADCAST, Status};
-use reactors::sim::planted;
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::{AdminContext, Controller, ControllerKind, discovery, effects, smart};
@@ -120,10 +119,9 @@ impl Controller {
             LogPageId::FIRMWARE_SLOT => page.put(self.firmware_page(context).as_bytes()),
             LogPageId::CHANGED_ATTACHED_NAMESPACES => {
                 let mut list = ChangedNamespaces::new_zeroed();
-                let short = usize::from(planted("changed-list-short"));
-                list.fill(self.changed_namespaces.iter().copied().skip(short));
+                list.fill(self.changed_namespaces.iter().copied());
                 page.put(list.as_bytes());
-                if !command.select.rae() && !planted("changed-list-kept") {
+                if !command.select.rae() {
                     self.changed_namespaces.clear();
                 }
             }
@@ -139,7 +137,7 @@ impl Controller {
             }
             _ => return Err(Fault::new(Status::INVALID_LOG_PAGE).at(byte::CDW10)),
         }
-        if !command.select.rae() || planted("retained-event-cleared") {
+        if !command.select.rae() {
             self.events.log_read(lid);
         }
         Ok(())

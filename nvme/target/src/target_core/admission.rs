@@ -3,7 +3,6 @@
 use nvme_spec::fabrics::FabricsType;
 use nvme_spec::{Cqe, Sqe, Status};
 use reactors::Nanos;
-use reactors::sim::planted;
 
 use super::executions::Command;
 use super::gate;
@@ -75,11 +74,6 @@ impl TargetCore {
 
     #[cold]
     fn refuse(&mut self, slot: u32, sqe: &Sqe, fault: Fault) -> Admission {
-        let fault = if planted("retry-not-forbidden") {
-            Fault::retry(fault.status.code()).at(fault.location)
-        } else {
-            fault
-        };
         Admission::Respond(self.fail(slot, &FailedCommand::of(sqe), fault))
     }
 
@@ -156,7 +150,7 @@ impl TargetCore {
             return Err(Fault::retry(Status::ABORTED_SQ_DELETION));
         };
         let command_id = sqe.cid.get();
-        if queue.outstanding_commands > 0 && !planted("disconnect-overtakes") {
+        if queue.outstanding_commands > 0 {
             queue.apply(QueueEvent::Disconnect { tag, command_id });
             return Ok(Admission::Held);
         }
@@ -190,9 +184,6 @@ impl TargetCore {
             now,
         };
         controller.shared.note_command(now);
-        if planted("event-request-replaced") {
-            controller.events.abort(sqe.cid.get());
-        }
         let step = controller.admit(tag, sqe, queue.data, &context);
         let awaits_event = controller.events.has_requests();
         controller.shared.set_awaits_event(awaits_event);
@@ -216,15 +207,14 @@ impl TargetCore {
             }
             AdminStep::FlushAll => self.flush_for_command(slot, tag, sqe, now),
             AdminStep::Abort { sqid, command_id } => {
-                if !controller.permits_abort(self.turn) && !planted("abort-limit-ignored") {
+                if !controller.permits_abort(self.turn) {
                     return Err(Fault::retry(Status::ABORT_LIMIT_EXCEEDED).at(byte::OPCODE));
                 }
                 let aborted = self.abort(controller_slot, sqid, command_id);
                 let Some(queue) = self.queues.at_mut(slot) else {
                     return Err(gone);
                 };
-                let result = nvme_spec::command::AbortResult::new()
-                    .with_not_aborted(aborted == planted("abort-inverted"));
+                let result = nvme_spec::command::AbortResult::new().with_not_aborted(!aborted);
                 Ok(succeed(queue, sqe, u64::from(result.into_bits())))
             }
         }

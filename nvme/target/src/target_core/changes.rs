@@ -1,7 +1,6 @@
 //! Configuration changes under I/O, and queues that complete their commands before they end.
 
 use reactors::Nanos;
-use reactors::sim::planted;
 
 use super::TargetCore;
 use super::executions::{Command, Owner};
@@ -25,8 +24,7 @@ pub struct Outstanding {
 impl TargetCore {
     /// Adopts the latest published configuration without waiting for the next [`poll`](Self::poll).
     pub fn adopt_configuration(&mut self, now: Nanos) {
-        let is_notified = self.reactor == 0 || !planted("one-reactor-told");
-        if self.target.epoch() != self.view.epoch && is_notified {
+        if self.target.epoch() != self.view.epoch {
             self.handle_notifications(now);
         }
     }

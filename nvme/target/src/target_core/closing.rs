@@ -8,7 +8,6 @@
 use block::{ClientId, DeviceSet, WaitingId};
 use nvme_spec::Status;
 use reactors::Nanos;
-use reactors::sim::planted;
 
 use super::executions::{Command, DeviceTag, ExecutionState, Owner};
 use super::queue::{QueueEvent, QueueKind, QueueState};
@@ -46,9 +45,6 @@ impl TargetCore {
             self.target.registry().orphan_io(cntlid, token);
             self.update_fences(cntlid);
         }
-        if planted("neighbour-closed") {
-            self.end_queue(slot ^ 1, CloseReason::AssociationLost);
-        }
         if let Some(controller) = controller {
             self.end_controller(controller, CloseReason::AssociationLost, now);
             self.controllers.remove(controller);
@@ -56,7 +52,7 @@ impl TargetCore {
         }
         if let Some(entry) = self.queues.at_mut(slot) {
             entry.executing -= abandoned.freed;
-            if entry.executing == 0 || planted("queue-freed-early") {
+            if entry.executing == 0 {
                 self.release_queue(slot);
             }
         }
@@ -68,10 +64,8 @@ impl TargetCore {
         let Some(queue) = self.queues.remove(slot) else {
             return;
         };
-        if !(planted("reservation-kept") && queue.qid > 0) {
-            self.reserved
-                .return_share(&queue.share_holder, queue.slot_quota);
-        }
+        self.reserved
+            .return_share(&queue.share_holder, queue.slot_quota);
         self.counters.queues.set(self.queues.len() as u64);
         if queue.overdue_at.is_some() {
             self.orphaned_queues -= 1;
@@ -194,8 +188,7 @@ impl TargetCore {
         };
         let found = found.filter(serves);
         let Some(slot) = found else { return false };
-        let wanted = command_id ^ u16::from(planted("abort-of-another"));
-        let Some(execution) = self.executions.find(slot, wanted) else {
+        let Some(execution) = self.executions.find(slot, command_id) else {
             return false;
         };
         let removed = self
@@ -228,9 +221,7 @@ impl TargetCore {
         };
         let awaits_event = controller.events.has_requests();
         controller.shared.set_awaits_event(awaits_event);
-        if !planted("event-abort-unanswered") {
-            self.abort_response(slot, request.tag, command_id);
-        }
+        self.abort_response(slot, request.tag, command_id);
         true
     }
 

@@ -10,7 +10,6 @@ use nvme_spec::fabrics::{
 use nvme_spec::nqn::{DISCOVERY_NQN, NqnError, from_field};
 use nvme_spec::{Cqe, Sqe, Status, U16};
 use reactors::Nanos;
-use reactors::sim::planted;
 use zerocopy::FromBytes;
 
 use super::TargetCore;
@@ -177,9 +176,6 @@ impl TargetCore {
         } else {
             self.connect_io(&request, &requested)
         };
-        if connected.is_err() && planted("refused-connect-reserves") {
-            self.reserved.take(&request.share_holder, slot_quota);
-        }
         let (queue, info) = connected?;
         self.reserved.take(&request.share_holder, slot_quota);
         self.counters.queues.set(self.queues.len() as u64);
@@ -277,7 +273,7 @@ impl TargetCore {
         let found = self.view.find(request.subsystem_nqn);
         let found = found.filter(|(_, view)| !view.draining && view.is_at(request.arrival.port));
         let (slot, view) = found.ok_or(ConnectField::SubsystemNqn)?;
-        if !view.allows(request.host_nqn) && !planted("stranger-admitted") {
+        if !view.allows(request.host_nqn) {
             return Err(ConnectRefusal::Status(
                 Status::CONNECT_INVALID_HOST.with_dnr(),
             ));

@@ -6,7 +6,6 @@ use hugemem::{Data, Lease};
 use nvme_spec::Status;
 use nvme_spec::command::DatasetRange;
 use reactors::Nanos;
-use reactors::sim::planted;
 use zerocopy::FromBytes;
 
 use super::executions::{Command, DeviceTag, Execution, ExecutionState, Owner};
@@ -160,12 +159,7 @@ impl TargetCore {
         data: Option<Lease>,
     ) -> Option<Result<(), Fault>> {
         match self.first_request(tag, work, data) {
-            Ok(Some(request)) => match self.submit(tag, request) {
-                Ok(()) if planted("answer-before-device") && !work.operation.is_read() => {
-                    Some(Ok(()))
-                }
-                submitted => submitted.err().map(Err),
-            },
+            Ok(Some(request)) => self.submit(tag, request).err().map(Err),
             Ok(None) => self.proceed(tag),
             Err(fault) => Some(Err(fault)),
         }
@@ -204,7 +198,11 @@ impl TargetCore {
             }
         };
         let flush = operation == Operation::Flush;
-        let (lba, blocks) = if flush { (0, 0) } else { range(work) };
+        let (lba, blocks) = if flush {
+            (0, 0)
+        } else {
+            (work.lba, work.blocks)
+        };
         Ok(Some(Request {
             tag: tag.into_bits(),
             operation,
@@ -222,7 +220,6 @@ impl TargetCore {
             end.is_some_and(|end| end <= blocks)
         };
         match <[DatasetRange]>::ref_from_prefix_with_elems(list, usize::from(ranges)) {
-            Ok((ranges, _)) if planted("later-ranges-unchecked") && fits(&ranges[0]) => Ok(()),
             Ok((ranges, _)) if ranges.iter().all(fits) => Ok(()),
             Ok(_) => Err(Fault::new(Status::LBA_OUT_OF_RANGE)),
             Err(_) => Err(Fault::new(Status::DATA_SGL_LENGTH_INVALID).at(byte::SGL)),
@@ -253,11 +250,7 @@ impl TargetCore {
         if let Some(queue) = queue {
             let subsystem = self.view.subsystem(queue.subsystem);
             let devices = subsystem.map_or(0, |view| view.volatile_devices);
-            self.executions.extra(tag.slot).devices = if planted("flush-of-all-short") {
-                devices & devices.saturating_sub(1)
-            } else {
-                devices
-            };
+            self.executions.extra(tag.slot).devices = devices;
         }
     }
 
@@ -283,9 +276,7 @@ impl TargetCore {
         if execution.work.operation != IoOperation::FlushAll {
             return Some(fault);
         }
-        if !planted("flush-of-all-error-forgotten") {
-            self.executions.extra(tag.slot).failed.get_or_insert(fault);
-        }
+        self.executions.extra(tag.slot).failed.get_or_insert(fault);
         None
     }
 
@@ -307,7 +298,7 @@ impl TargetCore {
             | IoOperation::Flush
             | IoOperation::WriteZeroes { .. } => None,
             IoOperation::DurableRead => {
-                if execution.step > 0 || planted("fua-read-not-flushed") {
+                if execution.step > 0 {
                     return None;
                 }
                 execution.step = 1;
@@ -328,16 +319,10 @@ impl TargetCore {
             IoOperation::Deallocate { ranges } => {
                 let mut step = execution.step;
                 let lease = self.executions.extra(tag.slot).data.as_deref()?;
-                let ranges = if planted("unused-ranges-taken") {
-                    (lease.len() / size_of::<DatasetRange>()) as u16
-                } else {
-                    ranges
-                };
                 let (list, _) =
                     <[DatasetRange]>::ref_from_prefix_with_elems(lease, usize::from(ranges))
                         .ok()?;
-                let end = list.len() - usize::from(planted("last-range-forgotten"));
-                let next = list.get(usize::from(step)..end)?.iter().find(|range| {
+                let next = list.get(usize::from(step)..)?.iter().find(|range| {
                     step += 1;
                     range.length.get() > 0
                 })?;
@@ -405,9 +390,6 @@ impl TargetCore {
             self.counters.stale_completions.add(1);
             return;
         }
-        if planted("completion-lost") && tag.generation % 16 == 7 {
-            return;
-        }
         match (execution.state, completion.result) {
             (ExecutionState::Submitted, Ok(())) => {
                 if execution.work.operation.is_single() {
@@ -415,13 +397,6 @@ impl TargetCore {
                 } else {
                     self.step_done(tag, completion.data);
                 }
-            }
-            (ExecutionState::Submitted, Err(_)) if hides_flush_error(execution) => {
-                let data = self.executions.extra(tag.slot).data.take();
-                self.finish_later(tag, Ok(()), data);
-            }
-            (ExecutionState::Submitted, Err(error)) if hides_error(error) => {
-                self.finish_later(tag, Ok(()), completion.data);
             }
             (ExecutionState::Submitted, Err(error)) => self.device_failed(tag, error),
             (ExecutionState::Orphan, _) => self.finish_orphan(tag),
@@ -558,8 +533,7 @@ impl TargetCore {
             return;
         };
         queue.executing -= 1;
-        let forgotten = planted("orphan-forgotten");
-        if queue.executing == 0 && queue.state == QueueState::Closed && !forgotten {
+        if queue.executing == 0 && queue.state == QueueState::Closed {
             self.release_queue(slot);
         }
     }
@@ -667,42 +641,6 @@ impl TargetCore {
             bytes,
             timing: Timing::NONE,
         }
-    }
-}
-
-/// The device range of a command, unless a planted defect moves it.
-#[inline]
-fn range(work: &IoWork) -> (u64, u32) {
-    let zeroes = matches!(work.operation, IoOperation::WriteZeroes { .. });
-    if planted("lba-off-by-one") && work.blocks > 8 {
-        (work.lba.saturating_sub(1), work.blocks)
-    } else if planted("zeroes-short") && zeroes && work.blocks > 1 {
-        (work.lba, work.blocks - 1)
-    } else {
-        (work.lba, work.blocks)
-    }
-}
-
-/// Whether a planted defect hides a device error.
-#[inline]
-fn hides_error(error: DeviceError) -> bool {
-    match error {
-        DeviceError::MediaWrite => planted("write-error-hidden"),
-        DeviceError::MediaRead => planted("read-error-hidden"),
-        DeviceError::CompareMismatch => planted("mismatch-hidden"),
-        _ => false,
-    }
-}
-
-/// Whether a planted defect hides that a flush failed.
-#[inline]
-fn hides_flush_error(execution: &Execution) -> bool {
-    match execution.work.operation {
-        IoOperation::DurableRead => {
-            execution.step > 0 && planted("durable-read-flush-error-ignored")
-        }
-        IoOperation::Flush => planted("flush-error-hidden"),
-        _ => false,
     }
 }
 

@@ -10,7 +10,6 @@
 use block::WaitingId;
 use hugemem::Data;
 use reactors::Nanos;
-use reactors::sim::planted;
 
 use super::slots::Slots;
 use crate::io::IoWork;
@@ -217,12 +216,6 @@ impl Executions {
     /// Adds an execution; `None` if the table is full.
     #[inline]
     pub(crate) fn insert(&mut self, mut execution: Execution) -> Option<DeviceTag> {
-        if planted("identifier-replaces")
-            && let Owner::Command(Command { queue, id, .. }) = execution.owner
-            && let Some(former) = self.find(queue, id)
-        {
-            self.take(former);
-        }
         let mut newest = None;
         if let Owner::Command(command) = execution.owner {
             newest = self.newest.get_mut(command.queue as usize);

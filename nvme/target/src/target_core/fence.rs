@@ -10,7 +10,6 @@ use block::GIVEN_UP_MAX;
 use hugemem::{Data, Lease};
 use nvme_spec::Status;
 use reactors::Nanos;
-use reactors::sim::planted;
 
 use super::executions::{Command, DeviceTag, Execution, ExecutionEvent, Owner};
 use super::gate::GateDecision;
@@ -27,9 +26,6 @@ impl TargetCore {
     /// Makes devices cancel requests of ended queues where possible, because the host may meanwhile
     /// send new commands by another association or another path.
     pub(super) fn give_up_orphans(&mut self, devices: u128) {
-        if planted("give-up-forgotten") {
-            return;
-        }
         let executions = &self.executions;
         let is_orphan = &mut |tag| executions.is_orphan(DeviceTag::from_bits(tag));
         self.devices.give_up(self.client, devices, is_orphan);
@@ -51,9 +47,6 @@ impl TargetCore {
     #[cold]
     pub(super) fn end_overdue(&mut self, now: Nanos) {
         self.orphans_due = None;
-        if planted("overdue-never-ended") {
-            return;
-        }
         for slot in 0..self.queues.capacity() {
             let Some(queue) = self.queues.at_mut(slot) else {
                 continue;
@@ -95,7 +88,7 @@ impl TargetCore {
             let registry = self.target.registry();
             let entry = registry.entry(controller.shared.identity.cntlid);
             let waits = entry.is_some_and(|entry| registry.has_orphans(entry));
-            if waits && !planted("orphans-not-awaited") {
+            if waits {
                 return;
             }
             controller.apply(ControllerEvent::OrphansDone, now)

@@ -12,7 +12,6 @@
 //! since.
 
 use nvme_spec::{NSID_BROADCAST, Status};
-use reactors::sim::planted;
 
 use super::queue::{Queue, QueueState};
 use crate::io::{IoWork, recheck};
@@ -76,7 +75,7 @@ fn examine(queue: &Queue, view: &TargetView, work: &IoWork) -> GateDecision {
     if is_closed(queue) {
         return GateDecision::Refused(CLOSED);
     }
-    let is_fenced = queue.shared.gate().is_fenced() && !planted("fence-ignored");
+    let is_fenced = queue.shared.gate().is_fenced();
     if is_fenced && work.operation.changes_medium() {
         return GateDecision::Held;
     }

@@ -6,7 +6,6 @@ use nvme_spec::command::IoOpcode;
 use nvme_spec::{Sqe, Status};
 use reactors::Nanos;
 use reactors::recorder::Recorder;
-use reactors::sim::planted;
 
 use super::TargetCore;
 use super::admission::context;
@@ -140,9 +139,7 @@ impl TargetCore {
         if filled {
             // At most the command's blocks and bytes, which have these types.
             let blocks = (bytes / block) as u32;
-            if !planted("fill-in-one-place") {
-                io.lba += u64::from(blocks);
-            }
+            io.lba += u64::from(blocks);
             io.blocks -= blocks;
             work.bytes -= bytes as u32;
         }

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use reactors::Nanos;
-use reactors::sim::planted;
 
 use super::TargetCore;
 use super::executions::{Execution, Owner};
@@ -146,7 +145,7 @@ impl TargetCore {
                 .entry(cntlid)
                 .is_some_and(|entry| !entry.io_queues.is_empty())
         };
-        if !queues_left || planted("reset-does-not-wait") {
+        if !queues_left {
             let effect = controller.reset_done(now);
             self.carry_out(slot, effect, now);
             self.arm_timers_and_report(slot);
@@ -176,14 +175,14 @@ impl TargetCore {
                 self.notify_queues(slot);
                 self.check_reset(slot, now);
             }
-            Effect::Flush => self.flush_for_shutdown(slot, now),
+            Effect::Flush => self.flush_for_shutdown(slot),
             Effect::AwaitOrphans => self.check_enabling(slot, now),
         }
         self.set_timer(slot);
     }
 
     /// Flushes the caches of a controller's subsystem, then completes its shutdown.
-    fn flush_for_shutdown(&mut self, slot: u32, now: Nanos) {
+    fn flush_for_shutdown(&mut self, slot: u32) {
         let generation = self.controllers.generation(slot);
         let Some(controller) = self.controllers.at(slot) else {
             return;
@@ -191,9 +190,6 @@ impl TargetCore {
         let devices = controller
             .subsystem(&self.view)
             .map_or(0, |view| view.volatile_devices);
-        if planted("shutdown-unflushed") {
-            return self.controller_event(slot, ControllerEvent::Flushed, now);
-        }
         let owner = Owner::Shutdown {
             controller: slot,
             generation,
@@ -208,7 +204,6 @@ impl TargetCore {
     pub(super) fn flushed_for_shutdown(&mut self, slot: u32, result: Result<(), Fault>) {
         let event = match result {
             Ok(()) => ControllerEvent::Flushed,
-            Err(_) if planted("shutdown-flush-error-hidden") => ControllerEvent::Flushed,
             Err(_) => {
                 if let Some(controller) = self.controllers.at(slot) {
                     let host = &controller.shared.identity.host_nqn;
@@ -282,9 +277,7 @@ impl TargetCore {
             let Some((controller, context)) = self.controller(slot, now) else {
                 continue;
             };
-            if let Some(reason) = controller.check_timers(&context, receive_stalled_at)
-                && !planted("silence-ignored")
-            {
+            if let Some(reason) = controller.check_timers(&context, receive_stalled_at) {
                 if reason == crate::CloseReason::KeepAliveExpired {
                     self.counters.keep_alive_expired.add(1);
                 }

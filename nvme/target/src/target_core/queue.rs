@@ -5,7 +5,6 @@ use std::sync::Arc;
 use nvme_spec::{Cqe, Status, U16};
 use reactors::Nanos;
 use reactors::recorder::{TraceRecord, TraceRecordKind};
-use reactors::sim::planted;
 
 use crate::config::ADMIN_EXECUTIONS_MAX;
 use crate::controller::ControllerKind;
@@ -172,11 +171,6 @@ impl Queue {
     pub(crate) fn admits_io(&self) -> bool {
         match (self.kind, self.state) {
             (QueueKind::Io { .. }, QueueState::Live) => true,
-            (QueueKind::Io { .. }, QueueState::Disconnecting { .. })
-                if planted("served-after-disconnect") =>
-            {
-                true
-            }
             (
                 QueueKind::Io { .. },
                 QueueState::Draining
@@ -194,7 +188,7 @@ impl Queue {
     pub(crate) fn respond(&mut self, command_id: u16, status: Status) -> Cqe {
         let mut response = Cqe::new(command_id, status);
         if self.flow_control {
-            self.head = if self.head + 1 >= self.depth && !planted("head-beyond-queue") {
+            self.head = if self.head + 1 >= self.depth {
                 0
             } else {
                 self.head + 1

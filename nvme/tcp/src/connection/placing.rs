@@ -11,7 +11,6 @@
 use std::io::IoSliceMut;
 
 use nvme_target::{DataSource, QueueId, Work};
-use reactors::sim::planted;
 use rustix::io::Errno;
 
 use super::{Connection, Context, Expecting, Sink, first};
@@ -22,8 +21,7 @@ impl<S: ByteStream> Connection<S> {
     /// Block size in bytes, if a write's data may be received directly into its device.
     pub(super) fn block_to_receive(&self, cx: &Context<'_>, work: &Work) -> Option<usize> {
         let solicited = !matches!(work.source(), DataSource::InCapsule { .. });
-        let has_digest = self.rules.framing.data_digest && !planted("fill-before-digest");
-        let is_plain = solicited && !has_digest;
+        let is_plain = solicited && !self.rules.framing.data_digest;
         cx.core
             .block_to_fill(self.queue.filter(|_| is_plain)?, work)
     }
@@ -111,9 +109,7 @@ impl<S: ByteStream> Connection<S> {
             && cx
                 .core
                 .place_directly(queue, &mut fetch.work, bytes, &mut |range| {
-                    if !planted("filled-rest-lost") {
-                        range.copy_from_slice(left);
-                    }
+                    range.copy_from_slice(left);
                 });
         if taken {
             fetch.placed += bytes;

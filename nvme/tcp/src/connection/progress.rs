@@ -9,7 +9,6 @@
 
 use hugemem::Account;
 use reactors::Nanos;
-use reactors::sim::planted;
 
 use super::{
     BORROWED_CHECK_INTERVAL, BORROWED_MAX, Connection, Context, Ended, PROGRESS_CHECK_INTERVAL,
@@ -71,9 +70,6 @@ impl<S: ByteStream> Connection<S> {
     pub(super) fn stop_borrowing(&mut self, cx: &Context<'_>) -> Result<(), Ended> {
         self.borrows_until = None;
         self.begun_loan = None;
-        if planted("borrow-never-copied") {
-            return Ok(());
-        }
         self.is_slow = true;
         let suspended = self.transmitter.suspend_loans();
         cx.counters.loans_suspended.add(suspended as u64);
@@ -105,9 +101,6 @@ impl<S: ByteStream> Connection<S> {
     /// Ends the connection of a host that has made no progress for too long.
     pub(super) fn check_progress(&mut self, cx: &mut Context<'_>) -> Result<(), Ended> {
         self.progress_check_at = None;
-        if planted("no-progress-deadline") {
-            return Ok(());
-        }
         let fetches = self.slots.iter().any(is_fetching);
         if fetches {
             let idle = cx.now.saturating_sub(self.data_at);

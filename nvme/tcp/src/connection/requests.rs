@@ -8,13 +8,12 @@ use nvme_spec::{Cqe, Status};
 use nvme_target::{
     Admission, Completed, DataSource, Direction, InlineCompletion, QueueId, Timing, Work,
 };
-use reactors::sim::planted;
 use zerocopy::{IntoBytes, transmute};
 
 use super::{Connection, Context, Sink};
 use crate::digest::{DIGEST_BYTES, digest};
 use crate::receive::{Payload, Violation};
-use crate::slot::{Fetch, SlotState, SlotTable, swap_with_oldest};
+use crate::slot::{Fetch, SlotState, SlotTable};
 use crate::stream::ByteStream;
 use crate::transmit::Finishes;
 
@@ -74,8 +73,7 @@ impl<S: ByteStream> Connection<S> {
         };
         let digest_bytes = if payload.digest { DIGEST_BYTES } else { 0 };
         // A wrong digest is handled where the data is received into a lease.
-        let is_checked = payload.digest && !planted("at-once-digest-ignored");
-        if is_checked && behind.first_chunk() != Some(&digest(data)) {
+        if payload.digest && behind.first_chunk() != Some(&digest(data)) {
             return false;
         }
         let sqe = self.receiver.command();
@@ -139,7 +137,7 @@ impl<S: ByteStream> Connection<S> {
                         _ => Sink::Discard,
                     };
                     self.expect_payload(sink, payload);
-                    self.begin_work(cx, slot, work);
+                    self.begin(cx, slot, work);
                 }
             },
         }
@@ -155,53 +153,26 @@ impl<S: ByteStream> Connection<S> {
         let violation =
             |status, information| Violation::new(status, information, header.as_bytes());
         let invalid = |offset| violation(FatalError::INVALID_HEADER_FIELD, offset);
-        let mut slot = header.ttag.get();
-        if planted("data-by-identifier") {
-            let is_its = |state: Option<&mut SlotState>| match state {
-                Some(SlotState::FetchingData(fetch)) => {
-                    fetch.work.command_id() == header.cccid.get()
-                }
-                _ => false,
-            };
-            slot = (0..slot)
-                .find(|it| is_its(self.slots.find(*it)))
-                .unwrap_or(slot);
-        }
+        let slot = header.ttag.get();
         let Some(SlotState::FetchingData(fetch)) = self.slots.find(slot) else {
             return Err(invalid(offset::TTAG));
         };
         if !fetch.solicited {
             return Err(invalid(offset::TTAG));
         }
-        if fetch.work.command_id() != header.cccid.get() && !planted("data-of-another-taken") {
+        if fetch.work.command_id() != header.cccid.get() {
             return Err(invalid(offset::CCCID));
         }
         let (begin, bytes) = (header.datao.get() as usize, payload.bytes as usize);
-        let elsewhere = begin != fetch.filled && !planted("data-offset-ignored");
-        if elsewhere || bytes > fetch.missing() {
+        if begin != fetch.filled || bytes > fetch.missing() {
             return Err(violation(FatalError::DATA_OUT_OF_RANGE, 0));
         }
         let is_last = bytes == fetch.missing();
-        if header.ch.flags.last_pdu() != is_last && !planted("last-flag-ignored") {
+        if header.ch.flags.last_pdu() != is_last {
             return Err(invalid(offset::FLAGS));
         }
         self.expect_payload(Sink::Slot(slot), Some(payload));
         Ok(())
-    }
-
-    #[inline]
-    fn begin_work(&mut self, cx: &mut Context<'_>, slot: u16, work: Work) {
-        self.begin(cx, slot, work);
-        if planted("lease-before-share")
-            && let SlotState::AwaitingBuffer(work) = self.slots.state(slot)
-            && work.direction() == Direction::FromHost
-        {
-            let (command_id, bytes) = (work.command_id(), work.bytes());
-            self.push_r2t(slot, command_id, bytes);
-        }
-        if planted("last-comes-first") {
-            swap_with_oldest(&mut self.slots, slot);
-        }
     }
 
     fn push_r2t(&mut self, slot: u16, command_id: u16, bytes: u32) {
@@ -257,8 +228,6 @@ impl<S: ByteStream> Connection<S> {
         bytes: usize,
         finishes: Finishes,
     ) {
-        let short = planted("read-short") && bytes > 4096;
-        let bytes = if short { bytes - 512 } else { bytes };
         cx.counters.bytes_sent.add(bytes as u64);
         let (command_id, length) = (response.cid.get(), bytes as u32);
         // SUCCESS replaces a response without a result (TCP 1.1 §3.6.2.9).
@@ -277,10 +246,6 @@ impl<S: ByteStream> Connection<S> {
     #[inline]
     pub(super) fn push_response(&mut self, response: &Cqe, finishes: Finishes) {
         let capsule = CapsuleResp::new(*response, self.rules.framing);
-        if planted("answer-twice") && response.cid.get() % 64 == 63 {
-            self.transmitter
-                .push_header(transmute!(capsule), Finishes::Nothing);
-        }
         self.transmitter.push_header(transmute!(capsule), finishes);
     }
 }
@@ -323,9 +288,6 @@ impl<S: ByteStream> Requests<Context<'_>> for Connection<S> {
         self.solicited -= usize::from(fetch.solicited);
         let Some(queue) = self.queue else { return };
         if fetch.corrupt {
-            if planted("lease-leaked") {
-                std::mem::forget(fetch.lease);
-            }
             let status = Status::TRANSIENT_TRANSPORT_ERROR;
             let response = cx.core.reject(queue, fetch.work, status);
             return self.answer(cx, slot, &response, Timing::NONE, None);

@@ -3,8 +3,6 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
-use reactors::sim::planted;
-
 use crate::health::{Damage, DamageCause};
 
 /// The file system reported that the file is gone.
@@ -101,9 +99,7 @@ impl Condition {
     /// Records a write whose request ends although the kernel still has it.
     pub(super) fn note_stuck(&self) {
         self.stuck.fetch_add(1, Ordering::Relaxed);
-        if !planted("stuck-undamaged") {
-            self.note_damage(DamageCause::WriteStuck);
-        }
+        self.note_damage(DamageCause::WriteStuck);
     }
 
     /// The kernel completed a stuck write.

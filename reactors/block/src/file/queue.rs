@@ -23,7 +23,6 @@ use crate::error::{DeviceError, Direction, OpenError};
 use crate::health::DamageCause;
 use crate::ledger::{EndedRequest, Ledger};
 use crate::request::{CompletionBatch, Operation, Refusal, Request};
-use reactors::sim::planted;
 
 /// Size in bytes of the lease that a queue reserves for itself: the smallest, so that many queues
 /// leave enough for requests.
@@ -312,7 +311,6 @@ impl<S: FileStore> FileQueue<S> {
 
     /// Advances a job after its operation ended.
     fn advance(&mut self, done: Done) {
-        let done = with_planted_defects(done);
         let index = done.tag as u32;
         let job = self.job(index);
         let (stage, operation, sync) = (job.stage, job.ended.operation, job.sync.take());
@@ -362,9 +360,6 @@ impl<S: FileStore> FileQueue<S> {
     /// that the file's content differs from what was reported.
     #[cold]
     fn note_damage(&mut self, stage: Stage, operation: Operation, failure: Failure) {
-        if planted("sync-error-forgotten") && !matches!(failure, Failure::EndOfFile) {
-            return;
-        }
         let direct = self.shared.store.is_direct();
         if let Some(cause) = damage_of(stage, operation, failure, direct) {
             self.shared.condition.note_damage(cause);
@@ -436,11 +431,6 @@ impl<S: FileStore> FileQueue<S> {
             Ok(()) if left > 0 && given_up => Err(DeviceError::Aborted),
             result => result,
         };
-        let left = if planted("compare-first-piece-only") && self.job(index).data.is_some() {
-            0
-        } else {
-            left
-        };
         if result.is_ok() && left > 0 {
             return self.send_piece(index, scratch);
         }
@@ -456,9 +446,7 @@ impl<S: FileStore> FileQueue<S> {
     /// The range reads as zeroes. With FUA they have to be synced to the medium.
     fn zeroed(&mut self, index: u32) {
         let job = self.job(index);
-        if let Operation::WriteZeroes { fua: true, .. } = job.ended.operation
-            && !planted("fua-zero-not-synced")
-        {
+        if let Operation::WriteZeroes { fua: true, .. } = job.ended.operation {
             job.stage = Stage::Syncing;
             self.send_sync(index, SYNC);
         } else {
@@ -529,23 +517,6 @@ impl<S: FileStore> FileQueue<S> {
         }
         Ok(request)
     }
-}
-
-/// Applies the planted defects, which simulation must find.
-#[inline(always)]
-fn with_planted_defects(mut done: Done) -> Done {
-    let is_success = match done.result {
-        Err(Failure::EndOfFile) => planted("short-read-zeroes"),
-        Err(Failure::ShortWrite(_)) => planted("short-write-acknowledged"),
-        Ok(()) | Err(Failure::Errno(_)) => false,
-    };
-    if is_success {
-        if let Some(lease) = done.lease.as_mut().filter(|_| planted("short-read-zeroes")) {
-            lease.fill(0);
-        }
-        done.result = Ok(());
-    }
-    done
 }
 
 /// The sync of a flush and of zeroes with FUA.

@@ -7,7 +7,6 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use hugemem::{Borrow, Store, StoreHandle};
-use reactors::sim::planted;
 
 /// All stores of a device, shared by its queues.
 #[derive(Debug)]
@@ -196,9 +195,6 @@ impl ExtentsHandle {
         while done < len {
             let (store, start, room) = self.locate(offset + done);
             let piece = room.min(len - done);
-            if done > 0 && planted("edge-of-growth-short") {
-                break;
-            }
             if !each(store, start, done..done + piece) {
                 return false;
             }
