@@ -58,7 +58,7 @@ listed "\`windlass bind $A\` moves it to vfio-pci"
 windlass devices --json | jq -e 'length == 2 and .[0].serial == "LAB0" and .[1].driver == "nvme"' > /dev/null
 
 say "wrong addresses"
-refused "no PCI address" windlass bind nvme0n1
+refused "is not a PCI address" windlass bind nvme0n1
 refused "no PCI function has this address" windlass bind 0000:7f:00.0
 refused "is not an NVMe drive" windlass bind 0000:00:00.0
 refused "no PCI function has this address" windlass unbind 0000:7f:00.0

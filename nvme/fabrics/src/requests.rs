@@ -60,13 +60,14 @@ pub trait Requests<Cx: RequestContext>: Connection {
     #[inline(always)]
     fn step(&mut self, cx: &mut Cx, slot: u16, event: Event) {
         // States are matched in place, since most are small and the largest is not.
-        match (self.slots().state(slot), event) {
+        let state = self.slots().state(slot);
+        match (&*state, event) {
             (SlotState::Executing | SlotState::Held, Event::Completed(done)) => {
                 self.slots().completed(slot);
                 self.respond(cx, slot, done);
             }
             (SlotState::AwaitingBuffer(_), Event::Granted(lease)) => {
-                if let SlotState::AwaitingBuffer(mut work) = self.slots().take_state(slot)
+                if let SlotState::AwaitingBuffer(mut work) = state.take()
                     && let Some(queue) = self.queue()
                 {
                     let now = cx.now();
@@ -76,7 +77,7 @@ pub trait Requests<Cx: RequestContext>: Connection {
                 }
             }
             (SlotState::FetchingData(_), Event::Fetched) => {
-                if let SlotState::FetchingData(fetch) = self.slots().take_state(slot) {
+                if let SlotState::FetchingData(fetch) = state.take() {
                     self.fetched(cx, slot, fetch);
                 }
             }
@@ -105,7 +106,7 @@ pub trait Requests<Cx: RequestContext>: Connection {
                     cx.core()
                         .note_work(queue, &mut work, WorkEvent::AwaitsBuffer, now);
                 }
-                *self.slots().state(slot) = SlotState::AwaitingBuffer(work);
+                self.slots().set(slot, SlotState::AwaitingBuffer(work));
             }
         }
     }
@@ -135,7 +136,7 @@ pub trait Requests<Cx: RequestContext>: Connection {
         let now = cx.now();
         match cx.core().execute(queue, tag, work, lease, now) {
             Some(done) => self.respond(cx, slot, done),
-            None => *self.slots().state(slot) = SlotState::Executing,
+            None => self.slots().set(slot, SlotState::Executing),
         }
     }
 

@@ -32,6 +32,14 @@ pub enum SlotState<F, R> {
     Responding(R),
 }
 
+impl<F, R> SlotState<F, R> {
+    /// Takes the state; [`SlotState::Free`] remains.
+    #[inline]
+    pub fn take(&mut self) -> Self {
+        std::mem::replace(self, Self::Free)
+    }
+}
+
 /// The request slots of a connection: as many as its submission queue has entries.
 #[derive(Debug)]
 pub struct SlotTable<F, R> {
@@ -165,6 +173,18 @@ impl<F, R> SlotTable<F, R> {
     #[inline]
     pub fn take_state(&mut self, slot: u16) -> SlotState<F, R> {
         std::mem::replace(self.state(slot), SlotState::Free)
+    }
+
+    /// Gives a slot its state, which is [`SlotState::Free`] so far.
+    ///
+    /// # Panics
+    /// If the slot was never taken.
+    #[inline]
+    pub fn set(&mut self, slot: u16, state: SlotState<F, R>) {
+        let before = std::mem::replace(self.state(slot), state);
+        debug_assert!(matches!(before, SlotState::Free));
+        // `Free` has nothing to drop; to find that out costs instructions.
+        std::mem::forget(before);
     }
 
     /// Marks the request in `slot` as held by the target core.

@@ -31,7 +31,7 @@ pub struct Map {
 /// The assignment for `measure cost driver`.
 pub const DRIVER: Map = Map {
     other: &[
-        ("nvme/driver/src/emulated", "emulated controller"),
+        ("nvme/driver_testing/src/", "emulated controller"),
         ("bench/measurement/src/", "loop"),
         ("bench/src/", "loop"),
     ],
@@ -48,13 +48,14 @@ pub const DRIVER: Map = Map {
 /// The assignment for `measure cost rdma`.
 pub const RDMA: Map = Map {
     other: &[
-        ("rdma/src/fake", "in-process fabric"),
+        ("rdma/testing/src/", "in-process fabric"),
         ("nvme/host/src/", "host"),
         ("bench/measurement/src/", "loop"),
         ("bench/src/", "loop"),
     ],
     ours: &[
         ("nvme/rdma/src/", "nvme_rdma"),
+        ("nvme/fabrics/src/", "nvme_fabrics"),
         ("nvme/target/src/", "nvme_target"),
         ("reactors/block/src/", "block"),
     ],
@@ -74,6 +75,7 @@ pub const TCP: Map = Map {
     ],
     ours: &[
         ("nvme/tcp/src/", "nvme_tcp"),
+        ("nvme/fabrics/src/", "nvme_fabrics"),
         ("nvme/target/src/", "nvme_target"),
         ("reactors/block/src/", "block"),
         ("reactors/uring/src/", "uring"),
@@ -279,8 +281,8 @@ mod tests {
             assert_eq!(DRIVER.place(file), CodeOwner::Ours(expected.to_owned()));
         }
         let other = CodeOwner::Other("emulated controller");
-        assert_eq!(DRIVER.place("/w/nvme/driver/src/emulated/bus.rs"), other);
-        assert_eq!(DRIVER.place("/w/nvme/driver/src/emulated.rs"), other);
+        assert_eq!(DRIVER.place("/w/nvme/driver_testing/src/bus.rs"), other);
+        assert_eq!(DRIVER.place("/w/nvme/driver_testing/src/lib.rs"), other);
         assert_eq!(
             DRIVER.place("/w/reactors/hugemem/src/lease.rs"),
             CodeOwner::Shared("hugemem")
@@ -309,15 +311,15 @@ mod tests {
             CodeOwner::Other("loop")
         );
         let fabric = CodeOwner::Other("in-process fabric");
-        assert_eq!(RDMA.place("/w/rdma/src/fake/engine.rs"), fabric);
-        assert_eq!(RDMA.place("/w/rdma/src/fake.rs"), fabric);
+        assert_eq!(RDMA.place("/w/rdma/testing/src/fake/engine.rs"), fabric);
+        assert_eq!(RDMA.place("/w/rdma/testing/src/fake.rs"), fabric);
     }
 
     /// The driver calls memcpy for 30 and the emulated controller for 70; the driver contains 5
     /// inlined lines of the library and 2 of the emulated controller.
     fn profile() -> Profile {
         let driver = "/w/nvme/driver/src/pair.rs";
-        let emulated = "/w/nvme/driver/src/emulated/bus.rs";
+        let emulated = "/w/nvme/driver_testing/src/bus.rs";
         let library = "/lib/memcpy.S";
         let mut profile = Profile::default();
         for (function, file) in [("pair", driver), ("bus", emulated), ("memcpy", library)] {

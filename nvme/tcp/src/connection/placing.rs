@@ -100,9 +100,6 @@ impl<S: ByteStream> Connection<S> {
         queue: QueueId,
         mut fetch: Fetch,
     ) -> Fetch {
-        if fetch.placed == 0 {
-            return fetch;
-        }
         let left = &fetch.lease[fetch.placed..];
         let bytes = left.len();
         let taken = bytes > 0

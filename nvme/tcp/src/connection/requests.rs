@@ -175,6 +175,7 @@ impl<S: ByteStream> Connection<S> {
         Ok(())
     }
 
+    #[inline]
     fn push_r2t(&mut self, slot: u16, command_id: u16, bytes: u32) {
         let request = R2t::new(command_id, slot, 0, bytes, self.rules.framing);
         self.transmitter
@@ -264,6 +265,7 @@ impl<S: ByteStream> Requests<Context<'_>> for Connection<S> {
         self.account
     }
 
+    #[inline]
     fn fetch(&mut self, cx: &mut Context<'_>, slot: u16, work: Work, lease: Lease) {
         let solicited = !matches!(work.source(), DataSource::InCapsule { .. });
         self.begin_fetch(cx.now);
@@ -281,9 +283,10 @@ impl<S: ByteStream> Requests<Context<'_>> for Connection<S> {
             solicited,
             corrupt: false,
         };
-        *self.slots.state(slot) = SlotState::FetchingData(fetch);
+        self.slots.set(slot, SlotState::FetchingData(fetch));
     }
 
+    #[inline]
     fn fetched(&mut self, cx: &mut Context<'_>, slot: u16, fetch: Fetch) {
         self.solicited -= usize::from(fetch.solicited);
         let Some(queue) = self.queue else { return };
@@ -292,7 +295,10 @@ impl<S: ByteStream> Requests<Context<'_>> for Connection<S> {
             let response = cx.core.reject(queue, fetch.work, status);
             return self.answer(cx, slot, &response, Timing::NONE, None);
         }
-        let Fetch { work, lease, .. } = self.place_rest(cx, queue, fetch);
+        let Fetch { work, lease, .. } = match fetch.placed {
+            0 => fetch,
+            _ => self.place_rest(cx, queue, fetch),
+        };
         self.execute(cx, slot, work, Some(lease));
     }
 
