@@ -136,7 +136,7 @@ mod tests {
 
     /// Base 2.1 §5.1.12.1.2: the newest entry comes first, an unused one has error count 0.
     #[test]
-    fn the_newest_comes_first() {
+    fn newest_error_log_entry_is_first() {
         let log = ErrorLog::new();
         assert!(numbers(&log).iter().all(|number| *number == 0));
         for _ in 0..3 {

@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_is_used_again_when_all_others_were() {
+    fn account_numbers_are_reused_in_fifo_order() {
         let mut accounts = HostAccounts::default();
         let mut seen = Vec::new();
         for _ in 0..2 * ACCOUNT_HOSTS_MAX {
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn more_hosts_than_numbers_share_them() {
+    fn hosts_share_account_numbers_when_none_is_free() {
         let mut accounts = HostAccounts::default();
         let nqns: Vec<_> = (0..ACCOUNT_HOSTS_MAX + 100)
             .map(|host| format!("nqn.{host}"))

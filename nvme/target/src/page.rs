@@ -60,7 +60,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_window_shows_what_the_whole_page_holds(
+        fn page_window_equals_a_slice_of_the_page(
             pieces in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 0..8),
             offset in 0_usize..200,
             length in 0_usize..200,
@@ -79,7 +79,7 @@ mod tests {
 
         /// Parts outside of the window are not generated.
         #[test]
-        fn a_window_makes_no_more_than_it_shows(
+        fn page_parts_outside_the_window_are_not_generated(
             pieces in prop::collection::vec(any::<[u8; 16]>(), 0..16),
             offset in 0_usize..300,
             length in 0_usize..300,

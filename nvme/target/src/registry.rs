@@ -534,7 +534,7 @@ mod tests {
     }
 
     #[test]
-    fn controllers_are_bounded_and_identifiers_go_round() {
+    fn controller_count_is_limited_and_identifiers_wrap() {
         let mut registry = registry(2);
         let first = add(&mut registry, identity(), 0).expect("room");
         let second = add(&mut registry, identity(), 1).expect("room");
@@ -618,7 +618,7 @@ mod tests {
 
     /// Base 2.1 §6.3: an ended association gets no new queue, even if its admin queue still exists.
     #[test]
-    fn an_association_that_is_over_gets_no_queue() {
+    fn ended_association_accepts_no_io_queue() {
         let mut registry = registry(8);
         let shared = add(&mut registry, identity(), 0).expect("room");
         shared.open_gate();
@@ -635,7 +635,7 @@ mod tests {
 
     /// Requests of an ended association fence the host's other controllers, and no others.
     #[test]
-    fn orphans_fence_the_same_host_alone() {
+    fn orphans_fence_only_controllers_of_the_same_host() {
         let mut registry = registry(8);
         let first = add(&mut registry, identity(), 0).expect("room");
         first.open_gate();
@@ -677,7 +677,7 @@ mod tests {
 
     /// A closed connection with requests in devices, and a reset, also raise the fence.
     #[test]
-    fn a_lost_connection_and_a_reset_fence_too() {
+    fn lost_connection_and_reset_raise_the_fence() {
         let mut registry = registry(8);
         let shared = add(&mut registry, identity(), 0).expect("room");
         let other = add(&mut registry, identity(), 1).expect("room");
@@ -737,7 +737,7 @@ mod tests {
     }
 
     #[test]
-    fn discovery_controllers_take_no_place_of_others() {
+    fn discovery_controllers_do_not_use_io_controller_slots() {
         let mut registry = registry(1);
         for host in 0..DISCOVERY_CONTROLLERS_MAX as u8 {
             add(&mut registry, discovery_of(host), 0).expect("room");
@@ -748,7 +748,7 @@ mod tests {
     }
 
     #[test]
-    fn the_discovery_controller_that_was_idle_longest_makes_room() {
+    fn longest_idle_discovery_controller_is_evicted() {
         let mut registry = registry(1);
         let all: Vec<_> = (0..DISCOVERY_CONTROLLERS_MAX as u8)
             .map(|host| {
@@ -784,7 +784,7 @@ mod tests {
 
     /// Shares are returned in full, whichever queue ends first.
     #[test]
-    fn shares_are_given_back() {
+    fn shares_are_returned_when_queues_end() {
         let mut registry = registry(8);
         for _ in 0..3 {
             let shared = add(&mut registry, identity(), 0).expect("room");
@@ -805,7 +805,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_of_unnamed_hosts_is_noticed_once() {
+    fn unlisted_host_address_is_logged_once() {
         let mut registry = registry(2);
         assert!(registry.notice_unnamed(None));
         assert!(!registry.notice_unnamed(None));
@@ -817,7 +817,7 @@ mod tests {
     }
 
     #[test]
-    fn an_account_goes_with_its_hosts_last_controller() {
+    fn account_is_freed_with_its_hosts_last_controller() {
         let mut registry = registry(8);
         for number in 0..2 * hugemem::ACCOUNT_HOSTS_MAX {
             let of_host = ControllerIdentity {
@@ -841,7 +841,7 @@ mod tests {
     }
 
     #[test]
-    fn a_controller_goes_with_its_last_queue() {
+    fn controller_is_removed_with_its_last_queue() {
         let mut registry = registry(8);
         let shared = add(&mut registry, identity(), 0).expect("room");
         shared.open_gate();

@@ -318,7 +318,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_reset_shuts_out_the_queues_of_before() {
+    fn reset_invalidates_gates_of_earlier_queues() {
         let controller = controller();
         assert!(!controller.gate().is_open());
         controller.open_gate();
@@ -337,7 +337,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_fence_changes_nothing_else_of_the_gate() {
+    fn fence_bit_is_independent_of_gate_state() {
         let controller = controller();
         controller.open_gate();
         let before = controller.gate();
@@ -355,7 +355,7 @@ pub(crate) mod tests {
 
     /// Resets by the admin queue's core and fences by others change the same word.
     #[test]
-    fn resets_and_fences_of_two_threads_do_not_lose_each_other() {
+    fn concurrent_resets_and_fences_are_not_lost() {
         const ROUNDS: u64 = 20_000;
         let controller = controller();
         std::thread::scope(|scope| {
@@ -378,7 +378,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_first_reason_to_end_stays() {
+    fn first_close_reason_is_kept() {
         let controller = controller();
         controller.open_gate();
         assert_eq!(controller.ending(), None);
@@ -389,7 +389,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn every_reason_survives_its_code() {
+    fn close_reason_codes_round_trip() {
         for reason in REASONS {
             assert_eq!(reason_of(code_of(reason)), Some(reason));
         }
@@ -398,7 +398,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn traffic_and_errors_are_told_once() {
+    fn traffic_and_error_flags_are_cleared_when_taken() {
         let controller = controller();
         assert!(!controller.take_traffic());
         controller.note_traffic();

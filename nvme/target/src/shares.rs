@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_alone_gets_most_and_the_next_always_gets_some() {
+    fn one_host_cannot_take_the_shares_of_the_next() {
         let mut shares = Shares::new(1024);
         assert_eq!(take_all(&mut shares, &host(0, true), true), 896);
         for number in 1..=8 {
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_that_no_export_names_leave_a_part_to_those_that_are_named() {
+    fn unlisted_hosts_leave_a_reserve_to_listed_hosts() {
         let mut shares = Shares::new(256);
         let mut taken = 0;
         for number in 0..=255 {
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn names_made_up_at_one_address_share_its_share() {
+    fn invented_host_names_at_one_address_share_one_share() {
         let mut shares = Shares::new(1024);
         let at = |number: u8, address: [u8; 4]| {
             let name = format!("nqn.host-{number}");
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn small_resources_are_first_come_first_served() {
+    fn small_resources_are_not_divided_into_shares() {
         let mut shares = Shares::new(127);
         assert_eq!(take_all(&mut shares, &host(0, false), true), 127);
         shares.resize(126);

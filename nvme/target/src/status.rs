@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn every_device_error_has_a_status_of_its_own() {
+    fn device_errors_and_statuses_map_one_to_one() {
         for (error, status) in TABLE {
             assert_eq!(TABLE[row(error)].0, error, "row of {error:?}");
             assert_eq!(from_device(error), status);

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn statuses_are_told_apart_by_type_and_code_and_not_by_flags() {
+    fn statuses_are_counted_by_type_and_code_without_flags() {
         let table = StatusTable::default();
         assert_eq!(counts(&table).each().count(), 0);
         table.count(Status::LBA_OUT_OF_RANGE);
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_counted_together() {
+    fn excess_statuses_are_counted_as_others() {
         let table = StatusTable::default();
         for code in 0..=255 {
             table.count(Status::new(StatusCodeType::MEDIA, code));

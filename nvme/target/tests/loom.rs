@@ -105,7 +105,7 @@ fn bounded(model: impl Fn() + Send + Sync + 'static) {
 }
 
 #[test]
-fn a_notified_core_sees_the_change() {
+fn notified_core_observes_the_change() {
     bounded(|| {
         let target = target();
         let changing = Arc::clone(&target);

@@ -230,7 +230,7 @@ mod tests {
 
     /// Base 2.1 §5.1.2: without a request an event stays pending, and reading its log clears it.
     #[test]
-    fn an_event_waits_for_a_request() {
+    fn an_event_stays_pending_until_a_request_arrives() {
         let mut events = Events::default();
         events.raise(EventKind::Temperature, ALL);
         let event = AsyncEvent::TEMPERATURE_THRESHOLD;
@@ -243,7 +243,7 @@ mod tests {
 
     /// Base 2.1 §5.1.25.1.5: an event that the host did not enable is not reported.
     #[test]
-    fn what_is_not_enabled_is_not_raised() {
+    fn disabled_events_are_not_reported() {
         let mut events = Events::default();
         let none = AsyncEventConfiguration::new();
         for kind in KINDS {
@@ -256,7 +256,7 @@ mod tests {
 
     /// Base 2.1 §5.1.2: requests beyond AERL are refused.
     #[test]
-    fn requests_are_limited() {
+    fn event_requests_beyond_aerl_are_refused() {
         let mut events = Events::default();
         for id in 0..4 {
             assert_eq!(events.request(request(id)), RequestOutcome::Held);
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_has_its_own_place() {
+    fn event_kinds_have_distinct_indices() {
         for (index, kind) in KINDS.into_iter().enumerate() {
             assert_eq!(kind.index(), index);
         }

@@ -210,7 +210,7 @@ mod tests {
 
     /// The complete table: all other combinations change nothing.
     #[test]
-    fn every_move() {
+    fn all_state_transitions() {
         let moves = [
             (Disabled, Enable, Enabling),
             (Enabling, OrphansDone, Ready),
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn every_state_survives_its_code() {
+    fn state_codes_round_trip() {
         for state in STATES {
             assert_eq!(ControllerState::from_code(state.code()), state);
         }

@@ -45,7 +45,7 @@ fn blocks(descriptors: &[SglDescriptor]) -> Result<KeyedBlocks, Status> {
 
 /// Base 2.1 §4.3.2: last segment descriptor with an offset, as far as MSDBD allows.
 #[test]
-fn a_segment_has_to_lie_in_the_capsule_with_whole_descriptors() {
+fn sgl_segment_must_hold_whole_descriptors_within_the_capsule() {
     let source = |offset, length| {
         let segment = SglDescriptor::last_segment_in_capsule(offset, length);
         let sqe = Sqe::read(1, 0, 0).with_sgl(segment);
@@ -72,7 +72,7 @@ fn a_segment_has_to_lie_in_the_capsule_with_whole_descriptors() {
 }
 
 #[test]
-fn a_segment_in_memory_or_without_keys_is_refused() {
+fn sgl_segment_in_host_memory_or_on_unkeyed_transport_is_refused() {
     let invalid = Err(Status::SGL_DESCRIPTOR_TYPE_INVALID.with_dnr());
     let source = |sgl, data| {
         let sqe = Sqe::read(1, 0, 0).with_sgl(sgl);
@@ -89,7 +89,7 @@ fn a_segment_in_memory_or_without_keys_is_refused() {
 }
 
 #[test]
-fn blocks_come_in_order_and_the_first_wish_to_invalidate_counts() {
+fn keyed_blocks_keep_order_and_first_invalidate_key_applies() {
     let found = blocks(&[
         keyed(0x1000, 512, 7, false),
         keyed(0x9000, 0, 5, false),
@@ -102,7 +102,7 @@ fn blocks_come_in_order_and_the_first_wish_to_invalidate_counts() {
 }
 
 #[test]
-fn blocks_that_do_not_add_up_or_are_of_another_kind_are_refused() {
+fn keyed_blocks_of_wrong_length_or_type_are_refused() {
     let length = Err(Status::DATA_SGL_LENGTH_INVALID.with_dnr());
     assert_eq!(blocks(&[keyed(0, 512, 1, false)]), length);
     assert_eq!(

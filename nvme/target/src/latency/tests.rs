@@ -22,7 +22,7 @@ fn times() -> impl Strategy<Value = u64> {
 }
 
 #[test]
-fn buckets_join_without_gap_and_each_counts_its_own() {
+fn latency_buckets_are_contiguous() {
     for bucket in 0..LATENCY_BUCKETS {
         let (start, end) = (
             latency_bucket_start(bucket),
@@ -37,7 +37,7 @@ fn buckets_join_without_gap_and_each_counts_its_own() {
 }
 
 #[test]
-fn nothing_has_no_percentile() {
+fn empty_counts_have_no_percentile() {
     let none = LatencyCounts::default();
     assert_eq!((none.count(), none.percentile(500)), (0, None));
     assert_eq!(none.percentile(0), None);
@@ -45,7 +45,7 @@ fn nothing_has_no_percentile() {
 }
 
 #[test]
-fn a_count_that_fell_began_anew() {
+fn counts_restart_after_a_reset() {
     let before = counts(&[5, 6, 7]);
     let anew = counts(&[5]);
     assert_eq!(anew.since(&before), anew);
@@ -65,13 +65,13 @@ fn counts_below_a_bound_are_exact_at_a_power_of_two() {
 
 proptest! {
     #[test]
-    fn a_value_is_read_back_to_six_percent(value in times()) {
+    fn bucket_error_is_at_most_six_percent(value in times()) {
         let read = counts(&[value]).percentile(500).expect("one").0;
         prop_assert!(read.abs_diff(value) as f64 <= 0.06 * value as f64, "{read} for {value}");
     }
 
     #[test]
-    fn percentiles_are_those_of_the_sorted_values(
+    fn percentiles_match_the_sorted_values(
         mut values in prop::collection::vec(times(), 1..200),
         permille in 0_u32..=1000,
     ) {
@@ -86,14 +86,14 @@ proptest! {
     }
 
     #[test]
-    fn many_at_once_count_like_one_by_one(span in times(), times in 0_u64..50) {
+    fn recording_n_times_equals_n_recordings(span in times(), times in 0_u64..50) {
         let histogram = LatencyHistogram::default();
         histogram.record(Nanos(span), times);
         prop_assert_eq!(read(&histogram), counts(&vec![span; times as usize]));
     }
 
     #[test]
-    fn sums_and_differences_undo_each_other(
+    fn count_addition_and_subtraction_are_inverse(
         one in prop::collection::vec(times(), 0..50),
         other in prop::collection::vec(times(), 0..50),
     ) {

@@ -432,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_that_goes_leaves_orphans_only_in_devices() {
+    fn closed_queue_orphans_only_submitted_executions() {
         let mut executions = Executions::new(8, 8);
         let in_device = executions.insert(execution(3, 1)).expect("room");
         let fenced = Execution {
@@ -468,7 +468,7 @@ mod tests {
 
     /// Each queue's list contains its own executions, in whatever order they end.
     #[test]
-    fn a_queue_finds_its_own_executions() {
+    fn executions_are_found_by_queue_and_command_id() {
         let mut executions = Executions::new(16, 8);
         let tags: Vec<_> = (0..12)
             .map(|id| {
@@ -520,7 +520,7 @@ mod tests {
     }
 
     #[test]
-    fn every_move_is_decided() {
+    fn all_transitions_are_defined() {
         use ExecutionEvent::{Abandoned, Finished, Started};
         use ExecutionState::{Fenced, Orphan, Submitted};
         let rows = [

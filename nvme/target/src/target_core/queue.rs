@@ -279,7 +279,7 @@ mod tests {
 
     /// Base 2.1 §4.2.1, SQHD: SQHD counts modulo the size of the queue.
     #[test]
-    fn the_head_goes_round() {
+    fn sq_head_wraps_at_the_queue_size() {
         let mut queue = queue(true);
         let heads: Vec<_> = (0..5)
             .map(|id| queue.respond(id, Status::SUCCESS).sqhd.get())
@@ -289,13 +289,13 @@ mod tests {
 
     /// Base 2.1 §6.3, CATTR bit 2: without flow control SQHD is reserved.
     #[test]
-    fn without_flow_control_the_head_is_reserved() {
+    fn sqhd_is_zero_without_flow_control() {
         let mut queue = queue(false);
         assert!((0..5).all(|id| queue.respond(id, Status::SUCCESS).sqhd.get() == 0));
     }
 
     #[test]
-    fn a_reset_or_an_end_reaches_the_queue() {
+    fn queue_observes_reset_and_end_of_its_controller() {
         let queue = queue(true);
         assert_eq!(queue.end_reason(), None);
         queue.shared.close_gate();
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn every_move_is_decided() {
+    fn all_transitions_are_defined() {
         use QueueEvent::{AllCompleted, ConnectionClosed, Disconnect, End, StartDrain};
         use QueueState::{Closed, Disconnecting, Draining, Ending, Live};
         let (tag, command_id) = (5, 6);

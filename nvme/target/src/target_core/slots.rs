@@ -138,7 +138,7 @@ mod tests {
     use super::Slots;
 
     #[test]
-    fn stale_handles_find_nothing() {
+    fn stale_handles_are_rejected() {
         let mut slots = Slots::new(2);
         let (slot, generation) = slots.insert('a').expect("room");
         assert_eq!(slots.get(slot, generation), Some(&'a'));
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_table_takes_nothing() {
+    fn full_table_rejects_inserts() {
         let mut slots = Slots::new(2);
         assert!(slots.insert(1).is_some() && slots.insert(2).is_some());
         assert!(!slots.has_room());

@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_due_is_looked_at() {
+    fn only_expired_timers_are_returned() {
         let mut timers = ControllerTimers::new(10_000);
         for slot in 0..10_000 {
             timers.set(slot, seconds(1000 + u64::from(slot)));
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deadline_that_moves_forward_is_kept_and_one_that_moves_back_is_looked_at_twice() {
+    fn postponed_deadline_fires_at_most_once_early() {
         let mut timers = ControllerTimers::new(2);
         timers.set(0, seconds(20));
         timers.set(0, seconds(10));
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_deadline_any_more_is_forgotten() {
+    fn cleared_timers_do_not_fire() {
         let mut timers = ControllerTimers::new(2);
         timers.set(1, seconds(10));
         timers.set(1, None);

@@ -76,7 +76,7 @@ fn prps_are_refused() {
 
 /// Base 2.1 §4.3.2: descriptors that the transport does not support or that describe no data.
 #[test]
-fn foreign_descriptors_are_refused() {
+fn unsupported_sgl_descriptors_are_refused() {
     let mut world = World::new();
     let admin = world.enabled(0);
     let bad = [
@@ -115,7 +115,7 @@ fn short_buffers_are_refused() {
 
 /// TCP 1.1 §3.3.1: the capsule of an admin command holds 8192 bytes of data.
 #[test]
-fn data_in_the_capsule_is_bounded() {
+fn admin_in_capsule_data_is_limited_to_8192_bytes() {
     let mut world = World::new();
     let admin = world.enabled(0);
     let timestamp = Sqe::set_feature(FeatureId::TIMESTAMP, 0, 0);
@@ -136,7 +136,7 @@ fn data_in_the_capsule_is_bounded() {
 
 /// RDMA 1.1 §3.3: a transport with keys accepts only keyed descriptors.
 #[test]
-fn a_transport_with_keys_takes_keys() {
+fn keyed_transport_accepts_only_keyed_descriptors() {
     let mut world = World::new();
     let call = crate::harness::ConnectOptions {
         rdma: true,
@@ -154,7 +154,7 @@ fn a_transport_with_keys_takes_keys() {
 
 /// Base 2.1 §8.1.28: there is no UUID list, so indices are invalid.
 #[test]
-fn uuid_indices_select_nothing() {
+fn nonzero_uuid_index_is_refused() {
     let mut world = World::new();
     let admin = world.enabled(0);
     let mut view: Identify = identify().identify();
@@ -166,7 +166,7 @@ fn uuid_indices_select_nothing() {
 /// Base 2.1 §5.1.1: Abort of a command that does not exist succeeds and reports that nothing was
 /// aborted.
 #[test]
-fn nothing_is_aborted_where_nothing_is() {
+fn abort_of_unknown_command_aborts_nothing() {
     let mut world = World::new();
     let (admin, _) = world.ready();
     for (sqid, cid) in [(0, 1), (1, 1), (2, 1), (0xffff, 0xffff)] {
@@ -189,7 +189,7 @@ fn an_event_request_is_aborted() {
 /// Base 2.1 §5.1.1: a command that its device deferred is aborted, and a command in the device is
 /// not.
 #[test]
-fn a_waiting_command_is_aborted() {
+fn deferred_command_is_aborted() {
     let mut world = World::new();
     let (admin, io) = world.ready();
     let read = Sqe::read(RAM, 0, 0).with_sgl(SglDescriptor::transport(512));
@@ -213,7 +213,7 @@ fn a_waiting_command_is_aborted() {
 
 /// Base 2.1 §5.1.1: more than ACL + 1 concurrent Aborts exceed the limit and have no effect.
 #[test]
-fn an_abort_flood_meets_the_limit() {
+fn aborts_beyond_acl_are_refused() {
     const LIMIT: usize = 4;
     let mut world = World::new();
     let (admin, io) = world.ready();
@@ -246,7 +246,7 @@ fn an_abort_flood_meets_the_limit() {
 
 /// Base 2.1 §5.1.1: a command on another core is not aborted, nor one of another controller.
 #[test]
-fn an_abort_stays_with_its_controller() {
+fn abort_does_not_cross_cores_or_controllers() {
     let mut world = World::new();
     let admin = world.enabled(0);
     let far = world.io_queue(1, admin, 1);

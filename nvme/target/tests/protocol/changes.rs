@@ -114,7 +114,7 @@ fn invalid_changes_are_refused() {
 }
 
 #[test]
-fn a_device_comes_and_goes_while_others_are_served() {
+fn device_is_added_and_removed_under_io() {
     let mut world = World::new();
     let (_, io) = world.ready();
     for round in 0..3 {
@@ -157,7 +157,7 @@ fn hold_a_write(world: &mut World) -> (Link, u64) {
 }
 
 #[test]
-fn a_device_goes_when_its_requests_are_done() {
+fn device_is_released_after_its_requests_complete() {
     let mut world = World::new();
     let (io, tag) = hold_a_write(&mut world);
     let place = DeviceIndex(0);
@@ -184,7 +184,7 @@ fn a_device_goes_when_its_requests_are_done() {
 }
 
 #[test]
-fn a_device_that_does_not_answer_is_cut_off() {
+fn unresponsive_device_is_cut_off() {
     let mut world = World::new();
     let (io, tag) = hold_a_write(&mut world);
     let orphan = world.io_queue(1, Link { node: 0, ..io }, 2);
@@ -209,7 +209,7 @@ fn a_device_that_does_not_answer_is_cut_off() {
 /// A write whose data is being fetched when its device is removed must not reach the next device
 /// with the same index.
 #[test]
-fn old_work_does_not_reach_the_next_device_in_a_place() {
+fn stale_write_does_not_reach_a_replacement_device() {
     let mut world = World::new();
     let (_, io) = world.ready();
     let first = memory("first");
@@ -238,7 +238,7 @@ fn old_work_does_not_reach_the_next_device_in_a_place() {
 /// A Flush of all namespaces refers to no device, so a new device at the first index does not
 /// affect it.
 #[test]
-fn a_flush_of_all_goes_on_where_the_first_device_was_replaced() {
+fn broadcast_flush_continues_after_device_replacement() {
     let mut world = World::new();
     let (_, io) = world.ready();
     let (tag, now) = (world.tag(), world.now);
@@ -339,7 +339,7 @@ fn drain_timeout_ends_associations() {
 
 /// Hosts read Identify Controller when they connect, so they have to reconnect for a changed one.
 #[test]
-fn other_identifiers_make_hosts_come_back() {
+fn changed_controller_identity_disconnects_hosts() {
     let mut world = World::new();
     let (admin, io) = world.ready();
     let other = world.enabled_by(

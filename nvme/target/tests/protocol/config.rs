@@ -24,7 +24,7 @@ fn with_subsystem(change: impl FnOnce(&mut SubsystemConfig)) -> TargetError {
 }
 
 #[test]
-fn wrong_subsystems_are_refused() {
+fn invalid_subsystem_config_is_refused() {
     let nqn = SUBSYSTEM.to_owned();
     assert!(matches!(
         with_subsystem(|it| it.nqn = "windlass".to_owned()),
@@ -63,7 +63,7 @@ fn wrong_subsystems_are_refused() {
 }
 
 #[test]
-fn wrong_namespaces_are_refused() {
+fn invalid_namespace_config_is_refused() {
     let nqn = SUBSYSTEM.to_owned();
     for nsid in [0, 1025] {
         let error = with_namespace(|it| it.nsid = nsid);
@@ -112,7 +112,7 @@ fn wrong_namespaces_are_refused() {
 }
 
 #[test]
-fn wrong_targets_are_refused() {
+fn invalid_target_config_is_refused() {
     let nqn = SUBSYSTEM.to_owned();
     let twice = refusal(|it| it.subsystems[1].nqn = nqn.clone());
     assert_eq!(twice, TargetError::DuplicateSubsystem { nqn });
@@ -131,7 +131,7 @@ fn wrong_targets_are_refused() {
 
 /// A refused change leaves everything as it was.
 #[test]
-fn wrong_changes_change_nothing() {
+fn refused_change_has_no_effect() {
     let world = World::new();
     let before = world.target.snapshot();
     let device = world.devices()[0].clone();
@@ -172,7 +172,7 @@ fn wrong_changes_change_nothing() {
 
 /// The largest transfer is a power of two that every device supports.
 #[test]
-fn the_largest_transfer_fits_every_device() {
+fn transfer_max_is_a_power_of_two_within_device_limits() {
     let limits = CoreLimits::default();
     let world = World::with(1, limits, |config| config.limits.transfer_max = 100_000);
     assert_eq!(world.target.transfer_max(), 1 << 16);

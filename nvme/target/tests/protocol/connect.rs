@@ -46,7 +46,7 @@ fn refused(world: &mut World, node: usize, call: &ConnectOptions<'_>) -> Cqe {
 
 /// Base 2.1 §6.3: the first command of a queue has to be Connect.
 #[test]
-fn anything_else_first_is_a_sequence_error() {
+fn first_command_other_than_connect_is_a_sequence_error() {
     let mut world = World::new();
     let call = ConnectOptions::default();
     let first = [
@@ -80,7 +80,7 @@ fn an_unknown_record_format_is_refused() {
 
 /// Base 2.1 §6.3: Connect data has 1024 bytes.
 #[test]
-fn data_of_another_length_is_refused() {
+fn connect_data_of_wrong_length_is_refused() {
     let mut world = World::new();
     let call = ConnectOptions::default();
     let data = [call.data().as_bytes(), &[0]].concat();
@@ -137,7 +137,7 @@ fn malformed_names_are_refused() {
 /// Base 2.1 §6.3, HOSTNQN: SPDK's perf sends none. Such a host is admitted where any host may
 /// connect, and matches no list.
 #[test]
-fn a_host_without_a_name_is_admitted_where_any_host_may_attach() {
+fn host_without_nqn_is_admitted_if_any_host_may_connect() {
     let mut world = World::new();
     let call = ConnectOptions {
         host: "",
@@ -175,7 +175,7 @@ fn a_host_without_a_name_is_admitted_where_any_host_may_attach() {
 /// Base 2.1 §3.9 and §4.2.3.1, Keep Alive Timeout Invalid: a timeout above the supported maximum.
 /// 0, no timer, is accepted.
 #[test]
-fn keep_alive_times_are_bounded() {
+fn keep_alive_timeout_is_limited() {
     let mut world = World::new();
     for (call, longest_ms) in [
         (ConnectOptions::default(), 300_000),
@@ -201,7 +201,7 @@ fn keep_alive_times_are_bounded() {
 
 /// Base 2.1 §6.3, Connect Invalid Host.
 #[test]
-fn a_host_that_is_not_allowed_is_refused() {
+fn unlisted_host_is_refused() {
     let mut world = World::new();
     let call = ConnectOptions {
         subsystem: CLOSED_SUBSYSTEM,
@@ -215,7 +215,7 @@ fn a_host_that_is_not_allowed_is_refused() {
 
 /// Base 2.1 §6.3, CNTLID: in the dynamic controller model only FFFFh is valid.
 #[test]
-fn a_particular_controller_cannot_be_asked_for() {
+fn connect_with_static_controller_id_is_refused() {
     let mut world = World::new();
     for subsystem in [crate::harness::SUBSYSTEM, DISCOVERY_NQN] {
         for cntlid in [0, 1, 0xffef, 0xfffe] {
@@ -231,7 +231,7 @@ fn a_particular_controller_cannot_be_asked_for() {
 
 /// Base 2.1 §6.3, SQSIZE: at least two entries, at most CAP.MQES.
 #[test]
-fn queue_sizes_are_bounded() {
+fn connect_queue_size_is_limited() {
     let mut world = World::new();
     for sqsize_z in [0, ADMIN_QUEUE_DEPTH_MAX, 0xffff] {
         let call = ConnectOptions {
@@ -274,7 +274,7 @@ fn queue_sizes_are_bounded() {
 /// Base 2.1 §6.3: an I/O queue belongs to the association identified by its controller, subsystem,
 /// host NQN and host identifier.
 #[test]
-fn an_io_queue_has_to_match_its_admin_queue() {
+fn io_connect_must_match_its_association() {
     let mut world = World::new();
     let admin = world.enabled(0);
     let cntlid = admin.info.controller_id;
@@ -323,7 +323,7 @@ fn an_io_queue_has_to_match_its_admin_queue() {
 /// Others can know the identifiers in an I/O Connect (Base 2.1 §6.3), so over TCP it also has to
 /// come from the address of the admin queue, unless the configuration permits others.
 #[test]
-fn an_io_queue_comes_from_the_address_of_its_admin_queue() {
+fn io_connect_must_use_the_admin_queues_peer_address() {
     let at = |address: &str| Some(address.parse().expect("an address"));
     for (binds, rdma) in [(true, false), (false, false), (true, true)] {
         let limits = CoreLimits {
@@ -361,7 +361,7 @@ fn an_io_queue_comes_from_the_address_of_its_admin_queue() {
 
 /// Base 2.1 §6.3 and §5.1.25.2.1: identifiers range from 1 to the number of granted queues.
 #[test]
-fn queue_identifiers_are_bounded_by_what_was_granted() {
+fn queue_identifiers_are_limited_to_granted_queues() {
     let mut world = World::new();
     let admin = world.enabled(0);
     let cntlid = admin.info.controller_id;
@@ -385,7 +385,7 @@ fn queue_identifiers_are_bounded_by_what_was_granted() {
 
 /// Base 2.1 §6.3: a connected queue cannot be connected again, on its own or another connection.
 #[test]
-fn a_queue_is_connected_once() {
+fn connected_queue_cannot_be_connected_again() {
     let mut world = World::new();
     let (admin, io) = world.ready();
     let cntlid = admin.info.controller_id;
@@ -405,7 +405,7 @@ fn a_queue_is_connected_once() {
 
 /// Base 2.1 §3.5.2: I/O queues require CSTS.RDY.
 #[test]
-fn an_io_queue_needs_an_enabled_controller() {
+fn io_connect_requires_an_enabled_controller() {
     let mut world = World::new();
     let admin = world.connect(0, &ConnectOptions::default());
     let call = ConnectOptions {
@@ -482,7 +482,7 @@ fn connect_response_fields() {
 
 /// Base 2.1 §6.3, Controller Busy: resources may become free later, so Do Not Retry is clear.
 #[test]
-fn controllers_are_bounded() {
+fn controllers_are_limited() {
     let limits = CoreLimits {
         queues_max: 16,
         executions_max: 1024,
@@ -510,7 +510,7 @@ fn end_closed(world: &mut World, node: usize) {
 /// Hosts that connect to the discovery subsystem under invented names and then stay silent do not
 /// lock out other hosts, neither of an export nor of the discovery subsystem.
 #[test]
-fn silent_discovery_controllers_lock_nobody_out() {
+fn silent_discovery_controllers_are_evicted_for_new_hosts() {
     let limits = CoreLimits {
         queues_max: 512,
         executions_max: 1024,
@@ -554,7 +554,7 @@ fn silent_discovery_controllers_lock_nobody_out() {
 /// A discovery controller that waits for an event is not evicted while another does not wait (Base
 /// 2.1 §5.1.2). The host of an evicted controller learns of it by the close of its connection.
 #[test]
-fn a_discovery_controller_that_waits_for_an_event_stays() {
+fn discovery_controller_with_event_request_is_not_evicted() {
     let limits = CoreLimits {
         queues_max: 512,
         executions_max: 1024,
@@ -582,7 +582,7 @@ fn a_discovery_controller_that_waits_for_an_event_stays() {
 
 /// A discovery controller whose event request was aborted no longer counts as waiting.
 #[test]
-fn a_discovery_controller_whose_event_request_was_aborted_makes_room() {
+fn discovery_controller_is_evictable_after_event_abort() {
     let limits = CoreLimits {
         queues_max: 512,
         executions_max: 1024,
@@ -607,7 +607,7 @@ fn a_discovery_controller_whose_event_request_was_aborted_makes_room() {
 
 /// Hosts that no export lists leave a part of a core's executions to a listed host.
 #[test]
-fn unnamed_hosts_leave_executions_to_named_ones() {
+fn unlisted_hosts_leave_executions_to_listed_hosts() {
     let limits = CoreLimits {
         queues_max: 512,
         executions_max: 1024,
@@ -645,7 +645,7 @@ fn unnamed_hosts_leave_executions_to_named_ones() {
 
 /// Base 2.1 §6.3, Controller Busy: the queues and the executions of one core are limited.
 #[test]
-fn queues_and_executions_of_a_core_are_bounded() {
+fn queues_and_executions_per_core_are_limited() {
     let limits = CoreLimits {
         queues_max: 2,
         executions_max: 1024,
@@ -696,7 +696,7 @@ fn connects_are_refused_during_shutdown() {
 
 /// Base 2.1 §6.3: a subsystem is available at the ports that the discovery log reports.
 #[test]
-fn a_subsystem_is_not_at_ports_where_it_is_not_offered() {
+fn connect_through_a_port_without_the_subsystem_is_refused() {
     let mut world = World::new();
     let elsewhere = ConnectOptions {
         port: PortId(99),
@@ -708,7 +708,7 @@ fn a_subsystem_is_not_at_ports_where_it_is_not_offered() {
 
 /// Base 2.1 §6.4: RECFMT of Disconnect, and its queue type.
 #[test]
-fn a_wrong_disconnect_is_refused() {
+fn invalid_disconnect_is_refused() {
     let mut world = World::new();
     let (admin, io) = world.ready();
     let mut disconnect = Sqe::disconnect_queue().disconnect();
@@ -725,7 +725,7 @@ fn a_wrong_disconnect_is_refused() {
 
 /// Base 2.1 §6.4: an idle I/O queue is disconnected immediately, and can be connected again.
 #[test]
-fn an_idle_queue_is_disconnected_at_once() {
+fn idle_queue_is_disconnected_immediately() {
     let mut world = World::new();
     let (admin, io) = world.ready();
     world.command(io, Sqe::disconnect_queue()).ok();
@@ -742,7 +742,7 @@ fn an_idle_queue_is_disconnected_at_once() {
 
 /// Base 2.1 §6.4: outstanding commands complete before the Disconnect; later ones are aborted.
 #[test]
-fn a_disconnect_waits_for_what_is_under_way() {
+fn disconnect_waits_for_outstanding_commands() {
     let mut world = World::new();
     let (_, io) = world.ready();
     world.fault.arm(HOLD, true);
@@ -785,7 +785,7 @@ fn a_disconnect_waits_for_what_is_under_way() {
 
 /// Base 2.1 §6.4: the response to a Disconnect is the last one of its queue.
 #[test]
-fn a_disconnect_is_answered_last() {
+fn disconnect_response_is_the_last_of_its_queue() {
     let mut world = World::new();
     let (_, io) = world.ready();
     let read = Sqe::read(RAM, 0, 0).with_sgl(SglDescriptor::transport(512));
@@ -810,7 +810,7 @@ fn a_disconnect_is_answered_last() {
 /// Base 2.1 §4.2.1, §6.4: a command that arrives before the response to a Disconnect was taken is
 /// refused after it, so that SQHD does not go back.
 #[test]
-fn a_command_behind_a_disconnect_is_refused_after_its_answer() {
+fn command_after_disconnect_is_aborted_after_its_response() {
     let mut world = World::new();
     let (_, io) = world.ready();
     let write = Sqe::write(CACHED, 7, 0, false).with_sgl(SglDescriptor::transport(4096));
@@ -840,7 +840,7 @@ fn a_command_behind_a_disconnect_is_refused_after_its_answer() {
 
 /// A command that the transport rejects is completed and logged, and a Disconnect then continues.
 #[test]
-fn a_transport_can_give_a_command_up() {
+fn transport_can_abandon_a_command() {
     let mut world = World::new();
     let (admin, io) = world.ready();
     let write = Sqe::write(CACHED, 7, 0, false).with_sgl(SglDescriptor::transport(4096));
@@ -869,7 +869,7 @@ fn a_transport_can_give_a_command_up() {
 
 /// The data of Connect is not checked beyond its fields.
 #[test]
-fn reserved_bytes_are_ignored() {
+fn reserved_connect_data_is_ignored() {
     let mut world = World::new();
     let call = ConnectOptions::default();
     let mut data = vec![0xff; 1024];

@@ -15,7 +15,7 @@ use crate::harness::{
 
 /// Base 2.1 §3.7.2: a reset on core 0 ends the I/O queue on core 1, and waits for it.
 #[test]
-fn a_reset_reaches_the_other_core() {
+fn reset_ends_io_queues_on_other_cores() {
     let mut world = World::new();
     let admin = world.enabled(0);
     let far = world.io_queue(1, admin, 1);
@@ -45,7 +45,7 @@ fn a_reset_reaches_the_other_core() {
 
 /// A reset waits for a write that is in a device of the other core.
 #[test]
-fn a_reset_waits_for_the_other_cores_devices() {
+fn reset_waits_for_device_writes_on_other_cores() {
     let mut world = World::new();
     let admin = world.enabled(0);
     let far = world.io_queue(1, admin, 1);
@@ -101,7 +101,7 @@ fn an_association_ends_with_its_admin_queue() {
 
 /// The end of an I/O connection ends nothing else.
 #[test]
-fn an_io_queue_goes_alone() {
+fn closing_an_io_queue_ends_nothing_else() {
     let mut world = World::new();
     let admin = world.enabled(0);
     let first = world.io_queue(1, admin, 1);
@@ -117,7 +117,7 @@ fn an_io_queue_goes_alone() {
 
 /// A host that is removed from the list loses its controllers; others stay.
 #[test]
-fn a_host_that_is_no_longer_allowed_is_dropped() {
+fn host_removed_from_the_list_is_disconnected() {
     let mut world = World::new();
     let call = ConnectOptions {
         subsystem: CLOSED_SUBSYSTEM,
@@ -235,7 +235,7 @@ fn sleeping_reactors_are_woken() {
 
 /// The snapshot for the control plane.
 #[test]
-fn a_snapshot_shows_what_there_is() {
+fn snapshot_lists_controllers_and_queues() {
     let mut world = World::new();
     let admin = world.enabled(0);
     let near = world.io_queue(0, admin, 1);
@@ -306,7 +306,7 @@ fn a_snapshot_shows_what_there_is() {
 
 /// Many hosts connect and disconnect on all cores, and nothing is leaked.
 #[test]
-fn hosts_come_and_go() {
+fn repeated_connects_and_disconnects_leak_nothing() {
     let mut world = World::new();
     for round in 0..50 {
         let admin = world.enabled(round % 2);

@@ -46,7 +46,7 @@ fn names(world: &mut World, call: &ConnectOptions<'_>) -> Vec<(String, String)> 
 /// The log lists the subsystems that allow the host, at addresses of the family by which it
 /// connected.
 #[test]
-fn a_host_sees_what_it_may_reach() {
+fn discovery_log_lists_only_accessible_subsystems() {
     let mut world = World::new();
     let entry = |nqn: &str, address: &str| (nqn.to_owned(), address.to_owned());
     let ipv4 = |nqn| entry(nqn, "192.0.2.1");
@@ -129,7 +129,7 @@ fn discovery_entry_fields() {
 
 /// Base 2.1 §5.1.12.3.1: the log is read in pieces, and the generation counter reveals a change.
 #[test]
-fn the_generation_tells_of_a_change() {
+fn discovery_generation_counter_reveals_a_change() {
     let mut world = World::new();
     let admin = world.enabled_by(0, &discovery_call());
     let whole = world.log(admin, LogPageId::DISCOVERY, 4096);

@@ -16,7 +16,7 @@ fn drain(world: &mut World, node: usize) -> CoreDrain {
 
 /// Connections are closed, commands end, caches are flushed, devices are drained.
 #[test]
-fn a_core_comes_to_rest() {
+fn core_shutdown_drains_queues_and_flushes_caches() {
     let mut world = World::new();
     let admin = world.enabled(0);
     let far = world.io_queue(1, admin, 1);
@@ -68,7 +68,7 @@ fn a_core_comes_to_rest() {
 
 /// A core without queues is drained immediately.
 #[test]
-fn an_idle_core_is_soon_at_rest() {
+fn idle_core_drains_immediately() {
     let mut world = World::new();
     let now = world.now;
     world.nodes[0].core.begin_shutdown(now);

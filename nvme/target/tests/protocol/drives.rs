@@ -86,7 +86,7 @@ fn assert_event(world: &mut World, admin: Link, tag: u64, event: AsyncEvent) {
 /// Base 2.1 §4.2.3.4: the removal of a drive, or its reset with the command in flight, is a path
 /// error, which a host may retry on another path.
 #[test]
-fn a_drive_that_is_gone_is_a_path_error() {
+fn removed_drive_is_reported_as_path_error() {
     let mut world = World::new();
     let (_, io) = world.ready();
     world.fault.remove();
@@ -103,7 +103,7 @@ fn a_drive_that_is_gone_is_a_path_error() {
 /// namespaces continue, and the host receives an event. The identifier stays valid and inactive
 /// (Base 2.1 §3.2.1.4), so that NN never changes.
 #[test]
-fn a_namespace_leaves_with_commands_in_flight_and_returns() {
+fn namespace_is_removed_and_added_with_commands_in_flight() {
     let mut world = World::new();
     let (admin, io) = world.ready();
     let told = AsyncEventConfiguration::new().with_namespace_attribute(true);
@@ -147,7 +147,7 @@ fn a_namespace_leaves_with_commands_in_flight_and_returns() {
 
 /// An export whose drives are all missing exists without namespaces, and its drives can be added.
 #[test]
-fn a_subsystem_may_be_empty() {
+fn subsystem_without_namespaces_is_valid() {
     let mut world = World::new();
     update(&mut world, &[]);
     let (admin, io) = world.ready();
@@ -165,7 +165,7 @@ fn a_subsystem_may_be_empty() {
 /// Base 2.1 §5.1.12.1.3: counters of several drives are added up, the worst of their conditions is
 /// reported, and a drive with two namespaces counts once.
 #[test]
-fn health_of_drives_is_merged() {
+fn drive_health_is_merged() {
     let mut world = World::new();
     update(&mut world, &[RAM, CACHED]);
     let (admin, io) = world.ready();
@@ -210,7 +210,7 @@ fn health_of_drives_is_merged() {
 
 /// The reported spare is that of the drive closest to its own threshold.
 #[test]
-fn the_spare_is_that_of_the_drive_closest_to_its_threshold() {
+fn spare_is_reported_from_the_drive_closest_to_its_threshold() {
     let mut world = World::new();
     update(&mut world, &[RAM, CACHED]);
     let admin = world.enabled(0);
@@ -239,7 +239,7 @@ fn the_spare_is_that_of_the_drive_closest_to_its_threshold() {
 /// Base 2.1 §5.1.2.1 and §5.1.25.1.5: a drive's warning is reported to the hosts that enabled it,
 /// and immediately if the control plane reports a change.
 #[test]
-fn a_drives_warning_is_told_at_once() {
+fn drive_warning_is_reported_immediately() {
     let mut world = World::new();
     update(&mut world, &[RAM, CACHED]);
     let admin = world.enabled(0);
@@ -280,7 +280,7 @@ fn a_drives_warning_is_told_at_once() {
 /// Base 2.1 §5.1.12.1.2: the error log includes each record of a drive's own log once, without a
 /// command's identifiers.
 #[test]
-fn a_drives_errors_are_taken_over_once() {
+fn drive_errors_enter_the_error_log_once() {
     let mut world = World::new();
     update(&mut world, &[RAM, CACHED]);
     let (admin, io) = world.ready();
@@ -324,7 +324,7 @@ fn a_drives_errors_are_taken_over_once() {
 
 /// A core sleeps only when every device has connected its interrupt and no work is left.
 #[test]
-fn every_device_is_asked_before_sleep() {
+fn sleep_requires_consent_of_every_device() {
     let mut world = World::new();
     let (_, io) = world.ready();
     world.settle();

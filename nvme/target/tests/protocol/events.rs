@@ -62,7 +62,7 @@ fn changed(world: &mut World, admin: Link, rae: bool) -> Vec<u32> {
 
 /// Base 2.1 §5.1.2: requests beyond AERL are refused.
 #[test]
-fn requests_are_limited() {
+fn event_requests_beyond_aerl_are_refused() {
     let mut world = World::new();
     let admin = world.enabled(0);
     for _ in 0..4 {
@@ -75,7 +75,7 @@ fn requests_are_limited() {
 /// Base 2.1 §5.1.2: requests beyond the limit do not affect the waiting ones, and an aborted one
 /// makes room for another.
 #[test]
-fn requests_beyond_the_limit_leave_the_others_waiting() {
+fn excess_event_requests_do_not_affect_pending_ones() {
     let mut world = World::new();
     let admin = world.enabled(0);
     let wants = AsyncEventConfiguration::new().with_namespace_attribute(true);
@@ -117,7 +117,7 @@ fn smaller(world: &World) -> Vec<NamespaceConfig> {
 /// Base 2.1 §5.1.2 and §5.1.12.1.5: a change of namespaces is reported once, until the list is
 /// read.
 #[test]
-fn changed_namespaces_are_told_once() {
+fn namespace_change_is_reported_once() {
     let mut world = World::new();
     let admin = world.enabled(0);
     configure(
@@ -163,7 +163,7 @@ fn changed_namespaces_are_told_once() {
 /// A change that does not affect the namespaces raises no event, and neither does one of another
 /// subsystem.
 #[test]
-fn other_changes_are_no_namespace_events() {
+fn unrelated_changes_raise_no_namespace_event() {
     let mut world = World::new();
     let admin = world.enabled(0);
     configure(
@@ -188,7 +188,7 @@ fn other_changes_are_no_namespace_events() {
 
 /// Base 2.1 §5.1.25.1.5: an event that is not enabled is not reported; the list is still updated.
 #[test]
-fn events_have_to_be_enabled() {
+fn events_that_are_not_enabled_are_not_reported() {
     let mut world = World::new();
     let admin = world.enabled(0);
     let tag = request(&mut world, admin);
@@ -200,7 +200,7 @@ fn events_have_to_be_enabled() {
 
 /// Base 2.1 §5.1.2: an event waits for a request.
 #[test]
-fn an_event_waits_for_a_request() {
+fn an_event_stays_pending_until_a_request_arrives() {
     let mut world = World::new();
     let admin = world.enabled(0);
     configure(
@@ -218,7 +218,7 @@ fn an_event_waits_for_a_request() {
 
 /// Base 2.1 §5.1.2.1: the admin queue's core reports an internal error on any core.
 #[test]
-fn an_internal_error_is_told() {
+fn internal_error_on_any_core_raises_an_event() {
     let mut world = World::new();
     let admin = world.enabled(0);
     let far = world.io_queue(1, admin, 1);
@@ -252,7 +252,7 @@ fn an_internal_error_is_told() {
 /// Base 2.1 §5.1.2.1 and §5.1.25.1.3: a health event is raised when its condition begins, and not
 /// repeatedly.
 #[test]
-fn health_events_come_at_the_edge() {
+fn health_events_are_edge_triggered() {
     let mut world = World::new();
     let admin = world.enabled(0);
     let health = AsyncEventConfiguration::new()
@@ -277,7 +277,7 @@ fn health_events_come_at_the_edge() {
 
 /// Base 2.1 §5.1.25.1.3: a threshold below the temperature raises an event immediately.
 #[test]
-fn a_threshold_is_looked_at_when_it_is_set() {
+fn temperature_threshold_is_checked_when_set() {
     let mut world = World::new();
     let admin = world.enabled(0);
     configure(
@@ -296,7 +296,7 @@ fn a_threshold_is_looked_at_when_it_is_set() {
 
 /// A reset completes event requests as aborted, so that the host's slots are free again.
 #[test]
-fn a_reset_gives_requests_back() {
+fn reset_aborts_pending_event_requests() {
     let mut world = World::new();
     let admin = world.enabled(0);
     let tags = [request(&mut world, admin), request(&mut world, admin)];
@@ -312,7 +312,7 @@ fn a_reset_gives_requests_back() {
 
 /// The end of a connection ends its event requests.
 #[test]
-fn a_closed_connection_gets_no_events() {
+fn closed_connection_receives_no_events() {
     let mut world = World::new();
     let admin = world.enabled(0);
     configure(

@@ -57,7 +57,7 @@ fn unknown_features_are_refused() {
 
 /// Base 2.1 §5.1.25, SV: no feature is saveable.
 #[test]
-fn nothing_is_saved() {
+fn no_feature_is_saveable() {
     let mut world = World::new();
     let admin = world.enabled(0);
     let sqe = Sqe::set_feature(FeatureId::ARBITRATION, 0, 1);
@@ -126,7 +126,7 @@ fn controller_features_are_read_with_any_namespace() {
 
 /// NVM 1.1 §4.1.3.2: Error Recovery is namespace specific.
 #[test]
-fn error_recovery_belongs_to_a_namespace() {
+fn error_recovery_is_namespace_specific() {
     let mut world = World::new();
     let admin = world.enabled(0);
     let fid = FeatureId::ERROR_RECOVERY;
@@ -164,7 +164,7 @@ fn error_recovery_belongs_to_a_namespace() {
 
 /// Base 2.1 §5.1.25.1.2: NPSS is 0, so there is one power state.
 #[test]
-fn there_is_one_power_state() {
+fn only_power_state_0_is_supported() {
     let mut world = World::new();
     let admin = world.enabled(0);
     let fid = FeatureId::POWER_MANAGEMENT;
@@ -241,7 +241,7 @@ fn number_of_queues() {
 /// Base 2.1 §5.1.25.1.4 and §5.1.13.2.1, VWC: the feature is supported before any namespace has a
 /// volatile cache, and applies to one that is added later.
 #[test]
-fn a_cache_is_switched_off_before_it_joins() {
+fn disabled_cache_applies_to_namespaces_added_later() {
     let mut world = World::new();
     let call = ConnectOptions {
         subsystem: CLOSED_SUBSYSTEM,
@@ -286,7 +286,7 @@ fn a_cache_is_switched_off_before_it_joins() {
 /// Base 2.1 §5.1.25.1.4: disabling the cache flushes it, and makes each later write of this
 /// controller durable on every core.
 #[test]
-fn a_cache_that_is_off_is_off() {
+fn disabling_the_cache_makes_writes_durable() {
     let mut world = World::new();
     let (admin, near) = world.ready();
     let far = world.io_queue(1, admin, 2);
@@ -348,7 +348,7 @@ fn a_cache_that_is_off_is_off() {
 
 /// If the flush for disabling the cache fails, the command fails.
 #[test]
-fn a_cache_that_cannot_be_flushed_is_an_error() {
+fn failed_flush_fails_disabling_the_cache() {
     let mut world = World::new();
     let (admin, _) = world.ready();
     world.cached_fault.arm(FAIL_INTERNAL, true);
@@ -369,7 +369,7 @@ fn a_cache_that_cannot_be_flushed_is_an_error() {
 
 /// Base 2.1 §5.1.25.1.5: events that OAES does not report cannot be enabled.
 #[test]
-fn only_offered_events_can_be_configured() {
+fn events_absent_from_oaes_cannot_be_enabled() {
     let mut world = World::new();
     let admin = world.enabled(0);
     let discovery = world.enabled_by(0, &discovery_call());
@@ -393,7 +393,7 @@ fn only_offered_events_can_be_configured() {
 
 /// Base 2.1 §5.1.25.1.7: the timestamp continues from the value that the host set, until a reset.
 #[test]
-fn the_timestamp_goes_on() {
+fn timestamp_advances_until_reset() {
     let mut world = World::new();
     let admin = world.enabled(0);
     let fid = FeatureId::TIMESTAMP;
@@ -423,7 +423,7 @@ fn the_timestamp_goes_on() {
 
 /// Base 2.1 §5.1.25.1.28: over fabrics Connect sets the identifier, which has 128 bits.
 #[test]
-fn the_host_identifier_comes_from_connect() {
+fn host_identifier_feature_returns_the_connect_value() {
     let mut world = World::new();
     let admin = world.enabled(0);
     let fid = FeatureId::HOST_IDENTIFIER;
@@ -442,7 +442,7 @@ fn the_host_identifier_comes_from_connect() {
 
 /// Base 2.1 §5.1.25.1.14.
 #[test]
-fn host_behavior_is_kept() {
+fn host_behavior_support_round_trips() {
     let mut world = World::new();
     let admin = world.enabled(0);
     let fid = FeatureId::HOST_BEHAVIOR;
@@ -469,7 +469,7 @@ fn host_behavior_is_kept() {
 
 /// Base 2.1 §5.1.25.1.17: there is one combination of command sets.
 #[test]
-fn there_is_one_command_set_profile() {
+fn only_command_set_profile_0_is_supported() {
     let mut world = World::new();
     let admin = world.enabled(0);
     let fid = FeatureId::IO_COMMAND_SET_PROFILE;

@@ -85,7 +85,7 @@ fn compare(what: &str, measure: impl Fn(&mut World, Link) -> Duration) {
 
 /// Abort of a command that does not exist searches only its queue.
 #[test]
-fn an_abort_costs_what_its_queue_has() {
+fn abort_cost_depends_only_on_its_queue() {
     compare("Abort", |world, admin| {
         let io = world.io_queue(0, admin, 1);
         assert_eq!(io.info.qid, 1);
@@ -102,7 +102,7 @@ fn an_abort_costs_what_its_queue_has() {
 
 /// The end of an I/O queue searches only its own commands.
 #[test]
-fn the_end_of_a_queue_costs_what_it_has() {
+fn queue_close_cost_depends_only_on_its_commands() {
     compare("close", |world, admin| {
         let open = |world: &mut World| Some(world.io_queue(0, admin, 1));
         best(world, open, |world, io| world.close(io.expect("opened")))
@@ -111,7 +111,7 @@ fn the_end_of_a_queue_costs_what_it_has() {
 
 /// The cost of a host that connects and disconnects immediately does not depend on other queues.
 #[test]
-fn a_connection_costs_the_same_beside_many_commands() {
+fn connect_cost_is_independent_of_other_commands() {
     compare("Connect", |world, _| {
         let idle = |_: &mut World| None;
         best(world, idle, |world, _| {

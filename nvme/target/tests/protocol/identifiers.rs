@@ -13,7 +13,7 @@ use crate::harness::{HOLD, LATER, RAM, World};
 const CID: u16 = 0x1234;
 
 #[test]
-fn two_io_commands_are_both_carried_out() {
+fn io_commands_with_one_identifier_both_execute() {
     let mut world = World::new();
     let (_, io) = world.ready();
     world.fault.arm(HOLD, true);
@@ -39,7 +39,7 @@ fn two_io_commands_are_both_carried_out() {
 
 /// A refused command does not affect the earlier one.
 #[test]
-fn a_refused_command_does_not_answer_the_other() {
+fn refusal_does_not_complete_another_command_with_its_cid() {
     let mut world = World::new();
     let (_, io) = world.ready();
     world.fault.arm(HOLD, true);
@@ -57,7 +57,7 @@ fn a_refused_command_does_not_answer_the_other() {
 
 /// Base 2.1 §5.1.1: an Abort aborts one command, and dword 0 of its completion refers to that one.
 #[test]
-fn an_abort_gives_up_one_of_two() {
+fn abort_ends_one_of_two_commands_with_one_identifier() {
     let mut world = World::new();
     let (admin, io) = world.ready();
     let read = Sqe::read(RAM, 0, 0).with_cid(CID);
@@ -79,7 +79,7 @@ fn an_abort_gives_up_one_of_two() {
 /// Event requests are identified by their tags: those with the same identifier each wait, and other
 /// commands with it do not complete them.
 #[test]
-fn event_requests_keep_waiting_beside_commands_with_their_identifier() {
+fn event_requests_outlast_commands_with_the_same_identifier() {
     let mut world = World::new();
     let admin = world.enabled(0);
     let request = Sqe::async_event_request().with_cid(CID);

@@ -28,7 +28,7 @@ fn page<T: FromBytes>(reply: Reply) -> T {
 
 /// Base 2.1 §5.1.13.1: unsupported structures are Invalid Field.
 #[test]
-fn unknown_structures_are_refused() {
+fn unsupported_cns_values_are_refused() {
     let known = [0, 1, 2, 3, 5, 6, 7, 8, 0x12, 0x13, 0x1c];
     let mut world = World::new();
     let admin = world.enabled(0);
@@ -39,7 +39,7 @@ fn unknown_structures_are_refused() {
 
 /// Base 2.1 §3.1.3.3: a discovery controller supports only Identify Controller.
 #[test]
-fn a_discovery_controller_has_one_structure() {
+fn discovery_controller_supports_only_identify_controller() {
     let mut world = World::new();
     let admin = world.enabled_by(0, &discovery_call());
     for cns in (0..=0xff).filter(|cns| *cns != 1) {
@@ -62,7 +62,7 @@ fn a_discovery_controller_has_one_structure() {
 /// Base 2.1 §3.2.1.5: identifiers beyond NN are invalid; the structures of inactive ones are zero
 /// in CNS 00h, 05h and 08h (Base 2.1 §5.1.13, CNS 00h), and Invalid Field in CNS 03h.
 #[test]
-fn namespace_identifiers_are_checked() {
+fn identify_checks_namespace_identifiers() {
     let mut world = World::new();
     let admin = world.enabled(0);
     let invalid = Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr();
@@ -94,7 +94,7 @@ fn namespace_identifiers_are_checked() {
 
 /// Base 2.1 §5.1.13.2.1: the fields that a Linux host reads before it continues.
 #[test]
-fn the_controller_says_what_it_is() {
+fn identify_controller_fields() {
     let mut world = World::new();
     let admin = world.enabled(0);
     let it: IdentifyController = page(ask(&mut world, admin, Cns::CONTROLLER, 0));
@@ -144,7 +144,7 @@ fn the_controller_says_what_it_is() {
 /// Base 2.1 §5.1.13.2.1 (VWC) and §5.1.13 (CNS 08h, VWCNP): a controller always reports that there
 /// may be a volatile cache, and each namespace reports whether it has one.
 #[test]
-fn a_namespace_without_a_cache_says_so() {
+fn volatile_cache_is_reported_per_namespace() {
     let mut world = World::new();
     let call = ConnectOptions {
         subsystem: CLOSED_SUBSYSTEM,
@@ -161,7 +161,7 @@ fn a_namespace_without_a_cache_says_so() {
 /// Base 2.1 §5.1.13.2.1: hosts read Identify Controller when they connect. Namespaces that are
 /// added to a live subsystem do not change a byte of it.
 #[test]
-fn a_namespace_that_joins_changes_nothing_that_hosts_rely_on() {
+fn added_namespace_does_not_change_identify_controller() {
     let mut world = World::new();
     let call = ConnectOptions {
         subsystem: CLOSED_SUBSYSTEM,
@@ -204,7 +204,7 @@ fn a_namespace_that_joins_changes_nothing_that_hosts_rely_on() {
 
 /// The same for a subsystem that starts without namespaces and gets another port.
 #[test]
-fn an_empty_subsystem_says_what_a_full_one_does() {
+fn empty_subsystem_has_the_same_identify_controller() {
     let limits = nvme_target::CoreLimits {
         queues_max: 16,
         executions_max: 1024,
@@ -227,7 +227,7 @@ fn an_empty_subsystem_says_what_a_full_one_does() {
 
 /// NVM 1.1 §4.1.5.1.
 #[test]
-fn namespaces_say_what_they_are() {
+fn identify_namespace_fields() {
     let mut world = World::new();
     let admin = world.enabled(0);
     let it: IdentifyNamespace = page(ask(&mut world, admin, Cns::NAMESPACE, RAM));
@@ -258,7 +258,7 @@ fn namespaces_say_what_they_are() {
 
 /// Base 2.1 §5.1.13, CNS 08h.
 #[test]
-fn what_namespaces_of_all_sets_share() {
+fn independent_identify_namespace_fields() {
     let mut world = World::new();
     let admin = world.enabled(0);
     let it: IndependentIdentifyNamespace =
@@ -278,7 +278,7 @@ fn what_namespaces_of_all_sets_share() {
 
 /// Base 2.1 §5.1.13, CNS 03h: every configured identifier, and the command set.
 #[test]
-fn descriptors_hold_every_identifier() {
+fn namespace_descriptors_list_every_identifier() {
     let mut world = World::new();
     let admin = world.enabled(0);
     let data = ask(&mut world, admin, Cns::NAMESPACE_DESCRIPTORS, CACHED).ok();
@@ -316,7 +316,7 @@ fn active_namespaces_are_listed() {
 
 /// Base 2.1 §5.1.13, CNS 05h and 06h: structures of a command set.
 #[test]
-fn only_the_nvm_command_set_is_there() {
+fn identify_supports_only_the_nvm_command_set() {
     let mut world = World::new();
     let admin = world.enabled(0);
     let zoned = CommandSet::ZONED;

@@ -89,7 +89,7 @@ fn fused_commands_are_refused() {
 
 /// Base 2.1 §3.2.1.5: an identifier beyond NN is invalid, an inactive one is an invalid field.
 #[test]
-fn namespaces_are_checked() {
+fn io_commands_check_the_namespace_identifier() {
     let mut world = World::new();
     let (_, io) = world.ready();
     let gone = Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr();
@@ -115,7 +115,7 @@ fn namespaces_are_checked() {
 
 /// NVM 1.1 §3.2.1, LBA Out of Range: also where the sum overflows.
 #[test]
-fn ranges_end_within_the_namespace() {
+fn lba_ranges_beyond_the_namespace_are_refused() {
     let mut world = World::new();
     let (_, io) = world.ready();
     let bad = [
@@ -157,7 +157,7 @@ fn ranges_end_within_the_namespace() {
 
 /// Base 2.1 §5.1.13.2.1, MDTS.
 #[test]
-fn transfers_are_bounded() {
+fn transfers_beyond_mdts_are_refused() {
     let mut world = World::new();
     let (_, io) = world.ready();
     let most = (TRANSFER_MAX / 512 - 1) as u16;
@@ -174,7 +174,7 @@ fn transfers_are_bounded() {
 
 /// Base 2.1 §4.2.3.1, Data SGL Length Invalid: the data of an I/O command is exactly its range.
 #[test]
-fn data_has_the_length_of_the_range() {
+fn data_length_must_match_the_lba_range() {
     let mut world = World::new();
     let (_, io) = world.ready();
     let length = Status::DATA_SGL_LENGTH_INVALID.with_dnr();
@@ -233,7 +233,7 @@ fn data_pointers_are_checked() {
 
 /// RDMA 1.1 §3.3: keys are passed to the transport.
 #[test]
-fn keys_come_through() {
+fn keyed_descriptor_reaches_the_transport() {
     let mut world = World::new();
     let call = ConnectOptions {
         rdma: true,
@@ -272,7 +272,7 @@ fn keys_come_through() {
 
 /// Base 2.1 §4.2.3.1, Namespace is Write Protected: exactly the commands that change the medium.
 #[test]
-fn a_read_only_namespace_is_only_read() {
+fn read_only_namespace_refuses_modifying_commands() {
     let mut world = World::new();
     let (_, io) = world.ready();
     for (sqe, bytes) in every_command(READ_ONLY) {
@@ -291,7 +291,7 @@ fn a_read_only_namespace_is_only_read() {
 
 /// A namespace can be read-only on a device that is not.
 #[test]
-fn a_namespace_can_be_read_only_by_itself() {
+fn namespace_can_be_read_only_on_a_writable_device() {
     let mut world = World::new();
     let (_, io) = world.ready();
     let devices = world.devices();
@@ -316,7 +316,7 @@ fn a_namespace_can_be_read_only_by_itself() {
 
 /// A read returns the written data, and a block that was never written reads as zeroes.
 #[test]
-fn data_comes_back() {
+fn read_returns_written_data() {
     let mut world = World::new();
     let (_, io) = world.ready();
     let data: Vec<u8> = (0..4096_u32).map(|index| (index % 251) as u8).collect();
@@ -334,7 +334,7 @@ fn data_comes_back() {
 
 /// NVM 1.1 §3.3.1.
 #[test]
-fn compare_tells_equal_from_different() {
+fn compare_fails_on_different_data() {
     let mut world = World::new();
     let (_, io) = world.ready();
     world
@@ -348,7 +348,7 @@ fn compare_tells_equal_from_different() {
 
 /// NVM 1.1 §3.3.8.
 #[test]
-fn zeroes_are_written() {
+fn write_zeroes_reaches_the_device() {
     let mut world = World::new();
     let (_, io) = world.ready();
     world
@@ -389,7 +389,7 @@ fn zeroes_are_written() {
 
 /// NVM 1.1 §3.3.4, §3.3.6: command extensions and directives are not supported.
 #[test]
-fn extensions_are_refused() {
+fn command_extensions_and_directives_are_refused() {
     let mut world = World::new();
     let (_, io) = world.ready();
     let mut view = ReadWrite::new(0, 0);
@@ -514,7 +514,7 @@ fn ranges_are_deallocated() {
 
 /// NVM 1.1 §3.3.3: if one range is invalid, none is deallocated.
 #[test]
-fn a_wrong_range_spares_the_others() {
+fn invalid_range_prevents_all_deallocation() {
     let mut world = World::new();
     let (_, io) = world.ready();
     for bad in [
@@ -533,7 +533,7 @@ fn a_wrong_range_spares_the_others() {
 /// NVM 1.1 §3.3.3: the other attributes are hints, and so is deallocation where it is not
 /// supported. Linux sends a buffer for 256 ranges whatever their number.
 #[test]
-fn hints_succeed() {
+fn dataset_management_hints_succeed() {
     let mut world = World::new();
     let (_, io) = world.ready();
     let mut view = Sqe::deallocate(RAM, 0).dataset_management();
@@ -565,7 +565,7 @@ fn a_failing_range_ends_the_command() {
 
 /// Each device error gets its status, and the lease is returned.
 #[test]
-fn device_errors_become_statuses() {
+fn device_errors_are_mapped_to_statuses() {
     let mut world = World::new();
     let (admin, io) = world.ready();
     world.fault.arm(FAIL_INTERNAL, true);
@@ -647,7 +647,7 @@ fn deferred_requests_wait_in_order() {
 
 /// Closing a queue drops its waiting requests, and requests in the device complete later.
 #[test]
-fn a_closed_queue_leaves_nothing_behind() {
+fn closed_queue_releases_its_requests() {
     let mut world = World::new();
     let (admin, io) = world.ready();
     let write = Sqe::write(RAM, 0, 0, false).with_sgl(SglDescriptor::transport(512));
@@ -685,7 +685,7 @@ fn a_closed_queue_leaves_nothing_behind() {
 
 /// Completions that were not taken before their queue was closed are dropped.
 #[test]
-fn a_closed_queue_gets_no_answers() {
+fn closed_queue_receives_no_completions() {
     let mut world = World::new();
     let (_, io) = world.ready();
     let read = Sqe::read(RAM, 0, 0)
@@ -704,7 +704,7 @@ fn a_closed_queue_gets_no_answers() {
 
 /// If a namespace is removed while a command's data is being fetched, the command fails.
 #[test]
-fn a_change_overtakes_data_on_its_way() {
+fn namespace_removal_fails_a_write_whose_data_is_fetched() {
     let mut world = World::new();
     let (_, io) = world.ready();
     let admit = |world: &mut World, tag| {
@@ -763,7 +763,7 @@ fn a_change_overtakes_data_on_its_way() {
 
 /// Added namespaces can be used immediately on every queue.
 #[test]
-fn a_namespace_that_comes_can_be_used() {
+fn added_namespace_is_usable_immediately() {
     let mut world = World::new();
     let (_, io) = world.ready();
     let devices = world.devices();

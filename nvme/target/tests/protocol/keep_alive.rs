@@ -33,7 +33,7 @@ fn alive(world: &mut World, admin: Link) -> bool {
 
 /// Base 2.1 §3.9: without commands the association ends with all its connections.
 #[test]
-fn a_silent_host_is_dropped() {
+fn silent_host_is_disconnected_after_keep_alive_timeout() {
     let mut world = World::new();
     let admin = world.enabled_by(0, &host());
     let io = world.io_queue(1, admin, 1);
@@ -66,7 +66,7 @@ fn a_silent_host_is_dropped() {
 
 /// Base 2.1 §3.9: Keep Alive restarts the timer.
 #[test]
-fn keep_alive_keeps_alive() {
+fn keep_alive_command_restarts_the_timer() {
     let mut world = World::new();
     let admin = world.enabled_by(0, &host());
     for _ in 0..10 {
@@ -79,7 +79,7 @@ fn keep_alive_keeps_alive() {
 /// Base 2.1 §3.9: with traffic based keep-alive any command on any queue counts, also one on
 /// another core.
 #[test]
-fn traffic_on_another_core_keeps_alive() {
+fn traffic_on_another_core_restarts_the_keep_alive_timer() {
     let mut world = World::new();
     let admin = world.enabled_by(0, &host());
     let io = world.io_queue(1, admin, 1);
@@ -95,7 +95,7 @@ fn traffic_on_another_core_keeps_alive() {
 
 /// Base 2.1 §5.1.25.1.8: 0 disables the timer.
 #[test]
-fn without_a_time_nothing_expires() {
+fn zero_keep_alive_timeout_disables_the_timer() {
     let mut world = World::new();
     let admin = world.enabled_by(0, &ConnectOptions::default());
     world.advance(seconds(100_000));
@@ -104,7 +104,7 @@ fn without_a_time_nothing_expires() {
 
 /// Base 2.1 §5.1.25.1.8: the feature changes the timeout, rounded up to KAS.
 #[test]
-fn the_time_can_be_changed() {
+fn keep_alive_timer_feature_changes_the_timeout() {
     let mut world = World::new();
     let admin = world.enabled_by(0, &host());
     world
@@ -125,7 +125,7 @@ fn the_time_can_be_changed() {
 /// Base 2.1 §3.9: the timer does not run while the controller is not ready. A controller that is
 /// never enabled still ends.
 #[test]
-fn a_controller_that_is_never_enabled_goes() {
+fn never_enabled_controller_is_removed() {
     let mut world = World::new();
     let admin = world.connect(0, &host());
     world.advance(seconds(119));
@@ -145,7 +145,7 @@ fn a_controller_that_is_never_enabled_goes() {
 /// Base 2.1 §3.1.3.3: a discovery controller without keep-alive ends after two minutes of silence;
 /// one with keep-alive is persistent.
 #[test]
-fn discovery_controllers_do_not_linger() {
+fn idle_discovery_controller_expires_after_two_minutes() {
     let mut world = World::new();
     let admin = world.enabled_by(0, &discovery_call());
     world.advance(seconds(100));

@@ -31,7 +31,7 @@ fn a_borrowed_read_completes_inline() {
 
 /// Base 2.1 §6.4: a read before a Disconnect completes before it, also if its data is borrowed.
 #[test]
-fn a_lent_read_lets_the_disconnect_behind_it_go() {
+fn borrowed_read_completes_before_a_following_disconnect() {
     let mut world = World::new();
     let (_, io) = world.ready();
     let read = Sqe::read(PLAIN, 0, 0).with_sgl(SglDescriptor::transport(512));
@@ -168,7 +168,7 @@ fn inline_reads_agree_with_admission() {
 
 /// Commands of a queue that is not live are left to admission, which reports the reason.
 #[test]
-fn no_read_is_taken_on_a_queue_that_ends() {
+fn inline_read_is_declined_on_an_ending_queue() {
     let mut world = World::new();
     let (_, io) = world.ready();
     let read = Sqe::read(PLAIN, 0, 0).with_sgl(SglDescriptor::transport(512));
@@ -310,7 +310,7 @@ fn inline_writes_agree_with_admission() {
 
 /// Writes of a queue that is not live, or to borrowed data, are left to admission.
 #[test]
-fn no_write_is_taken_while_something_is_in_the_way() {
+fn inline_write_is_declined_on_ending_queue_or_borrowed_data() {
     let mut world = World::new();
     let (_, io) = world.ready();
     let write = Sqe::write(PLAIN, 0, 0, false).with_sgl(SglDescriptor::in_capsule(0, 512));
@@ -351,7 +351,7 @@ fn admit_write(world: &mut World, io: Link, nsid: u32) -> Work {
 
 /// A write that was placed directly in part executes the rest, and counts as one write.
 #[test]
-fn a_write_that_is_taken_in_parts_is_one_write() {
+fn write_placed_in_parts_counts_once() {
     for taken in [[3, 5], [3, 0], [8, 0]] {
         let mut world = World::new();
         let (_, io) = world.ready();
@@ -389,7 +389,7 @@ fn a_write_that_is_taken_in_parts_is_one_write() {
 
 /// Data of an ended queue, or for a device without direct placement, is not placed directly.
 #[test]
-fn no_part_of_a_write_is_taken_while_something_is_in_the_way() {
+fn direct_placement_is_declined_on_ending_queue_or_borrowed_data() {
     let mut world = World::new();
     let (admin, io) = world.ready();
     let refused = &mut |_: &mut [u8]| panic!("nothing is to be filled");

@@ -36,7 +36,7 @@ fn page<T: FromBytes>(world: &mut World, admin: Link, lid: LogPageId) -> T {
 
 /// Base 2.1 §5.1.12, Invalid Log Page: exactly the pages of the Supported Log Pages log exist.
 #[test]
-fn the_supported_pages_are_those_that_can_be_read() {
+fn supported_log_pages_matches_readable_pages() {
     let mut world = World::new();
     let admin = world.enabled(0);
     let discovery = world.enabled_by(0, &discovery_call());
@@ -61,7 +61,7 @@ fn the_supported_pages_are_those_that_can_be_read() {
 
 /// Base 2.1 §5.1.12: offsets are multiples of 4 within the page, in bytes; MDTS bounds the length.
 #[test]
-fn offsets_and_lengths_are_checked() {
+fn log_page_offset_and_length_are_checked() {
     let mut world = World::new();
     let admin = world.enabled(0);
     let lid = LogPageId::SMART_HEALTH;
@@ -88,7 +88,7 @@ fn offsets_and_lengths_are_checked() {
 
 /// Base 2.1 §5.1.12, OT and UUID index: no page has an index, and there is no UUID list.
 #[test]
-fn qualifiers_are_checked() {
+fn log_page_offset_type_and_uuid_index_are_refused() {
     let mut world = World::new();
     let admin = world.enabled(0);
     let sqe = Sqe::log_page(0, select(LogPageId::SMART_HEALTH, 512), 0);
@@ -107,7 +107,7 @@ fn qualifiers_are_checked() {
 
 /// A page read in pieces equals the page read as a whole.
 #[test]
-fn pages_can_be_read_in_pieces() {
+fn log_pages_can_be_read_in_pieces() {
     let mut world = World::new();
     let admin = world.enabled(0);
     let lid = LogPageId::COMMANDS_SUPPORTED_AND_EFFECTS;
@@ -121,7 +121,7 @@ fn pages_can_be_read_in_pieces() {
 
 /// Base 2.1 §5.1.12.1.2: errors of every queue, the newest first.
 #[test]
-fn errors_of_all_queues_are_in_one_log() {
+fn error_log_covers_all_queues() {
     let mut world = World::new();
     let admin = world.enabled(0);
     let near = world.io_queue(0, admin, 1);
@@ -158,7 +158,7 @@ fn errors_of_all_queues_are_in_one_log() {
 
 /// A device's error is logged with its first block.
 #[test]
-fn device_errors_are_logged_with_their_blocks() {
+fn device_errors_are_logged_with_their_lba() {
     let mut world = World::new();
     let (admin, io) = world.ready();
     world.fault.arm(FAIL_MEDIA, true);
@@ -173,7 +173,7 @@ fn device_errors_are_logged_with_their_blocks() {
 
 /// A flood of errors is counted, but only partly logged, until time has passed.
 #[test]
-fn a_flood_of_errors_is_logged_in_part() {
+fn error_logging_is_rate_limited() {
     let mut world = World::new();
     let (admin, io) = world.ready();
     for _ in 0..100 {
@@ -200,7 +200,7 @@ fn a_flood_of_errors_is_logged_in_part() {
 /// Base 2.1 §4.2.3, More: set for a failed command with an entry in the Error Information log, on
 /// admin and I/O queues; clear for a successful one and for one whose error was not logged.
 #[test]
-fn more_says_that_the_error_log_has_an_entry() {
+fn more_bit_is_set_if_the_error_was_logged() {
     let mut world = World::new();
     let (admin, io) = world.ready();
     let reply = world.read(io, Sqe::read(RAM, u64::MAX, 0), 512);
@@ -224,7 +224,7 @@ fn more_says_that_the_error_log_has_an_entry() {
 
 /// Base 2.1 §5.1.12.1.2: errors at a low rate are all logged, whatever their number.
 #[test]
-fn errors_in_small_numbers_are_all_logged() {
+fn errors_below_the_rate_limit_are_all_logged() {
     let mut world = World::new();
     let (_, io) = world.ready();
     for _ in 0..20 {
@@ -240,7 +240,7 @@ fn errors_in_small_numbers_are_all_logged() {
 
 /// Base 2.1 §5.1.12.1.3: the health log is that of the controller, from devices and counters.
 #[test]
-fn health_is_gathered() {
+fn health_log_merges_devices_and_counters() {
     let mut world = World::new();
     let admin = world.enabled(0);
     let near = world.io_queue(0, admin, 1);
@@ -288,7 +288,7 @@ fn health_is_gathered() {
 
 /// Base 2.1 §5.1.12.1.4.
 #[test]
-fn there_is_one_firmware_slot() {
+fn firmware_log_has_one_slot() {
     let mut world = World::new();
     let admin = world.enabled(0);
     let it: FirmwareSlots = page(&mut world, admin, LogPageId::FIRMWARE_SLOT);
@@ -299,7 +299,7 @@ fn there_is_one_firmware_slot() {
 
 /// Base 2.1 §5.1.12.1.6: the reported commands are exactly the supported ones.
 #[test]
-fn command_effects_name_the_supported_commands() {
+fn command_effects_log_matches_supported_commands() {
     let mut world = World::new();
     let (admin, io) = world.ready();
     let lid = LogPageId::COMMANDS_SUPPORTED_AND_EFFECTS;
@@ -342,7 +342,7 @@ fn command_effects_name_the_supported_commands() {
 
 /// Base 2.1 §5.1.12.1.18: the reported features are exactly the supported ones.
 #[test]
-fn feature_effects_name_the_supported_features() {
+fn feature_effects_log_matches_supported_features() {
     let mut world = World::new();
     let admin = world.enabled(0);
     let it: [CommandEffects; 256] =

@@ -35,7 +35,7 @@ fn path(world: &mut World, node: usize) -> (Link, Link) {
 /// Base 2.1 §3.5.1, CSTS.RDY: a controller is not ready while a device of another core has a write
 /// of an earlier association of its host; other hosts and other subsystems do not wait.
 #[test]
-fn a_new_controller_waits_for_orphans() {
+fn new_controller_is_not_ready_until_orphans_complete() {
     let mut world = World::new();
     let (admin, far) = path(&mut world, 1);
     begin_stuck_write(&mut world, far);
@@ -88,7 +88,7 @@ fn a_new_controller_waits_for_orphans() {
 /// Base 2.1 §5.1.13.2.1, CQT: requests that a device does not complete are ended by force on every
 /// core, and the host's next controller does not wait longer.
 #[test]
-fn what_a_device_does_not_end_delays_a_new_controller_for_a_bounded_time() {
+fn stuck_device_request_delays_a_new_controller_at_most_cqt() {
     let mut world = World::new();
     let (admin, far) = path(&mut world, 1);
     begin_stuck_write(&mut world, far);
@@ -116,7 +116,7 @@ fn what_a_device_does_not_end_delays_a_new_controller_for_a_bounded_time() {
 
 /// A host may disable its controller or disconnect while the controller waits.
 #[test]
-fn a_controller_that_waits_can_be_disabled_and_shut_down() {
+fn controller_waiting_for_orphans_can_be_disabled_or_shut_down() {
     let mut world = World::new();
     let (admin, io) = path(&mut world, 0);
     world.fault.arm(HOLD, true);
@@ -143,7 +143,7 @@ fn a_controller_that_waits_can_be_disabled_and_shut_down() {
 /// A write that waits in RAM for another host's borrow is cancelled with its queue: it neither
 /// delays the host's next controller nor takes effect when the borrow ends.
 #[test]
-fn a_write_that_waits_in_a_device_is_given_up() {
+fn queued_device_write_is_cancelled_with_its_queue() {
     let mut world = World::new();
     let reader = world.enabled_by(
         0,
@@ -188,7 +188,7 @@ fn a_write_that_waits_in_a_device_is_given_up() {
 /// A connected controller holds back only commands that change data while a device has a write of
 /// the other path.
 #[test]
-fn another_path_waits_for_orphans() {
+fn writes_on_another_path_wait_for_orphans() {
     let mut world = World::new();
     let (first_admin, first) = path(&mut world, 0);
     let (admin, second) = path(&mut world, 1);
@@ -226,7 +226,7 @@ fn another_path_waits_for_orphans() {
 /// A write whose data arrives after the end of the other path's association is held back too, and
 /// is not placed directly.
 #[test]
-fn late_data_is_fenced() {
+fn write_data_received_after_the_fence_is_held_back() {
     let mut world = World::new();
     let (first_admin, first) = path(&mut world, 0);
     let (_, second) = path(&mut world, 1);
@@ -282,7 +282,7 @@ fn resets_and_lost_connections_fence_the_other_path() {
 
 /// Base 2.1 §5.1.1: a command that a fence holds back can be aborted, and its connection may close.
 #[test]
-fn a_command_that_is_held_back_ends_early() {
+fn fenced_command_can_be_aborted() {
     let mut world = World::new();
     let (first_admin, first) = path(&mut world, 0);
     let (admin, second) = path(&mut world, 1);

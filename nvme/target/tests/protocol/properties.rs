@@ -30,7 +30,7 @@ fn get(world: &mut World, admin: Link, register: Register) -> u64 {
 
 /// Base 2.1 §6.5: an offset without a property, or a size other than the property's, is refused.
 #[test]
-fn only_whole_properties_can_be_read() {
+fn property_get_requires_valid_offset_and_size() {
     let mut world = World::new();
     let admin = world.connect(0, &ConnectOptions::default());
     let invalid = Status::INVALID_FIELD.with_dnr();
@@ -114,7 +114,7 @@ fn property_values() {
 /// Base 2.1 §3.1.4.1 (TO), §3.1.4.21 (CRWMT), §5.1.13.2.1 (CQT): the longest time of any supported
 /// device. Hosts read it when they connect, and devices may be added later.
 #[test]
-fn the_time_to_quiesce_holds_whatever_devices_join() {
+fn cap_to_and_cqt_cover_devices_added_later() {
     for namespaces in [0, 1, 4] {
         let mut world = World::new();
         let mut served = subsystem_namespaces(&world);
@@ -145,7 +145,7 @@ fn subsystem_namespaces(world: &World) -> Vec<nvme_target::NamespaceConfig> {
 /// MQES and MAXCMD keep the values that a host read when it connected: a change applies to later
 /// controllers.
 #[test]
-fn the_depth_of_queues_stays_what_a_controller_says() {
+fn queue_depth_change_applies_to_later_controllers() {
     let mut world = World::new();
     let before = world.enabled(0);
     let told = Cap::from_bits(get(&mut world, before, Register::CAP)).mqes();
@@ -189,7 +189,7 @@ fn the_depth_of_queues_stays_what_a_controller_says() {
 
 /// Base 2.1 §6.5, §6.6: properties belong to the admin queue.
 #[test]
-fn an_io_queue_has_no_properties() {
+fn property_commands_on_an_io_queue_are_refused() {
     let mut world = World::new();
     let (_, io) = world.ready();
     let invalid = Status::INVALID_OPCODE.with_dnr();
@@ -204,7 +204,7 @@ fn an_io_queue_has_no_properties() {
 
 /// Base 2.1 §3.5.2: before CSTS.RDY only Fabrics commands are processed.
 #[test]
-fn commands_wait_for_ready() {
+fn only_fabrics_commands_are_processed_before_ready() {
     let mut world = World::new();
     let admin = world.connect(0, &ConnectOptions::default());
     let sequence = Status::COMMAND_SEQUENCE_ERROR.with_dnr();
@@ -225,7 +225,7 @@ fn commands_wait_for_ready() {
 /// Base 2.1 §3.1.4.5: CC that requests what CAP does not offer is a fatal status, which a reset
 /// clears.
 #[test]
-fn a_configuration_that_is_not_offered_is_fatal() {
+fn unsupported_cc_value_sets_cfs() {
     let good = Cc::enabled_nvm();
     let bad = [
         good.with_iosqes(5),
@@ -254,7 +254,7 @@ fn a_configuration_that_is_not_offered_is_fatal() {
 
 /// Base 2.1 §3.1.4.5: fields that may change only while disabled.
 #[test]
-fn an_enabled_controller_keeps_its_configuration() {
+fn cc_fields_cannot_change_while_enabled() {
     let mut world = World::new();
     let admin = world.enabled(0);
     let good = Cc::enabled_nvm();
@@ -308,7 +308,7 @@ fn a_reset_ends_the_io_queues() {
 
 /// Base 2.1 §3.7.2: CSTS.RDY changes to 0 only when no earlier command can reach the medium.
 #[test]
-fn a_reset_waits_for_the_devices() {
+fn reset_waits_for_device_requests() {
     let mut world = World::new();
     let (admin, io) = world.ready();
     world.fault.arm(HOLD, true);
@@ -331,7 +331,7 @@ fn a_reset_waits_for_the_devices() {
 
 /// A write whose data arrives after a reset never reaches the device.
 #[test]
-fn a_reset_overtakes_data_on_its_way() {
+fn write_data_received_after_a_reset_is_dropped() {
     let mut world = World::new();
     let (admin, io) = world.ready();
     let write = Sqe::write(CACHED, 0, 0, false).with_cid(4);
@@ -434,7 +434,7 @@ fn an_abrupt_shutdown_does_not_flush() {
 
 /// Base 2.1 §3.6.2: a reset after a shutdown allows the controller to be enabled again.
 #[test]
-fn a_shutdown_ends_with_a_reset() {
+fn reset_after_shutdown_allows_enabling_again() {
     let mut world = World::new();
     let admin = world.enabled(0);
     shutdown(&mut world, admin, ShutdownNotification::ABRUPT);

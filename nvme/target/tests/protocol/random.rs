@@ -355,7 +355,7 @@ proptest! {
     #![proptest_config(config())]
 
     #[test]
-    fn every_command_is_answered_once(steps in prop::collection::vec(step(), 1..200)) {
+    fn every_command_completes_exactly_once(steps in prop::collection::vec(step(), 1..200)) {
         let mut run = Run::new();
         for step in &steps {
             run.apply(step);

@@ -116,7 +116,7 @@ fn stale_completions_are_counted() {
 
 /// A deferred request stays incomplete, even if the device completes it.
 #[test]
-fn a_deferred_request_is_not_completed() {
+fn stale_completion_does_not_complete_a_deferred_request() {
     let mut world = world(true);
     let (_, io) = world.ready();
     let write = Sqe::write(RAM, 0, 0, false).with_sgl(SglDescriptor::transport(512));

@@ -94,7 +94,7 @@ fn serve(parts: &Parts, controllers: mpsc::Receiver<u16>, commands: &Commands) {
 /// Base 2.1 §3.7.2: after CSTS.RDY is 0 no earlier command reaches a device on any core, whatever
 /// the order in which the threads run.
 #[test]
-fn a_reset_is_a_barrier() {
+fn no_earlier_command_reaches_a_device_after_reset() {
     let parts = Parts::new(2, |_| {});
     let (sender, receiver) = mpsc::channel();
     let commands = Commands::default();

@@ -142,7 +142,7 @@ fn each_stage_of_a_write_is_counted() {
 }
 
 #[test]
-fn a_borrowed_read_takes_one_turn() {
+fn borrowed_read_is_counted_within_one_turn() {
     let mut turns = Turns::new();
     for _ in 0..3 {
         let work = turns.admit(Sqe::read(PLAIN, 0, 0), 512);
@@ -278,7 +278,7 @@ fn responses_are_counted_after_the_flush() {
 }
 
 #[test]
-fn all_responses_of_a_turn_are_counted() {
+fn all_responses_in_a_turn_are_counted() {
     const ANSWERS: u64 = 1000;
     let mut turns = Turns::new();
     let mut waiting = Vec::new();
@@ -345,7 +345,7 @@ fn errors_are_counted_by_subsystem_and_status() {
 }
 
 #[test]
-fn resets_and_hosts_that_come_back_are_counted() {
+fn resets_and_reconnects_are_counted() {
     let mut world = World::new();
     let seen = |world: &World| {
         let counters = world.nodes[0].core.counters();
