@@ -464,7 +464,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reactors_take_the_threshold_of_a_stall_from_the_configuration() {
+    fn stall_threshold_comes_from_the_configuration() {
         let mut config = Config::default_embedded(Path::new("/tmp/x")).expect("valid");
         let threshold = |config: &Config| reactor_configs(config, &[3])[0].stall_threshold;
         assert_eq!(threshold(&config), Nanos::from_millis(50));

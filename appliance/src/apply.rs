@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn every_outcome_is_printed() {
+    fn every_apply_outcome_is_printed() {
         let answer = |steps, applied, refused: Option<&str>| ApplyAnswer {
             steps,
             applied,

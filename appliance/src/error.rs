@@ -39,7 +39,7 @@ mod tests {
     struct Outer(#[source] std::io::Error);
 
     #[test]
-    fn causes_stand_in_one_line() {
+    fn error_causes_are_joined_in_one_line() {
         let outer = Outer(std::io::Error::other("no memory"));
         assert_eq!(
             one_line(&outer),

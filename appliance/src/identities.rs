@@ -325,7 +325,7 @@ mod tests {
     /// The first file has the identity derived only from the names, as before records existed, and
     /// keeps it when it is renamed; any other file has another identity.
     #[test]
-    fn identifiers_follow_the_file() {
+    fn identity_follows_the_file_across_renames() {
         let directory = tempfile::tempdir().expect("a directory");
         let state = directory.path().join("state");
         let (one, other) = (directory.path().join("one"), directory.path().join("other"));
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_another_disk_each_time_and_a_configured_uuid_never_changes() {
+    fn new_memory_has_a_new_identity_unless_uuid_is_configured() {
         let directory = tempfile::tempdir().expect("a directory");
         let mut config = demo(directory.path());
         let identities = Identities::default();
@@ -375,7 +375,7 @@ mod tests {
 
     /// An identity that cannot be recorded is used nevertheless.
     #[test]
-    fn records_that_cannot_be_kept_are_no_failure() {
+    fn unwritable_identity_record_is_no_failure() {
         let directory = tempfile::tempdir().expect("a directory");
         let file = directory.path().join("file");
         fs::write(&file, "1").expect("written");

@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_beside_the_program_or_where_the_package_has_it() {
+    fn bench_program_is_found_beside_windlass_or_in_the_package() {
         let directory = tempfile::tempdir().expect("a directory");
         let programs = directory.path().join("bin");
         let packaged = directory.path().join("lib/windlass");

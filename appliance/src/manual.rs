@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn every_command_has_a_page_and_none_that_is_hidden() {
+    fn every_visible_command_has_a_manual_page() {
         let directory = generated();
         let man = directory.path().join("man");
         let command = Arguments::command();
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn every_shell_completes_commands_and_options() {
+    fn completions_cover_commands_and_options() {
         let directory = generated();
         let names = ["windlass.bash", "_windlass", "windlass.fish"];
         for name in names {
@@ -106,7 +106,7 @@ mod tests {
 
     /// Runs bash to complete a line.
     #[test]
-    fn bash_completes_what_it_is_given() {
+    fn bash_completes_a_command() {
         let directory = generated();
         let file = directory.path().join("completions/windlass.bash");
         let script = format!(

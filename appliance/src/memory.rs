@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn only_memory_that_nothing_maps_is_left_for_later() {
+    fn memory_is_mapped_early_only_for_files_and_rdma() {
         let memory = "type = \"memory\"\nsize = \"1MiB\"";
         let file = "type = \"file\"\npath = \"/dev/null\"\nsize = \"1MiB\"";
         assert!(!is_mapped_for_devices(&config(memory, "tcp")));

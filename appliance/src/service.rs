@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_cannot_add_a_variable() {
+    fn status_text_cannot_inject_notify_variables() {
         assert_eq!(in_one_line("a\nREADY=1\r\n  b "), "a READY=1 b");
     }
 }

@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_is_on_the_screen() {
+    fn status_text_shows_every_section() {
         let text = text(status());
         for part in [
             "rack7-a is running: windlass",

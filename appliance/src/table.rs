@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_stand_at_the_right_and_nothing_trails() {
+    fn table_right_aligns_numbers_without_trailing_spaces() {
         let lines = table().lines();
         assert_eq!(
             lines,
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_sorted_from_the_largest_and_names_by_the_alphabet() {
+    fn table_sorts_numbers_descending_and_names_alphabetically() {
         let mut table = table();
         table.sort(1, false);
         assert_eq!(names(&table), ["a", "b", "long name"]);

@@ -83,7 +83,7 @@ fn expect(finished: &Finished, code: i32, stdout: &str) {
 }
 
 #[test]
-fn a_file_with_problems_changes_nothing_and_all_of_them_are_told() {
+fn invalid_file_is_not_applied_and_all_problems_are_reported() {
     let lab = Lab::new("10s");
     lab.write(&(lab.base.clone() + MORE + "memroy = 1\n[listner]\n"));
     let refused = lab.apply(&[]);
@@ -105,7 +105,7 @@ fn a_file_with_problems_changes_nothing_and_all_of_them_are_told() {
 }
 
 #[test]
-fn steps_are_listed_and_then_done() {
+fn apply_lists_steps_before_executing_them() {
     let lab = Lab::new("10s");
     let file = lab.write(&(lab.base.replace("16MiB", "32MiB") + MORE));
     let restart =

@@ -50,7 +50,7 @@ fn exit_code(finished: &process::Finished) -> i32 {
 }
 
 #[test]
-fn a_running_appliance_is_shown_and_one_that_has_ended_is_missed() {
+fn status_shows_a_running_appliance_and_fails_without_one() {
     let directory = TempDir::new().expect("a directory");
     let socket = directory.path().join("control.sock");
     let socket = socket.to_str().expect("UTF-8");
@@ -89,7 +89,7 @@ fn a_running_appliance_is_shown_and_one_that_has_ended_is_missed() {
 }
 
 #[test]
-fn the_doctor_needs_no_appliance_and_tells_the_worst() {
+fn doctor_runs_without_an_appliance_and_reports_the_worst() {
     let directory = TempDir::new().expect("a directory");
     let root = directory.path().to_str().expect("UTF-8");
     // A machine without any known files.

@@ -267,7 +267,7 @@ fn attach(address: SocketAddr) -> (Controller, Vec<IoQueuePlan>) {
 }
 
 #[test]
-fn a_killed_appliance_has_lost_nothing_that_it_acknowledged() {
+fn killed_appliance_keeps_acknowledged_writes() {
     let rounds = std::env::var(ROUNDS).map_or(ROUNDS_DEFAULT, |text| {
         text.parse().expect("a number of rounds")
     });

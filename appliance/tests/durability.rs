@@ -95,7 +95,7 @@ fn expect_blocks(io: &mut RawClient, lbas: impl Iterator<Item = u64>) {
 }
 
 #[test]
-fn what_was_acknowledged_survives_kill_9() {
+fn acknowledged_writes_survive_sigkill() {
     let directory = TempDir::new().expect("a directory");
     let file = configuration(&directory);
     for round in 0..3_u64 {
@@ -117,7 +117,7 @@ fn what_was_acknowledged_survives_kill_9() {
 }
 
 #[test]
-fn a_stop_under_load_ends_in_order_and_keeps_every_acknowledged_write() {
+fn orderly_shutdown_under_load_keeps_acknowledged_writes() {
     let directory = TempDir::new().expect("a directory");
     let file = configuration(&directory);
     let windlass = Windlass::start(&file);
@@ -150,7 +150,7 @@ fn a_stop_under_load_ends_in_order_and_keeps_every_acknowledged_write() {
 }
 
 #[test]
-fn namespaces_keep_their_identities_over_a_restart() {
+fn namespace_identities_survive_a_restart() {
     let directory = TempDir::new().expect("a directory");
     let file = configuration(&directory);
     let mut seen = Vec::new();
@@ -197,7 +197,7 @@ fn identifiers_of_a_start(file: &std::path::Path) -> (Vec<u8>, Vec<u8>) {
 /// Memory is empty after a restart, so hosts must not take it for the disk that they know; with a
 /// configured `uuid` they do, and the operator gets a notice.
 #[test]
-fn memory_is_a_different_disk_after_a_restart() {
+fn memory_device_has_a_new_identity_after_restart() {
     let directory = TempDir::new().expect("a directory");
     let file = configuration(&directory);
     let text = fs::read_to_string(&file).expect("readable");
@@ -220,7 +220,7 @@ fn memory_is_a_different_disk_after_a_restart() {
 /// Between two starts: another path, or another file at the same path, is a different disk; the
 /// same file with another name is not.
 #[test]
-fn an_exchanged_file_is_a_different_disk_after_a_restart() {
+fn replaced_file_has_a_new_identity_after_restart() {
     let directory = TempDir::new().expect("a directory");
     let file = configuration(&directory);
     let image = directory.path().join("vol0.img");
@@ -257,7 +257,7 @@ fn get(socket: &std::path::Path, path: &str) -> String {
 /// A device that lost data refuses writes until an operator reopens it, and all interfaces report
 /// it. Here its file is truncated by another process.
 #[test]
-fn a_damaged_device_is_told_of_and_reopened_by_an_operator() {
+fn damaged_device_is_reported_and_reopened_by_an_operator() {
     let directory = TempDir::new().expect("a directory");
     let file = configuration(&directory);
     let socket = directory.path().join("control.sock");
@@ -334,7 +334,7 @@ fn a_damaged_device_is_told_of_and_reopened_by_an_operator() {
 }
 
 #[test]
-fn a_file_that_another_appliance_serves_is_refused_in_one_line() {
+fn file_served_by_another_appliance_is_refused() {
     let directory = TempDir::new().expect("a directory");
     let file = configuration(&directory);
     let windlass = Windlass::start(&file);

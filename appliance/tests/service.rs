@@ -85,7 +85,7 @@ fn expect_line(message: &[String], line: &str) {
 }
 
 #[test]
-fn a_service_says_when_it_is_ready_and_when_it_ends() {
+fn service_notifies_ready_and_stopping() {
     let manager = Manager::new();
     let windlass = manager.start(&[]);
     expect_line(&manager.hear(), "STATUS=starting");
@@ -105,7 +105,7 @@ fn a_service_says_when_it_is_ready_and_when_it_ends() {
 }
 
 #[test]
-fn without_a_watchdog_nothing_is_said_between() {
+fn service_sends_no_pings_without_a_watchdog() {
     let manager = Manager::new();
     let windlass = manager.start(&[]);
     manager.hear_until("READY=1");
@@ -124,7 +124,7 @@ fn without_a_watchdog_nothing_is_said_between() {
 }
 
 #[test]
-fn a_reload_that_is_refused_ends_with_the_reason() {
+fn refused_reload_reports_the_reason() {
     let manager = Manager::new();
     let windlass = manager.start(&[]);
     manager.hear_until("READY=1");
@@ -146,7 +146,7 @@ fn a_reload_that_is_refused_ends_with_the_reason() {
 }
 
 #[test]
-fn a_reload_applies_the_file_as_it_is_now() {
+fn reload_applies_the_current_file() {
     let manager = Manager::new();
     let windlass = manager.start(&[]);
     manager.hear_until("READY=1");
@@ -165,7 +165,7 @@ fn a_reload_applies_the_file_as_it_is_now() {
 }
 
 #[test]
-fn the_watchdog_is_pinged_at_rest_and_not_when_a_reactor_hangs() {
+fn watchdog_pings_stop_when_a_reactor_hangs() {
     let manager = Manager::new();
     let microseconds = WATCHDOG.as_micros().to_string();
     let windlass = manager.start(&[
@@ -195,7 +195,7 @@ fn the_watchdog_is_pinged_at_rest_and_not_when_a_reactor_hangs() {
 }
 
 #[test]
-fn the_test_hook_is_not_there_unless_asked_for() {
+fn test_hook_is_disabled_by_default() {
     let manager = Manager::new();
     let windlass = manager.start(&[]);
     manager.hear_until("READY=1");
@@ -226,7 +226,7 @@ fn command_as(user: u32, groups: &str) -> Command {
 /// namespace that knows only its own user and group (`PrivateUsers=yes`). Requires root, to run as
 /// other users.
 #[test]
-fn members_of_the_group_get_in_where_the_service_is_in_a_user_namespace() {
+fn group_members_can_connect_to_a_service_in_a_user_namespace() {
     let probe = command_as(SERVICE, "")
         .args(["unshare", "--user", "--map-current-user", "true"])
         .output();

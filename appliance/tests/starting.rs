@@ -52,7 +52,7 @@ fn expect_one_line(file: &Path, parts: &[&str]) {
 }
 
 #[test]
-fn every_problem_of_a_file_is_printed_at_once_and_nothing_starts() {
+fn all_configuration_problems_are_printed_and_nothing_starts() {
     let directory = TempDir::new().expect("a directory");
     let file = write(
         &directory,
@@ -87,7 +87,7 @@ fn every_problem_of_a_file_is_printed_at_once_and_nothing_starts() {
 }
 
 #[test]
-fn check_says_what_a_start_would_serve() {
+fn check_lists_what_a_start_would_serve() {
     let directory = TempDir::new().expect("a directory");
     let file = configuration(&directory, "cores = \"0\"", "");
     let finished = run(&["check", &file.display().to_string()]);
@@ -110,7 +110,7 @@ fn check_says_what_a_start_would_serve() {
 /// A missing drive is reported in one line with its remedy, by `check` and by `run`; everything
 /// else is served.
 #[test]
-fn a_drive_that_is_not_there_is_left_out() {
+fn missing_drive_is_reported_and_skipped() {
     let directory = TempDir::new().expect("a directory");
     let more = "\n[[device]]\nname = \"fast0\"\ntype = \"nvme\"\npci = \"ffff:7f:1f.7\"\n\n\
                 [[export]]\nnqn = \"nqn.2026-11.org.windlass:drive\"\ndevices = [\"fast0\"]\n\
@@ -142,14 +142,14 @@ fn a_drive_that_is_not_there_is_left_out() {
 }
 
 #[test]
-fn a_file_that_is_not_there_is_one_line() {
+fn missing_configuration_file_is_a_one_line_error() {
     let directory = TempDir::new().expect("a directory");
     let missing = directory.path().join("missing.toml");
     expect_one_line(&missing, &["missing.toml", "No such file"]);
 }
 
 #[test]
-fn a_port_in_use_is_one_line() {
+fn port_in_use_is_a_one_line_error() {
     let directory = TempDir::new().expect("a directory");
     let taken = TcpListener::bind("127.0.0.1:0").expect("a loopback port");
     let address = taken.local_addr().expect("bound").to_string();
@@ -162,7 +162,7 @@ fn a_port_in_use_is_one_line() {
 }
 
 #[test]
-fn a_congestion_control_that_the_kernel_has_not_got_is_one_line() {
+fn unknown_congestion_control_is_a_one_line_error() {
     let directory = TempDir::new().expect("a directory");
     let file = configuration(&directory, "", "");
     let wanted = "no_such_control";
@@ -180,7 +180,7 @@ fn a_congestion_control_that_the_kernel_has_not_got_is_one_line() {
 }
 
 #[test]
-fn a_device_file_that_is_not_there_is_one_line() {
+fn missing_device_file_is_a_one_line_error() {
     let directory = TempDir::new().expect("a directory");
     let file = configuration(&directory, "", "");
     let text = fs::read_to_string(&file).expect("readable");
@@ -194,7 +194,7 @@ fn a_device_file_that_is_not_there_is_one_line() {
 }
 
 #[test]
-fn too_little_memory_is_one_line() {
+fn insufficient_memory_is_a_one_line_error() {
     let directory = TempDir::new().expect("a directory");
     let file = configuration(&directory, "", "");
     let text = fs::read_to_string(&file).expect("readable");
@@ -203,14 +203,14 @@ fn too_little_memory_is_one_line() {
 }
 
 #[test]
-fn a_core_that_is_not_there_is_one_line() {
+fn missing_core_is_a_one_line_error() {
     let directory = TempDir::new().expect("a directory");
     let file = configuration(&directory, "cores = \"8000\"", "");
     expect_one_line(&file, &["cores", "8000"]);
 }
 
 #[test]
-fn sigterm_ends_it_in_order() {
+fn sigterm_and_sigint_shut_down_cleanly() {
     let directory = TempDir::new().expect("a directory");
     for signal in [Signal::TERM, Signal::INT] {
         let windlass = Windlass::start(&configuration(&directory, "", ""));
@@ -236,7 +236,7 @@ fn an_idle_appliance_uses_less_than_two_percent_of_a_core() {
 }
 
 #[test]
-fn the_embedded_default_says_where_it_cannot_keep_its_file() {
+fn embedded_default_reports_an_unusable_data_directory() {
     let finished = run(&["run", "--data-dir", "/dev/null/nowhere"]);
     assert_eq!(finished.status.code(), Some(1), "{finished:?}");
     assert!(
@@ -249,7 +249,7 @@ fn the_embedded_default_says_where_it_cannot_keep_its_file() {
 /// One binary serves with and without RDMA. Without RDMA devices only the listener fails, in one
 /// line with its remedy, and `check` reports it beforehand.
 #[test]
-fn an_rdma_listener_without_rdma_is_one_clear_line() {
+fn rdma_listener_without_rdma_is_a_one_line_error() {
     let devices = fs::read_dir("/sys/class/infiniband");
     if devices.is_ok_and(|mut devices| devices.next().is_some()) {
         eprintln!("skipped: this machine has RDMA devices");

@@ -218,7 +218,7 @@ impl Drop for Ended<'_> {
 }
 
 #[test]
-fn a_thousand_hosts_that_come_and_go_leave_nothing() {
+fn a_thousand_connect_cycles_leak_nothing() {
     repeat(|_, address| {
         std::thread::scope(|scope| {
             for thread in 1..=4 {
@@ -258,7 +258,7 @@ fn come_and_go(address: SocketAddr, thread: usize, cycle: usize) {
 }
 
 #[test]
-fn two_thousand_idle_connections_cost_only_themselves() {
+fn two_thousand_idle_connections_leak_nothing() {
     let limit = getrlimit(Resource::Nofile);
     setrlimit(
         Resource::Nofile,
@@ -276,7 +276,7 @@ fn two_thousand_idle_connections_cost_only_themselves() {
 }
 
 #[test]
-fn hosts_that_never_read_or_never_send_hold_only_what_is_theirs() {
+fn stalled_hosts_do_not_block_others() {
     repeat(|_, address| {
         let mut stuck = Vec::new();
         for host in 1..=8 {
@@ -317,7 +317,7 @@ enum Greedy {
 /// The times are compared with those of the same requests alone, with a margin for a busy machine:
 /// `measure storm` has the figures.
 #[test]
-fn a_host_that_makes_no_progress_on_170_connections_delays_others_by_little() {
+fn stalled_host_with_170_connections_barely_delays_others() {
     let directory = TempDir::new().expect("a directory");
     let file = configuration(&directory);
     let text = fs::read_to_string(&file).expect("just written");
@@ -405,7 +405,7 @@ fn longest_and_median(
 /// Writes to blocks proceed although a host reads them without receiving the data, and all memory
 /// of that size is taken.
 #[test]
-fn a_reader_that_takes_nothing_keeps_no_writer_out() {
+fn stalled_reader_does_not_block_writers() {
     let directory = TempDir::new().expect("a directory");
     let windlass = Windlass::start(&configuration(&directory));
     let address = windlass.address();
@@ -462,7 +462,7 @@ fn hosts_that_ignore_flow_control_are_disconnected() {
 
 /// A host that never finishes its setup is disconnected after ten seconds.
 #[test]
-fn half_open_hosts_are_closed_in_time() {
+fn half_open_connections_time_out() {
     let directory = TempDir::new().expect("a directory");
     let windlass = Windlass::start(&configuration(&directory));
     let address = windlass.address();

@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_per_second_of_the_time_between() {
+    fn rates_are_per_second_between_samples() {
         let rates = look(100, 300).total_rates();
         assert_eq!((rates.reads, rates.bytes_read), (100.0, 409_600.0));
         // Counting restarted.
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_was_set_back_makes_no_negative_time() {
+    fn elapsed_time_is_positive_after_a_clock_step_back() {
         let (before, mut after) = (status(), status());
         after.now_unix_ms = before.now_unix_ms - 10;
         after.appliance.uptime_s = 0;
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reactor_is_busy_for_a_share_of_its_time() {
+    fn reactor_busy_share_is_computed_from_busy_time() {
         let (before, mut after) = (status(), status());
         after.now_unix_ms = before.now_unix_ms + 1000;
         after.reactors[0].busy_ns = before.reactors[0].busy_ns + 250_000_000;

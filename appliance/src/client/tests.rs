@@ -116,7 +116,7 @@ fn failure_with(answer: impl Into<Vec<u8>>) -> String {
 }
 
 #[test]
-fn no_appliance_says_how_to_start() {
+fn missing_appliance_error_says_how_to_start_it() {
     let place = place();
     let error = Client::find(&at(&place.path)).expect_err("nobody");
     assert!(
@@ -129,7 +129,7 @@ fn no_appliance_says_how_to_start() {
 }
 
 #[test]
-fn a_stale_socket_is_distinguished_from_none() {
+fn stale_socket_is_distinguished_from_missing_one() {
     let place = place();
     drop(UnixListener::bind(&place.path).expect("free"));
     let error = Client::find(&at(&place.path)).expect_err("nobody");
@@ -144,7 +144,7 @@ fn a_stale_socket_is_distinguished_from_none() {
 }
 
 #[test]
-fn the_first_usual_place_that_answers_is_taken() {
+fn first_reachable_default_socket_is_used() {
     let (first, second, third) = (place(), place(), place());
     drop(UnixListener::bind(&second.path).expect("free"));
     let places = || vec![first.path.clone(), second.path.clone(), third.path.clone()];
@@ -162,7 +162,7 @@ fn the_first_usual_place_that_answers_is_taken() {
 }
 
 #[test]
-fn no_permission_names_the_way_in() {
+fn permission_error_names_the_remedy() {
     let place = place();
     std::fs::write(&place.path, "").expect("writable");
     let denied = || std::io::Error::from(std::io::ErrorKind::PermissionDenied);
@@ -177,7 +177,7 @@ fn no_permission_names_the_way_in() {
 }
 
 #[test]
-fn other_programs_and_other_versions_are_told_apart() {
+fn foreign_programs_and_versions_are_distinguished() {
     let text = failure_with("SSH-2.0-OpenSSH_9.2\r\n");
     assert!(text.contains("does not belong to Windlass"), "{text}");
     let text = failure_with("");
@@ -200,7 +200,7 @@ fn other_programs_and_other_versions_are_told_apart() {
 }
 
 #[test]
-fn one_that_does_not_answer_is_given_up() {
+fn unresponsive_appliance_times_out() {
     let place = place();
     let _listener = UnixListener::bind(&place.path).expect("free");
     let client = Client::find(&at(&place.path)).expect("it listens");
@@ -210,7 +210,7 @@ fn one_that_does_not_answer_is_given_up() {
 }
 
 #[test]
-fn what_is_sent_arrives_and_answers_come_back() {
+fn client_posts_json_and_reads_the_response() {
     let place = place();
     let server = answering(&place.path, http("200 OK", "[7]"));
     let client = Client::find(&at(&place.path)).expect("it listens");

@@ -79,7 +79,7 @@ mod tests {
     const BESIDE: [&str; 3] = ["README.md", "vendor/LICENSE.uPlot", "vendor/README.md"];
 
     #[test]
-    fn every_file_of_the_folder_is_in_the_program() {
+    fn all_dashboard_files_are_embedded() {
         let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("dashboard");
         let mut found = Vec::new();
         for folder in ["", "vendor/"] {
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_has_nothing_that_its_policy_forbids() {
+    fn dashboard_obeys_its_content_security_policy() {
         let (_, _, page) = FILES[0];
         for forbidden in ["style=", "onclick", "javascript:", "http://", "https://"] {
             assert!(!page.contains(forbidden), "{forbidden}");

@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_a_request_may_open_is_reopened_by_one() {
+    fn reopen_by_request_is_limited_to_allowed_paths() {
         let config = |control: &str| {
             let text = format!(
                 "[control]\n{control}\n\

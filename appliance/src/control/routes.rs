@@ -421,7 +421,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hosts_that_are_names_are_told_from_addresses() {
+    fn host_header_must_be_an_address_or_localhost() {
         for name in [
             "",
             "example.org",
@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn the_documentation_lists_every_path_and_no_other() {
+    fn openapi_lists_exactly_the_served_paths() {
         let document: serde_json::Value = serde_json::from_str(OPENAPI).expect("JSON");
         let mut listed = Vec::new();
         for (path, methods) in document["paths"].as_object().expect("paths") {

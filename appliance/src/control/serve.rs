@@ -226,7 +226,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refusal_is_as_long_as_it_says() {
+    fn refusal_content_length_matches_its_body() {
         let text = std::str::from_utf8(FULL).expect("ASCII");
         let (head, body) = text.split_once("\r\n\r\n").expect("a head");
         let length = head

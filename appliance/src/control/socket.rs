@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_socket_or_answers_is_left_alone() {
+    fn bind_leaves_other_files_and_live_sockets_alone() {
         let directory = tempfile::tempdir().expect("a directory");
         let file = directory.path().join("file");
         fs::write(&file, "precious").expect("writable");
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_one_left_is_replaced_and_only_this_user_gets_in() {
+    fn bind_replaces_a_stale_socket_with_mode_0600() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("new/control.sock");
         fs::create_dir(directory.path().join("new")).expect("writable");
@@ -250,7 +250,7 @@ mod tests {
 
     /// Uses this process's own group, because the kernel admits its members by the mode.
     #[test]
-    fn a_group_gets_the_socket_by_its_mode() {
+    fn configured_group_gets_access_by_socket_mode() {
         let directory = tempfile::tempdir().expect("a directory");
         let own = rustix::process::getegid().as_raw().to_string();
         for (group, expected) in [(own.as_str(), 0o660), ("no-such-group", 0o600)] {
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn the_directory_is_found_in_order() {
+    fn default_socket_directory_order() {
         let none = |_: &str| None;
         assert_eq!(automatic(none, false), None);
         assert_eq!(
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_have_names_and_numbers() {
+    fn groups_are_resolved_by_name_and_number() {
         let groups = "root:x:0:\nstorage:x:44:alice,bob\nbroken\n44x:x:7:\n";
         assert_eq!(group_number("storage", groups), Some(44));
         assert_eq!(group_number("stor", groups), None);

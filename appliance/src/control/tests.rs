@@ -234,7 +234,7 @@ fn only_health_is_public_without_the_token() {
 }
 
 #[test]
-fn the_page_is_open_to_all_and_bound_by_its_policy() {
+fn dashboard_needs_no_token_and_sends_its_policy() {
     let lab = Lab::new("http = \"127.0.0.1:0\"\ntoken_file = \"DIRECTORY/token\"");
     for (path, media_type) in [
         ("/", "text/html"),
@@ -255,7 +255,7 @@ fn the_page_is_open_to_all_and_bound_by_its_policy() {
 }
 
 #[test]
-fn a_token_that_cannot_be_read_leaves_http_off() {
+fn unreadable_token_file_disables_http() {
     for file in ["DIRECTORY/none", "/dev/null"] {
         let lab = Lab::new(&format!("http = \"127.0.0.1:0\"\ntoken_file = \"{file}\""));
         assert_eq!(lab.appliance.control().expect("open").http(), None);
@@ -264,7 +264,7 @@ fn a_token_that_cannot_be_read_leaves_http_off() {
 }
 
 #[test]
-fn pages_of_other_sites_get_nothing_and_nobody_changes_anything_without_a_token() {
+fn cross_site_requests_and_changes_without_token_are_refused() {
     let lab = Lab::new("http = \"127.0.0.1:0\"");
     for host in ["Host: evil.example\r\n", "Host: evil.example:9808\r\n", ""] {
         let request = format!("GET /api/v1/status HTTP/1.1\r\n{host}\r\n");
@@ -296,7 +296,7 @@ fn pages_of_other_sites_get_nothing_and_nobody_changes_anything_without_a_token(
 }
 
 #[test]
-fn devices_are_reopened_by_operators_only_and_where_they_are_damaged() {
+fn only_operators_reopen_devices_and_only_damaged_ones() {
     let lab = Lab::new("http = \"127.0.0.1:0\"");
     let post = |body: &str| {
         let length = body.len();
@@ -334,7 +334,7 @@ fn requests_that_are_too_large_are_refused() {
 }
 
 #[test]
-fn slow_requests_are_ended() {
+fn slow_requests_time_out() {
     let lab = Lab::new("http = \"127.0.0.1:0\"");
     let mut slow_head = lab.connect();
     slow_head
@@ -412,7 +412,7 @@ fn history(lab: &Lab) -> History {
 }
 
 #[test]
-fn a_taken_port_is_a_notice() {
+fn http_port_in_use_is_a_notice() {
     let taken = TcpListener::bind("127.0.0.1:0").expect("loopback");
     let address = taken.local_addr().expect("bound");
     let lab = Lab::new(&format!("http = \"{address}\""));
@@ -422,7 +422,7 @@ fn a_taken_port_is_a_notice() {
 }
 
 #[test]
-fn the_status_matches_the_commands_of_hosts() {
+fn status_counts_host_commands() {
     let lab = Lab::new("http = \"127.0.0.1:0\"");
     let before = lab.status();
     assert_eq!(
@@ -531,7 +531,7 @@ fn the_status_matches_the_commands_of_hosts() {
 /// Checks that responses without a token, under load and with a host attached, contain nothing that
 /// identifies the host: its NQN, its Host Identifier, its Controller ID and its address.
 #[test]
-fn nothing_that_identifies_a_host_is_told_without_a_token() {
+fn host_identity_is_hidden_without_a_token() {
     const SECRET: &str = "nqn.2026-11.org.example:secret-host";
     let lab = Lab::new("http = \"127.0.0.1:0\"");
     let (_admin, mut io) = lab.attach_as(SECRET);
@@ -591,7 +591,7 @@ fn nothing_that_identifies_a_host_is_told_without_a_token() {
 }
 
 #[test]
-fn answers_are_as_documented() {
+fn responses_match_the_documentation() {
     let lab = Lab::new("http = \"127.0.0.1:0\"");
     let (_admin, mut io) = lab.attach();
     write(&mut io, 0, 1);

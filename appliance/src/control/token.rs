@@ -70,7 +70,7 @@ mod tests {
     const TEXT: &[u8] = b"0123456789abcdef-secret";
 
     #[test]
-    fn only_the_whole_token_is_right() {
+    fn only_the_exact_token_is_accepted() {
         let token = Token::new(TEXT).expect("long enough");
         for wrong in [
             None,
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn short_long_and_unprintable_ones_are_refused() {
+    fn invalid_tokens_are_refused() {
         for wrong in [
             &b""[..],
             b"\n",

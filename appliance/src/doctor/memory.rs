@@ -318,7 +318,7 @@ mod tests {
     const DRIVE: &str = "[[device]]\nname = \"d\"\ntype = \"nvme\"\npci = \"0000:01:00.0\"\n";
 
     #[test]
-    fn devices_and_hosts_bound_what_is_in_flight() {
+    fn devices_and_hosts_limit_requests_in_flight() {
         let one = needs_of(&config(DRIVE), 1);
         assert_eq!((one.devices, one.hosts, one.in_flight), (256, 65_536, 256));
         let four = needs_of(&config(DRIVE), 4);
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_recommended_holds_all_in_flight_and_nothing_less_does() {
+    fn recommended_memory_is_the_least_for_all_requests_in_flight() {
         let config = config(DRIVE);
         let needs = needs_of(&config, 4);
         let fixed = fixed_pieces(&Machine::at(Path::new("/nowhere")), &config, 4);
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_at_the_start_is_counted() {
+    fn startup_allocations_are_counted() {
         let drive = needs_of(&config(DRIVE), 2);
         // Two queue pairs of 257 entries with 128 KiB of lists each, and the allocations of every
         // drive.
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn receives_are_as_many_as_leave_room_for_requests() {
+    fn rdma_receives_leave_memory_for_requests() {
         let rdma = |memory: &str| {
             config(&format!(
                 "[appliance]\nmemory = \"{memory}\"\n{DRIVE}[[listener]]\nname = \"r\"\n\
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn too_little_is_broken_little_is_slow_and_enough_is_fine() {
+    fn memory_size_verdicts() {
         use super::super::Verdict;
         let verdict = |memory: &str| {
             let config = config(&format!("[appliance]\nmemory = \"{memory}\"\n{DRIVE}"));

@@ -75,7 +75,7 @@ mod tests {
     use crate::observe::model::Totals;
 
     #[test]
-    fn a_damaged_device_is_broken() {
+    fn damaged_device_verdict_is_broken() {
         let device = |damage: &str| {
             let text = format!(
                 r#"{{"name": "vol", "type": "file", "state": "damaged", "damage": {damage},
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_waits_longer_than_a_second_is_told() {
+    fn memory_wait_above_one_second_is_reported() {
         let of = |oldest_wait_ns, longest_wait_ns| {
             of(&MemoryStatus {
                 bytes: 1 << 28,

@@ -161,7 +161,7 @@ impl Tree {
 }
 
 #[test]
-fn a_machine_on_which_all_is_fine() {
+fn healthy_machine_has_no_findings_to_fix() {
     let report = Tree::new().examine(CONFIG);
     assert_eq!(report.worst, Verdict::Fine, "{report:#?}");
     assert!(report.findings.iter().all(|finding| finding.fix.is_none()));
@@ -182,7 +182,7 @@ fn a_machine_on_which_all_is_fine() {
 }
 
 #[test]
-fn too_few_pages_cost_speed_or_the_start() {
+fn too_few_huge_pages() {
     let tree = Tree::new();
     tree.pages(100, 90);
     let report = tree.examine(CONFIG);
@@ -206,7 +206,7 @@ fn too_few_pages_cost_speed_or_the_start() {
 }
 
 #[test]
-fn pages_that_a_running_appliance_has_are_not_missing() {
+fn huge_pages_of_a_running_appliance_are_not_missing() {
     let tree = Tree::new();
     tree.pages(520, 8);
     let report = tree.examine(CONFIG);
@@ -215,7 +215,7 @@ fn pages_that_a_running_appliance_has_are_not_missing() {
 }
 
 #[test]
-fn pages_on_another_node_than_the_reactors() {
+fn huge_pages_on_another_node_than_the_reactors() {
     let tree = Tree::new();
     for (node, total) in [(0, "1024"), (1, "0")] {
         let folder = format!("sys/devices/system/node/node{node}/hugepages/hugepages-2048kB");
@@ -243,7 +243,7 @@ fn a_kernel_without_huge_pages() {
 }
 
 #[test]
-fn limits_that_are_too_low() {
+fn low_resource_limits() {
     let tree = Tree::new();
     let limits = |files: &str, locked: &str| {
         let text = format!("Max open files {files} x files\nMax locked memory {locked} x bytes\n");
@@ -266,7 +266,7 @@ fn limits_that_are_too_low() {
 }
 
 #[test]
-fn cores_that_are_not_there_shared_or_slow() {
+fn missing_shared_or_slow_cores() {
     let tree = Tree::new();
     tree.write("sys/devices/system/cpu/isolated", "3\n");
     tree.slow(
@@ -313,7 +313,7 @@ fn reactors_on_two_nodes() {
 }
 
 #[test]
-fn a_kernel_that_is_too_old_or_refuses() {
+fn old_kernel_or_disabled_io_uring() {
     let tree = Tree::new();
     tree.write("proc/sys/kernel/osrelease", "5.10.0-30-amd64");
     tree.broken("kernel", "cannot populate memory", "5.14");
@@ -334,7 +334,7 @@ fn a_kernel_that_is_too_old_or_refuses() {
 }
 
 #[test]
-fn networks_that_are_not_there_down_or_slow() {
+fn missing_down_or_slow_network_interfaces() {
     let tree = Tree::new();
     tree.write("sys/class/net/eth1/mtu", "1500\n");
     tree.slow(
@@ -369,7 +369,7 @@ fn networks_that_are_not_there_down_or_slow() {
 }
 
 #[test]
-fn addresses_of_the_sixth_version_and_congestion_control() {
+fn ipv6_addresses_and_congestion_control() {
     let tree = Tree::new();
     let six = CONFIG.replace("192.0.2.10:4420", "[2001:db8::1]:4420");
     tree.expect(
@@ -412,7 +412,7 @@ fn rdma_devices_and_their_ports() {
 }
 
 #[test]
-fn files_that_cannot_be_had_or_are_slow() {
+fn missing_or_slow_files() {
     let tree = Tree::new();
     let without = CONFIG.replace("size = \"64KiB\"", "");
     let text = "has no size";
@@ -463,7 +463,7 @@ fn add_drive(tree: &Tree, driver: &str) -> String {
 }
 
 #[test]
-fn drives_that_are_not_handed_over_yet() {
+fn drives_still_bound_to_the_kernel_driver() {
     let tree = Tree::new();
     let config = add_drive(&tree, "nvme");
     // The machine has one drive that this configuration does not name.
@@ -488,7 +488,7 @@ fn drives_that_are_not_handed_over_yet() {
 }
 
 #[test]
-fn a_drive_that_is_ready_or_far() {
+fn ready_drives_and_drives_on_another_node() {
     let tree = Tree::new();
     let config = add_drive(&tree, "vfio-pci");
     tree.write("sys/class/iommu/dmar0/x", "");
@@ -513,7 +513,7 @@ fn a_drive_that_is_ready_or_far() {
 }
 
 #[test]
-fn the_service_s_file_is_taken_unless_another_is_given() {
+fn service_configuration_file_is_the_default() {
     let tree = Tree::new();
     let file = tree.0.path().join(SERVICE_FILE);
     std::fs::create_dir_all(file.parent().expect("in the tree")).expect("writable");
@@ -532,7 +532,7 @@ fn the_service_s_file_is_taken_unless_another_is_given() {
 }
 
 #[test]
-fn a_machine_without_any_files_is_examined_all_the_same() {
+fn machine_without_proc_and_sys_is_examined() {
     let nothing = TempDir::new().expect("a directory");
     let config = Config::parse("test", CONFIG).expect("a right configuration");
     let report = examine(&Machine::at(nothing.path()), &config, None, Vec::new());
@@ -541,7 +541,7 @@ fn a_machine_without_any_files_is_examined_all_the_same() {
 }
 
 #[test]
-fn notices_of_the_configuration_are_findings() {
+fn configuration_notices_become_findings() {
     let tree = Tree::new();
     let polling = CONFIG.replace("cores =", "idle = \"poll\"\ncores =");
     let text = "keeps 2 core(s) at 100 %";

@@ -43,7 +43,7 @@ fn machine() -> tempfile::TempDir {
 }
 
 #[test]
-fn a_machine_without_drives_says_so() {
+fn machine_without_drives() {
     let root = tempfile::tempdir().unwrap();
     let drives = listing::look(&System::at(root.path()));
     assert_eq!(listing::table(&drives), "no NVMe drives\n");
@@ -51,7 +51,7 @@ fn a_machine_without_drives_says_so() {
 }
 
 #[test]
-fn a_drive_is_shown_with_what_uses_it() {
+fn drive_in_use_is_listed_with_its_users() {
     let root = machine();
     let mounts = "36 1 259:0 / /srv/a\\040b rw - ext4 /dev/nvme0n1 rw\n";
     write(&root.path().join("proc/self/mountinfo"), mounts);
@@ -73,7 +73,7 @@ fn a_drive_is_shown_with_what_uses_it() {
 }
 
 #[test]
-fn a_free_drive_is_offered_and_its_neighbours_named() {
+fn free_drive_is_listed_with_its_group_members() {
     let root = machine();
     let other = root.path().join("sys/bus/pci/devices/0000:00:1f.3");
     write(&other.join("class"), "0x040300\n");
@@ -95,7 +95,7 @@ fn a_free_drive_is_offered_and_its_neighbours_named() {
 }
 
 #[test]
-fn a_dry_run_says_what_it_would_do_and_does_nothing() {
+fn dry_run_reports_and_changes_nothing() {
     let root = machine();
     let addresses = ["0000:01:00.0".parse().unwrap()];
     let system = System::at(root.path());
@@ -110,7 +110,7 @@ fn a_dry_run_says_what_it_would_do_and_does_nothing() {
 }
 
 #[test]
-fn every_problem_has_its_line() {
+fn each_bind_problem_is_one_line() {
     let root = machine();
     let system = System::at(root.path());
     let addresses = ["0000:09:00.0", "0000:01:00.0", "0000:08:00.0"];
@@ -127,7 +127,7 @@ fn every_problem_has_its_line() {
 }
 
 #[test]
-fn sizes_are_short() {
+fn sizes_are_printed_briefly() {
     for (bytes, text) in [
         (0, "0 KiB"),
         (512, "0.5 KiB"),

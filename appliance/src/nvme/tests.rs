@@ -285,7 +285,7 @@ fn drives_are_served_and_shut_down_in_order() {
 /// A drive that never becomes ready delays the start by the time that it reports (CAP.TO), and has
 /// no other effect.
 #[test]
-fn a_drive_that_never_becomes_ready_is_left_out() {
+fn drive_that_never_becomes_ready_is_skipped() {
     let began = Instant::now();
     let (appliance, _slots) = started_with(&cores(1), "", |address, options| {
         if address == A {
@@ -307,7 +307,7 @@ fn a_drive_that_never_becomes_ready_is_left_out() {
 
 /// If one namespace of a drive has metadata, the other one is served.
 #[test]
-fn a_namespace_that_cannot_be_used_is_left_out() {
+fn unsupported_namespace_is_skipped() {
     let (appliance, slots) = started_with(&cores(1), "", |address, options| {
         options.namespaces[0].metadata_bytes = 8;
         if address == B {
@@ -331,7 +331,7 @@ fn a_namespace_that_cannot_be_used_is_left_out() {
 /// Surprise removal: the namespaces are removed, the other drive stays, and durable data is present
 /// when the drive returns.
 #[test]
-fn a_drive_that_is_pulled_comes_back() {
+fn surprise_removed_drive_is_served_again_after_reinsertion() {
     let (mut appliance, slots) = started();
     let mut host = Host::attach(&appliance);
     assert_eq!(host.write(1, 0, 5), Status::SUCCESS);
@@ -359,7 +359,7 @@ fn a_drive_that_is_pulled_comes_back() {
 /// Requested by the system: the drive flushes its cache and is released. It is not reopened before
 /// it was absent, or before several seconds have passed.
 #[test]
-fn a_requested_drive_is_released() {
+fn drive_is_released_on_removal_request() {
     let (mut appliance, slots) = started();
     let mut host = Host::attach(&appliance);
     assert_eq!(host.write(1, 0, 5), Status::SUCCESS);
@@ -390,7 +390,7 @@ fn a_requested_drive_is_released() {
 
 /// A different drive in the slot is not served in place of the first one.
 #[test]
-fn another_drive_does_not_take_its_place() {
+fn different_drive_in_the_slot_is_not_served() {
     let (mut appliance, slots) = started();
     let mut host = Host::attach(&appliance);
     slots.with(A, |slot| slot.is_there = false);
@@ -422,7 +422,7 @@ fn another_drive_does_not_take_its_place() {
 /// Media errors have their status (NVM 1.1 §3.2.1). A command that hangs completes with a path
 /// error after the drive was reset for it, and the drive works afterwards.
 #[test]
-fn faults_of_a_drive_reach_hosts_as_the_right_status() {
+fn drive_faults_are_mapped_to_host_statuses() {
     let (mut appliance, slots) = started_with(&cores(1), "command_deadline = \"100ms\"", |_, _| {});
     let mut host = Host::attach(&appliance);
     let control = slots.control(A);
@@ -452,7 +452,7 @@ fn faults_of_a_drive_reach_hosts_as_the_right_status() {
 
 /// A stop during writes is orderly, and acknowledged data is on the medium.
 #[test]
-fn a_stop_under_load_keeps_every_acknowledged_write() {
+fn shutdown_under_load_keeps_acknowledged_writes() {
     let (appliance, slots) = started_with(&cores(2), "", |_, _| {});
     let mut host = Host::attach(&appliance);
     let (tell, told) = std::sync::mpsc::channel();
@@ -489,7 +489,7 @@ fn a_stop_under_load_keeps_every_acknowledged_write() {
 /// A drive that does not respond delays a stop until its deadline, and loses access to memory
 /// nevertheless.
 #[test]
-fn a_stop_does_not_wait_for_a_drive_that_hangs() {
+fn shutdown_does_not_wait_for_a_hung_drive() {
     let (mut appliance, slots) = started();
     appliance.set_shutdown_deadline("500ms");
     let mut host = Host::attach(&appliance);
@@ -507,7 +507,7 @@ fn a_stop_does_not_wait_for_a_drive_that_hangs() {
 
 /// A drive's warning appears in the health log.
 #[test]
-fn a_drives_warning_reaches_hosts() {
+fn drive_warning_appears_in_the_health_log() {
     let (mut appliance, slots) = started();
     let mut host = Host::attach(&appliance);
     assert_eq!(host.warning(), 0);
@@ -522,7 +522,7 @@ fn a_drives_warning_reaches_hosts() {
 }
 
 #[test]
-fn devices_on_one_drive_are_one_drive() {
+fn devices_with_one_pci_address_share_a_drive() {
     let wanted = super::wanted(&configuration("0", "queue_depth = 7"));
     let seen: Vec<_> = wanted
         .iter()

@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_oldest_makes_room_and_numbers_go_on() {
+    fn oldest_event_is_dropped_and_numbering_continues() {
         let events = Events::default();
         for number in 0..EVENTS_MAX as u64 + 10 {
             events.add(Severity::Info, "host", "a", &number.to_string());
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_are_named_to_those_only_who_may_know() {
+    fn events_name_hosts_only_to_authorized_readers() {
         let (events, pseudonyms) = (Events::default(), Pseudonyms::new());
         events.add_of_host(Severity::Info, "nqn.a", "attached x", "(controller 7)");
         events.add(Severity::Info, "device", "ram", "is ready");
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn long_texts_are_cut_between_characters() {
+    fn long_event_texts_are_cut_at_character_boundaries() {
         let events = Events::default();
         events.add(
             Severity::Error,

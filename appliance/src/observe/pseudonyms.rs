@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pseudonyms_are_stable_and_of_one_process() {
+    fn pseudonyms_are_stable_within_one_process() {
         let (one, other) = (Pseudonyms::new(), Pseudonyms::new());
         let nqn = "nqn.2026-11.org.example:host";
         assert_eq!(one.host(nqn), one.clone().host(nqn));

@@ -191,7 +191,7 @@ allow_any_host = true
 /// Data that a host writes over NVMe/TCP can be read over the other protocol, on every reactor,
 /// from the same devices; and both services drain.
 #[test]
-fn a_second_service_runs_beside_nvme_over_fabrics() {
+fn second_service_shares_the_reactors_and_devices() {
     let config = config(&cores(2));
     let listener = |_| TcpListener::bind("127.0.0.1:0").expect("a port");
     let listeners: Vec<_> = (0..2).map(listener).collect();

@@ -27,7 +27,7 @@ const INACTIVE: Status = Status::INVALID_FIELD.with_dnr();
 
 /// After a refused change nothing of it remains, and everything is as before.
 #[test]
-fn unavailable_resources_change_nothing() {
+fn unavailable_resource_leaves_the_configuration_unchanged() {
     let directory = TempDir::new().expect("a directory");
     let path = directory.path().join("missing").join("volume.img");
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -167,7 +167,7 @@ fn a_failed_step_is_rolled_back() {
 }
 
 #[test]
-fn namespaces_come_grow_and_go_and_hosts_are_told() {
+fn namespace_changes_raise_events_for_hosts() {
     let directory = TempDir::new().expect("a directory");
     let path = directory.path().join("volume.img");
     let mut appliance = started(&base("10s"));
@@ -248,7 +248,7 @@ fn read_changed_list(host: &mut Host) {
 }
 
 #[test]
-fn exports_listeners_and_hosts_come_and_go() {
+fn exports_listeners_and_hosts_are_added_and_removed() {
     let mut appliance = started(&base("10s"));
     let busy = Busy::begin(&appliance);
     let at = address(&appliance, "steady");
@@ -317,7 +317,7 @@ fn exports_listeners_and_hosts_come_and_go() {
 
 /// A write whose data the host never sends delays the removal of an export until the deadline.
 #[test]
-fn commands_outstanding_at_the_deadline_are_aborted_and_named() {
+fn commands_outstanding_at_the_deadline_are_aborted_and_reported() {
     let mut appliance = started(&(base("300ms") + &with_export("more", MEMORY)));
     let busy = Busy::begin(&appliance);
     let mut host = Host::attach(address(&appliance, "steady"), &nqn("more"));

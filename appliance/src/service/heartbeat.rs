@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reactor_that_turns_is_alive_at_every_look() {
+    fn turning_reactor_is_active() {
         let mut activity = ReactorActivity::default();
         for turns in 1..10 {
             assert_eq!(activity.look(turned(turns)), Verdict::Active);
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sleeper_that_answers_its_wakeups_is_alive() {
+    fn sleeping_reactor_that_responds_to_wakeups_is_alive() {
         let mut activity = ReactorActivity::default();
         let mut turns = 1;
         assert_eq!(activity.look(turned(turns)), Verdict::Active);
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sleeper_that_answers_no_wakeup_is_silent_from_then_on() {
+    fn sleeping_reactor_that_ignores_a_wakeup_is_unresponsive() {
         let mut activity = ReactorActivity::default();
         assert_eq!(activity.look(RESTING), Verdict::Active);
         assert_eq!(activity.look(RESTING), Verdict::Asleep);
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn stuck_and_ended_reactors_are_silent_whatever_they_count() {
+    fn stuck_and_ended_reactors_are_unresponsive() {
         let mut activity = ReactorActivity::default();
         let stuck = Seen {
             is_stuck: true,
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn three_beats_fit_into_the_watchdogs_time() {
+    fn heartbeat_interval_is_at_most_a_third_of_the_watchdog() {
         let pause = |within| Heartbeat::new(within, 1, String::new()).pause(Duration::from_secs(1));
         assert_eq!(pause(None), Duration::from_secs(1));
         assert_eq!(pause(Some(Duration::from_secs(60))), Duration::from_secs(1));

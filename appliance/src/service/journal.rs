@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_very_stream_is_the_journal() {
+    fn journal_stream_is_matched_by_device_and_inode() {
         assert!(stream_is("9:38277", (9, 38277)));
         for other in ["9:38278", "8:38277", "9", "", "9:38277:1", "x:y"] {
             assert!(!stream_is(other, (9, 38277)), "{other}");
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn every_line_of_a_failure_has_its_priority() {
+    fn every_failure_line_has_a_priority_prefix() {
         assert_eq!(with_priority("one"), "<3>one");
         assert_eq!(with_priority("a:1: x\n  |\n"), "<3>a:1: x\n<3>  |");
     }

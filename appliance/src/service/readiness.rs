@@ -121,13 +121,13 @@ mod tests {
     }
 
     #[test]
-    fn an_initialized_connection_is_an_answer() {
+    fn icresp_makes_a_listener_ready() {
         let address = server(IcResp::new(0, DigestFlags::new(), 4096).as_bytes().to_vec());
         wait_until_ready(&config("tcp"), &[address], LONG).expect("answers");
     }
 
     #[test]
-    fn silence_refusal_and_other_servers_are_none() {
+    fn silence_refusal_and_foreign_servers_are_not_ready() {
         let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
         let silent_address = silent.local_addr().expect("bound");
         let refused = TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr());
@@ -140,13 +140,13 @@ mod tests {
     }
 
     #[test]
-    fn rdma_listeners_are_not_asked_over_tcp() {
+    fn rdma_listeners_are_not_probed_over_tcp() {
         let nobody = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
         wait_until_ready(&config("rdma"), &[nobody], SOON).expect("not asked");
     }
 
     #[test]
-    fn every_address_of_the_machine_is_asked_on_its_loopback() {
+    fn wildcard_addresses_are_probed_on_loopback() {
         for (bound, asked) in [
             ("0.0.0.0:4420", "127.0.0.1:4420"),
             ("[::]:4420", "[::1]:4420"),

@@ -98,7 +98,7 @@ fn rates_and_latencies_are_on_the_screen() {
 }
 
 #[test]
-fn every_view_has_its_rows() {
+fn every_view_shows_its_rows() {
     let mut screen = screen();
     let expected = [
         "HOSTS",
@@ -126,7 +126,7 @@ fn every_view_has_its_rows() {
 }
 
 #[test]
-fn any_size_of_terminal_will_do() {
+fn every_terminal_size_is_drawn() {
     let mut screen = screen();
     for sample in &mut samples() {
         sample.status.devices[0].state = DeviceState::Removed;
@@ -144,7 +144,7 @@ fn any_size_of_terminal_will_do() {
 }
 
 #[test]
-fn names_give_way_to_numbers_and_keep_their_telling_end() {
+fn long_names_are_shortened_at_the_front() {
     for (width, has_all) in [(140, true), (80, false), (60, false)] {
         let text = drawn(&screen(), width, 30);
         expect(&text, &["rack7-a.fast ", "READ/S", "1000 "]);
@@ -153,7 +153,7 @@ fn names_give_way_to_numbers_and_keep_their_telling_end() {
 }
 
 #[test]
-fn a_long_list_is_sorted_and_scrolled() {
+fn long_lists_can_be_sorted_and_scrolled() {
     let mut sample = samples()[1].clone();
     let one = sample.status.devices[0].clone();
     sample.status.devices = (0..30)
@@ -192,7 +192,7 @@ fn a_long_list_is_sorted_and_scrolled() {
 }
 
 #[test]
-fn a_held_screen_stands_still_and_help_closes_with_any_key() {
+fn paused_screen_is_unchanged_and_any_key_closes_help() {
     let [before, after] = samples();
     let mut screen = Screen::new(View::Exports, Duration::from_secs(1));
     screen.take(before);
@@ -208,7 +208,7 @@ fn a_held_screen_stands_still_and_help_closes_with_any_key() {
 }
 
 #[test]
-fn keys_end_it_and_change_the_delay_within_bounds() {
+fn keys_quit_and_change_the_delay_within_limits() {
     let mut screen = screen();
     assert_eq!(press(&mut screen, KeyCode::Char('q')), Action::Quit);
     let control_c = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
@@ -226,7 +226,7 @@ fn keys_end_it_and_change_the_delay_within_bounds() {
 }
 
 #[test]
-fn errors_are_shown_and_the_last_sample_stays() {
+fn errors_are_shown_with_the_last_sample() {
     let mut screen = screen();
     screen.fail(&crate::client::ClientError::NoAppliance {
         looked_at: vec!["/run/windlass/control.sock".into()],
@@ -236,7 +236,7 @@ fn errors_are_shown_and_the_last_sample_stays() {
 }
 
 #[test]
-fn columns_are_named_whatever_the_case() {
+fn sort_columns_are_case_insensitive() {
     let mut screen = screen();
     sort_by(&mut screen, "read/s", true).expect("there is one");
     assert_eq!(screen.order().column, Some(4));
@@ -245,7 +245,7 @@ fn columns_are_named_whatever_the_case() {
 }
 
 #[test]
-fn text_has_the_same_as_the_screen() {
+fn text_output_matches_the_screen() {
     let text = draw::text(&screen());
     expect(&text, &["rack7-a: up", "1000 reads/s", "EXPORT", "3.9 MiB"]);
     assert!(text.ends_with('\n'));

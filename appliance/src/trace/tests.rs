@@ -54,7 +54,7 @@ fn only(notes: &[(Nanos, TraceRecord)], now: u64) -> (Vec<(State, u64, u64)>, En
 }
 
 #[test]
-fn a_request_goes_through_its_states() {
+fn request_states_are_assembled_from_events() {
     use TraceEvent::{AwaitsBuffer, Fetches, InDevice, Sent};
     let notes = [
         at(10, AwaitsBuffer, 1),
@@ -73,14 +73,14 @@ fn a_request_goes_through_its_states() {
 }
 
 #[test]
-fn what_is_served_in_one_turn_is_sent_until_its_end() {
+fn inline_completion_is_in_send_state_until_the_turn_ends() {
     let notes = [at(10, TraceEvent::CompletedInline, 1), turn_ended(14)];
     let wanted = vec![(State::Send, 10, 14)];
     assert_eq!(only(&notes, 99), (wanted, End::Answered));
 }
 
 #[test]
-fn what_waits_for_the_network_is_told_afterwards() {
+fn deferred_send_extends_the_send_state() {
     use TraceEvent::{Completed, Received, Sent};
     let notes = [
         at(10, Received, 1),
@@ -102,7 +102,7 @@ fn what_waits_for_the_network_is_told_afterwards() {
 }
 
 #[test]
-fn what_has_not_ended_is_under_way() {
+fn request_without_an_end_is_in_progress() {
     let notes = [at(10, TraceEvent::AwaitsBuffer, 1)];
     let wanted = vec![(State::Buffer, 10, 99)];
     assert_eq!(only(&notes, 99), (wanted, End::InProgress));
@@ -113,7 +113,7 @@ fn what_has_not_ended_is_under_way() {
 }
 
 #[test]
-fn an_identifier_that_comes_again_belongs_to_another_queue() {
+fn reused_command_id_abandons_the_earlier_request() {
     let notes = [
         at(10, TraceEvent::InDevice, 1),
         at(50, TraceEvent::InDevice, 1),
@@ -126,7 +126,7 @@ fn an_identifier_that_comes_again_belongs_to_another_queue() {
 }
 
 #[test]
-fn errors_are_told_with_their_status() {
+fn trace_reports_errors_with_their_status() {
     let status = Status::UNRECOVERED_READ_ERROR;
     let notes = [
         at(10, TraceEvent::InDevice, 1),
@@ -148,7 +148,7 @@ fn errors_are_told_with_their_status() {
 }
 
 #[test]
-fn sleeps_are_shown_and_unknown_events_ignored() {
+fn trace_shows_sleeps_and_ignores_unknown_events() {
     let note = |time, kind, argument| (Nanos(time), TraceRecord::new(kind, argument, 0, 0));
     let notes = [
         note(5, TraceRecordKind::WAKE, 1),
@@ -174,7 +174,7 @@ proptest! {
     /// For any events, and any part of them lost by the ring: states are contiguous from the first
     /// one on, and lie within their request.
     #[test]
-    fn states_nest_and_add_up(
+    fn states_are_contiguous_within_their_request(
         kinds in prop::collection::vec((0_usize..9, 0_u16..4, 0_u64..50), 0..60),
         cut in 0_usize..60,
     ) {

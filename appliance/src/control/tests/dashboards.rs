@@ -34,7 +34,7 @@ fn measured(http: SocketAddr) -> BTreeSet<String> {
 }
 
 #[test]
-fn what_dashboards_and_alerts_ask_for_is_measured() {
+fn dashboards_and_alerts_use_existing_metrics() {
     serde_json::from_str::<serde_json::Value>(GRAFANA).expect("JSON");
     // Some metrics exist only with drives, a host, written data and an error.
     let (mut appliance, _slots) = started();

@@ -17,7 +17,7 @@ use crate::observe::model::{
 };
 
 #[test]
-fn the_schemas_are_those_of_the_model() {
+fn openapi_schemas_match_the_model() {
     let mut document: Value = serde_json::from_str(OPENAPI).expect("JSON");
     let mut schemas = Map::new();
     // Chrome's format, which the model does not define.
@@ -53,7 +53,7 @@ fn the_schemas_are_those_of_the_model() {
     assert!(
         same,
         "openapi.json differs from observe/model.rs: UPDATE_EXPECTED=1 cargo test --workspace \
-         --all-features the_schemas_are_those_of_the_model"
+         --all-features openapi_schemas_match_the_model"
     );
 }
 

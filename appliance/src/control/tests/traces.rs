@@ -68,7 +68,7 @@ fn check(trace: &Value) -> BTreeMap<String, usize> {
 }
 
 #[test]
-fn every_request_is_in_the_trace_with_its_states() {
+fn trace_contains_every_request_with_its_states() {
     let lab = Lab::new("http = \"127.0.0.1:0\"");
     let (_admin, mut io) = lab.attach();
     for lba in 0..10 {

@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_reactor_drops_is_closed_by_the_control_thread() {
+    fn drive_dropped_by_a_reactor_is_closed_by_the_control_thread() {
         let drive: Arc<dyn DeviceBacking> = Arc::new(Drive);
         let released: Arc<ReleasedDrives> = Arc::default();
         let borrowed: Arc<dyn DeviceBacking> = Arc::new(DriveHandle {

@@ -14,7 +14,7 @@ fn latency(nqn: &str, reads: &[(usize, u64)]) -> TargetLatency {
 }
 
 #[test]
-fn commands_are_in_the_bucket_of_their_time_and_the_second_that_they_came_in() {
+fn heatmap_counts_by_latency_bucket_and_second() {
     let mut maps = Heatmaps::new();
     let none = latency("a", &[]);
     let some = latency("a", &[(0, 3), (63, 1), (64, 5), (67, 1), (68, 7), (255, 2)]);
@@ -37,7 +37,7 @@ fn commands_are_in_the_bucket_of_their_time_and_the_second_that_they_came_in() {
 }
 
 #[test]
-fn an_hour_later_only_what_is_newer_is_left() {
+fn heatmap_keeps_one_hour() {
     let mut maps = Heatmaps::new();
     let (none, one) = (latency("a", &[]), latency("a", &[(100, 1)]));
     maps.record(1, 1, &none, &one);
@@ -54,7 +54,7 @@ fn an_hour_later_only_what_is_newer_is_left() {
 }
 
 #[test]
-fn exports_beyond_the_bound_have_none_of_their_own() {
+fn exports_beyond_heatmaps_max_have_no_heatmap() {
     let mut maps = Heatmaps::new();
     let mut all = TargetLatency::default();
     for number in 0..=HEATMAPS_MAX {

@@ -21,7 +21,7 @@ fn of(recorder: &Recorder, seconds: usize) -> Vec<Option<f32>> {
 }
 
 #[test]
-fn steps_without_a_look_are_unknown_and_old_ones_fall_off() {
+fn history_has_gaps_for_missed_steps_and_drops_old_ones() {
     let mut recorder = recorder();
     recorder.put(1, 1, device(1.0));
     recorder.put(2, 2, device(2.0));
@@ -42,7 +42,7 @@ fn steps_without_a_look_are_unknown_and_old_ones_fall_off() {
 }
 
 #[test]
-fn a_clock_that_does_not_move_does_not_stop_it() {
+fn history_continues_when_the_clock_steps_back() {
     let mut recorder = recorder();
     recorder.put(7, 1, device(1.0));
     recorder.put(3, 2, device(2.0));
@@ -50,7 +50,7 @@ fn a_clock_that_does_not_move_does_not_stop_it() {
 }
 
 #[test]
-fn things_beyond_the_bound_are_left_out_until_others_are_forgotten() {
+fn series_beyond_the_limit_wait_for_expired_ones() {
     let mut recorder = recorder();
     let many = |from: usize| -> Vec<_> {
         let names = from..from + SERIES_MAX + 5;
@@ -83,7 +83,7 @@ fn things_beyond_the_bound_are_left_out_until_others_are_forgotten() {
 }
 
 #[test]
-fn a_total_that_fell_began_anew() {
+fn decreased_total_counts_from_zero() {
     let totals = |reads| Totals {
         reads,
         ..Totals::default()

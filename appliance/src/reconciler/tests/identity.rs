@@ -8,7 +8,7 @@ use super::MEMORY;
 use super::lab::{Busy, Host, address, apply, base, file, identifiers, nqn, started, with_export};
 
 #[test]
-fn an_exchanged_device_is_a_different_disk_and_its_hosts_are_disconnected() {
+fn replaced_device_gets_a_new_identity_and_disconnects_hosts() {
     let directory = TempDir::new().expect("a directory");
     let path = |name: &str| directory.path().join(name);
     let with = |device: &str| base("10s") + &with_export("vol", device);
@@ -51,7 +51,7 @@ fn an_exchanged_device_is_a_different_disk_and_its_hosts_are_disconnected() {
 
 /// The same file with another name is the same disk, even while the appliance has it open.
 #[test]
-fn a_renamed_file_is_the_same_disk() {
+fn renamed_file_keeps_its_identity() {
     let directory = TempDir::new().expect("a directory");
     let (old, new) = (directory.path().join("old"), directory.path().join("new"));
     let with = |path: &std::path::Path| base("10s") + &with_export("vol", &file(path, "1MiB"));

@@ -19,7 +19,7 @@ fn restricted(how: &str) -> String {
 }
 
 #[test]
-fn files_of_requests_lie_below_the_allowed_directories() {
+fn requested_files_must_be_below_allowed_paths() {
     let directory = TempDir::new().expect("a directory");
     let (allowed, secret) = (
         directory.path().join("allowed"),
@@ -68,7 +68,7 @@ fn files_of_requests_lie_below_the_allowed_directories() {
 }
 
 #[test]
-fn requests_bring_no_configuration_where_that_is_off() {
+fn apply_requests_are_refused_if_disabled() {
     let now = restricted("apply = false");
     let more = now.clone() + &with_export("more", "type = \"null\"\nsize = \"1MiB\"");
     let mut appliance = started(&now);
@@ -93,7 +93,7 @@ fn requests_bring_no_configuration_where_that_is_off() {
 /// If a file cannot be flushed on removal of its device, acknowledged data may be lost, and the
 /// response says so.
 #[test]
-fn a_device_that_cannot_be_flushed_is_removed_with_a_warning() {
+fn device_removal_warns_if_the_flush_fails() {
     let directory = TempDir::new().expect("a directory");
     let path = directory.path().join("vol");
     let with = base("10s") + &with_export("vol", &file(&path, "1MiB"));
@@ -116,7 +116,7 @@ fn a_device_that_cannot_be_flushed_is_removed_with_a_warning() {
 
 /// A smaller size would lose the whole content of the memory.
 #[test]
-fn memory_is_never_made_smaller() {
+fn shrinking_a_memory_device_is_refused() {
     let memory = |size: &str| format!("type = \"memory\"\nsize = \"{size}\"");
     let now = base("10s") + &with_export("ram", &memory("2MiB"));
     let mut appliance = started(&now);

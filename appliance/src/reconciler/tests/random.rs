@@ -111,12 +111,12 @@ fn device(random: &mut Seeded, number: u64, name: &str, directory: &Path) -> Str
 }
 
 #[test]
-fn a_difference_applied_equals_a_fresh_start() {
+fn applied_difference_equals_a_fresh_start() {
     let seed = std::env::var("WINDLASS_SEED")
         .ok()
         .and_then(|text| text.parse().ok());
     let seed = seed.unwrap_or(20_261_121);
-    println!("WINDLASS_SEED={seed} cargo test -p appliance a_difference_applied");
+    println!("WINDLASS_SEED={seed} cargo test -p appliance applied_difference");
     let (here, there) = (
         TempDir::new().expect("one"),
         TempDir::new().expect("another"),
