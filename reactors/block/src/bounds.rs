@@ -102,7 +102,7 @@ mod tests {
     };
 
     #[test]
-    fn ranges_that_wrap_or_end_outside_are_refused() {
+    fn ranges_that_overflow_or_exceed_the_device_are_refused() {
         for operation in [Operation::Read, ZEROES, Operation::Deallocate] {
             for (lba, blocks) in [
                 (1000, 1),
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_transfer_above_the_limit_is_unsupported() {
+    fn transfer_above_the_limit_is_unsupported() {
         assert_eq!(checked(Operation::Read, 0, 256), Ok(()));
         assert_eq!(
             checked(Operation::Read, 0, 257),
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_only_device_refuses_what_changes_it() {
+    fn read_only_device_refuses_modifying_operations() {
         let geometry = Geometry {
             read_only: true,
             ..GEOMETRY
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn deallocate_needs_a_device_that_has_it() {
+    fn deallocate_requires_device_support() {
         let geometry = Geometry {
             deallocate: Deallocate::Unsupported,
             ..GEOMETRY
@@ -164,14 +164,14 @@ mod tests {
 
     #[test]
     #[cfg_attr(debug_assertions, should_panic(expected = "does not match"))]
-    fn a_read_without_a_lease_needs_a_lending_queue() {
+    fn read_without_a_lease_requires_a_borrowing_queue() {
         let refused = request(Operation::Read, 0, 1).check(&GEOMETRY, false);
         assert_eq!(refused, Err(DeviceError::Internal));
     }
 
     proptest! {
         #[test]
-        fn accepted_ranges_lie_within(lba: u64, blocks: u32, count in 1..u64::MAX >> 12) {
+        fn accepted_ranges_are_within_the_device(lba: u64, blocks: u32, count in 1..u64::MAX >> 12) {
             let geometry = Geometry { block_count: count, ..GEOMETRY };
             let request = request(ZEROES, lba, blocks);
             let inside = u128::from(lba) + u128::from(blocks) <= u128::from(count);

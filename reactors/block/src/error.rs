@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_row_of_the_table() {
+    fn errno_mapping_table() {
         let rows = [
             (Errno::NOSPC, DeviceError::NoSpace, DeviceError::NoSpace),
             (Errno::DQUOT, DeviceError::NoSpace, DeviceError::NoSpace),
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn no_errno_is_taken_for_success_or_for_a_mismatch() {
+    fn no_errno_maps_to_compare_mismatch_or_out_of_range() {
         for raw in 1..=133 {
             for direction in [Direction::Read, Direction::Write] {
                 let error = DeviceError::from_errno(Errno::from_raw_os_error(raw), direction);

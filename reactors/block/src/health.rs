@@ -348,7 +348,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_outlive_their_queue() {
+    fn health_counts_survive_their_queue() {
         let counters = Arc::new(HealthCounters::default());
         let first = counters.open_queue();
         let second = counters.open_queue();

@@ -194,7 +194,7 @@ mod tests {
     use crate::request::Request;
 
     #[test]
-    fn everything_completes_at_once_and_nothing_moves() {
+    fn null_device_completes_immediately_without_copying() {
         let options = NullOptions {
             name: "null".into(),
             uuid: [0; 16],

@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_that_no_device_has() {
+    fn invalid_device_sizes() {
         for block_size in [0, 1, 511, 520, 1024, 8192, u32::MAX] {
             assert_eq!(
                 block_count(8192, block_size),
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_numbers_of_blocks() {
+    fn block_counts() {
         assert_eq!(block_count(8192, 512), Ok(16));
         assert_eq!(block_count((1 << 63) - 4096, 4096), Ok((1 << 51) - 1));
         assert_eq!(max_transfer_blocks(512), 2048);

@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_may_use_the_table_when_it_is_dropped() {
+    fn shared_object_may_access_the_table_in_drop() {
         struct Nested(SharedQueues);
         impl Drop for Nested {
             fn drop(&mut self) {

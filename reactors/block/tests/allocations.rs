@@ -92,12 +92,12 @@ fn allocations(device: &dyn Device, arena: &Arc<Arena>, requests: u64) -> u64 {
 }
 
 #[test]
-fn memory_allocates_nothing() {
+fn memory_device_does_not_allocate() {
     assert_eq!(allocations(&memory(), &arena(), 100_000), 0);
 }
 
 #[test]
-fn files_allocate_nothing() {
+fn file_device_does_not_allocate() {
     for fixed_buffers in [true, false] {
         let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let arena = arena();
@@ -112,7 +112,7 @@ fn files_allocate_nothing() {
 }
 
 #[test]
-fn the_null_device_allocates_nothing() {
+fn null_device_does_not_allocate() {
     let options = NullOptions {
         name: "null".into(),
         uuid: [1; 16],
@@ -126,7 +126,7 @@ fn the_null_device_allocates_nothing() {
 }
 
 #[test]
-fn wrappers_allocate_nothing() {
+fn fault_and_delay_wrappers_do_not_allocate() {
     let faults = FaultDevice::new(Arc::new(memory()), FaultPlan::default());
     assert_eq!(allocations(&faults, &arena(), 20_000), 0);
     let latency = Latency::Range {

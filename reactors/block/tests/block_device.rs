@@ -61,7 +61,7 @@ fn refusal(options: FileOptions) -> FileError {
 }
 
 #[test]
-fn a_block_device_is_as_any_other() {
+fn kernel_block_device_conforms() {
     for (block_size, direct) in [(4096, DirectIo::Auto), (512, DirectIo::Never)] {
         if Loop::new(512).is_none() {
             return;
@@ -85,7 +85,7 @@ fn a_block_device_is_as_any_other() {
 }
 
 #[test]
-fn its_size_and_sectors_are_what_they_are() {
+fn kernel_block_device_reports_size_and_sector_size() {
     let Some(volume) = Loop::new(4096) else {
         return;
     };
@@ -116,7 +116,7 @@ fn its_size_and_sectors_are_what_they_are() {
 }
 
 #[test]
-fn one_that_is_mounted_is_refused() {
+fn mounted_block_device_is_refused() {
     let Some(volume) = Loop::new(512) else {
         return;
     };
@@ -140,7 +140,7 @@ fn one_that_is_mounted_is_refused() {
 
 /// A write is on the underlying device.
 #[test]
-fn what_is_written_and_flushed_is_there() {
+fn flushed_write_reaches_the_underlying_device() {
     let Some(volume) = Loop::new(512) else {
         return;
     };

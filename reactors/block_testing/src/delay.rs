@@ -275,14 +275,14 @@ mod tests {
     }
 
     #[test]
-    fn a_fixed_latency_keeps_the_order() {
+    fn fixed_latency_preserves_order() {
         let latency = Latency::Fixed(Nanos::from_micros(50));
         let expected: Vec<(u64, u64)> = (0..32).map(|tag| (50, tag)).collect();
         assert_eq!(arrivals(latency, 1), expected);
     }
 
     #[test]
-    fn a_range_stays_within_its_bounds_and_replays() {
+    fn latency_range_is_respected_and_reproducible() {
         let (min, max) = (Nanos::from_micros(20), Nanos::from_micros(120));
         let first = arrivals(Latency::Range { min, max }, 1);
         assert!(
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_queue_counts_what_it_holds() {
+    fn full_delay_queue_refuses_and_counts_outstanding() {
         let mut queue = queue(Latency::Fixed(Nanos::MAX), 1);
         let request = |tag| Request {
             tag,

@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn full_ring_gives_the_value_back_and_leaves_the_others_room() {
+    fn full_ring_returns_the_value_and_does_not_affect_others() {
         let mut ports = mesh(2, 1);
         assert_eq!(ports[0].send(1, 'a'), Ok(()));
         assert_eq!(ports[0].send(1, 'b'), Err('b'));

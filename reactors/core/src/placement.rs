@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_busy_reactor_is_passed_over_although_it_has_fewer_connections() {
+    fn busy_reactor_is_skipped_despite_fewer_connections() {
         let placement = Placement::new(2);
         for _ in 0..6 {
             let _ = placement.choose_by(|index| if index == 0 { 900 } else { 0 });
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_that_end_make_room() {
+    fn released_connections_free_their_reactor() {
         let placement = Placement::new(2);
         let first = placement.choose_by(|_| 0);
         let second = placement.choose_by(|_| 0);
@@ -197,7 +197,7 @@ mod tests {
 
     /// The limit applies to all reactors together, regardless of the distribution.
     #[test]
-    fn the_limit_on_connections_is_exact() {
+    fn connection_limit_is_exact() {
         for reactors in 1..5 {
             let placement = Placement::with_limit(reactors, 64, 64);
             // All reactors but one are busy, so that one gets the connections.
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_reactor_is_passed_over() {
+    fn full_reactor_is_skipped() {
         let placement = Placement::with_limit(2, 64, 3);
         let busy = |index: usize| if index == 0 { 0 } else { 1_000_000 };
         let placed: Vec<_> = (0..8).map(|_| placement.choose_by(busy)).collect();

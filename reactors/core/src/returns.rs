@@ -88,14 +88,14 @@ mod tests {
     }
 
     #[test]
-    fn returns_go_where_they_came_from() {
+    fn nested_calls_return_correctly() {
         for _ in 0..1000 {
             assert_eq!(deep(40), 9 * 40 * 41 / 2);
         }
     }
 
     #[test]
-    fn the_kernel_is_asked_once() {
+    fn return_protection_is_queried_once() {
         restore_return_prediction();
         let found = RETURN_PROTECTION.load(Ordering::Relaxed);
         assert_ne!(found, UNKNOWN);

@@ -67,7 +67,7 @@ fn worker(port: Port<u64>) -> Box<Worker> {
 }
 
 #[test]
-fn a_turn_allocates_nothing() {
+fn turn_does_not_allocate() {
     let before = allocations_on_this_thread();
     drop(std::hint::black_box(Box::new(1)));
     assert_eq!(
@@ -104,7 +104,7 @@ fn a_turn_allocates_nothing() {
 
 /// The same with the real clock, real sleeps, and every activity counted as a stall.
 #[test]
-fn sleeping_allocates_nothing() {
+fn sleeping_does_not_allocate() {
     struct Ticking(Nanos);
     impl Poller for Ticking {
         fn name(&self) -> &str {

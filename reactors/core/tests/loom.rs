@@ -148,7 +148,7 @@ fn ring_keeps_order_when_it_is_full_and_when_it_wraps() {
 }
 
 #[test]
-fn ring_drops_remaining_values_with_its_last_end() {
+fn ring_drops_remaining_values_when_both_ends_are_dropped() {
     loom::model(|| {
         let (mut producer, mut consumer) = raw::ring(2);
         let counted = Arc::new(());
@@ -165,7 +165,7 @@ fn ring_drops_remaining_values_with_its_last_end() {
 }
 
 #[test]
-fn abandoned_ring_still_gives_everything_that_was_sent() {
+fn abandoned_ring_delivers_all_sent_values() {
     loom::model(|| {
         let (mut producer, mut consumer) = raw::ring(1);
         assert_eq!((producer.capacity(), consumer.capacity()), (1, 1));
@@ -183,7 +183,7 @@ fn abandoned_ring_still_gives_everything_that_was_sent() {
 }
 
 #[test]
-fn a_reader_of_the_recorder_sees_whole_notes_only() {
+fn recorder_reader_sees_only_whole_records() {
     bounded(|| {
         let ring = Arc::new(recorder::Ring::<2>::new());
         let written = Arc::clone(&ring);
@@ -202,7 +202,7 @@ fn a_reader_of_the_recorder_sees_whole_notes_only() {
 }
 
 #[test]
-fn no_wake_up_is_lost() {
+fn no_wakeup_is_lost() {
     bounded(|| {
         let (mut producer, mut consumer) = raw::ring(2);
         let shared = Arc::new((SleepFlag::new(), Doorbell::new()));
@@ -227,7 +227,7 @@ fn no_wake_up_is_lost() {
 }
 
 #[test]
-fn two_senders_of_one_sleep_lose_nothing() {
+fn two_senders_waking_one_sleeper_lose_no_message() {
     bounded(|| {
         let (mut first, mut from_first) = raw::ring(1);
         let (mut second, mut from_second) = raw::ring(1);
@@ -270,7 +270,7 @@ impl Drop for Message {
 }
 
 #[test]
-fn a_closed_mailbox_keeps_nothing() {
+fn closed_mailbox_drops_its_messages() {
     bounded(|| {
         let mailbox = Arc::new(Mailbox::new(2));
         let ended = Arc::new(Mutex::new(0));
@@ -293,7 +293,7 @@ fn a_closed_mailbox_keeps_nothing() {
 }
 
 #[test]
-fn a_full_mailbox_gives_the_message_back() {
+fn full_mailbox_returns_the_message() {
     loom::model(|| {
         let mailbox = Arc::new(Mailbox::new(1));
         let sender = {

@@ -86,7 +86,7 @@ mod start {
     use super::*;
 
     #[test]
-    fn set_up_runs_on_named_threads_before_any_turn() {
+    fn setup_runs_on_named_threads_before_any_turn() {
         let (say, said) = mpsc::channel();
         let reactors = Reactors::start(sleepers(2), move |index, setup| {
             assert_eq!(setup.index(), index);
@@ -115,7 +115,7 @@ mod start {
     }
 
     #[test]
-    fn a_pinned_reactor_may_run_on_its_core_only() {
+    fn pinned_reactor_runs_only_on_its_core() {
         let allowed = rustix::thread::sched_getaffinity(None).expect("our own affinity");
         let core = (0..rustix::thread::CpuSet::MAX_CPU).find(|&core| allowed.is_set(core));
         let core = core.expect("we run somewhere");
@@ -134,7 +134,7 @@ mod start {
     }
 
     #[test]
-    fn a_core_that_does_not_exist_is_named() {
+    fn missing_core_is_named_in_the_error() {
         for core in [1_000, 5_000_000] {
             let configs = vec![config(IdlePolicy::Sleep), ReactorConfig::pinned(core)];
             let error = Reactors::start(configs, |_, _| Ok(())).expect_err("no such core");
@@ -148,13 +148,13 @@ mod start {
     }
 
     #[test]
-    fn no_reactors_are_refused() {
+    fn starting_zero_reactors_is_refused() {
         let error = Reactors::start(Vec::new(), |_, _| Ok(())).expect_err("nothing to start");
         assert!(matches!(error, StartError::NoReactors));
     }
 
     #[test]
-    fn an_error_of_one_set_up_ends_the_others() {
+    fn setup_error_ends_all_reactors() {
         let alive = Arc::new(());
         let held = Arc::clone(&alive);
         let error = Reactors::start(sleepers(3), move |index, setup| {
@@ -183,7 +183,7 @@ mod start {
     }
 
     #[test]
-    fn a_panic_of_one_set_up_ends_the_others() {
+    fn setup_panic_ends_all_reactors() {
         let error = Reactors::start(sleepers(2), |index, _| {
             assert_ne!(index, 0, "on purpose");
             Ok(())
@@ -197,7 +197,7 @@ mod wake {
     use super::*;
 
     #[test]
-    fn a_message_wakes_a_sleeper() {
+    fn message_wakes_a_sleeping_reactor() {
         let reactors = Reactors::start(sleepers(1), |_, _| Ok(())).expect("a reactor");
         let handle = reactors.handle(0);
         for round in 1..=20 {
@@ -210,7 +210,7 @@ mod wake {
     }
 
     #[test]
-    fn a_sleeper_without_deadlines_is_left_alone_until_woken() {
+    fn sleeping_reactor_without_deadlines_runs_no_turn_until_woken() {
         let reactors = Reactors::start(sleepers(1), |_, _| Ok(())).expect("a reactor");
         let handle = reactors.handle(0);
         wait_for_sleep(handle);
@@ -276,7 +276,7 @@ mod wake {
     }
 
     #[test]
-    fn a_descriptor_is_answered_under_every_policy() {
+    fn ready_descriptor_is_handled_under_every_idle_policy() {
         for idle in [IdlePolicy::Sleep, IdlePolicy::adaptive(), IdlePolicy::Poll] {
             answer_a_descriptor(idle);
         }
@@ -365,7 +365,7 @@ mod wake {
     }
 
     #[test]
-    fn a_poller_that_is_not_ready_keeps_the_reactor_awake() {
+    fn poller_that_refuses_sleep_keeps_the_reactor_awake() {
         for idle in [IdlePolicy::Sleep, IdlePolicy::adaptive()] {
             let (polls, ready) = (
                 Arc::new(AtomicU64::new(0)),
@@ -430,7 +430,7 @@ mod wake {
     /// Every hop wakes a reactor that sleeps or is about to: after a single lost wake-up the value
     /// is stuck.
     #[test]
-    fn no_message_between_sleepers_is_lost() {
+    fn no_message_between_sleeping_reactors_is_lost() {
         const HOPS: u64 = 20_000;
         let mut ports = mesh::mesh(2, 1);
         ports[0].send(1, 0).expect("there is room");
@@ -472,7 +472,7 @@ mod watch {
     }
 
     #[test]
-    fn a_hanging_poller_is_named_from_outside() {
+    fn hung_poller_is_reported_from_other_threads() {
         let switch = Arc::new(AtomicBool::new(false));
         let ours = Arc::clone(&switch);
         let reactors = Reactors::start(sleepers(2), move |index, setup| {
@@ -511,7 +511,7 @@ mod watch {
     }
 
     #[test]
-    fn a_hanging_poller_does_not_hang_the_stop() {
+    fn hung_poller_does_not_block_stop() {
         let switch = Arc::new(AtomicBool::new(true));
         let ours = Arc::clone(&switch);
         let reactors = Reactors::start(sleepers(2), move |index, setup| {
@@ -561,7 +561,7 @@ mod stop {
     use super::*;
 
     #[test]
-    fn pollers_are_asked_until_they_are_done() {
+    fn stop_is_called_until_pollers_have_stopped() {
         let asked = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&asked);
         let reactors = Reactors::start(sleepers(2), move |index, setup| {
@@ -608,7 +608,7 @@ mod stop {
 
     /// The last work of one reactor needs the reply of another, which is quiet long before.
     #[test]
-    fn a_quiet_reactor_serves_the_others_to_the_end() {
+    fn quiet_reactor_keeps_running_until_all_have_stopped() {
         let (questions, answers) = (
             Arc::new(AtomicBool::new(false)),
             Arc::new(AtomicBool::new(false)),
@@ -641,7 +641,7 @@ mod stop {
     }
 
     #[test]
-    fn dropping_stops() {
+    fn dropping_reactors_stops_them() {
         let held = Arc::new(());
         let theirs = Arc::clone(&held);
         let reactors = Reactors::start(sleepers(2), move |_, setup| {

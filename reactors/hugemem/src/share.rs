@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn one_greedy_host_leaves_a_quarter() {
+    fn greedy_host_leaves_a_quarter_of_a_class() {
         let (held, free) = spread_of(48, 1);
         assert_eq!((held[0], free), (36, 12));
         let (held, free) = spread_of(1024, 1);
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn each_greedy_host_gets_as_much_and_something_stays() {
+    fn greedy_hosts_get_equal_shares_and_leave_a_reserve() {
         for hosts in 1..=8 {
             let (held, free) = spread_of(384, hosts);
             let most = held.iter().max().expect("some");
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_without_slices_gets_the_last_one_of_any_class() {
+    fn host_without_slices_may_take_the_last_unreserved_one() {
         for total in 1..=64 {
             let reserve = total / RESERVE_PART;
             let last = ClassUsage {
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_starving_host_waits_for_is_not_another_hosts() {
+    fn slice_awaited_by_a_starving_host_is_not_given_to_others() {
         let class_usage = ClassUsage { total: 3, free: 1 };
         assert!(class_usage.admits(2, false, 0));
         assert!(!class_usage.admits(2, false, 1));
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn plenty_never_exceeds_a_share() {
+    fn surplus_never_exceeds_a_share() {
         for total in 0..200 {
             for free in 0..=total {
                 let class_usage = ClassUsage { total, free };

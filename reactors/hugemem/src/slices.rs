@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn promises_take_half_of_a_class_in_equal_shares() {
+    fn promises_take_at_most_half_of_a_class_in_equal_shares() {
         let mut slices = slices();
         assert_eq!(slices.promise(4096, 1024, 4), Some(128));
         assert_eq!(slices.promise(4096, 100, 4), Some(100));
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_slice_is_not_promised_and_beside_promises_no_buffer_has_it() {
+    fn last_slice_of_a_class_is_neither_promised_nor_a_buffer() {
         let mut single = Slices::of(1 << 20, 1 << 20).expect("an arena");
         assert_eq!(single.promise(4096, 1, 1), None);
         assert_eq!(single.take_buffer(4096), Some(()));
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn more_sharers_than_slices_get_one_each_while_there_are_any() {
+    fn excess_sharers_get_one_slice_each_until_none_is_left() {
         let mut slices = slices();
         let granted: Vec<_> = (0..32).map(|_| slices.promise(65_536, 64, 128)).collect();
         assert!(granted[..31].iter().all(|it| *it == Some(1)));
@@ -165,7 +165,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_class_with_promises_keeps_a_slice_for_requests(
+        fn class_with_promises_reserves_a_slice_for_requests(
             bytes in (1usize << 20)..(64 << 20),
             steps in prop::collection::vec((1usize..=1 << 20, 1u32..2000, 1u32..9), 0..40),
         ) {

@@ -86,7 +86,7 @@ mod tests {
     use super::{copy, fence};
 
     #[test]
-    fn every_alignment_and_length_is_copied_exactly() {
+    fn streaming_copy_is_exact_for_any_alignment_and_length() {
         let from: Vec<u8> = (0..400).map(|it| it as u8).collect();
         for to_offset in [0, 1, 15, 16, 63, 64] {
             for from_offset in [0, 1, 33] {
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "the same length")]
-    fn lengths_that_differ_are_a_bug() {
+    fn streaming_copy_panics_on_different_lengths() {
         // SAFETY: nothing is copied.
         unsafe { copy(&mut [0; 64], &[0; 65]) };
     }

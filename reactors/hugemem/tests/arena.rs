@@ -48,7 +48,7 @@ const _: () = {
 };
 
 #[test]
-fn too_small_an_arena_names_the_least_that_would_do() {
+fn too_small_arena_error_names_the_minimum() {
     for (max_transfer, least) in [
         (1, 4096),
         (4097, 16384),
@@ -96,7 +96,7 @@ fn too_small_an_arena_names_the_least_that_would_do() {
 }
 
 #[test]
-fn small_arenas_leave_out_the_large_classes() {
+fn small_arena_omits_large_classes() {
     let arena = arena(1 << 20, 128 << 10);
     assert_eq!(arena.max_transfer(), 256 << 10);
     assert_eq!(arena.pool(0).max_transfer(), 256 << 10);
@@ -159,7 +159,7 @@ fn leases_are_aligned_disjoint_and_within_the_region() {
 }
 
 #[test]
-fn a_lease_is_as_long_as_asked_and_can_change_within_its_slice() {
+fn lease_has_the_requested_length_and_resizes_within_its_slice() {
     let pool = arena(1 << 20, 65536).pool(0);
     let mut lease = pool.take(5000).unwrap();
     assert_eq!(
@@ -183,7 +183,7 @@ fn a_lease_is_as_long_as_asked_and_can_change_within_its_slice() {
 }
 
 #[test]
-fn the_next_larger_slice_serves_when_the_right_size_is_out() {
+fn larger_slice_is_used_if_the_class_is_exhausted() {
     let arena = arena(2 << 20, 65536);
     let pool = arena.pool(4);
     let all = drain(&pool, 4096);
@@ -234,7 +234,7 @@ fn waiting_requests_are_served_in_order() {
 }
 
 #[test]
-fn one_size_does_not_hold_up_another_and_a_large_one_is_not_starved() {
+fn waiting_sizes_do_not_block_or_starve_each_other() {
     let arena = arena(2 << 20, 262_144);
     let (pool, other) = (arena.pool(8), arena.pool(8));
     let mut all = drain(&pool, 1);
@@ -280,7 +280,7 @@ fn one_size_does_not_hold_up_another_and_a_large_one_is_not_starved() {
 }
 
 #[test]
-fn what_is_promised_comes_in_its_turn_and_from_its_class_alone() {
+fn promised_slices_are_served_in_turn_from_their_class() {
     let arena = arena(2 << 20, 65_536);
     let pool = arena.pool(8);
     let promise = arena.promise(4096, 3, 1).expect("half of a class");
@@ -334,7 +334,7 @@ fn promises_and_buffers_leave_requests_a_slice_of_each_class() {
 }
 
 #[test]
-fn cancelled_waits_are_forgotten() {
+fn cancelled_waits_are_removed() {
     let arena = arena(1 << 20, 16384);
     let pool = arena.pool(6);
     let all = drain(&pool, 1);
@@ -364,7 +364,7 @@ fn cancelled_waits_are_forgotten() {
 }
 
 #[test]
-fn more_waiters_than_announced_are_the_owners_bug() {
+fn exceeding_the_announced_waiters_panics() {
     let pool = arena(4096, 4096).pool(1);
     let held = pool.take(4096);
     assert!(held.is_some());
@@ -383,7 +383,7 @@ fn more_waiters_than_announced_are_the_owners_bug() {
 }
 
 #[test]
-fn a_pool_that_goes_leaves_its_slices_and_no_waiters() {
+fn dropped_pool_returns_slices_and_removes_waiters() {
     let arena = arena(1 << 20, 4096);
     let total = arena.counters().classes[0].total;
     for _ in 0..3 {
@@ -413,7 +413,7 @@ fn a_lease_outlives_its_pool_and_arena() {
 }
 
 #[test]
-fn an_arena_that_begins_small_grows_to_all_its_slices() {
+fn arena_grows_to_all_its_slices() {
     let config = ArenaConfig {
         bytes: 64 << 20,
         pages: PagePolicy::Ordinary,
@@ -446,7 +446,7 @@ fn an_arena_that_begins_small_grows_to_all_its_slices() {
 }
 
 #[test]
-fn a_request_that_waits_gets_a_slice_that_is_added() {
+fn waiting_request_gets_an_added_slice() {
     let config = ArenaConfig {
         bytes: 16 << 20,
         pages: PagePolicy::Ordinary,

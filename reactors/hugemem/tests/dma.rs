@@ -28,7 +28,7 @@ fn free(arena: &Arena) -> u64 {
 }
 
 #[test]
-fn a_buffer_is_zeroed_exclusive_and_comes_back() {
+fn dma_buffer_is_zeroed_exclusive_and_returned() {
     let arena = arena(1 << 20);
     let before = free(&arena);
     let first = arena.dma_buffer(5000).expect("a slice");
@@ -54,7 +54,7 @@ fn a_buffer_is_zeroed_exclusive_and_comes_back() {
 }
 
 #[test]
-fn an_arena_without_room_gives_no_buffer() {
+fn full_arena_returns_no_dma_buffer() {
     let arena = arena(256 << 10);
     assert!(
         arena.dma_buffer((1 << 20) + 1).is_none(),
@@ -75,7 +75,7 @@ fn an_arena_without_room_gives_no_buffer() {
 }
 
 #[test]
-fn buffers_go_between_threads() {
+fn dma_buffers_can_be_shared_between_threads() {
     let arena = arena(1 << 20);
     let buffer = Arc::new(arena.dma_buffer(4096).expect("a slice"));
     let writer = Arc::clone(&buffer);
@@ -91,7 +91,7 @@ fn buffers_go_between_threads() {
 }
 
 #[test]
-fn a_view_shows_leases_and_changes_them() {
+fn dma_view_reads_and_writes_leases() {
     let arena = arena(1 << 20);
     let view = DmaView::of_arena(arena.region()).expect("a second mapping");
     assert_eq!(view.len(), arena.region().len());
@@ -140,7 +140,7 @@ fn an_access_to_unposted_memory_is_recorded() {
 
 /// Memory that is dropped without a proof is never reused.
 #[test]
-fn memory_that_a_device_may_access_is_not_given_out() {
+fn dropped_posted_memory_is_never_reused() {
     struct Nic;
     impl DmaDriver for Nic {
         type Done = ();
@@ -157,7 +157,7 @@ fn memory_that_a_device_may_access_is_not_given_out() {
 }
 
 #[test]
-fn a_view_outlives_the_region() {
+fn dma_view_outlives_the_region() {
     let arena = arena(1 << 20);
     let view = DmaView::of_arena(arena.region()).expect("a second mapping");
     drop(arena);
@@ -166,7 +166,7 @@ fn a_view_outlives_the_region() {
 }
 
 #[test]
-fn words_are_those_that_single_access_sees() {
+fn word_array_access_matches_single_access() {
     let arena = arena(1 << 20);
     let buffer = arena.dma_buffer(4096).expect("a slice");
     let view = DmaView::of_arena(arena.region()).expect("a second mapping");
@@ -187,7 +187,7 @@ fn words_are_those_that_single_access_sees() {
 }
 
 #[test]
-fn words_outside_are_refused() {
+fn word_array_access_out_of_bounds_panics() {
     let arena = arena(1 << 20);
     let buffer = arena.dma_buffer(100).expect("a slice");
     let attempts: [&dyn Fn(); 6] = [
@@ -203,7 +203,7 @@ fn words_outside_are_refused() {
 }
 
 #[test]
-fn access_outside_is_refused() {
+fn dma_access_out_of_bounds_panics() {
     let arena = arena(1 << 20);
     let buffer = arena.dma_buffer(100).expect("a slice");
     let view = DmaView::of_arena(arena.region()).expect("a second mapping");

@@ -11,7 +11,7 @@ use rustix::io::{pread, pwrite};
 const POLICIES: [PagePolicy; 3] = [PagePolicy::Auto, PagePolicy::HugeOnly, PagePolicy::Ordinary];
 
 #[test]
-fn nothing_and_too_much_are_refused() {
+fn empty_and_oversized_regions_are_refused() {
     for policy in POLICIES {
         assert!(matches!(Region::map(0, policy), Err(RegionError::Empty)));
     }
@@ -31,7 +31,7 @@ fn nothing_and_too_much_are_refused() {
 }
 
 #[test]
-fn missing_hugepages_name_the_fix() {
+fn missing_hugepages_error_names_the_remedy() {
     // More hugepages than any test machine has reserved.
     let error = Region::map(1 << 44, PagePolicy::HugeOnly).expect_err("16 TiB");
     let RegionError::NoHugePages { wanted, missing } = &error else {
@@ -70,7 +70,7 @@ fn field<'a>(lines: &'a [String], key: &str) -> &'a str {
 }
 
 #[test]
-fn every_page_is_there_pinned_and_kept_from_forks() {
+fn region_is_populated_pinned_and_not_inherited_by_forks() {
     for len in [1, 4096, 4097, (1 << 21) + 1, 70 << 20] {
         let region = Region::map(len, PagePolicy::Ordinary).unwrap();
         assert_eq!(region.page_size(), PageSize::Ordinary);
@@ -98,7 +98,7 @@ fn every_page_is_there_pinned_and_kept_from_forks() {
 }
 
 #[test]
-fn hugepages_are_used_or_noticed() {
+fn hugepages_are_used_or_a_notice_is_raised() {
     let region = Region::map((4 << 20) + 1, PagePolicy::Auto).unwrap();
     match region.page_size() {
         PageSize::Huge2MiB => assert_eq!(region.len(), 6 << 20),
@@ -120,7 +120,7 @@ fn hugepages_are_used_or_noticed() {
 }
 
 #[test]
-fn the_descriptor_reads_but_neither_writes_resizes_nor_punches() {
+fn region_descriptor_is_read_only_and_sealed() {
     for len in [1 << 20, 4 << 20] {
         for policy in [PagePolicy::Auto, PagePolicy::Ordinary] {
             let region = Region::map(len, policy).unwrap();
@@ -161,7 +161,7 @@ impl DmaMap for Recorder {
 }
 
 #[test]
-fn a_device_map_sees_the_whole_region_once() {
+fn device_map_is_called_once_for_the_whole_region() {
     let region = Region::map(8192, PagePolicy::Ordinary).unwrap();
     let map = Recorder {
         seen: RefCell::default(),
@@ -178,7 +178,7 @@ fn a_device_map_sees_the_whole_region_once() {
 }
 
 #[test]
-fn a_region_that_is_dropped_gives_its_memory_back() {
+fn dropped_region_is_unmapped() {
     // No other test maps as much, so the address range cannot be mapped again in full.
     let len = 96 << 20;
     let region = Region::map(len, PagePolicy::Ordinary).unwrap();

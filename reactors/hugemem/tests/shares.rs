@@ -25,7 +25,7 @@ fn drain(pool: &Pool, account: Account, len: usize) -> Vec<Lease> {
 }
 
 #[test]
-fn one_host_that_takes_all_it_can_leaves_others_a_part_of_each_class() {
+fn greedy_host_leaves_slices_of_each_class_to_others() {
     let arena = arena(64 * MIB, MIB);
     let pool = arena.pool(100);
     // From the largest size, so that no request takes a larger slice.
@@ -84,7 +84,7 @@ fn returned_slices_go_to_hosts_round_robin() {
 }
 
 #[test]
-fn a_host_beyond_its_share_delays_no_other_host() {
+fn host_beyond_its_share_does_not_delay_others() {
     let arena = arena(64 * MIB, MIB);
     let pool = arena.pool(300);
     let mut held = drain(&pool, GREEDY, MIB);
@@ -149,7 +149,7 @@ fn a_lease_can_be_charged_to_its_host_later() {
 }
 
 #[test]
-fn requests_that_wait_are_tried_when_something_came_back_or_after_a_millisecond() {
+fn waiting_requests_are_retried_after_a_return_or_1_ms() {
     let arena = arena(4096, 4096);
     let (pool, other) = (arena.pool(4), arena.pool(4));
     let only = other.take_for(GREEDY, 1).expect("free");
@@ -170,7 +170,7 @@ fn requests_that_wait_are_tried_when_something_came_back_or_after_a_millisecond(
 }
 
 #[test]
-fn the_longest_wait_is_known() {
+fn longest_and_oldest_wait_are_counted() {
     let arena = arena(4096, 4096);
     let pool = arena.pool(4);
     let only = pool.take(1).expect("free");
@@ -220,7 +220,7 @@ proptest! {
 
     /// In an arena of any size, each request is served as long as leases are returned.
     #[test]
-    fn every_request_of_every_host_is_served_in_arenas_of_all_sizes(
+    fn every_request_is_served_in_arenas_of_any_size(
         bytes in prop::sample::select(vec![MIB, 2 * MIB, 3 * MIB, 16 * MIB]),
         requests in prop::collection::vec(request(), 1..150),
     ) {
@@ -269,7 +269,7 @@ proptest! {
 }
 
 #[test]
-fn kept_leases_leave_slices_of_every_size_to_requests() {
+fn permanent_leases_leave_slices_of_every_class() {
     let arena = arena(2 * MIB, 64 << 10);
     let pool = arena.pool(1);
     for len in SIZES.into_iter().take(3).rev() {

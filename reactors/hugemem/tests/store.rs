@@ -12,7 +12,7 @@ fn store(len: usize) -> Arc<Store> {
 }
 
 #[test]
-fn ranges_beyond_the_store_are_the_callers_bug() {
+fn ranges_beyond_the_store_panic() {
     let handle = store(5000).handle();
     for (offset, len) in [
         (5000, 1),
@@ -31,7 +31,7 @@ fn ranges_beyond_the_store_are_the_callers_bug() {
 }
 
 #[test]
-fn a_loan_shares_with_readers_and_keeps_writers_off_its_units_only() {
+fn borrow_admits_readers_and_blocks_writers_of_its_units_only() {
     let store = store(4 * UNIT_BYTES);
     let (handle, other) = (store.handle(), store.handle());
     assert!(handle.try_write(0, &[5; 4 * UNIT_BYTES]));
@@ -60,7 +60,7 @@ fn a_loan_shares_with_readers_and_keeps_writers_off_its_units_only() {
 }
 
 #[test]
-fn an_empty_range_holds_nothing() {
+fn empty_range_locks_nothing() {
     let handle = store(UNIT_BYTES).handle();
     let nothing = handle.try_borrow_read(0, 0).unwrap();
     assert!(nothing.is_empty() && handle.try_write(0, &[1]));
@@ -103,7 +103,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn any_sequence_leaves_what_a_vector_would_hold(
+    fn store_matches_a_vector_model(
         steps in prop::collection::vec(
             (step(), 0..=MODEL_BYTES, 0..=MODEL_BYTES, any::<bool>()),
             1..60,
@@ -150,7 +150,7 @@ proptest! {
     }
 
     #[test]
-    fn a_loan_is_in_the_way_of_exactly_the_writes_that_share_a_unit(
+    fn borrow_blocks_exactly_the_writes_that_share_a_unit(
         (lent, lent_len) in (0..MODEL_BYTES, 1..=UNIT_BYTES),
         (wrote, wrote_len) in (0..MODEL_BYTES, 1..=UNIT_BYTES),
     ) {
@@ -170,7 +170,7 @@ proptest! {
 /// Each writer fills whole ranges with one byte; a reader that sees two values has seen a torn
 /// write.
 #[test]
-fn no_reader_sees_half_a_write() {
+fn no_reader_sees_a_torn_write() {
     const ROUNDS: usize = 4000;
     const UNITS: usize = 4;
     let store = store(UNITS * UNIT_BYTES);
@@ -234,7 +234,7 @@ fn streamed_ranges_stay_locked_until_the_fence() {
 
 /// A read of another range does not wait for the copy; a read of this range does.
 #[test]
-fn only_a_read_of_a_streamed_range_fences_it() {
+fn only_overlapping_reads_fence_a_streamed_write() {
     let store = store(STREAMED);
     let (handle, other) = (store.handle(), store.handle());
     assert!(handle.try_write(0, &[1; 600]));
@@ -249,7 +249,7 @@ fn only_a_read_of_a_streamed_range_fences_it() {
 }
 
 #[test]
-fn a_prefetch_takes_any_bytes_and_changes_none() {
+fn prefetch_accepts_any_range_without_effect() {
     let store = store(2 * UNIT_BYTES);
     let handle = store.handle();
     assert!(handle.try_write(0, &[7; 2 * UNIT_BYTES]));
@@ -265,7 +265,7 @@ fn a_prefetch_takes_any_bytes_and_changes_none() {
 }
 
 #[test]
-fn a_writer_sees_its_own_streamed_data() {
+fn writer_reads_its_own_streamed_data() {
     let handle = store(STREAMED).handle();
     for (round, offset) in [(1, 0), (2, 512), (3, UNIT_BYTES - 1), (4, 0)] {
         assert!(handle.try_write(offset, &[round; 600]));
@@ -283,7 +283,7 @@ fn a_writer_sees_its_own_streamed_data() {
 }
 
 #[test]
-fn a_handle_that_goes_leaves_nothing_held() {
+fn dropped_handle_releases_its_locks() {
     let store = store(STREAMED);
     let handle = store.handle();
     let borrow = handle.try_borrow_read(0, 1).unwrap();
@@ -295,7 +295,7 @@ fn a_handle_that_goes_leaves_nothing_held() {
 
 /// Readers on other threads see only whole units, each as one of the writers wrote it.
 #[test]
-fn streams_of_threads_do_not_mix() {
+fn concurrent_streamed_writes_are_not_torn() {
     const UNITS: usize = 4;
     const WRITES: u32 = 4000;
     let store = store(STREAMED);

@@ -9,7 +9,7 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 const CYCLES: u64 = 100_000;
 
 #[test]
-fn a_hundred_thousand_cycles_allocate_nothing() {
+fn a_hundred_thousand_lease_cycles_do_not_allocate() {
     let config = ArenaConfig {
         bytes: 1 << 20,
         pages: PagePolicy::Ordinary,
@@ -72,7 +72,7 @@ fn a_hundred_thousand_cycles_allocate_nothing() {
 }
 
 #[test]
-fn the_counter_counts() {
+fn allocation_counter_counts_allocations() {
     let before = allocations_on_this_thread();
     let mut bytes: Vec<u8> = std::hint::black_box(Vec::with_capacity(10));
     assert_eq!(allocations_on_this_thread() - before, 1);

@@ -447,7 +447,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_are_found_in_their_piece_or_not_at_all() {
+    fn fixed_buffer_index_requires_a_range_within_one_piece() {
         let pinned = Pinned {
             base: 1 << 40,
             len: (5 << 30) / 2,

@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn results_are_counts_or_negated_error_numbers() {
+    fn cqe_results_are_counts_or_negated_errnos() {
         assert_eq!(outcome(7), Ok(7));
         assert_eq!(outcome(-5), Err(Errno::IO));
         assert_eq!(outcome(-4095), Err(Errno::from_raw_os_error(4095)));
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn short_transfers_go_on_and_end_when_whole() {
+    fn short_transfers_continue_until_complete() {
         for kind in [Kind::Read, Kind::Write] {
             let mut extent = extent(kind, 8192);
             assert_eq!(extent.advance(Ok(4096)), Step::Continue);
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_read_is_the_end_of_the_file_and_nothing_written_a_short_write() {
+    fn zero_result_is_end_of_file_or_short_write() {
         assert_eq!(
             extent(Kind::Read, 512).advance(Ok(0)),
             Step::End(Err(Failure::EndOfFile))
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_cut_within_a_sector_met_the_end_of_the_file() {
+    fn unaligned_short_read_is_end_of_file() {
         let mut extent = extent(Kind::Read, 4096);
         assert_eq!(
             extent.advance(Err(Errno::INVAL)),
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_cut_short_never_turns_into_success() {
+    fn short_write_never_becomes_success() {
         let mut extent = extent(Kind::Write, 4096);
         assert_eq!(extent.advance(Ok(100)), Step::Continue);
         assert_eq!(
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn a_count_above_what_was_asked_for_is_an_error() {
+    fn result_above_the_requested_length_is_an_error() {
         for kind in [Kind::Read, Kind::Write] {
             assert_eq!(
                 extent(kind, 512).advance(Ok(513)),
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn progress_earns_new_retries() {
+    fn progress_resets_the_retry_limit() {
         let mut extent = extent(Kind::Write, 1024);
         for _ in 0..RETRIES_MAX {
             assert_eq!(extent.advance(Err(Errno::INTR)), Step::Retry);

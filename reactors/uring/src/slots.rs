@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stale_or_foreign_key_finds_nothing() {
+    fn stale_and_foreign_keys_are_rejected() {
         let mut table = SlotTable::new(2);
         let first = table.insert('a').unwrap();
         assert_eq!(table.remove(first), Some('a'));
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_table_gives_the_entry_back() {
+    fn full_table_returns_the_entry() {
         let mut table = SlotTable::new(1);
         let key = table.insert(1).unwrap();
         assert!(table.is_full());

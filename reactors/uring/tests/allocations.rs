@@ -11,7 +11,7 @@ use uring::{Done, Operation, Ring, RingConfig};
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 #[test]
-fn ten_thousand_operations_without_an_allocation() {
+fn ten_thousand_operations_do_not_allocate() {
     const DEPTH: u64 = 16;
     let config = ArenaConfig {
         bytes: 4 << 20,

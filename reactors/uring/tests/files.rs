@@ -114,7 +114,7 @@ fn read(file: FileId, offset: u64, lease: Lease) -> Operation {
 }
 
 #[test]
-fn what_was_written_is_read_with_and_without_fixed_buffers() {
+fn written_data_is_read_back_with_and_without_fixed_buffers() {
     for fixed_buffers in [true, false] {
         for flags in [0, O_DIRECT] {
             let mut bench = Bench::new(4, fixed_buffers);
@@ -162,7 +162,7 @@ fn what_was_written_is_read_with_and_without_fixed_buffers() {
 }
 
 #[test]
-fn a_read_that_meets_the_end_of_the_file_fails() {
+fn read_beyond_the_end_of_the_file_fails() {
     for flags in [0, O_DIRECT] {
         let mut bench = Bench::new(4, true);
         // The file ends within a sector; a direct read cannot continue from there.
@@ -184,7 +184,7 @@ fn a_read_that_meets_the_end_of_the_file_fails() {
 }
 
 #[test]
-fn ranges_lose_their_space_or_only_their_data() {
+fn punch_hole_frees_space_and_zero_range_keeps_it() {
     let mut bench = Bench::new(4, true);
     let (file, plain) = bench.file(64 * LEN, 0);
     plain.sync_all().unwrap();
@@ -225,7 +225,7 @@ fn ranges_lose_their_space_or_only_their_data() {
 }
 
 #[test]
-fn errors_arrive_with_their_lease() {
+fn errors_return_the_lease() {
     let mut bench = Bench::new(4, true);
     let path = bench.directory.path().join("read-only");
     std::fs::write(&path, [0; 4096]).unwrap();
@@ -296,7 +296,7 @@ fn one_system_call_submits_a_batch() {
 }
 
 #[test]
-fn a_transfer_that_was_cut_short_goes_on_by_itself() {
+fn short_transfer_is_continued_by_the_ring() {
     let mut bench = Bench::new(4, true);
     let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).unwrap();
     let file = bench.ring.add_file(Arc::new(reader)).unwrap();
@@ -314,7 +314,7 @@ fn a_transfer_that_was_cut_short_goes_on_by_itself() {
 }
 
 #[test]
-fn a_lease_of_another_arena_uses_no_fixed_buffer() {
+fn lease_of_another_arena_works_without_a_fixed_buffer() {
     let mut bench = Bench::new(4, true);
     let (file, _) = bench.file(LEN, 0);
     let other = Bench::new(1, false);
@@ -325,7 +325,7 @@ fn a_lease_of_another_arena_uses_no_fixed_buffer() {
 }
 
 #[test]
-fn a_ring_holds_so_many_files_and_no_more() {
+fn file_table_is_limited() {
     let mut bench = Bench::new(1, true);
     for _ in 0..FILES_MAX {
         bench.file(512, 0);
@@ -352,7 +352,7 @@ fn a_file_of_another_ring_panics() {
 }
 
 #[test]
-fn a_replaced_file_is_closed_and_the_next_operation_uses_the_new_one() {
+fn replaced_file_is_closed_and_later_operations_use_the_new_one() {
     let mut bench = Bench::new(2, true);
     let (file, _) = bench.file(4096, 0);
     let lease = bench.lease(4096, 0);

@@ -11,7 +11,7 @@ use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use uring::{Done, Notice, Operation, Ring, RingConfig};
 
 #[test]
-fn without_locked_memory_the_ring_works_and_says_what_it_costs() {
+fn ring_without_locked_memory_works_with_a_notice() {
     let config = ArenaConfig {
         bytes: 4 << 20,
         pages: PagePolicy::Ordinary,

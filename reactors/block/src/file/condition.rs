@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_cause_stays_until_the_device_is_reopened() {
+    fn first_damage_cause_is_kept_until_reopen() {
         let condition = Condition::default();
         let sound = condition.now();
         assert_eq!((sound.cause(), condition.damage()), (None, None));
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn every_cause_is_kept() {
+    fn every_damage_cause_round_trips() {
         for cause in CAUSES {
             let condition = Condition::default();
             condition.note_damage(cause);

@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn alignments_that_the_device_cannot_keep() {
+    fn unsupported_direct_io_alignments() {
         assert_eq!(judged(0, 0, 4096), Err(BufferedReason::Unsupported));
         assert_eq!(judged(4, 0, 4096), Err(BufferedReason::Unsupported));
         let coarse = BufferedReason::Alignment {
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn alignments_that_it_keeps() {
+    fn supported_direct_io_alignments() {
         assert_eq!(judged(4, 512, 512), Ok(()));
         assert_eq!(judged(4096, 4096, 4096), Ok(()));
         assert_eq!(judged(512, 512, 4096), Ok(()));
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_cannot_be_direct_says_so_and_stays_usable() {
+    fn file_without_direct_io_remains_usable() {
         // Files of procfs do not support direct I/O in any kernel.
         let file: OwnedFd = std::fs::File::open("/proc/self/maps").unwrap().into();
         let refused = make_direct(&file, 4096, 4096);

@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_success_waits_for_the_syncs_that_overlap_it_and_for_no_later_one() {
+    fn sync_success_waits_only_for_overlapping_syncs() {
         let mut order = SyncOrder::new(4);
         let (one, two) = (order.start(), order.start());
         order.end(two);

@@ -25,7 +25,7 @@ fn refusal(options: FileOptions) -> FileError {
 }
 
 #[test]
-fn a_missing_file_is_made_sparse_and_is_there_afterwards() {
+fn missing_file_is_created_sparse() {
     let folder = folder();
     let path = folder.path().join("image");
     let device = FileDevice::open(options(&path, Some(1 << 40))).unwrap();
@@ -42,7 +42,7 @@ fn a_missing_file_is_made_sparse_and_is_there_afterwards() {
 }
 
 #[test]
-fn an_empty_file_gets_its_size() {
+fn empty_file_is_extended_to_the_configured_size() {
     let folder = folder();
     let path = folder.path().join("image");
     std::fs::write(&path, []).unwrap();
@@ -74,7 +74,7 @@ fn an_empty_file_gets_its_size() {
 }
 
 #[test]
-fn a_missing_file_needs_a_size_to_be_made() {
+fn creating_a_file_requires_a_size() {
     let folder = folder();
     let path = folder.path().join("image");
     assert!(matches!(
@@ -95,7 +95,7 @@ fn a_missing_file_needs_a_size_to_be_made() {
 }
 
 #[test]
-fn impossible_sizes_touch_nothing() {
+fn invalid_size_creates_no_file() {
     let folder = folder();
     let path = folder.path().join("image");
     for (size_bytes, block_size) in [(4096 + 512, 4096), (513, 512), (0, 512), (8192, 1024)] {
@@ -111,7 +111,7 @@ fn impossible_sizes_touch_nothing() {
 }
 
 #[test]
-fn a_file_that_cannot_be_made_whole_is_removed_again() {
+fn partially_created_file_is_removed() {
     let folder = folder();
     let path = folder.path().join("image");
     // More than the maximum file size of any file system, less than the maximum file offset.
@@ -130,7 +130,7 @@ fn a_file_that_cannot_be_made_whole_is_removed_again() {
 }
 
 #[test]
-fn a_file_of_another_size_is_left_alone() {
+fn file_of_different_size_is_refused_unchanged() {
     let folder = folder();
     let path = folder.path().join("image");
     std::fs::write(&path, vec![1; 8192]).unwrap();
@@ -184,7 +184,7 @@ fn only_regular_files_are_served() {
 /// Symbolic links and `..` that lead out of the directory are refused, and nothing is created or
 /// changed at their targets.
 #[test]
-fn a_confined_file_stays_in_its_directory() {
+fn confined_file_cannot_escape_its_directory() {
     use std::os::unix::fs::symlink;
     let folder = folder();
     let (allowed, secret) = (folder.path().join("allowed"), folder.path().join("secret"));
@@ -239,7 +239,7 @@ fn a_confined_file_stays_in_its_directory() {
 }
 
 #[test]
-fn a_file_is_served_only_once() {
+fn file_can_be_opened_by_one_device_only() {
     let folder = folder();
     let path = folder.path().join("image");
     let writer = FileDevice::open(options(&path, Some(8192))).unwrap();
@@ -264,7 +264,7 @@ fn a_file_is_served_only_once() {
 }
 
 #[test]
-fn the_lock_lasts_as_long_as_a_queue() {
+fn file_lock_is_held_until_the_last_queue_closes() {
     let folder = folder();
     let path = folder.path().join("image");
     let device = FileDevice::open(options(&path, Some(8192))).unwrap();
@@ -281,7 +281,7 @@ fn the_lock_lasts_as_long_as_a_queue() {
 }
 
 #[test]
-fn page_cache_by_choice_needs_no_notice() {
+fn configured_page_cache_use_raises_no_notice() {
     let folder = folder();
     let never = FileOptions {
         direct: DirectIo::Never,
@@ -298,7 +298,7 @@ fn page_cache_by_choice_needs_no_notice() {
 }
 
 #[test]
-fn notices_are_one_line_with_what_it_costs() {
+fn notices_are_one_line_with_their_consequence() {
     let path = PathBuf::from("/srv/image");
     let reasons = [
         BufferedReason::Unsupported,
@@ -337,7 +337,7 @@ fn notices_are_one_line_with_what_it_costs() {
 }
 
 #[test]
-fn a_file_grows_and_never_shrinks() {
+fn file_device_grows_but_does_not_shrink() {
     let folder = folder();
     let path = folder.path().join("image");
     let device = FileDevice::open(options(&path, Some(1 << 20))).unwrap();

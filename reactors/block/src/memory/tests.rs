@@ -86,7 +86,7 @@ impl Bench {
 const WRITE: Operation = Operation::Write { fua: false };
 
 #[test]
-fn sizes_that_cannot_be() {
+fn invalid_memory_device_sizes() {
     let options = MemoryOptions {
         name: "ram".into(),
         uuid: [1; 16],
@@ -122,7 +122,7 @@ fn sizes_that_cannot_be() {
 }
 
 #[test]
-fn a_stream_of_reads_cannot_keep_a_write_out() {
+fn reads_do_not_starve_a_write() {
     let device = device(1 << 20, 512);
     let mut bench = Bench::new(&device);
     let borrow = bench.borrow_read(3);
@@ -168,7 +168,7 @@ fn reads_share_borrowed_ranges() {
 }
 
 #[test]
-fn a_loan_of_another_queue_is_waited_for_too() {
+fn write_waits_for_a_borrow_of_another_queue() {
     let device = device(1 << 20, 512);
     let (mut reader, mut writer) = (Bench::new(&device), Bench::new(&device));
     let borrow = reader.borrow_read(0);
@@ -188,7 +188,7 @@ fn a_loan_of_another_queue_is_waited_for_too() {
 
 /// A write that is refused inline may wait for a lease before it returns as a request.
 #[test]
-fn a_write_that_was_refused_at_once_keeps_no_reader_waiting() {
+fn refused_inline_write_does_not_block_readers() {
     let device = device(1 << 20, 512);
     let (mut reader, mut writer) = (Bench::new(&device), Bench::new(&device));
     let borrow = reader.borrow_read(0);
@@ -201,7 +201,7 @@ fn a_write_that_was_refused_at_once_keeps_no_reader_waiting() {
 /// A write that waits for a borrow is cancelled: its lease returns to the pool and its data is
 /// never written.
 #[test]
-fn a_write_that_waits_is_given_up() {
+fn waiting_write_can_be_cancelled() {
     let device = device(1 << 20, 512);
     let (mut reader, mut writer) = (Bench::new(&device), Bench::new(&device));
     let borrow = reader.borrow_read(0);
@@ -225,7 +225,7 @@ fn a_write_that_waits_is_given_up() {
 }
 
 #[test]
-fn a_large_range_is_zeroed_in_pieces_while_others_are_served() {
+fn large_write_zeroes_does_not_block_other_requests() {
     const SIZE: u64 = 8 << 20;
     let device = device(SIZE, 512);
     let mut bench = Bench::new(&device);
@@ -263,7 +263,7 @@ fn a_large_range_is_zeroed_in_pieces_while_others_are_served() {
 }
 
 #[test]
-fn a_dropped_queue_leaves_nothing_held() {
+fn dropped_queue_releases_its_range_locks() {
     let device = device(1 << 20, 512);
     let mut bench = Bench::new(&device);
     let borrow = bench.borrow_read(0);
@@ -278,7 +278,7 @@ fn a_dropped_queue_leaves_nothing_held() {
 }
 
 #[test]
-fn an_inline_read_borrows_and_is_counted() {
+fn inline_read_borrows_memory_and_is_counted() {
     let device = device(1 << 20, 512);
     let mut bench = Bench::new(&device);
     let borrow = bench
@@ -300,7 +300,7 @@ fn grow(device: &MemoryDevice, size_bytes: u64) {
 }
 
 #[test]
-fn a_device_does_not_shrink_or_grow_to_what_cannot_be() {
+fn shrinking_and_invalid_growth_are_refused() {
     let device = device(1 << 20, 4096);
     for size_bytes in [0, 4096, (1 << 20) + 1, (1 << 20) - 4096, 1 << 60] {
         assert!(device.allocate_growth(size_bytes).is_err(), "{size_bytes}");
@@ -313,7 +313,7 @@ fn a_device_does_not_shrink_or_grow_to_what_cannot_be() {
 /// Such a read takes a lease like all other requests, under the rules of shares: no request waits
 /// for a lease inside the device.
 #[test]
-fn a_read_over_the_edge_of_added_memory_is_not_lent() {
+fn read_across_memory_segments_is_not_borrowed() {
     let device = device(8192, 512);
     grow(&device, 16384);
     let mut bench = Bench::new(&device);
@@ -337,7 +337,7 @@ fn a_read_over_the_edge_of_added_memory_is_not_lent() {
 /// The written data stays, the new end reads as zeroes, and a queue without notification refuses
 /// it.
 #[test]
-fn a_device_grows_under_its_queues() {
+fn memory_device_grows_with_open_queues() {
     // The old end lies within a unit, and within a block of a request across it.
     let device = device((1 << 20) - 512, 512);
     let edge = (1 << 20) / 512 - 1;
@@ -394,7 +394,7 @@ fn a_device_grows_under_its_queues() {
 
 /// Other queues see an inline write at the latest after the turn.
 #[test]
-fn an_inline_write_is_visible_after_its_turn() {
+fn inline_write_is_visible_after_flush() {
     let device = device(32 << 20, 512);
     let (mut writer, mut reader) = (Bench::new(&device), Bench::new(&device));
     assert!(writer.queue.write_inline(3, &[7; 512]));
@@ -408,7 +408,7 @@ fn an_inline_write_is_visible_after_its_turn() {
 }
 
 #[test]
-fn requests_that_wait_leave_the_depth_and_other_memory_to_others() {
+fn waiting_requests_do_not_use_queue_depth() {
     const WAITING: u64 = 200;
     let device = device(4 << 20, 512);
     let mut bench = Bench::new(&device);
@@ -443,7 +443,7 @@ fn requests_that_wait_leave_the_depth_and_other_memory_to_others() {
 
 /// Of requests for the same memory, the older one ends first, whatever else they wait for.
 #[test]
-fn of_requests_for_the_same_memory_the_older_one_ends_first() {
+fn overlapping_requests_complete_in_order() {
     const UNITS: u64 = 64;
     for seed in 0..40 {
         let mut seeded = reactors::sim::Seeded::new(seed, 0);
@@ -511,7 +511,7 @@ fn of_requests_for_the_same_memory_the_older_one_ends_first() {
 /// Each unit of a refused write makes readers yield 4,095 times. After the write was given up they
 /// would continue to do so, unit by unit, for a million polls.
 #[test]
-fn readers_do_not_yield_to_a_write_that_was_given_up() {
+fn readers_do_not_yield_to_a_cancelled_write() {
     let device = device(4 << 20, 512);
     for at_once in [false, true] {
         let (mut reader, mut bench) = (Bench::new(&device), Bench::new(&device));
@@ -585,7 +585,7 @@ fn costs(waiting: u64, same: bool) -> [std::time::Duration; 3] {
 
 /// Comparing every pair of 1,000 deferred requests in each poll took 300 times as long.
 #[test]
-fn what_a_step_costs_does_not_grow_with_what_waits() {
+fn poll_cost_is_independent_of_waiting_requests() {
     for same in [false, true] {
         let (few, many) = (costs(20, same), costs(1000, same));
         for (few, many) in few.iter().zip(many) {

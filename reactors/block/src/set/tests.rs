@@ -122,7 +122,7 @@ fn polled(set: &DeviceSet) -> Vec<Seen> {
 }
 
 #[test]
-fn each_client_gets_its_own_completions_with_its_own_tags() {
+fn completions_reach_their_client_with_its_tags() {
     let device = script(100);
     let set = set_of(&[&device]);
     let (one, two) = (set.register(64), set.register(64));
@@ -139,7 +139,7 @@ fn each_client_gets_its_own_completions_with_its_own_tags() {
 }
 
 #[test]
-fn requests_wait_in_line_and_any_of_them_can_be_cancelled() {
+fn deferred_requests_are_fifo_and_cancellable() {
     let device = script(0);
     let set = set_of(&[&device]);
     let (one, two) = (set.register(8), set.register(8));
@@ -179,7 +179,7 @@ fn requests_wait_in_line_and_any_of_them_can_be_cancelled() {
 }
 
 #[test]
-fn what_is_refused_after_a_wait_completes_with_the_error() {
+fn deferred_request_refused_later_completes_with_the_error() {
     let device = script(0);
     let set = set_of(&[&device]);
     let client = set.register(100);
@@ -245,7 +245,7 @@ fn a_completion_may_submit_the_next_request() {
 }
 
 #[test]
-fn a_busy_device_is_polled_in_every_turn_and_the_others_in_turn() {
+fn busy_devices_are_polled_every_turn_and_idle_ones_in_rotation() {
     let devices = [(); 4].map(|()| script(0));
     let set = set_of(&[&devices[0], &devices[1], &devices[2], &devices[3]]);
     let client = set.register(8);
@@ -277,7 +277,7 @@ fn a_busy_device_is_polled_in_every_turn_and_the_others_in_turn() {
 }
 
 #[test]
-fn requests_of_one_client_are_given_up_and_those_of_the_other_are_not() {
+fn give_up_affects_only_the_given_client() {
     let device = script(100);
     let set = set_of(&[&device]);
     let (one, two) = (set.register(8), set.register(8));

@@ -62,41 +62,41 @@ fn file(folder: &Path, block_size: u32, direct: DirectIo, fixed_buffers: bool) -
 }
 
 #[test]
-fn memory_with_both_block_sizes() {
+fn memory_device_with_both_block_sizes_conforms() {
     for block_size in [512, 4096] {
         run(|| Subject::new(memory(block_size, false), arena()));
     }
 }
 
 #[test]
-fn memory_for_reading_only() {
+fn read_only_memory_device_conforms() {
     run_read_only(|| Subject::new(memory(4096, true), arena()));
 }
 
 #[test]
-fn files_on_disk_with_blocks_of_4096() {
+fn disk_file_with_4096_byte_blocks_conforms() {
     run(|| file(&disk(), 4096, DirectIo::Auto, true));
 }
 
 #[test]
-fn files_on_disk_with_blocks_of_512() {
+fn disk_file_with_512_byte_blocks_conforms() {
     run(|| file(&disk(), 512, DirectIo::Auto, true));
 }
 
 #[test]
-fn files_on_disk_through_the_page_cache_without_fixed_buffers() {
+fn buffered_disk_file_without_fixed_buffers_conforms() {
     run(|| file(&disk(), 512, DirectIo::Never, false));
 }
 
 #[test]
-fn files_in_memory_with_both_block_sizes() {
+fn tmpfs_file_with_both_block_sizes_conforms() {
     for block_size in [512, 4096] {
         run(|| file(Path::new("/dev/shm"), block_size, DirectIo::Auto, true));
     }
 }
 
 #[test]
-fn files_for_reading_only() {
+fn read_only_file_conforms() {
     run_read_only(|| {
         let folder = TempDir::new_in(disk()).unwrap();
         let path = folder.path().join("image");
@@ -114,7 +114,7 @@ fn files_for_reading_only() {
 }
 
 #[test]
-fn a_plan_without_faults_changes_nothing() {
+fn fault_device_without_faults_conforms() {
     run(|| {
         let device = FaultDevice::new(Arc::new(memory(4096, false)), FaultPlan::default());
         Subject::new(device, arena())
@@ -153,7 +153,7 @@ fn delayed(subject: Subject, latency: Latency) -> Subject {
 }
 
 #[test]
-fn delayed_completions_are_correct() {
+fn delay_device_conforms() {
     let latencies = [
         Latency::Fixed(Nanos::ZERO),
         Latency::Fixed(Nanos::from_micros(35)),
@@ -169,7 +169,7 @@ fn delayed_completions_are_correct() {
 }
 
 #[test]
-fn a_device_that_grew_is_as_any_other() {
+fn grown_memory_device_conforms() {
     run(|| {
         let device = memory(512, false);
         for blocks in [BLOCKS + 1, BLOCKS + 117, 5 * BLOCKS] {
@@ -182,7 +182,7 @@ fn a_device_that_grew_is_as_any_other() {
 
 /// Writes of a large device bypass the processor's caches.
 #[test]
-fn a_large_device_is_as_any_other() {
+fn large_memory_device_conforms() {
     run(|| {
         let options = MemoryOptions {
             size_bytes: 32 << 20,

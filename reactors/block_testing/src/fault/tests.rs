@@ -114,7 +114,7 @@ fn requests_fail_by_kind_and_by_block() {
 }
 
 #[test]
-fn a_flush_touches_every_block() {
+fn block_rule_matches_flush() {
     let effect = Effect::Fail(DeviceError::MediaWrite);
     let rule = FaultRule::new(OperationKinds::FLUSH, When::Always, effect);
     let mut bench = Bench::new(vec![FaultRule {
@@ -140,7 +140,7 @@ fn requests_fail_by_count() {
 }
 
 #[test]
-fn chance_replays_from_its_seed() {
+fn random_faults_are_reproducible_from_the_seed() {
     let failing = |seed, share| {
         let rule = FaultRule::new(OperationKinds::ALL, When::PerMillion(share), MEDIA);
         let mut bench = Bench::seeded(FaultPlan {
@@ -160,7 +160,7 @@ fn chance_replays_from_its_seed() {
 }
 
 #[test]
-fn held_completions_come_when_they_are_released() {
+fn held_completions_arrive_after_release() {
     let rule = FaultRule::new(OperationKinds::WRITE, When::Always, Effect::Hold);
     let mut bench = Bench::new(vec![rule]);
     let first = bench.try_submit(WRITE, 0).unwrap();
@@ -192,7 +192,7 @@ fn held_completions_come_when_they_are_released() {
 
 /// The inner queue uses other tags, so that tags are translated for it.
 #[test]
-fn what_is_given_up_is_named_by_the_callers_tag() {
+fn give_up_uses_the_callers_tags() {
     let mut bench = Bench::new(Vec::new());
     let read = Request {
         tag: 7,
@@ -217,7 +217,7 @@ fn what_is_given_up_is_named_by_the_callers_tag() {
 }
 
 #[test]
-fn a_refusal_for_now_hands_the_request_back() {
+fn later_refusal_returns_the_request() {
     let rule = FaultRule::new(OperationKinds::ALL, When::First(2), Effect::Later);
     let mut bench = Bench::new(vec![rule]);
     for _ in 0..2 {
@@ -232,7 +232,7 @@ fn a_refusal_for_now_hands_the_request_back() {
 }
 
 #[test]
-fn a_removed_device_ends_what_it_had_and_takes_no_more() {
+fn removed_device_ends_its_requests_and_refuses_new_ones() {
     let hold = FaultRule::new(OperationKinds::WRITE, When::Always, Effect::Hold);
     let remove = FaultRule::new(OperationKinds::FLUSH, When::Always, Effect::Remove);
     let mut bench = Bench::new(vec![hold, remove]);
@@ -282,7 +282,7 @@ fn a_removed_device_ends_what_it_had_and_takes_no_more() {
 }
 
 #[test]
-fn the_first_rule_that_fires_decides() {
+fn first_matching_fault_rule_applies() {
     let mut bench = Bench::new(vec![
         FaultRule::new(
             OperationKinds::READ,
@@ -297,7 +297,7 @@ fn the_first_rule_that_fires_decides() {
 }
 
 #[test]
-fn what_the_device_would_refuse_meets_no_fault() {
+fn invalid_requests_are_refused_before_fault_rules() {
     let mut bench = Bench::new(vec![FaultRule::new(
         OperationKinds::ALL,
         When::Always,

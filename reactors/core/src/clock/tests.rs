@@ -5,7 +5,7 @@ use super::*;
 const TOLERANCE: Nanos = Nanos::from_millis(1);
 
 #[test]
-fn process_clock_never_goes_back() {
+fn process_clock_is_monotonic() {
     let clock = TscClock::new();
     let mut last = clock.now();
     for _ in 0..100_000 {
@@ -16,7 +16,7 @@ fn process_clock_never_goes_back() {
 }
 
 #[test]
-fn process_clock_keeps_the_kernels_time() {
+fn process_clock_matches_the_kernel_clock() {
     let clock = TscClock::new();
     for _ in 0..1_000 {
         let before = kernel_now();
@@ -28,7 +28,7 @@ fn process_clock_keeps_the_kernels_time() {
 }
 
 #[test]
-fn copies_and_threads_share_one_scale() {
+fn clock_calibration_is_shared() {
     let clock = TscClock::new();
     let other = std::thread::spawn(TscClock::new).join().expect("no panic");
     assert_eq!(clock.uses_counter(), other.uses_counter());

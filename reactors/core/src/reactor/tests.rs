@@ -127,7 +127,7 @@ fn a_turn_runs_messages_pollers_timers_and_flushes() {
 }
 
 #[test]
-fn messages_run_in_order_and_not_those_that_they_cause() {
+fn messages_sent_in_a_turn_run_in_the_next() {
     let mut bench = Bench::with(ReactorConfig {
         inbox_capacity: 3,
         ..ReactorConfig::default()
@@ -152,7 +152,7 @@ fn messages_run_in_order_and_not_those_that_they_cause() {
 }
 
 #[test]
-fn full_inbox_gives_the_message_back() {
+fn full_inbox_returns_the_message() {
     let bench = Bench::with(ReactorConfig {
         inbox_capacity: 1,
         ..ReactorConfig::default()
@@ -183,7 +183,7 @@ fn messages_to_an_ended_reactor_are_refused_and_dropped() {
 }
 
 #[test]
-fn pollers_come_and_go() {
+fn pollers_can_be_registered_and_removed() {
     let mut bench = Bench::new();
     let poller = Scripted::new("a", &bench);
     let first = bench.add(poller);
@@ -283,7 +283,7 @@ fn timers_fire_when_due_and_can_be_cancelled() {
 }
 
 #[test]
-fn a_timer_that_rearms_itself_in_the_past_does_not_hold_the_turn() {
+fn timer_rearmed_in_the_past_does_not_extend_the_turn() {
     fn rearm(reactor: &mut Reactor) {
         assert!(reactor.schedule(Nanos::ZERO, Box::new(rearm)).is_ok());
     }
@@ -296,7 +296,7 @@ fn a_timer_that_rearms_itself_in_the_past_does_not_hold_the_turn() {
 }
 
 #[test]
-fn full_timers_give_the_job_back() {
+fn full_timer_wheel_returns_the_job() {
     let mut bench = Bench::with(ReactorConfig {
         timers_max: 1,
         ..ReactorConfig::default()
@@ -328,7 +328,7 @@ fn the_next_deadline_is_the_earliest_of_pollers_and_timers() {
 }
 
 #[test]
-fn stop_asks_in_every_turn_until_all_is_quiet() {
+fn stop_polls_every_turn_until_all_pollers_have_stopped() {
     let mut bench = Bench::new();
     let poller = Scripted::new("a", &bench);
     let outstanding = Rc::clone(&poller.outstanding);
@@ -348,7 +348,7 @@ fn stop_asks_in_every_turn_until_all_is_quiet() {
 }
 
 #[test]
-fn stop_ends_at_the_deadline_and_names_what_is_left() {
+fn stop_ends_at_the_deadline_and_reports_outstanding_pollers() {
     let mut bench = Bench::new();
     for (name, items) in [("quick", 0), ("slow", 7)] {
         let poller = Scripted::new(name, &bench);
@@ -375,7 +375,7 @@ fn stop_ends_at_the_deadline_and_names_what_is_left() {
 }
 
 #[test]
-fn reactors_of_a_group_end_together() {
+fn reactors_of_a_group_finish_together() {
     let group = Group::new(2);
     let outstanding: Vec<Rc<Cell<u32>>> = vec![Rc::new(Cell::new(0)), Rc::new(Cell::new(1))];
     let mut reactors: Vec<Reactor> = Vec::new();
@@ -431,7 +431,7 @@ mod watch {
     }
 
     #[test]
-    fn a_long_poll_is_a_stall_with_a_name() {
+    fn long_poll_is_recorded_as_a_named_stall() {
         let mut bench = Bench::new();
         for (name, millis) in [("brisk", 10), ("sluggish", 25)] {
             let poller = slow(name, millis, &bench);
@@ -451,7 +451,7 @@ mod watch {
     }
 
     #[test]
-    fn records_keep_the_name_of_a_removed_poller() {
+    fn stall_records_keep_the_name_of_a_removed_poller() {
         let mut bench = Bench::new();
         let poller = slow("gone", 40, &bench);
         let id = bench.add(poller);
@@ -473,7 +473,7 @@ mod watch {
     }
 
     #[test]
-    fn messages_and_timers_can_stall_too() {
+    fn stalls_of_messages_and_timers_are_recorded() {
         let mut bench = Bench::new();
         let clock = bench.clock.clone();
         let dawdle: TimerJob = Box::new(move |_| clock.advance(Nanos::from_millis(30)));
@@ -489,7 +489,7 @@ mod watch {
     }
 
     #[test]
-    fn a_reactor_inside_a_poll_can_be_seen_from_outside() {
+    fn stuck_poller_is_visible_from_other_threads() {
         let mut bench = Bench::new();
         let handle = bench.reactor.handle();
         struct Looking {
@@ -528,7 +528,7 @@ mod watch {
     }
 
     #[test]
-    fn time_is_booked_as_busy_or_idle() {
+    fn turn_time_is_accounted_as_busy_or_idle() {
         let mut bench = Bench::new();
         let progress = Rc::new(Cell::new(Progress::Idle));
         struct Told {

@@ -9,7 +9,7 @@ fn note(command: u16) -> TraceRecord {
 }
 
 #[test]
-fn notes_come_back_in_their_order() {
+fn trace_records_are_read_in_order() {
     let recorder = Recorder::new();
     let recording = recorder.recording();
     assert_eq!(recording.read(0), TraceRecords::default());
@@ -28,7 +28,7 @@ fn notes_come_back_in_their_order() {
 }
 
 #[test]
-fn the_oldest_make_room() {
+fn oldest_trace_records_are_overwritten() {
     let recorder = Recorder::new();
     let many = TRACE_RECORDS_MAX as u64 + 100;
     for number in 0..many {
@@ -45,7 +45,7 @@ fn the_oldest_make_room() {
 }
 
 #[test]
-fn a_reader_beside_the_writer_sees_whole_notes_in_order() {
+fn concurrent_reader_sees_whole_trace_records_in_order() {
     let recording = Recording::new();
     let reader = recording.clone();
     let writer = std::thread::spawn(move || {
@@ -72,7 +72,7 @@ fn a_reader_beside_the_writer_sees_whole_notes_in_order() {
 
 proptest! {
     #[test]
-    fn a_note_keeps_its_parts(kind: u8, argument in 0_u32..1 << 24, queue: u16, command: u16) {
+    fn trace_record_fields_round_trip(kind: u8, argument in 0_u32..1 << 24, queue: u16, command: u16) {
         let note = TraceRecord::new(TraceRecordKind(kind), argument, queue, command);
         prop_assert_eq!(note.kind(), TraceRecordKind(kind));
         prop_assert_eq!((note.argument(), note.queue(), note.command()), (argument, queue, command));
@@ -82,7 +82,7 @@ proptest! {
     }
 
     #[test]
-    fn a_stall_keeps_its_poller_and_its_time(poller: u16, us in 0..=u64::from(u32::MAX)) {
+    fn stall_record_round_trips(poller: u16, us in 0..=u64::from(u32::MAX)) {
         let note = TraceRecord::stall(poller, Nanos::from_micros(us));
         prop_assert_eq!((note.kind(), note.argument()), (TraceRecordKind::STALL, u32::from(poller)));
         prop_assert_eq!(note.stalled_for(), Nanos::from_micros(us));

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use super::*;
 
 #[test]
-fn full_ring_gives_the_value_back() {
+fn full_ring_returns_the_value() {
     let (mut sender, mut receiver) = channel(3);
     assert_eq!((sender.capacity(), receiver.capacity()), (3, 3));
     for value in 0..3 {
@@ -24,7 +24,7 @@ fn full_ring_gives_the_value_back() {
 }
 
 #[test]
-fn order_holds_over_many_rounds() {
+fn ring_preserves_order_across_wraps() {
     for capacity in [1, 2, 3, 5, 8] {
         let (mut sender, mut receiver) = channel(capacity);
         let (mut sent, mut received) = (0_usize, 0);
@@ -42,7 +42,7 @@ fn order_holds_over_many_rounds() {
 }
 
 #[test]
-fn values_left_in_the_ring_are_dropped_once() {
+fn remaining_values_are_dropped_once() {
     let counted = Arc::new(());
     let (mut sender, mut receiver) = channel(4);
     for _ in 0..4 {
@@ -77,7 +77,7 @@ fn empty_ring_is_refused() {
 }
 
 #[test]
-fn two_threads_lose_and_swap_nothing() {
+fn two_threads_exchange_all_values_in_order() {
     const COUNT: u64 = 300_000;
     // Boxes, so that a sanitizer also detects a slot that is read twice or too early.
     let (mut sender, mut receiver) = channel::<Box<u64>>(7);

@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_replays_and_streams_differ() {
+    fn seed_is_reproducible_and_streams_differ() {
         let numbers = |seed, stream| {
             let mut seeded = Seeded::new(seed, stream);
             [(); 8].map(|()| seeded.draw())
@@ -71,7 +71,7 @@ mod tests {
 
     /// The first numbers of the published implementation for the state 1234567.
     #[test]
-    fn the_sequence_is_that_of_splitmix64() {
+    fn sequence_matches_splitmix64() {
         let mut seeded = Seeded::at(1_234_567);
         let expected = [
             6_457_827_717_110_365_317,
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn bounds_hold_and_are_reached() {
+    fn random_bounds_hold_and_are_reached() {
         let mut seeded = Seeded::new(3, 0);
         let mut seen = [false; 5];
         for _ in 0..200 {

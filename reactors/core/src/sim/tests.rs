@@ -70,7 +70,7 @@ fn relay(seed: u64) -> Vec<(usize, Nanos)> {
 }
 
 #[test]
-fn time_leaps_to_the_deadlines() {
+fn simulated_time_jumps_to_the_next_deadline() {
     let hops = relay(1);
     for (index, &(reactor, at)) in hops.iter().enumerate() {
         assert_eq!(reactor, index % 3);
@@ -84,7 +84,7 @@ fn time_leaps_to_the_deadlines() {
 }
 
 #[test]
-fn a_seed_is_a_run() {
+fn equal_seeds_give_equal_runs() {
     assert_eq!(relay(7), relay(7));
     assert_ne!(
         relay(7),
@@ -94,14 +94,14 @@ fn a_seed_is_a_run() {
 }
 
 #[test]
-fn a_run_without_work_ends() {
+fn idle_simulation_ends_at_its_limit() {
     let mut simulation = Simulation::new(0, vec![ReactorConfig::default()]).expect("eventfds");
     assert!(!simulation.run_until(Nanos::from_secs(3_600), || false));
     assert_eq!(simulation.clock().now(), Nanos::from_secs(3_600));
 }
 
 #[test]
-fn a_run_of_busy_reactors_ends() {
+fn busy_simulation_ends_at_its_limit() {
     struct Busy;
     impl Poller for Busy {
         fn name(&self) -> &str {
@@ -120,7 +120,7 @@ fn a_run_of_busy_reactors_ends() {
 }
 
 #[test]
-fn a_stop_ends_all_together() {
+fn simulated_stop_ends_all_reactors_together() {
     struct Draining(u32);
     impl Poller for Draining {
         fn name(&self) -> &str {

@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn marks_hold_a_time_and_a_number() {
+fn time_mark_stores_time_and_number() {
     let mark = TimeMark::new(Nanos::from_secs(86_400 * 365), 77);
     assert_eq!(mark.number(), 77);
     let error = Nanos::from_secs(86_400 * 365) - mark.time();
@@ -10,7 +10,7 @@ fn marks_hold_a_time_and_a_number() {
 }
 
 #[test]
-fn a_sleeping_reactors_idle_time_goes_on_and_its_load_decays() {
+fn sleeping_reactor_accrues_idle_time_and_its_load_decays() {
     let stats = ReactorStats::new();
     let mut accounts = TimeAccounting::new(Nanos::from_secs(1_000));
     let start = Nanos::from_secs(1_000);
@@ -42,7 +42,7 @@ fn a_sleeping_reactors_idle_time_goes_on_and_its_load_decays() {
 }
 
 #[test]
-fn load_follows_the_last_hundred_milliseconds() {
+fn load_is_averaged_over_100_ms() {
     let stats = ReactorStats::new();
     let mut accounts = TimeAccounting::new(Nanos::ZERO);
     let mut now = Nanos::ZERO;

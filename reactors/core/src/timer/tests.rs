@@ -17,7 +17,7 @@ fn fired(wheel: &mut TimerWheel<u32>, now: u64) -> Vec<u32> {
 }
 
 #[test]
-fn full_wheel_gives_the_value_back() {
+fn full_wheel_returns_the_value() {
     let mut wheel = wheel(2);
     let first = wheel.insert(Nanos(50), 1).expect("there is room");
     wheel.insert(Nanos(60), 2).expect("there is room");
@@ -34,7 +34,7 @@ fn full_wheel_gives_the_value_back() {
 }
 
 #[test]
-fn stale_timers_are_refused() {
+fn stale_timer_ids_are_refused() {
     let mut wheel = wheel(1);
     let first = wheel.insert(Nanos(50), 1).expect("there is room");
     assert_eq!(wheel.cancel(first), Some(1));
@@ -58,7 +58,7 @@ fn timers_fire_never_early_and_less_than_a_tick_late() {
 }
 
 #[test]
-fn overdue_timers_are_due_at_once() {
+fn overdue_timers_fire_immediately() {
     let mut wheel = wheel(4);
     assert_eq!(fired(&mut wheel, 1_000), []);
     wheel.insert(Nanos(3), 1).expect("there is room");
@@ -67,7 +67,7 @@ fn overdue_timers_are_due_at_once() {
 }
 
 #[test]
-fn the_end_of_time_is_not_special() {
+fn maximum_deadline_is_handled() {
     let mut wheel = TimerWheel::new(4, Nanos(1), Nanos(7));
     let never = wheel.insert(Nanos::MAX, 1).expect("there is room");
     wheel.insert(Nanos(1 << 62), 2).expect("there is room");
@@ -97,7 +97,7 @@ fn timers_can_be_armed_while_others_fire() {
 }
 
 #[test]
-fn waiting_takes_few_wake_ups() {
+fn long_waits_take_few_wakeups() {
     for wait in [
         1_u64,
         63,
@@ -187,7 +187,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
 
     #[test]
-    fn agrees_with_a_sorted_map(actions in proptest::collection::vec(action(), 1..200)) {
+    fn wheel_matches_a_sorted_map(actions in proptest::collection::vec(action(), 1..200)) {
         let mut wheel = wheel(32);
         let mut model = Model::default();
         let mut ids = Vec::new();

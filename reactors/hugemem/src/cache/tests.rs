@@ -3,7 +3,7 @@
 use super::{Cache, Top};
 
 #[test]
-fn the_last_put_is_taken_first_and_the_first_stolen_first() {
+fn cache_takes_lifo_and_steals_fifo() {
     let (cache, top) = (Cache::new(3), Top::default());
     assert_eq!((cache.take(&top), cache.steal()), (None, None));
     assert!([7, 8, 9].iter().all(|&slice| cache.put(&top, slice)));

@@ -6,7 +6,7 @@ use super::{CLASS_BYTES, CLASSES, Carving, class_for};
 use crate::UNIT_BYTES;
 
 #[test]
-fn the_smallest_class_that_holds_a_length_is_chosen() {
+fn smallest_sufficient_class_is_chosen() {
     let expected = [
         (0, 0),
         (1, 0),
@@ -28,7 +28,7 @@ fn the_smallest_class_that_holds_a_length_is_chosen() {
 }
 
 #[test]
-fn a_whole_arena_is_divided_by_the_shares() {
+fn arena_is_divided_by_class_shares() {
     let carving = Carving::new(256 << 20, 1 << 20).unwrap();
     assert_eq!(carving.counts, [16384, 3072, 768, 192, 48]);
     let without = Carving::new(16 << 20, 65536).unwrap();
@@ -36,7 +36,7 @@ fn a_whole_arena_is_divided_by_the_shares() {
 }
 
 #[test]
-fn one_slice_of_the_largest_class_is_the_least() {
+fn arena_needs_one_slice_of_the_largest_class() {
     for (class, &bytes) in CLASS_BYTES.iter().enumerate() {
         let carving = Carving::new(bytes, bytes).unwrap();
         let mut counts = [0; CLASSES];

@@ -38,7 +38,7 @@ impl Bench {
 /// One thread is interrupted in `pop` while the top slice is taken and returned with another below
 /// it.
 #[test]
-fn a_top_that_went_and_came_back_is_not_mistaken_for_itself() {
+fn depot_pop_is_safe_against_aba() {
     loom::model(|| {
         let bench = Bench::new(3);
         let other = Arc::clone(&bench);

@@ -3,7 +3,7 @@
 use super::Depot;
 
 #[test]
-fn an_empty_depot_gives_nothing() {
+fn empty_depot_returns_no_slices() {
     let depot = Depot::new(0, 0);
     assert_eq!(depot.pop_batch(&mut [0; 4]), 0);
     depot.push_batch(&[]);
@@ -11,7 +11,7 @@ fn an_empty_depot_gives_nothing() {
 }
 
 #[test]
-fn a_batch_goes_and_comes_whole() {
+fn batches_are_pushed_and_popped_whole() {
     let depot = Depot::new(5, 5);
     let mut slices = [9; 4];
     assert_eq!(depot.pop_batch(&mut slices), 4);
@@ -25,7 +25,7 @@ fn a_batch_goes_and_comes_whole() {
 }
 
 #[test]
-fn the_tag_wraps() {
+fn depot_tag_wraps() {
     let depot = Depot::new(2, 2);
     depot.head.store(
         super::pack(0, u32::MAX),

@@ -65,7 +65,7 @@ fn two_reactors_never_hold_the_same_slice() {
 }
 
 #[test]
-fn a_cache_is_stolen_from_while_its_owner_leaves() {
+fn stealing_from_a_leaving_reactors_cache_is_safe() {
     loom::model(|| {
         let bench = bench(2);
         let here = bench.exchange.join();

@@ -24,7 +24,7 @@ fn slices_in_another_cache_can_be_stolen() {
 }
 
 #[test]
-fn a_full_cache_spills_and_loses_nothing() {
+fn full_cache_spills_to_the_depot_without_loss() {
     let total = 4 * CACHE_SLICES[0] as u32;
     let exchange = Exchange::new([total, 0, 0, 0, 0], [total, 0, 0, 0, 0]);
     let member = exchange.join();
@@ -40,7 +40,7 @@ fn a_full_cache_spills_and_loses_nothing() {
 }
 
 #[test]
-fn a_slice_goes_to_the_depot_while_another_reactor_waits() {
+fn returned_slice_goes_to_the_depot_if_another_reactor_waits() {
     let exchange = Exchange::new([2, 0, 0, 0, 0], [2, 0, 0, 0, 0]);
     let (here, there) = (exchange.join(), exchange.join());
     let slices = drain(&exchange, &here, 0);
@@ -69,7 +69,7 @@ fn a_slice_goes_to_the_depot_while_another_reactor_waits() {
 }
 
 #[test]
-fn a_seat_that_was_left_is_taken_again() {
+fn released_seat_is_reused() {
     let exchange = Exchange::new([4, 0, 0, 0, 0], [4, 0, 0, 0, 0]);
     let first = exchange.join();
     let second = exchange.join();

@@ -51,7 +51,7 @@ fn write(bench: &Bench, first: usize, count: usize) -> bool {
 }
 
 #[test]
-fn a_reader_and_a_writer_of_two_units_never_meet() {
+fn reader_and_writer_of_two_units_exclude_each_other() {
     loom::model(|| {
         let bench = bench(2);
         let other = Arc::clone(&bench);
@@ -67,7 +67,7 @@ fn a_reader_and_a_writer_of_two_units_never_meet() {
 }
 
 #[test]
-fn overlapping_writers_and_a_reader_never_meet() {
+fn overlapping_writers_and_a_reader_exclude_each_other() {
     loom::model(|| {
         let bench = bench(3);
         let (second, third) = (Arc::clone(&bench), Arc::clone(&bench));
@@ -81,7 +81,7 @@ fn overlapping_writers_and_a_reader_never_meet() {
 }
 
 #[test]
-fn a_writer_that_retries_gets_in() {
+fn retrying_writer_gets_the_lock() {
     loom::model(|| {
         let bench = bench(1);
         assert!(bench.locks.try_lock_read(0, 1));

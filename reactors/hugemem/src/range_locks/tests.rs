@@ -3,7 +3,7 @@
 use super::{READERS, RangeLocks, YIELD, YIELDS};
 
 #[test]
-fn a_refused_range_leaves_nothing_held() {
+fn refused_lock_leaves_no_unit_locked() {
     let locks = RangeLocks::new(4);
     assert!(locks.try_lock_read(2, 1));
     assert!(!locks.try_lock_write(0, 4), "one unit is read");
@@ -25,7 +25,7 @@ fn a_refused_range_leaves_nothing_held() {
 }
 
 #[test]
-fn the_last_countable_reader_is_the_last() {
+fn reader_count_is_limited() {
     let locks = RangeLocks::new(1);
     for _ in 0..READERS {
         assert!(locks.try_lock_read(0, 1));
@@ -41,7 +41,7 @@ fn the_last_countable_reader_is_the_last() {
 }
 
 #[test]
-fn overlapping_readers_cannot_keep_a_writer_out() {
+fn overlapping_readers_do_not_starve_a_writer() {
     let locks = RangeLocks::new(2);
     assert!(locks.try_lock_read(0, 2));
     assert!(!locks.try_lock_write(0, 2));
@@ -53,7 +53,7 @@ fn overlapping_readers_cannot_keep_a_writer_out() {
 }
 
 #[test]
-fn units_that_a_writer_had_stay_free_while_it_waits_for_the_rest() {
+fn readers_yield_all_units_of_a_waiting_writer() {
     let locks = RangeLocks::new(3);
     assert!(locks.try_lock_read(2, 1));
     assert!(!locks.try_lock_write(0, 3));
@@ -64,7 +64,7 @@ fn units_that_a_writer_had_stay_free_while_it_waits_for_the_rest() {
 
 /// Readers may take a while to unlock their units, so they do it at the same time.
 #[test]
-fn a_writer_asks_the_readers_of_its_whole_range_at_once() {
+fn waiting_writer_notifies_all_readers_of_its_range() {
     let locks = RangeLocks::new(4);
     assert!(locks.try_lock_read(1, 1) && locks.try_lock_read(3, 1));
     assert!(!locks.try_lock_write(0, 4));
@@ -75,7 +75,7 @@ fn a_writer_asks_the_readers_of_its_whole_range_at_once() {
 }
 
 #[test]
-fn an_absent_writer_makes_readers_yield_a_bounded_number_of_times() {
+fn readers_yield_a_bounded_number_of_times_to_an_absent_writer() {
     let locks = RangeLocks::new(1);
     assert!(locks.try_lock_read(0, 1));
     assert!(!locks.try_lock_write(0, 1));
@@ -85,7 +85,7 @@ fn an_absent_writer_makes_readers_yield_a_bounded_number_of_times() {
 }
 
 #[test]
-fn readers_get_through_between_the_refusals_even_while_a_writer_insists() {
+fn insisting_writer_does_not_starve_readers() {
     let locks = RangeLocks::new(1);
     assert!(locks.try_lock_read(0, 1));
     let mut admitted = 0;

@@ -24,7 +24,7 @@ fn system(token: u64) -> Waiter {
 }
 
 #[test]
-fn no_room_means_no() {
+fn full_waiter_list_refuses() {
     let mut none = Waiters::new(0);
     assert!(!none.push(0, system(1)));
     assert!(!none.has_any_of(0, Account::SYSTEM));
@@ -70,7 +70,7 @@ fn push(model: &mut Model, account: Account, token: u64) {
 
 proptest! {
     #[test]
-    fn each_class_serves_its_accounts_in_turn_and_their_requests_in_order(
+    fn waiters_are_round_robin_by_account_and_fifo_within_one(
         steps in prop::collection::vec(step(), 1..300),
     ) {
         let mut waiters = Waiters::new(ROOM);

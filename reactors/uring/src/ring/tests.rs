@@ -58,7 +58,7 @@ fn is_readable(ring: &Ring, seconds: i64) -> bool {
 }
 
 #[test]
-fn impossible_depths_are_refused() {
+fn invalid_ring_depths_are_refused() {
     for depth in [0, RING_DEPTH_MAX + 1, u32::MAX] {
         let refused = Ring::new(&RingConfig::new(depth), None).unwrap_err();
         assert_eq!(refused, RingError::Depth { depth });
@@ -86,7 +86,7 @@ fn kernel_errors_have_specific_messages() {
 }
 
 #[test]
-fn every_completion_mode_wakes_a_later_sleeper() {
+fn every_completion_mode_wakes_a_reactor_that_sleeps_later() {
     for completion_mode in CompletionMode::ALL {
         let arena = arena();
         let pool = arena.pool(0);
@@ -190,7 +190,7 @@ fn every_completion_mode_wakes_a_sleeping_thread() {
 }
 
 #[test]
-fn only_the_oldest_kernels_add_a_notice() {
+fn only_plain_completion_mode_adds_a_notice() {
     assert_eq!(CompletionMode::SingleIssuer.notice(), None);
     assert_eq!(CompletionMode::Cooperative.notice(), None);
     assert!(
@@ -230,7 +230,7 @@ fn stray_completions_are_counted_and_ignored() {
 }
 
 #[test]
-fn an_arena_in_several_pieces_serves_every_lease() {
+fn arena_registered_in_pieces_serves_every_lease() {
     let arena = arena();
     let pool = arena.pool(0);
     let config = RingConfig {
@@ -273,7 +273,7 @@ fn an_arena_in_several_pieces_serves_every_lease() {
 }
 
 #[test]
-fn a_drop_cancels_and_returns_the_leases() {
+fn dropped_ring_cancels_operations_and_returns_leases() {
     let arena = arena();
     let pool = arena.pool(0);
     let (reader, _writer) = pipe();
@@ -300,7 +300,7 @@ fn a_drop_cancels_and_returns_the_leases() {
 }
 
 #[test]
-fn memory_that_the_kernel_keeps_is_leaked_and_counted() {
+fn memory_still_in_use_by_the_kernel_is_leaked_and_counted() {
     let arena = arena();
     let pool = arena.pool(0);
     let (reader, writer) = pipe();
@@ -356,7 +356,7 @@ impl RingFile for WatchedFile {
 }
 
 #[test]
-fn a_file_that_may_still_be_written_is_never_closed() {
+fn file_with_an_abandoned_write_is_never_closed() {
     for writes in [false, true] {
         let arena = arena();
         let pool = arena.pool(0);

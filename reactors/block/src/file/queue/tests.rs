@@ -168,7 +168,7 @@ impl Bench {
 }
 
 #[test]
-fn compares_get_through_on_the_queues_own_lease_when_the_pool_is_empty() {
+fn compares_use_the_queues_reserved_lease_if_the_pool_is_empty() {
     let mut bench = Bench::new(8);
     let mut seeded = reactors::sim::Seeded::new(1, 0);
     let image: Vec<u8> = (0..BLOCKS as usize * BLOCK)
@@ -224,7 +224,7 @@ fn compares_get_through_on_the_queues_own_lease_when_the_pool_is_empty() {
 
 /// A request that waits for a second lease is cancelled, and one in pieces ends after a piece.
 #[test]
-fn a_request_in_pieces_is_given_up() {
+fn split_request_can_be_cancelled() {
     let mut bench = Bench::new(8);
     std::fs::write(bench.path(), vec![0; BLOCKS as usize * BLOCK]).unwrap();
     let bytes = 256 * 1024;
@@ -247,7 +247,7 @@ fn a_request_in_pieces_is_given_up() {
 }
 
 #[test]
-fn zeroes_are_written_where_the_file_system_cannot_make_them() {
+fn write_zeroes_falls_back_to_writing_zeroes() {
     for (fua, empty_pool) in [(false, false), (true, true)] {
         let mut bench = Bench::new(4);
         std::fs::write(bench.path(), vec![7; BLOCKS as usize * BLOCK]).unwrap();
@@ -280,7 +280,7 @@ fn zeroes_are_written_where_the_file_system_cannot_make_them() {
 }
 
 #[test]
-fn a_way_that_the_file_system_refuses_is_not_tried_again() {
+fn unsupported_fallocate_mode_is_not_retried() {
     let mut bench = Bench::new(1);
     bench.submit(
         1,
@@ -316,7 +316,7 @@ fn a_way_that_the_file_system_refuses_is_not_tried_again() {
 }
 
 #[test]
-fn zeroing_keeps_room_unless_it_may_give_it_away() {
+fn zeroing_keeps_blocks_allocated_unless_deallocation_is_allowed() {
     use std::os::unix::fs::MetadataExt;
     let mut bench = Bench::new(1);
     std::fs::write(bench.path(), vec![7; BLOCKS as usize * BLOCK]).unwrap();
@@ -356,7 +356,7 @@ fn zeroing_keeps_room_unless_it_may_give_it_away() {
 }
 
 #[test]
-fn a_file_that_is_gone_takes_no_more() {
+fn removed_file_refuses_requests() {
     let mut bench = Bench::new(2);
     let lease = bench.lease(BLOCK, 1);
     bench.submit(5, Operation::Read, 0, 1, Some(lease));
@@ -416,7 +416,7 @@ fn media_errors_are_counted() {
 }
 
 #[test]
-fn an_empty_pool_opens_no_queue() {
+fn open_queue_fails_if_the_pool_is_empty() {
     let bench = Bench::new(1);
     let rest = bench.exhaust();
     let options = QueueOptions::new(0, 1, bench.pool.clone());
@@ -462,7 +462,7 @@ fn cause(bench: &Bench) -> Option<DamageCause> {
 /// NVM 1.1 §3.2.1 (Write Fault) and fsync(2): a writeback error is reported once, and later syncs
 /// succeed although the data is lost.
 #[test]
-fn after_a_failed_sync_nothing_is_promised_on_any_queue_until_the_device_is_reopened() {
+fn failed_sync_fails_durable_requests_on_all_queues_until_reopen() {
     for syncing in [Operation::Flush, FUA_WRITE, FUA_ZEROES] {
         let mut bench = Bench::new(4);
         let mut other = bench.other_queue();
@@ -507,7 +507,7 @@ fn after_a_failed_sync_nothing_is_promised_on_any_queue_until_the_device_is_reop
 }
 
 #[test]
-fn what_is_in_flight_when_the_device_is_damaged_does_not_succeed() {
+fn requests_in_flight_fail_when_the_device_is_damaged() {
     for operation in [WRITE, FUA_WRITE, Operation::Flush, ZEROES] {
         let mut bench = Bench::new(4);
         bench.start_one(operation);
@@ -526,7 +526,7 @@ fn what_is_in_flight_when_the_device_is_damaged_does_not_succeed() {
 }
 
 #[test]
-fn every_queue_sees_damage_and_its_end() {
+fn damage_and_reopen_are_visible_to_every_queue() {
     use std::sync::atomic::{AtomicBool, Ordering};
     let mut bench = Bench::new(4);
     let (damaged, reopened) = (AtomicBool::new(false), AtomicBool::new(false));
@@ -581,7 +581,7 @@ fn every_queue_sees_damage_and_its_end() {
 }
 
 #[test]
-fn a_flush_that_overlaps_a_failing_one_does_not_succeed() {
+fn flush_that_overlaps_a_failed_one_fails() {
     let mut bench = Bench::new(4);
     bench.start_one(Operation::Flush);
     bench.start_one(Operation::Flush);
@@ -607,7 +607,7 @@ fn a_flush_that_overlaps_a_failing_one_does_not_succeed() {
 }
 
 #[test]
-fn a_file_that_is_shorter_than_the_device_is_a_media_error_and_never_zeroes() {
+fn truncated_file_is_a_media_error_and_never_reads_as_zeroes() {
     for less in [100, BLOCK as u64 * 8, BLOCKS * BLOCK as u64] {
         let mut bench = Bench::new(2);
         let file = std::fs::OpenOptions::new()
@@ -645,7 +645,7 @@ fn a_file_that_is_shorter_than_the_device_is_a_media_error_and_never_zeroes() {
 /// A write past the end of a truncated file would restore its length, and the truncated part would
 /// read as zeroes.
 #[test]
-fn a_truncated_file_is_noticed_before_it_is_written_to() {
+fn truncation_is_detected_before_the_next_write() {
     for operation in PROMISING {
         for changed in [0, 1] {
             let mut bench = Bench::new(4);
@@ -678,7 +678,7 @@ fn a_truncated_file_is_noticed_before_it_is_written_to() {
 }
 
 #[test]
-fn another_file_of_the_name_is_not_reopened() {
+fn reopen_refuses_a_different_file_at_the_path() {
     let mut bench = Bench::new(2);
     let failure = Failure::Errno(Errno::IO);
     assert!(bench.run_failing(Operation::Flush, failure).is_err());
@@ -695,7 +695,7 @@ fn another_file_of_the_name_is_not_reopened() {
 }
 
 #[test]
-fn a_file_that_may_still_be_written_stays_locked_and_is_not_reopened() {
+fn file_with_an_abandoned_write_stays_locked_and_closed() {
     let bench = Bench::new(2);
     // A ring that abandons a write does this.
     let description = bench.device.device.shared.store.current();
@@ -722,7 +722,7 @@ fn a_file_that_may_still_be_written_stays_locked_and_is_not_reopened() {
 }
 
 #[test]
-fn which_failures_are_damage() {
+fn failures_that_count_as_damage() {
     let (transfer, syncing) = (Stage::Transfer, Stage::Syncing);
     let errno = Failure::Errno;
     let rows = [

@@ -6,7 +6,7 @@ use std::path::Path;
 use super::{HugePool, chosen, groups_left, meminfo_bytes};
 
 #[test]
-fn meminfo_is_read_by_whole_key() {
+fn meminfo_keys_match_exactly() {
     let text = "MemTotal:       24684012 kB\nMemAvailable:   24500100 kB\nHugePages_Free:        7\n\
                 Hugepagesize:       2048 kB\nBroken:  x kB\n";
     assert_eq!(meminfo_bytes(text, "MemAvailable"), Some(24_500_100 * 1024));
@@ -17,7 +17,7 @@ fn meminfo_is_read_by_whole_key() {
 }
 
 #[test]
-fn reserved_pages_are_not_available_and_surplus_ones_are() {
+fn available_pages_exclude_reserved_and_include_surplus() {
     let pool = HugePool {
         total: 10,
         free: 8,
@@ -36,7 +36,7 @@ fn reserved_pages_are_not_available_and_surplus_ones_are() {
 }
 
 #[test]
-fn the_bracketed_word_is_the_setting() {
+fn bracketed_word_is_the_active_setting() {
     assert_eq!(
         chosen("always within_size [advise] never deny force\n"),
         "advise"
@@ -54,7 +54,7 @@ fn group(folder: &Path, files: &[(&str, &str)]) {
 }
 
 #[test]
-fn the_tightest_group_above_this_process_counts() {
+fn tightest_ancestor_cgroup_limit_applies() {
     let root = tempfile::tempdir().unwrap();
     let unit = root.path().join("system.slice/windlass.service");
     let stat = "anon 5\ninactive_file 1000\nactive_file 500\nfile 9999\n";
@@ -94,7 +94,7 @@ fn the_tightest_group_above_this_process_counts() {
 }
 
 #[test]
-fn the_older_hierarchy_is_read_too() {
+fn cgroup_v1_limits_are_read() {
     let root = tempfile::tempdir().unwrap();
     let files = [
         ("memory.limit_in_bytes", "5000\n"),
@@ -110,7 +110,7 @@ fn the_older_hierarchy_is_read_too() {
 }
 
 #[test]
-fn a_broken_list_of_groups_sets_no_limit() {
+fn malformed_cgroup_list_sets_no_limit() {
     let root = tempfile::tempdir().unwrap();
     for groups in [
         "",

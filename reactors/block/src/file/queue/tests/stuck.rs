@@ -16,7 +16,7 @@ fn abandon(bench: &mut Bench) -> Completion {
 }
 
 #[test]
-fn a_stuck_write_ends_and_nothing_is_acknowledged_that_it_could_overwrite() {
+fn stuck_write_is_aborted_and_marks_the_device_damaged() {
     for operation in [WRITE, FUA_WRITE, ZEROES, FUA_ZEROES] {
         let mut bench = Bench::new(2);
         let mut other = bench.other_queue();
@@ -61,7 +61,7 @@ fn a_stuck_write_ends_and_nothing_is_acknowledged_that_it_could_overwrite() {
 }
 
 #[test]
-fn what_cannot_change_the_file_ends_without_damage() {
+fn stuck_read_compare_or_flush_is_no_damage() {
     for operation in [Operation::Read, Operation::Compare, Operation::Flush] {
         let mut bench = Bench::new(2);
         bench.start_one(operation);
@@ -82,7 +82,7 @@ fn what_cannot_change_the_file_ends_without_damage() {
 }
 
 #[test]
-fn a_stuck_operation_keeps_its_place_in_the_ring_and_delays_the_end_of_the_queue() {
+fn stuck_operation_keeps_its_ring_slot_and_delays_drain() {
     let mut bench = Bench::new(1);
     bench.start_one(Operation::Read);
     abandon(&mut bench);
@@ -110,7 +110,7 @@ fn a_stuck_operation_keeps_its_place_in_the_ring_and_delays_the_end_of_the_queue
 
 /// A failed sync counts as damage even if the host of its flush has disconnected.
 #[test]
-fn an_error_that_comes_late_is_damage_as_well() {
+fn error_of_an_abandoned_sync_is_damage() {
     let mut bench = Bench::new(2);
     bench.start_one(Operation::Flush);
     abandon(&mut bench);
@@ -126,7 +126,7 @@ fn an_error_that_comes_late_is_damage_as_well() {
 
 /// A request that was given up takes no further step, whatever the result of its last one.
 #[test]
-fn zeroes_that_were_given_up_are_not_written_after_the_file_system_refused() {
+fn cancelled_write_zeroes_takes_no_further_step() {
     let mut bench = Bench::new(2);
     bench.start_one(ZEROES);
     assert!(matches!(bench.queue.job(0).stage, Stage::Allocate(_)));
