@@ -72,7 +72,7 @@ mod tests {
 
     /// Base 2.1 §B.5: the register is written if the move passes EventIdx.
     #[test]
-    fn the_register_is_written_when_the_event_index_is_passed() {
+    fn doorbell_register_is_written_when_event_idx_is_passed() {
         assert!(is_due(5, 5, 6));
         assert!(is_due(5, 3, 9));
         assert!(!is_due(9, 3, 9));
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrap_of_the_queue_never_hides_an_event() {
+    fn event_idx_is_detected_across_queue_wraps() {
         let entries = 13;
         for old in 0..entries {
             for step in 1..entries {

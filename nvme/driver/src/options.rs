@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ticks_cover_the_deadlines() {
+    fn tick_counts_cover_the_deadlines() {
         let deadlines = Deadlines::default();
         assert_eq!(deadlines.tick(), Nanos::from_millis(125));
         for span in [deadlines.command, deadlines.abort, Nanos(1)] {

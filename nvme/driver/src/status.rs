@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_status_is_taken_for_another_and_no_row_is_dead() {
+    fn status_table_rows_are_distinct_and_reachable() {
         for (at, (status, error)) in TABLE.iter().enumerate() {
             assert!(!status.is_success());
             assert_eq!(device_error(status.with_dnr(), false), *error);
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn types_without_a_row_keep_their_meaning() {
+    fn unlisted_statuses_map_by_status_code_type() {
         let media = Status::new(StatusCodeType::MEDIA, 0xf0);
         assert_eq!(device_error(media, true), DeviceError::MediaWrite);
         assert_eq!(device_error(media, false), DeviceError::MediaRead);
@@ -78,7 +78,7 @@ mod tests {
 
     /// Only Compare Failure reports a mismatch; no other status may map to it.
     #[test]
-    fn only_a_compare_failure_is_a_mismatch() {
+    fn only_compare_failure_maps_to_mismatch() {
         for sct in 0..8 {
             for sc in 0..=u8::MAX {
                 let status = Status::new(StatusCodeType(sct), sc);

@@ -68,7 +68,7 @@ fn turns(
 }
 
 #[test]
-fn reads_allocate_nothing_and_ring_once_for_many() {
+fn reads_do_not_allocate_and_batch_doorbells() {
     let rig = rig(true);
     let mut client = rig.client(1, 0, DEPTH);
     let read = |_| (Operation::Read, 1);
@@ -85,7 +85,7 @@ fn reads_allocate_nothing_and_ring_once_for_many() {
 }
 
 #[test]
-fn requests_of_every_kind_allocate_nothing() {
+fn all_request_kinds_do_not_allocate() {
     for optional_commands in [true, false] {
         let rig = rig(optional_commands);
         let mut client = rig.client(1, 0, DEPTH);

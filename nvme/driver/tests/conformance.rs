@@ -84,7 +84,7 @@ fn both_block_sizes() {
 }
 
 #[test]
-fn queues_of_odd_sizes() {
+fn unusual_queue_sizes() {
     for queue_entries_max in [103, 129, 257, 1024] {
         check(&EmulatedOptions {
             queue_entries_max,
@@ -94,7 +94,7 @@ fn queues_of_odd_sizes() {
 }
 
 #[test]
-fn transfers_of_every_limit() {
+fn all_transfer_limits() {
     for (transfer_code, block_size) in [(0, 512), (1, 512), (1, 4096), (3, 4096), (5, 512)] {
         check(&EmulatedOptions {
             transfer_code,
@@ -104,7 +104,7 @@ fn transfers_of_every_limit() {
 }
 
 #[test]
-fn lists_of_both_kinds() {
+fn sgls_with_byte_and_dword_alignment() {
     for sgl in [SglRules::Any, SglRules::Dword] {
         for transfer_code in [2, 8] {
             check(&EmulatedOptions {
@@ -134,7 +134,7 @@ fn shadow_doorbells() {
 }
 
 #[test]
-fn submission_queues_on_the_drive() {
+fn submission_queues_in_the_controller_memory_buffer() {
     for placed_by_host in [true, false] {
         check(&EmulatedOptions {
             controller_memory: Some(ControllerMemoryOptions {
@@ -148,7 +148,7 @@ fn submission_queues_on_the_drive() {
 }
 
 #[test]
-fn drives_that_are_older_and_can_do_less() {
+fn older_drives_with_fewer_features() {
     check(&EmulatedOptions {
         version: Version::V1_4,
         write_cache: false,
@@ -187,7 +187,7 @@ fn one_namespace_of_several() {
 }
 
 #[test]
-fn late_answers_in_any_order() {
+fn delayed_and_reordered_completions() {
     let latencies = [
         Latency::Fixed(Nanos::from_micros(50)),
         Latency::Range {

@@ -163,7 +163,7 @@ fn writes() -> FaultMatch {
 const OK: Result<(), DeviceError> = Ok(());
 
 #[test]
-fn statuses_come_out_as_errors_and_nothing_else_happens() {
+fn statuses_are_mapped_to_errors_without_recovery() {
     let rows = [
         (Status::UNRECOVERED_READ_ERROR, DeviceError::MediaRead),
         (Status::WRITE_FAULT, DeviceError::MediaWrite),
@@ -190,7 +190,7 @@ fn statuses_come_out_as_errors_and_nothing_else_happens() {
 }
 
 #[test]
-fn a_command_that_hangs_is_aborted() {
+fn hung_command_is_aborted() {
     for latency in [
         Fault::Hang { abortable: true },
         Fault::Delay(DEADLINES.command + DEADLINES.command),
@@ -212,7 +212,7 @@ fn a_command_that_hangs_is_aborted() {
 }
 
 #[test]
-fn a_late_command_is_waited_for() {
+fn late_command_completes_before_its_deadline() {
     let mut two = TwoDrives::new(small());
     two.inject(io(), When::First(3), Fault::Delay(Nanos::from_millis(30)));
     assert_eq!(two.write_eight(3), [OK; 8]);
@@ -222,7 +222,7 @@ fn a_late_command_is_waited_for() {
 
 /// Faults that only a reset ends, each with the counter that counts it.
 #[test]
-fn a_reset_ends_commands_that_abort_does_not() {
+fn reset_ends_commands_that_cannot_be_aborted() {
     type Count = fn(&nvme_driver::DriveCounters) -> u64;
     let cases: [(Fault, When, Count); 8] = [
         (Fault::Hang { abortable: false }, When::Nth(3), |counters| {
@@ -269,7 +269,7 @@ fn a_reset_ends_commands_that_abort_does_not() {
 /// A drive that lost and regained power processes no commands. The driver detects this at the next
 /// tick, not only when the first command is overdue.
 #[test]
-fn a_drive_that_lost_power_for_a_moment_is_started_anew() {
+fn drive_is_reset_after_a_brief_power_loss() {
     let mut two = TwoDrives::new(small());
     two.rig.control.power_cut();
     two.rig.control.reinsert();
@@ -283,7 +283,7 @@ fn a_drive_that_lost_power_for_a_moment_is_started_anew() {
 }
 
 #[test]
-fn a_reset_may_take_long_but_not_for_ever() {
+fn slow_reset_succeeds_within_its_deadline() {
     let mut two = TwoDrives::new(EmulatedOptions {
         ready_after: Nanos::from_millis(300),
         disabled_after: Nanos::from_millis(200),
@@ -380,7 +380,7 @@ fn leases_are_not_returned_while_a_lost_command_transfers() {
 }
 
 #[test]
-fn a_controller_that_stays_enabled_is_reset_as_a_function() {
+fn controller_that_stays_enabled_gets_a_function_level_reset() {
     let mut two = TwoDrives::new(small());
     two.inject(writes(), When::Nth(3), Fault::DropCompletion);
     let stuck = two.inject(
@@ -396,7 +396,7 @@ fn a_controller_that_stays_enabled_is_reset_as_a_function() {
 }
 
 #[test]
-fn a_controller_that_does_not_come_back_is_gone() {
+fn controller_that_never_becomes_ready_is_gone() {
     let never = [Fault::Ready(Nanos::MAX), Fault::EnableFatal];
     for fault in never {
         println!("{fault:?}");
@@ -422,7 +422,7 @@ fn a_controller_that_does_not_come_back_is_gone() {
 }
 
 #[test]
-fn a_function_that_does_not_reset_is_gone_and_its_memory_is_safe() {
+fn failed_function_reset_leaks_memory_and_marks_the_drive_gone() {
     let mut two = TwoDrives::new(small());
     two.inject(writes(), When::Nth(3), Fault::DropCompletion);
     two.inject(
@@ -438,7 +438,7 @@ fn a_function_that_does_not_reset_is_gone_and_its_memory_is_safe() {
 }
 
 #[test]
-fn a_drive_that_is_pulled_out_comes_back() {
+fn drive_removed_under_load_works_after_reinsertion() {
     let mut two = TwoDrives::new(small());
     two.client.write(&mut two.rig, 50, 0x50).expect("a write");
     two.client.flush(&mut two.rig).expect("a flush");
@@ -455,7 +455,7 @@ fn a_drive_that_is_pulled_out_comes_back() {
 }
 
 #[test]
-fn a_drive_that_is_pulled_out_at_rest_is_noticed() {
+fn removal_of_an_idle_drive_is_detected() {
     let mut two = TwoDrives::new(small());
     two.rig.control.remove();
     two.check_gone(GoneReason::NotResponding);
@@ -470,7 +470,7 @@ fn a_drive_that_is_pulled_out_at_rest_is_noticed() {
 
 /// A power cut shorter than a tick: registers do not read as all ones, but the queues are gone.
 #[test]
-fn a_power_cut_shorter_than_a_tick() {
+fn power_cut_shorter_than_a_tick_is_detected() {
     let mut two = TwoDrives::new(small());
     two.client.write(&mut two.rig, 50, 0x50).expect("a write");
     two.client.flush(&mut two.rig).expect("a flush");
@@ -489,7 +489,7 @@ fn a_power_cut_shorter_than_a_tick() {
 }
 
 #[test]
-fn another_drive_in_the_slot_is_not_taken() {
+fn different_drive_in_the_slot_is_rejected() {
     let mut two = TwoDrives::new(small());
     two.rig.control.remove();
     two.check_gone(GoneReason::NotResponding);
@@ -504,7 +504,7 @@ fn another_drive_in_the_slot_is_not_taken() {
 }
 
 #[test]
-fn a_drive_that_is_wanted_back_is_let_go_in_order() {
+fn removal_request_shuts_the_drive_down_in_order() {
     let mut two = TwoDrives::new(EmulatedOptions {
         shutdown_after: Nanos::from_millis(10),
         ..small()
@@ -530,7 +530,7 @@ fn a_drive_that_is_wanted_back_is_let_go_in_order() {
 }
 
 #[test]
-fn doorbells_that_get_lost_late_and_torn() {
+fn lost_late_and_torn_doorbell_writes() {
     for (fault, harmless) in [
         (Fault::DoorbellLost, false),
         (Fault::DoorbellDeferred, true),
@@ -559,7 +559,7 @@ fn doorbells_that_get_lost_late_and_torn() {
 }
 
 #[test]
-fn admin_commands_that_fail_do_not_stop_a_recovery() {
+fn failed_admin_commands_do_not_stop_recovery() {
     let abort = FaultMatch::admin().with_opcode(AdminOpcode::ABORT.0);
     for fault in [
         Fault::DropCompletion,
@@ -604,7 +604,7 @@ fn admin_commands_that_fail_do_not_stop_a_recovery() {
 
 /// A reactor that does not poll keeps its leases until it does; the drive gives up waiting for it.
 #[test]
-fn a_reactor_that_stops_polling() {
+fn reactor_that_stops_polling_keeps_its_leases() {
     let rig = Rig::new(
         small(),
         DriveOptions {
@@ -656,7 +656,7 @@ fn a_reactor_that_stops_polling() {
 }
 
 #[test]
-fn namespaces_that_change_are_refused_alone() {
+fn changed_namespace_is_refused_without_affecting_others() {
     let mut large = EmulatedNamespace::new(2, 512, 100);
     large.block_count_max = 200;
     let mut two = TwoDrives::new(EmulatedOptions {
@@ -745,7 +745,7 @@ fn recovery_with_shadow_doorbells() {
 
 /// The drive's interrupt wakes a sleeping reactor, and nothing wakes it earlier.
 #[test]
-fn interrupts_wake_reactors_that_sleep() {
+fn interrupts_wake_sleeping_reactors() {
     let mut two = TwoDrives::new(EmulatedOptions {
         latency: block_testing::Latency::Fixed(Nanos::from_millis(2)),
         ..small()
@@ -781,7 +781,7 @@ fn is_readable(client: &Client) -> bool {
 }
 
 #[test]
-fn a_stop_makes_the_cache_safe() {
+fn stop_shuts_down_the_drive_with_its_cache_flushed() {
     let mut two = TwoDrives::new(EmulatedOptions {
         shutdown_after: Nanos::from_millis(5),
         ..small()

@@ -697,7 +697,7 @@ fn run_or_say_how_to_replay(seed: u64) -> RunCounters {
 }
 
 #[test]
-fn nothing_acknowledged_is_lost() {
+fn acknowledged_writes_survive_random_faults() {
     if let Ok(seed) = std::env::var("DRIVE_SEED") {
         let seed = seed.parse().expect("a number");
         println!("{:#?}", run(seed));
@@ -727,7 +727,7 @@ fn nothing_acknowledged_is_lost() {
 }
 
 #[test]
-fn a_seed_replays() {
+fn driver_run_is_reproducible_from_its_seed() {
     for seed in [3, 1_000_003] {
         assert_eq!(run(seed), run(seed));
     }

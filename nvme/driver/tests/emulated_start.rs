@@ -45,7 +45,7 @@ fn short() -> EmulatedOptions {
 }
 
 #[test]
-fn controllers_that_cannot_be_driven() {
+fn unsupported_controllers_are_refused() {
     let two_entries = EmulatedOptions {
         queue_entries_max: 2,
         ..short()
@@ -75,7 +75,7 @@ fn controllers_that_cannot_be_driven() {
 }
 
 #[test]
-fn controllers_that_do_not_become_ready() {
+fn controllers_that_do_not_become_ready_time_out() {
     let steps = FaultMatch::admin;
     let never = [(steps(), Fault::Ready(Nanos::MAX))];
     let error = fails(short(), drive_options(1), &never);
@@ -95,7 +95,7 @@ fn controllers_that_do_not_become_ready() {
 }
 
 #[test]
-fn commands_of_the_start_that_fail() {
+fn failed_startup_commands_fail_the_start() {
     for opcode in [
         AdminOpcode::IDENTIFY,
         AdminOpcode::SET_FEATURES,
@@ -129,7 +129,7 @@ fn commands_of_the_start_that_fail() {
 }
 
 #[test]
-fn a_drive_without_an_answer() {
+fn start_on_a_removed_drive_fails() {
     let arena = arena();
     let controller = EmulatedController::new(arena.region(), short()).expect("a controller");
     controller.control().remove();
@@ -139,7 +139,7 @@ fn a_drive_without_an_answer() {
 }
 
 #[test]
-fn an_arena_without_room() {
+fn start_without_free_memory_fails() {
     let arena = arena();
     let hold: Vec<_> = (0..).map_while(|_| arena.dma_buffer(4096)).collect();
     let before = taken(&arena);
@@ -153,7 +153,7 @@ fn an_arena_without_room() {
 }
 
 #[test]
-fn namespaces_that_cannot_be_used_are_named_and_left_alone() {
+fn unusable_namespaces_are_reported_and_skipped() {
     let mut metadata = EmulatedNamespace::new(2, 512, 100);
     metadata.metadata_bytes = 8;
     let mut empty = EmulatedNamespace::new(4, 512, 0);
@@ -202,7 +202,7 @@ fn namespaces_that_cannot_be_used_are_named_and_left_alone() {
 
 /// Controllers of every version and size start, serve one request and stop without leaks.
 #[test]
-fn controllers_of_every_kind() {
+fn all_controller_variants_start_serve_and_stop() {
     let base = EmulatedOptions::default;
     let kinds = [
         base(),

@@ -77,7 +77,7 @@ fn bounded(model: impl Fn() + Send + Sync + 'static) {
 }
 
 #[test]
-fn a_reset_has_the_queue_for_itself() {
+fn reset_has_exclusive_access_to_the_queue() {
     bounded(|| {
         let drive = drive();
         let owner = {
@@ -90,7 +90,7 @@ fn a_reset_has_the_queue_for_itself() {
 }
 
 #[test]
-fn a_pair_that_is_attached_anew_sees_the_reset() {
+fn reattached_pair_observes_the_reset() {
     bounded(|| {
         let drive = drive();
         let owner = {

@@ -76,7 +76,7 @@ impl Sleeper {
 }
 
 #[test]
-fn a_late_command_wakes_its_reactor_and_is_aborted() {
+fn overdue_command_wakes_its_reactor_and_is_aborted() {
     let mut sleeper = Sleeper::new();
     sleeper.sleep_on(Fault::Hang { abortable: true });
     let before = sleeper.rig.now;
@@ -97,7 +97,7 @@ fn a_late_command_wakes_its_reactor_and_is_aborted() {
 }
 
 #[test]
-fn a_lost_command_ends_with_a_reset_that_wakes_its_reactor() {
+fn lost_command_causes_a_reset_that_wakes_its_reactor() {
     let mut sleeper = Sleeper::new();
     sleeper.sleep_on(Fault::DropCompletion);
     assert_eq!(sleeper.until_it_ends(), Err(DeviceError::Interrupted));
@@ -107,7 +107,7 @@ fn a_lost_command_ends_with_a_reset_that_wakes_its_reactor() {
 }
 
 #[test]
-fn a_removal_wakes_the_reactor() {
+fn removal_wakes_a_sleeping_reactor() {
     let mut sleeper = Sleeper::new();
     sleeper.sleep_on(Fault::Hang { abortable: true });
     sleeper.rig.control.remove();
@@ -130,7 +130,7 @@ fn an_idle_reactor_is_not_woken() {
 /// A queue is dropped on a thread that ends, with a command in flight that the drive never
 /// completes: its lease is not reused while the drive could still write to it.
 #[test]
-fn a_thread_that_ends_leaks_leases_in_flight() {
+fn exiting_thread_leaks_leases_in_flight() {
     let sleeper = Sleeper::new();
     let rule = FaultRule::new(
         FaultMatch::io(),

@@ -45,7 +45,7 @@ fn a_failed_request_does_not_delay_a_stop() {
 }
 
 #[test]
-fn a_stop_waits_for_what_is_in_flight() {
+fn stop_waits_for_requests_in_flight() {
     let mut rig = Rig::new(
         EmulatedOptions {
             latency: block_testing::Latency::Fixed(Nanos::from_millis(30)),
@@ -69,7 +69,7 @@ fn a_stop_waits_for_what_is_in_flight() {
 
 /// The start is polled with one clock, the owner with its reactor's clock, which starts at zero.
 #[test]
-fn an_owner_keeps_the_time_of_its_reactor() {
+fn owner_uses_its_reactors_clock() {
     let mut rig = Rig::new(emulated(), drive_options(1));
     rig.now = Nanos::ZERO;
     rig.control.fail();
@@ -83,7 +83,7 @@ fn an_owner_keeps_the_time_of_its_reactor() {
 /// Dropping everything without a stop: the drive no longer accesses memory, and all memory is
 /// returned.
 #[test]
-fn a_drive_that_is_dropped_is_stopped() {
+fn dropped_drive_is_disabled_and_returns_its_memory() {
     let arena = arena();
     let before = taken(&arena);
     let rig = Rig::try_new(&arena, emulated(), drive_options(1)).expect("a drive");
@@ -99,7 +99,7 @@ fn a_drive_that_is_dropped_is_stopped() {
 /// A host was told how long its requests may outlive its association. The deadline of commands,
 /// which may be longer, does not change this.
 #[test]
-fn an_abandoned_request_is_ended_by_a_reset_before_its_deadline() {
+fn abandoned_request_is_ended_by_reset_within_cqt() {
     let mut options = drive_options(1);
     options.deadlines.command = Nanos::from_secs(600);
     let mut rig = Rig::new(emulated(), options);

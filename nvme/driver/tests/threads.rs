@@ -114,7 +114,7 @@ fn reactor(world: &World, index: usize) {
 }
 
 #[test]
-fn controllers_that_fail_under_load_are_reset() {
+fn controller_failing_under_load_is_reset() {
     let emulated = EmulatedOptions {
         namespaces: vec![EmulatedNamespace::new(1, 512, BLOCKS)],
         ..EmulatedOptions::default()

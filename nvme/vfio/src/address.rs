@@ -85,7 +85,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn other_text_is_refused() {
+    fn malformed_pci_addresses_are_refused() {
         for text in [
             "",
             ".",
@@ -113,14 +113,14 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_is_one_short_line() {
+    fn address_error_is_one_short_line() {
         let error = "x\n".repeat(1000).parse::<PciAddress>().unwrap_err();
         let line = error.to_string();
         assert!(!line.contains('\n') && line.len() < 150, "{line}");
     }
 
     #[test]
-    fn the_short_form_is_in_domain_0() {
+    fn address_without_domain_is_in_domain_0() {
         let address: PciAddress = "3b:00.1".parse().unwrap();
         assert_eq!(address.to_string(), "0000:3b:00.1");
         let upper: PciAddress = "10000:E1:1f.7".parse().unwrap();
@@ -130,7 +130,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(256))]
         #[test]
-        fn addresses_round_trip(
+        fn pci_addresses_round_trip(
             domain: u32,
             bus: u8,
             device in 0u8..32,
@@ -141,7 +141,7 @@ mod tests {
         }
 
         #[test]
-        fn no_text_panics(text in ".{0,20}") {
+        fn any_address_text_is_handled(text in ".{0,20}") {
             let _ = text.parse::<PciAddress>();
         }
     }

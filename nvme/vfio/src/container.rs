@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn without_vfio_the_module_is_named() {
+    fn missing_vfio_error_names_the_module() {
         let machine = FakeMachine::with_taken_drive();
         std::fs::remove_dir_all(machine.path("dev/vfio")).unwrap();
         let Err(Error::Problem(problem)) = opened(&machine) else {
@@ -474,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn regular_files_as_nodes_are_errors() {
+    fn regular_files_as_vfio_nodes_are_errors() {
         let machine = FakeMachine::with_taken_drive();
         let error = opened(&machine).unwrap_err().to_string();
         assert!(error.contains("VFIO_GET_API_VERSION"), "{error}");

@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn a_configuration_space_that_ends_early_is_an_error() {
+    fn truncated_configuration_space_is_an_error() {
         let (handle, _) = space(0);
         assert!(write_command(&handle, (4096, 4), |command| command).is_err());
         assert!(write_command(&handle, (1 << 20, 64), |command| command).is_err());
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn other_bits_of_the_command_stay() {
+    fn other_command_register_bits_are_preserved() {
         let (handle, place) = space(0x0402);
         write_command(&handle, place, |command| command | COMMAND_BUS_MASTER).unwrap();
         assert_eq!(command(&handle), 0x0406);

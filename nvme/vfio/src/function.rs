@@ -264,7 +264,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_disks_and_of_paths_to_them() {
+    fn disk_names_of_namespaces_and_multipath_heads() {
         for (name, disk) in [
             ("nvme0n1", Some("nvme0n1")),
             ("nvme12n34", Some("nvme12n34")),

@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn values_come_back() {
+    fn mapping_reads_back_written_values() {
         let mapping = page();
         mapping.write_u32(4092, 0x1234_5678);
         mapping.write_u64(8, 0x0102_0304_0506_0708);

@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_are_too_small_are_refused() {
+    fn pages_smaller_than_the_iommu_page_are_refused() {
         let result = choose_address(region(1 << 20, 4096), 1 << 16, &RANGES);
         assert_eq!(result, Err(PlacementError::PageSize { smallest: 65536 }));
         let odd = PlacementRequest {
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_without_room_is_refused() {
+    fn region_that_does_not_fit_is_refused() {
         let result = choose_address(region(1 << 48, 1 << 30), PAGES, &RANGES);
         assert!(matches!(result, Err(PlacementError::Room { largest }) if largest < 1 << 48));
         assert_eq!(
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_goes_above_the_low_addresses_where_it_can() {
+    fn region_is_placed_above_4_gib_if_possible() {
         assert_eq!(
             choose_address(region(1 << 21, 1 << 21), PAGES, &RANGES),
             Ok(1 << 32)
@@ -147,7 +147,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(512))]
         #[test]
-        fn a_place_is_aligned_and_within_a_range(
+        fn placement_is_aligned_and_within_a_range(
             pages in 1u64..(1 << 20),
             page in prop::sample::select(vec![1u64 << 12, 1 << 21, 1 << 30]),
             ranges in prop::collection::vec((any::<u64>(), any::<u64>()), 0..6),

@@ -29,7 +29,7 @@ fn shape(page: &IdentifyNamespace) -> Result<Geometry, Unusable> {
 }
 
 #[test]
-fn depths_stay_within_options_queues_and_arena() {
+fn queue_depth_is_limited_by_options_mqes_and_arena() {
     let options = |depth| DriveOptions {
         queue_depth_max: depth,
         ..DriveOptions::new("test")
@@ -43,7 +43,7 @@ fn depths_stay_within_options_queues_and_arena() {
 }
 
 #[test]
-fn parts_are_as_long_as_the_drive_and_the_lists_allow() {
+fn part_length_is_limited_by_mdts_and_list_size() {
     let mdts = |mdts| limits_of(|page, _| page.mdts = mdts);
     assert_eq!((mdts(0).part_bytes, mdts(0).list_bytes), (256 << 10, 512));
     assert_eq!((mdts(5).part_bytes, mdts(5).list_bytes), (128 << 10, 256));
@@ -61,7 +61,7 @@ fn parts_are_as_long_as_the_drive_and_the_lists_allow() {
 
 /// NVM 1.1 §4.1.5.4: WZSL has the encoding of MDTS. If it is 0, MDTS is used.
 #[test]
-fn zeroes_are_limited_by_the_drive() {
+fn write_zeroes_is_limited_by_wzsl() {
     let wzsl = |mdts, wzsl| {
         limits_of(|page, nvm| {
             page.mdts = mdts;
@@ -94,7 +94,7 @@ fn geometry_follows_identify_namespace() {
 }
 
 #[test]
-fn optimal_sizes_by_what_the_drive_prefers() {
+fn optimal_io_size_follows_drive_preferences() {
     let mut page = page(512, 1000);
     page.nsfeat = Nsfeat::new().with_nsabp(true);
     page.nawun_z = U16::new(7);
@@ -107,7 +107,7 @@ fn optimal_sizes_by_what_the_drive_prefers() {
 }
 
 #[test]
-fn formats_that_cannot_be_served_are_named() {
+fn unsupported_formats_are_reported() {
     let mut odd = page(512, 1000);
     odd.lbaf[0].lbads = 13;
     assert_eq!(shape(&odd), Err(Unusable::BlockSize { bytes: 8192 }));
@@ -126,7 +126,7 @@ fn formats_that_cannot_be_served_are_named() {
 }
 
 #[test]
-fn zeroes_deallocate_only_where_blocks_read_as_zeroes() {
+fn write_zeroes_deallocates_only_if_blocks_then_read_as_zeroes() {
     let limits = limits_of(|_, _| {});
     let with = |read, deallocates| {
         let mut page = page(512, 8);
@@ -142,13 +142,13 @@ fn zeroes_deallocate_only_where_blocks_read_as_zeroes() {
 }
 
 #[test]
-fn text_from_a_drive_is_made_printable() {
+fn drive_text_is_sanitized() {
     assert_eq!(text(b"  drive\x1b[2J\xff  "), "drive?[2J?");
     assert_eq!(text(b"\0\0"), "");
 }
 
 #[test]
-fn a_drive_must_have_at_least_the_previous_limits() {
+fn reattached_drive_must_meet_the_previous_limits() {
     let small = limits_of(|page, _| page.mdts = 3);
     let large = limits_of(|page, _| page.oncs = Oncs::new().with_compare(true));
     assert!(small.can_run_on(&large) && small.can_run_on(&small));

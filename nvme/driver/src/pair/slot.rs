@@ -228,7 +228,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn identifiers_keep_their_slot_and_differ_from_use_to_use() {
+    fn identifiers_encode_the_slot_and_change_with_each_use() {
         for slots in [2, 3, 128, 129, 4095, 4096] {
             let identifiers = Identifiers::new(slots);
             for slot in [0, 1, slots - 1] {

@@ -42,7 +42,7 @@ fn zeroes(nsid: u32, lba: u64, blocks: u32) -> Sqe {
 }
 
 #[test]
-fn commands_that_are_refused() {
+fn invalid_io_commands_are_refused() {
     const NAMESPACE: Status = Status::INVALID_NAMESPACE_OR_FORMAT;
     const RANGE: Status = Status::LBA_OUT_OF_RANGE;
     let (mut host, mut pair) = host(two_namespaces());
@@ -98,7 +98,7 @@ fn commands_that_are_refused() {
 }
 
 #[test]
-fn write_zeroes_obeys_its_own_limit() {
+fn write_zeroes_obeys_wzsl() {
     let (mut host, mut pair) = host(EmulatedOptions {
         write_zeroes_code: 2,
         ..EmulatedOptions::default()
@@ -118,7 +118,7 @@ fn write_zeroes_obeys_its_own_limit() {
 }
 
 #[test]
-fn deallocated_blocks_read_as_promised() {
+fn deallocated_blocks_read_as_reported() {
     let (mut host, mut pair) = host(two_namespaces());
     let ranges = host.buffer(PAGE);
     let put = |range: &[DatasetRange]| ranges.write(0, range.as_bytes());

@@ -41,7 +41,7 @@ fn completed(host: &Host, pair: &mut Pair) -> Vec<u16> {
 }
 
 #[test]
-fn completions_that_drop_double_and_lie() {
+fn dropped_duplicate_and_wrong_completions() {
     let (mut host, mut pair) = host();
     let cases = [
         (Fault::DropCompletion, vec![1, 3]),
@@ -69,7 +69,7 @@ fn completions_that_drop_double_and_lie() {
 }
 
 #[test]
-fn patterns_choose_their_victims() {
+fn fault_rules_select_commands_by_pattern() {
     let (mut host, mut pair) = host();
     let every = inject(&host, When::Every(3), Fault::DropCompletion);
     let cids: Vec<u16> = (1..=9).collect();
@@ -109,7 +109,7 @@ fn patterns_choose_their_victims() {
 }
 
 #[test]
-fn chance_is_the_seeds() {
+fn random_faults_depend_on_the_seed() {
     let run = |seed| {
         let mut host = Host::new(EmulatedOptions {
             seed,
@@ -127,7 +127,7 @@ fn chance_is_the_seeds() {
 }
 
 #[test]
-fn late_commands_move_their_data_late() {
+fn delayed_commands_transfer_data_late() {
     let (mut host, mut pair) = host();
     host.write(&mut pair, 0, 1, false);
     inject(&host, When::First(1), Fault::Delay(Nanos::from_millis(5)));
@@ -158,7 +158,7 @@ fn late_commands_move_their_data_late() {
 }
 
 #[test]
-fn latency_reorders_by_seed_and_loses_nothing() {
+fn latency_reorders_by_seed_without_loss() {
     let (mut host, mut pair) = host();
     let max = Nanos::from_millis(3);
     host.control.set_latency(Latency::Range { min: MS, max });
@@ -175,7 +175,7 @@ fn latency_reorders_by_seed_and_loses_nothing() {
 }
 
 #[test]
-fn what_hangs_can_be_aborted_or_not() {
+fn hung_commands_are_abortable_as_configured() {
     let (mut host, mut pair) = host();
     inject(&host, When::Nth(1), Fault::Hang { abortable: true });
     inject(&host, When::Nth(1), Fault::Hang { abortable: false });
@@ -193,7 +193,7 @@ fn what_hangs_can_be_aborted_or_not() {
 }
 
 #[test]
-fn fatal_and_gone() {
+fn fatal_status_and_removal_faults() {
     let (mut host, mut pair) = host();
     inject(&host, When::Nth(2), Fault::Fatal);
     assert_eq!(flushes(&mut host, &mut pair, &[1, 2, 3]), [1]);
@@ -208,7 +208,7 @@ fn fatal_and_gone() {
 }
 
 #[test]
-fn doorbells_that_get_lost_late_and_torn() {
+fn lost_late_and_torn_doorbell_writes() {
     let (mut host, mut pair) = host();
     let lost = inject(&host, When::First(1), Fault::DoorbellLost);
     assert_eq!(flushes(&mut host, &mut pair, &[1]), []);

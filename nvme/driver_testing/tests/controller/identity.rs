@@ -52,7 +52,7 @@ fn log<T: FromBytes>(host: &mut Host, id: LogPageId) -> T {
 }
 
 #[test]
-fn identify_that_is_refused() {
+fn invalid_identify_is_refused() {
     const NAMESPACE: Status = Status::INVALID_NAMESPACE_OR_FORMAT;
     const FIELD: Status = Status::INVALID_FIELD;
     let mut host = Host::new(options());
@@ -88,7 +88,7 @@ fn identify_that_is_refused() {
 }
 
 #[test]
-fn the_drive_says_who_it_is() {
+fn identify_fields() {
     let mut host = Host::new(options());
     let bytes = identify(&mut host, Cns::CONTROLLER, 0).unwrap();
     let controller = IdentifyController::read_from_bytes(&bytes).unwrap();
@@ -117,7 +117,7 @@ fn the_drive_says_who_it_is() {
 }
 
 #[test]
-fn features_that_are_refused_and_kept() {
+fn features_are_validated_and_stored() {
     let mut host = Host::new(options());
     let set = |fid, value| Sqe::set_feature(fid, 0, value);
     let cases = [
@@ -168,7 +168,7 @@ fn features_that_are_refused_and_kept() {
 }
 
 #[test]
-fn log_pages_that_are_refused() {
+fn invalid_log_page_requests_are_refused() {
     let mut host = Host::new(options());
     let select = |id| LogPageSelect::new().with_lid(id).with_numd_z(15);
     let smart = select(LogPageId::SMART_HEALTH);
@@ -215,7 +215,7 @@ fn errors_are_logged_newest_first() {
 }
 
 #[test]
-fn events_come_once_until_their_page_is_read() {
+fn events_are_masked_until_their_log_page_is_read() {
     let mut host = Host::new(options());
     // Notices are not enabled, so no event is reported.
     host.push_admin(Sqe::async_event_request());

@@ -42,7 +42,7 @@ fn read(blocks: u32) -> Sqe {
 const NOWHERE: u64 = 0x2000;
 
 #[test]
-fn prps_that_are_refused() {
+fn invalid_prps_are_refused() {
     let (mut host, mut pair) = host(SglRules::Unsupported);
     let data = host.buffer(16 * PAGE);
     let list = host.buffer(2 * PAGE);
@@ -106,7 +106,7 @@ fn prps_that_are_refused() {
 }
 
 #[test]
-fn transfers_beyond_mdts() {
+fn transfers_beyond_mdts_are_refused() {
     let mut host = Host::new(EmulatedOptions {
         transfer_code: 1,
         ..options(SglRules::Any)
@@ -134,7 +134,7 @@ fn put(buffer: &DmaBuffer, offset: usize, descriptors: &[SglDescriptor]) {
 }
 
 #[test]
-fn sgls_that_are_refused() {
+fn invalid_sgls_are_refused() {
     let (mut host, mut pair) = host(SglRules::Any);
     let data = host.buffer(4 * PAGE);
     let list = host.buffer(PAGE);
@@ -209,7 +209,7 @@ fn sgls_that_are_refused() {
 }
 
 #[test]
-fn sgls_where_there_are_none_or_dwords() {
+fn unsupported_and_unaligned_sgls_are_refused() {
     let (mut host, mut pair) = host(SglRules::Unsupported);
     let at = host.address(&host.buffer(PAGE));
     let sqe = read(1).with_sgl(SglDescriptor::data_block(at, 512));
@@ -232,7 +232,7 @@ fn pattern(bytes: usize) -> Vec<u8> {
 
 /// Writes with one form of list and reads with another: data and order are the same.
 #[test]
-fn data_follows_the_list() {
+fn prp_and_sgl_lists_transfer_the_same_data() {
     const BLOCKS: u32 = 33;
     const BYTES: usize = BLOCKS as usize * 512;
     let (mut host, mut pair) = host(SglRules::Any);

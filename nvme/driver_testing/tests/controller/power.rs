@@ -64,7 +64,7 @@ fn flushed_and_fua_writes_survive_a_power_cut() {
 }
 
 #[test]
-fn nothing_is_lost_without_a_cache() {
+fn no_write_is_lost_without_a_cache() {
     for by_feature in [false, true] {
         let (mut host, mut pair) = host(EmulatedOptions {
             write_cache: by_feature,
@@ -124,7 +124,7 @@ fn writes_tear_at_the_atomic_unit() {
 
 /// A power cut may execute a write in progress in part.
 #[test]
-fn a_write_under_way_is_there_in_part() {
+fn power_cut_tears_a_write_in_progress() {
     let (mut none, mut some, mut all) = (0, 0, 0);
     for seed in 0..64 {
         let (mut host, mut pair) = host(EmulatedOptions {

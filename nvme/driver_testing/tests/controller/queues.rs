@@ -23,7 +23,7 @@ fn small() -> EmulatedOptions {
 }
 
 #[test]
-fn completion_queues_that_are_refused() {
+fn invalid_completion_queues_are_refused() {
     let mut host = Host::new(small());
     let at = host.address(&host.buffer(PAGE));
     let not_contiguous = {
@@ -60,7 +60,7 @@ fn completion_queues_that_are_refused() {
 }
 
 #[test]
-fn submission_queues_that_are_refused() {
+fn invalid_submission_queues_are_refused() {
     let mut host = Host::new(small());
     let at = host.address(&host.buffer(PAGE));
     let status = host.admin_status(create_cq(2, 4, at, None));
@@ -82,7 +82,7 @@ fn submission_queues_that_are_refused() {
 }
 
 #[test]
-fn queues_go_in_order() {
+fn completion_queue_is_deleted_after_its_submission_queues() {
     let mut host = Host::new(small());
     host.pair(1, 4, 4);
     let cq = AdminOpcode::DELETE_IO_CQ;
@@ -111,7 +111,7 @@ fn queues_go_in_order() {
 }
 
 #[test]
-fn phases_turn_with_every_pass() {
+fn phase_tag_toggles_with_every_pass() {
     for (entries, completions) in [(2, 2), (2, 5), (3, 2), (5, 3), (16, 16)] {
         let mut host = Host::new(small());
         let mut pair = host.pair(3, entries, completions);
@@ -125,7 +125,7 @@ fn phases_turn_with_every_pass() {
 
 /// A full completion queue stops the submission queue; no completion is lost.
 #[test]
-fn a_full_completion_queue() {
+fn full_completion_queue_stops_the_submission_queue() {
     let mut host = Host::new(small());
     let mut pair = host.pair(1, 8, 3);
     for _ in 0..7 {
@@ -167,7 +167,7 @@ fn read_log(host: &mut Host, page: LogPageId) {
 
 /// Base 2.1 §5.1.2.1, PCIe 1.1 §3.1.2: invalid doorbells are reported once until the log is read.
 #[test]
-fn doorbells_that_are_wrong() {
+fn invalid_doorbell_values_are_reported() {
     let mut host = Host::new(small());
     let mut pair = host.pair(1, 4, 4);
     let request = host.push_admin(Sqe::async_event_request());
@@ -235,7 +235,7 @@ fn is_readable(host: &Host, vector: u16) -> bool {
 }
 
 #[test]
-fn interrupts_reach_armed_vectors_alone() {
+fn interrupts_are_raised_only_on_armed_vectors() {
     let mut host = Host::new(small());
     let mut pair = host.pair(2, 4, 4);
     assert!(host.drive.interrupt(4).is_none());
@@ -256,7 +256,7 @@ fn interrupts_reach_armed_vectors_alone() {
 }
 
 #[test]
-fn without_bus_mastering_nothing_moves() {
+fn no_dma_without_bus_mastering() {
     let mut host = Host::new(small());
     let mut pair = host.pair(1, 4, 4);
     host.drive.set_bus_master(false).unwrap();
@@ -270,7 +270,7 @@ fn without_bus_mastering_nothing_moves() {
 }
 
 #[test]
-fn a_queue_in_no_memory_is_fatal() {
+fn queue_outside_memory_is_fatal() {
     let mut host = Host::new(small());
     let at = host.address(&host.buffer(PAGE));
     assert_eq!(
@@ -289,7 +289,7 @@ fn a_queue_in_no_memory_is_fatal() {
 }
 
 #[test]
-fn admin_commands_that_are_refused() {
+fn invalid_admin_commands_are_refused() {
     let mut host = Host::new(small());
     let opcode = Status::INVALID_OPCODE;
     for sqe in [

@@ -20,7 +20,7 @@ fn steps(fault: Fault) -> FaultRule {
 }
 
 #[test]
-fn a_cold_drive_says_what_it_is() {
+fn registers_after_power_on() {
     let options = EmulatedOptions {
         queue_entries_max: 5,
         doorbell_stride: 3,
@@ -77,7 +77,7 @@ fn invalid_configurations_are_fatal() {
 }
 
 #[test]
-fn readiness_takes_the_time_that_it_takes() {
+fn ready_changes_after_the_configured_time() {
     let options = EmulatedOptions {
         ready_after: Nanos::from_millis(30),
         disabled_after: Nanos::from_millis(20),
@@ -100,7 +100,7 @@ fn readiness_takes_the_time_that_it_takes() {
 }
 
 #[test]
-fn readiness_that_never_comes_and_never_goes() {
+fn ready_faults_block_enable_and_disable() {
     let mut host = Host::cold(EmulatedOptions::default());
     let never = host.control.inject(steps(Fault::Ready(Nanos::MAX)));
     host.enable();
@@ -126,7 +126,7 @@ fn readiness_that_never_comes_and_never_goes() {
 }
 
 #[test]
-fn forbidden_accesses_change_nothing_and_are_counted() {
+fn illegal_register_accesses_are_ignored_and_counted() {
     let host = Host::new(EmulatedOptions::default());
     let illegal = || host.control.counters().illegal_accesses;
     assert_eq!(illegal(), 0);
@@ -144,7 +144,7 @@ fn forbidden_accesses_change_nothing_and_are_counted() {
 }
 
 #[test]
-fn doorbells_of_a_controller_that_is_not_ready() {
+fn doorbell_write_to_a_disabled_controller_is_illegal() {
     let host = Host::cold(EmulatedOptions::default());
     host.drive.set_bus_master(true).unwrap();
     host.drive.write_u32(0x1000, 1);
@@ -153,7 +153,7 @@ fn doorbells_of_a_controller_that_is_not_ready() {
 }
 
 #[test]
-fn accesses_that_no_bus_makes() {
+fn unaligned_and_out_of_range_register_accesses_panic() {
     let drive = EmulatedController::new(arena().region(), EmulatedOptions::default()).unwrap();
     let len = drive.registers_len();
     for (offset, wide) in [(2, false), (len, false), (4, true), (len - 4, true)] {
@@ -194,7 +194,7 @@ fn state_preserved_by_each_reset() {
 }
 
 #[test]
-fn shutdown_tells_when_it_is_complete() {
+fn shutdown_status_reports_completion() {
     let options = EmulatedOptions {
         shutdown_after: Nanos::from_millis(5),
         ..EmulatedOptions::default()
@@ -215,7 +215,7 @@ fn shutdown_tells_when_it_is_complete() {
 }
 
 #[test]
-fn a_drive_that_is_gone_reads_as_all_ones() {
+fn removed_drive_reads_as_all_ones() {
     let mut host = Host::new(EmulatedOptions::default());
     host.control.remove();
     assert_eq!(host.get(Register::CSTS), u32::MAX);
@@ -236,7 +236,7 @@ fn a_drive_that_is_gone_reads_as_all_ones() {
 }
 
 #[test]
-fn the_memory_buffer_shows_itself_when_it_is_asked() {
+fn controller_memory_buffer_is_reported_when_enabled() {
     let options = |placed_by_host| EmulatedOptions {
         controller_memory: Some(ControllerMemoryOptions {
             bytes: 64 << 10,

@@ -61,7 +61,7 @@ impl Shadow {
 }
 
 #[test]
-fn configurations_that_are_refused() {
+fn invalid_doorbell_buffer_configs_are_refused() {
     let mut host = Host::new(options(ShadowDoorbells::Ring));
     let (doorbells, events) = (host.buffer(PAGE), host.buffer(PAGE));
     let (first, second) = (host.address(&doorbells), host.address(&events));
@@ -77,7 +77,7 @@ fn configurations_that_are_refused() {
 }
 
 #[test]
-fn a_host_that_rings_is_answered_at_once() {
+fn shadow_doorbell_with_register_write_is_processed_immediately() {
     let mut host = Host::new(options(ShadowDoorbells::Ring));
     let shadow = Shadow::configure(&mut host);
     let mut pair = host.pair(2, 5, 5);
@@ -94,7 +94,7 @@ fn a_host_that_rings_is_answered_at_once() {
 }
 
 #[test]
-fn a_controller_that_polls_needs_no_ringing() {
+fn polling_controller_needs_no_doorbell_writes() {
     let mut host = Host::new(options(ShadowDoorbells::Poll));
     let mut pair = host.pair(2, 6, 4);
     // Existing queues switch to shadow doorbells too.

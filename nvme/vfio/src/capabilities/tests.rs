@@ -19,7 +19,7 @@ const MAPPABLE: u32 = abi::VFIO_REGION_INFO_FLAG_MMAP;
 const WITH_CAPABILITIES: u32 = MAPPABLE | abi::VFIO_REGION_INFO_FLAG_CAPS;
 
 #[test]
-fn a_short_description_is_an_empty_region() {
+fn truncated_region_info_is_an_empty_region() {
     assert_eq!(RegionInfo::of(&Info::new(vec![])), RegionInfo::default());
     let info = RegionInfo::of(&Info::new(vec![0xff; 7]));
     assert_eq!(info.size, 0);
@@ -27,7 +27,7 @@ fn a_short_description_is_an_empty_region() {
 }
 
 #[test]
-fn a_chain_that_loops_ends() {
+fn looping_capability_chain_terminates() {
     // The capability at 32 is followed by itself.
     let info = description(
         64,
@@ -64,7 +64,7 @@ fn areas_outside_the_region_are_ignored() {
 }
 
 #[test]
-fn a_region_is_mapped_whole_unless_it_says_otherwise() {
+fn region_without_sparse_areas_is_mapped_whole() {
     let words = [(REGION_FLAGS, MAPPABLE), (REGION_SIZE, 16384)];
     let info = RegionInfo::of(&description(32, &words));
     assert_eq!(info.mappable, [(0, 16384)]);
@@ -105,7 +105,7 @@ fn an_iommu_reports_ranges_and_remaining_mappings() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
     #[test]
-    fn no_description_panics(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn any_region_info_is_handled(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         let region = RegionInfo::of(&Info::new(bytes.clone()));
         for (start, len) in region.mappable {
             prop_assert!(len > 0 && start.checked_add(len).unwrap() <= region.size);

@@ -14,13 +14,13 @@ fn found(machine: &FakeMachine) -> String {
 }
 
 #[test]
-fn nothing_there() {
+fn missing_pci_function_is_reported() {
     let machine = FakeMachine::empty();
     assert!(found(&machine).contains("no PCI function has this address"));
 }
 
 #[test]
-fn in_use_comes_before_everything_else() {
+fn drive_in_use_is_reported_first() {
     let machine = FakeMachine::with_drives();
     std::fs::remove_file(machine.path(&format!("sys/bus/pci/devices/{A}/iommu_group"))).unwrap();
     machine.file("proc/swaps", "Filename\n/dev/nvme0n1 partition\n");
@@ -37,7 +37,7 @@ fn a_noiommu_group_is_refused() {
 }
 
 #[test]
-fn a_drive_of_the_kernels_is_offered_unless_its_group_is_shared() {
+fn kernel_bound_drive_is_offered_unless_its_group_is_shared() {
     let machine = FakeMachine::with_drives();
     assert!(found(&machine).ends_with("`windlass bind 0000:01:00.0` moves it to vfio-pci"));
     machine.add_function("0000:01:00.1", "0x020000\n", 7);
@@ -51,7 +51,7 @@ fn a_drive_of_the_kernels_is_offered_unless_its_group_is_shared() {
 }
 
 #[test]
-fn a_drive_that_is_ready_is_described() {
+fn ready_drive_is_described() {
     let machine = FakeMachine::with_taken_drive();
     let function = diagnose(&machine.system(), address(A), 64 * MIB).unwrap();
     assert_eq!(function.group.unwrap().number, 7);
@@ -60,7 +60,7 @@ fn a_drive_that_is_ready_is_described() {
 }
 
 #[test]
-fn a_later_group_member_is_refused() {
+fn group_member_bound_to_a_kernel_driver_is_reported() {
     let machine = FakeMachine::with_taken_drive();
     machine.add_function("0000:01:00.1", "0x020000\n", 7);
     machine.give("0000:01:00.1", Some("e1000e"));
@@ -68,7 +68,7 @@ fn a_later_group_member_is_refused() {
 }
 
 #[test]
-fn nodes_that_are_missing_forbidden_or_held() {
+fn missing_forbidden_or_held_vfio_nodes() {
     let machine = FakeMachine::with_taken_drive();
     machine.plan().forbidden.insert("vfio/7".to_owned());
     let text = found(&machine);
@@ -107,7 +107,7 @@ fn with_limit(limit: &str, locked: &str, capabilities: &str) -> FakeMachine {
 }
 
 #[test]
-fn too_little_lockable_memory() {
+fn insufficient_locked_memory_limit() {
     let machine = with_limit("8388608", "0", "0000000000000000");
     let text = found(&machine);
     assert!(text.contains("67108864 bytes have to be pinned"), "{text}");
@@ -137,7 +137,7 @@ fn too_little_lockable_memory() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(16))]
     #[test]
-    fn no_file_content_panics(bytes in prop::collection::vec(any::<u8>(), 0..60)) {
+    fn any_sysfs_content_is_handled(bytes in prop::collection::vec(any::<u8>(), 0..60)) {
         let machine = FakeMachine::with_taken_drive();
         let device = format!("sys/bus/pci/devices/{A}");
         for file in ["driver_override", "numa_node", "sriov_numvfs", "vendor"] {

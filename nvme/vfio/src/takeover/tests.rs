@@ -29,7 +29,7 @@ fn state(driver: Option<&str>, only: &str) -> (Option<String>, Option<String>) {
 }
 
 #[test]
-fn what_is_not_there_is_refused() {
+fn missing_pci_function_is_refused() {
     let machine = FakeMachine::with_drives();
     let text = refusal(&machine, plan_for(&machine, &["0000:09:00.0"]));
     assert!(text.contains("no PCI function has this address"), "{text}");
@@ -38,7 +38,7 @@ fn what_is_not_there_is_refused() {
 }
 
 #[test]
-fn what_is_no_drive_is_refused() {
+fn functions_that_are_no_nvme_drive_are_refused() {
     let machine = FakeMachine::with_drives();
     machine.add_function("0000:03:00.0", "0x020000\n", 9);
     machine.add_function("0000:04:00.0", "0x0108zz\n", 9);
@@ -91,7 +91,7 @@ fn an_unknown_use_is_refused() {
 }
 
 #[test]
-fn without_an_iommu_nothing_is_taken() {
+fn bind_without_an_iommu_is_refused() {
     let machine = FakeMachine::with_drives();
     std::fs::remove_file(machine.path(&format!("sys/bus/pci/devices/{A}/iommu_group"))).unwrap();
     let text = refusal(&machine, plan_for(&machine, &[A]));
@@ -146,7 +146,7 @@ fn virtual_functions_and_other_drivers_are_refused() {
 }
 
 #[test]
-fn a_missing_module_is_named() {
+fn missing_kernel_module_is_named() {
     let machine = FakeMachine::with_drives();
     std::fs::remove_dir(machine.path("sys/bus/pci/drivers/vfio-pci")).unwrap();
     let text = refusal(&machine, plan_for(&machine, &[A]));
@@ -191,7 +191,7 @@ fn bind_and_unbind_are_idempotent() {
 }
 
 #[test]
-fn a_drive_without_a_driver_can_go_both_ways() {
+fn driverless_drive_can_be_bound_and_unbound() {
     let machine = FakeMachine::with_drives();
     machine.give(A, None);
     plan_for(&machine, &[A]).unwrap().perform().unwrap();
@@ -202,7 +202,7 @@ fn a_drive_without_a_driver_can_go_both_ways() {
 }
 
 #[test]
-fn an_override_that_was_left_behind_is_cleared() {
+fn stale_driver_override_is_cleared() {
     let machine = FakeMachine::with_drives();
     machine.file(
         &format!("sys/bus/pci/devices/{A}/driver_override"),
@@ -214,7 +214,7 @@ fn an_override_that_was_left_behind_is_cleared() {
 }
 
 #[test]
-fn every_step_that_fails_is_undone() {
+fn failed_step_is_rolled_back() {
     for step in ["driver_override", "nvme/unbind", "drivers_probe"] {
         let machine = FakeMachine::with_drives();
         machine.plan().failure = Some((step, 0, libc::EIO));
@@ -236,7 +236,7 @@ fn every_step_that_fails_is_undone() {
 }
 
 #[test]
-fn a_driver_that_does_not_take_it_is_undone() {
+fn move_is_rolled_back_if_the_driver_does_not_bind() {
     let machine = FakeMachine::with_drives();
     machine.plan().refusing_driver = Some("vfio-pci");
     let problem = plan_for(&machine, &[B, A]).unwrap().perform().unwrap_err();
@@ -253,7 +253,7 @@ fn a_driver_that_does_not_take_it_is_undone() {
 }
 
 #[test]
-fn a_later_failure_brings_the_first_drive_back() {
+fn later_failure_rolls_back_the_first_drive() {
     let machine = FakeMachine::with_drives();
     // Unbinding fails for the second drive, after it succeeded for the first.
     machine.plan().failure = Some(("nvme/unbind", 1, libc::EBUSY));
@@ -264,7 +264,7 @@ fn a_later_failure_brings_the_first_drive_back() {
 }
 
 #[test]
-fn a_drive_that_is_pulled_meanwhile_is_not_there() {
+fn drive_removed_during_the_move_is_reported_missing() {
     for end in ["driver_override", "nvme/unbind", "drivers_probe"] {
         let machine = FakeMachine::with_drives();
         let plan = plan_for(&machine, &[B, A]).unwrap();
@@ -279,7 +279,7 @@ fn a_drive_that_is_pulled_meanwhile_is_not_there() {
 }
 
 #[test]
-fn a_drive_that_another_driver_got_meanwhile_is_left_alone() {
+fn drive_bound_to_another_driver_meanwhile_is_untouched() {
     let machine = FakeMachine::with_drives();
     let plan = plan_for(&machine, &[A]).unwrap();
     machine.give(A, Some("uio_pci_generic"));
@@ -292,7 +292,7 @@ fn a_drive_that_another_driver_got_meanwhile_is_left_alone() {
 }
 
 #[test]
-fn a_drive_that_a_program_holds_stays() {
+fn drive_held_by_a_program_is_not_unbound() {
     let machine = FakeMachine::with_taken_drive();
     machine.plan().busy.insert("vfio/7".to_owned());
     let text = refusal(&machine, back_plan_for(&machine, &[A]));

@@ -27,14 +27,14 @@ fn the_use(machine: &FakeMachine) -> String {
 }
 
 #[test]
-fn without_any_file_nothing_is_used() {
+fn missing_proc_and_sys_files_mean_unused() {
     let nothing = FakeMachine::empty();
     let found = usage(&nothing);
     assert!(found.uses.is_empty() && found.claims.is_empty() && found.unknown.is_none());
 }
 
 #[test]
-fn an_unused_disk_is_held_exclusively() {
+fn unused_disk_is_opened_exclusively() {
     let machine = FakeMachine::with_drives();
     let found = usage(&machine);
     assert!(found.uses.is_empty(), "{:?}", found.uses);
@@ -42,7 +42,7 @@ fn an_unused_disk_is_held_exclusively() {
 }
 
 #[test]
-fn lines_that_end_early_are_no_uses() {
+fn truncated_table_lines_are_handled() {
     let machine = FakeMachine::with_drives();
     for table in [
         "",
@@ -78,7 +78,7 @@ fn names_with_a_common_prefix_are_distinct() {
 }
 
 #[test]
-fn mounts_by_number_by_name_and_by_link() {
+fn mounts_are_found_by_number_name_and_link() {
     let machine = FakeMachine::with_drives();
     for mount in [
         "36 1 259:0 / /srv rw,noatime shared:1 - ext4 /dev/root rw\n",
@@ -103,7 +103,7 @@ fn a_mounted_partition_uses_the_disk() {
 }
 
 #[test]
-fn a_mount_in_another_namespace_is_found_once() {
+fn mount_in_another_mount_namespace_is_found_once() {
     let machine = FakeMachine::with_drives();
     machine.file("proc/self/mountinfo", "");
     for process in ["40", "41", "42"] {
@@ -117,7 +117,7 @@ fn a_mount_in_another_namespace_is_found_once() {
 }
 
 #[test]
-fn swap_space() {
+fn swap_space_is_a_use() {
     let machine = FakeMachine::with_drives();
     let table = "Filename\t\tType\t\tSize\n/dev/dm-0 partition 8\n/dev/nvme0n1 partition 8\n";
     machine.file("proc/swaps", table);
@@ -156,7 +156,7 @@ fn holders_are_described() {
 }
 
 #[test]
-fn members_of_pools_that_the_mount_table_does_not_name() {
+fn btrfs_members_are_found() {
     let machine = FakeMachine::with_drives();
     machine.link("sys/fs/btrfs/1b2c/devices/nvme0n1", "x");
     machine.folder("sys/fs/btrfs/features");
@@ -164,7 +164,7 @@ fn members_of_pools_that_the_mount_table_does_not_name() {
 }
 
 #[test]
-fn exports_of_the_kernel_that_are_on() {
+fn enabled_nvmet_exports_are_found() {
     let machine = FakeMachine::with_drives();
     let subsystem = "sys/kernel/config/nvmet/subsystems/nqn.x";
     for (place, node) in [("namespaces/1", "nvme0n1"), ("passthru", "nvme0")] {
@@ -182,7 +182,7 @@ fn exports_of_the_kernel_that_are_on() {
 }
 
 #[test]
-fn loop_devices_over_it() {
+fn loop_devices_are_found() {
     let machine = FakeMachine::with_drives();
     machine.file("sys/block/loop3/loop/backing_file", "/dev/nvme0n1\n");
     assert_eq!(
@@ -192,7 +192,7 @@ fn loop_devices_over_it() {
 }
 
 #[test]
-fn programs_that_have_it_open() {
+fn programs_with_the_disk_open_are_found() {
     let machine = FakeMachine::with_drives();
     machine.link("proc/1234/fd/7", "/dev/nvme0");
     machine.link("proc/1234/fd/8", "/dev/nvme0");
@@ -223,7 +223,7 @@ fn an_unexplained_exclusive_open_is_a_use() {
 }
 
 #[test]
-fn a_disk_that_cannot_be_opened_is_unknown() {
+fn disk_that_cannot_be_opened_has_unknown_use() {
     let machine = FakeMachine::with_drives();
     machine.plan().forbidden.insert("nvme0n1".to_owned());
     let found = usage(&machine);
@@ -237,7 +237,7 @@ fn a_disk_that_cannot_be_opened_is_unknown() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(16))]
     #[test]
-    fn no_table_content_panics(
+    fn any_table_content_is_handled(
         bytes in prop::collection::vec(any::<u8>(), 0..300),
         text in "[-0-9:/ \\\\n]{0,80}",
     ) {

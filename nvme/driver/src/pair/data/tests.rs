@@ -86,7 +86,7 @@ fn is_range(pieces: &[(u64, u64)], address: u64, bytes: u64) -> bool {
 }
 
 #[test]
-fn one_descriptor_where_a_list_would_be_needed() {
+fn sgl_descriptor_replaces_a_prp_list() {
     let memory = memory();
     let mut pointers = pointers(true);
     let point = |pointers: &mut Pointers, bytes| {
@@ -109,7 +109,7 @@ proptest! {
 
     /// A data pointer is correct regardless of the previous contents of the slot's list.
     #[test]
-    fn lists_lead_to_the_data(
+    fn prp_lists_address_the_data(
         uses in prop::collection::vec((0_u16..SLOTS, 0_u64..40, 1_u64..=512, any::<bool>()), 1..60)
     ) {
         let memory = memory();
