@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn an_identity_is_its_uuid() {
+    fn host_identity_is_derived_from_its_uuid() {
         let identity = HostIdentity::from_uuid([0xab; 16]);
         let expected = "nqn.2014-08.org.nvmexpress:uuid:abababab-abab-abab-abab-abababababab";
         assert_eq!((identity.nqn.as_str(), identity.id), (expected, [0xab; 16]));
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_do_not_fit_are_refused_before_anything_is_sent() {
+    fn invalid_subsystem_names_are_refused_locally() {
         assert!(
             options("nqn.2026-11.org.windlass:test")
                 .connect_data(1)

@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn every_slot_is_taken_once() {
+    fn every_slot_is_allocated_once() {
         let mut slots = Slots::<()>::new(100);
         let taken: HashSet<u16> = std::iter::from_fn(|| slots.take()).collect();
         assert_eq!(

@@ -11,7 +11,7 @@ use nvme_host::{Controller, HostCompletions};
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 #[test]
-fn requests_make_no_allocation() {
+fn requests_do_not_allocate() {
     let behaviour = TargetBehavior {
         r2t_bytes: 4096,
         c2h_bytes: 1500,

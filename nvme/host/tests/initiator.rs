@@ -53,7 +53,7 @@ fn round_trip(queue: &mut IoQueue, pool: &Pool, lba: u64, blocks: usize) {
 }
 
 #[test]
-fn data_goes_there_and_back_in_every_manner() {
+fn data_round_trips_in_every_transfer_mode() {
     let behaviours = [
         TargetBehavior::default(),
         TargetBehavior {
@@ -103,7 +103,7 @@ fn data_goes_there_and_back_in_every_manner() {
 }
 
 #[test]
-fn a_controller_tells_what_it_is() {
+fn controller_properties_are_reported() {
     let target = FakeTarget::start(TargetBehavior::default());
     let mut controller = Controller::connect(target.options()).expect("connected");
     assert_eq!(controller.cntlid(), 5);
@@ -153,7 +153,7 @@ fn a_controller_tells_what_it_is() {
 }
 
 #[test]
-fn keep_alives_and_events_come_without_waiting_for_them() {
+fn keep_alives_and_events_do_not_block() {
     let target = FakeTarget::start(TargetBehavior::default());
     let options = ConnectOptions {
         keep_alive: Duration::from_millis(3),
@@ -187,7 +187,7 @@ fn keep_alives_and_events_come_without_waiting_for_them() {
 }
 
 #[test]
-fn the_discovery_log_is_read_in_pieces() {
+fn discovery_log_is_read_in_pieces() {
     for entries in [0, 3, 40] {
         let target = FakeTarget::start(TargetBehavior {
             discovery_entries: entries,
@@ -203,7 +203,7 @@ fn the_discovery_log_is_read_in_pieces() {
 }
 
 #[test]
-fn who_is_not_there_or_not_known_is_named() {
+fn connect_errors_name_the_missing_target_or_subsystem() {
     let nobody = TcpListener::bind("127.0.0.1:0").expect("loopback");
     let address = nobody.local_addr().expect("bound");
     drop(nobody);
@@ -245,7 +245,7 @@ fn who_is_not_there_or_not_known_is_named() {
 }
 
 #[test]
-fn a_silent_target_is_given_up_in_time() {
+fn silent_target_times_out() {
     let silent = TcpListener::bind("127.0.0.1:0").expect("loopback");
     let target = FakeTarget::start(TargetBehavior::default());
     let options = ConnectOptions {
@@ -258,7 +258,7 @@ fn a_silent_target_is_given_up_in_time() {
 }
 
 #[test]
-fn a_controller_that_is_not_well_is_not_used() {
+fn fatal_or_unready_controller_is_refused() {
     let fatal = FakeTarget::start(TargetBehavior {
         csts: Csts::new().with_cfs(true),
         ..TargetBehavior::default()
@@ -287,7 +287,7 @@ fn a_controller_that_is_not_well_is_not_used() {
 }
 
 #[test]
-fn wrong_options_are_refused_before_anything_is_sent() {
+fn invalid_options_are_refused_locally() {
     let target = FakeTarget::start(TargetBehavior::default());
     let controller = Controller::connect(target.options()).expect("connected");
     let pool = arena().pool(0);
@@ -331,7 +331,7 @@ fn wrong_options_are_refused_before_anything_is_sent() {
 }
 
 #[test]
-fn commands_without_data_and_failing_ones_end_too() {
+fn commands_without_data_and_failed_commands_complete() {
     let target = FakeTarget::start(TargetBehavior::default());
     let controller = Controller::connect(target.options()).expect("connected");
     let arena = arena();
@@ -450,7 +450,7 @@ fn target_errors_are_distinguished() {
 }
 
 #[test]
-fn a_target_that_leaves_is_told_apart() {
+fn close_between_and_within_pdus_is_distinguished() {
     let between = fault(|peer, _| {
         peer.close();
         true

@@ -82,7 +82,7 @@ fn round_trip(queue: &mut IoQueue, lba: u64, blocks: usize) {
 }
 
 #[test]
-fn data_goes_there_and_back_in_every_manner() {
+fn data_round_trips_in_every_transfer_mode() {
     for in_capsule_bytes in [0, 4096, 8192] {
         for (keys, invalidates) in [
             (KeyMode::Arena, false),
@@ -122,7 +122,7 @@ fn data_goes_there_and_back_in_every_manner() {
 }
 
 #[test]
-fn in_capsule_data_is_not_sent_when_the_user_does_not_want_it() {
+fn in_capsule_data_can_be_disabled() {
     let target = VerbsTarget::start(TargetBehavior::default());
     let rdma = RdmaOptions {
         in_capsule: false,
@@ -143,7 +143,7 @@ fn discovery_works_over_rdma() {
 }
 
 #[test]
-fn the_control_path_is_that_of_every_transport() {
+fn control_path_works_over_rdma() {
     let target = VerbsTarget::start(TargetBehavior::default());
     let mut controller =
         Controller::connect(target.options(RdmaOptions::default())).expect("connected");
@@ -160,7 +160,7 @@ fn the_control_path_is_that_of_every_transport() {
 }
 
 #[test]
-fn a_status_comes_back_with_the_lease_and_the_queue_goes_on() {
+fn failed_command_returns_its_status_and_lease() {
     for keys in [KeyMode::Arena, KeyMode::Windows] {
         let target = VerbsTarget::start(TargetBehavior::default());
         let rdma = RdmaOptions {
@@ -178,7 +178,7 @@ fn a_status_comes_back_with_the_lease_and_the_queue_goes_on() {
 }
 
 #[test]
-fn a_full_queue_says_so_and_works_on() {
+fn full_queue_refuses_and_keeps_working() {
     for keys in [KeyMode::Arena, KeyMode::Windows] {
         let target = VerbsTarget::start(TargetBehavior::default());
         let rdma = RdmaOptions {
@@ -219,7 +219,7 @@ fn a_full_queue_says_so_and_works_on() {
 }
 
 #[test]
-fn a_target_with_less_room_is_not_overrun() {
+fn queue_depth_is_limited_by_the_target() {
     let target = VerbsTarget::start(TargetBehavior {
         queue_entries: 3,
         ..TargetBehavior::default()
@@ -229,7 +229,7 @@ fn a_target_with_less_room_is_not_overrun() {
 }
 
 #[test]
-fn memory_that_is_not_registered_is_refused() {
+fn unregistered_memory_is_refused() {
     let target = VerbsTarget::start(TargetBehavior::default());
     let (controller, mut queue, _arena) =
         open(&target, RdmaOptions::default(), 4).expect("connected");
@@ -244,7 +244,7 @@ fn memory_that_is_not_registered_is_refused() {
 }
 
 #[test]
-fn rejections_tell_the_targets_reason() {
+fn rejection_reports_the_targets_reason() {
     for reason in [
         RejectReason::INVALID_HSQSIZE,
         RejectReason::NO_RESOURCES,
@@ -263,7 +263,7 @@ fn rejections_tell_the_targets_reason() {
 }
 
 #[test]
-fn nobody_at_the_address_is_an_error_and_not_a_wait() {
+fn unreachable_address_fails_without_a_timeout() {
     let target = VerbsTarget::start(TargetBehavior::default());
     let mut options = target.options(RdmaOptions::default());
     options.address.set_port(1);
@@ -282,7 +282,7 @@ fn nobody_at_the_address_is_an_error_and_not_a_wait() {
 }
 
 #[test]
-fn digests_are_not_for_rdma() {
+fn digests_are_refused_over_rdma() {
     let target = VerbsTarget::start(TargetBehavior::default());
     let mut options = target.options(RdmaOptions::default());
     options.data_digest = true;
@@ -326,7 +326,7 @@ fn fault(misbehavior: Misbehavior) -> HostError {
 }
 
 #[test]
-fn a_target_at_fault_is_found_out() {
+fn target_protocol_violations_are_detected() {
     assert!(matches!(
         fault(Misbehavior::AcceptFormat),
         HostError::Protocol(ProtocolError::AcceptFormat { found: 7 })
@@ -351,7 +351,7 @@ fn a_target_at_fault_is_found_out() {
 }
 
 #[test]
-fn silence_runs_into_the_limit() {
+fn silent_rdma_target_times_out() {
     let target = VerbsTarget::start(TargetBehavior {
         misbehavior: Misbehavior::Silent,
         ..TargetBehavior::default()
@@ -365,7 +365,7 @@ fn silence_runs_into_the_limit() {
 }
 
 #[test]
-fn leaving_ends_the_connection_at_the_target() {
+fn dropping_the_host_disconnects_from_the_target() {
     let target = VerbsTarget::start(TargetBehavior::default());
     let (controller, queue, _arena) = open(&target, RdmaOptions::default(), 4).expect("connected");
     drop(queue);
@@ -392,7 +392,7 @@ fn fabric_fault(pattern: Pattern, fault: Fault) -> HostError {
 }
 
 #[test]
-fn a_fabric_at_fault_is_told_apart() {
+fn fabric_faults_are_distinguished() {
     let host = Pattern::ALWAYS.on(0);
     for status in [
         CompletionStatus::RETRIES_EXCEEDED,
@@ -411,7 +411,7 @@ fn a_fabric_at_fault_is_told_apart() {
 }
 
 #[test]
-fn a_fabric_that_is_late_changes_nothing() {
+fn fabric_delays_do_not_affect_results() {
     for fault in [
         Fault::NotReady(5),
         Fault::DelayRequest(7),

@@ -31,7 +31,7 @@ fn names() -> Names {
 }
 
 #[test]
-fn queues_are_opened_and_commands_run() {
+fn raw_client_opens_queues_and_runs_commands() {
     let target = VerbsTarget::start(TargetBehavior::default());
     let (mut admin, cntlid) =
         RawRdmaClient::open_admin(&target.host, target.address, &names()).expect("open");
@@ -62,7 +62,7 @@ fn queues_are_opened_and_commands_run() {
 }
 
 #[test]
-fn tests_control_keys() {
+fn raw_client_controls_memory_keys() {
     let target = VerbsTarget::start(TargetBehavior::default());
     let (_admin, cntlid) =
         RawRdmaClient::open_admin(&target.host, target.address, &names()).expect("open");
@@ -122,7 +122,7 @@ fn silence_times_out() {
 }
 
 #[test]
-fn requests_make_no_allocation() {
+fn requests_do_not_allocate() {
     for keys in [KeyMode::Arena, KeyMode::Windows] {
         let target = VerbsTarget::start(TargetBehavior {
             descriptors: 4,

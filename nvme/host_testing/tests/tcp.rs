@@ -34,7 +34,7 @@ const DIGESTS: Framing = Framing {
 };
 
 #[test]
-fn queues_are_opened_and_commands_run() {
+fn raw_client_opens_queues_and_runs_commands() {
     let target = FakeTarget::start(TargetBehavior {
         c2h_bytes: 300,
         ..TargetBehavior::default()
@@ -134,7 +134,7 @@ fn sender(bytes: Vec<u8>) -> SocketAddr {
 }
 
 #[test]
-fn ends_and_terminations_are_received() {
+fn closes_and_termination_requests_are_received() {
     let request = TermReq::from_controller(FatalError::SEQUENCE_ERROR, 5, 3);
     let bytes = [request.as_bytes(), &[7, 8, 9]].concat();
     let mut client = RawClient::connect(sender(bytes.clone()), LIMIT).expect("connected");

@@ -35,7 +35,7 @@ fn connect_matches_what_a_kernel_host_sends() {
 }
 
 #[test]
-fn properties() {
+fn property_command_wire_forms() {
     let get = Sqe::get_property(0x1c, PropertySize::BYTES_4);
     assert_eq!(
         get.as_bytes(),

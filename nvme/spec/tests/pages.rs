@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use zerocopy::{FromBytes, FromZeros, IntoBytes, KnownLayout};
 
 #[test]
-fn namespace_list_holds_1024_and_ends_at_zero() {
+fn namespace_list_is_limited_to_1024_and_zero_terminated() {
     let mut list = NamespaceList {
         entries: [U32::new(9); 1024],
     };
@@ -90,7 +90,7 @@ fn namespace_descriptors_on_the_wire() {
 }
 
 #[test]
-fn namespace_descriptors_fill_a_page_and_no_more() {
+fn namespace_descriptors_do_not_overflow_the_page() {
     let mut page = [0; IDENTIFY_BYTES];
     let mut writer = NamespaceIdWriter::new(&mut page);
     let mut count = 0;
@@ -105,7 +105,7 @@ fn namespace_descriptors_fill_a_page_and_no_more() {
 }
 
 #[test]
-fn namespace_descriptors_of_a_hostile_controller() {
+fn malformed_namespace_descriptors_are_ignored() {
     let read = |data: &[u8]| NamespaceIds::new(data).collect::<Vec<_>>();
     assert!(read(&[]).is_empty());
     assert!(read(&[1, 8, 0]).is_empty());
@@ -151,7 +151,7 @@ fn lba_formats() {
 }
 
 #[test]
-fn format_in_use() {
+fn lba_format_in_use() {
     let mut page = IdentifyNamespace::default();
     assert_eq!(page.block_bytes(), None);
     page.lbaf[0] = LbaFormat::with_block_bytes(512).unwrap();
@@ -168,7 +168,7 @@ fn format_in_use() {
 }
 
 #[test]
-fn transfer_size() {
+fn transfer_size_follows_mdts() {
     let mut page = IdentifyController::default();
     assert_eq!(page.transfer_bytes_max(4096), None);
     page.mdts = 8;
@@ -270,7 +270,7 @@ fn discovery_subtypes() {
 }
 
 #[test]
-fn events() {
+fn async_event_values() {
     let table = [
         (AsyncEvent::NAMESPACE_ATTRIBUTE_CHANGED, 0x0004_0002),
         (AsyncEvent::FIRMWARE_ACTIVATION_STARTING, 0x0003_0102),
@@ -499,7 +499,7 @@ proptest! {
     }
 
     #[test]
-    fn notifications(lpc: u64, kind: u8, nalp: u8, nsid: u32) {
+    fn reservation_notifications_round_trip(lpc: u64, kind: u8, nalp: u8, nsid: u32) {
         let kind = ReservationNotificationType(kind);
         let page = ReservationNotification::new(lpc, kind, nalp, nsid);
         let seen = (page.lpc, page.kind, page.nalp, page.nsid.get());

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 const PAGE: PageSize = PageSize::from_mps(0);
 
 #[test]
-fn sizes() {
+fn prp_page_sizes() {
     assert_eq!(PAGE.bytes(), 4096);
     assert_eq!(PageSize::from_mps(4).bytes(), 65_536);
     assert_eq!(PageSize::from_mps(15).bytes(), 1 << 27);
@@ -16,7 +16,7 @@ fn sizes() {
 }
 
 #[test]
-fn entries() {
+fn prp_entry_counts() {
     assert_eq!(PAGE.entries(0x1000, 0), 0);
     assert_eq!(PAGE.entries(0x1000, 1), 1);
     assert_eq!(PAGE.entries(0x1000, 4096), 1);
@@ -28,7 +28,7 @@ fn entries() {
 }
 
 #[test]
-fn lists() {
+fn prp_list_page_counts() {
     // The last list page holds 512 entries.
     assert_eq!(PAGE.list_pages(0, 8192), 0);
     assert_eq!(PAGE.list_pages(0, 8193), 1);
@@ -39,7 +39,7 @@ fn lists() {
 }
 
 #[test]
-fn offsets_are_for_the_first_entry_only() {
+fn only_the_first_prp_entry_may_have_an_offset() {
     assert!(PAGE.is_valid_entry(0x1004, true));
     assert!(!PAGE.is_valid_entry(0x1002, true));
     assert!(!PAGE.is_valid_entry(0x1004, false));
@@ -62,7 +62,7 @@ fn walk_list(listed: u64, per_page: u64) -> u64 {
 
 proptest! {
     #[test]
-    fn matches_a_page_walk(mps in 0..3_u8, address in 0..1_u64 << 40, length in 1..16_u64 << 20) {
+    fn prp_entry_count_matches_a_page_walk(mps in 0..3_u8, address in 0..1_u64 << 40, length in 1..16_u64 << 20) {
         let page = PageSize::from_mps(mps);
         let (mut at, end, mut entries) = (address, address + length, 0);
         while at < end {
@@ -76,7 +76,7 @@ proptest! {
     }
 
     #[test]
-    fn total(mps: u8, address: u64, length: u64) {
+    fn prp_functions_accept_any_input(mps: u8, address: u64, length: u64) {
         let page = PageSize::from_mps(mps);
         let _ = (page.entries(address, length), page.list_pages(address, length));
         let _ = (page.base(address), page.rest(address), page.list_entries_from(address));

@@ -16,7 +16,7 @@ fn bytes(address: [u8; 8], middle: [u8; 7], identifier: u8) -> [u8; 16] {
 }
 
 #[test]
-fn wire_forms() {
+fn sgl_wire_forms() {
     let length = [0x44, 0x33, 0x22, 0x11, 0, 0, 0];
     let table = [
         (
@@ -54,7 +54,7 @@ fn wire_forms() {
 }
 
 #[test]
-fn keyed_wire_forms() {
+fn keyed_sgl_wire_forms() {
     let middle = [0x33, 0x22, 0x11, 0x88, 0x77, 0x66, 0x55];
     let plain = SglDescriptor::keyed(ADDRESS, 0x11_2233, 0x5566_7788, false).unwrap();
     assert_eq!(plain.as_bytes(), bytes(ADDRESS_BYTES, middle, 0x40));
@@ -116,7 +116,7 @@ proptest! {
     }
 
     #[test]
-    fn round_trips(address: u64, length: u32, key: u32, flag: bool) {
+    fn sgl_descriptors_round_trip(address: u64, length: u32, key: u32, flag: bool) {
         let capsule = SglDescriptor::in_capsule(address, length).decode();
         prop_assert_eq!(capsule, Sgl::Offset { offset: address, length });
         prop_assert_eq!(SglDescriptor::transport(length).decode(), Sgl::Transport { length });

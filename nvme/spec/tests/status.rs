@@ -116,7 +116,7 @@ fn fabrics_codes_have_their_own_text() {
 }
 
 #[test]
-fn display() {
+fn status_display() {
     let status = Status::INVALID_FIELD.with_dnr();
     assert_eq!(
         status.to_string(),
@@ -128,7 +128,7 @@ fn display() {
 }
 
 #[test]
-fn flags_do_not_hide_the_code() {
+fn status_flags_do_not_affect_the_code() {
     let status = Status::NAMESPACE_NOT_READY
         .with_dnr()
         .with_more(true)
@@ -148,7 +148,7 @@ fn flags_do_not_hide_the_code() {
 }
 
 #[test]
-fn wire_form() {
+fn status_field_wire_form() {
     // Invalid Field with Do Not Retry, phase set: 8005h.
     let field = StatusField::from_status(Status::INVALID_FIELD.with_dnr()).with_phase(true);
     assert_eq!(field.as_bytes(), [0x05, 0x80]);
@@ -156,7 +156,7 @@ fn wire_form() {
 
 proptest! {
     #[test]
-    fn wire_round_trip(raw: [u8; 2]) {
+    fn status_field_round_trip(raw: [u8; 2]) {
         let field = StatusField::read_from_bytes(&raw).unwrap();
         let back = StatusField::from_status(field.status()).with_phase(field.phase());
         prop_assert_eq!(back.as_bytes(), raw);

@@ -19,7 +19,7 @@ const DIGESTS: Framing = Framing {
 };
 
 #[test]
-fn initialisation() {
+fn initialize_connection_wire_forms() {
     let request = IcReq::new(3, DigestFlags::new().with_header(true).with_data(true), 15);
     let mut expected = [0; 128];
     expected[..16].copy_from_slice(&[0, 0, 128, 0, 128, 0, 0, 0, 0, 0, 3, 3, 15, 0, 0, 0]);
@@ -36,7 +36,7 @@ fn initialisation() {
 }
 
 #[test]
-fn termination() {
+fn termination_request_wire_forms() {
     let request = TermReq::from_controller(FatalError::INVALID_HEADER_FIELD, offset::HLEN, 72);
     let mut expected = [0; 24];
     expected[..14].copy_from_slice(&[3, 0, 24, 0, 96, 0, 0, 0, 1, 0, 2, 0, 0, 0]);
@@ -51,7 +51,7 @@ fn termination() {
 }
 
 #[test]
-fn capsules() {
+fn capsule_wire_forms() {
     let sqe = Sqe::new(2, 1);
     let command = CapsuleCmd::new(sqe, 0, PLAIN);
     assert_eq!(command.as_bytes()[..8], [4, 0, 72, 0, 72, 0, 0, 0]);
@@ -78,7 +78,7 @@ fn capsules() {
 }
 
 #[test]
-fn data() {
+fn data_pdu_wire_forms() {
     let h2c = H2cData::new(0x0102, 0x0304, 0x1000, 0x2000, true, PLAIN);
     let expected = [
         6, 4, 24, 24, 0x18, 0x20, 0, 0, 2, 1, 4, 3, 0, 0x10, 0, 0, 0, 0x20, 0, 0, 0, 0, 0, 0,
@@ -111,7 +111,7 @@ fn data() {
 }
 
 #[test]
-fn alignment_moves_data() {
+fn alignment_shifts_the_data_offset() {
     let framing = |header_digest, alignment_z| Framing {
         header_digest,
         data_digest: false,
@@ -127,7 +127,7 @@ fn alignment_moves_data() {
 }
 
 #[test]
-fn flags() {
+fn pdu_flags() {
     let all = PduFlags::HDGSTF.union(PduFlags::DDGSTF);
     assert!(all.contains(PduFlags::DDGSTF));
     assert!(!PduFlags::DDGSTF.contains(all));
@@ -145,7 +145,7 @@ fn flags() {
 }
 
 #[test]
-fn types() {
+fn pdu_types() {
     let table = [
         (PduType::IC_REQ, 128, true),
         (PduType::IC_RESP, 128, false),
@@ -316,7 +316,7 @@ proptest! {
     }
 
     #[test]
-    fn builders_keep_their_arguments(
+    fn pdu_builder_arguments_round_trip(
         framing in framings(),
         dwords: [u32; 6],
         cccid: u16,

@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn identifiers_round_trip() {
+    fn work_identifiers_round_trip() {
         for work in [
             Work::Response(0),
             Work::Command(65_535),

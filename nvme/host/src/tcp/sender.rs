@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn consecutive_headers_are_one_piece() {
+    fn consecutive_headers_are_sent_as_one_piece() {
         let mut sender = Sender::new(8);
         let slots = Commands::<Vec<u8>>::new(1);
         for value in 0..8_u8 {
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_full_of_writes_with_digests_leaves_in_one_send() {
+    fn full_queue_of_writes_with_digests_is_sent_in_one_call() {
         let mut sender = Sender::new(128);
         let mut slots = Commands::<Vec<u8>>::new(1);
         let slot = slots.take().expect("free");
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn partial_sends_keep_the_order() {
+    fn partial_sends_preserve_order() {
         for quota in [1, 7, 100, 1000] {
             let mut sender = Sender::new(4);
             let mut slots = Commands::<Vec<u8>>::new(1);
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_that_takes_nothing_fills_the_sender_and_no_more() {
+    fn blocked_stream_limits_the_sender_to_its_capacity() {
         let mut sender = Sender::new(4);
         let slots = Commands::<Vec<u8>>::new(1);
         let mut sink = sink(0);

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_has_the_congestion_control_that_was_asked_for() {
+    fn requested_congestion_control_is_set() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
         let reno = options(&listener, Some("reno"));
         let socket = Socket::connect(&reno).expect("every kernel has it");
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_arrive_in_one_buffer_and_in_several() {
+    fn socket_receives_into_one_or_several_buffers() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
         let mut socket = Socket::connect(&options(&listener, None)).expect("it listens");
         let (peer, _) = listener.accept().expect("connected");

@@ -109,7 +109,7 @@ fn responses_out_of_range_are_refused_with_the_field() {
 }
 
 #[test]
-fn other_pdus_and_ends_are_distinguished() {
+fn unexpected_pdus_and_closes_are_distinguished() {
     let none = DigestFlags::new();
     let right = IcResp::new(0, none, 8192);
     let (result, _) = initialize_with(none, &[]);
@@ -139,7 +139,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
     #[test]
-    fn any_response_is_handled(
+    fn arbitrary_icresp_bytes_do_not_panic(
         bytes in proptest::collection::vec(any::<u8>(), 0..300),
         correct_bytes in 0..128_usize,
     ) {

@@ -166,7 +166,7 @@ fn data_with_success_completes_a_read_without_a_capsule() {
 }
 
 #[test]
-fn data_in_several_pdus_then_a_capsule() {
+fn read_data_in_several_pdus_is_followed_by_a_capsule() {
     for framing in [PLAIN, DIGESTS] {
         let mut connection = connection(framing);
         let cid = read(&mut connection, 10_000, 1);
@@ -212,7 +212,7 @@ fn many_small_responses_in_one_receive_complete() {
 }
 
 #[test]
-fn a_full_batch_leaves_the_rest_for_the_next_poll() {
+fn excess_completions_are_returned_by_the_next_poll() {
     let mut connection = connection_of(PLAIN, COMPLETIONS_MAX + 5, 1 << 20);
     for token in 0..COMPLETIONS_MAX as u64 + 5 {
         let cid = read(&mut connection, 512, token);
@@ -232,7 +232,7 @@ fn a_full_batch_leaves_the_rest_for_the_next_poll() {
 }
 
 #[test]
-fn large_data_is_placed_and_hardly_copied() {
+fn large_data_is_received_in_place() {
     let mut connection = connection(PLAIN);
     let large = bytes_of(256 * 1024);
     for _ in 0..16 {
@@ -258,7 +258,7 @@ fn large_data_is_placed_and_hardly_copied() {
 }
 
 #[test]
-fn all_queued_capsules_leave_in_one_send() {
+fn queued_capsules_are_sent_in_one_call() {
     let mut connection = connection(PLAIN);
     for token in 0..4 {
         let transfer = Transfer::Read(vec![0; 512]);
@@ -289,7 +289,7 @@ fn sent_pdus(connection: &Tested) -> Vec<(CommonHeader, Vec<u8>)> {
 }
 
 #[test]
-fn short_writes_go_in_the_capsule() {
+fn short_writes_use_in_capsule_data() {
     for framing in [
         PLAIN,
         DIGESTS,
@@ -319,7 +319,7 @@ fn short_writes_go_in_the_capsule() {
 }
 
 #[test]
-fn long_writes_wait_for_r2ts_and_answer_them_in_pieces() {
+fn long_writes_send_data_as_requested_by_r2ts() {
     for framing in [
         PLAIN,
         DIGESTS,
@@ -366,7 +366,7 @@ fn long_writes_wait_for_r2ts_and_answer_them_in_pieces() {
 }
 
 #[test]
-fn a_wrong_data_digest_fails_its_command_only() {
+fn wrong_data_digest_fails_only_its_command() {
     let mut connection = connection(DIGESTS);
     let cid = read(&mut connection, 512, 1);
     let other = read(&mut connection, 512, 2);
@@ -385,7 +385,7 @@ fn a_wrong_data_digest_fails_its_command_only() {
 }
 
 #[test]
-fn a_read_up_to_its_buffer_may_be_short() {
+fn read_up_to_accepts_short_data() {
     let mut connection = connection(PLAIN);
     let transfer = Transfer::ReadUpTo(vec![0; 4096]);
     let cid = connection
@@ -402,7 +402,7 @@ fn a_read_up_to_its_buffer_may_be_short() {
 }
 
 #[test]
-fn a_full_queue_gives_the_buffer_back() {
+fn full_queue_returns_the_buffer() {
     let mut connection = connection(PLAIN);
     for token in 0..8 {
         read(&mut connection, 512, token);
@@ -552,7 +552,7 @@ fn unknown_and_duplicate_completions_are_refused() {
 }
 
 #[test]
-fn data_that_does_not_fit_its_command_is_refused() {
+fn data_inconsistent_with_its_command_is_refused() {
     let data = |cid, offset, len| data_pdu(cid, offset, &bytes_of(len), C2hEnd::More, PLAIN);
     let faults = [
         protocol_fault(PLAIN, |_, writer| data(writer, 0, 100)),
@@ -729,13 +729,13 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
-    fn responses_complete_in_any_chunks(chunk in 1..5000_usize, digests in any::<bool>()) {
+    fn responses_complete_regardless_of_chunking(chunk in 1..5000_usize, digests in any::<bool>()) {
         let framing = if digests { DIGESTS } else { PLAIN };
         prop_assert_eq!(exchange(framing, |_| {}, chunk, false), 1);
     }
 
     #[test]
-    fn any_bytes_are_handled(
+    fn arbitrary_bytes_do_not_panic(
         bytes in proptest::collection::vec(any::<u8>(), 0..600),
         chunk in 1..200_usize,
         digests in any::<bool>(),
@@ -745,7 +745,7 @@ proptest! {
     }
 
     #[test]
-    fn any_damage_to_responses_is_handled(
+    fn damaged_responses_do_not_panic(
         damage in proptest::collection::vec((0..5000_usize, any::<u8>()), 1..6),
         chunk in 1..5000_usize,
         cut in 0..6000_usize,
@@ -767,7 +767,7 @@ proptest! {
 
     /// Headers that are mostly correct reach the later checks.
     #[test]
-    fn any_fields_in_whole_headers_are_handled(
+    fn arbitrary_header_fields_do_not_panic(
         pdus in proptest::collection::vec(
             (0..3_u8, 0..4_u8, any::<bool>(), 0..12_000_u32, 0..12_000_u32, 0..600_usize),
             1..12,
