@@ -58,12 +58,12 @@ mod tests {
     }
 
     #[test]
-    fn the_commands_are_consistent() {
+    fn command_line_definition_is_valid() {
         Arguments::command().debug_assert();
     }
 
     #[test]
-    fn bad_arguments_are_named() {
+    fn invalid_arguments_are_named() {
         for (arguments, part) in [
             (
                 &["run", "--mix", "70/40"][..],

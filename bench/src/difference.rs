@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn what_moved_is_judged_and_what_did_not_is_counted() {
+    fn changed_figures_are_judged_and_unchanged_ones_counted() {
         let found = Difference::between(&report(1000.0, 500), &report(1100.0, 501), 1.0);
         assert_eq!(found.changes.len(), 1);
         let change = &found.changes[0];
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn other_machines_and_missing_rows_are_said() {
+    fn different_machines_and_missing_rows_are_reported() {
         let mut after = report(1000.0, 500);
         after["runs"][1]["machine"]["cores"] = json!(16);
         after["runs"][1]["phases"] = json!([]);
@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_one_name_stay_apart_and_nothing_divides_by_zero() {
+    fn duplicate_row_names_and_zero_values_are_handled() {
         let twice = |first: u64, second: u64| {
             json!([
                 { "name": "a", "calls": first }, { "name": "a", "calls": second },
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_good_or_bad_by_itself_is_judged() {
+    fn only_figures_with_a_direction_are_judged() {
         let judged = |json_path: &str| {
             let (json_path, before, after) = (json_path.to_owned(), 1.0, 2.0);
             let change = Change {
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn a_goal_not_to_be_exceeded_turns_the_judgement() {
+    fn at_most_goal_inverts_the_judgement() {
         let figure = |ratio: f64| json!({ "ratio": ratio, "goal": { "at_most": 1.15 } });
         assert!(Difference::between(&figure(1.0), &figure(1.5), 1.0).is_worse());
         let figure = |ratio: f64| json!({ "ratio": ratio, "goal": { "at_least": 0.9 } });
@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_matched_by_their_whole_name() {
+    fn rows_are_matched_by_full_name() {
         let row = |depth: u16, iops: f64| json!({ "depth": depth, "iops": iops });
         let (before, after) = (json!([row(128, 7.0), row(1, 5.0)]), json!([row(1, 5.0)]));
         let found = Difference::between(&before, &after, 1.0);
@@ -460,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn two_sweeps_over_load_are_matched_by_the_part_of_the_load() {
+    fn load_sweeps_are_matched_by_load_percent() {
         let sweep = |most: f64| {
             let point = |percent: u32| {
                 let rate = most * f64::from(percent) / 100.0;
@@ -481,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn other_digests_or_directions_are_other_circumstances() {
+    fn changed_digests_or_trouble_are_reported_as_conditions() {
         let run = |digest: bool| json!({ "runs": [{ "data_digest": digest, "iops": 5 }] });
         let found = Difference::between(&run(false), &run(true), 1.0);
         assert_eq!(found.conditions, ["runs › 0 › data_digest"]);
@@ -491,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_of_different_commands_have_nothing_to_compare() {
+    fn reports_of_different_commands_are_not_comparable() {
         let found = Difference::between(&report(1.0, 2), &json!({ "stages": [] }), 1.0);
         assert!(found.is_nothing());
         assert!(!Difference::between(&report(1.0, 2), &report(1.0, 2), 1.0).is_nothing());

@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_is_pinned_to_the_core_that_it_named() {
+    fn thread_is_pinned_to_the_given_core() {
         let cores = available_cores();
         let last = *cores.last().expect("at least one core");
         let seen = std::thread::spawn(move || pin_to_core(last).map(|()| available_cores()))
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn a_core_that_is_not_there_is_named() {
+    fn missing_core_is_named() {
         let error = pin_to_core(CpuSet::MAX_CPU - 1).expect_err("no such core");
         assert!(error.to_string().contains("is not available"), "{error}");
     }

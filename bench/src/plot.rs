@@ -356,14 +356,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_axis_of_latencies_has_two_labels() {
+    fn latency_axis_has_at_least_two_labels() {
         assert_eq!(with_two_labels(20e3..80e3), 10e3..100e3);
         assert_eq!(with_two_labels(90e3..110e3), 10e3..1e6);
         assert_eq!(with_two_labels(9e3..110e3), 9e3..110e3);
     }
 
     #[test]
-    fn names_of_several_curves_stand_beside_the_axes() {
+    fn legend_is_drawn_for_several_curves() {
         let curve = |name: &str| Curve {
             name: name.to_owned(),
             points: vec![(1.0, 20e3), (2.0, 80e3)],

@@ -187,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_share_is_never_more_than_the_whole() {
+    fn progress_share_is_at_most_one() {
         let second = Duration::from_secs(1);
         assert_eq!(share(PhaseTotal::Bytes(200), 0, 50, second), 0.25);
         assert_eq!(share(PhaseTotal::Operations(10), 20, 0, second), 1.0);
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bar_is_drawn_as_written() {
+    fn progress_bar_template_is_valid() {
         assert!(style().is_ok());
     }
 

@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_seed_gives_one_sequence() {
+    fn seed_determines_the_sequence() {
         let sequence = |seed| {
             let mut random = Random::new(seed);
             [random.next_u64(), random.next_u64(), random.next_u64()]
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn bounds_are_kept_and_reached() {
+    fn random_bounds_are_kept_and_reached() {
         let mut random = Random::new(1);
         let mut seen = [0_u32; 10];
         for _ in 0..10_000 {

@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_line_up_whatever_is_in_them() {
+    fn table_columns_are_aligned() {
         let mut table = Table::new(&["what", "IOPS", "p50"]);
         table.row(["read".into(), "1 234".into(), "12.3 µs".into()]);
         table.row(["a longer name".into(), "7".into()]);

@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_size_is_refused_with_its_text() {
+    fn malformed_sizes_are_refused_with_their_text() {
         for text in ["", "k", "-4k", "4x", "1.5k", "4 k k"] {
             assert_eq!(
                 parse_size(text),
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_durations_and_counts_read_well() {
+    fn sizes_durations_and_counts_are_formatted() {
         assert_eq!(format_size(512), "512 B");
         assert_eq!(format_size(4096), "4 KiB");
         assert_eq!(format_size(1536 << 20), "1.5 GiB");
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_and_medians_survive_nothing() {
+    fn rates_and_medians_of_nothing_are_zero() {
         assert_eq!(per_second(10, Duration::ZERO), 0.0);
         assert_eq!(mib_per_second(3 << 20, Duration::from_millis(1500)), 2.0);
         assert_eq!(median(&[]), 0.0);

@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_becomes_what_one_would_have_typed() {
+    fn job_is_converted_to_command_line_arguments() {
         let file = parsed(
             "together = true\n[defaults]\ntime = 2.5\nverify = true\ndepth = 8\n\
              [[job]]\nname = 'a'\nblock_size = ['4k', '16k']\ncores = [1, 2]\n\
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn workload_file_errors_are_named() {
         for (text, part) in [
             ("", "0 jobs"),
             ("[[job]]\n", "missing field `name`"),

@@ -48,7 +48,7 @@ fn verify(target: &FakeTarget, more: &[&str]) -> Output {
 }
 
 #[test]
-fn a_verified_run_prints_a_table_and_keeps_json() {
+fn verified_run_prints_a_table_and_writes_json() {
     let target = FakeTarget::start(TargetBehavior {
         r2t_bytes: 5000,
         ..TargetBehavior::default()
@@ -134,7 +134,7 @@ fn threads_queues_and_digests_work_together() {
 }
 
 #[test]
-fn wrong_data_ends_the_run_with_a_failure() {
+fn wrong_data_fails_the_run() {
     let reads = AtomicU32::new(0);
     let target = FakeTarget::with_hook(TargetBehavior::default(), move |peer, sqe: &Sqe| {
         let wrong =
@@ -159,7 +159,7 @@ fn wrong_data_ends_the_run_with_a_failure() {
 }
 
 #[test]
-fn a_failing_command_and_a_lost_connection_are_named() {
+fn failed_command_and_lost_connection_are_reported() {
     let target = FakeTarget::with_hook(TargetBehavior::default(), |peer, sqe: &Sqe| {
         let write = sqe.io_opcode() == IoOpcode::WRITE;
         if write {
@@ -185,7 +185,7 @@ fn a_failing_command_and_a_lost_connection_are_named() {
 }
 
 #[test]
-fn a_region_bounds_what_an_unverified_run_touches() {
+fn unverified_run_stays_within_its_region() {
     for (pattern, queues) in [("random", "1"), ("random", "3"), ("sequential", "1")] {
         let touched = Arc::new(Mutex::new(BTreeSet::new()));
         let noted = Arc::clone(&touched);
@@ -234,7 +234,7 @@ fn a_region_bounds_what_an_unverified_run_touches() {
 }
 
 #[test]
-fn what_ran_before_something_could_not_is_kept() {
+fn results_of_jobs_before_a_failure_are_saved() {
     let directory = tempfile::tempdir().expect("a directory");
     let (jobs, json) = (
         directory.path().join("w.toml"),
@@ -261,7 +261,7 @@ fn text_of_failure(output: &Output) -> String {
 }
 
 #[test]
-fn an_interrupted_run_prints_what_it_has() {
+fn interrupted_run_prints_partial_results() {
     let directory = tempfile::tempdir().expect("a directory");
     let file = directory.path().join("run.json");
     let mut child = Command::new(env!("CARGO_BIN_EXE_bench"))
@@ -288,7 +288,7 @@ fn an_interrupted_run_prints_what_it_has() {
 }
 
 #[test]
-fn what_cannot_be_is_one_line() {
+fn errors_are_printed_in_one_line() {
     let target = FakeTarget::start(TargetBehavior {
         discovery_entries: 0,
         ..TargetBehavior::default()
@@ -367,7 +367,7 @@ fn what_cannot_be_is_one_line() {
 }
 
 #[test]
-fn what_a_target_offers_is_listed() {
+fn discovered_subsystems_are_listed() {
     let target = FakeTarget::start(TargetBehavior {
         discovery_entries: 2,
         ..TargetBehavior::default()

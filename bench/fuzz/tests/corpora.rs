@@ -42,7 +42,7 @@ macro_rules! replays {
         )*
 
         #[test]
-        fn no_target_is_left_out() {
+        fn all_fuzz_targets_are_replayed() {
             let replayed = [$($target),*];
             for target in &fuzz::TARGETS {
                 assert!(replayed.contains(&target.name), "{}", target.name);
@@ -63,7 +63,7 @@ replays! {
 }
 
 #[test]
-fn the_corpora_are_small() {
+fn corpora_stay_below_the_size_limit() {
     let targets = fuzz::TARGETS.iter().map(|target| target.name);
     let files = targets.flat_map(inputs_of);
     let bytes: u64 = files

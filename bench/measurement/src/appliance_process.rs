@@ -253,7 +253,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_of_the_log_are_reported() {
+    fn last_log_errors_are_reported() {
         let checked = "error: `memory` is too small\n  --> x.toml:4:1\n   |\n\n\
             error: no [[export]]\n\nerror: no [[export]]\n\nx.toml: 3 problems\n";
         assert_eq!(last_errors(checked), "`memory` is too small; no [[export]]");

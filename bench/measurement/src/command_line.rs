@@ -187,12 +187,12 @@ mod tests {
     }
 
     #[test]
-    fn the_commands_are_consistent() {
+    fn command_line_definition_is_valid() {
         Arguments::command().debug_assert();
     }
 
     #[test]
-    fn options_that_a_comparison_would_ignore_are_refused() {
+    fn options_ignored_by_a_comparison_are_refused() {
         for option in ["--rows=idle", "--folder=/tmp", "--cpu-max=20"] {
             let all = ["measure", "compare", "tcp", option];
             let command = Arguments::try_parse_from(all).expect("well formed").command;
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_arguments_are_named() {
+    fn invalid_arguments_are_named() {
         for (arguments, part) in [
             (&["ceiling", "carrier-pigeon"][..], "tcp"),
             (&["ceiling", "tcp", "--memory", "lots"], "is not a size"),

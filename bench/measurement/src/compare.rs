@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_binary_says_how_to_build_it() {
+    fn missing_binary_error_says_how_to_build_it() {
         let error = compare_tcp(&options("/nonexistent/windlass"), |_| {}).expect_err("missing");
         assert!(
             error
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_that_ends_at_once_is_reported() {
+    fn target_that_exits_immediately_is_reported() {
         let error = compare_tcp(&options("/bin/false"), |_| {}).expect_err("it ends");
         assert!(
             matches!(error, CompareError::Process(ProcessError::Ended(_))),

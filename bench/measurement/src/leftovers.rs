@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_dropped_is_known_no_more() {
+    fn dropped_registrations_are_forgotten() {
         let paths = ["/nonexistent/one", "/nonexistent/other"].map(Path::new);
         let [one, other] = paths.map(Registration::folder);
         let knows = |path: &Path| {

@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn every_connection_is_in_one_load() {
+    fn connections_are_divided_among_loads() {
         let address = SocketAddr::from(([127, 0, 0, 1], 4420));
         let mut options = options(Dimension::Connections, &[1]);
         options.host_cores = vec![2, 3, 4];
@@ -428,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_measured_is_said_before_anything_starts() {
+    fn impossible_scale_measurements_are_refused_before_start() {
         let refused = |over, numbers: &[usize]| {
             let error = measure(&options(over, numbers), |_| {}).expect_err("refused");
             error.to_string()

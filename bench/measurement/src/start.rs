@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn the_configuration_is_one_that_the_appliance_takes() {
+    fn generated_configuration_is_valid() {
         let address = SocketAddr::from(([127, 0, 0, 1], 4420));
         let text = configuration(&options(), Path::new("/run"), address);
         let table: toml::Table = text.parse().expect("TOML");
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_binary_says_how_to_build_it() {
+    fn missing_binary_error_says_how_to_build_it() {
         let error = start_once(&options()).expect_err("missing");
         let text = error.to_string();
         assert!(
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn the_median_decides_whether_the_aim_is_met() {
+    fn start_time_goal_is_judged_by_the_median() {
         let round = |first_connection_ns| StartRound {
             first_connection_ns,
             ready_ns: first_connection_ns,

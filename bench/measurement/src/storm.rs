@@ -323,7 +323,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ratios_are_taken_within_a_round() {
+    fn storm_ratios_are_taken_within_a_round() {
         let round = |alone: f64, beside: f64| StormRound {
             idle: RatePair { alone, beside },
             storm: RatePair {
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_becomes_slower_evenly_does_not_show() {
+    fn steady_slowdown_does_not_affect_the_ratio() {
         for round in [0, 1] {
             let mut rate = 1000.0;
             let rates = balanced(round, |beside| {

@@ -349,7 +349,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_way_moves_the_data_and_counts_its_work() {
+    fn every_transfer_method_moves_data_and_counts_work() {
         let fabric = Fabric::new(FabricConfig::IMMEDIATE);
         let machine = |name, address: [u8; 4]| {
             let device = DeviceConfig::new(name, address.into());

@@ -42,7 +42,7 @@ fn errors_are_one_line() {
 }
 
 #[test]
-fn an_interrupted_command_leaves_neither_appliance_nor_files() {
+fn interrupted_command_removes_its_appliance_and_files() {
     let directory = tempfile::tempdir().expect("a directory");
     let (files, appliance) = (
         directory.path().join("files"),
@@ -91,7 +91,7 @@ fn each(counts: &LoopCounts, name: &str) -> f64 {
 }
 
 #[test]
-fn the_drivers_loop_allocates_nothing_and_rings_seldom() {
+fn driver_loop_does_not_allocate_and_batches_doorbells() {
     let counts = counts("driver");
     assert!(counts.requests >= 4000);
     assert_eq!(counts.allocations, 0);
@@ -100,7 +100,7 @@ fn the_drivers_loop_allocates_nothing_and_rings_seldom() {
 }
 
 #[test]
-fn the_targets_loop_over_rdma_allocates_and_copies_nothing() {
+fn rdma_target_loop_does_not_allocate_or_copy() {
     let counts = counts("rdma");
     assert!(counts.requests >= 4000);
     assert_eq!(counts.allocations, 0);

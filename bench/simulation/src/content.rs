@@ -139,13 +139,13 @@ mod tests {
     }
 
     #[test]
-    fn a_stamp_is_read_back() {
+    fn stamp_round_trips() {
         assert_eq!(read(&block(), 3, 17), Content::Written(99));
         assert_eq!(read(&[0; 512], 3, 17), Content::Zero);
     }
 
     #[test]
-    fn every_kind_of_damage_is_told_apart() {
+    fn kinds_of_corruption_are_distinguished() {
         assert_eq!(read(&block(), 3, 18), Content::Misplaced(STAMP));
         assert_eq!(read(&block(), 4, 17), Content::Misplaced(STAMP));
         let mut torn = block();

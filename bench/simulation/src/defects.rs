@@ -249,7 +249,7 @@ diff --git a/x b/x
 ";
 
     #[test]
-    fn a_patch_describes_its_defects() {
+    fn patch_description_is_parsed() {
         let defects = describe(PATCH).expect("a description");
         let [one, another] = &defects[..] else {
             panic!("{defects:?}");
@@ -269,7 +269,7 @@ diff --git a/x b/x
     }
 
     #[test]
-    fn a_defect_that_is_not_found_stands_out() {
+    fn undetected_defect_is_highlighted() {
         let defect = describe(PATCH).expect("a description").remove(0);
         let finding = Finding {
             defect,

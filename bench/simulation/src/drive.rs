@@ -522,7 +522,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hangs_that_cannot_all_be_aborted_in_time_are_counted_once() {
+    fn excess_hangs_are_counted_once() {
         let mut hanging = HangingCommands::default();
         hanging.add(ABORTED_IN_TIME_MAX, Nanos(1));
         assert_eq!(hanging.excess_hangs, 0);

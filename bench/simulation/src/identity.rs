@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn identifiers_stay_with_their_content_and_with_no_other() {
+    fn identifiers_belong_to_exactly_one_content() {
         let mut judge = IdentityJudge::default();
         assert_eq!(judge.record_reported((0, 0), &page(1)), Ok(()));
         assert_eq!(judge.record_reported((0, 0), &page(1)), Ok(()));

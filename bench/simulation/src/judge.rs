@@ -645,7 +645,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_write_may_land_until_the_next_controller_is_ready() {
+    fn lost_write_may_take_effect_until_next_controller_is_ready() {
         for noticed in [false, true] {
             let mut judge = judge();
             let lost = lose(&mut judge, 1);
@@ -662,7 +662,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_write_that_landed_in_time_stays() {
+    fn lost_write_that_took_effect_in_time_is_kept() {
         let mut judge = judge();
         let lost = lose(&mut judge, 1);
         judge.noticed((HOST, 1));
@@ -674,7 +674,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_write_of_the_host_overtakes_what_it_lost() {
+    fn later_write_of_the_host_supersedes_its_lost_write() {
         for (host, noticed) in [(HOST, true), (HOST, false), (HOST + 1, true)] {
             let mut judge = judge();
             let lost = lose(&mut judge, 1);
@@ -692,7 +692,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stuck_write_ends_with_the_next_acknowledged_write() {
+    fn stuck_write_is_resolved_by_the_next_acknowledged_write() {
         let mut judge = judge();
         judge.may_be_stuck(0);
         let lost = lose(&mut judge, 1);
@@ -707,7 +707,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_that_began_before_the_target_knew_overtakes_nothing() {
+    fn write_begun_before_the_loss_was_noticed_supersedes_nothing() {
         let mut judge = judge();
         let lost = lose(&mut judge, 1);
         let (newer, began) = judge.begin_write(&[EXTENT], false);

@@ -75,7 +75,7 @@ mod tests {
     };
 
     #[test]
-    fn a_queue_with_commands_may_hold_what_they_move() {
+    fn connection_memory_is_bounded_by_its_commands() {
         let held = ConnectionAudit {
             leased_bytes: 4096,
             own_bytes: UNCONNECTED_BYTES + 1,
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_host_holds_little() {
+    fn unconnected_host_holds_a_bounded_amount_of_memory() {
         let unknown_host = MemoryBound::default();
         assert_eq!(unknown_host.check(HELD), Ok(()));
         for held in [

@@ -826,7 +826,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn faults_have_names_that_are_read_back() {
+    fn fault_names_round_trip() {
         for fault in Fault::ALL {
             assert_eq!(fault.name().parse(), Ok(*fault));
         }
@@ -834,7 +834,7 @@ mod tests {
     }
 
     #[test]
-    fn every_fault_is_on_in_some_seeds_and_off_in_others() {
+    fn every_fault_is_enabled_in_some_seeds_only() {
         let limits = Limits::default();
         let on = |fault| {
             let seeds = (0..200).filter(|seed| Swarm::of(*seed, &limits).faults.has(fault));
@@ -846,7 +846,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_take_away_and_change_nothing_else() {
+    fn swarm_limits_affect_only_what_they_limit() {
         let whole = Swarm::of(7, &Limits::default());
         let limits = Limits {
             events: Some(10),

@@ -46,7 +46,7 @@ fn all_patches_apply_together() {
 /// Every name in a patch's description is switched on in the patch, and every name that is switched
 /// on is described, in one patch only.
 #[test]
-fn what_is_planted_is_described_and_what_is_described_is_planted() {
+fn planted_and_described_defects_match() {
     let mut known = BTreeSet::new();
     for path in patches().expect("the patches") {
         if path.ends_with(SWITCH_PATCH) {
@@ -78,7 +78,7 @@ fn planted(patch: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn the_product_itself_plants_nothing() {
+fn product_sources_plant_no_defects() {
     let mut planting = Vec::new();
     for part in PRODUCT {
         collect(&root().join(part), &mut planting);

@@ -5,7 +5,7 @@ use simulation::run::run;
 use simulation::swarm::Limits;
 
 #[test]
-fn a_seed_replays_to_the_same_number() {
+fn simulation_is_reproducible_from_its_seed() {
     let limits = Limits::default();
     for seed in [2, 13, 26, 37] {
         let (one, two) = (run(seed, &limits), run(seed, &limits));

@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reports_that_have_nothing_in_common_are_refused_by_their_names() {
+    fn unrelated_reports_are_refused() {
         let directory = tempfile::tempdir().expect("a directory");
         let file = |name: &str, text: &str| {
             let path = directory.path().join(name);

@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_become_a_workload() {
+    fn arguments_are_converted_to_a_workload() {
         let args = job_args(&[
             "--address",
             "127.0.0.1",
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn options_that_a_job_would_ignore_are_refused() {
+    fn options_ignored_by_a_job_are_refused() {
         for (arguments, part) in [
             ("--device null:1M --transport rdma", "cannot be used with"),
             ("--device null:1M --header-digest", "cannot be used with"),
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_have_the_usual_units() {
+    fn rates_accept_unit_suffixes() {
         for (text, rate) in [("7", 7.0), ("50k", 5e4), ("1.5M", 1.5e6), ("1e3", 1e3)] {
             assert_eq!(parse_rate(text), Ok(rate));
         }

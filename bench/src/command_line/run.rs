@@ -232,14 +232,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_typed_beside_a_file_holds_for_each_job() {
+    fn command_line_options_apply_to_each_job() {
         let typed =
             strings("--workload w.toml --depth 4 --json=x --progress --workload=y --verify");
         assert_eq!(options_for_jobs(typed), strings("--depth 4 --verify"));
     }
 
     #[test]
-    fn what_is_typed_goes_before_the_file_and_mistakes_name_the_job() {
+    fn command_line_overrides_the_file_and_errors_name_the_job() {
         let job = |arguments: &str| Job {
             name: "oltp".to_owned(),
             arguments: strings(arguments),

@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_measured_before_something_failed_is_kept() {
+    fn points_measured_before_a_failure_are_saved() {
         let directory = tempfile::tempdir().expect("a directory");
         let json = directory.path().join("depth.json");
         let args = sweep_args(&format!(
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_sweep_takes_no_notice_of_is_refused() {
+    fn options_ignored_by_a_sweep_are_refused() {
         for (arguments, part) in [
             ("depth --device null:1M --ops 9 --depth 4", "has --depths"),
             (
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sweep_over_depth_leaves_a_table_a_report_and_a_picture() {
+    fn depth_sweep_writes_table_json_and_svg() {
         let directory = tempfile::tempdir().expect("a directory");
         let file = |name: &str| directory.path().join(name);
         let (json, svg) = (file("depth.json"), file("depth.svg"));
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sweep_over_load_asks_for_parts_of_what_there_was_without_a_limit() {
+    fn load_sweep_uses_fractions_of_the_unlimited_rate() {
         let args = sweep_args("load --device null:1M --ops 100 --mix 100/0");
         let (report, ended) = args.sweep(&unwatched());
         ended.expect("swept");

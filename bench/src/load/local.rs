@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn what_memory_and_a_file_hold_is_verified() {
+    fn memory_and_file_devices_pass_verification() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("device");
         let file = std::fs::File::create(&path).expect("a file");
@@ -360,14 +360,14 @@ mod tests {
 
     /// A device that stores nothing must not pass verification.
     #[test]
-    fn what_a_null_device_forgets_is_seen() {
+    fn null_device_fails_verification() {
         let outcome = verified(LocalDevice::Null(2 << 20));
         let troubled = |(_, stats): &(_, crate::load::PhaseStats)| stats.trouble.is_some();
         assert!(outcome.phases.iter().any(troubled));
     }
 
     #[test]
-    fn a_file_that_is_not_there_is_not_made() {
+    fn missing_file_is_not_created() {
         let plan = LocalPlan {
             device: LocalDevice::File("/nonexistent/device".into()),
             workload: workload(),
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interrupted_run_gives_what_there_is() {
+    fn interrupted_local_run_reports_partial_results() {
         let plan = LocalPlan {
             device: LocalDevice::Memory(2 << 20),
             workload: Workload {
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_are_named_as_they_are_shown() {
+    fn local_device_names_round_trip() {
         for text in ["memory:2 MiB", "null:1 GiB", "file:/srv/x"] {
             let device: LocalDevice = text.parse().expect(text);
             assert_eq!(device.to_string(), text);

@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lanes_share_a_rate_and_take_turns() {
+    fn lanes_share_a_rate_in_turns() {
         let start = Instant::now();
         let mut dues = Vec::new();
         for lane in 0..4 {
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_due_and_not_sent_is_counted() {
+    fn missed_requests_are_counted() {
         let start = Instant::now();
         let mut pacer = Pacer::new(100.0, 0, 1);
         pacer.restart(start);

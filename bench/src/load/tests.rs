@@ -320,7 +320,7 @@ fn drive(disk: Disk, workload: &Workload) -> Vec<PhaseStats> {
 /// them can complete before another 5 ms. A host that waits for the target before it sends the next
 /// request would see the pause only in the 16 requests in flight.
 #[test]
-fn a_pause_is_charged_to_every_request_that_was_due_in_it() {
+fn latency_includes_the_delay_of_due_requests_in_a_pause() {
     let workload = Workload {
         rate: Some(2000.0),
         verify: false,
@@ -351,7 +351,7 @@ fn trouble(fault: Fault, at: u32) -> RunError {
 }
 
 #[test]
-fn a_faithful_disk_passes_and_everything_is_counted() {
+fn correct_disk_passes_verification_with_all_counts() {
     for (pattern, depth) in [
         (Pattern::Random, usize::MAX),
         (Pattern::Sequential, usize::MAX),
@@ -385,7 +385,7 @@ fn a_faithful_disk_passes_and_everything_is_counted() {
 }
 
 #[test]
-fn each_kind_of_wrong_data_is_caught_and_named() {
+fn every_kind_of_wrong_data_is_detected_and_named() {
     for at in [1, 7, 60] {
         let found = trouble(Fault::FlipBit, at);
         assert!(
@@ -456,7 +456,7 @@ fn failures_of_the_queue_end_the_run_with_their_reason() {
 }
 
 #[test]
-fn a_run_by_time_ends() {
+fn timed_run_ends() {
     let mut lanes = [lane(Disk::new(300, Fault::None, 0), &workload())];
     let shared = RunState::new(Duration::from_secs(30));
     let limit = Duration::from_millis(20);
@@ -468,7 +468,7 @@ fn a_run_by_time_ends() {
 }
 
 #[test]
-fn one_seed_is_one_workload() {
+fn seed_determines_the_workload() {
     let counts = |seed| {
         let phases = drive(
             Disk::new(300, Fault::None, 0),
@@ -480,7 +480,7 @@ fn one_seed_is_one_workload() {
 }
 
 #[test]
-fn workloads_that_do_not_suit_are_refused_in_one_line() {
+fn unsuitable_workloads_are_refused_in_one_line() {
     let refuse = |workload: Workload, namespace: &NamespaceInfo| {
         workload
             .check_against(namespace, Some(128 * 1024))

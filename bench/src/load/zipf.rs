@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn few_places_get_most_requests_and_none_is_outside() {
+    fn zipf_favors_few_places_within_bounds() {
         let places = ZipfPlaces::new(10_000, 120).expect("in range");
         let mut random = Random::new(3);
         let mut hits: HashMap<u64, u32> = HashMap::new();
@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn exponents_that_make_no_sense_are_refused() {
+    fn invalid_zipf_parameters_are_refused() {
         assert!(ZipfPlaces::new(100, 0).is_none());
         assert!(ZipfPlaces::new(100, 501).is_none());
         assert!(ZipfPlaces::new(0, 100).is_none());

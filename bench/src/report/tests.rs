@@ -13,7 +13,7 @@ fn machine() -> Machine {
 }
 
 #[test]
-fn percentiles_are_those_of_the_values() {
+fn latency_percentiles_match_the_values() {
     let mut values = histogram();
     for value in 1..=1000_u64 {
         values.record(value * 1000).expect("within bounds");
@@ -30,12 +30,12 @@ fn percentiles_are_those_of_the_values() {
 }
 
 #[test]
-fn no_values_are_all_zero() {
+fn empty_histogram_gives_zero_latency() {
     assert_eq!(Latency::from_histogram(&histogram()), Latency::default());
 }
 
 #[test]
-fn the_machine_says_when_figures_mean_nothing() {
+fn unoptimised_build_is_flagged_in_the_report() {
     assert!(!machine().to_string().contains("say nothing"));
     let slow = Machine {
         optimised: false,

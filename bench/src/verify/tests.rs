@@ -13,7 +13,7 @@ fn stamped(lba: u64, generation: u32) -> Vec<u8> {
 }
 
 #[test]
-fn a_stamped_block_is_right() {
+fn stamped_block_passes_the_check() {
     for bytes in [HEADER_BYTES, 512, 4096] {
         let mut block = vec![0xff; bytes];
         stamp(&mut block, SEED, 77, 3);
@@ -22,7 +22,7 @@ fn a_stamped_block_is_right() {
 }
 
 #[test]
-fn a_flipped_bit_is_caught_wherever_it_is() {
+fn flipped_bit_is_detected_at_any_offset() {
     let whole = stamped(9, 2);
     for offset in 0..whole.len() {
         let mut block = whole.clone();
@@ -37,7 +37,7 @@ fn a_flipped_bit_is_caught_wherever_it_is() {
 }
 
 #[test]
-fn stale_misplaced_lost_and_foreign_blocks_are_told_apart() {
+fn stale_misplaced_lost_and_foreign_blocks_are_distinguished() {
     assert_eq!(
         check(&stamped(9, 1), SEED, 9, 2),
         Err(Wrong::Stale {
@@ -61,7 +61,7 @@ fn stale_misplaced_lost_and_foreign_blocks_are_told_apart() {
 }
 
 #[test]
-fn a_torn_block_is_corrupt_from_where_it_tore() {
+fn torn_block_is_corrupt_from_the_tear_on() {
     let mut torn = stamped(9, 2);
     torn[2048..].copy_from_slice(&stamped(9, 1)[2048..]);
     let Err(Wrong::Corrupt { offset, .. }) = check(&torn, SEED, 9, 2) else {
@@ -78,7 +78,7 @@ fn written(model: &mut Model, lba: u64, blocks: u32) -> Vec<u8> {
 }
 
 #[test]
-fn the_model_knows_what_was_acknowledged_last() {
+fn model_tracks_the_last_acknowledged_write() {
     let mut model = Model::new(SEED, 100, 16, 512);
     let first = written(&mut model, 100, 8);
     let second = written(&mut model, 104, 8);
@@ -113,7 +113,7 @@ fn the_model_knows_what_was_acknowledged_last() {
 }
 
 #[test]
-fn never_written_and_failed_blocks_are_not_judged() {
+fn unwritten_and_failed_blocks_are_not_judged() {
     let mut model = Model::new(SEED, 0, 8, 512);
     let data = written(&mut model, 0, 2);
     assert!(model.begin_write(2, &mut vec![0; 2 * 512]));
@@ -134,7 +134,7 @@ fn never_written_and_failed_blocks_are_not_judged() {
 }
 
 #[test]
-fn requests_that_would_make_a_read_ambiguous_wait() {
+fn overlapping_requests_with_a_write_wait() {
     let mut model = Model::new(SEED, 0, 16, 512);
     let mut data = vec![0; 4 * 512];
     assert!(model.begin_write(4, &mut data));
@@ -158,7 +158,7 @@ fn requests_that_would_make_a_read_ambiguous_wait() {
 }
 
 #[test]
-fn a_write_that_was_never_sent_changes_nothing() {
+fn cancelled_write_does_not_change_the_model() {
     let mut model = Model::new(SEED, 0, 8, 512);
     let data = written(&mut model, 0, 4);
     assert!(model.is_free(false, 0, 8) && !model.is_free(false, 0, 9));
@@ -195,14 +195,14 @@ proptest! {
 
     /// Checking never panics, and only the stamped block is correct.
     #[test]
-    fn any_bytes_are_judged(bytes in proptest::collection::vec(any::<u8>(), 512..=512)) {
+    fn arbitrary_bytes_fail_the_check(bytes in proptest::collection::vec(any::<u8>(), 512..=512)) {
         prop_assert!(check(&bytes, SEED, 1, 1).is_err());
     }
 
     /// Drives a model at random against a plain array of blocks: correct data is never reported as
     /// wrong.
     #[test]
-    fn a_faithful_disk_is_never_accused(
+    fn correct_data_is_never_reported_as_wrong(
         steps in proptest::collection::vec((0..20_u64, 1..5_u32, any::<bool>()), 1..200),
     ) {
         let mut model = Model::new(SEED, 0, 24, 512);

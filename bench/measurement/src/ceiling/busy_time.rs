@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn passes_that_find_nothing_are_idle_time_and_others_are_not() {
+    fn only_empty_passes_count_as_idle_time() {
         let mut busy_time = BusyTime::begin();
         let begin = Instant::now();
         while begin.elapsed() < Duration::from_millis(2) {
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loop_that_never_rests_is_busy() {
+    fn loop_without_idle_passes_is_fully_busy() {
         let mut busy_time = BusyTime::begin();
         busy_time.end_pass(true);
         assert_eq!(busy_time.busy_share(), 1.0);

@@ -23,7 +23,7 @@ fn short(window: usize, answers: DataLocation) -> CeilingOptions {
 }
 
 #[test]
-fn a_window_is_answered_and_counted() {
+fn window_of_requests_is_completed_and_counted() {
     for (window, answers) in [
         (16, DataLocation::HotBuffer),
         (16, memory()),
@@ -37,7 +37,7 @@ fn a_window_is_answered_and_counted() {
 }
 
 #[test]
-fn one_at_a_time_gives_latencies() {
+fn window_of_one_measures_latencies() {
     for answers in [DataLocation::HotBuffer, memory()] {
         let measured = measure_tcp(&short(1, answers)).expect("loopback is there");
         let latency = measured.latency.expect("exact for a window of one");
@@ -48,7 +48,7 @@ fn one_at_a_time_gives_latencies() {
 }
 
 #[test]
-fn windows_that_cannot_be_driven_are_refused() {
+fn invalid_windows_and_sizes_are_refused() {
     for window in [0, WINDOW_MAX + 1] {
         let error = measure_tcp(&short(window, DataLocation::HotBuffer)).expect_err("refused");
         assert!(matches!(error, CeilingError::Window(w) if w == window));
@@ -68,7 +68,7 @@ fn windows_that_cannot_be_driven_are_refused() {
 }
 
 #[test]
-fn memory_without_a_block_or_beyond_the_machine_is_refused() {
+fn invalid_memory_sizes_are_refused() {
     let error = DataMemory::take(4095).expect_err("refused");
     assert!(error.to_string().contains("4095 bytes"), "{error}");
     let error = DataMemory::take(u64::MAX).expect_err("refused");
@@ -116,7 +116,7 @@ fn responses_from_memory_survive_partial_sends() {
 }
 
 #[test]
-fn what_was_sent_is_taken_off_the_front() {
+fn sent_bytes_are_removed_from_the_front() {
     let (header, data) = ([1; HEADER_BYTES], [2; DATA_BYTES]);
     let parts = || {
         vec![
@@ -141,7 +141,7 @@ fn what_was_sent_is_taken_off_the_front() {
 }
 
 #[test]
-fn a_core_that_is_not_there_ends_the_run_with_its_name() {
+fn missing_core_ends_the_run_and_is_named() {
     let options = CeilingOptions {
         server_core: Some(1023),
         ..short(4, DataLocation::HotBuffer)
@@ -162,7 +162,7 @@ fn is_completed(options: &CeilingOptions) -> bool {
 }
 
 #[test]
-fn every_pattern_is_answered_over_one_connection_and_over_several() {
+fn every_pattern_completes_over_one_and_several_connections() {
     for write in [false, true] {
         for data_bytes in [DATA_BYTES, 128 << 10] {
             for answers in [DataLocation::HotBuffer, memory()] {
@@ -204,7 +204,7 @@ fn a_limited_cpu_share_is_not_exceeded() {
 }
 
 #[test]
-fn data_that_is_asked_for_comes_behind_all_commands_in_flight() {
+fn solicited_data_follows_all_commands_in_flight() {
     let exchange = Exchange {
         write: true,
         data_bytes: 128 << 10,
@@ -226,7 +226,7 @@ fn data_that_is_asked_for_comes_behind_all_commands_in_flight() {
 }
 
 #[test]
-fn blocks_are_copied_out_of_memory_and_into_it() {
+fn copies_are_measured_in_both_directions() {
     let memory = DataMemory::take(1 << 20).expect("1 MiB of memory");
     let short = Duration::from_millis(2);
     for write in [false, true] {

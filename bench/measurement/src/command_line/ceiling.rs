@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_for_over_tcp_is_what_is_driven() {
+    fn tcp_ceiling_runs_the_requested_exchange() {
         let one_core = "--target-core 0 --host-core 0 --time 0.05";
         let args = ceiling_args(&format!(
             "tcp --write --size 128k --depth 8 --memory 2M {one_core}"

@@ -242,7 +242,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_subject_takes_no_notice_of_is_refused() {
+    fn options_ignored_by_a_cost_subject_are_refused() {
         for (arguments, part) in [
             ("driver --case ram-read-4k-128", "--case is for tcp"),
             ("growth --case ram-read-4k-128", "--case is for tcp"),

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn the_target_has_the_pairs_congestion_control() {
+    fn target_uses_the_same_congestion_control() {
         let text = text(None);
         let (_, listener) = text.split_once("[[listener]]\n").expect("a listener");
         let (listener, _) = listener.split_once("\n\n").expect("an export after it");
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_the_third_namespace() {
+    fn file_is_exported_as_the_third_namespace() {
         let text = text(Some(PathBuf::from("/tmp/a \"b\"")));
         assert!(text.contains("path = \"/tmp/a \\\"b\\\"\""), "{text}");
         assert!(

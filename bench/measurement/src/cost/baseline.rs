@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_and_growth_are_found() {
+    fn exceeded_limits_and_growth_are_reported() {
         let baseline = Some(Baseline {
             instructions: 300.0,
         });
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_chief_case_has_an_aim_and_each_steady_case_a_baseline() {
+    fn main_case_has_a_goal_and_steady_cases_have_baselines() {
         let case = |name: &str, instructions| CostReport {
             subject: "tcp".to_owned(),
             what: name.to_owned(),

@@ -173,7 +173,7 @@ fn=a::outer
 ";
 
     #[test]
-    fn own_costs_and_calls_are_told_apart() {
+    fn own_and_call_costs_are_distinguished() {
         let profile = Profile::parse(FILE).expect("understood");
         let own = |function: &str, file: &str| {
             let key = (function.to_owned(), file.to_owned());
@@ -188,7 +188,7 @@ fn=a::outer
     }
 
     #[test]
-    fn the_difference_of_two_runs_is_what_the_second_did_more() {
+    fn profile_difference_is_the_excess_of_the_second_run() {
         let once = Profile::parse(FILE).expect("understood");
         let mut twice = once.clone();
         for cost in twice.own.values_mut().chain(twice.calls.values_mut()) {
@@ -200,7 +200,7 @@ fn=a::outer
     }
 
     #[test]
-    fn what_is_not_callgrinds_is_refused() {
+    fn malformed_callgrind_output_is_refused() {
         assert_eq!(Profile::parse(""), Err(ProfileError::NoInstructions));
         let other = "events: Cycles\nfn=x\n1 2\n";
         assert!(Profile::parse(other).is_err());

@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn every_point_has_a_name_of_its_own() {
+    fn growth_point_names_are_unique() {
         let names: HashSet<String> = points()
             .map(|(beside, number, kind)| name(beside, number, kind))
             .collect();
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn what_grows_is_found_and_its_stage_named() {
+    fn growing_costs_are_reported_with_their_stage() {
         assert!(report(|_, _, _| 600.0).excesses().is_empty());
         let little = report(|_, number, _| if number > 64 { 617.0 } else { 600.0 });
         assert!(little.excesses().is_empty());
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_or_allocates_is_an_excess() {
+    fn missing_points_and_allocations_are_excesses() {
         let mut missing = report(|_, _, _| 600.0);
         missing
             .rows

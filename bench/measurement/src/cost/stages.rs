@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn files_have_places() {
+    fn source_files_map_to_code_owners() {
         for (file, expected) in [
             ("/w/nvme/driver/src/pair.rs", "nvme_driver::pair"),
             ("nvme/driver/src/pair/deep.rs", "nvme_driver::pair"),
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn the_library_is_its_callers_and_the_other_end_is_apart() {
+    fn library_costs_are_charged_to_their_callers() {
         let divided = divide(&profile(), &DRIVER);
         let costs = divided.places;
         let pair = CodeOwner::Ours("nvme_driver::pair".to_owned());

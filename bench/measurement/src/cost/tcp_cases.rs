@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_case_has_a_name_of_its_own() {
+    fn case_names_are_unique() {
         let names: HashSet<String> = Case::all().map(|case| case.name()).collect();
         assert_eq!(names.len(), 3 * 2 * 4);
         assert!(names.contains(MAIN_CASE) && names.contains(HOST_MAIN_CASE));

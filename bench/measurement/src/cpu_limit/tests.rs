@@ -25,7 +25,7 @@ fn mounts(unified: &Path, cpu: &Path, cpuacct: &Path) -> String {
 }
 
 #[test]
-fn version_one_is_found_with_the_own_group_in_it() {
+fn cgroup_v1_is_found_with_this_processs_group() {
     let found = |own| find(VERSION_ONE, own).expect("there");
     let hierarchy = found("2:cpuacct:/\n1:cpu:/\n0::/\n");
     assert_eq!(hierarchy.version, Version::One);
@@ -44,7 +44,7 @@ fn version_one_is_found_with_the_own_group_in_it() {
 }
 
 #[test]
-fn a_group_outside_of_what_is_mounted_is_not_looked_for() {
+fn group_outside_the_mount_is_ignored() {
     let mounts = VERSION_ONE.replace("0:24 / ", "0:24 /container ");
     let found = |own| find(&mounts, own).expect("there").limiting;
     let root = Path::new("/sys/fs/cgroup/cpu");
@@ -54,7 +54,7 @@ fn a_group_outside_of_what_is_mounted_is_not_looked_for() {
 }
 
 #[test]
-fn version_two_is_taken_where_it_limits_processors() {
+fn cgroup_v2_is_used_if_it_has_the_cpu_controller() {
     let (unified, cpu, cpuacct) = (folder(), folder(), folder());
     let mounts = mounts(unified.path(), cpu.path(), cpuacct.path());
     let version = || find(&mounts, "").expect("there").version;
@@ -67,7 +67,7 @@ fn version_two_is_taken_where_it_limits_processors() {
 }
 
 #[test]
-fn a_group_of_version_two_has_its_part_and_what_it_holds() {
+fn cgroup_v2_group_has_its_limit_and_processes() {
     let root = folder();
     let hierarchy = Hierarchy {
         version: Version::Two,
@@ -92,7 +92,7 @@ fn a_group_of_version_two_has_its_part_and_what_it_holds() {
 }
 
 #[test]
-fn groups_of_version_one_limit_and_count() {
+fn cgroup_v1_groups_limit_and_count() {
     let (unified, cpu, cpuacct) = (folder(), folder(), folder());
     let mounts = mounts(unified.path(), cpu.path(), cpuacct.path());
     let hierarchy = find(&mounts, "1:cpu:/slice\n2:cpuacct:/slice\n").expect("there");
@@ -116,7 +116,7 @@ fn groups_of_version_one_limit_and_count() {
 }
 
 #[test]
-fn what_is_missing_is_said() {
+fn missing_cgroup_folder_is_named() {
     let nowhere = folder().path().join("nowhere");
     for version in [Version::One, Version::Two] {
         let hierarchy = Hierarchy {
@@ -130,7 +130,7 @@ fn what_is_missing_is_said() {
 }
 
 #[test]
-fn the_kernels_groups_hold_a_thread_and_are_gone_afterwards() {
+fn cgroups_hold_a_thread_and_are_removed() {
     let Ok(limit) = CpuLimit::new(100) else {
         eprintln!("no groups can be made here");
         return;
@@ -163,7 +163,7 @@ fn the_kernels_groups_hold_a_thread_and_are_gone_afterwards() {
 }
 
 #[test]
-fn a_group_is_removed_with_a_thread_in_it() {
+fn cgroup_with_a_running_thread_is_removed() {
     let Ok(limit) = CpuLimit::new(100) else {
         eprintln!("no groups can be made here");
         return;

@@ -347,7 +347,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ratios_are_medians_of_the_rounds_own() {
+    fn ratios_are_medians_of_per_round_ratios() {
         let mut figures = Figures::default();
         for (ours, base) in [(90.0, 100.0), (50.0, 50.0), (160.0, 200.0)] {
             let base = Sample {

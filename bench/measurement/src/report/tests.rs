@@ -31,7 +31,7 @@ fn round(depth: usize, memory: f64, target: f64) -> CompareRound {
 }
 
 #[test]
-fn a_ratio_is_the_median_of_the_rounds_ratios() {
+fn comparison_ratio_is_the_median_of_per_round_ratios() {
     // The machine has half the speed in the second round, which does not affect the ratio.
     let rounds = [
         round(128, 400_000.0, 280_000.0),
@@ -59,7 +59,7 @@ fn a_ratio_is_the_median_of_the_rounds_ratios() {
 }
 
 #[test]
-fn a_comparison_without_a_base_is_no_division_by_zero() {
+fn comparison_with_zero_base_has_ratio_zero() {
     let nothing = CompareRow::from_rounds(128, &[round(128, 0.0, 1.0)]);
     assert_eq!(nothing.same_memory.requests_ratio, 0.0);
     assert_eq!(nothing.one_hot_buffer.best_requests_ratio, 0.0);
@@ -68,7 +68,7 @@ fn a_comparison_without_a_base_is_no_division_by_zero() {
 }
 
 #[test]
-fn a_comparison_prints_both_ratios_by_name_and_survives_json() {
+fn comparison_prints_both_ratios_and_round_trips_as_json() {
     let rounds = vec![
         round(128, 400_000.0, 280_000.0),
         round(1, 50_000.0, 40_000.0),
@@ -185,7 +185,7 @@ fn ceiling(write: bool, latency: Option<Latency>) -> CeilingReport {
 }
 
 #[test]
-fn a_ceiling_prints_its_rows_and_what_they_are() {
+fn read_ceiling_report_describes_its_rows() {
     let mut report = ceiling(false, None);
     let text = report.to_string();
     for part in [
@@ -214,7 +214,7 @@ fn a_ceiling_prints_its_rows_and_what_they_are() {
 }
 
 #[test]
-fn a_ceiling_of_writes_speaks_of_data_that_comes_in() {
+fn write_ceiling_report_describes_incoming_data() {
     let text = ceiling(true, Some(Latency::default())).to_string();
     for part in [
         "writes of 128 KiB\n",

@@ -429,7 +429,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn promises_are_judged_by_what_they_say() {
+    fn each_promise_is_judged_by_its_criterion() {
         let latencies = |longest: f64| {
             Latencies(
                 (1..=100)

@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn both_directions_go_on_until_the_time_is_over() {
+    fn pair_runs_in_both_directions_until_the_time_limit() {
         for write in [false, true] {
             let report = measured(write);
             for rate in [report.two_threads, report.one_thread, report.asleep] {

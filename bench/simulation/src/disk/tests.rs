@@ -97,7 +97,7 @@ impl Bench {
 const WRITE: Operation = Operation::Write { fua: false };
 
 #[test]
-fn nothing_is_answered_before_its_time() {
+fn requests_do_not_complete_early() {
     let mut bench = Bench::new(true, CALM, 1);
     bench.submit(WRITE, Some(1));
     let mut batch = CompletionBatch::new();
@@ -112,7 +112,7 @@ fn nothing_is_answered_before_its_time() {
 }
 
 #[test]
-fn only_a_flush_or_fua_outlives_a_power_cut_for_certain() {
+fn only_flushed_or_fua_writes_surely_survive_a_power_cut() {
     let mut lost = 0;
     for seed in 0..32 {
         let mut bench = Bench::new(true, CALM, seed);
@@ -131,7 +131,7 @@ fn only_a_flush_or_fua_outlives_a_power_cut_for_certain() {
 }
 
 #[test]
-fn without_a_cache_everything_stays() {
+fn all_writes_survive_without_a_cache() {
     let mut bench = Bench::new(false, CALM, 1);
     bench.run(WRITE, Some(1));
     bench.disk.cut_power();
@@ -139,7 +139,7 @@ fn without_a_cache_everything_stays() {
 }
 
 #[test]
-fn a_removed_disk_fails_everything_until_it_is_back() {
+fn removed_disk_fails_all_requests_until_reinserted() {
     let mut bench = Bench::new(true, CALM, 1);
     bench.submit(WRITE, Some(1));
     bench.disk.remove();

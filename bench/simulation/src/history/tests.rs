@@ -24,7 +24,7 @@ fn read(history: &mut BlockHistory, version: u64, began: u64) -> Result<(), Mist
 }
 
 #[test]
-fn a_done_write_hides_what_was_before() {
+fn completed_write_supersedes_older_versions() {
     let mut history = history(&[(1, 10, 20)]);
     assert_eq!(
         history.read(None, at(30), at(31), false),
@@ -48,7 +48,7 @@ fn durable_data_survives_a_power_cut() {
 }
 
 #[test]
-fn a_write_to_another_content_outlives_a_flush_of_it() {
+fn write_to_replaced_content_is_not_covered_by_a_flush() {
     let mut history = history(&[(1, 10, 20)]);
     history.begin(2, false);
     history.end(2, at(30), at(40), WriteEnd::Undecided);
@@ -69,7 +69,7 @@ fn a_concurrent_read_returns_either_version() {
 }
 
 #[test]
-fn a_read_that_began_before_the_end_of_a_write_may_see_the_old() {
+fn read_begun_before_a_write_ends_may_return_the_old_version() {
     let mut history = history(&[(1, 10, 20), (2, 30, 40)]);
     assert_eq!(read(&mut history, 1, 35), Ok(()));
     let mut late = self::history(&[(1, 10, 20), (2, 30, 40)]);
@@ -86,7 +86,7 @@ fn concurrent_writes_have_no_order() {
 }
 
 #[test]
-fn a_refused_write_never_shows_and_a_failed_one_may() {
+fn refused_write_is_invisible_and_failed_one_may_be_visible() {
     let mut history = history(&[(1, 10, 20)]);
     history.begin(2, false);
     history.end(2, at(30), at(31), WriteEnd::Refused);
@@ -98,7 +98,7 @@ fn a_refused_write_never_shows_and_a_failed_one_may() {
 }
 
 #[test]
-fn without_a_flush_a_power_cut_may_bring_back_anything_but_only_one_thing() {
+fn power_cut_without_flush_may_restore_any_one_version() {
     for survivor in [1, 2] {
         let mut history = history(&[(1, 10, 20), (2, 30, 40)]);
         history.power_cut(at(50));
@@ -112,7 +112,7 @@ fn without_a_flush_a_power_cut_may_bring_back_anything_but_only_one_thing() {
 }
 
 #[test]
-fn what_was_flushed_or_forced_stays() {
+fn flushed_and_fua_versions_survive_a_power_cut() {
     let mut flushed = history(&[(1, 10, 20), (2, 30, 40)]);
     flushed.flushed(at(50));
     flushed.power_cut(at(60));
@@ -129,7 +129,7 @@ fn what_was_flushed_or_forced_stays() {
 }
 
 #[test]
-fn a_flush_covers_only_what_was_done_before_it_began() {
+fn flush_covers_only_writes_completed_before_it_began() {
     let mut history = history(&[(1, 10, 20), (2, 30, 60)]);
     history.flushed(at(50));
     history.power_cut(at(70));
@@ -137,7 +137,7 @@ fn a_flush_covers_only_what_was_done_before_it_began() {
 }
 
 #[test]
-fn a_durable_read_holds_over_a_power_cut() {
+fn durably_read_version_survives_a_power_cut() {
     let mut history = history(&[(1, 10, 20), (2, 30, 40)]);
     assert_eq!(history.read(Some(2), at(50), at(51), true), Ok(()));
     history.power_cut(at(60));
@@ -145,7 +145,7 @@ fn a_durable_read_holds_over_a_power_cut() {
 }
 
 #[test]
-fn a_restart_without_a_power_cut_loses_nothing() {
+fn restart_without_a_power_cut_loses_no_write() {
     let mut history = history(&[(1, 10, 20), (2, 30, 40)]);
     history.begin(3, false);
     history.stopped(at(50));
@@ -155,7 +155,7 @@ fn a_restart_without_a_power_cut_loses_nothing() {
 }
 
 #[test]
-fn pruning_changes_no_answer() {
+fn pruning_does_not_change_verdicts() {
     let mut history = history(&[(1, 10, 20), (2, 30, 40), (3, 50, 60)]);
     history.flushed(at(65));
     history.prune(at(70));
@@ -165,7 +165,7 @@ fn pruning_changes_no_answer() {
 }
 
 #[test]
-fn certainty_is_only_where_nothing_is_in_flight() {
+fn version_is_certain_only_without_writes_in_flight() {
     let mut history = history(&[(1, 10, 20)]);
     assert!(history.must_equal(Some(1), at(30)));
     assert_eq!(history.only(at(30)), Some(Some(1)));

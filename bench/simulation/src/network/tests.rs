@@ -62,7 +62,7 @@ impl Pair {
 }
 
 #[test]
-fn bytes_arrive_in_order_and_not_at_once() {
+fn bytes_arrive_in_order_after_the_latency() {
     let mut pair = pair(TEMPER);
     pair.wire.send(&[1, 2, 3]);
     assert_eq!(pair.receive(10).0, Transferred::WouldBlock);
@@ -77,7 +77,7 @@ fn bytes_arrive_in_order_and_not_at_once() {
 }
 
 #[test]
-fn a_grain_of_one_gives_single_bytes() {
+fn grain_of_one_delivers_single_bytes() {
     let mut pair = pair(NetworkBehaviour { grain: 1, ..TEMPER });
     pair.wire.send(&[1, 2]);
     pair.later();
@@ -86,7 +86,7 @@ fn a_grain_of_one_gives_single_bytes() {
 }
 
 #[test]
-fn a_slow_reader_stops_the_sender_and_is_told_of() {
+fn slow_reader_blocks_the_sender_until_writable_event() {
     let mut pair = pair(TEMPER);
     assert_eq!(pair.send(60), Transferred::Bytes(60));
     assert_eq!(pair.send(60), Transferred::Bytes(40));
@@ -106,7 +106,7 @@ fn a_slow_reader_stops_the_sender_and_is_told_of() {
 }
 
 #[test]
-fn a_stall_delays_and_a_vanished_host_is_silent() {
+fn stall_delays_data_and_vanished_host_is_silent() {
     let mut pair = pair(TEMPER);
     pair.wire.stall(true, Nanos::from_secs(1));
     pair.wire.send(&[1]);
@@ -123,7 +123,7 @@ fn a_stall_delays_and_a_vanished_host_is_silent() {
 }
 
 #[test]
-fn both_ends_learn_of_the_end() {
+fn both_ends_observe_a_close() {
     let mut cut = pair(TEMPER);
     cut.wire.cut();
     assert!(matches!(cut.receive(1).0, Transferred::Failed(_)));
