@@ -440,13 +440,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_region_within_the_limit_is_one_piece() {
+    fn region_within_the_limit_is_one_piece() {
         assert_eq!(pieces_of(4096, 4096).unwrap(), vec![0..4096]);
         assert_eq!(pieces_of(4096, u64::MAX).unwrap(), vec![0..4096]);
     }
 
     #[test]
-    fn a_limit_below_two_leases_is_an_error() {
+    fn registration_limit_below_two_leases_is_an_error() {
         let limit = SPLIT_BYTES_MIN as u64 - 1;
         assert!(matches!(
             pieces_of(64 << 20, limit),
@@ -458,7 +458,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(200))]
 
         #[test]
-        fn every_lease_lies_in_the_piece_that_begins_last_before_it(
+        fn every_lease_lies_within_one_piece(
             len in 1usize..1 << 30,
             limit in SPLIT_BYTES_MIN..1 << 28,
             at in 0usize..1 << 30,

@@ -68,7 +68,7 @@ impl Setup {
 }
 
 #[test]
-fn the_same_buffer_again_is_a_hit() {
+fn repeated_buffer_is_a_cache_hit() {
     let setup = setup(16, 100);
     let mut cache = setup.cache(16, 16);
     let base = setup.region.base_address();
@@ -93,7 +93,7 @@ fn the_same_buffer_again_is_a_hit() {
 }
 
 #[test]
-fn a_hit_allocates_nothing() {
+fn cache_hit_does_not_allocate() {
     let setup = setup(64, 100);
     let mut cache = setup.cache(64, 64);
     for page in 0..32 {
@@ -109,7 +109,7 @@ fn a_hit_allocates_nothing() {
 }
 
 #[test]
-fn the_least_recently_used_goes_first_and_what_is_in_use_stays() {
+fn least_recently_used_idle_registration_is_evicted() {
     let setup = setup(16, 100);
     let mut cache = setup.cache(3, 16);
     let one = cache.acquire(setup.range(0, 1)).expect("room");
@@ -136,7 +136,7 @@ fn the_least_recently_used_goes_first_and_what_is_in_use_stays() {
 }
 
 #[test]
-fn what_does_not_fit_beside_what_is_in_use_is_refused() {
+fn registration_that_does_not_fit_beside_used_ones_is_refused() {
     let setup = setup(16, 100);
     let mut cache = setup.cache(4, 16);
     let held = cache.acquire(setup.range(0, 3 * PAGE)).expect("room");
@@ -159,7 +159,7 @@ fn what_does_not_fit_beside_what_is_in_use_is_refused() {
 }
 
 #[test]
-fn a_device_that_refuses_gets_back_what_is_idle() {
+fn idle_registrations_are_evicted_if_the_device_refuses() {
     let setup = setup(16, 2);
     let mut cache = setup.cache(16, 16);
     drop(cache.acquire(setup.range(0, 1)).expect("the first"));
@@ -174,7 +174,7 @@ fn a_device_that_refuses_gets_back_what_is_idle() {
 }
 
 #[test]
-fn a_bad_address_evicts_nothing() {
+fn invalid_address_evicts_no_registration() {
     let setup = setup(16, 100);
     let mut cache = setup.cache(16, 16);
     drop(cache.acquire(setup.range(0, 1)).expect("room"));
@@ -222,7 +222,7 @@ fn overlapping_ranges_become_one_registration() {
 }
 
 #[test]
-fn an_invalidated_range_is_not_found_but_lives_while_in_use() {
+fn invalidated_range_is_kept_only_while_in_use() {
     let setup = setup(16, 100);
     let mut cache = setup.cache(16, 16);
     let held = cache.acquire(setup.range(0, 4 * PAGE)).expect("room");
@@ -250,7 +250,7 @@ fn an_invalidated_range_is_not_found_but_lives_while_in_use() {
 }
 
 #[test]
-fn trimming_leaves_what_is_in_use() {
+fn trim_keeps_registrations_in_use() {
     let setup = setup(16, 100);
     let mut cache = setup.cache(16, 16);
     let held = cache.acquire(setup.range(0, 1)).expect("room");
@@ -409,7 +409,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn the_cache_equals_the_reference_model(cache_operations in cache_operations()) {
+    fn cache_matches_the_reference_model(cache_operations in cache_operations()) {
         let setup = setup(PAGES, 1000);
         let mut cache = setup.cache(CAP, ENTRIES);
         let mut model = Model::default();

@@ -17,7 +17,7 @@ fn use_verbs() -> Result<usize, rdma::Error> {
 }
 
 #[test]
-fn the_program_names_no_library_of_rdma_core() {
+fn program_does_not_link_rdma_core_libraries() {
     match use_verbs() {
         Ok(count) => println!("{count} devices"),
         Err(error) => println!("{error}"),
@@ -37,7 +37,7 @@ fn the_program_names_no_library_of_rdma_core() {
 }
 
 #[test]
-fn a_machine_without_rdma_gets_one_line_with_a_remedy() {
+fn machine_without_rdma_gets_a_one_line_error_with_remedy() {
     match use_verbs() {
         Ok(_) => {}
         Err(rdma::Error::Unavailable(reason)) => {

@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_of_both_families_survive() {
+    fn ipv4_and_ipv6_addresses_round_trip() {
         there_and_back("192.0.2.10:4420");
         there_and_back("0.0.0.0:0");
         there_and_back("[2001:db8::1]:4420");
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn no_family_is_no_address() {
+    fn unspecified_family_is_no_address() {
         // SAFETY: a storage of zeroes is an address of no family.
         let storage: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
         assert_eq!(address_of(&storage), None);

@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn an_invalidated_key_is_reported_by_either_flag_of_the_device() {
+    fn invalidated_key_is_reported_by_the_devices_flag() {
         for (flags, device, key) in [
             (1 << 3, SPECIFIED, Some(0x1234)),
             (1 << 2, SPECIFIED, None),
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_and_sends_invalidate_nothing() {
+    fn failed_and_send_completions_have_no_invalidated_key() {
         assert_eq!(
             completion_of(&completion(5, 128, 8), SPECIFIED).invalidated(),
             None
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_codes_are_kept() {
+    fn unknown_completion_codes_are_preserved() {
         let converted = completion_of(&completion(99, 0x7654, 0), SPECIFIED);
         assert_eq!((converted.status.0, converted.opcode.0), (99, 0x7654));
         assert_eq!((converted.wr_id, converted.qp_number), (u64::MAX, 17));

@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn private_data_is_measured_by_its_message() {
+    fn private_data_limit_depends_on_the_message() {
         let bytes = [0; REJECT_PRIVATE_DATA_MAX + 1];
         assert!(check_length(&bytes[1..], REJECT_PRIVATE_DATA_MAX).is_ok());
         assert!(matches!(

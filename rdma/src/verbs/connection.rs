@@ -294,7 +294,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failures_are_converted_to_their_kind() {
+    fn connection_failures_are_mapped_to_io_error_kinds() {
         assert_eq!(failure_kind(-libc::ETIMEDOUT), io::ErrorKind::TimedOut);
         assert_eq!(
             failure_kind(-libc::ECONNREFUSED),

@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_library_that_is_not_there_is_named() {
+    fn missing_library_is_named() {
         let error = find("libno-such-thing.so.1", "f").unwrap_err();
         assert!(matches!(&error, Unavailable::LibraryMissing { library, .. }
                 if *library == "libno-such-thing.so.1"));
@@ -167,14 +167,14 @@ mod tests {
     }
 
     #[test]
-    fn a_function_that_is_not_there_is_named() {
+    fn missing_library_function_is_named() {
         let error = find("libc.so.6", "no_such_function").unwrap_err();
         assert!(matches!(&error, Unavailable::LibraryTooOld { function, .. }
                 if *function == "no_such_function"));
     }
 
     #[test]
-    fn every_function_is_found_where_the_libraries_are() {
+    fn all_functions_are_found_in_installed_libraries() {
         match functions() {
             Ok(first) => assert!(std::ptr::eq(first, functions().unwrap())),
             Err(Unavailable::LibraryMissing { .. }) => {}

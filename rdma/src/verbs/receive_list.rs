@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_is_posted_whole_and_is_empty_again() {
+    fn receive_list_is_posted_whole_and_cleared() {
         let mut list = ReceiveList::new(3, 2);
         for round in 0..2 {
             list.push(&receive(1, 2)).unwrap();
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn too_many_pieces_are_refused_and_what_was_queued_stays() {
+    fn receive_with_too_many_pieces_is_refused() {
         let mut list = ReceiveList::new(2, 1);
         list.push(&receive(1, 1)).unwrap();
         assert_eq!(list.push(&receive(2, 2)), Err(PostError::TooManyPieces));
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_names_the_first_and_counts_the_rest() {
+    fn post_error_names_the_first_and_counts_refused_requests() {
         let mut list = ReceiveList::new(4, 1);
         for wr_id in 1..=4 {
             list.push(&receive(wr_id, 1)).unwrap();
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_without_a_name_is_one_of_everything() {
+    fn post_error_without_bad_wr_refuses_all_requests() {
         let mut list = ReceiveList::new(2, 1);
         list.push(&receive(8, 1)).unwrap();
         list.push(&receive(9, 1)).unwrap();
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_error_numbers_are_kept() {
+    fn unknown_error_numbers_are_preserved() {
         assert_eq!(flush_error(77, 0, 1).cause, PostError::Device(77));
         assert_eq!(flush_error(-77, 0, 1).cause, PostError::Device(77));
     }

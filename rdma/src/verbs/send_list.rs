@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn operations_and_flags_are_as_the_headers_number_them() {
+    fn operations_and_flags_have_the_header_values() {
         let mut list = SendList::new(&CAPACITY);
         let mut first = send(1, SendOperation::Write(REMOTE)).signalled(false);
         first.fence = true;
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_request_can_be_signalled_afterwards() {
+    fn last_request_can_be_signalled_after_queueing() {
         let mut list = SendList::new(&CAPACITY);
         list.signal_last();
         for wr_id in 1..=3 {
@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused_and_the_rest_stays() {
+    fn invalid_send_is_refused_and_queued_ones_are_kept() {
         let mut list = SendList::new(&CAPACITY);
         list.push(&send(1, SendOperation::Send)).unwrap();
         let long = [0; 9];
@@ -487,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_names_the_first_and_counts_the_rest() {
+    fn post_error_names_the_first_and_counts_refused_requests() {
         let mut list = SendList::new(&CAPACITY);
         for wr_id in 10..13 {
             list.push(&send(wr_id, SendOperation::Send)).unwrap();

@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn verbs_answer_error_numbers_of_either_sign() {
+    fn error_numbers_of_either_sign_are_accepted() {
         assert!(checked_code("x", 0).is_ok());
         for code in [libc::EINVAL, -libc::EINVAL] {
             let Err(Error::System { step, source }) = checked_code("x", code) else {
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn a_removed_device_is_gone_and_no_system_error() {
+    fn removed_device_is_reported_as_gone() {
         for code in [libc::EIO, libc::ENODEV] {
             assert!(matches!(checked_code("x", code), Err(Error::DeviceGone)));
         }

@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_vary_in_their_last_byte_only() {
+    fn window_keys_vary_only_in_the_last_byte() {
         assert_eq!(next_key(0x1234_5600), 0x1234_5601);
         assert_eq!(next_key(0x1234_56ff), 0x1234_5600);
         assert_eq!(next_key(u32::MAX), 0xffff_ff00);

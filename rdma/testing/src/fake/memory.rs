@@ -396,7 +396,7 @@ mod tests {
     use crate::fake::table::Table;
 
     #[test]
-    fn a_window_serves_the_queue_pair_that_bound_it_and_no_other() {
+    fn memory_window_is_valid_only_for_its_queue_pair() {
         let region = Region::map(8192, PagePolicy::Ordinary).expect("memory");
         let range = MemoryRange::of_region(&region, 0..8192);
         let mut names = Table::default();

@@ -35,7 +35,7 @@ fn fired(pattern: Pattern, seed: u64, occasions: usize) -> Vec<usize> {
 }
 
 #[test]
-fn patterns_choose_occasions() {
+fn fault_patterns_select_occasions() {
     assert_eq!(fired(Pattern::ONCE, 1, 5), [0]);
     assert_eq!(fired(Pattern::ONCE.after(3), 1, 9), [3]);
     assert_eq!(fired(Pattern::ALWAYS, 1, 3), [0, 1, 2]);
@@ -61,7 +61,7 @@ fn patterns_choose_occasions() {
 }
 
 #[test]
-fn a_failure_by_pattern_has_its_status_and_flushes_the_rest() {
+fn injected_failure_has_its_status_and_flushes_the_queue() {
     for (status, harms_peer) in [
         (CompletionStatus::RETRIES_EXCEEDED, false),
         (CompletionStatus::RNR_RETRIES_EXCEEDED, false),
@@ -97,7 +97,7 @@ fn a_failure_by_pattern_has_its_status_and_flushes_the_rest() {
 /// A stuck request is neither executed nor flushed, and a refused destruction leaves the queue
 /// pair, its queues and its domain in place.
 #[test]
-fn a_queue_pair_that_is_not_destroyed_stays() {
+fn wedged_queue_pair_keeps_its_resources() {
     at_once(|fabric, harness| {
         let before = fabric.objects();
         let mut pair = harness.pair();
@@ -118,7 +118,7 @@ fn a_queue_pair_that_is_not_destroyed_stays() {
 }
 
 #[test]
-fn an_access_violation_is_a_device_event_of_the_peer() {
+fn access_violation_raises_a_device_event_at_the_peer() {
     at_once(|_, harness| {
         let mut pair = harness.pair();
         let Pair { server, client, .. } = &mut pair;
@@ -169,7 +169,7 @@ fn a_broken_connection_notifies_both_sides() {
 }
 
 #[test]
-fn a_peer_that_is_not_ready_is_waited_for() {
+fn send_waits_for_a_receiver_that_is_not_ready() {
     on_fabric(FabricConfig::manual(3), |fabric, harness| {
         let mut pair = harness.pair();
         let Pair { server, client, .. } = &mut pair;
@@ -185,7 +185,7 @@ fn a_peer_that_is_not_ready_is_waited_for() {
 }
 
 #[test]
-fn a_delayed_request_lets_other_queues_pass() {
+fn delayed_request_does_not_block_other_queues() {
     on_fabric(FabricConfig::manual(4), |fabric, harness| {
         let (mut one, mut other) = (harness.pair(), harness.pair());
         fabric.add_fault(Pattern::ONCE, Fault::DelayRequest(50));
@@ -204,7 +204,7 @@ fn a_delayed_request_lets_other_queues_pass() {
 }
 
 #[test]
-fn a_delayed_completion_comes_after_the_peers() {
+fn delayed_completion_arrives_after_the_peers() {
     on_fabric(FabricConfig::manual(5), |fabric, harness| {
         let mut pair = harness.pair();
         let Pair { server, client, .. } = &mut pair;
@@ -223,7 +223,7 @@ fn a_delayed_completion_comes_after_the_peers() {
 }
 
 #[test]
-fn a_request_that_was_done_is_not_flushed() {
+fn completed_request_is_not_flushed() {
     on_fabric(FabricConfig::manual(6), |fabric, harness| {
         let mut pair = harness.pair();
         let Pair { server, client, .. } = &mut pair;
@@ -239,7 +239,7 @@ fn a_request_that_was_done_is_not_flushed() {
 }
 
 #[test]
-fn a_fatal_queue_pair_is_a_device_event() {
+fn fatal_queue_pair_error_raises_a_device_event() {
     at_once(|fabric, harness| {
         let mut pair = harness.pair();
         let Pair { server, client, .. } = &mut pair;
@@ -258,7 +258,7 @@ fn a_fatal_queue_pair_is_a_device_event() {
 }
 
 #[test]
-fn a_port_that_comes_back_in_time_loses_nothing() {
+fn brief_port_outage_loses_no_request() {
     on_fabric(FabricConfig::manual(7), |fabric, harness| {
         let mut pair = harness.pair();
         let Pair { server, client, .. } = &mut pair;
@@ -279,7 +279,7 @@ fn a_port_that_comes_back_in_time_loses_nothing() {
 }
 
 #[test]
-fn retries_count_time_and_not_posts() {
+fn retry_limit_counts_time_instead_of_posts() {
     at_once(|fabric, harness| {
         let mut pair = harness.pair();
         let Pair { server, client, .. } = &mut pair;
@@ -296,7 +296,7 @@ fn retries_count_time_and_not_posts() {
 }
 
 #[test]
-fn a_port_that_stays_down_exceeds_the_retries() {
+fn long_port_outage_exceeds_the_retries() {
     at_once(|fabric, harness| {
         let mut pair = harness.pair();
         let Pair { server, client, .. } = &mut pair;
@@ -310,7 +310,7 @@ fn a_port_that_stays_down_exceeds_the_retries() {
 }
 
 #[test]
-fn a_removed_device_ends_all_its_objects() {
+fn removed_device_flushes_and_disconnects_all_objects() {
     at_once(|fabric, harness| {
         let mut pair = harness.pair();
         let Pair { server, client, .. } = &mut pair;
@@ -419,7 +419,7 @@ fn connections_fail_by_pattern() {
 }
 
 #[test]
-fn a_port_that_is_down_cannot_be_connected_through() {
+fn connect_through_a_port_that_is_down_fails() {
     at_once(|fabric, harness| {
         let devices = harness.subject.server.devices().expect("devices");
         fabric.set_port(&devices[0], false);
@@ -451,7 +451,7 @@ fn an_unknown_address_is_not_resolved() {
 }
 
 #[test]
-fn other_events_are_reported_without_effects() {
+fn informational_events_have_no_effect() {
     at_once(|fabric, harness| {
         let mut pair = harness.pair();
         let Pair { server, client, .. } = &mut pair;

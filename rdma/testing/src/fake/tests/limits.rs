@@ -25,7 +25,7 @@ fn gather_at(map: &MemoryMap<Fake>, address: usize, len: usize) -> Option<SgeLis
 }
 
 #[test]
-fn a_send_queue_that_is_full_refuses_the_rest() {
+fn full_send_queue_refuses_excess_requests() {
     at_once(|_, harness| {
         let mut pair = harness.pair();
         let Pair { server, client, .. } = &mut pair;
@@ -55,7 +55,7 @@ fn a_send_queue_that_is_full_refuses_the_rest() {
 }
 
 #[test]
-fn a_chain_is_no_longer_than_its_queue() {
+fn posted_chain_is_limited_to_the_queue_length() {
     at_once(|_, harness| {
         let mut pair = harness.pair();
         let client = &mut pair.client;
@@ -83,7 +83,7 @@ fn a_chain_is_no_longer_than_its_queue() {
 }
 
 #[test]
-fn a_completion_queue_that_overflows_is_lost_with_its_queue_pairs() {
+fn completion_queue_overflow_fails_its_queue_pairs() {
     at_once(|_, harness| {
         let (_channel, listener) = harness.listen();
         let mut channel = harness.subject.client.event_channel().expect("a channel");
@@ -151,7 +151,7 @@ fn sends_are_refused_before_the_connection_is_established() {
 }
 
 #[test]
-fn reads_need_a_depth() {
+fn rdma_reads_require_a_read_depth() {
     at_once(|_, harness| {
         let options = PairOptions {
             depth: 0,
@@ -166,7 +166,7 @@ fn reads_need_a_depth() {
 }
 
 #[test]
-fn keys_of_another_domain_are_wrong() {
+fn keys_of_another_domain_are_refused() {
     at_once(|_, harness| {
         let mut pair = harness.pair();
         let elsewhere = pair.client.domain.device().create_domain();
@@ -207,7 +207,7 @@ fn keys_of_another_domain_are_wrong() {
 }
 
 #[test]
-fn more_requests_than_the_backlog_are_turned_away() {
+fn connect_requests_beyond_the_backlog_are_refused() {
     at_once(|_, harness| {
         let mut server = harness.subject.server.event_channel().expect("a channel");
         let address = (harness.subject.address, 0).into();
@@ -248,7 +248,7 @@ fn more_requests_than_the_backlog_are_turned_away() {
 }
 
 #[test]
-fn depths_are_clamped_to_what_the_device_allows() {
+fn queue_depths_are_clamped_to_device_limits() {
     let limits = DeviceLimits {
         queue_pair_requests: 32,
         sges: 3,
@@ -280,7 +280,7 @@ fn limited(registration_bytes: u64) -> Fake {
 }
 
 #[test]
-fn a_region_longer_than_a_registration_is_registered_in_pieces() {
+fn long_region_is_registered_in_pieces() {
     let provider = limited(3 << 20);
     let devices = provider.devices().expect("one");
     let domain = devices[0].create_domain().expect("a domain");
@@ -350,7 +350,7 @@ fn a_region_longer_than_a_registration_is_registered_in_pieces() {
 }
 
 #[test]
-fn a_limit_that_no_lease_fits_in_refuses_the_region() {
+fn registration_limit_below_a_lease_refuses_the_region() {
     let provider = limited(1 << 20);
     let devices = provider.devices().expect("one");
     let domain = devices[0].create_domain().expect("a domain");

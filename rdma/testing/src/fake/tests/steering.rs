@@ -15,7 +15,7 @@ fn run_until_idle(fabric: &Fabric) {
 }
 
 #[test]
-fn ticks_that_change_nothing_are_passed_over() {
+fn idle_ticks_are_skipped() {
     on_fabric(FabricConfig::manual(1), |fabric, harness| {
         let mut pair = harness.pair();
         let Pair { server, client, .. } = &mut pair;
@@ -71,7 +71,7 @@ fn a_fault_applies_to_its_queue_pair_only() {
 }
 
 #[test]
-fn partitioned_ends_exchange_nothing() {
+fn partitioned_ends_exchange_no_messages() {
     let config = FabricConfig {
         retry_ticks: 100,
         ..FabricConfig::manual(4)

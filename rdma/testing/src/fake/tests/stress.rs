@@ -230,7 +230,7 @@ fn assert_balanced(machines: &[&Fake]) {
 }
 
 #[test]
-fn every_request_ends_once_and_in_order() {
+fn every_request_completes_once_in_order() {
     let mut failures = 0;
     for seed in 0..40 {
         println!("seed {seed}");

@@ -39,19 +39,19 @@ fn run_all(config: FabricConfig) {
 }
 
 #[test]
-fn at_once() {
+fn immediate_fabric_conforms() {
     run_all(FabricConfig::IMMEDIATE);
 }
 
 #[test]
-fn in_pseudo_random_order() {
+fn pseudo_random_fabric_conforms() {
     for seed in 0..8 {
         run_all(FabricConfig::manual(seed));
     }
 }
 
 #[test]
-fn one_request_at_a_time() {
+fn single_request_bursts_conform() {
     run_all(FabricConfig {
         burst: 1,
         ..FabricConfig::manual(99)
@@ -59,7 +59,7 @@ fn one_request_at_a_time() {
 }
 
 #[test]
-fn one_machine_to_itself() {
+fn loopback_on_one_machine_conforms() {
     for case in cases() {
         let (_, server, _) = machines(FabricConfig::IMMEDIATE);
         case.run(&mut Subject::of_one(server, SERVER));

@@ -12,7 +12,7 @@ use rdma::{
 };
 
 #[test]
-fn everything_is_counted_on_its_machine() {
+fn work_is_counted_per_machine() {
     at_once(|_, harness| {
         let mut pair = harness.pair();
         let Pair { server, client, .. } = &mut pair;
@@ -56,7 +56,7 @@ fn everything_is_counted_on_its_machine() {
 }
 
 #[test]
-fn one_seed_gives_one_sequence() {
+fn fabric_order_is_reproducible_from_the_seed() {
     let run = |seed| {
         let mut order = Vec::new();
         on_fabric(FabricConfig::manual(seed), |fabric, harness| {
@@ -109,7 +109,7 @@ fn ping_pong(server: &mut Side<Fake>, client: &mut Side<Fake>) {
 }
 
 #[test]
-fn posting_and_polling_allocate_nothing() {
+fn posting_and_polling_do_not_allocate() {
     at_once(|_, harness| {
         let mut pair = harness.pair();
         let Pair { server, client, .. } = &mut pair;
