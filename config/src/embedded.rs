@@ -51,7 +51,7 @@ mod tests {
     use crate::{Access, Backing, ByteSize};
 
     #[test]
-    fn refuses_invalid_paths() {
+    fn embedded_default_refuses_invalid_paths() {
         for (path, kind) in [
             (OsStr::new("demo.img"), ProblemKind::BadValue),
             (OsStr::new(""), ProblemKind::BadValue),
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn is_memory_and_a_file_on_loopback() {
+    fn embedded_default_exports_memory_and_a_file_on_loopback() {
         let path = Path::new("/tmp/a \"quoted\" \\ name");
         let config = Config::default_embedded(path).unwrap();
         assert_eq!(config.listeners[0].address.to_string(), "127.0.0.1:4420");

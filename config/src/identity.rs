@@ -118,7 +118,7 @@ mod tests {
 
     /// The values come from another implementation of RFC 9562 (Python's `hashlib`).
     #[test]
-    fn derivation_is_stable() {
+    fn identity_derivation_is_stable() {
         let config = demo();
         let first = identities(&config)[0];
         assert_eq!(
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn differ_between_devices_exports_and_appliances() {
+    fn identities_differ_between_devices_exports_and_appliances() {
         let mut config = demo();
         let before = identities(&config);
         assert_ne!(before[0], before[1]);
@@ -160,7 +160,7 @@ mod tests {
 
     /// The value comes from another implementation of RFC 9562 (Python's `uuid.uuid5`).
     #[test]
-    fn another_content_has_another_identity_unless_the_uuid_is_given() {
+    fn identity_depends_on_content_unless_the_uuid_is_configured() {
         let mut config = demo();
         let identity = |config: &Config, content| {
             let export = &config.exports[0];
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn an_explicit_uuid_outlives_every_change_of_names() {
+    fn configured_uuid_is_independent_of_names() {
         let mut config = demo();
         let uuid = "9f0c2b6e-54a1-4b53-9d0e-0d5a8a1c7f11".parse().unwrap();
         config.devices[0].uuid = Some(uuid);
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn are_marked_as_locally_administered() {
+    fn identifiers_are_marked_locally_administered() {
         for number in 0..1000 {
             let identity = NamespaceIdentity::from_uuid(Uuid::from_u128(number));
             assert_eq!(identity.eui64[0] & 0b11, 0b10);

@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reports_unused_open_and_busy_polling() {
+    fn notices_report_unused_open_and_busy_polling() {
         let mut config = Config::default_embedded(Path::new("/tmp/x")).unwrap();
         assert_eq!(config.notices(), []);
         config.exports[0].namespaces.pop();

@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_edits_and_swaps() {
+    fn distance_counts_edits_and_swaps() {
         let count = |l: &str, r: &str| distance(&folded(l), &folded(r));
         assert_eq!(count("", "abc"), 3);
         assert_eq!(count("abc", ""), 3);
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn suggests_only_near_words() {
+    fn only_near_words_are_suggested() {
         let keys = [
             "name",
             "type",
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_words() {
+    fn word_lists_are_limited() {
         assert_eq!(listed([], 3), "none");
         assert_eq!(listed(["a"], 3), "`a`");
         assert_eq!(listed(["a", "b", "c"], 3), "`a`, `b` and `c`");
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn removes_terminal_control_characters() {
+    fn excerpt_removes_terminal_control_characters() {
         assert_eq!(
             excerpt_of("a\u{1b}[31mb\tc\u{202e}"),
             "a\u{fffd}[31mb c\u{fffd}"

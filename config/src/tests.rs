@@ -244,12 +244,12 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn any_text_is_read_without_a_panic(text in "\\PC{0,200}") {
+    fn arbitrary_text_does_not_panic(text in "\\PC{0,200}") {
         parse_anything(&text)?;
     }
 
     #[test]
-    fn any_bytes_are_read_without_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn arbitrary_bytes_do_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         let text = String::from_utf8_lossy(&bytes);
         if let Err(problems) = Config::parse_bytes("any.toml", &bytes) {
             check(&problems, &text)?;
@@ -257,12 +257,12 @@ proptest! {
     }
 
     #[test]
-    fn any_pieces_are_read_without_a_panic(pieces in prop::collection::vec(piece(), 0..60)) {
+    fn arbitrary_toml_pieces_do_not_panic(pieces in prop::collection::vec(piece(), 0..60)) {
         parse_anything(&pieces.concat())?;
     }
 
     #[test]
-    fn mutated_files_are_read_without_a_panic(
+    fn mutated_files_do_not_panic(
         config in generate::config(),
         mutations in prop::collection::vec(mutation(), 1..6),
     ) {
@@ -271,7 +271,7 @@ proptest! {
     }
 
     #[test]
-    fn a_configuration_printed_parses_to_itself(config in generate::config()) {
+    fn configuration_round_trips(config in generate::config()) {
         let text = config.to_toml();
         prop_assert_eq!(Config::parse("printed.toml", &text), Ok(config), "{}", text);
     }
@@ -312,7 +312,7 @@ proptest! {
 }
 
 #[test]
-fn every_listed_key_is_read() {
+fn every_documented_key_is_accepted() {
     for section in tables() {
         for key in section.keys() {
             let text = with_key(section, key.name, "1979-05-27");
@@ -332,7 +332,7 @@ fn every_listed_key_is_read() {
 }
 
 #[test]
-fn a_listed_default_is_the_default() {
+fn documented_defaults_are_the_defaults() {
     for section in tables() {
         for key in section.keys() {
             let Some(value) = key.absent.value() else {
@@ -370,7 +370,7 @@ fn a_missing_required_key_is_reported() {
 }
 
 #[test]
-fn a_listed_example_is_read() {
+fn documented_examples_are_accepted() {
     for section in tables() {
         for key in section.keys() {
             let text = with_key(section, key.name, key.example);
@@ -439,7 +439,7 @@ fn the_reference_lists_every_key() {
 }
 
 #[test]
-fn the_example_of_the_design_is_read() {
+fn design_example_is_accepted() {
     let text = r#"
 [appliance]
 name = "rack7-a"
@@ -480,7 +480,7 @@ allow_any_host = true
 }
 
 #[test]
-fn tcp_and_rdma_may_have_one_address() {
+fn tcp_and_rdma_listeners_may_share_an_address() {
     let both = MINIMAL.replace(
         "[[export]]",
         "[[listener]]\nname = \"fabric\"\ntransport = \"rdma\"\naddress = \"192.0.2.1\"\n\n\
@@ -491,7 +491,7 @@ fn tcp_and_rdma_may_have_one_address() {
 }
 
 #[test]
-fn a_drive_has_defaults_and_a_short_address() {
+fn drive_defaults_and_short_pci_address() {
     use crate::{Backing, DriveNamespace};
     let text = with_drive(MINIMAL).replace("0000:01:00.0", "01:00.0");
     let config = Config::parse("drive.toml", &text).unwrap();
@@ -540,7 +540,7 @@ fn lookups_by_name() {
 }
 
 #[test]
-fn a_namespace_is_numbered_after_the_one_before_it() {
+fn default_nsid_follows_the_previous_namespace() {
     let device = "[[device]]\nname = \"NAME\"\ntype = \"null\"\nsize = \"1MiB\"\n";
     let more: String = ["b", "c"]
         .iter()
@@ -558,7 +558,7 @@ fn a_namespace_is_numbered_after_the_one_before_it() {
 }
 
 #[test]
-fn denying_any_host_beside_a_list_is_the_list() {
+fn allow_any_host_false_beside_a_host_list_is_accepted() {
     let config = Config::parse(
         "hosts.toml",
         &(MINIMAL.to_owned() + "allow_any_host = false\n"),
@@ -567,7 +567,7 @@ fn denying_any_host_beside_a_list_is_the_list() {
 }
 
 #[test]
-fn cores_are_chosen_from_those_allowed() {
+fn cores_are_resolved_from_the_allowed_set() {
     use crate::{Cores, CoresNotAllowed};
     let list = Cores::List("1-2".parse().unwrap());
     assert_eq!(list.resolve(&[3, 2, 1]), Ok(vec![1, 2]));

@@ -22,7 +22,7 @@ fn kinds(bytes: &[u8]) -> Vec<ProblemKind> {
 const NOTHING: [ProblemKind; 3] = [ProblemKind::Missing; 3];
 
 #[test]
-fn a_byte_that_is_not_utf8_has_a_place() {
+fn invalid_utf8_byte_is_located() {
     let text = problems(b"[appliance]\nname = \"r\xe4ck\"\n# \xff\n").to_string();
     assert_eq!(
         text,
@@ -51,7 +51,7 @@ fn other_encodings_are_refused() {
 }
 
 #[test]
-fn a_byte_order_mark_is_no_problem() {
+fn byte_order_mark_is_accepted() {
     assert_eq!(kinds(b"\xef\xbb\xbf"), NOTHING);
     let problems = problems("\u{feff}appliance = 1".as_bytes());
     let place = problems.iter().next().unwrap().place().unwrap().clone();
@@ -59,7 +59,7 @@ fn a_byte_order_mark_is_no_problem() {
 }
 
 #[test]
-fn nul_bytes_are_no_toml() {
+fn nul_bytes_are_syntax_errors() {
     assert_eq!(kinds(b"\0"), [ProblemKind::Syntax]);
     assert_eq!(
         kinds(b"[appliance]\nname = \"a\0b\"\n"),
@@ -91,7 +91,7 @@ fn excerpts_contain_no_control_characters() {
 }
 
 #[test]
-fn a_file_of_ten_megabytes_is_not_looked_at() {
+fn file_of_ten_megabytes_is_refused_unread() {
     for line in [
         "[[device]]\nname = \"a\"\n",
         "\u{0}",
@@ -120,7 +120,7 @@ fn a_file_of_ten_megabytes_is_not_looked_at() {
 }
 
 #[test]
-fn the_largest_file_is_read() {
+fn file_of_the_maximum_size_is_accepted() {
     let comment = format!("#{}", " ".repeat(FILE_BYTES_MAX - 1));
     assert_eq!(comment.len(), FILE_BYTES_MAX);
     assert_eq!(kinds(comment.as_bytes()), NOTHING);
@@ -131,7 +131,7 @@ fn the_largest_file_is_read() {
 }
 
 #[test]
-fn depth_ends_in_a_syntax_problem() {
+fn excessive_nesting_is_a_syntax_problem() {
     let deep = |unit: &str, count: usize| unit.repeat(count);
     for text in [
         format!("a = {}", deep("[", 100_000)),
@@ -155,7 +155,7 @@ fn depth_ends_in_a_syntax_problem() {
 }
 
 #[test]
-fn allowed_depth_is_dropped_safely() {
+fn maximum_nesting_is_dropped_without_overflow() {
     // The greatest depth that brackets and dotted keys allow together.
     let key = "a.".repeat(14) + "a";
     let text = format!(
@@ -196,7 +196,7 @@ fn many_syntax_errors_are_counted() {
 }
 
 #[test]
-fn many_tables_are_bounded() {
+fn table_count_is_limited() {
     for (table, most) in [("device", 128), ("listener", 64), ("export", 128)] {
         let text = format!("[[{table}]]\n").repeat(50_000);
         let problems = problems(text.as_bytes());
@@ -210,7 +210,7 @@ fn many_tables_are_bounded() {
 }
 
 #[test]
-fn many_elements_are_bounded() {
+fn element_count_is_limited() {
     let text = |elements: &str| format!("[[export]]\nhosts = [{elements}]\n");
     let long = text(&"1,".repeat(400_000));
     assert!(kinds(long.as_bytes()).contains(&ProblemKind::OutOfRange));
@@ -221,7 +221,7 @@ fn many_elements_are_bounded() {
 }
 
 #[test]
-fn long_keys_and_lines_are_cut() {
+fn long_keys_and_lines_are_truncated() {
     let key = "k".repeat(500_000);
     let text = problems(format!("{key} = 1 # {key}").as_bytes()).to_string();
     assert!(
@@ -232,7 +232,7 @@ fn long_keys_and_lines_are_cut() {
 }
 
 #[test]
-fn colours_wrap_the_same_text() {
+fn colours_do_not_change_the_text() {
     let problems = problems(b"[appliance]\nnam = 1");
     let coloured = problems.display(Colour::Always).to_string();
     assert!(coloured.starts_with(
@@ -253,7 +253,7 @@ fn colours_wrap_the_same_text() {
 }
 
 #[test]
-fn files_that_cannot_be_read_are_named() {
+fn unreadable_files_are_named() {
     let load = |path: &str| Config::load(Path::new(path)).unwrap_err();
     let missing = load("/nonexistent/windlass.toml");
     assert!(matches!(missing, LoadError::Read { .. }));
@@ -265,7 +265,7 @@ fn files_that_cannot_be_read_are_named() {
 }
 
 #[test]
-fn a_file_without_an_end_is_read_to_the_limit() {
+fn endless_file_is_read_up_to_the_limit() {
     match Config::load(Path::new("/dev/zero")).unwrap_err() {
         LoadError::Problems(problems) => {
             assert_eq!(
@@ -279,7 +279,7 @@ fn a_file_without_an_end_is_read_to_the_limit() {
 }
 
 #[test]
-fn a_good_file_is_loaded() {
+fn valid_file_is_loaded() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("windlass.toml");
     let text = Config::embedded_text(&folder.path().join("demo.img"));

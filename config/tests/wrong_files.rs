@@ -22,7 +22,7 @@ fn wrong_files() -> Vec<PathBuf> {
 }
 
 #[test]
-fn each_gives_exactly_the_expected_text() {
+fn wrong_files_give_the_expected_text() {
     let files = wrong_files();
     assert!(files.len() >= 13, "only {} wrong files", files.len());
     for path in files {

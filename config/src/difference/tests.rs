@@ -70,7 +70,7 @@ fn equal_configurations_have_no_steps() {
 }
 
 #[test]
-fn says_what_only_a_restart_can_do() {
+fn changes_that_need_a_restart_are_reported() {
     let mut wanted = demo();
     wanted.appliance.memory = ByteSize::from_mib(512);
     wanted.appliance.cores = Cores::List("2-3".parse().expect("valid"));
@@ -122,7 +122,7 @@ fn a_larger_device_grows_and_a_smaller_one_is_replaced() {
 /// Hosts are disconnected between the removal of a namespace and the addition of a different disk
 /// with its identifier, but not if the disk stays the same.
 #[test]
-fn hosts_are_disconnected_where_an_identifier_leads_to_a_different_disk() {
+fn hosts_are_disconnected_if_an_identifier_changes_its_disk() {
     let running = demo();
     let (ram, file) = (0, 1);
     let change = |index: usize, change: &dyn Fn(&mut Device)| {
@@ -175,7 +175,7 @@ fn hosts_are_disconnected_where_an_identifier_leads_to_a_different_disk() {
 
 /// Two devices that swap their namespace identifiers are two different disks to hosts.
 #[test]
-fn hosts_are_disconnected_where_identifiers_are_swapped() {
+fn hosts_are_disconnected_if_identifiers_are_swapped() {
     let running = demo();
     let mut wanted = running.clone();
     let namespaces = &mut wanted.exports[0].namespaces;
@@ -193,7 +193,7 @@ fn hosts_are_disconnected_where_identifiers_are_swapped() {
 }
 
 #[test]
-fn losing_access_drains_and_gaining_it_is_live() {
+fn revoked_access_drains_and_granted_access_is_live() {
     let mut few = demo();
     let host: Nqn = "nqn.2026-11.org.example:host".parse().expect("valid");
     few.exports[0].access = Access::Hosts(vec![host]);
@@ -209,7 +209,7 @@ fn losing_access_drains_and_gaining_it_is_live() {
 }
 
 #[test]
-fn a_foreign_step_changes_nothing() {
+fn step_for_unknown_objects_has_no_effect() {
     let nqn: Nqn = "nqn.2026-11.org.example:none".parse().expect("valid");
     let name: Name = "none".parse().expect("valid");
     let steps = [
@@ -238,7 +238,7 @@ fn a_foreign_step_changes_nothing() {
 }
 
 #[test]
-fn keys_that_take_a_restart_are_unchanged() {
+fn restart_keys_keep_their_running_values() {
     let mut wanted = demo();
     wanted.appliance.memory = ByteSize::from_mib(512);
     wanted.limits.max_controllers += 1;
@@ -254,7 +254,7 @@ fn keys_that_take_a_restart_are_unchanged() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
     #[test]
-    fn steps_lead_from_any_configuration_to_any_other(
+    fn steps_convert_any_configuration_to_any_other(
         running in generate::config(), wanted in generate::config()
     ) {
         let mut now = running.clone();
@@ -278,7 +278,7 @@ proptest! {
     }
 
     #[test]
-    fn small_changes_lead_back_and_forth(
+    fn small_changes_can_be_applied_and_reverted(
         running in generate::config(), other in generate::config(), part in 0_usize..6
     ) {
         let mut wanted = running.clone();
@@ -301,7 +301,7 @@ proptest! {
     }
 
     #[test]
-    fn a_restart_is_said_exactly_where_a_start_reads_something_else(
+    fn restart_is_reported_exactly_for_startup_only_keys(
         running in generate::config(), wanted in generate::config()
     ) {
         let restarts = |step: &Step| step.effect() == Effect::Restart;

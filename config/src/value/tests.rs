@@ -183,7 +183,7 @@ fn invalid_names() {
 }
 
 #[test]
-fn congestion_controls_are_named_as_the_kernel_names_them() {
+fn congestion_control_names_follow_the_kernel() {
     use CongestionControlError::*;
     for (text, error) in [
         ("", Empty),
@@ -275,7 +275,7 @@ fn invalid_nqns() {
 
 /// Base 2.1 §4.7; the third is a name that old nvme-cli generated.
 #[test]
-fn nqns_as_hosts_and_targets_have_them() {
+fn valid_nqns() {
     for text in [
         "nqn.2014-08.org.nvmexpress:uuid:f81d4fae-7dec-11d0-a765-00a0c91e6bf6",
         "nqn.2014-08.org.nvmexpress:uuid:F81D4FAE-7DEC-11D0-A765-00A0C91E6BF6",
@@ -344,7 +344,7 @@ fn addresses_with_and_without_port() {
 }
 
 #[test]
-fn addresses_overlap_where_both_cannot_be_bound() {
+fn addresses_overlap_if_they_cannot_both_be_bound() {
     let overlap = |left: &str, right: &str| {
         let (left, right): (ListenAddress, ListenAddress) =
             (left.parse().unwrap(), right.parse().unwrap());
@@ -369,7 +369,7 @@ proptest! {
     }
 
     #[test]
-    fn sizes_are_number_times_unit(count in any::<u64>(), unit in 0..9_usize) {
+    fn size_is_number_times_unit(count in any::<u64>(), unit in 0..9_usize) {
         let (unit, bytes) = [
             ("B", 1_u128), ("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30), ("TiB", 1 << 40),
             ("kB", 1_000), ("MB", 1_000_000), ("GB", 1_000_000_000), ("TB", 1_000_000_000_000),
@@ -400,7 +400,7 @@ proptest! {
     }
 
     #[test]
-    fn anything_may_be_read_as_anything(text in "\\PC{0,40}|[0-9a-zA-Z.,:%\\[\\]-]{0,30}") {
+    fn arbitrary_text_parses_without_panic(text in "\\PC{0,40}|[0-9a-zA-Z.,:%\\[\\]-]{0,30}") {
         let _ = text.parse::<ByteSize>().map_err(|error| error.hint());
         let _ = text.parse::<Period>().map_err(|error| error.hint());
         let _ = text.parse::<CoreList>().map_err(|error| error.hint());
@@ -466,7 +466,7 @@ fn pci_addresses_print_as_the_kernel_prints_them() {
 
 proptest! {
     #[test]
-    fn a_printed_pci_address_is_the_same_one(address in generate::pci_address()) {
+    fn pci_addresses_round_trip(address in generate::pci_address()) {
         prop_assert_eq!(address.to_string().parse(), Ok(address));
     }
 }

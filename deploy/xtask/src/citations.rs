@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_and_titles_are_in_order_and_unique() {
+    fn section_numbers_and_titles_are_ordered_and_unique() {
         let key = |number: &str| -> Vec<u32> {
             let part = |part: &str| part.parse().unwrap_or(1_000);
             number.split('.').map(part).collect()
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn known_sections_are_accepted_in_lists_and_over_lines() {
+    fn known_sections_are_accepted_in_lists_and_across_lines() {
         let texts = [
             "/// H2CData (TCP 1.1 $3.6.2.8).",
             "//! Properties (Base\n//! 2.1 $6.5, $6.6; TCP 1.1 $3.1).",
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn other_sections_documents_and_forms_are_problems() {
+    fn unknown_sections_documents_and_forms_are_problems() {
         let cases = [
             ("TCP 1.1 $3.6.2.11", "x.rs cites TCP 1.1 $3.6.2.11 (NVM Exp"),
             (
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_that_nothing_cites_are_problems() {
+    fn uncited_entries_are_problems() {
         let mut citations = Citations::default();
         citations.add("x.rs", &spelled("RFC_3385, TCP 1.1 $3.5"));
         let problems = citations.problems();

@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_are_found_in_backquotes_alone() {
+    fn paths_are_found_only_in_backquotes() {
         let text = "`nvme/tcp/src/slot.rs`, nvme/tcp/no.rs, `Reactor::turn`, `cargo xtask test`, \
                     `bench/simulation`, `tests.rs`, `/etc/windlass/x.toml`";
         let found: Vec<&str> = paths_in(text).collect();
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn sections_and_citations_have_the_same_numbers() {
+    fn section_and_citation_numbers_are_parsed_alike() {
         let sections = sections_of("# Title\n## 4. A\ntext\n### 4.1 B\n## Without\n");
         assert_eq!(sections, ["4", "4.1"]);
         let cited =

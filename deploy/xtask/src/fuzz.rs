@@ -205,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_target_has_inputs_in_the_repository() {
+    fn every_fuzz_target_has_committed_inputs() {
         for target in TARGETS {
             let inputs = fs::read_dir(committed(target)).expect(target).count();
             assert!(inputs > 0, "{target}");
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn inputs_of_defects_outlive_a_merge() {
+    fn inputs_of_defects_are_kept_by_a_merge() {
         let scratch = tempfile::tempdir().expect("a folder");
         let (from, to) = (scratch.path().join("from"), scratch.path().join("to"));
         for folder in [&from, &to] {

@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_several_sources_are_kept_whole() {
+    fn log_lines_of_several_sources_are_not_mixed() {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("x.log");
         let log = Log::create(&path).unwrap();
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_that_cannot_be_made_is_an_error() {
+    fn log_creation_failure_is_an_error() {
         assert!(Log::create(Path::new("/nonexistent/x.log")).is_err());
     }
 }

@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_circle_of_three_is_found_through_files_of_a_folder() {
+    fn cycle_of_three_modules_is_found() {
         let files = [
             ("lib.rs", "mod a; mod b; mod c; use crate::a;"),
             ("a.rs", "use crate::b::Thing;"),
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn arrows_in_one_direction_pass() {
+    fn acyclic_imports_pass() {
         let files = [
             ("a.rs", "use crate::b; use crate::c; use crate::a::own;"),
             ("b.rs", "use crate::c;"),
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn tests_may_import_what_is_above() {
+    fn tests_may_import_parent_modules() {
         let files = [
             ("a.rs", "use crate::b;"),
             (
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_supers_as_it_takes_lead_to_the_root() {
+    fn super_chains_are_resolved_to_the_root() {
         let files = [
             ("a/inner.rs", "use super::b; use super::super::c;"),
             ("b.rs", "use crate::a;"),

@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counters_are_described_by_the_name_of_their_samples() {
+    fn counter_help_uses_the_sample_name() {
         let metrics = "# HELP a_x What it is.\n# TYPE a_x counter\na_x_total{b=\"1 2\"} 3\n\
                        # HELP y_seconds Time.\n# TYPE y_seconds gauge\n# UNIT y_seconds seconds\n\
                        y_seconds 1.5\n# EOF\n";

@@ -382,7 +382,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_highest_c_library_named_is_the_one_needed() {
+    fn highest_glibc_version_is_required() {
         assert_eq!(
             required_libc(b"x\0GLIBC_2.2.5\0GLIBC_2.34\0GLIBC_2.4\0..."),
             (2, 34)
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn every_file_of_the_package_is_there() {
+    fn all_package_files_exist() {
         let deploy = process::root().join("deploy");
         for (from, _, _) in FILES {
             assert!(deploy.join(from).is_file(), "{from}");
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn what_administrators_change_is_kept_by_upgrades() {
+    fn conffiles_list_matches_files_in_etc() {
         let list = process::root().join("deploy/debian/conffiles");
         let kept = fs::read_to_string(list).unwrap();
         let mut in_etc: Vec<String> = FILES
@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn completions_go_where_shells_look() {
+    fn completions_are_installed_in_the_shells_directories() {
         assert!(completion_path("windlass.bash").is_some());
         assert_eq!(completion_path("README"), None);
     }

@@ -198,12 +198,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_asked_for_when_all_is_there() {
+    fn no_package_is_missing_if_all_are_installed() {
         assert!(missing(true, |_| true).is_empty());
     }
 
     #[test]
-    fn packages_are_named_once() {
+    fn missing_packages_are_listed_once() {
         let packages = missing(true, |_| false);
         assert_eq!(
             packages
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn without_the_lab_its_tools_are_not_needed() {
+    fn lab_tools_are_not_required_without_the_lab() {
         assert_eq!(
             missing(false, |_| false),
             [
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_star_stands_for_part_of_a_name() {
+    fn star_matches_part_of_a_file_name() {
         let scratch = tempfile::tempdir().unwrap();
         let place = |rest: &str| scratch.path().join(rest);
         fs::create_dir_all(place("llvm-14/lib")).unwrap();
@@ -255,14 +255,14 @@ mod tests {
     }
 
     #[test]
-    fn files_are_told_from_programs() {
+    fn paths_and_programs_are_distinguished() {
         assert!(is_available("/no/such:/proc/self"));
         assert!(!is_available("/no/such:/nor/such*"));
         assert!(is_available("sh") && !is_available("no-such-program"));
     }
 
     #[test]
-    fn everything_needed_is_in_the_table() {
+    fn every_required_program_has_a_package() {
         for name in NEEDED_WITHOUT_LAB.iter().chain(&NEEDED_FOR_RDMA).copied() {
             assert!(
                 PROGRAMS.iter().any(|&(program, _)| program == name),

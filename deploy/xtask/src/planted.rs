@@ -257,7 +257,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_the_list_are_read() {
+    fn defect_list_lines_are_parsed() {
         let tested = Tested {
             defect: "share-ignored",
             program: "fairness",
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_are_read_from_what_cargo_says() {
+    fn test_programs_are_parsed_from_cargo_messages() {
         let line = r#"{"reason":"compiler-artifact","manifest_path":"/a/b/Cargo.toml",
             "target":{"name":"fairness","kind":["test"]},"executable":"/t/fairness-1"}"#;
         let (name, program) = program_of(line).expect("a program");
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_test_that_is_not_there_finds_nothing() {
+    fn missing_test_detects_no_defect() {
         let program = Program {
             executable: "/bin/echo".into(),
             directory: "/".into(),

@@ -257,13 +257,13 @@ mod tests {
     }
 
     #[test]
-    fn the_root_holds_the_workspace() {
+    fn root_is_the_workspace_directory() {
         assert!(root().join("Cargo.toml").is_file());
         assert!(root().join("deploy/lab/lab").is_file());
     }
 
     #[test]
-    fn cargo_leaves_no_traces_in_the_environment_of_steps() {
+    fn cargo_variables_are_removed_from_the_environment_of_steps() {
         for name in [
             "CARGO",
             "CARGO_TARGET_DIR",
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn system_directories_come_last_and_once() {
+    fn system_directories_are_appended_to_path_once() {
         let path = search_path(Some("/usr/sbin:/usr/bin".into()));
         assert_eq!(
             path,
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_say_what_failed_and_how() {
+    fn command_errors_name_the_command_and_its_status() {
         assert_eq!(
             run(program("sh").args(["-c", "exit 7"])),
             Err("`sh -c exit 7` exited with 7".into())

@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn keyword_elsewhere_is_not() {
+    fn keyword_in_comments_and_literals_is_ignored() {
         for text in [
             "",
             "unsafe_code",
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_stay_where_they_were() {
+    fn line_numbers_are_preserved() {
         let text = "a /* 1\n2 */ \"x\ny\" // z\nb";
         let code = without_comments_and_literals(text);
         assert_eq!(code.lines().count(), text.lines().count());
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn leading_attributes_may_be_spread_over_lines_and_stand_behind_comments() {
+    fn multi_line_attributes_after_comments_are_found() {
         let text = "//! Docs.\n\n#![no_std]\n#![expect(\n    unsafe_code,\n    \
                     reason = \"a ]\"\n)]\n\
                     use x;\n#![late]\n";

@@ -489,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_has_a_line_for_each_step_and_the_total() {
+    fn step_table_has_one_line_per_step_and_a_total() {
         let rows = [
             row("fmt", Outcome::Passed),
             row("clippy", Outcome::Failed("`x` exited with 1".into())),
@@ -509,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_is_a_row_and_not_the_end() {
+    fn failed_step_becomes_a_row() {
         let failed = timed("x".into(), || Err("reason".into()));
         assert!(failed.outcome.is_failure());
         assert_eq!(timed("y".into(), || Ok(())).outcome, Outcome::Passed);
@@ -517,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_have_the_names_that_one_types() {
+    fn step_names_match_the_command_line() {
         let names: Vec<String> = Step::value_variants()
             .iter()
             .map(|step| step.name())
@@ -540,7 +540,7 @@ mod tests {
     }
 
     #[test]
-    fn models_are_found_by_their_dependency() {
+    fn loom_crates_are_found_by_their_dependency() {
         let package = |name: &str, target: Option<&str>| Package {
             name: name.into(),
             manifest_path: String::new(),

@@ -49,7 +49,7 @@ fn failure(plan: &str, script: &str) -> String {
 }
 
 #[test]
-fn a_scenario_passes_and_leaves_its_log() {
+fn passing_scenario_writes_its_log() {
     let script = "echo \"$INTEROP_ADDRESS $INTEROP_CONNECT $INTEROP_NQN $INTEROP_NAMESPACES\"
         exec 3<> /dev/tcp/127.0.0.1/$INTEROP_PORT && echo reached; echo oops >&2";
     let (result, log) = outcome("serves", script);
@@ -67,7 +67,7 @@ fn a_scenario_passes_and_leaves_its_log() {
 }
 
 #[test]
-fn an_appliance_in_the_guest_is_the_scripts_own() {
+fn guest_scenario_starts_no_appliance_on_the_host() {
     let machine = || {
         Place::Guest(Machine {
             options: &["--nvme", "2"],
@@ -112,7 +112,7 @@ fn an_appliance_that_does_not_start_fails_the_scenario() {
 }
 
 #[test]
-fn an_appliance_that_ends_by_itself_fails_the_scenario() {
+fn unexpected_end_of_the_appliance_fails_the_scenario() {
     assert!(failure("dies soon", "exec sleep 30").contains("ended unexpectedly"));
 }
 
@@ -134,7 +134,7 @@ reach() { (exec 3<> /dev/tcp/127.0.0.1/$INTEROP_PORT) 2> /dev/null; }
 "#;
 
 #[test]
-fn the_guest_has_the_appliance_killed_and_started_again() {
+fn guest_can_kill_and_restart_the_appliance() {
     let script = "reach; ask kill; ! reach; ask start; reach; ask kill; ask start; reach";
     let (result, log) = outcome("serves", &format!("{ASK}{script}"));
     assert_eq!(result, Ok(()), "{log}");
@@ -154,7 +154,7 @@ fn a_scenario_may_end_without_an_appliance() {
 }
 
 #[test]
-fn nothing_is_left_running() {
+fn scenario_leaves_no_process_running() {
     let (harness, scratch) = harness("serves");
     let pid_file = scratch.path().join("pid");
     let script = format!("echo $$ > {}; exec sleep 1000", pid_file.display());

@@ -38,7 +38,7 @@ fn problems(edges: &[(&str, &str, Option<&str>)]) -> Vec<String> {
 }
 
 #[test]
-fn an_upward_arrow_fails() {
+fn upward_dependency_fails() {
     assert_eq!(
         problems(&[("hugemem", "block", None)]),
         ["hugemem (L0) points upward at block (L2)"]
@@ -50,7 +50,7 @@ fn an_upward_arrow_fails() {
 }
 
 #[test]
-fn tests_do_not_point_upward_either() {
+fn upward_dev_dependency_fails() {
     assert_eq!(
         problems(&[("nvme_target", "nvme_tcp", Some("dev"))]),
         ["nvme_target (L3)'s tests points upward at nvme_tcp (L5)"]
@@ -58,7 +58,7 @@ fn tests_do_not_point_upward_either() {
 }
 
 #[test]
-fn only_tests_point_sideways() {
+fn sideways_dependencies_are_allowed_only_in_tests() {
     assert_eq!(
         problems(&[("nvme_tcp", "nvme_rdma", None)]),
         ["nvme_tcp (L5) points sideways at nvme_rdma (L5)"]
@@ -72,7 +72,7 @@ fn only_tests_point_sideways() {
 }
 
 #[test]
-fn downward_arrows_of_every_kind_pass() {
+fn downward_dependencies_of_every_kind_pass() {
     let below = [None, Some("dev"), Some("build")].map(|kind| ("appliance", "hugemem", kind));
     assert!(problems(&below).is_empty());
     assert!(problems(&[("reactors", "hugemem", None), ("block", "reactors", None)]).is_empty());
@@ -94,7 +94,7 @@ fn a_crate_without_a_level_fails() {
 }
 
 #[test]
-fn a_path_out_of_the_workspace_fails() {
+fn path_dependency_outside_the_workspace_fails() {
     let mut metadata = workspace(&[("block", "stray", None)]);
     metadata.packages.retain(|package| package.name == "block");
     assert_eq!(
@@ -124,7 +124,7 @@ fn crates_outside_the_layers_are_isolated() {
 }
 
 #[test]
-fn every_unsafe_crate_has_a_level_and_no_crate_two() {
+fn crates_have_one_level_and_unsafe_crates_have_a_level() {
     let mut all: Vec<&str> = LEVELS.concat();
     all.sort_unstable();
     let count = all.len();
@@ -134,7 +134,7 @@ fn every_unsafe_crate_has_a_level_and_no_crate_two() {
 }
 
 #[test]
-fn unsafe_code_needs_its_crate_and_its_attribute() {
+fn unsafe_code_requires_a_listed_crate_and_an_attribute() {
     let forbids = "//! Docs.\n#![forbid(unsafe_code)]\nfn f() {}\n";
     let opts_in = "//! Docs.\n#![expect(unsafe_code, reason = \"maps\")]\nunsafe fn f() {}\n";
     let naked = "unsafe fn f() {}\n";
@@ -169,7 +169,7 @@ fn unsafe_code_needs_its_crate_and_its_attribute() {
 }
 
 #[test]
-fn files_of_a_package_are_all_looked_at() {
+fn all_source_files_of_a_package_are_checked() {
     let scratch = tempfile::tempdir().unwrap();
     let directory = scratch.path();
     for (path, text) in [

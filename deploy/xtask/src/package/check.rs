@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_of_others_and_for_others_are_refused() {
+    fn package_files_must_be_root_owned_and_not_writable_by_others() {
         let line = |mode: &str, owner: &str| format!("{mode} {owner} 1 2026-11-21 02:00 ./x");
         assert_eq!(check_line(&line("-rw-r--r--", "root/root")), Ok(()));
         assert_eq!(check_line(&line("drwxr-xr-x", "root/root")), Ok(()));
