@@ -283,7 +283,7 @@ fn drive_is_reset_after_a_brief_power_loss() {
 }
 
 #[test]
-fn slow_reset_succeeds_within_its_deadline() {
+fn slow_reset_defers_requests_and_succeeds() {
     let mut two = TwoDrives::new(EmulatedOptions {
         ready_after: Nanos::from_millis(300),
         disabled_after: Nanos::from_millis(200),
@@ -422,7 +422,7 @@ fn controller_that_never_becomes_ready_is_gone() {
 }
 
 #[test]
-fn failed_function_reset_leaks_memory_and_marks_the_drive_gone() {
+fn failed_function_reset_disables_bus_mastering_and_the_drive_is_gone() {
     let mut two = TwoDrives::new(small());
     two.inject(writes(), When::Nth(3), Fault::DropCompletion);
     two.inject(

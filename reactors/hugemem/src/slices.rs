@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn last_slice_of_a_class_is_neither_promised_nor_a_buffer() {
+    fn last_slice_is_not_promised_nor_a_buffer_beside_promises() {
         let mut single = Slices::of(1 << 20, 1 << 20).expect("an arena");
         assert_eq!(single.promise(4096, 1, 1), None);
         assert_eq!(single.take_buffer(4096), Some(()));

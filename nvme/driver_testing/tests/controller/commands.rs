@@ -157,7 +157,7 @@ fn deallocated_blocks_read_as_reported() {
 }
 
 #[test]
-fn the_steady_state_allocates_nothing() {
+fn steady_state_does_not_allocate() {
     let (mut host, mut pair) = host(EmulatedOptions::default());
     let data = host.buffer(8 * PAGE);
     let (at, next) = (host.address(&data), host.address(&data) + PAGE as u64);

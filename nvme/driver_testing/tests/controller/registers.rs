@@ -100,7 +100,7 @@ fn ready_changes_after_the_configured_time() {
 }
 
 #[test]
-fn ready_faults_block_enable_and_disable() {
+fn enable_disable_and_reset_faults() {
     let mut host = Host::cold(EmulatedOptions::default());
     let never = host.control.inject(steps(Fault::Ready(Nanos::MAX)));
     host.enable();

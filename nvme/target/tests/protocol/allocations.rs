@@ -70,7 +70,7 @@ fn run(world: &mut World, io: Link, requests: usize) -> u64 {
 }
 
 #[test]
-fn the_steady_state_allocates_nothing() {
+fn steady_state_does_not_allocate() {
     let mut world = World::new();
     let (_, io) = world.ready();
     world.ram.stop_recording();

@@ -86,7 +86,7 @@ fn kernel_errors_have_specific_messages() {
 }
 
 #[test]
-fn every_completion_mode_wakes_a_reactor_that_sleeps_later() {
+fn every_completion_mode_makes_the_descriptor_readable() {
     for completion_mode in CompletionMode::ALL {
         let arena = arena();
         let pool = arena.pool(0);

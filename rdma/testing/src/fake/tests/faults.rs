@@ -310,7 +310,7 @@ fn long_port_outage_exceeds_the_retries() {
 }
 
 #[test]
-fn removed_device_flushes_and_disconnects_all_objects() {
+fn device_removal_ends_all_objects_of_the_device() {
     at_once(|fabric, harness| {
         let mut pair = harness.pair();
         let Pair { server, client, .. } = &mut pair;

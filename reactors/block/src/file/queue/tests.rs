@@ -695,7 +695,7 @@ fn reopen_refuses_a_different_file_at_the_path() {
 }
 
 #[test]
-fn file_with_an_abandoned_write_stays_locked_and_closed() {
+fn file_with_an_abandoned_write_stays_locked_and_is_not_reopened() {
     let bench = Bench::new(2);
     // A ring that abandons a write does this.
     let description = bench.device.device.shared.store.current();
