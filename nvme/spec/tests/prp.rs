@@ -62,7 +62,11 @@ fn walk_list(listed: u64, per_page: u64) -> u64 {
 
 proptest! {
     #[test]
-    fn prp_entry_count_matches_a_page_walk(mps in 0..3_u8, address in 0..1_u64 << 40, length in 1..16_u64 << 20) {
+    fn prp_entry_count_matches_a_page_walk(
+        mps in 0..3_u8,
+        address in 0..1_u64 << 40,
+        length in 1..16_u64 << 20,
+    ) {
         let page = PageSize::from_mps(mps);
         let (mut at, end, mut entries) = (address, address + length, 0);
         while at < end {

@@ -156,7 +156,9 @@ proptest! {
     }
 
     #[test]
-    fn mutated_names_do_not_panic(name in "nqn\\.[0-9]{3,5}-[01][0-9]\\.[a-z.-]{0,8}:?(uuid:)?[a-f0-9:-]{0,40}") {
+    fn mutated_names_do_not_panic(
+        name in "nqn\\.[0-9]{3,5}-[01][0-9]\\.[a-z.-]{0,8}:?(uuid:)?[a-f0-9:-]{0,40}",
+    ) {
         let _ = nqn::validate(&name);
     }
 

@@ -171,7 +171,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn accepted_ranges_are_within_the_device(lba: u64, blocks: u32, count in 1..u64::MAX >> 12) {
+        fn accepted_ranges_fit_the_device(lba: u64, blocks: u32, count in 1..u64::MAX >> 12) {
             let geometry = Geometry { block_count: count, ..GEOMETRY };
             let request = request(ZEROES, lba, blocks);
             let inside = u128::from(lba) + u128::from(blocks) <= u128::from(count);

@@ -72,7 +72,7 @@ fn concurrent_reader_sees_whole_trace_records_in_order() {
 
 proptest! {
     #[test]
-    fn trace_record_fields_round_trip(kind: u8, argument in 0_u32..1 << 24, queue: u16, command: u16) {
+    fn trace_record_round_trips(kind: u8, argument in 0_u32..1 << 24, queue: u16, command: u16) {
         let note = TraceRecord::new(TraceRecordKind(kind), argument, queue, command);
         prop_assert_eq!(note.kind(), TraceRecordKind(kind));
         prop_assert_eq!((note.argument(), note.queue(), note.command()), (argument, queue, command));
