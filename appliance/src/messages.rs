@@ -57,9 +57,9 @@ impl<T: Send> MessageRings<T> {
     ///
     /// # Errors
     /// [`NoResponse::Full`].
-    pub(crate) fn send(&self, reactor: usize, order: T) -> Result<(), NoResponse> {
+    pub(crate) fn send(&self, reactor: usize, message: T) -> Result<(), NoResponse> {
         let mut senders = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let sent = senders.get_mut(reactor).map(|sender| sender.send(order));
+        let sent = senders.get_mut(reactor).map(|sender| sender.send(message));
         match sent {
             Some(Ok(())) => Ok(()),
             Some(Err(_)) | None => Err(NoResponse::Full { reactor }),
@@ -85,7 +85,7 @@ impl<T: Send> MessageRings<T> {
         Ok(PendingResponses {
             receiver,
             missing: reactors,
-            given: Vec::new(),
+            received: Vec::new(),
         })
     }
 
@@ -113,13 +113,13 @@ impl<T: Send> MessageRings<T> {
     ) -> Result<A, NoResponse> {
         let (sender, receiver) = mpsc::channel();
         self.send(reactor, make(sender))?;
-        let answers = PendingResponses {
+        let replies = PendingResponses {
             receiver,
             missing: 1,
-            given: Vec::new(),
+            received: Vec::new(),
         };
-        let given = answers.wait(event_loop)?.pop();
-        given.ok_or(NoResponse::TooSlow)
+        let received = replies.wait(event_loop)?.pop();
+        received.ok_or(NoResponse::TooSlow)
     }
 }
 
@@ -127,7 +127,7 @@ impl<T: Send> MessageRings<T> {
 pub struct PendingResponses<A> {
     receiver: mpsc::Receiver<A>,
     missing: usize,
-    given: Vec<A>,
+    received: Vec<A>,
 }
 
 impl<A> PendingResponses<A> {
@@ -136,8 +136,8 @@ impl<A> PendingResponses<A> {
     pub fn poll_responses(&mut self, event_loop: &dyn EventLoop) -> bool {
         while self.missing > 0 {
             match self.receiver.recv_timeout(event_loop.pause()) {
-                Ok(answer) => {
-                    self.given.push(answer);
+                Ok(reply) => {
+                    self.received.push(reply);
                     self.missing -= 1;
                 }
                 Err(RecvTimeoutError::Timeout) => return false,
@@ -163,6 +163,6 @@ impl<A> PendingResponses<A> {
         if self.missing > 0 {
             return Err(NoResponse::TooSlow);
         }
-        Ok(self.given)
+        Ok(self.received)
     }
 }

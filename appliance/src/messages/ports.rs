@@ -1,6 +1,6 @@
 //! Adds and closes listeners while their transport serves.
 
-use nvme_fabrics::PortOrder;
+use nvme_fabrics::ListenerMessage;
 use nvme_target::PortId;
 use reactors::ReactorHandle;
 use reactors::ring::Receiver;
@@ -10,12 +10,12 @@ use crate::event_loop::EventLoop;
 
 /// Messages about listeners to one transport's part on every reactor.
 pub struct PortMessages<L, S, A> {
-    messages: MessageRings<PortOrder<L, S, A>>,
+    messages: MessageRings<ListenerMessage<L, S, A>>,
     reactors: usize,
 }
 
 /// The reactors' receivers.
-type Ends<L, S, A> = Vec<Receiver<PortOrder<L, S, A>>>;
+type Ends<L, S, A> = Vec<Receiver<ListenerMessage<L, S, A>>>;
 
 impl<L: Send, S: Clone + Send, A: Send> PortMessages<L, S, A> {
     /// Creates the rings. Returns the receiver of each reactor.
@@ -44,10 +44,10 @@ impl<L: Send, S: Clone + Send, A: Send> PortMessages<L, S, A> {
         // round-robin.
         let reactor = usize::from(port.0) % self.reactors;
         self.messages
-            .ask(reactor, event_loop, |answer| PortOrder::Listen {
+            .ask(reactor, event_loop, |reply| ListenerMessage::Listen {
                 listener,
                 port,
-                answer,
+                reply,
             })
     }
 
@@ -61,9 +61,9 @@ impl<L: Send, S: Clone + Send, A: Send> PortMessages<L, S, A> {
         event_loop: &mut dyn EventLoop,
     ) -> Result<(), NoResponse> {
         self.messages
-            .request_all(event_loop, |answer| PortOrder::Settings {
+            .request_all(event_loop, |reply| ListenerMessage::Settings {
                 ports: ports.to_vec(),
-                answer,
+                reply,
             })?;
         Ok(())
     }
@@ -74,6 +74,6 @@ impl<L: Send, S: Clone + Send, A: Send> PortMessages<L, S, A> {
     /// [`NoResponse::Full`].
     pub fn close(&self, port: PortId) -> Result<PendingResponses<()>, NoResponse> {
         self.messages
-            .send_all(|answer| PortOrder::Close { port, answer })
+            .send_all(|reply| ListenerMessage::Close { port, reply })
     }
 }

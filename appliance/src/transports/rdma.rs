@@ -8,8 +8,8 @@ use std::sync::Arc;
 use appliance_config::{Config, Listener, Transport as TransportName};
 use hugemem::Region;
 use nvme_rdma::{
-    ConnectionSet, Domains, Listeners, Message, Order, PortSettings, RdmaConfig, RdmaCounters,
-    RdmaTransport, SetParts, queue_depth_max,
+    ConnectionSet, Domains, Listeners, Message, PortMessage, PortSettings, RdmaConfig,
+    RdmaCounters, RdmaTransport, SetParts, queue_depth_max,
 };
 use nvme_target::PortId;
 use rdma::{Device, Provider, Unavailable, Verbs};
@@ -175,14 +175,14 @@ pub(super) struct Rdma {
     counters: Vec<Arc<RdmaCounters>>,
     placement: Placement,
     own: PerReactor<ReactorListeners>,
-    orders: PortMessages<SocketAddr, PortSettings, Result<SocketAddr, rdma::Error>>,
+    port_messages: PortMessages<SocketAddr, PortSettings, Result<SocketAddr, rdma::Error>>,
     depth_max: Option<DepthMax>,
 }
 
 /// The part that one reactor takes.
 struct ReactorListeners {
     messages: Port<Message<Verbs>>,
-    orders: Receiver<Order>,
+    port_messages: Receiver<PortMessage>,
     listeners: Listeners<Verbs>,
 }
 
@@ -201,10 +201,10 @@ impl Rdma {
     ) -> Result<Self, ListenError> {
         let domains = Arc::new(register(&bound.provider, regions)?);
         let ports = reactors::mesh::mesh(reactors, MESSAGES_MAX);
-        let (orders, receivers) = PortMessages::new(reactors);
+        let (port_messages, receivers) = PortMessages::new(reactors);
         let own = ports.into_iter().zip(receivers).zip(bound.listeners);
         Ok(Self {
-            orders,
+            port_messages,
             depth_max: depth_max(&bound.provider),
             config: rdma_config(config, reactors),
             domains,
@@ -212,10 +212,12 @@ impl Rdma {
                 .map(|_| Arc::new(RdmaCounters::default()))
                 .collect(),
             placement,
-            own: PerReactor::new(own.map(|((messages, orders), listeners)| ReactorListeners {
-                messages,
-                orders,
-                listeners,
+            own: PerReactor::new(own.map(|((messages, port_messages), listeners)| {
+                ReactorListeners {
+                    messages,
+                    port_messages,
+                    listeners,
+                }
             })),
         })
     }
@@ -266,7 +268,7 @@ impl Transport for Rdma {
         let index = setup.index();
         let ReactorListeners {
             mut messages,
-            orders,
+            port_messages,
             listeners,
         } = self.own.take(index).ok_or(SetupError::Twice)?;
         messages.attach_all(&setup.wakers());
@@ -283,7 +285,7 @@ impl Transport for Rdma {
         let placement = self.placement.clone();
         let mut transport = RdmaTransport::new(connections, messages, placement, reactors)
             .map_err(SetupError::Descriptors)?;
-        transport.take_orders(orders);
+        transport.receive_port_messages(port_messages);
         Ok(Box::new(transport))
     }
 }
@@ -294,7 +296,7 @@ impl Listening for Rdma {
     }
 
     fn set_wakers(&self, handles: &[ReactorHandle]) {
-        self.orders.set_wakers(handles);
+        self.port_messages.set_wakers(handles);
     }
 
     fn lower_limits(&self, listener: &mut Listener) {
@@ -310,7 +312,7 @@ impl Listening for Rdma {
         event_loop: &mut dyn EventLoop,
     ) -> Result<SocketAddr, Failure> {
         let address = listener.address.socket_addr();
-        let bound = self.orders.listen(port, address, event_loop)?;
+        let bound = self.port_messages.listen(port, address, event_loop)?;
         Ok(bound.map_err(|cause| no_rdma(listener, cause))?)
     }
 
@@ -320,11 +322,11 @@ impl Listening for Rdma {
         event_loop: &mut dyn EventLoop,
     ) -> Result<(), Failure> {
         let settings = port_settings(ports.iter().copied());
-        Ok(self.orders.apply_settings(&settings, event_loop)?)
+        Ok(self.port_messages.apply_settings(&settings, event_loop)?)
     }
 
     fn close(&self, port: PortId) -> Result<PendingResponses<()>, Failure> {
-        Ok(self.orders.close(port)?)
+        Ok(self.port_messages.close(port)?)
     }
 
     fn attach_memory(&self, region: &Region) -> Result<(), Failure> {

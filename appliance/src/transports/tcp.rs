@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use appliance_config::{Config, Digest, Listener, Transport as TransportName};
 use nvme_target::PortId;
 use nvme_tcp::{
-    ConnectionSet, DigestPolicy, Handoff, Order, PortSettings, TcpConfig, TcpCounters, TcpTransport,
+    ConnectionSet, DigestPolicy, Handoff, PortMessage, PortSettings, TcpConfig, TcpCounters,
+    TcpTransport,
 };
 use reactors::mesh::Port;
 use reactors::ring::Receiver;
@@ -124,7 +125,7 @@ pub(super) struct Tcp {
     counters: Vec<Arc<TcpCounters>>,
     placement: Placement,
     own: PerReactor<ReactorListeners>,
-    orders: PortMessages<TcpListener, PortSettings, std::io::Result<()>>,
+    port_messages: PortMessages<TcpListener, PortSettings, std::io::Result<()>>,
     /// Duplicates of the reactors' listening sockets, for changes of their settings.
     sockets: Mutex<BTreeMap<PortId, TcpListener>>,
 }
@@ -132,7 +133,7 @@ pub(super) struct Tcp {
 /// The part that one reactor takes.
 struct ReactorListeners {
     handoffs: Port<Handoff>,
-    orders: Receiver<Order>,
+    port_messages: Receiver<PortMessage>,
     listeners: Vec<Bound>,
 }
 
@@ -144,7 +145,7 @@ impl Tcp {
         reactors: usize,
         placement: Placement,
     ) -> Self {
-        let (orders, receivers) = PortMessages::new(reactors);
+        let (port_messages, receivers) = PortMessages::new(reactors);
         let sockets = listeners.iter().filter_map(|bound| {
             let socket = bound.socket.try_clone().ok()?;
             Some((bound.port, socket))
@@ -157,7 +158,7 @@ impl Tcp {
                 .collect(),
             placement,
             own: distribute(listeners, receivers),
-            orders,
+            port_messages,
         }
     }
 
@@ -183,7 +184,7 @@ impl Transport for Tcp {
         let index = setup.index();
         let ReactorListeners {
             mut handoffs,
-            orders,
+            port_messages,
             listeners,
         } = self.own.take(index).ok_or(SetupError::Twice)?;
         handoffs.attach_all(&setup.wakers());
@@ -197,7 +198,7 @@ impl Transport for Tcp {
         let placement = self.placement.clone();
         let mut transport = TcpTransport::new(connections, handoffs, placement, reactors)
             .map_err(SetupError::Sockets)?;
-        transport.take_orders(orders);
+        transport.receive_port_messages(port_messages);
         for Bound { port, socket } in listeners {
             transport
                 .listen(socket, port)
@@ -213,7 +214,7 @@ impl Listening for Tcp {
     }
 
     fn set_wakers(&self, handles: &[ReactorHandle]) {
-        self.orders.set_wakers(handles);
+        self.port_messages.set_wakers(handles);
     }
 
     fn listen(
@@ -225,7 +226,7 @@ impl Listening for Tcp {
         let Bound { socket, port } = Bound::new(port, listener)?;
         let address = socket.local_addr()?;
         let kept = socket.try_clone()?;
-        self.orders.listen(port, socket, event_loop)??;
+        self.port_messages.listen(port, socket, event_loop)??;
         self.sockets().insert(port, kept);
         Ok(address)
     }
@@ -242,12 +243,12 @@ impl Listening for Tcp {
             }
         }
         let settings = port_settings(ports.iter().copied());
-        Ok(self.orders.apply_settings(&settings, event_loop)?)
+        Ok(self.port_messages.apply_settings(&settings, event_loop)?)
     }
 
     fn close(&self, port: PortId) -> Result<PendingResponses<()>, Failure> {
         self.sockets().remove(&port);
-        Ok(self.orders.close(port)?)
+        Ok(self.port_messages.close(port)?)
     }
 }
 
@@ -286,14 +287,17 @@ fn digest_policy(digest: Digest) -> DigestPolicy {
 
 /// Gives each reactor its port of the mesh, its messages, and its share of the listeners,
 /// round-robin.
-fn distribute(listeners: Vec<Bound>, orders: Vec<Receiver<Order>>) -> PerReactor<ReactorListeners> {
-    let reactors = orders.len();
+fn distribute(
+    listeners: Vec<Bound>,
+    port_messages: Vec<Receiver<PortMessage>>,
+) -> PerReactor<ReactorListeners> {
+    let reactors = port_messages.len();
     let mut own: Vec<ReactorListeners> = reactors::mesh::mesh(reactors, HANDOFFS_MAX)
         .into_iter()
-        .zip(orders)
-        .map(|(handoffs, orders)| ReactorListeners {
+        .zip(port_messages)
+        .map(|(handoffs, port_messages)| ReactorListeners {
             handoffs,
-            orders,
+            port_messages,
             listeners: Vec::new(),
         })
         .collect();

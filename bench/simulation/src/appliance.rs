@@ -439,7 +439,7 @@ struct Tcp<'s> {
 }
 
 /// The part of one reactor: its ring port to the other reactors, and its control messages.
-type TcpOwn = (Port<Handoff<Wire>>, Receiver<nvme_tcp::Order<Socket>>);
+type TcpOwn = (Port<Handoff<Wire>>, Receiver<nvme_tcp::PortMessage<Socket>>);
 
 impl<'s> Tcp<'s> {
     fn new(
@@ -450,7 +450,7 @@ impl<'s> Tcp<'s> {
         sent_settings: &SentSettings,
     ) -> Self {
         let reactors = env.swarm.reactors;
-        let (orders, receivers) = PortMessages::new(reactors);
+        let (port_messages, receivers) = PortMessages::new(reactors);
         let mesh = reactors::mesh::mesh(reactors, 64);
         Self {
             swarm: &env.swarm,
@@ -458,7 +458,7 @@ impl<'s> Tcp<'s> {
             placement: placement.clone(),
             handles: handles.to_vec(),
             listening: TcpListening {
-                orders,
+                port_messages,
                 sim_listeners: env.listeners.clone(),
                 sent_settings: Arc::clone(sent_settings),
             },
@@ -474,7 +474,7 @@ impl<'s> Tcp<'s> {
         arena: &Arc<Arena>,
     ) -> Result<SimTcp, String> {
         let own = self.own[index].take();
-        let (handoffs, orders) = own.ok_or("a reactor has one transport")?;
+        let (handoffs, port_messages) = own.ok_or("a reactor has one transport")?;
         let connections = ConnectionSet::new(
             Rc::clone(core),
             arena.pool(COMMANDS_MAX),
@@ -484,7 +484,7 @@ impl<'s> Tcp<'s> {
         let (placement, handles) = (self.placement.clone(), self.handles.clone());
         let network = SimNetwork::new();
         let mut transport = TcpTransport::over(network, connections, handoffs, placement, handles);
-        transport.take_orders(orders);
+        transport.receive_port_messages(port_messages);
         let mine = self.ports.iter().enumerate();
         let mine = mine.filter(|(turn, _)| turn % self.swarm.reactors == index);
         for (_, (port, listener)) in mine {
@@ -549,7 +549,10 @@ struct Rdma {
 }
 
 /// The part of one reactor: its ring port to the other reactors, and its control messages.
-type RdmaOwn = (Port<nvme_rdma::Message<Fake>>, Receiver<nvme_rdma::Order>);
+type RdmaOwn = (
+    Port<nvme_rdma::Message<Fake>>,
+    Receiver<nvme_rdma::PortMessage>,
+);
 
 impl Rdma {
     /// Registers the memory of an appliance with its RDMA devices.
@@ -569,7 +572,7 @@ impl Rdma {
         }
         let settings = ports.rdma.iter();
         let settings = settings.map(|(port, it)| (*port, listening::rdma_settings(it)));
-        let (orders, receivers) = PortMessages::new(swarm.reactors);
+        let (port_messages, receivers) = PortMessages::new(swarm.reactors);
         let mesh = reactors::mesh::mesh(swarm.reactors, 64);
         let domains = Arc::new(domains);
         Ok(Self {
@@ -584,7 +587,7 @@ impl Rdma {
             },
             ports: ports.rdma.clone(),
             listening: RdmaListening {
-                orders,
+                port_messages,
                 domains,
                 sent_settings,
             },
@@ -624,11 +627,11 @@ impl Rdma {
         };
         let connections = RdmaSet::new(Rc::clone(core), parts);
         let own = self.own[index].take();
-        let (messages, orders) = own.ok_or("a reactor has one transport")?;
+        let (messages, port_messages) = own.ok_or("a reactor has one transport")?;
         let (placement, handles) = (self.placement.clone(), handles.to_vec());
         let transport = RdmaTransport::new(connections, messages, placement, handles);
         let mut transport = transport.map_err(|error| error.to_string())?;
-        transport.take_orders(orders);
+        transport.receive_port_messages(port_messages);
         Ok(transport)
     }
 }

@@ -15,7 +15,7 @@ mod slots;
 mod token;
 
 pub use connection_table::{CONNECTIONS_MAX, Connection, ConnectionTable, Entry, earliest};
-pub use ports::{ListenerTable, PortControl, PortOrder, Ports, settings_of};
+pub use ports::{ListenerMessage, ListenerTable, PortControl, Ports, settings_of};
 pub use requests::{Event, RequestContext, Requests};
 pub use slots::{SlotState, SlotTable};
 pub use token::RequestToken;

@@ -13,7 +13,7 @@ use reactors::ring::Receiver;
 /// `L` is what the transport listens with, `S` its settings for the hosts of a port, and `A` the
 /// result of listening.
 #[derive(Debug)]
-pub enum PortOrder<L, S, A> {
+pub enum ListenerMessage<L, S, A> {
     /// Accept connections on a port.
     Listen {
         /// The listener.
@@ -21,28 +21,28 @@ pub enum PortOrder<L, S, A> {
         /// The port.
         port: PortId,
         /// Receives the result.
-        answer: Sender<A>,
+        reply: Sender<A>,
     },
     /// Apply these settings to the hosts of these ports, and the defaults to hosts of other ports.
     Settings {
         /// The settings for the hosts of each port.
         ports: Vec<(PortId, S)>,
         /// Receives the confirmation.
-        answer: Sender<()>,
+        reply: Sender<()>,
     },
     /// Accept no more connections on a port, and close the existing ones.
     Close {
         /// The port.
         port: PortId,
         /// Receives the confirmation that no connection is left.
-        answer: Sender<()>,
+        reply: Sender<()>,
     },
 }
 
 /// The control messages that a reactor's part of a transport has to carry out.
 #[derive(Debug)]
 pub struct PortControl<L, S, A> {
-    orders: Option<Receiver<PortOrder<L, S, A>>>,
+    messages: Option<Receiver<ListenerMessage<L, S, A>>>,
     /// Ports whose connections are being closed, with the senders to notify.
     closing: Vec<(PortId, Sender<()>)>,
 }
@@ -50,22 +50,22 @@ pub struct PortControl<L, S, A> {
 impl<L, S, A> Default for PortControl<L, S, A> {
     fn default() -> Self {
         Self {
-            orders: None,
+            messages: None,
             closing: Vec::new(),
         }
     }
 }
 
 impl<L: Send, S: Send, A: Send> PortControl<L, S, A> {
-    /// Receives control messages from `orders` from now on. Their sender wakes this reactor.
-    pub fn receive_from(&mut self, orders: Receiver<PortOrder<L, S, A>>) {
-        self.orders = Some(orders);
+    /// Receives control messages from `messages` from now on. Their sender wakes this reactor.
+    pub fn receive_from(&mut self, messages: Receiver<ListenerMessage<L, S, A>>) {
+        self.messages = Some(messages);
     }
 
     /// Whether a control message waits.
     #[must_use]
-    pub fn has_orders(&self) -> bool {
-        self.orders.as_ref().is_some_and(|it| !it.is_empty())
+    pub fn has_messages(&self) -> bool {
+        self.messages.as_ref().is_some_and(|it| !it.is_empty())
     }
 }
 
@@ -76,12 +76,12 @@ pub trait Ports {
     /// The settings for the hosts of a port.
     type Settings: Send;
     /// The result of listening.
-    type Answer: Send;
+    type Reply: Send;
 
     /// The transport's control messages.
-    fn port_control(&mut self) -> &mut PortControl<Self::Listener, Self::Settings, Self::Answer>;
+    fn port_control(&mut self) -> &mut PortControl<Self::Listener, Self::Settings, Self::Reply>;
     /// Accepts connections on `port`.
-    fn open_port(&mut self, listener: Self::Listener, port: PortId) -> Self::Answer;
+    fn open_port(&mut self, listener: Self::Listener, port: PortId) -> Self::Reply;
     /// Applies settings to hosts that connect from now on.
     fn set_ports(&mut self, ports: Vec<(PortId, Self::Settings)>);
     /// Accepts no more connections on `port`.
@@ -92,35 +92,43 @@ pub trait Ports {
     /// Carries out pending control messages; returns their number.
     #[inline]
     fn poll_ports(&mut self, now: Nanos) -> u32 {
-        let mut carried_out = 0;
-        while let Some(order) = self.port_control().orders.as_mut().and_then(Receiver::recv) {
-            self.carry_out(order);
-            carried_out += 1;
+        let mut handled = 0;
+        while let Some(message) = self
+            .port_control()
+            .messages
+            .as_mut()
+            .and_then(Receiver::recv)
+        {
+            self.handle_message(message);
+            handled += 1;
         }
         if !self.port_control().closing.is_empty() {
             self.close_ports(now);
         }
-        carried_out
+        handled
     }
 
     /// Carries out one control message.
-    fn carry_out(&mut self, order: PortOrder<Self::Listener, Self::Settings, Self::Answer>) {
-        // A send fails if the sender of the order has stopped waiting, which is no error.
-        match order {
-            PortOrder::Listen {
+    fn handle_message(
+        &mut self,
+        message: ListenerMessage<Self::Listener, Self::Settings, Self::Reply>,
+    ) {
+        // A send fails if the sender of the message has stopped waiting, which is no error.
+        match message {
+            ListenerMessage::Listen {
                 listener,
                 port,
-                answer,
+                reply,
             } => {
-                let _ = answer.send(self.open_port(listener, port));
+                let _ = reply.send(self.open_port(listener, port));
             }
-            PortOrder::Settings { ports, answer } => {
+            ListenerMessage::Settings { ports, reply } => {
                 self.set_ports(ports);
-                let _ = answer.send(());
+                let _ = reply.send(());
             }
-            PortOrder::Close { port, answer } => {
+            ListenerMessage::Close { port, reply } => {
                 self.stop_listening(port);
-                self.port_control().closing.push((port, answer));
+                self.port_control().closing.push((port, reply));
             }
         }
     }
@@ -128,10 +136,10 @@ pub trait Ports {
     /// Closes the connections of closing ports, and reports ports that have none left.
     fn close_ports(&mut self, now: Nanos) {
         let mut closing = std::mem::take(&mut self.port_control().closing);
-        closing.retain(|(port, answer)| {
+        closing.retain(|(port, reply)| {
             let is_open = self.close_connections(*port, now) > 0;
             if !is_open {
-                let _ = answer.send(());
+                let _ = reply.send(());
             }
             is_open
         });
@@ -142,7 +150,7 @@ pub trait Ports {
 /// The listeners of one reactor, by number. A listener that fails is tried again later.
 #[derive(Debug)]
 pub struct ListenerTable<L> {
-    places: Vec<Option<Listening<L>>>,
+    entries: Vec<Option<Listening<L>>>,
 }
 
 #[derive(Debug)]
@@ -154,7 +162,9 @@ struct Listening<L> {
 
 impl<L> Default for ListenerTable<L> {
     fn default() -> Self {
-        Self { places: Vec::new() }
+        Self {
+            entries: Vec::new(),
+        }
     }
 }
 
@@ -162,8 +172,8 @@ impl<L> ListenerTable<L> {
     /// The number that [`insert`](Self::insert) gives to the next listener.
     #[must_use]
     pub fn next_index(&self) -> u16 {
-        let free = self.places.iter().position(Option::is_none);
-        free.unwrap_or(self.places.len()) as u16
+        let free = self.entries.iter().position(Option::is_none);
+        free.unwrap_or(self.entries.len()) as u16
     }
 
     /// Inserts a listener of `port`.
@@ -174,48 +184,48 @@ impl<L> ListenerTable<L> {
             port,
             retry_at: None,
         });
-        match self.places.get_mut(index) {
-            Some(place) => *place = listening,
-            None => self.places.push(listening),
+        match self.entries.get_mut(index) {
+            Some(entry) => *entry = listening,
+            None => self.entries.push(listening),
         }
     }
 
     /// Drops the listeners of `port`.
     pub fn remove_port(&mut self, port: PortId) {
-        for place in &mut self.places {
-            place.take_if(|it| it.port == port);
+        for entry in &mut self.entries {
+            entry.take_if(|it| it.port == port);
         }
     }
 
     /// Drops all listeners.
     pub fn clear(&mut self) {
-        self.places.clear();
+        self.entries.clear();
     }
 
     /// The listener of that number and its port.
     #[must_use]
     pub fn get(&self, index: u16) -> Option<(&L, PortId)> {
-        let listening = self.places.get(usize::from(index))?.as_ref()?;
+        let listening = self.entries.get(usize::from(index))?.as_ref()?;
         Some((&listening.listener, listening.port))
     }
 
     /// The listener of that number.
     #[must_use]
     pub fn get_mut(&mut self, index: u16) -> Option<&mut L> {
-        let listening = self.places.get_mut(usize::from(index))?.as_mut()?;
+        let listening = self.entries.get_mut(usize::from(index))?.as_mut()?;
         Some(&mut listening.listener)
     }
 
     /// Number of listeners that have failed and wait to be tried again.
     #[must_use]
     pub fn failed(&self) -> usize {
-        let listening = self.places.iter().flatten();
+        let listening = self.entries.iter().flatten();
         listening.filter(|it| it.retry_at.is_some()).count()
     }
 
     /// Marks a listener as failed, to be tried again at `retry_at`.
     pub fn fail(&mut self, index: u16, retry_at: Nanos) {
-        if let Some(Some(listening)) = self.places.get_mut(usize::from(index)) {
+        if let Some(Some(listening)) = self.entries.get_mut(usize::from(index)) {
             listening.retry_at = Some(retry_at);
         }
     }
@@ -223,8 +233,8 @@ impl<L> ListenerTable<L> {
     /// The number of a failed listener whose time has come. It no longer counts as failed.
     #[inline]
     pub fn take_due(&mut self, now: Nanos) -> Option<u16> {
-        for (index, place) in self.places.iter_mut().enumerate() {
-            if let Some(listening) = place
+        for (index, entry) in self.entries.iter_mut().enumerate() {
+            if let Some(listening) = entry
                 && listening.retry_at.take_if(|at| *at <= now).is_some()
             {
                 return Some(index as u16);
@@ -236,7 +246,7 @@ impl<L> ListenerTable<L> {
     /// When the first failed listener is to be tried again.
     #[must_use]
     pub fn next_retry(&self) -> Option<Nanos> {
-        self.places
+        self.entries
             .iter()
             .flatten()
             .filter_map(|it| it.retry_at)

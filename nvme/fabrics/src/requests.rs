@@ -6,7 +6,7 @@
 //! the same for all transports.
 
 use hugemem::{Account, Lease, Pool, WaiterToken};
-use nvme_target::{Completed, Direction, QueueId, TargetCore, Work, WorkEvent};
+use nvme_target::{Completed, Direction, QueueId, TargetCore, Work, WorkProgress};
 use reactors::Nanos;
 
 use crate::connection_table::Connection;
@@ -72,7 +72,7 @@ pub trait Requests<Cx: RequestContext>: Connection {
                 {
                     let now = cx.now();
                     cx.core()
-                        .note_work(queue, &mut work, WorkEvent::GotBuffer, now);
+                        .record_progress(queue, &mut work, WorkProgress::GotBuffer, now);
                     self.use_buffer(cx, slot, work, lease);
                 }
             }
@@ -104,7 +104,7 @@ pub trait Requests<Cx: RequestContext>: Connection {
                 cx.count_buffer_wait();
                 if let Some(queue) = self.queue() {
                     cx.core()
-                        .note_work(queue, &mut work, WorkEvent::AwaitsBuffer, now);
+                        .record_progress(queue, &mut work, WorkProgress::AwaitsBuffer, now);
                 }
                 self.slots().set(slot, SlotState::AwaitingBuffer(work));
             }
@@ -119,7 +119,7 @@ pub trait Requests<Cx: RequestContext>: Connection {
                 if let Some(queue) = self.queue() {
                     let now = cx.now();
                     cx.core()
-                        .note_work(queue, &mut work, WorkEvent::Fetches, now);
+                        .record_progress(queue, &mut work, WorkProgress::Fetches, now);
                 }
                 self.fetch(cx, slot, work, lease);
             }

@@ -49,4 +49,4 @@ pub use counters::RdmaCounters;
 pub use domains::{DeviceError, Domains, Registered};
 pub use listeners::Listeners;
 pub use plan::{Unfit, queue_depth_max};
-pub use transport::{Message, Order, RdmaTransport};
+pub use transport::{Message, PortMessage, RdmaTransport};

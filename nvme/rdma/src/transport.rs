@@ -9,7 +9,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use nvme_fabrics::{PortControl, PortOrder, Ports};
+use nvme_fabrics::{ListenerMessage, PortControl, Ports};
 use nvme_target::PortId;
 use rdma::{ConnectRequest as _, Device, DeviceEvent, DeviceIndex, Event, Provider, Token};
 use reactors::mesh::Port;
@@ -42,7 +42,7 @@ pub enum Message<P: Provider> {
 /// A control message to the transport. The result of listening on an address is the address with
 /// the assigned port number. The data size of a device's receives is set at start and does not
 /// change.
-pub type Order = PortOrder<SocketAddr, PortSettings, Listened>;
+pub type PortMessage = ListenerMessage<SocketAddr, PortSettings, Listened>;
 
 /// The result of listening on an address.
 type Listened = Result<SocketAddr, rdma::Error>;
@@ -139,9 +139,9 @@ impl<P: Provider> RdmaTransport<P> {
         })
     }
 
-    /// Receives control messages from `orders` from now on. Their sender wakes this reactor.
-    pub fn take_orders(&mut self, orders: Receiver<Order>) {
-        self.ports.receive_from(orders);
+    /// Receives control messages from `port_messages` from now on. Their sender wakes this reactor.
+    pub fn receive_port_messages(&mut self, port_messages: Receiver<PortMessage>) {
+        self.ports.receive_from(port_messages);
     }
 
     /// Handles the events of the connection manager.
@@ -371,7 +371,7 @@ impl<P: Provider> RdmaTransport<P> {
 impl<P: Provider> Ports for RdmaTransport<P> {
     type Listener = SocketAddr;
     type Settings = PortSettings;
-    type Answer = Listened;
+    type Reply = Listened;
 
     #[inline]
     fn port_control(&mut self) -> &mut PortControl<SocketAddr, PortSettings, Listened> {
@@ -435,7 +435,7 @@ impl<P: Provider> Poller for RdmaTransport<P> {
 
     fn prepare_sleep(&mut self) -> bool {
         let is_idle = !self.connections.has_pending() && self.messages.is_empty();
-        if !is_idle || self.ports.has_orders() {
+        if !is_idle || self.ports.has_messages() {
             return false;
         }
         if !self.connections.prepare_sleep(self.polled_at) {

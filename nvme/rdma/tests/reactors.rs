@@ -17,8 +17,8 @@ use harness::{
 };
 use hugemem::{Arena, ArenaConfig, PagePolicy};
 use nvme_rdma::{
-    ConnectionSet, Domains, Listeners, Message, Order, RdmaConfig, RdmaCounters, RdmaTransport,
-    SetParts,
+    ConnectionSet, Domains, Listeners, Message, PortMessage, RdmaConfig, RdmaCounters,
+    RdmaTransport, SetParts,
 };
 use nvme_target::{CoreLimits, PortId, Target, TargetCore};
 use rdma::{Device as _, Provider};
@@ -28,7 +28,10 @@ use reactors::ring::{self, Receiver, Sender};
 use reactors::{IdlePolicy, InitError, Nanos, Placement, ReactorConfig, ReactorSetup, Reactors};
 
 /// The parts of one reactor.
-type Own = ((Port<Message<Fake>>, Listeners<Fake>), Receiver<Order>);
+type Own = (
+    (Port<Message<Fake>>, Listeners<Fake>),
+    Receiver<PortMessage>,
+);
 
 struct Server {
     fabric: Fabric,
@@ -39,7 +42,7 @@ struct Server {
     device: Arc<MemoryDevice>,
     target: Arc<Target>,
     counters: Vec<Arc<RdmaCounters>>,
-    orders: Vec<Sender<Order>>,
+    port_messages: Vec<Sender<PortMessage>>,
     reactors: Option<Reactors>,
 }
 
@@ -82,7 +85,8 @@ impl Server {
             .map(|_| Arc::new(RdmaCounters::default()))
             .collect();
         let meshes = reactors::mesh::mesh(reactors, 64);
-        let (orders, receivers): (Vec<_>, Vec<_>) = (0..reactors).map(|_| ring::channel(4)).unzip();
+        let (port_messages, receivers): (Vec<_>, Vec<_>) =
+            (0..reactors).map(|_| ring::channel(4)).unzip();
         let own = meshes.into_iter().zip(listeners).zip(receivers);
         let parts = Parts {
             arena: Arc::clone(&arena),
@@ -112,24 +116,28 @@ impl Server {
             device,
             target,
             counters,
-            orders,
+            port_messages,
             reactors: Some(running),
         }
     }
 
     /// Sends a control message to a reactor, and waits for the result.
-    fn order<T>(&mut self, reactor: usize, order: impl FnOnce(mpsc::Sender<T>) -> Order) -> T {
-        let (sender, answer) = mpsc::channel();
-        let sent = self.orders[reactor].send(order(sender));
+    fn request<T>(
+        &mut self,
+        reactor: usize,
+        request: impl FnOnce(mpsc::Sender<T>) -> PortMessage,
+    ) -> T {
+        let (sender, reply) = mpsc::channel();
+        let sent = self.port_messages[reactor].send(request(sender));
         assert!(sent.is_ok(), "nobody gives many orders at once");
         let running = self.reactors.as_ref().expect("they run");
         running.handles()[reactor].wake();
-        let mut answered = None;
+        let mut received = None;
         self.turn_until("an answer", |_| {
-            answered = answer.try_recv().ok();
-            answered.is_some()
+            received = reply.try_recv().ok();
+            received.is_some()
         });
-        answered.expect("it came")
+        received.expect("it came")
     }
 
     /// Stops the target. Everything must end in order, and nothing may be left on the fabric.
@@ -174,7 +182,7 @@ fn set_up(parts: &Parts, index: usize, setup: &mut ReactorSetup<'_>) -> Result<(
     let devices = ReactorDevices::new(set);
     devices.add(core.clone());
     let own = parts.own.lock().expect("no panic holds it")[index].take();
-    let ((mut messages, listeners), orders) = own.expect("each reactor is set up once");
+    let ((mut messages, listeners), port_messages) = own.expect("each reactor is set up once");
     messages.attach_all(&setup.wakers());
     let config = RdmaConfig {
         ports: vec![(PortId(0), port_settings())],
@@ -194,7 +202,7 @@ fn set_up(parts: &Parts, index: usize, setup: &mut ReactorSetup<'_>) -> Result<(
     let reactors = setup.handles().to_vec();
     let placement = parts.placement.clone();
     let mut transport = RdmaTransport::new(connections, messages, placement, reactors)?;
-    transport.take_orders(orders);
+    transport.receive_port_messages(port_messages);
     setup.register(Box::new(transport))?;
     setup.register(Box::new(DevicePoller::new(devices)?))?;
     Ok(())
@@ -243,17 +251,17 @@ fn a_listener_comes_and_goes_while_another_serves() {
     let (admin, mut io) = Host::attach(&mut server, 16);
     let port = PortId(1);
     let address = SocketAddr::new(TARGET_IP, 0);
-    let second = server.order(0, |answer| Order::Listen {
+    let second = server.request(0, |reply| PortMessage::Listen {
         listener: address,
         port,
-        answer,
+        reply,
     });
     let second = second.expect("a free port");
     for reactor in 0..2 {
         let ports = [PortId(0), port].map(|port| (port, port_settings()));
-        server.order(reactor, |answer| Order::Settings {
+        server.request(reactor, |reply| PortMessage::Settings {
             ports: ports.to_vec(),
-            answer,
+            reply,
         });
     }
     let ports = vec![port_at(PortId(0), first), port_at(port, second)];
@@ -268,7 +276,7 @@ fn a_listener_comes_and_goes_while_another_serves() {
     let one = subsystem_at(&server.device, &[PortId(0)]);
     server.target.update_subsystem(one).expect("a valid one");
     for reactor in 0..2 {
-        server.order(reactor, |answer| Order::Close { port, answer });
+        server.request(reactor, |reply| PortMessage::Close { port, reply });
     }
     other_io.await_end(&mut server);
     other_admin.await_end(&mut server);
@@ -290,10 +298,10 @@ fn a_device_that_is_pulled_out_is_let_go_of_by_every_reactor() {
     for is_silent in [false, true] {
         let mut server = Server::start(2, IdlePolicy::Sleep);
         let first = server.address;
-        let second = server.order(0, |answer| Order::Listen {
+        let second = server.request(0, |reply| PortMessage::Listen {
             listener: SocketAddr::new(SECOND_IP, 0),
             port: PortId(0),
-            answer,
+            reply,
         });
         server.address = second.expect("a free port");
         let (other_admin, mut other_io) = Host::attach(&mut server, 16);

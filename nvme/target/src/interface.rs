@@ -17,7 +17,7 @@ use zerocopy::FromBytes;
 use crate::admin::AdminWork;
 use crate::config::PortId;
 use crate::io::{IoOperation, IoWork};
-use crate::{Served, Timing};
+use crate::{InlineTiming, Timing};
 
 /// A transport on one reactor, as numbered by
 /// [`TargetCore::register_transport`](crate::TargetCore::register_transport).
@@ -204,9 +204,9 @@ pub struct Work {
 }
 
 /// A change in the progress of a [`Work`] before its execution:
-/// [`TargetCore::note_work`](crate::TargetCore::note_work).
+/// [`TargetCore::record_progress`](crate::TargetCore::record_progress).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WorkEvent {
+pub enum WorkProgress {
     /// It starts waiting for a buffer.
     AwaitsBuffer,
     /// It got the buffer.
@@ -405,8 +405,8 @@ pub struct InlineCompletion {
     /// size of the data.
     pub keyed: Option<(KeyedBlock, bool)>,
     /// For a response that is not sent in this turn:
-    /// [`TargetCore::served_waits`](crate::TargetCore::served_waits).
-    pub served: Served,
+    /// [`TargetCore::inline_response_deferred`](crate::TargetCore::inline_response_deferred).
+    pub inline_timing: InlineTiming,
 }
 
 /// A request to close a connection: the transport sends the queued responses, closes the

@@ -50,7 +50,7 @@ pub use counters::{CoreCounters, Counter, IoCounters, IoTotals};
 pub use interface::{
     ADMIN_IN_CAPSULE_MAX_BYTES, Admission, Arrival, Close, CloseReason, Completed, ConnectOutcome,
     DataSource, Direction, InlineCompletion, KEYED_BLOCKS_MAX, KeyedBlock, KeyedBlocks, QueueId,
-    QueueInfo, TransportId, Work, WorkEvent,
+    QueueInfo, TransportId, Work, WorkProgress,
 };
 pub use latency::{LATENCY_BUCKETS, LatencyCounts, latency_bucket_start};
 pub use snapshot::{ControllerSnapshot, QueueSnapshot, SubsystemSnapshot, TargetSnapshot};
@@ -58,4 +58,4 @@ pub use stages::{ByOperation, Measured, OperationCounts, Stage, StageCounts, Tar
 pub use status::from_device as device_status;
 pub use statuses::{STATUSES_MAX, StatusCounts, TargetStatuses};
 pub use target::Target;
-pub use target_core::{CoreAudit, CoreDrain, Outstanding, Served, TargetCore, Timing};
+pub use target_core::{CoreAudit, CoreDrain, InlineTiming, Outstanding, TargetCore, Timing};

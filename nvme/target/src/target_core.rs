@@ -54,7 +54,7 @@ use queue::Queue;
 use slots::Slots;
 use timers::ControllerTimers;
 use timing::SentResponses;
-pub use timing::{Served, Timing};
+pub use timing::{InlineTiming, Timing};
 
 /// Most transports on one reactor.
 const TRANSPORTS_MAX: usize = 8;

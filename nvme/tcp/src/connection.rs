@@ -728,7 +728,7 @@ impl<S: ByteStream> Connection<S> {
         if matches!(outcome, Flushed::Blocked | Flushed::Yielded) {
             for state in self.slots.iter_mut() {
                 if let SlotState::Responding(timing) = state {
-                    cx.core.waits_to_send(timing);
+                    cx.core.response_deferred(timing);
                 }
             }
             self.served_wait(cx);
@@ -768,7 +768,7 @@ impl<S: ByteStream> Connection<S> {
         let known = self.late.len();
         let late = self.transmitter.served().skip(known);
         self.late
-            .extend(late.map(|served| cx.core.served_waits(queue, served)));
+            .extend(late.map(|served| cx.core.inline_response_deferred(queue, served)));
     }
 
     /// Ends the connection after a protocol violation: sends a C2HTermReq and nothing after it (TCP

@@ -28,4 +28,4 @@ pub use connections::ConnectionSet;
 pub use counters::TcpCounters;
 pub use network::{Interest, Network, Ready, Sockets, Source};
 pub use stream::{ByteStream, TcpSocket, Transferred};
-pub use transport::{Handoff, Order, TcpTransport};
+pub use transport::{Handoff, PortMessage, TcpTransport};

@@ -11,7 +11,7 @@ use std::io::IoSlice;
 use arrayvec::ArrayVec;
 use hugemem::{Borrow, Data, Lease, SuspendedBorrow, prefetch};
 use nvme_spec::tcp::{C2hData, C2hEnd, DATA_ALIGNMENT_MAX_Z, Framing};
-use nvme_target::Served;
+use nvme_target::InlineTiming;
 
 use crate::digest::{DIGEST_BYTES, digest};
 use crate::stream::{ByteStream, Transferred};
@@ -101,7 +101,7 @@ pub(crate) enum Finishes {
     /// The request in this slot.
     Slot(u16),
     /// A command that completed inline and has no slot.
-    AtOnce(Served),
+    AtOnce(InlineTiming),
 }
 
 /// The result of copying the borrowed data of a partly sent PDU.
@@ -386,7 +386,7 @@ impl Transmitter {
     }
 
     /// Commands that completed inline and whose responses are not sent, the oldest first.
-    pub(crate) fn served(&self) -> impl Iterator<Item = Served> {
+    pub(crate) fn served(&self) -> impl Iterator<Item = InlineTiming> {
         let finishes = self.queue.iter().map(Outgoing::finishes);
         finishes.filter_map(|finishes| match finishes {
             Finishes::AtOnce(served) => Some(served),

@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 
 use arrayvec::ArrayVec;
-use nvme_fabrics::{ListenerTable, PortControl, PortOrder, Ports, earliest};
+use nvme_fabrics::{ListenerMessage, ListenerTable, PortControl, Ports, earliest};
 use nvme_target::PortId;
 use reactors::mesh::Port;
 use reactors::ring::Receiver;
@@ -44,7 +44,7 @@ pub struct Handoff<A = std::net::TcpStream> {
 
 /// A control message to the transport. The result of listening is whether it can watch the
 /// listener.
-pub type Order<L = std::net::TcpListener> = PortOrder<L, PortSettings, io::Result<()>>;
+pub type PortMessage<L = std::net::TcpListener> = ListenerMessage<L, PortSettings, io::Result<()>>;
 
 /// One reactor's NVMe/TCP: a [`Poller`].
 pub struct TcpTransport<N: Network = Sockets> {
@@ -124,9 +124,9 @@ impl<N: Network> TcpTransport<N> {
         self.connections.audit()
     }
 
-    /// Receives control messages from `orders` from now on. Their sender wakes this reactor.
-    pub fn take_orders(&mut self, orders: Receiver<Order<N::Listener>>) {
-        self.ports.receive_from(orders);
+    /// Receives control messages from `port_messages` from now on. Their sender wakes this reactor.
+    pub fn receive_port_messages(&mut self, port_messages: Receiver<PortMessage<N::Listener>>) {
+        self.ports.receive_from(port_messages);
     }
 
     fn accept(&mut self, index: u16, now: Nanos) -> u32 {
@@ -276,7 +276,7 @@ impl<N: Network> TcpTransport<N> {
 impl<N: Network> Ports for TcpTransport<N> {
     type Listener = N::Listener;
     type Settings = PortSettings;
-    type Answer = io::Result<()>;
+    type Reply = io::Result<()>;
 
     #[inline]
     fn port_control(&mut self) -> &mut PortControl<N::Listener, PortSettings, io::Result<()>> {
@@ -350,7 +350,7 @@ impl<N: Network> Poller for TcpTransport<N> {
 
     fn prepare_sleep(&mut self) -> bool {
         let is_idle = !self.connections.has_pending() && self.handoffs.is_empty();
-        is_idle && !self.ports.has_orders()
+        is_idle && !self.ports.has_messages()
     }
 
     fn stop(&mut self, now: Nanos) -> StopState {

@@ -43,7 +43,7 @@ pub(super) fn setting(listener: &Wanted) -> PortSetting {
 
 /// Listeners over TCP.
 pub(super) struct TcpListening {
-    pub(super) orders: PortMessages<Socket, PortSettings, std::io::Result<()>>,
+    pub(super) port_messages: PortMessages<Socket, PortSettings, std::io::Result<()>>,
     /// The simulated listeners, by number.
     pub(super) sim_listeners: Vec<Listener>,
     pub(super) sent_settings: SentSettings,
@@ -55,7 +55,7 @@ impl Listening for TcpListening {
     }
 
     fn set_wakers(&self, handles: &[ReactorHandle]) {
-        self.orders.set_wakers(handles);
+        self.port_messages.set_wakers(handles);
     }
 
     fn listen(
@@ -66,7 +66,7 @@ impl Listening for TcpListening {
     ) -> Result<SocketAddr, Failure> {
         let address = listener.address.socket_addr();
         let socket = bind(&self.sim_listeners, address)?;
-        self.orders.listen(port, socket, event_loop)??;
+        self.port_messages.listen(port, socket, event_loop)??;
         Ok(address)
     }
 
@@ -78,12 +78,12 @@ impl Listening for TcpListening {
         note(&self.sent_settings, Transport::Tcp, ports);
         let ports = ports.iter().map(|(port, it)| (*port, tcp_settings(it)));
         Ok(self
-            .orders
+            .port_messages
             .apply_settings(&ports.collect::<Vec<_>>(), event_loop)?)
     }
 
     fn close(&self, port: PortId) -> Result<PendingResponses<()>, Failure> {
-        Ok(self.orders.close(port)?)
+        Ok(self.port_messages.close(port)?)
     }
 }
 
@@ -108,7 +108,8 @@ pub(super) fn tcp_settings(listener: &Wanted) -> PortSettings {
 
 /// Listeners over RDMA.
 pub(super) struct RdmaListening {
-    pub(super) orders: PortMessages<SocketAddr, RdmaPortSettings, Result<SocketAddr, rdma::Error>>,
+    pub(super) port_messages:
+        PortMessages<SocketAddr, RdmaPortSettings, Result<SocketAddr, rdma::Error>>,
     /// The memory registrations of its devices.
     pub(super) domains: Arc<Domains<Fake>>,
     pub(super) sent_settings: SentSettings,
@@ -120,7 +121,7 @@ impl Listening for RdmaListening {
     }
 
     fn set_wakers(&self, handles: &[ReactorHandle]) {
-        self.orders.set_wakers(handles);
+        self.port_messages.set_wakers(handles);
     }
 
     fn listen(
@@ -130,7 +131,7 @@ impl Listening for RdmaListening {
         event_loop: &mut dyn EventLoop,
     ) -> Result<SocketAddr, Failure> {
         let address = listener.address.socket_addr();
-        Ok(self.orders.listen(port, address, event_loop)??)
+        Ok(self.port_messages.listen(port, address, event_loop)??)
     }
 
     fn apply_settings(
@@ -141,12 +142,12 @@ impl Listening for RdmaListening {
         note(&self.sent_settings, Transport::Rdma, ports);
         let ports = ports.iter().map(|(port, it)| (*port, rdma_settings(it)));
         Ok(self
-            .orders
+            .port_messages
             .apply_settings(&ports.collect::<Vec<_>>(), event_loop)?)
     }
 
     fn close(&self, port: PortId) -> Result<PendingResponses<()>, Failure> {
-        Ok(self.orders.close(port)?)
+        Ok(self.port_messages.close(port)?)
     }
 
     fn attach_memory(&self, region: &Region) -> Result<(), Failure> {

@@ -38,7 +38,7 @@ impl<P: Provider> Connection<P> {
 
     #[cold]
     fn await_send(&mut self, cx: &mut Context<'_, P>, slot: u16, mut response: Response) {
-        cx.core.waits_to_send(&mut response.timing);
+        cx.core.response_deferred(&mut response.timing);
         *self.slots.state(slot) = SlotState::Responding(response);
         cx.counters.send_waits.add(1);
         self.waiting_sends.push_back(slot);

@@ -11,7 +11,7 @@ use super::TargetCore;
 use super::admission::context;
 use super::gate::{self, GateDecision};
 use super::queue::{Queue, QueueState};
-use super::timing::{SentResponses, Served};
+use super::timing::{InlineTiming, SentResponses};
 use crate::counters::{CoreCounters, IoCounters};
 use crate::interface::{
     Completed, DataSource, Direction, InlineCompletion, QueueId, Work, WorkKind,
@@ -74,19 +74,19 @@ impl TargetCore {
             Measured::Read => counters.count_read(work.bytes),
             Measured::Write => counters.count_write(work.bytes),
         });
-        let served = Served::new(measured, sqe, now);
+        let inline_timing = InlineTiming::new(measured, sqe, now);
         trace_inline(
             &self.recorder,
             &mut self.sent_responses,
             queue,
             id.slot,
-            served,
+            inline_timing,
         );
         Some(InlineCompletion {
             response: queue.respond(sqe.cid.get(), Status::SUCCESS),
             data,
             keyed,
-            served,
+            inline_timing,
         })
     }
 
@@ -191,14 +191,17 @@ fn trace_inline(
     sent_responses: &mut SentResponses,
     queue: &mut Queue,
     slot: u32,
-    served: Served,
+    inline_timing: InlineTiming,
 ) {
-    let note = queue.inline_trace[served.operation];
-    recorder.record(served.received_at, note.with_command(served.command_id));
+    let note = queue.inline_trace[inline_timing.operation];
+    recorder.record(
+        inline_timing.received_at,
+        note.with_command(inline_timing.command_id),
+    );
     if !cfg!(uncounted) {
-        let count = &mut queue.inline_count[served.operation];
+        let count = &mut queue.inline_count[inline_timing.operation];
         if *count == 0 {
-            sent_responses.add_inline(slot, served);
+            sent_responses.add_inline(slot, inline_timing);
         }
         *count += 1;
     }

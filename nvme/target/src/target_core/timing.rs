@@ -12,7 +12,7 @@ use super::executions::Execution;
 use super::queue::Queue;
 use super::slots::Slots;
 use super::{TRANSPORTS_MAX, TargetCore};
-use crate::interface::{Direction, QueueId, Work, WorkEvent, WorkKind};
+use crate::interface::{Direction, QueueId, Work, WorkKind, WorkProgress};
 use crate::io::{IoOperation, IoWork};
 use crate::stages::{Measured, StageHistograms};
 use crate::trace_events::{CommandTrace, TraceEvent};
@@ -43,15 +43,15 @@ impl Timing {
 }
 
 /// An inline completion, which is counted as sent in the same turn. If its response is not sent
-/// then: [`TargetCore::served_waits`].
+/// then: [`TargetCore::inline_response_deferred`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Served {
+pub struct InlineTiming {
     pub(super) received_at: Nanos,
     pub(super) command_id: u16,
     pub(super) operation: Measured,
 }
 
-impl Served {
+impl InlineTiming {
     #[inline(always)]
     pub(super) fn new(operation: Measured, sqe: &Sqe, now: Nanos) -> Self {
         Self {
@@ -82,7 +82,7 @@ pub(super) struct SentResponses {
     sent_len: usize,
     /// Queues with inline completions in this turn, and the first of them. The queue counts them,
     /// so that each costs only an increment.
-    inline_queues: Vec<(u32, Served)>,
+    inline_queues: Vec<(u32, InlineTiming)>,
     /// Runs of inline completions whose turn has ended.
     inline_runs: Vec<SentRun>,
 }
@@ -117,7 +117,7 @@ impl SentResponses {
     /// Adds a queue's first inline read or write of the turn. The capacity exceeds their possible
     /// number.
     #[inline(never)]
-    pub(super) fn add_inline(&mut self, slot: u32, first: Served) {
+    pub(super) fn add_inline(&mut self, slot: u32, first: InlineTiming) {
         if self.inline_queues.len() < self.inline_queues.capacity() {
             self.inline_queues.push((slot, first));
         }
@@ -206,7 +206,7 @@ impl TargetCore {
     /// Records that a response is not passed to the network in the turn of its completion. Has an
     /// effect once per command, and replaces its single trace event by several.
     #[cold]
-    pub fn waits_to_send(&self, timing: &mut Timing) {
+    pub fn response_deferred(&self, timing: &mut Timing) {
         let Timing {
             received_at,
             done,
@@ -229,11 +229,11 @@ impl TargetCore {
     /// Cancels the count of an inline completion whose response is not passed to the network in
     /// this turn. [`sent`](Self::sent) counts it when it is sent.
     #[cold]
-    pub fn served_waits(&mut self, queue: QueueId, served: Served) -> Timing {
+    pub fn inline_response_deferred(&mut self, queue: QueueId, served: InlineTiming) -> Timing {
         let Some(queue) = self.queues.get_mut(queue.slot, queue.generation) else {
             return Timing::NONE;
         };
-        let Served {
+        let InlineTiming {
             received_at,
             command_id,
             operation,
@@ -300,11 +300,19 @@ impl TargetCore {
 
     /// Records the progress of an admitted command before [`execute`](Self::execute).
     #[inline]
-    pub fn note_work(&mut self, queue: QueueId, work: &mut Work, event: WorkEvent, now: Nanos) {
+    pub fn record_progress(
+        &mut self,
+        queue: QueueId,
+        work: &mut Work,
+        event: WorkProgress,
+        now: Nanos,
+    ) {
         match event {
-            WorkEvent::AwaitsBuffer => self.trace_wait(queue, work, TraceEvent::AwaitsBuffer, now),
-            WorkEvent::GotBuffer => self.count_buffer_wait(queue, work, now),
-            WorkEvent::Fetches => self.trace_wait(queue, work, TraceEvent::Fetches, now),
+            WorkProgress::AwaitsBuffer => {
+                self.trace_wait(queue, work, TraceEvent::AwaitsBuffer, now)
+            }
+            WorkProgress::GotBuffer => self.count_buffer_wait(queue, work, now),
+            WorkProgress::Fetches => self.trace_wait(queue, work, TraceEvent::Fetches, now),
         }
     }
 

@@ -4,7 +4,7 @@ use nvme_spec::registers::{Cc, ShutdownNotification};
 use nvme_spec::sgl::SglDescriptor;
 use nvme_spec::{Sqe, Status};
 use nvme_target::trace_events::{CommandTrace, TraceEvent};
-use nvme_target::{Admission, Completed, Measured, Stage, Timing, Work, WorkEvent};
+use nvme_target::{Admission, Completed, Measured, Stage, Timing, Work, WorkProgress};
 use reactors::Nanos;
 use reactors::recorder::Recorder;
 
@@ -101,11 +101,11 @@ fn each_stage_of_a_write_is_counted() {
     let mut work = turns.admit(Sqe::write(RAM, 0, 0, false), 512);
     let queue = turns.io.queue;
     let (core, now) = (&mut turns.world.nodes[0].core, turns.world.now);
-    core.note_work(queue, &mut work, WorkEvent::AwaitsBuffer, now);
+    core.record_progress(queue, &mut work, WorkProgress::AwaitsBuffer, now);
     turns.at(10);
     let (core, now) = (&mut turns.world.nodes[0].core, turns.world.now);
-    core.note_work(queue, &mut work, WorkEvent::GotBuffer, now);
-    core.note_work(queue, &mut work, WorkEvent::Fetches, now);
+    core.record_progress(queue, &mut work, WorkProgress::GotBuffer, now);
+    core.record_progress(queue, &mut work, WorkProgress::Fetches, now);
     turns.at(30);
     assert!(turns.execute(work).is_none());
     turns.at(45);
@@ -206,7 +206,8 @@ fn deferred_inline_responses_are_counted_when_sent() {
         );
     }
     let lent = core.complete_inline(turns.io.queue, &read.with_cid(9), None, now);
-    let timing = core.served_waits(turns.io.queue, lent.expect("lent").served);
+    let timing =
+        core.inline_response_deferred(turns.io.queue, lent.expect("borrowed").inline_timing);
     turns.end_turn();
     turns.at(10);
     turns.poll();
@@ -239,7 +240,7 @@ fn a_deferred_response_is_counted_when_sent() {
         turns.at(10 * turn);
         turns.poll();
         // Reported in every turn, traced once.
-        turns.world.nodes[0].core.waits_to_send(&mut timing);
+        turns.world.nodes[0].core.response_deferred(&mut timing);
         turns.end_turn();
     }
     turns.at(30);

@@ -45,7 +45,7 @@ impl<S: ByteStream> Connection<S> {
         let Some(InlineCompletion {
             response,
             data: Some(data),
-            served,
+            inline_timing,
             ..
         }) = cx.core.complete_inline(queue, sqe, None, cx.now)
         else {
@@ -54,7 +54,7 @@ impl<S: ByteStream> Connection<S> {
         cx.counters.commands.add(1);
         self.at_once += 1;
         let bytes = data.len();
-        let finishes = Finishes::AtOnce(served);
+        let finishes = Finishes::AtOnce(inline_timing);
         self.push_answer(cx, &response, Data::Borrow(data), bytes, finishes);
         if self.awaits_writable {
             self.served_wait(cx);
@@ -80,7 +80,7 @@ impl<S: ByteStream> Connection<S> {
         let Some(InlineCompletion {
             response,
             data: None,
-            served,
+            inline_timing,
             ..
         }) = cx.core.complete_inline(queue, sqe, Some(data), cx.now)
         else {
@@ -89,7 +89,7 @@ impl<S: ByteStream> Connection<S> {
         self.receiver.consume(bytes + digest_bytes);
         cx.counters.commands.add(1);
         self.at_once += 1;
-        self.push_response(&response, Finishes::AtOnce(served));
+        self.push_response(&response, Finishes::AtOnce(inline_timing));
         if self.awaits_writable {
             self.served_wait(cx);
         }
