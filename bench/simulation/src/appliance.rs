@@ -483,7 +483,8 @@ impl<'s> Tcp<'s> {
         );
         let (placement, handles) = (self.placement.clone(), self.handles.clone());
         let network = SimNetwork::new();
-        let mut transport = TcpTransport::over(network, connections, handoffs, placement, handles);
+        let mut transport =
+            TcpTransport::with_network(network, connections, handoffs, placement, handles);
         transport.receive_port_messages(port_messages);
         let mine = self.ports.iter().enumerate();
         let mine = mine.filter(|(turn, _)| turn % self.swarm.reactors == index);

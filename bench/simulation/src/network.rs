@@ -610,7 +610,7 @@ impl Network for SimNetwork {
         Ok(())
     }
 
-    fn look(&mut self) -> usize {
+    fn poll_events(&mut self) -> usize {
         self.ready.clear();
         // Closed listeners are removed.
         self.listeners

@@ -27,7 +27,7 @@ pub(crate) const RECEIVE_BUFFERS: usize = 8;
 pub const CONNECTIONS_PER_REACTOR_MAX: usize = 8192;
 
 /// Spare receive buffers that the connections of one host keep at most.
-pub(crate) const KEPT_BUFFERS_PER_HOST_MAX: usize = 2;
+pub(crate) const HELD_BUFFERS_PER_HOST_MAX: usize = 2;
 
 /// A connection is closed when its host, for this time, sends none of the data requested by R2T, or
 /// receives none of the data of its reads.
@@ -37,7 +37,7 @@ pub(crate) const PROGRESS_TIMEOUT_CONTENDED: Nanos = Nanos::from_secs(2);
 /// Interval of the progress checks of a connection.
 pub(crate) const PROGRESS_CHECK_INTERVAL: Nanos = Nanos::from_millis(500);
 
-const _: () = assert!(KEPT_BUFFERS_PER_HOST_MAX < RECEIVE_BUFFERS - 1);
+const _: () = assert!(HELD_BUFFERS_PER_HOST_MAX < RECEIVE_BUFFERS - 1);
 const _: () = assert!(PROGRESS_TIMEOUT_CONTENDED.as_nanos() < PROGRESS_TIMEOUT.as_nanos());
 const _: () = assert!(CONNECTIONS_PER_REACTOR_MAX <= 1 << 16);
 

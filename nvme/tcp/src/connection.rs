@@ -4,7 +4,7 @@
 //! commands. It never blocks, and does not allocate after Connect. TCP 1.1 §3.3, §3.5 and §3.6.
 
 mod audit;
-mod placing;
+mod direct_placement;
 mod progress;
 mod requests;
 
@@ -45,7 +45,7 @@ const RECEIVES_PER_POLL_MAX: usize = 4;
 
 /// Responses of an admin queue for which storage is allocated at Connect, whatever its depth. More
 /// is allocated when a host has more commands outstanding.
-const RESERVED_ANSWERS_MAX: u16 = 128;
+const RESERVED_RESPONSES_MAX: u16 = 128;
 
 /// Receive space behind awaited data, in bytes: enough for some headers.
 const ROOM_BEFORE_DATA_BYTES: usize = 512;
@@ -152,9 +152,9 @@ pub(crate) struct Connection<S> {
     rules: Rules,
     pending_connect: Option<PendingConnect>,
     /// Number of commands that completed inline, without a slot, and whose responses are not sent.
-    at_once: usize,
+    unsent_inline: usize,
     /// Timings of the oldest of these, for those whose responses were not sent in the same turn.
-    late: VecDeque<Timing>,
+    deferred_timings: VecDeque<Timing>,
     /// Number of requests with an R2T whose data is not complete.
     solicited: usize,
     /// The account that its leases are charged to; the appliance's own before Connect.
@@ -176,7 +176,7 @@ pub(crate) struct Connection<S> {
     /// Bytes that the stream had accepted at that time.
     sent_bytes: u64,
     /// The PDU that was partly sent at that time, if its data is borrowed.
-    begun_loan: Option<u64>,
+    partly_sent_borrow: Option<u64>,
     port: PortId,
     settings: PortSettings,
     setup_deadline: Nanos,
@@ -203,8 +203,8 @@ impl<S: ByteStream> Connection<S> {
             receiver: Receiver::new(),
             rules: Rules::before_initialisation(cx.config.host_data_bytes_max),
             pending_connect: None,
-            at_once: 0,
-            late: VecDeque::new(),
+            unsent_inline: 0,
+            deferred_timings: VecDeque::new(),
             solicited: 0,
             account: Account::SYSTEM,
             success_flag: false,
@@ -214,7 +214,7 @@ impl<S: ByteStream> Connection<S> {
             data_at: cx.now,
             sent_at: cx.now,
             sent_bytes: 0,
-            begun_loan: None,
+            partly_sent_borrow: None,
             port,
             settings: cx.config.port(port),
             setup_deadline: cx.now.saturating_add(cx.config.setup_timeout),
@@ -248,7 +248,7 @@ impl<S: ByteStream> Connection<S> {
 
     /// Requests in flight, without Asynchronous Event Requests that the target core holds.
     pub(crate) fn requests_in_flight(&self) -> usize {
-        self.slots.active() + self.at_once
+        self.slots.active() + self.unsent_inline
     }
 
     /// Whether the connection waits for data of a request that has begun.
@@ -280,9 +280,9 @@ impl<S: ByteStream> Connection<S> {
 
     /// Receives and handles available bytes; returns the number of receives that returned data.
     pub(crate) fn receive(&mut self, cx: &mut Context<'_>) -> Result<u32, Ended> {
-        cx.buffers.lend(&mut self.receiver);
+        cx.buffers.attach_buffer(&mut self.receiver);
         let received = self.receive_into_buffer(cx);
-        cx.buffers.take_back(&mut self.receiver, self.account);
+        cx.buffers.detach_buffer(&mut self.receiver, self.account);
         received
     }
 
@@ -595,7 +595,7 @@ impl<S: ByteStream> Connection<S> {
         };
         self.transmitter.negotiate(framing);
         self.rules.operate(framing);
-        self.receiver.forget_usual();
+        self.receiver.clear_expected_header();
         self.phase = Phase::Connecting;
         Ok(())
     }
@@ -664,14 +664,14 @@ impl<S: ByteStream> Connection<S> {
                 // so only a host that disabled SQ flow control permits it.
                 self.success_flag = cx.config.success_flag && !info.flow_control;
                 let reserved = usize::from(if info.admin {
-                    info.depth.min(RESERVED_ANSWERS_MAX)
+                    info.depth.min(RESERVED_RESPONSES_MAX)
                 } else {
                     info.depth
                 });
-                self.late.reserve(reserved);
+                self.deferred_timings.reserve(reserved);
                 self.transmitter.reserve(reserved);
                 self.rules.in_capsule_bytes_max = info.in_capsule_max;
-                self.receiver.forget_usual();
+                self.receiver.clear_expected_header();
                 self.phase = Phase::Serving;
                 self.push_response(&response, Finishes::Nothing);
             }
@@ -684,11 +684,11 @@ impl<S: ByteStream> Connection<S> {
 
     /// The pool granted a lease to a request that waited for one.
     pub(crate) fn granted(&mut self, cx: &mut Context<'_>, slot: u16, lease: Lease) {
-        cx.buffers.lend(&mut self.receiver);
+        cx.buffers.attach_buffer(&mut self.receiver);
         self.step(cx, slot, Event::Granted(lease));
         // Continue with what is buffered behind this request.
         self.consume(cx);
-        cx.buffers.take_back(&mut self.receiver, self.account);
+        cx.buffers.detach_buffer(&mut self.receiver, self.account);
     }
 
     /// The target core completed a request.
@@ -704,20 +704,20 @@ impl<S: ByteStream> Connection<S> {
                 transmitter,
                 stream,
                 slots,
-                at_once,
-                late,
+                unsent_inline,
+                deferred_timings,
                 ..
             } = self;
             let (core, now) = (&mut *cx.core, cx.now);
-            transmitter.flush(stream, |over| match over {
+            transmitter.flush(stream, |finishes| match finishes {
                 Finishes::Slot(slot) => {
                     if let Some(timing) = slots.sent(slot) {
                         core.sent(timing, now);
                     }
                 }
-                Finishes::AtOnce(_) => {
-                    *at_once -= 1;
-                    if let Some(timing) = late.pop_front() {
+                Finishes::Inline(_) => {
+                    *unsent_inline -= 1;
+                    if let Some(timing) = deferred_timings.pop_front() {
                         core.sent(timing, now);
                     }
                 }
@@ -731,7 +731,7 @@ impl<S: ByteStream> Connection<S> {
                     cx.core.response_deferred(timing);
                 }
             }
-            self.served_wait(cx);
+            self.defer_inline_timings(cx);
         }
         if let Phase::Closing {
             until,
@@ -763,12 +763,12 @@ impl<S: ByteStream> Connection<S> {
     /// Notifies the core of commands that completed inline and whose responses are not sent in this
     /// turn.
     #[cold]
-    fn served_wait(&mut self, cx: &mut Context<'_>) {
+    fn defer_inline_timings(&mut self, cx: &mut Context<'_>) {
         let Some(queue) = self.queue else { return };
-        let known = self.late.len();
-        let late = self.transmitter.served().skip(known);
-        self.late
-            .extend(late.map(|served| cx.core.inline_response_deferred(queue, served)));
+        let known = self.deferred_timings.len();
+        let deferred_timings = self.transmitter.inline_timings().skip(known);
+        self.deferred_timings
+            .extend(deferred_timings.map(|timing| cx.core.inline_response_deferred(queue, timing)));
     }
 
     /// Ends the connection after a protocol violation: sends a C2HTermReq and nothing after it (TCP
@@ -784,8 +784,8 @@ impl<S: ByteStream> Connection<S> {
             cx.counters.header_digest_errors.add(1);
         }
         self.transmitter.discard_unsent();
-        self.at_once = self.transmitter.served().count();
-        self.late.truncate(self.at_once);
+        self.unsent_inline = self.transmitter.inline_timings().count();
+        self.deferred_timings.truncate(self.unsent_inline);
         self.transmitter
             .push_control(&termination_request(violation));
         self.close(cx);

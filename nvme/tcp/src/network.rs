@@ -96,12 +96,12 @@ pub trait Network {
 
     /// Collects readiness events without waiting; returns their number. [`ready`](Self::ready)
     /// returns each.
-    fn look(&mut self) -> usize;
+    fn poll_events(&mut self) -> usize;
 
-    /// The event at `position` of the last [`look`](Self::look).
+    /// The event at `position` of the last [`poll_events`](Self::poll_events).
     fn ready(&self, position: usize) -> Ready;
 
-    /// The descriptor that is readable when [`look`](Self::look) would return events.
+    /// The descriptor that is readable when [`poll_events`](Self::poll_events) would return events.
     fn wake_source(&self) -> Option<BorrowedFd<'_>>;
 }
 
@@ -183,14 +183,14 @@ impl Network for Sockets {
         )?)
     }
 
-    fn look(&mut self) -> usize {
+    fn poll_events(&mut self) -> usize {
         self.events.clear();
-        let at_once = Timespec {
+        let no_wait = Timespec {
             tv_sec: 0,
             tv_nsec: 0,
         };
         let buffer = rustix::buffer::spare_capacity(&mut self.events);
-        let found = epoll::wait(&self.epoll, buffer, Some(&at_once));
+        let found = epoll::wait(&self.epoll, buffer, Some(&no_wait));
         restore_return_prediction();
         match found {
             Ok(_) | Err(Errno::INTR) => {}

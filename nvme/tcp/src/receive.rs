@@ -110,10 +110,10 @@ impl Rules {
 
 /// Bytes that a connection keeps at most when it returns its reactor's receive buffer: an
 /// incomplete header, with its padding and digest.
-pub(crate) const REST_BYTES_MAX: usize = 512;
+pub(crate) const PARTIAL_HEADER_BYTES_MAX: usize = 512;
 
 // PDO, the offset of data, is one byte. A data digest can follow data that was cut off there.
-const _: () = assert!(REST_BYTES_MAX > u8::MAX as usize + DIGEST_BYTES);
+const _: () = assert!(PARTIAL_HEADER_BYTES_MAX > u8::MAX as usize + DIGEST_BYTES);
 
 /// Bytes that a connection has received and not consumed, in a buffer of its reactor.
 #[derive(Debug)]
@@ -124,8 +124,8 @@ pub(crate) struct Receiver {
     end: usize,
     command: Sqe,
     /// The header of the last command capsule with data; the next one is likely equal.
-    usual: Option<(CommonHeader, Payload)>,
-    rest: ArrayVec<u8, REST_BYTES_MAX>,
+    expected_header: Option<(CommonHeader, Payload)>,
+    partial_header: ArrayVec<u8, PARTIAL_HEADER_BYTES_MAX>,
 }
 
 impl Receiver {
@@ -135,8 +135,8 @@ impl Receiver {
             start: 0,
             end: 0,
             command: Sqe::default(),
-            usual: None,
-            rest: ArrayVec::new(),
+            expected_header: None,
+            partial_header: ArrayVec::new(),
         }
     }
 
@@ -156,20 +156,22 @@ impl Receiver {
     pub(crate) fn attach(&mut self, place: &mut Box<[u8]>) {
         debug_assert!(!self.has_buffer(), "one buffer at a time");
         std::mem::swap(&mut self.buffer, place);
-        if !self.rest.is_empty() {
-            (self.start, self.end) = (0, self.rest.len());
-            self.buffer[..self.end].copy_from_slice(&self.rest);
-            self.rest.clear();
+        if !self.partial_header.is_empty() {
+            (self.start, self.end) = (0, self.partial_header.len());
+            self.buffer[..self.end].copy_from_slice(&self.partial_header);
+            self.partial_header.clear();
         }
     }
 
     /// Keeps the unconsumed bytes outside of the buffer, so that [`release`](Self::release) loses
     /// none. Returns `false` if they are too many.
     #[inline]
-    pub(crate) fn keep_rest(&mut self) -> bool {
+    pub(crate) fn save_partial_header(&mut self) -> bool {
         self.start == self.end || {
-            let rest = &self.buffer[self.start..self.end];
-            self.rest.try_extend_from_slice(rest).is_ok()
+            let partial_header = &self.buffer[self.start..self.end];
+            self.partial_header
+                .try_extend_from_slice(partial_header)
+                .is_ok()
         }
     }
 
@@ -242,7 +244,7 @@ impl Receiver {
             && let Ok((capsule, behind)) = CapsuleCmd::ref_from_prefix(self.buffered())
         {
             let is_like = |header: &CommonHeader| capsule.ch.as_bytes() == header.as_bytes();
-            let payload = match &self.usual {
+            let payload = match &self.expected_header {
                 _ if is_like(expected) => Some(None),
                 Some((header, payload)) if is_like(header) => Some(Some(*payload)),
                 Some(_) | None => None,
@@ -260,8 +262,8 @@ impl Receiver {
     }
 
     /// Forgets the last header, because the rules for headers have changed.
-    pub(crate) fn forget_usual(&mut self) {
-        self.usual = None;
+    pub(crate) fn clear_expected_header(&mut self) {
+        self.expected_header = None;
     }
 
     #[inline(never)]
@@ -288,7 +290,7 @@ impl Receiver {
             let payload = payload(&layout);
             self.command = sqe;
             if header_bytes == rules.command_bytes() {
-                self.usual = payload.map(|payload| (ch, payload));
+                self.expected_header = payload.map(|payload| (ch, payload));
             }
             self.consume(header_bytes);
             return Ok(Some(Pdu::Command(payload)));

@@ -64,9 +64,9 @@ impl Payload {
         }
     }
 
-    fn loan(&self) -> Option<&Borrow> {
+    fn borrowed(&self) -> Option<&Borrow> {
         match &self.data {
-            PayloadData::Held(Data::Borrow(loan)) => Some(loan),
+            PayloadData::Held(Data::Borrow(borrow)) => Some(borrow),
             PayloadData::Held(Data::Lease(_)) | PayloadData::Suspended(_) => None,
         }
     }
@@ -74,8 +74,8 @@ impl Payload {
     /// The same payload with its borrow suspended.
     fn suspended(self) -> Self {
         match self.data {
-            PayloadData::Held(Data::Borrow(loan)) => Self {
-                data: PayloadData::Suspended(loan.suspend()),
+            PayloadData::Held(Data::Borrow(borrow)) => Self {
+                data: PayloadData::Suspended(borrow.suspend()),
                 digest: None,
                 ..self
             },
@@ -101,7 +101,7 @@ pub(crate) enum Finishes {
     /// The request in this slot.
     Slot(u16),
     /// A command that completed inline and has no slot.
-    AtOnce(InlineTiming),
+    Inline(InlineTiming),
 }
 
 /// The result of copying the borrowed data of a partly sent PDU.
@@ -163,7 +163,7 @@ impl Framed {
 
     /// Suspends the borrow; returns `false` if the PDU has none.
     fn suspend(&mut self) -> bool {
-        if self.payload.as_ref().and_then(Payload::loan).is_none() {
+        if self.payload.as_ref().and_then(Payload::borrowed).is_none() {
             return false;
         }
         self.payload = self.payload.take().map(Payload::suspended);
@@ -178,10 +178,10 @@ impl Framed {
         let PayloadData::Suspended(claim) = &mut payload.data else {
             return true;
         };
-        let Some(loan) = claim.try_borrow_read() else {
+        let Some(borrow) = claim.try_borrow_read() else {
             return false;
         };
-        payload.data = PayloadData::Held(Data::Borrow(loan));
+        payload.data = PayloadData::Held(Data::Borrow(borrow));
         true
     }
 
@@ -349,11 +349,11 @@ impl Transmitter {
         finishes: Finishes,
     ) {
         // If nothing else is queued, the kernel's copy starts before a prefetch could help.
-        if let Data::Borrow(loan) = &data
-            && loan.is_uncached()
+        if let Data::Borrow(borrow) = &data
+            && borrow.is_uncached()
             && !self.queue.is_empty()
         {
-            prefetch(&loan[..bytes]);
+            prefetch(&borrow[..bytes]);
         }
         let payload = Payload {
             data: PayloadData::Held(data),
@@ -386,10 +386,10 @@ impl Transmitter {
     }
 
     /// Commands that completed inline and whose responses are not sent, the oldest first.
-    pub(crate) fn served(&self) -> impl Iterator<Item = InlineTiming> {
+    pub(crate) fn inline_timings(&self) -> impl Iterator<Item = InlineTiming> {
         let finishes = self.queue.iter().map(Outgoing::finishes);
         finishes.filter_map(|finishes| match finishes {
-            Finishes::AtOnce(served) => Some(served),
+            Finishes::Inline(inline_timing) => Some(inline_timing),
             Finishes::Slot(_) | Finishes::Nothing => None,
         })
     }
@@ -416,9 +416,9 @@ impl Transmitter {
     }
 
     /// Suspends the borrows of PDUs that are not partly sent; returns their number.
-    pub(crate) fn suspend_loans(&mut self) -> usize {
-        let begun = usize::from(self.sent > 0);
-        let unsent = self.queue.iter_mut().skip(begun);
+    pub(crate) fn suspend_borrows(&mut self) -> usize {
+        let partly_sent = usize::from(self.sent > 0);
+        let unsent = self.queue.iter_mut().skip(partly_sent);
         let suspended = unsent.filter_map(|outgoing| {
             outgoing
                 .framed_mut()
@@ -428,15 +428,15 @@ impl Transmitter {
         let suspended = suspended.count();
         self.suspended += suspended;
         if suspended > 0 {
-            self.sealed = self.sealed.min(begun);
+            self.sealed = self.sealed.min(partly_sent);
         }
         suspended
     }
 
     /// The same for the last two PDUs of the queue: data and its response.
     pub(crate) fn suspend_newest(&mut self) -> usize {
-        let begun = usize::from(self.sent > 0);
-        let newest = self.queue.len().saturating_sub(2).max(begun);
+        let partly_sent = usize::from(self.sent > 0);
+        let newest = self.queue.len().saturating_sub(2).max(partly_sent);
         let mut suspended = 0;
         for (place, outgoing) in self.queue.iter_mut().enumerate().skip(newest) {
             if outgoing.framed_mut().is_some_and(Framed::suspend) {
@@ -449,26 +449,26 @@ impl Transmitter {
     }
 
     /// The number of the PDU that is partly sent, if its data is borrowed.
-    pub(crate) fn begun_loan(&self) -> Option<u64> {
-        let begun = self.queue.front().filter(|_| self.sent > 0)?;
-        begun.payload()?.loan().map(|_| self.pdus_sent)
+    pub(crate) fn partly_sent_borrow(&self) -> Option<u64> {
+        let partly_sent = self.queue.front().filter(|_| self.sent > 0)?;
+        partly_sent.payload()?.borrowed().map(|_| self.pdus_sent)
     }
 
     /// Whether a writer waits for the borrowed data of the PDU that is partly sent.
-    pub(crate) fn begun_loan_is_awaited(&self) -> bool {
-        let begun = self.queue.front().filter(|_| self.sent > 0);
-        let payload = begun.and_then(Outgoing::payload);
+    pub(crate) fn partly_sent_borrow_is_awaited(&self) -> bool {
+        let partly_sent = self.queue.front().filter(|_| self.sent > 0);
+        let payload = partly_sent.and_then(Outgoing::payload);
         payload
-            .and_then(Payload::loan)
+            .and_then(Payload::borrowed)
             .is_some_and(Borrow::is_awaited)
     }
 
     /// Copies the borrowed data of a partly sent PDU into a lease, which `take` provides.
-    pub(crate) fn copy_begun_loan(
+    pub(crate) fn copy_partly_sent_borrow(
         &mut self,
         take: impl FnOnce(usize) -> Option<Lease>,
     ) -> Suspended {
-        if self.begun_loan().is_none() {
+        if self.partly_sent_borrow().is_none() {
             return Suspended::Nothing;
         }
         let Some(Outgoing::Framed(Framed {
@@ -587,25 +587,25 @@ impl Transmitter {
     /// Drops the PDUs that the stream has accepted entirely with the next `bytes`.
     fn retire(&mut self, bytes: usize, finished: &mut impl FnMut(Finishes)) {
         let mut taken = self.sent + bytes;
-        let mut gone = 0;
+        let mut sent_pdus = 0;
         for outgoing in &self.queue {
             let len = outgoing.len();
             if taken < len {
                 break;
             }
             taken -= len;
-            gone += 1;
+            sent_pdus += 1;
             finished(outgoing.finishes());
         }
         debug_assert!(
-            taken == 0 || gone < self.queue.len(),
+            taken == 0 || sent_pdus < self.queue.len(),
             "the stream took more than it was given"
         );
         self.sent = taken;
         self.bytes_sent += bytes as u64;
-        self.pdus_sent += gone as u64;
-        self.sealed = self.sealed.saturating_sub(gone);
-        self.queue.drain(..gone);
+        self.pdus_sent += sent_pdus as u64;
+        self.sealed = self.sealed.saturating_sub(sent_pdus);
+        self.queue.drain(..sent_pdus);
     }
 }
 

@@ -72,7 +72,7 @@ impl TcpTransport<Sockets> {
         placement: Placement,
         reactors: Vec<ReactorHandle>,
     ) -> io::Result<Self> {
-        Ok(Self::over(
+        Ok(Self::with_network(
             Sockets::new()?,
             connections,
             handoffs,
@@ -85,7 +85,7 @@ impl TcpTransport<Sockets> {
 impl<N: Network> TcpTransport<N> {
     /// Drives `connections` over `network` on the reactor that `handoffs` belongs to.
     #[must_use]
-    pub fn over(
+    pub fn with_network(
         network: N,
         connections: ConnectionSet<N::Stream>,
         handoffs: Port<Handoff<N::Accepted>>,
@@ -138,7 +138,7 @@ impl<N: Network> TcpTransport<N> {
             match N::accept(listener) {
                 Ok(stream) => {
                     accepted += 1;
-                    self.place(stream, port, now);
+                    self.assign_connection(stream, port, now);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return accepted,
                 Err(error) if is_about_the_peer(&error) => {}
@@ -170,7 +170,7 @@ impl<N: Network> TcpTransport<N> {
 
     /// Hands a new socket to the least loaded reactor, or to one that can evict a connection for
     /// it.
-    fn place(&mut self, stream: N::Accepted, port: PortId, now: Nanos) {
+    fn assign_connection(&mut self, stream: N::Accepted, port: PortId, now: Nanos) {
         let (chosen, replaces) = match self.placement.choose_or_replace(&self.reactors, now) {
             PlacementResult::Available(chosen) => (chosen, false),
             PlacementResult::Replacing(chosen) => (chosen, true),
@@ -245,7 +245,7 @@ impl<N: Network> TcpTransport<N> {
     fn poll_epoll(&mut self, now: Nanos) -> u32 {
         self.turns_since_epoll = 0;
         let mut moved = 0;
-        for position in 0..self.network.look() {
+        for position in 0..self.network.poll_events() {
             let ready = self.network.ready(position);
             match ready.source {
                 Source::Listener(index) => moved += self.accept(index, now),
@@ -265,7 +265,7 @@ impl<N: Network> TcpTransport<N> {
         moved
     }
 
-    fn forget_ended(&mut self) {
+    fn release_ended(&mut self) {
         while let Some(index) = self.connections.take_ended() {
             self.recent.retain(|recent| *recent != index);
             self.placement.release(self.handoffs.index());
@@ -334,7 +334,7 @@ impl<N: Network> Poller for TcpTransport<N> {
         connections.flush(now, |index, stream| {
             watch(network, index, stream, Interest::ReadableOrWritable);
         });
-        self.forget_ended();
+        self.release_ended();
     }
 
     fn next_deadline(&self) -> Option<Nanos> {

@@ -20,19 +20,19 @@ fn pair(behaviour: NetworkBehaviour) -> Pair {
     let mut network = SimNetwork::new();
     let socket = listener.bind().expect("nobody listens");
     network.add_listener(0, &socket).expect("it never fails");
-    assert_eq!(network.look(), 0);
+    assert_eq!(network.poll_events(), 0);
     let wire = listener.connect(behaviour, Random::new(1, 1));
-    assert_eq!(network.look(), 1);
+    assert_eq!(network.poll_events(), 1);
     assert_eq!(network.ready(0).source, Source::Listener(0));
     let accepted = SimNetwork::accept(&socket).expect("a connection waits");
     let stream = SimNetwork::adopt(accepted).expect("it is whole");
     network.add_stream(3, &stream).expect("it never fails");
-    assert_eq!(network.look(), 0);
+    assert_eq!(network.poll_events(), 0);
     assert!(listener.bind().is_err());
     // A closed listener is removed, and connections are refused.
     let waiting = listener.connect(behaviour, Random::new(1, 2));
     drop(socket);
-    assert_eq!(network.look(), 0);
+    assert_eq!(network.poll_events(), 0);
     let refused = listener.connect(behaviour, Random::new(1, 3));
     for wire in [waiting, refused] {
         assert_eq!(wire.receive(&mut Vec::new()), HostEnd::Reset);
@@ -67,7 +67,7 @@ fn bytes_arrive_in_order_after_the_latency() {
     pair.wire.send(&[1, 2, 3]);
     assert_eq!(pair.receive(10).0, Transferred::WouldBlock);
     pair.later();
-    assert_eq!(pair.network.look(), 1);
+    assert_eq!(pair.network.poll_events(), 1);
     assert_eq!(pair.network.ready(0).source, Source::Connection(3));
     let (outcome, bytes) = pair.receive(2);
     assert_eq!((outcome, bytes), (Transferred::Bytes(2), vec![1, 2]));
@@ -95,13 +95,13 @@ fn slow_reader_blocks_the_sender_until_writable_event() {
     pair.network
         .watch_stream(3, &pair.stream, both)
         .expect("it never fails");
-    assert_eq!(pair.network.look(), 0);
+    assert_eq!(pair.network.poll_events(), 0);
     pair.later();
     let mut taken = Vec::new();
     assert_eq!(pair.wire.receive(&mut taken), HostEnd::Open);
     assert_eq!(taken.len(), 100);
     assert!(pair.wire.waits_for_target());
-    assert_eq!(pair.network.look(), 1);
+    assert_eq!(pair.network.poll_events(), 1);
     assert!(pair.network.ready(0).writable);
 }
 

@@ -26,13 +26,13 @@ impl<S: ByteStream> Connection<S> {
             _ => 0,
         });
         let (queued, sending) = self.transmitter.held_bytes();
-        let late = self.late.capacity() * size_of::<Timing>();
+        let deferred_timings = self.deferred_timings.capacity() * size_of::<Timing>();
         let connect = match self.pending_connect.is_some() {
             true => CONNECT_DATA_BYTES,
             false => 0,
         };
         ConnectionAudit {
-            own_bytes: size_of::<Self>() + slots + queued + late + connect,
+            own_bytes: size_of::<Self>() + slots + queued + deferred_timings + connect,
             buffer_bytes: self.receiver.buffer_bytes(),
             leased_bytes: fetching.sum::<usize>() + sending,
         }

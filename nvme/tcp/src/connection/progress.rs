@@ -47,14 +47,14 @@ impl<S: ByteStream> Connection<S> {
             return;
         }
         // These borrows were for this send only, and their data was not sent.
-        let suspended = self.transmitter.suspend_loans();
+        let suspended = self.transmitter.suspend_borrows();
         cx.counters.loans_suspended.add(suspended as u64);
-        self.borrows_until = match self.transmitter.begun_loan() {
+        self.borrows_until = match self.transmitter.partly_sent_borrow() {
             None => None,
-            Some(begun) if self.begun_loan == Some(begun) => self.borrows_until,
+            Some(partly_sent) if self.partly_sent_borrow == Some(partly_sent) => self.borrows_until,
             Some(_) => Some(cx.now + BORROWED_MAX),
         };
-        self.begun_loan = self.transmitter.begun_loan();
+        self.partly_sent_borrow = self.transmitter.partly_sent_borrow();
     }
 
     /// Suspends the borrow of a read that completed while the stream accepts no bytes.
@@ -69,13 +69,15 @@ impl<S: ByteStream> Connection<S> {
     /// Ends the borrows of a host that receives no data, so that the ranges can be written.
     pub(super) fn stop_borrowing(&mut self, cx: &Context<'_>) -> Result<(), Ended> {
         self.borrows_until = None;
-        self.begun_loan = None;
+        self.partly_sent_borrow = None;
         self.is_slow = true;
-        let suspended = self.transmitter.suspend_loans();
+        let suspended = self.transmitter.suspend_borrows();
         cx.counters.loans_suspended.add(suspended as u64);
-        if self.transmitter.begun_loan().is_some() && !self.transmitter.begun_loan_is_awaited() {
+        if self.transmitter.partly_sent_borrow().is_some()
+            && !self.transmitter.partly_sent_borrow_is_awaited()
+        {
             // No writer waits, so a copy would only use memory.
-            self.begun_loan = self.transmitter.begun_loan();
+            self.partly_sent_borrow = self.transmitter.partly_sent_borrow();
             self.borrows_until = Some(cx.now + BORROWED_CHECK_INTERVAL);
             return Ok(());
         }
@@ -85,14 +87,14 @@ impl<S: ByteStream> Connection<S> {
             let lease = cx.pool.take_for(self.account, len);
             lease.or_else(|| cx.pool.take_for(reserve, len))
         };
-        match self.transmitter.copy_begun_loan(copy) {
+        match self.transmitter.copy_partly_sent_borrow(copy) {
             Suspended::Nothing => Ok(()),
             Suspended::Copied(bytes) => {
                 cx.counters.bytes_copied.add(bytes as u64);
                 Ok(())
             }
             Suspended::NoMemory => {
-                self.tell_stalled(cx, "takes no data and there is no memory to keep it in");
+                self.report_stalled(cx, "takes no data and there is no memory to keep it in");
                 Err(Ended::NoCopy)
             }
         }
@@ -112,7 +114,7 @@ impl<S: ByteStream> Connection<S> {
                 || (idle >= PROGRESS_TIMEOUT_CONTENDED && self.slots.iter().any(needed))
             {
                 cx.counters.data_timeouts.add(1);
-                self.tell_stalled(cx, "does not send the data that it was asked for");
+                self.report_stalled(cx, "does not send the data that it was asked for");
                 self.close(cx);
                 return Ok(());
             }
@@ -124,7 +126,7 @@ impl<S: ByteStream> Connection<S> {
                 || (idle >= PROGRESS_TIMEOUT_CONTENDED
                     && self.transmitter.any_lease(|lease| cx.pool.is_scarce(lease)))
             {
-                self.tell_stalled(cx, "does not take the data that it asked for");
+                self.report_stalled(cx, "does not take the data that it asked for");
                 return Err(Ended::SendTimeout);
             }
         }
@@ -134,7 +136,7 @@ impl<S: ByteStream> Connection<S> {
         Ok(())
     }
 
-    fn tell_stalled(&self, cx: &Context<'_>, what: &str) {
+    fn report_stalled(&self, cx: &Context<'_>, what: &str) {
         if let Some(withheld) = cx.log.admit(cx.now) {
             let host = self.stream.host_address();
             tracing::warn!(

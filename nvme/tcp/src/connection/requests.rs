@@ -27,12 +27,12 @@ impl<S: ByteStream> Connection<S> {
         payload: Option<Payload>,
     ) -> Result<(), Box<Violation>> {
         // An inline command takes no slot, but counts towards the queue's entries.
-        let answered = self.slots.vacant() > self.at_once
+        let completed_inline = self.slots.vacant() > self.unsent_inline
             && match payload {
-                None => self.read_at_once(cx, queue),
+                None => self.read_inline(cx, queue),
                 Some(payload) => self.write_inline(cx, queue, payload),
             };
-        if answered {
+        if completed_inline {
             return Ok(());
         }
         self.admit_any(cx, queue, payload)
@@ -40,7 +40,7 @@ impl<S: ByteStream> Connection<S> {
 
     /// Completes a read inline, with borrowed data. Returns `false` without effect if it cannot.
     #[inline]
-    fn read_at_once(&mut self, cx: &mut Context<'_>, queue: QueueId) -> bool {
+    fn read_inline(&mut self, cx: &mut Context<'_>, queue: QueueId) -> bool {
         let sqe = self.receiver.command();
         let Some(InlineCompletion {
             response,
@@ -52,12 +52,12 @@ impl<S: ByteStream> Connection<S> {
             return false;
         };
         cx.counters.commands.add(1);
-        self.at_once += 1;
+        self.unsent_inline += 1;
         let bytes = data.len();
-        let finishes = Finishes::AtOnce(inline_timing);
-        self.push_answer(cx, &response, Data::Borrow(data), bytes, finishes);
+        let finishes = Finishes::Inline(inline_timing);
+        self.push_data_response(cx, &response, Data::Borrow(data), bytes, finishes);
         if self.awaits_writable {
-            self.served_wait(cx);
+            self.defer_inline_timings(cx);
             self.suspend_if_slow(cx);
         }
         true
@@ -88,10 +88,10 @@ impl<S: ByteStream> Connection<S> {
         };
         self.receiver.consume(bytes + digest_bytes);
         cx.counters.commands.add(1);
-        self.at_once += 1;
-        self.push_response(&response, Finishes::AtOnce(inline_timing));
+        self.unsent_inline += 1;
+        self.push_response(&response, Finishes::Inline(inline_timing));
         if self.awaits_writable {
-            self.served_wait(cx);
+            self.defer_inline_timings(cx);
         }
         true
     }
@@ -105,7 +105,7 @@ impl<S: ByteStream> Connection<S> {
         payload: Option<Payload>,
     ) -> Result<(), Box<Violation>> {
         let sqe = self.receiver.command();
-        let free = self.slots.vacant() > self.at_once;
+        let free = self.slots.vacant() > self.unsent_inline;
         let Some(slot) = free.then(|| self.slots.take()).flatten() else {
             // The host sent more commands than its queue has entries.
             return Err(Violation::new(
@@ -119,7 +119,7 @@ impl<S: ByteStream> Connection<S> {
         match cx.core.admit(queue, tag, sqe, cx.now) {
             Admission::Respond(response) => {
                 self.expect_payload(Sink::Discard, payload);
-                self.answer(cx, slot, &response, Timing::NONE, None);
+                self.queue_response(cx, slot, &response, Timing::NONE, None);
             }
             Admission::Held => {
                 self.expect_payload(Sink::Discard, payload);
@@ -129,7 +129,7 @@ impl<S: ByteStream> Connection<S> {
                 Some(status) => {
                     self.expect_payload(Sink::Discard, payload);
                     let response = cx.core.reject(queue, work, status);
-                    self.answer(cx, slot, &response, Timing::NONE, None);
+                    self.queue_response(cx, slot, &response, Timing::NONE, None);
                 }
                 None => {
                     let sink = match (work.direction(), work.source()) {
@@ -184,7 +184,7 @@ impl<S: ByteStream> Connection<S> {
 
     /// Queues the data, if any, and the response capsule unless the data PDU has the SUCCESS flag.
     #[inline]
-    fn answer(
+    fn queue_response(
         &mut self,
         cx: &Context<'_>,
         slot: u16,
@@ -199,16 +199,16 @@ impl<S: ByteStream> Connection<S> {
         if bytes == 0 || !response.status().is_success() {
             return self.push_response(response, Finishes::Slot(slot));
         }
-        self.push_slot_answer(cx, slot, response, data, bytes);
+        self.push_slot_data_response(cx, slot, response, data, bytes);
         if self.is_slow {
             self.suspend_if_slow(cx);
         }
     }
 
-    /// [`push_answer`](Self::push_answer) for a request with a slot. A separate function, so that
-    /// the call for inline reads is inlined alone.
+    /// [`push_data_response`](Self::push_data_response) for a request with a slot. A separate
+    /// function, so that the call for inline reads is inlined alone.
     #[inline(never)]
-    fn push_slot_answer(
+    fn push_slot_data_response(
         &mut self,
         cx: &Context<'_>,
         slot: u16,
@@ -216,12 +216,12 @@ impl<S: ByteStream> Connection<S> {
         data: Data,
         bytes: usize,
     ) {
-        self.push_answer(cx, response, data, bytes, Finishes::Slot(slot));
+        self.push_data_response(cx, response, data, bytes, Finishes::Slot(slot));
     }
 
     /// Queues data, and the response capsule unless the data PDU has the SUCCESS flag.
     #[inline(always)]
-    fn push_answer(
+    fn push_data_response(
         &mut self,
         cx: &Context<'_>,
         response: &Cqe,
@@ -293,11 +293,11 @@ impl<S: ByteStream> Requests<Context<'_>> for Connection<S> {
         if fetch.corrupt {
             let status = Status::TRANSIENT_TRANSPORT_ERROR;
             let response = cx.core.reject(queue, fetch.work, status);
-            return self.answer(cx, slot, &response, Timing::NONE, None);
+            return self.queue_response(cx, slot, &response, Timing::NONE, None);
         }
         let Fetch { work, lease, .. } = match fetch.placed {
             0 => fetch,
-            _ => self.place_rest(cx, queue, fetch),
+            _ => self.place_remaining(cx, queue, fetch),
         };
         self.execute(cx, slot, work, Some(lease));
     }
@@ -312,7 +312,7 @@ impl<S: ByteStream> Requests<Context<'_>> for Connection<S> {
             ..
         } = done;
         let data = data.map(|data| (data, bytes as usize));
-        self.answer(cx, slot, &response, timing, data);
+        self.queue_response(cx, slot, &response, timing, data);
     }
 }
 

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use zerocopy::IntoBytes;
 
 use super::*;
-use crate::config::{KEPT_BUFFERS_PER_HOST_MAX, RECEIVE_BUFFER_BYTES, RECEIVE_BUFFERS};
+use crate::config::{HELD_BUFFERS_PER_HOST_MAX, RECEIVE_BUFFER_BYTES, RECEIVE_BUFFERS};
 use crate::receive_buffers::ReceiveBuffers;
 
 fn rules(order: Order, header_digest: bool, data_digest: bool) -> Rules {
@@ -176,9 +176,9 @@ fn a_wrong_header_digest_is_named_by_the_digest_that_came() {
         Ok(Some(Pdu::Command(None)))
     ));
     bytes[72] ^= 1;
-    let came = u32::from_le_bytes(bytes[72..76].try_into().expect("four bytes"));
+    let received_digest = u32::from_le_bytes(bytes[72..76].try_into().expect("four bytes"));
     let found = receive(&bytes, &strict);
-    assert!(matches!(found, Err((FatalError::HEADER_DIGEST_ERROR, at)) if at == came));
+    assert!(matches!(found, Err((FatalError::HEADER_DIGEST_ERROR, at)) if at == received_digest));
 }
 
 #[test]
@@ -212,7 +212,10 @@ fn what_is_left_of_a_header_goes_on_in_the_next_buffer() {
     receiver.room()[..first.len()].copy_from_slice(first);
     receiver.filled(first.len());
     assert!(receiver.next_pdu(&operating()).expect("in order").is_none());
-    assert!(receiver.keep_rest(), "a part of a header can be kept");
+    assert!(
+        receiver.save_partial_header(),
+        "a part of a header can be kept"
+    );
     let mut buffer = Box::default();
     receiver.release(&mut buffer);
     assert!(receiver.buffered().is_empty() && !receiver.has_buffer());
@@ -230,32 +233,32 @@ fn more_than_a_header_stays_in_its_buffer_until_it_is_consumed_or_forgotten() {
     let (one, of) = (Account::io(1), |place: usize| Account::io(place as u16 + 2));
     let mut buffers = ReceiveBuffers::new();
     let mut receiver = Receiver::new();
-    buffers.lend(&mut receiver);
-    receiver.filled(REST_BYTES_MAX + 1);
-    buffers.take_back(&mut receiver, one);
-    assert_eq!(receiver.buffered().len(), REST_BYTES_MAX + 1);
+    buffers.attach_buffer(&mut receiver);
+    receiver.filled(PARTIAL_HEADER_BYTES_MAX + 1);
+    buffers.detach_buffer(&mut receiver, one);
+    assert_eq!(receiver.buffered().len(), PARTIAL_HEADER_BYTES_MAX + 1);
     // Others use the spare buffers, and receive little at a time if there is none.
     let mut others: Vec<_> = (2..RECEIVE_BUFFERS).map(|_| Receiver::new()).collect();
     for (place, other) in others.iter_mut().enumerate() {
-        buffers.lend(other);
+        buffers.attach_buffer(other);
         assert_eq!(buffers.room_max(0, of(place)), usize::MAX);
-        other.filled(REST_BYTES_MAX + 1);
-        buffers.take_back(other, of(place));
+        other.filled(PARTIAL_HEADER_BYTES_MAX + 1);
+        buffers.detach_buffer(other, of(place));
     }
     let mut last = Receiver::new();
-    buffers.lend(&mut last);
-    assert_eq!(buffers.room_max(100, one), REST_BYTES_MAX - 100);
-    last.filled(REST_BYTES_MAX);
-    buffers.take_back(&mut last, one);
+    buffers.attach_buffer(&mut last);
+    assert_eq!(buffers.room_max(100, one), PARTIAL_HEADER_BYTES_MAX - 100);
+    last.filled(PARTIAL_HEADER_BYTES_MAX);
+    buffers.detach_buffer(&mut last, one);
     assert!(!last.has_buffer());
     // A returned buffer is available to all, whether its contents were consumed or discarded.
     receiver.consume(1);
-    buffers.take_back(&mut receiver, one);
+    buffers.detach_buffer(&mut receiver, one);
     assert!(!receiver.has_buffer());
     buffers.release(&mut others[0], of(0));
     buffers.release(&mut others[1], of(1));
-    buffers.lend(&mut receiver);
-    assert_eq!(receiver.buffered().len(), REST_BYTES_MAX);
+    buffers.attach_buffer(&mut receiver);
+    assert_eq!(receiver.buffered().len(), PARTIAL_HEADER_BYTES_MAX);
     assert_eq!(buffers.room_max(0, one), usize::MAX);
     buffers.release(&mut receiver, one);
     assert!(receiver.buffered().is_empty() && !receiver.has_buffer());
@@ -265,18 +268,21 @@ fn more_than_a_header_stays_in_its_buffer_until_it_is_consumed_or_forgotten() {
 fn connections_of_one_host_keep_few_buffers() {
     let (greedy, modest) = (Account::io(1), Account::io(2));
     let mut buffers = ReceiveBuffers::new();
-    let mut kept: Vec<_> = (0..KEPT_BUFFERS_PER_HOST_MAX)
+    let mut held: Vec<_> = (0..HELD_BUFFERS_PER_HOST_MAX)
         .map(|_| Receiver::new())
         .collect();
-    for receiver in &mut kept {
+    for receiver in &mut held {
         assert_eq!(buffers.room_max(0, greedy), usize::MAX);
-        buffers.lend(receiver);
-        receiver.filled(REST_BYTES_MAX + 1);
-        buffers.take_back(receiver, greedy);
+        buffers.attach_buffer(receiver);
+        receiver.filled(PARTIAL_HEADER_BYTES_MAX + 1);
+        buffers.detach_buffer(receiver, greedy);
     }
-    assert_eq!(buffers.room_max(100, greedy), REST_BYTES_MAX - 100);
+    assert_eq!(
+        buffers.room_max(100, greedy),
+        PARTIAL_HEADER_BYTES_MAX - 100
+    );
     assert_eq!(buffers.room_max(100, modest), usize::MAX);
-    buffers.release(&mut kept[0], greedy);
+    buffers.release(&mut held[0], greedy);
     assert_eq!(buffers.room_max(100, greedy), usize::MAX);
 }
 
@@ -292,7 +298,7 @@ fn a_capsule_like_the_last_is_known_until_the_rules_change() {
             receiver.room()[..bytes.len()].copy_from_slice(&bytes);
             receiver.filled(bytes.len());
             if rules.in_capsule_bytes_max == 0 {
-                receiver.forget_usual();
+                receiver.clear_expected_header();
             }
             match receiver.next_pdu(rules) {
                 Ok(Some(Pdu::Command(payload))) => Ok(payload.map_or(0, |payload| payload.bytes)),

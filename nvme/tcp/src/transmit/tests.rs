@@ -68,10 +68,10 @@ fn queue_three(transmitter: &mut Transmitter, framing: Framing, pool: &Pool) {
 fn drain(transmitter: &mut Transmitter, wire: &mut Wire) -> Vec<u16> {
     let mut finished = Vec::new();
     for _ in 0..100_000 {
-        let flushed = transmitter.flush(wire, |over| match over {
+        let flushed = transmitter.flush(wire, |finishes| match finishes {
             Finishes::Slot(slot) => finished.push(slot),
             Finishes::Nothing => {}
-            Finishes::AtOnce(_) => panic!("everything here has a slot"),
+            Finishes::Inline(_) => panic!("everything here has a slot"),
         });
         if flushed == Flushed::Empty {
             return finished;
@@ -227,12 +227,12 @@ fn data_that_nobody_takes_is_lent_no_longer() {
         let pool = pool();
         let mut transmitter = Transmitter::new();
         for place in 0..2 {
-            let loan = handle
+            let borrow = handle
                 .try_borrow_read(place * 4096, 4096)
                 .expect("nobody writes");
             let data = C2hData::new(3, 0, 4096, C2hEnd::Success, Framing::default());
             let finishes = Finishes::Nothing;
-            transmitter.push_data(transmute!(data), Data::Borrow(loan), 4096, finishes);
+            transmitter.push_data(transmute!(data), Data::Borrow(borrow), 4096, finishes);
         }
         let mut wire = Wire {
             bytes: Vec::new(),
@@ -240,17 +240,21 @@ fn data_that_nobody_takes_is_lent_no_longer() {
             calls: 0,
         };
         let _ = transmitter.flush(&mut wire, |_| {});
-        let (gone, half) = (wire.bytes.len() / PDU_BYTES, wire.bytes.len() % PDU_BYTES);
-        let begun = gone + usize::from(half > 0);
-        assert_eq!(transmitter.suspend_loans(), 2 - begun, "taken {taken}");
-        assert_eq!(transmitter.suspend_loans(), 0);
+        let (sent_pdus, half) = (wire.bytes.len() / PDU_BYTES, wire.bytes.len() % PDU_BYTES);
+        let partly_sent = sent_pdus + usize::from(half > 0);
+        assert_eq!(
+            transmitter.suspend_borrows(),
+            2 - partly_sent,
+            "taken {taken}"
+        );
+        assert_eq!(transmitter.suspend_borrows(), 0);
         let (none, copied) = match half {
             0 => (Suspended::Nothing, Suspended::Nothing),
             _ => (Suspended::NoMemory, Suspended::Copied(4096)),
         };
-        assert_eq!(transmitter.copy_begun_loan(|_| None), none);
-        assert_eq!(handle.try_write(gone * 4096, &[7; 10]), half == 0);
-        let copy = transmitter.copy_begun_loan(|bytes| pool.take(bytes));
+        assert_eq!(transmitter.copy_partly_sent_borrow(|_| None), none);
+        assert_eq!(handle.try_write(sent_pdus * 4096, &[7; 10]), half == 0);
+        let copy = transmitter.copy_partly_sent_borrow(|bytes| pool.take(bytes));
         assert_eq!(copy, copied, "taken {taken}");
         assert!((0..64).any(|_| handle.try_write(0, &[9; 8192])));
         wire.grain = 1 << 20;
@@ -260,10 +264,10 @@ fn data_that_nobody_takes_is_lent_no_longer() {
         }
         drain(&mut transmitter, &mut wire);
         let sent = wire.bytes.strip_suffix(b"end").unwrap_or(&wire.bytes);
-        let pdus = if terminates { begun } else { 2 };
+        let pdus = if terminates { partly_sent } else { 2 };
         assert_eq!(sent.len(), pdus * PDU_BYTES, "taken {taken}");
         for (place, pdu) in sent.chunks(PDU_BYTES).enumerate() {
-            let expected = if place < begun { 7 } else { 9 };
+            let expected = if place < partly_sent { 7 } else { 9 };
             assert_eq!(pdu[24..], [expected; 4096], "taken {taken}");
         }
         assert!((0..64).any(|_| handle.try_write(0, &[7; 8192])));
@@ -283,18 +287,18 @@ fn what_was_suspended_waits_for_a_writer_and_is_sent_in_order() {
     let mut transmitter = Transmitter::new();
     transmitter.negotiate(framing);
     for place in 0..4_u16 {
-        let loan = handle
+        let borrow = handle
             .try_borrow_read(usize::from(place) * 4096, 4096)
             .expect("free");
         let data = C2hData::new(place, 0, 4096, C2hEnd::Success, framing);
         let finishes = Finishes::Slot(place);
-        transmitter.push_data(transmute!(data), Data::Borrow(loan), 4096, finishes);
+        transmitter.push_data(transmute!(data), Data::Borrow(borrow), 4096, finishes);
         if place == 1 {
             transmitter.seal();
         }
     }
     assert_eq!(transmitter.suspend_newest(), 2);
-    assert_eq!(transmitter.suspend_loans(), 2);
+    assert_eq!(transmitter.suspend_borrows(), 2);
     let mut wire = Wire {
         bytes: Vec::new(),
         grain: 1 << 20,
@@ -304,7 +308,7 @@ fn what_was_suspended_waits_for_a_writer_and_is_sent_in_order() {
     let filled = handle.try_fill(2 * 4096, 4096, |range| {
         range.fill(5);
         for _ in 0..3 {
-            let outcome = transmitter.flush(&mut wire, |over| finished.push(over));
+            let outcome = transmitter.flush(&mut wire, |finishes| finished.push(finishes));
             assert_eq!(outcome, Flushed::Yielded);
         }
     });

@@ -51,36 +51,36 @@ impl<S: ByteStream> Connection<S> {
         }
         // Data in the lease that is not placed belongs to the first of these blocks.
         let waiting = fetch.filled - fetch.placed;
-        let there = waiting + self.stream.available().min(*remaining);
-        let whole = there - there % block_bytes;
-        let missing = whole.checked_sub(waiting).filter(|bytes| *bytes > 0)?;
+        let available = waiting + self.stream.available().min(*remaining);
+        let whole = available - available % block_bytes;
+        let awaited = whole.checked_sub(waiting).filter(|bytes| *bytes > 0)?;
         let leased = &mut fetch.lease[fetch.placed..fetch.filled + *remaining];
-        let (begun, rest) = leased.split_at_mut(whole);
+        let (leased_blocks, leased_after) = leased.split_at_mut(whole);
         let room = first(self.receiver.room(), room_bytes);
-        let offered = missing + rest.len() + room.len();
+        let offered = awaited + leased_after.len() + room.len();
         let (stream, mut outcome) = (&mut self.stream, Transferred::WouldBlock);
-        let taken = cx
+        let is_placed = cx
             .core
             .place_directly(queue, &mut fetch.work, whole, &mut |range| {
-                let (before, blocks) = range.split_at_mut(waiting);
-                let buffers = [&mut *blocks, &mut *rest, &mut *room];
+                let (waiting_range, blocks) = range.split_at_mut(waiting);
+                let buffers = [&mut *blocks, &mut *leased_after, &mut *room];
                 outcome = stream.receive(&mut buffers.map(IoSliceMut::new));
                 if matches!(outcome, Transferred::Bytes(_)) {
-                    before.copy_from_slice(&begun[..waiting]);
+                    waiting_range.copy_from_slice(&leased_blocks[..waiting]);
                 }
             });
-        if !taken {
+        if !is_placed {
             return None;
         }
         match outcome {
-            Transferred::Bytes(bytes) if bytes >= missing => {
+            Transferred::Bytes(bytes) if bytes >= awaited => {
                 self.data_at = cx.now;
                 let placed = bytes.min(*remaining);
                 fetch.placed += whole;
                 fetch.filled += placed;
                 *remaining -= placed;
-                cx.counters.bytes_filled.add(missing as u64);
-                cx.counters.bytes_placed.add((placed - missing) as u64);
+                cx.counters.bytes_filled.add(awaited as u64);
+                cx.counters.bytes_placed.add((placed - awaited) as u64);
                 self.receiver.filled(bytes - placed);
                 Some((offered, outcome))
             }
@@ -94,21 +94,21 @@ impl<S: ByteStream> Connection<S> {
 
     /// Copies the rest of a partly placed write from its lease to its device, if that completes
     /// inline. Otherwise moves it to the front of the lease, which must contain exactly the rest.
-    pub(super) fn place_rest(
+    pub(super) fn place_remaining(
         &self,
         cx: &mut Context<'_>,
         queue: QueueId,
         mut fetch: Fetch,
     ) -> Fetch {
-        let left = &fetch.lease[fetch.placed..];
-        let bytes = left.len();
-        let taken = bytes > 0
+        let remaining = &fetch.lease[fetch.placed..];
+        let bytes = remaining.len();
+        let is_placed = bytes > 0
             && cx
                 .core
                 .place_directly(queue, &mut fetch.work, bytes, &mut |range| {
-                    range.copy_from_slice(left);
+                    range.copy_from_slice(remaining);
                 });
-        if taken {
+        if is_placed {
             fetch.placed += bytes;
         }
         fetch.lease.copy_within(fetch.placed.., 0);
