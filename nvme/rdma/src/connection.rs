@@ -78,7 +78,7 @@ enum Phase {
         last_receive: bool,
     },
     /// The queue pair may be destroyed.
-    Over,
+    Finished,
 }
 
 /// Why a connection is aborted.
@@ -126,7 +126,7 @@ pub(crate) struct Parts<P: Provider> {
 pub(crate) struct Connection<P: Provider> {
     queue_pair: P::QueuePair,
     /// Whether destruction of the queue pair was attempted.
-    has_ended: bool,
+    destroy_attempted: bool,
     connection: P::Connection,
     sends: SendQueue,
     slots: SlotTable,
@@ -140,7 +140,7 @@ pub(crate) struct Connection<P: Provider> {
     /// The common part of its work request identifiers.
     work: WorkId,
     /// Index of the registration that contained data last, where the next search starts.
-    near: usize,
+    registration_hint: usize,
     /// Requests that wait for a read, or have more reads to post.
     waiting_reads: VecDeque<u16>,
     /// Requests whose responses wait for room in the send queue.
@@ -182,7 +182,7 @@ impl<P: Provider> Connection<P> {
         } = parts;
         Self {
             queue_pair,
-            has_ended: false,
+            destroy_attempted: false,
             connection,
             sends: SendQueue::new(send_requests),
             slots: SlotTable::default(),
@@ -197,7 +197,7 @@ impl<P: Provider> Connection<P> {
             work: WorkId::new()
                 .with_connection(token.connection())
                 .with_generation((token.generation() & WORK_GENERATION_MASK) as u16),
-            near: 0,
+            registration_hint: 0,
             waiting_reads: VecDeque::new(),
             waiting_sends: VecDeque::new(),
             reads_free: reads,
@@ -230,8 +230,8 @@ impl<P: Provider> Connection<P> {
 
     /// Whether it may be dropped.
     #[inline]
-    pub(crate) fn is_over(&self) -> bool {
-        self.phase == Phase::Over
+    pub(crate) fn is_finished(&self) -> bool {
+        self.phase == Phase::Finished
     }
 
     /// Whether nothing is in flight except held Asynchronous Event Requests.
@@ -245,13 +245,13 @@ impl<P: Provider> Connection<P> {
             return;
         }
         match self.phase {
-            Phase::Connecting { .. } => self.break_off(cx, Cause::SetupTimeout),
+            Phase::Connecting { .. } => self.abort(cx, Cause::SetupTimeout),
             Phase::Closing { until } if until <= cx.now => {
-                self.break_off(cx, Cause::CloseTimeout);
+                self.abort(cx, Cause::CloseTimeout);
             }
             Phase::Serving | Phase::Closing { .. } => self.check_progress(cx),
-            Phase::Draining { .. } => self.phase = Phase::Over,
-            Phase::Over => {}
+            Phase::Draining { .. } => self.phase = Phase::Finished,
+            Phase::Finished => {}
         }
     }
 
@@ -274,7 +274,7 @@ impl<P: Provider> Connection<P> {
             return;
         };
         if age >= PROGRESS_TIMEOUT {
-            return self.break_off(cx, Cause::NoProgress);
+            return self.abort(cx, Cause::NoProgress);
         }
         if age < BORROW_HOLD_MAX {
             let left = Nanos(BORROW_HOLD_MAX.0 - age.0);
@@ -282,10 +282,10 @@ impl<P: Provider> Connection<P> {
             return;
         }
         self.check_at = cx.now.saturating_add(STALL_CHECK_INTERVAL);
-        let keeps_waiting = self.sends.keeps_writer_waiting(BORROW_HOLD_MAX, cx.now)
-            || self.waiting_answers_keep_writer_waiting();
-        if keeps_waiting {
-            self.break_off(cx, Cause::BorrowedTooLong);
+        let delays_writer = self.sends.delays_writer(BORROW_HOLD_MAX, cx.now)
+            || self.queued_response_delays_writer();
+        if delays_writer {
+            self.abort(cx, Cause::BorrowedTooLong);
         }
     }
 
@@ -301,7 +301,7 @@ impl<P: Provider> Connection<P> {
         // A device never reports more bytes than the receive has room for.
         let Some(carried) = bytes.checked_sub(COMMAND_BYTES as u32) else {
             let violation = Cause::Violation("a capsule is shorter than a command");
-            return self.break_off(cx, violation);
+            return self.abort(cx, violation);
         };
         match self.phase {
             Phase::Serving if !cx.stopping => {
@@ -314,7 +314,7 @@ impl<P: Provider> Connection<P> {
             | Phase::Connecting { .. }
             | Phase::Closing { .. }
             | Phase::Draining { .. }
-            | Phase::Over => {}
+            | Phase::Finished => {}
         }
     }
 
@@ -323,7 +323,7 @@ impl<P: Provider> Connection<P> {
         if status != CompletionStatus::FLUSHED {
             cx.counters.work_failures.add(1);
         }
-        self.break_off(cx, Cause::Work(status));
+        self.abort(cx, Cause::Work(status));
     }
 
     /// Handles the completion of a send request, successful or not.
@@ -339,11 +339,11 @@ impl<P: Provider> Connection<P> {
         }
         while let Some(kind) = self.sends.end_next(id.sequence(), id.last()) {
             // Most are responses, which need no further work.
-            if kind == PostedKind::Answer {
+            if kind == PostedKind::Response {
                 continue;
             }
             match kind {
-                PostedKind::Answer => {}
+                PostedKind::Response => {}
                 PostedKind::Read { slot, requests } => self.read_done(cx, slot, requests),
                 PostedKind::Connect => self.connect_data_read(cx),
             }
@@ -353,7 +353,7 @@ impl<P: Provider> Connection<P> {
                 self.pump_sends(cx);
                 self.pump_reads(cx);
             }
-            Phase::Connecting { .. } | Phase::Draining { .. } | Phase::Over => {}
+            Phase::Connecting { .. } | Phase::Draining { .. } | Phase::Finished => {}
         }
         self.advance(cx);
     }
@@ -368,7 +368,7 @@ impl<P: Provider> Connection<P> {
         if status == CompletionStatus::REMOTE_ACCESS_ERROR {
             cx.counters.remote_access_errors.add(1);
         }
-        self.break_off(cx, Cause::Work(status));
+        self.abort(cx, Cause::Work(status));
     }
 
     /// Handles the connection manager's Established event.
@@ -410,7 +410,7 @@ impl<P: Provider> Connection<P> {
     pub(crate) fn close(&mut self, cx: &mut Context<'_, P>) {
         match self.phase {
             Phase::Connecting { .. } | Phase::Serving => {}
-            Phase::Closing { .. } | Phase::Draining { .. } | Phase::Over => return,
+            Phase::Closing { .. } | Phase::Draining { .. } | Phase::Finished => return,
         }
         self.release_queue(cx, false);
         let until = cx.now.saturating_add(cx.config.close_timeout);
@@ -420,10 +420,10 @@ impl<P: Provider> Connection<P> {
 
     /// Ends the connection immediately: posted work is flushed.
     #[cold]
-    pub(crate) fn break_off(&mut self, cx: &mut Context<'_, P>, cause: Cause) {
+    pub(crate) fn abort(&mut self, cx: &mut Context<'_, P>, cause: Cause) {
         match self.phase {
             Phase::Connecting { .. } | Phase::Serving | Phase::Closing { .. } => {}
-            Phase::Draining { .. } | Phase::Over => return,
+            Phase::Draining { .. } | Phase::Finished => return,
         }
         self.report(cx, cause);
         self.release_queue(cx, true);
@@ -432,8 +432,8 @@ impl<P: Provider> Connection<P> {
 
     /// Ends the connection without waiting, because the device failed or was removed.
     pub(crate) fn abandon(&mut self, cx: &mut Context<'_, P>) {
-        self.break_off(cx, Cause::Fault("the device failed or is gone"));
-        self.phase = Phase::Over;
+        self.abort(cx, Cause::Fault("the device failed or is gone"));
+        self.phase = Phase::Finished;
     }
 
     /// Destroys the queue pair and then takes back the memory of posted work.
@@ -442,7 +442,7 @@ impl<P: Provider> Connection<P> {
     /// The device did not destroy the queue pair and may still access that memory, which is never
     /// used again.
     pub(crate) fn end(&mut self) -> Result<(), rdma::Error> {
-        if std::mem::replace(&mut self.has_ended, true) {
+        if std::mem::replace(&mut self.destroy_attempted, true) {
             return Ok(());
         }
         match QueueDestroyed::queue_pair(&mut self.queue_pair) {
@@ -474,7 +474,7 @@ impl<P: Provider> Connection<P> {
         let stopped = self.queue_pair.set_error();
         if disconnected.and(stopped).is_err() {
             // Destroying the queue pair has the same effect.
-            self.phase = Phase::Over;
+            self.phase = Phase::Finished;
         }
         self.advance(cx);
     }
@@ -490,8 +490,11 @@ impl<P: Provider> Connection<P> {
             }
             Phase::Draining {
                 last_receive: true, ..
-            } if self.sends.is_empty() => self.phase = Phase::Over,
-            Phase::Connecting { .. } | Phase::Serving | Phase::Draining { .. } | Phase::Over => {}
+            } if self.sends.is_empty() => self.phase = Phase::Finished,
+            Phase::Connecting { .. }
+            | Phase::Serving
+            | Phase::Draining { .. }
+            | Phase::Finished => {}
         }
     }
 
@@ -601,7 +604,7 @@ impl<P: Provider> nvme_fabrics::Connection for Connection<P> {
 
     #[inline]
     fn wants_flush(&self) -> bool {
-        self.queued || self.refused || self.is_over()
+        self.queued || self.refused || self.is_finished()
     }
 
     #[inline]
@@ -610,7 +613,7 @@ impl<P: Provider> nvme_fabrics::Connection for Connection<P> {
             Phase::Serving => Some(self.check_at),
             Phase::Connecting { until } => Some(until),
             Phase::Closing { until } => Some(until.min(self.check_at)),
-            Phase::Over => None,
+            Phase::Finished => None,
             Phase::Draining { since, until, .. } if self.sends.is_empty() => {
                 Some(until.min(since.saturating_add(LAST_RECEIVE_GRACE)))
             }
@@ -633,7 +636,7 @@ impl std::fmt::Display for Cause {
             Self::Disconnected => f.write_str("the host disconnected"),
             Self::Violation(what) => write!(f, "protocol violation: {what}"),
             Self::SetupTimeout => f.write_str("the queue was not connected in time"),
-            Self::CloseTimeout => f.write_str("the last answers were not taken in time"),
+            Self::CloseTimeout => f.write_str("the last responses were not received in time"),
             Self::NoProgress => write!(
                 f,
                 "nothing that was posted for the host completed for {} s",

@@ -25,10 +25,10 @@ use crate::connection::{Cause, Connection, Context};
 use crate::counters::RdmaCounters;
 use crate::domains::Domains;
 use crate::listeners::Listeners;
+use crate::poll_group::DevicePollGroup;
 use crate::posted::CompletedReceive;
 use crate::private_data::NegotiatedParameters;
 use crate::queue_pairs::QueuePairTable;
-use crate::share::DeviceShare;
 use crate::token::{EventSubject, EventToken, RECEIVES, WorkId};
 
 /// Completions taken from a completion queue with one call.
@@ -68,7 +68,7 @@ pub struct Handoff<P: Provider> {
 pub struct ConnectionSet<P: Provider> {
     // Declared in the order of dropping: queue pairs before the queues and memory that they use.
     table: ConnectionTable<Connection<P>>,
-    devices: Vec<Option<DeviceShare<P>>>,
+    devices: Vec<Option<DevicePollGroup<P>>>,
     queue_pairs: QueuePairTable,
     /// Number of connections that have ended since the last [`take_ended`](Self::take_ended).
     ended: usize,
@@ -93,7 +93,7 @@ struct Shared<P: Provider> {
     transport: TransportId,
     log: LogLimit,
     /// Number of pairs of reactor and device that share the arena, at start.
-    sharers: u32,
+    poll_groups: u32,
     stopping: bool,
 }
 
@@ -135,7 +135,7 @@ impl<P: Provider> ConnectionSet<P> {
         let places = config.connections_max.clamp(1, CONNECTIONS_PER_REACTOR_MAX);
         config.receives = config.receives.clamp(1, RECEIVES_MAX);
         // All commands, Connects and receives may wait for a lease at the same time.
-        let sharers = config.reactors.max(1) * domains.devices().len().max(1);
+        let poll_groups = config.reactors.max(1) * domains.devices().len().max(1);
         let waiters = commands_max + places + config.receives as usize * DEVICES_MAX;
         Self {
             table: ConnectionTable::new(places, transport),
@@ -156,7 +156,7 @@ impl<P: Provider> ConnectionSet<P> {
                 counters,
                 transport,
                 log: LogLimit::default(),
-                sharers: u32::try_from(sharers).unwrap_or(u32::MAX),
+                poll_groups: u32::try_from(poll_groups).unwrap_or(u32::MAX),
                 stopping: false,
             },
         }
@@ -219,15 +219,15 @@ impl<P: Provider> ConnectionSet<P> {
             ConnectionEvent::Established { .. } => {
                 self.with(index, now, Connection::established);
             }
-            ConnectionEvent::Disconnected => self.break_off(index, Cause::Disconnected, now),
+            ConnectionEvent::Disconnected => self.abort(index, Cause::Disconnected, now),
             ConnectionEvent::Rejected { .. }
             | ConnectionEvent::Unreachable
             | ConnectionEvent::ConnectFailed(_) => {
-                self.break_off(index, Cause::Fault("the connection was not made"), now);
+                self.abort(index, Cause::Fault("the connection was not made"), now);
             }
             ConnectionEvent::DeviceRemoved => {
                 if let Some(device) = self.table.get(index).map(|it| it.device) {
-                    self.forget_device(device, "the device is being removed");
+                    self.remove_device(device, "the device is being removed");
                 }
             }
             // After a change of address, work in flight fails by itself. Until then the connection
@@ -242,11 +242,11 @@ impl<P: Provider> ConnectionSet<P> {
                 tracing::debug!(?event, "an event that changes nothing");
             }
         }
-        self.end_failed(now);
+        self.release_failed(now);
     }
 
-    fn break_off(&mut self, index: u16, cause: Cause, now: Nanos) {
-        self.with(index, now, |connection, cx| connection.break_off(cx, cause));
+    fn abort(&mut self, index: u16, cause: Cause, now: Nanos) {
+        self.with(index, now, |connection, cx| connection.abort(cx, cause));
     }
 
     /// Polls completion queues and handles the completions; returns their number.
@@ -255,18 +255,18 @@ impl<P: Provider> ConnectionSet<P> {
         let mut moved = 0;
         let mut starved = false;
         for place in 0..self.devices.len() {
-            let Some(share) = &mut self.devices[place] else {
+            let Some(group) = &mut self.devices[place] else {
                 continue;
             };
-            share.renew_map();
-            for queue in 0..share.completions.len() {
+            group.renew_map();
+            for queue in 0..group.completions.len() {
                 moved += self.poll_queue(place as u16, queue, &mut batch, now);
             }
-            let Some(share) = &mut self.devices[place] else {
+            let Some(group) = &mut self.devices[place] else {
                 continue;
             };
-            starved |= share.receives.are_starved();
-            if let Err(error) = share.receives.flush() {
+            starved |= group.receives.are_starved();
+            if let Err(error) = group.receives.flush() {
                 tracing::error!(%error, "receives cannot be posted");
                 self.fail_device(place as u16, "receives cannot be posted");
             }
@@ -277,7 +277,7 @@ impl<P: Provider> ConnectionSet<P> {
             let mut core = self.shared.core.borrow_mut();
             core.set_receive_stalled(self.shared.transport, starved, now);
         }
-        self.end_failed(now);
+        self.release_failed(now);
         moved
     }
 
@@ -291,10 +291,10 @@ impl<P: Provider> ConnectionSet<P> {
     ) -> u32 {
         let mut moved = 0;
         for _ in 0..BATCHES_PER_POLL_MAX {
-            let Some(share) = &mut self.devices[usize::from(place)] else {
+            let Some(group) = &mut self.devices[usize::from(place)] else {
                 break;
             };
-            let taken = match share.completions[queue].queue.poll(batch) {
+            let taken = match group.completions[queue].queue.poll(batch) {
                 Ok(0) => break,
                 Ok(taken) => taken,
                 Err(error) => {
@@ -323,16 +323,16 @@ impl<P: Provider> ConnectionSet<P> {
             shared,
             ..
         } = self;
-        let Some(share) = &mut devices[usize::from(place)] else {
+        let Some(group) = &mut devices[usize::from(place)] else {
             return;
         };
         let mut core = shared.core.borrow_mut();
-        let DeviceShare {
+        let DevicePollGroup {
             receives,
             map,
             failed,
             ..
-        } = share;
+        } = group;
         let mut cx = shared.context(&mut core, map, now);
         // Consecutive completions are mostly of the same queue pair and share its lookup.
         let mut number = None;
@@ -458,10 +458,10 @@ impl<P: Provider> ConnectionSet<P> {
     fn receive_granted(&mut self, token: RequestToken, lease: hugemem::Lease) {
         let place = token.generation() as usize;
         // A device that fails cancels its waits.
-        let Some(share) = self.devices.get_mut(place).and_then(Option::as_mut) else {
+        let Some(group) = self.devices.get_mut(place).and_then(Option::as_mut) else {
             return;
         };
-        let DeviceShare { receives, map, .. } = share;
+        let DevicePollGroup { receives, map, .. } = group;
         if let Err(error) = receives.granted(token.slot(), lease, map) {
             tracing::error!(%error, "a receive is lost");
             self.fail_device(place as u16, "a receive was refused");
@@ -471,17 +471,17 @@ impl<P: Provider> ConnectionSet<P> {
     /// Posts receives whose buffers were granted outside of a poll.
     fn flush_receives(&mut self, now: Nanos) {
         for place in 0..self.devices.len() {
-            if let Some(share) = &mut self.devices[place]
-                && let Err(error) = share.receives.flush()
+            if let Some(group) = &mut self.devices[place]
+                && let Err(error) = group.receives.flush()
             {
                 tracing::error!(%error, "receives cannot be posted");
                 self.fail_device(place as u16, "receives cannot be posted");
             }
         }
-        self.end_failed(now);
+        self.release_failed(now);
     }
 
-    /// Posts what is queued and removes connections that are over. Returns the number of
+    /// Posts what is queued and removes finished connections. Returns the number of
     /// connections flushed.
     pub fn flush(&mut self, now: Nanos) -> u32 {
         let mut flushed = 0;
@@ -490,11 +490,11 @@ impl<P: Provider> ConnectionSet<P> {
                 continue;
             };
             flushed += 1;
-            let over = self.with(index, now, |connection, cx| {
+            let is_finished = self.with(index, now, |connection, cx| {
                 connection.flush(cx);
-                connection.is_over()
+                connection.is_finished()
             });
-            if over == Some(true) {
+            if is_finished == Some(true) {
                 self.remove(index);
             }
         }
@@ -510,8 +510,8 @@ impl<P: Provider> ConnectionSet<P> {
     /// Arms every notification and then polls once more. Returns `false` if there is work.
     pub fn prepare_sleep(&mut self, now: Nanos) -> bool {
         for place in 0..self.devices.len() {
-            if let Some(share) = &mut self.devices[place]
-                && let Err(error) = share.arm()
+            if let Some(group) = &mut self.devices[place]
+                && let Err(error) = group.arm()
             {
                 tracing::error!(%error, "a completion queue cannot be armed");
                 self.fail_device(place as u16, "a completion queue cannot be armed");
@@ -522,8 +522,8 @@ impl<P: Provider> ConnectionSet<P> {
 
     /// Calls `visit` for the descriptor of each completion queue that is not watched yet.
     pub(crate) fn show_descriptors(&mut self, mut visit: impl FnMut(BorrowedFd<'_>)) {
-        for share in self.devices.iter_mut().flatten() {
-            for completions in &mut share.completions {
+        for group in self.devices.iter_mut().flatten() {
+            for completions in &mut group.completions {
                 if !std::mem::replace(&mut completions.watched, true) {
                     visit(completions.queue.descriptor());
                 }
@@ -603,9 +603,9 @@ impl<P: Provider> ConnectionSet<P> {
         action: impl FnOnce(&mut Connection<P>, &mut Context<'_, P>) -> T,
     ) -> Option<T> {
         let entry = self.table.entry(index)?;
-        let share = self.devices[usize::from(entry.connection.device)].as_ref()?;
+        let group = self.devices[usize::from(entry.connection.device)].as_ref()?;
         let mut core = self.shared.core.borrow_mut();
-        let mut cx = self.shared.context(&mut core, &share.map, now);
+        let mut cx = self.shared.context(&mut core, &group.map, now);
         let value = action(entry.connection, &mut cx);
         entry.note();
         Some(value)
@@ -623,14 +623,14 @@ impl<P: Provider> ConnectionSet<P> {
         let Some(entry) = self.table.entry_of(token) else {
             return;
         };
-        if let Some(share) = &self.devices[usize::from(entry.connection.device)] {
-            let mut cx = self.shared.context(core, &share.map, now);
+        if let Some(group) = &self.devices[usize::from(entry.connection.device)] {
+            let mut cx = self.shared.context(core, &group.map, now);
             action(entry.connection, &mut cx);
             entry.note();
         }
     }
 
-    /// Removes a connection that is over. Its queue pair is destroyed first, after which the device
+    /// Removes a finished connection. Its queue pair is destroyed first, after which the device
     /// no longer accesses its memory.
     fn remove(&mut self, index: u16) {
         let Some(mut connection) = self.table.remove(index) else {
@@ -639,17 +639,17 @@ impl<P: Provider> ConnectionSet<P> {
         let device = connection.device;
         self.queue_pairs
             .remove(device, connection.queue_pair_number());
-        if let Some(share) = &mut self.devices[usize::from(device)] {
-            share.give_back(connection.completion_queue, connection.send_requests());
-            share.connections -= 1;
+        if let Some(group) = &mut self.devices[usize::from(device)] {
+            group.release_sends(connection.completion_queue, connection.send_requests());
+            group.connections -= 1;
         }
         if let Err(error) = connection.end() {
             let number = connection.queue_pair_number();
             tracing::error!(number, %error, "a queue pair was not destroyed: its memory is given up");
             self.shared.counters.queue_pairs_leaked.add(1);
             // Its memory stays registered.
-            if let Some(share) = &self.devices[usize::from(device)] {
-                std::mem::forget(Arc::clone(&share.map));
+            if let Some(group) = &self.devices[usize::from(device)] {
+                std::mem::forget(Arc::clone(&group.map));
             }
         }
         drop(connection);

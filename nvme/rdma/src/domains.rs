@@ -96,8 +96,8 @@ impl<P: Provider> Domains<P> {
             if let Err(error) = attached
                 && !matches!(error, Error::DeviceGone)
             {
-                for had in &entries[..index] {
-                    had.memory.detach_region(region);
+                for registered in &entries[..index] {
+                    registered.memory.detach_region(region);
                 }
                 return Err(DeviceError::Memory(error));
             }

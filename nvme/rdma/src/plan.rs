@@ -6,7 +6,7 @@ use rdma::{DeviceLimits, QueuePairCapacity};
 /// Bytes of a response capsule.
 pub(crate) const RESPONSE_BYTES: usize = 16;
 /// Work requests of one response at most: the blocks of its data, and the response capsule.
-pub(crate) const ANSWER_REQUESTS_MAX: u32 = KEYED_BLOCKS_MAX as u32 + 1;
+pub(crate) const RESPONSE_REQUESTS_MAX: u32 = KEYED_BLOCKS_MAX as u32 + 1;
 /// Outstanding RDMA reads of one queue pair at most. A round trip cannot use more.
 const READS_MAX: u8 = 16;
 /// Entries of one completion queue at most. Another queue is created before queue pairs could
@@ -25,7 +25,7 @@ const QUEUE_DEPTH_LEAST: u32 = 2;
 pub fn queue_depth_max(limits: &DeviceLimits) -> u16 {
     let requests = limits
         .queue_pair_requests
-        .saturating_sub(ANSWER_REQUESTS_MAX);
+        .saturating_sub(RESPONSE_REQUESTS_MAX);
     let most = requests.min(limits.shared_receive_requests);
     u16::try_from(most).unwrap_or(u16::MAX)
 }
@@ -75,7 +75,7 @@ impl SharedQueues {
             receives,
             completions,
         };
-        if shared.sends_max() < ANSWER_REQUESTS_MAX {
+        if shared.sends_max() < RESPONSE_REQUESTS_MAX {
             return Err(Unfit::ShortQueues);
         }
         Ok(shared)
@@ -105,7 +105,7 @@ impl QueuePairPlan {
     /// one response with the maximum number of blocks. Responses wait if it is full.
     pub(crate) fn new(depth: u16, reads: u8, shared: SharedQueues, limits: &DeviceLimits) -> Self {
         let reads = reads.min(limits.reads_outgoing).min(READS_MAX);
-        let wanted = 2 * u32::from(depth) + u32::from(reads) + ANSWER_REQUESTS_MAX;
+        let wanted = 2 * u32::from(depth) + u32::from(reads) + RESPONSE_REQUESTS_MAX;
         Self {
             capacity: QueuePairCapacity {
                 send_requests: wanted.min(shared.sends_max()),
@@ -208,7 +208,7 @@ mod tests {
                 let plan = QueuePairPlan::new(depth, 16, shared, &limits);
                 let sends = plan.capacity.send_requests;
                 prop_assert!(sends <= queue_pair_requests);
-                prop_assert!(sends >= ANSWER_REQUESTS_MAX);
+                prop_assert!(sends >= RESPONSE_REQUESTS_MAX);
                 prop_assert!(sends + shared.receives <= shared.completions);
             }
         }

@@ -170,7 +170,7 @@ struct Posted {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PostedKind {
     /// Writes data to the host and sends the response.
-    Answer,
+    Response,
     /// Reads data of the host into the lease of a slot.
     Read {
         /// The slot.
@@ -204,7 +204,7 @@ impl SendQueue {
             data: None,
             requests: 0,
             posted_at: PostTick(0),
-            kind: PostedKind::Answer,
+            kind: PostedKind::Response,
         };
         let count = capacity.next_power_of_two();
         Self {
@@ -276,13 +276,13 @@ impl SendQueue {
 
     /// Whether a post that is at least `age` old borrows blocks that a writer waits for. Checks
     /// every outstanding post, so it is only for connections without progress.
-    pub(crate) fn keeps_writer_waiting(&self, age: Nanos, now: Nanos) -> bool {
+    pub(crate) fn delays_writer(&self, age: Nanos, now: Nanos) -> bool {
         let outstanding = self.next.wrapping_sub(self.first);
         (0..outstanding)
             .map(|ahead| &self.posted[(self.first.wrapping_add(ahead) & self.mask) as usize])
             // Posts are in order of age, so the first younger one ends the search.
             .take_while(|posted| posted.posted_at.age(now) >= age)
-            .any(|posted| matches!(&posted.data, Some(DmaData::Borrow(loan)) if loan.is_awaited()))
+            .any(|posted| matches!(&posted.data, Some(DmaData::Borrow(it)) if it.is_awaited()))
     }
 
     /// Takes the next post that a completion ends: all posts before `sequence`, and with `last`
@@ -332,7 +332,7 @@ mod tests {
         std::iter::from_fn(|| queue.end_next(sequence, last))
             .map(|kind| match kind {
                 PostedKind::Read { slot, .. } => slot,
-                PostedKind::Answer | PostedKind::Connect => unreachable!(),
+                PostedKind::Response | PostedKind::Connect => unreachable!(),
             })
             .collect()
     }
@@ -368,7 +368,7 @@ mod tests {
         for lease in all.split_off(all.len() - 8) {
             queue.push(
                 2,
-                PostedKind::Answer,
+                PostedKind::Response,
                 Some(Data::Lease(lease).into_dma()),
                 Nanos::ZERO,
             );
@@ -393,9 +393,9 @@ mod tests {
         let mut queue = SendQueue::new(1024);
         for lease in all {
             let data = Data::Lease(lease).into_dma();
-            queue.push(1, PostedKind::Answer, Some(data), Nanos::ZERO);
+            queue.push(1, PostedKind::Response, Some(data), Nanos::ZERO);
         }
-        assert_eq!(queue.end_next(0, true), Some(PostedKind::Answer));
+        assert_eq!(queue.end_next(0, true), Some(PostedKind::Response));
         drop(queue);
         let left: Vec<Lease> = std::iter::from_fn(|| pool.take(4096)).collect();
         assert_eq!((left.len(), count > 1), (1, true));
@@ -431,15 +431,15 @@ mod tests {
         // The coarse clock wraps between the two times.
         let first = Nanos((1 << 52) - (1 << 20));
         let second = first.saturating_add(Nanos::from_millis(50));
-        queue.push(1, PostedKind::Answer, None, first);
-        queue.push(1, PostedKind::Answer, None, second);
+        queue.push(1, PostedKind::Response, None, first);
+        queue.push(1, PostedKind::Response, None, second);
         let now = first.saturating_add(Nanos::from_millis(100));
         let age = queue.oldest_age(now).expect("outstanding");
         assert!(age > Nanos::from_millis(97) && age <= Nanos::from_millis(100));
-        assert_eq!(queue.end_next(0, true), Some(PostedKind::Answer));
+        assert_eq!(queue.end_next(0, true), Some(PostedKind::Response));
         let age = queue.oldest_age(now).expect("outstanding");
         assert!(age > Nanos::from_millis(47) && age <= Nanos::from_millis(50));
-        assert_eq!(queue.end_next(1, true), Some(PostedKind::Answer));
+        assert_eq!(queue.end_next(1, true), Some(PostedKind::Response));
         assert_eq!(queue.oldest_age(now), None);
     }
 

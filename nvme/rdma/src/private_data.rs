@@ -94,7 +94,7 @@ mod tests {
         ConnectRequest::new(1, 128, 127, 1)
     }
 
-    fn judged(request: ConnectRequest) -> Result<NegotiatedParameters, RejectReason> {
+    fn negotiation_of(request: ConnectRequest) -> Result<NegotiatedParameters, RejectReason> {
         negotiate(request.as_bytes(), TERMS)
     }
 
@@ -106,12 +106,12 @@ mod tests {
             cntlid: Some(1),
             reads: 16,
         };
-        assert_eq!(judged(io()), Ok(negotiated));
+        assert_eq!(negotiation_of(io()), Ok(negotiated));
         let mut padded = [0; 56];
         padded[..32].copy_from_slice(io().as_bytes());
         assert_eq!(negotiate(&padded, TERMS), Ok(negotiated));
         let admin = ConnectRequest::new(0, 32, 31, 0);
-        let granted = judged(admin).expect("as the kernel's host asks");
+        let granted = negotiation_of(admin).expect("as the kernel's host asks");
         assert_eq!((granted.depth, granted.cntlid), (32, None));
     }
 
@@ -132,7 +132,7 @@ mod tests {
         let wrong = |change: fn(&mut ConnectRequest)| {
             let mut request = io();
             change(&mut request);
-            judged(request).expect_err("a wrong field")
+            negotiation_of(request).expect_err("a wrong field")
         };
         let format = wrong(|it| it.recfmt = U16::new(1));
         assert_eq!(format, RejectReason::INVALID_RECORD_FORMAT);
@@ -140,16 +140,16 @@ mod tests {
         assert_eq!(queue, RejectReason::INVALID_QUEUE_ID);
         for size_z in [0, 128, u16::MAX] {
             let request = ConnectRequest::new(1, u16::MAX, size_z, 1);
-            assert_eq!(judged(request), Err(RejectReason::INVALID_HSQSIZE));
+            assert_eq!(negotiation_of(request), Err(RejectReason::INVALID_HSQSIZE));
         }
         let admin = ConnectRequest::new(0, u16::MAX, ADMIN_QUEUE_DEPTH_MAX_RDMA, 0);
-        assert_eq!(judged(admin), Err(RejectReason::INVALID_HSQSIZE));
+        assert_eq!(negotiation_of(admin), Err(RejectReason::INVALID_HSQSIZE));
         let receives = wrong(|it| it.hrqsize = U16::new(127));
         assert_eq!(receives, RejectReason::INVALID_HRQSIZE);
         let controller = wrong(|it| it.cntlid = U16::new(CNTLID_MAX + 1));
         assert_eq!(controller, RejectReason::INVALID_CNTLID);
         let admin = ConnectRequest::new(0, 32, 31, 5);
-        assert_eq!(judged(admin), Err(RejectReason::INVALID_CNTLID));
+        assert_eq!(negotiation_of(admin), Err(RejectReason::INVALID_CNTLID));
         let deaf = Terms { reads: 0, ..TERMS };
         let reads = negotiate(io().as_bytes(), deaf);
         assert_eq!(reads, Err(RejectReason::INVALID_IRD));

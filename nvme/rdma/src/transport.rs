@@ -93,7 +93,7 @@ pub struct RdmaTransport<P: Provider> {
     polled_at: Nanos,
     stopping: bool,
     /// The totals are logged.
-    told: bool,
+    totals_logged: bool,
 }
 
 impl<P: Provider> RdmaTransport<P> {
@@ -135,7 +135,7 @@ impl<P: Provider> RdmaTransport<P> {
             reactors,
             polled_at: Nanos::ZERO,
             stopping: false,
-            told: false,
+            totals_logged: false,
         })
     }
 
@@ -166,7 +166,7 @@ impl<P: Provider> RdmaTransport<P> {
         }
         while let Some(device) = self.connections.take_removed() {
             for reactor in 0..self.messages.reactors() {
-                self.tell(reactor, device, DeviceEvent::Fatal, now);
+                self.notify_reactor(reactor, device, DeviceEvent::Fatal, now);
             }
         }
         moved
@@ -183,11 +183,11 @@ impl<P: Provider> RdmaTransport<P> {
             tracing::debug!(host = %request.peer_address(), "a request comes too late");
             return;
         };
-        let Some(handoff) = self.connections.examine(request, port, now) else {
+        let Some(handoff) = self.connections.negotiate_request(request, port, now) else {
             return;
         };
         let Some(chosen) = self.placement.choose(&self.reactors, now) else {
-            return self.connections.turn_away(handoff);
+            return self.connections.reject_unopened(handoff);
         };
         if chosen == self.messages.index() {
             return self.adopt(handoff, now);
@@ -196,7 +196,7 @@ impl<P: Provider> RdmaTransport<P> {
             // The ring is full, so that reactor already has hundreds of requests.
             self.placement.release(chosen);
             if let Message::Connect(handoff) = message {
-                self.connections.turn_away(handoff);
+                self.connections.reject_unopened(handoff);
             }
         }
     }
@@ -204,7 +204,7 @@ impl<P: Provider> RdmaTransport<P> {
     fn adopt(&mut self, handoff: Handoff<P>, now: Nanos) {
         if self.stopping {
             self.placement.release(self.messages.index());
-            return self.connections.turn_away(handoff);
+            return self.connections.reject_unopened(handoff);
         }
         if !self.connections.adopt(handoff, now) {
             return self.placement.release(self.messages.index());
@@ -254,7 +254,7 @@ impl<P: Provider> RdmaTransport<P> {
             | DeviceEvent::SharedReceiveQueueFailed { token }
             | DeviceEvent::CompletionQueueFailed { token } => {
                 let reactor = usize::from(EventToken::from(token).reactor());
-                self.tell(reactor, number, event, now);
+                self.notify_reactor(reactor, number, event, now);
             }
             DeviceEvent::PortUp(_)
             | DeviceEvent::PortDown(_)
@@ -262,13 +262,19 @@ impl<P: Provider> RdmaTransport<P> {
             | DeviceEvent::PortChanged(_)
             | DeviceEvent::Other(_) => {
                 for reactor in 0..self.messages.reactors() {
-                    self.tell(reactor, number, event, now);
+                    self.notify_reactor(reactor, number, event, now);
                 }
             }
         }
     }
 
-    fn tell(&mut self, reactor: usize, device: DeviceIndex, event: DeviceEvent, now: Nanos) {
+    fn notify_reactor(
+        &mut self,
+        reactor: usize,
+        device: DeviceIndex,
+        event: DeviceEvent,
+        now: Nanos,
+    ) {
         if reactor == self.messages.index() {
             return self.take_device_event(device, event, now);
         }
@@ -298,8 +304,8 @@ impl<P: Provider> RdmaTransport<P> {
         }
         let found = self.watched.iter().position(|it| it.index() == device);
         if let Some(place) = found {
-            let gone = self.watched.swap_remove(place);
-            if let Err(error) = epoll::delete(&self.epoll, gone.descriptor()) {
+            let removed = self.watched.swap_remove(place);
+            if let Err(error) = epoll::delete(&self.epoll, removed.descriptor()) {
                 tracing::debug!(%error, "the descriptor of a device was not watched any more");
             }
         }
@@ -310,12 +316,12 @@ impl<P: Provider> RdmaTransport<P> {
         self.turns_since_epoll = 0;
         let mut events = std::mem::take(&mut self.events);
         events.clear();
-        let at_once = Timespec {
+        let no_wait = Timespec {
             tv_sec: 0,
             tv_nsec: 0,
         };
         let buffer = rustix::buffer::spare_capacity(&mut events);
-        match epoll::wait(&self.epoll, buffer, Some(&at_once)) {
+        match epoll::wait(&self.epoll, buffer, Some(&no_wait)) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => tracing::error!(%error, "epoll failed"),
         }
@@ -336,9 +342,9 @@ impl<P: Provider> RdmaTransport<P> {
     }
 
     /// Logs the totals once, when the transport stops.
-    fn tell_totals(&mut self) {
+    fn log_totals(&mut self) {
         let counters = self.connections.counters();
-        if std::mem::replace(&mut self.told, true) || counters.commands.get() == 0 {
+        if std::mem::replace(&mut self.totals_logged, true) || counters.commands.get() == 0 {
             return;
         }
         tracing::info!(
@@ -450,7 +456,7 @@ impl<P: Provider> Poller for RdmaTransport<P> {
         self.connections.listeners().close();
         match self.connections.drain(now) {
             0 => {
-                self.tell_totals();
+                self.log_totals();
                 StopState::Stopped
             }
             open => StopState::Outstanding(open as u32),

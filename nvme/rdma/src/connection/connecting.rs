@@ -94,8 +94,9 @@ impl<P: Provider> Connection<P> {
         capsule: Capsule<'_>,
     ) {
         if !matches!(self.connecting.stage, Stage::Awaiting) {
-            let violation = Cause::Violation("a command came before Connect was answered");
-            return self.break_off(cx, violation);
+            let violation =
+                Cause::Violation("a command was received before the response to Connect");
+            return self.abort(cx, violation);
         }
         let capsule = EarlyCapsule {
             sqe: receives.command(capsule.receive),
@@ -163,7 +164,7 @@ impl<P: Provider> Connection<P> {
         let memory = buffer.memory();
         let memory = memory.and_then(|memory| cx.map.gather(memory, 0, bytes));
         let Some(memory) = memory else {
-            return self.break_off(cx, Cause::Post);
+            return self.abort(cx, Cause::Post);
         };
         let request = SendRequest::new(
             self.work_id(self.sends.next_sequence(), true),
@@ -174,7 +175,7 @@ impl<P: Provider> Connection<P> {
             Payload::Memory(memory.as_slice()),
         );
         if self.queue_pair.queue_send(&request).is_err() {
-            return self.break_off(cx, Cause::Post);
+            return self.abort(cx, Cause::Post);
         }
         cx.counters.reads.add(1);
         cx.counters.bytes_read.add(u64::from(CONNECT_DATA_BYTES));

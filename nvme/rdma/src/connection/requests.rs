@@ -24,10 +24,10 @@ impl<P: Provider> Connection<P> {
         let Some(queue) = self.queue else { return };
         if capsule.carried > self.in_capsule_max {
             let violation = Cause::Violation("a capsule is longer than its queue's capsules");
-            return self.break_off(cx, violation);
+            return self.abort(cx, violation);
         }
         // Each path copies the command and checks its copy; the inline path reads little of it.
-        if self.answer_lent(cx, queue, receives.command(capsule.receive)) {
+        if self.respond_from_borrow(cx, queue, receives.command(capsule.receive)) {
             cx.counters.commands.add(1);
             return;
         }
@@ -46,7 +46,7 @@ impl<P: Provider> Connection<P> {
         let Some(slot) = self.slots.take() else {
             // The host sent more commands than its queue has entries.
             let violation = Cause::Violation("more commands outstanding than the queue's entries");
-            return self.break_off(cx, violation);
+            return self.abort(cx, violation);
         };
         cx.counters.commands.add(1);
         let sqe = receives.command(capsule.receive);
@@ -100,7 +100,8 @@ impl<P: Provider> Connection<P> {
                 Ok(None)
             }
             (_, DataSource::InCapsule { offset }) => {
-                place_capsule(cx, receives, capsule, offset, work.bytes(), self.account).map(Some)
+                take_in_capsule_data(cx, receives, capsule, offset, work.bytes(), self.account)
+                    .map(Some)
             }
             // The core admits it only on transports without keys.
             (_, DataSource::TransportSgl) => Err(Status::SGL_DESCRIPTOR_TYPE_INVALID.with_dnr()),
@@ -207,7 +208,7 @@ impl<P: Provider> Connection<P> {
             Phase::Connecting { .. }
             | Phase::Closing { .. }
             | Phase::Draining { .. }
-            | Phase::Over => *self.slots.state(slot) = SlotState::Free,
+            | Phase::Finished => *self.slots.state(slot) = SlotState::Free,
         }
     }
 
@@ -277,7 +278,7 @@ impl<P: Provider> Requests<Context<'_, P>> for Connection<P> {
 
 /// Takes the lease with in-capsule data out of its receive, for the command. Base 2.1 §4.3.2
 /// defines the errors.
-fn place_capsule<P: Provider>(
+fn take_in_capsule_data<P: Provider>(
     cx: &Context<'_, P>,
     receives: &mut Receives<P>,
     capsule: Capsule<'_>,

@@ -22,7 +22,7 @@ use crate::posted::{PostedKind, TargetDma};
 use crate::slot::{Response, SlotState};
 
 /// Send queue entries of the response to an inline read: a write and the response capsule.
-const LENT_ANSWER_REQUESTS: u32 = 2;
+const INLINE_READ_REQUESTS: u32 = 2;
 
 impl<P: Provider> Connection<P> {
     /// Posts the response to the request in `slot`, or queues it until the send queue has room.
@@ -95,7 +95,7 @@ impl<P: Provider> Connection<P> {
         }
         self.post_response(cx, sequence, &capsule, invalidate);
         self.sends
-            .push(writes + 1, PostedKind::Answer, data, cx.now);
+            .push(writes + 1, PostedKind::Response, data, cx.now);
         cx.core.sent(timing, cx.now);
     }
 
@@ -140,7 +140,10 @@ impl<P: Provider> Connection<P> {
         data: &impl DeviceMemory,
         (offset, length): (usize, u32),
     ) -> bool {
-        let Some(piece) = cx.map.piece(&mut self.near, data, offset, length) else {
+        let Some(piece) = cx
+            .map
+            .piece(&mut self.registration_hint, data, offset, length)
+        else {
             return self.write_gathered(cx, sequence, remote, data, (offset, length));
         };
         self.queue_write(cx, sequence, remote, slice::from_ref(&piece), length)
@@ -238,15 +241,15 @@ impl<P: Provider> Connection<P> {
     /// Completes a read inline, with borrowed data and without a slot. Returns `false` without
     /// effect if it cannot.
     #[inline]
-    pub(super) fn answer_lent(
+    pub(super) fn respond_from_borrow(
         &mut self,
         cx: &mut Context<'_, P>,
         queue: QueueId,
         sqe: Sqe,
     ) -> bool {
-        let goes_now = self.sends.vacant() >= LENT_ANSWER_REQUESTS && self.waiting_sends.is_empty();
+        let can_post = self.sends.vacant() >= INLINE_READ_REQUESTS && self.waiting_sends.is_empty();
         // An inline command takes no slot, but counts towards the queue's entries.
-        if !goes_now || self.slots.vacant() == 0 {
+        if !can_post || self.slots.vacant() == 0 {
             return false;
         }
         let Some(InlineCompletion {
@@ -262,15 +265,15 @@ impl<P: Provider> Connection<P> {
         let data = data.into_dma::<TargetDma>();
         let piece = keyed.and_then(|(block, _)| {
             let length = block.length;
-            cx.map.piece(&mut self.near, &data, 0, length)
+            cx.map.piece(&mut self.registration_hint, &data, 0, length)
         });
         let (Some(piece), Some((block, invalidate))) = (piece, keyed) else {
-            self.answer_lent_gathered(cx, &mut response, data, keyed);
+            self.respond_from_borrow_gathered(cx, &mut response, data, keyed);
             return true;
         };
         let data = Some(DmaData::Borrow(data));
         self.sends
-            .push(LENT_ANSWER_REQUESTS, PostedKind::Answer, data, cx.now);
+            .push(INLINE_READ_REQUESTS, PostedKind::Response, data, cx.now);
         let remote = RemoteAddress {
             address: block.address,
             rkey: block.key,
@@ -286,7 +289,7 @@ impl<P: Provider> Connection<P> {
 
     /// The same for data in several registrations, or in none.
     #[cold]
-    fn answer_lent_gathered(
+    fn respond_from_borrow_gathered(
         &mut self,
         cx: &Context<'_, P>,
         response: &mut Cqe,
@@ -303,7 +306,7 @@ impl<P: Provider> Connection<P> {
         });
         let data = Some(DmaData::Borrow(data));
         self.sends
-            .push(LENT_ANSWER_REQUESTS, PostedKind::Answer, data, cx.now);
+            .push(INLINE_READ_REQUESTS, PostedKind::Response, data, cx.now);
         if !is_written {
             response.status = StatusField::from_status(Status::DATA_TRANSFER_ERROR);
         }
@@ -324,7 +327,7 @@ impl<P: Provider> Connection<P> {
         }
         let sequence = self.sends.next_sequence();
         self.post_response(cx, sequence, &response, invalidate);
-        self.sends.push(1, PostedKind::Answer, None, cx.now);
+        self.sends.push(1, PostedKind::Response, None, cx.now);
     }
 
     /// Probes the host's device with an RDMA write of zero bytes, which the device acknowledges
@@ -348,14 +351,14 @@ impl<P: Provider> Connection<P> {
             self.refused = true;
             return;
         }
-        self.sends.push(1, PostedKind::Answer, None, cx.now);
+        self.sends.push(1, PostedKind::Response, None, cx.now);
         self.queued = true;
         cx.counters.probes.add(1);
     }
 
     /// Whether a response that waits for room in the send queue borrows blocks that a writer waits
     /// for.
-    pub(super) fn waiting_answers_keep_writer_waiting(&mut self) -> bool {
+    pub(super) fn queued_response_delays_writer(&mut self) -> bool {
         let Self {
             waiting_sends,
             slots,
@@ -363,7 +366,7 @@ impl<P: Provider> Connection<P> {
         } = self;
         waiting_sends.iter().any(|slot| match slots.state(*slot) {
             SlotState::Responding(response) => {
-                matches!(&response.data, Some(Data::Borrow(loan)) if loan.is_awaited())
+                matches!(&response.data, Some(Data::Borrow(borrow)) if borrow.is_awaited())
             }
             _ => false,
         })
@@ -388,7 +391,7 @@ impl<P: Provider> Connection<P> {
             self.expect_progress(cx.now);
         }
         if std::mem::take(&mut self.refused) {
-            self.break_off(cx, Cause::Post);
+            self.abort(cx, Cause::Post);
         }
     }
 }

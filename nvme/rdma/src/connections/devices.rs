@@ -38,7 +38,7 @@ impl<P: Provider> ConnectionSet<P> {
             | DeviceEvent::PortChanged(_)
             | DeviceEvent::Other(_) => {}
         }
-        self.end_failed(now);
+        self.release_failed(now);
     }
 
     fn queue_pair_fault(&mut self, index: u16, fault: QueuePairFault, now: Nanos) {
@@ -54,24 +54,24 @@ impl<P: Provider> ConnectionSet<P> {
             }
             QueuePairFault::CommunicationEstablished | QueuePairFault::Path => return,
         };
-        self.break_off(index, Cause::Fault(what), now);
+        self.abort(index, Cause::Fault(what), now);
     }
 
-    /// Marks a device as failed; [`end_failed`](Self::end_failed) then releases it with its
+    /// Marks a device as failed; [`release_failed`](Self::release_failed) then releases it with its
     /// connections.
     pub(super) fn fail_device(&mut self, place: u16, why: &'static str) {
-        let share = self.devices.get_mut(usize::from(place));
-        if let Some(share) = share.and_then(Option::as_mut) {
-            share.failed.get_or_insert(why);
+        let group = self.devices.get_mut(usize::from(place));
+        if let Some(group) = group.and_then(Option::as_mut) {
+            group.failed.get_or_insert(why);
             self.any_failed = true;
         }
     }
 
     /// Like [`fail_device`](Self::fail_device), for a device that will not be used again.
-    pub(super) fn forget_device(&mut self, place: u16, why: &'static str) {
-        let share = self.devices.get(usize::from(place));
-        if let Some(share) = share.and_then(Option::as_ref) {
-            let device = share.index();
+    pub(super) fn remove_device(&mut self, place: u16, why: &'static str) {
+        let group = self.devices.get(usize::from(place));
+        if let Some(group) = group.and_then(Option::as_ref) {
+            let device = group.index();
             self.shared.domains.remove(device);
             if !self.removed.contains(&device) {
                 self.removed.push(device);
@@ -88,20 +88,20 @@ impl<P: Provider> ConnectionSet<P> {
 
     /// Releases failed devices and removes their connections.
     #[inline]
-    pub(super) fn end_failed(&mut self, now: Nanos) {
+    pub(super) fn release_failed(&mut self, now: Nanos) {
         if std::mem::take(&mut self.any_failed) {
-            self.end_failed_devices(now);
+            self.release_failed_devices(now);
         }
     }
 
     #[cold]
-    fn end_failed_devices(&mut self, now: Nanos) {
+    fn release_failed_devices(&mut self, now: Nanos) {
         for place in 0..self.devices.len() {
-            let Some(share) = &self.devices[place] else {
+            let Some(group) = &self.devices[place] else {
                 continue;
             };
-            let Some(why) = share.failed else { continue };
-            let (device, connections) = (share.index(), share.connections);
+            let Some(why) = group.failed else { continue };
+            let (device, connections) = (group.index(), group.connections);
             tracing::error!(?device, connections, why, "a device is given up");
             for index in self.table.places() {
                 let connection = self.table.get(index);
@@ -125,7 +125,7 @@ impl<P: Provider> ConnectionSet<P> {
         let found = self
             .devices
             .iter()
-            .position(|share| share.as_ref().is_some_and(|share| share.index() == device));
+            .position(|group| group.as_ref().is_some_and(|group| group.index() == device));
         found.map(|place| place as u16)
     }
 }

@@ -17,8 +17,8 @@ use super::{ConnectionSet, Handoff};
 use crate::config::DEVICES_MAX;
 use crate::connection::{Connection, Parts};
 use crate::plan::{QueuePairPlan, RESPONSE_BYTES, queue_depth_max};
+use crate::poll_group::{DevicePollGroup, PollGroupError, PollGroupParts};
 use crate::private_data::{NegotiatedParameters, Terms, negotiate};
-use crate::share::{DeviceShare, ShareError, ShareParts};
 use crate::token::{EventSubject, EventToken};
 
 /// Why a connection with a valid request cannot be opened.
@@ -27,7 +27,7 @@ enum OpenError {
     #[error("the table of connections is full")]
     TableFull,
     #[error(transparent)]
-    Device(#[from] ShareError),
+    Device(#[from] PollGroupError),
     #[error("the queue pair cannot be had")]
     QueuePair(#[from] rdma::Error),
     #[error("the arena has no memory left for responses")]
@@ -37,7 +37,7 @@ enum OpenError {
 impl<P: Provider> ConnectionSet<P> {
     /// Checks a connection request that arrived on `port`; rejects an invalid one with the reason
     /// that the specification defines (RDMA 1.1 §3).
-    pub fn examine(
+    pub fn negotiate_request(
         &mut self,
         request: P::ConnectRequest,
         port: PortId,
@@ -72,7 +72,7 @@ impl<P: Provider> ConnectionSet<P> {
     }
 
     /// Rejects a request for lack of resources.
-    pub(crate) fn turn_away(&self, handoff: Handoff<P>) {
+    pub(crate) fn reject_unopened(&self, handoff: Handoff<P>) {
         self.shared.counters.connections_refused.add(1);
         reject::<P>(handoff.request, RejectReason::NO_RESOURCES);
     }
@@ -98,15 +98,15 @@ impl<P: Provider> ConnectionSet<P> {
             port,
             negotiated,
         } = handoff;
-        let no_room = RejectReason::NO_RESOURCES;
+        let no_resources = RejectReason::NO_RESOURCES;
         let Some(token) = self.table.next_token() else {
-            reject::<P>(request, no_room);
+            reject::<P>(request, no_resources);
             return Err(OpenError::TableFull);
         };
-        let device = match self.device_share(request.device()) {
+        let device = match self.poll_group(request.device()) {
             Ok(place) => place,
             Err(error) => {
-                reject::<P>(request, no_room);
+                reject::<P>(request, no_resources);
                 return Err(error.into());
             }
         };
@@ -118,11 +118,15 @@ impl<P: Provider> ConnectionSet<P> {
         );
         let mut connection =
             request.into_connection(self.listeners.channel(), event_token.into())?;
-        let parts = match self.queue_pair(&mut connection, device, &Wanted { negotiated, port }) {
-            Ok(made) => made.into_parts(connection, token),
+        let parts = match self.queue_pair(
+            &mut connection,
+            device,
+            &RequestedParameters { negotiated, port },
+        ) {
+            Ok(created) => created.into_parts(connection, token),
             Err(error) => {
                 // Dropping the connection also rejects it, but without the reason.
-                let _ = connection.reject(ConnectReject::new(no_room).as_bytes());
+                let _ = connection.reject(ConnectReject::new(no_resources).as_bytes());
                 return Err(error);
             }
         };
@@ -148,19 +152,19 @@ impl<P: Provider> ConnectionSet<P> {
             let requests = parts.send_requests;
             let completion_queue = parts.completion_queue;
             drop(parts);
-            if let Some(share) = &mut self.devices[usize::from(device)] {
-                share.give_back(completion_queue, requests);
+            if let Some(group) = &mut self.devices[usize::from(device)] {
+                group.release_sends(completion_queue, requests);
             }
             return Err(error.into());
         }
         let index = parts.token.connection();
         self.queue_pairs.insert(device, number, index);
-        let Some(share) = &mut self.devices[usize::from(device)] else {
-            return Err(ShareError::Failed.into());
+        let Some(group) = &mut self.devices[usize::from(device)] else {
+            return Err(PollGroupError::Failed.into());
         };
-        share.connections += 1;
+        group.connections += 1;
         let mut core = self.shared.core.borrow_mut();
-        let cx = self.shared.context(&mut core, &share.map, now);
+        let cx = self.shared.context(&mut core, &group.map, now);
         let connection = Connection::new(parts, &cx);
         drop(core);
         self.table.insert(connection);
@@ -174,35 +178,35 @@ impl<P: Provider> ConnectionSet<P> {
         &mut self,
         connection: &mut P::Connection,
         place: u16,
-        terms: &Wanted,
-    ) -> Result<Made<P>, OpenError> {
-        let Some(share) = &mut self.devices[usize::from(place)] else {
-            return Err(ShareError::Failed.into());
+        terms: &RequestedParameters,
+    ) -> Result<NewQueuePair<P>, OpenError> {
+        let Some(group) = &mut self.devices[usize::from(place)] else {
+            return Err(PollGroupError::Failed.into());
         };
-        let memory = Arc::clone(&share.memory);
+        let memory = Arc::clone(&group.memory);
         let domain = memory.domain();
         let limits = domain.device().limits();
         let plan = QueuePairPlan::new(
             terms.negotiated.depth,
             terms.negotiated.reads,
-            share.queues,
+            group.queues,
             limits,
         );
         // The device may grant more. The transport uses what it asked for, and reserves completion
         // queue entries for it.
-        let asked = plan.capacity.send_requests;
-        let completion_queue = share.promise(asked)?;
-        let completions = &share.completions[usize::from(completion_queue)].queue;
+        let send_requests = plan.capacity.send_requests;
+        let completion_queue = group.reserve_sends(send_requests)?;
+        let completions = &group.completions[usize::from(completion_queue)].queue;
         let options = QueuePairOptions {
             send_completions: completions,
             receive_completions: completions,
-            shared_receives: Some(share.receives.queue()),
+            shared_receives: Some(group.receives.queue()),
             capacity: plan.capacity,
         };
-        let made = connection.create_queue_pair(domain, &options);
-        let made = made.map_err(OpenError::from).and_then(|queue_pair| {
+        let created = connection.create_queue_pair(domain, &options);
+        let created = created.map_err(OpenError::from).and_then(|queue_pair| {
             let inline = queue_pair.capacity().inline_bytes as usize >= RESPONSE_BYTES;
-            let places = asked.next_power_of_two() as usize;
+            let places = send_requests.next_power_of_two() as usize;
             let responses = match inline {
                 true => None,
                 false => {
@@ -212,19 +216,19 @@ impl<P: Provider> ConnectionSet<P> {
             };
             Ok((queue_pair, responses))
         });
-        match made {
-            Ok((queue_pair, responses)) => Ok(Made {
+        match created {
+            Ok((queue_pair, responses)) => Ok(NewQueuePair {
                 queue_pair,
                 responses,
                 reads: plan.reads,
-                wanted: *terms,
-                send_requests: asked,
+                requested: *terms,
+                send_requests,
                 in_capsule_bytes: self.in_capsule_bytes(place, terms.port),
                 device: place,
                 completion_queue,
             }),
             Err(error) => {
-                share.give_back(completion_queue, asked);
+                group.release_sends(completion_queue, send_requests);
                 Err(error)
             }
         }
@@ -232,44 +236,52 @@ impl<P: Provider> ConnectionSet<P> {
 
     /// In-capsule data size of a port's I/O queues on a device, in bytes.
     fn in_capsule_bytes(&self, place: u16, port: PortId) -> u32 {
-        let share = self.devices[usize::from(place)].as_ref();
-        let room = share.map_or(0, |share| share.receives.in_capsule_bytes() as u32);
-        self.shared.config.port(port).in_capsule_bytes.min(room)
+        let group = self.devices[usize::from(place)].as_ref();
+        let capsule_max = group.map_or(0, |group| group.receives.in_capsule_bytes() as u32);
+        self.shared
+            .config
+            .port(port)
+            .in_capsule_bytes
+            .min(capsule_max)
     }
 
     /// Creates the shared queues of every device.
     pub(crate) fn prepare_devices(&mut self) {
         for device in self.shared.domains.devices() {
-            if let Err(error) = self.device_share(&device) {
+            if let Err(error) = self.poll_group(&device) {
                 tracing::error!(device = device.name(), %error, "a device serves no host");
             }
         }
     }
 
     /// The place of a device. Sets the device up on first use.
-    fn device_share(&mut self, device: &P::Device) -> Result<u16, ShareError> {
+    fn poll_group(&mut self, device: &P::Device) -> Result<u16, PollGroupError> {
         if let Some(place) = self.device_place(device.index()) {
             return Ok(place);
         }
         let place = self.devices.iter().position(Option::is_none);
-        let place = place.ok_or(ShareError::TooManyDevices)?;
-        let share = self.new_share(device.index(), place as u16)?;
-        self.devices[place] = Some(share);
+        let place = place.ok_or(PollGroupError::TooManyDevices)?;
+        let group = self.new_poll_group(device.index(), place as u16)?;
+        self.devices[place] = Some(group);
         Ok(place as u16)
     }
 
-    fn new_share(&self, device: DeviceIndex, place: u16) -> Result<DeviceShare<P>, ShareError> {
+    fn new_poll_group(
+        &self,
+        device: DeviceIndex,
+        place: u16,
+    ) -> Result<DevicePollGroup<P>, PollGroupError> {
         debug_assert!(usize::from(place) < DEVICES_MAX);
         let shared = &self.shared;
         let memory = shared.domains.memory(device);
-        DeviceShare::new(ShareParts {
-            memory: memory.ok_or(ShareError::UnknownDevice)?,
+        DevicePollGroup::new(PollGroupParts {
+            memory: memory.ok_or(PollGroupError::UnknownDevice)?,
             arena: &shared.arena,
             pool: &shared.pool,
             counters: &shared.counters,
             receives: shared.config.receives,
             in_capsule_bytes: shared.config.in_capsule_bytes(),
-            sharers: shared.sharers,
+            poll_groups: shared.poll_groups,
             waiter: RequestToken::new()
                 .with_transport(shared.transport.0)
                 .with_generation(u32::from(place)),
@@ -280,24 +292,24 @@ impl<P: Provider> ConnectionSet<P> {
 
 /// Parameters of a connection that is being opened.
 #[derive(Clone, Copy)]
-struct Wanted {
+struct RequestedParameters {
     negotiated: NegotiatedParameters,
     port: PortId,
 }
 
 /// A queue pair and its parameters.
-struct Made<P: Provider> {
+struct NewQueuePair<P: Provider> {
     queue_pair: P::QueuePair,
     responses: Option<hugemem::DmaBuffer>,
     reads: u8,
-    wanted: Wanted,
+    requested: RequestedParameters,
     send_requests: u32,
     in_capsule_bytes: u32,
     device: u16,
     completion_queue: u16,
 }
 
-impl<P: Provider> Made<P> {
+impl<P: Provider> NewQueuePair<P> {
     fn into_parts(self, connection: P::Connection, token: RequestToken) -> Parts<P> {
         Parts {
             queue_pair: self.queue_pair,
@@ -305,8 +317,8 @@ impl<P: Provider> Made<P> {
             responses: self.responses,
             reads: self.reads,
             send_requests: self.send_requests,
-            negotiated: self.wanted.negotiated,
-            port: self.wanted.port,
+            negotiated: self.requested.negotiated,
+            port: self.requested.port,
             in_capsule_bytes: self.in_capsule_bytes,
             token,
             device: self.device,

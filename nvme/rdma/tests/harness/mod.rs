@@ -223,7 +223,8 @@ impl Stage {
         while let Some(event) = self.set.next_event(self.now, &mut moved) {
             match event {
                 Event::ConnectRequest { request, .. } => {
-                    if let Some(handoff) = self.set.examine(request, PortId(0), self.now) {
+                    if let Some(handoff) = self.set.negotiate_request(request, PortId(0), self.now)
+                    {
                         self.set.adopt(handoff, self.now);
                     }
                 }

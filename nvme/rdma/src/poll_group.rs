@@ -17,7 +17,7 @@ const COMPLETION_QUEUES_MAX: usize = 256;
 
 /// Why a device cannot be used on this reactor.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum ShareError {
+pub(crate) enum PollGroupError {
     #[error("the device was not there at the start")]
     UnknownDevice,
     #[error("more devices than a reactor serves")]
@@ -38,18 +38,18 @@ pub(crate) enum ShareError {
 
 /// A completion queue, and the number of its entries that are reserved for send queues.
 #[derive(Debug)]
-pub(crate) struct CompletionShare<P: Provider> {
+pub(crate) struct SharedCompletionQueue<P: Provider> {
     pub(crate) queue: P::CompletionQueue,
-    promised: u32,
+    reserved: u32,
     /// Whether its descriptor is watched.
     pub(crate) watched: bool,
 }
 
 /// One device on one reactor.
 #[derive(Debug)]
-pub(crate) struct DeviceShare<P: Provider> {
+pub(crate) struct DevicePollGroup<P: Provider> {
     pub(crate) receives: Receives<P>,
-    pub(crate) completions: Vec<CompletionShare<P>>,
+    pub(crate) completions: Vec<SharedCompletionQueue<P>>,
     pub(crate) map: Arc<MemoryMap<P>>,
     pub(crate) memory: Arc<DomainMemory<P>>,
     pub(crate) queues: SharedQueues,
@@ -59,8 +59,8 @@ pub(crate) struct DeviceShare<P: Provider> {
     token: EventToken,
 }
 
-/// The parts of a [`DeviceShare`].
-pub(crate) struct ShareParts<'a, P: Provider> {
+/// The parts of a [`DevicePollGroup`].
+pub(crate) struct PollGroupParts<'a, P: Provider> {
     pub(crate) memory: Arc<DomainMemory<P>>,
     pub(crate) arena: &'a Arc<Arena>,
     pub(crate) pool: &'a Pool,
@@ -68,22 +68,22 @@ pub(crate) struct ShareParts<'a, P: Provider> {
     pub(crate) receives: u32,
     pub(crate) in_capsule_bytes: u32,
     /// Number of pairs of reactor and device that share the arena.
-    pub(crate) sharers: u32,
+    pub(crate) poll_groups: u32,
     pub(crate) waiter: RequestToken,
     pub(crate) token: EventToken,
 }
 
-impl<P: Provider> DeviceShare<P> {
+impl<P: Provider> DevicePollGroup<P> {
     /// Creates the shared queues of a device and posts the receives.
-    pub(crate) fn new(parts: ShareParts<'_, P>) -> Result<Self, ShareError> {
-        let ShareParts {
+    pub(crate) fn new(parts: PollGroupParts<'_, P>) -> Result<Self, PollGroupError> {
+        let PollGroupParts {
             memory,
             arena,
             pool,
             counters,
             receives: wanted,
             in_capsule_bytes,
-            sharers,
+            poll_groups,
             waiter,
             token,
         } = parts;
@@ -94,7 +94,7 @@ impl<P: Provider> DeviceShare<P> {
         let promise = match in_capsule_bytes {
             0 => None,
             bytes => {
-                let promise = arena.promise(bytes as usize, queues.receives, sharers);
+                let promise = arena.promise(bytes as usize, queues.receives, poll_groups);
                 let none = ReceivesError::NoPromise { in_capsule_bytes };
                 Some(promise.ok_or(none)?)
             }
@@ -142,34 +142,34 @@ impl<P: Provider> DeviceShare<P> {
     }
 
     /// Reserves entries for `requests` send requests; returns the completion queue.
-    pub(crate) fn promise(&mut self, requests: u32) -> Result<u16, ShareError> {
+    pub(crate) fn reserve_sends(&mut self, requests: u32) -> Result<u16, PollGroupError> {
         let sends_max = self.queues.sends_max();
-        let fits = |share: &CompletionShare<P>| share.promised + requests <= sends_max;
+        let fits = |queue: &SharedCompletionQueue<P>| queue.reserved + requests <= sends_max;
         let found = self.completions.iter().position(fits);
         let place = match found {
             Some(place) => place,
             None if self.completions.len() == COMPLETION_QUEUES_MAX || requests > sends_max => {
-                return Err(ShareError::NoCompletions);
+                return Err(PollGroupError::NoCompletions);
             }
             None => {
                 let domain = self.memory.domain();
                 let queue =
                     domain.create_completion_queue(self.queues.completions, self.token.into())?;
-                self.completions.push(CompletionShare {
+                self.completions.push(SharedCompletionQueue {
                     queue,
-                    promised: 0,
+                    reserved: 0,
                     watched: false,
                 });
                 self.completions.len() - 1
             }
         };
-        self.completions[place].promised += requests;
+        self.completions[place].reserved += requests;
         Ok(place as u16)
     }
 
-    /// Ends a reservation.
-    pub(crate) fn give_back(&mut self, place: u16, requests: u32) {
-        self.completions[usize::from(place)].promised -= requests;
+    /// Ends a reservation of [`reserve_sends`](Self::reserve_sends).
+    pub(crate) fn release_sends(&mut self, place: u16, requests: u32) {
+        self.completions[usize::from(place)].reserved -= requests;
     }
 
     /// Updates the map of registered memory.
@@ -182,9 +182,9 @@ impl<P: Provider> DeviceShare<P> {
 
     /// Requests a notification for the next completion of every completion queue.
     pub(crate) fn arm(&mut self) -> Result<(), rdma::Error> {
-        for share in &mut self.completions {
-            share.queue.acknowledge()?;
-            share.queue.arm(false)?;
+        for completions in &mut self.completions {
+            completions.queue.acknowledge()?;
+            completions.queue.arm(false)?;
         }
         Ok(())
     }
