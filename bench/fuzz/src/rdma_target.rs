@@ -68,7 +68,7 @@ fn act(stage: &mut Stage, input: &mut Input<'_>) {
     let mut witness = FakeHost::connect(stage, &call(1, 16, cntlid)).expect("accepted");
     let opened = witness.open_queue(stage, 1, 16, cntlid);
     assert_eq!(opened.status(), Status::SUCCESS);
-    witness.prove_alive(stage, 1, 1);
+    witness.check_io(stage, 1, 1);
     stage.turn();
     let leases = stage.leases_out();
 
@@ -90,7 +90,7 @@ fn act(stage: &mut Stage, input: &mut Input<'_>) {
         hosts.iter_mut().for_each(TestHost::take);
     }
     hosts.iter().for_each(TestHost::check_completed);
-    witness.prove_alive(stage, 2, 2);
+    witness.check_io(stage, 2, 2);
     drop(hosts);
     for _ in 0..200 {
         stage.pass(Nanos::from_millis(100));

@@ -54,7 +54,7 @@ pub(crate) fn run(input: &[u8]) {
     }
     harness.settle(|| hosts.iter_mut().for_each(Host::take_all));
     hosts.iter().for_each(Host::check_completed);
-    witness.prove_alive(&mut harness);
+    witness.check_io(&mut harness);
     harness.finish();
 }
 
@@ -420,7 +420,7 @@ impl Association {
         vec![self.admin, self.io]
     }
 
-    fn prove_alive(&mut self, harness: &mut TcpHarness) {
+    fn check_io(&mut self, harness: &mut TcpHarness) {
         let write = Sqe::write(1, 40, 0, false);
         let cqe = self.io.command(harness, write, &[9; BLOCK_BYTES]);
         assert!(cqe.status().is_success(), "{}", cqe.status());

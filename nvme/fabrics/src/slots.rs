@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sent_response_frees_its_slot_unless_the_table_is_gone() {
+    fn a_sent_response_frees_its_slot_unless_the_table_was_replaced() {
         let mut table = Table::new(1);
         let slot = table.take().expect("a free slot");
         *table.state(slot) = SlotState::Responding(7);

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_without_what_it_takes_is_unfit() {
+    fn a_device_without_required_capabilities_is_unfit() {
         let unfit = |limits: DeviceLimits| SharedQueues::new(1024, &limits).expect_err("unfit");
         let without = DeviceLimits {
             shared_receive_queues: 0,
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_are_as_many_as_both_sides_manage() {
+    fn outstanding_reads_respect_both_limits() {
         let shared = SharedQueues::new(1024, &limits()).expect("fit");
         let reads =
             |host, limits: DeviceLimits| QueuePairPlan::new(128, host, shared, &limits).reads;

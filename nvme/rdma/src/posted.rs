@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_completion_ends_what_came_before_it_across_the_end_of_numbers() {
+    fn a_completion_ends_earlier_posts_across_sequence_wraparound() {
         let mut queue = queue(5);
         assert_eq!(queue.vacant(), 54);
         assert_eq!(done(&mut queue, 0, true), vec![0, 1, 2]);
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn what_failed_before_its_last_request_stays() {
+    fn a_failure_before_the_last_request_completes_nothing() {
         let mut queue = queue(3);
         assert_eq!(done(&mut queue, u32::MAX, false), vec![0]);
         assert_eq!(done(&mut queue, u32::MAX, false), vec![]);
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn data_goes_home_with_the_end_of_its_answer() {
+    fn data_is_released_when_its_response_completes() {
         let config = ArenaConfig {
             bytes: 1 << 20,
             pages: PagePolicy::Ordinary,
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn data_of_a_queue_that_was_not_destroyed_stays_away() {
+    fn data_of_an_undestroyed_queue_is_not_reused() {
         let config = ArenaConfig {
             bytes: 1 << 20,
             pages: PagePolicy::Ordinary,
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_buffer_is_had_when_every_read_has_ended() {
+    fn a_read_buffer_is_returned_after_its_last_read() {
         let config = ArenaConfig {
             bytes: 1 << 20,
             pages: PagePolicy::Ordinary,
@@ -420,7 +420,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "more work requests than places")]
-    fn more_than_there_is_room_for_is_our_own_mistake() {
+    fn exceeding_the_send_queue_panics() {
         queue(33);
     }
 

@@ -159,7 +159,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(500))]
 
         #[test]
-        fn whatever_is_granted_is_within_bounds(
+        fn granted_parameters_are_within_bounds(
             data in proptest::collection::vec(any::<u8>(), 0..64),
             narrow in proptest::collection::vec(0u8..3, 32),
         ) {

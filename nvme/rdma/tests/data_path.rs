@@ -40,7 +40,7 @@ fn a_block_is_written_and_read_back() {
     let mut stage = Stage::new();
     let (_admin, mut io) = Host::attach(&mut stage, 32);
     assert_eq!(io.accept.crqsize.get(), 32);
-    io.prove_alive(&mut stage, 5, 0x5a);
+    io.check_io(&mut stage, 5, 0x5a);
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn a_read_takes_one_write_and_one_inline_send() {
 
 /// All responses of a turn have one completion, besides one for each capsule.
 #[test]
-fn the_last_answer_of_a_turn_alone_is_signalled() {
+fn only_the_last_response_of_a_turn_is_signalled() {
     let mut stage = Stage::new();
     let (_admin, mut io) = Host::attach(&mut stage, 64);
     let before = stage.target_machine.counters();
@@ -213,12 +213,12 @@ fn descriptors_that_do_not_fit_are_refused_and_the_connection_lives() {
         .with_dnr()
         .with_more(true);
     assert_eq!(io.await_response(&mut stage).0.status(), number);
-    io.prove_alive(&mut stage, 1, 7);
+    io.check_io(&mut stage, 1, 7);
 }
 
 /// More concurrent reads than the host serves would break its queue pair, so the others wait.
 #[test]
-fn reads_outstanding_keep_to_what_the_host_answers() {
+fn outstanding_reads_respect_the_hosts_limit() {
     let mut stage = Stage::new();
     let (_admin, cntlid) = Host::admin(&mut stage);
     let mut call = harness::host::Call::queue(1, 64, cntlid);
@@ -260,7 +260,7 @@ fn reads_outstanding_keep_to_what_the_host_answers() {
 
 /// If the send queue is too small for the host's depth, responses wait, and none is lost.
 #[test]
-fn a_short_send_queue_makes_answers_wait() {
+fn responses_wait_for_send_queue_entries() {
     let mut device = DeviceConfig::new("target0", harness::TARGET_IP);
     device.limits = DeviceLimits {
         queue_pair_requests: 64 + 9,
@@ -285,7 +285,7 @@ fn a_short_send_queue_makes_answers_wait() {
     }
     assert_eq!(stage.measured(Part::Device), (0, 0));
     io.responses.clear();
-    io.prove_alive(&mut stage, 1, 7);
+    io.check_io(&mut stage, 1, 7);
 }
 
 /// Devices without inline data send responses from registered memory.
@@ -299,7 +299,7 @@ fn responses_go_without_inline_data_too() {
     });
     let (_admin, mut io) = Host::attach(&mut stage, 32);
     for fill in 0..200 {
-        io.prove_alive(&mut stage, u64::from(fill), fill);
+        io.check_io(&mut stage, u64::from(fill), fill);
     }
     assert_eq!(stage.target_machine.counters().inline, 0);
 }
@@ -409,7 +409,7 @@ fn a_silent_host_is_closed_by_its_keep_alive_time() {
 
 /// Base 2.1 §6.4: the response to Disconnect is sent before the connection ends.
 #[test]
-fn disconnect_is_answered_before_the_connection_ends() {
+fn disconnect_completes_before_the_connection_ends() {
     let mut stage = Stage::new();
     let (mut admin, mut io) = Host::attach(&mut stage, 32);
     let sgl = io.keyed(0, 0);
@@ -429,7 +429,7 @@ fn disconnect_is_answered_before_the_connection_ends() {
 fn a_shutdown_drains_every_connection() {
     let mut stage = Stage::new();
     let (mut admin, mut io) = Host::attach(&mut stage, 32);
-    io.prove_alive(&mut stage, 0, 1);
+    io.check_io(&mut stage, 0, 1);
     stage.target.shut_down();
     stage.set.listeners();
     stage.turn_until("no connection", |stage| {

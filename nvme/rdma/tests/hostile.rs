@@ -65,7 +65,7 @@ impl Scene {
             stage.pass(Nanos::from_millis(20));
             stage.set.len() == connections
         });
-        self.io.prove_alive(&mut self.stage, 3, 0x77);
+        self.io.check_io(&mut self.stage, 3, 0x77);
         let baseline = self.baseline;
         self.stage.turn_until("every lease at home", |stage| {
             stage.leases_out() == baseline
@@ -79,8 +79,8 @@ impl Scene {
 #[track_caller]
 fn rejected(call: &Call, reason: RejectReason) {
     let mut scene = Scene::new();
-    let answer = Host::connect(&mut scene.stage, call).err();
-    assert_eq!(answer, Some(Refused::Rejected(reason)));
+    let refusal = Host::connect(&mut scene.stage, call).err();
+    assert_eq!(refusal, Some(Refused::Rejected(reason)));
     assert_eq!(scene.stage.counters.requests_invalid.get(), 1);
     scene.finish(2);
 }
@@ -128,22 +128,22 @@ fn a_queue_deeper_than_the_device_manages_is_rejected() {
         ..Setup::default()
     });
     let call = Call::queue(2, 33, scene.cntlid);
-    let answer = Host::connect(&mut scene.stage, &call).err();
+    let refusal = Host::connect(&mut scene.stage, &call).err();
     assert_eq!(
-        answer,
+        refusal,
         Some(Refused::Rejected(RejectReason::INVALID_HSQSIZE))
     );
     scene.finish(2);
 }
 
 #[test]
-fn a_full_table_turns_hosts_away() {
+fn a_full_table_rejects_connections() {
     let mut setup = Setup::default();
     setup.rdma.connections_max = 2;
     let mut scene = Scene::with(setup);
     let call = Call::queue(2, 8, scene.cntlid);
-    let answer = Host::connect(&mut scene.stage, &call).err();
-    assert_eq!(answer, Some(Refused::Rejected(RejectReason::NO_RESOURCES)));
+    let refusal = Host::connect(&mut scene.stage, &call).err();
+    assert_eq!(refusal, Some(Refused::Rejected(RejectReason::NO_RESOURCES)));
     assert_eq!(scene.stage.counters.connections_refused.get(), 1);
     scene.finish(2);
 }
@@ -212,7 +212,7 @@ fn connect_data_may_come_in_the_capsule() {
     host.send(sqe.with_sgl(sgl), connect_data(scene.cntlid).as_bytes());
     let (cqe, _) = host.await_response(&mut scene.stage);
     assert_eq!(cqe.status(), Status::SUCCESS);
-    host.prove_alive(&mut scene.stage, 9, 3);
+    host.check_io(&mut scene.stage, 9, 3);
     // And not all of it, or none, is a wrong length.
     for carried in [0, 1, 1023] {
         let call = Call::queue(3, 8, scene.cntlid);
@@ -228,7 +228,7 @@ fn connect_data_may_come_in_the_capsule() {
 }
 
 #[test]
-fn a_second_command_before_the_answer_to_connect_is_a_violation() {
+fn a_command_before_the_connect_response_is_a_violation() {
     let mut scene = Scene::new();
     let call = Call::queue(2, 8, scene.cntlid);
     let mut victim = Host::connect(&mut scene.stage, &call).expect("accepted");
@@ -417,7 +417,7 @@ fn a_host_that_is_not_ready_is_waited_for() {
     let mut scene = Scene::new();
     let slow = Pattern::ALWAYS.of(Operation::Send).on(TARGET_MACHINE);
     scene.stage.fabric.add_fault(slow, Fault::NotReady(20));
-    scene.io.prove_alive(&mut scene.stage, 1, 1);
+    scene.io.check_io(&mut scene.stage, 1, 1);
     scene.stage.fabric.clear_faults();
     scene.finish(2);
 }
@@ -561,10 +561,10 @@ fn a_device_that_is_removed_takes_its_connections_along() {
 }
 
 #[test]
-fn a_port_that_goes_down_for_good_breaks_connections_by_and_by() {
+fn a_port_that_stays_down_ends_its_connections() {
     let mut scene = Scene::new();
     let device = scene.stage.target_machine.devices().expect("one").remove(0);
-    scene.io.prove_alive(&mut scene.stage, 1, 1);
+    scene.io.check_io(&mut scene.stage, 1, 1);
     scene.stage.fabric.set_port(&device, false);
     let sgl = scene.io.keyed(0, 512);
     scene.io.send(Sqe::read(1, 0, 0).with_sgl(sgl), &[]);
@@ -577,7 +577,7 @@ fn a_port_that_goes_down_for_good_breaks_connections_by_and_by() {
     let (admin, cntlid) = Host::admin(&mut scene.stage);
     scene.io = Host::io(&mut scene.stage, cntlid, 1, 32);
     scene.admin = admin;
-    scene.io.prove_alive(&mut scene.stage, 1, 2);
+    scene.io.check_io(&mut scene.stage, 1, 2);
     assert_eq!(scene.stage.host_machine.machine(), HOST_MACHINE);
     assert_ne!(cntlid, CNTLID_DYNAMIC);
 }

@@ -62,7 +62,7 @@ fn receives_leave_room_for_the_largest_request() {
 }
 
 #[test]
-fn many_connections_get_on_with_requests_of_every_size() {
+fn many_connections_make_progress_at_every_size() {
     let mut stage = Stage::with(small());
     let (_admin, cntlid) = Host::admin(&mut stage);
     let mut hosts: Vec<Host> = (1..=6)
@@ -131,13 +131,13 @@ fn receives_come_back_after_all_memory_was_out() {
 
 /// A single slice is left for requests, so nothing is reserved for receives.
 #[test]
-fn a_host_is_turned_away_where_no_receive_can_be_had() {
+fn a_host_is_rejected_if_no_receive_can_be_posted() {
     let mut stage = Stage::with(Setup {
         arena_bytes: 1 << 20,
         ..small()
     });
-    let answer = Host::connect(&mut stage, &Call::queue(0, 32, 0)).err();
-    assert_eq!(answer, Some(Refused::Rejected(RejectReason::NO_RESOURCES)));
+    let refusal = Host::connect(&mut stage, &Call::queue(0, 32, 0)).err();
+    assert_eq!(refusal, Some(Refused::Rejected(RejectReason::NO_RESOURCES)));
     assert_eq!(stage.counters.connections_refused.get(), 1);
     assert_eq!(stage.leases_out(), 0);
 }
@@ -162,7 +162,7 @@ fn starve(stage: &mut Stage, io: &mut Host, receives: u16) -> (Borrow, Vec<Lease
 /// A host whose commands cannot be received for lack of memory does not count as silent, until they
 /// can be received again.
 #[test]
-fn nobody_is_let_go_for_what_could_not_be_heard() {
+fn keep_alive_is_suspended_while_receives_are_exhausted() {
     const RECEIVES: u16 = 4;
     let mut setup = small();
     setup.rdma.receives = u32::from(RECEIVES);

@@ -161,14 +161,14 @@ fn run(seed: u64, faults: bool) {
 }
 
 #[test]
-fn any_order_of_the_fabric_keeps_every_block() {
+fn any_delivery_order_preserves_every_block() {
     for seed in 0..40 {
         run(seed, false);
     }
 }
 
 #[test]
-fn delays_and_drops_lose_no_answer_of_a_living_connection() {
+fn delays_and_drops_lose_no_response_of_an_open_connection() {
     for seed in 100..140 {
         run(seed, true);
     }
@@ -177,7 +177,7 @@ fn delays_and_drops_lose_no_answer_of_a_living_connection() {
 /// FIELD.md, complaint 7 and 10: connections by the thousand, each with its own queue pair, in
 /// completion queues that cannot overflow.
 #[test]
-fn a_thousand_connections_come_and_go() {
+fn a_thousand_connections_open_and_close() {
     let mut setup = Setup {
         queues_max: 1100,
         ..Setup::default()
@@ -197,7 +197,7 @@ fn a_thousand_connections_come_and_go() {
     }
     assert_eq!(stage.set.len(), 1000);
     for (number, (_, io)) in admins.iter_mut().enumerate() {
-        io.prove_alive(&mut stage, number as u64, number as u8);
+        io.check_io(&mut stage, number as u64, number as u8);
     }
     drop(admins);
     stage.turn_until("all ends", |stage| {
@@ -205,5 +205,5 @@ fn a_thousand_connections_come_and_go() {
         stage.set.is_empty()
     });
     let (_admin, mut io) = Host::attach(&mut stage, 8);
-    io.prove_alive(&mut stage, 0, 1);
+    io.check_io(&mut stage, 0, 1);
 }

@@ -217,7 +217,7 @@ fn queues_spread_over_the_reactors_and_work_on_each() {
         .collect();
     for round in 0..8 {
         for (number, queue) in queues.iter_mut().enumerate() {
-            queue.prove_alive(&mut server, number as u64, round);
+            queue.check_io(&mut server, number as u64, round);
         }
     }
     for counters in &server.counters {
@@ -234,7 +234,7 @@ fn a_sleeping_reactor_is_woken_by_capsules_requests_and_disconnects() {
     for round in 0..3 {
         let (admin, cntlid) = Host::admin(&mut server);
         let mut io = Host::io(&mut server, cntlid, 1, 16);
-        io.prove_alive(&mut server, 7, round);
+        io.check_io(&mut server, 7, round);
         drop((admin, io));
         server.turn_until("the end of both connections", |server| {
             let open = server.counters.iter().map(|it| it.connections.get());
@@ -245,7 +245,7 @@ fn a_sleeping_reactor_is_woken_by_capsules_requests_and_disconnects() {
 }
 
 #[test]
-fn a_listener_comes_and_goes_while_another_serves() {
+fn a_listener_is_added_and_removed_while_another_serves() {
     let mut server = Server::start(2, IdlePolicy::Sleep);
     let first = server.address;
     let (admin, mut io) = Host::attach(&mut server, 16);
@@ -270,8 +270,8 @@ fn a_listener_comes_and_goes_while_another_serves() {
     server.target.update_subsystem(both).expect("a valid one");
     server.address = second;
     let (mut other_admin, mut other_io) = Host::attach(&mut server, 16);
-    other_io.prove_alive(&mut server, 1, 1);
-    io.prove_alive(&mut server, 2, 2);
+    other_io.check_io(&mut server, 1, 1);
+    io.check_io(&mut server, 2, 2);
 
     let one = subsystem_at(&server.device, &[PortId(0)]);
     server.target.update_subsystem(one).expect("a valid one");
@@ -282,11 +282,11 @@ fn a_listener_comes_and_goes_while_another_serves() {
     other_admin.await_end(&mut server);
     let by_second = Host::connect(&mut server, &Call::queue(0, 32, 0));
     assert!(by_second.is_err(), "no listener at this address any more");
-    io.prove_alive(&mut server, 3, 3);
+    io.check_io(&mut server, 3, 3);
     server.address = first;
     drop((admin, io, other_admin, other_io));
     let (admin, mut again) = Host::attach(&mut server, 16);
-    again.prove_alive(&mut server, 4, 4);
+    again.check_io(&mut server, 4, 4);
     drop((admin, again));
     server.stop();
 }
@@ -294,7 +294,7 @@ fn a_listener_comes_and_goes_while_another_serves() {
 /// Every reactor releases a device that was removed, even if only the connections of one reactor
 /// report it. The other device still works.
 #[test]
-fn a_device_that_is_pulled_out_is_let_go_of_by_every_reactor() {
+fn a_removed_device_is_released_by_every_reactor() {
     for is_silent in [false, true] {
         let mut server = Server::start(2, IdlePolicy::Sleep);
         let first = server.address;
@@ -307,7 +307,7 @@ fn a_device_that_is_pulled_out_is_let_go_of_by_every_reactor() {
         let (other_admin, mut other_io) = Host::attach(&mut server, 16);
         server.address = first;
         let (admin, mut io) = Host::attach(&mut server, 16);
-        io.prove_alive(&mut server, 1, 1);
+        io.check_io(&mut server, 1, 1);
         let devices = server.target_machine.devices().expect("two devices");
         let pulled = devices.into_iter().find(|it| it.name() == "target0");
         let pulled = pulled.expect("it is there");
@@ -326,7 +326,7 @@ fn a_device_that_is_pulled_out_is_let_go_of_by_every_reactor() {
             server.counters[0].listeners_down.get() == 1
         });
         assert!(Host::connect(&mut server, &Call::queue(0, 32, 0)).is_err());
-        other_io.prove_alive(&mut server, 2, 2);
+        other_io.check_io(&mut server, 2, 2);
         drop((admin, io, other_admin, other_io));
         server.stop();
     }
@@ -336,7 +336,7 @@ fn a_device_that_is_pulled_out_is_let_go_of_by_every_reactor() {
 fn a_stop_closes_what_is_open() {
     let mut server = Server::start(2, IdlePolicy::default());
     let (mut admin, mut io) = Host::attach(&mut server, 16);
-    io.prove_alive(&mut server, 1, 1);
+    io.check_io(&mut server, 1, 1);
     let fabric = server.fabric.clone();
     let machine = server.target_machine.clone();
     drop(machine);

@@ -47,10 +47,10 @@ impl Scene {
 
     /// Checks that nothing of the device is left and that the witness is not affected.
     #[track_caller]
-    fn expect_gone(&mut self) {
+    fn expect_removed(&mut self) {
         let stage = &mut self.stage;
         stage.turn_until("the end of the device", |stage| stage.set.len() == 2);
-        self.witness.1.prove_alive(stage, 3, 0x77);
+        self.witness.1.check_io(stage, 3, 0x77);
         let baseline = self.baseline;
         stage.turn_until("every lease at home", |stage| {
             stage.leases_out() == baseline
@@ -79,7 +79,7 @@ fn load(io: &mut Host) {
 /// In any state of requests, whether the device itself reports its removal or only the connection
 /// manager does.
 #[test]
-fn a_device_is_pulled_out_at_every_moment() {
+fn a_device_is_removed_at_every_moment() {
     for moment in 0..40 {
         let mut scene = Scene::new();
         let (_admin, mut io) = Host::attach(&mut scene.stage, 32);
@@ -99,12 +99,12 @@ fn a_device_is_pulled_out_at_every_moment() {
             fabric.remove_silent_device(&scene.pulled);
         }
         fabric.clear_faults();
-        scene.expect_gone();
+        scene.expect_removed();
     }
 }
 
 #[test]
-fn a_device_is_pulled_out_while_a_host_connects() {
+fn a_device_is_removed_while_a_host_connects() {
     for turns in 0..12 {
         let mut scene = Scene::new();
         let (_admin, cntlid) = Host::admin(&mut scene.stage);
@@ -116,19 +116,19 @@ fn a_device_is_pulled_out_while_a_host_connects() {
             scene.stage.turn();
         }
         scene.stage.fabric.remove_device(&scene.pulled);
-        scene.expect_gone();
+        scene.expect_removed();
     }
 }
 
 /// A device that returns counts as another device: it is served after a restart, and hosts that
 /// connect through it before are rejected for lack of resources.
 #[test]
-fn a_device_that_returns_turns_hosts_away() {
+fn a_device_that_returns_rejects_hosts() {
     let mut scene = Scene::new();
     let (_admin, mut io) = Host::attach(&mut scene.stage, 32);
     load(&mut io);
     scene.stage.fabric.remove_device(&scene.pulled);
-    scene.expect_gone();
+    scene.expect_removed();
     let stage = &mut scene.stage;
     assert!(Host::connect(stage, &Call::queue(0, 32, 0)).is_err());
     let again = DeviceConfig::new("target0", TARGET_IP);
@@ -137,10 +137,10 @@ fn a_device_that_returns_turns_hosts_away() {
     let any = std::net::SocketAddr::new(TARGET_IP, 0);
     let listening = stage.set.listeners().listen(any, nvme_target::PortId(0));
     stage.address = listening.expect("the address is back");
-    let answer = Host::connect(stage, &Call::queue(0, 32, 0)).err();
-    assert_eq!(answer, Some(Refused::Rejected(RejectReason::NO_RESOURCES)));
+    let refusal = Host::connect(stage, &Call::queue(0, 32, 0)).err();
+    assert_eq!(refusal, Some(Refused::Rejected(RejectReason::NO_RESOURCES)));
     assert_eq!(stage.counters.connections_refused.get(), 1);
-    scene.witness.1.prove_alive(&mut scene.stage, 3, 0x78);
+    scene.witness.1.check_io(&mut scene.stage, 3, 0x78);
 }
 
 /// More memory can be registered after the removal of a device without connections.
@@ -154,7 +154,7 @@ fn memory_grows_while_a_device_that_is_gone_is_not_forgotten() {
     attached.expect("the other device has it");
     assert_eq!(scene.stage.domains.registered().count, before + 1);
     let Scene { stage, witness, .. } = &mut scene;
-    witness.1.prove_alive(stage, 3, 0x79);
+    witness.1.check_io(stage, 3, 0x79);
     stage.domains.detach(store.region());
     assert_eq!(stage.domains.registered().count, before);
 }

@@ -62,7 +62,7 @@ fn time_until_written(
 
 /// One receive, eight reads, a Keep Alive each second: another host can still write.
 #[test]
-fn a_reader_without_receives_does_not_keep_a_writer_out() {
+fn a_reader_without_receives_does_not_block_a_writer() {
     let mut stage = Stage::new();
     let (mut admin, cntlid) = Host::admin_with(&mut stage, 5000);
     let mut reader = io_with_receives(&mut stage, cntlid, 1, 1);
@@ -82,12 +82,12 @@ fn a_reader_without_receives_does_not_keep_a_writer_out() {
     assert!(waited <= WRITE_WAIT_MAX, "{waited:?}");
     reader.await_end(&mut stage);
     assert_eq!(stage.counters.progress_timeouts.get(), 1);
-    writer.prove_alive(&mut stage, 0, 0x5a);
+    writer.check_io(&mut stage, 0, 0x5a);
 }
 
 /// The limit applies to a host that makes progress, if its next read still borrows the blocks.
 #[test]
-fn a_reader_with_a_receive_now_and_then_does_not_keep_a_writer_out() {
+fn a_reader_with_few_receives_does_not_block_a_writer() {
     let mut stage = Stage::new();
     let (_reader_admin, cntlid) = Host::admin(&mut stage);
     let mut reader = io_with_receives(&mut stage, cntlid, 1, 1);
@@ -108,7 +108,7 @@ fn a_reader_with_a_receive_now_and_then_does_not_keep_a_writer_out() {
 
 /// A slow reader that blocks no writer keeps its connection until the timeout.
 #[test]
-fn a_host_that_takes_nothing_is_let_go_after_five_seconds() {
+fn a_host_without_receives_is_disconnected_after_five_seconds() {
     let mut stage = Stage::new();
     let (_admin, cntlid) = Host::admin(&mut stage);
     let mut reader = io_with_receives(&mut stage, cntlid, 1, 1);
@@ -132,7 +132,7 @@ fn a_host_that_takes_nothing_is_let_go_after_five_seconds() {
 
 /// A reader that catches up in time keeps its connection.
 #[test]
-fn a_host_that_catches_up_is_kept() {
+fn a_slow_host_that_resumes_stays_connected() {
     let mut stage = Stage::new();
     let (_admin, cntlid) = Host::admin(&mut stage);
     let mut reader = io_with_receives(&mut stage, cntlid, 1, 1);
@@ -145,7 +145,7 @@ fn a_host_that_catches_up_is_kept() {
         reader.responses.len() == 8
     });
     reader.responses.clear();
-    reader.prove_alive(&mut stage, 3, 0x31);
+    reader.check_io(&mut stage, 3, 0x31);
     assert_eq!(stage.counters.progress_timeouts.get(), 0);
 }
 
@@ -168,7 +168,7 @@ fn a_peer_that_vanished_is_found_within_two_minutes() {
 
 /// An idle host is probed, is not affected, and stays connected.
 #[test]
-fn a_quiet_host_is_kept() {
+fn an_idle_host_stays_connected() {
     let mut stage = Stage::new();
     let (_admin, mut io) = Host::attach(&mut stage, 32);
     for _ in 0..600 {
@@ -176,6 +176,6 @@ fn a_quiet_host_is_kept() {
     }
     assert!(stage.counters.probes.get() >= 2 * 15);
     assert_eq!(stage.set.len(), 2);
-    io.prove_alive(&mut stage, 0, 9);
+    io.check_io(&mut stage, 0, 9);
     assert!(io.failures.is_empty());
 }

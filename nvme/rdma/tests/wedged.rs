@@ -14,7 +14,7 @@ use reactors::Nanos;
 const BYTES: usize = 4096;
 
 /// A connection has ended whose device does not complete the read of a write's data.
-fn wedge(stage: &mut Stage, destructions_refused: u32) -> u64 {
+fn fail_destruction(stage: &mut Stage, destructions_refused: u32) -> u64 {
     let (_admin, mut io) = Host::attach(stage, 32);
     let baseline = stage.leases_out();
     let stuck = Pattern::ONCE.of(Operation::Read).on(TARGET_MACHINE);
@@ -52,9 +52,9 @@ fn nothing_is_written(stage: &mut Stage) {
 
 /// Posted memory is freed when the queue pair is destroyed, and not before.
 #[test]
-fn a_queue_pair_that_is_not_flushed_keeps_its_memory_until_it_is_destroyed() {
+fn an_unflushed_queue_pair_holds_its_memory_until_destroyed() {
     let mut stage = Stage::new();
-    let baseline = wedge(&mut stage, 0);
+    let baseline = fail_destruction(&mut stage, 0);
     assert_eq!(stage.leases_out(), baseline);
     assert_eq!(stage.counters.queue_pairs_leaked.get(), 0);
     nothing_is_written(&mut stage);
@@ -62,14 +62,14 @@ fn a_queue_pair_that_is_not_flushed_keeps_its_memory_until_it_is_destroyed() {
 
 /// The device continues to write: its memory is never reused, and everything else works.
 #[test]
-fn a_queue_pair_that_is_not_destroyed_keeps_its_memory_for_good() {
+fn an_undestroyed_queue_pair_leaks_its_memory() {
     let mut stage = Stage::new();
-    let baseline = wedge(&mut stage, 1);
+    let baseline = fail_destruction(&mut stage, 1);
     assert_eq!(stage.leases_out(), baseline + 1);
     assert_eq!(stage.counters.queue_pairs_leaked.get(), 1);
     nothing_is_written(&mut stage);
     let (_admin, mut io) = Host::attach(&mut stage, 32);
-    io.prove_alive(&mut stage, 3, 0x44);
+    io.check_io(&mut stage, 3, 0x44);
     assert_eq!(stage.leases_out(), baseline + 1);
 }
 
@@ -77,7 +77,7 @@ fn a_queue_pair_that_is_not_destroyed_keeps_its_memory_for_good() {
 #[test]
 fn receives_of_a_queue_pair_that_is_not_destroyed_are_given_up() {
     let mut stage = Stage::new();
-    let baseline = wedge(&mut stage, 1);
+    let baseline = fail_destruction(&mut stage, 1);
     let receives = baseline;
     let Stage {
         set, arena, fabric, ..

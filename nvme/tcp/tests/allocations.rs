@@ -4,7 +4,7 @@
 mod harness;
 
 use harness::ram;
-use harness::wire::{Answer, Host, Stage, WIRE_BYTES};
+use harness::wire::{Host, Stage, TargetPdu, WIRE_BYTES};
 use hugemem::allocation_counter::{
     CountingAllocator, allocations_on_this_thread, bytes_allocated_on_this_thread,
 };
@@ -41,29 +41,29 @@ fn send_request(host: &Host, number: u32) {
 
 /// Runs turns until `count` requests have completed, and sends the data that the target requests.
 fn collect(stage: &mut Stage, host: &Host, count: u32) {
-    let mut answered = 0;
+    let mut completions = 0;
     for _ in 0..10_000 {
         stage.turn(&[host]);
-        while let Some(answer) = host.take_pdu() {
-            match answer {
-                Answer::Response(cqe) => {
+        while let Some(pdu) = host.take_pdu() {
+            match pdu {
+                TargetPdu::Response(cqe) => {
                     assert!(cqe.status().is_success());
-                    answered += 1;
+                    completions += 1;
                 }
-                Answer::Data(_, success, _) => answered += u32::from(success),
-                Answer::Request(cid, tag) => {
+                TargetPdu::Data(_, success, _) => completions += u32::from(success),
+                TargetPdu::Request(cid, tag) => {
                     let header = H2cData::new(cid, tag, 0, 8192, true, Framing::default());
                     host.send_bytes(header.as_bytes());
                     host.send_bytes(&DATA);
                 }
-                Answer::Initialised | Answer::Terminated => panic!("out of place: {answer:?}"),
+                TargetPdu::Initialised | TargetPdu::Terminated => panic!("out of place: {pdu:?}"),
             }
         }
-        if answered == count {
+        if completions == count {
             return;
         }
     }
-    panic!("{answered} of {count} requests answered");
+    panic!("{completions} of {count} requests answered");
 }
 
 fn run(stage: &mut Stage, host: &Host, requests: u32) {

@@ -3,7 +3,7 @@
 
 mod harness;
 
-use harness::wire::{Answer, Host, Stage};
+use harness::wire::{Host, Stage, TargetPdu};
 use harness::{HOST, ram};
 use nvme_spec::Sqe;
 use nvme_spec::sgl::SglDescriptor;
@@ -12,8 +12,8 @@ use proptest::prelude::*;
 use zerocopy::IntoBytes;
 
 /// Runs turns until nothing more is received; returns the responses by command identifier.
-fn settle(stage: &mut Stage, host: &Host) -> Vec<Answer> {
-    let mut answers = Vec::new();
+fn settle(stage: &mut Stage, host: &Host) -> Vec<TargetPdu> {
+    let mut pdus = Vec::new();
     let (mut quiet, mut sent) = (0, 0);
     while quiet < 50 {
         stage.turn(&[host]);
@@ -22,15 +22,15 @@ fn settle(stage: &mut Stage, host: &Host) -> Vec<Answer> {
         if std::mem::replace(&mut sent, so_far) != so_far {
             quiet = 0;
         }
-        while let Some(answer) = host.take_pdu() {
-            answers.push(answer);
+        while let Some(pdu) = host.take_pdu() {
+            pdus.push(pdu);
             quiet = 0;
         }
         if !host.wire.borrow().to_target.is_empty() {
             quiet = 0;
         }
     }
-    answers
+    pdus
 }
 
 /// Writes distinct blocks in their capsules, then reads them.
@@ -52,22 +52,22 @@ fn script() -> Vec<u8> {
 }
 
 #[test]
-fn any_grain_gives_the_same_answers() {
+fn fragmentation_does_not_change_responses() {
     for grain in [usize::MAX, 4096, 513, 73, 72, 24, 7, 1] {
         let mut stage = Stage::new(&ram(), 16 << 20);
         let (_admin, io) = stage.attach(32);
         io.wire.borrow_mut().grain = grain;
         io.send_bytes(&script());
-        let answers = settle(&mut stage, &io);
-        let written = answers
+        let pdus = settle(&mut stage, &io);
+        let written = pdus
             .iter()
-            .filter(|answer| matches!(answer, Answer::Response(cqe) if cqe.status().is_success()));
+            .filter(|pdu| matches!(pdu, TargetPdu::Response(cqe) if cqe.status().is_success()));
         assert_eq!(written.count(), 8, "grain {grain}");
         for block in 0..8_u16 {
-            let expected = Answer::Data(0x100 + block, true, block as u8 + 1);
+            let expected = TargetPdu::Data(0x100 + block, true, block as u8 + 1);
             assert!(
-                answers.contains(&expected),
-                "block {block}, grain {grain}: {answers:?}"
+                pdus.contains(&expected),
+                "block {block}, grain {grain}: {pdus:?}"
             );
         }
         assert_eq!(stage.leases_out(), 0);
@@ -88,19 +88,19 @@ fn a_read_ends_with_a_response_capsule_while_flow_control_is_on() {
             io.send(Sqe::read(1, 0, 0).with_cid(read), &[]);
             let sqe = Sqe::read(1, 0, 0).with_cid(0x100 + read);
             io.send_as(sqe.with_sgl(SglDescriptor::transport(512)), &[]);
-            let answers = settle(&mut stage, &io);
+            let pdus = settle(&mut stage, &io);
             // The first command has no space for its data and fails, so it has no data.
-            let Some((Answer::Response(refused), answers)) = answers.split_first() else {
-                panic!("{answers:?}")
+            let Some((TargetPdu::Response(refused), pdus)) = pdus.split_first() else {
+                panic!("{pdus:?}")
             };
             assert!(!refused.status().is_success());
             head = (head + 2) % DEPTH;
             if no_flow_control {
-                assert_eq!(answers, [Answer::Data(0x100 + read, true, 0)]);
+                assert_eq!(pdus, [TargetPdu::Data(0x100 + read, true, 0)]);
                 continue;
             }
-            let [Answer::Data(_, false, 0), Answer::Response(cqe)] = answers else {
-                panic!("{answers:?}")
+            let [TargetPdu::Data(_, false, 0), TargetPdu::Response(cqe)] = pdus else {
+                panic!("{pdus:?}")
             };
             assert_eq!((cqe.cid.get(), cqe.sqhd.get()), (0x100 + read, head));
             assert!(cqe.status().is_success());
@@ -123,16 +123,16 @@ fn an_empty_pool_makes_requests_wait_and_none_fail() {
     let data = vec![9; 1 << 20];
     let mut finished = 0;
     for _ in 0..10_000 {
-        for answer in settle(&mut stage, &io) {
-            match answer {
-                Answer::Request(cid, tag) => {
+        for pdu in settle(&mut stage, &io) {
+            match pdu {
+                TargetPdu::Request(cid, tag) => {
                     let framing = Framing::default();
                     let header = nvme_spec::tcp::H2cData::new(cid, tag, 0, 1 << 20, true, framing);
                     io.send_bytes(header.as_bytes());
                     io.send_bytes(&data);
                     finished += settle_one(&mut stage, &io);
                 }
-                Answer::Response(cqe) => {
+                TargetPdu::Response(cqe) => {
                     assert!(cqe.status().is_success());
                     finished += 1;
                 }
@@ -198,31 +198,31 @@ fn more_stalled_hosts_than_receive_buffers_are_all_served() {
         );
     }
     for host in &holders {
-        give_what_is_asked_for(&mut stage, host, 127);
+        send_solicited_data(&mut stage, host, 127);
     }
     for host in &stalled {
-        let answers = settle(&mut stage, host);
+        let pdus = settle(&mut stage, host);
         let done =
-            |answer: &&Answer| matches!(answer, Answer::Response(cqe) if cqe.status().is_success());
-        assert_eq!(answers.iter().filter(done).count(), 40);
+            |pdu: &&TargetPdu| matches!(pdu, TargetPdu::Response(cqe) if cqe.status().is_success());
+        assert_eq!(pdus.iter().filter(done).count(), 40);
     }
     assert_eq!(stage.leases_out(), 0);
 }
 
 /// Sends the data of `count` writes of 4 KiB when the target requests it.
-fn give_what_is_asked_for(stage: &mut Stage, host: &Host, count: usize) {
+fn send_solicited_data(stage: &mut Stage, host: &Host, count: usize) {
     let mut finished = 0;
     for _ in 0..10_000 {
         stage.turn(&[host]);
-        while let Some(answer) = host.take_pdu() {
-            match answer {
-                Answer::Request(cid, tag) => {
+        while let Some(pdu) = host.take_pdu() {
+            match pdu {
+                TargetPdu::Request(cid, tag) => {
                     let framing = Framing::default();
                     let header = nvme_spec::tcp::H2cData::new(cid, tag, 0, 4096, true, framing);
                     host.send_bytes(header.as_bytes());
                     host.send_bytes(&[5; 4096]);
                 }
-                Answer::Response(cqe) => {
+                TargetPdu::Response(cqe) => {
                     assert!(cqe.status().is_success());
                     finished += 1;
                 }
@@ -250,7 +250,7 @@ proptest! {
     /// Valid traffic with changed bytes, split and ended at any position: no panic, no leaked
     /// lease, and another host is served.
     #[test]
-    fn damaged_streams_harm_nobody(
+    fn damaged_streams_affect_no_other_host(
         damage in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..6),
         end in any::<prop::sample::Index>(),
         grain in prop_oneof![Just(usize::MAX), 1_usize..600],

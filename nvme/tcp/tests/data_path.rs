@@ -66,7 +66,7 @@ fn round_trip(queue: &mut IoQueue, lba: u64, bytes: usize, seed: u8) {
 }
 
 #[test]
-fn every_size_comes_back_as_it_was_with_and_without_digests() {
+fn every_size_is_read_back_with_and_without_digests() {
     for digests in [(false, false), (true, false), (false, true), (true, true)] {
         let server = Server::start(Setup::default());
         let mut options = options(&server);

@@ -7,7 +7,7 @@ mod harness;
 use std::sync::Arc;
 
 use block::{Device, DeviceQueue, QueueOptions};
-use harness::wire::{Answer, Host, Stage};
+use harness::wire::{Host, Stage, TargetPdu};
 use harness::{BLOCK_BYTES, ram};
 use hugemem::Borrow;
 use nvme_spec::sgl::SglDescriptor;
@@ -56,8 +56,8 @@ impl Bench {
         let sqe = Sqe::write(1, LBA, BLOCKS as u16 - 1, false).with_cid(9);
         let sqe = sqe.with_sgl(SglDescriptor::transport(BYTES as u32));
         self.io.send_as(sqe, &[]);
-        match self.answer() {
-            Some(Answer::Request(9, tag)) => tag,
+        match self.next_pdu() {
+            Some(TargetPdu::Request(9, tag)) => tag,
             other => panic!("no data was asked for: {other:?}"),
         }
     }
@@ -70,13 +70,13 @@ impl Bench {
     }
 
     /// Runs turns until a response is received, or nothing happens any more.
-    fn answer(&mut self) -> Option<Answer> {
+    fn next_pdu(&mut self) -> Option<TargetPdu> {
         for _ in 0..20_000 {
             self.stage.turn(&[&self.io]);
-            let answer = self.io.take_pdu();
+            let pdu = self.io.take_pdu();
             let quiet = self.io.wire.borrow().to_target.is_empty();
-            if answer.is_some() || quiet {
-                return answer;
+            if pdu.is_some() || quiet {
+                return pdu;
             }
         }
         panic!("the target takes nothing off the wire");
@@ -84,22 +84,22 @@ impl Bench {
 
     #[track_caller]
     fn expect_response(&mut self) -> Cqe {
-        match self.answer() {
-            Some(Answer::Response(cqe)) => cqe,
+        match self.next_pdu() {
+            Some(TargetPdu::Response(cqe)) => cqe,
             other => panic!("no response: {other:?}"),
         }
     }
 
-    fn lend(&mut self, first: usize, blocks: usize) -> Borrow {
+    fn borrow_blocks(&mut self, first: usize, blocks: usize) -> Borrow {
         let lba = LBA + first as u64;
-        let lent = self.beside.borrow_read(lba, blocks as u32);
-        lent.expect("nobody writes there")
+        let borrowed = self.beside.borrow_read(lba, blocks as u32);
+        borrowed.expect("nobody writes there")
     }
 
     /// Checks that the first blocks contain the data and the others are empty.
     #[track_caller]
     fn expect_blocks(&mut self, new: usize) {
-        let found = self.lend(0, BLOCKS);
+        let found = self.borrow_blocks(0, BLOCKS);
         let (written, untouched) = found.split_at(new * BLOCK_BYTES);
         assert!(
             written == &data()[..written.len()],
@@ -119,7 +119,7 @@ impl Bench {
 }
 
 #[test]
-fn however_the_stream_is_cut_the_data_arrives_and_counts_as_one_write() {
+fn a_fragmented_write_is_counted_once() {
     for grain in [usize::MAX, 5000, 1024, 513, 512, 511, 24, 7] {
         for pdus in [1, 2, 16] {
             let mut bench = Bench::new();
@@ -140,19 +140,19 @@ fn however_the_stream_is_cut_the_data_arrives_and_counts_as_one_write() {
 }
 
 #[test]
-fn whole_blocks_are_in_the_device_before_the_last_has_come() {
+fn whole_blocks_are_placed_before_the_last_is_received() {
     let mut bench = Bench::new();
     let tag = bench.ask();
     bench.announce(tag, 0, BYTES);
     // The receive of the header and the next two: one ends within a block, the other at its end.
     bench.stage.turn(&[&bench.io]);
     bench.io.send_bytes(&data()[..10 * BLOCK_BYTES + 100]);
-    assert_eq!(bench.answer(), None);
+    assert_eq!(bench.next_pdu(), None);
     bench.expect_blocks(10);
     bench
         .io
         .send_bytes(&data()[10 * BLOCK_BYTES + 100..12 * BLOCK_BYTES]);
-    assert_eq!(bench.answer(), None);
+    assert_eq!(bench.next_pdu(), None);
     bench.expect_blocks(12);
     bench.io.send_bytes(&data()[12 * BLOCK_BYTES..]);
     assert!(bench.expect_response().status().is_success());
@@ -160,7 +160,7 @@ fn whole_blocks_are_in_the_device_before_the_last_has_come() {
 }
 
 #[test]
-fn a_host_that_goes_in_the_middle_of_a_block_leaves_whole_blocks() {
+fn a_disconnect_during_a_block_leaves_whole_blocks() {
     for sent in [1, 511, 512, 513, 5000, BYTES - 1] {
         let mut bench = Bench::new();
         let tag = bench.ask();
@@ -168,7 +168,7 @@ fn a_host_that_goes_in_the_middle_of_a_block_leaves_whole_blocks() {
         bench.stage.turn(&[&bench.io]);
         bench.io.send_bytes(&data()[..sent]);
         bench.io.wire.borrow_mut().closed = true;
-        assert_eq!(bench.answer(), None);
+        assert_eq!(bench.next_pdu(), None);
         bench.stage.turn(&[&bench.io]);
         bench.expect_blocks(sent / BLOCK_BYTES);
         assert_eq!(bench.stage.leases_out(), 0);
@@ -176,7 +176,7 @@ fn a_host_that_goes_in_the_middle_of_a_block_leaves_whole_blocks() {
 }
 
 #[test]
-fn a_reader_that_holds_the_range_is_not_disturbed_and_the_write_waits_for_it() {
+fn a_write_waits_for_a_reader_that_holds_the_range() {
     for placed in [0, 16, 40] {
         let mut bench = Bench::new();
         let tag = bench.ask();
@@ -185,13 +185,13 @@ fn a_reader_that_holds_the_range_is_not_disturbed_and_the_write_waits_for_it() {
         let data = data();
         let (before, behind) = data.split_at(placed * BLOCK_BYTES);
         bench.io.send_bytes(before);
-        assert_eq!(bench.answer(), None);
+        assert_eq!(bench.next_pdu(), None);
         bench.expect_blocks(placed);
-        let held = bench.lend(BLOCKS - 1, 1);
+        let held = bench.borrow_blocks(BLOCKS - 1, 1);
         bench.io.send_bytes(behind);
         for _ in 0..100 {
             assert_eq!(
-                bench.answer(),
+                bench.next_pdu(),
                 None,
                 "the write does not wait for the reader"
             );
@@ -209,14 +209,14 @@ fn a_reader_that_holds_the_range_is_not_disturbed_and_the_write_waits_for_it() {
 }
 
 #[test]
-fn a_reader_that_goes_before_the_last_block_comes_costs_the_write_nothing() {
+fn a_reader_that_ends_before_the_last_block_delays_no_write() {
     let mut bench = Bench::new();
     let tag = bench.ask();
     bench.announce(tag, 0, BYTES);
     bench.stage.turn(&[&bench.io]);
-    let held = bench.lend(0, BLOCKS);
+    let held = bench.borrow_blocks(0, BLOCKS);
     bench.io.send_bytes(&data()[..BYTES / 2]);
-    assert_eq!(bench.answer(), None);
+    assert_eq!(bench.next_pdu(), None);
     assert!(
         held.iter().all(|byte| *byte == 0),
         "the reader's data changed"
@@ -229,15 +229,15 @@ fn a_reader_that_goes_before_the_last_block_comes_costs_the_write_nothing() {
 }
 
 #[test]
-fn an_offset_that_does_not_follow_ends_the_connection_and_what_came_before_is_whole() {
+fn a_wrong_data_offset_ends_the_connection_after_whole_blocks() {
     let mut bench = Bench::new();
     let tag = bench.ask();
     bench.announce(tag, 0, 10 * BLOCK_BYTES);
     bench.io.send_bytes(&data()[..10 * BLOCK_BYTES]);
-    assert_eq!(bench.answer(), None);
+    assert_eq!(bench.next_pdu(), None);
     bench.announce(tag, 9 * BLOCK_BYTES, BLOCK_BYTES);
     bench.io.send_bytes(&[0xee; BLOCK_BYTES]);
-    assert_eq!(bench.answer(), Some(Answer::Terminated));
+    assert_eq!(bench.next_pdu(), Some(TargetPdu::Terminated));
     bench.expect_blocks(10);
     assert_eq!(bench.stage.leases_out(), 0);
 }

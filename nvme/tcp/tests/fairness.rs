@@ -8,7 +8,7 @@ use std::sync::Arc;
 use block::{
     CompletionBatch, Device, DeviceQueue, NullDevice, NullOptions, Operation, QueueOptions, Request,
 };
-use harness::wire::{Answer, Host, Stage};
+use harness::wire::{Host, Stage, TargetPdu};
 use harness::{BLOCK_BYTES, GREEDY, MODEST, NAMESPACE_BYTES, ram};
 use hugemem::Pool;
 use nvme_spec::Sqe;
@@ -33,7 +33,7 @@ fn read(host: &Host, cid: u16, lba: u64, bytes: usize) {
 /// Number of R2Ts that the target has sent.
 fn requests(host: &Host) -> usize {
     std::iter::from_fn(|| host.take_pdu())
-        .filter(|answer| matches!(answer, Answer::Request(..)))
+        .filter(|pdu| matches!(pdu, TargetPdu::Request(..)))
         .count()
 }
 
@@ -89,14 +89,14 @@ fn a_host_that_never_sends_holds_only_its_share_of_each_size() {
         let admin = &greedy[0].0;
         admin.send_as(identify, &[]);
         turns(&mut stage, &[admin], 2);
-        assert!(matches!(admin.take_pdu(), Some(Answer::Data(..))));
+        assert!(matches!(admin.take_pdu(), Some(TargetPdu::Data(..))));
     }
 }
 
 /// TCP 1.1 §3.3.2.2: a host sends the data that an R2T requests. If it sends none for 30 s, its
 /// connection is closed and its memory is freed.
 #[test]
-fn a_host_that_sends_no_data_for_long_is_closed() {
+fn a_host_that_sends_no_solicited_data_is_closed() {
     let mut stage = Stage::new(&ram(), 64 << 20);
     let (admin, io) = stage.attach_as(GREEDY, 32);
     let before = stage.leases_out();
@@ -114,7 +114,7 @@ fn a_host_that_sends_no_data_for_long_is_closed() {
 /// If a host without leases waits for memory of that size, the limit is two seconds. A host that
 /// sends some of its data from time to time is not closed.
 #[test]
-fn a_host_without_progress_makes_room_for_one_that_waits() {
+fn a_stalled_host_is_closed_when_another_needs_its_memory() {
     // The arena has two slices of 1 MiB.
     for sends in [false, true] {
         let mut stage = Stage::new(&ram(), 14 << 20);
@@ -125,7 +125,7 @@ fn a_host_without_progress_makes_room_for_one_that_waits() {
         (0..30).for_each(|cid| ask(&greedy, cid, MIB));
         turns(&mut stage, &[&greedy], 3);
         let tag = match std::iter::from_fn(|| greedy.take_pdu()).last() {
-            Some(Answer::Request(cid, tag)) => (cid, tag),
+            Some(TargetPdu::Request(cid, tag)) => (cid, tag),
             other => panic!("no request: {other:?}"),
         };
         ask(&modest, 1, MIB);
@@ -152,7 +152,7 @@ fn a_host_without_progress_makes_room_for_one_that_waits() {
 
 /// A host that receives none of the data of its reads is closed after 30 s.
 #[test]
-fn a_host_that_takes_no_data_for_long_is_closed() {
+fn a_host_that_receives_no_data_is_closed() {
     let mut stage = Stage::new(&ram(), 16 << 20);
     let (admin, io) = stage.attach_as(GREEDY, 32);
     (0..8).for_each(|cid| read(&io, cid, 0, MIB));
@@ -199,7 +199,7 @@ fn written(queue: &mut dyn DeviceQueue) -> usize {
 /// A block that is borrowed for a host that receives nothing can be written within 150 ms, even if
 /// no memory is left. A host that receives its data later gets all of it.
 #[test]
-fn a_lent_block_can_be_written_within_150_ms_whatever_its_reader_does() {
+fn a_borrowed_block_can_be_written_within_150_ms() {
     for exhausted in [false, true] {
         let device: Arc<dyn Device> = ram();
         let mut stage = Stage::new(&device, 16 << 20);
@@ -221,14 +221,14 @@ fn a_lent_block_can_be_written_within_150_ms_whatever_its_reader_does() {
             turns(&mut stage, &[&io], 3);
             assert!(is_writable(0));
             io.wire.borrow_mut().room = usize::MAX;
-            let mut answered = 0;
+            let mut completions = 0;
             for _ in 0..200 {
                 stage.turn(&[&io]);
-                let answers = std::iter::from_fn(|| io.take_pdu());
-                answered += answers
-                    .filter(|answer| match answer {
+                let pdus = std::iter::from_fn(|| io.take_pdu());
+                completions += pdus
+                    .filter(|pdu| match pdu {
                         // The first PDU was partly sent before the write.
-                        Answer::Data(cid, _, first) => {
+                        TargetPdu::Data(cid, _, first) => {
                             assert_eq!(*first, if *cid == 0 { 0 } else { 7 });
                             true
                         }
@@ -236,7 +236,7 @@ fn a_lent_block_can_be_written_within_150_ms_whatever_its_reader_does() {
                     })
                     .count();
             }
-            assert_eq!(answered, 16);
+            assert_eq!(completions, 16);
             assert!(is_writable(0));
         }
         drop(all);
@@ -245,7 +245,7 @@ fn a_lent_block_can_be_written_within_150_ms_whatever_its_reader_does() {
 
 /// The same while the connection of such a host is being closed, which waits for the host.
 #[test]
-fn a_lent_block_can_be_written_while_its_readers_connection_is_terminated() {
+fn a_borrowed_block_can_be_written_while_its_reader_is_terminated() {
     let device: Arc<dyn Device> = ram();
     let mut stage = Stage::new(&device, 16 << 20);
     let (_admin, io) = stage.attach_as(GREEDY, 32);
@@ -264,7 +264,7 @@ fn a_lent_block_can_be_written_while_its_readers_connection_is_terminated() {
 /// TCP 1.1 §3.3.1.1: a wrong data digest fails the command. A Connect that fails ends the
 /// connection, however many follow: the target queues one response.
 #[test]
-fn a_connect_with_a_wrong_digest_is_answered_once_whatever_follows() {
+fn a_connect_with_a_wrong_digest_receives_one_response() {
     let mut stage = Stage::new(&ram(), 16 << 20);
     let mut host = stage.connect();
     host.initialise_with_data_digest();
@@ -289,11 +289,11 @@ fn a_connect_with_a_wrong_digest_is_answered_once_whatever_follows() {
     assert_eq!(sent, 100_000);
     host.wire.borrow_mut().room = usize::MAX;
     pass(&mut stage, &[&host], Nanos::from_millis(500));
-    let answers: Vec<_> = std::iter::from_fn(|| host.take_pdu()).collect();
+    let pdus: Vec<_> = std::iter::from_fn(|| host.take_pdu()).collect();
     assert!(
-        matches!(answers[..], [Answer::Initialised, Answer::Response(cqe)]
+        matches!(pdus[..], [TargetPdu::Initialised, TargetPdu::Response(cqe)]
             if cqe.status() == nvme_spec::Status::TRANSIENT_TRANSPORT_ERROR),
-        "{answers:?}"
+        "{pdus:?}"
     );
     pass(&mut stage, &[&host], Nanos::from_secs(2));
     assert_eq!(stage.set.len(), 0);

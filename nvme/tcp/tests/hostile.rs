@@ -20,9 +20,9 @@ use zerocopy::IntoBytes;
 fn beside_a_witness(attack: impl FnOnce(&Server)) {
     let server = Server::start(Setup::default());
     let mut witness = attach(&server);
-    witness.prove_alive(7, 0x11);
+    witness.check_io(7, 0x11);
     attack(&server);
-    witness.prove_alive(7, 0x22);
+    witness.check_io(7, 0x22);
     drop(witness);
     server.stop();
 }
@@ -101,7 +101,7 @@ fn an_initialisation_of_another_version_or_alignment_is_refused_at_the_field() {
 }
 
 #[test]
-fn a_truncated_pdu_followed_by_the_end_just_closes() {
+fn a_truncated_pdu_closes_the_connection() {
     beside_a_witness(|server| {
         let before = server.count(|counters| counters.connections.get());
         let mut client = initialised(server, false, false);
@@ -157,9 +157,13 @@ fn a_wrong_header_digest_is_fatal_and_quotes_the_digest() {
         let mut client = initialised(server, true, false);
         let mut bytes = capsule(Sqe::keep_alive(), &[], client.framing);
         bytes[74] ^= 0x40;
-        let came = u32::from_le_bytes(bytes[72..76].try_into().expect("four bytes"));
+        let received_digest = u32::from_le_bytes(bytes[72..76].try_into().expect("four bytes"));
         client.send(&bytes).expect("sent");
-        expect_termination(&mut client, FatalError::HEADER_DIGEST_ERROR, came);
+        expect_termination(
+            &mut client,
+            FatalError::HEADER_DIGEST_ERROR,
+            received_digest,
+        );
         assert_eq!(
             server.count(|counters| counters.header_digest_errors.get()),
             1
@@ -192,8 +196,8 @@ fn a_wrong_data_digest_fails_the_command_alone() {
         let last = bytes.len() - 1;
         bytes[last] ^= 1;
         io.send(&bytes).expect("sent");
-        let answer = io.expect(PduType::CAPSULE_RESP).expect("an answer");
-        let completion = answer.completion().expect("a completion");
+        let pdu = io.expect(PduType::CAPSULE_RESP).expect("an answer");
+        let completion = pdu.completion().expect("a completion");
         assert_eq!(completion.cid.get(), 9);
         assert!(completion.status().is(Status::TRANSIENT_TRANSPORT_ERROR));
         assert!(!completion.status().dnr(), "a retry may well succeed");
@@ -223,7 +227,7 @@ fn solicit(io: &mut RawClient) -> nvme_spec::tcp::R2t {
 /// Two writes with one command identifier: TTAG identifies the request of the data (TCP 1.1
 /// §3.6.2.8), so each write gets its own data and completes.
 #[test]
-fn data_goes_to_the_write_that_asked_for_it_whatever_its_identifier() {
+fn data_is_matched_to_its_write_by_transfer_tag() {
     beside_a_witness(|server| {
         let mut host = attach_second(server);
         let io = &mut host.io;
@@ -247,8 +251,8 @@ fn data_goes_to_the_write_that_asked_for_it_whatever_its_identifier() {
         io.send_data(&requests[0], 0, &[0xA1; 8192], true)
             .expect("sent");
         for _ in requests {
-            let answer = io.expect(PduType::CAPSULE_RESP).expect("an answer");
-            let completion = answer.completion().expect("a completion");
+            let pdu = io.expect(PduType::CAPSULE_RESP).expect("an answer");
+            let completion = pdu.completion().expect("a completion");
             assert_eq!(completion.cid.get(), 5);
             assert_eq!(completion.status(), Status::SUCCESS);
         }
@@ -264,7 +268,7 @@ fn data_goes_to_the_write_that_asked_for_it_whatever_its_identifier() {
 
 /// Solicited data without a digest is received directly into a RAM device; data with one is not.
 #[test]
-fn asked_for_data_with_a_wrong_digest_changes_no_block() {
+fn solicited_data_with_a_wrong_digest_changes_no_block() {
     beside_a_witness(|server| {
         let (_admin, mut io) = attached_with_data_digests(server);
         let tag = solicit(&mut io).ttag.get();
@@ -275,8 +279,8 @@ fn asked_for_data_with_a_wrong_digest_changes_no_block() {
         second[last] ^= 1;
         io.send(&first).expect("sent");
         io.send(&second).expect("sent");
-        let answer = io.expect(PduType::CAPSULE_RESP).expect("an answer");
-        let completion = answer.completion().expect("a completion");
+        let pdu = io.expect(PduType::CAPSULE_RESP).expect("an answer");
+        let completion = pdu.completion().expect("a completion");
         assert!(completion.status().is(Status::TRANSIENT_TRANSPORT_ERROR));
         let (cqe, found) = io
             .command(Sqe::read(1, 0, 15), &[], 8192)
@@ -339,7 +343,7 @@ fn data_for_an_unknown_tag_or_another_command_is_refused_at_the_field() {
 }
 
 #[test]
-fn a_host_that_vanishes_in_the_middle_of_its_data_leaves_no_lease_behind() {
+fn a_disconnect_during_data_frees_its_leases() {
     beside_a_witness(|server| {
         let mut host = attach_second(server);
         let request = solicit(&mut host.io);
@@ -365,7 +369,7 @@ fn expect_status(client: &mut RawClient, sqe: Sqe, data: &[u8], read: u32, statu
 }
 
 #[test]
-fn commands_that_cannot_be_are_answered_with_their_exact_status() {
+fn invalid_commands_complete_with_their_status() {
     beside_a_witness(|server| {
         let mut host = attach_second(server);
         let io = &mut host.io;
@@ -400,7 +404,7 @@ fn commands_that_cannot_be_are_answered_with_their_exact_status() {
             2050 * 512,
             dnr(Status::INVALID_FIELD),
         );
-        host.prove_alive(0, 0x33);
+        host.check_io(0, 0x33);
     });
 }
 
@@ -427,18 +431,18 @@ fn in_capsule_data_that_does_not_fit_its_descriptor_fails_the_command_alone() {
                 .with_cid(3)
                 .with_sgl(descriptor);
             host.io.send_capsule(sqe, &[1; 512]).expect("sent");
-            let answer = host.io.expect(PduType::CAPSULE_RESP).expect("an answer");
+            let pdu = host.io.expect(PduType::CAPSULE_RESP).expect("an answer");
             assert_eq!(
-                answer.completion().expect("a completion").status(),
+                pdu.completion().expect("a completion").status(),
                 status.with_dnr().with_more(true)
             );
         }
-        host.prove_alive(0, 0x44);
+        host.check_io(0, 0x44);
     });
 }
 
 #[test]
-fn a_connect_that_cannot_be_is_refused_with_its_exact_status() {
+fn an_invalid_connect_is_rejected_with_its_status() {
     beside_a_witness(|server| {
         let unknown = Names {
             subsystem: "nqn.2026-11.org.windlass:nobody".to_owned(),
@@ -523,7 +527,7 @@ fn a_second_connect_is_refused_on_the_connection_and_for_the_queue() {
             .connect_queue(&names(), host.cntlid, 1, 31)
             .expect("an answer");
         assert!(!cqe.status().is_success());
-        host.prove_alive(3, 0x55);
+        host.check_io(3, 0x55);
     });
 }
 
@@ -577,7 +581,7 @@ fn a_host_that_never_finishes_its_setup_is_closed() {
 }
 
 #[test]
-fn a_full_table_turns_new_connections_away_and_keeps_the_old() {
+fn a_full_table_rejects_new_connections() {
     let tcp = TcpConfig {
         connections_max: 2,
         ..TcpConfig::default()
@@ -593,7 +597,7 @@ fn a_full_table_turns_new_connections_away_and_keeps_the_old() {
         server.count(|counters| counters.connections_refused.get()),
         1
     );
-    host.prove_alive(1, 0x66);
+    host.check_io(1, 0x66);
     drop(host);
     server.stop();
 }
@@ -617,13 +621,13 @@ fn the_limit_on_connections_holds_over_all_reactors() {
         4
     );
     for (lba, host) in hosts.iter_mut().enumerate() {
-        host.prove_alive(lba as u64, 0x66);
+        host.check_io(lba as u64, 0x66);
     }
     drop(hosts.pop());
     server.await_that("two have gone", |server| {
         server.count(|counters| counters.connections.get()) == CONNECTIONS_MAX as u64 - 2
     });
-    attach(&server).prove_alive(1, 0x77);
+    attach(&server).check_io(1, 0x77);
     drop(hosts);
     server.stop();
 }
@@ -657,7 +661,7 @@ fn idle_connections_make_room() {
         });
         std::thread::sleep(std::time::Duration::from_millis(600));
         let mut host = attach(&server);
-        host.prove_alive(1, 0x55);
+        host.check_io(1, 0x55);
         assert_eq!(idle[0].receive().expect("an end"), Received::Closed);
         assert_eq!(
             server.count(|counters| counters.connections.get()),
@@ -702,13 +706,13 @@ fn digests_that_are_required_or_off_are_negotiated_so() {
         port: off,
         ..Setup::default()
     });
-    let answer = server.client().initialize(true, true).expect("an ICResp");
-    assert!(answer.dgst.header() && !answer.dgst.data());
+    let pdu = server.client().initialize(true, true).expect("an ICResp");
+    assert!(pdu.dgst.header() && !pdu.dgst.data());
     server.stop();
 }
 
 #[test]
-fn a_storm_of_broken_connections_harms_nobody() {
+fn broken_connections_affect_no_other_host() {
     beside_a_witness(|server| {
         for round in 0..200_usize {
             let mut client = server.client();

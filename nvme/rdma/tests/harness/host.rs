@@ -371,7 +371,7 @@ impl<P: Provider> Host<P> {
 
     /// Checks that this connection works: writes a block and reads it back.
     #[track_caller]
-    pub(crate) fn prove_alive(&mut self, stage: &mut impl World<Provider = P>, lba: u64, fill: u8) {
+    pub(crate) fn check_io(&mut self, stage: &mut impl World<Provider = P>, lba: u64, fill: u8) {
         self.write(0, &[fill; 512]);
         let write = Sqe::write(1, lba, 0, false).with_cid(1);
         let cqe = self.command(stage, write.with_sgl(self.keyed(0, 512)));

@@ -168,7 +168,7 @@ fn digest_flags_other_than_negotiated_are_refused_at_flags() {
 }
 
 #[test]
-fn a_wrong_header_digest_is_named_by_the_digest_that_came() {
+fn a_header_digest_error_reports_the_received_digest() {
     let strict = rules(Order::Operate, true, false);
     let mut bytes = command(0, strict.framing);
     assert!(matches!(
@@ -205,7 +205,7 @@ fn a_pdu_in_single_bytes_is_the_same_pdu() {
 }
 
 #[test]
-fn what_is_left_of_a_header_goes_on_in_the_next_buffer() {
+fn a_partial_header_continues_in_the_next_buffer() {
     let bytes = command(16, Framing::default());
     let (first, second) = bytes.split_at(71);
     let mut receiver = receiver();
@@ -229,7 +229,7 @@ fn what_is_left_of_a_header_goes_on_in_the_next_buffer() {
 }
 
 #[test]
-fn more_than_a_header_stays_in_its_buffer_until_it_is_consumed_or_forgotten() {
+fn a_buffer_is_held_until_its_data_is_consumed_or_discarded() {
     let (one, of) = (Account::io(1), |place: usize| Account::io(place as u16 + 2));
     let mut buffers = ReceiveBuffers::new();
     let mut receiver = Receiver::new();
@@ -288,7 +288,7 @@ fn connections_of_one_host_keep_few_buffers() {
 
 /// A capsule is recognised by the one before it only if both headers are equal.
 #[test]
-fn a_capsule_like_the_last_is_known_until_the_rules_change() {
+fn an_expected_header_is_used_until_the_rules_change() {
     for header_digest in [false, true] {
         let mut receiver = receiver();
         let mut rules = rules(Order::Operate, header_digest, false);
@@ -322,7 +322,7 @@ fn a_capsule_like_the_last_is_known_until_the_rules_change() {
 }
 
 #[test]
-fn the_header_shown_to_the_host_is_the_one_it_sent() {
+fn a_violation_quotes_the_received_header() {
     let mut bytes = command(0, Framing::default());
     bytes[2] = 71;
     let mut receiver = receiver();
@@ -337,7 +337,7 @@ proptest! {
 
     /// Any bytes are a PDU, an incomplete PDU or a violation, and a PDU's data respects the limits.
     #[test]
-    fn any_bytes_are_judged_without_harm(
+    fn random_bytes_are_parsed_without_panic(
         mut bytes in proptest::collection::vec(any::<u8>(), 0..300),
         kind in prop_oneof![Just(0_u8), Just(2), Just(4), Just(6), any::<u8>()],
         order in prop_oneof![Just(Order::Initialise), Just(Order::Operate)],

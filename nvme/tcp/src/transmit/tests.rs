@@ -81,7 +81,7 @@ fn drain(transmitter: &mut Transmitter, wire: &mut Wire) -> Vec<u16> {
 }
 
 #[test]
-fn any_grain_gives_the_same_bytes_and_finishes_slots_in_order() {
+fn fragmentation_does_not_change_sent_bytes_or_slot_order() {
     let pool = pool();
     for (header_digest, data_digest, alignment_z) in [
         (false, false, 0),
@@ -157,7 +157,7 @@ fn terminated(framing: Framing) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_half_sent_is_finished_before_a_termination() {
+fn a_partly_sent_pdu_is_completed_before_a_termination() {
     let sent = terminated(Framing::default());
     assert_eq!(sent.len(), 24 + 5000 + 3);
     assert!(sent.ends_with(b"end"));
@@ -165,7 +165,7 @@ fn what_is_half_sent_is_finished_before_a_termination() {
 
 /// Data that is queued behind partly sent data has its own digest, at every position.
 #[test]
-fn each_data_has_its_digest_whenever_it_is_queued() {
+fn each_data_pdu_has_its_digest() {
     const BYTES: usize = 100;
     const PDU_BYTES: usize = 24 + BYTES + DIGEST_BYTES;
     let framing = Framing {
@@ -204,7 +204,7 @@ fn each_data_has_its_digest_whenever_it_is_queued() {
 }
 
 #[test]
-fn half_sent_data_keeps_its_digest_before_a_termination() {
+fn partly_sent_data_is_completed_with_its_digest_before_a_termination() {
     let sent = terminated(Framing {
         data_digest: true,
         ..Framing::default()
@@ -217,7 +217,7 @@ fn half_sent_data_keeps_its_digest_before_a_termination() {
 /// After borrows are suspended, a partly sent PDU continues from a copy. A PDU that is not partly
 /// sent borrows again when it can be sent, with the data at that time.
 #[test]
-fn data_that_nobody_takes_is_lent_no_longer() {
+fn borrows_of_unsent_data_are_suspended() {
     const PDU_BYTES: usize = 24 + 4096;
     let store = Store::new(8192, PagePolicy::Ordinary).expect("memory");
     let handle = store.handle();
@@ -276,7 +276,7 @@ fn data_that_nobody_takes_is_lent_no_longer() {
 
 /// A PDU whose range a writer holds is sent later, with its digest, after the PDUs before it.
 #[test]
-fn what_was_suspended_waits_for_a_writer_and_is_sent_in_order() {
+fn suspended_borrows_wait_for_the_writer_and_are_sent_in_order() {
     const PDU_BYTES: usize = 24 + 4096 + DIGEST_BYTES;
     let framing = Framing {
         data_digest: true,
@@ -324,7 +324,7 @@ fn what_was_suspended_waits_for_a_writer_and_is_sent_in_order() {
 }
 
 #[test]
-fn a_full_queue_leaves_in_batches_that_the_kernel_takes() {
+fn a_full_queue_is_sent_in_batches_within_the_kernels_limit() {
     let framing = Framing {
         header_digest: true,
         data_digest: true,

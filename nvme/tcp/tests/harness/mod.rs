@@ -216,7 +216,7 @@ pub(crate) fn attach(server: &Server) -> Attached {
 impl Attached {
     /// Checks that this connection works: writes a block and reads it back.
     #[track_caller]
-    pub(crate) fn prove_alive(&mut self, lba: u64, fill: u8) {
+    pub(crate) fn check_io(&mut self, lba: u64, fill: u8) {
         let data = [fill; BLOCK_BYTES];
         let write = nvme_spec::Sqe::write(1, lba, 0, false);
         let (cqe, _) = self

@@ -221,7 +221,7 @@ impl Stage {
         for _ in 0..10_000 {
             self.turn(&[host]);
             while let Some(pdu) = host.take_pdu() {
-                if let Answer::Response(cqe) = pdu {
+                if let TargetPdu::Response(cqe) = pdu {
                     return cqe;
                 }
             }
@@ -239,7 +239,7 @@ pub(crate) struct Host {
 
 /// A PDU of the target, without digests.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Answer {
+pub(crate) enum TargetPdu {
     Initialised,
     Response(Cqe),
     /// Identifier, whether it ends the command, and the first byte of the data.
@@ -291,7 +291,7 @@ impl Host {
     }
 
     /// Takes the next complete PDU that the target has sent.
-    pub(crate) fn take_pdu(&self) -> Option<Answer> {
+    pub(crate) fn take_pdu(&self) -> Option<TargetPdu> {
         let mut wire = self.wire.borrow_mut();
         let mut header = [0; 24];
         if wire.to_host.len() < header.len() {
@@ -305,25 +305,25 @@ impl Host {
         if wire.to_host.len() < bytes {
             return None;
         }
-        let answer = match common.pdu_type {
-            PduType::IC_RESP => Answer::Initialised,
+        let pdu = match common.pdu_type {
+            PduType::IC_RESP => TargetPdu::Initialised,
             PduType::CAPSULE_RESP => {
                 let capsule = CapsuleResp::read_from_bytes(&header).expect("24 bytes");
-                Answer::Response(capsule.cqe)
+                TargetPdu::Response(capsule.cqe)
             }
             PduType::C2H_DATA => {
                 let data = C2hData::read_from_bytes(&header).expect("24 bytes");
                 let first = wire.to_host[usize::from(common.pdo)];
-                Answer::Data(data.cccid.get(), common.flags.success(), first)
+                TargetPdu::Data(data.cccid.get(), common.flags.success(), first)
             }
             PduType::R2T => {
                 let request = nvme_spec::tcp::R2t::read_from_bytes(&header).expect("24 bytes");
-                Answer::Request(request.cccid.get(), request.ttag.get())
+                TargetPdu::Request(request.cccid.get(), request.ttag.get())
             }
-            PduType::C2H_TERM_REQ => Answer::Terminated,
+            PduType::C2H_TERM_REQ => TargetPdu::Terminated,
             other => panic!("a target does not send {other}"),
         };
         wire.to_host.drain(..bytes);
-        Some(answer)
+        Some(pdu)
     }
 }
