@@ -261,7 +261,7 @@ impl Appliance {
             reactors,
             ..
         } = self;
-        let answer = reconciler.apply(
+        let response = reconciler.apply(
             wanted,
             options,
             &mut RealTime(|now| {
@@ -273,14 +273,14 @@ impl Appliance {
             }),
         );
         watchdog_loop.set_status(service::status_line(self.reconciler.config()));
-        answer
+        response
     }
 
     fn carry_out(&mut self, order: ApplyJob, watchdog_loop: &mut WatchdogLoop) {
         let ApplyJob {
             text,
             options,
-            answer,
+            reply,
             permit,
         } = order;
         let wanted = match text {
@@ -290,7 +290,7 @@ impl Appliance {
         let done = wanted.map(|wanted| self.apply(&wanted, options, watchdog_loop));
         drop(permit);
         // The client may have disconnected.
-        drop(answer.send(done));
+        drop(reply.send(done));
     }
 
     /// Applies the current content of the configuration's file. Returns one line about the result.
@@ -302,11 +302,14 @@ impl Appliance {
             .as_ref()
             .and_then(RequestSender::try_acquire_permit);
         let wanted = self.load_again().map_err(|error| error.to_string())?;
-        let answer = self.apply(&wanted, ApplyOptions::default(), watchdog_loop);
+        let response = self.apply(&wanted, ApplyOptions::default(), watchdog_loop);
         drop(permit);
         let status = service::status_line(self.reconciler.config());
-        match answer.failure_reason() {
-            None => Ok(format!("{status}; {} step(s) applied", answer.steps.len())),
+        match response.failure_reason() {
+            None => Ok(format!(
+                "{status}; {} step(s) applied",
+                response.steps.len()
+            )),
             Some(failure_reason) => Err(format!(
                 "{status}; the file is not applied: {failure_reason}"
             )),
@@ -381,10 +384,10 @@ impl Appliance {
     pub(crate) fn set_shutdown_deadline(&mut self, deadline: &str) {
         let mut wanted = self.config().clone();
         wanted.appliance.shutdown_deadline = deadline.parse().expect("a time");
-        let answer = self
-            .reconciler
-            .apply(&wanted, ApplyOptions::default(), &mut RealTime(|_| {}));
-        assert!(answer.applied, "{answer:?}");
+        let response =
+            self.reconciler
+                .apply(&wanted, ApplyOptions::default(), &mut RealTime(|_| {}));
+        assert!(response.applied, "{response:?}");
     }
 
     #[cfg(test)]

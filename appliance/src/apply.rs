@@ -60,13 +60,13 @@ pub(crate) fn apply(arguments: &ApplyArguments) -> Result<ExitCode, Failure> {
         partial: arguments.partial,
         text,
     };
-    let answer: ApplyAnswer = client.post("/api/v1/apply", &request)?;
+    let response: ApplyAnswer = client.post("/api/v1/apply", &request)?;
     if arguments.json {
-        print(&format!("{:#}\n", serde_json::to_value(&answer)?));
+        print(&format!("{:#}\n", serde_json::to_value(&response)?));
     } else {
-        print(&in_lines(&answer, arguments.dry_run));
+        print(&in_lines(&response, arguments.dry_run));
     }
-    let is_done = answer.applied || arguments.dry_run || answer.steps.is_empty();
+    let is_done = response.applied || arguments.dry_run || response.steps.is_empty();
     Ok(if is_done {
         ExitCode::SUCCESS
     } else {
@@ -81,19 +81,22 @@ fn read(path: &Path) -> Result<String, Unreadable> {
     })
 }
 
-fn in_lines(answer: &ApplyAnswer, dry_run: bool) -> String {
+fn in_lines(response: &ApplyAnswer, dry_run: bool) -> String {
     let mut text = String::new();
-    for step in &answer.steps {
+    for step in &response.steps {
         // Writing to a String cannot fail.
         let _ = line(&mut text, step, dry_run);
     }
-    let end = match (&answer.refused, answer.steps.len()) {
+    let end = match (&response.refused, response.steps.len()) {
         (Some(refused), _) => refused.clone(),
         (None, 0) => "the file is applied; nothing to change".to_owned(),
         (None, count) if dry_run => format!("{count} step(s); nothing was changed"),
-        (None, count) if answer.applied => format!("{count} step(s) done"),
+        (None, count) if response.applied => format!("{count} step(s) done"),
         (None, count) => {
-            let done = answer.steps.iter().filter(|it| it.state == StepState::Done);
+            let done = response
+                .steps
+                .iter()
+                .filter(|it| it.state == StepState::Done);
             format!("{} of {count} step(s) done", done.count())
         }
     };
@@ -143,19 +146,19 @@ mod tests {
 
     #[test]
     fn every_apply_outcome_is_printed() {
-        let answer = |steps, applied, refused: Option<&str>| ApplyAnswer {
+        let response = |steps, applied, refused: Option<&str>| ApplyAnswer {
             steps,
             applied,
             refused: refused.map(str::to_owned),
         };
-        let nothing = answer(Vec::new(), true, None);
+        let nothing = response(Vec::new(), true, None);
         assert_eq!(
             in_lines(&nothing, false),
             "the file is applied; nothing to change\n"
         );
-        let refused = answer(vec![step("restart", StepState::Skipped)], false, Some("no"));
+        let refused = response(vec![step("restart", StepState::Skipped)], false, Some("no"));
         assert_eq!(in_lines(&refused, false), "restart  do it: not done\nno\n");
-        let planned = answer(vec![step("live", StepState::Planned)], false, None);
+        let planned = response(vec![step("live", StepState::Planned)], false, None);
         assert_eq!(
             in_lines(&planned, true),
             "live     do it\n1 step(s); nothing was changed\n"
@@ -176,7 +179,7 @@ mod tests {
         };
         let all = vec![done, failed, step("live", StepState::Skipped)];
         assert_eq!(
-            in_lines(&answer(all, false, None), false),
+            in_lines(&response(all, false, None), false),
             "drain    do it: done\n         warning: may be lost\n         \
              aborted at the deadline: nqn.a, host nqn.h, queue 2: 3 command(s)\n\
              live     do it: failed\n         no memory\n\

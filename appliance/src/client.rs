@@ -76,8 +76,8 @@ impl Client {
     /// # Errors
     /// Any failure to get a response; [`ClientError::Refused`] has the appliance's own message.
     pub(crate) fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
-        let answer = self.exchange(Method::GET, path, Vec::new())?;
-        self.decode(path, &answer)
+        let response = self.exchange(Method::GET, path, Vec::new())?;
+        self.decode(path, &response)
     }
 
     /// Sends a GET request for `path`, which may have a query, and returns the undecoded response.
@@ -98,16 +98,16 @@ impl Client {
         body: &impl Serialize,
     ) -> Result<T, ClientError> {
         let body = serde_json::to_vec(body).map_err(|cause| ClientError::Request { cause })?;
-        let answer = self.exchange(Method::POST, path, body)?;
-        self.decode(path, &answer)
+        let response = self.exchange(Method::POST, path, body)?;
+        self.decode(path, &response)
     }
 
     fn exchange(&self, method: Method, path: &str, body: Vec<u8>) -> Result<Vec<u8>, ClientError> {
         exchange::exchange(&self.socket, self.response_timeout, method, path, body)
     }
 
-    fn decode<T: DeserializeOwned>(&self, path: &str, answer: &[u8]) -> Result<T, ClientError> {
-        serde_json::from_slice(answer).map_err(|cause| ClientError::OtherVersion {
+    fn decode<T: DeserializeOwned>(&self, path: &str, response: &[u8]) -> Result<T, ClientError> {
+        serde_json::from_slice(response).map_err(|cause| ClientError::OtherVersion {
             socket: self.socket.clone(),
             what: format!("its response at {path} does not match this version ({cause})"),
         })

@@ -17,7 +17,6 @@
 //! | no token, and the configuration requires none | data that identifies no host |
 //! | a name in `Host` that is not an address, without a token | 403: a page of another site asks |
 
-mod answers;
 mod apply;
 mod dashboard;
 mod limits;
@@ -26,6 +25,7 @@ mod metrics;
 #[cfg(feature = "probe")]
 pub(crate) mod probe;
 mod reopen;
+mod responses;
 mod routes;
 mod serve;
 mod socket;

@@ -51,11 +51,11 @@ pub(crate) fn device(arguments: &DeviceArguments) -> Result<ExitCode, Failure> {
     let request = ReopenRequest {
         device: arguments.name.clone(),
     };
-    let answer: ReopenAnswer = client.post(REOPEN_PATH, &request)?;
+    let response: ReopenAnswer = client.post(REOPEN_PATH, &request)?;
     if arguments.json {
-        print(&format!("{:#}\n", serde_json::to_value(&answer)?));
+        print(&format!("{:#}\n", serde_json::to_value(&response)?));
     } else {
-        print(&format!("device {}: {}\n", answer.device, answer.text));
+        print(&format!("device {}: {}\n", response.device, response.text));
     }
     Ok(ExitCode::SUCCESS)
 }

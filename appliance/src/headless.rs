@@ -185,14 +185,17 @@ pub struct Outcome {
 }
 
 impl From<ApplyAnswer> for Outcome {
-    fn from(answer: ApplyAnswer) -> Self {
-        let done = answer.steps.iter().filter(|it| it.state == StepState::Done);
-        let cut_off = answer.steps.iter().flat_map(|it| &it.cut_off);
+    fn from(response: ApplyAnswer) -> Self {
+        let done = response
+            .steps
+            .iter()
+            .filter(|it| it.state == StepState::Done);
+        let cut_off = response.steps.iter().flat_map(|it| &it.cut_off);
         Self {
-            is_applied: answer.applied,
+            is_applied: response.applied,
             done: done.map(|it| it.text.clone()).collect(),
             cut_off: cut_off.map(|it| it.commands).sum(),
-            failure_reason: answer.failure_reason(),
+            failure_reason: response.failure_reason(),
         }
     }
 }

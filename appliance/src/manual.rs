@@ -118,7 +118,7 @@ mod tests {
             .args(["--norc", "--noprofile", "-c", &script])
             .output()
             .expect("every Debian has bash");
-        let told = String::from_utf8_lossy(&bash.stdout);
-        assert_eq!(told.trim(), "status", "{bash:?}");
+        let printed = String::from_utf8_lossy(&bash.stdout);
+        assert_eq!(printed.trim(), "status", "{bash:?}");
     }
 }

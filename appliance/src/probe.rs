@@ -20,10 +20,10 @@ use crate::requests::RequestSender;
 pub fn start(text: &str, token: &str) -> ControlProbe {
     let config = Config::parse("probe", text).expect("a right configuration");
     let (request_sender, requests) = RequestSender::new();
-    let (told, sources) = mpsc::channel();
+    let (sender, sources) = mpsc::channel();
     std::thread::spawn(move || {
         let mut appliance = Appliance::start(config, Default::default()).expect("it starts");
-        told.send(appliance.sources_for_probe()).expect("awaited");
+        sender.send(appliance.sources_for_probe()).expect("awaited");
         appliance.compare_only(&requests);
     });
     let sources = sources.recv().expect("it has started");

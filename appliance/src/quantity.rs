@@ -149,11 +149,11 @@ mod tests {
 
     #[test]
     fn durations_have_their_two_largest_units() {
-        let told = |seconds| duration(Duration::from_secs(seconds));
-        assert_eq!(told(59), "59 s");
-        assert_eq!(told(61), "1 min 1 s");
-        assert_eq!(told(3 * 3600 + 720), "3 h 12 min");
-        assert_eq!(told(90_000), "1 d 1 h");
+        let formatted = |seconds| duration(Duration::from_secs(seconds));
+        assert_eq!(formatted(59), "59 s");
+        assert_eq!(formatted(61), "1 min 1 s");
+        assert_eq!(formatted(3 * 3600 + 720), "3 h 12 min");
+        assert_eq!(formatted(90_000), "1 d 1 h");
         assert_eq!(percent(1000), "100.0 %");
         assert_eq!(percent(7), "0.7 %");
     }

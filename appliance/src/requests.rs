@@ -27,7 +27,7 @@ pub(crate) struct ApplyJob {
     pub(crate) text: Option<String>,
     pub(crate) options: ApplyOptions,
     /// The receiver may be gone when the response is sent.
-    pub(crate) answer: oneshot::Sender<Result<ApplyAnswer, ApplyRefusal>>,
+    pub(crate) reply: oneshot::Sender<Result<ApplyAnswer, ApplyRefusal>>,
     /// Prevents other changes until it is dropped.
     pub(crate) permit: ApplyPermit,
 }

@@ -172,9 +172,9 @@ fn on_terminal(
                 }
             }
         }
-        while let Some(answer) = sampler.next() {
+        while let Some(sample) = sampler.next() {
             is_changed = true;
-            match answer {
+            match sample {
                 Ok(sample) => screen.take(sample),
                 Err(error) => screen.fail(&error),
             }

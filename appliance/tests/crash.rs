@@ -290,22 +290,22 @@ fn killed_appliance_keeps_acknowledged_writes() {
         let (controller, plans) = attach(windlass.address());
         let life = Duration::from_millis(chance.below(LIFE_MAX_MS));
         std::thread::scope(|scope| {
-            let (tell, told) = channel();
+            let (sender, receiver) = channel();
             for (model, plan) in models.iter_mut().zip(plans) {
-                let (arena, tell) = (Arc::clone(&arena), tell.clone());
+                let (arena, sender) = (Arc::clone(&arena), sender.clone());
                 scope.spawn(move || {
                     let mut queue = plan.open(arena.pool(0)).expect("the queue is free");
                     model.verify(&mut queue, round);
                     if round < rounds {
-                        tell.send(()).expect("the appliance waits for its death");
+                        sender.send(()).expect("the appliance waits for its death");
                         model.write_until_death(queue);
                     }
                 });
             }
-            drop(tell);
+            drop(sender);
             if round < rounds {
                 // All writers have verified the state after the last kill, or one has failed.
-                let verified = told.iter().take(WRITERS).count();
+                let verified = receiver.iter().take(WRITERS).count();
                 if verified == WRITERS {
                     std::thread::sleep(life);
                 }

@@ -122,7 +122,7 @@ fn orderly_shutdown_under_load_keeps_acknowledged_writes() {
     let file = configuration(&directory);
     let windlass = Windlass::start(&file);
     let (admin, mut io) = attach(&windlass);
-    let (tell, told) = channel();
+    let (sender, receiver) = channel();
     let writer = std::thread::spawn(move || {
         let mut written = 0;
         for lba in 0..10_000_u64 {
@@ -132,12 +132,12 @@ fn orderly_shutdown_under_load_keeps_acknowledged_writes() {
                 Ok(_) | Err(_) => break,
             }
             if lba == 100 {
-                tell.send(()).expect("somebody waits");
+                sender.send(()).expect("somebody waits");
             }
         }
         written
     });
-    told.recv().expect("a hundred writes succeed");
+    receiver.recv().expect("a hundred writes succeed");
     windlass.signal(Signal::TERM);
     let (status, _) = windlass.wait();
     assert_eq!(status.code(), Some(0));

@@ -27,16 +27,16 @@ pub(super) fn exchange(
         .enable_all()
         .build()
         .map_err(|cause| system(socket, cause))?;
-    let answer = async {
+    let response = async {
         match timeout(within, ask(socket, method, path, body)).await {
-            Ok(answer) => answer,
+            Ok(response) => response,
             Err(_) => Err(ClientError::TooSlow {
                 socket: socket.to_owned(),
                 within,
             }),
         }
     };
-    let (status, body) = runtime.block_on(answer)?;
+    let (status, body) = runtime.block_on(response)?;
     if status.is_success() {
         return Ok(body);
     }
@@ -66,19 +66,19 @@ async fn ask(
         .header(header::CONTENT_TYPE, "application/json")
         .body(Body::from(body))
         .map_err(|error| other(&error))?;
-    let answer = async move {
-        let answer = sender.send_request(request).await;
-        let (head, body) = answer.map_err(|error| other(&error))?.into_parts();
+    let response = async move {
+        let response = sender.send_request(request).await;
+        let (head, body) = response.map_err(|error| other(&error))?.into_parts();
         let body = to_bytes(Body::new(body), RESPONSE_BYTES_MAX).await;
         let body = body.map_err(|cause| system(at, io::Error::other(cause)))?;
         Ok((head.status, body.to_vec()))
     };
     // The connection future moves the bytes of both directions; its result carries no information.
-    tokio::pin!(answer);
+    tokio::pin!(response);
     tokio::select! {
         biased;
-        answer = &mut answer => answer,
-        _ = connection => answer.await,
+        response = &mut response => response,
+        _ = connection => response.await,
     }
 }
 

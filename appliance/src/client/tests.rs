@@ -60,8 +60,8 @@ pub(crate) fn status() -> Status {
 }
 
 /// Responds to one request at a path with these bytes, and returns the request.
-fn answering(path: &Path, answer: impl Into<Vec<u8>>) -> JoinHandle<String> {
-    let answer = answer.into();
+fn responding(path: &Path, response: impl Into<Vec<u8>>) -> JoinHandle<String> {
+    let response = response.into();
     let listener = UnixListener::bind(path).expect("free");
     std::thread::spawn(move || {
         // `find` only connects.
@@ -74,7 +74,7 @@ fn answering(path: &Path, answer: impl Into<Vec<u8>>) -> JoinHandle<String> {
             assert!(count > 0);
             asked.extend_from_slice(&part[..count]);
         }
-        stream.write_all(&answer).expect("it reads");
+        stream.write_all(&response).expect("it reads");
         String::from_utf8_lossy(&asked).into_owned()
     })
 }
@@ -106,9 +106,9 @@ fn place() -> Place {
 }
 
 #[track_caller]
-fn failure_with(answer: impl Into<Vec<u8>>) -> String {
+fn failure_with(response: impl Into<Vec<u8>>) -> String {
     let place = place();
-    let server = answering(&place.path, answer);
+    let server = responding(&place.path, response);
     let client = Client::find(&at(&place.path)).expect("it listens");
     let error = client.get::<Value>("/api/v1/status").expect_err("wrong");
     server.join().expect("it answers");
@@ -212,10 +212,10 @@ fn unresponsive_appliance_times_out() {
 #[test]
 fn client_posts_json_and_reads_the_response() {
     let place = place();
-    let server = answering(&place.path, http("200 OK", "[7]"));
+    let server = responding(&place.path, http("200 OK", "[7]"));
     let client = Client::find(&at(&place.path)).expect("it listens");
-    let answer: Vec<u32> = client.post("/api/v1/apply", &[1, 2]).expect("an answer");
-    assert_eq!(answer, [7]);
+    let response: Vec<u32> = client.post("/api/v1/apply", &[1, 2]).expect("an answer");
+    assert_eq!(response, [7]);
     assert_eq!(client.socket(), place.path);
     let asked = server.join().expect("it answers");
     assert!(asked.starts_with("POST /api/v1/apply HTTP/1.1"), "{asked}");

@@ -329,13 +329,18 @@ pub(crate) fn throughput_line(look: &StatusDelta) -> String {
 
 /// The latencies of all exports together, in one line.
 pub(crate) fn latency_line(look: &StatusDelta) -> String {
-    let told = |of: &Percentiles| {
-        let told = |ns: Option<u64>| ns.map_or(quantity::NOTHING.to_owned(), quantity::latency);
-        let (p50, p99, p999) = (told(of.p50_ns), told(of.p99_ns), told(of.p999_ns));
+    let formatted = |of: &Percentiles| {
+        let formatted =
+            |ns: Option<u64>| ns.map_or(quantity::NOTHING.to_owned(), quantity::latency);
+        let (p50, p99, p999) = (
+            formatted(of.p50_ns),
+            formatted(of.p99_ns),
+            formatted(of.p999_ns),
+        );
         format!("p50 {p50}, p99 {p99}, p99.9 {p999}")
     };
     let Latency { read, write, .. } = &look.now.latency;
-    format!("reads {}; writes {}", told(read), told(write))
+    format!("reads {}; writes {}", formatted(read), formatted(write))
 }
 
 /// The problems that need attention, worst first.

@@ -10,8 +10,8 @@ use axum::response::{IntoResponse as _, Response};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use super::answers::refusal;
 use super::limits::REQUEST_TIME_MAX;
+use super::responses::refusal;
 use super::routes::ControlState;
 use crate::observe::model::{ApplyRequest, ConfigurationProblem, Severity, WrongConfiguration};
 use crate::reconciler::{ApplyOptions, Origin};
@@ -50,7 +50,7 @@ pub(super) async fn apply(
         let text = "another configuration is being applied: try again when that is over";
         return refusal(StatusCode::CONFLICT, text.to_owned());
     };
-    let (answer, answered) = oneshot::channel();
+    let (reply, response) = oneshot::channel();
     let origin = match text {
         Some(_) => Origin::Request,
         None => Origin::File,
@@ -62,25 +62,25 @@ pub(super) async fn apply(
             partial,
             origin,
         },
-        answer,
+        reply,
         permit,
     };
     if !request_sender.ask(Request::Apply(order)) {
         return stopping();
     }
-    match answered.await {
-        Ok(Ok(answer)) => {
+    match response.await {
+        Ok(Ok(response)) => {
             if !dry_run {
-                let (severity, text) = match answer.failure_reason() {
+                let (severity, text) = match response.failure_reason() {
                     None => (
                         Severity::Info,
-                        format!("{} step(s) applied", answer.steps.len()),
+                        format!("{} step(s) applied", response.steps.len()),
                     ),
                     Some(failure_reason) => (Severity::Warning, failure_reason),
                 };
                 let observatory = shared.observatory();
                 observatory.events().add(severity, "control", "", &text);
-                for step in &answer.steps {
+                for step in &response.steps {
                     if let Some(warning) = &step.warning {
                         let text = format!("{}: {warning}", step.text);
                         observatory
@@ -89,15 +89,15 @@ pub(super) async fn apply(
                     }
                 }
             }
-            shared.room.json(&answer)
+            shared.room.json(&response)
         }
-        Ok(Err(refused)) => refused.into_answer(),
+        Ok(Err(refused)) => refused.into_refusal(),
         Err(_) => stopping(),
     }
 }
 
 impl ApplyRefusal {
-    fn into_answer(self) -> Response {
+    fn into_refusal(self) -> Response {
         let error = self.to_string();
         let Self::Wrong(problems) = self else {
             return refusal(StatusCode::UNPROCESSABLE_ENTITY, error);

@@ -8,7 +8,7 @@ use axum::extract::Path;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 
-use super::answers::refusal;
+use super::responses::refusal;
 
 /// The path prefix of all files except the page.
 pub(super) const PREFIX: &str = "/dashboard/";
@@ -46,14 +46,14 @@ const FILES: [(&str, &str, &str); 12] = files! {
 };
 
 pub(super) async fn page() -> Response {
-    answer("index.html")
+    asset("index.html")
 }
 
 pub(super) async fn file(Path(name): Path<String>) -> Response {
-    answer(&name)
+    asset(&name)
 }
 
-fn answer(name: &str) -> Response {
+fn asset(name: &str) -> Response {
     let mut files = FILES.iter();
     let Some((_, media_type, content)) = files.find(|(known, _, _)| *known == name) else {
         let text = "the dashboard has no such file: its page is at /";

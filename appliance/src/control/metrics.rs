@@ -299,22 +299,22 @@ impl Scrape {
             *controllers += 1;
             totals.add(one.totals);
         }
-        let told = hosts.iter().take(HOST_LABELS_MAX);
-        let told = told.map(|((host, export), (controllers, totals))| {
+        let reported = hosts.iter().take(HOST_LABELS_MAX);
+        let reported = reported.map(|((host, export), (controllers, totals))| {
             let labels = vec![
                 ("host", (*host).to_owned()),
                 ("export", (*export).to_owned()),
             ];
             (labels, *controllers, *totals)
         });
-        let told: Vec<_> = told.collect();
-        let totals: Vec<_> = told
+        let reported: Vec<_> = reported.collect();
+        let totals: Vec<_> = reported
             .iter()
             .map(|(labels, _, totals)| (labels.clone(), *totals))
             .collect();
         let of = format!("a host's present controllers, of {HOST_LABELS_MAX} pairs at most");
         out.totals("host", &of, &totals)?;
-        let controllers = told
+        let controllers = reported
             .iter()
             .map(|(labels, controllers, _)| (labels.clone(), *controllers));
         out.gauge(
@@ -323,7 +323,7 @@ impl Scrape {
             controllers.collect(),
         )?;
         self.connections(out)?;
-        let left_out = (hosts.len() - told.len()) as u64;
+        let left_out = (hosts.len() - reported.len()) as u64;
         let help = "Pairs of host and export beyond the bound of labels.";
         out.gauge("hosts_left_out", help, vec![(Vec::new(), left_out)])
     }

@@ -74,21 +74,21 @@ impl ControlProbe {
         let router = routes::router(&self.shared, door);
         self.runtime.block_on(async {
             let (near, far) = tokio::io::duplex(PIPE_BYTES);
-            let (mut answers, mut questions) = tokio::io::split(near);
+            let (mut receiver, mut sender) = tokio::io::split(near);
             let asking = async {
                 for piece in input.chunks(piece_bytes.max(1)) {
                     // A refused request may not be read to its end.
-                    if questions.write_all(piece).await.is_err() {
+                    if sender.write_all(piece).await.is_err() {
                         return;
                     }
                     tokio::task::yield_now().await;
                 }
-                let _ = questions.shutdown().await;
+                let _ = sender.shutdown().await;
             };
-            let mut answered = Vec::new();
-            let reading = answers.read_to_end(&mut answered);
+            let mut received = Vec::new();
+            let reading = receiver.read_to_end(&mut received);
             let ((), _, ()) = tokio::join!(asking, reading, serve::run_connection(far, router));
-            answered
+            received
         })
     }
 }

@@ -11,7 +11,7 @@ use axum::response::Response;
 use block::{Device, ReopenError};
 use tokio::task::spawn_blocking;
 
-use super::answers::refusal;
+use super::responses::refusal;
 use super::routes::ControlState;
 use crate::error::with_causes;
 use crate::observe::model::{ReopenAnswer, ReopenRequest, Severity};
@@ -113,8 +113,8 @@ mod tests {
         let restricted = config("allowed_paths = [\"/srv/disks\"]");
         for (name, allowed) in [("in", true), ("out", false), ("up", false), ("ram", true)] {
             assert_eq!(may_reopen(&anywhere, name), Ok(()), "{name}");
-            let answer = may_reopen(&restricted, name);
-            assert_eq!(answer.is_ok(), allowed, "{name}: {answer:?}");
+            let verdict = may_reopen(&restricted, name);
+            assert_eq!(verdict.is_ok(), allowed, "{name}: {verdict:?}");
         }
         let refused = may_reopen(&restricted, "out").expect_err("it is elsewhere");
         assert!(refused.contains("`allowed_paths`"), "{refused}");

@@ -15,7 +15,6 @@ use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
-use super::answers::{LargeResponses, refusal};
 use super::apply::apply;
 use super::dashboard;
 use super::limits::{
@@ -23,6 +22,7 @@ use super::limits::{
 };
 use super::metrics;
 use super::reopen::reopen;
+use super::responses::{LargeResponses, refusal};
 use super::token::Token;
 use crate::observe::Observatory;
 use crate::observe::history::STEPS;

@@ -168,12 +168,12 @@ where
 /// Sends a refusal, and waits briefly until the client has received it: closing a socket with
 /// unread data would discard the response. Beyond the limit of `lingering` the connection is closed
 /// immediately.
-async fn refuse<S>(mut stream: S, answer: &[u8], lingering: &Arc<Semaphore>)
+async fn refuse<S>(mut stream: S, response: &[u8], lingering: &Arc<Semaphore>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let written = async {
-        stream.write_all(answer).await?;
+        stream.write_all(response).await?;
         stream.shutdown().await
     };
     let written = timeout(REFUSAL_TIME_MAX, written).await;

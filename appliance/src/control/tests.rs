@@ -23,7 +23,7 @@ use super::limits::{BODY_BYTES_MAX, HEADER_BYTES_MAX, HTTP_CONNECTIONS_MAX};
 use super::routes::PATHS;
 use crate::appliance::Appliance;
 use crate::observe::model::{self, Event, History, Refusal, Severity};
-use client::{Answer, ask, get, read_answer};
+use client::{HttpResponse, ask, get, read_response};
 
 const NQN: &str = "nqn.2026-11.org.windlass:test";
 const HOST: &str = "nqn.2026-11.org.example:a \"host\" \\ of λ";
@@ -94,15 +94,15 @@ allow_any_host = true
         stream
     }
 
-    fn get(&self, path: &str) -> Answer {
+    fn get(&self, path: &str) -> HttpResponse {
         get(self.connect(), path)
     }
 
     /// The status as operators get it.
     fn status(&self) -> model::Status {
-        let answer = get(self.socket(), "/api/v1/status");
-        assert_eq!(answer.status, 200, "{answer:?}");
-        serde_json::from_slice(&answer.body).expect("a status")
+        let response = get(self.socket(), "/api/v1/status");
+        assert_eq!(response.status, 200, "{response:?}");
+        serde_json::from_slice(&response.body).expect("a status")
     }
 
     /// A host's admin and I/O queue.
@@ -139,15 +139,15 @@ fn write(io: &mut RawClient, lba: u64, blocks: u16) {
     let request = asked.r2t().expect("it is one");
     io.send_data(&request, 0, &data, true)
         .expect("it is connected");
-    let answer = io.expect(PduType::CAPSULE_RESP).expect("an answer");
-    let cqe = answer.completion().expect("it is one");
+    let response = io.expect(PduType::CAPSULE_RESP).expect("an answer");
+    let cqe = response.completion().expect("it is one");
     assert!(cqe.status().is_success(), "{}", cqe.status());
 }
 
 #[track_caller]
-fn expect_refusal(answer: &Answer, status: u16) {
-    assert_eq!(answer.status, status, "{answer:?}");
-    let refusal: Refusal = serde_json::from_slice(&answer.body).expect("a refusal");
+fn expect_refusal(response: &HttpResponse, status: u16) {
+    assert_eq!(response.status, status, "{response:?}");
+    let refusal: Refusal = serde_json::from_slice(&response.body).expect("a refusal");
     assert!(!refusal.error.is_empty());
 }
 
@@ -214,10 +214,10 @@ fn only_health_is_public_without_the_token() {
             let method = method.to_uppercase();
             let request =
                 format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\n{authorization}\r\n");
-            let answer = ask(lab.connect(), request.as_bytes());
-            expect_refusal(&answer, 401);
+            let response = ask(lab.connect(), request.as_bytes());
+            expect_refusal(&response, 401);
             assert!(
-                answer
+                response
                     .head
                     .to_lowercase()
                     .contains("www-authenticate: bearer")
@@ -242,9 +242,9 @@ fn dashboard_needs_no_token_and_sends_its_policy() {
         ("/dashboard/vendor/uPlot.esm.js", "text/javascript"),
         ("/dashboard/style.css", "text/css"),
     ] {
-        let answer = lab.get(path);
-        assert_eq!(answer.status, 200, "{path}");
-        let head = answer.head.to_lowercase();
+        let response = lab.get(path);
+        assert_eq!(response.status, 200, "{path}");
+        let head = response.head.to_lowercase();
         let expected = format!("content-type: {media_type}; charset=utf-8");
         assert!(head.contains(&expected), "{path}: {head}");
         assert!(head.contains("content-security-policy: default-src 'none'; script-src 'self';"));
@@ -282,8 +282,8 @@ fn cross_site_requests_and_changes_without_token_are_refused() {
     expect_refusal(&ask(lab.connect(), right.as_bytes()), 403);
     // Over the socket the request is processed further. There is no receiver of configurations
     // here.
-    let answer = ask(lab.socket(), right.as_bytes());
-    expect_refusal(&answer, 503);
+    let response = ask(lab.socket(), right.as_bytes());
+    expect_refusal(&response, 503);
     for (more, body, status) in [
         ("", "{}", 415),
         ("Content-Type: text/plain\r\n", "{}", 415),
@@ -353,7 +353,7 @@ fn slow_requests_time_out() {
         rest.is_empty() || rest.starts_with(b"HTTP/1.1 408"),
         "{rest:?}"
     );
-    expect_refusal(&read_answer(&mut slow_body), 408);
+    expect_refusal(&read_response(&mut slow_body), 408);
 }
 
 #[test]
@@ -372,8 +372,8 @@ fn hung_and_flooding_clients_do_not_delay_others() {
     for _ in 0..100 {
         let mut stream = lab.connect();
         let request = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n";
-        let answer = ask(&mut stream, request);
-        expect_refusal(&answer, 503);
+        let response = ask(&mut stream, request);
+        expect_refusal(&response, 503);
     }
     let first: History = history(&lab);
     for lba in 0..256 {
@@ -407,8 +407,8 @@ fn hung_and_flooding_clients_do_not_delay_others() {
 }
 
 fn history(lab: &Lab) -> History {
-    let answer = get(lab.socket(), "/api/v1/history?seconds=3600");
-    serde_json::from_slice(&answer.body).expect("a history")
+    let response = get(lab.socket(), "/api/v1/history?seconds=3600");
+    serde_json::from_slice(&response.body).expect("a history")
 }
 
 #[test]
@@ -464,28 +464,28 @@ fn status_counts_host_commands() {
     assert_eq!(status.exports[0].namespaces[0].bytes, 8 << 20);
     // Latencies cover only the last seconds, possibly not all commands.
     let latency = status.exports[0].latency.expect("it runs");
-    let told = |percentiles: model::Percentiles, sent: u64| {
+    let reported = |percentiles: model::Percentiles, sent: u64| {
         assert!(percentiles.count <= sent);
         assert_eq!(percentiles.p50_ns.is_some(), percentiles.count > 0);
         assert!(percentiles.p50_ns <= percentiles.p999_ns);
     };
-    told(latency.read, 5);
-    told(latency.write, 10);
+    reported(latency.read, 5);
+    reported(latency.write, 10);
     assert_eq!(
         (status.latency, status.reactors[0].latency),
         (latency, latency)
     );
     // Reads borrow the device's memory, so they do not count as time in the device.
-    told(status.devices[0].latency.expect("it is there").read, 0);
+    reported(status.devices[0].latency.expect("it is there").read, 0);
     let stages: Vec<_> = status.exports[0].stages.keys().collect();
     assert_eq!(stages, ["buffer", "device", "fetch", "send"]);
-    let answer = get(lab.socket(), "/metrics");
+    let response = get(lab.socket(), "/metrics");
     assert!(
-        answer.head.contains("application/openmetrics-text"),
+        response.head.contains("application/openmetrics-text"),
         "{}",
-        answer.head
+        response.head
     );
-    let text = std::str::from_utf8(&answer.body).expect("UTF-8");
+    let text = std::str::from_utf8(&response.body).expect("UTF-8");
     let metrics = openmetrics::parse(text);
     let of = |name: &str, labels: &[(&str, &str)]| metrics.value(name, labels);
     let device = [("device", "ram"), ("operation", "write")];
@@ -508,9 +508,9 @@ fn status_counts_host_commands() {
         ("status", beyond.text().expect("a name")),
     ];
     assert_eq!(of("windlass_command_statuses_total", &labels), 1.0);
-    let told = &status.statuses[0];
-    let code = told.code.as_ref().expect("told apart");
-    assert_eq!((told.export.as_deref(), told.count), (Some(NQN), 1));
+    let reported = &status.statuses[0];
+    let code = reported.code.as_ref().expect("told apart");
+    assert_eq!((reported.export.as_deref(), reported.count), (Some(NQN), 1));
     assert_eq!((code.sct, code.sc), (0, beyond.sc()));
     assert_eq!(of("windlass_device_requests_total", &device), 10.0);
     assert_eq!(of("windlass_device_bytes_total", &device), 10_240.0);
@@ -560,14 +560,14 @@ fn host_identity_is_hidden_without_a_token() {
         "/api/v1/none",
     ]);
     for path in paths {
-        let answer = lab.get(path);
-        let body = String::from_utf8_lossy(&answer.body);
+        let response = lab.get(path);
+        let body = String::from_utf8_lossy(&response.body);
         for secret in ["secret-host", &id, "(controller "] {
             assert!(!body.contains(secret), "{path} tells {secret}: {body}");
         }
     }
-    let answer = lab.get("/api/v1/status");
-    let public: model::Status = serde_json::from_slice(&answer.body).expect("a status");
+    let response = lab.get("/api/v1/status");
+    let public: model::Status = serde_json::from_slice(&response.body).expect("a status");
     let veiled = &public.hosts[0];
     assert_eq!(
         (&veiled.host_id, veiled.controller_id, &veiled.address),
@@ -597,8 +597,8 @@ fn responses_match_the_documentation() {
     write(&mut io, 0, 1);
     let began = Instant::now();
     loop {
-        let answer = get(lab.socket(), "/api/v1/events");
-        let events: Vec<Event> = serde_json::from_slice(&answer.body).expect("events");
+        let response = get(lab.socket(), "/api/v1/events");
+        let events: Vec<Event> = serde_json::from_slice(&response.body).expect("events");
         let attached = events.iter().find(|event| event.what == "host");
         if let Some(event) = attached {
             assert_eq!(
@@ -623,8 +623,8 @@ fn responses_match_the_documentation() {
         "/api/v1/trace?seconds=3600",
     ] {
         // The responses for operators and for all other clients.
-        for answer in [get(lab.socket(), path), lab.get(path)] {
-            let value: serde_json::Value = serde_json::from_slice(&answer.body).expect("JSON");
+        for response in [get(lab.socket(), path), lab.get(path)] {
+            let value: serde_json::Value = serde_json::from_slice(&response.body).expect("JSON");
             schema::check(path, &value);
         }
     }

@@ -145,12 +145,12 @@ fn nodes(machine: &Machine, cores: &[usize]) -> Option<Finding> {
     if machine.nodes().len() < 2 {
         return None;
     }
-    let told = joined(&nodes);
+    let list = joined(&nodes);
     if nodes.len() == 1 {
-        return Some(Finding::fine(AREA, format!("all reactors on node {told}")));
+        return Some(Finding::fine(AREA, format!("all reactors on node {list}")));
     }
     let text = format!(
-        "reactors on the memory nodes {told}: data crosses between them, since there is one arena"
+        "reactors on the memory nodes {list}: data crosses between them, since there is one arena"
     );
     let fix = "cores = \"…\" of one node in [appliance] (lscpu --extended shows them), or one \
                 appliance for each node";

@@ -121,18 +121,18 @@ impl File<'_> {
     }
 
     fn fine(&self, text: &str) -> Finding {
-        Finding::fine(AREA, self.told(&format!(": {text}")))
+        Finding::fine(AREA, self.describe(&format!(": {text}")))
     }
 
     fn slow(&self, text: &str, fix: &str) -> Finding {
-        Finding::slow(AREA, self.told(&format!(" {text}")), fix)
+        Finding::slow(AREA, self.describe(&format!(" {text}")), fix)
     }
 
     fn broken(&self, text: &str, fix: &str) -> Finding {
-        Finding::broken(AREA, self.told(&format!(" {text}")), fix)
+        Finding::broken(AREA, self.describe(&format!(" {text}")), fix)
     }
 
-    fn told(&self, text: &str) -> String {
+    fn describe(&self, text: &str) -> String {
         format!("{}: {}{text}", self.name, self.path.display())
     }
 }

@@ -30,13 +30,13 @@ pub(super) fn look(machine: &Machine, config: &Config, cores: &[usize]) -> Vec<F
             &format!("sys/kernel/mm/hugepages/hugepages-{kib}kB"),
         );
         if kib * 1024 != HUGE_BYTES && pool.total > 0 {
-            findings.push(Finding::fine(AREA, told(kib * 1024, pool)));
+            findings.push(Finding::fine(AREA, state(kib * 1024, pool)));
         }
     }
     findings
 }
 
-fn told(page: u64, pool: Pool) -> String {
+fn state(page: u64, pool: Pool) -> String {
     let Pool { total, free } = pool;
     format!("{total} pages of {} are reserved, {free} free", bytes(page))
 }
@@ -71,16 +71,17 @@ fn two_mebibytes(machine: &Machine, config: &Config) -> Finding {
         total,
         ..pool(machine, folder)
     };
-    let told = told(HUGE_BYTES, pool);
+    let state = state(HUGE_BYTES, pool);
     if pool.free >= wanted {
-        return Finding::fine(AREA, format!("{told}, {wanted} wanted"));
+        return Finding::fine(AREA, format!("{state}, {wanted} wanted"));
     }
     if pool.total >= wanted && pool.free < pool.total {
-        let text = format!("{told}, {wanted} wanted: a running appliance may hold the others");
+        let text = format!("{state}, {wanted} wanted: a running appliance may hold the others");
         return Finding::fine(AREA, text);
     }
     let reserve = pool.total + (wanted - pool.free);
-    let text = format!("{told}, {wanted} wanted: without them more TLB misses, and a slower start");
+    let text =
+        format!("{state}, {wanted} wanted: without them more TLB misses, and a slower start");
     judge(AREA, text, reserve_command(machine, reserve))
 }
 
@@ -110,19 +111,19 @@ fn nodes(machine: &Machine, config: &Config, cores: &[usize]) -> Option<Finding>
         let folder = format!("sys/devices/system/node/node{node}/hugepages/hugepages-2048kB");
         pool(machine, &folder)
     };
-    let told = nodes.iter().map(|node| {
+    let state = nodes.iter().map(|node| {
         let Pool { total, free } = pool_of(*node);
         format!("node {node}: {total} pages of 2 MiB, {free} free")
     });
-    let told = told.collect::<Vec<_>>().join("; ");
+    let state = state.collect::<Vec<_>>().join("; ");
     let near = machine.nodes_of_cores(cores);
     let here: u64 = near.iter().map(|node| pool_of(*node).total).sum();
     let wanted = wanted(config);
     let Some(first) = near.first().filter(|_| here < wanted) else {
-        return Some(Finding::fine(AREA, told));
+        return Some(Finding::fine(AREA, state));
     };
     let text = format!(
-        "{told}; the reactors are on node {}, where {wanted} are wanted: data crosses between nodes",
+        "{state}; the reactors are on node {}, where {wanted} are wanted: data crosses between nodes",
         joined(&near)
     );
     let pages = pool_of(*first).total + (wanted - here);

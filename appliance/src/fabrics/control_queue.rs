@@ -15,32 +15,32 @@ use super::TargetPollerParts;
 /// A message, with the channel for its response.
 pub(crate) enum ControlMessage {
     /// Apply the published snapshot.
-    ApplySnapshot { answer: Sender<()> },
+    ApplySnapshot { reply: Sender<()> },
     /// Open a queue of the device at this index of the target.
     Attach {
         place: DeviceIndex,
         device: Arc<dyn Device>,
-        answer: Sender<Result<(), OpenError>>,
+        reply: Sender<Result<(), OpenError>>,
     },
     /// A device has grown.
     Grew {
         place: DeviceIndex,
-        answer: Sender<()>,
+        reply: Sender<()>,
     },
     /// Release a device as soon as it has no request left.
     Detach {
         place: DeviceIndex,
-        answer: Sender<()>,
+        reply: Sender<()>,
     },
     /// Report the outstanding requests of devices and of closing queues.
     Report {
         devices: Vec<DeviceIndex>,
-        answer: Sender<Vec<Outstanding>>,
+        reply: Sender<Vec<Outstanding>>,
     },
     /// Release a device immediately.
     ForceDetach {
         place: DeviceIndex,
-        answer: Sender<()>,
+        reply: Sender<()>,
     },
 }
 
@@ -80,10 +80,10 @@ impl ControlQueue {
             moved += 1;
         }
         let devices = &self.devices;
-        self.detaching.retain(|(place, answer)| {
+        self.detaching.retain(|(place, reply)| {
             let waits = devices.detach(usize::from(place.0)) != Drain::Done;
             if !waits {
-                let _ = answer.send(());
+                let _ = reply.send(());
             }
             waits
         });
@@ -93,14 +93,14 @@ impl ControlQueue {
     fn carry_out(&mut self, order: ControlMessage, now: Nanos) {
         // The sender may have stopped waiting.
         match order {
-            ControlMessage::ApplySnapshot { answer } => {
+            ControlMessage::ApplySnapshot { reply } => {
                 self.core.borrow_mut().adopt_configuration(now);
-                let _ = answer.send(());
+                let _ = reply.send(());
             }
             ControlMessage::Attach {
                 place,
                 device,
-                answer,
+                reply,
             } => {
                 let options = QueueOptions::new(
                     self.parts.reactor,
@@ -108,19 +108,19 @@ impl ControlQueue {
                     self.parts.pool.clone(),
                 );
                 let attached = self.devices.attach(usize::from(place.0), &*device, options);
-                let _ = answer.send(attached);
+                let _ = reply.send(attached);
             }
-            ControlMessage::Grew { place, answer } => {
+            ControlMessage::Grew { place, reply } => {
                 self.devices.set().notify_growth(usize::from(place.0));
-                let _ = answer.send(());
+                let _ = reply.send(());
             }
-            ControlMessage::Detach { place, answer } => self.detaching.push((place, answer)),
-            ControlMessage::Report { devices, answer } => {
-                let _ = answer.send(self.core.borrow().outstanding(&devices));
+            ControlMessage::Detach { place, reply } => self.detaching.push((place, reply)),
+            ControlMessage::Report { devices, reply } => {
+                let _ = reply.send(self.core.borrow().outstanding(&devices));
             }
-            ControlMessage::ForceDetach { place, answer } => {
+            ControlMessage::ForceDetach { place, reply } => {
                 self.devices.remove_now(usize::from(place.0), now);
-                let _ = answer.send(());
+                let _ = reply.send(());
             }
         }
     }

@@ -94,13 +94,13 @@ impl AcquiredDrive {
                 "completed twice",
             ),
         ];
-        let told = counts.iter().filter(|(count, _)| *count > 0);
-        let told: Vec<String> = told
+        let reported = counts.iter().filter(|(count, _)| *count > 0);
+        let reported: Vec<String> = reported
             .map(|(count, what)| format!("{count} command(s) {what}"))
             .collect();
-        if !told.is_empty() {
+        if !reported.is_empty() {
             let (names, address) = (&self.names, self.address);
-            tracing::warn!("{names}: {address}: {}", told.join(", "));
+            tracing::warn!("{names}: {address}: {}", reported.join(", "));
         }
     }
 

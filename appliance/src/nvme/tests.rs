@@ -455,7 +455,7 @@ fn drive_faults_are_mapped_to_host_statuses() {
 fn shutdown_under_load_keeps_acknowledged_writes() {
     let (appliance, slots) = started_with(&cores(2), "", |_, _| {});
     let mut host = Host::attach(&appliance);
-    let (tell, told) = std::sync::mpsc::channel();
+    let (sender, receiver) = std::sync::mpsc::channel();
     let writer = std::thread::spawn(move || {
         let mut written = 0;
         for lba in 0..2048_u64 {
@@ -466,12 +466,12 @@ fn shutdown_under_load_keeps_acknowledged_writes() {
                 Ok(_) | Err(_) => break,
             }
             if lba == 100 {
-                tell.send(()).expect("somebody waits");
+                sender.send(()).expect("somebody waits");
             }
         }
         written
     });
-    told.recv().expect("a hundred writes succeed");
+    receiver.recv().expect("a hundred writes succeed");
     assert!(appliance.stop_quietly());
     let written = writer.join().expect("no panic");
     assert!(written > 100);

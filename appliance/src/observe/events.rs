@@ -73,14 +73,14 @@ impl Events {
     pub(crate) fn after(&self, id: u64, pseudonyms: Option<&Pseudonyms>) -> Vec<Event> {
         let list = self.lock();
         let later = list.events.iter().filter(|entry| entry.event.id > id);
-        let told = later.map(|entry| {
+        let reported = later.map(|entry| {
             let mut event = entry.event.clone();
             if let (Some(pseudonyms), Some(text)) = (pseudonyms, &entry.public_text) {
                 pseudonyms.apply_to_event(&mut event, text);
             }
             event
         });
-        told.collect()
+        reported.collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, List> {

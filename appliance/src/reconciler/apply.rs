@@ -76,7 +76,7 @@ impl Planned {
         }
     }
 
-    fn told(&self, state: StepState) -> ApplyStep {
+    fn step_result(&self, state: StepState) -> ApplyStep {
         let text = match &self.obstacle {
             Some(obstacle) => format!("{}: {obstacle}", self.step),
             None => self.step.to_string(),
@@ -112,15 +112,15 @@ impl Reconciler {
             return refused;
         }
         if options.dry_run {
-            return answer(
-                plan.iter().map(|it| it.told(StepState::Planned)),
+            return apply_result(
+                plan.iter().map(|it| it.step_result(StepState::Planned)),
                 false,
                 None,
             );
         }
-        let skipped = |it: &Planned| it.told(StepState::Skipped);
+        let skipped = |it: &Planned| it.step_result(StepState::Skipped);
         if let Some(refused) = refusal(&plan, options) {
-            return answer(plan.iter().map(skipped), false, Some(refused));
+            return apply_result(plan.iter().map(skipped), false, Some(refused));
         }
         let is_possible = |it: &Planned| it.effect() != Effect::Restart;
         let (plan, later): (Vec<_>, Vec<_>) = plan.into_iter().partition(is_possible);
@@ -129,7 +129,7 @@ impl Reconciler {
         let mut prepared = match self.prepare(&plan, allowed_paths, event_loop) {
             Ok(prepared) => prepared,
             Err((failed, error)) => {
-                let told = plan.iter().enumerate().map(|(index, it)| {
+                let results = plan.iter().enumerate().map(|(index, it)| {
                     if index == failed {
                         failure(it, error.clone())
                     } else {
@@ -137,21 +137,21 @@ impl Reconciler {
                     }
                 });
                 let refused = "nothing was changed".to_owned();
-                return answer(waits.chain(told), false, Some(refused));
+                return apply_result(waits.chain(results), false, Some(refused));
             }
         };
         let before = self.config.clone();
-        let mut told = self.carry_out(&plan, &mut prepared, event_loop);
+        let mut results = self.carry_out(&plan, &mut prepared, event_loop);
         self.discard(&prepared, event_loop);
         let mut refused = None;
-        if told.iter().any(|it| it.state == StepState::Failed) {
-            refused = Some(self.roll_back(before, &plan, &mut told, &mut prepared, event_loop));
+        if results.iter().any(|it| it.state == StepState::Failed) {
+            refused = Some(self.roll_back(before, &plan, &mut results, &mut prepared, event_loop));
         }
         self.unreaped.extend(prepared.retained.into_values());
         self.unreaped.extend(prepared.to_reopen.into_values());
         self.reap();
-        let is_done = later.is_empty() && told.iter().all(|it| it.state == StepState::Done);
-        answer(waits.chain(told), is_done, refused)
+        let is_done = later.is_empty() && results.iter().all(|it| it.state == StepState::Done);
+        apply_result(waits.chain(results), is_done, refused)
     }
 
     /// The directories in which files of a configuration must lie; `None`: anywhere.
@@ -164,11 +164,11 @@ impl Reconciler {
 
     /// The refusal of a configuration that its sender may not apply.
     fn forbidden(&self, plan: &[Planned], options: ApplyOptions) -> Option<ApplyAnswer> {
-        let skipped = |it: &Planned| it.told(StepState::Skipped);
+        let skipped = |it: &Planned| it.step_result(StepState::Skipped);
         if options.origin == Origin::Request && !options.dry_run && !self.config.control.apply {
             let refused = "nothing was changed: `apply = false` in [control]: change the file \
                            with which the appliance was started, and run `windlass apply`";
-            return Some(answer(
+            return Some(apply_result(
                 plan.iter().map(skipped),
                 false,
                 Some(refused.to_owned()),
@@ -181,11 +181,11 @@ impl Reconciler {
             Some(format!("device {device}: {error}"))
         };
         plan.iter().any(|it| error(it).is_some()).then(|| {
-            let told = plan.iter().map(|it| match error(it) {
+            let results = plan.iter().map(|it| match error(it) {
                 Some(error) => failure(it, error),
                 None => skipped(it),
             });
-            answer(told, false, Some("nothing was changed".to_owned()))
+            apply_result(results, false, Some("nothing was changed".to_owned()))
         })
     }
 
@@ -207,16 +207,16 @@ impl Reconciler {
         &mut self,
         mut before: Config,
         plan: &[Planned],
-        told: &mut [ApplyStep],
+        results: &mut [ApplyStep],
         prepared: &mut Prepared,
         event_loop: &mut dyn EventLoop,
     ) -> String {
         let mut undone = Vec::new();
         let mut has_grown = false;
-        let done = plan.iter().zip(told);
-        for (planned, told) in done.filter(|(_, told)| told.state == StepState::Done) {
+        let done = plan.iter().zip(results);
+        for (planned, result) in done.filter(|(_, result)| result.state == StepState::Done) {
             let Step::GrowDevice { device, .. } = &planned.step else {
-                undone.push(told);
+                undone.push(result);
                 continue;
             };
             has_grown = true;
@@ -238,8 +238,8 @@ impl Reconciler {
         if let Some(error) = back.into_iter().find_map(|it| it.error) {
             return format!("the completed steps could not be undone: {error}");
         }
-        for told in undone {
-            told.state = StepState::Undone;
+        for result in undone {
+            result.state = StepState::Undone;
         }
         let what = if has_grown {
             "nothing but the size of devices was changed"
@@ -257,11 +257,11 @@ impl Reconciler {
         event_loop: &mut dyn EventLoop,
     ) -> Vec<ApplyStep> {
         let deadline = event_loop.now() + self.config.appliance.shutdown_deadline.as_duration();
-        let mut told = Vec::new();
+        let mut results = Vec::new();
         let mut has_failed = false;
         for planned in plan {
             if has_failed {
-                told.push(planned.told(StepState::Skipped));
+                results.push(planned.step_result(StepState::Skipped));
                 continue;
             }
             tracing::info!("{}", planned.step);
@@ -273,21 +273,21 @@ impl Reconciler {
                     if let Some(warning) = &warning {
                         tracing::error!("{}: {warning}", planned.step);
                     }
-                    told.push(ApplyStep {
+                    results.push(ApplyStep {
                         cut_off,
                         warning,
-                        ..planned.told(StepState::Done)
+                        ..planned.step_result(StepState::Done)
                     });
                 }
                 Err(error) => {
                     tracing::error!("{}: {error}", planned.step);
-                    told.push(failure(planned, error));
+                    results.push(failure(planned, error));
                     has_failed = true;
                 }
             }
             event_loop.run_once();
         }
-        told
+        results
     }
 
     /// Why a step takes a restart on this appliance although it is possible on others.
@@ -517,11 +517,11 @@ fn refusal(plan: &[Planned], options: ApplyOptions) -> Option<String> {
 fn failure(planned: &Planned, error: String) -> ApplyStep {
     ApplyStep {
         error: Some(error),
-        ..planned.told(StepState::Failed)
+        ..planned.step_result(StepState::Failed)
     }
 }
 
-fn answer(
+fn apply_result(
     steps: impl Iterator<Item = ApplyStep>,
     applied: bool,
     refused: Option<String>,

@@ -161,12 +161,12 @@ impl Reconciler {
         devices: &[DeviceIndex],
         event_loop: &mut dyn EventLoop,
     ) -> Result<CutOff, String> {
-        let reports =
-            self.control_queues
-                .request_all(event_loop, |answer| ControlMessage::Report {
-                    devices: devices.to_vec(),
-                    answer,
-                });
+        let reports = self
+            .control_queues
+            .request_all(event_loop, |reply| ControlMessage::Report {
+                devices: devices.to_vec(),
+                reply,
+            });
         let reports = reports.map_err(|error| error.to_string())?;
         let mut commands: BTreeMap<(String, String, u16), usize> = BTreeMap::new();
         for it in reports.into_iter().flatten() {
@@ -281,14 +281,14 @@ impl Reconciler {
         let place = place.map_err(|error| error.to_string())?;
         let opened_queues =
             self.control_queues
-                .request_all(event_loop, |answer| ControlMessage::Attach {
+                .request_all(event_loop, |reply| ControlMessage::Attach {
                     place,
                     device: opened.device.clone(),
-                    answer,
+                    reply,
                 });
         let failed = match opened_queues {
-            Ok(answers) => {
-                let failed = answers.into_iter().find_map(Result::err);
+            Ok(replies) => {
+                let failed = replies.into_iter().find_map(Result::err);
                 failed.map(|error| with_causes(&error))
             }
             Err(error) => Some(error.to_string()),
@@ -299,10 +299,7 @@ impl Reconciler {
         // Closes the queues that were opened; they were not used.
         let closed = self
             .control_queues
-            .request_all(event_loop, |answer| ControlMessage::Detach {
-                place,
-                answer,
-            });
+            .request_all(event_loop, |reply| ControlMessage::Detach { place, reply });
         if closed.is_ok() {
             let removed = self.target.remove_device(place);
             debug_assert_eq!(removed, Ok(()));
@@ -347,10 +344,10 @@ impl Reconciler {
                     opened.grow_by(more);
                 }
             }
-            let told = self
+            let replies = self
                 .control_queues
-                .request_all(event_loop, |answer| ControlMessage::Grew { place, answer });
-            told.map_err(|error| error.to_string())?;
+                .request_all(event_loop, |reply| ControlMessage::Grew { place, reply });
+            replies.map_err(|error| error.to_string())?;
         }
         self.change(step)?;
         self.apply_snapshot(event_loop)?;
@@ -359,11 +356,9 @@ impl Reconciler {
 
     /// Returns when every reactor has applied the current configuration.
     fn apply_snapshot(&self, event_loop: &mut dyn EventLoop) -> Result<(), String> {
-        let seen =
-            self.control_queues
-                .request_all(event_loop, |answer| ControlMessage::ApplySnapshot {
-                    answer,
-                });
+        let seen = self
+            .control_queues
+            .request_all(event_loop, |reply| ControlMessage::ApplySnapshot { reply });
         seen.map(drop).map_err(|error| error.to_string())
     }
 
@@ -411,7 +406,7 @@ impl Reconciler {
     ) -> Result<CutOff, String> {
         let detached = self
             .control_queues
-            .send_all(|answer| ControlMessage::Detach { place, answer });
+            .send_all(|reply| ControlMessage::Detach { place, reply });
         let mut detached = detached.map_err(|error| error.to_string())?;
         let mut are_done = detached.poll_responses(event_loop);
         while !are_done && event_loop.now() < deadline {
@@ -423,9 +418,9 @@ impl Reconciler {
             cut_off = self.outstanding(&[place], event_loop)?;
             let cut =
                 self.control_queues
-                    .request_all(event_loop, |answer| ControlMessage::ForceDetach {
+                    .request_all(event_loop, |reply| ControlMessage::ForceDetach {
                         place,
-                        answer,
+                        reply,
                     });
             cut.map_err(|error| error.to_string())?;
         }

@@ -57,14 +57,14 @@ fn unavailable_resource_leaves_the_configuration_unchanged() {
         if more.is_empty() {
             text = text.replace("16MiB", "32MiB");
         }
-        let answer = try_apply(&mut appliance, &text, ApplyOptions::default());
-        assert!(!answer.applied, "{answer:#?}");
-        let refused = answer.failure_reason().expect("a reason");
+        let response = try_apply(&mut appliance, &text, ApplyOptions::default());
+        assert!(!response.applied, "{response:#?}");
+        let refused = response.failure_reason().expect("a reason");
         assert!(
             refused.contains("nothing was changed") && refused.contains(why),
             "{refused}"
         );
-        assert!(answer.steps.iter().all(|it| it.state != StepState::Done));
+        assert!(response.steps.iter().all(|it| it.state != StepState::Done));
         assert_eq!(steps_to(&appliance, &now), []);
         assert_eq!(
             Host::attach(address(&appliance, "steady"), &nqn("ram")).write(1, 0, 1),
@@ -75,8 +75,8 @@ fn unavailable_resource_leaves_the_configuration_unchanged() {
         dry_run: true,
         ..ApplyOptions::default()
     };
-    let answer = try_apply(&mut appliance, &base("10s"), dry_run);
-    let states: Vec<_> = answer.steps.iter().map(|it| it.state).collect();
+    let response = try_apply(&mut appliance, &base("10s"), dry_run);
+    let states: Vec<_> = response.steps.iter().map(|it| it.state).collect();
     assert_eq!(states, [StepState::Planned; 2]);
     assert_eq!(steps_to(&appliance, &now), []);
     // Applies the possible steps of a configuration in which others take a restart.
@@ -85,18 +85,20 @@ fn unavailable_resource_leaves_the_configuration_unchanged() {
         partial: true,
         ..ApplyOptions::default()
     };
-    let answer = try_apply(&mut appliance, &text, partial);
-    let told: Vec<_> = answer
+    let response = try_apply(&mut appliance, &text, partial);
+    let step_states: Vec<_> = response
         .steps
         .iter()
         .map(|it| (&it.effect[..], it.state))
         .collect();
-    assert_eq!(told[0], ("restart", StepState::Skipped));
+    assert_eq!(step_states[0], ("restart", StepState::Skipped));
     assert!(
-        told[1..].iter().all(|(_, state)| *state == StepState::Done),
-        "{answer:#?}"
+        step_states[1..]
+            .iter()
+            .all(|(_, state)| *state == StepState::Done),
+        "{response:#?}"
     );
-    assert!(!answer.applied && steps_to(&appliance, &text).len() == 1);
+    assert!(!response.applied && steps_to(&appliance, &text).len() == 1);
     busy.go_on();
     busy.end();
     assert!(appliance.stop_quietly());
@@ -132,13 +134,13 @@ fn a_failed_step_is_rolled_back() {
     }
     let shorter = now.replace("even\"\nsize = \"2MiB\"", "even\"\nsize = \"1MiB\"");
     assert_ne!(shorter, now);
-    let answer = try_apply(&mut appliance, &shorter, ApplyOptions::default());
-    let refused = answer.failure_reason().expect("a reason");
+    let response = try_apply(&mut appliance, &shorter, ApplyOptions::default());
+    let refused = response.failure_reason().expect("a reason");
     assert!(
         refused.contains("nothing was changed") && refused.contains("never made shorter"),
         "{refused}"
     );
-    assert!(answer.steps.iter().all(|it| it.state != StepState::Done));
+    assert!(response.steps.iter().all(|it| it.state != StepState::Done));
     assert_eq!(steps_to(&appliance, &now), []);
     assert_eq!(host.read(1, 0), Ok(vec![4; 512]));
     // The file does not end at a block boundary, which is detected only when it is opened again;
@@ -148,10 +150,10 @@ fn a_failed_step_is_rolled_back() {
         &with_export("ram", &MEMORY.replace("1MiB", "2MiB")),
         &with_export("ram", "type = \"null\"\nsize = \"1MiB\""),
     );
-    let answer = try_apply(&mut appliance, &halves, ApplyOptions::default());
-    let refused = answer.failure_reason().expect("a reason");
+    let response = try_apply(&mut appliance, &halves, ApplyOptions::default());
+    let refused = response.failure_reason().expect("a reason");
     assert!(refused.contains("were undone"), "{refused}");
-    let undone = answer.steps.iter();
+    let undone = response.steps.iter();
     assert!(undone.clone().any(|it| it.state == StepState::Undone));
     assert!(undone.clone().all(|it| it.state != StepState::Done));
     assert_eq!(steps_to(&appliance, &now), []);
@@ -326,9 +328,9 @@ fn commands_outstanding_at_the_deadline_are_aborted_and_reported() {
     host.io.send_capsule(write, &[]).expect("connected");
     host.io.expect(PduType::R2T).expect("it asks for the data");
     let began = Instant::now();
-    let answer = apply(&mut appliance, &base("300ms"));
+    let response = apply(&mut appliance, &base("300ms"));
     assert!(began.elapsed().as_millis() >= 300);
-    let cut: Vec<String> = answer
+    let cut: Vec<String> = response
         .steps
         .iter()
         .flat_map(|it| &it.cut_off)

@@ -104,8 +104,8 @@ mod tests {
         Config::parse("test.toml", &text).expect("valid")
     }
 
-    /// A server that reads an ICReq from each connection and sends `answer`.
-    fn server(answer: Vec<u8>) -> SocketAddr {
+    /// A server that reads an ICReq from each connection and sends `response`.
+    fn server(response: Vec<u8>) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("bound");
         thread::spawn(move || {
@@ -113,7 +113,7 @@ mod tests {
                 let mut stream = stream.expect("a connection");
                 let mut request = [0; size_of::<IcReq>()];
                 if stream.read_exact(&mut request).is_ok() {
-                    let _ = stream.write_all(&answer);
+                    let _ = stream.write_all(&response);
                 }
             }
         });

@@ -34,14 +34,14 @@ impl Sample {
 /// The thread, which ends after its current request when this is dropped.
 pub(super) struct Sampler {
     delays: Sender<Option<Duration>>,
-    answers: Receiver<Result<Sample, ClientError>>,
+    samples: Receiver<Result<Sample, ClientError>>,
 }
 
 impl Sampler {
     /// Starts with an immediate sample.
     pub(super) fn start(client: Client, mut delay: Duration) -> io::Result<Self> {
         let (delays, wanted) = channel();
-        let (send, answers) = channel();
+        let (send, samples) = channel();
         std::thread::Builder::new()
             .name("sampler".to_owned())
             .spawn(move || {
@@ -53,12 +53,12 @@ impl Sampler {
                     }
                 }
             })?;
-        Ok(Self { delays, answers })
+        Ok(Self { delays, samples })
     }
 
     /// The next available sample or error, if there is one.
     pub(super) fn next(&self) -> Option<Result<Sample, ClientError>> {
-        self.answers.try_recv().ok()
+        self.samples.try_recv().ok()
     }
 
     /// Requests an immediate sample.

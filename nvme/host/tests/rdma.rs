@@ -152,10 +152,10 @@ fn control_path_works_over_rdma() {
     assert_eq!(namespaces.len(), 1);
     assert_eq!(namespaces[0].blocks, BLOCKS);
     controller.keep_alive().expect("alive");
-    let answer = controller
+    let response = controller
         .admin(Sqe::abort_command(1, 1), Transfer::None)
         .expect("an answer");
-    assert_eq!(answer.status(), Status::INVALID_OPCODE.with_dnr());
+    assert_eq!(response.status(), Status::INVALID_OPCODE.with_dnr());
     controller.shut_down().expect("in order");
 }
 

@@ -136,8 +136,8 @@ impl TestTarget {
                 private_data,
                 ..RawOptions::queue(1, 32, self.cntlid)
             };
-            let answer = Client::connect(&self.verbs, self.address, &options);
-            let status = match answer {
+            let response = Client::connect(&self.verbs, self.address, &options);
+            let status = match response {
                 Err(RawRdmaError::Host(HostError::Rejected { status, .. })) => status,
                 Err(error) => return Err(format!("{what}: {error}")),
                 Ok(_) => return Err(format!("{what}: accepted")),

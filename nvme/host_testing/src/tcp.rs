@@ -221,13 +221,13 @@ impl RawClient {
             .with_data(data_digest);
         self.send(IcReq::new(0, digests, 0).as_bytes())?;
         let pdu = self.expect(PduType::IC_RESP)?;
-        let answer = pdu.ic_resp().ok_or(RawError::Malformed(PduType::IC_RESP))?;
+        let response = pdu.ic_resp().ok_or(RawError::Malformed(PduType::IC_RESP))?;
         self.framing = Framing {
-            header_digest: answer.dgst.header(),
-            data_digest: answer.dgst.data(),
-            alignment_z: answer.cpda_z,
+            header_digest: response.dgst.header(),
+            data_digest: response.dgst.data(),
+            alignment_z: response.cpda_z,
         };
-        Ok(answer)
+        Ok(response)
     }
 
     /// Sends a valid command capsule with in-capsule data, or without data if `data` is empty.

@@ -213,8 +213,8 @@ fn requests_take_no_memory(lab: &LabEnvironment) {
         server.queue_pair.flush().expect("posted");
         let write = SendRequest::new(wr_id, SendOperation::Write(remote), data).signalled(false);
         client.queue_pair.queue_send(&write).expect("queued");
-        let answer = SendRequest::new(wr_id, SendOperation::Send, Payload::Inline(&[7; 16]));
-        client.queue_pair.queue_send(&answer).expect("queued");
+        let response = SendRequest::new(wr_id, SendOperation::Send, Payload::Inline(&[7; 16]));
+        client.queue_pair.queue_send(&response).expect("queued");
         client.queue_pair.flush().expect("posted");
         for queue in [&mut client.completions, &mut server.completions] {
             let deadline = Instant::now() + Duration::from_secs(20);

@@ -269,11 +269,11 @@ impl Device for VerbsDevice {
             return if is_gone { self.end() } else { None };
         }
         // The object that the event names is not destroyed before the event is acknowledged.
-        let told = self.event_of(&event);
+        let translated = self.event_of(&event);
         let pointer = std::ptr::from_mut(&mut event).cast();
         // SAFETY: the event came from the call above and is acknowledged once.
         unsafe { (functions.ibv_ack_async_event)(pointer) };
-        Some(told)
+        Some(translated)
     }
 
     fn descriptor(&self) -> BorrowedFd<'_> {

@@ -95,7 +95,7 @@ impl Scrape {
 
     /// Writes the errors by export and status.
     pub(super) fn statuses(&self, out: &mut Families<'_, '_>) -> fmt::Result {
-        let mut told: BTreeMap<(String, u8, u8), u64> = BTreeMap::new();
+        let mut reported: BTreeMap<(String, u8, u8), u64> = BTreeMap::new();
         let mut left_out = 0_u64;
         let all = &self.seen.statuses;
         let exports = all
@@ -106,14 +106,14 @@ impl Scrape {
             left_out += counts.others;
             for (status, count) in counts.each() {
                 let key = (nqn.to_owned(), status.sct().0, status.sc());
-                if told.len() < STATUS_LABELS_MAX || told.contains_key(&key) {
-                    *told.entry(key).or_default() += count;
+                if reported.len() < STATUS_LABELS_MAX || reported.contains_key(&key) {
+                    *reported.entry(key).or_default() += count;
                 } else {
                     left_out += count;
                 }
             }
         }
-        let samples: Samples = told
+        let samples: Samples = reported
             .into_iter()
             .map(|((export, sct, sc), count)| {
                 let status = Status::new(StatusCodeType(sct), sc);

@@ -4,27 +4,27 @@ use std::io::{Read, Write};
 
 /// A response.
 #[derive(Debug)]
-pub(super) struct Answer {
+pub(super) struct HttpResponse {
     pub(super) status: u16,
     pub(super) head: String,
     pub(super) body: Vec<u8>,
 }
 
 /// Sends a GET request for a path and reads the response.
-pub(super) fn get(stream: impl Read + Write, path: &str) -> Answer {
+pub(super) fn get(stream: impl Read + Write, path: &str) -> HttpResponse {
     let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n");
     ask(stream, request.as_bytes())
 }
 
 /// Sends a request and reads the response.
-pub(super) fn ask(mut stream: impl Read + Write, request: &[u8]) -> Answer {
+pub(super) fn ask(mut stream: impl Read + Write, request: &[u8]) -> HttpResponse {
     // A refusal may arrive before everything is sent.
     let _ = stream.write_all(request);
-    read_answer(&mut stream)
+    read_response(&mut stream)
 }
 
 /// Reads one response, which announces its length.
-pub(super) fn read_answer(stream: &mut impl Read) -> Answer {
+pub(super) fn read_response(stream: &mut impl Read) -> HttpResponse {
     let mut bytes = Vec::new();
     let head = loop {
         if let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") {
@@ -45,7 +45,7 @@ pub(super) fn read_answer(stream: &mut impl Read) -> Answer {
     while bytes.len() < head + length {
         more(stream, &mut bytes);
     }
-    Answer {
+    HttpResponse {
         status: status.expect("a status"),
         head: text,
         body: bytes[head..head + length].to_vec(),

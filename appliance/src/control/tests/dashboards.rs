@@ -25,8 +25,8 @@ fn named(text: &str) -> BTreeSet<&str> {
 
 /// The names of samples in a response of `/metrics`.
 fn measured(http: SocketAddr) -> BTreeSet<String> {
-    let answer = get(TcpStream::connect(http).expect("it listens"), "/metrics");
-    let text = std::str::from_utf8(&answer.body).expect("UTF-8");
+    let response = get(TcpStream::connect(http).expect("it listens"), "/metrics");
+    let text = std::str::from_utf8(&response.body).expect("UTF-8");
     let samples = text.lines().filter(|line| !line.starts_with('#'));
     samples
         .filter_map(|line| Some(line.split(['{', ' ']).next()?.to_owned()))

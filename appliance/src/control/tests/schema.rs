@@ -25,15 +25,15 @@ fn openapi_schemas_match_the_model() {
         "Trace".to_owned(),
         document["components"]["schemas"]["Trace"].clone(),
     )]);
-    let answers = SchemaSettings::draft2020_12().for_serialize();
-    add::<Status>(&mut schemas, &answers);
-    add::<History>(&mut schemas, &answers);
-    add::<Heatmap>(&mut schemas, &answers);
-    add::<Event>(&mut schemas, &answers);
-    add::<ApplyAnswer>(&mut schemas, &answers);
-    add::<ReopenAnswer>(&mut schemas, &answers);
-    add::<Refusal>(&mut schemas, &answers);
-    add::<WrongConfiguration>(&mut schemas, &answers);
+    let serializer = SchemaSettings::draft2020_12().for_serialize();
+    add::<Status>(&mut schemas, &serializer);
+    add::<History>(&mut schemas, &serializer);
+    add::<Heatmap>(&mut schemas, &serializer);
+    add::<Event>(&mut schemas, &serializer);
+    add::<ApplyAnswer>(&mut schemas, &serializer);
+    add::<ReopenAnswer>(&mut schemas, &serializer);
+    add::<Refusal>(&mut schemas, &serializer);
+    add::<WrongConfiguration>(&mut schemas, &serializer);
     let requests = SchemaSettings::draft2020_12().for_deserialize();
     add::<ApplyRequest>(&mut schemas, &requests);
     add::<ReopenRequest>(&mut schemas, &requests);

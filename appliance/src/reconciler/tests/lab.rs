@@ -93,9 +93,9 @@ pub(super) fn started(text: &str) -> Appliance {
 /// Applies a configuration completely.
 #[track_caller]
 pub(super) fn apply(appliance: &mut Appliance, text: &str) -> ApplyAnswer {
-    let answer = try_apply(appliance, text, ApplyOptions::default());
-    assert!(answer.applied, "{answer:#?}");
-    answer
+    let response = try_apply(appliance, text, ApplyOptions::default());
+    assert!(response.applied, "{response:#?}");
+    response
 }
 
 pub(super) fn try_apply(
@@ -150,8 +150,8 @@ impl Host {
     }
 
     pub(super) fn read(&mut self, nsid: u32, lba: u64) -> Result<Vec<u8>, Status> {
-        let answer = self.io.command(Sqe::read(nsid, lba, 0), &[], 512);
-        let (cqe, data) = answer.expect("an answer");
+        let response = self.io.command(Sqe::read(nsid, lba, 0), &[], 512);
+        let (cqe, data) = response.expect("an answer");
         if cqe.status().is_success() {
             Ok(data)
         } else {
@@ -273,8 +273,8 @@ pub(super) fn seen(appliance: &Appliance, hosts: &[&str]) -> BTreeMap<String, St
             }
         }
     }
-    for (what, told) in status(appliance) {
-        seen.insert(what, told);
+    for (what, reported) in status(appliance) {
+        seen.insert(what, reported);
     }
     seen
 }
@@ -318,25 +318,25 @@ fn controller(at: SocketAddr, subsystem: &str, host: &str) -> String {
     page[78..80].fill(0);
     page[516..520].fill(0);
     page[540..544].fill(0);
-    let mut told = page;
+    let mut reported = page;
     let list = identify(Cns::ACTIVE_NAMESPACE_LIST, 0);
     let numbers = list.as_chunks().0.iter().map(|it| u32::from_le_bytes(*it));
     for nsid in numbers.take_while(|nsid| *nsid != 0) {
-        told.extend(nsid.to_le_bytes());
+        reported.extend(nsid.to_le_bytes());
         let mut namespace = identify(Cns::NAMESPACE, nsid);
         // NGUID and EUI-64 (NVM 1.1 §4.1.5.1), like the descriptors, follow the content, which
         // differs in another directory.
         namespace[104..128].fill(0);
-        told.extend(namespace);
+        reported.extend(namespace);
     }
-    let used = told.iter().enumerate().filter(|(_, byte)| **byte != 0);
+    let used = reported.iter().enumerate().filter(|(_, byte)| **byte != 0);
     used.map(|(at, byte)| format!("{at}:{byte:02x} ")).collect()
 }
 
 /// The parts of the status that depend on the configuration, as JSON.
 fn status(appliance: &Appliance) -> BTreeMap<String, String> {
     let status = appliance.status();
-    let mut told = BTreeMap::new();
+    let mut reported = BTreeMap::new();
     for device in status.devices {
         let what = (
             device.device_type,
@@ -344,7 +344,7 @@ fn status(appliance: &Appliance) -> BTreeMap<String, String> {
             device.block_size,
             device.block_count,
         );
-        told.insert(format!("device {}", device.name), format!("{what:?}"));
+        reported.insert(format!("device {}", device.name), format!("{what:?}"));
     }
     for mut export in status.exports {
         export.namespaces.sort_by_key(|namespace| namespace.nsid);
@@ -353,12 +353,12 @@ fn status(appliance: &Appliance) -> BTreeMap<String, String> {
         }
         export.listeners.sort();
         let what = (export.namespaces, export.listeners);
-        told.insert(format!("export {}", export.nqn), format!("{what:?}"));
+        reported.insert(format!("export {}", export.nqn), format!("{what:?}"));
     }
     for listener in status.listeners {
-        told.insert(format!("listener {}", listener.name), listener.transport);
+        reported.insert(format!("listener {}", listener.name), listener.transport);
     }
-    told
+    reported
 }
 
 /// NGUID, EUI-64 and the descriptors of a namespace (NVM 1.1 §4.1.5.1, Base 2.1 §5.1.13.2.3).

@@ -42,8 +42,8 @@ fn requested_files_must_be_below_allowed_paths() {
         allowed.join("../secret"),
         "/dev/null".into(),
     ] {
-        let answer = try_apply(&mut appliance, &with(&path, "1MiB"), BY_REQUEST);
-        let failure_reason = answer.failure_reason().expect("a refusal");
+        let response = try_apply(&mut appliance, &with(&path, "1MiB"), BY_REQUEST);
+        let failure_reason = response.failure_reason().expect("a refusal");
         assert!(
             failure_reason.contains("nothing was changed"),
             "{failure_reason}"
@@ -55,15 +55,15 @@ fn requested_files_must_be_below_allowed_paths() {
     assert!(!directory.path().join("new").exists() && !beside.exists());
     assert_eq!(std::fs::read(&secret).expect("there"), [7; 1 << 20]);
     let inside = with(&allowed.join("vol"), "1MiB");
-    let answer = try_apply(&mut appliance, &inside, BY_REQUEST);
-    assert!(answer.applied, "{answer:#?}");
+    let response = try_apply(&mut appliance, &inside, BY_REQUEST);
+    assert!(response.applied, "{response:#?}");
     // The owner of the file may place them anywhere; a request cannot change such a file.
     let outside = with(&secret, "1MiB");
     apply(&mut appliance, &outside);
-    let answer = try_apply(&mut appliance, &with(&secret, "2MiB"), BY_REQUEST);
-    assert!(!answer.applied, "{answer:#?}");
-    let answer = try_apply(&mut appliance, &now, BY_REQUEST);
-    assert!(answer.applied, "removing is no access: {answer:#?}");
+    let response = try_apply(&mut appliance, &with(&secret, "2MiB"), BY_REQUEST);
+    assert!(!response.applied, "{response:#?}");
+    let response = try_apply(&mut appliance, &now, BY_REQUEST);
+    assert!(response.applied, "removing is no access: {response:#?}");
     assert!(appliance.stop_quietly());
 }
 
@@ -72,8 +72,8 @@ fn apply_requests_are_refused_if_disabled() {
     let now = restricted("apply = false");
     let more = now.clone() + &with_export("more", "type = \"null\"\nsize = \"1MiB\"");
     let mut appliance = started(&now);
-    let answer = try_apply(&mut appliance, &more, BY_REQUEST);
-    let failure_reason = answer.failure_reason().expect("a refusal");
+    let response = try_apply(&mut appliance, &more, BY_REQUEST);
+    let failure_reason = response.failure_reason().expect("a refusal");
     assert!(
         failure_reason.contains("`apply = false`"),
         "{failure_reason}"
@@ -83,8 +83,8 @@ fn apply_requests_are_refused_if_disabled() {
         dry_run: true,
         ..BY_REQUEST
     };
-    let answer = try_apply(&mut appliance, &more, dry_run);
-    assert!(answer.refused.is_none() && !answer.steps.is_empty());
+    let response = try_apply(&mut appliance, &more, dry_run);
+    assert!(response.refused.is_none() && !response.steps.is_empty());
     // The file with which it was started.
     apply(&mut appliance, &more);
     assert!(appliance.stop_quietly());
@@ -104,9 +104,9 @@ fn device_removal_warns_if_the_flush_fails() {
             let file = std::fs::OpenOptions::new().write(true).open(&path);
             file.expect("it is there").set_len(512).expect("shorter");
         }
-        let answer = apply(&mut appliance, &base("10s"));
-        let warnings: Vec<&String> = answer.steps.iter().flat_map(|it| &it.warning).collect();
-        assert_eq!(warnings.len(), usize::from(cut), "{answer:#?}");
+        let response = apply(&mut appliance, &base("10s"));
+        let warnings: Vec<&String> = response.steps.iter().flat_map(|it| &it.warning).collect();
+        assert_eq!(warnings.len(), usize::from(cut), "{response:#?}");
         for warning in warnings {
             assert!(warning.contains("may be lost"), "{warning}");
         }
@@ -121,8 +121,8 @@ fn shrinking_a_memory_device_is_refused() {
     let now = base("10s") + &with_export("ram", &memory("2MiB"));
     let mut appliance = started(&now);
     let smaller = base("10s") + &with_export("ram", &memory("1MiB"));
-    let answer = try_apply(&mut appliance, &smaller, ApplyOptions::default());
-    let failure_reason = answer.failure_reason().expect("a refusal");
+    let response = try_apply(&mut appliance, &smaller, ApplyOptions::default());
+    let failure_reason = response.failure_reason().expect("a refusal");
     for part in [
         "ram",
         "never made smaller",

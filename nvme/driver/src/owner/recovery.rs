@@ -190,9 +190,9 @@ impl DriveOwner {
         };
         Registers::new(&*backing).notify_shutdown();
         let limits = self.shared.identity.get().map(|identity| identity.limits);
-        let told = limits.map_or(0, |limits| u64::from(limits.shutdown_us));
+        let advertised_us = limits.map_or(0, |limits| u64::from(limits.shutdown_us));
         let deadlines = &self.shared.options.deadlines;
-        let deadline = now + Nanos::from_micros(told).max(deadlines.shutdown);
+        let deadline = now + Nanos::from_micros(advertised_us).max(deadlines.shutdown);
         self.state = State::ShuttingDown { deadline, then };
     }
 

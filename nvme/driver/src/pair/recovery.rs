@@ -361,9 +361,9 @@ impl Pair {
     }
 
     fn report(&self, kind: FaultKind, cid: u16) -> bool {
-        let told = self.own().report(self.fault(kind, cid));
+        let reported = self.own().report(self.fault(kind, cid));
         self.shared.wake_owner();
-        told
+        reported
     }
 
     /// Reports a fault that requires a reset. Overwrites a lesser fault.

@@ -264,11 +264,12 @@ impl Startup {
         opcode: AdminOpcode,
         status: Status,
     ) -> Result<(), DriveError> {
-        let answers = [Status::INVALID_NAMESPACE_OR_FORMAT, Status::INVALID_FIELD];
-        let is_answer = status.is_success() || answers.iter().any(|answer| status.is(*answer));
+        let expected = [Status::INVALID_NAMESPACE_OR_FORMAT, Status::INVALID_FIELD];
+        let is_expected =
+            status.is_success() || expected.iter().any(|status_code| status.is(*status_code));
         let known = self.shared.identity.get();
         let known = known.and_then(|identity| identity.namespace(self.found.nsids[at]));
-        if is_answer || known.is_none_or(|namespace| namespace.geometry.is_err()) {
+        if is_expected || known.is_none_or(|namespace| namespace.geometry.is_err()) {
             return Ok(());
         }
         Err(DriveError::Command { opcode, status })

@@ -191,8 +191,8 @@ fn invalid_doorbell_values_are_reported() {
         .with_numd_z(15);
     let sqe = Sqe::log_page(u32::MAX, select, 0).with_prp(host.address(&buffer), 0);
     host.push_admin(sqe);
-    let answers = [host.pop_admin().unwrap(), host.pop_admin().unwrap()];
-    let found = answers.map(|cqe| cqe.dw0.get());
+    let completions = [host.pop_admin().unwrap(), host.pop_admin().unwrap()];
+    let found = completions.map(|cqe| cqe.dw0.get());
     assert!(
         found.contains(&AsyncEvent::INVALID_DOORBELL_REGISTER.into_bits()),
         "{found:?}"

@@ -236,11 +236,11 @@ impl<'a> Peer<'a> {
         token: Token,
         shared: &'a Shared<'a>,
     ) -> Option<Self> {
-        let (wish, _) = ConnectRequest::read_from_prefix(request.private_data().as_slice())
+        let (parameters, _) = ConnectRequest::read_from_prefix(request.private_data().as_slice())
             .expect("32 bytes of private data");
-        assert_eq!(wish.recfmt.get(), 0);
-        assert_eq!(u32::from(wish.hrqsize.get()), wish.hsqsize());
-        let qid = wish.qid.get();
+        assert_eq!(parameters.recfmt.get(), 0);
+        assert_eq!(u32::from(parameters.hrqsize.get()), parameters.hsqsize());
+        let qid = parameters.qid.get();
         let misbehavior = shared.behaviour.misbehavior;
         if let (Misbehavior::Rejects(reason), 1..) = (misbehavior, qid) {
             let reject = ConnectReject::new(reason);
@@ -456,7 +456,7 @@ impl<'a> Peer<'a> {
     }
 
     /// Sends all data of a read and its response.
-    fn answer(&mut self, sqe: &Sqe, inside: &[u8], data: &[u8]) {
+    fn respond_with_data(&mut self, sqe: &Sqe, inside: &[u8], data: &[u8]) {
         let list = self.descriptors(sqe, inside);
         self.data.write(0, data);
         self.move_data(&list, true, data.len());
@@ -560,7 +560,7 @@ impl<'a> Peer<'a> {
     fn admin(&mut self, sqe: &Sqe, inside: &[u8]) {
         match sqe.admin_opcode() {
             AdminOpcode::IDENTIFY => match self.identify(sqe) {
-                Some(page) => self.answer(sqe, inside, &page),
+                Some(page) => self.respond_with_data(sqe, inside, &page),
                 None => self.fail(sqe, Status::INVALID_FIELD.with_dnr()),
             },
             AdminOpcode::GET_LOG_PAGE => {
@@ -574,7 +574,7 @@ impl<'a> Peer<'a> {
                 let request = sqe.get_log_page();
                 let start = request.lpo.get() as usize;
                 let page = log[start..start + request.length_bytes() as usize].to_vec();
-                self.answer(sqe, inside, &page);
+                self.respond_with_data(sqe, inside, &page);
             }
             AdminOpcode::KEEP_ALIVE => self.succeed(sqe),
             _ => self.fail(sqe, Status::INVALID_OPCODE.with_dnr()),
@@ -622,7 +622,7 @@ impl<'a> Peer<'a> {
             }
             IoOpcode::READ => {
                 let data = self.shared.memory.lock().expect("not poisoned")[start..end].to_vec();
-                self.answer(sqe, inside, &data);
+                self.respond_with_data(sqe, inside, &data);
             }
             IoOpcode::WRITE => {
                 if let Some((data, list)) = self.take_data(sqe, inside, end - start) {

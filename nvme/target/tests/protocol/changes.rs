@@ -297,7 +297,7 @@ fn associations_end_after_responses() {
     world.fault.release();
     world.settle();
     world.wait(far, tag).ok();
-    assert!(world.answer(1, late).is_none());
+    assert!(world.take_reply(1, late).is_none());
     assert_eq!(world.close_reasons(1), [CloseReason::Revoked]);
     world.close(far);
     world.settle();

@@ -764,11 +764,11 @@ fn disconnect_waits_for_outstanding_commands() {
     let late = world.start(io, read.with_cid(4), &[]).expect("answered");
     late.is(Status::ABORTED_SQ_DELETION);
     world.settle();
-    assert!(world.answer(0, disconnect).is_none());
+    assert!(world.take_reply(0, disconnect).is_none());
     world.fault.release();
     assert_eq!(world.wait(io, in_device).ok().len(), 512);
     assert!(
-        world.answer(0, disconnect).is_none(),
+        world.take_reply(0, disconnect).is_none(),
         "a write is still being fetched"
     );
     assert!(world.closes(0).is_empty());

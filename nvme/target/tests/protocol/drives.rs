@@ -251,7 +251,7 @@ fn drive_warning_is_reported_immediately() {
     let not_wanted = configure(&mut world, other, read_only);
     world.target.health_changed();
     world.settle();
-    assert!(world.answer(0, wanted).is_none(), "nothing has changed");
+    assert!(world.take_reply(0, wanted).is_none(), "nothing has changed");
     let warnings = HealthWarnings {
         backup: true,
         ..HealthWarnings::default()
@@ -263,7 +263,7 @@ fn drive_warning_is_reported_immediately() {
     world.target.health_changed();
     world.settle();
     assert_event(&mut world, admin, wanted, AsyncEvent::RELIABILITY);
-    assert!(world.answer(1, not_wanted).is_none());
+    assert!(world.take_reply(1, not_wanted).is_none());
     let warnings = HealthWarnings {
         read_only: true,
         ..warnings

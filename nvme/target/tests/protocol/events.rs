@@ -140,7 +140,7 @@ fn namespace_change_is_reported_once() {
     smaller.pop();
     update(&mut world, smaller);
     assert!(
-        world.answer(0, second).is_none(),
+        world.take_reply(0, second).is_none(),
         "masked until the list is read"
     );
     assert_eq!(changed(&mut world, admin, true), [1, 2, 4, 5]);
@@ -182,7 +182,7 @@ fn unrelated_changes_raise_no_namespace_event() {
         .update_namespaces(closed, Vec::new())
         .expect("right");
     world.settle();
-    assert!(world.answer(0, tag).is_none());
+    assert!(world.take_reply(0, tag).is_none());
     assert!(changed(&mut world, admin, false).is_empty());
 }
 
@@ -194,7 +194,7 @@ fn events_that_are_not_enabled_are_not_reported() {
     let tag = request(&mut world, admin);
     let usual = namespaces(&world);
     update(&mut world, usual);
-    assert!(world.answer(0, tag).is_none());
+    assert!(world.take_reply(0, tag).is_none());
     assert_eq!(changed(&mut world, admin, false), [4, 5]);
 }
 
@@ -234,7 +234,7 @@ fn internal_error_on_any_core_raises_an_event() {
         .is(Status::INTERNAL_ERROR);
     world.settle();
     assert!(
-        world.answer(0, again).is_none(),
+        world.take_reply(0, again).is_none(),
         "masked until the error log is read"
     );
     world.log(admin, LogPageId::ERROR_INFORMATION, 64);
@@ -263,13 +263,16 @@ fn health_events_are_edge_triggered() {
     let second = request(&mut world, admin);
     world.ram.set_temperature(342);
     world.advance(Nanos::from_secs(10));
-    assert!(world.answer(0, first).is_none());
+    assert!(world.take_reply(0, first).is_none());
     world.ram.set_temperature(343);
     world.advance(Nanos::from_secs(10));
     assert_event(&mut world, admin, first, AsyncEvent::TEMPERATURE_THRESHOLD);
     world.log(admin, LogPageId::SMART_HEALTH, 512);
     world.advance(Nanos::from_secs(10));
-    assert!(world.answer(0, second).is_none(), "still as hot as before");
+    assert!(
+        world.take_reply(0, second).is_none(),
+        "still as hot as before"
+    );
     world.ram.set_spare(9);
     world.advance(Nanos::from_secs(10));
     assert_event(&mut world, admin, second, AsyncEvent::SPARE_BELOW_THRESHOLD);
@@ -324,7 +327,7 @@ fn closed_connection_receives_no_events() {
     world.close(admin);
     let usual = namespaces(&world);
     update(&mut world, usual);
-    assert!(world.answer(0, tag).is_none());
+    assert!(world.take_reply(0, tag).is_none());
 }
 
 /// Base 2.1 §5.1.2.1, Discovery Log Page Change: reported to hosts whose log changed.
@@ -352,7 +355,7 @@ fn discovery_changes_are_reported_to_affected_hosts() {
         AsyncEvent::DISCOVERY_LOG_CHANGED,
     );
     assert!(
-        world.answer(1, stranger_tag).is_none(),
+        world.take_reply(1, stranger_tag).is_none(),
         "it never saw the subsystem"
     );
     world

@@ -726,7 +726,7 @@ impl World {
     #[track_caller]
     pub(crate) fn wait(&mut self, link: Link, tag: u64) -> Reply {
         for _ in 0..600 {
-            if let Some(reply) = self.answer(link.node, tag) {
+            if let Some(reply) = self.take_reply(link.node, tag) {
                 return reply;
             }
             self.poll();
@@ -737,11 +737,11 @@ impl World {
     /// The response to a started command, which must be available without another turn.
     #[track_caller]
     pub(crate) fn gathered(&mut self, link: Link, tag: u64) -> Reply {
-        self.answer(link.node, tag).expect("answered")
+        self.take_reply(link.node, tag).expect("answered")
     }
 
     /// The response to a started command, if it is available.
-    pub(crate) fn answer(&mut self, node: usize, tag: u64) -> Option<Reply> {
+    pub(crate) fn take_reply(&mut self, node: usize, tag: u64) -> Option<Reply> {
         self.gather(node);
         let done = &mut self.nodes[node].done;
         let index = done.iter().position(|done| done.tag == tag)?;

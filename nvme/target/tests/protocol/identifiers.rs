@@ -31,7 +31,7 @@ fn io_commands_with_one_identifier_both_execute() {
         reply.ok();
     }
     world.settle();
-    assert!(world.answer(0, first).is_none() && world.answer(0, second).is_none());
+    assert!(world.take_reply(0, first).is_none() && world.take_reply(0, second).is_none());
     assert_eq!(world.read_blocks(io, RAM, 0, 1), [0xA1; 512]);
     assert_eq!(world.read_blocks(io, RAM, 8, 2), [0xB2; 1024]);
     assert_eq!(world.leases(), 0);
@@ -49,7 +49,7 @@ fn refusal_does_not_complete_another_command_with_its_cid() {
     let refused = refused.expect("an answer at once");
     refused.is(Status::INVALID_OPCODE.with_dnr());
     world.settle();
-    assert!(world.answer(0, waiting).is_none());
+    assert!(world.take_reply(0, waiting).is_none());
     world.fault.arm(HOLD, false);
     world.fault.release();
     assert_eq!(world.wait(io, waiting).ok(), [0; 512]);
@@ -94,7 +94,7 @@ fn event_requests_outlast_commands_with_the_same_identifier() {
         .expect("an answer at once");
     assert_eq!(page.ok().len(), 4096);
     world.settle();
-    assert!(world.answer(0, first).is_none() && world.answer(0, second).is_none());
+    assert!(world.take_reply(0, first).is_none() && world.take_reply(0, second).is_none());
     for tag in [first, second] {
         let aborted = world.command(admin, Sqe::abort_command(0, CID));
         assert!(!AbortResult::from_bits(aborted.dw0()).not_aborted());

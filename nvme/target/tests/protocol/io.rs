@@ -676,7 +676,7 @@ fn closed_queue_releases_its_requests() {
     world.fault.release();
     world.settle();
     assert_eq!((world.leases(), world.nodes[0].core.in_flight()), (0, 0));
-    assert!(world.answer(0, held).is_none() && world.answer(0, parked).is_none());
+    assert!(world.take_reply(0, held).is_none() && world.take_reply(0, parked).is_none());
     world.fault.arm(LATER, false);
     let io = world.connect(0, &again);
     let data = world.read_blocks(io, RAM, 0, 1);
@@ -695,7 +695,7 @@ fn closed_queue_receives_no_completions() {
     world.settle();
     assert!(world.nodes[0].core.has_ready());
     world.close(io);
-    assert!(world.answer(0, tag).is_none());
+    assert!(world.take_reply(0, tag).is_none());
     let stale = world.command(io, Sqe::flush(RAM));
     stale.is(Status::ABORTED_SQ_DELETION);
     world.close(io);

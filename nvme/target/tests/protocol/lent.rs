@@ -45,7 +45,7 @@ fn borrowed_read_completes_before_a_following_disconnect() {
     let disconnect = world
         .start(io, Sqe::disconnect_queue().with_cid(2), &[])
         .expect_err("held");
-    assert!(world.answer(0, disconnect).is_none());
+    assert!(world.take_reply(0, disconnect).is_none());
     assert!(world.execute(io, 77, work, &[]).is_none());
     assert_eq!(world.wait(io, 77).ok().len(), 512);
     world.wait(io, disconnect).ok();

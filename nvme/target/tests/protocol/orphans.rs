@@ -203,7 +203,7 @@ fn writes_on_another_path_wait_for_orphans() {
     let zeroes = Sqe::write_zeroes_range(PLAIN, 0, WriteZeroesControl::new()).with_cid(3);
     let zeroes = world.start(second, zeroes, &[]).expect_err("held back");
     world.settle();
-    assert!(world.answer(1, newer).is_none() && world.answer(1, zeroes).is_none());
+    assert!(world.take_reply(1, newer).is_none() && world.take_reply(1, zeroes).is_none());
     assert_eq!(world.read_blocks(second, RAM, 8, 1), [9; 512]);
     assert_eq!(world.read_blocks(second, PLAIN, 0, 1), [0; 512]);
     world.command(second, Sqe::flush(RAM)).ok();
@@ -246,7 +246,10 @@ fn write_data_received_after_the_fence_is_held_back() {
     assert!(!core.place_directly(second.queue, &mut work, 512, &mut |_| panic!("filled")));
     assert!(world.execute(second, 900, work, &[2; 512]).is_none());
     world.settle();
-    assert!(world.answer(1, 900).is_none(), "the queue is still there");
+    assert!(
+        world.take_reply(1, 900).is_none(),
+        "the queue is still there"
+    );
     world.close(first);
     world.fault.release();
     world.settle();
@@ -269,7 +272,7 @@ fn resets_and_lost_connections_fence_the_other_path() {
         }
         let newer = begin_write(&mut world, second, RAM, 2);
         world.settle();
-        assert!(world.answer(1, newer).is_none(), "reset: {reset}");
+        assert!(world.take_reply(1, newer).is_none(), "reset: {reset}");
         if reset {
             world.close(first);
         }

@@ -230,7 +230,7 @@ impl Run {
             let cqe = self.world.nodes[link.node]
                 .core
                 .reject(link.queue, work, status);
-            self.answered(tag, cqe.cid.get());
+            self.command_completed(tag, cqe.cid.get());
             return;
         }
         // Ranges of one block, for Dataset Management.
@@ -243,11 +243,11 @@ impl Run {
             .take(work.bytes() as usize);
         let data: Vec<u8> = data.collect();
         if let Some(reply) = self.world.execute(link, tag, work, &data) {
-            self.answered(tag, reply.cqe.cid.get());
+            self.command_completed(tag, reply.cqe.cid.get());
         }
     }
 
-    fn answered(&mut self, tag: u64, cid: u16) {
+    fn command_completed(&mut self, tag: u64, cid: u16) {
         let waiting = self
             .waiting
             .remove(&tag)
@@ -271,7 +271,7 @@ impl Run {
                 assert_eq!(data, done.bytes as usize);
                 let success = done.response.status().is_success();
                 assert!(success || done.data.is_none());
-                self.answered(done.tag, done.response.cid.get());
+                self.command_completed(done.tag, done.response.cid.get());
             }
             for close in self.world.closes(node) {
                 let found = self

@@ -124,7 +124,7 @@ fn stale_completion_does_not_complete_a_deferred_request() {
         .start(io, write.with_cid(1), &[1; 512])
         .expect_err("put off");
     world.settle();
-    assert!(world.answer(0, tag).is_none());
+    assert!(world.take_reply(0, tag).is_none());
     assert_eq!((world.leases(), world.nodes[0].core.in_flight()), (1, 1));
     assert!(world.nodes[0].core.counters().stale_completions.get() > 0);
     world.close(io);

@@ -55,7 +55,7 @@ fn write(world: &mut World, io: Link, commands: &Commands) {
     if begun {
         until(|| {
             world.poll();
-            world.answer(0, tag).is_some()
+            world.take_reply(0, tag).is_some()
         });
     }
     commands.busy.fetch_sub(1, Ordering::SeqCst);

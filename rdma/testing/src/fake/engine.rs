@@ -269,12 +269,12 @@ impl State {
         else {
             return Outcome::NoResponse;
         };
-        let answers = matches!(
+        let is_responder = matches!(
             peer.state,
             QueuePairState::ReadyToReceive | QueuePairState::ReadyToSend
         );
         if is_partitioned
-            || !answers
+            || !is_responder
             || !self.device_works(device)
             || !self.device_works(peer.device)
         {
@@ -470,7 +470,7 @@ impl State {
         let operation = entry.action.operation();
         let (machine, queue) = (queue_pair.machine, queue_pair.send_completions);
         let success = status == CompletionStatus::SUCCESS;
-        let told = (entry.signalled || !success).then(|| Entry {
+        let completion_entry = (entry.signalled || !success).then(|| Entry {
             completion: WorkCompletion {
                 wr_id: entry.wr_id,
                 status,
@@ -493,8 +493,8 @@ impl State {
             counters.bytes += u64::from(bytes);
         }
         self.count_failure(machine, operation, status);
-        if let Some(told) = told {
-            self.push_completion(queue, told, !success);
+        if let Some(completion_entry) = completion_entry {
+            self.push_completion(queue, completion_entry, !success);
         }
     }
 

@@ -570,13 +570,13 @@ impl State {
     }
 
     pub(super) fn reject(&mut self, id: Key, private_data: &[u8]) -> Result<(), Error> {
-        let answer = padded(private_data, REJECT_PRIVATE_DATA_MAX);
+        let reply = padded(private_data, REJECT_PRIVATE_DATA_MAX);
         let state = self.id_at(id, &[Stage::Requested])?;
         state.stage = Stage::Closed;
         let partner = state.partner.take();
         let event = ConnectionEvent::Rejected {
             reason: RejectReason::BY_CONSUMER,
-            private_data: match &answer {
+            private_data: match &reply {
                 Ok(data) => *data,
                 Err(_) => padded(&[], REJECT_PRIVATE_DATA_MAX)?,
             },
@@ -586,7 +586,7 @@ impl State {
         {
             self.send_event(active, event);
         }
-        answer.map(|_| ())
+        reply.map(|_| ())
     }
 
     pub(super) fn disconnect(&mut self, id: Key) {

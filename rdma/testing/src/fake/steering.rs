@@ -129,11 +129,11 @@ impl State {
             ReceiveSource::Own => Some(&peer.receives),
             ReceiveSource::Shared(key) => self.shared_receives.get(key).map(|one| &one.receives),
         };
-        let answers = matches!(
+        let is_responder = matches!(
             peer.state,
             QueuePairState::ReadyToReceive | QueuePairState::ReadyToSend
         );
-        let works = answers && self.device_works(peer.device);
+        let works = is_responder && self.device_works(peer.device);
         let none = receives.is_some_and(|receives| receives.posted.is_empty());
         works && none && queue_pair.rnr_retries == RNR_RETRY_FOREVER
     }

@@ -341,16 +341,16 @@ fn memory_device_grows_with_open_queues() {
     // The old end lies within a unit, and within a block of a request across it.
     let device = device((1 << 20) - 512, 512);
     let edge = (1 << 20) / 512 - 1;
-    let (mut told, mut untold) = (Bench::new(&device), Bench::new(&device));
-    told.submit(WRITE, edge - 1, 1, Some(3));
-    assert_eq!(told.poll().len(), 1);
-    let held = told.borrow_read(edge - 1);
+    let (mut notified, mut not_notified) = (Bench::new(&device), Bench::new(&device));
+    notified.submit(WRITE, edge - 1, 1, Some(3));
+    assert_eq!(notified.poll().len(), 1);
+    let held = notified.borrow_read(edge - 1);
     for more in [512, 1 << 20] {
         let size_bytes = device.geometry().bytes() + more;
         grow(&device, size_bytes);
         assert_eq!(device.geometry().bytes(), size_bytes);
     }
-    told.queue.device_grew();
+    notified.queue.device_grew();
     assert_eq!(*held, [3; 512]);
     drop(held);
     let request = |lba| Request {
@@ -360,36 +360,36 @@ fn memory_device_grows_with_open_queues() {
         blocks: 1,
         data: None,
     };
-    let refused = untold.queue.submit(request(edge));
+    let refused = not_notified.queue.submit(request(edge));
     let Err(Refusal::Never(_, DeviceError::OutOfRange)) = refused else {
         panic!("{refused:?}");
     };
-    assert!(untold.queue.borrow_read(edge, 1).is_none());
+    assert!(not_notified.queue.borrow_read(edge, 1).is_none());
     // Three stores: the first, one of a single block, and the rest.
     for lba in [edge, edge + 1, edge + 100] {
-        assert_eq!(*told.borrow_read(lba), [0; 512], "{lba}");
+        assert_eq!(*notified.borrow_read(lba), [0; 512], "{lba}");
     }
-    told.submit(WRITE, edge - 2, 5, Some(8));
-    assert_eq!(told.poll().len(), 1);
+    notified.submit(WRITE, edge - 2, 5, Some(8));
+    assert_eq!(notified.poll().len(), 1);
     assert!(
-        told.queue.borrow_read(edge - 1, 3).is_none(),
+        notified.queue.borrow_read(edge - 1, 3).is_none(),
         "not in one piece"
     );
-    told.submit(Operation::Read, edge - 2, 5, Some(0));
-    let read = told.poll().pop().expect("at once");
+    notified.submit(Operation::Read, edge - 2, 5, Some(0));
+    let read = notified.poll().pop().expect("at once");
     assert!(matches!(read.data, Some(Data::Lease(_))));
     assert_eq!(read.data.as_deref(), Some(&[8; 5 * 512][..]));
     drop(read);
     for (byte, result) in [(8, Ok(())), (9, Err(DeviceError::CompareMismatch))] {
-        told.submit(Operation::Compare, edge - 2, 5, Some(byte));
-        assert_eq!(told.poll().pop().expect("at once").result, result);
+        notified.submit(Operation::Compare, edge - 2, 5, Some(byte));
+        assert_eq!(notified.poll().pop().expect("at once").result, result);
     }
-    let held = told.borrow_read(edge);
-    told.submit(Operation::Deallocate, edge - 2, 5, None);
-    assert_eq!(told.poll().len(), 0, "a piece of it is borrowed");
+    let held = notified.borrow_read(edge);
+    notified.submit(Operation::Deallocate, edge - 2, 5, None);
+    assert_eq!(notified.poll().len(), 0, "a piece of it is borrowed");
     drop(held);
-    assert_eq!(told.poll().len(), 1);
-    assert!((edge - 2..edge + 3).all(|lba| *told.borrow_read(lba) == [0; 512]));
+    assert_eq!(notified.poll().len(), 1);
+    assert!((edge - 2..edge + 3).all(|lba| *notified.borrow_read(lba) == [0; 512]));
 }
 
 /// Other queues see an inline write at the latest after the turn.

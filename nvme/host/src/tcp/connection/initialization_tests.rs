@@ -75,8 +75,8 @@ fn both_sides_negotiate_the_requested_parameters() {
 
 #[test]
 fn requested_digests_are_required() {
-    let answer = IcResp::new(0, DigestFlags::new().with_header(true), 131_072);
-    let (result, _) = initialize_with(both(), answer.as_bytes());
+    let response = IcResp::new(0, DigestFlags::new().with_header(true), 131_072);
+    let (result, _) = initialize_with(both(), response.as_bytes());
     assert!(
         matches!(result, Err(HostError::DigestUnsupported("data"))),
         "{result:?}"
@@ -88,13 +88,13 @@ fn responses_out_of_range_are_refused_with_the_field() {
     let none = DigestFlags::new();
     let mut version = IcResp::new(0, none, 8192);
     version.pfv = U16::new(1);
-    for (answer, field) in [
+    for (response, field) in [
         (version, offset::PFV),
         (IcResp::new(32, none, 8192), offset::PDA),
         (IcResp::new(0, both(), 8192), offset::DGST),
         (IcResp::new(0, none, 4095), offset::LIMIT),
     ] {
-        let (result, stream) = initialize_with(none, answer.as_bytes());
+        let (result, stream) = initialize_with(none, response.as_bytes());
         let Err(HostError::Protocol(fault)) = result else {
             panic!("{result:?}")
         };
@@ -104,7 +104,7 @@ fn responses_out_of_range_are_refused_with_the_field() {
             .0;
         assert_eq!(request.fatal_error(), FatalError::UNSUPPORTED_PARAMETER);
         assert_eq!(request.fei.get(), field);
-        assert_eq!(&stream.sent[128 + 24..], answer.as_bytes());
+        assert_eq!(&stream.sent[128 + 24..], response.as_bytes());
     }
 }
 
@@ -143,9 +143,9 @@ proptest! {
         bytes in proptest::collection::vec(any::<u8>(), 0..300),
         correct_bytes in 0..128_usize,
     ) {
-        let mut answer = IcResp::new(0, both(), 8192).as_bytes().to_vec();
-        answer.truncate(correct_bytes);
-        answer.extend(bytes);
-        let _ = initialize_with(both(), &answer);
+        let mut response = IcResp::new(0, both(), 8192).as_bytes().to_vec();
+        response.truncate(correct_bytes);
+        response.extend(bytes);
+        let _ = initialize_with(both(), &response);
     }
 }

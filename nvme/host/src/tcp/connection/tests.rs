@@ -194,12 +194,12 @@ fn many_small_responses_in_one_receive_complete() {
     let cids: Vec<u16> = (0..8)
         .map(|token| read(&mut connection, 512, token))
         .collect();
-    let answers: Vec<u8> = cids
+    let data_pdus: Vec<u8> = cids
         .iter()
         .rev()
         .flat_map(|&cid| data_pdu(cid, 0, &bytes_of(512), C2hEnd::Success, PLAIN))
         .collect();
-    arrive(&mut connection, &answers);
+    arrive(&mut connection, &data_pdus);
     let done = poll(&mut connection).expect("fine");
     let tokens: Vec<u64> = done.iter().map(|completion| completion.token).collect();
     assert_eq!(tokens, (0..8).rev().collect::<Vec<_>>());
@@ -216,10 +216,10 @@ fn excess_completions_are_returned_by_the_next_poll() {
     let mut connection = connection_of(PLAIN, COMPLETIONS_MAX + 5, 1 << 20);
     for token in 0..COMPLETIONS_MAX as u64 + 5 {
         let cid = read(&mut connection, 512, token);
-        let answer = data_pdu(cid, 0, &bytes_of(512), C2hEnd::Success, PLAIN);
+        let data_pdu_bytes = data_pdu(cid, 0, &bytes_of(512), C2hEnd::Success, PLAIN);
         match connection.stream.chunks.back_mut() {
-            Some(chunk) => chunk.extend(answer),
-            None => arrive(&mut connection, &answer),
+            Some(chunk) => chunk.extend(data_pdu_bytes),
+            None => arrive(&mut connection, &data_pdu_bytes),
         }
     }
     let mut first = Completions::new();

@@ -25,8 +25,8 @@ fn work_is_counted_per_machine() {
         // A target's part of one read: the data and the response in one post.
         let write = SendOperation::Write(client.memory.remote(4096));
         server.queue(2, write, (0, 4096), false);
-        let answer = [7; 16];
-        let send = SendRequest::new(3, SendOperation::Send, Payload::Inline(&answer));
+        let response = [7; 16];
+        let send = SendRequest::new(3, SendOperation::Send, Payload::Inline(&response));
         server.queue_pair.queue_send(&send).expect("queued");
         server.queue_pair.flush().expect("posted");
         harness.expect_success(client, 1);
