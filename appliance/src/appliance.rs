@@ -218,9 +218,9 @@ impl Appliance {
     }
 
     /// Checks the devices once, and notifies hosts of changes.
-    pub(crate) fn look(&mut self, now: Instant) {
-        self.drives.look(now);
-        self.reconciler.look();
+    pub(crate) fn poll(&mut self, now: Instant) {
+        self.drives.poll(now);
+        self.reconciler.poll();
     }
 
     /// Reports readiness, and serves until the process receives a request to end or a reactor has
@@ -241,7 +241,7 @@ impl Appliance {
                 Some(Request::Apply(order)) => self.carry_out(order, &mut watchdog_loop),
                 None => {}
             }
-            self.look(Instant::now());
+            self.poll(Instant::now());
             if !watchdog_loop.run_once(&self.reactors) {
                 return Ok(());
             }
@@ -266,7 +266,7 @@ impl Appliance {
             options,
             &mut RealTime(|now| {
                 if watchdog_loop.is_due(now) {
-                    drives.look(now);
+                    drives.poll(now);
                     // The service loop detects a stopped reactor again afterwards.
                     let _ = watchdog_loop.run_once(reactors);
                 }

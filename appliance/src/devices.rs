@@ -374,7 +374,7 @@ impl Opened {
 
     /// Whether there are no other references to the device and no borrows of its memory.
     pub(crate) fn is_unreferenced(&self) -> bool {
-        let (own, kept) = match &self.kind {
+        let (own, references) = match &self.kind {
             // `self` has two references to the memory device. Each store, the first included, has
             // one reference in `self` and one in the device.
             Kind::Memory(memory) => {
@@ -387,7 +387,10 @@ impl Opened {
             Kind::Null(null) => (Arc::strong_count(null) == 2, 0),
             Kind::Drive | Kind::Other(_) => (Arc::strong_count(&self.device) == 1, 0),
         };
-        own && self.stores.iter().all(|it| Arc::strong_count(it) <= kept)
+        own && self
+            .stores
+            .iter()
+            .all(|it| Arc::strong_count(it) <= references)
     }
 
     /// Whether it can be reopened unchanged: closing a memory device loses its content, and drives

@@ -144,7 +144,7 @@ pub(crate) fn doctor(arguments: &DoctorArguments) -> Result<ExitCode, Failure> {
     let (config, problems) = configuration(file.as_deref())?;
     let mut report = examine(&machine, &config, file.as_deref(), problems);
     if arguments.root == Path::new("/") {
-        report.add(running::look(&config));
+        report.add(running::check(&config));
     }
     if arguments.json {
         print(&(serde_json::to_string_pretty(&report)? + "\n"));
@@ -211,14 +211,14 @@ fn examine(
         );
         Finding::slow("configuration", notice.to_string(), fix)
     }));
-    findings.extend(memory::look(config, &needs));
-    findings.extend(pages::look(machine, config, &cores));
-    findings.extend(limits::look(machine, config));
-    findings.extend(cores::look(machine, config));
-    findings.extend(kernel::look(machine, config));
-    findings.extend(drives::look(machine, config, &cores));
-    findings.extend(network::look(machine, config, &cores));
-    findings.extend(files::look(machine, config));
+    findings.extend(memory::check(config, &needs));
+    findings.extend(pages::check(machine, config, &cores));
+    findings.extend(limits::check(machine, config));
+    findings.extend(cores::check(machine, config));
+    findings.extend(kernel::check(machine, config));
+    findings.extend(drives::check(machine, config, &cores));
+    findings.extend(network::check(machine, config, &cores));
+    findings.extend(files::check(machine, config));
     let verdicts = findings.iter().map(|finding| finding.verdict);
     Report {
         config: file.map(|file| file.display().to_string()),

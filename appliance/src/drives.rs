@@ -70,7 +70,7 @@ pub(crate) struct UnbindArguments {
 
 /// Prints every NVMe function with its driver, its users and the obstacles to exporting it.
 pub(crate) fn devices(arguments: &DevicesArguments) -> Result<ExitCode, Failure> {
-    let drives = listing::look(&arguments.root.system());
+    let drives = listing::list(&arguments.root.system());
     let text = if arguments.json {
         listing::json(&drives)?
     } else {

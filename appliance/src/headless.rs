@@ -209,8 +209,8 @@ impl Control {
     }
 
     /// Notifies hosts of changes of the devices, as the control thread does in every iteration.
-    pub fn look(&mut self) {
-        self.0.look();
+    pub fn poll(&mut self) {
+        self.0.poll();
     }
 
     /// The running configuration.

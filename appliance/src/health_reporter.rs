@@ -29,7 +29,7 @@ impl HealthReporter {
 
     /// Compares the devices with their last reported state, and reports the differences. The caller
     /// that adds a device reports it.
-    pub(crate) fn look(&mut self, devices: &Devices, target: &Target) {
+    pub(crate) fn poll(&mut self, devices: &Devices, target: &Target) {
         let mut changed = false;
         let mut seen = BTreeMap::new();
         for (name, device) in devices.all() {

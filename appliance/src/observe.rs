@@ -39,7 +39,7 @@ pub(crate) const STEP: Duration = Duration::from_secs(1);
 const FRESH_FOR: Duration = Duration::from_millis(100);
 /// Number of samples for which latencies are kept: the status has the latencies of this many
 /// seconds.
-const LATENCY_LOOKS: usize = 5;
+const LATENCY_SAMPLES: usize = 5;
 
 /// All observations. For the control thread.
 pub(crate) struct Observatory {
@@ -62,7 +62,7 @@ impl Observatory {
             changes: Changes::new(&first),
             recorder: Recorder::new(first.at),
             heatmaps: Heatmaps::new(),
-            before: VecDeque::with_capacity(LATENCY_LOOKS),
+            before: VecDeque::with_capacity(LATENCY_SAMPLES),
             recorded: Arc::clone(&first),
             latest: first,
             sources,
@@ -78,19 +78,19 @@ impl Observatory {
         let step = self.recorder.record(before, after);
         let (then, now) = (&before.latency, &after.latency);
         self.heatmaps.record(step, after.unix_ms, then, now);
-        if self.before.len() == LATENCY_LOOKS {
+        if self.before.len() == LATENCY_SAMPLES {
             self.before.pop_front();
         }
         self.before.push_back(LatencyBefore {
             at: after.at,
             latency: Arc::clone(&after.latency),
         });
-        self.changes.look(&self.latest, &self.events);
+        self.changes.compare(&self.latest, &self.events);
         self.recorded = Arc::clone(&self.latest);
     }
 
     /// The current observation, at most [`FRESH_FOR`] old.
-    pub(crate) fn look(&mut self) -> Arc<Observation> {
+    pub(crate) fn observe(&mut self) -> Arc<Observation> {
         if Instant::now().duration_since(self.latest.at) > FRESH_FOR {
             self.latest = self.take();
         }

@@ -110,8 +110,8 @@ impl Reconciler {
     }
 
     /// Reports changes of the devices since the last call to hosts and to the log.
-    pub(crate) fn look(&mut self) {
-        self.health_reporter.look(&self.devices, &self.target);
+    pub(crate) fn poll(&mut self) {
+        self.health_reporter.poll(&self.devices, &self.target);
         if let Err(error) = self.serve() {
             // The next call finds the same error again.
             tracing::error!(%error, "what is served could not be changed");

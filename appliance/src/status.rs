@@ -76,7 +76,7 @@ fn ask(arguments: &StatusArguments) -> Result<(String, Status), ClientError> {
         let json = json.map_err(|cause| ClientError::Request { cause })?;
         return Ok((json + "\n", status));
     }
-    let look = if arguments.since_start {
+    let delta = if arguments.since_start {
         StatusDelta::new(None, status)
     } else {
         std::thread::sleep(LOOK);
@@ -84,12 +84,12 @@ fn ask(arguments: &StatusArguments) -> Result<(String, Status), ClientError> {
     };
     let mut text = String::new();
     // Writing to a String cannot fail.
-    let _ = write(&mut text, &look);
-    Ok((text, look.now))
+    let _ = write(&mut text, &delta);
+    Ok((text, delta.now))
 }
 
-fn write(out: &mut String, look: &StatusDelta) -> fmt::Result {
-    let appliance = &look.now.appliance;
+fn write(out: &mut String, delta: &StatusDelta) -> fmt::Result {
+    let appliance = &delta.now.appliance;
     writeln!(
         out,
         "{} is {}: windlass {}, process {}, up {}, started in {} ms",
@@ -109,7 +109,7 @@ fn write(out: &mut String, look: &StatusDelta) -> fmt::Result {
         "configuration: {}",
         file.unwrap_or("the embedded default")
     )?;
-    let memory = &look.now.memory;
+    let memory = &delta.now.memory;
     writeln!(
         out,
         "memory: {} in pages of {}",
@@ -119,19 +119,19 @@ fn write(out: &mut String, look: &StatusDelta) -> fmt::Result {
     writeln!(
         out,
         "over {:.1} s: {}",
-        look.seconds(),
-        views::throughput_line(look)
+        delta.seconds(),
+        views::throughput_line(delta)
     )?;
 
-    writeln!(out, "latency: {}", views::latency_line(look))?;
+    writeln!(out, "latency: {}", views::latency_line(delta))?;
     for table in [
-        views::exports(look),
-        views::listeners(look),
-        views::devices(look),
-        views::hosts(look),
-        views::reactors(look),
-        views::pools(look),
-        views::errors(look),
+        views::exports(delta),
+        views::listeners(delta),
+        views::devices(delta),
+        views::hosts(delta),
+        views::reactors(delta),
+        views::pools(delta),
+        views::errors(delta),
     ] {
         write_table(out, &table)?;
     }
@@ -139,7 +139,7 @@ fn write(out: &mut String, look: &StatusDelta) -> fmt::Result {
     for notice in &memory.notices {
         writeln!(out, "notice: memory: {notice}")?;
     }
-    let active_problems = views::active_problems(&look.now);
+    let active_problems = views::active_problems(&delta.now);
     for problem in &active_problems {
         writeln!(out, "problem: {problem}")?;
     }

@@ -86,7 +86,7 @@ fn write_check(out: &mut String, file: &Path, config: &Config) -> fmt::Result {
         config.appliance.pages.word(),
         config.appliance.idle.word(),
     )?;
-    let drives = look_at_drives(config);
+    let drives = check_drives(config);
     let in_the_way = |device: &Device| {
         let index = config.devices.iter().position(|it| it.name == device.name);
         let mut left_out = drives.iter().filter(|(_, problem)| problem.is_some());
@@ -114,20 +114,20 @@ fn write_check(out: &mut String, file: &Path, config: &Config) -> fmt::Result {
 }
 
 /// A drive of the configuration, with its obstacle.
-type Looked = (Wanted, Option<vfio::Problem>);
+type CheckedDrive = (Wanted, Option<vfio::Problem>);
 
 /// Checks the drives of `config` without changing them.
-fn look_at_drives(config: &Config) -> Vec<Looked> {
+fn check_drives(config: &Config) -> Vec<CheckedDrive> {
     let system = vfio::System::default();
     let arena_bytes = config.appliance.memory.bytes();
-    let look = |wanted: Wanted| {
+    let check = |wanted: Wanted| {
         let problem = vfio::diagnose(&system, wanted.address, arena_bytes).err();
         (wanted, problem)
     };
-    nvme::wanted(config).into_iter().map(look).collect()
+    nvme::wanted(config).into_iter().map(check).collect()
 }
 
-fn write_drives(out: &mut String, drives: &[Looked]) -> fmt::Result {
+fn write_drives(out: &mut String, drives: &[CheckedDrive]) -> fmt::Result {
     for (wanted, problem) in drives {
         let (address, names) = (wanted.address, &wanted.names);
         match problem {

@@ -92,12 +92,12 @@ pub(crate) fn top(arguments: &TopArguments) -> Result<ExitCode, Failure> {
         sort_by(&mut screen, heading, arguments.reverse)?;
     }
     if arguments.batch || arguments.once {
-        let looks = match arguments.once {
+        let samples = match arguments.once {
             true => Some(1),
             false => arguments.iterations,
         };
         let client = Client::find(&arguments.socket)?;
-        return run_batch(&client, screen, looks);
+        return run_batch(&client, screen, samples);
     }
     let is_dumb = std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb");
     if is_dumb || !io::stdout().is_terminal() {
@@ -132,16 +132,20 @@ fn sort_by(screen: &mut Screen, heading: &str, is_reversed: bool) -> Result<(), 
     Ok(())
 }
 
-/// Prints `looks` samples, or samples until the output is closed.
-fn run_batch(client: &Client, mut screen: Screen, looks: Option<u64>) -> Result<ExitCode, Failure> {
+/// Prints `samples` samples, or samples until the output is closed.
+fn run_batch(
+    client: &Client,
+    mut screen: Screen,
+    samples: Option<u64>,
+) -> Result<ExitCode, Failure> {
     // Rates need an earlier sample.
     screen.take(Sample::take(client)?);
     let mut seen = 0;
-    while looks.is_none_or(|looks| seen < looks) {
+    while samples.is_none_or(|samples| seen < samples) {
         std::thread::sleep(screen.delay());
         screen.take(Sample::take(client)?);
         let mut text = draw::text(&screen);
-        if looks != Some(1) {
+        if samples != Some(1) {
             text.push('\n');
         }
         print(&text);
@@ -166,7 +170,7 @@ fn on_terminal(
             if let Event::Key(key) = event::read()? {
                 match screen.key(key) {
                     Action::None => {}
-                    Action::Look => sampler.look_now(),
+                    Action::Sample => sampler.sample_now(),
                     Action::Delay => sampler.set_delay(screen.delay()),
                     Action::Quit => break,
                 }

@@ -278,7 +278,7 @@ struct ModelEntry {
     used: u64,
     held: usize,
     /// Still in the cache.
-    kept: bool,
+    cached: bool,
 }
 
 /// The cap and the number of entries of the tests below, in pages.
@@ -290,29 +290,29 @@ impl Model {
         self.entries.iter().map(|one| one.end - one.start).sum()
     }
 
-    fn kept(&self) -> usize {
-        self.entries.iter().filter(|one| one.kept).count()
+    fn cached(&self) -> usize {
+        self.entries.iter().filter(|one| one.cached).count()
     }
 
     fn sweep(&mut self) {
-        self.entries.retain(|one| one.kept || one.held > 0);
+        self.entries.retain(|one| one.cached || one.held > 0);
     }
 
     fn room(&mut self, pages: usize) -> bool {
         loop {
             self.sweep();
-            if self.kept() < ENTRIES && self.pinned() + pages <= CAP {
+            if self.cached() < ENTRIES && self.pinned() + pages <= CAP {
                 return true;
             }
             let idle = self.entries.iter_mut();
-            let idle = idle.filter(|one| one.kept && one.held == 0);
+            let idle = idle.filter(|one| one.cached && one.held == 0);
             let Some(oldest) = idle.min_by_key(|one| one.used) else {
                 return false;
             };
             if pages > CAP {
                 return false;
             }
-            oldest.kept = false;
+            oldest.cached = false;
             self.counters.evictions += 1;
         }
     }
@@ -321,28 +321,28 @@ impl Model {
     fn acquire(&mut self, start: usize, end: usize) -> Option<u64> {
         self.clock += 1;
         let clock = self.clock;
-        let hit =
-            (self.entries.iter_mut()).find(|one| one.kept && one.start <= start && one.end >= end);
+        let hit = (self.entries.iter_mut())
+            .find(|one| one.cached && one.start <= start && one.end >= end);
         if let Some(hit) = hit {
             self.counters.hits += 1;
             (hit.used, hit.held) = (clock, hit.held + 1);
             return Some(hit.name);
         }
         self.counters.misses += 1;
-        let (mut low, mut high, mut gone) = (start, end, 0);
+        let (mut low, mut high, mut replaced) = (start, end, 0);
         for one in &mut self.entries {
-            if one.kept && one.start < end && one.end > start {
+            if one.cached && one.start < end && one.end > start {
                 low = low.min(one.start);
                 high = high.max(one.end);
-                one.kept = false;
-                gone += 1;
+                one.cached = false;
+                replaced += 1;
             }
         }
-        let merged = gone > 0 && high - low <= CAP && self.room(high - low);
+        let merged = replaced > 0 && high - low <= CAP && self.room(high - low);
         if merged {
-            self.counters.merges += gone;
+            self.counters.merges += replaced;
         } else {
-            self.counters.evictions += gone;
+            self.counters.evictions += replaced;
             (low, high) = (start, end);
             if !self.room(high - low) {
                 self.sweep();
@@ -357,7 +357,7 @@ impl Model {
             end: high,
             used: clock,
             held: 1,
-            kept: true,
+            cached: true,
         });
         Some(self.next)
     }
@@ -371,8 +371,8 @@ impl Model {
     fn invalidate(&mut self, start: usize, end: usize) -> usize {
         let mut count = 0;
         for one in &mut self.entries {
-            if one.kept && one.start < end && one.end > start {
-                one.kept = false;
+            if one.cached && one.start < end && one.end > start {
+                one.cached = false;
                 count += 1;
             }
         }
@@ -446,7 +446,7 @@ proptest! {
                 }
             }
             let expected = CacheCounters {
-                entries: model.kept(),
+                entries: model.cached(),
                 pinned_bytes: model.pinned() * PAGE,
                 ..model.counters
             };

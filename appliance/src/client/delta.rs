@@ -108,7 +108,7 @@ mod tests {
     }
 
     /// An interval of two seconds in which the first device's reads change from `then` to `now`.
-    fn look(then: u64, now: u64) -> StatusDelta {
+    fn delta_of(then: u64, now: u64) -> StatusDelta {
         let (mut before, mut after) = (status(), status());
         before.devices[0].totals = totals(then);
         after.devices[0].totals = totals(now);
@@ -118,10 +118,10 @@ mod tests {
 
     #[test]
     fn rates_are_per_second_between_samples() {
-        let rates = look(100, 300).total_rates();
+        let rates = delta_of(100, 300).total_rates();
         assert_eq!((rates.reads, rates.bytes_read), (100.0, 409_600.0));
         // Counting restarted.
-        assert_eq!(look(300, 100).total_rates().reads, 50.0);
+        assert_eq!(delta_of(300, 100).total_rates().reads, 50.0);
     }
 
     #[test]
@@ -131,9 +131,9 @@ mod tests {
         before.appliance.pid += 1;
         after.devices[0].totals = totals(500);
         after.appliance.uptime_s = 5;
-        let look = StatusDelta::new(Some(before), after);
-        assert_eq!(look.seconds(), 5.0);
-        assert_eq!(look.total_rates().reads, 100.0);
+        let delta = StatusDelta::new(Some(before), after);
+        assert_eq!(delta.seconds(), 5.0);
+        assert_eq!(delta.total_rates().reads, 100.0);
     }
 
     #[test]
@@ -141,8 +141,8 @@ mod tests {
         let (before, mut after) = (status(), status());
         after.now_unix_ms = before.now_unix_ms - 10;
         after.appliance.uptime_s = 0;
-        let look = StatusDelta::new(Some(before), after);
-        assert!(look.seconds() > 0.0);
+        let delta = StatusDelta::new(Some(before), after);
+        assert!(delta.seconds() > 0.0);
     }
 
     #[test]
@@ -150,8 +150,8 @@ mod tests {
         let (before, mut after) = (status(), status());
         after.now_unix_ms = before.now_unix_ms + 1000;
         after.reactors[0].busy_ns = before.reactors[0].busy_ns + 250_000_000;
-        let look = StatusDelta::new(Some(before), after);
-        assert_eq!(look.busy_permille(0), Some(250));
-        assert_eq!(look.busy_permille(7), None);
+        let delta = StatusDelta::new(Some(before), after);
+        assert_eq!(delta.busy_permille(0), Some(250));
+        assert_eq!(delta.busy_permille(7), None);
     }
 }

@@ -121,11 +121,11 @@ pub(crate) const EVENTS: &[&[Column]] = &[&[
 ]];
 
 /// The exports, with their contents and users.
-pub(crate) fn exports(look: &StatusDelta) -> Table {
+pub(crate) fn exports(delta: &StatusDelta) -> Table {
     let mut table = table(EXPORTS);
-    for export in &look.now.exports {
+    for export in &delta.now.exports {
         let bytes = export.namespaces.iter().map(|it| it.bytes).sum();
-        let rates = look.rates(export.totals, |then| {
+        let rates = delta.rates(export.totals, |then| {
             let same = then.exports.iter().find(|it| it.nqn == export.nqn);
             same.map(|it| it.totals)
         });
@@ -143,10 +143,10 @@ pub(crate) fn exports(look: &StatusDelta) -> Table {
 }
 
 /// The listeners, with their exports.
-pub(crate) fn listeners(look: &StatusDelta) -> Table {
+pub(crate) fn listeners(delta: &StatusDelta) -> Table {
     let mut table = table(LISTENERS);
-    for listener in &look.now.listeners {
-        let exports = look.now.exports.iter();
+    for listener in &delta.now.listeners {
+        let exports = delta.now.exports.iter();
         let here = exports.filter(|export| export.listeners.contains(&listener.name));
         let names: Vec<&str> = here.map(|export| short(&export.nqn)).collect();
         table.push(vec![
@@ -165,10 +165,10 @@ pub(crate) fn listeners(look: &StatusDelta) -> Table {
 }
 
 /// The devices, with their health.
-pub(crate) fn devices(look: &StatusDelta) -> Table {
+pub(crate) fn devices(delta: &StatusDelta) -> Table {
     let mut table = table(DEVICES);
-    for device in &look.now.devices {
-        let rates = look.rates(device.totals, |then| {
+    for device in &delta.now.devices {
+        let rates = delta.rates(device.totals, |then| {
             let same = then.devices.iter().find(|it| it.name == device.name);
             same.map(|it| it.totals)
         });
@@ -191,14 +191,14 @@ pub(crate) fn devices(look: &StatusDelta) -> Table {
 }
 
 /// The hosts' controllers.
-pub(crate) fn hosts(look: &StatusDelta) -> Table {
+pub(crate) fn hosts(delta: &StatusDelta) -> Table {
     let mut table = table(HOSTS);
-    for host in &look.now.hosts {
+    for host in &delta.now.hosts {
         let is_same = |other: &&HostStatus| {
             (&other.nqn, &other.export, other.controller_id)
                 == (&host.nqn, &host.export, host.controller_id)
         };
-        let rates = look.rates(host.totals, |then| {
+        let rates = delta.rates(host.totals, |then| {
             then.hosts.iter().find(is_same).map(|it| it.totals)
         });
         let export = match host.kind {
@@ -221,11 +221,11 @@ pub(crate) fn hosts(look: &StatusDelta) -> Table {
 }
 
 /// The reactors, with their load.
-pub(crate) fn reactors(look: &StatusDelta) -> Table {
+pub(crate) fn reactors(delta: &StatusDelta) -> Table {
     let mut table = table(REACTORS);
-    for reactor in &look.now.reactors {
+    for reactor in &delta.now.reactors {
         let of = |field: fn(&ReactorStatus) -> u64| {
-            let rate = look.rate_of(|it| it.reactors.get(reactor.index).map_or(0, field));
+            let rate = delta.rate_of(|it| it.reactors.get(reactor.index).map_or(0, field));
             Cell::number(rate, quantity::rate(rate))
         };
         let longest = reactor.longest_poll.as_ref();
@@ -233,7 +233,7 @@ pub(crate) fn reactors(look: &StatusDelta) -> Table {
             count(reactor.index as u64),
             count(reactor.core as u64),
             reactor_state(reactor),
-            Cell::known(look.busy_permille(reactor.index), busy),
+            Cell::known(delta.busy_permille(reactor.index), busy),
             count(reactor.queues),
             count(reactor.depth),
             of(|it| it.turns),
@@ -248,10 +248,10 @@ pub(crate) fn reactors(look: &StatusDelta) -> Table {
 }
 
 /// The commands that failed, by the status that hosts received.
-pub(crate) fn errors(look: &StatusDelta) -> Table {
+pub(crate) fn errors(delta: &StatusDelta) -> Table {
     let mut table = table(ERRORS);
-    for errors in &look.now.statuses {
-        let rate = look.rate_of(|then| {
+    for errors in &delta.now.statuses {
+        let rate = delta.rate_of(|then| {
             let mut all = then.statuses.iter();
             let same = all.find(|it| (&it.export, &it.code) == (&errors.export, &errors.code));
             same.map_or(0, |it| it.count)
@@ -268,11 +268,11 @@ pub(crate) fn errors(look: &StatusDelta) -> Table {
 }
 
 /// The arena's buffers, by size.
-pub(crate) fn pools(look: &StatusDelta) -> Table {
+pub(crate) fn pools(delta: &StatusDelta) -> Table {
     let mut table = table(POOLS);
-    for (index, class) in look.now.memory.classes.iter().enumerate() {
+    for (index, class) in delta.now.memory.classes.iter().enumerate() {
         let free = class.free as f64 / class.total.max(1) as f64 * 100.0;
-        let waits = look.rate_of(|it| it.memory.classes.get(index).map_or(0, |it| it.waits));
+        let waits = delta.rate_of(|it| it.memory.classes.get(index).map_or(0, |it| it.waits));
         let is_low = class.free * 10 < class.total;
         table.push(vec![
             size(class.slice_bytes),
@@ -311,8 +311,8 @@ pub(crate) fn events(events: &[Event], now_unix_ms: u64) -> Table {
 }
 
 /// The throughput of the whole appliance, in one line.
-pub(crate) fn throughput_line(look: &StatusDelta) -> String {
-    let rates = look.total_rates();
+pub(crate) fn throughput_line(delta: &StatusDelta) -> String {
+    let rates = delta.total_rates();
     let rate = |per_second: f64| {
         if per_second > 0.0 {
             quantity::rate(per_second)
@@ -328,7 +328,7 @@ pub(crate) fn throughput_line(look: &StatusDelta) -> String {
 }
 
 /// The latencies of all exports together, in one line.
-pub(crate) fn latency_line(look: &StatusDelta) -> String {
+pub(crate) fn latency_line(delta: &StatusDelta) -> String {
     let formatted = |of: &Percentiles| {
         let formatted =
             |ns: Option<u64>| ns.map_or(quantity::NOTHING.to_owned(), quantity::latency);
@@ -339,7 +339,7 @@ pub(crate) fn latency_line(look: &StatusDelta) -> String {
         );
         format!("p50 {p50}, p99 {p99}, p99.9 {p999}")
     };
-    let Latency { read, write, .. } = &look.now.latency;
+    let Latency { read, write, .. } = &delta.now.latency;
     format!("reads {}; writes {}", formatted(read), formatted(write))
 }
 

@@ -235,7 +235,7 @@ async fn bounded(request: Request, next: Next) -> Response {
 }
 
 async fn healthz(State(shared): State<Arc<ControlState>>) -> Response {
-    let seen = shared.observatory().look();
+    let seen = shared.observatory().observe();
     let outage = seen.outage().or_else(|| seen.damage());
     match (outage, seen.degradation()) {
         (None, None) => "ok".into_response(),
@@ -248,7 +248,7 @@ async fn metrics(
     State(shared): State<Arc<ControlState>>,
     Extension(audience): Extension<Audience>,
 ) -> Response {
-    let seen = shared.observatory().look();
+    let seen = shared.observatory().observe();
     match metrics::text(&seen, shared.pseudonyms(audience)) {
         Ok(text) => shared.room.bytes(text.into_bytes(), metrics::MEDIA_TYPE),
         Err(error) => {
@@ -262,7 +262,7 @@ async fn status(
     State(shared): State<Arc<ControlState>>,
     Extension(audience): Extension<Audience>,
 ) -> Response {
-    let seen = shared.observatory().look();
+    let seen = shared.observatory().observe();
     let mut status = seen.status();
     if let Some(pseudonyms) = shared.pseudonyms(audience) {
         pseudonyms.apply_to_status(&mut status);

@@ -30,7 +30,7 @@ fn allowed(machine: &Machine) -> Vec<usize> {
 }
 
 /// Checks the core of each reactor.
-pub(super) fn look(machine: &Machine, config: &Config) -> Vec<Finding> {
+pub(super) fn check(machine: &Machine, config: &Config) -> Vec<Finding> {
     let allowed = allowed(machine);
     let cores = match config.appliance.cores.resolve(&allowed) {
         Ok(cores) => cores,
@@ -111,8 +111,8 @@ fn siblings(machine: &Machine, cores: &[usize]) -> Option<Finding> {
         let mut pairs = shared.iter();
         !pairs.any(|both| both.contains(core))
     });
-    let kept: BTreeSet<usize> = keep.chain(alone).collect();
-    let fix = format!("cores = \"{}\" in [appliance]", joined(kept));
+    let chosen: BTreeSet<usize> = keep.chain(alone).collect();
+    let fix = format!("cores = \"{}\" in [appliance]", joined(chosen));
     Some(Finding::slow(AREA, text, fix))
 }
 

@@ -12,7 +12,7 @@ const AREA: &str = "drives";
 const PROGRAM: &str = "windlass";
 
 /// Checks each drive of the configuration, and counts the other drives.
-pub(super) fn look(machine: &Machine, config: &Config, cores: &[usize]) -> Vec<Finding> {
+pub(super) fn check(machine: &Machine, config: &Config, cores: &[usize]) -> Vec<Finding> {
     let wanted = nvme::wanted(config);
     let mut findings = Vec::new();
     if !wanted.is_empty() {

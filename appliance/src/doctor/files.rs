@@ -18,7 +18,7 @@ const REMOTE_FILE_SYSTEMS: [&str; 5] = ["nfs", "nfs4", "cifs", "smb3", "9p"];
 const STAT_BLOCK_BYTES: u64 = 512;
 
 /// Checks the file of each device.
-pub(super) fn look(machine: &Machine, config: &Config) -> Vec<Finding> {
+pub(super) fn check(machine: &Machine, config: &Config) -> Vec<Finding> {
     let mut findings = Vec::new();
     for device in &config.devices {
         if let Backing::File { path, size, .. } = &device.backing {
@@ -29,7 +29,7 @@ pub(super) fn look(machine: &Machine, config: &Config) -> Vec<Finding> {
                 size: *size,
                 is_read_only: device.read_only,
             };
-            findings.push(file.look());
+            findings.push(file.check());
         }
     }
     findings
@@ -45,10 +45,10 @@ struct File<'a> {
 }
 
 impl File<'_> {
-    fn look(&self) -> Finding {
+    fn check(&self) -> Finding {
         let real = self.machine.path(self.path);
         let Ok(found) = fs::metadata(&real) else {
-            return self.look_at_directory(&real);
+            return self.check_directory(&real);
         };
         if found.is_dir() {
             let fix = format!("path = \"{}/volume.img\"", self.path.display());
@@ -70,11 +70,11 @@ impl File<'_> {
         let is_direct = open(&real, direct, Mode::empty()).is_ok();
         let have = found.blocks() * STAT_BLOCK_BYTES;
         let bytes_of = self.size.map_or(found.len(), ByteSize::bytes);
-        self.look_at_space(&real, bytes_of.saturating_sub(have), is_direct)
+        self.check_space(&real, bytes_of.saturating_sub(have), is_direct)
     }
 
     /// Checks the directory of a file that the start would create.
-    fn look_at_directory(&self, real: &Path) -> Finding {
+    fn check_directory(&self, real: &Path) -> Finding {
         let Some(size) = self.size else {
             let text = "does not exist, and the configuration has no size to create it with";
             return self.broken(text, "size = \"…\" of the device");
@@ -89,11 +89,11 @@ impl File<'_> {
             let text = format!("does not exist, and this user may not create it in {shown}");
             return self.broken(&text, &format!("chown windlass {shown}"));
         }
-        self.look_at_space(directory, size.bytes(), true)
+        self.check_space(directory, size.bytes(), true)
     }
 
     /// Checks the file system. `missing` is the number of bytes not yet allocated to the file.
-    fn look_at_space(&self, real: &Path, missing: u64, is_direct: bool) -> Finding {
+    fn check_space(&self, real: &Path, missing: u64, is_direct: bool) -> Finding {
         let system = file_system(self.machine, self.path);
         let system = system.as_deref().unwrap_or("unknown");
         let free = statvfs(real).map(|it| it.f_bavail.saturating_mul(it.f_frsize));

@@ -11,7 +11,7 @@ const AREA: &str = "kernel";
 const VERSION_LEAST: (u32, u32) = (5, 14);
 
 /// Checks the kernel features that a start needs.
-pub(super) fn look(machine: &Machine, config: &Config) -> Vec<Finding> {
+pub(super) fn check(machine: &Machine, config: &Config) -> Vec<Finding> {
     let mut findings = vec![version(machine)];
     findings.extend(io_uring(machine, config));
     findings.extend(memory_files(machine));

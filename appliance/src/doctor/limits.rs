@@ -13,7 +13,7 @@ const AREA: &str = "limits";
 const DESCRIPTORS_BESIDE: u64 = 256;
 
 /// Checks limits and groups.
-pub(super) fn look(machine: &Machine, config: &Config) -> Vec<Finding> {
+pub(super) fn check(machine: &Machine, config: &Config) -> Vec<Finding> {
     let mut findings = Vec::new();
     findings.extend(locked_memory(machine, config));
     findings.extend(descriptors(machine, config));

@@ -138,7 +138,7 @@ pub(super) fn needs(machine: &Machine, config: &Config, reactors: usize) -> Need
 }
 
 /// The findings about `memory`.
-pub(super) fn look(config: &Config, needs: &Needs) -> Vec<Finding> {
+pub(super) fn check(config: &Config, needs: &Needs) -> Vec<Finding> {
     const AREA: &str = "memory";
     let memory = config.appliance.memory;
     let room: Vec<String> = needs
@@ -377,7 +377,7 @@ mod tests {
         assert_eq!(receives.granted, receives.wanted);
         assert!((64 << 20..2 << 30).contains(&enough.recommended));
         let config = rdma("64MiB");
-        let text = look(&config, &small)[0].text.clone();
+        let text = check(&config, &small)[0].text.clone();
         assert!(text.contains("96 of 2048 receives"), "{text}");
     }
 
@@ -387,7 +387,7 @@ mod tests {
         let verdict = |memory: &str| {
             let config = config(&format!("[appliance]\nmemory = \"{memory}\"\n{DRIVE}"));
             let needs = needs_of(&config, 128);
-            look(&config, &needs)[0].verdict
+            check(&config, &needs)[0].verdict
         };
         assert_eq!(verdict("16MiB"), Verdict::Broken);
         assert_eq!(verdict("1GiB"), Verdict::Slow);

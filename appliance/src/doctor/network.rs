@@ -19,7 +19,7 @@ const LARGE_FRAME_BYTES: u64 = 9000;
 const CONTROLS: &str = "proc/sys/net/ipv4/tcp_available_congestion_control";
 
 /// Checks each listener, then the settings that its transport needs.
-pub(super) fn look(machine: &Machine, config: &Config, cores: &[usize]) -> Vec<Finding> {
+pub(super) fn check(machine: &Machine, config: &Config, cores: &[usize]) -> Vec<Finding> {
     let mut findings = Vec::new();
     let near = machine.nodes_of_cores(cores);
     for listener in &config.listeners {
@@ -161,7 +161,7 @@ fn congestion(machine: &Machine, listener: &Listener) -> Option<Finding> {
 }
 
 fn buffers(machine: &Machine) -> Vec<Finding> {
-    let look = |direction: &str| {
+    let check = |direction: &str| {
         let setting = machine.text(format!("proc/sys/net/ipv4/tcp_{direction}mem"))?;
         let values: Vec<u64> = setting
             .split_whitespace()
@@ -182,7 +182,7 @@ fn buffers(machine: &Machine) -> Vec<Finding> {
             Finding::slow(AREA, text, fix)
         })
     };
-    let findings: Vec<Finding> = ["r", "w"].into_iter().filter_map(look).collect();
+    let findings: Vec<Finding> = ["r", "w"].into_iter().filter_map(check).collect();
     if findings.is_empty() {
         return vec![Finding::fine(AREA, "TCP's buffers grow far enough")];
     }

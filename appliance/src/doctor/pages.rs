@@ -17,7 +17,7 @@ struct Pool {
 }
 
 /// Checks the reservation and its placement on nodes.
-pub(super) fn look(machine: &Machine, config: &Config, cores: &[usize]) -> Vec<Finding> {
+pub(super) fn check(machine: &Machine, config: &Config, cores: &[usize]) -> Vec<Finding> {
     if config.appliance.pages == Pages::Ordinary {
         let text = "pages = \"ordinary\": more TLB misses, and a slower start";
         return vec![Finding::slow(AREA, text, "pages = \"auto\" in [appliance]")];

@@ -15,7 +15,7 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The findings about the running appliance. Empty if none runs or this user may not connect, which
 /// `doctor` does not check.
-pub(super) fn look(config: &Config) -> Vec<Finding> {
+pub(super) fn check(config: &Config) -> Vec<Finding> {
     let Some(status) = ask(config) else {
         return Vec::new();
     };

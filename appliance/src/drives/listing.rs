@@ -34,7 +34,7 @@ pub(super) struct Drive {
 ///
 /// The memory to be pinned for a drive is assumed to be the default arena, because the
 /// configuration is not known here.
-pub(super) fn look(system: &System) -> Vec<Drive> {
+pub(super) fn list(system: &System) -> Vec<Drive> {
     let arena_bytes = Appliance::default().memory.bytes();
     vfio::nvme_functions(system)
         .into_iter()

@@ -45,7 +45,7 @@ fn machine() -> tempfile::TempDir {
 #[test]
 fn machine_without_drives() {
     let root = tempfile::tempdir().unwrap();
-    let drives = listing::look(&System::at(root.path()));
+    let drives = listing::list(&System::at(root.path()));
     assert_eq!(listing::table(&drives), "no NVMe drives\n");
     assert_eq!(listing::json(&drives).unwrap(), "[]\n");
 }
@@ -55,7 +55,7 @@ fn drive_in_use_is_listed_with_its_users() {
     let root = machine();
     let mounts = "36 1 259:0 / /srv/a\\040b rw - ext4 /dev/nvme0n1 rw\n";
     write(&root.path().join("proc/self/mountinfo"), mounts);
-    let drives = listing::look(&System::at(root.path()));
+    let drives = listing::list(&System::at(root.path()));
     assert_eq!(
         listing::table(&drives),
         "ADDRESS       MODEL    SERIAL  DRIVER  GROUP  NUMA  SIZE\n\
@@ -80,7 +80,7 @@ fn free_drive_is_listed_with_its_group_members() {
     let group = root.path().join("sys/kernel/iommu_groups/7/devices");
     symlink("x", group.join("0000:00:1f.3")).unwrap();
     let system = System::at(root.path());
-    let text = listing::table(&listing::look(&system));
+    let text = listing::table(&listing::list(&system));
     assert!(text.contains("7 shared"), "{text}");
     let offer = "`windlass bind 0000:01:00.0` moves it to vfio-pci";
     assert!(text.contains(offer), "{text}");
@@ -88,7 +88,7 @@ fn free_drive_is_listed_with_its_group_members() {
     assert!(text.contains(also), "{text}");
 
     symlink("../../drivers/snd_hda_intel", other.join("driver")).unwrap();
-    let text = listing::table(&listing::look(&system));
+    let text = listing::table(&listing::list(&system));
     let shares = "0000:01:00.0 shares IOMMU group 7 with 0000:00:1f.3 (snd_hda_intel)";
     assert!(text.contains(shares) && !text.contains(offer), "{text}");
     assert_eq!(text.lines().count(), 3, "{text}");
@@ -140,7 +140,7 @@ fn sizes_are_printed_briefly() {
         let system = System::at(root.path());
         let address = "0000:01:00.0".parse().unwrap();
         let function = vfio::Function::inspect(&system, address).unwrap();
-        let text_of = listing::table(&listing::look(&system));
+        let text_of = listing::table(&listing::list(&system));
         assert_eq!(function.disks[0].bytes, bytes / 512 * 512);
         assert!(text_of.contains(text), "{text_of}");
     }

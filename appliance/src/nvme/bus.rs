@@ -25,7 +25,7 @@ pub(crate) trait Bus {
     ///
     /// # Errors
     /// The obstacle.
-    fn look(&self, address: PciAddress) -> Result<(), Problem>;
+    fn check(&self, address: PciAddress) -> Result<(), Problem>;
 
     /// Closes the drives that were released since the last call.
     fn close_released(&self) {}
@@ -80,7 +80,7 @@ impl Vfio {
 
 impl Bus for Vfio {
     fn open(&self, address: PciAddress) -> Result<Arc<dyn DeviceBacking>, Failure> {
-        self.look(address)?;
+        self.check(address)?;
         let container = self.container(address)?;
         let backing = VfioBacking::open(container, address, &self.arena, self.vectors_max)?;
         Ok(Arc::new(DriveHandle {
@@ -89,7 +89,7 @@ impl Bus for Vfio {
         }))
     }
 
-    fn look(&self, address: PciAddress) -> Result<(), Problem> {
+    fn check(&self, address: PciAddress) -> Result<(), Problem> {
         diagnose(&self.system, address, self.bytes_to_pin()).map(drop)
     }
 

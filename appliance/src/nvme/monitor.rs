@@ -46,7 +46,7 @@ impl Drives {
 
     /// Checks every drive once: logs what happened, resets functions, reopens drives that returned.
     /// Blocks while a function is reset.
-    pub(crate) fn look(&mut self, now: Instant) {
+    pub(crate) fn poll(&mut self, now: Instant) {
         self.bus.close_released();
         self.reset_functions();
         for taken in &mut self.taken {
@@ -116,7 +116,7 @@ impl AcquiredDrive {
         if !self.drive.wants_reopen() {
             return;
         }
-        if let Err(problem) = bus.look(self.address) {
+        if let Err(problem) = bus.check(self.address) {
             absence.seen = true;
             // The next obstacle or attempt starts fresh.
             (absence.attempts, absence.retry_at) = (0, now);

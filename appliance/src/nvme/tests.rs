@@ -54,12 +54,12 @@ impl Slots {
 
 impl Bus for Slots {
     fn open(&self, address: PciAddress) -> Result<Arc<dyn DeviceBacking>, Failure> {
-        self.look(address)?;
+        self.check(address)?;
         let slots = self.0.lock().expect("no panic holds it");
         Ok(slots[&address].drive.clone())
     }
 
-    fn look(&self, address: PciAddress) -> Result<(), Problem> {
+    fn check(&self, address: PciAddress) -> Result<(), Problem> {
         let slots = self.0.lock().expect("no panic holds it");
         match slots.get(&address) {
             Some(slot) if slot.is_there => Ok(()),
@@ -235,7 +235,7 @@ impl Host {
 
 /// Runs the drives' monitoring until `holds`, with the time advanced by `later`.
 #[track_caller]
-fn look_until(
+fn poll_until(
     appliance: &mut Appliance,
     later: Duration,
     what: &str,
@@ -244,16 +244,16 @@ fn look_until(
     let began = Instant::now();
     while !holds() {
         assert!(began.elapsed() < LIMIT, "{what} did not come true");
-        appliance.look(Instant::now() + later);
+        appliance.poll(Instant::now() + later);
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
 /// Waits until the host sees that namespace 1 is active, or that it is not.
 #[track_caller]
-fn look_until_served(appliance: &mut Appliance, host: &mut Host, served: bool) {
+fn poll_until_served(appliance: &mut Appliance, host: &mut Host, served: bool) {
     let what = format!("served is {served}");
-    look_until(appliance, Duration::ZERO, &what, || match host.read(1, 0) {
+    poll_until(appliance, Duration::ZERO, &what, || match host.read(1, 0) {
         Ok(_) => served,
         Err(status) => !served && status == INACTIVE,
     });
@@ -344,12 +344,12 @@ fn surprise_removed_drive_is_served_again_after_reinsertion() {
     for _ in 0..2 {
         slots.with(A, |slot| slot.is_there = false);
         slots.control(A).remove();
-        look_until_served(&mut appliance, &mut host, false);
+        poll_until_served(&mut appliance, &mut host, false);
         assert_eq!(host.read(2, 0), Err(INACTIVE));
         assert_eq!(host.write(3, 0, 6), Status::SUCCESS);
         slots.control(A).reinsert();
         slots.with(A, |slot| slot.is_there = true);
-        look_until_served(&mut appliance, &mut host, true);
+        poll_until_served(&mut appliance, &mut host, true);
         assert_eq!(host.read(1, 0), Ok(vec![5; BLOCK_BYTES]));
     }
     drop(host);
@@ -364,14 +364,14 @@ fn drive_is_released_on_removal_request() {
     let mut host = Host::attach(&appliance);
     assert_eq!(host.write(1, 0, 5), Status::SUCCESS);
     slots.control(A).request_removal(true);
-    look_until_served(&mut appliance, &mut host, false);
+    poll_until_served(&mut appliance, &mut host, false);
     assert!(!slots.control(A).is_bus_master());
     let mut block = [0; BLOCK_BYTES];
     assert!(slots.control(A).read_durable(1, 0, &mut block));
     assert_eq!(block, [5; BLOCK_BYTES]);
     slots.control(A).request_removal(false);
     for _ in 0..20 {
-        appliance.look(Instant::now());
+        appliance.poll(Instant::now());
         std::thread::sleep(Duration::from_millis(5));
     }
     assert_eq!(
@@ -380,7 +380,7 @@ fn drive_is_released_on_removal_request() {
         "nobody took it, so it is still left alone"
     );
     let later = Duration::from_secs(60);
-    look_until(&mut appliance, later, "taken again", || {
+    poll_until(&mut appliance, later, "taken again", || {
         host.read(1, 0).is_ok()
     });
     assert_eq!(host.read(1, 0), Ok(vec![5; BLOCK_BYTES]));
@@ -395,7 +395,7 @@ fn different_drive_in_the_slot_is_not_served() {
     let mut host = Host::attach(&appliance);
     slots.with(A, |slot| slot.is_there = false);
     slots.control(A).remove();
-    look_until_served(&mut appliance, &mut host, false);
+    poll_until_served(&mut appliance, &mut host, false);
     let plug_in = |serial: &str| {
         slots.control(A).replace_serial(serial);
         slots.control(A).reinsert();
@@ -403,7 +403,7 @@ fn different_drive_in_the_slot_is_not_served() {
     };
     plug_in("ANOTHER");
     for _ in 0..100 {
-        appliance.look(Instant::now());
+        appliance.poll(Instant::now());
         assert!(host.read(1, 0).is_err());
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -412,7 +412,7 @@ fn different_drive_in_the_slot_is_not_served() {
     plug_in("DRIVE-A");
     // There is a delay between attempts, because each one resets the drive.
     let later = Duration::from_secs(600);
-    look_until(&mut appliance, later, "served again", || {
+    poll_until(&mut appliance, later, "served again", || {
         host.read(1, 0).is_ok()
     });
     drop(host);
@@ -442,7 +442,7 @@ fn drive_faults_are_mapped_to_host_statuses() {
     control.disarm_all();
     inject(IoOpcode::READ, Fault::Hang { abortable: false });
     assert_eq!(host.read(1, 0), Err(Status::CONTROLLER_PATHING_ERROR));
-    look_until(&mut appliance, Duration::ZERO, "in order", || {
+    poll_until(&mut appliance, Duration::ZERO, "in order", || {
         host.read(1, 0).is_ok()
     });
     assert_eq!(host.write(3, 0, 1), Status::SUCCESS);
@@ -514,7 +514,7 @@ fn drive_warning_appears_in_the_health_log() {
     let warning = CriticalWarning::new().with_reliability(true);
     slots.control(B).set_critical_warning(warning);
     let bits = warning.into_bits();
-    look_until(&mut appliance, Duration::ZERO, "told", || {
+    poll_until(&mut appliance, Duration::ZERO, "told", || {
         host.warning() == bits
     });
     drop(host);

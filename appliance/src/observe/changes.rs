@@ -35,8 +35,8 @@ impl Changes {
     }
 
     /// Reports the changes since the last observation.
-    pub(crate) fn look(&mut self, seen: &Observation, events: &Events) {
-        self.look_at_hosts(seen, events);
+    pub(crate) fn compare(&mut self, seen: &Observation, events: &Events) {
+        self.compare_hosts(seen, events);
         let devices = devices(seen);
         for (name, (condition, warned)) in &devices {
             let before = self.devices.get(name);
@@ -98,7 +98,7 @@ impl Changes {
         }
     }
 
-    fn look_at_hosts(&mut self, seen: &Observation, events: &Events) {
+    fn compare_hosts(&mut self, seen: &Observation, events: &Events) {
         let now = controllers(seen);
         let tell = |from: &Controllers, to: &Controllers, text: &str| {
             let changed = from.iter().filter(|(id, who)| to.get(id) != Some(who));

@@ -102,10 +102,10 @@ mod tests {
         for number in 0..EVENTS_MAX as u64 + 10 {
             events.add(Severity::Info, "host", "a", &number.to_string());
         }
-        let kept = events.after(0, None);
-        assert_eq!(kept.len(), EVENTS_MAX);
-        assert_eq!((kept[0].id, kept[0].text.as_str()), (11, "10"));
-        let last = kept.last().expect("many");
+        let stored = events.after(0, None);
+        assert_eq!(stored.len(), EVENTS_MAX);
+        assert_eq!((stored[0].id, stored[0].text.as_str()), (11, "10"));
+        let last = stored.last().expect("many");
         assert_eq!(events.after(last.id, None), []);
         assert_eq!(events.after(last.id - 1, None), std::slice::from_ref(last));
         assert_eq!(events.after(u64::MAX, None), []);

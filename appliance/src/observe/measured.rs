@@ -4,11 +4,11 @@
 //! ```text
 //! measured! {
 //!     /// One reactor.
-//!     struct ReactorStatus from look: &ReactorLook<'_> {
+//!     struct ReactorStatus from input: &ReactorInput<'_> {
 //!         /// Turns taken.
-//!         turns: u64 = look.seen.stats.turns, Counter "reactor_turns";
+//!         turns: u64 = input.seen.stats.turns, Counter "reactor_turns";
 //!         /// Whether it is blocked in the kernel, waiting for work.
-//!         asleep: bool = look.seen.stats.asleep;
+//!         asleep: bool = input.seen.stats.asleep;
 //!     }
 //! }
 //! ```

@@ -70,42 +70,42 @@ pub(crate) enum RunState {
 
 measured! {
     /// One reactor.
-    struct ReactorStatus from look: &ReactorInput<'_> {
+    struct ReactorStatus from input: &ReactorInput<'_> {
         /// Its number, from 0.
-        index: usize = look.index;
+        index: usize = input.index;
         /// The core that it is pinned to.
-        core: usize = look.seen.core;
+        core: usize = input.seen.core;
         /// Whether its thread lives.
-        running: bool = look.seen.is_running, Gauge "reactor_running";
+        running: bool = input.seen.is_running, Gauge "reactor_running";
         /// Share of busy time over about the last 100 ms, in thousandths.
-        busy_permille: u32 = look.seen.stats.busy_permille;
+        busy_permille: u32 = input.seen.stats.busy_permille;
         /// Whether it is blocked in the kernel, waiting for work.
-        asleep: bool = look.seen.stats.asleep;
+        asleep: bool = input.seen.stats.asleep;
         /// Turns taken.
-        turns: u64 = look.seen.stats.turns, Counter "reactor_turns";
+        turns: u64 = input.seen.stats.turns, Counter "reactor_turns";
         /// Time in turns that made progress.
-        busy_ns: u64 = look.seen.stats.busy.0, CounterSeconds "reactor_busy";
+        busy_ns: u64 = input.seen.stats.busy.0, CounterSeconds "reactor_busy";
         /// Time in turns without progress, pausing and sleeping.
-        idle_ns: u64 = look.seen.stats.idle.0, CounterSeconds "reactor_idle";
+        idle_ns: u64 = input.seen.stats.idle.0, CounterSeconds "reactor_idle";
         /// Times it blocked in the kernel.
-        sleeps: u64 = look.seen.stats.sleeps, Counter "reactor_sleeps";
+        sleeps: u64 = input.seen.stats.sleeps, Counter "reactor_sleeps";
         /// Sleeps that work ended, not a deadline.
-        wakeups: u64 = look.seen.stats.wakeups, Counter "reactor_wakeups";
+        wakeups: u64 = input.seen.stats.wakeups, Counter "reactor_wakeups";
         /// Polls that took longer than the threshold of a stall.
-        stalls: u64 = look.seen.stats.stalls, Counter "reactor_stalls";
+        stalls: u64 = input.seen.stats.stalls, Counter "reactor_stalls";
         /// Queues that it serves, admin queues included.
-        queues: u64 = look.seen.counters.queues, Gauge "reactor_queues";
+        queues: u64 = input.seen.counters.queues, Gauge "reactor_queues";
         /// Commands in execution.
-        depth: u64 = look.seen.counters.executions, Gauge "reactor_depth";
+        depth: u64 = input.seen.counters.executions, Gauge "reactor_depth";
         /// The longest poll so far.
         longest_poll: Option<NamedTime> =
-            look.seen.stats.longest_poll.as_ref().map(|it| NamedTime::new(&it.name, it.lasted)),
+            input.seen.stats.longest_poll.as_ref().map(|it| NamedTime::new(&it.name, it.lasted)),
             GaugeSeconds "reactor_longest_poll": |it| Some(it.longest_poll.sample().unwrap_or(0));
         /// How long the reads and writes of its queues took.
-        latency: Latency = look.latency;
+        latency: Latency = input.latency;
         /// What it is in at this moment and has been in for more than two seconds.
         stuck: Option<NamedTime> =
-            look.seen.stuck.as_ref().map(|it| NamedTime::new(&it.name, it.lasted)),
+            input.seen.stuck.as_ref().map(|it| NamedTime::new(&it.name, it.lasted)),
             Gauge "reactor_stuck": |it| it.stuck.is_some().sample()
             => "Whether it has been in one poll for more than two seconds.";
     }
@@ -188,56 +188,56 @@ pub(crate) struct Totals {
 
 measured! {
     /// One device of the configuration.
-    struct DeviceStatus from look: DeviceInput<'_> {
+    struct DeviceStatus from input: DeviceInput<'_> {
         /// Its name in the configuration.
-        name: String = look.device.name.to_string();
+        name: String = input.device.name.to_string();
         /// Where its blocks are.
         #[serde(rename = "type")]
         #[words("nvme", "file", "memory", "null")]
-        device_type: String = look.device.backing.word().to_owned();
+        device_type: String = input.device.backing.word().to_owned();
         /// Whether it can be used.
-        state: DeviceState = look.state(),
+        state: DeviceState = input.state(),
             Gauge "device_ready":
                 |it| matches!(it.state, DeviceState::Ready | DeviceState::ReadOnly).sample(),
             Gauge "device_damaged": |it| (it.state == DeviceState::Damaged).sample()
             => "Whether it lost data that it had accepted: writes and flushes fail until it is \
                 reopened.";
         /// What damaged it; none unless it is damaged.
-        damage: Option<DamageStatus> = look.health.damage.map(DamageStatus::from);
+        damage: Option<DamageStatus> = input.health.damage.map(DamageStatus::from);
         /// In bytes; none where the device could not be had.
-        block_size: Option<u32> = look.seen.map(|seen| seen.block_size);
+        block_size: Option<u32> = input.seen.map(|seen| seen.block_size);
         /// None if the device is not open.
-        block_count: Option<u64> = look.seen.map(|seen| seen.block_count),
+        block_count: Option<u64> = input.seen.map(|seen| seen.block_count),
             GaugeBytes "device_size":
                 |it| Some(it.block_count? * u64::from(it.block_size?)) => "Its size.";
         /// Errors of the medium among the errors.
-        media_errors: u64 = look.health.media_errors, Counter "device_media_errors";
+        media_errors: u64 = input.health.media_errors, Counter "device_media_errors";
         /// Requests that had to wait inside the device.
-        waits: u64 = look.health.waits, Counter "device_waits";
+        waits: u64 = input.health.waits, Counter "device_waits";
         /// Flushes that the device completed.
-        flushes: u64 = look.health.flushes, Counter "device_flushes";
+        flushes: u64 = input.health.flushes, Counter "device_flushes";
         /// None where there is no sensor.
         temperature_celsius: Option<i32> =
-            look.health.temperature_kelvin.map(|kelvin| i32::from(kelvin) - 273),
+            input.health.temperature_kelvin.map(|kelvin| i32::from(kelvin) - 273),
             Gauge "device_temperature_celsius":
                 |it| u64::try_from(it.temperature_celsius?.max(0)).ok()
             => "Its temperature in degrees Celsius, those below zero as zero.";
         /// Spare blocks left: 100 is as new.
-        available_spare_percent: Option<u8> = look.health.available_spare_percent,
+        available_spare_percent: Option<u8> = input.health.available_spare_percent,
             Gauge "device_spare_percent";
         /// Wear; may exceed 100.
-        used_percent: Option<u8> = look.health.used_percent, Gauge "device_used_percent";
+        used_percent: Option<u8> = input.health.used_percent, Gauge "device_used_percent";
         /// What a drive warns of, in words.
-        warnings: Vec<String> = look.health.drive.map_or_else(Vec::new, |drive| warnings(drive.warnings)),
+        warnings: Vec<String> = input.health.drive.map_or_else(Vec::new, |drive| warnings(drive.warnings)),
             Gauge "device_warnings": |it| Some(it.warnings.len() as u64)
             => "Kinds of warnings that it gives.";
         /// What moved.
-        totals: Totals = look.totals;
+        totals: Totals = input.totals;
         /// Time of reads and writes in the device; reads that borrow its memory are not counted.
         /// None if the device is not open.
-        latency: Option<Latency> = look.latency;
+        latency: Option<Latency> = input.latency;
         /// What the driver counts of the drive that the device is on, by name; none for other types.
-        drive: Option<BTreeMap<String, u64>> = look.drive_counters();
+        drive: Option<BTreeMap<String, u64>> = input.drive_counters();
     }
 }
 
@@ -291,24 +291,24 @@ pub(crate) enum DeviceState {
 
 measured! {
     /// One export.
-    struct ExportStatus from look: ExportInput<'_> {
+    struct ExportStatus from input: ExportInput<'_> {
         /// Its NVMe Qualified Name.
-        nqn: String = look.export.nqn.to_string();
+        nqn: String = input.export.nqn.to_string();
         /// Those that hosts see now.
-        namespaces: Vec<NamespaceStatus> = look.namespaces;
+        namespaces: Vec<NamespaceStatus> = input.namespaces;
         /// Names of listeners.
-        listeners: Vec<String> = look.export.listeners.iter().map(ToString::to_string).collect();
+        listeners: Vec<String> = input.export.listeners.iter().map(ToString::to_string).collect();
         /// Controllers that hosts have of it now.
-        controllers: u64 = look.controllers, Gauge "export_controllers";
+        controllers: u64 = input.controllers, Gauge "export_controllers";
         /// Of all its devices.
-        totals: Totals = look.totals;
+        totals: Totals = input.totals;
         /// From the turn that receives a command to the end of the turn that sends its response.
         /// None if the export is not active.
-        latency: Option<Latency> = look.latency;
+        latency: Option<Latency> = input.latency;
         /// Parts of it, counted only for commands that waited in them: `buffer` (for a buffer),
         /// `fetch` (for the host's data), `device`, `send` (from the result to the end of the turn
         /// in which the whole answer was handed to the network).
-        stages: BTreeMap<String, Latency> = look.stages;
+        stages: BTreeMap<String, Latency> = input.stages;
     }
 }
 
@@ -346,16 +346,16 @@ pub(crate) struct Percentiles {
 
 measured! {
     /// One listener.
-    struct ListenerStatus from look: ListenerInput<'_> {
+    struct ListenerStatus from input: ListenerInput<'_> {
         /// Its name in the configuration.
-        name: String = look.listener.name.to_string();
+        name: String = input.listener.name.to_string();
         /// How hosts are served.
         #[words("tcp", "rdma")]
-        transport: String = look.listener.transport.word().to_owned();
+        transport: String = input.listener.transport.word().to_owned();
         /// What it is bound to.
-        address: String = look.bound.unwrap_or_else(|| look.listener.address.to_string());
+        address: String = input.bound.unwrap_or_else(|| input.listener.address.to_string());
         /// Connections now; none where several listeners share a transport, which counts for all.
-        connections: Option<u64> = look.connections, Gauge "listener_connections";
+        connections: Option<u64> = input.connections, Gauge "listener_connections";
     }
 }
 

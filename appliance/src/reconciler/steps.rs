@@ -255,7 +255,7 @@ impl Reconciler {
     ) -> Result<CutOff, String> {
         let opened = match prepared.to_reopen.remove(&device.name) {
             // Its memory is still registered with the network cards.
-            Some(kept) => kept,
+            Some(opened_before) => opened_before,
             None => {
                 let opened = match prepared.devices.remove(&device.name) {
                     Some(opened) => opened,

@@ -42,9 +42,9 @@ impl TargetState {
         let is_old = |port: &&PortConfig| wanted.ports.iter().all(|new| new.id != port.id);
         all.extend(self.ports.iter().filter(is_old).cloned());
         self.change_ports(all, target)?;
-        let gone = self.subsystems.keys();
-        let gone = gone.filter(|nqn| !wanted.subsystems.contains_key(*nqn));
-        for nqn in gone.cloned().collect::<Vec<_>>() {
+        let removed = self.subsystems.keys();
+        let removed = removed.filter(|nqn| !wanted.subsystems.contains_key(*nqn));
+        for nqn in removed.cloned().collect::<Vec<_>>() {
             target.remove_subsystem(&nqn)?;
             self.subsystems.remove(&nqn);
         }

@@ -38,7 +38,7 @@ enum Verdict {
 }
 
 impl ReactorActivity {
-    fn look(&mut self, seen: Seen) -> Verdict {
+    fn assess(&mut self, seen: Seen) -> Verdict {
         let has_turned = seen.turns != self.turns;
         self.turns = seen.turns;
         if !seen.is_running || seen.is_stuck {
@@ -113,7 +113,7 @@ impl Heartbeat {
                 is_stuck: stuck.is_some(),
                 turns: handle.stats().turns(),
             };
-            match activity.look(seen) {
+            match activity.assess(seen) {
                 Verdict::Active => {}
                 Verdict::Asleep => handle.wake(),
                 Verdict::Unresponsive => {
@@ -166,7 +166,7 @@ mod tests {
     fn turning_reactor_is_active() {
         let mut activity = ReactorActivity::default();
         for turns in 1..10 {
-            assert_eq!(activity.look(turned(turns)), Verdict::Active);
+            assert_eq!(activity.assess(turned(turns)), Verdict::Active);
         }
     }
 
@@ -174,23 +174,23 @@ mod tests {
     fn sleeping_reactor_that_responds_to_wakeups_is_alive() {
         let mut activity = ReactorActivity::default();
         let mut turns = 1;
-        assert_eq!(activity.look(turned(turns)), Verdict::Active);
+        assert_eq!(activity.assess(turned(turns)), Verdict::Active);
         for _ in 0..10 {
-            assert_eq!(activity.look(turned(turns)), Verdict::Asleep);
+            assert_eq!(activity.assess(turned(turns)), Verdict::Asleep);
             turns += 1;
-            assert_eq!(activity.look(turned(turns)), Verdict::Active);
+            assert_eq!(activity.assess(turned(turns)), Verdict::Active);
         }
     }
 
     #[test]
     fn sleeping_reactor_that_ignores_a_wakeup_is_unresponsive() {
         let mut activity = ReactorActivity::default();
-        assert_eq!(activity.look(RESTING), Verdict::Active);
-        assert_eq!(activity.look(RESTING), Verdict::Asleep);
+        assert_eq!(activity.assess(RESTING), Verdict::Active);
+        assert_eq!(activity.assess(RESTING), Verdict::Asleep);
         for _ in 0..3 {
-            assert_eq!(activity.look(RESTING), Verdict::Unresponsive);
+            assert_eq!(activity.assess(RESTING), Verdict::Unresponsive);
         }
-        assert_eq!(activity.look(turned(8)), Verdict::Active);
+        assert_eq!(activity.assess(turned(8)), Verdict::Active);
     }
 
     #[test]
@@ -204,9 +204,9 @@ mod tests {
             is_running: false,
             ..turned(9)
         };
-        assert_eq!(activity.look(stuck), Verdict::Unresponsive);
-        assert_eq!(activity.look(ended), Verdict::Unresponsive);
-        assert_eq!(activity.look(turned(10)), Verdict::Active);
+        assert_eq!(activity.assess(stuck), Verdict::Unresponsive);
+        assert_eq!(activity.assess(ended), Verdict::Unresponsive);
+        assert_eq!(activity.assess(turned(10)), Verdict::Active);
     }
 
     #[test]

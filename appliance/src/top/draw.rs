@@ -94,32 +94,32 @@ pub(super) fn text(screen: &Screen) -> String {
 
 /// The appliance's name, throughput, latencies and the load of the reactors.
 fn head_lines(screen: &Screen) -> Vec<String> {
-    let Some(look) = screen.look() else {
+    let Some(delta) = screen.delta() else {
         return vec!["windlass top: waiting for the appliance".to_owned()];
     };
-    let appliance = &look.now.appliance;
+    let appliance = &delta.now.appliance;
     let up = quantity::duration(Duration::from_secs(appliance.uptime_s));
     let held = if screen.is_paused() { ", held" } else { "" };
-    let (hosts, delay) = (look.now.hosts.len(), screen.delay().as_secs_f64());
+    let (hosts, delay) = (delta.now.hosts.len(), screen.delay().as_secs_f64());
     vec![
         format!(
             "{}: up {up}, windlass {}, {hosts} controllers; every {delay} s{held}",
             appliance.name, appliance.version
         ),
-        views::throughput_line(look),
-        format!("latency: {}", views::latency_line(look)),
-        reactors(look),
+        views::throughput_line(delta),
+        format!("latency: {}", views::latency_line(delta)),
+        reactors(delta),
     ]
 }
 
-fn reactors(look: &StatusDelta) -> String {
+fn reactors(delta: &StatusDelta) -> String {
     let mut line = "busy:".to_owned();
-    for reactor in &look.now.reactors {
-        let busy = look.busy_permille(reactor.index).unwrap_or(0);
+    for reactor in &delta.now.reactors {
+        let busy = delta.busy_permille(reactor.index).unwrap_or(0);
         // Writing to a String cannot fail.
         let _ = write!(line, "  core {} {}", reactor.core, quantity::percent(busy));
     }
-    let classes = &look.now.memory.classes;
+    let classes = &delta.now.memory.classes;
     let waiting: u64 = classes.iter().map(|class| class.waiting).sum();
     let _ = write!(line, "   buffers waited for: {waiting}");
     line
@@ -132,8 +132,8 @@ fn problems(screen: &Screen) -> Vec<String> {
         .map(ToOwned::to_owned)
         .into_iter()
         .collect();
-    if let Some(look) = screen.look() {
-        problems.extend(views::active_problems(&look.now));
+    if let Some(delta) = screen.delta() {
+        problems.extend(views::active_problems(&delta.now));
     }
     problems.truncate(PROBLEMS_MAX);
     problems
@@ -236,12 +236,12 @@ fn shortened(text: &str, width: usize) -> String {
     if length <= width {
         return text.to_owned();
     }
-    let kept = width.saturating_sub(1);
+    let visible = width.saturating_sub(1);
     if text.starts_with("nqn.") {
-        let end = text.chars().skip(length - kept);
+        let end = text.chars().skip(length - visible);
         return std::iter::once('…').chain(end).collect();
     }
-    text.chars().take(kept).chain(['…']).collect()
+    text.chars().take(visible).chain(['…']).collect()
 }
 
 fn draw_help(frame: &mut Frame<'_>) {

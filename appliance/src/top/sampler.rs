@@ -62,7 +62,7 @@ impl Sampler {
     }
 
     /// Requests an immediate sample.
-    pub(super) fn look_now(&self) {
+    pub(super) fn sample_now(&self) {
         // The thread ends only after this is dropped.
         let _ = self.delays.send(None);
     }

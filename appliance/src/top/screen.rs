@@ -43,16 +43,16 @@ impl View {
         }
     }
 
-    fn table(self, look: &StatusDelta, events: &[Event]) -> Table {
+    fn table(self, delta: &StatusDelta, events: &[Event]) -> Table {
         match self {
-            View::Exports => views::exports(look),
-            View::Devices => views::devices(look),
-            View::Hosts => views::hosts(look),
-            View::Reactors => views::reactors(look),
-            View::Pools => views::pools(look),
-            View::Listeners => views::listeners(look),
-            View::Errors => views::errors(look),
-            View::Events => views::events(events, look.now.now_unix_ms),
+            View::Exports => views::exports(delta),
+            View::Devices => views::devices(delta),
+            View::Hosts => views::hosts(delta),
+            View::Reactors => views::reactors(delta),
+            View::Pools => views::pools(delta),
+            View::Listeners => views::listeners(delta),
+            View::Errors => views::errors(delta),
+            View::Events => views::events(events, delta.now.now_unix_ms),
         }
     }
 
@@ -89,7 +89,7 @@ pub(super) struct Order {
 pub(super) enum Action {
     None,
     /// Take a sample immediately.
-    Look,
+    Sample,
     /// The delay has changed.
     Delay,
     Quit,
@@ -106,7 +106,7 @@ pub(super) struct Screen {
     is_paused: bool,
     shows_help: bool,
     latest: Option<Status>,
-    look: Option<StatusDelta>,
+    delta: Option<StatusDelta>,
     history: Option<History>,
     events: Vec<Event>,
     problem: Option<String>,
@@ -122,7 +122,7 @@ impl Screen {
             is_paused: false,
             shows_help: false,
             latest: None,
-            look: None,
+            delta: None,
             history: None,
             events: Vec::new(),
             problem: None,
@@ -136,7 +136,7 @@ impl Screen {
         }
         self.problem = None;
         let before = self.latest.replace(sample.status.clone());
-        self.look = Some(StatusDelta::new(before, sample.status));
+        self.delta = Some(StatusDelta::new(before, sample.status));
         self.history = Some(sample.history);
         self.events = sample.events;
     }
@@ -156,8 +156,8 @@ impl Screen {
         self.delay
     }
 
-    pub(super) fn look(&self) -> Option<&StatusDelta> {
-        self.look.as_ref()
+    pub(super) fn delta(&self) -> Option<&StatusDelta> {
+        self.delta.as_ref()
     }
 
     pub(super) fn history(&self) -> Option<&History> {
@@ -182,7 +182,7 @@ impl Screen {
 
     /// The rows of the view in order, from the first visible one.
     pub(super) fn table(&self) -> Option<Table> {
-        let mut table = self.view.table(self.look.as_ref()?, &self.events);
+        let mut table = self.view.table(self.delta.as_ref()?, &self.events);
         let order = self.order();
         match order.column {
             Some(column) => table.sort(column, order.is_reversed),
@@ -230,7 +230,7 @@ impl Screen {
             KeyCode::Char('p') => self.is_paused = !self.is_paused,
             KeyCode::Char(' ') => {
                 self.is_paused = false;
-                return Action::Look;
+                return Action::Sample;
             }
             KeyCode::Char('+') => return self.change_delay(2.0),
             KeyCode::Char('-') => return self.change_delay(0.5),
@@ -272,8 +272,8 @@ impl Screen {
     }
 
     fn scroll(&mut self, rows: usize) {
-        let all = match &self.look {
-            Some(look) => self.view.table(look, &self.events).rows.len(),
+        let all = match &self.delta {
+            Some(delta) => self.view.table(delta, &self.events).rows.len(),
             None => 0,
         };
         let last = all.saturating_sub(1);

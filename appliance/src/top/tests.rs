@@ -199,7 +199,7 @@ fn paused_screen_is_unchanged_and_any_key_closes_help() {
     press(&mut screen, KeyCode::Char('p'));
     screen.take(after);
     expect(&drawn(&screen, 100, 30), &["held", "100 reads/s"]);
-    assert_eq!(press(&mut screen, KeyCode::Char(' ')), Action::Look);
+    assert_eq!(press(&mut screen, KeyCode::Char(' ')), Action::Sample);
     press(&mut screen, KeyCode::Char('?'));
     expect(&drawn(&screen, 100, 30), &["Ctrl-C", "median latency"]);
     press(&mut screen, KeyCode::Char('3'));

@@ -169,7 +169,7 @@ impl Reader {
                 Some(request) => request.enter(State::Send, time),
                 // An inline completion whose response is not sent in this turn.
                 None => {
-                    let is_it = |gone: &Request| (gone.queue, gone.command_id) == key;
+                    let is_it = |sent: &Request| (sent.queue, sent.command_id) == key;
                     if let Some(place) = self.sent_in_turn.iter().rposition(is_it) {
                         self.open.insert(key, self.sent_in_turn.remove(place));
                     }
@@ -188,9 +188,9 @@ impl Reader {
                 self.sent_in_turn.extend(self.open.remove(&key));
             }
             TraceEvent::TurnEnded => {
-                let gone = self.sent_in_turn.drain(..);
-                let gone = gone.map(|request| request.ended(time, End::Answered));
-                self.timeline.requests.extend(gone);
+                let sent = self.sent_in_turn.drain(..);
+                let sent = sent.map(|request| request.ended(time, End::Answered));
+                self.timeline.requests.extend(sent);
             }
             TraceEvent::Admin => {
                 let incident = Incident::Admin {

@@ -225,9 +225,9 @@ impl Listening for Tcp {
     ) -> Result<SocketAddr, Failure> {
         let Bound { socket, port } = Bound::new(port, listener)?;
         let address = socket.local_addr()?;
-        let kept = socket.try_clone()?;
+        let duplicate = socket.try_clone()?;
         self.port_messages.listen(port, socket, event_loop)??;
-        self.sockets().insert(port, kept);
+        self.sockets().insert(port, duplicate);
         Ok(address)
     }
 

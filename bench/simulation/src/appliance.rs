@@ -214,7 +214,7 @@ impl Appliance {
     /// Runs the control thread's periodic checks, unless a change is in progress.
     pub fn run_control_checks(&mut self) {
         if let Some(control) = &mut self.control {
-            control.look();
+            control.poll();
         }
     }
 

@@ -86,8 +86,8 @@ fn controllers_that_do_not_become_ready_time_out() {
     assert!((500..=1500).contains(&waited_ms), "{waited_ms} ms");
     let error = fails(short(), drive_options(1), &[(steps(), Fault::EnableFatal)]);
     assert!(matches!(error, DriveError::Fatal));
-    let gone = [(steps(), Fault::Remove)];
-    let error = fails(short(), drive_options(1), &gone);
+    let removed = [(steps(), Fault::Remove)];
+    let error = fails(short(), drive_options(1), &removed);
     assert!(
         matches!(error, DriveError::Gone | DriveError::CommandTimeout { .. }),
         "{error}"

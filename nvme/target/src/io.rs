@@ -476,14 +476,14 @@ fn keyed_segment(offset: u64, length: u32, max: u32) -> Result<DataSource, Fault
 
 /// Checks work again after the configuration changed between admission and execution.
 pub(crate) fn recheck(work: &IoWork, subsystem: Option<&SubsystemView>) -> Result<(), Fault> {
-    let gone = Fault::new(Status::INVALID_NAMESPACE_OR_FORMAT).at(byte::NSID);
-    let subsystem = subsystem.ok_or(gone)?;
+    let no_namespace = Fault::new(Status::INVALID_NAMESPACE_OR_FORMAT).at(byte::NSID);
+    let subsystem = subsystem.ok_or(no_namespace)?;
     if work.operation == IoOperation::FlushAll {
         return Ok(());
     }
     let namespace = namespace(subsystem, work.nsid)?;
     if namespace.device != work.device {
-        return Err(gone);
+        return Err(no_namespace);
     }
     if work.operation.changes_medium() {
         check_writable(namespace)?;

@@ -22,10 +22,10 @@ pub(crate) const BYTES: usize = 1 << 20;
 pub(crate) const REQUESTS: u32 = 32;
 
 /// Polls until there is a result.
-pub(crate) fn wait<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn wait<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + STEP_TIMEOUT;
     loop {
-        if let Some(found) = look() {
+        if let Some(found) = attempt() {
             return found;
         }
         assert!(

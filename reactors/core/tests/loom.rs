@@ -152,7 +152,7 @@ fn ring_drops_remaining_values_when_both_ends_are_dropped() {
     loom::model(|| {
         let (mut producer, mut consumer) = raw::ring(2);
         let counted = Arc::new(());
-        let kept = Arc::clone(&counted);
+        let second = Arc::clone(&counted);
         let sender = thread::spawn(move || {
             assert!(producer.push(Arc::clone(&counted)).is_ok());
             assert!(producer.push(counted).is_ok());
@@ -160,7 +160,7 @@ fn ring_drops_remaining_values_when_both_ends_are_dropped() {
         drop(consumer.pop());
         drop(consumer);
         sender.join().expect("no panic");
-        assert_eq!(Arc::strong_count(&kept), 1);
+        assert_eq!(Arc::strong_count(&second), 1);
     });
 }
 

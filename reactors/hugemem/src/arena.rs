@@ -254,10 +254,10 @@ impl Arena {
     }
 
     /// Whether enough slices of `class` remain for requests if one more is kept.
-    pub(crate) fn spares_kept(&self, class: usize) -> bool {
+    pub(crate) fn spares_permanent(&self, class: usize) -> bool {
         let control = self.control();
-        let kept = self.exchange.held(class, Account::SYSTEM);
-        control.slices.spares_kept(class, kept)
+        let permanent = self.exchange.held(class, Account::SYSTEM);
+        control.slices.spares_permanent(class, permanent)
     }
 
     fn control(&self) -> MutexGuard<'_, Control> {

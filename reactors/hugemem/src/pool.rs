@@ -217,7 +217,7 @@ impl Pool {
     #[must_use]
     pub fn take_permanent(&self, len: usize) -> Option<Lease> {
         let class = self.class_of(len);
-        let spares = self.inner.arena.spares_kept(class);
+        let spares = self.inner.arena.spares_permanent(class);
         spares
             .then(|| self.take_from_class(class, Account::SYSTEM, len))
             .flatten()

@@ -52,9 +52,12 @@ impl ClassUsage {
     /// have none and wait.
     pub(crate) fn admits(self, held: u32, uses_reserve: bool, starved_accounts: u32) -> bool {
         let reserve = (self.total / RESERVE_PART).min(RESERVE_SLICES_MAX);
-        let kept = if uses_reserve { 0 } else { reserve };
+        let reserved = if uses_reserve { 0 } else { reserve };
         let for_others = if held == 0 { 0 } else { starved_accounts };
-        let spare = self.free.saturating_sub(kept).saturating_sub(for_others);
+        let spare = self
+            .free
+            .saturating_sub(reserved)
+            .saturating_sub(for_others);
         held < spare.saturating_mul(SHARE_FACTOR)
     }
 }

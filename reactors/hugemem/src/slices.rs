@@ -51,24 +51,29 @@ impl Slices {
     /// Slices left for requests, with the bytes of one, smallest class first.
     #[must_use]
     pub fn left(&self) -> [(usize, u32); CLASSES] {
-        std::array::from_fn(|class| (CLASS_BYTES[class], self.total[class] - self.kept(class)))
+        std::array::from_fn(|class| {
+            (
+                CLASS_BYTES[class],
+                self.total[class] - self.permanent(class),
+            )
+        })
     }
 
-    fn kept(&self, class: usize) -> u32 {
+    fn permanent(&self, class: usize) -> u32 {
         self.buffers[class] + self.promised[class]
     }
 
     pub(crate) fn spares_buffer(&self, class: usize) -> bool {
         let stays = FOR_REQUESTS_MIN * u32::from(self.promised[class] > 0);
-        self.kept(class) + stays < self.total[class]
+        self.permanent(class) + stays < self.total[class]
     }
 
-    /// Whether one more slice of a class can be kept if the appliance has `kept` already, buffers
-    /// included.
-    pub(crate) fn spares_kept(&self, class: usize, kept: u32) -> bool {
+    /// Whether one more slice of a class can be kept if the appliance has `permanent` already,
+    /// buffers included.
+    pub(crate) fn spares_permanent(&self, class: usize, permanent: u32) -> bool {
         let total = self.total[class];
         let for_requests = total.div_ceil(FOR_REQUESTS_PART);
-        kept + self.promised[class] + for_requests < total
+        permanent + self.promised[class] + for_requests < total
     }
 
     pub(crate) fn add_buffer(&mut self, class: usize) {
@@ -82,8 +87,8 @@ impl Slices {
     /// Number of slices of a class that can still be promised.
     fn can_promise(&self, class: usize) -> u32 {
         let part = (self.total[class] / PROMISED_PART).saturating_sub(self.promised[class]);
-        let kept = self.kept(class) + FOR_REQUESTS_MIN;
-        part.min(self.total[class].saturating_sub(kept))
+        let permanent = self.permanent(class) + FOR_REQUESTS_MIN;
+        part.min(self.total[class].saturating_sub(permanent))
     }
 
     /// Promises up to `count` slices for `len` bytes each to one of `sharers` that request as many,

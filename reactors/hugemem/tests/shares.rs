@@ -273,10 +273,10 @@ fn permanent_leases_leave_slices_of_every_class() {
     let arena = arena(2 * MIB, 64 << 10);
     let pool = arena.pool(1);
     for len in SIZES.into_iter().take(3).rev() {
-        let kept: Vec<Lease> = std::iter::from_fn(|| pool.take_permanent(len)).collect();
+        let permanent: Vec<Lease> = std::iter::from_fn(|| pool.take_permanent(len)).collect();
         let rest: Vec<Lease> = std::iter::from_fn(|| pool.take(len)).collect();
-        assert!(!kept.is_empty(), "{len}");
-        let all = kept.len() + rest.len();
+        assert!(!permanent.is_empty(), "{len}");
+        let all = permanent.len() + rest.len();
         assert!(rest.len() * 4 >= all, "{len}: {} of {all}", rest.len());
     }
 }

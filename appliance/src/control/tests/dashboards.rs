@@ -50,7 +50,7 @@ fn dashboards_and_alerts_use_existing_metrics() {
         let began = Instant::now();
         loop {
             // Drives report their health only after the first check.
-            appliance.look(Instant::now());
+            appliance.poll(Instant::now());
             let measured = measured(http);
             let unknown: Vec<_> = asked.iter().filter(|it| !measured.contains(**it)).collect();
             if unknown.is_empty() {

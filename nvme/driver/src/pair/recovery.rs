@@ -133,9 +133,9 @@ impl Pair {
                 .filter(|slot| slot.queue == ORPHAN && !over.contains(&slot.state))
                 .count()
         };
-        let mut looks = 0;
-        while self.running && orphans(self) > 0 && looks < FINAL_POLLS_MAX {
-            looks += 1;
+        let mut polls = 0;
+        while self.running && orphans(self) > 0 && polls < FINAL_POLLS_MAX {
+            polls += 1;
             self.reap_orphans();
             std::hint::spin_loop();
         }

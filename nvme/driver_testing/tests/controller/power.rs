@@ -34,7 +34,7 @@ fn flush(host: &mut Host, pair: &mut Pair) {
 /// or written with FUA are always kept.
 #[test]
 fn flushed_and_fua_writes_survive_a_power_cut() {
-    let (mut lost, mut kept) = (0, 0);
+    let (mut lost, mut persisted) = (0, 0);
     for seed in 0..20 {
         let (mut host, mut pair) = host(EmulatedOptions {
             seed,
@@ -55,12 +55,12 @@ fn flushed_and_fua_writes_survive_a_power_cut() {
             } else {
                 assert!([1, 2].contains(&found), "seed {seed}, block {lba}: {found}");
                 lost += u32::from(found == 1);
-                kept += u32::from(found == 2);
+                persisted += u32::from(found == 2);
             }
         }
         assert_eq!(host.control.counters().blocks_lost > 0, lost > 0);
     }
-    assert!(lost > 50 && kept > 50, "{lost} lost, {kept} kept");
+    assert!(lost > 50 && persisted > 50, "{lost} lost, {persisted} kept");
 }
 
 #[test]

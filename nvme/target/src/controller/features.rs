@@ -197,9 +197,9 @@ impl Controller {
         properties: FeatureProperties,
         context: &AdminContext<'_>,
     ) -> Result<(), Fault> {
-        let gone = Fault::new(Status::INVALID_NAMESPACE_OR_FORMAT).at(byte::NSID);
+        let no_namespace = Fault::new(Status::INVALID_NAMESPACE_OR_FORMAT).at(byte::NSID);
         if properties.namespace_specific {
-            let subsystem = self.subsystem(context.view).ok_or(gone)?;
+            let subsystem = self.subsystem(context.view).ok_or(no_namespace)?;
             if nsid != NSID_BROADCAST {
                 namespace(subsystem, nsid)?;
             }
@@ -210,7 +210,7 @@ impl Controller {
         if nsid == 0 || nsid == NSID_BROADCAST || (has_namespaces && is_valid_nsid(nsid)) {
             return Ok(());
         }
-        Err(gone)
+        Err(no_namespace)
     }
 
     /// Executes Set Features for a feature whose value is Command Dword 11.

@@ -86,14 +86,14 @@ impl Controller {
                 _ => Err(Fault::field(byte::CDW10)),
             };
         }
-        let gone = Fault::new(Status::INVALID_NAMESPACE_OR_FORMAT).at(byte::NSID);
-        let subsystem = self.subsystem(context.view).ok_or(gone)?;
+        let no_namespace = Fault::new(Status::INVALID_NAMESPACE_OR_FORMAT).at(byte::NSID);
+        let subsystem = self.subsystem(context.view).ok_or(no_namespace)?;
         let csi = command.qualifier.csi();
         match cns {
             Cns::CONTROLLER => Ok(IdentifyStructure::Controller),
             // Base 2.1 §5.1.13, CNS 00h: the structure of an inactive namespace is zero.
             Cns::NAMESPACE if is_valid_nsid(nsid) => Ok(IdentifyStructure::Namespace(nsid)),
-            Cns::NAMESPACE => Err(gone),
+            Cns::NAMESPACE => Err(no_namespace),
             Cns::ACTIVE_NAMESPACE_LIST => active_list(nsid),
             Cns::NAMESPACE_DESCRIPTORS => {
                 namespace(subsystem, nsid).map(|_| IdentifyStructure::Descriptors(nsid))
@@ -103,7 +103,7 @@ impl Controller {
                 if is_valid_nsid(nsid) {
                     Ok(IdentifyStructure::NvmNamespace(nsid))
                 } else {
-                    Err(gone)
+                    Err(no_namespace)
                 }
             }
             // NVM 1.1 §4.1.5.4. The structure of an unsupported command set is zero (Base 2.1
@@ -117,7 +117,7 @@ impl Controller {
             Cns::INDEPENDENT_NAMESPACE if is_valid_nsid(nsid) => {
                 Ok(IdentifyStructure::IndependentNamespace(nsid))
             }
-            Cns::INDEPENDENT_NAMESPACE => Err(gone),
+            Cns::INDEPENDENT_NAMESPACE => Err(no_namespace),
             // Base 2.1 §5.1.13, CNS 12h: every namespace is attached to every controller.
             Cns::NAMESPACE_CONTROLLER_LIST => {
                 let from = command.select.cntid();

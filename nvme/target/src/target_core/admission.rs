@@ -167,15 +167,15 @@ impl TargetCore {
         sqe: &Sqe,
         now: Nanos,
     ) -> Result<Admission, Fault> {
-        let gone = Fault::retry(Status::ABORTED_SQ_DELETION);
+        let queue_closed = Fault::retry(Status::ABORTED_SQ_DELETION);
         let Some(queue) = self.queues.at_mut(slot) else {
-            return Err(gone);
+            return Err(queue_closed);
         };
         if queue.state != QueueState::Live {
-            return Err(gone);
+            return Err(queue_closed);
         }
         let Some(controller) = self.controllers.at_mut(controller_slot) else {
-            return Err(gone);
+            return Err(queue_closed);
         };
         let context = AdminContext {
             target: &self.target,
@@ -212,7 +212,7 @@ impl TargetCore {
                 }
                 let aborted = self.abort(controller_slot, sqid, command_id);
                 let Some(queue) = self.queues.at_mut(slot) else {
-                    return Err(gone);
+                    return Err(queue_closed);
                 };
                 let result = nvme_spec::command::AbortResult::new().with_not_aborted(!aborted);
                 Ok(succeed(queue, sqe, u64::from(result.into_bits())))

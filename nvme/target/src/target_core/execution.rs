@@ -611,11 +611,11 @@ impl TargetCore {
             nsid: work.nsid,
             lba: 0,
         };
-        let gone = Fault::retry(Status::ABORTED_SQ_DELETION);
+        let queue_closed = Fault::retry(Status::ABORTED_SQ_DELETION);
         let controller_slot = self.queues.at(slot).and_then(Queue::controller);
         let found = controller_slot.and_then(|slot| self.controller(slot, now));
         let (Some(mut data), Some((controller, context))) = (data, found) else {
-            return self.fail_command(command, &failed, gone);
+            return self.fail_command(command, &failed, queue_closed);
         };
         let result = controller.execute(work, &mut data, &context);
         if let Some(controller_slot) = controller_slot {
@@ -625,7 +625,7 @@ impl TargetCore {
             return self.fail_command(command, &failed, fault);
         }
         let Some(queue) = self.queues.at_mut(slot) else {
-            return self.fail_command(command, &failed, gone);
+            return self.fail_command(command, &failed, queue_closed);
         };
         let response = queue.respond(command_id, Status::SUCCESS);
         self.command_completed(slot);

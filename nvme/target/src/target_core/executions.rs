@@ -478,9 +478,9 @@ mod tests {
             .collect();
         assert_eq!(executions.find(2, 5), Some(tags[5].slot));
         assert_eq!(executions.find(1, 5), None, "of another queue");
-        for gone in [11, 2, 5] {
-            assert!(executions.remove(tags[gone]).is_some());
-            assert_eq!(executions.find(2, gone as u16), None);
+        for closed in [11, 2, 5] {
+            assert!(executions.remove(tags[closed]).is_some());
+            assert_eq!(executions.find(2, closed as u16), None);
         }
         assert_eq!(executions.find(2, 8), Some(tags[8].slot));
         assert_eq!(executions.abandon(2, &mut nothing).orphaned, 1);

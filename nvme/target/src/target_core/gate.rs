@@ -98,8 +98,8 @@ fn is_closed(queue: &Queue) -> bool {
 fn check_again(queue: &Queue, view: &TargetView, work: &IoWork) -> Result<(), Fault> {
     let names_one = work.nsid != NSID_BROADCAST;
     if names_one && !view.had_device(work.device, work.epoch) {
-        let gone = Fault::new(Status::INVALID_NAMESPACE_OR_FORMAT);
-        return Err(gone.at(byte::NSID));
+        let no_namespace = Fault::new(Status::INVALID_NAMESPACE_OR_FORMAT);
+        return Err(no_namespace.at(byte::NSID));
     }
     recheck(work, view.subsystem(queue.subsystem))
 }

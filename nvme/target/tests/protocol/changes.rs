@@ -92,11 +92,13 @@ fn invalid_changes_are_refused() {
         let removed = world.target.remove_device(DeviceIndex(place as u16));
         assert_eq!(removed, Ok(()));
     }
-    let gone = NamespaceConfig {
+    let without_device = NamespaceConfig {
         device: DeviceIndex(before as u16),
         ..namespace(LATE, 0, &*world.devices()[0])
     };
-    let unknown = world.target.update_namespaces(SUBSYSTEM, vec![gone]);
+    let unknown = world
+        .target
+        .update_namespaces(SUBSYSTEM, vec![without_device]);
     assert!(matches!(unknown, Err(TargetError::UnknownDevice { .. })));
     let mut wanted = subsystem(&world, SUBSYSTEM);
     wanted.io_queues_max = 0;

@@ -92,7 +92,7 @@ fn fused_commands_are_refused() {
 fn io_commands_check_the_namespace_identifier() {
     let mut world = World::new();
     let (_, io) = world.ready();
-    let gone = Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr();
+    let no_namespace = Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr();
     for nsid in [
         0,
         HIGHEST + 1,
@@ -105,7 +105,7 @@ fn io_commands_check_the_namespace_identifier() {
             if nsid == NSID_BROADCAST && sqe.io_opcode() == IoOpcode::FLUSH {
                 continue;
             }
-            assert_eq!(send(&mut world, io, sqe, bytes), gone, "{nsid:#x}");
+            assert_eq!(send(&mut world, io, sqe, bytes), no_namespace, "{nsid:#x}");
         }
     }
     for (sqe, bytes) in every_command(3) {
@@ -725,10 +725,10 @@ fn namespace_removal_fails_a_write_whose_data_is_fetched() {
         read_only: true,
         ..whole.clone()
     };
-    let gone = Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr();
+    let no_namespace = Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr();
     let changes = [
         (vec![smaller], OUT_OF_RANGE),
-        (vec![moved], gone),
+        (vec![moved], no_namespace),
         (vec![read_only], PROTECTED),
         (vec![], INVALID),
     ];

@@ -23,8 +23,8 @@ fn seconds(count: u64) -> Nanos {
 
 fn alive(world: &mut World, admin: Link) -> bool {
     world.settle();
-    let gone = world.closes(admin.node);
-    gone.is_empty()
+    let closed = world.closes(admin.node);
+    closed.is_empty()
         && world
             .command(admin, Sqe::keep_alive())
             .status()

@@ -129,9 +129,9 @@ fn controller_waiting_for_orphans_can_be_disabled_or_shut_down() {
     assert!(!world.csts(again).rdy());
     world.set_cc(again, Cc::enabled_nvm());
     assert!(!world.csts(again).rdy());
-    let gone = world.connect(1, &ConnectOptions::default());
-    world.set_cc(gone, Cc::enabled_nvm());
-    world.close(gone);
+    let closed = world.connect(1, &ConnectOptions::default());
+    world.set_cc(closed, Cc::enabled_nvm());
+    world.close(closed);
     world.fault.release();
     world.settle();
     assert!(world.csts(again).rdy());

@@ -184,11 +184,11 @@ impl<'a, P: Provider> Harness<'a, P> {
     }
 
     /// Polls until there is a result.
-    pub(crate) fn wait<T>(&mut self, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    pub(crate) fn wait<T>(&mut self, what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
         let deadline = Instant::now() + self.subject.step_timeout;
         loop {
             (self.subject.step)();
-            if let Some(found) = look() {
+            if let Some(found) = attempt() {
                 return found;
             }
             let name = self.name;

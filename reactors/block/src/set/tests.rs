@@ -290,8 +290,8 @@ fn give_up_affects_only_the_given_client() {
 
 #[test]
 fn detach_waits_for_requests_and_immediate_removal_does_not() {
-    let (slow, gone) = (script(1), script(0));
-    let set = set_of(&[&slow, &gone]);
+    let (slow, removed) = (script(1), script(0));
+    let set = set_of(&[&slow, &removed]);
     let client = set.register(8);
     set.submit(client, 0, request(1)).expect("room");
     assert_eq!(set.detach(0), Drain::Outstanding(1));
@@ -309,7 +309,7 @@ fn detach_waits_for_requests_and_immediate_removal_does_not() {
         (set.waiting(), set.attached(), polled(&set)),
         (0, 0, vec![])
     );
-    assert_eq!(Rc::strong_count(&gone), 1, "the queue is closed");
+    assert_eq!(Rc::strong_count(&removed), 1, "the queue is closed");
 }
 
 #[test]

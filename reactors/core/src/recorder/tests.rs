@@ -34,14 +34,14 @@ fn oldest_trace_records_are_overwritten() {
     for number in 0..many {
         recorder.record(Nanos(number), note(number as u16));
     }
-    let kept = recorder.recording().read(0);
+    let stored = recorder.recording().read(0);
     // One less than the capacity, because the writer may be overwriting one.
     assert_eq!(
-        (kept.before, kept.notes.len()),
+        (stored.before, stored.notes.len()),
         (101, TRACE_RECORDS_MAX - 1)
     );
-    assert_eq!(kept.notes[0], (Nanos(101), note(101)));
-    assert_eq!(kept.notes.last().expect("many").0, Nanos(many - 1));
+    assert_eq!(stored.notes[0], (Nanos(101), note(101)));
+    assert_eq!(stored.notes.last().expect("many").0, Nanos(many - 1));
 }
 
 #[test]
