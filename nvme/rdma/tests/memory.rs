@@ -39,7 +39,7 @@ fn send_in_capsule(host: &mut Host, cid: u16, lba: u64) {
 
 /// Runs turns until every host has that many successful responses.
 #[track_caller]
-fn all_answered(stage: &mut Stage, hosts: &mut [Host], count: usize) {
+fn await_all_responses(stage: &mut Stage, hosts: &mut [Host], count: usize) {
     stage.turn_until("every answer", |_| {
         hosts.iter_mut().for_each(Host::poll);
         hosts.iter().all(|host| host.responses.len() == count)
@@ -58,7 +58,7 @@ fn receives_leave_room_for_the_largest_request() {
     for cid in 0..8 {
         send_write(&mut io, cid, 0, LARGEST);
     }
-    all_answered(&mut stage, &mut [io], 8);
+    await_all_responses(&mut stage, &mut [io], 8);
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn many_connections_make_progress_at_every_size() {
                 }
             }
         }
-        all_answered(&mut stage, &mut hosts, 8);
+        await_all_responses(&mut stage, &mut hosts, 8);
     }
     assert!(stage.counters.buffer_waits.get() > 0, "memory was scarce");
 }
@@ -107,7 +107,7 @@ fn another_transport_on_the_arena_gets_its_turn() {
         got += other.next_grant(0).map_or(0, |_| 1);
         got == 2
     });
-    all_answered(&mut stage, &mut [io], 16);
+    await_all_responses(&mut stage, &mut [io], 16);
 }
 
 /// A request that holds memory for long delays receives; it does not lose them.
@@ -121,12 +121,12 @@ fn receives_come_back_after_all_memory_was_out() {
         send_in_capsule(&mut io, cid, u64::from(cid) * 8);
     }
     let mut hosts = [io];
-    all_answered(&mut stage, &mut hosts, 31);
+    await_all_responses(&mut stage, &mut hosts, 31);
     drop(hoard);
     for cid in 0..31 {
         send_in_capsule(&mut hosts[0], cid, u64::from(cid) * 8);
     }
-    all_answered(&mut stage, &mut hosts, 31);
+    await_all_responses(&mut stage, &mut hosts, 31);
 }
 
 /// A single slice is left for requests, so nothing is reserved for receives.
@@ -178,8 +178,8 @@ fn keep_alive_is_suspended_while_receives_are_exhausted() {
     assert!(admin.responses.is_empty(), "there is no receive for it");
     assert_eq!(stage.set.len(), 2, "nobody is let go");
     drop(starved);
-    all_answered(&mut stage, std::slice::from_mut(&mut io), 4);
-    all_answered(&mut stage, std::slice::from_mut(&mut admin), 1);
+    await_all_responses(&mut stage, std::slice::from_mut(&mut io), 4);
+    await_all_responses(&mut stage, std::slice::from_mut(&mut admin), 1);
     for _ in 0..19 {
         stage.pass(Nanos::from_millis(100));
     }

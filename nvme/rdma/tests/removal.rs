@@ -145,7 +145,7 @@ fn a_device_that_returns_rejects_hosts() {
 
 /// More memory can be registered after the removal of a device without connections.
 #[test]
-fn memory_grows_while_a_device_that_is_gone_is_not_forgotten() {
+fn memory_grows_while_a_removed_device_is_not_released() {
     let mut scene = Scene::new();
     let before = scene.stage.domains.registered().count;
     let store = Store::new(1 << 20, PagePolicy::Ordinary).expect("1 MiB of memory");

@@ -277,13 +277,13 @@ impl<S: FileStore> Device for StoreDevice<S> {
             ..
         } = &*self.shared;
         let geometry = geometry.now();
-        let is_gone = condition.now().is_gone();
-        if !is_gone {
+        let is_removed = condition.now().is_removed();
+        if !is_removed {
             self.check_length();
         }
-        let damage = condition.damage().filter(|_| !is_gone);
+        let damage = condition.damage().filter(|_| !is_removed);
         let state = match damage {
-            _ if is_gone => HealthState::Removed,
+            _ if is_removed => HealthState::Removed,
             Some(_) => HealthState::Damaged,
             None if geometry.read_only => HealthState::ReadOnly,
             None => HealthState::Ready,
@@ -309,7 +309,7 @@ impl<S: FileStore> Device for StoreDevice<S> {
             0 => {}
             writes => return Err(ReopenError::WriteStuck { writes }),
         }
-        if now.cause().is_none() && !now.is_gone() {
+        if now.cause().is_none() && !now.is_removed() {
             return Err(ReopenError::NotDamaged);
         }
         store.reopen(geometry.now().bytes())?;
@@ -319,7 +319,7 @@ impl<S: FileStore> Device for StoreDevice<S> {
 
     fn open_queue(&self, options: QueueOptions) -> Result<Box<dyn DeviceQueue>, OpenError> {
         check_depth(options.depth)?;
-        if self.shared.condition.now().is_gone() {
+        if self.shared.condition.now().is_removed() {
             return Err(OpenError::Removed);
         }
         let queue = queue::FileQueue::open(Arc::clone(&self.shared), options)?;

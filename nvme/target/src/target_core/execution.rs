@@ -35,7 +35,7 @@ impl TargetCore {
         if let WorkKind::Io(io) = &work.kind
             && io.operation == IoOperation::Read
             && data.is_none()
-            && let Some(done) = self.execute_lent(queue, tag, work.command_id, io, now)
+            && let Some(done) = self.execute_borrowed(queue, tag, work.command_id, io, now)
         {
             return Some(done);
         }

@@ -148,7 +148,7 @@ impl TargetCore {
 
     /// [`complete_inline`](Self::complete_inline) for a read that was admitted.
     #[inline]
-    pub(super) fn execute_lent(
+    pub(super) fn execute_borrowed(
         &mut self,
         id: QueueId,
         tag: u64,

@@ -5,6 +5,7 @@
 
 mod admin;
 mod allocations;
+mod borrowed;
 mod changes;
 mod config;
 mod connect;
@@ -20,7 +21,6 @@ mod identifiers;
 mod identify;
 mod io;
 mod keep_alive;
-mod lent;
 mod logs;
 mod orphans;
 mod probe;

@@ -30,7 +30,7 @@ const CAUSES: [DamageCause; 6] = [
 pub(super) struct ConditionWord(u64);
 
 impl ConditionWord {
-    pub(super) fn is_gone(self) -> bool {
+    pub(super) fn is_removed(self) -> bool {
         self.0 & GONE != 0
     }
 
@@ -70,7 +70,7 @@ impl Condition {
         ConditionWord(self.word.load(Ordering::Relaxed))
     }
 
-    pub(super) fn note_gone(&self) {
+    pub(super) fn set_removed(&self) {
         self.word.fetch_or(GONE, Ordering::Relaxed);
     }
 
@@ -153,8 +153,8 @@ mod tests {
         condition.note_reopened();
         assert!(condition.now().is_abandoned() && condition.damage().is_none());
         assert!(!condition.now().same_generation(sound));
-        condition.note_gone();
-        assert!(condition.now().is_gone());
+        condition.set_removed();
+        assert!(condition.now().is_removed());
     }
 
     #[test]

@@ -472,7 +472,7 @@ impl<S: FileStore> FileQueue<S> {
         let result = match result {
             Ok(()) if overtaken => Err(DeviceError::Damaged),
             Err(DeviceError::Removed) => {
-                self.shared.condition.note_gone();
+                self.shared.condition.set_removed();
                 result
             }
             _ => result,
@@ -501,7 +501,7 @@ impl<S: FileStore> FileQueue<S> {
         request: Request,
         now: ConditionWord,
     ) -> Result<Request, Refusal> {
-        if now.is_gone() {
+        if now.is_removed() {
             return Err(Refusal::Never(request, DeviceError::Removed));
         }
         if now.cause().is_some() && promises_durability(request.operation) {
