@@ -125,9 +125,12 @@ fn apply_lists_steps_before_executing_them() {
     let file = file.to_str().expect("UTF-8");
     expect(&lab.apply(&["--partial", file]), 1, &partial);
     lab.write(&(lab.base.clone() + MORE));
-    let answer = lab.apply(&["--json"]);
-    let answer: serde_json::Value = serde_json::from_str(&answer.stdout).expect("JSON");
-    assert_eq!(answer, serde_json::json!({ "steps": [], "applied": true }));
+    let response = lab.apply(&["--json"]);
+    let response: serde_json::Value = serde_json::from_str(&response.stdout).expect("JSON");
+    assert_eq!(
+        response,
+        serde_json::json!({ "steps": [], "applied": true })
+    );
     lab.end();
 }
 

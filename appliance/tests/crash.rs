@@ -189,9 +189,7 @@ impl Model {
             let lease = lease.expect("nothing else is in flight");
             let read = queue.submit_read(1, lba, STEP as u32, lease, lba);
             assert!(read.is_ok(), "the queue is empty");
-            let completion = queue
-                .wait_completion(LIMIT, "Read")
-                .expect("it is answered");
+            let completion = queue.wait_completion(LIMIT, "Read").expect("it completes");
             assert!(completion.status().is_success(), "{}", completion.status());
             let data = completion.data.expect("a read's data");
             for (found, lba) in data.chunks_exact(BLOCK_BYTES).zip(lba..) {
@@ -260,7 +258,7 @@ fn attach(address: SocketAddr) -> (Controller, Vec<IoQueuePlan>) {
     };
     let mut controller = Controller::connect(options).expect("it listens");
     let queues = controller.request_io_queues(WRITERS as u16);
-    assert_eq!(queues.expect("an answer"), WRITERS as u16);
+    assert_eq!(queues.expect("a response"), WRITERS as u16);
     let plan = |qid| controller.plan_io_queue(qid, DEPTH).expect("a right depth");
     let plans = (1..=WRITERS as u16).map(plan).collect();
     (controller, plans)

@@ -88,7 +88,7 @@ fn expect_blocks(io: &mut RawClient, lbas: impl Iterator<Item = u64>) {
     for lba in lbas {
         let (cqe, data) = io
             .command(Sqe::read(1, lba, 0), &[], 512)
-            .expect("an answer");
+            .expect("a response");
         assert!(cqe.status().is_success(), "{}", cqe.status());
         assert_eq!(data, pattern(lba), "block {lba}");
     }
@@ -106,10 +106,10 @@ fn acknowledged_writes_survive_sigkill() {
         for lba in round * 64..(round + 1) * 64 {
             let fua = lba % 2 == 0;
             let write = Sqe::write(1, lba, 0, fua);
-            let (cqe, _) = io.command(write, &pattern(lba), 0).expect("an answer");
+            let (cqe, _) = io.command(write, &pattern(lba), 0).expect("a response");
             assert!(cqe.status().is_success(), "{}", cqe.status());
         }
-        let (cqe, _) = io.command(Sqe::flush(1), &[], 0).expect("an answer");
+        let (cqe, _) = io.command(Sqe::flush(1), &[], 0).expect("a response");
         assert!(cqe.status().is_success(), "{}", cqe.status());
         windlass.signal(Signal::KILL);
         assert!(!windlass.wait().0.success());
@@ -160,7 +160,7 @@ fn namespace_identities_survive_a_restart() {
         let mut pages = Vec::new();
         for cns in [Cns::NAMESPACE, Cns::NAMESPACE_DESCRIPTORS] {
             let identify = Sqe::identify_structure(cns, 1);
-            let (cqe, page) = admin.command(identify, &[], 4096).expect("an answer");
+            let (cqe, page) = admin.command(identify, &[], 4096).expect("a response");
             assert!(cqe.status().is_success(), "{}", cqe.status());
             pages.push(page);
         }
@@ -180,7 +180,7 @@ fn identifiers_of_a_start(file: &std::path::Path) -> (Vec<u8>, Vec<u8>) {
     let (mut admin, _io) = attach(&windlass);
     let mut identify = |cns: Cns| {
         let identify = Sqe::identify_structure(cns, 1);
-        let (cqe, page) = admin.command(identify, &[], 4096).expect("an answer");
+        let (cqe, page) = admin.command(identify, &[], 4096).expect("a response");
         assert!(cqe.status().is_success(), "{}", cqe.status());
         page
     };
@@ -249,9 +249,9 @@ fn get(socket: &std::path::Path, path: &str) -> String {
     let mut stream = UnixStream::connect(socket).expect("it listens");
     let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).expect("connected");
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).expect("an answer");
-    answer
+    let mut response = String::new();
+    stream.read_to_string(&mut response).expect("a response");
+    response
 }
 
 /// A device that lost data refuses writes until an operator reopens it, and all interfaces report
@@ -272,7 +272,7 @@ fn damaged_device_is_reported_and_reopened_by_an_operator() {
     let write = |io: &mut RawClient| {
         let (cqe, _) = io
             .command(Sqe::write(1, 0, 0, false), &pattern(0), 0)
-            .expect("an answer");
+            .expect("a response");
         cqe.status()
     };
     let reopen = |name: &str| {
@@ -293,7 +293,7 @@ fn damaged_device_is_reported_and_reopened_by_an_operator() {
     image.set_len(0).expect("writable");
     let (cqe, _) = io
         .command(Sqe::read(1, 8000, 0), &[], BLOCK_BYTES as u32)
-        .expect("an answer");
+        .expect("a response");
     assert!(!cqe.status().is_success());
     assert!(!write(&mut io).is_success());
     // The status is at most a tenth of a second old, and events appear within the next second.

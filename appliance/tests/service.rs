@@ -264,13 +264,13 @@ fn group_members_can_connect_to_a_service_in_a_user_namespace() {
         asked.arg(&socket).output().expect("it runs")
     };
     // The command gets a response; the state of the appliance does not matter.
-    let is_admitted = |answer: &Output| matches!(answer.status.code(), Some(0 | 1));
+    let is_admitted = |response: &Output| matches!(response.status.code(), Some(0 | 1));
     let began = Instant::now();
     let member = loop {
-        let answer = ask(OPERATOR, &SERVICE.to_string());
+        let response = ask(OPERATOR, &SERVICE.to_string());
         let is_over = service.try_wait().expect("waitable").is_some();
-        if is_admitted(&answer) || is_over || began.elapsed() > LIMIT {
-            break answer;
+        if is_admitted(&response) || is_over || began.elapsed() > LIMIT {
+            break response;
         }
         std::thread::sleep(Duration::from_millis(50));
     };

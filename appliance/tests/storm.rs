@@ -122,13 +122,13 @@ impl Witness {
         self.turn += 1;
         let (lba, data) = (self.turn % 1024, [self.turn as u8; BLOCK_BYTES]);
         let write = Sqe::write(1, lba, 0, false);
-        let (cqe, _) = self.io.command(write, &data, 0).expect("an answer");
+        let (cqe, _) = self.io.command(write, &data, 0).expect("a response");
         assert!(cqe.status().is_success(), "{}", cqe.status());
         let read = Sqe::read(1, lba, 0);
         let (cqe, found) = self
             .io
             .command(read, &[], BLOCK_BYTES as u32)
-            .expect("an answer");
+            .expect("a response");
         assert!(cqe.status().is_success(), "{}", cqe.status());
         assert_eq!(found, data);
     }
@@ -389,11 +389,11 @@ fn longest_and_median(
             let request = io.expect(PduType::R2T).expect("memory for it");
             let request = request.r2t().expect("an R2T");
             io.send_data(&request, 0, &data, true).expect("sent");
-            let response = io.expect(PduType::CAPSULE_RESP).expect("an answer");
+            let response = io.expect(PduType::CAPSULE_RESP).expect("a response");
             let cqe = response.completion().expect("a completion");
             assert!(cqe.status().is_success(), "{}", cqe.status());
             let identify = Sqe::identify_structure(Cns::CONTROLLER, 0);
-            let (cqe, _) = admin.command(identify, &[], 4096).expect("an answer");
+            let (cqe, _) = admin.command(identify, &[], 4096).expect("a response");
             assert!(cqe.status().is_success(), "{}", cqe.status());
             began.elapsed()
         })

@@ -214,7 +214,7 @@ fn client_posts_json_and_reads_the_response() {
     let place = place();
     let server = responding(&place.path, http("200 OK", "[7]"));
     let client = Client::find(&at(&place.path)).expect("it listens");
-    let response: Vec<u32> = client.post("/api/v1/apply", &[1, 2]).expect("an answer");
+    let response: Vec<u32> = client.post("/api/v1/apply", &[1, 2]).expect("a response");
     assert_eq!(response, [7]);
     assert_eq!(client.socket(), place.path);
     let asked = server.join().expect("it answers");

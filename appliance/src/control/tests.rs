@@ -139,7 +139,7 @@ fn write(io: &mut RawClient, lba: u64, blocks: u16) {
     let request = asked.r2t().expect("it is one");
     io.send_data(&request, 0, &data, true)
         .expect("it is connected");
-    let response = io.expect(PduType::CAPSULE_RESP).expect("an answer");
+    let response = io.expect(PduType::CAPSULE_RESP).expect("a response");
     let cqe = response.completion().expect("it is one");
     assert!(cqe.status().is_success(), "{}", cqe.status());
 }
@@ -436,15 +436,15 @@ fn status_counts_host_commands() {
     for lba in 0..5 {
         let (cqe, data) = io
             .command(Sqe::read(1, lba, 0), &[], 512)
-            .expect("an answer");
+            .expect("a response");
         assert!(cqe.status().is_success() && data == [7; 512]);
     }
     for _ in 0..3 {
-        let (cqe, _) = io.command(Sqe::flush(1), &[], 0).expect("an answer");
+        let (cqe, _) = io.command(Sqe::flush(1), &[], 0).expect("a response");
         assert!(cqe.status().is_success());
     }
     let beyond = Sqe::read(1, 1 << 40, 0);
-    let (cqe, _) = io.command(beyond, &[], 512).expect("an answer");
+    let (cqe, _) = io.command(beyond, &[], 512).expect("a response");
     assert!(!cqe.status().is_success());
     // The status is at most a tenth of a second old.
     std::thread::sleep(Duration::from_millis(150));

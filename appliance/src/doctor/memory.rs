@@ -222,12 +222,12 @@ fn from_hosts(config: &Config, reactors: usize) -> u64 {
 /// Requests that all devices together take at once. A memory device completes requests immediately;
 /// they are in flight only while their data arrives: one host queue for each reactor.
 fn in_devices(config: &Config, reactors: usize) -> u64 {
-    let at_once = u64::from(Listener::QUEUE_DEPTH_DEFAULT);
+    let concurrent = u64::from(Listener::QUEUE_DEPTH_DEFAULT);
     let drives = crate::nvme::wanted(config).into_iter();
     let drives: u64 = drives.map(|drive| u64::from(drive.queue_depth())).sum();
     let others = config.devices.iter().map(|device| match device.backing {
         Backing::File { .. } => DEVICE_QUEUE_DEPTH as u64,
-        Backing::Memory { .. } | Backing::Null { .. } => at_once,
+        Backing::Memory { .. } | Backing::Null { .. } => concurrent,
         Backing::Nvme(_) => 0,
     });
     (drives + others.sum::<u64>()) * reactors as u64

@@ -196,7 +196,7 @@ impl Host {
         let (cqe, _) = self
             .io
             .command(sqe, &[fill; BLOCK_BYTES], 0)
-            .expect("an answer");
+            .expect("a response");
         cqe.status().with_more(false)
     }
 
@@ -206,7 +206,7 @@ impl Host {
             .with_lid(LogPageId::SMART_HEALTH)
             .with_numd_z(127);
         let sqe = Sqe::log_page(0, select, 0);
-        let (cqe, page) = self.admin.command(sqe, &[], 512).expect("an answer");
+        let (cqe, page) = self.admin.command(sqe, &[], 512).expect("a response");
         assert!(cqe.status().is_success(), "{}", cqe.status());
         page[0]
     }
@@ -215,7 +215,7 @@ impl Host {
         let (cqe, _) = self
             .io
             .command(Sqe::flush(nsid), &[], 0)
-            .expect("an answer");
+            .expect("a response");
         cqe.status().with_more(false)
     }
 
@@ -224,7 +224,7 @@ impl Host {
         let (cqe, data) = self
             .io
             .command(sqe, &[], BLOCK_BYTES as u32)
-            .expect("an answer");
+            .expect("a response");
         if cqe.status().is_success() {
             Ok(data)
         } else {

@@ -228,7 +228,8 @@ measured! {
         /// Wear; may exceed 100.
         used_percent: Option<u8> = input.health.used_percent, Gauge "device_used_percent";
         /// What a drive warns of, in words.
-        warnings: Vec<String> = input.health.drive.map_or_else(Vec::new, |drive| warnings(drive.warnings)),
+        warnings: Vec<String> =
+            input.health.drive.map_or_else(Vec::new, |drive| warnings(drive.warnings)),
             Gauge "device_warnings": |it| Some(it.warnings.len() as u64)
             => "Kinds of warnings that it gives.";
         /// What moved.

@@ -220,7 +220,7 @@ fn second_service_shares_the_reactors_and_devices() {
         let sqe = Sqe::write(1, u64::from(lba), 0, false);
         let (cqe, _) = io
             .command(sqe, &[lba + 1; BLOCK_BYTES], 0)
-            .expect("an answer");
+            .expect("a response");
         assert!(cqe.status().is_success());
     }
     for address in &addresses[..reactors] {
@@ -229,7 +229,7 @@ fn second_service_shares_the_reactors_and_devices() {
         let mut read = |lba: u64| {
             let mut block = [0; BLOCK_BYTES];
             client.write_all(&lba.to_le_bytes()).expect("it is there");
-            client.read_exact(&mut block).expect("an answer");
+            client.read_exact(&mut block).expect("a response");
             block
         };
         for lba in 0..8u8 {

@@ -201,7 +201,7 @@ fn namespace_changes_raise_events_for_hosts() {
             let sqe = Sqe::write(2, lba, 0, false);
             host.io
                 .command(sqe, &data, 0)
-                .expect("an answer")
+                .expect("a response")
                 .0
                 .status()
                 .with_more(false)
@@ -219,7 +219,7 @@ fn namespace_changes_raise_events_for_hosts() {
         let (cqe, data) = host
             .io
             .command(read, &[], 2 * block as u32)
-            .expect("an answer");
+            .expect("a response");
         assert!(
             cqe.status().is_success(),
             "over the old end: {}",
@@ -244,7 +244,7 @@ fn read_changed_list(host: &mut Host) {
         .with_lid(nvme_spec::command::LogPageId::CHANGED_ATTACHED_NAMESPACES)
         .with_numd_z(1023);
     let sqe = Sqe::log_page(nvme_spec::NSID_BROADCAST, select, 0);
-    let (cqe, page) = host.admin.command(sqe, &[], 4096).expect("an answer");
+    let (cqe, page) = host.admin.command(sqe, &[], 4096).expect("a response");
     assert!(cqe.status().is_success());
     assert_eq!(page[..8], [2, 0, 0, 0, 0, 0, 0, 0]);
 }

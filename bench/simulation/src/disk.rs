@@ -292,7 +292,7 @@ impl Disk {
         self.state().held_until = until;
     }
 
-    /// Pulls it out: everything fails until [`reinsert`](Self::put_back).
+    /// Pulls it out: everything fails until [`reinsert`](Self::reinsert).
     pub fn remove(&self) {
         self.state().removed = true;
     }

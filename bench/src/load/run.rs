@@ -456,7 +456,7 @@ fn drive(
         }
         let mut stats = PhaseStats::default();
         for driver in drivers.iter() {
-            let mut look = || {
+            let mut check = || {
                 let operations = shared.operations.load(Ordering::Relaxed);
                 let bytes = shared.bytes.load(Ordering::Relaxed);
                 watch.phase_progresses(operations, bytes, begun.elapsed());
@@ -464,7 +464,7 @@ fn drive(
                     shared.stop.store(true, Ordering::Relaxed);
                 }
             };
-            match await_message(driver, tend, &mut look)? {
+            match await_message(driver, tend, &mut check)? {
                 Message::Phase(counted) => stats.add(*counted),
                 Message::Ready(_) | Message::Counters(_) => return Err(LoadError::ThreadLost),
             }
@@ -517,18 +517,18 @@ fn total(kind: PhaseKind, suited: &CheckedWorkload) -> PhaseTotal {
     }
 }
 
-/// Waits for a thread's next message, and calls `tend` and `look` in the meantime.
+/// Waits for a thread's next message, and calls `tend` and `check` in the meantime.
 fn await_message(
     driver: &Driver<'_>,
     tend: &mut dyn FnMut(),
-    look: &mut dyn FnMut(),
+    check: &mut dyn FnMut(),
 ) -> Result<Message, LoadError> {
     loop {
         match driver.messages.recv_timeout(WATCH_INTERVAL) {
             Ok(message) => return Ok(message),
             Err(RecvTimeoutError::Disconnected) => return Err(LoadError::ThreadLost),
             Err(RecvTimeoutError::Timeout) => {
-                look();
+                check();
                 tend();
             }
         }

@@ -47,14 +47,14 @@ fn round_trip(queue: &mut IoQueue, lba: u64, bytes: usize, seed: u8) {
     queue
         .submit_write(1, (lba, blocks), false, data, 1)
         .expect("room in the queue");
-    let written = queue.wait_completion(LIMIT, "write").expect("an answer");
+    let written = queue.wait_completion(LIMIT, "write").expect("a response");
     assert!(written.status().is_success(), "{}", written.status());
     let mut data = written.data.expect("the lease comes back");
     data.fill(0);
     queue
         .submit_read(1, lba, blocks, data, 2)
         .expect("room in the queue");
-    let read = queue.wait_completion(LIMIT, "read").expect("an answer");
+    let read = queue.wait_completion(LIMIT, "read").expect("a response");
     assert!(read.status().is_success(), "{}", read.status());
     let data = read.data.expect("the lease comes back");
     assert!(
@@ -124,7 +124,9 @@ fn queues_spread_over_reactors_and_share_the_namespace() {
     second[0]
         .submit_read(1, 1000, 8, data, 0)
         .expect("room in the queue");
-    let read = second[0].wait_completion(LIMIT, "read").expect("an answer");
+    let read = second[0]
+        .wait_completion(LIMIT, "read")
+        .expect("a response");
     assert_eq!(read.data.expect("the lease comes back")[0], 0x77);
     drop(queues);
     drop(controller);

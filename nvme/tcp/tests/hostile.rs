@@ -180,7 +180,7 @@ fn attached_with_data_digests(server: &Server) -> (RawClient, RawClient) {
     let mut io = initialised(server, false, true);
     let connected = io
         .connect_queue(&names(), cntlid, 1, 31)
-        .expect("an answer");
+        .expect("a response");
     assert_eq!(connected.status(), Status::SUCCESS);
     (admin, io)
 }
@@ -196,7 +196,7 @@ fn a_wrong_data_digest_fails_the_command_alone() {
         let last = bytes.len() - 1;
         bytes[last] ^= 1;
         io.send(&bytes).expect("sent");
-        let pdu = io.expect(PduType::CAPSULE_RESP).expect("an answer");
+        let pdu = io.expect(PduType::CAPSULE_RESP).expect("a response");
         let completion = pdu.completion().expect("a completion");
         assert_eq!(completion.cid.get(), 9);
         assert!(completion.status().is(Status::TRANSIENT_TRANSPORT_ERROR));
@@ -206,7 +206,9 @@ fn a_wrong_data_digest_fails_the_command_alone() {
             1
         );
         // The block is unchanged, and the connection still works.
-        let (cqe, found) = io.command(Sqe::read(1, 0, 0), &[], 512).expect("an answer");
+        let (cqe, found) = io
+            .command(Sqe::read(1, 0, 0), &[], 512)
+            .expect("a response");
         assert_eq!(cqe.status(), Status::SUCCESS);
         assert_eq!(found, [0; 512]);
     });
@@ -251,7 +253,7 @@ fn data_is_matched_to_its_write_by_transfer_tag() {
         io.send_data(&requests[0], 0, &[0xA1; 8192], true)
             .expect("sent");
         for _ in requests {
-            let pdu = io.expect(PduType::CAPSULE_RESP).expect("an answer");
+            let pdu = io.expect(PduType::CAPSULE_RESP).expect("a response");
             let completion = pdu.completion().expect("a completion");
             assert_eq!(completion.cid.get(), 5);
             assert_eq!(completion.status(), Status::SUCCESS);
@@ -259,7 +261,7 @@ fn data_is_matched_to_its_write_by_transfer_tag() {
         for (lba, blocks, byte) in [(8, 8_u16, 0xA1), (32, 8, 0xB2)] {
             let bytes = usize::from(blocks) * 512;
             let read = io.command(Sqe::read(1, lba, blocks - 1), &[], bytes as u32);
-            let (cqe, found) = read.expect("an answer");
+            let (cqe, found) = read.expect("a response");
             assert_eq!(cqe.status(), Status::SUCCESS);
             assert_eq!(found, vec![byte; bytes], "block {lba}");
         }
@@ -279,12 +281,12 @@ fn solicited_data_with_a_wrong_digest_changes_no_block() {
         second[last] ^= 1;
         io.send(&first).expect("sent");
         io.send(&second).expect("sent");
-        let pdu = io.expect(PduType::CAPSULE_RESP).expect("an answer");
+        let pdu = io.expect(PduType::CAPSULE_RESP).expect("a response");
         let completion = pdu.completion().expect("a completion");
         assert!(completion.status().is(Status::TRANSIENT_TRANSPORT_ERROR));
         let (cqe, found) = io
             .command(Sqe::read(1, 0, 15), &[], 8192)
-            .expect("an answer");
+            .expect("a response");
         assert_eq!(cqe.status(), Status::SUCCESS);
         // The witness writes to one of the blocks.
         let first = found.iter().position(|byte| *byte == 0xab);
@@ -364,7 +366,7 @@ fn a_disconnect_during_data_frees_its_leases() {
 /// A command must complete with this status and Do Not Retry bit.
 #[track_caller]
 fn expect_status(client: &mut RawClient, sqe: Sqe, data: &[u8], read: u32, status: Status) {
-    let (cqe, _) = client.command(sqe, data, read).expect("an answer");
+    let (cqe, _) = client.command(sqe, data, read).expect("a response");
     assert_eq!(cqe.status().with_more(false), status);
 }
 
@@ -431,7 +433,7 @@ fn in_capsule_data_that_does_not_fit_its_descriptor_fails_the_command_alone() {
                 .with_cid(3)
                 .with_sgl(descriptor);
             host.io.send_capsule(sqe, &[1; 512]).expect("sent");
-            let pdu = host.io.expect(PduType::CAPSULE_RESP).expect("an answer");
+            let pdu = host.io.expect(PduType::CAPSULE_RESP).expect("a response");
             assert_eq!(
                 pdu.completion().expect("a completion").status(),
                 status.with_dnr().with_more(true)
@@ -479,7 +481,7 @@ fn an_invalid_connect_is_rejected_with_its_status() {
             let mut client = initialised(server, false, false);
             let cqe = client
                 .connect_queue(&names, cntlid, qid, sqsize_z)
-                .expect("an answer");
+                .expect("a response");
             assert_eq!(
                 cqe.status().code(),
                 expected,
@@ -518,14 +520,14 @@ fn a_second_connect_is_refused_on_the_connection_and_for_the_queue() {
         let cqe = host
             .io
             .connect_queue(&names(), host.cntlid, 1, 31)
-            .expect("an answer");
+            .expect("a response");
         let status = Status::COMMAND_SEQUENCE_ERROR.with_dnr();
         assert_eq!(cqe.status(), status.with_more(true));
         // On another connection the queue identifier is in use.
         let mut other = initialised(server, false, false);
         let cqe = other
             .connect_queue(&names(), host.cntlid, 1, 31)
-            .expect("an answer");
+            .expect("a response");
         assert!(!cqe.status().is_success());
         host.check_io(3, 0x55);
     });
@@ -537,7 +539,7 @@ fn another_first_command_than_connect_is_out_of_sequence() {
         let mut client = initialised(server, false, false);
         let (cqe, _) = client
             .command(Sqe::keep_alive(), &[], 0)
-            .expect("an answer");
+            .expect("a response");
         assert_eq!(cqe.status().code(), Status::COMMAND_SEQUENCE_ERROR);
     });
 }
@@ -550,7 +552,9 @@ fn more_commands_than_the_queue_has_entries_end_the_connection() {
             .open_admin(&names())
             .expect("the export takes the host");
         let mut io = initialised(server, false, false);
-        let cqe = io.connect_queue(&names(), cntlid, 1, 1).expect("an answer");
+        let cqe = io
+            .connect_queue(&names(), cntlid, 1, 1)
+            .expect("a response");
         assert_eq!(cqe.status(), Status::SUCCESS);
         for cid in 0..3 {
             let sqe = Sqe::write(1, 0, 15, false).with_cid(cid);

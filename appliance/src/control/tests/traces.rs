@@ -79,7 +79,7 @@ fn trace_contains_every_request_with_its_states() {
         assert!(cqe.status().is_success());
     }
     let beyond = Sqe::read(1, 1 << 40, 0);
-    let (cqe, _) = io.command(beyond, &[], 512).expect("an answer");
+    let (cqe, _) = io.command(beyond, &[], 512).expect("a response");
     assert!(!cqe.status().is_success());
     let file = lab.directory.path().join("trace.json");
     let socket = lab.directory.path().join("control.sock");

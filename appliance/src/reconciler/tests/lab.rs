@@ -145,13 +145,13 @@ impl Host {
 
     pub(super) fn write(&mut self, nsid: u32, lba: u64, fill: u8) -> Status {
         let sqe = Sqe::write(nsid, lba, 0, false);
-        let (cqe, _) = self.io.command(sqe, &[fill; 512], 0).expect("an answer");
+        let (cqe, _) = self.io.command(sqe, &[fill; 512], 0).expect("a response");
         cqe.status().with_more(false)
     }
 
     pub(super) fn read(&mut self, nsid: u32, lba: u64) -> Result<Vec<u8>, Status> {
         let response = self.io.command(Sqe::read(nsid, lba, 0), &[], 512);
-        let (cqe, data) = response.expect("an answer");
+        let (cqe, data) = response.expect("a response");
         if cqe.status().is_success() {
             Ok(data)
         } else {
@@ -163,7 +163,7 @@ impl Host {
     pub(super) fn want_events(admin: &mut RawClient, wanted: AsyncEventConfiguration) {
         let feature = FeatureId::ASYNC_EVENT_CONFIGURATION;
         let set = Sqe::set_feature(feature, 0, wanted.into_bits());
-        let (cqe, _) = admin.command(set, &[], 0).expect("an answer");
+        let (cqe, _) = admin.command(set, &[], 0).expect("a response");
         assert!(cqe.status().is_success(), "{}", cqe.status());
     }
 
@@ -176,7 +176,7 @@ impl Host {
     /// The event that completed the request.
     pub(super) fn event(&mut self) -> u32 {
         let pdu = self.admin.expect(nvme_spec::tcp::PduType::CAPSULE_RESP);
-        let cqe = pdu.expect("an answer").completion().expect("a response");
+        let cqe = pdu.expect("a response").completion().expect("a response");
         assert_eq!(cqe.cid.get(), 0x7000);
         cqe.dw0.get()
     }
@@ -288,7 +288,7 @@ fn discovery_log(at: SocketAddr, host: &str) -> Vec<DiscoveryEntry> {
         .with_lid(LogPageId::DISCOVERY)
         .with_numd_z(32 * 256 - 1);
     let sqe = Sqe::log_page(nvme_spec::NSID_BROADCAST, select, 0);
-    let (cqe, page) = admin.command(sqe, &[], 32 * 1024).expect("an answer");
+    let (cqe, page) = admin.command(sqe, &[], 32 * 1024).expect("a response");
     assert!(cqe.status().is_success(), "{}", cqe.status());
     let (header, rest) = DiscoveryHeader::read_from_prefix(&page).expect("a header");
     let count = header.numrec.get() as usize;
@@ -304,7 +304,7 @@ fn controller(at: SocketAddr, subsystem: &str, host: &str) -> String {
     }
     let mut identify = |cns: Cns, nsid: u32| {
         let sqe = Sqe::identify_structure(cns, nsid);
-        let (cqe, page) = admin.command(sqe, &[], 4096).expect("an answer");
+        let (cqe, page) = admin.command(sqe, &[], 4096).expect("a response");
         assert!(
             cqe.status().is_success(),
             "{cns:?} {nsid}: {}",
@@ -365,7 +365,7 @@ fn status(appliance: &Appliance) -> BTreeMap<String, String> {
 pub(super) fn identifiers(admin: &mut RawClient, nsid: u32) -> (Vec<u8>, Vec<u8>) {
     let mut identify = |cns: Cns| {
         let sqe = Sqe::identify_structure(cns, nsid);
-        let (cqe, page) = admin.command(sqe, &[], 4096).expect("an answer");
+        let (cqe, page) = admin.command(sqe, &[], 4096).expect("a response");
         assert!(cqe.status().is_success(), "{}", cqe.status());
         page
     };

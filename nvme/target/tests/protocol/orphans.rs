@@ -241,8 +241,8 @@ fn write_data_received_after_the_fence_is_held_back() {
     world.close(first_admin);
     let core = &mut world.nodes[1].core;
     let in_capsule = Sqe::write(PLAIN, 0, 0, false).with_sgl(SglDescriptor::in_capsule(0, 512));
-    let at_once = core.complete_inline(second.queue, &in_capsule.with_cid(3), Some(&[3; 512]), now);
-    assert!(at_once.is_none());
+    let inline = core.complete_inline(second.queue, &in_capsule.with_cid(3), Some(&[3; 512]), now);
+    assert!(inline.is_none());
     assert!(!core.place_directly(second.queue, &mut work, 512, &mut |_| panic!("filled")));
     assert!(world.execute(second, 900, work, &[2; 512]).is_none());
     world.settle();

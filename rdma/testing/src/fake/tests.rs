@@ -37,7 +37,7 @@ fn on_fabric(config: FabricConfig, test: impl FnOnce(&Fabric, &mut Harness<'_, F
 }
 
 /// The same on an immediate fabric, on which only the polls of a queue or channel are ticks.
-fn at_once(test: impl FnOnce(&Fabric, &mut Harness<'_, Fake>)) {
+fn on_immediate_fabric(test: impl FnOnce(&Fabric, &mut Harness<'_, Fake>)) {
     let (fabric, server, client) = machines(FabricConfig::IMMEDIATE);
     let mut subject = Subject {
         server,

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use super::{at_once, on_fabric};
+use super::{on_fabric, on_immediate_fabric};
 use crate::conformance::harness::{Harness, Pair, Side};
 use crate::fake::faults::{FaultPoint, Rules};
 use crate::fake::random::Random;
@@ -70,7 +70,7 @@ fn injected_failure_has_its_status_and_flushes_the_queue() {
         (CompletionStatus::REMOTE_OPERATION_ERROR, true),
         (CompletionStatus(4242), false),
     ] {
-        at_once(|fabric, harness| {
+        on_immediate_fabric(|fabric, harness| {
             let mut pair = harness.pair();
             let Pair { server, client, .. } = &mut pair;
             server.receive(50, 4096, 64);
@@ -98,7 +98,7 @@ fn injected_failure_has_its_status_and_flushes_the_queue() {
 /// pair, its queues and its domain in place.
 #[test]
 fn wedged_queue_pair_keeps_its_resources() {
-    at_once(|fabric, harness| {
+    on_immediate_fabric(|fabric, harness| {
         let before = fabric.objects();
         let mut pair = harness.pair();
         let Pair { client, server, .. } = &mut pair;
@@ -119,7 +119,7 @@ fn wedged_queue_pair_keeps_its_resources() {
 
 #[test]
 fn access_violation_raises_a_device_event_at_the_peer() {
-    at_once(|_, harness| {
+    on_immediate_fabric(|_, harness| {
         let mut pair = harness.pair();
         let Pair { server, client, .. } = &mut pair;
         let mut remote = server.memory.remote(0);
@@ -145,7 +145,7 @@ fn expect_disconnected(harness: &mut Harness<'_, Fake>, side: &mut Side<Fake>, t
 #[test]
 fn a_broken_connection_notifies_both_sides() {
     for by_number in [false, true] {
-        at_once(|fabric, harness| {
+        on_immediate_fabric(|fabric, harness| {
             let mut pair = harness.pair();
             let Pair { server, client, .. } = &mut pair;
             server.receive(50, 0, 64);
@@ -240,7 +240,7 @@ fn completed_request_is_not_flushed() {
 
 #[test]
 fn fatal_queue_pair_error_raises_a_device_event() {
-    at_once(|fabric, harness| {
+    on_immediate_fabric(|fabric, harness| {
         let mut pair = harness.pair();
         let Pair { server, client, .. } = &mut pair;
         let write = SendOperation::Write(server.memory.remote(0));
@@ -280,7 +280,7 @@ fn brief_port_outage_loses_no_request() {
 
 #[test]
 fn retry_limit_counts_time_instead_of_posts() {
-    at_once(|fabric, harness| {
+    on_immediate_fabric(|fabric, harness| {
         let mut pair = harness.pair();
         let Pair { server, client, .. } = &mut pair;
         fabric.set_port(server.domain.device(), false);
@@ -297,7 +297,7 @@ fn retry_limit_counts_time_instead_of_posts() {
 
 #[test]
 fn long_port_outage_exceeds_the_retries() {
-    at_once(|fabric, harness| {
+    on_immediate_fabric(|fabric, harness| {
         let mut pair = harness.pair();
         let Pair { server, client, .. } = &mut pair;
         fabric.set_port(client.domain.device(), false);
@@ -311,7 +311,7 @@ fn long_port_outage_exceeds_the_retries() {
 
 #[test]
 fn device_removal_ends_all_objects_of_the_device() {
-    at_once(|fabric, harness| {
+    on_immediate_fabric(|fabric, harness| {
         let mut pair = harness.pair();
         let Pair { server, client, .. } = &mut pair;
         server.receive(1, 0, 64);
@@ -399,12 +399,12 @@ fn connections_fail_by_pattern() {
         ),
         (ConnectFault::Unreachable, ConnectionEvent::Unreachable),
     ] {
-        at_once(|fabric, harness| {
+        on_immediate_fabric(|fabric, harness| {
             fabric.add_connect_fault(Pattern::ONCE, fault);
             assert_eq!(attempt(harness), expected);
         });
     }
-    at_once(|fabric, harness| {
+    on_immediate_fabric(|fabric, harness| {
         fabric.add_connect_fault(Pattern::ONCE, ConnectFault::Rejected(reason));
         let event = attempt(harness);
         let rejected = matches!(event, ConnectionEvent::Rejected { reason, .. }
@@ -420,7 +420,7 @@ fn connections_fail_by_pattern() {
 
 #[test]
 fn connect_through_a_port_that_is_down_fails() {
-    at_once(|fabric, harness| {
+    on_immediate_fabric(|fabric, harness| {
         let devices = harness.subject.server.devices().expect("devices");
         fabric.set_port(&devices[0], false);
         assert_eq!(attempt(harness), ConnectionEvent::Unreachable);
@@ -434,7 +434,7 @@ fn connect_through_a_port_that_is_down_fails() {
 
 #[test]
 fn an_unknown_address_is_not_resolved() {
-    at_once(|_, harness| {
+    on_immediate_fabric(|_, harness| {
         let mut channel = harness.subject.client.event_channel().expect("a channel");
         let mut connection = channel.connection(Token(5)).expect("a connection");
         let to = "203.0.113.9:4420".parse().expect("an address");
@@ -452,7 +452,7 @@ fn an_unknown_address_is_not_resolved() {
 
 #[test]
 fn informational_events_have_no_effect() {
-    at_once(|fabric, harness| {
+    on_immediate_fabric(|fabric, harness| {
         let mut pair = harness.pair();
         let Pair { server, client, .. } = &mut pair;
         let device = server.domain.device().clone();

@@ -6,8 +6,8 @@ use std::slice;
 
 use hugemem::{Arena, ArenaConfig, PagePolicy, Region};
 
-use super::at_once;
 use super::foreign::foreign;
+use super::on_immediate_fabric;
 use crate::conformance::harness::{Pair, PairOptions, REQUESTS, memory, queue_pair};
 use crate::fake::{DeviceConfig, Fabric, FabricConfig, Fake};
 use rdma::{
@@ -26,7 +26,7 @@ fn gather_at(map: &MemoryMap<Fake>, address: usize, len: usize) -> Option<SgeLis
 
 #[test]
 fn full_send_queue_refuses_excess_requests() {
-    at_once(|_, harness| {
+    on_immediate_fabric(|_, harness| {
         let mut pair = harness.pair();
         let Pair { server, client, .. } = &mut pair;
         let write = SendOperation::Write(server.memory.remote(0));
@@ -56,7 +56,7 @@ fn full_send_queue_refuses_excess_requests() {
 
 #[test]
 fn posted_chain_is_limited_to_the_queue_length() {
-    at_once(|_, harness| {
+    on_immediate_fabric(|_, harness| {
         let mut pair = harness.pair();
         let client = &mut pair.client;
         let piece = client.memory.piece(0, 64);
@@ -84,7 +84,7 @@ fn posted_chain_is_limited_to_the_queue_length() {
 
 #[test]
 fn completion_queue_overflow_fails_its_queue_pairs() {
-    at_once(|_, harness| {
+    on_immediate_fabric(|_, harness| {
         let (_channel, listener) = harness.listen();
         let mut channel = harness.subject.client.event_channel().expect("a channel");
         let mut connection = harness.route(&mut channel, Token(5), listener.local_address());
@@ -118,7 +118,7 @@ fn completion_queue_overflow_fails_its_queue_pairs() {
 
 #[test]
 fn sends_are_refused_before_the_connection_is_established() {
-    at_once(|_, harness| {
+    on_immediate_fabric(|_, harness| {
         let (_channel, listener) = harness.listen();
         let mut channel = harness.subject.client.event_channel().expect("a channel");
         let mut connection = harness.route(&mut channel, Token(5), listener.local_address());
@@ -152,7 +152,7 @@ fn sends_are_refused_before_the_connection_is_established() {
 
 #[test]
 fn rdma_reads_require_a_read_depth() {
-    at_once(|_, harness| {
+    on_immediate_fabric(|_, harness| {
         let options = PairOptions {
             depth: 0,
             ..PairOptions::default()
@@ -167,7 +167,7 @@ fn rdma_reads_require_a_read_depth() {
 
 #[test]
 fn keys_of_another_domain_are_refused() {
-    at_once(|_, harness| {
+    on_immediate_fabric(|_, harness| {
         let mut pair = harness.pair();
         let elsewhere = pair.client.domain.device().create_domain();
         let other = memory::<Fake>(&elsewhere.expect("a domain"), 4096, Access::REMOTE);
@@ -208,7 +208,7 @@ fn keys_of_another_domain_are_refused() {
 
 #[test]
 fn connect_requests_beyond_the_backlog_are_refused() {
-    at_once(|_, harness| {
+    on_immediate_fabric(|_, harness| {
         let mut server = harness.subject.server.event_channel().expect("a channel");
         let address = (harness.subject.address, 0).into();
         let listener = server.listen(address, 1, Token(7)).expect("a listener");

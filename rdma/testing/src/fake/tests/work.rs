@@ -3,7 +3,7 @@
 use hugemem::allocation_counter::allocations_on_this_thread;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::{at_once, on_fabric};
+use super::{on_fabric, on_immediate_fabric};
 use crate::conformance::harness::{Pair, REQUESTS, Side};
 use crate::fake::{FabricConfig, Fake, Operation};
 use rdma::{
@@ -13,7 +13,7 @@ use rdma::{
 
 #[test]
 fn work_is_counted_per_machine() {
-    at_once(|_, harness| {
+    on_immediate_fabric(|_, harness| {
         let mut pair = harness.pair();
         let Pair { server, client, .. } = &mut pair;
         let (server_start, client_start) = (
@@ -110,7 +110,7 @@ fn ping_pong(server: &mut Side<Fake>, client: &mut Side<Fake>) {
 
 #[test]
 fn posting_and_polling_do_not_allocate() {
-    at_once(|_, harness| {
+    on_immediate_fabric(|_, harness| {
         let mut pair = harness.pair();
         let Pair { server, client, .. } = &mut pair;
         // A waiting send, so that the lists of waiting queue pairs are in use too.
@@ -161,7 +161,7 @@ fn next(side: &mut Side<Fake>) -> WorkCompletion {
 #[test]
 fn two_threads_share_a_fabric() {
     const ROUNDS: u64 = 2000;
-    at_once(|_, harness| {
+    on_immediate_fabric(|_, harness| {
         let Pair {
             mut server,
             mut client,
