@@ -309,7 +309,7 @@ impl TargetCore {
     ) {
         match event {
             WorkProgress::AwaitsBuffer => {
-                self.trace_wait(queue, work, TraceEvent::AwaitsBuffer, now)
+                self.trace_wait(queue, work, TraceEvent::AwaitsBuffer, now);
             }
             WorkProgress::GotBuffer => self.count_buffer_wait(queue, work, now),
             WorkProgress::Fetches => self.trace_wait(queue, work, TraceEvent::Fetches, now),
