@@ -6,6 +6,7 @@
 //! those that no export names and that wait for no event. Controllers of exports leave a part of
 //! the capacity to named hosts. The effects on configured hosts are judged where these connect.
 
+use std::collections::VecDeque;
 use std::fmt::Display;
 
 use nvme_host::pdu::Header;
@@ -16,16 +17,26 @@ use nvme_spec::nqn::DISCOVERY_NQN;
 use nvme_spec::registers::{Cc, Register};
 use nvme_spec::tcp::{DigestFlags, Framing, IcReq};
 use nvme_spec::{Sqe, Status};
-use nvme_target::DISCOVERY_CONTROLLERS_MAX;
+use nvme_target::{ControllerSnapshot, DISCOVERY_CONTROLLERS_MAX};
 use reactors::Nanos;
 use zerocopy::IntoBytes;
 
+use crate::addresses::{
+    Admissions, Identity, Limits, SHARED_ADDRESSES, host_id, own_address, shared_address,
+};
 use crate::host::HostEnv;
 use crate::judge::Violation;
 use crate::network::{HostEnd, Wire};
-use crate::plan::SUBSYSTEMS;
+use crate::plan::{SUBSYSTEMS, ServedConfig};
 use crate::random::Random;
 
+/// Hosts of an address that connect one after the other, after those that connect together.
+const FLOOD_REST: usize = 24;
+/// Controllers below the limit at which the hosts of an address begin to connect one after the
+/// other: more than configured hosts have.
+const FLOOD_GAP: usize = 14;
+/// Hosts that connect from each of a few other addresses after these.
+const BYSTANDERS: u64 = 3;
 /// Maximum number of simultaneous hosts.
 const HOSTS_MAX: usize = 220;
 /// Number of hosts that connect together.
@@ -45,10 +56,6 @@ const RESPONSE_TIME_MAX: Nanos = Nanos::from_secs(6);
 /// Difference between the last commands of two hosts below which it is undefined which was idle
 /// longer.
 const IDLE_SLACK: Nanos = Nanos::from_millis(500);
-/// The part of an export's controllers that is reserved for named hosts: one in this number.
-const LISTED_PART: usize = 4;
-/// The part that hosts leave to those that have few: one in this number.
-const RESERVED_PART: usize = 8;
 /// Entries of an admin queue; few, so that the limit of commands in execution does not apply.
 const DEPTH: u16 = 4;
 const ENABLE: u16 = 1;
@@ -70,7 +77,7 @@ enum Phase {
 struct Anonymous {
     wire: Wire,
     inbox: PduInbox,
-    name: String,
+    identity: Identity,
     /// The subsystem of its export; `None` for the discovery subsystem.
     subsystem: Option<usize>,
     listener: usize,
@@ -93,6 +100,10 @@ impl Anonymous {
         self.phase == Phase::Attached && self.subsystem.is_none()
     }
 
+    fn is_connecting(&self) -> bool {
+        self.phase != Phase::Attached
+    }
+
     fn send(&mut self, sqe: Sqe, data: &[u8]) {
         let capsule = capsule(sqe.with_sgl(in_capsule(data)), data, Framing::default());
         self.wire.send(&capsule);
@@ -101,8 +112,8 @@ impl Anonymous {
     fn connect(&mut self, now: Nanos) {
         let subsystem = self.subsystem.map_or(DISCOVERY_NQN, |it| SUBSYSTEMS[it]);
         let names = Names {
-            host: self.name.clone(),
-            host_id: [0xA0; 16],
+            host: self.identity.name.clone(),
+            host_id: host_id(self.identity.address),
             subsystem: subsystem.to_owned(),
         };
         let data = names.connect_data(CNTLID_DYNAMIC);
@@ -117,6 +128,9 @@ impl Anonymous {
 pub struct AnonymousHosts {
     hosts: Vec<Anonymous>,
     pending: Vec<PendingHost>,
+    /// Hosts that connect one after the other.
+    in_turn: VecDeque<PendingHost>,
+    admissions: Admissions,
     /// When controllers ended, and whether each was a discovery controller.
     gone: Vec<(Nanos, bool)>,
     /// Controllers that the target ended recently.
@@ -137,35 +151,103 @@ impl AnonymousHosts {
                 true => env.now,
                 false => env.now + SECOND_WAVE_AFTER,
             };
-            let stays = random.between(STAY_MIN.as_nanos(), STAY_MAX.as_nanos());
-            self.pending.push(PendingHost {
-                at,
-                listener: random.below(env.swarm.tcp_listeners as u64) as usize,
-                subsystem,
-                leaves_at: at + Nanos(stays),
-                random: Random::new(random.bits(), 0),
-            });
+            self.named += 1;
+            let identity = Identity::new(name_of(self.named), own_address(self.named));
+            let pending = PendingHost::new(env, identity, subsystem, random);
+            self.pending.push(PendingHost { at, ..pending });
         }
+    }
+
+    /// Connects many hosts of one address, or one host many times from different addresses, up to
+    /// the limit, and then some hosts of other addresses.
+    pub fn flood(&mut self, env: &HostEnv<'_>, random: &mut Random) {
+        let open = env
+            .serving
+            .keys
+            .any_host
+            .iter()
+            .zip(&env.serving.subsystems);
+        let open: Vec<usize> = open
+            .enumerate()
+            .filter(|(_, (is_open, is_there))| **is_open && **is_there)
+            .map(|(number, _)| number)
+            .collect();
+        let most = Limits::of(env.serving).of_one_address();
+        if open.is_empty() || !self.is_empty() || most + FLOOD_REST > HOSTS_MAX {
+            return;
+        }
+        let subsystem = Some(random.pick(&open));
+        let is_one_host = random.permille(300);
+        let address = shared_address(random.below(SHARED_ADDRESSES));
+        let name = name_of(self.named + 1);
+        for number in 0..most - FLOOD_GAP + FLOOD_REST {
+            self.named += 1;
+            let identity = match is_one_host {
+                true => Identity::new(name.clone(), own_address(self.named)),
+                false => Identity::new(name_of(self.named), address),
+            };
+            let pending = PendingHost::new(env, identity, subsystem, random);
+            if number < most - FLOOD_GAP {
+                self.pending.push(pending);
+            } else {
+                self.in_turn.push_back(pending);
+            }
+        }
+        for address in (0..SHARED_ADDRESSES).map(shared_address) {
+            for _ in 0..BYSTANDERS {
+                self.named += 1;
+                let identity = Identity::new(name_of(self.named), address);
+                let pending = PendingHost::new(env, identity, subsystem, random);
+                self.in_turn.push_back(pending);
+            }
+        }
+    }
+
+    /// Judges the admissions of a turn of the target. `controllers`: those that exist now.
+    ///
+    /// # Errors
+    /// A limit is exceeded.
+    pub fn turn_ended(
+        &mut self,
+        env: &mut HostEnv<'_>,
+        controllers: impl FnOnce() -> Vec<ControllerSnapshot>,
+        is_host_connecting: bool,
+    ) -> Result<(), Violation> {
+        let hosts = self.hosts.iter_mut();
+        let mut connecting = hosts
+            .filter(|it| it.is_connecting() && it.subsystem.is_some())
+            .map(|it| &mut it.identity)
+            .peekable();
+        if connecting.peek().is_none() && !is_host_connecting {
+            self.admissions.pause();
+            return Ok(());
+        }
+        self.admissions.turn_ended(env, &controllers(), connecting)
     }
 
     /// Connects the hosts that are due.
     fn connect_due(&mut self, env: &HostEnv<'_>) {
         let due = |it: &mut PendingHost| it.at <= env.now;
-        for pending in self.pending.extract_if(.., due) {
+        let mut pending: Vec<PendingHost> = self.pending.extract_if(.., due).collect();
+        if pending.is_empty() && !self.hosts.iter().any(Anonymous::is_connecting) {
+            pending.extend(self.in_turn.pop_front());
+        }
+        for pending in pending {
             let PendingHost {
+                at,
                 listener,
+                identity,
                 subsystem,
-                leaves_at,
+                stays,
                 random,
-                ..
             } = pending;
-            let wire = env.listeners[listener].connect(env.network, random);
+            let address = identity.address.into();
+            let wire = env.listeners[listener].connect(address, env.network, random);
             wire.send(IcReq::new(0, DigestFlags::new(), 0).as_bytes());
-            self.named += 1;
             self.hosts.push(Anonymous {
                 wire,
                 inbox: PduInbox::default(),
-                name: format!("nqn.2026-11.org.windlass:anonymous{}", self.named),
+                identity,
                 subsystem,
                 listener,
                 phase: Phase::Initialising,
@@ -174,7 +256,7 @@ impl AnonymousHosts {
                 commanded_before: Nanos::ZERO,
                 awaits_event_since: None,
                 awaits_keep_alive: false,
-                leaves_at,
+                leaves_at: at.max(env.now) + stays,
             });
         }
     }
@@ -196,6 +278,8 @@ impl AnonymousHosts {
             host.wire.cut();
         }
         self.pending.clear();
+        self.in_turn.clear();
+        self.admissions.pause();
         self.gone.clear();
         self.evicted.clear();
     }
@@ -203,7 +287,7 @@ impl AnonymousHosts {
     /// Whether there are no hosts.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.hosts.is_empty() && self.pending.is_empty()
+        self.hosts.is_empty() && self.pending.is_empty() && self.in_turn.is_empty()
     }
 
     /// Whether unprocessed data has arrived at the target.
@@ -247,7 +331,10 @@ impl AnonymousHosts {
             let is_late = host.phase != Phase::Attached && host.since + RESPONSE_TIME_MAX < now;
             let since = env.changed_at.max(env.memory_disturbed);
             if is_late && since + RESPONSE_TIME_MAX < now && is_calm(env, host.listener) {
-                let what = format!("{} is in {:?} without a response", host.name, host.phase);
+                let what = format!(
+                    "{} is in {:?} without a response",
+                    host.identity.name, host.phase
+                );
                 return Err(Violation::Rule(what));
             }
             if end == HostEnd::Open && continues && host.leaves_at > now {
@@ -294,11 +381,12 @@ impl AnonymousHosts {
                     }
                 }
                 Header::Termination(header) => {
-                    let what = format!("{} received {}: {header:?}", host.name, pdu.kind());
+                    let what =
+                        format!("{} received {}: {header:?}", host.identity.name, pdu.kind());
                     return Err(Violation::Rule(what));
                 }
                 Header::Data(_) | Header::Request(_) => {
-                    let what = format!("{} received {}", host.name, pdu.kind());
+                    let what = format!("{} received {}", host.identity.name, pdu.kind());
                     return Err(Violation::Rule(what));
                 }
             }
@@ -317,12 +405,12 @@ impl AnonymousHosts {
         let is_settled = env.changed_at + SETTLING_TIME < began && is_calm(env, host.listener);
         let is_right = match subsystem {
             None => status.is_success(),
-            Some(subsystem) => self.is_right(env, subsystem, status),
+            Some(subsystem) => Self::is_right(env.serving, &host.identity, subsystem, status),
         };
         if is_settled && !is_right {
             let what = format!(
-                "Connect of {} to {:?} completed with {status}, with {} in discovery and {} at exports",
-                host.name,
+                "Connect of {:?} to {:?} completed with {status}, with {} in discovery and {} at exports",
+                host.identity,
                 subsystem,
                 self.count(true),
                 self.count(false),
@@ -344,28 +432,21 @@ impl AnonymousHosts {
     }
 
     /// Whether the status of a Connect to an export is correct for its configuration.
-    fn is_right(&self, env: &HostEnv<'_>, subsystem: usize, status: Status) -> bool {
-        let serving = env.serving;
+    fn is_right(
+        serving: &ServedConfig,
+        identity: &Identity,
+        subsystem: usize,
+        status: Status,
+    ) -> bool {
         if !serving.subsystems[subsystem] {
             return !status.is_success();
         }
         if !serving.keys.any_host[subsystem] {
             return status.is(Status::CONNECT_INVALID_HOST);
         }
-        let capacity = usize::from(serving.keys.controllers);
-        let most = match serving.names_hosts() {
-            true => capacity - capacity / LISTED_PART,
-            false => capacity,
-        };
-        // Disconnected hosts may still have a controller, and configured hosts have some.
-        let certainly = self.count(false);
-        if status.is_success() {
-            return certainly < most;
-        }
-        let gone = self.gone.iter().filter(|(_, is_discovery)| !is_discovery);
-        let perhaps = certainly + gone.count() + 4 * env.swarm.hosts.len();
-        let least = capacity - capacity / LISTED_PART - capacity / RESERVED_PART;
-        status.is(Status::CONNECT_CONTROLLER_BUSY) && perhaps >= least
+        // Too many controllers are found when they are admitted.
+        let is_busy = status.is(Status::CONNECT_CONTROLLER_BUSY);
+        status.is_success() || (is_busy && identity.may_be_refused(serving))
     }
 
     /// Number of controllers of these hosts, as far as they know.
@@ -386,7 +467,7 @@ impl AnonymousHosts {
         let wrong = |what: String| {
             Err(Violation::Rule(format!(
                 "{} was disconnected{what}",
-                host.name
+                host.identity.name
             )))
         };
         if host.subsystem.is_some() {
@@ -410,7 +491,7 @@ impl AnonymousHosts {
         };
         self.evicted.push(Evicted {
             at: env.now,
-            name: host.name.clone(),
+            name: host.identity.name.clone(),
             waits,
             idle_since,
         });
@@ -436,7 +517,11 @@ impl AnonymousHosts {
                 let what = format!(
                     "{} was evicted after its command at {} (waiting for an event: {}), but {} with its \
                      last command at {} was not",
-                    evicted.name, evicted.idle_since, evicted.waits, other.name, other.commanded_at
+                    evicted.name,
+                    evicted.idle_since,
+                    evicted.waits,
+                    other.identity.name,
+                    other.commanded_at
                 );
                 return Err(Violation::Rule(what));
             }
@@ -450,10 +535,37 @@ impl AnonymousHosts {
 struct PendingHost {
     at: Nanos,
     listener: usize,
+    identity: Identity,
     /// The subsystem of its export; `None` for the discovery subsystem.
     subsystem: Option<usize>,
-    leaves_at: Nanos,
+    /// How long it stays.
+    stays: Nanos,
     random: Random,
+}
+
+impl PendingHost {
+    /// A host that connects now.
+    fn new(
+        env: &HostEnv<'_>,
+        identity: Identity,
+        subsystem: Option<usize>,
+        random: &mut Random,
+    ) -> Self {
+        let stays = random.between(STAY_MIN.as_nanos(), STAY_MAX.as_nanos());
+        Self {
+            at: env.now,
+            listener: random.below(env.swarm.tcp_listeners as u64) as usize,
+            identity,
+            subsystem,
+            stays: Nanos(stays),
+            random: Random::new(random.bits(), 0),
+        }
+    }
+}
+
+/// The name of an anonymous host.
+fn name_of(number: u64) -> String {
+    format!("nqn.2026-11.org.windlass:anonymous{number}")
 }
 
 /// A discovery controller that was replaced by another one.

@@ -63,6 +63,8 @@ pub struct Appliance {
     cores: Vec<Rc<RefCell<TargetCore>>>,
     /// The NVMe/TCP transport of each reactor.
     tcp: Vec<Rc<RefCell<SimTcp>>>,
+    /// The NVMe/RDMA transport of each reactor, if there is one.
+    rdma: Vec<Rc<RefCell<RdmaTransport<Fake>>>>,
     /// The control thread's state; `None` while a configuration change uses it.
     control: Option<Control>,
     drives: Vec<Opened>,
@@ -131,7 +133,7 @@ impl Appliance {
             }
             _ => None,
         };
-        let (mut cores, mut watched) = (Vec::new(), Vec::new());
+        let (mut cores, mut watched, mut rdma_watched) = (Vec::new(), Vec::new(), Vec::new());
         for (index, part) in headless.take_reactor_parts().into_iter().enumerate() {
             let core = core(swarm, &target, &arena, index).map_err(|error| text(&error))?;
             let core = Rc::new(RefCell::new(core));
@@ -140,7 +142,10 @@ impl Appliance {
             let mut pollers: Vec<Box<dyn Poller>> = vec![Box::new(Watched::new(&transport))];
             watched.push(transport);
             if let Some(rdma) = &mut rdma {
-                pollers.push(Box::new(rdma.transport(index, &core, &arena, &handles)?));
+                let transport = rdma.transport(index, &core, &arena, &handles)?;
+                let transport = Rc::new(RefCell::new(transport));
+                pollers.push(Box::new(Watched::new(&transport)));
+                rdma_watched.push(transport);
             }
             let behind = part.pollers(core, arena.pool(COMMANDS_MAX));
             pollers.extend(behind.map_err(|error| text(&error))?);
@@ -161,6 +166,7 @@ impl Appliance {
             devices,
             cores,
             tcp: watched,
+            rdma: rdma_watched,
             drives,
             placement,
             sent_settings: settings,
@@ -263,10 +269,13 @@ impl Appliance {
             drives,
             cores,
             tcp,
+            rdma,
             control,
             ..
         } = self;
-        drop((simulation, tcp, cores, control, target, devices, drives));
+        drop((
+            simulation, tcp, rdma, cores, control, target, devices, drives,
+        ));
         let classes = arena.counters().classes;
         classes.iter().map(|class| class.taken).sum()
     }
@@ -287,6 +296,20 @@ impl Appliance {
             held.extend(transport.audit().map(|(stream, it)| (stream.id(), it)));
         }
         held
+    }
+
+    /// The memory that each RDMA connection holds.
+    #[must_use]
+    pub fn held_by_queue_pairs(&self) -> Vec<nvme_rdma::ConnectionAudit> {
+        let transports = self.rdma.iter().map(|it| it.borrow());
+        let audits = transports.map(|it| it.audit().collect::<Vec<_>>());
+        audits.flatten().collect()
+    }
+
+    /// Bytes and number of the arena's slices of each size.
+    pub fn slices(&self) -> impl Iterator<Item = (usize, u64)> {
+        let classes = self.arena.counters().classes.into_iter();
+        classes.map(|class| (class.slice_bytes, class.total))
     }
 
     /// Number of requests that had to wait for memory.

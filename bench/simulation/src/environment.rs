@@ -70,6 +70,8 @@ pub struct Environment {
     pub permission_changed: Vec<Nanos>,
     /// By host: when a fence last held back its commands because of its lost writes.
     pub fenced: Vec<Nanos>,
+    /// By host: when its next controller last exceeded the share of its name or address.
+    pub at_share: Vec<Nanos>,
     /// By host: its controller's identifier, 0 without one.
     pub controllers: Vec<u16>,
     /// By disk: until when its completions may be late.
@@ -136,6 +138,7 @@ impl Environment {
             disk_gone: vec![false; count],
             permission_changed: vec![Nanos::ZERO; swarm.hosts.len()],
             fenced: vec![Nanos::ZERO; swarm.hosts.len()],
+            at_share: vec![Nanos::ZERO; swarm.hosts.len()],
             controllers: vec![0; swarm.hosts.len()],
             disk_disturbed: vec![Nanos::ZERO; count],
             disk_fails: vec![fails; count],
@@ -171,6 +174,7 @@ impl Environment {
             disk_gone: &self.disk_gone,
             permission_changed: &self.permission_changed,
             fenced: &self.fenced,
+            at_share: &mut self.at_share,
             controllers: &mut self.controllers,
             disk_fails: &self.disk_fails,
             disk_failed: self.disk_failed,

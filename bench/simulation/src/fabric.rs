@@ -6,16 +6,17 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use rdma::Provider;
-use rdma_testing::fake::{DeviceConfig, Fabric, FabricConfig, Fake};
+use rdma_testing::fake::{DeviceConfig, Fabric, FabricConfig, Fake, SharedReceives};
 use reactors::Nanos;
 
+use crate::addresses::{UNKNOWN_ADDRESS, host_address};
 use crate::swarm::RdmaBehaviour;
 
 const TARGET_IP: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 /// The RDMA address of the appliance.
 pub const TARGET_ADDRESS: SocketAddr = SocketAddr::new(TARGET_IP, 4420);
 
-/// A fabric with the appliance's machine and a machine for each host.
+/// A fabric with the appliance's machine, a machine for each host, and one for unknown hosts.
 pub struct RdmaNetwork {
     fabric: Fabric,
     tick: Nanos,
@@ -43,12 +44,9 @@ impl RdmaNetwork {
             fabric.machine(&[config]).expect("descriptors")
         };
         let target = machine("target", TARGET_IP);
-        let hosts = (0..hosts)
-            .map(|number| {
-                let address = Ipv4Addr::new(192, 0, 2, 10 + number as u8);
-                machine("host", address.into())
-            })
-            .collect();
+        let known = (0..hosts).map(host_address);
+        let hosts = known.chain([UNKNOWN_ADDRESS]);
+        let hosts = hosts.map(|address| machine("host", address)).collect();
         Self {
             fabric,
             tick: behaviour.tick,
@@ -89,10 +87,16 @@ impl RdmaNetwork {
         &self.target
     }
 
-    /// The RDMA provider of host `number`.
+    /// The RDMA provider of host `number`; the last one is that of unknown hosts.
     #[must_use]
     pub fn host(&self, number: usize) -> &Fake {
         &self.hosts[number]
+    }
+
+    /// The receives that are posted to the appliance's shared queues.
+    #[must_use]
+    pub fn shared_receives(&self) -> SharedReceives {
+        self.fabric.shared_receives(&self.target)
     }
 
     /// The duration of a tick.

@@ -15,6 +15,7 @@ mod invalid;
 mod probes;
 mod rdma;
 mod session;
+mod silent;
 mod tcp;
 mod twins;
 mod waiting;
@@ -23,6 +24,7 @@ mod wrong_data;
 
 pub use connection::Vanished;
 pub use discovery_host::DiscoveryHost;
+pub use silent::SilentHosts;
 pub use workload::Aftermath;
 
 use std::collections::VecDeque;
@@ -35,12 +37,13 @@ use nvme_spec::tcp::Framing;
 use reactors::Nanos;
 use zerocopy::IntoBytes;
 
+use crate::addresses::host_address;
 use crate::appliance::Held;
 use crate::fabric::RdmaNetwork;
 use crate::figures::Figures;
 use crate::history::Moment;
 use crate::judge::{Extent, Judge, Violation};
-use crate::memory::MemoryBound;
+use crate::memory::{MemoryBound, QueuePairBound};
 use crate::network::{Listener, NetworkBehaviour, WireId};
 use crate::plan::{SUBSYSTEMS, ServedConfig, host_name};
 use crate::random::Random;
@@ -105,6 +108,8 @@ pub struct HostEnv<'a> {
     pub permission_changed: &'a [Nanos],
     /// By host: when a fence last held back its commands because of its lost writes.
     pub fenced: &'a [Nanos],
+    /// By host: when its next controller last exceeded the share of its name or address.
+    pub at_share: &'a mut [Nanos],
     /// By host: its controller's identifier, 0 without one.
     pub controllers: &'a mut [u16],
     /// By disk: whether its requests may fail.
@@ -309,6 +314,12 @@ impl Host {
         }
     }
 
+    /// Whether it connects its admin queue.
+    #[must_use]
+    pub fn is_connecting(&self) -> bool {
+        self.phase == Phase::Starting
+    }
+
     /// Whether it waits for a change of CSTS.RDY.
     #[must_use]
     pub fn awaits_readiness(&self) -> bool {
@@ -359,6 +370,12 @@ impl Host {
         connections.filter_map(Connection::memory_bound)
     }
 
+    /// The memory bounds of its connections over RDMA.
+    pub fn queue_pair_bounds(&self) -> impl Iterator<Item = QueuePairBound> {
+        let connections = self.admin.iter().chain(&self.io);
+        connections.filter_map(Connection::queue_pair_bound)
+    }
+
     /// Opens a connection for queue `qid`.
     fn open(&mut self, env: &mut HostEnv<'_>, qid: u16) -> Connection {
         let mut random = Random::new(self.random.bits(), 0);
@@ -386,8 +403,11 @@ impl Host {
             .note(env.now, format_args!("host {number} opens queue {qid}"));
         let transport = match env.rdma.filter(|_| self.shape.rdma) {
             None => {
-                let wire =
-                    env.listeners[self.shape.listener()].connect(env.network, random.clone());
+                let wire = env.listeners[self.shape.listener()].connect(
+                    host_address(number),
+                    env.network,
+                    random.clone(),
+                );
                 ConnectionTransport::Tcp(TcpTransportEnd::open(wire, shape.framing))
             }
             Some(network) => {

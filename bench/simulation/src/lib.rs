@@ -8,6 +8,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod addresses;
 pub mod anonymous;
 pub mod appliance;
 pub mod content;

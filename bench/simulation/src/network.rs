@@ -19,6 +19,8 @@ use rustix::io::Errno;
 use crate::random::Random;
 use crate::time::SharedTime;
 
+/// The port of hosts, which has no meaning.
+const HOST_PORT: u16 = 50_000;
 /// Maximum number of bytes that a target may have in flight to a host that does not read.
 const STALLED_WINDOW: usize = 4096;
 
@@ -95,6 +97,8 @@ impl Direction {
 
 /// Both directions of a connection.
 struct Link {
+    /// The host's address.
+    from: IpAddr,
     behaviour: NetworkBehaviour,
     random: Random,
     to_target: Direction,
@@ -378,11 +382,13 @@ impl Listener {
         bound.is_bound && bound.times == times
     }
 
-    /// Opens a connection, which waits to be accepted or is refused. Returns the host's end.
+    /// Opens a connection of the host at `from`, which waits to be accepted or is refused. Returns
+    /// the host's end.
     #[must_use]
-    pub fn connect(&self, behaviour: NetworkBehaviour, random: Random) -> Wire {
+    pub fn connect(&self, from: IpAddr, behaviour: NetworkBehaviour, random: Random) -> Wire {
         let is_bound = self.bound().is_bound;
         let link = Link {
+            from,
             behaviour,
             random,
             to_target: Direction::new(),
@@ -531,7 +537,7 @@ impl ByteStream for TargetStream {
     }
 
     fn host_address(&self) -> Option<SocketAddr> {
-        None
+        Some(SocketAddr::new(self.0.link().from, HOST_PORT))
     }
 }
 

@@ -114,10 +114,12 @@ impl Keys {
 }
 
 /// Whether every host may attach to a subsystem at the start: the last of two subsystems if
-/// anonymous hosts are simulated.
+/// anonymous hosts are simulated, and all of them if many hosts share an address, whose limit
+/// applies before that of all unlisted hosts only where no host is listed.
 fn is_open(swarm: &Swarm, subsystem: usize) -> bool {
     let is_last = subsystem > 0 && subsystem + 1 == swarm.subsystems;
-    is_last && swarm.faults.has(Fault::Anonymous)
+    let faults = swarm.faults;
+    faults.has(Fault::OneAddress) || (is_last && faults.has(Fault::Anonymous))
 }
 
 impl ServedConfig {

@@ -163,6 +163,8 @@ faults! {
     Stuck = "stuck";
     /// Disks swap their namespace identifiers.
     Swap = "swap";
+    /// Many hosts of one address, or many controllers of one host, take all that they may.
+    OneAddress = "one-address";
 }
 
 impl fmt::Display for Fault {
@@ -209,6 +211,7 @@ impl Fault {
             Fault::Swap => Some(Need::Swaps),
             Fault::Twins | Fault::EventFlood | Fault::Anonymous => Some(Need::Misuse),
             Fault::Exchange | Fault::Stuck => Some(Need::Separate),
+            Fault::OneAddress => Some(Need::Addresses),
             _ => None,
         }
     }
@@ -229,7 +232,7 @@ impl Fault {
     /// Whether it is a misuse of queues, drawn from a separate random stream.
     #[must_use]
     pub fn is_misuse(self) -> bool {
-        self.need() == Some(Need::Misuse)
+        matches!(self.need(), Some(Need::Misuse | Need::Addresses))
     }
 }
 
@@ -261,6 +264,8 @@ enum Need {
     Misuse,
     /// Identifier swaps; a separate random stream for the selection.
     Swaps,
+    /// Hosts that share an address; a separate random stream for the selection.
+    Addresses,
 }
 
 /// A set of faults.
@@ -360,7 +365,7 @@ impl Bounds {
     /// Generous limits, or exactly what the hosts need.
     fn of(faults: Faults, hosts: &[HostShape]) -> Self {
         if !faults.has(Fault::Tight) {
-            let is_crowded = faults.has(Fault::Anonymous);
+            let is_crowded = faults.has(Fault::Anonymous) || faults.has(Fault::OneAddress);
             return Self {
                 controllers: if is_crowded { SHARED_CONTROLLERS } else { 256 },
                 connections: if is_crowded {
@@ -482,6 +487,7 @@ fn faults_of(need: Need, seed: u64) -> Vec<Fault> {
         Need::Separate => (0x50, None, 700),
         Need::Misuse => (0x60, None, 800),
         Need::Swaps => (0x70, Some(Fault::Swap), 400),
+        Need::Addresses => (0x80, Some(Fault::OneAddress), 200),
     };
     let mut random = Random::new(seed, stream);
     let there = random.permille(share);
@@ -504,6 +510,17 @@ impl Swarm {
     #[must_use]
     pub fn subsystem_of_disk(&self, disk: usize) -> usize {
         usize::from(self.subsystems > 1 && disk + 1 == self.disks.len())
+    }
+
+    /// Whether hosts of every kind together have far fewer commands than one reactor executes, so
+    /// that the limits on commands refuse no host.
+    #[must_use]
+    pub fn has_room_for_commands(&self) -> bool {
+        let hosts = self.hosts.iter();
+        let commands = hosts.map(|it| {
+            usize::from(ADMIN_DEPTH) + 1 + usize::from(it.io_queues) * usize::from(it.depth)
+        });
+        2 * commands.sum::<usize>() < self.limits.executions / 2
     }
 
     /// The disks of a subsystem.
@@ -534,6 +551,7 @@ impl Swarm {
             .chain(faults_of(Need::Separate, seed))
             .chain(faults_of(Need::Misuse, seed))
             .chain(faults_of(Need::Swaps, seed))
+            .chain(faults_of(Need::Addresses, seed))
             .collect();
         let chosen = match chosen.has(Fault::Rdma) {
             true => faults_of(Need::RdmaAndMore, seed)

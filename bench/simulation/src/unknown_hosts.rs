@@ -9,6 +9,7 @@ use nvme_spec::tcp::{CapsuleCmd, DigestFlags, Framing, IcReq};
 use reactors::Nanos;
 use zerocopy::IntoBytes;
 
+use crate::addresses::UNKNOWN_ADDRESS;
 use crate::judge::Violation;
 use crate::memory::MemoryBound;
 use crate::network::{Listener, NetworkBehaviour, Wire, WireId};
@@ -50,7 +51,7 @@ impl UnknownHosts {
             if self.hosts.len() >= UNKNOWN_HOSTS_MAX {
                 return;
             }
-            let wire = listener.connect(network, Random::new(random.bits(), 0));
+            let wire = listener.connect(UNKNOWN_ADDRESS, network, Random::new(random.bits(), 0));
             let what = begin(&wire, random, now);
             self.hosts.push(UnknownHost {
                 wire,

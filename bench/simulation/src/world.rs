@@ -15,10 +15,10 @@ use crate::appliance::{Appliance, Held};
 use crate::drive::Mishap;
 use crate::environment::Environment;
 use crate::fabric::RdmaNetwork;
-use crate::host::{Aftermath, DiscoveryHost, Host};
+use crate::host::{Aftermath, DiscoveryHost, Host, SilentHosts};
 use crate::judge::{Extent, Violation};
-use crate::memory::check_connections;
-use crate::plan::host_name;
+use crate::memory::{check_connections, check_queue_pairs, check_receives, slices_at_rest};
+use crate::plan::{IN_CAPSULE_MORE_BYTES, host_name};
 use crate::random::Random;
 use crate::storage::Storage;
 use crate::swarm::{Fault, Limits, Swarm};
@@ -34,6 +34,8 @@ const SEPARATE_PERMILLE: u32 = 40;
 const MISUSES_PERMILLE: u32 = 30;
 /// Share of the actions of anonymous hosts in which more of them connect, per thousand.
 const ANONYMOUS_PERMILLE: u32 = 200;
+/// Share of the actions of hosts of one address in which they take all that they may, per thousand.
+const FLOODS_PERMILLE: u32 = 250;
 /// Share of events in which only time passes, per thousand.
 const PAUSES_PERMILLE: u32 = 15;
 /// Probability, per thousand, that a selected fault that affects the whole appliance occurs.
@@ -79,6 +81,7 @@ pub struct World {
     /// Hosts of the discovery subsystem, in seeds with unknown hosts.
     discovery_hosts: Vec<DiscoveryHost>,
     unknown_hosts: UnknownHosts,
+    silent_hosts: SilentHosts,
     anonymous_hosts: AnonymousHosts,
     appliance: Option<Appliance>,
     starts: u64,
@@ -116,13 +119,15 @@ impl World {
         let swarm = Swarm::of(seed, limits);
         let hosts = swarm.hosts.iter().enumerate();
         let faults = swarm.faults;
-        let has_anonymous_hosts = faults.has(Fault::Anonymous) && !faults.has(Fault::Tight);
+        let has_anonymous_hosts = (faults.has(Fault::Anonymous) || faults.has(Fault::OneAddress))
+            && !faults.has(Fault::Tight);
         let has_unknown_hosts = faults.has(Fault::Crowd) || has_anonymous_hosts;
         Self {
             discovery_hosts: (0..usize::from(has_unknown_hosts))
                 .map(|host| DiscoveryHost::new(host, seed))
                 .collect(),
             unknown_hosts: UnknownHosts::default(),
+            silent_hosts: SilentHosts::default(),
             anonymous_hosts: AnonymousHosts::default(),
             seed,
             random: Random::new(seed, 2),
@@ -265,6 +270,9 @@ impl World {
             let (network, now) = (self.env.network, self.env.time.now());
             self.unknown_hosts
                 .connect_more(listener, network, &mut self.behaviour_random, now);
+            let random = &mut self.behaviour_random;
+            self.silent_hosts
+                .connect_more(&self.env.for_hosts(), random);
             self.env.figures.fault(fault);
             return Ok(());
         }
@@ -309,6 +317,15 @@ impl World {
         }
         let fault = self.misuse_random.pick(&faults);
         let host = self.misuse_random.below(self.hosts.len() as u64) as usize;
+        if fault == Fault::OneAddress {
+            let is_tight = self.env.swarm.faults.has(Fault::Tight);
+            if !is_tight && self.misuse_random.permille(FLOODS_PERMILLE) {
+                let anonymous_hosts = &mut self.anonymous_hosts;
+                anonymous_hosts.flood(&self.env.for_hosts(), &mut self.misuse_random);
+                self.env.figures.fault(fault);
+            }
+            return;
+        }
         if fault == Fault::Anonymous {
             let (anonymous_hosts, now) = (&mut self.anonymous_hosts, self.env.time.now());
             anonymous_hosts.send_some_commands(now, &mut self.misuse_random);
@@ -388,6 +405,7 @@ impl World {
             | Fault::Twins
             | Fault::EventFlood
             | Fault::Anonymous
+            | Fault::OneAddress
             | Fault::Stuck
             | Fault::Tight => return Ok(()),
             Fault::Hang => self.strike_drive(disk, Mishap::Hang),
@@ -584,6 +602,7 @@ impl World {
             discovery_host.crash(now);
         }
         self.unknown_hosts.disconnect_all();
+        self.silent_hosts.disconnect_all();
         self.anonymous_hosts.disconnect_all();
         self.env.judge.stopped();
         self.env.evict();
@@ -618,7 +637,23 @@ impl World {
             .chain(discovery_hosts)
             .chain(self.unknown_hosts.memory_bounds());
         let held = appliance.held_by_connections().into_iter();
-        check_connections(&bounds.collect(), held)
+        check_connections(&bounds.collect(), held)?;
+        let Some(rdma) = &self.env.rdma else {
+            return Ok(());
+        };
+        let swarm = &self.env.swarm;
+        let capsule_bytes = (swarm.in_capsule_bytes + IN_CAPSULE_MORE_BYTES) as usize;
+        let hosts = self.hosts.iter().flat_map(Host::queue_pair_bounds);
+        let bounds = hosts.chain(self.silent_hosts.queue_pair_bounds());
+        let held = appliance.held_by_queue_pairs().into_iter();
+        let request_bytes = swarm.transfer_max.max(capsule_bytes);
+        check_queue_pairs(bounds, held, request_bytes)?;
+        let in_capsule_bytes = swarm.in_capsule_bytes as usize;
+        check_receives(
+            &rdma.shared_receives(),
+            in_capsule_bytes,
+            appliance.slices(),
+        )
     }
 
     /// Checks that the media contain all data that must survive a power failure.
@@ -703,6 +738,7 @@ impl World {
     fn recover(&mut self) -> Result<(), Violation> {
         self.env.note(format_args!("all faults are disabled"));
         self.unknown_hosts.disconnect_all();
+        self.silent_hosts.disconnect_all();
         self.anonymous_hosts.disconnect_all();
         for discovery_host in &mut self.discovery_hosts {
             discovery_host.retire();
@@ -848,13 +884,14 @@ impl World {
                 held.io_queues += host.io_queues;
             }
             let faults = world.env.swarm.faults;
-            // Posted receives and the queues of drives and files hold memory while idle.
-            let holds = [Fault::Rdma, Fault::Drive, Fault::File];
-            let has_none = !holds.iter().any(|it| faults.has(*it));
+            // The queues of drives and files hold memory while idle.
+            let holds = [Fault::Drive, Fault::File];
+            let is_known = !holds.iter().any(|it| faults.has(*it));
+            let leases = world.slices_at_rest();
             let checked = world
                 .appliance
                 .as_ref()
-                .map(|it| it.check_accounts(held, has_none.then_some(0)));
+                .map(|it| it.check_accounts(held, is_known.then_some(leases)));
             match checked {
                 Some(Err(what)) => {
                     wrong = what;
@@ -870,6 +907,20 @@ impl World {
             return Ok(());
         }
         Err(Violation::Rule(wrong))
+    }
+
+    /// Slices of the arena that transports have in an idle appliance.
+    fn slices_at_rest(&self) -> u64 {
+        let Some(rdma) = &self.env.rdma else {
+            return 0;
+        };
+        let hosts = self.hosts.iter().zip(&self.env.swarm.hosts);
+        let queues = hosts.filter(|(_, shape)| shape.rdma).map(|(host, _)| {
+            let held = host.held();
+            held.admin_queues + held.io_queues
+        });
+        let inline_bytes = self.env.swarm.rdma.inline_bytes;
+        slices_at_rest(&rdma.shared_receives(), inline_bytes, queues.sum())
     }
 
     fn pass(&mut self, span: Nanos) -> Result<(), Violation> {
@@ -898,6 +949,11 @@ impl World {
             // Sending alone is no progress for a reactor, so arrivals at hosts count too.
             let mut busy = appliance.run_turn().is_busy();
             let on_its_way = !appliance.is_idle();
+            if !self.anonymous_hosts.is_empty() {
+                let connecting = self.hosts.iter().any(Host::is_connecting);
+                let (anonymous_hosts, env) = (&mut self.anonymous_hosts, &mut self.env.for_hosts());
+                anonymous_hosts.turn_ended(env, || appliance.controllers(), connecting)?;
+            }
             self.env.probe_vanished();
             self.env.advance_disks();
             self.env.advance_rdma();
@@ -912,6 +968,9 @@ impl World {
             }
             if !self.unknown_hosts.is_empty() {
                 self.unknown_hosts.check(self.env.time.now())?;
+            }
+            if !self.silent_hosts.is_empty() {
+                busy |= self.silent_hosts.poll(&self.env.for_hosts())?;
             }
             if !self.anonymous_hosts.is_empty() {
                 busy |= self.anonymous_hosts.poll(&mut self.env.for_hosts())?;
@@ -943,6 +1002,7 @@ impl World {
             let others = discovery_hosts.chain([
                 self.unknown_hosts.next_due(),
                 self.anonymous_hosts.next_due(),
+                self.silent_hosts.next_due(),
             ]);
             let next = deadlines.into_iter().chain(hosts).chain(others);
             let next = next.flatten().min();

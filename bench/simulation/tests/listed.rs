@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::Write as _;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use simulation::defects::{SWITCH_PATCH, describe, patches};
 
@@ -17,12 +18,20 @@ fn root() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
 }
 
-/// What git says when these patches do not apply, together and in this order, to the sources.
+/// What git says when these patches do not apply, together and in this order, to the sources. They
+/// are one input: git checks several files one by one, each against the unchanged sources.
 fn refusal(patches: &[impl AsRef<Path>]) -> Option<String> {
     let mut git = Command::new("git");
-    git.args(["apply", "--check", "--whitespace=nowarn"]);
-    git.args(patches.iter().map(AsRef::as_ref));
-    let output = git.current_dir(root()).output().expect("git runs");
+    git.args(["apply", "--check", "--whitespace=nowarn", "-"]);
+    git.stdin(Stdio::piped()).stderr(Stdio::piped());
+    let mut git = git.current_dir(root()).spawn().expect("git runs");
+    let mut input = git.stdin.take().expect("it is piped");
+    for patch in patches {
+        let text = fs::read(patch).expect("a patch");
+        input.write_all(&text).expect("git reads");
+    }
+    drop(input);
+    let output = git.wait_with_output().expect("git ends");
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
     (!output.status.success()).then_some(told)
 }

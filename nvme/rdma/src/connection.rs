@@ -4,6 +4,7 @@
 //! data; the target core interprets commands. It never blocks, and does not allocate after Connect.
 //! NVMe/RDMA Transport 1.1 ("RDMA 1.1").
 
+mod audit;
 mod connecting;
 mod requests;
 mod sending;
@@ -25,6 +26,7 @@ use crate::private_data::NegotiatedParameters;
 use crate::receives::{COMMAND_BYTES, Receives};
 use crate::slot::{SlotState, SlotTable};
 use crate::token::{CONNECT_SLOT, WORK_GENERATION_MASK, WorkId};
+pub use audit::ConnectionAudit;
 use connecting::Connecting;
 
 /// Time for which a flushed queue pair waits for the device's event that its last receive was taken

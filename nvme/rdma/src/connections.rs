@@ -21,7 +21,7 @@ use reactors::{LogLimit, Nanos};
 use crate::config::{
     CONNECTIONS_PER_REACTOR_MAX, DEVICES_MAX, PortSettings, RECEIVES_MAX, RdmaConfig,
 };
-use crate::connection::{Cause, Connection, Context};
+use crate::connection::{Cause, Connection, ConnectionAudit, Context};
 use crate::counters::RdmaCounters;
 use crate::domains::Domains;
 use crate::listeners::Listeners;
@@ -172,6 +172,11 @@ impl<P: Provider> ConnectionSet<P> {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// The memory that each connection holds. For tests and simulations.
+    pub fn audit(&self) -> impl Iterator<Item = ConnectionAudit> {
+        self.table.iter().map(Connection::audit)
     }
 
     /// The event channel of the connection manager, with the listeners.

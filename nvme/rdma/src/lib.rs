@@ -44,6 +44,7 @@ pub use config::{
     CONNECTIONS_PER_REACTOR_MAX, DEVICES_MAX, IN_CAPSULE_BYTES_MAX, PortSettings, RECEIVES_MAX,
     RdmaConfig,
 };
+pub use connection::ConnectionAudit;
 pub use connections::{ConnectionSet, Handoff, SetParts};
 pub use counters::RdmaCounters;
 pub use domains::{DeviceError, Domains, Registered};

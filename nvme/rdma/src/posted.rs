@@ -58,6 +58,11 @@ impl ReadBuffer {
         self.lease.as_ref()
     }
 
+    /// Bytes of the lease.
+    pub(crate) fn len(&self) -> usize {
+        self.lease.as_ref().map_or(0, DmaLease::len)
+    }
+
     /// Records a group of reads that was posted.
     pub(crate) fn begin(&mut self) {
         self.outstanding += 1;
@@ -226,6 +231,20 @@ impl SendQueue {
     /// Number of entries.
     pub(crate) fn capacity(&self) -> u32 {
         self.capacity
+    }
+
+    /// Bytes of its own storage.
+    pub(crate) fn own_bytes(&self) -> usize {
+        size_of_val(&*self.posted)
+    }
+
+    /// Bytes of the leases of outstanding posts.
+    pub(crate) fn leased_bytes(&self) -> usize {
+        let leases = self.posted.iter().map(|posted| match &posted.data {
+            Some(DmaData::Lease(lease)) => lease.len(),
+            Some(DmaData::Borrow(_)) | None => 0,
+        });
+        leases.sum()
     }
 
     /// Whether nothing is outstanding.

@@ -19,6 +19,7 @@ use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
 use crate::config::PortSettings;
+use crate::connection::ConnectionAudit;
 use crate::connections::{ConnectionSet, Handoff};
 use crate::token::EventToken;
 
@@ -137,6 +138,11 @@ impl<P: Provider> RdmaTransport<P> {
             stopping: false,
             totals_logged: false,
         })
+    }
+
+    /// The memory that each connection holds. For tests and simulations.
+    pub fn audit(&self) -> impl Iterator<Item = ConnectionAudit> {
+        self.connections.audit()
     }
 
     /// Receives control messages from `port_messages` from now on. Their sender wakes this reactor.

@@ -47,6 +47,7 @@ pub use objects::{
 pub use queue_pair::FakeQueuePair;
 use rdma::{ConnectionEvent, DeviceEvent, DeviceLimits, Error, SGES_MAX, Transport};
 use state::{INLINE_BYTES_MAX, Machine, State};
+pub use steering::SharedReceives;
 
 /// When the fabric executes requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

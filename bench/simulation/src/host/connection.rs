@@ -14,7 +14,7 @@ use super::tcp::TcpTransportEnd;
 use super::twins::{CompletionOwner, Which};
 use super::wrong_data::WrongData;
 use super::{Command, IoKind};
-use crate::memory::MemoryBound;
+use crate::memory::{MemoryBound, QueuePairBound};
 use crate::network::{HostEnd, Wire, WireId};
 use crate::random::Random;
 
@@ -492,6 +492,23 @@ impl Connection {
             ConnectionTransport::Tcp(transport) => Some((transport.wire.id(), bound)),
             ConnectionTransport::Rdma(_) => None,
         }
+    }
+
+    /// Its memory bound, if it is an RDMA connection that the target has.
+    pub(super) fn queue_pair_bound(&self) -> Option<QueuePairBound> {
+        let ConnectionTransport::Rdma(transport) = &self.transport else {
+            return None;
+        };
+        let queue = &self.queue;
+        let (number, posted) = transport.of_target()?;
+        Some(QueuePairBound {
+            number,
+            entries: queue.shape.depth,
+            is_connected: queue.sent > 0,
+            is_live: queue.live,
+            data_bytes: self.outstanding().map(|(_, it)| it.transfer_bytes).sum(),
+            posted,
+        })
     }
 
     /// Its state, for messages.

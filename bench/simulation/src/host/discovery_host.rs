@@ -21,6 +21,7 @@ use super::connection::{
 };
 use super::tcp::TcpTransportEnd;
 use super::{ADMIN_DEPTH, Command, HostEnv, READY_POLL, RETRY_MAX};
+use crate::addresses::UNKNOWN_ADDRESS;
 use crate::judge::Violation;
 use crate::memory::MemoryBound;
 use crate::network::{HostEnd, WireId};
@@ -216,7 +217,7 @@ impl DiscoveryHost {
         let random = Random::new(self.random.bits(), 0);
         let listener = self.random.below(env.swarm.tcp_listeners as u64) as usize;
         self.listener = listener;
-        let wire = env.listeners[listener].connect(env.network, random.clone());
+        let wire = env.listeners[listener].connect(UNKNOWN_ADDRESS, env.network, random.clone());
         let shape = ConnectionShape {
             qid: 0,
             depth: ADMIN_DEPTH,

@@ -656,6 +656,12 @@ impl RdmaTransportEnd {
         Some((&ends.fabric, number))
     }
 
+    /// The number of the target's queue pair, and its outstanding send requests.
+    pub(super) fn of_target(&self) -> Option<(u32, u32)> {
+        let (fabric, number) = self.queue_pair(false)?;
+        Some((number, fabric.sends_in_use(number)?))
+    }
+
     /// Lets the host vanish silently.
     pub(super) fn vanish(&mut self) -> Option<Box<Ends>> {
         let ends = self.ends.take()?;

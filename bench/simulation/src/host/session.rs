@@ -218,9 +218,17 @@ impl Host {
         let is_settled = !env.changing && env.changed_at + super::SETTLING_TIME < issued_at;
         let is_named = env.serving.hosts[self.number] && env.serving.names_hosts();
         let is_busy = status.is(Status::CONNECT_CONTROLLER_BUSY);
-        let is_roomy = faults.has(Fault::Anonymous) && !faults.has(Fault::Tight);
-        if is_busy && is_roomy && is_settled && is_named && !env.stopping {
+        let is_crowded = faults.has(Fault::Anonymous) || faults.has(Fault::OneAddress);
+        let is_roomy = is_crowded && !faults.has(Fault::Tight);
+        if !is_busy || !is_roomy || !is_settled || env.stopping {
+            return Ok(());
+        }
+        if is_named {
             let what = "a host that an export names is refused for want of room";
+            return Err(self.violation(env, what));
+        }
+        if env.at_share[self.number] < issued_at && env.swarm.has_room_for_commands() {
+            let what = "a host with less than its share is refused for want of room";
             return Err(self.violation(env, what));
         }
         Ok(())

@@ -7,6 +7,8 @@ const TEMPER: NetworkBehaviour = NetworkBehaviour {
     window: 100,
 };
 
+const HOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
 struct Pair {
     time: SharedTime,
     network: SimNetwork,
@@ -21,7 +23,7 @@ fn pair(behaviour: NetworkBehaviour) -> Pair {
     let socket = listener.bind().expect("nobody listens");
     network.add_listener(0, &socket).expect("it never fails");
     assert_eq!(network.poll_events(), 0);
-    let wire = listener.connect(behaviour, Random::new(1, 1));
+    let wire = listener.connect(HOST, behaviour, Random::new(1, 1));
     assert_eq!(network.poll_events(), 1);
     assert_eq!(network.ready(0).source, Source::Listener(0));
     let accepted = SimNetwork::accept(&socket).expect("a connection waits");
@@ -30,10 +32,10 @@ fn pair(behaviour: NetworkBehaviour) -> Pair {
     assert_eq!(network.poll_events(), 0);
     assert!(listener.bind().is_err());
     // A closed listener is removed, and connections are refused.
-    let waiting = listener.connect(behaviour, Random::new(1, 2));
+    let waiting = listener.connect(HOST, behaviour, Random::new(1, 2));
     drop(socket);
     assert_eq!(network.poll_events(), 0);
-    let refused = listener.connect(behaviour, Random::new(1, 3));
+    let refused = listener.connect(HOST, behaviour, Random::new(1, 3));
     for wire in [waiting, refused] {
         assert_eq!(wire.receive(&mut Vec::new()), HostEnd::Reset);
     }

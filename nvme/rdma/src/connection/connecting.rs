@@ -69,6 +69,15 @@ impl Connecting {
         }
     }
 
+    /// Bytes of the leases with the command's data.
+    pub(super) fn leased_bytes(&self) -> usize {
+        match &self.stage {
+            Stage::Early(capsule) => capsule.data.as_ref().map_or(0, Lease::len),
+            Stage::Reading(_, buffer) => buffer.len(),
+            Stage::Awaiting | Stage::AwaitingBuffer(_) | Stage::Done => 0,
+        }
+    }
+
     /// The queue pair was destroyed, so no read is outstanding.
     pub(super) fn queue_destroyed(&mut self, proof: &QueueDestroyed) {
         if let Stage::Reading(_, buffer) = &mut self.stage {

@@ -6,6 +6,15 @@ use crate::fake::table::Key;
 use crate::fake::{Fabric, Fake};
 use rdma::{QueuePairState, RNR_RETRY_FOREVER};
 
+/// The requests of shared receive queues.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SharedReceives {
+    /// Posted requests of more than one piece of memory: a command, and its data.
+    pub with_data: usize,
+    /// By queue: the requests that it has room for.
+    pub requests: Vec<u32>,
+}
+
 impl Fabric {
     /// The next tick that changes something if no further request is posted. Requests that only
     /// wait for a receive need no tick.
@@ -36,6 +45,33 @@ impl Fabric {
         let state = self.shared.lock();
         let own = state.queue_pairs.get(state.queue_pair_of(qp_number)?)?;
         Some(state.queue_pairs.get(own.peer?)?.number)
+    }
+
+    /// Send requests of a queue pair that are posted, or completed and not polled.
+    #[must_use]
+    pub fn sends_in_use(&self, qp_number: u32) -> Option<u32> {
+        let state = self.shared.lock();
+        let queue_pair = state.queue_pairs.get(state.queue_pair_of(qp_number)?)?;
+        Some(queue_pair.sends_in_use)
+    }
+
+    /// The requests that are posted to the shared receive queues of a machine.
+    #[must_use]
+    pub fn shared_receives(&self, machine: &Fake) -> SharedReceives {
+        let state = self.shared.lock();
+        let mut found = SharedReceives::default();
+        for (_, queue) in state.shared_receives.iter() {
+            let domain = state.domains.get(queue.domain);
+            let device = domain.and_then(|it| state.devices.get(it.device));
+            if device.is_none_or(|it| it.machine != machine.machine()) {
+                continue;
+            }
+            let posted = queue.receives.posted.iter();
+            let with_data = posted.filter(|it| it.memory.as_slice().len() > 1);
+            found.with_data += with_data.count();
+            found.requests.push(queue.receives.requests);
+        }
+        found
     }
 
     /// Delays all requests of a queue pair until `tick`.
