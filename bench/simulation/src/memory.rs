@@ -17,11 +17,11 @@ const UNCONNECTED_BYTES: usize = 6 << 10;
 const ENTRY_BYTES: usize = 1 << 10;
 
 /// Bytes of an RDMA connection without entries.
-const QUEUE_PAIR_BYTES: usize = 8 << 10;
+const QUEUE_PAIR_BYTES: usize = 6 << 10;
 /// Bytes per entry of its queue from the start: the send requests, twice over.
-const SEND_BYTES: usize = 512;
+const SEND_BYTES: usize = 320;
 /// Bytes per entry of its queue since Connect: a command, and where its data is.
-const RDMA_ENTRY_BYTES: usize = 1 << 10;
+const RDMA_ENTRY_BYTES: usize = 384;
 /// One in this number of slices may be promised.
 const PROMISED_PART: u64 = 2;
 /// Commands in the smallest slice.

@@ -1,6 +1,6 @@
 //! The memory that a connection holds, for tests and simulations. Not called on the I/O path.
 
-use hugemem::Data;
+use hugemem::{Data, DmaBuffer};
 use nvme_target::KeyedBlocks;
 use rdma::{Provider, QueuePair as _};
 
@@ -23,7 +23,7 @@ impl<P: Provider> Connection<P> {
     pub(crate) fn audit(&self) -> ConnectionAudit {
         let remotes = self.remotes.capacity() * size_of::<KeyedBlocks>();
         let waiting = self.waiting_reads.capacity() + self.waiting_sends.capacity();
-        let responses = self.responses.as_ref().map_or(0, |it| it.len());
+        let responses = self.responses.as_ref().map_or(0, DmaBuffer::len);
         let own_bytes = size_of::<Self>()
             + self.slots.own_bytes()
             + self.sends.own_bytes()
