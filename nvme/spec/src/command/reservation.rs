@@ -277,9 +277,20 @@ impl ReservationReport {
     }
 }
 
-/// Header of the Reservation Status data structure, extended form, 64 bytes (Base 2.1 §7.8).
+/// Header of the Reservation Status data structure, 24 bytes (Base 2.1 §7.8). One
+/// [`RegisteredController`] for each registrant follows.
 #[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
 )]
 #[repr(C)]
 pub struct ReservationStatusHeader {
@@ -287,23 +298,118 @@ pub struct ReservationStatusHeader {
     pub gen_counter: U32,
     /// Reservation Type of the current reservation.
     pub rtype: ReservationType,
-    /// Number of registrants.
+    /// Number of Registrants.
     pub regstrnt: U16,
     reserved7: [u8; 2],
     /// Persist Through Power Loss State: 1 if the reservation persists.
     pub ptpls: u8,
     reserved10: [u8; 14],
-    reserved24: [u8; 40],
 }
-const _: () = assert!(size_of::<ReservationStatusHeader>() == 64);
+const _: () = assert!(size_of::<ReservationStatusHeader>() == 24);
 
-/// A registrant, extended form, 64 bytes (Base 2.1 §7.8).
+impl ReservationStatusHeader {
+    /// Creates a header.
+    pub const fn new(
+        gen_counter: u32,
+        rtype: ReservationType,
+        regstrnt: u16,
+        persists: bool,
+    ) -> Self {
+        Self {
+            gen_counter: U32::new(gen_counter),
+            rtype,
+            regstrnt: U16::new(regstrnt),
+            reserved7: [0; 2],
+            ptpls: persists as u8,
+            reserved10: [0; 14],
+        }
+    }
+}
+
+/// Header of the Reservation Status Extended data structure, 64 bytes (Base 2.1 §7.8). One
+/// [`RegisteredControllerExtended`] for each registrant follows.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
 #[repr(C)]
+pub struct ReservationStatusExtendedHeader {
+    /// Reservation Status Header.
+    pub rshdr: ReservationStatusHeader,
+    reserved24: [u8; 40],
+}
+const _: () = assert!(size_of::<ReservationStatusExtendedHeader>() == 64);
+
+impl ReservationStatusExtendedHeader {
+    /// Creates a header.
+    pub const fn new(rshdr: ReservationStatusHeader) -> Self {
+        Self {
+            rshdr,
+            reserved24: [0; 40],
+        }
+    }
+}
+
+/// A registrant with a 64-bit host identifier, 24 bytes (Base 2.1 §7.8).
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
+)]
+#[repr(C)]
 pub struct RegisteredController {
-    /// Controller Identifier; FFFFh if dynamic and not connected.
+    /// Controller Identifier; [`Self::CNTLID_NONE`] if the registrant has no controller.
+    pub cntlid: U16,
+    /// Reservation Status.
+    pub rcsts: RegistrantStatus,
+    reserved3: [u8; 5],
+    /// Host Identifier.
+    pub hostid: [u8; 8],
+    /// Reservation Key.
+    pub rkey: U64,
+}
+const _: () = assert!(size_of::<RegisteredController>() == 24);
+
+impl RegisteredController {
+    /// Controller Identifier of a registrant without a controller in the NVM subsystem.
+    pub const CNTLID_NONE: u16 = 0xffff;
+
+    /// A registrant.
+    pub const fn new(cntlid: u16, rcsts: RegistrantStatus, rkey: u64, hostid: [u8; 8]) -> Self {
+        Self {
+            cntlid: U16::new(cntlid),
+            rcsts,
+            reserved3: [0; 5],
+            hostid,
+            rkey: U64::new(rkey),
+        }
+    }
+}
+
+/// A registrant with a 128-bit host identifier, 64 bytes (Base 2.1 §7.8).
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
+)]
+#[repr(C)]
+pub struct RegisteredControllerExtended {
+    /// Controller Identifier; [`RegisteredController::CNTLID_NONE`] if the registrant has none.
     pub cntlid: U16,
     /// Reservation Status.
     pub rcsts: RegistrantStatus,
@@ -314,27 +420,29 @@ pub struct RegisteredController {
     pub hostid: [u8; 16],
     reserved32: [u8; 32],
 }
-const _: () = assert!(size_of::<RegisteredController>() == 64);
+const _: () = assert!(size_of::<RegisteredControllerExtended>() == 64);
+
+impl RegisteredControllerExtended {
+    /// A registrant.
+    pub const fn new(cntlid: u16, rcsts: RegistrantStatus, rkey: u64, hostid: [u8; 16]) -> Self {
+        Self {
+            cntlid: U16::new(cntlid),
+            rcsts,
+            reserved3: [0; 5],
+            rkey: U64::new(rkey),
+            hostid,
+            reserved32: [0; 32],
+        }
+    }
+}
 
 /// Status of a registrant (Base 2.1 §7.8, RCSTS).
 #[bitfield(u8)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct RegistrantStatus {
-    /// The registrant holds the reservation.
+    /// Association with Host Holding Reservation: the registrant holds the reservation.
     pub holder: bool,
     #[bits(7)]
     __: u8,
 }
 const _: () = assert!(size_of::<RegistrantStatus>() == 1);
-
-impl Default for ReservationStatusHeader {
-    fn default() -> Self {
-        zerocopy::FromZeros::new_zeroed()
-    }
-}
-
-impl Default for RegisteredController {
-    fn default() -> Self {
-        zerocopy::FromZeros::new_zeroed()
-    }
-}

@@ -2,7 +2,10 @@
 
 use core::mem::offset_of;
 
-use nvme_spec::command::reservation::{RegisteredController, ReservationStatusHeader};
+use nvme_spec::command::reservation::{
+    RegisteredController, RegisteredControllerExtended, ReservationStatusExtendedHeader,
+    ReservationStatusHeader,
+};
 use nvme_spec::command::*;
 use nvme_spec::fabrics::*;
 use nvme_spec::features::{HostBehavior, Timestamp};
@@ -232,7 +235,11 @@ offsets! {
     timestamp: Timestamp { attributes 6, }
     host_behavior: HostBehavior { acre 0, etdas 1, lbafee 2, hdisns 3, cdfe 4, }
     reservation_status: ReservationStatusHeader { gen_counter 0, rtype 4, regstrnt 5, ptpls 9, }
-    registered_controller: RegisteredController { cntlid 0, rcsts 2, rkey 8, hostid 16, }
+    reservation_status_extended: ReservationStatusExtendedHeader { rshdr 0, }
+    registered_controller: RegisteredController { cntlid 0, rcsts 2, hostid 8, rkey 16, }
+    registered_controller_extended: RegisteredControllerExtended {
+        cntlid 0, rcsts 2, rkey 8, hostid 16,
+    }
     rdma_request: ConnectRequest { recfmt 0, qid 2, hrqsize 4, hsqsize_z 6, cntlid 8, }
     rdma_accept: ConnectAccept { recfmt 0, crqsize 2, }
     rdma_reject: ConnectReject { recfmt 0, sts 2, }
