@@ -106,8 +106,7 @@ impl Appliance {
             cores.len(),
             devices.in_order(),
         )?;
-        let transports =
-            listeners.into_transports(&config, cores.len(), &devices.regions(&arena))?;
+        let transports = listeners.into_transports(&config, &cores, &devices.regions(&arena))?;
         let counters = transports.iter().map(|it| it.counters()).collect();
         let (control_queues, messages) = MessageRings::new(cores.len());
         let fabrics = Fabrics {

@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod affinity;
 mod appliance;
 mod apply;
 mod client;

@@ -183,19 +183,21 @@ impl Listeners {
         config
     }
 
-    /// The transports that the listeners need. Data moves through `regions`.
+    /// The transports that the listeners need, for a reactor on each of `cores`. Data moves through
+    /// `regions`.
     ///
     /// # Errors
-    /// A network card does not register the memory.
+    /// A network card does not register the memory, or the acceptor's thread does not start.
     pub(crate) fn into_transports(
         self,
         config: &Config,
-        reactors: usize,
+        cores: &[usize],
         regions: &[&Region],
     ) -> Result<Vec<Arc<dyn Transport>>, Failure> {
+        let reactors = cores.len();
         // All transports share one placement, so that it counts the connections of all.
         let placement = placement(config, reactors);
-        let tcp = tcp::Tcp::new(config, self.tcp, reactors, placement.clone());
+        let tcp = tcp::Tcp::new(config, self.tcp, cores, placement.clone())?;
         let mut transports: Vec<Arc<dyn Transport>> = vec![Arc::new(tcp)];
         if let Some(bound) = self.rdma {
             transports.push(Arc::new(rdma::Rdma::new(

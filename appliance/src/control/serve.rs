@@ -9,7 +9,6 @@ use axum::Router;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::{MissedTickBehavior, timeout};
@@ -21,6 +20,7 @@ use super::limits::{
 use super::listen::{Http, Sockets};
 use super::routes::{self, ControlState, Entrance};
 use super::socket::Socket;
+use crate::affinity::avoid_reactor_cores;
 use crate::observe::{Observatory, STEP};
 use crate::requests::RequestSender;
 
@@ -44,6 +44,7 @@ pub(super) fn run(
     stopped: oneshot::Receiver<()>,
 ) {
     avoid_reactor_cores(cores);
+    lower_priority();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .enable_time()
@@ -68,17 +69,8 @@ pub(super) fn run(
     drop(runtime);
 }
 
-/// Moves this thread away from the reactors' cores if there are others, and lowers its priority.
-fn avoid_reactor_cores(cores: &[usize]) {
-    if let Ok(mut allowed) = sched_getaffinity(None) {
-        for core in cores {
-            allowed.unset(*core);
-        }
-        let is_free = (0..CpuSet::MAX_CPU).any(|core| allowed.is_set(core));
-        if is_free && let Err(error) = sched_setaffinity(None, &allowed) {
-            tracing::debug!(%error, "the control thread stays on all cores");
-        }
-    }
+/// Lowers the priority of this thread.
+fn lower_priority() {
     // On Linux this affects only the calling thread (setpriority(2)).
     if let Err(error) = rustix::process::setpriority_process(None, NICENESS) {
         tracing::debug!(%error, "the control thread keeps its priority");

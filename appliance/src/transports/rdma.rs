@@ -286,7 +286,7 @@ impl Transport for Rdma {
         let mut transport = RdmaTransport::new(connections, messages, placement, reactors)
             .map_err(SetupError::Descriptors)?;
         transport.receive_port_messages(port_messages);
-        Ok(Box::new(transport))
+        Ok(transport.into_poller())
     }
 }
 

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use appliance_config::{Config, Digest, Listener, Transport as TransportName};
 use nvme_target::PortId;
 use nvme_tcp::{
-    ConnectionSet, DigestPolicy, Handoff, PortMessage, PortSettings, TcpConfig, TcpCounters,
-    TcpTransport,
+    Acceptor, AcceptorPort, ConnectionSet, DigestPolicy, Handoff, PortMessage, PortSettings,
+    TcpConfig, TcpCounters, TcpTransport,
 };
 use reactors::mesh::Port;
 use reactors::ring::Receiver;
@@ -17,6 +17,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt::set_tcp_congestion;
 
 use super::{Listening, PerReactor, Transport, TransportContext};
+use crate::affinity::avoid_reactor_cores;
 use crate::error::Failure;
 use crate::event_loop::EventLoop;
 use crate::exports;
@@ -126,40 +127,51 @@ pub(super) struct Tcp {
     placement: Placement,
     own: PerReactor<ReactorListeners>,
     port_messages: PortMessages<TcpListener, PortSettings, std::io::Result<()>>,
-    /// Duplicates of the reactors' listening sockets, for changes of their settings.
+    /// Duplicates of the listening sockets, for changes of their settings.
     sockets: Mutex<BTreeMap<PortId, TcpListener>>,
+    /// Accepts and closes connections until the transport is dropped.
+    _acceptor: Acceptor,
 }
 
 /// The part that one reactor takes.
 struct ReactorListeners {
     handoffs: Port<Handoff>,
+    acceptor: AcceptorPort,
     port_messages: Receiver<PortMessage>,
     listeners: Vec<Bound>,
 }
 
 impl Tcp {
-    /// Distributes the listeners over `reactors` reactors; `placement` distributes connections.
+    /// Distributes the listeners over the reactors of `cores`; `placement` distributes connections.
+    ///
+    /// # Errors
+    /// The system's: the acceptor's thread does not start.
     pub(super) fn new(
         config: &Config,
         listeners: Vec<Bound>,
-        reactors: usize,
+        cores: &[usize],
         placement: Placement,
-    ) -> Self {
+    ) -> std::io::Result<Self> {
+        let reactors = cores.len();
+        let reactor_cores = cores.to_vec();
+        let (acceptor, acceptor_ports) =
+            Acceptor::start(reactors, move || avoid_reactor_cores(&reactor_cores))?;
         let (port_messages, receivers) = PortMessages::new(reactors);
         let sockets = listeners.iter().filter_map(|bound| {
             let socket = bound.socket.try_clone().ok()?;
             Some((bound.port, socket))
         });
-        Self {
+        Ok(Self {
             sockets: Mutex::new(sockets.collect()),
             config: tcp_config(config),
             counters: (0..reactors)
                 .map(|_| Arc::new(TcpCounters::default()))
                 .collect(),
             placement,
-            own: distribute(listeners, receivers),
+            own: distribute(listeners, receivers, acceptor_ports),
             port_messages,
-        }
+            _acceptor: acceptor,
+        })
     }
 
     fn sockets(&self) -> MutexGuard<'_, BTreeMap<PortId, TcpListener>> {
@@ -184,6 +196,7 @@ impl Transport for Tcp {
         let index = setup.index();
         let ReactorListeners {
             mut handoffs,
+            acceptor,
             port_messages,
             listeners,
         } = self.own.take(index).ok_or(SetupError::Twice)?;
@@ -196,15 +209,15 @@ impl Transport for Tcp {
         );
         let reactors = setup.handles().to_vec();
         let placement = self.placement.clone();
-        let mut transport = TcpTransport::new(connections, handoffs, placement, reactors)
-            .map_err(SetupError::Sockets)?;
+        let transport = TcpTransport::new(connections, handoffs, acceptor, placement, reactors);
+        let mut transport = transport.map_err(SetupError::Sockets)?;
         transport.receive_port_messages(port_messages);
         for Bound { port, socket } in listeners {
             transport
                 .listen(socket, port)
                 .map_err(SetupError::Sockets)?;
         }
-        Ok(Box::new(transport))
+        Ok(transport.into_poller())
     }
 }
 
@@ -285,18 +298,21 @@ fn digest_policy(digest: Digest) -> DigestPolicy {
     }
 }
 
-/// Gives each reactor its port of the mesh, its messages, and its share of the listeners,
-/// round-robin.
+/// Gives each reactor its port of the mesh, its messages, its port of the acceptor, and its share of
+/// the listeners, round-robin.
 fn distribute(
     listeners: Vec<Bound>,
     port_messages: Vec<Receiver<PortMessage>>,
+    acceptor_ports: Vec<AcceptorPort>,
 ) -> PerReactor<ReactorListeners> {
     let reactors = port_messages.len();
     let mut own: Vec<ReactorListeners> = reactors::mesh::mesh(reactors, HANDOFFS_MAX)
         .into_iter()
         .zip(port_messages)
-        .map(|(handoffs, port_messages)| ReactorListeners {
+        .zip(acceptor_ports)
+        .map(|((handoffs, port_messages), acceptor)| ReactorListeners {
             handoffs,
+            acceptor,
             port_messages,
             listeners: Vec::new(),
         })

@@ -14,7 +14,7 @@
 
 mod config;
 mod drive;
-#[path = "../../../nvme/driver/tests/emulated_support/mod.rs"]
+#[path = "../../../nvme/driver/tests/emulated/support/mod.rs"]
 mod drive_harness;
 mod emulator;
 #[expect(dead_code, reason = "the emulator's own tests use all of it")]
@@ -24,7 +24,8 @@ mod http;
 mod input;
 mod memory;
 mod pages;
-#[path = "../../../nvme/rdma/tests/harness/mod.rs"]
+#[expect(dead_code, reason = "the tests of the transport use all of it")]
+#[path = "../../../nvme/rdma/tests/rdma_transport/harness/mod.rs"]
 mod rdma_harness;
 mod rdma_target;
 mod tcp_harness;

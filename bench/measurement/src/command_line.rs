@@ -4,15 +4,15 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use crate::compare::suite::{self, SuiteOptions, compare_all};
+use crate::compare::{CompareOptions, compare_tcp, windlass_beside_this_binary};
+use crate::cpu_limit;
+use crate::leftovers::{self, Registration};
 use bench::arguments::{
     Failure, at_least_one, parse_region, parse_report_file, parse_seconds, parse_seconds_or_none,
     show,
 };
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use measurement::compare::suite::{self, SuiteOptions, compare_all};
-use measurement::compare::{CompareOptions, compare_tcp, windlass_beside_this_binary};
-use measurement::cpu_limit;
-use measurement::leftovers::{self, Registration};
 
 mod ceiling;
 mod cost;

@@ -6,8 +6,11 @@
 
 #![forbid(unsafe_code)]
 
+use std::process::ExitCode;
+
 pub mod appliance_process;
 pub mod ceiling;
+mod command_line;
 pub mod compare;
 pub mod cost;
 pub mod cpu_limit;
@@ -18,3 +21,11 @@ pub mod scale;
 pub mod start;
 pub mod storm;
 pub mod transfers;
+
+/// Runs the command that the process's arguments describe.
+#[must_use]
+pub fn run() -> ExitCode {
+    bench::arguments::run("measure", |arguments: command_line::Arguments| {
+        command_line::execute(arguments.command)
+    })
+}

@@ -2,8 +2,6 @@
 
 #![forbid(unsafe_code)]
 
-mod command_line;
-
 use std::process::ExitCode;
 
 use hugemem::allocation_counter::CountingAllocator;
@@ -13,7 +11,5 @@ use hugemem::allocation_counter::CountingAllocator;
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 fn main() -> ExitCode {
-    bench::arguments::run("measure", |arguments: command_line::Arguments| {
-        command_line::execute(arguments.command)
-    })
+    measurement::run()
 }

@@ -22,6 +22,7 @@ use serde::Serialize;
 use self::beside::BesideRow;
 use crate::compare::target::{NQN, Target, TargetOptions};
 use crate::compare::{CompareError, CompareOptions, Load, measure_target};
+use bench::pinning::{PinError, pin_to_core};
 use bench::report::Machine;
 use bench::table::Table;
 use bench::units::{format_count, median, per_second};
@@ -59,6 +60,9 @@ pub enum StormError {
     /// An error of the target or the load.
     #[error(transparent)]
     Compare(#[from] CompareError),
+    /// A host that connects and disconnects cannot be on its core.
+    #[error(transparent)]
+    Pin(#[from] PinError),
     /// An error of a host that is idle, or that connects and disconnects.
     #[error("a connection beside the busy one: {0}")]
     Beside(#[from] RawError),
@@ -103,6 +107,8 @@ pub struct StormReport {
     /// The target's busy share while hosts connected and disconnected, scaled to 5,000 of them per
     /// second.
     pub busy_per_5000_connects: f64,
+    /// The number per second at which this was measured.
+    pub connects_measured: f64,
     /// One host beside others that take all available resources.
     pub beside: Vec<BesideRow>,
 }
@@ -148,7 +154,9 @@ impl std::fmt::Display for StormReport {
         let percent = 100.0 * self.busy_per_5000_connects;
         writeln!(
             f,
-            "5,000 connects a second keep the target busy for {percent:.1} % of its time\n"
+            "5,000 connects a second keep the target busy for {percent:.1} % of its time \
+             (measured at {:.0} a second)\n",
+            self.connects_measured
         )?;
         write!(f, "{}", beside::table(&self.beside))
     }
@@ -181,7 +189,7 @@ pub fn measure(
         Ok(measure_target(&compare, target.address, &Load::reads(DEPTH))?.requests_per_second)
     };
     let mut rounds = Vec::new();
-    let busy_per_5000_connects = busy_with_connects(&target, options.connects_per_second)?;
+    let (busy_per_5000_connects, connects_measured) = busy_with_connects(&target, options)?;
     for round in 0..options.rounds {
         report_step(&format!("round {} of {}", round + 1, options.rounds));
         let mut idle = None;
@@ -199,8 +207,7 @@ pub fn measure(
             if !beside {
                 return busy();
             }
-            let (rate, connects_per_second) =
-                during_storm(target.address, options.connects_per_second, busy)?;
+            let (rate, connects_per_second) = during_storm(target.address, options, busy)?;
             connects.push(connects_per_second);
             Ok(rate)
         })?;
@@ -216,6 +223,7 @@ pub fn measure(
         idle: options.idle,
         rounds,
         busy_per_5000_connects,
+        connects_measured,
         beside,
     })
 }
@@ -264,35 +272,39 @@ fn connect_idle(
 }
 
 /// The target's busy share when 5,000 hosts per second connect and disconnect, extrapolated from
-/// the actual number.
-fn busy_with_connects(target: &Target, connects_per_second: u32) -> Result<f64, StormError> {
+/// the actual number, which is returned too.
+fn busy_with_connects(target: &Target, options: &StormOptions) -> Result<(f64, f64), StormError> {
     let time = Duration::from_secs(2);
     let busy_before = target.busy_time().unwrap_or_default();
     let pause = || {
         std::thread::sleep(time);
         Ok(0.0)
     };
-    let (_, rate) = during_storm(target.address, connects_per_second, pause)?;
+    let (_, rate) = during_storm(target.address, options, pause)?;
     let busy = target
         .busy_time()
         .unwrap_or_default()
         .saturating_sub(busy_before);
-    Ok(busy.as_secs_f64() / time.as_secs_f64() * 5000.0 / rate.max(1.0))
+    let share = busy.as_secs_f64() / time.as_secs_f64();
+    Ok((share * 5000.0 / rate.max(1.0), rate))
 }
 
 /// Runs `busy` while hosts connect their admin queue and disconnect at this rate. Returns its
 /// result, and the actual number per second.
 fn during_storm(
     address: SocketAddr,
-    connects_per_second: u32,
+    options: &StormOptions,
     busy: impl Fn() -> Result<f64, StormError>,
 ) -> Result<(f64, f64), StormError> {
+    let connects_per_second = options.connects_per_second;
     let over = AtomicBool::new(false);
     let connects = AtomicU64::new(0);
     let between = Duration::from_secs(1) * STORM_THREADS / connects_per_second.max(1);
     let began = Instant::now();
     std::thread::scope(|scope| {
-        let come_and_go = |thread: u32| -> Result<(), RawError> {
+        let come_and_go = |thread: u32| -> Result<(), StormError> {
+            // On the target's core they would take its time, which counts as busy.
+            pin_to_core(options.host_core)?;
             let mut due = began + between * thread / STORM_THREADS;
             while !over.load(Ordering::Acquire) {
                 std::thread::sleep(due.saturating_duration_since(Instant::now()));
@@ -337,6 +349,7 @@ mod tests {
             idle: 2000,
             rounds: vec![round(100.0, 95.0), round(10.0, 9.9), round(200.0, 100.0)],
             busy_per_5000_connects: 0.2,
+            connects_measured: 4000.0,
             beside: Vec::new(),
         };
         assert!((report.idle_ratio() - 0.95).abs() < 1e-9);

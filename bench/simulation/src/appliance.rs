@@ -33,7 +33,7 @@ use reactors::{Clock, Nanos, Placement, Poller, Progress, ReactorConfig, Reactor
 use crate::drive::Opened;
 use crate::environment::{self, Environment};
 use crate::fabric::RdmaNetwork;
-use crate::network::{Listener as SimListener, SimNetwork, Socket, Wire, WireId};
+use crate::network::{Listener as SimListener, SimNetwork, Socket, TargetStream, WireId};
 use crate::oracle::Served;
 use crate::plan::{device_name, tcp_address};
 use crate::storage::Storage;
@@ -462,7 +462,10 @@ struct Tcp<'s> {
 }
 
 /// The part of one reactor: its ring port to the other reactors, and its control messages.
-type TcpOwn = (Port<Handoff<Wire>>, Receiver<nvme_tcp::PortMessage<Socket>>);
+type TcpOwn = (
+    Port<Handoff<TargetStream>>,
+    Receiver<nvme_tcp::PortMessage<Socket>>,
+);
 
 impl<'s> Tcp<'s> {
     fn new(

@@ -2,13 +2,13 @@
 //!
 //! Each is a patch in `bench/simulation/defects/`, which inserts the wrong behaviour into the
 //! product behind `if reactors::sim::planted("name")`. `cargo xtask sim --defects` applies all
-//! patches to a copy of the sources and builds it once; [`switch`] switches one defect on at a time.
+//! patches to a copy of the sources and builds it once; `switch` switches one defect on at a time.
 //! The lines in front of a patch's first `diff` describe its defects, each in a paragraph:
 //!
 //! ```text
 //! Defect: share-ignored
 //! Wrong: a host takes more than its share of the arena's slices of a size
-//! Found by: fairness a_host_that_never_sends_holds_only_its_share_of_each_size
+//! Found by: tcp_transport fairness::a_host_that_never_sends_holds_only_its_share_of_each_size
 //! ```
 //!
 //! `Found by` names a test program and its test. A defect without that line must be found by the

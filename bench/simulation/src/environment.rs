@@ -10,6 +10,7 @@ use crate::appliance::Shelf;
 use crate::disk::Disk;
 use crate::drive::Drive;
 use crate::fabric::RdmaNetwork;
+use crate::faults::Fault;
 use crate::figures::Figures;
 use crate::file_disk::FileDisk;
 use crate::host::{HostEnv, Vanished};
@@ -19,12 +20,9 @@ use crate::plan::{ServedConfig, disk_path, file_path};
 use crate::ram::Ram;
 use crate::random::Random;
 use crate::storage::Storage;
-use crate::swarm::{Fault, Swarm};
+use crate::swarm::Swarm;
 use crate::time::SharedTime;
 use crate::trace::Trace;
-
-/// Arenas below this size can run out of memory, so that one connection can affect all others.
-const ROOMY_ARENA_BYTES: usize = 32 << 20;
 
 /// Time value of a change that is in progress. It is later than any real time and leaves room for
 /// an added delay.
@@ -217,7 +215,7 @@ impl Environment {
 
     /// Notes that allocations may wait until `until` if memory is scarce.
     pub fn disturb_memory(&mut self, until: Nanos) {
-        if self.swarm.arena_bytes < ROOMY_ARENA_BYTES {
+        if self.swarm.has_scarce_memory() {
             self.memory_disturbed = self.memory_disturbed.max(until);
         }
     }

@@ -5,7 +5,7 @@ use std::fmt;
 
 use reactors::Nanos;
 
-use crate::swarm::Fault;
+use crate::faults::Fault;
 
 /// Counters of one run or of several.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -31,6 +31,11 @@ pub struct Figures {
     /// The longest such time relative to its limit, per thousand. The limit depends on the disks
     /// and the load.
     pub wait_permille_max: u64,
+    /// Waits for memory that were long enough to be judged.
+    pub memory_waits: u64,
+    /// The most requests for data that a host received while another one, without memory of the
+    /// target, waited for memory of that size.
+    pub overtaken_max: u64,
     /// Virtual time.
     pub time: Nanos,
     /// Completed steps of live configuration changes.
@@ -68,6 +73,8 @@ impl Figures {
         self.rdma_connections += other.rdma_connections;
         self.wait_max = self.wait_max.max(other.wait_max);
         self.wait_permille_max = self.wait_permille_max.max(other.wait_permille_max);
+        self.memory_waits += other.memory_waits;
+        self.overtaken_max = self.overtaken_max.max(other.overtaken_max);
         self.time += other.time;
         self.steps += other.steps;
         self.identities_judged += other.identities_judged;
@@ -101,12 +108,15 @@ impl fmt::Display for Figures {
         writeln!(
             f,
             "{} steps of live changes, identifiers judged {} times, {} controllers of hosts that \
-             nobody configured, longest undisturbed wait {} ({} of a thousand of its bound)",
+             nobody configured, longest undisturbed wait {} ({} of a thousand of its bound), {} \
+             waits for memory, at most {} grants before that of a waiting host",
             self.steps,
             self.identities_judged,
             self.anonymous_attached,
             self.wait_max,
-            self.wait_permille_max
+            self.wait_permille_max,
+            self.memory_waits,
+            self.overtaken_max
         )?;
         write!(f, "faults:")?;
         for (fault, times) in &self.faults {

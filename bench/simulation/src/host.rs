@@ -12,6 +12,7 @@ mod events;
 mod flood;
 mod greedy;
 mod invalid;
+mod memory_waits;
 mod probes;
 mod rdma;
 mod session;
@@ -40,6 +41,7 @@ use zerocopy::IntoBytes;
 use crate::addresses::host_address;
 use crate::appliance::Held;
 use crate::fabric::RdmaNetwork;
+use crate::faults::Fault;
 use crate::figures::Figures;
 use crate::history::Moment;
 use crate::judge::{Extent, Judge, Violation};
@@ -48,7 +50,7 @@ use crate::network::{Listener, NetworkBehaviour, WireId};
 use crate::plan::{SUBSYSTEMS, ServedConfig, host_name};
 use crate::random::Random;
 use crate::storage::Storage;
-use crate::swarm::{Fault, HostShape, Swarm};
+use crate::swarm::{HostShape, Swarm};
 use crate::trace::Trace;
 use admin::{AdminState, AdminStep, CommandKey};
 use connection::{Connection, ConnectionShape, ConnectionTransport, Sending, Transfer};
@@ -246,6 +248,8 @@ pub struct Host {
     configured_keep_alive: Nanos,
     /// Until when another path of the same host may hold the whole memory share of the host.
     greedy_until: Nanos,
+    /// When it last aborted commands.
+    aborted_at: Option<Nanos>,
     /// By disk: the namespace identifier that the host uses, if it knows it.
     nsids: Option<Vec<u32>>,
 }
@@ -278,6 +282,7 @@ impl Host {
             admin_state: AdminState::default(),
             configured_keep_alive: shape.keep_alive,
             greedy_until: Nanos::ZERO,
+            aborted_at: None,
             nsids: None,
         }
     }
@@ -418,6 +423,7 @@ impl Host {
                     shape,
                     cntlid: self.cntlid,
                     windows: self.shape.windows,
+                    records_reads: env.swarm.has_scarce_memory(),
                     begins_wrong: (malformed && random.permille(200)).then(|| random.below(3)),
                 };
                 ConnectionTransport::Rdma(Box::new(RdmaTransportEnd::open(network, call)))

@@ -17,6 +17,8 @@ pub mod disk;
 pub mod drive;
 pub mod environment;
 pub mod fabric;
+pub mod fairness;
+pub mod faults;
 pub mod figures;
 pub mod file_disk;
 pub mod history;

@@ -12,9 +12,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use clap::Parser;
 use simulation::defects::{Defect, IS_PLANTED, look_for, page as page_of};
+use simulation::faults::Fault;
 use simulation::figures::Figures;
 use simulation::run::{self, Failure};
-use simulation::swarm::{Fault, Limits};
+use simulation::swarm::Limits;
 use simulation::trace::LINES_DEFAULT;
 
 /// Seeds that run by default.

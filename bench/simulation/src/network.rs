@@ -12,7 +12,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use nvme_tcp::{ByteStream, Interest, Network, Ready, Source, Transferred};
+use nvme_tcp::{Accepted, ByteStream, Interest, Network, Ready, Transferred};
 use reactors::Nanos;
 use rustix::io::Errno;
 
@@ -305,8 +305,6 @@ pub struct Listener {
 #[derive(Default)]
 struct Bound {
     is_bound: bool,
-    /// Number of binds.
-    times: u64,
     /// The next bind fails because the address is in use.
     next_bind_fails: bool,
 }
@@ -314,7 +312,6 @@ struct Bound {
 /// The listening socket of the target. Connections are refused while there is none.
 pub struct Socket {
     listener: Listener,
-    times: u64,
 }
 
 impl Drop for Socket {
@@ -350,10 +347,8 @@ impl Listener {
             return Err(io::ErrorKind::AddrInUse.into());
         }
         bound.is_bound = true;
-        bound.times += 1;
         Ok(Socket {
             listener: self.clone(),
-            times: bound.times,
         })
     }
 
@@ -375,11 +370,6 @@ impl Listener {
 
     fn bound(&self) -> MutexGuard<'_, Bound> {
         self.bound.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn is_bound_since(&self, times: u64) -> bool {
-        let bound = self.bound();
-        bound.is_bound && bound.times == times
     }
 
     /// Opens a connection of the host at `from`, which waits to be accepted or is refused. Returns
@@ -555,8 +545,10 @@ impl Drop for TargetStream {
 
 /// The streams of one reactor.
 pub struct SimNetwork {
-    /// Listeners with the transport's number and the count of binds.
-    listeners: Vec<(u16, Listener, u64)>,
+    /// Listeners with the transport's numbers.
+    listeners: Vec<(u16, Socket)>,
+    /// Numbers of closed listeners that were not reported.
+    closed: Vec<u16>,
     streams: RefCell<BTreeMap<u16, (Wire, Interest)>>,
     ready: Vec<Ready>,
 }
@@ -567,6 +559,7 @@ impl SimNetwork {
     pub fn new() -> Self {
         Self {
             listeners: Vec::new(),
+            closed: Vec::new(),
             streams: RefCell::new(BTreeMap::new()),
             ready: Vec::new(),
         }
@@ -581,26 +574,34 @@ impl Default for SimNetwork {
 
 impl Network for SimNetwork {
     type Listener = Socket;
-    type Accepted = Wire;
     type Stream = TargetStream;
 
-    fn add_listener(&mut self, index: u16, socket: &Socket) -> io::Result<()> {
-        let listener = (index, socket.listener.clone(), socket.times);
-        self.listeners.push(listener);
+    fn add_listener(&mut self, index: u16, socket: Socket) -> io::Result<()> {
+        self.listeners.push((index, socket));
         Ok(())
     }
 
-    fn watch_listener(&self, _: u16, _: &Socket, _: Interest) -> io::Result<()> {
-        Ok(())
+    fn close_listener(&mut self, index: u16) {
+        self.listeners.retain(|(it, _)| *it != index);
+        self.closed.push(index);
     }
 
-    fn accept(socket: &Socket) -> io::Result<Wire> {
-        let wire = socket.listener.waiting().pop_front();
-        wire.ok_or_else(|| io::ErrorKind::WouldBlock.into())
+    fn accept(&mut self) -> Option<Accepted<TargetStream>> {
+        if let Some(index) = self.closed.pop() {
+            return Some(Accepted::ListenerClosed(index));
+        }
+        self.listeners.iter().find_map(|(index, socket)| {
+            let wire = socket.listener.waiting().pop_front()?;
+            Some(Accepted::Stream {
+                listener: *index,
+                stream: TargetStream(wire),
+            })
+        })
     }
 
-    fn adopt(accepted: Wire) -> io::Result<TargetStream> {
-        Ok(TargetStream(accepted))
+    fn has_accepted(&self) -> bool {
+        let waits = |(_, socket): &(u16, Socket)| !socket.listener.waiting().is_empty();
+        !self.closed.is_empty() || self.listeners.iter().any(waits)
     }
 
     fn add_stream(&self, index: u16, stream: &TargetStream) -> io::Result<()> {
@@ -616,19 +617,12 @@ impl Network for SimNetwork {
         Ok(())
     }
 
+    fn close_stream(&mut self, stream: TargetStream) {
+        drop(stream);
+    }
+
     fn poll_events(&mut self) -> usize {
         self.ready.clear();
-        // Closed listeners are removed.
-        self.listeners
-            .retain(|(_, listener, times)| listener.is_bound_since(*times));
-        for (index, listener, _) in &self.listeners {
-            if !listener.waiting().is_empty() {
-                self.ready.push(Ready {
-                    source: Source::Listener(*index),
-                    writable: false,
-                });
-            }
-        }
         let streams = self.streams.get_mut();
         streams.retain(|_, (wire, _)| !wire.is_closed_by_target());
         for (index, (wire, interest)) in streams {
@@ -639,9 +633,9 @@ impl Network for SimNetwork {
                 link.reset || !link.to_target.arrived.is_empty() || link.to_target.at_end();
             let room = link.to_host.held() < link.behaviour.window;
             let writable = *interest == Interest::ReadableOrWritable && (room || link.reset);
-            if writable || (readable && *interest != Interest::Nothing) {
+            if writable || readable {
                 self.ready.push(Ready {
-                    source: Source::Connection(*index),
+                    index: *index,
                     writable,
                 });
             }

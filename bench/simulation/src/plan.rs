@@ -7,7 +7,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 use appliance_config::Config;
 
 use crate::fabric::TARGET_ADDRESS;
-use crate::swarm::{Fault, Swarm};
+use crate::faults::Fault;
+use crate::swarm::Swarm;
 
 /// Names of the subsystems that can be exported.
 pub const SUBSYSTEMS: [&str; 2] = [

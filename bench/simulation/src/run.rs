@@ -6,9 +6,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use reactors::Nanos;
 
+use crate::faults::{Fault, Faults};
 use crate::figures::Figures;
 use crate::judge::Violation;
-use crate::swarm::{Fault, Faults, Limits, Swarm};
+use crate::swarm::{Limits, Swarm};
 use crate::trace::LINES_DEFAULT;
 use crate::world::World;
 

@@ -1,309 +1,16 @@
 //! The parameters of a run, drawn from its seed: each run has its own mixture of faults and sizes,
 //! so that a fault that hides another is absent from half of the runs.
 
-use std::fmt;
-use std::str::FromStr;
-
 use reactors::Nanos;
 
 use crate::appliance::{COMMANDS_MAX, CONNECTIONS_MAX};
 use crate::disk::{DiskBehaviour, DiskShape};
+use crate::faults::{Fault, Faults, Need, faults_of};
 use crate::file_disk::FileBehaviour;
 use crate::host::ADMIN_DEPTH;
 use crate::network::NetworkBehaviour;
 use crate::plan::RDMA_LISTENER;
 use crate::random::Random;
-
-/// Declares the faults with their names.
-macro_rules! faults {
-    ($($(#[$doc:meta])* $fault:ident = $name:literal;)*) => {
-        /// A fault, or a condition that makes other faults more difficult to handle.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-        pub enum Fault {
-            $($(#[$doc])* $fault,)*
-        }
-
-        impl Fault {
-            /// All faults.
-            pub const ALL: &[Fault] = &[$(Fault::$fault,)*];
-
-            /// Its name on the command line.
-            #[must_use]
-            pub fn name(self) -> &'static str {
-                match self {
-                    $(Fault::$fault => $name,)*
-                }
-            }
-        }
-    };
-}
-
-faults! {
-    /// Connections break.
-    Cut = "cut";
-    /// Connections deliver nothing for seconds.
-    Stall = "stall";
-    /// Streams arrive in small pieces, down to one byte.
-    Grain = "grain";
-    /// Hosts read slowly: the connection buffers little data.
-    Window = "window";
-    /// Hosts vanish without closing their connections.
-    Vanish = "vanish";
-    /// Hosts stop sending Keep Alive.
-    Silence = "silence";
-    /// Hosts are slow to send requested data.
-    SlowWriter = "slow-writer";
-    /// Data or headers are damaged on the wire.
-    Damage = "damage";
-    /// Hosts send malformed PDUs.
-    Malformed = "malformed";
-    /// Hosts send invalid commands.
-    Invalid = "invalid";
-    /// Hosts abort commands.
-    Abort = "abort";
-    /// Hosts reset their controllers.
-    Reset = "reset";
-    /// Hosts disconnect queues with Disconnect commands.
-    Disconnect = "disconnect";
-    /// Disks are slow at times.
-    Slow = "slow";
-    /// Disks fail requests.
-    Error = "error";
-    /// Disks defer requests.
-    Later = "later";
-    /// Disks complete nothing for a while.
-    Hold = "hold";
-    /// Disks are pulled out, and are back after the next start of the appliance.
-    Removal = "removal";
-    /// The appliance is killed.
-    Crash = "crash";
-    /// The power fails.
-    Power = "power";
-    /// The appliance is stopped and started again.
-    Restart = "restart";
-    /// The arena holds the data of only a few requests.
-    Arena = "arena";
-    /// Namespaces are added and removed.
-    Namespaces = "namespaces";
-    /// Hosts lose their permission and get it back.
-    Revoke = "revoke";
-    /// Disks are NVMe drives behind our own driver.
-    Drive = "drive";
-    /// Drives do not complete commands.
-    Hang = "hang";
-    /// Drives post completions for unknown commands, and miss doorbells.
-    Confusion = "confusion";
-    /// Drives stop with a fatal status.
-    Failure = "failure";
-    /// Some hosts use RDMA.
-    Rdma = "rdma";
-    /// RDMA requests begin or complete late.
-    Late = "late";
-    /// RDMA requests fail.
-    WorkErrors = "work-errors";
-    /// RDMA connections fail or are established late.
-    Unreachable = "unreachable";
-    /// Devices are removed from the configuration and added again, with their namespaces.
-    Devices = "devices";
-    /// The RDMA device is pulled out, and is back after the next start of the appliance.
-    Unplug = "unplug";
-    /// Subsystems are added and removed.
-    Subsystems = "subsystems";
-    /// Listeners are added and removed.
-    Listeners = "listeners";
-    /// Disks grow.
-    Growth = "growth";
-    /// Configuration changes are requested that must fail.
-    Refused = "refused";
-    /// Disks delay single requests for seconds, and hosts send lost writes again with other data.
-    Linger = "linger";
-    /// A host has two controllers on separate connections.
-    Paths = "paths";
-    /// Disks are files behind our own file device.
-    File = "file";
-    /// Files lose written data, become shorter, and run out of space.
-    FileErrors = "file-errors";
-    /// Some disks are the production RAM device, which supports zero-copy reads.
-    Ram = "ram";
-    /// Flushes and durable writes fail, followed by a power failure.
-    FlushErrors = "flush-errors";
-    /// Keys of the configuration change.
-    Keys = "keys";
-    /// Several parts of the configuration change together.
-    Compound = "compound";
-    /// Hosts send invalid Connect commands.
-    WrongConnect = "wrong-connect";
-    /// Hosts respond to R2Ts with data that violates the rules.
-    WrongData = "wrong-data";
-    /// A disk is read-only.
-    ReadOnly = "read-only";
-    /// Hosts set and get features, disable the write cache, and read the error log.
-    Administer = "administer";
-    /// Hosts abort all of their commands.
-    AbortFlood = "abort-flood";
-    /// Hosts shut their controllers down.
-    Shutdown = "shutdown";
-    /// Unknown hosts connect, and read the discovery log or send nothing useful.
-    Crowd = "crowd";
-    /// Hosts acquire memory and do not use it.
-    Greedy = "greedy";
-    /// Limits on controllers, connections and commands match what the hosts need.
-    Tight = "tight";
-    /// Hosts are slow to send event requests and to read log pages.
-    Deaf = "deaf";
-    /// Devices move to other files, and hosts check the identifiers of their disks.
-    Exchange = "exchange";
-    /// Hosts send commands with identifiers that are in use.
-    Twins = "twins";
-    /// Hosts send event requests beyond the limit, and abort them.
-    EventFlood = "event-flood";
-    /// Hosts that are not configured acquire as many resources as they can.
-    Anonymous = "anonymous";
-    /// The kernel holds back a write to a file for minutes, and the host resets its controller.
-    Stuck = "stuck";
-    /// Disks swap their namespace identifiers.
-    Swap = "swap";
-    /// Many hosts of one address, or many controllers of one host, take all that they may.
-    OneAddress = "one-address";
-}
-
-impl fmt::Display for Fault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for Fault {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Self, String> {
-        let found = Fault::ALL.iter().find(|fault| fault.name() == name);
-        found.copied().ok_or_else(|| format!("no fault {name:?}"))
-    }
-}
-
-impl Fault {
-    /// The condition that the fault needs, if not every seed fulfils it.
-    fn need(self) -> Option<Need> {
-        match self {
-            Fault::Drive | Fault::Hang | Fault::Confusion | Fault::Failure => Some(Need::Drives),
-            Fault::Rdma | Fault::Late | Fault::WorkErrors | Fault::Unreachable => Some(Need::Rdma),
-            Fault::Devices => Some(Need::Nothing),
-            Fault::Linger | Fault::Paths => Some(Need::Orphans),
-            Fault::File | Fault::FileErrors => Some(Need::Files),
-            Fault::Unplug => Some(Need::RdmaAndMore),
-            Fault::Ram => Some(Need::Memory),
-            Fault::FlushErrors => Some(Need::Flushes),
-            Fault::Keys | Fault::Compound => Some(Need::MoreChanges),
-            Fault::Subsystems | Fault::Listeners | Fault::Growth | Fault::Refused => {
-                Some(Need::Changes)
-            }
-            Fault::WrongConnect
-            | Fault::WrongData
-            | Fault::ReadOnly
-            | Fault::Administer
-            | Fault::AbortFlood
-            | Fault::Shutdown
-            | Fault::Tight
-            | Fault::Crowd
-            | Fault::Greedy
-            | Fault::Deaf => Some(Need::HostBehaviour),
-            Fault::Swap => Some(Need::Swaps),
-            Fault::Twins | Fault::EventFlood | Fault::Anonymous => Some(Need::Misuse),
-            Fault::Exchange | Fault::Stuck => Some(Need::Separate),
-            Fault::OneAddress => Some(Need::Addresses),
-            _ => None,
-        }
-    }
-
-    /// Whether it is a host behaviour, drawn from a separate random stream.
-    #[must_use]
-    pub fn is_host_behaviour(self) -> bool {
-        self.need() == Some(Need::HostBehaviour)
-    }
-
-    /// Whether it is drawn from a separate random stream, so that it does not change the rest of
-    /// the run.
-    #[must_use]
-    pub fn is_drawn_separately(self) -> bool {
-        matches!(self.need(), Some(Need::Separate | Need::Swaps))
-    }
-
-    /// Whether it is a misuse of queues, drawn from a separate random stream.
-    #[must_use]
-    pub fn is_misuse(self) -> bool {
-        matches!(self.need(), Some(Need::Misuse | Need::Addresses))
-    }
-}
-
-/// The condition that a fault needs, if not every seed fulfils it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Need {
-    Drives,
-    Rdma,
-    /// RDMA, and a separate random stream.
-    RdmaAndMore,
-    Files,
-    /// No condition, but a separate random stream, so that older seeds stay unchanged.
-    Nothing,
-    /// Configuration changes; a separate random stream.
-    Changes,
-    /// Orphaned commands; a separate random stream.
-    Orphans,
-    /// Host behaviour; a separate random stream.
-    HostBehaviour,
-    /// Memory; a separate random stream.
-    Memory,
-    /// Flushes; a separate random stream.
-    Flushes,
-    /// More configuration changes; a separate random stream.
-    MoreChanges,
-    /// A separate random stream for both the selection and the occurrence.
-    Separate,
-    /// Misuse of queues; separate random streams for the selection and the occurrence.
-    Misuse,
-    /// Identifier swaps; a separate random stream for the selection.
-    Swaps,
-    /// Hosts that share an address; a separate random stream for the selection.
-    Addresses,
-}
-
-/// A set of faults.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Faults(u64);
-
-const _: () = assert!(Fault::ALL.len() <= 64);
-
-impl Faults {
-    /// Whether the fault is in the set.
-    #[must_use]
-    pub fn has(self, fault: Fault) -> bool {
-        self.0 & 1 << fault as u32 != 0
-    }
-
-    /// The set with one more.
-    #[must_use]
-    pub fn with(self, fault: Fault) -> Self {
-        Self(self.0 | 1 << fault as u32)
-    }
-
-    /// The set without this fault.
-    #[must_use]
-    pub fn without(self, fault: Fault) -> Self {
-        Self(self.0 & !(1 << fault as u32))
-    }
-
-    /// The faults in the set.
-    pub fn iter(self) -> impl Iterator<Item = Fault> {
-        Fault::ALL.iter().copied().filter(move |it| self.has(*it))
-    }
-}
-
-impl FromIterator<Fault> for Faults {
-    fn from_iter<I: IntoIterator<Item = Fault>>(faults: I) -> Self {
-        faults.into_iter().fold(Self::default(), Self::with)
-    }
-}
 
 /// The properties of a host.
 #[derive(Clone, Copy, Debug)]
@@ -460,6 +167,15 @@ pub struct Limits {
 /// shares.
 const SHARED_CONTROLLERS: u16 = 128;
 
+/// Arenas below this size can run out of memory.
+const ROOMY_ARENA_BYTES: usize = 32 << 20;
+
+/// Latencies of a run in which hosts need memory at the same time.
+const CONTEND_NETWORK_LATENCY: Nanos = Nanos::from_micros(5);
+const CONTEND_DISK_LATENCY: Nanos = Nanos::from_millis(1);
+/// Commands of a queue in such a run at least.
+const CONTEND_DEPTH: u16 = 16;
+
 /// Number of events of a run.
 const EVENTS_MIN: u64 = 300;
 const EVENTS_MAX: u64 = 1500;
@@ -470,46 +186,17 @@ const FILE_ARENA_BYTES: usize = 1 << 20;
 /// Bytes that the queues of drives take from a small arena.
 const DRIVE_ARENA_BYTES: usize = 8 << 20;
 
-/// The faults with a need, if it is fulfilled; drawn from a separate stream.
-fn faults_of(need: Need, seed: u64) -> Vec<Fault> {
-    let (stream, itself, share) = match need {
-        Need::Drives => (4, Some(Fault::Drive), 400),
-        Need::Rdma => (5, Some(Fault::Rdma), 400),
-        Need::Nothing => (8, Some(Fault::Devices), 400),
-        Need::RdmaAndMore => (0x10, Some(Fault::Unplug), 400),
-        Need::Changes => (9, None, 700),
-        Need::Orphans => (0x20, Some(Fault::Linger), 400),
-        Need::Files => (0x40, Some(Fault::File), 500),
-        Need::HostBehaviour => (0x25, None, 1000),
-        Need::Memory => (0x12, Some(Fault::Ram), 500),
-        Need::MoreChanges => (0x18, None, 900),
-        Need::Flushes => (0x14, Some(Fault::FlushErrors), 300),
-        Need::Separate => (0x50, None, 700),
-        Need::Misuse => (0x60, None, 800),
-        Need::Swaps => (0x70, Some(Fault::Swap), 400),
-        Need::Addresses => (0x80, Some(Fault::OneAddress), 200),
-    };
-    let mut random = Random::new(seed, stream);
-    let there = random.permille(share);
-    let drawn = Fault::ALL.iter().copied();
-    drawn
-        .filter(|it| it.need() == Some(need))
-        .filter(|fault| {
-            let share = if *fault == Fault::FileErrors {
-                700
-            } else {
-                400
-            };
-            there && (Some(*fault) == itself || random.permille(share))
-        })
-        .collect()
-}
-
 impl Swarm {
     /// The subsystem of a disk's namespace.
     #[must_use]
     pub fn subsystem_of_disk(&self, disk: usize) -> usize {
         usize::from(self.subsystems > 1 && disk + 1 == self.disks.len())
+    }
+
+    /// Whether the arena can run out of memory, so that one connection can affect all others.
+    #[must_use]
+    pub fn has_scarce_memory(&self) -> bool {
+        self.arena_bytes < ROOMY_ARENA_BYTES
     }
 
     /// Whether hosts of every kind together have far fewer commands than one reactor executes, so
@@ -552,6 +239,7 @@ impl Swarm {
             .chain(faults_of(Need::Misuse, seed))
             .chain(faults_of(Need::Swaps, seed))
             .chain(faults_of(Need::Addresses, seed))
+            .chain(faults_of(Need::Contention, seed))
             .collect();
         let chosen = match chosen.has(Fault::Rdma) {
             true => faults_of(Need::RdmaAndMore, seed)
@@ -559,11 +247,22 @@ impl Swarm {
                 .fold(chosen, Faults::with),
             false => chosen,
         };
+        let chosen = match (chosen.has(Fault::Contend), chosen.has(Fault::Drive)) {
+            // The buffers of a drive's queues make the memory less predictable.
+            (true, true) => chosen.without(Fault::Contend),
+            (true, false) => with_visible_memory_waits(chosen),
+            (false, _) => chosen,
+        };
         let faults = chosen
             .iter()
             .filter(|it| !limits.without.has(*it))
             .collect::<Faults>();
         let transfer_max = random.pick(&[16 << 10, 64 << 10, 128 << 10]);
+        let transfer_max = match chosen.has(Fault::Contend) {
+            // The arena has one or two slices of this size.
+            true => 128 << 10,
+            false => transfer_max,
+        };
         let mut disks = disks(&mut random, transfer_max);
         let files = files(seed, faults, &mut disks);
         let read_only = read_only(seed, faults, &mut disks);
@@ -575,10 +274,24 @@ impl Swarm {
         if network.grain < 64 {
             network.latency_max = Nanos::from_micros(5);
         }
+        if chosen.has(Fault::Contend) {
+            // Slices are in use for much longer than a message is on its way.
+            network.latency_max = network.latency_max.min(CONTEND_NETWORK_LATENCY);
+            disk_behaviour.latency_max = disk_behaviour.latency_max.max(CONTEND_DISK_LATENCY);
+            // One of the largest requests covers half a disk.
+            disks
+                .iter_mut()
+                .for_each(|disk| disk.block_count = 2 * u64::from(disk.transfer_blocks_max));
+        }
         let events = random.between(EVENTS_MIN, EVENTS_MAX);
         let mut hosts: Vec<HostShape> = (0..random.between(1, 4))
             .map(|_| host_shape(&mut random))
             .collect();
+        if chosen.has(Fault::Contend) {
+            hosts
+                .iter_mut()
+                .for_each(|host| host.depth = host.depth.max(CONTEND_DEPTH));
+        }
         hosts.truncate(limits.hosts.unwrap_or(usize::MAX).max(1));
         if faults.has(Fault::Rdma) {
             let mut random = Random::new(seed, 6);
@@ -629,6 +342,14 @@ impl Swarm {
             pace_max: Nanos::from_micros(random.pick(&[5, 50, 300])),
         }
     }
+}
+
+/// The same faults without those that hide waits for memory, and with little memory.
+fn with_visible_memory_waits(faults: Faults) -> Faults {
+    let hides = Fault::HIDES_MEMORY_WAITS.iter();
+    hides.fold(faults.with(Fault::Arena), |faults, hides| {
+        faults.without(*hides)
+    })
 }
 
 /// The subsystems and listeners of a run, and the patience of its configuration changes.
@@ -842,14 +563,6 @@ fn host_shape(random: &mut Random) -> HostShape {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn fault_names_round_trip() {
-        for fault in Fault::ALL {
-            assert_eq!(fault.name().parse(), Ok(*fault));
-        }
-        assert!("nothing".parse::<Fault>().is_err());
-    }
 
     #[test]
     fn every_fault_is_enabled_in_some_seeds_only() {

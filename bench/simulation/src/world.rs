@@ -2,44 +2,31 @@
 //! then recovery without faults, and a final check.
 
 mod changes;
+mod checks;
+mod contention;
+mod faults;
 mod stuck;
 
-use std::collections::BTreeSet;
-
 use nvme_driver::DriveState;
-use nvme_target::{ControllerSnapshot, ControllerState};
 use reactors::Nanos;
 
 use crate::anonymous::AnonymousHosts;
-use crate::appliance::{Appliance, Held};
-use crate::drive::Mishap;
+use crate::appliance::Appliance;
 use crate::environment::Environment;
 use crate::fabric::RdmaNetwork;
-use crate::host::{Aftermath, DiscoveryHost, Host, SilentHosts};
+use crate::fairness::Fairness;
+use crate::faults::Fault;
+use crate::host::{DiscoveryHost, Host, SilentHosts};
 use crate::judge::{Extent, Violation};
-use crate::memory::{check_connections, check_queue_pairs, check_receives, slices_at_rest};
-use crate::plan::{IN_CAPSULE_MORE_BYTES, host_name};
 use crate::random::Random;
 use crate::storage::Storage;
-use crate::swarm::{Fault, Limits, Swarm};
+use crate::swarm::{Limits, Swarm};
 use crate::unknown_hosts::UnknownHosts;
 
 /// Share of events that are faults, per thousand.
 const FAULTS_PERMILLE: u32 = 120;
-/// Share of events with an additional host behaviour, drawn separately, per thousand.
-const HOST_BEHAVIOUR_PERMILLE: u32 = 60;
-/// Share of events with an additional fault from a separate random stream, per thousand.
-const SEPARATE_PERMILLE: u32 = 40;
-/// Share of events with an additional misuse of a queue, per thousand.
-const MISUSES_PERMILLE: u32 = 30;
-/// Share of the actions of anonymous hosts in which more of them connect, per thousand.
-const ANONYMOUS_PERMILLE: u32 = 200;
-/// Share of the actions of hosts of one address in which they take all that they may, per thousand.
-const FLOODS_PERMILLE: u32 = 250;
 /// Share of events in which only time passes, per thousand.
 const PAUSES_PERMILLE: u32 = 15;
-/// Probability, per thousand, that a selected fault that affects the whole appliance occurs.
-const HEAVY_PERMILLE: u32 = 150;
 /// Maximum duration of an orderly shutdown.
 const STOP_MAX: Nanos = Nanos::from_secs(30);
 /// Maximum recovery time after the last fault, until every host is in service: the longest stall,
@@ -56,14 +43,6 @@ const IDLE_TURNS: u32 = 18;
 const IDLE_TURNS_RDMA: u32 = 34;
 /// Probability of a power failure after a failed flush, per thousand events.
 const POWER_AFTER_FLUSH_ERROR_PERMILLE: u32 = 150;
-/// Share of resets and cuts during which a disk delays its requests, per thousand, and the longest
-/// delay.
-const REMAINDER_PERMILLE: u32 = 800;
-const REMAINDER_MAX: Nanos = Nanos::from_millis(400);
-/// Commands that are sent before such a delay.
-const DELAYED_IOS: u64 = 8;
-/// Time after which the data of these commands has usually arrived.
-const DELAYED_WITHIN: Nanos = Nanos::from_millis(1);
 /// Events between checks of the media.
 const MEDIA_INTERVAL: u64 = 8;
 /// Events between checks of the memory of connections.
@@ -82,6 +61,11 @@ pub struct World {
     discovery_hosts: Vec<DiscoveryHost>,
     unknown_hosts: UnknownHosts,
     silent_hosts: SilentHosts,
+    fairness: Fairness,
+    /// Random stream for hosts that need memory at the same time.
+    contention_random: Random,
+    /// Whether the order of grants of memory is judged.
+    shows_memory_waits: bool,
     anonymous_hosts: AnonymousHosts,
     appliance: Option<Appliance>,
     starts: u64,
@@ -117,6 +101,7 @@ impl World {
     #[must_use]
     pub fn new(seed: u64, limits: &Limits) -> Self {
         let swarm = Swarm::of(seed, limits);
+        let shows_memory_waits = swarm.shows_memory_waits();
         let hosts = swarm.hosts.iter().enumerate();
         let faults = swarm.faults;
         let has_anonymous_hosts = (faults.has(Fault::Anonymous) || faults.has(Fault::OneAddress))
@@ -128,6 +113,9 @@ impl World {
                 .collect(),
             unknown_hosts: UnknownHosts::default(),
             silent_hosts: SilentHosts::default(),
+            fairness: Fairness::default(),
+            contention_random: Random::new(seed, 0x62),
+            shows_memory_waits,
             anonymous_hosts: AnonymousHosts::default(),
             seed,
             random: Random::new(seed, 2),
@@ -191,6 +179,7 @@ impl World {
         self.apply_host_behaviour()?;
         self.apply_separate_fault()?;
         self.misuse();
+        self.contend()?;
         if self.random.permille(PAUSES_PERMILLE) {
             let pause = Nanos::from_millis(self.random.between(1, 4000));
             return self.pass(pause);
@@ -199,7 +188,9 @@ impl World {
             let faults = self.env.swarm.faults.iter();
             let faults: Vec<Fault> = faults
                 .filter(|it| {
-                    !it.is_host_behaviour() && !it.is_drawn_separately() && !it.is_misuse()
+                    let has_own_stream =
+                        it.is_host_behaviour() || it.is_drawn_separately() || it.is_misuse();
+                    !has_own_stream && *it != Fault::Contend
                 })
                 .collect();
             if !faults.is_empty() {
@@ -243,306 +234,6 @@ impl World {
             }
         }
         Ok(())
-    }
-
-    /// Sometimes makes a host show unusual behaviour.
-    fn apply_host_behaviour(&mut self) -> Result<(), Violation> {
-        let power_wanted = std::mem::take(&mut self.env.power_wanted);
-        let fails = self.env.swarm.faults.has(Fault::Power);
-        if power_wanted && fails && !self.changing {
-            self.env
-                .note(format_args!("the power fails after a durable write"));
-            self.kill(true)?;
-        }
-        if !self.behaviour_random.permille(HOST_BEHAVIOUR_PERMILLE) {
-            return Ok(());
-        }
-        let behaviours = self.env.swarm.faults.iter();
-        let behaviours: Vec<Fault> = behaviours.filter(|it| it.is_host_behaviour()).collect();
-        if behaviours.is_empty() {
-            return Ok(());
-        }
-        let fault = self.behaviour_random.pick(&behaviours);
-        let host = self.behaviour_random.below(self.hosts.len() as u64) as usize;
-        if fault == Fault::Crowd {
-            let listeners = self.env.swarm.tcp_listeners as u64;
-            let listener = &self.env.listeners[self.behaviour_random.below(listeners) as usize];
-            let (network, now) = (self.env.network, self.env.time.now());
-            self.unknown_hosts
-                .connect_more(listener, network, &mut self.behaviour_random, now);
-            let random = &mut self.behaviour_random;
-            self.silent_hosts
-                .connect_more(&self.env.for_hosts(), random);
-            self.env.figures.fault(fault);
-            return Ok(());
-        }
-        let aftermath = self.hosts[host].misbehave(&mut self.env.for_hosts(), fault);
-        self.clean_up(aftermath);
-        Ok(())
-    }
-
-    /// Sometimes applies a fault that is drawn from a separate random stream.
-    fn apply_separate_fault(&mut self) -> Result<(), Violation> {
-        let faults = self.env.swarm.faults.iter();
-        let faults: Vec<Fault> = faults.filter(|it| it.is_drawn_separately()).collect();
-        if faults.is_empty() || !self.separate_random.permille(SEPARATE_PERMILLE) {
-            return Ok(());
-        }
-        let fault = self.separate_random.pick(&faults);
-        let disk = self.separate_random.below(self.env.disks.len() as u64) as usize;
-        let host = self.separate_random.below(self.hosts.len() as u64) as usize;
-        let applied = match fault {
-            Fault::Exchange | Fault::Swap => self.reconfigure(fault, disk, host)?,
-            Fault::Stuck => match self.stuck_host.take_if(|_| !self.changing) {
-                Some(stuck) => self.reset_behind_stuck(stuck)?,
-                None => self.hold_next_write(disk, host),
-            },
-            _ => false,
-        };
-        if applied {
-            self.env.note(format_args!(
-                "{fault} strikes disk {disk} or host {host}, apart"
-            ));
-            self.env.figures.fault(fault);
-        }
-        Ok(())
-    }
-
-    /// Sometimes makes a host misuse a queue.
-    fn misuse(&mut self) {
-        let faults = self.env.swarm.faults.iter();
-        let faults: Vec<Fault> = faults.filter(|it| it.is_misuse()).collect();
-        if faults.is_empty() || !self.misuse_random.permille(MISUSES_PERMILLE) {
-            return;
-        }
-        let fault = self.misuse_random.pick(&faults);
-        let host = self.misuse_random.below(self.hosts.len() as u64) as usize;
-        if fault == Fault::OneAddress {
-            let is_tight = self.env.swarm.faults.has(Fault::Tight);
-            if !is_tight && self.misuse_random.permille(FLOODS_PERMILLE) {
-                let anonymous_hosts = &mut self.anonymous_hosts;
-                anonymous_hosts.flood(&self.env.for_hosts(), &mut self.misuse_random);
-                self.env.figures.fault(fault);
-            }
-            return;
-        }
-        if fault == Fault::Anonymous {
-            let (anonymous_hosts, now) = (&mut self.anonymous_hosts, self.env.time.now());
-            anonymous_hosts.send_some_commands(now, &mut self.misuse_random);
-            // With tight limits there is no room for more hosts.
-            let is_tight = self.env.swarm.faults.has(Fault::Tight);
-            if !is_tight && self.misuse_random.permille(ANONYMOUS_PERMILLE) {
-                anonymous_hosts.connect_more(&self.env.for_hosts(), &mut self.misuse_random);
-                self.env.figures.fault(fault);
-            }
-            return;
-        }
-        self.hosts[host].misbehave(&mut self.env.for_hosts(), fault);
-    }
-
-    fn apply_fault(&mut self, fault: Fault) -> Result<(), Violation> {
-        let now = self.env.time.now();
-        let disk = self.random.below(self.env.disks.len() as u64) as usize;
-        let host = self.random.below(self.hosts.len() as u64) as usize;
-        let heavy = self.random.permille(HEAVY_PERMILLE);
-        match fault {
-            Fault::Cut
-            | Fault::Stall
-            | Fault::Vanish
-            | Fault::Silence
-            | Fault::Damage
-            | Fault::Malformed
-            | Fault::Invalid
-            | Fault::Abort
-            | Fault::Reset
-            | Fault::Disconnect
-            | Fault::Late
-            | Fault::WorkErrors
-            | Fault::Unreachable
-            | Fault::WrongConnect
-            | Fault::WrongData
-            | Fault::Administer
-            | Fault::AbortFlood
-            | Fault::Shutdown
-            | Fault::Greedy => {
-                if matches!(fault, Fault::Reset | Fault::Cut) {
-                    self.delay_commands(host, REMAINDER_PERMILLE, REMAINDER_MAX)?;
-                }
-                let aftermath = self.hosts[host].misbehave(&mut self.env.for_hosts(), fault);
-                self.clean_up(aftermath);
-                if fault == Fault::Greedy {
-                    // Paths of one host share its memory limit.
-                    let identity = self.env.swarm.hosts[host].identity;
-                    let (now, shapes) = (self.env.time.now(), &self.env.swarm.hosts);
-                    let paths = self.hosts.iter_mut().zip(shapes);
-                    paths
-                        .filter(|(_, shape)| shape.identity == identity)
-                        .for_each(|(path, _)| path.excuse_own_greed(now));
-                }
-                return Ok(());
-            }
-            // These are permanent properties of disks, the network and hosts.
-            Fault::Grain
-            | Fault::Window
-            | Fault::SlowWriter
-            | Fault::Drive
-            | Fault::Rdma
-            | Fault::Slow
-            | Fault::Error
-            | Fault::Later
-            | Fault::Linger
-            | Fault::Paths
-            | Fault::File
-            | Fault::FileErrors
-            | Fault::Ram
-            | Fault::FlushErrors
-            | Fault::Arena
-            | Fault::ReadOnly
-            | Fault::Deaf
-            | Fault::Crowd
-            | Fault::Exchange
-            | Fault::Swap
-            | Fault::Twins
-            | Fault::EventFlood
-            | Fault::Anonymous
-            | Fault::OneAddress
-            | Fault::Stuck
-            | Fault::Tight => return Ok(()),
-            Fault::Hang => self.strike_drive(disk, Mishap::Hang),
-            Fault::Confusion => self.strike_drive(disk, Mishap::Confusion),
-            Fault::Failure => self.strike_drive(disk, Mishap::Failure),
-            Fault::Removal if matches!(self.env.disks[disk], Storage::Drive(_)) => {
-                self.strike_drive(disk, Mishap::Removal);
-                self.env.judge.disk_lost_power(disk);
-            }
-            Fault::Hold => {
-                // Deferred requests are retried continuously.
-                let retried = self.env.swarm.faults.has(Fault::Later);
-                let longest = if retried { 100 } else { 15_000 };
-                let until = now + Nanos::from_millis(self.random.between(1, longest));
-                if !self.env.disks[disk].hold(until) {
-                    return Ok(());
-                }
-                self.env.disk_disturbed[disk] = until;
-                self.env.disturb_memory(until);
-            }
-            Fault::Namespaces
-            | Fault::Devices
-            | Fault::Revoke
-            | Fault::Subsystems
-            | Fault::Listeners
-            | Fault::Growth
-            | Fault::Keys
-            | Fault::Compound
-            | Fault::Refused => {
-                if !self.reconfigure(fault, disk, host)? {
-                    return Ok(());
-                }
-            }
-            Fault::Removal | Fault::Crash | Fault::Power | Fault::Restart | Fault::Unplug
-                if !heavy =>
-            {
-                return Ok(());
-            }
-            Fault::Unplug => {
-                let is_silent = self.random.coin();
-                if let Some(rdma) = &mut self.env.rdma {
-                    rdma.unplug(is_silent);
-                }
-            }
-            Fault::Removal => {
-                let Storage::Disk(removed) = &self.env.disks[disk] else {
-                    return Ok(());
-                };
-                removed.remove();
-                self.env.disk_fails[disk] = true;
-            }
-            Fault::Crash | Fault::Power if self.changing => {
-                self.kill_after_change = Some(fault == Fault::Power);
-            }
-            // A shutdown request waits for the change.
-            Fault::Restart if self.changing => return Ok(()),
-            Fault::Crash => self.kill(false)?,
-            Fault::Power => self.kill(true)?,
-            Fault::Restart => {
-                self.stop()?;
-                let power = self.random.coin();
-                self.handle_appliance_end(power);
-                self.check_media(power)?;
-                self.start()?;
-            }
-        }
-        self.env
-            .note(format_args!("{fault} strikes disk {disk} or host {host}"));
-        self.env.figures.fault(fault);
-        Ok(())
-    }
-
-    /// Sometimes sends commands of a host that a disk delays for up to `longest`, so that they are
-    /// outstanding during the following fault of the host.
-    fn delay_commands(
-        &mut self,
-        host: usize,
-        permille: u32,
-        longest: Nanos,
-    ) -> Result<(), Violation> {
-        let later = self.env.swarm.faults.has(Fault::Later);
-        if later || !self.delay_random.permille(permille) {
-            return Ok(());
-        }
-        let subsystem = self.env.swarm.hosts[host].subsystem;
-        let disks = self.env.swarm.disks_of(subsystem);
-        let can_hold =
-            |it: &usize| matches!(self.env.disks[*it], Storage::Disk(_) | Storage::Ram(_));
-        let disks: Vec<usize> = disks.filter(can_hold).collect();
-        if disks.is_empty() {
-            return Ok(());
-        }
-        let disk = self.delay_random.pick(&disks);
-        let now = self.env.time.now();
-        let lasts = self
-            .delay_random
-            .between(longest.as_nanos() / 2, longest.as_nanos());
-        let until = now + Nanos(lasts);
-        if self.env.disk_disturbed[disk] >= until || !self.env.disks[disk].hold(until) {
-            return Ok(());
-        }
-        self.env.disk_disturbed[disk] = until;
-        self.env.disturb_memory(until);
-        self.env.note(format_args!(
-            "disk {disk} delays its requests until {until}"
-        ));
-        self.hosts[host].send_io(&mut self.env.for_hosts(), DELAYED_IOS);
-        self.pass(DELAYED_WITHIN)
-    }
-
-    fn strike_drive(&mut self, disk: usize, mishap: Mishap) {
-        let now = self.env.time.now();
-        if let Some(until) = self.env.disks[disk].apply_mishap(mishap, now) {
-            let disturbed = &mut self.env.disk_disturbed[disk];
-            *disturbed = until.max(*disturbed);
-            self.env.disk_fails[disk] = true;
-            self.env.disturb_memory(until);
-        }
-    }
-
-    fn clean_up(&mut self, aftermath: Option<Aftermath>) {
-        let Some(Aftermath {
-            memory_until,
-            vanished,
-        }) = aftermath
-        else {
-            return;
-        };
-        self.env.disturb_memory(memory_until);
-        let mut disturbed = memory_until;
-        for vanished in vanished {
-            let noticed = self.env.time.now() + Nanos::from_millis(self.random.between(1, 40_000));
-            self.env.disturb_memory(noticed);
-            disturbed = disturbed.max(noticed);
-            self.env.vanished.push((noticed, vanished));
-        }
-        self.env.network_disturbed = self.env.network_disturbed.max(disturbed);
     }
 
     /// Starts the appliance; disks that were pulled out are back.
@@ -604,6 +295,7 @@ impl World {
         self.unknown_hosts.disconnect_all();
         self.silent_hosts.disconnect_all();
         self.anonymous_hosts.disconnect_all();
+        self.fairness.reset();
         self.env.judge.stopped();
         self.env.evict();
         if power {
@@ -621,65 +313,6 @@ impl World {
             "the appliance is down{}",
             if power { ", without power" } else { "" }
         ));
-    }
-
-    /// Checks that no connection holds more memory than its queue and its commands need.
-    fn check_memory(&self) -> Result<(), Violation> {
-        let Some(appliance) = &self.appliance else {
-            return Ok(());
-        };
-        let hosts = self.hosts.iter().flat_map(Host::memory_bounds);
-        let discovery_hosts = self
-            .discovery_hosts
-            .iter()
-            .filter_map(DiscoveryHost::memory_bound);
-        let bounds = hosts
-            .chain(discovery_hosts)
-            .chain(self.unknown_hosts.memory_bounds());
-        let held = appliance.held_by_connections().into_iter();
-        check_connections(&bounds.collect(), held)?;
-        let Some(rdma) = &self.env.rdma else {
-            return Ok(());
-        };
-        let swarm = &self.env.swarm;
-        let capsule_bytes = (swarm.in_capsule_bytes + IN_CAPSULE_MORE_BYTES) as usize;
-        let hosts = self.hosts.iter().flat_map(Host::queue_pair_bounds);
-        let bounds = hosts.chain(self.silent_hosts.queue_pair_bounds());
-        let held = appliance.held_by_queue_pairs().into_iter();
-        let request_bytes = swarm.transfer_max.max(capsule_bytes);
-        check_queue_pairs(bounds, held, request_bytes)?;
-        let in_capsule_bytes = swarm.in_capsule_bytes as usize;
-        check_receives(
-            &rdma.shared_receives(),
-            in_capsule_bytes,
-            appliance.slices(),
-        )
-    }
-
-    /// Checks that the media contain all data that must survive a power failure.
-    fn check_survivors(&self) -> Result<(), Violation> {
-        for (number, disk) in self.env.disks.iter().enumerate() {
-            let judge = &self.env.judge;
-            disk.inspect_medium(&mut |lba, version| judge.judge_survivor(number, lba, version))?;
-        }
-        Ok(())
-    }
-
-    /// Checks every block on the media after a power failure.
-    fn check_media(&self, power: bool) -> Result<(), Violation> {
-        if !power {
-            return Ok(());
-        }
-        for (number, disk) in self.env.disks.iter().enumerate() {
-            let shape = self.env.swarm.disks[number];
-            let mut found = vec![0; shape.block_size as usize];
-            for lba in 0..shape.block_count {
-                if disk.read_medium(lba, &mut found) {
-                    self.env.judge.judge_medium(number, lba, &found)?;
-                }
-            }
-        }
-        Ok(())
     }
 
     /// Shuts the appliance down in order, and checks that all commands are completed, all written
@@ -815,114 +448,6 @@ impl World {
         Ok(())
     }
 
-    /// Checks that drives access no memory after its return.
-    fn check_dma(&self) -> Result<(), Violation> {
-        let appliance = self.appliance.as_ref();
-        match appliance.and_then(Appliance::take_dma_violation) {
-            None => Ok(()),
-            Some(access) => {
-                let what = format!("a drive accessed memory that it was not given: {access:?}");
-                Err(Violation::Rule(what))
-            }
-        }
-    }
-
-    /// Informs the judge about associations whose end the target has detected, has other paths of
-    /// their hosts repeat the lost writes, and notes the hosts whose commands are fenced.
-    fn update_lost_writes(&mut self) {
-        let may_be_fenced =
-            self.env.judge.has_lost() || self.hosts.iter().any(Host::awaits_readiness);
-        let Some(appliance) = self.appliance.as_ref().filter(|_| may_be_fenced) else {
-            return;
-        };
-        let controllers = appliance.controllers();
-        let now = self.env.time.now();
-        let identities = self.env.swarm.hosts.iter().map(|host| host.identity);
-        for (fenced, identity) in self.env.fenced.iter_mut().zip(identities) {
-            let name = host_name(identity);
-            let mut its = controllers.iter().filter(|it| it.host_nqn == name);
-            if its.any(|it| it.fenced || it.state == ControllerState::Enabling) {
-                *fenced = now;
-            }
-        }
-        let unnoticed: BTreeSet<(usize, u16)> = self.env.judge.unnoticed().collect();
-        for (identity, cntlid) in unnoticed {
-            let name = host_name(identity);
-            let serves = |it: &ControllerSnapshot| {
-                let is_it = it.controller_id == cntlid && it.host_nqn == name;
-                is_it && it.state != ControllerState::Ended
-            };
-            if !controllers.iter().any(serves) {
-                self.env.judge.noticed((identity, cntlid));
-                self.pass_retries_on(identity);
-            }
-        }
-    }
-
-    /// Has a path in service repeat the lost writes of the other paths of its host.
-    fn pass_retries_on(&mut self, identity: usize) {
-        let shapes = &self.env.swarm.hosts;
-        let paths = (0..shapes.len()).filter(|path| shapes[*path].identity == identity);
-        let paths: Vec<usize> = paths.collect();
-        let serving = paths.iter().find(|path| self.hosts[**path].is_serving());
-        if let Some(&serving) = serving {
-            let lost = paths.iter();
-            let lost = lost.flat_map(|path| self.hosts[*path].take_retries());
-            let lost: Vec<Extent> = lost.collect();
-            self.hosts[serving].retry(lost);
-        }
-    }
-
-    /// Checks that the target accounts for no resources that no host has.
-    fn check_accounts(&mut self) -> Result<(), Violation> {
-        let by = self.env.time.now() + RECOVERY_MAX;
-        let mut wrong = String::new();
-        let agrees = |world: &mut Self| {
-            let mut held = Held::default();
-            for host in world.hosts.iter().map(Host::held) {
-                held.admin_queues += host.admin_queues;
-                held.io_queues += host.io_queues;
-            }
-            let faults = world.env.swarm.faults;
-            // The queues of drives and files hold memory while idle.
-            let holds = [Fault::Drive, Fault::File];
-            let is_known = !holds.iter().any(|it| faults.has(*it));
-            let leases = world.slices_at_rest();
-            let checked = world
-                .appliance
-                .as_ref()
-                .map(|it| it.check_accounts(held, is_known.then_some(leases)));
-            match checked {
-                Some(Err(what)) => {
-                    wrong = what;
-                    false
-                }
-                Some(Ok(())) | None => true,
-            }
-        };
-        // If a host vanished while the target did not receive from it, the connection's resources
-        // are freed only when the target sends again, which may be never.
-        let is_excused = self.env.swarm.faults.has(Fault::Vanish);
-        if self.run_until(by, agrees)? || is_excused {
-            return Ok(());
-        }
-        Err(Violation::Rule(wrong))
-    }
-
-    /// Slices of the arena that transports have in an idle appliance.
-    fn slices_at_rest(&self) -> u64 {
-        let Some(rdma) = &self.env.rdma else {
-            return 0;
-        };
-        let hosts = self.hosts.iter().zip(&self.env.swarm.hosts);
-        let queues = hosts.filter(|(_, shape)| shape.rdma).map(|(host, _)| {
-            let held = host.held();
-            held.admin_queues + held.io_queues
-        });
-        let inline_bytes = self.env.swarm.rdma.inline_bytes;
-        slices_at_rest(&rdma.shared_receives(), inline_bytes, queues.sum())
-    }
-
     fn pass(&mut self, span: Nanos) -> Result<(), Violation> {
         let until = self.env.time.now() + span;
         self.run_until(until, |_| false)?;
@@ -963,6 +488,7 @@ impl World {
             for host in &mut self.hosts {
                 busy |= host.poll(&mut self.env.for_hosts())?;
             }
+            self.judge_fairness()?;
             for discovery_host in &mut self.discovery_hosts {
                 busy |= discovery_host.poll(&mut self.env.for_hosts())?;
             }

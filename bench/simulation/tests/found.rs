@@ -3,8 +3,9 @@
 //! The behaviour of a seed changes with the simulation. The planted defects prove that the judge
 //! still detects such defects.
 
+use simulation::faults::{Fault, Faults};
 use simulation::run::run;
-use simulation::swarm::{Fault, Faults, Limits};
+use simulation::swarm::Limits;
 
 /// A read with FUA flushed before it read: data written between the two was returned and then lost
 /// in a power cut.

@@ -97,6 +97,20 @@ pub struct RdmaTransport<P: Provider> {
     totals_logged: bool,
 }
 
+#[cfg(feature = "verbs")]
+impl RdmaTransport<rdma::Verbs> {
+    /// The transport as a poller of a reactor.
+    ///
+    /// This function is not generic, so that the data path over verbs is compiled with this crate
+    /// and not again with each crate that uses it. Optimised programs compile it themselves, as for
+    /// TCP.
+    #[cfg_attr(not(debug_assertions), inline)]
+    #[must_use]
+    pub fn into_poller(self) -> Box<dyn Poller> {
+        Box::new(self)
+    }
+}
+
 impl<P: Provider> RdmaTransport<P> {
     /// Drives `connections` on the reactor that `messages` belongs to. The first reactor receives
     /// the events of all devices and passes them on to the others. Creates the shared queues of

@@ -229,6 +229,11 @@ impl<S: ByteStream> Connection<S> {
         &self.stream
     }
 
+    /// The stream of a connection that has ended.
+    pub(crate) fn into_stream(self) -> S {
+        self.stream
+    }
+
     /// Whether it has, or had, a queue of an export's controller.
     pub(crate) fn is_attached(&self) -> bool {
         self.attached

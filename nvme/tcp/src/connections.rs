@@ -27,8 +27,9 @@ const EVICTABLE_AFTER: Nanos = Nanos::from_millis(500);
 /// Connections of one reactor over streams of type `S`.
 pub struct ConnectionSet<S> {
     table: ConnectionTable<Connection<S>>,
-    /// Places of connections that have ended since the last [`take_ended`](Self::take_ended).
-    ended: Vec<u16>,
+    /// Places and streams of connections that have ended since the last
+    /// [`take_ended`](Self::take_ended).
+    ended: Vec<(u16, S)>,
     buffers: ReceiveBuffers,
     /// Connections that may be ended to make room, ordered approximately by when they last
     /// received something.
@@ -363,8 +364,8 @@ impl<S: ByteStream> ConnectionSet<S> {
             .is_some_and(Connection::awaits_host_data)
     }
 
-    /// The place of a connection that has ended, once for each.
-    pub fn take_ended(&mut self) -> Option<u16> {
+    /// The place of a connection that has ended, and its stream, which the caller closes.
+    pub fn take_ended(&mut self) -> Option<(u16, S)> {
         self.ended.pop()
     }
 
@@ -402,12 +403,13 @@ impl<S: ByteStream> ConnectionSet<S> {
             Ended::NoCopy => counters.copy_failures.add(1),
             Ended::Closed | Ended::Broken | Ended::Evicted => {}
         }
-        let connection = self.table.remove(index);
-        if connection.is_some_and(|connection| !connection.is_attached()) {
-            let (placement, reactor) = &self.shared.placement;
-            placement.remove_evictable(*reactor);
+        if let Some(connection) = self.table.remove(index) {
+            if !connection.is_attached() {
+                let (placement, reactor) = &self.shared.placement;
+                placement.remove_evictable(*reactor);
+            }
+            self.ended.push((index, connection.into_stream()));
         }
-        self.ended.push(index);
         self.shared.counters.connections.set(self.len() as u64);
     }
 }

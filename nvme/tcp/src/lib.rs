@@ -6,11 +6,13 @@
 
 #![forbid(unsafe_code)]
 
+mod acceptor;
 mod config;
 mod connection;
 mod connections;
 mod counters;
 mod digest;
+mod listeners;
 mod network;
 mod receive;
 mod receive_buffers;
@@ -20,12 +22,13 @@ mod termination;
 mod transmit;
 mod transport;
 
+pub use acceptor::{Acceptor, AcceptorPort};
 pub use config::{
     CONNECTIONS_PER_REACTOR_MAX, DigestPolicy, IN_CAPSULE_BYTES_MAX, PortSettings, TcpConfig,
 };
 pub use connection::ConnectionAudit;
 pub use connections::ConnectionSet;
 pub use counters::TcpCounters;
-pub use network::{Interest, Network, Ready, Sockets, Source};
+pub use network::{Accepted, Interest, Network, Ready, Sockets};
 pub use stream::{ByteStream, TcpSocket, Transferred};
 pub use transport::{Handoff, PortMessage, TcpTransport};

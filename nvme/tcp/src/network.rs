@@ -5,41 +5,45 @@
 //! adds no cost in production.
 
 use std::io;
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use reactors::restore_return_prediction;
+use reactors::{Waker, restore_return_prediction};
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
+use crate::acceptor::AcceptorPort;
 use crate::stream::{ByteStream, TcpSocket};
 
-/// The object that became ready.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
-    /// The connection at this place of the set.
-    Connection(u16),
-    /// The listener of this number.
-    Listener(u16),
+/// A report about a listener.
+#[derive(Debug)]
+pub enum Accepted<S> {
+    /// A listener accepted a connection.
+    Stream {
+        /// The listener's number.
+        listener: u16,
+        /// The connection.
+        stream: S,
+    },
+    /// The listener of this number is closed. It accepts no more connections.
+    ListenerClosed(u16),
 }
 
-/// A readiness event.
+/// A readiness event of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ready {
-    /// The object that became ready.
-    pub source: Source,
-    /// A stream is writable again. It may also have data to receive.
+    /// The stream's place in the set of connections.
+    pub index: u16,
+    /// The stream is writable again. It may also have data to receive.
     pub writable: bool,
 }
 
-/// The events to report for a listener or a stream.
+/// The events to report for a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interest {
-    /// None.
-    Nothing,
-    /// Data to receive, or a connection to accept.
+    /// Data to receive.
     Readable,
-    /// The same, and that a stream is writable again.
+    /// The same, and that the stream is writable again.
     ReadableOrWritable,
 }
 
@@ -47,41 +51,26 @@ pub enum Interest {
 pub trait Network {
     /// A listening socket.
     type Listener: Send;
-    /// An accepted connection on its way to the reactor that will serve it.
-    type Accepted: Send;
-    /// The stream of a connection that this reactor serves.
-    type Stream: ByteStream;
+    /// The stream of a connection. The reactor that accepts it may pass it to another one.
+    type Stream: ByteStream + Send;
 
-    /// Begins to report connections that can be accepted.
+    /// Begins to accept connections.
     ///
     /// # Errors
     /// The system's.
-    fn add_listener(&mut self, index: u16, listener: &Self::Listener) -> io::Result<()>;
+    fn add_listener(&mut self, index: u16, listener: Self::Listener) -> io::Result<()>;
 
-    /// Changes the events reported for a listener.
-    ///
-    /// # Errors
-    /// The system's.
-    fn watch_listener(
-        &self,
-        index: u16,
-        listener: &Self::Listener,
-        interest: Interest,
-    ) -> io::Result<()>;
+    /// Begins to close a listener. [`Accepted::ListenerClosed`] follows its last connection; its
+    /// number is in use until then.
+    fn close_listener(&mut self, index: u16);
 
-    /// Accepts the next connection.
-    ///
-    /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] if there is none; otherwise the system's.
-    fn accept(listener: &Self::Listener) -> io::Result<Self::Accepted>;
+    /// The next report about a listener.
+    fn accept(&mut self) -> Option<Accepted<Self::Stream>>;
 
-    /// Sets up an accepted connection for this reactor.
-    ///
-    /// # Errors
-    /// The connection has ended, or cannot be set up.
-    fn adopt(accepted: Self::Accepted) -> io::Result<Self::Stream>;
+    /// Whether [`accept`](Self::accept) would return a report.
+    fn has_accepted(&self) -> bool;
 
-    /// Begins to report when the stream at `index` is readable, until the stream is dropped.
+    /// Begins to report when the stream at `index` is readable, until the stream is closed.
     ///
     /// # Errors
     /// The system's.
@@ -93,6 +82,9 @@ pub trait Network {
     /// The system's.
     fn watch_stream(&self, index: u16, stream: &Self::Stream, interest: Interest)
     -> io::Result<()>;
+
+    /// Closes a stream. No event is reported for it any more.
+    fn close_stream(&mut self, stream: Self::Stream);
 
     /// Collects readiness events without waiting; returns their number. [`ready`](Self::ready)
     /// returns each.
@@ -108,61 +100,53 @@ pub trait Network {
 /// Events taken from epoll at once.
 const EVENTS_MAX: usize = 64;
 
-/// The kernel's TCP sockets, watched through epoll.
+/// The kernel's TCP sockets, watched through epoll; accepted and closed by the acceptor's thread.
 pub struct Sockets {
     epoll: OwnedFd,
     events: Vec<epoll::Event>,
+    acceptor: AcceptorPort,
 }
 
 impl Sockets {
-    /// An epoll instance that watches nothing.
+    /// No sockets yet. An accepted one wakes the reactor by `waker`.
     ///
     /// # Errors
     /// The system's, if epoll fails.
-    pub(crate) fn new() -> io::Result<Self> {
+    pub(crate) fn new(mut acceptor: AcceptorPort, waker: Option<Waker>) -> io::Result<Self> {
+        if let Some(waker) = waker {
+            acceptor.attach(waker)?;
+        }
         Ok(Self {
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             events: Vec::with_capacity(EVENTS_MAX),
+            acceptor,
         })
     }
 }
 
 impl Network for Sockets {
     type Listener = TcpListener;
-    type Accepted = TcpStream;
     type Stream = TcpSocket;
 
-    fn add_listener(&mut self, index: u16, listener: &TcpListener) -> io::Result<()> {
-        listener.set_nonblocking(true)?;
-        let data = data_of(Source::Listener(index));
-        Ok(epoll::add(
-            &self.epoll,
-            listener,
-            data,
-            epoll::EventFlags::IN,
-        )?)
+    fn add_listener(&mut self, index: u16, listener: TcpListener) -> io::Result<()> {
+        self.acceptor.listen(index, listener)
     }
 
-    fn watch_listener(
-        &self,
-        index: u16,
-        listener: &TcpListener,
-        interest: Interest,
-    ) -> io::Result<()> {
-        let data = data_of(Source::Listener(index));
-        Ok(epoll::modify(&self.epoll, listener, data, flags(interest))?)
+    fn close_listener(&mut self, index: u16) {
+        self.acceptor.close_listener(index);
     }
 
-    fn accept(listener: &TcpListener) -> io::Result<TcpStream> {
-        listener.accept().map(|(stream, _)| stream)
+    #[inline]
+    fn accept(&mut self) -> Option<Accepted<TcpSocket>> {
+        self.acceptor.accept()
     }
 
-    fn adopt(accepted: TcpStream) -> io::Result<TcpSocket> {
-        TcpSocket::new(accepted)
+    fn has_accepted(&self) -> bool {
+        self.acceptor.has_accepted()
     }
 
     fn add_stream(&self, index: u16, stream: &TcpSocket) -> io::Result<()> {
-        let data = data_of(Source::Connection(index));
+        let data = epoll::EventData::new_u64(u64::from(index));
         let descriptor = stream.as_fd();
         Ok(epoll::add(
             &self.epoll,
@@ -173,7 +157,7 @@ impl Network for Sockets {
     }
 
     fn watch_stream(&self, index: u16, stream: &TcpSocket, interest: Interest) -> io::Result<()> {
-        let data = data_of(Source::Connection(index));
+        let data = epoll::EventData::new_u64(u64::from(index));
         let descriptor = stream.as_fd();
         Ok(epoll::modify(
             &self.epoll,
@@ -181,6 +165,14 @@ impl Network for Sockets {
             data,
             flags(interest),
         )?)
+    }
+
+    fn close_stream(&mut self, stream: TcpSocket) {
+        // The kernel would report its events until the other thread has closed it. It fails for a
+        // stream that was never added, which does not matter.
+        let _ = epoll::delete(&self.epoll, stream.as_fd());
+        restore_return_prediction();
+        self.acceptor.close(stream);
     }
 
     fn poll_events(&mut self) -> usize {
@@ -202,7 +194,7 @@ impl Network for Sockets {
     fn ready(&self, position: usize) -> Ready {
         let epoll::Event { flags, data } = self.events[position];
         Ready {
-            source: source_of(data),
+            index: data.u64() as u16,
             writable: flags.contains(epoll::EventFlags::OUT),
         }
     }
@@ -212,25 +204,8 @@ impl Network for Sockets {
     }
 }
 
-/// The data of an epoll event that identifies a source.
-fn data_of(source: Source) -> epoll::EventData {
-    epoll::EventData::new_u64(match source {
-        Source::Connection(index) => u64::from(index),
-        Source::Listener(index) => 1 << 32 | u64::from(index),
-    })
-}
-
-fn source_of(data: epoll::EventData) -> Source {
-    let data = data.u64();
-    match data >> 32 {
-        0 => Source::Connection(data as u16),
-        _ => Source::Listener(data as u16),
-    }
-}
-
 fn flags(interest: Interest) -> epoll::EventFlags {
     match interest {
-        Interest::Nothing => epoll::EventFlags::empty(),
         Interest::Readable => epoll::EventFlags::IN,
         Interest::ReadableOrWritable => epoll::EventFlags::IN | epoll::EventFlags::OUT,
     }

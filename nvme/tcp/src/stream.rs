@@ -3,8 +3,8 @@
 //! The connection uses only [`ByteStream`], so that a simulated network, a fuzzer and a TCP socket
 //! drive the same production code. No method blocks.
 
-use std::io::{IoSlice, IoSliceMut};
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
@@ -75,25 +75,52 @@ const _: () = {
 
 /// A connected, non-blocking TCP socket.
 #[derive(Debug)]
-pub struct TcpSocket(TcpStream);
+pub struct TcpSocket {
+    socket: TcpStream,
+    local: IpAddr,
+    host: SocketAddr,
+}
 
 impl TcpSocket {
-    /// Configures `stream`: non-blocking; without Nagle's algorithm, since whole batches are sent
-    /// in one call; with keep-alive probes and a user timeout, so that a vanished peer without a
-    /// keep-alive timer is detected within two minutes.
+    /// Configures `socket`, which some other listener accepted.
     ///
     /// # Errors
-    /// The socket option's error.
-    pub fn new(stream: TcpStream) -> std::io::Result<Self> {
-        stream.set_nonblocking(true)?;
-        stream.set_nodelay(true)?;
-        sockopt::set_socket_keepalive(&stream, true)?;
-        sockopt::set_tcp_keepidle(&stream, KEEPALIVE_IDLE)?;
-        sockopt::set_tcp_keepintvl(&stream, KEEPALIVE_INTERVAL)?;
-        sockopt::set_tcp_keepcnt(&stream, KEEPALIVE_PROBES)?;
-        sockopt::set_tcp_user_timeout(&stream, USER_TIMEOUT.as_millis() as u32)?;
-        Ok(Self(stream))
+    /// The system's: an option, or the connection has ended.
+    pub fn new(socket: TcpStream) -> io::Result<Self> {
+        set_options(&socket)?;
+        Self::accepted(socket, None)
     }
+
+    /// Sets the options of a listener, which the sockets that it accepts inherit.
+    pub(crate) fn set_inherited_options(listener: &TcpListener) -> io::Result<()> {
+        set_options(listener)
+    }
+
+    /// A socket with its options set, accepted from `host`.
+    pub(crate) fn accepted(socket: TcpStream, host: Option<SocketAddr>) -> io::Result<Self> {
+        let host = host.map_or_else(|| socket.peer_addr(), Ok)?;
+        let local = socket.local_addr()?.ip();
+        Ok(Self {
+            socket,
+            local,
+            host,
+        })
+    }
+}
+
+/// Sets the options of a connection: non-blocking; without Nagle's algorithm, since whole batches
+/// are sent in one call; with keep-alive probes and a user timeout, so that a vanished peer without
+/// a keep-alive timer is detected within two minutes.
+fn set_options(socket: impl AsFd) -> io::Result<()> {
+    let socket = socket.as_fd();
+    rustix::io::ioctl_fionbio(socket, true)?;
+    sockopt::set_tcp_nodelay(socket, true)?;
+    sockopt::set_socket_keepalive(socket, true)?;
+    sockopt::set_tcp_keepidle(socket, KEEPALIVE_IDLE)?;
+    sockopt::set_tcp_keepintvl(socket, KEEPALIVE_INTERVAL)?;
+    sockopt::set_tcp_keepcnt(socket, KEEPALIVE_PROBES)?;
+    sockopt::set_tcp_user_timeout(socket, USER_TIMEOUT.as_millis() as u32)?;
+    Ok(())
 }
 
 impl ByteStream for TcpSocket {
@@ -101,8 +128,10 @@ impl ByteStream for TcpSocket {
         loop {
             // recv() calls the socket directly; readv() goes through the file layer.
             let received = match &mut *buffers {
-                [buffer] => recv(&self.0, &mut **buffer, RecvFlags::DONTWAIT).map(|(_, all)| all),
-                buffers => rustix::io::readv(&self.0, buffers),
+                [buffer] => {
+                    recv(&self.socket, &mut **buffer, RecvFlags::DONTWAIT).map(|(_, all)| all)
+                }
+                buffers => rustix::io::readv(&self.socket, buffers),
             };
             restore_return_prediction();
             return match received {
@@ -119,7 +148,7 @@ impl ByteStream for TcpSocket {
     // program's receives. A receive ends early at urgent data, where this count ends too, and fails
     // only if the queue is empty.
     fn available(&self) -> usize {
-        let bytes = rustix::io::ioctl_fionread(&self.0);
+        let bytes = rustix::io::ioctl_fionread(&self.socket);
         restore_return_prediction();
         usize::try_from(bytes.unwrap_or(0)).unwrap_or(0)
     }
@@ -128,8 +157,13 @@ impl ByteStream for TcpSocket {
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         loop {
             let sent = match buffers {
-                [buffer] => send(&self.0, buffer, flags),
-                _ => sendmsg(&self.0, buffers, &mut SendAncillaryBuffer::default(), flags),
+                [buffer] => send(&self.socket, buffer, flags),
+                _ => sendmsg(
+                    &self.socket,
+                    buffers,
+                    &mut SendAncillaryBuffer::default(),
+                    flags,
+                ),
             };
             restore_return_prediction();
             return match sent {
@@ -143,38 +177,34 @@ impl ByteStream for TcpSocket {
 
     fn finish_sending(&mut self) {
         // An error means that the peer has already disconnected.
-        let _ = self.0.shutdown(std::net::Shutdown::Write);
+        let _ = self.socket.shutdown(std::net::Shutdown::Write);
     }
 
     fn local_address(&self) -> Option<IpAddr> {
-        self.0.local_addr().ok().map(|address| address.ip())
+        Some(self.local)
     }
 
     fn host_address(&self) -> Option<SocketAddr> {
-        self.0.peer_addr().ok()
+        Some(self.host)
     }
 }
 
 impl AsFd for TcpSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.socket.as_fd()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::net::TcpListener;
+    use rustix::net::SocketFlags;
 
     use super::*;
 
     /// If a host with KATO 0 (Base 2.1 §3.9) vanishes, only the kernel detects it.
     #[test]
     fn a_peer_that_vanishes_is_noticed_within_two_minutes() {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
-        let address = listener.local_addr().expect("bound");
-        let _client = TcpStream::connect(address).expect("listening");
-        let (accepted, _) = listener.accept().expect("connected");
-        let TcpSocket(socket) = TcpSocket::new(accepted).expect("options");
+        let (socket, _client) = accepted_socket();
         assert!(sockopt::socket_keepalive(&socket).expect("an option"));
         let idle = sockopt::tcp_keepidle(&socket).expect("an option");
         let interval = sockopt::tcp_keepintvl(&socket).expect("an option");
@@ -189,5 +219,48 @@ mod tests {
             !limit.is_zero() && limit + interval < DEAD_PEER_MAX,
             "{limit:?}"
         );
+    }
+
+    /// The accepted socket sets no option itself: that would take a system call for each.
+    #[test]
+    fn accepted_sockets_inherit_the_options_of_their_listener() {
+        let (socket, _client) = accepted_socket();
+        assert!(sockopt::tcp_nodelay(&socket).expect("an option"));
+        let timeout = sockopt::tcp_user_timeout(&socket).expect("an option");
+        assert_eq!(u128::from(timeout), USER_TIMEOUT.as_millis());
+    }
+
+    /// A connection is logged and reported after its host has disconnected, when the kernel no
+    /// longer has the host's address.
+    #[test]
+    fn addresses_are_known_after_a_reset() {
+        let (socket, client) = accepted_socket();
+        let host = client.local_addr().expect("connected");
+        let mut socket = TcpSocket::accepted(socket, Some(host)).expect("connected");
+        client.set_nodelay(true).expect("connected");
+        sockopt::set_socket_linger(&client, Some(Duration::ZERO)).expect("an option");
+        drop(client);
+        let mut byte = [0];
+        while socket.receive(&mut [IoSliceMut::new(&mut byte)]) == Transferred::WouldBlock {
+            std::thread::yield_now();
+        }
+        assert!(socket.socket.peer_addr().is_err());
+        assert_eq!(socket.host_address(), Some(host));
+        assert_eq!(socket.local_address(), Some(host.ip()));
+    }
+
+    /// A socket that a prepared listener accepted, and its host's end.
+    fn accepted_socket() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
+        TcpSocket::set_inherited_options(&listener).expect("options");
+        let address = listener.local_addr().expect("bound");
+        let client = TcpStream::connect(address).expect("listening");
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        loop {
+            match rustix::net::accept_with(&listener, flags) {
+                Ok(accepted) => return (TcpStream::from(accepted), client),
+                Err(errno) => assert_eq!(errno, Errno::AGAIN),
+            }
+        }
     }
 }

@@ -1,6 +1,8 @@
 //! Heap use of connections: steady-state I/O does not allocate (`ARCHITECTURE.md` §5), and an idle
 //! connection occupies little memory.
 
+#[expect(dead_code, reason = "the tests of the transport use all of it")]
+#[path = "tcp_transport/harness/mod.rs"]
 mod harness;
 
 use harness::ram;

@@ -1,6 +1,8 @@
 //! A reactor that sleeps without spinning has its device connect the interrupt first, which then
 //! wakes the reactor.
 
+#[expect(dead_code, reason = "the tests of the transport use all of it")]
+#[path = "tcp_transport/harness/mod.rs"]
 mod harness;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

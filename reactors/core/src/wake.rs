@@ -16,12 +16,17 @@ struct Shared {
     descriptor: OwnedFd,
 }
 
-/// Wakes one reactor. Publish the work first, then call [`Waker::wake`].
+/// Wakes one reactor, or another thread that created it. Publish the work first, then call
+/// [`Waker::wake`].
 #[derive(Clone)]
 pub struct Waker(Arc<Shared>);
 
 impl Waker {
-    pub(crate) fn new() -> io::Result<Waker> {
+    /// The waker of the calling thread. Its descriptor is readable after a wake-up.
+    ///
+    /// # Errors
+    /// The kernel provides no eventfd.
+    pub fn new() -> io::Result<Waker> {
         let descriptor = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Waker(Arc::new(Shared {
             flag: SleepFlag::new(),
@@ -45,16 +50,19 @@ impl Waker {
         self.0.flag.is_announced()
     }
 
-    pub(crate) fn announce_sleep(&self) {
+    /// Announces a sleep of its thread, which then checks for work once more before it waits for the
+    /// descriptor: from here on, [`wake`](Self::wake) makes the descriptor readable.
+    pub fn announce_sleep(&self) {
         self.0.flag.announce();
     }
 
-    pub(crate) fn retract_sleep(&self) {
+    /// Ends an announced sleep.
+    pub fn retract_sleep(&self) {
         self.0.flag.cancel_announcement();
     }
 
     /// Resets the descriptor's counter after a wake-up.
-    pub(crate) fn drain(&self) {
+    pub fn drain(&self) {
         let mut token = [0_u8; 8];
         // EAGAIN means that the counter was 0.
         let _ = rustix::io::read(&self.0.descriptor, &mut token);

@@ -50,6 +50,9 @@ const _: () = {
     }
 };
 
+/// The time since which a new request has waited: every waiting one precedes it.
+pub(crate) const NOT_WAITING: u64 = u64::MAX;
+
 /// The free slices of an arena, shared by all reactors.
 #[derive(Debug)]
 pub(crate) struct Exchange {
@@ -87,6 +90,8 @@ struct ReactorSeat {
     held: Box<[AtomicU32]>,
     /// Accounts that have no slice of a class and wait for one in this reactor.
     starved_accounts: [AtomicU32; CLASSES],
+    /// Since when the one of them that has waited longest waits, if there are any.
+    starved_since_ns: [AtomicU64; CLASSES],
     /// Current wait time of the longest-waiting request.
     oldest_wait_ns: AtomicU64,
     /// Maximum wait time of any request so far.
@@ -183,7 +188,7 @@ impl Exchange {
         for class in 0..CLASSES {
             while self.spill(member, class) > 0 {}
             debug_assert_eq!(member.seat.taken[class].load(Ordering::Relaxed), 0);
-            self.set_starving(member, class, 0);
+            self.set_starving(member, class, 0, 0);
         }
         debug_assert_eq!(member.waiting.get(), 0);
         member.seat.oldest_wait_ns.store(0, Ordering::Relaxed);
@@ -226,9 +231,16 @@ impl Exchange {
         member.seat.count_held(class, to, 1);
     }
 
-    /// Whether the share of `account` allows one more slice of `class`.
+    /// Whether the share of `account` allows one more slice of `class`. It has waited since
+    /// `since_ns`; [`NOT_WAITING`] if it has not.
     #[inline]
-    pub(crate) fn admits(&self, member: &Member, class: usize, account: Account) -> bool {
+    pub(crate) fn admits(
+        &self,
+        member: &Member,
+        class: usize,
+        account: Account,
+        since_ns: u64,
+    ) -> bool {
         if account.is_unlimited() {
             return true;
         }
@@ -237,11 +249,17 @@ impl Exchange {
             budget.set(budget.get() - 1);
             return true;
         }
-        self.admits_by_share(member, class, account)
+        self.admits_by_share(member, class, account, since_ns)
     }
 
     #[inline(never)]
-    fn admits_by_share(&self, member: &Member, class: usize, account: Account) -> bool {
+    fn admits_by_share(
+        &self,
+        member: &Member,
+        class: usize,
+        account: Account,
+        since_ns: u64,
+    ) -> bool {
         let shared = &*self.classes[class];
         let (class_usage, seats) = self.class_usage(class);
         let surplus = class_usage.surplus();
@@ -254,8 +272,25 @@ impl Exchange {
             return true;
         }
         let held = self.held(class, account);
-        let starved_accounts = self.starved_accounts(class);
-        class_usage.admits(held, account.uses_reserve(), starved_accounts)
+        let uses_reserve = account.uses_reserve();
+        let for_others = match held {
+            0 if uses_reserve => 0,
+            0 => self.starved_longer(member, class, since_ns),
+            _ => self.starved_accounts(class),
+        };
+        class_usage.admits(held, uses_reserve, for_others)
+    }
+
+    /// Other reactors in which an account without a slice of `class` has waited since before
+    /// `since_ns`. Without this order, a reactor could always give the slice that it just received
+    /// back to another account of its own.
+    fn starved_longer(&self, member: &Member, class: usize, since_ns: u64) -> u32 {
+        let others = self.seats().filter(|seat| {
+            !std::ptr::eq(*seat, &raw const *member.seat)
+                && seat.starved_accounts[class].load(Ordering::Relaxed) > 0
+                && seat.starved_since_ns[class].load(Ordering::Relaxed) < since_ns
+        });
+        others.count() as u32
     }
 
     /// Distribution of the slices of a class, and the number of seats.
@@ -293,9 +328,13 @@ impl Exchange {
     }
 
     /// Publishes the number of accounts that have no slice of a class and wait for one in this
-    /// reactor.
-    pub(crate) fn set_starving(&self, member: &Member, class: usize, accounts: u32) {
+    /// reactor, and since when the first of them waits.
+    pub(crate) fn set_starving(&self, member: &Member, class: usize, accounts: u32, since_ns: u64) {
         let starved_accounts = &member.seat.starved_accounts[class];
+        let starved_since_ns = &member.seat.starved_since_ns[class];
+        if accounts > 0 && starved_since_ns.load(Ordering::Relaxed) != since_ns {
+            starved_since_ns.store(since_ns, Ordering::Relaxed);
+        }
         if starved_accounts.load(Ordering::Relaxed) != accounts {
             starved_accounts.store(accounts, Ordering::Relaxed);
         }
@@ -443,6 +482,7 @@ impl ReactorSeat {
             waits: Default::default(),
             held: (0..ACCOUNTS * ROW).map(|_| AtomicU32::new(0)).collect(),
             starved_accounts: Default::default(),
+            starved_since_ns: Default::default(),
             oldest_wait_ns: AtomicU64::new(0),
             longest_wait_ns: AtomicU64::new(0),
             in_use: AtomicU32::new(1),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::account::Account;
 use crate::arena::Arena;
 use crate::class::{CLASS_BYTES, CLASSES, class_for};
-use crate::exchange::Member;
+use crate::exchange::{Member, NOT_WAITING};
 use crate::lease::Lease;
 use crate::waiters::{Waiter, Waiters};
 
@@ -122,7 +122,7 @@ impl PoolInner {
     fn none_wait(&self) {
         let exchange = self.arena.exchange();
         for class in 0..CLASSES {
-            exchange.set_starving(&self.member, class, 0);
+            exchange.set_starving(&self.member, class, 0, 0);
         }
         exchange.set_oldest_wait(&self.member, 0);
         self.publish_at_ns.set(0);
@@ -165,22 +165,34 @@ impl Pool {
     /// take from a larger class that requests wait for: otherwise small requests could starve a
     /// large one.
     #[inline(always)]
-    fn take_any_class(&self, class: usize, account: Account, len: usize) -> Option<Lease> {
-        let lease = self.take_from_class(class, account, len);
+    fn take_any_class(
+        &self,
+        class: usize,
+        account: Account,
+        len: usize,
+        since_ns: u64,
+    ) -> Option<Lease> {
+        let lease = self.take_from_class(class, account, len, since_ns);
         if lease.is_some() {
             return lease;
         }
-        self.take_larger_class(class, account, len)
+        self.take_larger_class(class, account, len, since_ns)
     }
 
     #[inline(never)]
-    fn take_larger_class(&self, class: usize, account: Account, len: usize) -> Option<Lease> {
+    fn take_larger_class(
+        &self,
+        class: usize,
+        account: Account,
+        len: usize,
+        since_ns: u64,
+    ) -> Option<Lease> {
         let exchange = self.inner.arena.exchange();
         for candidate in class + 1..CLASSES {
             if exchange.waited_for(candidate) {
                 return None;
             }
-            if let Some(lease) = self.take_from_class(candidate, account, len) {
+            if let Some(lease) = self.take_from_class(candidate, account, len, since_ns) {
                 return Some(lease);
             }
         }
@@ -188,9 +200,15 @@ impl Pool {
     }
 
     #[inline(always)]
-    fn take_from_class(&self, class: usize, account: Account, len: usize) -> Option<Lease> {
+    fn take_from_class(
+        &self,
+        class: usize,
+        account: Account,
+        len: usize,
+        since_ns: u64,
+    ) -> Option<Lease> {
         let (exchange, member) = (self.inner.arena.exchange(), &self.inner.member);
-        if !exchange.admits(member, class, account) {
+        if !exchange.admits(member, class, account, since_ns) {
             return None;
         }
         let slice = exchange.take(member, class, account)?;
@@ -219,7 +237,7 @@ impl Pool {
         let class = self.class_of(len);
         let spares = self.inner.arena.spares_permanent(class);
         spares
-            .then(|| self.take_from_class(class, Account::SYSTEM, len))
+            .then(|| self.take_from_class(class, Account::SYSTEM, len, NOT_WAITING))
             .flatten()
     }
 
@@ -238,7 +256,7 @@ impl Pool {
         if self.waiting() > 0 && self.has_to_wait(class, account) {
             return None;
         }
-        self.take_any_class(class, account, len)
+        self.take_any_class(class, account, len, NOT_WAITING)
     }
 
     /// Whether a request that waits for `class` precedes a new one of `account`.
@@ -296,7 +314,7 @@ impl Pool {
         let (class, account) = (promise.class, Account::PROMISED);
         let is_first = self.waiting() == 0 || !self.has_to_wait(class, account);
         let lease = is_first
-            .then(|| self.take_from_class(class, account, len))
+            .then(|| self.take_from_class(class, account, len, NOT_WAITING))
             .flatten();
         if lease.is_none() {
             let waiter = Waiter {
@@ -372,30 +390,33 @@ impl Pool {
         let (exchange, member) = (self.inner.arena.exchange(), &self.inner.member);
         let mut waiters = self.inner.waiters.borrow_mut();
         let accounts = waiters.accounts(class);
-        let mut starved_accounts = 0;
+        let (mut starved_accounts, mut starved_since_ns) = (0, u64::MAX);
         for _ in 0..accounts.min(TRIES_MAX) {
             let Some(waiter) = waiters.next(class) else {
                 break;
             };
             let Waiter { account, len, .. } = waiter;
+            let since_ns = waiter.since_ns.max(waiters.served_at_ns(class, account));
             let lease = if waiter.is_promised {
-                self.take_from_class(class, account, len)
+                self.take_from_class(class, account, len, since_ns)
             } else {
-                self.take_any_class(class, account, len)
+                self.take_any_class(class, account, len, since_ns)
             };
             if let Some(lease) = lease {
-                waiters.pop(class);
+                waiters.pop(class, now_ns);
                 drop(waiters);
                 let waited_ns = now_ns.saturating_sub(waiter.since_ns);
                 exchange.note_wait(member, waited_ns);
                 self.inner.end_wait(class);
                 return (Some((waiter.token, lease)), false);
             }
-            starved_accounts +=
-                u32::from(account.host().is_some() && exchange.held(class, account) == 0);
+            if account.host().is_some() && exchange.held(class, account) == 0 {
+                starved_accounts += 1;
+                starved_since_ns = starved_since_ns.min(since_ns);
+            }
             waiters.advance_account(class);
         }
-        exchange.set_starving(member, class, starved_accounts);
+        exchange.set_starving(member, class, starved_accounts, starved_since_ns);
         (None, accounts <= TRIES_MAX)
     }
 

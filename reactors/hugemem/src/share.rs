@@ -2,9 +2,10 @@
 //!
 //! Shares are dynamic thresholds: a host may take a slice while it has fewer than [`SHARE_FACTOR`]
 //! slices for each free one. A single host can use three quarters of a class. If `n` hosts take all
-//! they can, each gets `3 / (3n + 1)`, and `1 / (3n + 1)` stays free for the next host. A part of
-//! each large class is reserved for admin commands. A host that has no slice of a class and waits
-//! for one gets the first free slice.
+//! they can, each gets `3 / (3n + 1)`, and `1 / (3n + 1)` stays free for the next host. The last free
+//! slice of a class is for a host that has none, however small the class is. A part of each large
+//! class is reserved for admin commands. A host that has no slice of a class and waits for one gets
+//! the first free slice; if several wait, the one that has waited longest.
 
 /// Slices that a host may have for each free one.
 const SHARE_FACTOR: u32 = 3;
@@ -48,17 +49,17 @@ impl ClassUsage {
         self.free.saturating_sub(self.total.div_ceil(SURPLUS_PART))
     }
 
-    /// Whether an account with `held` slices may take one more. `starved_accounts` other accounts
-    /// have none and wait.
-    pub(crate) fn admits(self, held: u32, uses_reserve: bool, starved_accounts: u32) -> bool {
+    /// Whether an account with `held` slices may take one more, if `for_others` free slices are for
+    /// accounts that have none and wait.
+    pub(crate) fn admits(self, held: u32, uses_reserve: bool, for_others: u32) -> bool {
         let reserve = (self.total / RESERVE_PART).min(RESERVE_SLICES_MAX);
         let reserved = if uses_reserve { 0 } else { reserve };
-        let for_others = if held == 0 { 0 } else { starved_accounts };
         let spare = self
             .free
             .saturating_sub(reserved)
             .saturating_sub(for_others);
-        held < spare.saturating_mul(SHARE_FACTOR)
+        let is_last = spare == 1;
+        held < spare.saturating_mul(SHARE_FACTOR) && (held == 0 || !is_last)
     }
 }
 
@@ -111,7 +112,7 @@ mod tests {
                 total,
                 free: reserve + 1,
             };
-            assert!(last.admits(0, false, 5), "{total}");
+            assert!(last.admits(0, false, 0), "{total}");
             let none = ClassUsage {
                 total,
                 free: reserve,
@@ -123,10 +124,20 @@ mod tests {
 
     #[test]
     fn slice_awaited_by_a_starving_host_is_not_given_to_others() {
-        let class_usage = ClassUsage { total: 3, free: 1 };
+        let class_usage = ClassUsage { total: 4, free: 2 };
         assert!(class_usage.admits(2, false, 0));
         assert!(!class_usage.admits(2, false, 1));
-        assert!(class_usage.admits(0, false, 1));
+        assert!(class_usage.admits(0, false, 0));
+    }
+
+    #[test]
+    fn last_slice_of_a_small_class_is_for_a_host_that_has_none() {
+        for total in 2..=8 {
+            let (held, free) = spread_of(total, 1);
+            assert!(held[0] > 0 && free >= 1, "{total}: {held:?}");
+        }
+        let only = ClassUsage { total: 1, free: 1 };
+        assert!(only.admits(0, false, 0));
     }
 
     #[test]

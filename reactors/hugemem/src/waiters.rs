@@ -45,6 +45,8 @@ pub(crate) struct Waiters {
     heads: Box<[u32]>,
     tails: Box<[u32]>,
     successors: Box<[u32]>,
+    /// When each account's last request was served.
+    served_at_ns: Box<[u64]>,
     rings: [Ring; CLASSES],
 }
 
@@ -74,6 +76,7 @@ impl Waiters {
             heads: table(),
             tails: table(),
             successors: table(),
+            served_at_ns: vec![0; places].into_boxed_slice(),
             rings: [Ring::default(); CLASSES],
         }
     }
@@ -122,11 +125,21 @@ impl Waiters {
         Some(self.nodes[head as usize - 1].waiter)
     }
 
-    /// Removes the next request, and advances to the next account.
-    pub(crate) fn pop(&mut self, class: usize) {
+    /// When the last request of `account` was served, of those that waited for `class`; 0 if none
+    /// was.
+    pub(crate) fn served_at_ns(&self, class: usize, account: Account) -> u64 {
+        self.served_at_ns
+            .get(account.place(class))
+            .copied()
+            .unwrap_or(0)
+    }
+
+    /// Removes the next request, which is served at `now_ns`, and advances to the next account.
+    pub(crate) fn pop(&mut self, class: usize, now_ns: u64) {
         let Some(account) = self.next_account(class) else {
             return;
         };
+        self.served_at_ns[account.place(class)] = now_ns;
         self.unlink(class, account, NONE);
         if self.heads[account.place(class)] == NONE {
             self.leave(class, account);

@@ -83,6 +83,82 @@ fn returned_slices_go_to_hosts_round_robin() {
     assert_eq!(order, [0, 1000, 1, 1001, 2, 1002, 3]);
 }
 
+/// A reactor that returns a slice polls before the others, so it could always have it back.
+#[test]
+fn hosts_of_all_reactors_without_slices_take_turns() {
+    let arena = arena(4096, 4096);
+    let pools = [arena.pool(100), arena.pool(100)];
+    let only = pools[0].take(1).expect("free");
+    let hosts = [(0, 1), (0, 2), (1, 3)];
+    for token in 0..10 {
+        for (reactor, host) in hosts {
+            let pool: &Pool = &pools[reactor];
+            let (account, now_ns) = (Account::io(host), token * 10 + u64::from(host));
+            let waits = pool.take_or_wait(account, 1, WaiterToken(token), now_ns);
+            assert!(waits.is_none());
+        }
+    }
+    for pool in &pools {
+        assert!(pool.next_grant(100).is_none());
+    }
+    drop(only);
+    let mut served = Vec::new();
+    let mut now_ns = 100;
+    while served.len() < 30 {
+        now_ns += 1;
+        assert!(now_ns < 10_000, "{served:?}");
+        for pool in &pools {
+            // The lease is returned at once, and its reactor searches for the next request.
+            while let Some((_, lease)) = pool.next_grant(now_ns) {
+                served.push(lease.account().host().expect("a host"));
+                now_ns += 1;
+            }
+        }
+    }
+    let expected: Vec<u16> = [1, 2, 3].into_iter().cycle().take(30).collect();
+    assert_eq!(served, expected);
+}
+
+#[test]
+fn free_slice_is_for_the_host_that_has_none_on_any_reactor() {
+    let arena = arena(16 * 4096, 4096);
+    let pools = [arena.pool(4), arena.pool(4)];
+    let held = [(); 2].map(|()| pools[0].take_for(GREEDY, 1).expect("free"));
+    let mut rest = drain(&pools[0], Account::SYSTEM, 1);
+    assert!(
+        pools[1]
+            .take_or_wait(MODEST, 1, WaiterToken(0), 0)
+            .is_none()
+    );
+    assert!(pools[1].next_grant(1).is_none());
+    rest.pop();
+    assert!(pools[0].take_for(GREEDY, 1).is_none());
+    let (_, lease) = pools[1].next_grant(2).expect("one came back");
+    assert_eq!(lease.account(), MODEST);
+    rest.pop();
+    assert!(pools[0].take_for(GREEDY, 1).is_none(), "it is the last");
+    rest.pop();
+    assert!(pools[0].take_for(GREEDY, 1).is_some(), "none waits");
+    drop(held);
+}
+
+/// The reserve is for admin commands, whichever hosts wait.
+#[test]
+fn admin_commands_do_not_wait_for_hosts_of_other_reactors() {
+    let arena = arena(MIB, 4096);
+    let pools = [arena.pool(4), arena.pool(4)];
+    let mut all: Vec<Lease> = (1..=200)
+        .flat_map(|host| drain(&pools[0], Account::io(host), 4096))
+        .collect();
+    all.extend(drain(&pools[0], Account::SYSTEM, 4096));
+    let (waiting, now_ns) = (Account::io(300), 5);
+    let waits = pools[1].take_or_wait(waiting, 512, WaiterToken(0), now_ns);
+    assert!(waits.is_none() && pools[1].next_grant(6).is_none());
+    all.pop();
+    assert!(pools[0].take_for(Account::io(301), 512).is_none());
+    assert!(pools[0].take_for(Account::admin(301), 512).is_some());
+}
+
 #[test]
 fn host_beyond_its_share_does_not_delay_others() {
     let arena = arena(64 * MIB, MIB);

@@ -5,15 +5,15 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use bench::report::Machine;
-use bench::units::mib_per_second;
-use clap::{Args, ValueEnum};
-use measurement::ceiling::{
+use crate::ceiling::{
     CONGESTION_CONTROL, CeilingError, CeilingOptions, DataLocation, DataMemory, Exchange,
     measure_tcp,
 };
-use measurement::report::{CeilingReport, CeilingRow, MemoryReport, ReportedLocation};
-use measurement::transfers::{PairOptions, PairReport};
+use crate::report::{CeilingReport, CeilingRow, MemoryReport, ReportedLocation};
+use crate::transfers::{PairOptions, PairReport};
+use bench::report::Machine;
+use bench::units::mib_per_second;
+use clap::{Args, ValueEnum};
 
 use super::{Failure, parse_region, parse_seconds, show};
 
@@ -190,7 +190,7 @@ fn over_rdma(args: &CeilingArgs) -> Result<PairReport, Failure> {
 fn on_verbs(address: SocketAddr, options: &PairOptions) -> Result<PairReport, Failure> {
     options.check()?;
     let verbs = bench::arguments::open_verbs()?;
-    Ok(measurement::transfers::measure_pair(
+    Ok(crate::transfers::measure_pair(
         &verbs, &verbs, address, options,
     )?)
 }

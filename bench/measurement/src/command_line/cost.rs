@@ -3,13 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use crate::cost::baseline::{Baseline, CaseBaselines, case_excesses, excesses, is_judged};
+use crate::cost::measure::{self, Subject, measure, measure_cases, measure_growth};
+use crate::cost::report::CostReport;
+use crate::cost::tcp_cases::{Case, HOST_MAIN_CASE, MAIN_CASE};
+use crate::cost::{driver_loop, growth_loop, host_loop, rdma_loop, tcp_loop};
 use bench::report::save_json;
 use clap::{Args, ValueEnum};
-use measurement::cost::baseline::{Baseline, CaseBaselines, case_excesses, excesses, is_judged};
-use measurement::cost::measure::{self, Subject, measure, measure_cases, measure_growth};
-use measurement::cost::report::CostReport;
-use measurement::cost::tcp_cases::{Case, HOST_MAIN_CASE, MAIN_CASE};
-use measurement::cost::{driver_loop, growth_loop, host_loop, rdma_loop, tcp_loop};
 use serde::de::DeserializeOwned;
 
 use super::Failure;

@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use crate::drive::{DrivePlan, measure};
 use bench::pinning::pin_to_core;
 use bench::report::save_json;
 use clap::Args;
-use measurement::drive::{DrivePlan, measure};
 use vfio::PciAddress;
 
 use super::{Failure, parse_seconds};

@@ -4,12 +4,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use crate::compare::windlass_beside_this_binary;
+use crate::scale::{Dimension, ScaleOptions, ScalePoint, measure};
 use bench::pinning::available_cores;
 use bench::plot::{self, NumberPoint};
 use bench::report::{save_json, save_text};
 use clap::Args;
-use measurement::compare::windlass_beside_this_binary;
-use measurement::scale::{Dimension, ScaleOptions, ScalePoint, measure};
 
 use super::{Failure, parse_seconds, parse_seconds_or_none};
 

@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use crate::compare::windlass_beside_this_binary;
+use crate::start::{StartOptions, measure};
 use bench::report::save_json;
 use clap::Args;
-use measurement::compare::windlass_beside_this_binary;
-use measurement::start::{StartOptions, measure};
 
 use super::{Failure, at_least_one, parse_region};
 

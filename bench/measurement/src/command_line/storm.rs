@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use crate::compare::windlass_beside_this_binary;
+use crate::storm::{StormOptions, measure};
 use bench::report::save_json;
 use clap::Args;
-use measurement::compare::windlass_beside_this_binary;
-use measurement::storm::{StormOptions, measure};
 
 use super::{Failure, at_least_one, parse_seconds};
 

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use crate::transfers::{TransferOptions, TransfersReport, measure};
 use bench::report::save_json;
 use clap::Args;
-use measurement::transfers::{TransferOptions, TransfersReport, measure};
 use rdma_testing::fake::{DeviceConfig, Fabric, FabricConfig};
 
 use super::{Failure, at_least_one, parse_seconds};

@@ -15,7 +15,9 @@ use nvme_host_testing::HostSteps;
 use nvme_host_testing::Names;
 use nvme_host_testing::tcp::{RawClient, RawError};
 use nvme_target::{CoreLimits, PortId, Target, TargetCore, TransportKind};
-use nvme_tcp::{ConnectionSet, Handoff, TcpConfig, TcpCounters, TcpTransport};
+use nvme_tcp::{
+    Acceptor, AcceptorPort, ConnectionSet, Handoff, TcpConfig, TcpCounters, TcpSocket, TcpTransport,
+};
 use reactors::mesh::{self, Port};
 use reactors::{Nanos, Placement, Poller};
 use rustix::event::{PollFd, PollFlags};
@@ -60,6 +62,8 @@ pub(super) struct Rig {
     /// Passes accepted sockets to the transports.
     handoff_port: Port<Handoff>,
     listener: TcpListener,
+    /// Closes connections.
+    _acceptor: Acceptor,
     /// Allocations in all turns.
     pub(super) allocations: u64,
     /// Number of turns of all reactors.
@@ -98,13 +102,17 @@ impl Rig {
         let handoff_port = ports.pop();
         let handoff_port =
             handoff_port.ok_or_else(|| CostError::Setup("a port of a mesh".to_owned()))?;
+        let acceptor = Acceptor::start(extent.reactors, || {});
+        let (acceptor, acceptor_ports) = acceptor.map_err(|error| setup("the acceptor", &error))?;
+        let ports = ports.into_iter().zip(acceptor_ports);
         let reactors = (0..)
             .zip(ports)
-            .map(|(number, port)| reactor(number, port, extent, &target, &devices, &arena));
+            .map(|(number, ports)| reactor(number, ports, extent, &target, &devices, &arena));
         Ok(Self {
             reactors: reactors.collect::<Result<_, _>>()?,
             handoff_port,
             listener,
+            _acceptor: acceptor,
             allocations: 0,
             turns: 0,
         })
@@ -146,7 +154,7 @@ impl Rig {
         let (stream, _) = self.listener.accept()?;
         let end = stream.try_clone()?;
         let handoff = Handoff {
-            stream,
+            stream: TcpSocket::new(stream)?,
             port: PortId(0),
             replaces: false,
         };
@@ -268,7 +276,7 @@ impl Rig {
 /// One reactor's part of the target.
 fn reactor(
     number: usize,
-    port: Port<Handoff>,
+    (port, acceptor): (Port<Handoff>, AcceptorPort),
     extent: &Extent,
     target: &Arc<Target>,
     devices: &[Arc<dyn Device>],
@@ -303,7 +311,7 @@ fn reactor(
         Arc::clone(&counters),
     );
     let placement = Placement::new(extent.reactors);
-    let transport = TcpTransport::new(set, port, placement, Vec::new())
+    let transport = TcpTransport::new(set, port, acceptor, placement, Vec::new())
         .map_err(|error| setup("the transport", &error))?;
     Ok(ReactorEnd {
         transport: Box::new(transport),

@@ -21,10 +21,10 @@ use super::completion_checks::is_absence;
 use super::connection::{Connection, Outstanding, Transfer};
 use super::invalid::Refusal;
 use super::{Command, Host, HostEnv, LATENCY_MAX, Phase, READY_POLL};
+use crate::faults::Fault;
 use crate::history::Moment;
 use crate::identity::ContentId;
 use crate::judge::{Extent, Violation};
-use crate::swarm::Fault;
 
 /// Bytes of the error log to read: the maximum of ELPE, 64 entries of 64 bytes.
 const ERROR_LOG_BYTES: usize = 4096;

@@ -8,9 +8,9 @@ use super::admin::AdminStep;
 use super::connection::{Connection, Outstanding};
 use super::invalid::{Refusal, retry_is_pointless};
 use super::{Command, Host, HostEnv, Io, IoKind, Phase, READY_POLL};
+use crate::faults::Fault;
 use crate::history::WriteEnd;
 use crate::judge::{Extent, Violation};
-use crate::swarm::Fault;
 
 impl Host {
     pub(super) fn completed(

@@ -14,6 +14,7 @@ use super::tcp::TcpTransportEnd;
 use super::twins::{CompletionOwner, Which};
 use super::wrong_data::WrongData;
 use super::{Command, IoKind};
+use crate::fairness::Granted;
 use crate::memory::{MemoryBound, QueuePairBound};
 use crate::network::{HostEnd, Wire, WireId};
 use crate::random::Random;
@@ -80,6 +81,8 @@ pub(super) struct Outstanding {
     pub(super) out: Vec<u8>,
     /// Number of data bytes that it transfers in either direction.
     pub(super) transfer_bytes: usize,
+    /// Whether the target has to request its data, and has not done so.
+    pub(super) awaits_memory: bool,
     /// Number of bytes of `out` that the target has requested.
     pub(super) requested_bytes: usize,
     pub(super) damage: Damage,
@@ -139,6 +142,8 @@ pub(super) struct Queue {
     pub(super) disturbed_until: Nanos,
     /// The error for which the target must terminate the connection.
     pub(super) must_end: Option<FatalError>,
+    /// The data that the target requested in the last poll.
+    pub(super) granted: Vec<Granted>,
     /// Since when it holds memory of the target without progress.
     pub(super) withheld_since: Option<Nanos>,
     /// Until when its host misuses it. It is usable again afterwards if the target refused the
@@ -206,6 +211,7 @@ impl Connection {
                 live: false,
                 disturbed_until: Nanos::ZERO,
                 must_end: None,
+                granted: Vec::new(),
                 withheld_since: None,
                 misused_until: None,
             },
@@ -302,6 +308,7 @@ impl Connection {
                 // The data pointer may describe any length.
                 Transfer::Raw(_) => self.queue.shape.transfer_max,
             },
+            awaits_memory: matches!(&transfer, Transfer::Out(_)) && !inside,
             requested_bytes: 0,
             damage,
             expected: match transfer {
@@ -399,6 +406,7 @@ impl Connection {
         now: Nanos,
         incoming: &mut Vec<Incoming>,
     ) -> Result<bool, String> {
+        self.queue.granted.clear();
         let polled = match &mut self.transport {
             ConnectionTransport::Tcp(transport) => transport.poll(&mut self.queue, now, incoming),
             ConnectionTransport::Rdma(transport) => transport.poll(&mut self.queue, now, incoming),
@@ -521,6 +529,25 @@ impl Connection {
 }
 
 impl Queue {
+    /// Notes that the target requests a command's data, so that it has memory for it.
+    /// `is_read`: by an RDMA read.
+    pub(super) fn memory_granted(&mut self, cid: u16, which: Which, is_read: bool) {
+        let Some(outstanding) = self.command_mut(cid, which) else {
+            return;
+        };
+        let was_waiting = std::mem::take(&mut outstanding.awaits_memory);
+        if let Command::Io(io) = &outstanding.command
+            && was_waiting
+        {
+            let granted = Granted {
+                bytes: outstanding.transfer_bytes,
+                disk: io.extents[0].disk,
+                sent_at: is_read.then_some(outstanding.issued_at),
+            };
+            self.granted.push(granted);
+        }
+    }
+
     /// Picks an unused identifier. Identifiers have no particular order and are reused soon.
     fn free_cid(&mut self) -> u16 {
         loop {

@@ -16,8 +16,8 @@ use zerocopy::FromBytes;
 use super::connection::{Connection, Outstanding, Transfer};
 use super::{Command, Host, HostEnv};
 use crate::environment::CHANGING;
+use crate::faults::Fault;
 use crate::judge::Violation;
-use crate::swarm::Fault;
 
 /// Bytes of a log page to read in order to clear an event.
 const LOG_BYTES: usize = 4096;

@@ -17,9 +17,9 @@ use zerocopy::IntoBytes;
 use super::connection::{Sending, Transfer};
 use super::{Command, Host, HostEnv};
 use crate::disk::DiskShape;
+use crate::faults::Fault;
 use crate::plan::IN_CAPSULE_MORE_BYTES;
 use crate::random::Random;
-use crate::swarm::Fault;
 
 /// The data of invalid writes.
 pub(super) const GARBAGE: u8 = 0xAB;

@@ -61,6 +61,8 @@ pub(super) struct ConnectionRequest {
     pub(super) cntlid: u16,
     /// Whether it creates a key for each command.
     pub(super) windows: bool,
+    /// Whether it records the target's reads of its memory.
+    pub(super) records_reads: bool,
     /// The invalid request, by number, that is sent first and must be rejected.
     pub(super) begins_wrong: Option<u64>,
 }
@@ -96,6 +98,11 @@ impl Layout {
 
     fn data_at(self, slot: usize) -> usize {
         self.capsule_at(self.depth) + slot * self.data
+    }
+
+    /// The slot whose data is at an offset.
+    fn slot_of(self, offset: usize) -> usize {
+        (offset - self.data_at(0)) / self.data
     }
 
     fn bytes(self) -> usize {
@@ -358,6 +365,9 @@ impl RdmaTransportEnd {
         self.later.retain(|(at, _)| *at > now);
         due.into_iter()
             .for_each(|receive| self.post_receive(receive));
+        if self.connection_request.records_reads {
+            self.take_reads(queue);
+        }
         let mut moved = false;
         let mut batch = [WorkCompletion::default(); 16];
         while let Some(verbs) = self.ends.as_mut().and_then(|ends| ends.verbs.as_mut()) {
@@ -380,6 +390,19 @@ impl RdmaTransportEnd {
             moved = true;
         }
         Ok(moved)
+    }
+
+    /// Notes the commands whose data the target has begun to read.
+    fn take_reads(&mut self, queue: &mut Queue) {
+        let Some(ends) = &self.ends else { return };
+        let Some(verbs) = &ends.verbs else { return };
+        let base = verbs.memory.registration().address() as u64;
+        for address in ends.fabric.take_reads(verbs.queue_pair.number()) {
+            let slot = self.layout.slot_of((address - base) as usize);
+            if let Some((cid, which)) = self.entries.find(|it| usize::from(it.slot) == slot) {
+                queue.memory_granted(cid, which, true);
+            }
+        }
     }
 
     fn next_event(&mut self) -> Option<ConnectionEvent> {

@@ -15,9 +15,9 @@ use super::{
     READY_POLL_MAX, RETRIES_MAX, RETRY_MAX,
 };
 use crate::fabric::RdmaNetwork;
+use crate::faults::Fault;
 use crate::judge::Violation;
 use crate::network::HostEnd;
-use crate::swarm::Fault;
 
 impl Host {
     /// Receives what has arrived, and performs the steps that are due. Returns whether something

@@ -51,6 +51,7 @@ impl SilentHosts {
                 shape,
                 cntlid: 0,
                 windows: false,
+                records_reads: false,
                 begins_wrong: None,
             };
             let transport = RdmaTransportEnd::open(network, call);

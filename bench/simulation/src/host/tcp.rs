@@ -179,6 +179,7 @@ impl TcpTransportEnd {
         let (begin, length) = (request.r2to.get() as usize, request.r2tl.get() as usize);
         let end = begin + length;
         let which = queue.which(cid, |it| it.requested_bytes == begin && it.out.len() == end);
+        queue.memory_granted(cid, which, false);
         let commands = match which {
             Which::First => &mut queue.outstanding,
             Which::Second => &mut queue.twins,

@@ -69,6 +69,14 @@ impl<T> ByIdentifier<T> {
         };
     }
 
+    /// The identifier of the command whose value is the wanted one.
+    pub(super) fn find(&self, is_it: impl Fn(&T) -> bool) -> Option<(u16, Which)> {
+        let first = self.first.iter().map(|(cid, it)| (cid, Which::First, it));
+        let second = self.second.iter().map(|(cid, it)| (cid, Which::Second, it));
+        let mut all = first.chain(second);
+        all.find_map(|(cid, which, it)| is_it(it).then_some((*cid, which)))
+    }
+
     /// Removes the value of a command. The other command is then the only one.
     pub(super) fn take(&mut self, cid: u16, which: Which) -> Option<T> {
         if which == Which::Second {

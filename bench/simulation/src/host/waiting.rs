@@ -5,8 +5,9 @@ use reactors::Nanos;
 
 use super::connection::{Connection, Outstanding};
 use super::{Command, Host, HostEnv, Io, IoKind, LATENCY_MAX};
+use crate::fairness::size_of_slice;
+use crate::faults::Fault;
 use crate::judge::Violation;
-use crate::swarm::Fault;
 
 /// Time that reactors, the network and their polls may add to the time of disks.
 const SLACK: Nanos = Nanos::from_millis(5);
@@ -18,6 +19,9 @@ const STUCK_MAX: Nanos = Nanos::from_millis(1100);
 /// Posted RDMA requests cannot be cancelled: the target ends a connection after 5 s without
 /// progress, and the device then flushes them.
 const LATE_MAX: Nanos = Nanos::from_secs(6);
+/// Maximum time for which a host that transfers no data keeps memory that another one needs: the
+/// target's 2 s, and its checks.
+const HELD_MAX: Nanos = Nanos::from_secs(3);
 /// Maximum time until a request that a disk deferred is submitted again.
 const RETRY: Nanos = Nanos::from_micros(50);
 /// Maximum number of consecutive deferrals of a request, with near certainty.
@@ -91,8 +95,20 @@ impl Host {
         } else {
             Nanos::ZERO
         };
+        // A small arena has a few slices of the two largest sizes.
+        let extents = io.extents.iter();
+        let bytes: usize = extents
+            .map(|it| it.blocks as usize * swarm.disks[it.disk].block_size as usize)
+            .sum();
+        let is_rare = size_of_slice(bytes) + 1 >= size_of_slice(swarm.transfer_max);
+        let can_be_held = swarm.has_scarce_memory() && swarm.faults.has(Fault::Greedy);
+        let held = if is_rare && can_be_held {
+            HELD_MAX
+        } else {
+            Nanos::ZERO
+        };
         let network = Nanos(16 * env.network.latency_max.as_nanos());
-        Some(BORROWED_MAX + stuck + slow + network + SLACK)
+        Some(BORROWED_MAX + stuck + slow + held + network + SLACK)
     }
 
     /// Compares the time that a command has waited with its bound.

@@ -12,9 +12,9 @@ use super::wrong_data::WrongData;
 use super::{Command, Connection, Host, HostEnv, Io, IoKind, WATCHED_MAX};
 use crate::content::Stamp;
 use crate::disk::DiskShape;
+use crate::faults::Fault;
 use crate::judge::Extent;
 use crate::random::Random;
-use crate::swarm::Fault;
 
 /// Added to twice the Keep Alive Timeout, after which a silent host must have lost its association
 /// (Base 2.1 §3.9.3, §3.9.4: traffic just before the end of the timer restarts it).
@@ -144,6 +144,31 @@ impl Host {
                 true
             }
             _ => false,
+        }
+    }
+
+    /// Sends up to `count` writes of up to `bytes` to simulated disks.
+    pub fn send_writes(&mut self, env: &mut HostEnv<'_>, bytes: usize, count: u64) {
+        let blocks = |disk: usize| bytes as u64 / u64::from(env.swarm.disks[disk].block_size);
+        let disks: Vec<usize> = env
+            .swarm
+            .disks_of(self.shape.subsystem)
+            .filter(|it| !env.serving.read_only[*it] && !env.swarm.ram[*it])
+            .filter(|it| (1..=env.swarm.disks[*it].block_count).contains(&blocks(*it)))
+            .collect();
+        for _ in 0..count {
+            let open = self.io.iter().position(|it| it.room() > 0 && !it.closing);
+            let Some(index) = open.filter(|_| self.can_reach_disks() && !disks.is_empty()) else {
+                return;
+            };
+            let disk = self.random.pick(&disks);
+            let blocks = bytes as u64 / u64::from(env.swarm.disks[disk].block_size);
+            let extent = Extent {
+                disk,
+                lba: (self.random).between(0, env.swarm.disks[disk].block_count - blocks),
+                blocks: blocks as u32,
+            };
+            self.send_kind(env, index, IoKind::Write, extent, false);
         }
     }
 
@@ -409,6 +434,9 @@ impl Host {
         let serving = self.can_reach_disks();
         let mut aftermath = Aftermath::default();
         let number = self.number;
+        if matches!(fault, Fault::Abort | Fault::AbortFlood) {
+            self.aborted_at = Some(env.now);
+        }
         match fault {
             Fault::Cut => self.a_connection()?.cut(),
             Fault::Stall => aftermath.memory_until = self.stall(env.now)?,

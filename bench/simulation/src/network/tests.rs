@@ -21,20 +21,27 @@ fn pair(behaviour: NetworkBehaviour) -> Pair {
     let listener = Listener::new(time.clone());
     let mut network = SimNetwork::new();
     let socket = listener.bind().expect("nobody listens");
-    network.add_listener(0, &socket).expect("it never fails");
-    assert_eq!(network.poll_events(), 0);
+    network.add_listener(0, socket).expect("it never fails");
+    assert!(!network.has_accepted() && network.accept().is_none());
     let wire = listener.connect(HOST, behaviour, Random::new(1, 1));
-    assert_eq!(network.poll_events(), 1);
-    assert_eq!(network.ready(0).source, Source::Listener(0));
-    let accepted = SimNetwork::accept(&socket).expect("a connection waits");
-    let stream = SimNetwork::adopt(accepted).expect("it is whole");
+    assert!(network.has_accepted());
+    let Some(Accepted::Stream {
+        listener: 0,
+        stream,
+    }) = network.accept()
+    else {
+        panic!("a connection waits");
+    };
     network.add_stream(3, &stream).expect("it never fails");
     assert_eq!(network.poll_events(), 0);
     assert!(listener.bind().is_err());
     // A closed listener is removed, and connections are refused.
     let waiting = listener.connect(HOST, behaviour, Random::new(1, 2));
-    drop(socket);
-    assert_eq!(network.poll_events(), 0);
+    network.close_listener(0);
+    assert!(network.has_accepted());
+    let closed = network.accept();
+    assert!(matches!(closed, Some(Accepted::ListenerClosed(0))));
+    assert_eq!((network.poll_events(), network.has_accepted()), (0, false));
     let refused = listener.connect(HOST, behaviour, Random::new(1, 3));
     for wire in [waiting, refused] {
         assert_eq!(wire.receive(&mut Vec::new()), HostEnd::Reset);
@@ -70,7 +77,7 @@ fn bytes_arrive_in_order_after_the_latency() {
     assert_eq!(pair.receive(10).0, Transferred::WouldBlock);
     pair.later();
     assert_eq!(pair.network.poll_events(), 1);
-    assert_eq!(pair.network.ready(0).source, Source::Connection(3));
+    assert_eq!(pair.network.ready(0).index, 3);
     let (outcome, bytes) = pair.receive(2);
     assert_eq!((outcome, bytes), (Transferred::Bytes(2), vec![1, 2]));
     assert_eq!(pair.receive(2).0, Transferred::Bytes(1));

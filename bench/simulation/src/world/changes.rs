@@ -15,13 +15,13 @@ use super::{EVENT_MAX, STOP_MAX, World};
 use crate::appliance::Appliance;
 use crate::environment::CHANGING;
 use crate::fabric::RdmaNetwork;
+use crate::faults::Fault;
 use crate::history::Moment;
 use crate::judge::Violation;
 use crate::network::Listener;
 use crate::oracle;
 use crate::plan::{self, RDMA_LISTENER, ServedConfig, device_name};
 use crate::storage::Storage;
-use crate::swarm::Fault;
 
 /// Probability that a wait contains an event, per thousand.
 const EVENTS_PERMILLE: u32 = 500;

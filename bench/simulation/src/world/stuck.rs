@@ -4,9 +4,9 @@
 use reactors::Nanos;
 
 use super::World;
+use crate::faults::Fault;
 use crate::judge::{Extent, Violation};
 use crate::storage::Storage;
-use crate::swarm::Fault;
 
 /// Longest time that the kernel holds back a write.
 const STUCK_MAX: Nanos = Nanos::from_secs(100);

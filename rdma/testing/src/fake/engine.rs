@@ -281,9 +281,22 @@ impl State {
             return Outcome::NoResponse;
         }
         match entry.action.remote() {
-            Some(_) => self.transfer_data(key, peer_key, &entry),
+            Some(remote) => {
+                let outcome = self.transfer_data(key, peer_key, &entry);
+                if read && matches!(outcome, Outcome::Done(_)) {
+                    self.record_read(peer_key, remote.address);
+                }
+                outcome
+            }
             None if self.tick < ready_after => Outcome::NotReady,
             None => self.deliver(domain, peer_key, &entry),
+        }
+    }
+
+    fn record_read(&mut self, responder: Key, address: u64) {
+        let responder = self.queue_pairs.get_mut(responder);
+        if let Some(reads) = responder.and_then(|it| it.reads_served.as_mut()) {
+            reads.push(address);
         }
     }
 

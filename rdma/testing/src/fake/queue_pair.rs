@@ -94,6 +94,7 @@ impl FakeQueuePair {
             initiator_depth: 0,
             responder_resources: 0,
             retries: 0,
+            reads_served: None,
             rnr_retries: 0,
         };
         let key = state.add_queue_pair(id.key, object)?;

@@ -236,6 +236,8 @@ pub(super) struct QueuePairObject {
     pub(super) head: Head,
     pub(super) receives: ReceiveRing,
     pub(super) listed: bool,
+    /// Remote addresses of the reads that this queue pair served, if they are recorded.
+    pub(super) reads_served: Option<Vec<u64>>,
     /// No request starts before this tick.
     pub(super) stalled_until: u64,
     /// Nothing is exchanged with the peer.

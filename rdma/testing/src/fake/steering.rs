@@ -55,6 +55,16 @@ impl Fabric {
         Some(queue_pair.sends_in_use)
     }
 
+    /// The addresses that the peer of a queue pair has read since the last call. They are recorded
+    /// from the first call on.
+    pub fn take_reads(&self, qp_number: u32) -> Vec<u64> {
+        let mut state = self.shared.lock();
+        let found = state.queue_pair_of(qp_number);
+        let queue_pair = found.and_then(|key| state.queue_pairs.get_mut(key));
+        let reads = queue_pair.map(|it| it.reads_served.get_or_insert_default());
+        reads.map(std::mem::take).unwrap_or_default()
+    }
+
     /// The requests that are posted to the shared receive queues of a machine.
     #[must_use]
     pub fn shared_receives(&self, machine: &Fake) -> SharedReceives {

@@ -32,7 +32,7 @@ fn full_waiter_list_refuses() {
     let mut one = Waiters::new(1);
     assert!(one.push(3, system(1)));
     assert!(!one.push(0, system(2)));
-    one.pop(3);
+    one.pop(3, 0);
     assert!(one.push(0, system(2)), "a node is used again");
 }
 
@@ -88,7 +88,7 @@ proptest! {
                 }
                 Step::Pop { class } => {
                     let next = waiters.next(class).map(|it| (it.account, it.token.0));
-                    waiters.pop(class);
+                    waiters.pop(class, 0);
                     let expected = models[class].pop_front().map(|(account, mut tokens)| {
                         let token = tokens.pop_front().expect("never empty");
                         if !tokens.is_empty() {

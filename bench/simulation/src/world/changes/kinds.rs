@@ -3,9 +3,9 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use super::Change;
+use crate::faults::Fault;
 use crate::plan::{self, LISTENERS, ServedConfig, device_name};
 use crate::storage::Storage;
-use crate::swarm::Fault;
 use crate::world::World;
 
 /// Maximum number of blocks of a growing disk.

@@ -1,10 +1,5 @@
 //! A target on real sockets and real reactors: one RAM namespace of 512-byte blocks, one export.
 
-#![expect(
-    dead_code,
-    reason = "each test binary uses its own part of the harness"
-)]
-
 pub(crate) mod wire;
 
 use std::cell::RefCell;
@@ -25,7 +20,8 @@ use nvme_target::{
     TargetConfig, TargetCore, TargetLimits, TransportKind,
 };
 use nvme_tcp::{
-    CONNECTIONS_PER_REACTOR_MAX, ConnectionSet, PortSettings, TcpConfig, TcpCounters, TcpTransport,
+    Acceptor, AcceptorPort, CONNECTIONS_PER_REACTOR_MAX, ConnectionSet, PortSettings, TcpConfig,
+    TcpCounters, TcpTransport,
 };
 use reactors::{IdlePolicy, InitError, Nanos, Placement, ReactorConfig, ReactorSetup, Reactors};
 
@@ -77,6 +73,8 @@ pub(crate) struct Server {
     pub(crate) target: Arc<Target>,
     pub(crate) counters: Vec<Arc<TcpCounters>>,
     reactors: Option<Reactors>,
+    /// Accepts and closes connections while the reactors run.
+    _acceptor: Acceptor,
 }
 
 impl Server {
@@ -106,6 +104,8 @@ impl Server {
         let counters: Vec<_> = (0..reactors)
             .map(|_| Arc::new(TcpCounters::default()))
             .collect();
+        let acceptor = Acceptor::start(reactors, || {});
+        let (acceptor, acceptor_ports) = acceptor.expect("a thread");
         let parts = Parts {
             arena: Arc::clone(&arena),
             device,
@@ -122,6 +122,7 @@ impl Server {
                     .map(Some)
                     .collect(),
             ),
+            acceptor_ports: Mutex::new(acceptor_ports.into_iter().map(Some).collect()),
             listener: Mutex::new(Some(listener)),
         };
         let config = ReactorConfig {
@@ -139,6 +140,7 @@ impl Server {
             target,
             counters,
             reactors: Some(running),
+            _acceptor: acceptor,
         }
     }
 
@@ -242,6 +244,7 @@ struct Parts {
     counters: Vec<Arc<TcpCounters>>,
     placement: Placement,
     ports: Mutex<Vec<Option<reactors::mesh::Port<nvme_tcp::Handoff>>>>,
+    acceptor_ports: Mutex<Vec<Option<AcceptorPort>>>,
     listener: Mutex<Option<TcpListener>>,
 }
 
@@ -333,7 +336,10 @@ fn set_up(parts: &Parts, index: usize, setup: &mut ReactorSetup<'_>) -> Result<(
     let mut port = port.expect("each reactor is set up once");
     port.attach_all(&setup.wakers());
     let reactors = setup.handles().to_vec();
-    let mut transport = TcpTransport::new(connections, port, parts.placement.clone(), reactors)?;
+    let acceptor = parts.acceptor_ports.lock().expect("no panic holds it")[index].take();
+    let acceptor = acceptor.expect("each reactor is set up once");
+    let placement = parts.placement.clone();
+    let mut transport = TcpTransport::new(connections, port, acceptor, placement, reactors)?;
     if index == 0
         && let Some(listener) = parts.listener.lock().expect("no panic holds it").take()
     {

@@ -2,13 +2,11 @@
 //! old or new at any time, however receives split the stream, whichever range locks exist, and
 //! wherever the host stops.
 
-mod harness;
-
 use std::sync::Arc;
 
+use crate::harness::wire::{Host, Stage, TargetPdu};
+use crate::harness::{BLOCK_BYTES, ram};
 use block::{Device, DeviceQueue, QueueOptions};
-use harness::wire::{Host, Stage, TargetPdu};
-use harness::{BLOCK_BYTES, ram};
 use hugemem::Borrow;
 use nvme_spec::sgl::SglDescriptor;
 use nvme_spec::tcp::H2cData;

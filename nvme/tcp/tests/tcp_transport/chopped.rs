@@ -1,10 +1,8 @@
 //! A stream has no packets: the same bytes have the same effect however receives split them, and
 //! invalid bytes do no harm.
 
-mod harness;
-
-use harness::wire::{Host, Stage, TargetPdu};
-use harness::{HOST, ram};
+use crate::harness::wire::{Host, Stage, TargetPdu};
+use crate::harness::{HOST, ram};
 use nvme_spec::Sqe;
 use nvme_spec::sgl::SglDescriptor;
 use nvme_spec::tcp::{CapsuleCmd, Framing};

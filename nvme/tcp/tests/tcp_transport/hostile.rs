@@ -1,9 +1,9 @@
 //! Invalid input over TCP (`SECURITY.md`): each test sends an error over a real socket and checks
 //! the exact response, and that a second connection still works.
 
-mod harness;
-
-use harness::{Attached, BLOCK_BYTES, NAMESPACE_BYTES, STRANGER, Server, Setup, attach, names};
+use crate::harness::{
+    Attached, BLOCK_BYTES, NAMESPACE_BYTES, STRANGER, Server, Setup, attach, names,
+};
 use nvme_host_testing::HostSteps;
 use nvme_host_testing::Names;
 use nvme_host_testing::pdu::{capsule, h2c_data};

@@ -1,11 +1,9 @@
 //! Writes and reads over real sockets with the host of `nvme_host`: sizes, digests, queues on
 //! several reactors, resets, events.
 
-mod harness;
-
 use std::time::Duration;
 
-use harness::{BLOCK_BYTES, HOST, LIMIT, NAMESPACE_BYTES, NQN, Server, Setup, namespace};
+use crate::harness::{BLOCK_BYTES, HOST, LIMIT, NAMESPACE_BYTES, NQN, Server, Setup, namespace};
 use hugemem::{Arena, ArenaConfig, PagePolicy, Pool};
 use nvme_host::{ConnectOptions, Controller, HostIdentity, IoQueue};
 use nvme_spec::event::AsyncEvent;

@@ -1,0 +1,500 @@
+//! The thread that accepts and closes connections for all reactors.
+//!
+//! The kernel's part of accepting and closing a socket takes longer than everything that a reactor
+//! does for a host's set-up, so a storm of connects would take the reactors' time from busy hosts.
+//! The thread owns the listening sockets. It passes accepted sockets to the reactor that a listener
+//! belongs to and closes the sockets of ended connections, through one bounded ring for each
+//! direction and reactor. It accepts only what the ring has room for; the rest waits in the kernel's
+//! backlog. Reactors place connections and count them, so limits do not depend on this thread.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use arrayvec::ArrayVec;
+use reactors::Waker;
+use reactors::ring::{self, Receiver, Sender};
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
+use rustix::net::{SocketFlags, acceptfrom_with};
+
+use crate::network::Accepted;
+use crate::stream::TcpSocket;
+
+/// Accepted sockets that may wait for their reactor. Each occupies a descriptor beyond the limit on
+/// connections.
+const ACCEPTED_MAX: usize = 128;
+/// Sockets of ended connections of one reactor that may wait to be closed. The reactor closes
+/// further ones itself.
+const CLOSING_MAX: usize = 128;
+/// New listeners of one reactor that may wait to be watched.
+const LISTEN_REQUESTS_MAX: usize = 64;
+/// Connections that may wait in the kernel until they are accepted, up to the kernel's own limit
+/// (net.core.somaxconn). Beyond it a host has to repeat its SYN, which takes a second.
+const BACKLOG: i32 = 4096;
+/// Connections accepted in a row from one listener, before the others have their turn.
+const ACCEPTS_IN_A_ROW_MAX: usize = 64;
+/// Events taken from epoll at once.
+const EVENTS_MAX: usize = 64;
+/// Pause of a listener after a failed accept (no descriptors left), which prevents a busy loop.
+const FAILURE_PAUSE: Duration = Duration::from_millis(100);
+/// Pause of a listener whose reactor has not taken the accepted sockets yet.
+const FULL_PAUSE: Duration = Duration::from_millis(1);
+/// Interval at which an active thread checks its rings, so that reactors need not wake it.
+const ACTIVE_TURN: Duration = Duration::from_millis(1);
+/// Time without work after which the thread sleeps until it is woken.
+const ACTIVE_FOR: Duration = Duration::from_millis(10);
+/// The data of the waker's epoll events. Listeners have numbers from 0.
+const WAKER_DATA: u64 = u64::MAX;
+
+/// The running thread, which ends when this is dropped.
+#[derive(Debug)]
+pub struct Acceptor {
+    stopping: Arc<AtomicBool>,
+    waker: Waker,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Acceptor {
+    /// Starts the thread, which runs `prepare` first. Returns the port of each reactor.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn start(
+        reactors: usize,
+        prepare: impl FnOnce() + Send + 'static,
+    ) -> io::Result<(Self, Vec<AcceptorPort>)> {
+        let (mut service, ports) = Service::new(reactors)?;
+        let waker = service.waker.clone();
+        let stopping = Arc::clone(&service.stopping);
+        let thread = std::thread::Builder::new()
+            .name("acceptor".to_owned())
+            .spawn(move || {
+                prepare();
+                service.run();
+            })?;
+        let acceptor = Self {
+            stopping,
+            waker,
+            thread: Some(thread),
+        };
+        Ok((acceptor, ports))
+    }
+}
+
+impl Drop for Acceptor {
+    fn drop(&mut self) {
+        self.stopping.store(true, Ordering::Relaxed);
+        self.waker.wake();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the acceptor thread panicked");
+        }
+    }
+}
+
+/// A message from a reactor.
+#[derive(Debug)]
+enum Request {
+    /// Wake the reactor with this when a socket was accepted for it.
+    Attach(Waker),
+    /// Accept connections.
+    Listen {
+        index: u16,
+        socket: TcpListener,
+        closed: Arc<AtomicBool>,
+    },
+}
+
+/// A reactor's end of the rings to the thread.
+#[derive(Debug)]
+pub struct AcceptorPort {
+    requests: Sender<Request>,
+    closing: Sender<TcpSocket>,
+    accepted: Receiver<Accepted<TcpSocket>>,
+    waker: Waker,
+    /// For each listener that is not closed: set when it is to be closed.
+    listeners: Vec<Option<Arc<AtomicBool>>>,
+}
+
+impl AcceptorPort {
+    /// From now on, an accepted socket wakes this reactor if it sleeps.
+    pub(crate) fn attach(&mut self, waker: Waker) -> io::Result<()> {
+        self.request(Request::Attach(waker))
+    }
+
+    /// Begins to accept the connections of `socket`.
+    pub(crate) fn listen(&mut self, index: u16, socket: TcpListener) -> io::Result<()> {
+        TcpSocket::set_inherited_options(&socket)?;
+        rustix::net::listen(&socket, BACKLOG)?;
+        let closed = Arc::new(AtomicBool::new(false));
+        self.request(Request::Listen {
+            index,
+            socket,
+            closed: Arc::clone(&closed),
+        })?;
+        let index = usize::from(index);
+        if self.listeners.len() <= index {
+            self.listeners.resize(index + 1, None);
+        }
+        self.listeners[index] = Some(closed);
+        Ok(())
+    }
+
+    /// Begins to close the listener. [`Accepted::ListenerClosed`] follows its last connection.
+    pub(crate) fn close_listener(&mut self, index: u16) {
+        if let Some(closed) = self
+            .listeners
+            .get_mut(usize::from(index))
+            .and_then(Option::take)
+        {
+            closed.store(true, Ordering::Release);
+            self.waker.wake();
+        }
+    }
+
+    /// The next accepted connection.
+    #[inline]
+    pub(crate) fn accept(&mut self) -> Option<Accepted<TcpSocket>> {
+        self.accepted.recv()
+    }
+
+    pub(crate) fn has_accepted(&self) -> bool {
+        !self.accepted.is_empty()
+    }
+
+    /// Closes a socket, without waiting until it is closed.
+    pub(crate) fn close(&mut self, socket: TcpSocket) {
+        // A socket that the ring has no room for is closed here: this takes longer, and leaves no
+        // descriptor open.
+        let _ = self.closing.send(socket);
+    }
+
+    fn request(&mut self, request: Request) -> io::Result<()> {
+        let sent = self.requests.send(request);
+        sent.map_err(|_| io::Error::other("the acceptor takes no more listeners for now"))
+    }
+}
+
+/// The state of a listener.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ListenerState {
+    /// Epoll reports its connections.
+    Watched,
+    /// It is watched again at this time.
+    Paused(Instant),
+}
+
+#[derive(Debug)]
+struct Listening {
+    /// The data of its epoll events.
+    number: u64,
+    reactor: usize,
+    index: u16,
+    /// `None` after it was closed, until its reactor has been notified.
+    socket: Option<TcpListener>,
+    closed: Arc<AtomicBool>,
+    state: ListenerState,
+}
+
+/// The thread's ends of the rings of one reactor.
+#[derive(Debug)]
+struct ReactorEnd {
+    requests: Receiver<Request>,
+    closing: Receiver<TcpSocket>,
+    accepted: Sender<Accepted<TcpSocket>>,
+}
+
+/// What the thread does, turn by turn.
+struct Service {
+    epoll: OwnedFd,
+    /// The data of the last events.
+    events: ArrayVec<u64, EVENTS_MAX>,
+    waker: Waker,
+    stopping: Arc<AtomicBool>,
+    reactors: Vec<ReactorEnd>,
+    listeners: Vec<Listening>,
+    next_number: u64,
+}
+
+impl Service {
+    fn new(reactors: usize) -> io::Result<(Self, Vec<AcceptorPort>)> {
+        let waker = Waker::new()?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let data = epoll::EventData::new_u64(WAKER_DATA);
+        epoll::add(&epoll, &waker, data, epoll::EventFlags::IN)?;
+        let pair = |_| {
+            let (mut requests, request_receiver) = ring::channel(LISTEN_REQUESTS_MAX);
+            let (mut closing, closing_receiver) = ring::channel(CLOSING_MAX);
+            let (accepted, accepted_receiver) = ring::channel(ACCEPTED_MAX);
+            requests.attach(waker.clone());
+            closing.attach(waker.clone());
+            let end = ReactorEnd {
+                requests: request_receiver,
+                closing: closing_receiver,
+                accepted,
+            };
+            let port = AcceptorPort {
+                requests,
+                closing,
+                accepted: accepted_receiver,
+                waker: waker.clone(),
+                listeners: Vec::new(),
+            };
+            (end, port)
+        };
+        let (ends, ports) = (0..reactors).map(pair).unzip();
+        let service = Self {
+            epoll,
+            events: ArrayVec::new(),
+            waker,
+            stopping: Arc::default(),
+            reactors: ends,
+            listeners: Vec::new(),
+            next_number: 0,
+        };
+        Ok((service, ports))
+    }
+
+    /// Runs until the appliance stops.
+    fn run(&mut self) {
+        let mut active_until = Instant::now();
+        while !self.stopping.load(Ordering::Relaxed) {
+            let now = Instant::now();
+            if self.turn(now) {
+                active_until = now + ACTIVE_FOR;
+            }
+            if now < active_until {
+                self.wait(Some(ACTIVE_TURN));
+            } else {
+                self.sleep(now);
+            }
+        }
+    }
+
+    /// Blocks until there is work or a paused listener is due.
+    fn sleep(&mut self, now: Instant) {
+        self.waker.announce_sleep();
+        // From here on every sender wakes this thread; earlier messages are visible now.
+        if !self.has_messages() {
+            let due = self.listeners.iter().filter_map(|it| match it.state {
+                ListenerState::Paused(until) => Some(until.saturating_duration_since(now)),
+                ListenerState::Watched => None,
+            });
+            // A closed listener whose reactor was not notified is tried again soon.
+            let is_unreported = self.listeners.iter().any(|it| it.socket.is_none());
+            self.wait(due.chain(is_unreported.then_some(FULL_PAUSE)).min());
+        }
+        self.waker.retract_sleep();
+    }
+
+    fn has_messages(&self) -> bool {
+        let waits = |it: &ReactorEnd| !it.requests.is_empty() || !it.closing.is_empty();
+        let is_closing = |it: &Listening| it.socket.is_some() && it.closed.load(Ordering::Acquire);
+        self.stopping.load(Ordering::Relaxed)
+            || self.reactors.iter().any(waits)
+            || self.listeners.iter().any(is_closing)
+    }
+
+    /// Waits for events, for the next turn.
+    fn wait(&mut self, at_most: Option<Duration>) {
+        self.events.clear();
+        let timeout = at_most.and_then(|it| Timespec::try_from(it).ok());
+        let mut buffer = [MaybeUninit::uninit(); EVENTS_MAX];
+        match epoll::wait(&self.epoll, &mut buffer, timeout.as_ref()) {
+            Ok((found, _)) => self
+                .events
+                .extend(found.iter().map(|event| event.data.u64())),
+            Err(Errno::INTR) => {}
+            Err(error) => {
+                tracing::error!(%error, "epoll failed");
+                // Without a pause this would be a busy loop.
+                std::thread::sleep(FAILURE_PAUSE);
+            }
+        }
+    }
+
+    /// Carries out the reactors' requests, and accepts the connections that the last wait reported.
+    /// Returns whether there was work. Does not block.
+    fn turn(&mut self, now: Instant) -> bool {
+        let mut is_busy = self.take_requests();
+        is_busy |= self.close_listeners();
+        for position in 0..self.events.len() {
+            match self.events[position] {
+                WAKER_DATA => self.waker.drain(),
+                number => {
+                    is_busy = true;
+                    if let Some(at) = self.listeners.iter().position(|it| it.number == number) {
+                        self.accept(at, now);
+                    }
+                }
+            }
+        }
+        self.events.clear();
+        self.resume(now);
+        is_busy
+    }
+
+    fn take_requests(&mut self) -> bool {
+        let mut is_busy = false;
+        for reactor in 0..self.reactors.len() {
+            while let Some(socket) = self.reactors[reactor].closing.recv() {
+                drop(socket);
+                is_busy = true;
+            }
+            while let Some(request) = self.reactors[reactor].requests.recv() {
+                self.carry_out(reactor, request);
+                is_busy = true;
+            }
+        }
+        is_busy
+    }
+
+    fn carry_out(&mut self, reactor: usize, request: Request) {
+        match request {
+            Request::Attach(waker) => self.reactors[reactor].accepted.attach(waker),
+            Request::Listen {
+                index,
+                socket,
+                closed,
+            } => {
+                let number = self.next_number;
+                self.next_number += 1;
+                let data = epoll::EventData::new_u64(number);
+                let added = epoll::add(&self.epoll, &socket, data, epoll::EventFlags::IN);
+                if let Err(error) = added {
+                    tracing::error!(%error, "a listener cannot be watched");
+                }
+                self.listeners.push(Listening {
+                    number,
+                    reactor,
+                    index,
+                    socket: Some(socket),
+                    closed,
+                    state: ListenerState::Watched,
+                });
+            }
+        }
+    }
+
+    /// Closes the listeners that are to be closed, and notifies their reactors.
+    fn close_listeners(&mut self) -> bool {
+        let before = self.listeners.len();
+        let Self {
+            epoll,
+            reactors,
+            listeners,
+            ..
+        } = self;
+        listeners.retain_mut(|it| {
+            let accepted = &mut reactors[it.reactor].accepted;
+            if !it.closed.load(Ordering::Acquire) && !accepted.is_abandoned() {
+                return true;
+            }
+            if let Some(socket) = it.socket.take() {
+                // The control thread may have a duplicate, which would remain watched.
+                let _ = epoll::delete(&*epoll, &socket);
+            }
+            let note = Accepted::ListenerClosed(it.index);
+            accepted.send(note).is_err() && !accepted.is_abandoned()
+        });
+        listeners.len() < before
+    }
+
+    /// Accepts the waiting connections of a listener, as far as its reactor has room for them.
+    fn accept(&mut self, at: usize, now: Instant) {
+        let Listening {
+            index,
+            socket: Some(socket),
+            reactor,
+            ..
+        } = &self.listeners[at]
+        else {
+            return;
+        };
+        let accepted = &mut self.reactors[*reactor].accepted;
+        for _ in 0..ACCEPTS_IN_A_ROW_MAX {
+            if accepted.vacant() == 0 {
+                return self.pause(at, now + FULL_PAUSE);
+            }
+            match accept_from(socket) {
+                Ok(Some(stream)) => {
+                    let listener = *index;
+                    // There is room, and only this thread sends.
+                    let _ = accepted.send(Accepted::Stream { listener, stream });
+                }
+                Ok(None) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept connections for now");
+                    return self.pause(at, now + FAILURE_PAUSE);
+                }
+            }
+        }
+    }
+
+    fn pause(&mut self, at: usize, until: Instant) {
+        self.listeners[at].state = ListenerState::Paused(until);
+        self.watch(at, epoll::EventFlags::empty());
+    }
+
+    fn resume(&mut self, now: Instant) {
+        for at in 0..self.listeners.len() {
+            if let ListenerState::Paused(until) = self.listeners[at].state
+                && until <= now
+            {
+                self.listeners[at].state = ListenerState::Watched;
+                self.watch(at, epoll::EventFlags::IN);
+            }
+        }
+    }
+
+    fn watch(&self, at: usize, flags: epoll::EventFlags) {
+        let Listening {
+            number,
+            socket: Some(socket),
+            ..
+        } = &self.listeners[at]
+        else {
+            return;
+        };
+        let data = epoll::EventData::new_u64(*number);
+        if let Err(error) = epoll::modify(&self.epoll, socket, data, flags) {
+            tracing::error!(%error, "a listener can no longer be watched");
+        }
+    }
+}
+
+/// Accepts the next connection; `None` if it has ended already.
+fn accept_from(listener: &TcpListener) -> io::Result<Option<TcpSocket>> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let (socket, host) = match acceptfrom_with(listener, flags) {
+        Ok(accepted) => accepted,
+        Err(errno) if is_about_the_peer(errno) => return Ok(None),
+        Err(errno) => return Err(errno.into()),
+    };
+    let host = host.and_then(|host| SocketAddr::try_from(host).ok());
+    Ok(TcpSocket::accepted(TcpStream::from(socket), host).ok())
+}
+
+/// Whether an accept failed because of the peer's connection, not for lack of resources.
+fn is_about_the_peer(errno: Errno) -> bool {
+    matches!(
+        errno,
+        Errno::CONNABORTED
+            | Errno::CONNRESET
+            | Errno::INTR
+            | Errno::HOSTUNREACH
+            | Errno::NETUNREACH
+            | Errno::NETDOWN
+    )
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,8 @@
+//! NVMe/TCP over in-memory streams and real sockets, with hosts that violate the protocol.
+
+mod chopped;
+mod data_path;
+mod direct_placement;
+mod fairness;
+mod harness;
+mod hostile;
