@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use bench::arguments::{Failure, parse_region, parse_seconds, parse_seconds_or_none};
+use crate::arguments::{Failure, parse_region, parse_seconds, parse_seconds_or_none};
 use clap::{Parser, Subcommand};
 
 mod diff;
@@ -97,6 +97,20 @@ mod tests {
         ] {
             let text = refused(arguments);
             assert!(text.contains(part), "{arguments:?}: {text}");
+        }
+    }
+
+    #[test]
+    fn usage_errors_are_one_line() {
+        for arguments in [
+            &["bench", "sweep"][..],
+            &["bench", "run", "--mix", "7"],
+            &["bench", "run", "--vrify"],
+        ] {
+            let error = Arguments::try_parse_from(arguments).expect_err("refused");
+            let text = crate::arguments::one_line(&error.to_string());
+            assert!(!text.contains('\n') && !text.contains("Usage"), "{text}");
+            assert!(text.len() > 20 && !text.starts_with("error"), "{text}");
         }
     }
 }

@@ -4,7 +4,10 @@
 
 #![forbid(unsafe_code)]
 
+use std::process::ExitCode;
+
 pub mod arguments;
+mod command_line;
 pub mod difference;
 pub mod load;
 pub mod pinning;
@@ -17,3 +20,11 @@ pub mod table;
 pub mod units;
 pub mod verify;
 pub mod workload_file;
+
+/// Runs the command that the process's arguments describe.
+#[must_use]
+pub fn run() -> ExitCode {
+    arguments::run("bench", |arguments: command_line::Arguments| {
+        command_line::execute(arguments.command)
+    })
+}

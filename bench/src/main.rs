@@ -2,8 +2,6 @@
 
 #![forbid(unsafe_code)]
 
-mod command_line;
-
 use std::process::ExitCode;
 
 use hugemem::allocation_counter::CountingAllocator;
@@ -13,28 +11,5 @@ use hugemem::allocation_counter::CountingAllocator;
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 fn main() -> ExitCode {
-    bench::arguments::run("bench", |arguments: command_line::Arguments| {
-        command_line::execute(arguments.command)
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use clap::Parser as _;
-
-    use super::*;
-
-    #[test]
-    fn usage_errors_are_one_line() {
-        for arguments in [
-            &["bench", "sweep"][..],
-            &["bench", "run", "--mix", "7"],
-            &["bench", "run", "--vrify"],
-        ] {
-            let error = command_line::Arguments::try_parse_from(arguments).expect_err("refused");
-            let text = bench::arguments::one_line(&error.to_string());
-            assert!(!text.contains('\n') && !text.contains("Usage"), "{text}");
-            assert!(text.len() > 20 && !text.starts_with("error"), "{text}");
-        }
-    }
+    bench::run()
 }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use bench::difference::Difference;
+use crate::difference::Difference;
 use clap::Args;
 use serde_json::Value;
 

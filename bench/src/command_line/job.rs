@@ -2,10 +2,10 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use bench::load::local::{LocalDevice, LocalPlan, run_local};
-use bench::load::{Limit, Pattern, RunPlan, Watch, Workload, run};
-use bench::report::RunReport;
-use bench::units::parse_size;
+use crate::load::local::{LocalDevice, LocalPlan, run_local};
+use crate::load::{Limit, Pattern, RunPlan, Watch, Workload, run};
+use crate::report::RunReport;
+use crate::units::parse_size;
 use clap::Args;
 use nvme_host::{Controller, HostError};
 use nvme_spec::log::SubsystemType;

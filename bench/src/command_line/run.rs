@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use bench::load::Watch;
-use bench::report::{RunReport, RunReports, save_json};
-use bench::workload_file::{self, Job};
+use crate::load::Watch;
+use crate::report::{RunReport, RunReports, save_json};
+use crate::workload_file::{self, Job};
 use clap::{Args, Parser};
 
 use super::Failure;
@@ -47,7 +47,7 @@ pub(crate) struct RunArgs {
     #[arg(long)]
     progress: bool,
     /// Also write the report as JSON
-    #[arg(long, value_name = "FILE", value_parser = bench::arguments::parse_report_file)]
+    #[arg(long, value_name = "FILE", value_parser = crate::arguments::parse_report_file)]
     json: Option<PathBuf>,
 }
 
@@ -103,7 +103,7 @@ fn jobs_of_file(jobs: &[Job], path: &Path, typed: &[String]) -> Result<Vec<Named
         let arguments = of_file.chain(typed);
         let of_job = |error: String| format!("{}, job '{}': {error}", path.display(), job.name);
         let parsed = FileJob::try_parse_from(arguments)
-            .map_err(|error| of_job(bench::arguments::one_line(&error.to_string())))?;
+            .map_err(|error| of_job(crate::arguments::one_line(&error.to_string())))?;
         let plan = parsed
             .job
             .plan()

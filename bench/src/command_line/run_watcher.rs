@@ -4,9 +4,9 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use bench::load::Watch;
-use bench::load::run::NoWatch;
-use bench::progress;
+use crate::load::Watch;
+use crate::load::run::NoWatch;
+use crate::progress;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use bench::plot;
-use bench::report::{RunReport, save_json, save_text};
-use bench::sweep::{Over, SweepPoint, SweepReport};
+use crate::plot;
+use crate::report::{RunReport, save_json, save_text};
+use crate::sweep::{Over, SweepPoint, SweepReport};
 use clap::Args;
 
 use super::Failure;
@@ -41,10 +41,10 @@ pub(crate) struct SweepArgs {
     #[arg(long)]
     progress: bool,
     /// Also write the report as JSON
-    #[arg(long, value_name = "FILE", value_parser = bench::arguments::parse_report_file)]
+    #[arg(long, value_name = "FILE", value_parser = crate::arguments::parse_report_file)]
     json: Option<PathBuf>,
     /// Also draw it, as SVG
-    #[arg(long, value_name = "FILE", value_parser = bench::arguments::parse_report_file)]
+    #[arg(long, value_name = "FILE", value_parser = crate::arguments::parse_report_file)]
     svg: Option<PathBuf>,
 }
 

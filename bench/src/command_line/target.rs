@@ -4,10 +4,10 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::process::ExitCode;
 
 #[cfg(not(feature = "verbs"))]
-use bench::arguments::WITHOUT_VERBS;
+use crate::arguments::WITHOUT_VERBS;
 #[cfg(feature = "verbs")]
-use bench::arguments::open_verbs;
-use bench::table::Table;
+use crate::arguments::open_verbs;
+use crate::table::Table;
 use clap::{Args, ValueEnum};
 use nvme_host::{ConnectOptions, HostIdentity, KeyMode, RdmaOptions, Transport, discover};
 use nvme_spec::log::{DiscoveryEntry, TransportType};

@@ -12,6 +12,7 @@ mod demo;
 mod dependencies;
 mod documents;
 mod fuzz;
+mod guests;
 mod interop;
 mod layers;
 mod log;

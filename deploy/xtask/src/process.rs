@@ -88,11 +88,21 @@ pub(crate) fn lab() -> Command {
     program(root().join("deploy/lab/lab"))
 }
 
+/// A command like `command` at a low priority, for work beside guests, which have deadlines.
+pub(crate) fn niced(command: &Command) -> Command {
+    wrapped("nice", &["-n", "10"], command)
+}
+
 /// A command like `command` that is killed when this process ends for any reason.
 pub(crate) fn killed_with_parent(command: &Command) -> Command {
-    let mut bound = program("setpriv");
+    wrapped("setpriv", &["--pdeathsig", "KILL", "--"], command)
+}
+
+/// The program `wrapper`, which runs `command` in its environment.
+fn wrapped(wrapper: &str, arguments: &[&str], command: &Command) -> Command {
+    let mut bound = program(wrapper);
     bound
-        .args(["--pdeathsig", "KILL", "--"])
+        .args(arguments)
         .arg(command.get_program())
         .args(command.get_args());
     for (name, value) in command.get_envs() {

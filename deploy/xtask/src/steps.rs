@@ -2,12 +2,19 @@
 //!
 //! Without options it runs the gate: the checks that every change must pass, within 20 minutes on
 //! two cores. `--all` adds the campaigns: longer searches, and guests for parts that rarely change.
+//!
+//! The gate runs its guests in a second process, beside steps that compile or count instructions:
+//! guests wait often, and the results of those steps do not depend on time.
 
 use std::fmt;
+use std::fs;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
+use serde::{Deserialize, Serialize};
 
+use crate::guests::Guests;
 use crate::interop::{self, Harness, SCENARIOS};
 use crate::metadata::{self, Metadata};
 use crate::process::{self, cargo};
@@ -25,6 +32,9 @@ pub(crate) struct Options {
     /// Run everything: the gate and all campaigns.
     #[arg(long, conflicts_with = "only")]
     all: bool,
+    /// Run the gate's steps that need the lab, and write their results to this file.
+    #[arg(long, hide = true, value_name = "FILE", conflicts_with_all = ["only", "all", "no_lab"])]
+    guests: Option<PathBuf>,
 }
 
 /// The extent of a step.
@@ -61,10 +71,18 @@ enum Step {
     Build,
     /// Lints.
     Clippy,
-    /// Every Rust test.
-    Test,
     /// What one request costs, counted exactly, against its limits.
     Cost,
+    /// The lab's tests without a guest.
+    LabUnit,
+    /// Build the lab's guest.
+    LabBuild,
+    /// The lab's tests in real guests.
+    LabLive,
+    /// The kernel host of a guest attaches to the appliance.
+    Interop,
+    /// Every Rust test.
+    Test,
     /// The appliance among simulated faults.
     Sim,
     /// Defects that are planted in the appliance, all of which the simulation must find.
@@ -79,14 +97,6 @@ enum Step {
     Package,
     /// The dashboard in headless Chromium, and what Prometheus' tool says of the metrics.
     Browser,
-    /// The lab's tests without a guest.
-    LabUnit,
-    /// Build the lab's guest.
-    LabBuild,
-    /// The lab's tests in real guests.
-    LabLive,
-    /// The kernel host of a guest attaches to the appliance.
-    Interop,
     /// The demo, once.
     Demo,
     /// Licences, bans, sources and advisories of the dependencies.
@@ -99,7 +109,7 @@ impl Step {
             .map_or_else(String::new, |value| value.get_name().to_string())
     }
 
-    /// Whether the step runs guests.
+    /// Whether the step runs guests or prepares them.
     fn needs_lab(self) -> bool {
         matches!(self, Step::LabBuild | Step::LabLive | Step::Interop)
     }
@@ -123,12 +133,12 @@ impl Step {
             | Step::Documents
             | Step::Build
             | Step::Clippy
-            | Step::Test
             | Step::Cost
-            | Step::Package
-            | Step::Browser
             | Step::LabUnit
             | Step::LabBuild
+            | Step::Test
+            | Step::Package
+            | Step::Browser
             | Step::Demo => None,
         }
     }
@@ -141,6 +151,11 @@ impl Step {
         )
     }
 
+    /// Whether the gate's guests can run beside the step: its result does not depend on time.
+    fn may_run_beside_guests(self) -> bool {
+        matches!(self, Step::Clippy | Step::Cost)
+    }
+
     /// Whether all later steps depend on the success of this step.
     fn is_prerequisite(self) -> bool {
         matches!(self, Step::Packages | Step::Build)
@@ -148,11 +163,11 @@ impl Step {
 }
 
 /// The result of a row of the table.
-#[derive(Debug, PartialEq, Eq)]
-enum Outcome {
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Outcome {
     Passed,
     Failed(String),
-    NotRun(&'static str),
+    NotRun(String),
 }
 
 impl fmt::Display for Outcome {
@@ -172,40 +187,22 @@ impl From<Result<(), String>> for Outcome {
 }
 
 /// One row of the table.
-#[derive(Debug)]
-struct Row {
-    name: String,
-    outcome: Outcome,
-    time: Duration,
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Row {
+    pub(crate) name: String,
+    pub(crate) outcome: Outcome,
+    pub(crate) time: Duration,
 }
 
 /// Runs the chosen steps. Returns an error if one failed.
 pub(crate) fn test(options: &Options) -> Result<(), String> {
-    let began = Instant::now();
-    let mut rows = Vec::new();
-    let mut stopped = false;
-    for &step in Step::value_variants() {
-        let is_chosen = options.only.is_empty() || options.only.contains(&step);
-        if !is_chosen || (options.extent() == Extent::Gate && step.is_campaign()) {
-            continue;
-        }
-        let reason = if stopped {
-            "a step before it failed"
-        } else if options.no_lab && step.needs_lab() {
-            "--no-lab"
-        } else {
-            let done = run_step(step, options.extent(), !options.no_lab);
-            stopped = step.is_prerequisite() && done.iter().any(|row| row.outcome.is_failure());
-            rows.extend(done);
-            continue;
-        };
-        let outcome = Outcome::NotRun(reason);
-        rows.push(Row {
-            name: step.name(),
-            outcome,
-            time: Duration::ZERO,
-        });
+    if let Some(file) = &options.guests {
+        let rows = run_guests();
+        let text = serde_json::to_vec(&rows).map_err(|error| error.to_string())?;
+        return fs::write(file, text).map_err(|error| format!("{}: {error}", file.display()));
     }
+    let began = Instant::now();
+    let rows = run_chosen(options);
     print!("{}", table(&rows, began.elapsed()));
     if options.extent() == Extent::Gate {
         print!("{}", skipped_by_gate());
@@ -216,6 +213,58 @@ pub(crate) fn test(options: &Options) -> Result<(), String> {
     } else {
         Err(format!("{failed} step(s) failed"))
     }
+}
+
+/// Runs the chosen steps. Returns their rows.
+fn run_chosen(options: &Options) -> Vec<Row> {
+    let extent = options.extent();
+    let is_gate = extent == Extent::Gate;
+    let mut rows = Vec::new();
+    let mut stopped = false;
+    let mut guests: Option<Guests> = None;
+    let mut guests_ended = false;
+    for &step in Step::value_variants() {
+        let is_chosen = options.only.is_empty() || options.only.contains(&step);
+        if !is_chosen || (is_gate && step.is_campaign()) {
+            continue;
+        }
+        let reason = if stopped {
+            "a step before it failed"
+        } else if options.no_lab && step.needs_lab() {
+            "--no-lab"
+        } else {
+            let beside = is_gate && !options.no_lab && step.may_run_beside_guests();
+            if beside && guests.is_none() {
+                guests = Some(Guests::start());
+            }
+            if let Some(running) = guests.take_if(|_| !beside) {
+                rows.extend(running.finish());
+                guests_ended = true;
+            }
+            if guests_ended && step.needs_lab() {
+                continue;
+            }
+            let done = run_step(step, extent, !options.no_lab);
+            stopped = step.is_prerequisite() && done.iter().any(|row| row.outcome.is_failure());
+            rows.extend(done);
+            continue;
+        };
+        rows.push(Row {
+            name: step.name(),
+            outcome: Outcome::NotRun(reason.to_string()),
+            time: Duration::ZERO,
+        });
+    }
+    rows
+}
+
+/// Runs the gate's steps that need the lab. Returns their rows.
+fn run_guests() -> Vec<Row> {
+    let steps = Step::value_variants().iter();
+    let of_gate = steps.filter(|step| step.needs_lab() && !step.is_campaign());
+    of_gate
+        .flat_map(|&step| run_step(step, Extent::Gate, true))
+        .collect()
 }
 
 impl Outcome {
@@ -298,10 +347,14 @@ fn build() -> Result<(), String> {
 
 fn clippy() -> Result<(), String> {
     let lints = ["clippy", "--workspace", "--all-targets", "--all-features"];
-    process::run(cargo().args(lints).args(["--", "-D", "warnings"]))?;
+    process::run(&mut process::niced(
+        cargo().args(lints).args(["--", "-D", "warnings"]),
+    ))?;
     // The appliance in the configuration without RDMA's headers.
     let bare = ["clippy", "-p", "appliance", "--no-default-features"];
-    process::run(cargo().args(bare).args(["--", "-D", "warnings"]))
+    process::run(&mut process::niced(
+        cargo().args(bare).args(["--", "-D", "warnings"]),
+    ))
 }
 
 /// The subjects of `measure cost`, and their committed baselines; without a baseline, the results of
@@ -318,7 +371,11 @@ const COSTS: [(&str, Option<&str>); 5] = [
 /// and the committed baselines.
 fn costs() -> Vec<Row> {
     // With the packages of the demo, which then reuses them: with other packages the features differ.
-    let build = || process::run(demo::build(true).args(["-p", "measurement"]));
+    let build = || {
+        process::run(&mut process::niced(
+            demo::build(true).args(["-p", "measurement"]),
+        ))
+    };
     let built = timed("cost build".to_string(), build);
     if built.outcome.is_failure() {
         return vec![built];
@@ -455,7 +512,9 @@ fn dependency_checks() -> Vec<Row> {
             "deny advisories".to_string(),
             || match dependencies::check_advisories() {
                 Ok(true) => Outcome::Passed,
-                Ok(false) => Outcome::NotRun("the database of advisories cannot be fetched"),
+                Ok(false) => {
+                    Outcome::NotRun("the database of advisories cannot be fetched".to_string())
+                }
                 Err(error) => Outcome::Failed(error),
             },
         );
@@ -493,7 +552,7 @@ mod tests {
         let rows = [
             row("fmt", Outcome::Passed),
             row("clippy", Outcome::Failed("`x` exited with 1".into())),
-            row("demo", Outcome::NotRun("a step before it failed")),
+            row("demo", Outcome::NotRun("a step before it failed".into())),
         ];
         let text = table(&rows, Duration::from_secs(90));
         let lines: Vec<&str> = text.lines().skip(2).collect();
@@ -513,7 +572,7 @@ mod tests {
         let failed = timed("x".into(), || Err("reason".into()));
         assert!(failed.outcome.is_failure());
         assert_eq!(timed("y".into(), || Ok(())).outcome, Outcome::Passed);
-        assert!(!Outcome::NotRun("z").is_failure());
+        assert!(!Outcome::NotRun("z".into()).is_failure());
     }
 
     #[test]

@@ -1,13 +1,14 @@
 //! Verifies that a queue pair in steady state does not allocate, and rings few doorbells.
 
-mod emulated_support;
+#[path = "emulated/support/mod.rs"]
+mod support;
 
 use block::{CompletionBatch, DeviceQueue, Operation, Request};
 use hugemem::Pool;
 use hugemem::allocation_counter::{CountingAllocator, allocations_on_this_thread};
 use nvme_driver_testing::{EmulatedNamespace, EmulatedOptions};
 
-use emulated_support::{Rig, drive_options};
+use support::{Rig, drive_options};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;

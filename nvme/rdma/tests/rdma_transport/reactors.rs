@@ -1,20 +1,18 @@
 //! Real reactors on their own threads: connection requests are handed to the least loaded reactor,
 //! each reactor serves its connections, a sleeping reactor is woken, and all stop in order.
 
-mod harness;
-
 use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
-use block::{DevicePoller, DeviceSet, MemoryDevice, QueueOptions, ReactorDevices};
-use harness::FakeHost as Host;
-use harness::host::Call;
-use harness::{
+use crate::harness::FakeHost as Host;
+use crate::harness::host::Call;
+use crate::harness::{
     HOST_IP, SECOND_IP, TARGET_IP, World, port_at, port_settings, ram, subsystem_at, target_over,
 };
+use block::{DevicePoller, DeviceSet, MemoryDevice, QueueOptions, ReactorDevices};
 use hugemem::{Arena, ArenaConfig, PagePolicy};
 use nvme_rdma::{
     ConnectionSet, Domains, Listeners, Message, PortMessage, RdmaConfig, RdmaCounters,

@@ -1,11 +1,9 @@
 //! Hosts that do not receive what is posted for them: how long they block others, and how long
 //! their connections are kept.
 
-mod harness;
-
-use harness::FakeHost as Host;
-use harness::Stage;
-use harness::host::Call;
+use crate::harness::FakeHost as Host;
+use crate::harness::Stage;
+use crate::harness::host::Call;
 use nvme_spec::{Sqe, Status};
 use reactors::Nanos;
 

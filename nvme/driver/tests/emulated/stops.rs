@@ -1,7 +1,5 @@
 //! Stopping a drive; and the clock of its owner.
 
-mod emulated_support;
-
 use std::sync::Arc;
 
 use block::{DeviceError, Operation};
@@ -10,7 +8,7 @@ use nvme_driver_testing::{EmulatedNamespace, EmulatedOptions, Fault, FaultMatch,
 use nvme_spec::Status;
 use reactors::{Nanos, Poller, StopState};
 
-use emulated_support::{MS, PATIENCE, Rig, arena, drive_options, taken};
+use crate::support::{MS, PATIENCE, Rig, arena, drive_options, taken};
 
 fn emulated() -> EmulatedOptions {
     EmulatedOptions {

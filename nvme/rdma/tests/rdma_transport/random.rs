@@ -1,13 +1,11 @@
 //! Seeded random runs: the fabric chooses the order of queue pairs and completions and injects
 //! faults; a model checks every block. A seed determines the run, and a failure names it.
 
-mod harness;
-
 use std::collections::HashMap;
 
-use harness::FakeHost as Host;
-use harness::host::Call;
-use harness::{BLOCK_BYTES, Setup, Stage, TARGET_MACHINE};
+use crate::harness::FakeHost as Host;
+use crate::harness::host::Call;
+use crate::harness::{BLOCK_BYTES, Setup, Stage, TARGET_MACHINE};
 use nvme_spec::sgl::SglDescriptor;
 use nvme_spec::{Sqe, Status};
 use rdma_testing::fake::{FabricConfig, Fault, Operation, Pattern};

@@ -1,10 +1,8 @@
 //! Devices that fail to flush or to destroy queue pairs. Memory that such a device may still write
 //! to is never reused.
 
-mod harness;
-
-use harness::FakeHost as Host;
-use harness::{Stage, TARGET_MACHINE};
+use crate::harness::FakeHost as Host;
+use crate::harness::{Stage, TARGET_MACHINE};
 use hugemem::Lease;
 use nvme_spec::Sqe;
 use rdma::Connection as _;

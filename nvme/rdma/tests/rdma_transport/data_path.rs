@@ -1,9 +1,7 @@
 //! Data transfers, with their numbers of work requests and completions, and without copies.
 
-mod harness;
-
-use harness::FakeHost as Host;
-use harness::{IN_CAPSULE_BYTES, Setup, Stage, TARGET_MACHINE};
+use crate::harness::FakeHost as Host;
+use crate::harness::{IN_CAPSULE_BYTES, Setup, Stage, TARGET_MACHINE};
 use nvme_spec::command::Cns;
 use nvme_spec::sgl::SglDescriptor;
 use nvme_spec::{Cqe, Sqe, Status};
@@ -221,7 +219,7 @@ fn descriptors_that_do_not_fit_are_refused_and_the_connection_lives() {
 fn outstanding_reads_respect_the_hosts_limit() {
     let mut stage = Stage::new();
     let (_admin, cntlid) = Host::admin(&mut stage);
-    let mut call = harness::host::Call::queue(1, 64, cntlid);
+    let mut call = crate::harness::host::Call::queue(1, 64, cntlid);
     call.reads = 2;
     let mut io = Host::connect(&mut stage, &call).expect("accepted");
     let cqe = io.open_queue(&mut stage, 1, 64, cntlid);
@@ -261,7 +259,7 @@ fn outstanding_reads_respect_the_hosts_limit() {
 /// If the send queue is too small for the host's depth, responses wait, and none is lost.
 #[test]
 fn responses_wait_for_send_queue_entries() {
-    let mut device = DeviceConfig::new("target0", harness::TARGET_IP);
+    let mut device = DeviceConfig::new("target0", crate::harness::TARGET_IP);
     device.limits = DeviceLimits {
         queue_pair_requests: 64 + 9,
         ..DeviceConfig::LIMITS
@@ -291,7 +289,7 @@ fn responses_wait_for_send_queue_entries() {
 /// Devices without inline data send responses from registered memory.
 #[test]
 fn responses_go_without_inline_data_too() {
-    let mut device = DeviceConfig::new("target0", harness::TARGET_IP);
+    let mut device = DeviceConfig::new("target0", crate::harness::TARGET_IP);
     device.inline_bytes = 0;
     let mut stage = Stage::with(Setup {
         device,
@@ -439,7 +437,7 @@ fn a_shutdown_drains_every_connection() {
         stage.set.drain(now) == 0
     });
     assert!(admin.disconnected && io.disconnected);
-    let call = harness::host::Call::queue(0, 32, 0);
+    let call = crate::harness::host::Call::queue(0, 32, 0);
     let refused = Host::connect(&mut stage, &call).err();
     assert!(refused.is_some() || stage.set.len() <= 1);
 }

@@ -1,7 +1,5 @@
 //! Reactors on separate threads with the machine's clock, while faults occur.
 
-mod emulated_support;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -13,7 +11,7 @@ use nvme_driver::{Deadlines, DriveOptions, DriveState};
 use nvme_driver_testing::{EmulatedNamespace, EmulatedOptions};
 use reactors::{Clock, Nanos, Poller, StopState, TscClock};
 
-use emulated_support::{Rig, taken};
+use crate::support::{Rig, taken};
 
 const REACTORS: usize = 3;
 const BLOCKS: u64 = 4000;

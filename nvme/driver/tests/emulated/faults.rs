@@ -2,8 +2,6 @@
 //! error in bounded time, leases are returned, the drive recovers or reports that it is gone, and
 //! another drive of the same arena is not affected.
 
-mod emulated_support;
-
 use block::{DeviceError, Operation};
 use nvme_driver::backing::DeviceBacking;
 use nvme_driver::{DriveOptions, DriveState, GoneReason, NamespaceStatus};
@@ -16,7 +14,7 @@ use nvme_spec::command::{AdminOpcode, IoOpcode};
 use nvme_spec::registers::Register;
 use reactors::{Nanos, Poller};
 
-use emulated_support::{Client, DEADLINES, Ended, MS, PATIENCE, Rig, drive_options, taken};
+use crate::support::{Client, DEADLINES, Ended, MS, PATIENCE, Rig, drive_options, taken};
 
 const WRITE: Operation = Operation::Write { fua: false };
 

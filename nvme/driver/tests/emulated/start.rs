@@ -1,8 +1,6 @@
 //! Start of a drive: unsupported controllers, controllers that do not become ready, all versions;
 //! and no leaks after a failed start.
 
-mod emulated_support;
-
 use nvme_driver::{DriveError, DriveOptions, NamespaceStatus, Unusable};
 use nvme_driver_testing::{
     EmulatedController, EmulatedNamespace, EmulatedOptions, Fault, FaultMatch, FaultRule, When,
@@ -13,7 +11,7 @@ use nvme_spec::registers::Version;
 use reactors::Nanos;
 use std::sync::Arc;
 
-use emulated_support::{Rig, arena, drive_options, taken};
+use crate::support::{Rig, arena, drive_options, taken};
 
 /// Starts a drive that must not start, and checks that it left nothing behind.
 fn fails(

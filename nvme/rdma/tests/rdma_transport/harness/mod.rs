@@ -1,11 +1,6 @@
 //! A target on the in-process fabric, on one thread and in virtual time: one RAM namespace of
 //! 512-byte blocks, one export; and a raw host that may violate the protocol.
 
-#![expect(
-    dead_code,
-    reason = "each test binary uses its own part of the harness"
-)]
-
 pub(crate) mod host;
 pub(crate) mod world;
 

@@ -1,11 +1,9 @@
 //! Removal of RDMA devices: their connections end, the memory is freed, and the rest of the target
 //! still works.
 
-mod harness;
-
-use harness::FakeHost as Host;
-use harness::host::{Call, Refused};
-use harness::{SECOND_IP, Setup, Stage, TARGET_IP, TARGET_MACHINE};
+use crate::harness::FakeHost as Host;
+use crate::harness::host::{Call, Refused};
+use crate::harness::{SECOND_IP, Setup, Stage, TARGET_IP, TARGET_MACHINE};
 use hugemem::{PagePolicy, Store};
 use nvme_spec::Sqe;
 use nvme_spec::rdma::RejectReason;

@@ -7,8 +7,6 @@
 //!
 //! A failure prints the command that replays it.
 
-mod emulated_support;
-
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -25,7 +23,7 @@ use nvme_spec::Status;
 use nvme_spec::registers::Version;
 use reactors::Nanos;
 
-use emulated_support::{Client, Ended, MS, Rig, Seeded, drive_options, taken};
+use crate::support::{Client, Ended, MS, Rig, Seeded, drive_options, taken};
 
 const SEEDS: u64 = 300;
 const ROUNDS: u64 = 250;
@@ -691,7 +689,7 @@ fn run_or_say_how_to_replay(seed: u64) -> RunCounters {
     match catch_unwind(AssertUnwindSafe(|| run(seed))) {
         Ok(happened) => happened,
         Err(_) => {
-            panic!("replay: DRIVE_SEED={seed} cargo test -p nvme_driver --test emulated_random")
+            panic!("replay: DRIVE_SEED={seed} cargo test -p nvme_driver --test emulated random")
         }
     }
 }

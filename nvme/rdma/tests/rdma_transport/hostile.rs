@@ -1,11 +1,9 @@
 //! Invalid input of hosts: each error has the result that the specification defines, is counted,
 //! and does not affect other connections.
 
-mod harness;
-
-use harness::FakeHost as Host;
-use harness::host::{Call, Refused, connect_data};
-use harness::{HOST_MACHINE, Setup, Stage, TARGET_MACHINE};
+use crate::harness::FakeHost as Host;
+use crate::harness::host::{Call, Refused, connect_data};
+use crate::harness::{HOST_MACHINE, Setup, Stage, TARGET_MACHINE};
 use nvme_spec::fabrics::{CNTLID_DYNAMIC, ConnectAttributes, ConnectField};
 use nvme_spec::rdma::{ConnectRequest, RejectReason};
 use nvme_spec::sgl::SglDescriptor;
@@ -118,7 +116,7 @@ fn wrong_private_data_are_rejected_with_their_reason() {
 /// The device's limits apply to a queue, whatever the listener is configured for.
 #[test]
 fn a_queue_deeper_than_the_device_manages_is_rejected() {
-    let mut device = DeviceConfig::new("target0", harness::TARGET_IP);
+    let mut device = DeviceConfig::new("target0", crate::harness::TARGET_IP);
     device.limits = DeviceLimits {
         queue_pair_requests: 41,
         ..DeviceConfig::LIMITS
@@ -265,7 +263,7 @@ fn a_capsule_shorter_than_a_command_ends_the_connection() {
 fn a_capsule_longer_than_the_receive_ends_the_connection() {
     let mut scene = Scene::new();
     let mut victim = scene.victim();
-    victim.send_bytes(&[0; 64 + harness::IN_CAPSULE_BYTES as usize + 1]);
+    victim.send_bytes(&[0; 64 + crate::harness::IN_CAPSULE_BYTES as usize + 1]);
     victim.await_end(&mut scene.stage);
     assert_eq!(victim.failures, [CompletionStatus::REMOTE_INVALID_REQUEST]);
     assert_eq!(scene.stage.counters.work_failures.get(), 1);
@@ -278,12 +276,12 @@ fn a_capsule_longer_than_its_queues_capsules_ends_the_connection() {
     let mut setup = Setup::default();
     let other = nvme_rdma::PortSettings {
         in_capsule_bytes: 8192,
-        ..harness::port_settings()
+        ..crate::harness::port_settings()
     };
     setup.rdma.ports.push((nvme_target::PortId(1), other));
     let mut scene = Scene::with(setup);
     let mut victim = scene.victim();
-    victim.send_bytes(&[0; 64 + harness::IN_CAPSULE_BYTES as usize + 1]);
+    victim.send_bytes(&[0; 64 + crate::harness::IN_CAPSULE_BYTES as usize + 1]);
     scene.expect_violation(&mut victim);
 }
 
@@ -360,7 +358,7 @@ fn lengths_that_do_not_match_are_refused_and_the_connection_lives() {
         let found = cqe.status().with_more(false);
         assert_eq!(found, status, "{described} {carried}");
     }
-    let outside = SglDescriptor::in_capsule(u64::from(harness::IN_CAPSULE_BYTES) + 1, 512);
+    let outside = SglDescriptor::in_capsule(u64::from(crate::harness::IN_CAPSULE_BYTES) + 1, 512);
     host.send(write.with_sgl(outside), &[0; 512]);
     let (cqe, _) = host.await_response(&mut scene.stage);
     let found = cqe.status().with_more(false);

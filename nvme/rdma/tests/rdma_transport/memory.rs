@@ -1,11 +1,9 @@
 //! The memory of a small arena: posted receives leave enough of it for requests, so every accepted
 //! host can complete the largest requests.
 
-mod harness;
-
-use harness::FakeHost as Host;
-use harness::host::{Call, Refused};
-use harness::{IN_CAPSULE_BYTES, Setup, Stage};
+use crate::harness::FakeHost as Host;
+use crate::harness::host::{Call, Refused};
+use crate::harness::{IN_CAPSULE_BYTES, Setup, Stage};
 use hugemem::{Account, Borrow, Lease, WaiterToken};
 use nvme_spec::rdma::RejectReason;
 use nvme_spec::sgl::SglDescriptor;

@@ -1,8 +1,6 @@
 //! The conformance suite of block devices, on the driver with emulated controllers of many
 //! configurations.
 
-mod emulated_support;
-
 use std::cell::RefCell;
 use std::rc::Rc;
 
@@ -16,7 +14,7 @@ use nvme_spec::identify::DeallocatedRead;
 use nvme_spec::registers::Version;
 use reactors::Nanos;
 
-use emulated_support::{Rig, arena, drive_options};
+use crate::support::{Rig, arena, drive_options};
 
 const BLOCKS: u64 = 1000;
 

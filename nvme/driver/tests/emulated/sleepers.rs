@@ -1,14 +1,12 @@
 //! Reactors that sleep while their drive fails: they must be woken, or their requests are lost.
 
-mod emulated_support;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use block::{DeviceError, Operation, SharedQueues};
 use nvme_driver_testing::{EmulatedNamespace, EmulatedOptions, Fault, FaultMatch, FaultRule, When};
 
-use emulated_support::{Client, DEADLINES, MS, PATIENCE, Rig, drive_options, taken};
+use crate::support::{Client, DEADLINES, MS, PATIENCE, Rig, drive_options, taken};
 
 const WRITE: Operation = Operation::Write { fua: false };
 

@@ -1,0 +1,10 @@
+//! The driver and emulated controllers, which fail, delay, lie and are removed.
+
+mod conformance;
+mod faults;
+mod random;
+mod sleepers;
+mod start;
+mod stops;
+mod support;
+mod threads;
