@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use nvme_spec::Status;
+
 /// A 128-bit host identifier (Base 2.1 §5.1.25.1.28).
 ///
 /// All controllers of a host have the same identifier, so a host has the same rights on each of
@@ -15,6 +17,14 @@ impl HostIdentifier {
     #[must_use]
     pub const fn is_zero(self) -> bool {
         u128::from_le_bytes(self.0) == 0
+    }
+
+    /// Refuses a host without a host identifier (Base 2.1 §8.1.22).
+    pub(crate) fn check(self) -> Result<(), Status> {
+        if self.is_zero() {
+            return Err(Status::HOST_IDENTIFIER_NOT_INITIALIZED);
+        }
+        Ok(())
     }
 
     /// The 64-bit form, which is the first eight bytes.

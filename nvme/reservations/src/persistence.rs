@@ -249,12 +249,10 @@ fn parts(bytes: &[u8]) -> Result<(&Header, &[StoredRegistrant]), RestoreError> {
         <[StoredRegistrant]>::ref_from_prefix_with_elems(rest, count as usize)
             .map_err(|_| truncated(expected))?;
     let found = Checksum::read_from_bytes(rest).map_err(|_| truncated(expected))?;
-    let covered = &bytes[..expected - size_of::<Checksum>()];
-    if found.get() != crc32_iscsi(covered) {
-        return Err(RestoreError::WrongChecksum {
-            expected: crc32_iscsi(covered),
-            found: found.get(),
-        });
+    let found = found.get();
+    let expected = crc32_iscsi(&bytes[..expected - size_of::<Checksum>()]);
+    if found != expected {
+        return Err(RestoreError::WrongChecksum { expected, found });
     }
     Ok((header, registrants))
 }

@@ -72,9 +72,7 @@ impl Reservations {
         controller: impl Fn(HostIdentifier) -> Option<u16>,
         buffer: &mut [u8],
     ) -> Result<ReportLength, Status> {
-        if host.is_zero() {
-            return Err(Status::HOST_IDENTIFIER_NOT_INITIALIZED);
-        }
+        host.check()?;
         if control.eds() != (format == HostIdentifierFormat::Extended) {
             return Err(Status::HOST_IDENTIFIER_INCONSISTENT_FORMAT);
         }

@@ -39,6 +39,15 @@ impl Reservations {
         Ok(())
     }
 
+    /// The outcome of a change of the hosts' access.
+    fn access_change(&self) -> Outcome {
+        Outcome {
+            persist: self.persists(),
+            access_changed: true,
+            ..Outcome::default()
+        }
+    }
+
     /// Refuses a host that is not registered or whose current key is not `key` (Base 2.1
     /// §8.1.22.5, §8.1.22.6, §8.1.22.7 and §8.1.22.8).
     fn check_key(&self, host: HostIdentifier, key: u64) -> Result<(), Status> {
@@ -47,14 +56,6 @@ impl Reservations {
             _ => Err(Status::RESERVATION_CONFLICT),
         }
     }
-}
-
-/// Refuses a host without a host identifier (Base 2.1 §8.1.22).
-fn check_host(host: HostIdentifier) -> Result<(), Status> {
-    if host.is_zero() {
-        return Err(Status::HOST_IDENTIFIER_NOT_INITIALIZED);
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -4,7 +4,6 @@ use nvme_spec::Status;
 use nvme_spec::command::reservation::{AcquireAction, AcquireControl, AcquireData};
 use nvme_spec::log::ReservationNotificationType;
 
-use super::check_host;
 use crate::host::HostIdentifier;
 use crate::kind::ReservationKind;
 use crate::outcome::Outcome;
@@ -47,7 +46,7 @@ impl Reservations {
         control: AcquireControl,
         data: &AcquireData,
     ) -> Result<Outcome, Status> {
-        check_host(host)?;
+        host.check()?;
         let kind = ReservationKind::from_wire(control.rtype()).ok_or(Status::INVALID_FIELD)?;
         if control.ignore_existing_key() {
             return Err(Status::INVALID_FIELD);
@@ -85,11 +84,7 @@ impl Reservations {
         match self.held() {
             None => {
                 self.reserve(kind, host);
-                Ok(Outcome {
-                    persist: self.persists(),
-                    access_changed: true,
-                    ..Outcome::default()
-                })
+                Ok(self.access_change())
             }
             Some(held) if held.is_held_by(host) && held.kind == kind => Ok(Outcome::default()),
             Some(_) => Err(Status::RESERVATION_CONFLICT),
@@ -104,11 +99,7 @@ impl Reservations {
     ) -> Result<Outcome, Status> {
         let preemption = self.preemption(preempt_key)?;
         let selects = |it: &Registrant| preemption.unregisters(it, host);
-        let mut outcome = Outcome {
-            persist: self.persists(),
-            access_changed: true,
-            ..Outcome::default()
-        };
+        let mut outcome = self.access_change();
         let preempted = self.registrants().iter().filter(|&it| selects(it));
         let preempted = preempted.map(|it| it.host).filter(|&it| it != host);
         outcome.notify(

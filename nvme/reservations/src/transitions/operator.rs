@@ -28,11 +28,7 @@ impl Reservations {
         if abort.is_empty() {
             return Outcome::default();
         }
-        let mut outcome = Outcome {
-            persist: self.persists(),
-            access_changed: true,
-            ..Outcome::default()
-        };
+        let mut outcome = self.access_change();
         outcome.notify(
             abort.iter().copied(),
             ReservationNotificationType::REGISTRATION_PREEMPTED,

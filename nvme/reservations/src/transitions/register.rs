@@ -6,7 +6,6 @@ use nvme_spec::command::reservation::{
 };
 use nvme_spec::log::ReservationNotificationType;
 
-use super::check_host;
 use crate::host::HostIdentifier;
 use crate::kind::ReservationKind;
 use crate::outcome::Outcome;
@@ -28,16 +27,14 @@ impl Reservations {
         control: RegisterControl,
         data: &RegisterData,
     ) -> Result<Outcome, Status> {
-        check_host(host)?;
+        host.check()?;
         let persists = match control.cptpl() {
             PersistChange::NO_CHANGE => self.persists(),
             PersistChange::CLEAR => false,
             PersistChange::SET => true,
             _ => return Err(Status::INVALID_FIELD),
         };
-        if control.cptpl() == PersistChange::SET {
-            self.check_persistence(true)?;
-        }
+        self.check_persistence(control.cptpl() == PersistChange::SET)?;
         let new_key = data.nrkey.get();
         let current_key = (!control.ignore_existing_key()).then_some(data.crkey.get());
         let mut outcome = match control.action() {
@@ -70,11 +67,10 @@ impl Reservations {
         current_key: Option<u64>,
         new_key: u64,
     ) -> Result<Outcome, Status> {
-        match (self.registrant(host), current_key) {
-            (None, None) => return self.add_host(host, new_key),
-            (Some(_), None) => {}
-            (Some(registrant), Some(key)) if registrant.key == key => {}
-            _ => return Err(Status::RESERVATION_CONFLICT),
+        match current_key {
+            Some(key) => self.check_key(host, key)?,
+            None if self.registrant(host).is_none() => return self.add_host(host, new_key),
+            None => {}
         }
         self.replace_key(host, new_key);
         Ok(Outcome::default())
@@ -94,12 +90,11 @@ impl Reservations {
         host: HostIdentifier,
         current_key: Option<u64>,
     ) -> Result<Outcome, Status> {
-        match (self.registrant(host), current_key) {
+        match current_key {
+            Some(key) => self.check_key(host, key)?,
             // With IEKEY, the absence of a key is not an error (Base 2.1 §7.6, IEKEY).
-            (None, None) => return Ok(Outcome::default()),
-            (Some(_), None) => {}
-            (Some(registrant), Some(key)) if registrant.key == key => {}
-            _ => return Err(Status::RESERVATION_CONFLICT),
+            None if self.registrant(host).is_none() => return Ok(Outcome::default()),
+            None => {}
         }
         let released = self.remove(|registrant| registrant.host == host);
         let mut outcome = Outcome {

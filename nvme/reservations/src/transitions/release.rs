@@ -4,7 +4,6 @@ use nvme_spec::Status;
 use nvme_spec::command::reservation::{ReleaseAction, ReleaseControl};
 use nvme_spec::log::ReservationNotificationType;
 
-use super::check_host;
 use crate::host::HostIdentifier;
 use crate::kind::ReservationKind;
 use crate::outcome::Outcome;
@@ -26,7 +25,7 @@ impl Reservations {
         control: ReleaseControl,
         current_key: u64,
     ) -> Result<Outcome, Status> {
-        check_host(host)?;
+        host.check()?;
         if control.ignore_existing_key() {
             return Err(Status::INVALID_FIELD);
         }
@@ -60,11 +59,7 @@ impl Reservations {
             return Err(Status::INVALID_FIELD);
         }
         self.end_reservation();
-        let mut outcome = Outcome {
-            persist: self.persists(),
-            access_changed: true,
-            ..Outcome::default()
-        };
+        let mut outcome = self.access_change();
         // The release of a Write Exclusive or Exclusive Access reservation notifies no host.
         if kind.is_registrants_only() || kind.is_all_registrants() {
             outcome.notify(
@@ -77,11 +72,7 @@ impl Reservations {
 
     /// Releases the reservation and unregisters all hosts.
     fn clear(&mut self, host: HostIdentifier) -> Outcome {
-        let mut outcome = Outcome {
-            persist: self.persists(),
-            access_changed: true,
-            ..Outcome::default()
-        };
+        let mut outcome = self.access_change();
         outcome.notify(
             self.others(host),
             ReservationNotificationType::RESERVATION_PREEMPTED,
