@@ -197,6 +197,27 @@ impl<L> ListenerTable<L> {
         }
     }
 
+    /// Drops the listener of that number.
+    pub fn remove(&mut self, index: u16) {
+        if let Some(entry) = self.entries.get_mut(usize::from(index)) {
+            *entry = None;
+        }
+    }
+
+    /// The port of each listener.
+    pub fn ports(&self) -> impl Iterator<Item = PortId> {
+        self.entries.iter().flatten().map(|it| it.port)
+    }
+
+    /// The number of each listener, the listener and its port.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (u16, &mut L, PortId)> {
+        let entries = (0..).zip(&mut self.entries);
+        entries.filter_map(|(index, entry)| {
+            let it = entry.as_mut()?;
+            Some((index, &mut it.listener, it.port))
+        })
+    }
+
     /// Drops all listeners.
     pub fn clear(&mut self) {
         self.entries.clear();

@@ -182,9 +182,9 @@ impl AcceptorPort {
     }
 }
 
-/// The state of a listener.
+/// Whether the thread watches a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ListenerState {
+enum WatchState {
     /// Epoll reports its connections.
     Watched,
     /// It is watched again at this time.
@@ -200,7 +200,7 @@ struct Listening {
     /// `None` after it was closed, until its reactor has been notified.
     socket: Option<TcpListener>,
     closed: Arc<AtomicBool>,
-    state: ListenerState,
+    state: WatchState,
 }
 
 /// The thread's ends of the rings of one reactor.
@@ -284,8 +284,8 @@ impl Service {
         // From here on every sender wakes this thread; earlier messages are visible now.
         if !self.has_messages() {
             let due = self.listeners.iter().filter_map(|it| match it.state {
-                ListenerState::Paused(until) => Some(until.saturating_duration_since(now)),
-                ListenerState::Watched => None,
+                WatchState::Paused(until) => Some(until.saturating_duration_since(now)),
+                WatchState::Watched => None,
             });
             // A closed listener whose reactor was not notified is tried again soon.
             let is_unreported = self.listeners.iter().any(|it| it.socket.is_none());
@@ -377,7 +377,7 @@ impl Service {
                     index,
                     socket: Some(socket),
                     closed,
-                    state: ListenerState::Watched,
+                    state: WatchState::Watched,
                 });
             }
         }
@@ -440,16 +440,16 @@ impl Service {
     }
 
     fn pause(&mut self, at: usize, until: Instant) {
-        self.listeners[at].state = ListenerState::Paused(until);
+        self.listeners[at].state = WatchState::Paused(until);
         self.watch(at, epoll::EventFlags::empty());
     }
 
     fn resume(&mut self, now: Instant) {
         for at in 0..self.listeners.len() {
-            if let ListenerState::Paused(until) = self.listeners[at].state
+            if let WatchState::Paused(until) = self.listeners[at].state
                 && until <= now
             {
-                self.listeners[at].state = ListenerState::Watched;
+                self.listeners[at].state = WatchState::Watched;
                 self.watch(at, epoll::EventFlags::IN);
             }
         }

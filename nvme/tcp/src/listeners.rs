@@ -1,5 +1,6 @@
 //! The listeners of one reactor by number, from their opening until the network has closed them.
 
+use nvme_fabrics::ListenerTable;
 use nvme_target::PortId;
 
 /// The state of a listener.
@@ -15,63 +16,50 @@ enum ListenerState {
 /// that its listener is closed, so a connection is never attributed to a later listener.
 #[derive(Debug, Default)]
 pub(crate) struct Listeners {
-    entries: Vec<Option<(PortId, ListenerState)>>,
+    table: ListenerTable<ListenerState>,
 }
 
 impl Listeners {
     /// The number that [`insert`](Self::insert) gives to the next listener.
     pub(crate) fn next_index(&self) -> u16 {
-        let free = self.entries.iter().position(Option::is_none);
-        free.unwrap_or(self.entries.len()) as u16
+        self.table.next_index()
     }
 
     /// Inserts an open listener of `port`.
     pub(crate) fn insert(&mut self, port: PortId) {
-        let index = usize::from(self.next_index());
-        let entry = Some((port, ListenerState::Open));
-        match self.entries.get_mut(index) {
-            Some(free) => *free = entry,
-            None => self.entries.push(entry),
-        }
+        self.table.insert(ListenerState::Open, port);
     }
 
     /// The port of that listener, if it is open.
     pub(crate) fn open_port(&self, index: u16) -> Option<PortId> {
-        match self.entries.get(usize::from(index)) {
-            Some(Some((port, ListenerState::Open))) => Some(*port),
-            _ => None,
-        }
+        let (state, port) = self.table.get(index)?;
+        (*state == ListenerState::Open).then_some(port)
     }
 
     /// Begins to close the open listeners of the ports that `selects` selects; calls `close` for
     /// each.
     pub(crate) fn close(&mut self, selects: impl Fn(PortId) -> bool, mut close: impl FnMut(u16)) {
-        for (index, entry) in self.entries.iter_mut().enumerate() {
-            if let Some((port, state @ ListenerState::Open)) = entry
-                && selects(*port)
-            {
+        for (index, state, port) in self.table.iter_mut() {
+            if *state == ListenerState::Open && selects(port) {
                 *state = ListenerState::Closing;
-                close(index as u16);
+                close(index);
             }
         }
     }
 
     /// Removes a listener that is closed.
     pub(crate) fn remove(&mut self, index: u16) {
-        if let Some(entry) = self.entries.get_mut(usize::from(index)) {
-            *entry = None;
-        }
+        self.table.remove(index);
     }
 
     /// Number of listeners that are not closed.
     pub(crate) fn len(&self) -> usize {
-        self.entries.iter().flatten().count()
+        self.table.ports().count()
     }
 
     /// Number of listeners of `port` that are not closed.
     pub(crate) fn count(&self, port: PortId) -> usize {
-        let ports = self.entries.iter().flatten();
-        ports.filter(|(it, _)| *it == port).count()
+        self.table.ports().filter(|it| *it == port).count()
     }
 }
 

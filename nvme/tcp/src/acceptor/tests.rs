@@ -112,7 +112,7 @@ fn connections_beyond_the_ring_wait_in_the_backlog() {
         stage.turn();
         assert_eq!(stage.port.accepted.len(), ACCEPTED_MAX);
     }
-    let paused = ListenerState::Paused(stage.now + FULL_PAUSE);
+    let paused = WatchState::Paused(stage.now + FULL_PAUSE);
     assert_eq!(stage.service.listeners[0].state, paused);
     assert!(!stage.turn(), "a paused listener is not watched");
 
