@@ -85,7 +85,7 @@ verify "the drive that was slow" "$(device_of 1)" 4
 is_alive || fail "the appliance is gone"
 
 say "the appliance is killed in the middle of its I/O"
-verify "across a death" "$(device_of 3)" 8 --rate=1m,2m > /tmp/death.log 2>&1 &
+verify "across a death" "$(device_of 3)" 8 --rate=1m,2m $across_failures > /tmp/death.log 2>&1 &
 writer=$!
 sleep 2
 kill -9 "$windlass"

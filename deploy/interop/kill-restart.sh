@@ -39,7 +39,7 @@ begin
 discover
 connect --reconnect-delay=1 --ctrl-loss-tmo=300 --keep-alive-tmo=5
 device=$(namespaces)
-verify "under death" "$device" $mebibytes "$rate" > /tmp/fio.log 2>&1 &
+verify "under death" "$device" $mebibytes "$rate" $across_failures > /tmp/fio.log 2>&1 &
 fio=$!
 die_after sectors_written 16384
 start=$(sectors_read)

@@ -35,7 +35,7 @@ large() {
 
 # under_io OPTION…: verified writes in the background, slow enough to be disturbed.
 under_io() {
-  verify "under $1" "$ram" 24 --rate=4m,4m > /tmp/fio.log 2>&1 &
+  verify "under $1" "$ram" 24 --rate=4m,4m $across_failures > /tmp/fio.log 2>&1 &
   fio=$!
   eventually 60 has_written 4096
 }

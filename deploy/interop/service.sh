@@ -222,7 +222,8 @@ a_stuck_reactor_is_ended() {
   local restarts began
   restarts=$(property NRestarts)
   began=$(date +%s)
-  verify "a volume while the service is restarted" "$(device_of 1)" 16 --rate=2m,2m > writes.log 2>&1 &
+  verify "a volume while the service is restarted" "$(device_of 1)" 16 --rate=2m,2m $across_failures \
+    > writes.log 2>&1 &
   local writer=$!
   sleep 2
   show systemctl kill --kill-whom=main -s USR1 windlass

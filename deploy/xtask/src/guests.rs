@@ -1,7 +1,6 @@
 //! The gate's guests in a second process of this program, beside steps that do not depend on time.
 
 use std::fs::{self, File};
-use std::io::Read as _;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
@@ -57,7 +56,9 @@ impl Guests {
         let waited = Instant::now();
         let rows = self.process.and_then(|mut process| {
             let status = process.wait().map_err(|error| error.to_string())?;
-            print_file(&self.log);
+            if let Ok(text) = fs::read(&self.log) {
+                print!("{}", String::from_utf8_lossy(&text));
+            }
             let text = fs::read(&self.rows).map_err(|error| format!("{status}: {error}"))?;
             serde_json::from_slice(&text).map_err(|error| error.to_string())
         });
@@ -77,15 +78,5 @@ fn failed(error: String, time: Duration) -> Row {
         name: NAME.to_string(),
         outcome: Outcome::Failed(error),
         time,
-    }
-}
-
-fn print_file(path: &PathBuf) {
-    let mut text = Vec::new();
-    if File::open(path)
-        .and_then(|mut file| file.read_to_end(&mut text))
-        .is_ok()
-    {
-        print!("{}", String::from_utf8_lossy(&text));
     }
 }

@@ -26,6 +26,8 @@ const ADDRESS_IN_GUEST: &str = "10.0.2.2";
 /// The port of a target in the guest.
 const GUEST_PORT: u16 = 4420;
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// Lines of a guest's log that the report of a failure repeats.
+const FAILURE_LINES_MAX: usize = 4;
 
 /// A scenario: a script for the guest, and its environment.
 #[derive(Debug)]
@@ -385,7 +387,10 @@ impl Harness {
         if result.is_ok() {
             let _ = fs::remove_dir_all(&directory);
         }
-        result.map_err(|error| format!("{error} (see {})", log_path.display()))
+        result.map_err(|error| {
+            let reported = reported_failure(&log_path);
+            format!("{error}{reported} (see {})", log_path.display())
+        })
     }
 
     fn run_logged(
@@ -514,6 +519,20 @@ fn script_result(scenario: &Scenario, status: i32) -> Result<(), String> {
         125 => Err("the guest died".into()),
         status => Err(format!("the script in the guest exited with {status}")),
     }
+}
+
+/// The lines in which a guest's script reports why it failed; empty if it does not.
+fn reported_failure(log: &Path) -> String {
+    let text = fs::read(log).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let lines = text.lines().filter_map(|line| line.split_once(" guest: "));
+    let lines = lines
+        .map(|(_, line)| line)
+        .skip_while(|line| !line.starts_with("FAILED: "));
+    lines
+        .take(FAILURE_LINES_MAX)
+        .flat_map(|line| ["; ", line])
+        .collect()
 }
 
 /// The cores that this process, and so the appliance, may use.

@@ -92,6 +92,11 @@ fn a_failing_script_fails_the_scenario() {
         error.contains("exited with 7") && error.contains("invented.log"),
         "{error}"
     );
+    let error = failure("serves", "echo ok; echo FAILED: no disk; echo 3; exit 1");
+    assert!(
+        error.contains("exited with 1; FAILED: no disk; 3 (see"),
+        "{error}"
+    );
     assert!(failure("serves", "exit 124").contains("not done after 60 s"));
     assert!(failure("serves", "exit 125").contains("guest died"));
     assert!(failure("serves", "kill -9 $$").contains("guest died"));
