@@ -49,6 +49,8 @@ const SECOND_WAVE_AFTER: Nanos = Nanos::from_millis(1200);
 /// Minimum and maximum time after which a host disconnects.
 const STAY_MIN: Nanos = Nanos::from_secs(3);
 const STAY_MAX: Nanos = Nanos::from_secs(8);
+/// Share of hosts that wait for an event, per thousand.
+const WANT_EVENTS_PERMILLE: u32 = 500;
 /// Time after which a change is in effect and a disconnected host has no controller.
 const SETTLING_TIME: Nanos = Nanos::from_secs(2);
 /// Maximum time to a response without disturbance.
@@ -88,6 +90,8 @@ struct Anonymous {
     commanded_at: Nanos,
     /// The previous value of `commanded_at`.
     commanded_before: Nanos,
+    /// Whether it sends an event request after it has enabled its controller.
+    wants_events: bool,
     /// When it sent its event request.
     awaits_event_since: Option<Nanos>,
     /// Whether its Keep Alive has no response yet.
@@ -239,6 +243,7 @@ impl AnonymousHosts {
                 identity,
                 subsystem,
                 stays,
+                wants_events,
                 random,
             } = pending;
             let address = identity.address.into();
@@ -254,6 +259,7 @@ impl AnonymousHosts {
                 since: env.now,
                 commanded_at: Nanos::ZERO,
                 commanded_before: Nanos::ZERO,
+                wants_events,
                 awaits_event_since: None,
                 awaits_keep_alive: false,
                 leaves_at: at.max(env.now) + stays,
@@ -370,14 +376,14 @@ impl AnonymousHosts {
                         host.awaits_event_since = None;
                     } else if capsule.cqe.cid.get() == KEEP_ALIVE {
                         host.awaits_keep_alive = false;
-                    } else if capsule.cqe.cid.get() == ENABLE && status.is_success() {
-                        // Every second host waits for an event.
-                        if self.named.is_multiple_of(2) {
-                            let request = Sqe::async_event_request().with_cid(EVENT_REQUEST);
-                            host.send(request, &[]);
-                            host.awaits_event_since = Some(env.now);
-                            host.commanded_at = env.now;
-                        }
+                    } else if capsule.cqe.cid.get() == ENABLE
+                        && status.is_success()
+                        && host.wants_events
+                    {
+                        let request = Sqe::async_event_request().with_cid(EVENT_REQUEST);
+                        host.send(request, &[]);
+                        host.awaits_event_since = Some(env.now);
+                        host.commanded_at = env.now;
                     }
                 }
                 Header::Termination(header) => {
@@ -540,6 +546,7 @@ struct PendingHost {
     subsystem: Option<usize>,
     /// How long it stays.
     stays: Nanos,
+    wants_events: bool,
     random: Random,
 }
 
@@ -558,6 +565,7 @@ impl PendingHost {
             identity,
             subsystem,
             stays: Nanos(stays),
+            wants_events: random.permille(WANT_EVENTS_PERMILLE),
             random: Random::new(random.bits(), 0),
         }
     }
