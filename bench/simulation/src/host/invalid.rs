@@ -23,11 +23,13 @@ use crate::random::Random;
 
 /// The data of invalid writes.
 pub(super) const GARBAGE: u8 = 0xAB;
+/// Share of invalid commands that name a read-only namespace if there is one, per thousand.
+const PROTECTED_PERMILLE: u32 = 500;
 /// An NSID above every NN that a controller reports (Base 2.1 §3.2.1.2).
 const NSID_INVALID: u32 = 0x7FFF_FFFE;
 /// Opcodes that this target does not support according to ONCS and OACS (Base 2.1 §5.1.13.2.1):
-/// Write Uncorrectable, Verify, the reservation commands, Copy, and reserved ones.
-const IO_OPCODES: [u8; 8] = [0x04, 0x0C, 0x0D, 0x0E, 0x11, 0x19, 0x7E, 0xFE];
+/// Write Uncorrectable, Verify, I/O Management, Cancel, Copy, and reserved ones.
+const IO_OPCODES: [u8; 8] = [0x04, 0x0C, 0x12, 0x18, 0x19, 0x1D, 0x7E, 0xFE];
 /// Unsupported admin opcodes: queue creation and deletion (not over fabrics), namespace management,
 /// firmware, self-test, format, sanitize, security, and a reserved one.
 const ADMIN_OPCODES: [u8; 10] = [0x00, 0x01, 0x04, 0x05, 0x0D, 0x10, 0x14, 0x80, 0x84, 0x7E];
@@ -391,7 +393,12 @@ impl Host {
             self.send_admin_moving(env, sqe, command, transfer);
             return Some(());
         }
-        let disk = self.choose_disk(env);
+        let mut disks = env.swarm.disks_of(self.shape.subsystem);
+        let read_only = disks.find(|it| env.serving.read_only[*it]);
+        let disk = match read_only {
+            Some(disk) if self.random.permille(PROTECTED_PERMILLE) => disk,
+            _ => self.choose_disk(env),
+        };
         let recently = env.namespace_changed[disk] + super::SETTLING_TIME > env.now;
         if !env.serving.namespaces[disk] || env.disk_gone[disk] || recently {
             return None;
