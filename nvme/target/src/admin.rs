@@ -11,6 +11,7 @@ use crate::controller::state::ControllerState;
 use crate::controller::{AdminContext, Controller, ControllerKind, Effect};
 use crate::interface::{Direction, Work, WorkKind};
 use crate::io::{DataContext, data_source};
+use crate::reservations::PersistenceChange;
 use crate::status::{Fault, byte};
 
 /// Largest data of an admin command from the host, in bytes. No feature has more data.
@@ -52,6 +53,8 @@ pub(crate) enum AdminStep {
     Held,
     /// Flushes every volatile cache before it completes successfully.
     FlushAll,
+    /// Changes whether the reservations of these devices persist before it completes.
+    SetPersistence(PersistenceChange),
     /// Aborts a command of a queue.
     Abort { sqid: u16, command_id: u16 },
 }

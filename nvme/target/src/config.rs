@@ -10,6 +10,14 @@ use nvme_spec::nqn::{self, DISCOVERY_NQN, NqnError};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceIndex(pub u16);
 
+impl DeviceIndex {
+    /// The index as it is kept with commands. The configuration was checked for fewer than 128
+    /// devices.
+    pub(crate) const fn place(self) -> u8 {
+        self.0 as u8
+    }
+}
+
 /// Number of a port. It is PORTID in the discovery log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PortId(pub u16);

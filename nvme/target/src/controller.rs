@@ -25,6 +25,7 @@ use reactors::Nanos;
 use crate::config::{PortId, TransportKind};
 use crate::counters::CoreCounters;
 use crate::interface::{CloseReason, QueueId};
+use crate::reservations::notices::ReservationLog;
 use crate::shared::ControllerShared;
 use crate::target::Target;
 use crate::view::{SubsystemView, TargetView};
@@ -124,6 +125,8 @@ pub(crate) struct Controller {
     /// The target's own address to which the host connected.
     pub(crate) target_address: Option<IpAddr>,
     pub(crate) in_capsule_max: u32,
+    /// Reservation notifications that the host has not read yet.
+    reservation_log: ReservationLog,
     /// Namespaces that changed since the host last read the Changed Namespace List.
     pub(crate) changed_namespaces: BTreeSet<u32>,
     /// The last configuration for which the host was sent events.
@@ -167,6 +170,7 @@ impl Controller {
             port: setup.port,
             target_address: setup.target_address,
             in_capsule_max: setup.in_capsule_max,
+            reservation_log: ReservationLog::default(),
             changed_namespaces: BTreeSet::new(),
             known: setup.view,
             warnings: CriticalWarning::new(),
@@ -199,6 +203,7 @@ impl Controller {
             ControllerState::Resetting => {
                 self.shared.reset_gate();
                 self.features.reset(now);
+                self.reservation_log.clear();
                 self.shared.set_write_through(false);
                 self.warnings = CriticalWarning::new();
                 Effect::Reset
@@ -338,6 +343,24 @@ impl Controller {
         {
             self.events.raise(EventKind::Reliability, configuration);
         }
+    }
+
+    /// Adds reservation notifications of other threads to the log, unless the host masks them (Base
+    /// 2.1 §5.1.25.1.29). Returns whether there was one.
+    pub(crate) fn adopt_reservation_notices(&mut self) -> bool {
+        let mut is_changed = false;
+        for notice in self.shared.take_notices().into_iter() {
+            if self.features.masks(notice) {
+                continue;
+            }
+            self.reservation_log.push(notice);
+            is_changed = true;
+        }
+        if is_changed {
+            let configuration = self.features.async_events;
+            self.events.raise(EventKind::ReservationLog, configuration);
+        }
+        is_changed
     }
 
     /// Whether another Abort is permitted in this turn of the core. An Abort is outstanding until

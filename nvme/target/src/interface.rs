@@ -17,6 +17,7 @@ use zerocopy::FromBytes;
 use crate::admin::AdminWork;
 use crate::config::PortId;
 use crate::io::{IoOperation, IoWork};
+use crate::reservations::work::ReservationWork;
 use crate::{InlineTiming, Timing};
 
 /// A transport on one reactor, as numbered by
@@ -219,6 +220,7 @@ pub enum WorkProgress {
 #[derive(Debug)]
 pub(crate) enum WorkKind {
     Io(IoWork),
+    Reservation(ReservationWork),
     Admin(AdminWork),
 }
 
@@ -333,7 +335,7 @@ impl WorkKind {
     /// Whether the data is a range of blocks, whose length the command determines.
     fn is_transfer(&self) -> bool {
         match self {
-            Self::Admin(_) => false,
+            Self::Admin(_) | Self::Reservation(_) => false,
             Self::Io(io) => match io.operation {
                 IoOperation::Read
                 | IoOperation::DurableRead
@@ -341,6 +343,7 @@ impl WorkKind {
                 | IoOperation::Compare => true,
                 IoOperation::Flush
                 | IoOperation::FlushAll
+                | IoOperation::Reserve(_)
                 | IoOperation::WriteZeroes { .. }
                 | IoOperation::Deallocate { .. } => false,
             },

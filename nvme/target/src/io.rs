@@ -10,6 +10,7 @@ use nvme_spec::{NSID_BROADCAST, Sqe, Status};
 use reactors::Nanos;
 
 use crate::interface::{DataSource, Direction, KEYED_BLOCKS_MAX, Work, WorkKind};
+use crate::reservations::restrictions::AccessKind;
 use crate::status::{Fault, byte};
 use crate::view::{NamespaceView, SubsystemView, is_valid_nsid};
 
@@ -42,14 +43,35 @@ pub(crate) enum IoOperation {
     Deallocate {
         ranges: u16,
     },
+    /// A reservation command, which accesses no blocks.
+    Reserve(IoOpcode),
 }
 
 impl IoOperation {
+    /// What it does with its device; `None` if reservations do not restrict it (Base 2.1
+    /// §8.1.22.1). The reservation commands check the rights of their host themselves.
+    pub(crate) fn access(self) -> Option<AccessKind> {
+        match self {
+            Self::Read | Self::DurableRead | Self::Compare => Some(AccessKind::Read),
+            Self::Write { .. }
+            | Self::Flush
+            | Self::FlushAll
+            | Self::WriteZeroes { .. }
+            | Self::Deallocate { .. } => Some(AccessKind::Write),
+            Self::Reserve(_) => None,
+        }
+    }
+
     /// Whether a read-only namespace refuses it.
     pub(crate) fn changes_medium(self) -> bool {
         match self {
             Self::Write { .. } | Self::WriteZeroes { .. } | Self::Deallocate { .. } => true,
-            Self::Read | Self::DurableRead | Self::Compare | Self::Flush | Self::FlushAll => false,
+            Self::Read
+            | Self::DurableRead
+            | Self::Compare
+            | Self::Flush
+            | Self::FlushAll
+            | Self::Reserve(_) => false,
         }
     }
 
@@ -62,7 +84,9 @@ impl IoOperation {
             | Self::Compare
             | Self::Flush
             | Self::WriteZeroes { .. } => true,
-            Self::DurableRead | Self::FlushAll | Self::Deallocate { .. } => false,
+            Self::DurableRead | Self::FlushAll | Self::Deallocate { .. } | Self::Reserve(_) => {
+                false
+            }
         }
     }
 
@@ -81,6 +105,7 @@ impl IoOperation {
             Self::Flush | Self::FlushAll => IoOpcode::FLUSH,
             Self::WriteZeroes { .. } => IoOpcode::WRITE_ZEROES,
             Self::Deallocate { .. } => IoOpcode::DATASET_MANAGEMENT,
+            Self::Reserve(opcode) => opcode,
         }
     }
 }

@@ -25,6 +25,7 @@ mod io;
 mod latency;
 mod page;
 mod registry;
+mod reservations;
 mod shared;
 mod shares;
 mod snapshot;
@@ -53,6 +54,10 @@ pub use interface::{
     QueueInfo, TransportId, Work, WorkProgress,
 };
 pub use latency::{LATENCY_BUCKETS, LatencyCounts, latency_bucket_start};
+pub use reservations::{
+    InitialReservations, RegistrantSnapshot, ReservationError, ReservationSnapshot,
+    ReservationStore, StoreRequest,
+};
 pub use snapshot::{ControllerSnapshot, QueueSnapshot, SubsystemSnapshot, TargetSnapshot};
 pub use stages::{ByOperation, Measured, OperationCounts, Stage, StageCounts, TargetLatency};
 pub use status::from_device as device_status;

@@ -12,6 +12,7 @@ use reactors::Nanos;
 use crate::config::{DISCOVERY_CONTROLLERS_MAX, TargetLimits};
 use crate::host_accounts::HostAccounts;
 use crate::interface::CloseReason;
+use crate::reservations::ReservationTable;
 use crate::shared::{ControllerIdentity, ControllerShared, DISCOVERY_SLOT, Gate};
 use crate::shares::{ShareHolder, Shares};
 
@@ -159,6 +160,7 @@ pub(crate) struct Registry {
     logged_unnamed: BTreeSet<Option<IpAddr>>,
     /// Addresses of refused I/O queues that were logged.
     logged_unbound: BTreeSet<Option<IpAddr>>,
+    reservations: ReservationTable,
     /// Connects are no longer accepted.
     pub(crate) closed: bool,
 }
@@ -176,6 +178,7 @@ impl Registry {
             lost_associations: VecDeque::with_capacity(LOST_MAX),
             logged_unnamed: BTreeSet::new(),
             logged_unbound: BTreeSet::new(),
+            reservations: ReservationTable::default(),
             closed: false,
         }
     }
@@ -206,6 +209,13 @@ impl Registry {
     /// All controllers.
     pub(crate) fn entries(&self) -> impl Iterator<Item = &ControllerEntry> {
         self.controllers.values()
+    }
+
+    /// The reservations, and the controllers that they concern.
+    pub(crate) fn reservations(
+        &mut self,
+    ) -> (&mut ReservationTable, &BTreeMap<u16, ControllerEntry>) {
+        (&mut self.reservations, &self.controllers)
     }
 
     /// The controller with this identifier.
@@ -245,6 +255,9 @@ impl Registry {
         let shared = Arc::new(ControllerShared::new(identity, io_queues));
         // Before another core can search for the controller that was idle longest.
         shared.note_command(now);
+        if !is_discovery {
+            self.reservations.restrict(&shared);
+        }
         let entry = ControllerEntry {
             shared: Arc::clone(&shared),
             admin_slot: Some(admin_slot),
@@ -370,7 +383,7 @@ impl Registry {
         if !(1..=granted).contains(&connect.qid) {
             return Err(IoRefusal::Field(ConnectField::QueueId));
         }
-        let gate = entry.shared.gate().unfenced();
+        let gate = entry.shared.gate().unconditional();
         let taken = entry.io_queues.iter().any(|queue| queue.qid == connect.qid);
         if !gate.is_open() || taken {
             return Err(IoRefusal::Sequence);

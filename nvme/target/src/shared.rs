@@ -6,17 +6,20 @@
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use nvme_spec::log::ReservationNotificationType;
 use reactors::Nanos;
 
 use crate::counters::IoTotals;
 use crate::error_log::ErrorLog;
 use crate::interface::CloseReason;
+use crate::reservations::notices::ReservationNotices;
+use crate::reservations::restrictions::{DeviceAccess, Restrictions};
 
 /// Subsystem slot of discovery controllers.
 pub(crate) const DISCOVERY_SLOT: u32 = u32::MAX;
 
-/// The gate of a controller: the number of its resets, whether I/O may pass, and whether a fence
-/// holds back commands that change data.
+/// The gate of a controller: the number of its resets, whether I/O may pass, whether a fence holds
+/// back commands that change data, and whether a reservation may refuse commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Gate(u64);
 
@@ -24,15 +27,24 @@ impl Gate {
     const OPEN: u64 = 1;
     /// Devices may still have requests of an ended association of the same host.
     const FENCED: u64 = 1 << 1;
-    const RESETS_SHIFT: u32 = 2;
+    /// The restrictions of the controller have to be checked.
+    const RESTRICTED: u64 = 1 << 2;
+    /// The bits that do not depend on resets.
+    const CONDITIONS: u64 = Self::FENCED | Self::RESTRICTED;
+    const RESETS_SHIFT: u32 = 3;
 
     fn closed(resets: u64) -> Self {
         Self(resets << Self::RESETS_SHIFT)
     }
 
-    /// The same gate without a fence.
-    pub(crate) fn unfenced(self) -> Self {
-        Self(self.0 & !Self::FENCED)
+    /// The same gate without a fence and restrictions.
+    pub(crate) fn unconditional(self) -> Self {
+        Self(self.0 & !Self::CONDITIONS)
+    }
+
+    /// Whether reservations may refuse commands.
+    pub(crate) fn is_restricted(self) -> bool {
+        self.0 & Self::RESTRICTED != 0
     }
 
     /// Whether commands that change data have to wait.
@@ -84,6 +96,9 @@ pub(crate) struct ControllerShared {
     /// When the last admin command was received, in nanoseconds.
     last_command: AtomicU64,
     awaits_event: AtomicBool,
+    pub(crate) restrictions: Restrictions,
+    notices: Mutex<ReservationNotices>,
+    has_notices: AtomicBool,
     pub(crate) identity: ControllerIdentity,
     pub(crate) errors: ErrorLog,
     closed_queues: Mutex<IoTotals>,
@@ -104,6 +119,9 @@ impl ControllerShared {
             internal_errors: AtomicU32::new(0),
             last_command: AtomicU64::new(0),
             awaits_event: AtomicBool::new(false),
+            restrictions: Restrictions::default(),
+            notices: Mutex::default(),
+            has_notices: AtomicBool::new(false),
             identity,
             errors: ErrorLog::new(),
             closed_queues: Mutex::new(IoTotals::default()),
@@ -127,12 +145,12 @@ impl ControllerShared {
         self.gate.fetch_and(!Gate::OPEN, Ordering::Release);
     }
 
-    /// Stops I/O permanently on all existing queues, which are from before the reset. Keeps the
-    /// fence, which other reactors raise and lift.
+    /// Stops I/O permanently on all existing queues, which are from before the reset. Keeps fence
+    /// and restrictions, which other reactors change.
     pub(crate) fn reset_gate(&self) {
         let reset = |gate: u64| {
             let closed = Gate::closed(Gate(gate).resets() + 1);
-            Some(closed.0 | (gate & Gate::FENCED))
+            Some(closed.0 | (gate & Gate::CONDITIONS))
         };
         let _ = self
             .gate
@@ -149,6 +167,17 @@ impl ControllerShared {
             self.gate.fetch_and(!Gate::FENCED, Ordering::AcqRel)
         };
         Gate(before).is_fenced() != raised
+    }
+
+    /// Sets the access to the device with the index `device`. Called only under the registry's lock.
+    /// Release: a core that reads the gate afterwards also sees the restrictions.
+    pub(crate) fn set_access(&self, device: u8, access: DeviceAccess) {
+        self.restrictions.set(device, access);
+        if self.restrictions.is_empty() {
+            self.gate.fetch_and(!Gate::RESTRICTED, Ordering::AcqRel);
+        } else {
+            self.gate.fetch_or(Gate::RESTRICTED, Ordering::AcqRel);
+        }
     }
 
     /// Records that a command was received. Reads before writing, so that the cache line stays
@@ -260,6 +289,24 @@ impl ControllerShared {
         self.state.store(code, Ordering::Relaxed);
     }
 
+    /// Adds a reservation notification of the namespace `nsid` for the admin queue's core.
+    pub(crate) fn add_notice(&self, nsid: u32, kind: ReservationNotificationType) {
+        self.lock_notices().push(nsid, kind);
+        self.has_notices.store(true, Ordering::Release);
+    }
+
+    /// The reservation notifications since the last call.
+    pub(crate) fn take_notices(&self) -> ReservationNotices {
+        match self.has_notices.swap(false, Ordering::AcqRel) {
+            true => std::mem::take(&mut *self.lock_notices()),
+            false => ReservationNotices::default(),
+        }
+    }
+
+    fn lock_notices(&self) -> MutexGuard<'_, ReservationNotices> {
+        self.notices.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Totals of queues that are already closed.
     pub(crate) fn closed_queues(&self) -> MutexGuard<'_, IoTotals> {
         self.closed_queues
@@ -344,7 +391,7 @@ pub(crate) mod tests {
         assert!(controller.set_fence(true) && !controller.set_fence(true));
         assert!(controller.gate().is_fenced() && controller.gate().is_open());
         assert_ne!(controller.gate(), before);
-        assert_eq!(controller.gate().unfenced(), before);
+        assert_eq!(controller.gate().unconditional(), before);
         controller.reset_gate();
         assert!(controller.gate().is_fenced(), "a reset does not lift it");
         assert_eq!(controller.gate().resets(), before.resets() + 1);

@@ -3,10 +3,13 @@
 //! Control path only: it uses locks and allocates. A core reads its changes when the core's
 //! notification count changes, which it checks once per poll.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use block::Device;
+use nvme_reservations::HostIdentifier;
 
 use crate::config::{
     CONTROLLERS_MAX, DEVICES_MAX, DeviceIndex, NamespaceConfig, PortConfig, SUBSYSTEMS_MAX,
@@ -15,7 +18,11 @@ use crate::config::{
 };
 use crate::counters::{CoreCounters, IoTotals};
 use crate::interface::CloseReason;
-use crate::registry::Registry;
+use crate::registry::{ControllerEntry, Registry};
+use crate::reservations::{
+    InitialReservations, Requester, ReservationCommand, ReservationError, ReservationRequest,
+    ReservationSnapshot, ReservationStore, ReservationTable,
+};
 use crate::snapshot::TargetSnapshot;
 use crate::snapshot_cell::{Notifications, SnapshotCell};
 use crate::stages::{SubsystemMeasures, TargetLatency};
@@ -38,6 +45,8 @@ pub struct Target {
     notifications: Box<[Notifications]>,
     /// Number of changes of a device's health.
     health_changes: AtomicU32,
+    /// Number of messages about reservations to cores.
+    reservation_messages: AtomicU32,
     shutting_down: AtomicBool,
     published: SnapshotCell<TargetView>,
     registry: Mutex<Registry>,
@@ -86,6 +95,7 @@ impl Target {
         Ok(Arc::new(Self {
             notifications: (0..reactors).map(|_| Notifications::default()).collect(),
             health_changes: AtomicU32::new(0),
+            reservation_messages: AtomicU32::new(0),
             shutting_down: AtomicBool::new(false),
             published: SnapshotCell::new(published, EPOCH_FIRST),
             registry: Mutex::new(Registry::new(&config.limits)),
@@ -284,10 +294,12 @@ impl Target {
     /// # Errors
     /// [`TargetError::DeviceInUse`]; nothing changes then.
     pub fn remove_device(&self, device: DeviceIndex) -> Result<(), TargetError> {
-        self.publish(|_, published| {
+        self.publish(|registry, published| {
             if published.uses(device) {
                 return Err(TargetError::DeviceInUse { device });
             }
+            let (reservations, controllers) = registry.reservations();
+            reservations.remove(device.place(), controllers);
             if let Some(place) = published.devices.get_mut(usize::from(device.0)) {
                 *place = None;
             }
@@ -347,6 +359,96 @@ impl Target {
     pub fn health_changed(&self) {
         self.health_changes.fetch_add(1, Ordering::Release);
         self.notify_all();
+    }
+
+    /// Sets where the states of reservations are stored. Without a store, none can persist.
+    pub fn set_reservation_store(&self, store: Box<dyn ReservationStore>) {
+        self.registry().reservations().0.set_store(store);
+    }
+
+    /// Sets the reservations with which a device begins, before a namespace refers to it. A device
+    /// without them begins with [`InitialReservations::Volatile`].
+    pub fn set_reservations(&self, device: DeviceIndex, initial: InitialReservations) {
+        self.change_reservations(|table, controllers, _| {
+            table.set(device.place(), initial, controllers);
+        });
+    }
+
+    /// Reports whether the state of a [`StoreRequest`](crate::StoreRequest) was stored.
+    pub fn reservations_stored(&self, device: DeviceIndex, number: u64, is_stored: bool) {
+        self.change_reservations(|table, controllers, view| {
+            table.stored(device.place(), number, is_stored, controllers, view);
+        });
+    }
+
+    /// Unregisters a host from the namespaces of a device. The receiver gets the result when its
+    /// commands to them have ended.
+    #[must_use]
+    pub fn evict_registrant(
+        &self,
+        device: DeviceIndex,
+        host: HostIdentifier,
+    ) -> Receiver<Result<(), ReservationError>> {
+        self.change_by_operator(device, host, ReservationCommand::Evict)
+    }
+
+    /// Unregisters all hosts from the namespaces of a device, and releases the reservation. The
+    /// receiver gets the result when their commands to them have ended.
+    #[must_use]
+    pub fn clear_reservations(
+        &self,
+        device: DeviceIndex,
+    ) -> Receiver<Result<(), ReservationError>> {
+        self.change_by_operator(device, HostIdentifier([0; 16]), ReservationCommand::Clear)
+    }
+
+    fn change_by_operator(
+        &self,
+        device: DeviceIndex,
+        host: HostIdentifier,
+        command: ReservationCommand,
+    ) -> Receiver<Result<(), ReservationError>> {
+        let (sender, receiver) = mpsc::channel();
+        let request = ReservationRequest {
+            requester: Requester::Operator(sender),
+            host,
+            command,
+        };
+        self.change_reservations(|table, controllers, view| {
+            table.submit(device.place(), request, controllers, view);
+        });
+        receiver
+    }
+
+    /// The reservations of the devices that have some.
+    #[must_use]
+    pub fn reservations(&self) -> Vec<ReservationSnapshot> {
+        self.registry().reservations().0.snapshot()
+    }
+
+    /// Changes reservations, and notifies the cores that the change concerns.
+    pub(crate) fn change_reservations<R>(
+        &self,
+        change: impl FnOnce(&mut ReservationTable, &BTreeMap<u16, ControllerEntry>, &TargetView) -> R,
+    ) -> R {
+        let (result, reactors) = {
+            let mut registry = self.registry();
+            let (table, controllers) = registry.reservations();
+            let result = change(table, controllers, &self.published());
+            (result, table.take_to_notify())
+        };
+        if !reactors.is_empty() {
+            self.reservation_messages.fetch_add(1, Ordering::Release);
+        }
+        for reactor in reactors {
+            self.notify(reactor);
+        }
+        result
+    }
+
+    /// Number of messages about reservations to cores so far.
+    pub(crate) fn reservation_messages(&self) -> u32 {
+        self.reservation_messages.load(Ordering::Acquire)
     }
 
     /// A snapshot of controllers, hosts, queues and counters. Takes the control path's lock.
@@ -449,12 +551,12 @@ impl Target {
     /// changes among themselves and against Connects.
     fn publish(
         &self,
-        change: impl FnOnce(&Registry, &mut TargetView) -> Result<(), TargetError>,
+        change: impl FnOnce(&mut Registry, &mut TargetView) -> Result<(), TargetError>,
     ) -> Result<(), TargetError> {
         {
-            let registry = self.registry();
+            let mut registry = self.registry();
             let mut published = TargetView::clone(&self.published.value());
-            change(&registry, &mut published)?;
+            change(&mut registry, &mut published)?;
             published.collect_listed_hosts();
             published.epoch = published.epoch.wrapping_add(1);
             published.generation = published.generation.wrapping_add(1);

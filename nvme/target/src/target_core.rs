@@ -2,7 +2,7 @@
 //!
 //! The parts: `connect` creates queues, `admission` checks commands, `gate` decides whether a
 //! command may go to its device, `inline` completes commands without waiting, `execution` drives
-//! devices and completes commands, `fence` keeps newer writes of a host behind its orphaned ones,
+//! devices and completes commands, `reserve` executes reservation commands, `fence` keeps newer writes of a host behind its orphaned ones,
 //! `devices` handles completions of devices, `polling` handles timers and changes by other
 //! reactors, `closing` ends queues and controllers, `changes` drains queues while others continue,
 //! `draining` shuts down the whole core.
@@ -21,6 +21,7 @@ mod gate;
 mod inline;
 mod polling;
 mod queue;
+mod reserve;
 mod slots;
 mod timers;
 mod timing;
@@ -40,6 +41,7 @@ use crate::controller::{AdminContext, Controller};
 use crate::counters::CoreCounters;
 use crate::interface::{Close, Completed, QueueId, TransportId};
 use crate::io::IoWork;
+use crate::reservations::Ending;
 use crate::shares::Shares;
 use crate::status::Fault;
 use crate::target::Target;
@@ -103,6 +105,9 @@ pub struct TargetCore {
     reactor: usize,
     notifications_seen: u64,
     health_changes_seen: u32,
+    reservation_messages_seen: u32,
+    /// Preempted hosts whose commands have not ended yet.
+    endings: Vec<Ending>,
     polled_at: Nanos,
     /// Counts polls, to identify turns.
     turn: u32,
@@ -160,6 +165,8 @@ impl TargetCore {
             timers: ControllerTimers::new(limits.queues_max),
             notifications_seen,
             health_changes_seen: target.health_changes(),
+            reservation_messages_seen: target.reservation_messages(),
+            endings: Vec::new(),
             target,
             reactor,
             polled_at: Nanos::ZERO,

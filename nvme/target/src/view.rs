@@ -92,8 +92,7 @@ impl NamespaceView {
         Self {
             block_count: geometry.block_count,
             transfer_max_blocks: transfer_max_blocks.min(geometry.max_transfer_blocks),
-            // The configuration was checked for fewer than 128 devices.
-            device: config.device.0 as u8,
+            device: config.device.place(),
             block_shift: geometry.block_size.trailing_zeros() as u8,
             read_only: config.read_only || geometry.read_only,
             volatile: geometry.volatile_write_cache,

@@ -19,13 +19,17 @@ type FeatureEffects = [CommandEffects; 256];
 pub(crate) const FEATURES_BYTES: u64 = size_of::<FeatureEffects>() as u64;
 
 /// I/O commands, and whether they change the content of a namespace.
-const IO_COMMANDS: [(IoOpcode, bool); 6] = [
+const IO_COMMANDS: [(IoOpcode, bool); 10] = [
     (IoOpcode::FLUSH, false),
     (IoOpcode::WRITE, true),
     (IoOpcode::READ, false),
     (IoOpcode::COMPARE, false),
     (IoOpcode::WRITE_ZEROES, true),
     (IoOpcode::DATASET_MANAGEMENT, true),
+    (IoOpcode::RESERVATION_REGISTER, false),
+    (IoOpcode::RESERVATION_REPORT, false),
+    (IoOpcode::RESERVATION_ACQUIRE, false),
+    (IoOpcode::RESERVATION_RELEASE, false),
 ];
 
 /// Commands Supported and Effects. The page of an unsupported command set has no I/O commands. It

@@ -27,16 +27,19 @@ pub(crate) enum EventKind {
     NamespaceAttribute,
     /// The discovery log changed.
     DiscoveryLog,
+    /// A Reservation Notification log page is available.
+    ReservationLog,
 }
 
 /// All kinds, in the order in which they are reported.
-const KINDS: [EventKind; 6] = [
+const KINDS: [EventKind; 7] = [
     EventKind::InternalError,
     EventKind::Reliability,
     EventKind::Temperature,
     EventKind::Spare,
     EventKind::NamespaceAttribute,
     EventKind::DiscoveryLog,
+    EventKind::ReservationLog,
 ];
 
 impl EventKind {
@@ -48,6 +51,7 @@ impl EventKind {
             Self::Spare => 3,
             Self::NamespaceAttribute => 4,
             Self::DiscoveryLog => 5,
+            Self::ReservationLog => 6,
         }
     }
 
@@ -60,13 +64,15 @@ impl EventKind {
             Self::Spare => AsyncEvent::SPARE_BELOW_THRESHOLD,
             Self::NamespaceAttribute => AsyncEvent::NAMESPACE_ATTRIBUTE_CHANGED,
             Self::DiscoveryLog => AsyncEvent::DISCOVERY_LOG_CHANGED,
+            Self::ReservationLog => AsyncEvent::RESERVATION_LOG_AVAILABLE,
         }
     }
 
-    /// Whether the host has enabled it (Base 2.1 §5.1.25.1.5). Error events cannot be disabled.
+    /// Whether the host has enabled it (Base 2.1 §5.1.25.1.5). Error events cannot be disabled, and
+    /// reservation notifications are masked one by one (Base 2.1 §5.1.25.1.29).
     const fn is_enabled(self, configuration: AsyncEventConfiguration) -> bool {
         match self {
-            Self::InternalError => true,
+            Self::InternalError | Self::ReservationLog => true,
             Self::Reliability => {
                 configuration.reliability()
                     || configuration.read_only()
@@ -246,7 +252,10 @@ mod tests {
     fn disabled_events_are_not_reported() {
         let mut events = Events::default();
         let none = AsyncEventConfiguration::new();
-        for kind in KINDS {
+        for kind in KINDS
+            .into_iter()
+            .filter(|it| *it != EventKind::ReservationLog)
+        {
             events.raise(kind, none);
         }
         let event = AsyncEvent::TRANSIENT_INTERNAL_ERROR;

@@ -6,9 +6,11 @@
 use nvme_spec::command::{AdminOpcode, FeatureId, FeatureSelect, Sqe};
 use nvme_spec::features::{
     AsyncEventConfiguration, ErrorRecovery, FeatureCapabilities, HostBehavior, HostIdentifierSize,
-    NumberOfQueues, PowerManagement, TemperatureThreshold, ThresholdType, Timestamp,
-    TimestampAttributes, TimestampOrigin, VolatileWriteCache, WriteAtomicity,
+    NumberOfQueues, PowerManagement, ReservationNotificationMask, ReservationPersistence,
+    TemperatureThreshold, ThresholdType, Timestamp, TimestampAttributes, TimestampOrigin,
+    VolatileWriteCache, WriteAtomicity,
 };
+use nvme_spec::log::ReservationNotificationType;
 use nvme_spec::{NSID_BROADCAST, Status};
 use reactors::Nanos;
 use zerocopy::{FromBytes, IntoBytes};
@@ -19,6 +21,8 @@ use crate::admin::{AdminStep, AdminWork, admin_work};
 use crate::config::NAMESPACE_ID_MAX;
 use crate::interface::Direction;
 use crate::io::{DataContext, namespace};
+use crate::reservations::PersistenceChange;
+use crate::reservations::notices::ReservationNotice;
 use crate::status::{Fault, byte};
 use crate::view::{SubsystemView, is_valid_nsid};
 
@@ -36,6 +40,8 @@ pub(crate) struct Features {
     under_temperature_kelvin: u16,
     /// TLER by namespace identifier minus one. Namespaces beyond the end have the default.
     recovery: Vec<ErrorRecovery>,
+    /// Masked notifications by namespace identifier minus one. Namespaces beyond the end have none.
+    reservation_masks: Vec<ReservationNotificationMask>,
     write_cache: bool,
     write_atomicity: WriteAtomicity,
     pub(crate) async_events: AsyncEventConfiguration,
@@ -55,6 +61,7 @@ impl Features {
             over_temperature_kelvin: WARNING_TEMPERATURE_KELVIN,
             under_temperature_kelvin: 0,
             recovery: Vec::new(),
+            reservation_masks: Vec::new(),
             write_cache: true,
             write_atomicity: WriteAtomicity::new(),
             async_events: AsyncEventConfiguration::new(),
@@ -84,6 +91,17 @@ impl Features {
     /// Whether a composite temperature lies beyond a threshold (Base 2.1 §5.1.25.1.3).
     pub(crate) fn beyond_threshold(&self, kelvin: u16) -> bool {
         kelvin >= self.over_temperature_kelvin || kelvin <= self.under_temperature_kelvin
+    }
+
+    /// Whether the host masks a reservation notification (Base 2.1 §5.1.25.1.29).
+    pub(crate) fn masks(&self, notice: ReservationNotice) -> bool {
+        let mask = by_namespace(&self.reservation_masks, notice.nsid);
+        match notice.kind {
+            ReservationNotificationType::REGISTRATION_PREEMPTED => mask.regpre(),
+            ReservationNotificationType::RESERVATION_RELEASED => mask.resrel(),
+            ReservationNotificationType::RESERVATION_PREEMPTED => mask.respre(),
+            _ => false,
+        }
     }
 
     fn timestamp(&self, now: Nanos) -> Timestamp {
@@ -124,7 +142,9 @@ fn feature_properties(kind: ControllerKind, fid: FeatureId) -> Option<FeaturePro
         | FeatureId::NUMBER_OF_QUEUES
         | FeatureId::WRITE_ATOMICITY
         | FeatureId::IO_COMMAND_SET_PROFILE => Some(value),
-        FeatureId::ERROR_RECOVERY => Some(FeatureProperties {
+        FeatureId::ERROR_RECOVERY
+        | FeatureId::RESERVATION_NOTIFICATION_MASK
+        | FeatureId::RESERVATION_PERSISTENCE => Some(FeatureProperties {
             namespace_specific: true,
             ..value
         }),
@@ -237,6 +257,20 @@ impl Controller {
                 self.check_health(context);
             }
             FeatureId::ERROR_RECOVERY => self.set_recovery(sqe.nsid.get(), value)?,
+            FeatureId::RESERVATION_NOTIFICATION_MASK => {
+                let mask = ReservationNotificationMask::from_bits(value);
+                set_by_namespace(&mut self.features.reservation_masks, sqe.nsid.get(), mask);
+            }
+            FeatureId::RESERVATION_PERSISTENCE => {
+                let devices = self.devices_of(sqe.nsid.get(), context);
+                let persists = ReservationPersistence::from_bits(value).ptpl();
+                if devices != 0 {
+                    return Ok(AdminStep::SetPersistence(PersistenceChange {
+                        devices,
+                        persists,
+                    }));
+                }
+            }
             FeatureId::VOLATILE_WRITE_CACHE => return self.set_write_cache(value, context),
             FeatureId::NUMBER_OF_QUEUES => {
                 let granted = self.set_queues(NumberOfQueues::from_bits(value), context)?;
@@ -269,6 +303,17 @@ impl Controller {
         Ok(AdminStep::Complete(0))
     }
 
+    /// One bit for the device of a namespace, or for that of every namespace.
+    fn devices_of(&self, nsid: u32, context: &AdminContext<'_>) -> u128 {
+        let Some(subsystem) = self.subsystem(context.view) else {
+            return 0;
+        };
+        let namespaces = (1..).zip(&subsystem.namespaces);
+        let chosen = namespaces.filter(|(it, _)| nsid == NSID_BROADCAST || *it == nsid);
+        let devices = chosen.filter_map(|(_, view)| view.as_ref());
+        devices.fold(0, |all, view| all | 1 << view.device)
+    }
+
     /// Base 2.1 §5.1.25.1.3: only the composite temperature has a threshold.
     fn set_threshold(&mut self, threshold: TemperatureThreshold) -> Result<(), Fault> {
         if ![COMPOSITE, ALL_SENSORS].contains(&threshold.tmpsel()) {
@@ -288,17 +333,7 @@ impl Controller {
         if recovery.dulbe() {
             return Err(Fault::field(byte::CDW11));
         }
-        let table = &mut self.features.recovery;
-        if nsid == NSID_BROADCAST {
-            // Includes namespaces that are added later.
-            *table = vec![recovery; NAMESPACE_ID_MAX as usize];
-        } else {
-            let index = nsid as usize - 1;
-            if table.len() <= index {
-                table.resize(index + 1, ErrorRecovery::new());
-            }
-            table[index] = recovery;
-        }
+        set_by_namespace(&mut self.features.recovery, nsid, recovery);
         Ok(())
     }
 
@@ -419,6 +454,14 @@ impl Controller {
         let value = match fid {
             FeatureId::NUMBER_OF_QUEUES => self.queues_value(current, context),
             FeatureId::TEMPERATURE_THRESHOLD => threshold(features, value)?.into_bits(),
+            FeatureId::RESERVATION_PERSISTENCE => {
+                let device = self.devices_of(nsid, context).trailing_zeros() as u8;
+                let persists =
+                    current && context.target.registry().reservations().0.persists(device);
+                ReservationPersistence::new()
+                    .with_ptpl(persists)
+                    .into_bits()
+            }
             _ => value_of(features, fid, nsid).ok_or(Fault::field(byte::CDW10))?,
         };
         Ok(AdminStep::Complete(u64::from(value)))
@@ -487,6 +530,25 @@ impl Controller {
     }
 }
 
+/// The value of a namespace in a table by namespace identifier minus one.
+fn by_namespace<T: Copy + Default>(table: &[T], nsid: u32) -> T {
+    let value = table.get((nsid as usize).wrapping_sub(1));
+    value.copied().unwrap_or_default()
+}
+
+/// Sets the value of a namespace, or of all, those that are added later included.
+fn set_by_namespace<T: Copy + Default>(table: &mut Vec<T>, nsid: u32, value: T) {
+    if nsid == NSID_BROADCAST {
+        *table = vec![value; NAMESPACE_ID_MAX as usize];
+        return;
+    }
+    let index = nsid as usize - 1;
+    if table.len() <= index {
+        table.resize(index + 1, T::default());
+    }
+    table[index] = value;
+}
+
 /// Copies a value to the start of the data, which admission made large enough.
 fn copy(data: &mut [u8], value: &[u8]) -> Result<(), Fault> {
     let target = data.get_mut(..value.len()).ok_or(Fault::field(byte::SGL))?;
@@ -532,9 +594,9 @@ fn value_of(features: &Features, fid: FeatureId, nsid: u32) -> Option<u32> {
     Some(match fid {
         FeatureId::ARBITRATION => features.arbitration,
         FeatureId::POWER_MANAGEMENT => features.power.into_bits(),
-        FeatureId::ERROR_RECOVERY => {
-            let value = features.recovery.get((nsid as usize).wrapping_sub(1));
-            value.copied().unwrap_or_default().into_bits()
+        FeatureId::ERROR_RECOVERY => by_namespace(&features.recovery, nsid).into_bits(),
+        FeatureId::RESERVATION_NOTIFICATION_MASK => {
+            by_namespace(&features.reservation_masks, nsid).into_bits()
         }
         FeatureId::VOLATILE_WRITE_CACHE => VolatileWriteCache::new()
             .with_wce(features.write_cache)

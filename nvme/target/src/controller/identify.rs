@@ -8,8 +8,8 @@ use nvme_spec::identify::{
     DeallocatedRead, DiscoveryControllerType, Dlfeat, EntrySizes, FlushBehavior, Frmw,
     IDENTIFY_BYTES, IdentifyController, IdentifyNamespace, IndependentIdentifyNamespace,
     IndependentNsfeat, LbaFormat, Lpa, NamespaceId, NamespaceIdWriter, NamespaceList, Nmic, Nsattr,
-    Nsfeat, Nstat, NvmIdentifyController, NvmIdentifyNamespace, Oaes, Ofcs, Oncs, SglSupport, Sgls,
-    Vwc,
+    Nsfeat, Nstat, NvmIdentifyController, NvmIdentifyNamespace, Oaes, Ofcs, Oncs, Rescap,
+    SglSupport, Sgls, Vwc,
 };
 use nvme_spec::nqn::{DISCOVERY_NQN, to_field};
 use nvme_spec::registers::{IOCQES_NVM, IOSQES_NVM};
@@ -151,7 +151,9 @@ impl Controller {
             }
             IdentifyStructure::Namespace(nsid) => {
                 with_namespace(subsystem, nsid, |config, view| {
-                    data.copy_from_slice(namespace_page(config, view).as_bytes());
+                    let page =
+                        namespace_page(config, view, reservation_capabilities(view, context));
+                    data.copy_from_slice(page.as_bytes());
                 });
             }
             IdentifyStructure::NvmNamespace(nsid) => with_namespace(subsystem, nsid, |_, _| {
@@ -159,7 +161,8 @@ impl Controller {
             }),
             IdentifyStructure::IndependentNamespace(nsid) => {
                 with_namespace(subsystem, nsid, |_, view| {
-                    data.copy_from_slice(independent_page(view).as_bytes());
+                    let page = independent_page(view, reservation_capabilities(view, context));
+                    data.copy_from_slice(page.as_bytes());
                 });
             }
             IdentifyStructure::ActiveNamespaces { after } => {
@@ -334,6 +337,7 @@ fn fill_io(page: &mut IdentifyController, subsystem: &SubsystemView) {
         .with_dataset_management(true)
         .with_write_zeroes(true)
         .with_save_select(true)
+        .with_reservations(true)
         .with_timestamp(true);
     // Base 2.1 §5.1.13.2.1, VWC: always present. A namespace with a volatile cache may be added
     // later, and hosts read this field only when they connect. Namespaces without one set VWCNP.
@@ -344,13 +348,18 @@ fn fill_io(page: &mut IdentifyController, subsystem: &SubsystemView) {
 }
 
 /// Identify Namespace (NVM 1.1 §4.1.5.1).
-fn namespace_page(config: &NamespaceConfig, view: &NamespaceView) -> IdentifyNamespace {
+fn namespace_page(
+    config: &NamespaceConfig,
+    view: &NamespaceView,
+    rescap: Rescap,
+) -> IdentifyNamespace {
     let geometry = &config.geometry;
     let mut page = IdentifyNamespace::new_zeroed();
     let blocks = U64::new(geometry.block_count);
     (page.nsze, page.ncap, page.nuse) = (blocks, blocks, blocks);
     page.nvmcap = U128::new(u128::from(geometry.bytes()));
     page.nmic = Nmic::new().with_shared(true);
+    page.rescap = rescap;
     page.nsattr = Nsattr::new().with_write_protected(view.read_only);
     page.dlfeat = Dlfeat::new()
         .with_read(match geometry.deallocate {
@@ -376,13 +385,29 @@ fn namespace_page(config: &NamespaceConfig, view: &NamespaceView) -> IdentifyNam
 }
 
 /// The I/O command set independent part of Identify Namespace (Base 2.1 §5.1.13, CNS 08h).
-fn independent_page(view: &NamespaceView) -> IndependentIdentifyNamespace {
+fn independent_page(view: &NamespaceView, rescap: Rescap) -> IndependentIdentifyNamespace {
     let mut page = IndependentIdentifyNamespace::new_zeroed();
     page.nsfeat = IndependentNsfeat::new().with_vwcnp(!view.volatile);
     page.nmic = Nmic::new().with_shared(true);
+    page.rescap = rescap;
     page.nsattr = Nsattr::new().with_write_protected(view.read_only);
     page.nstat = Nstat::new().with_nrdy(true);
     page
+}
+
+/// RESCAP of a namespace (NVM 1.1 §4.1.5.1, Base 2.1 §5.1.13.2.8).
+fn reservation_capabilities(view: &NamespaceView, context: &AdminContext<'_>) -> Rescap {
+    let mut registry = context.target.registry();
+    let (reservations, _) = registry.reservations();
+    Rescap::new()
+        .with_ptpl(reservations.can_persist(view.device))
+        .with_write_exclusive(true)
+        .with_exclusive_access(true)
+        .with_write_exclusive_registrants(true)
+        .with_exclusive_access_registrants(true)
+        .with_write_exclusive_all(true)
+        .with_exclusive_access_all(true)
+        .with_iekey(true)
 }
 
 /// The NVM command set's part of Identify Controller (NVM 1.1 §4.1.5.4).

@@ -7,11 +7,12 @@ use nvme_spec::ascii::SpacePadded;
 use nvme_spec::command::{AdminOpcode, LogPageId, Sqe};
 use nvme_spec::log::{
     ActiveFirmware, ChangedNamespaces, DiscoveryEntry, DiscoveryHeader, ErrorEntry, FirmwareSlots,
-    LogPageSupport, SmartHealth, SupportedLogPages,
+    LogPageSupport, ReservationNotification, SmartHealth, SupportedLogPages,
 };
 use nvme_spec::{NSID_BROADCAST, Status};
 use zerocopy::{FromZeros, IntoBytes};
 
+use super::events::EventKind;
 use super::{AdminContext, Controller, ControllerKind, discovery, effects, smart};
 use crate::admin::{AdminStep, AdminWork, admin_work};
 use crate::error_log::{DeviceErrors, ERROR_LOG_ENTRIES};
@@ -32,6 +33,7 @@ pub(crate) fn is_supported(kind: ControllerKind, lid: LogPageId) -> bool {
         LogPageId::SMART_HEALTH
         | LogPageId::FIRMWARE_SLOT
         | LogPageId::CHANGED_ATTACHED_NAMESPACES
+        | LogPageId::RESERVATION_NOTIFICATION
         | LogPageId::COMMANDS_SUPPORTED_AND_EFFECTS
         | LogPageId::FEATURES_SUPPORTED_AND_EFFECTS => kind == ControllerKind::Io,
         LogPageId::DISCOVERY => kind == ControllerKind::Discovery,
@@ -82,6 +84,7 @@ impl Controller {
             LogPageId::CHANGED_ATTACHED_NAMESPACES => CHANGED_NAMESPACES_BYTES,
             LogPageId::COMMANDS_SUPPORTED_AND_EFFECTS => effects::COMMANDS_BYTES,
             LogPageId::FEATURES_SUPPORTED_AND_EFFECTS => effects::FEATURES_BYTES,
+            LogPageId::RESERVATION_NOTIFICATION => size_of::<ReservationNotification>() as u64,
             LogPageId::DISCOVERY => {
                 let records = discovery::count(context.view, self.host_nqn(), self.port);
                 let bytes = records * size_of::<DiscoveryEntry>();
@@ -125,6 +128,9 @@ impl Controller {
                     self.changed_namespaces.clear();
                 }
             }
+            LogPageId::RESERVATION_NOTIFICATION => {
+                page.put(self.reservation_log.page().as_bytes());
+            }
             LogPageId::COMMANDS_SUPPORTED_AND_EFFECTS => {
                 page.put(effects::commands(self.kind, command.qualifier.csi()).as_bytes());
             }
@@ -139,6 +145,11 @@ impl Controller {
         }
         if !command.select.rae() {
             self.events.log_read(lid);
+            // The host has read one notification. Another one is another event.
+            if lid == LogPageId::RESERVATION_NOTIFICATION && self.reservation_log.pop() {
+                let configuration = self.features.async_events;
+                self.events.raise(EventKind::ReservationLog, configuration);
+            }
         }
         Ok(())
     }

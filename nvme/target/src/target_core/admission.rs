@@ -13,6 +13,8 @@ use crate::config::ADMIN_EXECUTIONS_MAX;
 use crate::controller::AdminContext;
 use crate::interface::{Admission, Completed, QueueId, Work, WorkKind};
 use crate::io::{IoContext, IoOperation, IoWork, Plan, check, check_transfer, is_transfer};
+use crate::reservations::restrictions::AccessKind;
+use crate::reservations::work::{self, is_reservation};
 use crate::status::{Fault, byte};
 use crate::view::TargetView;
 
@@ -97,9 +99,20 @@ impl TargetCore {
         if sqe.is_fabrics() {
             return self.admit_io_fabrics(slot, tag, sqe);
         }
-        gate::admit(queue)?;
+        let admitted = gate::admit(queue)?;
         let context = context(queue, &self.view)?;
-        let Some(plan) = check(sqe, &context)? else {
+        let nsid = sqe.nsid.get();
+        if is_reservation(sqe) {
+            let work = work::check(sqe, &context, self.target.transfer_max_bytes())?;
+            admitted.permit(queue, context.subsystem, nsid, None)?;
+            queue.outstanding_commands += 1;
+            return Ok(Admission::Work(work));
+        }
+        let plan = check(sqe, &context)?;
+        // A command without a plan is a Flush or a hint, which conflict like writes.
+        let access = plan.map_or(Some(AccessKind::Write), |it| it.work.operation.access());
+        admitted.permit(queue, context.subsystem, nsid, access)?;
+        let Some(plan) = plan else {
             return Ok(succeed(queue, sqe, 0));
         };
         queue.outstanding_commands += 1;
@@ -206,6 +219,7 @@ impl TargetCore {
                 Ok(admission)
             }
             AdminStep::FlushAll => self.flush_for_command(slot, tag, sqe, now),
+            AdminStep::SetPersistence(change) => self.set_persistence(slot, tag, sqe, change, now),
             AdminStep::Abort { sqid, command_id } => {
                 if !controller.permits_abort(self.turn) {
                     return Err(Fault::retry(Status::ABORT_LIMIT_EXCEEDED).at(byte::OPCODE));
@@ -234,13 +248,7 @@ impl TargetCore {
         sqe: &Sqe,
         now: Nanos,
     ) -> Result<Admission, Fault> {
-        if let Some(queue) = self.queues.at_mut(slot) {
-            // The slot quota of an admin queue, which does not depend on its depth.
-            if queue.executing >= u32::from(ADMIN_EXECUTIONS_MAX.min(queue.depth)) {
-                return Err(Fault::retry(Status::COMMAND_INTERRUPTED).at(byte::OPCODE));
-            }
-            queue.outstanding_commands += 1;
-        }
+        self.add_admin_execution(slot)?;
         let work = IoWork {
             operation: IoOperation::FlushAll,
             device: 0,
@@ -261,6 +269,18 @@ impl TargetCore {
         }
     }
 
+    /// Counts an admin command that needs an execution slot.
+    pub(super) fn add_admin_execution(&mut self, slot: u32) -> Result<(), Fault> {
+        if let Some(queue) = self.queues.at_mut(slot) {
+            // The slot quota of an admin queue, which does not depend on its depth.
+            if queue.executing >= u32::from(ADMIN_EXECUTIONS_MAX.min(queue.depth)) {
+                return Err(Fault::retry(Status::COMMAND_INTERRUPTED).at(byte::OPCODE));
+            }
+            queue.outstanding_commands += 1;
+        }
+        Ok(())
+    }
+
     /// Completes a checked command without executing it, because its data could not be moved: for a
     /// digest error, [`Status::TRANSIENT_TRANSPORT_ERROR`].
     pub fn reject(&mut self, queue: QueueId, work: Work, status: Status) -> Cqe {
@@ -272,6 +292,7 @@ impl TargetCore {
         } = work;
         let failed = match &kind {
             WorkKind::Io(io) => FailedCommand::of_work(io, command_id),
+            WorkKind::Reservation(work) => FailedCommand::of_work(&work.io(), command_id),
             WorkKind::Admin(admin) => FailedCommand {
                 opcode: admin.opcode.0,
                 command_id,
@@ -292,8 +313,14 @@ impl TargetCore {
 /// Checks a Read, Write or Compare of a live queue.
 #[inline(always)]
 fn plan_transfer(queue: &Queue, view: &TargetView, sqe: &Sqe) -> Result<Plan, Fault> {
-    gate::admit(queue)?;
-    check_transfer(sqe, &context(queue, view)?)
+    let admitted = gate::admit(queue)?;
+    let context = context(queue, view)?;
+    let plan = check_transfer(sqe, &context)?;
+    let IoWork {
+        operation, nsid, ..
+    } = plan.work;
+    admitted.permit(queue, context.subsystem, nsid, operation.access())?;
+    Ok(plan)
 }
 
 /// The context against which I/O commands of a live queue are checked.

@@ -191,13 +191,23 @@ impl TargetCore {
         let Some(execution) = self.executions.find(slot, command_id) else {
             return false;
         };
+        self.abort_execution(execution, Status::ABORT_REQUESTED)
+    }
+
+    /// Completes a command that no device has with the status `status`. Returns whether it did.
+    pub(super) fn abort_execution(&mut self, execution: u32, status: Status) -> bool {
         let removed = self
             .executions
             .remove_waiting(execution, &mut cancelling(&self.devices, self.client));
         let Some(execution) = removed else {
             return false;
         };
-        let Owner::Command(Command { tag, id, .. }) = execution.owner else {
+        let Owner::Command(Command {
+            queue: slot,
+            tag,
+            id,
+        }) = execution.owner
+        else {
             return false;
         };
         if let Some(queue) = self.queues.at_mut(slot) {
@@ -205,7 +215,7 @@ impl TargetCore {
             queue.fenced -= u32::from(execution.state == ExecutionState::Fenced);
         }
         let failed = FailedCommand::of_work(&execution.work, id);
-        let response = self.fail(slot, &failed, Fault::retry(Status::ABORT_REQUESTED));
+        let response = self.fail(slot, &failed, Fault::retry(status));
         self.push_completion(slot, Completed::without_data(tag, response));
         self.command_completed(slot);
         true

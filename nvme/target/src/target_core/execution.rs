@@ -76,10 +76,13 @@ impl TargetCore {
         debug_assert!(lease_fits, "the lease holds exactly the work's bytes");
         match kind {
             WorkKind::Io(io) if lease_fits => self.execute_io(command, io, data, received_at, now),
+            WorkKind::Reservation(work) if lease_fits => {
+                self.execute_reservation(command, work, data, received_at, now)
+            }
             WorkKind::Admin(admin) if lease_fits => {
                 Some(self.execute_admin(command, &admin, data, now))
             }
-            WorkKind::Io(_) | WorkKind::Admin(_) => {
+            WorkKind::Io(_) | WorkKind::Reservation(_) | WorkKind::Admin(_) => {
                 let failed = FailedCommand {
                     opcode: 0,
                     command_id,
@@ -190,6 +193,8 @@ impl TargetCore {
                 self.set_flush_targets(tag);
                 return Ok(None);
             }
+            // Only the registry's table executes them.
+            IoOperation::Reserve(_) => return Err(Fault::retry(Status::INTERNAL_ERROR)),
             IoOperation::Deallocate { ranges } => {
                 let lease = data.ok_or(Fault::retry(Status::INTERNAL_ERROR))?;
                 self.check_ranges(tag, &lease, ranges)?;
@@ -296,6 +301,7 @@ impl TargetCore {
             | IoOperation::Write { .. }
             | IoOperation::Compare
             | IoOperation::Flush
+            | IoOperation::Reserve(_)
             | IoOperation::WriteZeroes { .. } => None,
             IoOperation::DurableRead => {
                 if execution.step > 0 {
@@ -430,7 +436,10 @@ impl TargetCore {
     /// Handles a device error.
     #[cold]
     fn device_failed(&mut self, tag: DeviceTag, error: DeviceError) {
-        let fault = self.device_fault(tag, error);
+        let fault = match error {
+            DeviceError::Aborted => Fault::retry(self.cancelled_status(tag)),
+            _ => self.device_fault(tag, error),
+        };
         let over = match self.give_up(tag, fault) {
             Some(fault) => Some(Err(fault)),
             None => self.proceed(tag),
@@ -522,7 +531,7 @@ impl TargetCore {
     }
 
     /// Ends an execution whose queue's connection is closed.
-    fn finish_orphan(&mut self, tag: DeviceTag) {
+    pub(super) fn finish_orphan(&mut self, tag: DeviceTag) {
         let Some(execution) = self.executions.remove(tag) else {
             return;
         };
@@ -658,6 +667,7 @@ fn count(counters: &IoCounters, work: &IoWork, success: bool) {
         IoOperation::Compare
         | IoOperation::Flush
         | IoOperation::FlushAll
+        | IoOperation::Reserve(_)
         | IoOperation::WriteZeroes { .. }
         | IoOperation::Deallocate { .. } => counters.others.add(1),
     }

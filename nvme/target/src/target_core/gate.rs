@@ -15,8 +15,9 @@ use nvme_spec::{NSID_BROADCAST, Status};
 
 use super::queue::{Queue, QueueState};
 use crate::io::{IoWork, recheck};
+use crate::reservations::restrictions::AccessKind;
 use crate::status::{Fault, byte};
-use crate::view::TargetView;
+use crate::view::{SubsystemView, TargetView};
 
 /// The gate's decision about an admitted command.
 #[derive(Clone, Copy, Debug)]
@@ -40,16 +41,93 @@ pub(super) fn is_open(queue: &Queue) -> bool {
     queue.shared.gate() == queue.gate
 }
 
+/// Whether the gate is open except for restrictions, which [`permits`] checks.
+#[cold]
+#[inline(never)]
+pub(super) fn is_restricted(queue: &Queue) -> bool {
+    let gate = queue.shared.gate();
+    gate.is_restricted() && !gate.is_fenced() && gate.unconditional() == queue.gate
+}
+
+/// Whether reservations permit a command for one device.
+#[cold]
+#[inline(never)]
+pub(super) fn permits(queue: &Queue, work: &IoWork) -> bool {
+    let access = work.operation.access();
+    access.is_none_or(|access| queue.shared.restrictions.check(work.device, access).is_ok())
+}
+
+/// An admitted command, which reservations may still refuse.
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub(super) struct Admitted {
+    is_restricted: bool,
+}
+
 /// Whether a received command is admitted. A command that the fence will hold is admitted, so that
 /// its data is fetched meanwhile.
 #[inline(always)]
-pub(super) fn admit(queue: &Queue) -> Result<(), Fault> {
-    if !is_open(queue) && is_closed(queue) {
+pub(super) fn admit(queue: &Queue) -> Result<Admitted, Fault> {
+    if is_open(queue) {
+        return Ok(Admitted {
+            is_restricted: false,
+        });
+    }
+    admit_conditionally(queue)
+}
+
+#[cold]
+#[inline(never)]
+fn admit_conditionally(queue: &Queue) -> Result<Admitted, Fault> {
+    if is_closed(queue) {
         // Base 2.1 §3.5.2, §3.6.2: the controller is not ready, or no longer ready. The host may
         // retry on another path.
         return Err(Fault::retry(Status::COMMAND_SEQUENCE_ERROR).at(byte::OPCODE));
     }
-    Ok(())
+    Ok(Admitted {
+        is_restricted: queue.shared.gate().is_restricted(),
+    })
+}
+
+impl Admitted {
+    /// Refuses a command that conflicts with a reservation, before its data is fetched.
+    #[inline(always)]
+    pub(super) fn permit(
+        self,
+        queue: &Queue,
+        subsystem: &SubsystemView,
+        nsid: u32,
+        access: Option<AccessKind>,
+    ) -> Result<(), Fault> {
+        match self.is_restricted {
+            true => check_access(queue, subsystem, nsid, access),
+            false => Ok(()),
+        }
+    }
+}
+
+/// Refuses a command that conflicts with a reservation of a namespace, or of any namespace for
+/// FFFFFFFFh.
+#[cold]
+#[inline(never)]
+fn check_access(
+    queue: &Queue,
+    subsystem: &SubsystemView,
+    nsid: u32,
+    access: Option<AccessKind>,
+) -> Result<(), Fault> {
+    let restrictions = &queue.shared.restrictions;
+    let check = |device: u8| match access {
+        Some(access) => restrictions.check(device, access),
+        None => restrictions.check_known(device),
+    };
+    if nsid == NSID_BROADCAST {
+        let mut namespaces = subsystem.namespaces.iter().flatten();
+        return namespaces.try_for_each(|it| check(it.device));
+    }
+    subsystem
+        .namespace(nsid)
+        .map_or(Ok(()), |it| check(it.device))
 }
 
 /// Decides about a command that was admitted before.
@@ -75,7 +153,14 @@ fn examine(queue: &Queue, view: &TargetView, work: &IoWork) -> GateDecision {
     if is_closed(queue) {
         return GateDecision::Refused(CLOSED);
     }
-    let is_fenced = queue.shared.gate().is_fenced();
+    let gate = queue.shared.gate();
+    if gate.is_restricted()
+        && let Some(subsystem) = view.subsystem(queue.subsystem)
+        && let Err(fault) = check_access(queue, subsystem, work.nsid, work.operation.access())
+    {
+        return GateDecision::Refused(fault);
+    }
+    let is_fenced = gate.is_fenced();
     if is_fenced && work.operation.changes_medium() {
         return GateDecision::Held;
     }
@@ -91,7 +176,7 @@ fn examine(queue: &Queue, view: &TargetView, work: &IoWork) -> GateDecision {
 #[cold]
 #[inline(never)]
 fn is_closed(queue: &Queue) -> bool {
-    queue.shared.gate().unfenced() != queue.gate
+    queue.shared.gate().unconditional() != queue.gate
 }
 
 /// Checks a command again after the configuration changed.

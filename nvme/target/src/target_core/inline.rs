@@ -42,11 +42,15 @@ impl TargetCore {
         if sqe.io_opcode() != opcode || !is_transfer(sqe) || !queue.admits_io() {
             return None;
         }
-        if !gate::is_open(queue) {
+        let is_open = gate::is_open(queue);
+        if !is_open && !gate::is_restricted(queue) {
             return None;
         }
         let context = context(queue, &self.view).ok()?;
         let work = check_blocks(opcode, sqe, &context).ok()?;
+        if !is_open && !gate::permits(queue, &work) {
+            return None;
+        }
         let device = usize::from(work.device);
         let (measured, data, keyed) = match (work.operation, in_capsule) {
             (IoOperation::Read, None) => {

@@ -25,6 +25,9 @@ impl TargetCore {
             self.handle_notifications(now);
             moved += 1;
         }
+        if !self.endings.is_empty() {
+            self.end_preempted();
+        }
         if self.has_draining {
             self.drain_queues(now);
         }
@@ -50,6 +53,7 @@ impl TargetCore {
             self.view = self.target.published();
             self.adopt_view(now);
         }
+        self.handle_reservation_messages();
         let health_changes = self.target.health_changes();
         let health_changed = health_changes != self.health_changes_seen;
         self.health_changes_seen = health_changes;
@@ -99,11 +103,15 @@ impl TargetCore {
         let Some(controller) = self.controllers.at_mut(slot) else {
             return;
         };
+        let mut has_events = controller.adopt_reservation_notices();
         if controller.shared.take_internal_errors() {
             let configuration = controller.features.async_events;
             controller
                 .events
                 .raise(EventKind::InternalError, configuration);
+            has_events = true;
+        }
+        if has_events {
             self.report_events(slot);
         }
         self.check_reset(slot, now);

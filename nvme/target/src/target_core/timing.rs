@@ -436,6 +436,7 @@ fn measured(operation: IoOperation) -> Option<Measured> {
         IoOperation::Compare
         | IoOperation::Flush
         | IoOperation::FlushAll
+        | IoOperation::Reserve(_)
         | IoOperation::WriteZeroes { .. }
         | IoOperation::Deallocate { .. } => None,
     }

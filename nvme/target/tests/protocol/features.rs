@@ -34,7 +34,9 @@ fn get_selected(world: &mut World, admin: Link, fid: FeatureId, sel: FeatureSele
 /// Base 2.1 §5.1.25: Get Features and Set Features of an unsupported feature are Invalid Field.
 #[test]
 fn unknown_features_are_refused() {
-    let known = [1, 2, 4, 5, 6, 7, 0x0a, 0x0b, 0x0e, 0x0f, 0x16, 0x19, 0x81];
+    let known = [
+        1, 2, 4, 5, 6, 7, 0x0a, 0x0b, 0x0e, 0x0f, 0x16, 0x19, 0x81, 0x82, 0x83,
+    ];
     let mut world = World::new();
     let admin = world.enabled(0);
     for fid in (0..=0xff).filter(|fid| !known.contains(fid)).map(FeatureId) {

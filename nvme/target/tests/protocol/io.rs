@@ -54,7 +54,9 @@ fn deallocate(world: &mut World, io: Link, nsid: u32, ranges: &[(u64, u32)]) -> 
 /// Base 2.1 §4.2.3.1, Invalid Command Opcode.
 #[test]
 fn unknown_opcodes_are_refused() {
-    let known = [0x00, 0x01, 0x02, 0x05, 0x08, 0x09, 0x7f];
+    let known = [
+        0x00, 0x01, 0x02, 0x05, 0x08, 0x09, 0x0d, 0x0e, 0x11, 0x15, 0x7f,
+    ];
     let mut world = World::new();
     let (_, io) = world.ready();
     for opcode in (0..=0xff).filter(|opcode| !known.contains(opcode)) {

@@ -26,6 +26,7 @@ mod orphans;
 mod probe;
 mod properties;
 mod random;
+mod reservations;
 mod rogue;
 mod threads;
 mod timing;

@@ -1,0 +1,149 @@
+//! What reservations forbid a controller: the devices that its host may not read or write.
+//!
+//! A device may belong to several subsystems. Its reservations apply to all of them, so restrictions
+//! are kept by device.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use nvme_reservations::Permissions;
+use nvme_spec::Status;
+
+use crate::config::DEVICES_MAX;
+use crate::status::{Fault, byte};
+
+/// Devices of one word of a set.
+const WORD_DEVICES: usize = u64::BITS as usize;
+const WORDS: usize = 2;
+
+const _: () = assert!(DEVICES_MAX <= WORDS * WORD_DEVICES);
+
+/// What a host may do with a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DeviceAccess {
+    /// What these permissions allow.
+    Allowed(Permissions),
+    /// Nothing, because the reservations of the device are not known.
+    Unknown,
+}
+
+/// What a command does with a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AccessKind {
+    Read,
+    /// Changes data, or makes it durable.
+    Write,
+}
+
+/// A set of devices.
+#[derive(Debug, Default)]
+struct DeviceSet([AtomicU64; WORDS]);
+
+impl DeviceSet {
+    fn set(&self, device: u8, contains: bool) {
+        let (word, bit) = Self::place(device);
+        if contains {
+            self.0[word].fetch_or(bit, Ordering::Relaxed);
+        } else {
+            self.0[word].fetch_and(!bit, Ordering::Relaxed);
+        }
+    }
+
+    fn contains(&self, device: u8) -> bool {
+        let (word, bit) = Self::place(device);
+        self.0[word].load(Ordering::Relaxed) & bit != 0
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.iter().all(|word| word.load(Ordering::Relaxed) == 0)
+    }
+
+    fn place(device: u8) -> (usize, u64) {
+        let device = usize::from(device);
+        (device / WORD_DEVICES, 1 << (device % WORD_DEVICES))
+    }
+}
+
+/// The restrictions of one controller. The controller's gate orders changes and reads.
+#[derive(Debug, Default)]
+pub(crate) struct Restrictions {
+    unreadable: DeviceSet,
+    unwritable: DeviceSet,
+    unknown: DeviceSet,
+}
+
+impl Restrictions {
+    pub(crate) fn set(&self, device: u8, access: DeviceAccess) {
+        let (reads, writes) = match access {
+            DeviceAccess::Allowed(permissions) => (permissions.read(), permissions.write()),
+            DeviceAccess::Unknown => (false, false),
+        };
+        self.unknown.set(device, access == DeviceAccess::Unknown);
+        self.unreadable.set(device, !reads);
+        self.unwritable.set(device, !writes);
+    }
+
+    /// Whether the host may read and write every device.
+    pub(crate) fn is_empty(&self) -> bool {
+        // An unknown device is also unreadable.
+        self.unreadable.is_empty() && self.unwritable.is_empty()
+    }
+
+    /// Refuses a command that conflicts with a reservation (Base 2.1 §8.1.22.1).
+    pub(crate) fn check(&self, device: u8, access: AccessKind) -> Result<(), Fault> {
+        let forbidden = match access {
+            AccessKind::Read => &self.unreadable,
+            AccessKind::Write => &self.unwritable,
+        };
+        if !forbidden.contains(device) {
+            return Ok(());
+        }
+        self.check_known(device)?;
+        Err(Fault::new(Status::RESERVATION_CONFLICT).at(byte::NSID))
+    }
+
+    /// Refuses every command for a device whose reservations are not known.
+    pub(crate) fn check_known(&self, device: u8) -> Result<(), Fault> {
+        if self.unknown.contains(device) {
+            // Base 2.1 §4.2.3.1, Namespace Not Ready: only an operator can change it.
+            return Err(Fault::new(Status::NAMESPACE_NOT_READY).at(byte::NSID));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nvme_reservations::CommandGroup;
+
+    use super::*;
+
+    #[test]
+    fn devices_are_restricted_independently() {
+        let restrictions = Restrictions::default();
+        let readable = Permissions::NONE.with(CommandGroup::Read);
+        for device in [0, 63, 64, 126] {
+            assert!(restrictions.is_empty());
+            restrictions.set(device, DeviceAccess::Allowed(readable));
+            assert!(!restrictions.is_empty());
+            assert!(restrictions.check(device, AccessKind::Read).is_ok());
+            let refused = restrictions.check(device, AccessKind::Write).unwrap_err();
+            assert!(refused.status.is(Status::RESERVATION_CONFLICT) && refused.status.dnr());
+            assert!(restrictions.check(device ^ 1, AccessKind::Write).is_ok());
+            restrictions.set(device, DeviceAccess::Allowed(Permissions::ALL));
+        }
+        assert!(restrictions.is_empty());
+    }
+
+    #[test]
+    fn a_device_with_unknown_reservations_is_not_ready() {
+        let restrictions = Restrictions::default();
+        restrictions.set(5, DeviceAccess::Unknown);
+        for access in [AccessKind::Read, AccessKind::Write] {
+            let refused = restrictions.check(5, access).unwrap_err();
+            assert!(refused.status.is(Status::NAMESPACE_NOT_READY));
+        }
+        restrictions.set(5, DeviceAccess::Allowed(Permissions::NONE));
+        let refused = restrictions.check(5, AccessKind::Read).unwrap_err();
+        assert!(refused.status.is(Status::RESERVATION_CONFLICT));
+    }
+}
