@@ -23,8 +23,6 @@ use crate::random::Random;
 
 /// The data of invalid writes.
 pub(super) const GARBAGE: u8 = 0xAB;
-/// Share of invalid commands that name a read-only namespace if there is one, per thousand.
-const PROTECTED_PERMILLE: u32 = 500;
 /// An NSID above every NN that a controller reports (Base 2.1 §3.2.1.2).
 const NSID_INVALID: u32 = 0x7FFF_FFFE;
 /// Opcodes that this target does not support according to ONCS and OACS (Base 2.1 §5.1.13.2.1):
@@ -393,31 +391,9 @@ impl Host {
             self.send_admin_moving(env, sqe, command, transfer);
             return Some(());
         }
-        let mut disks = env.swarm.disks_of(self.shape.subsystem);
-        let read_only = disks.find(|it| env.serving.read_only[*it]);
-        let disk = match read_only {
-            Some(disk) if self.random.permille(PROTECTED_PERMILLE) => disk,
-            _ => self.choose_disk(env),
-        };
-        let recently = env.namespace_changed[disk] + super::SETTLING_TIME > env.now;
-        if !env.serving.namespaces[disk] || env.disk_gone[disk] || recently {
-            return None;
-        }
+        let disk = self.choose_disk(env);
         let index = self.io.iter().position(|it| it.room() > 0 && !it.closing)?;
-        // A listener may have allowed more in-capsule data when this queue connected.
-        let varied = match env.swarm.faults.has(Fault::Keys) {
-            true => IN_CAPSULE_MORE_BYTES as usize,
-            false => 0,
-        };
-        let in_capsule_max = self.io[index].in_capsule_max() + varied;
-        let aim = Aim {
-            nsid: self.nsid(env, disk),
-            shape: env.swarm.disks[disk],
-            rdma: self.shape.rdma,
-            read_only: env.serving.read_only[disk],
-            in_capsule_max: in_capsule_max as u32,
-            written: env.judge.written(disk).unwrap_or_default(),
-        };
+        let aim = self.aim(env, index, disk)?;
         let random = &mut self.random;
         let made = match random.below(8) {
             0..4 if aim.read_only => protected(random, &aim),
@@ -427,11 +403,55 @@ impl Host {
             5 if aim.deallocates() => bad_ranges(random, &aim),
             _ => bad_data(random, &aim),
         };
+        self.submit_invalid(env, index, disk, &aim, made?);
+        Some(())
+    }
+
+    /// Sends a command that changes data to a read-only namespace.
+    pub(super) fn send_protected(&mut self, env: &mut HostEnv<'_>, index: usize, disk: usize) {
+        let aim = self.aim(env, index, disk);
+        if let Some(aim) = aim.filter(|aim| aim.read_only)
+            && let Some(made) = protected(&mut self.random, &aim)
+        {
+            self.submit_invalid(env, index, disk, &aim, made);
+        }
+    }
+
+    /// What invalid commands on a queue need to know of a disk; `None` while its namespace changes.
+    fn aim(&self, env: &HostEnv<'_>, index: usize, disk: usize) -> Option<Aim> {
+        let recently = env.namespace_changed[disk] + super::SETTLING_TIME > env.now;
+        if !env.serving.namespaces[disk] || env.disk_gone[disk] || recently {
+            return None;
+        }
+        // A listener may have allowed more in-capsule data when this queue connected.
+        let varied = match env.swarm.faults.has(Fault::Keys) {
+            true => IN_CAPSULE_MORE_BYTES as usize,
+            false => 0,
+        };
+        let in_capsule_max = self.io[index].in_capsule_max() + varied;
+        Some(Aim {
+            nsid: self.nsid(env, disk),
+            shape: env.swarm.disks[disk],
+            rdma: self.shape.rdma,
+            read_only: env.serving.read_only[disk],
+            in_capsule_max: in_capsule_max as u32,
+            written: env.judge.written(disk).unwrap_or_default(),
+        })
+    }
+
+    fn submit_invalid(
+        &mut self,
+        env: &mut HostEnv<'_>,
+        index: usize,
+        disk: usize,
+        aim: &Aim,
+        made: Invalid,
+    ) {
         let Invalid {
             sqe,
             transfer,
             status,
-        } = made?;
+        } = made;
         let is_deallocation = sqe.opcode == IoOpcode::DATASET_MANAGEMENT.0;
         let command = Command::Invalid(Refusal {
             untouched: is_deallocation.then_some(aim.written),
@@ -447,7 +467,6 @@ impl Host {
             ..Sending::plain(sqe, command)
         };
         self.io[index].submit(sending, env.now);
-        Some(())
     }
 }
 

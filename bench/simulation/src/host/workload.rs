@@ -23,6 +23,8 @@ const SILENCE_GRACE: Nanos = Nanos::from_secs(3);
 const REQUEST_DELAY_MAX: Nanos = Nanos::from_millis(200);
 /// Number of consecutive invalid commands.
 const INVALID_BURST: usize = 8;
+/// Share of commands that would change a read-only namespace and are sent, per thousand.
+const PROTECTED_PERMILLE: u32 = 100;
 /// Maximum number of ranges of a deallocation.
 const RANGES_MAX: u64 = 4;
 
@@ -72,6 +74,9 @@ impl Host {
             IoKind::Write | IoKind::WriteZeroes | IoKind::Deallocate
                 if env.serving.read_only[disk] =>
             {
+                if self.random.permille(PROTECTED_PERMILLE) {
+                    return self.send_protected(env, index, disk);
+                }
                 IoKind::Read
             }
             // The host sends no Flush if it knows of no volatile cache (Base 2.1 §5.1.25.1.4).
