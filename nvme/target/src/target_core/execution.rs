@@ -531,7 +531,7 @@ impl TargetCore {
     }
 
     /// Ends an execution whose queue's connection is closed.
-    pub(super) fn finish_orphan(&mut self, tag: DeviceTag) {
+    fn finish_orphan(&mut self, tag: DeviceTag) {
         let Some(execution) = self.executions.remove(tag) else {
             return;
         };

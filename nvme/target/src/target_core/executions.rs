@@ -12,7 +12,7 @@ use hugemem::Data;
 use reactors::Nanos;
 
 use super::slots::Slots;
-use crate::io::IoWork;
+use crate::io::{IoOperation, IoWork};
 use crate::status::Fault;
 
 /// No slot: the end of a list.
@@ -140,6 +140,11 @@ impl Execution {
             state: ExecutionState::Fenced,
             ..Self::new(owner, work, received_at, started)
         }
+    }
+
+    /// Whether no device ever has a request of it.
+    fn is_reservation_change(&self) -> bool {
+        matches!(self.work.operation, IoOperation::Reserve(_))
     }
 
     /// Applies an event after which the execution continues.
@@ -357,7 +362,9 @@ impl Executions {
     /// The executions whose request is in a device or in its wait queue.
     pub(crate) fn of_device(&self, device: u8) -> impl Iterator<Item = (DeviceTag, &Execution)> {
         let all = self.slots.iter();
-        let of_it = all.filter(move |(_, execution)| execution.work.device == device);
+        let of_it = all.filter(move |(_, execution)| {
+            execution.work.device == device && !execution.is_reservation_change()
+        });
         of_it.map(|(slot, execution)| (self.tag(slot), execution))
     }
 
@@ -372,7 +379,13 @@ impl Executions {
         let mut next = self.newest.get(queue as usize).copied().unwrap_or(NONE);
         while let Some(execution) = self.slots.at(next) {
             let slot = std::mem::replace(&mut next, execution.of_queue.next);
-            if self.remove_waiting(slot, cancel).is_some() {
+            // A change of reservations takes effect without its execution.
+            let is_change = execution.is_reservation_change();
+            let removed = match is_change {
+                true => self.take(slot),
+                false => self.remove_waiting(slot, cancel),
+            };
+            if removed.is_some() {
                 abandoned.freed += 1;
             } else if let Some(execution) = self.slots.at_mut(slot) {
                 execution.apply(ExecutionEvent::Abandoned);
@@ -396,7 +409,6 @@ pub(crate) struct Abandoned {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::io::IoOperation;
 
     fn execution(queue: u32, command_id: u16) -> Execution {
         let owner = Owner::Command(Command {

@@ -13,7 +13,7 @@ use nvme_spec::command::{AdminOpcode, IoOpcode};
 use nvme_spec::{NSID_BROADCAST, Sqe, Status};
 use reactors::Nanos;
 
-use super::executions::{Command, DeviceTag, Execution, ExecutionState, Owner};
+use super::executions::{Command, DeviceTag, Execution, Owner};
 use super::gate::GateDecision;
 use super::{FailedCommand, TargetCore, Timing};
 use crate::interface::{Admission, Completed};
@@ -200,10 +200,10 @@ impl TargetCore {
 
     /// Handles the result of a change for one device.
     fn change_done(&mut self, tag: DeviceTag, device: u8, result: Result<(), Fault>) {
-        // The execution is over if its device was removed.
-        let Some(state) = self.executions.get(tag).map(|it| it.state) else {
+        // The execution is over if its queue has ended.
+        if self.executions.get(tag).is_none() {
             return;
-        };
+        }
         let extra = self.executions.extra(tag.slot);
         extra.devices &= !(1 << device);
         if let Err(fault) = result {
@@ -213,11 +213,7 @@ impl TargetCore {
             return;
         }
         let result = extra.failed.map_or(Ok(()), Err);
-        match state {
-            ExecutionState::Orphan => self.finish_orphan(tag),
-            ExecutionState::Submitted => self.finish_later(tag, result, None),
-            ExecutionState::Fenced => debug_assert!(false, "the fence holds back no reservations"),
-        }
+        self.finish_later(tag, result, None);
     }
 
     /// Makes devices cancel the requests of preempted hosts where possible.
@@ -269,8 +265,7 @@ impl TargetCore {
             };
             let queue = self.queues.at(command.queue);
             let host = queue.map(|queue| HostIdentifier(queue.shared.identity.host_id));
-            let is_change = matches!(execution.work.operation, IoOperation::Reserve(_));
-            !is_change && host.is_some_and(|host| ending.hosts.contains(&host))
+            host.is_some_and(|host| ending.hosts.contains(&host))
         };
         let executions = self.executions.of_device(ending.device);
         executions

@@ -444,6 +444,11 @@ fn a_host_may_disconnect_while_its_state_is_stored() {
     world.close(first.io);
     world.close(first.admin);
     world.settle();
+    assert_eq!(
+        world.nodes[0].core.in_flight(),
+        0,
+        "nothing delays a shutdown"
+    );
     let request = store.take();
     world
         .target
