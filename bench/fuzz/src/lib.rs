@@ -28,6 +28,7 @@ mod pages;
 #[path = "../../../nvme/rdma/tests/rdma_transport/harness/mod.rs"]
 mod rdma_harness;
 mod rdma_target;
+mod reservations;
 mod tcp_harness;
 mod tcp_host;
 mod tcp_target;
@@ -46,7 +47,7 @@ pub struct Target {
 }
 
 /// Every target of this crate.
-pub const TARGETS: [Target; 8] = [
+pub const TARGETS: [Target; 9] = [
     Target {
         name: "tcp-target",
         run: tcp_target::run,
@@ -70,6 +71,10 @@ pub const TARGETS: [Target; 8] = [
     Target {
         name: "pages",
         run: pages::run,
+    },
+    Target {
+        name: "reservations",
+        run: reservations::run,
     },
     Target {
         name: "config",

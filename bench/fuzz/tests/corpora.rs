@@ -58,6 +58,7 @@ replays! {
     drives_that_lie: "drive",
     hosts_of_the_emulated_controller: "emulator",
     pages_of_peers: "pages",
+    stored_reservations_and_commands: "reservations",
     configurations: "config",
     connections_to_the_control_plane: "http",
 }

@@ -20,13 +20,14 @@ const COVERAGE: &str = "--cfg fuzzing -Cpasses=sancov-module \
     -Cllvm-args=-simplifycfg-branch-fold-threshold=0";
 
 /// All fuzz targets; a test compares them with those of bench/fuzz.
-pub(crate) const TARGETS: [&str; 8] = [
+pub(crate) const TARGETS: [&str; 9] = [
     "tcp-target",
     "tcp-host",
     "rdma-target",
     "drive",
     "emulator",
     "pages",
+    "reservations",
     "config",
     "http",
 ];

@@ -82,6 +82,8 @@ pub struct Case {
     pub depth: u16,
     /// Number of counted batches.
     pub batches: u64,
+    /// Whether another host holds a reservation that permits reads.
+    pub restricted: bool,
 }
 
 /// The case with a goal in the issue.
@@ -91,8 +93,18 @@ pub const MAIN_CASE: &str = "ram-read-4k-128";
 pub const HOST_MAIN_CASE: &str = "ram-write-4k-128";
 
 impl Case {
-    /// All cases.
+    /// All cases. The restricted one is the last, as its reservation stays.
     pub fn all() -> impl Iterator<Item = Self> {
+        let unrestricted = Self::unrestricted();
+        let main = Self::unrestricted().find(|case| case.name() == MAIN_CASE);
+        unrestricted.chain(main.map(|case| Self {
+            restricted: true,
+            ..case
+        }))
+    }
+
+    /// All cases without a reservation.
+    pub fn unrestricted() -> impl Iterator<Item = Self> {
         Backing::ALL.into_iter().flat_map(|backing| {
             [false, true].into_iter().flat_map(move |write| {
                 SHAPES.into_iter().map(move |shape| Self {
@@ -101,6 +113,7 @@ impl Case {
                     bytes: shape.bytes,
                     depth: shape.depth,
                     batches: shape.batches,
+                    restricted: false,
                 })
             })
         })
@@ -111,7 +124,8 @@ impl Case {
     pub fn name(&self) -> String {
         let operation = if self.write { "write" } else { "read" };
         let (backing, size) = (self.backing.name(), self.bytes >> 10);
-        format!("{backing}-{operation}-{size}k-{}", self.depth)
+        let restricted = if self.restricted { "-restricted" } else { "" };
+        format!("{backing}-{operation}-{size}k-{}{restricted}", self.depth)
     }
 
     /// The case of that name.
@@ -143,7 +157,7 @@ mod tests {
     #[test]
     fn case_names_are_unique() {
         let names: HashSet<String> = Case::all().map(|case| case.name()).collect();
-        assert_eq!(names.len(), 3 * 2 * 4);
+        assert_eq!(names.len(), 3 * 2 * 4 + 1);
         assert!(names.contains(MAIN_CASE) && names.contains(HOST_MAIN_CASE));
         for case in Case::all() {
             assert_eq!(Case::named(&case.name()), Some(case));

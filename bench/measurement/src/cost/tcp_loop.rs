@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use block::{Device, DirectIo, FileDevice, FileOptions, NullDevice, NullOptions};
 use hugemem::Arena;
+use nvme_target::DeviceIndex;
 
 use crate::cost::LoopCounts;
 use crate::cost::measure::CostError;
@@ -94,6 +95,9 @@ pub fn run(only: Option<&str>) -> Result<Vec<(String, LoopCounts)>, CostError> {
             bytes: case.bytes,
             depth: case.depth,
         };
+        if case.restricted {
+            rig.reserve_for_another_host(DeviceIndex(case.backing.nsid() as u16 - 1))?;
+        }
         for _ in 0..WARM_UP_BATCHES {
             rig.run_batch(&mut host, &batch, &mut random)?;
         }

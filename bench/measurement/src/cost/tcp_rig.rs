@@ -14,7 +14,13 @@ use hugemem::{Arena, ArenaConfig, PagePolicy};
 use nvme_host_testing::HostSteps;
 use nvme_host_testing::Names;
 use nvme_host_testing::tcp::{RawClient, RawError};
-use nvme_target::{CoreLimits, PortId, Target, TargetCore, TransportKind};
+use nvme_reservations::{HostIdentifier, NamespaceIdentity, PersistenceSupport, Reservations};
+use nvme_spec::command::reservation::{
+    AcquireControl, AcquireData, RegisterControl, RegisterData, ReservationType,
+};
+use nvme_target::{
+    CoreLimits, DeviceIndex, InitialReservations, PortId, Target, TargetCore, TransportKind,
+};
 use nvme_tcp::{
     Acceptor, AcceptorPort, ConnectionSet, Handoff, TcpConfig, TcpCounters, TcpSocket, TcpTransport,
 };
@@ -62,6 +68,7 @@ pub(super) struct Rig {
     /// Passes accepted sockets to the transports.
     handoff_port: Port<Handoff>,
     listener: TcpListener,
+    target: Arc<Target>,
     /// Closes connections.
     _acceptor: Acceptor,
     /// Allocations in all turns.
@@ -112,6 +119,7 @@ impl Rig {
             reactors: reactors.collect::<Result<_, _>>()?,
             handoff_port,
             listener,
+            target,
             _acceptor: acceptor,
             allocations: 0,
             turns: 0,
@@ -121,6 +129,22 @@ impl Rig {
     /// The counters of a reactor.
     pub(super) fn counters(&self, reactor: usize) -> &TcpCounters {
         &self.reactors[reactor].counters
+    }
+
+    /// Another host holds a Write Exclusive reservation of a device from now on.
+    pub(super) fn reserve_for_another_host(&self, device: DeviceIndex) -> Result<(), CostError> {
+        let refused = |status| setup("a reservation", &status);
+        let host = HostIdentifier([0xee; 16]);
+        let mut state = Reservations::new(PersistenceSupport::Supported);
+        let control = AcquireControl::new().with_rtype(ReservationType::WRITE_EXCLUSIVE);
+        let registered = state.register(host, RegisterControl::new(), &RegisterData::default());
+        let _ = registered.map_err(refused)?;
+        let acquired = state.acquire(host, control, &AcquireData::default());
+        let _ = acquired.map_err(refused)?;
+        let identity = NamespaceIdentity([0xee; 16]);
+        let initial = InitialReservations::Persistent { identity, state };
+        self.target.set_reservations(device, initial);
+        Ok(())
     }
 
     /// Runs one turn of a reactor.

@@ -99,19 +99,21 @@ impl TargetCore {
         if sqe.is_fabrics() {
             return self.admit_io_fabrics(slot, tag, sqe);
         }
-        let admitted = gate::admit(queue)?;
+        gate::admit(queue)?;
         let context = context(queue, &self.view)?;
-        let nsid = sqe.nsid.get();
+        let (nsid, is_open) = (sqe.nsid.get(), gate::is_open(queue));
         if is_reservation(sqe) {
             let work = work::check(sqe, &context, self.target.transfer_max_bytes())?;
-            admitted.permit(queue, context.subsystem, nsid, None)?;
+            gate::admit_restricted(queue, context.subsystem, nsid, None)?;
             queue.outstanding_commands += 1;
             return Ok(Admission::Work(work));
         }
         let plan = check(sqe, &context)?;
         // A command without a plan is a Flush or a hint, which conflict like writes.
         let access = plan.map_or(Some(AccessKind::Write), |it| it.work.operation.access());
-        admitted.permit(queue, context.subsystem, nsid, access)?;
+        if !is_open {
+            gate::admit_restricted(queue, context.subsystem, nsid, access)?;
+        }
         let Some(plan) = plan else {
             return Ok(succeed(queue, sqe, 0));
         };
@@ -313,13 +315,15 @@ impl TargetCore {
 /// Checks a Read, Write or Compare of a live queue.
 #[inline(always)]
 fn plan_transfer(queue: &Queue, view: &TargetView, sqe: &Sqe) -> Result<Plan, Fault> {
-    let admitted = gate::admit(queue)?;
     let context = context(queue, view)?;
-    let plan = check_transfer(sqe, &context)?;
-    let IoWork {
-        operation, nsid, ..
-    } = plan.work;
-    admitted.permit(queue, context.subsystem, nsid, operation.access())?;
+    let plan = match check_transfer(sqe, &context) {
+        Ok(plan) => plan,
+        Err(fault) => return Err(gate::refusal(queue, fault)),
+    };
+    if !gate::is_open(queue) {
+        let access = plan.work.operation.access();
+        gate::admit_restricted(queue, context.subsystem, plan.work.nsid, access)?;
+    }
     Ok(plan)
 }
 

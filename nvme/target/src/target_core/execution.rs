@@ -76,16 +76,35 @@ impl TargetCore {
         debug_assert!(lease_fits, "the lease holds exactly the work's bytes");
         match kind {
             WorkKind::Io(io) if lease_fits => self.execute_io(command, io, data, received_at, now),
-            WorkKind::Reservation(work) if lease_fits => {
+            other => {
+                let data = if lease_fits { data } else { None };
+                self.execute_other(command, other, data, received_at, now)
+            }
+        }
+    }
+
+    /// Executes what accesses no blocks, and refuses work without its lease.
+    #[cold]
+    #[inline(never)]
+    fn execute_other(
+        &mut self,
+        command: Command,
+        kind: WorkKind,
+        data: Option<Lease>,
+        received_at: Nanos,
+        now: Nanos,
+    ) -> Option<Completed> {
+        match (kind, data) {
+            (WorkKind::Reservation(work), Some(data)) => {
                 self.execute_reservation(command, work, data, received_at, now)
             }
-            WorkKind::Admin(admin) if lease_fits => {
+            (WorkKind::Admin(admin), Some(data)) => {
                 Some(self.execute_admin(command, &admin, data, now))
             }
-            WorkKind::Io(_) | WorkKind::Reservation(_) | WorkKind::Admin(_) => {
+            (WorkKind::Io(_) | WorkKind::Reservation(_) | WorkKind::Admin(_), _) => {
                 let failed = FailedCommand {
                     opcode: 0,
-                    command_id,
+                    command_id: command.id,
                     nsid: 0,
                     lba: 0,
                 };
@@ -605,7 +624,7 @@ impl TargetCore {
         &mut self,
         command: Command,
         work: &AdminWork,
-        data: Option<Lease>,
+        mut data: Lease,
         now: Nanos,
     ) -> Completed {
         let Command {
@@ -623,7 +642,7 @@ impl TargetCore {
         let queue_closed = Fault::retry(Status::ABORTED_SQ_DELETION);
         let controller_slot = self.queues.at(slot).and_then(Queue::controller);
         let found = controller_slot.and_then(|slot| self.controller(slot, now));
-        let (Some(mut data), Some((controller, context))) = (data, found) else {
+        let Some((controller, context)) = found else {
             return self.fail_command(command, &failed, queue_closed);
         };
         let result = controller.execute(work, &mut data, &context);

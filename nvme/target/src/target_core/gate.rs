@@ -11,6 +11,7 @@
 //! [`check`](crate::io::check); the configuration's epoch shows whether its result may have changed
 //! since.
 
+use nvme_spec::command::IoOpcode;
 use nvme_spec::{NSID_BROADCAST, Status};
 
 use super::queue::{Queue, QueueState};
@@ -41,75 +42,53 @@ pub(super) fn is_open(queue: &Queue) -> bool {
     queue.shared.gate() == queue.gate
 }
 
-/// Whether the gate is open except for restrictions, which [`permits`] checks.
+/// Whether a Read or Write of one device may complete inline although the gate is not fully open.
 #[cold]
 #[inline(never)]
-pub(super) fn is_restricted(queue: &Queue) -> bool {
+pub(super) fn permits(queue: &Queue, device: u8, opcode: IoOpcode) -> bool {
     let gate = queue.shared.gate();
-    gate.is_restricted() && !gate.is_fenced() && gate.unconditional() == queue.gate
+    let is_only_restricted = !gate.is_fenced() && gate.unconditional() == queue.gate;
+    let access = match opcode {
+        IoOpcode::READ => AccessKind::Read,
+        _ => AccessKind::Write,
+    };
+    is_only_restricted && queue.shared.restrictions.check(device, access).is_ok()
 }
 
-/// Whether reservations permit a command for one device.
+/// The refusal of a command that is invalid, if the gate is not closed.
 #[cold]
 #[inline(never)]
-pub(super) fn permits(queue: &Queue, work: &IoWork) -> bool {
-    let access = work.operation.access();
-    access.is_none_or(|access| queue.shared.restrictions.check(work.device, access).is_ok())
-}
-
-/// An admitted command, which reservations may still refuse.
-#[derive(Clone, Copy, Debug)]
-#[must_use]
-pub(super) struct Admitted {
-    is_restricted: bool,
+pub(super) fn refusal(queue: &Queue, invalid: Fault) -> Fault {
+    admit(queue).err().unwrap_or(invalid)
 }
 
 /// Whether a received command is admitted. A command that the fence will hold is admitted, so that
 /// its data is fetched meanwhile.
-#[inline(always)]
-pub(super) fn admit(queue: &Queue) -> Result<Admitted, Fault> {
-    if is_open(queue) {
-        return Ok(Admitted {
-            is_restricted: false,
-        });
-    }
-    admit_conditionally(queue)
-}
-
-#[cold]
-#[inline(never)]
-fn admit_conditionally(queue: &Queue) -> Result<Admitted, Fault> {
-    if is_closed(queue) {
+pub(super) fn admit(queue: &Queue) -> Result<(), Fault> {
+    if !is_open(queue) && is_closed(queue) {
         // Base 2.1 §3.5.2, §3.6.2: the controller is not ready, or no longer ready. The host may
         // retry on another path.
         return Err(Fault::retry(Status::COMMAND_SEQUENCE_ERROR).at(byte::OPCODE));
     }
-    Ok(Admitted {
-        is_restricted: queue.shared.gate().is_restricted(),
-    })
+    Ok(())
 }
 
-impl Admitted {
-    /// Refuses a command that conflicts with a reservation, before its data is fetched.
-    #[inline(always)]
-    pub(super) fn permit(
-        self,
-        queue: &Queue,
-        subsystem: &SubsystemView,
-        nsid: u32,
-        access: Option<AccessKind>,
-    ) -> Result<(), Fault> {
-        match self.is_restricted {
-            true => check_access(queue, subsystem, nsid, access),
-            false => Ok(()),
-        }
-    }
+/// Whether a valid command is admitted, if the gate is not fully open. Reservations refuse it before
+/// its data is fetched.
+#[cold]
+#[inline(never)]
+pub(super) fn admit_restricted(
+    queue: &Queue,
+    subsystem: &SubsystemView,
+    nsid: u32,
+    access: Option<AccessKind>,
+) -> Result<(), Fault> {
+    admit(queue)?;
+    check_access(queue, subsystem, nsid, access)
 }
 
 /// Refuses a command that conflicts with a reservation of a namespace, or of any namespace for
 /// FFFFFFFFh.
-#[cold]
-#[inline(never)]
 fn check_access(
     queue: &Queue,
     subsystem: &SubsystemView,

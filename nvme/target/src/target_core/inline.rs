@@ -43,12 +43,9 @@ impl TargetCore {
             return None;
         }
         let is_open = gate::is_open(queue);
-        if !is_open && !gate::is_restricted(queue) {
-            return None;
-        }
         let context = context(queue, &self.view).ok()?;
         let work = check_blocks(opcode, sqe, &context).ok()?;
-        if !is_open && !gate::permits(queue, &work) {
+        if !is_open && !gate::permits(queue, work.device, opcode) {
             return None;
         }
         let device = usize::from(work.device);

@@ -31,7 +31,7 @@ impl TargetCore {
         &mut self,
         command: Command,
         work: ReservationWork,
-        data: Option<Lease>,
+        data: Lease,
         received_at: Nanos,
         now: Nanos,
     ) -> Option<Completed> {
@@ -40,8 +40,7 @@ impl TargetCore {
             GateDecision::Refused(fault) => Err(fault),
             // The fence holds back only commands that change data.
             GateDecision::Open | GateDecision::Held => {
-                let data = data.ok_or(Fault::retry(Status::INTERNAL_ERROR));
-                data.and_then(|data| Ok((work.change(&data)?, data)))
+                work.change(&data).map(|change| (change, data))
             }
         };
         let result = match started {
