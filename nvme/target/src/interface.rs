@@ -443,7 +443,8 @@ pub enum CloseReason {
     TargetShutdown,
     /// The identity of the subsystem has changed. The host may reconnect.
     Reconfigured,
-    /// The discovery controller that was idle longest was evicted for a new one.
+    /// The discovery controller that was idle longest was evicted for a new one, or an operator
+    /// evicted the host.
     Evicted,
 }
 

@@ -19,6 +19,7 @@ mod config;
 mod controller;
 mod counters;
 mod error_log;
+mod eviction;
 mod host_accounts;
 mod interface;
 mod io;
@@ -48,6 +49,7 @@ pub use config::{
 pub use controller::ControllerKind;
 pub use controller::state::ControllerState;
 pub use counters::{CoreCounters, Counter, IoCounters, IoTotals};
+pub use eviction::{EvictedAssociations, HostName};
 pub use interface::{
     ADMIN_IN_CAPSULE_MAX_BYTES, Admission, Arrival, Close, CloseReason, Completed, ConnectOutcome,
     DataSource, Direction, InlineCompletion, KEYED_BLOCKS_MAX, KeyedBlock, KeyedBlocks, QueueId,

@@ -567,7 +567,7 @@ impl Target {
         Ok(())
     }
 
-    fn notify_all(&self) {
+    pub(crate) fn notify_all(&self) {
         for reactor in 0..self.reactors() {
             self.notify(reactor);
         }

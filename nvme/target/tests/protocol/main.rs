@@ -14,6 +14,7 @@ mod discovery;
 mod drain;
 mod drives;
 mod events;
+mod eviction;
 mod features;
 mod growth;
 mod harness;
