@@ -32,8 +32,10 @@ use crate::observe::sources::{Sources, TransportCounters};
 use crate::reactor_setup::{Parts, Service, set_up};
 use crate::reconciler::{ApplyOptions, Reconciler, Started};
 use crate::requests::{ApplyJob, ApplyRefusal, Request, RequestSender};
+use crate::reservation_files::ReservationFiles;
 use crate::service::{self, Heartbeat};
 use crate::signals::RequestReceiver;
+use crate::state_directory::StateDirectory;
 use crate::transports::{Listeners, PerReactor};
 use crate::watchdog_loop::WatchdogLoop;
 
@@ -67,19 +69,19 @@ enum StartError {
 
 impl Appliance {
     /// Starts the appliance that `config` describes. On return, the exports are available.
-    /// `identities` has the previously served contents.
+    /// `state` has the previously served contents and the reservations.
     ///
     /// # Errors
     /// The first resource that cannot be acquired. Nothing is left running.
-    pub(crate) fn start(config: Config, identities: Identities) -> Result<Self, Failure> {
-        Self::start_with(config, identities, nvme::system_bus, Vec::new())
+    pub(crate) fn start(config: Config, state: &StateDirectory) -> Result<Self, Failure> {
+        Self::start_with(config, state, nvme::system_bus, Vec::new())
     }
 
     /// Like [`start`](Self::start), with drives from the bus that `bus` creates for an arena and a
     /// number of reactors, and with services in addition to NVMe over Fabrics.
     pub(crate) fn start_with(
         config: Config,
-        identities: Identities,
+        state: &StateDirectory,
         bus: impl FnOnce(&Arc<Arena>, usize) -> Box<dyn Bus>,
         extra_services: Vec<Arc<dyn Service>>,
     ) -> Result<Self, Failure> {
@@ -99,6 +101,7 @@ impl Appliance {
         let started = nvme::start(bus, &config, &arena, cores.len());
         let drives = started.drives;
         let opener = Box::new(SystemDevices::new(&config, &arena));
+        let identities = Identities::at(state.identities());
         let devices = Devices::open(&config, opener.as_ref(), started.devices, identities)?;
         let lowered = listeners.lower_limits(&config);
         let target = Target::new(
@@ -106,6 +109,8 @@ impl Appliance {
             cores.len(),
             devices.in_order(),
         )?;
+        let reservation_files = ReservationFiles::open(state.reservations(), &target);
+        devices.restore_reservations(&reservation_files, &target);
         let transports = listeners.into_transports(&config, &cores, &devices.regions(&arena))?;
         let counters = transports.iter().map(|it| it.counters()).collect();
         let (control_queues, messages) = MessageRings::new(cores.len());
@@ -134,6 +139,7 @@ impl Appliance {
             config,
             target: Arc::clone(&target),
             devices,
+            reservation_files,
             ports,
             transports: transports.into_iter().map(|it| it as _).collect(),
             control_queues,

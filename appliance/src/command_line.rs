@@ -14,9 +14,9 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::appliance::Appliance;
 use crate::error::Failure;
-use crate::identities::{self, Identities};
 use crate::service::BadConfiguration;
 use crate::signals::RequestReceiver;
+use crate::state_directory::StateDirectory;
 use crate::terminal::print;
 use crate::{
     apply, device, doctor, drives, embedded, load, manual, service, signals, status, summary, top,
@@ -101,8 +101,7 @@ pub(crate) fn run(command: Command) -> Result<ExitCode, Failure> {
                 None => embedded::configuration(data_dir.as_deref())?,
             };
             service::status("starting");
-            let identities = Identities::at(identities::default_directory());
-            let mut appliance = Appliance::start(config, identities)?;
+            let mut appliance = Appliance::start(config, &StateDirectory::of_user())?;
             appliance.accept_requests(signals.request_sender());
             appliance.open_control(file.as_deref());
             serve(appliance, &mut signals)

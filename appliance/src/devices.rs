@@ -10,10 +10,11 @@ use block::{
     Device, DirectIo, FileDevice, FileOptions, MemoryDevice, MemoryOptions, NullDevice, NullOptions,
 };
 use hugemem::{Arena, PagePolicy, Region, Store};
-use nvme_target::DeviceIndex;
+use nvme_target::{DeviceIndex, Target};
 
 use crate::error::Failure;
 use crate::identities::{Content, FileIdentity, Identities};
+use crate::reservation_files::ReservationFiles;
 
 /// The open devices, each with its index in the target.
 #[derive(Default)]
@@ -173,6 +174,14 @@ impl Devices {
         let opened = self.all.get(name).map(|(_, opened)| opened);
         let place = opened.and_then(|opened| opened.file_id);
         place.is_some() && FileIdentity::at(path).ok().map(|found| found.file_id) == place
+    }
+
+    /// Sets the reservations with which each device begins, before hosts can connect.
+    pub(crate) fn restore_reservations(&self, files: &ReservationFiles, target: &Target) {
+        for (name, (place, opened)) in &self.all {
+            let initial = files.initial(name, opened.reserved_content());
+            target.set_reservations(*place, initial);
+        }
     }
 
     /// Removes a device.
@@ -370,6 +379,15 @@ impl Opened {
     /// The memory that network cards access.
     pub(crate) fn regions(&self) -> impl Iterator<Item = &Region> {
         self.stores.iter().map(|store| store.region())
+    }
+
+    /// The content by which stored reservations are found; `None` for a device without a content
+    /// that survives a loss of power.
+    pub(crate) fn reserved_content(&self) -> Option<&str> {
+        match (&self.kind, &self.content) {
+            (Kind::Memory(_) | Kind::Null(_), _) | (_, Content::Volatile(_)) => None,
+            (Kind::File(_) | Kind::Drive | Kind::Other(_), Content::Lasting(text)) => Some(text),
+        }
     }
 
     /// Whether there are no other references to the device and no borrows of its memory.

@@ -23,6 +23,7 @@ use crate::messages::MessageRings;
 use crate::observe::model::{ApplyAnswer, StepState};
 use crate::reactor_setup::DrainedDevices;
 use crate::reconciler::{ApplyOptions, Reconciler, Started};
+use crate::reservation_files::ReservationFiles;
 
 pub use crate::devices::{DeviceOperations, Opened, Opener};
 pub use crate::event_loop::EventLoop;
@@ -92,6 +93,7 @@ impl HeadlessAppliance {
                 opener,
                 target,
                 devices,
+                reservation_files: ReservationFiles::default(),
                 ports,
                 transports: Vec::new(),
                 control_queues,

@@ -18,12 +18,10 @@ use appliance_config::{Config, Export, Namespace, Uuid};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, StatxFlags, fstat, major, minor, statx};
 use rustix::rand::{GetRandomFlags, getrandom};
 
-use crate::embedded::data_directory;
+use crate::state_directory::StateDirectory;
 
 /// Largest record in bytes: two descriptions of content.
 const RECORD_BYTES_MAX: u64 = 4096;
-/// The records' directory below the appliance's state directory.
-const DIRECTORY_NAME: &str = "identities";
 
 /// The content of a device, as far as it can be distinguished from others.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -264,19 +262,10 @@ impl Identities {
     }
 }
 
-/// The directory of this user's records: the service's state directory (systemd.exec(5):
-/// STATE_DIRECTORY has colons between several), or else the data directory.
-pub(crate) fn default_directory() -> Option<PathBuf> {
-    let given = std::env::var("STATE_DIRECTORY").ok();
-    let given = given.and_then(|text| text.split(':').next().map(PathBuf::from));
-    let state = given.filter(|path| path.is_absolute());
-    Some(state.or_else(data_directory)?.join(DIRECTORY_NAME))
-}
-
 /// The devices of `config` whose files exist but were not served last: hosts will see a different
 /// disk. Changes nothing.
 pub(crate) fn replaced_files(config: &Config) -> Vec<(appliance_config::Name, PathBuf)> {
-    let identities = Identities::at(default_directory());
+    let identities = Identities::at(StateDirectory::of_user().identities());
     let mut found = Vec::new();
     for export in &config.exports {
         for namespace in &export.namespaces {

@@ -22,7 +22,7 @@ pub fn start(text: &str, token: &str) -> ControlProbe {
     let (request_sender, requests) = RequestSender::new();
     let (sender, sources) = mpsc::channel();
     std::thread::spawn(move || {
-        let mut appliance = Appliance::start(config, Default::default()).expect("it starts");
+        let mut appliance = Appliance::start(config, &Default::default()).expect("it starts");
         sender.send(appliance.sources_for_probe()).expect("awaited");
         appliance.compare_only(&requests);
     });

@@ -21,6 +21,7 @@ use crate::exports::Ports;
 use crate::fabrics::ControlMessage;
 use crate::health_reporter::HealthReporter;
 use crate::messages::MessageRings;
+use crate::reservation_files::ReservationFiles;
 use crate::running::Running;
 use crate::transports::Listening;
 pub(crate) use apply::{ApplyOptions, Origin, directory_of};
@@ -33,6 +34,7 @@ pub(crate) struct Reconciler {
     opener: Box<dyn Opener>,
     target: Arc<Target>,
     devices: Devices,
+    reservation_files: ReservationFiles,
     ports: Ports,
     transports: Vec<Arc<dyn Listening>>,
     control_queues: MessageRings<ControlMessage>,
@@ -49,6 +51,7 @@ pub(crate) struct Started {
     pub(crate) opener: Box<dyn Opener>,
     pub(crate) target: Arc<Target>,
     pub(crate) devices: Devices,
+    pub(crate) reservation_files: ReservationFiles,
     pub(crate) ports: Ports,
     pub(crate) transports: Vec<Arc<dyn Listening>>,
     pub(crate) control_queues: MessageRings<ControlMessage>,
@@ -62,6 +65,7 @@ impl Reconciler {
             opener,
             target,
             devices,
+            reservation_files,
             ports,
             transports,
             control_queues,
@@ -84,6 +88,7 @@ impl Reconciler {
             opener,
             target,
             devices,
+            reservation_files,
             ports,
             transports,
             control_queues,

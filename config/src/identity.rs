@@ -54,6 +54,12 @@ fn derived(names: &[&str]) -> Uuid {
     Uuid::new_v5(&WINDLASS, names.join("\0").as_bytes())
 }
 
+/// The name of the stored reservations of a content. It does not depend on the names of appliance,
+/// export and device, so that reservations follow a renamed device.
+pub fn reservations_uuid(content: &str) -> Uuid {
+    derived(&["reservations", content])
+}
+
 impl Config {
     /// The UUID derived only from the names of appliance, export and device.
     pub fn named_uuid(&self, export: &Export, namespace: &Namespace) -> Uuid {
@@ -137,6 +143,14 @@ mod tests {
             config.serial_number(&config.exports[0]).as_str(),
             "793AA968764355C4"
         );
+    }
+
+    /// The value comes from another implementation of RFC 9562 (Python's `uuid.uuid5`).
+    #[test]
+    fn names_of_reservations_are_stable() {
+        let name = reservations_uuid("file 12 1.5");
+        assert_eq!(name.to_string(), "c86b509c-aae5-5ba8-bfea-6ce6fd35c5aa");
+        assert_ne!(name, reservations_uuid("file 13 1.5"));
     }
 
     #[test]

@@ -154,7 +154,7 @@ fn started_with(
     };
     let appliance = Appliance::start_with(
         configuration(cores, more),
-        Default::default(),
+        &Default::default(),
         make,
         Vec::new(),
     )

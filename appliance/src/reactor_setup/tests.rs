@@ -19,9 +19,9 @@ use reactors::{InitError, Nanos, Poller, Progress, ReactorSetup};
 
 use super::{ReactorParts, Service};
 use crate::appliance::Appliance;
-use crate::identities::Identities;
 use crate::nvme::system_bus;
 use crate::nvme::tests::cores;
+use crate::state_directory::StateDirectory;
 use crate::transports::PerReactor;
 
 const BLOCK_BYTES: usize = 512;
@@ -203,7 +203,8 @@ fn second_service_shares_the_reactors_and_devices() {
         listener.set_nonblocking(true).expect("a socket");
     }
     let echo: Arc<dyn Service> = Arc::new(Echo(PerReactor::new(listeners)));
-    let appliance = Appliance::start_with(config, Identities::default(), system_bus, vec![echo]);
+    let appliance =
+        Appliance::start_with(config, &StateDirectory::default(), system_bus, vec![echo]);
     let appliance = appliance.expect("it starts");
     let reactors = appliance.cores().len();
 

@@ -265,7 +265,13 @@ impl Reconciler {
                 opened
             }
         };
-        let place = self.attach(&opened, event_loop)?;
+        let files = &self.reservation_files;
+        let initial = aside(event_loop, || {
+            Ok(files.initial(&device.name, opened.reserved_content()))
+        })?;
+        let attached = self.attach(&opened, event_loop);
+        let place = attached.inspect_err(|_| self.reservation_files.forget(&device.name))?;
+        self.target.set_reservations(place, initial);
         self.devices.insert(device.name.clone(), place, opened);
         self.change(step)?;
         Ok(Vec::new())
@@ -375,6 +381,7 @@ impl Reconciler {
             end.cut_off = self.detach(place, deadline, event_loop)?;
         }
         if let Some(opened) = self.devices.remove(name) {
+            self.reservation_files.forget(name);
             // Removal is durable: acknowledged data survives from now on.
             if !aside(event_loop, || Ok(opened.flush()))? {
                 end.warning =

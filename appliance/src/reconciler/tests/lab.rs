@@ -20,9 +20,9 @@ use zerocopy::FromBytes as _;
 
 use crate::appliance::Appliance;
 use crate::event_loop::RealTime;
-use crate::identities::Identities;
 use crate::observe::model::ApplyAnswer;
 use crate::reconciler::ApplyOptions;
+use crate::state_directory::StateDirectory;
 
 /// Generous limit for every wait of a test, for busy machines.
 pub(super) const LIMIT: Duration = Duration::from_secs(60);
@@ -87,7 +87,7 @@ pub(super) fn nqn(name: &str) -> String {
 }
 
 pub(super) fn started(text: &str) -> Appliance {
-    Appliance::start(parsed(text), Identities::default()).expect("it starts")
+    Appliance::start(parsed(text), &StateDirectory::default()).expect("it starts")
 }
 
 /// Applies a configuration completely.
