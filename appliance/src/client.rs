@@ -26,6 +26,12 @@ pub(crate) const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 const RESPONSE_BYTES_MAX: usize = 256 << 20;
 /// The path that reopens a device.
 pub(crate) const REOPEN_PATH: &str = "/api/v1/device/reopen";
+/// The path that clears the reservations of a device.
+pub(crate) const CLEAR_PATH: &str = "/api/v1/reservations/clear";
+/// The path that evicts a host.
+pub(crate) const EVICT_PATH: &str = "/api/v1/hosts/evict";
+/// Paths whose requests name an object that the appliance may not have.
+const PATHS_OF_OBJECTS: [&str; 3] = [REOPEN_PATH, CLEAR_PATH, EVICT_PATH];
 
 /// Which appliance a command is for.
 #[derive(Args, Clone, Debug, Default)]

@@ -19,8 +19,8 @@ use crate::signals::RequestReceiver;
 use crate::state_directory::StateDirectory;
 use crate::terminal::print;
 use crate::{
-    apply, device, doctor, drives, embedded, load, manual, service, signals, status, summary, top,
-    trace,
+    apply, device, doctor, drives, embedded, evict, load, manual, reservations, service, signals,
+    status, summary, top, trace,
 };
 
 /// Longest wait until the listeners of a started appliance answer.
@@ -68,6 +68,10 @@ pub(crate) enum Command {
     Apply(apply::ApplyArguments),
     /// Return a damaged device of a running appliance to service.
     Device(device::DeviceArguments),
+    /// List the reservations of a running appliance's devices, or clear those of one device.
+    Reservations(reservations::ReservationsArguments),
+    /// Disconnect a host from a running appliance, and unregister it from reservations.
+    Evict(evict::EvictArguments),
     /// Show the state of a running appliance, on one screen or as JSON.
     Status(status::StatusArguments),
     /// Watch the activity of a running appliance: rates, latencies, reactors, hosts, events.
@@ -112,6 +116,8 @@ pub(crate) fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Doctor(arguments) => doctor::doctor(&arguments),
         Command::Apply(arguments) => apply::apply(&arguments),
         Command::Device(arguments) => device::device(&arguments),
+        Command::Reservations(arguments) => reservations::reservations(&arguments),
+        Command::Evict(arguments) => evict::evict(&arguments),
         Command::Status(arguments) => status::status(&arguments),
         Command::Top(arguments) => top::top(&arguments),
         Command::Trace(arguments) => trace::trace(&arguments),

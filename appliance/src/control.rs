@@ -25,6 +25,7 @@ mod metrics;
 #[cfg(feature = "probe")]
 pub(crate) mod probe;
 mod reopen;
+mod reservations;
 mod responses;
 mod routes;
 mod serve;

@@ -13,12 +13,13 @@ Files:
   /etc/windlass/windlass.toml   the configuration of the service
   /run/windlass/control.sock    the control socket, for root and the `group` of [control]
   /var/lib/windlass/identities  records that make different content a different disk
+  /var/lib/windlass/reservations  reservations that persist through a loss of power
 
 Variables:
   WINDLASS_LOG      what to log, as --log
   WINDLASS_SOCKET   the control socket to ask at, as --socket
-  STATE_DIRECTORY   the directory of identities instead of /var/lib/windlass
-  XDG_DATA_HOME     has windlass/identities of an appliance that is not root's
+  STATE_DIRECTORY   the directory of identities and reservations instead of /var/lib/windlass
+  XDG_DATA_HOME     has both in windlass/ for an appliance that is not root's
   XDG_RUNTIME_DIR   has windlass/control.sock of an appliance that is not root's";
 
 /// The shells for which completions are generated.

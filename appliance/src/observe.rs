@@ -27,6 +27,7 @@ use changes::Changes;
 use events::Events;
 use heatmap::Heatmaps;
 use history::Recorder;
+use nvme_target::Target;
 use observation::{LatencyBefore, Observation};
 use pseudonyms::Pseudonyms;
 use recordings::Material;
@@ -120,6 +121,11 @@ impl Observatory {
         let devices = self.sources.target.devices().into_iter();
         let mut devices = devices.map(|(_, device)| device);
         devices.find(|device| device.name() == name)
+    }
+
+    /// The target.
+    pub(crate) fn target(&self) -> Arc<Target> {
+        Arc::clone(&self.sources.target)
     }
 
     pub(crate) fn heatmaps(&self) -> &Heatmaps {

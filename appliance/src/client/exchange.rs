@@ -11,7 +11,7 @@ use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-use super::{ClientError, REOPEN_PATH, RESPONSE_BYTES_MAX, socket};
+use super::{ClientError, PATHS_OF_OBJECTS, RESPONSE_BYTES_MAX, socket};
 use crate::observe::model::Refusal;
 
 /// Sends a request to the appliance at `socket` and returns the body of the response, all within
@@ -96,8 +96,8 @@ fn refused(socket: &Path, path: &str, status: StatusCode, body: &[u8]) -> Client
             socket,
             remedy: error,
         },
-        // The path is known: the device that the request names is not.
-        StatusCode::NOT_FOUND if path == REOPEN_PATH => ClientError::Refused {
+        // The path is known: the device, export or host that the request names is not.
+        StatusCode::NOT_FOUND if PATHS_OF_OBJECTS.contains(&path) => ClientError::Refused {
             status: status.as_u16(),
             error,
         },

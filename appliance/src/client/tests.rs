@@ -26,7 +26,8 @@ pub(crate) fn status() -> Status {
             "oldest_wait_ns": 0, "longest_wait_ns": 0, "classes": [
             {"slice_bytes": 4096, "total": 16384, "free": 16300, "taken": 84, "waits": 0,
                 "waiting": 0}]},
-        "devices": [{"name": "fast0", "type": "nvme", "state": "ready", "block_size": 512,
+        "devices": [{"name": "fast0", "type": "nvme", "state": "ready",
+            "reservations_damaged": false, "block_size": 512,
             "block_count": 2097152, "media_errors": 0, "flushes": 0, "waits": 0, "temperature_celsius": 41,
             "available_spare_percent": 100, "used_percent": 3, "warnings": [],
             "totals": TOTALS, "latency": null, "drive": {"commands": 7}}],

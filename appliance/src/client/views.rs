@@ -370,6 +370,13 @@ pub(crate) fn active_problems(status: &Status) -> Vec<String> {
                 ),
             });
         }
+        if device.reservations_damaged {
+            let name = &device.name;
+            active_problems.push(format!(
+                "device {name}: its stored reservations cannot be restored, and hosts are refused: \
+                 `windlass reservations {name} --clear` resets them"
+            ));
+        }
         let warnings = device.warnings.iter();
         active_problems.extend(warnings.map(|text| format!("device {}: {text}", device.name)));
     }

@@ -21,6 +21,11 @@ pub(super) const REQUEST_TIME_MAX: Duration = Duration::from_secs(10);
 pub(super) const APPLY_TIME_MAX: Duration = Duration::from_secs(110);
 /// Time limit for reopening a device, whose file system may be slow.
 pub(super) const REOPEN_TIME_MAX: Duration = Duration::from_secs(60);
+/// Longest wait until commands of hosts that an operator fences have ended: devices complete those of
+/// ended associations within 60 s (CQT).
+pub(super) const HOST_COMMANDS_TIME_MAX: Duration = Duration::from_secs(80);
+/// Time limit for a request that fences hosts.
+pub(super) const FENCE_TIME_MAX: Duration = Duration::from_secs(90);
 /// Lifetime after which a connection gets no further request; it has the same time again to receive
 /// its response.
 pub(super) const CONNECTION_TIME_MAX: Duration = Duration::from_secs(60);
@@ -45,3 +50,5 @@ pub(super) const TOKEN_BYTES: std::ops::RangeInclusive<usize> = 16..=1024;
 
 // A connection may last this long in total.
 const _: () = assert!(APPLY_TIME_MAX.as_secs() < 2 * CONNECTION_TIME_MAX.as_secs());
+const _: () = assert!(FENCE_TIME_MAX.as_secs() < 2 * CONNECTION_TIME_MAX.as_secs());
+const _: () = assert!(HOST_COMMANDS_TIME_MAX.as_secs() < FENCE_TIME_MAX.as_secs());

@@ -18,10 +18,11 @@ use tokio::time::timeout;
 use super::apply::apply;
 use super::dashboard;
 use super::limits::{
-    APPLY_TIME_MAX, BODY_BYTES_MAX, REOPEN_TIME_MAX, REQUEST_TIME_MAX, TRACES_MAX,
+    APPLY_TIME_MAX, BODY_BYTES_MAX, FENCE_TIME_MAX, REOPEN_TIME_MAX, REQUEST_TIME_MAX, TRACES_MAX,
 };
 use super::metrics;
 use super::reopen::reopen;
+use super::reservations;
 use super::responses::{LargeResponses, refusal};
 use super::token::Token;
 use crate::observe::Observatory;
@@ -32,7 +33,7 @@ use crate::requests::RequestSender;
 
 /// All paths of the API, as the documentation lists them.
 #[cfg(test)]
-pub(super) const PATHS: [(&str, &str); 10] = [
+pub(super) const PATHS: [(&str, &str); 13] = [
     ("get", "/healthz"),
     ("get", "/metrics"),
     ("get", "/api/v1/status"),
@@ -40,9 +41,12 @@ pub(super) const PATHS: [(&str, &str); 10] = [
     ("get", "/api/v1/heatmap"),
     ("get", "/api/v1/events"),
     ("get", "/api/v1/trace"),
+    ("get", "/api/v1/reservations"),
     ("get", "/api/v1/openapi.json"),
     ("post", "/api/v1/apply"),
     ("post", "/api/v1/device/reopen"),
+    ("post", "/api/v1/reservations/clear"),
+    ("post", "/api/v1/hosts/evict"),
 ];
 
 /// The path that applies configurations.
@@ -50,6 +54,12 @@ const APPLY: &str = "/api/v1/apply";
 
 /// The path that reopens damaged devices.
 const REOPEN: &str = "/api/v1/device/reopen";
+
+/// The path that clears the reservations of a device.
+const CLEAR: &str = "/api/v1/reservations/clear";
+
+/// The path that evicts a host.
+const EVICT: &str = "/api/v1/hosts/evict";
 
 /// The documentation of the API.
 pub(super) const OPENAPI: &str = include_str!("openapi.json");
@@ -81,7 +91,7 @@ impl ControlState {
     }
 
     /// The pseudonyms for responses to `audience`, if it gets any.
-    fn pseudonyms(&self, audience: Audience) -> Option<&Pseudonyms> {
+    pub(super) fn pseudonyms(&self, audience: Audience) -> Option<&Pseudonyms> {
         match audience {
             Audience::Operators => None,
             Audience::Public => Some(&self.pseudonyms),
@@ -107,7 +117,7 @@ pub(super) enum Entrance {
 
 /// The permission of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Audience {
+pub(super) enum Audience {
     /// Clients that proved their right to operate the appliance.
     Operators,
     /// All other clients, which do not get data that identifies a host.
@@ -139,6 +149,9 @@ pub(super) fn router(shared: &Arc<ControlState>, door: Entrance) -> Router {
         .route("/api/v1/openapi.json", get(openapi))
         .route(APPLY, post(apply))
         .route(REOPEN, post(reopen))
+        .route("/api/v1/reservations", get(reservations::list))
+        .route(CLEAR, post(reservations::clear))
+        .route(EVICT, post(reservations::evict))
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method)
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
@@ -223,6 +236,7 @@ async fn bounded(request: Request, next: Next) -> Response {
     let within = match request.uri().path() {
         APPLY => APPLY_TIME_MAX,
         REOPEN => REOPEN_TIME_MAX,
+        CLEAR | EVICT => FENCE_TIME_MAX,
         _ => REQUEST_TIME_MAX,
     };
     match timeout(within, next.run(request)).await {

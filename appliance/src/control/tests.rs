@@ -3,6 +3,7 @@
 mod client;
 mod dashboards;
 mod openmetrics;
+mod reservations;
 mod schema;
 mod traces;
 
@@ -68,7 +69,7 @@ allow_any_host = true
             socket.display()
         );
         let config = Config::parse("test", &text).expect("a right configuration");
-        let mut appliance = Appliance::start(config, Default::default()).expect("it starts");
+        let mut appliance = Appliance::start(config, &Default::default()).expect("it starts");
         appliance.open_control(None);
         Self {
             appliance,

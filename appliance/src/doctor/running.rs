@@ -21,6 +21,7 @@ pub(super) fn check(config: &Config) -> Vec<Finding> {
     };
     let mut findings = vec![of(&status.memory)];
     findings.extend(status.devices.iter().filter_map(damage_of));
+    findings.extend(status.devices.iter().filter_map(damaged_reservations_of));
     findings
 }
 
@@ -51,6 +52,21 @@ fn damage_of(device: &DeviceStatus) -> Option<Finding> {
     Some(Finding::broken("running", text, fix))
 }
 
+/// Whether the device's hosts are refused because its reservations are unknown.
+fn damaged_reservations_of(device: &DeviceStatus) -> Option<Finding> {
+    let name = &device.name;
+    device.reservations_damaged.then(|| {
+        let text = format!(
+            "device {name}: its stored reservations cannot be restored, and its hosts are refused"
+        );
+        let fix = format!(
+            "restore the file that the log names and restart, or `windlass reservations {name} \
+             --clear`; after a clearing no host is fenced"
+        );
+        Finding::broken("running", text, fix)
+    })
+}
+
 fn of(memory: &MemoryStatus) -> Finding {
     let longest = quantity::latency(memory.longest_wait_ns);
     if memory.oldest_wait_ns > BUFFER_WAIT_MAX_NS {
@@ -79,6 +95,7 @@ mod tests {
         let device = |damage: &str| {
             let text = format!(
                 r#"{{"name": "vol", "type": "file", "state": "damaged", "damage": {damage},
+                "reservations_damaged": true,
                 "block_size": 512, "block_count": 8, "media_errors": 0, "flushes": 0, "waits": 0,
                 "temperature_celsius": null, "available_spare_percent": null,
                 "used_percent": null, "warnings": [], "totals": {}, "latency": null,
@@ -94,6 +111,11 @@ mod tests {
         for part in ["device vol is damaged", "a sync failed"] {
             assert!(finding.text.contains(part), "{}", finding.text);
         }
+        let mut device = damaged;
+        let finding = damaged_reservations_of(&device).expect("they are damaged");
+        assert_eq!(finding.verdict, Verdict::Broken);
+        device.reservations_damaged = false;
+        assert!(damaged_reservations_of(&device).is_none());
     }
 
     #[test]

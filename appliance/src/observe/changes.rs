@@ -146,6 +146,9 @@ fn devices(seen: &Observation) -> BTreeMap<String, (String, String)> {
             if let Some(damage) = device.health.damage {
                 word = format!("{word}: {}", damage.cause);
             }
+            if device.has_damaged_reservations {
+                word = format!("damaged: stored reservations cannot be restored ({word})");
+            }
             let drive = device.health.drive;
             let warned = drive.map_or_else(Vec::new, |drive| warnings(drive.warnings));
             (device.name.clone(), (word, warned.join(", ")))

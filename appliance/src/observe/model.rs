@@ -3,6 +3,8 @@
 //! Counters are totals since the start; a client takes differences. Times are in nanoseconds unless
 //! a name says otherwise. An unknown value is `null`, never zero.
 
+mod reservations;
+
 use std::collections::BTreeMap;
 
 use hugemem::ClassCounters;
@@ -13,6 +15,10 @@ use serde::{Deserialize, Serialize};
 use super::measured::{Sample as _, measured};
 use super::observation::MemorySample;
 use super::status::{DeviceInput, ExportInput, ListenerInput, ReactorInput, warnings};
+pub(crate) use reservations::{
+    ClearAnswer, ClearRequest, DeviceReservations, EvictAnswer, EvictRequest, RegistrantStatus,
+    ReservationWord,
+};
 
 /// Everything at one moment: `GET /api/v1/status`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -204,6 +210,10 @@ measured! {
                 reopened.";
         /// What damaged it; none unless it is damaged.
         damage: Option<DamageStatus> = input.health.damage.map(DamageStatus::from);
+        /// Whether its stored reservations cannot be restored: hosts are refused until they are
+        /// cleared.
+        reservations_damaged: bool = input.seen.is_some_and(|seen| seen.has_damaged_reservations),
+            Gauge "device_reservations_damaged";
         /// In bytes; none where the device could not be had.
         block_size: Option<u32> = input.seen.map(|seen| seen.block_size);
         /// None if the device is not open.

@@ -90,6 +90,8 @@ pub(crate) struct DeviceSample {
     pub(crate) block_count: u64,
     pub(crate) uuid: Option<String>,
     pub(crate) health: Health,
+    /// Whether hosts are refused because the stored reservations cannot be restored.
+    pub(crate) has_damaged_reservations: bool,
     /// The counters of the driver, for a device on a drive.
     pub(crate) drive: Option<BTreeMap<&'static str, u64>>,
 }
@@ -171,23 +173,33 @@ impl Observation {
             })
     }
 
-    /// The exported devices that lost accepted data, with the causes, if any.
+    /// The exported devices that lost accepted data or whose reservations are damaged, with the
+    /// causes, if any.
     pub(crate) fn damage(&self) -> Option<String> {
         let subsystems = self.target.subsystems.iter();
         let namespaces = subsystems.flat_map(|subsystem| &subsystem.namespaces);
         let exported: Vec<DeviceIndex> = namespaces.map(|(_, place)| *place).collect();
-        let damaged = self.devices.iter().filter_map(|device| {
-            let damage = device.health.damage?;
+        let mut damaged = Vec::new();
+        for device in self
+            .devices
+            .iter()
+            .filter(|it| exported.contains(&it.place))
+        {
             let DeviceSample { name, .. } = device;
-            exported.contains(&device.place).then(|| {
-                format!(
+            if let Some(damage) = device.health.damage {
+                damaged.push(format!(
                     "device {name} is damaged: {}: writes and flushes fail until `windlass device \
                      reopen {name}`",
                     damage.cause
-                )
-            })
-        });
-        let damaged: Vec<String> = damaged.collect();
+                ));
+            }
+            if device.has_damaged_reservations {
+                damaged.push(format!(
+                    "the reservations of device {name} are damaged: hosts are refused until \
+                     `windlass reservations {name} --clear`"
+                ));
+            }
+        }
         (!damaged.is_empty()).then(|| damaged.join("; "))
     }
 
@@ -239,6 +251,9 @@ fn core(sources: &Sources, reactor: usize) -> CoreSample {
 
 fn devices(sources: &Sources) -> Vec<DeviceSample> {
     let uuids = sources.running.uuids.load();
+    let reservations = sources.target.reservations();
+    let damaged = reservations.iter().filter(|it| it.is_unknown);
+    let damaged: Vec<DeviceIndex> = damaged.map(|it| it.device).collect();
     let devices = sources.target.devices().into_iter();
     devices
         .map(|(place, device)| {
@@ -251,6 +266,7 @@ fn devices(sources: &Sources) -> Vec<DeviceSample> {
                 block_count: geometry.block_count,
                 uuid: uuids.get(&place).map(|uuid| uuid.hyphenated().to_string()),
                 health: device.health(),
+                has_damaged_reservations: damaged.contains(&place),
                 drive: drive.map(|drive| drive.counters().into_iter().collect()),
             }
         })

@@ -4,6 +4,7 @@ mod identity;
 mod lab;
 mod paths;
 mod random;
+mod reservations;
 
 use std::time::Instant;
 

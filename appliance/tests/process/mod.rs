@@ -69,6 +69,16 @@ impl Windlass {
 
     /// Like [`start`](Self::start), with these environment variables.
     pub(crate) fn start_in(file: &Path, environment: &[(&str, &str)]) -> Self {
+        Self::start_with(file, environment, Stdio::inherit())
+    }
+
+    /// Like [`start`](Self::start), with the log in the file `log`.
+    pub(crate) fn start_logging(file: &Path, log: &Path) -> Self {
+        let log = std::fs::File::create(log).expect("writable");
+        Self::start_with(file, &[], log.into())
+    }
+
+    fn start_with(file: &Path, environment: &[(&str, &str)], log: Stdio) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_windlass"))
             .args(["--log", "warn", "run"])
             .arg(file)
@@ -77,6 +87,7 @@ impl Windlass {
             .envs(environment.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
+            .stderr(log)
             .spawn()
             .expect("the binary runs");
         let stdout = BufReader::new(child.stdout.take().expect("a pipe"));

@@ -12,8 +12,9 @@ use serde_json::{Map, Value};
 
 use super::super::routes::OPENAPI;
 use crate::observe::model::{
-    ApplyAnswer, ApplyRequest, Event, Heatmap, History, Refusal, ReopenAnswer, ReopenRequest,
-    Status, WrongConfiguration,
+    ApplyAnswer, ApplyRequest, ClearAnswer, ClearRequest, DeviceReservations, Event, EvictAnswer,
+    EvictRequest, Heatmap, History, Refusal, ReopenAnswer, ReopenRequest, Status,
+    WrongConfiguration,
 };
 
 #[test]
@@ -32,11 +33,16 @@ fn openapi_schemas_match_the_model() {
     add::<Event>(&mut schemas, &serializer);
     add::<ApplyAnswer>(&mut schemas, &serializer);
     add::<ReopenAnswer>(&mut schemas, &serializer);
+    add::<DeviceReservations>(&mut schemas, &serializer);
+    add::<ClearAnswer>(&mut schemas, &serializer);
+    add::<EvictAnswer>(&mut schemas, &serializer);
     add::<Refusal>(&mut schemas, &serializer);
     add::<WrongConfiguration>(&mut schemas, &serializer);
     let requests = SchemaSettings::draft2020_12().for_deserialize();
     add::<ApplyRequest>(&mut schemas, &requests);
     add::<ReopenRequest>(&mut schemas, &requests);
+    add::<ClearRequest>(&mut schemas, &requests);
+    add::<EvictRequest>(&mut schemas, &requests);
     let schemas = Value::Object(schemas);
     let same = document["components"]["schemas"] == schemas;
     if std::env::var_os("UPDATE_EXPECTED").is_some() {
