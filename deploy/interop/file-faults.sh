@@ -191,21 +191,6 @@ namespaces() {
   done | sort -V
 }
 
-# attach HOST UUID: prints the disk of another host's controller of the second export.
-attach() {
-  local before path
-  before=$(ls /sys/class/nvme)
-  nvme connect "${at_target[@]}" -n "$once_nqn" --hostnqn="$1" --hostid="$2" > /dev/null ||
-    fail "host $1 cannot connect"
-  for path in /sys/class/nvme/nvme*; do
-    grep -qx "${path##*/}" <<< "$before" && continue
-    eventually 60 test -e "$path/${path##*/}n1"
-    echo "/dev/${path##*/}n1"
-    return
-  done
-  fail "host $1 has no controller"
-}
-
 # put DISK NUMBER OPTION…: writes the pattern with that number to its position on a disk.
 put() {
   local disk=$1 number=$2
@@ -227,8 +212,8 @@ flush() { nvme flush "$1" -n 1 2>&1; }
 once() {
   local knobs=/sys/bus/pseudo/drivers/scsi_debug a b disk number
   say "one failed sync"
-  a=$(attach "$host_a" 11111111-1111-4111-8111-111111111111)
-  b=$(attach "$host_b" 22222222-2222-4222-8222-222222222222)
+  a=$(attach "$once_nqn" "$host_a" 11111111-1111-4111-8111-111111111111)
+  b=$(attach "$once_nqn" "$host_b" 22222222-2222-4222-8222-222222222222)
   say "host A has $a, host B has $b"
   for number in $(seq 0 5); do succeeds put "$a" "$number"; done
   for disk in "$a" "$b"; do succeeds flush "$disk"; done

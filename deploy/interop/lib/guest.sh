@@ -128,6 +128,23 @@ disconnect() {
   [ -z "$(controllers)" ] || fail "a controller is left"
 }
 
+# attach NQN HOST UUID OPTION…: prints the disk of another host's controller of that export. Without
+# multipath each controller has its own disks, although they are the same namespace.
+attach() {
+  local nqn=$1 host=$2 uuid=$3 before path
+  shift 3
+  before=$(ls /sys/class/nvme)
+  nvme connect "${at_target[@]}" -n "$nqn" --hostnqn="$host" --hostid="$uuid" "$@" > /dev/null ||
+    fail "host $host cannot connect"
+  for path in /sys/class/nvme/nvme*; do
+    grep -qx "${path##*/}" <<< "$before" && continue
+    eventually 60 test -e "$path/${path##*/}n1"
+    echo "/dev/${path##*/}n1"
+    return
+  done
+  fail "host $host has no controller"
+}
+
 # Messages of the kernel that a healthy connection never causes.
 expect_quiet_kernel() {
   if dmesg | grep -iE 'nvme.*(timeout|I/O error|failed|reset|reconnect|digest)|hung task|WARNING:|BUG:'

@@ -105,6 +105,16 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         timeout_s: 300,
     },
     Scenario {
+        name: "reservations",
+        script: "reservations.sh",
+        connect: "",
+        place: Place::Guest(Machine {
+            options: &[],
+            namespaces: 1,
+        }),
+        timeout_s: 300,
+    },
+    Scenario {
         name: "vfio",
         script: "vfio.sh",
         connect: "",
