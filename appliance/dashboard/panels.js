@@ -73,6 +73,11 @@ export function troubles(status, history) {
           : `Device ${one.name} is damaged: ${one.damage.text}. Writes and flushes fail until ` +
               `windlass device reopen ${one.name}.`,
       );
+    if (one.reservations_damaged)
+      found.push(
+        `Device ${one.name}: its stored reservations cannot be restored, and hosts are refused until ` +
+          `windlass reservations ${one.name} --clear.`,
+      );
     for (const warning of one.warnings) found.push(`Device ${one.name}: ${warning}.`);
     if (one.media_errors > 0)
       found.push(

@@ -109,7 +109,7 @@ impl Appliance {
             cores.len(),
             devices.in_order(),
         )?;
-        let reservation_files = ReservationFiles::open(state.reservations(), &target);
+        let reservation_files = ReservationFiles::open(state.reservations(), &target, &cores);
         devices.restore_reservations(&reservation_files, &target);
         let transports = listeners.into_transports(&config, &cores, &devices.regions(&arena))?;
         let counters = transports.iter().map(|it| it.counters()).collect();

@@ -26,6 +26,7 @@ use appliance_config::identity::reservations_uuid;
 use nvme_reservations::{NamespaceIdentity, PersistenceSupport, Reservations};
 use nvme_target::{InitialReservations, Target};
 
+use crate::affinity::avoid_reactor_cores;
 use directory::{LoadError, load, prepare};
 use writer::{FileStore, Job, Writer};
 
@@ -49,14 +50,15 @@ pub(crate) struct ReservationFiles {
 
 impl ReservationFiles {
     /// The files in `directory`, where `target` stores changes from now on. If the directory cannot
-    /// be written, states that are already stored are restored nevertheless.
-    pub(crate) fn open(directory: Option<PathBuf>, target: &Arc<Target>) -> Self {
+    /// be written, states that are already stored are restored nevertheless. The thread avoids
+    /// `cores`, those of the reactors.
+    pub(crate) fn open(directory: Option<PathBuf>, target: &Arc<Target>, cores: &[usize]) -> Self {
         let mut files = Self::default();
         let Some(directory) = directory else {
             files.obstacle = Some("there is no state directory".to_owned());
             return files;
         };
-        match files.start(&directory, target) {
+        match files.start(&directory, target, cores) {
             Ok(jobs) => files.jobs = Some(jobs),
             Err(error) => {
                 let directory = directory.display();
@@ -68,7 +70,12 @@ impl ReservationFiles {
     }
 
     /// Checks the directory, and starts the thread.
-    fn start(&self, directory: &Path, target: &Arc<Target>) -> io::Result<Sender<Job>> {
+    fn start(
+        &self,
+        directory: &Path,
+        target: &Arc<Target>,
+        cores: &[usize],
+    ) -> io::Result<Sender<Job>> {
         prepare(directory)?;
         let (jobs, received) = channel();
         let writer = Writer::new(
@@ -76,9 +83,13 @@ impl ReservationFiles {
             Arc::downgrade(target),
             Arc::clone(&self.names),
         );
+        let cores = cores.to_vec();
         std::thread::Builder::new()
             .name("reservations".to_owned())
-            .spawn(move || writer.run(&received))?;
+            .spawn(move || {
+                avoid_reactor_cores(&cores);
+                writer.run(&received);
+            })?;
         target.set_reservation_store(Box::new(FileStore(jobs.clone())));
         Ok(jobs)
     }

@@ -62,7 +62,7 @@ fn target() -> Arc<Target> {
 
 fn open(directory: &Path) -> (ReservationFiles, Arc<Target>) {
     let target = target();
-    let files = ReservationFiles::open(Some(directory.to_owned()), &target);
+    let files = ReservationFiles::open(Some(directory.to_owned()), &target, &[]);
     (files, target)
 }
 
@@ -238,7 +238,7 @@ fn unwritable_directory_still_restores_states() {
     let file = directory.path().join("file");
     fs::write(&file, "").expect("writable");
     expect_volatile(&restored(&file.join("reservations")));
-    let none = ReservationFiles::open(None, &target());
+    let none = ReservationFiles::open(None, &target(), &[]);
     expect_volatile(&none.initial(&name("vol0"), Some(CONTENT)));
     let path = directory.path().join("reservations");
     fs::create_dir(&path).expect("writable");

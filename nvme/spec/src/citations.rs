@@ -140,6 +140,10 @@ const BASE: Document = Document {
             "5.1.13.2.3",
             "Namespace Identification Descriptor list (CNS 03h)",
         ),
+        (
+            "5.1.13.2.8",
+            "I/O Command Set Independent Identify Namespace Data Structure (CNS 08h)",
+        ),
         ("5.1.14", "Keep Alive command"),
         ("5.1.25", "Set Features command"),
         ("5.1.25.1.1", "Arbitration (Feature Identifier 01h)"),
