@@ -4,7 +4,10 @@
 mod process;
 
 use std::fs;
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use nvme_host_testing::Names;
 use nvme_host_testing::tcp::RawClient;
@@ -130,6 +133,16 @@ fn expect_output(finished: &Finished, code: i32, parts: &[&str]) {
     }
 }
 
+/// The appliance's response to `GET path` over its control socket, head and body.
+fn get(directory: &Path, path: &str) -> String {
+    let mut stream = UnixStream::connect(socket(directory)).expect("it listens");
+    let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).expect("connected");
+    let mut response = String::new();
+    stream.read_to_string(&mut response).expect("a response");
+    response
+}
+
 fn kill(windlass: Windlass) {
     windlass.signal(Signal::KILL);
     assert!(!windlass.wait().0.success());
@@ -214,10 +227,21 @@ fn damaged_state_refuses_hosts_until_it_is_cleared() {
     expect_output(&status, 1, &["problem: device vol0", reset]);
     let doctor = run(&["doctor", "--config", file.to_str().expect("UTF-8")]);
     expect_output(&doctor, 4, &["cannot be restored", reset]);
+    let health = get(directory, "/healthz");
+    assert!(health.starts_with("HTTP/1.1 503"), "{health}");
+    assert!(health.contains(reset), "{health}");
+    let gauge = "windlass_device_reservations_damaged{device=\"vol0\"}";
+    let metrics = get(directory, "/metrics");
+    assert!(metrics.contains(&format!("{gauge} 1")), "{metrics}");
     assert_eq!(fs::read(&state).expect("readable"), bytes, "it is kept");
 
     let cleared = command(directory, &["reservations", "vol0", "--clear"]);
     expect_output(&cleared, 0, &["cleared", "damaged state"]);
+    let began = Instant::now();
+    while !get(directory, "/healthz").ends_with("ok") {
+        assert!(began.elapsed() < LIMIT, "/healthz reports the damage");
+        std::thread::sleep(Duration::from_millis(20));
+    }
     assert!(write(&mut other).is_success());
     assert!(register(&mut other).is_success());
     kill(windlass);
