@@ -75,8 +75,8 @@ export function troubles(status, history) {
       );
     if (one.reservations_damaged)
       found.push(
-        `Device ${one.name}: its stored reservations cannot be restored, and hosts are refused until ` +
-          `windlass reservations ${one.name} --clear.`,
+        `Device ${one.name}: its stored reservations cannot be restored, and hosts are ` +
+          `refused until windlass reservations ${one.name} --clear.`,
       );
     for (const warning of one.warnings) found.push(`Device ${one.name}: ${warning}.`);
     if (one.media_errors > 0)

@@ -362,6 +362,54 @@ fn parse_host(text: &str) -> Result<HostName, String> {
 mod tests {
     use super::*;
 
+    /// Each result of a change has a status and a text; a wait ends at its deadline.
+    #[test]
+    fn results_of_changes_are_explained() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .build()
+            .expect("a runtime");
+        let wait = |result: Option<Result<(), ReservationError>>, is_removed: bool| {
+            let (sender, change) = std::sync::mpsc::channel();
+            if let Some(result) = result {
+                sender.send(result).expect("the receiver is there");
+            }
+            if is_removed {
+                drop(sender);
+                return runtime.block_on(result_of(change, Instant::now()));
+            }
+            let result = runtime.block_on(result_of(change, Instant::now()));
+            drop(sender);
+            result
+        };
+        assert_eq!(wait(Some(Ok(())), false), Ok(()));
+        for (result, is_removed, status, text) in [
+            (
+                None,
+                false,
+                StatusCode::REQUEST_TIMEOUT,
+                "repeat the command",
+            ),
+            (None, true, StatusCode::SERVICE_UNAVAILABLE, "stopping"),
+            (
+                Some(Err(ReservationError::NotStored)),
+                false,
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "could not be stored",
+            ),
+            (
+                Some(Err(ReservationError::DeviceRemoved)),
+                false,
+                StatusCode::CONFLICT,
+                "was removed",
+            ),
+        ] {
+            let (found, error) = wait(result, is_removed).expect_err("it failed");
+            assert_eq!(found, status, "{error}");
+            assert!(error.contains(text), "{error}");
+        }
+    }
+
     #[test]
     fn hosts_are_named_by_nqn_or_identifier() {
         let nqn = "nqn.2014-08.org.nvmexpress:uuid:00010203-0405-0607-0809-0a0b0c0d0e0f";

@@ -310,3 +310,72 @@ fn target_stores_states_through_the_thread() {
         std::thread::sleep(Duration::from_millis(1));
     }
 }
+
+/// The lines that were logged.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().expect("no panic holds it").write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Hosts can repeat a command that fails, so the error is logged once, until a state is stored.
+#[test]
+fn write_errors_are_logged_once() {
+    let directory = TempDir::new().expect("a directory");
+    let path = path_of(directory.path(), identity());
+    let names: Names = Arc::default();
+    let known = [(name("vol0"), identity())];
+    names.lock().expect("no panic holds it").extend(known);
+    let target = target();
+    let mut writer = Writer::new(
+        directory.path().to_owned(),
+        Arc::downgrade(&target),
+        Arc::clone(&names),
+    );
+    let log = Log::default();
+    let lines = log.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_writer(move || lines.clone())
+        .finish();
+    let _guard = tracing::subscriber::set_default(subscriber);
+    let mut store = || {
+        let request = nvme_target::StoreRequest {
+            device: DEVICE,
+            number: 1,
+            identity: identity(),
+            bytes: encoded(&held(PersistChange::SET)),
+        };
+        writer.store(&request);
+    };
+    let counts = || {
+        let bytes = log.0.lock().expect("no panic holds it").clone();
+        let text = String::from_utf8(bytes).expect("UTF-8");
+        let count = |part: &str| text.lines().filter(|line| line.contains(part)).count();
+        (count("cannot be stored in"), count("stored again"), text)
+    };
+    for round in 1..=2 {
+        fs::create_dir(&path).expect("writable");
+        for _ in 0..3 {
+            store();
+            let (failed, stored, text) = counts();
+            assert_eq!((failed, stored), (round, round - 1), "{text}");
+            for part in ["device vol0", &path.display().to_string()] {
+                assert!(text.contains(part), "{text}");
+            }
+        }
+        fs::remove_dir(&path).expect("it is empty");
+        for _ in 0..2 {
+            store();
+            let (failed, stored, text) = counts();
+            assert_eq!((failed, stored), (round, round), "{text}");
+        }
+        fs::remove_file(&path).expect("it is there");
+    }
+}

@@ -60,7 +60,7 @@ impl Writer {
         }
     }
 
-    fn store(&mut self, request: &StoreRequest) {
+    pub(super) fn store(&mut self, request: &StoreRequest) {
         let identity = request.identity;
         let written = replace(&self.directory, identity, &request.bytes);
         let path = path_of(&self.directory, identity);
