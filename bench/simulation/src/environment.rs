@@ -74,6 +74,8 @@ pub struct Environment {
     pub controllers: Vec<u16>,
     /// By disk: until when its completions may be late.
     pub disk_disturbed: Vec<Nanos>,
+    /// By disk: how often its reservations could not be stored.
+    pub store_failures: Vec<u64>,
     /// By disk: whether its requests may fail.
     pub disk_fails: Vec<bool>,
     /// Whether requests of any disk could fail earlier; an event that reports this may still be
@@ -139,6 +141,7 @@ impl Environment {
             at_share: vec![Nanos::ZERO; swarm.hosts.len()],
             controllers: vec![0; swarm.hosts.len()],
             disk_disturbed: vec![Nanos::ZERO; count],
+            store_failures: vec![0; count],
             disk_fails: vec![fails; count],
             disk_failed: false,
             memory_disturbed: Nanos::ZERO,
@@ -174,6 +177,7 @@ impl Environment {
             fenced: &self.fenced,
             at_share: &mut self.at_share,
             controllers: &mut self.controllers,
+            store_failures: &self.store_failures,
             disk_fails: &self.disk_fails,
             disk_failed: self.disk_failed,
             disk_disturbed: &self.disk_disturbed,

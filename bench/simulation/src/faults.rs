@@ -158,6 +158,8 @@ faults! {
     Contend = "contend";
     /// Many hosts of one address, or many controllers of one host, take all that they may.
     OneAddress = "one-address";
+    /// Hosts register, acquire, preempt and release reservations.
+    Reserve = "reserve";
 }
 
 impl fmt::Display for Fault {
@@ -177,7 +179,8 @@ impl FromStr for Fault {
 
 impl Fault {
     /// Faults with which requests for data do not tell when the target had memory for it: they delay
-    /// messages beyond their latency, or use an identifier for two commands.
+    /// messages beyond their latency, refuse commands that wait, or use an identifier for two
+    /// commands.
     pub(crate) const HIDES_MEMORY_WAITS: &[Fault] = &[
         Fault::Grain,
         Fault::Window,
@@ -186,6 +189,7 @@ impl Fault {
         Fault::Unreachable,
         Fault::Unplug,
         Fault::Twins,
+        Fault::Reserve,
     ];
 
     /// The condition that the fault needs, if not every seed fulfils it.
@@ -218,6 +222,7 @@ impl Fault {
             Fault::Exchange | Fault::Stuck => Some(Need::Separate),
             Fault::OneAddress => Some(Need::Addresses),
             Fault::Contend => Some(Need::Contention),
+            Fault::Reserve => Some(Need::Reservations),
             _ => None,
         }
     }
@@ -274,13 +279,15 @@ pub(crate) enum Need {
     Addresses,
     /// Scarce memory; separate random streams for the selection and the occurrence.
     Contention,
+    /// Reservations; separate random streams for the selection and the occurrence.
+    Reservations,
 }
 
 /// A set of faults.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Faults(u64);
+pub struct Faults(u128);
 
-const _: () = assert!(Fault::ALL.len() <= 64);
+const _: () = assert!(Fault::ALL.len() <= u128::BITS as usize);
 
 impl Faults {
     /// Whether the fault is in the set.
@@ -332,6 +339,7 @@ pub(crate) fn faults_of(need: Need, seed: u64) -> Vec<Fault> {
         Need::Swaps => (0x70, Some(Fault::Swap), 400),
         Need::Addresses => (0x80, Some(Fault::OneAddress), 200),
         Need::Contention => (0x90, Some(Fault::Contend), 250),
+        Need::Reservations => (0xA0, Some(Fault::Reserve), 350),
     };
     let mut random = Random::new(seed, stream);
     let there = random.permille(share);

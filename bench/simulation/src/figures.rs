@@ -44,6 +44,10 @@ pub struct Figures {
     pub identities_judged: u64,
     /// Controllers of anonymous hosts.
     pub anonymous_attached: u64,
+    /// Completed reservation commands.
+    pub reservations: u64,
+    /// Unanswered writes of hosts that were preempted.
+    pub fenced_writes: u64,
     /// Number of occurrences of each fault.
     pub faults: BTreeMap<Fault, u64>,
 }
@@ -79,6 +83,8 @@ impl Figures {
         self.steps += other.steps;
         self.identities_judged += other.identities_judged;
         self.anonymous_attached += other.anonymous_attached;
+        self.reservations += other.reservations;
+        self.fenced_writes += other.fenced_writes;
         for (fault, times) in &other.faults {
             self.faults(*fault, *times);
         }
@@ -108,11 +114,13 @@ impl fmt::Display for Figures {
         writeln!(
             f,
             "{} steps of live changes, identifiers judged {} times, {} controllers of hosts that \
-             nobody configured, longest undisturbed wait {} ({} of a thousand of its bound), {} \
+             nobody configured, {} reservation commands, {} fenced writes, longest undisturbed wait {} ({} of a thousand of its bound), {} \
              waits for memory, at most {} grants before that of a waiting host",
             self.steps,
             self.identities_judged,
             self.anonymous_attached,
+            self.reservations,
+            self.fenced_writes,
             self.wait_max,
             self.wait_permille_max,
             self.memory_waits,

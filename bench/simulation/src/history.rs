@@ -120,10 +120,13 @@ impl BlockHistory {
                 self.candidates.remove(index);
                 self.forget(version, Mistake::NeverWritten);
             }
-            WriteEnd::Undecided => self.candidates[index].ended = now,
+            WriteEnd::Undecided => {
+                let candidate = &mut self.candidates[index];
+                candidate.ended = candidate.ended.min(now);
+            }
             WriteEnd::Done { durable } => {
                 let candidate = &mut self.candidates[index];
-                candidate.ended = now;
+                candidate.ended = candidate.ended.min(now);
                 candidate.done = Some(began);
                 let zero = candidate.zero;
                 self.seen(
@@ -136,6 +139,21 @@ impl BlockHistory {
                 }
             }
         }
+    }
+
+    /// Whether `version` writes zeroes.
+    #[must_use]
+    pub fn is_zeroes(&self, version: u64) -> bool {
+        self.position(version)
+            .is_some_and(|index| self.candidates[index].zero)
+    }
+
+    /// Notes that a write that had ended without a result may take effect again.
+    pub fn reopen(&mut self, version: u64, zero: bool) {
+        if let Some(index) = self.position(version) {
+            self.candidates.remove(index);
+        }
+        self.begin(version, zero);
     }
 
     /// Whether a read that began at `began` may return the content of `version`, or zeroes for

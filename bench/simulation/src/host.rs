@@ -15,6 +15,7 @@ mod invalid;
 mod memory_waits;
 mod probes;
 mod rdma;
+mod reserving;
 mod session;
 mod silent;
 mod tcp;
@@ -58,6 +59,7 @@ use events::{EventLog, EventState};
 use invalid::Refusal;
 use probes::Probe;
 use rdma::{ConnectionRequest, RdmaTransportEnd};
+use reserving::ReserveStep;
 use tcp::TcpTransportEnd;
 
 /// Entries of the admin queue of a host.
@@ -114,6 +116,8 @@ pub struct HostEnv<'a> {
     pub at_share: &'a mut [Nanos],
     /// By host: its controller's identifier, 0 without one.
     pub controllers: &'a mut [u16],
+    /// By disk: how often its reservations could not be stored.
+    pub store_failures: &'a [u64],
     /// By disk: whether its requests may fail.
     pub disk_fails: &'a [bool],
     /// Whether requests of any disk could fail earlier; an event that reports this may still be
@@ -192,6 +196,7 @@ enum Command {
     Hopeless(&'static str),
     /// Every result is correct.
     Ignored,
+    Reserve(ReserveStep),
     Io(Io),
 }
 

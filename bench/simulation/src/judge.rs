@@ -1,11 +1,16 @@
 //! Decides whether the data that hosts read is correct, by a history for each block of each disk.
 
+mod fences;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use crate::content::{self, Content};
 use crate::history::{BlockHistory, Mistake, Moment, WriteEnd};
 use crate::identity::{ContentId, IdentityJudge};
+use crate::reservations::ReservationJudge;
+use fences::FencedWrite;
+pub use fences::OpenWrite;
 
 /// A violation of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -132,9 +137,13 @@ struct LostWrite {
 pub struct Judge {
     /// The judge of namespace identifiers.
     pub identities: IdentityJudge,
+    /// The judge of reservations.
+    pub reservations: ReservationJudge,
     disks: Vec<DiskModel>,
     /// Lost writes that may take effect until a later event proves otherwise.
     lost: Vec<LostWrite>,
+    /// Writes that take no effect unless their hosts may write again.
+    fenced: Vec<FencedWrite>,
     now: Moment,
     next_version: u64,
     /// Reads in flight: when they began, and how many began then.
@@ -157,8 +166,10 @@ impl Judge {
         };
         Self {
             identities: IdentityJudge::default(),
+            reservations: ReservationJudge::new(disks.len()),
             disks: disks.iter().map(model).collect(),
             lost: Vec::new(),
+            fenced: Vec::new(),
             now: Moment(0),
             next_version: 1,
             reads: BTreeMap::new(),
@@ -204,6 +215,7 @@ impl Judge {
 
     /// Ends a write that received a response.
     pub fn end_write(&mut self, extents: &[Extent], version: u64, began: Moment, end: WriteEnd) {
+        self.forget_fenced(version);
         let now = self.next_moment();
         let oldest = self.oldest_read();
         for extent in extents {
@@ -261,6 +273,7 @@ impl Judge {
     /// of that host, and makes no controller of it ready, before that association's writes in
     /// devices have ended.
     pub fn noticed(&mut self, sender: (usize, u16)) {
+        self.reservations.noticed(sender);
         let now = self.next_moment();
         for lost in &mut self.lost {
             if lost.sender == sender {
@@ -327,6 +340,7 @@ impl Judge {
         let (over, left): (Vec<_>, _) = lost.partition(is_over);
         self.lost = left;
         for lost in &over {
+            self.forget_fenced(lost.version);
             for extent in &lost.extents {
                 for history in self.over(*extent) {
                     history.end(lost.version, lost.began, end, WriteEnd::Undecided);
@@ -504,6 +518,7 @@ impl Judge {
     pub fn stopped(&mut self) {
         let now = self.next_moment();
         self.lost.clear();
+        self.fenced.clear();
         for model in &mut self.disks {
             model.may_be_stuck = false;
         }

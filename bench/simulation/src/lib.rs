@@ -31,6 +31,7 @@ pub mod oracle;
 pub mod plan;
 pub mod ram;
 pub mod random;
+pub mod reservations;
 pub mod run;
 pub mod storage;
 pub mod swarm;

@@ -240,6 +240,7 @@ impl Swarm {
             .chain(faults_of(Need::Swaps, seed))
             .chain(faults_of(Need::Addresses, seed))
             .chain(faults_of(Need::Contention, seed))
+            .chain(faults_of(Need::Reservations, seed))
             .collect();
         let chosen = match chosen.has(Fault::Rdma) {
             true => faults_of(Need::RdmaAndMore, seed)

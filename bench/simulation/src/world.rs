@@ -5,6 +5,7 @@ mod changes;
 mod checks;
 mod contention;
 mod faults;
+mod reserving;
 mod stuck;
 
 use nvme_driver::DriveState;
@@ -22,6 +23,7 @@ use crate::random::Random;
 use crate::storage::Storage;
 use crate::swarm::{Limits, Swarm};
 use crate::unknown_hosts::UnknownHosts;
+use reserving::Reserving;
 
 /// Share of events that are faults, per thousand.
 const FAULTS_PERMILLE: u32 = 120;
@@ -67,6 +69,7 @@ pub struct World {
     /// Whether the order of grants of memory is judged.
     shows_memory_waits: bool,
     anonymous_hosts: AnonymousHosts,
+    reserving: Reserving,
     appliance: Option<Appliance>,
     starts: u64,
     /// Random stream for host behaviour.
@@ -117,6 +120,7 @@ impl World {
             contention_random: Random::new(seed, 0x62),
             shows_memory_waits,
             anonymous_hosts: AnonymousHosts::default(),
+            reserving: Reserving::new(seed),
             seed,
             random: Random::new(seed, 2),
             hosts: hosts
@@ -180,6 +184,7 @@ impl World {
         self.apply_separate_fault()?;
         self.misuse();
         self.contend()?;
+        self.reserve()?;
         if self.random.permille(PAUSES_PERMILLE) {
             let pause = Nanos::from_millis(self.random.between(1, 4000));
             return self.pass(pause);
@@ -190,7 +195,7 @@ impl World {
                 .filter(|it| {
                     let has_own_stream =
                         it.is_host_behaviour() || it.is_drawn_separately() || it.is_misuse();
-                    !has_own_stream && *it != Fault::Contend
+                    !has_own_stream && !matches!(it, Fault::Contend | Fault::Reserve)
                 })
                 .collect();
             if !faults.is_empty() {
@@ -297,6 +302,10 @@ impl World {
         self.anonymous_hosts.disconnect_all();
         self.fairness.reset();
         self.env.judge.stopped();
+        self.reserving.reset();
+        let can_persist = vec![false; self.env.disks.len()];
+        let reservations = &mut self.env.judge.reservations;
+        reservations.restart(self.env.time.now(), &can_persist);
         self.env.evict();
         if power {
             for disk in &self.env.disks {
@@ -404,6 +413,7 @@ impl World {
                 format!("not everything is in service again: hosts {hosts:?}, drives {drives:?}");
             return Err(Violation::Rule(what));
         }
+        self.clear_reservations()?;
         self.judge_recovery(true)?;
         self.env.disk_failed |= self.env.disk_fails.contains(&true);
         for (storage, fails) in self.env.disks.iter().zip(&mut self.env.disk_fails) {
@@ -488,6 +498,7 @@ impl World {
             for host in &mut self.hosts {
                 busy |= host.poll(&mut self.env.for_hosts())?;
             }
+            self.apply_fences()?;
             self.judge_fairness()?;
             for discovery_host in &mut self.discovery_hosts {
                 busy |= discovery_host.poll(&mut self.env.for_hosts())?;

@@ -47,6 +47,9 @@ impl Host {
                 let (refusal, issued_at) = (*refusal, outstanding.issued_at);
                 return self.refused(env, qid, refusal, issued_at, status);
             }
+            Command::Reserve(step) => {
+                return self.reservation_completed(env, qid, *step, outstanding, status);
+            }
             Command::Ignored => return Ok(()),
             Command::Damaged => {
                 return Err(self.violation(env, "a command with a damaged header was executed"));
@@ -129,7 +132,11 @@ impl Host {
             && refusal.disk.is_some_and(|disk| {
                 env.namespace_changed[disk] >= issued_at || env.disk_gone[disk]
             });
-        let right = status.is(refusal.status) && status.dnr();
+        let conflicts = refusal.disk.is_some_and(|disk| {
+            let conflict = status.is(Status::RESERVATION_CONFLICT) && status.dnr();
+            conflict && self.may_conflict(env, disk, issued_at)
+        });
+        let right = (status.is(refusal.status) && status.dnr()) || conflicts;
         if let (Some(disk), Some(lba)) = (refusal.disk, refusal.untouched) {
             let blocks = 1;
             self.read(env, Extent { disk, lba, blocks });
@@ -184,6 +191,7 @@ impl Host {
             if io.damaged {
                 return Err(self.violation(env, "damaged data was accepted"));
             }
+            self.check_reserved(env, io, issued_at)?;
             if io.version > 0 {
                 let disk = io.extents.first().map(|it| it.disk);
                 let over = (env.judge).overtaken(self.shape.identity, io.began, disk);
@@ -196,7 +204,14 @@ impl Host {
             });
         }
         let mismatch = status.is(Status::COMPARE_FAILURE) && io.kind == IoKind::Compare;
+        if mismatch {
+            self.check_reserved(env, io, issued_at)?;
+        }
         let refused = self.refusal(env, io, status, issued_at);
+        let refused = match self.reservation_refusal(env, io, status, issued_at) {
+            Some(end) => Some(end),
+            None => refused,
+        };
         if !mismatch && refused.is_none() && !self.may_fail(env, qid, io, status) {
             let what = format!("{:?} of {:?} completed with {status}", io.kind, io.extents);
             return Err(self.violation(env, &what));
@@ -307,6 +322,7 @@ impl Host {
             | Command::Queues
             | Command::Hopeless(_)
             | Command::Ignored
+            | Command::Reserve(_)
             | Command::Admin(AdminStep::WriteCache { .. }) => {
                 let latest = env.disk_disturbed.iter().max();
                 since = since.max(latest.copied().unwrap_or_default());

@@ -354,12 +354,11 @@ impl Host {
         for mut connection in std::mem::take(&mut self.io) {
             for outstanding in connection.take_outstanding() {
                 env.figures.abandoned += 1;
-                if let Command::Io(io) = outstanding.command {
-                    if io.version > 0 {
-                        self.ending_writes.push(io);
-                    } else {
-                        env.judge.end_read(io.began);
-                    }
+                match outstanding.command {
+                    Command::Io(io) if io.version > 0 => self.ending_writes.push(io),
+                    Command::Io(io) => env.judge.end_read(io.began),
+                    Command::Reserve(step) => env.judge.reservations.lose(step.disk, step.id),
+                    _ => {}
                 }
             }
             connection.finish();

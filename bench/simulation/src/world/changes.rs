@@ -552,6 +552,8 @@ impl World {
         }
         for disk in disks {
             self.env.namespace_changed[*disk] = CHANGING;
+            let now = self.env.time.now();
+            self.env.judge.reservations.change_begins(now, *disk);
             let blocks = change.wanted.sizes[*disk];
             self.env.judge.grow(*disk, blocks);
             let former = &self.env.serving;
@@ -595,6 +597,9 @@ impl World {
             let file = self.env.serving.files[*disk];
             let is_moved = former.files[*disk] != file;
             self.env.judge.exchange_ends(*disk, is_moved);
+            let is_reopened = self.is_reopened(*disk, former, is_applied);
+            let reservations = &mut self.env.judge.reservations;
+            reservations.change_ends(now, *disk, is_reopened);
             if is_moved {
                 self.env.put_into_file(*disk, file);
                 self.env.swarm.disks[*disk].block_count = self.env.serving.sizes[*disk];
@@ -612,6 +617,17 @@ impl World {
         for host in &mut self.hosts {
             host.changed_by(now, is_told.then_some(now + EVENT_MAX));
         }
+    }
+
+    /// Whether a change has closed a disk's device, so that nothing is left of its reservations;
+    /// `None` if that is not certain.
+    fn is_reopened(&self, disk: usize, former: &ServedConfig, is_applied: bool) -> Option<bool> {
+        let serving = &self.env.serving;
+        let is_kept = former.has_device(disk)
+            && serving.has_device(disk)
+            && former.read_only[disk] == serving.read_only[disk]
+            && former.files[disk] == serving.files[disk];
+        is_applied.then_some(!is_kept)
     }
 
     /// Handles a disk's device that was closed by a change. Data acknowledged before the change

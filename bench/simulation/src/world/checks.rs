@@ -89,6 +89,9 @@ impl World {
     pub(super) fn update_lost_writes(&mut self) {
         let may_be_fenced =
             self.env.judge.has_lost() || self.hosts.iter().any(Host::awaits_readiness);
+        let mut lost = self.env.judge.reservations.unnoticed();
+        let may_be_fenced = may_be_fenced || lost.next().is_some();
+        drop(lost);
         let Some(appliance) = self.appliance.as_ref().filter(|_| may_be_fenced) else {
             return;
         };
@@ -102,7 +105,9 @@ impl World {
                 *fenced = now;
             }
         }
-        let unnoticed: BTreeSet<(usize, u16)> = self.env.judge.unnoticed().collect();
+        let judge = &self.env.judge;
+        let unnoticed = judge.unnoticed().chain(judge.reservations.unnoticed());
+        let unnoticed: BTreeSet<(usize, u16)> = unnoticed.collect();
         for (identity, cntlid) in unnoticed {
             let name = host_name(identity);
             let serves = |it: &ControllerSnapshot| {

@@ -196,6 +196,7 @@ impl World {
             | Fault::Anonymous
             | Fault::Contend
             | Fault::OneAddress
+            | Fault::Reserve
             | Fault::Stuck
             | Fault::Tight => return Ok(()),
             Fault::Hang => self.strike_drive(disk, Mishap::Hang),
