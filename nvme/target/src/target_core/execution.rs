@@ -627,35 +627,52 @@ impl TargetCore {
         mut data: Lease,
         now: Nanos,
     ) -> Completed {
+        let controller_slot = self.queues.at(command.queue).and_then(Queue::controller);
+        let found = controller_slot.and_then(|slot| self.controller(slot, now));
+        let result = match found {
+            Some((controller, context)) => {
+                let executed = controller.execute(work, &mut data, &context);
+                executed.map(|()| data)
+            }
+            None => Err(Fault::retry(Status::ABORTED_SQ_DELETION)),
+        };
+        let completed = self.complete_admin(command, work, result);
+        // Its events follow its response, which the transport sends first (Base 2.1 §4.2.1, SQHD).
+        if let Some(controller_slot) = controller_slot {
+            self.arm_timers_and_report(controller_slot);
+        }
+        completed
+    }
+
+    fn complete_admin(
+        &mut self,
+        command: Command,
+        work: &AdminWork,
+        result: Result<Lease, Fault>,
+    ) -> Completed {
         let Command {
             queue: slot,
             id: command_id,
             tag,
         } = command;
-        let opcode = work.opcode.0;
-        let failed = FailedCommand {
-            opcode,
-            command_id,
-            nsid: work.nsid,
-            lba: 0,
-        };
         let queue_closed = Fault::retry(Status::ABORTED_SQ_DELETION);
-        let controller_slot = self.queues.at(slot).and_then(Queue::controller);
-        let found = controller_slot.and_then(|slot| self.controller(slot, now));
-        let Some((controller, context)) = found else {
-            return self.fail_command(command, &failed, queue_closed);
+        let queue = self.queues.at_mut(slot).ok_or(queue_closed);
+        let done = result.and_then(|data| {
+            let response = queue?.respond(command_id, Status::SUCCESS);
+            Ok((data, response))
+        });
+        let (data, response) = match done {
+            Ok(done) => done,
+            Err(fault) => {
+                let failed = FailedCommand {
+                    opcode: work.opcode.0,
+                    command_id,
+                    nsid: work.nsid,
+                    lba: 0,
+                };
+                return self.fail_command(command, &failed, fault);
+            }
         };
-        let result = controller.execute(work, &mut data, &context);
-        if let Some(controller_slot) = controller_slot {
-            self.arm_timers_and_report(controller_slot);
-        }
-        if let Err(fault) = result {
-            return self.fail_command(command, &failed, fault);
-        }
-        let Some(queue) = self.queues.at_mut(slot) else {
-            return self.fail_command(command, &failed, queue_closed);
-        };
-        let response = queue.respond(command_id, Status::SUCCESS);
         self.command_completed(slot);
         if !work.is_to_host() {
             return Completed::without_data(tag, response);

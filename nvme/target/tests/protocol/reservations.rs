@@ -589,6 +589,35 @@ fn preempted_hosts_are_notified() {
     assert_eq!(page(&mut world, masked).lpc.get(), 0, "it was masked");
 }
 
+/// Base 2.1 §4.2.1, SQHD: the event of a further notification follows the page that was read, and so
+/// its completion has a later head.
+#[test]
+fn events_of_further_notifications_follow_the_page() {
+    let mut world = World::new();
+    let (fenced, fencing) = (host(&mut world, 1, 1), host(&mut world, 0, 2));
+    let events = [40, 41].map(|cid| {
+        let event = Sqe::async_event_request().with_cid(cid);
+        let waiting = world.start(fenced.admin, event, &[]);
+        waiting.expect_err("it waits")
+    });
+    for nsid in [RAM, PLAIN] {
+        for path in [fenced, fencing] {
+            register_with(&mut world, path, nsid, PersistChange::NO_CHANGE).ok();
+        }
+        let sqe = acquire_sqe(
+            nsid,
+            AcquireAction::PREEMPT,
+            ReservationType::WRITE_EXCLUSIVE,
+        );
+        let data = acquire_data(fencing.key, fenced.key);
+        world.write(fencing.io, sqe, &data).ok();
+    }
+    world.wait(fenced.admin, events[0]).ok();
+    let page = world.log_page(fenced.admin, LogPageId::RESERVATION_NOTIFICATION, 64, false);
+    let event = world.wait(fenced.admin, events[1]);
+    assert_eq!(event.cqe.sqhd.get(), page.cqe.sqhd.get() + 1);
+}
+
 fn report(world: &mut World, path: Path, bytes: u32, eds: bool) -> Reply {
     let mut command = ReservationReport::new_zeroed();
     command.numd_z = (bytes / 4 - 1).into();
