@@ -20,7 +20,8 @@ use nvme_rdma::{
     ConnectionSet as RdmaSet, Domains, Listeners, RdmaConfig, RdmaCounters, RdmaTransport, SetParts,
 };
 use nvme_target::{
-    ControllerKind, ControllerSnapshot, ControllerState, CoreLimits, PortId, Target, TargetCore,
+    ControllerKind, ControllerSnapshot, ControllerState, CoreLimits, DeviceIndex, PortId, Target,
+    TargetCore,
 };
 use nvme_tcp::{ConnectionAudit, ConnectionSet, Handoff, TcpConfig, TcpCounters, TcpTransport};
 use rdma::Provider;
@@ -37,6 +38,7 @@ use crate::network::{Listener as SimListener, SimNetwork, Socket, TargetStream, 
 use crate::oracle::Served;
 use crate::plan::{device_name, tcp_address};
 use crate::storage::Storage;
+use crate::store::StoreResult;
 use crate::swarm::Swarm;
 use crate::time::SharedTime;
 pub use accounts::Held;
@@ -103,6 +105,7 @@ impl Appliance {
             config: config.clone(),
         })?;
         let target = Arc::clone(headless.target());
+        restore_reservations(env, &config, &target)?;
         let configs = vec![ReactorConfig::default(); swarm.reactors];
         let mut simulation = Simulation::new(seed, configs).map_err(|error| text(&error))?;
         simulation.clock().advance_to(time.now());
@@ -257,6 +260,17 @@ impl Appliance {
             .collect()
     }
 
+    /// Reports the result of storing reservations.
+    pub fn reservations_stored(&self, result: StoreResult) {
+        let StoreResult {
+            device,
+            number,
+            is_stored,
+            ..
+        } = result;
+        self.target.reservations_stored(device, number, is_stored);
+    }
+
     /// Ends the appliance immediately, in any state. Returns the number of leases that remain
     /// unreturned after all owners are dropped.
     #[must_use]
@@ -401,6 +415,21 @@ fn open(
     }
     time.set(now);
     Ok((devices, drives))
+}
+
+/// Gives devices whose content survives the reservations that were stored.
+fn restore_reservations(env: &Environment, config: &Config, target: &Target) -> Result<(), String> {
+    let can_persist = env.can_persist_reservations();
+    for disk in (0..can_persist.len()).filter(|disk| can_persist[*disk]) {
+        let name = device_name(disk);
+        let mut devices = config.devices.iter();
+        if let Some(place) = devices.position(|it| it.name.as_str() == name) {
+            let device = DeviceIndex(place as u16);
+            target.set_reservations(device, env.store.initial(disk)?);
+        }
+    }
+    target.set_reservation_store(Box::new(env.store.clone()));
+    Ok(())
 }
 
 /// The devices of drives, by their index in the configuration.

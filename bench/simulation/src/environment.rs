@@ -20,6 +20,7 @@ use crate::plan::{ServedConfig, disk_path, file_path};
 use crate::ram::Ram;
 use crate::random::Random;
 use crate::storage::Storage;
+use crate::store::SimStore;
 use crate::swarm::Swarm;
 use crate::time::SharedTime;
 use crate::trace::Trace;
@@ -74,6 +75,8 @@ pub struct Environment {
     pub controllers: Vec<u16>,
     /// By disk: until when its completions may be late.
     pub disk_disturbed: Vec<Nanos>,
+    /// The store of reservations; it outlives the appliance.
+    pub store: SimStore,
     /// By disk: how often its reservations could not be stored.
     pub store_failures: Vec<u64>,
     /// By disk: whether its requests may fail.
@@ -141,6 +144,7 @@ impl Environment {
             at_share: vec![Nanos::ZERO; swarm.hosts.len()],
             controllers: vec![0; swarm.hosts.len()],
             disk_disturbed: vec![Nanos::ZERO; count],
+            store: SimStore::new(seed, time.clone()),
             store_failures: vec![0; count],
             disk_fails: vec![fails; count],
             disk_failed: false,
@@ -177,6 +181,7 @@ impl Environment {
             fenced: &self.fenced,
             at_share: &mut self.at_share,
             controllers: &mut self.controllers,
+            store: &self.store,
             store_failures: &self.store_failures,
             disk_fails: &self.disk_fails,
             disk_failed: self.disk_failed,
@@ -266,6 +271,17 @@ impl Environment {
             .is_some_and(RdmaNetwork::waits_for_target)
     }
 
+    /// By disk: whether its reservations can persist from the start of the appliance on. The content
+    /// of a RAM device does not survive.
+    #[must_use]
+    pub fn can_persist_reservations(&self) -> Vec<bool> {
+        let is_wanted = self.swarm.faults.has(Fault::Reserve);
+        let disks = 0..self.disks.len();
+        disks
+            .map(|disk| is_wanted && !self.swarm.ram[disk] && self.serving.has_device(disk))
+            .collect()
+    }
+
     /// Advances disks and drives to the current time.
     pub fn advance_disks(&mut self) {
         let now = self.time.now();
@@ -295,7 +311,9 @@ impl Environment {
         let rdma = self.rdma.as_ref().and_then(RdmaNetwork::next_due);
         let vanished = self.vanished.iter().map(|(at, _)| *at);
         let closed = self.listeners.iter().filter_map(Listener::next_due);
-        disks.chain(vanished).chain(rdma).chain(closed).min()
+        let stores = self.store.next_due();
+        let network = vanished.chain(rdma).chain(closed);
+        disks.chain(network).chain(stores).min()
     }
 
     /// Turns off all further faults.
@@ -303,6 +321,7 @@ impl Environment {
         for disk in &mut self.disks {
             disk.disable_faults(self.swarm.disk_behaviour);
         }
+        self.store.disable_faults();
         self.swarm.faults = self
             .swarm
             .faults

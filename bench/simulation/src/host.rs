@@ -51,6 +51,7 @@ use crate::network::{Listener, NetworkBehaviour, WireId};
 use crate::plan::{SUBSYSTEMS, ServedConfig, host_name};
 use crate::random::Random;
 use crate::storage::Storage;
+use crate::store::SimStore;
 use crate::swarm::{HostShape, Swarm};
 use crate::trace::Trace;
 use admin::{AdminState, AdminStep, CommandKey};
@@ -116,6 +117,8 @@ pub struct HostEnv<'a> {
     pub at_share: &'a mut [Nanos],
     /// By host: its controller's identifier, 0 without one.
     pub controllers: &'a mut [u16],
+    /// The store of reservations.
+    pub store: &'a SimStore,
     /// By disk: how often its reservations could not be stored.
     pub store_failures: &'a [u64],
     /// By disk: whether its requests may fail.

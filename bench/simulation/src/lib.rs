@@ -34,6 +34,7 @@ pub mod random;
 pub mod reservations;
 pub mod run;
 pub mod storage;
+pub mod store;
 pub mod swarm;
 pub mod time;
 pub mod trace;

@@ -89,6 +89,8 @@ struct DiskReservations {
     suspended: Option<Reservations>,
     /// A change of the configuration is in progress.
     is_changing: bool,
+    /// It is not known whether the device was closed, and so whether what was stored is its.
+    is_vague: bool,
 }
 
 impl DiskReservations {
@@ -101,6 +103,7 @@ impl DiskReservations {
             can_persist,
             suspended: None,
             is_changing: false,
+            is_vague: false,
         }
         .with_state(state)
     }
@@ -244,6 +247,13 @@ impl ReservationJudge {
             [only] => Some(&only.state),
             _ => None,
         }
+    }
+
+    /// Whether the state of a disk can persist, if that is known.
+    #[must_use]
+    pub fn can_persist(&self, disk: usize) -> Option<bool> {
+        let reservations = &self.disks[disk];
+        (!reservations.is_vague).then_some(reservations.can_persist)
     }
 
     /// What was possible at some time since `from`.
@@ -444,9 +454,14 @@ impl ReservationJudge {
             return;
         }
         let suspended = reservations.suspended.take();
-        if is_closed != Some(false) {
+        match is_closed {
             // What was stored belonged to the former device.
-            reservations.can_persist = false;
+            Some(true) => {
+                reservations.can_persist = false;
+                reservations.is_vague = false;
+            }
+            Some(false) => {}
+            None => reservations.is_vague = true,
         }
         let state = match is_closed {
             Some(true) => Some(Reservations::new(false)),
@@ -468,18 +483,20 @@ impl ReservationJudge {
             reservations.pending.clear();
             reservations.is_changing = false;
             reservations.suspended = None;
+            if std::mem::take(&mut reservations.is_vague) {
+                reservations.states.clear();
+            }
             let mut states: Vec<PossibleState> = Vec::new();
             for mut possible in std::mem::take(&mut reservations.states) {
                 possible.applied.clear();
                 possible.state.restart();
                 possible.state.can_persist = *can_persist;
-                possible.state.persists &= *can_persist;
                 if !states.contains(&possible) {
                     states.push(possible);
                 }
             }
             reservations.states = states;
-            if reservations.states.is_empty() && !can_persist {
+            if !can_persist {
                 reservations.set_state(Reservations::new(false));
             }
             reservations.note(now);

@@ -259,6 +259,9 @@ impl World {
         self.env.renew_networks(seed);
         self.find_sizes(seed)?;
         self.env.renew_networks(seed);
+        let can_persist = self.env.can_persist_reservations();
+        let (now, reservations) = (self.env.time.now(), &mut self.env.judge.reservations);
+        reservations.restart(now, &can_persist);
         let started = Appliance::start(seed, &self.env);
         let appliance = started.map_err(|error| Violation::Rule(format!("start: {error}")))?;
         self.appliance = Some(appliance);
@@ -303,9 +306,7 @@ impl World {
         self.fairness.reset();
         self.env.judge.stopped();
         self.reserving.reset();
-        let can_persist = vec![false; self.env.disks.len()];
-        let reservations = &mut self.env.judge.reservations;
-        reservations.restart(self.env.time.now(), &can_persist);
+        self.env.store.appliance_ended();
         self.env.evict();
         if power {
             for disk in &self.env.disks {
@@ -498,6 +499,7 @@ impl World {
             for host in &mut self.hosts {
                 busy |= host.poll(&mut self.env.for_hosts())?;
             }
+            self.complete_stores();
             self.apply_fences()?;
             self.judge_fairness()?;
             for discovery_host in &mut self.discovery_hosts {

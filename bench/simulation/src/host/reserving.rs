@@ -161,7 +161,7 @@ impl Host {
         let answer = self.answer(env, qid, step, outstanding, status);
         let must_not_retry = matches!(&answer, Answer::Failed(_));
         let judged = (env.judge.reservations).complete(env.now, step.disk, step.id, &answer);
-        if let Err(expected) = judged {
+        if let Err(expected) = &judged {
             let (disk, id) = (step.disk, step.id);
             let what =
                 format!("disk {disk}: reservation {id} has the result {answer:x?}, not {expected}");
@@ -172,7 +172,25 @@ impl Host {
             return Err(self.violation(env, &what));
         }
         env.figures.reservations += 1;
-        Ok(())
+        self.check_stored(env, step.disk, judged.is_ok_and(|it| it.is_stored))
+    }
+
+    /// Checks that a state that persists was stored before its command was completed.
+    fn check_stored(
+        &self,
+        env: &mut HostEnv<'_>,
+        disk: usize,
+        is_stored: bool,
+    ) -> Result<(), Violation> {
+        let reservations = &env.judge.reservations;
+        let state = reservations.certain(disk).filter(|_| is_stored);
+        match state {
+            Some(state) if !env.store.holds(disk, state) => {
+                let what = format!("disk {disk}: a state is not stored: {state:x?}");
+                Err(self.violation(env, &what))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// What a completion says about the command.

@@ -600,6 +600,9 @@ impl World {
             let is_reopened = self.is_reopened(*disk, former, is_applied);
             let reservations = &mut self.env.judge.reservations;
             reservations.change_ends(now, *disk, is_reopened);
+            if is_reopened == Some(true) {
+                self.env.store.forget(*disk);
+            }
             if is_moved {
                 self.env.put_into_file(*disk, file);
                 self.env.swarm.disks[*disk].block_count = self.env.serving.sizes[*disk];

@@ -12,7 +12,7 @@ use crate::reservations::model::{ReservationCommand, Reservations, WRITE_EXCLUSI
 /// Share of events with a reservation command, per thousand.
 const COMMANDS_PERMILLE: u32 = 250;
 /// Share of these in which a host fences another one that is writing, per thousand.
-const FENCES_PERMILLE: u32 = 300;
+const FENCES_PERMILLE: u32 = 250;
 /// Share of commands that are refused whatever the state is, per thousand.
 const INVALID_PERMILLE: u32 = 60;
 /// Share of commands with a wrong key, a reserved type or Ignore Existing Key in vain, per thousand.
@@ -25,6 +25,8 @@ const CUT_PERMILLE: u32 = 400;
 const FENCED_WRITES: u64 = 6;
 /// Time for the commands of a fence to arrive.
 const FENCE_PAUSE_MAX: Nanos = Nanos::from_micros(400);
+/// Time for a host to register.
+const REGISTERED_WITHIN: Nanos = Nanos::from_millis(1);
 /// Longest delay of a disk during a fence.
 const FENCE_HOLD_MAX: Nanos = Nanos::from_millis(300);
 /// Fenced ranges that are read later, and when.
@@ -111,6 +113,23 @@ fn choose(random: &mut Random, identity: usize, state: &Reservations) -> Reserva
     }
 }
 
+/// A change of the Persist Through Power Loss state, if it is known whether there is one.
+fn choose_persistence(random: &mut Random, can_persist: Option<bool>) -> u8 {
+    match can_persist {
+        Some(true) => random.pick(&[0, 0, 0, 2, 3, 3, 3]),
+        Some(false) if random.permille(WRONG_PERMILLE) => random.pick(&[1, 2, 3]),
+        _ => 0,
+    }
+}
+
+/// The same command with a change of the Persist Through Power Loss state, if it has room for one.
+fn persisting(mut command: ReservationCommand, change: u8) -> ReservationCommand {
+    if let ReservationCommand::Register { cptpl, .. } = &mut command {
+        *cptpl = change;
+    }
+    command
+}
+
 /// The key of another registrant, or sometimes another key.
 fn other_key(random: &mut Random, identity: usize, state: &Reservations) -> u64 {
     let others = state.keys.iter().filter(|(host, _)| **host != identity);
@@ -165,14 +184,20 @@ impl World {
         if !random.permille(COMMANDS_PERMILLE) {
             return Ok(());
         }
-        let host = random.below(self.hosts.len() as u64) as usize;
-        let subsystem = self.env.swarm.hosts[host].subsystem;
-        let disks: Vec<usize> = self.env.swarm.disks_of(subsystem).collect();
-        let disk = random.pick(&disks);
-        let fences = random.permille(FENCES_PERMILLE);
-        if !self.is_settled(disk) {
+        let hosts = (0..self.hosts.len()).filter(|it| self.hosts[*it].can_reach_disks());
+        let hosts: Vec<usize> = hosts.collect();
+        if hosts.is_empty() {
             return Ok(());
         }
+        let host = random.pick(&hosts);
+        let fences = random.permille(FENCES_PERMILLE);
+        let subsystem = self.env.swarm.hosts[host].subsystem;
+        let disks = self.env.swarm.disks_of(subsystem);
+        let disks: Vec<usize> = disks.filter(|it| self.is_settled(*it)).collect();
+        if disks.is_empty() {
+            return Ok(());
+        }
+        let disk = self.reserving.random.pick(&disks);
         if fences && let Some(fenced) = self.choose_fenced(host, disk) {
             self.fence(host, fenced, disk)?;
         } else {
@@ -210,7 +235,10 @@ impl World {
                 return;
             }
             Sendable::Anything => match reservations.state(disk) {
-                Some(state) => choose(random, identity, state),
+                Some(state) => {
+                    let cptpl = choose_persistence(random, reservations.can_persist(disk));
+                    persisting(choose(random, identity, state), cptpl)
+                }
                 None => return,
             },
         };
@@ -220,21 +248,19 @@ impl World {
         }
     }
 
-    /// A registered host of a disk that another registered host can fence.
+    /// A host of a disk that another host can fence.
     fn choose_fenced(&mut self, by: usize, disk: usize) -> Option<usize> {
         let reservations = &self.env.judge.reservations;
         if reservations.sendable(disk, false) != Sendable::Anything {
             return None;
         }
-        let state = reservations.certain(disk)?;
+        reservations.certain(disk)?;
         let shapes = &self.env.swarm.hosts;
         let (identity, subsystem) = (shapes[by].identity, shapes[by].subsystem);
-        state.keys.get(&identity)?;
         let others = (0..shapes.len()).filter(|it| {
             let shape = &shapes[*it];
             shape.subsystem == subsystem
                 && shape.identity != identity
-                && state.keys.contains_key(&shape.identity)
                 && self.hosts[*it].can_reach_disks()
         });
         let others: Vec<usize> = others.collect();
@@ -246,6 +272,18 @@ impl World {
 
     /// Has a host write while the disk delays its requests, and another one preempt it.
     fn fence(&mut self, by: usize, fenced: usize, disk: usize) -> Result<(), Violation> {
+        for host in [fenced, by] {
+            let identity = self.env.swarm.hosts[host].identity;
+            let reservations = &self.env.judge.reservations;
+            let state = reservations.certain(disk);
+            if state.is_some_and(|it| !it.keys.contains_key(&identity)) {
+                let key = key_of(&mut self.reserving.random, identity);
+                let env = &mut self.env.for_hosts();
+                self.hosts[host].send_reservation(env, disk, register(0, false, 0, key));
+                self.env.judge.lift_fences();
+                self.pass(REGISTERED_WITHIN)?;
+            }
+        }
         let now = self.env.time.now();
         let random = &mut self.reserving.random;
         let later = self.env.swarm.faults.has(Fault::Later);
@@ -291,6 +329,20 @@ impl World {
             self.env.figures.fault(Fault::Reserve);
         }
         Ok(())
+    }
+
+    /// Completes the requests of the store that are due.
+    pub(super) fn complete_stores(&mut self) {
+        if !self.env.swarm.faults.has(Fault::Reserve) {
+            return;
+        }
+        for result in self.env.store.take_due() {
+            self.env.store_failures[result.disk] += u64::from(!result.is_stored);
+            self.env.note(format_args!("{result:?}"));
+            if let Some(appliance) = &self.appliance {
+                appliance.reservations_stored(result);
+            }
+        }
     }
 
     /// Tells the judge of data which writes are over because their host was preempted, and checks
