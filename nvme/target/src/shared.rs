@@ -47,6 +47,12 @@ impl Gate {
         self.0 & Self::RESTRICTED != 0
     }
 
+    /// Whether restrictions are the only difference to `other`, which has none.
+    #[inline(always)]
+    pub(crate) fn differs_by_restrictions(self, other: Self) -> bool {
+        self.0 ^ other.0 == Self::RESTRICTED
+    }
+
     /// Whether commands that change data have to wait.
     pub(crate) fn is_fenced(self) -> bool {
         self.0 & Self::FENCED != 0

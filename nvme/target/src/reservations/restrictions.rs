@@ -48,6 +48,7 @@ impl DeviceSet {
         }
     }
 
+    #[inline(always)]
     fn contains(&self, device: u8) -> bool {
         let (word, bit) = Self::place(device);
         self.0[word].load(Ordering::Relaxed) & bit != 0
@@ -57,9 +58,11 @@ impl DeviceSet {
         self.0.iter().all(|word| word.load(Ordering::Relaxed) == 0)
     }
 
+    #[inline(always)]
     fn place(device: u8) -> (usize, u64) {
         let device = usize::from(device);
-        (device / WORD_DEVICES, 1 << (device % WORD_DEVICES))
+        // The number of words is a power of two, so no index is out of bounds.
+        (device / WORD_DEVICES % WORDS, 1 << (device % WORD_DEVICES))
     }
 }
 
@@ -88,13 +91,19 @@ impl Restrictions {
         self.unreadable.is_empty() && self.unwritable.is_empty()
     }
 
-    /// Refuses a command that conflicts with a reservation (Base 2.1 §8.1.22.1).
-    pub(crate) fn check(&self, device: u8, access: AccessKind) -> Result<(), Fault> {
+    /// Whether no reservation forbids a command.
+    #[inline(always)]
+    pub(crate) fn allows(&self, device: u8, access: AccessKind) -> bool {
         let forbidden = match access {
             AccessKind::Read => &self.unreadable,
             AccessKind::Write => &self.unwritable,
         };
-        if !forbidden.contains(device) {
+        !forbidden.contains(device)
+    }
+
+    /// Refuses a command that conflicts with a reservation (Base 2.1 §8.1.22.1).
+    pub(crate) fn check(&self, device: u8, access: AccessKind) -> Result<(), Fault> {
+        if self.allows(device, access) {
             return Ok(());
         }
         self.check_known(device)?;

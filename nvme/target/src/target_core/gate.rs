@@ -11,7 +11,6 @@
 //! [`check`](crate::io::check); the configuration's epoch shows whether its result may have changed
 //! since.
 
-use nvme_spec::command::IoOpcode;
 use nvme_spec::{NSID_BROADCAST, Status};
 
 use super::queue::{Queue, QueueState};
@@ -42,17 +41,12 @@ pub(super) fn is_open(queue: &Queue) -> bool {
     queue.shared.gate() == queue.gate
 }
 
-/// Whether a Read or Write of one device may complete inline although the gate is not fully open.
-#[cold]
-#[inline(never)]
-pub(super) fn permits(queue: &Queue, device: u8, opcode: IoOpcode) -> bool {
-    let gate = queue.shared.gate();
-    let is_only_restricted = !gate.is_fenced() && gate.unconditional() == queue.gate;
-    let access = match opcode {
-        IoOpcode::READ => AccessKind::Read,
-        _ => AccessKind::Write,
-    };
-    is_only_restricted && queue.shared.restrictions.check(device, access).is_ok()
+/// Whether a command for one device may complete inline although the gate is not fully open. Calls
+/// no function, because a call would cost the caller registers even if it is not made.
+#[inline(always)]
+pub(super) fn permits(queue: &Queue, device: u8, access: AccessKind) -> bool {
+    let shared = &queue.shared;
+    shared.gate().differs_by_restrictions(queue.gate) && shared.restrictions.allows(device, access)
 }
 
 /// The refusal of a command that is invalid, if the gate is not closed.

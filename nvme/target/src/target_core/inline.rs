@@ -17,6 +17,7 @@ use crate::interface::{
     Completed, DataSource, Direction, InlineCompletion, QueueId, Work, WorkKind,
 };
 use crate::io::{IoOperation, IoWork, check_blocks, check_source, is_transfer};
+use crate::reservations::restrictions::AccessKind;
 use crate::stages::Measured;
 use crate::view::TargetView;
 
@@ -42,10 +43,13 @@ impl TargetCore {
         if sqe.io_opcode() != opcode || !is_transfer(sqe) || !queue.admits_io() {
             return None;
         }
-        let is_open = gate::is_open(queue);
         let context = context(queue, &self.view).ok()?;
         let work = check_blocks(opcode, sqe, &context).ok()?;
-        if !is_open && !gate::permits(queue, work.device, opcode) {
+        let access = match in_capsule {
+            None => AccessKind::Read,
+            Some(_) => AccessKind::Write,
+        };
+        if !gate::is_open(queue) && !gate::permits(queue, work.device, access) {
             return None;
         }
         let device = usize::from(work.device);
