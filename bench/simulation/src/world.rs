@@ -499,7 +499,7 @@ impl World {
             for host in &mut self.hosts {
                 busy |= host.poll(&mut self.env.for_hosts())?;
             }
-            self.complete_stores();
+            busy |= self.complete_stores();
             self.apply_fences()?;
             self.judge_fairness()?;
             for discovery_host in &mut self.discovery_hosts {

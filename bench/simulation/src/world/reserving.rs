@@ -331,18 +331,21 @@ impl World {
         Ok(())
     }
 
-    /// Completes the requests of the store that are due.
-    pub(super) fn complete_stores(&mut self) {
+    /// Completes the requests of the store that are due. Returns whether there were any.
+    pub(super) fn complete_stores(&mut self) -> bool {
         if !self.env.swarm.faults.has(Fault::Reserve) {
-            return;
+            return false;
         }
-        for result in self.env.store.take_due() {
+        let results = self.env.store.take_due();
+        let is_any = !results.is_empty();
+        for result in results {
             self.env.store_failures[result.disk] += u64::from(!result.is_stored);
             self.env.note(format_args!("{result:?}"));
             if let Some(appliance) = &self.appliance {
                 appliance.reservations_stored(result);
             }
         }
+        is_any
     }
 
     /// Tells the judge of data which writes are over because their host was preempted, and checks
