@@ -222,6 +222,8 @@ pub(crate) struct ReservationTable {
     results: BTreeMap<usize, Vec<ReservationResult>>,
     /// Reactors that have to be notified of a result or of hosts whose commands have to end.
     to_notify: BTreeSet<usize>,
+    /// Whether commands before the next epoch are aborted.
+    ends_epoch: bool,
 }
 
 impl ReservationTable {
@@ -380,6 +382,11 @@ impl ReservationTable {
         std::mem::take(&mut self.to_notify)
     }
 
+    /// Whether the configuration needs a new epoch, since the last call.
+    pub(crate) fn take_ends_epoch(&mut self) -> bool {
+        std::mem::take(&mut self.ends_epoch)
+    }
+
     /// Applies waiting commands until one has to wait.
     fn advance(&mut self, device: u8, controllers: &Controllers, view: &TargetView) {
         loop {
@@ -470,7 +477,13 @@ impl ReservationTable {
         if outcome.abort.is_empty() {
             return self.reply(device, requester, Ok(()));
         }
-        let reactors = reactors_of(&outcome.abort, controllers);
+        self.ends_epoch = true;
+        for entry in of_hosts(&outcome.abort, controllers) {
+            let restrictions = &entry.shared.restrictions;
+            restrictions.abort_before(device, view.epoch.wrapping_add(1));
+        }
+        let queues = of_hosts(&outcome.abort, controllers).flat_map(|entry| &entry.io_queues);
+        let reactors: BTreeSet<usize> = queues.map(|queue| queue.reactor).collect();
         self.to_notify.extend(&reactors);
         self.entry(device).progress = Progress::Ending {
             requester,
@@ -546,11 +559,13 @@ impl ReservationTable {
     }
 }
 
-/// The reactors with I/O queues of these hosts, ended ones with requests in a device included.
-fn reactors_of(hosts: &[HostIdentifier], controllers: &Controllers) -> BTreeSet<usize> {
-    let of_hosts = controllers
-        .values()
-        .filter(|entry| hosts.contains(&HostIdentifier(entry.shared.identity.host_id)));
-    let queues = of_hosts.flat_map(|entry| &entry.io_queues);
-    queues.map(|queue| queue.reactor).collect()
+/// The controllers of these hosts. Their I/O queues include those that have ended and whose requests
+/// devices still have.
+fn of_hosts<'a>(
+    hosts: &'a [HostIdentifier],
+    controllers: &'a Controllers,
+) -> impl Iterator<Item = &'a ControllerEntry> {
+    let host_of = |entry: &ControllerEntry| HostIdentifier(entry.shared.identity.host_id);
+    let all = controllers.values();
+    all.filter(move |entry| hosts.contains(&host_of(entry)))
 }

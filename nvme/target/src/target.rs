@@ -434,8 +434,17 @@ impl Target {
         let (result, reactors) = {
             let mut registry = self.registry();
             let (table, controllers) = registry.reservations();
-            let result = change(table, controllers, &self.published());
-            (result, table.take_to_notify())
+            let published = self.published();
+            let result = change(table, controllers, &published);
+            let mut reactors = table.take_to_notify();
+            if table.take_ends_epoch() {
+                let mut next = TargetView::clone(&published);
+                next.epoch = next.epoch.wrapping_add(1);
+                let epoch = next.epoch;
+                self.published.publish(next, epoch);
+                reactors.extend(0..self.reactors());
+            }
+            (result, reactors)
         };
         if !reactors.is_empty() {
             self.reservation_messages.fetch_add(1, Ordering::Release);

@@ -3,7 +3,7 @@
 //! A device may belong to several subsystems. Its reservations apply to all of them, so restrictions
 //! are kept by device.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use nvme_reservations::Permissions;
 use nvme_spec::Status;
@@ -72,6 +72,10 @@ pub(crate) struct Restrictions {
     unreadable: DeviceSet,
     unwritable: DeviceSet,
     unknown: DeviceSet,
+    /// Devices of which earlier commands of the host were aborted.
+    aborted: DeviceSet,
+    /// The last epoch in which such commands were aborted.
+    aborted_before: AtomicU32,
 }
 
 impl Restrictions {
@@ -83,6 +87,23 @@ impl Restrictions {
         self.unknown.set(device, access == DeviceAccess::Unknown);
         self.unreadable.set(device, !reads);
         self.unwritable.set(device, !writes);
+    }
+
+    /// Aborts the commands for a device that were checked in an epoch before `epoch`. They also
+    /// include those for other devices of which commands were aborted earlier.
+    pub(crate) fn abort_before(&self, device: u8, epoch: u32) {
+        self.aborted_before.store(epoch, Ordering::Relaxed);
+        self.aborted.set(device, true);
+    }
+
+    /// Whether a command for a device that was checked in the epoch `epoch` is aborted.
+    pub(crate) fn is_aborted(&self, device: u8, epoch: u32) -> bool {
+        let age = self
+            .aborted_before
+            .load(Ordering::Relaxed)
+            .wrapping_sub(epoch);
+        // Epochs wrap around. No work lasts for half of their range.
+        self.aborted.contains(device) && (1..1 << 31).contains(&age)
     }
 
     /// Whether the host may read and write every device.
@@ -141,6 +162,17 @@ mod tests {
             restrictions.set(device, DeviceAccess::Allowed(Permissions::ALL));
         }
         assert!(restrictions.is_empty());
+    }
+
+    #[test]
+    fn earlier_commands_of_a_device_are_aborted() {
+        let restrictions = Restrictions::default();
+        assert!(!restrictions.is_aborted(3, 6));
+        restrictions.abort_before(3, 7);
+        assert!(restrictions.is_aborted(3, 6) && restrictions.is_empty());
+        assert!(!restrictions.is_aborted(3, 7) && !restrictions.is_aborted(4, 6));
+        restrictions.abort_before(3, 2);
+        assert!(restrictions.is_aborted(3, u32::MAX), "epochs wrap around");
     }
 
     #[test]

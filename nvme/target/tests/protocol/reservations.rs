@@ -264,6 +264,35 @@ fn preempt_and_abort_waits_for_writes_of_the_preempted_host() {
     assert!(write_block(&mut world, fencing.io, RAM).is_success());
 }
 
+/// A write whose data is still being fetched is aborted, although no reservation restricts its host.
+#[test]
+fn preempt_and_abort_aborts_writes_whose_data_arrives_later() {
+    let mut world = World::new();
+    let (fenced, fencing) = (host(&mut world, 1, 1), host(&mut world, 0, 2));
+    for path in [fenced, fencing] {
+        register(&mut world, path);
+    }
+    let now = world.now;
+    let sqe = Sqe::write(RAM, 0, 0, false).with_sgl(SglDescriptor::transport(512));
+    let other = Sqe::write(PLAIN, 0, 0, false).with_sgl(SglDescriptor::transport(512));
+    let fetching = [sqe, other].map(|sqe| {
+        let core = &mut world.nodes[1].core;
+        match core.admit(fenced.io.queue, 77, &sqe.with_cid(901), now) {
+            nvme_target::Admission::Work(work) => work,
+            other => panic!("{other:?}"),
+        }
+    });
+    let preempting = preempt(&mut world, fencing, fenced.key).expect_err("it takes a turn");
+    world.wait(fencing.io, preempting).ok();
+    let [fetched, elsewhere] = fetching;
+    let aborted = world.execute(fenced.io, 77, fetched, &[2; 512]);
+    let aborted = aborted.expect("it is refused at once");
+    assert_eq!(aborted.status(), Status::ABORTED_PREEMPT_AND_ABORT);
+    let written = world.execute(fenced.io, 77, elsewhere, &[2; 512]);
+    assert!(written.is_none_or(|reply| reply.status().is_success()));
+    assert!(write_block(&mut world, fenced.io, RAM).is_success());
+}
+
 /// A write whose host has disconnected meanwhile is awaited too.
 #[test]
 fn preempt_and_abort_waits_for_orphaned_writes() {
