@@ -424,7 +424,8 @@ impl Host {
             return None;
         }
         // A listener may have allowed more in-capsule data when this queue connected.
-        let varied = match env.swarm.faults.has(Fault::Keys) {
+        let faults = env.swarm.faults;
+        let varied = match faults.has(Fault::Keys) || faults.has(Fault::Compound) {
             true => IN_CAPSULE_MORE_BYTES as usize,
             false => 0,
         };

@@ -67,15 +67,27 @@ impl DeviceSet {
 }
 
 /// The restrictions of one controller. The controller's gate orders changes and reads.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Restrictions {
     unreadable: DeviceSet,
     unwritable: DeviceSet,
     unknown: DeviceSet,
     /// Devices of which earlier commands of the host were aborted.
     aborted: DeviceSet,
-    /// The last epoch in which such commands were aborted.
-    aborted_before: AtomicU32,
+    /// By device: the epoch before which they were checked.
+    aborted_before: Box<[AtomicU32; DEVICES_MAX]>,
+}
+
+impl Default for Restrictions {
+    fn default() -> Self {
+        Self {
+            unreadable: DeviceSet::default(),
+            unwritable: DeviceSet::default(),
+            unknown: DeviceSet::default(),
+            aborted: DeviceSet::default(),
+            aborted_before: Box::new([const { AtomicU32::new(0) }; DEVICES_MAX]),
+        }
+    }
 }
 
 impl Restrictions {
@@ -89,21 +101,18 @@ impl Restrictions {
         self.unwritable.set(device, !writes);
     }
 
-    /// Aborts the commands for a device that were checked in an epoch before `epoch`. They also
-    /// include those for other devices of which commands were aborted earlier.
+    /// Aborts the commands for a device that were checked in an epoch before `epoch`.
     pub(crate) fn abort_before(&self, device: u8, epoch: u32) {
-        self.aborted_before.store(epoch, Ordering::Relaxed);
+        self.aborted_before[usize::from(device)].store(epoch, Ordering::Relaxed);
         self.aborted.set(device, true);
     }
 
     /// Whether a command for a device that was checked in the epoch `epoch` is aborted.
     pub(crate) fn is_aborted(&self, device: u8, epoch: u32) -> bool {
-        let age = self
-            .aborted_before
-            .load(Ordering::Relaxed)
-            .wrapping_sub(epoch);
+        let before = self.aborted_before[usize::from(device)].load(Ordering::Relaxed);
         // Epochs wrap around. No work lasts for half of their range.
-        self.aborted.contains(device) && (1..1 << 31).contains(&age)
+        let is_earlier = (1..1 << 31).contains(&before.wrapping_sub(epoch));
+        self.aborted.contains(device) && is_earlier
     }
 
     /// Whether the host may read and write every device.

@@ -154,12 +154,11 @@ fn is_closed(queue: &Queue) -> bool {
 
 /// Checks a command again after the configuration changed.
 fn check_again(queue: &Queue, view: &TargetView, work: &IoWork) -> Result<(), Fault> {
-    // Base 2.1 §8.1.22.7: the host was preempted while the command's data was being fetched.
-    if queue
-        .shared
-        .restrictions
-        .is_aborted(work.device, work.epoch)
-    {
+    // Base 2.1 §8.1.22.7: the host was preempted while the command's data was being fetched. Its
+    // reservation commands are not aborted: the changed registration refuses them.
+    let accesses_blocks = work.operation.access().is_some();
+    let restrictions = &queue.shared.restrictions;
+    if accesses_blocks && restrictions.is_aborted(work.device, work.epoch) {
         return Err(Fault::retry(Status::ABORTED_PREEMPT_AND_ABORT));
     }
     let names_one = work.nsid != NSID_BROADCAST;
