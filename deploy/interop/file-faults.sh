@@ -15,30 +15,11 @@ read_error='Unrecovered Read Error'
 
 # A second export, which two hosts share.
 once_nqn=$INTEROP_NQN:once
-control=/tmp/windlass.sock
 host_a=nqn.2026-11.org.example:host-a
 host_b=nqn.2026-11.org.example:host-b
 
-configure_files() {
-  cat > $config <<END
-[appliance]
-name = "interop"
-cores = "0-1"
-memory = "32MiB"
-
-[control]
-socket = "$control"
-
-[[listener]]
-name = "loopback"
-transport = "tcp"
-address = "$INTEROP_ADDRESS:$INTEROP_PORT"
-
-[[export]]
-nqn = "$INTEROP_NQN"
-devices = ["full", "frozen", "broken"]
-listeners = ["loopback"]
-allow_any_host = true
+configure_faulty() {
+  configure_files '"full", "frozen", "broken"' <<END
 
 [[export]]
 nqn = "$once_nqn"
@@ -274,7 +255,7 @@ show mkfs.ext4 -q -F -b 4096 -O ^has_journal "$once_disk"
 show mount -o noatime,lazytime,errors=continue "$once_disk" /srv/once
 show dd if=/dev/zero of=/srv/once/volume bs=1M count=2 conv=fsync status=none
 
-configure_files
+configure_faulty
 start
 connect
 full

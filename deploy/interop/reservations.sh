@@ -5,7 +5,6 @@
 . "$(dirname "$0")/lib/guest.sh"
 . "$(dirname "$0")/lib/drives.sh"
 
-control=/tmp/windlass.sock
 export STATE_DIRECTORY=/tmp/windlass.state
 host_a=nqn.2026-11.org.example:host-a
 host_b=nqn.2026-11.org.example:host-b
@@ -17,25 +16,7 @@ key_b=0xb0b
 write_exclusive=1
 
 configure_shared() {
-  cat > $config <<END
-[appliance]
-name = "interop"
-cores = "0-1"
-memory = "32MiB"
-
-[control]
-socket = "$control"
-
-[[listener]]
-name = "loopback"
-transport = "tcp"
-address = "$INTEROP_ADDRESS:$INTEROP_PORT"
-
-[[export]]
-nqn = "$INTEROP_NQN"
-devices = ["shared"]
-listeners = ["loopback"]
-allow_any_host = true
+  configure_files '"shared"' <<END
 
 [[device]]
 name = "shared"

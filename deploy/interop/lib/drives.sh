@@ -8,6 +8,7 @@ A=0000:01:00.0
 B=0000:02:00.0
 PATH=$INTEROP_PROGRAMS:$PATH
 config=/tmp/windlass.toml
+control=/tmp/windlass.sock
 windlass=
 # The command prefix that runs the appliance; root runs it if empty.
 as=()
@@ -52,6 +53,32 @@ END
     printf '%s\n' "$@"
   done >> $config
   show cat $config
+}
+
+# configure_files DEVICES: an export of files with a control socket; standard input contains the
+# devices' tables, and further exports.
+configure_files() {
+  cat > $config <<END
+[appliance]
+name = "interop"
+cores = "0-1"
+memory = "32MiB"
+
+[control]
+socket = "$control"
+
+[[listener]]
+name = "loopback"
+transport = "tcp"
+address = "$INTEROP_ADDRESS:$INTEROP_PORT"
+
+[[export]]
+nqn = "$INTEROP_NQN"
+devices = [$1]
+listeners = ["loopback"]
+allow_any_host = true
+END
+  cat >> $config
 }
 
 is_ready() {
