@@ -8,7 +8,7 @@
 use std::net::IpAddr;
 
 use arrayvec::ArrayVec;
-use hugemem::{Account, Borrow, Data};
+use hugemem::{Account, Borrow, Data, Lease};
 use nvme_spec::sgl::{Sgl, SglDescriptor};
 use nvme_spec::{Cqe, Status};
 use reactors::Nanos;
@@ -389,6 +389,18 @@ impl Completed {
             response,
             data: None,
             bytes: 0,
+            timing: Timing::NONE,
+        }
+    }
+
+    /// A completion of a command that accesses no blocks, with all of `lease` as its data.
+    pub(crate) fn with_lease(tag: u64, response: Cqe, lease: Lease) -> Self {
+        Self {
+            tag,
+            response,
+            // At most the transfer limit.
+            bytes: lease.len() as u32,
+            data: Some(Data::Lease(lease)),
             timing: Timing::NONE,
         }
     }

@@ -438,10 +438,7 @@ impl Target {
             let result = change(table, controllers, &published);
             let mut reactors = table.take_to_notify();
             if table.take_ends_epoch() {
-                let mut next = TargetView::clone(&published);
-                next.epoch = next.epoch.wrapping_add(1);
-                let epoch = next.epoch;
-                self.published.publish(next, epoch);
+                self.publish_next(TargetView::clone(&published));
                 reactors.extend(0..self.reactors());
             }
             (result, reactors)
@@ -567,13 +564,19 @@ impl Target {
             let mut published = TargetView::clone(&self.published.value());
             change(&mut registry, &mut published)?;
             published.collect_listed_hosts();
-            published.epoch = published.epoch.wrapping_add(1);
             published.generation = published.generation.wrapping_add(1);
-            let epoch = published.epoch;
-            self.published.publish(published, epoch);
+            self.publish_next(published);
         }
         self.notify_all();
         Ok(())
+    }
+
+    /// Publishes a view in the next epoch. Called under the registry's lock, after which every core
+    /// has to be notified.
+    fn publish_next(&self, mut view: TargetView) {
+        view.epoch = view.epoch.wrapping_add(1);
+        let epoch = view.epoch;
+        self.published.publish(view, epoch);
     }
 
     pub(crate) fn notify_all(&self) {

@@ -11,7 +11,7 @@ use zerocopy::FromBytes;
 use super::executions::{Command, DeviceTag, Execution, ExecutionState, Owner};
 use super::gate::{self, GateDecision};
 use super::queue::{Queue, QueueEvent, QueueState};
-use super::{FailedCommand, TargetCore, Timing};
+use super::{FailedCommand, TargetCore};
 use crate::admin::AdminWork;
 use crate::counters::IoCounters;
 use crate::interface::{CloseReason, Completed, QueueId, Work, WorkKind};
@@ -677,15 +677,7 @@ impl TargetCore {
         if !work.is_to_host() {
             return Completed::without_data(tag, response);
         }
-        // At most the transfer limit.
-        let bytes = data.len() as u32;
-        Completed {
-            tag,
-            response,
-            data: Some(Data::Lease(data)),
-            bytes,
-            timing: Timing::NONE,
-        }
+        Completed::with_lease(tag, response, data)
     }
 }
 

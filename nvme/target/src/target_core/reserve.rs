@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use hugemem::{Data, Lease};
+use hugemem::Lease;
 use nvme_reservations::{HostIdentifier, HostIdentifierFormat};
 use nvme_spec::command::reservation::ReportControl;
 use nvme_spec::command::{AdminOpcode, IoOpcode};
@@ -15,7 +15,7 @@ use reactors::Nanos;
 
 use super::executions::{Command, DeviceTag, Execution, Owner};
 use super::gate::GateDecision;
-use super::{FailedCommand, TargetCore, Timing};
+use super::{FailedCommand, TargetCore};
 use crate::interface::{Admission, Completed};
 use crate::io::{IoOperation, IoWork};
 use crate::reservations::work::ReservationWork;
@@ -128,15 +128,7 @@ impl TargetCore {
         let queue = self.queues.at_mut(command.queue).ok_or(closed)?;
         let response = queue.respond(command.id, Status::SUCCESS);
         self.command_completed(command.queue);
-        // At most the transfer limit.
-        let bytes = data.len() as u32;
-        Ok(Completed {
-            tag: command.tag,
-            response,
-            data: Some(Data::Lease(data)),
-            bytes,
-            timing: Timing::NONE,
-        })
+        Ok(Completed::with_lease(command.tag, response, data))
     }
 
     /// Set Features of Reservation Persistence for these devices (Base 2.1 §5.1.25.1.30).
