@@ -6,7 +6,8 @@ use std::net::SocketAddr;
 use appliance_config::{Access, Config, Export, Listener, Name, Transport};
 use block::HealthState;
 use nvme_target::{
-    NamespaceConfig, PortConfig, PortId, SubsystemConfig, TargetConfig, TargetLimits, TransportKind,
+    CONTROLLER_IDS, NamespaceConfig, PortConfig, PortId, SubsystemConfig, TargetConfig,
+    TargetLimits, TransportKind,
 };
 
 use crate::devices::Devices;
@@ -162,6 +163,8 @@ fn subsystem(
             .min()
             .unwrap_or(Listener::QUEUE_DEPTH_DEFAULT),
         ports: listeners().map(|(port, _)| port).collect(),
+        ana_states: BTreeMap::new(),
+        controller_ids: CONTROLLER_IDS,
     }
 }
 
@@ -192,6 +195,8 @@ fn namespaces(config: &Config, export: &Export, devices: &Devices) -> Vec<Namesp
             nguid: identity.nguid,
             eui64: identity.eui64,
             read_only: geometry.read_only || configured.read_only,
+            ana_group: 1,
+            reservations: true,
         });
     }
     namespaces

@@ -1,6 +1,7 @@
 //! The production NVMe/TCP target over streams in memory, on one thread and in virtual time.
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
 use std::rc::Rc;
@@ -9,8 +10,8 @@ use std::sync::Arc;
 use block::{Device, DeviceSet, QueueOptions, ReactorDevices};
 use nvme_host_testing::Names;
 use nvme_target::{
-    CoreLimits, DeviceIndex, NamespaceConfig, PortConfig, PortId, SubsystemConfig, Target,
-    TargetConfig, TargetCore, TargetLimits, TransportKind,
+    CONTROLLER_IDS, CoreLimits, DeviceIndex, NamespaceConfig, PortConfig, PortId, SubsystemConfig,
+    Target, TargetConfig, TargetCore, TargetLimits, TransportKind,
 };
 use nvme_tcp::{ByteStream, ConnectionSet, PortSettings, TcpConfig, TcpCounters, Transferred};
 use reactors::Nanos;
@@ -283,6 +284,8 @@ fn target(device: &Arc<dyn Device>, transport: TransportKind) -> Arc<Target> {
         nguid: [3; 16],
         eui64: [4; 8],
         read_only: false,
+        ana_group: 1,
+        reservations: true,
     };
     let subsystem = SubsystemConfig {
         nqn: NQN.to_owned(),
@@ -295,6 +298,8 @@ fn target(device: &Arc<dyn Device>, transport: TransportKind) -> Arc<Target> {
         io_queues_max: 4,
         queue_depth_max: 32,
         ports: vec![PortId(0)],
+        ana_states: BTreeMap::new(),
+        controller_ids: CONTROLLER_IDS,
     };
     let port = PortConfig {
         id: PortId(0),

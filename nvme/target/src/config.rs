@@ -1,9 +1,13 @@
 //! Configuration of a target: subsystems, namespaces, ports and limits, and its errors.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 
 use block::Geometry;
+use nvme_spec::fabrics::CNTLID_MAX;
 use nvme_spec::nqn::{self, DISCOVERY_NQN, NqnError};
+
+use crate::ana::{ANA_GROUPS_MAX, AnaState};
 
 /// Index of a device: its position in the list given to [`Target::new`](crate::Target::new), or the
 /// value returned by [`Target::add_device`](crate::Target::add_device).
@@ -90,6 +94,12 @@ pub struct NamespaceConfig {
     pub eui64: [u8; 8],
     /// Whether writes are refused, even if the device accepts them.
     pub read_only: bool,
+    /// Its ANA group, 1 ..= [`ANA_GROUPS_MAX`]. Namespaces of one subsystem on one device are in the
+    /// same group.
+    pub ana_group: u32,
+    /// Whether hosts can reserve it: not if another target, which does not know its reservations,
+    /// serves the device too.
+    pub reservations: bool,
 }
 
 /// One NVM subsystem.
@@ -115,6 +125,23 @@ pub struct SubsystemConfig {
     pub queue_depth_max: u16,
     /// Ports on which hosts can reach it.
     pub ports: Vec<PortId>,
+    /// The ANA states of groups at ports; optimized where there is none.
+    pub ana_states: BTreeMap<AnaPath, AnaState>,
+    /// The identifiers that its controllers can have. Targets that serve the same subsystem need
+    /// different ones.
+    pub controller_ids: RangeInclusive<u16>,
+}
+
+/// The identifiers that controllers can have by default.
+pub const CONTROLLER_IDS: RangeInclusive<u16> = 1..=CNTLID_MAX;
+
+/// An ANA group of a subsystem as hosts reach it at a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AnaPath {
+    /// The port.
+    pub port: PortId,
+    /// The group's identifier.
+    pub group: u32,
 }
 
 /// One listener, as the discovery log describes it.
@@ -254,6 +281,34 @@ pub enum TargetError {
         /// The identifier.
         nsid: u32,
     },
+    /// An ANA group identifier is zero or too high.
+    #[error("ANA group {group} of {nqn} is not 1 to {ANA_GROUPS_MAX}")]
+    AnaGroup {
+        /// The subsystem.
+        nqn: String,
+        /// The identifier.
+        group: u32,
+    },
+    /// Namespaces on one device are in different ANA groups.
+    #[error("namespaces of {nqn} on device {} are in different ANA groups", device.0)]
+    AnaGroupOfDevice {
+        /// The subsystem.
+        nqn: String,
+        /// The device.
+        device: DeviceIndex,
+    },
+    /// A subsystem has no identifiers for its controllers.
+    #[error(
+        "the controller identifiers of {nqn}, {first} to {last}, are not within 1 to {CNTLID_MAX}"
+    )]
+    ControllerIds {
+        /// The subsystem.
+        nqn: String,
+        /// The lowest identifier.
+        first: u16,
+        /// The highest identifier.
+        last: u16,
+    },
     /// A namespace refers to a device that does not exist.
     #[error("namespace {nsid} of {nqn}: device {} does not exist", device.0)]
     UnknownDevice {
@@ -344,10 +399,22 @@ impl SubsystemConfig {
                 depth,
             });
         }
-        for port in &self.ports {
+        let ana_ports = self.ana_states.keys().map(|path| &path.port);
+        for port in self.ports.iter().chain(ana_ports) {
             if !ports.iter().any(|known| known.id == *port) {
                 return Err(TargetError::Port { port: *port });
             }
+        }
+        for path in self.ana_states.keys() {
+            check_ana_group(&self.nqn, path.group)?;
+        }
+        let (first, last) = (*self.controller_ids.start(), *self.controller_ids.end());
+        if first == 0 || first > last || last > CNTLID_MAX {
+            return Err(TargetError::ControllerIds {
+                nqn: self.nqn.clone(),
+                first,
+                last,
+            });
         }
         check_namespaces(&self.nqn, &self.namespaces, is_device)
     }
@@ -364,6 +431,17 @@ pub(crate) fn check_hosts(hosts: &[String]) -> Result<(), TargetError> {
     Ok(())
 }
 
+/// Checks the identifier of an ANA group.
+pub(crate) fn check_ana_group(nqn: &str, group: u32) -> Result<(), TargetError> {
+    if !(1..=ANA_GROUPS_MAX).contains(&group) {
+        return Err(TargetError::AnaGroup {
+            nqn: nqn.to_owned(),
+            group,
+        });
+    }
+    Ok(())
+}
+
 /// Checks the namespaces of the subsystem `nqn`.
 pub(crate) fn check_namespaces(
     nqn: &str,
@@ -371,14 +449,25 @@ pub(crate) fn check_namespaces(
     is_device: impl Fn(DeviceIndex) -> bool,
 ) -> Result<(), TargetError> {
     let mut seen = BTreeSet::new();
+    let mut groups = BTreeMap::new();
     for NamespaceConfig {
         nsid,
         device,
         geometry,
+        ana_group,
         ..
     } in namespaces
     {
+        check_ana_group(nqn, *ana_group)?;
         let (nqn, nsid) = (nqn.to_owned(), *nsid);
+        // Access is decided by device.
+        if groups
+            .insert(*device, *ana_group)
+            .is_some_and(|it| it != *ana_group)
+        {
+            let device = *device;
+            return Err(TargetError::AnaGroupOfDevice { nqn, device });
+        }
         if nsid == 0 || nsid > NAMESPACE_ID_MAX {
             return Err(TargetError::NamespaceId { nqn, nsid });
         }

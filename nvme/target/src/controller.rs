@@ -4,6 +4,7 @@
 //! All of this is control path: it may allocate and take the registry's lock, and it accesses no
 //! device. Actions outside the controller are returned as an [`Effect`].
 
+mod ana_log;
 pub(crate) mod discovery;
 pub(crate) mod effects;
 pub(crate) mod events;
@@ -131,6 +132,8 @@ pub(crate) struct Controller {
     pub(crate) changed_namespaces: BTreeSet<u32>,
     /// The last configuration for which the host was sent events.
     known: Arc<TargetView>,
+    /// Changes of the ANA log since the last reset.
+    pub(crate) ana_changes: u64,
     /// Health warnings at the last check.
     warnings: CriticalWarning,
     keep_alive_deadline: Option<Nanos>,
@@ -173,6 +176,7 @@ impl Controller {
             reservation_log: ReservationLog::default(),
             changed_namespaces: BTreeSet::new(),
             known: setup.view,
+            ana_changes: 0,
             warnings: CriticalWarning::new(),
             keep_alive_deadline: None,
             was_prolonged: false,
@@ -204,6 +208,7 @@ impl Controller {
                 self.shared.reset_gate();
                 self.features.reset(now);
                 self.reservation_log.clear();
+                self.ana_changes = 0;
                 self.shared.set_write_through(false);
                 self.warnings = CriticalWarning::new();
                 Effect::Reset
@@ -410,9 +415,15 @@ impl Controller {
                 changed = true;
             }
         }
+        let ana_groups = |view: &SubsystemView| view.ana_groups(self.port);
+        let ana_changed = before.is_some_and(|it| ana_groups(it) != ana_groups(subsystem));
         if changed {
             self.events
                 .raise(EventKind::NamespaceAttribute, configuration);
+        }
+        if ana_changed {
+            self.ana_changes += 1;
+            self.events.raise(EventKind::Ana, configuration);
         }
         None
     }

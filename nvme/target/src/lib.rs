@@ -15,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 mod admin;
+mod ana;
 mod config;
 mod controller;
 mod counters;
@@ -40,11 +41,12 @@ mod target_core;
 pub mod trace_events;
 mod view;
 
+pub use ana::{ANA_GROUPS_MAX, AnaState, UnknownAnaState};
 pub use config::{
-    ADMIN_QUEUE_DEPTH_MAX, ADMIN_QUEUE_DEPTH_MAX_RDMA, CONTROLLERS_MAX, CoreLimits, DEVICES_MAX,
-    DISCOVERY_CONTROLLERS_MAX, DeviceIndex, IO_QUEUES_MAX, NAMESPACE_ID_MAX, NamespaceConfig,
-    PortConfig, PortId, QUEUE_DEPTH_MAX, SUBSYSTEMS_MAX, SubsystemConfig, TargetConfig,
-    TargetError, TargetLimits, TransportKind,
+    ADMIN_QUEUE_DEPTH_MAX, ADMIN_QUEUE_DEPTH_MAX_RDMA, AnaPath, CONTROLLER_IDS, CONTROLLERS_MAX,
+    CoreLimits, DEVICES_MAX, DISCOVERY_CONTROLLERS_MAX, DeviceIndex, IO_QUEUES_MAX,
+    NAMESPACE_ID_MAX, NamespaceConfig, PortConfig, PortId, QUEUE_DEPTH_MAX, SUBSYSTEMS_MAX,
+    SubsystemConfig, TargetConfig, TargetError, TargetLimits, TransportKind,
 };
 pub use controller::ControllerKind;
 pub use controller::state::ControllerState;

@@ -4,11 +4,14 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 
-use nvme_spec::fabrics::{CNTLID_MAX, ConnectField};
+use nvme_spec::fabrics::ConnectField;
 use reactors::Nanos;
 
+use crate::ana::{AnaRestrictions, AnaTransitions, EarlierCommands};
 use crate::config::{DISCOVERY_CONTROLLERS_MAX, TargetLimits};
 use crate::host_accounts::HostAccounts;
 use crate::interface::CloseReason;
@@ -94,6 +97,10 @@ pub(crate) struct NewController {
     pub(crate) admin_slot: u32,
     /// I/O queues granted to it.
     pub(crate) io_queues: u16,
+    /// The identifiers that it can have.
+    pub(crate) controller_ids: RangeInclusive<u16>,
+    /// What the ANA states at its port forbid.
+    pub(crate) ana: AnaRestrictions,
     /// When its host connected, which counts as its first command.
     pub(crate) now: Nanos,
 }
@@ -151,7 +158,8 @@ pub(crate) struct Registry {
     /// Identifiers of the discovery controllers. They count in no share; instead, the one that was
     /// idle longest is evicted.
     discovery: BTreeSet<u16>,
-    next_cntlid: u16,
+    /// The next identifier to assign, by the first of the allowed ones.
+    next_cntlids: BTreeMap<u16, u16>,
     next_token: u64,
     host_accounts: HostAccounts,
     /// Hashes of associations that were lost without a shutdown by the host, the latest last.
@@ -161,6 +169,7 @@ pub(crate) struct Registry {
     /// Addresses of refused I/O queues that were logged.
     logged_unbound: BTreeSet<Option<IpAddr>>,
     reservations: ReservationTable,
+    pub(crate) ana_transitions: AnaTransitions,
     /// Connects are no longer accepted.
     pub(crate) closed: bool,
 }
@@ -172,13 +181,14 @@ impl Registry {
             controller_shares: Shares::new(usize::from(limits.controllers_max)),
             queue_shares: Shares::new(limits.queues_max),
             discovery: BTreeSet::new(),
-            next_cntlid: 1,
+            next_cntlids: BTreeMap::new(),
             next_token: 1,
             host_accounts: HostAccounts::default(),
             lost_associations: VecDeque::with_capacity(LOST_MAX),
             logged_unnamed: BTreeSet::new(),
             logged_unbound: BTreeSet::new(),
             reservations: ReservationTable::default(),
+            ana_transitions: AnaTransitions::default(),
             closed: false,
         }
     }
@@ -204,6 +214,12 @@ impl Registry {
     pub(crate) fn controllers_max(&self) -> u16 {
         // It was set from a `u16`.
         self.controller_shares.capacity() as u16
+    }
+
+    /// Begins a change of ANA states. `done` is dropped when it is complete.
+    pub(crate) fn begin_ana_transition(&mut self, commands: EarlierCommands, done: Sender<()>) {
+        let controllers = self.controllers.values();
+        self.ana_transitions.begin(commands, controllers, done);
     }
 
     /// All controllers.
@@ -232,6 +248,8 @@ impl Registry {
             address,
             admin_slot,
             io_queues,
+            controller_ids,
+            ana,
             now,
         } = new;
         let is_discovery = identity.subsystem == DISCOVERY_SLOT;
@@ -240,7 +258,7 @@ impl Registry {
         if !is_discovery && !has_share {
             return None;
         }
-        identity.cntlid = self.free_cntlid()?;
+        identity.cntlid = self.free_cntlid(controller_ids)?;
         let mut evicted = None;
         if is_discovery {
             evicted = self.make_room_for_discovery()?;
@@ -257,6 +275,7 @@ impl Registry {
         shared.note_command(now);
         if !is_discovery {
             self.reservations.restrict(&shared);
+            shared.set_ana(ana);
         }
         let entry = ControllerEntry {
             shared: Arc::clone(&shared),
@@ -339,16 +358,16 @@ impl Registry {
         }
     }
 
-    /// The next free identifier. Identifiers are used in turn, so that a late I/O Connect of an
-    /// ended association does not match a new controller (Base 2.1 §3.1.2: 0h to FFEFh).
-    fn free_cntlid(&mut self) -> Option<u16> {
+    /// The next free identifier of those that are allowed. Identifiers are used in turn, so that a
+    /// late I/O Connect of an ended association does not match a new controller (Base 2.1 §3.1.2: 0h
+    /// to FFEFh).
+    fn free_cntlid(&mut self, allowed: RangeInclusive<u16>) -> Option<u16> {
+        let next = self.next_cntlids.entry(*allowed.start());
+        let next = next.or_insert(*allowed.start());
         for _ in 0..=self.controllers.len() {
-            let candidate = self.next_cntlid;
-            self.next_cntlid = if candidate >= CNTLID_MAX {
-                1
-            } else {
-                candidate + 1
-            };
+            let candidate = Some(*next).filter(|it| allowed.contains(it));
+            let candidate = candidate.unwrap_or(*allowed.start());
+            *next = candidate.saturating_add(1);
             if !self.controllers.contains_key(&candidate) {
                 return Some(candidate);
             }
@@ -495,7 +514,10 @@ fn hash_of(identity: &ControllerIdentity) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use nvme_spec::fabrics::CNTLID_MAX;
+
     use super::*;
+    use crate::config::CONTROLLER_IDS;
     use crate::shared::tests::controller;
 
     fn registry(controllers_max: u16) -> Registry {
@@ -518,6 +540,8 @@ mod tests {
             address: None,
             admin_slot,
             io_queues: 4,
+            controller_ids: CONTROLLER_IDS,
+            ana: AnaRestrictions::default(),
             now: Nanos::from_secs(1000),
         }
     }
@@ -562,7 +586,7 @@ mod tests {
             3
         );
         registry.remove_admin(2);
-        registry.next_cntlid = CNTLID_MAX;
+        registry.next_cntlids.insert(1, CNTLID_MAX);
         assert_eq!(
             add(&mut registry, identity(), 2)
                 .expect("room")

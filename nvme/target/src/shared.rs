@@ -9,6 +9,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use nvme_spec::log::ReservationNotificationType;
 use reactors::Nanos;
 
+use crate::ana::AnaRestrictions;
+use crate::config::PortId;
 use crate::counters::IoTotals;
 use crate::error_log::ErrorLog;
 use crate::interface::CloseReason;
@@ -81,6 +83,8 @@ pub(crate) struct ControllerIdentity {
     /// Number of the host's accounts in the arena.
     pub(crate) host_account: u16,
     pub(crate) admin_reactor: usize,
+    /// The port at which the host connected its admin queue.
+    pub(crate) port: PortId,
     /// Most entries of an I/O queue, as reported to the host when it connected; for a discovery
     /// controller, of its admin queue.
     pub(crate) queue_depth_max: u16,
@@ -179,6 +183,17 @@ impl ControllerShared {
     /// Release: a core that reads the gate afterwards also sees the restrictions.
     pub(crate) fn set_access(&self, device: u8, access: DeviceAccess) {
         self.restrictions.set(device, access);
+        self.publish_restrictions();
+    }
+
+    /// Sets what the ANA states of the controller's port forbid. Called only under the registry's
+    /// lock.
+    pub(crate) fn set_ana(&self, ana: AnaRestrictions) {
+        self.restrictions.set_ana(ana);
+        self.publish_restrictions();
+    }
+
+    fn publish_restrictions(&self) {
         if self.restrictions.is_empty() {
             self.gate.fetch_and(!Gate::RESTRICTED, Ordering::AcqRel);
         } else {
@@ -365,6 +380,7 @@ pub(crate) mod tests {
             host_id: [7; 16],
             host_account: 1,
             admin_reactor: 0,
+            port: PortId(0),
             queue_depth_max: 128,
         };
         ControllerShared::new(identity, 4)

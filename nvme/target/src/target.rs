@@ -11,10 +11,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use block::Device;
 use nvme_reservations::HostIdentifier;
 
+use crate::ana::{AnaState, EarlierCommands};
 use crate::config::{
-    CONTROLLERS_MAX, DEVICES_MAX, DeviceIndex, NamespaceConfig, PortConfig, SUBSYSTEMS_MAX,
-    SubsystemConfig, TargetConfig, TargetError, TargetLimits, check_hosts, check_namespaces,
-    check_ports,
+    AnaPath, CONTROLLERS_MAX, DEVICES_MAX, DeviceIndex, NamespaceConfig, PortConfig,
+    SUBSYSTEMS_MAX, SubsystemConfig, TargetConfig, TargetError, TargetLimits, check_hosts,
+    check_namespaces, check_ports,
 };
 use crate::counters::{CoreCounters, IoTotals};
 use crate::interface::CloseReason;
@@ -161,6 +162,42 @@ impl Target {
             *config = wanted;
             Ok(())
         })
+    }
+
+    /// Changes ANA states of a subsystem. They apply to commands that have not been started. The
+    /// receiver is disconnected when the earlier commands of hosts that lost access have ended.
+    ///
+    /// # Errors
+    /// [`TargetError`]; nothing changes then.
+    pub fn set_ana_states(
+        &self,
+        nqn: &str,
+        states: &BTreeMap<AnaPath, AnaState>,
+    ) -> Result<Receiver<()>, TargetError> {
+        let (sender, done) = mpsc::channel();
+        self.publish(|registry, published| {
+            let found = published.find(nqn);
+            let (slot, view) = found.ok_or_else(|| unknown_subsystem(nqn))?;
+            let (view, mut config) = (Arc::clone(view), view.config.clone());
+            config.ana_states.extend(states);
+            config.check(|it| has_device(published, it), &published.ports)?;
+            let measures = Arc::clone(&view.measures);
+            let changed = SubsystemView::new(config, self.transfer_max, measures)
+                .in_incarnation(view.incarnation);
+            let lost = states.iter().filter(|(_, state)| !state.is_accessible());
+            let commands = EarlierCommands {
+                number: 0,
+                subsystem: slot,
+                paths: lost
+                    .map(|(path, _)| (path.port, changed.devices_of_group(*path)))
+                    .collect(),
+                before: published.epoch.wrapping_add(1),
+            };
+            published.subsystems[slot as usize] = Some(Arc::new(changed));
+            registry.begin_ana_transition(commands, sender);
+            Ok(())
+        })?;
+        Ok(done)
     }
 
     /// Ends all associations with a subsystem after the responses to their commands. Its hosts may
@@ -561,8 +598,10 @@ impl Target {
     ) -> Result<(), TargetError> {
         {
             let mut registry = self.registry();
-            let mut published = TargetView::clone(&self.published.value());
+            let before = self.published.value();
+            let mut published = TargetView::clone(&before);
             change(&mut registry, &mut published)?;
+            publish_ana_restrictions(&registry, &before, &published);
             published.collect_listed_hosts();
             published.generation = published.generation.wrapping_add(1);
             self.publish_next(published);
@@ -644,6 +683,21 @@ impl Target {
             }
         }
         totals
+    }
+}
+
+/// Restricts the controllers of changed subsystems to what the ANA states allow.
+fn publish_ana_restrictions(registry: &Registry, before: &TargetView, after: &TargetView) {
+    for entry in registry.entries() {
+        let controller = &entry.shared;
+        let slot = controller.identity.subsystem as usize;
+        let of = |view: &TargetView| view.subsystems.get(slot).cloned().flatten();
+        let (Some(new), old) = (of(after), of(before)) else {
+            continue;
+        };
+        if !old.is_some_and(|old| Arc::ptr_eq(&old, &new)) {
+            controller.set_ana(new.ana_restrictions(controller.identity.port));
+        }
     }
 }
 

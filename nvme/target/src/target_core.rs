@@ -36,6 +36,7 @@ use nvme_spec::{Cqe, Sqe, Status, U16, U32, U64};
 use reactors::Nanos;
 use reactors::recorder::Recorder;
 
+use crate::ana::EarlierCommands;
 use crate::config::{CoreLimits, DEVICES_MAX, TransportKind};
 use crate::controller::{AdminContext, Controller};
 use crate::counters::CoreCounters;
@@ -108,6 +109,8 @@ pub struct TargetCore {
     reservation_messages_seen: u32,
     /// Preempted hosts whose commands have not ended yet.
     endings: Vec<Ending>,
+    /// Commands from before changes of ANA states, whose end has to be reported.
+    awaited: Vec<EarlierCommands>,
     polled_at: Nanos,
     /// Counts polls, to identify turns.
     turn: u32,
@@ -167,6 +170,7 @@ impl TargetCore {
             health_changes_seen: target.health_changes(),
             reservation_messages_seen: target.reservation_messages(),
             endings: Vec::new(),
+            awaited: Vec::new(),
             target,
             reactor,
             polled_at: Nanos::ZERO,

@@ -73,6 +73,7 @@ pub(crate) struct NamespaceView {
     pub(crate) read_only: bool,
     pub(crate) volatile: bool,
     pub(crate) deallocate: Deallocate,
+    pub(crate) reservations: bool,
 }
 
 /// Time for a transport to close the connections of an ended association. Until then, commands
@@ -97,6 +98,7 @@ impl NamespaceView {
             read_only: config.read_only || geometry.read_only,
             volatile: geometry.volatile_write_cache,
             deallocate: geometry.deallocate,
+            reservations: config.reservations,
         }
     }
 }

@@ -1,13 +1,14 @@
 //! The target of the loops: one subsystem with a namespace for each device.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use block::{Device, MemoryDevice, MemoryOptions};
 use hugemem::{Arena, PagePolicy};
 use nvme_target::{
-    DeviceIndex, NamespaceConfig, PortConfig, PortId, SubsystemConfig, Target, TargetConfig,
-    TargetLimits, TransportKind,
+    CONTROLLER_IDS, DeviceIndex, NamespaceConfig, PortConfig, PortId, SubsystemConfig, Target,
+    TargetConfig, TargetLimits, TransportKind,
 };
 
 use crate::cost::measure::CostError;
@@ -102,6 +103,8 @@ pub(super) fn target(
             nguid: u128::from(number).to_be_bytes(),
             eui64: number.to_be_bytes(),
             read_only: false,
+            ana_group: 1,
+            reservations: true,
         }
     };
     let export = |number: usize| SubsystemConfig {
@@ -117,6 +120,8 @@ pub(super) fn target(
         io_queues_max: 2,
         queue_depth_max: entries_max,
         ports: vec![PortId(0)],
+        ana_states: BTreeMap::new(),
+        controller_ids: CONTROLLER_IDS,
     };
     let config = TargetConfig {
         subsystems: (0..extent.exports).map(export).collect(),

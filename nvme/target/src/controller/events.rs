@@ -29,10 +29,12 @@ pub(crate) enum EventKind {
     DiscoveryLog,
     /// A Reservation Notification log page is available.
     ReservationLog,
+    /// ANA states or groups changed.
+    Ana,
 }
 
 /// All kinds, in the order in which they are reported.
-const KINDS: [EventKind; 7] = [
+const KINDS: [EventKind; 8] = [
     EventKind::InternalError,
     EventKind::Reliability,
     EventKind::Temperature,
@@ -40,6 +42,7 @@ const KINDS: [EventKind; 7] = [
     EventKind::NamespaceAttribute,
     EventKind::DiscoveryLog,
     EventKind::ReservationLog,
+    EventKind::Ana,
 ];
 
 impl EventKind {
@@ -52,6 +55,7 @@ impl EventKind {
             Self::NamespaceAttribute => 4,
             Self::DiscoveryLog => 5,
             Self::ReservationLog => 6,
+            Self::Ana => 7,
         }
     }
 
@@ -65,6 +69,7 @@ impl EventKind {
             Self::NamespaceAttribute => AsyncEvent::NAMESPACE_ATTRIBUTE_CHANGED,
             Self::DiscoveryLog => AsyncEvent::DISCOVERY_LOG_CHANGED,
             Self::ReservationLog => AsyncEvent::RESERVATION_LOG_AVAILABLE,
+            Self::Ana => AsyncEvent::ANA_CHANGED,
         }
     }
 
@@ -82,6 +87,7 @@ impl EventKind {
             Self::Spare => configuration.spare(),
             Self::NamespaceAttribute => configuration.namespace_attribute(),
             Self::DiscoveryLog => configuration.discovery_log(),
+            Self::Ana => configuration.ana_change(),
         }
     }
 }

@@ -393,6 +393,7 @@ impl Controller {
         let offered = match self.kind {
             ControllerKind::Io => offered
                 .with_namespace_attribute(true)
+                .with_ana_change(true)
                 .with_spare(true)
                 .with_temperature(true)
                 .with_reliability(true)

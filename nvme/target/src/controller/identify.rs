@@ -4,7 +4,7 @@ use block::Deallocate;
 use nvme_spec::ascii::SpacePadded;
 use nvme_spec::command::{Cns, CommandSet, Sqe};
 use nvme_spec::identify::{
-    Cmic, CommandSetCombinations, CommandSetVector, ControllerList, ControllerType, Ctratt,
+    Anacap, Cmic, CommandSetCombinations, CommandSetVector, ControllerList, ControllerType, Ctratt,
     DeallocatedRead, DiscoveryControllerType, Dlfeat, EntrySizes, FlushBehavior, Frmw,
     IDENTIFY_BYTES, IdentifyController, IdentifyNamespace, IndependentIdentifyNamespace,
     IndependentNsfeat, LbaFormat, Lpa, NamespaceId, NamespaceIdWriter, NamespaceList, Nmic, Nsattr,
@@ -21,6 +21,7 @@ use super::events::EVENT_REQUESTS_MAX;
 use super::property::VERSION;
 use super::{AdminContext, Controller, ControllerKind, KEEP_ALIVE_GRANULARITY_100MS};
 use crate::admin::{AdminStep, AdminWork, admin_work};
+use crate::ana::{self, ANA_GROUPS_MAX};
 use crate::config::{ADMIN_QUEUE_DEPTH_MAX, NAMESPACE_ID_MAX, NamespaceConfig, TransportKind};
 use crate::error_log::ERROR_LOG_ENTRIES;
 use crate::interface::{Direction, KEYED_BLOCKS_MAX};
@@ -151,8 +152,13 @@ impl Controller {
             }
             IdentifyStructure::Namespace(nsid) => {
                 with_namespace(subsystem, nsid, |config, view| {
-                    let page =
+                    let mut page =
                         namespace_page(config, view, reservation_capabilities(view, context));
+                    let state = subsystem.map(|it| it.ana_state(self.port, config.ana_group));
+                    if state.is_some_and(|it| !it.is_accessible()) {
+                        // Not NSZE and NCAP, by which hosts recognize namespaces that do not exist.
+                        page.nuse = U64::ZERO;
+                    }
                     data.copy_from_slice(page.as_bytes());
                 });
             }
@@ -160,8 +166,9 @@ impl Controller {
                 data.copy_from_slice(NvmIdentifyNamespace::new_zeroed().as_bytes());
             }),
             IdentifyStructure::IndependentNamespace(nsid) => {
-                with_namespace(subsystem, nsid, |_, view| {
-                    let page = independent_page(view, reservation_capabilities(view, context));
+                with_namespace(subsystem, nsid, |config, view| {
+                    let page =
+                        independent_page(config, view, reservation_capabilities(view, context));
                     data.copy_from_slice(page.as_bytes());
                 });
             }
@@ -319,8 +326,22 @@ fn fill_io(page: &mut IdentifyController, subsystem: &SubsystemView) {
     page.cmic = Cmic::new()
         .with_multiple_controllers(true)
         // Listeners may be added later, and hosts read this only when they connect.
-        .with_multiple_ports(true);
-    page.oaes = Oaes::new().with_namespace_attribute(true);
+        .with_multiple_ports(true)
+        // Always, because an operator can change a state at any time, and hosts read this only when
+        // they connect.
+        .with_ana_reporting(true);
+    page.oaes = Oaes::new()
+        .with_namespace_attribute(true)
+        .with_ana_change(true);
+    page.anatt = ana::TRANSITION_SECONDS;
+    page.anacap = Anacap::new()
+        .with_optimized(true)
+        .with_non_optimized(true)
+        .with_inaccessible(true)
+        .with_persistent_loss(true)
+        .with_change(true);
+    page.anagrpmax = U32::new(ANA_GROUPS_MAX);
+    page.nanagrpid = U32::new(ANA_GROUPS_MAX);
     page.cntrltype = ControllerType::IO;
     page.frmw = Frmw::new().with_first_slot_read_only(true).with_slots(1);
     page.lpa = page.lpa.with_commands_effects(true);
@@ -368,6 +389,7 @@ fn namespace_page(
         })
         .with_write_zeroes_deallocate(geometry.deallocate != Deallocate::Unsupported);
     page.lbaf[0] = LbaFormat::with_block_bytes(geometry.block_size).unwrap_or_default();
+    page.anagrpid = U32::new(config.ana_group);
     page.nguid = config.nguid;
     page.eui64 = config.eui64;
     let optimal = geometry.optimal_io_blocks;
@@ -385,18 +407,26 @@ fn namespace_page(
 }
 
 /// The I/O command set independent part of Identify Namespace (Base 2.1 §5.1.13, CNS 08h).
-fn independent_page(view: &NamespaceView, rescap: Rescap) -> IndependentIdentifyNamespace {
+fn independent_page(
+    config: &NamespaceConfig,
+    view: &NamespaceView,
+    rescap: Rescap,
+) -> IndependentIdentifyNamespace {
     let mut page = IndependentIdentifyNamespace::new_zeroed();
     page.nsfeat = IndependentNsfeat::new().with_vwcnp(!view.volatile);
     page.nmic = Nmic::new().with_shared(true);
     page.rescap = rescap;
     page.nsattr = Nsattr::new().with_write_protected(view.read_only);
     page.nstat = Nstat::new().with_nrdy(true);
+    page.anagrpid = U32::new(config.ana_group);
     page
 }
 
 /// RESCAP of a namespace (NVM 1.1 §4.1.5.1, Base 2.1 §5.1.13.2.8).
 fn reservation_capabilities(view: &NamespaceView, context: &AdminContext<'_>) -> Rescap {
+    if !view.reservations {
+        return Rescap::new();
+    }
     let mut registry = context.target.registry();
     let (reservations, _) = registry.reservations();
     Rescap::new()

@@ -6,8 +6,9 @@
 use nvme_spec::ascii::SpacePadded;
 use nvme_spec::command::{AdminOpcode, LogPageId, Sqe};
 use nvme_spec::log::{
-    ActiveFirmware, ChangedNamespaces, DiscoveryEntry, DiscoveryHeader, ErrorEntry, FirmwareSlots,
-    LogPageSupport, ReservationNotification, SmartHealth, SupportedLogPages,
+    ActiveFirmware, AnaLogParameter, ChangedNamespaces, DiscoveryEntry, DiscoveryHeader,
+    ErrorEntry, FirmwareSlots, LogPageSupport, ReservationNotification, SmartHealth,
+    SupportedLogPages,
 };
 use nvme_spec::{NSID_BROADCAST, Status};
 use zerocopy::{FromZeros, IntoBytes};
@@ -34,6 +35,7 @@ pub(crate) fn is_supported(kind: ControllerKind, lid: LogPageId) -> bool {
         | LogPageId::FIRMWARE_SLOT
         | LogPageId::CHANGED_ATTACHED_NAMESPACES
         | LogPageId::RESERVATION_NOTIFICATION
+        | LogPageId::ANA
         | LogPageId::COMMANDS_SUPPORTED_AND_EFFECTS
         | LogPageId::FEATURES_SUPPORTED_AND_EFFECTS => kind == ControllerKind::Io,
         LogPageId::DISCOVERY => kind == ControllerKind::Discovery,
@@ -85,6 +87,7 @@ impl Controller {
             LogPageId::COMMANDS_SUPPORTED_AND_EFFECTS => effects::COMMANDS_BYTES,
             LogPageId::FEATURES_SUPPORTED_AND_EFFECTS => effects::FEATURES_BYTES,
             LogPageId::RESERVATION_NOTIFICATION => size_of::<ReservationNotification>() as u64,
+            LogPageId::ANA => self.ana_log_bytes(context),
             LogPageId::DISCOVERY => {
                 let records = discovery::count(context.view, self.host_nqn(), self.port);
                 let bytes = records * size_of::<DiscoveryEntry>();
@@ -130,6 +133,10 @@ impl Controller {
             }
             LogPageId::RESERVATION_NOTIFICATION => {
                 page.put(self.reservation_log.page().as_bytes());
+            }
+            LogPageId::ANA => {
+                let parameter = AnaLogParameter::from_bits(command.select.lsp());
+                self.write_ana_log(&mut page, parameter, context);
             }
             LogPageId::COMMANDS_SUPPORTED_AND_EFFECTS => {
                 page.put(effects::commands(self.kind, command.qualifier.csi()).as_bytes());

@@ -1,4 +1,5 @@
-//! What reservations forbid a controller: the devices that its host may not read or write.
+//! What reservations and ANA states forbid a controller: the devices that its host may not read or
+//! write.
 //!
 //! A device may belong to several subsystems. Its reservations apply to all of them, so restrictions
 //! are kept by device.
@@ -8,6 +9,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use nvme_reservations::Permissions;
 use nvme_spec::Status;
 
+use crate::ana::{self, AnaRestrictions};
 use crate::config::DEVICES_MAX;
 use crate::status::{Fault, byte};
 
@@ -39,6 +41,12 @@ pub(crate) enum AccessKind {
 struct DeviceSet([AtomicU64; WORDS]);
 
 impl DeviceSet {
+    fn set_all(&self, devices: u128) {
+        // Each word has half of the bits.
+        self.0[0].store(devices as u64, Ordering::Relaxed);
+        self.0[1].store((devices >> WORD_DEVICES) as u64, Ordering::Relaxed);
+    }
+
     fn set(&self, device: u8, contains: bool) {
         let (word, bit) = Self::place(device);
         if contains {
@@ -72,6 +80,10 @@ pub(crate) struct Restrictions {
     unreadable: DeviceSet,
     unwritable: DeviceSet,
     unknown: DeviceSet,
+    /// Devices without access because of their ANA state, and two kinds of these.
+    inaccessible: DeviceSet,
+    lost: DeviceSet,
+    changing: DeviceSet,
     /// Devices of which earlier commands of the host were aborted.
     aborted: DeviceSet,
     /// By device: the epoch before which they were checked.
@@ -84,6 +96,9 @@ impl Default for Restrictions {
             unreadable: DeviceSet::default(),
             unwritable: DeviceSet::default(),
             unknown: DeviceSet::default(),
+            inaccessible: DeviceSet::default(),
+            lost: DeviceSet::default(),
+            changing: DeviceSet::default(),
             aborted: DeviceSet::default(),
             aborted_before: Box::new([const { AtomicU32::new(0) }; DEVICES_MAX]),
         }
@@ -99,6 +114,13 @@ impl Restrictions {
         self.unknown.set(device, access == DeviceAccess::Unknown);
         self.unreadable.set(device, !reads);
         self.unwritable.set(device, !writes);
+    }
+
+    /// Sets the devices without access because of their ANA states.
+    pub(crate) fn set_ana(&self, ana: AnaRestrictions) {
+        self.lost.set_all(ana.lost);
+        self.changing.set_all(ana.changing);
+        self.inaccessible.set_all(ana.inaccessible);
     }
 
     /// Aborts the commands for a device that were checked in an epoch before `epoch`.
@@ -118,30 +140,36 @@ impl Restrictions {
     /// Whether the host may read and write every device.
     pub(crate) fn is_empty(&self) -> bool {
         // An unknown device is also unreadable.
-        self.unreadable.is_empty() && self.unwritable.is_empty()
+        self.unreadable.is_empty() && self.unwritable.is_empty() && self.inaccessible.is_empty()
     }
 
-    /// Whether no reservation forbids a command.
+    /// Whether no reservation and no ANA state forbids a command.
     #[inline(always)]
     pub(crate) fn allows(&self, device: u8, access: AccessKind) -> bool {
         let forbidden = match access {
             AccessKind::Read => &self.unreadable,
             AccessKind::Write => &self.unwritable,
         };
-        !forbidden.contains(device)
+        !forbidden.contains(device) && !self.inaccessible.contains(device)
     }
 
-    /// Refuses a command that conflicts with a reservation (Base 2.1 §8.1.22.1).
+    /// Refuses a command for a device without access (Base 2.1 §8.1.1) or that conflicts with a
+    /// reservation (Base 2.1 §8.1.22.1).
     pub(crate) fn check(&self, device: u8, access: AccessKind) -> Result<(), Fault> {
         if self.allows(device, access) {
             return Ok(());
         }
-        self.check_known(device)?;
+        self.check_ready(device)?;
         Err(Fault::new(Status::RESERVATION_CONFLICT).at(byte::NSID))
     }
 
-    /// Refuses every command for a device whose reservations are not known.
-    pub(crate) fn check_known(&self, device: u8) -> Result<(), Fault> {
+    /// Refuses every command for a device without access or whose reservations are not known.
+    pub(crate) fn check_ready(&self, device: u8) -> Result<(), Fault> {
+        if self.inaccessible.contains(device) {
+            let (is_lost, is_changing) =
+                (self.lost.contains(device), self.changing.contains(device));
+            return Err(ana::refusal(is_lost, is_changing));
+        }
         if self.unknown.contains(device) {
             // Base 2.1 §4.2.3.1, Namespace Not Ready: only an operator can change it.
             return Err(Fault::new(Status::NAMESPACE_NOT_READY).at(byte::NSID));
@@ -170,6 +198,34 @@ mod tests {
             assert!(restrictions.check(device ^ 1, AccessKind::Write).is_ok());
             restrictions.set(device, DeviceAccess::Allowed(Permissions::ALL));
         }
+        assert!(restrictions.is_empty());
+    }
+
+    #[test]
+    fn ana_states_are_independent_of_reservations() {
+        let restrictions = Restrictions::default();
+        restrictions.set(70, DeviceAccess::Allowed(Permissions::NONE));
+        restrictions.set_ana(AnaRestrictions {
+            inaccessible: 1 << 70 | 1 << 2,
+            lost: 1 << 2,
+            changing: 0,
+        });
+        for (device, status) in [
+            (70, Status::ANA_INACCESSIBLE),
+            (2, Status::ANA_PERSISTENT_LOSS),
+        ] {
+            for access in [AccessKind::Read, AccessKind::Write] {
+                assert!(!restrictions.allows(device, access));
+                let refused = restrictions.check(device, access).unwrap_err();
+                assert!(refused.status.is(status) && !refused.status.dnr());
+            }
+        }
+        assert!(restrictions.check(6, AccessKind::Write).is_ok());
+        restrictions.set_ana(AnaRestrictions::default());
+        assert!(restrictions.check(2, AccessKind::Write).is_ok());
+        let refused = restrictions.check(70, AccessKind::Read).unwrap_err();
+        assert!(refused.status.is(Status::RESERVATION_CONFLICT));
+        restrictions.set(70, DeviceAccess::Allowed(Permissions::ALL));
         assert!(restrictions.is_empty());
     }
 

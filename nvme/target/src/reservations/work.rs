@@ -96,6 +96,10 @@ pub(crate) fn check(
         return Err(Fault::new(Status::INVALID_NAMESPACE_OR_FORMAT).at(byte::NSID));
     }
     let namespace = namespace(context.subsystem, nsid)?;
+    // Base 2.1 §8.1.22: RESCAP is 0, so the namespace does not have the commands.
+    if !namespace.reservations {
+        return Err(Fault::new(Status::INVALID_OPCODE).at(byte::OPCODE));
+    }
     let opcode = sqe.io_opcode();
     let (direction, needed, control) = match opcode {
         IoOpcode::RESERVATION_REGISTER => {

@@ -3,10 +3,12 @@
 use reactors::Nanos;
 
 use super::TargetCore;
-use super::executions::{Command, Owner};
+use super::executions::{Command, Execution, Owner};
 use super::queue::{Queue, QueueEvent, QueueState};
+use crate::ana::EarlierCommands;
 use crate::config::DeviceIndex;
 use crate::interface::CloseReason;
+use crate::io::IoWork;
 
 /// Commands of one queue that delay a removal.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -27,6 +29,35 @@ impl TargetCore {
         if self.target.epoch() != self.view.epoch {
             self.handle_notifications(now);
         }
+    }
+
+    /// Reports the end of commands from before changes of ANA states.
+    #[cold]
+    pub(super) fn report_ended_commands(&mut self) {
+        let awaited = std::mem::take(&mut self.awaited);
+        let (left, ended): (Vec<_>, Vec<_>) =
+            awaited.into_iter().partition(|it| self.has_any_of(it));
+        self.awaited = left;
+        for commands in ended {
+            let mut registry = self.target.registry();
+            registry
+                .ana_transitions
+                .ended(commands.number, self.reactor);
+        }
+    }
+
+    /// Whether devices, or their wait queues, have any of these commands.
+    fn has_any_of(&self, commands: &EarlierCommands) -> bool {
+        let is_included = |execution: &Execution| {
+            let Owner::Command(Command { queue, .. }) = execution.owner else {
+                return false;
+            };
+            let queue = self.queues.at(queue);
+            let devices = queue.map_or(0, |queue| commands.devices(&queue.shared.identity));
+            let IoWork { device, epoch, .. } = execution.work;
+            devices & 1 << device != 0 && commands.includes(epoch)
+        };
+        self.executions.iter().any(is_included)
     }
 
     /// The outstanding commands of queues that are draining, and those that these devices have.

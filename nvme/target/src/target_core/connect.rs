@@ -14,7 +14,8 @@ use zerocopy::FromBytes;
 
 use super::TargetCore;
 use super::queue::{Queue, QueueKind, QueueSetup};
-use crate::config::{ADMIN_QUEUE_DEPTH_MAX, TransportKind};
+use crate::ana::AnaRestrictions;
+use crate::config::{ADMIN_QUEUE_DEPTH_MAX, CONTROLLER_IDS, TransportKind};
 use crate::controller::{Controller, ControllerKind, ControllerSetup, keep_alive_max_ms};
 use crate::interface::{
     ADMIN_IN_CAPSULE_MAX_BYTES, Arrival, ConnectOutcome, QueueId, QueueInfo, TransportId,
@@ -314,8 +315,11 @@ impl TargetCore {
             host_id: request.host_id,
             host_account: 0,
             admin_reactor: self.reactor,
+            port: request.arrival.port,
             queue_depth_max: requested.depth_max,
         };
+        let subsystem = self.view.subsystem(requested.subsystem);
+        let controller_ids = subsystem.map(|view| view.config.controller_ids.clone());
         let (added, reconnected) = {
             let mut registry = self.open_registry()?;
             let reconnected = registry.take_lost(&identity);
@@ -326,6 +330,10 @@ impl TargetCore {
                 address: request.arrival.peer_address,
                 admin_slot: requested.slot,
                 io_queues: requested.io_queues_max,
+                controller_ids: controller_ids.unwrap_or(CONTROLLER_IDS),
+                ana: subsystem.map_or_else(AnaRestrictions::default, |view| {
+                    view.ana_restrictions(request.arrival.port)
+                }),
                 now,
             };
             (registry.add(new), reconnected)

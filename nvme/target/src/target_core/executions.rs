@@ -359,6 +359,12 @@ impl Executions {
             .is_some_and(|execution| execution.state == ExecutionState::Orphan)
     }
 
+    /// The executions, except changes of reservations.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Execution> {
+        let all = self.slots.iter().map(|(_, execution)| execution);
+        all.filter(|execution| !execution.is_reservation_change())
+    }
+
     /// The executions whose request is in a device or in its wait queue.
     pub(crate) fn of_device(&self, device: u8) -> impl Iterator<Item = (DeviceTag, &Execution)> {
         let all = self.slots.iter();

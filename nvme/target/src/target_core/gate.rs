@@ -67,8 +67,8 @@ pub(super) fn admit(queue: &Queue) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Whether a valid command is admitted, if the gate is not fully open. Reservations refuse it before
-/// its data is fetched.
+/// Whether a valid command is admitted, if the gate is not fully open. Reservations and ANA states
+/// refuse it before its data is fetched.
 #[cold]
 #[inline(never)]
 pub(super) fn admit_restricted(
@@ -81,8 +81,8 @@ pub(super) fn admit_restricted(
     check_access(queue, subsystem, nsid, access)
 }
 
-/// Refuses a command that conflicts with a reservation of a namespace, or of any namespace for
-/// FFFFFFFFh.
+/// Refuses a command for a namespace without access or that conflicts with its reservation; for
+/// FFFFFFFFh, with that of any namespace.
 fn check_access(
     queue: &Queue,
     subsystem: &SubsystemView,
@@ -92,7 +92,7 @@ fn check_access(
     let restrictions = &queue.shared.restrictions;
     let check = |device: u8| match access {
         Some(access) => restrictions.check(device, access),
-        None => restrictions.check_known(device),
+        None => restrictions.check_ready(device),
     };
     if nsid == NSID_BROADCAST {
         let mut namespaces = subsystem.namespaces.iter().flatten();

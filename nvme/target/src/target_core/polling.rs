@@ -28,6 +28,9 @@ impl TargetCore {
         if !self.endings.is_empty() {
             self.end_preempted();
         }
+        if !self.awaited.is_empty() {
+            self.report_ended_commands();
+        }
         if self.has_draining {
             self.drain_queues(now);
         }
@@ -52,6 +55,8 @@ impl TargetCore {
         if self.target.epoch() != self.view.epoch {
             self.view = self.target.published();
             self.adopt_view(now);
+            let registry = self.target.registry();
+            self.awaited = registry.ana_transitions.awaited_from(self.reactor);
         }
         self.handle_reservation_messages();
         let health_changes = self.target.health_changes();

@@ -2,6 +2,7 @@
 //! copies data.
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -18,9 +19,10 @@ use nvme_spec::registers::{Cc, Csts, Register};
 use nvme_spec::sgl::SglDescriptor;
 use nvme_spec::{Cqe, Sqe, Status};
 use nvme_target::{
-    Admission, Arrival, Close, CloseReason, Completed, ConnectOutcome, CoreLimits, DeviceIndex,
-    Direction, NamespaceConfig, PortConfig, PortId, QueueId, QueueInfo, SubsystemConfig, Target,
-    TargetConfig, TargetCore, TargetLimits, TransportId, TransportKind, Work,
+    Admission, Arrival, CONTROLLER_IDS, Close, CloseReason, Completed, ConnectOutcome, CoreLimits,
+    DeviceIndex, Direction, NamespaceConfig, PortConfig, PortId, QueueId, QueueInfo,
+    SubsystemConfig, Target, TargetConfig, TargetCore, TargetLimits, TransportId, TransportKind,
+    Work,
 };
 use reactors::Nanos;
 use zerocopy::IntoBytes;
@@ -197,6 +199,8 @@ pub(crate) fn namespace(nsid: u32, device: u16, target: &dyn Device) -> Namespac
         nguid: [0x20 + nsid as u8; 16],
         eui64: [0x40 + nsid as u8; 8],
         read_only: false,
+        ana_group: 1,
+        reservations: true,
     }
 }
 
@@ -307,6 +311,8 @@ pub(crate) fn subsystem(nqn: &str, namespaces: Vec<NamespaceConfig>) -> Subsyste
         io_queues_max: IO_QUEUES,
         queue_depth_max: QUEUE_DEPTH_MAX,
         ports: vec![TCP_PORT, TCP6_PORT],
+        ana_states: BTreeMap::new(),
+        controller_ids: CONTROLLER_IDS,
     }
 }
 

@@ -5,6 +5,7 @@ pub(crate) mod host;
 pub(crate) mod world;
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -15,8 +16,8 @@ use nvme_rdma::{
     ConnectionSet, Domains, Listeners, PortSettings, RdmaConfig, RdmaCounters, SetParts,
 };
 use nvme_target::{
-    CoreLimits, DeviceIndex, NamespaceConfig, PortConfig, PortId, SubsystemConfig, Target,
-    TargetConfig, TargetCore, TargetLimits, TransportKind,
+    CONTROLLER_IDS, CoreLimits, DeviceIndex, NamespaceConfig, PortConfig, PortId, SubsystemConfig,
+    Target, TargetConfig, TargetCore, TargetLimits, TransportKind,
 };
 use rdma::{Device as _, Event, Provider};
 use rdma_testing::fake::{DeviceConfig, Fabric, FabricConfig, Fake};
@@ -276,6 +277,8 @@ pub(crate) fn subsystem_at(device: &Arc<MemoryDevice>, ports: &[PortId]) -> Subs
         nguid: [3; 16],
         eui64: [4; 8],
         read_only: false,
+        ana_group: 1,
+        reservations: true,
     };
     SubsystemConfig {
         nqn: NQN.to_owned(),
@@ -288,6 +291,8 @@ pub(crate) fn subsystem_at(device: &Arc<MemoryDevice>, ports: &[PortId]) -> Subs
         io_queues_max: 8,
         queue_depth_max: 128,
         ports: ports.to_vec(),
+        ana_states: BTreeMap::new(),
+        controller_ids: CONTROLLER_IDS,
     }
 }
 

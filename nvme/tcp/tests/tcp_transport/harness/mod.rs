@@ -3,6 +3,7 @@
 pub(crate) mod wire;
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
@@ -16,8 +17,8 @@ use nvme_host_testing::Names;
 use nvme_host_testing::tcp::RawClient;
 use nvme_spec::Status;
 use nvme_target::{
-    CoreLimits, DeviceIndex, NamespaceConfig, PortConfig, PortId, SubsystemConfig, Target,
-    TargetConfig, TargetCore, TargetLimits, TransportKind,
+    CONTROLLER_IDS, CoreLimits, DeviceIndex, NamespaceConfig, PortConfig, PortId, SubsystemConfig,
+    Target, TargetConfig, TargetCore, TargetLimits, TransportKind,
 };
 use nvme_tcp::{
     Acceptor, AcceptorPort, CONNECTIONS_PER_REACTOR_MAX, ConnectionSet, PortSettings, TcpConfig,
@@ -271,6 +272,8 @@ pub(crate) fn namespace(geometry: block::Geometry) -> NamespaceConfig {
         nguid: [3; 16],
         eui64: [4; 8],
         read_only: false,
+        ana_group: 1,
+        reservations: true,
     }
 }
 
@@ -291,6 +294,8 @@ pub(crate) fn target_over(
         io_queues_max: 8,
         queue_depth_max: 128,
         ports: vec![PortId(0)],
+        ana_states: BTreeMap::new(),
+        controller_ids: CONTROLLER_IDS,
     };
     let port = PortConfig {
         id: PortId(0),
