@@ -41,7 +41,7 @@ fn supported_log_pages_matches_readable_pages() {
     let admin = world.enabled(0);
     let discovery = world.enabled_by(0, &discovery_call());
     for (link, expected) in [
-        (admin, &[0, 1, 2, 3, 4, 5, 0x12, 0x80][..]),
+        (admin, &[0, 1, 2, 3, 4, 5, 0xc, 0x12, 0x80][..]),
         (discovery, &[0, 1, 0x70]),
     ] {
         let supported: SupportedLogPages = page(&mut world, link, LogPageId::SUPPORTED_LOG_PAGES);

@@ -5,6 +5,7 @@
 
 mod admin;
 mod allocations;
+mod ana;
 mod borrowed;
 mod changes;
 mod config;
