@@ -38,6 +38,8 @@ identify() {
     [ "$bytes" = "$(blockdev --getsize64 "$device")" ] || fail "$device: id-ns has another size"
     [ "$(jq '.nguid + .eui64 | test("^0*$")' <<< "$id")" = false ] || fail "$device: no identifier"
     show nvme ns-descs "$device"
+    # Linux 6.12 has no Verify in its own target.
+    [ "$INTEROP_SELF" = 1 ] || show nvme verify "$device" --start-block=0 --block-count=7
   done
   local uuids
   uuids=$(cat /sys/block/nvme*n*/uuid | sort -u | wc -l)

@@ -247,6 +247,7 @@ const NVM: Document = Document {
         ("3.3.3", "Dataset Management command"),
         ("3.3.3.2.1", "Deallocated or Unwritten Logical Blocks"),
         ("3.3.4", "Read command"),
+        ("3.3.5", "Verify command"),
         ("3.3.6", "Write command"),
         ("3.3.8", "Write Zeroes command"),
         ("4.1.3", "Get Features & Set Features commands"),

@@ -341,7 +341,8 @@ impl WorkKind {
                 | IoOperation::DurableRead
                 | IoOperation::Write { .. }
                 | IoOperation::Compare => true,
-                IoOperation::Flush
+                IoOperation::Verify { .. }
+                | IoOperation::Flush
                 | IoOperation::FlushAll
                 | IoOperation::Reserve(_)
                 | IoOperation::WriteZeroes { .. }

@@ -33,6 +33,10 @@ pub(crate) enum IoOperation {
         fua: bool,
     },
     Compare,
+    /// A read whose data no host receives. If durable, a flush follows.
+    Verify {
+        durable: bool,
+    },
     Flush,
     /// Flush of every namespace of the subsystem.
     FlushAll,
@@ -52,7 +56,9 @@ impl IoOperation {
     /// §8.1.22.1). The reservation commands check the rights of their host themselves.
     pub(crate) fn access(self) -> Option<AccessKind> {
         match self {
-            Self::Read | Self::DurableRead | Self::Compare => Some(AccessKind::Read),
+            Self::Read | Self::DurableRead | Self::Compare | Self::Verify { .. } => {
+                Some(AccessKind::Read)
+            }
             Self::Write { .. }
             | Self::Flush
             | Self::FlushAll
@@ -69,6 +75,7 @@ impl IoOperation {
             Self::Read
             | Self::DurableRead
             | Self::Compare
+            | Self::Verify { .. }
             | Self::Flush
             | Self::FlushAll
             | Self::Reserve(_) => false,
@@ -84,6 +91,7 @@ impl IoOperation {
             | Self::Compare
             | Self::Flush
             | Self::WriteZeroes { .. } => true,
+            Self::Verify { durable } => !durable,
             Self::DurableRead | Self::FlushAll | Self::Deallocate { .. } | Self::Reserve(_) => {
                 false
             }
@@ -102,6 +110,7 @@ impl IoOperation {
             Self::Read | Self::DurableRead => IoOpcode::READ,
             Self::Write { .. } => IoOpcode::WRITE,
             Self::Compare => IoOpcode::COMPARE,
+            Self::Verify { .. } => IoOpcode::VERIFY,
             Self::Flush | Self::FlushAll => IoOpcode::FLUSH,
             Self::WriteZeroes { .. } => IoOpcode::WRITE_ZEROES,
             Self::Deallocate { .. } => IoOpcode::DATASET_MANAGEMENT,
@@ -156,7 +165,8 @@ impl Plan {
     #[inline(always)]
     pub(crate) fn admit(self, command_id: u16, lends: bool, now: Nanos) -> Work {
         let needs_lease = match self.direction {
-            Direction::None => false,
+            // That of a Verify receives what is read.
+            Direction::None => self.work.bytes > 0,
             Direction::FromHost => true,
             Direction::ToHost => !lends,
         };
@@ -203,6 +213,7 @@ pub(crate) fn check(sqe: &Sqe, context: &IoContext<'_>) -> Result<Option<Plan>, 
         IoOpcode::READ | IoOpcode::WRITE | IoOpcode::COMPARE => {
             check_transfer(sqe, context).map(Some)
         }
+        IoOpcode::VERIFY => verify(sqe, context).map(Some),
         IoOpcode::FLUSH => flush(sqe, context),
         IoOpcode::WRITE_ZEROES => write_zeroes(sqe, context),
         IoOpcode::DATASET_MANAGEMENT => dataset_management(sqe, context),
@@ -280,6 +291,7 @@ pub(crate) fn check_blocks(
             let fua = fua || (context.write_through && namespace.volatile);
             IoOperation::Write { fua }
         }
+        IoOpcode::VERIFY => IoOperation::Verify { durable: fua },
         _ => IoOperation::Compare,
     };
     Ok(IoWork {
@@ -323,6 +335,12 @@ pub(crate) fn check_transfer(sqe: &Sqe, context: &IoContext<'_>) -> Result<Plan,
         direction,
         source: check_source(sqe, direction, work.bytes, context.data)?,
     })
+}
+
+/// Verify (NVM 1.1 §3.3.5). VSL is MDTS, so that one lease holds the data.
+fn verify(sqe: &Sqe, context: &IoContext<'_>) -> Result<Plan, Fault> {
+    let work = check_blocks(IoOpcode::VERIFY, sqe, context)?;
+    Ok(Plan::without_data(work))
 }
 
 /// Flush (Base 2.1 §7.2). Without a volatile cache there is nothing to do, and that succeeds.

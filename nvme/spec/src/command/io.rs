@@ -329,6 +329,11 @@ impl Sqe {
         Self::new(IoOpcode::COMPARE.0, nsid).with_read_write(ReadWrite::new(slba, nlb_z))
     }
 
+    /// Verify `nlb_z + 1` blocks.
+    pub const fn verify(nsid: u32, slba: u64, nlb_z: u16) -> Self {
+        Self::new(IoOpcode::VERIFY.0, nsid).with_read_write(ReadWrite::new(slba, nlb_z))
+    }
+
     /// Flush a namespace, or all namespaces with [`crate::NSID_BROADCAST`].
     pub const fn flush(nsid: u32) -> Self {
         Self::new(IoOpcode::FLUSH.0, nsid)

@@ -19,11 +19,12 @@ type FeatureEffects = [CommandEffects; 256];
 pub(crate) const FEATURES_BYTES: u64 = size_of::<FeatureEffects>() as u64;
 
 /// I/O commands, and whether they change the content of a namespace.
-const IO_COMMANDS: [(IoOpcode, bool); 10] = [
+const IO_COMMANDS: [(IoOpcode, bool); 11] = [
     (IoOpcode::FLUSH, false),
     (IoOpcode::WRITE, true),
     (IoOpcode::READ, false),
     (IoOpcode::COMPARE, false),
+    (IoOpcode::VERIFY, false),
     (IoOpcode::WRITE_ZEROES, true),
     (IoOpcode::DATASET_MANAGEMENT, true),
     (IoOpcode::RESERVATION_REGISTER, false),

@@ -185,7 +185,7 @@ impl Controller {
                 write_descriptors(config, data);
             }),
             IdentifyStructure::NvmController => {
-                data.copy_from_slice(nvm_controller_page().as_bytes());
+                data.copy_from_slice(nvm_controller_page(context).as_bytes());
             }
             IdentifyStructure::OtherController => {}
             IdentifyStructure::Controllers { from } => {
@@ -223,7 +223,7 @@ impl Controller {
         page.aerl_z = (EVENT_REQUESTS_MAX - 1) as u8;
         page.acl_z = ABORT_LIMIT_Z;
         page.elpe_z = (ERROR_LOG_ENTRIES - 1) as u8;
-        page.mdts = (context.target.transfer_max_bytes() / PAGE_BYTES).ilog2() as u8;
+        page.mdts = transfer_max_pages(context).ilog2() as u8;
         page.kas = U16::new(KEEP_ALIVE_GRANULARITY_100MS);
         page.ctratt = Ctratt::new().with_hids(true).with_tbkas(true);
         page.lpa = Lpa::new()
@@ -355,6 +355,7 @@ fn fill_io(page: &mut IdentifyController, subsystem: &SubsystemView) {
     page.mnan = U32::new(NAMESPACE_ID_MAX);
     page.oncs = Oncs::new()
         .with_compare(true)
+        .with_verify(true)
         .with_dataset_management(true)
         .with_write_zeroes(true)
         .with_save_select(true)
@@ -440,9 +441,15 @@ fn reservation_capabilities(view: &NamespaceView, context: &AdminContext<'_>) ->
         .with_iekey(true)
 }
 
+/// The largest transfer in the unit of MDTS and VSL.
+fn transfer_max_pages(context: &AdminContext<'_>) -> u32 {
+    context.target.transfer_max_bytes() / PAGE_BYTES
+}
+
 /// The NVM command set's part of Identify Controller (NVM 1.1 §4.1.5.4).
-fn nvm_controller_page() -> NvmIdentifyController {
+fn nvm_controller_page(context: &AdminContext<'_>) -> NvmIdentifyController {
     let mut page = NvmIdentifyController::new_zeroed();
+    page.vsl = transfer_max_pages(context).ilog2() as u8;
     page.wzsl = (WRITE_ZEROES_BYTES_MAX / u64::from(PAGE_BYTES)).ilog2() as u8;
     page
 }

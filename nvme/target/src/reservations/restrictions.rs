@@ -47,6 +47,14 @@ impl DeviceSet {
         self.0[1].store((devices >> WORD_DEVICES) as u64, Ordering::Relaxed);
     }
 
+    /// Called only under the registry's lock, so that no set changes meanwhile.
+    fn set_union(&self, one: &Self, other: &Self) {
+        for (word, (one, other)) in self.0.iter().zip(one.0.iter().zip(&other.0)) {
+            let union = one.load(Ordering::Relaxed) | other.load(Ordering::Relaxed);
+            word.store(union, Ordering::Relaxed);
+        }
+    }
+
     fn set(&self, device: u8, contains: bool) {
         let (word, bit) = Self::place(device);
         if contains {
@@ -77,8 +85,12 @@ impl DeviceSet {
 /// The restrictions of one controller. The controller's gate orders changes and reads.
 #[derive(Debug)]
 pub(crate) struct Restrictions {
+    /// What reservations and ANA states together forbid.
     unreadable: DeviceSet,
     unwritable: DeviceSet,
+    /// What reservations forbid.
+    reserved_unreadable: DeviceSet,
+    reserved_unwritable: DeviceSet,
     unknown: DeviceSet,
     /// Devices without access because of their ANA state, and two kinds of these.
     inaccessible: DeviceSet,
@@ -95,6 +107,8 @@ impl Default for Restrictions {
         Self {
             unreadable: DeviceSet::default(),
             unwritable: DeviceSet::default(),
+            reserved_unreadable: DeviceSet::default(),
+            reserved_unwritable: DeviceSet::default(),
             unknown: DeviceSet::default(),
             inaccessible: DeviceSet::default(),
             lost: DeviceSet::default(),
@@ -112,8 +126,9 @@ impl Restrictions {
             DeviceAccess::Unknown => (false, false),
         };
         self.unknown.set(device, access == DeviceAccess::Unknown);
-        self.unreadable.set(device, !reads);
-        self.unwritable.set(device, !writes);
+        self.reserved_unreadable.set(device, !reads);
+        self.reserved_unwritable.set(device, !writes);
+        self.combine();
     }
 
     /// Sets the devices without access because of their ANA states.
@@ -121,6 +136,15 @@ impl Restrictions {
         self.lost.set_all(ana.lost);
         self.changing.set_all(ana.changing);
         self.inaccessible.set_all(ana.inaccessible);
+        self.combine();
+    }
+
+    fn combine(&self) {
+        let inaccessible = &self.inaccessible;
+        self.unreadable
+            .set_union(&self.reserved_unreadable, inaccessible);
+        self.unwritable
+            .set_union(&self.reserved_unwritable, inaccessible);
     }
 
     /// Aborts the commands for a device that were checked in an epoch before `epoch`.
@@ -140,7 +164,7 @@ impl Restrictions {
     /// Whether the host may read and write every device.
     pub(crate) fn is_empty(&self) -> bool {
         // An unknown device is also unreadable.
-        self.unreadable.is_empty() && self.unwritable.is_empty() && self.inaccessible.is_empty()
+        self.unreadable.is_empty() && self.unwritable.is_empty()
     }
 
     /// Whether no reservation and no ANA state forbids a command.
@@ -150,7 +174,7 @@ impl Restrictions {
             AccessKind::Read => &self.unreadable,
             AccessKind::Write => &self.unwritable,
         };
-        !forbidden.contains(device) && !self.inaccessible.contains(device)
+        !forbidden.contains(device)
     }
 
     /// Refuses a command for a device without access (Base 2.1 §8.1.1) or that conflicts with a

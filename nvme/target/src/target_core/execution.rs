@@ -196,8 +196,10 @@ impl TargetCore {
         data: Option<Lease>,
     ) -> Result<Option<Request>, Fault> {
         let (operation, data) = match work.operation {
-            // The flush that follows covers all data that the read returned.
-            IoOperation::Read | IoOperation::DurableRead => (Operation::Read, data),
+            // The flush that may follow covers all data that the read returned.
+            IoOperation::Read | IoOperation::DurableRead | IoOperation::Verify { .. } => {
+                (Operation::Read, data)
+            }
             IoOperation::Write { .. } if work.blocks == 0 => {
                 self.devices.count_placed_write(usize::from(work.device));
                 return Ok(None);
@@ -321,8 +323,9 @@ impl TargetCore {
             | IoOperation::Compare
             | IoOperation::Flush
             | IoOperation::Reserve(_)
-            | IoOperation::WriteZeroes { .. } => None,
-            IoOperation::DurableRead => {
+            | IoOperation::WriteZeroes { .. }
+            | IoOperation::Verify { durable: false } => None,
+            IoOperation::DurableRead | IoOperation::Verify { durable: true } => {
                 if execution.step > 0 {
                     return None;
                 }
@@ -693,6 +696,7 @@ fn count(counters: &IoCounters, work: &IoWork, success: bool) {
             counters.count_write(work.bytes);
         }
         IoOperation::Compare
+        | IoOperation::Verify { .. }
         | IoOperation::Flush
         | IoOperation::FlushAll
         | IoOperation::Reserve(_)

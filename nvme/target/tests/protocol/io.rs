@@ -19,11 +19,12 @@ const OUT_OF_RANGE: Status = Status::LBA_OUT_OF_RANGE.with_dnr();
 const PROTECTED: Status = Status::NAMESPACE_WRITE_PROTECTED.with_dnr();
 
 /// Every I/O command on a namespace, with one block of 512 bytes or one range where it has data.
-fn every_command(nsid: u32) -> [(Sqe, usize); 6] {
+fn every_command(nsid: u32) -> [(Sqe, usize); 7] {
     [
         (Sqe::read(nsid, 0, 0), 512),
         (Sqe::write(nsid, 0, 0, false), 512),
         (Sqe::compare(nsid, 0, 0), 512),
+        (Sqe::verify(nsid, 0, 0), 0),
         (Sqe::flush(nsid), 0),
         (
             Sqe::write_zeroes_range(nsid, 0, WriteZeroesControl::new()),
@@ -55,7 +56,7 @@ fn deallocate(world: &mut World, io: Link, nsid: u32, ranges: &[(u64, u32)]) -> 
 #[test]
 fn unknown_opcodes_are_refused() {
     let known = [
-        0x00, 0x01, 0x02, 0x05, 0x08, 0x09, 0x0d, 0x0e, 0x11, 0x15, 0x7f,
+        0x00, 0x01, 0x02, 0x05, 0x08, 0x09, 0x0c, 0x0d, 0x0e, 0x11, 0x15, 0x7f,
     ];
     let mut world = World::new();
     let (_, io) = world.ready();
@@ -279,7 +280,9 @@ fn read_only_namespace_refuses_modifying_commands() {
     let (_, io) = world.ready();
     for (sqe, bytes) in every_command(READ_ONLY) {
         let expected = match sqe.io_opcode() {
-            IoOpcode::READ | IoOpcode::COMPARE | IoOpcode::FLUSH => Status::SUCCESS,
+            IoOpcode::READ | IoOpcode::COMPARE | IoOpcode::VERIFY | IoOpcode::FLUSH => {
+                Status::SUCCESS
+            }
             _ => PROTECTED,
         };
         assert_eq!(
@@ -346,6 +349,41 @@ fn compare_fails_on_different_data() {
     let reply = world.write(io, Sqe::compare(RAM, 0, 0), &[6; 512]);
     reply.is(Status::COMPARE_FAILURE.with_dnr());
     assert_eq!(world.leases(), 0);
+}
+
+/// NVM 1.1 §3.3.5: the device reads the blocks, and the host receives no data.
+#[test]
+fn verify_reads_without_data() {
+    let mut world = World::new();
+    let (_, io) = world.ready();
+    world.ram.take();
+    world.command(io, Sqe::verify(RAM, 8, 7)).ok();
+    assert_eq!(world.ram.take(), [(Operation::Read, 8, 8)]);
+    world.fault.arm(FAIL_MEDIA, true);
+    let reply = world.command(io, Sqe::verify(RAM, 8, 0));
+    reply.is(Status::UNRECOVERED_READ_ERROR);
+    world.fault.arm(FAIL_MEDIA, false);
+    let beyond = world.command(io, Sqe::verify(RAM, RAM_BLOCKS, 0));
+    beyond.is(Status::LBA_OUT_OF_RANGE.with_dnr());
+    let blocks = TRANSFER_MAX / 512;
+    let too_long = world.command(io, Sqe::verify(RAM, 0, blocks as u16));
+    too_long.is(Status::INVALID_FIELD.with_dnr());
+    assert_eq!(world.leases(), 0);
+}
+
+/// NVM 1.1 §3.3.5: with FUA, what was verified is durable.
+#[test]
+fn verify_with_fua_flushes_what_it_read() {
+    let mut world = World::new();
+    let (_, io) = world.ready();
+    world.cached.take();
+    let mut sqe = Sqe::verify(CACHED, 0, 0);
+    let mut range = sqe.read_write();
+    range.control = range.control.with_fua(true);
+    sqe = sqe.with_read_write(range);
+    world.command(io, sqe).ok();
+    let requests: Vec<_> = world.cached.take().iter().map(|it| it.0).collect();
+    assert_eq!(requests, [Operation::Read, Operation::Flush]);
 }
 
 /// NVM 1.1 §3.3.8.
