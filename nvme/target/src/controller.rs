@@ -399,6 +399,9 @@ impl Controller {
             return Some(DisconnectMode::AfterResponses(CloseReason::Revoked));
         }
         let before = before.subsystem(self.shared.identity.subsystem);
+        if before.is_some_and(|before| std::ptr::eq(before, subsystem)) {
+            return None;
+        }
         if before.is_some_and(|before| !before.has_identity_of(subsystem)) {
             return Some(DisconnectMode::AfterResponses(CloseReason::Reconfigured));
         }
@@ -416,7 +419,10 @@ impl Controller {
             }
         }
         let ana_groups = |view: &SubsystemView| view.ana_groups(self.port);
-        let ana_changed = before.is_some_and(|it| ana_groups(it) != ana_groups(subsystem));
+        let ana_changed = before.is_some_and(|before| {
+            let may_differ = changed || before.config.ana_states != subsystem.config.ana_states;
+            may_differ && ana_groups(before) != ana_groups(subsystem)
+        });
         if changed {
             self.events
                 .raise(EventKind::NamespaceAttribute, configuration);

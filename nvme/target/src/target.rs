@@ -24,6 +24,7 @@ use crate::reservations::{
     InitialReservations, Requester, ReservationCommand, ReservationError, ReservationRequest,
     ReservationSnapshot, ReservationStore, ReservationTable,
 };
+use crate::shared::ControllerIdentity;
 use crate::snapshot::TargetSnapshot;
 use crate::snapshot_cell::{Notifications, SnapshotCell};
 use crate::stages::{SubsystemMeasures, TargetLatency};
@@ -182,8 +183,9 @@ impl Target {
             config.ana_states.extend(states);
             config.check(|it| has_device(published, it), &published.ports)?;
             let measures = Arc::clone(&view.measures);
-            let changed = SubsystemView::new(config, self.transfer_max, measures)
+            let mut changed = SubsystemView::new(config, self.transfer_max, measures)
                 .in_incarnation(view.incarnation);
+            changed.draining = view.draining;
             let lost = states.iter().filter(|(_, state)| !state.is_accessible());
             let commands = EarlierCommands {
                 number: 0,
@@ -281,7 +283,8 @@ impl Target {
         check_ports(&ports)?;
         self.publish(|_, published| {
             for subsystem in published.subsystems.iter().flatten() {
-                for port in &subsystem.config.ports {
+                let states = subsystem.config.ana_states.keys().map(|path| &path.port);
+                for port in subsystem.config.ports.iter().chain(states) {
                     if !ports.iter().any(|known| known.id == *port) {
                         return Err(TargetError::Port { port: *port });
                     }
@@ -688,16 +691,18 @@ impl Target {
 
 /// Restricts the controllers of changed subsystems to what the ANA states allow.
 fn publish_ana_restrictions(registry: &Registry, before: &TargetView, after: &TargetView) {
+    let mut by_port = BTreeMap::new();
     for entry in registry.entries() {
-        let controller = &entry.shared;
-        let slot = controller.identity.subsystem as usize;
-        let of = |view: &TargetView| view.subsystems.get(slot).cloned().flatten();
-        let (Some(new), old) = (of(after), of(before)) else {
+        let ControllerIdentity {
+            subsystem, port, ..
+        } = entry.shared.identity;
+        let (old, new) = (before.subsystem(subsystem), after.subsystem(subsystem));
+        let Some(new) = new.filter(|new| !old.is_some_and(|old| std::ptr::eq(old, *new))) else {
             continue;
         };
-        if !old.is_some_and(|old| Arc::ptr_eq(&old, &new)) {
-            controller.set_ana(new.ana_restrictions(controller.identity.port));
-        }
+        let restrictions = by_port.entry((subsystem, port));
+        let restrictions = restrictions.or_insert_with(|| new.ana_restrictions(port));
+        entry.shared.set_ana(*restrictions);
     }
 }
 

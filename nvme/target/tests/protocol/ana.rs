@@ -375,3 +375,14 @@ fn a_shared_device_has_no_reservations() {
     let reply = world.write(at.io, sqe, [0_u64, 1].as_bytes());
     reply.is(Status::INVALID_OPCODE.with_dnr());
 }
+
+/// An operator's change does not undo the removal of a subsystem that has begun.
+#[test]
+fn a_draining_subsystem_stays_closed() {
+    let mut world = world();
+    let drained = world.target.drain_subsystem(SUBSYSTEM);
+    drained.expect("it exists");
+    let _ = set(&mut world, TCP_PORT, 2, AnaState::NonOptimized);
+    let refused = world.try_connect(0, &ConnectOptions::default());
+    assert!(refused.is_err());
+}
