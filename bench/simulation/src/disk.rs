@@ -436,6 +436,7 @@ impl Device for Disk {
             deallocate: shape.deallocate,
             max_transfer_blocks: shape.transfer_blocks_max,
             read_only: shape.read_only,
+            atomic: block::AtomicWrites::BLOCK,
         }
     }
 

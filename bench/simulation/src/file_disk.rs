@@ -381,6 +381,7 @@ impl FileDisk {
             deallocate,
             max_transfer_blocks: shape.transfer_blocks_max,
             read_only: false,
+            atomic: block::AtomicWrites::BLOCK,
         };
         state.length = state.size();
         state.stuck_until = None;

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use block::{Deallocate, Geometry};
+use block::{AtomicWrites, Deallocate, Geometry};
+use nvme_spec::U16;
 use nvme_spec::command::CommandSet;
 use nvme_spec::identify::{
     DeallocatedRead, IdentifyController, IdentifyNamespace, NamespaceId, NamespaceIds,
@@ -327,7 +328,28 @@ fn geometry(
         },
         max_transfer_blocks: TRANSFER_BYTES_MAX / block_size,
         read_only: page.nsattr.write_protected(),
+        atomic: atomic_writes(page, limits.part_bytes / block_size),
     })
+}
+
+/// The atomic writes that a namespace reports (NVM 1.1 §4.1.5.1, NSABP); only those up to
+/// `unsplit_blocks`, because longer requests are split.
+fn atomic_writes(page: &IdentifyNamespace, unsplit_blocks: u32) -> AtomicWrites {
+    if !page.nsfeat.nsabp() {
+        return AtomicWrites::BLOCK;
+    }
+    let count = |zero_based: U16| u32::from(zero_based.get()) + 1;
+    let boundary = |zero_based: U16| match zero_based.get() {
+        0 => 0,
+        blocks => u32::from(blocks) + 1,
+    };
+    AtomicWrites {
+        normal_blocks: count(page.nawun_z).min(unsplit_blocks),
+        power_failure_blocks: count(page.nawupf_z).min(unsplit_blocks),
+        normal_boundary_blocks: boundary(page.nabsn_z),
+        power_failure_boundary_blocks: boundary(page.nabspf_z),
+        boundary_offset_blocks: u32::from(page.nabo.get()),
+    }
 }
 
 /// The preferred write granularity if reported, else the optimal I/O boundary, else the atomic unit

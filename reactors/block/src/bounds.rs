@@ -80,6 +80,7 @@ mod tests {
         deallocate: Deallocate::ReadsZero,
         max_transfer_blocks: 256,
         read_only: false,
+        atomic: crate::AtomicWrites::BLOCK,
     };
 
     fn request(operation: Operation, lba: u64, blocks: u32) -> Request {

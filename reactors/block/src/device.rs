@@ -60,6 +60,34 @@ pub struct Geometry {
     /// Whether every operation that changes the medium is refused with
     /// [`DeviceError::ReadOnly`](crate::DeviceError::ReadOnly).
     pub read_only: bool,
+    /// The writes that are never torn.
+    pub atomic: AtomicWrites,
+}
+
+/// Writes of which a read, or a power failure, leaves either everything or nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AtomicWrites {
+    /// Most blocks beside other requests.
+    pub normal_blocks: u32,
+    /// Most blocks over a power failure.
+    pub power_failure_blocks: u32,
+    /// Blocks between boundaries that such a write must not cross; 0 if there are none.
+    pub normal_boundary_blocks: u32,
+    /// The same over a power failure.
+    pub power_failure_boundary_blocks: u32,
+    /// The first boundary.
+    pub boundary_offset_blocks: u32,
+}
+
+impl AtomicWrites {
+    /// Single blocks only.
+    pub const BLOCK: Self = Self {
+        normal_blocks: 1,
+        power_failure_blocks: 1,
+        normal_boundary_blocks: 0,
+        power_failure_boundary_blocks: 0,
+        boundary_offset_blocks: 0,
+    };
 }
 
 impl Geometry {

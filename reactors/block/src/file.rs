@@ -353,6 +353,7 @@ impl FileDevice {
             },
             max_transfer_blocks: max_transfer_blocks(options.block_size),
             read_only: options.read_only,
+            atomic: crate::AtomicWrites::BLOCK,
         };
         let condition = Arc::<Condition>::default();
         let FileOptions {

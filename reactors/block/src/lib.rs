@@ -24,8 +24,8 @@ mod shape;
 mod shared_queues;
 
 pub use device::{
-    ABANDONED_MAX, BLOCK_SIZES, Deallocate, Device, DeviceIdentity, DeviceQueue, Drain,
-    GIVEN_UP_MAX, Geometry, QUEUE_DEPTH_MAX, QueueOptions,
+    ABANDONED_MAX, AtomicWrites, BLOCK_SIZES, Deallocate, Device, DeviceIdentity, DeviceQueue,
+    Drain, GIVEN_UP_MAX, Geometry, QUEUE_DEPTH_MAX, QueueOptions,
 };
 pub use error::{DeviceError, Direction, OpenError, ReopenError};
 pub use file::{

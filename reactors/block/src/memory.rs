@@ -92,6 +92,7 @@ impl MemoryDevice {
             deallocate: Deallocate::ReadsZero,
             max_transfer_blocks: max_transfer_blocks(options.block_size),
             read_only: options.read_only,
+            atomic: crate::AtomicWrites::BLOCK,
         };
         Ok(Self {
             name: options.name,

@@ -65,6 +65,7 @@ impl NullDevice {
             deallocate: Deallocate::Unspecified,
             max_transfer_blocks: max_transfer_blocks(options.block_size),
             read_only: false,
+            atomic: crate::AtomicWrites::BLOCK,
         };
         Ok(Self {
             name: options.name,

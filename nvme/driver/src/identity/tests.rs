@@ -1,5 +1,6 @@
 //! Tests of the limits and geometries derived from Identify pages.
 
+use block::AtomicWrites;
 use nvme_spec::identify::{DeallocatedRead, Dlfeat, Dps, Flbas, LbaFormat, Nsfeat, Oncs, Sgls};
 use nvme_spec::{U16, U32, U64};
 
@@ -104,6 +105,25 @@ fn optimal_io_size_follows_drive_preferences() {
     page.nsfeat = page.nsfeat.with_optperf(1);
     page.npwg_z = U16::new(31);
     assert_eq!(shape(&page).unwrap().optimal_io_blocks, 32);
+}
+
+#[test]
+fn atomic_writes_are_those_that_are_not_split() {
+    let mut page = page(512, 1000);
+    (page.nawun_z, page.nawupf_z) = (U16::new(0xffff), U16::new(15));
+    assert_eq!(
+        shape(&page).unwrap().atomic,
+        AtomicWrites::BLOCK,
+        "not valid"
+    );
+    page.nsfeat = Nsfeat::new().with_nsabp(true);
+    (page.nabsn_z, page.nabo) = (U16::new(255), U16::new(8));
+    let atomic = shape(&page).unwrap().atomic;
+    assert!(atomic.normal_blocks < 1 << 16 && atomic.normal_blocks >= 8);
+    assert_eq!(atomic.power_failure_blocks, 16);
+    assert_eq!(atomic.normal_boundary_blocks, 256);
+    assert_eq!(atomic.power_failure_boundary_blocks, 0);
+    assert_eq!(atomic.boundary_offset_blocks, 8);
 }
 
 #[test]

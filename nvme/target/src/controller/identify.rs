@@ -1,6 +1,6 @@
 //! Identify (Base 2.1 §5.1.13, NVM 1.1 §4.1.5).
 
-use block::Deallocate;
+use block::{AtomicWrites, Deallocate};
 use nvme_spec::ascii::SpacePadded;
 use nvme_spec::command::{Cns, CommandSet, Sqe};
 use nvme_spec::identify::{
@@ -8,8 +8,8 @@ use nvme_spec::identify::{
     DeallocatedRead, DiscoveryControllerType, Dlfeat, EntrySizes, FlushBehavior, Frmw,
     IDENTIFY_BYTES, IdentifyController, IdentifyNamespace, IndependentIdentifyNamespace,
     IndependentNsfeat, LbaFormat, Lpa, NamespaceId, NamespaceIdWriter, NamespaceList, Nmic, Nsattr,
-    Nsfeat, Nstat, NvmIdentifyController, NvmIdentifyNamespace, Oaes, Ofcs, Oncs, Rescap,
-    SglSupport, Sgls, Vwc,
+    Nstat, NvmIdentifyController, NvmIdentifyNamespace, Oaes, Ofcs, Oncs, Rescap, SglSupport, Sgls,
+    Vwc,
 };
 use nvme_spec::nqn::{DISCOVERY_NQN, to_field};
 use nvme_spec::registers::{IOCQES_NVM, IOSQES_NVM};
@@ -393,10 +393,11 @@ fn namespace_page(
     page.anagrpid = U32::new(config.ana_group);
     page.nguid = config.nguid;
     page.eui64 = config.eui64;
+    fill_atomic_writes(&mut page, geometry.atomic);
     let optimal = geometry.optimal_io_blocks;
     if let Some(optimal_z) = nvme_spec::zero_based_u16(optimal).filter(|_| optimal > 1) {
         // Bit 0 of OPTPERF: NPWG, NPWA, NPDG, NPDA and NOWS are valid.
-        page.nsfeat = Nsfeat::new().with_optperf(1);
+        page.nsfeat = page.nsfeat.with_optperf(1);
         let optimal_z = U16::new(optimal_z);
         page.npwg_z = optimal_z;
         page.npwa_z = optimal_z;
@@ -405,6 +406,22 @@ fn namespace_page(
         page.nows_z = optimal_z;
     }
     page
+}
+
+/// Atomic writes of more than a block (NVM 1.1 §4.1.5.1, NSABP). Single blocks are what AWUN and
+/// AWUPF of the controller report.
+fn fill_atomic_writes(page: &mut IdentifyNamespace, atomic: AtomicWrites) {
+    if atomic == AtomicWrites::BLOCK {
+        return;
+    }
+    // The device's values are of 16 bits.
+    let zero_based = |blocks: u32| U16::new(blocks.saturating_sub(1) as u16);
+    page.nsfeat = page.nsfeat.with_nsabp(true);
+    page.nawun_z = zero_based(atomic.normal_blocks);
+    page.nawupf_z = zero_based(atomic.power_failure_blocks);
+    page.nabsn_z = zero_based(atomic.normal_boundary_blocks);
+    page.nabspf_z = zero_based(atomic.power_failure_boundary_blocks);
+    page.nabo = U16::new(atomic.boundary_offset_blocks as u16);
 }
 
 /// The I/O command set independent part of Identify Namespace (Base 2.1 §5.1.13, CNS 08h).

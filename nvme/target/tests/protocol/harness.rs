@@ -7,7 +7,9 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use block::{Deallocate, Device, DeviceClient, DeviceSet, Drain, OpenError, QueueOptions};
+use block::{
+    AtomicWrites, Deallocate, Device, DeviceClient, DeviceSet, Drain, OpenError, QueueOptions,
+};
 use block_testing::{
     Effect, FaultControl, FaultDevice, FaultPlan, FaultRule, OperationKinds, When,
 };
@@ -247,6 +249,13 @@ fn devices() -> Devices {
         deallocate: Deallocate::ReadsZero,
         read_only: false,
         optimal_io_blocks: 8,
+        atomic: AtomicWrites {
+            normal_blocks: 16,
+            power_failure_blocks: 8,
+            normal_boundary_blocks: 32,
+            power_failure_boundary_blocks: 0,
+            boundary_offset_blocks: 4,
+        },
     };
     let (ram, ram_record) = Probe::new("ram", options);
     let (cached, cached_record) = Probe::new(
@@ -256,6 +265,7 @@ fn devices() -> Devices {
             block_count: CACHED_BLOCKS,
             volatile: true,
             optimal_io_blocks: 1,
+            atomic: AtomicWrites::BLOCK,
             ..options
         },
     );

@@ -242,8 +242,14 @@ fn identify_namespace_fields() {
         (it.nsfeat.optperf(), it.npwg_z.get(), it.nows_z.get()),
         (1, 7, 7)
     );
-    assert!(!it.nsattr.write_protected());
+    assert!(!it.nsattr.write_protected() && it.nsfeat.nsabp());
+    assert_eq!((it.nawun_z.get(), it.nawupf_z.get()), (15, 7));
+    assert_eq!(
+        (it.nabsn_z.get(), it.nabspf_z.get(), it.nabo.get()),
+        (31, 0, 4)
+    );
     let it: IdentifyNamespace = page(ask(&mut world, admin, Cns::NAMESPACE, CACHED));
+    assert!(!it.nsfeat.nsabp());
     assert_eq!(
         (it.nsze.get(), it.block_bytes()),
         (CACHED_BLOCKS, Some(4096))

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::sync::{Arc, Mutex};
 
 use block::{
-    CompletionBatch, Deallocate, Device, DeviceIdentity, DeviceQueue, Drain, DriveHealth,
-    ErrorRecord, Geometry, Health, MemoryDevice, MemoryOptions, OpenError, Operation, QueueOptions,
-    Refusal, Request,
+    AtomicWrites, CompletionBatch, Deallocate, Device, DeviceIdentity, DeviceQueue, Drain,
+    DriveHealth, ErrorRecord, Geometry, Health, MemoryDevice, MemoryOptions, OpenError, Operation,
+    QueueOptions, Refusal, Request,
 };
 use hugemem::{Borrow, PagePolicy};
 
@@ -86,6 +86,7 @@ pub(crate) struct ProbeOptions {
     pub(crate) deallocate: Deallocate,
     pub(crate) read_only: bool,
     pub(crate) optimal_io_blocks: u32,
+    pub(crate) atomic: AtomicWrites,
 }
 
 impl Probe {
@@ -103,6 +104,7 @@ impl Probe {
             volatile_write_cache: options.volatile,
             deallocate: options.deallocate,
             optimal_io_blocks: options.optimal_io_blocks,
+            atomic: options.atomic,
             ..inner.geometry()
         };
         let record = Arc::new(Record::default());
