@@ -324,6 +324,7 @@ impl Opened {
                 path,
                 size,
                 block_size,
+                shared,
             } => {
                 let file = Arc::new(FileDevice::open(FileOptions {
                     name: name.clone(),
@@ -332,12 +333,20 @@ impl Opened {
                     size_bytes: size.map(ByteSize::bytes),
                     block_size: block_size.bytes(),
                     read_only: device.read_only,
+                    shared: *shared,
                     direct: DirectIo::Auto,
                     arena: Some(Arc::clone(arena)),
                     below: below.map(Path::to_owned),
                 })?);
                 for notice in file.notices() {
                     tracing::warn!("device {name}: {notice}");
+                }
+                if *shared && !file.is_direct() {
+                    tracing::warn!(
+                        "device {name}: it is shared, but without direct I/O an appliance on \
+                         another machine may read old data: place the file on a file system with \
+                         direct I/O"
+                    );
                 }
                 let found = FileIdentity::at(path)?;
                 Self {
@@ -382,9 +391,10 @@ impl Opened {
     }
 
     /// The content by which stored reservations are found; `None` for a device without a content
-    /// that survives a loss of power.
+    /// that survives a loss of power, and for one that hosts cannot reserve because it is shared.
     pub(crate) fn reserved_content(&self) -> Option<&str> {
         match (&self.kind, &self.content) {
+            (Kind::File(file), _) if file.is_shared() => None,
             (Kind::Memory(_) | Kind::Null(_), _) | (_, Content::Volatile(_)) => None,
             (Kind::File(_) | Kind::Drive | Kind::Other(_), Content::Lasting(text)) => Some(text),
         }

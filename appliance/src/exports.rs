@@ -3,17 +3,24 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use appliance_config::{Access, Config, Export, Listener, Name, Transport};
+use appliance_config::limits::{ANA_GROUPS_MAX, CONTROLLER_ID_MAX};
+use appliance_config::{
+    Access, AnaState, Backing, Config, ControllerIds, Device, Export, Listener, Name, Transport,
+};
 use block::HealthState;
 use nvme_target::{
-    CONTROLLER_IDS, NamespaceConfig, PortConfig, PortId, SubsystemConfig, TargetConfig,
+    AnaPath, CONTROLLER_IDS, NamespaceConfig, PortConfig, PortId, SubsystemConfig, TargetConfig,
     TargetLimits, TransportKind,
 };
 
 use crate::devices::Devices;
+use crate::operator_states::OperatorStates;
 
 /// The firmware revision reported to hosts: the version of this build.
 const FIRMWARE: &str = env!("CARGO_PKG_VERSION");
+
+const _: () = assert!(ANA_GROUPS_MAX == nvme_target::ANA_GROUPS_MAX);
+const _: () = assert!(CONTROLLER_ID_MAX == *CONTROLLER_IDS.end());
 
 /// The port number of the listener at `index` of the configuration at start.
 pub(crate) fn port_id(index: usize) -> PortId {
@@ -108,7 +115,7 @@ pub(crate) fn target_config(
     transfer_max: usize,
 ) -> TargetConfig {
     TargetConfig {
-        subsystems: subsystems(config, devices, ports),
+        subsystems: subsystems(config, devices, ports, &OperatorStates::default()),
         ports: ports.configs(config),
         limits: TargetLimits {
             transfer_max,
@@ -119,15 +126,17 @@ pub(crate) fn target_config(
     }
 }
 
-/// The configuration of each export in the target, from the open devices and the bound listeners.
+/// The configuration of each export in the target, from the open devices, the bound listeners and
+/// the states that operators have set.
 pub(crate) fn subsystems(
     config: &Config,
     devices: &Devices,
     ports: &Ports,
+    states: &OperatorStates,
 ) -> Vec<SubsystemConfig> {
     let exports = config.exports.iter();
     exports
-        .map(|export| subsystem(config, export, devices, ports))
+        .map(|export| subsystem(config, export, devices, ports, states))
         .collect()
 }
 
@@ -136,6 +145,7 @@ fn subsystem(
     export: &Export,
     devices: &Devices,
     ports: &Ports,
+    states: &OperatorStates,
 ) -> SubsystemConfig {
     let listeners = || {
         let bound = ports.of(config).into_iter();
@@ -163,9 +173,36 @@ fn subsystem(
             .min()
             .unwrap_or(Listener::QUEUE_DEPTH_DEFAULT),
         ports: listeners().map(|(port, _)| port).collect(),
-        ana_states: BTreeMap::new(),
-        controller_ids: CONTROLLER_IDS,
+        ana_states: listeners()
+            .flat_map(|(port, listener)| {
+                let groups = export.ana_groups().into_iter();
+                groups.map(move |group| {
+                    let state = states.state(export, &listener.name, group);
+                    (AnaPath { port, group }, ana_state(state))
+                })
+            })
+            .filter(|(_, state)| *state != nvme_target::AnaState::default())
+            .collect(),
+        controller_ids: export
+            .controller_ids
+            .map_or(CONTROLLER_IDS, ControllerIds::range),
     }
+}
+
+/// The state in the target.
+pub(crate) fn ana_state(state: AnaState) -> nvme_target::AnaState {
+    match state {
+        AnaState::Optimized => nvme_target::AnaState::Optimized,
+        AnaState::NonOptimized => nvme_target::AnaState::NonOptimized,
+        AnaState::Inaccessible => nvme_target::AnaState::Inaccessible,
+        AnaState::PersistentLoss => nvme_target::AnaState::PersistentLoss,
+        AnaState::Change => nvme_target::AnaState::Change,
+    }
+}
+
+/// Whether another appliance, which does not know this one's reservations, serves the device too.
+fn is_shared(device: &Device) -> bool {
+    matches!(device.backing, Backing::File { shared: true, .. })
 }
 
 /// The namespaces of `export` whose devices are present. The namespaces of a removed drive are
@@ -195,8 +232,8 @@ fn namespaces(config: &Config, export: &Export, devices: &Devices) -> Vec<Namesp
             nguid: identity.nguid,
             eui64: identity.eui64,
             read_only: geometry.read_only || configured.read_only,
-            ana_group: 1,
-            reservations: true,
+            ana_group: namespace.ana_group,
+            reservations: !is_shared(configured),
         });
     }
     namespaces

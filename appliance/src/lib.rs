@@ -31,6 +31,7 @@ mod memory;
 mod messages;
 mod nvme;
 mod observe;
+mod operator_states;
 #[cfg(feature = "probe")]
 pub mod probe;
 mod quantity;

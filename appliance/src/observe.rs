@@ -33,6 +33,8 @@ use pseudonyms::Pseudonyms;
 use recordings::Material;
 use sources::Sources;
 
+use crate::running::Running;
+
 /// The interval between two values of the history.
 pub(crate) const STEP: Duration = Duration::from_secs(1);
 /// A younger observation is reused, so that the number of requests does not increase how often the
@@ -114,6 +116,11 @@ impl Observatory {
     /// The running configuration.
     pub(crate) fn config(&self) -> Arc<Config> {
         self.sources.running.config.load_full()
+    }
+
+    /// The running configuration, with the states that operators have set.
+    pub(crate) fn running(&self) -> Running {
+        self.sources.running.clone()
     }
 
     /// The open device of that name.

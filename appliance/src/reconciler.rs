@@ -21,6 +21,7 @@ use crate::exports::Ports;
 use crate::fabrics::ControlMessage;
 use crate::health_reporter::HealthReporter;
 use crate::messages::MessageRings;
+use crate::operator_states::{OperatorStates, SharedOperatorStates};
 use crate::reservation_files::ReservationFiles;
 use crate::running::Running;
 use crate::transports::Listening;
@@ -75,12 +76,14 @@ impl Reconciler {
             transport.set_wakers(handles);
         }
         let lowered = lowered(&config, &transports);
-        let target_state = TargetState::new(&lowered, &devices, &ports);
+        let states = OperatorStates::default();
+        let target_state = TargetState::new(&lowered, &devices, &ports, &states);
         Self {
             running: Running {
                 uuids: Arc::new(ArcSwap::from_pointee(target_state.uuids())),
                 config: Arc::new(ArcSwap::from_pointee(config.clone())),
                 ports: Arc::new(ArcSwap::from_pointee(ports.clone())),
+                operator_states: SharedOperatorStates::default(),
             },
             target_state,
             health_reporter: HealthReporter::new(&devices),
@@ -127,7 +130,8 @@ impl Reconciler {
     /// Updates the target to the current configuration, devices and listeners.
     fn serve(&mut self) -> Result<(), nvme_target::TargetError> {
         let config = lowered(&self.config, &self.transports);
-        let wanted = TargetState::new(&config, &self.devices, &self.ports);
+        let states = self.running.operator_states.lock();
+        let wanted = TargetState::new(&config, &self.devices, &self.ports, &states);
         let outcome = self.target_state.reconcile(wanted, &self.target);
         self.running.config.store(Arc::new(self.config.clone()));
         self.running.ports.store(Arc::new(self.ports.clone()));

@@ -8,12 +8,15 @@ use arc_swap::ArcSwap;
 use nvme_target::DeviceIndex;
 
 use crate::exports::Ports;
+use crate::operator_states::SharedOperatorStates;
 
-/// Snapshots that the control plane reads without a lock.
+/// Snapshots that the control plane reads without a lock, and the states that it sets.
 #[derive(Clone)]
 pub(crate) struct Running {
     pub(crate) config: Arc<ArcSwap<Config>>,
     pub(crate) ports: Arc<ArcSwap<Ports>>,
     /// The UUID of a device's namespace, by the device's index.
     pub(crate) uuids: Arc<ArcSwap<BTreeMap<DeviceIndex, Uuid>>>,
+    /// While it is locked, neither the target nor the snapshots change.
+    pub(crate) operator_states: SharedOperatorStates,
 }

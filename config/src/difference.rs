@@ -7,9 +7,11 @@ mod apply_step;
 
 use std::fmt;
 
-use crate::model::{Access, Backing, Config, Device, DriveNamespace, Export, Listener, Namespace};
+use crate::model::{
+    Access, AnaEntry, Backing, Config, Device, DriveNamespace, Export, Listener, Namespace,
+};
 use crate::table::Table;
-use crate::value::{ByteSize, ModelNumber, Name, Nqn, Period, SerialNumber};
+use crate::value::{ByteSize, ControllerIds, ModelNumber, Name, Nqn, Period, SerialNumber};
 
 /// The effect of a step on connected hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -114,6 +116,23 @@ pub enum Step {
         /// Maximum number of I/O queues per controller.
         max_io_queues: u16,
     },
+    /// Changes the states of ANA groups, and the groups of namespaces that stay, at once, so that
+    /// no namespace has a state that belongs to neither configuration.
+    ChangeAna {
+        /// The export.
+        export: Nqn,
+        /// The new states.
+        ana: Vec<AnaEntry>,
+        /// The namespaces that change their group.
+        regrouped: Vec<Namespace>,
+    },
+    /// Changes the identifiers of new controllers.
+    ChangeControllerIds {
+        /// The export.
+        export: Nqn,
+        /// The new range, as in the file.
+        controller_ids: Option<ControllerIds>,
+    },
     /// Adds a namespace to an export.
     AddNamespace {
         /// The export.
@@ -162,7 +181,7 @@ pub enum Change {
 
 impl fmt::Display for Replaced {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Namespace { nsid, device } = &self.namespace;
+        let Namespace { nsid, device, .. } = &self.namespace;
         write!(f, "namespace {nsid} ({device}) ")?;
         f.write_str(match self.change {
             Change::Content => {
@@ -201,6 +220,8 @@ impl Step {
             | Step::AttachListener { .. }
             | Step::ChangeAccess { revokes: false, .. }
             | Step::ChangeQueues { .. }
+            | Step::ChangeAna { .. }
+            | Step::ChangeControllerIds { .. }
             | Step::AddNamespace { .. }
             | Step::ChangeShutdownDeadline(_)
             | Step::ChangeControllers(_) => Effect::Live,
@@ -213,7 +234,7 @@ impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Step::RemoveNamespace { export, namespace } => {
-                let Namespace { nsid, device } = namespace;
+                let Namespace { nsid, device, .. } = namespace;
                 write!(f, "remove namespace {nsid} ({device}) from {export}")
             }
             Step::RemoveExport(export) => {
@@ -274,8 +295,24 @@ impl fmt::Display for Step {
                 f,
                 "limit new controllers of {export} to {max_io_queues} I/O queue(s)"
             ),
+            Step::ChangeAna { export, .. } => {
+                write!(f, "change ANA groups or states of {export}")
+            }
+            Step::ChangeControllerIds {
+                export,
+                controller_ids,
+            } => match controller_ids {
+                Some(ids) => {
+                    let (first, last) = ids.range().into_inner();
+                    write!(
+                        f,
+                        "give new controllers of {export} the identifiers {first} to {last}"
+                    )
+                }
+                None => write!(f, "give new controllers of {export} any identifiers"),
+            },
             Step::AddNamespace { export, namespace } => {
-                let Namespace { nsid, device } = namespace;
+                let Namespace { nsid, device, .. } = namespace;
                 write!(f, "add namespace {nsid} ({device}) to {export}")
             }
             Step::ChangeShutdownDeadline(deadline) => {
@@ -375,7 +412,7 @@ impl Comparison<'_> {
             return;
         };
         for namespace in &export.namespaces {
-            if !then.namespaces.contains(namespace) || !self.keeps_device(&namespace.device) {
+            if !keeps_disk(then, namespace) || !self.keeps_device(&namespace.device) {
                 steps.push(Step::RemoveNamespace {
                     export: nqn(),
                     namespace: namespace.clone(),
@@ -421,6 +458,14 @@ impl Comparison<'_> {
         })
     }
 
+    /// The namespaces that stay and change their ANA group.
+    fn regrouped(&self, now: &Export, then: &Export) -> Vec<Namespace> {
+        let stays = |it: &&Namespace| keeps_disk(now, it) && self.keeps_device(&it.device);
+        let moved = then.namespaces.iter().filter(stays);
+        let moved = moved.filter(|it| !now.namespaces.contains(it));
+        moved.cloned().collect()
+    }
+
     fn push_device_steps(&self, device: &Device, steps: &mut Vec<Step>) {
         match self.running.device(&device.name) {
             Some(now) if now == device => {}
@@ -447,6 +492,21 @@ impl Comparison<'_> {
             return;
         };
         let nqn = || export.nqn.clone();
+        // Precedes every addition, so that nothing is added with a state that it loses again.
+        let regrouped = self.regrouped(now, export);
+        if !regrouped.is_empty() || !same_entries(&now.ana, &export.ana) {
+            steps.push(Step::ChangeAna {
+                export: nqn(),
+                ana: export.ana.clone(),
+                regrouped,
+            });
+        }
+        if now.controller_ids != export.controller_ids {
+            steps.push(Step::ChangeControllerIds {
+                export: nqn(),
+                controller_ids: export.controller_ids,
+            });
+        }
         if (&now.serial, &now.model) != (&export.serial, &export.model) {
             steps.push(Step::ChangeIdentity {
                 export: nqn(),
@@ -476,7 +536,7 @@ impl Comparison<'_> {
             }
         }
         for namespace in &export.namespaces {
-            if !now.namespaces.contains(namespace) || !self.keeps_device(&namespace.device) {
+            if !keeps_disk(now, namespace) || !self.keeps_device(&namespace.device) {
                 steps.push(Step::AddNamespace {
                     export: nqn(),
                     namespace: namespace.clone(),
@@ -526,6 +586,17 @@ fn set_size(backing: &mut Backing, to: Option<ByteSize>) {
         (Backing::File { size, .. }, to) => *size = to,
         (Backing::Memory { .. } | Backing::Null { .. }, None) | (Backing::Nvme(_), _) => {}
     }
+}
+
+/// Whether the export has the namespace, in any ANA group.
+fn keeps_disk(export: &Export, namespace: &Namespace) -> bool {
+    let mut namespaces = export.namespaces.iter();
+    namespaces.any(|it| it.is_same_disk(namespace))
+}
+
+/// Whether both have the same entries, in any order.
+fn same_entries(one: &[AnaEntry], other: &[AnaEntry]) -> bool {
+    one.len() == other.len() && one.iter().all(|entry| other.contains(entry))
 }
 
 /// Whether every host that `few` permits is permitted by `many`.

@@ -79,6 +79,7 @@ mod tests {
                 path: path.to_owned(),
                 size,
                 block_size: crate::BlockSize::default(),
+                shared: false,
             }
         );
         assert_eq!(config.exports.len(), 1);

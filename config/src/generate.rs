@@ -10,14 +10,15 @@ use proptest::prelude::*;
 use proptest::sample::{Index, select};
 use uuid::Uuid;
 
-use crate::limits::{CORE_NUMBER_MAX, DRIVE_NAMESPACE_MAX, MEMORY_MAX, NSID_MAX};
+use crate::limits::{ANA_GROUPS_MAX, CORE_NUMBER_MAX, DRIVE_NAMESPACE_MAX, MEMORY_MAX, NSID_MAX};
 use crate::model::{
-    Access, Appliance, Backing, Config, Control, Device, DriveNamespace, Export, Limits, Listener,
-    Namespace,
+    Access, AnaEntry, AnaState, Appliance, Backing, Config, Control, Device, DriveNamespace,
+    Export, Limits, Listener, Namespace,
 };
 use crate::table::Table as _;
 use crate::value::{
-    BlockSize, ByteSize, ControlSocket, CoreList, HttpAddress, ListenAddress, Name, Nqn, PciAddress,
+    BlockSize, ByteSize, ControlSocket, ControllerIds, CoreList, HttpAddress, ListenAddress, Name,
+    Nqn, PciAddress,
 };
 
 /// Parses a generated text, which must be valid.
@@ -183,13 +184,16 @@ fn device(number: usize, name: Name) -> impl Strategy<Value = Device> {
     let backing = prop_oneof![
         (sizes(), blocks()).prop_map(|(size, block_size)| Backing::Memory { size, block_size }),
         (sizes(), blocks()).prop_map(|(size, block_size)| Backing::Null { size, block_size }),
-        (path, option::of(sizes()), blocks()).prop_map(|(path, size, block_size)| {
-            Backing::File {
-                path,
-                size,
-                block_size,
+        (path, option::of(sizes()), blocks(), any::<bool>()).prop_map(
+            |(path, size, block_size, shared)| {
+                Backing::File {
+                    path,
+                    size,
+                    block_size,
+                    shared,
+                }
             }
-        }),
+        ),
         drive_namespace(number).prop_map(Backing::Nvme),
     ];
     let uuid = option::of(
@@ -197,7 +201,13 @@ fn device(number: usize, name: Name) -> impl Strategy<Value = Device> {
             .prop_map(move |bits| Uuid::from_u128((bits & !0xff) | (number as u128 + 1))),
     );
     let device = backing.prop_flat_map(move |backing| Device::any((name.clone(), backing)));
-    (device, uuid).prop_map(|(device, uuid)| Device { uuid, ..device })
+    (device, uuid).prop_map(|(mut device, uuid)| {
+        device.uuid = uuid;
+        if let Backing::File { shared, .. } = &mut device.backing {
+            *shared &= uuid.is_some();
+        }
+        device
+    })
 }
 
 /// Any listener. Its number keeps the port distinct from those of other listeners.
@@ -240,6 +250,10 @@ struct ExportSeed {
     devices_more: usize,
     listeners_more: usize,
     nsids: Option<BTreeSet<u32>>,
+    /// Of each namespace.
+    ana_groups: Vec<u32>,
+    /// The place of the listener; the place of the group's namespace, if there is one; the state.
+    ana: Vec<(Index, Option<Index>, AnaState)>,
 }
 
 impl Arbitrary for ExportSeed {
@@ -248,20 +262,32 @@ impl Arbitrary for ExportSeed {
 
     fn arbitrary_with((): ()) -> Self::Strategy {
         let nsids = option::of(btree_set(1..=NSID_MAX, 6));
+        let ana_group = prop_oneof![Just(1), 1..=3_u32, 1..=ANA_GROUPS_MAX];
+        let entry = (
+            any::<Index>(),
+            option::of(any::<Index>()),
+            select(AnaState::ALL),
+        );
         (
             any::<Index>(),
             any::<Index>(),
             0..4_usize,
             0..3_usize,
             nsids,
+            vec(ana_group, 6),
+            vec(entry, 0..4),
         )
             .prop_map(
-                |(device, listener, devices_more, listeners_more, nsids)| ExportSeed {
-                    device,
-                    listener,
-                    devices_more,
-                    listeners_more,
-                    nsids,
+                |(device, listener, devices_more, listeners_more, nsids, ana_groups, ana)| {
+                    ExportSeed {
+                        device,
+                        listener,
+                        devices_more,
+                        listeners_more,
+                        nsids,
+                        ana_groups,
+                        ana,
+                    }
                 },
             )
             .boxed()
@@ -273,7 +299,8 @@ fn export_rest() -> impl Strategy<Value = Export> {
     let hosts =
         btree_set(nqn(), 1..=3).prop_map(|hosts| Access::Hosts(hosts.into_iter().collect()));
     let access = prop_oneof![Just(Access::AnyHost), hosts];
-    (nqn(), access).prop_flat_map(|(nqn, access)| Export::any((nqn, vec![], vec![], access)))
+    (nqn(), access)
+        .prop_flat_map(|(nqn, access)| Export::any((nqn, vec![], vec![], access, vec![])))
 }
 
 fn exports(
@@ -296,22 +323,61 @@ fn exports(
             Some(nsids) => nsids.iter().rev().copied().take(count).collect(),
             None => (1..).take(count).collect(),
         };
-        let namespaces = free
-            .drain(taken)
+        let devices: Vec<&Device> = free.drain(taken).collect();
+        let is_shared = |it: &&Device| matches!(it.backing, Backing::File { shared: true, .. });
+        let rest = match devices.iter().any(is_shared) {
+            true => for_shared_device(rest),
+            false => rest,
+        };
+        let namespaces: Vec<Namespace> = devices
+            .iter()
             .zip(nsids)
-            .map(|(device, nsid)| Namespace {
+            .zip(&seed.ana_groups)
+            .map(|((device, nsid), ana_group)| Namespace {
                 nsid,
                 device: device.name.clone(),
+                ana_group: *ana_group,
             })
             .collect();
         let first = seed.listener.index(listeners.len());
         let some = listeners.iter().skip(first).take(1 + seed.listeners_more);
-        let listeners = some.map(|listener| listener.name.clone()).collect();
+        let listeners: Vec<Name> = some.map(|listener| listener.name.clone()).collect();
         exports.push(Export {
+            ana: ana(&seed.ana, &listeners, &namespaces),
             namespaces,
             listeners,
             ..rest
         });
     }
     exports
+}
+
+/// The export with the keys that a shared device needs.
+fn for_shared_device(export: Export) -> Export {
+    Export {
+        serial: export.serial.or_else(|| Some(valid("SHARED"))),
+        controller_ids: export.controller_ids.or_else(|| ControllerIds::new(1, 9)),
+        ..export
+    }
+}
+
+/// The states of groups, one for each listener and group.
+fn ana(
+    seeds: &[(Index, Option<Index>, AnaState)],
+    listeners: &[Name],
+    namespaces: &[Namespace],
+) -> Vec<AnaEntry> {
+    let mut entries: Vec<AnaEntry> = Vec::new();
+    for (listener, namespace, state) in seeds {
+        let entry = AnaEntry {
+            listener: listener.get(listeners).clone(),
+            group: namespace.map(|it| it.get(namespaces).ana_group),
+            state: *state,
+        };
+        let is_same = |it: &AnaEntry| (&it.listener, it.group) == (&entry.listener, entry.group);
+        if !entries.iter().any(is_same) {
+            entries.push(entry);
+        }
+    }
+    entries
 }

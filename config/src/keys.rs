@@ -95,7 +95,7 @@ impl Section {
 
 /// Every table of the file. The first is the file itself.
 pub const SECTIONS: &[Section] = &[
-    ROOT, APPLIANCE, LIMITS, CONTROL, DEVICE, LISTENER, EXPORT, NAMESPACE,
+    ROOT, APPLIANCE, LIMITS, CONTROL, DEVICE, LISTENER, EXPORT, NAMESPACE, ANA,
 ];
 
 pub(crate) const ROOT: Section = Section {
@@ -226,6 +226,19 @@ pub(crate) const DEVICE: Section = Section {
                       firmware attaches. A change makes what hosts stored unreadable to them. Not \
                       allowed for `nvme`: the drive's format decides.",
             },
+            Key {
+                name: "shared",
+                values: Values::Text("boolean"),
+                absent: Absent::Words("`false`; not allowed except for `file`"),
+                example: "true",
+                meaning: "Whether another appliance serves the same file at the same time. Every \
+                      appliance of the file says so: it refuses a file that another one serves \
+                      without `shared`. The file has to exist with its size, because the \
+                      appliance neither creates nor resizes it. The device needs a `uuid`, and \
+                      its export `serial` and `controller_ids`: `uuid` and `serial` are the same \
+                      everywhere, `controller_ids` differ. Hosts cannot reserve it, because \
+                      appliances do not know each other's reservations.",
+            },
         ],
         Device::KEYS,
         &[Key {
@@ -290,6 +303,16 @@ pub(crate) const EXPORT: Section = Section {
                 example: "true",
                 meaning: "Whether every host may attach it. Then `hosts` is not allowed.",
             },
+            Key {
+                name: "ana",
+                values: Values::Text("array of tables"),
+                absent: Absent::Words("every group is optimized at every listener"),
+                example: "[{ listener = \"san\", state = \"non-optimized\" }]",
+                meaning: "How well hosts reach its namespaces at each listener (Asymmetric \
+                      Namespace Access). `windlass ana set` changes a state until the appliance \
+                      restarts or until this key changes the state of the same listener and \
+                      group.",
+            },
         ],
         Export::KEYS,
     ],
@@ -313,6 +336,48 @@ pub(crate) const NAMESPACE: Section = Section {
             absent: Absent::Required,
             example: "7",
             meaning: "The namespace identifier.",
+        },
+        Key {
+            name: "ana_group",
+            values: Values::Text("integer, 1 to 128"),
+            absent: Absent::Value("1"),
+            example: "2",
+            meaning: "Its ANA group. Namespaces of one group have the same state at each listener.",
+        },
+    ]],
+};
+
+pub(crate) const ANA: Section = Section {
+    path: "export.ana",
+    header: "ana = [{ … }]",
+    meaning: "The state of ANA groups at a listener.",
+    keys: &[&[
+        Key {
+            name: "listener",
+            values: Values::Text("listener name"),
+            absent: Absent::Required,
+            example: "\"san\"",
+            meaning: "The listener, one of the export's.",
+        },
+        Key {
+            name: "group",
+            values: Values::Text("integer, 1 to 128"),
+            absent: Absent::Words("every group without an entry of its own for this listener"),
+            example: "1",
+            meaning: "The group, one of those of the export's namespaces.",
+        },
+        Key {
+            name: "state",
+            values: Values::Text(
+                "`\"optimized\"`, `\"non-optimized\"`, `\"inaccessible\"`, `\"persistent-loss\"` \
+                 or `\"change\"`",
+            ),
+            absent: Absent::Required,
+            example: "\"non-optimized\"",
+            meaning: "Hosts prefer `optimized` paths and use `non-optimized` ones if there are no \
+                      others. In the other states commands fail with a path error, and hosts use \
+                      another path: `inaccessible` may end, `persistent-loss` does not end while \
+                      the namespace is attached, and `change` ends within ten seconds.",
         },
     ]],
 };

@@ -12,12 +12,12 @@ use proptest::{option, prelude::*, sample::select};
 
 #[cfg(any(test, feature = "generators"))]
 use crate::generate;
-use crate::limits::{ALLOWED_PATHS_MAX, PATH_BYTES_MAX};
+use crate::limits::{ALLOWED_PATHS_MAX, CONTROLLER_ID_MAX, PATH_BYTES_MAX};
 use crate::parse::{Element, Fault, Setting, file_path};
 use crate::print::quoted;
 use crate::problem::{Findings, ProblemKind};
 use crate::suggest::excerpt_of;
-use crate::value::{ByteSize, Period};
+use crate::value::{ByteSize, ControllerIds, Period};
 
 /// A kind of value.
 pub(crate) trait Kind {
@@ -307,6 +307,53 @@ where
     #[cfg(any(test, feature = "generators"))]
     fn any(&self) -> BoxedStrategy<Self::Value> {
         option::of(self.0.any()).boxed()
+    }
+}
+
+/// A range of controller identifiers.
+pub(crate) struct ControllerRange;
+
+impl Kind for ControllerRange {
+    type Value = ControllerIds;
+
+    fn values(&self) -> String {
+        format!("array of two integers, first and last, 1 to {CONTROLLER_ID_MAX}")
+    }
+
+    fn read(&self, entry: &Element<'_, '_>, findings: &mut Findings) -> Option<ControllerIds> {
+        let elements = entry.elements(usize::MAX, findings)?;
+        let numbers = elements
+            .iter()
+            .map(|it| it.count(1..=CONTROLLER_ID_MAX, findings));
+        // Reads every number, so that every fault is reported.
+        let numbers: Option<Vec<u16>> = numbers
+            .map(|number| number.map(|it| it.value))
+            .collect::<Vec<_>>()
+            .into_iter()
+            .collect();
+        let message = match numbers?[..] {
+            [first, last] => match ControllerIds::new(first, last) {
+                Some(range) => return Some(range),
+                None => format!("the first identifier, {first}, is greater than the last, {last}"),
+            },
+            ref other => format!("{} number(s) instead of two", other.len()),
+        };
+        let hint = "write the first and the last identifier, like [1, 32000]".to_owned();
+        findings.add(|| entry.finding(Fault::with_hint(ProblemKind::BadValue, message, hint)));
+        None
+    }
+
+    fn toml(&self, range: &ControllerIds) -> Option<String> {
+        Some(range.to_string())
+    }
+
+    #[cfg(any(test, feature = "generators"))]
+    fn any(&self) -> BoxedStrategy<ControllerIds> {
+        let ends = (1..=CONTROLLER_ID_MAX, 1..=CONTROLLER_ID_MAX);
+        let range = ends.prop_filter_map("the order of the ends", |(one, other)| {
+            ControllerIds::new(one.min(other), one.max(other))
+        });
+        range.boxed()
     }
 }
 

@@ -42,17 +42,17 @@ mod value;
 pub use difference::{Change, Effect, Replaced, Step};
 pub use load::LoadError;
 pub use model::{
-    Access, Appliance, Backing, Config, Control, Cores, CoresNotAllowed, Device, Digest,
-    DriveNamespace, Export, Idle, Limits, Listener, Namespace, Pages, Transport,
+    Access, AnaEntry, AnaState, Appliance, Backing, Config, Control, Cores, CoresNotAllowed,
+    Device, Digest, DriveNamespace, Export, Idle, Limits, Listener, Namespace, Pages, Transport,
 };
 pub use notice::Notice;
 pub use problem::{Colour, Place, Problem, ProblemKind, Problems};
 pub use uuid::Uuid;
 pub use value::{
     AddressError, BlockSize, ByteSize, ByteSizeError, CongestionControl, CongestionControlError,
-    ControlSocket, ControlSocketError, CoreList, CoreListError, GroupName, GroupNameError,
-    HttpAddress, HttpAddressError, ListenAddress, ModelNumber, Name, NameError, Nqn, NqnError,
-    PciAddress, PciAddressError, Period, PeriodError, SerialNumber, TextFieldError,
+    ControlSocket, ControlSocketError, ControllerIds, CoreList, CoreListError, GroupName,
+    GroupNameError, HttpAddress, HttpAddressError, ListenAddress, ModelNumber, Name, NameError,
+    Nqn, NqnError, PciAddress, PciAddressError, Period, PeriodError, SerialNumber, TextFieldError,
 };
 
 #[cfg(test)]

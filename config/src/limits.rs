@@ -21,6 +21,12 @@ pub const EXPORTS_MAX: usize = 128;
 pub const NAMESPACES_MAX: usize = DEVICES_MAX;
 /// Largest namespace identifier that a file may give.
 pub const NSID_MAX: u32 = 1024;
+/// Highest identifier of an ANA group.
+pub const ANA_GROUPS_MAX: u32 = 128;
+/// Most entries of `ana` of one export: for each listener one for each group and one for all.
+pub const ANA_ENTRIES_MAX: usize = LISTENERS_MAX * (ANA_GROUPS_MAX as usize + 1);
+/// Highest controller identifier (Base 2.1 §3.1.2: FFF0h and above are reserved).
+pub const CONTROLLER_ID_MAX: u16 = 65_519;
 /// Most hosts in the list of one export.
 pub const HOSTS_MAX: usize = 1024;
 

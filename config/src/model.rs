@@ -1,13 +1,15 @@
 //! The typed model of a configuration, and the declarations of its plain keys. The only keys
 //! declared elsewhere are those of devices and exports that depend on each other.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::PathBuf;
 
 use uuid::Uuid;
 
 use crate::kind::{
-    Boolean, Count, Directories, FilePath, Maybe, Size, Text, Time, Unit, Word, Words,
+    Boolean, ControllerRange, Count, Directories, FilePath, Maybe, Size, Text, Time, Unit, Word,
+    Words,
 };
 use crate::limits::{
     COMMAND_DEADLINE_MAX, COMMAND_DEADLINE_MIN, CONNECTIONS_MAX, CONTROLLERS_MAX,
@@ -17,8 +19,9 @@ use crate::limits::{
 };
 use crate::table::{Table as _, Unless, table};
 use crate::value::{
-    BlockSize, ByteSize, CongestionControl, ControlSocket, CoreList, CoreListError, GroupName,
-    HttpAddress, ListenAddress, ModelNumber, Name, Nqn, PciAddress, Period, SerialNumber,
+    BlockSize, ByteSize, CongestionControl, ControlSocket, ControllerIds, CoreList, CoreListError,
+    GroupName, HttpAddress, ListenAddress, ModelNumber, Name, Nqn, PciAddress, Period,
+    SerialNumber,
 };
 
 const NAME: Text<Name> = Text::of("name", "[a-zA-Z0-9][a-zA-Z0-9._-]{0,12}");
@@ -327,6 +330,22 @@ words! {
 }
 
 words! {
+    /// The state of an ANA group at a listener (Base 2.1 §8.1.1).
+    AnaState {
+        /// Hosts prefer the path.
+        Optimized = "optimized",
+        /// Hosts use the path if there is no optimized one.
+        NonOptimized = "non-optimized",
+        /// Commands fail; the state may change later.
+        Inaccessible = "inaccessible",
+        /// Commands fail; the state does not change while the namespace is attached.
+        PersistentLoss = "persistent-loss",
+        /// Commands fail until the state changes, soon.
+        Change = "change",
+    }
+}
+
+words! {
     /// The transport of a listener.
     Transport {
         /// NVMe/TCP.
@@ -390,7 +409,7 @@ table! {
         /// `$STATE_DIRECTORY/identities`, else, for root, in `/var/lib/windlass/identities`, else
         /// in `$XDG_DATA_HOME/windlass/identities`. With a `uuid` the identifiers never change,
         /// whatever the content: use it where a file is moved to another file system, or where two
-        /// machines serve the same file in turn.
+        /// machines serve the same file, in turn or at once (`shared`).
         uuid: Option<Uuid> = Maybe(UUID),
             absent None
             => "derived from the names of appliance, export and device, and from the content",
@@ -416,6 +435,9 @@ pub enum Backing {
         size: Option<ByteSize>,
         /// The logical block size.
         block_size: BlockSize,
+        /// Whether another appliance serves the file too. The device then has a `uuid`, and its
+        /// export has `serial` and `controller_ids`.
+        shared: bool,
     },
     /// No storage: reads return zeroes, writes are discarded.
     Null {
@@ -558,6 +580,9 @@ table! {
         listeners: Vec<Name>,
         /// Who may attach it.
         access: Access,
+        /// The states of its ANA groups at its listeners; optimized without an entry. No listener
+        /// and group occurs twice.
+        ana: Vec<AnaEntry>,
     } {
         /// The serial number that hosts see.
         serial: Option<SerialNumber> = Maybe(SERIAL),
@@ -573,6 +598,12 @@ table! {
         max_io_queues: u16 = Count(1..=IO_QUEUES_MAX),
             absent Export::MAX_IO_QUEUES_DEFAULT,
             like "16";
+        /// The first and the last identifier that its controllers get. Two appliances that serve
+        /// one export need ranges that do not overlap: hosts require different identifiers. A
+        /// change applies to new controllers.
+        controller_ids: Option<ControllerIds> = Maybe(ControllerRange),
+            absent None => "`[1, 65519]`",
+            like "[1, 32000]";
     }
 }
 
@@ -583,6 +614,29 @@ pub struct Namespace {
     pub nsid: u32,
     /// The name of its device.
     pub device: Name,
+    /// Its ANA group, from 1.
+    pub ana_group: u32,
+}
+
+impl Namespace {
+    /// The default ANA group.
+    pub const ANA_GROUP_DEFAULT: u32 = 1;
+
+    /// Whether it is the same device with the same identifier, in any ANA group.
+    pub fn is_same_disk(&self, other: &Namespace) -> bool {
+        (self.nsid, &self.device) == (other.nsid, &other.device)
+    }
+}
+
+/// The state of ANA groups at a listener.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AnaEntry {
+    /// The listener's name.
+    pub listener: Name,
+    /// The group; `None`: every group that has no entry of its own.
+    pub group: Option<u32>,
+    /// The state.
+    pub state: AnaState,
 }
 
 /// The hosts that may attach an export.
@@ -636,4 +690,17 @@ impl Listener {
 impl Export {
     /// The default number of I/O queues per controller.
     pub const MAX_IO_QUEUES_DEFAULT: u16 = 64;
+
+    /// The configured state of an ANA group at a listener.
+    pub fn ana_state(&self, listener: &Name, group: u32) -> AnaState {
+        let entries = || self.ana.iter().filter(|it| it.listener == *listener);
+        let own = entries().find(|it| it.group == Some(group));
+        let entry = own.or_else(|| entries().find(|it| it.group.is_none()));
+        entry.map_or(AnaState::Optimized, |it| it.state)
+    }
+
+    /// The ANA groups of its namespaces, ascending.
+    pub fn ana_groups(&self) -> BTreeSet<u32> {
+        self.namespaces.iter().map(|it| it.ana_group).collect()
+    }
 }

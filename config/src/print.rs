@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Write as _};
 
-use crate::model::{Access, Backing, Config, Device, Export, Namespace};
+use crate::model::{Access, AnaEntry, Backing, Config, Device, Export, Namespace};
 use crate::table::Table;
 
 impl Config {
@@ -73,6 +73,9 @@ fn device(out: &mut String, device: &Device) -> fmt::Result {
     if let Some(block_size) = backing.block_size() {
         writeln!(out, "block_size = {block_size}")?;
     }
+    if let Backing::File { shared, .. } = backing {
+        writeln!(out, "shared = {shared}")?;
+    }
     plain_keys(out, device)
 }
 
@@ -82,6 +85,7 @@ fn export(out: &mut String, export: &Export) -> fmt::Result {
         namespaces,
         listeners,
         access,
+        ana,
         ..
     } = export;
     writeln!(out, "\n[[export]]\nnqn = {}", quoted(nqn.as_str()))?;
@@ -89,21 +93,42 @@ fn export(out: &mut String, export: &Export) -> fmt::Result {
         .iter()
         .zip(1..)
         .all(|(namespace, nsid)| namespace.nsid == nsid);
-    array(
-        out,
-        "devices",
-        namespaces,
-        |Namespace { nsid, device }| match counted {
-            true => format!("\"{device}\""),
-            false => format!("{{ device = \"{device}\", nsid = {nsid} }}"),
-        },
-    )?;
+    array(out, "devices", namespaces, |namespace| {
+        let Namespace {
+            nsid,
+            device,
+            ana_group,
+        } = namespace;
+        match *ana_group {
+            Namespace::ANA_GROUP_DEFAULT if counted => format!("\"{device}\""),
+            Namespace::ANA_GROUP_DEFAULT => format!("{{ device = \"{device}\", nsid = {nsid} }}"),
+            group => {
+                format!("{{ device = \"{device}\", nsid = {nsid}, ana_group = {group} }}")
+            }
+        }
+    })?;
     array(out, "listeners", listeners, |name| format!("\"{name}\""))?;
     match access {
         Access::AnyHost => writeln!(out, "allow_any_host = true")?,
         Access::Hosts(hosts) => array(out, "hosts", hosts, |host| quoted(host.as_str()))?,
     }
+    if !ana.is_empty() {
+        array(out, "ana", ana, ana_entry)?;
+    }
     plain_keys(out, export)
+}
+
+fn ana_entry(entry: &AnaEntry) -> String {
+    let AnaEntry {
+        listener,
+        group,
+        state,
+    } = entry;
+    let group = group.map_or_else(String::new, |group| format!("group = {group}, "));
+    format!(
+        "{{ listener = \"{listener}\", {group}state = \"{}\" }}",
+        state.word()
+    )
 }
 
 /// Prints an array: one item on the line of its key, several items on a line each.

@@ -1,5 +1,8 @@
 //! "Did you mean …?": finds the word nearest to a misspelt one.
 
+/// Most names that a hint lists.
+pub(crate) const NAMES_LISTED_MAX: usize = 8;
+
 /// Longest text, in characters, for which a suggestion is made.
 const CHARS_MAX: usize = 64;
 

@@ -32,6 +32,8 @@ fn minimal() -> Config {
     Config::parse("minimal.toml", MINIMAL).unwrap()
 }
 
+const UUID: &str = "uuid = \"9f0c2b6e-54a1-4b53-9d0e-0d5a8a1c7f11\"";
+const FOR_SHARED_DEVICES: &str = "serial = \"x\"\ncontroller_ids = [1, 9]\n";
 const DRIVE_TYPE: &str = "\"nvme\"";
 const DRIVE_ADDRESS: &str = "pci = \"0000:01:00.0\"\n";
 
@@ -44,12 +46,22 @@ fn with_drive(text: &str) -> String {
 /// The minimal file with that key in that section, in place of its previous value.
 fn with_key(section: &Section, key: &str, value: &str) -> String {
     if section.path == "export.devices" {
-        let old = if key == "nsid" {
-            "nsid = 1"
-        } else {
-            "device = \"a\""
+        let (old, before) = match key {
+            "nsid" => ("nsid = 1", ""),
+            "ana_group" => ("nsid = 1", "nsid = 1, "),
+            _ => ("device = \"a\"", ""),
         };
-        return MINIMAL.replace(old, &format!("{key} = {value}"));
+        return MINIMAL.replace(old, &format!("{before}{key} = {value}"));
+    }
+    if section.path == "export.ana" {
+        let entry = "{ listener = \"l\", group = 1, state = \"change\" }";
+        let old = match key {
+            "listener" => "listener = \"l\"",
+            "group" => "group = 1",
+            _ => "state = \"change\"",
+        };
+        let entry = entry.replace(old, &format!("{key} = {value}"));
+        return format!("{MINIMAL}ana = [{entry}]\n");
     }
     let mut here = false;
     let mut text = String::new();
@@ -339,7 +351,10 @@ fn documented_defaults_are_the_defaults() {
                 continue;
             };
             let text = with_key(section, key.name, &value);
-            assert!(text.contains(&format!("\n{} = {value}\n", key.name)));
+            let line = format!("{} = {value}", key.name);
+            assert!(
+                text.contains(&format!("\n{line}\n")) || text.contains(&format!(", {line} }}"))
+            );
             let config = Config::parse("default.toml", &text);
             assert_eq!(config, Ok(minimal()), "{} {}", section.header, key.name);
         }
@@ -387,6 +402,15 @@ fn documented_examples_are_accepted() {
             let text = match (section.path, key.name) {
                 ("device", "name" | "type") => text.replace("device = \"a\"", "device = \"vol0\""),
                 (_, "device") => text.replace("name = \"a\"", "name = \"vol0\""),
+                ("device", "shared") => {
+                    let keys = "hosts = [";
+                    let text = text.replace("shared = true", &format!("shared = true\n{UUID}"));
+                    text.replace(keys, &format!("{FOR_SHARED_DEVICES}{keys}"))
+                }
+                ("export" | "export.ana", "ana" | "listener") => {
+                    let text = text.replace("[\"l\"]", "[\"san\"]");
+                    text.replace("name = \"l\"", "name = \"san\"")
+                }
                 (_, "devices") => text.replace("name = \"a\"", "name = \"vol0\""),
                 (_, "listeners") => text.replace("name = \"l\"", "name = \"san\""),
                 ("listener", "name") => text.replace("[\"l\"]", "[\"san\"]"),

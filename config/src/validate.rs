@@ -7,12 +7,9 @@ use std::hash::Hash;
 use crate::model::Transport;
 use crate::parse::{Draft, DriveDraft, Located, NameDraft};
 use crate::problem::{Finding, Findings, Lines, ProblemKind};
-use crate::suggest::{excerpt_of, listed, nearest};
+use crate::suggest::{NAMES_LISTED_MAX, excerpt_of, listed, nearest};
 use crate::table::{Line, Table as _};
 use crate::value::HttpAddress;
-
-/// Most names that a hint lists.
-const NAMES_LISTED_MAX: usize = 8;
 
 /// Reports every broken rule. Unreadable parts of the draft are skipped; they have been reported.
 pub(crate) fn validate(draft: &Draft, text: &str, findings: &mut Findings) {
@@ -74,6 +71,7 @@ pub(crate) fn validate(draft: &Draft, text: &str, findings: &mut Findings) {
     drives(draft, &lines, findings);
     addresses(draft, &lines, findings);
     control_address(draft, findings);
+    shared_devices(draft, findings);
 
     for export in &draft.exports {
         for namespace in &export.namespaces {
@@ -207,6 +205,21 @@ fn addresses(draft: &Draft, lines: &Lines<'_>, findings: &mut Findings) {
                 ),
             )
         });
+    }
+}
+
+/// Reports exports of shared devices without the keys by which hosts combine the appliances.
+fn shared_devices(draft: &Draft, findings: &mut Findings) {
+    let shared = draft.devices.iter().filter(|device| device.is_shared);
+    let shared = shared.filter_map(|device| Some(&device.name.text.as_ref()?.value));
+    let shared: HashSet<&String> = shared.collect();
+    for export in &draft.exports {
+        let mut namespaces = export.namespaces.iter();
+        if namespaces.any(|namespace| shared.contains(&namespace.device.value)) {
+            for missing in &export.missing_if_shared {
+                findings.add(|| missing.clone());
+            }
+        }
     }
 }
 

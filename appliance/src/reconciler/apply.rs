@@ -147,6 +147,9 @@ impl Reconciler {
         if results.iter().any(|it| it.state == StepState::Failed) {
             refused = Some(self.roll_back(before, &plan, &mut results, &mut prepared, event_loop));
         }
+        let mut states = self.running.operator_states.lock();
+        states.forget_changed(&self.config);
+        drop(states);
         self.unreaped.extend(prepared.retained.into_values());
         self.unreaped.extend(prepared.to_reopen.into_values());
         self.reap();

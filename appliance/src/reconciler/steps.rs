@@ -90,6 +90,8 @@ impl Reconciler {
             | Step::AddExport(_)
             | Step::AttachListener { .. }
             | Step::ChangeQueues { .. }
+            | Step::ChangeAna { .. }
+            | Step::ChangeControllerIds { .. }
             | Step::AddNamespace { .. }
             | Step::ChangeShutdownDeadline(_) => {
                 self.change(step)?;

@@ -7,6 +7,7 @@ use nvme_target::{DeviceIndex, NamespaceConfig, PortConfig, SubsystemConfig, Tar
 
 use crate::devices::Devices;
 use crate::exports::{self, Ports};
+use crate::operator_states::OperatorStates;
 
 /// The subsystems by name, and the ports.
 pub(super) struct TargetState {
@@ -15,9 +16,14 @@ pub(super) struct TargetState {
 }
 
 impl TargetState {
-    /// The target's configuration for `config`.
-    pub(super) fn new(config: &Config, devices: &Devices, ports: &Ports) -> Self {
-        let subsystems = exports::subsystems(config, devices, ports).into_iter();
+    /// The target's configuration for `config` and the states that operators have set.
+    pub(super) fn new(
+        config: &Config,
+        devices: &Devices,
+        ports: &Ports,
+        states: &OperatorStates,
+    ) -> Self {
+        let subsystems = exports::subsystems(config, devices, ports, states).into_iter();
         Self {
             subsystems: subsystems.map(|it| (it.nqn.clone(), it)).collect(),
             ports: ports.configs(config),

@@ -71,6 +71,29 @@ impl Config {
                 self.export_mut(export)?.max_io_queues = *max_io_queues;
                 Some(())
             }
+            Step::ChangeAna {
+                export,
+                ana,
+                regrouped,
+            } => {
+                let export = self.export_mut(export)?;
+                let namespaces = export.namespaces.iter_mut();
+                for namespace in namespaces {
+                    let mut moved = regrouped.iter();
+                    if let Some(moved) = moved.find(|it| it.is_same_disk(namespace)) {
+                        namespace.ana_group = moved.ana_group;
+                    }
+                }
+                export.ana = ana.clone();
+                Some(())
+            }
+            Step::ChangeControllerIds {
+                export,
+                controller_ids,
+            } => {
+                self.export_mut(export)?.controller_ids = *controller_ids;
+                Some(())
+            }
             Step::AddNamespace { export, namespace } => {
                 self.export_mut(export)?.namespaces.push(namespace.clone());
                 Some(())

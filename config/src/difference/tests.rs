@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::generate;
-use crate::model::Cores;
+use crate::model::{AnaState, Cores};
 
 fn demo() -> Config {
     Config::default_embedded(Path::new("/tmp/x")).expect("valid")
@@ -54,6 +54,9 @@ fn ordered(mut config: Config) -> Config {
     for export in &mut config.exports {
         export.namespaces.sort_by_key(|namespace| namespace.nsid);
         export.listeners.sort_by_key(ToString::to_string);
+        export
+            .ana
+            .sort_by_key(|entry| (entry.listener.to_string(), entry.group));
         if let Access::Hosts(hosts) = &mut export.access {
             hosts.sort_by_key(ToString::to_string);
         }
@@ -206,6 +209,64 @@ fn revoked_access_drains_and_granted_access_is_live() {
         lines(&few, &demo()),
         [format!("live: allow every host to attach {nqn}")]
     );
+}
+
+/// A namespace stays while its ANA group changes, and states precede what is added.
+#[test]
+fn ana_groups_and_states_change_live_in_one_step() {
+    let running = demo();
+    let mut wanted = running.clone();
+    let export = &mut wanted.exports[0];
+    export.namespaces[1].ana_group = 2;
+    export.ana = vec![AnaEntry {
+        listener: export.listeners[0].clone(),
+        group: Some(2),
+        state: AnaState::Inaccessible,
+    }];
+    export.controller_ids = ControllerIds::new(7, 9);
+    let nqn = &running.exports[0].nqn;
+    assert_eq!(
+        lines(&running, &wanted),
+        [
+            format!("live: change ANA groups or states of {nqn}"),
+            format!("live: give new controllers of {nqn} the identifiers 7 to 9"),
+        ]
+    );
+    assert_eq!(
+        lines(&wanted, &running),
+        [
+            format!("live: change ANA groups or states of {nqn}"),
+            format!("live: give new controllers of {nqn} any identifiers"),
+        ]
+    );
+    let added = wanted.exports[0].namespaces.remove(0);
+    let mut more = wanted.clone();
+    more.exports[0].namespaces.push(added);
+    more.exports[0].ana.clear();
+    let steps = wanted.difference(&more);
+    let [Step::ChangeAna { regrouped, .. }, Step::AddNamespace { .. }] = &steps[..] else {
+        panic!("{steps:?}");
+    };
+    assert_eq!(*regrouped, []);
+}
+
+#[test]
+fn the_entry_of_a_group_precedes_that_of_its_listener() {
+    let mut export = demo().exports.remove(0);
+    let listener = export.listeners[0].clone();
+    let entry = |group, state| AnaEntry {
+        listener: listener.clone(),
+        group,
+        state,
+    };
+    export.ana = vec![
+        entry(None, AnaState::Inaccessible),
+        entry(Some(3), AnaState::NonOptimized),
+    ];
+    assert_eq!(export.ana_state(&listener, 2), AnaState::Inaccessible);
+    assert_eq!(export.ana_state(&listener, 3), AnaState::NonOptimized);
+    let other = "other".parse().expect("valid");
+    assert_eq!(export.ana_state(&other, 3), AnaState::Optimized);
 }
 
 #[test]

@@ -23,6 +23,8 @@ pub(crate) struct DeviceDraft {
     pub(crate) path: Option<Located<PathBuf>>,
     pub(crate) uuid: Option<Located<Uuid>>,
     pub(crate) drive: Option<DriveDraft>,
+    /// Whether another appliance serves its file too.
+    pub(crate) is_shared: bool,
     device: Option<Device>,
 }
 
@@ -69,7 +71,7 @@ struct TypedKey {
     optional: &'static [DeviceType],
 }
 
-const TYPED_KEYS: [TypedKey; 4] = [
+const TYPED_KEYS: [TypedKey; 5] = [
     TypedKey {
         name: "size",
         required: &[DeviceType::Memory, DeviceType::Null],
@@ -84,6 +86,11 @@ const TYPED_KEYS: [TypedKey; 4] = [
         name: "block_size",
         required: &[],
         optional: &[DeviceType::Memory, DeviceType::File, DeviceType::Null],
+    },
+    TypedKey {
+        name: "shared",
+        required: &[],
+        optional: &[DeviceType::File],
     },
     TypedKey {
         name: "pci",
@@ -150,6 +157,21 @@ pub(super) fn device(table: &Reader<'_, '_>, findings: &mut Findings) -> DeviceD
     let path = table
         .optional::<String>("path", findings)
         .and_then(|text| file_path(text, findings));
+    let shared = table.optional::<bool>("shared", findings);
+    let shared = table.or_default("shared", shared, false);
+    let is_shared = shared == Some(true) && device_type == Some(DeviceType::File);
+    if is_shared && !table.has("uuid") {
+        findings.add(|| Finding {
+            hint: Some(
+                "write the same `uuid` at each appliance of the file; `uuidgen` makes one"
+                    .to_owned(),
+            ),
+            ..table.missing(
+                "uuid",
+                "`uuid` is missing: hosts have to see a shared device as one disk".to_owned(),
+            )
+        });
+    }
     let drive = drive(table, findings);
 
     let backing = || {
@@ -167,6 +189,7 @@ pub(super) fn device(table: &Reader<'_, '_>, findings: &mut Findings) -> DeviceD
                 path: path.as_ref()?.value.clone(),
                 size,
                 block_size: block_size?,
+                shared: shared?,
             },
             DeviceType::Nvme => Backing::Nvme(drive.as_ref()?.drive),
         })
@@ -179,6 +202,7 @@ pub(super) fn device(table: &Reader<'_, '_>, findings: &mut Findings) -> DeviceD
         // Its faults are already reported.
         uuid: table.optional("uuid", &mut Findings::default()),
         drive: drive.filter(|_| device_type == Some(DeviceType::Nvme)),
+        is_shared,
         device,
     }
 }

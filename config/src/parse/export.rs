@@ -1,6 +1,6 @@
 //! Reads the table `export`.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::hash::Hash;
 
 use toml::de::DeValue;
@@ -9,10 +9,12 @@ use super::Located;
 use super::reader::{Element, Reader};
 use super::setting::Fault;
 use crate::keys;
-use crate::limits::{HOSTS_MAX, LISTENERS_MAX, NAMESPACES_MAX, NSID_MAX};
-use crate::model::{Access, Export, Namespace};
+use crate::limits::{
+    ANA_ENTRIES_MAX, ANA_GROUPS_MAX, HOSTS_MAX, LISTENERS_MAX, NAMESPACES_MAX, NSID_MAX,
+};
+use crate::model::{Access, AnaEntry, AnaState, Export, Namespace};
 use crate::problem::{Finding, Findings, ProblemKind};
-use crate::suggest::excerpt_of;
+use crate::suggest::{NAMES_LISTED_MAX, excerpt_of, listed, nearest};
 use crate::table::Table as _;
 use crate::value::{Name, Nqn};
 
@@ -22,6 +24,8 @@ pub(crate) struct ExportDraft {
     pub(crate) nqn: Option<Located<Nqn>>,
     pub(crate) namespaces: Vec<NamespaceDraft>,
     pub(crate) listeners: Vec<Located<String>>,
+    /// The findings if one of its devices is shared.
+    pub(crate) missing_if_shared: Vec<Finding>,
     export: Option<Export>,
 }
 
@@ -37,6 +41,7 @@ pub(crate) struct NamespaceDraft {
     /// The device's name as written.
     pub(crate) device: Located<String>,
     nsid: Option<u32>,
+    ana_group: Option<u32>,
 }
 
 pub(super) fn export(table: &Reader<'_, '_>, findings: &mut Findings) -> ExportDraft {
@@ -46,12 +51,17 @@ pub(super) fn export(table: &Reader<'_, '_>, findings: &mut Findings) -> ExportD
     let (drafts, namespaces) = namespaces(table, findings);
     let listeners = names(table, "listeners", LISTENERS_MAX, findings);
     let access = access(table, findings);
+    let groups = namespaces.as_ref();
+    let groups: Option<BTreeSet<u32>> =
+        groups.map(|all| all.iter().map(|it| it.ana_group).collect());
+    let ana = ana(table, &listeners, groups.as_ref(), findings);
     let dependent_fields = || {
         Some((
             nqn.as_ref()?.value.clone(),
             namespaces?,
             all_names(&listeners)?,
             access?,
+            ana?,
         ))
     };
     let dependent_fields = dependent_fields();
@@ -60,8 +70,156 @@ pub(super) fn export(table: &Reader<'_, '_>, findings: &mut Findings) -> ExportD
         nqn,
         namespaces: drafts,
         listeners,
+        missing_if_shared: missing_if_shared(table),
         export,
     }
+}
+
+/// The keys that an export of a shared device needs and that this one lacks.
+fn missing_if_shared(table: &Reader<'_, '_>) -> Vec<Finding> {
+    let keys = [
+        (
+            "serial",
+            "hosts have to see one subsystem at each appliance of a shared device",
+            "write the same `serial` at each appliance",
+        ),
+        (
+            "controller_ids",
+            "hosts need different controller identifiers at each appliance of a shared device",
+            "write ranges that do not overlap, like [1, 32000] here and [32001, 65519] at the \
+             other appliance",
+        ),
+    ];
+    let missing = keys.into_iter().filter(|(key, ..)| !table.has(key));
+    missing
+        .map(|(key, why, hint)| Finding {
+            hint: Some(hint.to_owned()),
+            ..table.missing(key, format!("`{key}` is missing: {why}"))
+        })
+        .collect()
+}
+
+/// Reads the states of ANA groups. `groups` has those of the namespaces, if all are valid.
+fn ana(
+    table: &Reader<'_, '_>,
+    listeners: &[Located<String>],
+    groups: Option<&BTreeSet<u32>>,
+    findings: &mut Findings,
+) -> Option<Vec<AnaEntry>> {
+    if !table.has("ana") {
+        return Some(Vec::new());
+    }
+    let elements = table.elements("ana", ANA_ENTRIES_MAX, findings)?;
+    let mut entries = Vec::new();
+    let mut places: HashMap<(String, Option<u32>), usize> = HashMap::new();
+    let mut all = true;
+    for (index, element) in elements.iter().enumerate() {
+        let Some(draft) = ana_entry(element, groups, findings) else {
+            all = false;
+            continue;
+        };
+        let AnaDraft {
+            listener,
+            group,
+            state,
+        } = draft;
+        // Without listeners there is a finding already.
+        let is_known = listeners.iter().any(|it| it.value == listener.value);
+        if !is_known && !listeners.is_empty() {
+            findings.add(|| not_a_listener(&listener, listeners));
+        }
+        match listener.value.parse() {
+            Ok(listener) => entries.push(AnaEntry {
+                listener,
+                group,
+                state,
+            }),
+            Err(_) => all = false,
+        }
+        let place = (listener.value, group);
+        if let Some(first) = places.get(&place) {
+            findings.add(|| taken_path(element, &place, *first));
+        } else {
+            places.insert(place, index);
+        }
+    }
+    all.then_some(entries)
+}
+
+/// An entry of `ana` as written.
+struct AnaDraft {
+    listener: Located<String>,
+    group: Option<u32>,
+    state: AnaState,
+}
+
+fn ana_entry(
+    element: &Element<'_, '_>,
+    groups: Option<&BTreeSet<u32>>,
+    findings: &mut Findings,
+) -> Option<AnaDraft> {
+    let table = element.table(&keys::ANA, findings)?;
+    let listener = table.required::<String>("listener", findings);
+    let state = table.required::<AnaState>("state", findings);
+    let group = table.count("group", 1..=ANA_GROUPS_MAX, findings);
+    if let (Some(group), Some(groups)) = (&group, groups)
+        && !groups.contains(&group.value)
+    {
+        let all: Vec<String> = groups.iter().map(u32::to_string).collect();
+        findings.add(|| Finding {
+            hint: Some(format!(
+                "the ANA groups of its namespaces: {}",
+                all.join(", ")
+            )),
+            ..group.finding(
+                ProblemKind::UnknownName,
+                format!("no namespace of this export is in group {}", group.value),
+            )
+        });
+    }
+    if table.has("group") && group.is_none() {
+        return None;
+    }
+    Some(AnaDraft {
+        listener: listener?,
+        group: group.map(|group| group.value),
+        state: state?.value,
+    })
+}
+
+fn not_a_listener(name: &Located<String>, listeners: &[Located<String>]) -> Finding {
+    let names = || listeners.iter().map(|it| it.value.as_str());
+    let all = format!("its listeners: {}", listed(names(), NAMES_LISTED_MAX));
+    Finding {
+        hint: Some(match nearest(&name.value, names()) {
+            Some(near) => format!("did you mean `{near}`? {all}"),
+            None => all,
+        }),
+        ..name.finding(
+            ProblemKind::UnknownName,
+            format!(
+                "`{}` is none of this export's listeners",
+                excerpt_of(&name.value)
+            ),
+        )
+    }
+}
+
+fn taken_path(
+    element: &Element<'_, '_>,
+    (listener, group): &(String, Option<u32>),
+    first: usize,
+) -> Finding {
+    let listener = excerpt_of(listener);
+    let what = match group {
+        Some(group) => format!("group {group} at listener `{listener}`"),
+        None => format!("listener `{listener}` without a group"),
+    };
+    element.finding(Fault::with_hint(
+        ProblemKind::Duplicate,
+        format!("{what} has a state in entry {first} of this list"),
+        "remove one".to_owned(),
+    ))
 }
 
 fn is_not_discovery(nqn: &Located<Nqn>, whose: &str, findings: &mut Findings) -> bool {
@@ -93,10 +251,14 @@ fn namespaces(
             all = false;
             continue;
         };
-        match (draft.nsid, draft.device.value.parse::<Name>()) {
-            (Some(nsid), Ok(device)) => {
+        match (draft.nsid, draft.ana_group, draft.device.value.parse()) {
+            (Some(nsid), Some(ana_group), Ok(device)) => {
                 nsid_next = nsid.saturating_add(1);
-                namespaces.push(Namespace { nsid, device });
+                namespaces.push(Namespace {
+                    nsid,
+                    device,
+                    ana_group,
+                });
                 if let Some(first) = places.insert(nsid, index) {
                     findings.add(|| taken_nsid(element, nsid, first));
                 }
@@ -130,9 +292,12 @@ fn namespace(
         let nsid = table
             .count("nsid", 1..=NSID_MAX, findings)
             .map(|nsid| nsid.value);
+        let ana_group = table.count("ana_group", 1..=ANA_GROUPS_MAX, findings);
+        let ana_group = table.or_default("ana_group", ana_group, Namespace::ANA_GROUP_DEFAULT);
         return Some(NamespaceDraft {
             device: device?,
             nsid,
+            ana_group,
         });
     }
     if element.value.as_str().is_none() {
@@ -162,6 +327,7 @@ fn namespace(
     Some(NamespaceDraft {
         device,
         nsid: Some(nsid_next),
+        ana_group: Some(Namespace::ANA_GROUP_DEFAULT),
     })
 }
 

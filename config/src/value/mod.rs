@@ -1,11 +1,13 @@
 //! Small typed values, each with its text form, its error and the hint that goes with the error.
 //!
-//! Every type here prints (`Display`) text that it reads back (`FromStr`) as the same value.
+//! Every type here that is a string in a file prints (`Display`) text that it reads back (`FromStr`)
+//! as the same value.
 
 mod address;
 mod block_size;
 mod congestion;
 mod control;
+mod controller_ids;
 mod cores;
 mod name;
 mod nqn;
@@ -19,6 +21,7 @@ pub use congestion::{CongestionControl, CongestionControlError};
 pub use control::{
     ControlSocket, ControlSocketError, GroupName, GroupNameError, HttpAddress, HttpAddressError,
 };
+pub use controller_ids::ControllerIds;
 pub use cores::{CoreList, CoreListError};
 pub use name::{ModelNumber, Name, NameError, SerialNumber, TextFieldError};
 pub(crate) use nqn::hyphenated_uuid;

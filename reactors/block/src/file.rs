@@ -69,8 +69,11 @@ pub struct FileOptions {
     pub size_bytes: Option<u64>,
     /// Bytes per block: 512 or 4096.
     pub block_size: u32,
-    /// Refuse all operations that change the file, and allow other readers.
+    /// Refuse all operations that change the file, and allow other read-only devices on it.
     pub read_only: bool,
+    /// Other processes that say so too may serve the file at the same time. It is neither created
+    /// nor resized, because they might do the same.
+    pub shared: bool,
     /// Whether to bypass the page cache.
     pub direct: DirectIo,
     /// The arena of the queues' leases, which is registered with each queue's ring.
@@ -93,6 +96,7 @@ impl FileOptions {
             size_bytes: None,
             block_size: 4096,
             read_only: false,
+            shared: false,
             direct: DirectIo::Auto,
             arena: None,
             below: None,
@@ -115,6 +119,13 @@ pub enum FileError {
     /// The file does not exist, and cannot be created without a size (or read-only).
     #[error("{}: the file does not exist: set its size to create it", path.display())]
     Missing {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The file of a shared device does not exist.
+    #[error("{}: the file does not exist, and a shared file is not created: create it with its \
+             size, or mount what it lies on", path.display())]
+    MissingShared {
         /// The file.
         path: PathBuf,
     },
@@ -330,6 +341,7 @@ impl<S: FileStore> Device for StoreDevice<S> {
 /// A device in a regular file or on a block device.
 pub struct FileDevice {
     device: StoreDevice<SystemFile>,
+    is_shared: bool,
     notices: Vec<FileNotice>,
 }
 
@@ -361,6 +373,7 @@ impl FileDevice {
             uuid,
             path,
             read_only,
+            shared,
             arena,
             ..
         } = options;
@@ -374,10 +387,21 @@ impl FileDevice {
         );
         let device = StoreDevice::with_condition(name, uuid, geometry, store, condition);
         let notices = opened.notices;
-        Ok(Self { device, notices })
+        Ok(Self {
+            device,
+            is_shared: shared,
+            notices,
+        })
     }
 
-    /// Extends the file to `size_bytes`, or adopts the size that it has now. Queues are notified by
+    /// Whether other processes may serve the file too.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        self.is_shared
+    }
+
+    /// Extends the file to `size_bytes`, or adopts the size that it has now. A shared file must have
+    /// the size already. Queues are notified by
     /// [`DeviceQueue::device_grew`]. Blocking: for the control plane.
     ///
     /// # Errors
@@ -394,9 +418,9 @@ impl FileDevice {
         if let Some(wanted) = size_bytes {
             geometry.larger(wanted).map_err(shape)?;
         }
-        let read_only = geometry.now().read_only;
+        let may_resize = !geometry.now().read_only && !self.is_shared;
         let file = store.current();
-        let size_bytes = open::grow(&*file, store.path(), size_bytes, read_only)?;
+        let size_bytes = open::grow(&*file, store.path(), size_bytes, may_resize)?;
         self.device.grow(size_bytes).map_err(shape)
     }
 

@@ -187,6 +187,9 @@ fn find_or_create(
         Err(Errno::NOENT) => {}
         Err(errno) => return Err(failed(path, "open")(errno)),
     }
+    if options.shared {
+        return Err(FileError::MissingShared { path: path.into() });
+    }
     if options.size_bytes.is_none() || options.read_only {
         return Err(FileError::Missing { path: path.into() });
     }
@@ -202,10 +205,11 @@ fn find_or_create(
 const LOCK_PATIENCE: Duration = Duration::from_millis(500);
 const LOCK_RETRY: Duration = Duration::from_millis(10);
 
-/// Locks the file while it is open: a shared lock for a read-only device, otherwise an exclusive
-/// one.
+/// Locks the file while it is open: a shared lock for a read-only or a shared device, otherwise an
+/// exclusive one. The kernel does not distinguish the two kinds of shared locks, so a read-only
+/// device is not kept from a file that shared devices write.
 fn lock(file: &OwnedFd, options: &FileOptions) -> Result<(), FileError> {
-    let operation = if options.read_only {
+    let operation = if options.read_only || options.shared {
         FlockOperation::NonBlockingLockShared
     } else {
         FlockOperation::NonBlockingLockExclusive
@@ -302,7 +306,7 @@ fn prepare_size(
     match options.size_bytes {
         None => Ok(found),
         Some(wanted) if found == wanted => Ok(found),
-        Some(wanted) if found == 0 && !options.read_only => {
+        Some(wanted) if found == 0 && !options.read_only && !options.shared => {
             ftruncate(file, wanted).map_err(failed(path, "set the size of"))?;
             fsync(file).map_err(failed(path, "write out"))?;
             sync_directory(path, location)?;
@@ -322,7 +326,7 @@ pub(super) fn grow(
     file: impl AsFd + Copy,
     path: &Path,
     wanted: Option<u64>,
-    read_only: bool,
+    may_resize: bool,
 ) -> Result<u64, FileError> {
     let stat = rustix::fs::fstat(file).map_err(failed(path, "examine"))?;
     let found = length(file, &stat).map_err(failed(path, "find the length of"))?;
@@ -330,7 +334,7 @@ pub(super) fn grow(
     match wanted {
         None => Ok(found),
         Some(wanted) if found == wanted => Ok(found),
-        Some(wanted) if found < wanted && !read_only && is_file => {
+        Some(wanted) if found < wanted && may_resize && is_file => {
             ftruncate(file, wanted).map_err(failed(path, "set the size of"))?;
             fsync(file).map_err(failed(path, "write out"))?;
             Ok(wanted)

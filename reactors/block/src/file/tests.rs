@@ -263,6 +263,58 @@ fn file_can_be_opened_by_one_device_only() {
     FileDevice::open(options(&path, None)).unwrap();
 }
 
+/// Shared devices exclude devices that are not, in both orders.
+#[test]
+fn shared_devices_serve_one_file() {
+    let folder = folder();
+    let path = folder.path().join("image");
+    std::fs::write(&path, vec![0; 8192]).unwrap();
+    let shared = || FileOptions {
+        shared: true,
+        ..options(&path, Some(8192))
+    };
+    let devices = [shared(), shared()].map(|options| FileDevice::open(options).unwrap());
+    assert!(devices.iter().all(FileDevice::is_shared));
+    let error = refusal(options(&path, None));
+    assert!(matches!(error, FileError::InUse { .. }), "{error}");
+    drop(devices);
+    let alone = FileDevice::open(options(&path, None)).unwrap();
+    let error = refusal(shared());
+    assert!(matches!(error, FileError::InUse { .. }), "{error}");
+    drop(alone);
+    FileDevice::open(shared()).unwrap();
+}
+
+/// Two processes must not create or resize a file at the same time.
+#[test]
+fn shared_file_is_neither_created_nor_resized() {
+    let folder = folder();
+    let path = folder.path().join("image");
+    let shared = |size_bytes| FileOptions {
+        shared: true,
+        ..options(&path, size_bytes)
+    };
+    for size_bytes in [None, Some(8192)] {
+        let error = refusal(shared(size_bytes));
+        assert!(matches!(error, FileError::MissingShared { .. }), "{error}");
+    }
+    assert!(!path.exists());
+    let length = || std::fs::metadata(&path).unwrap().len();
+    for bytes in [0, 4096] {
+        std::fs::write(&path, vec![0; bytes]).unwrap();
+        let error = refusal(shared(Some(8192)));
+        assert!(matches!(error, FileError::Size { .. }), "{error}");
+        assert_eq!(length(), bytes as u64);
+    }
+    let device = FileDevice::open(shared(None)).unwrap();
+    let error = device.grow(Some(8192)).expect_err("it has another size");
+    assert!(matches!(error, FileError::Size { .. }), "{error}");
+    assert_eq!(length(), 4096);
+    std::fs::write(&path, vec![0; 8192]).unwrap();
+    device.grow(Some(8192)).unwrap();
+    assert_eq!(device.geometry().block_count, 2);
+}
+
 #[test]
 fn file_lock_is_held_until_the_last_queue_closes() {
     let folder = folder();
