@@ -30,8 +30,10 @@ pub(crate) const REOPEN_PATH: &str = "/api/v1/device/reopen";
 pub(crate) const CLEAR_PATH: &str = "/api/v1/reservations/clear";
 /// The path that evicts a host.
 pub(crate) const EVICT_PATH: &str = "/api/v1/hosts/evict";
+/// The path that sets ANA states.
+pub(crate) const ANA_SET_PATH: &str = "/api/v1/ana/set";
 /// Paths whose requests name an object that the appliance may not have.
-const PATHS_OF_OBJECTS: [&str; 3] = [REOPEN_PATH, CLEAR_PATH, EVICT_PATH];
+const PATHS_OF_OBJECTS: [&str; 4] = [REOPEN_PATH, CLEAR_PATH, EVICT_PATH, ANA_SET_PATH];
 
 /// Which appliance a command is for.
 #[derive(Args, Clone, Debug, Default)]

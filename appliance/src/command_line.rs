@@ -19,8 +19,8 @@ use crate::signals::RequestReceiver;
 use crate::state_directory::StateDirectory;
 use crate::terminal::print;
 use crate::{
-    apply, device, doctor, drives, embedded, evict, load, manual, reservations, service, signals,
-    status, summary, top, trace,
+    ana, apply, device, doctor, drives, embedded, evict, load, manual, reservations, service,
+    signals, status, summary, top, trace,
 };
 
 /// Longest wait until the listeners of a started appliance answer.
@@ -72,6 +72,8 @@ pub(crate) enum Command {
     Reservations(reservations::ReservationsArguments),
     /// Disconnect a host from a running appliance, and unregister it from reservations.
     Evict(evict::EvictArguments),
+    /// List the ANA states of a running appliance's exports at their listeners, or set them.
+    Ana(ana::AnaArguments),
     /// Show the state of a running appliance, on one screen or as JSON.
     Status(status::StatusArguments),
     /// Watch the activity of a running appliance: rates, latencies, reactors, hosts, events.
@@ -118,6 +120,7 @@ pub(crate) fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Device(arguments) => device::device(&arguments),
         Command::Reservations(arguments) => reservations::reservations(&arguments),
         Command::Evict(arguments) => evict::evict(&arguments),
+        Command::Ana(arguments) => ana::ana(&arguments),
         Command::Status(arguments) => status::status(&arguments),
         Command::Top(arguments) => top::top(&arguments),
         Command::Trace(arguments) => trace::trace(&arguments),

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod affinity;
+mod ana;
 mod appliance;
 mod apply;
 mod client;

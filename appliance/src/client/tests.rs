@@ -37,6 +37,9 @@ pub(crate) fn status() -> Status {
             "stages": {}}],
         "listeners": [{"name": "san", "transport": "tcp", "address": "192.0.2.10:4420",
             "connections": 3}],
+        "ana": [{"export": "nqn.2026-11.org.windlass:rack7-a.fast", "group": 1,
+            "listener": "san", "state": "optimized", "configured": "optimized",
+            "namespaces": [1]}],
         "hosts": [{"nqn": "nqn.2014-08.org.nvmexpress:uuid:1", "host_id": "09",
             "export": "nqn.2026-11.org.windlass:rack7-a.fast", "controller_id": 1, "kind": "io",
             "state": "ready", "transport": "tcp", "address": null, "queues": [

@@ -24,6 +24,8 @@ pub(super) const REOPEN_TIME_MAX: Duration = Duration::from_secs(60);
 /// Longest wait until commands of hosts that an operator fences have ended: devices complete those of
 /// ended associations within 60 s (CQT).
 pub(super) const HOST_COMMANDS_TIME_MAX: Duration = Duration::from_secs(80);
+/// Time between two checks whether such commands have ended.
+pub(super) const COMMANDS_POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Time limit for a request that fences hosts.
 pub(super) const FENCE_TIME_MAX: Duration = Duration::from_secs(90);
 /// Lifetime after which a connection gets no further request; it has the same time again to receive

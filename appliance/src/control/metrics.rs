@@ -1,7 +1,8 @@
 //! `GET /metrics`: the counters in Prometheus' text format (OpenMetrics 1.0).
 //!
 //! Labels, with their largest number of values: `reactor` 256; `device`, `export` and the
-//! namespaces of `windlass_namespace` 128 each; `listener` 64; `slice_bytes` 5. Names of hosts come
+//! namespaces of `windlass_namespace` 128 each; `listener` 64; `slice_bytes` 5; the ANA groups of all
+//! exports 128, each at the export's listeners, with one `state`. Names of hosts come
 //! from the network, so they are escaped, and the number of their series is bounded, in the order
 //! of names. The rest is counted in a metric whose name ends in `_left_out`:
 //!
@@ -289,7 +290,17 @@ impl Scrape {
             ];
             (labels, one)
         });
-        out.measured(&listeners.collect::<Vec<_>>())
+        out.measured(&listeners.collect::<Vec<_>>())?;
+        let paths = self.status.ana.iter().map(|one| {
+            let labels = vec![
+                ("export", one.export.clone()),
+                ("listener", one.listener.clone()),
+                ("group", one.group.to_string()),
+                ("state", one.state.word().to_owned()),
+            ];
+            (labels, one)
+        });
+        out.measured(&paths.collect::<Vec<_>>())
     }
 
     fn hosts(&self, out: &mut Families<'_, '_>) -> fmt::Result {

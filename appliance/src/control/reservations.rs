@@ -5,7 +5,6 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
-use std::time::Duration;
 
 use appliance_config::{Export, Uuid};
 use axum::Extension;
@@ -20,7 +19,7 @@ use nvme_target::{
 };
 use tokio::time::{Instant, sleep};
 
-use super::limits::HOST_COMMANDS_TIME_MAX;
+use super::limits::{COMMANDS_POLL_INTERVAL, HOST_COMMANDS_TIME_MAX};
 use super::responses::refusal;
 use super::routes::{Audience, ControlState};
 use crate::observe::model::{
@@ -28,9 +27,6 @@ use crate::observe::model::{
     ReservationWord, Severity,
 };
 use crate::observe::pseudonyms::Pseudonyms;
-
-/// Time between two checks whether commands have ended.
-const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The result of a change of one device's reservations.
 type Change = Receiver<Result<(), ReservationError>>;
@@ -166,7 +162,7 @@ async fn result_of(change: Change, deadline: Instant) -> Result<(), Refused> {
                 return Err((StatusCode::SERVICE_UNAVAILABLE, text));
             }
             Err(TryRecvError::Empty) if Instant::now() >= deadline => return Err(late()),
-            Err(TryRecvError::Empty) => sleep(POLL_INTERVAL).await,
+            Err(TryRecvError::Empty) => sleep(COMMANDS_POLL_INTERVAL).await,
         }
     }
 }
@@ -335,7 +331,7 @@ impl Eviction {
             if Instant::now() >= deadline {
                 return (count, Err(late()));
             }
-            sleep(POLL_INTERVAL).await;
+            sleep(COMMANDS_POLL_INTERVAL).await;
         }
         (count, Ok(()))
     }

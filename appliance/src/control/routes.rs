@@ -15,6 +15,7 @@ use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
+use super::ana;
 use super::apply::apply;
 use super::dashboard;
 use super::limits::{
@@ -33,7 +34,7 @@ use crate::requests::RequestSender;
 
 /// All paths of the API, as the documentation lists them.
 #[cfg(test)]
-pub(super) const PATHS: [(&str, &str); 13] = [
+pub(super) const PATHS: [(&str, &str); 15] = [
     ("get", "/healthz"),
     ("get", "/metrics"),
     ("get", "/api/v1/status"),
@@ -42,11 +43,13 @@ pub(super) const PATHS: [(&str, &str); 13] = [
     ("get", "/api/v1/events"),
     ("get", "/api/v1/trace"),
     ("get", "/api/v1/reservations"),
+    ("get", "/api/v1/ana"),
     ("get", "/api/v1/openapi.json"),
     ("post", "/api/v1/apply"),
     ("post", "/api/v1/device/reopen"),
     ("post", "/api/v1/reservations/clear"),
     ("post", "/api/v1/hosts/evict"),
+    ("post", "/api/v1/ana/set"),
 ];
 
 /// The path that applies configurations.
@@ -60,6 +63,9 @@ const CLEAR: &str = "/api/v1/reservations/clear";
 
 /// The path that evicts a host.
 const EVICT: &str = "/api/v1/hosts/evict";
+
+/// The path that sets ANA states.
+const SET_ANA: &str = "/api/v1/ana/set";
 
 /// The documentation of the API.
 pub(super) const OPENAPI: &str = include_str!("openapi.json");
@@ -152,6 +158,8 @@ pub(super) fn router(shared: &Arc<ControlState>, door: Entrance) -> Router {
         .route("/api/v1/reservations", get(reservations::list))
         .route(CLEAR, post(reservations::clear))
         .route(EVICT, post(reservations::evict))
+        .route("/api/v1/ana", get(ana::list))
+        .route(SET_ANA, post(ana::set))
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method)
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
@@ -236,7 +244,7 @@ async fn bounded(request: Request, next: Next) -> Response {
     let within = match request.uri().path() {
         APPLY => APPLY_TIME_MAX,
         REOPEN => REOPEN_TIME_MAX,
-        CLEAR | EVICT => FENCE_TIME_MAX,
+        CLEAR | EVICT | SET_ANA => FENCE_TIME_MAX,
         _ => REQUEST_TIME_MAX,
     };
     match timeout(within, next.run(request)).await {

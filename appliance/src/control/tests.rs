@@ -1,5 +1,6 @@
 //! Tests of a whole appliance with clients that are invalid, slow, numerous, and finally correct.
 
+mod ana;
 mod client;
 mod dashboards;
 mod openmetrics;

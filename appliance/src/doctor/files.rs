@@ -21,13 +21,17 @@ const STAT_BLOCK_BYTES: u64 = 512;
 pub(super) fn check(machine: &Machine, config: &Config) -> Vec<Finding> {
     let mut findings = Vec::new();
     for device in &config.devices {
-        if let Backing::File { path, size, .. } = &device.backing {
+        if let Backing::File {
+            path, size, shared, ..
+        } = &device.backing
+        {
             let file = File {
                 machine,
                 name: device.name.as_str(),
                 path,
                 size: *size,
                 is_read_only: device.read_only,
+                is_shared: *shared,
             };
             findings.push(file.check());
         }
@@ -42,12 +46,21 @@ struct File<'a> {
     path: &'a Path,
     size: Option<ByteSize>,
     is_read_only: bool,
+    is_shared: bool,
 }
 
 impl File<'_> {
     fn check(&self) -> Finding {
         let real = self.machine.path(self.path);
         let Ok(found) = fs::metadata(&real) else {
+            if self.is_shared {
+                let text = "does not exist, and a shared file is not created";
+                let fix = format!(
+                    "mount what it lies on, or truncate -s SIZE {}",
+                    self.path.display()
+                );
+                return self.broken(text, &fix);
+            }
             return self.check_directory(&real);
         };
         if found.is_dir() {

@@ -1,27 +1,35 @@
 //! Checks the running appliance, if one answers at the configured socket: how long requests wait,
-//! and which devices are damaged.
+//! which devices are damaged, and which ANA groups hosts cannot access. Without an appliance, the
+//! states in the configuration are checked.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use appliance_config::{Config, ControlSocket};
 
 use super::Finding;
 use crate::client::{Client, SocketArguments};
-use crate::observe::model::{BUFFER_WAIT_MAX_NS, DeviceStatus, MemoryStatus, Status};
+use crate::observe::model::{
+    AnaStatus, AnaWord, BUFFER_WAIT_MAX_NS, DeviceStatus, MemoryStatus, Status,
+};
+use crate::observe::status;
+use crate::operator_states::OperatorStates;
 use crate::quantity;
 
 /// Longest wait for the appliance's response.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The findings about the running appliance. Empty if none runs or this user may not connect, which
-/// `doctor` does not check.
+/// The findings about the running appliance. If none runs or this user may not connect, which
+/// `doctor` does not check, only those about ANA states in the configuration.
 pub(super) fn check(config: &Config) -> Vec<Finding> {
     let Some(status) = ask(config) else {
-        return Vec::new();
+        let states = OperatorStates::default();
+        return inaccessible_groups(&status::ana(config, &states));
     };
     let mut findings = vec![of(&status.memory)];
     findings.extend(status.devices.iter().filter_map(damage_of));
     findings.extend(status.devices.iter().filter_map(damaged_reservations_of));
+    findings.extend(inaccessible_groups(&status.ana));
     findings
 }
 
@@ -65,6 +73,32 @@ fn damaged_reservations_of(device: &DeviceStatus) -> Option<Finding> {
         );
         Finding::broken("running", text, fix)
     })
+}
+
+/// A finding for each ANA group that hosts can access at no listener of its export. That is normal
+/// where another appliance serves it.
+fn inaccessible_groups(paths: &[AnaStatus]) -> Vec<Finding> {
+    let of_group = |path: &AnaStatus| (path.export.clone(), path.group);
+    let groups: BTreeSet<(String, u32)> = paths.iter().map(of_group).collect();
+    let is_accessible = |group: &(String, u32)| {
+        let mut paths = paths.iter().filter(|path| of_group(path) == *group);
+        paths.any(|path| path.state.is_accessible())
+    };
+    let groups = groups.iter().filter(|group| !is_accessible(group));
+    groups
+        .map(|(export, group)| {
+            let text = format!(
+                "export {export}: hosts can access ANA group {group} at no listener of this \
+                 appliance"
+            );
+            let optimized = AnaWord::Optimized.word();
+            let fix = format!(
+                "none if another appliance serves it; else change `ana` of the export, or \
+                 `windlass ana set {optimized} --export {export} --group {group}`"
+            );
+            Finding::slow("running", text, fix)
+        })
+        .collect()
 }
 
 fn of(memory: &MemoryStatus) -> Finding {
@@ -116,6 +150,31 @@ mod tests {
         assert_eq!(finding.verdict, Verdict::Broken);
         device.reservations_damaged = false;
         assert!(damaged_reservations_of(&device).is_none());
+    }
+
+    #[test]
+    fn group_without_an_accessible_listener_is_reported() {
+        let path = |group, listener: &str, state| AnaStatus {
+            export: "nqn.x".to_owned(),
+            group,
+            listener: listener.to_owned(),
+            state,
+            configured: AnaWord::Optimized,
+            namespaces: vec![1],
+        };
+        let findings = inaccessible_groups(&[
+            path(1, "a", AnaWord::Inaccessible),
+            path(1, "b", AnaWord::NonOptimized),
+            path(2, "a", AnaWord::Change),
+            path(2, "b", AnaWord::PersistentLoss),
+        ]);
+        let [finding] = &findings[..] else {
+            panic!("{findings:?}");
+        };
+        assert_eq!(finding.verdict, Verdict::Slow);
+        assert!(finding.text.contains("ANA group 2"), "{}", finding.text);
+        let fix = finding.fix.as_deref().expect("a fix");
+        assert!(fix.contains("--export nqn.x --group 2"), "{fix}");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! Counters are totals since the start; a client takes differences. Times are in nanoseconds unless
 //! a name says otherwise. An unknown value is `null`, never zero.
 
+mod ana;
 mod reservations;
 
 use std::collections::BTreeMap;
@@ -15,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use super::measured::{Sample as _, measured};
 use super::observation::MemorySample;
 use super::status::{DeviceInput, ExportInput, ListenerInput, ReactorInput, warnings};
+pub(crate) use ana::{AnaAnswer, AnaChange, AnaInput, AnaRequest, AnaStatus, AnaWord};
 pub(crate) use reservations::{
     ClearAnswer, ClearRequest, DeviceReservations, EvictAnswer, EvictRequest, RegistrantStatus,
     ReservationWord,
@@ -35,6 +37,8 @@ pub(crate) struct Status {
     pub(crate) exports: Vec<ExportStatus>,
     /// In the configuration's order.
     pub(crate) listeners: Vec<ListenerStatus>,
+    /// The ANA groups of each export at each of its listeners.
+    pub(crate) ana: Vec<AnaStatus>,
     /// One entry for each controller that a host has, discovery controllers included.
     pub(crate) hosts: Vec<HostStatus>,
     pub(crate) target: TargetStatus,

@@ -13,6 +13,7 @@ use reactors::{Clock, Nanos, ReactorSnapshot, StuckPoller};
 
 use super::model::{BUFFER_WAIT_MAX_NS, TargetStatus};
 use super::sources::Sources;
+use crate::operator_states::OperatorStates;
 
 /// A reactor that is in one call for longer than this is stuck.
 pub(crate) const STUCK_AFTER: Nanos = Nanos::from_secs(2);
@@ -27,6 +28,8 @@ pub(crate) struct Observation {
     pub(crate) uptime: Duration,
     pub(crate) start_took: Duration,
     pub(crate) config: Arc<Config>,
+    /// The ANA states that operators have set.
+    pub(crate) operator_states: OperatorStates,
     pub(crate) config_path: Option<PathBuf>,
     /// The bound address of each listener of the configuration.
     pub(crate) addresses: Vec<Option<String>>,
@@ -143,6 +146,7 @@ impl Observation {
                 .iter()
                 .filter_map(|transport| Some((transport.name, transport.whole.as_ref()?.values())))
                 .collect(),
+            operator_states: sources.running.operator_states.lock().clone(),
             config,
         }
     }

@@ -3,17 +3,18 @@
 use std::collections::BTreeMap;
 use std::time::UNIX_EPOCH;
 
-use appliance_config::{Device, Export, Listener};
+use appliance_config::{Config, Device, Export, Listener};
 use block::{Damage, Health, HealthState, HealthWarnings};
 use nvme_target::{ControllerSnapshot, ControllerState, IoTotals, Stage, StatusCounts};
 
 use super::latency;
 use super::model::{
-    ApplianceStatus, ControllerKind, DamageStatus, DeviceState, DeviceStatus, ExportStatus,
-    HostStatus, Latency, ListenerStatus, MemoryStatus, NamespaceStatus, QueueStatus, ReactorStatus,
-    RunState, Status, StatusCode, StatusCount, TargetStatus, Totals,
+    AnaInput, AnaStatus, ApplianceStatus, ControllerKind, DamageStatus, DeviceState, DeviceStatus,
+    ExportStatus, HostStatus, Latency, ListenerStatus, MemoryStatus, NamespaceStatus, QueueStatus,
+    ReactorStatus, RunState, Status, StatusCode, StatusCount, TargetStatus, Totals,
 };
 use super::observation::{DeviceSample, Observation, ReactorSample};
+use crate::operator_states::OperatorStates;
 
 impl From<IoTotals> for Totals {
     fn from(totals: IoTotals) -> Self {
@@ -70,6 +71,7 @@ impl Observation {
                 .map(|export| self.export_status(export))
                 .collect(),
             listeners: self.listener_statuses(),
+            ana: ana(&self.config, &self.operator_states),
             hosts: self
                 .target
                 .controllers
@@ -279,6 +281,26 @@ impl Observation {
         }
         all
     }
+}
+
+/// The ANA groups of each export at each of its listeners.
+pub(crate) fn ana(config: &Config, states: &OperatorStates) -> Vec<AnaStatus> {
+    let mut all = Vec::new();
+    for export in &config.exports {
+        for group in export.ana_groups() {
+            let listeners = export.listeners.iter();
+            let listeners = listeners.filter_map(|name| config.listener(name));
+            all.extend(listeners.map(|listener| {
+                AnaStatus::read(AnaInput {
+                    export,
+                    listener,
+                    group,
+                    state: states.state(export, &listener.name, group),
+                })
+            }));
+        }
+    }
+    all
 }
 
 /// The input of a reactor's status.

@@ -1,5 +1,6 @@
 //! Changes a running appliance while a host uses its unchanged parts.
 
+mod ana;
 mod identity;
 mod lab;
 mod paths;

@@ -12,9 +12,9 @@ use serde_json::{Map, Value};
 
 use super::super::routes::OPENAPI;
 use crate::observe::model::{
-    ApplyAnswer, ApplyRequest, ClearAnswer, ClearRequest, DeviceReservations, Event, EvictAnswer,
-    EvictRequest, Heatmap, History, Refusal, ReopenAnswer, ReopenRequest, Status,
-    WrongConfiguration,
+    AnaAnswer, AnaRequest, ApplyAnswer, ApplyRequest, ClearAnswer, ClearRequest,
+    DeviceReservations, Event, EvictAnswer, EvictRequest, Heatmap, History, Refusal, ReopenAnswer,
+    ReopenRequest, Status, WrongConfiguration,
 };
 
 #[test]
@@ -36,6 +36,7 @@ fn openapi_schemas_match_the_model() {
     add::<DeviceReservations>(&mut schemas, &serializer);
     add::<ClearAnswer>(&mut schemas, &serializer);
     add::<EvictAnswer>(&mut schemas, &serializer);
+    add::<AnaAnswer>(&mut schemas, &serializer);
     add::<Refusal>(&mut schemas, &serializer);
     add::<WrongConfiguration>(&mut schemas, &serializer);
     let requests = SchemaSettings::draft2020_12().for_deserialize();
@@ -43,6 +44,7 @@ fn openapi_schemas_match_the_model() {
     add::<ReopenRequest>(&mut schemas, &requests);
     add::<ClearRequest>(&mut schemas, &requests);
     add::<EvictRequest>(&mut schemas, &requests);
+    add::<AnaRequest>(&mut schemas, &requests);
     let schemas = Value::Object(schemas);
     let same = document["components"]["schemas"] == schemas;
     if std::env::var_os("UPDATE_EXPECTED").is_some() {
