@@ -173,6 +173,8 @@ survives_lost_paths() {
 modprobe nvme-tcp
 [ "$(cat /sys/module/nvme_core/parameters/multipath)" = Y ] || fail "the kernel has no multipath"
 cd /tmp
+mkdir -p /srv
+truncate -s 64M /srv/shared
 configure alpha optimized
 configure beta non-optimized
 start alpha
