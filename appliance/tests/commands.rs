@@ -103,3 +103,80 @@ fn doctor_runs_without_an_appliance_and_reports_the_worst() {
     let nowhere = run(&["doctor", "--config", "/nowhere.toml"]);
     assert_eq!(exit_code(&nowhere), 1, "{nowhere:?}");
 }
+
+/// States are set for the selected paths; an apply that does not change them keeps them.
+#[test]
+fn ana_states_are_listed_set_and_kept() {
+    let directory = TempDir::new().expect("a directory");
+    let windlass = appliance(directory.path());
+    let socket = directory.path().join("control.sock");
+    let socket = socket.to_str().expect("UTF-8");
+    let ana = |arguments: &[&str]| {
+        let all = [&["ana"], arguments, &["--socket", socket]].concat();
+        run(&all)
+    };
+    let listed = || {
+        let json = ana(&["--json"]);
+        let all: serde_json::Value = serde_json::from_str(&json.stdout).expect("JSON");
+        all[0]["state"].as_str().expect("a state").to_owned()
+    };
+    let text = ana(&[]);
+    assert_eq!(exit_code(&text), 0, "{text:?}");
+    for part in ["CONFIGURED", NQN, "loopback", "optimized"] {
+        assert!(text.stdout.contains(part), "{text:?}");
+    }
+    let set = ana(&["set", "inaccessible", "--export", NQN, "--group", "1"]);
+    assert_eq!(exit_code(&set), 0, "{set:?}");
+    for part in [
+        "group 1 at loopback: optimized -> inaccessible",
+        "1 state(s) changed, and commands that hosts sent before have ended",
+    ] {
+        assert!(set.stdout.contains(part), "{set:?}");
+    }
+    for (arguments, code, part) in [
+        (&["set", "inaccessible"][..], 2, "--export"),
+        (&["set", "active", "--export", NQN], 2, "non-optimized"),
+        (
+            &["set", "change", "--export", NQN, "--group", "129"],
+            2,
+            "1..=128",
+        ),
+        (
+            &["set", "change", "--export", "nqn.x"],
+            1,
+            "export nqn.x does not exist",
+        ),
+        (
+            &["set", "change", "--export", NQN, "--listener", "san-b"],
+            1,
+            "not offered at listener san-b",
+        ),
+        (
+            &["set", "change", "--export", NQN, "--group", "2"],
+            1,
+            "no namespace in group 2",
+        ),
+    ] {
+        let refused = ana(arguments);
+        assert_eq!(exit_code(&refused), code, "{refused:?}");
+        assert!(refused.stderr.contains(part), "{part}: {refused:?}");
+        assert_eq!(listed(), "inaccessible");
+    }
+    let file = directory.path().join("windlass.toml");
+    let text = fs::read_to_string(&file).expect("readable");
+    let apply = |text: &str| {
+        fs::write(&file, text).expect("writable");
+        let applied = run(&["apply", "--socket", socket]);
+        assert_eq!(exit_code(&applied), 0, "{applied:?}");
+        applied.stdout
+    };
+    apply(&format!("{text}max_io_queues = 3\n"));
+    assert_eq!(listed(), "inaccessible");
+    let ana = "ana = [{ listener = \"loopback\", state = \"non-optimized\" }]";
+    let steps = apply(&format!("{text}{ana}\n"));
+    let step = format!("live     change ANA groups or states of {NQN}: done");
+    assert!(steps.contains(&step), "{steps}");
+    assert_eq!(listed(), "non-optimized");
+    windlass.signal(Signal::TERM);
+    assert_eq!(windlass.wait().0.code(), Some(0));
+}

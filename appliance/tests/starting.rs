@@ -272,3 +272,65 @@ address = "127.0.0.1:0"
     let problem = "problem: listener fabric: RDMA is unavailable: ";
     assert!(checked.stdout.contains(problem), "{}", checked.stdout);
 }
+
+/// Appliances that say so serve one file together; they and others exclude each other.
+#[test]
+fn shared_file_is_served_by_several_appliances() {
+    let directory = TempDir::new().expect("a directory");
+    let image = directory.path().join("volume.img");
+    fs::write(&image, vec![0; 1 << 20]).expect("writable");
+    let configured = |name: &str, shared: &str| {
+        let text = format!(
+            r#"
+[appliance]
+memory = "16MiB"
+pages = "ordinary"
+[control]
+socket = "off"
+http = "off"
+[[device]]
+name = "volume"
+type = "file"
+path = "{}"
+uuid = "9f0c2b6e-54a1-4b53-9d0e-0d5a8a1c7f11"
+{shared}
+[[listener]]
+name = "loopback"
+transport = "tcp"
+address = "127.0.0.1:0"
+[[export]]
+nqn = "nqn.2026-11.org.windlass:shared"
+devices = ["volume"]
+listeners = ["loopback"]
+allow_any_host = true
+serial = "WL-0001"
+controller_ids = [1, 9]
+"#,
+            image.display()
+        );
+        let own = directory.path().join(name);
+        fs::create_dir_all(&own).expect("writable");
+        let path = own.join("windlass.toml");
+        fs::write(&path, text).expect("writable");
+        path
+    };
+    let in_use = ["volume.img", "in use by another process"];
+    let shared = [
+        configured("one", "shared = true"),
+        configured("two", "shared = true"),
+    ];
+    let alone = configured("three", "");
+    let both = shared.each_ref().map(|file| Windlass::start(file));
+    expect_one_line(&alone, &in_use);
+    for windlass in both {
+        windlass.signal(Signal::TERM);
+        assert_eq!(windlass.wait().0.code(), Some(0));
+    }
+    let windlass = Windlass::start(&alone);
+    expect_one_line(&shared[0], &in_use);
+    windlass.signal(Signal::TERM);
+    assert_eq!(windlass.wait().0.code(), Some(0));
+    fs::remove_file(&image).expect("writable");
+    expect_one_line(&shared[0], &["volume.img", "a shared file is not created"]);
+    assert!(!image.exists());
+}

@@ -237,7 +237,8 @@ pub(crate) const DEVICE: Section = Section {
                       appliance neither creates nor resizes it. The device needs a `uuid`, and \
                       its export `serial` and `controller_ids`: `uuid` and `serial` are the same \
                       everywhere, `controller_ids` differ. Hosts cannot reserve it, because \
-                      appliances do not know each other's reservations.",
+                      appliances do not know each other's reservations. Direct I/O is needed \
+                      where appliances run on different machines.",
             },
         ],
         Device::KEYS,
