@@ -193,8 +193,15 @@ fn describe(device: &Device) -> String {
         .map_or_else(String::new, |size| {
             format!(", {}-byte blocks", size.bytes())
         });
+    let shared = match device.backing {
+        Backing::File { shared: true, .. } => ", shared",
+        _ => "",
+    };
     let read_only = if device.read_only { ", read-only" } else { "" };
-    format!("{} ({backing}{blocks}{read_only})", device.name.as_str())
+    format!(
+        "{} ({backing}{blocks}{shared}{read_only})",
+        device.name.as_str()
+    )
 }
 
 fn describe_access(export: &Export) -> String {

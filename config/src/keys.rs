@@ -377,8 +377,9 @@ pub(crate) const ANA: Section = Section {
             example: "\"non-optimized\"",
             meaning: "Hosts prefer `optimized` paths and use `non-optimized` ones if there are no \
                       others. In the other states commands fail with a path error, and hosts use \
-                      another path: `inaccessible` may end, `persistent-loss` does not end while \
-                      the namespace is attached, and `change` ends within ten seconds.",
+                      another path: `inaccessible` may end, and `persistent-loss` does not while \
+                      the namespace is attached. `change` announces another state, which has to \
+                      be set within ten seconds: hosts give the path up then.",
         },
     ]],
 };

@@ -340,7 +340,7 @@ words! {
         Inaccessible = "inaccessible",
         /// Commands fail; the state does not change while the namespace is attached.
         PersistentLoss = "persistent-loss",
-        /// Commands fail until the state changes, soon.
+        /// Commands fail, and hosts wait at most ten seconds for another state.
         Change = "change",
     }
 }

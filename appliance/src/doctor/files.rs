@@ -120,7 +120,9 @@ impl File<'_> {
             );
             return self.broken(&text, "a smaller size, or a larger file system");
         }
-        if REMOTE_FILE_SYSTEMS.contains(&system) || system.starts_with("fuse") {
+        let is_remote = REMOTE_FILE_SYSTEMS.contains(&system) || system.starts_with("fuse");
+        // A file that appliances on several machines serve lies on none of their disks.
+        if is_remote && !self.is_shared {
             let text = format!("is on {system}: each request goes to another program or machine");
             return self.slow(&text, "a path on a disk of this machine");
         }

@@ -426,6 +426,18 @@ fn missing_or_slow_files() {
         "nor does /data/new",
         fix,
     );
+    let uuid = "uuid = \"9f0c2b6e-54a1-4b53-9d0e-0d5a8a1c7f11\"";
+    let shared = CONFIG
+        .replace(
+            "size = \"64KiB\"",
+            &format!("size = \"64KiB\"\nshared = true\n{uuid}"),
+        )
+        .replace(
+            "hosts = [",
+            "serial = \"x\"\ncontroller_ids = [1, 9]\nhosts = [",
+        );
+    let text = "a shared file is not created";
+    tree.expect(&shared, Verdict::Broken, "files", text, "truncate -s SIZE");
     let huge = CONFIG.replace("64KiB", "900TiB");
     let text = "writes will fail";
     tree.expect(&huge, Verdict::Broken, "files", text, "a smaller size");

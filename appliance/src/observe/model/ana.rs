@@ -52,7 +52,8 @@ pub(crate) enum AnaWord {
     Inaccessible,
     /// Commands fail with a path error; the state does not change while the namespace is attached.
     PersistentLoss,
-    /// Commands fail with a path error until the state changes, which takes ten seconds at most.
+    /// Commands fail with a path error, and hosts wait at most ten seconds for another state, which
+    /// has to be set.
     Change,
 }
 
