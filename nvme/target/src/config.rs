@@ -341,8 +341,9 @@ pub enum TargetError {
         /// Their depth.
         depth: u16,
     },
-    /// A subsystem refers to a port that does not exist, or two ports have the same number.
-    #[error("port {} does not exist or is configured twice", port.0)]
+    /// A subsystem refers to a port that does not exist or, for an ANA state, to one at which it is
+    /// not offered, or two ports have the same number.
+    #[error("port {} does not exist, is configured twice or does not offer the subsystem", port.0)]
     Port {
         /// The number.
         port: PortId,

@@ -180,6 +180,11 @@ impl Target {
             let found = published.find(nqn);
             let (slot, view) = found.ok_or_else(|| unknown_subsystem(nqn))?;
             let (view, mut config) = (Arc::clone(view), view.config.clone());
+            // Otherwise the state would outlive the port, whose number another one gets later.
+            let mut ports = states.keys().map(|path| path.port);
+            if let Some(port) = ports.find(|port| !config.ports.contains(port)) {
+                return Err(TargetError::Port { port });
+            }
             config.ana_states.extend(states);
             config.check(|it| has_device(published, it), &published.ports)?;
             let measures = Arc::clone(&view.measures);

@@ -322,7 +322,14 @@ fn wrong_groups_ports_and_controller_identifiers_are_refused() {
         .target
         .set_ana_states(SUBSYSTEM, &state(PortId(77), 1));
     assert!(matches!(refused, Err(TargetError::Port { .. })));
-    let current = world.target.configuration().subsystems[0].clone();
+    let mut current = world.target.configuration().subsystems[0].clone();
+    let ports = current.ports.clone();
+    current.ports = vec![TCP6_PORT];
+    (world.target.update_subsystem(current.clone())).expect("a known port");
+    let not_offered = world.target.set_ana_states(SUBSYSTEM, &state(TCP_PORT, 1));
+    assert!(matches!(not_offered, Err(TargetError::Port { .. })));
+    current.ports = ports;
+    (world.target.update_subsystem(current.clone())).expect("known ports");
     let twice = NamespaceConfig {
         nsid: 9,
         ana_group: 5,
