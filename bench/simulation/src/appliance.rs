@@ -1,6 +1,7 @@
 //! The production appliance in virtual time: target, cores and transports on reactors that all run
 //! on one thread.
 
+mod access;
 mod accounts;
 mod listening;
 mod opening;

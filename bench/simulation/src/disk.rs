@@ -388,6 +388,12 @@ impl Disk {
         self.state().writing.values().any(|it| *it == version)
     }
 
+    /// The versions of the writes that it has not completed.
+    #[must_use]
+    pub fn writing(&self) -> Vec<u64> {
+        self.state().writing.values().copied().collect()
+    }
+
     /// The version of the data that a request writes, if it can be determined.
     fn version_of(&self, request: &Request, block_bytes: usize) -> Option<u64> {
         let block = request.data.as_deref()?.get(..block_bytes)?;

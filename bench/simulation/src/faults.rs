@@ -160,6 +160,8 @@ faults! {
     OneAddress = "one-address";
     /// Hosts register, acquire, preempt and release reservations.
     Reserve = "reserve";
+    /// An operator changes the ANA states of namespaces at listeners.
+    Ana = "ana";
 }
 
 impl fmt::Display for Fault {
@@ -190,6 +192,7 @@ impl Fault {
         Fault::Unplug,
         Fault::Twins,
         Fault::Reserve,
+        Fault::Ana,
     ];
 
     /// The condition that the fault needs, if not every seed fulfils it.
@@ -223,6 +226,7 @@ impl Fault {
             Fault::OneAddress => Some(Need::Addresses),
             Fault::Contend => Some(Need::Contention),
             Fault::Reserve => Some(Need::Reservations),
+            Fault::Ana => Some(Need::Operator),
             _ => None,
         }
     }
@@ -281,6 +285,8 @@ pub(crate) enum Need {
     Contention,
     /// Reservations; separate random streams for the selection and the occurrence.
     Reservations,
+    /// An operator; separate random streams for the selection and the occurrence.
+    Operator,
 }
 
 /// A set of faults.
@@ -340,6 +346,7 @@ pub(crate) fn faults_of(need: Need, seed: u64) -> Vec<Fault> {
         Need::Addresses => (0x80, Some(Fault::OneAddress), 200),
         Need::Contention => (0x90, Some(Fault::Contend), 250),
         Need::Reservations => (0xA0, Some(Fault::Reserve), 350),
+        Need::Operator => (0xB0, Some(Fault::Ana), 300),
     };
     let mut random = Random::new(seed, stream);
     let there = random.permille(share);

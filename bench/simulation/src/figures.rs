@@ -48,6 +48,8 @@ pub struct Figures {
     pub reservations: u64,
     /// Unanswered writes of hosts that were preempted.
     pub fenced_writes: u64,
+    /// I/O commands that an ANA state refused.
+    pub ana_refusals: u64,
     /// Number of occurrences of each fault.
     pub faults: BTreeMap<Fault, u64>,
 }
@@ -85,6 +87,7 @@ impl Figures {
         self.anonymous_attached += other.anonymous_attached;
         self.reservations += other.reservations;
         self.fenced_writes += other.fenced_writes;
+        self.ana_refusals += other.ana_refusals;
         for (fault, times) in &other.faults {
             self.faults(*fault, *times);
         }
@@ -114,13 +117,14 @@ impl fmt::Display for Figures {
         writeln!(
             f,
             "{} steps of live changes, identifiers judged {} times, {} controllers of hosts that \
-             nobody configured, {} reservation commands, {} fenced writes, longest undisturbed wait {} ({} of a thousand of its bound), {} \
+             nobody configured, {} reservation commands, {} fenced writes, {} refusals for lack of access, longest undisturbed wait {} ({} of a thousand of its bound), {} \
              waits for memory, at most {} grants before that of a waiting host",
             self.steps,
             self.identities_judged,
             self.anonymous_attached,
             self.reservations,
             self.fenced_writes,
+            self.ana_refusals,
             self.wait_max,
             self.wait_permille_max,
             self.memory_waits,

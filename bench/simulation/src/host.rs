@@ -5,6 +5,7 @@
 //! whether something excuses responses, closes and delays.
 
 mod admin;
+mod ana;
 mod completion_checks;
 mod connection;
 mod discovery_host;
@@ -55,6 +56,7 @@ use crate::store::SimStore;
 use crate::swarm::{HostShape, Swarm};
 use crate::trace::Trace;
 use admin::{AdminState, AdminStep, CommandKey};
+use ana::AnaHostState;
 use connection::{Connection, ConnectionShape, ConnectionTransport, Sending, Transfer};
 use events::{EventLog, EventState};
 use invalid::Refusal;
@@ -246,6 +248,7 @@ pub struct Host {
     /// Set if it sends nothing any more: when the target must have ended the association.
     silent_until: Option<Nanos>,
     events: EventState,
+    ana: AnaHostState,
     /// Writes whose queues a reset ends. They are over when the controller is not ready any more.
     ending_writes: Vec<Io>,
     deadlines_checked_at: Nanos,
@@ -284,6 +287,7 @@ impl Host {
             keep_alive_at: None,
             silent_until: None,
             events: EventState::default(),
+            ana: AnaHostState::default(),
             ending_writes: Vec::new(),
             deadlines_checked_at: Nanos::ZERO,
             probes: Vec::new(),
@@ -504,6 +508,9 @@ impl Host {
         self.reset_events();
         self.forget_features();
         self.configured_at = env.now;
+        if !enable {
+            self.reset_ana(env.now);
+        }
         let cc = if enable {
             Cc::enabled_nvm()
         } else {

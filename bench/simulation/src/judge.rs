@@ -5,6 +5,7 @@ mod fences;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use crate::ana::AnaJudge;
 use crate::content::{self, Content};
 use crate::history::{BlockHistory, Mistake, Moment, WriteEnd};
 use crate::identity::{ContentId, IdentityJudge};
@@ -139,6 +140,8 @@ pub struct Judge {
     pub identities: IdentityJudge,
     /// The judge of reservations.
     pub reservations: ReservationJudge,
+    /// The states of ANA groups.
+    pub ana: AnaJudge,
     disks: Vec<DiskModel>,
     /// Lost writes that may take effect until a later event proves otherwise.
     lost: Vec<LostWrite>,
@@ -167,6 +170,7 @@ impl Judge {
         Self {
             identities: IdentityJudge::default(),
             reservations: ReservationJudge::new(disks.len()),
+            ana: AnaJudge::default(),
             disks: disks.iter().map(model).collect(),
             lost: Vec::new(),
             fenced: Vec::new(),

@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 pub mod addresses;
+pub mod ana;
 pub mod anonymous;
 pub mod appliance;
 pub mod content;

@@ -231,6 +231,15 @@ impl Storage {
         }
     }
 
+    /// The versions of all writes in flight, as far as they are visible.
+    #[must_use]
+    pub fn writing(&self) -> Vec<u64> {
+        match self {
+            Self::Disk(disk) => disk.writing(),
+            Self::File(_) | Self::Ram(_) | Self::Drive(_) => Vec::new(),
+        }
+    }
+
     /// Requests in flight.
     #[must_use]
     pub fn in_flight(&self) -> usize {

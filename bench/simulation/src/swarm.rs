@@ -241,7 +241,13 @@ impl Swarm {
             .chain(faults_of(Need::Addresses, seed))
             .chain(faults_of(Need::Contention, seed))
             .chain(faults_of(Need::Reservations, seed))
+            .chain(faults_of(Need::Operator, seed))
             .collect();
+        // A host that loses access at one listener has another path in many of these runs.
+        let chosen = match chosen.has(Fault::Ana) && Random::new(seed, 0xB2).coin() {
+            true => chosen.with(Fault::Paths),
+            false => chosen,
+        };
         let chosen = match chosen.has(Fault::Rdma) {
             true => faults_of(Need::RdmaAndMore, seed)
                 .into_iter()
@@ -369,7 +375,8 @@ impl Topology {
         let are_wanted = faults.has(Fault::Subsystems) || faults.has(Fault::Anonymous);
         let two_subsystems = are_wanted && disks > 1 && hosts.len() > 1;
         let subsystems = 1 + usize::from(two_subsystems);
-        let tcp_listeners = 1 + usize::from(faults.has(Fault::Listeners));
+        let has_two_listeners = faults.has(Fault::Listeners) || faults.has(Fault::Ana);
+        let tcp_listeners = 1 + usize::from(has_two_listeners);
         let last = hosts.len() - 1;
         for (number, host) in hosts.iter_mut().enumerate() {
             host.identity = number;

@@ -1,6 +1,7 @@
 //! The run of one seed: a sequence of events on an appliance, its hosts and its faulty environment,
 //! then recovery without faults, and a final check.
 
+mod ana;
 mod changes;
 mod checks;
 mod contention;
@@ -23,6 +24,7 @@ use crate::random::Random;
 use crate::storage::Storage;
 use crate::swarm::{Limits, Swarm};
 use crate::unknown_hosts::UnknownHosts;
+use ana::Operator;
 use reserving::Reserving;
 
 /// Share of events that are faults, per thousand.
@@ -70,6 +72,7 @@ pub struct World {
     shows_memory_waits: bool,
     anonymous_hosts: AnonymousHosts,
     reserving: Reserving,
+    operator: Operator,
     appliance: Option<Appliance>,
     starts: u64,
     /// Random stream for host behaviour.
@@ -121,6 +124,7 @@ impl World {
             shows_memory_waits,
             anonymous_hosts: AnonymousHosts::default(),
             reserving: Reserving::new(seed),
+            operator: Operator::new(seed),
             seed,
             random: Random::new(seed, 2),
             hosts: hosts
@@ -185,6 +189,7 @@ impl World {
         self.misuse();
         self.contend()?;
         self.reserve()?;
+        self.operate()?;
         if self.random.permille(PAUSES_PERMILLE) {
             let pause = Nanos::from_millis(self.random.between(1, 4000));
             return self.pass(pause);
@@ -195,7 +200,8 @@ impl World {
                 .filter(|it| {
                     let has_own_stream =
                         it.is_host_behaviour() || it.is_drawn_separately() || it.is_misuse();
-                    !has_own_stream && !matches!(it, Fault::Contend | Fault::Reserve)
+                    let is_elsewhere = matches!(it, Fault::Contend | Fault::Reserve | Fault::Ana);
+                    !has_own_stream && !is_elsewhere
                 })
                 .collect();
             if !faults.is_empty() {
@@ -306,6 +312,7 @@ impl World {
         self.fairness.reset();
         self.env.judge.stopped();
         self.reserving.reset();
+        self.reset_ana();
         self.env.store.appliance_ended();
         self.env.evict();
         if power {
@@ -393,6 +400,7 @@ impl World {
             self.kill(false)?;
         }
         self.await_devices()?;
+        self.return_all_access()?;
         self.configure_all()?;
         self.env.namespace_changed.fill(self.env.time.now());
         let healed = self.env.time.now();
@@ -501,6 +509,7 @@ impl World {
             }
             busy |= self.complete_stores();
             self.apply_fences()?;
+            self.check_ana()?;
             self.judge_fairness()?;
             for discovery_host in &mut self.discovery_hosts {
                 busy |= discovery_host.poll(&mut self.env.for_hosts())?;

@@ -136,7 +136,9 @@ impl Host {
             let conflict = status.is(Status::RESERVATION_CONFLICT) && status.dnr();
             conflict && self.may_conflict(env, disk, issued_at)
         });
-        let right = (status.is(refusal.status) && status.dnr()) || conflicts;
+        let is_its = status.is(refusal.status) && status.dnr();
+        let lacks_access = refusal.disk.is_some() && self.may_lack_access(env, status, issued_at);
+        let right = is_its || conflicts || lacks_access;
         if let (Some(disk), Some(lba)) = (refusal.disk, refusal.untouched) {
             let blocks = 1;
             self.read(env, Extent { disk, lba, blocks });
@@ -192,6 +194,7 @@ impl Host {
                 return Err(self.violation(env, "damaged data was accepted"));
             }
             self.check_reserved(env, io, issued_at)?;
+            self.check_io_access(env, io, issued_at)?;
             if io.version > 0 {
                 let disk = io.extents.first().map(|it| it.disk);
                 let over = (env.judge).overtaken(self.shape.identity, io.began, disk);
@@ -206,11 +209,12 @@ impl Host {
         let mismatch = status.is(Status::COMPARE_FAILURE) && io.kind == IoKind::Compare;
         if mismatch {
             self.check_reserved(env, io, issued_at)?;
+            self.check_io_access(env, io, issued_at)?;
         }
         let refused = self.refusal(env, io, status, issued_at);
         let refused = match self.reservation_refusal(env, io, status, issued_at) {
             Some(end) => Some(end),
-            None => refused,
+            None => self.ana_refusal(env, io, status, issued_at).or(refused),
         };
         if !mismatch && refused.is_none() && !self.may_fail(env, qid, io, status) {
             let what = format!("{:?} of {:?} completed with {status}", io.kind, io.extents);

@@ -20,18 +20,18 @@ use crate::faults::Fault;
 use crate::judge::Violation;
 
 /// Bytes of a log page to read in order to clear an event.
-const LOG_BYTES: usize = 4096;
+pub(super) const LOG_BYTES: usize = 4096;
 /// Maximum time from an event request to a pending event.
-const EVENT_MAX: Nanos = Nanos::from_secs(2);
+pub(super) const EVENT_MAX: Nanos = Nanos::from_secs(2);
 /// Maximum delay of the next request or of reading a log page by a slow host.
 const SLOW_MAX: Nanos = Nanos::from_millis(1500);
 
 /// A log page to read because of an event.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct EventLog {
-    page: LogPageId,
+    pub(super) page: LogPageId,
     /// Whether its events stay masked.
-    retains: bool,
+    pub(super) retains: bool,
 }
 
 /// The event state of a host.
@@ -93,11 +93,13 @@ impl Host {
             listed_at: now,
             ..EventState::default()
         };
+        self.begin_ana(now);
     }
 
     /// Forgets the expected event: a reset drops the events that a controller has not reported.
     pub(super) fn forget_due_event(&mut self) {
         self.events.due = None;
+        self.forget_due_ana_event();
     }
 
     /// Resets the event state: a reset drops pending events and masks.
@@ -148,6 +150,8 @@ impl Host {
         let (kind, page) = (event.event_type(), event.log_page());
         if event == AsyncEvent::NAMESPACE_ATTRIBUTE_CHANGED {
             self.events.due = None;
+        } else if event == AsyncEvent::ANA_CHANGED && env.swarm.faults.has(Fault::Ana) {
+            self.ana_event(env)?;
         } else if kind == EventType::NOTICE {
             let what = format!("an event notice that was not enabled: {event:?}");
             return Err(self.violation(env, &what));
@@ -194,8 +198,16 @@ impl Host {
         let command = Command::ReadLog(log);
         let sent = self.send_admin_moving(env, sqe, command, Transfer::In(LOG_BYTES));
         if sent && !log.retains {
-            self.events.masked.retain(|_, page| *page != log.page);
+            self.unmask(log.page);
+            if log.page == LogPageId::ANA {
+                self.note_ana_read();
+            }
         }
+    }
+
+    /// Notes that the events of a log page may be reported again.
+    pub(super) fn unmask(&mut self, read: LogPageId) {
+        self.events.masked.retain(|_, page| *page != read);
     }
 
     /// Handles a log page that was read because of an event.
@@ -207,6 +219,9 @@ impl Host {
     ) -> Result<(), Violation> {
         if log.page == LogPageId::CHANGED_ATTACHED_NAMESPACES {
             self.check_changed(env, log, outstanding)?;
+        }
+        if log.page == LogPageId::ANA {
+            self.ana_log_read(env, log, outstanding)?;
         }
         if log.retains {
             let log = EventLog {
@@ -301,6 +316,10 @@ impl Host {
         let late = self.events.due.is_some_and(|due| due < env.now);
         if late && self.awaits_event() && asked_by < env.now && !self.is_leaving(env) {
             return Err(self.violation(env, "no event reports the changed namespace"));
+        }
+        let late = self.lacks_ana_event(env.now);
+        if late && self.awaits_event() && asked_by < env.now && !self.is_leaving(env) {
+            return Err(self.violation(env, "no event reports the changed ANA state"));
         }
         Ok(())
     }

@@ -160,6 +160,9 @@ impl Host {
     ) -> Result<(), Violation> {
         let answer = self.answer(env, qid, step, outstanding, status);
         let must_not_retry = matches!(&answer, Answer::Failed(_));
+        if matches!(&answer, Answer::Done(_)) {
+            self.check_accessible(env, [step.disk], outstanding.issued_at)?;
+        }
         let judged = (env.judge.reservations).complete(env.now, step.disk, step.id, &answer);
         if let Err(expected) = &judged {
             let (disk, id) = (step.disk, step.id);
@@ -213,6 +216,9 @@ impl Host {
         let is_aborted = self.aborted_at.is_some() && is(&[Status::ABORT_REQUESTED]);
         if is_absent || is_aborted || (has_ended && self.is_excused(env, qid)) {
             return Answer::Unknown;
+        }
+        if self.may_lack_access(env, status, outstanding.issued_at) {
+            return Answer::NotExecuted;
         }
         let has_store_failed = env.store_failures[step.disk] > step.store_failures;
         if has_store_failed && status.is(Status::INTERNAL_ERROR) && !status.dnr() {

@@ -314,10 +314,13 @@ impl Host {
         let count = queues | queues << 16;
         let sqe = Sqe::set_feature(FeatureId::NUMBER_OF_QUEUES, 0, count);
         self.send_admin(env, sqe, Command::Queues);
-        let mask = AsyncEventConfiguration::new().with_namespace_attribute(true);
+        let mask = AsyncEventConfiguration::new()
+            .with_namespace_attribute(true)
+            .with_ana_change(env.swarm.faults.has(Fault::Ana));
         let sqe = Sqe::set_feature(FeatureId::ASYNC_EVENT_CONFIGURATION, 0, mask.into_bits());
         self.send_admin(env, sqe, Command::EventMask);
         self.ask_for_events(env);
+        self.attach_to_groups(env);
     }
 
     /// Connects the I/O queues after their number was granted.

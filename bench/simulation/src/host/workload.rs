@@ -308,9 +308,13 @@ impl Host {
         extent: Extent,
         fua: bool,
     ) -> Io {
+        let io = Io::writing(env, kind, vec![extent], fua);
+        if env.swarm.faults.has(Fault::Ana) {
+            env.judge.ana.note_sender(io.version, self.number);
+        }
         Io {
             durable: fua || self.writes_through(extent.disk),
-            ..Io::writing(env, kind, vec![extent], fua)
+            ..io
         }
     }
 

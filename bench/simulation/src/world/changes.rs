@@ -135,6 +135,7 @@ impl EventLoop for During<'_> {
 impl World {
     /// Runs the world while a change waits.
     fn run_during_change(&mut self) -> Result<(), Violation> {
+        self.follow_ana_states()?;
         self.note_condition();
         self.look_for_growth()?;
         let more = self.event < self.env.swarm.events;
@@ -184,6 +185,7 @@ impl World {
         }
         if let Some(appliance) = self.appliance.as_mut().filter(|_| !self.changing) {
             appliance.run_control_checks();
+            self.follow_ana_states()?;
         }
         self.note_condition();
         Ok(())
@@ -374,7 +376,7 @@ impl World {
                 self.mark_changed(&touched, &former, began, false);
                 return Ok(Done::Killed { power });
             }
-            None => {}
+            None => self.follow_ana_states()?,
         }
         let mut former_config = former_config;
         let expected = if change.text.is_some() || !outcome.is_applied {

@@ -197,6 +197,7 @@ impl World {
             | Fault::Contend
             | Fault::OneAddress
             | Fault::Reserve
+            | Fault::Ana
             | Fault::Stuck
             | Fault::Tight => return Ok(()),
             Fault::Hang => self.strike_drive(disk, Mishap::Hang),

@@ -1,0 +1,327 @@
+//! An operator who changes ANA states (Base 2.1 §8.1.1), often while hosts have writes in flight.
+//!
+//! When the target reports that the earlier commands of a path without access have ended, no disk
+//! has a write of its hosts, until the path has access again.
+
+use std::collections::BTreeMap;
+use std::sync::mpsc::{Receiver, TryRecvError};
+
+use nvme_target::AnaState;
+use reactors::Nanos;
+
+use super::World;
+use crate::ana::{EMPTY_GROUP, GROUP, GroupPath};
+use crate::faults::Fault;
+use crate::host::LATENCY_MAX;
+use crate::judge::Violation;
+use crate::random::Random;
+
+/// Share of events with a change of a state, per thousand.
+const CHANGES_PERMILLE: u32 = 30;
+/// Share of changes that concern a path with writes in flight, per thousand.
+const BUSY_PERMILLE: u32 = 700;
+/// Share of changes of the group without namespaces, per thousand.
+const EMPTY_PERMILLE: u32 = 50;
+/// Share of paths whose hosts lose a connection before, per thousand.
+const CUT_PERMILLE: u32 = 300;
+/// Share of changes after which a host reads the log, although no event was reported, per thousand.
+const READS_PERMILLE: u32 = 200;
+/// Writes of a host before the change.
+const WRITES_MAX: u64 = 6;
+/// Longest delay of a disk.
+const HOLD_MAX: Nanos = Nanos::from_millis(100);
+
+/// A change whose end the target has not reported.
+struct AwaitedChange {
+    path: GroupPath,
+    at: Nanos,
+    done: Receiver<()>,
+}
+
+/// The operator.
+pub(super) struct Operator {
+    random: Random,
+    /// Paths that are to have access again, and when.
+    returns: Vec<(Nanos, GroupPath)>,
+    awaited: Vec<AwaitedChange>,
+    /// Paths without access whose earlier commands have ended, and when they lost it.
+    quiet: BTreeMap<GroupPath, Nanos>,
+}
+
+impl Operator {
+    pub(super) fn new(seed: u64) -> Self {
+        Self {
+            random: Random::new(seed, 0xB1),
+            returns: Vec::new(),
+            awaited: Vec::new(),
+            quiet: BTreeMap::new(),
+        }
+    }
+
+    /// Forgets what belongs to the appliance, after its end.
+    pub(super) fn reset(&mut self) {
+        self.returns.clear();
+        self.awaited.clear();
+        self.quiet.clear();
+    }
+}
+
+impl World {
+    /// Sometimes changes the state of a path.
+    pub(super) fn operate(&mut self) -> Result<(), Violation> {
+        if !self.env.swarm.faults.has(Fault::Ana) {
+            return Ok(());
+        }
+        self.return_access(self.env.time.now())?;
+        let random = &mut self.operator.random;
+        if !random.permille(CHANGES_PERMILLE) {
+            return Ok(());
+        }
+        let host = random.below(self.hosts.len() as u64) as usize;
+        let is_empty = random.permille(EMPTY_PERMILLE);
+        let is_busy = random.permille(BUSY_PERMILLE);
+        let shape = &self.env.swarm.hosts[host];
+        let path = GroupPath {
+            subsystem: shape.subsystem,
+            listener: shape.listener(),
+            group: if is_empty { EMPTY_GROUP } else { GROUP },
+        };
+        if is_busy {
+            self.write_at(path)?;
+        }
+        let random = &mut self.operator.random;
+        let state = random.pick(&[
+            AnaState::Inaccessible,
+            AnaState::Inaccessible,
+            AnaState::PersistentLoss,
+            AnaState::Change,
+            AnaState::NonOptimized,
+        ]);
+        let longest = random.pick(&[
+            Nanos::from_micros(100),
+            Nanos::from_millis(2),
+            Nanos::from_millis(50),
+        ]);
+        let returns_at = self.env.time.now() + Nanos(random.below(longest.as_nanos()));
+        let reads = random.permille(READS_PERMILLE).then(|| random.coin());
+        if !self.set_ana_state(path, state)? {
+            return Ok(());
+        }
+        self.env.figures.fault(Fault::Ana);
+        self.operator.returns.push((returns_at, path));
+        if let Some(retains) = reads.filter(|_| self.hosts[host].can_reach_disks()) {
+            self.hosts[host].read_ana_log(&mut self.env.for_hosts(), retains);
+        }
+        Ok(())
+    }
+
+    /// Has the hosts of a path write, often to a disk that delays its requests. Sometimes one of
+    /// them loses its connection.
+    fn write_at(&mut self, path: GroupPath) -> Result<(), Violation> {
+        let shapes = self.env.swarm.hosts.iter().enumerate();
+        let its = shapes.filter(|(_, shape)| {
+            shape.subsystem == path.subsystem && shape.listener() == path.listener
+        });
+        let its: Vec<usize> = its.map(|(host, _)| host).collect();
+        let disks = self.env.swarm.disks_of(path.subsystem);
+        let disks: Vec<usize> = disks
+            .filter(|it| !self.env.serving.read_only[*it] && self.env.serving.namespaces[*it])
+            .collect();
+        if disks.is_empty() {
+            return Ok(());
+        }
+        let now = self.env.time.now();
+        let random = &mut self.operator.random;
+        let disk = random.pick(&disks);
+        let until = now + Nanos(random.below(HOLD_MAX.as_nanos()));
+        let later = self.env.swarm.faults.has(Fault::Later);
+        let is_free = self.env.disk_disturbed[disk] < until;
+        if !later && is_free && random.coin() && self.env.disks[disk].hold(until) {
+            self.env.disk_disturbed[disk] = until;
+            self.env.disturb_memory(until);
+        }
+        for host in &its {
+            for _ in 0..random.between(1, WRITES_MAX) {
+                if self.hosts[*host].can_reach_disks() {
+                    self.hosts[*host].write_to(&mut self.env.for_hosts(), disk);
+                }
+            }
+        }
+        // Shortly after, the data of writes is on its way; later, disks have it.
+        let longest = random.pick(&[Nanos::from_micros(20), Nanos::from_micros(400)]);
+        let pause = Nanos(random.below(longest.as_nanos()));
+        let cut = random.permille(CUT_PERMILLE).then(|| random.pick(&its));
+        self.pass(pause)?;
+        if let Some(host) = cut {
+            let faults = [Fault::Cut, Fault::Reset, Fault::Vanish].into_iter();
+            let faults: Vec<Fault> = faults.filter(|it| self.env.swarm.faults.has(*it)).collect();
+            if !faults.is_empty() {
+                let fault = self.operator.random.pick(&faults);
+                let aftermath = self.hosts[host].misbehave(&mut self.env.for_hosts(), fault);
+                self.clean_up(aftermath);
+                let pause = Nanos(self.operator.random.below(longest.as_nanos()));
+                self.pass(pause)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets the state of a path. Returns whether its subsystem is offered there.
+    fn set_ana_state(&mut self, path: GroupPath, state: AnaState) -> Result<bool, Violation> {
+        let now = self.env.time.now();
+        // Hosts cannot tell the order of two changes at the same time.
+        if self.env.judge.ana.changed_at(path) == Some(now) {
+            return Ok(false);
+        }
+        let set = self
+            .appliance
+            .as_ref()
+            .map(|it| it.set_ana_state(path, state));
+        let Some(done) = set.transpose().map_err(Violation::Rule)?.flatten() else {
+            return Ok(false);
+        };
+        self.env
+            .note(format_args!("the operator sets {path:?} to {state}"));
+        self.note_ana_state(path, state);
+        if !state.is_accessible() {
+            let at = now;
+            let awaited = AwaitedChange { path, at, done };
+            self.operator.awaited.push(awaited);
+        }
+        Ok(true)
+    }
+
+    /// Notes a new state of a path.
+    fn note_ana_state(&mut self, path: GroupPath, state: AnaState) {
+        let now = self.env.time.now();
+        if !self.env.judge.ana.set(now, path, state) {
+            return;
+        }
+        if state.is_accessible() {
+            self.operator.quiet.remove(&path);
+        }
+        // The log has no group without namespaces.
+        let mut disks = self.env.swarm.disks_of(path.subsystem);
+        let is_seen = disks.any(|disk| {
+            let is_there = self.env.serving.namespaces[disk] && !self.env.disk_gone[disk];
+            is_there && self.env.namespace_changed[disk] < now
+        });
+        drop(disks);
+        for host in self.hosts.iter_mut().filter(|_| is_seen) {
+            host.expect_ana_event(path, now);
+        }
+    }
+
+    /// Gives the paths whose time has come access again.
+    fn return_access(&mut self, by: Nanos) -> Result<(), Violation> {
+        let returns = std::mem::take(&mut self.operator.returns).into_iter();
+        let (due, left): (Vec<_>, Vec<_>) = returns.partition(|(at, _)| *at <= by);
+        self.operator.returns = left;
+        for (_, path) in due {
+            let states = [AnaState::Optimized, AnaState::NonOptimized];
+            let state = self.operator.random.pick(&states);
+            if !self.env.judge.ana.state(path).is_accessible()
+                && !self.set_ana_state(path, state)?
+            {
+                self.operator.returns.push((by, path));
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives all paths access.
+    pub(super) fn return_all_access(&mut self) -> Result<(), Violation> {
+        self.operator.returns.clear();
+        for (path, state) in self.env.judge.ana.known() {
+            if state != AnaState::Optimized {
+                // The last change may have been now.
+                self.pass(Nanos(1))?;
+                self.set_ana_state(path, AnaState::Optimized)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the states that the appliance has during or after a change of its configuration, which
+    /// resets states of changed subsystems.
+    pub(super) fn follow_ana_states(&mut self) -> Result<(), Violation> {
+        if !self.env.swarm.faults.has(Fault::Ana) {
+            return Ok(());
+        }
+        let known = self.env.judge.ana.known();
+        let Some(states) = (self.appliance.as_ref()).map(|it| it.ana_states(&known)) else {
+            return Ok(());
+        };
+        for ((path, before), state) in known.into_iter().zip(states) {
+            if state != before && state != AnaState::Optimized {
+                let what = format!("a change turns {path:?} from {before} to {state}");
+                return Err(Violation::Rule(what));
+            }
+            self.note_ana_state(path, state);
+        }
+        Ok(())
+    }
+
+    /// Checks that changes end in time, and that disks have no write of a path whose change is over.
+    pub(super) fn check_ana(&mut self) -> Result<(), Violation> {
+        let Operator { awaited, quiet, .. } = &mut self.operator;
+        if awaited.is_empty() && quiet.is_empty() {
+            return Ok(());
+        }
+        let now = self.env.time.now();
+        let ana = &self.env.judge.ana;
+        let mut late = None;
+        awaited.retain(|it| {
+            let is_over = it.done.try_recv() == Err(TryRecvError::Disconnected);
+            if is_over && !ana.state(it.path).is_accessible() {
+                quiet.entry(it.path).or_insert(it.at);
+            }
+            let mut calm = it.at.max(self.env.memory_disturbed);
+            let mut is_stuck = false;
+            for disk in self.env.swarm.disks_of(it.path.subsystem) {
+                calm = calm.max(self.env.disk_disturbed[disk]);
+                is_stuck |= self.env.judge.is_maybe_stuck(disk);
+            }
+            if !is_over && !is_stuck && !self.env.stopping && calm + LATENCY_MAX < now {
+                late = Some(it.path);
+            }
+            !is_over
+        });
+        if let Some(path) = late {
+            let what = format!("earlier commands at {path:?} do not end");
+            return Err(Violation::Rule(what));
+        }
+        for (path, lost_at) in quiet.iter().filter(|(it, _)| it.group == GROUP) {
+            let disks = self.env.swarm.disks_of(path.subsystem);
+            // The change does not wait for namespaces that are being removed.
+            let disks = disks.filter(|disk| {
+                self.env.serving.namespaces[*disk] && self.env.namespace_changed[*disk] < *lost_at
+            });
+            for disk in disks {
+                let sender = |version: &u64| {
+                    let host = self.env.judge.ana.sender(*version)?;
+                    let shape = self.env.swarm.hosts.get(host)?;
+                    let is_its = shape.subsystem == path.subsystem;
+                    (is_its && shape.listener() == path.listener).then_some(host)
+                };
+                let versions = self.env.disks[disk].writing();
+                let left = versions.iter().find_map(|it| Some((it, sender(it)?)));
+                if let Some((version, host)) = left {
+                    let what = format!(
+                        "disk {disk} has write {version} of host {host}, whose path lost access and \
+                         whose earlier commands have ended"
+                    );
+                    return Err(Violation::Rule(what));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Handles the end of the appliance: the next start finds the states of the configuration.
+    pub(super) fn reset_ana(&mut self) {
+        self.operator.reset();
+        let now = self.env.time.now();
+        self.env.judge.ana.restart(now);
+    }
+}
