@@ -194,7 +194,12 @@ impl Host {
                 return Err(self.violation(env, "damaged data was accepted"));
             }
             self.check_reserved(env, io, issued_at)?;
-            self.check_io_access(env, io, issued_at)?;
+            // A write cannot have been executed before its data was sent.
+            let sent_at = match io.kind {
+                IoKind::Write => outstanding.data_sent_at,
+                _ => issued_at,
+            };
+            self.check_io_access(env, io, sent_at)?;
             if io.version > 0 {
                 let disk = io.extents.first().map(|it| it.disk);
                 let over = (env.judge).overtaken(self.shape.identity, io.began, disk);

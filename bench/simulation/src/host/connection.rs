@@ -75,6 +75,8 @@ impl Sending {
 pub(super) struct Outstanding {
     pub(super) command: Command,
     pub(super) issued_at: Nanos,
+    /// When the last of its data was sent, as far as the host knows.
+    pub(super) data_sent_at: Nanos,
     /// Its position in its queue, counted from the first command.
     pub(super) position: u64,
     /// Data that the target requests, if the transport does so.
@@ -299,6 +301,7 @@ impl Connection {
         let mut outstanding = Outstanding {
             command,
             issued_at: now,
+            data_sent_at: now,
             position: self.queue.sent,
             out: Vec::new(),
             transfer_bytes: match &transfer {

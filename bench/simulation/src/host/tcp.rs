@@ -237,9 +237,11 @@ impl TcpTransportEnd {
         if delay > 0 && queue.random.permille(100) {
             let at = now + Nanos(queue.random.below(delay));
             // Delayed data keeps its order.
+            outstanding.data_sent_at = at;
             self.later.push((at, bytes));
             queue.disturbed_until = queue.disturbed_until.max(at);
         } else {
+            outstanding.data_sent_at = now;
             self.wire.send(&bytes);
         }
         queue.put_back(cid, which, outstanding);
