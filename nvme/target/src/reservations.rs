@@ -26,7 +26,7 @@ use nvme_spec::command::reservation::{
 use crate::config::DeviceIndex;
 use crate::registry::ControllerEntry;
 use crate::shared::ControllerShared;
-use crate::status::Fault;
+use crate::status::{Fault, byte};
 use crate::view::TargetView;
 use restrictions::DeviceAccess;
 pub use snapshot::{RegistrantSnapshot, ReservationSnapshot};
@@ -530,8 +530,16 @@ impl ReservationTable {
     fn refuse(&mut self, device: u8, requester: Requester, error: ReservationError) {
         match requester {
             Requester::Core { .. } => {
-                // A later attempt may succeed.
-                self.reply(device, requester, Err(Fault::retry(Status::INTERNAL_ERROR)));
+                let fault = match error {
+                    ReservationError::DeviceRemoved => {
+                        Fault::new(Status::INVALID_NAMESPACE_OR_FORMAT).at(byte::NSID)
+                    }
+                    // A later attempt may succeed.
+                    ReservationError::NotStored | ReservationError::Unknown => {
+                        Fault::retry(Status::INTERNAL_ERROR)
+                    }
+                };
+                self.reply(device, requester, Err(fault));
             }
             Requester::Operator(sender) => {
                 let _ = sender.send(Err(error));

@@ -23,7 +23,8 @@ use nvme_target::{
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use crate::harness::{
-    CACHED, CLOSED_SUBSYSTEM, ConnectOptions, HOLD, HOST, Link, PLAIN, RAM, Reply, STRANGER, World,
+    CACHED, CLOSED_SUBSYSTEM, ConnectOptions, HOLD, HOST, Link, PLAIN, RAM, Reply, STRANGER,
+    SUBSYSTEM, World,
 };
 
 const CONFLICT: Status = Status::RESERVATION_CONFLICT.with_dnr();
@@ -462,6 +463,31 @@ fn a_state_that_cannot_be_stored_changes_nothing() {
     acquire(&mut world, second, ReservationType::WRITE_EXCLUSIVE).ok();
     assert_eq!(write_block(&mut world, first.io, RAM), CONFLICT);
     assert!(store.is_empty());
+}
+
+/// Commands of a device that is removed are refused, those of a state that is being stored and
+/// those that wait for it.
+#[test]
+fn commands_of_a_removed_device_name_no_namespace() {
+    let (mut world, store) = persistent_world(empty());
+    let (first, second) = (host(&mut world, 0, 1), host(&mut world, 1, 2));
+    let registering = start_register(&mut world, first, PersistChange::SET);
+    let following = start_register(&mut world, second, PersistChange::NO_CHANGE);
+    let request = store.take();
+    for subsystem in [SUBSYSTEM, CLOSED_SUBSYSTEM] {
+        let removed = world.target.update_namespaces(subsystem, Vec::new());
+        removed.expect("a right change");
+    }
+    world
+        .target
+        .remove_device(RAM_DEVICE)
+        .expect("it is unused");
+    world
+        .target
+        .reservations_stored(RAM_DEVICE, request.number, true);
+    let gone = Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr();
+    world.wait(first.io, registering).is(gone);
+    world.wait(second.io, following).is(gone);
 }
 
 /// The command takes effect although its host has disconnected before the state was stored.
