@@ -138,19 +138,18 @@ impl Windlass {
         kill_process(self.pid(), signal).expect("it runs");
     }
 
-    /// Processor time that the process has used, user and system.
+    /// Processor time that the threads of the process have used.
     pub(crate) fn cpu_time(&self) -> Duration {
-        let path = format!("/proc/{}/stat", self.child.id());
-        let stat = std::fs::read_to_string(path).expect("it runs");
-        // The command's name is in parentheses and may contain spaces; fields 14 and 15 are counted
-        // from its end (proc(5)).
-        let (_, fields) = stat.rsplit_once(')').expect("a name in parentheses");
-        let fields: Vec<&str> = fields.split_whitespace().collect();
-        let ticks: u64 = fields[11..13]
-            .iter()
-            .map(|field| field.parse::<u64>().expect("a number"))
-            .sum();
-        Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second())
+        let threads = std::fs::read_dir(format!("/proc/{}/task", self.child.id()));
+        let used = threads.expect("it runs").map(|thread| {
+            // The first field of schedstat: nanoseconds on a processor. Those of /proc/PID/stat
+            // are ticks of 10 ms.
+            let path = thread.expect("readable").path().join("schedstat");
+            let text = std::fs::read_to_string(path).expect("the thread runs");
+            let field = text.split(' ').next().expect("a first field");
+            field.parse::<u64>().expect("a number")
+        });
+        Duration::from_nanos(used.sum())
     }
 
     /// Waits for the process to exit.
