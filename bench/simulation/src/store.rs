@@ -147,7 +147,8 @@ impl SimStore {
         Ok(InitialReservations::Persistent { identity, state })
     }
 
-    /// Whether this state of a disk is stored.
+    /// Whether a disk would have this state after a loss of power. One that does not persist comes
+    /// back empty, so that later changes of it are not stored either.
     #[must_use]
     pub fn holds(&self, disk: usize, state: &Reservations) -> bool {
         let contents = self.contents();
@@ -155,6 +156,9 @@ impl SimStore {
         let Some(stored) = bytes.and_then(|bytes| decode(bytes, identity_of(disk)).ok()) else {
             return false;
         };
+        if !state.persists {
+            return !stored.persists();
+        }
         let registrants = stored.registrants().iter();
         let identity = |host: [u8; 16]| usize::from(host[0]).wrapping_sub(1);
         let holder = stored.holder().map(|it| identity(it.0));
