@@ -180,7 +180,7 @@ impl TestTarget {
                 .with_sgl(io.keyed_descriptor(0, len, false));
             let cqe = io.exchange(&sqe, &[]).map_err(text)?;
             let expected = Status::DATA_SGL_LENGTH_INVALID.with_dnr();
-            if cqe.status() != expected {
+            if cqe.status().with_more(false) != expected {
                 let found = cqe.status();
                 return Err(format!(
                     "a descriptor that is {what}: {found}, not {expected}"
