@@ -80,7 +80,8 @@ enum State {
 /// The owner of a drive; a [`Poller`] on one reactor. It can move between threads until it is
 /// registered there.
 ///
-/// Dropping it stops the drive's access to memory.
+/// Dropping it stops the drive's access to memory. After [`Drive::is_closed`](crate::Drive) its
+/// drop does not access the drive, so its reactor may drop it.
 pub struct DriveOwner {
     shared: Arc<Shared>,
     name: Box<str>,
@@ -185,6 +186,25 @@ impl DriveOwner {
         true
     }
 
+    /// Begins to close the drive when the control thread has requested it. A reset that is in
+    /// progress ends first.
+    #[cold]
+    fn close(&mut self, now: Nanos) {
+        match self.state {
+            // The queues are closed already, so no client sends a last flush.
+            State::Running => self.drain(now, AfterStop::Close),
+            State::Gone => self.close_gone(),
+            State::Draining { .. }
+            | State::Quiescing { .. }
+            | State::ShuttingDown { .. }
+            | State::Disabling { .. }
+            | State::FunctionReset { .. }
+            | State::ReturningLeases { .. }
+            | State::Restarting(_)
+            | State::Closed => {}
+        }
+    }
+
     /// Polls while the drive runs. Returns the amount of work done.
     fn run(&mut self, now: Nanos, ticked: bool) -> u32 {
         let mut moved = self.take_events(now);
@@ -236,6 +256,9 @@ impl Poller for DriveOwner {
     fn poll(&mut self, now: Nanos) -> Progress {
         self.polled_at = now;
         let ticked = self.tick(now);
+        if ticked && self.shared.close_requested.load(Ordering::Acquire) {
+            self.close(now);
+        }
         let moved = match self.state {
             State::Running => self.run(now, ticked),
             State::Closed => 0,
@@ -290,8 +313,7 @@ impl Poller for DriveOwner {
         match self.state {
             State::Closed => return StopState::Stopped,
             State::Gone => {
-                self.shared.control().shut_down = true;
-                self.state = State::Closed;
+                self.close_gone();
                 return StopState::Stopped;
             }
             State::Running => self.close_when_idle(now),

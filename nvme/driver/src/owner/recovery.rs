@@ -321,6 +321,17 @@ impl DriveOwner {
         1
     }
 
+    /// Closes a drive that is gone.
+    pub(super) fn close_gone(&mut self) {
+        let reattached = {
+            let mut control = self.shared.control();
+            control.shut_down = true;
+            control.reattached.take()
+        };
+        drop(reattached);
+        self.state = State::Closed;
+    }
+
     /// Drops the backing, so that the drive can be closed.
     fn release(&mut self) {
         self.backing = None;
