@@ -195,8 +195,9 @@ table! {
             like "false";
         /// Where the files must lie of devices that a configuration in a request adds or changes:
         /// below one of these directories, also after symbolic links were followed, and the last
-        /// part of the path is no symbolic link. An empty list allows no file. The file that the
-        /// appliance was started with, which its owner wrote, may name files anywhere.
+        /// part of the path is no symbolic link. An empty list allows no file. Such a configuration
+        /// adds no drives. The file that the appliance was started with, which its owner wrote, may
+        /// name files anywhere, and drives.
         allowed_paths: Option<Vec<PathBuf>> = Maybe(Directories),
             absent None => "files anywhere",
             like "[\"/srv/windlass\"]";
