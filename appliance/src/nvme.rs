@@ -180,7 +180,8 @@ pub(crate) struct Drives {
     undrained: Arc<AtomicUsize>,
     /// The reactors, after they have started.
     handles: OnceLock<Vec<ReactorHandle>>,
-    /// Locked briefly, and by no reactor; only the control thread blocks with it.
+    /// Locked by the control thread and threads that open devices, never by a reactor: resetting,
+    /// reopening and closing functions block with it.
     acquired: Mutex<Vec<AcquiredDrive>>,
     sources: Arc<ArcSwap<Vec<DriveSource>>>,
 }

@@ -160,27 +160,23 @@ impl Drives {
 
     /// Closes drives without devices, as far as possible without waiting for a reactor. Returns the
     /// first that is still being closed.
-    pub(crate) fn close_unused(&self) -> Option<PciAddress> {
-        let Some(handles) = self.handles.get() else {
-            return None;
-        };
-        let closing = {
-            let mut acquired = self.acquired();
-            let mut has_changed = false;
-            acquired.retain_mut(|it| {
-                has_changed |= it.forget_users();
-                let is_closed = it.advance(handles);
-                has_changed |= is_closed;
-                !is_closed
-            });
-            if has_changed {
-                self.publish(&acquired);
-            }
-            let mut closing = acquired.iter().filter(|it| it.is_closing());
-            closing.next().map(|it| it.address)
-        };
+    pub(super) fn close_unused(&self) -> Option<PciAddress> {
+        let handles = self.handles.get()?;
+        let mut acquired = self.acquired();
+        let mut has_changed = false;
+        acquired.retain_mut(|it| {
+            has_changed |= it.forget_users();
+            let is_closed = it.advance(handles);
+            has_changed |= is_closed;
+            !is_closed
+        });
+        if has_changed {
+            self.publish(&acquired);
+        }
+        // Locked, because a function that is not closed yet cannot be opened.
         self.bus.close_released();
-        closing
+        let mut closing = acquired.iter().filter(|it| it.is_closing());
+        closing.next().map(|it| it.address)
     }
 }
 
