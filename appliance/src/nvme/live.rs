@@ -11,7 +11,7 @@ use std::sync::mpsc::TryRecvError;
 use std::time::{Duration, Instant};
 
 use appliance_config::{Backing, Device, DriveNamespace as Settings};
-use nvme_driver::{DriveError, DriveState};
+use nvme_driver::DriveState;
 use reactors::{ReactorHandle, RunError};
 use vfio::PciAddress;
 
@@ -184,8 +184,7 @@ impl AcquiredDrive {
     /// Opens the namespace of `device`.
     fn open(&mut self, device: &Device, settings: Settings) -> Result<DriveNamespace, Failure> {
         let opened = self.open_namespace(device, settings.namespace);
-        let opened = opened.map_err(|cause: DriveError| Unavailable::new(self.address, cause))?;
-        let (device, content) = opened;
+        let (device, content) = opened.map_err(|cause| Unavailable::new(self.address, cause))?;
         Ok(DriveNamespace {
             place: 0,
             device,

@@ -112,7 +112,7 @@ impl Drives {
                     log_ready(name, address, &drive);
                     return Ok(AcquiredDrive::new(address, settings, reactor, drive, owner));
                 }
-                BringUpState::Failed(error) => return Err(Unavailable::new(address, error)),
+                BringUpState::Failed(error) => return Err(Unavailable::new(address, error).into()),
             }
         }
     }
@@ -166,8 +166,8 @@ pub(super) struct Unavailable {
 }
 
 impl Unavailable {
-    pub(super) fn new(address: PciAddress, cause: DriveError) -> Failure {
-        Box::new(Self { address, cause })
+    pub(super) fn new(address: PciAddress, cause: DriveError) -> Self {
+        Self { address, cause }
     }
 }
 
