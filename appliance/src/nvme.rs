@@ -214,9 +214,10 @@ impl Drives {
         self.acquired.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Publishes the observable state.
+    /// Publishes the observable state of the drives that have devices.
     fn publish(&self, acquired: &[AcquiredDrive]) {
-        let sources = acquired.iter().map(|it| DriveSource {
+        let used = acquired.iter().filter(|it| !it.users.is_empty());
+        let sources = used.map(|it| DriveSource {
             names: it.names.clone(),
             drive: Arc::clone(&it.drive),
         });

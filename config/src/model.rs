@@ -164,8 +164,8 @@ table! {
             absent ControlSocket::default(),
             like "\"/run/windlass/control.sock\"";
         /// A group whose members may use the socket too, and so operate the appliance: read
-        /// everything, apply a configuration with any export, host and file that the appliance's
-        /// user may open, and reopen devices. `apply` and `allowed_paths` restrict that. The kernel
+        /// everything, apply a configuration with any export, host, file and drive that the
+        /// appliance's user may open, and reopen devices. `apply` and `allowed_paths` restrict that. The kernel
         /// admits them by the socket's owner and mode, so the appliance's user has to be able to
         /// give the socket to the group: it is a member, or root. Under the packaged unit, only the
         /// service's own group can be given (`windlass`).

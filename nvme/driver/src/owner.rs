@@ -8,7 +8,7 @@
 //! Running ── fault ──▶ Quiescing ─▶ Disabling ─▶ ReturningLeases ─▶ Restarting ─▶ Running
 //!    │                     │            │ (drive does not follow)
 //!    │                     │            └▶ FunctionReset ─▶ ReturningLeases
-//!    ├─ removal, stop ─▶ Draining ─▶ Quiescing ─▶ ShuttingDown ─▶ Disabling
+//!    ├─ removal, stop, close ─▶ Draining ─▶ Quiescing ─▶ ShuttingDown ─▶ Disabling
 //!    │                                            ─▶ ReturningLeases ─▶ Gone
 //!    └─ all ones ────────────────────────────────▶ ReturningLeases ─▶ Gone
 //! Gone ── drive comes back ──▶ Restarting
@@ -174,7 +174,7 @@ impl DriveOwner {
     }
 
     /// Advances the clock of commands' ages by at most one tick per poll, so that a stall of this
-    /// reactor makes no command look old.
+    /// reactor makes no command look old. A tick begins a close that the control thread requested.
     fn tick(&mut self, now: Nanos) -> bool {
         if now < self.next_tick {
             return false;
@@ -183,11 +183,13 @@ impl DriveOwner {
         self.state_word
             .set_tick(self.state_word.tick().wrapping_add(1));
         self.shared.publish(self.state_word);
+        if self.shared.close_requested.load(Ordering::Acquire) {
+            self.close(now);
+        }
         true
     }
 
-    /// Begins to close the drive when the control thread has requested it. A reset that is in
-    /// progress ends first.
+    /// Begins to close the drive. A reset that is in progress ends first.
     #[cold]
     fn close(&mut self, now: Nanos) {
         match self.state {
@@ -256,9 +258,6 @@ impl Poller for DriveOwner {
     fn poll(&mut self, now: Nanos) -> Progress {
         self.polled_at = now;
         let ticked = self.tick(now);
-        if ticked && self.shared.close_requested.load(Ordering::Acquire) {
-            self.close(now);
-        }
         let moved = match self.state {
             State::Running => self.run(now, ticked),
             State::Closed => 0,

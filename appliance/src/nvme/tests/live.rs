@@ -263,27 +263,59 @@ fn device_changes_its_drive() {
 }
 
 /// A drive that is closed to get other settings is missing when it is opened again. The answer
-/// says so, the drives that are there are served, and its device can be added later.
+/// says so, and the previous configuration can be applied when the drive is there.
 #[test]
 fn missing_drive_is_reported_after_it_was_closed() {
     let devices = [ALL[0], ALL[2]];
     let now = config(1, &devices);
-    let (mut appliance, slots) = started_on(now.clone(), |_, _| {});
-    assert_eq!(Host::attach(&appliance).write(2, 0, 5), Status::SUCCESS);
     let deeper = configuration_of(&cores(1), &devices, "queue_depth = 8");
-    slots.with(A, |slot| slot.is_there = false);
-    let reason = refused(&mut appliance, &deeper);
-    assert!(
-        reason.contains("device a1: 0000:01:00.0: no PCI function has this address"),
-        "{reason}"
-    );
-    assert!(reason.contains("could not be undone"), "{reason}");
-    slots.with(A, |slot| slot.is_there = true);
-    apply(&mut appliance, &now);
-    assert_eq!(
-        Host::attach(&appliance).read(2, 0),
-        Ok(vec![5; BLOCK_BYTES])
-    );
+    for (missing, name) in [(A, "a1"), (B, "b1")] {
+        let (mut appliance, slots) = started_on(now.clone(), |_, _| {});
+        assert_eq!(Host::attach(&appliance).write(2, 0, 5), Status::SUCCESS);
+        slots.with(missing, |slot| slot.is_there = false);
+        let reason = refused(&mut appliance, &deeper);
+        let why = format!("device {name}: {missing}: no PCI function has this address");
+        assert!(reason.contains(&why), "{reason}");
+        assert!(reason.contains("could not be undone"), "{reason}");
+        slots.with(missing, |slot| slot.is_there = true);
+        apply(&mut appliance, &now);
+        let read = Host::attach(&appliance).read(2, 0);
+        assert_eq!(read, Ok(vec![5; BLOCK_BYTES]));
+        assert!(appliance.stop_quietly());
+    }
+}
+
+/// The answer to a removal waits until the drive has written its cache.
+#[test]
+fn removal_waits_for_a_slow_shutdown() {
+    let shutdown = Duration::from_millis(1500);
+    let (mut appliance, slots) = started_on(config(1, &ALL), |address, options| {
+        if address == B {
+            options.shutdown_after = Nanos::from_millis(1500);
+        }
+    });
+    assert_eq!(Host::attach(&appliance).write(3, 0, 5), Status::SUCCESS);
+    let began = Instant::now();
+    let is_over = AtomicBool::new(false);
+    let answer = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                let now = began.elapsed().as_nanos();
+                slots.control(B).tick(Nanos(now as u64));
+                std::thread::sleep(LOOK_INTERVAL);
+            }
+        });
+        let answer = apply(&mut appliance, &config(1, &ALL[..2]));
+        is_over.store(true, Ordering::Relaxed);
+        answer
+    });
+    assert!(began.elapsed() >= shutdown, "{:?}", began.elapsed());
+    let mut steps = answer.steps.iter();
+    assert!(steps.all(|it| it.warning.is_none()), "{answer:#?}");
+    expect_closed(&slots, B);
+    let mut block = [0; BLOCK_BYTES];
+    assert!(slots.control(B).read_durable(1, 0, &mut block));
+    assert_eq!(block, [5; BLOCK_BYTES]);
     assert!(appliance.stop_quietly());
 }
 

@@ -165,8 +165,15 @@ impl DriveOwner {
             }
             State::ShuttingDown { deadline, then } => {
                 let Some(csts) = self.status() else { return 1 };
-                if csts.shst() != ShutdownStatus::COMPLETE && now < deadline {
-                    return 0;
+                if csts.shst() != ShutdownStatus::COMPLETE {
+                    if now < deadline {
+                        return 0;
+                    }
+                    tracing::error!(
+                        drive = self.shared.options.name,
+                        "the drive does not complete its shutdown (CSTS.SHST): writes in its cache \
+                         may be lost"
+                    );
                 }
                 self.disable(now, then);
             }
