@@ -285,6 +285,32 @@ fn missing_drive_is_reported_after_it_was_closed() {
     }
 }
 
+/// A drive was removed and another one closed to get other settings, when a step fails: both are
+/// opened again.
+#[test]
+fn removed_drives_return_if_a_later_step_fails() {
+    let now = config(1, &[ALL[0], ALL[2]]);
+    let (mut appliance, slots) = started_on(now.clone(), |_, _| {});
+    let mut host = Host::attach(&appliance);
+    for nsid in [1, 2] {
+        assert_eq!(host.write(nsid, 0, nsid as u8), Status::SUCCESS);
+    }
+    let wanted = configuration_of(&cores(1), &[("a1", 1, 9)], "queue_depth = 8");
+    let reason = refused(&mut appliance, &wanted);
+    let why = "device a1: 0000:01:00.0: the drive has no active namespace 9";
+    assert!(reason.contains(why), "{reason}");
+    let undone = "nothing was changed: the completed steps were undone";
+    assert!(reason.contains(undone), "{reason}");
+    assert_eq!(appliance.config().difference(&now), []);
+    assert_eq!((slots.opened(A), slots.opened(B)), (3, 2));
+    let mut host = Host::attach(&appliance);
+    for nsid in [1, 2] {
+        assert_eq!(host.read(nsid, 0), Ok(vec![nsid as u8; BLOCK_BYTES]));
+    }
+    drop(host);
+    assert!(appliance.stop_quietly());
+}
+
 /// The answer to a removal waits until the drive has written its cache.
 #[test]
 fn removal_waits_for_a_slow_shutdown() {
