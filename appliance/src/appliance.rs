@@ -7,13 +7,12 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use appliance_config::{Config, Idle, LoadError, Name};
 use hugemem::Arena;
-use nvme_driver::DriveOwner;
 use nvme_target::Target;
 use reactors::{IdlePolicy, Nanos, ReactorConfig, Reactors};
 
@@ -26,7 +25,7 @@ use crate::fabrics::Fabrics;
 use crate::identities::Identities;
 use crate::memory;
 use crate::messages::MessageRings;
-use crate::nvme::{self, Bus, Drives};
+use crate::nvme::{self, Bus, DeviceOpener, Drives};
 use crate::observe::model::ApplyAnswer;
 use crate::observe::sources::{Sources, TransportCounters};
 use crate::reactor_setup::{Parts, Service, set_up};
@@ -51,7 +50,7 @@ pub(crate) struct Appliance {
     cores: Vec<usize>,
     arena: Arc<Arena>,
     target: Arc<Target>,
-    drives: Drives,
+    drives: Arc<Drives>,
     reactors: Reactors,
     counters: Vec<TransportCounters>,
     /// Declared after the reactors, so that it reports how they stop.
@@ -98,11 +97,13 @@ impl Appliance {
         let ports = Ports::new(&config, listeners.addresses());
         let (arena, rest) = memory::take(&config)?;
         let bus = bus(&arena, cores.len());
-        let started = nvme::start(bus, &config, &arena, cores.len());
-        let drives = started.drives;
-        let opener = Box::new(SystemDevices::new(&config, &arena));
+        let undrained = Arc::new(AtomicUsize::new(cores.len()));
+        let drives = Arc::new(Drives::new(bus, &arena, cores.len(), &undrained));
+        let namespaces = drives.start(&config);
+        let system = SystemDevices::new(&config, &arena);
         let identities = Identities::at(state.identities());
-        let devices = Devices::open(&config, opener.as_ref(), started.devices, identities)?;
+        // A drive that is not available now is opened by a later change.
+        let devices = Devices::open(&config, &system, namespaces, identities)?;
         let lowered = listeners.lower_limits(&config);
         let target = Target::new(
             exports::target_config(&lowered, &devices, &ports, arena.max_transfer()),
@@ -125,17 +126,20 @@ impl Appliance {
             arena: Arc::clone(&arena),
             devices: devices.in_order(),
             services,
-            owners: owners_by_reactor(started.owners, cores.len()),
-            undrained: Arc::new(AtomicUsize::new(cores.len())),
+            undrained,
         };
         let reactors = Reactors::start(reactor_configs(&config, &cores), move |index, setup| {
             set_up(&parts, index, setup)
         })?;
-        drives.set_wakers(reactors.handles());
+        drives.begin(reactors.handles())?;
         let handles = reactors.handles().to_vec();
         target.set_waker(Box::new(move |reactor| handles[reactor].wake()));
+        let opener = DeviceOpener {
+            system,
+            drives: Arc::clone(&drives),
+        };
         let started = Started {
-            opener,
+            opener: Box::new(opener),
             config,
             target: Arc::clone(&target),
             devices,
@@ -395,6 +399,21 @@ impl Appliance {
         assert!(response.applied, "{response:?}");
     }
 
+    /// Number of pollers of each reactor.
+    #[cfg(test)]
+    pub(crate) fn pollers(&self) -> Vec<usize> {
+        let handles = self.reactors.handles().iter();
+        let count = |handle: &reactors::ReactorHandle| {
+            let (sender, receiver) = std::sync::mpsc::channel();
+            let report = move |reactor: &mut reactors::Reactor| {
+                let _ = sender.send(reactor.pollers());
+            };
+            handle.run(Box::new(report)).expect("it runs");
+            receiver.recv().expect("it runs")
+        };
+        handles.map(count).collect()
+    }
+
     #[cfg(test)]
     pub(crate) fn reconciler(&mut self) -> &mut Reconciler {
         &mut self.reconciler
@@ -436,18 +455,6 @@ fn allowed_cores() -> std::io::Result<Vec<usize>> {
     Ok((0..rustix::thread::CpuSet::MAX_CPU)
         .filter(|core| set.is_set(*core))
         .collect())
-}
-
-/// The owners of drives, grouped by reactor.
-fn owners_by_reactor(
-    owners: Vec<(usize, DriveOwner)>,
-    reactors: usize,
-) -> Vec<Mutex<Vec<DriveOwner>>> {
-    let mut all: Vec<Vec<DriveOwner>> = (0..reactors).map(|_| Vec::new()).collect();
-    for (reactor, owner) in owners {
-        all[reactor].push(owner);
-    }
-    all.into_iter().map(Mutex::new).collect()
 }
 
 fn reactor_configs(config: &Config, cores: &[usize]) -> Vec<ReactorConfig> {

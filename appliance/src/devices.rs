@@ -25,7 +25,7 @@ pub(crate) struct Devices {
 
 /// A namespace of an acquired drive.
 pub(crate) struct DriveNamespace {
-    /// The index of its device in the configuration.
+    /// The index of its device in the configuration at start.
     pub(crate) place: usize,
     pub(crate) device: Arc<dyn Device>,
     pub(crate) content: Content,
@@ -33,8 +33,8 @@ pub(crate) struct DriveNamespace {
 
 /// Opens the devices of a configuration.
 pub trait Opener: Send + Sync {
-    /// Opens the device that `device` describes; returns `None` for a drive's namespace, which is
-    /// opened with its drive.
+    /// Opens the device that `device` describes. Returns `None` for a drive's namespace if it opens
+    /// no drives.
     ///
     /// # Errors
     /// The device cannot be opened.
@@ -52,6 +52,18 @@ pub trait Opener: Send + Sync {
     ) -> Result<Option<Opened>, Failure> {
         let _ = (device, directory);
         Err("files cannot be confined to a directory here".into())
+    }
+
+    /// Whether open devices prevent that `device` is opened: it is opened after they are closed.
+    fn is_held(&self, device: &appliance_config::Device) -> bool {
+        let _ = device;
+        false
+    }
+
+    /// Closes what devices shared and none uses any more, as far as possible without waiting.
+    /// Returns the name of something that is still being closed; call it again then.
+    fn close_unused(&self) -> Option<String> {
+        None
     }
 }
 
@@ -234,7 +246,7 @@ impl Devices {
 
 impl Opened {
     /// The namespace of a drive.
-    fn drive(drive: DriveNamespace) -> Self {
+    pub(crate) fn drive(drive: DriveNamespace) -> Self {
         Self {
             device: drive.device,
             kind: Kind::Drive,
@@ -421,10 +433,9 @@ impl Opened {
             .all(|it| Arc::strong_count(it) <= references)
     }
 
-    /// Whether it can be reopened unchanged: closing a memory device loses its content, and drives
-    /// are acquired only at start.
+    /// Whether it can be reopened unchanged: closing a memory device loses its content.
     pub(crate) fn can_be_reopened(&self) -> bool {
-        matches!(self.kind, Kind::File(_) | Kind::Null(_) | Kind::Other(_))
+        !matches!(self.kind, Kind::Memory(_))
     }
 
     /// Flushes cached data of a file; logs a failure.

@@ -1,5 +1,4 @@
-//! Sets up each reactor on its own thread: its devices, its part of every service, and the drives
-//! that it owns.
+//! Sets up each reactor on its own thread: its devices, and its part of every service.
 //!
 //! A turn has three phases. Services receive and submit in `poll` of their pollers; the devices and
 //! their clients are polled once each, whatever the number of listeners; services take completions
@@ -10,15 +9,13 @@ mod drain;
 mod tests;
 
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Mutex, PoisonError};
 
 use block::{Device, DeviceSet, QueueOptions, ReactorDevices};
 use hugemem::Arena;
-use nvme_driver::DriveOwner;
 use reactors::{InitError, ReactorSetup};
 
-use drain::DrainLast;
 pub(crate) use drain::DrainedDevices;
 
 /// Most requests of one reactor at one device.
@@ -53,8 +50,6 @@ pub(crate) struct Parts {
     /// In the order of their indexes.
     pub(crate) devices: Vec<Arc<dyn Device>>,
     pub(crate) services: Vec<Arc<dyn Service>>,
-    /// For each reactor, the owners of drives that it polls.
-    pub(crate) owners: Vec<Mutex<Vec<DriveOwner>>>,
     /// Number of reactors whose devices are not drained.
     pub(crate) undrained: Arc<AtomicUsize>,
 }
@@ -92,13 +87,5 @@ pub(crate) fn set_up(
     }
     let devices = DrainedDevices::new(shared.devices, Arc::clone(&parts.undrained))?;
     setup.register(Box::new(devices))?;
-    let owners = parts.owners[index]
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .split_off(0);
-    for owner in owners {
-        let undrained = Arc::clone(&parts.undrained);
-        setup.register(Box::new(DrainLast::new(owner, undrained)))?;
-    }
     Ok(())
 }

@@ -164,8 +164,8 @@ table! {
             absent ControlSocket::default(),
             like "\"/run/windlass/control.sock\"";
         /// A group whose members may use the socket too, and so operate the appliance: read
-        /// everything, apply a configuration with any export, host and file that the appliance's
-        /// user may open, and reopen devices. `apply` and `allowed_paths` restrict that. The kernel
+        /// everything, apply a configuration with any export, host, file and drive that the
+        /// appliance's user may open, and reopen devices. `apply` and `allowed_paths` restrict that. The kernel
         /// admits them by the socket's owner and mode, so the appliance's user has to be able to
         /// give the socket to the group: it is a member, or root. Under the packaged unit, only the
         /// service's own group can be given (`windlass`).
@@ -195,8 +195,9 @@ table! {
             like "false";
         /// Where the files must lie of devices that a configuration in a request adds or changes:
         /// below one of these directories, also after symbolic links were followed, and the last
-        /// part of the path is no symbolic link. An empty list allows no file. The file that the
-        /// appliance was started with, which its owner wrote, may name files anywhere.
+        /// part of the path is no symbolic link. An empty list allows no file. Such a configuration
+        /// adds no drives. The file that the appliance was started with, which its owner wrote, may
+        /// name files anywhere, and drives.
         allowed_paths: Option<Vec<PathBuf>> = Maybe(Directories),
             absent None => "files anywhere",
             like "[\"/srv/windlass\"]";

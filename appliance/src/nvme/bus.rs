@@ -2,8 +2,7 @@
 
 mod drive_handle;
 
-use std::cell::OnceCell;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use hugemem::Arena;
 use nvme_driver::VfioBacking;
@@ -13,8 +12,8 @@ use vfio::{Container, PciAddress, Problem, System, diagnose};
 use crate::error::Failure;
 use drive_handle::{DriveHandle, ReleasedDrives};
 
-/// A source of drives. For the control thread: every method may block.
-pub(crate) trait Bus {
+/// A source of drives. For the control thread and threads beside it: every method may block.
+pub(crate) trait Bus: Send + Sync {
     /// Opens the drive at `address`, which can then access the arena.
     ///
     /// # Errors
@@ -34,7 +33,7 @@ pub(crate) trait Bus {
 /// The machine's own bus. The arena is mapped once, into one container, with the first drive.
 pub(crate) struct Vfio {
     system: System,
-    container: OnceCell<Arc<Container>>,
+    container: OnceLock<Arc<Container>>,
     arena: Arc<Arena>,
     vectors_max: u16,
     released: Arc<ReleasedDrives>,
@@ -51,7 +50,7 @@ impl Vfio {
     pub(crate) fn new(system: System, arena: Arc<Arena>, reactors: usize) -> Self {
         Self {
             system,
-            container: OnceCell::new(),
+            container: OnceLock::new(),
             arena,
             // Plus one for the admin queue.
             vectors_max: u16::try_from(reactors + 1).unwrap_or(u16::MAX),

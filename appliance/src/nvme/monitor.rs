@@ -3,7 +3,6 @@
 use std::time::{Duration, Instant};
 
 use nvme_driver::{DriveCounters, DriveState, GoneReason};
-use reactors::ReactorHandle;
 use vfio::Problem;
 
 use super::{AcquiredDrive, Bus, Drives};
@@ -35,22 +34,16 @@ struct Absence {
 }
 
 impl Drives {
-    /// Lets the drives wake the reactors.
-    pub(crate) fn set_wakers(&self, handles: &[ReactorHandle]) {
-        for taken in &self.taken {
-            let handles = handles.to_vec();
-            let wake = move |reactor: usize| handles[reactor].wake();
-            taken.drive.set_waker(Box::new(wake));
-        }
-    }
-
-    /// Checks every drive once: logs what happened, resets functions, reopens drives that returned.
-    /// Blocks while a function is reset.
-    pub(crate) fn poll(&mut self, now: Instant) {
-        self.bus.close_released();
+    /// Checks every drive once: logs what happened, resets functions, reopens drives that returned,
+    /// closes drives without devices. Blocks while a function is reset, opened or closed.
+    pub(crate) fn poll(&self, now: Instant) {
+        self.close_unused();
         self.reset_functions();
-        for taken in &mut self.taken {
+        for taken in &mut *self.acquired() {
             taken.report();
+            if taken.is_closing() {
+                continue;
+            }
             match taken.drive.state() {
                 DriveState::Ready => taken.history.absence = None,
                 DriveState::Gone(reason) => taken.try_reopen(&*self.bus, reason, now),
@@ -64,7 +57,7 @@ impl Drives {
 
     /// Resets the functions of drives that cannot be stopped otherwise.
     pub(crate) fn reset_functions(&self) {
-        for taken in &self.taken {
+        for taken in &*self.acquired() {
             if !taken.drive.function_reset_needed() {
                 continue;
             }

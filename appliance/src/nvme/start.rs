@@ -1,30 +1,22 @@
-//! Brings up all drives together, before the appliance serves.
+//! Brings drives up: all together before the appliance serves, or one for a device that is added.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
-use appliance_config::Config;
-use hugemem::Arena;
-use nvme_driver::{BringUp, BringUpState, Deadlines, Drive, DriveOptions, DriveOwner};
-use reactors::{Clock, Nanos, TscClock};
+use appliance_config::{Config, DriveNamespace as Settings};
+use nvme_driver::{BringUp, BringUpState, Deadlines, Drive, DriveError, DriveOptions, DriveOwner};
+use reactors::{Clock, Nanos, ReactorHandle, TscClock};
+use vfio::PciAddress;
 
 use super::monitor::DriveHistory;
-use super::{AcquiredDrive, Bus, Drives, Wanted, wanted};
+use super::owner_poller::{HandOverError, hand_over};
+use super::{AcquiredDrive, Drives, Stage, Wanted, wanted};
 use crate::devices::DriveNamespace;
 use crate::error::{Failure, with_causes};
-use crate::identities::Content;
 
 /// Poll interval of drives that are being brought up.
-const LOOK_INTERVAL: Duration = Duration::from_millis(1);
-
-/// The drives that were brought up, and the parts that other components own.
-pub(crate) struct Started {
-    pub(crate) drives: Drives,
-    /// The owner of each drive, with the reactor that polls it.
-    pub(crate) owners: Vec<(usize, DriveOwner)>,
-    /// A block device for each namespace.
-    pub(crate) devices: Vec<DriveNamespace>,
-}
+pub(super) const LOOK_INTERVAL: Duration = Duration::from_millis(1);
 
 /// A drive that is being brought up.
 struct PendingDrive {
@@ -34,140 +26,223 @@ struct PendingDrive {
     bring_up: BringUp,
 }
 
-/// Opens the drives of `config` from `bus` and brings all of them up, each within the time that it
-/// reports (CAP.TO). A drive that is not available is logged in one line.
-pub(crate) fn start(
-    bus: Box<dyn Bus>,
-    config: &Config,
-    arena: &Arc<Arena>,
-    reactors: usize,
-) -> Started {
-    let mut pending = Vec::new();
-    for (index, wanted) in wanted(config).into_iter().enumerate() {
-        // Owners are distributed over the reactors.
-        let reactor = index % reactors;
-        match open(&*bus, &wanted, arena, options(&wanted, reactors, reactor)) {
-            Ok(bring_up) => pending.push(PendingDrive {
-                wanted,
-                reactor,
-                bring_up,
-            }),
-            Err(error) => log_omitted(&wanted, &with_causes(error.as_ref())),
+impl Drives {
+    /// Opens the drives of `config` and brings all of them up, each within the time that it reports
+    /// (CAP.TO). A drive that is not available is logged in one line. Returns the block devices.
+    pub(crate) fn start(&self, config: &Config) -> Vec<DriveNamespace> {
+        let mut pending = Vec::new();
+        for (index, wanted) in wanted(config).into_iter().enumerate() {
+            // Owners are distributed over the reactors.
+            let reactor = index % self.reactors;
+            match self.begin_opening(wanted.address, &wanted.names, wanted.settings, reactor) {
+                Ok(bring_up) => pending.push(PendingDrive {
+                    wanted,
+                    reactor,
+                    bring_up,
+                }),
+                Err(error) => log_omitted(&wanted, &with_causes(error.as_ref())),
+            }
         }
-    }
-    let mut started = Started {
-        drives: Drives {
-            bus,
-            taken: Vec::new(),
-        },
-        owners: Vec::new(),
-        devices: Vec::new(),
-    };
-    let clock = TscClock::new();
-    while !pending.is_empty() {
-        let now = clock.now();
-        pending.retain_mut(|one| match one.bring_up.poll(now) {
-            BringUpState::Pending => true,
-            BringUpState::Ready((drive, owner)) => {
-                if started.add(config, &one.wanted, drive) {
-                    started.owners.push((one.reactor, owner));
+        let mut devices = Vec::new();
+        let clock = TscClock::new();
+        while !pending.is_empty() {
+            let now = clock.now();
+            pending.retain_mut(|one| match one.bring_up.poll(now) {
+                BringUpState::Pending => true,
+                BringUpState::Ready((drive, owner)) => {
+                    let reactor = one.reactor;
+                    devices.extend(self.add(config, &one.wanted, reactor, drive, owner));
+                    false
                 }
-                false
+                BringUpState::Failed(error) => {
+                    let cause = with_causes(&error);
+                    log_omitted(&one.wanted, &format!("{}: {cause}", one.wanted.address));
+                    false
+                }
+            });
+            if !pending.is_empty() {
+                std::thread::sleep(LOOK_INTERVAL);
             }
-            BringUpState::Failed(error) => {
-                let cause = with_causes(&error);
-                log_omitted(&one.wanted, &format!("{}: {cause}", one.wanted.address));
-                false
+        }
+        devices
+    }
+
+    /// Moves the owners of the drives to their reactors, which have started.
+    ///
+    /// # Errors
+    /// A reactor did not take its owner.
+    pub(crate) fn begin(&self, handles: &[ReactorHandle]) -> Result<(), HandOverError> {
+        let handles = self.handles.get_or_init(|| handles.to_vec());
+        let mut acquired = self.acquired();
+        for drive in std::mem::take(&mut *acquired) {
+            acquired.push(drive.hand_over(&self.undrained, handles)?);
+        }
+        Ok(())
+    }
+
+    fn begin_opening(
+        &self,
+        address: PciAddress,
+        names: &str,
+        settings: Settings,
+        reactor: usize,
+    ) -> Result<BringUp, Failure> {
+        let options = options(address, names, settings, self.reactors, reactor);
+        let backing = self.bus.open(address)?;
+        Ok(BringUp::new(backing, &self.arena, options)?)
+    }
+
+    /// Opens a drive and brings it up. Blocks, within bounds.
+    ///
+    /// # Errors
+    /// The drive is closed, as soon as the bus closes released drives.
+    pub(super) fn bring_up(
+        &self,
+        address: PciAddress,
+        name: &str,
+        settings: Settings,
+        reactor: usize,
+    ) -> Result<AcquiredDrive, Failure> {
+        let mut bring_up = self.begin_opening(address, name, settings, reactor)?;
+        let clock = TscClock::new();
+        loop {
+            match bring_up.poll(clock.now()) {
+                BringUpState::Pending => std::thread::sleep(LOOK_INTERVAL),
+                BringUpState::Ready((drive, owner)) => {
+                    log_ready(name, address, &drive);
+                    return Ok(AcquiredDrive::new(address, settings, reactor, drive, owner));
+                }
+                BringUpState::Failed(error) => return Err(Unavailable::new(address, error).into()),
             }
-        });
-        if !pending.is_empty() {
-            std::thread::sleep(LOOK_INTERVAL);
         }
     }
-    started
+
+    /// Adds a drive that is ready. Returns its usable namespaces; without any, the drive is
+    /// released.
+    fn add(
+        &self,
+        config: &Config,
+        wanted: &Wanted,
+        reactor: usize,
+        drive: Arc<Drive>,
+        owner: DriveOwner,
+    ) -> Vec<DriveNamespace> {
+        let Wanted {
+            address,
+            settings,
+            namespaces,
+            names,
+        } = wanted;
+        log_ready(names, *address, &drive);
+        let mut drive = AcquiredDrive::new(*address, *settings, reactor, drive, owner);
+        let mut devices = Vec::new();
+        for (place, nsid) in namespaces {
+            let device = &config.devices[*place];
+            match drive.open_namespace(device, *nsid) {
+                Ok((device, content)) => devices.push(DriveNamespace {
+                    place: *place,
+                    device,
+                    content,
+                }),
+                Err(error) => tracing::error!("{} not served: {address}: {error}", device.name),
+            }
+        }
+        if !devices.is_empty() {
+            let mut acquired = self.acquired();
+            acquired.push(drive);
+            self.publish(&acquired);
+        }
+        devices
+    }
+}
+
+/// A drive that cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("{address}")]
+pub(super) struct Unavailable {
+    address: PciAddress,
+    #[source]
+    cause: DriveError,
+}
+
+impl Unavailable {
+    pub(super) fn new(address: PciAddress, cause: DriveError) -> Self {
+        Self { address, cause }
+    }
+}
+
+impl AcquiredDrive {
+    /// A drive without devices.
+    fn new(
+        address: PciAddress,
+        settings: Settings,
+        reactor: usize,
+        drive: Arc<Drive>,
+        owner: DriveOwner,
+    ) -> Self {
+        Self {
+            address,
+            settings,
+            drive,
+            reactor,
+            stage: Stage::Started(Box::new(owner)),
+            users: Vec::new(),
+            names: String::new(),
+            history: DriveHistory::default(),
+        }
+    }
+
+    /// Moves the owner of a started drive to its reactor.
+    ///
+    /// # Errors
+    /// The reactor did not take it; the drive is released.
+    pub(super) fn hand_over(
+        self,
+        undrained: &Arc<AtomicUsize>,
+        handles: &[ReactorHandle],
+    ) -> Result<Self, HandOverError> {
+        let stage = match self.stage {
+            Stage::Started(owner) => {
+                let wakers = handles.to_vec();
+                let wake = move |reactor: usize| wakers[reactor].wake();
+                self.drive.set_waker(Box::new(wake));
+                Stage::Polled(hand_over(*owner, undrained, &handles[self.reactor])?)
+            }
+            stage @ (Stage::Polled(_) | Stage::Closing(_) | Stage::Dropping(_)) => stage,
+        };
+        Ok(Self { stage, ..self })
+    }
+}
+
+fn log_ready(names: &str, address: PciAddress, drive: &Drive) {
+    tracing::info!(
+        "{names}: {address} is {}, serial {}, firmware {}, queue depth {}",
+        drive.model(),
+        drive.serial(),
+        drive.firmware(),
+        drive.queue_depth(),
+    );
 }
 
 fn log_omitted(wanted: &Wanted, why: &str) {
     tracing::error!("{} not served: {why}", wanted.names);
 }
 
-fn options(wanted: &Wanted, reactors: usize, owner: usize) -> DriveOptions {
-    let deadline = wanted.settings.command_deadline;
+fn options(
+    address: PciAddress,
+    names: &str,
+    settings: Settings,
+    reactors: usize,
+    owner: usize,
+) -> DriveOptions {
     DriveOptions {
         reactors,
         owner,
-        queue_depth_max: wanted.settings.queue_depth,
+        queue_depth_max: settings.queue_depth,
         deadlines: Deadlines {
-            command: Nanos::from_millis(deadline.as_millis()),
+            command: Nanos::from_millis(settings.command_deadline.as_millis()),
             ..Deadlines::default()
         },
-        ..DriveOptions::new(&format!("{} ({})", wanted.address, wanted.names))
-    }
-}
-
-fn open(
-    bus: &dyn Bus,
-    wanted: &Wanted,
-    arena: &Arc<Arena>,
-    options: DriveOptions,
-) -> Result<BringUp, Failure> {
-    let backing = bus.open(wanted.address)?;
-    Ok(BringUp::new(backing, arena, options)?)
-}
-
-/// A text that distinguishes the content of a drive's namespace: the drive, and its identifiers of
-/// the namespace.
-fn content(drive: &Drive, nsid: u32) -> Content {
-    let mut text = format!("drive {} {} {nsid}", drive.model(), drive.serial());
-    let mut namespaces = drive.namespaces().into_iter();
-    if let Some(found) = namespaces.find(|it| it.nsid == nsid) {
-        let identifiers = [
-            found.nguid.map(u128::from_be_bytes),
-            found.eui64.map(|id| u128::from(u64::from_be_bytes(id))),
-            found.uuid.map(u128::from_be_bytes),
-        ];
-        for identifier in identifiers.into_iter().flatten() {
-            text += &format!(" {identifier:x}");
-        }
-    }
-    Content::Lasting(text.replace(char::is_control, " "))
-}
-
-impl Started {
-    /// Adds a drive that is ready, with its usable namespaces. Returns false, and releases the
-    /// drive, if there are none.
-    fn add(&mut self, config: &Config, wanted: &Wanted, drive: Arc<Drive>) -> bool {
-        let Wanted { address, names, .. } = wanted;
-        tracing::info!(
-            "{names}: {address} is {}, serial {}, firmware {}, queue depth {}",
-            drive.model(),
-            drive.serial(),
-            drive.firmware(),
-            drive.queue_depth(),
-        );
-        let before = self.devices.len();
-        for (index, nsid) in &wanted.namespaces {
-            let device = &config.devices[*index];
-            let name = device.name.as_str();
-            let uuid = device.uuid.map_or([0; 16], |uuid| *uuid.as_bytes());
-            match drive.device(*nsid, name, uuid) {
-                Ok(device) => self.devices.push(DriveNamespace {
-                    place: *index,
-                    device,
-                    content: content(&drive, *nsid),
-                }),
-                Err(error) => tracing::error!("{name} not served: {address}: {error}"),
-            }
-        }
-        if self.devices.len() == before {
-            return false;
-        }
-        self.drives.taken.push(AcquiredDrive {
-            address: *address,
-            names: names.clone(),
-            drive,
-            history: DriveHistory::default(),
-        });
-        true
+        ..DriveOptions::new(&format!("{address} ({names})"))
     }
 }

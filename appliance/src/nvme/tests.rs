@@ -1,6 +1,8 @@
 //! A whole appliance with emulated drives that fail, are removed and return, and a host on its
 //! loopback.
 
+mod live;
+
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -34,6 +36,8 @@ const BLOCK_BYTES: usize = 512;
 struct Slot {
     drive: Arc<EmulatedController>,
     is_there: bool,
+    /// How often the appliance has opened it.
+    opened: usize,
 }
 
 /// Drives by address; shared with the test, which removes them.
@@ -43,6 +47,16 @@ pub(crate) struct Slots(Arc<Mutex<BTreeMap<PciAddress, Slot>>>);
 impl Slots {
     fn control(&self, address: &str) -> EmulatorControl {
         self.with(address, |slot| slot.drive.control())
+    }
+
+    /// Whether the appliance has the drive open.
+    fn is_open(&self, address: &str) -> bool {
+        self.with(address, |slot| Arc::strong_count(&slot.drive) > 1)
+    }
+
+    /// How often the appliance has opened the drive.
+    fn opened(&self, address: &str) -> usize {
+        self.with(address, |slot| slot.opened)
     }
 
     fn with<T>(&self, address: &str, action: impl FnOnce(&mut Slot) -> T) -> T {
@@ -55,8 +69,11 @@ impl Slots {
 impl Bus for Slots {
     fn open(&self, address: PciAddress) -> Result<Arc<dyn DeviceBacking>, Failure> {
         self.check(address)?;
-        let slots = self.0.lock().expect("no panic holds it");
-        Ok(slots[&address].drive.clone())
+        let mut slots = self.0.lock().expect("no panic holds it");
+        let slot = slots.get_mut(&address).expect("it was checked");
+        assert_eq!(Arc::strong_count(&slot.drive), 1, "it is open already");
+        slot.opened += 1;
+        Ok(slot.drive.clone())
     }
 
     fn check(&self, address: PciAddress) -> Result<(), Problem> {
@@ -79,8 +96,21 @@ fn options(serial: &str) -> EmulatedOptions {
     }
 }
 
+/// Both namespaces of both drives: the devices' names, their drives and namespaces.
+const ALL: [(&str, u8, u32); 4] = [("a1", 1, 1), ("a2", 1, 2), ("b1", 2, 1), ("b2", 2, 2)];
+
 /// A configuration with both namespaces of both drives in one export, with reactors on `cores`.
 fn configuration(cores: &str, more: &str) -> Config {
+    configuration_of(cores, &ALL, more)
+}
+
+/// A configuration with these devices in one export.
+fn configuration_of(cores: &str, devices: &[(&str, u8, u32)], more: &str) -> Config {
+    let names: Vec<String> = devices
+        .iter()
+        .map(|(name, ..)| format!("\"{name}\""))
+        .collect();
+    let names = names.join(", ");
     let mut text = format!(
         r#"
 [appliance]
@@ -100,12 +130,12 @@ address = "127.0.0.1:0"
 
 [[export]]
 nqn = "{NQN}"
-devices = ["a1", "a2", "b1", "b2"]
+devices = [{names}]
 listeners = ["loopback"]
 allow_any_host = true
 "#
     );
-    for (name, bus, namespace) in [("a1", 1, 1), ("a2", 1, 2), ("b1", 2, 1), ("b2", 2, 2)] {
+    for (name, bus, namespace) in devices {
         text += &format!(
             "\n[[device]]\nname = \"{name}\"\ntype = \"nvme\"\npci = \"0{bus}:00.0\"\n\
              namespace = {namespace}\n{more}\n"
@@ -135,6 +165,11 @@ fn started_with(
     more: &str,
     change: impl Fn(&str, &mut EmulatedOptions),
 ) -> (Appliance, Slots) {
+    started_on(configuration(cores, more), change)
+}
+
+/// An appliance with a configuration that names two emulated drives or fewer.
+fn started_on(config: Config, change: impl Fn(&str, &mut EmulatedOptions)) -> (Appliance, Slots) {
     let slots = Slots::default();
     let bus = slots.clone();
     let make = |arena: &Arc<Arena>, _| -> Box<dyn Bus> {
@@ -145,6 +180,7 @@ fn started_with(
             let slot = Slot {
                 drive: Arc::new(drive),
                 is_there: true,
+                opened: 0,
             };
             let address = address.parse().expect("an address");
             let mut slots = bus.0.lock().expect("no panic holds it");
@@ -152,14 +188,8 @@ fn started_with(
         }
         Box::new(bus)
     };
-    let appliance = Appliance::start_with(
-        configuration(cores, more),
-        &Default::default(),
-        make,
-        Vec::new(),
-    )
-    .expect("it starts");
-    (appliance, slots)
+    let appliance = Appliance::start_with(config, &Default::default(), make, Vec::new());
+    (appliance.expect("it starts"), slots)
 }
 
 pub(crate) fn started() -> (Appliance, Slots) {

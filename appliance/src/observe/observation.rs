@@ -258,11 +258,12 @@ fn devices(sources: &Sources) -> Vec<DeviceSample> {
     let reservations = sources.target.reservations();
     let damaged = reservations.iter().filter(|it| it.is_unknown);
     let damaged: Vec<DeviceIndex> = damaged.map(|it| it.device).collect();
+    let drives = sources.drives.load();
     let devices = sources.target.devices().into_iter();
     devices
         .map(|(place, device)| {
             let geometry = device.geometry();
-            let drive = sources.drives.iter().find(|drive| drive.has(device.name()));
+            let drive = drives.iter().find(|drive| drive.has(device.name()));
             DeviceSample {
                 place,
                 name: device.name().to_owned(),

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use arc_swap::ArcSwap;
 use hugemem::Arena;
 use nvme_driver::{Drive, DriveCounters};
 use nvme_rdma::{Domains, RdmaCounters};
@@ -128,7 +129,8 @@ pub(crate) struct Sources {
     /// The clock of the reactors.
     pub(crate) clock: TscClock,
     pub(crate) transports: Vec<TransportCounters>,
-    pub(crate) drives: Vec<DriveSource>,
+    /// The open drives.
+    pub(crate) drives: Arc<ArcSwap<Vec<DriveSource>>>,
     pub(crate) started: Instant,
     pub(crate) start_took: Duration,
 }

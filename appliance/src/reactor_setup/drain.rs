@@ -1,5 +1,6 @@
 //! Drains a reactor's devices: after its services have ended, the devices' volatile caches are
-//! flushed and their queues emptied. When all reactors have done so, drives are shut down.
+//! flushed and their queues emptied. When all reactors have done so, drives are shut down
+//! (`appliance/src/nvme`).
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -72,51 +73,5 @@ impl Poller for DrainedDevices {
             self.undrained.fetch_sub(1, Ordering::AcqRel);
         }
         state
-    }
-}
-
-/// A wrapper that stops its poller only after the devices of every reactor are drained. For a
-/// drive's owner, because the last flush needs the drive.
-pub(super) struct DrainLast<P> {
-    inner: P,
-    undrained: Arc<AtomicUsize>,
-}
-
-impl<P: Poller> DrainLast<P> {
-    pub(super) fn new(inner: P, undrained: Arc<AtomicUsize>) -> Self {
-        Self { inner, undrained }
-    }
-}
-
-impl<P: Poller> Poller for DrainLast<P> {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-
-    fn poll(&mut self, now: Nanos) -> Progress {
-        self.inner.poll(now)
-    }
-
-    fn flush(&mut self, now: Nanos) {
-        self.inner.flush(now);
-    }
-
-    fn next_deadline(&self) -> Option<Nanos> {
-        self.inner.next_deadline()
-    }
-
-    fn wake_source(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.wake_source()
-    }
-
-    fn prepare_sleep(&mut self) -> bool {
-        self.inner.prepare_sleep()
-    }
-
-    fn stop(&mut self, now: Nanos) -> StopState {
-        match self.undrained.load(Ordering::Acquire) {
-            0 => self.inner.stop(now),
-            _ => StopState::Outstanding(1),
-        }
     }
 }

@@ -129,6 +129,7 @@ impl Reconciler {
         let mut prepared = match self.prepare(&plan, allowed_paths, event_loop) {
             Ok(prepared) => prepared,
             Err((failed, error)) => {
+                self.close_unused(event_loop);
                 let results = plan.iter().enumerate().map(|(index, it)| {
                     if index == failed {
                         failure(it, error.clone())
@@ -153,6 +154,9 @@ impl Reconciler {
         self.unreaped.extend(prepared.retained.into_values());
         self.unreaped.extend(prepared.to_reopen.into_values());
         self.reap();
+        if refused.is_some() {
+            self.close_unused(event_loop);
+        }
         let is_done = later.is_empty() && results.iter().all(|it| it.state == StepState::Done);
         apply_result(waits.chain(results), is_done, refused)
     }
@@ -179,6 +183,15 @@ impl Reconciler {
         }
         let allowed = self.allowed_paths(options)?;
         let error = |planned: &Planned| {
+            if let Step::AddDevice(device) = &planned.step
+                && matches!(device.backing, Backing::Nvme(_))
+            {
+                return Some(format!(
+                    "device {}: `allowed_paths` of [control] permits files and no drives: name \
+                     the drive in the file that the appliance was started with",
+                    device.name
+                ));
+            }
             let (device, path) = self.file_of(&planned.step)?;
             let error = directory_of(path, &allowed).err()?;
             Some(format!("device {device}: {error}"))
@@ -296,9 +309,6 @@ impl Reconciler {
     /// Why a step takes a restart on this appliance although it is possible on others.
     fn obstacle(&self, step: &Step) -> Option<String> {
         match step {
-            Step::AddDevice(device) if matches!(device.backing, Backing::Nvme(_)) => {
-                Some("drives are opened only at start".to_owned())
-            }
             Step::AddListener(listener) if self.transport(listener.transport).is_none() => {
                 let reason = "there was no RDMA listener at start, so the memory is not registered \
                               with a network card";
@@ -328,6 +338,7 @@ impl Reconciler {
                      lost: give the device another name for a new, empty disk",
                     device.name
                 )),
+                Step::AddDevice(device) if self.opener.is_held(device) => Ok(()),
                 Step::AddDevice(device) => {
                     let opened = self.open_device(device, &prepared, event_loop);
                     opened.map(|opened| {
@@ -441,7 +452,7 @@ impl Reconciler {
                 None => opener.open(device),
             };
             let opened = opened.map_err(|cause| with_causes(&DeviceError::new(device, cause)))?;
-            opened.ok_or_else(|| "drives are opened only at start".to_owned())
+            opened.ok_or_else(|| "drives cannot be opened here".to_owned())
         })
     }
 

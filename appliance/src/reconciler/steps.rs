@@ -22,6 +22,9 @@ const CLOSE_PORT_TIMEOUT: Duration = Duration::from_secs(60);
 /// A device that every reactor has released is closed when the last of them has noticed its
 /// removal.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+/// A step waits at most this long for a drive to shut down: the driver bounds each step of it, and
+/// a drive may report some ten seconds for its cache (RTD3E).
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The commands that a step aborted.
 type CutOff = Vec<OutstandingCommands>;
@@ -31,7 +34,7 @@ type CutOff = Vec<OutstandingCommands>;
 pub(super) struct StepEnd {
     /// The commands that it aborted.
     pub(super) cut_off: CutOff,
-    /// Data that may be lost.
+    /// Data that may be lost, or a drive that is not closed yet.
     pub(super) warning: Option<String>,
 }
 
@@ -402,7 +405,23 @@ impl Reconciler {
             event_loop.rest();
             self.reap();
         }
+        end.warning = end.warning.or(self.close_unused(event_loop));
         Ok(end)
+    }
+
+    /// Closes drives that no device uses any more. Returns a warning if one does not shut down in
+    /// time; the control thread then continues.
+    pub(super) fn close_unused(&self, event_loop: &mut dyn EventLoop) -> Option<String> {
+        let until = event_loop.now() + SHUTDOWN_TIMEOUT;
+        loop {
+            let closing = self.opener.close_unused()?;
+            if event_loop.now() >= until {
+                return Some(format!(
+                    "{closing} is still shutting down: the log reports when it is closed"
+                ));
+            }
+            event_loop.rest();
+        }
     }
 
     /// Closes the queue of a device on every reactor; remaining requests are aborted at the

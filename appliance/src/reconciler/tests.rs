@@ -40,7 +40,7 @@ fn unavailable_resource_leaves_the_configuration_unchanged() {
     let busy = Busy::begin(&appliance);
     let listener =
         format!("[[listener]]\nname = \"more\"\ntransport = \"tcp\"\naddress = \"{taken}\"\n");
-    let drive = "type = \"nvme\"\npci = \"0000:01:00.0\"";
+    let drive = "type = \"nvme\"\npci = \"ffff:7f:1f.7\"";
     let rdma = "[[listener]]\nname = \"more\"\ntransport = \"rdma\"\naddress = \"127.0.0.1:0\"\n";
     let wanted = [
         // Each removes an object that must stay, and adds one that is not available.
@@ -50,7 +50,10 @@ fn unavailable_resource_leaves_the_configuration_unchanged() {
             with_export("huge", "type = \"memory\"\nsize = \"15TiB\""),
             "no memory",
         ),
-        (with_export("drive", drive), "restart"),
+        (
+            with_export("drive", drive),
+            "no PCI function has this address",
+        ),
         (rdma.to_owned(), "restart"),
         (String::new(), "restart"),
     ];

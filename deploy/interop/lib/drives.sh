@@ -26,14 +26,25 @@ trap at_end EXIT
 
 # configure CORES LINE…: an export of both drives, with additional lines for each device.
 configure() {
-  local cores=$1 name
+  local cores=$1
   shift
+  configure_drives "$cores" "a1 a2 b1 b2" "$@"
+}
+
+# configure_drives CORES NAMES LINE…: an export of these namespaces of the drives.
+configure_drives() {
+  local cores=$1 names=$2 name list
+  shift 2
+  list=$(printf '"%s", ' $names)
   cat > $config <<END
 [appliance]
 name = "interop"
 cores = "$cores"
 memory = "64MiB"
 idle = "adaptive"
+
+[control]
+socket = "$control"
 
 [[listener]]
 name = "loopback"
@@ -42,11 +53,11 @@ address = "$INTEROP_ADDRESS:$INTEROP_PORT"
 
 [[export]]
 nqn = "$INTEROP_NQN"
-devices = ["a1", "a2", "b1", "b2"]
+devices = [${list%, }]
 listeners = ["loopback"]
 allow_any_host = true
 END
-  for name in a1 a2 b1 b2; do
+  for name in $names; do
     printf '\n[[device]]\nname = "%s"\ntype = "nvme"\n' "$name"
     case $name in a*) echo "pci = \"$A\"" ;; *) echo "pci = \"${B#0000:}\"" ;; esac
     echo "namespace = ${name#?}"

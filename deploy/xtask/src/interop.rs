@@ -166,6 +166,16 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         timeout_s: 300,
     },
     Scenario {
+        name: "drive-live",
+        script: "drive-live.sh",
+        connect: "",
+        place: Place::Guest(Machine {
+            options: &["--nvme", "2", "--ns", "2", "--size", "64M", "--huge", "96"],
+            namespaces: 2,
+        }),
+        timeout_s: 300,
+    },
+    Scenario {
         name: "drive-faults",
         script: "drive-faults.sh",
         connect: "",

@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use block::{
     Device, DeviceIdentity, DeviceQueue, ERROR_RECORDS_MAX, ErrorRecord, Geometry, Health,
@@ -32,7 +33,8 @@ pub enum DriveState {
     /// The drive is gone for this reason. Every request is refused until the drive is
     /// [reattached](Drive::reattach).
     Gone(GoneReason),
-    /// The drive was shut down because its reactor stopped.
+    /// The drive was shut down because its reactor stopped, or because it was
+    /// [closed](Drive::close).
     Closed,
 }
 
@@ -203,6 +205,22 @@ impl Drive {
         Ok(())
     }
 
+    /// Requests the owner to close the drive: from its next tick on it refuses requests, lets those
+    /// in flight complete, shuts the drive down so that it writes its cache, and releases the
+    /// backing. Every wait is bounded. A drive that is being reset is closed afterwards.
+    pub fn close(&self) {
+        self.shared.close_requested.store(true, Ordering::Release);
+        self.shared.wake_owner();
+    }
+
+    /// Whether the owner has shut the drive down and released its backing. The owner may then be
+    /// dropped without accessing the drive.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        let control = self.shared.control();
+        control.shut_down && control.backing.is_none() && control.reattached.is_none()
+    }
+
     /// Whether the drive cannot be stopped through its registers, so that the control thread has to
     /// call [`function_reset`](Self::function_reset).
     #[must_use]
@@ -336,6 +354,9 @@ impl Device for NamespaceDevice {
         else {
             return Err(OpenError::Removed);
         };
+        options
+            .shared
+            .retain(|pair: &RefCell<Pair>| !pair.borrow().is_left_over());
         let pair = options.shared.get_or_insert_with(self.shared.id, || {
             let memory = Arc::clone(&memory.pairs[reactor]);
             let pair = Pair::new(Arc::clone(&self.shared), reactor, identity.limits, memory);

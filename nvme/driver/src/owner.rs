@@ -8,7 +8,7 @@
 //! Running ── fault ──▶ Quiescing ─▶ Disabling ─▶ ReturningLeases ─▶ Restarting ─▶ Running
 //!    │                     │            │ (drive does not follow)
 //!    │                     │            └▶ FunctionReset ─▶ ReturningLeases
-//!    ├─ removal, stop ─▶ Draining ─▶ Quiescing ─▶ ShuttingDown ─▶ Disabling
+//!    ├─ removal, stop, close ─▶ Draining ─▶ Quiescing ─▶ ShuttingDown ─▶ Disabling
 //!    │                                            ─▶ ReturningLeases ─▶ Gone
 //!    └─ all ones ────────────────────────────────▶ ReturningLeases ─▶ Gone
 //! Gone ── drive comes back ──▶ Restarting
@@ -80,7 +80,8 @@ enum State {
 /// The owner of a drive; a [`Poller`] on one reactor. It can move between threads until it is
 /// registered there.
 ///
-/// Dropping it stops the drive's access to memory.
+/// Dropping it stops the drive's access to memory. After [`Drive::is_closed`](crate::Drive) its
+/// drop does not access the drive, so its reactor may drop it.
 pub struct DriveOwner {
     shared: Arc<Shared>,
     name: Box<str>,
@@ -173,7 +174,7 @@ impl DriveOwner {
     }
 
     /// Advances the clock of commands' ages by at most one tick per poll, so that a stall of this
-    /// reactor makes no command look old.
+    /// reactor makes no command look old. A tick begins a close that the control thread requested.
     fn tick(&mut self, now: Nanos) -> bool {
         if now < self.next_tick {
             return false;
@@ -182,7 +183,28 @@ impl DriveOwner {
         self.state_word
             .set_tick(self.state_word.tick().wrapping_add(1));
         self.shared.publish(self.state_word);
+        if self.shared.close_requested.load(Ordering::Acquire) {
+            self.close(now);
+        }
         true
+    }
+
+    /// Begins to close the drive. A reset that is in progress ends first.
+    #[cold]
+    fn close(&mut self, now: Nanos) {
+        match self.state {
+            // The queues are closed already, so no client sends a last flush.
+            State::Running => self.drain(now, AfterStop::Close),
+            State::Gone => self.close_gone(),
+            State::Draining { .. }
+            | State::Quiescing { .. }
+            | State::ShuttingDown { .. }
+            | State::Disabling { .. }
+            | State::FunctionReset { .. }
+            | State::ReturningLeases { .. }
+            | State::Restarting(_)
+            | State::Closed => {}
+        }
     }
 
     /// Polls while the drive runs. Returns the amount of work done.
@@ -290,8 +312,7 @@ impl Poller for DriveOwner {
         match self.state {
             State::Closed => return StopState::Stopped,
             State::Gone => {
-                self.shared.control().shut_down = true;
-                self.state = State::Closed;
+                self.close_gone();
                 return StopState::Stopped;
             }
             State::Running => self.close_when_idle(now),

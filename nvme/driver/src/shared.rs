@@ -285,7 +285,7 @@ pub(crate) struct Control {
     pub(crate) smart: Option<Smart>,
     /// The drive's error log, newest first.
     pub(crate) errors: Vec<DriveErrorRecord>,
-    /// Whether the owner shut the drive down because its reactor stopped.
+    /// Whether the owner shut the drive down, because its reactor stopped or the drive is closed.
     pub(crate) shut_down: bool,
 }
 
@@ -307,6 +307,8 @@ pub(crate) struct Shared {
     pub(crate) counters: OwnerCounters,
     /// Whether the device may be accessing memory.
     pub(crate) dma_running: AtomicBool,
+    /// Whether the owner is to close the drive. It reads it at every tick.
+    pub(crate) close_requested: AtomicBool,
     control: Mutex<Control>,
     waker: Mutex<Option<Wake>>,
 }
@@ -332,6 +334,7 @@ impl Shared {
             memory: OnceLock::new(),
             counters: OwnerCounters::default(),
             dma_running: AtomicBool::new(false),
+            close_requested: AtomicBool::new(false),
             control: Mutex::new(Control {
                 backing: Some(backing),
                 ..Control::default()

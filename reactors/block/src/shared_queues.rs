@@ -48,6 +48,19 @@ impl SharedQueues {
         // Dropped here, because the object's destructor may use this table.
         drop(removed);
     }
+
+    /// Removes the objects of type `T` that `keep` does not keep.
+    pub fn retain<T: 'static>(&self, mut keep: impl FnMut(&T) -> bool) {
+        let removed: Vec<Entry> = {
+            let mut entries = self.0.borrow_mut();
+            let is_removed = |entry: &mut Entry| {
+                let object = entry.object.downcast_ref::<T>();
+                object.is_some_and(|object| !keep(object))
+            };
+            entries.extract_if(.., is_removed).collect()
+        };
+        drop(removed);
+    }
 }
 
 impl fmt::Debug for SharedQueues {
@@ -84,6 +97,20 @@ mod tests {
         assert_eq!(*first, 1, "its users keep it");
         assert_eq!(*shared.get_or_insert_with::<u32>(7, make), 3);
         shared.remove::<u32>(9);
+    }
+
+    #[test]
+    fn objects_that_are_not_kept_are_removed() {
+        let shared = SharedQueues::default();
+        for key in 0..4 {
+            shared.get_or_insert_with::<u64>(key, || key);
+            shared.get_or_insert_with::<String>(key, String::new);
+        }
+        shared.retain(|number: &u64| [0, 2].contains(number));
+        let found = |key| *shared.get_or_insert_with::<u64>(key, || 9);
+        assert_eq!([0, 1, 2, 3].map(found), [0, 9, 2, 9]);
+        shared.retain(|_: &String| false);
+        assert_eq!(shared.0.borrow().len(), 4);
     }
 
     #[test]

@@ -165,8 +165,15 @@ impl DriveOwner {
             }
             State::ShuttingDown { deadline, then } => {
                 let Some(csts) = self.status() else { return 1 };
-                if csts.shst() != ShutdownStatus::COMPLETE && now < deadline {
-                    return 0;
+                if csts.shst() != ShutdownStatus::COMPLETE {
+                    if now < deadline {
+                        return 0;
+                    }
+                    tracing::error!(
+                        drive = self.shared.options.name,
+                        "the drive does not complete its shutdown (CSTS.SHST): writes in its cache \
+                         may be lost"
+                    );
                 }
                 self.disable(now, then);
             }
@@ -319,6 +326,17 @@ impl DriveOwner {
             }
         }
         1
+    }
+
+    /// Closes a drive that is gone.
+    pub(super) fn close_gone(&mut self) {
+        let reattached = {
+            let mut control = self.shared.control();
+            control.shut_down = true;
+            control.reattached.take()
+        };
+        drop(reattached);
+        self.state = State::Closed;
     }
 
     /// Drops the backing, so that the drive can be closed.

@@ -173,6 +173,13 @@ impl Pair {
         }
     }
 
+    /// Whether the pair has no queue, and only holds the leases of requests that were in a drive
+    /// which has stopped since: a device was closed before its requests had ended.
+    pub(crate) fn is_left_over(&self) -> bool {
+        let is_open = self.registered.iter().any(|member| member.open);
+        !is_open && !self.shared.dma_running.load(Ordering::Acquire)
+    }
+
     /// Attaches the pair: a reactor polls it from now on.
     fn attach(&mut self) {
         let state_word = self.shared.attach(self.own());

@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use block::{DeviceError, Operation};
 use nvme_driver::DriveState;
-use nvme_driver_testing::{EmulatedNamespace, EmulatedOptions, Fault, FaultMatch, FaultRule, When};
+use nvme_driver::backing::DeviceBacking;
+use nvme_driver_testing::{
+    EmulatedController, EmulatedNamespace, EmulatedOptions, Fault, FaultMatch, FaultRule, When,
+};
 use nvme_spec::Status;
 use reactors::{Nanos, Poller, StopState};
 
@@ -128,4 +131,87 @@ fn abandoned_request_is_ended_by_reset_within_cqt() {
     }
     client.write(&mut rig, 4, 8).expect("a write");
     assert_eq!(client.read(&mut rig, 4), Ok(8));
+}
+
+/// A closed drive has written its cache, its backing is released, and its memory is returned. It
+/// can be opened again, also repeatedly.
+#[test]
+fn closed_drive_is_shut_down_and_can_be_opened_again() {
+    let arena = arena();
+    let before = taken(&arena);
+    let controller = EmulatedController::new(arena.region(), emulated()).expect("a controller");
+    let controller = Arc::new(controller);
+    for round in 1..=3 {
+        let rig = Rig::on(&arena, Arc::clone(&controller), drive_options(2));
+        let mut rig = rig.expect("a drive");
+        let mut client = rig.client(1, 1, 8);
+        if round > 1 {
+            assert_eq!(client.read(&mut rig, 5), Ok(round - 1));
+        }
+        client.write(&mut rig, 5, round).expect("written");
+        drop(client);
+        assert!(rig.close(), "it does not close");
+        assert_eq!(rig.drive.state(), DriveState::Closed);
+        assert!(!rig.control.is_bus_master());
+        let mut durable = vec![0; 4096];
+        assert!(rig.control.read_durable(1, 5, &mut durable));
+        assert_eq!(durable, [round; 4096], "the cache was written");
+        assert_eq!(
+            Arc::strong_count(&controller),
+            2,
+            "only the test refers to it"
+        );
+        assert_eq!(rig.owner.stop(rig.now), StopState::Stopped);
+        drop(rig);
+        assert_eq!(taken(&arena), before);
+    }
+}
+
+/// A drive that is gone, and one that has returned but is not started yet, is closed at once.
+#[test]
+fn gone_drive_is_closed() {
+    for returns in [false, true] {
+        let mut rig = Rig::new(emulated(), drive_options(1));
+        rig.control.remove();
+        while !rig.drive.wants_reopen() {
+            rig.step(MS);
+        }
+        if returns {
+            let backing = Arc::clone(&rig.controller) as Arc<dyn DeviceBacking>;
+            rig.drive.close();
+            rig.drive.reattach(backing).expect("it is gone");
+            assert!(!rig.drive.is_closed());
+        }
+        assert!(rig.close(), "it does not close");
+        assert!(!rig.drive.wants_reopen());
+        assert_eq!(Arc::strong_count(&rig.controller), 1);
+    }
+}
+
+/// A device was closed although the drive had not completed a command. The drive is closed within
+/// a bound, and the command's memory returns when the reactor opens its next drive.
+#[test]
+fn memory_of_an_unfinished_command_returns_after_the_drive_is_closed() {
+    let arena = arena();
+    let mut rig = Rig::try_new(&arena, emulated(), drive_options(1)).expect("a drive");
+    let one_drive = taken(&arena);
+    let hang = Fault::Hang { abortable: false };
+    let writes = FaultMatch::io().with_blocks(4..5);
+    rig.control
+        .inject(FaultRule::new(writes, When::Always, hang));
+    let mut client = rig.client(1, 0, 8);
+    let write = Operation::Write { fua: false };
+    client.submit(write, 4, 1, Some(&[7; 4096])).expect("taken");
+    client.turn();
+    drop(client);
+    assert!(rig.close(), "it does not close");
+    let next = EmulatedController::new(arena.region(), emulated()).expect("a controller");
+    let mut next = Rig::on(&arena, Arc::new(next), drive_options(1)).expect("a drive");
+    next.join(&rig);
+    drop(rig);
+    let mut client = next.client(1, 0, 8);
+    assert_eq!(client.read(&mut next, 4), Ok(0));
+    drop(client);
+    assert_eq!(taken(&arena), one_drive);
+    assert!(next.close());
 }

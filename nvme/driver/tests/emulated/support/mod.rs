@@ -169,6 +169,21 @@ impl Rig {
         matches!(self.drive.state(), DriveState::Gone(_))
     }
 
+    /// The reactors of `other` poll this drive too.
+    pub(crate) fn join(&mut self, other: &Self) {
+        self.shared.clone_from(&other.shared);
+    }
+
+    /// Closes the drive, and returns whether that took less than [`PATIENCE`].
+    pub(crate) fn close(&mut self) -> bool {
+        self.drive.close();
+        let deadline = self.now + PATIENCE;
+        while !self.drive.is_closed() && self.now < deadline {
+            self.step(MS);
+        }
+        self.drive.is_closed()
+    }
+
     /// Opens a namespace as a device.
     pub(crate) fn device(&self, nsid: u32) -> Arc<dyn Device> {
         let device = self.drive.device(nsid, "ns", [nsid as u8; 16]);
