@@ -91,6 +91,24 @@ impl AnaJudge {
         times.filter(move |at| *at >= from)
     }
 
+    /// The times from `from` on at which the target has certainly seen a change. It need not see
+    /// changes at the same time that end where they began.
+    pub fn certain_changes_from(
+        &self,
+        path: GroupPath,
+        from: Nanos,
+    ) -> impl Iterator<Item = Nanos> + '_ {
+        let all = self.changes.get(&path).map_or(&[][..], Vec::as_slice);
+        let mut before = AnaState::Optimized;
+        let times = all.chunk_by(|(one, _), (next, _)| one == next);
+        let certain = times.filter_map(move |changes| {
+            let (at, after) = *changes.last()?;
+            let is_other = std::mem::replace(&mut before, after) != after;
+            is_other.then_some(at)
+        });
+        certain.filter(move |at| *at >= from)
+    }
+
     /// The states of a path since `from`. A change at the same time may be earlier or later.
     pub fn states_since(
         &self,
@@ -157,5 +175,23 @@ mod tests {
         assert!(judge.may_refuse(PATH, Nanos(150), refused));
         assert!(!judge.may_refuse(PATH, Nanos(201), refused));
         assert_eq!(judge.changes_from(PATH, Nanos(101)).count(), 1);
+    }
+
+    #[test]
+    fn changes_at_one_time_may_go_unseen_if_they_end_where_they_began() {
+        let mut judge = AnaJudge::default();
+        let certain = |judge: &AnaJudge| judge.certain_changes_from(PATH, Nanos(0)).count();
+        judge.set(Nanos(5), PATH, AnaState::Change);
+        assert_eq!(certain(&judge), 1);
+        judge.set(Nanos(5), PATH, AnaState::Optimized);
+        assert_eq!(
+            (certain(&judge), judge.changes_from(PATH, Nanos(0)).count()),
+            (0, 2)
+        );
+        judge.set(Nanos(7), PATH, AnaState::Change);
+        judge.set(Nanos(7), PATH, AnaState::Inaccessible);
+        judge.set(Nanos(8), PATH, AnaState::Optimized);
+        assert_eq!(certain(&judge), 2);
+        assert_eq!(judge.certain_changes_from(PATH, Nanos(8)).count(), 1);
     }
 }

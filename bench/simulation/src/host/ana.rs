@@ -192,6 +192,13 @@ impl Host {
         }
     }
 
+    /// Expects no event of the changes of this moment, which end where they began.
+    pub fn withdraw_ana_event(&mut self, path: GroupPath, now: Nanos) {
+        if path == self.group_path() && self.ana.due == Some(now + EVENT_MAX) {
+            self.ana.due = None;
+        }
+    }
+
     /// Whether an event is overdue.
     pub(super) fn lacks_ana_event(&self, now: Nanos) -> bool {
         self.ana.due.is_some_and(|due| due < now)
@@ -308,7 +315,7 @@ impl Host {
         }
         let (before, count) = (self.ana.count, header.chgcnt.get());
         let (path, from) = (self.group_path(), self.ana.may_lack_from);
-        let certain = env.judge.ana.changes_from(path, lacks_from);
+        let certain = env.judge.ana.certain_changes_from(path, lacks_from);
         let certain = certain.filter(|at| *at < issued_at).count() as u64;
         let possible = env.judge.ana.changes_from(path, from).count() as u64;
         let is_settled = self.are_namespaces_settled(env, from);

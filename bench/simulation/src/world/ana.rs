@@ -207,8 +207,14 @@ impl World {
             is_there && self.env.namespace_changed[disk] < now
         });
         drop(disks);
+        let mut changes = self.env.judge.ana.certain_changes_from(path, now);
+        let is_certain = changes.next().is_some();
+        drop(changes);
         for host in self.hosts.iter_mut().filter(|_| is_seen) {
-            host.expect_ana_event(path, now);
+            match is_certain {
+                true => host.expect_ana_event(path, now),
+                false => host.withdraw_ana_event(path, now),
+            }
         }
     }
 
