@@ -174,6 +174,8 @@ struct Io {
     aborted: bool,
     /// It failed, or another command with the same identifier failed.
     ambiguous: bool,
+    /// Its part in a fused operation.
+    fused: Option<FusedPart>,
 }
 
 /// A command that the host has sent.
@@ -249,6 +251,8 @@ pub struct Host {
     silent_until: Option<Nanos>,
     events: EventState,
     ana: AnaHostState,
+    /// Compare and Writes in flight, by the version of the Write.
+    pairs: BTreeMap<u64, Pair>,
     /// Writes whose queues a reset ends. They are over when the controller is not ready any more.
     ending_writes: Vec<Io>,
     deadlines_checked_at: Nanos,
@@ -288,6 +292,7 @@ impl Host {
             silent_until: None,
             events: EventState::default(),
             ana: AnaHostState::default(),
+            pairs: BTreeMap::new(),
             ending_writes: Vec::new(),
             deadlines_checked_at: Nanos::ZERO,
             probes: Vec::new(),

@@ -372,6 +372,12 @@ impl Executions {
             .is_some_and(|execution| execution.state == ExecutionState::Orphan)
     }
 
+    /// Whether an execution is a part of a fused operation that no device has.
+    pub(crate) fn is_paired(&self, tag: DeviceTag) -> bool {
+        self.get(tag)
+            .is_some_and(|execution| execution.state == ExecutionState::Paired)
+    }
+
     /// The executions that have or will have requests in devices, whatever changes meanwhile: no
     /// changes of reservations, and no parts of fused operations, which the gate examines again.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Execution> {

@@ -415,7 +415,9 @@ impl TargetCore {
                 Stage::Gathering => self.request_block(id),
                 Stage::Failed(fault) => {
                     for part in [pair.compare, pair.write] {
-                        if let Part::Here(tag) = part {
+                        if let Part::Here(tag) = part
+                            && self.executions.is_paired(tag)
+                        {
                             self.finish_part(tag, Err(fault));
                         }
                     }
@@ -509,6 +511,8 @@ impl TargetCore {
         let Some((id, stage)) = stage else { return };
         match (stage, result) {
             (Stage::Comparing(number), Ok(())) => self.start_write(id, number),
+            // Its other command failed while the device had this one.
+            (Stage::Failed(_), _) => self.remove_if_over(id),
             _ => self.end_pair(id, PARTNER_FAILED),
         }
     }
@@ -545,8 +549,8 @@ impl TargetCore {
         self.remove_if_over(id);
     }
 
-    /// Ends a pair. Its commands that are not completed fail with this fault: now, or when their
-    /// data is there.
+    /// Ends a pair. Its commands that no device has fail with this fault: now, or when their data is
+    /// there.
     fn end_pair(&mut self, id: PairId, fault: Fault) {
         self.end_exclusion(id);
         let Some(pair) = self.pairs.all.get_mut(&id) else {
