@@ -197,7 +197,7 @@ impl Target {
             let lost = states.iter().filter(|(_, state)| !state.is_accessible());
             let commands = EarlierCommands {
                 number: 0,
-                subsystem: slot,
+                subsystem_nqn: changed.config.nqn.clone(),
                 paths: lost
                     .map(|(path, _)| (path.port, changed.devices_of_group(*path)))
                     .collect(),

@@ -16,8 +16,9 @@ use crate::shared::ControllerIdentity;
 pub(crate) struct EarlierCommands {
     /// Distinguishes this change from others.
     pub(crate) number: u64,
-    /// Slot of their subsystem.
-    pub(crate) subsystem: u32,
+    /// NQN of their subsystem. It may have been removed and added again since, which gives it
+    /// another slot.
+    pub(crate) subsystem_nqn: String,
     /// Their ports, and the devices at each, one bit for each.
     pub(crate) paths: Vec<(PortId, u128)>,
     /// The epoch that began with the change.
@@ -27,7 +28,7 @@ pub(crate) struct EarlierCommands {
 impl EarlierCommands {
     /// The devices that such commands of a controller can have.
     pub(crate) fn devices(&self, controller: &ControllerIdentity) -> u128 {
-        if controller.subsystem != self.subsystem {
+        if controller.subsystem_nqn != self.subsystem_nqn {
             return 0;
         }
         let paths = self.paths.iter();

@@ -274,6 +274,29 @@ fn a_change_waits_for_orphaned_writes() {
     assert!(is_done(&done));
 }
 
+/// A subsystem that was removed and added again meanwhile is the same one.
+#[test]
+fn a_change_waits_for_orphans_of_the_removed_subsystem() {
+    let mut world = world();
+    let at = path(&mut world, 1, TCP_PORT);
+    world.fault.arm(HOLD, true);
+    let started = world.start(at.io, write(RAM).with_cid(900), &[1; 512]);
+    started.expect_err("the device holds it");
+    world.close(at.io);
+    world.close(at.admin);
+    let subsystem = world.target.configuration().subsystems[0].clone();
+    let removed = world.target.remove_subsystem(SUBSYSTEM);
+    removed.expect("it exists");
+    world.settle();
+    world.target.add_subsystem(subsystem).expect("right");
+    world.settle();
+    let done = set(&mut world, TCP_PORT, 2, AnaState::Inaccessible);
+    assert!(!is_done(&done));
+    world.fault.release();
+    world.settle();
+    assert!(is_done(&done));
+}
+
 /// A namespace that moves to another group takes that group's state.
 #[test]
 fn a_namespace_takes_the_state_of_its_new_group() {
