@@ -11,6 +11,7 @@ mod connection;
 mod discovery_host;
 mod events;
 mod flood;
+mod fused;
 mod greedy;
 mod invalid;
 mod memory_waits;
@@ -30,7 +31,7 @@ pub use discovery_host::DiscoveryHost;
 pub use silent::SilentHosts;
 pub use workload::Aftermath;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use nvme_spec::Sqe;
 use nvme_spec::fabrics::{ConnectAttributes, ConnectData, PropertySize};
@@ -59,6 +60,7 @@ use admin::{AdminState, AdminStep, CommandKey};
 use ana::AnaHostState;
 use connection::{Connection, ConnectionShape, ConnectionTransport, Sending, Transfer};
 use events::{EventLog, EventState};
+use fused::{FusedPart, Pair};
 use invalid::Refusal;
 use probes::Probe;
 use rdma::{ConnectionRequest, RdmaTransportEnd};

@@ -2,9 +2,9 @@
 //! then recovery without faults, and a final check.
 
 mod ana;
-mod compete;
 mod changes;
 mod checks;
+mod compete;
 mod contention;
 mod faults;
 mod reserving;

@@ -6,6 +6,7 @@ use reactors::Nanos;
 
 use super::admin::AdminStep;
 use super::connection::{Connection, Outstanding};
+use super::fused::fused_refusal;
 use super::invalid::{Refusal, retry_is_pointless};
 use super::{Command, Host, HostEnv, Io, IoKind, Phase, READY_POLL};
 use crate::faults::Fault;

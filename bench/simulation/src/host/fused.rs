@@ -187,7 +187,8 @@ impl Host {
         } = pair;
         let judged = (env.judge).judge_replacement(extent, began, expected, version);
         judged.inspect_err(|violation| {
-            env.trace.note(env.now, format_args!("VIOLATION {violation}"));
+            env.trace
+                .note(env.now, format_args!("VIOLATION {violation}"));
         })
     }
 }

@@ -12,14 +12,16 @@ use crate::random::Random;
 const ROUNDS_PERMILLE: u32 = 60;
 /// Share of competitions at a disk that delays its requests, per thousand.
 const DELAYS_PERMILLE: u32 = 400;
+/// Time in which most writes complete.
+const WRITE_TIME: Nanos = Nanos::from_millis(2);
 /// Longest delay of a disk.
 const HOLD_MAX: Nanos = Nanos::from_millis(20);
 /// Blocks at the start of a disk that hosts compete for.
 const BLOCKS: u64 = 4;
 /// Most commands of a competition.
 const COMMANDS_MAX: u64 = 12;
-/// Most blocks of a write that competes.
-const WRITE_BLOCKS_MAX: u64 = 6;
+/// Most bytes of a write that competes.
+const WRITE_BYTES_MAX: u64 = 4096;
 
 /// The competitions of a run.
 pub(super) struct Competition {
@@ -50,7 +52,7 @@ impl World {
             lba,
             blocks: 1,
         };
-        let subsystem = self.env.swarm.subsystem_of(disk);
+        let subsystem = self.env.swarm.subsystem_of_disk(disk);
         let hosts = self.env.swarm.hosts.iter().enumerate();
         let hosts = hosts.filter(|(_, shape)| shape.subsystem == subsystem);
         let hosts: Vec<usize> = hosts.map(|(host, _)| host).collect();
@@ -59,18 +61,13 @@ impl World {
             return Ok(());
         }
         self.env.figures.fault(Fault::Fuse);
-        let known = self.env.judge.certain(block).and_then(|it| it[0]);
-        let Some(known) = known else {
-            // The next round replaces what this writes.
-            let host = random.pick(&hosts);
-            self.hosts[host].write(&mut self.env.for_hosts(), block);
+        let Some(known) = self.known_version(block, &hosts)? else {
             return Ok(());
         };
         self.delay_disk(disk);
-        let random = &mut self.competition.random;
-        for _ in 0..random.between(2, COMMANDS_MAX) {
-            let host = random.pick(&hosts);
-            let host = &mut self.hosts[host];
+        for _ in 0..self.competition.random.between(2, COMMANDS_MAX) {
+            let random = &mut self.competition.random;
+            let host = &mut self.hosts[random.pick(&hosts)];
             let pause = Nanos(random.below(30_000));
             let is_later = random.permille(200);
             let mut env = self.env.for_hosts();
@@ -80,7 +77,8 @@ impl World {
                 }
                 6 | 7 if host.can_reach_disks() => {
                     let size = env.swarm.disks[disk].block_count;
-                    let most = (size - lba).min(WRITE_BLOCKS_MAX);
+                    let short = WRITE_BYTES_MAX / u64::from(env.swarm.disks[disk].block_size);
+                    let most = short.clamp(1, size - lba);
                     let blocks = random.between(1, most) as u32;
                     host.write(&mut env, Extent { blocks, ..block });
                 }
@@ -100,6 +98,17 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// The version that a block certainly has: that of a write, which may be sent now.
+    fn known_version(&mut self, block: Extent, hosts: &[usize]) -> Result<Option<u64>, Violation> {
+        let certain = |world: &Self| world.env.judge.certain(block).and_then(|it| it[0]);
+        if certain(self).is_none() {
+            let host = self.competition.random.pick(hosts);
+            self.hosts[host].write(&mut self.env.for_hosts(), block);
+            self.pass(WRITE_TIME)?;
+        }
+        Ok(certain(self))
     }
 
     /// Has a disk delay its requests.
