@@ -20,7 +20,7 @@ use crate::view::{NamespaceView, SubsystemView, is_valid_nsid};
 /// applies it to a namespace of any block size stays within the field. Devices zero in pieces.
 pub(crate) const WRITE_ZEROES_BYTES_MAX: u64 = 512 << 16;
 
-/// Blocks of a Compare and Write, for ACWU (NVM 1.1 §4.1.5.2).
+/// Blocks of a Compare and Write, for ACWU (NVM 1.1 §2.1.4).
 pub(crate) const COMPARE_WRITE_BLOCKS_MAX: u32 = 1;
 
 /// Largest range list of Dataset Management in bytes: 256 ranges of 16 (NVM 1.1 §3.3.3).
@@ -362,14 +362,14 @@ pub(crate) fn check_transfer(sqe: &Sqe, context: &IoContext<'_>) -> Result<Plan,
     })
 }
 
-/// Checks the Compare or the Write of a fused operation (NVM 1.1 §2.1.4).
+/// Checks the Compare or the Write of a fused operation (NVM 1.1 §2.1.3).
 pub(crate) fn check_fused(sqe: &Sqe, context: &IoContext<'_>) -> Result<Plan, Fault> {
     let mut plan = check_transfer(sqe, context)?;
     // As with reservations: another target that serves the same device does not know of it.
     if !namespace(context.subsystem, plan.work.nsid)?.reservations {
         return Err(Fault::field(byte::FLAGS));
     }
-    // NVM 1.1 §2.1.4: at most ACWU blocks.
+    // NVM 1.1 §2.1.3: at most ACWU blocks.
     if plan.work.blocks > COMPARE_WRITE_BLOCKS_MAX {
         return Err(Fault::new(Status::ATOMIC_WRITE_UNIT_EXCEEDED).at(byte::CDW12));
     }

@@ -1,4 +1,4 @@
-//! Compare and Write, the fused operation (Base 2.1 §3.4.2, NVM 1.1 §2.1.4 and §3.3.1).
+//! Compare and Write, the fused operation (Base 2.1 §3.4.2, NVM 1.1 §2.1.3 and §3.3.1).
 //!
 //! Its two commands are a *pair*. Each is admitted, and its data is fetched, like any command; then
 //! they wait as executions without a device request until both are there. The pair excludes its
@@ -211,7 +211,7 @@ impl TargetCore {
         let (compared, written) = (pair.compared, planned.as_ref().map(|plan| plan.work));
         match (compared, written) {
             (Some(compared), Ok(written)) if extent(&compared) != extent(&written) => {
-                // NVM 1.1 §2.1.4: both commands have the same range.
+                // NVM 1.1 §2.1.3: both commands have the same range.
                 let fault = Fault::field(byte::CDW10);
                 self.end_pair(id, fault);
                 return Err(fault);

@@ -1,4 +1,4 @@
-//! Compare and Write, the fused operation (Base 2.1 §3.4.2, NVM 1.1 §2.1.4): results, atomicity on
+//! Compare and Write, the fused operation (Base 2.1 §3.4.2, NVM 1.1 §2.1.3): results, atomicity on
 //! all cores, and invalid input.
 
 use nvme_spec::command::{Cns, Fuse, WriteZeroesControl};
@@ -104,7 +104,7 @@ fn assert_clean(world: &mut World, io: Link) {
     assert_eq!(world.leases(), 0);
 }
 
-/// Base 2.1 §5.1.13.2.1, FUSES; NVM 1.1 §4.1.5.2, ACWU.
+/// Base 2.1 §5.1.13.2.1, FUSES; NVM 1.1 §2.1.4, ACWU.
 #[test]
 fn identify_reports_compare_and_write_of_one_block() {
     let mut world = World::new();
