@@ -162,6 +162,8 @@ faults! {
     Reserve = "reserve";
     /// An operator changes the ANA states of namespaces at listeners.
     Ana = "ana";
+    /// Hosts replace blocks by Compare and Write, several at once.
+    Fuse = "fuse";
 }
 
 impl fmt::Display for Fault {
@@ -193,6 +195,7 @@ impl Fault {
         Fault::Twins,
         Fault::Reserve,
         Fault::Ana,
+        Fault::Fuse,
     ];
 
     /// The condition that the fault needs, if not every seed fulfils it.
@@ -227,6 +230,7 @@ impl Fault {
             Fault::Contend => Some(Need::Contention),
             Fault::Reserve => Some(Need::Reservations),
             Fault::Ana => Some(Need::Operator),
+            Fault::Fuse => Some(Need::Competitors),
             _ => None,
         }
     }
@@ -287,6 +291,8 @@ pub(crate) enum Need {
     Reservations,
     /// An operator; separate random streams for the selection and the occurrence.
     Operator,
+    /// Compare and Write; separate random streams for the selection and the occurrence.
+    Competitors,
 }
 
 /// A set of faults.
@@ -347,6 +353,7 @@ pub(crate) fn faults_of(need: Need, seed: u64) -> Vec<Fault> {
         Need::Contention => (0x90, Some(Fault::Contend), 250),
         Need::Reservations => (0xA0, Some(Fault::Reserve), 350),
         Need::Operator => (0xB0, Some(Fault::Ana), 300),
+        Need::Competitors => (0xC0, Some(Fault::Fuse), 300),
     };
     let mut random = Random::new(seed, stream);
     let there = random.permille(share);

@@ -50,6 +50,8 @@ pub struct Figures {
     pub fenced_writes: u64,
     /// I/O commands that an ANA state refused.
     pub ana_refusals: u64,
+    /// Blocks that were replaced by Compare and Write.
+    pub replacements: u64,
     /// Number of occurrences of each fault.
     pub faults: BTreeMap<Fault, u64>,
 }
@@ -88,6 +90,7 @@ impl Figures {
         self.reservations += other.reservations;
         self.fenced_writes += other.fenced_writes;
         self.ana_refusals += other.ana_refusals;
+        self.replacements += other.replacements;
         for (fault, times) in &other.faults {
             self.faults(*fault, *times);
         }
@@ -117,7 +120,7 @@ impl fmt::Display for Figures {
         writeln!(
             f,
             "{} steps of live changes, identifiers judged {} times, {} controllers of hosts that \
-             nobody configured, {} reservation commands, {} fenced writes, {} refusals for lack of access, longest undisturbed wait {} ({} of a thousand of its bound), {} \
+             nobody configured, {} reservation commands, {} fenced writes, {} refusals for lack of access, {} blocks replaced by Compare and Write, longest undisturbed wait {} ({} of a thousand of its bound), {} \
              waits for memory, at most {} grants before that of a waiting host",
             self.steps,
             self.identities_judged,
@@ -125,6 +128,7 @@ impl fmt::Display for Figures {
             self.reservations,
             self.fenced_writes,
             self.ana_refusals,
+            self.replacements,
             self.wait_max,
             self.wait_permille_max,
             self.memory_waits,

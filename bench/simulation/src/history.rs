@@ -82,6 +82,8 @@ pub struct BlockHistory {
     candidates: Vec<Candidate>,
     /// The newest few versions that no read may return any more; for messages only.
     gone: Vec<(u64, Mistake)>,
+    /// The newest few versions that were replaced by Compare and Write.
+    replaced: Vec<u64>,
 }
 
 /// Number of old versions remembered for messages.
@@ -92,6 +94,7 @@ impl Default for BlockHistory {
         Self {
             candidates: vec![Candidate::zeroes(Moment(0))],
             gone: Vec::new(),
+            replaced: Vec::new(),
         }
     }
 }
@@ -248,6 +251,7 @@ impl BlockHistory {
 
     /// Records that the devices lost power at `now`.
     pub fn power_cut(&mut self, now: Moment) {
+        self.replaced.clear();
         let lost = |candidate: &Candidate| candidate.durably_overwritten;
         for gone in self.candidates.clone().iter().filter(|it| lost(it)) {
             self.forget(gone.version, Mistake::Resurrected);
@@ -295,6 +299,7 @@ impl BlockHistory {
     /// Records that the device lost power while the appliance kept running: completed writes may be
     /// undone, and writes in flight may still take effect.
     pub fn lost_power(&mut self) {
+        self.replaced.clear();
         let undone = |it: &&mut Candidate| !it.durably_overwritten;
         for candidate in self.candidates.iter_mut().filter(undone) {
             candidate.overwritten = Moment::NEVER;
@@ -322,10 +327,12 @@ impl BlockHistory {
         left.map(of).any(|it| it == version)
     }
 
-    /// Whether a comparison with `version` (`None`: zeroes) that began at `began` must succeed.
+    /// Whether a comparison with `version` (`None`: zeroes) that began at `began` must succeed. The
+    /// write `own` follows it.
     #[must_use]
-    pub fn must_equal(&self, version: Option<u64>, began: Moment) -> bool {
-        let mut alive = self.candidates.iter().filter(|it| it.overwritten > began);
+    pub fn must_equal(&self, version: Option<u64>, began: Moment, own: Option<u64>) -> bool {
+        let alive = self.candidates.iter().filter(|it| it.overwritten > began);
+        let mut alive = alive.filter(|it| Some(it.version) != own);
         alive.all(|candidate| match version {
             Some(version) => candidate.version == version && !candidate.zero,
             None => candidate.zero,
@@ -341,6 +348,39 @@ impl BlockHistory {
         alive
             .all(|other| of(other) == of(first))
             .then_some(of(first))
+    }
+
+    /// Records that a Compare and Write that began at `began`, when only the version `expected` could
+    /// be there, replaced it by `version`: writes that were in progress meanwhile came later,
+    /// because the comparison would have failed.
+    ///
+    /// # Errors
+    /// That version was replaced before.
+    pub fn replaced(
+        &mut self,
+        expected: u64,
+        version: u64,
+        began: Moment,
+        now: Moment,
+    ) -> Result<(), Mistake> {
+        if self.replaced.contains(&expected) {
+            return Err(Mistake::Stale);
+        }
+        if self.replaced.len() == GONE_MAX {
+            self.replaced.remove(0);
+        }
+        self.replaced.push(expected);
+        let is_later = |it: &Candidate| {
+            let is_other = it.version != expected && it.version != version;
+            is_other && it.done.is_some() && it.ended > began
+        };
+        if self.candidates.iter().any(is_later)
+            && let Some(index) = self.position(version)
+        {
+            let overwritten = &mut self.candidates[index].overwritten;
+            *overwritten = (*overwritten).min(now);
+        }
+        Ok(())
     }
 
     /// Versions that a read may still return, and whether they are zeroes; for messages.

@@ -11,6 +11,7 @@ mod connection;
 mod discovery_host;
 mod events;
 mod flood;
+mod fused;
 mod greedy;
 mod invalid;
 mod memory_waits;
@@ -30,7 +31,7 @@ pub use discovery_host::DiscoveryHost;
 pub use silent::SilentHosts;
 pub use workload::Aftermath;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use nvme_spec::Sqe;
 use nvme_spec::fabrics::{ConnectAttributes, ConnectData, PropertySize};
@@ -59,6 +60,7 @@ use admin::{AdminState, AdminStep, CommandKey};
 use ana::AnaHostState;
 use connection::{Connection, ConnectionShape, ConnectionTransport, Sending, Transfer};
 use events::{EventLog, EventState};
+use fused::{FusedPart, Pair};
 use invalid::Refusal;
 use probes::Probe;
 use rdma::{ConnectionRequest, RdmaTransportEnd};
@@ -174,6 +176,8 @@ struct Io {
     aborted: bool,
     /// It failed, or another command with the same identifier failed.
     ambiguous: bool,
+    /// Its part in a fused operation.
+    fused: Option<FusedPart>,
 }
 
 /// A command that the host has sent.
@@ -249,6 +253,8 @@ pub struct Host {
     silent_until: Option<Nanos>,
     events: EventState,
     ana: AnaHostState,
+    /// Compare and Writes in flight, by the version of the Write.
+    pairs: BTreeMap<u64, Pair>,
     /// Writes whose queues a reset ends. They are over when the controller is not ready any more.
     ending_writes: Vec<Io>,
     deadlines_checked_at: Nanos,
@@ -288,6 +294,7 @@ impl Host {
             silent_until: None,
             events: EventState::default(),
             ana: AnaHostState::default(),
+            pairs: BTreeMap::new(),
             ending_writes: Vec::new(),
             deadlines_checked_at: Nanos::ZERO,
             probes: Vec::new(),

@@ -464,6 +464,7 @@ impl Judge {
         began: Moment,
         expected: &[Option<u64>],
         equal: bool,
+        own: Option<u64>,
     ) -> Result<(), Violation> {
         let now = self.next_moment();
         let Extent { disk, lba, .. } = extent;
@@ -475,7 +476,7 @@ impl Judge {
         let mut certain = true;
         for (lba, version) in (lba..).zip(expected) {
             let history = &mut model.blocks[lba as usize];
-            certain &= history.must_equal(*version, began);
+            certain &= history.must_equal(*version, began, own);
             if equal {
                 let judged = history.read(*version, began, now, durable);
                 let content = version.map_or(Content::Zero, Content::Written);
@@ -486,6 +487,30 @@ impl Judge {
             return Err(Violation::Comparison { disk, lba });
         }
         Ok(())
+    }
+
+    /// Judges a Compare and Write of one block whose commands both succeeded: it replaced the
+    /// version `expected` by `version`.
+    ///
+    /// # Errors
+    /// Another one did, too.
+    pub fn judge_replacement(
+        &mut self,
+        extent: Extent,
+        began: Moment,
+        expected: u64,
+        version: u64,
+    ) -> Result<(), Violation> {
+        let now = self.next_moment();
+        let Extent { disk, lba, .. } = extent;
+        let model = &mut self.disks[disk];
+        if model.spans_power_loss(began) || model.may_reach_lost_content(began) {
+            return Ok(());
+        }
+        let history = &mut model.blocks[lba as usize];
+        let judged = history.replaced(expected, version, began, now);
+        let content = Content::Written(expected);
+        judged.map_err(|mistake| wrong(disk, lba, content, Some(mistake), history))
     }
 
     /// The content of the blocks, if all of it is certain; an inner `None` means zeroes.

@@ -4,6 +4,7 @@
 mod ana;
 mod changes;
 mod checks;
+mod compete;
 mod contention;
 mod faults;
 mod reserving;
@@ -25,6 +26,7 @@ use crate::storage::Storage;
 use crate::swarm::{Limits, Swarm};
 use crate::unknown_hosts::UnknownHosts;
 use ana::Operator;
+use compete::Competition;
 use reserving::Reserving;
 
 /// Share of events that are faults, per thousand.
@@ -73,6 +75,7 @@ pub struct World {
     anonymous_hosts: AnonymousHosts,
     reserving: Reserving,
     operator: Operator,
+    competition: Competition,
     appliance: Option<Appliance>,
     starts: u64,
     /// Random stream for host behaviour.
@@ -125,6 +128,7 @@ impl World {
             anonymous_hosts: AnonymousHosts::default(),
             reserving: Reserving::new(seed),
             operator: Operator::new(seed),
+            competition: Competition::new(seed),
             seed,
             random: Random::new(seed, 2),
             hosts: hosts
@@ -190,6 +194,7 @@ impl World {
         self.contend()?;
         self.reserve()?;
         self.operate()?;
+        self.compete()?;
         if self.random.permille(PAUSES_PERMILLE) {
             let pause = Nanos::from_millis(self.random.between(1, 4000));
             return self.pass(pause);
@@ -200,7 +205,10 @@ impl World {
                 .filter(|it| {
                     let has_own_stream =
                         it.is_host_behaviour() || it.is_drawn_separately() || it.is_misuse();
-                    let is_elsewhere = matches!(it, Fault::Contend | Fault::Reserve | Fault::Ana);
+                    let is_elsewhere = matches!(
+                        it,
+                        Fault::Contend | Fault::Reserve | Fault::Ana | Fault::Fuse
+                    );
                     !has_own_stream && !is_elsewhere
                 })
                 .collect();

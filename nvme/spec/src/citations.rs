@@ -238,6 +238,7 @@ const NVM: Document = Document {
     name: "NVM 1.1",
     title: "NVM Express NVM Command Set Specification",
     sections: &[
+        ("2.1.3", "Fused Operation"),
         ("2.1.4", "Atomic Operation"),
         ("2.1.4.3", "AWUPF/NAWUPF"),
         ("3", "I/O Commands for the NVM Command Set"),

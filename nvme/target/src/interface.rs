@@ -16,7 +16,7 @@ use zerocopy::FromBytes;
 
 use crate::admin::AdminWork;
 use crate::config::PortId;
-use crate::io::{IoOperation, IoWork};
+use crate::io::{FusedWork, IoOperation, IoWork};
 use crate::reservations::work::ReservationWork;
 use crate::{InlineTiming, Timing};
 
@@ -220,6 +220,7 @@ pub enum WorkProgress {
 #[derive(Debug)]
 pub(crate) enum WorkKind {
     Io(IoWork),
+    Fused(FusedWork),
     Reservation(ReservationWork),
     Admin(AdminWork),
 }
@@ -336,11 +337,13 @@ impl WorkKind {
     fn is_transfer(&self) -> bool {
         match self {
             Self::Admin(_) | Self::Reservation(_) => false,
+            Self::Fused(_) => true,
             Self::Io(io) => match io.operation {
                 IoOperation::Read
                 | IoOperation::DurableRead
                 | IoOperation::Write { .. }
-                | IoOperation::Compare => true,
+                | IoOperation::Compare
+                | IoOperation::Fused(_) => true,
                 IoOperation::Verify { .. }
                 | IoOperation::Flush
                 | IoOperation::FlushAll

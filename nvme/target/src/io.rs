@@ -12,12 +12,16 @@ use reactors::Nanos;
 use crate::interface::{DataSource, Direction, KEYED_BLOCKS_MAX, Work, WorkKind};
 use crate::reservations::restrictions::AccessKind;
 use crate::status::{Fault, byte};
+use crate::target_core::fused::PairId;
 use crate::view::{NamespaceView, SubsystemView, is_valid_nsid};
 
 /// Bytes that one Write Zeroes may cover: 2 to the power of WZSL pages (NVM 1.1 §4.1.5.4). This is
 /// the most that 16 bits of blocks can express with the smallest block, so that a host which
 /// applies it to a namespace of any block size stays within the field. Devices zero in pieces.
 pub(crate) const WRITE_ZEROES_BYTES_MAX: u64 = 512 << 16;
+
+/// Blocks of a Compare and Write, for ACWU (NVM 1.1 §2.1.4).
+pub(crate) const COMPARE_WRITE_BLOCKS_MAX: u32 = 1;
 
 /// Largest range list of Dataset Management in bytes: 256 ranges of 16 (NVM 1.1 §3.3.3).
 const RANGE_LIST_MAX_BYTES: u32 = 4096;
@@ -33,6 +37,8 @@ pub(crate) enum IoOperation {
         fua: bool,
     },
     Compare,
+    /// A part of a Compare and Write.
+    Fused(FusedPart),
     /// A read whose data no host receives. If durable, a flush follows.
     Verify {
         durable: bool,
@@ -51,15 +57,25 @@ pub(crate) enum IoOperation {
     Reserve(IoOpcode),
 }
 
+/// A part of a fused operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FusedPart {
+    Compare,
+    Write { fua: bool },
+}
+
 impl IoOperation {
     /// What it does with its device; `None` if reservations do not restrict it (Base 2.1
     /// §8.1.22.1). The reservation commands check the rights of their host themselves.
     pub(crate) fn access(self) -> Option<AccessKind> {
         match self {
-            Self::Read | Self::DurableRead | Self::Compare | Self::Verify { .. } => {
-                Some(AccessKind::Read)
-            }
+            Self::Read
+            | Self::DurableRead
+            | Self::Compare
+            | Self::Fused(FusedPart::Compare)
+            | Self::Verify { .. } => Some(AccessKind::Read),
             Self::Write { .. }
+            | Self::Fused(FusedPart::Write { .. })
             | Self::Flush
             | Self::FlushAll
             | Self::WriteZeroes { .. }
@@ -71,10 +87,14 @@ impl IoOperation {
     /// Whether a read-only namespace refuses it.
     pub(crate) fn changes_medium(self) -> bool {
         match self {
-            Self::Write { .. } | Self::WriteZeroes { .. } | Self::Deallocate { .. } => true,
+            Self::Write { .. }
+            | Self::Fused(FusedPart::Write { .. })
+            | Self::WriteZeroes { .. }
+            | Self::Deallocate { .. } => true,
             Self::Read
             | Self::DurableRead
             | Self::Compare
+            | Self::Fused(FusedPart::Compare)
             | Self::Verify { .. }
             | Self::Flush
             | Self::FlushAll
@@ -82,7 +102,7 @@ impl IoOperation {
         }
     }
 
-    /// Whether it takes exactly one device request.
+    /// Whether it takes exactly one device request, and nothing else depends on it.
     #[inline]
     pub(crate) fn is_single(self) -> bool {
         match self {
@@ -92,9 +112,11 @@ impl IoOperation {
             | Self::Flush
             | Self::WriteZeroes { .. } => true,
             Self::Verify { durable } => !durable,
-            Self::DurableRead | Self::FlushAll | Self::Deallocate { .. } | Self::Reserve(_) => {
-                false
-            }
+            Self::DurableRead
+            | Self::Fused(_)
+            | Self::FlushAll
+            | Self::Deallocate { .. }
+            | Self::Reserve(_) => false,
         }
     }
 
@@ -108,8 +130,8 @@ impl IoOperation {
     pub(crate) fn opcode(self) -> IoOpcode {
         match self {
             Self::Read | Self::DurableRead => IoOpcode::READ,
-            Self::Write { .. } => IoOpcode::WRITE,
-            Self::Compare => IoOpcode::COMPARE,
+            Self::Write { .. } | Self::Fused(FusedPart::Write { .. }) => IoOpcode::WRITE,
+            Self::Compare | Self::Fused(FusedPart::Compare) => IoOpcode::COMPARE,
             Self::Verify { .. } => IoOpcode::VERIFY,
             Self::Flush | Self::FlushAll => IoOpcode::FLUSH,
             Self::WriteZeroes { .. } => IoOpcode::WRITE_ZEROES,
@@ -132,6 +154,13 @@ pub(crate) struct IoWork {
     pub(crate) bytes: u32,
     pub(crate) nsid: u32,
     pub(crate) epoch: u32,
+}
+
+/// A part of the fused operation `pair`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FusedWork {
+    pub(crate) io: IoWork,
+    pub(crate) pair: PairId,
 }
 
 /// What a command is checked against.
@@ -202,13 +231,9 @@ pub(crate) fn is_transfer(sqe: &Sqe) -> bool {
     transfers && sqe.flags.fuse() == Fuse::NORMAL
 }
 
-/// Checks an I/O command that is not a Fabrics command. Returns `None` if it succeeds without doing
+/// Checks an I/O command that is no Fabrics command and no part of a fused operation. Returns `None` if it succeeds without doing
 /// anything.
 pub(crate) fn check(sqe: &Sqe, context: &IoContext<'_>) -> Result<Option<Plan>, Fault> {
-    // Base 2.1 §3.4.2: FUSES is 0, so neither part of a fused operation is known.
-    if sqe.flags.fuse() != Fuse::NORMAL {
-        return Err(Fault::field(byte::FLAGS));
-    }
     match sqe.io_opcode() {
         IoOpcode::READ | IoOpcode::WRITE | IoOpcode::COMPARE => {
             check_transfer(sqe, context).map(Some)
@@ -335,6 +360,24 @@ pub(crate) fn check_transfer(sqe: &Sqe, context: &IoContext<'_>) -> Result<Plan,
         direction,
         source: check_source(sqe, direction, work.bytes, context.data)?,
     })
+}
+
+/// Checks the Compare or the Write of a fused operation (NVM 1.1 §2.1.3).
+pub(crate) fn check_fused(sqe: &Sqe, context: &IoContext<'_>) -> Result<Plan, Fault> {
+    let mut plan = check_transfer(sqe, context)?;
+    // As with reservations: another target that serves the same device does not know of it.
+    if !namespace(context.subsystem, plan.work.nsid)?.reservations {
+        return Err(Fault::field(byte::FLAGS));
+    }
+    // NVM 1.1 §2.1.3: at most ACWU blocks.
+    if plan.work.blocks > COMPARE_WRITE_BLOCKS_MAX {
+        return Err(Fault::new(Status::ATOMIC_WRITE_UNIT_EXCEEDED).at(byte::CDW12));
+    }
+    plan.work.operation = IoOperation::Fused(match plan.work.operation {
+        IoOperation::Write { fua } => FusedPart::Write { fua },
+        _ => FusedPart::Compare,
+    });
+    Ok(plan)
 }
 
 /// Verify (NVM 1.1 §3.3.5). VSL is MDTS, so that one lease holds the data.

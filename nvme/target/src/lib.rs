@@ -21,6 +21,7 @@ mod controller;
 mod counters;
 mod error_log;
 mod eviction;
+mod exclusions;
 mod host_accounts;
 mod interface;
 mod io;

@@ -13,6 +13,7 @@ use reactors::Nanos;
 
 use crate::ana::{AnaRestrictions, AnaTransitions, EarlierCommands};
 use crate::config::{DISCOVERY_CONTROLLERS_MAX, TargetLimits};
+use crate::exclusions::ExclusionTable;
 use crate::host_accounts::HostAccounts;
 use crate::interface::CloseReason;
 use crate::reservations::ReservationTable;
@@ -169,6 +170,7 @@ pub(crate) struct Registry {
     /// Addresses of refused I/O queues that were logged.
     logged_unbound: BTreeSet<Option<IpAddr>>,
     reservations: ReservationTable,
+    pub(crate) exclusions: ExclusionTable,
     pub(crate) ana_transitions: AnaTransitions,
     /// Connects are no longer accepted.
     pub(crate) closed: bool,
@@ -188,6 +190,7 @@ impl Registry {
             logged_unnamed: BTreeSet::new(),
             logged_unbound: BTreeSet::new(),
             reservations: ReservationTable::default(),
+            exclusions: ExclusionTable::default(),
             ana_transitions: AnaTransitions::default(),
             closed: false,
         }

@@ -18,6 +18,7 @@ use crate::config::{
     check_namespaces, check_ports,
 };
 use crate::counters::{CoreCounters, IoTotals};
+use crate::exclusions::ExclusionTable;
 use crate::interface::CloseReason;
 use crate::registry::{ControllerEntry, Registry};
 use crate::reservations::{
@@ -45,6 +46,7 @@ type WakerFunction = Box<dyn Fn(usize) + Send + Sync>;
 /// A target: its configuration and its controllers. Control path only.
 pub struct Target {
     notifications: Box<[Notifications]>,
+    exclusion_messages: Box<[Notifications]>,
     /// Number of changes of a device's health.
     health_changes: AtomicU32,
     /// Number of messages about reservations to cores.
@@ -96,6 +98,7 @@ impl Target {
         published.collect_listed_hosts();
         Ok(Arc::new(Self {
             notifications: (0..reactors).map(|_| Notifications::default()).collect(),
+            exclusion_messages: (0..reactors).map(|_| Notifications::default()).collect(),
             health_changes: AtomicU32::new(0),
             reservation_messages: AtomicU32::new(0),
             shutting_down: AtomicBool::new(false),
@@ -497,6 +500,25 @@ impl Target {
         result
     }
 
+    /// Changes exclusions, and notifies the cores that the change concerns.
+    pub(crate) fn change_exclusions<R>(&self, change: impl FnOnce(&mut ExclusionTable) -> R) -> R {
+        let (result, reactors) = {
+            let table = &mut self.registry().exclusions;
+            (change(table), table.take_to_notify())
+        };
+        for reactor in reactors {
+            self.exclusion_messages[reactor].notify();
+            self.wake(reactor);
+        }
+        result
+    }
+
+    /// Number of messages about exclusions to a reactor's core so far.
+    #[inline]
+    pub(crate) fn exclusion_messages(&self, reactor: usize) -> u64 {
+        self.exclusion_messages[reactor].count()
+    }
+
     /// Number of messages about reservations to cores so far.
     pub(crate) fn reservation_messages(&self) -> u32 {
         self.reservation_messages.load(Ordering::Acquire)
@@ -635,6 +657,10 @@ impl Target {
     /// Notifies a reactor's core that something changed.
     pub(crate) fn notify(&self, reactor: usize) {
         self.notifications[reactor].notify();
+        self.wake(reactor);
+    }
+
+    fn wake(&self, reactor: usize) {
         if let Some(waker) = &*self.waker.read().unwrap_or_else(PoisonError::into_inner) {
             waker(reactor);
         }

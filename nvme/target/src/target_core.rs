@@ -2,7 +2,8 @@
 //!
 //! The parts: `connect` creates queues, `admission` checks commands, `gate` decides whether a
 //! command may go to its device, `inline` completes commands without waiting, `execution` drives
-//! devices and completes commands, `reserve` executes reservation commands, `fence` keeps newer writes of a host behind its orphaned ones,
+//! devices and completes commands, `reserve` executes reservation commands, `fused` Compare and
+//! Write, for which `exclusions` holds back other commands, `fence` keeps newer writes of a host behind its orphaned ones,
 //! `devices` handles completions of devices, `polling` handles timers and changes by other
 //! reactors, `closing` ends queues and controllers, `changes` drains queues while others continue,
 //! `draining` shuts down the whole core.
@@ -14,9 +15,11 @@ mod closing;
 mod connect;
 mod devices;
 mod draining;
+mod exclusions;
 mod execution;
 mod executions;
 mod fence;
+pub(crate) mod fused;
 mod gate;
 mod inline;
 mod polling;
@@ -52,7 +55,9 @@ pub use audit::CoreAudit;
 pub use changes::Outstanding;
 pub use draining::CoreDrain;
 use draining::Phase;
+use exclusions::Exclusions;
 use executions::Executions;
+use fused::Pairs;
 use queue::Queue;
 use slots::Slots;
 use timers::ControllerTimers;
@@ -107,6 +112,9 @@ pub struct TargetCore {
     notifications_seen: u64,
     health_changes_seen: u32,
     reservation_messages_seen: u32,
+    exclusion_messages_seen: u64,
+    exclusions: Exclusions,
+    pairs: Pairs,
     /// Preempted hosts whose commands have not ended yet.
     endings: Vec<Ending>,
     /// Commands from before changes of ANA states, whose end has to be reported.
@@ -153,6 +161,7 @@ impl TargetCore {
         );
         let counters = Arc::new(CoreCounters::new(DEVICES_MAX, limits.queues_max));
         target.cores()[reactor] = Some(Arc::clone(&counters));
+        target.change_exclusions(|table| table.add_reactor(reactor));
         let notifications_seen = target.notifications(reactor);
         Self {
             queues: Slots::new(limits.queues_max),
@@ -169,6 +178,9 @@ impl TargetCore {
             notifications_seen,
             health_changes_seen: target.health_changes(),
             reservation_messages_seen: target.reservation_messages(),
+            exclusion_messages_seen: target.exclusion_messages(reactor),
+            exclusions: Exclusions::default(),
+            pairs: Pairs::default(),
             endings: Vec::new(),
             awaited: Vec::new(),
             target,
@@ -269,6 +281,7 @@ impl TargetCore {
     pub fn has_ready(&self) -> bool {
         let waiting = |inbox: &Inbox| !inbox.completions.is_empty() || !inbox.closes.is_empty();
         self.target.notifications(self.reactor) != self.notifications_seen
+            || self.target.exclusion_messages(self.reactor) != self.exclusion_messages_seen
             || self.sent_responses.is_pending()
             || self.inboxes.iter().any(waiting)
     }

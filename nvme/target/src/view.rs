@@ -73,6 +73,7 @@ pub(crate) struct NamespaceView {
     pub(crate) read_only: bool,
     pub(crate) volatile: bool,
     pub(crate) deallocate: Deallocate,
+    /// Whether no other target serves the device.
     pub(crate) reservations: bool,
 }
 

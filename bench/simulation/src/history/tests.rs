@@ -167,9 +167,9 @@ fn pruning_does_not_change_verdicts() {
 #[test]
 fn version_is_certain_only_without_writes_in_flight() {
     let mut history = history(&[(1, 10, 20)]);
-    assert!(history.must_equal(Some(1), at(30)));
+    assert!(history.must_equal(Some(1), at(30), None));
     assert_eq!(history.only(at(30)), Some(Some(1)));
     history.begin(2, false);
-    assert!(!history.must_equal(Some(1), at(30)));
+    assert!(!history.must_equal(Some(1), at(30), None));
     assert_eq!(history.only(at(30)), None);
 }

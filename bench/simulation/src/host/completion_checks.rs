@@ -6,6 +6,7 @@ use reactors::Nanos;
 
 use super::admin::AdminStep;
 use super::connection::{Connection, Outstanding};
+use super::fused::fused_refusal;
 use super::invalid::{Refusal, retry_is_pointless};
 use super::{Command, Host, HostEnv, Io, IoKind, Phase, READY_POLL};
 use crate::faults::Fault;
@@ -179,6 +180,18 @@ impl Host {
         outstanding: &Outstanding,
         cqe: &Cqe,
     ) -> Result<(), Violation> {
+        self.judge_io(env, qid, io, outstanding, cqe)?;
+        self.part_completed(env, io, cqe.status())
+    }
+
+    fn judge_io(
+        &mut self,
+        env: &mut HostEnv<'_>,
+        qid: u16,
+        io: &Io,
+        outstanding: &Outstanding,
+        cqe: &Cqe,
+    ) -> Result<(), Violation> {
         env.figures.ios += 1;
         let issued_at = outstanding.issued_at;
         let status = cqe.status();
@@ -221,6 +234,7 @@ impl Host {
             Some(end) => Some(end),
             None => self.ana_refusal(env, io, status, issued_at).or(refused),
         };
+        let refused = refused.or(fused_refusal(io, status));
         if !mismatch && refused.is_none() && !self.may_fail(env, qid, io, status) {
             let what = format!("{:?} of {:?} completed with {status}", io.kind, io.extents);
             return Err(self.violation(env, &what));
@@ -240,7 +254,7 @@ impl Host {
         let judged = match io.extents.first() {
             Some(extent) if mismatch => {
                 env.judge
-                    .judge_comparison(*extent, io.began, &io.expected, false)
+                    .judge_comparison(*extent, io.began, &io.expected, false, io.own_version())
             }
             _ => Ok(()),
         };
@@ -411,7 +425,8 @@ fn succeeded(
         }
         (IoKind::Compare, Some(extent)) => {
             env.figures.blocks_judged += blocks;
-            let judged = judge.judge_comparison(*extent, io.began, &io.expected, true);
+            let own = io.own_version();
+            let judged = judge.judge_comparison(*extent, io.began, &io.expected, true, own);
             judge.end_read(io.began);
             judged
         }

@@ -257,7 +257,7 @@ impl Host {
         self.submit_io(env, index, io, sqe, transfer);
     }
 
-    fn submit_io(
+    pub(super) fn submit_io(
         &mut self,
         env: &mut HostEnv<'_>,
         index: usize,
@@ -719,6 +719,7 @@ impl Io {
             damaged: false,
             aborted: false,
             ambiguous: false,
+            fused: None,
         }
     }
 

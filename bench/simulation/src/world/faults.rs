@@ -198,6 +198,7 @@ impl World {
             | Fault::OneAddress
             | Fault::Reserve
             | Fault::Ana
+            | Fault::Fuse
             | Fault::Stuck
             | Fault::Tight => return Ok(()),
             Fault::Hang => self.strike_drive(disk, Mishap::Hang),

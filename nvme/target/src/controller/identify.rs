@@ -5,7 +5,7 @@ use nvme_spec::ascii::SpacePadded;
 use nvme_spec::command::{Cns, CommandSet, Sqe};
 use nvme_spec::identify::{
     Anacap, Cmic, CommandSetCombinations, CommandSetVector, ControllerList, ControllerType, Ctratt,
-    DeallocatedRead, DiscoveryControllerType, Dlfeat, EntrySizes, FlushBehavior, Frmw,
+    DeallocatedRead, DiscoveryControllerType, Dlfeat, EntrySizes, FlushBehavior, Frmw, Fuses,
     IDENTIFY_BYTES, IdentifyController, IdentifyNamespace, IndependentIdentifyNamespace,
     IndependentNsfeat, LbaFormat, Lpa, NamespaceId, NamespaceIdWriter, NamespaceList, Nmic, Nsattr,
     Nstat, NvmIdentifyController, NvmIdentifyNamespace, Oaes, Ofcs, Oncs, Rescap, SglSupport, Sgls,
@@ -25,7 +25,7 @@ use crate::ana::{self, ANA_GROUPS_MAX};
 use crate::config::{ADMIN_QUEUE_DEPTH_MAX, NAMESPACE_ID_MAX, NamespaceConfig, TransportKind};
 use crate::error_log::ERROR_LOG_ENTRIES;
 use crate::interface::{Direction, KEYED_BLOCKS_MAX};
-use crate::io::{DataContext, WRITE_ZEROES_BYTES_MAX, namespace};
+use crate::io::{COMPARE_WRITE_BLOCKS_MAX, DataContext, WRITE_ZEROES_BYTES_MAX, namespace};
 use crate::status::{Fault, byte};
 use crate::target::PAGE_BYTES;
 use crate::view::{NamespaceView, QUIESCE_TIME_MAX, SubsystemView, is_valid_nsid};
@@ -361,6 +361,8 @@ fn fill_io(page: &mut IdentifyController, subsystem: &SubsystemView) {
         .with_save_select(true)
         .with_reservations(true)
         .with_timestamp(true);
+    page.fuses = Fuses::new().with_compare_and_write(true);
+    page.acwu_z = U16::new((COMPARE_WRITE_BLOCKS_MAX - 1) as u16);
     // Base 2.1 §5.1.13.2.1, VWC: always present. A namespace with a volatile cache may be added
     // later, and hosts read this field only when they connect. Namespaces without one set VWCNP.
     page.vwc = Vwc::new()

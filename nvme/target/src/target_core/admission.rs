@@ -1,5 +1,6 @@
 //! Admission of received commands: checks each once, and completes it or returns it as work.
 
+use nvme_spec::command::Fuse;
 use nvme_spec::fabrics::FabricsType;
 use nvme_spec::{Cqe, Sqe, Status};
 use reactors::Nanos;
@@ -91,13 +92,24 @@ impl TargetCore {
         if self.queues.at(slot).map(|queue| queue.state) == Some(QueueState::Draining) {
             return Ok(Admission::Held);
         }
-        let live = self.queues.at_mut(slot).filter(|queue| queue.admits_io());
+        if self
+            .queues
+            .at(slot)
+            .is_some_and(|it| it.expects_second.is_some())
+            && (sqe.is_fabrics() || sqe.flags.fuse() != Fuse::SECOND)
+        {
+            self.end_expectation(slot);
+        }
+        let live = self.queues.at_mut(slot).filter(|queue| queue.is_live_io());
         // Base 2.1 §6.4: no command is processed after a Disconnect.
         let Some(queue) = live else {
             return self.refuse_on_ended_queue(slot, tag, sqe);
         };
         if sqe.is_fabrics() {
             return self.admit_io_fabrics(slot, tag, sqe);
+        }
+        if sqe.flags.fuse() != Fuse::NORMAL && !is_reservation(sqe) {
+            return self.admit_fused(slot, sqe, now);
         }
         gate::admit(queue)?;
         let context = context(queue, &self.view)?;
@@ -294,6 +306,10 @@ impl TargetCore {
         } = work;
         let failed = match &kind {
             WorkKind::Io(io) => FailedCommand::of_work(io, command_id),
+            WorkKind::Fused(work) => {
+                self.reject_part(work);
+                FailedCommand::of_work(&work.io, command_id)
+            }
             WorkKind::Reservation(work) => FailedCommand::of_work(&work.io(), command_id),
             WorkKind::Admin(admin) => FailedCommand {
                 opcode: admin.opcode.0,

@@ -27,6 +27,10 @@ pub struct CoreAudit {
     pub outstanding_commands: usize,
     /// Requests that wait until a device accepts them.
     pub waiting: usize,
+    /// Fused operations whose commands are not all complete.
+    pub pairs: usize,
+    /// Blocks that this core knows to be excluded.
+    pub exclusions: usize,
 }
 
 impl TargetCore {
@@ -43,6 +47,8 @@ impl TargetCore {
                 .count(),
             executions: self.executions.len(),
             waiting: self.devices.waiting(),
+            pairs: self.pairs.len(),
+            exclusions: self.exclusions.len(),
             ..CoreAudit::default()
         };
         for (_, queue) in self.queues.iter() {

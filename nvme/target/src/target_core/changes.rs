@@ -116,6 +116,10 @@ impl TargetCore {
         if queue.state != QueueState::Draining {
             return;
         }
+        self.end_expectation(slot);
+        let Some(queue) = self.queues.at(slot) else {
+            return;
+        };
         if queue.outstanding_commands == 0 {
             self.end_queue(slot, reason);
         } else {

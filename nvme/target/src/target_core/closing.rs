@@ -14,6 +14,7 @@ use super::queue::{QueueEvent, QueueKind, QueueState};
 use super::{FailedCommand, TargetCore};
 use crate::controller::state::ControllerEvent;
 use crate::interface::{Close, CloseReason, Completed, QueueId};
+use crate::io::IoOperation;
 use crate::status::Fault;
 
 impl TargetCore {
@@ -34,6 +35,7 @@ impl TargetCore {
         let abandoned = self
             .executions
             .abandon(slot, &mut cancelling(&self.devices, self.client));
+        self.abandon_pairs(slot);
         self.counters.orphaned.add(u64::from(abandoned.orphaned));
         self.give_up_orphans(abandoned.devices);
         if abandoned.orphaned > 0 {
@@ -195,10 +197,10 @@ impl TargetCore {
     }
 
     /// Completes a command that no device has with the status `status`. Returns whether it did.
-    pub(super) fn abort_execution(&mut self, execution: u32, status: Status) -> bool {
+    pub(super) fn abort_execution(&mut self, execution_slot: u32, status: Status) -> bool {
         let removed = self
             .executions
-            .remove_waiting(execution, &mut cancelling(&self.devices, self.client));
+            .remove_waiting(execution_slot, &mut cancelling(&self.devices, self.client));
         let Some(execution) = removed else {
             return false;
         };
@@ -218,6 +220,9 @@ impl TargetCore {
         let response = self.fail(slot, &failed, Fault::retry(status));
         self.push_completion(slot, Completed::without_data(tag, response));
         self.command_completed(slot);
+        if let IoOperation::Fused(part) = execution.work.operation {
+            self.part_aborted(execution_slot, part);
+        }
         true
     }
 

@@ -15,7 +15,7 @@ use super::{FailedCommand, TargetCore};
 use crate::admin::AdminWork;
 use crate::counters::IoCounters;
 use crate::interface::{CloseReason, Completed, QueueId, Work, WorkKind};
-use crate::io::{IoOperation, IoWork};
+use crate::io::{FusedPart, IoOperation, IoWork};
 use crate::status::{Fault, byte, from_device};
 
 impl TargetCore {
@@ -98,10 +98,16 @@ impl TargetCore {
             (WorkKind::Reservation(work), Some(data)) => {
                 self.execute_reservation(command, work, data, received_at, now)
             }
+            (WorkKind::Fused(work), Some(data)) => {
+                self.execute_fused(command, &work, data, received_at, now)
+            }
             (WorkKind::Admin(admin), Some(data)) => {
                 Some(self.execute_admin(command, &admin, data, now))
             }
-            (WorkKind::Io(_) | WorkKind::Reservation(_) | WorkKind::Admin(_), _) => {
+            (kind, _) => {
+                if let WorkKind::Fused(work) = &kind {
+                    self.reject_part(work);
+                }
                 let failed = FailedCommand {
                     opcode: 0,
                     command_id: command.id,
@@ -124,8 +130,12 @@ impl TargetCore {
         now: Nanos,
     ) -> Option<Completed> {
         match self.pass_admitted(command.queue, &work) {
-            GateDecision::Open => self.start_command(command, work, data, received_at, now),
-            GateDecision::Held => self.hold_command(command, work, data, received_at, now),
+            GateDecision::Open if !self.exclusions.hold(&work) => {
+                self.start_command(command, work, data, received_at, now)
+            }
+            GateDecision::Open | GateDecision::Held => {
+                self.hold_command(command, work, data, received_at, now)
+            }
             GateDecision::Refused(fault) => {
                 let failed = FailedCommand::of_work(&work, command.id);
                 Some(self.fail_command(command, &failed, fault))
@@ -204,8 +214,12 @@ impl TargetCore {
                 self.devices.count_placed_write(usize::from(work.device));
                 return Ok(None);
             }
-            IoOperation::Write { fua } => (Operation::Write { fua }, data),
-            IoOperation::Compare => (Operation::Compare, data),
+            IoOperation::Write { fua } | IoOperation::Fused(FusedPart::Write { fua }) => {
+                (Operation::Write { fua }, data)
+            }
+            IoOperation::Compare | IoOperation::Fused(FusedPart::Compare) => {
+                (Operation::Compare, data)
+            }
             IoOperation::Flush => (Operation::Flush, None),
             IoOperation::WriteZeroes { fua, deallocate } => {
                 (Operation::WriteZeroes { fua, deallocate }, None)
@@ -321,6 +335,7 @@ impl TargetCore {
             IoOperation::Read
             | IoOperation::Write { .. }
             | IoOperation::Compare
+            | IoOperation::Fused(_)
             | IoOperation::Flush
             | IoOperation::Reserve(_)
             | IoOperation::WriteZeroes { .. }
@@ -429,7 +444,7 @@ impl TargetCore {
             (ExecutionState::Submitted, Err(error)) => self.device_failed(tag, error),
             (ExecutionState::Orphan, _) => self.finish_orphan(tag),
             // No device has the request yet.
-            (ExecutionState::Fenced, _) => {
+            (ExecutionState::Fenced | ExecutionState::Paired, _) => {
                 self.counters.stale_completions.add(1);
             }
         }
@@ -437,6 +452,9 @@ impl TargetCore {
 
     /// Continues an execution with several steps after one of them.
     fn step_done(&mut self, tag: DeviceTag, data: Option<Data>) {
+        if self.is_fused(tag) {
+            return self.part_done(tag, Ok(()));
+        }
         if data.is_some() {
             self.executions.extra(tag.slot).data = data;
         }
@@ -446,12 +464,17 @@ impl TargetCore {
         }
     }
 
+    fn is_fused(&self, tag: DeviceTag) -> bool {
+        let operation = self.executions.get(tag).map(|it| it.work.operation);
+        matches!(operation, Some(IoOperation::Fused(_)))
+    }
+
     /// Ends a request whose device was removed.
     pub(super) fn device_lost(&mut self, tag: DeviceTag, error: DeviceError) {
         match self.executions.get(tag).map(|execution| execution.state) {
             Some(ExecutionState::Submitted) => self.device_failed(tag, error),
             Some(ExecutionState::Orphan) => self.finish_orphan(tag),
-            Some(ExecutionState::Fenced) | None => {}
+            Some(ExecutionState::Fenced | ExecutionState::Paired) | None => {}
         }
     }
 
@@ -462,6 +485,9 @@ impl TargetCore {
             DeviceError::Aborted => Fault::retry(self.cancelled_status(tag)),
             _ => self.device_fault(tag, error),
         };
+        if self.is_fused(tag) {
+            return self.part_done(tag, Err(fault));
+        }
         let over = match self.give_up(tag, fault) {
             Some(fault) => Some(Err(fault)),
             None => self.proceed(tag),
@@ -560,6 +586,9 @@ impl TargetCore {
         let Owner::Command(Command { queue: slot, .. }) = execution.owner else {
             return;
         };
+        if let IoOperation::Fused(part) = execution.work.operation {
+            self.part_aborted(tag.slot, part);
+        }
         let Some(queue) = self.queues.at_mut(slot) else {
             return;
         };
@@ -692,10 +721,11 @@ fn count(counters: &IoCounters, work: &IoWork, success: bool) {
     }
     match work.operation {
         IoOperation::Read | IoOperation::DurableRead => counters.count_read(work.bytes),
-        IoOperation::Write { .. } => {
+        IoOperation::Write { .. } | IoOperation::Fused(FusedPart::Write { .. }) => {
             counters.count_write(work.bytes);
         }
         IoOperation::Compare
+        | IoOperation::Fused(FusedPart::Compare)
         | IoOperation::Verify { .. }
         | IoOperation::Flush
         | IoOperation::FlushAll

@@ -25,8 +25,12 @@ pub(crate) enum ExecutionState {
     Submitted,
     /// A request is in a device, but the queue has ended. The completion frees the slot.
     Orphan,
-    /// The host's fence holds the command back before its first request. Ends with the fence.
+    /// The host's fence, or an excluded block, holds the command back before its first request. Ends
+    /// with the fence or the exclusion.
     Fenced,
+    /// A part of a fused operation that waits for the other part, for their block, or for the result
+    /// of the first part.
+    Paired,
 }
 
 /// An event that changes the state of an execution.
@@ -54,12 +58,12 @@ pub(crate) enum Next {
 /// The transition for an event.
 pub(crate) const fn transition(state: ExecutionState, event: ExecutionEvent) -> Next {
     use ExecutionEvent::{Abandoned, Finished, Started};
-    use ExecutionState::{Fenced, Orphan, Submitted};
+    use ExecutionState::{Fenced, Orphan, Paired, Submitted};
     match (state, event) {
-        (Fenced, Started) => Next::State(Submitted),
+        (Fenced | Paired, Started) => Next::State(Submitted),
         (_, Finished) => Next::Free,
         (Submitted, Abandoned) => Next::State(Orphan),
-        (Submitted | Orphan, Started) | (Orphan | Fenced, Abandoned) => Next::Never,
+        (Submitted | Orphan, Started) | (Orphan | Fenced | Paired, Abandoned) => Next::Never,
     }
 }
 
@@ -142,6 +146,14 @@ impl Execution {
         }
     }
 
+    /// A part of a fused operation.
+    pub(crate) fn paired(owner: Owner, work: IoWork, received_at: Nanos, started: Nanos) -> Self {
+        Self {
+            state: ExecutionState::Paired,
+            ..Self::new(owner, work, received_at, started)
+        }
+    }
+
     /// Whether no device ever has a request of it.
     fn is_reservation_change(&self) -> bool {
         matches!(self.work.operation, IoOperation::Reserve(_))
@@ -160,7 +172,8 @@ impl Execution {
 /// Data of an execution that few executions need. Separate from [`Execution`] to keep that small.
 #[derive(Default)]
 pub(crate) struct ExecutionExtra {
-    /// The ranges of Dataset Management, the data of a durable read, or a fenced command's data.
+    /// The ranges of Dataset Management, the data of a durable read, or the data of a command that
+    /// is held back or a part of a fused operation.
     pub(crate) data: Option<Data>,
     /// Devices that a Flush of all namespaces still has to flush.
     pub(crate) devices: u128,
@@ -291,7 +304,7 @@ impl Executions {
         DeviceTag { slot, generation }
     }
 
-    /// Removes an execution of which no device has a request: one that a fence holds back, or whose
+    /// Removes an execution of which no device has a request: one that is held back, or whose
     /// request `cancel` removes from its device's wait queue.
     #[inline(never)]
     pub(crate) fn remove_waiting(
@@ -301,7 +314,7 @@ impl Executions {
     ) -> Option<Execution> {
         let execution = self.slots.at(slot)?;
         let is_free = match (execution.state, execution.waiting) {
-            (ExecutionState::Fenced, _) => true,
+            (ExecutionState::Fenced | ExecutionState::Paired, _) => true,
             (ExecutionState::Submitted, Some(waiting)) => cancel(waiting, self.tag(slot)),
             (ExecutionState::Submitted, None) | (ExecutionState::Orphan, _) => false,
         };
@@ -359,10 +372,19 @@ impl Executions {
             .is_some_and(|execution| execution.state == ExecutionState::Orphan)
     }
 
-    /// The executions, except changes of reservations.
+    /// Whether an execution is a part of a fused operation that no device has.
+    pub(crate) fn is_paired(&self, tag: DeviceTag) -> bool {
+        self.get(tag)
+            .is_some_and(|execution| execution.state == ExecutionState::Paired)
+    }
+
+    /// The executions that have or will have requests in devices, whatever changes meanwhile: no
+    /// changes of reservations, and no parts of fused operations, which the gate examines again.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Execution> {
         let all = self.slots.iter().map(|(_, execution)| execution);
-        all.filter(|execution| !execution.is_reservation_change())
+        all.filter(|execution| {
+            !execution.is_reservation_change() && execution.state != ExecutionState::Paired
+        })
     }
 
     /// The executions whose request is in a device or in its wait queue.
@@ -540,7 +562,7 @@ mod tests {
     #[test]
     fn all_transitions_are_defined() {
         use ExecutionEvent::{Abandoned, Finished, Started};
-        use ExecutionState::{Fenced, Orphan, Submitted};
+        use ExecutionState::{Fenced, Orphan, Paired, Submitted};
         let rows = [
             (Submitted, Started, Next::Never),
             (Submitted, Finished, Next::Free),
@@ -551,6 +573,9 @@ mod tests {
             (Fenced, Started, Next::State(Submitted)),
             (Fenced, Finished, Next::Free),
             (Fenced, Abandoned, Next::Never),
+            (Paired, Started, Next::State(Submitted)),
+            (Paired, Finished, Next::Free),
+            (Paired, Abandoned, Next::Never),
         ];
         for (state, event, next) in rows {
             assert_eq!(transition(state, event), next, "{state:?} {event:?}");

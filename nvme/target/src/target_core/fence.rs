@@ -105,7 +105,7 @@ impl TargetCore {
         }
     }
 
-    /// Holds a command back until its host's fence is lifted.
+    /// Holds a command back until its host's fence is lifted, or no exclusion concerns its blocks.
     #[cold]
     pub(super) fn hold_command(
         &mut self,
@@ -122,6 +122,7 @@ impl TargetCore {
             return Some(self.fail_command(command, &failed, fault));
         };
         self.executions.extra(tag.slot).data = data.map(Data::Lease);
+        self.exclusions.add_held(tag);
         if let Some(queue) = self.queues.at_mut(command.queue) {
             queue.executing += 1;
             queue.fenced += 1;
@@ -140,27 +141,44 @@ impl TargetCore {
                 return;
             };
             let work = execution.work;
-            let over = match self.pass_admitted(slot, &work) {
+            match self.pass_admitted(slot, &work) {
                 // Raised again. Lifting it notifies this core again.
                 GateDecision::Held => return,
-                GateDecision::Refused(fault) => Some(Err(fault)),
-                GateDecision::Open => {
-                    if let Some(execution) = self.executions.get_mut(tag) {
-                        execution.apply(ExecutionEvent::Started);
-                    }
-                    let data = match self.executions.extra(tag.slot).data.take() {
-                        Some(Data::Lease(lease)) => Some(lease),
-                        Some(Data::Borrow(_)) | None => None,
-                    };
-                    self.begin(tag, &work, data)
+                GateDecision::Open if self.exclusions.hold(&work) => {
+                    self.exclusions.add_held(tag);
                 }
-            };
-            if let Some(queue) = self.queues.at_mut(slot) {
-                queue.fenced -= 1;
+                decision => self.start_held_command(slot, tag, &work, decision),
             }
-            if let Some(result) = over {
-                self.finish_later(tag, result, None);
+        }
+    }
+
+    /// Starts a command that was held back, or completes it if the gate refuses it.
+    pub(super) fn start_held_command(
+        &mut self,
+        slot: u32,
+        tag: DeviceTag,
+        work: &IoWork,
+        decision: GateDecision,
+    ) {
+        let over = match decision {
+            GateDecision::Held => return,
+            GateDecision::Refused(fault) => Some(Err(fault)),
+            GateDecision::Open => {
+                if let Some(execution) = self.executions.get_mut(tag) {
+                    execution.apply(ExecutionEvent::Started);
+                }
+                let data = match self.executions.extra(tag.slot).data.take() {
+                    Some(Data::Lease(lease)) => Some(lease),
+                    Some(Data::Borrow(_)) | None => None,
+                };
+                self.begin(tag, work, data)
             }
+        };
+        if let Some(queue) = self.queues.at_mut(slot) {
+            queue.fenced -= 1;
+        }
+        if let Some(result) = over {
+            self.finish_later(tag, result, None);
         }
     }
 }

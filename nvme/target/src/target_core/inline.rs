@@ -66,7 +66,8 @@ impl TargetCore {
                 let source = check_source(sqe, direction, work.bytes, context.data).ok()?;
                 let is_whole = matches!(source, DataSource::InCapsule { offset: 0 })
                     && work.bytes as usize == data.len();
-                if !is_whole || !self.devices.write_inline(device, work.lba, data) {
+                let is_held = self.exclusions.hold(&work);
+                if !is_whole || is_held || !self.devices.write_inline(device, work.lba, data) {
                     return None;
                 }
                 (Measured::Write, None, None)
@@ -135,7 +136,7 @@ impl TargetCore {
             return false;
         };
         // `execute` handles any other decision of the gate.
-        if !is_open(queue, &self.view, io) {
+        if !is_open(queue, &self.view, io) || self.exclusions.hold(io) {
             return false;
         }
         debug_assert!(bytes.is_multiple_of(block) && bytes <= work.bytes as usize);

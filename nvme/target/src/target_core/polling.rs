@@ -25,6 +25,11 @@ impl TargetCore {
             self.handle_notifications(now);
             moved += 1;
         }
+        if self.target.exclusion_messages(self.reactor) != self.exclusion_messages_seen {
+            self.handle_exclusion_messages(now);
+            moved += 1;
+        }
+        self.report_clear_blocks();
         if !self.endings.is_empty() {
             self.end_preempted();
         }
@@ -34,6 +39,7 @@ impl TargetCore {
         if self.has_draining {
             self.drain_queues(now);
         }
+        self.advance_pairs();
         if self.timer.is_some_and(|timer| timer <= now) {
             moved += self.check_timers(now);
         }
@@ -79,6 +85,7 @@ impl TargetCore {
                 None => {}
             }
         }
+        self.recheck_pairs();
         self.drain_queues(now);
         if self.target.is_shutting_down() {
             self.begin_shutdown(now);

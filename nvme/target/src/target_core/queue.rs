@@ -6,6 +6,7 @@ use nvme_spec::{Cqe, Status, U16};
 use reactors::Nanos;
 use reactors::recorder::{TraceRecord, TraceRecordKind};
 
+use super::fused::PairId;
 use crate::config::ADMIN_EXECUTIONS_MAX;
 use crate::controller::ControllerKind;
 use crate::interface::CloseReason;
@@ -94,8 +95,10 @@ pub(crate) struct Queue {
     pub(crate) outstanding_commands: u32,
     /// Those of them in the table of executions. After the connection is closed: its orphans.
     pub(crate) executing: u32,
-    /// Those of them that a fence holds back.
+    /// Those of them that a fence or an exclusion holds back.
     pub(crate) fenced: u32,
+    /// The pair whose second command the next command has to be.
+    pub(crate) expects_second: Option<PairId>,
     /// When devices have to end its orphans by force. Set when its connection is closed.
     pub(crate) overdue_at: Option<Nanos>,
     pub(crate) connection: u32,
@@ -147,6 +150,7 @@ impl Queue {
             outstanding_commands: 0,
             executing: 0,
             fenced: 0,
+            expects_second: None,
             overdue_at: None,
             connection: setup.connection,
             slot_quota: setup.slot_quota,
@@ -166,9 +170,16 @@ impl Queue {
         };
     }
 
-    /// Whether it admits I/O commands.
+    /// Whether it admits I/O commands, and none of them has to be the second one of a fused
+    /// operation.
     #[inline]
     pub(crate) fn admits_io(&self) -> bool {
+        self.is_live_io() && self.expects_second.is_none()
+    }
+
+    /// Whether it admits I/O commands.
+    #[inline]
+    pub(crate) fn is_live_io(&self) -> bool {
         match (self.kind, self.state) {
             (QueueKind::Io { .. }, QueueState::Live) => true,
             (

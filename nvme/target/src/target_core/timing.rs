@@ -434,6 +434,7 @@ fn measured(operation: IoOperation) -> Option<Measured> {
         IoOperation::Read | IoOperation::DurableRead => Some(Measured::Read),
         IoOperation::Write { .. } => Some(Measured::Write),
         IoOperation::Compare
+        | IoOperation::Fused(_)
         | IoOperation::Verify { .. }
         | IoOperation::Flush
         | IoOperation::FlushAll

@@ -118,7 +118,7 @@ fn identify_controller_fields() {
     assert!(it.oaes.namespace_attribute() && !it.oaes.discovery_log());
     assert!(it.oncs.compare() && it.oncs.dataset_management() && it.oncs.write_zeroes());
     assert!(it.oncs.save_select() && it.oncs.timestamp() && it.oncs.reservations());
-    assert_eq!(it.fuses.into_bits().get(), 0);
+    assert_eq!(it.fuses.into_bits().get(), 1);
     assert!(it.vwc.present());
     assert_eq!(it.vwc.flush(), FlushBehavior::BROADCAST_SUPPORTED);
     assert_eq!(it.sgls.support(), SglSupport::ANY_ALIGNMENT);

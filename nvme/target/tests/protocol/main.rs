@@ -17,6 +17,7 @@ mod drives;
 mod events;
 mod eviction;
 mod features;
+mod fused;
 mod growth;
 mod harness;
 mod identifiers;
