@@ -14,6 +14,7 @@ mod flood;
 mod greedy;
 mod invalid;
 mod memory_waits;
+mod notices;
 mod probes;
 mod rdma;
 mod reserving;
@@ -60,6 +61,7 @@ use ana::AnaHostState;
 use connection::{Connection, ConnectionShape, ConnectionTransport, Sending, Transfer};
 use events::{EventLog, EventState};
 use invalid::Refusal;
+use notices::NoticeState;
 use probes::Probe;
 use rdma::{ConnectionRequest, RdmaTransportEnd};
 use reserving::ReserveStep;
@@ -249,6 +251,7 @@ pub struct Host {
     silent_until: Option<Nanos>,
     events: EventState,
     ana: AnaHostState,
+    notices: NoticeState,
     /// Writes whose queues a reset ends. They are over when the controller is not ready any more.
     ending_writes: Vec<Io>,
     deadlines_checked_at: Nanos,
@@ -288,6 +291,7 @@ impl Host {
             silent_until: None,
             events: EventState::default(),
             ana: AnaHostState::default(),
+            notices: NoticeState::default(),
             ending_writes: Vec::new(),
             deadlines_checked_at: Nanos::ZERO,
             probes: Vec::new(),
@@ -510,6 +514,7 @@ impl Host {
         self.configured_at = env.now;
         if !enable {
             self.reset_ana(env.now);
+            self.reset_notices(env.now);
         }
         let cc = if enable {
             Cc::enabled_nvm()

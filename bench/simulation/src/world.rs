@@ -6,6 +6,7 @@ mod changes;
 mod checks;
 mod contention;
 mod faults;
+mod notices;
 mod reserving;
 mod stuck;
 
@@ -25,6 +26,7 @@ use crate::storage::Storage;
 use crate::swarm::{Limits, Swarm};
 use crate::unknown_hosts::UnknownHosts;
 use ana::Operator;
+use notices::NoticeReaders;
 use reserving::Reserving;
 
 /// Share of events that are faults, per thousand.
@@ -72,6 +74,7 @@ pub struct World {
     shows_memory_waits: bool,
     anonymous_hosts: AnonymousHosts,
     reserving: Reserving,
+    notice_readers: NoticeReaders,
     operator: Operator,
     appliance: Option<Appliance>,
     starts: u64,
@@ -124,6 +127,7 @@ impl World {
             shows_memory_waits,
             anonymous_hosts: AnonymousHosts::default(),
             reserving: Reserving::new(seed),
+            notice_readers: NoticeReaders::new(seed),
             operator: Operator::new(seed),
             seed,
             random: Random::new(seed, 2),
@@ -189,6 +193,7 @@ impl World {
         self.misuse();
         self.contend()?;
         self.reserve()?;
+        self.handle_notices();
         self.operate()?;
         if self.random.permille(PAUSES_PERMILLE) {
             let pause = Nanos::from_millis(self.random.between(1, 4000));
@@ -423,6 +428,7 @@ impl World {
             return Err(Violation::Rule(what));
         }
         self.clear_reservations()?;
+        self.empty_notices()?;
         self.judge_recovery(true)?;
         self.env.disk_failed |= self.env.disk_fails.contains(&true);
         for (storage, fails) in self.env.disks.iter().zip(&mut self.env.disk_fails) {
@@ -509,6 +515,7 @@ impl World {
             }
             busy |= self.complete_stores();
             self.apply_fences()?;
+            self.require_notices();
             self.check_ana()?;
             self.judge_fairness()?;
             for discovery_host in &mut self.discovery_hosts {

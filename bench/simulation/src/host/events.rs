@@ -94,12 +94,14 @@ impl Host {
             ..EventState::default()
         };
         self.begin_ana(now);
+        self.reset_notices(now);
     }
 
     /// Forgets the expected event: a reset drops the events that a controller has not reported.
     pub(super) fn forget_due_event(&mut self) {
         self.events.due = None;
         self.forget_due_ana_event();
+        self.forget_due_notice();
     }
 
     /// Resets the event state: a reset drops pending events and masks.
@@ -152,6 +154,8 @@ impl Host {
             self.events.due = None;
         } else if event == AsyncEvent::ANA_CHANGED && env.swarm.faults.has(Fault::Ana) {
             self.ana_event(env)?;
+        } else if event == AsyncEvent::RESERVATION_LOG_AVAILABLE {
+            self.note_notice_event(env.now);
         } else if kind == EventType::NOTICE {
             let what = format!("an event notice that was not enabled: {event:?}");
             return Err(self.violation(env, &what));
@@ -189,7 +193,7 @@ impl Host {
         now + Nanos(self.random.below(SLOW_MAX.as_nanos()))
     }
 
-    fn read_event_log(&mut self, env: &mut HostEnv<'_>, log: EventLog) {
+    pub(super) fn read_event_log(&mut self, env: &mut HostEnv<'_>, log: EventLog) {
         let select = LogPageSelect::new()
             .with_lid(log.page)
             .with_rae(log.retains)
@@ -201,6 +205,9 @@ impl Host {
             self.unmask(log.page);
             if log.page == LogPageId::ANA {
                 self.note_ana_read();
+            }
+            if log.page == LogPageId::RESERVATION_NOTIFICATION {
+                self.note_notice_read();
             }
         }
     }
@@ -222,6 +229,9 @@ impl Host {
         }
         if log.page == LogPageId::ANA {
             self.ana_log_read(env, log, outstanding)?;
+        }
+        if log.page == LogPageId::RESERVATION_NOTIFICATION {
+            self.notice_read(env, log, outstanding)?;
         }
         if log.retains {
             let log = EventLog {
@@ -320,6 +330,10 @@ impl Host {
         let late = self.lacks_ana_event(env.now);
         if late && self.awaits_event() && asked_by < env.now && !self.is_leaving(env) {
             return Err(self.violation(env, "no event reports the changed ANA state"));
+        }
+        let late = self.lacks_notice_event(env.now);
+        if late && self.awaits_event() && asked_by < env.now && !self.is_leaving(env) {
+            return Err(self.violation(env, "no event reports a reservation notification"));
         }
         Ok(())
     }

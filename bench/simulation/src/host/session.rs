@@ -321,6 +321,7 @@ impl Host {
         self.send_admin(env, sqe, Command::EventMask);
         self.ask_for_events(env);
         self.attach_to_groups(env);
+        self.attach_to_notices(env.now);
     }
 
     /// Connects the I/O queues after their number was granted.
