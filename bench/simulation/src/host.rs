@@ -341,6 +341,12 @@ impl Host {
         self.phase == Phase::Starting
     }
 
+    /// Whether it uses RDMA.
+    #[must_use]
+    pub fn uses_rdma(&self) -> bool {
+        self.shape.rdma
+    }
+
     /// Whether it waits for a change of CSTS.RDY.
     #[must_use]
     pub fn awaits_readiness(&self) -> bool {

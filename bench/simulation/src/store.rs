@@ -147,14 +147,18 @@ impl SimStore {
         Ok(InitialReservations::Persistent { identity, state })
     }
 
-    /// Whether this state of a disk is stored.
+    /// Whether this state of a disk is stored, or, if it does not persist, none that does.
     #[must_use]
     pub fn holds(&self, disk: usize, state: &Reservations) -> bool {
         let contents = self.contents();
         let bytes = contents.stored.get(&disk);
         let Some(stored) = bytes.and_then(|bytes| decode(bytes, identity_of(disk)).ok()) else {
-            return false;
+            return !state.persists;
         };
+        // Later commands change a state that does not persist without storing it.
+        if !state.persists {
+            return !stored.persists();
+        }
         let registrants = stored.registrants().iter();
         let identity = |host: [u8; 16]| usize::from(host[0]).wrapping_sub(1);
         let holder = stored.holder().map(|it| identity(it.0));

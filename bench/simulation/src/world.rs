@@ -7,6 +7,7 @@ mod checks;
 mod contention;
 mod faults;
 mod notices;
+mod rare;
 mod reserving;
 mod stuck;
 
@@ -101,6 +102,8 @@ pub struct World {
     flushes: (Random, u64),
     /// Random stream for disks that delay requests.
     delay_random: Random,
+    /// Random stream for situations that other faults seldom produce.
+    rare_random: Random,
     /// The current event.
     pub event: u64,
 }
@@ -148,6 +151,7 @@ impl World {
             checked_at: Nanos::ZERO,
             flushes: (Random::new(seed, 0x17), 0),
             delay_random: Random::new(seed, 0x28),
+            rare_random: Random::new(seed, 0x29),
             event: 0,
         }
     }
@@ -191,9 +195,10 @@ impl World {
         self.apply_host_behaviour()?;
         self.apply_separate_fault()?;
         self.misuse();
+        self.apply_rare_fault()?;
         self.contend()?;
         self.reserve()?;
-        self.handle_notices();
+        self.handle_notices()?;
         self.operate()?;
         if self.random.permille(PAUSES_PERMILLE) {
             let pause = Nanos::from_millis(self.random.between(1, 4000));

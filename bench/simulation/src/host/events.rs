@@ -116,7 +116,10 @@ impl Host {
     /// The next time at which it acts for its events.
     pub(super) fn next_event_step(&self) -> Option<Nanos> {
         let read_at = self.events.read_at.map(|(at, _)| at);
-        [self.events.ask_at, read_at].into_iter().flatten().min()
+        [self.events.ask_at, read_at, self.next_notice_step()]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// Performs the steps that are due.
@@ -131,6 +134,7 @@ impl Host {
             self.events.read_at = None;
             self.read_event_log(env, log);
         }
+        self.run_notice_step(env);
     }
 
     fn awaits_event(&self) -> bool {
@@ -150,12 +154,13 @@ impl Host {
         }
         let event = AsyncEvent::from_bits(cqe.dw0.get());
         let (kind, page) = (event.event_type(), event.log_page());
+        let mut reads_now = true;
         if event == AsyncEvent::NAMESPACE_ATTRIBUTE_CHANGED {
             self.events.due = None;
         } else if event == AsyncEvent::ANA_CHANGED && env.swarm.faults.has(Fault::Ana) {
             self.ana_event(env)?;
         } else if event == AsyncEvent::RESERVATION_LOG_AVAILABLE {
-            self.note_notice_event(env.now);
+            reads_now = self.note_notice_event(env.now);
         } else if kind == EventType::NOTICE {
             let what = format!("an event notice that was not enabled: {event:?}");
             return Err(self.violation(env, &what));
@@ -176,7 +181,9 @@ impl Host {
             page,
             retains: slow && self.random.permille(300),
         };
-        if slow && self.events.read_at.is_none() && self.random.permille(400) {
+        if !reads_now {
+            // It reads the log later.
+        } else if slow && self.events.read_at.is_none() && self.random.permille(400) {
             self.events.read_at = Some((self.later(env.now), log));
         } else {
             self.read_event_log(env, log);

@@ -65,6 +65,10 @@ pub(super) struct NoticeState {
     due: Option<Nanos>,
     /// When the read was sent that last found the log empty.
     empty_at: Nanos,
+    /// Until when it does not read the log because of an event.
+    leaves_until: Nanos,
+    /// When it reads the log because of an event that it left.
+    read_at: Option<Nanos>,
 }
 
 /// A step of a host that has to do with notifications.
@@ -206,10 +210,32 @@ impl Host {
         self.notices.due = None;
     }
 
-    /// Notes that an event was reported.
-    pub(super) fn note_notice_event(&mut self, now: Nanos) {
-        self.notices.reported_at = Some(now);
-        self.notices.due = None;
+    /// Notes that an event was reported. Returns whether the host reads its log now.
+    pub(super) fn note_notice_event(&mut self, now: Nanos) -> bool {
+        let state = &mut self.notices;
+        state.reported_at = Some(now);
+        state.due = None;
+        let leaves = now < state.leaves_until;
+        state.read_at = leaves.then_some(state.leaves_until);
+        !leaves
+    }
+
+    /// Has it leave its notifications unread until `until`.
+    pub fn leave_notices(&mut self, until: Nanos) {
+        self.notices.leaves_until = until;
+    }
+
+    /// When it reads notifications that it left.
+    pub(super) fn next_notice_step(&self) -> Option<Nanos> {
+        self.notices.read_at
+    }
+
+    /// Reads notifications that it left, if that is due.
+    pub(super) fn run_notice_step(&mut self, env: &mut HostEnv<'_>) {
+        if self.notices.read_at.is_some_and(|at| at <= env.now) {
+            self.notices.read_at = None;
+            self.read_notice(env, true);
+        }
     }
 
     /// Whether an event is overdue.
