@@ -362,7 +362,11 @@ impl ReservationJudge {
             reservations.settle(id);
         }
         let is_executed = matches!(answer, Answer::Failed(_) | Answer::Done(None));
-        if is_executed && command != ReservationCommand::Report {
+        let is_ordered = !matches!(
+            command,
+            ReservationCommand::Report | ReservationCommand::Persist { .. }
+        );
+        if is_executed && is_ordered {
             // The commands of a disk take effect one after another.
             let over = reservations.pending.iter();
             let over = over.filter(|it| it.lost_before.is_some_and(|lost| lost <= id));

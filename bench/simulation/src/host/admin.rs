@@ -127,6 +127,8 @@ pub(super) enum AdminStep {
     SetKeepAlive(Nanos),
     /// Sets or gets the masks of reservation notifications.
     Notices(NoticeStep),
+    /// Gets the Persist Through Power Loss state of a disk.
+    GetPersistence(usize),
     /// Reads the error log.
     ErrorLog,
     /// Sets CC.SHN.
@@ -497,6 +499,9 @@ impl Host {
             AdminStep::Notices(step) => {
                 return self.notice_step_completed(env, step, outstanding, cqe);
             }
+            AdminStep::GetPersistence(disk) => {
+                return self.check_persistence(env, disk, outstanding, cqe.dw0.get());
+            }
             AdminStep::ErrorLog => return self.check_error_log(env, outstanding),
             AdminStep::Shutdown => {
                 self.poll_status_at = Some(env.now + READY_POLL);
@@ -533,7 +538,9 @@ impl Host {
                 true
             }
             // The namespace does not exist now.
-            AdminStep::IdentifyDisk(_) | AdminStep::Notices(_) => is_absence(status),
+            AdminStep::IdentifyDisk(_) | AdminStep::Notices(_) | AdminStep::GetPersistence(_) => {
+                is_absence(status)
+            }
             AdminStep::Size(_) => true,
             AdminStep::SetKeepAlive(_) => {
                 let former = self.configured_keep_alive;

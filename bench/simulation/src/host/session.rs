@@ -394,8 +394,12 @@ impl Host {
         }
         if let Some(mut admin) = self.admin.take() {
             for outstanding in admin.take_outstanding() {
-                if let Command::Admin(AdminStep::WriteCache { began, .. }) = outstanding.command {
-                    env.judge.end_read(began);
+                match outstanding.command {
+                    Command::Admin(AdminStep::WriteCache { began, .. }) => {
+                        env.judge.end_read(began);
+                    }
+                    Command::Reserve(step) => env.judge.reservations.lose(step.disk, step.id),
+                    _ => {}
                 }
             }
             admin.finish();

@@ -14,10 +14,14 @@ use crate::reservations::model::{ReservationCommand, Reservations};
 /// Share of events in which a host does so, per thousand.
 const STEPS_PERMILLE: u32 = 60;
 /// Share of events in which a host causes several notifications in succession, per thousand.
-const BURSTS_PERMILLE: u32 = 12;
+const BURSTS_PERMILLE: u32 = 15;
 /// Its commands at most, and the longest time for each.
 const BURST_MAX: u64 = 12;
 const BURST_STEP_MAX: Nanos = Nanos::from_millis(5);
+/// Share of these, in seeds with masks, in which the other host masks some before, per thousand,
+/// and the time for that.
+const BURST_MASKED_PERMILLE: u32 = 600;
+const MASKED_WITHIN: Nanos = Nanos::from_millis(1);
 /// Longest time for which another host does not read its log meanwhile.
 const UNREAD_MAX: Nanos = Nanos::from_millis(500);
 /// Share of seeds in which hosts mask notifications, per thousand.
@@ -92,26 +96,46 @@ impl World {
         if !is_on || !random.permille(STEPS_PERMILLE) {
             return Ok(());
         }
-        let host = random.below(self.hosts.len() as u64) as usize;
-        if !self.hosts[host].can_reach_disks() {
+        let by = random.below(self.hosts.len() as u64) as usize;
+        if !self.hosts[by].can_reach_disks() {
             return Ok(());
         }
-        let subsystem = self.env.swarm.hosts[host].subsystem;
+        let subsystem = self.env.swarm.hosts[by].subsystem;
         let disks: Vec<usize> = self.env.swarm.disks_of(subsystem).collect();
-        let disk = random.pick(&disks);
+        let (disk, step) = (random.pick(&disks), random.below(10));
+        if step == 5 {
+            self.set_persistence(by, disk);
+            return Ok(());
+        }
         let env = &mut self.env.for_hosts();
-        let host = &mut self.hosts[host];
-        match random.below(8) {
+        let host = &mut self.hosts[by];
+        match step {
             0..3 if *mask => {
                 let disk = random.permille(750).then_some(disk);
                 let bits = random.bits() as u32 & random.bits() as u32 & MASK_BITS;
                 host.mask_notices(env, disk, bits);
             }
             3 if *mask => host.ask_notice_mask(env, disk),
-            4..6 => host.read_notice(env, false),
+            4 => host.ask_persistence(env, disk),
+            6..8 => host.read_notice(env, false),
             _ => host.read_notice(env, true),
         }
         Ok(())
+    }
+
+    /// Has a host change the Persist Through Power Loss state of a disk.
+    fn set_persistence(&mut self, by: usize, disk: usize) {
+        let reservations = &self.env.judge.reservations;
+        let is_possible = reservations.sendable(disk, false) == Sendable::Anything;
+        let Some(can_persist) = reservations.can_persist(disk).filter(|_| is_possible) else {
+            return;
+        };
+        let random = &mut self.notice_readers.random;
+        let persists = random.permille(if can_persist { 500 } else { 200 });
+        if self.is_settled(disk) {
+            self.hosts[by].set_persistence(&mut self.env.for_hosts(), disk, persists);
+            self.env.judge.lift_fences();
+        }
     }
 
     /// Has a host cause several notifications, which another one reads later.
@@ -138,7 +162,13 @@ impl World {
         let disk = random.pick(&disks);
         let until = self.env.time.now() + Nanos(random.below(UNREAD_MAX.as_nanos()));
         self.hosts[to].leave_notices(until);
-        for _ in 0..random.between(4, BURST_MAX) {
+        let NoticeReaders { random, mask } = &mut self.notice_readers;
+        if *mask && random.permille(BURST_MASKED_PERMILLE) {
+            let bits = random.bits() as u32 & MASK_BITS;
+            self.hosts[to].mask_notices(&mut self.env.for_hosts(), Some(disk), bits);
+            self.pass(MASKED_WITHIN)?;
+        }
+        for _ in 0..self.notice_readers.random.between(4, BURST_MAX) {
             let reservations = &self.env.judge.reservations;
             let is_possible = reservations.sendable(disk, false) == Sendable::Anything;
             let Some(state) = reservations.certain(disk).filter(|_| is_possible) else {
