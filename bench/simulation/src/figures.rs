@@ -46,6 +46,8 @@ pub struct Figures {
     pub anonymous_attached: u64,
     /// Completed reservation commands.
     pub reservations: u64,
+    /// Reservation notifications that hosts read.
+    pub notices: u64,
     /// Unanswered writes of hosts that were preempted.
     pub fenced_writes: u64,
     /// I/O commands that an ANA state refused.
@@ -88,6 +90,7 @@ impl Figures {
         self.identities_judged += other.identities_judged;
         self.anonymous_attached += other.anonymous_attached;
         self.reservations += other.reservations;
+        self.notices += other.notices;
         self.fenced_writes += other.fenced_writes;
         self.ana_refusals += other.ana_refusals;
         self.replacements += other.replacements;
@@ -120,12 +123,13 @@ impl fmt::Display for Figures {
         writeln!(
             f,
             "{} steps of live changes, identifiers judged {} times, {} controllers of hosts that \
-             nobody configured, {} reservation commands, {} fenced writes, {} refusals for lack of access, {} blocks replaced by Compare and Write, longest undisturbed wait {} ({} of a thousand of its bound), {} \
+             nobody configured, {} reservation commands, {} notifications, {} fenced writes, {} refusals for lack of access, {} blocks replaced by Compare and Write, longest undisturbed wait {} ({} of a thousand of its bound), {} \
              waits for memory, at most {} grants before that of a waiting host",
             self.steps,
             self.identities_judged,
             self.anonymous_attached,
             self.reservations,
+            self.notices,
             self.fenced_writes,
             self.ana_refusals,
             self.replacements,

@@ -15,6 +15,7 @@ mod fused;
 mod greedy;
 mod invalid;
 mod memory_waits;
+mod notices;
 mod probes;
 mod rdma;
 mod reserving;
@@ -62,6 +63,7 @@ use connection::{Connection, ConnectionShape, ConnectionTransport, Sending, Tran
 use events::{EventLog, EventState};
 use fused::{FusedPart, Pair};
 use invalid::Refusal;
+use notices::NoticeState;
 use probes::Probe;
 use rdma::{ConnectionRequest, RdmaTransportEnd};
 use reserving::ReserveStep;
@@ -255,6 +257,7 @@ pub struct Host {
     ana: AnaHostState,
     /// Compare and Writes in flight, by the version of the Write.
     pairs: BTreeMap<u64, Pair>,
+    notices: NoticeState,
     /// Writes whose queues a reset ends. They are over when the controller is not ready any more.
     ending_writes: Vec<Io>,
     deadlines_checked_at: Nanos,
@@ -295,6 +298,7 @@ impl Host {
             events: EventState::default(),
             ana: AnaHostState::default(),
             pairs: BTreeMap::new(),
+            notices: NoticeState::default(),
             ending_writes: Vec::new(),
             deadlines_checked_at: Nanos::ZERO,
             probes: Vec::new(),
@@ -342,6 +346,12 @@ impl Host {
     #[must_use]
     pub fn is_connecting(&self) -> bool {
         self.phase == Phase::Starting
+    }
+
+    /// Whether it uses RDMA.
+    #[must_use]
+    pub fn uses_rdma(&self) -> bool {
+        self.shape.rdma
     }
 
     /// Whether it waits for a change of CSTS.RDY.
@@ -517,6 +527,7 @@ impl Host {
         self.configured_at = env.now;
         if !enable {
             self.reset_ana(env.now);
+            self.reset_notices(env.now);
         }
         let cc = if enable {
             Cc::enabled_nvm()

@@ -9,6 +9,7 @@
 //! After a change of the configuration that failed, any state is possible, until a report tells.
 
 pub mod model;
+pub mod notices;
 pub mod possible;
 
 use std::collections::BTreeMap;
@@ -17,6 +18,7 @@ use nvme_spec::Status;
 use reactors::Nanos;
 
 use model::{Effects, ReservationCommand, Reservations};
+use notices::NoticeLog;
 use possible::{Possible, PossibleLog};
 
 /// Commands without a result that a disk may have; further ones are not sent.
@@ -140,6 +142,21 @@ impl DiskReservations {
         }
     }
 
+    /// Notes the notifications that the outstanding commands may cause.
+    fn allow_notices(&self, notices: &mut NoticeLog) {
+        for pending in &self.pending {
+            if pending.is_free {
+                notices.allow_any(pending.id);
+                continue;
+            }
+            for state in &self.states {
+                if let Some(Ok(effects)) = state.applied.get(&pending.id).map(|it| &it.result) {
+                    notices.allow(pending.id, &effects.notified);
+                }
+            }
+        }
+    }
+
     /// Forgets a command that has had its effect, or never will.
     fn settle(&mut self, id: u64) {
         self.pending.retain(|it| it.id != id);
@@ -202,6 +219,8 @@ pub struct ReservationJudge {
     next_id: u64,
     /// Fences that have to be told to the judge of data.
     fences: Vec<Fence>,
+    /// The notifications that hosts may or must get.
+    pub notices: NoticeLog,
 }
 
 impl ReservationJudge {
@@ -212,6 +231,7 @@ impl ReservationJudge {
             disks: (0..disks).map(|_| DiskReservations::new(false)).collect(),
             next_id: 0,
             fences: Vec::new(),
+            notices: NoticeLog::default(),
         }
     }
 
@@ -290,6 +310,8 @@ impl ReservationJudge {
         });
         reservations.expand();
         reservations.note(now);
+        self.notices.submit(now, disk, id, sender.0);
+        reservations.allow_notices(&mut self.notices);
         id
     }
 
@@ -340,13 +362,22 @@ impl ReservationJudge {
             reservations.settle(id);
         }
         let is_executed = matches!(answer, Answer::Failed(_) | Answer::Done(None));
-        if is_executed && command != ReservationCommand::Report {
+        let is_ordered = !matches!(
+            command,
+            ReservationCommand::Report | ReservationCommand::Persist { .. }
+        );
+        if is_executed && is_ordered {
             // The commands of a disk take effect one after another.
             let over = reservations.pending.iter();
             let over = over.filter(|it| it.lost_before.is_some_and(|lost| lost <= id));
             let over: Vec<u64> = over.map(|it| it.id).collect();
-            over.into_iter().for_each(|id| reservations.settle(id));
+            for id in over {
+                reservations.settle(id);
+                self.notices.end(now, id);
+            }
         }
+        self.notices.require(id, &effects.notified);
+        self.notices.end(now, id);
         reservations.note(now);
         for &fenced in &effects.aborted {
             self.fences.push(Fence {
@@ -443,6 +474,7 @@ impl ReservationJudge {
         reservations.suspended = state.filter(|_| is_certain);
         reservations.is_changing = true;
         reservations.forget_state();
+        reservations.allow_notices(&mut self.notices);
         reservations.note(now);
     }
 
@@ -478,7 +510,10 @@ impl ReservationJudge {
     /// left. `can_persist`: by disk, whether its state can persist after the next start.
     pub fn restart(&mut self, now: Nanos, can_persist: &[bool]) {
         self.fences.clear();
-        for (reservations, can_persist) in self.disks.iter_mut().zip(can_persist) {
+        for (disk, (reservations, can_persist)) in
+            self.disks.iter_mut().zip(can_persist).enumerate()
+        {
+            self.notices.end_all(now, disk);
             reservations.can_persist = *can_persist;
             reservations.pending.clear();
             reservations.is_changing = false;

@@ -147,15 +147,15 @@ impl SimStore {
         Ok(InitialReservations::Persistent { identity, state })
     }
 
-    /// Whether a disk would have this state after a loss of power. One that does not persist comes
-    /// back empty, so that later changes of it are not stored either.
+    /// Whether this state of a disk is stored, or, if it does not persist, none that does.
     #[must_use]
     pub fn holds(&self, disk: usize, state: &Reservations) -> bool {
         let contents = self.contents();
         let bytes = contents.stored.get(&disk);
         let Some(stored) = bytes.and_then(|bytes| decode(bytes, identity_of(disk)).ok()) else {
-            return false;
+            return !state.persists;
         };
+        // Later commands change a state that does not persist without storing it.
         if !state.persists {
             return !stored.persists();
         }

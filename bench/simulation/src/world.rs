@@ -7,6 +7,8 @@ mod checks;
 mod compete;
 mod contention;
 mod faults;
+mod notices;
+mod rare;
 mod reserving;
 mod stuck;
 
@@ -27,6 +29,7 @@ use crate::swarm::{Limits, Swarm};
 use crate::unknown_hosts::UnknownHosts;
 use ana::Operator;
 use compete::Competition;
+use notices::NoticeReaders;
 use reserving::Reserving;
 
 /// Share of events that are faults, per thousand.
@@ -74,6 +77,7 @@ pub struct World {
     shows_memory_waits: bool,
     anonymous_hosts: AnonymousHosts,
     reserving: Reserving,
+    notice_readers: NoticeReaders,
     operator: Operator,
     competition: Competition,
     appliance: Option<Appliance>,
@@ -101,6 +105,8 @@ pub struct World {
     flushes: (Random, u64),
     /// Random stream for disks that delay requests.
     delay_random: Random,
+    /// Random stream for situations that other faults seldom produce.
+    rare_random: Random,
     /// The current event.
     pub event: u64,
 }
@@ -127,6 +133,7 @@ impl World {
             shows_memory_waits,
             anonymous_hosts: AnonymousHosts::default(),
             reserving: Reserving::new(seed),
+            notice_readers: NoticeReaders::new(seed),
             operator: Operator::new(seed),
             competition: Competition::new(seed),
             seed,
@@ -148,6 +155,7 @@ impl World {
             checked_at: Nanos::ZERO,
             flushes: (Random::new(seed, 0x17), 0),
             delay_random: Random::new(seed, 0x28),
+            rare_random: Random::new(seed, 0x29),
             event: 0,
         }
     }
@@ -191,8 +199,10 @@ impl World {
         self.apply_host_behaviour()?;
         self.apply_separate_fault()?;
         self.misuse();
+        self.apply_rare_fault()?;
         self.contend()?;
         self.reserve()?;
+        self.handle_notices()?;
         self.operate()?;
         self.compete()?;
         if self.random.permille(PAUSES_PERMILLE) {
@@ -431,6 +441,7 @@ impl World {
             return Err(Violation::Rule(what));
         }
         self.clear_reservations()?;
+        self.empty_notices()?;
         self.judge_recovery(true)?;
         self.env.disk_failed |= self.env.disk_fails.contains(&true);
         for (storage, fails) in self.env.disks.iter().zip(&mut self.env.disk_fails) {
@@ -517,6 +528,7 @@ impl World {
             }
             busy |= self.complete_stores();
             self.apply_fences()?;
+            self.require_notices();
             self.check_ana()?;
             self.judge_fairness()?;
             for discovery_host in &mut self.discovery_hosts {

@@ -20,6 +20,7 @@ use zerocopy::FromBytes;
 use super::completion_checks::is_absence;
 use super::connection::{Connection, Outstanding, Transfer};
 use super::invalid::Refusal;
+use super::notices::NoticeStep;
 use super::{Command, Host, HostEnv, LATENCY_MAX, Phase, READY_POLL};
 use crate::faults::Fault;
 use crate::history::Moment;
@@ -124,6 +125,10 @@ pub(super) enum AdminStep {
     },
     /// Sets the Keep Alive Timer to this value.
     SetKeepAlive(Nanos),
+    /// Sets or gets the masks of reservation notifications.
+    Notices(NoticeStep),
+    /// Gets the Persist Through Power Loss state of a disk.
+    GetPersistence(usize),
     /// Reads the error log.
     ErrorLog,
     /// Sets CC.SHN.
@@ -491,6 +496,12 @@ impl Host {
                 self.shape.keep_alive = wanted;
                 self.admin_state.former_keep_alive = Nanos::ZERO;
             }
+            AdminStep::Notices(step) => {
+                return self.notice_step_completed(env, step, outstanding, cqe);
+            }
+            AdminStep::GetPersistence(disk) => {
+                return self.check_persistence(env, disk, outstanding, cqe.dw0.get());
+            }
             AdminStep::ErrorLog => return self.check_error_log(env, outstanding),
             AdminStep::Shutdown => {
                 self.poll_status_at = Some(env.now + READY_POLL);
@@ -527,7 +538,9 @@ impl Host {
                 true
             }
             // The namespace does not exist now.
-            AdminStep::IdentifyDisk(_) => is_absence(status),
+            AdminStep::IdentifyDisk(_) | AdminStep::Notices(_) | AdminStep::GetPersistence(_) => {
+                is_absence(status)
+            }
             AdminStep::Size(_) => true,
             AdminStep::SetKeepAlive(_) => {
                 let former = self.configured_keep_alive;

@@ -94,12 +94,14 @@ impl Host {
             ..EventState::default()
         };
         self.begin_ana(now);
+        self.reset_notices(now);
     }
 
     /// Forgets the expected event: a reset drops the events that a controller has not reported.
     pub(super) fn forget_due_event(&mut self) {
         self.events.due = None;
         self.forget_due_ana_event();
+        self.forget_due_notice();
     }
 
     /// Resets the event state: a reset drops pending events and masks.
@@ -114,7 +116,10 @@ impl Host {
     /// The next time at which it acts for its events.
     pub(super) fn next_event_step(&self) -> Option<Nanos> {
         let read_at = self.events.read_at.map(|(at, _)| at);
-        [self.events.ask_at, read_at].into_iter().flatten().min()
+        [self.events.ask_at, read_at, self.next_notice_step()]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// Performs the steps that are due.
@@ -129,6 +134,7 @@ impl Host {
             self.events.read_at = None;
             self.read_event_log(env, log);
         }
+        self.run_notice_step(env);
     }
 
     fn awaits_event(&self) -> bool {
@@ -148,10 +154,13 @@ impl Host {
         }
         let event = AsyncEvent::from_bits(cqe.dw0.get());
         let (kind, page) = (event.event_type(), event.log_page());
+        let mut reads_now = true;
         if event == AsyncEvent::NAMESPACE_ATTRIBUTE_CHANGED {
             self.events.due = None;
         } else if event == AsyncEvent::ANA_CHANGED && env.swarm.faults.has(Fault::Ana) {
             self.ana_event(env)?;
+        } else if event == AsyncEvent::RESERVATION_LOG_AVAILABLE {
+            reads_now = self.note_notice_event(env.now);
         } else if kind == EventType::NOTICE {
             let what = format!("an event notice that was not enabled: {event:?}");
             return Err(self.violation(env, &what));
@@ -172,7 +181,9 @@ impl Host {
             page,
             retains: slow && self.random.permille(300),
         };
-        if slow && self.events.read_at.is_none() && self.random.permille(400) {
+        if !reads_now {
+            // It reads the log later.
+        } else if slow && self.events.read_at.is_none() && self.random.permille(400) {
             self.events.read_at = Some((self.later(env.now), log));
         } else {
             self.read_event_log(env, log);
@@ -189,7 +200,7 @@ impl Host {
         now + Nanos(self.random.below(SLOW_MAX.as_nanos()))
     }
 
-    fn read_event_log(&mut self, env: &mut HostEnv<'_>, log: EventLog) {
+    pub(super) fn read_event_log(&mut self, env: &mut HostEnv<'_>, log: EventLog) {
         let select = LogPageSelect::new()
             .with_lid(log.page)
             .with_rae(log.retains)
@@ -201,6 +212,9 @@ impl Host {
             self.unmask(log.page);
             if log.page == LogPageId::ANA {
                 self.note_ana_read();
+            }
+            if log.page == LogPageId::RESERVATION_NOTIFICATION {
+                self.note_notice_read();
             }
         }
     }
@@ -222,6 +236,9 @@ impl Host {
         }
         if log.page == LogPageId::ANA {
             self.ana_log_read(env, log, outstanding)?;
+        }
+        if log.page == LogPageId::RESERVATION_NOTIFICATION {
+            self.notice_read(env, log, outstanding)?;
         }
         if log.retains {
             let log = EventLog {
@@ -320,6 +337,10 @@ impl Host {
         let late = self.lacks_ana_event(env.now);
         if late && self.awaits_event() && asked_by < env.now && !self.is_leaving(env) {
             return Err(self.violation(env, "no event reports the changed ANA state"));
+        }
+        let late = self.lacks_notice_event(env.now);
+        if late && self.awaits_event() && asked_by < env.now && !self.is_leaving(env) {
+            return Err(self.violation(env, "no event reports a reservation notification"));
         }
         Ok(())
     }

@@ -706,16 +706,16 @@ impl RdmaTransportEnd {
 
     /// Makes the next posted work request of one end fail, and with it the connection.
     pub(super) fn fail(&mut self, random: &mut Random) -> Option<()> {
-        let fault = random.pick(&[
-            Fault::Fail(CompletionStatus::RETRIES_EXCEEDED),
-            Fault::Fail(CompletionStatus::RNR_RETRIES_EXCEEDED),
-            Fault::Fail(CompletionStatus::REMOTE_ACCESS_ERROR),
-            Fault::Fail(CompletionStatus::REMOTE_OPERATION_ERROR),
-            Fault::Fail(CompletionStatus::GENERAL_ERROR),
-            Fault::DropConnection,
-            Fault::QueuePairFatal,
-        ]);
+        let fault = pick_failure(random);
         self.inject_fault(random, fault)
+    }
+
+    /// Makes the target's next read of the host's memory fail, and with it the connection.
+    pub(super) fn fail_read(&mut self, random: &mut Random) -> Option<()> {
+        let (fabric, number) = self.queue_pair(false)?;
+        let pattern = Pattern::ONCE.by(number).of(Operation::Read);
+        fabric.add_fault(pattern, pick_failure(random));
+        Some(())
     }
 
     /// Makes the target's device hang on the next posted read or write: no other request of the
@@ -757,6 +757,19 @@ impl RdmaTransportEnd {
             later.len()
         )
     }
+}
+
+/// A failure of a work request that ends its connection.
+fn pick_failure(random: &mut Random) -> Fault {
+    random.pick(&[
+        Fault::Fail(CompletionStatus::RETRIES_EXCEEDED),
+        Fault::Fail(CompletionStatus::RNR_RETRIES_EXCEEDED),
+        Fault::Fail(CompletionStatus::REMOTE_ACCESS_ERROR),
+        Fault::Fail(CompletionStatus::REMOTE_OPERATION_ERROR),
+        Fault::Fail(CompletionStatus::GENERAL_ERROR),
+        Fault::DropConnection,
+        Fault::QueuePairFatal,
+    ])
 }
 
 /// Makes the next connection of a host fail or late.

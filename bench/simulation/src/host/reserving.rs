@@ -7,15 +7,17 @@ use nvme_spec::command::reservation::{
     ReservationAcquire, ReservationRegister, ReservationRelease, ReservationReport,
     ReservationStatusExtendedHeader, ReservationType,
 };
-use nvme_spec::command::{Fuse, IoOpcode};
+use nvme_spec::command::{FeatureId, FeatureSelect, Fuse, IoOpcode};
+use nvme_spec::features::ReservationPersistence;
 use nvme_spec::{NSID_BROADCAST, Sqe, Status, U64};
 use reactors::Nanos;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
+use super::admin::AdminStep;
 use super::completion_checks::is_absence;
 use super::connection::{Connection, Outstanding, Sending, Transfer};
 use super::invalid::Refusal;
-use super::{Command, Host, HostEnv, Io, IoKind};
+use super::{ADMIN_DEPTH, Command, Host, HostEnv, Io, IoKind};
 use crate::history::WriteEnd;
 use crate::judge::{Extent, OpenWrite, Violation};
 use crate::random::Random;
@@ -70,6 +72,60 @@ impl Host {
         };
         self.io[index].submit(sending, env.now);
         true
+    }
+
+    /// Sets the Persist Through Power Loss state of a disk (Base 2.1 §5.1.25.1.30).
+    pub fn set_persistence(&mut self, env: &mut HostEnv<'_>, disk: usize, persists: bool) {
+        let Some(admin) = self.admin.as_mut() else {
+            return;
+        };
+        // It is stored before it completes.
+        admin.allow_overtaking_by(u64::from(ADMIN_DEPTH));
+        if !self.has_admin_room() || !self.can_reach_disks() {
+            return;
+        }
+        let command = ReservationCommand::Persist { persists };
+        let sender = (self.shape.identity, self.cntlid);
+        let id = (env.judge.reservations).submit(env.now, disk, sender, command);
+        let step = ReserveStep {
+            disk,
+            id,
+            store_failures: env.store_failures[disk],
+        };
+        let (sqe, _) = wire_form(self.nsid(env, disk), command);
+        if !self.send_admin(env, sqe, Command::Reserve(step)) {
+            let answer = Answer::NotExecuted;
+            let _ = (env.judge.reservations).complete(env.now, disk, id, &answer);
+        }
+    }
+
+    /// Gets the Persist Through Power Loss state of a disk.
+    pub fn ask_persistence(&mut self, env: &mut HostEnv<'_>, disk: usize) {
+        if self.has_admin_room() && self.knows_disks() {
+            let feature = FeatureId::RESERVATION_PERSISTENCE;
+            let nsid = self.nsid(env, disk);
+            let sqe = Sqe::get_feature(feature, FeatureSelect::CURRENT, nsid, 0);
+            self.send_admin(env, sqe, Command::Admin(AdminStep::GetPersistence(disk)));
+        }
+    }
+
+    /// Compares the Persist Through Power Loss state of a disk with the possible ones.
+    pub(super) fn check_persistence(
+        &self,
+        env: &mut HostEnv<'_>,
+        disk: usize,
+        outstanding: &Outstanding,
+        value: u32,
+    ) -> Result<(), Violation> {
+        let found = ReservationPersistence::from_bits(value).ptpl();
+        let issued_at = outstanding.issued_at;
+        let possible = (env.judge.reservations).possible_since(disk, issued_at);
+        let has_changed = env.namespace_changed[disk] >= issued_at || env.disk_gone[disk];
+        if has_changed || possible.may_persist(found) {
+            return Ok(());
+        }
+        let what = format!("disk {disk}: the feature reports persistence {found}");
+        Err(self.violation(env, &what))
     }
 
     /// Sends a reservation command that is refused whatever the state is.
@@ -160,7 +216,8 @@ impl Host {
     ) -> Result<(), Violation> {
         let answer = self.answer(env, qid, step, outstanding, status);
         let must_not_retry = matches!(&answer, Answer::Failed(_));
-        if matches!(&answer, Answer::Done(_)) {
+        // ANA states do not restrict features.
+        if matches!(&answer, Answer::Done(_)) && qid > 0 {
             self.check_accessible(env, [step.disk], outstanding.issued_at)?;
         }
         let judged = (env.judge.reservations).complete(env.now, step.disk, step.id, &answer);
@@ -214,6 +271,11 @@ impl Host {
         let is_absent = is_absence(status) && (changed || env.disk_gone[step.disk]);
         let has_ended = is(&[Status::ABORTED_SQ_DELETION, Status::COMMAND_SEQUENCE_ERROR]);
         let is_aborted = self.aborted_at.is_some() && is(&[Status::ABORT_REQUESTED]);
+        // A reset ends commands of the admin queue.
+        let is_reset = qid == 0 && outstanding.issued_at < self.configured_at;
+        if is_reset && (has_ended || is(&[Status::ABORT_REQUESTED])) {
+            return Answer::Unknown;
+        }
         if is_absent || is_aborted || (has_ended && self.is_excused(env, qid)) {
             return Answer::Unknown;
         }
@@ -358,6 +420,12 @@ fn wire_form(nsid: u32, command: ReservationCommand) -> (Sqe, Transfer) {
             let sqe = Sqe::new(IoOpcode::RESERVATION_RELEASE.0, nsid);
             let data = current.to_le_bytes().to_vec();
             (sqe.with_reservation_release(fields), Transfer::Out(data))
+        }
+        ReservationCommand::Persist { persists } => {
+            let feature = FeatureId::RESERVATION_PERSISTENCE;
+            let value = ReservationPersistence::new().with_ptpl(persists);
+            let sqe = Sqe::set_feature(feature, nsid, value.into_bits());
+            (sqe, Transfer::None)
         }
         ReservationCommand::Report => {
             let mut fields = ReservationReport::new_zeroed();

@@ -321,6 +321,7 @@ impl Host {
         self.send_admin(env, sqe, Command::EventMask);
         self.ask_for_events(env);
         self.attach_to_groups(env);
+        self.attach_to_notices(env.now);
     }
 
     /// Connects the I/O queues after their number was granted.
@@ -393,8 +394,12 @@ impl Host {
         }
         if let Some(mut admin) = self.admin.take() {
             for outstanding in admin.take_outstanding() {
-                if let Command::Admin(AdminStep::WriteCache { began, .. }) = outstanding.command {
-                    env.judge.end_read(began);
+                match outstanding.command {
+                    Command::Admin(AdminStep::WriteCache { began, .. }) => {
+                        env.judge.end_read(began);
+                    }
+                    Command::Reserve(step) => env.judge.reservations.lose(step.disk, step.id),
+                    _ => {}
                 }
             }
             admin.finish();

@@ -616,6 +616,42 @@ impl Host {
         Some(until)
     }
 
+    /// Sends writes whose data the target reads, and makes one of these reads fail, and with it the
+    /// connection.
+    pub fn fail_read_of(
+        &mut self,
+        env: &mut HostEnv<'_>,
+        extents: Vec<Extent>,
+        random: &mut Random,
+    ) {
+        let open = self.io.iter().position(|it| it.room() > 0 && !it.closing);
+        let Some(index) = open.filter(|_| self.can_reach_disks()) else {
+            return;
+        };
+        let transport = self.io[index].rdma();
+        if transport.and_then(|it| it.fail_read(random)).is_none() {
+            return;
+        }
+        self.io[index].excused = true;
+        let number = self.number;
+        env.trace
+            .note(env.now, format_args!("a read from host {number} will fail"));
+        env.figures.fault(Fault::WorkErrors);
+        for extent in extents {
+            if self.io[index].room() == 0 {
+                return;
+            }
+            let io = self.writing(env, IoKind::Write, extent, false);
+            let nlb_z = (extent.blocks - 1) as u16;
+            let sqe = Sqe::write(self.nsid(env, extent.disk), extent.lba, nlb_z, false);
+            let sending = Sending {
+                transfer: Transfer::Out(self.stamped(env, extent, io.version)),
+                ..Sending::plain(sqe, Command::Io(io))
+            };
+            self.io[index].submit_solicited(sending, env.now);
+        }
+    }
+
     fn damage_header(&mut self, env: &HostEnv<'_>) {
         let chosen = self.random.below(self.io.len() as u64) as usize;
         let connection = &mut self.io[chosen];

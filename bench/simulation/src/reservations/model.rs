@@ -56,6 +56,11 @@ pub enum ReservationCommand {
     },
     /// Reservation Report.
     Report,
+    /// Set Features of Reservation Persistence.
+    Persist {
+        /// Persist Through Power Loss.
+        persists: bool,
+    },
 }
 
 /// The type of a notification (Base 2.1 §5.1.12.1.32).
@@ -192,7 +197,20 @@ impl Reservations {
                 }
             }
             ReservationCommand::Report => Ok(Effects::default()),
+            ReservationCommand::Persist { persists } => self.set_persistence(persists),
         }
+    }
+
+    /// Base 2.1 §5.1.25.1.30.
+    fn set_persistence(&mut self, persists: bool) -> Result<Effects, Status> {
+        if persists && !self.can_persist {
+            return Err(Status::INVALID_FIELD);
+        }
+        let before = std::mem::replace(&mut self.persists, persists);
+        Ok(Effects {
+            is_stored: before != persists,
+            ..Effects::default()
+        })
     }
 
     /// What is left after the appliance has ended: only a state that persists.

@@ -18,6 +18,9 @@ const READ_FORBIDDEN: u64 = 2;
 const WRITE_ALLOWED: u64 = 4;
 const WRITE_FORBIDDEN: u64 = 8;
 const ABORTED: u64 = 16;
+/// In the bits of the first host.
+const PERSISTS: u64 = 32;
+const LAPSES: u64 = 64;
 const BITS: usize = 8;
 const _: () = assert!(HOSTS_MAX * BITS <= u64::BITS as usize);
 
@@ -40,6 +43,13 @@ impl Possible {
             };
             self.0 |= (read | write) << (host * BITS);
         }
+        self.0 |= if state.persists { PERSISTS } else { LAPSES };
+    }
+
+    /// Whether the Persist Through Power Loss state may have this value.
+    #[must_use]
+    pub fn may_persist(self, persists: bool) -> bool {
+        self.has(0, if persists { PERSISTS } else { LAPSES })
     }
 
     /// Adds that commands of a host may be aborted.

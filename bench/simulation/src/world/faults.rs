@@ -66,7 +66,7 @@ impl World {
         Ok(())
     }
 
-    fn misbehave(&mut self, host: usize, fault: Fault) {
+    pub(super) fn misbehave(&mut self, host: usize, fault: Fault) {
         let aftermath = self.hosts[host].misbehave(&mut self.env.for_hosts(), fault);
         self.clean_up(aftermath);
         if fault == Fault::Greedy {

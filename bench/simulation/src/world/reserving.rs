@@ -64,7 +64,7 @@ impl Reserving {
 }
 
 /// A key of a host. Sometimes hosts have the same key.
-fn key_of(random: &mut Random, identity: usize) -> u64 {
+pub(super) fn key_of(random: &mut Random, identity: usize) -> u64 {
     let owner = match random.permille(150) {
         true => 0,
         false => identity as u64 + 1,
@@ -144,7 +144,12 @@ fn other_key(random: &mut Random, identity: usize, state: &Reservations) -> u64 
     }
 }
 
-fn register(action: u8, ignores_key: bool, current: u64, new: u64) -> ReservationCommand {
+pub(super) fn register(
+    action: u8,
+    ignores_key: bool,
+    current: u64,
+    new: u64,
+) -> ReservationCommand {
     ReservationCommand::Register {
         action,
         ignores_key,
@@ -154,7 +159,7 @@ fn register(action: u8, ignores_key: bool, current: u64, new: u64) -> Reservatio
     }
 }
 
-fn acquire(action: u8, rtype: u8, current: u64, preempted: u64) -> ReservationCommand {
+pub(super) fn acquire(action: u8, rtype: u8, current: u64, preempted: u64) -> ReservationCommand {
     ReservationCommand::Acquire {
         action,
         ignores_key: false,
@@ -164,7 +169,7 @@ fn acquire(action: u8, rtype: u8, current: u64, preempted: u64) -> ReservationCo
     }
 }
 
-fn release(action: u8, rtype: u8, current: u64) -> ReservationCommand {
+pub(super) fn release(action: u8, rtype: u8, current: u64) -> ReservationCommand {
     ReservationCommand::Release {
         action,
         ignores_key: false,
@@ -214,7 +219,7 @@ impl World {
     }
 
     /// Whether the namespace of a disk has been there for a while.
-    fn is_settled(&self, disk: usize) -> bool {
+    pub(super) fn is_settled(&self, disk: usize) -> bool {
         let changed = self.env.namespace_changed[disk];
         let is_old = changed == Nanos::ZERO || changed + SETTLED_AFTER <= self.env.time.now();
         is_old && self.env.serving.namespaces[disk] && !self.env.disk_gone[disk]
