@@ -216,8 +216,8 @@ impl Findings {
             kind: finding.kind,
             place: finding.span.map(|span| lines.place(span)),
             path: finding.path,
-            message: finding.message,
-            hint: finding.hint,
+            message: printable(&finding.message),
+            hint: finding.hint.as_deref().map(printable),
         });
         let list = list.collect();
         Problems {
@@ -350,7 +350,7 @@ impl fmt::Display for Rendering<'_> {
             self.problem(f, problem)?;
             writeln!(f)?;
         }
-        let name = sanitized_name(&self.problems.source_name);
+        let name = printable(&self.problems.source_name);
         let (strong, end) = (self.paint.strong(), self.paint.end());
         let count = self.problems.count();
         let noun = if count == 1 { "problem" } else { "problems" };
@@ -374,7 +374,7 @@ impl Rendering<'_> {
         let (frame, end) = (self.paint.frame(), self.paint.end());
         let (error, strong) = (self.paint.error(), self.paint.strong());
         writeln!(f, "{error}error{end}{strong}: {}{end}", problem.message)?;
-        let name = sanitized_name(&self.problems.source_name);
+        let name = printable(&self.problems.source_name);
         let gutter = problem
             .place
             .as_ref()
@@ -415,10 +415,10 @@ impl Rendering<'_> {
     }
 }
 
-/// The file's name in full, because the caller chose it. Only characters that control a terminal
-/// are replaced.
-fn sanitized_name(name: &str) -> String {
-    name.chars().map(replace_control_character).collect()
+/// A text in full, without the characters that control a terminal. Texts quote names of the file,
+/// also invalid ones.
+fn printable(text: &str) -> String {
+    text.chars().map(replace_control_character).collect()
 }
 
 /// The path of a key or table, from the root.

@@ -91,6 +91,15 @@ fn excerpts_contain_no_control_characters() {
 }
 
 #[test]
+fn hints_that_quote_names_contain_no_control_characters() {
+    let text = "[[listener]]\nname = \"front\\t\"\n[[export]]\nlisteners = [\"front\"]\n";
+    let text = problems(text.as_bytes()).to_string();
+    assert!(text.contains("did you mean `front `?"), "{text}");
+    let is_harmful = |c: char| c.is_control() && c != '\n';
+    assert!(!text.contains(is_harmful), "{text:?}");
+}
+
+#[test]
 fn file_of_ten_megabytes_is_refused_unread() {
     for line in [
         "[[device]]\nname = \"a\"\n",
