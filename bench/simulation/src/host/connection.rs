@@ -97,6 +97,10 @@ pub(super) struct Outstanding {
 }
 
 /// A received message or event.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "few exist at a time, and they are taken apart where they are taken"
+)]
 pub(super) enum Incoming {
     Initialised,
     Completed {

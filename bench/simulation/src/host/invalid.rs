@@ -192,7 +192,7 @@ fn bad_field(random: &mut Random, aim: &Aim) -> Option<Invalid> {
             let sqe = Sqe::new(random.pick(&IO_OPCODES), nsid);
             invalid(sqe, Transfer::None, Status::INVALID_OPCODE)
         }
-        // Base 2.1 §3.4.2: FUSES is 0.
+        // Base 2.1 §3.4.2: only Compare and Write are fused.
         5 => {
             let sqe = Sqe::read(nsid, 0, 0).with_fuse(Fuse::FIRST);
             invalid(sqe, one, Status::INVALID_FIELD)

@@ -142,10 +142,19 @@ impl Host {
 
     /// Writes a range on any queue with room. Returns false if there is none.
     pub fn write(&mut self, env: &mut HostEnv<'_>, extent: Extent) -> bool {
+        self.change(env, IoKind::Write, extent)
+    }
+
+    /// Writes zeroes to a range on any queue with room. Returns false if there is none.
+    pub fn write_zeroes(&mut self, env: &mut HostEnv<'_>, extent: Extent) -> bool {
+        self.change(env, IoKind::WriteZeroes, extent)
+    }
+
+    fn change(&mut self, env: &mut HostEnv<'_>, kind: IoKind, extent: Extent) -> bool {
         let open = self.io.iter().position(|it| it.room() > 0 && !it.closing);
         match open {
             Some(index) if self.is_serving() => {
-                self.send_kind(env, index, IoKind::Write, extent, false);
+                self.send_kind(env, index, kind, extent, false);
                 true
             }
             _ => false,

@@ -75,7 +75,10 @@ impl World {
                 0..=5 => {
                     host.replace(&mut env, block, known);
                 }
-                6 | 7 if host.can_reach_disks() => {
+                6 if host.can_reach_disks() => {
+                    host.write_zeroes(&mut env, block);
+                }
+                7 if host.can_reach_disks() => {
                     let size = env.swarm.disks[disk].block_count;
                     let short = WRITE_BYTES_MAX / u64::from(env.swarm.disks[disk].block_size);
                     let most = short.clamp(1, size - lba);

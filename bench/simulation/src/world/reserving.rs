@@ -289,12 +289,14 @@ impl World {
                 self.pass(REGISTERED_WITHIN)?;
             }
         }
+        self.hold_reservation(fenced, disk)?;
         let now = self.env.time.now();
         let random = &mut self.reserving.random;
         let later = self.env.swarm.faults.has(Fault::Later);
         let until = now + Nanos(random.below(FENCE_HOLD_MAX.as_nanos()));
         let is_free = self.env.disk_disturbed[disk] < until;
-        if !later && is_free && random.coin() && self.env.disks[disk].hold(until) {
+        let cuts = random.permille(CUT_PERMILLE);
+        if !later && is_free && (cuts || random.coin()) && self.env.disks[disk].hold(until) {
             self.env.disk_disturbed[disk] = until;
             self.env.disturb_memory(until);
         }
@@ -303,7 +305,7 @@ impl World {
         }
         let pause = Nanos(self.reserving.random.below(FENCE_PAUSE_MAX.as_nanos()));
         self.pass(pause)?;
-        if self.reserving.random.permille(CUT_PERMILLE) {
+        if cuts {
             let faults = [Fault::Cut, Fault::Reset, Fault::Vanish];
             let faults = faults.into_iter();
             let faults: Vec<Fault> = faults.filter(|it| self.env.swarm.faults.has(*it)).collect();
@@ -334,6 +336,22 @@ impl World {
             self.env.figures.fault(Fault::Reserve);
         }
         Ok(())
+    }
+
+    /// Has a registrant acquire a reservation, if there is none. Without one, a preempted host loses
+    /// only its registration, and may write.
+    fn hold_reservation(&mut self, host: usize, disk: usize) -> Result<(), Violation> {
+        let identity = self.env.swarm.hosts[host].identity;
+        let state = self.env.judge.reservations.certain(disk);
+        let free = state.filter(|it| it.held.is_none());
+        let Some(key) = free.and_then(|it| it.keys.get(&identity)).copied() else {
+            return Ok(());
+        };
+        let rtype = self.reserving.random.between(1, 6) as u8;
+        let env = &mut self.env.for_hosts();
+        self.hosts[host].send_reservation(env, disk, acquire(0, rtype, key, 0));
+        self.env.judge.lift_fences();
+        self.pass(REGISTERED_WITHIN)
     }
 
     /// Completes the requests of the store that are due. Returns whether there were any.
