@@ -39,9 +39,11 @@ impl Appliance {
             sum.executing += audit.executing;
             sum.outstanding_commands += audit.outstanding_commands;
             sum.waiting += audit.waiting;
+            sum.pairs += audit.pairs;
+            sum.exclusions += audit.exclusions;
         }
         let busy = sum.executions + sum.executing + sum.outstanding_commands + sum.waiting;
-        if busy > 0 {
+        if busy + sum.pairs + sum.exclusions > 0 {
             return Err(format!("commands are under way at rest: {sum:?}"));
         }
         let snapshot = self.target.snapshot();

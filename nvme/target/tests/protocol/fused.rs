@@ -429,6 +429,40 @@ fn abort_of_a_part_ends_the_pair() {
     }
 }
 
+/// While the Compare is in a device, it is not aborted; the Write still can be. Others may then
+/// change the block before the device has completed the Compare, because nothing depends on it.
+#[test]
+fn abort_of_a_part_while_the_compare_is_in_a_device() {
+    for place in [0, 1] {
+        let mut world = World::new();
+        let admin = world.enabled(0);
+        let (io, other) = (world.io_queue(0, admin, 1), world.io_queue(1, admin, 2));
+        let cid = world.cid();
+        let pair = begin(&mut world, io, RAM, 7, (0, 5));
+        world.fault.arm(HOLD, true);
+        world.settle();
+        world.fault.arm(HOLD, false);
+        let abort = Sqe::abort_command(1, cid.wrapping_add(1 + place));
+        let is_aborted = world.command(admin, abort).dw0() & 1 == 0;
+        assert_eq!(is_aborted, place == 1);
+        let write = begin_write(&mut world, other, RAM, 7, 8).expect_err("not inline");
+        world.settle();
+        let written = world.take_reply(other.node, write);
+        assert_eq!(written.is_some(), is_aborted);
+        world.fault.release();
+        let (first, second) = end(&mut world, io, pair);
+        let expected = match place {
+            0 => (Status::SUCCESS, Status::SUCCESS),
+            _ => (Status::SUCCESS, Status::ABORT_REQUESTED),
+        };
+        assert_eq!((first, second), expected);
+        let written = written.unwrap_or_else(|| world.wait(other, write));
+        assert!(written.status().is_success());
+        is_block(&mut world, io, RAM, 7, 8);
+        assert_clean(&mut world, io);
+    }
+}
+
 /// The end of the connection in every state leaves no excluded block behind, and no write follows a
 /// Compare of an ended queue.
 #[test]

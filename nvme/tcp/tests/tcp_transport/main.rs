@@ -4,5 +4,6 @@ mod chopped;
 mod data_path;
 mod direct_placement;
 mod fairness;
+mod fused;
 mod harness;
 mod hostile;
