@@ -110,6 +110,11 @@ configure_drives 0-1 "a1 a2 b1 b2"
 apply
 for nsid in 1 2 3 4; do eventually 30 is_served $nsid; done
 eventually 30 is_live
+# A Linux host that reconnects and finds other identifiers removes the namespace, and adds it at the
+# next scan only.
+sleep 2
+is_served 1 || show nvme ns-rescan "/dev/$controller"
+eventually 30 is_served 1
 [ "$(locked_kib)" = "$mapped_kib" ] || fail "$(locked_kib) KiB are locked, not $mapped_kib"
 cmp -n $((4 << 20)) /tmp/data-a "$(device_of 2)" || fail "the data of drive A is not the same"
 cmp -n $((4 << 20)) /tmp/data "$(device_of 4)" || fail "the data of drive B is not the same"
