@@ -84,6 +84,14 @@ impl AnaJudge {
         Some(*at)
     }
 
+    /// Whether a path that lost access at `lost_at` never had access again.
+    #[must_use]
+    pub fn lacks_access_since(&self, path: GroupPath, lost_at: Nanos) -> bool {
+        let all = self.changes.get(&path).into_iter().flatten();
+        let mut since = all.filter(|(at, _)| *at >= lost_at);
+        since.all(|(_, state)| !state.is_accessible())
+    }
+
     /// The changes of a path from `from` on.
     pub fn changes_from(&self, path: GroupPath, from: Nanos) -> impl Iterator<Item = Nanos> + '_ {
         let all = self.changes.get(&path).into_iter().flatten();
@@ -175,6 +183,20 @@ mod tests {
         assert!(judge.may_refuse(PATH, Nanos(150), refused));
         assert!(!judge.may_refuse(PATH, Nanos(201), refused));
         assert_eq!(judge.changes_from(PATH, Nanos(101)).count(), 1);
+    }
+
+    #[test]
+    fn access_that_returned_and_was_lost_again_is_noticed() {
+        let mut judge = AnaJudge::default();
+        judge.set(Nanos(100), PATH, AnaState::Change);
+        judge.set(Nanos(200), PATH, AnaState::Inaccessible);
+        assert!(judge.lacks_access_since(PATH, Nanos(100)));
+        judge.set(Nanos(300), PATH, AnaState::Optimized);
+        assert!(!judge.lacks_access_since(PATH, Nanos(100)));
+        judge.set(Nanos(400), PATH, AnaState::Inaccessible);
+        for (lost_at, lacks_access) in [(100, false), (200, false), (400, true)] {
+            assert_eq!(judge.lacks_access_since(PATH, Nanos(lost_at)), lacks_access);
+        }
     }
 
     #[test]

@@ -385,9 +385,9 @@ impl<P: Provider> ConnectionSet<P> {
         }
     }
 
-    /// Begins a turn. Commands that are received now may complete inline, and their responses must
-    /// not overtake those made since the last turn's [`take_responses`](Self::take_responses), so
-    /// these are queued first. Returns their number.
+    /// Begins a turn. Commands that are received now may complete inline. The responses made since
+    /// the last turn's [`take_responses`](Self::take_responses) are older, so they are queued first.
+    /// Returns their number.
     #[inline]
     pub fn begin_turn(&mut self, now: Nanos) -> u32 {
         self.shared.core.borrow_mut().begin_turn(now);
@@ -424,8 +424,7 @@ impl<P: Provider> ConnectionSet<P> {
         let mut core = core.borrow_mut();
         let mut moved = 0;
         loop {
-            // Responses are sent in the order in which they were made, as SQHD requires (Base 2.1
-            // §4.2.1), so pending ones go before those that a granted lease produces.
+            // Pending responses are older than those that a granted lease produces.
             moved += self.pass_completions(&mut core, now);
             let Some((token, lease)) = self.shared.pool.next_grant(now.as_nanos()) else {
                 break;

@@ -245,8 +245,9 @@ impl TargetCore {
     #[inline]
     pub fn next_completion(&mut self, transport: TransportId) -> Option<Completed> {
         let inbox = self.inboxes.get_mut(usize::from(transport.0))?;
-        while let Some((queue, completed)) = inbox.completions.pop_front() {
-            if self.queues.get(queue.slot, queue.generation).is_some() {
+        while let Some((queue, mut completed)) = inbox.completions.pop_front() {
+            if let Some(queue) = self.queues.get_mut(queue.slot, queue.generation) {
+                queue.move_head(&mut completed.response);
                 return Some(completed);
             }
         }

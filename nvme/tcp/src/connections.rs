@@ -217,9 +217,9 @@ impl<S: ByteStream> ConnectionSet<S> {
         }
     }
 
-    /// Begins a turn. Commands that are received now may complete inline, and their responses must
-    /// not overtake those made since the last turn's [`take_responses`](Self::take_responses), so
-    /// these are queued first. Returns their number.
+    /// Begins a turn. Commands that are received now may complete inline. The responses made since
+    /// the last turn's [`take_responses`](Self::take_responses) are older, so they are queued first.
+    /// Returns their number.
     #[inline]
     pub fn begin_turn(&mut self, now: Nanos) -> u32 {
         self.shared.core.borrow_mut().begin_turn(now);
@@ -244,8 +244,7 @@ impl<S: ByteStream> ConnectionSet<S> {
         let mut moved = 0;
         let mut cx = self.shared.context(&mut core, &mut self.buffers, now);
         loop {
-            // Responses are sent in the order in which they were made, as SQHD requires (Base 2.1
-            // §4.2.1), so pending ones go before those that a granted lease produces.
+            // Pending responses are older than those that a granted lease produces.
             moved += take_completions(&mut self.table, &mut cx);
             let Some((token, lease)) = cx.pool.next_grant(now.as_nanos()) else {
                 break;

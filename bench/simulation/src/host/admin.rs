@@ -662,9 +662,6 @@ impl Host {
         cid: u16,
         key: Option<CommandKey>,
     ) {
-        if let Some(admin) = &mut self.admin {
-            admin.allow_overtaking();
-        }
         let more = {
             let mut admin = self.admin.iter().flat_map(Connection::outstanding);
             admin.any(|(_, it)| matches!(it.command, Command::Abort(_)))

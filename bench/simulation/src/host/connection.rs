@@ -19,9 +19,6 @@ use crate::memory::{MemoryBound, QueuePairBound};
 use crate::network::{HostEnd, Wire, WireId};
 use crate::random::Random;
 
-/// Maximum number of completions that may overtake that of an aborted command.
-const OVERTAKEN_MAX: u64 = 8;
-
 /// The data transfer of a command.
 #[derive(Clone, Debug)]
 pub(super) enum Transfer {
@@ -141,8 +138,6 @@ pub(super) struct Queue {
     /// Number of commands that SQHD has reported as taken from the queue.
     taken: u64,
     pub(super) completed_count: u64,
-    /// Number of completions that may overtake another.
-    overtaken_max: u64,
     pub(super) live: bool,
     /// Until when completions may be late; the usual latency follows.
     pub(super) disturbed_until: Nanos,
@@ -213,7 +208,6 @@ impl Connection {
                 sent: 0,
                 taken: 0,
                 completed_count: 0,
-                overtaken_max: 0,
                 live: false,
                 disturbed_until: Nanos::ZERO,
                 must_end: None,
@@ -355,18 +349,6 @@ impl Connection {
         }
     }
 
-    /// Allows completions of aborted commands to be overtaken by later ones: SQHD is the value of
-    /// the head when a completion was created (Base 2.1 §4.2.1).
-    pub(super) fn allow_overtaking(&mut self) {
-        self.allow_overtaking_by(OVERTAKEN_MAX);
-    }
-
-    /// Allows this number of completions to overtake.
-    pub(super) fn allow_overtaking_by(&mut self, completions: u64) {
-        let queue = &mut self.queue;
-        queue.overtaken_max = queue.overtaken_max.max(completions);
-    }
-
     /// Picks an outstanding I/O command, and notes that it may be aborted.
     pub(super) fn abort_any(&mut self) -> Option<(u16, CommandKey)> {
         let (qid, opened_at) = (self.qid(), self.opened_at);
@@ -377,7 +359,6 @@ impl Connection {
         if queue.twins.contains_key(cid) {
             return None;
         }
-        queue.overtaken_max = OVERTAKEN_MAX;
         if let Command::Io(io) = &mut outstanding.command {
             io.aborted = true;
         }
@@ -386,7 +367,6 @@ impl Connection {
 
     /// Returns every outstanding I/O command, and notes that it may be aborted.
     pub(super) fn abort_all(&mut self) -> impl Iterator<Item = (u16, CommandKey)> {
-        self.queue.overtaken_max = OVERTAKEN_MAX;
         let (qid, opened_at) = (self.qid(), self.opened_at);
         let twins = &self.queue.twins;
         let alone = self.queue.outstanding.iter_mut();
@@ -573,8 +553,7 @@ impl Queue {
     /// without it, completions do.
     fn occupied(&self) -> usize {
         let outstanding = self.outstanding.len() + self.twins.len();
-        // SQHD may move backwards in completions that overtake each other.
-        if self.shape.flow_control && self.live && self.overtaken_max == 0 {
+        if self.shape.flow_control && self.live {
             outstanding.max((self.sent - self.taken) as usize)
         } else {
             outstanding
@@ -661,15 +640,15 @@ impl Queue {
             };
         }
         let depth = u64::from(self.shape.depth);
-        let made = self.completed_count.saturating_sub(self.overtaken_max);
+        let made = self.completed_count;
         if head >= depth {
             return Err(format!("SQHD {head} in a queue of {depth} entries"));
         }
         let beyond = (head + depth - made % depth) % depth;
         if beyond > self.sent - made {
             return Err(format!(
-                "SQHD {head} after {} completions of {} commands, depth {depth}",
-                self.completed_count, self.sent
+                "SQHD {head} after {made} completions of {} commands, depth {depth}",
+                self.sent
             ));
         }
         self.taken = self.taken.max(made + beyond);

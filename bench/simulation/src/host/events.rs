@@ -152,6 +152,10 @@ impl Host {
         if !cqe.status().is_success() {
             return self.event_request_failed(env, outstanding, cqe.status());
         }
+        // The host has ended the association at a completion that arrived together with this one.
+        if self.admin.is_none() {
+            return Ok(());
+        }
         let event = AsyncEvent::from_bits(cqe.dw0.get());
         let (kind, page) = (event.event_type(), event.log_page());
         let mut reads_now = true;

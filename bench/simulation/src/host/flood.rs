@@ -8,7 +8,7 @@
 use nvme_spec::{Sqe, Status};
 
 use super::connection::{Connection, Outstanding, Queue};
-use super::{ADMIN_DEPTH, Command, Host, HostEnv, Phase};
+use super::{Command, Host, HostEnv, Phase};
 use crate::judge::Violation;
 
 /// Maximum number of requests of one flood beyond the limit.
@@ -28,9 +28,6 @@ impl Host {
     pub(super) fn flood_events(&mut self, env: &mut HostEnv<'_>) -> Option<()> {
         let limit = self.admin_state.event_limit?;
         let count = self.random.between(1, limit as u64 + BEYOND_MAX);
-        if let Some(admin) = &mut self.admin {
-            admin.allow_overtaking_by(u64::from(ADMIN_DEPTH));
-        }
         for _ in 0..count {
             if !self.has_admin_room() {
                 break;

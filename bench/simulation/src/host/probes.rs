@@ -36,6 +36,8 @@ enum Expected {
     Field(ConnectField),
     /// This status, with Do Not Retry set.
     Status(Status),
+    /// Command Sequence Error with Do Not Retry set, as long as the named queue exists.
+    ExistingQueue,
 }
 
 /// A valid Connect that is to be made invalid.
@@ -167,10 +169,7 @@ impl Host {
                     Field(ConnectField::SqSize),
                 )
             }
-            5 => {
-                let expected = Is(Status::COMMAND_SEQUENCE_ERROR);
-                made("a queue that exists", &draft, expected)
-            }
+            5 => made("a queue that exists", &draft, Expected::ExistingQueue),
             6 => {
                 let draft = Draft {
                     cntlid: 1,
@@ -274,7 +273,7 @@ impl Host {
         );
         let is_free = self.io.len() < usize::from(self.shape.io_queues)
             || self.io.iter().any(|it| it.closing || !it.queue.live);
-        let may_be_right = matches!(probe.expected, Expected::Status(status) if status.is(Status::COMMAND_SEQUENCE_ERROR));
+        let may_be_right = matches!(probe.expected, Expected::ExistingQueue);
         if status.is_success() && may_be_right && (is_free || self.cntlid != probe.cntlid) {
             // The queue has ended in the meantime.
             return Ok(());
@@ -309,17 +308,22 @@ impl Host {
                 Ok(())
             };
         }
+        // A change may end every association, which its host notices later.
+        let ends = changed || env.changed_at + DISCONNECTED_MAX >= opened_at;
+        let is_field = |field: ConnectField| {
+            status.is(Status::CONNECT_INVALID_PARAMETERS)
+                && cqe.connect_invalid_parameters() == field.invalid()
+        };
+        let is_gone = is_field(ConnectField::ControllerId);
         let right = match probe.expected {
             Expected::Status(expected) => status.is(expected),
+            Expected::ExistingQueue => {
+                status.is(Status::COMMAND_SEQUENCE_ERROR) || (ends && is_gone)
+            }
             Expected::Field(field) => {
-                let named = cqe.connect_invalid_parameters() == field.invalid();
-                // The association of another host may end at any time, and a change may end every
-                // association.
-                let ends = env.changed_at + DISCONNECTED_MAX >= opened_at;
-                let may_be_gone = field == ConnectField::HostNqn || changed || ends;
-                let gone = may_be_gone
-                    && cqe.connect_invalid_parameters() == ConnectField::ControllerId.invalid();
-                status.is(Status::CONNECT_INVALID_PARAMETERS) && (named || gone)
+                // The association of another host may end at any time.
+                let may_be_gone = field == ConnectField::HostNqn || ends;
+                is_field(field) || (may_be_gone && is_gone)
             }
         };
         if steady && !(right && status.dnr()) {

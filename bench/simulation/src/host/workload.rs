@@ -492,9 +492,6 @@ impl Host {
                     connection.excused = true;
                     connection.closing = true;
                 }
-                if let Some(admin) = &mut self.admin {
-                    admin.allow_overtaking();
-                }
                 self.phase = super::Phase::AwaitingReady { ready: false };
                 self.set_configuration(env, false);
             }

@@ -279,7 +279,9 @@ impl World {
         let mut late = None;
         awaited.retain(|it| {
             let is_over = it.done.try_recv() == Err(TryRecvError::Disconnected);
-            if is_over && !ana.state(it.path).is_accessible() {
+            // A change reports the end only of commands from before it. Hosts may have sent others
+            // since, if the path had access again in the meantime.
+            if is_over && ana.lacks_access_since(it.path, it.at) {
                 quiet.entry(it.path).or_insert(it.at);
             }
             let mut calm = it.at.max(self.env.memory_disturbed);

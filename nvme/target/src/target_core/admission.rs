@@ -136,7 +136,7 @@ impl TargetCore {
 
     /// Refuses a command on a queue that has stopped. If all earlier commands are complete, the
     /// response to a Disconnect may have been queued in this turn. This response is queued after
-    /// it, because SQHD of later responses must not be less (Base 2.1 §4.2.1).
+    /// it.
     #[cold]
     fn refuse_on_ended_queue(
         &mut self,

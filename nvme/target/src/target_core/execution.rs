@@ -626,12 +626,14 @@ impl TargetCore {
         self.push_close(slot, CloseReason::Disconnected);
     }
 
-    /// Queues a completion for its transport.
+    /// Queues a completion for its transport. Other commands of the queue may complete inline before
+    /// the transport takes it, so its SQHD is set when it is taken.
     #[inline]
     pub(super) fn push_completion(&mut self, slot: u32, completed: Completed) {
-        let Some((queue, generation)) = self.queues.entry(slot) else {
+        let Some((queue, generation)) = self.queues.entry_mut(slot) else {
             return;
         };
+        queue.move_head_back();
         if let Some(inbox) = self.inboxes.get_mut(usize::from(queue.transport)) {
             inbox
                 .completions
@@ -669,7 +671,7 @@ impl TargetCore {
             None => Err(Fault::retry(Status::ABORTED_SQ_DELETION)),
         };
         let completed = self.complete_admin(command, work, result);
-        // Its events follow its response, which the transport sends first (Base 2.1 §4.2.1, SQHD).
+        // Its events follow its response, which the transport sends first.
         if let Some(controller_slot) = controller_slot {
             self.arm_timers_and_report(controller_slot);
         }

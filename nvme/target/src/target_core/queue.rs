@@ -198,6 +198,15 @@ impl Queue {
     #[inline]
     pub(crate) fn respond(&mut self, command_id: u16, status: Status) -> Cqe {
         let mut response = Cqe::new(command_id, status);
+        self.move_head(&mut response);
+        response
+    }
+
+    /// Moves the head on by a response. Transports send responses in the order in which they
+    /// receive them, so a response that waits in the core moves the head when it is taken, and
+    /// SQHD never goes back.
+    #[inline]
+    pub(crate) fn move_head(&mut self, response: &mut Cqe) {
         if self.flow_control {
             self.head = if self.head + 1 >= self.depth {
                 0
@@ -206,7 +215,14 @@ impl Queue {
             };
             response.sqhd = U16::new(self.head);
         }
-        response
+    }
+
+    /// Moves the head back by a response that is going to wait in the core.
+    #[inline]
+    pub(crate) fn move_head_back(&mut self) {
+        if self.flow_control {
+            self.head = self.head.checked_sub(1).unwrap_or(self.depth - 1);
+        }
     }
 
     /// The slot of the controller whose admin queue this is.
@@ -296,6 +312,20 @@ mod tests {
             .map(|id| queue.respond(id, Status::SUCCESS).sqhd.get())
             .collect();
         assert_eq!(heads, [1, 2, 0, 1, 2]);
+    }
+
+    /// Base 2.1 §4.2.1, SQHD: a response that waits takes the head after those sent before it.
+    #[test]
+    fn waiting_responses_move_the_head_when_they_are_taken() {
+        let mut queue = queue(true);
+        for first in [1, 0, 2, 1] {
+            let mut waiting = queue.respond(7, Status::SUCCESS);
+            queue.move_head_back();
+            let sent = queue.respond(8, Status::SUCCESS);
+            queue.move_head(&mut waiting);
+            let heads = (sent.sqhd.get(), waiting.sqhd.get());
+            assert_eq!(heads, (first, (first + 1) % 3));
+        }
     }
 
     /// Base 2.1 §6.3, CATTR bit 2: without flow control SQHD is reserved.

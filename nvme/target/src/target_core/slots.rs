@@ -91,9 +91,9 @@ impl<T> Slots<T> {
 
     /// The entry in `slot`, whatever its generation, and its generation.
     #[inline]
-    pub(crate) fn entry(&self, slot: u32) -> Option<(&T, u32)> {
-        let entry = self.entries.get(slot as usize)?;
-        Some((entry.value.as_ref()?, entry.generation))
+    pub(crate) fn entry_mut(&mut self, slot: u32) -> Option<(&mut T, u32)> {
+        let entry = self.entries.get_mut(slot as usize)?;
+        Some((entry.value.as_mut()?, entry.generation))
     }
 
     /// The current generation of `slot`.

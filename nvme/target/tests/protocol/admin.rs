@@ -4,11 +4,12 @@ use nvme_spec::command::{
     AbortResult, AdminOpcode, Cns, FeatureId, Fuse, Identify, LogPageId, LogPageSelect,
 };
 use nvme_spec::log::ErrorEntry;
+use nvme_spec::registers::Cc;
 use nvme_spec::sgl::SglDescriptor;
 use nvme_spec::{Sqe, Status};
 use zerocopy::FromBytes;
 
-use crate::harness::{HOLD, LATER, Link, RAM, World, discovery_call};
+use crate::harness::{HOLD, LATER, Link, RAM, Reply, World, discovery_call};
 
 fn identify() -> Sqe {
     Sqe::identify_structure(Cns::CONTROLLER, 0)
@@ -209,6 +210,52 @@ fn deferred_command_is_aborted() {
     world.fault.release();
     world.wait(io, in_device).ok();
     assert!(!abort(&mut world, admin, 1, 3));
+}
+
+/// Base 2.1 §4.2.1, SQHD: the completion of an aborted command is sent after those of later commands
+/// that complete inline in the same turn, and so has a later head.
+#[test]
+fn sqhd_of_an_aborted_command_does_not_go_back() {
+    let mut world = World::new();
+    let (admin, io) = world.ready();
+    let read = Sqe::read(RAM, 0, 0).with_sgl(SglDescriptor::transport(512));
+    world.fault.arm(LATER, true);
+    let waiting = world.start(io, read.with_cid(2), &[]).expect_err("put off");
+    assert!(abort(&mut world, admin, 1, 2));
+    let invalid = Sqe::read(0xFFF0, 0, 0).with_sgl(SglDescriptor::transport(512));
+    let inline: Vec<Reply> = (3..6)
+        .map(|cid| world.start(io, invalid.with_cid(cid), &[]).expect("inline"))
+        .collect();
+    let aborted = world.gathered(io, waiting);
+    aborted.is(Status::ABORT_REQUESTED);
+    let sent = inline.iter().chain([&aborted]);
+    let heads: Vec<u16> = sent.map(|it| it.cqe.sqhd.get()).collect();
+    assert_eq!(heads, [2, 3, 4, 5]);
+}
+
+/// Base 2.1 §4.2.1, SQHD: the same for event requests that an Abort, an event or a reset completes.
+#[test]
+fn sqhd_of_event_requests_does_not_go_back() {
+    let mut world = World::new();
+    let admin = world.enabled(0);
+    let requests = [40, 41, 42].map(|cid| {
+        let request = Sqe::async_event_request().with_cid(cid);
+        world.start(admin, request, &[]).expect_err("held")
+    });
+    let mut sent = vec![world.command(admin, Sqe::abort_command(0, 40))];
+    sent.push(world.command(admin, Sqe::keep_alive()));
+    sent.push(world.gathered(admin, requests[0]));
+    world.set_cc(admin, Cc::new());
+    sent.push(world.command(admin, Sqe::keep_alive()));
+    sent.extend([1, 2].map(|place| world.gathered(admin, requests[place])));
+    for place in [2, 4, 5] {
+        sent[place].is(Status::ABORT_REQUESTED);
+    }
+    let heads: Vec<u16> = sent.iter().map(|it| it.cqe.sqhd.get()).collect();
+    let first = heads[0];
+    // `set_cc` completes inline.
+    let expected = [0, 1, 2, 4, 5, 6].map(|it| first + it);
+    assert_eq!(heads, expected);
 }
 
 /// Base 2.1 §5.1.1: more than ACL + 1 concurrent Aborts exceed the limit and have no effect.
