@@ -101,3 +101,24 @@ fn namespace_added_without_its_drive_raises_no_event() {
     let failure = run(323_940_633_372, &Limits::default()).failure;
     assert!(failure.is_none(), "{}", failure.expect("some"));
 }
+
+/// The judge reported a write to memory that waited for the only slice of its size while a disk
+/// delayed the write that had it.
+#[test]
+fn write_may_wait_for_the_slice_of_a_lingering_write() {
+    let limits = Limits {
+        events: Some(100),
+        hosts: Some(2),
+        without: [
+            Fault::Power,
+            Fault::Restart,
+            Fault::Keys,
+            Fault::Crowd,
+            Fault::Deaf,
+        ]
+        .into_iter()
+        .collect(),
+    };
+    let failure = run(751_853_236_249, &limits).failure;
+    assert!(failure.is_none(), "{}", failure.expect("some"));
+}
