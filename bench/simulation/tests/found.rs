@@ -122,3 +122,34 @@ fn write_may_wait_for_the_slice_of_a_lingering_write() {
     let failure = run(751_853_236_249, &limits).failure;
     assert!(failure.is_none(), "{}", failure.expect("some"));
 }
+
+/// A read of a host that had vanished borrowed blocks after a write that another host's borrow had
+/// delayed, and delayed the next write again.
+#[test]
+fn hosts_that_take_no_data_do_not_delay_a_write_in_turn() {
+    let without = [
+        Fault::Abort,
+        Fault::Disconnect,
+        Fault::Error,
+        Fault::Namespaces,
+        Fault::Drive,
+        Fault::Hang,
+        Fault::Confusion,
+        Fault::Linger,
+        Fault::FlushErrors,
+        Fault::WrongConnect,
+        Fault::Tight,
+        Fault::Exchange,
+        Fault::EventFlood,
+        Fault::Anonymous,
+        Fault::Swap,
+        Fault::Ana,
+    ];
+    let limits = Limits {
+        events: Some(38),
+        without: without.into_iter().collect(),
+        ..Limits::default()
+    };
+    let failure = run(16_579_656_369, &limits).failure;
+    assert!(failure.is_none(), "{}", failure.expect("some"));
+}
