@@ -18,6 +18,9 @@ use crate::content::{self, Content};
 use crate::random::Random;
 use crate::time::SharedTime;
 
+/// Time for which a disk remembers its lingering writes: longer than any command may wait.
+const LINGERING_KEPT: Nanos = Nanos::from_secs(20);
+
 /// The properties of a disk.
 #[derive(Clone, Copy, Debug)]
 pub struct DiskShape {
@@ -105,6 +108,8 @@ struct State {
     dues: BTreeSet<(Nanos, u64)>,
     /// The versions of writes in flight, by number.
     writing: BTreeMap<u64, u64>,
+    /// Submission and completion of the last lingering requests with data.
+    lingering: Vec<(Nanos, Nanos)>,
     next_number: u64,
     figures: DiskFigures,
 }
@@ -257,6 +262,7 @@ impl Disk {
             held_until: Nanos::ZERO,
             dues: BTreeSet::new(),
             writing: BTreeMap::new(),
+            lingering: Vec::new(),
             next_number: 0,
             figures: DiskFigures::default(),
         };
@@ -392,6 +398,13 @@ impl Disk {
     #[must_use]
     pub fn writing(&self) -> Vec<u64> {
         self.state().writing.values().copied().collect()
+    }
+
+    /// Submission and completion of its last lingering requests with data, which occupy memory of
+    /// the target meanwhile.
+    #[must_use]
+    pub fn lingering(&self) -> Vec<(Nanos, Nanos)> {
+        self.state().lingering.clone()
     }
 
     /// The version of the data that a request writes, if it can be determined.
@@ -581,6 +594,11 @@ impl DeviceQueue for DiskQueue {
         state.next_number += 1;
         let due = now + latency;
         state.dues.insert((due, number));
+        if lingers && request.data.is_some() {
+            let is_recent = |(_, due): &(Nanos, Nanos)| *due + LINGERING_KEPT >= now;
+            state.lingering.retain(is_recent);
+            state.lingering.push((now, due));
+        }
         if let Some(version) = self.disk.version_of(&request, geometry.block_size as usize) {
             state.writing.insert(number, version);
         }
@@ -658,6 +676,7 @@ impl Drop for DiskQueue {
     /// at all.
     fn drop(&mut self) {
         let mut state = self.disk.state();
+        state.lingering.clear();
         for pending in &mut self.pending {
             state.dues.remove(&(pending.due, pending.number));
             state.writing.remove(&pending.number);

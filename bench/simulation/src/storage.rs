@@ -181,6 +181,15 @@ impl Storage {
         }
     }
 
+    /// Submission and completion of its last lingering requests with data.
+    #[must_use]
+    pub fn lingering(&self) -> Vec<(Nanos, Nanos)> {
+        match self {
+            Self::Disk(disk) => disk.lingering(),
+            Self::File(_) | Self::Ram(_) | Self::Drive(_) => Vec::new(),
+        }
+    }
+
     /// Delays all completions until `until`. Returns false for a drive or a file, which are not
     /// delayed.
     pub fn hold(&self, until: Nanos) -> bool {

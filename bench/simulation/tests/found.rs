@@ -101,3 +101,55 @@ fn namespace_added_without_its_drive_raises_no_event() {
     let failure = run(323_940_633_372, &Limits::default()).failure;
     assert!(failure.is_none(), "{}", failure.expect("some"));
 }
+
+/// The judge reported a write to memory that waited for the only slice of its size while a disk
+/// delayed the write that had it.
+#[test]
+fn write_may_wait_for_the_slice_of_a_lingering_write() {
+    let limits = Limits {
+        events: Some(100),
+        hosts: Some(2),
+        without: [
+            Fault::Power,
+            Fault::Restart,
+            Fault::Keys,
+            Fault::Crowd,
+            Fault::Deaf,
+        ]
+        .into_iter()
+        .collect(),
+    };
+    let failure = run(751_853_236_249, &limits).failure;
+    assert!(failure.is_none(), "{}", failure.expect("some"));
+}
+
+/// A read of a host that had vanished borrowed blocks after a write that another host's borrow had
+/// delayed, and delayed the next write again.
+#[test]
+fn hosts_that_take_no_data_do_not_delay_a_write_in_turn() {
+    let without = [
+        Fault::Abort,
+        Fault::Disconnect,
+        Fault::Error,
+        Fault::Namespaces,
+        Fault::Drive,
+        Fault::Hang,
+        Fault::Confusion,
+        Fault::Linger,
+        Fault::FlushErrors,
+        Fault::WrongConnect,
+        Fault::Tight,
+        Fault::Exchange,
+        Fault::EventFlood,
+        Fault::Anonymous,
+        Fault::Swap,
+        Fault::Ana,
+    ];
+    let limits = Limits {
+        events: Some(38),
+        without: without.into_iter().collect(),
+        ..Limits::default()
+    };
+    let failure = run(16_579_656_369, &limits).failure;
+    assert!(failure.is_none(), "{}", failure.expect("some"));
+}

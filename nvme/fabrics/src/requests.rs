@@ -5,13 +5,19 @@
 //! is sent. The order of these steps, and [`Requests::step`], which performs the transitions, are
 //! the same for all transports.
 
-use hugemem::{Account, Lease, Pool, WaiterToken};
+use hugemem::{Account, Data, Lease, Pool, WaiterToken};
 use nvme_target::{Completed, Direction, QueueId, TargetCore, Work, WorkProgress};
 use reactors::Nanos;
 
 use crate::connection_table::Connection;
 use crate::slots::{SlotState, SlotTable};
 use crate::token::RequestToken;
+
+/// Latency from which a read of a RAM device does not borrow its memory. Reads that meet a write in
+/// progress wait for microseconds, those behind a borrow that delays a write for tens of
+/// milliseconds. Together with the time for which a transport may keep a borrow, this bounds the
+/// time of a write to 150 ms.
+const BORROW_LATENCY_MAX: Nanos = Nanos::from_millis(10);
 
 /// What a connection works with while its reactor polls it.
 pub trait RequestContext {
@@ -62,8 +68,13 @@ pub trait Requests<Cx: RequestContext>: Connection {
         // States are matched in place, since most are small and the largest is not.
         let state = self.slots().state(slot);
         match (&*state, event) {
-            (SlotState::Executing | SlotState::Held, Event::Completed(done)) => {
+            (SlotState::Executing | SlotState::Held, Event::Completed(mut done)) => {
                 self.slots().completed(slot);
+                if matches!(done.data, Some(Data::Borrow(_)))
+                    && done.timing.latency() >= BORROW_LATENCY_MAX
+                {
+                    self.copy_borrowed(cx, &mut done.data);
+                }
                 self.respond(cx, slot, done);
             }
             (SlotState::AwaitingBuffer(_), Event::Granted(lease)) => {
@@ -84,6 +95,23 @@ pub trait Requests<Cx: RequestContext>: Connection {
             (state, Event::Granted(_) | Event::Fetched | Event::Completed(_)) => {
                 debug_assert!(false, "slot {slot}: unexpected event in {state:?}");
             }
+        }
+    }
+
+    /// Copies the data of a read that waited for a range of a RAM device; it stays borrowed if
+    /// there is no memory for the copy.
+    ///
+    /// The read may have waited for a write, and that for the borrow of a host that takes no data.
+    /// If this host takes none either, its borrow would delay the next write for as long again, and
+    /// so would the next read after that.
+    #[cold]
+    #[inline(never)]
+    fn copy_borrowed(&self, cx: &Cx, data: &mut Option<Data>) {
+        if let Some(Data::Borrow(borrow)) = data
+            && let Some(mut lease) = cx.pool().take_for(self.account(), borrow.len())
+        {
+            lease.copy_from_slice(borrow);
+            *data = Some(Data::Lease(lease));
         }
     }
 

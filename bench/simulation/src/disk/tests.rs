@@ -181,3 +181,22 @@ fn failed_writes_are_partial_and_failed_reads_return_garbage() {
     }
     assert!(partly > 0, "no write was ever torn");
 }
+
+#[test]
+fn lingering_requests_with_data_are_reported_with_their_times() {
+    let lingering = DiskBehaviour {
+        linger_permille: 1000,
+        linger_max: Nanos::from_secs(2),
+        ..CALM
+    };
+    let mut bench = Bench::new(true, lingering, 1);
+    bench.run(Operation::Read, Some(0));
+    bench.run(Operation::Deallocate, None);
+    assert_eq!(bench.disk.lingering(), []);
+    let submitted = bench.time.now();
+    bench.run(WRITE, Some(1));
+    assert_eq!(bench.disk.lingering(), [(submitted, bench.time.now())]);
+    // The appliance ends.
+    drop(bench.queue);
+    assert_eq!(bench.disk.lingering(), []);
+}

@@ -8,6 +8,8 @@ use super::{Command, Host, HostEnv, Io, IoKind, LATENCY_MAX};
 use crate::fairness::size_of_slice;
 use crate::faults::Fault;
 use crate::judge::Violation;
+use crate::storage::Storage;
+use crate::swarm::Swarm;
 
 /// Time that reactors, the network and their polls may add to the time of disks.
 const SLACK: Nanos = Nanos::from_millis(5);
@@ -95,20 +97,27 @@ impl Host {
         } else {
             Nanos::ZERO
         };
-        // A small arena has a few slices of the two largest sizes.
-        let extents = io.extents.iter();
-        let bytes: usize = extents
-            .map(|it| it.blocks as usize * swarm.disks[it.disk].block_size as usize)
-            .sum();
-        let is_rare = size_of_slice(bytes) + 1 >= size_of_slice(swarm.transfer_max);
-        let can_be_held = swarm.has_scarce_memory() && swarm.faults.has(Fault::Greedy);
-        let held = if is_rare && can_be_held {
+        let held = if needs_rare_slice(swarm, io) && swarm.faults.has(Fault::Greedy) {
             HELD_MAX
         } else {
             Nanos::ZERO
         };
         let network = Nanos(16 * env.network.latency_max.as_nanos());
         Some(BORROWED_MAX + stuck + slow + held + network + SLACK)
+    }
+
+    /// The part of the wait of a write to a RAM disk since `since` in which a lingering write to
+    /// another disk occupied memory. The target cannot take memory back from a device, so a host
+    /// may wait for the only slice of a size. The rest of the wait is bounded as usual.
+    fn lingering(env: &HostEnv<'_>, io: &Io, since: Nanos) -> Nanos {
+        let swarm = env.swarm;
+        let in_memory = io.extents.iter().any(|it| swarm.ram[it.disk]);
+        let lingers = swarm.faults.has(Fault::Linger);
+        if !in_memory || !lingers || !needs_rare_slice(swarm, io) {
+            return Nanos::ZERO;
+        }
+        let spans = env.disks.iter().flat_map(Storage::lingering);
+        covered(spans.collect(), since, env.now)
     }
 
     /// Compares the time that a command has waited with its bound.
@@ -123,9 +132,10 @@ impl Host {
         };
         let connection = self.io.iter().find(|it: &&Connection| it.qid() == qid);
         let since = connection.and_then(|it| self.undisturbed_since(env, it, outstanding));
-        let Some(waited) = since.map(|since| env.now.saturating_sub(since)) else {
+        let Some(since) = since else {
             return Ok(());
         };
+        let waited = env.now - since - Self::lingering(env, io, since);
         env.figures.wait_max = env.figures.wait_max.max(waited);
         let Some(bound) = Self::wait_bound(env, io).map(|it| it.min(LATENCY_MAX)) else {
             return Ok(());
@@ -138,5 +148,54 @@ impl Host {
             return Err(self.violation(env, &what));
         }
         Ok(())
+    }
+}
+
+/// Whether the data of a command needs a slice of which there are few: a small arena has a few
+/// slices of the two largest sizes.
+fn needs_rare_slice(swarm: &Swarm, io: &Io) -> bool {
+    let extents = io.extents.iter();
+    let bytes: usize = extents
+        .map(|it| it.blocks as usize * swarm.disks[it.disk].block_size as usize)
+        .sum();
+    let is_large = size_of_slice(bytes) + 1 >= size_of_slice(swarm.transfer_max);
+    swarm.has_scarce_memory() && is_large
+}
+
+/// The time between `from` and `to` that is in at least one of the spans, each of them from its
+/// first to its second time.
+fn covered(mut spans: Vec<(Nanos, Nanos)>, from: Nanos, to: Nanos) -> Nanos {
+    spans.sort_unstable();
+    let (mut sum, mut counted_until) = (Nanos::ZERO, from);
+    for (begin, end) in spans {
+        let (begin, end) = (begin.max(counted_until), end.min(to));
+        sum += end - begin;
+        counted_until = counted_until.max(end);
+    }
+    sum
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_in_several_spans_counts_once() {
+        let covered = |spans: &[(u64, u64)], from, to| {
+            let spans = spans
+                .iter()
+                .map(|(begin, end)| (Nanos(*begin), Nanos(*end)));
+            covered(spans.collect(), Nanos(from), Nanos(to)).as_nanos()
+        };
+        assert_eq!(covered(&[], 0, 100), 0);
+        assert_eq!(covered(&[(20, 30)], 0, 100), 10);
+        // Overlapping, one in another, and in any order.
+        assert_eq!(
+            covered(&[(50, 90), (10, 40), (20, 60), (70, 80)], 0, 100),
+            80
+        );
+        // Only the part within the wait.
+        assert_eq!(covered(&[(0, 20), (90, 200)], 10, 100), 20);
+        assert_eq!(covered(&[(0, 5), (150, 200)], 10, 100), 0);
     }
 }

@@ -240,6 +240,38 @@ fn a_borrowed_block_can_be_written_within_150_ms() {
     }
 }
 
+/// Hosts that receive nothing, and whose reads alternate with writes, do not delay the last write
+/// one after the other. When they receive their data, it is that of one moment.
+#[test]
+fn readers_between_writes_do_not_delay_a_writer_in_turn() {
+    let mut stage = Stage::new(&ram(), 64 << 20);
+    let (_admin, writer) = stage.attach_as(MODEST, 32);
+    let readers: Vec<_> = (0..4).map(|_| stage.attach_as(GREEDY, 32)).collect();
+    for (cid, (_, io)) in (0..).zip(&readers) {
+        io.wire.borrow_mut().room = 3000;
+        read(io, 0, 0, MIB);
+        turns(&mut stage, &[io], 3);
+        let sqe = Sqe::write(1, 0, 7, false).with_cid(cid);
+        let sqe = sqe.with_sgl(SglDescriptor::in_capsule(0, 4096));
+        writer.send_as(sqe, &[cid as u8 + 1; 4096]);
+        turns(&mut stage, &[&writer], 3);
+    }
+    assert!(writer.take_pdu().is_none(), "the block is lent");
+    let hosts: Vec<_> = readers.iter().map(|(_, io)| io).chain([&writer]).collect();
+    pass(&mut stage, &hosts, Nanos::from_millis(140));
+    turns(&mut stage, &hosts, 10);
+    let completions = std::iter::from_fn(|| writer.take_pdu()).count();
+    assert_eq!(completions, readers.len());
+    for (cid, (_, io)) in (0..).zip(&readers) {
+        io.wire.borrow_mut().room = usize::MAX;
+        turns(&mut stage, &[io], 200);
+        match io.take_pdu() {
+            Some(TargetPdu::Data(0, _, first)) => assert_eq!(first, cid),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
 /// The same while the connection of such a host is being closed, which waits for the host.
 #[test]
 fn a_borrowed_block_can_be_written_while_its_reader_is_terminated() {
