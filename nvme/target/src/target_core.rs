@@ -115,6 +115,8 @@ pub struct TargetCore {
     exclusion_messages_seen: u64,
     exclusions: Exclusions,
     pairs: Pairs,
+    /// Controllers whose events are reported at the end of the turn.
+    reporting: Vec<u32>,
     /// Preempted hosts whose commands have not ended yet.
     endings: Vec<Ending>,
     /// Commands from before changes of ANA states, whose end has to be reported.
@@ -181,6 +183,7 @@ impl TargetCore {
             exclusion_messages_seen: target.exclusion_messages(reactor),
             exclusions: Exclusions::default(),
             pairs: Pairs::default(),
+            reporting: Vec::new(),
             endings: Vec::new(),
             awaited: Vec::new(),
             target,

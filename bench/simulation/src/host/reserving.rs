@@ -17,7 +17,7 @@ use super::admin::AdminStep;
 use super::completion_checks::is_absence;
 use super::connection::{Connection, Outstanding, Sending, Transfer};
 use super::invalid::Refusal;
-use super::{ADMIN_DEPTH, Command, Host, HostEnv, Io, IoKind};
+use super::{Command, Host, HostEnv, Io, IoKind};
 use crate::history::WriteEnd;
 use crate::judge::{Extent, OpenWrite, Violation};
 use crate::random::Random;
@@ -76,11 +76,6 @@ impl Host {
 
     /// Sets the Persist Through Power Loss state of a disk (Base 2.1 §5.1.25.1.30).
     pub fn set_persistence(&mut self, env: &mut HostEnv<'_>, disk: usize, persists: bool) {
-        let Some(admin) = self.admin.as_mut() else {
-            return;
-        };
-        // It is stored before it completes.
-        admin.allow_overtaking_by(u64::from(ADMIN_DEPTH));
         if !self.has_admin_room() || !self.can_reach_disks() {
             return;
         }

@@ -76,6 +76,10 @@ impl World {
             return;
         }
         for due in self.env.judge.reservations.notices.take_due() {
+            // A device without a namespace has no notifications.
+            if !self.was_there(due.disk, due.sent_at) {
+                continue;
+            }
             let subsystem = self.env.swarm.subsystem_of_disk(due.disk);
             let shapes = self.env.swarm.hosts.clone();
             for (host, shape) in self.hosts.iter_mut().zip(shapes) {
@@ -84,6 +88,13 @@ impl World {
                 }
             }
         }
+    }
+
+    /// Whether a disk has had its namespace since `since`.
+    fn was_there(&self, disk: usize, since: Nanos) -> bool {
+        let changed = self.env.namespace_changed[disk];
+        let is_old = changed == Nanos::ZERO || changed < since;
+        is_old && self.env.serving.namespaces[disk] && !self.env.disk_gone[disk]
     }
 
     /// Sometimes has a host mask notifications, get its mask, or read the log without an event.

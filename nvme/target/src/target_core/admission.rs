@@ -248,10 +248,13 @@ impl TargetCore {
         }
     }
 
-    /// Arms a controller's timers, and reports its pending events.
+    /// Arms a controller's timers, and has its pending events reported. Commands of the same turn
+    /// may still read the log pages of these events; their responses are sent first.
     pub(super) fn arm_timers_and_report(&mut self, controller_slot: u32) {
         self.set_timer(controller_slot);
-        self.report_events(controller_slot);
+        if !self.reporting.contains(&controller_slot) {
+            self.reporting.push(controller_slot);
+        }
     }
 
     /// Starts a command that succeeds after every volatile cache of the subsystem is flushed.

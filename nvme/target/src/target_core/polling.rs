@@ -43,6 +43,9 @@ impl TargetCore {
         if self.timer.is_some_and(|timer| timer <= now) {
             moved += self.check_timers(now);
         }
+        while let Some(slot) = self.reporting.pop() {
+            self.report_events(slot);
+        }
         if self.log_refill_at.is_some_and(|refill| refill <= now) {
             self.refill_logs();
         }

@@ -673,6 +673,43 @@ fn events_of_further_notifications_follow_the_page() {
     assert_eq!(event.cqe.sqhd.get(), page.cqe.sqhd.get() + 1);
 }
 
+/// Base 2.1 §5.1.2: an event is masked until its log page is read. Of two pages that are read in one
+/// turn, only the event of the notification behind the second is reported: both responses precede
+/// it.
+#[test]
+fn pages_that_are_read_in_one_turn_have_one_event() {
+    let mut world = World::new();
+    let (fenced, fencing) = (host(&mut world, 1, 1), host(&mut world, 0, 2));
+    let events = [40, 41, 42].map(|cid| {
+        let event = Sqe::async_event_request().with_cid(cid);
+        let waiting = world.start(fenced.admin, event, &[]);
+        waiting.expect_err("it waits")
+    });
+    for nsid in [RAM, PLAIN, CACHED] {
+        for path in [fenced, fencing] {
+            register_with(&mut world, path, nsid, PersistChange::NO_CHANGE).ok();
+        }
+        let sqe = acquire_sqe(
+            nsid,
+            AcquireAction::PREEMPT,
+            ReservationType::WRITE_EXCLUSIVE,
+        );
+        let data = acquire_data(fencing.key, fenced.key);
+        world.write(fencing.io, sqe, &data).ok();
+    }
+    world.wait(fenced.admin, events[0]).ok();
+    for _ in 0..2 {
+        world.log_page(fenced.admin, LogPageId::RESERVATION_NOTIFICATION, 64, false);
+    }
+    world.wait(fenced.admin, events[1]).ok();
+    world.settle();
+    let node = fenced.admin.node;
+    assert!(world.take_reply(node, events[2]).is_none(), "it is masked");
+    let last = world.log(fenced.admin, LogPageId::RESERVATION_NOTIFICATION, 64);
+    let last = ReservationNotification::read_from_bytes(&last).expect("64 bytes");
+    assert_eq!((last.lpc.get(), last.nalp), (3, 0));
+}
+
 fn report(world: &mut World, path: Path, bytes: u32, eds: bool) -> Reply {
     let mut command = ReservationReport::new_zeroed();
     command.numd_z = (bytes / 4 - 1).into();
