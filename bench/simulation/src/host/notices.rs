@@ -245,10 +245,11 @@ impl Host {
 
     /// Reads the log until it is empty. Returns whether it was at `since` or later.
     pub fn empty_notices(&mut self, env: &mut HostEnv<'_>, since: Nanos) -> bool {
-        if self.notices.removing == 0 {
+        let was_empty = self.notices.empty_at >= since;
+        if !was_empty && self.notices.removing == 0 {
             self.read_notice(env, true);
         }
-        self.notices.empty_at >= since
+        was_empty
     }
 
     /// Handles the log page.
