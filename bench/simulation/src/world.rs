@@ -50,6 +50,8 @@ const EVENT_MAX: Nanos = Nanos::from_secs(2);
 const IDLE_TURNS: u32 = 18;
 /// The same with pending RDMA events: the transport checks for them every 32nd turn.
 const IDLE_TURNS_RDMA: u32 = 34;
+/// Turns after which time has advanced unless something is busy forever.
+const TURNS_AT_ONE_TIME_MAX: u64 = 2_000_000;
 /// Probability of a power failure after a failed flush, per thousand events.
 const POWER_AFTER_FLUSH_ERROR_PERMILLE: u32 = 150;
 /// Events between checks of the media.
@@ -499,9 +501,15 @@ impl World {
         mut done: impl FnMut(&mut Self) -> bool,
     ) -> Result<bool, Violation> {
         let mut idle_turns = 0;
+        let mut turns_now = 0_u64;
         loop {
             if done(self) {
                 return Ok(true);
+            }
+            turns_now += 1;
+            if turns_now > TURNS_AT_ONE_TIME_MAX {
+                let what = "the appliance or a host is busy forever".to_owned();
+                return Err(Violation::Rule(what));
             }
             if self.env.time.now() >= until {
                 return Ok(false);
@@ -575,7 +583,7 @@ impl World {
             let next = deadlines.into_iter().chain(hosts).chain(others);
             let next = next.flatten().min();
             appliance.advance_to(next.unwrap_or(until).min(until));
-            idle_turns = 0;
+            (idle_turns, turns_now) = (0, 0);
         }
     }
 }
