@@ -6,7 +6,7 @@ use reactors::Nanos;
 
 use super::admin::AdminStep;
 use super::connection::{Connection, Outstanding};
-use super::fused::fused_refusal;
+use super::fused::{FusedPart, fused_refusal};
 use super::invalid::{Refusal, retry_is_pointless};
 use super::{Command, Host, HostEnv, Io, IoKind, Phase, READY_POLL};
 use crate::faults::Fault;
@@ -137,9 +137,13 @@ impl Host {
             let conflict = status.is(Status::RESERVATION_CONFLICT) && status.dnr();
             conflict && self.may_conflict(env, disk, issued_at)
         });
+        // A list of ranges is checked when it is there.
+        let is_aborted = refusal
+            .disk
+            .is_some_and(|disk| self.may_be_preempted(env, disk, status, issued_at));
         let is_its = status.is(refusal.status) && status.dnr();
         let lacks_access = refusal.disk.is_some() && self.may_lack_access(env, status, issued_at);
-        let right = is_its || conflicts || lacks_access;
+        let right = is_its || conflicts || is_aborted || lacks_access;
         if let (Some(disk), Some(lba)) = (refusal.disk, refusal.untouched) {
             let blocks = 1;
             self.read(env, Extent { disk, lba, blocks });
@@ -312,6 +316,10 @@ impl Host {
             Status::INTERNAL_ERROR,
         ]);
         let of_ends = is(&[Status::ABORTED_SQ_DELETION, Status::COMMAND_SEQUENCE_ERROR]);
+        // Nothing follows the Compare if its queue ends.
+        let is_first = matches!(io.fused, Some(FusedPart::Compare(_)));
+        let is_alone = is_first && is(&[Status::ABORTED_MISSING_FUSED]);
+        let of_ends = of_ends || is_alone;
         let aborted = io.aborted && is(&[Status::ABORT_REQUESTED]);
         aborted || (disk_fails && of_disks) || (of_ends && self.is_excused(env, qid))
     }

@@ -322,6 +322,19 @@ impl Host {
         Err(self.violation(env, &what))
     }
 
+    /// Whether a command for a disk may have been aborted by Preempt and Abort.
+    pub(super) fn may_be_preempted(
+        &self,
+        env: &HostEnv<'_>,
+        disk: usize,
+        status: Status,
+        issued_at: Nanos,
+    ) -> bool {
+        let possible = env.judge.reservations.possible_since(disk, issued_at);
+        let is_its = status.is(Status::ABORTED_PREEMPT_AND_ABORT) && !status.dnr();
+        is_its && possible.aborts(self.shape.identity)
+    }
+
     /// The result of a command that a reservation refused, or that a preemption aborted; `None` if
     /// neither may have happened.
     pub(super) fn reservation_refusal(
@@ -334,14 +347,16 @@ impl Host {
         let identity = self.shape.identity;
         let possible = |it: &Extent| (env.judge.reservations).possible_since(it.disk, issued_at);
         let mut extents = io.extents.iter();
-        if status.is(Status::ABORTED_PREEMPT_AND_ABORT) && !status.dnr() {
-            let is_aborted = extents.any(|it| possible(it).aborts(identity));
-            return is_aborted.then_some(WriteEnd::Undecided);
+        let is_preempted = |it: &Extent| self.may_be_preempted(env, it.disk, status, issued_at);
+        if extents.clone().any(is_preempted) {
+            return Some(WriteEnd::Undecided);
         }
         if !status.is(Status::RESERVATION_CONFLICT) || !status.dnr() {
             return None;
         }
-        if !extents.any(|it| possible(it).forbids(identity, writes(io.kind))) {
+        // It is not known whether the write or the read with the same identifier was refused.
+        let is_write = writes(io.kind) || io.ambiguous;
+        if !extents.any(|it| possible(it).forbids(identity, is_write)) {
             return None;
         }
         // A RAM device may have received the first blocks before.
