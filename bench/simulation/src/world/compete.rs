@@ -9,7 +9,7 @@ use crate::judge::{Extent, Violation};
 use crate::random::Random;
 
 /// Share of events with a competition, per thousand.
-const ROUNDS_PERMILLE: u32 = 60;
+const ROUNDS_PERMILLE: u32 = 100;
 /// Share of competitions at a disk that delays its requests, per thousand.
 const DELAYS_PERMILLE: u32 = 400;
 /// Time in which most writes complete.
@@ -65,13 +65,14 @@ impl World {
             return Ok(());
         };
         self.delay_disk(disk);
-        for _ in 0..self.competition.random.between(2, COMMANDS_MAX) {
+        let mut kinds = self.choose_kinds();
+        while let Some(kind) = kinds.pop() {
             let random = &mut self.competition.random;
             let host = &mut self.hosts[random.pick(&hosts)];
             let pause = Nanos(random.below(30_000));
             let is_later = random.permille(200);
             let mut env = self.env.for_hosts();
-            match random.below(10) {
+            match kind {
                 0..=5 => {
                     host.replace(&mut env, block, known);
                 }
@@ -101,6 +102,18 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// The kinds of the commands, the first at the end. A device often has a change of the block
+    /// before the first Compare and Write of another queue.
+    fn choose_kinds(&mut self) -> Vec<u64> {
+        let random = &mut self.competition.random;
+        let count = random.between(2, COMMANDS_MAX);
+        let mut kinds: Vec<u64> = (0..count).map(|_| random.below(10)).collect();
+        if random.coin() {
+            kinds.push(random.between(6, 7));
+        }
+        kinds
     }
 
     /// The version that a block certainly has: that of a write, which may be sent now.
