@@ -248,14 +248,16 @@ impl TargetCore {
         }
     }
 
-    /// The executions of preempted hosts on their device, orphans included.
+    /// The executions of preempted hosts on their device, orphans included. The flush of an admin
+    /// command is no command for a namespace, and changes nothing.
     fn commands_of(&self, ending: &Ending) -> Vec<DeviceTag> {
         let is_preempted = |execution: &Execution| {
             let Owner::Command(command) = execution.owner else {
                 return false;
             };
             let queue = self.queues.at(command.queue);
-            let host = queue.map(|queue| HostIdentifier(queue.shared.identity.host_id));
+            let io_queue = queue.filter(|queue| queue.controller().is_none());
+            let host = io_queue.map(|queue| HostIdentifier(queue.shared.identity.host_id));
             host.is_some_and(|host| ending.hosts.contains(&host))
         };
         let executions = self.executions.of_device(ending.device);

@@ -23,7 +23,7 @@ use nvme_target::{
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use crate::harness::{
-    CACHED, CLOSED_SUBSYSTEM, ConnectOptions, HOLD, HOST, Link, PLAIN, RAM, Reply, STRANGER,
+    CACHED, CLOSED_SUBSYSTEM, ConnectOptions, HOLD, HOST, LATER, Link, PLAIN, RAM, Reply, STRANGER,
     SUBSYSTEM, World,
 };
 
@@ -315,6 +315,35 @@ fn preempt_and_abort_waits_for_orphaned_writes() {
     world.fault.release();
     world.settle();
     world.wait(fencing.io, preempting).ok();
+}
+
+/// Base 2.1 §5.1.25.1.4: the flush of an admin command is no command for a namespace. It changes
+/// nothing, so it is neither aborted nor awaited.
+#[test]
+fn preempt_and_abort_leaves_the_flush_of_an_admin_command() {
+    for rule in [HOLD, LATER] {
+        let mut world = World::new();
+        let (fenced, fencing) = (host(&mut world, 1, 1), host(&mut world, 0, 2));
+        for path in [fenced, fencing] {
+            let (control, data) = (RegisterControl::new(), register_data(0, path.key));
+            world
+                .write(path.io, register_sqe(CACHED, control), &data)
+                .ok();
+        }
+        world.cached_fault.arm(rule, true);
+        let disable = Sqe::set_feature(FeatureId::VOLATILE_WRITE_CACHE, 0, 0).with_cid(900);
+        let flushing = world.start(fenced.admin, disable, &[]);
+        let flushing = flushing.expect_err("the device does not complete it");
+        world.settle();
+        let action = AcquireAction::PREEMPT_AND_ABORT;
+        let sqe = acquire_sqe(CACHED, action, ReservationType::WRITE_EXCLUSIVE);
+        let data = acquire_data(fencing.key, fenced.key);
+        world.write(fencing.io, sqe, &data).ok();
+        assert!(world.take_reply(1, flushing).is_none());
+        world.cached_fault.arm(rule, false);
+        world.cached_fault.release();
+        world.wait(fenced.admin, flushing).ok();
+    }
 }
 
 /// A write that waits for a borrowed block is aborted.
