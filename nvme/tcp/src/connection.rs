@@ -182,8 +182,10 @@ pub(crate) struct Connection<S> {
     setup_deadline: Nanos,
     /// It has, or had, a queue of an export's controller, so it cannot be evicted.
     attached: bool,
+    /// Whether its queue is an I/O queue.
+    serves_io: bool,
     pub(crate) opened_at: Nanos,
-    /// When bytes were last received. A recently active connection is polled without asking epoll.
+    /// When bytes were last received. A recently active I/O queue is polled without asking epoll.
     pub(crate) last_arrival: Nanos,
     /// The stream takes no more bytes, and the transport waits until it is writable.
     pub(crate) awaits_writable: bool,
@@ -219,6 +221,7 @@ impl<S: ByteStream> Connection<S> {
             settings: cx.config.port(port),
             setup_deadline: cx.now.saturating_add(cx.config.setup_timeout),
             attached: false,
+            serves_io: false,
             opened_at: cx.now,
             last_arrival: cx.now,
             awaits_writable: false,
@@ -237,6 +240,11 @@ impl<S: ByteStream> Connection<S> {
     /// Whether it has, or had, a queue of an export's controller.
     pub(crate) fn is_attached(&self) -> bool {
         self.attached
+    }
+
+    /// Whether its queue is an I/O queue.
+    pub(crate) fn serves_io(&self) -> bool {
+        self.serves_io
     }
 
     /// Whether data is queued for sending, or the stream is to be closed for sending.
@@ -664,6 +672,7 @@ impl<S: ByteStream> Connection<S> {
                     let (placement, reactor) = cx.placement;
                     placement.remove_evictable(*reactor);
                 }
+                self.serves_io = !info.admin;
                 self.slots = SlotTable::new(info.depth);
                 // TCP 1.1 §3.6.2.9, SUCCESS: without a response capsule the host receives no SQHD,
                 // so only a host that disabled SQ flow control permits it.

@@ -199,6 +199,11 @@ impl<S: ByteStream> ConnectionSet<S> {
         self.table.get(index).map(Connection::stream)
     }
 
+    /// Whether the connection at `index` is that of an I/O queue.
+    pub(crate) fn serves_io(&self, index: u16) -> bool {
+        self.table.get(index).is_some_and(Connection::serves_io)
+    }
+
     /// When the connection at `index` last received bytes.
     pub(crate) fn last_arrival(&self, index: u16) -> Option<Nanos> {
         self.table.get(index).map(|it| it.last_arrival)

@@ -1,7 +1,7 @@
 //! The poller that drives a reactor's NVMe/TCP connections over a [`Network`].
 //!
-//! Recently active sockets are read without asking epoll. Epoll reports events of the others, and a
-//! sleeping reactor waits on it. A listener belongs to one reactor, which hands new connections to
+//! Recently active sockets of I/O queues are read without asking epoll. Epoll reports events of the
+//! others, and a sleeping reactor waits on it. A listener belongs to one reactor, which hands new connections to
 //! the least loaded reactor. The network accepts and closes sockets.
 
 use std::io;
@@ -219,7 +219,8 @@ impl<N: Network> TcpTransport<N> {
             return 0;
         }
         let arrivals = self.connections.receive(index, now);
-        if arrivals > 0 && !self.recent.contains(&index) {
+        // Connections that come and go would cost a fruitless receive in each turn.
+        if arrivals > 0 && !self.recent.contains(&index) && self.connections.serves_io(index) {
             // With more active sockets than places, epoll finds them more cheaply.
             let _ = self.recent.try_push(index);
         }
