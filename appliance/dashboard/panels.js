@@ -84,6 +84,13 @@ export function troubles(status, history) {
         `Device ${one.name} has had ${format.whole(one.media_errors)} errors of its medium.`,
       );
   }
+  for (const one of status.ana) {
+    if (one.state === "change")
+      found.push(
+        `ANA group ${one.group} of ${one.export} at ${one.listener} is in change: hosts wait at ` +
+          "most 10 s for another state.",
+      );
+  }
   for (const one of status.memory.classes) {
     if (one.waiting > 0) {
       const size = format.bytes(one.slice_bytes);
@@ -211,6 +218,11 @@ export class Tables {
     [column("listener"), column("transport"), column("address"), numeric("connections")],
     "No listeners.",
   );
+  #paths = new Table(
+    "ANA states",
+    [column("export"), column("listener"), numeric("group"), column("state"), column("namespaces")],
+    "Nothing is exported.",
+  );
 
   constructor(choose) {
     this.#choose = choose;
@@ -221,7 +233,7 @@ export class Tables {
     put("stages", this.#stages);
     put("hosts", this.#hosts);
     put("devices", this.#devices);
-    put("listeners", this.#listeners);
+    put("listeners", this.#listeners, this.#paths);
   }
 
   show(status, history) {
@@ -232,6 +244,7 @@ export class Tables {
     this.#hosts.show(status.hosts.map((one) => this.#host(one)));
     this.#devices.show(status.devices.map((one) => this.#device(one)));
     this.#listeners.show(status.listeners.map(listener));
+    this.#paths.show(status.ana.map(path));
   }
 
   #name(kind, name, text = name) {
@@ -339,6 +352,22 @@ function pool(one) {
     number(one.total, format.whole(one.total)),
     { ...number(one.waiting, format.whole(one.waiting)), tone: one.waiting > 0 ? "warning" : "" },
     number(one.waits, format.whole(one.waits)),
+  ];
+}
+
+/** The state of an ANA group at a listener. */
+function path(one) {
+  const isAccessible = one.state === "optimized" || one.state === "non-optimized";
+  const isSet = one.state !== one.configured;
+  return [
+    one.export,
+    one.listener,
+    number(one.group, String(one.group)),
+    {
+      text: isSet ? `${one.state}, set by an operator` : one.state,
+      tone: isAccessible ? "good" : "warning",
+    },
+    one.namespaces.join(", ") || "none",
   ];
 }
 

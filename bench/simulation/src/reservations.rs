@@ -269,6 +269,14 @@ impl ReservationJudge {
         }
     }
 
+    /// Whether a disk certainly has neither registrants nor a reservation. It is not known whether its
+    /// state persists, while the command that says so is outstanding.
+    #[must_use]
+    pub fn is_clear(&self, disk: usize) -> bool {
+        let mut states = self.disks[disk].states.iter().map(|it| &it.state);
+        states.all(|it| it.keys.is_empty() && it.held.is_none())
+    }
+
     /// Whether the state of a disk can persist, if that is known.
     #[must_use]
     pub fn can_persist(&self, disk: usize) -> Option<bool> {

@@ -500,7 +500,12 @@ impl Host {
         for connection in connections {
             for (cid, outstanding) in connection.outstanding() {
                 let since = self.undisturbed_since(env, connection, outstanding);
-                if since.is_some_and(|since| since + LATENCY_MAX < env.now) {
+                let lingering = |since| match &outstanding.command {
+                    Command::Io(io) => Self::lingering(env, io, since),
+                    _ => Nanos::ZERO,
+                };
+                let is_late = |since| since + LATENCY_MAX < env.now;
+                if since.is_some_and(|since| is_late(since) && is_late(since + lingering(since))) {
                     let (command, wire) = (&outstanding.command, connection.state());
                     late = Some((connection.qid(), cid, format!("{command:?} ({wire})")));
                 }

@@ -106,14 +106,12 @@ impl Host {
         Some(BORROWED_MAX + stuck + slow + held + network + SLACK)
     }
 
-    /// The part of the wait of a write to a RAM disk since `since` in which a lingering write to
-    /// another disk occupied memory. The target cannot take memory back from a device, so a host
-    /// may wait for the only slice of a size. The rest of the wait is bounded as usual.
-    fn lingering(env: &HostEnv<'_>, io: &Io, since: Nanos) -> Nanos {
+    /// The part of the wait of a command since `since` in which a lingering write occupied memory.
+    /// The target cannot take memory back from a device, so a host may wait for the only slice of a
+    /// size, once for each command before its own. The rest of the wait is bounded as usual.
+    pub(super) fn lingering(env: &HostEnv<'_>, io: &Io, since: Nanos) -> Nanos {
         let swarm = env.swarm;
-        let in_memory = io.extents.iter().any(|it| swarm.ram[it.disk]);
-        let lingers = swarm.faults.has(Fault::Linger);
-        if !in_memory || !lingers || !needs_rare_slice(swarm, io) {
+        if !swarm.faults.has(Fault::Linger) || !needs_rare_slice(swarm, io) {
             return Nanos::ZERO;
         }
         let spans = env.disks.iter().flat_map(Storage::lingering);
@@ -135,7 +133,13 @@ impl Host {
         let Some(since) = since else {
             return Ok(());
         };
-        let waited = env.now - since - Self::lingering(env, io, since);
+        // The bound of other disks includes lingering writes.
+        let in_memory = io.extents.iter().any(|it| env.swarm.ram[it.disk]);
+        let lingering = match in_memory {
+            true => Self::lingering(env, io, since),
+            false => Nanos::ZERO,
+        };
+        let waited = env.now - since - lingering;
         env.figures.wait_max = env.figures.wait_max.max(waited);
         let Some(bound) = Self::wait_bound(env, io).map(|it| it.min(LATENCY_MAX)) else {
             return Ok(());

@@ -475,9 +475,9 @@ impl World {
                     return Err(Violation::Rule(what));
                 }
             }
-            let state = self.env.judge.reservations.certain(disk);
-            let is_clear = state.is_some_and(|it| it.keys.is_empty() && it.held.is_none());
-            if !is_clear && are_noticed {
+            let reservations = &self.env.judge.reservations;
+            if !reservations.is_clear(disk) && are_noticed {
+                let state = reservations.certain(disk);
                 let what = format!("disk {disk} is not clear of reservations: {state:?}");
                 return Err(Violation::Rule(what));
             }
