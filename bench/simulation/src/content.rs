@@ -91,15 +91,15 @@ pub fn read(block: &[u8], device: u32, lba: u64) -> Content {
     }
 }
 
-/// Reads the write from the first record of a block, or an inner `None` for zeroes. The outer
-/// `None` means that the whole block has to be read.
+/// Reads the stamp from the first record of a block, or an inner `None` for zeroes. The outer `None`
+/// means that the whole block has to be read.
 #[must_use]
-pub fn version_at(first: &[u8]) -> Option<Option<u64>> {
+pub fn stamp_at(first: &[u8]) -> Option<Option<Stamp>> {
     let record = &first[..RECORD_BYTES];
     if record.iter().all(|byte| *byte == 0) {
         return Some(None);
     }
-    stamp_of(record, 0).map(|stamp| Some(stamp.version))
+    stamp_of(record, 0).map(Some)
 }
 
 fn stamp_of(record: &[u8], index: usize) -> Option<Stamp> {

@@ -164,6 +164,8 @@ faults! {
     Ana = "ana";
     /// Hosts replace blocks by Compare and Write, several at once.
     Fuse = "fuse";
+    /// Hosts copy blocks, several at once.
+    Copy = "copy";
 }
 
 impl fmt::Display for Fault {
@@ -196,6 +198,7 @@ impl Fault {
         Fault::Reserve,
         Fault::Ana,
         Fault::Fuse,
+        Fault::Copy,
     ];
 
     /// The condition that the fault needs, if not every seed fulfils it.
@@ -231,6 +234,7 @@ impl Fault {
             Fault::Reserve => Some(Need::Reservations),
             Fault::Ana => Some(Need::Operator),
             Fault::Fuse => Some(Need::Competitors),
+            Fault::Copy => Some(Need::Copies),
             _ => None,
         }
     }
@@ -293,6 +297,8 @@ pub(crate) enum Need {
     Operator,
     /// Compare and Write; separate random streams for the selection and the occurrence.
     Competitors,
+    /// Copies; separate random streams for the selection and the occurrence.
+    Copies,
 }
 
 /// A set of faults.
@@ -354,6 +360,7 @@ pub(crate) fn faults_of(need: Need, seed: u64) -> Vec<Fault> {
         Need::Reservations => (0xA0, Some(Fault::Reserve), 350),
         Need::Operator => (0xB0, Some(Fault::Ana), 300),
         Need::Competitors => (0xC0, Some(Fault::Fuse), 300),
+        Need::Copies => (0xC2, Some(Fault::Copy), 300),
     };
     let mut random = Random::new(seed, stream);
     let there = random.permille(share);

@@ -54,6 +54,8 @@ pub struct Figures {
     pub ana_refusals: u64,
     /// Blocks that were replaced by Compare and Write.
     pub replacements: u64,
+    /// Blocks that were copied.
+    pub copied_blocks: u64,
     /// Number of occurrences of each fault.
     pub faults: BTreeMap<Fault, u64>,
 }
@@ -94,6 +96,7 @@ impl Figures {
         self.fenced_writes += other.fenced_writes;
         self.ana_refusals += other.ana_refusals;
         self.replacements += other.replacements;
+        self.copied_blocks += other.copied_blocks;
         for (fault, times) in &other.faults {
             self.faults(*fault, *times);
         }
@@ -123,7 +126,7 @@ impl fmt::Display for Figures {
         writeln!(
             f,
             "{} steps of live changes, identifiers judged {} times, {} controllers of hosts that \
-             nobody configured, {} reservation commands, {} notifications, {} fenced writes, {} refusals for lack of access, {} blocks replaced by Compare and Write, longest undisturbed wait {} ({} of a thousand of its bound), {} \
+             nobody configured, {} reservation commands, {} notifications, {} fenced writes, {} refusals for lack of access, {} blocks replaced by Compare and Write, {} copied, longest undisturbed wait {} ({} of a thousand of its bound), {} \
              waits for memory, at most {} grants before that of a waiting host",
             self.steps,
             self.identities_judged,
@@ -133,6 +136,7 @@ impl fmt::Display for Figures {
             self.fenced_writes,
             self.ana_refusals,
             self.replacements,
+            self.copied_blocks,
             self.wait_max,
             self.wait_permille_max,
             self.memory_waits,

@@ -49,6 +49,8 @@ struct Candidate {
     version: u64,
     /// Its content is zeroes, which do not identify the write.
     zero: bool,
+    /// The content of a copied block.
+    copied: Option<Copied>,
     /// The latest moment of its effect; `NEVER` while that is open.
     ended: Moment,
     /// When it was submitted, if it has succeeded.
@@ -61,12 +63,42 @@ struct Candidate {
     survivor: bool,
 }
 
+/// The content that a Copy may have written to a block.
+#[derive(Clone, Debug, Default)]
+struct Copied {
+    /// Versions, or `None` for zeroes.
+    contents: Vec<Option<u64>>,
+    /// It may be any other, too.
+    is_any: bool,
+}
+
 impl Candidate {
+    /// Whether its content may be that of `version`, or zeroes for `None`.
+    fn may_be(&self, version: Option<u64>) -> bool {
+        match (&self.copied, version) {
+            (Some(copied), version) => copied.is_any || copied.contents.contains(&version),
+            (None, Some(version)) => self.version == version && !self.zero,
+            (None, None) => self.zero,
+        }
+    }
+
+    /// Its content, if that is certain; `Some(None)` means zeroes.
+    fn content(&self) -> Option<Option<u64>> {
+        match &self.copied {
+            None => Some((!self.zero).then_some(self.version)),
+            Some(copied) => match copied.contents.as_slice() {
+                [content] if !copied.is_any => Some(*content),
+                _ => None,
+            },
+        }
+    }
+
     /// The initial zeroes of a block.
     fn zeroes(since: Moment) -> Self {
         Self {
             version: INITIAL,
             zero: true,
+            copied: None,
             ended: since,
             done: Some(since),
             overwritten: Moment::NEVER,
@@ -105,6 +137,7 @@ impl BlockHistory {
         self.candidates.push(Candidate {
             version,
             zero,
+            copied: None,
             ended: Moment::NEVER,
             done: None,
             overwritten: Moment::NEVER,
@@ -159,16 +192,50 @@ impl BlockHistory {
         self.begin(version, zero);
     }
 
+    /// Notes that the write of `version` is a Copy that writes one of these contents.
+    pub fn copies(&mut self, version: u64, contents: Vec<Option<u64>>) {
+        if let Some(index) = self.position(version) {
+            self.candidates[index].copied = Some(Copied {
+                contents,
+                is_any: false,
+            });
+        }
+    }
+
+    /// Notes that the Copy of `version` may write this content, too; `None`: any content.
+    pub fn may_copy(&mut self, version: u64, content: Option<Option<u64>>) {
+        let Some(index) = self.position(version) else {
+            return;
+        };
+        let copied = self.candidates[index].copied.get_or_insert_default();
+        match content {
+            Some(content) => copied.contents.push(content),
+            None => copied.is_any = true,
+        }
+    }
+
+    /// The contents that a read may return that begins at `began`; `None` if any.
+    #[must_use]
+    pub fn contents(&self, began: Moment) -> Option<Vec<Option<u64>>> {
+        let alive = self.candidates.iter().filter(|it| it.overwritten > began);
+        let mut contents = Vec::new();
+        for candidate in alive {
+            match &candidate.copied {
+                None => contents.push((!candidate.zero).then_some(candidate.version)),
+                Some(copied) if copied.is_any => return None,
+                Some(copied) => contents.extend(&copied.contents),
+            }
+        }
+        Some(contents)
+    }
+
     /// Whether a read that began at `began` may return the content of `version`, or zeroes for
     /// `None`. Changes nothing.
     ///
     /// # Errors
     /// The reason why it may not.
     pub fn may_return(&self, version: Option<u64>, began: Moment) -> Result<(), Mistake> {
-        let is_it = |candidate: &Candidate| match version {
-            Some(version) => candidate.version == version && !candidate.zero,
-            None => candidate.zero,
-        };
+        let is_it = |candidate: &Candidate| candidate.may_be(version);
         let mut possible = self.candidates.iter().filter(|it| it.overwritten > began);
         if possible.any(is_it) {
             Ok(())
@@ -189,10 +256,7 @@ impl BlockHistory {
         now: Moment,
         durable: bool,
     ) -> Result<(), Mistake> {
-        let is_it = |candidate: &Candidate| match version {
-            Some(version) => candidate.version == version && !candidate.zero,
-            None => candidate.zero,
-        };
+        let is_it = |candidate: &Candidate| candidate.may_be(version);
         let possible = |candidate: &&Candidate| is_it(candidate) && candidate.overwritten > began;
         if !self.candidates.iter().any(|it| possible(&it)) {
             let known = self.candidates.iter().any(is_it);
@@ -322,9 +386,8 @@ impl BlockHistory {
     /// Whether a power cut may leave the content of `version`, or zeroes for `None`.
     #[must_use]
     pub fn may_survive(&self, version: Option<u64>) -> bool {
-        let left = self.candidates.iter().filter(|it| !it.durably_overwritten);
-        let of = |candidate: &Candidate| (!candidate.zero).then_some(candidate.version);
-        left.map(of).any(|it| it == version)
+        let mut left = self.candidates.iter().filter(|it| !it.durably_overwritten);
+        left.any(|it| it.may_be(version))
     }
 
     /// Whether a comparison with `version` (`None`: zeroes) that began at `began` must succeed. The
@@ -333,21 +396,17 @@ impl BlockHistory {
     pub fn must_equal(&self, version: Option<u64>, began: Moment, own: Option<u64>) -> bool {
         let alive = self.candidates.iter().filter(|it| it.overwritten > began);
         let mut alive = alive.filter(|it| Some(it.version) != own);
-        alive.all(|candidate| match version {
-            Some(version) => candidate.version == version && !candidate.zero,
-            None => candidate.zero,
-        })
+        alive.all(|candidate| candidate.content() == Some(version))
     }
 
     /// The only version that a read may return now, if there is one; `Some(None)` means zeroes.
     #[must_use]
     pub fn only(&self, now: Moment) -> Option<Option<u64>> {
         let mut alive = self.candidates.iter().filter(|it| it.overwritten > now);
-        let first = alive.next()?;
-        let of = |candidate: &Candidate| (!candidate.zero).then_some(candidate.version);
+        let first = alive.next()?.content()?;
         alive
-            .all(|other| of(other) == of(first))
-            .then_some(of(first))
+            .all(|other| other.content() == Some(first))
+            .then_some(first)
     }
 
     /// Records that a Compare and Write that began at `began`, when only the version `expected` could

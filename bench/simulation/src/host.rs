@@ -8,6 +8,7 @@ mod admin;
 mod ana;
 mod completion_checks;
 mod connection;
+pub mod copying;
 mod discovery_host;
 mod events;
 mod flood;
@@ -159,6 +160,7 @@ enum IoKind {
     Deallocate,
     Compare,
     Flush,
+    Copy,
 }
 
 /// An I/O command.

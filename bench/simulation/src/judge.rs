@@ -1,15 +1,17 @@
 //! Decides whether the data that hosts read is correct, by a history for each block of each disk.
 
+mod copies;
 mod fences;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use crate::ana::AnaJudge;
-use crate::content::{self, Content};
+use crate::content::{self, Content, Stamp};
 use crate::history::{BlockHistory, Mistake, Moment, WriteEnd};
 use crate::identity::{ContentId, IdentityJudge};
 use crate::reservations::ReservationJudge;
+use copies::Copies;
 use fences::FencedWrite;
 pub use fences::OpenWrite;
 
@@ -147,6 +149,7 @@ pub struct Judge {
     lost: Vec<LostWrite>,
     /// Writes that take no effect unless their hosts may write again.
     fenced: Vec<FencedWrite>,
+    copies: Copies,
     now: Moment,
     next_version: u64,
     /// Reads in flight: when they began, and how many began then.
@@ -174,6 +177,7 @@ impl Judge {
             disks: disks.iter().map(model).collect(),
             lost: Vec::new(),
             fenced: Vec::new(),
+            copies: Copies::default(),
             now: Moment(0),
             next_version: 1,
             reads: BTreeMap::new(),
@@ -213,6 +217,7 @@ impl Judge {
             for history in self.over(*extent) {
                 history.begin(version, zero);
             }
+            self.note_change(*extent, version, zero);
         }
         (version, began)
     }
@@ -220,6 +225,7 @@ impl Judge {
     /// Ends a write that received a response.
     pub fn end_write(&mut self, extents: &[Extent], version: u64, began: Moment, end: WriteEnd) {
         self.forget_fenced(version);
+        self.copies.ended(version);
         let now = self.next_moment();
         let oldest = self.oldest_read();
         for extent in extents {
@@ -345,6 +351,7 @@ impl Judge {
         self.lost = left;
         for lost in &over {
             self.forget_fenced(lost.version);
+            self.copies.ended(lost.version);
             for extent in &lost.extents {
                 for history in self.over(*extent) {
                     history.end(lost.version, lost.began, end, WriteEnd::Undecided);
@@ -401,7 +408,7 @@ impl Judge {
         for (lba, found) in (lba..).zip(found) {
             let history = &mut model.blocks[lba as usize];
             let content = content::read(found, disk as u32, lba);
-            let Some(version) = content.version() else {
+            let Some(version) = self.copies.version(content, disk) else {
                 return Err(wrong(disk, lba, content, None, history));
             };
             let judged = if former {
@@ -425,7 +432,7 @@ impl Judge {
             return Ok(());
         };
         let content = content::read(found, disk as u32, lba);
-        let Some(version) = content.version() else {
+        let Some(version) = self.copies.version(content, disk) else {
             return Err(wrong(disk, lba, content, None, history));
         };
         let judged = history.may_return(version, self.now);
@@ -441,11 +448,16 @@ impl Judge {
         &self,
         disk: usize,
         lba: u64,
-        version: Option<u64>,
+        stamp: Option<Stamp>,
     ) -> Result<(), Violation> {
+        let content = match stamp {
+            None => Content::Zero,
+            Some(stamp) if stamp.lba == lba => Content::Written(stamp.version),
+            Some(stamp) => Content::Misplaced(stamp),
+        };
+        let version = self.copies.version(content, disk);
         match self.disks[disk].blocks.get(lba as usize) {
-            Some(history) if !history.may_survive(version) => {
-                let content = version.map_or(Content::Zero, Content::Written);
+            Some(history) if version.is_none_or(|it| !history.may_survive(it)) => {
                 let mistake = Some(Mistake::Volatile);
                 Err(wrong(disk, lba, content, mistake, history))
             }
@@ -517,7 +529,10 @@ impl Judge {
     #[must_use]
     pub fn certain(&self, extent: Extent) -> Option<Vec<Option<u64>>> {
         let blocks = self.disks.get(extent.disk)?.blocks.get(extent.blocks())?;
-        blocks.iter().map(|it| it.only(self.now)).collect()
+        let certain = blocks.iter().map(|it| it.only(self.now));
+        certain
+            .map(|it| it.filter(|version| version.is_none_or(Copies::is_written)))
+            .collect()
     }
 
     /// A block of a disk that certainly contains written data.
@@ -548,6 +563,7 @@ impl Judge {
         let now = self.next_moment();
         self.lost.clear();
         self.fenced.clear();
+        self.copies.stopped();
         for model in &mut self.disks {
             model.may_be_stuck = false;
         }
@@ -559,6 +575,7 @@ impl Judge {
     /// Notes that one disk lost power while the appliance keeps running.
     pub fn disk_lost_power(&mut self, disk: usize) {
         let now = self.next_moment();
+        self.disturb_copies(disk);
         let model = &mut self.disks[disk];
         model.power_lost = now;
         for history in &mut model.blocks {
@@ -570,6 +587,7 @@ impl Judge {
     /// again, except for writes in flight.
     pub fn content_lost(&mut self, disk: usize) {
         let now = self.next_moment();
+        self.disturb_copies(disk);
         let model = &mut self.disks[disk];
         model.closed = now;
         model.content += 1;
@@ -587,6 +605,7 @@ impl Judge {
     /// Begins the move of a disk to another file, full of zeroes. `may_reach`: writes in flight may
     /// reach the new content, because the old one was unreachable.
     pub fn exchange_begins(&mut self, disk: usize, may_reach: bool) {
+        self.disturb_copies(disk);
         let model = &mut self.disks[disk];
         let open = model.blocks.iter().flat_map(BlockHistory::open);
         model.exchange = Some(Exchange {
@@ -598,6 +617,7 @@ impl Judge {
     /// Ends the replacement of a disk's content. `is_done`: the new content is in place.
     pub fn exchange_ends(&mut self, disk: usize, is_done: bool) {
         let now = self.next_moment();
+        self.disturb_copies(disk);
         let model = &mut self.disks[disk];
         let Some(exchange) = model.exchange.take() else {
             return;

@@ -3,21 +3,21 @@
 
 use reactors::Nanos;
 
-use crate::content;
+use crate::content::{self, Stamp};
 use crate::disk::{Disk, DiskBehaviour, DiskFigures};
 use crate::drive::{Drive, Mishap};
 use crate::file_disk::FileDisk;
 use crate::judge::Violation;
 use crate::ram::Ram;
 
-/// Judges a block by its number and the version of its content.
-pub type JudgeBlock<'j> = &'j mut dyn FnMut(u64, Option<u64>) -> Result<(), Violation>;
+/// Judges a block by its number and its content; `None` means zeroes.
+pub type JudgeBlock<'j> = &'j mut dyn FnMut(u64, Option<Stamp>) -> Result<(), Violation>;
 
 /// Judges each block of a medium.
 fn judge_blocks(medium: &[u8], block_bytes: usize, judge: JudgeBlock<'_>) -> Result<(), Violation> {
     for (lba, block) in (0..).zip(medium.chunks_exact(block_bytes)) {
-        if let Some(version) = content::version_at(block) {
-            judge(lba, version)?;
+        if let Some(stamp) = content::stamp_at(block) {
+            judge(lba, stamp)?;
         }
     }
     Ok(())

@@ -243,6 +243,7 @@ impl Swarm {
             .chain(faults_of(Need::Reservations, seed))
             .chain(faults_of(Need::Operator, seed))
             .chain(faults_of(Need::Competitors, seed))
+            .chain(faults_of(Need::Copies, seed))
             .collect();
         // A host that loses access at one listener has another path in many of these runs.
         let chosen = match chosen.has(Fault::Ana) && Random::new(seed, 0xB2).coin() {

@@ -6,6 +6,7 @@ mod changes;
 mod checks;
 mod compete;
 mod contention;
+mod copies;
 mod faults;
 mod notices;
 mod rare;
@@ -29,6 +30,7 @@ use crate::swarm::{Limits, Swarm};
 use crate::unknown_hosts::UnknownHosts;
 use ana::Operator;
 use compete::Competition;
+use copies::Copying;
 use notices::NoticeReaders;
 use reserving::Reserving;
 
@@ -82,6 +84,7 @@ pub struct World {
     notice_readers: NoticeReaders,
     operator: Operator,
     competition: Competition,
+    copying: Copying,
     appliance: Option<Appliance>,
     starts: u64,
     /// Random stream for host behaviour.
@@ -138,6 +141,7 @@ impl World {
             notice_readers: NoticeReaders::new(seed),
             operator: Operator::new(seed),
             competition: Competition::new(seed),
+            copying: Copying::new(seed),
             seed,
             random: Random::new(seed, 2),
             hosts: hosts
@@ -207,6 +211,7 @@ impl World {
         self.handle_notices()?;
         self.operate()?;
         self.compete()?;
+        self.copy_blocks()?;
         if self.random.permille(PAUSES_PERMILLE) {
             let pause = Nanos::from_millis(self.random.between(1, 4000));
             return self.pass(pause);
@@ -219,7 +224,7 @@ impl World {
                         it.is_host_behaviour() || it.is_drawn_separately() || it.is_misuse();
                     let is_elsewhere = matches!(
                         it,
-                        Fault::Contend | Fault::Reserve | Fault::Ana | Fault::Fuse
+                        Fault::Contend | Fault::Reserve | Fault::Ana | Fault::Fuse | Fault::Copy
                     );
                     !has_own_stream && !is_elsewhere
                 })

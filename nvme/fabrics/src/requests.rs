@@ -77,14 +77,26 @@ pub trait Requests<Cx: RequestContext>: Connection {
                 }
                 self.respond(cx, slot, done);
             }
-            (SlotState::AwaitingBuffer(_), Event::Granted(lease)) => {
+            (SlotState::AwaitingBuffer(_), Event::Granted(mut lease)) => {
                 if let SlotState::AwaitingBuffer(mut work) = state.take()
+                    && let Some(queue) = self.queue()
+                {
+                    let now = cx.now();
+                    // That of a Copy has room for more.
+                    lease.resize(work.bytes() as usize);
+                    cx.core()
+                        .record_progress(queue, &mut work, WorkProgress::GotBuffer, now);
+                    self.use_buffer(cx, slot, work, lease);
+                }
+            }
+            (SlotState::AwaitingCopyBuffer(..), Event::Granted(lease)) => {
+                if let SlotState::AwaitingCopyBuffer(mut work, list) = state.take()
                     && let Some(queue) = self.queue()
                 {
                     let now = cx.now();
                     cx.core()
                         .record_progress(queue, &mut work, WorkProgress::GotBuffer, now);
-                    self.use_buffer(cx, slot, work, lease);
+                    self.execute_copy(cx, slot, work, &list, lease);
                 }
             }
             (SlotState::FetchingData(_), Event::Fetched) => {
@@ -137,6 +149,53 @@ pub trait Requests<Cx: RequestContext>: Connection {
                 self.slots().set(slot, SlotState::AwaitingBuffer(work));
             }
         }
+    }
+
+    /// Begins an admitted Copy, like [`begin`](Self::begin). `list`: the list of source ranges, if its
+    /// capsule had it in a lease of its own. Larger leases are waited for with smaller ones, never the
+    /// other way around.
+    #[cold]
+    fn begin_copy(&mut self, cx: &mut Cx, slot: u16, mut work: Work, list: Option<Lease>) {
+        let waiter = WaiterToken(self.token().with_slot(slot).into_bits());
+        let (account, now) = (self.account(), cx.now());
+        let bytes = work.lease_bytes() as usize;
+        let list = match list {
+            Some(mut lease) if lease.capacity() >= bytes => {
+                lease.resize(work.bytes() as usize);
+                return self.execute(cx, slot, work, Some(lease));
+            }
+            list => list,
+        };
+        let lease = cx
+            .pool()
+            .take_or_wait(account, bytes, waiter, now.as_nanos());
+        match (lease, list) {
+            (Some(lease), Some(list)) => self.execute_copy(cx, slot, work, &list, lease),
+            (Some(mut lease), None) => {
+                lease.resize(work.bytes() as usize);
+                self.use_buffer(cx, slot, work, lease);
+            }
+            (None, list) => {
+                cx.count_buffer_wait();
+                if let Some(queue) = self.queue() {
+                    cx.core()
+                        .record_progress(queue, &mut work, WorkProgress::AwaitsBuffer, now);
+                }
+                let state = match list {
+                    Some(list) => SlotState::AwaitingCopyBuffer(work, list),
+                    None => SlotState::AwaitingBuffer(work),
+                };
+                self.slots().set(slot, state);
+            }
+        }
+    }
+
+    /// Executes a Copy whose list of source ranges is in another lease.
+    #[cold]
+    fn execute_copy(&mut self, cx: &mut Cx, slot: u16, work: Work, list: &[u8], mut lease: Lease) {
+        lease.resize(list.len());
+        lease.copy_from_slice(list);
+        self.execute(cx, slot, work, Some(lease));
     }
 
     /// Fetches the host's data into the lease, or executes a command without data from the host.

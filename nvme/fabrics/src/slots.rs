@@ -8,6 +8,7 @@
 //! [`Requests::step`](crate::Requests::step) performs the transitions of requests that wait; this
 //! file holds the table.
 
+use hugemem::Lease;
 use nvme_target::Work;
 
 /// The state of a request, with the event that ends it. `F` is the transport's record of data that
@@ -18,6 +19,8 @@ pub enum SlotState<F, R> {
     Free,
     /// Waits in the pool's queue. Ends when the pool grants a lease.
     AwaitingBuffer(Work),
+    /// The same for a Copy whose list of source ranges came in its capsule and is in a smaller lease.
+    AwaitingCopyBuffer(Work, Lease),
     /// Has a lease, and waits until the transport can fetch more data. Only for transports that
     /// limit fetches.
     AwaitingFetch(F),

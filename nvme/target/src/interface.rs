@@ -16,7 +16,7 @@ use zerocopy::FromBytes;
 
 use crate::admin::AdminWork;
 use crate::config::PortId;
-use crate::io::{FusedWork, IoOperation, IoWork};
+use crate::io::{CopyWork, FusedWork, IoOperation, IoWork};
 use crate::reservations::work::ReservationWork;
 use crate::{InlineTiming, Timing};
 
@@ -221,6 +221,7 @@ pub enum WorkProgress {
 pub(crate) enum WorkKind {
     Io(IoWork),
     Fused(FusedWork),
+    Copy(CopyWork),
     Reservation(ReservationWork),
     Admin(AdminWork),
 }
@@ -248,6 +249,19 @@ impl Work {
     #[must_use]
     pub fn needs_lease(&self) -> bool {
         self.needs_lease
+    }
+
+    /// Bytes that the lease has to have room for: more than [`bytes`](Self::bytes) for a
+    /// [Copy](Admission::Copy), which needs it for the blocks that it copies.
+    #[must_use]
+    pub fn lease_bytes(&self) -> u32 {
+        match &self.kind {
+            WorkKind::Copy(work) => work.lease_bytes,
+            WorkKind::Io(_)
+            | WorkKind::Fused(_)
+            | WorkKind::Reservation(_)
+            | WorkKind::Admin(_) => self.bytes,
+        }
     }
 
     /// The location of the host's data. Undefined if there is no data.
@@ -337,7 +351,8 @@ impl WorkKind {
     fn is_transfer(&self) -> bool {
         match self {
             Self::Admin(_) | Self::Reservation(_) => false,
-            Self::Fused(_) => true,
+            // The list of source ranges has exactly the length that the command determines.
+            Self::Fused(_) | Self::Copy(_) => true,
             Self::Io(io) => match io.operation {
                 IoOperation::Read
                 | IoOperation::DurableRead
@@ -349,6 +364,7 @@ impl WorkKind {
                 | IoOperation::FlushAll
                 | IoOperation::Reserve(_)
                 | IoOperation::WriteZeroes { .. }
+                | IoOperation::Copy { .. }
                 | IoOperation::Deallocate { .. } => false,
             },
         }
@@ -367,6 +383,9 @@ pub enum Admission {
     Held,
     /// Ready to be executed, after its data was moved.
     Work(Work),
+    /// The same for a Copy: [`TargetCore::admitted_copy`](crate::TargetCore::admitted_copy) returns
+    /// the work. Its lease has room for [`Work::lease_bytes`], and a length of [`Work::bytes`].
+    Copy,
 }
 
 /// A completed command.

@@ -4,7 +4,7 @@
 //! published namespaces, so that tests can send it invalid input without a target.
 
 use block::Deallocate;
-use nvme_spec::command::{Fuse, IoOpcode, Psdt, ReadWrite};
+use nvme_spec::command::{CopyFormat, CopyRange, Fuse, IoOpcode, Psdt, ReadWrite};
 use nvme_spec::sgl::{Sgl, SglDescriptor};
 use nvme_spec::{NSID_BROADCAST, Sqe, Status};
 use reactors::Nanos;
@@ -22,6 +22,22 @@ pub(crate) const WRITE_ZEROES_BYTES_MAX: u64 = 512 << 16;
 
 /// Blocks of a Compare and Write, for ACWU (NVM 1.1 §2.1.4).
 pub(crate) const COMPARE_WRITE_BLOCKS_MAX: u32 = 1;
+
+/// Most source ranges of one Copy, for MSRC (NVM 1.1 §4.1.5.1).
+pub(crate) const COPY_RANGES_MAX: usize = 16;
+
+/// Most bytes of one Copy, if a transfer may have as many, for MCL and MSSRL (NVM 1.1 §4.1.5.1). Each
+/// Copy takes a lease of this size, because the target knows the number of blocks only when it has
+/// the list of source ranges in it.
+pub(crate) const COPY_BYTES_MAX: u32 = 256 << 10;
+
+/// The smallest block of a device, in bytes.
+const BLOCK_BYTES_MIN: usize = 512;
+
+// MSSRL has 16 bits.
+const _: () = assert!(COPY_BYTES_MAX as usize / BLOCK_BYTES_MIN <= u16::MAX as usize);
+// The list of source ranges fits into the memory of their data.
+const _: () = assert!(size_of::<CopyRange>() <= BLOCK_BYTES_MIN);
 
 /// Largest range list of Dataset Management in bytes: 256 ranges of 16 (NVM 1.1 §3.3.3).
 const RANGE_LIST_MAX_BYTES: u32 = 4096;
@@ -53,6 +69,11 @@ pub(crate) enum IoOperation {
     Deallocate {
         ranges: u16,
     },
+    /// Reads the source ranges, and writes their data.
+    Copy {
+        ranges: u8,
+        fua: bool,
+    },
     /// A reservation command, which accesses no blocks.
     Reserve(IoOpcode),
 }
@@ -80,6 +101,8 @@ impl IoOperation {
             | Self::FlushAll
             | Self::WriteZeroes { .. }
             | Self::Deallocate { .. } => Some(AccessKind::Write),
+            // It also reads. Whatever forbids reads of a device also forbids writes.
+            Self::Copy { .. } => Some(AccessKind::Write),
             Self::Reserve(_) => None,
         }
     }
@@ -90,6 +113,7 @@ impl IoOperation {
             Self::Write { .. }
             | Self::Fused(FusedPart::Write { .. })
             | Self::WriteZeroes { .. }
+            | Self::Copy { .. }
             | Self::Deallocate { .. } => true,
             Self::Read
             | Self::DurableRead
@@ -116,6 +140,7 @@ impl IoOperation {
             | Self::Fused(_)
             | Self::FlushAll
             | Self::Deallocate { .. }
+            | Self::Copy { .. }
             | Self::Reserve(_) => false,
         }
     }
@@ -136,6 +161,7 @@ impl IoOperation {
             Self::Flush | Self::FlushAll => IoOpcode::FLUSH,
             Self::WriteZeroes { .. } => IoOpcode::WRITE_ZEROES,
             Self::Deallocate { .. } => IoOpcode::DATASET_MANAGEMENT,
+            Self::Copy { .. } => IoOpcode::COPY,
             Self::Reserve(opcode) => opcode,
         }
     }
@@ -161,6 +187,15 @@ pub(crate) struct IoWork {
 pub(crate) struct FusedWork {
     pub(crate) io: IoWork,
     pub(crate) pair: PairId,
+}
+
+/// A Copy whose source ranges are not known yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CopyWork {
+    /// Without blocks, and with the bytes of the list of source ranges.
+    pub(crate) io: IoWork,
+    /// Bytes that its lease has to have room for.
+    pub(crate) lease_bytes: u32,
 }
 
 /// What a command is checked against.
@@ -239,6 +274,7 @@ pub(crate) fn check(sqe: &Sqe, context: &IoContext<'_>) -> Result<Option<Plan>, 
             check_transfer(sqe, context).map(Some)
         }
         IoOpcode::VERIFY => verify(sqe, context).map(Some),
+        IoOpcode::COPY => copy(sqe, context).map(Some),
         IoOpcode::FLUSH => flush(sqe, context),
         IoOpcode::WRITE_ZEROES => write_zeroes(sqe, context),
         IoOpcode::DATASET_MANAGEMENT => dataset_management(sqe, context),
@@ -477,6 +513,78 @@ fn dataset_management(sqe: &Sqe, context: &IoContext<'_>) -> Result<Option<Plan>
         direction: Direction::FromHost,
         source,
     }))
+}
+
+/// Copy (NVM 1.1 §3.3.2) as far as its source ranges are not concerned. No namespace has protection
+/// information, so that PRINFOR, PRINFOW and the tags are ignored.
+fn copy(sqe: &Sqe, context: &IoContext<'_>) -> Result<Plan, Fault> {
+    let nsid = sqe.nsid.get();
+    let namespace = namespace(context.subsystem, nsid)?;
+    let command = sqe.copy();
+    let control = command.control;
+    // NVM 1.1 §3.3.2: a format that CDFS does not report is Invalid Field. No command extension and
+    // no directive is supported.
+    if control.format() != CopyFormat::SAME_NAMESPACE
+        || control.cetype() != 0
+        || control.dtype() != 0
+    {
+        return Err(Fault::field(byte::CDW12));
+    }
+    // NVM 1.1 §3.3.2, MSRC.
+    if command.ranges() > COPY_RANGES_MAX {
+        return Err(Fault::new(Status::COMMAND_SIZE_LIMIT_EXCEEDED).at(byte::CDW12));
+    }
+    check_writable(namespace)?;
+    let lba = command.sdlba.get();
+    check_range(namespace, lba, 1)?;
+    // At most 16 ranges of 32 bytes.
+    let bytes = command.data_length_bytes() as u32;
+    let direction = Direction::FromHost;
+    Ok(Plan {
+        work: IoWork {
+            operation: IoOperation::Copy {
+                ranges: command.ranges() as u8,
+                fua: namespace.volatile && (control.fua() || context.write_through),
+            },
+            device: namespace.device,
+            blocks: 0,
+            lba,
+            bytes,
+            nsid,
+            epoch: context.epoch,
+        },
+        direction,
+        source: check_source(sqe, direction, bytes, context.data)?,
+    })
+}
+
+/// Checks the source ranges of a Copy, and returns the command with the blocks and bytes that it
+/// writes (NVM 1.1 §3.3.2). A destination that overlaps the sources is allowed with format 0.
+pub(crate) fn check_copy_ranges(
+    work: &IoWork,
+    ranges: &[CopyRange],
+    namespace: &NamespaceView,
+) -> Result<IoWork, Fault> {
+    let mut blocks = 0;
+    for range in ranges {
+        if range.parameters.cetype() != 0 {
+            return Err(Fault::new(Status::INVALID_FIELD));
+        }
+        blocks += range.blocks();
+        // MSSRL and MCL are equal.
+        if blocks > namespace.copy_max_blocks {
+            return Err(Fault::new(Status::COMMAND_SIZE_LIMIT_EXCEEDED));
+        }
+    }
+    for range in ranges {
+        check_range(namespace, range.slba.get(), range.blocks())?;
+    }
+    check_range(namespace, work.lba, blocks)?;
+    Ok(IoWork {
+        blocks,
+        bytes: blocks << namespace.block_shift,
+        ..*work
+    })
 }
 
 /// The location of a command's data, and its length in bytes; `None` if the descriptors of a

@@ -13,6 +13,7 @@ mod audit;
 mod changes;
 mod closing;
 mod connect;
+mod copying;
 mod devices;
 mod draining;
 mod exclusions;
@@ -43,7 +44,7 @@ use crate::ana::EarlierCommands;
 use crate::config::{CoreLimits, DEVICES_MAX, TransportKind};
 use crate::controller::{AdminContext, Controller};
 use crate::counters::CoreCounters;
-use crate::interface::{Close, Completed, QueueId, TransportId};
+use crate::interface::{Close, Completed, QueueId, TransportId, Work};
 use crate::io::IoWork;
 use crate::reservations::Ending;
 use crate::shares::Shares;
@@ -115,6 +116,8 @@ pub struct TargetCore {
     exclusion_messages_seen: u64,
     exclusions: Exclusions,
     pairs: Pairs,
+    /// A Copy whose transport has not taken its work yet.
+    admitted_copy: Option<Work>,
     /// Controllers whose events are reported at the end of the turn.
     reporting: Vec<u32>,
     /// Preempted hosts whose commands have not ended yet.
@@ -183,6 +186,7 @@ impl TargetCore {
             exclusion_messages_seen: target.exclusion_messages(reactor),
             exclusions: Exclusions::default(),
             pairs: Pairs::default(),
+            admitted_copy: None,
             reporting: Vec::new(),
             endings: Vec::new(),
             awaited: Vec::new(),

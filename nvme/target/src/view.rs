@@ -12,6 +12,7 @@ use reactors::Nanos;
 use crate::config::{
     DeviceIndex, NAMESPACE_ID_MAX, NamespaceConfig, PortConfig, PortId, SubsystemConfig,
 };
+use crate::io::COPY_BYTES_MAX;
 use crate::stages::SubsystemMeasures;
 
 /// Whether `nsid` is a valid namespace identifier: 1 to NN (Base 2.1 §3.2.1.2).
@@ -67,6 +68,8 @@ pub(crate) struct NamespaceView {
     pub(crate) block_count: u64,
     /// Largest read, write or compare in blocks, limited by MDTS and the device.
     pub(crate) transfer_max_blocks: u32,
+    /// Most blocks of one Copy, and of one of its source ranges.
+    pub(crate) copy_max_blocks: u32,
     pub(crate) device: u8,
     /// Base-two logarithm of the block size.
     pub(crate) block_shift: u8,
@@ -91,9 +94,11 @@ impl NamespaceView {
     fn new(config: &NamespaceConfig, transfer_max_bytes: u32) -> Self {
         let geometry = &config.geometry;
         let transfer_max_blocks = transfer_max_bytes / geometry.block_size;
+        let transfer_max_blocks = transfer_max_blocks.min(geometry.max_transfer_blocks);
         Self {
             block_count: geometry.block_count,
-            transfer_max_blocks: transfer_max_blocks.min(geometry.max_transfer_blocks),
+            transfer_max_blocks,
+            copy_max_blocks: transfer_max_blocks.min(COPY_BYTES_MAX / geometry.block_size),
             device: config.device.place(),
             block_shift: geometry.block_size.trailing_zeros() as u8,
             read_only: config.read_only || geometry.read_only,

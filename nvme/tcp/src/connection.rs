@@ -490,6 +490,7 @@ impl<S: ByteStream> Connection<S> {
                 }
                 SlotState::AwaitingBuffer(_) => return Ok(false),
                 SlotState::Free
+                | SlotState::AwaitingCopyBuffer(..)
                 | SlotState::Executing
                 | SlotState::Held
                 | SlotState::AwaitingFetch(_)
@@ -544,6 +545,7 @@ impl<S: ByteStream> Connection<S> {
                 }
                 SlotState::Free
                 | SlotState::AwaitingBuffer(_)
+                | SlotState::AwaitingCopyBuffer(..)
                 | SlotState::Executing
                 | SlotState::Held
                 | SlotState::AwaitingFetch(_)
@@ -570,6 +572,7 @@ impl<S: ByteStream> Connection<S> {
                     SlotState::Free
                     | SlotState::AwaitingBuffer(_)
                     | SlotState::Executing
+                    | SlotState::AwaitingCopyBuffer(..)
                     | SlotState::Held
                     | SlotState::AwaitingFetch(_)
                     | SlotState::Responding(_) => false,

@@ -213,7 +213,7 @@ impl Host {
             self.check_reserved(env, io, issued_at)?;
             // A write cannot have been executed before its data was sent.
             let sent_at = match io.kind {
-                IoKind::Write => outstanding.data_sent_at,
+                IoKind::Write | IoKind::Copy => outstanding.data_sent_at,
                 _ => issued_at,
             };
             self.check_io_access(env, io, sent_at)?;
@@ -401,7 +401,10 @@ fn succeeded(
             judge.end_read(io.began);
             Ok(())
         }
-        (IoKind::Write | IoKind::WriteZeroes | IoKind::Deallocate, extent) => {
+        (IoKind::Write | IoKind::WriteZeroes | IoKind::Deallocate | IoKind::Copy, extent) => {
+            if io.kind == IoKind::Copy {
+                env.figures.copied_blocks += blocks;
+            }
             let shape = extent.map(|extent| env.swarm.disks[extent.disk]);
             let hint = shape.is_some_and(|it| it.deallocate == block::Deallocate::Unspecified);
             let end = if hint && io.kind == IoKind::Deallocate {

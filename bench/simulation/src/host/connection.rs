@@ -602,7 +602,7 @@ impl Queue {
         let (cid, success) = (cqe.cid.get(), cqe.status().is_success());
         // The target may ignore a deallocation, including its ranges.
         let takes_data = match &outstanding.command {
-            Command::Io(io) => matches!(io.kind, IoKind::Write | IoKind::Compare),
+            Command::Io(io) => matches!(io.kind, IoKind::Write | IoKind::Compare | IoKind::Copy),
             _ => false,
         };
         if success && takes_data && outstanding.requested_bytes < outstanding.out.len() {

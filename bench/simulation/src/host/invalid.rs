@@ -26,8 +26,8 @@ pub(super) const GARBAGE: u8 = 0xAB;
 /// An NSID above every NN that a controller reports (Base 2.1 §3.2.1.2).
 const NSID_INVALID: u32 = 0x7FFF_FFFE;
 /// Opcodes that this target does not support according to ONCS and OACS (Base 2.1 §5.1.13.2.1):
-/// Write Uncorrectable, Verify, I/O Management, Cancel, Copy, and reserved ones.
-const IO_OPCODES: [u8; 8] = [0x04, 0x10, 0x12, 0x18, 0x19, 0x1D, 0x7E, 0xFE];
+/// Write Uncorrectable, I/O Management, Cancel, and reserved ones.
+const IO_OPCODES: [u8; 8] = [0x04, 0x10, 0x12, 0x18, 0x1A, 0x1D, 0x7E, 0xFE];
 /// Unsupported admin opcodes: queue creation and deletion (not over fabrics), namespace management,
 /// firmware, self-test, format, sanitize, security, and a reserved one.
 const ADMIN_OPCODES: [u8; 10] = [0x00, 0x01, 0x04, 0x05, 0x0D, 0x10, 0x14, 0x80, 0x84, 0x7E];

@@ -488,7 +488,8 @@ impl RdmaTransportEnd {
             .command_mut(cid, which)
             .is_some_and(|it| match &it.command {
                 Command::Io(io) => {
-                    matches!(io.kind, IoKind::Read | IoKind::Write | IoKind::Compare)
+                    let kinds = [IoKind::Read, IoKind::Write, IoKind::Compare, IoKind::Copy];
+                    kinds.contains(&io.kind)
                 }
                 _ => false,
             });

@@ -375,7 +375,9 @@ impl Host {
 fn writes(kind: IoKind) -> bool {
     match kind {
         IoKind::Read | IoKind::Compare => false,
-        IoKind::Write | IoKind::WriteZeroes | IoKind::Deallocate | IoKind::Flush => true,
+        IoKind::Write | IoKind::WriteZeroes | IoKind::Deallocate | IoKind::Copy | IoKind::Flush => {
+            true
+        }
     }
 }
 

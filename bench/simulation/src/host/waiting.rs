@@ -32,6 +32,10 @@ const RETRIES_MAX: u64 = 40;
 impl Host {
     /// The bound of an undisturbed I/O command; `None` if only [`LATENCY_MAX`] applies.
     fn wait_bound(env: &HostEnv<'_>, io: &Io) -> Option<Nanos> {
+        // It needs a slice of a large size, and each of its ranges is a step.
+        if io.kind == IoKind::Copy {
+            return None;
+        }
         let swarm = env.swarm;
         let faults = swarm.faults;
         // Drives hang, arenas run out of memory, streams arrive byte by byte.
@@ -68,7 +72,9 @@ impl Host {
         let steps = match io.kind {
             IoKind::Deallocate => 4,
             IoKind::Flush => swarm.disks.len() as u64,
-            IoKind::Read | IoKind::Write | IoKind::WriteZeroes | IoKind::Compare => 2,
+            IoKind::Read | IoKind::Write | IoKind::WriteZeroes | IoKind::Compare | IoKind::Copy => {
+                2
+            }
         };
         let watchdog_loop = 1 + load.div_ceil(swarm.device_queue_depth as u64);
         let network = 4 * env.network.latency_max.as_nanos();

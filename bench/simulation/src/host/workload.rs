@@ -262,6 +262,8 @@ impl Host {
                 None => return self.send_kind(env, index, IoKind::Read, extent, fua),
             },
             IoKind::Flush => self.flush(env, extent.disk),
+            // Hosts copy only on request.
+            IoKind::Copy => return,
         };
         self.submit_io(env, index, io, sqe, transfer);
     }
@@ -749,7 +751,7 @@ pub struct Aftermath {
 }
 
 impl Io {
-    fn new(kind: IoKind, extents: Vec<Extent>, fua: bool) -> Self {
+    pub(super) fn new(kind: IoKind, extents: Vec<Extent>, fua: bool) -> Self {
         Self {
             kind,
             extents,

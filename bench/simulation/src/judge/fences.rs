@@ -88,7 +88,9 @@ impl Judge {
                 for history in self.over(*extent) {
                     history.reopen(lifted.version, lifted.zero);
                 }
+                self.note_change(*extent, lifted.version, lifted.zero);
             }
+            self.reopen_copy(lifted.version, &lifted.extents);
         }
     }
 

@@ -50,7 +50,7 @@ impl World {
     pub(super) fn check_survivors(&self) -> Result<(), Violation> {
         for (number, disk) in self.env.disks.iter().enumerate() {
             let judge = &self.env.judge;
-            disk.inspect_medium(&mut |lba, version| judge.judge_survivor(number, lba, version))?;
+            disk.inspect_medium(&mut |lba, stamp| judge.judge_survivor(number, lba, stamp))?;
         }
         Ok(())
     }

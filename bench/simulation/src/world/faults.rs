@@ -199,6 +199,7 @@ impl World {
             | Fault::Reserve
             | Fault::Ana
             | Fault::Fuse
+            | Fault::Copy
             | Fault::Stuck
             | Fault::Tight => return Ok(()),
             Fault::Hang => self.strike_drive(disk, Mishap::Hang),

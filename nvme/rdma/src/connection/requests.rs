@@ -67,6 +67,29 @@ impl<P: Provider> Connection<P> {
                     self.respond_without_data(cx, slot, response);
                 }
             },
+            Admission::Copy => self.admit_copy(cx, receives, capsule, queue, slot),
+        }
+    }
+
+    /// Begins a Copy that was admitted.
+    #[cold]
+    fn admit_copy(
+        &mut self,
+        cx: &mut Context<'_, P>,
+        receives: &mut Receives<P>,
+        capsule: Capsule<'_>,
+        queue: QueueId,
+        slot: u16,
+    ) {
+        let Some(work) = cx.core.admitted_copy() else {
+            return;
+        };
+        match self.locate(cx, receives, capsule, slot, &work) {
+            Ok(list) => self.begin_copy(cx, slot, work, list),
+            Err(status) => {
+                let response = cx.core.reject(queue, work, status);
+                self.respond_without_data(cx, slot, response);
+            }
         }
     }
 

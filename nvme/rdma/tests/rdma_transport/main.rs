@@ -1,5 +1,6 @@
 //! NVMe/RDMA over the in-process fabric: hosts, devices and reactors that fail or violate the protocol.
 
+mod copy;
 mod data_path;
 mod harness;
 mod hostile;

@@ -311,6 +311,173 @@ impl DatasetRange {
     }
 }
 
+open_enum! {
+    /// Copy Descriptor Format (NVM 1.1 §3.3.2, DESFMT): the protection information of the source
+    /// ranges, and whether each names a namespace.
+    pub struct CopyFormat(u8) {
+        SAME_NAMESPACE = 0, "one namespace, 16-bit guard";
+        SAME_NAMESPACE_WIDE_GUARD = 1, "one namespace, 32-bit or 64-bit guard";
+        NAMESPACES = 2, "several namespaces, 16-bit guard";
+        NAMESPACES_WIDE_GUARD = 3, "several namespaces, 32-bit or 64-bit guard";
+        MEMORY = 4, "subsystem local memory";
+    }
+}
+
+/// Command Dword 12 of Copy (NVM 1.1 §3.3.2).
+#[bitfield(u32, repr = U32, from = U32::new, into = U32::get)]
+#[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+pub struct CopyControl {
+    /// Number of Ranges, zero-based.
+    pub nr_z: u8,
+    /// Descriptor Format.
+    #[bits(4)]
+    pub format: CopyFormat,
+    /// Protection Information Read.
+    #[bits(4)]
+    pub prinfor: ProtectionInfo,
+    /// Command Extension Type of the write.
+    #[bits(4)]
+    pub cetype: u8,
+    /// Directive Type.
+    #[bits(4)]
+    pub dtype: u8,
+    /// Storage Tag Check Write.
+    pub stcw: bool,
+    /// Storage Tag Check Read.
+    pub stcr: bool,
+    /// Protection Information Write.
+    #[bits(4)]
+    pub prinfow: ProtectionInfo,
+    /// Force Unit Access of the write.
+    pub fua: bool,
+    /// Limited Retry.
+    pub lr: bool,
+}
+const _: () = assert!(size_of::<CopyControl>() == 4);
+
+/// Command Dword 13 of Copy (NVM 1.1 §3.3.2).
+#[bitfield(u32, repr = U32, from = U32::new, into = U32::get)]
+#[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+pub struct CopyExtension {
+    /// Command Extension Value.
+    pub cev: u16,
+    /// Directive Specific.
+    pub dspec: u16,
+}
+const _: () = assert!(size_of::<CopyExtension>() == 4);
+
+/// Command dwords 10 to 15 of Copy.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
+)]
+#[repr(C)]
+pub struct CopyCommand {
+    /// Starting Destination LBA.
+    pub sdlba: U64,
+    /// Number of ranges and control.
+    pub control: CopyControl,
+    /// Values of directive and command extension.
+    pub extension: CopyExtension,
+    /// Initial Logical Block Reference Tag, lower dword.
+    pub reference_tag: U32,
+    /// Logical Block Application Tag.
+    pub application_tag: U16,
+    /// Logical Block Application Tag Mask.
+    pub application_tag_mask: U16,
+}
+command_view!(CopyCommand, copy, with_copy);
+
+impl CopyCommand {
+    /// Number of source ranges, 1 to 256.
+    pub const fn ranges(&self) -> usize {
+        self.control.nr_z() as usize + 1
+    }
+
+    /// Length of the list of source ranges of format 0 in bytes.
+    pub const fn data_length_bytes(&self) -> usize {
+        self.ranges() * size_of::<CopyRange>()
+    }
+}
+
+/// Read Parameters of a source range (NVM 1.1 §3.3.2, RPARS).
+#[bitfield(u32, repr = U32, from = U32::new, into = U32::get)]
+#[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+pub struct CopyReadParameters {
+    /// Number of Logical Blocks, zero-based.
+    pub nlb_z: u16,
+    /// Command Extension Type of the read.
+    #[bits(4)]
+    pub cetype: u8,
+    #[bits(12)]
+    __: u16,
+}
+const _: () = assert!(size_of::<CopyReadParameters>() == 4);
+
+/// One source range of Copy, 32 bytes, format 0 (NVM 1.1 §3.3.2).
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
+)]
+#[repr(C)]
+pub struct CopyRange {
+    reserved0: [u8; 8],
+    /// Starting LBA.
+    pub slba: U64,
+    /// Length and command extension.
+    pub parameters: CopyReadParameters,
+    /// Command Extension Value.
+    pub cev: U16,
+    /// Source Options.
+    pub sopt: U16,
+    /// Expected Initial Logical Block Reference Tag.
+    pub reference_tag: U32,
+    /// Expected Logical Block Application Tag.
+    pub application_tag: U16,
+    /// Expected Logical Block Application Tag Mask.
+    pub application_tag_mask: U16,
+}
+const _: () = assert!(size_of::<CopyRange>() == 32);
+
+impl CopyRange {
+    /// `nlb_z + 1` blocks.
+    pub const fn new(slba: u64, nlb_z: u16) -> Self {
+        Self {
+            reserved0: [0; 8],
+            slba: U64::new(slba),
+            parameters: CopyReadParameters::new().with_nlb_z(nlb_z),
+            cev: U16::ZERO,
+            sopt: U16::ZERO,
+            reference_tag: U32::ZERO,
+            application_tag: U16::ZERO,
+            application_tag_mask: U16::ZERO,
+        }
+    }
+
+    /// Number of logical blocks, 1 to 65,536.
+    pub const fn blocks(&self) -> u32 {
+        self.parameters.nlb_z() as u32 + 1
+    }
+}
+
 impl Sqe {
     /// Read `nlb_z + 1` blocks.
     pub const fn read(nsid: u32, slba: u64, nlb_z: u16) -> Self {
@@ -358,6 +525,19 @@ impl Sqe {
             count: DatasetRangeCount::new().with_nr_z(nr_z),
             attributes: DatasetAttributes::new().with_ad(true),
             reserved: [0; 16],
+        })
+    }
+
+    /// Copy the `nr_z + 1` source ranges of the data to the blocks from `sdlba` on. (Named apart from
+    /// the view [`Sqe::copy`].)
+    pub const fn copy_ranges(nsid: u32, sdlba: u64, nr_z: u8) -> Self {
+        Self::new(IoOpcode::COPY.0, nsid).with_copy(CopyCommand {
+            sdlba: U64::new(sdlba),
+            control: CopyControl::new().with_nr_z(nr_z),
+            extension: CopyExtension::new(),
+            reference_tag: U32::ZERO,
+            application_tag: U16::ZERO,
+            application_tag_mask: U16::ZERO,
         })
     }
 }

@@ -303,6 +303,25 @@ pub struct Fna {
 }
 const _: () = assert!(size_of::<Fna>() == 1);
 
+/// Copy Descriptor Formats Supported (CDFS).
+#[bitfield(u16, repr = U16, from = U16::new, into = U16::get)]
+#[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+pub struct Cdfs {
+    /// Format 0h.
+    pub format_0: bool,
+    /// Format 1h.
+    pub format_1: bool,
+    /// Format 2h.
+    pub format_2: bool,
+    /// Format 3h.
+    pub format_3: bool,
+    /// Format 4h.
+    pub format_4: bool,
+    #[bits(11)]
+    __: u16,
+}
+const _: () = assert!(size_of::<Cdfs>() == 2);
+
 open_enum! {
     /// Behaviour of Flush with the broadcast namespace identifier (VWC bits 2:1).
     pub struct FlushBehavior(u8) {
@@ -638,7 +657,7 @@ pub struct IdentifyController {
     /// Atomic Compare & Write Unit in blocks, zero-based.
     pub acwu_z: U16,
     /// Copy Descriptor Formats Supported.
-    pub cdfs: U16,
+    pub cdfs: Cdfs,
     /// SGL Support.
     pub sgls: Sgls,
     /// Maximum Number of Allowed Namespaces; 0 if NN is the maximum.

@@ -221,6 +221,26 @@ positions! {
         fua with_fua 30 1,
         lr with_lr 31 1,
     }
+    copy_control: CopyControl(u32) {
+        nr_z with_nr_z 0 8,
+        format with_format 8 4,
+        prinfor with_prinfor 12 4,
+        cetype with_cetype 16 4,
+        dtype with_dtype 20 4,
+        stcw with_stcw 24 1,
+        stcr with_stcr 25 1,
+        prinfow with_prinfow 26 4,
+        fua with_fua 30 1,
+        lr with_lr 31 1,
+    }
+    copy_extension: CopyExtension(u32) {
+        cev with_cev 0 16,
+        dspec with_dspec 16 16,
+    }
+    copy_read_parameters: CopyReadParameters(u32) {
+        nlb_z with_nlb_z 0 16,
+        cetype with_cetype 16 4,
+    }
     dataset_range_count: DatasetRangeCount(u32) {
         nr_z with_nr_z 0 8,
     }
@@ -528,6 +548,13 @@ positions! {
         all_fast_copy with_all_fast_copy 10 1,
         maxwzd with_maxwzd 11 1,
         nszs with_nszs 12 1,
+    }
+    cdfs: Cdfs(u16) {
+        format_0 with_format_0 0 1,
+        format_1 with_format_1 1 1,
+        format_2 with_format_2 2 1,
+        format_3 with_format_3 3 1,
+        format_4 with_format_4 4 1,
     }
     fuses: Fuses(u16) {
         compare_and_write with_compare_and_write 0 1,

@@ -132,6 +132,24 @@ fn write_zeroes_and_deallocate() {
 }
 
 #[test]
+fn copy_and_its_ranges() {
+    let copy = Sqe::copy_ranges(2, 4, 15);
+    assert_eq!(
+        copy.as_bytes(),
+        bytes(&[(0, &[0x19]), (4, &[2]), (40, &[4]), (48, &[15])])
+    );
+    assert_eq!(copy.copy().ranges(), 16);
+    assert_eq!(copy.copy().data_length_bytes(), 512);
+    assert_eq!(copy.direction(), DataDirection::HostToController);
+
+    let mut range = [0; 32];
+    range[8] = 0x40;
+    range[16] = 7;
+    assert_eq!(CopyRange::new(0x40, 7).as_bytes(), range);
+    assert_eq!(CopyRange::new(0x40, 7).blocks(), 8);
+}
+
+#[test]
 fn admin_commands() {
     let identify = Sqe::identify_for_command_set(Cns::IO_NAMESPACE, 5, CommandSet::ZONED);
     assert_eq!(
@@ -269,6 +287,7 @@ proptest! {
         prop_assert_eq!(sqe.with_read_write(sqe.read_write()), sqe);
         prop_assert_eq!(sqe.with_write_zeroes(sqe.write_zeroes()), sqe);
         prop_assert_eq!(sqe.with_dataset_management(sqe.dataset_management()), sqe);
+        prop_assert_eq!(sqe.with_copy(sqe.copy()), sqe);
         prop_assert_eq!(sqe.with_identify(sqe.identify()), sqe);
         prop_assert_eq!(sqe.with_get_features(sqe.get_features()), sqe);
         prop_assert_eq!(sqe.with_set_features(sqe.set_features()), sqe);

@@ -46,6 +46,10 @@ offsets! {
     }
     cqe: Cqe { dw0 0, dw1 4, sqhd 8, sqid 10, cid 12, status 14, }
     dataset_range: DatasetRange { context 0, length 4, slba 8, }
+    copy_range: CopyRange {
+        slba 8, parameters 16, cev 20, sopt 22, reference_tag 24, application_tag 28,
+        application_tag_mask 30,
+    }
 }
 
 // Base 2.1 §5 and §6, NVM 1.1 §3.3: positions in the 64-byte command.
@@ -57,6 +61,10 @@ view_offsets! {
         slba 40, control 48, reference_tag 56, application_tag 60, application_tag_mask 62,
     }
     dataset_management: DatasetManagement { count 40, attributes 44, }
+    copy: CopyCommand {
+        sdlba 40, control 48, extension 52, reference_tag 56, application_tag 60,
+        application_tag_mask 62,
+    }
     identify: Identify { select 40, qualifier 44, uuid 56, }
     get_features: GetFeatures { select 40, cdw11 44, uuid 56, }
     set_features: SetFeatures { select 40, cdw11 44, cdw12 48, cdw13 52, uuid 56, cdw15 60, }

@@ -19,7 +19,7 @@ type FeatureEffects = [CommandEffects; 256];
 pub(crate) const FEATURES_BYTES: u64 = size_of::<FeatureEffects>() as u64;
 
 /// I/O commands, and whether they change the content of a namespace.
-const IO_COMMANDS: [(IoOpcode, bool); 11] = [
+const IO_COMMANDS: [(IoOpcode, bool); 12] = [
     (IoOpcode::FLUSH, false),
     (IoOpcode::WRITE, true),
     (IoOpcode::READ, false),
@@ -27,6 +27,7 @@ const IO_COMMANDS: [(IoOpcode, bool); 11] = [
     (IoOpcode::VERIFY, false),
     (IoOpcode::WRITE_ZEROES, true),
     (IoOpcode::DATASET_MANAGEMENT, true),
+    (IoOpcode::COPY, true),
     (IoOpcode::RESERVATION_REGISTER, false),
     (IoOpcode::RESERVATION_REPORT, false),
     (IoOpcode::RESERVATION_ACQUIRE, false),

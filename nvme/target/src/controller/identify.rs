@@ -4,9 +4,9 @@ use block::{AtomicWrites, Deallocate};
 use nvme_spec::ascii::SpacePadded;
 use nvme_spec::command::{Cns, CommandSet, Sqe};
 use nvme_spec::identify::{
-    Anacap, Cmic, CommandSetCombinations, CommandSetVector, ControllerList, ControllerType, Ctratt,
-    DeallocatedRead, DiscoveryControllerType, Dlfeat, EntrySizes, FlushBehavior, Frmw, Fuses,
-    IDENTIFY_BYTES, IdentifyController, IdentifyNamespace, IndependentIdentifyNamespace,
+    Anacap, Cdfs, Cmic, CommandSetCombinations, CommandSetVector, ControllerList, ControllerType,
+    Ctratt, DeallocatedRead, DiscoveryControllerType, Dlfeat, EntrySizes, FlushBehavior, Frmw,
+    Fuses, IDENTIFY_BYTES, IdentifyController, IdentifyNamespace, IndependentIdentifyNamespace,
     IndependentNsfeat, LbaFormat, Lpa, NamespaceId, NamespaceIdWriter, NamespaceList, Nmic, Nsattr,
     Nstat, NvmIdentifyController, NvmIdentifyNamespace, Oaes, Ofcs, Oncs, Rescap, SglSupport, Sgls,
     Vwc,
@@ -25,7 +25,9 @@ use crate::ana::{self, ANA_GROUPS_MAX};
 use crate::config::{ADMIN_QUEUE_DEPTH_MAX, NAMESPACE_ID_MAX, NamespaceConfig, TransportKind};
 use crate::error_log::ERROR_LOG_ENTRIES;
 use crate::interface::{Direction, KEYED_BLOCKS_MAX};
-use crate::io::{COMPARE_WRITE_BLOCKS_MAX, DataContext, WRITE_ZEROES_BYTES_MAX, namespace};
+use crate::io::{
+    COMPARE_WRITE_BLOCKS_MAX, COPY_RANGES_MAX, DataContext, WRITE_ZEROES_BYTES_MAX, namespace,
+};
 use crate::status::{Fault, byte};
 use crate::target::PAGE_BYTES;
 use crate::view::{NamespaceView, QUIESCE_TIME_MAX, SubsystemView, is_valid_nsid};
@@ -360,7 +362,11 @@ fn fill_io(page: &mut IdentifyController, subsystem: &SubsystemView) {
         .with_write_zeroes(true)
         .with_save_select(true)
         .with_reservations(true)
-        .with_timestamp(true);
+        .with_timestamp(true)
+        // NVM 1.1 §3.3.2.2: the data of all source ranges is written by one device request.
+        .with_copy(true)
+        .with_copy_single_atomicity(true);
+    page.cdfs = Cdfs::new().with_format_0(true);
     page.fuses = Fuses::new().with_compare_and_write(true);
     page.acwu_z = U16::new((COMPARE_WRITE_BLOCKS_MAX - 1) as u16);
     // Base 2.1 §5.1.13.2.1, VWC: always present. A namespace with a volatile cache may be added
@@ -391,6 +397,10 @@ fn namespace_page(
             Deallocate::Unsupported | Deallocate::Unspecified => DeallocatedRead::NOT_REPORTED,
         })
         .with_write_zeroes_deallocate(geometry.deallocate != Deallocate::Unsupported);
+    // Each fits: at most COPY_BYTES_MAX in blocks of 512 bytes or more.
+    page.mssrl = U16::new(view.copy_max_blocks as u16);
+    page.mcl = U32::new(view.copy_max_blocks);
+    page.msrc_z = (COPY_RANGES_MAX - 1) as u8;
     page.lbaf[0] = LbaFormat::with_block_bytes(geometry.block_size).unwrap_or_default();
     page.anagrpid = U32::new(config.ana_group);
     page.nguid = config.nguid;

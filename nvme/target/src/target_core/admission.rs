@@ -13,7 +13,9 @@ use crate::admin::{AdminStep, with_result};
 use crate::config::ADMIN_EXECUTIONS_MAX;
 use crate::controller::AdminContext;
 use crate::interface::{Admission, Completed, QueueId, Work, WorkKind};
-use crate::io::{IoContext, IoOperation, IoWork, Plan, check, check_transfer, is_transfer};
+use crate::io::{
+    CopyWork, IoContext, IoOperation, IoWork, Plan, check, check_transfer, is_transfer,
+};
 use crate::reservations::restrictions::AccessKind;
 use crate::reservations::work::{self, is_reservation};
 use crate::status::{Fault, byte};
@@ -75,6 +77,12 @@ impl TargetCore {
         }
     }
 
+    /// The work of the Copy that [`admit`](Self::admit) has just admitted; `None` otherwise.
+    #[cold]
+    pub fn admitted_copy(&mut self) -> Option<Work> {
+        self.admitted_copy.take()
+    }
+
     #[cold]
     fn refuse(&mut self, slot: u32, sqe: &Sqe, fault: Fault) -> Admission {
         Admission::Respond(self.fail(slot, &FailedCommand::of(sqe), fault))
@@ -130,6 +138,10 @@ impl TargetCore {
             return Ok(succeed(queue, sqe, 0));
         };
         queue.outstanding_commands += 1;
+        if matches!(plan.work.operation, IoOperation::Copy { .. }) {
+            self.admitted_copy = Some(admit_copy(plan, &context, sqe.cid.get(), now));
+            return Ok(Admission::Copy);
+        }
         // Reads are admitted by the caller, so the command borrows no data.
         Ok(Admission::Work(plan.admit(sqe.cid.get(), false, now)))
     }
@@ -313,6 +325,7 @@ impl TargetCore {
                 self.reject_part(work);
                 FailedCommand::of_work(&work.io, command_id)
             }
+            WorkKind::Copy(work) => FailedCommand::of_work(&work.io, command_id),
             WorkKind::Reservation(work) => FailedCommand::of_work(&work.io(), command_id),
             WorkKind::Admin(admin) => FailedCommand {
                 opcode: admin.opcode.0,
@@ -329,6 +342,19 @@ impl TargetCore {
         self.command_completed(queue.slot);
         response
     }
+}
+
+/// The work of a Copy, with a lease for as many blocks as it may copy.
+fn admit_copy(plan: Plan, context: &IoContext<'_>, command_id: u16, now: Nanos) -> Work {
+    let io = plan.work;
+    let namespace = context.subsystem.namespace(io.nsid);
+    let blocks = namespace.map_or(0, |it| it.copy_max_blocks << it.block_shift);
+    let mut work = plan.admit(command_id, false, now);
+    work.kind = WorkKind::Copy(CopyWork {
+        io,
+        lease_bytes: blocks.max(io.bytes),
+    });
+    work
 }
 
 /// Checks a Read, Write or Compare of a live queue.

@@ -101,6 +101,9 @@ impl TargetCore {
             (WorkKind::Fused(work), Some(data)) => {
                 self.execute_fused(command, &work, data, received_at, now)
             }
+            (WorkKind::Copy(work), Some(list)) => {
+                self.execute_copy(command, &work, list, received_at, now)
+            }
             (WorkKind::Admin(admin), Some(data)) => {
                 Some(self.execute_admin(command, &admin, data, now))
             }
@@ -121,7 +124,7 @@ impl TargetCore {
     }
 
     #[inline]
-    fn execute_io(
+    pub(super) fn execute_io(
         &mut self,
         command: Command,
         work: IoWork,
@@ -226,6 +229,11 @@ impl TargetCore {
             }
             IoOperation::FlushAll => {
                 self.set_flush_targets(tag);
+                return Ok(None);
+            }
+            IoOperation::Copy { ranges, .. } => {
+                let list = data.ok_or(Fault::retry(Status::INTERNAL_ERROR))?;
+                self.begin_copy(tag, list, ranges);
                 return Ok(None);
             }
             // Only the registry's table executes them.
@@ -359,6 +367,7 @@ impl TargetCore {
                 self.executions.get_mut(tag)?.work.device = device;
                 Some(flush)
             }
+            IoOperation::Copy { .. } => self.next_of_copy(tag),
             IoOperation::Deallocate { ranges } => {
                 let mut step = execution.step;
                 let lease = self.executions.extra(tag.slot).data.as_deref()?;
@@ -733,6 +742,7 @@ fn count(counters: &IoCounters, work: &IoWork, success: bool) {
         | IoOperation::FlushAll
         | IoOperation::Reserve(_)
         | IoOperation::WriteZeroes { .. }
+        | IoOperation::Copy { .. }
         | IoOperation::Deallocate { .. } => counters.others.add(1),
     }
 }

@@ -1,7 +1,8 @@
 //! The table of commands in execution, and their states.
 //!
 //! An execution is a chain of device requests, one at a time: one for most commands, one per range
-//! for Dataset Management, one per device for a Flush of all namespaces. The device's tag consists
+//! for Dataset Management, one per source range and a write for Copy, one per device for a Flush of
+//! all namespaces. The device's tag consists
 //! of slot and generation, so that a stale completion is detected.
 //!
 //! An intrusive list links the executions of each queue, newest first, so that finding them does
@@ -98,7 +99,7 @@ pub(crate) struct Execution {
     /// When its execution started.
     pub(crate) started: Nanos,
     /// Number of completed steps: ranges of Dataset Management, or the read before a durable read's
-    /// flush.
+    /// flush. Of a Copy: the number of source ranges whose read is not submitted yet.
     pub(crate) step: u16,
     /// Whether [`ExecutionExtra`] has data of it.
     has_extra: bool,
@@ -172,8 +173,8 @@ impl Execution {
 /// Data of an execution that few executions need. Separate from [`Execution`] to keep that small.
 #[derive(Default)]
 pub(crate) struct ExecutionExtra {
-    /// The ranges of Dataset Management, the data of a durable read, or the data of a command that
-    /// is held back or a part of a fused operation.
+    /// The ranges of Dataset Management, the data of a durable read or of a Copy, or the data of a
+    /// command that is held back or a part of a fused operation.
     pub(crate) data: Option<Data>,
     /// Devices that a Flush of all namespaces still has to flush.
     pub(crate) devices: u128,

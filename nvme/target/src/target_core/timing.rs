@@ -450,6 +450,7 @@ fn measured(operation: IoOperation) -> Option<Measured> {
         | IoOperation::FlushAll
         | IoOperation::Reserve(_)
         | IoOperation::WriteZeroes { .. }
+        | IoOperation::Copy { .. }
         | IoOperation::Deallocate { .. } => None,
     }
 }

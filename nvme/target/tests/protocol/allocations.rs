@@ -23,6 +23,10 @@ fn sqe(index: usize) -> Sqe {
         2 => Sqe::read(CACHED, lba, 0).with_sgl(SglDescriptor::transport(4096)),
         3 => Sqe::flush(CACHED),
         4 if index.is_multiple_of(5) => ranges(),
+        6 if index.is_multiple_of(5) => {
+            // Two ranges of block 0, because the data is zero.
+            Sqe::copy_ranges(RAM, lba, 1).with_sgl(SglDescriptor::transport(64))
+        }
         // An error, which is logged or counted.
         5 if index % 100 == 5 => Sqe::read(99, lba, 7).with_sgl(SglDescriptor::transport(4096)),
         _ => Sqe::read(RAM, lba, 7).with_sgl(SglDescriptor::transport(4096)),
@@ -37,9 +41,14 @@ fn issue(node: &mut Node, io: Link, index: usize, now: reactors::Nanos) -> bool 
         Admission::Respond(_) => return true,
         Admission::Held => return false,
         Admission::Work(work) => work,
+        Admission::Copy => node.core.admitted_copy().expect("just admitted"),
     };
     let lease = work.needs_lease().then(|| {
-        let mut lease = node.pool.take(work.bytes() as usize).expect("a lease");
+        let mut lease = node
+            .pool
+            .take(work.lease_bytes() as usize)
+            .expect("a lease");
+        lease.resize(work.bytes() as usize);
         if work.direction() == Direction::FromHost {
             lease.fill(0);
         }

@@ -714,6 +714,10 @@ impl World {
             }
             Admission::Held => Err(tag),
             Admission::Work(work) => self.execute(link, tag, work, data).ok_or(tag),
+            Admission::Copy => {
+                let work = core.admitted_copy().expect("just admitted");
+                self.execute(link, tag, work, data).ok_or(tag)
+            }
         }
     }
 
@@ -727,7 +731,11 @@ impl World {
     ) -> Option<Reply> {
         let node = &mut self.nodes[link.node];
         let lease = work.needs_lease().then(|| {
-            let mut lease = node.pool.take(work.bytes() as usize).expect("a lease");
+            let mut lease = node
+                .pool
+                .take(work.lease_bytes() as usize)
+                .expect("a lease");
+            lease.resize(work.bytes() as usize);
             if work.direction() == Direction::FromHost {
                 lease.copy_from_slice(data);
             }

@@ -10,6 +10,7 @@ mod borrowed;
 mod changes;
 mod config;
 mod connect;
+mod copy;
 mod cores;
 mod discovery;
 mod drain;

@@ -125,6 +125,7 @@ impl<S: ByteStream> Connection<S> {
                 self.expect_payload(Sink::Discard, payload);
                 self.slots.hold(slot);
             }
+            Admission::Copy => self.admit_copy(cx, queue, slot, payload),
             Admission::Work(work) => match in_capsule_fault(&work, payload) {
                 Some(status) => {
                     self.expect_payload(Sink::Discard, payload);
@@ -142,6 +143,31 @@ impl<S: ByteStream> Connection<S> {
             },
         }
         Ok(())
+    }
+
+    /// Begins a Copy that was admitted.
+    #[cold]
+    fn admit_copy(
+        &mut self,
+        cx: &mut Context<'_>,
+        queue: QueueId,
+        slot: u16,
+        payload: Option<Payload>,
+    ) {
+        let Some(work) = cx.core.admitted_copy() else {
+            return;
+        };
+        if let Some(status) = in_capsule_fault(&work, payload) {
+            self.expect_payload(Sink::Discard, payload);
+            let response = cx.core.reject(queue, work, status);
+            return self.queue_response(cx, slot, &response, Timing::NONE, None);
+        }
+        let sink = match work.source() {
+            DataSource::InCapsule { .. } => Sink::Slot(slot),
+            _ => Sink::Discard,
+        };
+        self.expect_payload(sink, payload);
+        self.begin_copy(cx, slot, work, None);
     }
 
     /// Checks an H2CData PDU against its R2T (TCP 1.1 §3.6.2.8).

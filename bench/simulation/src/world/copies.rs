@@ -1,0 +1,164 @@
+//! Hosts that copy blocks of a disk, while others write and zero the sources and read the
+//! destination (NVM 1.1 §3.3.2).
+
+use reactors::Nanos;
+
+use super::World;
+use crate::faults::Fault;
+use crate::host::copying::{BYTES_MAX, RANGES_MAX};
+use crate::judge::{Extent, Violation};
+use crate::random::Random;
+
+/// Share of events with copies, per thousand.
+const ROUNDS_PERMILLE: u32 = 60;
+/// Share of rounds at a disk that delays its requests, per thousand.
+const DELAYS_PERMILLE: u32 = 400;
+/// Longest delay of a disk.
+const HOLD_MAX: Nanos = Nanos::from_millis(20);
+/// Most commands of a round.
+const COMMANDS_MAX: u64 = 12;
+/// Most blocks of a usual range.
+const BLOCKS_MAX: u64 = 8;
+/// Share of copies to a read-only namespace that are sent, per thousand.
+const PROTECTED_PERMILLE: u32 = 300;
+/// Most plans of a Copy until the judge can tell what one of them copies.
+const PLANS_MAX: u32 = 6;
+/// Share of copies that are as long as possible, per thousand.
+const LONG_PERMILLE: u32 = 60;
+
+/// The copies of a run.
+pub(super) struct Copying {
+    random: Random,
+}
+
+impl Copying {
+    pub(super) fn new(seed: u64) -> Self {
+        Self {
+            random: Random::new(seed, 0xC3),
+        }
+    }
+
+    /// Source ranges and the first block of their destination, on a disk of `size` blocks of which a
+    /// Copy may have `most`.
+    fn plan(&mut self, disk: usize, size: u64, most: u64) -> (Vec<Extent>, u64) {
+        let random = &mut self.random;
+        let is_long = random.permille(LONG_PERMILLE);
+        let count = match random.permille(500) {
+            true => 1,
+            false => random.between(1, RANGES_MAX),
+        };
+        let (mut sources, mut left) = (Vec::new(), most.min(size));
+        for _ in 0..count {
+            let longest = if is_long { left } else { BLOCKS_MAX.min(left) };
+            if longest == 0 {
+                break;
+            }
+            let blocks = random.between(1, longest);
+            let lba = random.between(0, size - blocks);
+            sources.push(Extent {
+                disk,
+                lba,
+                blocks: blocks as u32,
+            });
+            left -= blocks;
+        }
+        let total: u64 = sources.iter().map(|it| u64::from(it.blocks)).sum();
+        (sources, random.between(0, size - total))
+    }
+}
+
+impl World {
+    /// Sometimes has hosts copy blocks of a disk.
+    pub(super) fn copy_blocks(&mut self) -> Result<(), Violation> {
+        if !self.env.swarm.faults.has(Fault::Copy) || !self.copying.random.permille(ROUNDS_PERMILLE)
+        {
+            return Ok(());
+        }
+        let random = &mut self.copying.random;
+        let disk = random.below(self.env.swarm.disks.len() as u64) as usize;
+        let subsystem = self.env.swarm.subsystem_of_disk(disk);
+        let hosts = self.env.swarm.hosts.iter().enumerate();
+        let hosts = hosts.filter(|(_, shape)| shape.subsystem == subsystem);
+        let hosts: Vec<usize> = hosts.map(|(host, _)| host).collect();
+        if !hosts.iter().any(|host| self.hosts[*host].can_reach_disks()) {
+            return Ok(());
+        }
+        self.env.figures.fault(Fault::Copy);
+        self.delay_disk_of_copies(disk);
+        for _ in 0..self.copying.random.between(2, COMMANDS_MAX) {
+            let hosts = hosts.iter().copied();
+            let hosts = hosts.filter(|host| self.hosts[*host].can_reach_disks());
+            let hosts: Vec<usize> = hosts.collect();
+            let is_there = self.env.serving.namespaces[disk] && !self.env.disk_gone[disk];
+            if hosts.is_empty() || !is_there {
+                return Ok(());
+            }
+            self.copy_once(disk, &hosts);
+            let random = &mut self.copying.random;
+            if random.permille(200) {
+                let pause = Nanos(random.below(30_000));
+                self.pass(pause)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Has a host copy a few blocks, or access those that were copied last.
+    fn copy_once(&mut self, disk: usize, hosts: &[usize]) {
+        let shape = self.env.swarm.disks[disk];
+        let size = shape.block_count;
+        let most = BYTES_MAX.min(self.env.swarm.transfer_max as u64) / u64::from(shape.block_size);
+        let is_protected = self.env.serving.read_only[disk];
+        let host = &mut self.hosts[self.copying.random.pick(hosts)];
+        let mut env = self.env.for_hosts();
+        let near = |lba: u64| Extent {
+            disk,
+            lba,
+            blocks: BLOCKS_MAX.min(most).min(size - lba) as u32,
+        };
+        let (mut sources, mut to) = self.copying.plan(disk, size, most);
+        let copies = !is_protected || self.copying.random.permille(PROTECTED_PERMILLE);
+        if copies && self.copying.random.permille(600) {
+            let fua = self.copying.random.permille(250);
+            for _ in 0..PLANS_MAX {
+                if host.copy(&mut env, &sources, to, fua) {
+                    break;
+                }
+                (sources, to) = self.copying.plan(disk, size, most);
+            }
+        }
+        let source = sources.first().map_or(0, |it| it.lba);
+        let random = &mut self.copying.random;
+        match random.below(8) {
+            0 if !is_protected => {
+                host.write(&mut env, near(source));
+            }
+            1 if !is_protected => {
+                host.write_zeroes(&mut env, near(source));
+            }
+            2 if !is_protected => {
+                host.write(&mut env, near(to));
+            }
+            3 if !is_protected => {
+                host.copy_wrongly(&mut env, random, disk);
+            }
+            4 => {}
+            _ => {
+                host.read(&mut env, near(to));
+            }
+        }
+    }
+
+    /// Has a disk delay its requests.
+    fn delay_disk_of_copies(&mut self, disk: usize) {
+        let random = &mut self.copying.random;
+        let until = self.env.time.now() + Nanos(random.below(HOLD_MAX.as_nanos()));
+        let is_free = self.env.disk_disturbed[disk] < until;
+        let later = self.env.swarm.faults.has(Fault::Later);
+        let delays = random.permille(DELAYS_PERMILLE) && is_free && !later;
+        if delays && self.env.disks[disk].hold(until) {
+            self.env.disk_disturbed[disk] = until;
+            self.env.disturb_memory(until);
+        }
+    }
+}
