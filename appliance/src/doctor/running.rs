@@ -2,7 +2,7 @@
 //! which devices are damaged, and which ANA groups hosts cannot access. Without an appliance, the
 //! states in the configuration are checked.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use appliance_config::{Config, ControlSocket};
@@ -30,7 +30,23 @@ pub(super) fn check(config: &Config) -> Vec<Finding> {
     findings.extend(status.devices.iter().filter_map(damage_of));
     findings.extend(status.devices.iter().filter_map(damaged_reservations_of));
     findings.extend(inaccessible_groups(&status.ana));
+    findings.extend(lost_rdma(&status.transports));
     findings
+}
+
+/// Whether an RDMA device is lost, or a listener has none. Both are used again when they return.
+fn lost_rdma(transports: &BTreeMap<String, BTreeMap<String, u64>>) -> Option<Finding> {
+    let counters = transports.get("rdma")?;
+    let count = |name: &str| counters.get(name).copied().unwrap_or(0);
+    let (devices, listeners) = (count("devices_missing"), count("listeners_down"));
+    (devices + listeners > 0).then(|| {
+        let text = format!(
+            "{devices} RDMA device(s) are missing, and {listeners} listener(s) have no device"
+        );
+        let fix = "restore the device or the address, as `rdma link show` lists them: the \
+                   appliance looks for them every 5 s; the log names them";
+        Finding::broken("running", text, fix)
+    })
 }
 
 fn ask(config: &Config) -> Option<Status> {
@@ -150,6 +166,22 @@ mod tests {
         assert_eq!(finding.verdict, Verdict::Broken);
         device.reservations_damaged = false;
         assert!(damaged_reservations_of(&device).is_none());
+    }
+
+    #[test]
+    fn lost_rdma_device_and_listener_are_reported() {
+        let with = |values: &[(&str, u64)]| {
+            let values = values
+                .iter()
+                .map(|(name, value)| ((*name).to_owned(), *value));
+            lost_rdma(&BTreeMap::from([("rdma".to_owned(), values.collect())]))
+        };
+        assert_eq!(lost_rdma(&BTreeMap::new()), None);
+        assert_eq!(with(&[("devices_missing", 0), ("listeners_down", 0)]), None);
+        let finding = with(&[("devices_missing", 1)]).expect("one is missing");
+        assert_eq!(finding.verdict, Verdict::Broken);
+        assert!(finding.text.contains("1 RDMA device(s) are missing"));
+        assert!(with(&[("listeners_down", 2)]).is_some());
     }
 
     #[test]

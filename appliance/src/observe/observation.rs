@@ -136,6 +136,7 @@ impl Observation {
             transports: sources
                 .transports
                 .iter()
+                .filter(|transport| transport.is_used())
                 .map(|transport| {
                     let each = transport.reactors.iter();
                     (transport.name, each.map(|counts| counts.values()).collect())
@@ -144,6 +145,7 @@ impl Observation {
             transport_levels: sources
                 .transports
                 .iter()
+                .filter(|transport| transport.is_used())
                 .filter_map(|transport| Some((transport.name, transport.whole.as_ref()?.values())))
                 .collect(),
             operator_states: sources.running.operator_states.lock().clone(),

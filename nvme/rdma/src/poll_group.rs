@@ -18,7 +18,7 @@ const COMPLETION_QUEUES_MAX: usize = 256;
 /// Why a device cannot be used on this reactor.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PollGroupError {
-    #[error("the device was not there at the start")]
+    #[error("its memory is not registered yet: the device has just been added, or has returned")]
     UnknownDevice,
     #[error("more devices than a reactor serves")]
     TooManyDevices,

@@ -62,6 +62,7 @@ impl Listening for TcpListening {
         &self,
         port: PortId,
         listener: &Wanted,
+        _memory: &[&Region],
         event_loop: &mut dyn EventLoop,
     ) -> Result<SocketAddr, Failure> {
         let address = listener.address.socket_addr();
@@ -128,6 +129,7 @@ impl Listening for RdmaListening {
         &self,
         port: PortId,
         listener: &Wanted,
+        _memory: &[&Region],
         event_loop: &mut dyn EventLoop,
     ) -> Result<SocketAddr, Failure> {
         let address = listener.address.socket_addr();

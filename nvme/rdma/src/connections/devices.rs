@@ -111,14 +111,34 @@ impl<P: Provider> ConnectionSet<P> {
                 }
             }
             self.shared.counters.devices_lost.add(1);
-            self.devices[place] = None;
-            self.shared
-                .pool
-                .cancel_waits(Some(Account::PROMISED), |token| {
-                    let token = RequestToken::from_bits(token.0);
-                    token.connection() == RECEIVES && token.generation() as usize == place
-                });
+            self.release_device(place);
         }
+    }
+
+    /// Destroys the shared queues of a device without connections.
+    fn release_device(&mut self, place: usize) {
+        self.devices[place] = None;
+        self.shared
+            .pool
+            .cancel_waits(Some(Account::PROMISED), |token| {
+                let token = RequestToken::from_bits(token.0);
+                token.connection() == RECEIVES && token.generation() as usize == place
+            });
+    }
+
+    /// Creates the shared queues of devices that were added to the domains, and releases devices
+    /// that were removed from them and have no connections.
+    pub fn update_devices(&mut self) {
+        for place in 0..self.devices.len() {
+            let Some(group) = &self.devices[place] else {
+                continue;
+            };
+            let is_removed = self.shared.domains.memory(group.index()).is_none();
+            if is_removed && group.connections == 0 {
+                self.release_device(place);
+            }
+        }
+        self.prepare_devices();
     }
 
     pub(super) fn device_place(&self, device: DeviceIndex) -> Option<u16> {
