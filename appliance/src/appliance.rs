@@ -249,13 +249,10 @@ impl Appliance {
         crate::observe::observation::Observation::take(&self.sources(Vec::new()), None).status()
     }
 
-    /// The totals and levels of NVMe/RDMA.
+    /// All counters and states.
     #[cfg(test)]
-    pub(crate) fn rdma_status(&self) -> std::collections::BTreeMap<String, u64> {
-        let sources = self.sources(self.counters.clone());
-        let observation = crate::observe::observation::Observation::take(&sources, None);
-        let mut transports = observation.status().transports;
-        transports.remove("rdma").unwrap_or_default()
+    pub(crate) fn observe(&self) -> crate::observe::observation::Observation {
+        crate::observe::observation::Observation::take(&self.sources(self.counters.clone()), None)
     }
 
     /// The control plane, if it is started.

@@ -64,9 +64,25 @@ pub trait Listening: Send + Sync {
         let _ = listener;
     }
 
+    /// Prepares the transport for a listener that will be bound as `port`: registers `memory` with
+    /// network cards if none is in use. [`apply_settings`](Self::apply_settings) follows, and then
+    /// [`listen`](Self::listen). If they fail and there is no other listener,
+    /// [`release`](Self::release) ends the registration.
+    ///
+    /// # Errors
+    /// The system lacks what the transport needs; nothing remains.
+    fn prepare(
+        &self,
+        port: PortId,
+        listener: &Listener,
+        memory: &[&Region],
+        event_loop: &mut dyn EventLoop,
+    ) -> Result<(), Failure> {
+        let _ = (port, listener, memory, event_loop);
+        Ok(())
+    }
+
     /// Binds a listener and accepts connections on `port` immediately. Returns its bound address.
-    /// Data moves through `memory`, with which a transport registers network cards that it does not
-    /// use yet.
     ///
     /// # Errors
     /// It cannot be bound; nothing remains of it.
@@ -74,7 +90,6 @@ pub trait Listening: Send + Sync {
         &self,
         port: PortId,
         listener: &Listener,
-        memory: &[&Region],
         event_loop: &mut dyn EventLoop,
     ) -> Result<SocketAddr, Failure>;
 

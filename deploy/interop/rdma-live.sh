@@ -3,6 +3,9 @@
 # The RDMA device is then removed during I/O and created again, several times: its listener is
 # served again. The last RDMA listener is removed, which ends the registration of the memory, and
 # added again. I/O over TCP sees nothing of it.
+#
+# There are two RDMA devices. librdmacm closes a removed device only while there is another one, and
+# soft RoCE's driver waits for that. Drivers of NICs do not wait.
 . "$(dirname "${BASH_SOURCE[0]}")/lib/guest.sh"
 . "$(dirname "${BASH_SOURCE[0]}")/lib/rdma.sh"
 
@@ -66,13 +69,13 @@ refused() {
 }
 
 # counter NAME: a counter of the RDMA transport; empty if there is no such transport.
-counter() { windlass status --socket $control --json | jq -r ".transports.rdma.$1 // empty"; }
+counter() { { windlass status --socket $control --json || true; } | jq -r ".transports.rdma.$1 // empty"; }
 is_count() { [ "$(counter "$1")" = "$2" ]; }
 
 # pinned_kib: the memory that network cards may access.
 pinned_kib() { awk '/^VmPin/ { print $2 }' "/proc/$windlass/status"; }
 
-times_said() { grep -cF -- "$1" /tmp/windlass.log; }
+times_said() { grep -cF -- "$1" /tmp/windlass.log || true; }
 said_more() { [ "$(times_said "$1")" -gt "$2" ]; }
 expect_steady() { kill -0 "$steady" || fail "fio over TCP ended: $(cat /tmp/steady.log)"; }
 has_no_controller() { [ -z "$(controllers)" ]; }
@@ -91,6 +94,9 @@ show uname -r
 ip link add d0 type dummy
 ip addr add $fabric/24 dev d0
 ip link set d0 mtu 9000 up
+ip link add d1 type dummy
+ip addr add 192.0.3.1/24 dev d1
+ip link set d1 up
 configure_live tcp
 show cat $config
 start
@@ -121,8 +127,10 @@ expect_steady
 [ -z "$(counter listeners_down)" ] || fail "there is an RDMA transport"
 
 say "the first RDMA listener"
-show rdma link add rxe0 type rxe netdev d0
-eventually 10 test -e /dev/infiniband/uverbs0
+for index in 0 1; do
+  show rdma link add rxe$index type rxe netdev d$index
+  eventually 10 test -e /dev/infiniband/uverbs$index
+done
 apply
 [ "$(pinned_kib)" -ge $((pinned + 65536)) ] || fail "the memory is not registered"
 registered=$(counter memory_registrations)
@@ -143,10 +151,12 @@ for round in 1 2 3; do
   show timeout 60 rdma link delete rxe0
   # The kernel's host removes its controllers too, since they used the same device.
   eventually 60 has_no_controller
-  wait "$left" && fail "fio did not notice that the device went away"
+  wait "$left" && fail "fio did not notice that the device went away: $(cat /tmp/left.log)"
   eventually 20 is_count listeners_down 1
   is_count devices_missing 1 || fail "the status does not show the missing device"
-  is_count memory_registrations 0 || fail "memory is still registered"
+  is_count memory_registrations $((registered / 2)) || fail "memory is still registered"
+  windlass status --socket $control > /tmp/status.log || true
+  grep -F "RDMA device" /tmp/status.log || fail "the status has no line about it"
   windlass doctor --config $config | tee /tmp/doctor.log || true
   grep -qF "RDMA device" /tmp/doctor.log || fail "doctor does not show it"
   expect_steady

@@ -2,7 +2,7 @@
 //! which devices are damaged, and which ANA groups hosts cannot access. Without an appliance, the
 //! states in the configuration are checked.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use appliance_config::{Config, ControlSocket};
@@ -10,7 +10,8 @@ use appliance_config::{Config, ControlSocket};
 use super::Finding;
 use crate::client::{Client, SocketArguments};
 use crate::observe::model::{
-    AnaStatus, AnaWord, BUFFER_WAIT_MAX_NS, DeviceStatus, MemoryStatus, Status,
+    self, AnaStatus, AnaWord, BUFFER_WAIT_MAX_NS, DeviceStatus, MemoryStatus, Status,
+    TransportTotals,
 };
 use crate::observe::status;
 use crate::operator_states::OperatorStates;
@@ -35,18 +36,11 @@ pub(super) fn check(config: &Config) -> Vec<Finding> {
 }
 
 /// Whether an RDMA device is lost, or a listener has none. Both are used again when they return.
-fn lost_rdma(transports: &BTreeMap<String, BTreeMap<String, u64>>) -> Option<Finding> {
-    let counters = transports.get("rdma")?;
-    let count = |name: &str| counters.get(name).copied().unwrap_or(0);
-    let (devices, listeners) = (count("devices_missing"), count("listeners_down"));
-    (devices + listeners > 0).then(|| {
-        let text = format!(
-            "{devices} RDMA device(s) are missing, and {listeners} listener(s) have no device"
-        );
-        let fix = "restore the device or the address, as `rdma link show` lists them: the \
-                   appliance looks for them every 5 s; the log names them";
-        Finding::broken("running", text, fix)
-    })
+fn lost_rdma(transports: &TransportTotals) -> Option<Finding> {
+    let text = model::lost_rdma(transports)?;
+    let fix = "restore the device or the address, as `rdma link show` lists them: the appliance \
+               looks for them every 5 s; the log names them";
+    Some(Finding::broken("running", text, fix))
 }
 
 fn ask(config: &Config) -> Option<Status> {
@@ -136,6 +130,8 @@ fn of(memory: &MemoryStatus) -> Finding {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
     use crate::doctor::Verdict;
     use crate::observe::model::Totals;

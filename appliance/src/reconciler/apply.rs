@@ -10,6 +10,7 @@ use std::path::{Component, Path, PathBuf};
 use appliance_config::{
     Backing, ByteSize, Config, Device, Effect, Listener, Name, Step, Transport,
 };
+use hugemem::Region;
 
 use super::Reconciler;
 use super::steps::{StepEnd, close_port};
@@ -428,6 +429,20 @@ impl Reconciler {
         })
     }
 
+    /// All memory that holds data, also of devices that a rollback may open again. Memory of new
+    /// devices is registered when they are added.
+    fn regions_with<'r>(&'r self, prepared: &'r Prepared) -> Vec<&'r Region> {
+        let mut regions = self.regions();
+        if !regions.is_empty() {
+            let removed = prepared
+                .retained
+                .values()
+                .chain(prepared.to_reopen.values());
+            regions.extend(removed.flat_map(Opened::regions));
+        }
+        regions
+    }
+
     /// Binds a listener with an unused port number.
     pub(super) fn bind(
         &self,
@@ -441,9 +456,10 @@ impl Reconciler {
         let transport = transport.ok_or_else(|| no_transport(listener.transport))?;
         let mut ports = self.ports_of(listener.transport);
         ports.push((id, listener));
-        let bound = transport.apply_settings(&ports, event_loop);
-        let bound =
-            bound.and_then(|()| transport.listen(id, listener, &self.regions(), event_loop));
+        let memory = self.regions_with(prepared);
+        let bound = transport.prepare(id, listener, &memory, event_loop);
+        let bound = bound.and_then(|()| transport.apply_settings(&ports, event_loop));
+        let bound = bound.and_then(|()| transport.listen(id, listener, event_loop));
         let address = bound.map_err(|error| with_causes(error.as_ref()))?;
         Ok(BoundPort { id, address })
     }

@@ -311,7 +311,7 @@ impl<P: Provider> Rdma<P> {
         listener: &Listener,
         memory: &[&Region],
         event_loop: &mut dyn EventLoop,
-    ) -> Result<Arc<Serving<P>>, Failure> {
+    ) -> Result<(), Failure> {
         let handles = self.handles.get().ok_or(NotBegun)?;
         debug_assert_eq!(handles.len(), self.reactors);
         let failed = |cause| no_rdma(listener, cause);
@@ -331,8 +331,7 @@ impl<P: Provider> Rdma<P> {
         serving.port_messages.set_wakers(handles);
         self.is_used.store(true, Ordering::Release);
         // From here on the parts exist, also if a reactor responds late.
-        let serving = Arc::new(serving);
-        *self.state() = State::Serving(Arc::clone(&serving));
+        *self.state() = State::Serving(Arc::new(serving));
         for (reactor, part) in parts.into_iter().enumerate() {
             let reactors = handles.clone();
             let make =
@@ -341,7 +340,7 @@ impl<P: Provider> Rdma<P> {
                 .ask(reactor, event_loop, |reply| Fill { make, reply })?;
         }
         tracing::info!("RDMA is set up on {} reactors", self.reactors);
-        Ok(serving)
+        Ok(())
     }
 
     /// Registers `memory` with every network card, beside the event loop.
@@ -394,6 +393,9 @@ impl<P: Provider> Rdma<P> {
                     }
                 }
             }
+        }
+        if any {
+            *self.depth_max() = depth_max(&self.domains.devices());
         }
         any
     }
@@ -542,25 +544,30 @@ impl<P: Provider> Listening for Rdma<P> {
         }
     }
 
-    fn listen(
+    fn prepare(
         &self,
         port: PortId,
         listener: &Listener,
         memory: &[&Region],
         event_loop: &mut dyn EventLoop,
-    ) -> Result<SocketAddr, Failure> {
-        let serving = match self.serving() {
-            Some(serving) => serving,
-            None => self.set_up_late(port, listener, memory, event_loop)?,
+    ) -> Result<(), Failure> {
+        let Some(serving) = self.serving() else {
+            return self.set_up_late(port, listener, memory, event_loop);
         };
         if self.domains.devices().is_empty() {
+            // The reactors take the cards in with the settings.
             self.register_all(&serving.provider, memory, event_loop)?;
-            // The reactors take the cards in. No other listener can be bound.
-            let settings = port_settings(std::iter::once((port, listener)));
-            serving
-                .port_messages
-                .apply_settings(&settings, event_loop)?;
         }
+        Ok(())
+    }
+
+    fn listen(
+        &self,
+        port: PortId,
+        listener: &Listener,
+        event_loop: &mut dyn EventLoop,
+    ) -> Result<SocketAddr, Failure> {
+        let serving = self.serving().ok_or(NotBegun)?;
         let address = listener.address.socket_addr();
         let bound = serving.port_messages.listen(port, address, event_loop)?;
         Ok(bound.map_err(|cause| no_rdma(listener, cause))?)
@@ -573,11 +580,20 @@ impl<P: Provider> Listening for Rdma<P> {
         if self.domains.devices().is_empty() && self.domains.lost().is_empty() {
             return;
         }
-        self.domains.clear();
-        // The reactors release their queues.
-        match serving.port_messages.apply_settings(&[], event_loop) {
+        let memory = self.domains.clear();
+        // The reactors release their queues, and this thread the memory: that takes time for each
+        // page, in which a reactor would serve no host.
+        let released = serving.port_messages.apply_settings(&[], event_loop);
+        let deregistered = aside(event_loop, move || {
+            drop(memory);
+            Ok(())
+        });
+        match released
+            .map_err(|error| error.to_string())
+            .and(deregistered)
+        {
             Ok(()) => {
-                tracing::info!("no RDMA listener is left: the memory is no longer registered")
+                tracing::info!("no RDMA listener is left: the memory is no longer registered");
             }
             Err(error) => tracing::error!("memory is still registered: {error}"),
         }

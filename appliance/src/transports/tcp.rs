@@ -5,7 +5,6 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use appliance_config::{Config, Digest, Listener, Transport as TransportName};
-use hugemem::Region;
 use nvme_target::PortId;
 use nvme_tcp::{
     Acceptor, AcceptorPort, ConnectionSet, DigestPolicy, Handoff, PortMessage, PortSettings,
@@ -235,7 +234,6 @@ impl Listening for Tcp {
         &self,
         port: PortId,
         listener: &Listener,
-        _memory: &[&Region],
         event_loop: &mut dyn EventLoop,
     ) -> Result<SocketAddr, Failure> {
         let Bound { socket, port } = Bound::new(port, listener)?;

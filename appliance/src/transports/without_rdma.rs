@@ -103,11 +103,20 @@ impl Listening for Rdma {
 
     fn set_wakers(&self, _handles: &[ReactorHandle]) {}
 
-    fn listen(
+    fn prepare(
         &self,
         _port: PortId,
         listener: &Listener,
         _memory: &[&Region],
+        _event_loop: &mut dyn EventLoop,
+    ) -> Result<(), Failure> {
+        Err(BuiltWithout::new(listener).into())
+    }
+
+    fn listen(
+        &self,
+        _port: PortId,
+        listener: &Listener,
         _event_loop: &mut dyn EventLoop,
     ) -> Result<SocketAddr, Failure> {
         Err(BuiltWithout::new(listener).into())

@@ -73,6 +73,7 @@ pub struct ConnectionSet<P: Provider> {
     /// Number of connections that have ended since the last [`take_ended`](Self::take_ended).
     ended: usize,
     batch: Vec<WorkCompletion>,
+    /// A device failed, or is retired and has no connections left.
     any_failed: bool,
     /// A device has no buffers for what its hosts send.
     receives_starved: bool,
@@ -658,6 +659,8 @@ impl<P: Provider> ConnectionSet<P> {
             }
         }
         drop(connection);
+        let group = self.devices[usize::from(device)].as_ref();
+        self.any_failed |= group.is_some_and(|it| it.retired && it.connections == 0);
         self.ended += 1;
         self.shared.counters.connections.set(self.len() as u64);
     }

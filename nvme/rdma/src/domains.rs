@@ -172,12 +172,15 @@ impl<P: Provider> Domains<P> {
         self.table().lost.iter().cloned().collect()
     }
 
-    /// Removes all devices, because no listener needs them. None counts as lost. Their memory is
-    /// deregistered when the last reactor releases them.
-    pub fn clear(&self) {
+    /// Removes all devices, because no listener needs them. None counts as lost. Returns their
+    /// memory: it is deregistered when the caller and the last reactor have dropped it. That takes
+    /// time, so the caller drops it last.
+    #[must_use]
+    pub fn clear(&self) -> Vec<Arc<DomainMemory<P>>> {
         let mut table = self.table();
-        table.entries.clear();
         table.lost.clear();
+        let entries = table.entries.drain(..);
+        entries.map(|entry| entry.memory).collect()
     }
 
     fn table(&self) -> MutexGuard<'_, Table<P>> {

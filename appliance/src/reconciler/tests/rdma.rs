@@ -1,6 +1,7 @@
 //! The first and the last RDMA listener, and RDMA devices that are lost and return, on the
 //! in-process fabric. A host over TCP is busy meanwhile and must see nothing of it.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +16,7 @@ use rdma_testing::fake::{DeviceConfig, Fabric, FabricConfig, Fake, FakeDevice};
 
 use super::lab::{Busy, HOST, LIMIT, STEADY, apply, base, parsed, try_apply};
 use crate::appliance::{Appliance, Environment};
-use crate::event_loop::RealTime;
+use crate::event_loop::{EventLoop, RealTime};
 use crate::reconciler::ApplyOptions;
 use crate::state_directory::StateDirectory;
 use crate::transports::{LateTransport, Rdma, System};
@@ -34,6 +35,29 @@ struct Lab {
     host: Fake,
     /// Whether the libraries are missing.
     is_missing: Arc<AtomicBool>,
+    /// By how much the clock of the searches is ahead.
+    passed: Duration,
+}
+
+/// An event loop whose clock is ahead.
+struct Later<F>(Duration, RealTime<F>);
+
+impl<F: FnMut(Instant)> EventLoop for Later<F> {
+    fn now(&self) -> Instant {
+        self.1.now() + self.0
+    }
+
+    fn run_once(&mut self) {
+        self.1.run_once();
+    }
+
+    fn pause(&self) -> Duration {
+        self.1.pause()
+    }
+
+    fn run(&mut self, work: &mut (dyn FnMut() + Send)) -> bool {
+        self.1.run(work)
+    }
 }
 
 /// The configuration with an RDMA listener for the same export.
@@ -82,6 +106,7 @@ impl Lab {
             target,
             host: host.expect("descriptors"),
             is_missing,
+            passed: Duration::ZERO,
         }
     }
 
@@ -150,6 +175,26 @@ impl Lab {
         self.target.devices().expect("it has one").remove(0)
     }
 
+    /// Searches for lost devices, as if the interval had passed.
+    fn search(&mut self) {
+        self.passed += Duration::from_secs(6);
+        self.appliance
+            .reconciler()
+            .restore(&mut Later(self.passed, RealTime(|_| {})));
+    }
+
+    /// What the fabric has for the target and its hosts.
+    fn occupied(&self) -> [usize; 5] {
+        let objects = self.fabric.objects();
+        [
+            objects.channels,
+            objects.domains,
+            objects.registrations,
+            objects.shared_receive_queues,
+            objects.listeners,
+        ]
+    }
+
     fn remove_device(&mut self, is_silent: bool) {
         let pulled = self.device();
         match is_silent {
@@ -163,6 +208,11 @@ impl Lab {
     fn add_device(&self, name: &str) {
         let added = self.fabric.add_device(&self.target, &device(name));
         added.expect("descriptors");
+    }
+
+    fn rdma_counters(&self) -> BTreeMap<String, u64> {
+        let mut transports = self.appliance.observe().status().transports;
+        transports.remove("rdma").expect("it has been used")
     }
 
     fn registrations(&self) -> usize {
@@ -295,12 +345,17 @@ fn device_that_returns_is_served_again() {
         let mut lab = Lab::start(&start, &[device("rdma0")]);
         lab.apply(&with_rdma());
         let busy = Busy::begin(&lab.appliance);
+        assert_eq!(lab.appliance.observe().lost_rdma(), None);
+        let mut occupied = None;
         for round in 0..2 {
             let hosts = lab.check_io(round);
+            let now = lab.occupied();
+            assert_eq!(*occupied.get_or_insert(now), now, "round {round}");
             lab.remove_device(is_silent);
             drop(hosts);
-            let status = lab.appliance.rdma_status();
-            assert_eq!(status["devices_missing"], 1);
+            assert_eq!(lab.rdma_counters()["devices_missing"], 1);
+            let lost = lab.appliance.observe().lost_rdma();
+            assert!(lost.is_some_and(|it| it.contains("1 RDMA device")));
             assert_eq!(lab.registrations(), 0);
             assert!(lab.connect().is_err());
             busy.go_on();
@@ -308,9 +363,7 @@ fn device_that_returns_is_served_again() {
             lab.poll_until("a host connects", |lab| lab.connect().is_ok());
             drop(lab.check_io(round + 100));
             assert_eq!(lab.registrations(), 2, "round {round}");
-            let status = lab.appliance.rdma_status();
-            assert_eq!(status["devices_missing"], 0);
-            assert_eq!(status["listeners_down"], 0);
+            assert_eq!(lab.appliance.observe().lost_rdma(), None);
             busy.go_on();
         }
         busy.end();
@@ -327,7 +380,10 @@ fn changes_while_a_device_is_lost() {
     let grown = with_rdma().replace("size = \"1MiB\"", "size = \"2MiB\"");
     lab.apply(&grown);
     busy.go_on();
+    assert!(lab.appliance.observe().lost_rdma().is_some());
     lab.apply(&base("10s").replace("size = \"1MiB\"", "size = \"2MiB\""));
+    // Nothing is lost that is not wanted.
+    assert_eq!(lab.appliance.observe().lost_rdma(), None);
     let reason = lab.refused(&grown);
     assert!(reason.contains("RDMA"), "{reason}");
     lab.add_device("rdma0");
@@ -339,6 +395,94 @@ fn changes_while_a_device_is_lost() {
         "the arena and both parts of the device"
     );
     busy.go_on();
+    busy.end();
+    lab.stop();
+}
+
+/// The device returns, and an operator adds another listener before the search has found it: both
+/// listeners are served with their settings.
+#[test]
+fn listener_is_added_to_a_device_that_has_just_returned() {
+    let mut lab = Lab::start(&with_rdma(), &[device("rdma0")]);
+    lab.remove_device(false);
+    lab.add_device("rdma0");
+    let other = format!(
+        "[[listener]]\nname = \"other\"\ntransport = \"rdma\"\naddress = \"{TARGET_IP}:4421\"\n"
+    );
+    lab.apply(&(with_rdma() + &other));
+    assert_eq!(lab.registrations(), 2);
+    assert_eq!(lab.rdma_counters()["devices_missing"], 0);
+    lab.poll_until("a host connects", |lab| lab.connect().is_ok());
+    drop(lab.check_io(4));
+    assert_eq!(lab.appliance.observe().lost_rdma(), None);
+    lab.stop();
+}
+
+/// A device that returns and does not register the memory stays lost, without leaks, until one
+/// returns that does. A device of another name is not taken for it.
+#[test]
+fn device_that_returns_unfit_stays_lost() {
+    let mut lab = Lab::start(&with_rdma(), &[device("rdma0")]);
+    let busy = Busy::begin(&lab.appliance);
+    let mut left = None;
+    for limits in [
+        DeviceLimits {
+            registrations: 1,
+            ..DeviceConfig::LIMITS
+        },
+        DeviceLimits {
+            shared_receive_queues: 0,
+            ..DeviceConfig::LIMITS
+        },
+    ] {
+        lab.remove_device(false);
+        let unfit = DeviceConfig {
+            limits,
+            ..device("rdma0")
+        };
+        let added = lab.fabric.add_device(&lab.target, &unfit);
+        added.expect("descriptors");
+        for _ in 0..3 {
+            lab.search();
+            assert_eq!(lab.rdma_counters()["devices_missing"], 1);
+            assert_eq!(lab.registrations(), 0);
+        }
+        let now = lab.occupied()[..4].to_vec();
+        assert_eq!(*left.get_or_insert(now.clone()), now);
+        busy.go_on();
+    }
+    lab.remove_device(false);
+    lab.add_device("rdma1");
+    lab.search();
+    assert_eq!(lab.registrations(), 0);
+    lab.remove_device(false);
+    lab.add_device("rdma0");
+    lab.search();
+    assert_eq!(lab.registrations(), 2);
+    lab.poll_until("a host connects", |lab| lab.connect().is_ok());
+    drop(lab.check_io(6));
+    busy.go_on();
+    busy.end();
+    lab.stop();
+}
+
+/// A device that comes and goes: each registration ends with its device.
+#[test]
+fn device_that_flaps_leaves_nothing() {
+    let mut lab = Lab::start(&with_rdma(), &[device("rdma0")]);
+    let busy = Busy::begin(&lab.appliance);
+    let mut occupied = None;
+    for _ in 0..20 {
+        lab.remove_device(false);
+        lab.add_device("rdma0");
+        lab.search();
+        let now = lab.occupied()[..4].to_vec();
+        assert_eq!(now[2], 2);
+        assert_eq!(*occupied.get_or_insert(now.clone()), now);
+    }
+    busy.go_on();
+    lab.poll_until("a host connects", |lab| lab.connect().is_ok());
+    drop(lab.check_io(7));
     busy.end();
     lab.stop();
 }

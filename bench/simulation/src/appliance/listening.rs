@@ -62,7 +62,6 @@ impl Listening for TcpListening {
         &self,
         port: PortId,
         listener: &Wanted,
-        _memory: &[&Region],
         event_loop: &mut dyn EventLoop,
     ) -> Result<SocketAddr, Failure> {
         let address = listener.address.socket_addr();
@@ -129,7 +128,6 @@ impl Listening for RdmaListening {
         &self,
         port: PortId,
         listener: &Wanted,
-        _memory: &[&Region],
         event_loop: &mut dyn EventLoop,
     ) -> Result<SocketAddr, Failure> {
         let address = listener.address.socket_addr();

@@ -165,6 +165,15 @@ fn a_device_that_returns_is_served_again() {
     }
 }
 
+/// Registers the memory with all devices of the target.
+fn add_devices(stage: &mut Stage) {
+    let regions = [stage.arena.region(), stage.device.store().region()];
+    for device in stage.target_machine.devices().expect("two") {
+        stage.domains.add(&device, &regions).expect("it is fit");
+    }
+    stage.set.update_devices();
+}
+
 /// Without listeners the devices are released, and a later one is served.
 #[test]
 fn devices_are_released_and_used_again() {
@@ -172,8 +181,7 @@ fn devices_are_released_and_used_again() {
     for round in 0..3 {
         let stage = &mut scene.stage;
         let (admin, io) = Host::attach(stage, 32);
-        let regions = [stage.arena.region(), stage.device.store().region()];
-        stage.domains.clear();
+        drop(stage.domains.clear());
         // The devices have connections.
         stage.set.update_devices();
         scene.witness.1.check_io(stage, 3, round);
@@ -188,13 +196,49 @@ fn devices_are_released_and_used_again() {
             ),
             (0, 0)
         );
-        for device in stage.target_machine.devices().expect("two") {
-            stage.domains.add(&device, &regions).expect("it is fit");
-        }
-        stage.set.update_devices();
+        add_devices(stage);
     }
     let (_admin, mut io) = Host::attach(&mut scene.stage, 32);
     io.check_io(&mut scene.stage, 3, 0x7a);
+}
+
+/// Hosts still leave when the listeners, and with them the devices, are added again: their
+/// connections keep the previous registrations, and new ones use the new registrations.
+#[test]
+fn devices_are_used_again_while_hosts_leave() {
+    for is_removed in [false, true] {
+        let mut scene = Scene::new();
+        let stage = &mut scene.stage;
+        let (old_admin, mut old) = Host::attach(stage, 32);
+        let counts = |stage: &Stage| {
+            let objects = stage.fabric.objects();
+            (objects.domains, objects.registrations)
+        };
+        let (domains, registrations) = counts(stage);
+        drop(stage.domains.clear());
+        stage.set.update_devices();
+        add_devices(stage);
+        assert_eq!(counts(stage), (domains + 2, registrations + 4));
+        let (_admin, mut new) = Host::attach(stage, 32);
+        old.check_io(stage, 3, 0x31);
+        new.check_io(stage, 3, 0x32);
+        if is_removed {
+            load(&mut old);
+            load(&mut new);
+            stage.fabric.remove_device(&scene.pulled);
+            stage.turn_until("the end of the device", |stage| stage.set.len() == 2);
+            scene.witness.1.check_io(stage, 3, 0x35);
+            assert_eq!(stage.fabric.handles(&scene.pulled), 1);
+            continue;
+        }
+        drop((old_admin, old));
+        stage.turn_until("the end of the hosts", |stage| stage.set.len() == 4);
+        stage.turn();
+        // The other device has a host of before.
+        assert_eq!(counts(stage), (domains + 1, registrations + 2));
+        new.check_io(stage, 3, 0x33);
+        scene.witness.1.check_io(stage, 3, 0x34);
+    }
 }
 
 /// More memory can be registered after the removal of a device without connections.
