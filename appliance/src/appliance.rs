@@ -35,7 +35,7 @@ use crate::reservation_files::ReservationFiles;
 use crate::service::{self, Heartbeat};
 use crate::signals::RequestReceiver;
 use crate::state_directory::StateDirectory;
-use crate::transports::{Listeners, PerReactor};
+use crate::transports::{LateTransport, Listeners, PerReactor, system_rdma};
 use crate::watchdog_loop::WatchdogLoop;
 
 /// Poll interval of a stop in progress.
@@ -66,6 +66,30 @@ enum StartError {
     },
 }
 
+/// Creates the bus with the drives, for an arena and a number of reactors.
+type MakeBus<'e> = Box<dyn FnOnce(&Arc<Arena>, usize) -> Box<dyn Bus> + 'e>;
+
+/// Creates NVMe/RDMA for a number of reactors.
+type MakeRdma<'e> = Box<dyn FnOnce(usize) -> Arc<dyn LateTransport> + 'e>;
+
+/// The hardware that an appliance runs on, and services in addition to NVMe over Fabrics.
+pub(crate) struct Environment<'e> {
+    pub(crate) bus: MakeBus<'e>,
+    pub(crate) rdma: MakeRdma<'e>,
+    pub(crate) extra_services: Vec<Arc<dyn Service>>,
+}
+
+impl Default for Environment<'_> {
+    /// The system's hardware.
+    fn default() -> Self {
+        Self {
+            bus: Box::new(nvme::system_bus),
+            rdma: Box::new(system_rdma),
+            extra_services: Vec::new(),
+        }
+    }
+}
+
 impl Appliance {
     /// Starts the appliance that `config` describes. On return, the exports are available.
     /// `state` has the previously served contents and the reservations.
@@ -73,17 +97,20 @@ impl Appliance {
     /// # Errors
     /// The first resource that cannot be acquired. Nothing is left running.
     pub(crate) fn start(config: Config, state: &StateDirectory) -> Result<Self, Failure> {
-        Self::start_with(config, state, nvme::system_bus, Vec::new())
+        Self::start_with(config, state, Environment::default())
     }
 
-    /// Like [`start`](Self::start), with drives from the bus that `bus` creates for an arena and a
-    /// number of reactors, and with services in addition to NVMe over Fabrics.
+    /// Like [`start`](Self::start), in an environment that may differ from the system's.
     pub(crate) fn start_with(
         config: Config,
         state: &StateDirectory,
-        bus: impl FnOnce(&Arc<Arena>, usize) -> Box<dyn Bus>,
-        extra_services: Vec<Arc<dyn Service>>,
+        environment: Environment<'_>,
     ) -> Result<Self, Failure> {
+        let Environment {
+            bus,
+            rdma,
+            extra_services,
+        } = environment;
         let began = Instant::now();
         for notice in config.notices() {
             tracing::warn!("{notice}");
@@ -93,7 +120,7 @@ impl Appliance {
             .cores
             .resolve(&allowed_cores()?)
             .map_err(|cause| StartError::Cores { cause })?;
-        let listeners = Listeners::bind(&config, cores.len())?;
+        let listeners = Listeners::bind(&config, rdma(cores.len()))?;
         let ports = Ports::new(&config, listeners.addresses());
         let (arena, rest) = memory::take(&config)?;
         let bus = bus(&arena, cores.len());
@@ -146,6 +173,7 @@ impl Appliance {
             reservation_files,
             ports,
             transports: transports.into_iter().map(|it| it as _).collect(),
+            arena: Some(Arc::clone(&arena)),
             control_queues,
         };
         let reconciler = Reconciler::new(started, reactors.handles());
@@ -221,6 +249,12 @@ impl Appliance {
         crate::observe::observation::Observation::take(&self.sources(Vec::new()), None).status()
     }
 
+    /// All counters and states.
+    #[cfg(test)]
+    pub(crate) fn observe(&self) -> crate::observe::observation::Observation {
+        crate::observe::observation::Observation::take(&self.sources(self.counters.clone()), None)
+    }
+
     /// The control plane, if it is started.
     pub(crate) fn control(&self) -> Option<&ControlPlane> {
         self.control.as_ref()
@@ -251,10 +285,23 @@ impl Appliance {
                 None => {}
             }
             self.poll(Instant::now());
+            self.restore(&mut watchdog_loop);
             if !watchdog_loop.run_once(&self.reactors) {
                 return Ok(());
             }
         }
+    }
+
+    /// Serves the listeners again whose network card has returned, and runs the watchdog loop
+    /// meanwhile.
+    pub(crate) fn restore(&mut self, watchdog_loop: &mut WatchdogLoop) {
+        let (drives, reactors) = (&self.drives, &self.reactors);
+        self.reconciler.restore(&mut RealTime(|now| {
+            if watchdog_loop.is_due(now) {
+                drives.poll(now);
+                let _ = watchdog_loop.run_once(reactors);
+            }
+        }));
     }
 
     /// Changes the appliance to the configuration `wanted`, and runs the watchdog loop meanwhile.

@@ -96,6 +96,7 @@ impl HeadlessAppliance {
                 reservation_files: ReservationFiles::default(),
                 ports,
                 transports: Vec::new(),
+                arena: None,
                 control_queues,
             },
             parts: parts

@@ -131,6 +131,16 @@ pub struct PendingResponses<A> {
 }
 
 impl<A> PendingResponses<A> {
+    /// No responses.
+    #[must_use]
+    pub fn none() -> Self {
+        Self {
+            receiver: mpsc::channel().1,
+            missing: 0,
+            received: Vec::new(),
+        }
+    }
+
     /// Receives the responses that are available or arrive within a pause. Returns whether no more
     /// will arrive.
     pub fn poll_responses(&mut self, event_loop: &dyn EventLoop) -> bool {

@@ -13,10 +13,12 @@ use std::sync::Arc;
 
 use appliance_config::{Config, Transport as TransportName};
 use arc_swap::ArcSwap;
+use hugemem::{Arena, Region};
 use nvme_target::Target;
 use reactors::ReactorHandle;
 
 use crate::devices::{Devices, Opened, Opener};
+use crate::event_loop::EventLoop;
 use crate::exports::Ports;
 use crate::fabrics::ControlMessage;
 use crate::health_reporter::HealthReporter;
@@ -38,6 +40,8 @@ pub(crate) struct Reconciler {
     reservation_files: ReservationFiles,
     ports: Ports,
     transports: Vec<Arc<dyn Listening>>,
+    /// The memory of requests; `None` if no transport registers memory.
+    arena: Option<Arc<Arena>>,
     control_queues: MessageRings<ControlMessage>,
     target_state: TargetState,
     health_reporter: HealthReporter,
@@ -55,6 +59,8 @@ pub(crate) struct Started {
     pub(crate) reservation_files: ReservationFiles,
     pub(crate) ports: Ports,
     pub(crate) transports: Vec<Arc<dyn Listening>>,
+    /// The memory of requests; `None` if no transport registers memory.
+    pub(crate) arena: Option<Arc<Arena>>,
     pub(crate) control_queues: MessageRings<ControlMessage>,
 }
 
@@ -69,6 +75,7 @@ impl Reconciler {
             reservation_files,
             ports,
             transports,
+            arena,
             control_queues,
         } = started;
         control_queues.set_wakers(handles);
@@ -94,6 +101,7 @@ impl Reconciler {
             reservation_files,
             ports,
             transports,
+            arena,
             control_queues,
             unreaped: Vec::new(),
         }
@@ -125,6 +133,29 @@ impl Reconciler {
             tracing::error!(%error, "what is served could not be changed");
         }
         self.reap();
+    }
+
+    /// Serves the listeners again whose network card has returned.
+    pub(crate) fn restore(&self, event_loop: &mut dyn EventLoop) {
+        for transport in &self.transports {
+            let ports = self.ports_of(transport.name());
+            transport.restore(&ports, &self.regions(), event_loop);
+        }
+    }
+
+    /// All memory that holds data.
+    fn regions(&self) -> Vec<&Region> {
+        let arena = self.arena.as_deref();
+        arena.map_or_else(Vec::new, |arena| self.devices.regions(arena))
+    }
+
+    /// Releases the network cards of transports without a listener.
+    fn release_transports(&self, event_loop: &mut dyn EventLoop) {
+        for transport in &self.transports {
+            if self.ports_of(transport.name()).is_empty() {
+                transport.release(event_loop);
+            }
+        }
     }
 
     /// Updates the target to the current configuration, devices and listeners.

@@ -2,12 +2,17 @@
 //! with that reactor's target core.
 //!
 //! A new transport is one module here, one field of [`Listeners`], and one arm in its `bind` and
-//! `into_transports`. NVMe/TCP is always set up, so that a listener can be added while the
-//! appliance runs; NVMe/RDMA only if a listener requires it at start.
+//! `into_transports`. NVMe/TCP is set up at start. NVMe/RDMA is set up when the first listener
+//! requires it, at start or later, because it needs libraries, a network card and locked memory.
 
 #[cfg_attr(not(feature = "verbs"), path = "transports/without_rdma.rs")]
 mod rdma;
+#[cfg(feature = "verbs")]
+mod slot;
 mod tcp;
+
+#[cfg(all(test, feature = "verbs"))]
+pub(crate) use rdma::{Rdma, System};
 
 use std::cell::RefCell;
 use std::net::SocketAddr;
@@ -51,12 +56,30 @@ pub trait Listening: Send + Sync {
     /// The transport's name.
     fn name(&self) -> TransportName;
 
-    /// Makes messages wake their reactors from now on.
+    /// Makes messages wake their reactors from now on. Called once, when the reactors run.
     fn set_wakers(&self, handles: &[ReactorHandle]);
 
     /// Lowers the settings of a listener to the limits of the network cards.
     fn lower_limits(&self, listener: &mut Listener) {
         let _ = listener;
+    }
+
+    /// Prepares the transport for a listener that will be bound as `port`: registers `memory` with
+    /// network cards if none is in use. [`apply_settings`](Self::apply_settings) follows, and then
+    /// [`listen`](Self::listen). If they fail and there is no other listener,
+    /// [`release`](Self::release) ends the registration.
+    ///
+    /// # Errors
+    /// The system lacks what the transport needs; nothing remains.
+    fn prepare(
+        &self,
+        port: PortId,
+        listener: &Listener,
+        memory: &[&Region],
+        event_loop: &mut dyn EventLoop,
+    ) -> Result<(), Failure> {
+        let _ = (port, listener, memory, event_loop);
+        Ok(())
     }
 
     /// Binds a listener and accepts connections on `port` immediately. Returns its bound address.
@@ -69,6 +92,22 @@ pub trait Listening: Send + Sync {
         listener: &Listener,
         event_loop: &mut dyn EventLoop,
     ) -> Result<SocketAddr, Failure>;
+
+    /// Releases the network cards and their registered memory, because no listener is left.
+    fn release(&self, event_loop: &mut dyn EventLoop) {
+        let _ = event_loop;
+    }
+
+    /// Uses network cards again that were lost and have returned, and registers `memory` with them.
+    /// `ports` are the bound listeners. Called often; looks at intervals.
+    fn restore(
+        &self,
+        ports: &[(PortId, &Listener)],
+        memory: &[&Region],
+        event_loop: &mut dyn EventLoop,
+    ) {
+        let _ = (ports, memory, event_loop);
+    }
 
     /// Applies the settings of ports to hosts that connect from now on.
     ///
@@ -102,6 +141,7 @@ pub trait Listening: Send + Sync {
 }
 
 /// The resources that all transports of one reactor share.
+#[derive(Clone)]
 pub(crate) struct TransportContext {
     /// The reactor's target core. A transport registers with it to get its own
     /// [`TransportId`](nvme_target::TransportId), which identifies its completions.
@@ -111,6 +151,32 @@ pub(crate) struct TransportContext {
     pub(crate) arena: Arc<Arena>,
     /// Most commands that the reactor may have outstanding, over all transports.
     pub(crate) commands_max: usize,
+}
+
+/// A transport that is set up with its first listener.
+pub(crate) trait LateTransport: Transport {
+    /// Binds a listener before the reactors run. Returns its bound address.
+    ///
+    /// # Errors
+    /// It cannot be bound, or the system lacks what the transport needs.
+    fn bind(&self, port: PortId, listener: &Listener) -> Result<SocketAddr, Failure>;
+
+    /// Prepares the transport, before the reactors run: registers `regions` if a listener is bound.
+    /// `placement` distributes connections.
+    ///
+    /// # Errors
+    /// No network card is usable, with the reason for each.
+    fn begin(
+        &self,
+        config: &Config,
+        placement: Placement,
+        regions: &[&Region],
+    ) -> Result<(), Failure>;
+}
+
+/// Creates NVMe/RDMA for a number of reactors, over the verbs of this system.
+pub(crate) fn system_rdma(reactors: usize) -> Arc<dyn LateTransport> {
+    Arc::new(rdma::system(reactors))
 }
 
 /// Values of which each reactor takes one, once, by its number.
@@ -133,19 +199,19 @@ impl<T> PerReactor<T> {
 /// The bound listeners of a configuration.
 pub(crate) struct Listeners {
     tcp: Vec<tcp::Bound>,
-    rdma: Option<rdma::Bound>,
+    rdma: Arc<dyn LateTransport>,
     addresses: Vec<SocketAddr>,
 }
 
 impl Listeners {
-    /// Binds every listener of `config`, for `reactors` reactors.
+    /// Binds every listener of `config`.
     ///
     /// # Errors
     /// The first one that cannot be bound, by name.
-    pub(crate) fn bind(config: &Config, reactors: usize) -> Result<Self, Failure> {
+    pub(crate) fn bind(config: &Config, rdma: Arc<dyn LateTransport>) -> Result<Self, Failure> {
         let mut listeners = Self {
             tcp: Vec::new(),
-            rdma: None,
+            rdma,
             addresses: Vec::new(),
         };
         for (index, listener) in config.listeners.iter().enumerate() {
@@ -157,11 +223,7 @@ impl Listeners {
                     address
                 }
                 appliance_config::Transport::Rdma => {
-                    let bound = match &mut listeners.rdma {
-                        Some(bound) => bound,
-                        none => none.insert(rdma::Bound::new(listener, reactors)?),
-                    };
-                    bound.listen(port_id(index), listener)?
+                    listeners.rdma.bind(port_id(index), listener)?
                 }
             };
             listeners.addresses.push(address);
@@ -177,14 +239,15 @@ impl Listeners {
     /// `config` with its settings lowered to the limits of the network cards.
     pub(crate) fn lower_limits(&self, config: &Config) -> Config {
         let mut config = config.clone();
-        if let Some(rdma) = &self.rdma {
-            rdma.lower_queue_depths(&mut config);
+        for listener in &mut config.listeners {
+            if listener.transport == self.rdma.name() {
+                self.rdma.lower_limits(listener);
+            }
         }
         config
     }
 
-    /// The transports that the listeners need, for a reactor on each of `cores`. Data moves through
-    /// `regions`.
+    /// The transports, for a reactor on each of `cores`. Data moves through `regions`.
     ///
     /// # Errors
     /// A network card does not register the memory, or the acceptor's thread does not start.
@@ -198,13 +261,8 @@ impl Listeners {
         // All transports share one placement, so that it counts the connections of all.
         let placement = placement(config, reactors);
         let tcp = tcp::Tcp::new(config, self.tcp, cores, placement.clone())?;
-        let mut transports: Vec<Arc<dyn Transport>> = vec![Arc::new(tcp)];
-        if let Some(bound) = self.rdma {
-            transports.push(Arc::new(rdma::Rdma::new(
-                config, bound, reactors, placement, regions,
-            )?));
-        }
-        Ok(transports)
+        self.rdma.begin(config, placement, regions)?;
+        Ok(vec![Arc::new(tcp), self.rdma])
     }
 }
 

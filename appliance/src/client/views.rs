@@ -3,7 +3,7 @@
 use super::delta::{Rates, StatusDelta};
 use crate::observe::model::{
     BUFFER_WAIT_MAX_NS, ControllerKind, DeviceState, DeviceStatus, Event, HostStatus, Latency,
-    Percentiles, ReactorStatus, Severity, Status,
+    Percentiles, ReactorStatus, Severity, Status, lost_rdma,
 };
 use crate::quantity;
 use crate::table::{Cell, Column, Mark, Table, name, number};
@@ -380,6 +380,7 @@ pub(crate) fn active_problems(status: &Status) -> Vec<String> {
         let warnings = device.warnings.iter();
         active_problems.extend(warnings.map(|text| format!("device {}: {text}", device.name)));
     }
+    active_problems.extend(lost_rdma(&status.transports));
     for class in status.memory.classes.iter().filter(|it| it.waiting > 0) {
         active_problems.push(format!(
             "{} requests wait for a buffer of {}: raise `memory` in [appliance] as recommended by \

@@ -259,7 +259,7 @@ async fn bounded(request: Request, next: Next) -> Response {
 async fn healthz(State(shared): State<Arc<ControlState>>) -> Response {
     let seen = shared.observatory().observe();
     let outage = seen.outage().or_else(|| seen.damage());
-    match (outage, seen.degradation()) {
+    match (outage, seen.degradation().or_else(|| seen.lost_rdma())) {
         (None, None) => "ok".into_response(),
         (None, Some(text)) => format!("degraded: {text}").into_response(),
         (Some(outage), _) => (StatusCode::SERVICE_UNAVAILABLE, outage).into_response(),

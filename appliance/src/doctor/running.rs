@@ -10,7 +10,8 @@ use appliance_config::{Config, ControlSocket};
 use super::Finding;
 use crate::client::{Client, SocketArguments};
 use crate::observe::model::{
-    AnaStatus, AnaWord, BUFFER_WAIT_MAX_NS, DeviceStatus, MemoryStatus, Status,
+    self, AnaStatus, AnaWord, BUFFER_WAIT_MAX_NS, DeviceStatus, MemoryStatus, Status,
+    TransportTotals,
 };
 use crate::observe::status;
 use crate::operator_states::OperatorStates;
@@ -30,7 +31,16 @@ pub(super) fn check(config: &Config) -> Vec<Finding> {
     findings.extend(status.devices.iter().filter_map(damage_of));
     findings.extend(status.devices.iter().filter_map(damaged_reservations_of));
     findings.extend(inaccessible_groups(&status.ana));
+    findings.extend(lost_rdma(&status.transports));
     findings
+}
+
+/// Whether an RDMA device is lost, or a listener has none. Both are used again when they return.
+fn lost_rdma(transports: &TransportTotals) -> Option<Finding> {
+    let text = model::lost_rdma(transports)?;
+    let fix = "restore the device or the address, as `rdma link show` lists them: the appliance \
+               looks for them every 5 s; the log names them";
+    Some(Finding::broken("running", text, fix))
 }
 
 fn ask(config: &Config) -> Option<Status> {
@@ -120,6 +130,8 @@ fn of(memory: &MemoryStatus) -> Finding {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
     use crate::doctor::Verdict;
     use crate::observe::model::Totals;
@@ -150,6 +162,22 @@ mod tests {
         assert_eq!(finding.verdict, Verdict::Broken);
         device.reservations_damaged = false;
         assert!(damaged_reservations_of(&device).is_none());
+    }
+
+    #[test]
+    fn lost_rdma_device_and_listener_are_reported() {
+        let with = |values: &[(&str, u64)]| {
+            let values = values
+                .iter()
+                .map(|(name, value)| ((*name).to_owned(), *value));
+            lost_rdma(&BTreeMap::from([("rdma".to_owned(), values.collect())]))
+        };
+        assert_eq!(lost_rdma(&BTreeMap::new()), None);
+        assert_eq!(with(&[("devices_missing", 0), ("listeners_down", 0)]), None);
+        let finding = with(&[("devices_missing", 1)]).expect("one is missing");
+        assert_eq!(finding.verdict, Verdict::Broken);
+        assert!(finding.text.contains("1 RDMA device(s) are missing"));
+        assert!(with(&[("listeners_down", 2)]).is_some());
     }
 
     #[test]

@@ -23,7 +23,7 @@ use reactors::Nanos;
 use vfio::{PciAddress, Problem};
 
 use super::Bus;
-use crate::appliance::Appliance;
+use crate::appliance::{Appliance, Environment};
 use crate::error::Failure;
 
 const NQN: &str = "nqn.2026-11.org.windlass:test";
@@ -172,7 +172,7 @@ fn started_with(
 fn started_on(config: Config, change: impl Fn(&str, &mut EmulatedOptions)) -> (Appliance, Slots) {
     let slots = Slots::default();
     let bus = slots.clone();
-    let make = |arena: &Arc<Arena>, _| -> Box<dyn Bus> {
+    let make = move |arena: &Arc<Arena>, _| -> Box<dyn Bus> {
         for (address, serial) in [(A, "DRIVE-A"), (B, "DRIVE-B")] {
             let mut options = options(serial);
             change(address, &mut options);
@@ -188,7 +188,11 @@ fn started_on(config: Config, change: impl Fn(&str, &mut EmulatedOptions)) -> (A
         }
         Box::new(bus)
     };
-    let appliance = Appliance::start_with(config, &Default::default(), make, Vec::new());
+    let environment = Environment {
+        bus: Box::new(make),
+        ..Environment::default()
+    };
+    let appliance = Appliance::start_with(config, &Default::default(), environment);
     (appliance.expect("it starts"), slots)
 }
 

@@ -21,6 +21,7 @@ pub(crate) struct Changes {
     counts: BTreeMap<(&'static str, String), u64>,
     outage: Option<String>,
     degradation: Option<String>,
+    lost_rdma: Option<String>,
 }
 
 impl Changes {
@@ -31,6 +32,7 @@ impl Changes {
             counts: counts(seen),
             outage: seen.outage(),
             degradation: seen.degradation(),
+            lost_rdma: seen.lost_rdma(),
         }
     }
 
@@ -95,6 +97,14 @@ impl Changes {
                 None => events.add(Severity::Info, "memory", "", "no request waits for long"),
             }
             self.degradation = degradation;
+        }
+        let lost_rdma = seen.lost_rdma();
+        if lost_rdma != self.lost_rdma {
+            match &lost_rdma {
+                Some(text) => events.add(Severity::Warning, "rdma", "", text),
+                None => events.add(Severity::Info, "rdma", "", "no device is missing"),
+            }
+            self.lost_rdma = lost_rdma;
         }
     }
 

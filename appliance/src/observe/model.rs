@@ -47,7 +47,20 @@ pub(crate) struct Status {
     /// Commands that ended with an error, by export and status.
     pub(crate) statuses: Vec<StatusCount>,
     /// Counters by name, of each transport that is in use (`tcp`, `rdma`), all reactors together.
-    pub(crate) transports: BTreeMap<String, BTreeMap<String, u64>>,
+    pub(crate) transports: TransportTotals,
+}
+
+/// Counters and levels by name, of each transport.
+pub(crate) type TransportTotals = BTreeMap<String, BTreeMap<String, u64>>;
+
+/// Describes lost RDMA devices and listeners without a device, if there are any.
+pub(crate) fn lost_rdma(transports: &TransportTotals) -> Option<String> {
+    let counters = transports.get("rdma")?;
+    let count = |name: &str| counters.get(name).copied().unwrap_or(0);
+    let (devices, listeners) = (count("devices_missing"), count("listeners_down"));
+    (devices + listeners > 0).then(|| {
+        format!("{devices} RDMA device(s) are missing, and {listeners} listener(s) have no device")
+    })
 }
 
 /// The process.

@@ -11,7 +11,7 @@ use hugemem::ArenaCounters;
 use nvme_target::{DeviceIndex, TargetLatency, TargetSnapshot, TargetStatuses};
 use reactors::{Clock, Nanos, ReactorSnapshot, StuckPoller};
 
-use super::model::{BUFFER_WAIT_MAX_NS, TargetStatus};
+use super::model::{BUFFER_WAIT_MAX_NS, TargetStatus, lost_rdma};
 use super::sources::Sources;
 use crate::operator_states::OperatorStates;
 
@@ -136,6 +136,7 @@ impl Observation {
             transports: sources
                 .transports
                 .iter()
+                .filter(|transport| transport.is_used())
                 .map(|transport| {
                     let each = transport.reactors.iter();
                     (transport.name, each.map(|counts| counts.values()).collect())
@@ -144,6 +145,7 @@ impl Observation {
             transport_levels: sources
                 .transports
                 .iter()
+                .filter(|transport| transport.is_used())
                 .filter_map(|transport| Some((transport.name, transport.whole.as_ref()?.values())))
                 .collect(),
             operator_states: sources.running.operator_states.lock().clone(),
@@ -214,6 +216,12 @@ impl Observation {
         let waits = self.memory.counters.oldest_wait_ns > BUFFER_WAIT_MAX_NS;
         // The text stays the same while the condition lasts, because each change is an event.
         waits.then(|| "requests wait more than a second for a buffer".to_owned())
+    }
+
+    /// Lost RDMA devices and listeners without a device, if there are any. Not part of
+    /// [`outage`](Self::outage): hosts may use other listeners.
+    pub(crate) fn lost_rdma(&self) -> Option<String> {
+        lost_rdma(&self.transport_totals())
     }
 
     /// The current connections of a transport, over all reactors.

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
@@ -38,6 +39,7 @@ impl<P: Provider> Counts for Domains<P> {
     fn values(&self) -> Vec<(&'static str, u64)> {
         let registered = self.registered();
         vec![
+            ("devices_missing", self.lost().len() as u64),
             ("memory_registrations", registered.count),
             ("memory_registered_bytes", registered.bytes),
         ]
@@ -45,12 +47,15 @@ impl<P: Provider> Counts for Domains<P> {
 }
 
 /// The counters of one transport, one set for each reactor.
+#[derive(Clone)]
 pub(crate) struct TransportCounters {
     /// `tcp` or `rdma`.
     pub(crate) name: &'static str,
     pub(crate) reactors: Vec<Arc<dyn Counts>>,
     /// The values of the transport as a whole.
     pub(crate) whole: Option<Arc<dyn Counts>>,
+    /// Whether the transport has ever had a listener; otherwise it is not reported.
+    is_used: Arc<AtomicBool>,
 }
 
 impl TransportCounters {
@@ -60,6 +65,32 @@ impl TransportCounters {
             name,
             reactors: reactors.iter().map(shared).collect(),
             whole: None,
+            is_used: Arc::new(AtomicBool::new(true)),
+        }
+    }
+
+    /// A transport that is never reported.
+    #[cfg(not(feature = "verbs"))]
+    pub(crate) fn unused(name: &'static str) -> Self {
+        Self {
+            name,
+            reactors: Vec::new(),
+            whole: None,
+            is_used: Arc::default(),
+        }
+    }
+
+    /// Whether the transport has ever had a listener.
+    pub(crate) fn is_used(&self) -> bool {
+        self.is_used.load(Ordering::Acquire)
+    }
+
+    /// Reports the transport only once `is_used` is set.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn once_used(self, is_used: &Arc<AtomicBool>) -> Self {
+        Self {
+            is_used: Arc::clone(is_used),
+            ..self
         }
     }
 

@@ -12,6 +12,7 @@ use super::model::{
     AnaInput, AnaStatus, ApplianceStatus, ControllerKind, DamageStatus, DeviceState, DeviceStatus,
     ExportStatus, HostStatus, Latency, ListenerStatus, MemoryStatus, NamespaceStatus, QueueStatus,
     ReactorStatus, RunState, Status, StatusCode, StatusCount, TargetStatus, Totals,
+    TransportTotals,
 };
 use super::observation::{DeviceSample, Observation, ReactorSample};
 use crate::operator_states::OperatorStates;
@@ -264,8 +265,8 @@ impl Observation {
         all
     }
 
-    fn transport_totals(&self) -> BTreeMap<String, BTreeMap<String, u64>> {
-        let mut all: BTreeMap<String, BTreeMap<String, u64>> = BTreeMap::new();
+    pub(super) fn transport_totals(&self) -> TransportTotals {
+        let mut all = TransportTotals::new();
         for (transport, reactors) in &self.transports {
             let sums = all.entry((*transport).to_owned()).or_default();
             for (name, value) in reactors.iter().flatten() {

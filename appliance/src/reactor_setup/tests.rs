@@ -18,8 +18,7 @@ use nvme_spec::Sqe;
 use reactors::{InitError, Nanos, Poller, Progress, ReactorSetup};
 
 use super::{ReactorParts, Service};
-use crate::appliance::Appliance;
-use crate::nvme::system_bus;
+use crate::appliance::{Appliance, Environment};
 use crate::nvme::tests::cores;
 use crate::state_directory::StateDirectory;
 use crate::transports::PerReactor;
@@ -203,8 +202,11 @@ fn second_service_shares_the_reactors_and_devices() {
         listener.set_nonblocking(true).expect("a socket");
     }
     let echo: Arc<dyn Service> = Arc::new(Echo(PerReactor::new(listeners)));
-    let appliance =
-        Appliance::start_with(config, &StateDirectory::default(), system_bus, vec![echo]);
+    let environment = Environment {
+        extra_services: vec![echo],
+        ..Environment::default()
+    };
+    let appliance = Appliance::start_with(config, &StateDirectory::default(), environment);
     let appliance = appliance.expect("it starts");
     let reactors = appliance.cores().len();
 

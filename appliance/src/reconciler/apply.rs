@@ -10,6 +10,7 @@ use std::path::{Component, Path, PathBuf};
 use appliance_config::{
     Backing, ByteSize, Config, Device, Effect, Listener, Name, Step, Transport,
 };
+use hugemem::Region;
 
 use super::Reconciler;
 use super::steps::{StepEnd, close_port};
@@ -57,33 +58,21 @@ pub(super) struct Prepared {
 /// A planned step.
 struct Planned {
     step: Step,
-    /// Why it takes a restart, if the configuration alone does not show it.
-    obstacle: Option<String>,
 }
 
 impl Planned {
-    fn without_obstacle(step: Step) -> Self {
-        Self {
-            step,
-            obstacle: None,
-        }
+    fn new(step: Step) -> Self {
+        Self { step }
     }
 
     fn effect(&self) -> Effect {
-        match self.obstacle {
-            Some(_) => Effect::Restart,
-            None => self.step.effect(),
-        }
+        self.step.effect()
     }
 
     fn step_result(&self, state: StepState) -> ApplyStep {
-        let text = match &self.obstacle {
-            Some(obstacle) => format!("{}: {obstacle}", self.step),
-            None => self.step.to_string(),
-        };
         ApplyStep {
             effect: self.effect().word().to_owned(),
-            text,
+            text: self.step.to_string(),
             state,
             error: None,
             cut_off: Vec::new(),
@@ -100,14 +89,8 @@ impl Reconciler {
         options: ApplyOptions,
         event_loop: &mut dyn EventLoop,
     ) -> ApplyAnswer {
-        let plan = self.config.difference(wanted);
-        let plan: Vec<Planned> = plan
-            .into_iter()
-            .map(|step| Planned {
-                obstacle: self.obstacle(&step),
-                step,
-            })
-            .collect();
+        let plan = self.config.difference(wanted).into_iter();
+        let plan: Vec<Planned> = plan.map(Planned::new).collect();
         if let Some(refused) = self.forbidden(&plan, options) {
             return refused;
         }
@@ -130,6 +113,7 @@ impl Reconciler {
             Ok(prepared) => prepared,
             Err((failed, error)) => {
                 self.close_unused(event_loop);
+                self.release_transports(event_loop);
                 let results = plan.iter().enumerate().map(|(index, it)| {
                     if index == failed {
                         failure(it, error.clone())
@@ -154,6 +138,7 @@ impl Reconciler {
         self.unreaped.extend(prepared.retained.into_values());
         self.unreaped.extend(prepared.to_reopen.into_values());
         self.reap();
+        self.release_transports(event_loop);
         if refused.is_some() {
             self.close_unused(event_loop);
         }
@@ -243,7 +228,7 @@ impl Reconciler {
             }
         }
         let plan = self.config.difference(&before).into_iter();
-        let plan: Vec<Planned> = plan.map(Planned::without_obstacle).collect();
+        let plan: Vec<Planned> = plan.map(Planned::new).collect();
         // Devices opened for the wanted configuration are not the previous ones.
         prepared.devices.clear();
         prepared.listeners.clear();
@@ -304,18 +289,6 @@ impl Reconciler {
             event_loop.run_once();
         }
         results
-    }
-
-    /// Why a step takes a restart on this appliance although it is possible on others.
-    fn obstacle(&self, step: &Step) -> Option<String> {
-        match step {
-            Step::AddListener(listener) if self.transport(listener.transport).is_none() => {
-                let reason = "there was no RDMA listener at start, so the memory is not registered \
-                              with a network card";
-                Some(reason.to_owned())
-            }
-            _ => None,
-        }
     }
 
     /// Opens devices and binds listeners, except those whose resources the running configuration
@@ -456,6 +429,20 @@ impl Reconciler {
         })
     }
 
+    /// All memory that holds data, also of devices that a rollback may open again. Memory of new
+    /// devices is registered when they are added.
+    fn regions_with<'r>(&'r self, prepared: &'r Prepared) -> Vec<&'r Region> {
+        let mut regions = self.regions();
+        if !regions.is_empty() {
+            let removed = prepared
+                .retained
+                .values()
+                .chain(prepared.to_reopen.values());
+            regions.extend(removed.flat_map(Opened::regions));
+        }
+        regions
+    }
+
     /// Binds a listener with an unused port number.
     pub(super) fn bind(
         &self,
@@ -469,7 +456,9 @@ impl Reconciler {
         let transport = transport.ok_or_else(|| no_transport(listener.transport))?;
         let mut ports = self.ports_of(listener.transport);
         ports.push((id, listener));
-        let bound = transport.apply_settings(&ports, event_loop);
+        let memory = self.regions_with(prepared);
+        let bound = transport.prepare(id, listener, &memory, event_loop);
+        let bound = bound.and_then(|()| transport.apply_settings(&ports, event_loop));
         let bound = bound.and_then(|()| transport.listen(id, listener, event_loop));
         let address = bound.map_err(|error| with_causes(error.as_ref()))?;
         Ok(BoundPort { id, address })
@@ -509,22 +498,16 @@ fn no_transport(transport: Transport) -> String {
 /// Why no step is carried out, if so.
 fn refusal(plan: &[Planned], options: ApplyOptions) -> Option<String> {
     let later = plan.iter().filter(|it| it.effect() == Effect::Restart);
-    let count = later.clone().count();
+    let count = later.count();
     if count == 0 {
         return None;
     }
-    // Other steps may depend on steps with an obstacle.
-    let has_obstacle = later.clone().any(|it| it.obstacle.is_some());
-    if options.partial && !has_obstacle {
+    if options.partial {
         return None;
     }
-    let only = if has_obstacle {
-        ""
-    } else {
-        ", or apply the others alone with --partial"
-    };
     Some(format!(
-        "nothing was changed: {count} step(s) take a restart: restart the appliance{only}"
+        "nothing was changed: {count} step(s) take a restart: restart the appliance, or apply the \
+         others alone with --partial"
     ))
 }
 

@@ -5,6 +5,8 @@ mod identity;
 mod lab;
 mod paths;
 mod random;
+#[cfg(feature = "verbs")]
+mod rdma;
 mod reservations;
 
 use std::time::Instant;

@@ -1,9 +1,16 @@
 //! NVMe/RDMA: its listeners, the network cards with their registered memory, and the per-reactor
 //! parts for connections.
+//!
+//! Nothing of it exists until the first listener, at start or later. The control thread then opens
+//! the libraries, creates the event channel of each reactor, registers all memory with the network
+//! cards, and gives each reactor its part through a [`TransportSlot`]. The parts stay. The cards are
+//! released with the last listener, and used again when they return after a loss.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use appliance_config::{Config, Listener, Transport as TransportName};
 use hugemem::Region;
@@ -17,11 +24,12 @@ use reactors::mesh::Port;
 use reactors::ring::Receiver;
 use reactors::{InitError, Placement, Poller, ReactorHandle, ReactorSetup};
 
-use super::{Listening, PerReactor, RdmaCard, Transport, TransportContext};
-use crate::error::Failure;
-use crate::event_loop::EventLoop;
+use super::slot::{Fill, TransportSlot};
+use super::{LateTransport, Listening, PerReactor, RdmaCard, Transport, TransportContext};
+use crate::error::{Failure, with_causes};
+use crate::event_loop::{EventLoop, aside};
 use crate::exports;
-use crate::messages::{PendingResponses, PortMessages};
+use crate::messages::{MessageRings, PendingResponses, PortMessages};
 use crate::observe::sources::{Counts, TransportCounters};
 
 /// Connection requests and events that may be in flight between two reactors.
@@ -43,71 +51,47 @@ pub(super) enum ListenError {
 }
 
 #[derive(Debug, thiserror::Error)]
-enum SetupError {
-    #[error("its listeners were handed out before")]
-    Twice,
-    #[error("its queues cannot be watched")]
-    Descriptors(#[from] std::io::Error),
+#[error("its part was handed out before")]
+struct SetUpTwice;
+
+/// The verbs of this system, or a replacement.
+pub(crate) struct System<P: Provider> {
+    /// Opens the provider, which looks for libraries.
+    pub(crate) open: Box<dyn Fn() -> Result<P, Unavailable> + Send + Sync>,
+    /// Makes a poller; not generic, so that its code is compiled once.
+    pub(crate) into_poller: fn(RdmaTransport<P>) -> Box<dyn Poller>,
 }
 
-/// The bound addresses of all reactors' listeners.
-pub(super) struct Bound {
-    provider: Verbs,
-    listeners: Vec<Listeners<Verbs>>,
-    /// Number of listeners, which are assigned to reactors round-robin.
-    count: usize,
+/// NVMe/RDMA for a number of reactors, over the verbs of this system.
+pub(super) fn system(reactors: usize) -> Rdma<Verbs> {
+    let system = System {
+        open: Box::new(Verbs::open),
+        into_poller: RdmaTransport::into_poller,
+    };
+    Rdma::new(reactors, system)
 }
 
-impl Bound {
-    /// Checks whether there is RDMA, for the first listener that needs it.
-    ///
-    /// # Errors
-    /// [`ListenError::NoRdma`], with its remedy.
-    pub(super) fn new(listener: &Listener, reactors: usize) -> Result<Self, ListenError> {
-        let failed = |cause| no_rdma(listener, cause);
-        let provider = Verbs::open().map_err(|cause| failed(cause.into()))?;
+/// The provider and the event channels of all reactors, with their listeners.
+struct Channels<P: Provider> {
+    provider: P,
+    listeners: Vec<Listeners<P>>,
+}
+
+impl<P: Provider> Channels<P> {
+    fn open(system: &System<P>, reactors: usize) -> Result<Self, rdma::Error> {
+        let provider = (system.open)()?;
         let listeners = (0..reactors).map(|reactor| Listeners::new(&provider, reactor));
-        let listeners: Result<Vec<_>, _> = listeners.collect();
         Ok(Self {
-            listeners: listeners.map_err(failed)?,
+            listeners: listeners.collect::<Result<_, _>>()?,
             provider,
-            count: 0,
         })
-    }
-
-    /// Binds `listener` to `port`; returns its address with the bound port number.
-    ///
-    /// # Errors
-    /// The address is taken, or belongs to no RDMA device.
-    pub(super) fn listen(
-        &mut self,
-        port: PortId,
-        listener: &Listener,
-    ) -> Result<SocketAddr, ListenError> {
-        let reactor = self.count % self.listeners.len();
-        self.count += 1;
-        let address = listener.address.socket_addr();
-        let bound = self.listeners[reactor].listen(address, port);
-        bound.map_err(|cause| no_rdma(listener, cause))
-    }
-
-    /// Lowers the queue depth of listeners to what every network card supports, because hosts rely
-    /// on the reported depth.
-    pub(super) fn lower_queue_depths(&self, config: &mut Config) {
-        let Some(depth_max) = depth_max(&self.provider) else {
-            return;
-        };
-        for listener in &mut config.listeners {
-            lower_queue_depth(listener, &depth_max, true);
-        }
     }
 }
 
 /// The largest supported queue depth, and the network card with this limit.
 type DepthMax = (u16, String);
 
-fn depth_max(provider: &Verbs) -> Option<DepthMax> {
-    let devices = provider.devices().unwrap_or_default();
+fn depth_max<D: Device>(devices: &[D]) -> Option<DepthMax> {
     let depths = devices.iter().map(|device| {
         let depth = queue_depth_max(device.limits());
         (depth, device.name().to_owned())
@@ -168,64 +152,266 @@ pub(super) fn cards() -> Vec<RdmaCard> {
     devices.iter().map(card).collect()
 }
 
+/// Time between two searches for network cards that were lost.
+const RESTORE_INTERVAL: Duration = Duration::from_secs(5);
+
+/// The listeners that reactors take control messages about.
+type RdmaPortMessages = PortMessages<SocketAddr, PortSettings, Result<SocketAddr, rdma::Error>>;
+
 /// The NVMe/RDMA transport of the whole appliance.
-pub(super) struct Rdma {
-    config: RdmaConfig,
-    domains: Arc<Domains<Verbs>>,
+pub(crate) struct Rdma<P: Provider> {
+    system: System<P>,
+    reactors: usize,
+    domains: Arc<Domains<P>>,
     counters: Vec<Arc<RdmaCounters>>,
-    placement: Placement,
-    own: PerReactor<ReactorListeners>,
-    port_messages: PortMessages<SocketAddr, PortSettings, Result<SocketAddr, rdma::Error>>,
-    depth_max: Option<DepthMax>,
+    /// Whether there has ever been a listener.
+    is_used: Arc<AtomicBool>,
+    /// The limit of the network cards that were registered last, also while they are lost.
+    depth_max: Mutex<Option<DepthMax>>,
+    settings: OnceLock<(RdmaConfig, Placement)>,
+    /// Set when the reactors run.
+    handles: OnceLock<Vec<ReactorHandle>>,
+    fills: MessageRings<Fill>,
+    slots: PerReactor<Receiver<Fill>>,
+    /// The parts that reactors take at start, if there are listeners.
+    own: OnceLock<PerReactor<ReactorPart<P>>>,
+    /// Used by the control thread only.
+    state: Mutex<State<P>>,
+}
+
+/// How far the transport is set up. It advances only.
+enum State<P: Provider> {
+    /// No listener has existed.
+    Unused,
+    /// Listeners are bound, and the reactors do not run yet.
+    Bound(Channels<P>, usize),
+    /// Every reactor has its part.
+    Serving(Arc<Serving<P>>),
+}
+
+/// The control thread's part of a transport whose reactors have theirs.
+struct Serving<P: Provider> {
+    provider: P,
+    port_messages: RdmaPortMessages,
+    search: Mutex<Search>,
+}
+
+/// The search for lost network cards.
+#[derive(Default)]
+struct Search {
+    next_at: Option<Instant>,
+    /// Why a card cannot be used, as last logged.
+    reasons: BTreeMap<String, String>,
 }
 
 /// The part that one reactor takes.
-struct ReactorListeners {
-    messages: Port<Message<Verbs>>,
+struct ReactorPart<P: Provider> {
+    messages: Port<Message<P>>,
     port_messages: Receiver<PortMessage>,
-    listeners: Listeners<Verbs>,
+    listeners: Listeners<P>,
+    domains: Arc<Domains<P>>,
+    config: RdmaConfig,
+    counters: Arc<RdmaCounters>,
+    placement: Placement,
+    into_poller: fn(RdmaTransport<P>) -> Box<dyn Poller>,
 }
 
-impl Rdma {
-    /// Registers `regions` with every network card, and distributes the listeners; `placement`
-    /// distributes connections.
-    ///
-    /// # Errors
-    /// No network card is usable, with the reason for each.
-    pub(super) fn new(
-        config: &Config,
-        bound: Bound,
-        reactors: usize,
-        placement: Placement,
-        regions: &[&Region],
-    ) -> Result<Self, ListenError> {
-        let domains = Arc::new(register(&bound.provider, regions)?);
-        let ports = reactors::mesh::mesh(reactors, MESSAGES_MAX);
-        let (port_messages, receivers) = PortMessages::new(reactors);
-        let own = ports.into_iter().zip(receivers).zip(bound.listeners);
-        Ok(Self {
-            port_messages,
-            depth_max: depth_max(&bound.provider),
-            config: rdma_config(config, reactors),
-            domains,
-            counters: (0..reactors)
-                .map(|_| Arc::new(RdmaCounters::default()))
-                .collect(),
-            placement,
-            own: PerReactor::new(own.map(|((messages, port_messages), listeners)| {
-                ReactorListeners {
-                    messages,
-                    port_messages,
-                    listeners,
-                }
-            })),
-        })
+impl<P: Provider> ReactorPart<P> {
+    /// Creates the poller, on the reactor that the part is for.
+    fn into_poller(
+        mut self,
+        shared: &TransportContext,
+        reactors: &[ReactorHandle],
+    ) -> Box<dyn Poller> {
+        let wakers: Vec<_> = reactors.iter().map(|it| it.waker().clone()).collect();
+        self.messages.attach_all(&wakers);
+        let parts = SetParts {
+            listeners: self.listeners,
+            domains: self.domains,
+            arena: Arc::clone(&shared.arena),
+            commands_max: shared.commands_max,
+            config: self.config,
+            counters: self.counters,
+        };
+        let connections = ConnectionSet::new(shared.core.clone(), parts);
+        let reactors = reactors.to_vec();
+        let mut transport =
+            RdmaTransport::new(connections, self.messages, self.placement, reactors);
+        transport.receive_port_messages(self.port_messages);
+        (self.into_poller)(transport)
     }
 }
 
+impl<P: Provider> Rdma<P> {
+    /// NVMe/RDMA without a listener.
+    pub(crate) fn new(reactors: usize, system: System<P>) -> Self {
+        let (fills, slots) = MessageRings::new(reactors);
+        Self {
+            system,
+            reactors,
+            domains: Arc::new(Domains::new()),
+            counters: (0..reactors).map(|_| Arc::default()).collect(),
+            is_used: Arc::default(),
+            depth_max: Mutex::default(),
+            settings: OnceLock::new(),
+            handles: OnceLock::new(),
+            fills,
+            slots: PerReactor::new(slots),
+            own: OnceLock::new(),
+            state: Mutex::new(State::Unused),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State<P>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn serving(&self) -> Option<Arc<Serving<P>>> {
+        match &*self.state() {
+            State::Serving(serving) => Some(Arc::clone(serving)),
+            State::Unused | State::Bound(..) => None,
+        }
+    }
+
+    /// The parts of the reactors, and that of the control thread.
+    fn parts(&self, channels: Channels<P>) -> Result<(Vec<ReactorPart<P>>, Serving<P>), NotBegun> {
+        let (config, placement) = self.settings.get().ok_or(NotBegun)?;
+        let ports = reactors::mesh::mesh(self.reactors, MESSAGES_MAX);
+        let (port_messages, receivers) = PortMessages::new(self.reactors);
+        let own = ports.into_iter().zip(receivers).zip(channels.listeners);
+        let parts = own.zip(&self.counters);
+        let parts = parts.map(
+            |(((messages, port_messages), listeners), counters)| ReactorPart {
+                messages,
+                port_messages,
+                listeners,
+                domains: Arc::clone(&self.domains),
+                config: config.clone(),
+                counters: Arc::clone(counters),
+                placement: placement.clone(),
+                into_poller: self.system.into_poller,
+            },
+        );
+        let serving = Serving {
+            provider: channels.provider,
+            port_messages,
+            search: Mutex::default(),
+        };
+        Ok((parts.collect(), serving))
+    }
+
+    /// Sets the transport up while the reactors run, for its first listener. Blocks, except for the
+    /// registration of memory.
+    ///
+    /// # Errors
+    /// The system lacks something, or a reactor does not respond. Nothing remains in the first case.
+    fn set_up_late(
+        &self,
+        port: PortId,
+        listener: &Listener,
+        memory: &[&Region],
+        event_loop: &mut dyn EventLoop,
+    ) -> Result<(), Failure> {
+        let handles = self.handles.get().ok_or(NotBegun)?;
+        debug_assert_eq!(handles.len(), self.reactors);
+        let failed = |cause| no_rdma(listener, cause);
+        let mut channels = Channels::open(&self.system, self.reactors).map_err(failed)?;
+        // An address that is not of an RDMA device is found before memory is registered.
+        let address = listener.address.socket_addr();
+        let probe = PortId(u16::MAX);
+        channels.listeners[0]
+            .listen(address, probe)
+            .map_err(failed)?;
+        channels.listeners[0].close_port(probe);
+        self.register_all(&channels.provider, memory, event_loop)?;
+        let (mut parts, serving) = self.parts(channels)?;
+        for part in &mut parts {
+            part.config.ports = port_settings(std::iter::once((port, listener)));
+        }
+        serving.port_messages.set_wakers(handles);
+        self.is_used.store(true, Ordering::Release);
+        // From here on the parts exist, also if a reactor responds late.
+        *self.state() = State::Serving(Arc::new(serving));
+        for (reactor, part) in parts.into_iter().enumerate() {
+            let reactors = handles.clone();
+            let make =
+                Box::new(move |shared: &TransportContext| part.into_poller(shared, &reactors));
+            self.fills
+                .ask(reactor, event_loop, |reply| Fill { make, reply })?;
+        }
+        tracing::info!("RDMA is set up on {} reactors", self.reactors);
+        Ok(())
+    }
+
+    /// Registers `memory` with every network card, beside the event loop.
+    fn register_all(
+        &self,
+        provider: &P,
+        memory: &[&Region],
+        event_loop: &mut dyn EventLoop,
+    ) -> Result<(), String> {
+        let domains = &self.domains;
+        let registered = aside(event_loop, || {
+            register(provider, domains, memory).map_err(|error| with_causes(&error))
+        });
+        if registered.is_ok() {
+            *self.depth_max() = depth_max(&domains.devices());
+        }
+        registered
+    }
+
+    fn depth_max(&self) -> MutexGuard<'_, Option<DepthMax>> {
+        self.depth_max
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Searches for lost network cards and registers `memory` with those that have returned.
+    /// Returns whether there are any.
+    fn find_lost(&self, serving: &Serving<P>, memory: &[&Region], search: &mut Search) -> bool {
+        // Without any device this is an error.
+        let devices = serving.provider.devices().unwrap_or_default();
+        let lost = self.domains.lost();
+        let mut any = false;
+        for device in devices {
+            let is_served = self.domains.memory(device.index()).is_some();
+            let name = device.name();
+            if is_served || !lost.iter().any(|it| it == name) {
+                continue;
+            }
+            match self.domains.add(&device, memory) {
+                Ok(()) => {
+                    tracing::info!("RDMA device {name} is back: memory registered");
+                    search.reasons.remove(name);
+                    any = true;
+                }
+                Err(error) => {
+                    let reason = with_causes(&error);
+                    if search.reasons.get(name) != Some(&reason) {
+                        tracing::warn!("RDMA device {name} is back and not used: {reason}");
+                        search.reasons.insert(name.to_owned(), reason);
+                    }
+                }
+            }
+        }
+        if any {
+            *self.depth_max() = depth_max(&self.domains.devices());
+        }
+        any
+    }
+}
+
+/// The transport is used before it is prepared.
+#[derive(Debug, thiserror::Error)]
+#[error("the reactors have not started")]
+struct NotBegun;
+
 /// Registers all memory with every usable network card; logs the others.
-fn register(provider: &Verbs, regions: &[&Region]) -> Result<Domains<Verbs>, ListenError> {
-    let domains = Domains::new();
+fn register<P: Provider>(
+    provider: &P,
+    domains: &Domains<P>,
+    regions: &[&Region],
+) -> Result<(), ListenError> {
     let mut reasons = BTreeSet::new();
     let devices = provider.devices().unwrap_or_default();
     for device in &devices {
@@ -233,7 +419,7 @@ fn register(provider: &Verbs, regions: &[&Region]) -> Result<Domains<Verbs>, Lis
         match domains.add(device, regions) {
             Ok(()) => tracing::info!("RDMA device {name}: memory registered"),
             Err(error) => {
-                let reason = crate::error::with_causes(&error);
+                let reason = with_causes(&error);
                 tracing::warn!("RDMA device {name} is not used: {reason}");
                 reasons.insert(format!("{name}: {reason}"));
             }
@@ -247,17 +433,24 @@ fn register(provider: &Verbs, regions: &[&Region]) -> Result<Domains<Verbs>, Lis
         let reasons = reasons.join("; ");
         return Err(ListenError::NoFitDevice { reasons });
     }
-    Ok(domains)
+    Ok(())
 }
 
-impl Transport for Rdma {
+impl<P: Provider> Transport for Rdma<P> {
+    /// 0 if there is no listener at start: the limit of the placement holds for all transports
+    /// together, and NVMe/TCP reserves as many queues.
     fn connections_max(&self) -> usize {
-        self.config.connections_max
+        let settings = self.settings.get();
+        settings
+            .filter(|_| self.own.get().is_some())
+            .map_or(0, |(config, _)| config.connections_max)
     }
 
     fn counters(&self) -> TransportCounters {
         let domains = Arc::clone(&self.domains) as Arc<dyn Counts>;
-        TransportCounters::new("rdma", &self.counters).with_whole(domains)
+        TransportCounters::new("rdma", &self.counters)
+            .with_whole(domains)
+            .once_used(&self.is_used)
     }
 
     fn set_up(
@@ -266,43 +459,106 @@ impl Transport for Rdma {
         setup: &mut ReactorSetup<'_>,
     ) -> Result<Box<dyn Poller>, InitError> {
         let index = setup.index();
-        let ReactorListeners {
-            mut messages,
-            port_messages,
-            listeners,
-        } = self.own.take(index).ok_or(SetupError::Twice)?;
-        messages.attach_all(&setup.wakers());
-        let parts = SetParts {
-            listeners,
-            domains: Arc::clone(&self.domains),
-            arena: Arc::clone(&shared.arena),
-            commands_max: shared.commands_max,
-            config: self.config.clone(),
-            counters: Arc::clone(&self.counters[index]),
-        };
-        let connections = ConnectionSet::new(shared.core.clone(), parts);
-        let reactors = setup.handles().to_vec();
-        let placement = self.placement.clone();
-        let mut transport = RdmaTransport::new(connections, messages, placement, reactors)
-            .map_err(SetupError::Descriptors)?;
-        transport.receive_port_messages(port_messages);
-        Ok(transport.into_poller())
+        if let Some(own) = self.own.get() {
+            let part = own.take(index).ok_or(SetUpTwice)?;
+            return Ok(part.into_poller(shared, setup.handles()));
+        }
+        let messages = self.slots.take(index).ok_or(SetUpTwice)?;
+        let slot = TransportSlot::new("nvme-rdma", shared.clone(), messages);
+        Ok(Box::new(slot))
     }
 }
 
-impl Listening for Rdma {
+impl<P: Provider> LateTransport for Rdma<P> {
+    fn bind(&self, port: PortId, listener: &Listener) -> Result<SocketAddr, Failure> {
+        let failed = |cause| no_rdma(listener, cause);
+        let mut state = self.state();
+        if let State::Unused = *state {
+            let channels = Channels::open(&self.system, self.reactors).map_err(failed)?;
+            *state = State::Bound(channels, 0);
+        }
+        let State::Bound(channels, count) = &mut *state else {
+            return Err(SetUpTwice.into());
+        };
+        // Listeners are assigned to reactors round-robin.
+        let reactor = *count % channels.listeners.len();
+        *count += 1;
+        let address = listener.address.socket_addr();
+        let bound = channels.listeners[reactor].listen(address, port);
+        Ok(bound.map_err(failed)?)
+    }
+
+    fn begin(
+        &self,
+        config: &Config,
+        placement: Placement,
+        regions: &[&Region],
+    ) -> Result<(), Failure> {
+        let settings = (rdma_config(config, self.reactors), placement);
+        self.settings.set(settings).map_err(|_| SetUpTwice)?;
+        let mut state = self.state();
+        match std::mem::replace(&mut *state, State::Unused) {
+            State::Bound(channels, _) => {
+                register(&channels.provider, &self.domains, regions)?;
+                *self.depth_max() = depth_max(&self.domains.devices());
+                let (parts, serving) = self.parts(channels)?;
+                self.own
+                    .set(PerReactor::new(parts))
+                    .map_err(|_| SetUpTwice)?;
+                self.is_used.store(true, Ordering::Release);
+                *state = State::Serving(Arc::new(serving));
+            }
+            other @ (State::Unused | State::Serving(_)) => *state = other,
+        }
+        Ok(())
+    }
+}
+
+impl<P: Provider> Listening for Rdma<P> {
     fn name(&self) -> TransportName {
         TransportName::Rdma
     }
 
     fn set_wakers(&self, handles: &[ReactorHandle]) {
-        self.port_messages.set_wakers(handles);
+        self.fills.set_wakers(handles);
+        if self.handles.set(handles.to_vec()).is_err() {
+            return;
+        }
+        if let Some(serving) = self.serving() {
+            serving.port_messages.set_wakers(handles);
+        }
     }
 
+    /// Lowers the queue depth to what every network card supports, because hosts rely on the
+    /// reported depth.
     fn lower_limits(&self, listener: &mut Listener) {
-        if let Some(depth_max) = &self.depth_max {
-            lower_queue_depth(listener, depth_max, false);
+        let bound = match &*self.state() {
+            State::Bound(channels, _) => {
+                depth_max(&channels.provider.devices().unwrap_or_default())
+            }
+            State::Unused | State::Serving(_) => None,
+        };
+        let is_told = bound.is_some();
+        if let Some(limit) = bound.or_else(|| self.depth_max().clone()) {
+            lower_queue_depth(listener, &limit, is_told);
         }
+    }
+
+    fn prepare(
+        &self,
+        port: PortId,
+        listener: &Listener,
+        memory: &[&Region],
+        event_loop: &mut dyn EventLoop,
+    ) -> Result<(), Failure> {
+        let Some(serving) = self.serving() else {
+            return self.set_up_late(port, listener, memory, event_loop);
+        };
+        if self.domains.devices().is_empty() {
+            // The reactors take the cards in with the settings.
+            self.register_all(&serving.provider, memory, event_loop)?;
+        }
+        Ok(())
     }
 
     fn listen(
@@ -311,9 +567,69 @@ impl Listening for Rdma {
         listener: &Listener,
         event_loop: &mut dyn EventLoop,
     ) -> Result<SocketAddr, Failure> {
+        let serving = self.serving().ok_or(NotBegun)?;
         let address = listener.address.socket_addr();
-        let bound = self.port_messages.listen(port, address, event_loop)?;
+        let bound = serving.port_messages.listen(port, address, event_loop)?;
         Ok(bound.map_err(|cause| no_rdma(listener, cause))?)
+    }
+
+    fn release(&self, event_loop: &mut dyn EventLoop) {
+        let Some(serving) = self.serving() else {
+            return;
+        };
+        if self.domains.devices().is_empty() && self.domains.lost().is_empty() {
+            return;
+        }
+        let memory = self.domains.clear();
+        // The reactors release their queues, and this thread the memory: that takes time for each
+        // page, in which a reactor would serve no host.
+        let released = serving.port_messages.apply_settings(&[], event_loop);
+        let deregistered = aside(event_loop, move || {
+            drop(memory);
+            Ok(())
+        });
+        match released
+            .map_err(|error| error.to_string())
+            .and(deregistered)
+        {
+            Ok(()) => {
+                tracing::info!("no RDMA listener is left: the memory is no longer registered");
+            }
+            Err(error) => tracing::error!("memory is still registered: {error}"),
+        }
+    }
+
+    fn restore(
+        &self,
+        ports: &[(PortId, &Listener)],
+        memory: &[&Region],
+        event_loop: &mut dyn EventLoop,
+    ) {
+        let Some(serving) = self.serving() else {
+            return;
+        };
+        let mut search = serving
+            .search
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let now = event_loop.now();
+        // Without a listener nothing reports the removal of a device that the library has open, and
+        // the removal waits until it is closed. The search closes it.
+        let is_needed = ports.is_empty() || !self.domains.lost().is_empty();
+        if !is_needed || search.next_at.is_some_and(|at| now < at) {
+            return;
+        }
+        let wanted = &mut *search;
+        let found = aside(event_loop, || Ok(self.find_lost(&serving, memory, wanted)));
+        search.next_at = Some(event_loop.now() + RESTORE_INTERVAL);
+        if found != Ok(true) {
+            return;
+        }
+        let settings = port_settings(ports.iter().copied());
+        // The reactors take the cards in.
+        if let Err(error) = serving.port_messages.apply_settings(&settings, event_loop) {
+            tracing::error!("an RDMA device that has returned is not used: {error}");
+        }
     }
 
     fn apply_settings(
@@ -321,12 +637,20 @@ impl Listening for Rdma {
         ports: &[(PortId, &Listener)],
         event_loop: &mut dyn EventLoop,
     ) -> Result<(), Failure> {
+        let Some(serving) = self.serving() else {
+            return Ok(());
+        };
         let settings = port_settings(ports.iter().copied());
-        Ok(self.port_messages.apply_settings(&settings, event_loop)?)
+        Ok(serving
+            .port_messages
+            .apply_settings(&settings, event_loop)?)
     }
 
     fn close(&self, port: PortId) -> Result<PendingResponses<()>, Failure> {
-        Ok(self.port_messages.close(port)?)
+        match self.serving() {
+            Some(serving) => Ok(serving.port_messages.close(port)?),
+            None => Ok(PendingResponses::none()),
+        }
     }
 
     fn attach_memory(&self, region: &Region) -> Result<(), Failure> {

@@ -5,9 +5,9 @@ use std::net::SocketAddr;
 use appliance_config::{Config, Listener, Transport as TransportName};
 use hugemem::Region;
 use nvme_target::PortId;
-use reactors::{InitError, Placement, Poller, ReactorHandle, ReactorSetup};
+use reactors::{InitError, Nanos, Placement, Poller, Progress, ReactorHandle, ReactorSetup};
 
-use super::{Listening, RdmaCard, Transport, TransportContext};
+use super::{LateTransport, Listening, RdmaCard, Transport, TransportContext};
 use crate::error::Failure;
 use crate::event_loop::EventLoop;
 use crate::messages::PendingResponses;
@@ -23,29 +23,10 @@ pub(super) struct BuiltWithout {
     name: String,
 }
 
-/// Never exists.
-pub(super) enum Bound {}
-
-impl Bound {
-    /// Refuses the listener.
-    ///
-    /// # Errors
-    /// [`BuiltWithout`], always.
-    pub(super) fn new(listener: &Listener, _reactors: usize) -> Result<Self, BuiltWithout> {
+impl BuiltWithout {
+    fn new(listener: &Listener) -> Self {
         let name = listener.name.as_str().to_owned();
-        Err(BuiltWithout { name })
-    }
-
-    pub(super) fn listen(
-        &mut self,
-        _port: PortId,
-        _listener: &Listener,
-    ) -> Result<SocketAddr, BuiltWithout> {
-        match *self {}
-    }
-
-    pub(super) fn lower_queue_depths(&self, _config: &mut Config) {
-        match *self {}
+        Self { name }
     }
 }
 
@@ -53,7 +34,7 @@ impl Bound {
 pub(super) fn problem(config: &Config) -> Option<String> {
     let mut listeners = config.listeners.iter();
     let listener = listeners.find(|listener| listener.transport == TransportName::Rdma)?;
-    Bound::new(listener, 1).err().map(|cause| cause.to_string())
+    Some(BuiltWithout::new(listener).to_string())
 }
 
 /// No card is usable.
@@ -61,28 +42,34 @@ pub(super) fn cards() -> Vec<RdmaCard> {
     Vec::new()
 }
 
-/// Never exists.
-pub(super) struct Rdma(Bound);
+/// A transport that refuses every listener.
+pub(super) struct Rdma;
 
-impl Rdma {
-    pub(super) fn new(
-        _config: &Config,
-        bound: Bound,
-        _reactors: usize,
-        _placement: Placement,
-        _regions: &[&Region],
-    ) -> Result<Self, BuiltWithout> {
-        Ok(Self(bound))
+/// The transport that refuses every listener.
+pub(super) fn system(_reactors: usize) -> Rdma {
+    Rdma
+}
+
+/// The poller of a transport without listeners.
+struct Nothing;
+
+impl Poller for Nothing {
+    fn name(&self) -> &str {
+        "nvme-rdma"
+    }
+
+    fn poll(&mut self, _now: Nanos) -> Progress {
+        Progress::Idle
     }
 }
 
 impl Transport for Rdma {
     fn connections_max(&self) -> usize {
-        match self.0 {}
+        0
     }
 
     fn counters(&self) -> TransportCounters {
-        match self.0 {}
+        TransportCounters::unused("rdma")
     }
 
     fn set_up(
@@ -90,26 +77,49 @@ impl Transport for Rdma {
         _shared: &TransportContext,
         _setup: &mut ReactorSetup<'_>,
     ) -> Result<Box<dyn Poller>, InitError> {
-        match self.0 {}
+        Ok(Box::new(Nothing))
+    }
+}
+
+impl LateTransport for Rdma {
+    fn bind(&self, _port: PortId, listener: &Listener) -> Result<SocketAddr, Failure> {
+        Err(BuiltWithout::new(listener).into())
+    }
+
+    fn begin(
+        &self,
+        _config: &Config,
+        _placement: Placement,
+        _regions: &[&Region],
+    ) -> Result<(), Failure> {
+        Ok(())
     }
 }
 
 impl Listening for Rdma {
     fn name(&self) -> TransportName {
-        match self.0 {}
+        TransportName::Rdma
     }
 
-    fn set_wakers(&self, _handles: &[ReactorHandle]) {
-        match self.0 {}
+    fn set_wakers(&self, _handles: &[ReactorHandle]) {}
+
+    fn prepare(
+        &self,
+        _port: PortId,
+        listener: &Listener,
+        _memory: &[&Region],
+        _event_loop: &mut dyn EventLoop,
+    ) -> Result<(), Failure> {
+        Err(BuiltWithout::new(listener).into())
     }
 
     fn listen(
         &self,
         _port: PortId,
-        _listener: &Listener,
+        listener: &Listener,
         _event_loop: &mut dyn EventLoop,
     ) -> Result<SocketAddr, Failure> {
-        match self.0 {}
+        Err(BuiltWithout::new(listener).into())
     }
 
     fn apply_settings(
@@ -117,10 +127,10 @@ impl Listening for Rdma {
         _ports: &[(PortId, &Listener)],
         _event_loop: &mut dyn EventLoop,
     ) -> Result<(), Failure> {
-        match self.0 {}
+        Ok(())
     }
 
     fn close(&self, _port: PortId) -> Result<PendingResponses<()>, Failure> {
-        match self.0 {}
+        Ok(PendingResponses::none())
     }
 }

@@ -686,8 +686,7 @@ impl Rdma {
         let own = self.own[index].take();
         let (messages, port_messages) = own.ok_or("a reactor has one transport")?;
         let (placement, handles) = (self.placement.clone(), handles.to_vec());
-        let transport = RdmaTransport::new(connections, messages, placement, handles);
-        let mut transport = transport.map_err(|error| error.to_string())?;
+        let mut transport = RdmaTransport::new(connections, messages, placement, handles);
         transport.receive_port_messages(port_messages);
         Ok(transport)
     }

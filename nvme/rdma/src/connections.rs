@@ -73,6 +73,7 @@ pub struct ConnectionSet<P: Provider> {
     /// Number of connections that have ended since the last [`take_ended`](Self::take_ended).
     ended: usize,
     batch: Vec<WorkCompletion>,
+    /// A device failed, or is retired and has no connections left.
     any_failed: bool,
     /// A device has no buffers for what its hosts send.
     receives_starved: bool,
@@ -92,8 +93,6 @@ struct Shared<P: Provider> {
     counters: Arc<RdmaCounters>,
     transport: TransportId,
     log: LogLimit,
-    /// Number of pairs of reactor and device that share the arena, at start.
-    poll_groups: u32,
     stopping: bool,
 }
 
@@ -135,7 +134,6 @@ impl<P: Provider> ConnectionSet<P> {
         let places = config.connections_max.clamp(1, CONNECTIONS_PER_REACTOR_MAX);
         config.receives = config.receives.clamp(1, RECEIVES_MAX);
         // All commands, Connects and receives may wait for a lease at the same time.
-        let poll_groups = config.reactors.max(1) * domains.devices().len().max(1);
         let waiters = commands_max + places + config.receives as usize * DEVICES_MAX;
         Self {
             table: ConnectionTable::new(places, transport),
@@ -156,7 +154,6 @@ impl<P: Provider> ConnectionSet<P> {
                 counters,
                 transport,
                 log: LogLimit::default(),
-                poll_groups: u32::try_from(poll_groups).unwrap_or(u32::MAX),
                 stopping: false,
             },
         }
@@ -184,8 +181,8 @@ impl<P: Provider> ConnectionSet<P> {
         &mut self.listeners
     }
 
-    pub(crate) fn manager_descriptor(&self) -> BorrowedFd<'_> {
-        self.listeners.descriptor()
+    pub(crate) fn epoll(&self) -> BorrowedFd<'_> {
+        self.listeners.epoll()
     }
 
     pub(crate) fn counters(&self) -> &RdmaCounters {
@@ -524,12 +521,17 @@ impl<P: Provider> ConnectionSet<P> {
         self.poll_completions(now) == 0 && !self.has_pending()
     }
 
-    /// Calls `visit` for the descriptor of each completion queue that is not watched yet.
-    pub(crate) fn show_descriptors(&mut self, mut visit: impl FnMut(BorrowedFd<'_>)) {
+    /// Calls `visit` with the epoll, and the descriptor of each completion queue that is not watched
+    /// yet.
+    pub(crate) fn show_descriptors(
+        &mut self,
+        mut visit: impl FnMut(BorrowedFd<'_>, BorrowedFd<'_>),
+    ) {
+        let epoll = self.listeners.epoll();
         for group in self.devices.iter_mut().flatten() {
             for completions in &mut group.completions {
                 if !std::mem::replace(&mut completions.watched, true) {
-                    visit(completions.queue.descriptor());
+                    visit(epoll, completions.queue.descriptor());
                 }
             }
         }
@@ -657,6 +659,8 @@ impl<P: Provider> ConnectionSet<P> {
             }
         }
         drop(connection);
+        let group = self.devices[usize::from(device)].as_ref();
+        self.any_failed |= group.is_some_and(|it| it.retired && it.connections == 0);
         self.ended += 1;
         self.shared.counters.connections.set(self.len() as u64);
     }

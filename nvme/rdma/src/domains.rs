@@ -1,8 +1,9 @@
 //! The protection domains of all devices, with all memory for data registered once per device.
 //!
-//! Created at start, on the control path, since registering gigabytes takes time. Shared by all
-//! reactors.
+//! Changed on the control path, since registering gigabytes takes time: at start, with the first
+//! listener, and when a device returns. Shared by all reactors.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hugemem::Region;
@@ -44,7 +45,14 @@ pub struct Registered {
 /// One protection domain per device.
 #[derive(Debug)]
 pub struct Domains<P: Provider> {
-    entries: Mutex<Vec<Entry<P>>>,
+    table: Mutex<Table<P>>,
+}
+
+#[derive(Debug)]
+struct Table<P: Provider> {
+    entries: Vec<Entry<P>>,
+    /// Names of devices that failed or were removed and have not returned.
+    lost: BTreeSet<String>,
 }
 
 impl<P: Provider> Default for Domains<P> {
@@ -58,7 +66,10 @@ impl<P: Provider> Domains<P> {
     #[must_use]
     pub fn new() -> Self {
         Self {
-            entries: Mutex::new(Vec::new()),
+            table: Mutex::new(Table {
+                entries: Vec::new(),
+                lost: BTreeSet::new(),
+            }),
         }
     }
 
@@ -78,9 +89,12 @@ impl<P: Provider> Domains<P> {
             device: device.clone(),
             memory: Arc::new(memory),
         };
-        let mut entries = self.entries();
-        entries.retain(|other| other.device.index() != device.index());
-        entries.push(entry);
+        let mut table = self.table();
+        table
+            .entries
+            .retain(|other| other.device.index() != device.index());
+        table.entries.push(entry);
+        table.lost.remove(device.name());
         Ok(())
     }
 
@@ -90,7 +104,7 @@ impl<P: Provider> Domains<P> {
     /// # Errors
     /// The error of the first device that fails. The memory is then registered with none.
     pub fn attach(&self, region: &Region) -> Result<(), DeviceError> {
-        let entries = self.entries();
+        let entries = &self.table().entries;
         for (index, entry) in entries.iter().enumerate() {
             let attached = entry.memory.attach_region(region);
             if let Err(error) = attached
@@ -107,7 +121,7 @@ impl<P: Provider> Domains<P> {
 
     /// Deregisters memory that is no longer used.
     pub fn detach(&self, region: &Region) {
-        for entry in &*self.entries() {
+        for entry in &self.table().entries {
             entry.memory.detach_region(region);
         }
     }
@@ -115,15 +129,17 @@ impl<P: Provider> Domains<P> {
     /// The devices in use.
     #[must_use]
     pub fn devices(&self) -> Vec<P::Device> {
-        let entries = self.entries();
-        entries.iter().map(|entry| entry.device.clone()).collect()
+        let table = self.table();
+        let entries = table.entries.iter();
+        entries.map(|entry| entry.device.clone()).collect()
     }
 
     /// A device's registered memory. Control path.
     #[must_use]
     pub fn memory(&self, device: DeviceIndex) -> Option<Arc<DomainMemory<P>>> {
-        let entries = self.entries();
-        let found = entries.iter().find(|entry| entry.device.index() == device);
+        let table = self.table();
+        let mut entries = table.entries.iter();
+        let found = entries.find(|entry| entry.device.index() == device);
         found.map(|entry| Arc::clone(&entry.memory))
     }
 
@@ -131,7 +147,7 @@ impl<P: Provider> Domains<P> {
     #[must_use]
     pub fn registered(&self) -> Registered {
         let mut registered = Registered::default();
-        for entry in self.entries().iter() {
+        for entry in &self.table().entries {
             let map = entry.memory.map();
             registered.count += map.registrations() as u64;
             registered.bytes += map.registered_bytes();
@@ -142,12 +158,33 @@ impl<P: Provider> Domains<P> {
     /// Removes a device that failed or is being removed. Its memory is deregistered when the last
     /// reactor releases it.
     pub fn remove(&self, device: DeviceIndex) {
-        self.entries()
-            .retain(|entry| entry.device.index() != device);
+        let mut table = self.table();
+        let found = (table.entries.iter()).position(|entry| entry.device.index() == device);
+        if let Some(place) = found {
+            let entry = table.entries.remove(place);
+            table.lost.insert(entry.device.name().to_owned());
+        }
     }
 
-    fn entries(&self) -> MutexGuard<'_, Vec<Entry<P>>> {
-        // Each change is one push or removal, so a panic elsewhere leaves the table consistent.
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Names of the devices that failed or were removed and have not returned. Control path.
+    #[must_use]
+    pub fn lost(&self) -> Vec<String> {
+        self.table().lost.iter().cloned().collect()
+    }
+
+    /// Removes all devices, because no listener needs them. None counts as lost. Returns their
+    /// memory: it is deregistered when the caller and the last reactor have dropped it. That takes
+    /// time, so the caller drops it last.
+    #[must_use]
+    pub fn clear(&self) -> Vec<Arc<DomainMemory<P>>> {
+        let mut table = self.table();
+        table.lost.clear();
+        let entries = table.entries.drain(..);
+        entries.map(|entry| entry.memory).collect()
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table<P>> {
+        // Each change is complete before the next one, so a panic elsewhere leaves it consistent.
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

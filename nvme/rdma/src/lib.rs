@@ -19,8 +19,9 @@
 //!
 //! Difference from `ARCHITECTURE.md` §4: data and response are posted together, which frees the
 //! slot, since the host may reuse the command's place as soon as it has the response. Memory that
-//! the device still reads is kept with the posted work. Only devices that are present at start and
-//! support shared receive queues are served; others are served after a restart.
+//! the device still reads is kept with the posted work. Only devices in the [`Domains`] are served:
+//! those that support shared receive queues, and with which the control thread has registered the
+//! memory, at start or later.
 
 #![forbid(unsafe_code)]
 

@@ -1,14 +1,17 @@
 //! One reactor's event channel of the connection manager, and the addresses that it listens on.
 //!
-//! Created before the reactor runs, so that an address that cannot be bound fails the start.
+//! Created on the control thread with every descriptor that it needs, so that what the system does
+//! not grant fails the start, or the change that adds the first listener.
 
 use std::net::SocketAddr;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use nvme_fabrics::ListenerTable;
 use nvme_target::PortId;
 use rdma::{Error, Event, EventChannel, Listener, Provider, Token};
 use reactors::Nanos;
+use rustix::event::epoll;
+use rustix::io::Errno;
 
 use crate::token::{EventSubject, EventToken};
 
@@ -16,6 +19,17 @@ use crate::token::{EventSubject, EventToken};
 const BACKLOG: u32 = 128;
 /// Time after which a failed listener is tried again.
 const LISTEN_AGAIN_AFTER: Nanos = Nanos::from_secs(5);
+
+/// The data of epoll events of the connection manager's channel.
+pub(crate) const MANAGER: u64 = 0;
+
+/// An epoll that watches the channel of the connection manager.
+fn watched(channel: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    let data = epoll::EventData::new_u64(MANAGER);
+    epoll::add(&epoll, channel, data, epoll::EventFlags::IN)?;
+    Ok(epoll)
+}
 
 #[derive(Debug)]
 struct AddressListener<P: Provider> {
@@ -30,6 +44,8 @@ pub struct Listeners<P: Provider> {
     /// Tokens contain the numbers of listeners in this table.
     listening: ListenerTable<AddressListener<P>>,
     channel: P::EventChannel,
+    /// Watches the channel; a transport adds its other descriptors.
+    epoll: OwnedFd,
     reactor: usize,
     closed: bool,
 }
@@ -38,11 +54,16 @@ impl<P: Provider> Listeners<P> {
     /// An empty set for the reactor of that number.
     ///
     /// # Errors
-    /// The error of [`Provider::event_channel`].
+    /// The error of [`Provider::event_channel`], or the system's, if it is out of descriptors.
     pub fn new(provider: &P, reactor: usize) -> Result<Self, Error> {
+        let channel = provider.event_channel()?;
         Ok(Self {
             listening: ListenerTable::default(),
-            channel: provider.event_channel()?,
+            epoll: watched(channel.descriptor()).map_err(|errno| Error::System {
+                step: "epoll",
+                source: errno.into(),
+            })?,
+            channel,
             reactor,
             closed: false,
         })
@@ -63,7 +84,7 @@ impl<P: Provider> Listeners<P> {
     }
 
     /// Stops listening as `port`.
-    pub(crate) fn close_port(&mut self, port: PortId) {
+    pub fn close_port(&mut self, port: PortId) {
         self.listening.remove_port(port);
     }
 
@@ -79,8 +100,9 @@ impl<P: Provider> Listeners<P> {
         &mut self.channel
     }
 
-    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
-        self.channel.descriptor()
+    /// Readable if the channel has an event, or a watched descriptor is readable.
+    pub(crate) fn epoll(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
     }
 
     pub(crate) fn next_event(&mut self) -> Result<Option<Event<P>>, Error> {

@@ -18,7 +18,7 @@ const COMPLETION_QUEUES_MAX: usize = 256;
 /// Why a device cannot be used on this reactor.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PollGroupError {
-    #[error("the device was not there at the start")]
+    #[error("its memory is not registered yet: the device has just been added, or has returned")]
     UnknownDevice,
     #[error("more devices than a reactor serves")]
     TooManyDevices,
@@ -56,6 +56,9 @@ pub(crate) struct DevicePollGroup<P: Provider> {
     pub(crate) connections: usize,
     /// Why the device failed, if it has. It is released with its connections.
     pub(crate) failed: Option<&'static str>,
+    /// Whether its memory left the [`Domains`](crate::Domains) while it had connections. It takes no
+    /// more of them, and is released with the last one.
+    pub(crate) retired: bool,
     token: EventToken,
 }
 
@@ -133,6 +136,7 @@ impl<P: Provider> DevicePollGroup<P> {
             queues,
             connections: 0,
             failed: None,
+            retired: false,
             token,
         })
     }

@@ -5,9 +5,8 @@
 //! one reactor, which hands connection requests to the least loaded reactor. That reactor creates
 //! the queue pair and receives the connection's events.
 
-use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 
 use nvme_fabrics::{ListenerMessage, PortControl, Ports};
 use nvme_target::PortId;
@@ -21,6 +20,7 @@ use rustix::io::Errno;
 use crate::config::PortSettings;
 use crate::connection::ConnectionAudit;
 use crate::connections::{ConnectionSet, Handoff};
+use crate::listeners::MANAGER;
 use crate::token::EventToken;
 
 /// Turns between two calls of epoll: few enough that connections are opened and closed without
@@ -41,8 +41,9 @@ pub enum Message<P: Provider> {
 }
 
 /// A control message to the transport. The result of listening on an address is the address with
-/// the assigned port number. The data size of a device's receives is set at start and does not
-/// change.
+/// the assigned port number. The settings also make the transport take in the devices that were
+/// added to the [`Domains`](crate::Domains), and release those that were removed from them. The data
+/// size of a device's receives does not change while the device is used.
 pub type PortMessage = ListenerMessage<SocketAddr, PortSettings, Listened>;
 
 /// The result of listening on an address.
@@ -62,7 +63,7 @@ enum Source {
 impl Source {
     fn data(self) -> epoll::EventData {
         epoll::EventData::new_u64(match self {
-            Self::Manager => 0,
+            Self::Manager => MANAGER,
             Self::Device => 1,
             Self::Polled => 2,
         })
@@ -70,7 +71,7 @@ impl Source {
 
     fn from_data(data: epoll::EventData) -> Self {
         match data.u64() {
-            0 => Self::Manager,
+            MANAGER => Self::Manager,
             1 => Self::Device,
             _ => Self::Polled,
         }
@@ -85,7 +86,6 @@ pub struct RdmaTransport<P: Provider> {
     turns_since_epoll: u32,
     /// The reactor may have slept, so epoll must be called.
     may_have_slept: bool,
-    epoll: OwnedFd,
     events: Vec<epoll::Event>,
     messages: Port<Message<P>>,
     ports: PortControl<SocketAddr, PortSettings, Listened>,
@@ -116,33 +116,18 @@ impl<P: Provider> RdmaTransport<P> {
     /// the events of all devices and passes them on to the others. Creates the shared queues of
     /// every device; logs a device for which that fails, and tries it again when a host connects
     /// through it.
-    ///
-    /// # Errors
-    /// The system's, if descriptors cannot be watched.
+    #[must_use]
     pub fn new(
-        mut connections: ConnectionSet<P>,
+        connections: ConnectionSet<P>,
         messages: Port<Message<P>>,
         placement: Placement,
         reactors: Vec<ReactorHandle>,
-    ) -> io::Result<Self> {
-        connections.prepare_devices();
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let flags = epoll::EventFlags::IN;
-        let manager = connections.manager_descriptor();
-        epoll::add(&epoll, manager, Source::Manager.data(), flags)?;
-        let watched = match messages.index() {
-            0 => connections.domains().devices(),
-            _ => Vec::new(),
-        };
-        for device in &watched {
-            epoll::add(&epoll, device.descriptor(), Source::Device.data(), flags)?;
-        }
-        Ok(Self {
+    ) -> Self {
+        let mut transport = Self {
             connections,
-            watched,
+            watched: Vec::new(),
             turns_since_epoll: 0,
             may_have_slept: false,
-            epoll,
             events: Vec::with_capacity(EVENTS_MAX),
             messages,
             ports: PortControl::default(),
@@ -151,7 +136,42 @@ impl<P: Provider> RdmaTransport<P> {
             polled_at: Nanos::ZERO,
             stopping: false,
             totals_logged: false,
-        })
+        };
+        transport.update_devices();
+        transport
+    }
+
+    /// Takes in the devices that were added to the domains, and releases those that were removed.
+    fn update_devices(&mut self) {
+        self.connections.update_devices();
+        if self.messages.index() != 0 {
+            return;
+        }
+        let devices = self.connections.domains().devices();
+        let is_used = |it: &P::Device| devices.iter().any(|device| device.index() == it.index());
+        while let Some(place) = self.watched.iter().position(|it| !is_used(it)) {
+            self.unwatch(place);
+        }
+        for device in devices {
+            if self.watched.iter().any(|it| it.index() == device.index()) {
+                continue;
+            }
+            let (flags, data) = (epoll::EventFlags::IN, Source::Device.data());
+            let epoll = self.connections.epoll();
+            if let Err(error) = epoll::add(epoll, device.descriptor(), data, flags) {
+                // The connection manager reports its removal too.
+                tracing::error!(device = device.name(), %error, "a device cannot be watched");
+            }
+            self.watched.push(device);
+        }
+    }
+
+    /// Releases a device whose events this reactor received.
+    fn unwatch(&mut self, place: usize) {
+        let removed = self.watched.swap_remove(place);
+        if let Err(error) = epoll::delete(self.connections.epoll(), removed.descriptor()) {
+            tracing::debug!(%error, "the descriptor of a device was not watched any more");
+        }
     }
 
     /// The memory that each connection holds. For tests and simulations.
@@ -229,8 +249,7 @@ impl<P: Provider> RdmaTransport<P> {
         if !self.connections.adopt(handoff, now) {
             return self.placement.release(self.messages.index());
         }
-        let epoll = &self.epoll;
-        self.connections.show_descriptors(|descriptor| {
+        self.connections.show_descriptors(|epoll, descriptor| {
             let flags = epoll::EventFlags::IN;
             if let Err(error) = epoll::add(epoll, descriptor, Source::Polled.data(), flags) {
                 tracing::error!(%error, "a completion queue can not be watched");
@@ -324,10 +343,7 @@ impl<P: Provider> RdmaTransport<P> {
         }
         let found = self.watched.iter().position(|it| it.index() == device);
         if let Some(place) = found {
-            let removed = self.watched.swap_remove(place);
-            if let Err(error) = epoll::delete(&self.epoll, removed.descriptor()) {
-                tracing::debug!(%error, "the descriptor of a device was not watched any more");
-            }
+            self.unwatch(place);
         }
     }
 
@@ -341,7 +357,7 @@ impl<P: Provider> RdmaTransport<P> {
             tv_nsec: 0,
         };
         let buffer = rustix::buffer::spare_capacity(&mut events);
-        match epoll::wait(&self.epoll, buffer, Some(&no_wait)) {
+        match epoll::wait(self.connections.epoll(), buffer, Some(&no_wait)) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => tracing::error!(%error, "epoll failed"),
         }
@@ -410,10 +426,14 @@ impl<P: Provider> Ports for RdmaTransport<P> {
 
     fn set_ports(&mut self, ports: Vec<(PortId, PortSettings)>) {
         self.connections.set_ports(ports);
+        self.update_devices();
+        // A device may have been removed again before it was watched.
+        self.poll_devices(self.polled_at);
     }
 
     fn stop_listening(&mut self, port: PortId) {
         self.connections.listeners().close_port(port);
+        self.count_listeners();
     }
 
     fn close_connections(&mut self, port: PortId, now: Nanos) -> usize {
@@ -456,7 +476,7 @@ impl<P: Provider> Poller for RdmaTransport<P> {
     }
 
     fn wake_source(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.epoll.as_fd())
+        Some(self.connections.epoll())
     }
 
     fn prepare_sleep(&mut self) -> bool {

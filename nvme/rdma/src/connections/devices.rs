@@ -1,5 +1,7 @@
 //! Events of RDMA devices, and the removal of a device with all of its connections.
 
+use std::sync::Arc;
+
 use hugemem::Account;
 use nvme_fabrics::RequestToken;
 use rdma::{DeviceEvent, DeviceIndex, Provider, QueuePairFault};
@@ -7,6 +9,7 @@ use reactors::Nanos;
 
 use super::ConnectionSet;
 use crate::connection::{Cause, Connection};
+use crate::poll_group::DevicePollGroup;
 use crate::token::{EventSubject, EventToken, RECEIVES};
 
 impl<P: Provider> ConnectionSet<P> {
@@ -16,7 +19,7 @@ impl<P: Provider> ConnectionSet<P> {
         match event {
             DeviceEvent::Fatal => {
                 self.shared.domains.remove(device);
-                if let Some(place) = self.device_place(device) {
+                for place in self.places_of(device) {
                     self.fail_device(place, "the device failed or is being removed");
                 }
             }
@@ -86,7 +89,7 @@ impl<P: Provider> ConnectionSet<P> {
         self.removed.pop()
     }
 
-    /// Releases failed devices and removes their connections.
+    /// Releases failed devices with their connections, and retired ones without connections.
     #[inline]
     pub(super) fn release_failed(&mut self, now: Nanos) {
         if std::mem::take(&mut self.any_failed) {
@@ -100,7 +103,12 @@ impl<P: Provider> ConnectionSet<P> {
             let Some(group) = &self.devices[place] else {
                 continue;
             };
-            let Some(why) = group.failed else { continue };
+            let Some(why) = group.failed else {
+                if group.retired && group.connections == 0 {
+                    self.release_device(place);
+                }
+                continue;
+            };
             let (device, connections) = (group.index(), group.connections);
             tracing::error!(?device, connections, why, "a device is given up");
             for index in self.table.places() {
@@ -111,21 +119,53 @@ impl<P: Provider> ConnectionSet<P> {
                 }
             }
             self.shared.counters.devices_lost.add(1);
-            self.devices[place] = None;
-            self.shared
-                .pool
-                .cancel_waits(Some(Account::PROMISED), |token| {
-                    let token = RequestToken::from_bits(token.0);
-                    token.connection() == RECEIVES && token.generation() as usize == place
-                });
+            self.release_device(place);
         }
     }
 
+    /// Destroys the shared queues of a device without connections.
+    fn release_device(&mut self, place: usize) {
+        self.devices[place] = None;
+        self.shared
+            .pool
+            .cancel_waits(Some(Account::PROMISED), |token| {
+                let token = RequestToken::from_bits(token.0);
+                token.connection() == RECEIVES && token.generation() as usize == place
+            });
+    }
+
+    /// Creates the shared queues of devices that were added to the domains, and retires devices that
+    /// were removed from them. A device that was removed and added counts as two: its new
+    /// connections use the new registrations.
+    pub fn update_devices(&mut self) {
+        for group in self.devices.iter_mut().flatten() {
+            let memory = self.shared.domains.memory(group.index());
+            group.retired = !memory.is_some_and(|it| Arc::ptr_eq(&it, &group.memory));
+        }
+        for place in 0..self.devices.len() {
+            let group = self.devices[place].as_ref();
+            if group.is_some_and(|it| it.retired && it.connections == 0) {
+                self.release_device(place);
+            }
+        }
+        self.prepare_devices();
+    }
+
+    /// The place of a device that takes connections.
     pub(super) fn device_place(&self, device: DeviceIndex) -> Option<u16> {
-        let found = self
-            .devices
-            .iter()
-            .position(|group| group.as_ref().is_some_and(|group| group.index() == device));
+        let is_current = |group: &DevicePollGroup<P>| group.index() == device && !group.retired;
+        let mut groups = self.devices.iter();
+        let found = groups.position(|group| group.as_ref().is_some_and(is_current));
         found.map(|place| place as u16)
+    }
+
+    /// All places of a device, also retired ones.
+    fn places_of(&self, device: DeviceIndex) -> Vec<u16> {
+        let groups = self.devices.iter().enumerate();
+        let of_device = groups.filter(|(_, group)| {
+            let index = group.as_ref().map(DevicePollGroup::index);
+            index == Some(device)
+        });
+        of_device.map(|(place, _)| place as u16).collect()
     }
 }

@@ -274,6 +274,7 @@ impl<P: Provider> ConnectionSet<P> {
         debug_assert!(usize::from(place) < DEVICES_MAX);
         let shared = &self.shared;
         let memory = shared.domains.memory(device);
+        let devices = shared.domains.devices().len();
         DevicePollGroup::new(PollGroupParts {
             memory: memory.ok_or(PollGroupError::UnknownDevice)?,
             arena: &shared.arena,
@@ -281,7 +282,8 @@ impl<P: Provider> ConnectionSet<P> {
             counters: &shared.counters,
             receives: shared.config.receives,
             in_capsule_bytes: shared.config.in_capsule_bytes(),
-            poll_groups: shared.poll_groups,
+            poll_groups: u32::try_from(shared.config.reactors.max(1) * devices.max(1))
+                .unwrap_or(u32::MAX),
             waiter: RequestToken::new()
                 .with_transport(shared.transport.0)
                 .with_generation(u32::from(place)),

@@ -199,7 +199,7 @@ fn set_up(parts: &Parts, index: usize, setup: &mut ReactorSetup<'_>) -> Result<(
     let connections = ConnectionSet::new(core, set_parts);
     let reactors = setup.handles().to_vec();
     let placement = parts.placement.clone();
-    let mut transport = RdmaTransport::new(connections, messages, placement, reactors)?;
+    let mut transport = RdmaTransport::new(connections, messages, placement, reactors);
     transport.receive_port_messages(port_messages);
     setup.register(Box::new(transport))?;
     setup.register(Box::new(DevicePoller::new(devices)?))?;

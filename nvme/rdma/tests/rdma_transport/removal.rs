@@ -46,6 +46,12 @@ impl Scene {
     /// Checks that nothing of the device is left and that the witness is not affected.
     #[track_caller]
     fn expect_removed(&mut self) {
+        self.expect_removed_times(1);
+    }
+
+    /// The same for the removal of that number.
+    #[track_caller]
+    fn expect_removed_times(&mut self, times: u64) {
         let stage = &mut self.stage;
         stage.turn_until("the end of the device", |stage| stage.set.len() == 2);
         self.witness.1.check_io(stage, 3, 0x77);
@@ -53,7 +59,7 @@ impl Scene {
         stage.turn_until("every lease at home", |stage| {
             stage.leases_out() == baseline
         });
-        assert_eq!(stage.counters.devices_lost.get(), 1);
+        assert_eq!(stage.counters.devices_lost.get(), times);
         assert_eq!(stage.domains.devices().len(), 1);
         // The target has released it, so a driver that waits for that can finish.
         assert_eq!(stage.fabric.handles(&self.pulled), 1);
@@ -118,27 +124,121 @@ fn a_device_is_removed_while_a_host_connects() {
     }
 }
 
-/// A device that returns counts as another device: it is served after a restart, and hosts that
-/// connect through it before are rejected for lack of resources.
+/// A device that returns counts as another device: hosts that connect through it are rejected for
+/// lack of resources until the memory is registered with it, and served afterwards. Repeatedly,
+/// without leaks.
 #[test]
-fn a_device_that_returns_rejects_hosts() {
+fn a_device_that_returns_is_served_again() {
     let mut scene = Scene::new();
+    let registered = scene.stage.domains.registered();
+    for round in 1..=4 {
+        let (_admin, mut io) = Host::attach(&mut scene.stage, 32);
+        load(&mut io);
+        scene.stage.fabric.remove_device(&scene.pulled);
+        scene.expect_removed_times(round);
+        let stage = &mut scene.stage;
+        assert_eq!(stage.domains.lost(), ["target0"]);
+        assert!(Host::connect(stage, &Call::queue(0, 32, 0)).is_err());
+        let again = DeviceConfig::new("target0", TARGET_IP);
+        let added = stage.fabric.add_device(&stage.target_machine, &again);
+        added.expect("descriptors");
+        let any = std::net::SocketAddr::new(TARGET_IP, 0);
+        let listening = stage.set.listeners().listen(any, nvme_target::PortId(0));
+        stage.address = listening.expect("the address is back");
+        let refusal = Host::connect(stage, &Call::queue(0, 32, 0)).err();
+        assert_eq!(refusal, Some(Refused::Rejected(RejectReason::NO_RESOURCES)));
+        assert_eq!(stage.counters.connections_refused.get(), round);
+        let devices = stage.target_machine.devices().expect("two");
+        let found = devices.into_iter().find(|it| it.name() == "target0");
+        scene.pulled = found.expect("it is back");
+        let regions = [stage.arena.region(), stage.device.store().region()];
+        stage
+            .domains
+            .add(&scene.pulled, &regions)
+            .expect("it is fit");
+        stage.set.update_devices();
+        assert_eq!(stage.domains.lost(), [""; 0]);
+        assert_eq!(stage.domains.registered(), registered);
+        let (_admin, mut io) = Host::attach(stage, 32);
+        io.check_io(stage, 3, 0x78);
+        scene.witness.1.check_io(&mut scene.stage, 3, 0x78);
+    }
+}
+
+/// Registers the memory with all devices of the target.
+fn add_devices(stage: &mut Stage) {
+    let regions = [stage.arena.region(), stage.device.store().region()];
+    for device in stage.target_machine.devices().expect("two") {
+        stage.domains.add(&device, &regions).expect("it is fit");
+    }
+    stage.set.update_devices();
+}
+
+/// Without listeners the devices are released, and a later one is served.
+#[test]
+fn devices_are_released_and_used_again() {
+    let mut scene = Scene::new();
+    for round in 0..3 {
+        let stage = &mut scene.stage;
+        let (admin, io) = Host::attach(stage, 32);
+        drop(stage.domains.clear());
+        // The devices have connections.
+        stage.set.update_devices();
+        scene.witness.1.check_io(stage, 3, round);
+        drop((admin, io));
+        stage.turn_until("the end of the hosts", |stage| stage.set.len() == 2);
+        stage.set.update_devices();
+        assert_eq!(stage.fabric.handles(&scene.pulled), 1);
+        assert_eq!(
+            (
+                stage.domains.lost().len(),
+                stage.counters.devices_lost.get()
+            ),
+            (0, 0)
+        );
+        add_devices(stage);
+    }
     let (_admin, mut io) = Host::attach(&mut scene.stage, 32);
-    load(&mut io);
-    scene.stage.fabric.remove_device(&scene.pulled);
-    scene.expect_removed();
-    let stage = &mut scene.stage;
-    assert!(Host::connect(stage, &Call::queue(0, 32, 0)).is_err());
-    let again = DeviceConfig::new("target0", TARGET_IP);
-    let added = stage.fabric.add_device(&stage.target_machine, &again);
-    added.expect("descriptors");
-    let any = std::net::SocketAddr::new(TARGET_IP, 0);
-    let listening = stage.set.listeners().listen(any, nvme_target::PortId(0));
-    stage.address = listening.expect("the address is back");
-    let refusal = Host::connect(stage, &Call::queue(0, 32, 0)).err();
-    assert_eq!(refusal, Some(Refused::Rejected(RejectReason::NO_RESOURCES)));
-    assert_eq!(stage.counters.connections_refused.get(), 1);
-    scene.witness.1.check_io(&mut scene.stage, 3, 0x78);
+    io.check_io(&mut scene.stage, 3, 0x7a);
+}
+
+/// Hosts still leave when the listeners, and with them the devices, are added again: their
+/// connections keep the previous registrations, and new ones use the new registrations.
+#[test]
+fn devices_are_used_again_while_hosts_leave() {
+    for is_removed in [false, true] {
+        let mut scene = Scene::new();
+        let stage = &mut scene.stage;
+        let (old_admin, mut old) = Host::attach(stage, 32);
+        let counts = |stage: &Stage| {
+            let objects = stage.fabric.objects();
+            (objects.domains, objects.registrations)
+        };
+        let (domains, registrations) = counts(stage);
+        drop(stage.domains.clear());
+        stage.set.update_devices();
+        add_devices(stage);
+        assert_eq!(counts(stage), (domains + 2, registrations + 4));
+        let (_admin, mut new) = Host::attach(stage, 32);
+        old.check_io(stage, 3, 0x31);
+        new.check_io(stage, 3, 0x32);
+        if is_removed {
+            load(&mut old);
+            load(&mut new);
+            stage.fabric.remove_device(&scene.pulled);
+            stage.turn_until("the end of the device", |stage| stage.set.len() == 2);
+            scene.witness.1.check_io(stage, 3, 0x35);
+            assert_eq!(stage.fabric.handles(&scene.pulled), 1);
+            continue;
+        }
+        drop((old_admin, old));
+        stage.turn_until("the end of the hosts", |stage| stage.set.len() == 4);
+        stage.turn();
+        // The other device has a host of before.
+        assert_eq!(counts(stage), (domains + 1, registrations + 2));
+        new.check_io(stage, 3, 0x33);
+        scene.witness.1.check_io(stage, 3, 0x34);
+    }
 }
 
 /// More memory can be registered after the removal of a device without connections.
