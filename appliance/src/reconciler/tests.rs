@@ -56,7 +56,7 @@ fn unavailable_resource_leaves_the_configuration_unchanged() {
             with_export("drive", drive),
             "no PCI function has this address",
         ),
-        (rdma.to_owned(), "restart"),
+        (rdma.to_owned(), "RDMA"),
         (String::new(), "restart"),
     ];
     for (more, why) in wanted {

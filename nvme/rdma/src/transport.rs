@@ -38,6 +38,9 @@ pub enum Message<P: Provider> {
     Connect(Handoff<P>),
     /// An event of a device that concerns the receiver.
     Device(DeviceIndex, DeviceEvent),
+    /// A device may have been removed without an event. For the reactor that receives the events of
+    /// devices.
+    CheckDevices,
 }
 
 /// A control message to the transport. The result of listening on an address is the address with
@@ -196,8 +199,7 @@ impl<P: Provider> RdmaTransport<P> {
                 Some(Event::ListenerFailed { listener }) => {
                     self.connections.listeners().failed(listener, now);
                     self.count_listeners();
-                    // Its device may have been removed, which not every device reports.
-                    moved += self.poll_devices(now);
+                    moved += self.check_devices(now);
                 }
                 // Handled by the set.
                 Some(Event::Connection { .. }) => {}
@@ -210,6 +212,19 @@ impl<P: Provider> RdmaTransport<P> {
             }
         }
         moved
+    }
+
+    /// Checks whether a device was removed, which not every device reports, after the loss of a
+    /// listener.
+    fn check_devices(&mut self, now: Nanos) -> u32 {
+        if self.messages.index() == 0 {
+            return self.poll_devices(now);
+        }
+        if self.messages.send(0, Message::CheckDevices).is_err() {
+            // Failed completions and the ends of connections show the removal too.
+            tracing::error!("the loss of a listener cannot be passed on");
+        }
+        0
     }
 
     fn count_listeners(&mut self) {
@@ -404,6 +419,7 @@ impl<P: Provider> RdmaTransport<P> {
             match message {
                 Message::Connect(handoff) => self.adopt(handoff, now),
                 Message::Device(device, event) => self.take_device_event(device, event, now),
+                Message::CheckDevices => moved += self.poll_devices(now),
             }
         }
         moved

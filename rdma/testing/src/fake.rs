@@ -268,6 +268,7 @@ impl Fabric {
     }
 
     /// Removes a device whose driver reports no event of its own; only the connection manager does.
+    /// As with verbs, the device tells whoever asks it, but its descriptor does not become readable.
     pub fn remove_silent_device(&self, device: &FakeDevice) {
         self.shared.lock().remove_device(device.key(), false);
     }

@@ -496,7 +496,8 @@ impl World {
             (Some(failure_reason), false) => {
                 let rdma = change.wanted.listeners[RDMA_LISTENER]
                     && !self.env.serving.listeners[RDMA_LISTENER];
-                if rdma && failure_reason.contains("restart") {
+                // A simulated appliance has RDMA only if a listener needs it at start.
+                if rdma && failure_reason.contains("transport rdma is not available") {
                     return Ok(Done::TakesRestart);
                 }
                 // A device that was pulled out during the change is not available.

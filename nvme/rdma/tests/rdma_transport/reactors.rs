@@ -330,6 +330,35 @@ fn a_removed_device_is_released_by_every_reactor() {
     }
 }
 
+/// A device without connections reports nothing, and only the reactor of its listener notices the
+/// removal. The reactor that receives the events of devices has it released.
+#[test]
+fn a_removed_device_without_connections_is_released() {
+    for listening in 0..2 {
+        let mut server = Server::start(2, IdlePolicy::Sleep);
+        let bound = server.request(listening, |reply| PortMessage::Listen {
+            listener: SocketAddr::new(SECOND_IP, 0),
+            port: PortId(0),
+            reply,
+        });
+        bound.expect("a free port");
+        let devices = server.target_machine.devices().expect("two devices");
+        let pulled = devices.into_iter().find(|it| it.name() == "target1");
+        let pulled = pulled.expect("it is there");
+        server.fabric.remove_silent_device(&pulled);
+        server.turn_until("the device to be let go of", |server| {
+            server.fabric.handles(&pulled) == 1
+        });
+        for counters in &server.counters {
+            assert_eq!(counters.devices_lost.get(), 1);
+        }
+        let (admin, mut io) = Host::attach(&mut server, 16);
+        io.check_io(&mut server, 1, 1);
+        drop((admin, io));
+        server.stop();
+    }
+}
+
 #[test]
 fn a_stop_closes_what_is_open() {
     let mut server = Server::start(2, IdlePolicy::default());

@@ -654,6 +654,9 @@ impl State {
         }
         if tells {
             state.push_event(DeviceEvent::Fatal);
+        } else {
+            // Only whoever looks finds it.
+            state.events.push_back(DeviceEvent::Fatal);
         }
         let (machine, addresses) = (state.machine, state.addresses.clone());
         let on_device: Vec<Key> = (self.queue_pairs.iter())
