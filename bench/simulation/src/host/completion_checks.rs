@@ -1,5 +1,6 @@
 //! Checks completions against the commands and the state of the environment.
 
+use nvme_spec::command::LogPageId;
 use nvme_spec::registers::Csts;
 use nvme_spec::{Cqe, Status};
 use reactors::Nanos;
@@ -89,6 +90,12 @@ impl Host {
             | Command::Disconnect => {}
         }
         if !status.is_success() {
+            if let Command::ReadLog(log) = &outstanding.command
+                && log.page == LogPageId::RESERVATION_NOTIFICATION
+                && !log.retains
+            {
+                self.note_failed_notice_read(outstanding.issued_at);
+            }
             // Base 2.1 §3.5: a controller that is not ready rejects such commands.
             let unready = self.phase != Phase::ServedConfig
                 && self.phase != Phase::Opening

@@ -210,6 +210,13 @@ impl Host {
         self.notices.due = None;
     }
 
+    /// Notes that such a read has failed: the controller was not ready, for example.
+    pub(super) fn note_failed_notice_read(&mut self, issued_at: Nanos) {
+        if issued_at >= self.configured_at {
+            self.notices.removing = self.notices.removing.saturating_sub(1);
+        }
+    }
+
     /// Notes that an event was reported. Returns whether the host reads its log now.
     pub(super) fn note_notice_event(&mut self, now: Nanos) -> bool {
         let state = &mut self.notices;
