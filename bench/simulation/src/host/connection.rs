@@ -93,6 +93,13 @@ pub(super) struct Outstanding {
     pub(super) waiting: usize,
 }
 
+impl Outstanding {
+    /// Whether it waits for memory for more than the data that the target requests.
+    pub(super) fn is_copy(&self) -> bool {
+        matches!(&self.command, Command::Io(io) if io.kind == IoKind::Copy)
+    }
+}
+
 /// A received message or event.
 #[expect(
     clippy::large_enum_variant,

@@ -191,11 +191,11 @@ impl TcpTransportEnd {
             return Err(format!("an R2T for {begin} to {end} of command {cid}"));
         }
         // Memory is granted in order: a command does not overtake one of the same size in its
-        // queue.
-        let position = outstanding.position;
+        // queue. A Copy needs more than its list of source ranges.
+        let (position, is_copy) = (outstanding.position, outstanding.is_copy());
         let overtaken = queue.outstanding.iter().find(|(_, it)| {
             let waits = it.requested_bytes == 0 && it.out.len() == outstanding.out.len();
-            waits && it.position < position
+            waits && it.is_copy() == is_copy && it.position < position
         });
         if let Some((overtaken, _)) = overtaken {
             return Err(format!(

@@ -162,12 +162,18 @@ impl<S: ByteStream> Connection<S> {
             let response = cx.core.reject(queue, work, status);
             return self.queue_response(cx, slot, &response, Timing::NONE, None);
         }
-        let sink = match work.source() {
-            DataSource::InCapsule { .. } => Sink::Slot(slot),
-            _ => Sink::Discard,
-        };
-        self.expect_payload(sink, payload);
-        self.begin_copy(cx, slot, work, None);
+        match work.source() {
+            DataSource::InCapsule { .. } => {
+                // The list has a small lease of its own. If the stream waited for the large one, and
+                // an earlier request of this connection had that, its data would be behind the list.
+                self.expect_payload(Sink::Slot(slot), payload);
+                self.begin(cx, slot, work);
+            }
+            _ => {
+                self.expect_payload(Sink::Discard, payload);
+                self.begin_copy(cx, slot, work, None);
+            }
+        }
     }
 
     /// Checks an H2CData PDU against its R2T (TCP 1.1 §3.6.2.8).
@@ -325,6 +331,9 @@ impl<S: ByteStream> Requests<Context<'_>> for Connection<S> {
             0 => fetch,
             _ => self.place_remaining(cx, queue, fetch),
         };
+        if lease.capacity() < work.lease_bytes() as usize {
+            return self.begin_copy(cx, slot, work, Some(lease));
+        }
         self.execute(cx, slot, work, Some(lease));
     }
 

@@ -136,6 +136,25 @@ fn copies_wait_for_memory_without_a_deadlock() {
     }
 }
 
+/// The lists that the target requested come behind those in capsules, which do not wait for the
+/// slices that the requested ones have.
+#[test]
+fn lists_in_capsules_do_not_hold_back_requested_ones() {
+    let mut stage = Stage::new(&ram(), 4 << 20);
+    let (_admin, io) = stage.attach(32);
+    fill(&mut stage, &io);
+    for (sqe, list) in (0..30).map(copy) {
+        match sqe.cid.get() % 3 {
+            0 => io.send(sqe, &list),
+            _ => io.send_as(requested(sqe, &list), &[]),
+        }
+    }
+    for cqe in finish(&mut stage, &io, 30) {
+        assert_eq!(cqe.status(), Status::SUCCESS);
+    }
+    assert_eq!(stage.leases_out(), 0);
+}
+
 /// A list in a capsule that does not have the length that the command determines.
 #[test]
 fn capsules_without_their_whole_list_are_refused() {
