@@ -595,6 +595,7 @@ impl Network for SimNetwork {
             Some(Accepted::Stream {
                 listener: *index,
                 stream: TargetStream(wire),
+                framing: None,
             })
         })
     }

@@ -1,4 +1,4 @@
-//! The thread that accepts and closes connections for all reactors.
+//! The thread that accepts, initialises and closes connections for all reactors.
 //!
 //! The kernel's part of accepting and closing a socket takes longer than everything that a reactor
 //! does for a host's set-up, so a storm of connects would take the reactors' time from busy hosts.
@@ -6,25 +6,31 @@
 //! belongs to and closes the sockets of ended connections, through one bounded ring for each
 //! direction and reactor. It accepts only what the ring has room for; the rest waits in the kernel's
 //! backlog. Reactors place connections and count them, so limits do not depend on this thread.
+//!
+//! It also answers the ICReq of hosts that send a valid one without delay, because the send of the
+//! ICResp is one of the dearest parts of a host's set-up. Connections of all other hosts go to their
+//! reactor as they are, which handles errors and deadlines.
 
 use std::io;
 use std::mem::MaybeUninit;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use arrayvec::ArrayVec;
+use nvme_spec::tcp::Framing;
 use reactors::Waker;
 use reactors::ring::{self, Receiver, Sender};
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, acceptfrom_with};
 
+use crate::initialisation::InitialisationTerms;
 use crate::network::Accepted;
-use crate::stream::TcpSocket;
+use crate::stream::{Broken, TcpSocket};
 
 /// Accepted sockets that may wait for their reactor. Each occupies a descriptor beyond the limit on
 /// connections.
@@ -34,6 +40,11 @@ const ACCEPTED_MAX: usize = 128;
 const CLOSING_MAX: usize = 128;
 /// New listeners of one reactor that may wait to be watched.
 const LISTEN_REQUESTS_MAX: usize = 64;
+/// Accepted sockets of all listeners whose ICReq has not been received. Further ones go to their
+/// reactor at once.
+const NEWCOMERS_MAX: usize = 64;
+/// Time within which an ICReq must be received to be answered here.
+const NEWCOMER_WAIT: Duration = Duration::from_millis(5);
 /// Connections that may wait in the kernel until they are accepted, up to the kernel's own limit
 /// (net.core.somaxconn). Beyond it a host has to repeat its SYN, which takes a second.
 const BACKLOG: i32 = 4096;
@@ -49,8 +60,15 @@ const FULL_PAUSE: Duration = Duration::from_millis(1);
 const ACTIVE_TURN: Duration = Duration::from_millis(1);
 /// Time without work after which the thread sleeps until it is woken.
 const ACTIVE_FOR: Duration = Duration::from_millis(10);
-/// The data of the waker's epoll events. Listeners have numbers from 0.
+/// The data of the waker's epoll events. Listeners have numbers from 0, newcomers numbers with
+/// [`NEWCOMER_BIT`].
 const WAKER_DATA: u64 = u64::MAX;
+/// Distinguishes the numbers of newcomers from those of listeners.
+const NEWCOMER_BIT: u64 = 1 << 63;
+
+/// A thread that has newcomers is active, so it checks their deadlines in each turn.
+const _: () = assert!(NEWCOMER_WAIT.as_millis() < ACTIVE_FOR.as_millis());
+const _: () = assert!(NEWCOMERS_MAX < ACCEPTED_MAX);
 
 /// The running thread, which ends when this is dropped.
 #[derive(Debug)]
@@ -108,8 +126,27 @@ enum Request {
     Listen {
         index: u16,
         socket: TcpListener,
-        closed: Arc<AtomicBool>,
+        control: Arc<ListenerControl>,
     },
+}
+
+/// What a reactor decides about its listener.
+#[derive(Debug, Default)]
+struct ListenerControl {
+    /// The listener is to be closed.
+    closed: AtomicBool,
+    /// What its hosts are offered. The reactor locks it only when its settings change.
+    terms: Mutex<Option<InitialisationTerms>>,
+}
+
+impl ListenerControl {
+    fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    fn terms(&self) -> Option<InitialisationTerms> {
+        *self.terms.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// A reactor's end of the rings to the thread.
@@ -119,8 +156,8 @@ pub struct AcceptorPort {
     closing: Sender<TcpSocket>,
     accepted: Receiver<Accepted<TcpSocket>>,
     waker: Waker,
-    /// For each listener that is not closed: set when it is to be closed.
-    listeners: Vec<Option<Arc<AtomicBool>>>,
+    /// Of each listener that is not closed.
+    listeners: Vec<Option<Arc<ListenerControl>>>,
 }
 
 impl AcceptorPort {
@@ -133,28 +170,37 @@ impl AcceptorPort {
     pub(crate) fn listen(&mut self, index: u16, socket: TcpListener) -> io::Result<()> {
         TcpSocket::set_inherited_options(&socket)?;
         rustix::net::listen(&socket, BACKLOG)?;
-        let closed = Arc::new(AtomicBool::new(false));
+        let control = Arc::new(ListenerControl::default());
         self.request(Request::Listen {
             index,
             socket,
-            closed: Arc::clone(&closed),
+            control: Arc::clone(&control),
         })?;
         let index = usize::from(index);
         if self.listeners.len() <= index {
             self.listeners.resize(index + 1, None);
         }
-        self.listeners[index] = Some(closed);
+        self.listeners[index] = Some(control);
         Ok(())
+    }
+
+    /// What hosts that connect to the listener are offered from now on. Before, none is initialised
+    /// by the thread.
+    pub(crate) fn offer(&mut self, index: u16, terms: InitialisationTerms) {
+        if let Some(Some(control)) = self.listeners.get(usize::from(index)) {
+            let mut offered = control.terms.lock().unwrap_or_else(PoisonError::into_inner);
+            *offered = Some(terms);
+        }
     }
 
     /// Begins to close the listener. [`Accepted::ListenerClosed`] follows its last connection.
     pub(crate) fn close_listener(&mut self, index: u16) {
-        if let Some(closed) = self
+        if let Some(control) = self
             .listeners
             .get_mut(usize::from(index))
             .and_then(Option::take)
         {
-            closed.store(true, Ordering::Release);
+            control.closed.store(true, Ordering::Release);
             self.waker.wake();
         }
     }
@@ -199,8 +245,24 @@ struct Listening {
     index: u16,
     /// `None` after it was closed, until its reactor has been notified.
     socket: Option<TcpListener>,
-    closed: Arc<AtomicBool>,
+    control: Arc<ListenerControl>,
     state: WatchState,
+}
+
+/// An accepted connection whose ICReq is awaited.
+#[derive(Debug)]
+struct Newcomer {
+    /// The data of its epoll events.
+    number: u64,
+    /// The number of its listener.
+    listener: u64,
+    reactor: usize,
+    /// The number that its reactor gave to the listener.
+    index: u16,
+    terms: InitialisationTerms,
+    stream: TcpSocket,
+    /// Its reactor receives it without an ICReq then.
+    until: Instant,
 }
 
 /// The thread's ends of the rings of one reactor.
@@ -209,6 +271,15 @@ struct ReactorEnd {
     requests: Receiver<Request>,
     closing: Receiver<TcpSocket>,
     accepted: Sender<Accepted<TcpSocket>>,
+    /// Newcomers that will need a place in `accepted`.
+    newcomers: usize,
+}
+
+impl ReactorEnd {
+    /// Whether the ring has room beside what the newcomers will need.
+    fn has_room(&mut self) -> bool {
+        self.accepted.vacant() > self.newcomers
+    }
 }
 
 /// What the thread does, turn by turn.
@@ -220,6 +291,8 @@ struct Service {
     stopping: Arc<AtomicBool>,
     reactors: Vec<ReactorEnd>,
     listeners: Vec<Listening>,
+    /// In the order of their deadlines.
+    newcomers: Vec<Newcomer>,
     next_number: u64,
 }
 
@@ -239,6 +312,7 @@ impl Service {
                 requests: request_receiver,
                 closing: closing_receiver,
                 accepted,
+                newcomers: 0,
             };
             let port = AcceptorPort {
                 requests,
@@ -257,6 +331,7 @@ impl Service {
             stopping: Arc::default(),
             reactors: ends,
             listeners: Vec::new(),
+            newcomers: Vec::with_capacity(NEWCOMERS_MAX),
             next_number: 0,
         };
         Ok((service, ports))
@@ -296,7 +371,7 @@ impl Service {
 
     fn has_messages(&self) -> bool {
         let waits = |it: &ReactorEnd| !it.requests.is_empty() || !it.closing.is_empty();
-        let is_closing = |it: &Listening| it.socket.is_some() && it.closed.load(Ordering::Acquire);
+        let is_closing = |it: &Listening| it.socket.is_some() && it.control.is_closed();
         self.stopping.load(Ordering::Relaxed)
             || self.reactors.iter().any(waits)
             || self.listeners.iter().any(is_closing)
@@ -328,6 +403,10 @@ impl Service {
         for position in 0..self.events.len() {
             match self.events[position] {
                 WAKER_DATA => self.waker.drain(),
+                number if number & NEWCOMER_BIT != 0 => {
+                    is_busy = true;
+                    self.initialise(number);
+                }
                 number => {
                     is_busy = true;
                     if let Some(at) = self.listeners.iter().position(|it| it.number == number) {
@@ -337,6 +416,7 @@ impl Service {
             }
         }
         self.events.clear();
+        self.hand_over_late(now);
         self.resume(now);
         is_busy
     }
@@ -362,10 +442,9 @@ impl Service {
             Request::Listen {
                 index,
                 socket,
-                closed,
+                control,
             } => {
-                let number = self.next_number;
-                self.next_number += 1;
+                let number = self.take_number();
                 let data = epoll::EventData::new_u64(number);
                 let added = epoll::add(&self.epoll, &socket, data, epoll::EventFlags::IN);
                 if let Err(error) = added {
@@ -376,31 +455,42 @@ impl Service {
                     reactor,
                     index,
                     socket: Some(socket),
-                    closed,
+                    control,
                     state: WatchState::Watched,
                 });
             }
         }
     }
 
-    /// Closes the listeners that are to be closed, and notifies their reactors.
+    fn take_number(&mut self) -> u64 {
+        let number = self.next_number;
+        self.next_number += 1;
+        number
+    }
+
+    /// Closes the listeners that are to be closed, with their newcomers, and notifies their reactors.
     fn close_listeners(&mut self) -> bool {
         let before = self.listeners.len();
         let Self {
             epoll,
             reactors,
             listeners,
+            newcomers,
             ..
         } = self;
         listeners.retain_mut(|it| {
-            let accepted = &mut reactors[it.reactor].accepted;
-            if !it.closed.load(Ordering::Acquire) && !accepted.is_abandoned() {
+            let reactor = &mut reactors[it.reactor];
+            if !it.control.is_closed() && !reactor.accepted.is_abandoned() {
                 return true;
             }
             if let Some(socket) = it.socket.take() {
                 // The control thread may have a duplicate, which would remain watched.
                 let _ = epoll::delete(&*epoll, &socket);
+                let before = newcomers.len();
+                newcomers.retain(|newcomer| newcomer.listener != it.number);
+                reactor.newcomers -= before - newcomers.len();
             }
+            let accepted = &mut reactor.accepted;
             let note = Accepted::ListenerClosed(it.index);
             accepted.send(note).is_err() && !accepted.is_abandoned()
         });
@@ -411,24 +501,36 @@ impl Service {
     fn accept(&mut self, at: usize, now: Instant) {
         let Listening {
             index,
-            socket: Some(socket),
             reactor,
+            number,
+            control,
             ..
-        } = &self.listeners[at]
-        else {
-            return;
-        };
-        let accepted = &mut self.reactors[*reactor].accepted;
+        } = &self.listeners[at];
+        let (index, reactor, listener) = (*index, *reactor, *number);
+        let terms = control.terms();
         for _ in 0..ACCEPTS_IN_A_ROW_MAX {
-            if accepted.vacant() == 0 {
+            let Some(socket) = &self.listeners[at].socket else {
+                return;
+            };
+            if !self.reactors[reactor].has_room() {
                 return self.pause(at, now + FULL_PAUSE);
             }
             match accept_from(socket) {
-                Ok(Some(stream)) => {
-                    let listener = *index;
-                    // There is room, and only this thread sends.
-                    let _ = accepted.send(Accepted::Stream { listener, stream });
-                }
+                Ok(Some(stream)) => match terms {
+                    Some(terms) if self.newcomers.len() < NEWCOMERS_MAX => {
+                        let number = self.take_number() | NEWCOMER_BIT;
+                        self.await_request(Newcomer {
+                            number,
+                            listener,
+                            reactor,
+                            index,
+                            terms,
+                            stream,
+                            until: now + NEWCOMER_WAIT,
+                        });
+                    }
+                    _ => self.hand_over(reactor, index, stream, None),
+                },
                 Ok(None) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) => {
@@ -437,6 +539,65 @@ impl Service {
                 }
             }
         }
+    }
+
+    fn await_request(&mut self, newcomer: Newcomer) {
+        let data = epoll::EventData::new_u64(newcomer.number);
+        match epoll::add(&self.epoll, &newcomer.stream, data, epoll::EventFlags::IN) {
+            Ok(()) => {
+                self.reactors[newcomer.reactor].newcomers += 1;
+                self.newcomers.push(newcomer);
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a new connection cannot be watched");
+                self.hand_over(newcomer.reactor, newcomer.index, newcomer.stream, None);
+            }
+        }
+    }
+
+    /// Passes a connection to its reactor. There is room, and only this thread sends.
+    fn hand_over(
+        &mut self,
+        reactor: usize,
+        listener: u16,
+        stream: TcpSocket,
+        framing: Option<Framing>,
+    ) {
+        let _ = self.reactors[reactor].accepted.send(Accepted::Stream {
+            listener,
+            stream,
+            framing,
+        });
+    }
+
+    /// Answers the ICReq of a newcomer that has sent something, and passes it to its reactor.
+    fn initialise(&mut self, number: u64) {
+        let Some(at) = self.newcomers.iter().position(|it| it.number == number) else {
+            return;
+        };
+        let mut newcomer = self.take_newcomer(at);
+        match newcomer.stream.initialise(&newcomer.terms) {
+            Ok(framing) => {
+                self.hand_over(newcomer.reactor, newcomer.index, newcomer.stream, framing);
+            }
+            // Part of the ICResp was lost, and nothing else can be sent.
+            Err(Broken) => drop(newcomer),
+        }
+    }
+
+    /// Passes the newcomers that have sent nothing for too long to their reactors.
+    fn hand_over_late(&mut self, now: Instant) {
+        while self.newcomers.first().is_some_and(|it| it.until <= now) {
+            let it = self.take_newcomer(0);
+            self.hand_over(it.reactor, it.index, it.stream, None);
+        }
+    }
+
+    fn take_newcomer(&mut self, at: usize) -> Newcomer {
+        let newcomer = self.newcomers.remove(at);
+        self.reactors[newcomer.reactor].newcomers -= 1;
+        let _ = epoll::delete(&self.epoll, &newcomer.stream);
+        newcomer
     }
 
     fn pause(&mut self, at: usize, until: Instant) {

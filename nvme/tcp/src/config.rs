@@ -4,6 +4,8 @@ use nvme_fabrics::settings_of;
 use nvme_target::PortId;
 use reactors::Nanos;
 
+use crate::initialisation::InitialisationTerms;
+
 /// Whether a digest is used, depending on the host's request in its ICReq.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DigestPolicy {
@@ -50,6 +52,17 @@ pub struct PortSettings {
     pub header_digest: DigestPolicy,
     /// Data digest.
     pub data_digest: DigestPolicy,
+}
+
+impl PortSettings {
+    /// What hosts of the port are offered when they initialise a connection.
+    pub(crate) fn terms(&self, host_data_bytes_max: u32) -> InitialisationTerms {
+        InitialisationTerms {
+            header_digest: self.header_digest,
+            data_digest: self.data_digest,
+            host_data_bytes_max,
+        }
+    }
 }
 
 impl Default for PortSettings {

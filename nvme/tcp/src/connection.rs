@@ -13,9 +13,7 @@ use std::io::IoSliceMut;
 
 use hugemem::{Account, Lease, Pool};
 use nvme_fabrics::{Connection as _, Event, RequestContext, RequestToken, Requests};
-use nvme_spec::tcp::{
-    DATA_ALIGNMENT_MAX_Z, DigestFlags, FatalError, Framing, IcReq, IcResp, PFV_1_0, offset,
-};
+use nvme_spec::tcp::{FatalError, Framing, IcReq};
 use nvme_spec::{Cqe, Sqe, Status};
 use nvme_target::{
     Arrival, Completed, ConnectOutcome, PortId, QueueId, TargetCore, Timing, TransportId,
@@ -26,8 +24,7 @@ use zerocopy::IntoBytes;
 pub use audit::ConnectionAudit;
 
 use crate::config::{
-    DigestPolicy, PROGRESS_CHECK_INTERVAL, PROGRESS_TIMEOUT, PROGRESS_TIMEOUT_CONTENDED,
-    PortSettings, TcpConfig,
+    PROGRESS_CHECK_INTERVAL, PROGRESS_TIMEOUT, PROGRESS_TIMEOUT_CONTENDED, PortSettings, TcpConfig,
 };
 use crate::counters::TcpCounters;
 use crate::digest::digest;
@@ -192,9 +189,16 @@ pub(crate) struct Connection<S> {
 }
 
 impl<S: ByteStream> Connection<S> {
-    /// A connection that was just accepted on `port`. `token` identifies it in requests.
-    pub(crate) fn new(stream: S, port: PortId, token: RequestToken, cx: &Context<'_>) -> Self {
-        Self {
+    /// A connection that was just accepted on `port`. `token` identifies it in requests. With a
+    /// `framing`, its host has received the ICResp that agreed on it.
+    pub(crate) fn new(
+        stream: S,
+        framing: Option<Framing>,
+        port: PortId,
+        token: RequestToken,
+        cx: &Context<'_>,
+    ) -> Self {
+        let mut connection = Self {
             stream,
             expecting: Expecting::Header,
             phase: Phase::Initialising,
@@ -225,7 +229,11 @@ impl<S: ByteStream> Connection<S> {
             opened_at: cx.now,
             last_arrival: cx.now,
             awaits_writable: false,
+        };
+        if let Some(framing) = framing {
+            connection.operate(framing);
         }
+        connection
     }
 
     pub(crate) fn stream(&self) -> &S {
@@ -586,34 +594,21 @@ impl<S: ByteStream> Connection<S> {
 
     /// Handles the ICReq and queues the ICResp (TCP 1.1 §3.1).
     fn initialise(&mut self, cx: &Context<'_>, request: &IcReq) -> Result<(), Box<Violation>> {
-        let wrong = |status, information| Violation::new(status, information, request.as_bytes());
-        if request.pfv.get() != PFV_1_0 {
-            return Err(wrong(FatalError::UNSUPPORTED_PARAMETER, offset::PFV));
-        }
-        if request.hpda_z > DATA_ALIGNMENT_MAX_Z {
-            return Err(wrong(FatalError::INVALID_HEADER_FIELD, offset::PDA));
-        }
-        let (Some(header_digest), Some(data_digest)) = (
-            choose_digest(self.settings.header_digest, request.dgst.header()),
-            choose_digest(self.settings.data_digest, request.dgst.data()),
-        ) else {
-            return Err(wrong(FatalError::UNSUPPORTED_PARAMETER, offset::DGST));
-        };
-        let digests = DigestFlags::new()
-            .with_header(header_digest)
-            .with_data(data_digest);
-        let response = IcResp::new(0, digests, cx.config.host_data_bytes_max);
+        let terms = self.settings.terms(cx.config.host_data_bytes_max);
+        let (response, framing) = terms.agree(request).map_err(|(status, information)| {
+            Violation::new(status, information, request.as_bytes())
+        })?;
         self.transmitter.push_control(response.as_bytes());
-        let framing = Framing {
-            header_digest,
-            data_digest,
-            alignment_z: request.hpda_z,
-        };
+        self.operate(framing);
+        Ok(())
+    }
+
+    /// The initialisation is complete: Connect is next.
+    fn operate(&mut self, framing: Framing) {
         self.transmitter.negotiate(framing);
         self.rules.operate(framing);
         self.receiver.clear_expected_header();
         self.phase = Phase::Connecting;
-        Ok(())
     }
 
     /// Handles the first command of the connection, which must be Connect.
@@ -890,14 +885,4 @@ impl<S: ByteStream> nvme_fabrics::Connection for Connection<S> {
 fn first(room: &mut [u8], bytes: usize) -> &mut [u8] {
     let bytes = room.len().min(bytes);
     &mut room[..bytes]
-}
-
-/// Whether a digest is used; `None` if the host's request is refused.
-fn choose_digest(policy: DigestPolicy, asked: bool) -> Option<bool> {
-    match (policy, asked) {
-        (DigestPolicy::Off, _) => Some(false),
-        (DigestPolicy::Allowed, asked) => Some(asked),
-        (DigestPolicy::Required, true) => Some(true),
-        (DigestPolicy::Required, false) => None,
-    }
 }

@@ -11,12 +11,14 @@ use std::sync::Arc;
 
 use hugemem::Pool;
 use nvme_fabrics::{Connection as _, ConnectionTable, RequestToken, earliest};
+use nvme_spec::tcp::Framing;
 use nvme_target::{PortId, TargetCore, TransportId, TransportKind};
 use reactors::{LogLimit, Nanos, Placement};
 
 use crate::config::{CONNECTIONS_PER_REACTOR_MAX, PortSettings, TcpConfig};
 use crate::connection::{Connection, ConnectionAudit, Context, Ended};
 use crate::counters::TcpCounters;
+use crate::initialisation::InitialisationTerms;
 use crate::receive_buffers::ReceiveBuffers;
 use crate::stream::ByteStream;
 
@@ -175,13 +177,24 @@ impl<S: ByteStream> ConnectionSet<S> {
     /// # Errors
     /// The stream itself if the table is full.
     pub fn insert(&mut self, stream: S, port: PortId, now: Nanos) -> Result<u16, S> {
+        self.insert_negotiated(stream, None, port, now)
+    }
+
+    /// The same for a stream whose host has received its ICResp, if there is a `framing`.
+    pub(crate) fn insert_negotiated(
+        &mut self,
+        stream: S,
+        framing: Option<Framing>,
+        port: PortId,
+        now: Nanos,
+    ) -> Result<u16, S> {
         let Some(token) = self.table.next_token() else {
             self.count_refused();
             return Err(stream);
         };
         let mut core = self.shared.core.borrow_mut();
         let cx = self.shared.context(&mut core, &mut self.buffers, now);
-        let connection = Connection::new(stream, port, token, &cx);
+        let connection = Connection::new(stream, framing, port, token, &cx);
         drop(core);
         let index = self.table.insert(connection);
         let (placement, reactor) = &self.shared.placement;
@@ -337,6 +350,12 @@ impl<S: ByteStream> ConnectionSet<S> {
             });
         }
         self.len()
+    }
+
+    /// What hosts that connect to `port` are offered.
+    pub(crate) fn terms(&self, port: PortId) -> InitialisationTerms {
+        let config = &self.shared.config;
+        config.port(port).terms(config.host_data_bytes_max)
     }
 
     /// Sets the settings for hosts that connect to each port from now on; other ports get the

@@ -12,6 +12,7 @@ mod connection;
 mod connections;
 mod counters;
 mod digest;
+mod initialisation;
 mod listeners;
 mod network;
 mod receive;
@@ -29,6 +30,7 @@ pub use config::{
 pub use connection::ConnectionAudit;
 pub use connections::ConnectionSet;
 pub use counters::TcpCounters;
+pub use initialisation::InitialisationTerms;
 pub use network::{Accepted, Interest, Network, Ready, Sockets};
 pub use stream::{ByteStream, TcpSocket, Transferred};
 pub use transport::{Handoff, PortMessage, TcpTransport};

@@ -36,6 +36,14 @@ impl Listeners {
         (*state == ListenerState::Open).then_some(port)
     }
 
+    /// The number and the port of each open listener.
+    pub(crate) fn open(&mut self) -> impl Iterator<Item = (u16, PortId)> {
+        let listeners = self.table.iter_mut();
+        listeners.filter_map(|(index, state, port)| {
+            (*state == ListenerState::Open).then_some((index, port))
+        })
+    }
+
     /// Begins to close the open listeners of the ports that `selects` selects; calls `close` for
     /// each.
     pub(crate) fn close(&mut self, selects: impl Fn(PortId) -> bool, mut close: impl FnMut(u16)) {

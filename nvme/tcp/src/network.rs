@@ -8,11 +8,13 @@ use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use nvme_spec::tcp::Framing;
 use reactors::{Waker, restore_return_prediction};
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
 use crate::acceptor::AcceptorPort;
+use crate::initialisation::InitialisationTerms;
 use crate::stream::{ByteStream, TcpSocket};
 
 /// A report about a listener.
@@ -24,6 +26,8 @@ pub enum Accepted<S> {
         listener: u16,
         /// The connection.
         stream: S,
+        /// The framing that its host was sent an ICResp for; `None` if the ICReq was not received.
+        framing: Option<Framing>,
     },
     /// The listener of this number is closed. It accepts no more connections.
     ListenerClosed(u16),
@@ -59,6 +63,12 @@ pub trait Network {
     /// # Errors
     /// The system's.
     fn add_listener(&mut self, index: u16, listener: Self::Listener) -> io::Result<()>;
+
+    /// What hosts that connect to the listener are offered from now on. The network may answer their
+    /// ICReq itself then, and reports the framing with the stream.
+    fn offer(&mut self, index: u16, terms: InitialisationTerms) {
+        let _ = (index, terms);
+    }
 
     /// Begins to close a listener. [`Accepted::ListenerClosed`] follows its last connection; its
     /// number is in use until then.
@@ -130,6 +140,10 @@ impl Network for Sockets {
 
     fn add_listener(&mut self, index: u16, listener: TcpListener) -> io::Result<()> {
         self.acceptor.listen(index, listener)
+    }
+
+    fn offer(&mut self, index: u16, terms: InitialisationTerms) {
+        self.acceptor.offer(index, terms);
     }
 
     fn close_listener(&mut self, index: u16) {

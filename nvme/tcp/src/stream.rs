@@ -8,9 +8,13 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
+use nvme_spec::tcp::{Framing, IcReq};
 use reactors::restore_return_prediction;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, send, sendmsg, sockopt};
+use zerocopy::IntoBytes as _;
+
+use crate::initialisation::InitialisationTerms;
 
 /// The result of one vectored receive or send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -105,6 +109,39 @@ impl TcpSocket {
             local,
             host,
         })
+    }
+}
+
+/// An ICResp was not sent as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Broken;
+
+impl TcpSocket {
+    /// Receives an ICReq and sends the ICResp, if a valid ICReq is there. Otherwise receives nothing
+    /// and returns `None`: an invalid one is left for the connection, which reports the error.
+    pub(crate) fn initialise(
+        &mut self,
+        terms: &InitialisationTerms,
+    ) -> Result<Option<Framing>, Broken> {
+        let mut request = [0; size_of::<IcReq>()];
+        let flags = RecvFlags::DONTWAIT;
+        let peeked = recv(&self.socket, &mut request, flags | RecvFlags::PEEK);
+        if !peeked.is_ok_and(|(_, bytes)| bytes == request.len()) {
+            return Ok(None);
+        }
+        let Some((response, framing)) = terms.agree_to_bytes(&request) else {
+            return Ok(None);
+        };
+        // The same bytes again: only this thread receives from the socket.
+        let received = recv(&self.socket, &mut request, flags);
+        if !received.is_ok_and(|(_, bytes)| bytes == request.len()) {
+            return Err(Broken);
+        }
+        let response = response.as_bytes();
+        match self.send(&[IoSlice::new(response)]) {
+            Transferred::Bytes(bytes) if bytes == response.len() => Ok(Some(framing)),
+            _ => Err(Broken),
+        }
     }
 }
 

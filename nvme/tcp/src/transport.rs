@@ -9,6 +9,7 @@ use std::os::fd::BorrowedFd;
 
 use arrayvec::ArrayVec;
 use nvme_fabrics::{ListenerMessage, PortControl, Ports};
+use nvme_spec::tcp::Framing;
 use nvme_target::PortId;
 use reactors::mesh::Port;
 use reactors::ring::Receiver;
@@ -36,6 +37,8 @@ const ACCEPTS_PER_POLL_MAX: usize = 16;
 pub struct Handoff<S = TcpSocket> {
     /// The connected stream.
     pub stream: S,
+    /// The framing, if its host has received its ICResp.
+    pub framing: Option<Framing>,
     /// The port it was accepted on.
     pub port: PortId,
     /// Whether the limit of connections is reached, so that the reactor must evict one for it.
@@ -129,6 +132,7 @@ impl<N: Network> TcpTransport<N> {
     pub fn listen(&mut self, listener: N::Listener, port: PortId) -> io::Result<()> {
         let index = self.listeners.next_index();
         self.network.add_listener(index, listener)?;
+        self.network.offer(index, self.connections.terms(port));
         self.listeners.insert(port);
         Ok(())
     }
@@ -153,8 +157,12 @@ impl<N: Network> TcpTransport<N> {
             reports += 1;
             match accepted {
                 Accepted::ListenerClosed(index) => self.listeners.remove(index),
-                Accepted::Stream { listener, stream } => match self.listeners.open_port(listener) {
-                    Some(port) => self.assign_connection(stream, port, now),
+                Accepted::Stream {
+                    listener,
+                    stream,
+                    framing,
+                } => match self.listeners.open_port(listener) {
+                    Some(port) => self.assign_connection(stream, framing, port, now),
                     None => self.network.close_stream(stream),
                 },
             }
@@ -164,7 +172,13 @@ impl<N: Network> TcpTransport<N> {
 
     /// Hands a new connection to the least loaded reactor, or to one that can evict a connection
     /// for it.
-    fn assign_connection(&mut self, stream: N::Stream, port: PortId, now: Nanos) {
+    fn assign_connection(
+        &mut self,
+        stream: N::Stream,
+        framing: Option<Framing>,
+        port: PortId,
+        now: Nanos,
+    ) {
         let (chosen, replaces) = match self.placement.choose_or_replace(&self.reactors, now) {
             PlacementResult::Available(chosen) => (chosen, false),
             PlacementResult::Replacing(chosen) => (chosen, true),
@@ -172,6 +186,7 @@ impl<N: Network> TcpTransport<N> {
         };
         let handoff = Handoff {
             stream,
+            framing,
             port,
             replaces,
         };
@@ -193,6 +208,7 @@ impl<N: Network> TcpTransport<N> {
     fn adopt(&mut self, handoff: Handoff<N::Stream>, now: Nanos) {
         let Handoff {
             stream,
+            framing,
             port,
             replaces,
         } = handoff;
@@ -200,7 +216,10 @@ impl<N: Network> TcpTransport<N> {
             self.placement.release(self.handoffs.index());
             return self.refuse(stream);
         }
-        let index = match self.connections.insert(stream, port, now) {
+        let index = match self
+            .connections
+            .insert_negotiated(stream, framing, port, now)
+        {
             Ok(index) => index,
             Err(stream) => {
                 self.placement.release(self.handoffs.index());
@@ -286,6 +305,9 @@ impl<N: Network> Ports for TcpTransport<N> {
 
     fn set_ports(&mut self, ports: Vec<(PortId, PortSettings)>) {
         self.connections.set_ports(ports);
+        for (index, port) in self.listeners.open() {
+            self.network.offer(index, self.connections.terms(port));
+        }
     }
 
     fn stop_listening(&mut self, port: PortId) {

@@ -179,6 +179,7 @@ impl Rig {
         let end = stream.try_clone()?;
         let handoff = Handoff {
             stream: TcpSocket::new(stream)?,
+            framing: None,
             port: PortId(0),
             replaces: false,
         };

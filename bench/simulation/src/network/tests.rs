@@ -28,6 +28,7 @@ fn pair(behaviour: NetworkBehaviour) -> Pair {
     let Some(Accepted::Stream {
         listener: 0,
         stream,
+        ..
     }) = network.accept()
     else {
         panic!("a connection waits");

@@ -1,9 +1,13 @@
 //! The thread's turns, run by the tests: nothing depends on time.
 
-use std::io::Read as _;
+use std::io::{Read as _, Write as _};
 use std::net::Shutdown;
 
+use nvme_spec::tcp::{DigestFlags, IcReq, IcResp};
+use zerocopy::{FromBytes as _, IntoBytes as _};
+
 use super::*;
+use crate::config::DigestPolicy;
 use crate::stream::{ByteStream as _, Transferred};
 
 /// Time limit of a wait for the kernel.
@@ -57,12 +61,43 @@ impl Stage {
         }
     }
 
+    /// Hosts are offered header digests, and required to use data digests if `data_digest` says so.
+    fn offer(&mut self, data_digest: DigestPolicy) {
+        let terms = InitialisationTerms {
+            header_digest: DigestPolicy::Allowed,
+            data_digest,
+            host_data_bytes_max: 8192,
+        };
+        self.port.offer(0, terms);
+    }
+
+    /// Runs turns until `count` accepted connections wait for their ICReq.
+    fn welcome(&mut self, count: usize) {
+        let began = Instant::now();
+        while self.service.newcomers.len() < count {
+            assert!(began.elapsed() < LIMIT);
+            self.turn();
+        }
+    }
+
+    /// The next accepted connection, and what was agreed with its host.
+    fn accepted(&mut self) -> (TcpSocket, Option<Framing>) {
+        self.accept(1);
+        match self.port.accept() {
+            Some(Accepted::Stream {
+                stream, framing, ..
+            }) => (stream, framing),
+            other => panic!("out of place: {other:?}"),
+        }
+    }
+
     fn streams(&mut self) -> Vec<TcpSocket> {
         let streams = std::iter::from_fn(|| self.port.accept());
         let stream = |it| match it {
             Accepted::Stream {
                 listener: 0,
                 stream,
+                ..
             } => stream,
             other => panic!("out of place: {other:?}"),
         };
@@ -296,4 +331,144 @@ fn the_thread_serves_and_ends() {
     drop(acceptor);
     let refused = TcpStream::connect(address).map_err(|error| error.kind());
     assert_eq!(refused.err(), Some(io::ErrorKind::ConnectionRefused));
+}
+
+/// Receives what the host has sent, which is at least one byte.
+fn received(stream: &mut TcpSocket) -> Vec<u8> {
+    let mut bytes = [0; 512];
+    let began = Instant::now();
+    loop {
+        match stream.receive(&mut [io::IoSliceMut::new(&mut bytes)]) {
+            Transferred::Bytes(count) => return bytes[..count].to_vec(),
+            Transferred::WouldBlock => assert!(began.elapsed() < LIMIT),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn the_thread_answers_a_valid_request() {
+    let mut stage = Stage::new();
+    stage.offer(DigestPolicy::Allowed);
+    let mut client = stage.connect();
+    stage.welcome(1);
+    assert!(!stage.port.has_accepted(), "the ICReq is awaited");
+    let digests = DigestFlags::new().with_header(true);
+    client
+        .write_all(IcReq::new(3, digests, 0).as_bytes())
+        .expect("connected");
+    let (mut stream, framing) = stage.accepted();
+    let agreed = Framing {
+        header_digest: true,
+        data_digest: false,
+        alignment_z: 3,
+    };
+    assert_eq!(framing, Some(agreed));
+    let mut response = [0; size_of::<IcResp>()];
+    client.set_read_timeout(Some(LIMIT)).expect("a socket");
+    client.read_exact(&mut response).expect("a response");
+    let response = IcResp::read_from_bytes(&response).expect("its size");
+    assert_eq!(response, IcResp::new(0, digests, 8192));
+    // What follows the request is left for the reactor, and nothing else is.
+    client.write_all(b"next").expect("connected");
+    assert_eq!(received(&mut stream), b"next");
+    assert_eq!((stage.service.newcomers.len(), stage.turn()), (0, false));
+}
+
+/// The reactor reports the error, or waits for the rest.
+#[test]
+fn other_requests_are_left_for_the_reactor() {
+    let valid = IcReq::new(0, DigestFlags::new(), 0);
+    let with_format = |format| {
+        let mut request = valid;
+        request.pfv.set(format);
+        request.as_bytes().to_vec()
+    };
+    let mut of_another_type = valid.as_bytes().to_vec();
+    of_another_type[0] = 4;
+    let mut of_another_length = valid.as_bytes().to_vec();
+    of_another_length[4] = 0xff;
+    let cases = [
+        ("another format", with_format(1), DigestPolicy::Allowed),
+        ("no data digest", with_format(0), DigestPolicy::Required),
+        ("another PDU", of_another_type, DigestPolicy::Allowed),
+        ("another length", of_another_length, DigestPolicy::Allowed),
+        (
+            "an alignment",
+            IcReq::new(32, DigestFlags::new(), 0).as_bytes().to_vec(),
+            DigestPolicy::Allowed,
+        ),
+        (
+            "a part",
+            with_format(0)[..127].to_vec(),
+            DigestPolicy::Allowed,
+        ),
+    ];
+    for (case, request, data_digest) in cases {
+        let mut stage = Stage::new();
+        stage.offer(data_digest);
+        let mut client = stage.connect();
+        client.write_all(&request).expect("connected");
+        let (mut stream, framing) = stage.accepted();
+        assert_eq!(framing, None, "{case}");
+        assert_eq!(received(&mut stream), request, "{case}");
+        client.set_nonblocking(true).expect("a socket");
+        let response = client.read(&mut [0]).map_err(|error| error.kind());
+        assert_eq!(response, Err(io::ErrorKind::WouldBlock), "{case}");
+    }
+}
+
+#[test]
+fn silent_hosts_go_to_the_reactor_soon() {
+    let mut stage = Stage::new();
+    stage.offer(DigestPolicy::Allowed);
+    let _clients: Vec<_> = (0..NEWCOMERS_MAX).map(|_| stage.connect()).collect();
+    stage.welcome(NEWCOMERS_MAX);
+    assert!(!stage.port.has_accepted());
+    // There is no place to wait for another one.
+    let _other = stage.connect();
+    let (_stream, framing) = stage.accepted();
+    assert_eq!(framing, None);
+    stage.now += NEWCOMER_WAIT;
+    stage.turn();
+    assert_eq!(stage.streams().len(), NEWCOMERS_MAX);
+    assert_eq!(stage.service.reactors[0].newcomers, 0);
+}
+
+/// Whatever they send, their reactor has room for them.
+#[test]
+fn newcomers_have_a_place_in_the_ring() {
+    let mut stage = Stage::new();
+    let mut clients = Vec::new();
+    for count in 1..=ACCEPTED_MAX - 2 {
+        clients.push(stage.connect());
+        stage.accept(count);
+    }
+    stage.offer(DigestPolicy::Allowed);
+    clients.extend((0..5).map(|_| stage.connect()));
+    stage.welcome(2);
+    stage.turn();
+    assert_eq!(stage.service.newcomers.len(), 2);
+    stage.now += NEWCOMER_WAIT;
+    stage.turn();
+    assert_eq!(stage.streams().len(), ACCEPTED_MAX);
+    stage.welcome(3);
+}
+
+#[test]
+fn newcomers_of_a_closed_listener_are_closed() {
+    let mut stage = Stage::new();
+    stage.offer(DigestPolicy::Allowed);
+    let mut client = stage.connect();
+    stage.welcome(1);
+    stage.port.close_listener(0);
+    stage.turn();
+    client.set_read_timeout(Some(LIMIT)).expect("a socket");
+    assert_eq!(client.read(&mut [0]).expect("closed"), 0);
+    assert_eq!(stage.service.reactors[0].newcomers, 0);
+    let last = stage.port.accept();
+    assert!(
+        matches!(last, Some(Accepted::ListenerClosed(0))),
+        "{last:?}"
+    );
 }
