@@ -227,6 +227,16 @@ const BASE: Document = Document {
             "Universally Unique Identifiers (UUIDs) for Vendor Specific Information",
         ),
         ("8.2.1", "Controller Memory Buffer"),
+        ("8.3.4.4", "Common Authentication Messages"),
+        ("8.3.4.4.1", "AUTH_Negotiate Message"),
+        (
+            "8.3.4.5.2",
+            "DH-HMAC-CHAP Authentication Protocol Descriptor",
+        ),
+        ("8.3.4.5.3", "DH-HMAC-CHAP_Challenge Message"),
+        ("8.3.4.5.4", "DH-HMAC-CHAP_Reply Message"),
+        ("8.3.4.5.5", "DH-HMAC-CHAP_Success1 Message"),
+        ("8.3.4.5.6", "DH-HMAC-CHAP_Success2 Message"),
         (
             "B.5",
             "Updating Controller Doorbell Properties using a Shadow Doorbell Buffer",
