@@ -16,9 +16,9 @@ pub struct Document {
 }
 
 /// Every cited document.
-pub const DOCUMENTS: [Document; 16] = [
+pub const DOCUMENTS: [Document; 17] = [
     BASE, NVM, PCIE, RDMA, TCP, PCI, INFINIBAND, IEEE_802, WEBDRIVER, RFC_1034, RFC_3385, RFC_3720,
-    RFC_5040, RFC_5737, RFC_6750, RFC_9562,
+    RFC_5040, RFC_5737, RFC_6750, RFC_7919, RFC_9562,
 ];
 
 const BASE: Document = Document {
@@ -418,6 +418,13 @@ const RFC_6750: Document = Document {
     name: "RFC 6750",
     title: "The OAuth 2.0 Authorization Framework: Bearer Token Usage",
     sections: &[("2.1", "Authorization Request Header Field")],
+};
+
+const RFC_7919: Document = Document {
+    name: "RFC 7919",
+    title: "Negotiated Finite Field Diffie-Hellman Ephemeral Parameters for Transport Layer \
+            Security (TLS)",
+    sections: &[],
 };
 
 const RFC_9562: Document = Document {

@@ -1,0 +1,4 @@
+//! The two sides against each other.
+
+mod exchanges;
+mod rig;
