@@ -97,6 +97,7 @@ impl Rig {
     pub(crate) fn run(&mut self, mut change: impl FnMut(usize, &mut Vec<u8>)) -> Outcome {
         let mut outcome = Outcome::default();
         let mut message = Some(self.negotiate());
+        let mut is_last = false;
         for index in 0.. {
             let Some(mut bytes) = message.take() else {
                 break;
@@ -109,7 +110,7 @@ impl Rig {
             } else {
                 (self.host.take_and_compute(&bytes), &mut outcome.host)
             };
-            (message, *result) = match action {
+            let (next, ended) = match action {
                 Action::Send(message) => (Some(message), None),
                 Action::SendAndFinish(message, success) => (Some(message), Some(Ok(success))),
                 Action::Finish(success) => (None, Some(Ok(success))),
@@ -117,10 +118,14 @@ impl Rig {
                 Action::Fail(failure) => (None, Some(Err(failure))),
                 Action::Compute(_) | Action::Stale => panic!("an exponentiation has run"),
             };
-            // A side that has failed takes no more messages.
-            if matches!(&outcome.host, Some(Err(_))) && !is_to_controller && index > 3 {
+            let has_failed = matches!(ended, Some(Err(_)));
+            *result = ended;
+            // The message of a failure is the last one.
+            if is_last {
                 break;
             }
+            is_last = has_failed;
+            message = next;
         }
         outcome
     }
