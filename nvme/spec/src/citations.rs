@@ -16,9 +16,9 @@ pub struct Document {
 }
 
 /// Every cited document.
-pub const DOCUMENTS: [Document; 16] = [
+pub const DOCUMENTS: [Document; 17] = [
     BASE, NVM, PCIE, RDMA, TCP, PCI, INFINIBAND, IEEE_802, WEBDRIVER, RFC_1034, RFC_3385, RFC_3720,
-    RFC_5040, RFC_5737, RFC_6750, RFC_9562,
+    RFC_5040, RFC_5737, RFC_6750, RFC_7919, RFC_9562,
 ];
 
 const BASE: Document = Document {
@@ -227,6 +227,16 @@ const BASE: Document = Document {
             "Universally Unique Identifiers (UUIDs) for Vendor Specific Information",
         ),
         ("8.2.1", "Controller Memory Buffer"),
+        ("8.3.4.4", "Common Authentication Messages"),
+        ("8.3.4.4.1", "AUTH_Negotiate Message"),
+        (
+            "8.3.4.5.2",
+            "DH-HMAC-CHAP Authentication Protocol Descriptor",
+        ),
+        ("8.3.4.5.3", "DH-HMAC-CHAP_Challenge Message"),
+        ("8.3.4.5.4", "DH-HMAC-CHAP_Reply Message"),
+        ("8.3.4.5.5", "DH-HMAC-CHAP_Success1 Message"),
+        ("8.3.4.5.6", "DH-HMAC-CHAP_Success2 Message"),
         (
             "B.5",
             "Updating Controller Doorbell Properties using a Shadow Doorbell Buffer",
@@ -408,6 +418,13 @@ const RFC_6750: Document = Document {
     name: "RFC 6750",
     title: "The OAuth 2.0 Authorization Framework: Bearer Token Usage",
     sections: &[("2.1", "Authorization Request Header Field")],
+};
+
+const RFC_7919: Document = Document {
+    name: "RFC 7919",
+    title: "Negotiated Finite Field Diffie-Hellman Ephemeral Parameters for Transport Layer \
+            Security (TLS)",
+    sections: &[],
 };
 
 const RFC_9562: Document = Document {

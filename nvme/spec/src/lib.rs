@@ -25,6 +25,7 @@
 mod open_enum;
 
 pub mod ascii;
+pub mod authentication;
 pub mod citations;
 pub mod command;
 pub mod completion;

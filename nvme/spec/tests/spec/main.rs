@@ -1,5 +1,6 @@
 //! Checks the types against the published layouts, positions and values.
 
+mod authentication;
 mod bits;
 mod command;
 mod layout;
