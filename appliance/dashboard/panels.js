@@ -245,6 +245,7 @@ export class Tables {
     this.#devices.show(status.devices.map((one) => this.#device(one)));
     this.#listeners.show(status.listeners.map(listener));
     this.#paths.show(status.ana.map(path));
+    this.#paths.root.hidden = status.ana.every(isOrdinary);
   }
 
   #name(kind, name, text = name) {
@@ -353,6 +354,11 @@ function pool(one) {
     { ...number(one.waiting, format.whole(one.waiting)), tone: one.waiting > 0 ? "warning" : "" },
     number(one.waits, format.whole(one.waits)),
   ];
+}
+
+/** Whether a path is as it is without ANA in the configuration and without an operator's change. */
+function isOrdinary(one) {
+  return one.group === 1 && one.state === "optimized" && one.configured === "optimized";
 }
 
 /** The state of an ANA group at a listener. */

@@ -67,6 +67,7 @@ fn run_checks(
         checks::is_readable_on_all_screens(site, browser)
     })?;
     check("totals", || checks::totals_match_the_api(site, browser))?;
+    check("ANA", || checks::hides_ordinary_ana_states(site, browser))?;
     check("console", || checks::console_has_no_errors(browser, &[]))?;
     let closed = Site::start(binaries, &directory.join("token"), log, Some(TOKEN))?;
     check("token", || checks::requests_the_token(&closed, browser))?;

@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
+use appliance_config::AnaState;
+
 use super::LIMIT;
 use super::client::get;
 use crate::control::ControlPlane;
@@ -64,4 +66,30 @@ fn dashboards_and_alerts_use_existing_metrics() {
         }
     }
     assert!(appliance.stop_quietly());
+}
+
+/// The words between the quotes of `state="…"` and `state=~"…"`, after each `start` in the alerts.
+fn alerted_states(start: &str) -> Vec<&'static str> {
+    let after = ALERTS.split(start).skip(1);
+    let lists = after.filter_map(|text| text.split('"').nth(1));
+    lists.flat_map(|list| list.split('|')).collect()
+}
+
+/// Each ANA state is either served, or reported by one alert. The panel names them all.
+#[test]
+fn alerts_and_panels_know_all_ana_states() {
+    let served = alerted_states("unless sum by (export, group) (windlass_ana_state{");
+    let reported = alerted_states("expr: windlass_ana_state{");
+    for state in AnaState::ALL {
+        let word = state.word();
+        let is_accessible = matches!(state, AnaState::Optimized | AnaState::NonOptimized);
+        let count = |words: &[&str]| words.iter().filter(|it| **it == word).count();
+        assert_eq!(count(&served), usize::from(is_accessible), "{word}");
+        assert_eq!(count(&reported), usize::from(!is_accessible), "{word}");
+        let asked = format!("state=\\\"{word}\\\"");
+        let shown = format!("\"text\": \"{word}\"");
+        assert!(GRAFANA.contains(&asked), "{word}");
+        assert!(GRAFANA.contains(&shown), "{word}");
+    }
+    assert_eq!(served.len() + reported.len(), AnaState::ALL.len());
 }

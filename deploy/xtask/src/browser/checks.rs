@@ -243,6 +243,21 @@ pub(super) fn totals_match_the_api(site: &mut Site, browser: &Browser) -> Result
     )
 }
 
+/// The element of the table of ANA states.
+const ANA_TABLE: &str = "document.querySelector('#listeners > :last-child')";
+
+/// Checks that the page has no table of ANA states while all paths are in their ordinary state.
+pub(super) fn hides_ordinary_ana_states(site: &Site, browser: &Browser) -> Result<(), String> {
+    let status = site.api("status")?;
+    ensure(status["ana"][0]["state"] == "optimized", || {
+        format!("ANA: {}", status["ana"])
+    })?;
+    let hidden = browser.run(&format!("return {ANA_TABLE}.hidden;"))?;
+    ensure(hidden == true, || {
+        "ordinary ANA states are shown".to_owned()
+    })
+}
+
 /// The identifier or name of the element with the focus.
 fn focused(browser: &Browser) -> Result<String, String> {
     let focused = browser.run(
@@ -448,6 +463,10 @@ pub(super) fn requests_the_token(site: &Site, browser: &Browser) -> Result<(), S
     )?;
     browser.press_keys(TOKEN.chars().chain([key::ENTER]))?;
     browser.wait("the right token opens", IS_LIVE)?;
+    browser.wait(
+        "the configured ANA state is shown",
+        &format!("!{ANA_TABLE}.hidden && {ANA_TABLE}.innerText.includes('non-optimized')"),
+    )?;
     browser.run("location.reload();")?;
     browser.wait(
         "the tab stores it",

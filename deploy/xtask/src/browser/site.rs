@@ -67,6 +67,11 @@ impl Site {
         let token = self.token.map_or(String::new(), |_| {
             format!("token_file = \"{directory}/token\"")
         });
+        // One of the two sites that are tested has ANA.
+        let ana = self.token.map_or(
+            "",
+            |_| r#"ana = [{ listener = "san", state = "non-optimized" }]"#,
+        );
         format!(
             r#"
 [appliance]
@@ -97,6 +102,7 @@ nqn = "{NQN}"
 devices = ["scratch", "vol0"]
 listeners = ["san"]
 allow_any_host = true
+{ana}
 "#,
             format_args!("127.0.0.1:{http}"),
             self.port
