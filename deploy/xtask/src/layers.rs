@@ -13,7 +13,7 @@ use crate::rust_source::{has_word, leading_attributes, without_comments_and_lite
 
 /// The crates of each level, from the lowest.
 const LEVELS: [&[&str]; 8] = [
-    &["nvme_spec", "hugemem", "appliance_config"],
+    &["nvme_spec", "nvme_keys", "hugemem", "appliance_config"],
     &[
         "reactors",
         "uring",
