@@ -86,6 +86,8 @@ pub struct Environment {
     pub disk_failed: bool,
     /// Until when memory may be scarce.
     pub memory_disturbed: Nanos,
+    /// When each connection began to occupy memory without using it.
+    pub occupied_at: Vec<Nanos>,
     /// Until when connections may be disturbed.
     pub network_disturbed: Nanos,
     /// Whether the appliance is shutting down.
@@ -149,6 +151,7 @@ impl Environment {
             disk_fails: vec![fails; count],
             disk_failed: false,
             memory_disturbed: Nanos::ZERO,
+            occupied_at: Vec::new(),
             network_disturbed: Nanos::ZERO,
             stopping: false,
             changing: false,
@@ -187,6 +190,7 @@ impl Environment {
             disk_failed: self.disk_failed,
             disk_disturbed: &self.disk_disturbed,
             memory_disturbed: self.memory_disturbed,
+            occupied_at: &mut self.occupied_at,
             stopping: self.stopping,
             changing: self.changing,
             changed_at: self.changed_at,

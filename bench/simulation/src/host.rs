@@ -137,6 +137,8 @@ pub struct HostEnv<'a> {
     pub disk_disturbed: &'a [Nanos],
     /// The same for everything that needs memory.
     pub memory_disturbed: Nanos,
+    /// When each connection began to occupy memory without using it.
+    pub occupied_at: &'a mut Vec<Nanos>,
     /// Whether the appliance is shutting down, so that connections may end.
     pub stopping: bool,
     /// Whether a configuration change is in progress.

@@ -16,7 +16,7 @@ use crate::judge::Violation;
 /// the target's 30 s, and the delays of its checks and of the network.
 const PROGRESS_MAX: Nanos = Nanos::from_secs(36);
 /// Time after which a greedy host's own commands are no longer affected.
-const GREED_MAX: Nanos = Nanos::from_secs(45);
+pub(super) const GREED_MAX: Nanos = Nanos::from_secs(45);
 
 impl Host {
     /// Excuses delays of its own commands, which may wait for memory that it or another path of the
@@ -68,6 +68,7 @@ impl Host {
             }
         }
         let until = self.greedy_until;
+        env.occupied_at.push(env.now);
         connection.queue.misused_until = Some(until);
         if !writes {
             connection.stall(false, until);

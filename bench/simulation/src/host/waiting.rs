@@ -4,6 +4,7 @@
 use reactors::Nanos;
 
 use super::connection::{Connection, Outstanding};
+use super::greedy::GREED_MAX;
 use super::{Command, Host, HostEnv, Io, IoKind, LATENCY_MAX};
 use crate::fairness::size_of_slice;
 use crate::faults::Fault;
@@ -21,8 +22,8 @@ const STUCK_MAX: Nanos = Nanos::from_millis(1100);
 /// Posted RDMA requests cannot be cancelled: the target ends a connection after 5 s without
 /// progress, and the device then flushes them.
 const LATE_MAX: Nanos = Nanos::from_secs(6);
-/// Maximum time for which a host that transfers no data keeps memory that another one needs: the
-/// target's 2 s, and its checks.
+/// Maximum time for which a connection that transfers no data keeps memory that another host needs:
+/// the target's 2 s, and its checks.
 const HELD_MAX: Nanos = Nanos::from_secs(3);
 /// Maximum time until a request that a disk deferred is submitted again.
 const RETRY: Nanos = Nanos::from_micros(50);
@@ -31,7 +32,7 @@ const RETRIES_MAX: u64 = 40;
 
 impl Host {
     /// The bound of an undisturbed I/O command; `None` if only [`LATENCY_MAX`] applies.
-    fn wait_bound(env: &HostEnv<'_>, io: &Io) -> Option<Nanos> {
+    fn wait_bound(env: &HostEnv<'_>, io: &Io, since: Nanos) -> Option<Nanos> {
         // It needs a slice of a large size, and each of its ranges is a step.
         if io.kind == IoKind::Copy {
             return None;
@@ -52,7 +53,7 @@ impl Host {
             Fault::Greedy,
         ];
         if io.extents.iter().any(|it| swarm.ram[it.disk]) {
-            return Self::wait_bound_in_memory(env, io);
+            return Self::wait_bound_in_memory(env, io, since);
         }
         if coarse.iter().any(|it| faults.has(*it)) {
             return None;
@@ -83,7 +84,7 @@ impl Host {
 
     /// The bound of a write to a RAM disk, independent of readers of the same blocks and of slow
     /// disks. Readers yield to writers for thousands of polls.
-    fn wait_bound_in_memory(env: &HostEnv<'_>, io: &Io) -> Option<Nanos> {
+    fn wait_bound_in_memory(env: &HostEnv<'_>, io: &Io, since: Nanos) -> Option<Nanos> {
         let swarm = env.swarm;
         // The host itself is slow to send data, or its reads fill the stream.
         let slow_ends = [Fault::SlowWriter, Fault::Grain, Fault::Window];
@@ -103,10 +104,13 @@ impl Host {
         } else {
             Nanos::ZERO
         };
-        let held = if needs_rare_slice(swarm, io) && swarm.faults.has(Fault::Greedy) {
-            HELD_MAX
-        } else {
-            Nanos::ZERO
+        // Hosts take turns. If there is one slice of a size, each connection that occupied memory may
+        // have it once before this command, until the target has ended the connection.
+        let occupants = env.occupied_at.iter();
+        let is_recent = |at: &&Nanos| since < **at + GREED_MAX;
+        let held = match needs_rare_slice(swarm, io) {
+            true => Nanos(HELD_MAX.as_nanos() * occupants.filter(is_recent).count() as u64),
+            false => Nanos::ZERO,
         };
         let network = Nanos(16 * env.network.latency_max.as_nanos());
         Some(BORROWED_MAX + stuck + slow + held + network + SLACK)
@@ -147,7 +151,7 @@ impl Host {
         };
         let waited = env.now - since - lingering;
         env.figures.wait_max = env.figures.wait_max.max(waited);
-        let Some(bound) = Self::wait_bound(env, io).map(|it| it.min(LATENCY_MAX)) else {
+        let Some(bound) = Self::wait_bound(env, io, since).map(|it| it.min(LATENCY_MAX)) else {
             return Ok(());
         };
         let share = waited.as_nanos() * 1000 / bound.as_nanos().max(1);
