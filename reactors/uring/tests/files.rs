@@ -300,16 +300,16 @@ fn short_transfer_is_continued_by_the_ring() {
     let mut bench = Bench::new(4, true);
     let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).unwrap();
     let file = bench.ring.add_file(Arc::new(reader)).unwrap();
-    rustix::io::write(&writer, &[1; 1000]).unwrap();
+    rustix::io::write(&writer, &[1; 1024]).unwrap();
     let lease = bench.lease(LEN, 0);
     bench.ring.submit(1, read(file, 0, lease)).unwrap();
     bench.ring.flush();
     let mut batch = ArrayVec::<Done, 1>::new();
     assert_eq!(bench.ring.poll(&mut batch), 0);
-    rustix::io::write(&writer, &[2; LEN - 1000]).unwrap();
+    rustix::io::write(&writer, &[2; LEN - 1024]).unwrap();
     let data = bench.wait().lease.unwrap();
-    assert!(data[..1000].iter().all(|&byte| byte == 1));
-    assert!(data[1000..].iter().all(|&byte| byte == 2));
+    assert!(data[..1024].iter().all(|&byte| byte == 1));
+    assert!(data[1024..].iter().all(|&byte| byte == 2));
     assert!(bench.ring.counters().continued >= 1);
 }
 
