@@ -38,6 +38,8 @@ pub(crate) const PROGRESS_TIMEOUT: Nanos = Nanos::from_secs(30);
 pub(crate) const PROGRESS_TIMEOUT_CONTENDED: Nanos = Nanos::from_secs(2);
 /// Interval of the progress checks of a connection.
 pub(crate) const PROGRESS_CHECK_INTERVAL: Nanos = Nanos::from_millis(500);
+/// The same while the stream waits for memory and solicited data is behind that.
+pub(crate) const RESERVE_RETRY_INTERVAL: Nanos = Nanos::from_millis(20);
 
 const _: () = assert!(HELD_BUFFERS_PER_HOST_MAX < RECEIVE_BUFFERS - 1);
 const _: () = assert!(PROGRESS_TIMEOUT_CONTENDED.as_nanos() < PROGRESS_TIMEOUT.as_nanos());

@@ -24,7 +24,8 @@ use zerocopy::IntoBytes;
 pub use audit::ConnectionAudit;
 
 use crate::config::{
-    PROGRESS_CHECK_INTERVAL, PROGRESS_TIMEOUT, PROGRESS_TIMEOUT_CONTENDED, PortSettings, TcpConfig,
+    PROGRESS_CHECK_INTERVAL, PROGRESS_TIMEOUT, PROGRESS_TIMEOUT_CONTENDED, PortSettings,
+    RESERVE_RETRY_INTERVAL, TcpConfig,
 };
 use crate::counters::TcpCounters;
 use crate::digest::digest;
@@ -340,7 +341,7 @@ impl<S: ByteStream> Connection<S> {
     }
 
     /// Whether in-capsule data waits for a lease, so that nothing behind it can be received.
-    fn is_stalled(&mut self) -> bool {
+    pub(super) fn is_stalled(&mut self) -> bool {
         match self.expecting {
             Expecting::Data {
                 sink: Sink::Slot(slot),

@@ -193,6 +193,11 @@ impl Receiver {
         &self.buffer[self.start..self.end]
     }
 
+    /// Number of bytes received and not yet consumed, with or without a buffer.
+    pub(crate) fn received_bytes(&self) -> usize {
+        self.end - self.start + self.partial_header.len()
+    }
+
     /// Space for the next receive: at least one byte if the caller consumes complete headers.
     pub(crate) fn room(&mut self) -> &mut [u8] {
         if self.start == self.end {

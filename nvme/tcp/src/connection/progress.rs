@@ -6,14 +6,21 @@
 //! and the data of a partly sent PDU is copied if a writer waits for it. Leases are freed when the
 //! connection ends, after [`PROGRESS_TIMEOUT`], or after [`PROGRESS_TIMEOUT_CONTENDED`] if a host
 //! without leases waits for memory of that size.
+//!
+//! A host that does nothing wrong can make no progress either: in-capsule data that waits for a lease
+//! stops the stream, and solicited data for the leases that its host has may be behind it. Such a
+//! connection takes the lease from the reserve, which returns when the device has executed the
+//! command: no more data from the host is needed for that.
 
-use hugemem::Account;
+use hugemem::{Account, WaiterToken};
 use reactors::Nanos;
 
 use super::{
-    BORROWED_CHECK_INTERVAL, BORROWED_MAX, Connection, Context, Ended, PROGRESS_CHECK_INTERVAL,
-    PROGRESS_TIMEOUT, PROGRESS_TIMEOUT_CONTENDED,
+    BORROWED_CHECK_INTERVAL, BORROWED_MAX, Connection, Context, Ended, Expecting,
+    PROGRESS_CHECK_INTERVAL, PROGRESS_TIMEOUT, PROGRESS_TIMEOUT_CONTENDED, RESERVE_RETRY_INTERVAL,
+    Sink,
 };
+use crate::digest::DIGEST_BYTES;
 use crate::slot::{SlotState, is_fetching};
 use crate::stream::ByteStream;
 use crate::transmit::Suspended;
@@ -103,6 +110,12 @@ impl<S: ByteStream> Connection<S> {
     /// Ends the connection of a host that has made no progress for too long.
     pub(super) fn check_progress(&mut self, cx: &mut Context<'_>) -> Result<(), Ended> {
         self.progress_check_at = None;
+        if self.solicited > 0 {
+            while self.leave_stall(cx) {}
+            if self.is_stalled() {
+                self.progress_check_at = Some(cx.now + RESERVE_RETRY_INTERVAL);
+            }
+        }
         let fetches = self.slots.iter().any(is_fetching);
         if fetches {
             let idle = cx.now.saturating_sub(self.data_at);
@@ -134,6 +147,37 @@ impl<S: ByteStream> Connection<S> {
             self.watch_progress(cx.now);
         }
         Ok(())
+    }
+
+    /// Lets the stream continue if in-capsule data waits for a lease: takes one from the reserve if
+    /// all of this data has been received. Returns whether it did.
+    fn leave_stall(&mut self, cx: &mut Context<'_>) -> bool {
+        let Expecting::Data {
+            sink: Sink::Slot(slot),
+            remaining,
+            digest,
+            ..
+        } = self.expecting
+        else {
+            return false;
+        };
+        let SlotState::AwaitingBuffer(work) = self.slots.state(slot) else {
+            return false;
+        };
+        let bytes = work.bytes() as usize;
+        let awaited = remaining + if digest { DIGEST_BYTES } else { 0 };
+        if self.receiver.received_bytes() + self.stream.available() < awaited {
+            return false;
+        }
+        let reserve = self.account.host().map_or(Account::SYSTEM, Account::admin);
+        let Some(lease) = cx.pool.take_for(reserve, bytes) else {
+            return false;
+        };
+        let waiter = WaiterToken(self.token.with_slot(slot).into_bits());
+        cx.pool
+            .cancel_waits(Some(self.account), |token| token == waiter);
+        self.granted(cx, slot, lease);
+        true
     }
 
     fn report_stalled(&self, cx: &Context<'_>, what: &str) {

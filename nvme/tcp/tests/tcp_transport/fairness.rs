@@ -8,10 +8,13 @@ use crate::harness::{BLOCK_BYTES, GREEDY, MODEST, NAMESPACE_BYTES, ram};
 use block::{
     CompletionBatch, Device, DeviceQueue, NullDevice, NullOptions, Operation, QueueOptions, Request,
 };
+use block_testing::{DelayDevice, Latency};
 use hugemem::Pool;
-use nvme_spec::Sqe;
 use nvme_spec::sgl::SglDescriptor;
-use reactors::Nanos;
+use nvme_spec::tcp::H2cData;
+use nvme_spec::{Sqe, Status};
+use reactors::{Nanos, TscClock};
+use zerocopy::IntoBytes;
 
 const MIB: usize = 1 << 20;
 
@@ -321,7 +324,7 @@ fn a_connect_with_a_wrong_digest_receives_one_response() {
     let pdus: Vec<_> = std::iter::from_fn(|| host.take_pdu()).collect();
     assert!(
         matches!(pdus[..], [TargetPdu::Initialised, TargetPdu::Response(cqe)]
-            if cqe.status() == nvme_spec::Status::TRANSIENT_TRANSPORT_ERROR),
+            if cqe.status() == Status::TRANSIENT_TRANSPORT_ERROR),
         "{pdus:?}"
     );
     pass(&mut stage, &[&host], Nanos::from_secs(2));
@@ -361,4 +364,55 @@ fn one_host_keeps_few_receive_buffers() {
     stage.set.receive(modest.index, stage.now);
     assert!(modest.wire.borrow().to_target.is_empty(), "all in one turn");
     assert!(modest.wire.borrow().receives - before <= 2);
+}
+
+/// Data in a capsule waits for memory, and the data that the target requested for earlier writes
+/// comes behind it. These have all the memory that their host may use, so neither can continue.
+#[test]
+fn data_in_a_capsule_does_not_hold_back_requested_data_for_long() {
+    const BYTES: usize = 16 << 10;
+    let null = NullDevice::new(NullOptions {
+        name: "null".to_owned(),
+        uuid: [1; 16],
+        size_bytes: NAMESPACE_BYTES,
+        block_size: BLOCK_BYTES as u32,
+    })
+    .expect("a device");
+    // Unlike the device itself, its wrapper executes nothing inline.
+    let none = Latency::Fixed(Nanos::ZERO);
+    let device = DelayDevice::new(Arc::new(null), none, 0, TscClock::new);
+    let mut stage = Stage::new(&(Arc::new(device) as Arc<dyn Device>), 4 * MIB);
+    let (_admin, host) = stage.attach_as(MODEST, 128);
+    let count = 120;
+    for cid in 0..count {
+        if cid % 60 == 59 {
+            let blocks = (BYTES / BLOCK_BYTES - 1) as u16;
+            let sqe = Sqe::write(1, 0, blocks, false).with_cid(cid);
+            let sgl = SglDescriptor::in_capsule(0, BYTES as u32);
+            host.send_as(sqe.with_sgl(sgl), &[1; BYTES]);
+        } else {
+            ask(&host, cid, BYTES);
+        }
+    }
+    let (mut completed, began) = (0, stage.now);
+    while completed < count {
+        let waited = stage.now - began;
+        assert!(waited < Nanos::from_secs(10), "{completed} of {count}");
+        pass(&mut stage, &[&host], Nanos::from_millis(100));
+        for pdu in std::iter::from_fn(|| host.take_pdu()) {
+            match pdu {
+                TargetPdu::Response(cqe) => {
+                    assert_eq!(cqe.status(), Status::SUCCESS);
+                    completed += 1;
+                }
+                TargetPdu::Request(cid, tag) => {
+                    let header = H2cData::new(cid, tag, 0, BYTES as u32, true, host.framing);
+                    host.send_bytes(header.as_bytes());
+                    host.send_bytes(&[2; BYTES]);
+                }
+                other => panic!("out of place: {other:?}"),
+            }
+        }
+    }
+    assert_eq!(stage.leases_out(), 0);
 }

@@ -641,9 +641,9 @@ fn the_limit_on_connections_holds_over_all_reactors() {
 #[test]
 fn idle_connections_make_room() {
     const CONNECTIONS_MAX: usize = 16;
-    for is_discovery in [false, true] {
+    for (is_discovery, reactors) in [(false, 1), (true, 1), (false, 2), (true, 2)] {
         let server = Server::start(Setup {
-            reactors: 2,
+            reactors,
             connections_max: Some(CONNECTIONS_MAX),
             ..Setup::default()
         });
@@ -666,7 +666,10 @@ fn idle_connections_make_room() {
         std::thread::sleep(std::time::Duration::from_millis(600));
         let mut host = attach(&server);
         host.check_io(1, 0x55);
-        assert_eq!(idle[0].receive().expect("an end"), Received::Closed);
+        // Two reactors have the longest silent one each, and their load decides which one is used.
+        if reactors == 1 {
+            assert_eq!(idle[0].receive().expect("an end"), Received::Closed);
+        }
         assert_eq!(
             server.count(|counters| counters.connections.get()),
             CONNECTIONS_MAX as u64
