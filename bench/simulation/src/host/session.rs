@@ -9,7 +9,7 @@ use nvme_spec::{Cqe, Status};
 use reactors::Nanos;
 
 use super::admin::AdminStep;
-use super::connection::{Connection, Incoming};
+use super::connection::{Connection, Incoming, Outstanding};
 use super::{
     Command, DEADLINE_CHECK, Host, HostEnv, IoKind, LATENCY_MAX, Phase, QUIESCE_MAX, READY_POLL,
     READY_POLL_MAX, RETRIES_MAX, RETRY_MAX,
@@ -136,10 +136,23 @@ impl Host {
         let silent = self.silent_until.is_some();
         let unplugged = self.is_unplugged(env);
         let admin_excused = self.admin.as_ref().is_none_or(|it| it.excused);
+        let (keep_alive, is_rdma) = (self.keep_alive_max(), self.shape.rdma);
         // The set-up timeout continues while no message can be received for lack of memory.
         let short = |it: &Connection| !it.queue.live && it.opened_at < env.memory_disturbed;
+        // The target waits for a second Keep Alive Timeout if commands of this host hold all receives
+        // of its reactor, because they wait for memory.
+        let silent_for = |it: &Outstanding| env.now.saturating_sub(it.issued_at);
+        let is_unheard = |it: &Outstanding| {
+            matches!(it.command, Command::KeepAlive)
+                && silent_for(it) >= keep_alive
+                && it.issued_at < env.memory_disturbed
+        };
+        let starved = |it: &Connection| {
+            is_rdma && it.qid() == 0 && it.outstanding().any(|(_, it)| is_unheard(it))
+        };
         let mut connections = self.connections();
-        let excused = connections.any(|it| it.qid() == qid && (it.excused || short(it)));
+        let excused = connections
+            .any(|it| it.qid() == qid && (it.excused || short(it) || starved(it)));
         env.stopping || !allowed || silent || unplugged || admin_excused || excused
     }
 
