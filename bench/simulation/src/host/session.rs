@@ -151,8 +151,8 @@ impl Host {
             is_rdma && it.qid() == 0 && it.outstanding().any(|(_, it)| is_unheard(it))
         };
         let mut connections = self.connections();
-        let excused = connections
-            .any(|it| it.qid() == qid && (it.excused || short(it) || starved(it)));
+        let excused =
+            connections.any(|it| it.qid() == qid && (it.excused || short(it) || starved(it)));
         env.stopping || !allowed || silent || unplugged || admin_excused || excused
     }
 
