@@ -65,11 +65,8 @@ impl Host {
             0
         };
         let request = behaviour.latency_max.as_nanos() + put_off;
-        // All commands that all hosts may have outstanding, each with several steps.
-        let hosts = swarm.hosts.iter();
-        let load: u64 = hosts
-            .map(|it| u64::from(it.io_queues) * u64::from(it.depth))
-            .sum();
+        // Each of the commands has several steps.
+        let load = outstanding_max(swarm);
         let steps = match io.kind {
             IoKind::Deallocate => 4,
             IoKind::Flush => swarm.disks.len() as u64,
@@ -92,10 +89,13 @@ impl Host {
         if io.version == 0 || is_late {
             return None;
         }
-        let slow = if swarm.faults.has(Fault::Slow) {
-            swarm.disk_behaviour.slow_max
-        } else {
-            Nanos::ZERO
+        // Requests of slow disks, one after the other, may occupy the only slice of a size.
+        let slow = match (swarm.faults.has(Fault::Slow), needs_rare_slice(swarm, io)) {
+            (true, true) => {
+                Nanos(swarm.disk_behaviour.slow_max.as_nanos() * outstanding_max(swarm))
+            }
+            (true, false) => swarm.disk_behaviour.slow_max,
+            (false, _) => Nanos::ZERO,
         };
         let stuck = if swarm.faults.has(Fault::Late) {
             LATE_MAX
@@ -163,6 +163,14 @@ impl Host {
         }
         Ok(())
     }
+}
+
+/// Maximum number of I/O commands that all hosts together may have outstanding.
+fn outstanding_max(swarm: &Swarm) -> u64 {
+    let hosts = swarm.hosts.iter();
+    hosts
+        .map(|it| u64::from(it.io_queues) * u64::from(it.depth))
+        .sum()
 }
 
 /// Whether the data of a command needs a slice of which there are few: a small arena has a few
