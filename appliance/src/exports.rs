@@ -3,14 +3,15 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use appliance_config::limits::{ANA_GROUPS_MAX, CONTROLLER_ID_MAX};
+use appliance_config::limits::{ANA_GROUPS_MAX, CONTROLLER_ID_MAX, MASKS_MAX};
 use appliance_config::{
-    Access, AnaState, Backing, Config, ControllerIds, Device, Export, Listener, Name, Transport,
+    Access, AnaState, Backing, Config, ControllerIds, Device, Export, Listener, Mask, MaskedAccess,
+    Name, Transport,
 };
 use block::HealthState;
 use nvme_target::{
-    AnaPath, CONTROLLER_IDS, NamespaceConfig, PortConfig, PortId, SubsystemConfig, TargetConfig,
-    TargetLimits, TransportKind,
+    AnaPath, CONTROLLER_IDS, NamespaceConfig, NamespaceMask, PortConfig, PortId, SubsystemConfig,
+    TargetConfig, TargetLimits, TransportKind,
 };
 
 use crate::devices::Devices;
@@ -20,6 +21,7 @@ use crate::operator_states::OperatorStates;
 const FIRMWARE: &str = env!("CARGO_PKG_VERSION");
 
 const _: () = assert!(ANA_GROUPS_MAX == nvme_target::ANA_GROUPS_MAX);
+const _: () = assert!(MASKS_MAX == nvme_target::MASKS_MAX);
 const _: () = assert!(CONTROLLER_ID_MAX == *CONTROLLER_IDS.end());
 
 /// The port number of the listener at `index` of the configuration at start.
@@ -173,6 +175,7 @@ fn subsystem(
             .min()
             .unwrap_or(Listener::QUEUE_DEPTH_DEFAULT),
         ports: listeners().map(|(port, _)| port).collect(),
+        masks: export.masks.iter().map(|it| mask(export, it)).collect(),
         ana_states: listeners()
             .flat_map(|(port, listener)| {
                 let groups = export.ana_groups().into_iter();
@@ -186,6 +189,23 @@ fn subsystem(
         controller_ids: export
             .controller_ids
             .map_or(CONTROLLER_IDS, ControllerIds::range),
+    }
+}
+
+/// The mask in the target, of namespaces that the export has now. One that is added is hidden until
+/// its export names it with its device.
+fn mask(export: &Export, mask: &Mask) -> NamespaceMask {
+    let namespaces = export.namespaces.iter().filter_map(|namespace| {
+        let access = match mask.shows(&namespace.device) {
+            MaskedAccess::Hidden => return None,
+            MaskedAccess::ReadOnly => nvme_target::MaskedAccess::ReadOnly,
+            MaskedAccess::Unrestricted => nvme_target::MaskedAccess::Unrestricted,
+        };
+        Some((namespace.nsid, access))
+    });
+    NamespaceMask {
+        hosts: mask.hosts.iter().map(ToString::to_string).collect(),
+        namespaces: namespaces.collect(),
     }
 }
 

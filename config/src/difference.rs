@@ -5,10 +5,12 @@
 
 mod apply_step;
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use crate::model::{
-    Access, AnaEntry, Backing, Config, Device, DriveNamespace, Export, Listener, Namespace,
+    Access, AnaEntry, Backing, Config, Device, DriveNamespace, Export, Listener, Mask,
+    MaskedAccess, Namespace,
 };
 use crate::table::Table;
 use crate::value::{ByteSize, ControllerIds, ModelNumber, Name, Nqn, Period, SerialNumber};
@@ -57,13 +59,16 @@ pub enum Step {
     },
     /// Removes a listener and closes its connections.
     RemoveListener(Name),
-    /// Changes the hosts that may attach an export. Hosts that lose access are disconnected.
+    /// Changes the hosts that may attach an export, and what they see of it, at once, so that no
+    /// host sees what belongs to neither configuration. Hosts that lose access are disconnected.
     ChangeAccess {
         /// The export.
         export: Nqn,
         /// The new access list.
         access: Access,
-        /// Whether a host that has access now loses it.
+        /// The new masks.
+        masks: Vec<Mask>,
+        /// Whether a host that has access to the export or to a namespace now loses it.
         revokes: bool,
     },
     /// Changes the serial or model number of an export. Its controllers are closed, and hosts
@@ -246,12 +251,24 @@ impl fmt::Display for Step {
             Step::RemoveListener(listener) => {
                 write!(f, "close listener {listener} and its connections")
             }
-            Step::ChangeAccess { export, access, .. } => match access {
-                Access::AnyHost => write!(f, "allow every host to attach {export}"),
-                Access::Hosts(hosts) => {
-                    write!(f, "allow {} host(s) to attach {export}", hosts.len())
+            Step::ChangeAccess {
+                export,
+                access,
+                masks,
+                ..
+            } => {
+                match access {
+                    Access::AnyHost => write!(f, "allow every host to attach {export}")?,
+                    Access::Hosts(hosts) => {
+                        write!(f, "allow {} host(s) to attach {export}", hosts.len())?;
+                    }
                 }
-            },
+                let masked: usize = masks.iter().map(|mask| mask.hosts.len()).sum();
+                match masked {
+                    0 => Ok(()),
+                    _ => write!(f, ", {masked} of them only a part of it"),
+                }
+            }
             Step::ChangeIdentity { export, .. } => write!(
                 f,
                 "give {export} another serial or model number: its hosts are disconnected"
@@ -514,11 +531,12 @@ impl Comparison<'_> {
                 model: export.model.clone(),
             });
         }
-        if !same_access(&now.access, &export.access) {
+        if !same_access(&now.access, &export.access) || !same_masks(&now.masks, &export.masks) {
             steps.push(Step::ChangeAccess {
                 export: nqn(),
                 access: export.access.clone(),
-                revokes: !permits_all(&export.access, &now.access),
+                masks: export.masks.clone(),
+                revokes: !permits_all(&export.access, &now.access) || hides(now, export),
             });
         }
         if now.max_io_queues != export.max_io_queues {
@@ -610,6 +628,40 @@ fn permits_all(many: &Access, few: &Access) -> bool {
 
 fn same_access(one: &Access, other: &Access) -> bool {
     permits_all(one, other) && permits_all(other, one)
+}
+
+/// Whether both show the same to every host, whatever the order of masks, hosts and devices.
+fn same_masks(one: &[Mask], other: &[Mask]) -> bool {
+    let shown = |masks: &[Mask]| -> BTreeSet<(String, String, MaskedAccess)> {
+        let mut shown = BTreeSet::new();
+        for mask in masks {
+            for host in &mask.hosts {
+                let devices = mask.devices.iter().chain(&mask.read_only);
+                shown.extend(
+                    devices
+                        .map(|device| (host.to_string(), device.to_string(), mask.shows(device))),
+                );
+            }
+        }
+        shown
+    };
+    shown(one) == shown(other)
+}
+
+/// Whether a host of the running export, `now`, is shown less of one of its namespaces.
+fn hides(now: &Export, then: &Export) -> bool {
+    let devices = || now.namespaces.iter().map(|it| &it.device);
+    then.masks.iter().any(|mask| {
+        let mut permitted = mask.hosts.iter();
+        permitted.any(|host| {
+            let before = now.mask(host);
+            now.access.permits(host.as_str())
+                && devices().any(|it| {
+                    let access = before.map_or(MaskedAccess::Unrestricted, |mask| mask.shows(it));
+                    mask.shows(it) < access
+                })
+        })
+    })
 }
 
 /// The changed keys that are read only at start: they size tables and memory, place threads, or are

@@ -13,7 +13,7 @@ use uuid::Uuid;
 use crate::limits::{ANA_GROUPS_MAX, CORE_NUMBER_MAX, DRIVE_NAMESPACE_MAX, MEMORY_MAX, NSID_MAX};
 use crate::model::{
     Access, AnaEntry, AnaState, Appliance, Backing, Config, Control, Device, DriveNamespace,
-    Export, Limits, Listener, Namespace,
+    Export, Limits, Listener, Mask, Namespace,
 };
 use crate::table::Table as _;
 use crate::value::{
@@ -254,6 +254,9 @@ struct ExportSeed {
     ana_groups: Vec<u32>,
     /// The place of the listener; the place of the group's namespace, if there is one; the state.
     ana: Vec<(Index, Option<Index>, AnaState)>,
+    /// Of each host: whether it has a mask, and the bits of the namespaces that it sees and of those
+    /// that it only reads.
+    masks: Vec<Option<(u8, u8)>>,
 }
 
 impl Arbitrary for ExportSeed {
@@ -276,9 +279,19 @@ impl Arbitrary for ExportSeed {
             nsids,
             vec(ana_group, 6),
             vec(entry, 0..4),
+            vec(any::<Option<(u8, u8)>>(), 3),
         )
             .prop_map(
-                |(device, listener, devices_more, listeners_more, nsids, ana_groups, ana)| {
+                |(
+                    device,
+                    listener,
+                    devices_more,
+                    listeners_more,
+                    nsids,
+                    ana_groups,
+                    ana,
+                    masks,
+                )| {
                     ExportSeed {
                         device,
                         listener,
@@ -287,6 +300,7 @@ impl Arbitrary for ExportSeed {
                         nsids,
                         ana_groups,
                         ana,
+                        masks,
                     }
                 },
             )
@@ -300,7 +314,7 @@ fn export_rest() -> impl Strategy<Value = Export> {
         btree_set(nqn(), 1..=3).prop_map(|hosts| Access::Hosts(hosts.into_iter().collect()));
     let access = prop_oneof![Just(Access::AnyHost), hosts];
     (nqn(), access)
-        .prop_flat_map(|(nqn, access)| Export::any((nqn, vec![], vec![], access, vec![])))
+        .prop_flat_map(|(nqn, access)| Export::any((nqn, vec![], vec![], access, vec![], vec![])))
 }
 
 fn exports(
@@ -344,6 +358,7 @@ fn exports(
         let listeners: Vec<Name> = some.map(|listener| listener.name.clone()).collect();
         exports.push(Export {
             ana: ana(&seed.ana, &listeners, &namespaces),
+            masks: masks(&seed.masks, &rest.access, &namespaces),
             namespaces,
             listeners,
             ..rest
@@ -359,6 +374,31 @@ fn for_shared_device(export: Export) -> Export {
         controller_ids: export.controller_ids.or_else(|| ControllerIds::new(1, 9)),
         ..export
     }
+}
+
+/// Masks of single hosts.
+fn masks(seeds: &[Option<(u8, u8)>], access: &Access, namespaces: &[Namespace]) -> Vec<Mask> {
+    let Access::Hosts(hosts) = access else {
+        return Vec::new();
+    };
+    let chosen = |bits: u8| {
+        let namespaces = namespaces.iter().enumerate();
+        let chosen = namespaces.filter(move |(place, _)| bits >> place & 1 == 1);
+        chosen
+            .map(|(_, namespace)| namespace.device.clone())
+            .collect()
+    };
+    let hosts = hosts.iter().zip(seeds);
+    let masks = hosts.filter_map(|(host, seed)| {
+        let (devices, read_only) = (*seed)?;
+        Some(Mask {
+            hosts: vec![host.clone()],
+            devices: chosen(devices),
+            read_only: chosen(read_only & !devices),
+        })
+    });
+    let shows_some = |mask: &Mask| !mask.devices.is_empty() || !mask.read_only.is_empty();
+    masks.filter(shows_some).collect()
 }
 
 /// The states of groups, one for each listener and group.

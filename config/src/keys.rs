@@ -95,7 +95,7 @@ impl Section {
 
 /// Every table of the file. The first is the file itself.
 pub const SECTIONS: &[Section] = &[
-    ROOT, APPLIANCE, LIMITS, CONTROL, DEVICE, LISTENER, EXPORT, NAMESPACE, ANA,
+    ROOT, APPLIANCE, LIMITS, CONTROL, DEVICE, LISTENER, EXPORT, NAMESPACE, ANA, MASK,
 ];
 
 pub(crate) const ROOT: Section = Section {
@@ -314,6 +314,16 @@ pub(crate) const EXPORT: Section = Section {
                       restarts or until this key changes the state of the same listener and \
                       group.",
             },
+            Key {
+                name: "masks",
+                values: Values::Text("array of at most 64 tables"),
+                absent: Absent::Words("every host sees all of its namespaces"),
+                example: "[{ hosts = [\"nqn.2026-11.org.example:h\"], devices = [\"vol0\"] }]",
+                meaning: "What some of its `hosts` see: only the named devices. To them the other \
+                      namespaces do not exist. A host without a mask sees every namespace. Not \
+                      with `allow_any_host`. A change applies to attached hosts at once; \
+                      commands that a device has already begun complete.",
+            },
         ],
         Export::KEYS,
     ],
@@ -380,6 +390,35 @@ pub(crate) const ANA: Section = Section {
                       another path: `inaccessible` may end, and `persistent-loss` does not while \
                       the namespace is attached. `change` announces another state, which has to \
                       be set within ten seconds: hosts give the path up then.",
+        },
+    ]],
+};
+
+pub(crate) const MASK: Section = Section {
+    path: "export.masks",
+    header: "masks = [{ … }]",
+    meaning: "The devices of an export that some of its hosts see: at least one.",
+    keys: &[&[
+        Key {
+            name: "hosts",
+            values: Values::Text("array of 1 to 1024 host NQNs"),
+            absent: Absent::Required,
+            example: "[\"nqn.2026-11.org.example:h\"]",
+            meaning: "The hosts, of those in the export's `hosts`, each in one mask.",
+        },
+        Key {
+            name: "devices",
+            values: Values::Text("array of device names"),
+            absent: Absent::Words("none"),
+            example: "[\"vol0\"]",
+            meaning: "The devices that they see and, unless a device is `read_only`, write.",
+        },
+        Key {
+            name: "read_only",
+            values: Values::Text("array of device names"),
+            absent: Absent::Words("none"),
+            example: "[\"vol0\"]",
+            meaning: "The devices that they see and only read. Another host may write to them.",
         },
     ]],
 };

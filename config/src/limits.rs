@@ -25,6 +25,8 @@ pub const NSID_MAX: u32 = 1024;
 pub const ANA_GROUPS_MAX: u32 = 128;
 /// Most entries of `ana` of one export: for each listener one for each group and one for all.
 pub const ANA_ENTRIES_MAX: usize = LISTENERS_MAX * (ANA_GROUPS_MAX as usize + 1);
+/// Most masks of one export: each has a table of the namespaces that its hosts see.
+pub const MASKS_MAX: usize = 64;
 /// Highest controller identifier (Base 2.1 §3.1.2: FFF0h and above are reserved).
 pub const CONTROLLER_ID_MAX: u16 = 65_519;
 /// Most hosts in the list of one export.

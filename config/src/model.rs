@@ -584,6 +584,8 @@ table! {
         /// The states of its ANA groups at its listeners; optimized without an entry. No listener
         /// and group occurs twice.
         ana: Vec<AnaEntry>,
+        /// What some of its hosts see of it; the others see every namespace. No host occurs twice.
+        masks: Vec<Mask>,
     } {
         /// The serial number that hosts see.
         serial: Option<SerialNumber> = Maybe(SERIAL),
@@ -638,6 +640,42 @@ pub struct AnaEntry {
     pub group: Option<u32>,
     /// The state.
     pub state: AnaState,
+}
+
+/// The part of an export that some of its hosts see.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mask {
+    /// The hosts: at least one.
+    pub hosts: Vec<Nqn>,
+    /// The names of the devices that they see, each once in both lists. They write to these as
+    /// hosts without a mask.
+    pub devices: Vec<Name>,
+    /// The names of the devices that they see and only read.
+    pub read_only: Vec<Name>,
+}
+
+/// What a host may do with a namespace of an export that it may attach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum MaskedAccess {
+    /// It does not see the namespace.
+    Hidden,
+    /// It reads.
+    ReadOnly,
+    /// It does what the device permits.
+    Unrestricted,
+}
+
+impl Mask {
+    /// What its hosts may do with the namespace of a device.
+    pub fn shows(&self, device: &Name) -> MaskedAccess {
+        if self.devices.contains(device) {
+            MaskedAccess::Unrestricted
+        } else if self.read_only.contains(device) {
+            MaskedAccess::ReadOnly
+        } else {
+            MaskedAccess::Hidden
+        }
+    }
 }
 
 /// The hosts that may attach an export.
@@ -698,6 +736,12 @@ impl Export {
         let own = entries().find(|it| it.group == Some(group));
         let entry = own.or_else(|| entries().find(|it| it.group.is_none()));
         entry.map_or(AnaState::Optimized, |it| it.state)
+    }
+
+    /// The mask of a host; without one it sees every namespace.
+    pub fn mask(&self, host: &Nqn) -> Option<&Mask> {
+        let mut masks = self.masks.iter();
+        masks.find(|mask| mask.hosts.contains(host))
     }
 
     /// The ANA groups of its namespaces, ascending.

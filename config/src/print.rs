@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Write as _};
 
-use crate::model::{Access, AnaEntry, Backing, Config, Device, Export, Namespace};
+use crate::model::{Access, AnaEntry, Backing, Config, Device, Export, Mask, Namespace};
 use crate::table::Table;
 
 impl Config {
@@ -86,6 +86,7 @@ fn export(out: &mut String, export: &Export) -> fmt::Result {
         listeners,
         access,
         ana,
+        masks,
         ..
     } = export;
     writeln!(out, "\n[[export]]\nnqn = {}", quoted(nqn.as_str()))?;
@@ -115,7 +116,29 @@ fn export(out: &mut String, export: &Export) -> fmt::Result {
     if !ana.is_empty() {
         array(out, "ana", ana, ana_entry)?;
     }
+    if !masks.is_empty() {
+        array(out, "masks", masks, mask)?;
+    }
     plain_keys(out, export)
+}
+
+fn mask(mask: &Mask) -> String {
+    let Mask {
+        hosts,
+        devices,
+        read_only,
+    } = mask;
+    let hosts: Vec<String> = hosts.iter().map(|host| quoted(host.as_str())).collect();
+    let mut text = format!("{{ hosts = [{}]", hosts.join(", "));
+    for (key, names) in [("devices", devices), ("read_only", read_only)] {
+        if !names.is_empty() {
+            let names: Vec<String> = names.iter().map(|name| format!("\"{name}\"")).collect();
+            // Writing to a String cannot fail.
+            let _ = write!(text, ", {key} = [{}]", names.join(", "));
+        }
+    }
+    text.push_str(" }");
+    text
 }
 
 fn ana_entry(entry: &AnaEntry) -> String {

@@ -63,6 +63,15 @@ fn with_key(section: &Section, key: &str, value: &str) -> String {
         let entry = entry.replace(old, &format!("{key} = {value}"));
         return format!("{MINIMAL}ana = [{entry}]\n");
     }
+    if section.path == "export.masks" {
+        let mask = "{ hosts = [\"nqn.2026-11.org.example:h\"], devices = [\"a\"] }";
+        let old = match key {
+            "hosts" => "hosts = [\"nqn.2026-11.org.example:h\"]",
+            _ => "devices = [\"a\"]",
+        };
+        let mask = mask.replace(old, &format!("{key} = {value}"));
+        return format!("{MINIMAL}masks = [{mask}]\n");
+    }
     let mut here = false;
     let mut text = String::new();
     for line in MINIMAL.lines() {
@@ -410,6 +419,10 @@ fn documented_examples_are_accepted() {
                 ("export" | "export.ana", "ana" | "listener") => {
                     let text = text.replace("[\"l\"]", "[\"san\"]");
                     text.replace("name = \"l\"", "name = \"san\"")
+                }
+                ("export", "masks") | ("export.masks", "devices" | "read_only") => {
+                    let text = text.replace("device = \"a\"", "device = \"vol0\"");
+                    text.replace("name = \"a\"", "name = \"vol0\"")
                 }
                 (_, "devices") => text.replace("name = \"a\"", "name = \"vol0\""),
                 (_, "listeners") => text.replace("name = \"l\"", "name = \"san\""),

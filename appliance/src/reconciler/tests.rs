@@ -3,6 +3,7 @@
 mod ana;
 mod identity;
 mod lab;
+mod masks;
 mod paths;
 mod random;
 #[cfg(feature = "verbs")]

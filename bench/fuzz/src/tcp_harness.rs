@@ -298,6 +298,7 @@ fn target(device: &Arc<dyn Device>, transport: TransportKind) -> Arc<Target> {
         io_queues_max: 4,
         queue_depth_max: 32,
         ports: vec![PortId(0)],
+        masks: Vec::new(),
         ana_states: BTreeMap::new(),
         controller_ids: CONTROLLER_IDS,
     };

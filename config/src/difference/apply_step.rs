@@ -23,8 +23,14 @@ impl Config {
                 remove(&mut self.export_mut(export)?.listeners, |it| it == listener)
             }
             Step::RemoveListener(name) => remove(&mut self.listeners, |it| it.name == *name),
-            Step::ChangeAccess { export, access, .. } => {
-                self.export_mut(export)?.access = access.clone();
+            Step::ChangeAccess {
+                export,
+                access,
+                masks,
+                ..
+            } => {
+                let export = self.export_mut(export)?;
+                (export.access, export.masks) = (access.clone(), masks.clone());
                 Some(())
             }
             Step::ChangeIdentity {

@@ -60,6 +60,12 @@ fn ordered(mut config: Config) -> Config {
         if let Access::Hosts(hosts) = &mut export.access {
             hosts.sort_by_key(ToString::to_string);
         }
+        export.masks.sort_by_key(|mask| mask.hosts[0].to_string());
+        for mask in &mut export.masks {
+            mask.hosts.sort_by_key(ToString::to_string);
+            mask.devices.sort_by_key(ToString::to_string);
+            mask.read_only.sort_by_key(ToString::to_string);
+        }
     }
     config
 }
@@ -209,6 +215,59 @@ fn revoked_access_drains_and_granted_access_is_live() {
         lines(&few, &demo()),
         [format!("live: allow every host to attach {nqn}")]
     );
+}
+
+/// Access and masks change at once: a host that gets access never sees what it must not.
+#[test]
+fn masks_change_with_the_access_and_before_namespaces_are_added() {
+    let nqn = &demo().exports[0].nqn;
+    let hosts: Vec<Nqn> = ["a", "b"]
+        .map(|it| {
+            format!("nqn.2026-11.org.example:{it}")
+                .parse()
+                .expect("valid")
+        })
+        .to_vec();
+    let masked = |read_only: bool| {
+        let mut config = demo();
+        let export = &mut config.exports[0];
+        export.access = Access::Hosts(hosts.clone());
+        let (seen, only_read) = (&export.namespaces[0].device, &export.namespaces[1].device);
+        let both = || vec![seen.clone(), only_read.clone()];
+        let (devices, read_only) = match read_only {
+            true => (vec![seen.clone()], vec![only_read.clone()]),
+            false => (both(), Vec::new()),
+        };
+        export.masks = vec![Mask {
+            hosts: hosts[..1].to_vec(),
+            devices,
+            read_only,
+        }];
+        config
+    };
+    let line = format!("allow 2 host(s) to attach {nqn}, 1 of them only a part of it");
+    let drain = [format!("drain: {line}")];
+    assert_eq!(lines(&demo(), &masked(false)), drain);
+    assert_eq!(lines(&masked(false), &masked(true)), drain);
+    assert_eq!(
+        lines(&masked(true), &masked(false)),
+        [format!("live: {line}")]
+    );
+    let mut reordered = masked(false);
+    reordered.exports[0].masks[0].devices.reverse();
+    assert_eq!(masked(false).difference(&reordered), []);
+    let mut few = demo();
+    few.exports[0].namespaces.truncate(1);
+    let steps = few.difference(&masked(true));
+    let [
+        ..,
+        Step::ChangeAccess { masks, .. },
+        Step::AddNamespace { .. },
+    ] = &steps[..]
+    else {
+        panic!("{steps:?}");
+    };
+    assert_eq!(*masks, masked(true).exports[0].masks);
 }
 
 /// A namespace stays while its ANA group changes, and states precede what is added.

@@ -6,6 +6,7 @@ use std::hash::Hash;
 use toml::de::DeValue;
 
 use super::Located;
+use super::masks::masks;
 use super::reader::{Element, Reader};
 use super::setting::Fault;
 use crate::keys;
@@ -55,6 +56,7 @@ pub(super) fn export(table: &Reader<'_, '_>, findings: &mut Findings) -> ExportD
     let groups: Option<BTreeSet<u32>> =
         groups.map(|all| all.iter().map(|it| it.ana_group).collect());
     let ana = ana(table, &listeners, groups.as_ref(), findings);
+    let masks = masks(table, &drafts, access.as_ref(), findings);
     let dependent_fields = || {
         Some((
             nqn.as_ref()?.value.clone(),
@@ -62,6 +64,7 @@ pub(super) fn export(table: &Reader<'_, '_>, findings: &mut Findings) -> ExportD
             all_names(&listeners)?,
             access?,
             ana?,
+            masks?,
         ))
     };
     let dependent_fields = dependent_fields();
@@ -222,7 +225,7 @@ fn taken_path(
     ))
 }
 
-fn is_not_discovery(nqn: &Located<Nqn>, whose: &str, findings: &mut Findings) -> bool {
+pub(super) fn is_not_discovery(nqn: &Located<Nqn>, whose: &str, findings: &mut Findings) -> bool {
     if nqn.value.is_discovery() {
         findings.add(|| Finding {
             hint: Some("the discovery subsystem is always there and is not configured".to_owned()),
@@ -372,7 +375,10 @@ fn names(
 }
 
 /// Reports values that occur earlier in the list.
-fn report_duplicates<T: Eq + Hash + ToString>(list: &[Located<T>], findings: &mut Findings) {
+pub(super) fn report_duplicates<T: Eq + Hash + ToString>(
+    list: &[Located<T>],
+    findings: &mut Findings,
+) {
     let mut seen: HashMap<&T, &Located<T>> = HashMap::new();
     for item in list {
         if let Some(first) = seen.insert(&item.value, item) {

@@ -4,6 +4,7 @@
 mod control;
 mod device;
 mod export;
+mod masks;
 mod reader;
 mod sections;
 mod setting;

@@ -125,12 +125,35 @@ pub struct SubsystemConfig {
     pub queue_depth_max: u16,
     /// Ports on which hosts can reach it.
     pub ports: Vec<PortId>,
+    /// The hosts that see only a part of it. All others see every namespace.
+    pub masks: Vec<NamespaceMask>,
     /// The ANA states of groups at ports; optimized where there is none.
     pub ana_states: BTreeMap<AnaPath, AnaState>,
     /// The identifiers that its controllers can have. Targets that serve the same subsystem need
     /// different ones.
     pub controller_ids: RangeInclusive<u16>,
 }
+
+/// The part of a subsystem that some hosts see.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NamespaceMask {
+    /// Qualified names of the hosts. A host has at most one mask in a subsystem.
+    pub hosts: Vec<String>,
+    /// Identifiers of the namespaces that they see, and whether they can only read them.
+    pub namespaces: BTreeMap<u32, MaskedAccess>,
+}
+
+/// What hosts with a mask may do with a namespace that they see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MaskedAccess {
+    /// What hosts without a mask may do.
+    Unrestricted,
+    /// Read only.
+    ReadOnly,
+}
+
+/// Most masks of one subsystem. Each has a table of its namespaces.
+pub const MASKS_MAX: usize = 64;
 
 /// The identifiers that controllers can have by default.
 pub const CONTROLLER_IDS: RangeInclusive<u16> = 1..=CNTLID_MAX;
@@ -348,6 +371,22 @@ pub enum TargetError {
         /// The number.
         port: PortId,
     },
+    /// There are too many masks.
+    #[error("{nqn} has {count} masks of namespaces, the maximum is {MASKS_MAX}")]
+    TooManyMasks {
+        /// The subsystem.
+        nqn: String,
+        /// Their number.
+        count: usize,
+    },
+    /// A host has several masks.
+    #[error("{nqn}: host {host} has more than one mask of namespaces")]
+    DuplicateMask {
+        /// The subsystem.
+        nqn: String,
+        /// The host.
+        host: String,
+    },
     /// There are more subsystems than slots.
     #[error("more than {SUBSYSTEMS_MAX} subsystems")]
     TooManySubsystems,
@@ -409,6 +448,7 @@ impl SubsystemConfig {
         for path in self.ana_states.keys() {
             check_ana_group(&self.nqn, path.group)?;
         }
+        self.check_masks()?;
         let (first, last) = (*self.controller_ids.start(), *self.controller_ids.end());
         if first == 0 || first > last || last > CNTLID_MAX {
             return Err(TargetError::ControllerIds {
@@ -418,6 +458,44 @@ impl SubsystemConfig {
             });
         }
         check_namespaces(&self.nqn, &self.namespaces, is_device)
+    }
+
+    /// Checks the masks. They may name namespaces that do not exist, because a namespace may be
+    /// removed and added again.
+    fn check_masks(&self) -> Result<(), TargetError> {
+        let nqn = || self.nqn.clone();
+        let count = self.masks.len();
+        if count > MASKS_MAX {
+            return Err(TargetError::TooManyMasks { nqn: nqn(), count });
+        }
+        let mut seen = BTreeSet::new();
+        for mask in &self.masks {
+            check_hosts(&mask.hosts)?;
+            if let Some(host) = mask.hosts.iter().find(|host| !seen.insert(*host)) {
+                let (nqn, host) = (nqn(), host.clone());
+                return Err(TargetError::DuplicateMask { nqn, host });
+            }
+        }
+        Ok(())
+    }
+
+    /// The subsystem as hosts with a mask see it.
+    pub(crate) fn masked(&self, mask: &NamespaceMask) -> Self {
+        let namespaces = self.namespaces.iter().filter_map(|namespace| {
+            let access = mask.namespaces.get(&namespace.nsid)?;
+            Some(NamespaceConfig {
+                read_only: namespace.read_only || *access == MaskedAccess::ReadOnly,
+                ..namespace.clone()
+            })
+        });
+        Self {
+            namespaces: namespaces.collect(),
+            masks: Vec::new(),
+            // Whether a host may attach depends on the whole subsystem.
+            allow_any_host: false,
+            hosts: Vec::new(),
+            ..self.clone()
+        }
     }
 }
 

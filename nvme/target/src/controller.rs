@@ -187,9 +187,12 @@ impl Controller {
         controller
     }
 
-    /// The subsystem, if it is still configured. Discovery controllers have none.
+    /// The subsystem, if it is still configured, as its host sees it. Discovery controllers have
+    /// none.
     pub(crate) fn subsystem<'a>(&self, view: &'a TargetView) -> Option<&'a SubsystemView> {
-        view.subsystem(self.shared.identity.subsystem)
+        let identity = &self.shared.identity;
+        let subsystem = view.subsystem(identity.subsystem)?;
+        subsystem.seen_by_host(&identity.host_nqn)
     }
 
     /// Changes the state and returns the effect.
@@ -391,7 +394,7 @@ impl Controller {
             let is_closed = before.port(self.port).is_some() && view.port(self.port).is_none();
             return is_closed.then_some(DisconnectMode::AfterResponses(CloseReason::Revoked));
         }
-        let Some(subsystem) = self.subsystem(view) else {
+        let Some(subsystem) = view.subsystem(self.shared.identity.subsystem) else {
             return Some(DisconnectMode::Immediate(CloseReason::Revoked));
         };
         let allows = subsystem.allows(&self.shared.identity.host_nqn);
@@ -405,6 +408,11 @@ impl Controller {
         if before.is_some_and(|before| !before.has_identity_of(subsystem)) {
             return Some(DisconnectMode::AfterResponses(CloseReason::Reconfigured));
         }
+        let host = &self.shared.identity.host_nqn;
+        let before = before.and_then(|before| before.seen_by_host(host));
+        let Some(subsystem) = subsystem.seen_by_host(host) else {
+            return Some(DisconnectMode::Immediate(CloseReason::Revoked));
+        };
         let highest = before
             .map_or(0, |old| old.namespaces.len())
             .max(subsystem.namespaces.len());

@@ -45,9 +45,10 @@ mod view;
 pub use ana::{ANA_GROUPS_MAX, AnaState, UnknownAnaState};
 pub use config::{
     ADMIN_QUEUE_DEPTH_MAX, ADMIN_QUEUE_DEPTH_MAX_RDMA, AnaPath, CONTROLLER_IDS, CONTROLLERS_MAX,
-    CoreLimits, DEVICES_MAX, DISCOVERY_CONTROLLERS_MAX, DeviceIndex, IO_QUEUES_MAX,
-    NAMESPACE_ID_MAX, NamespaceConfig, PortConfig, PortId, QUEUE_DEPTH_MAX, SUBSYSTEMS_MAX,
-    SubsystemConfig, TargetConfig, TargetError, TargetLimits, TransportKind,
+    CoreLimits, DEVICES_MAX, DISCOVERY_CONTROLLERS_MAX, DeviceIndex, IO_QUEUES_MAX, MASKS_MAX,
+    MaskedAccess, NAMESPACE_ID_MAX, NamespaceConfig, NamespaceMask, PortConfig, PortId,
+    QUEUE_DEPTH_MAX, SUBSYSTEMS_MAX, SubsystemConfig, TargetConfig, TargetError, TargetLimits,
+    TransportKind,
 };
 pub use controller::ControllerKind;
 pub use controller::state::ControllerState;

@@ -366,9 +366,8 @@ impl TargetCore {
             self.counters.statuses.count(fault.status);
             return Cqe::new(sqe.command_id, fault.status);
         };
-        let measures = self
-            .view
-            .subsystem(queue.subsystem)
+        let measures = queue
+            .subsystem(&self.view)
             .and_then(|view| view.measures.of(self.reactor));
         measures
             .map_or(&self.counters.statuses, |it| &it.statuses)

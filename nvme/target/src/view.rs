@@ -3,7 +3,7 @@
 //! A change builds a new [`TargetView`] and publishes it. A core adopts it between two polls, so
 //! the view that a core uses never changes during a command.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use block::{ABANDONED_MAX, Deallocate, Device, GIVEN_UP_MAX};
@@ -13,6 +13,7 @@ use crate::config::{
     DeviceIndex, NAMESPACE_ID_MAX, NamespaceConfig, PortConfig, PortId, SubsystemConfig,
 };
 use crate::io::COPY_BYTES_MAX;
+use crate::shared::ControllerIdentity;
 use crate::stages::SubsystemMeasures;
 
 /// Whether `nsid` is a valid namespace identifier: 1 to NN (Base 2.1 §3.2.1.2).
@@ -46,9 +47,19 @@ pub(crate) struct DeviceEntry {
     pub(crate) since: u32,
 }
 
+/// What a host sees of its subsystem: zero for all of it, otherwise one more than the index of the
+/// host's mask. It is valid for one epoch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Visibility(u8);
+
 /// One subsystem.
+#[derive(Clone)]
 pub(crate) struct SubsystemView {
     pub(crate) config: SubsystemConfig,
+    /// The subsystem as the hosts of each mask see it.
+    masked: Vec<Arc<Self>>,
+    /// What the hosts with a mask see.
+    visibilities: Arc<HashMap<String, Visibility>>,
     /// By namespace identifier minus one, up to the highest active identifier.
     pub(crate) namespaces: Vec<Option<NamespaceView>>,
     /// One bit for each device of a namespace that has a volatile write cache.
@@ -122,6 +133,18 @@ impl SubsystemView {
             .map(|namespace| namespace.nsid)
             .max()
             .unwrap_or(0);
+        let masks = config.masks.iter();
+        let masked = masks.map(|mask| {
+            let config = config.masked(mask);
+            let measures = Arc::clone(&measures);
+            Arc::new(Self::new(config, transfer_max_bytes, measures))
+        });
+        let masked = masked.collect();
+        let mut visibilities = HashMap::new();
+        for (mask, place) in config.masks.iter().zip(1..) {
+            let hosts = mask.hosts.iter();
+            visibilities.extend(hosts.map(|host| (host.clone(), Visibility(place))));
+        }
         let mut namespaces = vec![None; highest as usize];
         let mut volatile_devices = 0;
         for namespace in &config.namespaces {
@@ -133,6 +156,8 @@ impl SubsystemView {
         }
         Self {
             config,
+            masked,
+            visibilities: Arc::new(visibilities),
             namespaces,
             volatile_devices,
             measures,
@@ -152,13 +177,38 @@ impl SubsystemView {
     /// The same view with its hosts being disconnected.
     pub(crate) fn as_draining(&self) -> Self {
         Self {
-            config: self.config.clone(),
-            namespaces: self.namespaces.clone(),
-            volatile_devices: self.volatile_devices,
-            measures: Arc::clone(&self.measures),
             draining: true,
-            incarnation: self.incarnation,
+            ..self.clone()
         }
+    }
+
+    /// What a host sees of the subsystem.
+    pub(crate) fn visibility(&self, host_nqn: &str) -> Visibility {
+        if self.visibilities.is_empty() {
+            return Visibility::default();
+        }
+        let known = self.visibilities.get(host_nqn);
+        known.copied().unwrap_or_default()
+    }
+
+    /// The subsystem as a host sees it.
+    #[inline]
+    fn seen_by(&self, host: Visibility) -> Option<&Self> {
+        match host.0 {
+            0 => Some(self),
+            mask => self.masked(mask),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn masked(&self, mask: u8) -> Option<&Self> {
+        Some(self.masked.get(usize::from(mask) - 1)?)
+    }
+
+    /// The subsystem as the host with this name sees it.
+    pub(crate) fn seen_by_host(&self, host_nqn: &str) -> Option<&Self> {
+        self.seen_by(self.visibility(host_nqn))
     }
 
     /// Indices of the namespaces' devices, each once.
@@ -246,6 +296,20 @@ impl TargetView {
     #[inline]
     pub(crate) fn subsystem(&self, slot: u32) -> Option<&SubsystemView> {
         self.subsystems.get(slot as usize)?.as_deref()
+    }
+
+    /// The subsystem in a slot, if it is configured, as a host sees it.
+    #[inline]
+    pub(crate) fn subsystem_seen_by(&self, slot: u32, host: Visibility) -> Option<&SubsystemView> {
+        self.subsystem(slot)?.seen_by(host)
+    }
+
+    /// What the host of a controller sees of its subsystem.
+    pub(crate) fn visibility(&self, controller: &ControllerIdentity) -> Visibility {
+        let subsystem = self.subsystem(controller.subsystem);
+        subsystem.map_or_else(Visibility::default, |it| {
+            it.visibility(&controller.host_nqn)
+        })
     }
 
     /// Slot and view of the subsystem with this name.

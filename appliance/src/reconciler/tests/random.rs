@@ -51,13 +51,11 @@ fn any(random: &mut Seeded, number: u64, directory: &Path) -> String {
         }
         let count = 1 + random.below(devices.len().min(3) as u64) as usize;
         let mut nsid = 0;
-        let taken = devices
-            .split_off(devices.len() - count)
-            .into_iter()
-            .map(|device| {
-                nsid += 1 + random.below(3);
-                format!("{{ nsid = {nsid}, device = \"{device}\" }}")
-            });
+        let of_export = devices.split_off(devices.len() - count);
+        let taken = of_export.iter().map(|device| {
+            nsid += 1 + random.below(3);
+            format!("{{ nsid = {nsid}, device = \"{device}\" }}")
+        });
         let taken: Vec<String> = taken.collect();
         let mut at: Vec<String> = listeners.iter().map(|it| format!("\"{it}\"")).collect();
         at.retain(|_| random.below(3) > 0);
@@ -66,8 +64,14 @@ fn any(random: &mut Seeded, number: u64, directory: &Path) -> String {
         }
         let hosts = match random.below(3) {
             0 => "allow_any_host = true".to_owned(),
-            1 => format!("hosts = [\"{HOST}\"]"),
-            _ => format!("hosts = [\"{HOST}\", \"{OTHER}\"]"),
+            1 => format!(
+                "hosts = [\"{HOST}\"]\n{}",
+                masks(random, &[HOST], &of_export)
+            ),
+            _ => {
+                let masks = masks(random, &[HOST, OTHER], &of_export);
+                format!("hosts = [\"{HOST}\", \"{OTHER}\"]\n{masks}")
+            }
         };
         let _ = write!(
             text,
@@ -85,6 +89,26 @@ fn any(random: &mut Seeded, number: u64, directory: &Path) -> String {
         );
     }
     text
+}
+
+/// A mask of each host, or none.
+fn masks(random: &mut Seeded, hosts: &[&str], devices: &[&str]) -> String {
+    let mut masks = Vec::new();
+    for host in hosts {
+        let mut shown = [Vec::new(), Vec::new()];
+        for device in devices {
+            if let Some(list) = shown.get_mut(random.below(3) as usize) {
+                list.push(format!("\"{device}\""));
+            }
+        }
+        if random.below(3) > 0 && shown.iter().any(|list| !list.is_empty()) {
+            let [whole, read_only] = shown.map(|list| list.join(", "));
+            masks.push(format!(
+                "{{ hosts = [\"{host}\"], devices = [{whole}], read_only = [{read_only}] }}"
+            ));
+        }
+    }
+    format!("masks = [{}]", masks.join(", "))
 }
 
 fn device(random: &mut Seeded, number: u64, name: &str, directory: &Path) -> String {

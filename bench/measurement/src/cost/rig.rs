@@ -120,6 +120,7 @@ pub(super) fn target(
         io_queues_max: 2,
         queue_depth_max: entries_max,
         ports: vec![PortId(0)],
+        masks: Vec::new(),
         ana_states: BTreeMap::new(),
         controller_ids: CONTROLLER_IDS,
     };

@@ -28,6 +28,7 @@ use crate::interface::{Direction, KEYED_BLOCKS_MAX};
 use crate::io::{
     COMPARE_WRITE_BLOCKS_MAX, COPY_RANGES_MAX, DataContext, WRITE_ZEROES_BYTES_MAX, namespace,
 };
+use crate::shared::ControllerIdentity;
 use crate::status::{Fault, byte};
 use crate::target::PAGE_BYTES;
 use crate::view::{NamespaceView, QUIESCE_TIME_MAX, SubsystemView, is_valid_nsid};
@@ -56,7 +57,7 @@ enum IdentifyStructure {
     NvmController,
     OtherController,
     IndependentNamespace(u32),
-    Controllers { from: u16 },
+    Controllers { from: u16, nsid: Option<u32> },
     CommandSets,
 }
 
@@ -121,13 +122,18 @@ impl Controller {
                 Ok(IdentifyStructure::IndependentNamespace(nsid))
             }
             Cns::INDEPENDENT_NAMESPACE => Err(no_namespace),
-            // Base 2.1 §5.1.13, CNS 12h: every namespace is attached to every controller.
+            // Base 2.1 §5.1.13, CNS 12h: a namespace is attached to the controllers whose hosts see
+            // it.
             Cns::NAMESPACE_CONTROLLER_LIST => {
                 let from = command.select.cntid();
-                namespace(subsystem, nsid).map(|_| IdentifyStructure::Controllers { from })
+                namespace(subsystem, nsid).map(|_| IdentifyStructure::Controllers {
+                    from,
+                    nsid: Some(nsid),
+                })
             }
             Cns::CONTROLLER_LIST => Ok(IdentifyStructure::Controllers {
                 from: command.select.cntid(),
+                nsid: None,
             }),
             Cns::IO_COMMAND_SETS => Ok(IdentifyStructure::CommandSets),
             _ => Err(Fault::field(byte::CDW10)),
@@ -190,8 +196,8 @@ impl Controller {
                 data.copy_from_slice(nvm_controller_page(context).as_bytes());
             }
             IdentifyStructure::OtherController => {}
-            IdentifyStructure::Controllers { from } => {
-                data.copy_from_slice(self.controller_list(from, context).as_bytes());
+            IdentifyStructure::Controllers { from, nsid } => {
+                data.copy_from_slice(self.controller_list(from, nsid, context).as_bytes());
             }
             IdentifyStructure::CommandSets => {
                 let mut sets = CommandSetCombinations::new_zeroed();
@@ -202,12 +208,27 @@ impl Controller {
         Ok(())
     }
 
-    /// Controllers of the subsystem from an identifier on (Base 2.1 §5.1.13, CNS 12h and 13h).
-    fn controller_list(&self, from: u16, context: &AdminContext<'_>) -> ControllerList {
+    /// Controllers of the subsystem from an identifier on, of a namespace only those to which it is
+    /// attached (Base 2.1 §5.1.13, CNS 12h and 13h).
+    fn controller_list(
+        &self,
+        from: u16,
+        nsid: Option<u32>,
+        context: &AdminContext<'_>,
+    ) -> ControllerList {
+        let view = context.view.subsystem(self.shared.identity.subsystem);
+        let is_attached = |identity: &&ControllerIdentity| {
+            nsid.is_none_or(|nsid| {
+                let seen = view.and_then(|it| it.seen_by_host(&identity.host_nqn));
+                seen.is_some_and(|it| it.namespace(nsid).is_some())
+            })
+        };
         let registry = context.target.registry();
         let subsystem = self.shared.identity.subsystem;
         let of_subsystem = registry.entries().map(|entry| &entry.shared.identity);
-        let of_subsystem = of_subsystem.filter(|identity| identity.subsystem == subsystem);
+        let of_subsystem = of_subsystem
+            .filter(|identity| identity.subsystem == subsystem)
+            .filter(is_attached);
         let mut list = ControllerList::new_zeroed();
         list.fill(
             of_subsystem

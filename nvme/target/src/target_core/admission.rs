@@ -375,7 +375,7 @@ fn plan_transfer(queue: &Queue, view: &TargetView, sqe: &Sqe) -> Result<Plan, Fa
 /// The context against which I/O commands of a live queue are checked.
 #[inline]
 pub(super) fn context<'a>(queue: &Queue, view: &'a TargetView) -> Result<IoContext<'a>, Fault> {
-    let Some(subsystem) = view.subsystem(queue.subsystem) else {
+    let Some(subsystem) = queue.subsystem(view) else {
         return Err(Fault::new(Status::INVALID_NAMESPACE_OR_FORMAT).at(byte::NSID));
     };
     Ok(IoContext {

@@ -62,7 +62,7 @@ impl TargetCore {
             return Err(fault);
         }
         let queue = self.queues.at(slot).ok_or(NO_LEASE)?;
-        let subsystem = self.view.subsystem(queue.subsystem).ok_or(NO_LEASE)?;
+        let subsystem = queue.subsystem(&self.view).ok_or(NO_LEASE)?;
         let ranges = <[CopyRange]>::ref_from_bytes(list).map_err(|_| NO_LEASE)?;
         let work = check_copy_ranges(work, ranges, namespace(subsystem, work.nsid)?)?;
         if work.bytes as usize > list.capacity() {

@@ -280,9 +280,7 @@ impl TargetCore {
         let Owner::Command(command) = execution.owner else {
             return None;
         };
-        let subsystem = self
-            .view
-            .subsystem(self.queues.at(command.queue)?.subsystem)?;
+        let subsystem = self.queues.at(command.queue)?.subsystem(&self.view)?;
         Some(subsystem.namespace(execution.work.nsid)?.block_count)
     }
 
@@ -296,7 +294,7 @@ impl TargetCore {
             Owner::Shutdown { .. } => None,
         };
         if let Some(queue) = queue {
-            let subsystem = self.view.subsystem(queue.subsystem);
+            let subsystem = queue.subsystem(&self.view);
             let devices = subsystem.map_or(0, |view| view.volatile_devices);
             self.executions.extra(tag.slot).devices = devices;
         }

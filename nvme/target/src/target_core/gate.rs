@@ -128,7 +128,7 @@ fn examine(queue: &Queue, view: &TargetView, work: &IoWork) -> GateDecision {
     }
     let gate = queue.shared.gate();
     if gate.is_restricted()
-        && let Some(subsystem) = view.subsystem(queue.subsystem)
+        && let Some(subsystem) = queue.subsystem(view)
         && let Err(fault) = check_access(queue, subsystem, work.nsid, work.operation.access())
     {
         return GateDecision::Refused(fault);
@@ -166,5 +166,5 @@ fn check_again(queue: &Queue, view: &TargetView, work: &IoWork) -> Result<(), Fa
         let no_namespace = Fault::new(Status::INVALID_NAMESPACE_OR_FORMAT);
         return Err(no_namespace.at(byte::NSID));
     }
-    recheck(work, view.subsystem(queue.subsystem))
+    recheck(work, queue.subsystem(view))
 }

@@ -112,7 +112,7 @@ impl TargetCore {
             return None;
         }
         let queue = self.queues.get(id.slot, id.generation)?;
-        let subsystem = self.view.subsystem(queue.subsystem)?;
+        let subsystem = queue.subsystem(&self.view)?;
         Some(1 << subsystem.namespace(io.nsid)?.block_shift)
     }
 

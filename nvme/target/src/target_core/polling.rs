@@ -98,6 +98,11 @@ impl TargetCore {
     /// Applies a changed configuration to every controller.
     fn adopt_view(&mut self, now: Nanos) {
         let view = Arc::clone(&self.view);
+        for slot in 0..self.queues.capacity() {
+            if let Some(queue) = self.queues.at_mut(slot) {
+                queue.adopt_view(&view);
+            }
+        }
         for slot in 0..self.controllers.capacity() {
             let Some(controller) = self.controllers.at_mut(slot) else {
                 continue;

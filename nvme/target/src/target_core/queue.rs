@@ -15,6 +15,7 @@ use crate::shared::{ControllerShared, Gate};
 use crate::shares::ShareHolder;
 use crate::stages::{ByOperation, Measured};
 use crate::trace_events::{CommandTrace, TraceEvent};
+use crate::view::{SubsystemView, TargetView, Visibility};
 
 /// Failed commands of one queue that are logged between two refills, so that a flood of errors does
 /// not take the log's lock for each.
@@ -82,7 +83,9 @@ pub(crate) struct Queue {
     pub(crate) gate: Gate,
     pub(crate) kind: QueueKind,
     pub(crate) state: QueueState,
-    pub(crate) subsystem: u32,
+    pub(crate) subsystem_slot: u32,
+    /// What its host sees of the subsystem, in the epoch that the core has adopted.
+    visibility: Visibility,
     pub(crate) data: DataContext,
     pub(crate) depth: u16,
     pub(crate) qid: u16,
@@ -133,7 +136,8 @@ impl Queue {
             gate,
             kind: setup.kind,
             state: QueueState::Live,
-            subsystem: shared.identity.subsystem,
+            subsystem_slot: shared.identity.subsystem,
+            visibility: Visibility::default(),
             note: CommandTrace::of_queue(shared.identity.subsystem, 0),
             inline_trace: ByOperation {
                 read: TraceRecord::new(TraceRecordKind(0), 0, 0, 0),
@@ -159,9 +163,20 @@ impl Queue {
         }
     }
 
+    /// Adopts the configuration of a new epoch, or the first one.
+    pub(crate) fn adopt_view(&mut self, view: &TargetView) {
+        self.visibility = view.visibility(&self.shared.identity);
+    }
+
+    /// Its subsystem, if it is still configured, as its host sees it.
+    #[inline]
+    pub(crate) fn subsystem<'a>(&self, view: &'a TargetView) -> Option<&'a SubsystemView> {
+        view.subsystem_seen_by(self.subsystem_slot, self.visibility)
+    }
+
     /// Prepares trace events for this slot.
     pub(crate) fn prepare_trace(&mut self, slot: u32) {
-        self.note = CommandTrace::of_queue(self.subsystem, slot);
+        self.note = CommandTrace::of_queue(self.subsystem_slot, slot);
         let served =
             |operation| TraceEvent::CompletedInline.of(self.note.with_operation(Some(operation)));
         self.inline_trace = ByOperation {

@@ -324,7 +324,7 @@ impl TargetCore {
 
     fn count_buffer_wait(&self, queue: QueueId, work: &mut Work, now: Nanos) {
         if let Some((queue, measured)) = self.measured(queue, work)
-            && let Some(stages) = self.stages(queue.subsystem)
+            && let Some(stages) = self.stages(queue.subsystem_slot)
             && !cfg!(uncounted)
         {
             stages.buffer[measured].record(now - work.since, 1);
@@ -360,7 +360,7 @@ impl TargetCore {
     #[inline(never)]
     fn count_fetched(&mut self, queue: QueueId, work: &Work, now: Nanos) {
         if let Some((queue, measured)) = self.measured(queue, work)
-            && let Some(stages) = self.stages(queue.subsystem)
+            && let Some(stages) = self.stages(queue.subsystem_slot)
             && !cfg!(uncounted)
         {
             stages.fetch[measured].record(now - work.since, 1);

@@ -321,6 +321,7 @@ pub(crate) fn subsystem(nqn: &str, namespaces: Vec<NamespaceConfig>) -> Subsyste
         io_queues_max: IO_QUEUES,
         queue_depth_max: QUEUE_DEPTH_MAX,
         ports: vec![TCP_PORT, TCP6_PORT],
+        masks: Vec::new(),
         ana_states: BTreeMap::new(),
         controller_ids: CONTROLLER_IDS,
     }

@@ -26,6 +26,7 @@ mod identify;
 mod io;
 mod keep_alive;
 mod logs;
+mod masks;
 mod orphans;
 mod probe;
 mod properties;

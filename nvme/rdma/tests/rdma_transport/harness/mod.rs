@@ -291,6 +291,7 @@ pub(crate) fn subsystem_at(device: &Arc<MemoryDevice>, ports: &[PortId]) -> Subs
         io_queues_max: 8,
         queue_depth_max: 128,
         ports: ports.to_vec(),
+        masks: Vec::new(),
         ana_states: BTreeMap::new(),
         controller_ids: CONTROLLER_IDS,
     }

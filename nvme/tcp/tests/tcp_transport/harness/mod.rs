@@ -294,6 +294,7 @@ pub(crate) fn target_over(
         io_queues_max: 8,
         queue_depth_max: 128,
         ports: vec![PortId(0)],
+        masks: Vec::new(),
         ana_states: BTreeMap::new(),
         controller_ids: CONTROLLER_IDS,
     };
