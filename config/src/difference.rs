@@ -5,7 +5,7 @@
 
 mod apply_step;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use crate::model::{
@@ -632,16 +632,14 @@ fn same_access(one: &Access, other: &Access) -> bool {
 
 /// Whether both show the same to every host, whatever the order of masks, hosts and devices.
 fn same_masks(one: &[Mask], other: &[Mask]) -> bool {
-    let shown = |masks: &[Mask]| -> BTreeSet<(String, String, MaskedAccess)> {
-        let mut shown = BTreeSet::new();
+    let shown = |masks: &[Mask]| -> BTreeMap<String, BTreeSet<(String, MaskedAccess)>> {
+        let mut shown = BTreeMap::new();
         for mask in masks {
-            for host in &mask.hosts {
-                let devices = mask.devices.iter().chain(&mask.read_only);
-                shown.extend(
-                    devices
-                        .map(|device| (host.to_string(), device.to_string(), mask.shows(device))),
-                );
-            }
+            let devices = mask.devices.iter().chain(&mask.read_only);
+            let devices = devices.map(|device| (device.to_string(), mask.shows(device)));
+            let devices: BTreeSet<_> = devices.collect();
+            let hosts = mask.hosts.iter();
+            shown.extend(hosts.map(|host| (host.to_string(), devices.clone())));
         }
         shown
     };

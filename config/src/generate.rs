@@ -397,8 +397,7 @@ fn masks(seeds: &[Option<(u8, u8)>], access: &Access, namespaces: &[Namespace]) 
             read_only: chosen(read_only & !devices),
         })
     });
-    let shows_some = |mask: &Mask| !mask.devices.is_empty() || !mask.read_only.is_empty();
-    masks.filter(shows_some).collect()
+    masks.collect()
 }
 
 /// The states of groups, one for each listener and group.

@@ -397,7 +397,7 @@ pub(crate) const ANA: Section = Section {
 pub(crate) const MASK: Section = Section {
     path: "export.masks",
     header: "masks = [{ … }]",
-    meaning: "The devices of an export that some of its hosts see: at least one.",
+    meaning: "The devices of an export that some of its hosts see: `devices`, `read_only` or both.",
     keys: &[&[
         Key {
             name: "hosts",

@@ -131,7 +131,7 @@ fn mask(mask: &Mask) -> String {
     let hosts: Vec<String> = hosts.iter().map(|host| quoted(host.as_str())).collect();
     let mut text = format!("{{ hosts = [{}]", hosts.join(", "));
     for (key, names) in [("devices", devices), ("read_only", read_only)] {
-        if !names.is_empty() {
+        if key == "devices" || !names.is_empty() {
             let names: Vec<String> = names.iter().map(|name| format!("\"{name}\"")).collect();
             // Writing to a String cannot fail.
             let _ = write!(text, ", {key} = [{}]", names.join(", "));

@@ -111,17 +111,14 @@ fn mask(element: &Element<'_, '_>, findings: &mut Findings) -> Option<MaskDraft>
     });
     let both = [lists[0].as_slice(), lists[1].as_slice()].concat();
     report_duplicates(&both, findings);
-    if both.is_empty() && is_whole {
-        findings.add(|| {
-            let message = "the mask shows no device".to_owned();
-            Finding {
-                hint: Some(
-                    "name devices in `devices` or `read_only`, or remove its hosts from the \
-                     export's `hosts`"
-                        .to_owned(),
-                ),
-                ..table.missing("devices", message)
-            }
+    if !table.has("devices") && !table.has("read_only") {
+        is_whole = false;
+        findings.add(|| Finding {
+            hint: Some(
+                "name what its hosts see in `devices` or `read_only`; `devices = []` shows nothing"
+                    .to_owned(),
+            ),
+            ..table.missing("devices", "the mask names no device".to_owned())
         });
     }
     let [devices, read_only] = lists.each_mut().map(std::mem::take);
@@ -141,7 +138,7 @@ impl MaskDraft {
             if !allowed.contains(host.value.as_str()) {
                 findings.add(|| Finding {
                     hint: Some(
-                        match nearest(host.value.as_str(), allowed.iter().copied()) {
+                        match nearest(host.value.as_str(), hosts.iter().map(Nqn::as_str)) {
                             Some(near) => format!("did you mean `{near}`?"),
                             None => "add it to `hosts`, or remove it here".to_owned(),
                         },

@@ -192,7 +192,7 @@ impl Controller {
     pub(crate) fn subsystem<'a>(&self, view: &'a TargetView) -> Option<&'a SubsystemView> {
         let identity = &self.shared.identity;
         let subsystem = view.subsystem(identity.subsystem)?;
-        subsystem.seen_by_host(&identity.host_nqn)
+        Some(subsystem.seen_by_host(&identity.host_nqn))
     }
 
     /// Changes the state and returns the effect.
@@ -409,10 +409,8 @@ impl Controller {
             return Some(DisconnectMode::AfterResponses(CloseReason::Reconfigured));
         }
         let host = &self.shared.identity.host_nqn;
-        let before = before.and_then(|before| before.seen_by_host(host));
-        let Some(subsystem) = subsystem.seen_by_host(host) else {
-            return Some(DisconnectMode::Immediate(CloseReason::Revoked));
-        };
+        let before = before.map(|before| before.seen_by_host(host));
+        let subsystem = subsystem.seen_by_host(host);
         let highest = before
             .map_or(0, |old| old.namespaces.len())
             .max(subsystem.namespaces.len());

@@ -518,9 +518,7 @@ impl ReservationTable {
             let Some(subsystem) = view.subsystem(identity.subsystem) else {
                 continue;
             };
-            let Some(subsystem) = subsystem.seen_by_host(&identity.host_nqn) else {
-                continue;
-            };
+            let subsystem = subsystem.seen_by_host(&identity.host_nqn);
             let mut namespaces = subsystem.config.namespaces.iter();
             let of_device = namespaces.find(|it| it.device.0 == u16::from(device));
             if let Some(namespace) = of_device {

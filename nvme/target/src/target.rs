@@ -89,6 +89,7 @@ impl Target {
             generation: 1,
             subsystems: subsystems.collect(),
             ports: config.ports,
+            seen: Vec::new(),
             listed_hosts: Arc::default(),
             devices: devices
                 .into_iter()
@@ -96,6 +97,7 @@ impl Target {
                 .collect(),
         };
         published.collect_listed_hosts();
+        published.collect_seen();
         Ok(Arc::new(Self {
             notifications: (0..reactors).map(|_| Notifications::default()).collect(),
             exclusion_messages: (0..reactors).map(|_| Notifications::default()).collect(),
@@ -633,6 +635,7 @@ impl Target {
             change(&mut registry, &mut published)?;
             publish_ana_restrictions(&registry, &before, &published);
             published.collect_listed_hosts();
+            published.collect_seen();
             published.generation = published.generation.wrapping_add(1);
             self.publish_next(published);
         }

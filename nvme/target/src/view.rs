@@ -32,6 +32,9 @@ pub(crate) struct TargetView {
     /// Subsystems by slot. A slot is not reused while a controller refers to it.
     pub(crate) subsystems: Vec<Option<Arc<SubsystemView>>>,
     pub(crate) ports: Vec<PortConfig>,
+    /// Subsystems as hosts see them: by slot as hosts without a mask do, and then for each mask, so
+    /// that a lookup of the I/O path costs the same with and without one.
+    pub(crate) seen: Vec<Option<Arc<SubsystemView>>>,
     /// The hosts that exports list.
     pub(crate) listed_hosts: Arc<BTreeSet<String>>,
     /// The devices by index; `None` where the index is free.
@@ -47,10 +50,14 @@ pub(crate) struct DeviceEntry {
     pub(crate) since: u32,
 }
 
-/// What a host sees of its subsystem: zero for all of it, otherwise one more than the index of the
-/// host's mask. It is valid for one epoch.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Visibility(u8);
+/// What a host sees of its subsystem, for one epoch: an index of [`TargetView::seen`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Visibility(u32);
+
+impl Visibility {
+    /// Before the first epoch.
+    pub(crate) const NOTHING: Self = Self(u32::MAX);
+}
 
 /// One subsystem.
 #[derive(Clone)]
@@ -58,8 +65,8 @@ pub(crate) struct SubsystemView {
     pub(crate) config: SubsystemConfig,
     /// The subsystem as the hosts of each mask see it.
     masked: Vec<Arc<Self>>,
-    /// What the hosts with a mask see.
-    visibilities: Arc<HashMap<String, Visibility>>,
+    /// The index of each host's mask.
+    mask_of_host: Arc<HashMap<String, usize>>,
     /// By namespace identifier minus one, up to the highest active identifier.
     pub(crate) namespaces: Vec<Option<NamespaceView>>,
     /// One bit for each device of a namespace that has a volatile write cache.
@@ -140,10 +147,9 @@ impl SubsystemView {
             Arc::new(Self::new(config, transfer_max_bytes, measures))
         });
         let masked = masked.collect();
-        let mut visibilities = HashMap::new();
-        for (mask, place) in config.masks.iter().zip(1..) {
-            let hosts = mask.hosts.iter();
-            visibilities.extend(hosts.map(|host| (host.clone(), Visibility(place))));
+        let mut mask_of_host = HashMap::new();
+        for (place, mask) in config.masks.iter().enumerate() {
+            mask_of_host.extend(mask.hosts.iter().map(|host| (host.clone(), place)));
         }
         let mut namespaces = vec![None; highest as usize];
         let mut volatile_devices = 0;
@@ -157,7 +163,7 @@ impl SubsystemView {
         Self {
             config,
             masked,
-            visibilities: Arc::new(visibilities),
+            mask_of_host: Arc::new(mask_of_host),
             namespaces,
             volatile_devices,
             measures,
@@ -182,33 +188,10 @@ impl SubsystemView {
         }
     }
 
-    /// What a host sees of the subsystem.
-    pub(crate) fn visibility(&self, host_nqn: &str) -> Visibility {
-        if self.visibilities.is_empty() {
-            return Visibility::default();
-        }
-        let known = self.visibilities.get(host_nqn);
-        known.copied().unwrap_or_default()
-    }
-
-    /// The subsystem as a host sees it.
-    #[inline]
-    fn seen_by(&self, host: Visibility) -> Option<&Self> {
-        match host.0 {
-            0 => Some(self),
-            mask => self.masked(mask),
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn masked(&self, mask: u8) -> Option<&Self> {
-        Some(self.masked.get(usize::from(mask) - 1)?)
-    }
-
     /// The subsystem as the host with this name sees it.
-    pub(crate) fn seen_by_host(&self, host_nqn: &str) -> Option<&Self> {
-        self.seen_by(self.visibility(host_nqn))
+    pub(crate) fn seen_by_host(&self, host_nqn: &str) -> &Self {
+        let mask = self.mask_of_host.get(host_nqn);
+        mask.map_or(self, |mask| &self.masked[*mask])
     }
 
     /// Indices of the namespaces' devices, each once.
@@ -298,18 +281,31 @@ impl TargetView {
         self.subsystems.get(slot as usize)?.as_deref()
     }
 
-    /// The subsystem in a slot, if it is configured, as a host sees it.
+    /// Collects what hosts see, after a change.
+    pub(crate) fn collect_seen(&mut self) {
+        self.seen.clone_from(&self.subsystems);
+        let masked = self.subsystems.iter().flatten();
+        let masked = masked.flat_map(|subsystem| subsystem.masked.iter().cloned());
+        self.seen.extend(masked.map(Some));
+    }
+
+    /// A subsystem as a host sees it, if it is configured.
     #[inline]
-    pub(crate) fn subsystem_seen_by(&self, slot: u32, host: Visibility) -> Option<&SubsystemView> {
-        self.subsystem(slot)?.seen_by(host)
+    pub(crate) fn seen(&self, by: Visibility) -> Option<&SubsystemView> {
+        self.seen.get(by.0 as usize)?.as_deref()
     }
 
     /// What the host of a controller sees of its subsystem.
     pub(crate) fn visibility(&self, controller: &ControllerIdentity) -> Visibility {
-        let subsystem = self.subsystem(controller.subsystem);
-        subsystem.map_or_else(Visibility::default, |it| {
-            it.visibility(&controller.host_nqn)
-        })
+        let slot = controller.subsystem;
+        let subsystem = self.subsystem(slot);
+        let mask = subsystem.and_then(|it| it.mask_of_host.get(&controller.host_nqn));
+        let Some(mask) = mask else {
+            return Visibility(slot);
+        };
+        let before = self.subsystems.iter().take(slot as usize).flatten();
+        let masks: usize = before.map(|subsystem| subsystem.masked.len()).sum();
+        Visibility((self.subsystems.len() + masks + mask) as u32)
     }
 
     /// Slot and view of the subsystem with this name.

@@ -101,7 +101,7 @@ fn masks(random: &mut Seeded, hosts: &[&str], devices: &[&str]) -> String {
                 list.push(format!("\"{device}\""));
             }
         }
-        if random.below(3) > 0 && shown.iter().any(|list| !list.is_empty()) {
+        if random.below(3) > 0 {
             let [whole, read_only] = shown.map(|list| list.join(", "));
             masks.push(format!(
                 "{{ hosts = [\"{host}\"], devices = [{whole}], read_only = [{read_only}] }}"

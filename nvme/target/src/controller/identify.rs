@@ -219,7 +219,7 @@ impl Controller {
         let view = context.view.subsystem(self.shared.identity.subsystem);
         let is_attached = |identity: &&ControllerIdentity| {
             nsid.is_none_or(|nsid| {
-                let seen = view.and_then(|it| it.seen_by_host(&identity.host_nqn));
+                let seen = view.map(|it| it.seen_by_host(&identity.host_nqn));
                 seen.is_some_and(|it| it.namespace(nsid).is_some())
             })
         };

@@ -137,7 +137,7 @@ impl Queue {
             kind: setup.kind,
             state: QueueState::Live,
             subsystem_slot: shared.identity.subsystem,
-            visibility: Visibility::default(),
+            visibility: Visibility::NOTHING,
             note: CommandTrace::of_queue(shared.identity.subsystem, 0),
             inline_trace: ByOperation {
                 read: TraceRecord::new(TraceRecordKind(0), 0, 0, 0),
@@ -171,7 +171,7 @@ impl Queue {
     /// Its subsystem, if it is still configured, as its host sees it.
     #[inline]
     pub(crate) fn subsystem<'a>(&self, view: &'a TargetView) -> Option<&'a SubsystemView> {
-        view.subsystem_seen_by(self.subsystem_slot, self.visibility)
+        view.seen(self.visibility)
     }
 
     /// Prepares trace events for this slot.

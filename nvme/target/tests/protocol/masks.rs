@@ -7,6 +7,7 @@ use nvme_spec::command::{Cns, FeatureId, FeatureSelect, LogPageId, LogPageSelect
 use nvme_spec::event::AsyncEvent;
 use nvme_spec::features::AsyncEventConfiguration;
 use nvme_spec::identify::{IdentifyController, IdentifyNamespace};
+use nvme_spec::log::AnaGroups;
 use nvme_spec::sgl::SglDescriptor;
 use nvme_spec::{NSID_BROADCAST, Sqe, Status};
 use nvme_target::{
@@ -276,6 +277,36 @@ fn live_changes_of_masks_raise_events_only_at_their_hosts() {
     set_masks(&mut world, Vec::new());
     assert!(write_status(&mut world, io, RAM).is_success());
     assert!(read_status(&mut world, io, READ_ONLY).is_success());
+}
+
+/// The ANA log has the groups and namespaces that the host sees.
+#[test]
+fn the_ana_log_shows_visible_namespaces() {
+    let limits = CoreLimits {
+        queues_max: 16,
+        executions_max: 1024,
+    };
+    let mut world = World::with(2, limits, |config| {
+        let subsystem = &mut config.subsystems[0];
+        for namespace in &mut subsystem.namespaces {
+            namespace.ana_group = if namespace.nsid == PLAIN { 2 } else { 1 };
+        }
+        subsystem.masks = vec![mask(&[(RAM, FULL), (READ_ONLY, FULL)])];
+    });
+    let (admin, _) = attach(&mut world, 0, HOST);
+    let (other_admin, _) = attach(&mut world, 1, OTHER);
+    let groups = |world: &mut World, admin| {
+        let data = world.log(admin, LogPageId::ANA, 4096);
+        let groups = AnaGroups::new(&data).expect("a log");
+        let groups = groups.map(|(group, nsids)| {
+            let nsids: Vec<u32> = nsids.iter().map(|it| it.get()).collect();
+            (group.grpid.get(), nsids)
+        });
+        groups.collect::<Vec<_>>()
+    };
+    assert_eq!(groups(&mut world, admin), [(1, vec![RAM, READ_ONLY])]);
+    let all = [(1, vec![RAM, CACHED, READ_ONLY]), (2, vec![PLAIN])];
+    assert_eq!(groups(&mut world, other_admin), all);
 }
 
 /// A mask at another place in the list, for the same host, changes nothing for it.

@@ -18,7 +18,8 @@ use nvme_spec::log::{ReservationNotification, ReservationNotificationType};
 use nvme_spec::sgl::SglDescriptor;
 use nvme_spec::{NSID_BROADCAST, Sqe, Status, U64};
 use nvme_target::{
-    DeviceIndex, InitialReservations, ReservationError, ReservationStore, StoreRequest,
+    DeviceIndex, InitialReservations, NamespaceMask, ReservationError, ReservationStore,
+    StoreRequest,
 };
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -671,6 +672,39 @@ fn preempted_hosts_are_notified() {
     assert_eq!((found.lpc.get(), found.nsid.get(), found.nalp), (1, RAM, 0));
     assert_eq!(page(&mut world, fenced).lpc.get(), 0, "it was read");
     assert_eq!(page(&mut world, masked).lpc.get(), 0, "it was masked");
+}
+
+/// A host is not notified of a namespace that its mask hides, even if it is a registrant.
+#[test]
+fn no_notification_concerns_a_hidden_namespace() {
+    let mut world = World::new();
+    let call = ConnectOptions {
+        host: STRANGER,
+        ..ConnectOptions::default()
+    };
+    let (hidden, fencing) = (host_of(&mut world, 1, 1, call), host(&mut world, 0, 2));
+    for path in [hidden, fencing] {
+        register(&mut world, path);
+    }
+    let devices = world.devices();
+    let mut subsystem = crate::harness::config(&devices).subsystems.remove(0);
+    subsystem.masks = vec![NamespaceMask {
+        hosts: vec![STRANGER.to_owned()],
+        ..NamespaceMask::default()
+    }];
+    world
+        .target
+        .update_subsystem(subsystem)
+        .expect("a right change");
+    world.settle();
+    let preempted = preempt(&mut world, fencing, hidden.key);
+    preempted
+        .unwrap_or_else(|tag| world.wait(fencing.io, tag))
+        .ok();
+    let data = world.log(hidden.admin, LogPageId::RESERVATION_NOTIFICATION, 64);
+    assert_eq!(data, [0; 64]);
+    let report = report(&mut world, hidden, 64, true);
+    report.is(Status::INVALID_FIELD.with_dnr());
 }
 
 /// Base 2.1 §4.2.1, SQHD: the event of a further notification follows the page that was read, and so
