@@ -16,9 +16,9 @@ pub struct Document {
 }
 
 /// Every cited document.
-pub const DOCUMENTS: [Document; 17] = [
+pub const DOCUMENTS: [Document; 18] = [
     BASE, NVM, PCIE, RDMA, TCP, PCI, INFINIBAND, IEEE_802, WEBDRIVER, RFC_1034, RFC_3385, RFC_3720,
-    RFC_5040, RFC_5737, RFC_6750, RFC_7919, RFC_9562,
+    RFC_5040, RFC_5737, RFC_6750, RFC_7919, RFC_8446, RFC_9562,
 ];
 
 const BASE: Document = Document {
@@ -333,6 +333,7 @@ const TCP: Document = Document {
         ("3.5", "Error Handling Model"),
         ("3.6", "Transport Specific Content"),
         ("3.6.1.1", "Transport Specific Address Subtype: TLS"),
+        ("3.6.1.3", "TLS PSK and PSK Identity Derivation"),
         ("3.6.2", "NVMe/TCP PDUs"),
         ("3.6.2.1", "PDU Common Header (CH)"),
         ("3.6.2.2", "Initialize Connection Request PDU (ICReq)"),
@@ -425,6 +426,12 @@ const RFC_7919: Document = Document {
     title: "Negotiated Finite Field Diffie-Hellman Ephemeral Parameters for Transport Layer \
             Security (TLS)",
     sections: &[],
+};
+
+const RFC_8446: Document = Document {
+    name: "RFC 8446",
+    title: "The Transport Layer Security (TLS) Protocol Version 1.3",
+    sections: &[("7.1", "Key Schedule")],
 };
 
 const RFC_9562: Document = Document {
