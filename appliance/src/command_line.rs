@@ -19,7 +19,7 @@ use crate::signals::RequestReceiver;
 use crate::state_directory::StateDirectory;
 use crate::terminal::print;
 use crate::{
-    ana, apply, device, doctor, drives, embedded, evict, load, manual, reservations, service,
+    ana, apply, device, doctor, drives, embedded, evict, key, load, manual, reservations, service,
     signals, status, summary, top, trace,
 };
 
@@ -74,6 +74,8 @@ pub(crate) enum Command {
     Evict(evict::EvictArguments),
     /// List the ANA states of a running appliance's exports at their listeners, or set them.
     Ana(ana::AnaArguments),
+    /// Make keys for TLS and secrets for DH-HMAC-CHAP, or check those in files.
+    Key(key::KeyArguments),
     /// Show the state of a running appliance, on one screen or as JSON.
     Status(status::StatusArguments),
     /// Watch the activity of a running appliance: rates, latencies, reactors, hosts, events.
@@ -121,6 +123,7 @@ pub(crate) fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Reservations(arguments) => reservations::reservations(&arguments),
         Command::Evict(arguments) => evict::evict(&arguments),
         Command::Ana(arguments) => ana::ana(&arguments),
+        Command::Key(arguments) => key::key(&arguments),
         Command::Status(arguments) => status::status(&arguments),
         Command::Top(arguments) => top::top(&arguments),
         Command::Trace(arguments) => trace::trace(&arguments),

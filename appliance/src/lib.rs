@@ -25,6 +25,7 @@ mod fabrics;
 pub mod headless;
 mod health_reporter;
 mod identities;
+mod key;
 mod limits;
 mod load;
 mod manual;

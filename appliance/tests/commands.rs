@@ -1,8 +1,9 @@
-//! Output and exit codes of commands that query a running appliance.
+//! Output and exit codes of commands that query a running appliance, or need none.
 
 mod process;
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use process::{Windlass, run};
@@ -179,4 +180,115 @@ fn ana_states_are_listed_set_and_kept() {
     assert_eq!(listed(), "non-optimized");
     windlass.signal(Signal::TERM);
     assert_eq!(windlass.wait().0.code(), Some(0));
+}
+
+const HOST: &str = "nqn.2026-11.org.example:host";
+
+/// A generated key is one line on standard output, or in a file of its owner, and nowhere else.
+#[test]
+fn a_generated_key_is_printed_or_stored_and_is_valid() {
+    let directory = TempDir::new().expect("a directory");
+    let path = directory.path().join("key");
+    let file = path.to_str().expect("UTF-8");
+    for (arguments, prefix, len) in [
+        (&[][..], "NVMeTLSkey-1:01:", 65),
+        (&["--hash", "none"], "NVMeTLSkey-1:00:", 65),
+        (&["--hash", "sha384"], "NVMeTLSkey-1:02:", 89),
+        (&["--kind", "chap"], "DHHC-1:01:", 59),
+        (&["--kind", "chap", "--hash", "sha512"], "DHHC-1:03:", 103),
+    ] {
+        let generate = [&["key", "generate"], arguments].concat();
+        let made = run(&generate);
+        assert_eq!(exit_code(&made), 0, "{}", made.stderr);
+        let key = made.stdout.strip_suffix('\n').expect("a line");
+        assert!(key.starts_with(prefix) && key.len() == len, "{arguments:?}");
+        assert!(made.stderr.contains("nvme connect -t tcp"), "{arguments:?}");
+        assert!(!made.stderr.contains(key), "{arguments:?}");
+        let is_sha_384 = arguments.contains(&"sha384");
+        assert_eq!(made.stderr.contains("GnuTLS"), is_sha_384, "{arguments:?}");
+        assert_ne!(run(&generate).stdout, made.stdout, "{arguments:?}");
+
+        let stored = run(&[&generate[..], &["--file", file]].concat());
+        assert_eq!(exit_code(&stored), 0, "{stored:?}");
+        assert!(stored.stdout.is_empty(), "{arguments:?}");
+        let checked = run(&["key", "check", file]);
+        assert_eq!(exit_code(&checked), 0, "{checked:?}");
+        let content = fs::read_to_string(&path).expect("readable");
+        assert!(content.starts_with(prefix), "{arguments:?}");
+        for shown in [&stored.stderr, &checked.stdout, &checked.stderr] {
+            assert!(!shown.contains(content.trim_end()), "{arguments:?}");
+        }
+        let again = run(&[&generate[..], &["--file", file]].concat());
+        assert_eq!(exit_code(&again), 1, "{again:?}");
+        assert!(again.stderr.contains("is not overwritten"), "{again:?}");
+        assert_eq!(fs::read_to_string(&path).expect("readable"), content);
+        fs::remove_file(&path).expect("own file");
+    }
+}
+
+/// The key is that of libnvme's tests. Its digests were computed with Python's `hmac`.
+#[test]
+fn a_checked_key_shows_its_identities_or_its_problem() {
+    const KEY: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
+    let directory = TempDir::new().expect("a directory");
+    let path = directory.path().join("key");
+    let file = path.to_str().expect("UTF-8");
+    let store = |content: &str, mode| {
+        fs::write(&path, content).expect("writable");
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("own file");
+    };
+    let names = ["--host", HOST, "--subsystem", NQN];
+    let check = |arguments: &[&str]| run(&[&["key", "check", file], arguments].concat());
+    store(&format!("{KEY}\n"), 0o600);
+    let shown = check(&names);
+    assert_eq!(exit_code(&shown), 0, "{shown:?}");
+    let identities: Vec<&str> = shown
+        .stdout
+        .lines()
+        .filter_map(|line| line.trim_start().strip_prefix("psk: "))
+        .collect();
+    let begin = |version| format!("NVMe{version}R01 {HOST} {NQN}");
+    let (v0, v1) = (begin(0), begin(1));
+    assert_eq!(
+        identities,
+        [
+            format!("{v1} GFkf37Jm96YjVXtSibIF37UtNZPXrZFn1SFxn4+BMxQ="),
+            format!("{v1} fW5ao2sA269D68DSNGckD7jf3qJlzSQXT5U7K9ijId4="),
+            v0,
+        ]
+    );
+
+    let long = format!("{NQN}{}", "n".repeat(224 - NQN.len()));
+    for (arguments, part) in [
+        (&["--host", HOST][..], "--subsystem"),
+        (&["--host", "", "--subsystem", NQN], "--host"),
+        (&["--host", &long, "--subsystem", NQN], "--host"),
+        (&["--host", HOST, "--subsystem", "nqn.a b"], "--subsystem"),
+        (&["--secret"], "--secret"),
+    ] {
+        let refused = check(arguments);
+        assert_eq!(exit_code(&refused), 2, "{refused:?}");
+        assert!(refused.stderr.contains(part), "{part}: {refused:?}");
+    }
+    let fix = format!("run chmod 600 {file}");
+    for (content, mode, part) in [
+        (KEY.to_owned(), 0o640, fix.as_str()),
+        (KEY.to_owned(), 0o604, &fix),
+        (String::new(), 0o600, "the key is empty"),
+        (format!("{KEY}\r\n"), 0o600, "white space"),
+        (format!("{KEY}\0"), 0o600, "it is not text"),
+        (KEY.replace("VRL", "VRM"), 0o600, "CRC-32 is wrong"),
+        (KEY.replace("LS", "ls"), 0o600, "begins with neither"),
+        (KEY.repeat(3), 0o600, "more than 129 bytes"),
+    ] {
+        store(&content, mode);
+        let refused = check(&names);
+        assert_eq!(exit_code(&refused), 1, "{refused:?}");
+        assert!(refused.stderr.contains(part), "{part}: {refused:?}");
+        assert!(refused.stdout.is_empty(), "{refused:?}");
+        assert!(!refused.stderr.contains("tnN9AQb2"), "{refused:?}");
+    }
+    let sha_512 = run(&["key", "generate", "--hash", "sha512"]);
+    assert_eq!(exit_code(&sha_512), 1, "{sha_512:?}");
+    assert!(sha_512.stderr.contains("use --hash sha256"), "{sha_512:?}");
 }

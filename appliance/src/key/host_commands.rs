@@ -1,0 +1,89 @@
+//! The commands with which a host uses a key. They contain no key, but the name of its file.
+
+use std::fmt::Write as _;
+
+use appliance_config::Nqn;
+use nvme_keys::AnySecret;
+
+/// Where the commands expect the key on the host.
+const HOST_FILE: &str = "/etc/nvme/windlass.key";
+
+/// The commands for a host with nvme-cli. Missing names are shown as placeholders.
+pub(super) fn text(secret: &AnySecret, host: Option<&Nqn>, subsystem: Option<&Nqn>) -> String {
+    let or = |nqn: Option<&Nqn>, placeholder: &str| {
+        nqn.map_or_else(|| placeholder.to_owned(), |nqn| quoted(nqn.as_str()))
+    };
+    let (host, subsystem) = (or(host, "HOST-NQN"), or(subsystem, "SUBSYSTEM-NQN"));
+    let connect = format!("nvme connect -t tcp -a ADDRESS -s 4420 -q {host} -n {subsystem}");
+    let key = format!("\"$(cat {HOST_FILE})\"");
+    let mut text =
+        format!("On the host, put the key into {HOST_FILE} with mode 0600. Then, as root:\n");
+    // Writing to a String cannot fail.
+    let _ = match secret {
+        AnySecret::Tls(_) => write!(
+            text,
+            "  {connect} --tls --tls-key {key}\n\
+             or, with the key in the keyring .nvme until the host restarts:\n  \
+             nvme check-tls-key -d {key} -n {host} -c {subsystem} -I 1 -i\n  {connect} --tls\n\
+             Both need tlshd, with keyrings=.nvme in /etc/tlshd.conf.\n"
+        ),
+        AnySecret::Chap(_) => writeln!(text, "  {connect} -S {key}"),
+    };
+    text
+}
+
+/// Text as one word of a shell.
+pub(super) fn quoted(text: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-/:,+=@%".contains(c);
+    if !text.is_empty() && text.chars().all(is_plain) {
+        return text.to_owned();
+    }
+    format!("'{}'", text.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use nvme_keys::{ChapSecret, Hash, TlsKey};
+
+    use super::*;
+
+    #[test]
+    fn commands_have_the_names_and_no_key() {
+        let tls = TlsKey::new(Hash::Sha256, &[7; 32]).expect("the length fits");
+        let tls = AnySecret::Tls(tls);
+        let host: Nqn = "nqn.2026-11.org.example:$h".parse().expect("an NQN");
+        let subsystem: Nqn = "nqn.2026-11.org.example:s".parse().expect("an NQN");
+        let shown = text(&tls, Some(&host), Some(&subsystem));
+        let lines: Vec<&str> = shown.lines().collect();
+        assert_eq!(
+            lines[1..5],
+            [
+                "  nvme connect -t tcp -a ADDRESS -s 4420 -q 'nqn.2026-11.org.example:$h' -n \
+                 nqn.2026-11.org.example:s --tls --tls-key \"$(cat /etc/nvme/windlass.key)\"",
+                "or, with the key in the keyring .nvme until the host restarts:",
+                "  nvme check-tls-key -d \"$(cat /etc/nvme/windlass.key)\" -n \
+                 'nqn.2026-11.org.example:$h' -c nqn.2026-11.org.example:s -I 1 -i",
+                "  nvme connect -t tcp -a ADDRESS -s 4420 -q 'nqn.2026-11.org.example:$h' -n \
+                 nqn.2026-11.org.example:s --tls",
+            ]
+        );
+        assert!(!shown.contains(&**tls.expose_interchange()), "{shown}");
+        let chap = ChapSecret::new(Hash::None, &[7; 64]).expect("the length fits");
+        let shown = text(&AnySecret::Chap(chap), None, None);
+        assert_eq!(
+            shown.lines().nth(1),
+            Some(
+                "  nvme connect -t tcp -a ADDRESS -s 4420 -q HOST-NQN -n SUBSYSTEM-NQN -S \"$(cat \
+                 /etc/nvme/windlass.key)\""
+            )
+        );
+    }
+
+    #[test]
+    fn words_are_quoted_for_a_shell() {
+        assert_eq!(quoted("/etc/a-b_c.key"), "/etc/a-b_c.key");
+        assert_eq!(quoted("a b"), "'a b'");
+        assert_eq!(quoted("it's"), r"'it'\''s'");
+        assert_eq!(quoted(""), "''");
+    }
+}
