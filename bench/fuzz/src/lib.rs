@@ -22,6 +22,7 @@ mod emulator;
 mod emulator_harness;
 mod http;
 mod input;
+mod key;
 mod memory;
 mod pages;
 #[expect(dead_code, reason = "the tests of the transport use all of it")]
@@ -47,7 +48,7 @@ pub struct Target {
 }
 
 /// Every target of this crate.
-pub const TARGETS: [Target; 9] = [
+pub const TARGETS: [Target; 10] = [
     Target {
         name: "tcp-target",
         run: tcp_target::run,
@@ -75,6 +76,10 @@ pub const TARGETS: [Target; 9] = [
     Target {
         name: "reservations",
         run: reservations::run,
+    },
+    Target {
+        name: "key",
+        run: key::run,
     },
     Target {
         name: "config",
