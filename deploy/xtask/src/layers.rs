@@ -13,7 +13,13 @@ use crate::rust_source::{has_word, leading_attributes, without_comments_and_lite
 
 /// The crates of each level, from the lowest.
 const LEVELS: [&[&str]; 8] = [
-    &["nvme_spec", "nvme_keys", "hugemem", "appliance_config"],
+    &[
+        "nvme_spec",
+        "nvme_keys",
+        "nvme_handover",
+        "hugemem",
+        "appliance_config",
+    ],
     &[
         "reactors",
         "uring",
@@ -21,6 +27,7 @@ const LEVELS: [&[&str]; 8] = [
         "rdma",
         "nvme_authentication",
         "nvme_reservations",
+        "nvme_handover_format",
     ],
     &["block", "rdma_testing"],
     &["nvme_driver", "nvme_target", "nvme_host", "block_testing"],
