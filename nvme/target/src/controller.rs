@@ -9,6 +9,7 @@ pub(crate) mod discovery;
 pub(crate) mod effects;
 pub(crate) mod events;
 pub(crate) mod features;
+pub(crate) mod handover;
 pub(crate) mod identify;
 pub(crate) mod logs;
 pub(crate) mod property;

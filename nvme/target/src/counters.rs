@@ -3,6 +3,8 @@
 //! A single writer needs no read-modify-write: a relaxed load and store cost as much as a plain
 //! addition, and other threads read whole values.
 
+mod handover;
+
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::stages::Histograms;

@@ -3,6 +3,8 @@
 //! Commands of one controller fail on any core, so its log has a lock. Errors are rare on the I/O
 //! path, and each queue logs only a few of a flood.
 
+mod handover;
+
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

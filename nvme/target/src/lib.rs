@@ -22,6 +22,7 @@ mod counters;
 mod error_log;
 mod eviction;
 mod exclusions;
+mod handover;
 mod host_accounts;
 mod interface;
 mod io;
@@ -54,6 +55,7 @@ pub use controller::ControllerKind;
 pub use controller::state::ControllerState;
 pub use counters::{CoreCounters, Counter, IoCounters, IoTotals};
 pub use eviction::{EvictedAssociations, HostName};
+pub use handover::{HandoverError, NotQuiet, RestoredConnection, UnfinishedCommands};
 pub use interface::{
     ADMIN_IN_CAPSULE_MAX_BYTES, Admission, Arrival, Close, CloseReason, Completed, ConnectOutcome,
     DataSource, Direction, InlineCompletion, KEYED_BLOCKS_MAX, KeyedBlock, KeyedBlocks, QueueId,

@@ -1,6 +1,8 @@
 //! The registry of controllers, and of the I/O queues that each has on each core. Control path
 //! only.
 
+pub(crate) mod handover;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;

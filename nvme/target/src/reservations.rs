@@ -8,6 +8,7 @@
 //! stored, and a preempt waits until no command of the preempted hosts is left; commands that follow
 //! wait for it. Cores and operators receive results as messages.
 
+mod handover;
 pub(crate) mod notices;
 pub(crate) mod restrictions;
 mod snapshot;

@@ -3,6 +3,8 @@
 //! The controller's state belongs to the core of its admin queue. The other cores read the gate,
 //! set the traffic flag, and are notified when a queue has to end.
 
+mod handover;
+
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -5,6 +5,8 @@
 //! Hosts that no export lists can choose any name. Together they leave a part to the listed hosts,
 //! and each of their addresses is limited as well.
 
+mod handover;
+
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;

@@ -645,7 +645,7 @@ impl Target {
 
     /// Publishes a view in the next epoch. Called under the registry's lock, after which every core
     /// has to be notified.
-    fn publish_next(&self, mut view: TargetView) {
+    pub(crate) fn publish_next(&self, mut view: TargetView) {
         view.epoch = view.epoch.wrapping_add(1);
         let epoch = view.epoch;
         self.published.publish(view, epoch);

@@ -22,6 +22,7 @@ mod executions;
 mod fence;
 pub(crate) mod fused;
 mod gate;
+mod handover;
 mod inline;
 mod polling;
 mod queue;

@@ -87,6 +87,11 @@ impl AnaTransitions {
         });
     }
 
+    /// Whether every change is complete.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.pending.is_empty()
+    }
+
     /// The commands whose end a reactor has to report.
     pub(crate) fn awaited_from(&self, reactor: usize) -> Vec<EarlierCommands> {
         let pending = self.pending.iter();

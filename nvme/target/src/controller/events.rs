@@ -4,6 +4,8 @@
 //! Base 2.1 §5.1.2: an event is reported once and then masked until the host reads the event's log
 //! page with Retain Asynchronous Event cleared.
 
+mod handover;
+
 use arrayvec::ArrayVec;
 use nvme_spec::command::LogPageId;
 use nvme_spec::event::AsyncEvent;

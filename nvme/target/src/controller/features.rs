@@ -3,6 +3,8 @@
 //! No feature is saveable: values set by the host last until a controller level reset, and the
 //! saved value is the default.
 
+mod handover;
+
 use nvme_spec::command::{AdminOpcode, FeatureId, FeatureSelect, Sqe};
 use nvme_spec::features::{
     AsyncEventConfiguration, ErrorRecovery, FeatureCapabilities, HostBehavior, HostIdentifierSize,

@@ -1,6 +1,8 @@
 //! Reservation notifications of one controller, from the change until the host reads them (Base 2.1
 //! §8.1.22.2).
 
+mod handover;
+
 use std::collections::VecDeque;
 
 use nvme_spec::log::{ReservationNotification, ReservationNotificationType};

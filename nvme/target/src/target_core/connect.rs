@@ -26,7 +26,7 @@ use crate::shared::{ControllerIdentity, DISCOVERY_SLOT};
 use crate::shares::ShareHolder;
 
 /// The reason for refusing a Connect.
-enum ConnectRefusal {
+pub(super) enum ConnectRefusal {
     Field(ConnectField),
     Status(Status),
 }
@@ -439,7 +439,7 @@ impl TargetCore {
         self.insert_queue(Queue::new(grant.shared, grant.gate, &setup), &setup)
     }
 
-    fn insert_queue(
+    pub(super) fn insert_queue(
         &mut self,
         mut queue: Queue,
         setup: &QueueSetup,

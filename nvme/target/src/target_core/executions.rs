@@ -8,6 +8,8 @@
 //! An intrusive list links the executions of each queue, newest first, so that finding them does
 //! not search the table.
 
+mod handover;
+
 use block::WaitingId;
 use hugemem::Data;
 use reactors::Nanos;

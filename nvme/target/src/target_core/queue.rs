@@ -1,5 +1,7 @@
 //! One queue of this core: an admin or I/O submission queue with its connection.
 
+mod handover;
+
 use std::sync::Arc;
 
 use nvme_spec::{Cqe, Status, U16};

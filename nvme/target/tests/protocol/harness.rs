@@ -71,6 +71,12 @@ pub(crate) const IN_CAPSULE: u32 = 16 << 10;
 pub(crate) const TCP_PORT: PortId = PortId(1);
 pub(crate) const TCP6_PORT: PortId = PortId(2);
 
+/// The limits of the cores of most tests.
+pub(crate) const LIMITS: CoreLimits = CoreLimits {
+    queues_max: 16,
+    executions_max: 1024,
+};
+
 /// One core with its pool and its transports.
 pub(crate) struct Node {
     pub(crate) core: TargetCore,
@@ -471,14 +477,7 @@ impl Node {
 impl World {
     /// Two cores with the default configuration.
     pub(crate) fn new() -> Self {
-        Self::with(
-            2,
-            CoreLimits {
-                queues_max: 16,
-                executions_max: 1024,
-            },
-            |_| {},
-        )
+        Self::with(2, LIMITS, |_| {})
     }
 
     pub(crate) fn with(
@@ -493,6 +492,19 @@ impl World {
     pub(crate) fn devices(&self) -> Vec<Arc<dyn Device>> {
         let devices = self.target.devices().into_iter();
         devices.map(|(_, device)| device).collect()
+    }
+
+    /// A world of another target with the same number of cores and the same devices.
+    pub(crate) fn beside(&self, target: Arc<Target>, limits: CoreLimits) -> Self {
+        let parts = Parts {
+            target,
+            arena: Arc::clone(&self.arena),
+            fault: self.fault.clone(),
+            cached_fault: self.cached_fault.clone(),
+            ram: Arc::clone(&self.ram),
+            cached: Arc::clone(&self.cached),
+        };
+        Self::of(&parts, 0..self.nodes.len(), limits)
     }
 
     /// Some of the cores of a target, on this thread.

@@ -20,6 +20,7 @@ mod eviction;
 mod features;
 mod fused;
 mod growth;
+mod handover;
 mod harness;
 mod identifiers;
 mod identify;

@@ -1,6 +1,8 @@
 //! Reservations (Base 2.1 §8.1.22): access of hosts on every path, preempt with abort, persistence,
 //! notifications, reports, and invalid input.
 
+mod handover;
+
 use std::sync::{Arc, Mutex};
 
 use nvme_reservations::{
