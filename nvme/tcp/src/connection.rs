@@ -5,6 +5,7 @@
 
 mod audit;
 mod direct_placement;
+mod handover;
 mod progress;
 mod requests;
 
@@ -16,12 +17,14 @@ use nvme_fabrics::{Connection as _, Event, RequestContext, RequestToken, Request
 use nvme_spec::tcp::{FatalError, Framing, IcReq};
 use nvme_spec::{Cqe, Sqe, Status};
 use nvme_target::{
-    Arrival, Completed, ConnectOutcome, PortId, QueueId, TargetCore, Timing, TransportId,
+    Arrival, Completed, ConnectOutcome, PortId, QueueId, QueueInfo, TargetCore, Timing, TransportId,
 };
 use reactors::{LogLimit, Nanos, Placement};
 use zerocopy::IntoBytes;
 
 pub use audit::ConnectionAudit;
+use handover::HeldBack;
+pub use handover::RestoreError;
 
 use crate::config::{
     PROGRESS_CHECK_INTERVAL, PROGRESS_TIMEOUT, PROGRESS_TIMEOUT_CONTENDED, PortSettings,
@@ -77,6 +80,9 @@ enum Phase {
     Connecting,
     /// Serves its queue.
     Serving,
+    /// Completes its requests and admits no commands, before a hand-over (`handover.rs`). Ends when
+    /// the connection is resumed.
+    Held,
     /// Sends what is queued and then closes the sending side. Discards received bytes until the
     /// host closes its side or `until` has passed.
     Closing {
@@ -108,6 +114,10 @@ enum Sink {
     Slot(u16),
     Connect,
     Discard,
+    /// Kept as received, for after a hand-over.
+    Aside,
+    /// No data: nothing is received until the connection is resumed.
+    Nothing,
 }
 
 /// What is received next.
@@ -187,6 +197,8 @@ pub(crate) struct Connection<S> {
     pub(crate) last_arrival: Nanos,
     /// The stream takes no more bytes, and the transport waits until it is writable.
     pub(crate) awaits_writable: bool,
+    /// What a held connection has received and not interpreted.
+    held_back: Option<Box<HeldBack>>,
 }
 
 impl<S: ByteStream> Connection<S> {
@@ -230,6 +242,7 @@ impl<S: ByteStream> Connection<S> {
             opened_at: cx.now,
             last_arrival: cx.now,
             awaits_writable: false,
+            held_back: None,
         };
         if let Some(framing) = framing {
             connection.operate(framing);
@@ -287,8 +300,9 @@ impl<S: ByteStream> Connection<S> {
             Phase::Closing { until, .. } if until <= cx.now => Err(Ended::Closed),
             // Queued PDUs are still sent, and may borrow device memory.
             Phase::Closing { .. } => self.stop_borrowing(cx),
+            Phase::Held if self.queue.is_none() => Err(Ended::SetupTimeout),
             Phase::Initialising | Phase::Connecting => Err(Ended::SetupTimeout),
-            Phase::Serving => {
+            Phase::Serving | Phase::Held => {
                 if self.borrows_until.is_some_and(|until| until <= cx.now) {
                     self.stop_borrowing(cx)?;
                 }
@@ -349,6 +363,10 @@ impl<S: ByteStream> Connection<S> {
             } => {
                 matches!(self.slots.state(slot), SlotState::AwaitingBuffer(_))
             }
+            Expecting::Data {
+                sink: Sink::Nothing,
+                ..
+            } => true,
             Expecting::Data { .. } | Expecting::Digest { .. } | Expecting::Header => false,
         }
     }
@@ -401,10 +419,8 @@ impl<S: ByteStream> Connection<S> {
     /// Handles all complete PDUs in the buffer.
     fn consume(&mut self, cx: &mut Context<'_>) {
         loop {
-            if matches!(self.phase, Phase::Closing { .. }) {
-                let buffered = self.receiver.buffered().len();
-                self.receiver.consume(buffered);
-                return;
+            if matches!(self.phase, Phase::Closing { .. } | Phase::Held) {
+                return self.consume_unserved(cx);
             }
             let advanced = match self.expecting {
                 Expecting::Header => self.take_header(cx),
@@ -421,6 +437,18 @@ impl<S: ByteStream> Connection<S> {
                 Ok(false) => return,
                 Err(violation) => self.terminate(cx, &violation),
             }
+        }
+    }
+
+    /// Handles buffered bytes of a connection that is being closed or held.
+    #[cold]
+    #[inline(never)]
+    fn consume_unserved(&mut self, cx: &mut Context<'_>) {
+        if matches!(self.phase, Phase::Closing { .. }) {
+            let buffered = self.receiver.buffered().len();
+            self.receiver.consume(buffered);
+        } else {
+            self.consume_held(cx);
         }
     }
 
@@ -484,6 +512,8 @@ impl<S: ByteStream> Connection<S> {
                 }
                 None => unreachable!("the Connect sink is set with its buffer"),
             },
+            Sink::Aside => self.keep(remaining),
+            Sink::Nothing => return Ok(false),
             Sink::Slot(slot) => match self.slots.state(slot) {
                 SlotState::FetchingData(fetch) => {
                     let filled = fetch.filled;
@@ -537,7 +567,11 @@ impl<S: ByteStream> Connection<S> {
         };
         // A wrong data digest fails the command, not the connection (TCP 1.1 §3.3.1.1).
         let matches = match sink {
-            Sink::Discard => true,
+            Sink::Discard | Sink::Nothing => true,
+            Sink::Aside => {
+                self.keep_digest(found);
+                true
+            }
             Sink::Connect => match &mut self.pending_connect {
                 Some(pending) => {
                     pending.corrupt = digest(&pending.data[..pending.filled]) != found;
@@ -573,7 +607,7 @@ impl<S: ByteStream> Connection<S> {
     fn payload_complete(&mut self, cx: &mut Context<'_>, sink: Sink) {
         self.expecting = Expecting::Header;
         match sink {
-            Sink::Discard => {}
+            Sink::Discard | Sink::Aside | Sink::Nothing => {}
             Sink::Connect => self.connect(cx),
             Sink::Slot(slot) => {
                 let complete = match self.slots.state(slot) {
@@ -664,28 +698,7 @@ impl<S: ByteStream> Connection<S> {
                 response,
                 info,
             } => {
-                self.queue = Some(queue);
-                self.account = info.account;
-                if !info.discovery {
-                    self.attached = true;
-                    let (placement, reactor) = cx.placement;
-                    placement.remove_evictable(*reactor);
-                }
-                self.serves_io = !info.admin;
-                self.slots = SlotTable::new(info.depth);
-                // TCP 1.1 §3.6.2.9, SUCCESS: without a response capsule the host receives no SQHD,
-                // so only a host that disabled SQ flow control permits it.
-                self.success_flag = cx.config.success_flag && !info.flow_control;
-                let reserved = usize::from(if info.admin {
-                    info.depth.min(RESERVED_RESPONSES_MAX)
-                } else {
-                    info.depth
-                });
-                self.deferred_timings.reserve(reserved);
-                self.transmitter.reserve(reserved);
-                self.rules.in_capsule_bytes_max = info.in_capsule_max;
-                self.receiver.clear_expected_header();
-                self.phase = Phase::Serving;
+                self.serve(cx, queue, &info);
                 self.push_response(&response, Finishes::Nothing);
             }
             ConnectOutcome::Rejected(response) => {
@@ -693,6 +706,35 @@ impl<S: ByteStream> Connection<S> {
                 self.close(cx);
             }
         }
+    }
+
+    /// Serves the queue that Connect, or a hand-over, created.
+    fn serve(&mut self, cx: &Context<'_>, queue: QueueId, info: &QueueInfo) {
+        self.queue = Some(queue);
+        self.account = info.account;
+        if !info.discovery {
+            self.attached = true;
+            let (placement, reactor) = cx.placement;
+            placement.remove_evictable(*reactor);
+        }
+        self.serves_io = !info.admin;
+        self.slots = SlotTable::new(info.depth);
+        // TCP 1.1 §3.6.2.9, SUCCESS: without a response capsule the host receives no SQHD, so only
+        // a host that disabled SQ flow control permits it.
+        self.success_flag = cx.config.success_flag && !info.flow_control;
+        let reserved = usize::from(if info.admin {
+            info.depth.min(RESERVED_RESPONSES_MAX)
+        } else {
+            info.depth
+        });
+        self.deferred_timings.reserve(reserved);
+        self.transmitter.reserve(reserved);
+        self.rules.in_capsule_bytes_max = info.in_capsule_max;
+        self.receiver.clear_expected_header();
+        self.phase = match self.is_held() {
+            true => Phase::Held,
+            false => Phase::Serving,
+        };
     }
 
     /// The pool granted a lease to a request that waited for one.
@@ -818,6 +860,7 @@ impl<S: ByteStream> Connection<S> {
             finished_sending: false,
         };
         self.expecting = Expecting::Header;
+        self.held_back = None;
     }
 
     /// Closes the target core's queue and frees every buffer that is not queued for sending.
@@ -871,7 +914,8 @@ impl<S: ByteStream> nvme_fabrics::Connection for Connection<S> {
     fn deadline(&self) -> Option<Nanos> {
         match self.phase {
             Phase::Initialising | Phase::Connecting => Some(self.setup_deadline),
-            Phase::Serving => match (self.borrows_until, self.progress_check_at) {
+            Phase::Held if self.queue.is_none() => Some(self.setup_deadline),
+            Phase::Serving | Phase::Held => match (self.borrows_until, self.progress_check_at) {
                 (Some(one), Some(other)) => Some(one.min(other)),
                 (one, other) => one.or(other),
             },

@@ -4,6 +4,8 @@
 //! It works with any [`ByteStream`] and performs no polling of its own: the caller says which stream
 //! may have data.
 
+mod handover;
+
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -14,6 +16,8 @@ use nvme_fabrics::{Connection as _, ConnectionTable, RequestToken, earliest};
 use nvme_spec::tcp::Framing;
 use nvme_target::{PortId, TargetCore, TransportId, TransportKind};
 use reactors::{LogLimit, Nanos, Placement};
+
+pub use handover::BusyConnections;
 
 use crate::config::{CONNECTIONS_PER_REACTOR_MAX, PortSettings, TcpConfig};
 use crate::connection::{Connection, ConnectionAudit, Context, Ended};

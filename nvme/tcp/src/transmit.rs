@@ -5,6 +5,8 @@
 //! when the connection is set up: a slot has at most two PDUs queued (data and response, or one
 //! R2T), so the queue never grows.
 
+mod handover;
+
 use std::collections::VecDeque;
 use std::io::IoSlice;
 

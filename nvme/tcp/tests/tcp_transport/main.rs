@@ -6,5 +6,6 @@ mod data_path;
 mod direct_placement;
 mod fairness;
 mod fused;
+mod handover;
 mod harness;
 mod hostile;

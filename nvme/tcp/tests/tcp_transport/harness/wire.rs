@@ -48,6 +48,13 @@ impl Wire {
 /// The target's end of a wire.
 pub(crate) struct WireEnd(Rc<RefCell<Wire>>);
 
+impl WireEnd {
+    /// Another end of the same wire, for a new process.
+    pub(crate) fn duplicate(&self) -> Self {
+        Self(Rc::clone(&self.0))
+    }
+}
+
 impl ByteStream for WireEnd {
     fn receive(&mut self, buffers: &mut [IoSliceMut<'_>]) -> Transferred {
         let mut wire = self.0.borrow_mut();
@@ -91,16 +98,17 @@ impl ByteStream for WireEnd {
 }
 
 /// A target core with its connections, driven by the test.
-pub(crate) struct Stage {
-    pub(crate) set: ConnectionSet<WireEnd>,
+pub(crate) struct Stage<S = WireEnd> {
+    pub(crate) set: ConnectionSet<S>,
+    pub(crate) core: Rc<RefCell<TargetCore>>,
     devices: ReactorDevices,
     pub(crate) arena: Arc<Arena>,
     pub(crate) counters: Arc<TcpCounters>,
     pub(crate) now: Nanos,
 }
 
-impl Stage {
-    pub(crate) fn new(device: &Arc<dyn Device>, arena_bytes: usize) -> Self {
+impl<S: ByteStream> Stage<S> {
+    pub(crate) fn over(device: &Arc<dyn Device>, arena_bytes: usize) -> Self {
         let arena = Arena::new(ArenaConfig {
             bytes: arena_bytes,
             pages: PagePolicy::Ordinary,
@@ -118,14 +126,48 @@ impl Stage {
         let devices = ReactorDevices::new(set);
         devices.add(core.clone());
         let counters = Arc::new(TcpCounters::default());
-        let set = ConnectionSet::new(core, pool, TcpConfig::default(), Arc::clone(&counters));
+        let config = TcpConfig::default();
+        let set = ConnectionSet::new(Rc::clone(&core), pool, config, Arc::clone(&counters));
         Self {
             set,
+            core,
             devices,
             arena,
             counters,
             now: Nanos::from_secs(1),
         }
+    }
+
+    /// One turn of the reactor, with the connections at these places.
+    pub(crate) fn turn_of(&mut self, places: impl Iterator<Item = u16> + Clone) {
+        self.set.begin_turn(self.now);
+        for place in places.clone() {
+            self.set.receive(place, self.now);
+        }
+        self.set.dispatch(self.now);
+        self.devices.poll(self.now);
+        self.set.take_responses(self.now);
+        self.set.flush(self.now, |_, _| {});
+        self.devices.flush();
+        for place in places {
+            self.set.writable(place);
+        }
+        self.now = self.now.saturating_add(Nanos::from_micros(10));
+    }
+
+    pub(crate) fn leases_out(&self) -> u64 {
+        self.arena
+            .counters()
+            .classes
+            .iter()
+            .map(|class| class.taken)
+            .sum()
+    }
+}
+
+impl Stage {
+    pub(crate) fn new(device: &Arc<dyn Device>, arena_bytes: usize) -> Self {
+        Self::over(device, arena_bytes)
     }
 
     /// Makes a new connection; returns the host's end.
@@ -149,28 +191,7 @@ impl Stage {
 
     /// One turn of the reactor.
     pub(crate) fn turn(&mut self, hosts: &[&Host]) {
-        self.set.begin_turn(self.now);
-        for host in hosts {
-            self.set.receive(host.index, self.now);
-        }
-        self.set.dispatch(self.now);
-        self.devices.poll(self.now);
-        self.set.take_responses(self.now);
-        self.set.flush(self.now, |_, _| {});
-        self.devices.flush();
-        for host in hosts {
-            self.set.writable(host.index);
-        }
-        self.now = self.now.saturating_add(Nanos::from_micros(10));
-    }
-
-    pub(crate) fn leases_out(&self) -> u64 {
-        self.arena
-            .counters()
-            .classes
-            .iter()
-            .map(|class| class.taken)
-            .sum()
+        self.turn_of(hosts.iter().map(|host| host.index));
     }
 
     /// An admin connection and an I/O queue of `depth` entries, without SQ flow control.

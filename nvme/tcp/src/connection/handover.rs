@@ -1,0 +1,428 @@
+//! Hand-over of a connection to a new process (`ARCHITECTURE.md` §9.1).
+//!
+//! A connection that is *held* completes its requests and admits no commands. Data that its requests
+//! wait for may be behind commands in the stream, so these are received and kept as they are, as
+//! many as the queue has entries. When no request waits for data, nothing more is received: what the
+//! host sends stays in the socket. The bytes that were kept are part of the record, and so are those
+//! of responses that the host has not received.
+//!
+//! A connection that is *resumed*, in the old process or in the new one, interprets the kept bytes
+//! before it receives others.
+
+use arrayvec::ArrayVec;
+use nvme_handover::{Bytes, QueueRecord, SkippedData, State, TcpConnectionRecord, TcpPhase};
+use nvme_spec::tcp::{DATA_ALIGNMENT_MAX_Z, FatalError, Framing, PDU_DATA_MAX_BYTES};
+use nvme_target::{HandoverError, RestoredConnection};
+use zerocopy::IntoBytes;
+
+use super::{Connection, Context, Expecting, Phase, Sink};
+use crate::config::IN_CAPSULE_BYTES_MAX;
+use crate::digest::DIGEST_BYTES;
+use crate::receive::{Order, PARTIAL_HEADER_BYTES_MAX, Pdu, Violation};
+use crate::slot::{SlotState, SlotTable};
+use crate::stream::ByteStream;
+
+/// Smallest limit for the data of an H2CData PDU, in bytes (TCP 1.1 §3.6.2.3, MAXH2CDATA).
+const HOST_DATA_BYTES_MIN: u32 = 4096;
+
+/// Nothing is received.
+const RECEIVES_NOTHING: Expecting = Expecting::Data {
+    sink: Sink::Nothing,
+    bytes: 0,
+    remaining: 0,
+    digest: false,
+};
+
+/// What a held connection has received and not interpreted.
+#[derive(Debug, Default)]
+pub(super) struct HeldBack {
+    /// The rest of data that is discarded, before the bytes.
+    skipped: Option<SkippedData>,
+    bytes: Vec<u8>,
+    /// Number of command capsules in the bytes.
+    commands: usize,
+    /// After [`Connection::resume`]: the number of bytes that are interpreted already.
+    resumed: Option<usize>,
+}
+
+/// The reason for which a connection cannot be restored.
+#[derive(Debug, thiserror::Error)]
+pub enum RestoreError {
+    /// The table of connections is full.
+    #[error("there is no room for another connection")]
+    Full,
+    /// The record is invalid.
+    #[error("the record of a connection is invalid: {0}")]
+    Record(&'static str),
+    /// The target refuses its queue.
+    #[error(transparent)]
+    Target(#[from] HandoverError),
+}
+
+impl<S: ByteStream> Connection<S> {
+    /// Whether [`export`](Self::export) has nothing to export, because the connection ends.
+    pub(crate) fn is_closing(&self) -> bool {
+        matches!(self.phase, Phase::Closing { .. })
+    }
+
+    /// Whether it is held and not resumed.
+    pub(super) fn is_held(&self) -> bool {
+        let held_back = self.held_back.as_ref();
+        held_back.is_some_and(|it| it.resumed.is_none())
+    }
+
+    /// Begins to hold the connection.
+    pub(crate) fn hold(&mut self, cx: &mut Context<'_>) {
+        match self.phase {
+            Phase::Closing { .. } | Phase::Held => return,
+            Phase::Initialising | Phase::Connecting | Phase::Serving => {}
+        }
+        self.phase = Phase::Held;
+        self.held_back = Some(Box::default());
+        self.consume_in_buffer(cx);
+    }
+
+    fn consume_in_buffer(&mut self, cx: &mut Context<'_>) {
+        cx.buffers.attach_buffer(&mut self.receiver);
+        self.consume(cx);
+        cx.buffers.detach_buffer(&mut self.receiver, self.account);
+    }
+
+    /// The phase of a held connection without the hold.
+    fn resumed_phase(&self) -> Phase {
+        if self.queue.is_some() {
+            Phase::Serving
+        } else if self.rules.order == Order::Operate {
+            Phase::Connecting
+        } else {
+            Phase::Initialising
+        }
+    }
+
+    /// Whether a request waits for data of the stream, or may do so later.
+    fn needs_input(&self) -> bool {
+        let is_waiting = |state: &SlotState| {
+            matches!(
+                state,
+                SlotState::AwaitingBuffer(_)
+                    | SlotState::AwaitingCopyBuffer(..)
+                    | SlotState::AwaitingFetch(_)
+                    | SlotState::FetchingData(_)
+            )
+        };
+        self.pending_connect.is_some() || self.slots.iter().any(is_waiting)
+    }
+
+    /// Handles the buffered bytes of a held connection.
+    pub(super) fn consume_held(&mut self, cx: &mut Context<'_>) {
+        if !self.is_held() {
+            return self.interpret(cx);
+        }
+        while self.phase == Phase::Held {
+            if !self.needs_input() {
+                return self.receive_nothing();
+            }
+            let advanced = match self.expecting {
+                Expecting::Header => self.keep_commands(cx),
+                Expecting::Data {
+                    sink,
+                    bytes,
+                    remaining,
+                    digest,
+                } => self.take_data(cx, sink, bytes, remaining, digest),
+                Expecting::Digest { sink, bytes } => self.take_digest(cx, sink, bytes),
+            };
+            match advanced {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(violation) => self.terminate(cx, &violation),
+            }
+        }
+    }
+
+    /// Keeps all buffered bytes, and receives no more.
+    fn receive_nothing(&mut self) {
+        let skipped = match self.expecting {
+            Expecting::Data {
+                sink: Sink::Discard,
+                remaining,
+                digest,
+                ..
+            } => Some((remaining, digest)),
+            Expecting::Digest {
+                sink: Sink::Discard,
+                ..
+            } => Some((0, true)),
+            Expecting::Data { .. } | Expecting::Digest { .. } | Expecting::Header => None,
+        };
+        self.expecting = RECEIVES_NOTHING;
+        let buffered = self.receiver.buffered().len();
+        let taken = self.keep(buffered);
+        debug_assert_eq!(taken, buffered);
+        if let (Some((remaining, digest)), Some(held_back)) = (skipped, &mut self.held_back) {
+            held_back.skipped = Some(SkippedData {
+                // Not truncated: the length of a PDU.
+                remaining: remaining as u32,
+                digest,
+            });
+        }
+    }
+
+    /// Keeps up to `bytes` of the buffered bytes; returns their number.
+    pub(super) fn keep(&mut self, bytes: usize) -> usize {
+        let buffered = self.receiver.buffered();
+        let kept = &buffered[..bytes.min(buffered.len())];
+        let count = kept.len();
+        if let Some(held_back) = &mut self.held_back {
+            held_back.bytes.extend_from_slice(kept);
+        }
+        self.receiver.consume(count);
+        count
+    }
+
+    /// Keeps a data digest.
+    pub(super) fn keep_digest(&mut self, digest: [u8; DIGEST_BYTES]) {
+        if let Some(held_back) = &mut self.held_back {
+            held_back.bytes.extend_from_slice(&digest);
+        }
+    }
+
+    /// Takes a header: keeps a command, and handles any other PDU.
+    fn keep_commands(&mut self, cx: &mut Context<'_>) -> Result<bool, Box<Violation>> {
+        let buffered = self.receiver.buffered();
+        let before: ArrayVec<u8, PARTIAL_HEADER_BYTES_MAX> = buffered
+            .iter()
+            .copied()
+            .take(PARTIAL_HEADER_BYTES_MAX)
+            .collect();
+        let buffered_bytes = buffered.len();
+        let Some(pdu) = self.receiver.next_pdu(&self.rules)? else {
+            return Ok(false);
+        };
+        match pdu {
+            Pdu::Command(payload) => {
+                let header = &before[..buffered_bytes - self.receiver.buffered().len()];
+                let room = self.slots.vacant().saturating_sub(self.unsent_inline);
+                let kept = self.held_back.as_mut().filter(|it| it.commands < room);
+                let Some(held_back) = kept else {
+                    // The host sent more commands than its queue has entries.
+                    let command = self.receiver.command().as_bytes();
+                    return Err(Violation::new(FatalError::SEQUENCE_ERROR, 0, command));
+                };
+                held_back.commands += 1;
+                held_back.bytes.extend_from_slice(header);
+                self.expect_payload(Sink::Aside, payload);
+            }
+            Pdu::HostData(header, payload) => self.begin_host_data(&header, payload)?,
+            // Not in order once there are requests, so it was refused before.
+            Pdu::Initialise(_) => {}
+            Pdu::Terminate(_) => self.close(cx),
+        }
+        Ok(true)
+    }
+
+    /// The record of a held connection; `None` while it has requests that are not completed.
+    pub(crate) fn export(&mut self, cx: &mut Context<'_>) -> Option<TcpConnectionRecord> {
+        if !self.is_quiet(cx) {
+            return None;
+        }
+        let phase = match (self.queue, self.resumed_phase()) {
+            (Some(queue), _) => {
+                let (controller_id, qid) = cx.core.queue_name(queue)?;
+                TcpPhase::Serving { controller_id, qid }
+            }
+            (None, Phase::Connecting) => TcpPhase::Connecting,
+            (None, _) => TcpPhase::Initialising,
+        };
+        let unsent = self.transmitter.unsent_bytes()?;
+        let held_back = self.held_back.as_ref()?;
+        let framing = self.rules.framing;
+        Some(TcpConnectionRecord {
+            // Not truncated: reactors have 16-bit numbers elsewhere.
+            reactor: cx.core.reactor() as u32,
+            port: self.port.0,
+            phase,
+            header_digest: framing.header_digest,
+            data_digest: framing.data_digest,
+            host_alignment_z: framing.alignment_z,
+            host_data_max_bytes: self.rules.host_data_bytes_max,
+            in_capsule_max_bytes: self.rules.in_capsule_bytes_max,
+            success_flag: self.success_flag,
+            skipped: held_back.skipped,
+            received: Bytes(held_back.bytes.clone()),
+            unsent: Bytes(unsent),
+        })
+    }
+
+    /// Whether nothing but sending is left to do.
+    fn is_quiet(&mut self, cx: &mut Context<'_>) -> bool {
+        if self.phase == Phase::Held && !self.is_stalled() {
+            self.consume_in_buffer(cx);
+        }
+        let receives_nothing = matches!(
+            self.expecting,
+            Expecting::Data {
+                sink: Sink::Nothing,
+                ..
+            }
+        );
+        let is_over = |state: &SlotState| {
+            matches!(
+                state,
+                SlotState::Free | SlotState::Held | SlotState::Responding(_)
+            )
+        };
+        self.is_held() && receives_nothing && self.slots.iter().all(is_over)
+    }
+
+    /// Ends the hold: interprets what was kept, and then receives again.
+    pub(crate) fn resume(&mut self, cx: &mut Context<'_>) {
+        let Some(held_back) = &mut self.held_back else {
+            return;
+        };
+        if held_back.resumed.is_some() {
+            return;
+        }
+        held_back.resumed = Some(0);
+        if let Expecting::Data {
+            sink: Sink::Nothing,
+            ..
+        } = self.expecting
+        {
+            let sink = Sink::Discard;
+            self.expecting = match held_back.skipped {
+                Some(SkippedData {
+                    remaining: 0,
+                    digest: true,
+                }) => Expecting::Digest { sink, bytes: 0 },
+                Some(SkippedData { remaining, digest }) if remaining > 0 => Expecting::Data {
+                    sink,
+                    bytes: remaining as usize,
+                    remaining: remaining as usize,
+                    digest,
+                },
+                Some(_) | None => Expecting::Header,
+            };
+        }
+        self.consume_in_buffer(cx);
+    }
+
+    /// Interprets kept bytes, until none is left or the stream has to wait for a lease. The
+    /// connection stays held in the latter case.
+    fn interpret(&mut self, cx: &mut Context<'_>) {
+        loop {
+            let buffered = self.receiver.buffered().len();
+            let room_bytes = cx.buffers.room_max(buffered, self.account);
+            let Some(held_back) = &mut self.held_back else {
+                return;
+            };
+            let done = held_back.resumed.unwrap_or(0);
+            let left = &held_back.bytes[done..];
+            let room = self.receiver.room();
+            let count = left.len().min(room.len()).min(room_bytes);
+            room[..count].copy_from_slice(&left[..count]);
+            self.receiver.filled(count);
+            held_back.resumed = Some(done + count);
+            let is_last = count == left.len();
+            self.phase = self.resumed_phase();
+            if is_last {
+                self.held_back = None;
+            }
+            self.consume(cx);
+            if is_last || self.is_closing() {
+                return;
+            }
+            // The phase may have become that of a queue.
+            self.phase = Phase::Held;
+            if self.is_stalled() {
+                return;
+            }
+            debug_assert!(count > 0, "an unfinished header leaves room");
+        }
+    }
+
+    /// Continues a connection of an earlier process, which stays held until it is resumed.
+    ///
+    /// # Errors
+    /// The problem. The target has no queue of the connection then.
+    pub(crate) fn restore(
+        &mut self,
+        cx: &mut Context<'_>,
+        state: &State,
+        record: &TcpConnectionRecord,
+    ) -> Result<(), RestoreError> {
+        check(record).map_err(RestoreError::Record)?;
+        self.rules.host_data_bytes_max = record.host_data_max_bytes;
+        if record.phase != TcpPhase::Initialising {
+            self.operate(Framing {
+                header_digest: record.header_digest,
+                data_digest: record.data_digest,
+                alignment_z: record.host_alignment_z,
+            });
+        }
+        if let TcpPhase::Serving { controller_id, qid } = record.phase {
+            let is_it = |it: &&QueueRecord| (it.controller_id, it.qid) == (controller_id, qid);
+            let queue = state.queues.iter().find(is_it);
+            let queue = queue.ok_or(RestoreError::Record("its queue does not exist"))?;
+            self.restore_queue(cx, state, queue)?;
+            self.rules.in_capsule_bytes_max = record.in_capsule_max_bytes;
+            self.success_flag = record.success_flag;
+        }
+        if !record.unsent.0.is_empty() {
+            self.transmitter.push_control(&record.unsent.0);
+        }
+        self.phase = Phase::Held;
+        self.expecting = RECEIVES_NOTHING;
+        self.held_back = Some(Box::new(HeldBack {
+            skipped: record.skipped,
+            bytes: record.received.0.clone(),
+            commands: 0,
+            resumed: None,
+        }));
+        Ok(())
+    }
+
+    fn restore_queue(
+        &mut self,
+        cx: &mut Context<'_>,
+        state: &State,
+        record: &QueueRecord,
+    ) -> Result<(), RestoreError> {
+        let connection = RestoredConnection {
+            transport: cx.transport,
+            connection: u32::from(self.token.connection()),
+        };
+        let (token, now) = (self.token, cx.now);
+        let mut slots = SlotTable::new(record.depth);
+        let mut new_tag = || {
+            let slot = slots.take()?;
+            slots.hold(slot);
+            Some(token.with_slot(slot).into_bits())
+        };
+        let restored = cx
+            .core
+            .restore_queue(state, record, connection, &mut new_tag, now);
+        let (queue, info) = restored?;
+        self.serve(cx, queue, &info);
+        self.slots = slots;
+        Ok(())
+    }
+}
+
+/// Checks what a record states by itself.
+fn check(record: &TcpConnectionRecord) -> Result<(), &'static str> {
+    if record.host_alignment_z > DATA_ALIGNMENT_MAX_Z {
+        return Err("the data alignment is invalid");
+    }
+    if !(HOST_DATA_BYTES_MIN..=PDU_DATA_MAX_BYTES).contains(&record.host_data_max_bytes) {
+        return Err("the limit of an H2CData PDU is invalid");
+    }
+    if record.in_capsule_max_bytes > IN_CAPSULE_BYTES_MAX {
+        return Err("the limit of in-capsule data is invalid");
+    }
+    let skipped = record.skipped.map_or(0, |it| it.remaining);
+    if skipped > PDU_DATA_MAX_BYTES {
+        return Err("the data to discard is longer than a PDU");
+    }
+    Ok(())
+}
