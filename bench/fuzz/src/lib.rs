@@ -20,6 +20,7 @@ mod emulator;
 #[expect(dead_code, reason = "the emulator's own tests use all of it")]
 #[path = "../../../nvme/driver_testing/tests/controller/harness.rs"]
 mod emulator_harness;
+mod handover;
 mod http;
 mod input;
 mod key;
@@ -48,7 +49,7 @@ pub struct Target {
 }
 
 /// Every target of this crate.
-pub const TARGETS: [Target; 10] = [
+pub const TARGETS: [Target; 11] = [
     Target {
         name: "tcp-target",
         run: tcp_target::run,
@@ -76,6 +77,10 @@ pub const TARGETS: [Target; 10] = [
     Target {
         name: "reservations",
         run: reservations::run,
+    },
+    Target {
+        name: "handover",
+        run: handover::run,
     },
     Target {
         name: "key",

@@ -8,6 +8,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use block::{Device, DeviceSet, QueueOptions, ReactorDevices};
+use nvme_handover::State;
 use nvme_host_testing::Names;
 use nvme_target::{
     CONTROLLER_IDS, CoreLimits, DeviceIndex, NamespaceConfig, PortConfig, PortId, SubsystemConfig,
@@ -98,6 +99,21 @@ impl ByteStream for End {
     }
 }
 
+/// A connection whose target has not accepted it yet.
+fn channel(chunk_bytes: usize) -> (Rc<RefCell<ByteChannel>>, End) {
+    let channel = Rc::new(RefCell::new(ByteChannel {
+        to_target: VecDeque::new(),
+        to_host: VecDeque::new(),
+        chunk_bytes,
+        closed: false,
+        finished: false,
+        dropped: false,
+        sent: 0,
+    }));
+    let end = End(Rc::clone(&channel));
+    (channel, end)
+}
+
 /// The host's end of a connection.
 #[derive(Clone, Debug)]
 pub(crate) struct Wire {
@@ -130,6 +146,7 @@ impl Wire {
 /// A target core with its connections.
 pub(crate) struct TcpHarness {
     set: ConnectionSet<End>,
+    core: Rc<RefCell<TargetCore>>,
     devices: ReactorDevices,
     memory: Memory,
     pub(crate) device_faults: DeviceFaults,
@@ -167,7 +184,8 @@ impl TcpHarness {
         devices.add(core.clone());
         let counters = Arc::new(TcpCounters::default());
         Self {
-            set: ConnectionSet::new(core, pool, config, counters),
+            set: ConnectionSet::new(Rc::clone(&core), pool, config, counters),
+            core,
             devices,
             memory,
             device_faults,
@@ -178,20 +196,54 @@ impl TcpHarness {
 
     /// Opens a connection; `None` if there are too many.
     pub(crate) fn connect(&mut self, chunk_bytes: usize) -> Option<Wire> {
-        let channel = Rc::new(RefCell::new(ByteChannel {
-            to_target: VecDeque::new(),
-            to_host: VecDeque::new(),
-            chunk_bytes,
-            closed: false,
-            finished: false,
-            dropped: false,
-            sent: 0,
-        }));
-        let end = End(Rc::clone(&channel));
+        let (channel, end) = channel(chunk_bytes);
         let index = self.set.insert(end, PortId(0), self.now).ok()?;
         let wire = Wire { channel, index };
         self.wires.push(wire.clone());
         Some(wire)
+    }
+
+    /// Holds the connections, which have nothing in flight, and exports the state.
+    pub(crate) fn export(&mut self) -> State {
+        self.set.hold(self.now);
+        let target = Arc::clone(self.core.borrow().target());
+        let mut state = State {
+            target: target.export(self.now).expect("quiet"),
+            ..State::default()
+        };
+        let exported = self.set.export(self.now, &mut state);
+        exported.expect("nothing is in flight");
+        let core = self.core.borrow();
+        core.export(self.now, &mut state).expect("quiet");
+        drop(core);
+        self.set.resume(self.now);
+        state
+    }
+
+    /// Restores what a new target accepts of a state: nothing, or some of its connections.
+    pub(crate) fn restore(&mut self, state: &State) {
+        let target = Arc::clone(self.core.borrow().target());
+        if target.restore(state).is_err() {
+            assert!(target.snapshot().controllers.is_empty());
+            return;
+        }
+        for record in &state.cores {
+            self.core.borrow_mut().restore_counters(record);
+        }
+        for record in &state.tcp_connections {
+            let (channel, end) = channel(usize::MAX);
+            if let Ok(index) = self.set.restore(end, state, record, self.now) {
+                self.wires.push(Wire { channel, index });
+            }
+        }
+        let queues = self.core.borrow().queues();
+        assert!(queues <= self.wires.len(), "a queue without a connection");
+        self.set.resume(self.now);
+    }
+
+    /// Sends the same bytes on every connection.
+    pub(crate) fn send_to_all(&self, bytes: &[u8]) {
+        self.wires.iter().for_each(|wire| wire.send(bytes));
     }
 
     /// One turn of the reactor.
@@ -263,6 +315,7 @@ impl TcpHarness {
             self.turn();
         }
         assert_eq!(self.memory.taken(), 0, "leases are still in use");
+        assert_eq!(self.core.borrow().queues(), 0, "a queue is left");
     }
 }
 

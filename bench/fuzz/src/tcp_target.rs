@@ -398,13 +398,13 @@ pub(crate) fn likely_command(input: &mut Input<'_>) -> (Sqe, usize) {
 }
 
 /// An admin queue and an I/O queue of one host.
-struct Association {
+pub(crate) struct Association {
     admin: Host,
     io: Host,
 }
 
 impl Association {
-    fn open(harness: &mut TcpHarness, digests: DigestFlags, chunk_bytes: usize) -> Self {
+    pub(crate) fn open(harness: &mut TcpHarness, digests: DigestFlags, chunk_bytes: usize) -> Self {
         let mut admin = Host::open_connection(harness, digests, chunk_bytes).expect("room");
         let cqe = admin.connect(harness, 0, CNTLID_DYNAMIC);
         let cntlid = cqe.connect_success().cntlid();

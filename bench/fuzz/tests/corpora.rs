@@ -59,6 +59,7 @@ replays! {
     hosts_of_the_emulated_controller: "emulator",
     pages_of_peers: "pages",
     stored_reservations_and_commands: "reservations",
+    states_of_an_earlier_process: "handover",
     keys_of_hosts: "key",
     configurations: "config",
     connections_to_the_control_plane: "http",

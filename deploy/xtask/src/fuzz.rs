@@ -20,7 +20,7 @@ const COVERAGE: &str = "--cfg fuzzing -Cpasses=sancov-module \
     -Cllvm-args=-simplifycfg-branch-fold-threshold=0";
 
 /// All fuzz targets; a test compares them with those of bench/fuzz.
-pub(crate) const TARGETS: [&str; 10] = [
+pub(crate) const TARGETS: [&str; 11] = [
     "tcp-target",
     "tcp-host",
     "rdma-target",
@@ -28,6 +28,7 @@ pub(crate) const TARGETS: [&str; 10] = [
     "emulator",
     "pages",
     "reservations",
+    "handover",
     "key",
     "config",
     "http",
