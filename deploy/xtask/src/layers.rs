@@ -27,6 +27,7 @@ const LEVELS: [&[&str]; 8] = [
         "rdma",
         "nvme_authentication",
         "nvme_reservations",
+        "nvme_handover_channel",
         "nvme_handover_format",
     ],
     &["block", "rdma_testing"],

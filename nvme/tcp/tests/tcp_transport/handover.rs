@@ -1,7 +1,9 @@
 //! Hand-over of connections (`ARCHITECTURE.md` §9.1): a host continues on the same stream with a new
 //! target, wherever the hand-over cuts the stream.
 
-use std::net::{TcpListener, TcpStream};
+mod processes;
+
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -36,8 +38,20 @@ fn export<S: ByteStream>(stage: &mut Stage<S>) -> Option<(State, Vec<u16>)> {
     Some((state, places))
 }
 
-/// A new target with the connections of a state; returns the new place of each stream.
+/// A new target that serves the connections of a state; returns the new place of each stream.
 fn restore<S: ByteStream>(
+    device: &Arc<dyn Device>,
+    state: &State,
+    streams: Vec<S>,
+    now: Nanos,
+) -> (Stage<S>, Vec<u16>) {
+    let (mut next, places) = restore_held(device, state, streams, now);
+    next.set.resume(now);
+    (next, places)
+}
+
+/// The same, with the connections held.
+fn restore_held<S: ByteStream>(
     device: &Arc<dyn Device>,
     state: &State,
     streams: Vec<S>,
@@ -63,7 +77,6 @@ fn restore<S: ByteStream>(
             Err((_, error)) => panic!("{error}"),
         }
     }
-    next.set.resume(now);
     (next, places)
 }
 
@@ -478,6 +491,64 @@ fn invalid_records_are_refused() {
     );
 }
 
+/// What a host does on a socket, and what it has done.
+#[derive(Default)]
+struct Progress {
+    finished: AtomicBool,
+    rounds: AtomicU64,
+}
+
+impl Progress {
+    /// Writes and reads without a pause until it is told to finish. Each response must be right, and
+    /// the connections never end.
+    fn attach_and_work(&self, address: SocketAddr) {
+        let mut admin = RawClient::connect(address, LIMIT).expect("a connection");
+        let cntlid = admin.open_admin(&names()).expect("connected");
+        let mut io = RawClient::connect(address, LIMIT).expect("a connection");
+        io.open_io(&names(), cntlid, 1).expect("connected");
+        let mut previous: Option<Vec<u8>> = None;
+        for round in 1_u64.. {
+            let data = vec![round as u8; 16 * BLOCK_BYTES];
+            let mut read = |expected: &[u8]| {
+                let read = Sqe::read(1, 16, 15);
+                let bytes = expected.len() as u32;
+                let (cqe, found) = io.command(read, &[], bytes).expect("a response");
+                assert_eq!(cqe.status(), Status::SUCCESS);
+                assert_eq!(found, expected, "round {round}");
+            };
+            if let Some(previous) = &previous {
+                read(previous);
+            }
+            let write = Sqe::write(1, 16, 15, false);
+            let (cqe, _) = io.command(write, &data, 0).expect("a response");
+            assert_eq!(cqe.status(), Status::SUCCESS);
+            previous = Some(data);
+            let (cqe, _) = admin.command(Sqe::keep_alive(), &[], 0).expect("alive");
+            assert_eq!(cqe.status(), Status::SUCCESS);
+            self.rounds.store(round, Ordering::Relaxed);
+            if self.finished.load(Ordering::Relaxed) {
+                return;
+            }
+        }
+    }
+}
+
+/// Serves the host until its queues are connected.
+fn accept_two(stage: &mut Stage<TcpSocket>, listener: &TcpListener) -> Vec<u16> {
+    listener.set_nonblocking(true).expect("an option");
+    let (mut places, began) = (Vec::new(), Instant::now());
+    while stage.core.borrow().queues() < 2 {
+        assert!(began.elapsed() < LIMIT, "the host does not connect");
+        if let Ok((stream, _)) = listener.accept() {
+            let stream = TcpSocket::new(stream).expect("options");
+            let inserted = stage.set.insert(stream, PortId(0), stage.now);
+            places.push(inserted.expect("room"));
+        }
+        run(stage, &places, Duration::from_millis(1));
+    }
+    places
+}
+
 /// A real socket: a host that writes and reads without a pause continues on the same connections
 /// through many hand-overs.
 #[test]
@@ -485,57 +556,25 @@ fn a_host_on_a_socket_sees_no_reconnect() {
     let device = ram();
     let listener = TcpListener::bind("127.0.0.1:0").expect("a loopback port");
     let address = listener.local_addr().expect("bound");
-    let (finished, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
+    let progress = Progress::default();
     std::thread::scope(|threads| {
-        let host = threads.spawn(|| {
-            let mut admin = RawClient::connect(address, LIMIT).expect("a connection");
-            let cntlid = admin.open_admin(&names()).expect("connected");
-            let mut io = RawClient::connect(address, LIMIT).expect("a connection");
-            io.open_io(&names(), cntlid, 1).expect("connected");
-            for round in 1_u64.. {
-                let data = vec![round as u8; 16 * BLOCK_BYTES];
-                let write = Sqe::write(1, 16, 15, false);
-                let (cqe, _) = io.command(write, &data, 0).expect("a response");
-                assert_eq!(cqe.status(), Status::SUCCESS);
-                let read = Sqe::read(1, 16, 15);
-                let (cqe, found) = io
-                    .command(read, &[], data.len() as u32)
-                    .expect("a response");
-                assert_eq!(cqe.status(), Status::SUCCESS);
-                assert_eq!(found, data, "round {round}");
-                let (cqe, _) = admin.command(Sqe::keep_alive(), &[], 0).expect("alive");
-                assert_eq!(cqe.status(), Status::SUCCESS);
-                rounds.store(round, Ordering::Relaxed);
-                if finished.load(Ordering::Relaxed) {
-                    return;
-                }
-            }
-        });
+        let host = threads.spawn(|| progress.attach_and_work(address));
         let mut stage = Stage::<TcpSocket>::over(&device, ARENA);
-        let mut places = Vec::new();
-        listener.set_nonblocking(true).expect("an option");
-        let began = Instant::now();
-        while stage.core.borrow().queues() < 2 && began.elapsed() < LIMIT {
-            if let Ok((stream, _)) = listener.accept() {
-                let stream = TcpSocket::new(stream).expect("options");
-                let inserted = stage.set.insert(stream, PortId(0), stage.now);
-                places.push(inserted.expect("room"));
-            }
-            run(&mut stage, &places, Duration::from_millis(1));
-        }
+        let mut places = accept_two(&mut stage, &listener);
         for _ in 0..20 {
             run(&mut stage, &places, Duration::from_millis(3));
             stage = hand_over_sockets(stage, &device, &mut places);
         }
-        let before = rounds.load(Ordering::Relaxed);
+        let before = progress.rounds.load(Ordering::Relaxed);
         let began = Instant::now();
-        while rounds.load(Ordering::Relaxed) < before + 3 && began.elapsed() < LIMIT {
+        while progress.rounds.load(Ordering::Relaxed) < before + 3 && began.elapsed() < LIMIT {
             run(&mut stage, &places, Duration::from_millis(1));
         }
-        finished.store(true, Ordering::Relaxed);
+        progress.finished.store(true, Ordering::Relaxed);
         while !host.is_finished() && began.elapsed() < LIMIT {
             run(&mut stage, &places, Duration::from_millis(1));
         }
+        drop(stage);
         host.join().expect("the host sees no error");
     });
 }
@@ -547,21 +586,26 @@ fn run(stage: &mut Stage<TcpSocket>, places: &[u16], time: Duration) {
     }
 }
 
+/// Holds a stage and runs it until it can be exported.
+fn export_when_quiet(stage: &mut Stage<TcpSocket>, places: &[u16]) -> (State, Vec<u16>) {
+    stage.set.hold(stage.now);
+    let began = Instant::now();
+    loop {
+        if let Some(exported) = export(stage) {
+            return exported;
+        }
+        assert!(began.elapsed() < LIMIT, "it does not become quiet");
+        stage.turn_of(places.iter().copied());
+    }
+}
+
 /// The old target and its descriptors are gone before the new one serves.
 fn hand_over_sockets(
     mut stage: Stage<TcpSocket>,
     device: &Arc<dyn Device>,
     places: &mut Vec<u16>,
 ) -> Stage<TcpSocket> {
-    stage.set.hold(stage.now);
-    let began = Instant::now();
-    let (state, exported) = loop {
-        if let Some(exported) = export(&mut stage) {
-            break exported;
-        }
-        assert!(began.elapsed() < LIMIT, "it does not become quiet");
-        stage.turn_of(places.iter().copied());
-    };
+    let (state, exported) = export_when_quiet(&mut stage, places);
     let duplicate = |place: &u16| {
         let stream = stage.set.stream(*place).expect("open");
         let descriptor = stream.as_fd().try_clone_to_owned().expect("a descriptor");
