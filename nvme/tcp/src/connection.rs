@@ -288,7 +288,15 @@ impl<S: ByteStream> Connection<S> {
 
     /// Whether the connection waits for data of a request that has begun.
     pub(crate) fn awaits_host_data(&self) -> bool {
-        !matches!(self.expecting, Expecting::Header) || self.slots.iter().any(is_fetching)
+        let is_between = matches!(
+            self.expecting,
+            Expecting::Header
+                | Expecting::Data {
+                    sink: Sink::Nothing,
+                    ..
+                }
+        );
+        !is_between || self.slots.iter().any(is_fetching)
     }
 
     /// Handles a deadline that has passed.

@@ -114,6 +114,47 @@ fn fragmentation_does_not_change_sent_bytes_or_slot_order() {
     assert_eq!(pool.waiting(), 0);
 }
 
+/// Wherever a stream has stopped, what it has accepted and what is handed over are the same bytes
+/// together.
+#[test]
+fn unsent_bytes_follow_those_that_were_sent() {
+    let pool = pool();
+    for (digests, alignment_z) in [(false, 0), (true, 0), (true, 31)] {
+        let framing = Framing {
+            header_digest: digests,
+            data_digest: digests,
+            alignment_z,
+        };
+        let wire = |grain| Wire {
+            bytes: Vec::new(),
+            grain,
+            calls: 0,
+        };
+        let mut transmitter = Transmitter::new();
+        queue_three(&mut transmitter, framing, &pool);
+        let mut whole = wire(1 << 20);
+        drain(&mut transmitter, &mut whole);
+        for grain in [1, 23, 24, 29, 160, 500, 1300] {
+            let mut transmitter = Transmitter::new();
+            queue_three(&mut transmitter, framing, &pool);
+            let mut part = wire(grain);
+            transmitter.flush(&mut part, |_| {});
+            assert!(!part.bytes.is_empty() && !transmitter.is_empty());
+            let unsent = transmitter.unsent_bytes().expect("no borrow");
+            assert_eq!(transmitter.unsent_bytes(), Some(unsent.clone()));
+            assert!(
+                [&part.bytes[..], &unsent].concat() == whole.bytes,
+                "{grain}"
+            );
+            let mut next = Transmitter::new();
+            next.push_control(&unsent);
+            drain(&mut next, &mut part);
+            assert!(part.bytes == whole.bytes, "{grain}");
+            drain(&mut transmitter, &mut wire(1 << 20));
+        }
+    }
+}
+
 /// A data PDU's data is at the offset that its header states, with the alignment that the host
 /// requested and valid digests.
 fn check_layout(wire: &[u8], framing: Framing) {

@@ -345,6 +345,29 @@ fn a_held_connection_can_be_resumed() {
     assert_eq!(stage.leases_out(), 0);
 }
 
+/// A process that is told to end while it holds its connections closes them.
+#[test]
+fn a_held_connection_can_be_closed() {
+    let device = ram();
+    let mut stage = Stage::new(&device, ARENA);
+    let (admin, io) = stage.attach(32);
+    stage.set.hold(stage.now);
+    io.send_bytes(&script(&io));
+    for host in [&admin, &io] {
+        host.wire.borrow_mut().closed = true;
+    }
+    for _ in 0..2000 {
+        if stage.set.drain(stage.now) == 0 {
+            break;
+        }
+        stage.turn(&[&admin, &io]);
+        stage.now = stage.now.saturating_add(Nanos::from_millis(1));
+        stage.set.expire(stage.now);
+    }
+    assert!(stage.set.is_empty());
+    assert_eq!(stage.core.borrow().queues(), 0);
+}
+
 /// Base 2.1 §5.1.2: an outstanding event request keeps its slot and its command identifier.
 #[test]
 fn event_requests_stay_outstanding() {
