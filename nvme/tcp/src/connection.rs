@@ -504,7 +504,8 @@ impl<S: ByteStream> Connection<S> {
         digest: bool,
     ) -> Result<bool, Box<Violation>> {
         let copied = match sink {
-            Sink::Discard => {
+            // Held connections keep bytes before they call this function.
+            Sink::Discard | Sink::Aside | Sink::Nothing => {
                 let discarded = remaining.min(self.receiver.buffered().len());
                 self.receiver.consume(discarded);
                 discarded
@@ -520,8 +521,6 @@ impl<S: ByteStream> Connection<S> {
                 }
                 None => unreachable!("the Connect sink is set with its buffer"),
             },
-            Sink::Aside => self.keep(remaining),
-            Sink::Nothing => return Ok(false),
             Sink::Slot(slot) => match self.slots.state(slot) {
                 SlotState::FetchingData(fetch) => {
                     let filled = fetch.filled;
@@ -575,11 +574,7 @@ impl<S: ByteStream> Connection<S> {
         };
         // A wrong data digest fails the command, not the connection (TCP 1.1 §3.3.1.1).
         let matches = match sink {
-            Sink::Discard | Sink::Nothing => true,
-            Sink::Aside => {
-                self.keep_digest(found);
-                true
-            }
+            Sink::Discard | Sink::Aside | Sink::Nothing => true,
             Sink::Connect => match &mut self.pending_connect {
                 Some(pending) => {
                     pending.corrupt = digest(&pending.data[..pending.filled]) != found;

@@ -125,6 +125,19 @@ impl<S: ByteStream> Connection<S> {
             let advanced = match self.expecting {
                 Expecting::Header => self.keep_commands(cx),
                 Expecting::Data {
+                    sink: Sink::Nothing,
+                    ..
+                } => return,
+                Expecting::Data {
+                    sink: Sink::Aside,
+                    bytes,
+                    remaining,
+                    digest,
+                } => Ok(self.keep_data(bytes, remaining, digest)),
+                Expecting::Digest {
+                    sink: Sink::Aside, ..
+                } => Ok(self.keep_digest()),
+                Expecting::Data {
                     sink,
                     bytes,
                     remaining,
@@ -169,7 +182,7 @@ impl<S: ByteStream> Connection<S> {
     }
 
     /// Keeps up to `bytes` of the buffered bytes; returns their number.
-    pub(super) fn keep(&mut self, bytes: usize) -> usize {
+    fn keep(&mut self, bytes: usize) -> usize {
         let buffered = self.receiver.buffered();
         let kept = &buffered[..bytes.min(buffered.len())];
         let count = kept.len();
@@ -180,11 +193,31 @@ impl<S: ByteStream> Connection<S> {
         count
     }
 
-    /// Keeps a data digest.
-    pub(super) fn keep_digest(&mut self, digest: [u8; DIGEST_BYTES]) {
-        if let Some(held_back) = &mut self.held_back {
-            held_back.bytes.extend_from_slice(&digest);
+    /// Keeps the data of a command; returns whether all of it has arrived.
+    fn keep_data(&mut self, bytes: usize, remaining: usize, digest: bool) -> bool {
+        let sink = Sink::Aside;
+        let remaining = remaining - self.keep(remaining);
+        self.expecting = match (remaining, digest) {
+            (0, true) => Expecting::Digest { sink, bytes },
+            (0, false) => Expecting::Header,
+            (remaining, digest) => Expecting::Data {
+                sink,
+                bytes,
+                remaining,
+                digest,
+            },
+        };
+        remaining == 0
+    }
+
+    /// Keeps a data digest; returns whether it has arrived.
+    fn keep_digest(&mut self) -> bool {
+        let has_arrived = self.receiver.buffered().len() >= DIGEST_BYTES;
+        if has_arrived {
+            self.keep(DIGEST_BYTES);
+            self.expecting = Expecting::Header;
         }
+        has_arrived
     }
 
     /// Takes a header: keeps a command, and handles any other PDU.
