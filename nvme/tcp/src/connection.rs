@@ -427,8 +427,9 @@ impl<S: ByteStream> Connection<S> {
     /// Handles all complete PDUs in the buffer.
     fn consume(&mut self, cx: &mut Context<'_>) {
         loop {
-            if matches!(self.phase, Phase::Closing { .. } | Phase::Held) {
-                return self.consume_unserved(cx);
+            let is_served = !matches!(self.phase, Phase::Closing { .. } | Phase::Held);
+            if !is_served && !self.consume_unserved(cx) {
+                return;
             }
             let advanced = match self.expecting {
                 Expecting::Header => self.take_header(cx),
@@ -448,15 +449,17 @@ impl<S: ByteStream> Connection<S> {
         }
     }
 
-    /// Handles buffered bytes of a connection that is being closed or held.
+    /// Handles buffered bytes of a connection that is being closed or held. Returns whether the next
+    /// ones belong to a request that has begun, and are handled as those of a served connection.
     #[cold]
     #[inline(never)]
-    fn consume_unserved(&mut self, cx: &mut Context<'_>) {
+    fn consume_unserved(&mut self, cx: &mut Context<'_>) -> bool {
         if matches!(self.phase, Phase::Closing { .. }) {
             let buffered = self.receiver.buffered().len();
             self.receiver.consume(buffered);
+            false
         } else {
-            self.consume_held(cx);
+            self.consume_held(cx)
         }
     }
 

@@ -113,21 +113,24 @@ impl<S: ByteStream> Connection<S> {
         self.pending_connect.is_some() || self.slots.iter().any(is_waiting)
     }
 
-    /// Handles the buffered bytes of a held connection.
-    pub(super) fn consume_held(&mut self, cx: &mut Context<'_>) {
+    /// Handles the buffered bytes of a held connection, up to those of a request that has begun.
+    /// Returns whether there may be such bytes.
+    pub(super) fn consume_held(&mut self, cx: &mut Context<'_>) -> bool {
         if !self.is_held() {
-            return self.interpret(cx);
+            self.interpret(cx);
+            return false;
         }
         while self.phase == Phase::Held {
             if !self.needs_input() {
-                return self.receive_nothing();
+                self.receive_nothing();
+                return false;
             }
             let advanced = match self.expecting {
                 Expecting::Header => self.keep_commands(cx),
                 Expecting::Data {
                     sink: Sink::Nothing,
                     ..
-                } => return,
+                } => return false,
                 Expecting::Data {
                     sink: Sink::Aside,
                     bytes,
@@ -137,20 +140,15 @@ impl<S: ByteStream> Connection<S> {
                 Expecting::Digest {
                     sink: Sink::Aside, ..
                 } => Ok(self.keep_digest()),
-                Expecting::Data {
-                    sink,
-                    bytes,
-                    remaining,
-                    digest,
-                } => self.take_data(cx, sink, bytes, remaining, digest),
-                Expecting::Digest { sink, bytes } => self.take_digest(cx, sink, bytes),
+                Expecting::Data { .. } | Expecting::Digest { .. } => return true,
             };
             match advanced {
                 Ok(true) => {}
-                Ok(false) => return,
+                Ok(false) => return false,
                 Err(violation) => self.terminate(cx, &violation),
             }
         }
+        false
     }
 
     /// Keeps all buffered bytes, and receives no more.
