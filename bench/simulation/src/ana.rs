@@ -3,16 +3,16 @@
 //! The target applies a change to all reactors at once, so each command has met the states from its
 //! submission to its completion, and no others.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use nvme_spec::Status;
 use nvme_target::AnaState;
 use reactors::Nanos;
 
-/// The ANA group of all simulated namespaces.
-pub const GROUP: u32 = 1;
-/// An ANA group without namespaces. Its states have no effect.
-pub const EMPTY_GROUP: u32 = 2;
+/// The ANA groups of simulated namespaces.
+pub const ANA_GROUPS: [u32; 3] = [1, 2, 3];
+/// An ANA group that never has namespaces. Its states have no effect.
+pub const EMPTY_GROUP: u32 = 4;
 
 /// An ANA group of a subsystem at a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -36,11 +36,14 @@ pub fn refusal(state: AnaState) -> Option<Status> {
     }
 }
 
-/// The states of all groups at all listeners, and the senders of writes.
+/// The states of all groups at all listeners, the groups of the disks, and the senders of writes.
 #[derive(Debug, Default)]
 pub struct AnaJudge {
     /// The changes of each path, oldest first; it begins as optimized.
     changes: BTreeMap<GroupPath, Vec<(Nanos, AnaState)>>,
+    /// By disk: the groups that it may be in from a time on, oldest first. There are several during
+    /// a change.
+    places: BTreeMap<usize, Vec<(Nanos, BTreeSet<u32>)>>,
     /// The hosts of writes, by version.
     senders: BTreeMap<u64, usize>,
 }
@@ -144,6 +147,24 @@ impl AnaJudge {
         states.any(|it| refusal(it).is_some_and(|its| status.is(its))) && !status.dnr()
     }
 
+    /// Notes the groups that a disk may be in from now on.
+    pub fn place(&mut self, now: Nanos, disk: usize, groups: BTreeSet<u32>) {
+        let places = self.places.entry(disk).or_default();
+        if places.last().is_none_or(|(_, last)| *last != groups) {
+            places.push((now, groups));
+        }
+    }
+
+    /// The groups that a disk may have been in since `from`. A change at the same time may be
+    /// earlier or later.
+    #[must_use]
+    pub fn groups_since(&self, disk: usize, from: Nanos) -> BTreeSet<u32> {
+        let all = self.places.get(&disk).map_or(&[][..], Vec::as_slice);
+        let earlier = all.partition_point(|(at, _)| *at < from);
+        let since = &all[earlier.saturating_sub(1)..];
+        since.iter().flat_map(|(_, it)| it).copied().collect()
+    }
+
     /// Notes the host that sends a write.
     pub fn note_sender(&mut self, version: u64, host: usize) {
         self.senders.insert(version, host);
@@ -163,7 +184,7 @@ mod tests {
     const PATH: GroupPath = GroupPath {
         subsystem: 0,
         listener: 1,
-        group: GROUP,
+        group: ANA_GROUPS[0],
     };
 
     #[test]
@@ -196,6 +217,23 @@ mod tests {
         judge.set(Nanos(400), PATH, AnaState::Inaccessible);
         for (lost_at, lacks_access) in [(100, false), (200, false), (400, true)] {
             assert_eq!(judge.lacks_access_since(PATH, Nanos(lost_at)), lacks_access);
+        }
+    }
+
+    #[test]
+    fn a_disk_may_be_in_both_groups_during_a_change() {
+        let mut judge = AnaJudge::default();
+        judge.place(Nanos(0), 0, [1].into());
+        judge.place(Nanos(100), 0, [1, 2].into());
+        judge.place(Nanos(200), 0, [2].into());
+        for (from, groups) in [
+            (50, &[1, 2][..]),
+            (100, &[1, 2]),
+            (200, &[1, 2]),
+            (201, &[2]),
+        ] {
+            let found: Vec<u32> = judge.groups_since(0, Nanos(from)).into_iter().collect();
+            assert_eq!(found, groups, "{from}");
         }
     }
 

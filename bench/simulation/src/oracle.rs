@@ -169,6 +169,8 @@ fn compare_namespaces(
         };
         compare_namespace(device, found, served.protected.contains(&device.name))
             .map_err(|what| format!("namespace {}: {what}", namespace.nsid))?;
+        let what = format!("ana_group of namespace {}", namespace.nsid);
+        same(&what, &found.ana_group, &namespace.ana_group)?;
     }
     Ok(())
 }

@@ -23,6 +23,10 @@ pub const RDMA_LISTENER: usize = 2;
 pub const QUEUE_DEPTH_MAX: u16 = 64;
 /// Maximum number of I/O queues of a controller.
 pub const IO_QUEUES_MAX: u16 = 4;
+/// Namespace identifier of an export without disks.
+pub const SPARE_NSID: u32 = 9;
+/// ANA group of this namespace: the default.
+pub const SPARE_GROUP: u32 = 1;
 /// In-capsule data that a listener may allow beyond what hosts use, in bytes.
 pub const IN_CAPSULE_MORE_BYTES: u32 = 4096;
 
@@ -70,6 +74,8 @@ pub struct ServedConfig {
     pub files: Vec<u32>,
     /// By disk: its namespace identifier (NSID).
     pub nsids: Vec<u32>,
+    /// By disk: the ANA group of its namespace.
+    pub ana_groups: Vec<u32>,
     /// By disk: its size in blocks.
     pub sizes: Vec<u64>,
     /// By disk: whether it is read-only.
@@ -138,6 +144,7 @@ impl ServedConfig {
             devices: vec![true; disks],
             files: vec![0; disks],
             nsids: (1..=disks as u32).collect(),
+            ana_groups: swarm.ana_groups.clone(),
             sizes: swarm.disks.iter().map(|disk| disk.block_count).collect(),
             read_only: read_only.collect(),
             hosts: vec![true; swarm.hosts.len()],
@@ -172,6 +179,17 @@ impl ServedConfig {
     #[must_use]
     pub fn has_namespace(&self, swarm: &Swarm, disk: usize) -> bool {
         self.namespaces[disk] && self.subsystems[swarm.subsystem_of_disk(disk)]
+    }
+
+    /// The ANA groups of a subsystem that have namespaces.
+    #[must_use]
+    pub fn groups_of(&self, swarm: &Swarm, subsystem: usize) -> BTreeSet<u32> {
+        let disks = swarm.disks_of(subsystem).filter(|it| self.namespaces[*it]);
+        let mut groups: BTreeSet<u32> = disks.map(|disk| self.ana_groups[disk]).collect();
+        if groups.is_empty() {
+            groups.insert(SPARE_GROUP);
+        }
+        groups
     }
 
     /// The configuration as TOML text.
@@ -270,8 +288,9 @@ impl ServedConfig {
         let mut namespaces: Vec<String> = disks
             .filter(|disk| self.namespaces[*disk])
             .map(|disk| {
-                let name = device_name(disk);
-                format!("{{ nsid = {}, device = \"{name}\" }}", self.nsids[disk])
+                let (nsid, name) = (self.nsids[disk], device_name(disk));
+                let group = self.ana_groups[disk];
+                format!("{{ nsid = {nsid}, device = \"{name}\", ana_group = {group} }}")
             })
             .collect();
         if namespaces.is_empty() {
@@ -281,7 +300,7 @@ impl ServedConfig {
                 text,
                 "[[device]]\nname = \"{spare}\"\ntype = \"null\"\nsize = \"1MiB\"\n"
             );
-            namespaces.push(format!("{{ nsid = 9, device = \"{spare}\" }}"));
+            namespaces.push(format!("{{ nsid = {SPARE_NSID}, device = \"{spare}\" }}"));
         }
         let hosts = (0..self.hosts.len()).filter(|host| self.hosts[*host]);
         // Paths of the same host share its name.

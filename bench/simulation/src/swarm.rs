@@ -3,6 +3,7 @@
 
 use reactors::Nanos;
 
+use crate::ana::ANA_GROUPS;
 use crate::appliance::{COMMANDS_MAX, CONNECTIONS_MAX};
 use crate::disk::{DiskBehaviour, DiskShape};
 use crate::faults::{Fault, Faults, Need, faults_of};
@@ -122,6 +123,8 @@ pub struct Swarm {
     pub disks: Vec<DiskShape>,
     /// By disk: whether it is configured to be read-only.
     pub read_only: Vec<bool>,
+    /// By disk: the ANA group of its namespace at the start.
+    pub ana_groups: Vec<u32>,
     /// By disk: whether it is the production RAM device.
     pub ram: Vec<bool>,
     /// Requests that one reactor may have outstanding at one disk; the others wait.
@@ -175,6 +178,9 @@ const CONTEND_NETWORK_LATENCY: Nanos = Nanos::from_micros(5);
 const CONTEND_DISK_LATENCY: Nanos = Nanos::from_millis(1);
 /// Commands of a queue in such a run at least.
 const CONTEND_DEPTH: u16 = 16;
+
+/// Share of runs with an operator in which all disks are in one ANA group, per thousand.
+const ONE_ANA_GROUP_PERMILLE: u32 = 250;
 
 /// Number of events of a run.
 const EVENTS_MIN: u64 = 300;
@@ -324,6 +330,7 @@ impl Swarm {
             (true, true) => small + DRIVE_ARENA_BYTES,
             (false, _) => 64 << 20,
         };
+        let ana_groups = ana_groups(seed, faults, disks.len());
         Self {
             faults,
             events: events.min(limits.events.unwrap_or(u64::MAX)),
@@ -336,6 +343,7 @@ impl Swarm {
             disks,
             files,
             read_only,
+            ana_groups,
             ram,
             device_queue_depth: Random::new(seed, 3).pick(&[2, 16, 64]),
             disk_behaviour,
@@ -414,6 +422,17 @@ fn add_path(seed: u64, tcp_listeners: usize, hosts: &mut Vec<HostShape>) {
         tcp_listener: random.below(tcp_listeners as u64) as usize,
         ..host_shape(&mut random)
     });
+}
+
+/// The ANA groups of the disks: several ones in most runs with an operator.
+fn ana_groups(seed: u64, faults: Faults, disks: usize) -> Vec<u32> {
+    let mut random = Random::new(seed, 0xB3);
+    let has_one = !faults.has(Fault::Ana) || random.permille(ONE_ANA_GROUP_PERMILLE);
+    let groups = (0..disks).map(|_| match has_one {
+        true => ANA_GROUPS[0],
+        false => random.pick(&ANA_GROUPS),
+    });
+    groups.collect()
 }
 
 /// Selects the disks that are files, and their behaviour.

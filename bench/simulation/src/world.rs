@@ -296,6 +296,7 @@ impl World {
         let started = Appliance::start(seed, &self.env);
         let appliance = started.map_err(|error| Violation::Rule(format!("start: {error}")))?;
         self.appliance = Some(appliance);
+        self.note_ana_groups(None);
         Ok(())
     }
 

@@ -457,6 +457,8 @@ impl Host {
                 let (page, _) = page.map_err(|_| self.short_page(env))?;
                 // The page of an inactive namespace is empty.
                 if page.nstat.nrdy() {
+                    let (group, issued_at) = (page.anagrpid.get(), outstanding.issued_at);
+                    self.check_identified_group(env, disk, group, None, issued_at)?;
                     let lacks = page.nsfeat.vwcnp();
                     self.admin_state.lacks_cache.insert(disk, lacks);
                 } else {
@@ -469,7 +471,12 @@ impl Host {
             AdminStep::Size(disk) => {
                 let page = IdentifyNamespace::read_from_prefix(&outstanding.data);
                 let (page, _) = page.map_err(|_| self.short_page(env))?;
-                self.size_told(env, disk, page.nsze.get());
+                let (all, allocated) = (page.nsze.get(), page.nuse.get());
+                if all > 0 {
+                    let (group, blocks) = (page.anagrpid.get(), Some((all, allocated)));
+                    self.check_identified_group(env, disk, group, blocks, outstanding.issued_at)?;
+                }
+                self.size_told(env, disk, all);
             }
             AdminStep::WriteCache { enable, began } => {
                 if !enable {

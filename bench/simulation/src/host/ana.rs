@@ -1,23 +1,23 @@
 //! A host and the ANA states at its listener: statuses of its commands, the log page and its event
 //! (Base 2.1 §8.1.1, §5.1.12.1.13).
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use nvme_spec::command::{LogPageId, LogPageSelect};
-use nvme_spec::log::{AnaGroups, AnaHeader};
-use nvme_spec::{NSID_BROADCAST, Sqe, Status};
+use nvme_spec::log::{AnaGroups, AnaHeader, AnaState as Code};
+use nvme_spec::{NSID_BROADCAST, Sqe, Status, U32};
 use nvme_target::AnaState;
 use reactors::Nanos;
 use zerocopy::FromBytes;
 
 use super::connection::{Outstanding, Transfer};
 use super::events::{EVENT_MAX, EventLog, LOG_BYTES};
-use super::{Command, Host, HostEnv, Io};
-use crate::ana::{GROUP, GroupPath};
+use super::{Command, Host, HostEnv, Io, IoKind};
+use crate::ana::{ANA_GROUPS, GroupPath};
 use crate::faults::Fault;
 use crate::history::WriteEnd;
 use crate::judge::Violation;
-
-/// Lowest namespace identifier that belongs to no disk.
-const SPARE_NSID: u32 = 9;
+use crate::plan::{SPARE_GROUP, SPARE_NSID};
 
 /// What a host knows about the log and its event.
 #[derive(Default)]
@@ -39,8 +39,7 @@ pub(super) struct AnaHostState {
 }
 
 /// The code of a state in the log.
-fn code(state: AnaState) -> nvme_spec::log::AnaState {
-    use nvme_spec::log::AnaState as Code;
+fn code(state: AnaState) -> Code {
     match state {
         AnaState::Optimized => Code::OPTIMIZED,
         AnaState::NonOptimized => Code::NON_OPTIMIZED,
@@ -51,48 +50,117 @@ fn code(state: AnaState) -> nvme_spec::log::AnaState {
 }
 
 impl Host {
-    /// The group of all namespaces at its listener.
-    pub(super) fn group_path(&self) -> GroupPath {
+    /// A group at its listener.
+    fn group_path(&self, group: u32) -> GroupPath {
         GroupPath {
             subsystem: self.shape.subsystem,
             listener: self.shape.listener(),
-            group: GROUP,
+            group,
         }
     }
 
-    /// Whether an ANA state explains the status of a command that was sent at `issued_at`.
+    /// The groups with namespaces at its listener.
+    fn group_paths(&self, env: &HostEnv<'_>) -> Vec<GroupPath> {
+        let groups = env.serving.groups_of(env.swarm, self.shape.subsystem);
+        groups.into_iter().map(|it| self.group_path(it)).collect()
+    }
+
+    /// The groups at its listener that a disk may have been in since `from`.
+    fn disk_paths(
+        &self,
+        env: &HostEnv<'_>,
+        disk: usize,
+        from: Nanos,
+    ) -> impl Iterator<Item = GroupPath> {
+        let groups = env.judge.ana.groups_since(disk, from).into_iter();
+        groups.map(|it| self.group_path(it))
+    }
+
+    /// Whether an ANA state of a disk explains the status of a command that was sent at
+    /// `issued_at`.
     pub(super) fn may_lack_access(
         &self,
         env: &HostEnv<'_>,
+        disk: usize,
         status: Status,
         issued_at: Nanos,
     ) -> bool {
-        (env.judge.ana).may_refuse(self.group_path(), issued_at, status)
+        let mut paths = self.disk_paths(env, disk, issued_at);
+        paths.any(|path| env.judge.ana.may_refuse(path, issued_at, status))
     }
 
-    /// Checks that an ANA state allowed a command that was executed.
+    /// Whether the ANA state of the namespace of an export without disks explains the status of a
+    /// Flush of all namespaces.
+    fn may_lack_spare(&self, env: &HostEnv<'_>, status: Status, issued_at: Nanos) -> bool {
+        let mut disks = env.swarm.disks_of(self.shape.subsystem);
+        let may_be_there = disks
+            .all(|disk| !env.serving.namespaces[disk] || env.namespace_changed[disk] >= issued_at);
+        let path = self.group_path(SPARE_GROUP);
+        may_be_there && env.judge.ana.may_refuse(path, issued_at, status)
+    }
+
+    /// Whether ANA states may have allowed a command for a disk that was sent at `issued_at`.
+    fn may_have_access(&self, env: &HostEnv<'_>, disk: usize, issued_at: Nanos) -> bool {
+        let mut paths = self.disk_paths(env, disk, issued_at);
+        paths.any(|path| env.judge.ana.may_allow(path, issued_at))
+    }
+
+    /// Checks that ANA states allowed a command that was executed.
     pub(super) fn check_accessible(
         &self,
         env: &mut HostEnv<'_>,
         disks: impl IntoIterator<Item = usize>,
         issued_at: Nanos,
     ) -> Result<(), Violation> {
-        let path = self.group_path();
-        if env.judge.ana.may_allow(path, issued_at) {
-            return Ok(());
-        }
         // A Flush of all namespaces covers those that exist.
         let mut disks = disks.into_iter();
-        let is_there = |disk: &usize| {
+        let is_wrong = |disk: &usize| {
             env.serving.namespaces[*disk]
                 && !env.disk_gone[*disk]
                 && env.namespace_changed[*disk] < issued_at
+                && !self.may_have_access(env, *disk, issued_at)
         };
-        let Some(disk) = disks.find(is_there) else {
+        let Some(disk) = disks.find(is_wrong) else {
             return Ok(());
         };
+        let path = self.group_path(env.serving.ana_groups[disk]);
         let state = env.judge.ana.state(path);
         let what = format!("a command for disk {disk} was executed, whose ANA state is {state}");
+        Err(self.violation(env, &what))
+    }
+
+    /// Checks the group in Identify data of a disk, and whether it hides the allocated blocks of
+    /// disks without access: the number of blocks and of allocated blocks, if the data has them.
+    pub(super) fn check_identified_group(
+        &self,
+        env: &mut HostEnv<'_>,
+        disk: usize,
+        group: u32,
+        blocks: Option<(u64, u64)>,
+        issued_at: Nanos,
+    ) -> Result<(), Violation> {
+        let is_there = env.serving.namespaces[disk] && !env.disk_gone[disk];
+        if !is_there || env.namespace_changed[disk] >= issued_at {
+            return Ok(());
+        }
+        let wanted = env.serving.ana_groups[disk];
+        if group != wanted {
+            let what = format!("disk {disk} is reported in ANA group {group}, and is in {wanted}");
+            return Err(self.violation(env, &what));
+        }
+        let (path, ana) = (self.group_path(wanted), &env.judge.ana);
+        let mut states = ana.states_since(path, issued_at);
+        let is_wrong = match blocks {
+            Some((_, 0)) => states.all(AnaState::is_accessible),
+            Some((all, allocated)) => allocated != all || !states.any(AnaState::is_accessible),
+            None => false,
+        };
+        drop(states);
+        if !is_wrong {
+            return Ok(());
+        }
+        let state = ana.state(path);
+        let what = format!("disk {disk} has NSZE and NUSE {blocks:?} in the ANA state {state}");
         Err(self.violation(env, &what))
     }
 
@@ -116,13 +184,17 @@ impl Host {
         status: Status,
         issued_at: Nanos,
     ) -> Option<WriteEnd> {
-        if !self.may_lack_access(env, status, issued_at) {
+        let mut disks = io.extents.iter().map(|it| it.disk);
+        if !disks.any(|disk| self.may_lack_access(env, disk, status, issued_at))
+            && !(io.kind == IoKind::Flush && self.may_lack_spare(env, status, issued_at))
+        {
             return None;
         }
         env.figures.ana_refusals += 1;
         // A RAM device may have received the first blocks before.
-        let is_ram = io.extents.iter().any(|it| env.swarm.ram[it.disk]);
-        let may_have_begun = is_ram && env.judge.ana.may_allow(self.group_path(), issued_at);
+        let mut disks = io.extents.iter().map(|it| it.disk);
+        let may_have_begun =
+            disks.any(|disk| env.swarm.ram[disk] && self.may_have_access(env, disk, issued_at));
         Some(match may_have_begun {
             true => WriteEnd::Undecided,
             false => WriteEnd::Refused,
@@ -180,9 +252,9 @@ impl Host {
         self.ana.due = None;
     }
 
-    /// Expects an event: the state of a path has changed.
+    /// Expects an event: the state of a path has changed, whose group has namespaces.
     pub fn expect_ana_event(&mut self, path: GroupPath, now: Nanos) {
-        if path != self.group_path() || !self.is_serving() {
+        if path != self.group_path(path.group) || !self.is_serving() {
             return;
         }
         let admin = self.admin.as_ref();
@@ -194,7 +266,7 @@ impl Host {
 
     /// Expects no event of the changes of this moment, which end where they began.
     pub fn withdraw_ana_event(&mut self, path: GroupPath, now: Nanos) {
-        if path == self.group_path() && self.ana.due == Some(now + EVENT_MAX) {
+        if path == self.group_path(path.group) && self.ana.due == Some(now + EVENT_MAX) {
             self.ana.due = None;
         }
     }
@@ -209,10 +281,10 @@ impl Host {
         self.ana.due = None;
         self.ana.is_reported = true;
         let from = self.ana.cleared_from;
-        let mut changes = env.judge.ana.changes_from(self.group_path(), from);
-        let has_changed = changes.next().is_some() || !self.are_namespaces_settled(env, from);
-        drop(changes);
-        if has_changed {
+        let ana = &env.judge.ana;
+        let mut paths = self.group_paths(env).into_iter();
+        let has_changed = paths.any(|path| ana.changes_from(path, from).next().is_some());
+        if has_changed || !self.are_namespaces_settled(env, from) {
             return Ok(());
         }
         Err(self.violation(env, "an ANA event without a change"))
@@ -243,6 +315,12 @@ impl Host {
             self.ana.clearing = self.ana.clearing.saturating_sub(1);
             self.ana.cleared_from = outstanding.issued_at;
         }
+        // The allocated blocks of its disks, which depend on the state, are read in turns.
+        let disks: Vec<usize> = env.swarm.disks_of(self.shape.subsystem).collect();
+        let turn = self.ana.count as usize % disks.len().max(1);
+        if let Some(disk) = disks.get(turn) {
+            self.ask_size(env, *disk);
+        }
         Ok(())
     }
 
@@ -256,43 +334,67 @@ impl Host {
             return Err(self.violation(env, "a log page is shorter than requested"));
         };
         let issued_at = outstanding.issued_at;
-        let groups: Vec<_> = groups.collect();
-        let (group, nsids) = match groups.as_slice() {
-            [] if !self.are_namespaces_settled(env, issued_at) => return Ok(()),
-            [(group, nsids)] if group.grpid.get() == GROUP => (group, nsids),
-            _ => {
-                let what = format!("the ANA log has the groups {groups:?}");
+        let nsids_of = |nsids: &[U32]| nsids.iter().map(|it| it.get()).collect();
+        let groups: Vec<(u32, Code, Vec<u32>)> = groups
+            .map(|(group, nsids)| (group.grpid.get(), group.state.state(), nsids_of(nsids)))
+            .collect();
+        for (group, found, _) in &groups {
+            let path = self.group_path(*group);
+            let mut states = env.judge.ana.states_since(path, issued_at);
+            if !states.any(|it| code(it) == *found) {
+                drop(states);
+                let state = env.judge.ana.state(path);
+                let what = format!(
+                    "the ANA log has the state {found:?} of group {group}, the operator set {state}"
+                );
                 return Err(self.violation(env, &what));
             }
-        };
-        let nsids: Vec<u32> = nsids.iter().map(|it| it.get()).collect();
-        let found = group.state.state();
-        let mut states = env.judge.ana.states_since(self.group_path(), issued_at);
-        let is_possible = states.any(|it| code(it) == found);
-        drop(states);
-        if !is_possible {
-            let state = env.judge.ana.state(self.group_path());
-            let what = format!("the ANA log has the state {found:?}, the operator set {state}");
-            return Err(self.violation(env, &what));
         }
-        let mut disks = env.swarm.disks_of(self.shape.subsystem);
-        let is_wrong = |disk: &usize| {
-            let is_there = env.serving.namespaces[*disk];
-            nsids.contains(&self.nsid(env, *disk)) != is_there
-        };
-        let is_settled = self.are_namespaces_settled(env, issued_at) && self.knows_disks();
-        let wrong = disks.find(|disk| is_settled && is_wrong(disk));
-        drop(disks);
-        let disks = env.swarm.disks.len() as u32;
-        let is_unknown = |nsid: &u32| *nsid > disks && *nsid != SPARE_NSID;
-        if wrong.is_none()
-            && nsids.is_sorted_by(|one, next| one < next)
-            && !nsids.iter().any(is_unknown)
-        {
+        let found: Vec<(u32, &[u32])> = groups
+            .iter()
+            .map(|(group, _, nsids)| (*group, &nsids[..]))
+            .collect();
+        if self.may_have_groups(env, &found, issued_at) {
             return Ok(());
         }
-        let what = format!("the ANA log has the namespaces {nsids:?}");
+        let what = format!("the ANA log has the groups and namespaces {found:?}");
         Err(self.violation(env, &what))
+    }
+
+    /// Whether groups with these namespaces are possible in a log that was requested at
+    /// `issued_at`.
+    fn may_have_groups(
+        &self,
+        env: &HostEnv<'_>,
+        found: &[(u32, &[u32])],
+        issued_at: Nanos,
+    ) -> bool {
+        let subsystem = self.shape.subsystem;
+        let are_ascending = found.is_sorted_by(|one, next| one.0 < next.0)
+            && (found.iter()).all(|(_, nsids)| nsids.is_sorted_by(|one, next| one < next));
+        if !self.are_namespaces_settled(env, issued_at) {
+            let disks = env.swarm.disks.len() as u32;
+            let mut nsids: Vec<u32> = found.iter().flat_map(|it| it.1).copied().collect();
+            nsids.sort_unstable();
+            return are_ascending
+                && (found.iter())
+                    .all(|(group, nsids)| ANA_GROUPS.contains(group) && !nsids.is_empty())
+                && nsids.is_sorted_by(|one, next| one < next)
+                && (nsids.iter()).all(|nsid| *nsid <= disks || *nsid == SPARE_NSID);
+        }
+        let mut wanted: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+        for disk in env.swarm.disks_of(subsystem) {
+            if env.serving.namespaces[disk] {
+                let its = wanted.entry(env.serving.ana_groups[disk]).or_default();
+                its.push(env.serving.nsids[disk]);
+            }
+        }
+        wanted.values_mut().for_each(|it| it.sort_unstable());
+        if wanted.is_empty() {
+            wanted.insert(SPARE_GROUP, vec![SPARE_NSID]);
+        }
+        let wanted = wanted.iter().map(|(group, nsids)| (*group, &nsids[..]));
+        wanted.eq(found.iter().copied())
     }
 
     /// Checks that the change count has grown by the changes since the last read.
@@ -314,10 +416,18 @@ impl Host {
             return Ok(());
         }
         let (before, count) = (self.ana.count, header.chgcnt.get());
-        let (path, from) = (self.group_path(), self.ana.may_lack_from);
-        let certain = env.judge.ana.certain_changes_from(path, lacks_from);
-        let certain = certain.filter(|at| *at < issued_at).count() as u64;
-        let possible = env.judge.ana.changes_from(path, from).count() as u64;
+        let (paths, from) = (self.group_paths(env), self.ana.may_lack_from);
+        let ana = &env.judge.ana;
+        // Changes of several groups at one time may count as one.
+        let certain: BTreeSet<Nanos> = (paths.iter())
+            .flat_map(|path| ana.certain_changes_from(*path, lacks_from))
+            .filter(|at| *at < issued_at)
+            .collect();
+        let certain = certain.len() as u64;
+        let possible = paths
+            .iter()
+            .map(|path| ana.changes_from(*path, from).count());
+        let possible = possible.sum::<usize>() as u64;
         let is_settled = self.are_namespaces_settled(env, from);
         let is_right = match is_settled {
             true => (before + certain..=before + possible).contains(&count),

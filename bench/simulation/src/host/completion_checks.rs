@@ -149,7 +149,9 @@ impl Host {
             .disk
             .is_some_and(|disk| self.may_be_preempted(env, disk, status, issued_at));
         let is_its = status.is(refusal.status) && status.dnr();
-        let lacks_access = refusal.disk.is_some() && self.may_lack_access(env, status, issued_at);
+        let lacks_access = refusal
+            .disk
+            .is_some_and(|disk| self.may_lack_access(env, disk, status, issued_at));
         let right = is_its || conflicts || is_aborted || lacks_access;
         if let (Some(disk), Some(lba)) = (refusal.disk, refusal.untouched) {
             let blocks = 1;

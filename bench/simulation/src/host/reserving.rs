@@ -274,7 +274,7 @@ impl Host {
         if is_absent || is_aborted || (has_ended && self.is_excused(env, qid)) {
             return Answer::Unknown;
         }
-        if self.may_lack_access(env, status, outstanding.issued_at) {
+        if self.may_lack_access(env, step.disk, status, outstanding.issued_at) {
             return Answer::NotExecuted;
         }
         let has_store_failed = env.store_failures[step.disk] > step.store_failures;

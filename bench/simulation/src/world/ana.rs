@@ -10,10 +10,11 @@ use nvme_target::AnaState;
 use reactors::Nanos;
 
 use super::World;
-use crate::ana::{EMPTY_GROUP, GROUP, GroupPath};
+use crate::ana::{ANA_GROUPS, EMPTY_GROUP, GroupPath};
 use crate::faults::Fault;
 use crate::host::LATENCY_MAX;
 use crate::judge::Violation;
+use crate::plan::ServedConfig;
 use crate::random::Random;
 
 /// Share of events with a change of a state, per thousand.
@@ -22,6 +23,12 @@ const CHANGES_PERMILLE: u32 = 30;
 const BUSY_PERMILLE: u32 = 700;
 /// Share of changes of the group without namespaces, per thousand.
 const EMPTY_PERMILLE: u32 = 50;
+/// Share of events in which a disk moves to another group, per thousand.
+const MOVES_PERMILLE: u32 = 5;
+/// Share of changes of any group, with namespaces or without, per thousand.
+const ANY_GROUP_PERMILLE: u32 = 100;
+/// Share of writes before a change that may go to a disk of any group, per thousand.
+const OTHER_GROUP_PERMILLE: u32 = 250;
 /// Share of paths whose hosts lose a connection before, per thousand.
 const CUT_PERMILLE: u32 = 300;
 /// Share of changes after which a host reads the log, although no event was reported, per thousand.
@@ -41,6 +48,8 @@ struct AwaitedChange {
 /// The operator.
 pub(super) struct Operator {
     random: Random,
+    /// Random stream for ANA groups.
+    group_random: Random,
     /// Paths that are to have access again, and when.
     returns: Vec<(Nanos, GroupPath)>,
     awaited: Vec<AwaitedChange>,
@@ -52,6 +61,7 @@ impl Operator {
     pub(super) fn new(seed: u64) -> Self {
         Self {
             random: Random::new(seed, 0xB1),
+            group_random: Random::new(seed, 0xB4),
             returns: Vec::new(),
             awaited: Vec::new(),
             quiet: BTreeMap::new(),
@@ -73,6 +83,9 @@ impl World {
             return Ok(());
         }
         self.return_access(self.env.time.now())?;
+        if self.operator.group_random.permille(MOVES_PERMILLE) {
+            self.move_disk()?;
+        }
         let random = &mut self.operator.random;
         if !random.permille(CHANGES_PERMILLE) {
             return Ok(());
@@ -80,11 +93,15 @@ impl World {
         let host = random.below(self.hosts.len() as u64) as usize;
         let is_empty = random.permille(EMPTY_PERMILLE);
         let is_busy = random.permille(BUSY_PERMILLE);
-        let shape = &self.env.swarm.hosts[host];
+        let shape = self.env.swarm.hosts[host];
         let path = GroupPath {
             subsystem: shape.subsystem,
             listener: shape.listener(),
-            group: if is_empty { EMPTY_GROUP } else { GROUP },
+            group: if is_empty {
+                EMPTY_GROUP
+            } else {
+                self.choose_group(shape.subsystem)
+            },
         };
         if is_busy {
             self.write_at(path)?;
@@ -115,6 +132,35 @@ impl World {
         Ok(())
     }
 
+    /// Moves a disk to another group, sometimes with writes in flight.
+    fn move_disk(&mut self) -> Result<(), Violation> {
+        let random = &mut self.operator.group_random;
+        let host = random.below(self.hosts.len() as u64) as usize;
+        let (group, is_busy) = (random.pick(&ANA_GROUPS), random.coin());
+        let shape = self.env.swarm.hosts[host];
+        let disks: Vec<usize> = self.env.swarm.disks_of(shape.subsystem).collect();
+        let disk = random.pick(&disks);
+        if is_busy {
+            self.write_at(GroupPath {
+                subsystem: shape.subsystem,
+                listener: shape.listener(),
+                group: self.env.serving.ana_groups[disk],
+            })?;
+        }
+        self.move_to_group(disk, group)
+    }
+
+    /// A group of a subsystem, which mostly has namespaces.
+    fn choose_group(&mut self, subsystem: usize) -> u32 {
+        let random = &mut self.operator.group_random;
+        if random.permille(ANY_GROUP_PERMILLE) {
+            return random.pick(&ANA_GROUPS);
+        }
+        let groups = self.env.serving.groups_of(&self.env.swarm, subsystem);
+        let groups: Vec<u32> = groups.into_iter().collect();
+        random.pick(&groups)
+    }
+
     /// Has the hosts of a path write, often to a disk that delays its requests. Sometimes one of
     /// them loses its connection.
     fn write_at(&mut self, path: GroupPath) -> Result<(), Violation> {
@@ -127,6 +173,15 @@ impl World {
         let disks: Vec<usize> = disks
             .filter(|it| !self.env.serving.read_only[*it] && self.env.serving.namespaces[*it])
             .collect();
+        // Hosts write to disks of other groups, too, which the change must not affect.
+        let of_group = disks.iter().copied();
+        let of_group = of_group.filter(|it| self.env.serving.ana_groups[*it] == path.group);
+        let of_group: Vec<usize> = of_group.collect();
+        let is_other = self.operator.group_random.permille(OTHER_GROUP_PERMILLE);
+        let disks = match of_group.is_empty() || is_other {
+            true => disks,
+            false => of_group,
+        };
         if disks.is_empty() {
             return Ok(());
         }
@@ -204,12 +259,18 @@ impl World {
         let mut disks = self.env.swarm.disks_of(path.subsystem);
         let is_seen = disks.any(|disk| {
             let is_there = self.env.serving.namespaces[disk] && !self.env.disk_gone[disk];
-            is_there && self.env.namespace_changed[disk] < now
+            let is_its = self.env.serving.ana_groups[disk] == path.group;
+            is_there && is_its && self.env.namespace_changed[disk] < now
         });
         drop(disks);
-        let mut changes = self.env.judge.ana.certain_changes_from(path, now);
-        let is_certain = changes.next().is_some();
-        drop(changes);
+        let ana = &self.env.judge.ana;
+        let has_changed = |path| ana.certain_changes_from(path, now).next().is_some();
+        let is_certain = has_changed(path);
+        let mut others = ANA_GROUPS.into_iter();
+        // The event may be that of another group.
+        if !is_certain && others.any(|group| has_changed(GroupPath { group, ..path })) {
+            return;
+        }
         for host in self.hosts.iter_mut().filter(|_| is_seen) {
             match is_certain {
                 true => host.expect_ana_event(path, now),
@@ -299,11 +360,13 @@ impl World {
             let what = format!("earlier commands at {path:?} do not end");
             return Err(Violation::Rule(what));
         }
-        for (path, lost_at) in quiet.iter().filter(|(it, _)| it.group == GROUP) {
+        for (path, lost_at) in quiet.iter() {
             let disks = self.env.swarm.disks_of(path.subsystem);
-            // The change does not wait for namespaces that are being removed.
+            // The change does not wait for namespaces that are being removed or enter the group.
             let disks = disks.filter(|disk| {
-                self.env.serving.namespaces[*disk] && self.env.namespace_changed[*disk] < *lost_at
+                self.env.serving.namespaces[*disk]
+                    && self.env.serving.ana_groups[*disk] == path.group
+                    && self.env.namespace_changed[*disk] < *lost_at
             });
             for disk in disks {
                 let sender = |version: &u64| {
@@ -324,6 +387,17 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// Notes the groups of the disks: those of `wanted` too, while a change is in progress.
+    pub(super) fn note_ana_groups(&mut self, wanted: Option<&ServedConfig>) {
+        let now = self.env.time.now();
+        let serving = &self.env.serving;
+        for (disk, group) in serving.ana_groups.iter().enumerate() {
+            let wanted = wanted.map(|it| it.ana_groups[disk]);
+            let groups = wanted.into_iter().chain([*group]).collect();
+            self.env.judge.ana.place(now, disk, groups);
+        }
     }
 
     /// Handles the end of the appliance: the next start finds the states of the configuration.

@@ -249,18 +249,31 @@ impl World {
         }
     }
 
+    /// Moves the namespace of a disk to another ANA group, if possible now.
+    pub(super) fn move_to_group(&mut self, disk: usize, group: u32) -> Result<(), Violation> {
+        let is_there = self.env.serving.namespaces[disk] && !self.is_gone(disk);
+        if self.changing || !is_there || self.env.serving.ana_groups[disk] == group {
+            return Ok(());
+        }
+        let mut wanted = self.env.serving.clone();
+        wanted.ana_groups[disk] = group;
+        self.apply_change(Change::to(wanted))
+    }
+
     /// Restores the full configuration.
     pub(super) fn configure_all(&mut self) -> Result<(), Violation> {
         let ServedConfig {
             sizes,
             files,
             nsids,
+            ana_groups,
             ..
         } = self.env.serving.clone();
         let wanted = ServedConfig {
             sizes,
             files,
             nsids,
+            ana_groups,
             ..ServedConfig::all(&self.env.swarm)
         };
         if wanted != self.env.serving {
@@ -538,6 +551,7 @@ impl World {
                 || former.sizes[*disk] != wanted.sizes[*disk]
                 || former.files[*disk] != wanted.files[*disk]
                 || former.nsids[*disk] != wanted.nsids[*disk]
+                || former.ana_groups[*disk] != wanted.ana_groups[*disk]
                 || former.read_only[*disk] != wanted.read_only[*disk]
         });
         (
@@ -550,6 +564,7 @@ impl World {
     /// happened.
     fn mark_changing(&mut self, touched: &(BTreeSet<usize>, BTreeSet<usize>), change: &Change) {
         let (hosts, disks) = touched;
+        self.note_ana_groups(Some(&change.wanted));
         for host in hosts {
             self.env.permission_changed[*host] = CHANGING;
         }
@@ -589,6 +604,7 @@ impl World {
         is_applied: bool,
     ) {
         let now = self.env.time.now();
+        self.note_ana_groups(None);
         let (hosts, disks) = touched;
         for host in hosts {
             self.env.permission_changed[*host] = now;
