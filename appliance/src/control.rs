@@ -17,7 +17,7 @@
 //! | no token, and the configuration requires none | data that identifies no host |
 //! | a name in `Host` that is not an address, without a token | 403: a page of another site asks |
 
-mod ana;
+pub(crate) mod ana;
 mod apply;
 mod dashboard;
 mod limits;

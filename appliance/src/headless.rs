@@ -7,23 +7,26 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
+use std::sync::mpsc;
 
-use appliance_config::{Config, Name};
+use appliance_config::{AnaState, Config, Name};
 use block::{Device, ReactorDevices};
 use hugemem::{Arena, Pool, Region};
 use nvme_target::{DeviceIndex, Target, TargetCore};
 use reactors::ring::Receiver;
 use reactors::{Poller, ReactorHandle};
 
+use crate::control;
 use crate::devices::{Devices, DriveNamespace};
 use crate::error::{Failure, with_causes};
 use crate::exports::{self, Ports};
 use crate::fabrics::{ControlMessage, TargetPollerParts};
 use crate::messages::MessageRings;
-use crate::observe::model::{ApplyAnswer, StepState};
+use crate::observe::model::{AnaRequest, ApplyAnswer, StepState};
 use crate::reactor_setup::DrainedDevices;
 use crate::reconciler::{ApplyOptions, Reconciler, Started};
 use crate::reservation_files::ReservationFiles;
+use crate::running::Running;
 
 pub use crate::devices::{DeviceOperations, Opened, Opener};
 pub use crate::event_loop::EventLoop;
@@ -174,6 +177,36 @@ impl ReactorPart {
 /// The control thread's part of a running appliance.
 pub struct Control(Reconciler);
 
+/// The part of the control plane that sets ANA states, also while the configuration changes.
+pub struct AnaOperator {
+    running: Running,
+    target: Arc<Target>,
+}
+
+impl AnaOperator {
+    /// Sets the state of a group of an export at a listener, as `windlass ana set` does. The
+    /// receiver is disconnected when the earlier commands of hosts that lost access have ended.
+    ///
+    /// # Errors
+    /// The reason why nothing is changed, such as a path that does not exist.
+    pub fn set(
+        &self,
+        export: &str,
+        listener: &str,
+        group: u32,
+        state: AnaState,
+    ) -> Result<mpsc::Receiver<()>, String> {
+        let request = AnaRequest {
+            export: export.to_owned(),
+            listener: Some(listener.to_owned()),
+            group: Some(group),
+            state: state.into(),
+        };
+        let setting = control::ana::change(&request, &self.running, &self.target);
+        setting.map(|it| it.done).map_err(|(_, reason)| reason)
+    }
+}
+
 /// The result of a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
@@ -209,6 +242,15 @@ impl Control {
         self.0
             .apply(wanted, ApplyOptions::default(), event_loop)
             .into()
+    }
+
+    /// The part of the control plane that sets ANA states.
+    #[must_use]
+    pub fn ana_operator(&self) -> AnaOperator {
+        AnaOperator {
+            running: self.0.running(),
+            target: Arc::clone(self.0.target()),
+        }
     }
 
     /// Notifies hosts of changes of the devices, as the control thread does in every iteration.

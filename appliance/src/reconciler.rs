@@ -117,6 +117,10 @@ impl Reconciler {
         self.running.clone()
     }
 
+    pub(crate) fn target(&self) -> &Arc<Target> {
+        &self.target
+    }
+
     pub(crate) fn devices(&self) -> &Devices {
         &self.devices
     }

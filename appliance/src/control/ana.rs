@@ -87,14 +87,18 @@ pub(super) async fn set(
 }
 
 /// Changed states.
-struct Setting {
+pub(crate) struct Setting {
     changes: Vec<AnaChange>,
     /// Disconnected when the earlier commands of hosts that lost access have ended.
-    done: Receiver<()>,
+    pub(crate) done: Receiver<()>,
 }
 
 /// Checks the request, and sets the states.
-fn change(request: &AnaRequest, running: &Running, target: &Target) -> Result<Setting, Refused> {
+pub(crate) fn change(
+    request: &AnaRequest,
+    running: &Running,
+    target: &Target,
+) -> Result<Setting, Refused> {
     let mut states = running.operator_states.lock();
     let config = running.config.load_full();
     let ports = running.ports.load();

@@ -12,7 +12,9 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use appliance::headless::{Control, HeadlessAppliance, Listening, Parts, PortMessages};
+use appliance::headless::{
+    AnaOperator, Control, HeadlessAppliance, Listening, Parts, PortMessages,
+};
 use appliance_config::{Config, Listener, Transport};
 use block::{Device, DeviceSet, HealthState, OpenError, QueueOptions};
 use hugemem::{Arena, DmaViolation, Region};
@@ -70,6 +72,7 @@ pub struct Appliance {
     rdma: Vec<Rc<RefCell<RdmaTransport<Fake>>>>,
     /// The control thread's state; `None` while a configuration change uses it.
     control: Option<Control>,
+    ana_operator: AnaOperator,
     drives: Vec<Opened>,
     placement: Placement,
     /// The port settings that the transports received last.
@@ -162,8 +165,10 @@ impl Appliance {
         transports.extend(rdma.map(Rdma::listening));
         let all = swarm.disks.iter().enumerate();
         let protected = all.filter(|(_, it)| it.read_only).map(|(number, _)| number);
+        let control = headless.begin(transports, &handles);
         Ok(Self {
-            control: Some(headless.begin(transports, &handles)),
+            ana_operator: control.ana_operator(),
+            control: Some(control),
             simulation,
             target,
             arena,
@@ -286,10 +291,19 @@ impl Appliance {
             tcp,
             rdma,
             control,
+            ana_operator,
             ..
         } = self;
         drop((
-            simulation, tcp, rdma, cores, control, target, devices, drives,
+            simulation,
+            tcp,
+            rdma,
+            cores,
+            control,
+            ana_operator,
+            target,
+            devices,
+            drives,
         ));
         let classes = arena.counters().classes;
         classes.iter().map(|class| class.taken).sum()

@@ -7,7 +7,7 @@ use nvme_target::{AnaPath, AnaState, PortConfig, TargetConfig, TransportKind};
 
 use super::Appliance;
 use crate::ana::GroupPath;
-use crate::plan::{RDMA_LISTENER, SUBSYSTEMS, tcp_address};
+use crate::plan::{LISTENERS, RDMA_LISTENER, SUBSYSTEMS, tcp_address};
 
 /// The path as the target names it, if its listener exists.
 fn ana_path(config: &TargetConfig, path: GroupPath) -> Option<AnaPath> {
@@ -23,15 +23,30 @@ fn ana_path(config: &TargetConfig, path: GroupPath) -> Option<AnaPath> {
     })
 }
 
+/// The state as the control plane names it.
+fn configured(state: AnaState) -> appliance_config::AnaState {
+    match state {
+        AnaState::Optimized => appliance_config::AnaState::Optimized,
+        AnaState::NonOptimized => appliance_config::AnaState::NonOptimized,
+        AnaState::Inaccessible => appliance_config::AnaState::Inaccessible,
+        AnaState::PersistentLoss => appliance_config::AnaState::PersistentLoss,
+        AnaState::Change => appliance_config::AnaState::Change,
+    }
+}
+
 impl Appliance {
     /// Sets the state of a path. Returns `None` if its subsystem is not offered there.
     ///
+    /// The control plane refuses a group without namespaces, so its state is set in the target
+    /// alone, where it must have no effect.
+    ///
     /// # Errors
-    /// That of the target, as text.
+    /// The refusal, as text.
     pub fn set_ana_state(
         &self,
         path: GroupPath,
         state: AnaState,
+        has_namespaces: bool,
     ) -> Result<Option<Receiver<()>>, String> {
         let config = self.target.configuration();
         let nqn = SUBSYSTEMS[path.subsystem];
@@ -40,6 +55,11 @@ impl Appliance {
         let Some(its) = ana_path(&config, path).filter(|it| ports.contains(&it.port)) else {
             return Ok(None);
         };
+        if has_namespaces {
+            let (listener, state) = (LISTENERS[path.listener], configured(state));
+            let set = self.ana_operator.set(nqn, listener, path.group, state);
+            return set.map(Some);
+        }
         let states = BTreeMap::from([(its, state)]);
         let done = self.target.set_ana_states(nqn, &states);
         done.map(Some).map_err(|error| error.to_string())

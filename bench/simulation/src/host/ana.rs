@@ -185,9 +185,9 @@ impl Host {
         issued_at: Nanos,
     ) -> Option<WriteEnd> {
         let mut disks = io.extents.iter().map(|it| it.disk);
-        if !disks.any(|disk| self.may_lack_access(env, disk, status, issued_at))
-            && !(io.kind == IoKind::Flush && self.may_lack_spare(env, status, issued_at))
-        {
+        let lacks_spare = io.kind == IoKind::Flush && self.may_lack_spare(env, status, issued_at);
+        let lacks_access = disks.any(|disk| self.may_lack_access(env, disk, status, issued_at));
+        if !lacks_spare && !lacks_access {
             return None;
         }
         env.figures.ana_refusals += 1;

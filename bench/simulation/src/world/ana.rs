@@ -55,6 +55,9 @@ pub(super) struct Operator {
     awaited: Vec<AwaitedChange>,
     /// Paths without access whose earlier commands have ended, and when they lost it.
     quiet: BTreeMap<GroupPath, Nanos>,
+    /// The states that were set for groups with namespaces. They outlive changes of the
+    /// configuration that keep the path.
+    set: BTreeMap<GroupPath, AnaState>,
 }
 
 impl Operator {
@@ -65,6 +68,7 @@ impl Operator {
             returns: Vec::new(),
             awaited: Vec::new(),
             quiet: BTreeMap::new(),
+            set: BTreeMap::new(),
         }
     }
 
@@ -73,6 +77,7 @@ impl Operator {
         self.returns.clear();
         self.awaited.clear();
         self.quiet.clear();
+        self.set.clear();
     }
 }
 
@@ -228,13 +233,23 @@ impl World {
         if self.env.judge.ana.changed_at(path) == Some(now) {
             return Ok(false);
         }
+        let has_namespaces = self.is_configured(path);
+        // During a change, the running configuration may have the path or not.
+        if self.changing && !has_namespaces && path.group != EMPTY_GROUP {
+            return Ok(false);
+        }
         let set = self
             .appliance
             .as_ref()
-            .map(|it| it.set_ana_state(path, state));
-        let Some(done) = set.transpose().map_err(Violation::Rule)?.flatten() else {
-            return Ok(false);
+            .map(|it| it.set_ana_state(path, state, has_namespaces));
+        let done = match set {
+            Some(Ok(Some(done))) => done,
+            Some(Err(what)) if !self.changing => return Err(Violation::Rule(what)),
+            Some(Err(_) | Ok(None)) | None => return Ok(false),
         };
+        if has_namespaces {
+            self.operator.set.insert(path, state);
+        }
         self.env
             .note(format_args!("the operator sets {path:?} to {state}"));
         self.note_ana_state(path, state);
@@ -309,8 +324,32 @@ impl World {
         Ok(())
     }
 
+    /// Whether the configuration has the path, and namespaces in its group.
+    fn is_configured(&self, path: GroupPath) -> bool {
+        let serving = &self.env.serving;
+        serving.subsystems[path.subsystem]
+            && serving.listeners[path.listener]
+            && (serving.groups_of(&self.env.swarm, path.subsystem)).contains(&path.group)
+    }
+
+    /// Checks after a change of the configuration that the paths that it keeps have the states that
+    /// were set.
+    pub(super) fn settle_ana_states(&mut self) -> Result<(), Violation> {
+        let set = std::mem::take(&mut self.operator.set).into_iter();
+        let kept: BTreeMap<_, _> = set.filter(|(path, _)| self.is_configured(*path)).collect();
+        let found = |path| self.env.judge.ana.state(path);
+        let lost = kept.iter().find(|(path, state)| found(**path) != **state);
+        if let Some((path, state)) = lost {
+            let found = found(*path);
+            let what = format!("a change turns {path:?} from {state} to {found}");
+            return Err(Violation::Rule(what));
+        }
+        self.operator.set = kept;
+        Ok(())
+    }
+
     /// Reads the states that the appliance has during or after a change of its configuration, which
-    /// resets states of changed subsystems.
+    /// resets states of paths that it removes.
     pub(super) fn follow_ana_states(&mut self) -> Result<(), Violation> {
         if !self.env.swarm.faults.has(Fault::Ana) {
             return Ok(());
@@ -320,7 +359,10 @@ impl World {
             return Ok(());
         };
         for ((path, before), state) in known.into_iter().zip(states) {
-            if state != before && state != AnaState::Optimized {
+            // A path that is removed and added again by a change that is undone keeps its state.
+            let is_possible =
+                state == AnaState::Optimized || self.operator.set.get(&path) == Some(&state);
+            if state != before && !is_possible {
                 let what = format!("a change turns {path:?} from {before} to {state}");
                 return Err(Violation::Rule(what));
             }

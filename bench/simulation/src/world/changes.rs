@@ -400,6 +400,7 @@ impl World {
             &wanted
         };
         self.mark_changed(&touched, &former, began, outcome.is_applied);
+        self.settle_ana_states()?;
         let left = control.config().difference(expected);
         let disks = 0..self.env.disks.len();
         let absent: Vec<usize> = disks.filter(|disk| self.is_gone(*disk)).collect();
