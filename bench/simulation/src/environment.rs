@@ -62,6 +62,9 @@ pub struct Environment {
     /// By disk: when its namespace was last added or removed; [`CHANGING`] while a change is in
     /// progress.
     pub namespace_changed: Vec<Nanos>,
+    /// By host name and disk: when its mask last changed; [`CHANGING`] while a change is in
+    /// progress.
+    pub mask_changed: Vec<Vec<Nanos>>,
     /// By disk: whether it was pulled out, as far as the control thread may know.
     pub disk_gone: Vec<bool>,
     /// By host: when its subsystem last became reachable or unreachable; [`CHANGING`] while a
@@ -140,6 +143,7 @@ impl Environment {
             next_files: vec![1; count],
             identities: Identities::default(),
             namespace_changed: vec![Nanos::ZERO; count],
+            mask_changed: vec![vec![Nanos::ZERO; count]; swarm.hosts.len()],
             disk_gone: vec![false; count],
             permission_changed: vec![Nanos::ZERO; swarm.hosts.len()],
             fenced: vec![Nanos::ZERO; swarm.hosts.len()],
@@ -179,6 +183,7 @@ impl Environment {
             serving: &self.serving,
             disks: &self.disks,
             namespace_changed: &self.namespace_changed,
+            mask_changed: &self.mask_changed,
             disk_gone: &self.disk_gone,
             permission_changed: &self.permission_changed,
             fenced: &self.fenced,

@@ -166,6 +166,8 @@ faults! {
     Fuse = "fuse";
     /// Hosts copy blocks, several at once.
     Copy = "copy";
+    /// Hosts see only some disks of their subsystem, or only read some.
+    Mask = "mask";
 }
 
 impl fmt::Display for Fault {
@@ -195,6 +197,15 @@ impl Fault {
         Fault::Unreachable,
         Fault::Unplug,
         Fault::Twins,
+        Fault::Reserve,
+        Fault::Ana,
+        Fault::Fuse,
+        Fault::Copy,
+    ];
+
+    /// Faults whose hosts expect every disk of their subsystem.
+    pub(crate) const NEEDS_ALL_DISKS: &[Fault] = &[
+        Fault::Contend,
         Fault::Reserve,
         Fault::Ana,
         Fault::Fuse,
@@ -235,6 +246,7 @@ impl Fault {
             Fault::Ana => Some(Need::Operator),
             Fault::Fuse => Some(Need::Competitors),
             Fault::Copy => Some(Need::Copies),
+            Fault::Mask => Some(Need::Masks),
             _ => None,
         }
     }
@@ -299,6 +311,8 @@ pub(crate) enum Need {
     Competitors,
     /// Copies; separate random streams for the selection and the occurrence.
     Copies,
+    /// Masks; separate random streams for the selection and the occurrence.
+    Masks,
 }
 
 /// A set of faults.
@@ -361,6 +375,7 @@ pub(crate) fn faults_of(need: Need, seed: u64) -> Vec<Fault> {
         Need::Operator => (0xB0, Some(Fault::Ana), 300),
         Need::Competitors => (0xC0, Some(Fault::Fuse), 300),
         Need::Copies => (0xC2, Some(Fault::Copy), 300),
+        Need::Masks => (0xD0, Some(Fault::Mask), 300),
     };
     let mut random = Random::new(seed, stream);
     let there = random.permille(share);

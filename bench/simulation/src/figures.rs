@@ -56,6 +56,8 @@ pub struct Figures {
     pub replacements: u64,
     /// Blocks that were copied.
     pub copied_blocks: u64,
+    /// Lists of namespaces that were compared with masks.
+    pub lists_judged: u64,
     /// Number of occurrences of each fault.
     pub faults: BTreeMap<Fault, u64>,
 }
@@ -97,6 +99,7 @@ impl Figures {
         self.ana_refusals += other.ana_refusals;
         self.replacements += other.replacements;
         self.copied_blocks += other.copied_blocks;
+        self.lists_judged += other.lists_judged;
         for (fault, times) in &other.faults {
             self.faults(*fault, *times);
         }
@@ -126,7 +129,7 @@ impl fmt::Display for Figures {
         writeln!(
             f,
             "{} steps of live changes, identifiers judged {} times, {} controllers of hosts that \
-             nobody configured, {} reservation commands, {} notifications, {} fenced writes, {} refusals for lack of access, {} blocks replaced by Compare and Write, {} copied, longest undisturbed wait {} ({} of a thousand of its bound), {} \
+             nobody configured, {} reservation commands, {} notifications, {} fenced writes, {} refusals for lack of access, {} blocks replaced by Compare and Write, {} copied, {} lists of namespaces judged, longest undisturbed wait {} ({} of a thousand of its bound), {} \
              waits for memory, at most {} grants before that of a waiting host",
             self.steps,
             self.identities_judged,
@@ -137,6 +140,7 @@ impl fmt::Display for Figures {
             self.ana_refusals,
             self.replacements,
             self.copied_blocks,
+            self.lists_judged,
             self.wait_max,
             self.wait_permille_max,
             self.memory_waits,

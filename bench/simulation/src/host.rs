@@ -15,6 +15,7 @@ mod flood;
 mod fused;
 mod greedy;
 mod invalid;
+mod masks;
 mod memory_waits;
 mod notices;
 mod probes;
@@ -114,6 +115,8 @@ pub struct HostEnv<'a> {
     pub disks: &'a [Storage],
     /// By disk: when its namespace was last added or removed.
     pub namespace_changed: &'a [Nanos],
+    /// By host name and disk: when its mask last changed.
+    pub mask_changed: &'a [Vec<Nanos>],
     /// By disk: whether it was pulled out, as far as the control thread may know.
     pub disk_gone: &'a [bool],
     /// By host: when its subsystem last became reachable or unreachable.

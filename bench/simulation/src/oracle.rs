@@ -7,7 +7,8 @@ use std::net::SocketAddr;
 
 use appliance_config::{Access, Config, Export, Listener, Name, Nqn, Transport};
 use nvme_target::{
-    DeviceIndex, NamespaceConfig, PortConfig, PortId, SubsystemConfig, TargetConfig, TransportKind,
+    DeviceIndex, MaskedAccess, NamespaceConfig, PortConfig, PortId, SubsystemConfig, TargetConfig,
+    TransportKind,
 };
 
 /// Settings of a port: the in-capsule data size and, over RDMA, the queue depth.
@@ -126,6 +127,7 @@ fn compare_export(
     same("allow_any_host", &found.allow_any_host, &any)?;
     let allowed: BTreeSet<&str> = found.hosts.iter().map(String::as_str).collect();
     same("hosts", &allowed, &hosts)?;
+    compare_masks(export, found, &hosts)?;
     let mine = ports.iter();
     let mine = mine.filter(|(listener, _)| export.listeners.contains(&listener.name));
     let wanted: BTreeSet<PortId> = mine.clone().map(|(_, port)| *port).collect();
@@ -171,6 +173,48 @@ fn compare_namespaces(
             .map_err(|what| format!("namespace {}: {what}", namespace.nsid))?;
         let what = format!("ana_group of namespace {}", namespace.nsid);
         same(&what, &found.ana_group, &namespace.ana_group)?;
+    }
+    Ok(())
+}
+
+/// Compares what each host is shown.
+fn compare_masks(
+    export: &Export,
+    found: &SubsystemConfig,
+    hosts: &BTreeSet<&str>,
+) -> Result<(), String> {
+    for host in hosts {
+        let mut masks = export.masks.iter();
+        let mask = masks.find(|it| it.hosts.iter().any(|other| other.as_str() == *host));
+        let wanted: BTreeMap<u32, bool> = export
+            .namespaces
+            .iter()
+            .filter_map(|it| {
+                let Some(mask) = mask else {
+                    return Some((it.nsid, false));
+                };
+                let only_reads = mask.read_only.contains(&it.device);
+                let is_shown = only_reads || mask.devices.contains(&it.device);
+                is_shown.then_some((it.nsid, only_reads))
+            })
+            .collect();
+        let mut masks = found.masks.iter();
+        let served: BTreeMap<u32, bool> =
+            match masks.find(|it| it.hosts.iter().any(|it| it == host)) {
+                None => export
+                    .namespaces
+                    .iter()
+                    .map(|it| (it.nsid, false))
+                    .collect(),
+                Some(mask) => {
+                    let shown = mask.namespaces.iter();
+                    shown
+                        .map(|(nsid, access)| (*nsid, *access == MaskedAccess::ReadOnly))
+                        .collect()
+                }
+            };
+        let what = format!("what {host} sees, and whether it only reads it,");
+        same(&what, &served, &wanted)?;
     }
     Ok(())
 }

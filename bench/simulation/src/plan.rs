@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::net::{Ipv4Addr, SocketAddr};
 
-use appliance_config::Config;
+use appliance_config::{Config, MaskedAccess};
 
 use crate::fabric::TARGET_ADDRESS;
 use crate::faults::Fault;
@@ -82,6 +82,8 @@ pub struct ServedConfig {
     pub read_only: Vec<bool>,
     /// By host: whether it may connect.
     pub hosts: Vec<bool>,
+    /// By host name and disk: what an export that lists its hosts shows.
+    pub masks: Vec<Vec<MaskedAccess>>,
     /// By subsystem: whether it is exported.
     pub subsystems: Vec<bool>,
     /// By listener: whether it exists.
@@ -148,6 +150,7 @@ impl ServedConfig {
             sizes: swarm.disks.iter().map(|disk| disk.block_count).collect(),
             read_only: read_only.collect(),
             hosts: vec![true; swarm.hosts.len()],
+            masks: vec![vec![MaskedAccess::Unrestricted; disks]; swarm.hosts.len()],
             subsystems: vec![true; swarm.subsystems],
             listeners,
             keys: Keys::new(swarm),
@@ -173,6 +176,29 @@ impl ServedConfig {
     #[must_use]
     pub fn has_listener(&self, swarm: &Swarm, host: usize) -> bool {
         self.listeners[swarm.hosts[host].listener()]
+    }
+
+    /// What hosts with a name may do with a disk of their subsystem.
+    #[must_use]
+    pub fn access(&self, swarm: &Swarm, identity: usize, disk: usize) -> MaskedAccess {
+        match self.keys.any_host[swarm.subsystem_of_disk(disk)] {
+            true => MaskedAccess::Unrestricted,
+            false => self.masks[identity][disk],
+        }
+    }
+
+    /// Whether a disk's namespace exists for hosts with a name, who can reach its subsystem.
+    #[must_use]
+    pub fn shows(&self, swarm: &Swarm, identity: usize, disk: usize) -> bool {
+        let access = self.access(swarm, identity, disk);
+        self.namespaces[disk] && access != MaskedAccess::Hidden
+    }
+
+    /// Whether hosts with a name cannot write to a disk.
+    #[must_use]
+    pub fn protects(&self, swarm: &Swarm, identity: usize, disk: usize) -> bool {
+        let access = self.access(swarm, identity, disk);
+        self.read_only[disk] || access == MaskedAccess::ReadOnly
     }
 
     /// Whether a disk's namespace is exported.
@@ -312,7 +338,14 @@ impl ServedConfig {
         }
         let hosts = match self.keys.any_host[subsystem] {
             true => "allow_any_host = true".to_owned(),
-            false => format!("hosts = [{}]", hosts.join(", ")),
+            false => {
+                let masks = self.masks_of(swarm, subsystem);
+                format!(
+                    "hosts = [{}]\nmasks = [{}]",
+                    hosts.join(", "),
+                    masks.join(", ")
+                )
+            }
         };
         let _ = write!(
             text,
@@ -330,6 +363,43 @@ impl ServedConfig {
                 "serial = \"SIMULATED{identity}\"\nmodel = \"Simulated {identity}\"\n"
             );
         }
+    }
+
+    /// The masks of allowed hosts of a subsystem that are not shown everything.
+    fn masks_of(&self, swarm: &Swarm, subsystem: usize) -> Vec<String> {
+        let mut masks = Vec::new();
+        let mut names = BTreeSet::new();
+        for (host, shape) in swarm.hosts.iter().enumerate() {
+            let is_its = shape.subsystem == subsystem && self.hosts[host];
+            if !is_its || !names.insert(shape.identity) {
+                continue;
+            }
+            let shown = |access: MaskedAccess| {
+                let disks = swarm.disks_of(subsystem);
+                let disks = disks.filter(|disk| self.namespaces[*disk]);
+                let disks = disks.filter(|disk| self.masks[shape.identity][*disk] == access);
+                disks
+                    .map(|disk| format!("\"{}\"", device_name(disk)))
+                    .collect::<Vec<_>>()
+            };
+            let (whole, read_only) = (
+                shown(MaskedAccess::Unrestricted),
+                shown(MaskedAccess::ReadOnly),
+            );
+            if self.masks[shape.identity]
+                .iter()
+                .all(|it| *it == MaskedAccess::Unrestricted)
+            {
+                continue;
+            }
+            masks.push(format!(
+                "{{ hosts = [\"{}\"], devices = [{}], read_only = [{}] }}",
+                host_name(shape.identity),
+                whole.join(", "),
+                read_only.join(", ")
+            ));
+        }
+        masks
     }
 
     /// Parses the configuration with the production parser.

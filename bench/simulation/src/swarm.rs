@@ -250,7 +250,17 @@ impl Swarm {
             .chain(faults_of(Need::Operator, seed))
             .chain(faults_of(Need::Competitors, seed))
             .chain(faults_of(Need::Copies, seed))
+            .chain(faults_of(Need::Masks, seed))
             .collect();
+        let hides = Fault::NEEDS_ALL_DISKS.iter();
+        let chosen = match hides.clone().any(|it| chosen.has(*it)) {
+            // Most of the runs with masks.
+            true if chosen.has(Fault::Mask) && Random::new(seed, 0xD1).permille(700) => {
+                hides.fold(chosen, |chosen, it| chosen.without(*it))
+            }
+            true => chosen.without(Fault::Mask),
+            false => chosen,
+        };
         // A host that loses access at one listener has another path in many of these runs.
         let chosen = match chosen.has(Fault::Ana) && Random::new(seed, 0xB2).coin() {
             true => chosen.with(Fault::Paths),

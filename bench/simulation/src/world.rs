@@ -8,6 +8,7 @@ mod compete;
 mod contention;
 mod copies;
 mod faults;
+mod masks;
 mod notices;
 mod rare;
 mod reserving;
@@ -31,6 +32,7 @@ use crate::unknown_hosts::UnknownHosts;
 use ana::Operator;
 use compete::Competition;
 use copies::Copying;
+use masks::Masking;
 use notices::NoticeReaders;
 use reserving::Reserving;
 
@@ -85,6 +87,7 @@ pub struct World {
     operator: Operator,
     competition: Competition,
     copying: Copying,
+    masking: Masking,
     appliance: Option<Appliance>,
     starts: u64,
     /// Random stream for host behaviour.
@@ -142,6 +145,7 @@ impl World {
             operator: Operator::new(seed),
             competition: Competition::new(seed),
             copying: Copying::new(seed),
+            masking: Masking::new(seed),
             seed,
             random: Random::new(seed, 2),
             hosts: hosts
@@ -212,6 +216,7 @@ impl World {
         self.operate()?;
         self.compete()?;
         self.copy_blocks()?;
+        self.mask_hosts()?;
         if self.random.permille(PAUSES_PERMILLE) {
             let pause = Nanos::from_millis(self.random.between(1, 4000));
             return self.pass(pause);
@@ -224,7 +229,12 @@ impl World {
                         it.is_host_behaviour() || it.is_drawn_separately() || it.is_misuse();
                     let is_elsewhere = matches!(
                         it,
-                        Fault::Contend | Fault::Reserve | Fault::Ana | Fault::Fuse | Fault::Copy
+                        Fault::Contend
+                            | Fault::Reserve
+                            | Fault::Ana
+                            | Fault::Fuse
+                            | Fault::Copy
+                            | Fault::Mask
                     );
                     !has_own_stream && !is_elsewhere
                 })

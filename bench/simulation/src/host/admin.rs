@@ -131,6 +131,8 @@ pub(super) enum AdminStep {
     GetPersistence(usize),
     /// Reads the error log.
     ErrorLog,
+    /// Reads the list of active namespaces.
+    List,
     /// Sets CC.SHN.
     Shutdown,
 }
@@ -155,6 +157,7 @@ impl Host {
         if !self.knows_disks() {
             return;
         }
+        self.list_disks(env);
         let disks: Vec<usize> = env.swarm.disks_of(self.shape.subsystem).collect();
         for disk in disks {
             let sqe = Sqe::identify_structure(Cns::INDEPENDENT_NAMESPACE, self.nsid(env, disk));
@@ -177,8 +180,10 @@ impl Host {
         outstanding: &Outstanding,
     ) -> Result<(), Violation> {
         let (disk, _) = content;
-        let has_changed = env.namespace_changed[disk] >= outstanding.issued_at;
-        let is_there = env.serving.namespaces[disk] && !env.disk_gone[disk];
+        let identity = self.shape.identity;
+        self.check_not_identified(env, disk, outstanding.issued_at)?;
+        let has_changed = env.changed_at(identity, disk) >= outstanding.issued_at;
+        let is_there = env.sees(identity, disk) && !env.disk_gone[disk];
         if has_changed || !is_there || env.judge.content(disk) != content {
             return Ok(());
         }
@@ -422,11 +427,12 @@ impl Host {
         Err(self.violation(env, "a shutdown reports a failed flush"))
     }
 
-    /// Notes that every volatile cache of the subsystem was flushed: earlier writes are durable.
+    /// Notes that every volatile cache that the host sees was flushed: earlier writes are durable.
     fn note_flushed(&self, env: &mut HostEnv<'_>, since: Nanos, began: Moment) {
         for disk in env.swarm.disks_of(self.shape.subsystem) {
-            let is_there = env.serving.namespaces[disk] && !env.disk_gone[disk];
-            let same = is_there && env.namespace_changed[disk] < since;
+            let identity = self.shape.identity;
+            let is_there = env.sees(identity, disk) && !env.disk_gone[disk];
+            let same = is_there && env.changed_at(identity, disk) < since;
             if same && !env.disk_fails[disk] {
                 env.judge.flushed(disk, began);
             }
@@ -457,6 +463,7 @@ impl Host {
                 let (page, _) = page.map_err(|_| self.short_page(env))?;
                 // The page of an inactive namespace is empty.
                 if page.nstat.nrdy() {
+                    self.check_not_identified(env, disk, outstanding.issued_at)?;
                     let (group, issued_at) = (page.anagrpid.get(), outstanding.issued_at);
                     self.check_identified_group(env, disk, group, None, issued_at)?;
                     let lacks = page.nsfeat.vwcnp();
@@ -473,6 +480,7 @@ impl Host {
                 let (page, _) = page.map_err(|_| self.short_page(env))?;
                 let (all, allocated) = (page.nsze.get(), page.nuse.get());
                 if all > 0 {
+                    self.check_not_identified(env, disk, outstanding.issued_at)?;
                     let (group, blocks) = (page.anagrpid.get(), Some((all, allocated)));
                     self.check_identified_group(env, disk, group, blocks, outstanding.issued_at)?;
                 }
@@ -510,6 +518,7 @@ impl Host {
                 return self.check_persistence(env, disk, outstanding, cqe.dw0.get());
             }
             AdminStep::ErrorLog => return self.check_error_log(env, outstanding),
+            AdminStep::List => return self.check_list(env, outstanding),
             AdminStep::Shutdown => {
                 self.poll_status_at = Some(env.now + READY_POLL);
             }
@@ -558,6 +567,7 @@ impl Host {
             | AdminStep::SetFeature
             | AdminStep::GetFeature { .. }
             | AdminStep::ErrorLog
+            | AdminStep::List
             | AdminStep::Shutdown => false,
         };
         if excused || unready || self.is_excused(env, 0) {

@@ -138,8 +138,11 @@ impl Host {
     ) -> Result<(), Violation> {
         let absent = is_absence(status)
             && refusal.disk.is_some_and(|disk| {
-                env.namespace_changed[disk] >= issued_at || env.disk_gone[disk]
+                env.changed_at(self.shape.identity, disk) >= issued_at || env.disk_gone[disk]
             });
+        let protected = status.is(Status::NAMESPACE_WRITE_PROTECTED)
+            && (refusal.disk)
+                .is_some_and(|disk| env.mask_changed[self.shape.identity][disk] >= issued_at);
         let conflicts = refusal.disk.is_some_and(|disk| {
             let conflict = status.is(Status::RESERVATION_CONFLICT) && status.dnr();
             conflict && self.may_conflict(env, disk, issued_at)
@@ -157,7 +160,7 @@ impl Host {
             let blocks = 1;
             self.read(env, Extent { disk, lba, blocks });
         }
-        if right || absent || (!status.is_success() && self.is_excused(env, qid)) {
+        if right || absent || protected || (!status.is_success() && self.is_excused(env, qid)) {
             return Ok(());
         }
         let expected = refusal.status;
@@ -210,8 +213,10 @@ impl Host {
         let status = cqe.status();
         if status.is_success() {
             env.figures.ios_succeeded += 1;
+            let identity = self.shape.identity;
             let is_protected = io.extents.iter().any(|extent| {
-                env.serving.read_only[extent.disk] && env.namespace_changed[extent.disk] < issued_at
+                env.is_protected(identity, extent.disk)
+                    && env.changed_at(identity, extent.disk) < issued_at
             });
             if io.version > 0 && is_protected {
                 return Err(self.violation(env, "a read-only namespace was written to"));
@@ -219,6 +224,7 @@ impl Host {
             if io.damaged {
                 return Err(self.violation(env, "damaged data was accepted"));
             }
+            self.check_visible(env, io, issued_at)?;
             self.check_reserved(env, io, issued_at)?;
             // A write cannot have been executed before its data was sent.
             let sent_at = match io.kind {
@@ -231,7 +237,7 @@ impl Host {
                 let over = (env.judge).overtaken(self.shape.identity, io.began, disk);
                 self.check_over(env, over, "a later write is done")?;
             }
-            let judged = succeeded(env, io, &outstanding.data, issued_at);
+            let judged = succeeded(env, io, &outstanding.data, (self.shape.identity, issued_at));
             return judged.inspect_err(|violation| {
                 env.trace
                     .note(env.now, format_args!("VIOLATION {violation}"));
@@ -285,21 +291,19 @@ impl Host {
         issued_at: Nanos,
     ) -> Option<WriteEnd> {
         let damaged = io.damaged && status.is(Status::TRANSIENT_TRANSPORT_ERROR);
+        let identity = self.shape.identity;
+        let has_changed = |disk: usize| env.changed_at(identity, disk) >= issued_at;
         let absent = io.extents.iter().any(|extent| {
-            !env.serving.namespaces[extent.disk]
-                || env.disk_gone[extent.disk]
-                || env.namespace_changed[extent.disk] >= issued_at
+            let disk = extent.disk;
+            !env.sees(identity, disk) || env.disk_gone[disk] || has_changed(disk)
         });
         let protected = status.is(Status::NAMESPACE_WRITE_PROTECTED)
-            && io.extents.iter().any(|extent| {
-                env.serving.read_only[extent.disk]
-                    || env.namespace_changed[extent.disk] >= issued_at
-            });
+            && (io.extents.iter())
+                .any(|it| env.is_protected(identity, it.disk) || has_changed(it.disk));
         let refused = damaged || protected || (is_absence(status) && absent);
         // A RAM device may have received the first blocks before its namespace changed.
-        let may_have_begun = io.extents.iter().any(|extent| {
-            env.swarm.ram[extent.disk] && env.namespace_changed[extent.disk] >= issued_at
-        });
+        let mut disks = io.extents.iter().map(|it| it.disk);
+        let may_have_begun = disks.any(|disk| env.swarm.ram[disk] && has_changed(disk));
         let end = match may_have_begun {
             true => WriteEnd::Undecided,
             false => WriteEnd::Refused,
@@ -401,7 +405,7 @@ fn succeeded(
     env: &mut HostEnv<'_>,
     io: &Io,
     data: &[u8],
-    issued_at: Nanos,
+    (identity, issued_at): (usize, Nanos),
 ) -> Result<(), Violation> {
     let judge = &mut *env.judge;
     let blocks: u64 = io.extents.iter().map(|it| u64::from(it.blocks)).sum();
@@ -429,12 +433,12 @@ fn succeeded(
         (IoKind::Flush, _) => {
             for Extent { disk, .. } in &io.extents {
                 // A Flush of all namespaces covers those that exist.
-                let is_there = env.serving.namespaces[*disk] && !env.disk_gone[*disk];
-                if is_there && env.namespace_changed[*disk] < issued_at {
-                    judge.flushed(*disk, io.began);
+                let is_there = env.sees(identity, *disk) && !env.disk_gone[*disk];
+                if is_there && env.changed_at(identity, *disk) < issued_at {
+                    env.judge.flushed(*disk, io.began);
                 }
             }
-            judge.end_read(io.began);
+            env.judge.end_read(io.began);
             Ok(())
         }
         (IoKind::Read, Some(extent)) => {

@@ -291,10 +291,19 @@ impl Host {
         let since = self.events.listed_at;
         let stale = {
             let mut disks = env.swarm.disks_of(self.shape.subsystem);
-            disks.find(|disk| is_listed(*disk) && env.namespace_changed[*disk] < since)
+            let identity = self.shape.identity;
+            disks.find(|disk| is_listed(*disk) && env.changed_at(identity, *disk) < since)
         };
         if let Some(disk) = stale.filter(|_| !may_be_gone) {
             let what = format!("disk {disk} did not change, and is in {listed:?}");
+            return Err(self.violation(env, &what));
+        }
+        let hidden = {
+            let mut disks = env.swarm.disks_of(self.shape.subsystem);
+            disks.find(|disk| is_listed(*disk) && self.is_hidden_since(env, *disk, since))
+        };
+        if let Some(disk) = hidden {
+            let what = format!("disk {disk} is hidden, and is in {listed:?}");
             return Err(self.violation(env, &what));
         }
         if !log.retains {
@@ -305,10 +314,10 @@ impl Host {
         Ok(())
     }
 
-    /// Expects a namespace event: a disk's namespace is added, removed or changed, and hosts in
+    /// Expects a namespace event: a disk's namespace is added, removed or changed, and a host in
     /// service must be notified.
-    pub fn expect_namespace_event(&mut self, subsystem: usize, disk: usize, by: Nanos) {
-        if self.shape.subsystem != subsystem || !self.is_serving() {
+    pub fn expect_namespace_event(&mut self, disk: usize, by: Nanos) {
+        if !self.is_serving() {
             return;
         }
         self.events.changing.insert(disk);

@@ -36,7 +36,8 @@ impl Host {
         let disk = self.choose_disk(env);
         let shape = env.swarm.disks[disk];
         let index = self.io.iter().position(|it| it.room() > 0 && !it.closing)?;
-        let is_there = env.serving.namespaces[disk] && !env.serving.read_only[disk];
+        let identity = self.shape.identity;
+        let is_there = env.sees(identity, disk) && !env.is_protected(identity, disk);
         if self.shape.rdma || !is_there {
             return None;
         }

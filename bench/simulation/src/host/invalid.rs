@@ -419,8 +419,9 @@ impl Host {
 
     /// What invalid commands on a queue need to know of a disk; `None` while its namespace changes.
     fn aim(&self, env: &HostEnv<'_>, index: usize, disk: usize) -> Option<Aim> {
-        let recently = env.namespace_changed[disk] + super::SETTLING_TIME > env.now;
-        if !env.serving.namespaces[disk] || env.disk_gone[disk] || recently {
+        let identity = self.shape.identity;
+        let recently = env.changed_at(identity, disk) + super::SETTLING_TIME > env.now;
+        if !env.sees(identity, disk) || env.disk_gone[disk] || recently {
             return None;
         }
         // A listener may have allowed more in-capsule data when this queue connected.
@@ -434,7 +435,7 @@ impl Host {
             nsid: self.nsid(env, disk),
             shape: env.swarm.disks[disk],
             rdma: self.shape.rdma,
-            read_only: env.serving.read_only[disk],
+            read_only: env.is_protected(identity, disk),
             in_capsule_max: in_capsule_max as u32,
             written: env.judge.written(disk).unwrap_or_default(),
         })

@@ -299,14 +299,15 @@ impl Host {
     /// Sends two I/O commands with one identifier to one disk.
     fn send_pair(&mut self, env: &mut HostEnv<'_>) -> Option<()> {
         let disk = self.choose_disk(env);
-        let recently = env.namespace_changed[disk] + super::SETTLING_TIME > env.now;
-        if !env.serving.namespaces[disk] || env.disk_gone[disk] || recently {
+        let identity = self.shape.identity;
+        let recently = env.changed_at(identity, disk) + super::SETTLING_TIME > env.now;
+        if !env.sees(identity, disk) || env.disk_gone[disk] || recently {
             return None;
         }
         let mut open = self.io.iter();
         let index = open.position(|it: &Connection| it.room() > 1 && !it.closing)?;
         let has_keys = self.shape.rdma && self.shape.windows;
-        if has_keys && env.serving.read_only[disk] {
+        if has_keys && env.is_protected(identity, disk) {
             return None;
         }
         // Over TCP, R2Ts and data PDUs contain only the identifier: different lengths distinguish

@@ -167,7 +167,7 @@ impl Host {
         let disks: Vec<usize> = env
             .swarm
             .disks_of(self.shape.subsystem)
-            .filter(|it| !env.serving.read_only[*it] && !env.swarm.ram[*it])
+            .filter(|it| !env.is_protected(self.shape.identity, *it) && !env.swarm.ram[*it])
             .filter(|it| (1..=env.swarm.disks[*it].block_count).contains(&blocks(*it)))
             .collect();
         for _ in 0..count {

@@ -69,6 +69,14 @@ impl Change {
     }
 }
 
+/// What a change adds, removes or changes.
+struct Touched {
+    hosts: BTreeSet<usize>,
+    disks: BTreeSet<usize>,
+    /// Names of hosts, and the disks whose masks for them change.
+    masks: BTreeSet<(usize, usize)>,
+}
+
 /// The reason why a change ends early.
 enum End {
     /// A violation.
@@ -342,7 +350,7 @@ impl World {
         let former = self.env.serving.clone();
         let former_config = control.config().clone();
         let touched = self.touched(&former, change);
-        self.outlast_patience(&touched.0, change)?;
+        self.outlast_patience(&touched.hosts, change)?;
         let now = self.env.time.now();
         self.env
             .note(format_args!("a change begins: {:?}", change.wanted));
@@ -354,7 +362,7 @@ impl World {
         self.env.changing = true;
         self.waits = 0;
         let patience_ends = now + self.env.swarm.patience;
-        let leaving = touched.1.iter().copied();
+        let leaving = touched.disks.iter().copied();
         let leaving = leaving.filter(|disk| {
             // A device whose mode or file changes is closed and opened again.
             let is_replaced = former.read_only[*disk] != change.wanted.read_only[*disk]
@@ -529,11 +537,7 @@ impl World {
     }
 
     /// The hosts and disks to which a change adds or from which it removes something.
-    fn touched(
-        &self,
-        former: &ServedConfig,
-        change: &Change,
-    ) -> (BTreeSet<usize>, BTreeSet<usize>) {
+    fn touched(&self, former: &ServedConfig, change: &Change) -> Touched {
         let swarm = &self.env.swarm;
         let wanted = &change.wanted;
         let hosts = 0..swarm.hosts.len();
@@ -555,16 +559,27 @@ impl World {
                 || former.ana_groups[*disk] != wanted.ana_groups[*disk]
                 || former.read_only[*disk] != wanted.read_only[*disk]
         });
-        (
-            hosts.chain(change.hosts.iter().copied()).collect(),
-            disks.chain(change.disks.iter().copied()).collect(),
-        )
+        let access = |config: &ServedConfig, identity, disk| config.access(swarm, identity, disk);
+        let identities = 0..swarm.hosts.len();
+        let pairs = identities.flat_map(|it| (0..swarm.disks.len()).map(move |disk| (it, disk)));
+        let masks = pairs.filter(|(identity, disk)| {
+            access(former, *identity, *disk) != access(wanted, *identity, *disk)
+        });
+        Touched {
+            hosts: hosts.chain(change.hosts.iter().copied()).collect(),
+            disks: disks.chain(change.disks.iter().copied()).collect(),
+            masks: masks.collect(),
+        }
     }
 
     /// Marks the state as changing: from now on each effect of the change may or may not have
     /// happened.
-    fn mark_changing(&mut self, touched: &(BTreeSet<usize>, BTreeSet<usize>), change: &Change) {
-        let (hosts, disks) = touched;
+    fn mark_changing(&mut self, touched: &Touched, change: &Change) {
+        let Touched {
+            hosts,
+            disks,
+            masks,
+        } = touched;
         self.note_ana_groups(Some(&change.wanted));
         for host in hosts {
             self.env.permission_changed[*host] = CHANGING;
@@ -581,34 +596,61 @@ impl World {
                 let is_known = former.has_namespace(&self.env.swarm, *disk);
                 self.env.judge.exchange_begins(*disk, !is_known);
             }
-            // No event tells in which state a failed change leaves the namespace.
-            let subsystem = self.env.swarm.subsystem_of_disk(*disk);
-            let is_seen = self.env.serving.namespaces[*disk] || change.wanted.namespaces[*disk];
-            // The namespace of a removed device is gone already.
-            let is_told = is_seen && !self.is_gone(*disk) && change.text.is_none();
-            // Its hosts are disconnected, and find another disk after they reconnect.
-            let serving = &self.env.serving;
-            let is_told = is_told && !is_exchanged_in_service(serving, &change.wanted, *disk);
-            for host in self.hosts.iter_mut().filter(|_| is_told) {
-                host.expect_namespace_event(subsystem, *disk, CHANGING);
-            }
+            self.expect_namespace_events(*disk, None, change);
+        }
+        for (identity, disk) in masks {
+            self.env.mask_changed[*identity][*disk] = CHANGING;
+            self.expect_namespace_events(*disk, Some(*identity), change);
         }
         self.env.serving = change.wanted.clone();
+    }
+
+    /// Expects that the hosts that see a changed disk, or those with one name, are told.
+    fn expect_namespace_events(&mut self, disk: usize, of: Option<usize>, change: &Change) {
+        let swarm = &self.env.swarm;
+        let (former, wanted) = (&self.env.serving, &change.wanted);
+        let subsystem = swarm.subsystem_of_disk(disk);
+        // No event tells in which state a failed change leaves the namespace, and that of a removed
+        // device is gone already. If the disk is exchanged, its hosts are disconnected, and find
+        // another disk after they reconnect.
+        let is_exchanged = is_exchanged_in_service(former, wanted, disk);
+        if change.text.is_some() || self.is_gone(disk) || is_exchanged {
+            return;
+        }
+        for (host, shape) in self.hosts.iter_mut().zip(&swarm.hosts) {
+            let identity = shape.identity;
+            let sees = |config: &ServedConfig| config.shows(swarm, identity, disk);
+            let state = |config| (sees(config), config.protects(swarm, identity, disk));
+            let is_its = match of {
+                Some(its) => its == identity && state(former) != state(wanted),
+                None => true,
+            };
+            if shape.subsystem == subsystem && is_its && (sees(former) || sees(wanted)) {
+                host.expect_namespace_event(disk, CHANGING);
+            }
+        }
     }
 
     /// Marks the change as complete.
     fn mark_changed(
         &mut self,
-        touched: &(BTreeSet<usize>, BTreeSet<usize>),
+        touched: &Touched,
         former: &ServedConfig,
         began: Moment,
         is_applied: bool,
     ) {
         let now = self.env.time.now();
         self.note_ana_groups(None);
-        let (hosts, disks) = touched;
+        let Touched {
+            hosts,
+            disks,
+            masks,
+        } = touched;
         for host in hosts {
             self.env.permission_changed[*host] = now;
+        }
+        for (identity, disk) in masks {
+            self.env.mask_changed[*identity][*disk] = now;
         }
         // A namespace needs its device, which may have been pulled out during the change.
         let is_told = is_applied && !disks.iter().any(|disk| self.is_gone(*disk));

@@ -200,6 +200,7 @@ impl World {
             | Fault::Ana
             | Fault::Fuse
             | Fault::Copy
+            | Fault::Mask
             | Fault::Stuck
             | Fault::Tight => return Ok(()),
             Fault::Hang => self.strike_drive(disk, Mishap::Hang),

@@ -85,16 +85,19 @@ impl World {
         let Self { env, hosts, .. } = self;
         let hosts =
             (0..hosts.len()).filter(|it| hosts[*it].can_reach_disks() && is_host(&hosts[*it]));
-        let pairs = hosts.flat_map(|host| {
-            let disks = env.swarm.disks_of(env.swarm.hosts[host].subsystem);
-            let disks = disks.filter(|it| {
-                let storage = &env.disks[*it];
-                let is_writable = env.serving.namespaces[*it] && !env.serving.read_only[*it];
-                is_writable && !storage.needs_restart() && is_storage(storage)
-            });
-            disks.map(move |disk| (host, disk))
-        });
-        let pairs: Vec<(usize, usize)> = pairs.collect();
+        let mut pairs = Vec::new();
+        for host in hosts {
+            let shape = env.swarm.hosts[host];
+            for disk in env.swarm.disks_of(shape.subsystem) {
+                let (serving, identity) = (&env.serving, shape.identity);
+                let is_writable = serving.shows(&env.swarm, identity, disk)
+                    && !serving.protects(&env.swarm, identity, disk);
+                let storage = &env.disks[disk];
+                if is_writable && !storage.needs_restart() && is_storage(storage) {
+                    pairs.push((host, disk));
+                }
+            }
+        }
         (!pairs.is_empty()).then(|| self.rare_random.pick(&pairs))
     }
 

@@ -32,7 +32,10 @@ impl World {
 
     /// Makes the kernel hold back a write of a host.
     pub(super) fn hold_next_write(&mut self, disk: usize, host: usize) -> bool {
-        let is_served = self.env.serving.namespaces[disk] && !self.env.serving.read_only[disk];
+        let swarm = &self.env.swarm;
+        let identity = swarm.hosts[host].identity;
+        let is_served = self.env.serving.shows(swarm, identity, disk)
+            && !self.env.serving.protects(swarm, identity, disk);
         let of_subsystem = self.env.swarm.subsystem_of_disk(disk);
         let subsystem = self.env.swarm.hosts[host].subsystem;
         let Storage::File(file) = &self.env.disks[disk] else {

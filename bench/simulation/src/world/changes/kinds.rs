@@ -39,6 +39,7 @@ impl World {
             Fault::Keys => self.vary_key(wanted, disk),
             Fault::Exchange => self.vary_file(wanted, disk),
             Fault::Swap => self.swap_identifiers(wanted, disk),
+            Fault::Mask => self.vary_masks(&mut wanted.masks, disk, host),
             _ => {}
         }
         *wanted != self.env.serving
@@ -61,6 +62,9 @@ impl World {
             let fault = self.change_random.pick(&parts);
             let disk = self.change_random.below(self.env.disks.len() as u64) as usize;
             self.vary(&mut wanted, fault, disk, host);
+        }
+        if self.env.swarm.faults.has(Fault::Mask) && self.masking.random.coin() {
+            self.vary_masks(&mut wanted.masks, 0, host);
         }
         if wanted == self.env.serving {
             return None;
