@@ -115,6 +115,16 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         timeout_s: 300,
     },
     Scenario {
+        name: "masking",
+        script: "masking.sh",
+        connect: "",
+        place: Place::Guest(Machine {
+            options: &[],
+            namespaces: 3,
+        }),
+        timeout_s: 480,
+    },
+    Scenario {
         name: "two-paths",
         script: "two-paths.sh",
         connect: "",
