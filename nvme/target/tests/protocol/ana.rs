@@ -171,6 +171,25 @@ fn each_port_has_its_own_states() {
     }
 }
 
+/// A Flush of all namespaces needs access to each of them, not only to the first.
+#[test]
+fn a_flush_of_all_namespaces_needs_access_to_each() {
+    let mut world = world_with(|config| {
+        for namespace in &mut config.subsystems[0].namespaces {
+            namespace.ana_group = if namespace.nsid == PLAIN { 2 } else { 1 };
+        }
+    });
+    let at = path(&mut world, 0, TCP_PORT);
+    let flush = Sqe::flush(NSID_BROADCAST);
+    let _ = set(&mut world, TCP_PORT, 2, AnaState::Inaccessible);
+    assert_eq!(
+        world.command(at.io, flush).status(),
+        Status::ANA_INACCESSIBLE
+    );
+    let _ = set(&mut world, TCP_PORT, 2, AnaState::Optimized);
+    world.command(at.io, flush).ok();
+}
+
 /// Base 2.1 §5.1.12.1.13: the log, its change count, and Return Groups Only.
 #[test]
 fn the_log_shows_groups_with_namespaces() {
