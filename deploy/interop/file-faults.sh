@@ -19,7 +19,7 @@ host_a=nqn.2026-11.org.example:host-a
 host_b=nqn.2026-11.org.example:host-b
 
 configure_faulty() {
-  configure_files '"full", "frozen", "broken"' <<END
+  configure_export '"full", "frozen", "broken"' <<END
 
 [[export]]
 nqn = "$once_nqn"

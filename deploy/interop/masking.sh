@@ -30,29 +30,9 @@ configure_masks() {
 # configure_hosts LINE…: these lines in the export.
 configure_hosts() {
   local name
-  cat > $config <<END
-[appliance]
-name = "interop"
-cores = "0-1"
-memory = "32MiB"
-
-[control]
-socket = "$control"
-
-[[listener]]
-name = "loopback"
-transport = "tcp"
-address = "$INTEROP_ADDRESS:$INTEROP_PORT"
-
-[[export]]
-nqn = "$INTEROP_NQN"
-devices = ["vol0", "vol1", "vol2"]
-listeners = ["loopback"]
-END
-  printf '%s\n' "$@" >> $config
   for name in vol0 vol1 vol2; do
-    printf '\n[[device]]\nname = "%s"\ntype = "memory"\nsize = "32MiB"\n' $name >> $config
-  done
+    printf '\n[[device]]\nname = "%s"\ntype = "memory"\nsize = "32MiB"\n' $name
+  done | configure_export '"vol0", "vol1", "vol2"' "$@"
 }
 
 # controller_of HOST: the controller of that host.

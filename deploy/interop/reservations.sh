@@ -16,7 +16,7 @@ key_b=0xb0b
 write_exclusive=1
 
 configure_shared() {
-  configure_files '"shared"' <<END
+  configure_export '"shared"' <<END
 
 [[device]]
 name = "shared"

@@ -32,7 +32,6 @@ use crate::unknown_hosts::UnknownHosts;
 use ana::Operator;
 use compete::Competition;
 use copies::Copying;
-use masks::Masking;
 use notices::NoticeReaders;
 use reserving::Reserving;
 
@@ -87,7 +86,8 @@ pub struct World {
     operator: Operator,
     competition: Competition,
     copying: Copying,
-    masking: Masking,
+    /// Random stream for changes of masks.
+    mask_random: Random,
     appliance: Option<Appliance>,
     starts: u64,
     /// Random stream for host behaviour.
@@ -145,7 +145,7 @@ impl World {
             operator: Operator::new(seed),
             competition: Competition::new(seed),
             copying: Copying::new(seed),
-            masking: Masking::new(seed),
+            mask_random: Random::new(seed, 0xD2),
             seed,
             random: Random::new(seed, 2),
             hosts: hosts

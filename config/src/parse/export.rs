@@ -129,7 +129,8 @@ fn ana(
         // Without listeners there is a finding already.
         let is_known = listeners.iter().any(|it| it.value == listener.value);
         if !is_known && !listeners.is_empty() {
-            findings.add(|| not_a_listener(&listener, listeners));
+            let names = listeners.iter().map(|it| it.value.as_str());
+            findings.add(|| none_of_export(&listener, "listeners", names));
         }
         match listener.value.parse() {
             Ok(listener) => entries.push(AnaEntry {
@@ -190,18 +191,22 @@ fn ana_entry(
     })
 }
 
-fn not_a_listener(name: &Located<String>, listeners: &[Located<String>]) -> Finding {
-    let names = || listeners.iter().map(|it| it.value.as_str());
-    let all = format!("its listeners: {}", listed(names(), NAMES_LISTED_MAX));
+/// The finding for a name that refers to none of the export's `what`, which have these names.
+pub(super) fn none_of_export<'n>(
+    name: &Located<String>,
+    what: &str,
+    names: impl Iterator<Item = &'n str> + Clone,
+) -> Finding {
+    let all = format!("its {what}: {}", listed(names.clone(), NAMES_LISTED_MAX));
     Finding {
-        hint: Some(match nearest(&name.value, names()) {
+        hint: Some(match nearest(&name.value, names) {
             Some(near) => format!("did you mean `{near}`? {all}"),
             None => all,
         }),
         ..name.finding(
             ProblemKind::UnknownName,
             format!(
-                "`{}` is none of this export's listeners",
+                "`{}` is none of this export's {what}",
                 excerpt_of(&name.value)
             ),
         )
@@ -225,7 +230,7 @@ fn taken_path(
     ))
 }
 
-pub(super) fn is_not_discovery(nqn: &Located<Nqn>, whose: &str, findings: &mut Findings) -> bool {
+fn is_not_discovery(nqn: &Located<Nqn>, whose: &str, findings: &mut Findings) -> bool {
     if nqn.value.is_discovery() {
         findings.add(|| Finding {
             hint: Some("the discovery subsystem is always there and is not configured".to_owned()),
@@ -396,8 +401,20 @@ pub(super) fn report_duplicates<T: Eq + Hash + ToString>(
 }
 
 /// The names, if all are valid. An invalid name refers to nothing and is reported as such.
-fn all_names(texts: &[Located<String>]) -> Option<Vec<Name>> {
+pub(super) fn all_names(texts: &[Located<String>]) -> Option<Vec<Name>> {
     texts.iter().map(|text| text.value.parse().ok()).collect()
+}
+
+/// The readable hosts of a list.
+pub(super) fn hosts(elements: &[Element<'_, '_>], findings: &mut Findings) -> Vec<Located<Nqn>> {
+    let read = |element: &Element<'_, '_>| {
+        element
+            .read::<Nqn>(findings)
+            .filter(|host| is_not_discovery(host, "a host", findings))
+    };
+    let hosts: Vec<Located<Nqn>> = elements.iter().filter_map(read).collect();
+    report_duplicates(&hosts, findings);
+    hosts
 }
 
 fn access(table: &Reader<'_, '_>, findings: &mut Findings) -> Option<Access> {
@@ -429,13 +446,7 @@ fn access(table: &Reader<'_, '_>, findings: &mut Findings) -> Option<Access> {
         });
     }
     let elements = not_empty(table, "hosts", HOSTS_MAX, findings);
-    let read = |element: &Element<'_, '_>| {
-        element
-            .read::<Nqn>(findings)
-            .filter(|host| is_not_discovery(host, "a host", findings))
-    };
-    let hosts: Vec<Located<Nqn>> = elements.iter().filter_map(read).collect();
-    report_duplicates(&hosts, findings);
+    let hosts = hosts(&elements, findings);
     let whole = !any && !any_unknown && !hosts.is_empty() && hosts.len() == elements.len();
     whole.then(|| Access::Hosts(hosts.into_iter().map(|host| host.value).collect()))
 }

@@ -3,14 +3,14 @@
 use std::collections::{HashMap, HashSet};
 
 use super::Located;
-use super::export::{NamespaceDraft, is_not_discovery, report_duplicates};
+use super::export::{NamespaceDraft, all_names, hosts, none_of_export, report_duplicates};
 use super::reader::{Element, Reader};
 use crate::keys;
 use crate::limits::{HOSTS_MAX, MASKS_MAX, NAMESPACES_MAX};
 use crate::model::{Access, Mask};
 use crate::problem::{Finding, Findings, ProblemKind};
-use crate::suggest::{NAMES_LISTED_MAX, excerpt_of, listed, nearest};
-use crate::value::{Name, Nqn};
+use crate::suggest::{excerpt_of, nearest};
+use crate::value::Nqn;
 
 /// A mask, as far as it is readable.
 struct MaskDraft {
@@ -77,27 +77,17 @@ fn mask(element: &Element<'_, '_>, findings: &mut Findings) -> Option<MaskDraft>
     if !table.has("hosts") {
         table.report_missing("hosts", findings);
     }
-    let mut is_whole = false;
-    let mut hosts = Vec::new();
-    match table.elements("hosts", HOSTS_MAX, findings) {
-        Some(elements) if elements.is_empty() => {
-            findings.add(|| Finding {
-                hint: Some("name hosts, or remove the mask".to_owned()),
-                ..table.at_key("hosts", ProblemKind::Missing, "`hosts` is empty".to_owned())
-            });
-        }
-        Some(elements) => {
-            let read = |element: &Element<'_, '_>| {
-                let host = element.read::<Nqn>(findings)?;
-                is_not_discovery(&host, "a host", findings).then_some(host)
-            };
-            hosts.extend(elements.iter().filter_map(read));
-            is_whole = hosts.len() == elements.len();
-        }
-        None => {}
+    let listed = table.elements("hosts", HOSTS_MAX, findings);
+    if listed.as_ref().is_some_and(Vec::is_empty) {
+        findings.add(|| Finding {
+            hint: Some("name hosts, or remove the mask".to_owned()),
+            ..table.at_key("hosts", ProblemKind::Missing, "`hosts` is empty".to_owned())
+        });
     }
-    report_duplicates(&hosts, findings);
-    let mut lists = ["devices", "read_only"].map(|key| {
+    let listed = listed.unwrap_or_default();
+    let hosts = hosts(&listed, findings);
+    let mut is_whole = !hosts.is_empty() && hosts.len() == listed.len();
+    let [devices, read_only] = ["devices", "read_only"].map(|key| {
         let elements = match table.has(key) {
             true => table.elements(key, NAMESPACES_MAX, findings),
             false => Some(Vec::new()),
@@ -109,7 +99,7 @@ fn mask(element: &Element<'_, '_>, findings: &mut Findings) -> Option<MaskDraft>
         is_whole &= names.len() == elements.len();
         names
     });
-    let both = [lists[0].as_slice(), lists[1].as_slice()].concat();
+    let both = [devices.as_slice(), &read_only].concat();
     report_duplicates(&both, findings);
     if !table.has("devices") && !table.has("read_only") {
         is_whole = false;
@@ -121,7 +111,6 @@ fn mask(element: &Element<'_, '_>, findings: &mut Findings) -> Option<MaskDraft>
             ..table.missing("devices", "the mask names no device".to_owned())
         });
     }
-    let [devices, read_only] = lists.each_mut().map(std::mem::take);
     Some(MaskDraft {
         hosts,
         devices,
@@ -163,30 +152,12 @@ impl MaskDraft {
             if namespaces.is_empty() || names().any(|name| name == device.value) {
                 continue;
             }
-            findings.add(|| {
-                let all = format!("its devices: {}", listed(names(), NAMES_LISTED_MAX));
-                Finding {
-                    hint: Some(match nearest(&device.value, names()) {
-                        Some(near) => format!("did you mean `{near}`? {all}"),
-                        None => all,
-                    }),
-                    ..device.finding(
-                        ProblemKind::UnknownName,
-                        format!(
-                            "`{}` is none of this export's devices",
-                            excerpt_of(&device.value)
-                        ),
-                    )
-                }
-            });
+            findings.add(|| none_of_export(device, "devices", names()));
         }
     }
 
     fn finish(self) -> Option<Mask> {
-        let names = |texts: &[Located<String>]| -> Option<Vec<Name>> {
-            texts.iter().map(|text| text.value.parse().ok()).collect()
-        };
-        let (devices, read_only) = (names(&self.devices)?, names(&self.read_only)?);
+        let (devices, read_only) = (all_names(&self.devices)?, all_names(&self.read_only)?);
         self.is_whole.then(|| Mask {
             hosts: self.hosts.into_iter().map(|host| host.value).collect(),
             devices,

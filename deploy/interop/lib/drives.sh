@@ -66,9 +66,11 @@ END
   show cat $config
 }
 
-# configure_files DEVICES: an export of files with a control socket; standard input contains the
-# devices' tables, and further exports.
-configure_files() {
+# configure_export DEVICES [LINE…]: an export with a control socket, and with these lines about its
+# hosts, by default for any host; standard input contains the devices' tables, and further exports.
+configure_export() {
+  local devices=$1
+  shift
   cat > $config <<END
 [appliance]
 name = "interop"
@@ -85,10 +87,10 @@ address = "$INTEROP_ADDRESS:$INTEROP_PORT"
 
 [[export]]
 nqn = "$INTEROP_NQN"
-devices = [$1]
+devices = [$devices]
 listeners = ["loopback"]
-allow_any_host = true
 END
+  printf '%s\n' "${@:-allow_any_host = true}" >> $config
   cat >> $config
 }
 

@@ -55,17 +55,17 @@ impl TlsKey {
     /// A name of version 0 that is too long for the standard derivation has only the old one.
     #[must_use]
     pub fn candidates(&self, names: Names<'_>) -> Vec<Candidate> {
+        let retained = [Derivation::Standard, Derivation::OldLibnvme]
+            .map(|derivation| (derivation, self.retained(derivation, names.host())));
         let mut candidates = Vec::with_capacity(4);
         for version in [IdentityVersion::V1, IdentityVersion::V0] {
-            for derivation in [Derivation::Standard, Derivation::OldLibnvme] {
-                let hash = self.psk_hash();
-                let retained = self.retained(derivation, names.host());
+            for (derivation, key) in &retained {
                 let input = Input {
                     source: Source::Retained,
-                    hash,
-                    key: &retained,
+                    hash: self.psk_hash(),
+                    key,
                 };
-                candidates.extend(input.candidate(names, version, derivation));
+                candidates.extend(input.candidate(names, version, *derivation));
             }
         }
         candidates

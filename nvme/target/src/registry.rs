@@ -62,6 +62,29 @@ impl ControllerEntry {
         self.shared.identity.subsystem == DISCOVERY_SLOT
     }
 
+    /// Adds a queue in a slot of a reactor's core, which executes commands at this gate.
+    fn add_io_queue(
+        &mut self,
+        qid: u16,
+        (reactor, slot): (usize, u32),
+        gate: Gate,
+        token: u64,
+    ) -> IoGrant {
+        self.io_queues.push(IoQueueEntry {
+            qid,
+            reactor,
+            slot,
+            token,
+            resets: gate.resets(),
+            orphaned: false,
+        });
+        IoGrant {
+            shared: Arc::clone(&self.shared),
+            gate,
+            token,
+        }
+    }
+
     fn is_over(&self) -> bool {
         self.admin_slot.is_none() || self.shared.ending().is_some()
     }
@@ -422,19 +445,7 @@ impl Registry {
         let IoConnect {
             qid, reactor, slot, ..
         } = *connect;
-        entry.io_queues.push(IoQueueEntry {
-            qid,
-            reactor,
-            slot,
-            token,
-            resets: gate.resets(),
-            orphaned: false,
-        });
-        Ok(IoGrant {
-            shared: Arc::clone(&entry.shared),
-            gate,
-            token,
-        })
+        Ok(entry.add_io_queue(qid, (reactor, slot), gate, token))
     }
 
     /// Removes an I/O queue after devices have completed its last command. Returns the reactors

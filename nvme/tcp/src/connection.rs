@@ -288,14 +288,7 @@ impl<S: ByteStream> Connection<S> {
 
     /// Whether the connection waits for data of a request that has begun.
     pub(crate) fn awaits_host_data(&self) -> bool {
-        let is_between = matches!(
-            self.expecting,
-            Expecting::Header
-                | Expecting::Data {
-                    sink: Sink::Nothing,
-                    ..
-                }
-        );
+        let is_between = matches!(self.expecting, Expecting::Header) || self.receives_nothing();
         !is_between || self.slots.iter().any(is_fetching)
     }
 

@@ -7,7 +7,6 @@ use reactors::Nanos;
 use super::World;
 use crate::faults::Fault;
 use crate::judge::Violation;
-use crate::random::Random;
 
 /// Probability of a change in an event, per thousand.
 const CHANGES_PERMILLE: u32 = 25;
@@ -18,23 +17,10 @@ const BUSY_MAX: Nanos = Nanos::from_millis(20);
 /// I/O commands of the host that a change meets.
 const IOS: u64 = 6;
 
-/// Who changes masks.
-pub(super) struct Masking {
-    pub(super) random: Random,
-}
-
-impl Masking {
-    pub(super) fn new(seed: u64) -> Self {
-        Self {
-            random: Random::new(seed, 0xD2),
-        }
-    }
-}
-
 impl World {
     /// Sometimes changes what a host sees.
     pub(super) fn mask_hosts(&mut self) -> Result<(), Violation> {
-        let random = &mut self.masking.random;
+        let random = &mut self.mask_random;
         let is_on = self.env.swarm.faults.has(Fault::Mask) && !self.changing;
         if !is_on || !random.permille(CHANGES_PERMILLE) {
             return Ok(());
@@ -56,7 +42,7 @@ impl World {
     /// Other masks of a host, whose paths share its name.
     pub(super) fn vary_masks(&mut self, masks: &mut [Vec<MaskedAccess>], disk: usize, host: usize) {
         let identity = self.env.swarm.hosts[host].identity;
-        let random = &mut self.masking.random;
+        let random = &mut self.mask_random;
         let every = [
             MaskedAccess::Hidden,
             MaskedAccess::ReadOnly,

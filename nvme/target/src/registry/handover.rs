@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use reactors::Nanos;
 
-use super::{ControllerEntry, IoGrant, IoQueueEntry, Registry, hash_of};
+use super::{ControllerEntry, IoGrant, Registry, hash_of};
 use crate::ana::AnaRestrictions;
 use crate::shared::{ControllerIdentity, ControllerShared, DISCOVERY_SLOT};
 use crate::shares::ShareHolder;
@@ -109,18 +109,6 @@ impl Registry {
         let gate = entry.shared.gate().open_since_reset();
         let token = self.next_token;
         self.next_token += 1;
-        entry.io_queues.push(IoQueueEntry {
-            qid,
-            reactor,
-            slot,
-            token,
-            resets: gate.resets(),
-            orphaned: false,
-        });
-        Ok(IoGrant {
-            shared: Arc::clone(&entry.shared),
-            gate,
-            token,
-        })
+        Ok(entry.add_io_queue(qid, (reactor, slot), gate, token))
     }
 }

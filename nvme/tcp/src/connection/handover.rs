@@ -71,6 +71,18 @@ impl<S: ByteStream> Connection<S> {
         held_back.is_some_and(|it| it.resumed.is_none())
     }
 
+    /// Whether it waits to be resumed before it receives anything.
+    pub(super) fn receives_nothing(&self) -> bool {
+        let expecting = &self.expecting;
+        matches!(
+            expecting,
+            Expecting::Data {
+                sink: Sink::Nothing,
+                ..
+            }
+        )
+    }
+
     /// Begins to hold the connection.
     pub(crate) fn hold(&mut self, cx: &mut Context<'_>) {
         match self.phase {
@@ -290,20 +302,13 @@ impl<S: ByteStream> Connection<S> {
         if self.phase == Phase::Held && !self.is_stalled() {
             self.consume_in_buffer(cx);
         }
-        let receives_nothing = matches!(
-            self.expecting,
-            Expecting::Data {
-                sink: Sink::Nothing,
-                ..
-            }
-        );
         let is_over = |state: &SlotState| {
             matches!(
                 state,
                 SlotState::Free | SlotState::Held | SlotState::Responding(_)
             )
         };
-        self.is_held() && receives_nothing && self.slots.iter().all(is_over)
+        self.is_held() && self.receives_nothing() && self.slots.iter().all(is_over)
     }
 
     /// Ends the hold: interprets what was kept, and then receives again.
@@ -315,13 +320,10 @@ impl<S: ByteStream> Connection<S> {
             return;
         }
         held_back.resumed = Some(0);
-        if let Expecting::Data {
-            sink: Sink::Nothing,
-            ..
-        } = self.expecting
-        {
+        let skipped = held_back.skipped;
+        if self.receives_nothing() {
             let sink = Sink::Discard;
-            self.expecting = match held_back.skipped {
+            self.expecting = match skipped {
                 Some(SkippedData {
                     remaining: 0,
                     digest: true,

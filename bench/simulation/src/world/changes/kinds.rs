@@ -63,7 +63,7 @@ impl World {
             let disk = self.change_random.below(self.env.disks.len() as u64) as usize;
             self.vary(&mut wanted, fault, disk, host);
         }
-        if self.env.swarm.faults.has(Fault::Mask) && self.masking.random.coin() {
+        if self.env.swarm.faults.has(Fault::Mask) && self.mask_random.coin() {
             self.vary_masks(&mut wanted.masks, 0, host);
         }
         if wanted == self.env.serving {
