@@ -34,6 +34,8 @@ mod reservations;
 mod tcp_harness;
 mod tcp_host;
 mod tcp_target;
+mod tls_hello;
+mod tls_records;
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -49,7 +51,7 @@ pub struct Target {
 }
 
 /// Every target of this crate.
-pub const TARGETS: [Target; 11] = [
+pub const TARGETS: [Target; 13] = [
     Target {
         name: "tcp-target",
         run: tcp_target::run,
@@ -85,6 +87,14 @@ pub const TARGETS: [Target; 11] = [
     Target {
         name: "key",
         run: key::run,
+    },
+    Target {
+        name: "tls-hello",
+        run: tls_hello::run,
+    },
+    Target {
+        name: "tls-records",
+        run: tls_records::run,
     },
     Target {
         name: "config",

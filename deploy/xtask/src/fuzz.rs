@@ -20,7 +20,7 @@ const COVERAGE: &str = "--cfg fuzzing -Cpasses=sancov-module \
     -Cllvm-args=-simplifycfg-branch-fold-threshold=0";
 
 /// All fuzz targets; a test compares them with those of bench/fuzz.
-pub(crate) const TARGETS: [&str; 11] = [
+pub(crate) const TARGETS: [&str; 13] = [
     "tcp-target",
     "tcp-host",
     "rdma-target",
@@ -30,6 +30,8 @@ pub(crate) const TARGETS: [&str; 11] = [
     "reservations",
     "handover",
     "key",
+    "tls-hello",
+    "tls-records",
     "config",
     "http",
 ];

@@ -26,6 +26,7 @@ const LEVELS: [&[&str]; 8] = [
         "vfio",
         "rdma",
         "nvme_authentication",
+        "nvme_tls",
         "nvme_reservations",
         "nvme_handover_channel",
         "nvme_handover_format",

@@ -16,9 +16,9 @@ pub struct Document {
 }
 
 /// Every cited document.
-pub const DOCUMENTS: [Document; 18] = [
+pub const DOCUMENTS: [Document; 19] = [
     BASE, NVM, PCIE, RDMA, TCP, PCI, INFINIBAND, IEEE_802, WEBDRIVER, RFC_1034, RFC_3385, RFC_3720,
-    RFC_5040, RFC_5737, RFC_6750, RFC_7919, RFC_8446, RFC_9562,
+    RFC_5040, RFC_5737, RFC_6750, RFC_7919, RFC_8446, RFC_8448, RFC_9562,
 ];
 
 const BASE: Document = Document {
@@ -431,7 +431,33 @@ const RFC_7919: Document = Document {
 const RFC_8446: Document = Document {
     name: "RFC 8446",
     title: "The Transport Layer Security (TLS) Protocol Version 1.3",
-    sections: &[("7.1", "Key Schedule")],
+    sections: &[
+        ("4.1.2", "Client Hello"),
+        ("4.2", "Extensions"),
+        ("4.2.9", "Pre-Shared Key Exchange Modes"),
+        ("4.2.11", "Pre-Shared Key Extension"),
+        ("4.2.11.2", "PSK Binder"),
+        ("4.4.1", "The Transcript Hash"),
+        ("4.6", "Post-Handshake Messages"),
+        ("4.6.3", "Key and Initialization Vector Update"),
+        ("5", "Record Protocol"),
+        ("5.1", "Record Layer"),
+        ("5.2", "Record Payload Protection"),
+        ("5.3", "Per-Record Nonce"),
+        ("5.4", "Record Padding"),
+        ("5.5", "Limits on Key Usage"),
+        ("6", "Alert Protocol"),
+        ("7", "Cryptographic Computations"),
+        ("7.1", "Key Schedule"),
+        ("7.2", "Updating Traffic Secrets"),
+        ("7.3", "Traffic Key Calculation"),
+    ],
+};
+
+const RFC_8448: Document = Document {
+    name: "RFC 8448",
+    title: "Example Handshake Traces for TLS 1.3",
+    sections: &[("3", "Simple 1-RTT Handshake")],
 };
 
 const RFC_9562: Document = Document {

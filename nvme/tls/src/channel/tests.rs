@@ -1,0 +1,299 @@
+//! Two channels, and peers that violate the protocol.
+
+use std::io::IoSlice;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::sealer::tests::secret;
+use crate::{ContentType, Suite};
+
+const SUITE: Suite = Suite::Aes128GcmSha256;
+
+/// A target and its host, with the same secret for both directions.
+fn pair() -> (Channel, Channel) {
+    let channel = |role| Channel::new(role, secret(SUITE), secret(SUITE));
+    (channel(Role::Server), channel(Role::Client))
+}
+
+/// Moves everything unsent to the peer; returns the number of bytes.
+fn deliver(from: &mut Channel, to: &mut Channel) -> usize {
+    let unsent = from.unsent().to_vec();
+    from.sent(unsent.len());
+    give(to, &unsent);
+    unsent.len()
+}
+
+fn give(to: &mut Channel, bytes: &[u8]) {
+    to.room()[..bytes.len()].copy_from_slice(bytes);
+    to.filled(bytes.len());
+}
+
+fn seal(channel: &mut Channel, data: &[u8]) {
+    channel.seal(&mut Unsealed::new(&[IoSlice::new(data)]));
+}
+
+fn take(channel: &mut Channel) -> (Vec<u8>, Taken) {
+    let mut data = Vec::new();
+    loop {
+        let mut buffer = [0; 1000];
+        match channel.take(&mut [IoSliceMut::new(&mut buffer)]) {
+            Taken::Bytes(bytes) => data.extend_from_slice(&buffer[..bytes]),
+            other => return (data, other),
+        }
+    }
+}
+
+#[test]
+fn many_pieces_share_a_record() {
+    let (mut target, mut host) = pair();
+    let pieces = [[1; 24]; 100];
+    let pieces: Vec<_> = pieces.iter().map(|it| IoSlice::new(it)).collect();
+    target.seal(&mut Unsealed::new(&pieces));
+    assert_eq!(
+        deliver(&mut target, &mut host),
+        2400 + SEALED_OVERHEAD_BYTES
+    );
+    assert_eq!(take(&mut host), (vec![1; 2400], Taken::Nothing));
+}
+
+#[test]
+fn nothing_is_sealed_before_the_buffer_is_sent() {
+    let (mut target, mut host) = pair();
+    let data = vec![3; 5 * PLAINTEXT_BYTES_MAX];
+    let pieces = [IoSlice::new(&data)];
+    let mut unsealed = Unsealed::new(&pieces);
+    target.seal(&mut unsealed);
+    let sealed = target.unsent().len();
+    assert_eq!(
+        sealed,
+        SEND_RECORDS * (PLAINTEXT_BYTES_MAX + SEALED_OVERHEAD_BYTES)
+    );
+    target.sent(0);
+    target.seal(&mut unsealed);
+    assert_eq!(target.unsent().len(), sealed);
+    assert!(!unsealed.is_empty());
+    assert_eq!(deliver(&mut target, &mut host), sealed);
+    let (received, _) = take(&mut host);
+    target.seal(&mut unsealed);
+    assert!(unsealed.is_empty());
+    deliver(&mut target, &mut host);
+    assert_eq!(received.len() + take(&mut host).0.len(), data.len());
+}
+
+#[test]
+fn the_end_is_told_from_a_truncation() {
+    let (mut target, mut host) = pair();
+    seal(&mut target, b"last");
+    target.close();
+    target.close();
+    deliver(&mut target, &mut host);
+    assert_eq!(take(&mut host), (b"last".to_vec(), Taken::Closed));
+    // Nothing is sealed behind it.
+    seal(&mut target, b"more");
+    assert!(target.unsent().is_empty());
+    // The other direction is still open.
+    seal(&mut host, b"answer");
+    deliver(&mut host, &mut target);
+    assert_eq!(take(&mut target), (b"answer".to_vec(), Taken::Nothing));
+}
+
+#[test]
+fn alerts_of_the_peer_end_the_connection() {
+    let (mut target, mut host) = pair();
+    target.push(ContentType::Alert, &Alert::USER_CANCELED.message());
+    seal(&mut target, b"");
+    target.push(ContentType::Alert, &Alert::INTERNAL_ERROR.message());
+    deliver(&mut target, &mut host);
+    let reported = Taken::Failed(Failure::Reported(Alert::INTERNAL_ERROR));
+    assert_eq!(take(&mut host), (vec![], reported));
+    assert!(host.unsent().is_empty(), "an alert has no answer");
+    assert!(host.has_more(), "the failure is reported again");
+
+    let (mut target, mut host) = pair();
+    target.push(ContentType::Alert, &[2]);
+    deliver(&mut target, &mut host);
+    let invalid = Taken::Failed(Failure::Violation(Alert::DECODE_ERROR));
+    assert_eq!(take(&mut host), (vec![], invalid));
+}
+
+#[test]
+fn violations_are_answered_with_one_alert_behind_earlier_data() {
+    let (mut target, mut host) = pair();
+    seal(&mut host, b"good");
+    deliver(&mut host, &mut target);
+    give(&mut target, &[22, 3, 3, 0, 5, 24, 0, 0, 1, 0]);
+    seal(&mut target, b"reply");
+    assert!(target.has_more());
+    let violation = Taken::Failed(Failure::Violation(Alert::UNEXPECTED_MESSAGE));
+    assert_eq!(take(&mut target), (b"good".to_vec(), violation));
+    assert_eq!(take(&mut target), (vec![], violation));
+    deliver(&mut target, &mut host);
+    let reported = Taken::Failed(Failure::Reported(Alert::UNEXPECTED_MESSAGE));
+    assert_eq!(take(&mut host), (b"reply".to_vec(), reported));
+}
+
+#[test]
+fn messages_are_not_interleaved_with_data() {
+    let (mut target, mut host) = pair();
+    host.push(ContentType::Handshake, &key_update(false)[..3]);
+    seal(&mut host, b"");
+    deliver(&mut host, &mut target);
+    assert_eq!(take(&mut target), (vec![], Taken::Nothing));
+    seal(&mut host, b"data");
+    deliver(&mut host, &mut target);
+    let violation = Taken::Failed(Failure::Violation(Alert::UNEXPECTED_MESSAGE));
+    assert_eq!(take(&mut target), (vec![], violation));
+}
+
+/// The host's request is answered once before the next data, however often it asks.
+#[test]
+fn keys_are_updated_in_both_directions() {
+    let (mut target, mut host) = pair();
+    for round in 0..3 {
+        for _ in 0..5 {
+            host.push(ContentType::Handshake, &key_update(true));
+            host.sealer.update();
+        }
+        deliver(&mut host, &mut target);
+        seal(&mut host, b"new key");
+        deliver(&mut host, &mut target);
+        assert_eq!(take(&mut target), (b"new key".to_vec(), Taken::Nothing));
+        assert!(target.owes_update());
+        seal(&mut target, b"reply");
+        assert!(!target.owes_update());
+        deliver(&mut target, &mut host);
+        assert_eq!(take(&mut host), (b"reply".to_vec(), Taken::Nothing));
+        let expected = Updates {
+            sent: round + 1,
+            received: 5 * (round + 1),
+        };
+        assert_eq!(target.updates, expected);
+        assert_eq!(host.updates.received, round + 1);
+    }
+}
+
+#[test]
+fn a_requested_update_needs_no_data() {
+    let (mut target, mut host) = pair();
+    host.push(ContentType::Handshake, &key_update(true));
+    host.sealer.update();
+    deliver(&mut host, &mut target);
+    assert_eq!(take(&mut target), (vec![], Taken::Nothing));
+    target.seal(&mut Unsealed::new(&[]));
+    assert_eq!(deliver(&mut target, &mut host), SEALED_OVERHEAD_BYTES + 5);
+    assert_eq!(take(&mut host), (vec![], Taken::Nothing));
+    assert_eq!(host.updates.received, 1);
+}
+
+/// Without a request of the peer, the key is updated before it may no longer be used.
+#[test]
+fn keys_are_updated_before_they_are_used_up() {
+    let (mut target, mut host) = pair();
+    let before = RECORDS_BEFORE_UPDATE - 1;
+    target.sealer = Sealer::new(secret(SUITE)).at(before);
+    host.opener = Opener::new(secret(SUITE)).at(before);
+    for message in [&b"old key"[..], b"new key"] {
+        seal(&mut target, message);
+        deliver(&mut target, &mut host);
+        assert_eq!(take(&mut host), (message.to_vec(), Taken::Nothing));
+    }
+    assert_eq!((target.updates.sent, host.updates.received), (1, 1));
+    assert_eq!(target.sealer.sequence(), 1);
+}
+
+/// An update, data that fills the buffer, and an alert: all fit.
+#[test]
+fn control_records_have_room_beside_data() {
+    let (mut target, mut host) = pair();
+    target.owes_update = true;
+    seal(&mut target, &vec![1; 10 * PLAINTEXT_BYTES_MAX]);
+    target.close();
+    assert!(target.unsent().len() > SEND_RECORDS * PLAINTEXT_BYTES_MAX);
+    let sealed = target.unsent().to_vec();
+    let mut received = 0;
+    for part in sealed.chunks(10_000) {
+        give(&mut host, part);
+        let (data, outcome) = take(&mut host);
+        received += data.len();
+        assert!(matches!(outcome, Taken::Nothing | Taken::Closed));
+    }
+    assert_eq!(host.receiving, Receiving::Closed);
+    assert!(received >= SEND_RECORDS * PLAINTEXT_BYTES_MAX - 100);
+}
+
+/// What is sealed while more arrives is not overwritten, and there is always room for a record.
+#[test]
+fn there_is_room_after_everything_was_taken() {
+    let (mut target, mut host) = pair();
+    let mut stream = Vec::new();
+    for _ in 0..20 {
+        seal(&mut target, &[9; PLAINTEXT_BYTES_MAX]);
+        stream.extend_from_slice(target.unsent());
+        target.sent(target.unsent().len());
+    }
+    let (mut at, mut received) = (0, 0);
+    while at < stream.len() {
+        let room = host.room();
+        assert!(!room.is_empty());
+        let bytes = room.len().min(stream.len() - at);
+        room[..bytes].copy_from_slice(&stream[at..at + bytes]);
+        host.filled(bytes);
+        at += bytes;
+        received += take(&mut host).0.len();
+    }
+    assert_eq!(received, 20 * PLAINTEXT_BYTES_MAX);
+}
+
+proptest! {
+    /// Any bytes, in any pieces, beside valid records: no panic, and only data that was sealed.
+    #[test]
+    fn damage_is_detected(
+        lengths in prop::collection::vec(0..3000_usize, 1..6),
+        damage in prop::option::of((any::<prop::sample::Index>(), 1..=255_u8)),
+        pieces in prop::collection::vec(1..5000_usize, 1..5),
+        buffer in 1..4000_usize,
+    ) {
+        let (mut target, mut host) = pair();
+        let (mut plain, mut stream) = (Vec::new(), Vec::new());
+        for (at, len) in lengths.iter().enumerate() {
+            let data: Vec<u8> = (0..*len).map(|it| (it + at) as u8).collect();
+            seal(&mut target, &data);
+            stream.extend_from_slice(target.unsent());
+            target.sent(target.unsent().len());
+            plain.extend_from_slice(&data);
+        }
+        if let (Some((at, mask)), false) = (damage, stream.is_empty()) {
+            *at.get_mut(&mut stream) ^= mask;
+        }
+        let (mut rest, mut received) = (&stream[..], Vec::new());
+        let mut failure = None;
+        for at in 0.. {
+            let (now, later) = rest.split_at(pieces[at % pieces.len()].min(rest.len()));
+            rest = later;
+            give(&mut host, now);
+            loop {
+                let mut bytes = vec![0; buffer];
+                let (first, second) = bytes.split_at_mut(buffer / 3);
+                let mut buffers = [IoSliceMut::new(first), IoSliceMut::new(second)];
+                match host.take(&mut buffers) {
+                    Taken::Bytes(taken) => received.extend_from_slice(&bytes[..taken]),
+                    Taken::Failed(found) => { failure = Some(found); break }
+                    Taken::Nothing | Taken::Closed => break,
+                }
+            }
+            if rest.is_empty() || failure.is_some() {
+                break;
+            }
+        }
+        prop_assert!(plain.starts_with(&received));
+        if damage.is_none() {
+            prop_assert_eq!((received, failure), (plain, None));
+        } else if !stream.is_empty() {
+            // A longer length may make the record wait for more.
+            prop_assert!(failure.is_some() || host.receiving == Receiving::Open);
+            prop_assert!(received.len() < plain.len());
+            prop_assert_eq!(failure.is_some(), !host.unsent().is_empty());
+        }
+    }
+}
