@@ -175,6 +175,7 @@ fn subsystem(
             .min()
             .unwrap_or(Listener::QUEUE_DEPTH_DEFAULT),
         ports: listeners().map(|(port, _)| port).collect(),
+        authentication: BTreeMap::new(),
         masks: export.masks.iter().map(|it| mask(export, it)).collect(),
         ana_states: listeners()
             .flat_map(|(port, listener)| {

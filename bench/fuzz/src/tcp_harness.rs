@@ -352,6 +352,7 @@ fn target(device: &Arc<dyn Device>, transport: TransportKind) -> Arc<Target> {
         queue_depth_max: 32,
         ports: vec![PortId(0)],
         masks: Vec::new(),
+        authentication: BTreeMap::new(),
         ana_states: BTreeMap::new(),
         controller_ids: CONTROLLER_IDS,
     };

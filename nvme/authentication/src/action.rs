@@ -37,6 +37,8 @@ pub struct Authenticated {
     pub group: Group,
     /// Whether the controller was authenticated too.
     pub bidirectional: bool,
+    /// Which of the host's keys was used, an index of [`Queue::host_keys`](crate::Queue).
+    pub host_key: usize,
     /// The key of the secure channel to establish, if the host requested one.
     pub psk: Option<GeneratedPsk>,
 }

@@ -10,6 +10,9 @@ use crate::{Group, Hash};
 /// The longest transformed key, bytes.
 pub const KEY_BYTES_MAX: usize = 64;
 
+/// Keys of one host that a controller accepts: more than one while they are exchanged.
+pub const HOST_KEYS_MAX: usize = 4;
+
 /// A key is empty or longer than [`KEY_BYTES_MAX`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a key has 1 to 64 bytes")]
@@ -63,8 +66,9 @@ pub struct Queue {
     pub is_admin: bool,
     /// Its channel.
     pub channel: Channel,
-    /// The key that authenticates the host.
-    pub host_key: Key,
+    /// The keys that authenticate the host. A controller accepts each of them, at most
+    /// [`HOST_KEYS_MAX`], and a host uses the first.
+    pub host_keys: ArrayVec<Key, HOST_KEYS_MAX>,
     /// The key that authenticates the controller. A host that has one requires it.
     pub controller_key: Option<Key>,
 }

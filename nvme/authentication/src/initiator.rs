@@ -272,7 +272,8 @@ impl Initiator {
             secure_channel,
         };
         let of = challenged(&received.challenge, received.sequence);
-        let response = formulas::response(Side::Host, &self.queue.host_key, &self.queue, &of);
+        let key = self.queue.host_keys.first().ok_or(Violation::NoHostKey)?;
+        let response = formulas::response(Side::Host, key, &self.queue, &of);
         let mut challenge = vec![0; hash_bytes];
         let is_valid = self.queue.controller_key.is_some() || self.concatenates();
         if is_valid {
@@ -312,6 +313,7 @@ impl Initiator {
                 hash,
                 group: received.group,
                 bidirectional: expected.is_some(),
+                host_key: 0,
                 psk,
             },
             expected,

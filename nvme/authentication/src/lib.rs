@@ -39,7 +39,8 @@ mod violation;
 pub use action::{Action, Authenticated, Failure, GeneratedPsk};
 pub use algorithms::{Group, HASH_BYTES_MAX, Hash, PUBLIC_VALUE_BYTES_MAX};
 pub use configuration::{
-    Channel, InvalidKey, KEY_BYTES_MAX, Key, Policy, ProposedNullGroup, Queue, SecureChannelPolicy,
+    Channel, HOST_KEYS_MAX, InvalidKey, KEY_BYTES_MAX, Key, Policy, ProposedNullGroup, Queue,
+    SecureChannelPolicy,
 };
 pub use exponentiation::{Computed, Exponentiation};
 pub use initiator::Initiator;

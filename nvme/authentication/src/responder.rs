@@ -5,6 +5,7 @@
 //! the host authenticates the controller (Base 2.1 §8.3.4.4.1 to §8.3.4.5.6). After a transaction,
 //! the host may begin another one at any time.
 
+use arrayvec::ArrayVec;
 use nvme_spec::authentication::{
     Challenge, MessageId, MessageType, Negotiate, Reply, SecureChannel, Success1, Success2,
 };
@@ -15,9 +16,9 @@ use crate::exponentiation::{
 use crate::formulas::{Challenged, Side};
 use crate::random::SequenceNumbers;
 use crate::{
-    Action, Authenticated, Channel, Computed, Exponentiation, Failure, GeneratedPsk, Group, Hash,
-    MESSAGE_BYTES_MAX, Policy, ProposedNullGroup, Queue, Random, SecureChannelPolicy, Violation,
-    formulas, message,
+    Action, Authenticated, Channel, Computed, Exponentiation, Failure, GeneratedPsk, Group,
+    HOST_KEYS_MAX, Hash, Key, MESSAGE_BYTES_MAX, Policy, ProposedNullGroup, Queue, Random,
+    SecureChannelPolicy, Violation, formulas, message,
 };
 
 /// What AUTH_Negotiate determined.
@@ -86,6 +87,27 @@ impl Responder {
             transaction: 0,
             deadline_ms,
         }
+    }
+
+    /// Replaces the keys, for transactions that begin from now on. Returns false, and changes
+    /// nothing, within a transaction.
+    pub fn set_keys(
+        &mut self,
+        host_keys: ArrayVec<Key, HOST_KEYS_MAX>,
+        controller_key: Option<Key>,
+    ) -> bool {
+        let is_between = matches!(self.state, State::Idle);
+        if is_between {
+            self.queue.host_keys = host_keys;
+            self.queue.controller_key = controller_key;
+        }
+        is_between
+    }
+
+    /// Ends the transaction because the host sent a message before it took the previous one of the
+    /// controller.
+    pub fn out_of_order(&mut self) -> Action {
+        self.refuse(Violation::UnexpectedMessage)
     }
 
     /// When [`Self::expire`] ends the transaction, milliseconds; `None` between transactions.
@@ -352,10 +374,15 @@ impl Responder {
             secure_channel: selected.secure_channel,
         };
         let of = challenged(&sent.challenge, sent.sequence);
-        let expected = formulas::response(Side::Host, &self.queue.host_key, &self.queue, &of);
-        if !formulas::is_equal(&expected, &response) {
-            return Err(Violation::WrongResponse);
+        if self.queue.host_keys.is_empty() {
+            return Err(Violation::NoHostKey);
         }
+        let is_right = |key: &Key| {
+            let expected = formulas::response(Side::Host, key, &self.queue, &of);
+            formulas::is_equal(&expected, &response)
+        };
+        let host_key = self.queue.host_keys.iter().position(is_right);
+        let host_key = host_key.ok_or(Violation::WrongResponse)?;
         let to_answer = challenge.as_ref().filter(|(sequence, _)| *sequence != 0);
         let answer = match (to_answer, &self.queue.controller_key) {
             (None, _) => None,
@@ -379,6 +406,7 @@ impl Responder {
             hash,
             group: selected.group,
             bidirectional: answer.is_some(),
+            host_key,
             psk,
         };
         let fixed = Success1::new(transaction, hash.bytes(), answer.is_some());

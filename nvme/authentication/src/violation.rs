@@ -52,6 +52,9 @@ pub enum Violation {
     /// The host wants to authenticate the controller, which has no key for that.
     #[error("the controller has no key to authenticate itself with")]
     NoControllerKey,
+    /// The host has no key.
+    #[error("the host has no key to authenticate itself with")]
+    NoHostKey,
     /// The host wants to authenticate the controller, which sent no response.
     #[error("the controller did not authenticate itself")]
     NoResponse,
@@ -72,6 +75,7 @@ impl Violation {
         match self {
             Self::CopiedChallenge
             | Self::NoControllerKey
+            | Self::NoHostKey
             | Self::NoResponse
             | Self::WrongResponse
             | Self::TimedOut

@@ -14,9 +14,10 @@ mod tcp;
 
 pub use bytes::Bytes;
 pub use records::{
-    AnaRecord, ControllerRecord, ControllerStateRecord, CoreRecord, DeviceTotals, ErrorLogRecord,
-    EventRecord, EventStateRecord, FeaturesRecord, ImportedErrors, MaskedRecord, NamespaceRecord,
-    NoticeRecord, PortRecord, QueueRecord, ReservationLogRecord, ReservationRecord, ShareRecord,
-    State, SubsystemRecord, TargetRecord, TotalsRecord, TransportRecord,
+    AnaRecord, AuthenticationRecord, ControllerRecord, ControllerStateRecord, CoreRecord,
+    DeviceTotals, ErrorLogRecord, EventRecord, EventStateRecord, FeaturesRecord, ImportedErrors,
+    MaskedRecord, NamespaceRecord, NoticeRecord, PortRecord, QueueRecord, ReservationLogRecord,
+    ReservationRecord, ShareRecord, State, SubsystemRecord, TargetRecord, TotalsRecord,
+    TransportRecord,
 };
 pub use tcp::{SkippedData, TcpConnectionRecord, TcpPhase};

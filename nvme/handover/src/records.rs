@@ -413,4 +413,23 @@ pub struct QueueRecord {
     pub share: ShareRecord,
     /// Its traffic.
     pub totals: TotalsRecord,
+    /// How its host was authenticated, if it was. Since version 2.
+    #[serde(default)]
+    pub authentication: Option<AuthenticationRecord>,
+}
+
+/// How the host of a queue was authenticated.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AuthenticationRecord {
+    /// The hash function, as its identifier in DH-HMAC-CHAP.
+    pub hash: u8,
+    /// The Diffie-Hellman group, likewise.
+    pub group: u8,
+    /// The name of the host's key.
+    pub key: String,
+    /// The name of the controller's key, if the controller was authenticated too.
+    pub controller_key: Option<String>,
+    /// Time since then in nanoseconds.
+    pub age_ns: u64,
 }

@@ -175,7 +175,7 @@ impl Record for ControllerRecord {
 impl Record for QueueRecord {
     const KIND: u16 = 4;
     const NAME: &'static str = "queue";
-    const VERSION: u16 = 1;
+    const VERSION: u16 = 2;
 }
 
 impl Record for TcpConnectionRecord {

@@ -2,12 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 
 use block::Geometry;
 use nvme_spec::fabrics::CNTLID_MAX;
 use nvme_spec::nqn::{self, DISCOVERY_NQN, NqnError};
 
 use crate::ana::{ANA_GROUPS_MAX, AnaState};
+use crate::authentication::{HOST_KEYS_MAX, HostAuthentication};
 
 /// Index of a device: its position in the list given to [`Target::new`](crate::Target::new), or the
 /// value returned by [`Target::add_device`](crate::Target::add_device).
@@ -127,6 +129,8 @@ pub struct SubsystemConfig {
     pub ports: Vec<PortId>,
     /// The hosts that see only a part of it. All others see every namespace.
     pub masks: Vec<NamespaceMask>,
+    /// How hosts authenticate themselves, by their qualified names. All others cannot.
+    pub authentication: BTreeMap<String, Arc<HostAuthentication>>,
     /// The ANA states of groups at ports; optimized where there is none.
     pub ana_states: BTreeMap<AnaPath, AnaState>,
     /// The identifiers that its controllers can have. Targets that serve the same subsystem need
@@ -387,6 +391,16 @@ pub enum TargetError {
         /// The host.
         host: String,
     },
+    /// A host has no keys, or too many.
+    #[error("{nqn}: host {host} has {count} keys, not 1 to {HOST_KEYS_MAX}")]
+    HostKeys {
+        /// The subsystem.
+        nqn: String,
+        /// The host.
+        host: String,
+        /// Their number.
+        count: usize,
+    },
     /// There are more subsystems than slots.
     #[error("more than {SUBSYSTEMS_MAX} subsystems")]
     TooManySubsystems,
@@ -449,6 +463,10 @@ impl SubsystemConfig {
             check_ana_group(&self.nqn, path.group)?;
         }
         self.check_masks()?;
+        for (host, authentication) in &self.authentication {
+            check_hosts(std::slice::from_ref(host))?;
+            authentication.check(&self.nqn, host)?;
+        }
         let (first, last) = (*self.controller_ids.start(), *self.controller_ids.end());
         if first == 0 || first > last || last > CNTLID_MAX {
             return Err(TargetError::ControllerIds {
@@ -491,6 +509,7 @@ impl SubsystemConfig {
         Self {
             namespaces: namespaces.collect(),
             masks: Vec::new(),
+            authentication: BTreeMap::new(),
             // Whether a host may attach depends on the whole subsystem.
             allow_any_host: false,
             hosts: Vec::new(),

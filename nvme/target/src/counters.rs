@@ -140,6 +140,10 @@ pub struct CoreCounters {
     pub connects: Counter,
     /// Connects that were refused.
     pub connects_refused: Counter,
+    /// Queues that were authenticated, repetitions included.
+    pub authentications: Counter,
+    /// Authentications that failed.
+    pub authentications_failed: Counter,
     /// Associations of hosts that had lost an association with the same subsystem.
     pub reconnects: Counter,
     /// Controller resets requested by hosts.

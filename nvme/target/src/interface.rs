@@ -18,6 +18,7 @@ use crate::admin::AdminWork;
 use crate::config::PortId;
 use crate::io::{CopyWork, FusedWork, IoOperation, IoWork};
 use crate::reservations::work::ReservationWork;
+use crate::target_core::AuthenticationWork;
 use crate::{InlineTiming, Timing};
 
 /// A transport on one reactor, as numbered by
@@ -224,6 +225,7 @@ pub(crate) enum WorkKind {
     Copy(CopyWork),
     Reservation(ReservationWork),
     Admin(AdminWork),
+    Authentication(AuthenticationWork),
 }
 
 impl Work {
@@ -260,7 +262,8 @@ impl Work {
             WorkKind::Io(_)
             | WorkKind::Fused(_)
             | WorkKind::Reservation(_)
-            | WorkKind::Admin(_) => self.bytes,
+            | WorkKind::Admin(_)
+            | WorkKind::Authentication(_) => self.bytes,
         }
     }
 
@@ -350,7 +353,7 @@ impl WorkKind {
     /// Whether the data is a range of blocks, whose length the command determines.
     fn is_transfer(&self) -> bool {
         match self {
-            Self::Admin(_) | Self::Reservation(_) => false,
+            Self::Admin(_) | Self::Reservation(_) | Self::Authentication(_) => false,
             // The list of source ranges has exactly the length that the command determines.
             Self::Fused(_) | Self::Copy(_) => true,
             Self::Io(io) => match io.operation {
@@ -481,6 +484,8 @@ pub enum CloseReason {
     /// The discovery controller that was idle longest was evicted for a new one, or an operator
     /// evicted the host.
     Evicted,
+    /// The host failed to authenticate itself, or did not do so in time.
+    AuthenticationFailed,
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@
 
 mod admin;
 mod ana;
+mod authentication;
 mod config;
 mod controller;
 mod counters;
@@ -44,6 +45,9 @@ pub mod trace_events;
 mod view;
 
 pub use ana::{ANA_GROUPS_MAX, AnaState, UnknownAnaState};
+pub use authentication::{
+    Exponentiations, HOST_KEYS_MAX, HostAuthentication, KeyUse, NamedSecret, QueueAuthentication,
+};
 pub use config::{
     ADMIN_QUEUE_DEPTH_MAX, ADMIN_QUEUE_DEPTH_MAX_RDMA, AnaPath, CONTROLLER_IDS, CONTROLLERS_MAX,
     CoreLimits, DEVICES_MAX, DISCOVERY_CONTROLLERS_MAX, DeviceIndex, IO_QUEUES_MAX, MASKS_MAX,

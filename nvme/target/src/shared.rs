@@ -5,6 +5,7 @@
 
 mod handover;
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -12,6 +13,7 @@ use nvme_spec::log::ReservationNotificationType;
 use reactors::Nanos;
 
 use crate::ana::AnaRestrictions;
+use crate::authentication::QueueAuthentication;
 use crate::config::PortId;
 use crate::counters::IoTotals;
 use crate::error_log::ErrorLog;
@@ -33,9 +35,12 @@ impl Gate {
     const FENCED: u64 = 1 << 1;
     /// The restrictions of the controller have to be checked.
     const RESTRICTED: u64 = 1 << 2;
+    /// Only in the gate of a queue whose host has to authenticate itself first: it then never equals
+    /// that of the controller.
+    const UNAUTHENTICATED: u64 = 1 << 3;
     /// The bits that do not depend on resets.
     const CONDITIONS: u64 = Self::FENCED | Self::RESTRICTED;
-    const RESETS_SHIFT: u32 = 3;
+    const RESETS_SHIFT: u32 = 4;
 
     fn closed(resets: u64) -> Self {
         Self(resets << Self::RESETS_SHIFT)
@@ -44,6 +49,21 @@ impl Gate {
     /// The same gate without a fence and restrictions.
     pub(crate) fn unconditional(self) -> Self {
         Self(self.0 & !Self::CONDITIONS)
+    }
+
+    /// The gate of a queue that executes no commands before its host is authenticated.
+    pub(crate) fn unauthenticated(self) -> Self {
+        Self(self.0 | Self::UNAUTHENTICATED)
+    }
+
+    /// The same gate for a queue whose host is authenticated.
+    pub(crate) fn authenticated(self) -> Self {
+        Self(self.0 & !Self::UNAUTHENTICATED)
+    }
+
+    /// Whether the host has to authenticate itself first.
+    pub(crate) fn is_unauthenticated(self) -> bool {
+        self.0 & Self::UNAUTHENTICATED != 0
     }
 
     /// Whether reservations may refuse commands.
@@ -90,6 +110,8 @@ pub(crate) struct ControllerIdentity {
     /// Most entries of an I/O queue, as reported to the host when it connected; for a discovery
     /// controller, of its admin queue.
     pub(crate) queue_depth_max: u16,
+    /// The Keep Alive Timeout of the Connect, milliseconds; it also limits authentications.
+    pub(crate) keep_alive_ms: u32,
 }
 
 /// One controller as all cores access it.
@@ -114,6 +136,7 @@ pub(crate) struct ControllerShared {
     pub(crate) identity: ControllerIdentity,
     pub(crate) errors: ErrorLog,
     closed_queues: Mutex<IoTotals>,
+    authentications: Mutex<BTreeMap<u16, QueueAuthentication>>,
 }
 
 impl ControllerShared {
@@ -137,6 +160,7 @@ impl ControllerShared {
             identity,
             errors: ErrorLog::new(),
             closed_queues: Mutex::new(IoTotals::default()),
+            authentications: Mutex::default(),
         }
     }
 
@@ -330,6 +354,12 @@ impl ControllerShared {
         self.notices.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// How the connected queues were authenticated, by queue identifier.
+    pub(crate) fn authentications(&self) -> MutexGuard<'_, BTreeMap<u16, QueueAuthentication>> {
+        let authentications = self.authentications.lock();
+        authentications.unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Totals of queues that are already closed.
     pub(crate) fn closed_queues(&self) -> MutexGuard<'_, IoTotals> {
         self.closed_queues
@@ -338,7 +368,7 @@ impl ControllerShared {
     }
 }
 
-const REASONS: [CloseReason; 9] = [
+const REASONS: [CloseReason; 10] = [
     CloseReason::Disconnected,
     CloseReason::ControllerReset,
     CloseReason::AssociationLost,
@@ -348,6 +378,7 @@ const REASONS: [CloseReason; 9] = [
     CloseReason::TargetShutdown,
     CloseReason::Reconfigured,
     CloseReason::Evicted,
+    CloseReason::AuthenticationFailed,
 ];
 
 /// The code of a reason: its position in [`REASONS`], counted from 1.
@@ -362,6 +393,7 @@ const fn code_of(reason: CloseReason) -> u8 {
         CloseReason::TargetShutdown => 7,
         CloseReason::Reconfigured => 8,
         CloseReason::Evicted => 9,
+        CloseReason::AuthenticationFailed => 10,
     }
 }
 
@@ -384,6 +416,7 @@ pub(crate) mod tests {
             admin_reactor: 0,
             port: PortId(0),
             queue_depth_max: 128,
+            keep_alive_ms: 0,
         };
         ControllerShared::new(identity, 4)
     }
@@ -465,7 +498,7 @@ pub(crate) mod tests {
             assert_eq!(reason_of(code_of(reason)), Some(reason));
         }
         assert_eq!(reason_of(0), None);
-        assert_eq!(reason_of(10), None);
+        assert_eq!(reason_of(11), None);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! A snapshot of a target for status, metrics and the dashboard.
 
+use crate::authentication::QueueAuthentication;
 use crate::controller::ControllerKind;
 use crate::controller::state::ControllerState;
 use crate::counters::{IoCounters, IoTotals};
@@ -8,7 +9,7 @@ use crate::shared::DISCOVERY_SLOT;
 use crate::target::Target;
 
 /// One I/O queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueueSnapshot {
     /// Queue identifier.
     pub qid: u16,
@@ -18,6 +19,8 @@ pub struct QueueSnapshot {
     pub slot: u32,
     /// Its traffic.
     pub totals: IoTotals,
+    /// How its host was authenticated, if it was.
+    pub authentication: Option<QueueAuthentication>,
 }
 
 /// One controller.
@@ -46,6 +49,8 @@ pub struct ControllerSnapshot {
     /// Whether commands that change data are held back, because devices still have requests of
     /// which its host no longer expects a completion.
     pub fenced: bool,
+    /// How its host was authenticated on the admin queue, if it was.
+    pub authentication: Option<QueueAuthentication>,
 }
 
 /// One subsystem.
@@ -128,6 +133,7 @@ fn controller(target: &Target, entry: &ControllerEntry) -> ControllerSnapshot {
     let shared = &entry.shared;
     let identity = &shared.identity;
     let mut totals = *shared.closed_queues();
+    let authentications = shared.authentications().clone();
     let cores = target.cores();
     let io_queues = entry.io_queues.iter().map(|queue| {
         let core = cores.get(queue.reactor).and_then(Option::as_ref);
@@ -139,6 +145,7 @@ fn controller(target: &Target, entry: &ControllerEntry) -> ControllerSnapshot {
             reactor: queue.reactor,
             slot: queue.slot,
             totals: moved,
+            authentication: authentications.get(&queue.qid).cloned(),
         }
     });
     let io_queues = io_queues.collect();
@@ -159,5 +166,6 @@ fn controller(target: &Target, entry: &ControllerEntry) -> ControllerSnapshot {
         totals,
         errors_logged: shared.errors.count(),
         fenced: shared.gate().is_fenced(),
+        authentication: authentications.get(&0).cloned(),
     }
 }

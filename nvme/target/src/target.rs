@@ -12,6 +12,7 @@ use block::Device;
 use nvme_reservations::HostIdentifier;
 
 use crate::ana::{AnaState, EarlierCommands};
+use crate::authentication::{AuthenticationRecords, Exponentiations};
 use crate::config::{
     AnaPath, CONTROLLERS_MAX, DEVICES_MAX, DeviceIndex, NamespaceConfig, PortConfig,
     SUBSYSTEMS_MAX, SubsystemConfig, TargetConfig, TargetError, TargetLimits, check_hosts,
@@ -51,6 +52,8 @@ pub struct Target {
     health_changes: AtomicU32,
     /// Number of messages about reservations to cores.
     reservation_messages: AtomicU32,
+    pub(crate) exponentiations: Exponentiations,
+    pub(crate) authentication_records: AuthenticationRecords,
     shutting_down: AtomicBool,
     published: SnapshotCell<TargetView>,
     registry: Mutex<Registry>,
@@ -103,6 +106,8 @@ impl Target {
             exclusion_messages: (0..reactors).map(|_| Notifications::default()).collect(),
             health_changes: AtomicU32::new(0),
             reservation_messages: AtomicU32::new(0),
+            exponentiations: Exponentiations::new(reactors),
+            authentication_records: AuthenticationRecords::default(),
             shutting_down: AtomicBool::new(false),
             published: SnapshotCell::new(published, EPOCH_FIRST),
             registry: Mutex::new(Registry::new(&config.limits)),

@@ -2,7 +2,8 @@
 //!
 //! The parts: `connect` creates queues, `admission` checks commands, `gate` decides whether a
 //! command may go to its device, `inline` completes commands without waiting, `execution` drives
-//! devices and completes commands, `reserve` executes reservation commands, `fused` Compare and
+//! devices and completes commands, `reserve` executes reservation commands, `authentication` executes
+//! Authentication Send and Receive, `fused` Compare and
 //! Write, for which `exclusions` holds back other commands, `fence` keeps newer writes of a host behind its orphaned ones,
 //! `devices` handles completions of devices, `polling` handles timers and changes by other
 //! reactors, `closing` ends queues and controllers, `changes` drains queues while others continue,
@@ -10,6 +11,7 @@
 
 mod admission;
 mod audit;
+mod authentication;
 mod changes;
 mod closing;
 mod connect;
@@ -54,6 +56,7 @@ use crate::target::Target;
 use crate::trace_events::{TraceEvent, status_key};
 use crate::view::TargetView;
 pub use audit::CoreAudit;
+pub(crate) use authentication::AuthenticationWork;
 pub use changes::Outstanding;
 pub use draining::CoreDrain;
 use draining::Phase;
@@ -134,6 +137,8 @@ pub struct TargetCore {
     /// early.
     orphaned_queues: u32,
     orphans_due: Option<Nanos>,
+    /// When to check the deadlines of authentications; may be early.
+    authentication_due: Option<Nanos>,
     /// When to refill the allowances of logged errors, if one is in use.
     log_refill_at: Option<Nanos>,
     limits: CoreLimits,
@@ -198,6 +203,7 @@ impl TargetCore {
             timer: None,
             orphaned_queues: 0,
             orphans_due: None,
+            authentication_due: None,
             log_refill_at: None,
             limits,
             reserved: Shares::new(limits.executions_max),
@@ -356,7 +362,8 @@ impl TargetCore {
     /// Sets the core's timer to the earliest deadline of timers and orphans.
     fn set_core_timer(&mut self) {
         let timers = self.timers.next_deadline();
-        self.timer = timers.into_iter().chain(self.orphans_due).min();
+        let others = [self.orphans_due, self.authentication_due];
+        self.timer = timers.into_iter().chain(others.into_iter().flatten()).min();
     }
 
     /// The response to a failed command. Counts the error, and logs it if the queue's allowance is

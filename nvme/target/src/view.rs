@@ -9,6 +9,7 @@ use std::sync::Arc;
 use block::{ABANDONED_MAX, Deallocate, Device, GIVEN_UP_MAX};
 use reactors::Nanos;
 
+use crate::authentication::HostAuthentication;
 use crate::config::{
     DeviceIndex, NAMESPACE_ID_MAX, NamespaceConfig, PortConfig, PortId, SubsystemConfig,
 };
@@ -293,6 +294,16 @@ impl TargetView {
     #[inline]
     pub(crate) fn seen(&self, by: Visibility) -> Option<&SubsystemView> {
         self.seen.get(by.0 as usize)?.as_deref()
+    }
+
+    /// How a host authenticates itself to a subsystem; `None` if it cannot.
+    pub(crate) fn host_authentication(
+        &self,
+        subsystem: u32,
+        host_nqn: &str,
+    ) -> Option<&Arc<HostAuthentication>> {
+        let subsystem = self.subsystem(subsystem)?;
+        subsystem.config.authentication.get(host_nqn)
     }
 
     /// What the host of a controller sees of its subsystem.

@@ -121,6 +121,7 @@ pub(super) fn target(
         queue_depth_max: entries_max,
         ports: vec![PortId(0)],
         masks: Vec::new(),
+        authentication: BTreeMap::new(),
         ana_states: BTreeMap::new(),
         controller_ids: CONTROLLER_IDS,
     };

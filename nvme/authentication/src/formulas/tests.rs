@@ -67,7 +67,7 @@ fn responses_equal_independent_values() {
         subsystem_nqn: "nqn.2014-08.org.example:subsystem".into(),
         is_admin: true,
         channel: Channel::Plain,
-        host_key: keys[0].clone(),
+        host_keys: [keys[0].clone()].into_iter().collect(),
         controller_key: None,
     };
     for (hash, null_r1, r1, r2) in VECTORS {

@@ -1,8 +1,8 @@
 //! Exchanges that succeed or fail for a reason that is not in a message.
 
 use nvme_authentication::{
-    Action, Channel, Failure, Group, Hash, Key, Policy, ProposedNullGroup, SecureChannelPolicy,
-    Violation,
+    Action, Channel, Failure, Group, Hash, Key, Policy, ProposedNullGroup, Queue,
+    SecureChannelPolicy, Violation,
 };
 use nvme_spec::authentication::{FailureExplanation, FailureReason, SecureChannel};
 
@@ -83,7 +83,7 @@ fn refused_with(outcome: &Outcome, violation: Violation) {
 fn wrong_keys_fail() {
     let policy = policy(Hash::Sha256, Group::Null, NEVER);
     let mut other = queue(false);
-    other.host_key = Key::new(&[3; 32]).unwrap();
+    other.host_keys = [Key::new(&[3; 32]).unwrap()].into_iter().collect();
     let mut rig = Rig::new((other, policy.clone()), (queue(false), policy.clone()));
     refused_with(&rig.run(|_, _| ()), Violation::WrongResponse);
 
@@ -101,6 +101,47 @@ fn wrong_keys_fail() {
     let failure = outcome.controller.unwrap().unwrap_err();
     let explanation = FailureExplanation::AUTHENTICATION_FAILED;
     assert!(matches!(failure, Failure::RefusedByPeer { explanation: it, .. } if it == explanation));
+}
+
+#[test]
+fn any_key_of_a_host_authenticates_it() {
+    let policy = policy(Hash::Sha256, Group::Null, NEVER);
+    let mut both = queue(false);
+    both.host_keys = [[3; 32], [1; 32]]
+        .iter()
+        .map(|bytes| Key::new(bytes).unwrap())
+        .collect();
+    let run = |controller: &_, host| {
+        Rig::new(
+            (host, policy.clone()),
+            (Queue::clone(controller), policy.clone()),
+        )
+        .run(|_, _| ())
+    };
+    let outcome = run(&both, queue(false));
+    assert_eq!(outcome.controller.unwrap().unwrap().host_key, 1);
+    let mut first = queue(false);
+    first.host_keys = [Key::new(&[3; 32]).unwrap()].into_iter().collect();
+    let outcome = run(&both, first);
+    assert_eq!(outcome.controller.unwrap().unwrap().host_key, 0);
+
+    let mut none = queue(false);
+    none.host_keys.clear();
+    refused_with(&run(&none, queue(false)), Violation::NoHostKey);
+}
+
+#[test]
+fn keys_change_between_transactions_only() {
+    let policy = policy(Hash::Sha256, Group::Null, NEVER);
+    let mut rig = Rig::same(&queue(false), &policy);
+    let new =
+        || -> arrayvec::ArrayVec<Key, 4> { [Key::new(&[3; 32]).unwrap()].into_iter().collect() };
+    let message = rig.negotiate();
+    let _ = sent(rig.controller.take(&message));
+    assert!(!rig.controller.set_keys(new(), None));
+    let mut rig = Rig::same(&queue(false), &policy);
+    assert!(rig.controller.set_keys(new(), None));
+    refused_with(&rig.run(|_, _| ()), Violation::WrongResponse);
 }
 
 #[test]

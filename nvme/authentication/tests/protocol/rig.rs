@@ -13,7 +13,7 @@ pub(crate) fn queue(has_controller_key: bool) -> Queue {
         subsystem_nqn: "nqn.2014-08.org.example:subsystem".into(),
         is_admin: true,
         channel: Channel::Plain,
-        host_key: Key::new(&[1; 32]).unwrap(),
+        host_keys: [Key::new(&[1; 32]).unwrap()].into_iter().collect(),
         controller_key: has_controller_key.then(|| Key::new(&[2; 48]).unwrap()),
     }
 }

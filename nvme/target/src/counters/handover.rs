@@ -60,7 +60,7 @@ impl IoCounters {
 
 impl CoreCounters {
     /// The counters by name, without gauges and those of devices and queues.
-    pub(crate) fn by_name(&self) -> [(&'static str, &Counter); 14] {
+    pub(crate) fn by_name(&self) -> [(&'static str, &Counter); 16] {
         [
             ("commands", &self.commands),
             ("admin_commands", &self.admin_commands),
@@ -68,6 +68,8 @@ impl CoreCounters {
             ("errors_not_logged", &self.errors_not_logged),
             ("connects", &self.connects),
             ("connects_refused", &self.connects_refused),
+            ("authentications", &self.authentications),
+            ("authentications_failed", &self.authentications_failed),
             ("reconnects", &self.reconnects),
             ("controller_resets", &self.controller_resets),
             ("keep_alive_expired", &self.keep_alive_expired),

@@ -1,10 +1,11 @@
 //! Admission of received commands: checks each once, and completes it or returns it as work.
 
-use nvme_spec::command::Fuse;
+use nvme_spec::command::{AdminOpcode, Fuse};
 use nvme_spec::fabrics::FabricsType;
 use nvme_spec::{Cqe, Sqe, Status};
 use reactors::Nanos;
 
+use super::authentication::{AUTHENTICATION_REQUIRED, is_authentication};
 use super::executions::Command;
 use super::gate;
 use super::queue::{Queue, QueueEvent, QueueKind, QueueState};
@@ -168,8 +169,18 @@ impl TargetCore {
         Ok(Admission::Held)
     }
 
-    /// Fabrics commands on an I/O queue (Base 2.1 §6): only Disconnect.
+    /// Fabrics commands on an I/O queue (Base 2.1 §6): Disconnect and authentication.
     fn admit_io_fabrics(&mut self, slot: u32, tag: u64, sqe: &Sqe) -> Result<Admission, Fault> {
+        if is_authentication(sqe) {
+            return self.admit_authentication(slot, sqe);
+        }
+        if self
+            .queues
+            .at(slot)
+            .is_some_and(|it| it.gate.is_unauthenticated())
+        {
+            return Err(AUTHENTICATION_REQUIRED);
+        }
         match sqe.fctype() {
             FabricsType::DISCONNECT => self.disconnect(slot, tag, sqe),
             // Base 2.1 §6.3: the queue already exists.
@@ -212,6 +223,12 @@ impl TargetCore {
         };
         if queue.state != QueueState::Live {
             return Err(queue_closed);
+        }
+        if is_authentication(sqe) {
+            return self.admit_authentication(slot, sqe);
+        }
+        if queue.gate.is_unauthenticated() {
+            return Err(AUTHENTICATION_REQUIRED);
         }
         let Some(controller) = self.controllers.at_mut(controller_slot) else {
             return Err(queue_closed);
@@ -327,6 +344,12 @@ impl TargetCore {
             }
             WorkKind::Copy(work) => FailedCommand::of_work(&work.io, command_id),
             WorkKind::Reservation(work) => FailedCommand::of_work(&work.io(), command_id),
+            WorkKind::Authentication(_) => FailedCommand {
+                opcode: AdminOpcode::FABRICS.0,
+                command_id,
+                nsid: 0,
+                lba: 0,
+            },
             WorkKind::Admin(admin) => FailedCommand {
                 opcode: admin.opcode.0,
                 command_id,

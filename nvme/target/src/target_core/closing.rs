@@ -23,6 +23,7 @@ impl TargetCore {
     /// association.
     pub fn close_queue(&mut self, queue: QueueId, now: Nanos) {
         let slot = queue.slot;
+        self.close_authentication(queue);
         let Some(entry) = self.queues.get_mut(slot, queue.generation) else {
             self.counters.stale_queues.add(1);
             return;

@@ -13,6 +13,7 @@ use reactors::Nanos;
 use zerocopy::FromBytes;
 
 use super::TargetCore;
+use super::authentication::Standing;
 use super::queue::{Queue, QueueKind, QueueSetup};
 use crate::ana::AnaRestrictions;
 use crate::config::{ADMIN_QUEUE_DEPTH_MAX, CONTROLLER_IDS, TransportKind};
@@ -100,7 +101,9 @@ impl TargetCore {
                     qid = info.qid,
                     "queue connected"
                 );
-                let authreq = AuthenticationRequirements::new();
+                let is_required = self.queues.at(queue.slot);
+                let is_required = is_required.is_some_and(|it| it.standing == Standing::Required);
+                let authreq = AuthenticationRequirements::new().with_authentication(is_required);
                 let mut response = Cqe::connected(sqe.cid.get(), info.controller_id, authreq);
                 response.sqhd = self.connect_head(queue.slot);
                 ConnectOutcome::Accepted {
@@ -175,11 +178,12 @@ impl TargetCore {
         let connected = if qid == 0 {
             self.connect_admin(&request, &requested, now)
         } else {
-            self.connect_io(&request, &requested)
+            self.connect_io(&request, &requested, now)
         };
         let (queue, info) = connected?;
         self.reserved.take(&request.share_holder, slot_quota);
         self.counters.queues.set(self.queues.len() as u64);
+        self.watch_authentication(queue.slot);
         Ok((queue, info))
     }
 
@@ -317,6 +321,7 @@ impl TargetCore {
             admin_reactor: self.reactor,
             port: request.arrival.port,
             queue_depth_max: requested.depth_max,
+            keep_alive_ms,
         };
         let subsystem = self.view.subsystem(requested.subsystem);
         let controller_ids = subsystem.map(|view| view.config.controller_ids.clone());
@@ -368,7 +373,9 @@ impl TargetCore {
         let kind = QueueKind::Admin { controller };
         let gate = shared.gate();
         let setup = request.queue_setup(kind, requested, ADMIN_IN_CAPSULE_MAX_BYTES);
-        self.insert_queue(Queue::new(shared, gate, &setup), &setup)
+        let mut queue = Queue::new(shared, gate, &setup);
+        self.prepare_authentication(&mut queue, now);
+        self.insert_queue(queue, &setup)
     }
 
     /// Logs one notice for each address of hosts without a host NQN.
@@ -405,6 +412,7 @@ impl TargetCore {
         &mut self,
         request: &Request<'_>,
         requested: &RequestedQueue,
+        now: Nanos,
     ) -> Result<(QueueId, QueueInfo), ConnectRefusal> {
         let connect = IoConnect {
             cntlid: request.cntlid,
@@ -436,7 +444,9 @@ impl TargetCore {
         })?;
         let kind = QueueKind::Io { token: grant.token };
         let setup = request.queue_setup(kind, requested, request.arrival.in_capsule_max);
-        self.insert_queue(Queue::new(grant.shared, grant.gate, &setup), &setup)
+        let mut queue = Queue::new(grant.shared, grant.gate, &setup);
+        self.prepare_authentication(&mut queue, now);
+        self.insert_queue(queue, &setup)
     }
 
     pub(super) fn insert_queue(
@@ -456,13 +466,24 @@ impl TargetCore {
             discovery: queue.shared.identity.subsystem == DISCOVERY_SLOT,
             flow_control: setup.flow_control,
             controller_id: queue.shared.identity.cntlid,
-            in_capsule_max: setup.data.in_capsule_max,
+            in_capsule_max: self.in_capsule_max(&queue, setup.data),
         };
         let slot = self.queues.next_slot().ok_or_else(busy)?;
         queue.prepare_trace(slot);
         queue.adopt_view(&self.view);
         let (slot, generation) = self.queues.insert(queue).ok_or_else(busy)?;
         Ok((QueueId { slot, generation }, info))
+    }
+}
+
+impl TargetCore {
+    /// In-capsule data that a transport has to accept on a queue: that of I/O commands, and of
+    /// Fabrics commands if there may be some (TCP 1.1 §3.3.1).
+    fn in_capsule_max(&self, queue: &Queue, data: DataContext) -> u32 {
+        if data.keyed || !self.may_authenticate(queue) {
+            return data.in_capsule_max;
+        }
+        data.in_capsule_max.max(ADMIN_IN_CAPSULE_MAX_BYTES)
     }
 }
 
@@ -479,6 +500,7 @@ impl Request<'_> {
             depth: requested.depth,
             slot_quota: requested.slot_quota,
             share_holder: self.share_holder,
+            peer_address: self.arrival.peer_address,
             flow_control: !self.command.cattr.disable_sq_flow_control(),
             transport: self.arrival.transport.0,
             connection: self.arrival.connection,

@@ -107,6 +107,9 @@ impl TargetCore {
             (WorkKind::Admin(admin), Some(data)) => {
                 Some(self.execute_admin(command, &admin, data, now))
             }
+            (WorkKind::Authentication(work), Some(data)) => {
+                self.execute_authentication(command, work, data, now)
+            }
             (kind, _) => {
                 if let WorkKind::Fused(work) = &kind {
                     self.reject_part(work);

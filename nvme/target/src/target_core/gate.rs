@@ -13,6 +13,7 @@
 
 use nvme_spec::{NSID_BROADCAST, Status};
 
+use super::authentication::AUTHENTICATION_REQUIRED;
 use super::queue::{Queue, QueueState};
 use crate::io::{IoWork, recheck};
 use crate::reservations::restrictions::AccessKind;
@@ -60,6 +61,9 @@ pub(super) fn refusal(queue: &Queue, invalid: Fault) -> Fault {
 /// its data is fetched meanwhile.
 pub(super) fn admit(queue: &Queue) -> Result<(), Fault> {
     if !is_open(queue) && is_closed(queue) {
+        if queue.gate.is_unauthenticated() {
+            return Err(AUTHENTICATION_REQUIRED);
+        }
         // Base 2.1 §3.5.2, §3.6.2: the controller is not ready, or no longer ready. The host may
         // retry on another path.
         return Err(Fault::retry(Status::COMMAND_SEQUENCE_ERROR).at(byte::OPCODE));

@@ -38,7 +38,7 @@ impl TargetCore {
         }
         state.controllers.append(&mut controllers);
         let queues = self.queues.iter();
-        let queues = queues.map(|(slot, queue)| self.queue_record(slot, queue));
+        let queues = queues.map(|(slot, queue)| self.queue_record(slot, queue, now));
         state.queues.extend(queues);
         state.cores.push(self.core_record());
         Ok(())
@@ -137,7 +137,7 @@ impl TargetCore {
         record.ok_or_else(|| changes(&controller.shared))
     }
 
-    fn queue_record(&self, slot: u32, queue: &Queue) -> QueueRecord {
+    fn queue_record(&self, slot: u32, queue: &Queue, now: Nanos) -> QueueRecord {
         let counters = self.counters.queue_slots.get(slot as usize);
         let inbox = &self.inboxes[usize::from(queue.transport)];
         QueueRecord {
@@ -153,6 +153,7 @@ impl TargetCore {
             log_allowance: queue.log_allowance,
             share: queue.share_holder.export(),
             totals: counters.map_or_else(TotalsRecord::default, |it| it.totals().into()),
+            authentication: queue.authentication_record(now),
         }
     }
 
@@ -235,12 +236,11 @@ impl TargetCore {
         if !self.reserved.has_left(slot_quota) {
             return Err("there are too few execution slots");
         }
+        let exported_at = Nanos(state.target.exported_at_ns);
+        let authentication = self.restored_authentication(owner, record, exported_at)?;
         let share_holder = ShareHolder::restored(&owner.host_nqn, record.share);
         let (kind, shared, gate) = match record.qid {
-            0 => {
-                let exported_at = Nanos(state.target.exported_at_ns);
-                self.restore_controller(owner, slot, new_tag, exported_at, now)?
-            }
+            0 => self.restore_controller(owner, slot, new_tag, exported_at, now)?,
             qid => {
                 let mut registry = self.target.registry();
                 let grant = registry.restore_io(owner.controller_id, qid, self.reactor, slot)?;
@@ -261,8 +261,12 @@ impl TargetCore {
             },
             slot_quota,
             share_holder,
+            peer_address: owner.host_address,
         };
         let mut queue = Queue::new(shared, gate, &setup);
+        if let Some(authentication) = authentication {
+            queue.continue_authenticated(authentication);
+        }
         queue.continue_from(record.sq_head, record.log_allowance);
         if queue.log_allowance < LOGGED_ERRORS_MAX && self.log_refill_at.is_none() {
             self.log_refill_at = Some(now + super::LOG_REFILL_INTERVAL);
@@ -313,6 +317,7 @@ impl TargetCore {
                 admin_reactor: self.reactor,
                 port,
                 queue_depth_max: record.queue_depth_max,
+                keep_alive_ms: record.features.keep_alive_ms,
             },
             share_holder: ShareHolder::restored(&record.host_nqn, record.share),
             address: record.host_address,

@@ -68,6 +68,7 @@ impl TargetCore {
             self.awaited = registry.ana_transitions.awaited_from(self.reactor);
         }
         self.handle_reservation_messages();
+        self.handle_computed(now);
         let health_changes = self.target.health_changes();
         let health_changed = health_changes != self.health_changes_seen;
         self.health_changes_seen = health_changes;
@@ -117,6 +118,7 @@ impl TargetCore {
             }
             self.report_events(slot);
         }
+        self.require_authentication();
     }
 
     fn check_controller(&mut self, slot: u32, now: Nanos) {
@@ -298,6 +300,7 @@ impl TargetCore {
             self.end_overdue(now);
             looked_at += 1;
         }
+        looked_at += self.check_authentications(now);
         while let Some(slot) = self.timers.next_due(now) {
             looked_at += 1;
             let transport = self.controllers.at(slot).map(|it| it.transport);

@@ -2,12 +2,14 @@
 
 mod handover;
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use nvme_spec::{Cqe, Status, U16};
 use reactors::Nanos;
 use reactors::recorder::{TraceRecord, TraceRecordKind};
 
+use super::authentication::{Session, Standing};
 use super::fused::PairId;
 use crate::config::ADMIN_EXECUTIONS_MAX;
 use crate::controller::ControllerKind;
@@ -81,7 +83,8 @@ pub(crate) const fn transition(state: QueueState, event: QueueEvent) -> Option<Q
 /// One queue.
 pub(crate) struct Queue {
     pub(crate) shared: Arc<ControllerShared>,
-    /// The controller's gate as it was when an I/O queue was created.
+    /// The controller's gate as it was when an I/O queue was created, and whether the host has to
+    /// authenticate itself first.
     pub(crate) gate: Gate,
     pub(crate) kind: QueueKind,
     pub(crate) state: QueueState,
@@ -117,6 +120,12 @@ pub(crate) struct Queue {
     pub(crate) note: CommandTrace,
     /// Prepared trace events of inline completions.
     pub(crate) inline_trace: ByOperation<TraceRecord>,
+    /// The host's address on this connection.
+    pub(crate) peer_address: Option<IpAddr>,
+    /// Whether its host is authenticated.
+    pub(crate) standing: Standing,
+    /// The transactions of its host.
+    pub(crate) session: Option<Box<Session>>,
 }
 
 /// Parameters of a new queue.
@@ -130,6 +139,7 @@ pub(crate) struct QueueSetup {
     pub(crate) data: DataContext,
     pub(crate) slot_quota: usize,
     pub(crate) share_holder: ShareHolder,
+    pub(crate) peer_address: Option<IpAddr>,
 }
 
 impl Queue {
@@ -162,6 +172,9 @@ impl Queue {
             slot_quota: setup.slot_quota,
             share_holder: setup.share_holder,
             inline_count: ByOperation::default(),
+            peer_address: setup.peer_address,
+            standing: Standing::NotRequired,
+            session: None,
         }
     }
 
@@ -317,6 +330,7 @@ mod tests {
             },
             slot_quota: 3,
             share_holder: ShareHolder::new("nqn.host", false, None),
+            peer_address: None,
         };
         Queue::new(shared, gate, &setup)
     }

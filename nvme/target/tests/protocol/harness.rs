@@ -328,6 +328,7 @@ pub(crate) fn subsystem(nqn: &str, namespaces: Vec<NamespaceConfig>) -> Subsyste
         queue_depth_max: QUEUE_DEPTH_MAX,
         ports: vec![TCP_PORT, TCP6_PORT],
         masks: Vec::new(),
+        authentication: BTreeMap::new(),
         ana_states: BTreeMap::new(),
         controller_ids: CONTROLLER_IDS,
     }

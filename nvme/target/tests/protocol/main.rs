@@ -6,6 +6,7 @@
 mod admin;
 mod allocations;
 mod ana;
+mod authentication;
 mod borrowed;
 mod changes;
 mod config;

@@ -292,6 +292,7 @@ pub(crate) fn subsystem_at(device: &Arc<MemoryDevice>, ports: &[PortId]) -> Subs
         queue_depth_max: 128,
         ports: ports.to_vec(),
         masks: Vec::new(),
+        authentication: BTreeMap::new(),
         ana_states: BTreeMap::new(),
         controller_ids: CONTROLLER_IDS,
     }

@@ -295,6 +295,7 @@ pub(crate) fn target_over(
         queue_depth_max: 128,
         ports: vec![PortId(0)],
         masks: Vec::new(),
+        authentication: BTreeMap::new(),
         ana_states: BTreeMap::new(),
         controller_ids: CONTROLLER_IDS,
     };
