@@ -19,8 +19,8 @@ use crate::signals::RequestReceiver;
 use crate::state_directory::StateDirectory;
 use crate::terminal::print;
 use crate::{
-    ana, apply, device, doctor, drives, embedded, evict, key, load, manual, reservations, service,
-    signals, status, summary, top, trace,
+    ana, apply, audit, device, doctor, drives, embedded, evict, key, load, manual, reservations,
+    service, signals, status, summary, top, trace,
 };
 
 /// Longest wait until the listeners of a started appliance answer.
@@ -172,6 +172,11 @@ fn load(file: &Path) -> Result<Config, Failure> {
 pub(crate) fn log_to_stderr(filter: Option<&str>) {
     let filter =
         EnvFilter::try_new(filter.unwrap_or("info")).unwrap_or_else(|_| EnvFilter::new("info"));
+    // An administrator who wants fewer messages still wants to know who changed the appliance.
+    let filter = match format!("{}=info", audit::TARGET).parse() {
+        Ok(audit_records) => filter.add_directive(audit_records),
+        Err(_) => filter,
+    };
     let log = tracing_subscriber::registry().with(filter);
     if let Some(journal) = service::journal() {
         return log.with(journal).init();

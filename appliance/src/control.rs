@@ -1,4 +1,4 @@
-//! The control plane: one ordinary thread that serves a Unix socket and HTTP, not on the reactors'
+//! The control plane: one ordinary thread that serves a Unix socket and HTTP(S), not on the reactors'
 //! cores if there are others.
 //!
 //! It owns the observatory, its sockets and all limits of their clients. It does not touch the data
@@ -14,11 +14,17 @@
 //! | a configuration to apply while another is applied | 409 |
 //! | an invalid configuration to apply | 422 with all its problems; nothing is changed |
 //! | no token or a wrong one over HTTP | 401 |
+//! | a token for reading, and a change | 403 |
+//! | HTTP without encryption where HTTPS is configured | 400 |
+//! | a TLS handshake that is not finished in time | the end of the connection |
 //! | no token, and the configuration requires none | data that identifies no host |
 //! | a name in `Host` that is not an address, without a token | 403: a page of another site asks |
 
 pub(crate) mod ana;
 mod apply;
+mod audited;
+mod certificate;
+mod credentials;
 mod dashboard;
 mod limits;
 mod listen;
@@ -33,6 +39,7 @@ mod serve;
 mod socket;
 mod token;
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -49,10 +56,24 @@ use crate::requests::RequestSender;
 use listen::Sockets;
 pub(crate) use socket::{default_sockets, group_name, group_number};
 
+/// Where HTTP is served. Its `Display` is the URL.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HttpEnd {
+    pub(crate) address: SocketAddr,
+    pub(crate) is_encrypted: bool,
+}
+
+impl fmt::Display for HttpEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = if self.is_encrypted { "https" } else { "http" };
+        write!(f, "{scheme}://{}", self.address)
+    }
+}
+
 /// The running control plane. Dropping it stops it.
 pub(crate) struct ControlPlane {
     socket: Option<PathBuf>,
-    http: Option<SocketAddr>,
+    http: Option<HttpEnd>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -68,7 +89,7 @@ impl ControlPlane {
         let sockets = Sockets::bind(control);
         let events = Arc::new(Events::default());
         events.add(Severity::Info, "control", "", "the appliance has started");
-        let (socket, http) = (sockets.socket_path(), sockets.http_address());
+        let (socket, http) = (sockets.socket_path(), sockets.http_end());
         let cores = sources.cores.clone();
         // Before readiness is reported, so that everything later is a change.
         let observatory = Observatory::new(sources, events);
@@ -96,8 +117,8 @@ impl ControlPlane {
         self.socket.as_ref()
     }
 
-    /// The address of HTTP, if it is served.
-    pub(crate) fn http(&self) -> Option<SocketAddr> {
+    /// Where HTTP is served, if it is.
+    pub(crate) fn http(&self) -> Option<HttpEnd> {
         self.http
     }
 }

@@ -9,6 +9,7 @@ mod affinity;
 mod ana;
 mod appliance;
 mod apply;
+mod audit;
 mod client;
 mod command_line;
 mod control;

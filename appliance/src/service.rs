@@ -14,6 +14,8 @@ use std::time::Duration;
 use appliance_config::Config;
 use sd_notify::NotifyState;
 
+use crate::audit;
+
 pub(crate) use hang_hook::install_hang_hook;
 pub(crate) use heartbeat::Heartbeat;
 pub(crate) use journal::{journal, report_failure};
@@ -22,6 +24,9 @@ pub(crate) use readiness::wait_until_ready;
 /// The exit status for a configuration that cannot be served; a restart would fail the same way.
 /// `EX_CONFIG` of sysexits.h, which the unit names in `RestartPreventExitStatus`.
 pub(crate) const EXIT_CONFIGURATION: u8 = 78;
+
+/// The sender of a reload, for audit records.
+const SIGHUP: &str = "SIGHUP";
 
 /// Time for a stop beyond the deadline of the requests in flight: devices are flushed, drives shut
 /// down, memory is freed.
@@ -64,11 +69,12 @@ pub(crate) fn reload(work: impl FnOnce() -> Result<String, String>) {
     }
     match work() {
         Ok(done) => {
-            tracing::info!("{done}");
+            audit::record(&SIGHUP, "apply", true, &done);
             ready(&done);
         }
         Err(reason) => {
             tracing::warn!("{reason}");
+            audit::record(&SIGHUP, "apply", false, &reason);
             ready(&reason);
         }
     }

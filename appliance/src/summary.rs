@@ -55,8 +55,8 @@ fn write_ready(out: &mut String, appliance: &Appliance) -> fmt::Result {
         }
     }
     if let Some(control) = appliance.control() {
-        if let Some(address) = control.http() {
-            writeln!(out, "control: http://{address}")?;
+        if let Some(end) = control.http() {
+            writeln!(out, "control: {end}")?;
         }
         if let Some(path) = control.socket() {
             writeln!(out, "control: {}", path.display())?;

@@ -3,8 +3,10 @@
 mod process;
 
 use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nvme_host_testing::Names;
 use nvme_host_testing::tcp::RawClient;
@@ -132,6 +134,72 @@ fn apply_lists_steps_before_executing_them() {
         serde_json::json!({ "steps": [], "applied": true })
     );
     lab.end();
+}
+
+#[test]
+fn changes_and_refusals_leave_audit_records() {
+    let directory = TempDir::new().expect("a directory");
+    let path = |name: &str| directory.path().join(name);
+    let base = format!(
+        "[appliance]\nmemory = \"16MiB\"\npages = \"ordinary\"\n\
+         [control]\nhttp = \"127.0.0.1:0\"\nsocket = \"{}\"\n{RAM_ON_LOOPBACK}",
+        path("control.sock").display()
+    );
+    let file = path("windlass.toml");
+    fs::write(&file, &base).expect("writable");
+    // Audit records are written although the test asks for warnings only.
+    let windlass = Windlass::start_logging(&file, &path("log"));
+    let socket = path("control.sock");
+    let apply = |more: &[&str]| {
+        let mut arguments = vec!["apply", "--socket", socket.to_str().expect("UTF-8")];
+        arguments.extend(more);
+        run(&arguments)
+    };
+    fs::write(&file, base.clone() + MORE).expect("writable");
+    assert_eq!(apply(&["--dry-run"]).status.code(), Some(0));
+    assert_eq!(apply(&[]).status.code(), Some(0));
+    fs::write(&file, base.replace("16MiB", "32MiB")).expect("writable");
+    assert_eq!(apply(&[]).status.code(), Some(1));
+    let mut lines = windlass.announced.iter();
+    let http = lines.find_map(|line| line.strip_prefix("control: http://"));
+    let mut stranger = TcpStream::connect(http.expect("an address")).expect("it listens");
+    let request = "POST /api/v1/hosts/evict HTTP/1.1\r\nHost: localhost\r\n\
+        Content-Length: 0\r\nConnection: close\r\n\r\n";
+    stranger.write_all(request.as_bytes()).expect("open");
+    stranger.read_to_end(&mut Vec::new()).expect("a response");
+    fs::write(&file, &base).expect("writable");
+    windlass.signal(Signal::HUP);
+    let began = Instant::now();
+    let records = loop {
+        let log = fs::read_to_string(path("log")).expect("readable");
+        let audits = log.lines().filter_map(|line| line.split_once("audit: "));
+        let records: Vec<String> = audits.map(|(_, record)| record.to_owned()).collect();
+        if records.last().is_some_and(|it| it.contains("SIGHUP")) {
+            break records;
+        }
+        assert!(began.elapsed() < LIMIT, "{log}");
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    let [applied, refused, evict, reloaded] = &records[..] else {
+        panic!("{records:?}");
+    };
+    let begins = |record: &str, what: &str| assert!(record.starts_with(what), "{records:?}");
+    begins(applied, "apply requested by user ");
+    let done = "): done: open device more (null); offer nqn.2026-11.org.windlass:more";
+    assert!(applied.contains(done), "{records:?}");
+    begins(refused, "apply requested by user ");
+    assert!(
+        refused.contains("): refused: nothing was changed: 1 step(s) take a restart"),
+        "{records:?}"
+    );
+    begins(evict, "hosts/evict requested by 127.0.0.1:");
+    assert!(
+        evict.contains("refused: 403 Forbidden: without a token"),
+        "{records:?}"
+    );
+    begins(reloaded, "apply requested by SIGHUP: done: ");
+    windlass.signal(Signal::TERM);
+    assert_eq!(windlass.wait().0.code(), Some(0));
 }
 
 /// While a removal waits for a host, no other change is applied, and the service pings its

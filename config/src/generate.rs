@@ -126,17 +126,22 @@ fn control() -> impl Strategy<Value = Control> {
             group,
             http,
             token_file,
+            read_token_file,
+            certificate_file,
+            certificate_key_file,
             ..
         } = control.clone();
+        let is_on = http != HttpAddress::Off;
+        let needs_token = http.is_beyond_this_machine() && read_token_file.is_none();
+        let certificate = certificate_file.zip(certificate_key_file);
+        let (certificate_file, certificate_key_file) = certificate.filter(|_| is_on).unzip();
+        let default_token = needs_token.then(|| PathBuf::from("/etc/token"));
         Control {
             group: group.filter(|_| socket != ControlSocket::Off),
-            token_file: match http {
-                HttpAddress::Off => None,
-                HttpAddress::At(_) if http.is_beyond_this_machine() => {
-                    Some(token_file.unwrap_or_else(|| PathBuf::from("/etc/token")))
-                }
-                HttpAddress::At(_) => token_file,
-            },
+            token_file: token_file.or(default_token).filter(|_| is_on),
+            read_token_file: read_token_file.filter(|_| is_on),
+            certificate_file,
+            certificate_key_file,
             ..control
         }
     })

@@ -173,20 +173,34 @@ table! {
             absent None => "no other user may use the socket",
             like "\"windlass\"";
         /// Where HTTP is answered; port 0 takes any free one, which the log then names. An address
-        /// that other machines reach takes a `token_file`.
+        /// that other machines reach takes a `token_file` or a `read_token_file`.
         http: HttpAddress = HTTP,
             absent HttpAddress::default(),
             like "\"127.0.0.1:9808\"";
+        /// A file with the certificate for HTTPS, and those of its issuers in order, as PEM. With it,
+        /// `http` answers HTTPS only (TLS 1.3). A replaced file takes effect within 10 s.
+        certificate_file: Option<PathBuf> = Maybe(FilePath),
+            absent None => "HTTP without encryption",
+            like "\"/etc/windlass/certificate.pem\"";
+        /// A file with the private key of the certificate, as PEM, that other users may not read.
+        certificate_key_file: Option<PathBuf> = Maybe(FilePath),
+            absent None => "HTTP without encryption",
+            like "\"/etc/windlass/certificate-key.pem\"";
         /// A file with a token of 16 to 1024 printable characters. HTTP requests, those for
         /// `/healthz` and the dashboard's page itself excepted, must contain it (`Authorization:
         /// Bearer …`), which gives the same rights as membership of `group`.
         /// Without a token, HTTP is read-only, and responses do not identify hosts: no NQN, Host
-        /// ID, controller or address. Without HTTPS it can be read on its way: beyond this
-        /// machine, put a proxy in front.
+        /// ID, controller or address. Without `certificate_file` it can be read on its way. A
+        /// replaced file takes effect within 10 s.
         token_file: Option<PathBuf> = Maybe(FilePath),
             absent None
-            => "anyone who can connect to `http` may read, and changes are not possible there",
+            => "changes are not possible over HTTP, and without `read_token_file` anyone who can connect to `http` may read",
             like "\"/etc/windlass/token\"";
+        /// A file with another such token, which only reads: everything except
+        /// reservation keys and the host identifiers of registrants.
+        read_token_file: Option<PathBuf> = Maybe(FilePath),
+            absent None => "the token of `token_file` is needed to read, if there is one",
+            like "\"/etc/windlass/read-token\"";
         /// Whether a request may bring a configuration (`windlass apply FILE`). Without it, only
         /// the file that the appliance was started with can be applied (`windlass apply`,
         /// `systemctl reload windlass`); any file can still be compared (`--dry-run`).

@@ -50,8 +50,8 @@ impl fmt::Display for Notice {
             ),
             Notice::UnencryptedToken(address) => write!(
                 f,
-                "the control plane's token is sent to {address} unencrypted: put an HTTPS proxy \
-                 in front"
+                "the control plane's token is sent to {address} unencrypted: set `certificate_file` \
+                 and `certificate_key_file` in [control], or put an HTTPS proxy in front"
             ),
             Notice::BusyPolling(cores) => write!(
                 f,
@@ -102,8 +102,9 @@ impl Config {
                 });
             }
         }
-        if self.control.http.is_beyond_this_machine() {
-            notices.push(Notice::UnencryptedToken(self.control.http));
+        let control = &self.control;
+        if control.http.is_beyond_this_machine() && control.certificate_file.is_none() {
+            notices.push(Notice::UnencryptedToken(control.http));
         }
         if self.appliance.idle == Idle::Poll {
             notices.push(Notice::BusyPolling(match &self.appliance.cores {
@@ -144,10 +145,14 @@ mod tests {
                 "listener spare is in no export: it serves only discovery",
                 "any host that reaches 192.0.2.1:4420 may read and write \
                  nqn.2026-11.org.windlass:demo: list its `hosts`",
-                "the control plane's token is sent to 192.0.2.1:9808 unencrypted: put an HTTPS \
-                 proxy in front",
+                "the control plane's token is sent to 192.0.2.1:9808 unencrypted: set \
+                 `certificate_file` and `certificate_key_file` in [control], or put an HTTPS proxy \
+                 in front",
                 "idle = \"poll\" keeps 3 core(s) at 100 % even without load: use \"adaptive\"",
             ]
         );
+        config.control.certificate_file = Some("/etc/certificate.pem".into());
+        let is_about_token = |notice: &Notice| matches!(notice, Notice::UnencryptedToken(_));
+        assert!(!config.notices().iter().any(is_about_token));
     }
 }

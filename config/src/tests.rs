@@ -416,6 +416,12 @@ fn documented_examples_are_accepted() {
                     let text = text.replace("shared = true", &format!("shared = true\n{UUID}"));
                     text.replace(keys, &format!("{FOR_SHARED_DEVICES}{keys}"))
                 }
+                ("control", "certificate_file") => {
+                    text.replace("[control]", "[control]\ncertificate_key_file = \"/k\"")
+                }
+                ("control", "certificate_key_file") => {
+                    text.replace("[control]", "[control]\ncertificate_file = \"/c\"")
+                }
                 ("export" | "export.ana", "ana" | "listener") => {
                     let text = text.replace("[\"l\"]", "[\"san\"]");
                     text.replace("name = \"l\"", "name = \"san\"")

@@ -15,6 +15,7 @@ use axum::response::Response;
 use nvme_target::{AnaPath, Target};
 use tokio::time::{Instant, sleep};
 
+use super::audited::{Outcome, with_outcome};
 use super::limits::{COMMANDS_POLL_INTERVAL, HOST_COMMANDS_TIME_MAX};
 use super::responses::refusal;
 use super::routes::ControlState;
@@ -79,11 +80,16 @@ pub(super) async fn set(
         "{count}{ended}. The state holds until the appliance restarts or the configured state \
          changes: to keep it, change the configuration"
     );
-    shared.room.json(&AnaAnswer {
+    let outcome = match changes.is_empty() {
+        true => Outcome::Changed(format!("export {export}: {text}")),
+        false => Outcome::Changed(format!("export {export}: {}", event(&request))),
+    };
+    let answer = AnaAnswer {
         export,
         changes,
         text,
-    })
+    };
+    with_outcome(shared.room.json(&answer), outcome)
 }
 
 /// Changed states.

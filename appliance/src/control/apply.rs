@@ -10,10 +10,13 @@ use axum::response::{IntoResponse as _, Response};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
+use super::audited::{Outcome, with_outcome};
 use super::limits::REQUEST_TIME_MAX;
 use super::responses::refusal;
 use super::routes::ControlState;
-use crate::observe::model::{ApplyRequest, ConfigurationProblem, Severity, WrongConfiguration};
+use crate::observe::model::{
+    ApplyAnswer, ApplyRequest, ConfigurationProblem, Severity, WrongConfiguration,
+};
 use crate::reconciler::{ApplyOptions, Origin};
 use crate::requests::{ApplyJob, ApplyRefusal, Request};
 
@@ -89,11 +92,33 @@ pub(super) async fn apply(
                     }
                 }
             }
-            shared.room.json(&response)
+            let outcome = outcome_of(&response, dry_run);
+            with_outcome(shared.room.json(&response), outcome)
         }
         Ok(Err(refused)) => refused.into_refusal(),
         Err(_) => stopping(),
     }
+}
+
+/// The outcome for the audit record, with the steps that were carried out.
+fn outcome_of(answer: &ApplyAnswer, dry_run: bool) -> Outcome {
+    if dry_run {
+        return Outcome::Compared;
+    }
+    if let Some(refused) = &answer.refused {
+        return Outcome::Refused(answer.failure_reason().unwrap_or_else(|| refused.clone()));
+    }
+    let done = answer.steps.iter().filter(|it| it.error.is_none());
+    let done: Vec<&str> = done.map(|it| it.text.as_str()).collect();
+    let mut text = match &done[..] {
+        [] => "no step was carried out".to_owned(),
+        steps => steps.join("; "),
+    };
+    if let Some(reason) = answer.failure_reason() {
+        text.push_str("; failed: ");
+        text.push_str(&reason);
+    }
+    Outcome::Changed(text)
 }
 
 impl ApplyRefusal {
@@ -112,6 +137,8 @@ impl ApplyRefusal {
             problems: problems.collect(),
             error,
         };
-        (StatusCode::UNPROCESSABLE_ENTITY, Json(wrong)).into_response()
+        let outcome = Outcome::Refused("the configuration has problems".to_owned());
+        let response = (StatusCode::UNPROCESSABLE_ENTITY, Json(wrong)).into_response();
+        with_outcome(response, outcome)
     }
 }

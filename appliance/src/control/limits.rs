@@ -47,6 +47,14 @@ pub(super) const TRACES_MAX: usize = 1;
 pub(super) const REFUSALS_MAX: usize = 32;
 /// How long such a connection is kept.
 pub(super) const LINGER_TIME_MAX: Duration = Duration::from_secs(1);
+/// Time limit for a TLS handshake.
+pub(super) const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
+/// Time between two checks whether files with credentials have changed.
+pub(super) const CREDENTIALS_INTERVAL: Duration = Duration::from_secs(10);
+/// Most bytes of a file with certificates or a private key.
+pub(super) const PEM_BYTES_MAX: usize = 64 * 1024;
+/// Most records of refused changes per minute: clients without permission must not fill the journal.
+pub(super) const REFUSED_RECORDS_MAX: u32 = 30;
 /// Length of a token in bytes.
 pub(super) const TOKEN_BYTES: std::ops::RangeInclusive<usize> = 16..=1024;
 

@@ -5,15 +5,17 @@ use std::path::PathBuf;
 
 use appliance_config::Control;
 
+use super::HttpEnd;
+use super::credentials::{Files, Watch};
 use super::socket::Socket;
-use super::token::Token;
 use crate::error::with_causes;
 
 /// The HTTP side.
 pub(super) struct Http {
     pub(super) listener: TcpListener,
     pub(super) address: SocketAddr,
-    pub(super) token: Option<Token>,
+    /// The tokens and the certificate.
+    pub(super) watch: Watch,
 }
 
 /// The available parts.
@@ -39,24 +41,23 @@ impl Sockets {
         self.socket.as_ref().map(|socket| socket.path.clone())
     }
 
-    pub(super) fn http_address(&self) -> Option<SocketAddr> {
-        self.http.as_ref().map(|http| http.address)
+    pub(super) fn http_end(&self) -> Option<HttpEnd> {
+        self.http.as_ref().map(|http| HttpEnd {
+            address: http.address,
+            is_encrypted: http.watch.credentials().current().tls.is_some(),
+        })
     }
 }
 
 fn bind_http(control: &Control) -> Option<Http> {
     let wanted = control.http.address()?.socket_addr();
-    let token = match &control.token_file {
-        None => None,
-        // If the configured token is not available, HTTP is not served.
-        Some(path) => match Token::load(path) {
-            Ok(token) => Some(token),
-            Err(error) => {
-                let (path, error) = (path.display(), with_causes(&error));
-                tracing::warn!("no HTTP: token_file {path}: {error}");
-                return None;
-            }
-        },
+    // If a configured file is not valid, HTTP is not served.
+    let watch = match Watch::start(Files::of(control)) {
+        Ok(watch) => watch,
+        Err(error) => {
+            tracing::warn!("no HTTP: {}", with_causes(&error));
+            return None;
+        }
     };
     let bound = TcpListener::bind(wanted).and_then(|listener| {
         listener.set_nonblocking(true)?;
@@ -64,7 +65,7 @@ fn bind_http(control: &Control) -> Option<Http> {
         Ok(Http {
             listener,
             address,
-            token,
+            watch,
         })
     });
     match bound {

@@ -5,11 +5,17 @@ use std::sync::{Arc, Mutex};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::runtime::Runtime;
 
+use super::credentials::{Credentials, Current};
 use super::routes::{self, ControlState, Entrance};
 use super::serve;
-use super::token::Token;
+use super::token::{Token, Tokens};
 use crate::observe::Observatory;
 use crate::requests::RequestSender;
+
+/// Credentials with these tokens, without a certificate.
+fn credentials(tokens: Tokens) -> Arc<Credentials> {
+    Arc::new(Credentials::new(Current { tokens, tls: None }))
+}
 
 /// Capacity of the pipe in bytes: less than most responses.
 const PIPE_BYTES: usize = 4 << 10;
@@ -29,7 +35,7 @@ pub enum ProbedEntrance {
 /// running one, and never applied.
 pub struct ControlProbe {
     shared: Arc<ControlState>,
-    token: Token,
+    tokens: Tokens,
     runtime: Runtime,
 }
 
@@ -49,7 +55,10 @@ impl ControlProbe {
                 Mutex::new(observatory),
                 Some(request_sender),
             )),
-            token: Token::new(token.as_bytes()).expect("a right token"),
+            tokens: Tokens {
+                operate: Some(Token::new(token.as_bytes()).expect("a right token")),
+                read: None,
+            },
             runtime: runtime.expect("nothing is needed but memory"),
         }
     }
@@ -68,8 +77,8 @@ impl ControlProbe {
     ) -> Vec<u8> {
         let door = match door {
             ProbedEntrance::Socket => Entrance::Socket,
-            ProbedEntrance::Http => Entrance::Http(None),
-            ProbedEntrance::HttpWithToken => Entrance::Http(Some(self.token.clone())),
+            ProbedEntrance::Http => Entrance::Http(credentials(Tokens::default())),
+            ProbedEntrance::HttpWithToken => Entrance::Http(credentials(self.tokens.clone())),
         };
         let router = routes::router(&self.shared, door);
         self.runtime.block_on(async {

@@ -11,6 +11,7 @@ use axum::response::Response;
 use block::{Device, ReopenError};
 use tokio::task::spawn_blocking;
 
+use super::audited::{Outcome, with_outcome};
 use super::responses::refusal;
 use super::routes::ControlState;
 use crate::error::with_causes;
@@ -45,7 +46,9 @@ pub(super) async fn reopen(
             events.add(Severity::Warning, "device", &name, event);
             drop(observatory);
             tracing::warn!("device {name} {event}: {text}");
-            shared.room.json(&ReopenAnswer { device: name, text })
+            let outcome = Outcome::Changed(format!("device {name}: {text}"));
+            let answer = ReopenAnswer { device: name, text };
+            with_outcome(shared.room.json(&answer), outcome)
         }
         Ok(Err(error)) => {
             let status = match error {

@@ -19,6 +19,7 @@ use nvme_target::{
 };
 use tokio::time::{Instant, sleep};
 
+use super::audited::{Outcome, with_outcome};
 use super::limits::{COMMANDS_POLL_INTERVAL, HOST_COMMANDS_TIME_MAX};
 use super::responses::refusal;
 use super::routes::{Audience, ControlState};
@@ -39,13 +40,20 @@ pub(super) async fn list(
     Extension(audience): Extension<Audience>,
 ) -> Response {
     let target = shared.observatory().target();
+    let with_keys = audience == Audience::Operators;
+    let pseudonyms = shared.pseudonyms(audience);
     shared
         .room
-        .json(&reservations(&target, shared.pseudonyms(audience)))
+        .json(&reservations(&target, pseudonyms, with_keys))
 }
 
-/// The reservations of each open device, with pseudonyms for hosts, if given.
-fn reservations(target: &Target, pseudonyms: Option<&Pseudonyms>) -> Vec<DeviceReservations> {
+/// The reservations of each open device, with pseudonyms for hosts, if given, and with their host
+/// identifiers and keys or without.
+fn reservations(
+    target: &Target,
+    pseudonyms: Option<&Pseudonyms>,
+    with_keys: bool,
+) -> Vec<DeviceReservations> {
     let states = target.reservations();
     let controllers = target.snapshot().controllers;
     let hosts_of = |host: HostIdentifier| -> Vec<String> {
@@ -69,8 +77,8 @@ fn reservations(target: &Target, pseudonyms: Option<&Pseudonyms>) -> Vec<DeviceR
             registrants: registrants
                 .iter()
                 .map(|it| RegistrantStatus {
-                    host_id: pseudonyms.is_none().then(|| it.host.to_string()),
-                    key: pseudonyms.is_none().then(|| format!("{:#018x}", it.key)),
+                    host_id: with_keys.then(|| it.host.to_string()),
+                    key: with_keys.then(|| format!("{:#018x}", it.key)),
                     holder: it.is_holder,
                     hosts: hosts_of(it.host),
                 })
@@ -137,7 +145,9 @@ pub(super) async fn clear(
             events.add(Severity::Warning, "device", &name, event);
             drop(observatory);
             tracing::warn!("device {name}: {event}: {text}");
-            shared.room.json(&ClearAnswer { device: name, text })
+            let outcome = Outcome::Changed(format!("device {name}: {text}"));
+            let answer = ClearAnswer { device: name, text };
+            with_outcome(shared.room.json(&answer), outcome)
         }
         Err((status, error)) => {
             let text = format!("device {name}: its reservations are not cleared: {error}");
@@ -225,12 +235,14 @@ pub(super) async fn evict(
                 "{done}. It may connect and register again, unless `hosts` of the export no \
                  longer lists it"
             );
-            shared.room.json(&EvictAnswer {
+            let outcome = Outcome::Changed(format!("host {host}: {done}"));
+            let answer = EvictAnswer {
                 host,
                 associations,
                 unregistered: registered,
                 text,
-            })
+            };
+            with_outcome(shared.room.json(&answer), outcome)
         }
         Err((status, error)) => {
             let text = format!("host {host}: {associations} association(s) ended, but {error}");

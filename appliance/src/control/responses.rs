@@ -8,6 +8,7 @@ use axum::response::{IntoResponse as _, Response};
 use serde::Serialize;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use super::audited::{Outcome, with_outcome};
 use super::limits::LARGE_ANSWERS_MAX;
 use crate::observe::model::Refusal;
 
@@ -69,5 +70,7 @@ impl LargeResponses {
 
 /// A refusal with its reason and remedy.
 pub(super) fn refusal(status: StatusCode, error: String) -> Response {
-    (status, axum::Json(Refusal { error })).into_response()
+    let outcome = Outcome::Refused(error.clone());
+    let response = (status, axum::Json(Refusal { error })).into_response();
+    with_outcome(response, outcome)
 }

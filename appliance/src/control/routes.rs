@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{DefaultBodyLimit, Query, Request, State};
@@ -17,6 +18,8 @@ use tokio::time::timeout;
 
 use super::ana;
 use super::apply::apply;
+use super::audited::{self, RefusalRecords};
+use super::credentials::Credentials;
 use super::dashboard;
 use super::limits::{
     APPLY_TIME_MAX, BODY_BYTES_MAX, FENCE_TIME_MAX, REOPEN_TIME_MAX, REQUEST_TIME_MAX, TRACES_MAX,
@@ -25,7 +28,7 @@ use super::metrics;
 use super::reopen::reopen;
 use super::reservations;
 use super::responses::{LargeResponses, refusal};
-use super::token::Token;
+use super::token::{Role, Tokens};
 use crate::observe::Observatory;
 use crate::observe::history::STEPS;
 use crate::observe::model::HistoryKind;
@@ -78,6 +81,7 @@ pub(super) struct ControlState {
     pub(super) room: LargeResponses,
     /// Permits for concurrent traces.
     traces: Semaphore,
+    pub(super) refusal_records: Mutex<RefusalRecords>,
     /// The destination of configurations to apply.
     pub(super) request_sender: Option<RequestSender>,
 }
@@ -93,13 +97,14 @@ impl ControlState {
             pseudonyms: Pseudonyms::new(),
             room: LargeResponses::new(),
             traces: Semaphore::new(TRACES_MAX),
+            refusal_records: RefusalRecords::new(Instant::now()),
         }
     }
 
     /// The pseudonyms for responses to `audience`, if it gets any.
     pub(super) fn pseudonyms(&self, audience: Audience) -> Option<&Pseudonyms> {
         match audience {
-            Audience::Operators => None,
+            Audience::Operators | Audience::Readers => None,
             Audience::Public => Some(&self.pseudonyms),
         }
     }
@@ -113,12 +118,12 @@ impl ControlState {
 }
 
 /// How requests arrive.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) enum Entrance {
     /// Over the Unix socket, whose permissions the kernel checks.
     Socket,
-    /// Over HTTP, with the required token, if any.
-    Http(Option<Token>),
+    /// Over HTTP, with a token if the credentials have any.
+    Http(Arc<Credentials>),
 }
 
 /// The permission of a client.
@@ -126,18 +131,11 @@ pub(super) enum Entrance {
 pub(super) enum Audience {
     /// Clients that proved their right to operate the appliance.
     Operators,
+    /// Clients that proved their right to read. They do not get reservation keys and the host
+    /// identifiers of registrants.
+    Readers,
     /// All other clients, which do not get data that identifies a host.
     Public,
-}
-
-impl Entrance {
-    /// The permission of clients with access through this door.
-    fn audience(&self) -> Audience {
-        match self {
-            Entrance::Socket | Entrance::Http(Some(_)) => Audience::Operators,
-            Entrance::Http(None) => Audience::Public,
-        }
-    }
 }
 
 /// The routes for clients that connect through `door`.
@@ -164,51 +162,96 @@ pub(super) fn router(shared: &Arc<ControlState>, door: Entrance) -> Router {
         .method_not_allowed_fallback(wrong_method)
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .layer(from_fn(bounded))
-        .layer(Extension(door.audience()))
         .layer(from_fn_with_state(Arc::new(door), guard))
+        .layer(from_fn_with_state(Arc::clone(shared), audited::record))
         .with_state(Arc::clone(shared))
 }
 
-/// Refuses requests without permission.
-async fn guard(State(door): State<Arc<Entrance>>, request: Request, next: Next) -> Response {
-    match refuse_at(&door, &request) {
-        Some(refused) => refused,
-        None => next.run(request).await,
+/// Refuses requests without permission, and passes the others on with their client's permission.
+async fn guard(State(door): State<Arc<Entrance>>, mut request: Request, next: Next) -> Response {
+    let admitted = match &*door {
+        Entrance::Socket => Ok(Audience::Operators),
+        Entrance::Http(credentials) => admit(&credentials.current().tokens, &request),
+    };
+    match admitted {
+        Ok(audience) => {
+            request.extensions_mut().insert(audience);
+            next.run(request).await
+        }
+        Err(denial) => denial.into_response(),
     }
 }
 
-fn refuse_at(door: &Entrance, request: &Request) -> Option<Response> {
-    let Entrance::Http(token) = door else {
-        return None;
-    };
+/// Why a request over HTTP is not permitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Denial {
+    /// It has no token, or a wrong one.
+    Token,
+    /// Its token only reads.
+    ReadToken,
+    /// It has no token, and its `Host` header is a name: a page of another site may resolve its own
+    /// name to this address.
+    HostName,
+    /// It is a change, and there is no token to permit it.
+    Change,
+}
+
+impl Denial {
+    fn into_response(self) -> Response {
+        let (status, text) = match self {
+            Self::Token => (
+                StatusCode::UNAUTHORIZED,
+                "the token is missing or wrong: send `Authorization: Bearer …` with what the \
+                 token_file or the read_token_file of [control] holds",
+            ),
+            Self::ReadToken => (
+                StatusCode::FORBIDDEN,
+                "this token only reads: changes need the token that the token_file of [control] \
+                 holds, or the control socket",
+            ),
+            Self::HostName => (
+                StatusCode::FORBIDDEN,
+                "without a token, ask by address or as `localhost`",
+            ),
+            Self::Change => (
+                StatusCode::FORBIDDEN,
+                "without a token, HTTP only reads: use the control socket, or set token_file in \
+                 [control]",
+            ),
+        };
+        let mut refused = refusal(status, text.to_owned());
+        if self == Self::Token {
+            let scheme = HeaderValue::from_static("Bearer");
+            let headers = refused.headers_mut();
+            headers.insert(header::WWW_AUTHENTICATE, scheme);
+        }
+        refused
+    }
+}
+
+/// The permission of a request over HTTP.
+fn admit(tokens: &Tokens, request: &Request) -> Result<Audience, Denial> {
     let header = |name| request.headers().get(name).map(HeaderValue::as_bytes);
     // Liveness probes have no token, and the dashboard's page asks for it.
     let path = request.uri().path();
     let is_open = matches!(path, "/healthz" | "/") || path.starts_with(dashboard::PREFIX);
-    if let Some(token) = token {
-        if is_open || token.is_in(header(header::AUTHORIZATION)) {
-            return None;
-        }
-        let text = "the token is missing or wrong: send `Authorization: Bearer …` with what the \
-                    token_file of [control] holds";
-        let mut refused = refusal(StatusCode::UNAUTHORIZED, text.to_owned());
-        let scheme = HeaderValue::from_static("Bearer");
-        refused
-            .headers_mut()
-            .insert(header::WWW_AUTHENTICATE, scheme);
-        return Some(refused);
+    let only_reads = matches!(*request.method(), Method::GET | Method::HEAD);
+    if tokens.are_needed() {
+        return match tokens.role(header(header::AUTHORIZATION)) {
+            Some(Role::Operate) => Ok(Audience::Operators),
+            Some(Role::Read) if only_reads => Ok(Audience::Readers),
+            Some(Role::Read) => Err(Denial::ReadToken),
+            None if is_open => Ok(Audience::Public),
+            None => Err(Denial::Token),
+        };
     }
     if !is_open && !header(header::HOST).is_some_and(is_address) {
-        // A page of another site may resolve its own name to this address.
-        let text = "without a token, ask by address or as `localhost`";
-        return Some(refusal(StatusCode::FORBIDDEN, text.to_owned()));
+        return Err(Denial::HostName);
     }
-    if request.method() != Method::GET && request.method() != Method::HEAD {
-        let text = "without a token, HTTP only reads: use the control socket, or set token_file \
-                    in [control]";
-        return Some(refusal(StatusCode::FORBIDDEN, text.to_owned()));
+    match only_reads {
+        true => Ok(Audience::Public),
+        false => Err(Denial::Change),
     }
-    None
 }
 
 /// Whether a `Host` header is an address or `localhost`.

@@ -187,8 +187,18 @@ pub(crate) fn group_number(name: &str, groups: &str) -> Option<u32> {
 
 /// The name of the group with this number in `/etc/group`, or the number itself.
 pub(crate) fn group_name(number: u32) -> String {
-    let groups = fs::read_to_string("/etc/group").unwrap_or_default();
-    let mut lines = groups.lines();
+    name_in("/etc/group", number)
+}
+
+/// The name of the user with this number in `/etc/passwd`, or the number itself.
+pub(super) fn user_name(number: u32) -> String {
+    name_in("/etc/passwd", number)
+}
+
+/// The name with this number in a file whose lines begin with `name:x:number:`, or the number.
+fn name_in(file: &str, number: u32) -> String {
+    let lines = fs::read_to_string(file).unwrap_or_default();
+    let mut lines = lines.lines();
     let named = lines.find_map(|line| {
         let mut fields = line.split(':');
         let name = fields.next()?;
@@ -299,5 +309,7 @@ mod tests {
         assert_eq!(group_number("44x", groups), Some(7));
         assert_eq!(group_name(0), "root");
         assert_eq!(group_name(u32::MAX - 1), (u32::MAX - 1).to_string());
+        assert_eq!(user_name(0), "root");
+        assert_eq!(user_name(u32::MAX - 1), (u32::MAX - 1).to_string());
     }
 }

@@ -3,6 +3,7 @@
 mod ana;
 mod client;
 mod dashboards;
+mod https;
 mod openmetrics;
 mod reservations;
 mod schema;
@@ -11,6 +12,7 @@ mod traces;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use appliance_config::Config;
@@ -41,8 +43,14 @@ struct Lab {
 
 impl Lab {
     fn new(control: &str) -> Self {
+        Self::with_files(control, |_| ())
+    }
+
+    /// With files that `write` puts into its directory, `DIRECTORY` in `control`.
+    fn with_files(control: &str, write: impl FnOnce(&Path)) -> Self {
         let directory = TempDir::new().expect("a directory");
         std::fs::write(directory.path().join("token"), TOKEN).expect("writable");
+        write(directory.path());
         let socket = directory.path().join("control.sock");
         let control = control.replace("DIRECTORY", &directory.path().display().to_string());
         let text = format!(
@@ -80,7 +88,7 @@ allow_any_host = true
 
     fn http(&self) -> SocketAddr {
         let control = self.appliance.control().expect("open");
-        control.http().expect("a free port")
+        control.http().expect("a free port").address
     }
 
     fn socket(&self) -> UnixStream {
@@ -260,7 +268,14 @@ fn dashboard_needs_no_token_and_sends_its_policy() {
 fn unreadable_token_file_disables_http() {
     for file in ["DIRECTORY/none", "/dev/null"] {
         let lab = Lab::new(&format!("http = \"127.0.0.1:0\"\ntoken_file = \"{file}\""));
-        assert_eq!(lab.appliance.control().expect("open").http(), None);
+        assert_eq!(
+            lab.appliance
+                .control()
+                .expect("open")
+                .http()
+                .map(|end| end.address),
+            None
+        );
         assert_eq!(get(lab.socket(), "/healthz").status, 200);
     }
 }
@@ -418,7 +433,14 @@ fn http_port_in_use_is_a_notice() {
     let taken = TcpListener::bind("127.0.0.1:0").expect("loopback");
     let address = taken.local_addr().expect("bound");
     let lab = Lab::new(&format!("http = \"{address}\""));
-    assert_eq!(lab.appliance.control().expect("open").http(), None);
+    assert_eq!(
+        lab.appliance
+            .control()
+            .expect("open")
+            .http()
+            .map(|end| end.address),
+        None
+    );
     assert_eq!(get(lab.socket(), "/healthz").body, b"ok");
     lab.attach();
 }

@@ -1,4 +1,4 @@
-//! The token that HTTP requests must contain.
+//! The tokens that HTTP requests must contain.
 
 use std::fmt;
 use std::fs::File;
@@ -6,12 +6,13 @@ use std::io::Read as _;
 use std::path::Path;
 
 use subtle::ConstantTimeEq as _;
+use zeroize::Zeroizing;
 
 use super::limits::TOKEN_BYTES;
 
 /// A token. Never printed.
 #[derive(Clone)]
-pub(super) struct Token(Vec<u8>);
+pub(super) struct Token(Zeroizing<Vec<u8>>);
 
 impl fmt::Debug for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -37,9 +38,11 @@ impl Token {
     /// # Errors
     /// The file cannot be read, or its content is not a token.
     pub(super) fn load(path: &Path) -> Result<Self, TokenError> {
-        let mut bytes = Vec::new();
-        let most = *TOKEN_BYTES.end() as u64 + 3;
-        File::open(path)?.take(most).read_to_end(&mut bytes)?;
+        let most = TOKEN_BYTES.end() + 3;
+        let mut bytes = Zeroizing::new(Vec::with_capacity(most));
+        File::open(path)?
+            .take(most as u64)
+            .read_to_end(&mut bytes)?;
         Self::new(&bytes)
     }
 
@@ -51,15 +54,56 @@ impl Token {
         if !token.iter().all(u8::is_ascii_graphic) {
             return Err(TokenError::Character);
         }
-        Ok(Self(token.to_vec()))
+        Ok(Self(Zeroizing::new(token.to_vec())))
     }
 
-    /// Whether an `Authorization` header contains it (RFC 6750 §2.1). The time reveals only lengths.
-    pub(super) fn is_in(&self, header: Option<&[u8]>) -> bool {
-        let Some((scheme, given)) = header.and_then(|header| header.split_at_checked(7)) else {
-            return false;
-        };
-        scheme.eq_ignore_ascii_case(b"Bearer ") && bool::from(given.ct_eq(&self.0))
+    /// Whether `given` is this token. The time reveals only lengths.
+    fn is(&self, given: &[u8]) -> bool {
+        given.ct_eq(&self.0).into()
+    }
+}
+
+/// What the holder of a token may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    /// Read everything except reservation keys and the host identifiers of registrants.
+    Read,
+    /// Read everything, and change the appliance.
+    Operate,
+}
+
+/// The configured tokens, by role.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Tokens {
+    pub(super) operate: Option<Token>,
+    pub(super) read: Option<Token>,
+}
+
+impl Tokens {
+    /// Whether requests need a token.
+    pub(super) fn are_needed(&self) -> bool {
+        self.operate.is_some() || self.read.is_some()
+    }
+
+    /// Whether both roles have the same token.
+    pub(super) fn are_equal(&self) -> bool {
+        let pair = self.operate.as_ref().zip(self.read.as_ref());
+        pair.is_some_and(|(operate, read)| operate.is(&read.0))
+    }
+
+    /// The role of the token in an `Authorization` header (RFC 6750 §2.1).
+    pub(super) fn role(&self, header: Option<&[u8]>) -> Option<Role> {
+        let (scheme, given) = header?.split_at_checked(7)?;
+        if !scheme.eq_ignore_ascii_case(b"Bearer ") {
+            return None;
+        }
+        let is = |token: &Option<Token>| token.as_ref().is_some_and(|token| token.is(given));
+        // Compares both, so that the time does not reveal the role.
+        match (is(&self.operate), is(&self.read)) {
+            (true, _) => Some(Role::Operate),
+            (false, true) => Some(Role::Read),
+            (false, false) => None,
+        }
     }
 }
 
@@ -72,6 +116,10 @@ mod tests {
     #[test]
     fn only_the_exact_token_is_accepted() {
         let token = Token::new(TEXT).expect("long enough");
+        let tokens = Tokens {
+            operate: Some(token.clone()),
+            read: None,
+        };
         for wrong in [
             None,
             Some(&b""[..]),
@@ -83,11 +131,41 @@ mod tests {
             Some(b"Basic 0123456789abcdef-secret"),
             Some(b"0123456789abcdef-secret"),
         ] {
-            assert!(!token.is_in(wrong), "{wrong:?}");
+            assert_eq!(tokens.role(wrong), None, "{wrong:?}");
         }
-        assert!(token.is_in(Some(b"Bearer 0123456789abcdef-secret")));
-        assert!(token.is_in(Some(b"bearer 0123456789abcdef-secret")));
+        for right in [
+            "Bearer 0123456789abcdef-secret",
+            "bearer 0123456789abcdef-secret",
+        ] {
+            assert_eq!(tokens.role(Some(right.as_bytes())), Some(Role::Operate));
+        }
         assert_eq!(format!("{token:?}"), "Token");
+    }
+
+    #[test]
+    fn each_token_has_its_role() {
+        let token = |text: &[u8]| Some(Token::new(text).expect("long enough"));
+        let mut tokens = Tokens::default();
+        assert!(!tokens.are_needed());
+        assert_eq!(tokens.role(Some(b"Bearer ")), None);
+        tokens.read = token(b"read-read-read-read");
+        assert!(tokens.are_needed() && !tokens.are_equal());
+        assert_eq!(
+            tokens.role(Some(b"Bearer read-read-read-read")),
+            Some(Role::Read)
+        );
+        tokens.operate = token(TEXT);
+        assert!(!tokens.are_equal());
+        assert_eq!(
+            tokens.role(Some(b"Bearer read-read-read-read")),
+            Some(Role::Read)
+        );
+        assert_eq!(
+            tokens.role(Some(b"Bearer 0123456789abcdef-secret")),
+            Some(Role::Operate)
+        );
+        tokens.read = token(TEXT);
+        assert!(tokens.are_equal());
     }
 
     #[test]

@@ -6,6 +6,9 @@ use crate::problem::{Finding, Findings, ProblemKind};
 use crate::table::Table as _;
 use crate::value::{ControlSocket, HttpAddress};
 
+/// The keys that name files with tokens.
+const TOKENS: [&str; 2] = ["token_file", "read_token_file"];
+
 /// The control plane, as far as it is readable.
 #[derive(Debug)]
 pub(crate) struct ControlDraft {
@@ -41,24 +44,32 @@ pub(super) fn control(table: &Reader<'_, '_>, findings: &mut Findings) -> Contro
     }
     let http = table.optional("http", found);
     let http = table.or_default("http", http, HttpAddress::default());
-    token_rules(table, http, findings);
+    access_rules(table, http, findings);
     ControlDraft { http, control }
 }
 
-fn token_rules(table: &Reader<'_, '_>, http: Option<HttpAddress>, findings: &mut Findings) {
+/// The rules for the keys that say who may use HTTP, and how.
+fn access_rules(table: &Reader<'_, '_>, http: Option<HttpAddress>, findings: &mut Findings) {
+    let pair = ["certificate_file", "certificate_key_file"];
+    for (key, other) in [(pair[0], pair[1]), (pair[1], pair[0])] {
+        if table.has(key) && !table.has(other) {
+            let why = format!("HTTPS needs `{key}` and `{other}`, and `{other}` is missing");
+            findings.add(|| Finding {
+                hint: Some(format!("name both files, or remove `{key}`")),
+                ..table.missing(other, why)
+            });
+        }
+    }
     let Some(http) = http else {
         return;
     };
-    let has_token = table.has("token_file");
-    if http == HttpAddress::Off && has_token {
-        report_unusable(
-            table,
-            "token_file",
-            "`token_file` has no effect with http = \"off\"",
-            findings,
-        );
+    if http == HttpAddress::Off {
+        for key in TOKENS.into_iter().chain(pair).filter(|key| table.has(key)) {
+            let why = format!("`{key}` has no effect with http = \"off\"");
+            report_unusable(table, key, &why, findings);
+        }
     }
-    if http.is_beyond_this_machine() && !has_token {
+    if http.is_beyond_this_machine() && !TOKENS.into_iter().any(|key| table.has(key)) {
         let local = HttpAddress::default();
         findings.add(|| Finding {
             hint: Some(format!(

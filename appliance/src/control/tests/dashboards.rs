@@ -53,7 +53,7 @@ fn dashboards_and_alerts_use_existing_metrics() {
         loop {
             // Drives report their health only after the first check.
             appliance.poll(Instant::now());
-            let measured = measured(http);
+            let measured = measured(http.address);
             let unknown: Vec<_> = asked.iter().filter(|it| !measured.contains(**it)).collect();
             if unknown.is_empty() {
                 break;

@@ -179,6 +179,20 @@ fn reservations_are_listed_with_hosts_or_pseudonyms() {
     assert!(public[0].registrants[0].hosts[0].starts_with("host-"));
 }
 
+/// A token for reading shows hosts, and neither host identifiers nor keys.
+#[test]
+fn readers_get_no_keys_of_reservations() {
+    let lab = Lab::new("http = \"127.0.0.1:0\"\nread_token_file = \"DIRECTORY/token\"");
+    let (_admin, mut io) = attach(&lab, HOST, 9);
+    register(&mut io);
+    let request = format!(
+        "GET /api/v1/reservations HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
+    );
+    let registrant = &list(&ask(lab.connect(), request.as_bytes()))[0].registrants[0];
+    assert_eq!(registrant.hosts, [HOST]);
+    assert_eq!((&registrant.key, &registrant.host_id), (&None, &None));
+}
+
 #[test]
 fn cleared_reservations_admit_every_host() {
     let lab = Lab::new("http = \"127.0.0.1:0\"");

@@ -26,9 +26,9 @@ pub(crate) struct DeviceReservations {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct RegistrantStatus {
-    /// The host's identifier, as a UUID; none over HTTP without a token.
+    /// The host's identifier, as a UUID; over HTTP only with the operators' token.
     pub(crate) host_id: Option<String>,
-    /// Its reservation key, hexadecimal; none over HTTP without a token.
+    /// Its reservation key, hexadecimal; over HTTP only with the operators' token.
     pub(crate) key: Option<String>,
     /// Whether it holds the reservation.
     pub(crate) holder: bool,
