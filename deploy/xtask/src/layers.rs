@@ -31,7 +31,7 @@ const LEVELS: [&[&str]; 8] = [
         "nvme_handover_channel",
         "nvme_handover_format",
     ],
-    &["block", "rdma_testing"],
+    &["block", "rdma_testing", "nvme_tls_handshake"],
     &["nvme_driver", "nvme_target", "nvme_host", "block_testing"],
     &["nvme_fabrics"],
     &[
@@ -48,13 +48,14 @@ const LEVELS: [&[&str]; 8] = [
 const OUTSIDE_LAYERS: [&str; 1] = ["xtask"];
 
 /// Crates with unsafe code in modules that opt in; every other crate forbids it.
-const UNSAFE_CRATES: [&str; 6] = [
+const UNSAFE_CRATES: [&str; 7] = [
     "hugemem",
     "reactors",
     "uring",
     "vfio",
     "rdma",
     "rdma_testing",
+    "nvme_tls_handshake",
 ];
 
 /// Ends the names of crates that hold test doubles and conformance suites. Tests of every crate may

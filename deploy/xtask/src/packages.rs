@@ -7,7 +7,7 @@ use crate::{monitoring, process};
 
 /// Programs that the steps run and files that builds read, and their Debian packages. File names
 /// begin with a slash; alternative paths are separated by colons, and a path may contain one star.
-const PROGRAMS: [(&str, &str); 18] = [
+const PROGRAMS: [(&str, &str); 19] = [
     (VERBS_HEADER, "libibverbs-dev"),
     (CONNECTION_MANAGER_HEADER, "librdmacm-dev"),
     (CLANG_LIBRARY, "libclang-dev"),
@@ -20,6 +20,7 @@ const PROGRAMS: [(&str, &str); 18] = [
     ("git", "git"),
     ("mke2fs", "e2fsprogs"),
     ("mmdebstrap", "mmdebstrap"),
+    ("openssl", "openssl"),
     ("python3", "python3"),
     ("setpriv", "util-linux"),
     ("unshare", "util-linux"),
@@ -35,7 +36,7 @@ const CLANG_LIBRARY: &str =
     "/usr/lib/llvm-*/lib/libclang.so:/usr/lib64/libclang.so*:/usr/lib/libclang.so*";
 
 /// Those that tests outside the lab need too.
-const NEEDED_WITHOUT_LAB: [&str; 10] = [
+const NEEDED_WITHOUT_LAB: [&str; 11] = [
     VERBS_HEADER,
     CONNECTION_MANAGER_HEADER,
     CLANG_LIBRARY,
@@ -43,6 +44,7 @@ const NEEDED_WITHOUT_LAB: [&str; 10] = [
     "chromium",
     "chromedriver",
     "g++",
+    "openssl",
     "python3",
     "setpriv",
     "valgrind",

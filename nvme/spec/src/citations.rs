@@ -433,7 +433,9 @@ const RFC_8446: Document = Document {
     title: "The Transport Layer Security (TLS) Protocol Version 1.3",
     sections: &[
         ("4.1.2", "Client Hello"),
+        ("4.1.3", "Server Hello"),
         ("4.2", "Extensions"),
+        ("4.2.7", "Supported Groups"),
         ("4.2.9", "Pre-Shared Key Exchange Modes"),
         ("4.2.11", "Pre-Shared Key Extension"),
         ("4.2.11.2", "PSK Binder"),

@@ -20,6 +20,9 @@ const TLS_1_3: [u8; 2] = [3, 4];
 /// The key exchange mode with a pre-shared key and (EC)DHE (RFC 8446 §4.2.9).
 const PSK_DHE_KE: u8 = 1;
 
+/// The groups of the handshake (RFC 8446 §4.2.7): P-256, P-384 and X25519.
+const GROUPS: [[u8; 2]; 3] = [[0, 23], [0, 24], [0, 29]];
+
 /// Numbers of extensions (RFC 8446 §4.2).
 mod extension {
     pub(super) const SUPPORTED_GROUPS: u16 = 10;
@@ -122,7 +125,7 @@ impl<'a> Hello<'a> {
 struct Extensions<'a> {
     versions: Option<&'a [u8]>,
     modes: Option<&'a [u8]>,
-    has_groups: bool,
+    groups: Option<&'a [u8]>,
     has_key_share: bool,
     /// With its position in the message.
     pre_shared_key: Option<(&'a [u8], usize)>,
@@ -147,7 +150,7 @@ impl<'a> Extensions<'a> {
             match number {
                 extension::SUPPORTED_VERSIONS => found.versions = Some(content),
                 extension::PSK_KEY_EXCHANGE_MODES => found.modes = Some(content),
-                extension::SUPPORTED_GROUPS => found.has_groups = true,
+                extension::SUPPORTED_GROUPS => found.groups = Some(content),
                 extension::KEY_SHARE => found.has_key_share = true,
                 extension::PRE_SHARED_KEY => {
                     found.pre_shared_key = Some((content, message.position() - content.len()));
@@ -184,7 +187,10 @@ impl<'a> Extensions<'a> {
         let mut modes = Reader::new(self.modes.ok_or(Alert::MISSING_EXTENSION)?);
         let offered_modes = modes.short_field()?;
         modes.finish()?;
-        if !self.has_groups || !self.has_key_share {
+        let mut groups = Reader::new(self.groups.ok_or(Alert::MISSING_EXTENSION)?);
+        let offered_groups = groups.field()?;
+        groups.finish()?;
+        if !self.has_key_share {
             return Err(Alert::MISSING_EXTENSION);
         }
         debug_assert_eq!(position + content.len(), message.len());
@@ -213,7 +219,10 @@ impl<'a> Extensions<'a> {
         if !binders.is_empty() {
             return Err(Alert::ILLEGAL_PARAMETER);
         }
-        if !offered_modes.contains(&PSK_DHE_KE) {
+        let has_group = offered_groups
+            .chunks_exact(2)
+            .any(|it| GROUPS.iter().any(|own| own == it));
+        if !offered_modes.contains(&PSK_DHE_KE) || !has_group {
             return Err(Alert::HANDSHAKE_FAILURE);
         }
         Ok((keys, binders_at))

@@ -136,6 +136,11 @@ fn invalid_fields_have_their_alert() {
             "{missing}"
         );
     }
+    let groups = |content: &[u8]| with(number::SUPPORTED_GROUPS, content);
+    assert_eq!(groups(&[0, 2, 0, 25]), Some(Alert::HANDSHAKE_FAILURE));
+    assert_eq!(groups(&[0, 0]), Some(Alert::HANDSHAKE_FAILURE));
+    assert_eq!(groups(&[0, 4, 0, 25, 0, 24]), None);
+    assert_eq!(groups(&[0, 4, 0, 24]), Some(Alert::DECODE_ERROR));
     assert_eq!(
         with(number::PSK_KEY_EXCHANGE_MODES, &[1, 0]),
         Some(Alert::HANDSHAKE_FAILURE)
