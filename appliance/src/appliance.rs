@@ -16,6 +16,7 @@ use hugemem::Arena;
 use nvme_target::Target;
 use reactors::{IdlePolicy, Nanos, ReactorConfig, Reactors};
 
+use crate::authentication::AuthenticationThread;
 use crate::control::ControlPlane;
 use crate::devices::{Devices, SystemDevices};
 use crate::error::{Failure, with_causes};
@@ -23,6 +24,7 @@ use crate::event_loop::RealTime;
 use crate::exports::{self, Ports};
 use crate::fabrics::Fabrics;
 use crate::identities::Identities;
+use crate::keys::Keys;
 use crate::memory;
 use crate::messages::MessageRings;
 use crate::nvme::{self, Bus, DeviceOpener, Drives};
@@ -53,6 +55,7 @@ pub(crate) struct Appliance {
     drives: Arc<Drives>,
     reactors: Reactors,
     counters: Vec<TransportCounters>,
+    _authentication: AuthenticationThread,
     /// Declared after the reactors, so that it reports how they stop.
     control: Option<ControlPlane>,
     start_took: Duration,
@@ -120,6 +123,7 @@ impl Appliance {
             .cores
             .resolve(&allowed_cores()?)
             .map_err(|cause| StartError::Cores { cause })?;
+        let keys = Keys::load(&config)?;
         let listeners = Listeners::bind(&config, rdma(cores.len()))?;
         let ports = Ports::new(&config, listeners.addresses());
         let (arena, rest) = memory::take(&config)?;
@@ -133,7 +137,7 @@ impl Appliance {
         let devices = Devices::open(&config, &system, namespaces, identities)?;
         let lowered = listeners.lower_limits(&config);
         let target = Target::new(
-            exports::target_config(&lowered, &devices, &ports, arena.max_transfer()),
+            exports::target_config(&lowered, &devices, &ports, &keys, arena.max_transfer()),
             cores.len(),
             devices.in_order(),
         )?;
@@ -172,11 +176,13 @@ impl Appliance {
             devices,
             reservation_files,
             ports,
+            keys,
             transports: transports.into_iter().map(|it| it as _).collect(),
             arena: Some(Arc::clone(&arena)),
             control_queues,
         };
         let reconciler = Reconciler::new(started, reactors.handles());
+        let authentication = AuthenticationThread::start(&target, &cores)?;
         memory::populate_in_background(rest);
         let start_took = began.elapsed();
         Ok(Self {
@@ -189,6 +195,7 @@ impl Appliance {
             drives,
             reactors,
             counters,
+            _authentication: authentication,
             control: None,
             start_took,
         })

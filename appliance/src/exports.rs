@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use appliance_config::limits::{ANA_GROUPS_MAX, CONTROLLER_ID_MAX, MASKS_MAX};
 use appliance_config::{
@@ -15,6 +16,7 @@ use nvme_target::{
 };
 
 use crate::devices::Devices;
+use crate::keys::Keys;
 use crate::operator_states::OperatorStates;
 
 /// The firmware revision reported to hosts: the version of this build.
@@ -114,10 +116,11 @@ pub(crate) fn target_config(
     config: &Config,
     devices: &Devices,
     ports: &Ports,
+    keys: &Keys,
     transfer_max: usize,
 ) -> TargetConfig {
     TargetConfig {
-        subsystems: subsystems(config, devices, ports, &OperatorStates::default()),
+        subsystems: subsystems(config, devices, ports, keys, &OperatorStates::default()),
         ports: ports.configs(config),
         limits: TargetLimits {
             transfer_max,
@@ -134,11 +137,12 @@ pub(crate) fn subsystems(
     config: &Config,
     devices: &Devices,
     ports: &Ports,
+    keys: &Keys,
     states: &OperatorStates,
 ) -> Vec<SubsystemConfig> {
     let exports = config.exports.iter();
     exports
-        .map(|export| subsystem(config, export, devices, ports, states))
+        .map(|export| subsystem(config, export, devices, ports, keys, states))
         .collect()
 }
 
@@ -147,6 +151,7 @@ fn subsystem(
     export: &Export,
     devices: &Devices,
     ports: &Ports,
+    keys: &Keys,
     states: &OperatorStates,
 ) -> SubsystemConfig {
     let listeners = || {
@@ -175,7 +180,7 @@ fn subsystem(
             .min()
             .unwrap_or(Listener::QUEUE_DEPTH_DEFAULT),
         ports: listeners().map(|(port, _)| port).collect(),
-        authentication: BTreeMap::new(),
+        authentication: authentication(export, keys),
         masks: export.masks.iter().map(|it| mask(export, it)).collect(),
         ana_states: listeners()
             .flat_map(|(port, listener)| {
@@ -191,6 +196,16 @@ fn subsystem(
             .controller_ids
             .map_or(CONTROLLER_IDS, ControllerIds::range),
     }
+}
+
+/// How the hosts of an export authenticate themselves.
+fn authentication(
+    export: &Export,
+    keys: &Keys,
+) -> BTreeMap<String, Arc<nvme_target::HostAuthentication>> {
+    let hosts = export.authentication.iter();
+    let hosts = hosts.map(|host| (host.host.to_string(), Arc::new(keys.authentication(host))));
+    hosts.collect()
 }
 
 /// The mask in the target, of namespaces that the export has now. One that is added is hidden until

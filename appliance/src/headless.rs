@@ -21,6 +21,7 @@ use crate::devices::{Devices, DriveNamespace};
 use crate::error::{Failure, with_causes};
 use crate::exports::{self, Ports};
 use crate::fabrics::{ControlMessage, TargetPollerParts};
+use crate::keys::Keys;
 use crate::messages::MessageRings;
 use crate::observe::model::{AnaRequest, ApplyAnswer, StepState};
 use crate::reactor_setup::DrainedDevices;
@@ -84,7 +85,8 @@ impl HeadlessAppliance {
         let devices = devices.map_err(failed)?;
         let addresses = config.listeners.iter().map(|it| it.address.socket_addr());
         let ports = Ports::new(&config, &addresses.collect::<Vec<SocketAddr>>());
-        let served = exports::target_config(&config, &devices, &ports, transfer_max);
+        let keys = Keys::load(&config).map_err(|error| with_causes(&error))?;
+        let served = exports::target_config(&config, &devices, &ports, &keys, transfer_max);
         let target = Target::new(served, reactors, devices.in_order());
         let target = target.map_err(|error| with_causes(&error))?;
         let (control_queues, messages) = MessageRings::new(reactors);
@@ -98,6 +100,7 @@ impl HeadlessAppliance {
                 devices,
                 reservation_files: ReservationFiles::default(),
                 ports,
+                keys,
                 transports: Vec::new(),
                 arena: None,
                 control_queues,

@@ -4,7 +4,6 @@
 //! line, error message or printed command contains one.
 
 mod check;
-mod file;
 mod generate;
 mod host_commands;
 

@@ -22,6 +22,7 @@ use crate::event_loop::EventLoop;
 use crate::exports::Ports;
 use crate::fabrics::ControlMessage;
 use crate::health_reporter::HealthReporter;
+use crate::keys::Keys;
 use crate::messages::MessageRings;
 use crate::operator_states::{OperatorStates, SharedOperatorStates};
 use crate::reservation_files::ReservationFiles;
@@ -39,6 +40,7 @@ pub(crate) struct Reconciler {
     devices: Devices,
     reservation_files: ReservationFiles,
     ports: Ports,
+    keys: Keys,
     transports: Vec<Arc<dyn Listening>>,
     /// The memory of requests; `None` if no transport registers memory.
     arena: Option<Arc<Arena>>,
@@ -58,6 +60,7 @@ pub(crate) struct Started {
     pub(crate) devices: Devices,
     pub(crate) reservation_files: ReservationFiles,
     pub(crate) ports: Ports,
+    pub(crate) keys: Keys,
     pub(crate) transports: Vec<Arc<dyn Listening>>,
     /// The memory of requests; `None` if no transport registers memory.
     pub(crate) arena: Option<Arc<Arena>>,
@@ -74,6 +77,7 @@ impl Reconciler {
             devices,
             reservation_files,
             ports,
+            keys,
             transports,
             arena,
             control_queues,
@@ -84,7 +88,7 @@ impl Reconciler {
         }
         let lowered = lowered(&config, &transports);
         let states = OperatorStates::default();
-        let target_state = TargetState::new(&lowered, &devices, &ports, &states);
+        let target_state = TargetState::new(&lowered, &devices, &ports, &keys, &states);
         Self {
             running: Running {
                 uuids: Arc::new(ArcSwap::from_pointee(target_state.uuids())),
@@ -100,6 +104,7 @@ impl Reconciler {
             devices,
             reservation_files,
             ports,
+            keys,
             transports,
             arena,
             control_queues,
@@ -166,7 +171,7 @@ impl Reconciler {
     fn serve(&mut self) -> Result<(), nvme_target::TargetError> {
         let config = lowered(&self.config, &self.transports);
         let states = self.running.operator_states.lock();
-        let wanted = TargetState::new(&config, &self.devices, &self.ports, &states);
+        let wanted = TargetState::new(&config, &self.devices, &self.ports, &self.keys, &states);
         let outcome = self.target_state.reconcile(wanted, &self.target);
         self.running.config.store(Arc::new(self.config.clone()));
         self.running.ports.store(Arc::new(self.ports.clone()));

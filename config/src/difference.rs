@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use crate::model::{
-    Access, AnaEntry, Backing, Config, Device, DriveNamespace, Export, Listener, Mask,
-    MaskedAccess, Namespace,
+    Access, AnaEntry, Backing, Config, Device, DriveNamespace, Export, HostAuthentication, Key,
+    Listener, Mask, MaskedAccess, Namespace,
 };
 use crate::table::Table;
 use crate::value::{ByteSize, ControllerIds, ModelNumber, Name, Nqn, Period, SerialNumber};
@@ -68,7 +68,10 @@ pub enum Step {
         access: Access,
         /// The new masks.
         masks: Vec<Mask>,
-        /// Whether a host that has access to the export or to a namespace now loses it.
+        /// How its hosts authenticate themselves from now on.
+        authentication: Vec<HostAuthentication>,
+        /// Whether a host that has access to the export or to a namespace now loses it, or has to
+        /// authenticate itself from now on.
         revokes: bool,
     },
     /// Changes the serial or model number of an export. Its controllers are closed, and hosts
@@ -105,6 +108,14 @@ pub enum Step {
     AddListener(Box<Listener>),
     /// Changes the settings of a listener for new connections.
     ChangeListener(Box<Listener>),
+    /// Reads a key, and makes it available to exports.
+    AddKey(Key),
+    /// Reads a key from another place.
+    ChangeKey(Key),
+    /// Reads a key whose secret has changed in its place.
+    ReloadKey(Name),
+    /// Forgets a key. It follows the last change that ends its use.
+    RemoveKey(Name),
     /// Adds an export.
     AddExport(Box<Export>),
     /// Offers an export at one more listener.
@@ -221,6 +232,10 @@ impl Step {
             | Step::AddDevice(_)
             | Step::AddListener(_)
             | Step::ChangeListener(_)
+            | Step::AddKey(_)
+            | Step::ChangeKey(_)
+            | Step::ReloadKey(_)
+            | Step::RemoveKey(_)
             | Step::AddExport(_)
             | Step::AttachListener { .. }
             | Step::ChangeAccess { revokes: false, .. }
@@ -255,6 +270,7 @@ impl fmt::Display for Step {
                 export,
                 access,
                 masks,
+                authentication,
                 ..
             } => {
                 match access {
@@ -264,9 +280,13 @@ impl fmt::Display for Step {
                     }
                 }
                 let masked: usize = masks.iter().map(|mask| mask.hosts.len()).sum();
-                match masked {
+                if masked > 0 {
+                    write!(f, ", {masked} of them only a part of it")?;
+                }
+                let required = authentication.iter().filter(|it| it.is_required).count();
+                match required {
                     0 => Ok(()),
-                    _ => write!(f, ", {masked} of them only a part of it"),
+                    _ => write!(f, ", {required} of them after authentication"),
                 }
             }
             Step::ChangeIdentity { export, .. } => write!(
@@ -303,6 +323,10 @@ impl fmt::Display for Step {
                     listener.name
                 )
             }
+            Step::AddKey(key) => write!(f, "read key {}", key.name),
+            Step::ChangeKey(key) => write!(f, "read key {} from another place", key.name),
+            Step::ReloadKey(name) => write!(f, "read key {name} again: its secret has changed"),
+            Step::RemoveKey(name) => write!(f, "forget key {name}"),
             Step::AddExport(export) => write!(f, "offer {}", export.nqn),
             Step::AttachListener { export, listener } => write!(f, "offer {export} at {listener}"),
             Step::ChangeQueues {
@@ -373,8 +397,20 @@ impl Config {
         for listener in &wanted.listeners {
             comparison.push_listener_steps(listener, &mut steps);
         }
+        for key in &wanted.keys {
+            match self.key(&key.name) {
+                Some(now) if now == key => {}
+                Some(_) => steps.push(Step::ChangeKey(key.clone())),
+                None => steps.push(Step::AddKey(key.clone())),
+            }
+        }
         for export in &wanted.exports {
             comparison.push_export_steps(export, &mut steps);
+        }
+        for key in &self.keys {
+            if wanted.key(&key.name).is_none() {
+                steps.push(Step::RemoveKey(key.name.clone()));
+            }
         }
         let deadline = wanted.appliance.shutdown_deadline;
         if self.appliance.shutdown_deadline != deadline {
@@ -531,12 +567,18 @@ impl Comparison<'_> {
                 model: export.model.clone(),
             });
         }
-        if !same_access(&now.access, &export.access) || !same_masks(&now.masks, &export.masks) {
+        let is_same = same_access(&now.access, &export.access)
+            && same_masks(&now.masks, &export.masks)
+            && same_authentication(now, export);
+        if !is_same {
             steps.push(Step::ChangeAccess {
                 export: nqn(),
                 access: export.access.clone(),
                 masks: export.masks.clone(),
-                revokes: !permits_all(&export.access, &now.access) || hides(now, export),
+                authentication: export.authentication.clone(),
+                revokes: !permits_all(&export.access, &now.access)
+                    || hides(now, export)
+                    || requires_more(now, export),
             });
         }
         if now.max_io_queues != export.max_io_queues {
@@ -610,6 +652,22 @@ fn set_size(backing: &mut Backing, to: Option<ByteSize>) {
 fn keeps_disk(export: &Export, namespace: &Namespace) -> bool {
     let mut namespaces = export.namespaces.iter();
     namespaces.any(|it| it.is_same_disk(namespace))
+}
+
+/// Whether the hosts of both authenticate themselves in the same way, whatever the order of hosts.
+fn same_authentication(one: &Export, other: &Export) -> bool {
+    let (one, other) = (&one.authentication, &other.authentication);
+    one.len() == other.len() && one.iter().all(|host| other.contains(host))
+}
+
+/// Whether a host that may attach the running export, `now`, without authentication has to
+/// authenticate itself.
+fn requires_more(now: &Export, then: &Export) -> bool {
+    let mut required = then.authentication.iter().filter(|it| it.is_required);
+    required.any(|it| {
+        let before = now.authentication_of(&it.host);
+        now.access.permits(it.host.as_str()) && !before.is_some_and(|before| before.is_required)
+    })
 }
 
 /// Whether both have the same entries, in any order.

@@ -10,10 +10,11 @@ use proptest::prelude::*;
 use proptest::sample::{Index, select};
 use uuid::Uuid;
 
+use crate::kind::{FilePath, Kind as _};
 use crate::limits::{ANA_GROUPS_MAX, CORE_NUMBER_MAX, DRIVE_NAMESPACE_MAX, MEMORY_MAX, NSID_MAX};
 use crate::model::{
     Access, AnaEntry, AnaState, Appliance, Backing, Config, Control, Device, DriveNamespace,
-    Export, Limits, Listener, Mask, Namespace,
+    Export, HostAuthentication, Key, KeySource, Limits, Listener, Mask, Namespace,
 };
 use crate::table::Table as _;
 use crate::value::{
@@ -54,16 +55,21 @@ pub fn config() -> impl Strategy<Value = Config> {
         listeners,
         seeds,
         vec(export_rest(), 4),
+        keys(),
     )
         .prop_map(
-            |(appliance, limits, control, devices, listeners, seeds, rests)| {
-                let exports = exports(&devices, &listeners, &seeds, rests);
+            |(appliance, limits, control, devices, listeners, seeds, rests, keys)| {
+                let mut exports = exports(&devices, &listeners, &seeds, rests);
+                for (export, seed) in exports.iter_mut().zip(&seeds) {
+                    export.authentication = authentication(&seed.masks, &export.access, &keys);
+                }
                 Config {
                     appliance,
                     limits,
                     control,
                     devices,
                     listeners,
+                    keys,
                     exports,
                 }
             },
@@ -177,6 +183,46 @@ fn drive_namespace(number: usize) -> impl Strategy<Value = DriveNamespace> {
         namespace: namespace.saturating_sub(1) * 8 + number as u32 + 1,
         ..drive
     })
+}
+
+/// Any keys.
+fn keys() -> impl Strategy<Value = Vec<Key>> {
+    let place = prop_oneof![
+        FilePath.any().prop_map(KeySource::File),
+        name().prop_map(KeySource::Credential),
+    ];
+    let named = distinct_names(0..=3);
+    (named, vec(place, 3)).prop_map(|(names, places)| {
+        let keys = names.into_iter().zip(places);
+        keys.map(|(name, source)| Key { name, source }).collect()
+    })
+}
+
+/// The authentication of single hosts.
+fn authentication(
+    seeds: &[Option<(u8, u8)>],
+    access: &Access,
+    keys: &[Key],
+) -> Vec<HostAuthentication> {
+    let (Access::Hosts(hosts), Some(first)) = (access, keys.first()) else {
+        return Vec::new();
+    };
+    let hosts = hosts.iter().zip(seeds);
+    let hosts = hosts.filter_map(|(host, seed)| {
+        let (bits, _) = (*seed)?;
+        let has = |bit: u8| bits & bit != 0;
+        Some(HostAuthentication {
+            host: host.clone(),
+            chap: match has(1) {
+                true => keys.iter().map(|key| key.name.clone()).collect(),
+                false => vec![first.name.clone()],
+            },
+            chap_controller: has(2).then(|| first.name.clone()),
+            chap_null_group: has(4),
+            is_required: has(8),
+        })
+    });
+    hosts.collect()
 }
 
 /// Any device. Its number keeps path, drive namespace and UUID distinct from those of other
@@ -318,8 +364,9 @@ fn export_rest() -> impl Strategy<Value = Export> {
     let hosts =
         btree_set(nqn(), 1..=3).prop_map(|hosts| Access::Hosts(hosts.into_iter().collect()));
     let access = prop_oneof![Just(Access::AnyHost), hosts];
-    (nqn(), access)
-        .prop_flat_map(|(nqn, access)| Export::any((nqn, vec![], vec![], access, vec![], vec![])))
+    (nqn(), access).prop_flat_map(|(nqn, access)| {
+        Export::any((nqn, vec![], vec![], access, vec![], vec![], vec![]))
+    })
 }
 
 fn exports(

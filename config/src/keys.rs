@@ -95,7 +95,7 @@ impl Section {
 
 /// Every table of the file. The first is the file itself.
 pub const SECTIONS: &[Section] = &[
-    ROOT, APPLIANCE, LIMITS, CONTROL, DEVICE, LISTENER, EXPORT, NAMESPACE, ANA, MASK,
+    ROOT, APPLIANCE, LIMITS, CONTROL, DEVICE, LISTENER, KEY, EXPORT, NAMESPACE, HOST, ANA, MASK,
 ];
 
 pub(crate) const ROOT: Section = Section {
@@ -137,6 +137,13 @@ pub(crate) const ROOT: Section = Section {
             absent: Absent::Required,
             example: "[[listener]]",
             meaning: "The addresses at which hosts connect.",
+        },
+        Key {
+            name: "key",
+            values: Values::Text("array of at most 4096 tables"),
+            absent: Absent::Words("no host authenticates itself"),
+            example: "[[key]]",
+            meaning: "The secrets of hosts.",
         },
         Key {
             name: "export",
@@ -292,10 +299,11 @@ pub(crate) const EXPORT: Section = Section {
             },
             Key {
                 name: "hosts",
-                values: Values::Text("array of 1 to 1024 host NQNs"),
+                values: Values::Text("array of 1 to 1024 host NQNs or tables"),
                 absent: Absent::Words("required unless `allow_any_host = true`"),
                 example: "[\"nqn.2014-08.org.nvmexpress:uuid:9f0c2b6e-54a1-4b53-9d0e-0d5a8a1c7f11\"]",
-                meaning: "The hosts that may attach it. A Linux host's is in `/etc/nvme/hostnqn`.",
+                meaning: "The hosts that may attach it. A Linux host's is in `/etc/nvme/hostnqn`. \
+                      A name alone is a claim; a table gives the keys that prove it.",
             },
             Key {
                 name: "allow_any_host",
@@ -354,6 +362,92 @@ pub(crate) const NAMESPACE: Section = Section {
             absent: Absent::Value("1"),
             example: "2",
             meaning: "Its ANA group. Namespaces of one group have the same state at each listener.",
+        },
+    ]],
+};
+
+pub(crate) const KEY: Section = Section {
+    path: "key",
+    header: "[[key]]",
+    meaning: "A secret of hosts, for DH-HMAC-CHAP. `windlass key generate --kind chap` makes one, \
+              and prints the commands for the host. Exactly one of `file` and `credential` is \
+              given; a secret is never written in this file. `windlass apply` reads all files \
+              again, so a replaced secret applies to the next authentications; connections \
+              continue.",
+    keys: &[&[
+        Key {
+            name: "name",
+            values: Values::Text("name"),
+            absent: Absent::Required,
+            example: "\"db1-2026\"",
+            meaning: "Its name, by which hosts of exports refer to it; in status, metrics and logs.",
+        },
+        Key {
+            name: "file",
+            values: Values::Text("absolute path"),
+            absent: Absent::Words("required without `credential`"),
+            example: "\"/etc/windlass/keys/db1\"",
+            meaning: "A file with only the secret, `DHHC-1:…:`. No one but its owner may have \
+                      permissions for it (`chmod 600`).",
+        },
+        Key {
+            name: "credential",
+            values: Values::Text("name"),
+            absent: Absent::Words("required without `file`"),
+            example: "\"db1\"",
+            meaning: "A credential of the service (`LoadCredential=`, `LoadCredentialEncrypted=` or \
+                      `SetCredentialEncrypted=` of systemd). It may be readable by its group, \
+                      because systemd grants the access of the service's user by an access \
+                      control list, but not by others. It changes with a restart of the service.",
+        },
+    ]],
+};
+
+pub(crate) const HOST: Section = Section {
+    path: "export.hosts",
+    header: "hosts = [{ … }]",
+    meaning: "A host that authenticates itself to the export by DH-HMAC-CHAP.",
+    keys: &[&[
+        Key {
+            name: "nqn",
+            values: Values::Text("host NQN"),
+            absent: Absent::Required,
+            example: "\"nqn.2026-11.org.example:h\"",
+            meaning: "The host.",
+        },
+        Key {
+            name: "chap",
+            values: Values::Text("key name, or array of 1 to 4"),
+            absent: Absent::Words("the host cannot authenticate itself"),
+            example: "\"db1-2026\"",
+            meaning: "The keys of which the host has one (`nvme connect --dhchap-secret`). Several \
+                      are for an exchange: add the new key, change the host, remove the old key; \
+                      `windlass status` and the metrics show which one is used.",
+        },
+        Key {
+            name: "chap_controller",
+            values: Values::Text("key name"),
+            absent: Absent::Words("a host that demands it is refused"),
+            example: "\"rack7-a\"",
+            meaning: "The key with which the appliance authenticates itself to a host that demands \
+                      it (`--dhchap-ctrl-secret`).",
+        },
+        Key {
+            name: "chap_null_group",
+            values: Values::Text("boolean"),
+            absent: Absent::Words("`false`"),
+            example: "true",
+            meaning: "Whether a host without Diffie-Hellman groups is accepted. Who records its \
+                      exchange can then try secrets offline.",
+        },
+        Key {
+            name: "require",
+            values: Values::Text("array of `\"chap\"`"),
+            absent: Absent::Words("the host may connect without authentication"),
+            example: "[\"chap\"]",
+            meaning: "What the host has to do. Without it, the keys serve hosts that are about to \
+                      be changed, and protect nothing. A new requirement disconnects hosts that \
+                      have not authenticated themselves.",
         },
     ]],
 };

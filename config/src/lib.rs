@@ -43,8 +43,8 @@ pub use difference::{Change, Effect, Replaced, Step};
 pub use load::LoadError;
 pub use model::{
     Access, AnaEntry, AnaState, Appliance, Backing, Config, Control, Cores, CoresNotAllowed,
-    Device, Digest, DriveNamespace, Export, Idle, Limits, Listener, Mask, MaskedAccess, Namespace,
-    Pages, Transport,
+    Device, Digest, DriveNamespace, Export, HostAuthentication, Idle, Key, KeySource, Limits,
+    Listener, Mask, MaskedAccess, Namespace, Pages, Transport,
 };
 pub use notice::Notice;
 pub use problem::{Colour, Place, Problem, ProblemKind, Problems};

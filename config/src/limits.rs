@@ -31,6 +31,10 @@ pub const MASKS_MAX: usize = 64;
 pub const CONTROLLER_ID_MAX: u16 = 65_519;
 /// Most hosts in the list of one export.
 pub const HOSTS_MAX: usize = 1024;
+/// Maximum number of keys.
+pub const KEYS_MAX: usize = 4096;
+/// Maximum number of keys of a host in an export: more than one while they are exchanged.
+pub const HOST_KEYS_MAX: usize = 4;
 
 /// Most cores in a core list: one reactor each.
 pub const CORES_MAX: usize = 256;

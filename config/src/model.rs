@@ -90,6 +90,8 @@ pub struct Config {
     pub devices: Vec<Device>,
     /// The listeners, in the order of the file.
     pub listeners: Vec<Listener>,
+    /// The keys, in the order of the file.
+    pub keys: Vec<Key>,
     /// The exports, in the order of the file.
     pub exports: Vec<Export>,
 }
@@ -105,6 +107,11 @@ impl Config {
         self.listeners
             .iter()
             .find(|listener| listener.name == *name)
+    }
+
+    /// The key named `name`.
+    pub fn key(&self, name: &Name) -> Option<&Key> {
+        self.keys.iter().find(|key| key.name == *name)
     }
 
     /// The export with that NQN.
@@ -600,6 +607,8 @@ table! {
         ana: Vec<AnaEntry>,
         /// What some of its hosts see of it; the others see every namespace. No host occurs twice.
         masks: Vec<Mask>,
+        /// How some of its hosts authenticate themselves; the others do not. No host occurs twice.
+        authentication: Vec<HostAuthentication>,
     } {
         /// The serial number that hosts see.
         serial: Option<SerialNumber> = Maybe(SERIAL),
@@ -666,6 +675,39 @@ pub struct Mask {
     pub devices: Vec<Name>,
     /// The names of the devices that they see and only read.
     pub read_only: Vec<Name>,
+}
+
+/// A secret of hosts. The file names the place of the secret, never the secret itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Key {
+    /// Its name.
+    pub name: Name,
+    /// The place of the secret.
+    pub source: KeySource,
+}
+
+/// The place of a secret.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KeySource {
+    /// A file, by its absolute path.
+    File(PathBuf),
+    /// A credential that systemd passes to the service, by its name.
+    Credential(Name),
+}
+
+/// How a host of an export authenticates itself by DH-HMAC-CHAP.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostAuthentication {
+    /// The host.
+    pub host: Nqn,
+    /// The names of the keys of which it has one: 1 to 4, each once.
+    pub chap: Vec<Name>,
+    /// The name of the key with which the appliance authenticates itself.
+    pub chap_controller: Option<Name>,
+    /// Whether an exchange without a Diffie-Hellman group is accepted.
+    pub chap_null_group: bool,
+    /// Whether it has to authenticate itself.
+    pub is_required: bool,
 }
 
 /// What a host may do with a namespace of an export that it may attach.
@@ -756,6 +798,11 @@ impl Export {
     pub fn mask(&self, host: &Nqn) -> Option<&Mask> {
         let mut masks = self.masks.iter();
         masks.find(|mask| mask.hosts.contains(host))
+    }
+
+    /// How a host authenticates itself; `None` if it does not.
+    pub fn authentication_of(&self, host: &Nqn) -> Option<&HostAuthentication> {
+        self.authentication.iter().find(|it| it.host == *host)
     }
 
     /// The ANA groups of its namespaces, ascending.

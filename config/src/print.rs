@@ -2,7 +2,10 @@
 
 use std::fmt::{self, Write as _};
 
-use crate::model::{Access, AnaEntry, Backing, Config, Device, Export, Mask, Namespace};
+use crate::model::{
+    Access, AnaEntry, Backing, Config, Device, Export, HostAuthentication, Key, KeySource, Mask,
+    Namespace,
+};
 use crate::table::Table;
 
 impl Config {
@@ -23,6 +26,9 @@ impl Config {
         }
         for item in &self.listeners {
             table(out, "\n[[listener]]", item)?;
+        }
+        for item in &self.keys {
+            key(out, item)?;
         }
         for item in &self.exports {
             export(out, item)?;
@@ -111,7 +117,12 @@ fn export(out: &mut String, export: &Export) -> fmt::Result {
     array(out, "listeners", listeners, |name| format!("\"{name}\""))?;
     match access {
         Access::AnyHost => writeln!(out, "allow_any_host = true")?,
-        Access::Hosts(hosts) => array(out, "hosts", hosts, |host| quoted(host.as_str()))?,
+        Access::Hosts(hosts) => array(out, "hosts", hosts, |nqn| {
+            match export.authentication_of(nqn) {
+                Some(authentication) => host(authentication),
+                None => quoted(nqn.as_str()),
+            }
+        })?,
     }
     if !ana.is_empty() {
         array(out, "ana", ana, ana_entry)?;
@@ -120,6 +131,43 @@ fn export(out: &mut String, export: &Export) -> fmt::Result {
         array(out, "masks", masks, mask)?;
     }
     plain_keys(out, export)
+}
+
+fn key(out: &mut String, key: &Key) -> fmt::Result {
+    let Key { name, source } = key;
+    writeln!(out, "\n[[key]]\nname = \"{name}\"")?;
+    match source {
+        KeySource::File(path) => writeln!(out, "file = {}", quoted(&path.to_string_lossy())),
+        KeySource::Credential(name) => writeln!(out, "credential = \"{name}\""),
+    }
+}
+
+fn host(authentication: &HostAuthentication) -> String {
+    let HostAuthentication {
+        host,
+        chap,
+        chap_controller,
+        chap_null_group,
+        is_required,
+    } = authentication;
+    let chap: Vec<String> = chap.iter().map(|name| format!("\"{name}\"")).collect();
+    let mut text = format!(
+        "{{ nqn = {}, chap = [{}]",
+        quoted(host.as_str()),
+        chap.join(", ")
+    );
+    // Writing to a String cannot fail.
+    if let Some(name) = chap_controller {
+        let _ = write!(text, ", chap_controller = \"{name}\"");
+    }
+    if *chap_null_group {
+        text.push_str(", chap_null_group = true");
+    }
+    if *is_required {
+        text.push_str(", require = [\"chap\"]");
+    }
+    text.push_str(" }");
+    text
 }
 
 fn mask(mask: &Mask) -> String {

@@ -72,6 +72,29 @@ fn with_key(section: &Section, key: &str, value: &str) -> String {
         let mask = mask.replace(old, &format!("{key} = {value}"));
         return format!("{MINIMAL}masks = [{mask}]\n");
     }
+    if section.path == "export.hosts" {
+        let host = "{ nqn = \"nqn.2026-11.org.example:h\", chap = \"k\", chap_controller = \"k\" }";
+        let old = match key {
+            "nqn" => "nqn = \"nqn.2026-11.org.example:h\"",
+            "chap" => "chap = \"k\"",
+            _ => "chap_controller = \"k\"",
+        };
+        let host = host.replace(old, &format!("{key} = {value}"));
+        let start = MINIMAL.find("hosts = [").unwrap();
+        let end = start + MINIMAL[start..].find('\n').unwrap();
+        let (before, after) = (&MINIMAL[..start], &MINIMAL[end..]);
+        let keys: String = ["k", "db1-2026", "rack7-a"]
+            .map(|name| format!("[[key]]\nname = \"{name}\"\nfile = \"/k\"\n"))
+            .concat();
+        return format!("{before}hosts = [{host}]{after}\n{keys}");
+    }
+    if section.path == "key" {
+        let key = match key {
+            "name" => format!("name = {value}\nfile = \"/k\""),
+            _ => format!("name = \"k\"\n{key} = {value}"),
+        };
+        return format!("{MINIMAL}\n[[key]]\n{key}\n");
+    }
     let mut here = false;
     let mut text = String::new();
     for line in MINIMAL.lines() {

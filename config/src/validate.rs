@@ -23,6 +23,9 @@ pub(crate) fn validate(draft: &Draft, text: &str, findings: &mut Findings) {
         .collect();
     let listener_names = Names::collect(&names, "listener", &lines, findings);
 
+    let names: Vec<_> = draft.keys.iter().map(|key| &key.name).collect();
+    let key_names = Names::collect(&names, "key", &lines, findings);
+
     let nqns = draft
         .exports
         .iter()
@@ -80,6 +83,9 @@ pub(crate) fn validate(draft: &Draft, text: &str, findings: &mut Findings) {
         for listener in &export.listeners {
             listener_names.check(listener, findings);
         }
+        for key in &export.keys {
+            key_names.check(key, findings);
+        }
     }
     let devices = draft.exports.iter().flat_map(|export| &export.namespaces);
     report_duplicate_values(
@@ -123,7 +129,9 @@ impl<'d> Names<'d> {
             what,
             in_order: texts.filter(|name| all.insert(*name)).collect(),
             all,
-            complete: !names.is_empty() && names.iter().all(|name| name.text.is_some()),
+            // A file without devices or listeners has a finding already; one without keys has none.
+            complete: (!names.is_empty() || what == "key")
+                && names.iter().all(|name| name.text.is_some()),
         }
     }
 
@@ -134,7 +142,10 @@ impl<'d> Names<'d> {
         let what = self.what;
         findings.add(|| {
             let all = listed(self.in_order.iter().copied(), NAMES_LISTED_MAX);
-            let all = format!("the {what}s of this file: {all}");
+            let all = match self.in_order.is_empty() {
+                true => format!("add a [[{what}]] with this name"),
+                false => format!("the {what}s of this file: {all}"),
+            };
             Finding {
                 hint: Some(match nearest(&name.value, self.in_order.iter().copied()) {
                     Some(near) => format!("did you mean `{near}`? {all}"),

@@ -42,9 +42,12 @@ pub(crate) fn status() -> Status {
             "namespaces": [1]}],
         "hosts": [{"nqn": "nqn.2014-08.org.nvmexpress:uuid:1", "host_id": "09",
             "export": "nqn.2026-11.org.windlass:rack7-a.fast", "controller_id": 1, "kind": "io",
-            "state": "ready", "transport": "tcp", "address": null, "queues": [
-            {"qid": 1, "reactor": 0, "totals": TOTALS}], "totals": TOTALS, "errors_logged": 0}],
-        "target": {"commands": 9, "admin_commands": 3, "errors": 0, "errors_not_logged": 0,
+            "state": "ready", "transport": "tcp", "address": null,
+            "authentication": {"key": "db1", "controller_key": null, "bidirectional": false,
+                "hash": "sha256", "group": "ffdhe2048", "since_unix_ms": 1}, "queues": [
+            {"qid": 1, "reactor": 0, "authenticated": true, "totals": TOTALS}], "totals": TOTALS, "errors_logged": 0}],
+        "keys": [{"name": "db1", "source": "file", "uses": 1, "last_used_unix_ms": 1}],
+        "target": {"commands": 9, "authentications": 2, "authentications_failed": 0, "admin_commands": 3, "errors": 0, "errors_not_logged": 0,
             "connects": 2, "connects_refused": 0, "keep_alive_expired": 0,
             "reconnects": 0, "controller_resets": 0, "events": 0,
             "deferred": 0, "orphaned": 0, "stale_completions": 0, "stale_queues": 0,

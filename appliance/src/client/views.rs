@@ -69,6 +69,7 @@ pub(crate) const HOSTS: &[&[Column]] = &[
         number("ID"),
         name("STATE"),
         name("FROM"),
+        name("KEY"),
         number("QUEUES"),
     ],
     &RATES,
@@ -212,6 +213,7 @@ pub(crate) fn hosts(delta: &StatusDelta) -> Table {
             Cell::known(host.controller_id.map(u64::from), count),
             controller_state(&host.state),
             Cell::known(from, Cell::text),
+            Cell::known(host.authentication.as_ref(), |it| Cell::text(&*it.key)),
             count(host.queues.len() as u64),
         ];
         row.extend(rate_cells(rates));

@@ -2,7 +2,7 @@
 //!
 //! Labels, with their largest number of values: `reactor` 256; `device`, `export` and the
 //! namespaces of `windlass_namespace` 128 each; `listener` 64; `slice_bytes` 5; the ANA groups of all
-//! exports 128, each at the export's listeners, with one `state`. Names of hosts come
+//! exports 128, each at the export's listeners, with one `state`; `key` 4096. Names of hosts come
 //! from the network, so they are escaped, and the number of their series is bounded, in the order
 //! of names. The rest is counted in a metric whose name ends in `_left_out`:
 //!
@@ -12,7 +12,7 @@
 //! | `controller` with `queue`: an I/O connection | [`CONNECTION_LABELS_MAX`] | 6 |
 //! | errors: `export` with `sct`, `sc`, `status` | [`STATUS_LABELS_MAX`] | 1 |
 //!
-//! Over HTTP without a token, the values of `host` and `controller` are pseudonyms that change when
+//! Over HTTP without a token, the values of `host`, `controller` and `key` are pseudonyms that change when
 //! the appliance restarts.
 //!
 //! A histogram has 24 series, and is omitted while it is empty. A reactor has about 120 series with
@@ -300,7 +300,10 @@ impl Scrape {
             ];
             (labels, one)
         });
-        out.measured(&paths.collect::<Vec<_>>())
+        out.measured(&paths.collect::<Vec<_>>())?;
+        let keys = self.status.keys.iter();
+        let keys = keys.map(|one| (vec![("key", one.name.clone())], one));
+        out.measured(&keys.collect::<Vec<_>>())
     }
 
     fn hosts(&self, out: &mut Families<'_, '_>) -> fmt::Result {

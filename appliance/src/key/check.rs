@@ -7,8 +7,8 @@ use appliance_config::Nqn;
 use clap::Args;
 use nvme_keys::{AnySecret, Candidate, Derivation, IdentityVersion, Names, TlsKey};
 
-use super::file;
 use crate::error::Failure;
+use crate::key_files;
 use crate::terminal::print;
 
 /// What `key check` takes.
@@ -32,7 +32,7 @@ pub(super) struct CheckArguments {
 
 /// Checks the file, and prints what is not secret.
 pub(super) fn check(arguments: &CheckArguments) -> Result<(), Failure> {
-    let secret = file::read(&arguments.file)?;
+    let secret = key_files::read(&arguments.file)?;
     let names = match (&arguments.host, &arguments.subsystem) {
         (Some(host), Some(subsystem)) => Some(Names::new(host.as_str(), subsystem.as_str())?),
         _ => None,

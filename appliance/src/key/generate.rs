@@ -9,8 +9,9 @@ use nvme_keys::{AnySecret, ChapSecret, Hash, TlsKey};
 use rustix::rand::{GetRandomFlags, getrandom};
 use zeroize::Zeroizing;
 
-use super::{file, host_commands};
+use super::host_commands;
 use crate::error::Failure;
+use crate::key_files;
 use crate::terminal;
 
 /// Length of keys without a hash, in bytes.
@@ -84,7 +85,7 @@ pub(super) fn generate(arguments: &GenerateArguments) -> Result<(), Failure> {
     super::warn_if_sha_384(&secret);
     let interchange = secret.expose_interchange();
     if let Some(path) = &arguments.file {
-        file::create(path, &interchange)?;
+        key_files::create(path, &interchange)?;
         terminal::print_aside(&format!("The key is in {}.\n", path.display()));
     } else {
         let mut line = Zeroizing::new(String::with_capacity(interchange.len() + 1));

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use crate::terminal::quoted;
 use appliance_config::Nqn;
 use nvme_keys::AnySecret;
 
@@ -30,15 +31,6 @@ pub(super) fn text(secret: &AnySecret, host: Option<&Nqn>, subsystem: Option<&Nq
         AnySecret::Chap(_) => writeln!(text, "  {connect} -S {key}"),
     };
     text
-}
-
-/// Text as one word of a shell.
-pub(super) fn quoted(text: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-/:,+=@%".contains(c);
-    if !text.is_empty() && text.chars().all(is_plain) {
-        return text.to_owned();
-    }
-    format!("'{}'", text.replace('\'', r"'\''"))
 }
 
 #[cfg(test)]
@@ -77,13 +69,5 @@ mod tests {
                  /etc/nvme/windlass.key)\""
             )
         );
-    }
-
-    #[test]
-    fn words_are_quoted_for_a_shell() {
-        assert_eq!(quoted("/etc/a-b_c.key"), "/etc/a-b_c.key");
-        assert_eq!(quoted("a b"), "'a b'");
-        assert_eq!(quoted("it's"), r"'it'\''s'");
-        assert_eq!(quoted(""), "''");
     }
 }

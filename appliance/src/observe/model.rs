@@ -4,6 +4,7 @@
 //! a name says otherwise. An unknown value is `null`, never zero.
 
 mod ana;
+mod keys;
 mod reservations;
 
 use std::collections::BTreeMap;
@@ -17,6 +18,7 @@ use super::measured::{Sample as _, measured};
 use super::observation::MemorySample;
 use super::status::{DeviceInput, ExportInput, ListenerInput, ReactorInput, warnings};
 pub(crate) use ana::{AnaAnswer, AnaChange, AnaInput, AnaRequest, AnaStatus, AnaWord};
+pub(crate) use keys::{AuthenticationStatus, KeyInput, KeyStatus};
 pub(crate) use reservations::{
     ClearAnswer, ClearRequest, DeviceReservations, EvictAnswer, EvictRequest, RegistrantStatus,
     ReservationWord,
@@ -41,6 +43,9 @@ pub(crate) struct Status {
     pub(crate) ana: Vec<AnaStatus>,
     /// One entry for each controller that a host has, discovery controllers included.
     pub(crate) hosts: Vec<HostStatus>,
+    /// The keys of hosts, in the configuration's order; their names are pseudonyms over HTTP without
+    /// a token.
+    pub(crate) keys: Vec<KeyStatus>,
     pub(crate) target: TargetStatus,
     /// How long reads and writes took, over all exports.
     pub(crate) latency: Latency,
@@ -407,6 +412,8 @@ pub(crate) struct HostStatus {
     pub(crate) transport: Option<String>,
     /// The host's address; none where it is not known.
     pub(crate) address: Option<String>,
+    /// How it authenticated itself on the admin queue; none if it has not.
+    pub(crate) authentication: Option<AuthenticationStatus>,
     /// I/O queues.
     pub(crate) queues: Vec<QueueStatus>,
     /// Over all its I/O queues, closed ones included.
@@ -431,6 +438,8 @@ pub(crate) struct QueueStatus {
     pub(crate) qid: u16,
     /// The reactor that serves it.
     pub(crate) reactor: usize,
+    /// Whether its host authenticated itself on it.
+    pub(crate) authenticated: bool,
     pub(crate) totals: Totals,
 }
 
@@ -449,6 +458,11 @@ measured! {
         connects = core.connects.get(), Counter "connects";
         /// Connects that were refused.
         connects_refused = core.connects_refused.get(), Counter "connects_refused";
+        /// Queues on which hosts authenticated themselves, repetitions included.
+        authentications = core.authentications.get(), Counter "authentications";
+        /// Authentications that failed.
+        authentications_failed = core.authentications_failed.get(),
+            Counter "authentications_failed";
         /// Associations of hosts that had lost one with the same subsystem without a shutdown.
         reconnects = core.reconnects.get(), Counter "reconnects";
         /// Resets of controllers that hosts asked for.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use appliance_config::Config;
 use block::Health;
 use hugemem::ArenaCounters;
-use nvme_target::{DeviceIndex, TargetLatency, TargetSnapshot, TargetStatuses};
+use nvme_target::{DeviceIndex, KeyUse, TargetLatency, TargetSnapshot, TargetStatuses};
 use reactors::{Clock, Nanos, ReactorSnapshot, StuckPoller};
 
 use super::model::{BUFFER_WAIT_MAX_NS, TargetStatus, lost_rdma};
@@ -34,6 +34,10 @@ pub(crate) struct Observation {
     /// The bound address of each listener of the configuration.
     pub(crate) addresses: Vec<Option<String>>,
     pub(crate) target: TargetSnapshot,
+    /// The time of the reactors' clock.
+    pub(crate) now: Nanos,
+    /// The uses of keys since the start.
+    pub(crate) key_uses: BTreeMap<String, KeyUse>,
     /// Latencies since the start.
     pub(crate) latency: Arc<TargetLatency>,
     /// An earlier sample of the latencies, a few seconds old if there is one.
@@ -119,6 +123,8 @@ impl Observation {
                 .map(|listener| Some(ports.get(&listener.name)?.address.to_string()))
                 .collect(),
             target: sources.target.snapshot(),
+            now: sources.clock.now(),
+            key_uses: sources.target.key_uses(),
             latency: Arc::new(sources.target.latency()),
             statuses: sources.target.statuses(),
             before: before.cloned().unwrap_or_else(|| LatencyBefore {

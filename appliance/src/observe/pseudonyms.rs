@@ -37,6 +37,11 @@ impl Pseudonyms {
         format!("controller-{hash:016x}")
     }
 
+    /// The pseudonym of a key.
+    fn key(&self, name: &str) -> String {
+        format!("key-{:016x}", self.0.hash_one(("key", name)))
+    }
+
     /// Replaces or removes everything in a status that identifies a host.
     pub(crate) fn apply_to_status(&self, status: &mut Status) {
         for host in &mut status.hosts {
@@ -45,6 +50,7 @@ impl Pseudonyms {
                 host_id,
                 controller_id,
                 address,
+                authentication,
                 // These fields do not identify it.
                 export: _,
                 kind: _,
@@ -56,6 +62,14 @@ impl Pseudonyms {
             } = host;
             *nqn = self.host(nqn);
             (*host_id, *controller_id, *address) = (None, None, None);
+            if let Some(authentication) = authentication {
+                authentication.key = self.key(&authentication.key);
+                authentication.controller_key = None;
+            }
+        }
+        // An administrator may name a key after its host.
+        for key in &mut status.keys {
+            key.name = self.key(&key.name);
         }
     }
 

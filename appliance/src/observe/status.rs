@@ -3,16 +3,19 @@
 use std::collections::BTreeMap;
 use std::time::UNIX_EPOCH;
 
-use appliance_config::{Config, Device, Export, Listener};
+use appliance_config::{Config, Device, Export, Key, Listener};
 use block::{Damage, Health, HealthState, HealthWarnings};
-use nvme_target::{ControllerSnapshot, ControllerState, IoTotals, Stage, StatusCounts};
+use nvme_target::{
+    ControllerSnapshot, ControllerState, IoTotals, QueueAuthentication, Stage, StatusCounts,
+};
+use reactors::Nanos;
 
 use super::latency;
 use super::model::{
-    AnaInput, AnaStatus, ApplianceStatus, ControllerKind, DamageStatus, DeviceState, DeviceStatus,
-    ExportStatus, HostStatus, Latency, ListenerStatus, MemoryStatus, NamespaceStatus, QueueStatus,
-    ReactorStatus, RunState, Status, StatusCode, StatusCount, TargetStatus, Totals,
-    TransportTotals,
+    AnaInput, AnaStatus, ApplianceStatus, AuthenticationStatus, ControllerKind, DamageStatus,
+    DeviceState, DeviceStatus, ExportStatus, HostStatus, KeyInput, KeyStatus, Latency,
+    ListenerStatus, MemoryStatus, NamespaceStatus, QueueStatus, ReactorStatus, RunState, Status,
+    StatusCode, StatusCount, TargetStatus, Totals, TransportTotals,
 };
 use super::observation::{DeviceSample, Observation, ReactorSample};
 use crate::operator_states::OperatorStates;
@@ -79,6 +82,7 @@ impl Observation {
                 .iter()
                 .map(|it| self.host(it))
                 .collect(),
+            keys: self.config.keys.iter().map(|key| self.key(key)).collect(),
             target: self.target_totals(),
             latency: self
                 .latency_of(|all| Some(latency::of_all(all)))
@@ -213,17 +217,55 @@ impl Observation {
             state: controller_state(controller.state).to_owned(),
             transport: only,
             address: None,
+            authentication: controller
+                .authentication
+                .as_ref()
+                .map(|it| self.authentication(it)),
             queues: controller
                 .io_queues
                 .iter()
                 .map(|queue| QueueStatus {
                     qid: queue.qid,
                     reactor: queue.reactor,
+                    authenticated: queue.authentication.is_some(),
                     totals: queue.totals.into(),
                 })
                 .collect(),
             totals: controller.totals.into(),
             errors_logged: controller.errors_logged,
+        }
+    }
+
+    /// The time of the reactors' clock in milliseconds since 1970.
+    fn unix_ms_of(&self, time: Nanos) -> u64 {
+        self.unix_ms
+            .saturating_sub(self.now.saturating_sub(time).as_millis())
+    }
+
+    fn key(&self, key: &Key) -> KeyStatus {
+        let of_key = self.key_uses.get(key.name.as_str());
+        KeyStatus::read(KeyInput {
+            key,
+            uses: of_key.map_or(0, |it| it.count),
+            last_used_unix_ms: of_key.map(|it| self.unix_ms_of(it.last)),
+        })
+    }
+
+    fn authentication(&self, authentication: &QueueAuthentication) -> AuthenticationStatus {
+        let QueueAuthentication {
+            hash,
+            group,
+            key,
+            controller_key,
+            since,
+        } = authentication;
+        AuthenticationStatus {
+            key: key.clone(),
+            controller_key: controller_key.clone(),
+            bidirectional: controller_key.is_some(),
+            hash: format!("{hash:?}").to_lowercase(),
+            group: format!("{group:?}").to_lowercase(),
+            since_unix_ms: self.unix_ms_of(*since),
         }
     }
 

@@ -6,11 +6,13 @@
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
 
 use appliance_config::{
-    Backing, ByteSize, Config, Device, Effect, Listener, Name, Step, Transport,
+    Backing, ByteSize, Config, Device, Effect, Key, KeySource, Listener, Name, Step, Transport,
 };
 use hugemem::Region;
+use nvme_keys::ChapSecret;
 
 use super::Reconciler;
 use super::steps::{StepEnd, close_port};
@@ -51,6 +53,8 @@ pub(super) struct Prepared {
     pub(super) retained: BTreeMap<Name, Opened>,
     /// Kept devices that are to be added again.
     pub(super) to_reopen: BTreeMap<Name, Opened>,
+    /// Secrets that were read and are not in use yet.
+    pub(super) secrets: BTreeMap<Name, Arc<ChapSecret>>,
     /// Opened files must lie below one of these directories; `None`: anywhere.
     pub(super) allowed_paths: Option<Vec<PathBuf>>,
 }
@@ -90,7 +94,18 @@ impl Reconciler {
         event_loop: &mut dyn EventLoop,
     ) -> ApplyAnswer {
         let plan = self.config.difference(wanted).into_iter();
-        let plan: Vec<Planned> = plan.map(Planned::new).collect();
+        let mut plan: Vec<Planned> = plan.map(Planned::new).collect();
+        let changed = match self.changed_secrets(wanted, event_loop) {
+            Ok(changed) => changed,
+            Err((name, error)) => {
+                let failed = failure(&Planned::new(Step::ReloadKey(name)), error);
+                let skipped = plan.iter().map(|it| it.step_result(StepState::Skipped));
+                let refused = Some("nothing was changed".to_owned());
+                return apply_result(std::iter::once(failed).chain(skipped), false, refused);
+            }
+        };
+        let reloads = changed.keys().cloned().map(Step::ReloadKey);
+        plan.splice(0..0, reloads.map(Planned::new));
         if let Some(refused) = self.forbidden(&plan, options) {
             return refused;
         }
@@ -109,7 +124,7 @@ impl Reconciler {
         let (plan, later): (Vec<_>, Vec<_>) = plan.into_iter().partition(is_possible);
         let waits = later.iter().map(skipped);
         let allowed_paths = self.allowed_paths(options);
-        let mut prepared = match self.prepare(&plan, allowed_paths, event_loop) {
+        let mut prepared = match self.prepare(&plan, allowed_paths, changed, event_loop) {
             Ok(prepared) => prepared,
             Err((failed, error)) => {
                 self.close_unused(event_loop);
@@ -125,13 +140,18 @@ impl Reconciler {
                 return apply_result(waits.chain(results), false, Some(refused));
             }
         };
-        let before = self.config.clone();
+        let (before, keys_before) = (self.config.clone(), self.keys.clone());
         let mut results = self.carry_out(&plan, &mut prepared, event_loop);
         self.discard(&prepared, event_loop);
         let mut refused = None;
         if results.iter().any(|it| it.state == StepState::Failed) {
+            self.keys.restore(keys_before);
             refused = Some(self.roll_back(before, &plan, &mut results, &mut prepared, event_loop));
         }
+        self.keys.forget_others(&self.config);
+        let config = &self.config;
+        let is_known = |name: &str| config.keys.iter().any(|key| key.name.as_str() == name);
+        self.target.forget_key_uses(is_known);
         let mut states = self.running.operator_states.lock();
         states.forget_changed(&self.config);
         drop(states);
@@ -177,9 +197,9 @@ impl Reconciler {
                     device.name
                 ));
             }
-            let (device, path) = self.file_of(&planned.step)?;
+            let (what, name, path) = self.file_of(&planned.step)?;
             let error = directory_of(path, &allowed).err()?;
-            Some(format!("device {device}: {error}"))
+            Some(format!("{what} {name}: {error}"))
         };
         plan.iter().any(|it| error(it).is_some()).then(|| {
             let results = plan.iter().map(|it| match error(it) {
@@ -190,17 +210,48 @@ impl Reconciler {
         })
     }
 
-    /// The file that a step opens or changes, with its device.
-    fn file_of<'s>(&'s self, step: &'s Step) -> Option<(&'s Name, &'s Path)> {
+    /// The file that a step opens or changes, with the kind and the name of what is in it.
+    fn file_of<'s>(&'s self, step: &'s Step) -> Option<(&'static str, &'s Name, &'s Path)> {
         let device = match step {
+            Step::AddKey(key) | Step::ChangeKey(key) => {
+                return match &key.source {
+                    KeySource::File(path) => Some(("key", &key.name, path)),
+                    KeySource::Credential(_) => None,
+                };
+            }
             Step::AddDevice(device) => device,
             Step::GrowDevice { device, .. } => self.config.device(device)?,
             _ => return None,
         };
         match &device.backing {
-            Backing::File { path, .. } => Some((&device.name, path)),
+            Backing::File { path, .. } => Some(("device", &device.name, path)),
             Backing::Memory { .. } | Backing::Null { .. } | Backing::Nvme(_) => None,
         }
+    }
+
+    /// The secrets of keys that both configurations read from the same place and that differ from
+    /// those in use. `Err`: a key that cannot be read, and why.
+    fn changed_secrets(
+        &self,
+        wanted: &Config,
+        event_loop: &mut dyn EventLoop,
+    ) -> Result<BTreeMap<Name, Arc<ChapSecret>>, (Name, String)> {
+        let kept = wanted.keys.iter();
+        let kept: Vec<&Key> = kept
+            .filter(|key| self.config.key(&key.name) == Some(*key))
+            .collect();
+        let keys = &self.keys;
+        let mut changed = BTreeMap::new();
+        for key in kept {
+            let read = aside(event_loop, || {
+                keys.read(key).map_err(|error| with_causes(&error))
+            });
+            let secret = read.map_err(|error| (key.name.clone(), error))?;
+            if keys.get(&key.name) != Some(&secret) {
+                changed.insert(key.name.clone(), secret);
+            }
+        }
+        Ok(changed)
     }
 
     /// Undoes the steps before a failed one; returns a description. Grown devices stay grown.
@@ -232,10 +283,14 @@ impl Reconciler {
         // Devices opened for the wanted configuration are not the previous ones.
         prepared.devices.clear();
         prepared.listeners.clear();
+        prepared.secrets.clear();
         // The previous configuration may have files anywhere.
         prepared.allowed_paths = None;
         prepared.to_reopen = std::mem::take(&mut prepared.retained);
         let back = self.carry_out(&plan, prepared, event_loop);
+        if let Err(error) = self.serve() {
+            tracing::error!(%error, "the previous keys cannot be used again");
+        }
         if let Some(error) = back.into_iter().find_map(|it| it.error) {
             return format!("the completed steps could not be undone: {error}");
         }
@@ -297,10 +352,12 @@ impl Reconciler {
         &mut self,
         plan: &[Planned],
         allowed_paths: Option<Vec<PathBuf>>,
+        secrets: BTreeMap<Name, Arc<ChapSecret>>,
         event_loop: &mut dyn EventLoop,
     ) -> Result<Prepared, (usize, String)> {
         let mut prepared = Prepared {
             allowed_paths,
+            secrets,
             ..Prepared::default()
         };
         for (index, planned) in plan.iter().enumerate() {
@@ -321,6 +378,15 @@ impl Reconciler {
                 Step::AddListener(listener) if !self.address_conflicts(listener) => {
                     self.bind(listener, &prepared, event_loop).map(|port| {
                         prepared.listeners.insert(listener.name.clone(), port);
+                    })
+                }
+                Step::AddKey(key) | Step::ChangeKey(key) => {
+                    let keys = &self.keys;
+                    let read = aside(event_loop, || {
+                        keys.read(key).map_err(|error| with_causes(&error))
+                    });
+                    read.map(|secret| {
+                        prepared.secrets.insert(key.name.clone(), secret);
                     })
                 }
                 _ => Ok(()),

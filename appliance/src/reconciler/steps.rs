@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use appliance_config::{Device, Listener, Name, Nqn, Step, Transport};
+use appliance_config::{Device, Key, Listener, Name, Nqn, Step, Transport};
 use nvme_target::{DeviceIndex, Outstanding, PortId};
 
 use super::Reconciler;
@@ -66,6 +66,20 @@ impl Reconciler {
             Step::GrowDevice { device, size } => {
                 let size = *size;
                 self.grow_device(device, step, event_loop, |opened| opened.grow(size))
+            }
+            Step::AddKey(Key { name, .. })
+            | Step::ChangeKey(Key { name, .. })
+            | Step::ReloadKey(name) => {
+                // Without a new secret, a rollback continues with the earlier one.
+                if let Some(secret) = prepared.secrets.remove(name) {
+                    self.keys.insert(name.clone(), secret);
+                }
+                self.change(step)?;
+                Ok(Vec::new())
+            }
+            Step::RemoveKey(_) => {
+                self.change(step)?;
+                Ok(Vec::new())
             }
             Step::AddDevice(device) => self.add_device(device, step, prepared, event_loop),
             Step::AddListener(listener) => self.add_listener(listener, step, prepared, event_loop),

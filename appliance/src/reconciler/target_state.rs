@@ -7,6 +7,7 @@ use nvme_target::{DeviceIndex, NamespaceConfig, PortConfig, SubsystemConfig, Tar
 
 use crate::devices::Devices;
 use crate::exports::{self, Ports};
+use crate::keys::Keys;
 use crate::operator_states::OperatorStates;
 
 /// The subsystems by name, and the ports.
@@ -21,9 +22,10 @@ impl TargetState {
         config: &Config,
         devices: &Devices,
         ports: &Ports,
+        keys: &Keys,
         states: &OperatorStates,
     ) -> Self {
-        let subsystems = exports::subsystems(config, devices, ports, states).into_iter();
+        let subsystems = exports::subsystems(config, devices, ports, keys, states).into_iter();
         Self {
             subsystems: subsystems.map(|it| (it.nqn.clone(), it)).collect(),
             ports: ports.configs(config),

@@ -1,6 +1,7 @@
 //! Changes a running appliance while a host uses its unchanged parts.
 
 mod ana;
+mod chap;
 mod identity;
 mod lab;
 mod masks;

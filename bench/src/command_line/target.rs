@@ -1,6 +1,7 @@
 //! Options for reaching a target, and `bench discover`.
 
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 #[cfg(not(feature = "verbs"))]
@@ -9,10 +10,14 @@ use crate::arguments::WITHOUT_VERBS;
 use crate::arguments::open_verbs;
 use crate::table::Table;
 use clap::{Args, ValueEnum};
-use nvme_host::{ConnectOptions, HostIdentity, KeyMode, RdmaOptions, Transport, discover};
+use nvme_host::{
+    ChapOptions, ConnectOptions, HostIdentity, KeyMode, RdmaOptions, Transport, discover,
+};
+use nvme_keys::ChapSecret;
 use nvme_spec::log::{DiscoveryEntry, TransportType};
 
 use super::Failure;
+use zeroize::Zeroizing;
 
 /// The default port of an address (TCP 1.1 §3.1).
 const PORT: u16 = nvme_spec::tcp::IO_PORT;
@@ -41,6 +46,13 @@ pub(super) struct TargetArgs {
     /// Congestion control of what is sent to the target (TCP); the system's own otherwise
     #[arg(long, value_name = "NAME")]
     congestion_control: Option<String>,
+    /// A file with the host's key for DH-HMAC-CHAP (`windlass key generate --kind chap`); needs
+    /// --host-nqn
+    #[arg(long, value_name = "FILE", requires = "host_nqn")]
+    chap_key: Option<PathBuf>,
+    /// A file with the target's key, with which it has to authenticate itself too
+    #[arg(long, value_name = "FILE", requires = "chap_key")]
+    chap_controller_key: Option<PathBuf>,
 }
 
 /// The transport of a host.
@@ -54,6 +66,14 @@ enum CarrierArg {
 pub(crate) struct DiscoverArgs {
     #[command(flatten)]
     target: TargetArgs,
+}
+
+/// The secret in a file, which may end with a line break.
+fn chap_secret(path: &Path) -> Result<ChapSecret, Failure> {
+    let text = std::fs::read_to_string(path).map(Zeroizing::new);
+    let text = text.map_err(|error| format!("key file {}: {error}", path.display()))?;
+    let secret = ChapSecret::parse(text.trim_end_matches('\n'));
+    Ok(secret.map_err(|error| format!("key file {}: {error}", path.display()))?)
 }
 
 fn parse_address(text: &str) -> Result<SocketAddr, String> {
@@ -96,6 +116,7 @@ impl TargetArgs {
                 header_digest: self.header_digest,
                 data_digest: self.data_digest,
                 congestion_control: self.congestion_control.clone(),
+                chap: self.chap()?,
                 ..ConnectOptions::new(self.address, nqn, self.identity())
             },
         })
@@ -123,6 +144,15 @@ impl TargetArgs {
                 ..RdmaOptions::default()
             }),
         }
+    }
+
+    fn chap(&self) -> Result<Option<ChapOptions>, Failure> {
+        let Some(key) = &self.chap_key else {
+            return Ok(None);
+        };
+        let controller = self.chap_controller_key.as_deref();
+        let controller = controller.map(chap_secret).transpose()?;
+        Ok(Some(ChapOptions::new(chap_secret(key)?, controller)))
     }
 
     fn identity(&self) -> HostIdentity {

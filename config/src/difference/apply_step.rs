@@ -27,12 +27,25 @@ impl Config {
                 export,
                 access,
                 masks,
+                authentication,
                 ..
             } => {
                 let export = self.export_mut(export)?;
                 (export.access, export.masks) = (access.clone(), masks.clone());
+                export.authentication.clone_from(authentication);
                 Some(())
             }
+            Step::AddKey(key) => {
+                self.keys.push(key.clone());
+                Some(())
+            }
+            Step::ChangeKey(key) => {
+                let mut keys = self.keys.iter_mut();
+                *keys.find(|it| it.name == key.name)? = key.clone();
+                Some(())
+            }
+            Step::ReloadKey(name) => self.key(name).map(drop),
+            Step::RemoveKey(name) => remove(&mut self.keys, |it| it.name == *name),
             Step::ChangeIdentity {
                 export,
                 serial,

@@ -36,7 +36,13 @@ fn check(config: &Config) {
     for namespace in namespaces() {
         assert!(config.device(&namespace.device).is_some(), "{namespace:?}");
     }
+    once(config.keys.iter().map(|key| &key.name));
     for export in &config.exports {
+        for host in &export.authentication {
+            for key in host.chap.iter().chain(&host.chap_controller) {
+                assert!(config.key(key).is_some(), "{key}");
+            }
+        }
         once(export.namespaces.iter().map(|namespace| namespace.nsid));
         for listener in &export.listeners {
             assert!(config.listener(listener).is_some(), "{listener}");
@@ -50,6 +56,7 @@ fn ordered(mut config: Config) -> Config {
     config
         .listeners
         .sort_by_key(|listener| listener.name.to_string());
+    config.keys.sort_by_key(|key| key.name.to_string());
     config.exports.sort_by_key(|export| export.nqn.to_string());
     for export in &mut config.exports {
         export.namespaces.sort_by_key(|namespace| namespace.nsid);
@@ -60,6 +67,8 @@ fn ordered(mut config: Config) -> Config {
         if let Access::Hosts(hosts) = &mut export.access {
             hosts.sort_by_key(ToString::to_string);
         }
+        let authentication = &mut export.authentication;
+        authentication.sort_by_key(|host| host.host.to_string());
         export.masks.sort_by_key(|mask| mask.hosts[0].to_string());
         for mask in &mut export.masks {
             mask.hosts.sort_by_key(ToString::to_string);
@@ -271,6 +280,51 @@ fn masks_change_with_the_access_and_before_namespaces_are_added() {
 }
 
 /// A namespace stays while its ANA group changes, and states precede what is added.
+#[test]
+fn keys_precede_their_users_and_requirements_disconnect() {
+    let [host, name]: [&str; 2] = ["nqn.2026-11.org.example:h", "k"];
+    let host: Nqn = host.parse().expect("valid");
+    let name: Name = name.parse().expect("valid");
+    let key = |place: &str| Key {
+        name: name.clone(),
+        source: crate::KeySource::File(place.into()),
+    };
+    let mut listed = demo();
+    listed.exports[0].access = Access::Hosts(vec![host.clone()]);
+    let mut allowed = listed.clone();
+    allowed.keys.push(key("/k"));
+    allowed.exports[0].authentication.push(HostAuthentication {
+        host,
+        chap: vec![name.clone()],
+        chap_controller: None,
+        chap_null_group: false,
+        is_required: false,
+    });
+    let nqn = &listed.exports[0].nqn;
+    let access = format!("allow 1 host(s) to attach {nqn}");
+    assert_eq!(
+        lines(&listed, &allowed),
+        ["live: read key k".to_owned(), format!("live: {access}")]
+    );
+    let mut required = allowed.clone();
+    required.exports[0].authentication[0].is_required = true;
+    required.keys[0] = key("/other");
+    assert_eq!(
+        lines(&allowed, &required),
+        [
+            "live: read key k from another place".to_owned(),
+            format!("drain: {access}, 1 of them after authentication")
+        ]
+    );
+    assert_eq!(
+        lines(&required, &listed),
+        [format!("live: {access}"), "live: forget key k".to_owned()]
+    );
+    let mut now = required.clone();
+    assert!(now.apply_step(&Step::ReloadKey(name)));
+    assert_eq!(now, required, "only its secret has changed");
+}
+
 #[test]
 fn ana_groups_and_states_change_live_in_one_step() {
     let running = demo();

@@ -6,6 +6,7 @@ use std::hash::Hash;
 use toml::de::DeValue;
 
 use super::Located;
+use super::hosts::{HostDraft, hosts as host_drafts};
 use super::masks::masks;
 use super::reader::{Element, Reader};
 use super::setting::Fault;
@@ -25,6 +26,8 @@ pub(crate) struct ExportDraft {
     pub(crate) nqn: Option<Located<Nqn>>,
     pub(crate) namespaces: Vec<NamespaceDraft>,
     pub(crate) listeners: Vec<Located<String>>,
+    /// The names of keys that its hosts refer to.
+    pub(crate) keys: Vec<Located<String>>,
     /// The findings if one of its devices is shared.
     pub(crate) missing_if_shared: Vec<Finding>,
     export: Option<Export>,
@@ -51,7 +54,10 @@ pub(super) fn export(table: &Reader<'_, '_>, findings: &mut Findings) -> ExportD
         .filter(|nqn| is_not_discovery(nqn, "an export", findings));
     let (drafts, namespaces) = namespaces(table, findings);
     let listeners = names(table, "listeners", LISTENERS_MAX, findings);
-    let access = access(table, findings);
+    let (access, hosts) = access(table, findings);
+    let authentication = hosts.iter().map(|host| host.authentication.clone());
+    let authentication: Option<Vec<_>> = authentication.collect();
+    let keys = hosts.into_iter().flat_map(|host| host.keys).collect();
     let groups = namespaces.as_ref();
     let groups: Option<BTreeSet<u32>> =
         groups.map(|all| all.iter().map(|it| it.ana_group).collect());
@@ -65,6 +71,7 @@ pub(super) fn export(table: &Reader<'_, '_>, findings: &mut Findings) -> ExportD
             access?,
             ana?,
             masks?,
+            authentication?.into_iter().flatten().collect(),
         ))
     };
     let dependent_fields = dependent_fields();
@@ -73,6 +80,7 @@ pub(super) fn export(table: &Reader<'_, '_>, findings: &mut Findings) -> ExportD
         nqn,
         namespaces: drafts,
         listeners,
+        keys,
         missing_if_shared: missing_if_shared(table),
         export,
     }
@@ -230,7 +238,7 @@ fn taken_path(
     ))
 }
 
-fn is_not_discovery(nqn: &Located<Nqn>, whose: &str, findings: &mut Findings) -> bool {
+pub(super) fn is_not_discovery(nqn: &Located<Nqn>, whose: &str, findings: &mut Findings) -> bool {
     if nqn.value.is_discovery() {
         findings.add(|| Finding {
             hint: Some("the discovery subsystem is always there and is not configured".to_owned()),
@@ -417,7 +425,8 @@ pub(super) fn hosts(elements: &[Element<'_, '_>], findings: &mut Findings) -> Ve
     hosts
 }
 
-fn access(table: &Reader<'_, '_>, findings: &mut Findings) -> Option<Access> {
+/// Who may attach the export, and the hosts that are listed.
+fn access(table: &Reader<'_, '_>, findings: &mut Findings) -> (Option<Access>, Vec<HostDraft>) {
     let any = table.optional::<bool>("allow_any_host", findings);
     let any_unknown = any.is_none() && table.has("allow_any_host");
     let any = any.is_some_and(|any| any.value);
@@ -433,7 +442,7 @@ fn access(table: &Reader<'_, '_>, findings: &mut Findings) -> Option<Access> {
                 ..table.missing("hosts", message)
             });
         }
-        return any.then_some(Access::AnyHost);
+        return (any.then_some(Access::AnyHost), Vec::new());
     }
     if any {
         findings.add(|| Finding {
@@ -446,7 +455,8 @@ fn access(table: &Reader<'_, '_>, findings: &mut Findings) -> Option<Access> {
         });
     }
     let elements = not_empty(table, "hosts", HOSTS_MAX, findings);
-    let hosts = hosts(&elements, findings);
+    let hosts = host_drafts(&elements, findings);
     let whole = !any && !any_unknown && !hosts.is_empty() && hosts.len() == elements.len();
-    whole.then(|| Access::Hosts(hosts.into_iter().map(|host| host.value).collect()))
+    let names = hosts.iter().map(|host| host.nqn.value.clone());
+    (whole.then(|| Access::Hosts(names.collect())), hosts)
 }

@@ -4,6 +4,8 @@
 mod control;
 mod device;
 mod export;
+mod hosts;
+mod key;
 mod masks;
 mod reader;
 mod sections;
@@ -15,7 +17,7 @@ use std::ops::Range;
 use toml::de::DeTable;
 
 use crate::keys;
-use crate::limits::{DEVICES_MAX, EXPORTS_MAX, FILE_BYTES_MAX, LISTENERS_MAX};
+use crate::limits::{DEVICES_MAX, EXPORTS_MAX, FILE_BYTES_MAX, KEYS_MAX, LISTENERS_MAX};
 use crate::model::{Appliance, Config, Limits};
 use crate::problem::{Finding, Findings, Path, ProblemKind, Problems};
 use crate::table::Table as _;
@@ -24,6 +26,7 @@ use crate::validate;
 pub(crate) use control::ControlDraft;
 pub(crate) use device::{DeviceDraft, DriveDraft, file_path};
 pub(crate) use export::ExportDraft;
+pub(crate) use key::KeyDraft;
 pub(crate) use reader::{Element, Found, Reader};
 pub(crate) use sections::{ListenerDraft, NameDraft};
 pub(crate) use setting::{Fault, Setting};
@@ -56,6 +59,7 @@ pub(crate) struct Draft {
     pub(crate) control: ControlDraft,
     pub(crate) devices: Vec<DeviceDraft>,
     pub(crate) listeners: Vec<ListenerDraft>,
+    pub(crate) keys: Vec<KeyDraft>,
     pub(crate) exports: Vec<ExportDraft>,
 }
 
@@ -153,6 +157,11 @@ fn read_root(root: &DeTable<'_>, findings: &mut Findings) -> Draft {
             .iter()
             .map(|table| ListenerDraft::read(table, findings))
             .collect(),
+        keys: reader
+            .tables("key", KEYS_MAX, &keys::KEY, findings)
+            .iter()
+            .map(|table| key::key(table, findings))
+            .collect(),
         exports: reader
             .tables("export", EXPORTS_MAX, &keys::EXPORT, findings)
             .iter()
@@ -176,6 +185,11 @@ fn finish(draft: Draft) -> Option<Config> {
             .listeners
             .into_iter()
             .map(ListenerDraft::finish)
+            .collect::<Option<_>>()?,
+        keys: draft
+            .keys
+            .into_iter()
+            .map(KeyDraft::finish)
             .collect::<Option<_>>()?,
         exports: draft
             .exports

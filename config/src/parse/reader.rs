@@ -195,6 +195,12 @@ impl<'a, 'i> Reader<'a, 'i> {
         self.entry(name).is_some()
     }
 
+    /// Whether the key is present and its value is a string.
+    pub(super) fn is_text(&self, name: &'static str) -> bool {
+        let value = self.table.get(name);
+        value.is_some_and(|value| value.get_ref().as_str().is_some())
+    }
+
     /// The location of the key's value.
     pub(super) fn value_span(&self, name: &'static str) -> Option<Range<usize>> {
         self.entry(name).map(|entry| entry.span)

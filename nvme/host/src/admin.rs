@@ -3,11 +3,13 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use nvme_authentication::Authenticated;
 use nvme_spec::Sqe;
 use nvme_spec::event::AsyncEvent;
 use nvme_spec::fabrics::{CNTLID_DYNAMIC, ConnectAttributes};
 use zerocopy::IntoBytes;
 
+use crate::authentication::{self, Exchange, RECEIVE_BYTES};
 use crate::deadline::Deadline;
 use crate::error::{CommandStatus, HostError};
 use crate::link::{COMPLETIONS_MAX, Completion, Completions, Transfer};
@@ -41,6 +43,21 @@ pub(crate) fn require_success<B>(
         dw0,
     };
     Err(HostError::Command { command, status })
+}
+
+impl Exchange for AdminQueue {
+    fn send(&mut self, sqe: Sqe, message: &[u8]) -> Result<(), HostError> {
+        let transfer = Transfer::Write(message.to_vec());
+        self.execute("Authentication Send", sqe, transfer).map(drop)
+    }
+
+    fn receive(&mut self, sqe: Sqe) -> Result<Vec<u8>, HostError> {
+        let transfer = Transfer::Read(vec![0; RECEIVE_BYTES as usize]);
+        let completion = self.execute("Authentication Receive", sqe, transfer)?;
+        completion.data.ok_or(HostError::Malformed {
+            what: "authentication message",
+        })
+    }
 }
 
 /// An admin queue.
@@ -80,10 +97,21 @@ impl AdminQueue {
         let completion = queue.execute("Connect", sqe, Transfer::Write(data))?;
         let success = completion.cqe.connect_success();
         let required = success.authreq();
-        if required.authentication() || required.secure_channel() {
-            return Err(HostError::Unsupported("authentication"));
+        if required.secure_channel() {
+            return Err(HostError::Unsupported("secure channels"));
+        }
+        if authentication::is_wanted(options, required.authentication())? {
+            queue.authenticate(options)?;
         }
         Ok((queue, success.cntlid()))
+    }
+
+    /// Authenticates the queue, for the first time or again.
+    pub(crate) fn authenticate(
+        &mut self,
+        options: &ConnectOptions,
+    ) -> Result<Authenticated, HostError> {
+        authentication::authenticate(options, 0, self)
     }
 
     /// Runs a command to completion. A status other than success is an error.

@@ -7,6 +7,7 @@
 use std::time::{Duration, Instant};
 
 use hugemem::Pool;
+use nvme_authentication::Authenticated;
 use nvme_spec::Sqe;
 use nvme_spec::command::{Cns, FeatureId, FeatureSelect, LogPageId, LogPageSelect};
 use nvme_spec::event::AsyncEvent;
@@ -22,6 +23,7 @@ use nvme_spec::registers::{
 use zerocopy::FromBytes;
 
 use crate::admin::AdminQueue;
+use crate::authentication::ChapOptions;
 use crate::deadline::Deadline;
 use crate::error::HostError;
 use crate::link::{Completion, Transfer};
@@ -153,6 +155,15 @@ impl Controller {
         transfer: Transfer<Vec<u8>>,
     ) -> Result<Completion<Vec<u8>>, HostError> {
         self.admin.run("the command", sqe, transfer)
+    }
+
+    /// Authenticates the admin queue again, with secrets that replace those of the options.
+    ///
+    /// # Errors
+    /// [`HostError::Authentication`] if one side refuses the other; the connection then ends.
+    pub fn authenticate(&mut self, chap: ChapOptions) -> Result<Authenticated, HostError> {
+        self.options.chap = Some(chap);
+        self.admin.authenticate(&self.options)
     }
 
     /// Reads a property.

@@ -64,6 +64,12 @@ pub enum HostError {
         /// Its status.
         status: CommandStatus,
     },
+    /// The controller requires authentication, and the host has no secret.
+    #[error("the controller requires authentication, and this host has no key")]
+    AuthenticationRequired,
+    /// The authentication failed.
+    #[error("authentication failed: {0}")]
+    Authentication(nvme_authentication::Failure),
     /// The controller reports a fatal status (CSTS.CFS).
     #[error("the controller reports a fatal error (CSTS.CFS)")]
     ControllerFatal,
@@ -220,6 +226,8 @@ impl HostError {
             | Self::TimedOut { .. }
             | Self::ControllerFatal
             | Self::Unsupported(_)
+            | Self::AuthenticationRequired
+            | Self::Authentication(_)
             | Self::DigestUnsupported(_)
             | Self::Nqn { .. }
             | Self::Malformed { .. }

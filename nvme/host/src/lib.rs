@@ -19,6 +19,7 @@
 #![forbid(unsafe_code)]
 
 mod admin;
+mod authentication;
 mod controller;
 mod deadline;
 mod discovery;
@@ -32,6 +33,7 @@ mod tcp;
 mod transport;
 
 pub use crate::rdma::{Accepted, KeyMode, Manager as RdmaManager, RdmaOptions};
+pub use authentication::ChapOptions;
 pub use controller::{Controller, NamespaceInfo};
 pub use discovery::{discover, read_log};
 pub use error::{CommandStatus, HostError, ProtocolError, Rejection};

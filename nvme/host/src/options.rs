@@ -7,6 +7,7 @@ use nvme_spec::fabrics::ConnectData;
 use nvme_spec::nqn::{self, UUID_NQN_PREFIX};
 use uuid::Uuid;
 
+use crate::authentication::ChapOptions;
 use crate::error::HostError;
 use crate::transport::Transport;
 
@@ -69,6 +70,9 @@ pub struct ConnectOptions {
     /// Congestion control for data sent to the target (TCP), by the kernel's name; `None` for the
     /// system's default.
     pub congestion_control: Option<String>,
+    /// The secrets for authentication by DH-HMAC-CHAP; `None`: the host does not authenticate
+    /// itself.
+    pub chap: Option<ChapOptions>,
 }
 
 impl ConnectOptions {
@@ -86,6 +90,7 @@ impl ConnectOptions {
             timeout: Duration::from_secs(10),
             receive_bytes: RECEIVE_BYTES,
             congestion_control: None,
+            chap: None,
         }
     }
 

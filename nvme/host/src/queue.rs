@@ -10,6 +10,7 @@ use nvme_spec::{Sqe, zero_based_u16};
 use zerocopy::IntoBytes;
 
 use crate::admin::require_success;
+use crate::authentication::{self, Exchange, RECEIVE_BYTES};
 use crate::deadline::Deadline;
 use crate::error::HostError;
 use crate::link::{
@@ -69,9 +70,35 @@ impl IoQueuePlan {
             _ => HostError::NoSlot,
         })?;
         let completion = queue.wait_completion(self.options.timeout, "Connect")?;
-        require_success("Connect", &sqe, completion)?;
+        let completion = require_success("Connect", &sqe, completion)?;
+        let required = completion.cqe.connect_success().authreq();
+        if authentication::is_wanted(&self.options, required.authentication())? {
+            authentication::authenticate(&self.options, qid, &mut (&mut queue, &self.options))?;
+        }
         queue.connection.connected(in_capsule_max_bytes);
         Ok(queue)
+    }
+}
+
+impl Exchange for (&mut IoQueue, &ConnectOptions) {
+    fn send(&mut self, sqe: Sqe, message: &[u8]) -> Result<(), HostError> {
+        let (queue, options) = self;
+        let mut lease = queue.pool.take(message.len()).ok_or(HostError::NoMemory)?;
+        lease.copy_from_slice(message);
+        queue
+            .execute("Authentication Send", sqe, Transfer::Write(lease), options)
+            .map(drop)
+    }
+
+    fn receive(&mut self, sqe: Sqe) -> Result<Vec<u8>, HostError> {
+        let (queue, options) = self;
+        let lease = queue.pool.take(RECEIVE_BYTES as usize);
+        let transfer = Transfer::Read(lease.ok_or(HostError::NoMemory)?);
+        let completion = queue.execute("Authentication Receive", sqe, transfer, options)?;
+        let data = completion.data.ok_or(HostError::Malformed {
+            what: "authentication message",
+        })?;
+        Ok(data.to_vec())
     }
 }
 
@@ -287,6 +314,20 @@ impl IoQueue {
     /// last.
     pub fn take_failed_command(&mut self) -> Option<(u64, Option<Lease>)> {
         self.connection.take_failed_command()
+    }
+
+    /// Runs the only command of the queue to completion.
+    fn execute(
+        &mut self,
+        command: &'static str,
+        sqe: Sqe,
+        transfer: Transfer<Lease>,
+        options: &ConnectOptions,
+    ) -> Result<HostCompletion, HostError> {
+        let refused = self.connection.submit(sqe, transfer, CONNECT_TOKEN);
+        refused.map_err(|_| HostError::NoSlot)?;
+        let completion = self.wait_completion(options.timeout, command)?;
+        require_success(command, &sqe, completion)
     }
 
     /// Number of commands in flight.

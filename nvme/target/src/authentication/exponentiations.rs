@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use nvme_authentication::{Computed, Exponentiation};
+use nvme_authentication::{Computed, Exponentiation, Random as _, SystemRandom};
 
 use crate::interface::QueueId;
 
@@ -122,6 +122,15 @@ impl Exponentiations {
             results.push((job.queue, computed));
         }
         Some(job.reactor)
+    }
+
+    /// Draws random bytes: the first draw of a process takes 50 ms, which a reactor would wait for in
+    /// the first authentication.
+    pub fn prepare(&self) {
+        let mut bytes = [0; 16];
+        if SystemRandom.fill(&mut bytes).is_err() {
+            tracing::error!("no random bytes: hosts cannot authenticate themselves");
+        }
     }
 
     /// Waits for an exponentiation, at most for `limit`. Returns false after

@@ -10,18 +10,22 @@ use nvme_keys::{AnySecret, FormatError, INTERCHANGE_LEN_MAX};
 use rustix::fs::{Mode, OFlags};
 use zeroize::Zeroizing;
 
-use super::host_commands::quoted;
+use crate::terminal::quoted;
 
 /// The mode of a created file.
 const MODE: u32 = 0o600;
 /// Permissions that a key file may not have: any of group and others.
 const REFUSED_MODE: u32 = 0o077;
+/// Permissions that a credential of systemd may not have. Its group may read it: systemd makes the
+/// service's user a reader by an access control list, whose mask the mode shows as that of the
+/// group.
+const REFUSED_CREDENTIAL_MODE: u32 = 0o037;
 /// Longest key file in bytes: a key and a line break.
 const FILE_LEN_MAX: usize = INTERCHANGE_LEN_MAX + 1;
 
 /// Why a key file cannot be read or created. No error contains a part of the key.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum KeyFileError {
+pub(crate) enum KeyFileError {
     #[error("key file {}", .0.display())]
     Io(PathBuf, #[source] io::Error),
     #[error("key file {}: it is {kind}: name a file with a key", path.display())]
@@ -32,6 +36,12 @@ pub(super) enum KeyFileError {
         quoted(&path.display().to_string())
     )]
     Shared { path: PathBuf, mode: u32 },
+    #[error(
+        "credential {}: other users may use it (mode {mode:04o}): let systemd provide it \
+         (LoadCredential=)",
+        path.display()
+    )]
+    SharedCredential { path: PathBuf, mode: u32 },
     #[error(
         "key file {}: it has more than {FILE_LEN_MAX} bytes, so it is not a key: name a file with \
          only a key",
@@ -47,7 +57,31 @@ pub(super) enum KeyFileError {
 }
 
 /// Reads the key in a file. One line break may follow it.
-pub(super) fn read(path: &Path) -> Result<AnySecret, KeyFileError> {
+pub(crate) fn read(path: &Path) -> Result<AnySecret, KeyFileError> {
+    read_checked(path, |mode| match mode & REFUSED_MODE {
+        0 => Ok(()),
+        _ => Err(KeyFileError::Shared {
+            path: path.to_owned(),
+            mode,
+        }),
+    })
+}
+
+/// Reads the key in a credential of systemd.
+pub(crate) fn read_credential(path: &Path) -> Result<AnySecret, KeyFileError> {
+    read_checked(path, |mode| match mode & REFUSED_CREDENTIAL_MODE {
+        0 => Ok(()),
+        _ => Err(KeyFileError::SharedCredential {
+            path: path.to_owned(),
+            mode,
+        }),
+    })
+}
+
+fn read_checked(
+    path: &Path,
+    check_mode: impl Fn(u32) -> Result<(), KeyFileError>,
+) -> Result<AnySecret, KeyFileError> {
     let error = |error: io::Error| KeyFileError::Io(path.to_owned(), error);
     // Without NONBLOCK, opening a pipe waits for its writer.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
@@ -64,10 +98,7 @@ pub(super) fn read(path: &Path) -> Result<AnySecret, KeyFileError> {
         return Err(KeyFileError::NotAFile { path, kind });
     }
     let mode = metadata.permissions().mode() & 0o7777;
-    if mode & REFUSED_MODE != 0 {
-        let path = path.to_owned();
-        return Err(KeyFileError::Shared { path, mode });
-    }
+    check_mode(mode)?;
     let mut buffer = Zeroizing::new([0; FILE_LEN_MAX + 1]);
     let len = read_up_to(&file, &mut buffer[..]).map_err(error)?;
     if len > FILE_LEN_MAX {
@@ -99,7 +130,7 @@ fn read_up_to(mut file: &File, buffer: &mut [u8]) -> io::Result<usize> {
 
 /// Creates a file with a line of text that only its owner may read. A file that cannot be written
 /// completely is removed.
-pub(super) fn create(path: &Path, line: &str) -> Result<(), KeyFileError> {
+pub(crate) fn create(path: &Path, line: &str) -> Result<(), KeyFileError> {
     let mut file = OpenOptions::new()
         .write(true)
         .create_new(true)

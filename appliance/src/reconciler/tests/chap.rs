@@ -1,0 +1,249 @@
+//! Keys of the configuration, and hosts that authenticate themselves with them, while both change.
+
+use std::fs::{self, Permissions};
+use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::time::Duration;
+
+use hugemem::{Arena, ArenaConfig, PagePolicy};
+use nvme_host::{ChapOptions, ConnectOptions, Controller, HostError, HostIdentity};
+use nvme_keys::{ChapSecret, Hash};
+use tempfile::TempDir;
+
+use super::ApplyOptions;
+use super::lab::{HOST, LIMIT, address, apply, base, nqn, started, steps_to, try_apply};
+use super::lab::{parsed, with_export};
+use crate::appliance::Appliance;
+use crate::reconciler::Origin;
+use crate::state_directory::StateDirectory;
+
+fn secret(byte: u8) -> ChapSecret {
+    ChapSecret::new(Hash::Sha256, &[byte; 32]).expect("the length fits")
+}
+
+fn write_key(path: &Path, byte: u8) {
+    let text = secret(byte).expose_interchange();
+    fs::write(path, text.as_str()).expect("writable");
+    fs::set_permissions(path, Permissions::from_mode(0o600)).expect("own file");
+}
+
+/// The keys `old`, `new` and `own` with the secrets 1, 2 and 9.
+struct Folder(TempDir);
+
+impl Folder {
+    fn new() -> Self {
+        let folder = Self(TempDir::new().expect("a directory"));
+        for (name, byte) in [("old", 1), ("new", 2), ("own", 9)] {
+            write_key(&folder.path(name), byte);
+        }
+        folder
+    }
+
+    fn path(&self, name: &str) -> std::path::PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// A configuration with these keys, and an export to a host with this table.
+    fn text(&self, keys: &[&str], host: &str) -> String {
+        let memory = "type = \"memory\"\nsize = \"1MiB\"";
+        let host = format!("hosts = [{{ nqn = \"{HOST}\"{host} }}]");
+        let export = with_export("one", memory).replace("allow_any_host = true", &host);
+        // Messages are longer than the in-capsule data of I/O commands.
+        let base = base("10s").replace(
+            "transport = \"tcp\"",
+            "transport = \"tcp\"\nin_capsule_data = 0",
+        );
+        let keys: String = keys
+            .iter()
+            .map(|key| {
+                let path = self.path(key);
+                format!("[[key]]\nname = \"{key}\"\nfile = \"{}\"\n", path.display())
+            })
+            .collect();
+        format!("{base}{export}{keys}")
+    }
+}
+
+const REQUIRED: &str = ", chap = \"old\", chap_controller = \"own\", require = [\"chap\"]";
+
+fn options(at: SocketAddr, chap: Option<(u8, Option<u8>)>) -> ConnectOptions {
+    let identity = HostIdentity {
+        nqn: HOST.to_owned(),
+        id: [7; 16],
+    };
+    let mut options = ConnectOptions::new(at, &nqn("one"), identity);
+    options.timeout = LIMIT;
+    options.chap = chap.map(|(key, own)| ChapOptions::new(secret(key), own.map(secret)));
+    options
+}
+
+fn connect(appliance: &Appliance, chap: Option<(u8, Option<u8>)>) -> Result<Controller, HostError> {
+    Controller::connect(options(address(appliance, "steady"), chap))
+}
+
+/// Whether the controller still executes commands.
+fn is_alive(controller: &mut Controller) -> bool {
+    controller.namespaces().is_ok()
+}
+
+#[test]
+fn hosts_authenticate_with_the_configured_keys_on_every_queue() {
+    let folder = Folder::new();
+    let mut appliance = started(&folder.text(&["old", "own"], REQUIRED));
+    let refused = connect(&appliance, None).expect_err("authentication is required");
+    assert!(
+        matches!(refused, HostError::AuthenticationRequired),
+        "{refused}"
+    );
+    for (key, own) in [(2, None), (1, Some(8))] {
+        let refused = connect(&appliance, Some((key, own))).expect_err("a wrong key");
+        assert!(matches!(refused, HostError::Authentication(_)), "{refused}");
+    }
+    let mut controller = connect(&appliance, Some((1, Some(9)))).expect("the right keys");
+    assert!(is_alive(&mut controller));
+    let arena = Arena::new(ArenaConfig {
+        bytes: 4 << 20,
+        pages: PagePolicy::Ordinary,
+        max_transfer: 1 << 16,
+    });
+    let pool = arena.expect("memory").pool(16);
+    assert_eq!(controller.request_io_queues(1).expect("granted"), 1);
+    let mut queue = controller
+        .open_io_queue(1, 8, pool.clone())
+        .expect("authenticated");
+    let data = pool.take(512).expect("a lease");
+    queue.submit_read(1, 0, 1, data, 5).expect("room");
+    let read = queue.wait_completion(LIMIT, "Read").expect("complete");
+    assert!(read.status().is_success(), "{}", read.status());
+    // Again, with the wrong and the right key.
+    let chap = ChapOptions::new(secret(1), None);
+    controller.authenticate(chap).expect("the right key");
+    let chap = ChapOptions::new(secret(5), None);
+    controller.authenticate(chap).expect_err("a wrong key");
+    drop((queue, controller));
+    // Without a requirement, both kinds of hosts connect.
+    apply(
+        &mut appliance,
+        &folder.text(&["old", "own"], ", chap = \"old\""),
+    );
+    connect(&appliance, None).expect("allowed");
+    connect(&appliance, Some((1, None))).expect("allowed");
+    connect(&appliance, Some((3, None))).expect_err("a wrong key");
+}
+
+#[test]
+fn keys_are_exchanged_without_an_interruption() {
+    let folder = Folder::new();
+    let chap = |names: &str| format!(", chap = [{names}], require = [\"chap\"]");
+    let only_old = folder.text(&["old"], &chap("\"old\""));
+    let both = folder.text(&["old", "new"], &chap("\"new\", \"old\""));
+    let only_new = folder.text(&["new"], &chap("\"new\""));
+    let mut appliance = started(&only_old);
+    let mut first = connect(&appliance, Some((1, None))).expect("the old key");
+    connect(&appliance, Some((2, None))).expect_err("not yet");
+    apply(&mut appliance, &both);
+    let mut second = connect(&appliance, Some((2, None))).expect("the new key");
+    connect(&appliance, Some((1, None))).expect("still the old key");
+    apply(&mut appliance, &only_new);
+    connect(&appliance, Some((1, None))).expect_err("no longer");
+    assert!(is_alive(&mut first) && is_alive(&mut second));
+    // Another secret in the same file.
+    write_key(&folder.path("new"), 3);
+    let options = ApplyOptions {
+        dry_run: true,
+        ..ApplyOptions::default()
+    };
+    let shown = try_apply(&mut appliance, &only_new, options);
+    let lines: Vec<&str> = shown.steps.iter().map(|step| step.text.as_str()).collect();
+    assert_eq!(lines, ["read key new again: its secret has changed"]);
+    connect(&appliance, Some((3, None))).expect_err("a dry run changes nothing");
+    apply(&mut appliance, &only_new);
+    connect(&appliance, Some((3, None))).expect("the secret was read again");
+    connect(&appliance, Some((2, None))).expect_err("replaced");
+    assert!(is_alive(&mut first) && is_alive(&mut second));
+    assert!(apply(&mut appliance, &only_new).steps.is_empty());
+}
+
+#[test]
+fn unusable_keys_change_nothing() {
+    let folder = Folder::new();
+    let now = folder.text(&["old", "own"], REQUIRED);
+    let mut appliance = started(&now);
+    let open = |name: &str, mode| {
+        fs::set_permissions(folder.path(name), Permissions::from_mode(mode)).expect("own file");
+    };
+    // A new key, and one that is in use: the steps before are undone, and the old secret serves.
+    for name in ["new", "old"] {
+        open(name, 0o644);
+        let wanted = folder.text(&["old", "own", "new"], REQUIRED);
+        let refused = try_apply(&mut appliance, &wanted, ApplyOptions::default());
+        let reason = refused.failure_reason().expect("a reason");
+        let fix = format!("run chmod 600 {}", folder.path(name).display());
+        assert!(
+            reason.contains("nothing was changed") && reason.contains(&fix),
+            "{reason}"
+        );
+        open(name, 0o600);
+        assert_eq!(steps_to(&appliance, &now), []);
+        connect(&appliance, Some((1, Some(9)))).expect("as before");
+    }
+    // A step that fails after the keys were read.
+    write_key(&folder.path("old"), 4);
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let taken = taken.local_addr().expect("bound");
+    let more =
+        format!("[[listener]]\nname = \"more\"\ntransport = \"tcp\"\naddress = \"{taken}\"\n");
+    let refused = try_apply(
+        &mut appliance,
+        &(now.clone() + &more),
+        ApplyOptions::default(),
+    );
+    assert!(!refused.applied);
+    connect(&appliance, Some((1, Some(9)))).expect("as before");
+    // The start fails too.
+    open("own", 0o604);
+    let config = parsed(&folder.text(&["own"], ", chap = \"own\""));
+    let error = Appliance::start(config, &StateDirectory::default())
+        .err()
+        .expect("unusable");
+    assert!(crate::error::with_causes(error.as_ref()).contains("run chmod 600"));
+}
+
+/// A requirement applies to hosts that are connected without authentication.
+#[test]
+fn a_new_requirement_disconnects_hosts_without_authentication() {
+    let folder = Folder::new();
+    let mut appliance = started(&folder.text(&["old", "own"], ""));
+    let mut plain = connect(&appliance, None).expect("no requirement");
+    apply(&mut appliance, &folder.text(&["old", "own"], REQUIRED));
+    let ended = plain.wait_end(Duration::from_secs(30));
+    ended.expect("it is disconnected");
+    connect(&appliance, None).expect_err("required");
+    connect(&appliance, Some((1, None))).expect("the key");
+}
+
+/// Requests name only files below `allowed_paths`.
+#[test]
+fn requests_read_no_keys_elsewhere() {
+    let folder = Folder::new();
+    let restrict = |text: String| {
+        text.replace(
+            "http = \"off\"",
+            "http = \"off\"\nallowed_paths = [\"/nonexistent\"]",
+        )
+    };
+    let now = restrict(folder.text(&["old"], ", chap = \"old\""));
+    let mut appliance = started(&now);
+    let options = ApplyOptions {
+        origin: Origin::Request,
+        ..ApplyOptions::default()
+    };
+    let wanted = restrict(folder.text(&["old", "new"], ", chap = \"old\""));
+    let refused = try_apply(&mut appliance, &wanted, options);
+    let reason = refused.failure_reason().expect("a reason");
+    assert!(
+        reason.contains("key new:") && reason.contains("allowed_paths"),
+        "{reason}"
+    );
+}
