@@ -207,7 +207,13 @@ fn describe(device: &Device) -> String {
 fn describe_access(export: &Export) -> String {
     match &export.access {
         Access::AnyHost => "any host may connect".to_owned(),
-        Access::Hosts(hosts) => format!("{} host(s) may connect", hosts.len()),
+        Access::Hosts(hosts) => {
+            let masked: usize = export.masks.iter().map(|mask| mask.hosts.len()).sum();
+            match masked {
+                0 => format!("{} host(s) may connect", hosts.len()),
+                _ => format!("{} host(s) may connect, {masked} with masks", hosts.len()),
+            }
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
-use process::{Windlass, run};
+use process::{RAM_ON_LOOPBACK, Windlass, run};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
@@ -48,6 +48,29 @@ allow_any_host = true
 #[track_caller]
 fn exit_code(finished: &process::Finished) -> i32 {
     finished.status.code().expect("it exited")
+}
+
+#[test]
+fn check_says_who_may_connect() {
+    let directory = TempDir::new().expect("a directory");
+    let path = directory.path().join("windlass.toml");
+    let hosts = "hosts = [\"nqn.2026-11.org.example:a\", \"nqn.2026-11.org.example:b\"]";
+    let masks = "masks = [{ hosts = [\"nqn.2026-11.org.example:b\"], read_only = [\"ram\"] }]";
+    for (access, shown) in [
+        ("allow_any_host = true".to_owned(), "any host may connect"),
+        (hosts.to_owned(), "2 host(s) may connect"),
+        (
+            format!("{hosts}\n{masks}"),
+            "2 host(s) may connect, 1 with masks",
+        ),
+    ] {
+        let text = RAM_ON_LOOPBACK.replace("allow_any_host = true", &access);
+        fs::write(&path, text).expect("writable");
+        let checked = run(&["check", path.to_str().expect("UTF-8")]);
+        assert_eq!(exit_code(&checked), 0, "{checked:?}");
+        let lines: Vec<&str> = checked.stdout.lines().map(str::trim).collect();
+        assert!(lines.contains(&shown), "{checked:?}");
+    }
 }
 
 #[test]
