@@ -12,6 +12,7 @@
 
 #![forbid(unsafe_code)]
 
+mod chap;
 mod config;
 mod drive;
 #[path = "../../../nvme/driver/tests/emulated/support/mod.rs"]
@@ -51,7 +52,7 @@ pub struct Target {
 }
 
 /// Every target of this crate.
-pub const TARGETS: [Target; 13] = [
+pub const TARGETS: [Target; 14] = [
     Target {
         name: "tcp-target",
         run: tcp_target::run,
@@ -87,6 +88,10 @@ pub const TARGETS: [Target; 13] = [
     Target {
         name: "key",
         run: key::run,
+    },
+    Target {
+        name: "chap",
+        run: chap::run,
     },
     Target {
         name: "tls-hello",

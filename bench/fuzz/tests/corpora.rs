@@ -61,6 +61,7 @@ replays! {
     stored_reservations_and_commands: "reservations",
     states_of_an_earlier_process: "handover",
     keys_of_hosts: "key",
+    authentications: "chap",
     first_messages_of_tls: "tls-hello",
     records_of_tls: "tls-records",
     configurations: "config",

@@ -20,7 +20,7 @@ const COVERAGE: &str = "--cfg fuzzing -Cpasses=sancov-module \
     -Cllvm-args=-simplifycfg-branch-fold-threshold=0";
 
 /// All fuzz targets; a test compares them with those of bench/fuzz.
-pub(crate) const TARGETS: [&str; 13] = [
+pub(crate) const TARGETS: [&str; 14] = [
     "tcp-target",
     "tcp-host",
     "rdma-target",
@@ -30,6 +30,7 @@ pub(crate) const TARGETS: [&str; 13] = [
     "reservations",
     "handover",
     "key",
+    "chap",
     "tls-hello",
     "tls-records",
     "config",
