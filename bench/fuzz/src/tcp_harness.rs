@@ -73,7 +73,7 @@ impl ByteStream for End {
         }
     }
 
-    fn available(&self) -> usize {
+    fn available(&mut self) -> usize {
         let channel = self.0.borrow();
         channel.to_target.len().min(channel.chunk_bytes)
     }

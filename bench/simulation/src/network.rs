@@ -480,7 +480,7 @@ impl ByteStream for TargetStream {
         }
     }
 
-    fn available(&self) -> usize {
+    fn available(&mut self) -> usize {
         let now = self.0.time.now();
         let mut link = self.0.link();
         if link.reset {

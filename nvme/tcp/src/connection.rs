@@ -272,6 +272,7 @@ impl<S: ByteStream> Connection<S> {
     /// Whether data is queued for sending, or the stream is to be closed for sending.
     pub(crate) fn has_output(&self) -> bool {
         !self.transmitter.is_empty()
+            || self.stream.keeps_unsent()
             || matches!(
                 self.phase,
                 Phase::Closing {

@@ -231,6 +231,13 @@ impl<S: ByteStream> ConnectionSet<S> {
         self.with(index, now, Connection::receive).unwrap_or(0)
     }
 
+    /// Whether the stream at `index` holds something to receive that no readiness event announces:
+    /// [`receive`](Self::receive) is to be called again.
+    #[must_use]
+    pub fn has_received(&self, index: u16) -> bool {
+        self.stream(index).is_some_and(S::has_received)
+    }
+
     /// The stream at `index` is writable again.
     pub fn writable(&mut self, index: u16) {
         if let Some(mut entry) = self.table.entry(index) {

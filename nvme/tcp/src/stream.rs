@@ -36,12 +36,33 @@ pub trait ByteStream {
 
     /// Bytes that are available: the next receive into buffers of at least one byte succeeds and
     /// returns as many of these as the buffers hold. 0 if the stream cannot guarantee that.
-    fn available(&self) -> usize {
+    fn available(&mut self) -> usize {
         0
     }
 
-    /// Sends `buffers` in order. Their total size is at least one byte.
+    /// Whether the stream itself holds something that a receive would return: no readiness event
+    /// announces it.
+    fn has_received(&self) -> bool {
+        false
+    }
+
+    /// Sends `buffers` in order. Their total size is at least one byte. The stream may keep some of
+    /// the bytes that it accepts.
     fn send(&mut self, buffers: &[IoSlice<'_>]) -> Transferred;
+
+    /// Whether the stream keeps accepted bytes.
+    fn keeps_unsent(&self) -> bool {
+        false
+    }
+
+    /// Sends bytes that the stream keeps. Returns whether none is left; otherwise, it is called again
+    /// when the stream is writable.
+    ///
+    /// # Errors
+    /// The connection is broken.
+    fn send_kept(&mut self) -> Result<bool, Errno> {
+        Ok(true)
+    }
 
     /// Closes the sending side.
     fn finish_sending(&mut self);
@@ -184,7 +205,7 @@ impl ByteStream for TcpSocket {
     // Bytes in the receive queue of a TCP socket are in sequence and leave it only by this
     // program's receives. A receive ends early at urgent data, where this count ends too, and fails
     // only if the queue is empty.
-    fn available(&self) -> usize {
+    fn available(&mut self) -> usize {
         let bytes = rustix::io::ioctl_fionread(&self.socket);
         restore_return_prediction();
         usize::try_from(bytes.unwrap_or(0)).unwrap_or(0)

@@ -226,7 +226,7 @@ impl Framed {
 /// The result of a flush.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Flushed {
-    /// The queue is empty.
+    /// The queue is empty, and the stream keeps nothing.
     Empty,
     /// The stream accepts no more bytes; wait until it is writable.
     Blocked,
@@ -518,7 +518,7 @@ impl Transmitter {
     ) -> Flushed {
         for _ in 0..SENDS_PER_FLUSH_MAX {
             if self.queue.is_empty() {
-                return Flushed::Empty;
+                return send_kept(stream);
             }
             // The writer that holds the range finishes soon.
             if self.suspended > 0 && !self.resume() {
@@ -535,7 +535,7 @@ impl Transmitter {
             }
         }
         if self.queue.is_empty() {
-            Flushed::Empty
+            send_kept(stream)
         } else {
             Flushed::Yielded
         }
@@ -608,6 +608,16 @@ impl Transmitter {
         self.pdus_sent += sent_pdus as u64;
         self.sealed = self.sealed.saturating_sub(sent_pdus);
         self.queue.drain(..sent_pdus);
+    }
+}
+
+/// Sends what the stream has accepted and kept.
+#[inline]
+fn send_kept(stream: &mut impl ByteStream) -> Flushed {
+    match stream.send_kept() {
+        Ok(true) => Flushed::Empty,
+        Ok(false) => Flushed::Blocked,
+        Err(_) => Flushed::Broken,
     }
 }
 

@@ -53,6 +53,8 @@ pub type PortMessage<L = std::net::TcpListener> = ListenerMessage<L, PortSetting
 pub struct TcpTransport<N: Network = Sockets> {
     connections: ConnectionSet<N::Stream>,
     recent: ArrayVec<u16, RECENT_MAX>,
+    /// Connections whose stream holds received bytes, which epoll does not report.
+    holding: Vec<u16>,
     turns_since_epoll: u32,
     network: N,
     listeners: Listeners,
@@ -114,6 +116,7 @@ impl<N: Network> TcpTransport<N> {
         Self {
             connections,
             recent: ArrayVec::new(),
+            holding: Vec::new(),
             turns_since_epoll: 0,
             network,
             listeners: Listeners::default(),
@@ -238,6 +241,9 @@ impl<N: Network> TcpTransport<N> {
             return 0;
         }
         let arrivals = self.connections.receive(index, now);
+        if self.connections.has_received(index) && !self.holding.contains(&index) {
+            self.holding.push(index);
+        }
         // Connections that come and go would cost a fruitless receive in each turn.
         if arrivals > 0 && !self.recent.contains(&index) && self.connections.serves_io(index) {
             // With more active sockets than places, epoll finds them more cheaply.
@@ -258,6 +264,17 @@ impl<N: Network> TcpTransport<N> {
             if !active {
                 self.recent.swap_remove(position);
             }
+        }
+        arrivals
+    }
+
+    /// Receives again from the connections whose stream holds something.
+    #[inline]
+    fn poll_holding(&mut self, now: Nanos) -> u32 {
+        let mut arrivals = 0;
+        for position in (0..self.holding.len()).rev() {
+            let index = self.holding.swap_remove(position);
+            arrivals += self.receive(index, now);
         }
         arrivals
     }
@@ -283,6 +300,7 @@ impl<N: Network> TcpTransport<N> {
     fn release_ended(&mut self) {
         while let Some((index, stream)) = self.connections.take_ended() {
             self.recent.retain(|recent| *recent != index);
+            self.holding.retain(|holding| *holding != index);
             self.network.close_stream(stream);
             self.placement.release(self.handoffs.index());
         }
@@ -333,6 +351,7 @@ impl<N: Network> Poller for TcpTransport<N> {
             moved += 1;
         }
         moved += self.connections.begin_turn(now);
+        moved += self.poll_holding(now);
         moved += self.poll_recent(now);
         self.turns_since_epoll += 1;
         if self.recent.is_empty() || self.turns_since_epoll >= TURNS_PER_EPOLL {
@@ -367,6 +386,7 @@ impl<N: Network> Poller for TcpTransport<N> {
 
     fn prepare_sleep(&mut self) -> bool {
         let is_idle = !self.connections.has_pending() && self.handoffs.is_empty();
+        let is_idle = is_idle && self.holding.is_empty();
         is_idle && !self.network.has_accepted() && !self.ports.has_messages()
     }
 

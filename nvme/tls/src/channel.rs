@@ -8,6 +8,8 @@
 use std::io::IoSliceMut;
 use std::ops::Range;
 
+use arrayvec::ArrayVec;
+
 use crate::post_handshake::{Effect, PostHandshake, key_update};
 use crate::record::{HEADER_BYTES, RECORD_BYTES_MAX, SEALED_OVERHEAD_BYTES};
 use crate::{
@@ -28,6 +30,9 @@ const RECEIVE_BUFFER_BYTES: usize = 4 * RECORD_BYTES_MAX;
 /// Records that one key seals before this side updates it. Below the limit, so that a KeyUpdate
 /// and an alert can always be sealed.
 const RECORDS_BEFORE_UPDATE: u64 = 1 << 24;
+
+/// Records that are opened before their data is taken.
+const OPENED_MAX: usize = 32;
 
 /// Memory of a channel's buffers, in bytes.
 pub const CHANNEL_BYTES: usize = SEND_BUFFER_BYTES + RECEIVE_BUFFER_BYTES;
@@ -96,8 +101,8 @@ pub struct Channel {
     received: Box<[u8]>,
     /// Received bytes that were not opened.
     unopened: Range<usize>,
-    /// Opened data that was not taken, in front of them.
-    opened: Range<usize>,
+    /// Opened data that was not taken, of each record, in front of them.
+    opened: ArrayVec<Range<usize>, OPENED_MAX>,
     to_send: Box<[u8]>,
     unsent: Range<usize>,
     updates: Updates,
@@ -123,7 +128,7 @@ impl Channel {
             owes_update: false,
             received: vec![0; RECEIVE_BUFFER_BYTES].into(),
             unopened: 0..0,
-            opened: 0..0,
+            opened: ArrayVec::new(),
             to_send: vec![0; SEND_BUFFER_BYTES].into(),
             unsent: 0..0,
             updates: Updates::default(),
@@ -189,19 +194,17 @@ impl Channel {
         self.unsent.end += sealed.unwrap_or(0);
     }
 
-    /// Space for received bytes. Not empty, if [`take`](Self::take) has returned
-    /// [`Taken::Nothing`].
+    /// Space for received bytes. It is empty only if opened data has to be taken first.
     pub fn room(&mut self) -> &mut [u8] {
-        if self.opened.is_empty() {
-            if self.unopened.is_empty() {
-                self.unopened = 0..0;
-            } else if self.unopened.start > 0
-                && self.received.len() - self.unopened.end < RECORD_BYTES_MAX
-            {
-                self.received.copy_within(self.unopened.clone(), 0);
-                self.unopened = 0..self.unopened.len();
+        let unopened = &mut self.unopened;
+        let used_from = self.opened.first().map_or(unopened.start, |it| it.start);
+        if used_from == unopened.end {
+            *unopened = 0..0;
+        } else if used_from > 0 && self.received.len() - unopened.end < RECORD_BYTES_MAX {
+            self.received.copy_within(used_from..unopened.end, 0);
+            for range in self.opened.iter_mut().chain([unopened]) {
+                *range = range.start - used_from..range.end - used_from;
             }
-            self.opened = 0..0;
         }
         &mut self.received[self.unopened.end..]
     }
@@ -241,15 +244,26 @@ impl Channel {
                 if self.opened.is_empty() && !self.open_data() {
                     return self.taken(taken + filled);
                 }
-                let bytes = self.opened.len().min(buffer.len() - filled);
-                let content = &self.received[self.opened.start..self.opened.start + bytes];
+                let first = &mut self.opened[0];
+                let bytes = first.len().min(buffer.len() - filled);
+                let content = &self.received[first.start..first.start + bytes];
                 buffer[filled..filled + bytes].copy_from_slice(content);
-                self.opened.start += bytes;
+                first.start += bytes;
                 filled += bytes;
+                if first.start == first.end {
+                    self.opened.remove(0);
+                }
             }
             taken += filled;
         }
         self.taken(taken)
+    }
+
+    /// Opens received records without taking their data. Returns the bytes that
+    /// [`take`](Self::take) will return at least, as far as its buffers hold them.
+    pub fn open_ahead(&mut self) -> usize {
+        while !self.opened.is_full() && self.open_data() {}
+        self.opened.iter().map(Range::len).sum()
     }
 
     fn taken(&self, bytes: usize) -> Taken {
@@ -263,6 +277,7 @@ impl Channel {
 
     /// Opens records until one has data. Returns whether there is such a record.
     fn open_data(&mut self) -> bool {
+        let before = self.opened.len();
         while self.receiving == Receiving::Open {
             let opened = match self.next_record() {
                 Ok(None) => return false,
@@ -270,7 +285,7 @@ impl Channel {
                 Err(alert) => Err(alert),
             };
             match opened {
-                Ok(()) if self.opened.is_empty() => {}
+                Ok(()) if self.opened.len() == before => {}
                 Ok(()) => return true,
                 Err(alert) => {
                     self.receiving = Receiving::Failed(Failure::Violation(alert));
@@ -291,7 +306,8 @@ impl Channel {
             return Err(Alert::UNEXPECTED_MESSAGE);
         }
         match kind {
-            ContentType::ApplicationData => self.opened = content,
+            ContentType::ApplicationData if content.is_empty() => {}
+            ContentType::ApplicationData => self.opened.push(content),
             ContentType::Handshake => match self.messages.read(&self.received[content])? {
                 Effect::Nothing => {}
                 Effect::KeyUpdate { requested } => {

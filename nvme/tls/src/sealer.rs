@@ -20,13 +20,18 @@ pub struct Unsealed<'a> {
     pieces: &'a [IoSlice<'a>],
     /// Bytes of the first piece that are sealed.
     skipped: usize,
+    sealed_bytes: usize,
 }
 
 impl<'a> Unsealed<'a> {
     /// All of `pieces`.
     #[must_use]
     pub fn new(pieces: &'a [IoSlice<'a>]) -> Self {
-        let mut unsealed = Self { pieces, skipped: 0 };
+        let mut unsealed = Self {
+            pieces,
+            skipped: 0,
+            sealed_bytes: 0,
+        };
         unsealed.skip_empty();
         unsealed
     }
@@ -35,6 +40,12 @@ impl<'a> Unsealed<'a> {
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.pieces.is_empty()
+    }
+
+    /// Bytes that are sealed.
+    #[must_use]
+    pub const fn sealed_bytes(&self) -> usize {
+        self.sealed_bytes
     }
 
     /// Bytes left, counted up to at least `limit`.
@@ -59,6 +70,7 @@ impl<'a> Unsealed<'a> {
 
     fn advance(&mut self, bytes: usize) {
         self.skipped += bytes;
+        self.sealed_bytes += bytes;
         self.skip_empty();
     }
 

@@ -9,3 +9,4 @@ mod fused;
 mod handover;
 mod harness;
 mod hostile;
+mod protected;

@@ -245,6 +245,66 @@ fn there_is_room_after_everything_was_taken() {
     assert_eq!(received, 20 * PLAINTEXT_BYTES_MAX);
 }
 
+/// Records may be opened before their data is taken: they stay where they are, or move together.
+#[test]
+fn data_that_was_opened_ahead_is_kept() {
+    let (mut target, mut host) = pair();
+    let mut expected = Vec::new();
+    let mut received = Vec::new();
+    for round in 0..200_usize {
+        let data = vec![round as u8; 1 + round * 37 % 5000];
+        seal(&mut target, &data);
+        expected.extend_from_slice(&data);
+        deliver(&mut target, &mut host);
+        let ahead = host.open_ahead();
+        assert_eq!(ahead, expected.len() - received.len());
+        let mut buffer = vec![0; ahead.saturating_sub(round % 3 * 2000)];
+        let taken = host.take(&mut [IoSliceMut::new(&mut buffer)]);
+        if !buffer.is_empty() {
+            assert_eq!(
+                taken,
+                Taken::Bytes(buffer.len()),
+                "as many as were promised"
+            );
+        }
+        received.extend_from_slice(&buffer);
+    }
+    received.extend_from_slice(&take(&mut host).0);
+    assert_eq!(received, expected);
+}
+
+/// A command's data of 64 KiB has room as a whole, wherever the buffer's content begins.
+#[test]
+fn a_whole_capsule_is_opened_ahead() {
+    for before in [0, 1, 10_000, 60_000] {
+        let (mut target, mut host) = pair();
+        seal(&mut target, &vec![1; before]);
+        deliver(&mut target, &mut host);
+        let capsule = vec![2; (64 << 10) + 4];
+        let pieces = [IoSlice::new(&capsule)];
+        let mut unsealed = Unsealed::new(&pieces);
+        let mut wire = Vec::new();
+        while !unsealed.is_empty() {
+            target.seal(&mut unsealed);
+            wire.extend_from_slice(target.unsent());
+            target.sent(target.unsent().len());
+        }
+        // A part of the capsule arrives with the data before it.
+        let (part, mut rest) = wire.split_at(host.room().len().min(5000));
+        give(&mut host, part);
+        let mut buffer = vec![0; before];
+        host.take(&mut [IoSliceMut::new(&mut buffer)]);
+        while !rest.is_empty() {
+            let (now, later) = rest.split_at(host.room().len().min(rest.len()));
+            assert!(!now.is_empty(), "{before} bytes before it");
+            give(&mut host, now);
+            rest = later;
+            host.open_ahead();
+        }
+        assert_eq!(host.open_ahead(), capsule.len());
+    }
+}
+
 proptest! {
     /// Any bytes, in any pieces, beside valid records: no panic, and only data that was sealed.
     #[test]

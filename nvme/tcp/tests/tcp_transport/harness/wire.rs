@@ -40,6 +40,18 @@ pub(crate) struct Wire {
 }
 
 impl Wire {
+    /// An empty wire without limits.
+    pub(crate) fn new() -> Rc<RefCell<Self>> {
+        Rc::new(RefCell::new(Self {
+            to_target: VecDeque::with_capacity(WIRE_BYTES),
+            to_host: VecDeque::with_capacity(WIRE_BYTES),
+            grain: usize::MAX,
+            room: usize::MAX,
+            receives: 0,
+            closed: false,
+        }))
+    }
+
     fn left(&self) -> usize {
         self.room.min(WIRE_BYTES).saturating_sub(self.to_host.len())
     }
@@ -49,6 +61,11 @@ impl Wire {
 pub(crate) struct WireEnd(Rc<RefCell<Wire>>);
 
 impl WireEnd {
+    /// The target's end of `wire`.
+    pub(crate) fn of(wire: &Rc<RefCell<Wire>>) -> Self {
+        Self(Rc::clone(wire))
+    }
+
     /// Another end of the same wire, for a new process.
     pub(crate) fn duplicate(&self) -> Self {
         Self(Rc::clone(&self.0))
@@ -74,7 +91,7 @@ impl ByteStream for WireEnd {
         }
     }
 
-    fn available(&self) -> usize {
+    fn available(&mut self) -> usize {
         let wire = self.0.borrow();
         wire.to_target.len().min(wire.grain)
     }
@@ -172,15 +189,8 @@ impl Stage {
 
     /// Makes a new connection; returns the host's end.
     pub(crate) fn connect(&mut self) -> Host {
-        let wire = Rc::new(RefCell::new(Wire {
-            to_target: VecDeque::with_capacity(WIRE_BYTES),
-            to_host: VecDeque::with_capacity(WIRE_BYTES),
-            grain: usize::MAX,
-            room: usize::MAX,
-            receives: 0,
-            closed: false,
-        }));
-        let stream = WireEnd(Rc::clone(&wire));
+        let wire = Wire::new();
+        let stream = WireEnd::of(&wire);
         let index = self.set.insert(stream, PortId(0), self.now);
         Host {
             wire,
