@@ -1,6 +1,8 @@
 //! The parts of the key schedule (RFC 8446 §7) that are needed outside of the handshake: binder
 //! keys, and keys of records.
 
+use std::fmt;
+
 use aws_lc_rs::{aead, digest, hkdf, hmac};
 use nvme_keys::{PskHash, SecretBytes};
 use zeroize::Zeroizing;
@@ -153,23 +155,28 @@ impl TrafficSecret {
         let key = aead::UnboundKey::new(algorithm, key.expose()).expect("a key of its length");
         RecordKeys {
             key: aead::LessSafeKey::new(key),
-            iv: *iv.expose().first_chunk().expect("the requested length"),
+            iv: Zeroizing::new(*iv.expose().first_chunk().expect("the requested length")),
         }
     }
 }
 
 /// What protects the records of one direction until its next KeyUpdate.
-#[derive(Debug)]
 pub(crate) struct RecordKeys {
     pub(crate) key: aead::LessSafeKey,
-    iv: [u8; IV_BYTES],
+    iv: Zeroizing<[u8; IV_BYTES]>,
+}
+
+impl fmt::Debug for RecordKeys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("RecordKeys(hidden)")
+    }
 }
 
 impl RecordKeys {
     /// The nonce of the record with this number (RFC 8446 §5.3).
     #[inline]
     pub(crate) fn nonce(&self, sequence: u64) -> aead::Nonce {
-        let mut nonce = self.iv;
+        let mut nonce = *self.iv;
         for (byte, number) in nonce[IV_BYTES - 8..].iter_mut().zip(sequence.to_be_bytes()) {
             *byte ^= number;
         }

@@ -107,6 +107,9 @@ impl<K> ServerHandshake<K> {
     ///
     /// With more bytes than wanted.
     pub fn receive(&mut self, bytes: &[u8]) -> Result<Progress<Established<K>>, HandshakeError> {
+        if matches!(self.state, State::Ended) {
+            return Err(HandshakeError::Library("it has ended".to_owned()));
+        }
         let is_protected = matches!(self.state, State::Finishing { .. });
         let received = match self.reader.take(bytes) {
             Ok(None) => return Ok(Progress::Continue),

@@ -45,6 +45,16 @@ fn take(channel: &mut Channel) -> (Vec<u8>, Taken) {
 }
 
 #[test]
+fn data_is_not_printed() {
+    let (mut target, mut host) = pair();
+    seal(&mut target, &[0xab; 100]);
+    deliver(&mut target, &mut host);
+    host.open_ahead();
+    let printed = format!("{host:?}");
+    assert!(printed.len() < 300 && !printed.contains("171"), "{printed}");
+}
+
+#[test]
 fn many_pieces_share_a_record() {
     let (mut target, mut host) = pair();
     let pieces = [[1; 24]; 100];

@@ -39,6 +39,13 @@ fn each_candidate_of_each_key_connects() {
 }
 
 #[test]
+fn the_library_can_be_prepared_at_any_time() {
+    for _ in 0..2 {
+        nvme_tls_handshake::prepare().expect("s2n-tls");
+    }
+}
+
+#[test]
 fn bytes_may_arrive_one_by_one() {
     let key = key(Hash::Sha256, 1);
     let server = ServerHandshake::new(table(std::slice::from_ref(&key)));
