@@ -28,6 +28,7 @@ mod store;
 mod sync_order;
 mod system;
 
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -38,7 +39,7 @@ use crate::ledger::check_depth;
 use crate::shape::{GrowingGeometry, ShapeError, max_transfer_blocks};
 use condition::Condition;
 use hugemem::Arena;
-use system::SystemFile;
+use system::{LockEnd, SystemFile};
 
 pub use notice::{BufferedReason, FileNotice, FileSystem};
 pub use store::{DONE_PER_POLL_MAX, DoneBatch, FileRing, FileStore};
@@ -353,6 +354,21 @@ impl FileDevice {
     /// [`FileError`]: the file is closed again, and removed if it was created.
     pub fn open(options: FileOptions) -> Result<Self, FileError> {
         let opened = open::open(&options)?;
+        Ok(Self::over(opened, options, LockEnd::Unlocks))
+    }
+
+    /// Continues with the open and locked file of an earlier process ([`lock_owner`](Self::lock_owner)),
+    /// which it has passed. Both have the lock until the file is closed in both, so neither end
+    /// releases it. Detects the capabilities of the file system again.
+    ///
+    /// # Errors
+    /// [`FileError`]: the file has another size or kind.
+    pub fn adopt(options: FileOptions, file: OwnedFd) -> Result<Self, FileError> {
+        let opened = open::adopt(&options, file)?;
+        Ok(Self::over(opened, options, LockEnd::Closes))
+    }
+
+    fn over(opened: open::Opened, options: FileOptions, lock_end: LockEnd) -> Self {
         let geometry = Geometry {
             block_size: options.block_size,
             block_count: opened.block_count,
@@ -378,7 +394,7 @@ impl FileDevice {
             ..
         } = options;
         let store = SystemFile::new(
-            opened.file,
+            (opened.file, lock_end),
             path,
             read_only,
             opened.direct,
@@ -387,11 +403,17 @@ impl FileDevice {
         );
         let device = StoreDevice::with_condition(name, uuid, geometry, store, condition);
         let notices = opened.notices;
-        Ok(Self {
+        Self {
             device,
             is_shared: shared,
             notices,
-        })
+        }
+    }
+
+    /// The descriptor that has the lock, for a process that continues with the file.
+    #[must_use]
+    pub fn lock_owner(&self) -> BorrowedFd<'_> {
+        self.device.shared.store.lock_owner()
     }
 
     /// Whether other processes may serve the file too.

@@ -9,6 +9,7 @@
 mod deferred;
 mod extents;
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use hugemem::{Borrow, Data, PagePolicy, RegionError, Store, UNIT_BYTES};
@@ -53,6 +54,14 @@ pub enum MemoryError {
     /// The size is invalid.
     #[error(transparent)]
     Shape(#[from] ShapeError),
+    /// The memory that an earlier process passed has another size.
+    #[error("a RAM device of {size_bytes} bytes, but memory of {passed_bytes} bytes was passed")]
+    OtherMemory {
+        /// The requested size in bytes.
+        size_bytes: u64,
+        /// Bytes of the passed memory.
+        passed_bytes: u64,
+    },
     /// The memory could not be allocated.
     #[error("no memory for a RAM device of {size_bytes} bytes")]
     Memory {
@@ -63,7 +72,8 @@ pub enum MemoryError {
     },
 }
 
-/// A device in RAM, initially all zeroes. Its content is lost when the process ends.
+/// A device in RAM, initially all zeroes. Its content is lost when the process ends, unless the
+/// next one continues with its memory.
 pub struct MemoryDevice {
     name: String,
     identity: DeviceIdentity,
@@ -80,13 +90,45 @@ impl MemoryDevice {
     /// [`MemoryError`].
     pub fn new(options: MemoryOptions) -> Result<Self, MemoryError> {
         let size_bytes = options.size_bytes;
-        let block_count = block_count(size_bytes, options.block_size)?;
+        block_count(size_bytes, options.block_size)?;
         let len = usize::try_from(size_bytes).map_err(|_| ShapeError::TooLarge { size_bytes })?;
         let store = Store::new(len, options.pages)
             .map_err(|source| MemoryError::Memory { size_bytes, source })?;
+        Self::over(options, vec![store])
+    }
+
+    /// Continues with the memory of an earlier process's device, whose extents it has passed in
+    /// their order, each with its length in bytes. See [`hugemem::Region::adopt`].
+    ///
+    /// # Errors
+    /// [`MemoryError`]: the descriptors are not those of a device of this size.
+    pub fn adopt(
+        options: MemoryOptions,
+        extents: Vec<(OwnedFd, u64)>,
+    ) -> Result<Self, MemoryError> {
+        let size_bytes = options.size_bytes;
+        let lengths = extents.iter().map(|(_, len)| *len);
+        let passed_bytes = lengths.fold(0, u64::saturating_add);
+        if extents.is_empty() || passed_bytes != size_bytes {
+            return Err(MemoryError::OtherMemory {
+                size_bytes,
+                passed_bytes,
+            });
+        }
+        let mut stores = Vec::with_capacity(extents.len());
+        for (descriptor, len) in extents {
+            let len = usize::try_from(len).map_err(|_| ShapeError::TooLarge { size_bytes })?;
+            let store = Store::adopt(descriptor, len);
+            stores.push(store.map_err(|source| MemoryError::Memory { size_bytes, source })?);
+        }
+        Self::over(options, stores)
+    }
+
+    /// `stores` has at least one store.
+    fn over(options: MemoryOptions, stores: Vec<Arc<Store>>) -> Result<Self, MemoryError> {
         let geometry = Geometry {
             block_size: options.block_size,
-            block_count,
+            block_count: block_count(options.size_bytes, options.block_size)?,
             volatile_write_cache: false,
             optimal_io_blocks: UNIT_BYTES as u32 / options.block_size,
             deallocate: Deallocate::ReadsZero,
@@ -94,6 +136,10 @@ impl MemoryDevice {
             read_only: options.read_only,
             atomic: crate::AtomicWrites::BLOCK,
         };
+        let mut stores = stores.into_iter();
+        let first = stores.next();
+        let extents = Extents::new(first.unwrap_or_else(|| unreachable!("there is one")));
+        stores.for_each(|store| extents.add(store));
         Ok(Self {
             name: options.name,
             identity: DeviceIdentity {
@@ -102,7 +148,7 @@ impl MemoryDevice {
             },
             pages: options.pages,
             shape: Arc::new(GrowingGeometry::new(geometry)),
-            extents: Arc::new(Extents::new(store)),
+            extents: Arc::new(extents),
             counters: Arc::default(),
         })
     }
@@ -111,6 +157,12 @@ impl MemoryDevice {
     #[must_use]
     pub fn store(&self) -> &Arc<Store> {
         self.extents.first()
+    }
+
+    /// All its memory, in order.
+    #[must_use]
+    pub fn stores(&self) -> Vec<Arc<Store>> {
+        self.extents.all()
     }
 
     /// Allocates the memory missing to `size_bytes`, for [`grow`](Self::grow) once it is mapped to

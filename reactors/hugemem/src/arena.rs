@@ -1,5 +1,6 @@
 //! The arena: one region, divided into slices of fixed sizes at start.
 
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::account::Account;
@@ -98,6 +99,13 @@ pub struct Arena {
     dma_check: Arc<DmaCheck>,
 }
 
+/// The origin of an arena's memory.
+enum Memory {
+    New,
+    /// An earlier process has passed its descriptor.
+    Passed(OwnedFd),
+}
+
 /// State of the control path, used by any thread: slices for [`DmaBuffer`]s, and promises.
 #[derive(Debug)]
 struct Control {
@@ -124,6 +132,26 @@ impl Arena {
         config: ArenaConfig,
         populate_now_bytes: usize,
     ) -> Result<(Arc<Arena>, ArenaPopulation), ArenaError> {
+        Self::over(Memory::New, config, populate_now_bytes)
+    }
+
+    /// Continues with the memory of an earlier process's arena: see [`Region::adopt`]. All slices
+    /// are free.
+    ///
+    /// # Errors
+    /// [`ArenaError`]: nothing remains mapped.
+    pub fn adopt(
+        descriptor: OwnedFd,
+        config: ArenaConfig,
+    ) -> Result<(Arc<Arena>, ArenaPopulation), ArenaError> {
+        Self::over(Memory::Passed(descriptor), config, usize::MAX)
+    }
+
+    fn over(
+        memory: Memory,
+        config: ArenaConfig,
+        populate_now_bytes: usize,
+    ) -> Result<(Arc<Arena>, ArenaPopulation), ArenaError> {
         let ArenaConfig {
             bytes,
             pages,
@@ -145,12 +173,15 @@ impl Arena {
         if bytes < least {
             return Err(too_small);
         }
-        let region = Region::map_and_populate(bytes, pages, |len| {
-            let carving = Carving::new(len, max_transfer);
-            carving.map_or_else(Vec::new, |carving| {
-                carving.ranges(carving.part(populate_now_bytes))
-            })
-        })?;
+        let region = match memory {
+            Memory::New => Region::map_and_populate(bytes, pages, |len| {
+                let carving = Carving::new(len, max_transfer);
+                carving.map_or_else(Vec::new, |carving| {
+                    carving.ranges(carving.part(populate_now_bytes))
+                })
+            })?,
+            Memory::Passed(descriptor) => Region::adopt(descriptor, bytes)?,
+        };
         let Some(carving) = Carving::new(region.len(), max_transfer) else {
             return Err(too_small);
         };

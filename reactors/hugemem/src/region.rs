@@ -1,5 +1,5 @@
 //! A mapping of a memory file: allocated completely at start, pinned, and never grown, shrunk or
-//! punched.
+//! punched. The next process may continue with it.
 //!
 //! Owns: the memory file, its mapping, and the notices of unavailable features. Allocation never
 //! succeeds partially. Pages are touched before `map` returns or, for an arena that is populated in
@@ -88,6 +88,14 @@ pub enum RegionError {
         wanted: usize,
         /// For each hugepage size, what is missing.
         missing: Vec<Notice>,
+    },
+    /// A descriptor that was passed is not that of the memory.
+    #[error("the file that was passed for {wanted} bytes of memory has {found} bytes")]
+    OtherFile {
+        /// Bytes expected, before they are rounded up to the page size.
+        wanted: usize,
+        /// Bytes of the file.
+        found: u64,
     },
     /// A system call failed.
     #[error("{step} failed for {wanted} bytes of memory")]
@@ -187,6 +195,61 @@ impl Region {
         })
     }
 
+    /// Maps all memory of a region of an earlier process, whose descriptor it has passed. The bytes
+    /// are as that process left them. It must not access them when this one does.
+    ///
+    /// # Errors
+    /// [`RegionError::OtherFile`] if the file is not that of a region of `len` bytes.
+    pub fn adopt(descriptor: OwnedFd, len: usize) -> Result<Region, RegionError> {
+        let failed = |(step, errno): Failure| RegionError::System {
+            step,
+            wanted: len,
+            source: errno.into(),
+        };
+        let at = |step| move |errno| failed((step, errno));
+        let (found, huge) = file::examine(descriptor.as_fd()).map_err(failed)?;
+        let other = RegionError::OtherFile { wanted: len, found };
+        let page_size = match huge {
+            None => PageSize::Ordinary,
+            Some(page) if page == PageSize::Huge1GiB.bytes() as u64 => PageSize::Huge1GiB,
+            Some(page) if page == PageSize::Huge2MiB.bytes() as u64 => PageSize::Huge2MiB,
+            Some(_) => return Err(other),
+        };
+        if len == 0 || len > LEN_MAX || len.next_multiple_of(page_size.bytes()) as u64 != found {
+            return Err(other);
+        }
+        let rounded = len.next_multiple_of(page_size.bytes());
+        let step = page_size.populate_step();
+        let mapping = Mapping::new(descriptor.as_fd(), rounded, step).map_err(at("mmap"))?;
+        mapping
+            .exclude_from_fork()
+            .map_err(at("madvise(MADV_DONTFORK)"))?;
+        let mut notices = Vec::new();
+        if page_size == PageSize::Ordinary {
+            if rounded >= step {
+                // As in `map_ordinary`.
+                let _ = mapping.prefer_huge();
+            }
+            if let Err(errno) = mapping.lock_on_fault() {
+                notices.push(Notice::NotLocked {
+                    len: rounded,
+                    errno,
+                });
+            }
+        }
+        let all = 0..rounded;
+        mapping
+            .populate(slice::from_ref(&all), step)
+            .map_err(at(POPULATE))?;
+        Ok(Region {
+            mapping: Arc::new(mapping),
+            descriptor,
+            page_size,
+            notices,
+            dma_check: OnceLock::new(),
+        })
+    }
+
     /// Populates a range that was left out when the region was mapped.
     ///
     /// # Errors
@@ -262,7 +325,7 @@ pub(crate) fn panic_out_of_range(offset: usize, bytes: usize, len: usize) -> ! {
     panic!("{bytes} bytes at {offset} of {len}")
 }
 
-/// The memory file. A process that receives it can read and map it, but not write.
+/// The memory file, for the process that continues with the memory ([`Region::adopt`]).
 impl AsFd for Region {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.descriptor.as_fd()
@@ -337,7 +400,7 @@ fn map_huge(
     mapping
         .populate(&parts(bytes), size.populate_step())
         .map_err(refused)?;
-    Ok((mapping, file.into_read_only().map_err(failed)?))
+    Ok((mapping, file.into_sealed().map_err(failed)?))
 }
 
 fn map_ordinary(
@@ -379,7 +442,7 @@ fn map_ordinary(
     mapping
         .populate(&parts(rounded), align)
         .map_err(at(POPULATE))?;
-    Ok((mapping, file.into_read_only().map_err(failed)?))
+    Ok((mapping, file.into_sealed().map_err(failed)?))
 }
 
 /// A file for ordinary pages, with transparent hugepages if available.

@@ -11,6 +11,7 @@
 use std::cell::Cell;
 use std::fmt;
 use std::ops::Deref;
+use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::rc::Rc;
 use std::slice;
@@ -55,14 +56,31 @@ impl Store {
                 available: STORE_BYTES_MAX,
             });
         }
-        let region = Region::map(len, pages)?;
+        Ok(Self::over(Region::map(len, pages)?, len))
+    }
+
+    /// Continues with the `len` bytes of an earlier process's store: see [`Region::adopt`].
+    ///
+    /// # Errors
+    /// [`RegionError`]: the descriptor is not that of such a store.
+    pub fn adopt(descriptor: OwnedFd, len: usize) -> Result<Arc<Store>, RegionError> {
+        if len > STORE_BYTES_MAX {
+            return Err(RegionError::Shortage {
+                wanted: len,
+                available: STORE_BYTES_MAX,
+            });
+        }
+        Ok(Self::over(Region::adopt(descriptor, len)?, len))
+    }
+
+    fn over(region: Region, len: usize) -> Arc<Store> {
         let range_locks = RangeLocks::new(len.div_ceil(UNIT_BYTES));
-        Ok(Arc::new(Store {
+        Arc::new(Store {
             region,
             range_locks,
             len,
             is_uncached: len >= UNCACHED_BYTES_MIN,
-        }))
+        })
     }
 
     /// Size in bytes.

@@ -3,9 +3,10 @@
 use std::cell::RefCell;
 use std::error::Error;
 use std::fs;
+use std::os::fd::AsFd;
 
 use hugemem::{DmaMap, DmaMapError, PagePolicy, PageSize, Region, RegionError};
-use rustix::fs::{FallocateFlags, fallocate, fstat, ftruncate};
+use rustix::fs::{SealFlags, fcntl_get_seals, fstat, ftruncate};
 use rustix::io::{pread, pwrite};
 
 const POLICIES: [PagePolicy; 3] = [PagePolicy::Auto, PagePolicy::HugeOnly, PagePolicy::Ordinary];
@@ -120,24 +121,64 @@ fn hugepages_are_used_or_a_notice_is_raised() {
 }
 
 #[test]
-fn region_descriptor_is_read_only_and_sealed() {
+fn size_of_a_memory_file_is_sealed() {
     for len in [1 << 20, 4 << 20] {
         for policy in [PagePolicy::Auto, PagePolicy::Ordinary] {
             let region = Region::map(len, policy).unwrap();
             let mut bytes = [1; 4096];
             assert_eq!(pread(&region, &mut bytes, 0), Ok(4096));
             assert_eq!(bytes, [0; 4096]);
-            assert!(pwrite(&region, &[1; 512], 0).is_err());
-            assert!(ftruncate(&region, 0).is_err());
-            assert!(ftruncate(&region, 1 << 30).is_err());
-            let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            assert!(fallocate(&region, punch, 0, 4096).is_err());
+            let seals = fcntl_get_seals(&region).unwrap();
+            let has_seals = seals.contains(SealFlags::SHRINK | SealFlags::GROW);
+            assert!(
+                has_seals || len >= 2 << 20,
+                "only a tmpfs with transparent hugepages has none"
+            );
+            if has_seals {
+                assert!(ftruncate(&region, 0).is_err());
+                assert!(ftruncate(&region, 1 << 30).is_err());
+            }
             assert_eq!(
                 fstat(&region).unwrap().st_size,
                 i64::try_from(region.len()).unwrap()
             );
         }
     }
+}
+
+#[test]
+fn memory_continues_with_the_same_bytes_and_pages() {
+    for len in [4097, 4 << 20, (4 << 20) + 1] {
+        for policy in [PagePolicy::Auto, PagePolicy::Ordinary] {
+            let first = Region::map(len, policy).unwrap();
+            pwrite(&first, b"kept", 4093).unwrap();
+            let passed = first.as_fd().try_clone_to_owned().unwrap();
+            let next = Region::adopt(passed, len).unwrap();
+            assert_eq!(next.len(), first.len());
+            assert_eq!(next.page_size(), first.page_size());
+            drop(first);
+            let mut bytes = [0; 4];
+            assert_eq!(pread(&next, &mut bytes, 4093), Ok(4));
+            assert_eq!(&bytes, b"kept");
+            // Again, as by a third process.
+            let passed = next.as_fd().try_clone_to_owned().unwrap();
+            assert_eq!(Region::adopt(passed, len).unwrap().len(), next.len());
+        }
+    }
+}
+
+#[test]
+fn passed_file_of_another_size_is_refused() {
+    let region = Region::map(8192, PagePolicy::Ordinary).unwrap();
+    for wanted in [0, 1, 4096, 8193, 1 << 47] {
+        let passed = region.as_fd().try_clone_to_owned().unwrap();
+        let error = Region::adopt(passed, wanted).expect_err("another size");
+        let expected =
+            format!("the file that was passed for {wanted} bytes of memory has 8192 bytes");
+        assert_eq!(error.to_string(), expected);
+    }
+    let (socket, _) = std::os::unix::net::UnixStream::pair().unwrap();
+    assert!(Region::adopt(socket.into(), 4096).is_err());
 }
 
 struct Recorder {

@@ -42,6 +42,12 @@ pub(super) fn open(options: &FileOptions) -> Result<Opened, FileError> {
     opened
 }
 
+/// Prepares a file that an earlier process has opened and locked.
+pub(super) fn adopt(options: &FileOptions, file: OwnedFd) -> Result<Opened, FileError> {
+    check_shape(options)?;
+    prepare(file, options, &FileLocation::of(options)?)
+}
+
 /// Location of a file.
 struct FileLocation {
     /// The directory that must contain the file; `None`: any.

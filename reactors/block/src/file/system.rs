@@ -22,11 +22,24 @@ use super::store::{DoneBatch, FileRing, FileStore};
 use crate::error::ReopenError;
 use crate::health::DamageCause;
 
+/// What releases the lock of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LockEnd {
+    /// This process, when it closes the device.
+    Unlocks,
+    /// The kernel, when the last process has closed the description. An earlier process, which
+    /// serves the file until this one continues, has the same description.
+    Closes,
+}
+
 /// The first open file description, which has the lock.
-struct Lock(OwnedFd);
+struct Lock(OwnedFd, LockEnd);
 
 impl Drop for Lock {
     fn drop(&mut self) {
+        if self.1 == LockEnd::Closes {
+            return;
+        }
         // A ring releases its own reference to a file some time after the ring was closed, and the
         // lock would last until then. No write is in flight here: a ring that abandons a write
         // keeps its description and therefore this lock until the process ends.
@@ -82,7 +95,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl SystemFile {
     /// `file` is open and locked.
     pub(super) fn new(
-        file: OwnedFd,
+        file: (OwnedFd, LockEnd),
         path: PathBuf,
         read_only: bool,
         direct: bool,
@@ -99,7 +112,8 @@ impl SystemFile {
         } else {
             OFlags::empty()
         };
-        let lock = Arc::new(Lock(file));
+        let (file, lock_end) = file;
+        let lock = Arc::new(Lock(file, lock_end));
         let description = Arc::new(Description {
             file: None,
             lock: Arc::clone(&lock),
@@ -117,6 +131,10 @@ impl SystemFile {
             }),
             ring_notices: Mutex::default(),
         }
+    }
+
+    pub(super) fn lock_owner(&self) -> BorrowedFd<'_> {
+        self.lock.0.as_fd()
     }
 
     pub(super) fn path(&self) -> &Path {

@@ -422,3 +422,30 @@ fn file_device_grows_but_does_not_shrink() {
     let error = device.grow(Some(4 << 20)).expect_err("it is only read");
     assert!(matches!(error, FileError::Size { .. }), "{error}");
 }
+
+/// The lock belongs to the description that both processes have, so it lasts from the first open to
+/// the last close, whichever process closes first.
+#[test]
+fn lock_is_held_while_a_file_is_handed_over() {
+    let folder = folder();
+    let path = folder.path().join("image");
+    let first = FileDevice::open(options(&path, Some(8192))).unwrap();
+    let pass = |device: &FileDevice| device.lock_owner().try_clone_to_owned().unwrap();
+    // A process that refuses to continue changes nothing.
+    let refused = FileDevice::adopt(options(&path, Some(4096)), pass(&first));
+    assert!(matches!(refused.err(), Some(FileError::Size { .. })));
+    drop(FileDevice::adopt(options(&path, Some(8192)), pass(&first)).unwrap());
+    assert!(matches!(
+        refusal(options(&path, None)),
+        FileError::InUse { .. }
+    ));
+    let next = FileDevice::adopt(options(&path, Some(8192)), pass(&first)).unwrap();
+    assert_eq!(next.geometry().bytes(), 8192);
+    // The first process ends without a call.
+    std::mem::forget(first);
+    assert!(matches!(
+        refusal(options(&path, None)),
+        FileError::InUse { .. }
+    ));
+    drop(next);
+}

@@ -33,6 +33,16 @@ impl Extents {
         more.unwrap_or_else(PoisonError::into_inner).push(store);
     }
 
+    /// All stores, in order.
+    pub(super) fn all(&self) -> Vec<Arc<Store>> {
+        let more = self.more.lock();
+        let more = more.unwrap_or_else(PoisonError::into_inner);
+        std::iter::once(&self.first)
+            .chain(&*more)
+            .cloned()
+            .collect()
+    }
+
     /// Creates one reactor's access to all current stores.
     pub(super) fn handle(&self) -> ExtentsHandle {
         let more = self.more.lock();

@@ -1,6 +1,8 @@
 //! Behaviour that only the RAM device has: borrows, requests deferred by borrows, and zeroing in
 //! pieces.
 
+use std::os::fd::AsFd as _;
+
 use hugemem::{Arena, ArenaConfig, Borrow, Pool};
 
 use super::*;
@@ -596,4 +598,67 @@ fn poll_cost_is_independent_of_waiting_requests() {
             );
         }
     }
+}
+
+fn passed(device: &MemoryDevice) -> Vec<(OwnedFd, u64)> {
+    let pass = |store: &Arc<Store>| {
+        let descriptor = store.region().as_fd().try_clone_to_owned().unwrap();
+        (descriptor, store.len() as u64)
+    };
+    device.stores().iter().map(pass).collect()
+}
+
+fn passed_options(size_bytes: u64) -> MemoryOptions {
+    MemoryOptions {
+        name: "ram".into(),
+        uuid: [1; 16],
+        size_bytes,
+        block_size: 512,
+        pages: PagePolicy::Ordinary,
+        read_only: false,
+    }
+}
+
+/// The content of a device that grew, written through one device and read through the next.
+#[test]
+fn device_continues_with_all_its_extents() {
+    let first = device(8192, 512);
+    first.grow(first.allocate_growth(12288).unwrap().unwrap());
+    let mut queue = Bench::new(&first).queue;
+    for (lba, byte) in [(0, 1), (15, 2), (16, 3), (23, 4)] {
+        assert!(queue.write_inline(lba, &[byte; 512]));
+    }
+    queue.flush();
+    let next = MemoryDevice::adopt(passed_options(12288), passed(&first)).unwrap();
+    drop((queue, first));
+    assert_eq!(next.geometry().block_count, 24);
+    let mut queue = Bench::new(&next).queue;
+    for (lba, byte) in [(0, 1), (15, 2), (16, 3), (23, 4)] {
+        let borrow = queue.borrow_read(lba, 1).unwrap();
+        assert_eq!(&*borrow, &[byte; 512]);
+    }
+}
+
+#[test]
+fn memory_of_another_size_is_refused() {
+    let first = device(8192, 512);
+    let refusal = |size, extents| {
+        let refused = MemoryDevice::adopt(passed_options(size), extents);
+        refused.err().expect("refused").to_string()
+    };
+    assert_eq!(
+        refusal(8192, Vec::new()),
+        "a RAM device of 8192 bytes, but memory of 0 bytes was passed"
+    );
+    assert_eq!(
+        refusal(12288, passed(&first)),
+        "a RAM device of 12288 bytes, but memory of 8192 bytes was passed"
+    );
+    // The lengths are right, but not those of the files.
+    let mut extents = passed(&first);
+    extents[0].1 = 4096;
+    assert_eq!(
+        refusal(4096, extents),
+        "no memory for a RAM device of 4096 bytes"
+    );
 }

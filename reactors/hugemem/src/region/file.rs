@@ -1,23 +1,24 @@
-//! The file behind a region: created, mapped once for writing, then protected against all other
-//! writers.
+//! The file behind a region: created and mapped, or received from the process that used it before.
 //!
-//! A memory file is sealed (`fcntl(2)`, `F_SEAL_FUTURE_WRITE` and the resizing seals). A file in a
-//! private tmpfs, which does not support seals, is opened again read-only. In both cases a process
-//! that receives the descriptor can read and map it, but can neither change bytes under a Rust
-//! reference nor punch a hole under one.
+//! A memory file is sealed against other sizes (`fcntl(2)`), so that no page below a mapping can
+//! disappear; a file in a private tmpfs does not support seals. The descriptor stays writable,
+//! because a process that continues with the memory maps it for writing. It is passed to no other
+//! process.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{CWD, MemfdFlags, Mode, OFlags, SealFlags};
-use rustix::fs::{fcntl_add_seals, ftruncate, memfd_create, openat};
+use rustix::fs::{FsWord, MemfdFlags, Mode, OFlags, SealFlags};
+use rustix::fs::{fcntl_add_seals, fstat, fstatfs, ftruncate, memfd_create, openat};
 use rustix::io::Errno;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 use rustix::mount::{fsconfig_create, fsconfig_set_string, fsmount, fsopen};
 
 const SEALS: SealFlags = SealFlags::SHRINK
     .union(SealFlags::GROW)
-    .union(SealFlags::FUTURE_WRITE)
     .union(SealFlags::SEAL);
+
+/// The file system of memory files in hugepages (`statfs(2)`).
+const HUGETLBFS_MAGIC: FsWord = 0x9584_58f6;
 
 /// A failed call and the kernel's error.
 pub(super) type Failure = (&'static str, Errno);
@@ -74,16 +75,23 @@ impl MemoryFile {
         Ok(self)
     }
 
-    /// The descriptor for other users, which cannot write through it.
-    pub(super) fn into_read_only(self) -> Result<OwnedFd, Failure> {
+    /// The descriptor, after the size was made unchangeable.
+    pub(super) fn into_sealed(self) -> Result<OwnedFd, Failure> {
         if self.sealable {
             fcntl_add_seals(&self.descriptor, SEALS).map_err(|e| ("fcntl(F_ADD_SEALS)", e))?;
-            return Ok(self.descriptor);
         }
-        let path = format!("/proc/self/fd/{}", self.descriptor.as_raw_fd());
-        openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
-            .map_err(|e| ("openat(O_RDONLY)", e))
+        Ok(self.descriptor)
     }
+}
+
+/// The length of a file that another process created, and the bytes of its hugepages if it
+/// consists of them.
+pub(super) fn examine(file: BorrowedFd<'_>) -> Result<(u64, Option<u64>), Failure> {
+    let length = fstat(file).map_err(|e| ("fstat", e))?.st_size;
+    let system = fstatfs(file).map_err(|e| ("fstatfs", e))?;
+    let is_huge = system.f_type == HUGETLBFS_MAGIC;
+    let page = is_huge.then(|| u64::try_from(system.f_bsize).unwrap_or(0));
+    Ok((u64::try_from(length).unwrap_or(0), page))
 }
 
 impl AsFd for MemoryFile {
