@@ -4,6 +4,9 @@
 //! requests in flight complete or the deadline ends the wait, devices are flushed, drives shut
 //! down, files closed.
 
+mod continuing;
+mod upgrade;
+
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -18,11 +21,12 @@ use reactors::{IdlePolicy, Nanos, ReactorConfig, Reactors};
 
 use crate::authentication::AuthenticationThread;
 use crate::control::ControlPlane;
-use crate::devices::{Devices, SystemDevices};
+use crate::devices::{Devices, PassedDevices, SystemDevices};
 use crate::error::{Failure, with_causes};
 use crate::event_loop::RealTime;
-use crate::exports::{self, Ports};
+use crate::exports;
 use crate::fabrics::Fabrics;
+use crate::handover::Passed;
 use crate::identities::Identities;
 use crate::keys::Keys;
 use crate::memory;
@@ -30,6 +34,7 @@ use crate::messages::MessageRings;
 use crate::nvme::{self, Bus, DeviceOpener, Drives};
 use crate::observe::model::ApplyAnswer;
 use crate::observe::sources::{Sources, TransportCounters};
+use crate::operator_states::OperatorStates;
 use crate::reactor_setup::{Parts, Service, set_up};
 use crate::reconciler::{ApplyOptions, Reconciler, Started};
 use crate::requests::{ApplyJob, ApplyRefusal, Request, RequestSender};
@@ -37,11 +42,16 @@ use crate::reservation_files::ReservationFiles;
 use crate::service::{self, Heartbeat};
 use crate::signals::RequestReceiver;
 use crate::state_directory::StateDirectory;
-use crate::transports::{LateTransport, Listeners, PerReactor, system_rdma};
+use crate::transports::{LateTransport, Listeners, PerReactor, Tcp, Transports, system_rdma};
 use crate::watchdog_loop::WatchdogLoop;
+pub(crate) use continuing::continue_serving;
+use upgrade::Upgraded;
 
 /// Poll interval of a stop in progress.
 const STOP_LOOK_INTERVAL: Duration = Duration::from_millis(10);
+
+/// Time in which a client receives the answer to its request before the control plane is closed.
+const ANSWER_TIME: Duration = Duration::from_millis(250);
 
 /// A running appliance.
 pub(crate) struct Appliance {
@@ -52,6 +62,7 @@ pub(crate) struct Appliance {
     cores: Vec<usize>,
     arena: Arc<Arena>,
     target: Arc<Target>,
+    tcp: Arc<Tcp>,
     drives: Arc<Drives>,
     reactors: Reactors,
     counters: Vec<TransportCounters>,
@@ -59,6 +70,15 @@ pub(crate) struct Appliance {
     /// Declared after the reactors, so that it reports how they stop.
     control: Option<ControlPlane>,
     start_took: Duration,
+}
+
+/// Why an appliance no longer serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// It is to be stopped.
+    Stop,
+    /// A new process serves. This one must end without releasing what both have.
+    HandedOver,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -80,6 +100,8 @@ pub(crate) struct Environment<'e> {
     pub(crate) bus: MakeBus<'e>,
     pub(crate) rdma: MakeRdma<'e>,
     pub(crate) extra_services: Vec<Arc<dyn Service>>,
+    /// What an earlier process has passed, which this one continues.
+    pub(crate) passed: Option<Passed>,
 }
 
 impl Default for Environment<'_> {
@@ -89,6 +111,7 @@ impl Default for Environment<'_> {
             bus: Box::new(nvme::system_bus),
             rdma: Box::new(system_rdma),
             extra_services: Vec::new(),
+            passed: None,
         }
     }
 }
@@ -113,6 +136,7 @@ impl Appliance {
             bus,
             rdma,
             extra_services,
+            passed,
         } = environment;
         let began = Instant::now();
         for notice in config.notices() {
@@ -124,9 +148,21 @@ impl Appliance {
             .resolve(&allowed_cores()?)
             .map_err(|cause| StartError::Cores { cause })?;
         let keys = Keys::load(&config)?;
-        let listeners = Listeners::bind(&config, rdma(cores.len()))?;
-        let ports = Ports::new(&config, listeners.addresses());
-        let (arena, rest) = memory::take(&config)?;
+        let rdma = rdma(cores.len());
+        let (listeners, (arena, rest), passed_devices, operator_states) = match passed {
+            None => {
+                let listeners = Listeners::bind(&config, rdma)?;
+                let states = OperatorStates::default();
+                (listeners, memory::take(&config)?, None, states)
+            }
+            Some(passed) => {
+                let listeners = Listeners::adopt(&config, passed.listeners, rdma)?;
+                let memory = memory::adopt(&config, passed.arena)?;
+                let devices = Some(passed.devices);
+                (listeners, memory, devices, passed.operator_states)
+            }
+        };
+        let ports = listeners.ports(&config);
         let bus = bus(&arena, cores.len());
         let undrained = Arc::new(AtomicUsize::new(cores.len()));
         let drives = Arc::new(Drives::new(bus, &arena, cores.len(), &undrained));
@@ -134,16 +170,33 @@ impl Appliance {
         let system = SystemDevices::new(&config, &arena);
         let identities = Identities::at(state.identities());
         // A drive that is not available now is opened by a later change.
-        let devices = Devices::open(&config, &system, namespaces, identities)?;
+        let devices = match passed_devices {
+            None => Devices::open(&config, &system, namespaces, identities)?,
+            Some(passed) => {
+                let opener = PassedDevices::new(&system, passed);
+                Devices::open(&config, &opener, namespaces, identities)?
+            }
+        };
         let lowered = listeners.lower_limits(&config);
+        let transfer_max = arena.max_transfer();
         let target = Target::new(
-            exports::target_config(&lowered, &devices, &ports, &keys, arena.max_transfer()),
+            exports::target_config(
+                &lowered,
+                &devices,
+                &ports,
+                &keys,
+                &operator_states,
+                transfer_max,
+            ),
             cores.len(),
             devices.in_order(),
         )?;
         let reservation_files = ReservationFiles::open(state.reservations(), &target, &cores);
         devices.restore_reservations(&reservation_files, &target);
-        let transports = listeners.into_transports(&config, &cores, &devices.regions(&arena))?;
+        let Transports {
+            all: transports,
+            tcp,
+        } = listeners.into_transports(&config, &cores, &devices.regions(&arena))?;
         let counters = transports.iter().map(|it| it.counters()).collect();
         let (control_queues, messages) = MessageRings::new(cores.len());
         let fabrics = Fabrics {
@@ -180,6 +233,7 @@ impl Appliance {
             transports: transports.into_iter().map(|it| it as _).collect(),
             arena: Some(Arc::clone(&arena)),
             control_queues,
+            operator_states,
         };
         let reconciler = Reconciler::new(started, reactors.handles());
         let authentication = AuthenticationThread::start(&target, &cores)?;
@@ -192,6 +246,7 @@ impl Appliance {
             cores,
             arena,
             target,
+            tcp,
             drives,
             reactors,
             counters,
@@ -273,12 +328,15 @@ impl Appliance {
         self.reconciler.poll();
     }
 
-    /// Reports readiness, and serves until the process receives a request to end or a reactor has
-    /// stopped.
+    /// Reports readiness, and serves until the process receives a request to end, a reactor has
+    /// stopped, or a new process serves.
     ///
     /// # Errors
     /// A requested test hook is not available.
-    pub(crate) fn serve_until(&mut self, termination: &mut RequestReceiver) -> Result<(), Failure> {
+    pub(crate) fn serve_until(
+        &mut self,
+        termination: &mut RequestReceiver,
+    ) -> Result<Ending, Failure> {
         let status = service::status_line(self.reconciler.config());
         service::install_hang_hook(self.reactors.handles())?;
         service::ready(&status);
@@ -286,15 +344,19 @@ impl Appliance {
             WatchdogLoop::new(Heartbeat::from_environment(self.cores.len(), status));
         loop {
             match termination.next(watchdog_loop.pause()) {
-                Some(Request::End) => return Ok(()),
+                Some(Request::End) => return Ok(Ending::Stop),
                 Some(Request::Reload) => service::reload(|| self.reload(&mut watchdog_loop)),
                 Some(Request::Apply(order)) => self.carry_out(order, &mut watchdog_loop),
+                Some(Request::Upgrade(job)) => match self.upgrade(job, &mut watchdog_loop) {
+                    Upgraded::Ends => return Ok(Ending::HandedOver),
+                    Upgraded::Stays => {}
+                },
                 None => {}
             }
             self.poll(Instant::now());
             self.restore(&mut watchdog_loop);
             if !watchdog_loop.run_once(&self.reactors) {
-                return Ok(());
+                return Ok(Ending::Stop);
             }
         }
     }
@@ -386,6 +448,15 @@ impl Appliance {
             LoadError::Problems(problems) => ApplyRefusal::Wrong(problems),
             other => ApplyRefusal::Unreadable(with_causes(&other)),
         })
+    }
+
+    /// Ends the process because a new one serves. Nothing is released, because both have the same
+    /// connections, files and memory, except the control plane, which the new one opens then.
+    pub(crate) fn leave(mut self) -> ! {
+        // The answer to the client of the upgrade is on its way.
+        std::thread::sleep(ANSWER_TIME);
+        drop(self.control.take());
+        std::process::exit(0)
     }
 
     /// Stops in phases. A second request to end aborts the wait. The exit status tells whether

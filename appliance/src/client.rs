@@ -32,6 +32,8 @@ pub(crate) const CLEAR_PATH: &str = "/api/v1/reservations/clear";
 pub(crate) const EVICT_PATH: &str = "/api/v1/hosts/evict";
 /// The path that sets ANA states.
 pub(crate) const ANA_SET_PATH: &str = "/api/v1/ana/set";
+/// The path that hands over to a new process.
+pub(crate) const UPGRADE_PATH: &str = "/api/v1/upgrade";
 /// Paths whose requests name an object that the appliance may not have.
 const PATHS_OF_OBJECTS: [&str; 4] = [REOPEN_PATH, CLEAR_PATH, EVICT_PATH, ANA_SET_PATH];
 

@@ -12,7 +12,7 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-use crate::appliance::Appliance;
+use crate::appliance::{Appliance, Ending, continue_serving};
 use crate::error::Failure;
 use crate::service::BadConfiguration;
 use crate::signals::RequestReceiver;
@@ -20,7 +20,7 @@ use crate::state_directory::StateDirectory;
 use crate::terminal::print;
 use crate::{
     ana, apply, audit, device, doctor, drives, embedded, evict, key, load, manual, reservations,
-    service, signals, status, summary, top, trace,
+    service, signals, status, summary, top, trace, upgrade,
 };
 
 /// Longest wait until the listeners of a started appliance answer.
@@ -48,6 +48,9 @@ pub(crate) enum Command {
         /// Where the embedded default keeps its file namespace.
         #[arg(long, value_name = "DIR", conflicts_with = "file")]
         data_dir: Option<PathBuf>,
+        /// Continue the process that hands over by the standard input.
+        #[arg(long = "continue", hide = true, conflicts_with_all = ["file", "data_dir"])]
+        continues: bool,
     },
     /// List the machine's NVMe drives with their drivers, their users and the obstacles to
     /// exporting them.
@@ -66,6 +69,9 @@ pub(crate) enum Command {
     Doctor(doctor::DoctorArguments),
     /// Apply the configuration FILE to a running appliance, under I/O; or list the necessary steps.
     Apply(apply::ApplyArguments),
+    /// Replace the process of a running appliance, for instance by a later version, while hosts over
+    /// TCP stay connected.
+    Upgrade(upgrade::UpgradeArguments),
     /// Return a damaged device of a running appliance to service.
     Device(device::DeviceArguments),
     /// List the reservations of a running appliance's devices, or clear those of one device.
@@ -101,7 +107,15 @@ pub(crate) enum Command {
 /// Runs `command`.
 pub(crate) fn run(command: Command) -> Result<ExitCode, Failure> {
     match command {
-        Command::Run { file, data_dir } => {
+        Command::Run {
+            continues: true, ..
+        } => {
+            let mut signals = signals::RequestReceiver::install()?;
+            let appliance = continue_serving(&signals, &StateDirectory::of_user())?;
+            print(&summary::ready_text(&appliance));
+            serve_until_end(appliance, &mut signals)
+        }
+        Command::Run { file, data_dir, .. } => {
             // Installed first, so that an early SIGTERM ends the start cleanly.
             let mut signals = signals::RequestReceiver::install()?;
             let config = match &file {
@@ -119,6 +133,7 @@ pub(crate) fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Unbind(arguments) => drives::unbind(&arguments),
         Command::Doctor(arguments) => doctor::doctor(&arguments),
         Command::Apply(arguments) => apply::apply(&arguments),
+        Command::Upgrade(arguments) => upgrade::upgrade(&arguments),
         Command::Device(arguments) => device::device(&arguments),
         Command::Reservations(arguments) => reservations::reservations(&arguments),
         Command::Evict(arguments) => evict::evict(&arguments),
@@ -142,15 +157,24 @@ pub(crate) fn run(command: Command) -> Result<ExitCode, Failure> {
 
 /// Serves until the process receives a request to end. Checks that the exports answer before it
 /// reports readiness.
-fn serve(mut appliance: Appliance, signals: &mut RequestReceiver) -> Result<ExitCode, Failure> {
+fn serve(appliance: Appliance, signals: &mut RequestReceiver) -> Result<ExitCode, Failure> {
     let (config, addresses) = (appliance.config(), appliance.addresses());
     if let Err(error) = service::wait_until_ready(config, &addresses, RESPONSE_TIMEOUT) {
         appliance.stop(signals);
         return Err(error.into());
     }
     print(&summary::ready_text(&appliance));
-    appliance.serve_until(signals)?;
-    Ok(appliance.stop(signals))
+    serve_until_end(appliance, signals)
+}
+
+fn serve_until_end(
+    mut appliance: Appliance,
+    signals: &mut RequestReceiver,
+) -> Result<ExitCode, Failure> {
+    match appliance.serve_until(signals)? {
+        Ending::Stop => Ok(appliance.stop(signals)),
+        Ending::HandedOver => appliance.leave(),
+    }
 }
 
 fn load(file: &Path) -> Result<Config, Failure> {

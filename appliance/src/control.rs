@@ -38,6 +38,7 @@ mod routes;
 mod serve;
 mod socket;
 mod token;
+mod upgrade;
 
 use std::fmt;
 use std::net::SocketAddr;

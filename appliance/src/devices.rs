@@ -1,11 +1,13 @@
 //! Opens the configuration's devices as block devices.
 
+mod passed;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
 use appliance_config::identity::NamespaceIdentity;
-use appliance_config::{Backing, ByteSize, Config, Export, Name, Namespace, Pages};
+use appliance_config::{Backing, BlockSize, ByteSize, Config, Export, Name, Namespace, Pages};
 use block::{
     Device, DirectIo, FileDevice, FileOptions, MemoryDevice, MemoryOptions, NullDevice, NullOptions,
 };
@@ -15,6 +17,7 @@ use nvme_target::{DeviceIndex, Target};
 use crate::error::Failure;
 use crate::identities::{Content, FileIdentity, Identities};
 use crate::reservation_files::ReservationFiles;
+pub(crate) use passed::{PassedDevice, PassedDevices};
 
 /// The open devices, each with its index in the target.
 #[derive(Default)]
@@ -295,17 +298,10 @@ impl Opened {
         below: Option<&Path>,
     ) -> Result<Option<Self>, Failure> {
         let name = device.name.as_str().to_owned();
-        let uuid = device.uuid.map_or([0; 16], |uuid| *uuid.as_bytes());
         Ok(Some(match &device.backing {
             Backing::Memory { size, block_size } => {
-                let memory = Arc::new(MemoryDevice::new(MemoryOptions {
-                    name: name.clone(),
-                    uuid,
-                    size_bytes: size.bytes(),
-                    block_size: block_size.bytes(),
-                    pages: page_policy(pages),
-                    read_only: device.read_only,
-                })?);
+                let options = memory_options(pages, device, *size, *block_size);
+                let memory = Arc::new(MemoryDevice::new(options)?);
                 for notice in memory.store().region().notices() {
                     tracing::warn!("device {name}: {notice}");
                 }
@@ -320,7 +316,7 @@ impl Opened {
             Backing::Null { size, block_size } => {
                 let null = Arc::new(NullDevice::new(NullOptions {
                     name,
-                    uuid,
+                    uuid: uuid_bytes(device),
                     size_bytes: size.bytes(),
                     block_size: block_size.bytes(),
                 })?);
@@ -332,24 +328,8 @@ impl Opened {
                     stores: Vec::new(),
                 }
             }
-            Backing::File {
-                path,
-                size,
-                block_size,
-                shared,
-            } => {
-                let file = Arc::new(FileDevice::open(FileOptions {
-                    name: name.clone(),
-                    uuid,
-                    path: path.clone(),
-                    size_bytes: size.map(ByteSize::bytes),
-                    block_size: block_size.bytes(),
-                    read_only: device.read_only,
-                    shared: *shared,
-                    direct: DirectIo::Auto,
-                    arena: Some(Arc::clone(arena)),
-                    below: below.map(Path::to_owned),
-                })?);
+            Backing::File { path, shared, .. } => {
+                let file = Arc::new(FileDevice::open(file_options(arena, device, below)?)?);
                 for notice in file.notices() {
                     tracing::warn!("device {name}: {notice}");
                 }
@@ -474,6 +454,60 @@ impl Opener for SystemDevices {
     ) -> Result<Option<Opened>, Failure> {
         Opened::new(self.pages, &self.arena, device, Some(directory))
     }
+}
+
+fn uuid_bytes(device: &appliance_config::Device) -> [u8; 16] {
+    device.uuid.map_or([0; 16], |uuid| *uuid.as_bytes())
+}
+
+/// The options of a RAM device.
+fn memory_options(
+    pages: Pages,
+    device: &appliance_config::Device,
+    size: ByteSize,
+    block_size: BlockSize,
+) -> MemoryOptions {
+    MemoryOptions {
+        name: device.name.as_str().to_owned(),
+        uuid: uuid_bytes(device),
+        size_bytes: size.bytes(),
+        block_size: block_size.bytes(),
+        pages: page_policy(pages),
+        read_only: device.read_only,
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("it is not a file")]
+struct NotAFile;
+
+/// The options of a file's device, which must lie below `below`, if given.
+fn file_options(
+    arena: &Arc<Arena>,
+    device: &appliance_config::Device,
+    below: Option<&Path>,
+) -> Result<FileOptions, NotAFile> {
+    let Backing::File {
+        path,
+        size,
+        block_size,
+        shared,
+    } = &device.backing
+    else {
+        return Err(NotAFile);
+    };
+    Ok(FileOptions {
+        name: device.name.as_str().to_owned(),
+        uuid: uuid_bytes(device),
+        path: path.clone(),
+        size_bytes: size.map(ByteSize::bytes),
+        block_size: block_size.bytes(),
+        read_only: device.read_only,
+        shared: *shared,
+        direct: DirectIo::Auto,
+        arena: Some(Arc::clone(arena)),
+        below: below.map(Path::to_owned),
+    })
 }
 
 /// The arena's page policy for the configured pages.

@@ -32,6 +32,7 @@ pub(crate) fn port_id(index: usize) -> PortId {
 }
 
 /// The listeners of the configuration at start with their port numbers.
+#[cfg(feature = "verbs")]
 pub(crate) fn numbered(config: &Config) -> impl Iterator<Item = (PortId, &Listener)> {
     let listeners = config.listeners.iter().enumerate();
     listeners.map(|(index, listener)| (port_id(index), listener))
@@ -50,16 +51,20 @@ pub(crate) struct BoundPort {
 pub(crate) struct Ports(BTreeMap<Name, BoundPort>);
 
 impl Ports {
-    /// The ports at start.
+    /// The ports at start, numbered in the order of the configuration.
     pub(crate) fn new(config: &Config, bound: &[SocketAddr]) -> Self {
-        let ports = numbered(config).zip(bound);
-        let named = ports.map(|((id, listener), address)| {
-            let port = BoundPort {
-                id,
-                address: *address,
-            };
-            (listener.name.clone(), port)
-        });
+        let bound = bound.iter().enumerate();
+        Self::of_bound(config, bound.map(|(index, it)| (port_id(index), *it)))
+    }
+
+    /// The ports at start, with the number and the address of each listener of `config`.
+    pub(crate) fn of_bound(
+        config: &Config,
+        bound: impl Iterator<Item = (PortId, SocketAddr)>,
+    ) -> Self {
+        let ports = config.listeners.iter().zip(bound);
+        let named = ports
+            .map(|(listener, (id, address))| (listener.name.clone(), BoundPort { id, address }));
         Self(named.collect())
     }
 
@@ -117,10 +122,11 @@ pub(crate) fn target_config(
     devices: &Devices,
     ports: &Ports,
     keys: &Keys,
+    states: &OperatorStates,
     transfer_max: usize,
 ) -> TargetConfig {
     TargetConfig {
-        subsystems: subsystems(config, devices, ports, keys, &OperatorStates::default()),
+        subsystems: subsystems(config, devices, ports, keys, states),
         ports: ports.configs(config),
         limits: TargetLimits {
             transfer_max,

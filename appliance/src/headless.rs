@@ -24,6 +24,7 @@ use crate::fabrics::{ControlMessage, TargetPollerParts};
 use crate::keys::Keys;
 use crate::messages::MessageRings;
 use crate::observe::model::{AnaRequest, ApplyAnswer, StepState};
+use crate::operator_states::OperatorStates;
 use crate::reactor_setup::DrainedDevices;
 use crate::reconciler::{ApplyOptions, Reconciler, Started};
 use crate::reservation_files::ReservationFiles;
@@ -86,7 +87,9 @@ impl HeadlessAppliance {
         let addresses = config.listeners.iter().map(|it| it.address.socket_addr());
         let ports = Ports::new(&config, &addresses.collect::<Vec<SocketAddr>>());
         let keys = Keys::load(&config).map_err(|error| with_causes(&error))?;
-        let served = exports::target_config(&config, &devices, &ports, &keys, transfer_max);
+        let states = OperatorStates::default();
+        let served =
+            exports::target_config(&config, &devices, &ports, &keys, &states, transfer_max);
         let target = Target::new(served, reactors, devices.in_order());
         let target = target.map_err(|error| with_causes(&error))?;
         let (control_queues, messages) = MessageRings::new(reactors);
@@ -104,6 +107,7 @@ impl HeadlessAppliance {
                 transports: Vec::new(),
                 arena: None,
                 control_queues,
+                operator_states: states,
             },
             parts: parts
                 .map(|(reactor, messages)| ReactorPart {

@@ -24,6 +24,7 @@ mod event_loop;
 mod evict;
 mod exports;
 mod fabrics;
+mod handover;
 pub mod headless;
 mod health_reporter;
 mod identities;
@@ -57,6 +58,7 @@ mod terminal;
 mod top;
 mod trace;
 mod transports;
+mod upgrade;
 mod watchdog_loop;
 
 use std::process::ExitCode;

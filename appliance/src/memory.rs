@@ -1,6 +1,7 @@
 //! Allocates the arena at start. If no device maps it, most of it is populated after hosts may
 //! connect.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::thread;
 
@@ -26,18 +27,36 @@ pub(crate) struct NoMemory {
 /// # Errors
 /// The machine does not have that much memory.
 pub(crate) fn take(config: &Config) -> Result<(Arc<Arena>, ArenaPopulation), NoMemory> {
+    let populated_bytes = if is_mapped_for_devices(config) {
+        usize::MAX
+    } else {
+        POPULATED_AT_START_BYTES
+    };
+    begin(config, |arena| Arena::begin(arena, populated_bytes))
+}
+
+/// Continues with the memory of an earlier process's arena.
+///
+/// # Errors
+/// The descriptor is not that of such an arena.
+pub(crate) fn adopt(
+    config: &Config,
+    memory: OwnedFd,
+) -> Result<(Arc<Arena>, ArenaPopulation), NoMemory> {
+    begin(config, |arena| Arena::adopt(memory, arena))
+}
+
+fn begin(
+    config: &Config,
+    begin: impl FnOnce(ArenaConfig) -> Result<(Arc<Arena>, ArenaPopulation), ArenaError>,
+) -> Result<(Arc<Arena>, ArenaPopulation), NoMemory> {
     let memory = config.appliance.memory;
     let arena = ArenaConfig {
         bytes: memory.bytes() as usize,
         pages: page_policy(config.appliance.pages),
         max_transfer: config.limits.max_transfer.bytes() as usize,
     };
-    let populated_bytes = if is_mapped_for_devices(config) {
-        usize::MAX
-    } else {
-        POPULATED_AT_START_BYTES
-    };
-    let (arena, rest) = Arena::begin(arena, populated_bytes).map_err(|cause| NoMemory {
+    let (arena, rest) = begin(arena).map_err(|cause| NoMemory {
         memory: memory.to_string(),
         cause,
     })?;

@@ -74,13 +74,21 @@ impl<T: Send> MessageRings<T> {
         &self,
         make: impl Fn(mpsc::Sender<A>) -> T,
     ) -> Result<PendingResponses<A>, NoResponse> {
+        self.send_each(|_, reply| make(reply))
+    }
+
+    /// Like [`send_all`](Self::send_all); `make` also gets the number of the reactor.
+    fn send_each<A>(
+        &self,
+        mut make: impl FnMut(usize, mpsc::Sender<A>) -> T,
+    ) -> Result<PendingResponses<A>, NoResponse> {
         let reactors = {
             let senders = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             senders.len()
         };
         let (sender, receiver) = mpsc::channel();
         for reactor in 0..reactors {
-            self.send(reactor, make(sender.clone()))?;
+            self.send(reactor, make(reactor, sender.clone()))?;
         }
         Ok(PendingResponses {
             receiver,
@@ -99,6 +107,18 @@ impl<T: Send> MessageRings<T> {
         make: impl Fn(mpsc::Sender<A>) -> T,
     ) -> Result<Vec<A>, NoResponse> {
         self.send_all(make)?.wait(event_loop)
+    }
+
+    /// Sends every reactor a message of its own, and waits for the responses.
+    ///
+    /// # Errors
+    /// [`NoResponse`].
+    pub(crate) fn request_each<A>(
+        &self,
+        event_loop: &mut dyn EventLoop,
+        make: impl FnMut(usize, mpsc::Sender<A>) -> T,
+    ) -> Result<Vec<A>, NoResponse> {
+        self.send_each(make)?.wait(event_loop)
     }
 
     /// Sends a message to one reactor and waits for its response.

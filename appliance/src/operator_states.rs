@@ -55,6 +55,12 @@ impl OperatorStates {
         }
     }
 
+    /// The states that differ from the configured ones, by export, listener and group.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (&Nqn, &Name, u32, AnaState)> {
+        let all = self.0.iter();
+        all.map(|(path, set)| (&path.export, &path.listener, path.group, set.state))
+    }
+
     /// Forgets the states of paths that `config` does not have, or whose configured state has
     /// changed.
     pub(crate) fn forget_changed(&mut self, config: &Config) {
@@ -81,6 +87,10 @@ fn path(export: &Export, listener: &Name, group: u32) -> Path {
 pub(crate) struct SharedOperatorStates(Arc<Mutex<OperatorStates>>);
 
 impl SharedOperatorStates {
+    pub(crate) fn new(states: OperatorStates) -> Self {
+        Self(Arc::new(Mutex::new(states)))
+    }
+
     pub(crate) fn lock(&self) -> MutexGuard<'_, OperatorStates> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -65,6 +65,8 @@ pub(crate) struct Started {
     /// The memory of requests; `None` if no transport registers memory.
     pub(crate) arena: Option<Arc<Arena>>,
     pub(crate) control_queues: MessageRings<ControlMessage>,
+    /// Those that the target has.
+    pub(crate) operator_states: OperatorStates,
 }
 
 impl Reconciler {
@@ -81,20 +83,20 @@ impl Reconciler {
             transports,
             arena,
             control_queues,
+            operator_states,
         } = started;
         control_queues.set_wakers(handles);
         for transport in &transports {
             transport.set_wakers(handles);
         }
         let lowered = lowered(&config, &transports);
-        let states = OperatorStates::default();
-        let target_state = TargetState::new(&lowered, &devices, &ports, &keys, &states);
+        let target_state = TargetState::new(&lowered, &devices, &ports, &keys, &operator_states);
         Self {
             running: Running {
                 uuids: Arc::new(ArcSwap::from_pointee(target_state.uuids())),
                 config: Arc::new(ArcSwap::from_pointee(config.clone())),
                 ports: Arc::new(ArcSwap::from_pointee(ports.clone())),
-                operator_states: SharedOperatorStates::default(),
+                operator_states: SharedOperatorStates::new(operator_states),
             },
             target_state,
             health_reporter: HealthReporter::new(&devices),

@@ -1,6 +1,7 @@
 //! Requests to the process while it serves: end, reload its configuration, apply another
 //! configuration. Signals and the control plane send them; the control thread executes them.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -8,7 +9,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use appliance_config::Problems;
 use tokio::sync::oneshot;
 
-use crate::observe::model::ApplyAnswer;
+use crate::observe::model::{ApplyAnswer, UpgradeAnswer};
 use crate::reconciler::ApplyOptions;
 
 /// A request to the process.
@@ -19,6 +20,20 @@ pub(crate) enum Request {
     Reload,
     /// Apply a configuration.
     Apply(ApplyJob),
+    /// Hand over to a new process.
+    Upgrade(UpgradeJob),
+}
+
+/// A hand-over to a new process.
+pub(crate) struct UpgradeJob {
+    /// The program; if absent, that of this process, whose file may be a later version.
+    pub(crate) program: Option<PathBuf>,
+    /// Start the new process, and end it before anything stops.
+    pub(crate) dry_run: bool,
+    /// Why it does not happen, for people. The receiver may be gone when the response is sent.
+    pub(crate) reply: oneshot::Sender<Result<UpgradeAnswer, String>>,
+    /// Prevents changes of the configuration until it is dropped.
+    pub(crate) permit: ApplyPermit,
 }
 
 /// A configuration to apply.

@@ -47,6 +47,12 @@ pub(crate) fn ready(text: &str) {
     tell(&[NotifyState::Status(&in_one_line(text)), NotifyState::Ready]);
 }
 
+/// Reports that another process of this service serves instead of this one. It reports everything
+/// else from then on.
+pub(crate) fn handed_over(pid: u32) {
+    tell(&[NotifyState::MainPid(pid)]);
+}
+
 /// Reports that the stop has begun, and extends its time limit by the deadline of the requests in
 /// flight.
 pub(crate) fn stopping(deadline: Duration) {

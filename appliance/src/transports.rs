@@ -13,13 +13,15 @@ mod tcp;
 
 #[cfg(all(test, feature = "verbs"))]
 pub(crate) use rdma::{Rdma, System};
+pub(crate) use tcp::{ExportError, Tcp};
 
 use std::cell::RefCell;
-use std::net::SocketAddr;
+use std::collections::BTreeMap;
+use std::net::{SocketAddr, TcpListener};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use appliance_config::{Config, Listener, Transport as TransportName};
+use appliance_config::{Config, Listener, Name, Transport as TransportName};
 use hugemem::{Arena, Region};
 use nvme_target::{PortId, TargetCore};
 use nvme_tcp::CONNECTIONS_PER_REACTOR_MAX;
@@ -27,7 +29,7 @@ use reactors::{InitError, Placement, Poller, ReactorHandle, ReactorSetup};
 
 use crate::error::Failure;
 use crate::event_loop::EventLoop;
-use crate::exports::port_id;
+use crate::exports::{Ports, port_id};
 use crate::messages::PendingResponses;
 use crate::observe::sources::TransportCounters;
 
@@ -200,8 +202,22 @@ impl<T> PerReactor<T> {
 pub(crate) struct Listeners {
     tcp: Vec<tcp::Bound>,
     rdma: Arc<dyn LateTransport>,
-    addresses: Vec<SocketAddr>,
+    /// In the order of the configuration.
+    bound: Vec<(PortId, SocketAddr)>,
+    accepting: tcp::Accepting,
 }
+
+/// The transports of an appliance.
+pub(crate) struct Transports {
+    pub(crate) all: Vec<Arc<dyn Transport>>,
+    /// The one that can be handed over to a new process.
+    pub(crate) tcp: Arc<tcp::Tcp>,
+}
+
+/// A listener that an earlier process has not passed.
+#[derive(Debug, thiserror::Error)]
+#[error("the old process has not passed the socket of listener {0}")]
+struct NoSocket(Name);
 
 impl Listeners {
     /// Binds every listener of `config`.
@@ -212,7 +228,8 @@ impl Listeners {
         let mut listeners = Self {
             tcp: Vec::new(),
             rdma,
-            addresses: Vec::new(),
+            bound: Vec::new(),
+            accepting: tcp::Accepting::AtStart,
         };
         for (index, listener) in config.listeners.iter().enumerate() {
             let address = match listener.transport {
@@ -226,14 +243,41 @@ impl Listeners {
                     listeners.rdma.bind(port_id(index), listener)?
                 }
             };
-            listeners.addresses.push(address);
+            listeners.bound.push((port_id(index), address));
         }
         Ok(listeners)
     }
 
-    /// The bound address of each listener, in the order of the configuration.
-    pub(crate) fn addresses(&self) -> &[SocketAddr] {
-        &self.addresses
+    /// Continues with the listening sockets of an earlier process. No connection is accepted until
+    /// the transport is resumed.
+    ///
+    /// # Errors
+    /// The first listener whose socket was not passed.
+    pub(crate) fn adopt(
+        config: &Config,
+        mut passed: BTreeMap<Name, (PortId, TcpListener)>,
+        rdma: Arc<dyn LateTransport>,
+    ) -> Result<Self, Failure> {
+        let (mut tcp, mut bound) = (Vec::new(), Vec::new());
+        for listener in &config.listeners {
+            let found = passed.remove(&listener.name);
+            let found = found.filter(|_| listener.transport == TransportName::Tcp);
+            let (port, socket) = found.ok_or_else(|| NoSocket(listener.name.clone()))?;
+            let listening = tcp::Bound::adopt(port, socket);
+            bound.push((listening.port(), listening.address()?));
+            tcp.push(listening);
+        }
+        Ok(Self {
+            tcp,
+            rdma,
+            bound,
+            accepting: tcp::Accepting::Later,
+        })
+    }
+
+    /// The bound listeners of `config`.
+    pub(crate) fn ports(&self, config: &Config) -> Ports {
+        Ports::of_bound(config, self.bound.iter().copied())
     }
 
     /// `config` with its settings lowered to the limits of the network cards.
@@ -256,13 +300,17 @@ impl Listeners {
         config: &Config,
         cores: &[usize],
         regions: &[&Region],
-    ) -> Result<Vec<Arc<dyn Transport>>, Failure> {
+    ) -> Result<Transports, Failure> {
         let reactors = cores.len();
         // All transports share one placement, so that it counts the connections of all.
         let placement = placement(config, reactors);
-        let tcp = tcp::Tcp::new(config, self.tcp, cores, placement.clone())?;
+        let tcp = tcp::Tcp::new(config, self.tcp, cores, placement.clone(), self.accepting)?;
+        let tcp = Arc::new(tcp);
         self.rdma.begin(config, placement, regions)?;
-        Ok(vec![Arc::new(tcp), self.rdma])
+        Ok(Transports {
+            all: vec![Arc::clone(&tcp) as _, self.rdma],
+            tcp,
+        })
     }
 }
 

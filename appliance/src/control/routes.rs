@@ -29,6 +29,7 @@ use super::reopen::reopen;
 use super::reservations;
 use super::responses::{LargeResponses, refusal};
 use super::token::{Role, Tokens};
+use super::upgrade::upgrade;
 use crate::observe::Observatory;
 use crate::observe::history::STEPS;
 use crate::observe::model::HistoryKind;
@@ -37,7 +38,7 @@ use crate::requests::RequestSender;
 
 /// All paths of the API, as the documentation lists them.
 #[cfg(test)]
-pub(super) const PATHS: [(&str, &str); 15] = [
+pub(super) const PATHS: [(&str, &str); 16] = [
     ("get", "/healthz"),
     ("get", "/metrics"),
     ("get", "/api/v1/status"),
@@ -53,6 +54,7 @@ pub(super) const PATHS: [(&str, &str); 15] = [
     ("post", "/api/v1/reservations/clear"),
     ("post", "/api/v1/hosts/evict"),
     ("post", "/api/v1/ana/set"),
+    ("post", "/api/v1/upgrade"),
 ];
 
 /// The path that applies configurations.
@@ -69,6 +71,9 @@ const EVICT: &str = "/api/v1/hosts/evict";
 
 /// The path that sets ANA states.
 const SET_ANA: &str = "/api/v1/ana/set";
+
+/// The path that hands over to a new process.
+const UPGRADE: &str = "/api/v1/upgrade";
 
 /// The documentation of the API.
 pub(super) const OPENAPI: &str = include_str!("openapi.json");
@@ -158,6 +163,7 @@ pub(super) fn router(shared: &Arc<ControlState>, door: Entrance) -> Router {
         .route(EVICT, post(reservations::evict))
         .route("/api/v1/ana", get(ana::list))
         .route(SET_ANA, post(ana::set))
+        .route(UPGRADE, post(upgrade))
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method)
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
@@ -285,7 +291,7 @@ async fn bounded(request: Request, next: Next) -> Response {
         return refusal(StatusCode::PAYLOAD_TOO_LARGE, text);
     }
     let within = match request.uri().path() {
-        APPLY => APPLY_TIME_MAX,
+        APPLY | UPGRADE => APPLY_TIME_MAX,
         REOPEN => REOPEN_TIME_MAX,
         CLEAR | EVICT | SET_ANA => FENCE_TIME_MAX,
         _ => REQUEST_TIME_MAX,

@@ -1,6 +1,8 @@
 //! Adds and closes listeners while their transport serves.
 
-use nvme_fabrics::ListenerMessage;
+use std::sync::mpsc::Sender;
+
+use nvme_fabrics::{ListenerMessage, NoHandover};
 use nvme_target::PortId;
 use reactors::ReactorHandle;
 use reactors::ring::Receiver;
@@ -9,18 +11,18 @@ use super::{MessageRings, NoResponse, PendingResponses};
 use crate::event_loop::EventLoop;
 
 /// Messages about listeners to one transport's part on every reactor.
-pub struct PortMessages<L, S, A> {
-    messages: MessageRings<ListenerMessage<L, S, A>>,
+pub struct PortMessages<L, S, A, H = NoHandover> {
+    messages: MessageRings<ListenerMessage<L, S, A, H>>,
     reactors: usize,
 }
 
 /// The reactors' receivers.
-type Ends<L, S, A> = Vec<Receiver<ListenerMessage<L, S, A>>>;
+type Ends<L, S, A, H> = Vec<Receiver<ListenerMessage<L, S, A, H>>>;
 
-impl<L: Send, S: Clone + Send, A: Send> PortMessages<L, S, A> {
+impl<L: Send, S: Clone + Send, A: Send, H: Send> PortMessages<L, S, A, H> {
     /// Creates the rings. Returns the receiver of each reactor.
     #[must_use]
-    pub fn new(reactors: usize) -> (Self, Ends<L, S, A>) {
+    pub fn new(reactors: usize) -> (Self, Ends<L, S, A, H>) {
         let (messages, receivers) = MessageRings::new(reactors);
         (Self { messages, reactors }, receivers)
     }
@@ -75,5 +77,20 @@ impl<L: Send, S: Clone + Send, A: Send> PortMessages<L, S, A> {
     pub fn close(&self, port: PortId) -> Result<PendingResponses<()>, NoResponse> {
         self.messages
             .send_all(|reply| ListenerMessage::Close { port, reply })
+    }
+
+    /// Sends every reactor a message about a hand-over, which `make` creates from the number of the
+    /// reactor and the sender of its response. Returns the responses.
+    ///
+    /// # Errors
+    /// [`NoResponse`].
+    pub fn hand_over<R>(
+        &self,
+        event_loop: &mut dyn EventLoop,
+        make: impl FnMut(usize, Sender<R>) -> H,
+    ) -> Result<Vec<R>, NoResponse> {
+        let mut make = make;
+        let make = |reactor, reply| ListenerMessage::Handover(make(reactor, reply));
+        self.messages.request_each(event_loop, make)
     }
 }

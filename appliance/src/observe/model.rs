@@ -305,6 +305,33 @@ pub(crate) struct ReopenAnswer {
     pub(crate) text: String,
 }
 
+/// What `POST /api/v1/upgrade` takes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct UpgradeRequest {
+    /// The path of the new program; without it, that of the running one.
+    pub(crate) program: Option<String>,
+    /// Start the new process and let it check everything, but hand nothing over.
+    pub(crate) dry_run: bool,
+}
+
+/// What `POST /api/v1/upgrade` answers: a new process serves, or would serve.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct UpgradeAnswer {
+    /// The path of the new program.
+    pub(crate) program: String,
+    /// The identifier of the new process; absent after a dry run.
+    pub(crate) pid: Option<u32>,
+    /// Connections of hosts that continue without a reconnection.
+    pub(crate) connections: u64,
+    /// Time in which hosts had to wait, microseconds; absent after a dry run.
+    pub(crate) pause_us: Option<u64>,
+    /// What hosts and operators notice, for people.
+    pub(crate) effects: Vec<String>,
+}
+
 /// The state of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]

@@ -1,5 +1,7 @@
 //! NVMe/TCP: its listening sockets, and the per-reactor parts for connections.
 
+mod handover;
+
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,8 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use appliance_config::{Config, Digest, Listener, Transport as TransportName};
 use nvme_target::PortId;
 use nvme_tcp::{
-    Acceptor, AcceptorPort, ConnectionSet, DigestPolicy, Handoff, PortMessage, PortSettings,
-    TcpConfig, TcpCounters, TcpTransport,
+    Acceptor, AcceptorPort, ConnectionSet, DigestPolicy, Handoff, HandoverMessage, PortMessage,
+    PortSettings, TcpConfig, TcpCounters, TcpSocket, TcpTransport,
 };
 use reactors::mesh::Port;
 use reactors::ring::Receiver;
@@ -20,9 +22,9 @@ use super::{Listening, PerReactor, Transport, TransportContext};
 use crate::affinity::avoid_reactor_cores;
 use crate::error::Failure;
 use crate::event_loop::EventLoop;
-use crate::exports;
 use crate::messages::{PendingResponses, PortMessages};
 use crate::observe::sources::TransportCounters;
+pub(crate) use handover::ExportError;
 
 /// Sockets that may be in flight between two reactors.
 const HANDOFFS_MAX: usize = 256;
@@ -87,6 +89,16 @@ impl Bound {
         Ok(Self { port, socket })
     }
 
+    /// Continues with the listening socket of an earlier process, which has its options.
+    pub(super) fn adopt(port: PortId, socket: TcpListener) -> Self {
+        Self { port, socket }
+    }
+
+    /// The number of the listener.
+    pub(super) fn port(&self) -> PortId {
+        self.port
+    }
+
     /// The bound address, with the port that the system chose.
     pub(super) fn address(&self) -> std::io::Result<SocketAddr> {
         self.socket.local_addr()
@@ -120,18 +132,31 @@ fn control_congestion(listener: &Listener, socket: &TcpListener) -> Result<(), L
     })
 }
 
+/// When a transport begins to accept connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Accepting {
+    /// With its start.
+    AtStart,
+    /// When an earlier process has stopped it.
+    Later,
+}
+
 /// The NVMe/TCP transport of the whole appliance.
-pub(super) struct Tcp {
+pub(crate) struct Tcp {
     config: TcpConfig,
     counters: Vec<Arc<TcpCounters>>,
     placement: Placement,
     own: PerReactor<ReactorListeners>,
-    port_messages: PortMessages<TcpListener, PortSettings, std::io::Result<()>>,
+    port_messages: Messages,
     /// Duplicates of the listening sockets, for changes of their settings.
     sockets: Mutex<BTreeMap<PortId, TcpListener>>,
     /// Accepts and closes connections until the transport is dropped.
-    _acceptor: Acceptor,
+    acceptor: Acceptor,
 }
+
+/// The messages to the part of each reactor.
+type Messages =
+    PortMessages<TcpListener, PortSettings, std::io::Result<()>, HandoverMessage<TcpSocket>>;
 
 /// The part that one reactor takes.
 struct ReactorListeners {
@@ -151,11 +176,14 @@ impl Tcp {
         listeners: Vec<Bound>,
         cores: &[usize],
         placement: Placement,
+        accepting: Accepting,
     ) -> std::io::Result<Self> {
         let reactors = cores.len();
         let reactor_cores = cores.to_vec();
         let (acceptor, acceptor_ports) =
             Acceptor::start(reactors, move || avoid_reactor_cores(&reactor_cores))?;
+        // No listener is watched yet.
+        acceptor.set_paused(accepting == Accepting::Later);
         let (port_messages, receivers) = PortMessages::new(reactors);
         let sockets = listeners.iter().filter_map(|bound| {
             let socket = bound.socket.try_clone().ok()?;
@@ -163,14 +191,14 @@ impl Tcp {
         });
         Ok(Self {
             sockets: Mutex::new(sockets.collect()),
-            config: tcp_config(config),
+            config: tcp_config(config, &listeners),
             counters: (0..reactors)
                 .map(|_| Arc::new(TcpCounters::default()))
                 .collect(),
             placement,
             own: distribute(listeners, receivers, acceptor_ports),
             port_messages,
-            _acceptor: acceptor,
+            acceptor,
         })
     }
 
@@ -265,10 +293,14 @@ impl Listening for Tcp {
     }
 }
 
-fn tcp_config(config: &Config) -> TcpConfig {
+fn tcp_config(config: &Config, bound: &[Bound]) -> TcpConfig {
     let connections = config.limits.max_connections as usize;
+    // They are bound in this order.
+    let listeners = config.listeners.iter();
+    let listeners = listeners.filter(|it| it.transport == TransportName::Tcp);
+    let numbered = bound.iter().map(|it| it.port).zip(listeners);
     TcpConfig {
-        ports: port_settings(exports::numbered(config)),
+        ports: port_settings(numbered),
         // All connections may be on one reactor; the placement enforces the limit for all reactors.
         connections_max: connections,
         ..TcpConfig::default()

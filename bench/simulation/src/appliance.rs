@@ -508,7 +508,7 @@ struct Tcp<'s> {
 /// The part of one reactor: its ring port to the other reactors, and its control messages.
 type TcpOwn = (
     Port<Handoff<TargetStream>>,
-    Receiver<nvme_tcp::PortMessage<Socket>>,
+    Receiver<nvme_tcp::PortMessage<Socket, TargetStream>>,
 );
 
 impl<'s> Tcp<'s> {

@@ -15,7 +15,10 @@ mod slots;
 mod token;
 
 pub use connection_table::{CONNECTIONS_MAX, Connection, ConnectionTable, Entry, earliest};
-pub use ports::{ListenerMessage, ListenerTable, PortControl, Ports, settings_of};
+pub use ports::{
+    ControlOf, ListenerMessage, ListenerTable, MessageOf, NoHandover, PortControl, Ports,
+    settings_of,
+};
 pub use requests::{Event, RequestContext, Requests};
 pub use slots::{SlotState, SlotTable};
 pub use token::RequestToken;

@@ -10,10 +10,10 @@ use reactors::ring::Receiver;
 /// A control message to one reactor's part of a transport. The transport reports completion to the
 /// sender, which may have stopped waiting.
 ///
-/// `L` is what the transport listens with, `S` its settings for the hosts of a port, and `A` the
-/// result of listening.
+/// `L` is what the transport listens with, `S` its settings for the hosts of a port, `A` the
+/// result of listening, and `H` a message about its hand-over to a new process.
 #[derive(Debug)]
-pub enum ListenerMessage<L, S, A> {
+pub enum ListenerMessage<L, S, A, H = NoHandover> {
     /// Accept connections on a port.
     Listen {
         /// The listener.
@@ -37,17 +37,23 @@ pub enum ListenerMessage<L, S, A> {
         /// Receives the confirmation that no connection is left.
         reply: Sender<()>,
     },
+    /// Hand over to a new process, or continue what an earlier one has handed over.
+    Handover(H),
 }
+
+/// The messages of a transport whose connections belong to the process.
+#[derive(Clone, Copy, Debug)]
+pub enum NoHandover {}
 
 /// The control messages that a reactor's part of a transport has to carry out.
 #[derive(Debug)]
-pub struct PortControl<L, S, A> {
-    messages: Option<Receiver<ListenerMessage<L, S, A>>>,
+pub struct PortControl<L, S, A, H = NoHandover> {
+    messages: Option<Receiver<ListenerMessage<L, S, A, H>>>,
     /// Ports whose connections are being closed, with the senders to notify.
     closing: Vec<(PortId, Sender<()>)>,
 }
 
-impl<L, S, A> Default for PortControl<L, S, A> {
+impl<L, S, A, H> Default for PortControl<L, S, A, H> {
     fn default() -> Self {
         Self {
             messages: None,
@@ -56,9 +62,9 @@ impl<L, S, A> Default for PortControl<L, S, A> {
     }
 }
 
-impl<L: Send, S: Send, A: Send> PortControl<L, S, A> {
+impl<L: Send, S: Send, A: Send, H: Send> PortControl<L, S, A, H> {
     /// Receives control messages from `messages` from now on. Their sender wakes this reactor.
-    pub fn receive_from(&mut self, messages: Receiver<ListenerMessage<L, S, A>>) {
+    pub fn receive_from(&mut self, messages: Receiver<ListenerMessage<L, S, A, H>>) {
         self.messages = Some(messages);
     }
 
@@ -69,6 +75,22 @@ impl<L: Send, S: Send, A: Send> PortControl<L, S, A> {
     }
 }
 
+/// The control messages of a transport.
+pub type ControlOf<T> = PortControl<
+    <T as Ports>::Listener,
+    <T as Ports>::Settings,
+    <T as Ports>::Reply,
+    <T as Ports>::Handover,
+>;
+
+/// A control message to a transport.
+pub type MessageOf<T> = ListenerMessage<
+    <T as Ports>::Listener,
+    <T as Ports>::Settings,
+    <T as Ports>::Reply,
+    <T as Ports>::Handover,
+>;
+
 /// A transport whose ports can be changed at run time.
 pub trait Ports {
     /// What the transport listens with.
@@ -77,9 +99,11 @@ pub trait Ports {
     type Settings: Send;
     /// The result of listening.
     type Reply: Send;
+    /// A message about its hand-over to a new process.
+    type Handover: Send;
 
     /// The transport's control messages.
-    fn port_control(&mut self) -> &mut PortControl<Self::Listener, Self::Settings, Self::Reply>;
+    fn port_control(&mut self) -> &mut ControlOf<Self>;
     /// Accepts connections on `port`.
     fn open_port(&mut self, listener: Self::Listener, port: PortId) -> Self::Reply;
     /// Applies settings to hosts that connect from now on.
@@ -88,6 +112,8 @@ pub trait Ports {
     fn stop_listening(&mut self, port: PortId);
     /// Closes the connections of `port`. Returns how many are open; called again until none is.
     fn close_connections(&mut self, port: PortId, now: Nanos) -> usize;
+    /// Carries out a message about its hand-over.
+    fn hand_over(&mut self, message: Self::Handover, now: Nanos);
 
     /// Carries out pending control messages; returns their number.
     #[inline]
@@ -99,7 +125,7 @@ pub trait Ports {
             .as_mut()
             .and_then(Receiver::recv)
         {
-            self.handle_message(message);
+            self.handle_message(message, now);
             handled += 1;
         }
         if !self.port_control().closing.is_empty() {
@@ -109,10 +135,7 @@ pub trait Ports {
     }
 
     /// Carries out one control message.
-    fn handle_message(
-        &mut self,
-        message: ListenerMessage<Self::Listener, Self::Settings, Self::Reply>,
-    ) {
+    fn handle_message(&mut self, message: MessageOf<Self>, now: Nanos) {
         // A send fails if the sender of the message has stopped waiting, which is no error.
         match message {
             ListenerMessage::Listen {
@@ -130,6 +153,7 @@ pub trait Ports {
                 self.stop_listening(port);
                 self.port_control().closing.push((port, reply));
             }
+            ListenerMessage::Handover(message) => self.hand_over(message, now),
         }
     }
 

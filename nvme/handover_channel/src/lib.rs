@@ -109,9 +109,18 @@ impl Channel {
     /// The system's, if the limit cannot be set.
     pub fn new(socket: UnixStream, limit: Duration) -> io::Result<Self> {
         socket.set_nonblocking(false)?;
-        socket.set_read_timeout(Some(limit))?;
-        socket.set_write_timeout(Some(limit))?;
-        Ok(Self { socket })
+        let channel = Self { socket };
+        channel.set_limit(limit)?;
+        Ok(channel)
+    }
+
+    /// Sets the longest wait for each part of a message.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn set_limit(&self, limit: Duration) -> io::Result<()> {
+        self.socket.set_read_timeout(Some(limit))?;
+        self.socket.set_write_timeout(Some(limit))
     }
 
     /// Sends a state with its descriptors.

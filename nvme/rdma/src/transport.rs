@@ -8,7 +8,7 @@
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 
-use nvme_fabrics::{ListenerMessage, PortControl, Ports};
+use nvme_fabrics::{ListenerMessage, NoHandover, PortControl, Ports};
 use nvme_target::PortId;
 use rdma::{ConnectRequest as _, Device, DeviceEvent, DeviceIndex, Event, Provider, Token};
 use reactors::mesh::Port;
@@ -430,6 +430,7 @@ impl<P: Provider> Ports for RdmaTransport<P> {
     type Listener = SocketAddr;
     type Settings = PortSettings;
     type Reply = Listened;
+    type Handover = NoHandover;
 
     #[inline]
     fn port_control(&mut self) -> &mut PortControl<SocketAddr, PortSettings, Listened> {
@@ -454,6 +455,10 @@ impl<P: Provider> Ports for RdmaTransport<P> {
 
     fn close_connections(&mut self, port: PortId, now: Nanos) -> usize {
         self.connections.close_port(port, now)
+    }
+
+    fn hand_over(&mut self, message: NoHandover, _now: Nanos) {
+        match message {}
     }
 }
 

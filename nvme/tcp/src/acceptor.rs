@@ -74,6 +74,7 @@ const _: () = assert!(NEWCOMERS_MAX < ACCEPTED_MAX);
 #[derive(Debug)]
 pub struct Acceptor {
     stopping: Arc<AtomicBool>,
+    paused: Arc<AtomicBool>,
     waker: Waker,
     thread: Option<JoinHandle<()>>,
 }
@@ -90,6 +91,7 @@ impl Acceptor {
         let (mut service, ports) = Service::new(reactors)?;
         let waker = service.waker.clone();
         let stopping = Arc::clone(&service.stopping);
+        let paused = Arc::clone(&service.paused);
         let thread = std::thread::Builder::new()
             .name("acceptor".to_owned())
             .spawn(move || {
@@ -98,10 +100,17 @@ impl Acceptor {
             })?;
         let acceptor = Self {
             stopping,
+            paused,
             waker,
             thread: Some(thread),
         };
         Ok((acceptor, ports))
+    }
+
+    /// While it is paused, new connections wait in the kernel's backlog. Those that were accepted
+    /// before reach their reactors within [`NEWCOMER_WAIT`].
+    pub fn set_paused(&self, paused: bool) {
+        self.paused.store(paused, Ordering::Release);
     }
 }
 
@@ -289,6 +298,8 @@ struct Service {
     events: ArrayVec<u64, EVENTS_MAX>,
     waker: Waker,
     stopping: Arc<AtomicBool>,
+    /// Nothing is accepted.
+    paused: Arc<AtomicBool>,
     reactors: Vec<ReactorEnd>,
     listeners: Vec<Listening>,
     /// In the order of their deadlines.
@@ -329,6 +340,7 @@ impl Service {
             events: ArrayVec::new(),
             waker,
             stopping: Arc::default(),
+            paused: Arc::default(),
             reactors: ends,
             listeners: Vec::new(),
             newcomers: Vec::with_capacity(NEWCOMERS_MAX),
@@ -512,7 +524,7 @@ impl Service {
             let Some(socket) = &self.listeners[at].socket else {
                 return;
             };
-            if !self.reactors[reactor].has_room() {
+            if !self.reactors[reactor].has_room() || self.paused.load(Ordering::Acquire) {
                 return self.pause(at, now + FULL_PAUSE);
             }
             match accept_from(socket) {

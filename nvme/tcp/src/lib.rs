@@ -35,4 +35,7 @@ pub use initialisation::InitialisationTerms;
 pub use network::{Accepted, Interest, Network, Ready, Sockets};
 pub use protected::Protected;
 pub use stream::{ByteStream, TcpSocket, Transferred};
-pub use transport::{Handoff, PortMessage, TcpTransport};
+pub use transport::{
+    Exported, Handoff, HandoverMessage, NotReady, PassedConnection, PortMessage, RestoreFailure,
+    TcpTransport,
+};

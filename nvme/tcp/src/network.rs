@@ -96,6 +96,15 @@ pub trait Network {
     /// Closes a stream. No event is reported for it any more.
     fn close_stream(&mut self, stream: Self::Stream);
 
+    /// Another handle of a stream, for the process that continues its connection.
+    ///
+    /// # Errors
+    /// The system's; a network whose streams belong to the process does not support it.
+    fn duplicate(&self, stream: &Self::Stream) -> io::Result<Self::Stream> {
+        let _ = stream;
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
     /// Collects readiness events without waiting; returns their number. [`ready`](Self::ready)
     /// returns each.
     fn poll_events(&mut self) -> usize;
@@ -187,6 +196,10 @@ impl Network for Sockets {
         let _ = epoll::delete(&self.epoll, stream.as_fd());
         restore_return_prediction();
         self.acceptor.close(stream);
+    }
+
+    fn duplicate(&self, stream: &TcpSocket) -> io::Result<TcpSocket> {
+        stream.duplicate()
     }
 
     fn poll_events(&mut self) -> usize {

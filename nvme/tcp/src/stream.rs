@@ -116,6 +116,14 @@ impl TcpSocket {
         Self::accepted(socket, None)
     }
 
+    /// Another descriptor of the same connection.
+    pub(crate) fn duplicate(&self) -> io::Result<Self> {
+        Ok(Self {
+            socket: self.socket.try_clone()?,
+            ..*self
+        })
+    }
+
     /// Sets the options of a listener, which the sockets that it accepts inherit.
     pub(crate) fn set_inherited_options(listener: &TcpListener) -> io::Result<()> {
         set_options(listener)

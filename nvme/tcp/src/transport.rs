@@ -4,11 +4,13 @@
 //! others, and a sleeping reactor waits on it. A listener belongs to one reactor, which hands new connections to
 //! the least loaded reactor. The network accepts and closes sockets.
 
+mod handover;
+
 use std::io;
 use std::os::fd::BorrowedFd;
 
 use arrayvec::ArrayVec;
-use nvme_fabrics::{ListenerMessage, PortControl, Ports};
+use nvme_fabrics::{ControlOf, ListenerMessage, PortControl, Ports};
 use nvme_spec::tcp::Framing;
 use nvme_target::PortId;
 use reactors::mesh::Port;
@@ -22,6 +24,8 @@ use crate::connections::ConnectionSet;
 use crate::listeners::Listeners;
 use crate::network::{Accepted, Interest, Network, Ready, Sockets};
 use crate::stream::TcpSocket;
+use handover::HandoverState;
+pub use handover::{Exported, HandoverMessage, NotReady, PassedConnection, RestoreFailure};
 
 /// Sockets that are read without asking epoll first.
 const RECENT_MAX: usize = 8;
@@ -47,7 +51,16 @@ pub struct Handoff<S = TcpSocket> {
 
 /// A control message to the transport. The result of listening is whether it can watch the
 /// listener.
-pub type PortMessage<L = std::net::TcpListener> = ListenerMessage<L, PortSettings, io::Result<()>>;
+pub type PortMessage<L = std::net::TcpListener, S = TcpSocket> =
+    ListenerMessage<L, PortSettings, io::Result<()>, HandoverMessage<S>>;
+
+/// The control messages of a transport over the network `N`.
+type Control<N> = PortControl<
+    <N as Network>::Listener,
+    PortSettings,
+    io::Result<()>,
+    HandoverMessage<<N as Network>::Stream>,
+>;
 
 /// One reactor's NVMe/TCP: a [`Poller`].
 pub struct TcpTransport<N: Network = Sockets> {
@@ -58,11 +71,14 @@ pub struct TcpTransport<N: Network = Sockets> {
     turns_since_epoll: u32,
     network: N,
     listeners: Listeners,
-    ports: PortControl<N::Listener, PortSettings, io::Result<()>>,
+    ports: Control<N>,
     handoffs: Port<Handoff<N::Stream>>,
     placement: Placement,
     reactors: Vec<ReactorHandle>,
     stopping: bool,
+    handover: HandoverState,
+    /// Connections that arrived while the others are held.
+    late: Vec<Handoff<N::Stream>>,
 }
 
 impl TcpTransport<Sockets> {
@@ -125,6 +141,8 @@ impl<N: Network> TcpTransport<N> {
             placement,
             reactors,
             stopping: false,
+            handover: HandoverState::Serving,
+            late: Vec::new(),
         }
     }
 
@@ -146,7 +164,10 @@ impl<N: Network> TcpTransport<N> {
     }
 
     /// Receives control messages from `port_messages` from now on. Their sender wakes this reactor.
-    pub fn receive_port_messages(&mut self, port_messages: Receiver<PortMessage<N::Listener>>) {
+    pub fn receive_port_messages(
+        &mut self,
+        port_messages: Receiver<PortMessage<N::Listener, N::Stream>>,
+    ) {
         self.ports.receive_from(port_messages);
     }
 
@@ -209,6 +230,9 @@ impl<N: Network> TcpTransport<N> {
     }
 
     fn adopt(&mut self, handoff: Handoff<N::Stream>, now: Nanos) {
+        if self.handover != HandoverState::Serving {
+            return self.late.push(handoff);
+        }
         let Handoff {
             stream,
             framing,
@@ -311,9 +335,10 @@ impl<N: Network> Ports for TcpTransport<N> {
     type Listener = N::Listener;
     type Settings = PortSettings;
     type Reply = io::Result<()>;
+    type Handover = HandoverMessage<N::Stream>;
 
     #[inline]
-    fn port_control(&mut self) -> &mut PortControl<N::Listener, PortSettings, io::Result<()>> {
+    fn port_control(&mut self) -> &mut ControlOf<Self> {
         &mut self.ports
     }
 
@@ -337,6 +362,10 @@ impl<N: Network> Ports for TcpTransport<N> {
         // The listener counts until it is closed, so that its address is free afterwards.
         self.listeners.count(port) + self.connections.close_port(port, now)
     }
+
+    fn hand_over(&mut self, message: HandoverMessage<N::Stream>, now: Nanos) {
+        self.carry_out_handover(message, now);
+    }
 }
 
 impl<N: Network> Poller for TcpTransport<N> {
@@ -346,6 +375,9 @@ impl<N: Network> Poller for TcpTransport<N> {
 
     fn poll(&mut self, now: Nanos) -> Progress {
         let mut moved = self.poll_ports(now);
+        if self.handover == HandoverState::Frozen {
+            return Progress::from_count(moved as usize);
+        }
         while let Some((_, handoff)) = self.handoffs.recv_in_turn() {
             self.adopt(handoff, now);
             moved += 1;
@@ -364,6 +396,9 @@ impl<N: Network> Poller for TcpTransport<N> {
     }
 
     fn flush(&mut self, now: Nanos) {
+        if self.handover == HandoverState::Frozen {
+            return;
+        }
         let Self {
             connections,
             network,

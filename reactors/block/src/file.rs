@@ -42,6 +42,7 @@ use hugemem::Arena;
 use system::{LockEnd, SystemFile};
 
 pub use notice::{BufferedReason, FileNotice, FileSystem};
+pub use open::FileCapabilities;
 pub use store::{DONE_PER_POLL_MAX, DoneBatch, FileRing, FileStore};
 
 /// Whether a [`FileDevice`] bypasses the page cache.
@@ -359,12 +360,16 @@ impl FileDevice {
 
     /// Continues with the open and locked file of an earlier process ([`lock_owner`](Self::lock_owner)),
     /// which it has passed. Both have the lock until the file is closed in both, so neither end
-    /// releases it. Detects the capabilities of the file system again.
+    /// releases it. The file is neither read nor changed.
     ///
     /// # Errors
     /// [`FileError`]: the file has another size or kind.
-    pub fn adopt(options: FileOptions, file: OwnedFd) -> Result<Self, FileError> {
-        let opened = open::adopt(&options, file)?;
+    pub fn adopt(
+        options: FileOptions,
+        file: OwnedFd,
+        capabilities: FileCapabilities,
+    ) -> Result<Self, FileError> {
+        let opened = open::adopt(&options, file, capabilities)?;
         Ok(Self::over(opened, options, LockEnd::Closes))
     }
 
@@ -407,6 +412,15 @@ impl FileDevice {
             device,
             is_shared: shared,
             notices,
+        }
+    }
+
+    /// The detected capabilities, for a process that continues with the file.
+    #[must_use]
+    pub fn capabilities(&self) -> FileCapabilities {
+        FileCapabilities {
+            direct: self.is_direct(),
+            deallocates: self.geometry().deallocate != Deallocate::Unsupported,
         }
     }
 

@@ -29,8 +29,8 @@ pub use device::{
 };
 pub use error::{DeviceError, Direction, OpenError, ReopenError};
 pub use file::{
-    BufferedReason, DONE_PER_POLL_MAX, DirectIo, DoneBatch, FileDevice, FileError, FileNotice,
-    FileOptions, FileRing, FileStore, FileSystem, StoreDevice,
+    BufferedReason, DONE_PER_POLL_MAX, DirectIo, DoneBatch, FileCapabilities, FileDevice,
+    FileError, FileNotice, FileOptions, FileRing, FileStore, FileSystem, StoreDevice,
 };
 pub use health::{
     Damage, DamageCause, DriveHealth, ERROR_RECORDS_MAX, ErrorRecord, Health, HealthCounters,

@@ -126,6 +126,12 @@ impl Placement {
         load.connections.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Counts a connection that an earlier process placed on `reactor`, whatever the limits are.
+    pub fn add(&self, reactor: usize) {
+        self.shared.connections.fetch_add(1, Ordering::Relaxed);
+        self.count(reactor);
+    }
+
     /// Counts the end of a connection of `reactor`.
     pub fn release(&self, reactor: usize) {
         let load = &self.shared.reactors[reactor];

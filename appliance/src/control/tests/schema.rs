@@ -14,7 +14,7 @@ use super::super::routes::OPENAPI;
 use crate::observe::model::{
     AnaAnswer, AnaRequest, ApplyAnswer, ApplyRequest, ClearAnswer, ClearRequest,
     DeviceReservations, Event, EvictAnswer, EvictRequest, Heatmap, History, Refusal, ReopenAnswer,
-    ReopenRequest, Status, WrongConfiguration,
+    ReopenRequest, Status, UpgradeAnswer, UpgradeRequest, WrongConfiguration,
 };
 
 #[test]
@@ -37,6 +37,7 @@ fn openapi_schemas_match_the_model() {
     add::<ClearAnswer>(&mut schemas, &serializer);
     add::<EvictAnswer>(&mut schemas, &serializer);
     add::<AnaAnswer>(&mut schemas, &serializer);
+    add::<UpgradeAnswer>(&mut schemas, &serializer);
     add::<Refusal>(&mut schemas, &serializer);
     add::<WrongConfiguration>(&mut schemas, &serializer);
     let requests = SchemaSettings::draft2020_12().for_deserialize();
@@ -45,6 +46,7 @@ fn openapi_schemas_match_the_model() {
     add::<ClearRequest>(&mut schemas, &requests);
     add::<EvictRequest>(&mut schemas, &requests);
     add::<AnaRequest>(&mut schemas, &requests);
+    add::<UpgradeRequest>(&mut schemas, &requests);
     let schemas = Value::Object(schemas);
     let same = document["components"]["schemas"] == schemas;
     if std::env::var_os("UPDATE_EXPECTED").is_some() {

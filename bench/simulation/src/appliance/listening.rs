@@ -10,11 +10,11 @@ use appliance_config::{Listener as Wanted, Transport};
 use hugemem::Region;
 use nvme_rdma::{Domains, PortSettings as RdmaPortSettings};
 use nvme_target::PortId;
-use nvme_tcp::PortSettings;
+use nvme_tcp::{HandoverMessage, PortSettings};
 use rdma_testing::fake::Fake;
 use reactors::ReactorHandle;
 
-use crate::network::{Listener, Socket};
+use crate::network::{Listener, Socket, TargetStream};
 use crate::oracle::PortSetting;
 use crate::plan::tcp_address;
 
@@ -43,7 +43,8 @@ pub(super) fn setting(listener: &Wanted) -> PortSetting {
 
 /// Listeners over TCP.
 pub(super) struct TcpListening {
-    pub(super) port_messages: PortMessages<Socket, PortSettings, std::io::Result<()>>,
+    pub(super) port_messages:
+        PortMessages<Socket, PortSettings, std::io::Result<()>, HandoverMessage<TargetStream>>,
     /// The simulated listeners, by number.
     pub(super) sim_listeners: Vec<Listener>,
     pub(super) sent_settings: SentSettings,

@@ -1,7 +1,10 @@
 //! Hand-over of the connections of a reactor to a new process (`ARCHITECTURE.md` §9.1).
 
+use std::cell::RefCell;
+use std::rc::Rc;
+
 use nvme_handover::{State, TcpConnectionRecord};
-use nvme_target::PortId;
+use nvme_target::{PortId, TargetCore};
 use reactors::Nanos;
 
 use super::ConnectionSet;
@@ -14,6 +17,11 @@ use crate::stream::ByteStream;
 pub struct BusyConnections(pub usize);
 
 impl<S: ByteStream> ConnectionSet<S> {
+    /// The core that the connections' queues belong to.
+    pub(crate) fn core(&self) -> &Rc<RefCell<TargetCore>> {
+        &self.shared.core
+    }
+
     /// Holds all connections: their requests are completed, and no command is admitted until
     /// [`resume`](Self::resume). The reactor goes on as usual meanwhile. No connection may be
     /// inserted.

@@ -42,10 +42,39 @@ pub(super) fn open(options: &FileOptions) -> Result<Opened, FileError> {
     opened
 }
 
-/// Prepares a file that an earlier process has opened and locked.
-pub(super) fn adopt(options: &FileOptions, file: OwnedFd) -> Result<Opened, FileError> {
+/// The capabilities of an open file, which an earlier process has detected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileCapabilities {
+    /// Its description bypasses the page cache.
+    pub direct: bool,
+    /// Its file system deallocates ranges.
+    pub deallocates: bool,
+}
+
+/// Examines a file that an earlier process has opened, locked and serves. Neither reads nor changes
+/// it: an attempt to deallocate would wait for that process's writes.
+pub(super) fn adopt(
+    options: &FileOptions,
+    file: OwnedFd,
+    capabilities: FileCapabilities,
+) -> Result<Opened, FileError> {
     check_shape(options)?;
-    prepare(file, options, &FileLocation::of(options)?)
+    let path = options.path.as_path();
+    let found = rustix::fs::fstat(&file).map_err(failed(path, "examine"))?;
+    let length = length(&file, &found).map_err(failed(path, "find the length of"))?;
+    let size_bytes = fixed_size(length, options)?;
+    let shape = |source| FileError::Shape {
+        path: path.into(),
+        source,
+    };
+    Ok(Opened {
+        block_count: block_count(size_bytes, options.block_size).map_err(shape)?,
+        file,
+        preferred_bytes: u32::try_from(found.st_blksize).unwrap_or(0),
+        direct: capabilities.direct,
+        deallocates: capabilities.deallocates,
+        notices: Vec::new(),
+    })
 }
 
 /// Location of a file.
@@ -288,7 +317,7 @@ fn prepare(
     })
 }
 
-/// The size of a block device, which cannot be changed here.
+/// The size of a block device, or of a file in use, which cannot be changed here.
 fn fixed_size(found: u64, options: &FileOptions) -> Result<u64, FileError> {
     match options.size_bytes {
         Some(wanted) if wanted != found => Err(FileError::Size {

@@ -432,15 +432,32 @@ fn lock_is_held_while_a_file_is_handed_over() {
     let first = FileDevice::open(options(&path, Some(8192))).unwrap();
     let pass = |device: &FileDevice| device.lock_owner().try_clone_to_owned().unwrap();
     // A process that refuses to continue changes nothing.
-    let refused = FileDevice::adopt(options(&path, Some(4096)), pass(&first));
+    let refused = FileDevice::adopt(
+        options(&path, Some(4096)),
+        pass(&first),
+        first.capabilities(),
+    );
     assert!(matches!(refused.err(), Some(FileError::Size { .. })));
-    drop(FileDevice::adopt(options(&path, Some(8192)), pass(&first)).unwrap());
+    drop(
+        FileDevice::adopt(
+            options(&path, Some(8192)),
+            pass(&first),
+            first.capabilities(),
+        )
+        .unwrap(),
+    );
     assert!(matches!(
         refusal(options(&path, None)),
         FileError::InUse { .. }
     ));
-    let next = FileDevice::adopt(options(&path, Some(8192)), pass(&first)).unwrap();
-    assert_eq!(next.geometry().bytes(), 8192);
+    let next = FileDevice::adopt(
+        options(&path, Some(8192)),
+        pass(&first),
+        first.capabilities(),
+    )
+    .unwrap();
+    assert_eq!(next.geometry(), first.geometry());
+    assert_eq!(next.capabilities(), first.capabilities());
     // The first process ends without a call.
     std::mem::forget(first);
     assert!(matches!(

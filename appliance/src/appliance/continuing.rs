@@ -1,0 +1,143 @@
+//! The new process of a hand-over (`ARCHITECTURE.md` §9.1): it builds its appliance from what the old
+//! one passes, restores the state of its hosts, and serves when the old one says so. The channel is
+//! its standard input.
+//!
+//! If anything fails before, it tells the old process, and ends without releasing anything: the old
+//! process has the same locks and sockets.
+
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::exit;
+use std::sync::Arc;
+use std::time::Duration;
+
+use nvme_handover::State;
+use nvme_handover_channel::{Channel, ChannelError, Message};
+
+use super::{Appliance, Environment};
+use crate::error::{Failure, with_causes};
+use crate::event_loop::RealTime;
+use crate::handover::Offer;
+use crate::signals::RequestReceiver;
+use crate::state_directory::StateDirectory;
+
+/// Longest wait for the next part of a message: the old process completes requests meanwhile.
+const CHANNEL_TIME_MAX: Duration = Duration::from_secs(60);
+/// Longest wait until the old process has ended, after which the control socket is free.
+const OLD_PROCESS_TIME_MAX: Duration = Duration::from_secs(5);
+/// The exit status of a process that does not continue.
+const EXIT_NOT_CONTINUED: i32 = 1;
+
+#[derive(Debug, thiserror::Error)]
+enum ContinueError {
+    #[error("`--continue` is for `windlass upgrade`, which starts the new process itself")]
+    NoChannel(#[source] std::io::Error),
+    #[error("the old process sent something else than expected")]
+    Unexpected,
+}
+
+/// Continues the appliance of the process that started this one. Returns it when it serves; the
+/// control plane is not open yet.
+///
+/// # Errors
+/// The standard input is not a channel. Other failures end the process.
+pub(crate) fn continue_serving(
+    signals: &RequestReceiver,
+    state: &StateDirectory,
+) -> Result<Appliance, Failure> {
+    let channel = inherited_channel().map_err(ContinueError::NoChannel)?;
+    let (mut appliance, file) = match prepare(&channel, state) {
+        Ok(prepared) => prepared,
+        Err(error) => refuse(&channel, error.as_ref()),
+    };
+    if let Err(error) = continue_hosts(&appliance, &channel) {
+        refuse(&channel, error.as_ref());
+    }
+    match channel.receive() {
+        Ok(Message::Serve) => {}
+        // The old process serves on.
+        Ok(_) | Err(_) => exit(EXIT_NOT_CONTINUED),
+    }
+    appliance.tcp.resume(&mut RealTime(|_| {}))?;
+    appliance.tcp.set_paused(false);
+    tracing::info!("hosts are served by this process from now on");
+    wait_for_end(&channel);
+    appliance.accept_requests(signals.request_sender());
+    appliance.open_control(file.as_deref());
+    Ok(appliance)
+}
+
+/// The standard input, which is replaced.
+fn inherited_channel() -> std::io::Result<Channel> {
+    let input = std::io::stdin().as_fd().try_clone_to_owned()?;
+    rustix::net::sockopt::socket_domain(&input)?;
+    let null: OwnedFd = std::fs::File::open("/dev/null")?.into();
+    rustix::stdio::dup2_stdin(&null)?;
+    Channel::new(UnixStream::from(input), CHANNEL_TIME_MAX)
+}
+
+/// Tells the old process why this one does not continue, and ends.
+fn refuse(channel: &Channel, error: &(dyn std::error::Error + 'static)) -> ! {
+    // The old process has closed the channel after a dry run, or when it serves on.
+    let is_over = matches!(error.downcast_ref(), Some(ChannelError::Closed));
+    if !is_over {
+        let reason = with_causes(error);
+        tracing::error!("this process does not continue: {reason}");
+        let _ = channel.send_refused(&reason);
+    }
+    exit(EXIT_NOT_CONTINUED)
+}
+
+/// Builds the appliance from the offer of the old process, and checks that it can continue.
+fn prepare(
+    channel: &Channel,
+    state: &StateDirectory,
+) -> Result<(Appliance, Option<PathBuf>), Failure> {
+    let Message::State { bytes, descriptors } = channel.receive()? else {
+        return Err(ContinueError::Unexpected.into());
+    };
+    let offer = Offer::decode(&bytes)?;
+    let target = nvme_handover_format::decode(&offer.target.0)?;
+    let (config, passed) = offer.accept(descriptors)?;
+    let environment = Environment {
+        passed: Some(passed),
+        ..Environment::default()
+    };
+    let appliance = Appliance::start_with(config, state, environment)?;
+    if let Err(error) = appliance.target.check_handover(&target) {
+        // It must not be stopped in the usual way, which would end what both processes have.
+        std::mem::forget(appliance);
+        return Err(error.into());
+    }
+    channel.send_restored()?;
+    Ok((appliance, offer.file))
+}
+
+/// Restores the state of the hosts.
+fn continue_hosts(appliance: &Appliance, channel: &Channel) -> Result<(), Failure> {
+    let Message::State { bytes, descriptors } = channel.receive()? else {
+        return Err(ContinueError::Unexpected.into());
+    };
+    let state: State = nvme_handover_format::decode(&bytes)?;
+    appliance.target.restore(&state)?;
+    let state = Arc::new(state);
+    let tcp = &appliance.tcp;
+    tcp.restore(&state, descriptors, &mut RealTime(|_| {}))?;
+    channel.send_restored()?;
+    Ok(())
+}
+
+/// Waits until the old process has closed the channel with its end.
+fn wait_for_end(channel: &Channel) {
+    let ended = channel
+        .set_limit(OLD_PROCESS_TIME_MAX)
+        .map_err(ChannelError::Socket)
+        .and_then(|()| channel.receive());
+    match ended {
+        Err(ChannelError::Closed) => {}
+        Ok(_) | Err(_) => {
+            tracing::warn!("the old process has not ended within {OLD_PROCESS_TIME_MAX:?}");
+        }
+    }
+}

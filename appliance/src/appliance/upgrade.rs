@@ -1,0 +1,268 @@
+//! The old process of a hand-over (`ARCHITECTURE.md` §9.1): it starts the new one, and stays
+//! responsible until that one serves. If anything fails before, it serves on.
+
+use std::os::fd::{AsFd as _, BorrowedFd};
+use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use appliance_config::{Backing, Transport};
+use nvme_handover::State;
+use nvme_tcp::TcpSocket;
+use reactors::Clock as _;
+
+use super::Appliance;
+use crate::error::{Failure, with_causes};
+use crate::event_loop::{EventLoop, RealTime, aside};
+use crate::handover::{
+    DeviceOffer, FileOffer, ListenerOffer, Offer, Successor, SuccessorError, check_program,
+    own_program,
+};
+use crate::observe::model::UpgradeAnswer;
+use crate::requests::UpgradeJob;
+use crate::service;
+use crate::transports::ExportError;
+use crate::watchdog_loop::WatchdogLoop;
+
+/// Time in which connections that were accepted before reach their reactors.
+const ACCEPTED_TIME: Duration = Duration::from_millis(20);
+/// Time in which requests in flight have to complete. Hosts wait meanwhile.
+const QUIET_TIME_MAX: Duration = Duration::from_secs(5);
+/// Time between two attempts to export the state.
+const EXPORT_INTERVAL: Duration = Duration::from_micros(200);
+
+/// Which process serves after a hand-over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Upgraded {
+    /// This one.
+    Stays,
+    /// The new one.
+    Ends,
+}
+
+/// Why a running appliance cannot be handed over.
+#[derive(Debug, thiserror::Error)]
+enum NotPossible {
+    #[error(
+        "listener {0}: RDMA connections belong to a process: restart the service, or apply the \
+         configuration without its RDMA listeners first"
+    )]
+    Rdma(String),
+    #[error(
+        "device {0} is on an NVMe drive, which belongs to a process: restart the service, or apply \
+         the configuration without its drives first"
+    )]
+    Drive(String),
+    #[error("a listener is not bound")]
+    Listener,
+    #[error("requests did not complete within {QUIET_TIME_MAX:?}: {0}")]
+    NotQuiet(String),
+}
+
+impl Appliance {
+    /// Hands over to a new process, and runs the watchdog loop meanwhile.
+    pub(super) fn upgrade(
+        &mut self,
+        job: UpgradeJob,
+        watchdog_loop: &mut WatchdogLoop,
+    ) -> Upgraded {
+        let UpgradeJob {
+            program,
+            dry_run,
+            reply,
+            permit,
+        } = job;
+        let done = self.try_to_upgrade(program, dry_run, watchdog_loop);
+        let done = done.map_err(|error| with_causes(error.as_ref()));
+        let result = match &done {
+            Ok(UpgradeAnswer { pid: Some(pid), .. }) => {
+                service::handed_over(*pid);
+                tracing::info!("process {pid} serves from now on");
+                Upgraded::Ends
+            }
+            Ok(_) => Upgraded::Stays,
+            Err(reason) => {
+                tracing::warn!("not handed over to a new process: {reason}");
+                Upgraded::Stays
+            }
+        };
+        drop(permit);
+        // The client may have disconnected.
+        drop(reply.send(done));
+        result
+    }
+
+    fn try_to_upgrade(
+        &self,
+        program: Option<PathBuf>,
+        dry_run: bool,
+        watchdog_loop: &mut WatchdogLoop,
+    ) -> Result<UpgradeAnswer, Failure> {
+        self.check_upgrade()?;
+        let program = program.map_or_else(own_program, Ok)?;
+        check_program(&program)?;
+        let (drives, reactors) = (&self.drives, &self.reactors);
+        let mut event_loop = RealTime(|now| {
+            if watchdog_loop.is_due(now) {
+                drives.poll(now);
+                let _ = watchdog_loop.run_once(reactors);
+            }
+        });
+        let mut successor = Successor::start(&program)?;
+        self.prepare(&mut successor, &mut event_loop)?;
+        let mut answer = UpgradeAnswer {
+            program: program.display().to_string(),
+            pid: None,
+            connections: 0,
+            pause_us: None,
+            effects: self.effects(),
+        };
+        if dry_run {
+            return Ok(answer);
+        }
+        self.tcp.set_paused(true);
+        thread::sleep(ACCEPTED_TIME);
+        let began = Instant::now();
+        match self.pass_on(&mut successor, &mut event_loop) {
+            Ok(connections) => {
+                answer.pid = Some(successor.pid());
+                answer.connections = connections as u64;
+                let pause = began.elapsed().as_micros();
+                answer.pause_us = Some(u64::try_from(pause).unwrap_or(u64::MAX));
+                // Its channel reports the end of this process.
+                std::mem::forget(successor);
+                Ok(answer)
+            }
+            Err(error) => {
+                // It must not use the sockets any more.
+                drop(successor);
+                self.tcp.resume(&mut event_loop)?;
+                self.tcp.set_paused(false);
+                Err(error)
+            }
+        }
+    }
+
+    /// Checks what no new process could continue.
+    fn check_upgrade(&self) -> Result<(), Failure> {
+        let config = self.config();
+        let mut listeners = config.listeners.iter();
+        if let Some(listener) = listeners.find(|it| it.transport == Transport::Rdma) {
+            return Err(NotPossible::Rdma(listener.name.to_string()).into());
+        }
+        let mut devices = config.devices.iter();
+        if let Some(drive) = devices.find(|it| matches!(it.backing, Backing::Nvme(_))) {
+            return Err(NotPossible::Drive(drive.name.to_string()).into());
+        }
+        self.reconciler.devices().passing()?;
+        Ok(())
+    }
+
+    /// Offers the appliance to the new process, which builds its own.
+    fn prepare(
+        &self,
+        successor: &mut Successor,
+        event_loop: &mut dyn EventLoop,
+    ) -> Result<(), Failure> {
+        let target = State {
+            target: self.target.export(self.reactors.clock().now())?,
+            ..State::default()
+        };
+        let target = nvme_handover_format::encode(&target)?;
+        let running = self.reconciler.running();
+        let states = running.operator_states.lock().clone();
+        let mut offer = Offer::new(self.file.clone(), self.config(), &states, target);
+        let mut descriptors = vec![self.arena.region().as_fd()];
+        for device in self.reconciler.devices().passing()? {
+            offer.devices.push(DeviceOffer {
+                name: device.name.to_string(),
+                content: device.content.into(),
+                descriptors: device.descriptors.len(),
+                extents: device.extents,
+                file: device.capabilities.map(|it| FileOffer {
+                    direct: it.direct,
+                    deallocates: it.deallocates,
+                }),
+            });
+            descriptors.extend(device.descriptors);
+        }
+        let listening = self.tcp.listening()?;
+        for listener in &self.config().listeners {
+            let port = self.reconciler.ports().get(&listener.name);
+            let port = port.ok_or(NotPossible::Listener)?;
+            let socket = listening.get(&port.id).ok_or(NotPossible::Listener)?;
+            offer.listeners.push(ListenerOffer {
+                name: listener.name.to_string(),
+                port: port.id.0,
+            });
+            descriptors.push(socket.as_fd());
+        }
+        let offer = offer.encode()?;
+        let mut outcome = Ok(());
+        aside(event_loop, || {
+            outcome = successor.prepare(&offer, &descriptors);
+            Ok(())
+        })?;
+        Ok(outcome?)
+    }
+
+    /// Holds the hosts' connections and passes them to the new process, which then serves. Returns
+    /// their number. After an error, the connections are to be resumed.
+    fn pass_on(
+        &self,
+        successor: &mut Successor,
+        event_loop: &mut dyn EventLoop,
+    ) -> Result<usize, Failure> {
+        let running = self.reconciler.running();
+        // The target does not change until the new process has its state.
+        let _unchanged = running.operator_states.lock();
+        let (mut state, sockets) = self.export_when_quiet(event_loop)?;
+        state.target = self.target.export(self.reactors.clock().now())?;
+        let bytes = nvme_handover_format::encode(&state)?;
+        let descriptors: Vec<BorrowedFd<'_>> = sockets.iter().map(|it| it.as_fd()).collect();
+        let mut restored: Result<(), SuccessorError> = Ok(());
+        aside(event_loop, || {
+            restored = successor.restore(&bytes, &descriptors);
+            Ok(())
+        })?;
+        restored?;
+        successor.serve()?;
+        Ok(sockets.len())
+    }
+
+    /// Completes the requests in flight, and exports the state of all reactors.
+    fn export_when_quiet(
+        &self,
+        event_loop: &mut dyn EventLoop,
+    ) -> Result<(State, Vec<TcpSocket>), Failure> {
+        let deadline = Instant::now() + QUIET_TIME_MAX;
+        loop {
+            self.tcp.hold(event_loop)?;
+            match self.tcp.export(event_loop) {
+                Ok(exported) => return Ok(exported),
+                Err(ExportError::NotReady(reason)) if Instant::now() >= deadline => {
+                    return Err(NotPossible::NotQuiet(reason.to_string()).into());
+                }
+                Err(ExportError::NotReady(_)) => thread::sleep(EXPORT_INTERVAL),
+                Err(error) => return Err(error.into()),
+            }
+            event_loop.run_once();
+        }
+    }
+
+    /// What hosts and operators notice.
+    fn effects(&self) -> Vec<String> {
+        let mut effects = vec![
+            "hosts over TCP stay connected; their requests wait during the hand-over".to_owned(),
+            "the control socket and HTTP are closed and opened again".to_owned(),
+        ];
+        let devices = &self.config().devices;
+        let ram = devices.iter();
+        let ram = ram.filter(|it| matches!(it.backing, Backing::Memory { .. }));
+        let ram = ram.count();
+        if ram > 0 {
+            effects.push(format!("{ram} RAM device(s) keep their content"));
+        }
+        effects
+    }
+}

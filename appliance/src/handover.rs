@@ -1,0 +1,8 @@
+//! Hand-over to a new process (`ARCHITECTURE.md` §9.1): what the old process offers, and the new
+//! process as the old one sees it. `appliance` has the steps of both.
+
+mod offer;
+mod successor;
+
+pub(crate) use offer::{DeviceOffer, FileOffer, ListenerOffer, Offer, Passed};
+pub(crate) use successor::{Successor, SuccessorError, check_program, own_program};

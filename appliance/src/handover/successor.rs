@@ -1,0 +1,249 @@
+//! The new process, as the old one sees it: its start, the channel to it, and its end if it does not
+//! serve.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use nvme_handover_channel::{Channel, ChannelError, Message};
+use rustix::process::geteuid;
+
+/// Time in which the new process has to build its appliance: it maps all memory of RAM devices.
+const PREPARE_TIME_MAX: Duration = Duration::from_secs(60);
+/// Time in which it has to restore the state. Hosts wait meanwhile.
+const RESTORE_TIME_MAX: Duration = Duration::from_secs(5);
+/// Time to wait for the exit status of a process that has closed the channel.
+const EXIT_TIME_MAX: Duration = Duration::from_secs(1);
+const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(5);
+
+/// The suffix that Linux adds to the path of a program whose file was replaced (proc(5)).
+const DELETED: &str = " (deleted)";
+
+/// Why the new process does not continue. The old one serves on.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SuccessorError {
+    #[error("{program} cannot be used: {problem}")]
+    Program {
+        program: PathBuf,
+        problem: &'static str,
+    },
+    #[error("{program} cannot be examined")]
+    Unreadable {
+        program: PathBuf,
+        #[source]
+        cause: std::io::Error,
+    },
+    #[error("{program} cannot be started")]
+    Start {
+        program: PathBuf,
+        #[source]
+        cause: std::io::Error,
+    },
+    #[error("the new process refuses: {0}")]
+    Refused(String),
+    #[error("the new process has ended ({0}) before it served: its log has the reason")]
+    Ended(ExitStatus),
+    #[error("the new process does not answer")]
+    Channel(#[from] ChannelError),
+    #[error("the new process answers something else than expected")]
+    Unexpected,
+}
+
+/// The file of this program, which an upgrade may have replaced.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn own_program() -> std::io::Result<PathBuf> {
+    let path = std::env::current_exe()?;
+    let text = path.to_str().and_then(|text| text.strip_suffix(DELETED));
+    Ok(text.map_or_else(|| path.clone(), PathBuf::from))
+}
+
+/// Checks that a program may run as this user: clients of the control socket may be members of a
+/// group that has fewer rights.
+///
+/// # Errors
+/// It is not an executable file of root or of this user, or anybody may change it.
+pub(crate) fn check_program(program: &Path) -> Result<(), SuccessorError> {
+    let wrong = |problem| SuccessorError::Program {
+        program: program.to_owned(),
+        problem,
+    };
+    if !program.is_absolute() {
+        return Err(wrong("give an absolute path"));
+    }
+    let found = std::fs::metadata(program).map_err(|cause| SuccessorError::Unreadable {
+        program: program.to_owned(),
+        cause,
+    })?;
+    if !found.is_file() {
+        return Err(wrong("it is not a file"));
+    }
+    if found.permissions().mode() & 0o111 == 0 {
+        return Err(wrong("it is not executable"));
+    }
+    if found.permissions().mode() & 0o002 != 0 {
+        return Err(wrong("any user can change it: remove this permission"));
+    }
+    if found.uid() != 0 && found.uid() != geteuid().as_raw() {
+        return Err(wrong(
+            "it belongs neither to root nor to the user of the service",
+        ));
+    }
+    Ok(())
+}
+
+/// The new process. It is ended when this is dropped before it [serves](Self::serve).
+pub(crate) struct Successor {
+    child: Child,
+    channel: Channel,
+    serves: bool,
+}
+
+impl Successor {
+    /// Starts `program` with the channel as its standard input.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub(crate) fn start(program: &Path) -> Result<Self, SuccessorError> {
+        let failed = |cause| SuccessorError::Start {
+            program: program.to_owned(),
+            cause,
+        };
+        let (own, other) = UnixStream::pair().map_err(failed)?;
+        let child = Command::new(program)
+            .args(["run", "--continue"])
+            // It names this process (sd_watchdog_enabled(3)).
+            .env_remove("WATCHDOG_PID")
+            .stdin(Stdio::from(OwnedFd::from(other)))
+            .spawn()
+            .map_err(failed)?;
+        let channel = Channel::new(own, PREPARE_TIME_MAX).map_err(failed)?;
+        Ok(Self {
+            child,
+            channel,
+            serves: false,
+        })
+    }
+
+    /// Its process identifier.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends the offer, and waits until the new process has built its appliance.
+    ///
+    /// # Errors
+    /// The reason for which the new process does not continue.
+    pub(crate) fn prepare(
+        &mut self,
+        offer: &[u8],
+        descriptors: &[BorrowedFd<'_>],
+    ) -> Result<(), SuccessorError> {
+        self.pass(offer, descriptors)
+    }
+
+    /// Sends the state, and waits until the new process has restored it.
+    ///
+    /// # Errors
+    /// The reason for which the new process does not continue.
+    pub(crate) fn restore(
+        &mut self,
+        state: &[u8],
+        descriptors: &[BorrowedFd<'_>],
+    ) -> Result<(), SuccessorError> {
+        let limited = self.channel.set_limit(RESTORE_TIME_MAX);
+        limited.map_err(ChannelError::Socket)?;
+        self.pass(state, descriptors)
+    }
+
+    fn pass(&mut self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<(), SuccessorError> {
+        let sent = self.channel.send_state(bytes, descriptors);
+        // A process that refuses the state may not have read all of it.
+        let answer = self.channel.receive();
+        match (sent, answer) {
+            (_, Ok(Message::Refused(reason))) => Err(SuccessorError::Refused(reason)),
+            (Ok(()), Ok(Message::Restored)) => Ok(()),
+            (Ok(()), Ok(_)) => Err(SuccessorError::Unexpected),
+            (Err(error), _) | (_, Err(error)) => Err(self.ended(error)),
+        }
+    }
+
+    /// The error of a channel; the exit status, if the process has ended.
+    fn ended(&mut self, error: ChannelError) -> SuccessorError {
+        let deadline = Instant::now() + EXIT_TIME_MAX;
+        while Instant::now() < deadline {
+            match self.child.try_wait() {
+                Ok(Some(status)) => return SuccessorError::Ended(status),
+                Ok(None) => std::thread::sleep(EXIT_POLL_INTERVAL),
+                Err(_) => break,
+            }
+        }
+        error.into()
+    }
+
+    /// Lets the new process serve. This one uses nothing that it passed from then on. The channel
+    /// stays open until this process has ended, for which the new one waits.
+    ///
+    /// # Errors
+    /// The new process has ended.
+    pub(crate) fn serve(&mut self) -> Result<(), SuccessorError> {
+        let sent = self.channel.send_serve();
+        sent.map_err(|error| self.ended(error))?;
+        self.serves = true;
+        Ok(())
+    }
+}
+
+impl Drop for Successor {
+    fn drop(&mut self) {
+        if self.serves {
+            return;
+        }
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, Permissions};
+
+    use super::*;
+
+    #[test]
+    fn only_executable_files_of_trusted_users_are_started() {
+        let folder = tempfile::tempdir().expect("a directory");
+        let program = folder.path().join("windlass");
+        let problem = |path: &Path| check_program(path).expect_err("refused").to_string();
+        assert!(problem(&program).contains("cannot be examined"));
+        fs::write(&program, "#!/bin/sh\n").expect("writable");
+        for (mode, expected) in [
+            (0o644, "it is not executable"),
+            (0o757, "any user can change it"),
+        ] {
+            fs::set_permissions(&program, Permissions::from_mode(mode)).expect("own file");
+            let text = problem(&program);
+            assert!(text.contains(expected), "{text}");
+        }
+        fs::set_permissions(&program, Permissions::from_mode(0o755)).expect("own file");
+        check_program(&program).expect("usable");
+        let text = problem(Path::new("windlass"));
+        assert!(text.contains("give an absolute path"), "{text}");
+        assert!(problem(folder.path()).contains("it is not a file"));
+    }
+
+    #[test]
+    fn process_that_ends_or_does_not_start_is_reported() {
+        let mut successor = Successor::start(Path::new("/bin/false")).expect("it starts");
+        let error = successor.prepare(b"{}", &[]).expect_err("it ends");
+        assert!(matches!(error, SuccessorError::Ended(_)), "{error}");
+        let missing = Successor::start(Path::new("/bin/nothing-here"));
+        let error = missing.err().expect("missing");
+        assert!(error.to_string().contains("cannot be started"), "{error}");
+    }
+}
