@@ -111,10 +111,17 @@ over_rdma
 connect -i 4 "${patience[@]}"
 find_disks
 
+# Whether a process has the device open. A slow guest needs seconds to start fio, which would find no
+# device after the disconnection, and use a file of that name instead.
+is_open() {
+  ls -l /proc/[0-9]*/fd 2> /dev/null | grep -q " $1\$"
+}
+
 say "the host leaves during I/O"
 fio --name=left --filename="$vol" --rw=randrw --bs=16k --direct=1 --ioengine=io_uring --iodepth=32 \
-  --time_based --runtime=30 --size=32m > /tmp/left.log 2>&1 &
+  --time_based --runtime=30 --size=32m --allow_file_create=0 > /tmp/left.log 2>&1 &
 left=$!
+eventually 30 is_open "$vol"
 sleep 1
 disconnect
 wait "$left" && fail "fio did not notice that the host left"

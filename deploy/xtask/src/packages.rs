@@ -229,6 +229,7 @@ mod tests {
                 "chromium",
                 "chromium-driver",
                 "g++",
+                "openssl",
                 "python3",
                 "util-linux",
                 "valgrind"
