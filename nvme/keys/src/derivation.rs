@@ -44,14 +44,18 @@ impl PskHash {
         }
     }
 
-    pub(crate) fn hmac(self) -> hmac::Algorithm {
+    /// The HMAC of the hash.
+    #[must_use]
+    pub fn hmac(self) -> hmac::Algorithm {
         match self {
             Self::Sha256 => hmac::HMAC_SHA256,
             Self::Sha384 => hmac::HMAC_SHA384,
         }
     }
 
-    fn hkdf(self) -> hkdf::Algorithm {
+    /// The HKDF of the hash.
+    #[must_use]
+    pub fn hkdf(self) -> hkdf::Algorithm {
         match self {
             Self::Sha256 => hkdf::HKDF_SHA256,
             Self::Sha384 => hkdf::HKDF_SHA384,
@@ -81,6 +85,26 @@ impl hkdf::KeyType for OutputLen {
     }
 }
 
+/// `HKDF-Extract(0, key)`.
+#[must_use]
+pub fn extract(hash: PskHash, key: &SecretBytes) -> hkdf::Prk {
+    let zeros = [0; PskHash::Sha384.len()];
+    hkdf::Salt::new(hash.hkdf(), &zeros[..hash.len()]).extract(key.expose())
+}
+
+/// `HKDF-Expand(key, info, output_len)`.
+///
+/// # Panics
+/// The output is longer than 255 times the hash.
+#[must_use]
+pub fn expand(key: &hkdf::Prk, info: &[&[u8]], output_len: usize) -> SecretBytes {
+    let mut output = SecretBytes::zeros(output_len);
+    key.expand(info, OutputLen(output_len))
+        .and_then(|expanded| expanded.fill(output.expose_mut()))
+        .expect("the output has a permitted length");
+    output
+}
+
 /// `HKDF-Expand-Label(HKDF-Extract(0, key), label, context, L)`, with `L` the length of the hash.
 /// `None` if the context is longer than the encoding permits.
 pub(crate) fn expand_label(
@@ -104,13 +128,5 @@ pub(crate) fn expand_label(
         info.extend_from_slice(prefix.as_bytes());
         info.extend_from_slice(text.as_bytes());
     }
-    let zeros = [0; PskHash::Sha384.len()];
-    let extracted = hkdf::Salt::new(hash.hkdf(), &zeros[..hash.len()]).extract(key.expose());
-    let mut output = SecretBytes::zeros(hash.len());
-    let info = [info.as_slice()];
-    extracted
-        .expand(&info, OutputLen(hash.len()))
-        .and_then(|expanded| expanded.fill(output.expose_mut()))
-        .expect("one block of output has a permitted length");
-    Some(output)
+    Some(expand(&extract(hash, key), &[&info], hash.len()))
 }

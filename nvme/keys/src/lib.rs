@@ -19,7 +19,7 @@ mod names;
 
 pub use bytes::SecretBytes;
 pub use candidate::{Candidate, GeneratedKey, IdentityVersion, WrongKeyLength};
-pub use derivation::{Derivation, PskHash};
+pub use derivation::{Derivation, PskHash, expand, extract};
 pub use interchange::{
     AnySecret, Chap, ChapSecret, FormatError, Hash, INTERCHANGE_LEN_MAX, Kind, Secret, Tls, TlsKey,
 };

@@ -4,39 +4,13 @@
 use std::fmt;
 
 use aws_lc_rs::{aead, digest, hkdf, hmac};
-use nvme_keys::{PskHash, SecretBytes};
+use nvme_keys::{PskHash, SecretBytes, expand, extract};
 use zeroize::Zeroizing;
 
 use crate::Suite;
 
 /// Length of the IV in bytes, which is that of a nonce.
 pub(crate) const IV_BYTES: usize = aead::NONCE_LEN;
-/// Longest secret and key in bytes.
-const SECRET_BYTES_MAX: usize = PskHash::Sha384.len();
-
-/// The length of the output, for the interface of [`hkdf`].
-struct OutputLen(usize);
-
-impl hkdf::KeyType for OutputLen {
-    fn len(&self) -> usize {
-        self.0
-    }
-}
-
-fn hkdf_of(hash: PskHash) -> hkdf::Algorithm {
-    match hash {
-        PskHash::Sha256 => hkdf::HKDF_SHA256,
-        PskHash::Sha384 => hkdf::HKDF_SHA384,
-    }
-}
-
-pub(crate) fn hmac_of(hash: PskHash) -> hmac::Algorithm {
-    match hash {
-        PskHash::Sha256 => hmac::HMAC_SHA256,
-        PskHash::Sha384 => hmac::HMAC_SHA384,
-    }
-}
-
 /// An empty transcript.
 pub(crate) fn transcript(hash: PskHash) -> digest::Context {
     digest::Context::new(match hash {
@@ -46,13 +20,7 @@ pub(crate) fn transcript(hash: PskHash) -> digest::Context {
 }
 
 /// HKDF-Expand-Label (RFC 8446 §7.1).
-fn expand_label(
-    hash: PskHash,
-    secret: &[u8],
-    label: &str,
-    context: &[u8],
-    output_len: usize,
-) -> SecretBytes {
+fn expand_label(key: &hkdf::Prk, label: &str, context: &[u8], output_len: usize) -> SecretBytes {
     let length = (output_len as u16).to_be_bytes();
     let prefix = b"tls13 ";
     let label_len = [(prefix.len() + label.len()) as u8];
@@ -65,33 +33,17 @@ fn expand_label(
         &context_len,
         context,
     ];
-    let mut output = Zeroizing::new([0; SECRET_BYTES_MAX]);
-    let output = &mut output[..output_len];
-    hkdf::Prk::new_less_safe(hkdf_of(hash), secret)
-        .expand(&info, OutputLen(output_len))
-        .and_then(|expanded| expanded.fill(output))
-        .expect("one block of output has a permitted length");
-    SecretBytes::copy_of(output)
+    expand(key, &info, output_len)
 }
 
 /// The key of the binders that prove an external pre-shared key (RFC 8446 §4.2.11.2).
 pub(crate) fn binder_key(hash: PskHash, psk: &SecretBytes) -> hmac::Key {
-    let zeros = [0; SECRET_BYTES_MAX];
-    let early = hmac::sign(
-        &hmac::Key::new(hmac_of(hash), &zeros[..hash.len()]),
-        psk.expose(),
-    );
-    let early = SecretBytes::copy_of(early.as_ref());
     let empty = transcript(hash).finish();
-    let secret = expand_label(
-        hash,
-        early.expose(),
-        "ext binder",
-        empty.as_ref(),
-        hash.len(),
-    );
-    let finished = expand_label(hash, secret.expose(), "finished", &[], hash.len());
-    hmac::Key::new(hmac_of(hash), finished.expose())
+    let early = extract(hash, psk);
+    let secret = expand_label(&early, "ext binder", empty.as_ref(), hash.len());
+    let secret = hkdf::Prk::new_less_safe(hash.hkdf(), secret.expose());
+    let finished = expand_label(&secret, "finished", &[], hash.len());
+    hmac::Key::new(hash.hmac(), finished.expose())
 }
 
 /// A secret does not have the length of its suite's hash.
@@ -135,35 +87,28 @@ impl TrafficSecret {
         self.suite
     }
 
-    /// The secret after a KeyUpdate (RFC 8446 §7.2).
-    pub(crate) fn next(&self) -> Self {
-        let hash = self.suite.hash();
-        let secret = expand_label(hash, self.secret.expose(), "traffic upd", &[], hash.len());
-        Self {
-            suite: self.suite,
-            secret,
-        }
+    /// The secret as a key of HKDF-Expand.
+    fn prk(&self) -> hkdf::Prk {
+        hkdf::Prk::new_less_safe(self.suite.hash().hkdf(), self.secret.expose())
     }
 
-    /// Key and IV of records (RFC 8446 §7.3).
-    pub(crate) fn record_keys(&self) -> RecordKeys {
-        let hash = self.suite.hash();
-        let algorithm = self.suite.aead();
-        let secret = self.secret.expose();
-        let key = expand_label(hash, secret, "key", &[], algorithm.key_len());
-        let iv = expand_label(hash, secret, "iv", &[], IV_BYTES);
-        let key = aead::UnboundKey::new(algorithm, key.expose()).expect("a key of its length");
-        RecordKeys {
-            key: aead::LessSafeKey::new(key),
-            iv: Zeroizing::new(*iv.expose().first_chunk().expect("the requested length")),
+    /// The secret after a KeyUpdate (RFC 8446 §7.2).
+    fn next(&self) -> Self {
+        let hash_len = self.suite.hash().len();
+        Self {
+            suite: self.suite,
+            secret: expand_label(&self.prk(), "traffic upd", &[], hash_len),
         }
     }
 }
 
-/// What protects the records of one direction until its next KeyUpdate.
+/// What protects the records of one direction.
 pub(crate) struct RecordKeys {
+    secret: TrafficSecret,
     pub(crate) key: aead::LessSafeKey,
     iv: Zeroizing<[u8; IV_BYTES]>,
+    /// The number of the next record, and of those that the current key has protected.
+    pub(crate) sequence: u64,
 }
 
 impl fmt::Debug for RecordKeys {
@@ -173,11 +118,32 @@ impl fmt::Debug for RecordKeys {
 }
 
 impl RecordKeys {
-    /// The nonce of the record with this number (RFC 8446 §5.3).
+    /// Key and IV of a secret's records (RFC 8446 §7.3), from the record with the number 0.
+    pub(crate) fn new(secret: TrafficSecret) -> Self {
+        let algorithm = secret.suite.aead();
+        let prk = secret.prk();
+        let key = expand_label(&prk, "key", &[], algorithm.key_len());
+        let iv = expand_label(&prk, "iv", &[], IV_BYTES);
+        let key = aead::UnboundKey::new(algorithm, key.expose()).expect("a key of its length");
+        Self {
+            secret,
+            key: aead::LessSafeKey::new(key),
+            iv: Zeroizing::new(*iv.expose().first_chunk().expect("the requested length")),
+            sequence: 0,
+        }
+    }
+
+    /// Replaces the key, for a KeyUpdate.
+    pub(crate) fn update(&mut self) {
+        *self = Self::new(self.secret.next());
+    }
+
+    /// The nonce of the next record (RFC 8446 §5.3).
     #[inline]
-    pub(crate) fn nonce(&self, sequence: u64) -> aead::Nonce {
+    pub(crate) fn nonce(&self) -> aead::Nonce {
         let mut nonce = *self.iv;
-        for (byte, number) in nonce[IV_BYTES - 8..].iter_mut().zip(sequence.to_be_bytes()) {
+        let number = self.sequence.to_be_bytes();
+        for (byte, number) in nonce[IV_BYTES - 8..].iter_mut().zip(number) {
             *byte ^= number;
         }
         aead::Nonce::assume_unique_for_key(nonce)

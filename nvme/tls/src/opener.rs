@@ -11,32 +11,27 @@ use crate::{Alert, ContentType, record_body_bytes};
 /// Opens the records of one direction.
 #[derive(Debug)]
 pub struct Opener {
-    secret: TrafficSecret,
     keys: RecordKeys,
-    sequence: u64,
 }
 
 impl Opener {
     /// Begins with `secret`, at the record with the number 0.
     #[must_use]
     pub fn new(secret: TrafficSecret) -> Self {
-        let keys = secret.record_keys();
         Self {
-            secret,
-            keys,
-            sequence: 0,
+            keys: RecordKeys::new(secret),
         }
     }
 
     /// Records that the current key has opened.
     #[must_use]
     pub const fn sequence(&self) -> u64 {
-        self.sequence
+        self.keys.sequence
     }
 
     /// Replaces the key, after a KeyUpdate was received.
     pub fn update(&mut self) {
-        *self = Self::new(self.secret.next());
+        self.keys.update();
     }
 
     /// Opens a whole record in place. Returns its type and the place of its content in `record`.
@@ -53,12 +48,16 @@ impl Opener {
             return Err(Alert::DECODE_ERROR);
         }
         // Sequence numbers do not wrap (RFC 8446 §5.3).
-        let next = self.sequence.checked_add(1).ok_or(Alert::BAD_RECORD_MAC)?;
-        let nonce = self.keys.nonce(self.sequence);
+        let next = self
+            .keys
+            .sequence
+            .checked_add(1)
+            .ok_or(Alert::BAD_RECORD_MAC)?;
+        let nonce = self.keys.nonce();
         let aad = Aad::from(&*header);
         let opened = self.keys.key.open_in_place(nonce, aad, body);
         let inner = opened.map_err(|_| Alert::BAD_RECORD_MAC)?;
-        self.sequence = next;
+        self.keys.sequence = next;
         if inner.len() > PLAINTEXT_BYTES_MAX + TYPE_BYTES {
             return Err(Alert::RECORD_OVERFLOW);
         }
@@ -79,7 +78,7 @@ impl Opener {
     /// The same direction after `sequence` records of its key.
     #[cfg(test)]
     pub(crate) fn at(mut self, sequence: u64) -> Self {
-        self.sequence = sequence;
+        self.keys.sequence = sequence;
         self
     }
 }

@@ -99,32 +99,27 @@ impl<'a> Unsealed<'a> {
 /// Seals the records of one direction.
 #[derive(Debug)]
 pub struct Sealer {
-    secret: TrafficSecret,
     keys: RecordKeys,
-    sequence: u64,
 }
 
 impl Sealer {
     /// Begins with `secret`, at the record with the number 0.
     #[must_use]
     pub fn new(secret: TrafficSecret) -> Self {
-        let keys = secret.record_keys();
         Self {
-            secret,
-            keys,
-            sequence: 0,
+            keys: RecordKeys::new(secret),
         }
     }
 
     /// Records that the current key has sealed.
     #[must_use]
     pub const fn sequence(&self) -> u64 {
-        self.sequence
+        self.keys.sequence
     }
 
     /// Replaces the key, after a KeyUpdate was sealed with the previous one.
     pub fn update(&mut self) {
-        *self = Self::new(self.secret.next());
+        self.keys.update();
     }
 
     /// Seals the next bytes of `data` as one record at the front of `room`; returns its length. A
@@ -138,13 +133,13 @@ impl Sealer {
         let room_bytes = room.len().checked_sub(SEALED_OVERHEAD_BYTES)?;
         let limit = room_bytes.min(PLAINTEXT_BYTES_MAX);
         let bytes = data.len_up_to(limit).min(limit);
-        if bytes == 0 || self.sequence >= RECORDS_PER_KEY_MAX {
+        if bytes == 0 || self.keys.sequence >= RECORDS_PER_KEY_MAX {
             return None;
         }
         let (header, body, tail) = split(room, bytes);
         let extra = [ContentType::ApplicationData.code()];
         let aad = Aad::from(header);
-        let nonce = self.keys.nonce(self.sequence);
+        let nonce = self.keys.nonce();
         let key = &self.keys.key;
         let sealed = if let Some(first) = data.first().get(..bytes) {
             let sealed = key.seal_out_of_place_scatter(nonce, aad, first, body, &extra, tail);
@@ -155,7 +150,7 @@ impl Sealer {
             key.seal_in_place_scatter(nonce, aad, body, &extra, tail)
         };
         sealed.expect("the lengths are right");
-        self.sequence += 1;
+        self.keys.sequence += 1;
         Some(SEALED_OVERHEAD_BYTES + bytes)
     }
 
@@ -165,25 +160,25 @@ impl Sealer {
         let bytes = content.len();
         let is_possible = room.len() >= SEALED_OVERHEAD_BYTES + bytes
             && bytes <= PLAINTEXT_BYTES_MAX
-            && self.sequence < RECORDS_PER_KEY_MAX;
+            && self.keys.sequence < RECORDS_PER_KEY_MAX;
         if !is_possible {
             return None;
         }
         let (header, body, tail) = split(room, bytes);
-        let (aad, nonce) = (Aad::from(header), self.keys.nonce(self.sequence));
+        let (aad, nonce) = (Aad::from(header), self.keys.nonce());
         let extra = [kind.code()];
         self.keys
             .key
             .seal_out_of_place_scatter(nonce, aad, content, body, &extra, tail)
             .expect("the lengths are right");
-        self.sequence += 1;
+        self.keys.sequence += 1;
         Some(SEALED_OVERHEAD_BYTES + bytes)
     }
 
     /// The same direction after `sequence` records of its key.
     #[cfg(test)]
     pub(crate) fn at(mut self, sequence: u64) -> Self {
-        self.sequence = sequence;
+        self.keys.sequence = sequence;
         self
     }
 }

@@ -11,12 +11,13 @@ const SUITE: Suite = Suite::Aes128GcmSha256;
 
 /// A record with any content, type and padding behind it.
 fn record_of(inner: &[u8], sequence: u64) -> Vec<u8> {
-    let keys = secret(SUITE).record_keys();
+    let mut keys = RecordKeys::new(secret(SUITE));
+    keys.sequence = sequence;
     let header = protected_header(inner.len() + TAG_BYTES);
     let mut body = inner.to_vec();
     let aad = Associated::from(header);
     keys.key
-        .seal_in_place_append_tag(keys.nonce(sequence), aad, &mut body)
+        .seal_in_place_append_tag(keys.nonce(), aad, &mut body)
         .expect("sealed");
     [&header[..], &body].concat()
 }
