@@ -78,20 +78,12 @@ pub(crate) fn admin_work(
     } else {
         needed
     };
-    Ok(Work {
-        kind: WorkKind::Admin(AdminWork {
-            opcode: sqe.admin_opcode(),
-            nsid: sqe.nsid.get(),
-            specific: sqe.specific,
-        }),
-        bytes,
-        command_id: sqe.cid.get(),
-        direction,
-        needs_lease: true,
-        source,
-        received_at: Nanos::ZERO,
-        since: Nanos::ZERO,
-    })
+    let kind = WorkKind::Admin(AdminWork {
+        opcode: sqe.admin_opcode(),
+        nsid: sqe.nsid.get(),
+        specific: sqe.specific,
+    });
+    Ok(Work::with_lease(kind, sqe, direction, bytes, source))
 }
 
 impl Controller {

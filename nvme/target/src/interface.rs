@@ -10,7 +10,7 @@ use std::net::IpAddr;
 use arrayvec::ArrayVec;
 use hugemem::{Account, Borrow, Data, Lease};
 use nvme_spec::sgl::{Sgl, SglDescriptor};
-use nvme_spec::{Cqe, Status};
+use nvme_spec::{Cqe, Sqe, Status};
 use reactors::Nanos;
 use zerocopy::FromBytes;
 
@@ -229,6 +229,26 @@ pub(crate) enum WorkKind {
 }
 
 impl Work {
+    /// A command that is no I/O and moves `bytes` through a lease.
+    pub(crate) fn with_lease(
+        kind: WorkKind,
+        sqe: &Sqe,
+        direction: Direction,
+        bytes: u32,
+        source: DataSource,
+    ) -> Self {
+        Self {
+            kind,
+            bytes,
+            command_id: sqe.cid.get(),
+            direction,
+            needs_lease: true,
+            source,
+            received_at: Nanos::ZERO,
+            since: Nanos::ZERO,
+        }
+    }
+
     /// The direction of the data.
     #[inline]
     #[must_use]

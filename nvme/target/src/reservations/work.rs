@@ -5,7 +5,6 @@ use nvme_spec::command::reservation::{
 };
 use nvme_spec::command::{Fuse, IoOpcode};
 use nvme_spec::{NSID_BROADCAST, Sqe, Status, U32, U64};
-use reactors::Nanos;
 use zerocopy::FromBytes;
 
 use super::ReservationCommand;
@@ -134,20 +133,12 @@ pub(crate) fn check(
         Direction::FromHost => length,
         Direction::ToHost | Direction::None => needed,
     };
-    Ok(Work {
-        kind: WorkKind::Reservation(ReservationWork {
-            opcode,
-            device: namespace.device,
-            nsid,
-            epoch: context.epoch,
-            control,
-        }),
-        bytes,
-        command_id: sqe.cid.get(),
-        direction,
-        needs_lease: true,
-        source,
-        received_at: Nanos::ZERO,
-        since: Nanos::ZERO,
-    })
+    let kind = WorkKind::Reservation(ReservationWork {
+        opcode,
+        device: namespace.device,
+        nsid,
+        epoch: context.epoch,
+        control,
+    });
+    Ok(Work::with_lease(kind, sqe, direction, bytes, source))
 }

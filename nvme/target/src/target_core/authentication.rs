@@ -178,16 +178,9 @@ impl TargetCore {
             return Err(Fault::new(Status::DATA_SGL_LENGTH_INVALID).at(byte::SGL));
         }
         queue.outstanding_commands += 1;
-        Ok(Admission::Work(Work {
-            kind: WorkKind::Authentication(kind),
-            bytes,
-            command_id: sqe.cid.get(),
-            direction,
-            needs_lease: true,
-            source,
-            received_at: Nanos::ZERO,
-            since: Nanos::ZERO,
-        }))
+        let kind = WorkKind::Authentication(kind);
+        let work = Work::with_lease(kind, sqe, direction, bytes, source);
+        Ok(Admission::Work(work))
     }
 
     /// Executes an Authentication Send or Receive. A Send may complete later.

@@ -327,6 +327,20 @@ fn a_wrong_key_ends_the_connection_after_a_delay() {
     assert!(world.target.key_uses().is_empty());
 }
 
+/// Sends the first message of a host without a Diffie-Hellman group. Returns it, and the host's
+/// reply to the challenge, which is not sent.
+fn reply_to_challenge(world: &mut World, link: Link, peer: &mut Initiator) -> [Vec<u8>; 2] {
+    let Action::Send(negotiate) = peer.start(TRANSACTION, 0) else {
+        panic!()
+    };
+    send(world, link, &negotiate);
+    let challenge = receive(world, link).ok();
+    let Action::Send(reply) = peer.receive(&challenge, &mut SystemRandom, 0) else {
+        panic!()
+    };
+    [negotiate, reply]
+}
+
 /// A queue that ends executes nothing.
 const AUTHENTICATION_REQUIRED_OR_ENDED: Status = Status::ABORTED_SQ_DELETION;
 
@@ -335,14 +349,7 @@ fn a_host_with_another_controller_key_ends_the_exchange() {
     let mut world = world(required());
     let link = admin(&mut world);
     let mut peer = host(1, Some(8), &[Group::Null]);
-    let Action::Send(negotiate) = peer.start(TRANSACTION, 0) else {
-        panic!()
-    };
-    send(&mut world, link, &negotiate);
-    let challenge = receive(&mut world, link).ok();
-    let Action::Send(reply) = peer.receive(&challenge, &mut SystemRandom, 0) else {
-        panic!()
-    };
+    let [_, reply] = reply_to_challenge(&mut world, link, &mut peer);
     send(&mut world, link, &reply);
     let success1 = receive(&mut world, link).ok();
     let refusal = peer.receive(&success1, &mut SystemRandom, 0);
@@ -391,15 +398,7 @@ fn replayed_reordered_and_malformed_messages_are_refused() {
         let mut world = world(required());
         let link = admin(&mut world);
         let mut peer = host(1, None, &[Group::Null]);
-        let Action::Send(negotiate) = peer.start(TRANSACTION, 0) else {
-            panic!()
-        };
-        send(&mut world, link, &negotiate);
-        let challenge = receive(&mut world, link).ok();
-        let Action::Send(reply) = peer.receive(&challenge, &mut SystemRandom, 0) else {
-            panic!()
-        };
-        [negotiate, reply]
+        reply_to_challenge(&mut world, link, &mut peer)
     };
     let [negotiate, reply] = recorded;
     let mut world = world(required());

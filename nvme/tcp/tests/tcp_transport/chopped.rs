@@ -32,7 +32,7 @@ fn settle(stage: &mut Stage, host: &Host) -> Vec<TargetPdu> {
 }
 
 /// Writes distinct blocks in their capsules, then reads them.
-fn script() -> Vec<u8> {
+pub(crate) fn script() -> Vec<u8> {
     let mut bytes = Vec::new();
     for block in 0..8_u16 {
         let data = [block as u8 + 1; 512];
@@ -49,6 +49,19 @@ fn script() -> Vec<u8> {
     bytes
 }
 
+/// Checks the responses to [`script`].
+#[track_caller]
+pub(crate) fn expect_script_results(pdus: &[TargetPdu], what: &str) {
+    let written = pdus
+        .iter()
+        .filter(|pdu| matches!(pdu, TargetPdu::Response(cqe) if cqe.status().is_success()));
+    assert_eq!(written.count(), 8, "{what}");
+    for block in 0..8_u16 {
+        let expected = TargetPdu::Data(0x100 + block, true, block as u8 + 1);
+        assert!(pdus.contains(&expected), "block {block}, {what}: {pdus:?}");
+    }
+}
+
 #[test]
 fn fragmentation_does_not_change_responses() {
     for grain in [usize::MAX, 4096, 513, 73, 72, 24, 7, 1] {
@@ -57,17 +70,7 @@ fn fragmentation_does_not_change_responses() {
         io.wire.borrow_mut().grain = grain;
         io.send_bytes(&script());
         let pdus = settle(&mut stage, &io);
-        let written = pdus
-            .iter()
-            .filter(|pdu| matches!(pdu, TargetPdu::Response(cqe) if cqe.status().is_success()));
-        assert_eq!(written.count(), 8, "grain {grain}");
-        for block in 0..8_u16 {
-            let expected = TargetPdu::Data(0x100 + block, true, block as u8 + 1);
-            assert!(
-                pdus.contains(&expected),
-                "block {block}, grain {grain}: {pdus:?}"
-            );
-        }
+        expect_script_results(&pdus, &format!("grain {grain}"));
         assert_eq!(stage.leases_out(), 0);
     }
 }

@@ -7,11 +7,12 @@ use std::cell::RefCell;
 use std::io::{IoSlice, IoSliceMut};
 use std::rc::Rc;
 
+use crate::chopped::{expect_script_results, script};
 use crate::harness::wire::{Host, Stage, TargetPdu, Wire, WireEnd};
 use crate::harness::{HOST, names_of, ram};
 use nvme_spec::fabrics::{CNTLID_DYNAMIC, ConnectAttributes, PropertySize};
 use nvme_spec::sgl::SglDescriptor;
-use nvme_spec::tcp::{CapsuleCmd, Framing, H2cData};
+use nvme_spec::tcp::{Framing, H2cData};
 use nvme_spec::{Cqe, Sqe};
 use nvme_target::PortId;
 use nvme_tcp::Protected;
@@ -161,23 +162,6 @@ fn stage() -> ProtectedStage {
     Stage::over(&ram(), 16 << 20)
 }
 
-/// Writes distinct blocks in their capsules, then reads them.
-fn script() -> Vec<u8> {
-    let mut bytes = Vec::new();
-    for block in 0..8_u16 {
-        let sqe = Sqe::write(1, u64::from(block), 0, false).with_cid(block);
-        let sqe = sqe.with_sgl(SglDescriptor::in_capsule(0, 512));
-        bytes.extend(CapsuleCmd::new(sqe, 512, Framing::default()).as_bytes());
-        bytes.extend([block as u8 + 1; 512]);
-    }
-    for block in 0..8_u16 {
-        let sqe = Sqe::read(1, u64::from(block), 0).with_cid(0x100 + block);
-        let sqe = sqe.with_sgl(SglDescriptor::transport(512));
-        bytes.extend(CapsuleCmd::new(sqe, 0, Framing::default()).as_bytes());
-    }
-    bytes
-}
-
 #[test]
 fn records_and_fragmentation_do_not_change_responses() {
     for record_bytes in [usize::MAX, 1000, 72, 3] {
@@ -187,17 +171,7 @@ fn records_and_fragmentation_do_not_change_responses() {
             io.wire.borrow_mut().grain = grain;
             io.host.send_bytes(&script());
             let pdus = settle(&mut stage, &mut io);
-            let written = pdus
-                .iter()
-                .filter(|pdu| matches!(pdu, TargetPdu::Response(cqe) if cqe.status().is_success()));
-            assert_eq!(written.count(), 8, "records {record_bytes}, grain {grain}");
-            for block in 0..8_u16 {
-                let expected = TargetPdu::Data(0x100 + block, true, block as u8 + 1);
-                assert!(
-                    pdus.contains(&expected),
-                    "records {record_bytes}, grain {grain}"
-                );
-            }
+            expect_script_results(&pdus, &format!("records {record_bytes}, grain {grain}"));
             assert_eq!(stage.leases_out(), 0);
         }
     }
