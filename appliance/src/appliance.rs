@@ -116,6 +116,21 @@ impl Default for Environment<'_> {
     }
 }
 
+/// The machine's event loop, which runs the watchdog loop when it is due.
+fn with_watchdog<'l>(
+    drives: &'l Drives,
+    reactors: &'l Reactors,
+    watchdog_loop: &'l mut WatchdogLoop,
+) -> RealTime<impl FnMut(Instant) + use<'l>> {
+    RealTime(move |now| {
+        if watchdog_loop.is_due(now) {
+            drives.poll(now);
+            // The service loop detects a stopped reactor again afterwards.
+            let _ = watchdog_loop.run_once(reactors);
+        }
+    })
+}
+
 impl Appliance {
     /// Starts the appliance that `config` describes. On return, the exports are available.
     /// `state` has the previously served contents and the reservations.
@@ -364,13 +379,8 @@ impl Appliance {
     /// Serves the listeners again whose network card has returned, and runs the watchdog loop
     /// meanwhile.
     pub(crate) fn restore(&mut self, watchdog_loop: &mut WatchdogLoop) {
-        let (drives, reactors) = (&self.drives, &self.reactors);
-        self.reconciler.restore(&mut RealTime(|now| {
-            if watchdog_loop.is_due(now) {
-                drives.poll(now);
-                let _ = watchdog_loop.run_once(reactors);
-            }
-        }));
+        let mut event_loop = with_watchdog(&self.drives, &self.reactors, watchdog_loop);
+        self.reconciler.restore(&mut event_loop);
     }
 
     /// Changes the appliance to the configuration `wanted`, and runs the watchdog loop meanwhile.
@@ -386,17 +396,9 @@ impl Appliance {
             reactors,
             ..
         } = self;
-        let response = reconciler.apply(
-            wanted,
-            options,
-            &mut RealTime(|now| {
-                if watchdog_loop.is_due(now) {
-                    drives.poll(now);
-                    // The service loop detects a stopped reactor again afterwards.
-                    let _ = watchdog_loop.run_once(reactors);
-                }
-            }),
-        );
+        let mut event_loop = with_watchdog(drives, reactors, watchdog_loop);
+        let response = reconciler.apply(wanted, options, &mut event_loop);
+        drop(event_loop);
         watchdog_loop.set_status(service::status_line(self.reconciler.config()));
         response
     }

@@ -26,6 +26,7 @@ mod audited;
 mod certificate;
 mod credentials;
 mod dashboard;
+mod jobs;
 mod limits;
 mod listen;
 mod metrics;

@@ -1,15 +1,14 @@
 //! Files with one key in its interchange format: reads them within limits, and creates them for
 //! their owner only.
 
-use std::fs::{self, File, OpenOptions, Permissions};
-use std::io::{self, Read as _, Write as _};
+use std::fs::{self, OpenOptions, Permissions};
+use std::io::{self, Write as _};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use nvme_keys::{AnySecret, FormatError, INTERCHANGE_LEN_MAX};
-use rustix::fs::{Mode, OFlags};
-use zeroize::Zeroizing;
 
+use crate::secret_file::{self, SecretFileError};
 use crate::terminal::quoted;
 
 /// The mode of a created file.
@@ -58,74 +57,41 @@ pub(crate) enum KeyFileError {
 
 /// Reads the key in a file. One line break may follow it.
 pub(crate) fn read(path: &Path) -> Result<AnySecret, KeyFileError> {
-    read_checked(path, |mode| match mode & REFUSED_MODE {
-        0 => Ok(()),
-        _ => Err(KeyFileError::Shared {
-            path: path.to_owned(),
-            mode,
-        }),
+    read_without(path, REFUSED_MODE, |path, mode| KeyFileError::Shared {
+        path,
+        mode,
     })
 }
 
 /// Reads the key in a credential of systemd.
 pub(crate) fn read_credential(path: &Path) -> Result<AnySecret, KeyFileError> {
-    read_checked(path, |mode| match mode & REFUSED_CREDENTIAL_MODE {
-        0 => Ok(()),
-        _ => Err(KeyFileError::SharedCredential {
-            path: path.to_owned(),
-            mode,
-        }),
+    read_without(path, REFUSED_CREDENTIAL_MODE, |path, mode| {
+        KeyFileError::SharedCredential { path, mode }
     })
 }
 
-fn read_checked(
+fn read_without(
     path: &Path,
-    check_mode: impl Fn(u32) -> Result<(), KeyFileError>,
+    refused_mode: u32,
+    shared: impl Fn(PathBuf, u32) -> KeyFileError,
 ) -> Result<AnySecret, KeyFileError> {
-    let error = |error: io::Error| KeyFileError::Io(path.to_owned(), error);
-    // Without NONBLOCK, opening a pipe waits for its writer.
-    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| error(e.into()))?;
-    let file = File::from(file);
-    let metadata = file.metadata().map_err(error)?;
-    if !metadata.is_file() {
-        let kind = if metadata.is_dir() {
-            "a directory"
-        } else {
-            "not a regular file"
-        };
+    let read = secret_file::read(path, refused_mode, FILE_LEN_MAX);
+    let bytes = read.map_err(|error| {
         let path = path.to_owned();
-        return Err(KeyFileError::NotAFile { path, kind });
-    }
-    let mode = metadata.permissions().mode() & 0o7777;
-    check_mode(mode)?;
-    let mut buffer = Zeroizing::new([0; FILE_LEN_MAX + 1]);
-    let len = read_up_to(&file, &mut buffer[..]).map_err(error)?;
-    if len > FILE_LEN_MAX {
-        return Err(KeyFileError::TooLong(path.to_owned()));
-    }
-    let bytes = &buffer[..len];
-    let bytes = bytes.strip_suffix(b"\n").unwrap_or(bytes);
+        match error {
+            SecretFileError::Io(cause) => KeyFileError::Io(path, cause),
+            SecretFileError::NotAFile(kind) => KeyFileError::NotAFile { path, kind },
+            SecretFileError::Shared(mode) => shared(path, mode),
+            SecretFileError::TooLong => KeyFileError::TooLong(path),
+        }
+    })?;
+    let bytes = bytes.strip_suffix(b"\n").unwrap_or(&bytes);
     let is_text = |byte: &u8| byte.is_ascii_graphic() || byte.is_ascii_whitespace();
     let text = std::str::from_utf8(bytes)
         .ok()
         .filter(|text| text.bytes().all(|byte| is_text(&byte)))
         .ok_or_else(|| KeyFileError::NotText(path.to_owned()))?;
     AnySecret::parse(text).map_err(|error| KeyFileError::Format(path.to_owned(), error))
-}
-
-/// Fills the buffer as far as the file reaches, and returns the number of bytes.
-fn read_up_to(mut file: &File, buffer: &mut [u8]) -> io::Result<usize> {
-    let mut len = 0;
-    while len < buffer.len() {
-        match file.read(&mut buffer[len..]) {
-            Ok(0) => break,
-            Ok(read) => len += read,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(len)
 }
 
 /// Creates a file with a line of text that only its owner may read. A file that cannot be written

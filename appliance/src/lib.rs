@@ -48,6 +48,7 @@ mod requests;
 mod reservation_files;
 mod reservations;
 mod running;
+mod secret_file;
 mod service;
 mod signals;
 mod state_directory;

@@ -11,9 +11,9 @@ use nvme_handover::State;
 use nvme_tcp::TcpSocket;
 use reactors::Clock as _;
 
-use super::Appliance;
+use super::{Appliance, with_watchdog};
 use crate::error::{Failure, with_causes};
-use crate::event_loop::{EventLoop, RealTime, aside};
+use crate::event_loop::{EventLoop, aside};
 use crate::handover::{
     DeviceOffer, FileOffer, ListenerOffer, Offer, Successor, SuccessorError, check_program,
     own_program,
@@ -101,13 +101,7 @@ impl Appliance {
         self.check_upgrade()?;
         let program = program.map_or_else(own_program, Ok)?;
         check_program(&program)?;
-        let (drives, reactors) = (&self.drives, &self.reactors);
-        let mut event_loop = RealTime(|now| {
-            if watchdog_loop.is_due(now) {
-                drives.poll(now);
-                let _ = watchdog_loop.run_once(reactors);
-            }
-        });
+        let mut event_loop = with_watchdog(&self.drives, &self.reactors, watchdog_loop);
         let mut successor = Successor::start(&program)?;
         self.prepare(&mut successor, &mut event_loop)?;
         let mut answer = UpgradeAnswer {

@@ -17,15 +17,12 @@ use tokio::time::{Instant, sleep};
 
 use super::audited::{Outcome, with_outcome};
 use super::limits::{COMMANDS_POLL_INTERVAL, HOST_COMMANDS_TIME_MAX};
-use super::responses::refusal;
+use super::responses::{Refused, refusal};
 use super::routes::ControlState;
 use crate::exports;
 use crate::observe::model::{AnaAnswer, AnaChange, AnaRequest, Severity};
 use crate::observe::status;
 use crate::running::Running;
-
-/// A refusal: its status, and its text.
-type Refused = (StatusCode, String);
 
 pub(super) async fn list(State(shared): State<Arc<ControlState>>) -> Response {
     let running = shared.observatory().running();
@@ -51,8 +48,8 @@ pub(super) async fn set(
         Err((status, text)) => return refusal(status, text),
     };
     let export = request.export.clone();
+    let event = event(&request);
     if !changes.is_empty() {
-        let event = event(&request);
         let observatory = shared.observatory();
         let events = observatory.events();
         events.add(Severity::Warning, "export", &export, &event);
@@ -80,10 +77,8 @@ pub(super) async fn set(
         "{count}{ended}. The state holds until the appliance restarts or the configured state \
          changes: to keep it, change the configuration"
     );
-    let outcome = match changes.is_empty() {
-        true => Outcome::Changed(format!("export {export}: {text}")),
-        false => Outcome::Changed(format!("export {export}: {}", event(&request))),
-    };
+    let what = if changes.is_empty() { &text } else { &event };
+    let outcome = Outcome::Changed(format!("export {export}: {what}"));
     let answer = AnaAnswer {
         export,
         changes,

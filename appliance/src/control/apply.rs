@@ -7,10 +7,10 @@ use axum::Json;
 use axum::extract::{FromRequest as _, Request as HttpRequest, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Response};
-use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::audited::{Outcome, with_outcome};
+use super::jobs::execute;
 use super::limits::REQUEST_TIME_MAX;
 use super::responses::refusal;
 use super::routes::ControlState;
@@ -42,36 +42,25 @@ pub(super) async fn apply(
             return refusal(StatusCode::REQUEST_TIMEOUT, text);
         }
     };
-    let stopping = || {
-        let text = "the appliance is starting or stopping: try again";
-        refusal(StatusCode::SERVICE_UNAVAILABLE, text.to_owned())
-    };
-    let Some(request_sender) = &shared.request_sender else {
-        return stopping();
-    };
-    let Some(permit) = request_sender.try_acquire_permit() else {
-        let text = "another configuration is being applied: try again when that is over";
-        return refusal(StatusCode::CONFLICT, text.to_owned());
-    };
-    let (reply, response) = oneshot::channel();
     let origin = match text {
         Some(_) => Origin::Request,
         None => Origin::File,
     };
-    let order = ApplyJob {
-        text,
-        options: ApplyOptions {
-            dry_run,
-            partial,
-            origin,
-        },
-        reply,
-        permit,
+    let options = ApplyOptions {
+        dry_run,
+        partial,
+        origin,
     };
-    if !request_sender.ask(Request::Apply(order)) {
-        return stopping();
-    }
-    match response.await {
+    let busy = "another configuration is being applied: try again when that is over";
+    let done = execute(&shared, busy, |reply, permit| {
+        Request::Apply(ApplyJob {
+            text,
+            options,
+            reply,
+            permit,
+        })
+    });
+    match done.await {
         Ok(Ok(response)) => {
             if !dry_run {
                 let (severity, text) = match response.failure_reason() {
@@ -96,7 +85,7 @@ pub(super) async fn apply(
             with_outcome(shared.room.json(&response), outcome)
         }
         Ok(Err(refused)) => refused.into_refusal(),
-        Err(_) => stopping(),
+        Err((status, text)) => refusal(status, text),
     }
 }
 

@@ -2,13 +2,13 @@
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::http::Method;
 use axum::middleware::Next;
 use axum::response::Response;
+use reactors::{LogLimit, Nanos};
 
 use super::limits::REFUSED_RECORDS_MAX;
 use super::routes::ControlState;
@@ -16,7 +16,7 @@ use super::socket::user_name;
 use crate::audit;
 
 /// The time in which [`REFUSED_RECORDS_MAX`] refusals are recorded.
-const PERIOD: Duration = Duration::from_secs(60);
+const PERIOD: Nanos = Nanos::from_secs(60);
 
 /// The sender of a request.
 #[derive(Clone, Debug)]
@@ -59,34 +59,9 @@ pub(super) fn with_outcome(mut response: Response, outcome: Outcome) -> Response
     response
 }
 
-/// Limits the records of refusals.
-#[derive(Debug)]
-pub(super) struct RefusalRecords {
-    since: Instant,
-    count: u32,
-}
-
-impl RefusalRecords {
-    pub(super) fn new(now: Instant) -> Mutex<Self> {
-        Mutex::new(Self {
-            since: now,
-            count: 0,
-        })
-    }
-
-    /// Counts a refusal. Returns whether it is recorded, and how many of the last period were not.
-    fn add(&mut self, now: Instant) -> (bool, u32) {
-        let mut omitted = 0;
-        if now.saturating_duration_since(self.since) >= PERIOD {
-            omitted = self.count.saturating_sub(REFUSED_RECORDS_MAX);
-            *self = Self {
-                since: now,
-                count: 0,
-            };
-        }
-        self.count = self.count.saturating_add(1);
-        (self.count <= REFUSED_RECORDS_MAX, omitted)
-    }
+/// The limit of records of refusals: clients without permission must not fill the journal.
+pub(super) fn refusal_limit() -> LogLimit {
+    LogLimit::new(REFUSED_RECORDS_MAX, PERIOD)
 }
 
 /// A request in progress. If its client disconnects before the response, its change may be made
@@ -138,12 +113,9 @@ pub(super) async fn record(
         Some(Outcome::Changed(text)) => pending.record(true, text),
         None if status.is_success() => pending.record(true, "no details"),
         refused => {
-            let mut records = shared
-                .refusal_records
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
-            let (is_recorded, omitted) = records.add(Instant::now());
-            drop(records);
+            let Some(omitted) = shared.admit_refusal_record() else {
+                return response;
+            };
             if omitted > 0 {
                 tracing::info!(
                     target: audit::TARGET,
@@ -151,14 +123,12 @@ pub(super) async fn record(
                     "audit: {omitted} more refused request(s) were not recorded"
                 );
             }
-            if is_recorded {
-                let text = match refused {
-                    Some(Outcome::Refused(text)) if status.is_success() => text.clone(),
-                    Some(Outcome::Refused(text)) => format!("{status}: {text}"),
-                    _ => status.to_string(),
-                };
-                pending.record(false, &text);
-            }
+            let text = match refused {
+                Some(Outcome::Refused(text)) if status.is_success() => text.clone(),
+                Some(Outcome::Refused(text)) => format!("{status}: {text}"),
+                _ => status.to_string(),
+            };
+            pending.record(false, &text);
         }
     }
     response
@@ -170,17 +140,16 @@ mod tests {
 
     #[test]
     fn records_of_refusals_are_limited_and_counted() {
-        let start = Instant::now();
-        let records = RefusalRecords::new(start);
-        let mut records = records.lock().expect("not poisoned");
+        let start = Nanos::from_secs(5);
+        let records = refusal_limit();
         for _ in 0..REFUSED_RECORDS_MAX {
-            assert_eq!(records.add(start), (true, 0));
+            assert_eq!(records.admit(start), Some(0));
         }
         for _ in 0..5 {
-            assert_eq!(records.add(start + PERIOD / 2), (false, 0));
+            assert_eq!(records.admit(start + Nanos::from_secs(30)), None);
         }
-        assert_eq!(records.add(start + PERIOD), (true, 5));
-        assert_eq!(records.add(start + PERIOD * 2), (true, 0));
+        assert_eq!(records.admit(start + PERIOD), Some(5));
+        assert_eq!(records.admit(start + PERIOD + PERIOD), Some(0));
     }
 
     #[test]

@@ -1,8 +1,6 @@
 //! The certificate of HTTPS and its private key, as the TLS library needs them.
 
-use std::fs::File;
-use std::io::{self, Read as _};
-use std::os::unix::fs::PermissionsExt as _;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -13,6 +11,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use zeroize::Zeroizing;
 
 use super::limits::PEM_BYTES_MAX;
+use crate::secret_file::{self, SecretFileError};
 
 /// Permissions that the private key's file may not have: reading and writing by others.
 const REFUSED_MODE: u32 = 0o007;
@@ -84,23 +83,13 @@ pub(super) fn load(certificate: &Path, key: &Path) -> Result<Arc<ServerConfig>, 
 
 /// The content of a file of limited size that has none of the permissions in `refused_mode`.
 fn read(path: &Path, refused_mode: u32) -> Result<Zeroizing<Vec<u8>>, CertificateError> {
-    let error = |cause| CertificateError::Read(path.to_owned(), cause);
-    let file = File::open(path).map_err(error)?;
-    let metadata = file.metadata().map_err(error)?;
-    if !metadata.is_file() {
-        return Err(CertificateError::NotAFile(path.to_owned()));
-    }
-    let mode = metadata.permissions().mode() & 0o7777;
-    if mode & refused_mode != 0 {
+    secret_file::read(path, refused_mode, PEM_BYTES_MAX).map_err(|error| {
         let path = path.to_owned();
-        return Err(CertificateError::Shared { path, mode });
-    }
-    // With room for all, so that the vector does not move a key and leave a copy behind.
-    let mut bytes = Zeroizing::new(Vec::with_capacity(PEM_BYTES_MAX + 1));
-    let mut limited = file.take(PEM_BYTES_MAX as u64 + 1);
-    limited.read_to_end(&mut bytes).map_err(error)?;
-    if bytes.len() > PEM_BYTES_MAX {
-        return Err(CertificateError::TooLong(path.to_owned()));
-    }
-    Ok(bytes)
+        match error {
+            SecretFileError::Io(cause) => CertificateError::Read(path, cause),
+            SecretFileError::NotAFile(_) => CertificateError::NotAFile(path),
+            SecretFileError::Shared(mode) => CertificateError::Shared { path, mode },
+            SecretFileError::TooLong => CertificateError::TooLong(path),
+        }
+    })
 }

@@ -44,7 +44,7 @@ pub(super) struct Current {
 type Stamp = Option<(u64, u64, u64, i64, i64)>;
 
 /// The files that the configuration names.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Files {
     token: Option<PathBuf>,
     read_token: Option<PathBuf>,
@@ -153,6 +153,11 @@ impl Watch {
 
     pub(super) fn credentials(&self) -> Arc<Credentials> {
         Arc::clone(&self.credentials)
+    }
+
+    /// Whether there are files.
+    pub(super) fn has_files(&self) -> bool {
+        self.files != Files::default()
     }
 
     /// Reads the files again if one has changed. Calls the file system.

@@ -21,7 +21,7 @@ use tokio::time::{Instant, sleep};
 
 use super::audited::{Outcome, with_outcome};
 use super::limits::{COMMANDS_POLL_INTERVAL, HOST_COMMANDS_TIME_MAX};
-use super::responses::refusal;
+use super::responses::{Refused, refusal};
 use super::routes::{Audience, ControlState};
 use crate::observe::model::{
     ClearAnswer, ClearRequest, DeviceReservations, EvictAnswer, EvictRequest, RegistrantStatus,
@@ -31,9 +31,6 @@ use crate::observe::pseudonyms::Pseudonyms;
 
 /// The result of a change of one device's reservations.
 type Change = Receiver<Result<(), ReservationError>>;
-
-/// A refusal: its status, and its text.
-type Refused = (StatusCode, String);
 
 pub(super) async fn list(
     State(shared): State<Arc<ControlState>>,

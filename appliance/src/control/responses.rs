@@ -68,6 +68,9 @@ impl LargeResponses {
     }
 }
 
+/// A refusal: its status, and its text.
+pub(super) type Refused = (StatusCode, String);
+
 /// A refusal with its reason and remedy.
 pub(super) fn refusal(status: StatusCode, error: String) -> Response {
     let outcome = Outcome::Refused(error.clone());

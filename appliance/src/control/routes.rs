@@ -11,6 +11,7 @@ use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
+use reactors::{LogLimit, Nanos};
 use serde::Deserialize;
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
@@ -18,7 +19,7 @@ use tokio::time::timeout;
 
 use super::ana;
 use super::apply::apply;
-use super::audited::{self, RefusalRecords};
+use super::audited;
 use super::credentials::Credentials;
 use super::dashboard;
 use super::limits::{
@@ -86,7 +87,9 @@ pub(super) struct ControlState {
     pub(super) room: LargeResponses,
     /// Permits for concurrent traces.
     traces: Semaphore,
-    pub(super) refusal_records: Mutex<RefusalRecords>,
+    /// Limits the audit records of refusals.
+    refusal_limit: Mutex<LogLimit>,
+    started: Instant,
     /// The destination of configurations to apply.
     pub(super) request_sender: Option<RequestSender>,
 }
@@ -102,7 +105,8 @@ impl ControlState {
             pseudonyms: Pseudonyms::new(),
             room: LargeResponses::new(),
             traces: Semaphore::new(TRACES_MAX),
-            refusal_records: RefusalRecords::new(Instant::now()),
+            refusal_limit: Mutex::new(audited::refusal_limit()),
+            started: Instant::now(),
         }
     }
 
@@ -112,6 +116,14 @@ impl ControlState {
             Audience::Operators | Audience::Readers => None,
             Audience::Public => Some(&self.pseudonyms),
         }
+    }
+
+    /// The number of refusals without an audit record since the last one, if another one may be
+    /// recorded now.
+    pub(super) fn admit_refusal_record(&self) -> Option<u64> {
+        let now = Nanos(u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX));
+        let limit = self.refusal_limit.lock();
+        limit.unwrap_or_else(PoisonError::into_inner).admit(now)
     }
 
     /// Only the control thread locks it, so there is no wait.

@@ -157,7 +157,9 @@ async fn serve_http(http: Option<Http>, shared: &Arc<ControlState>) {
         }
     };
     let credentials = watch.credentials();
-    tokio::spawn(refresh_credentials(watch, Arc::clone(shared)));
+    if watch.has_files() {
+        tokio::spawn(refresh_credentials(watch, Arc::clone(shared)));
+    }
     let router = routes::router(shared, Entrance::Http(Arc::clone(&credentials)));
     let door = Door::new(HTTP_CONNECTIONS_MAX);
     loop {

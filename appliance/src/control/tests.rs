@@ -268,14 +268,7 @@ fn dashboard_needs_no_token_and_sends_its_policy() {
 fn unreadable_token_file_disables_http() {
     for file in ["DIRECTORY/none", "/dev/null"] {
         let lab = Lab::new(&format!("http = \"127.0.0.1:0\"\ntoken_file = \"{file}\""));
-        assert_eq!(
-            lab.appliance
-                .control()
-                .expect("open")
-                .http()
-                .map(|end| end.address),
-            None
-        );
+        assert!(lab.appliance.control().expect("open").http().is_none());
         assert_eq!(get(lab.socket(), "/healthz").status, 200);
     }
 }
@@ -433,14 +426,7 @@ fn http_port_in_use_is_a_notice() {
     let taken = TcpListener::bind("127.0.0.1:0").expect("loopback");
     let address = taken.local_addr().expect("bound");
     let lab = Lab::new(&format!("http = \"{address}\""));
-    assert_eq!(
-        lab.appliance
-            .control()
-            .expect("open")
-            .http()
-            .map(|end| end.address),
-        None
-    );
+    assert!(lab.appliance.control().expect("open").http().is_none());
     assert_eq!(get(lab.socket(), "/healthz").body, b"ok");
     lab.attach();
 }

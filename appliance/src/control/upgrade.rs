@@ -9,9 +9,9 @@ use axum::extract::State;
 use axum::extract::rejection::JsonRejection;
 use axum::http::StatusCode;
 use axum::response::Response;
-use tokio::sync::oneshot;
 
 use super::audited::{Outcome, with_outcome};
+use super::jobs::execute;
 use super::responses::refusal;
 use super::routes::ControlState;
 use crate::observe::model::{Severity, UpgradeRequest};
@@ -31,29 +31,17 @@ pub(super) async fn upgrade(
                     replace the file of the running one, and leave it out";
         return refusal(StatusCode::FORBIDDEN, text.to_owned());
     }
-    let stopping = || {
-        let text = "the appliance is starting or stopping: try again";
-        refusal(StatusCode::SERVICE_UNAVAILABLE, text.to_owned())
-    };
-    let Some(request_sender) = &shared.request_sender else {
-        return stopping();
-    };
-    let Some(permit) = request_sender.try_acquire_permit() else {
-        let text = "a configuration is being applied, or a new process started: try again when \
-                    that is over";
-        return refusal(StatusCode::CONFLICT, text.to_owned());
-    };
-    let (reply, response) = oneshot::channel();
-    let job = UpgradeJob {
-        program: program.map(PathBuf::from),
-        dry_run,
-        reply,
-        permit,
-    };
-    if !request_sender.ask(Request::Upgrade(job)) {
-        return stopping();
-    }
-    match response.await {
+    let busy = "a configuration is being applied, or a new process started: try again when that \
+                is over";
+    let done = execute(&shared, busy, |reply, permit| {
+        Request::Upgrade(UpgradeJob {
+            program: program.map(PathBuf::from),
+            dry_run,
+            reply,
+            permit,
+        })
+    });
+    match done.await {
         Ok(Ok(answer)) => {
             let outcome = match answer.pid {
                 Some(pid) => Outcome::Changed(format!("process {pid} ({})", answer.program)),
@@ -74,6 +62,6 @@ pub(super) async fn upgrade(
             drop(observatory);
             refusal(StatusCode::UNPROCESSABLE_ENTITY, text)
         }
-        Err(_) => stopping(),
+        Err((status, text)) => refusal(status, text),
     }
 }

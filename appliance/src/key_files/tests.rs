@@ -1,5 +1,6 @@
 //! Key files of every kind, valid and not.
 
+use rustix::fs::Mode;
 use tempfile::TempDir;
 
 use super::*;

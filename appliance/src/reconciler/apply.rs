@@ -20,6 +20,7 @@ use crate::devices::{DeviceError, Opened};
 use crate::error::with_causes;
 use crate::event_loop::{EventLoop, aside};
 use crate::exports::BoundPort;
+use crate::keys::Keys;
 use crate::observe::model::{ApplyAnswer, ApplyStep, OutstandingCommands, StepState};
 
 /// How a configuration is applied.
@@ -243,10 +244,8 @@ impl Reconciler {
         let keys = &self.keys;
         let mut changed = BTreeMap::new();
         for key in kept {
-            let read = aside(event_loop, || {
-                keys.read(key).map_err(|error| with_causes(&error))
-            });
-            let secret = read.map_err(|error| (key.name.clone(), error))?;
+            let secret = read_key(keys, key, event_loop);
+            let secret = secret.map_err(|error| (key.name.clone(), error))?;
             if keys.get(&key.name) != Some(&secret) {
                 changed.insert(key.name.clone(), secret);
             }
@@ -380,15 +379,10 @@ impl Reconciler {
                         prepared.listeners.insert(listener.name.clone(), port);
                     })
                 }
-                Step::AddKey(key) | Step::ChangeKey(key) => {
-                    let keys = &self.keys;
-                    let read = aside(event_loop, || {
-                        keys.read(key).map_err(|error| with_causes(&error))
-                    });
-                    read.map(|secret| {
+                Step::AddKey(key) | Step::ChangeKey(key) => read_key(&self.keys, key, event_loop)
+                    .map(|secret| {
                         prepared.secrets.insert(key.name.clone(), secret);
-                    })
-                }
+                    }),
                 _ => Ok(()),
             };
             if let Err(error) = had {
@@ -554,6 +548,17 @@ pub(crate) fn directory_of<'a>(path: &Path, allowed: &'a [PathBuf]) -> Result<&'
              name it in the file that the appliance was started with",
             path.display()
         )
+    })
+}
+
+/// Reads a key beside the event loop.
+fn read_key(
+    keys: &Keys,
+    key: &Key,
+    event_loop: &mut dyn EventLoop,
+) -> Result<Arc<ChapSecret>, String> {
+    aside(event_loop, || {
+        keys.read(key).map_err(|error| with_causes(&error))
     })
 }
 

@@ -8,24 +8,44 @@ use crate::time::Nanos;
 /// Maximum number of lines per second.
 const LINES_PER_SECOND_MAX: u32 = 10;
 
-/// Decides which lines are written; one per reactor for all lines that its hosts can cause.
-#[derive(Debug, Default)]
+/// Decides which lines are written: by default one per reactor for all lines that its hosts can
+/// cause.
+#[derive(Debug)]
 pub struct LogLimit {
-    second_ends: Cell<Nanos>,
+    lines_max: u32,
+    period: Nanos,
+    period_ends: Cell<Nanos>,
     written: Cell<u32>,
     suppressed: Cell<u64>,
 }
 
+impl Default for LogLimit {
+    fn default() -> Self {
+        Self::new(LINES_PER_SECOND_MAX, Nanos::from_secs(1))
+    }
+}
+
 impl LogLimit {
+    /// Admits at most `lines_max` lines in each `period`.
+    #[must_use]
+    pub fn new(lines_max: u32, period: Nanos) -> Self {
+        Self {
+            lines_max,
+            period,
+            period_ends: Cell::default(),
+            written: Cell::default(),
+            suppressed: Cell::default(),
+        }
+    }
+
     /// Returns the number of suppressed lines if a line may be written now, otherwise `None`.
     #[must_use]
     pub fn admit(&self, now: Nanos) -> Option<u64> {
-        if now >= self.second_ends.get() {
-            self.second_ends
-                .set(now.saturating_add(Nanos::from_secs(1)));
+        if now >= self.period_ends.get() {
+            self.period_ends.set(now.saturating_add(self.period));
             self.written.set(0);
         }
-        if self.written.get() == LINES_PER_SECOND_MAX {
+        if self.written.get() == self.lines_max {
             self.suppressed.set(self.suppressed.get() + 1);
             return None;
         }
