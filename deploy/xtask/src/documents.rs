@@ -28,11 +28,12 @@ const SECTION: &str = "§";
 /// Maximum length of the README; longer texts belong on separate pages.
 const README_LINES_MAX: usize = 200;
 /// Directories of the repository whose files a document may name.
-const SOURCES: [&str; 7] = [
+const SOURCES: [&str; 8] = [
     "appliance",
     "bench",
     "config",
     "deploy",
+    "files",
     "nvme",
     "rdma",
     "reactors",

@@ -17,6 +17,7 @@ const LEVELS: [&[&str]; 8] = [
         "nvme_spec",
         "nvme_keys",
         "nvme_handover",
+        "files_spec",
         "hugemem",
         "appliance_config",
     ],

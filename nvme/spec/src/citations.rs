@@ -16,9 +16,10 @@ pub struct Document {
 }
 
 /// Every cited document.
-pub const DOCUMENTS: [Document; 19] = [
+pub const DOCUMENTS: [Document; 28] = [
     BASE, NVM, PCIE, RDMA, TCP, PCI, INFINIBAND, IEEE_802, WEBDRIVER, RFC_1034, RFC_3385, RFC_3720,
-    RFC_5040, RFC_5737, RFC_6750, RFC_7919, RFC_8446, RFC_8448, RFC_9562,
+    RFC_4506, RFC_5040, RFC_5531, RFC_5662, RFC_5737, RFC_6750, RFC_7862, RFC_7863, RFC_7919,
+    RFC_8275, RFC_8276, RFC_8446, RFC_8448, RFC_8881, RFC_9289, RFC_9562,
 ];
 
 const BASE: Document = Document {
@@ -403,10 +404,37 @@ const RFC_3720: Document = Document {
     sections: &[("B.4", "CRC Examples")],
 };
 
+const RFC_4506: Document = Document {
+    name: "RFC 4506",
+    title: "XDR: External Data Representation Standard",
+    sections: &[
+        ("3", "Basic Block Size"),
+        ("4.10", "Variable-Length Opaque Data"),
+        ("4.13", "Variable-Length Array"),
+        ("4.19", "Optional-Data"),
+    ],
+};
+
 const RFC_5040: Document = Document {
     name: "RFC 5040",
     title: "A Remote Direct Memory Access Protocol Specification",
     sections: &[("5.2", "RDMA Read Operation")],
+};
+
+const RFC_5531: Document = Document {
+    name: "RFC 5531",
+    title: "RPC: Remote Procedure Call Protocol Specification Version 2",
+    sections: &[
+        ("8.2", "Authentication, Integrity, and Privacy"),
+        ("9", "The RPC Message Protocol"),
+        ("11", "Record Marking Standard"),
+    ],
+};
+
+const RFC_5662: Document = Document {
+    name: "RFC 5662",
+    title: "Network File System (NFS) Version 4 Minor Version 1 XDR Description",
+    sections: &[],
 };
 
 const RFC_5737: Document = Document {
@@ -421,10 +449,34 @@ const RFC_6750: Document = Document {
     sections: &[("2.1", "Authorization Request Header Field")],
 };
 
+const RFC_7862: Document = Document {
+    name: "RFC 7862",
+    title: "Network File System (NFS) Version 4 Minor Version 2 Protocol",
+    sections: &[],
+};
+
+const RFC_7863: Document = Document {
+    name: "RFC 7863",
+    title: "Network File System (NFS) Version 4 Minor Version 2 XDR Description",
+    sections: &[],
+};
+
 const RFC_7919: Document = Document {
     name: "RFC 7919",
     title: "Negotiated Finite Field Diffie-Hellman Ephemeral Parameters for Transport Layer \
             Security (TLS)",
+    sections: &[],
+};
+
+const RFC_8275: Document = Document {
+    name: "RFC 8275",
+    title: "Allowing Inheritable NFSv4 Access Control Entries to Override the Umask",
+    sections: &[],
+};
+
+const RFC_8276: Document = Document {
+    name: "RFC 8276",
+    title: "File System Extended Attributes in NFSv4",
     sections: &[],
 };
 
@@ -460,6 +512,85 @@ const RFC_8448: Document = Document {
     name: "RFC 8448",
     title: "Example Handshake Traces for TLS 1.3",
     sections: &[("3", "Simple 1-RTT Handshake")],
+};
+
+const RFC_8881: Document = Document {
+    name: "RFC 8881",
+    title: "Network File System (NFS) Version 4 Minor Version 1 Protocol",
+    sections: &[
+        ("3.1", "Basic Constants"),
+        ("3.2", "Basic Data Types"),
+        ("3.3", "Structured Data Types"),
+        ("3.3.1", "nfstime4"),
+        ("5", "File Attributes"),
+        ("8.2.3", "Special Stateids"),
+        ("14", "Internationalization"),
+        ("14.5", "UTF-8 Related Errors"),
+        ("15.1", "Error Definitions"),
+        ("15.1.1.1", "NFS4ERR_BADXDR"),
+        ("15.1.1.4", "NFS4ERR_NOTSUPP"),
+        ("15.1.3.2", "NFS4ERR_MINOR_VERS_MISMATCH"),
+        ("15.1.3.4", "NFS4ERR_OP_ILLEGAL"),
+        ("15.1.3.11", "NFS4ERR_TOO_MANY_OPS"),
+        ("15.1.7", "Name Errors"),
+        ("15.1.15.1", "NFS4ERR_ATTRNOTSUPP"),
+        ("16.2", "Procedure 1: COMPOUND - Compound Operations"),
+        ("18.1", "Operation 3: ACCESS - Check Access Rights"),
+        ("18.2", "Operation 4: CLOSE - Close File"),
+        ("18.3", "Operation 5: COMMIT - Commit Cached Data"),
+        ("18.10", "Operation 12: LOCK - Create Lock"),
+        ("18.12", "Operation 14: LOCKU - Unlock File"),
+        ("18.16", "Operation 18: OPEN - Open a Regular File"),
+        (
+            "18.18",
+            "Operation 21: OPEN_DOWNGRADE - Reduce Open File Access",
+        ),
+        ("18.23", "Operation 26: READDIR - Read Directory"),
+        ("18.30", "Operation 34: SETATTR - Set Attributes"),
+        ("18.32", "Operation 38: WRITE - Write to File"),
+        (
+            "18.33",
+            "Operation 40: BACKCHANNEL_CTL - Backchannel Control",
+        ),
+        ("18.35", "Operation 42: EXCHANGE_ID - Instantiate Client ID"),
+        (
+            "18.36",
+            "Operation 43: CREATE_SESSION - Create New Session and Confirm Client ID",
+        ),
+        ("18.36.3", "DESCRIPTION of CREATE_SESSION"),
+        (
+            "18.46",
+            "Operation 53: SEQUENCE - Supply Per-Procedure Sequencing and Control",
+        ),
+        (
+            "18.51",
+            "Operation 58: RECLAIM_COMPLETE - Indicates Reclaims Finished",
+        ),
+        ("20", "NFSv4.1 Callback Operations"),
+        ("20.2", "Operation 4: CB_RECALL - Recall a Delegation"),
+        (
+            "20.6",
+            "Operation 8: CB_RECALL_ANY - Keep Any N Recallable Objects",
+        ),
+        (
+            "20.8",
+            "Operation 10: CB_RECALL_SLOT - Change Flow Control Limits",
+        ),
+        (
+            "20.9",
+            "Operation 11: CB_SEQUENCE - Supply Backchannel Sequencing and Control",
+        ),
+        (
+            "20.11",
+            "Operation 13: CB_NOTIFY_LOCK - Notify Client of Possible Lock Availability",
+        ),
+    ],
+};
+
+const RFC_9289: Document = Document {
+    name: "RFC 9289",
+    title: "Towards Remote Procedure Call Encryption by Default",
+    sections: &[],
 };
 
 const RFC_9562: Document = Document {
