@@ -26,6 +26,7 @@ mod http;
 mod input;
 mod key;
 mod memory;
+mod nfs_rpc;
 mod pages;
 #[expect(dead_code, reason = "the tests of the transport use all of it")]
 #[path = "../../../nvme/rdma/tests/rdma_transport/harness/mod.rs"]
@@ -52,7 +53,7 @@ pub struct Target {
 }
 
 /// Every target of this crate.
-pub const TARGETS: [Target; 14] = [
+pub const TARGETS: [Target; 15] = [
     Target {
         name: "tcp-target",
         run: tcp_target::run,
@@ -100,6 +101,10 @@ pub const TARGETS: [Target; 14] = [
     Target {
         name: "tls-records",
         run: tls_records::run,
+    },
+    Target {
+        name: "nfs-rpc",
+        run: nfs_rpc::run,
     },
     Target {
         name: "config",

@@ -64,6 +64,7 @@ replays! {
     authentications: "chap",
     first_messages_of_tls: "tls-hello",
     records_of_tls: "tls-records",
+    records_of_nfs: "nfs-rpc",
     configurations: "config",
     connections_to_the_control_plane: "http",
 }

@@ -20,7 +20,7 @@ const COVERAGE: &str = "--cfg fuzzing -Cpasses=sancov-module \
     -Cllvm-args=-simplifycfg-branch-fold-threshold=0";
 
 /// All fuzz targets; a test compares them with those of bench/fuzz.
-pub(crate) const TARGETS: [&str; 14] = [
+pub(crate) const TARGETS: [&str; 15] = [
     "tcp-target",
     "tcp-host",
     "rdma-target",
@@ -33,6 +33,7 @@ pub(crate) const TARGETS: [&str; 14] = [
     "chap",
     "tls-hello",
     "tls-records",
+    "nfs-rpc",
     "config",
     "http",
 ];
