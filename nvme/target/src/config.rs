@@ -478,6 +478,11 @@ impl SubsystemConfig {
         check_namespaces(&self.nqn, &self.namespaces, is_device)
     }
 
+    /// Whether a host may connect.
+    pub(crate) fn allows(&self, host_nqn: &str) -> bool {
+        self.allow_any_host || self.hosts.iter().any(|host| host == host_nqn)
+    }
+
     /// Checks the masks. They may name namespaces that do not exist, because a namespace may be
     /// removed and added again.
     fn check_masks(&self) -> Result<(), TargetError> {

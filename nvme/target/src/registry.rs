@@ -255,6 +255,13 @@ impl Registry {
         self.controllers.values()
     }
 
+    /// The hosts that have associations with a subsystem.
+    pub(crate) fn hosts_of(&self, subsystem: u32) -> BTreeSet<&str> {
+        let identities = self.entries().map(|entry| &entry.shared.identity);
+        let of_subsystem = identities.filter(|identity| identity.subsystem == subsystem);
+        of_subsystem.map(|it| it.host_nqn.as_str()).collect()
+    }
+
     /// The reservations, and the controllers that they concern.
     pub(crate) fn reservations(
         &mut self,

@@ -197,9 +197,8 @@ impl Target {
             }
             config.ana_states.extend(states);
             config.check(|it| has_device(published, it), &published.ports)?;
-            let measures = Arc::clone(&view.measures);
-            let mut changed = SubsystemView::new(config, self.transfer_max, measures)
-                .in_incarnation(view.incarnation);
+            let attached = registry.hosts_of(slot);
+            let mut changed = view.changed(config, &attached, self.transfer_max);
             changed.draining = view.draining;
             let lost = states.iter().filter(|(_, state)| !state.is_accessible());
             let commands = EarlierCommands {
@@ -614,13 +613,14 @@ impl Target {
         further: u32,
         change: impl FnOnce(&TargetView, &mut SubsystemConfig) -> Result<(), TargetError>,
     ) -> Result<(), TargetError> {
-        self.publish(|_, published| {
+        self.publish(|registry, published| {
             let found = published.find(nqn);
             let (slot, view) = found.ok_or_else(|| unknown_subsystem(nqn))?;
             let (view, mut config) = (Arc::clone(view), view.config.clone());
             change(published, &mut config)?;
-            let measures = Arc::clone(&view.measures);
-            let changed = SubsystemView::new(config, self.transfer_max, measures)
+            let attached = registry.hosts_of(slot);
+            let changed = view
+                .changed(config, &attached, self.transfer_max)
                 .in_incarnation(view.incarnation.wrapping_add(further));
             published.subsystems[slot as usize] = Some(Arc::new(changed));
             Ok(())

@@ -11,7 +11,8 @@ use reactors::Nanos;
 
 use crate::authentication::HostAuthentication;
 use crate::config::{
-    DeviceIndex, NAMESPACE_ID_MAX, NamespaceConfig, PortConfig, PortId, SubsystemConfig,
+    DeviceIndex, MaskedAccess, NAMESPACE_ID_MAX, NamespaceConfig, NamespaceMask, PortConfig,
+    PortId, SubsystemConfig,
 };
 use crate::io::COPY_BYTES_MAX;
 use crate::shared::ControllerIdentity;
@@ -135,21 +136,66 @@ impl SubsystemView {
         transfer_max_bytes: u32,
         measures: Arc<SubsystemMeasures>,
     ) -> Self {
+        Self::with_former_hosts(config, &[], transfer_max_bytes, measures)
+    }
+
+    /// The view of a changed configuration. Hosts of `attached` that it no longer allows see at
+    /// most what they saw, until their associations have ended: their masks may have been removed
+    /// together with them.
+    pub(crate) fn changed(
+        &self,
+        config: SubsystemConfig,
+        attached: &BTreeSet<&str>,
+        transfer_max_bytes: u32,
+    ) -> Self {
+        let mut former: Vec<NamespaceMask> = Vec::new();
+        for host in attached.iter().filter(|host| !config.allows(host)) {
+            let seen = self.seen_by_host(host).config.namespaces.iter();
+            let kept = seen.filter(|it| {
+                let same = |other: &&NamespaceConfig| other.nsid == it.nsid;
+                let found = config.namespaces.iter().find(same);
+                found.is_some_and(|other| other.device == it.device)
+            });
+            let namespaces = kept.map(|it| match it.read_only {
+                true => (it.nsid, MaskedAccess::ReadOnly),
+                false => (it.nsid, MaskedAccess::Unrestricted),
+            });
+            let namespaces = namespaces.collect();
+            match former.iter_mut().find(|it| it.namespaces == namespaces) {
+                Some(mask) => mask.hosts.push((*host).to_owned()),
+                None => former.push(NamespaceMask {
+                    hosts: vec![(*host).to_owned()],
+                    namespaces,
+                }),
+            }
+        }
+        let measures = Arc::clone(&self.measures);
+        Self {
+            incarnation: self.incarnation,
+            ..Self::with_former_hosts(config, &former, transfer_max_bytes, measures)
+        }
+    }
+
+    fn with_former_hosts(
+        config: SubsystemConfig,
+        former: &[NamespaceMask],
+        transfer_max_bytes: u32,
+        measures: Arc<SubsystemMeasures>,
+    ) -> Self {
         let highest = config
             .namespaces
             .iter()
             .map(|namespace| namespace.nsid)
             .max()
             .unwrap_or(0);
-        let masks = config.masks.iter();
-        let masked = masks.map(|mask| {
+        let masked = config.masks.iter().chain(former).map(|mask| {
             let config = config.masked(mask);
             let measures = Arc::clone(&measures);
             Arc::new(Self::new(config, transfer_max_bytes, measures))
         });
         let masked = masked.collect();
         let mut mask_of_host = HashMap::new();
-        for (place, mask) in config.masks.iter().enumerate() {
+        for (place, mask) in config.masks.iter().chain(former).enumerate() {
             mask_of_host.extend(mask.hosts.iter().map(|host| (host.clone(), place)));
         }
         let mut namespaces = vec![None; highest as usize];
@@ -232,8 +278,7 @@ impl SubsystemView {
 
     /// Whether a host may connect.
     pub(crate) fn allows(&self, host_nqn: &str) -> bool {
-        let named = || self.config.hosts.iter().any(|host| host == host_nqn);
-        !self.draining && (self.config.allow_any_host || named())
+        !self.draining && self.config.allows(host_nqn)
     }
 
     /// Whether it is available at a port.

@@ -11,7 +11,8 @@ use nvme_spec::log::AnaGroups;
 use nvme_spec::sgl::SglDescriptor;
 use nvme_spec::{NSID_BROADCAST, Sqe, Status};
 use nvme_target::{
-    Admission, CoreLimits, MASKS_MAX, MaskedAccess, NamespaceMask, SubsystemConfig, TargetError,
+    Admission, CloseReason, CoreLimits, MASKS_MAX, MaskedAccess, NamespaceMask, SubsystemConfig,
+    TargetError,
 };
 use zerocopy::FromBytes;
 
@@ -97,6 +98,10 @@ fn identify_namespace(world: &mut World, admin: Link, nsid: u32) -> IdentifyName
 
 fn write(nsid: u32) -> Sqe {
     Sqe::write(nsid, 0, 0, false).with_sgl(SglDescriptor::transport(512))
+}
+
+fn read(nsid: u32) -> Sqe {
+    Sqe::read(nsid, 0, 0).with_sgl(SglDescriptor::transport(512))
 }
 
 fn write_status(world: &mut World, io: Link, nsid: u32) -> Status {
@@ -341,6 +346,55 @@ fn an_admitted_write_is_refused_after_its_namespace_was_hidden() {
     let status = reply.expect("no wait").status();
     assert_eq!(status, Status::INVALID_FIELD.with_dnr());
     assert!(world.ram.take().is_empty());
+}
+
+/// A host that is removed from the subsystem sees nothing more until its association has ended,
+/// although its mask was removed with it.
+#[test]
+fn a_removed_host_keeps_its_mask_until_it_is_disconnected() {
+    let seen = [(RAM, MaskedAccess::ReadOnly), (CACHED, FULL)];
+    let mut world = world(&seen);
+    let allow = |world: &World, hosts: &[&str], masks| SubsystemConfig {
+        allow_any_host: false,
+        hosts: hosts.iter().map(|host| (*host).to_owned()).collect(),
+        ..with_masks(world, masks)
+    };
+    let both = allow(&world, &[HOST, OTHER], vec![mask(&seen)]);
+    world.target.update_subsystem(both).unwrap();
+    world.settle();
+    let (admin, busy) = attach(&mut world, 0, HOST);
+    let second = ConnectOptions {
+        host_id: [1; 16],
+        cntlid: admin.info.controller_id,
+        qid: 2,
+        ..ConnectOptions::default()
+    };
+    let io = world.connect(1, &second);
+    // A command that keeps the association until it has its response.
+    let (tag, now) = (world.tag(), world.now);
+    let flush = Sqe::flush(CACHED);
+    let pending = world.nodes[0].core.admit(busy.queue, tag, &flush, now);
+    let Admission::Work(pending) = pending else {
+        panic!("{pending:?}");
+    };
+    // Two changes: the second one finds no mask of the host in the configuration.
+    for hosts in [&[OTHER][..], &[]] {
+        let changed = allow(&world, hosts, Vec::new());
+        world.target.update_subsystem(changed).unwrap();
+        // The reactor of the I/O queue adopts it before that of the admin queue ends the queues.
+        world.nodes[1].poll(world.now);
+        let tag = world.tag();
+        let refused = world.nodes[1].core.admit(io.queue, tag, &write(RAM), now);
+        assert!(matches!(refused, Admission::Respond(_)), "{refused:?}");
+        let refused = world.nodes[1].core.admit(io.queue, tag, &read(PLAIN), now);
+        assert!(matches!(refused, Admission::Respond(_)), "{refused:?}");
+    }
+    world.settle();
+    let listed = list(&mut world, admin, Cns::ACTIVE_NAMESPACE_LIST);
+    assert_eq!(listed, [RAM, CACHED]);
+    world.execute(busy, tag, pending, &[]);
+    world.settle();
+    assert_eq!(world.close_reasons(0), [CloseReason::Revoked]);
 }
 
 #[test]
