@@ -31,6 +31,7 @@ const LEVELS: [&[&str]; 8] = [
         "nvme_reservations",
         "nvme_handover_channel",
         "nvme_handover_format",
+        "files_store",
     ],
     &["block", "rdma_testing", "nvme_tls_handshake"],
     &["nvme_driver", "nvme_target", "nvme_host", "block_testing"],

@@ -1,0 +1,252 @@
+//! Power cuts at every moment of random workloads: what was durable is there, and each change is
+//! there as a whole or not at all.
+
+use files_store::{Handle, InodeId, Progress, Ticket, VolatileOptions, Volume};
+use proptest::prelude::*;
+
+use crate::disk::{Disk, MEMORY_BYTES, formatted, open, options, settle};
+use crate::model::{Model, Node};
+use crate::names::file;
+use crate::random::Random;
+use crate::workload::{Issued, Pair};
+
+fn volatile() -> Pair {
+    let volume = Volume::volatile(&VolatileOptions {
+        uuid: options().uuid,
+        device_bytes: 1 << 20,
+        memory_bytes: MEMORY_BYTES,
+    });
+    Pair::new(volume, Disk::new(vec![0x5a; 1 << 20]), Model::new())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn a_volatile_volume_behaves_as_the_model(seed in any::<u64>(), count in 1_usize..300) {
+        let mut random = Random::new(seed);
+        let mut pair = volatile();
+        for _ in 0..count {
+            pair.operate(&mut random);
+            pair.check();
+        }
+    }
+}
+
+#[test]
+fn the_workload_has_successes_of_every_operation() {
+    let mut random = Random::new(3);
+    let mut pair = volatile();
+    for _ in 0..3000 {
+        pair.operate(&mut random);
+    }
+    pair.check();
+    assert!(pair.counts.len() >= 13, "{:?}", pair.counts);
+    assert!(
+        pair.counts.values().all(|&count| count >= 3),
+        "{:?}",
+        pair.counts
+    );
+}
+
+/// The model after an operation, and the ticket of the changes so far.
+struct Moment {
+    operation: usize,
+    ticket: Ticket,
+    model: Model,
+}
+
+/// A volume that loses power.
+struct Life {
+    pair: Pair,
+    moments: Vec<Moment>,
+    random: Random,
+}
+
+impl Life {
+    /// Opens what the device has.
+    fn begin(content: Vec<u8>, model: Model, random: Random) -> Self {
+        let opening = open(&content).expect("the volume opens");
+        let volume = opening.start();
+        let ticket = volume.commit();
+        let mut life = Self {
+            pair: Pair::new(volume, Disk::new(content), model.clone()),
+            moments: Vec::new(),
+            random,
+        };
+        // Clients are served when the first ticket is durable.
+        settle(&mut life.pair.volume, &mut life.pair.disk);
+        assert_eq!(life.pair.volume.progress(ticket), Progress::Durable);
+        life.moments.push(Moment {
+            operation: 0,
+            ticket,
+            model,
+        });
+        life
+    }
+
+    /// One event: an operation, a request, or the end of one.
+    fn step(&mut self) {
+        match self.random.below(3) {
+            0 => {
+                self.pair.operate(&mut self.random);
+                self.moments.push(Moment {
+                    operation: self.pair.operations,
+                    ticket: self.pair.volume.commit(),
+                    model: self.pair.model.clone(),
+                });
+            }
+            1 => {
+                if let Some(request) = self.pair.volume.poll() {
+                    self.pair.disk.submit(request);
+                }
+            }
+            _ if self.pair.disk.has_work() => {
+                let completion = self.pair.disk.complete(&mut self.random);
+                self.pair.volume.complete(completion);
+            }
+            _ => {}
+        }
+    }
+
+    /// Cuts the power and compares what is left with the moments that are permitted. Returns the
+    /// content of the device and the model with its bytes.
+    fn cut(&mut self) -> (Vec<u8>, Model) {
+        let content = self.pair.disk.power_cut(&mut self.random);
+        let opening = open(&content).expect("the volume opens after a power cut");
+        assert_eq!(opening.problems(), [""; 0]);
+        let volume = opening.start();
+        let durable = |it: &Moment| self.pair.volume.progress(it.ticket) == Progress::Durable;
+        let first = self
+            .moments
+            .iter()
+            .rposition(durable)
+            .expect("the beginning is durable");
+        let mut reasons = Vec::new();
+        for moment in self.moments[first..].iter().rev() {
+            if let Some(difference) = moment.model.difference(&volume) {
+                reasons.push(difference);
+                continue;
+            }
+            // Writes after the moment may have replaced bytes of blocks that a file had before.
+            let allowed = |id, at, found| {
+                let later = |it: &&Issued| it.recorded.is_none_or(|it| it > moment.operation);
+                let mut writes = self.pair.issued.iter().filter(later);
+                writes.any(|it| {
+                    let index = (at as u64).checked_sub(it.offset).map(|it| it as usize);
+                    it.inode == id && index.and_then(|index| it.data.get(index)) == Some(&found)
+                })
+            };
+            match Pair::check_bytes(&volume, &content, &moment.model, allowed) {
+                Ok(()) => {
+                    let model = survivors(&moment.model, &volume, &content);
+                    return (content, model);
+                }
+                Err(reason) => reasons.push(reason),
+            }
+        }
+        panic!("no permitted moment is there: {reasons:?}");
+    }
+}
+
+/// The model of a volume after a power cut: with the bytes that are there, and nothing open.
+fn survivors(model: &Model, volume: &Volume, content: &[u8]) -> Model {
+    let mut model = model.clone();
+    model.opens.clear();
+    for (&id, object) in &mut model.objects {
+        let Node::File(bytes) = &mut object.node else {
+            continue;
+        };
+        let bytes = std::rc::Rc::make_mut(bytes);
+        let mut at = 0;
+        for range in volume
+            .read(InodeId(id), 0, bytes.len() as u64)
+            .expect("a file")
+        {
+            let length = range.length as usize;
+            if let Some(device) = range.device {
+                let found = &content[device as usize..][..length];
+                for (byte, &found) in bytes[at..at + length].iter_mut().zip(found) {
+                    *byte = byte.map(|_| found);
+                }
+            }
+            at += length;
+        }
+    }
+    model
+}
+
+/// Cuts the power after each event, and goes on after some of the cuts.
+fn survive(seed: u64, lives: usize, events: usize) -> usize {
+    let mut random = Random::new(seed);
+    let (mut content, mut model) = (formatted(), Model::new());
+    let mut busy = 0;
+    for _ in 0..lives {
+        let mut life = Life::begin(content, model, Random::new(random.next()));
+        for _ in 0..events {
+            life.step();
+            life.cut();
+        }
+        (content, model) = life.cut();
+        busy += life.pair.busy;
+        // Objects that were open without links are freed when nothing can reclaim them.
+        let mut volume = open(&content).expect("opens").start();
+        let mut disk = Disk::new(content);
+        settle(&mut volume, &mut disk);
+        while volume.reap_orphans(2) > 0 {}
+        settle(&mut volume, &mut disk);
+        content = disk.content().to_vec();
+        model.objects.retain(|_, object| object.links > 0);
+        assert_eq!(model.difference(&volume), None);
+    }
+    busy
+}
+
+#[test]
+fn nothing_durable_is_lost_and_nothing_half_done_is_seen() {
+    for seed in 0..3 {
+        println!("seed {seed}");
+        survive(seed, 2, 120);
+    }
+}
+
+/// Many events without a check, so that checkpoints begin and areas of the log are used again.
+#[test]
+fn checkpoints_replace_the_log_in_any_order_of_events() {
+    for seed in 100..103 {
+        println!("seed {seed}");
+        let mut random = Random::new(seed);
+        let mut life = Life::begin(formatted(), Model::new(), Random::new(random.next()));
+        for event in 0..2000 {
+            life.step();
+            if event % 40 == 0 {
+                life.cut();
+                let durable = life.pair.volume.commit();
+                if life.pair.volume.progress(durable) == Progress::Durable {
+                    life.moments.drain(..life.moments.len() - 1);
+                }
+            }
+        }
+        life.cut();
+    }
+}
+
+/// Each boot has its own generation, and the numbers of change attributes of its own.
+#[test]
+fn handles_survive_a_restart_and_those_of_a_later_boot_differ() {
+    let content = formatted();
+    let mut disk = Disk::new(content.clone());
+    let mut handles = Vec::new();
+    for name in [b"x", b"y"] {
+        let mut volume = open(disk.content()).expect("opens").start();
+        settle(&mut volume, &mut disk);
+        let inode = file(&mut volume, name);
+        let handle = volume.attributes(inode).expect("exists").handle;
+        assert_eq!(Handle::from_bytes(&handle.to_bytes()), handle);
+        settle(&mut volume, &mut disk);
+        let kept = open(disk.content()).expect("opens").start();
+        assert_eq!(kept.resolve(&handle), Ok(inode));
+        handles.push(handle);
+    }
+    assert_eq!(handles[0].generation + 1, handles[1].generation);
+}
