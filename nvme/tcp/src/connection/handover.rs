@@ -83,7 +83,7 @@ impl<S: ByteStream> Connection<S> {
         )
     }
 
-    /// Begins to hold the connection.
+    /// Begins to hold the connection, unless kept bytes of an earlier hold are to be interpreted first.
     pub(crate) fn hold(&mut self, cx: &mut Context<'_>) {
         match self.phase {
             Phase::Closing { .. } | Phase::Held => return,
@@ -299,6 +299,8 @@ impl<S: ByteStream> Connection<S> {
 
     /// Whether nothing but sending is left to do.
     fn is_quiet(&mut self, cx: &mut Context<'_>) -> bool {
+        // It was not held if it was still being resumed when the hold began.
+        self.hold(cx);
         if self.phase == Phase::Held && !self.is_stalled() {
             self.consume_in_buffer(cx);
         }

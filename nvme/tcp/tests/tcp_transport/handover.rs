@@ -10,8 +10,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::harness::wire::{Host, Stage, TargetPdu, WireEnd};
-use crate::harness::{BLOCK_BYTES, HOST, LIMIT, names, ram};
-use block::Device;
+use crate::harness::{BLOCK_BYTES, HOST, LIMIT, NAMESPACE_BYTES, names, ram};
+use block::{Device, NullDevice, NullOptions};
+use block_testing::{DelayDevice, Latency};
 use nvme_handover::{SkippedData, State, TcpConnectionRecord, TcpPhase};
 use nvme_host_testing::tcp::RawClient;
 use nvme_spec::sgl::SglDescriptor;
@@ -19,7 +20,7 @@ use nvme_spec::tcp::{CapsuleCmd, H2cData};
 use nvme_spec::{Sqe, Status};
 use nvme_target::PortId;
 use nvme_tcp::{BusyConnections, ByteStream, TcpSocket};
-use reactors::Nanos;
+use reactors::{Nanos, TscClock};
 use zerocopy::IntoBytes;
 
 const ARENA: usize = 4 << 20;
@@ -343,6 +344,59 @@ fn a_held_connection_can_be_resumed() {
         assert_eq!(settle(&mut stage, &io).len(), 8);
     }
     assert_eq!(stage.leases_out(), 0);
+}
+
+/// The bytes that a hold has kept wait for memory when the next hold begins, as they may after a new
+/// process has failed. The connection is held when they are interpreted.
+#[test]
+fn a_connection_that_is_being_resumed_is_held_later() {
+    const BYTES: usize = 4096;
+    // More than a receive buffer.
+    const COUNT: u16 = 120;
+    let null = NullDevice::new(NullOptions {
+        name: "null".to_owned(),
+        uuid: [1; 16],
+        size_bytes: NAMESPACE_BYTES,
+        block_size: BLOCK_BYTES as u32,
+    });
+    // Unlike the device itself, its wrapper executes nothing inline.
+    let none = Latency::Fixed(Nanos::ZERO);
+    let device = DelayDevice::new(Arc::new(null.expect("a device")), none, 0, TscClock::new);
+    let device = Arc::new(device) as Arc<dyn Device>;
+    let mut stage = Stage::new(&device, ARENA);
+    let (_admin, io) = stage.attach(128);
+    let write = |cid, sgl| Sqe::write(1, 0, 7, false).with_cid(cid).with_sgl(sgl);
+    io.send_as(write(0, SglDescriptor::transport(BYTES as u32)), &[]);
+    let Some(TargetPdu::Request(_, tag)) = settle(&mut stage, &io).pop() else {
+        panic!("no R2T")
+    };
+    stage.set.hold(stage.now);
+    for cid in 1..=COUNT {
+        let sgl = SglDescriptor::in_capsule(0, BYTES as u32);
+        io.send_as(write(cid, sgl), &[1; BYTES]);
+    }
+    io.send_bytes(H2cData::new(0, tag, 0, BYTES as u32, true, io.framing).as_bytes());
+    io.send_bytes(&[2; BYTES]);
+    // The target receives little at a time while it awaits data.
+    let pdus: Vec<_> = (0..20).flat_map(|_| settle(&mut stage, &io)).collect();
+    assert_eq!(pdus.len(), 1, "only what was begun: {pdus:?}");
+    assert!(export(&mut stage).is_some());
+    let pool = stage.arena.pool(0);
+    let hoard: Vec<_> = std::iter::from_fn(|| pool.take(1)).collect();
+    stage.set.resume(stage.now);
+    assert_eq!(settle(&mut stage, &io).len(), 0, "there is no memory");
+    stage.set.hold(stage.now);
+    assert!(export(&mut stage).is_none(), "commands are under way");
+    drop(hoard);
+    let mut completed = 0;
+    for _ in 0..1000 {
+        completed += settle(&mut stage, &io).len();
+        if export(&mut stage).is_some() {
+            assert_eq!(completed, usize::from(COUNT));
+            return;
+        }
+    }
+    panic!("{completed} commands are complete, and the connection is not held");
 }
 
 /// A process that is told to end while it holds its connections closes them.
