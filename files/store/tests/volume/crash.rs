@@ -1,7 +1,7 @@
 //! Power cuts at every moment of random workloads: what was durable is there, and each change is
 //! there as a whole or not at all.
 
-use files_store::{Handle, InodeId, Progress, Ticket, VolatileOptions, Volume};
+use files_store::{Handle, InodeId, Operation, Progress, Ticket, VolatileOptions, Volume};
 use proptest::prelude::*;
 
 use crate::disk::{Disk, MEMORY_BYTES, formatted, open, options, settle};
@@ -61,6 +61,8 @@ struct Life {
     pair: Pair,
     moments: Vec<Moment>,
     random: Random,
+    /// Headers of checkpoints that were written.
+    checkpoints: usize,
 }
 
 impl Life {
@@ -73,6 +75,7 @@ impl Life {
             pair: Pair::new(volume, Disk::new(content), model.clone()),
             moments: Vec::new(),
             random,
+            checkpoints: 0,
         };
         // Clients are served when the first ticket is durable.
         settle(&mut life.pair.volume, &mut life.pair.disk);
@@ -98,6 +101,9 @@ impl Life {
             }
             1 => {
                 if let Some(request) = self.pair.volume.poll() {
+                    if let Operation::Write { data, .. } = &request.operation {
+                        self.checkpoints += usize::from(data.starts_with(b"WNDLCKPT"));
+                    }
                     self.pair.disk.submit(request);
                 }
             }
@@ -210,16 +216,22 @@ fn nothing_durable_is_lost_and_nothing_half_done_is_seen() {
     }
 }
 
-/// Many events without a check, so that checkpoints begin and areas of the log are used again.
+/// Many events with few checks, but one after each event around the header of a checkpoint, so that
+/// areas of checkpoints and of the log are used again.
 #[test]
 fn checkpoints_replace_the_log_in_any_order_of_events() {
     for seed in 100..103 {
         println!("seed {seed}");
         let mut random = Random::new(seed);
         let mut life = Life::begin(formatted(), Model::new(), Random::new(random.next()));
-        for event in 0..2000 {
+        let (mut checkpoints, mut cuts) = (0, 0);
+        for event in 0..2600 {
             life.step();
-            if event % 40 == 0 {
+            if life.checkpoints > checkpoints {
+                (checkpoints, cuts) = (life.checkpoints, 10);
+            }
+            if event % 60 == 0 || cuts > 0 {
+                cuts = cuts.max(1) - 1;
                 life.cut();
                 let durable = life.pair.volume.commit();
                 if life.pair.volume.progress(durable) == Progress::Durable {
@@ -228,6 +240,7 @@ fn checkpoints_replace_the_log_in_any_order_of_events() {
             }
         }
         life.cut();
+        assert!(life.checkpoints >= 2, "{} checkpoints", life.checkpoints);
     }
 }
 
