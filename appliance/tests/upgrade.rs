@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use bench::upgrade::{UpgradeError, UpgradeOptions, measure};
 use bench::verify::{check, stamp};
 use hugemem::{Arena, ArenaConfig, PagePolicy};
 use nvme_handover_channel::{Channel, Message};
@@ -419,6 +420,80 @@ fn the_old_process_serves_on_if_the_new_one_fails() {
         "the same process serves"
     );
     lab.stop();
+}
+
+#[test]
+fn changes_are_refused_while_the_new_process_takes_the_state() {
+    let lab = Lab::new("");
+    let hanging = failing(&lab, "hangs");
+    let hanging = hanging.to_str().expect("UTF-8");
+    let host = HostIdentity::from_uuid([1; 16]);
+    // Sets the state that there is, so that it disturbs no host.
+    let set: &[&str] = &["ana", "set", "optimized", "--export", NQN];
+    let changes: [&[&str]; 4] = [
+        set,
+        &["reservations", "ram", "--clear"],
+        &["evict", &host.nqn, "--export", NQN],
+        &["apply"],
+    ];
+    with_hosts(lab.address(), |progress| {
+        std::thread::scope(|scope| {
+            let upgrade = scope.spawn(|| lab.command(&["upgrade", hanging]));
+            let began = Instant::now();
+            // It is confirmed and kept until the state is taken.
+            while lab.command(set).status.success() {
+                assert!(
+                    began.elapsed() < LIMIT,
+                    "the new process does not take the state"
+                );
+            }
+            for change in changes {
+                let refused = lab.command(change);
+                assert_eq!(refused.status.code(), Some(1), "{change:?}: {refused:?}");
+                let is_told = ["an upgrade is under way", "a new process started"]
+                    .iter()
+                    .any(|reason| refused.stderr.contains(reason));
+                assert!(is_told, "{change:?}: {refused:?}");
+            }
+            assert!(!upgrade.is_finished(), "the new process hangs");
+            let failed = upgrade.join().expect("no panic");
+            assert!(failed.stderr.contains("does not answer"), "{failed:?}");
+        });
+        progress.wait();
+        let done = lab.command(set);
+        assert!(done.status.success(), "{done:?}");
+    });
+    lab.stop();
+}
+
+#[test]
+fn pause_of_hosts_is_measured() {
+    let mut options = UpgradeOptions {
+        windlass: env!("CARGO_BIN_EXE_windlass").into(),
+        to: None,
+        connections: 9,
+        depth: 2,
+        memory_bytes: 64 << 20,
+        target_cores: Vec::new(),
+        host_cores: Vec::new(),
+        rounds: 1,
+        time: Duration::from_secs(3),
+    };
+    let report = loop {
+        match measure(&options, |_| {}, &|| false) {
+            // The machine is busy.
+            Err(UpgradeError::TooShort) if options.time < LIMIT => options.time *= 3,
+            measured => break measured.expect("hosts see no error"),
+        }
+    };
+    let [round] = report.rounds[..] else {
+        panic!("another number of rounds: {report}")
+    };
+    // Two controllers.
+    assert_eq!(round.connections, 11, "{report}");
+    assert!(round.held_ns > 0 && round.blocks_right > 0, "{report}");
+    let seen = round.pause_ns + round.usual_gap_ns;
+    assert!(seen > round.held_ns / 2, "{report}");
 }
 
 #[test]

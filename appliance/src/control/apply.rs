@@ -51,7 +51,8 @@ pub(super) async fn apply(
         partial,
         origin,
     };
-    let busy = "another configuration is being applied: try again when that is over";
+    let busy = "another configuration is being applied, or an upgrade is under way: try again when \
+                that is over";
     let done = execute(&shared, busy, |reply, permit| {
         Request::Apply(ApplyJob {
             text,
