@@ -25,9 +25,10 @@ pub(crate) const ROOT: u64 = 1;
 /// Cookies of the first entry of a directory; lower ones have a meaning in protocols.
 const FIRST_COOKIE: u64 = 3;
 
-// The account of memory. The byte form of a checkpoint is always shorter.
-const INODE_BYTES: u64 = 320;
-const ENTRY_BYTES: u64 = 192;
+// The account of memory, with the reserves of tables that grow by doubling. The byte form of a
+// checkpoint is always shorter.
+const INODE_BYTES: u64 = 576;
+const ENTRY_BYTES: u64 = 320;
 const MAPPING_BYTES: u64 = 64;
 const WRITTEN_BYTES: u64 = 48;
 const XATTR_BYTES: u64 = 128;
