@@ -245,6 +245,7 @@ impl Appliance {
             reservation_files,
             ports,
             keys,
+            tls_keys: tcp.tls_keys().clone(),
             transports: transports.into_iter().map(|it| it as _).collect(),
             arena: Some(Arc::clone(&arena)),
             control_queues,

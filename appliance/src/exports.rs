@@ -7,12 +7,12 @@ use std::sync::Arc;
 use appliance_config::limits::{ANA_GROUPS_MAX, CONTROLLER_ID_MAX, MASKS_MAX};
 use appliance_config::{
     Access, AnaState, Backing, Config, ControllerIds, Device, Export, Listener, Mask, MaskedAccess,
-    Name, Transport,
+    Name, Tls, Transport,
 };
 use block::HealthState;
 use nvme_target::{
-    AnaPath, CONTROLLER_IDS, NamespaceConfig, NamespaceMask, PortConfig, PortId, SubsystemConfig,
-    TargetConfig, TargetLimits, TransportKind,
+    AnaPath, CONTROLLER_IDS, NamespaceConfig, NamespaceMask, PortConfig, PortId, PortSecurity,
+    SubsystemConfig, TargetConfig, TargetLimits, TransportKind,
 };
 
 use crate::devices::Devices;
@@ -110,7 +110,11 @@ impl Ports {
                 address: address.ip().to_string(),
                 service: address.port().to_string(),
                 ipv6: address.is_ipv6(),
-                secure: false,
+                security: match listener.tls {
+                    Tls::Off => PortSecurity::None,
+                    Tls::Allowed => PortSecurity::Allowed,
+                    Tls::Required => PortSecurity::Required,
+                },
             })
             .collect()
     }
@@ -187,6 +191,10 @@ fn subsystem(
             .unwrap_or(Listener::QUEUE_DEPTH_DEFAULT),
         ports: listeners().map(|(port, _)| port).collect(),
         authentication: authentication(export, keys),
+        secure_hosts: {
+            let hosts = export.authentication.iter().filter(|it| it.requires_tls);
+            hosts.map(|it| it.host.to_string()).collect()
+        },
         masks: export.masks.iter().map(|it| mask(export, it)).collect(),
         ana_states: listeners()
             .flat_map(|(port, listener)| {
@@ -210,6 +218,7 @@ fn authentication(
     keys: &Keys,
 ) -> BTreeMap<String, Arc<nvme_target::HostAuthentication>> {
     let hosts = export.authentication.iter();
+    let hosts = hosts.filter(|host| !host.chap.is_empty());
     let hosts = hosts.map(|host| (host.host.to_string(), Arc::new(keys.authentication(host))));
     hosts.collect()
 }

@@ -13,6 +13,7 @@ use appliance_config::{AnaState, Config, Name};
 use block::{Device, ReactorDevices};
 use hugemem::{Arena, Pool, Region};
 use nvme_target::{DeviceIndex, Target, TargetCore};
+use nvme_tcp::SharedTlsKeys;
 use reactors::ring::Receiver;
 use reactors::{Poller, ReactorHandle};
 
@@ -104,6 +105,7 @@ impl HeadlessAppliance {
                 reservation_files: ReservationFiles::default(),
                 ports,
                 keys,
+                tls_keys: SharedTlsKeys::default(),
                 transports: Vec::new(),
                 arena: None,
                 control_queues,

@@ -8,9 +8,11 @@ use std::env;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use appliance_config::{Config, HostAuthentication, Key, KeySource, Name};
-use nvme_keys::{AnySecret, ChapSecret};
-use nvme_target::NamedSecret;
+use appliance_config::{Config, HostAuthentication, Key, KeySource, Name, Nqn};
+use nvme_keys::{AnySecret, ChapSecret, Names, TlsKey};
+use nvme_spec::nqn::DISCOVERY_NQN;
+use nvme_target::{KeyOwner, NamedSecret};
+use nvme_tcp::TlsKeys;
 
 use crate::key_files::{self, KeyFileError};
 
@@ -36,13 +38,34 @@ pub(crate) enum KeyError {
          key generate --kind chap"
     )]
     ForTls(Name),
+    #[error(
+        "key {0}: it is a key for DH-HMAC-CHAP, and hosts use it for TLS: make one with windlass key \
+         generate"
+    )]
+    ForChap(Name),
+}
+
+/// A secret of either kind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum KeySecret {
+    /// For DH-HMAC-CHAP.
+    Chap(Arc<ChapSecret>),
+    /// For TLS.
+    Tls(Arc<TlsKey>),
+}
+
+/// The use of a key for TLS by a host of an export, or for discovery.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TlsKeyUse {
+    owner: KeyOwner,
+    key: Arc<TlsKey>,
 }
 
 /// The secrets by the names of their keys.
 #[derive(Clone, Default)]
 pub(crate) struct Keys {
     credentials: Option<PathBuf>,
-    secrets: BTreeMap<Name, Arc<ChapSecret>>,
+    secrets: BTreeMap<Name, KeySecret>,
 }
 
 impl Keys {
@@ -64,11 +87,13 @@ impl Keys {
             let secret = keys.read(key)?;
             keys.insert(key.name.clone(), secret);
         }
+        let uses = keys.check_uses(config, &BTreeMap::new());
+        uses.map_err(|(_, error)| error)?;
         Ok(keys)
     }
 
     /// Reads a key from its place.
-    pub(crate) fn read(&self, key: &Key) -> Result<Arc<ChapSecret>, KeyError> {
+    pub(crate) fn read(&self, key: &Key) -> Result<KeySecret, KeyError> {
         let name = || key.name.clone();
         let read = match &key.source {
             KeySource::File(path) => key_files::read(path),
@@ -85,19 +110,46 @@ impl Keys {
             name: name(),
             cause,
         })?;
-        match secret {
-            AnySecret::Chap(secret) => Ok(Arc::new(secret)),
-            AnySecret::Tls(_) => Err(KeyError::ForTls(name())),
+        Ok(match secret {
+            AnySecret::Chap(secret) => KeySecret::Chap(Arc::new(secret)),
+            AnySecret::Tls(key) => KeySecret::Tls(Arc::new(key)),
+        })
+    }
+
+    /// Checks that hosts use each key for what it is made for. `changed` has secrets that replace
+    /// those in use.
+    ///
+    /// # Errors
+    /// The first key that they do not.
+    pub(crate) fn check_uses(
+        &self,
+        config: &Config,
+        changed: &BTreeMap<Name, KeySecret>,
+    ) -> Result<(), (Name, KeyError)> {
+        let find = |name: &Name| changed.get(name).or_else(|| self.get(name));
+        let hosts = config.exports.iter().flat_map(|it| &it.authentication);
+        for host in hosts {
+            for name in host.chap.iter().chain(&host.chap_controller) {
+                if let Some(KeySecret::Tls(_)) = find(name) {
+                    return Err((name.clone(), KeyError::ForTls(name.clone())));
+                }
+            }
+            for name in &host.tls {
+                if let Some(KeySecret::Chap(_)) = find(name) {
+                    return Err((name.clone(), KeyError::ForChap(name.clone())));
+                }
+            }
         }
+        Ok(())
     }
 
     /// Adds or replaces a secret.
-    pub(crate) fn insert(&mut self, name: Name, secret: Arc<ChapSecret>) {
+    pub(crate) fn insert(&mut self, name: Name, secret: KeySecret) {
         self.secrets.insert(name, secret);
     }
 
     /// The secret of a key.
-    pub(crate) fn get(&self, name: &Name) -> Option<&Arc<ChapSecret>> {
+    pub(crate) fn get(&self, name: &Name) -> Option<&KeySecret> {
         self.secrets.get(name)
     }
 
@@ -117,19 +169,66 @@ impl Keys {
         &self,
         host: &HostAuthentication,
     ) -> nvme_target::HostAuthentication {
-        let named = |name: &Name| {
-            Some(NamedSecret {
+        let named = |name: &Name| match self.get(name)? {
+            KeySecret::Chap(secret) => Some(NamedSecret {
                 name: name.to_string(),
-                secret: Arc::clone(self.get(name)?),
-            })
+                secret: Arc::clone(secret),
+            }),
+            KeySecret::Tls(_) => None,
         };
         nvme_target::HostAuthentication {
-            required: host.is_required,
+            required: host.requires_chap,
             keys: host.chap.iter().filter_map(named).collect(),
             controller_key: host.chap_controller.as_ref().and_then(named),
             null_group: host.chap_null_group,
         }
     }
+
+    /// The keys for TLS of every host, for its exports and for discovery.
+    pub(crate) fn tls_uses(&self, config: &Config) -> Vec<TlsKeyUse> {
+        let mut uses = Vec::new();
+        for export in &config.exports {
+            for host in &export.authentication {
+                for name in &host.tls {
+                    let Some(KeySecret::Tls(key)) = self.get(name) else {
+                        continue;
+                    };
+                    for subsystem in [export.nqn.as_str(), DISCOVERY_NQN] {
+                        let found = tls_use(name, &host.host, subsystem, key);
+                        // Several exports have the same discovery.
+                        if subsystem != DISCOVERY_NQN || !uses.contains(&found) {
+                            uses.push(found);
+                        }
+                    }
+                }
+            }
+        }
+        uses
+    }
+}
+
+fn tls_use(name: &Name, host: &Nqn, subsystem: &str, key: &Arc<TlsKey>) -> TlsKeyUse {
+    TlsKeyUse {
+        owner: KeyOwner {
+            key: name.to_string(),
+            host_nqn: host.to_string(),
+            subsystem_nqn: subsystem.to_owned(),
+        },
+        key: Arc::clone(key),
+    }
+}
+
+/// The table in which handshakes look up keys: every identity and derivation that hosts may use.
+pub(crate) fn tls_table(uses: &[TlsKeyUse]) -> TlsKeys {
+    let mut table = TlsKeys::default();
+    for TlsKeyUse { owner, key } in uses {
+        match Names::new(&owner.host_nqn, &owner.subsystem_nqn) {
+            Ok(names) => table.add(&Arc::new(owner.clone()), key.candidates(names)),
+            // The NQNs of a configuration have no spaces, so their identities can be built.
+            Err(error) => tracing::error!(key = owner.key, %error, "a key cannot be used"),
+        }
+    }
+    table
 }
 
 #[cfg(test)]

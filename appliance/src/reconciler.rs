@@ -15,6 +15,7 @@ use appliance_config::{Config, Transport as TransportName};
 use arc_swap::ArcSwap;
 use hugemem::{Arena, Region};
 use nvme_target::Target;
+use nvme_tcp::SharedTlsKeys;
 use reactors::ReactorHandle;
 
 use crate::change_gate::ChangeGate;
@@ -23,7 +24,7 @@ use crate::event_loop::EventLoop;
 use crate::exports::Ports;
 use crate::fabrics::ControlMessage;
 use crate::health_reporter::HealthReporter;
-use crate::keys::Keys;
+use crate::keys::{Keys, TlsKeyUse, tls_table};
 use crate::messages::MessageRings;
 use crate::operator_states::{OperatorStates, SharedOperatorStates};
 use crate::reservation_files::ReservationFiles;
@@ -42,6 +43,9 @@ pub(crate) struct Reconciler {
     reservation_files: ReservationFiles,
     ports: Ports,
     keys: Keys,
+    /// What handshakes look keys up in, and what was put into it.
+    tls_keys: SharedTlsKeys,
+    tls_uses: Vec<TlsKeyUse>,
     transports: Vec<Arc<dyn Listening>>,
     /// The memory of requests; `None` if no transport registers memory.
     arena: Option<Arc<Arena>>,
@@ -62,6 +66,8 @@ pub(crate) struct Started {
     pub(crate) reservation_files: ReservationFiles,
     pub(crate) ports: Ports,
     pub(crate) keys: Keys,
+    /// What the handshakes of TLS look keys up in.
+    pub(crate) tls_keys: SharedTlsKeys,
     pub(crate) transports: Vec<Arc<dyn Listening>>,
     /// The memory of requests; `None` if no transport registers memory.
     pub(crate) arena: Option<Arc<Arena>>,
@@ -81,6 +87,7 @@ impl Reconciler {
             reservation_files,
             ports,
             keys,
+            tls_keys,
             transports,
             arena,
             control_queues,
@@ -92,6 +99,8 @@ impl Reconciler {
         }
         let lowered = lowered(&config, &transports);
         let target_state = TargetState::new(&lowered, &devices, &ports, &keys, &operator_states);
+        let tls_uses = keys.tls_uses(&config);
+        tls_keys.replace(tls_table(&tls_uses));
         Self {
             running: Running {
                 uuids: Arc::new(ArcSwap::from_pointee(target_state.uuids())),
@@ -109,6 +118,8 @@ impl Reconciler {
             reservation_files,
             ports,
             keys,
+            tls_keys,
+            tls_uses,
             transports,
             arena,
             control_queues,
@@ -177,6 +188,11 @@ impl Reconciler {
         let states = self.running.operator_states.lock();
         let wanted = TargetState::new(&config, &self.devices, &self.ports, &self.keys, &states);
         let outcome = self.target_state.reconcile(wanted, &self.target);
+        let tls_uses = self.keys.tls_uses(&self.config);
+        if tls_uses != self.tls_uses {
+            self.tls_keys.replace(tls_table(&tls_uses));
+            self.tls_uses = tls_uses;
+        }
         self.running.config.store(Arc::new(self.config.clone()));
         self.running.ports.store(Arc::new(self.ports.clone()));
         self.running

@@ -283,11 +283,18 @@ impl fmt::Display for Step {
                 if masked > 0 {
                     write!(f, ", {masked} of them only a part of it")?;
                 }
-                let required = authentication.iter().filter(|it| it.is_required).count();
-                match required {
-                    0 => Ok(()),
-                    _ => write!(f, ", {required} of them after authentication"),
+                let count = |is_required: fn(&HostAuthentication) -> bool| {
+                    authentication.iter().filter(|it| is_required(it)).count()
+                };
+                let chap = count(|it| it.requires_chap);
+                if chap > 0 {
+                    write!(f, ", {chap} of them after authentication")?;
                 }
+                let tls = count(|it| it.requires_tls);
+                if tls > 0 {
+                    write!(f, ", {tls} of them over TLS")?;
+                }
+                Ok(())
             }
             Step::ChangeIdentity { export, .. } => write!(
                 f,
@@ -660,13 +667,14 @@ fn same_authentication(one: &Export, other: &Export) -> bool {
     one.len() == other.len() && one.iter().all(|host| other.contains(host))
 }
 
-/// Whether a host that may attach the running export, `now`, without authentication has to
-/// authenticate itself.
+/// Whether a host that may attach the running export, `now`, without authentication or TLS has to
+/// authenticate itself or to use TLS.
 fn requires_more(now: &Export, then: &Export) -> bool {
-    let mut required = then.authentication.iter().filter(|it| it.is_required);
-    required.any(|it| {
+    then.authentication.iter().any(|it| {
         let before = now.authentication_of(&it.host);
-        now.access.permits(it.host.as_str()) && !before.is_some_and(|before| before.is_required)
+        let (chap, tls) = before.map_or((false, false), |it| (it.requires_chap, it.requires_tls));
+        let is_more = (it.requires_chap && !chap) || (it.requires_tls && !tls);
+        is_more && now.access.permits(it.host.as_str())
     })
 }
 

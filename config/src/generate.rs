@@ -14,7 +14,7 @@ use crate::kind::{FilePath, Kind as _};
 use crate::limits::{ANA_GROUPS_MAX, CORE_NUMBER_MAX, DRIVE_NAMESPACE_MAX, MEMORY_MAX, NSID_MAX};
 use crate::model::{
     Access, AnaEntry, AnaState, Appliance, Backing, Config, Control, Device, DriveNamespace,
-    Export, HostAuthentication, Key, KeySource, Limits, Listener, Mask, Namespace,
+    Export, HostAuthentication, Key, KeySource, Limits, Listener, Mask, Namespace, Tls,
 };
 use crate::table::Table as _;
 use crate::value::{
@@ -61,7 +61,7 @@ pub fn config() -> impl Strategy<Value = Config> {
             |(appliance, limits, control, devices, listeners, seeds, rests, keys)| {
                 let mut exports = exports(&devices, &listeners, &seeds, rests);
                 for (export, seed) in exports.iter_mut().zip(&seeds) {
-                    export.authentication = authentication(&seed.masks, &export.access, &keys);
+                    export.authentication = authentication(&seed.masks, export, &listeners, &keys);
                 }
                 Config {
                     appliance,
@@ -201,25 +201,34 @@ fn keys() -> impl Strategy<Value = Vec<Key>> {
 /// The authentication of single hosts.
 fn authentication(
     seeds: &[Option<(u8, u8)>],
-    access: &Access,
+    export: &Export,
+    listeners: &[Listener],
     keys: &[Key],
 ) -> Vec<HostAuthentication> {
-    let (Access::Hosts(hosts), Some(first)) = (access, keys.first()) else {
+    let (Access::Hosts(hosts), Some(first)) = (&export.access, keys.first()) else {
         return Vec::new();
     };
+    let is_secure = |it: &Listener| export.listeners.contains(&it.name) && it.tls != Tls::Off;
+    let has_tls = listeners.iter().any(is_secure);
     let hosts = hosts.iter().zip(seeds);
     let hosts = hosts.filter_map(|(host, seed)| {
         let (bits, _) = (*seed)?;
         let has = |bit: u8| bits & bit != 0;
         Some(HostAuthentication {
             host: host.clone(),
-            chap: match has(1) {
-                true => keys.iter().map(|key| key.name.clone()).collect(),
-                false => vec![first.name.clone()],
+            chap: match (has(1), has(64)) {
+                (true, _) => keys.iter().map(|key| key.name.clone()).collect(),
+                (false, true) if has_tls => Vec::new(),
+                (false, _) => vec![first.name.clone()],
             },
-            chap_controller: has(2).then(|| first.name.clone()),
-            chap_null_group: has(4),
-            is_required: has(8),
+            chap_controller: (has(2) && has(1)).then(|| first.name.clone()),
+            chap_null_group: has(4) && has(1),
+            requires_chap: has(8) && has(1),
+            tls: match has_tls && (has(16) || has(64)) {
+                true => vec![first.name.clone()],
+                false => Vec::new(),
+            },
+            requires_tls: has_tls && (has(16) || has(64)) && has(32),
         })
     });
     hosts.collect()

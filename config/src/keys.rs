@@ -369,7 +369,7 @@ pub(crate) const NAMESPACE: Section = Section {
 pub(crate) const KEY: Section = Section {
     path: "key",
     header: "[[key]]",
-    meaning: "A secret of hosts, for DH-HMAC-CHAP. `windlass key generate --kind chap` makes one, \
+    meaning: "A secret of hosts, for TLS or DH-HMAC-CHAP. `windlass key generate` makes one, \
               and prints the commands for the host. Exactly one of `file` and `credential` is \
               given; a secret is never written in this file. `windlass apply` reads all files \
               again, so a replaced secret applies to the next authentications; connections \
@@ -406,7 +406,7 @@ pub(crate) const KEY: Section = Section {
 pub(crate) const HOST: Section = Section {
     path: "export.hosts",
     header: "hosts = [{ … }]",
-    meaning: "A host that authenticates itself to the export by DH-HMAC-CHAP.",
+    meaning: "A host that authenticates itself to the export by DH-HMAC-CHAP, or uses TLS.",
     keys: &[&[
         Key {
             name: "nqn",
@@ -418,7 +418,7 @@ pub(crate) const HOST: Section = Section {
         Key {
             name: "chap",
             values: Values::Text("key name, or array of 1 to 4"),
-            absent: Absent::Words("the host cannot authenticate itself"),
+            absent: Absent::Words("the host cannot authenticate itself by DH-HMAC-CHAP"),
             example: "\"db1-2026\"",
             meaning: "The keys of which the host has one (`nvme connect --dhchap-secret`). Several \
                       are for an exchange: add the new key, change the host, remove the old key; \
@@ -441,13 +441,23 @@ pub(crate) const HOST: Section = Section {
                       exchange can then try secrets offline.",
         },
         Key {
+            name: "tls",
+            values: Values::Text("key name, or array of 1 to 4"),
+            absent: Absent::Words("the host cannot use TLS"),
+            example: "\"db1-tls-2026\"",
+            meaning: "The keys of which the host has one for TLS, at listeners with `tls` \
+                      (`nvme connect --tls`). A key connects only its host to this export. Several \
+                      are for an exchange, as in `chap`; connections continue with the key that \
+                      they began with.",
+        },
+        Key {
             name: "require",
-            values: Values::Text("array of `\"chap\"`"),
-            absent: Absent::Words("the host may connect without authentication"),
+            values: Values::Text("array of `\"chap\"` and `\"tls\"`"),
+            absent: Absent::Words("the host may connect without authentication and TLS"),
             example: "[\"chap\"]",
             meaning: "What the host has to do. Without it, the keys serve hosts that are about to \
-                      be changed, and protect nothing. A new requirement disconnects hosts that \
-                      have not authenticated themselves.",
+                      be changed, and protect nothing: another host may use this host's name. A \
+                      new requirement disconnects hosts that do not fulfil it.",
         },
     ]],
 };

@@ -352,6 +352,18 @@ words! {
 }
 
 words! {
+    /// Whether TLS 1.3 protects the connections of a listener.
+    Tls {
+        /// Never.
+        Off = "off",
+        /// If the host uses it: the first byte of a connection tells.
+        Allowed = "allowed",
+        /// Always; hosts without it are rejected.
+        Required = "required",
+    }
+}
+
+words! {
     /// The state of an ANA group at a listener (Base 2.1 §8.1.1).
     AnaState {
         /// Hosts prefer the path.
@@ -588,6 +600,14 @@ table! {
             absent None => "the system's, `net.ipv4.tcp_congestion_control`",
             unless rdma("remove it: RDMA networks have their own"),
             like "\"reno\"";
+        /// TLS 1.3 with the keys of `tls` in `hosts` of the exports: never, if the host uses it, or
+        /// required of every host. With TLS, digests protect nothing more: turn them off. Discovery
+        /// over TLS takes a key too (`nvme discover --tls`); where TLS is required, hosts without
+        /// one cannot discover. A change applies to hosts that connect from then on. Not with RDMA.
+        tls: Tls = Word::<Tls>::new(),
+            absent Tls::Off,
+            unless rdma("remove it: it protects only TCP"),
+            like "\"required\"";
     }
 }
 
@@ -695,19 +715,23 @@ pub enum KeySource {
     Credential(Name),
 }
 
-/// How a host of an export authenticates itself by DH-HMAC-CHAP.
+/// How a host of an export authenticates itself: by DH-HMAC-CHAP, TLS or both.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostAuthentication {
     /// The host.
     pub host: Nqn,
-    /// The names of the keys of which it has one: 1 to 4, each once.
+    /// The names of the keys of which it has one for DH-HMAC-CHAP: 0 to 4, each once.
     pub chap: Vec<Name>,
     /// The name of the key with which the appliance authenticates itself.
     pub chap_controller: Option<Name>,
     /// Whether an exchange without a Diffie-Hellman group is accepted.
     pub chap_null_group: bool,
-    /// Whether it has to authenticate itself.
-    pub is_required: bool,
+    /// Whether it has to authenticate itself by DH-HMAC-CHAP.
+    pub requires_chap: bool,
+    /// The names of the keys of which it has one for TLS: 0 to 4, each once.
+    pub tls: Vec<Name>,
+    /// Whether it has to use TLS.
+    pub requires_tls: bool,
 }
 
 /// What a host may do with a namespace of an export that it may attach.

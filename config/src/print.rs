@@ -148,23 +148,29 @@ fn host(authentication: &HostAuthentication) -> String {
         chap,
         chap_controller,
         chap_null_group,
-        is_required,
+        requires_chap,
+        tls,
+        requires_tls,
     } = authentication;
-    let chap: Vec<String> = chap.iter().map(|name| format!("\"{name}\"")).collect();
-    let mut text = format!(
-        "{{ nqn = {}, chap = [{}]",
-        quoted(host.as_str()),
-        chap.join(", ")
-    );
+    let mut text = format!("{{ nqn = {}", quoted(host.as_str()));
     // Writing to a String cannot fail.
+    for (key, names) in [("chap", chap), ("tls", tls)] {
+        if !names.is_empty() {
+            let names: Vec<String> = names.iter().map(|name| format!("\"{name}\"")).collect();
+            let _ = write!(text, ", {key} = [{}]", names.join(", "));
+        }
+    }
     if let Some(name) = chap_controller {
         let _ = write!(text, ", chap_controller = \"{name}\"");
     }
     if *chap_null_group {
         text.push_str(", chap_null_group = true");
     }
-    if *is_required {
-        text.push_str(", require = [\"chap\"]");
+    match (requires_chap, requires_tls) {
+        (true, true) => text.push_str(", require = [\"chap\", \"tls\"]"),
+        (true, false) => text.push_str(", require = [\"chap\"]"),
+        (false, true) => text.push_str(", require = [\"tls\"]"),
+        (false, false) => {}
     }
     text.push_str(" }");
     text

@@ -83,7 +83,7 @@ fn with_key(section: &Section, key: &str, value: &str) -> String {
         let start = MINIMAL.find("hosts = [").unwrap();
         let end = start + MINIMAL[start..].find('\n').unwrap();
         let (before, after) = (&MINIMAL[..start], &MINIMAL[end..]);
-        let keys: String = ["k", "db1-2026", "rack7-a"]
+        let keys: String = ["k", "db1-2026", "rack7-a", "db1-tls-2026"]
             .map(|name| format!("[[key]]\nname = \"{name}\"\nfile = \"/k\"\n"))
             .concat();
         return format!("{before}hosts = [{host}]{after}\n{keys}");

@@ -75,6 +75,7 @@ pub(crate) fn validate(draft: &Draft, text: &str, findings: &mut Findings) {
     addresses(draft, &lines, findings);
     control_address(draft, findings);
     shared_devices(draft, findings);
+    secure_hosts(draft, findings);
 
     for export in &draft.exports {
         for namespace in &export.namespaces {
@@ -230,6 +231,27 @@ fn shared_devices(draft: &Draft, findings: &mut Findings) {
             for missing in &export.missing_if_shared {
                 findings.add(|| missing.clone());
             }
+        }
+    }
+}
+
+/// Reports hosts that have to use TLS where no listener of their export has it.
+fn secure_hosts(draft: &Draft, findings: &mut Findings) {
+    for export in &draft.exports {
+        let is_of_export = |name: &NameDraft| {
+            let name = name.text.as_ref().map(|it| &it.value);
+            name.is_none_or(|name| export.listeners.iter().any(|it| it.value == *name))
+        };
+        let mut listeners = draft.listeners.iter().filter(|it| is_of_export(&it.name));
+        if listeners.any(|it| it.has_tls != Some(false)) {
+            continue;
+        }
+        for finding in &export.secure {
+            findings.add(|| Finding {
+                message: "the host has to use TLS, and no listener of the export has it".to_owned(),
+                hint: Some("write tls = \"required\" or \"allowed\" in [[listener]]".to_owned()),
+                ..finding.clone()
+            });
         }
     }
 }

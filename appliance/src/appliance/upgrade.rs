@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use appliance_config::{Backing, Transport};
+use appliance_config::{Backing, Tls, Transport};
 use nvme_handover::State;
-use nvme_tcp::TcpSocket;
+use nvme_tcp::SocketStream;
 use reactors::Clock as _;
 
 use super::{Appliance, with_watchdog};
@@ -53,6 +53,16 @@ enum NotPossible {
          the configuration without its drives first"
     )]
     Drive(String),
+    #[error(
+        "listener {0}: connections over TLS are not handed over, because their keys belong to a \
+         process: restart the service, or write tls = \"off\", apply it, and evict the hosts first"
+    )]
+    Tls(String),
+    #[error(
+        "host {0} is connected over TLS, whose keys belong to a process: restart the service, or \
+         evict the host first (windlass evict)"
+    )]
+    SecureHost(String),
     #[error("a listener is not bound")]
     Listener,
     #[error("requests did not complete within {QUIET_TIME_MAX:?}: {0}")]
@@ -138,11 +148,19 @@ impl Appliance {
     }
 
     /// Checks what no new process could continue.
-    fn check_upgrade(&self) -> Result<(), Failure> {
+    pub(crate) fn check_upgrade(&self) -> Result<(), Failure> {
         let config = self.config();
         let mut listeners = config.listeners.iter();
         if let Some(listener) = listeners.find(|it| it.transport == Transport::Rdma) {
             return Err(NotPossible::Rdma(listener.name.to_string()).into());
+        }
+        let mut listeners = config.listeners.iter();
+        if let Some(listener) = listeners.find(|it| it.tls != Tls::Off) {
+            return Err(NotPossible::Tls(listener.name.to_string()).into());
+        }
+        let controllers = self.target.snapshot().controllers;
+        if let Some(it) = controllers.into_iter().find(|it| it.channel.is_some()) {
+            return Err(NotPossible::SecureHost(it.host_nqn).into());
         }
         let mut devices = config.devices.iter();
         if let Some(drive) = devices.find(|it| matches!(it.backing, Backing::Nvme(_))) {
@@ -229,7 +247,7 @@ impl Appliance {
     fn export_when_quiet(
         &self,
         event_loop: &mut dyn EventLoop,
-    ) -> Result<(State, Vec<TcpSocket>), Failure> {
+    ) -> Result<(State, Vec<SocketStream>), Failure> {
         let deadline = Instant::now() + QUIET_TIME_MAX;
         loop {
             self.tcp.hold(event_loop)?;

@@ -45,7 +45,7 @@ pub(crate) fn status() -> Status {
             "state": "ready", "transport": "tcp", "address": null,
             "authentication": {"key": "db1", "controller_key": null, "bidirectional": false,
                 "hash": "sha256", "group": "ffdhe2048", "since_unix_ms": 1}, "queues": [
-            {"qid": 1, "reactor": 0, "authenticated": true, "totals": TOTALS}], "totals": TOTALS, "errors_logged": 0}],
+            {"qid": 1, "reactor": 0, "authenticated": true, "protected": false, "totals": TOTALS}], "totals": TOTALS, "errors_logged": 0}],
         "keys": [{"name": "db1", "source": "file", "uses": 1, "last_used_unix_ms": 1}],
         "target": {"commands": 9, "authentications": 2, "authentications_failed": 0, "admin_commands": 3, "errors": 0, "errors_not_logged": 0,
             "connects": 2, "connects_refused": 0, "keep_alive_expired": 0,

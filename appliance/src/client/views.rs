@@ -70,6 +70,7 @@ pub(crate) const HOSTS: &[&[Column]] = &[
         name("STATE"),
         name("FROM"),
         name("KEY"),
+        name("TLS"),
         number("QUEUES"),
     ],
     &RATES,
@@ -214,6 +215,7 @@ pub(crate) fn hosts(delta: &StatusDelta) -> Table {
             controller_state(&host.state),
             Cell::known(from, Cell::text),
             Cell::known(host.authentication.as_ref(), |it| Cell::text(&*it.key)),
+            Cell::known(host.channel.as_ref(), |it| Cell::text(&*it.key)),
             count(host.queues.len() as u64),
         ];
         row.extend(rate_cells(rates));

@@ -379,6 +379,14 @@ impl Scrape {
                 out.gauge(&family, help, vec![(Vec::new(), *value)])?;
             }
         }
+        for (name, value) in &self.seen.handshakes {
+            let family = format!("tls_{name}");
+            let samples = vec![(Vec::new(), *value)];
+            match *name {
+                "handshakes_open" => out.gauge(&family, "Handshakes in progress.", samples)?,
+                _ => out.counter(&family, "What the handshakes of TLS count.", samples)?,
+            }
+        }
         for (transport, reactors) in &self.seen.transports {
             let names = reactors
                 .first()

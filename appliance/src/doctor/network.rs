@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 
-use appliance_config::{Config, Listener, Transport};
+use appliance_config::{Config, Listener, Tls, Transport};
 
 use super::Finding;
 use super::machine::{Machine, joined};
@@ -25,6 +25,7 @@ pub(super) fn check(machine: &Machine, config: &Config, cores: &[usize]) -> Vec<
     for listener in &config.listeners {
         findings.extend(address(machine, listener, &near));
         findings.extend(congestion(machine, listener));
+        findings.extend(tls(listener));
     }
     let has = |transport| config.listeners.iter().any(|it| it.transport == transport);
     if has(Transport::Tcp) {
@@ -34,6 +35,20 @@ pub(super) fn check(machine: &Machine, config: &Config, cores: &[usize]) -> Vec<
         findings.extend(rdma(machine, config));
     }
     findings
+}
+
+/// Which records protect the connections of a listener.
+fn tls(listener: &Listener) -> Option<Finding> {
+    let policy = match listener.tls {
+        Tls::Off => return None,
+        Tls::Allowed => "is allowed",
+        Tls::Required => "is required",
+    };
+    let text = format!(
+        "listener {}: TLS {policy}; records are sealed by Windlass, not by the kernel (kTLS)",
+        listener.name
+    );
+    Some(Finding::fine(AREA, text))
 }
 
 fn address(machine: &Machine, listener: &Listener, near: &BTreeSet<u32>) -> Vec<Finding> {

@@ -393,6 +393,19 @@ fn ipv6_addresses_and_congestion_control() {
 }
 
 #[test]
+fn records_of_tls_are_named() {
+    let tree = Tree::new();
+    let tls = CONFIG.replace("4420\"", "4420\"\ntls = \"required\"");
+    let report = tree.examine(&tls);
+    assert_eq!(report.worst, Verdict::Fine);
+    let is_named = |it: &Finding| {
+        it.text
+            .contains("TLS is required; records are sealed by Windlass")
+    };
+    assert!(report.findings.iter().any(is_named), "{report:#?}");
+}
+
+#[test]
 fn rdma_devices_and_their_ports() {
     let tree = Tree::new();
     let rdma = CONFIG.replace("\"tcp\"", "\"rdma\"");

@@ -18,7 +18,7 @@ use super::measured::{Sample as _, measured};
 use super::observation::MemorySample;
 use super::status::{DeviceInput, ExportInput, ListenerInput, ReactorInput, warnings};
 pub(crate) use ana::{AnaAnswer, AnaChange, AnaInput, AnaRequest, AnaStatus, AnaWord};
-pub(crate) use keys::{AuthenticationStatus, KeyInput, KeyStatus};
+pub(crate) use keys::{AuthenticationStatus, ChannelStatus, KeyInput, KeyStatus};
 pub(crate) use reservations::{
     ClearAnswer, ClearRequest, DeviceReservations, EvictAnswer, EvictRequest, RegistrantStatus,
     ReservationWord,
@@ -441,6 +441,8 @@ pub(crate) struct HostStatus {
     pub(crate) address: Option<String>,
     /// How it authenticated itself on the admin queue; none if it has not.
     pub(crate) authentication: Option<AuthenticationStatus>,
+    /// How TLS protects its admin queue; none if it does not.
+    pub(crate) channel: Option<ChannelStatus>,
     /// I/O queues.
     pub(crate) queues: Vec<QueueStatus>,
     /// Over all its I/O queues, closed ones included.
@@ -467,6 +469,8 @@ pub(crate) struct QueueStatus {
     pub(crate) reactor: usize,
     /// Whether its host authenticated itself on it.
     pub(crate) authenticated: bool,
+    /// Whether TLS protects it.
+    pub(crate) protected: bool,
     pub(crate) totals: Totals,
 }
 

@@ -52,6 +52,8 @@ pub(crate) struct Observation {
     pub(crate) transports: Vec<(&'static str, Vec<CounterValues>)>,
     /// By transport, the values of the transport as a whole.
     pub(crate) transport_levels: Vec<(&'static str, CounterValues)>,
+    /// The counters of the handshakes of TLS.
+    pub(crate) handshakes: CounterValues,
 }
 
 /// Latencies at an earlier time.
@@ -153,6 +155,12 @@ impl Observation {
                 .iter()
                 .filter(|transport| transport.is_used())
                 .filter_map(|transport| Some((transport.name, transport.whole.as_ref()?.values())))
+                .collect(),
+            handshakes: sources
+                .transports
+                .iter()
+                .filter_map(|transport| transport.tls.as_ref())
+                .flat_map(|counters| counters.each())
                 .collect(),
             operator_states: sources.running.operator_states.lock().clone(),
             config,

@@ -51,6 +51,7 @@ impl Pseudonyms {
                 controller_id,
                 address,
                 authentication,
+                channel,
                 // These fields do not identify it.
                 export: _,
                 kind: _,
@@ -65,6 +66,9 @@ impl Pseudonyms {
             if let Some(authentication) = authentication {
                 authentication.key = self.key(&authentication.key);
                 authentication.controller_key = None;
+            }
+            if let Some(channel) = channel {
+                channel.key = self.key(&channel.key);
             }
         }
         // An administrator may name a key after its host.

@@ -10,7 +10,7 @@ use hugemem::Arena;
 use nvme_driver::{Drive, DriveCounters};
 use nvme_rdma::{Domains, RdmaCounters};
 use nvme_target::Target;
-use nvme_tcp::TcpCounters;
+use nvme_tcp::{TcpCounters, TlsCounters};
 use rdma::Provider;
 use reactors::{ReactorHandle, TscClock};
 
@@ -54,6 +54,8 @@ pub(crate) struct TransportCounters {
     pub(crate) reactors: Vec<Arc<dyn Counts>>,
     /// The values of the transport as a whole.
     pub(crate) whole: Option<Arc<dyn Counts>>,
+    /// The counters of the handshakes of TLS, of all its listeners.
+    pub(crate) tls: Option<Arc<TlsCounters>>,
     /// Whether the transport has ever had a listener; otherwise it is not reported.
     is_used: Arc<AtomicBool>,
 }
@@ -65,6 +67,7 @@ impl TransportCounters {
             name,
             reactors: reactors.iter().map(shared).collect(),
             whole: None,
+            tls: None,
             is_used: Arc::new(AtomicBool::new(true)),
         }
     }
@@ -76,7 +79,16 @@ impl TransportCounters {
             name,
             reactors: Vec::new(),
             whole: None,
+            tls: None,
             is_used: Arc::default(),
+        }
+    }
+
+    /// Adds the counters of handshakes.
+    pub(crate) fn with_tls(self, tls: Arc<TlsCounters>) -> Self {
+        Self {
+            tls: Some(tls),
+            ..self
         }
     }
 

@@ -6,16 +6,17 @@ use std::time::UNIX_EPOCH;
 use appliance_config::{Config, Device, Export, Key, Listener};
 use block::{Damage, Health, HealthState, HealthWarnings};
 use nvme_target::{
-    ControllerSnapshot, ControllerState, IoTotals, QueueAuthentication, Stage, StatusCounts,
+    ControllerSnapshot, ControllerState, IoTotals, QueueAuthentication, QueueChannel, Stage,
+    StatusCounts,
 };
 use reactors::Nanos;
 
 use super::latency;
 use super::model::{
-    AnaInput, AnaStatus, ApplianceStatus, AuthenticationStatus, ControllerKind, DamageStatus,
-    DeviceState, DeviceStatus, ExportStatus, HostStatus, KeyInput, KeyStatus, Latency,
-    ListenerStatus, MemoryStatus, NamespaceStatus, QueueStatus, ReactorStatus, RunState, Status,
-    StatusCode, StatusCount, TargetStatus, Totals, TransportTotals,
+    AnaInput, AnaStatus, ApplianceStatus, AuthenticationStatus, ChannelStatus, ControllerKind,
+    DamageStatus, DeviceState, DeviceStatus, ExportStatus, HostStatus, KeyInput, KeyStatus,
+    Latency, ListenerStatus, MemoryStatus, NamespaceStatus, QueueStatus, ReactorStatus, RunState,
+    Status, StatusCode, StatusCount, TargetStatus, Totals, TransportTotals,
 };
 use super::observation::{DeviceSample, Observation, ReactorSample};
 use crate::operator_states::OperatorStates;
@@ -221,6 +222,7 @@ impl Observation {
                 .authentication
                 .as_ref()
                 .map(|it| self.authentication(it)),
+            channel: controller.channel.as_ref().map(|it| self.channel(it)),
             queues: controller
                 .io_queues
                 .iter()
@@ -228,6 +230,7 @@ impl Observation {
                     qid: queue.qid,
                     reactor: queue.reactor,
                     authenticated: queue.authentication.is_some(),
+                    protected: queue.channel.is_some(),
                     totals: queue.totals.into(),
                 })
                 .collect(),
@@ -266,6 +269,17 @@ impl Observation {
             hash: format!("{hash:?}").to_lowercase(),
             group: format!("{group:?}").to_lowercase(),
             since_unix_ms: self.unix_ms_of(*since),
+        }
+    }
+
+    fn channel(&self, queue: &QueueChannel) -> ChannelStatus {
+        let channel = &queue.channel;
+        ChannelStatus {
+            key: channel.owner.key.clone(),
+            cipher: channel.cipher.to_owned(),
+            group: channel.group.to_owned(),
+            derivation: channel.derivation.to_owned(),
+            since_unix_ms: self.unix_ms_of(queue.since),
         }
     }
 

@@ -6,13 +6,11 @@
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
-use std::sync::Arc;
 
 use appliance_config::{
     Backing, ByteSize, Config, Device, Effect, Key, KeySource, Listener, Name, Step, Transport,
 };
 use hugemem::Region;
-use nvme_keys::ChapSecret;
 
 use super::Reconciler;
 use super::steps::{StepEnd, close_port};
@@ -20,7 +18,7 @@ use crate::devices::{DeviceError, Opened};
 use crate::error::with_causes;
 use crate::event_loop::{EventLoop, aside};
 use crate::exports::BoundPort;
-use crate::keys::Keys;
+use crate::keys::{KeySecret, Keys};
 use crate::observe::model::{ApplyAnswer, ApplyStep, OutstandingCommands, StepState};
 
 /// How a configuration is applied.
@@ -55,7 +53,7 @@ pub(super) struct Prepared {
     /// Kept devices that are to be added again.
     pub(super) to_reopen: BTreeMap<Name, Opened>,
     /// Secrets that were read and are not in use yet.
-    pub(super) secrets: BTreeMap<Name, Arc<ChapSecret>>,
+    pub(super) secrets: BTreeMap<Name, KeySecret>,
     /// Opened files must lie below one of these directories; `None`: anywhere.
     pub(super) allowed_paths: Option<Vec<PathBuf>>,
 }
@@ -125,7 +123,7 @@ impl Reconciler {
         let (plan, later): (Vec<_>, Vec<_>) = plan.into_iter().partition(is_possible);
         let waits = later.iter().map(skipped);
         let allowed_paths = self.allowed_paths(options);
-        let mut prepared = match self.prepare(&plan, allowed_paths, changed, event_loop) {
+        let mut prepared = match self.prepare((&plan, wanted), allowed_paths, changed, event_loop) {
             Ok(prepared) => prepared,
             Err((failed, error)) => {
                 self.close_unused(event_loop);
@@ -236,7 +234,7 @@ impl Reconciler {
         &self,
         wanted: &Config,
         event_loop: &mut dyn EventLoop,
-    ) -> Result<BTreeMap<Name, Arc<ChapSecret>>, (Name, String)> {
+    ) -> Result<BTreeMap<Name, KeySecret>, (Name, String)> {
         let kept = wanted.keys.iter();
         let kept: Vec<&Key> = kept
             .filter(|key| self.config.key(&key.name) == Some(*key))
@@ -349,9 +347,9 @@ impl Reconciler {
     /// holds.
     fn prepare(
         &mut self,
-        plan: &[Planned],
+        (plan, wanted): (&[Planned], &Config),
         allowed_paths: Option<Vec<PathBuf>>,
-        secrets: BTreeMap<Name, Arc<ChapSecret>>,
+        secrets: BTreeMap<Name, KeySecret>,
         event_loop: &mut dyn EventLoop,
     ) -> Result<Prepared, (usize, String)> {
         let mut prepared = Prepared {
@@ -389,6 +387,10 @@ impl Reconciler {
                 self.discard(&prepared, event_loop);
                 return Err((index, error));
             }
+        }
+        if let Err((name, error)) = self.keys.check_uses(wanted, &prepared.secrets) {
+            self.discard(&prepared, event_loop);
+            return Err((step_about_key(plan, &name), with_causes(&error)));
         }
         Ok(prepared)
     }
@@ -552,11 +554,7 @@ pub(crate) fn directory_of<'a>(path: &Path, allowed: &'a [PathBuf]) -> Result<&'
 }
 
 /// Reads a key beside the event loop.
-fn read_key(
-    keys: &Keys,
-    key: &Key,
-    event_loop: &mut dyn EventLoop,
-) -> Result<Arc<ChapSecret>, String> {
+fn read_key(keys: &Keys, key: &Key, event_loop: &mut dyn EventLoop) -> Result<KeySecret, String> {
     aside(event_loop, || {
         keys.read(key).map_err(|error| with_causes(&error))
     })
@@ -615,4 +613,18 @@ impl std::fmt::Display for OutstandingCommands {
             "{export}, host {host}, queue {queue}: {commands} command(s)"
         )
     }
+}
+
+/// The step that reads a key, or otherwise changes who uses it.
+fn step_about_key(plan: &[Planned], key: &Name) -> usize {
+    let reads = |it: &Planned| match &it.step {
+        Step::AddKey(it) | Step::ChangeKey(it) => it.name == *key,
+        Step::ReloadKey(name) => name == key,
+        _ => false,
+    };
+    let uses = |it: &Planned| matches!(it.step, Step::ChangeAccess { .. } | Step::AddExport(_));
+    let found = plan.iter().position(reads);
+    found
+        .or_else(|| plan.iter().position(uses))
+        .unwrap_or_default()
 }

@@ -10,6 +10,7 @@ mod random;
 #[cfg(feature = "verbs")]
 mod rdma;
 mod reservations;
+mod tls;
 
 use std::time::Instant;
 

@@ -6,11 +6,12 @@ use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use appliance_config::{Config, Digest, Listener, Transport as TransportName};
+use appliance_config::{Config, Digest, Listener, Tls, Transport as TransportName};
 use nvme_target::PortId;
 use nvme_tcp::{
-    Acceptor, AcceptorPort, ConnectionSet, DigestPolicy, Handoff, HandoverMessage, PortMessage,
-    PortSettings, TcpConfig, TcpCounters, TcpSocket, TcpTransport,
+    Acceptor, AcceptorPort, AcceptorTls, ConnectionSet, DigestPolicy, Handoff, HandoverMessage,
+    PortMessage, PortSettings, SharedTlsKeys, SocketStream, TcpConfig, TcpCounters, TcpTransport,
+    TlsPolicy,
 };
 use reactors::mesh::Port;
 use reactors::ring::Receiver;
@@ -152,11 +153,12 @@ pub(crate) struct Tcp {
     sockets: Mutex<BTreeMap<PortId, TcpListener>>,
     /// Accepts and closes connections until the transport is dropped.
     acceptor: Acceptor,
+    tls: AcceptorTls,
 }
 
 /// The messages to the part of each reactor.
 type Messages =
-    PortMessages<TcpListener, PortSettings, std::io::Result<()>, HandoverMessage<TcpSocket>>;
+    PortMessages<TcpListener, PortSettings, std::io::Result<()>, HandoverMessage<SocketStream>>;
 
 /// The part that one reactor takes.
 struct ReactorListeners {
@@ -180,8 +182,10 @@ impl Tcp {
     ) -> std::io::Result<Self> {
         let reactors = cores.len();
         let reactor_cores = cores.to_vec();
-        let (acceptor, acceptor_ports) =
-            Acceptor::start(reactors, move || avoid_reactor_cores(&reactor_cores))?;
+        let tls = AcceptorTls::default();
+        let (acceptor, acceptor_ports) = Acceptor::start_with(reactors, tls.clone(), move || {
+            avoid_reactor_cores(&reactor_cores);
+        })?;
         // No listener is watched yet.
         acceptor.set_paused(accepting == Accepting::Later);
         let (port_messages, receivers) = PortMessages::new(reactors);
@@ -199,7 +203,13 @@ impl Tcp {
             own: distribute(listeners, receivers, acceptor_ports),
             port_messages,
             acceptor,
+            tls,
         })
+    }
+
+    /// The keys of hosts for TLS. There are none at first.
+    pub(crate) fn tls_keys(&self) -> &SharedTlsKeys {
+        &self.tls.keys
     }
 
     fn sockets(&self) -> MutexGuard<'_, BTreeMap<PortId, TcpListener>> {
@@ -213,7 +223,7 @@ impl Transport for Tcp {
     }
 
     fn counters(&self) -> TransportCounters {
-        TransportCounters::new("tcp", &self.counters)
+        TransportCounters::new("tcp", &self.counters).with_tls(Arc::clone(&self.tls.counters))
     }
 
     fn set_up(
@@ -315,6 +325,11 @@ fn port_settings<'c>(
         in_capsule_bytes: listener.in_capsule_data.bytes() as u32,
         header_digest: digest_policy(listener.header_digest),
         data_digest: digest_policy(listener.data_digest),
+        tls: match listener.tls {
+            Tls::Off => TlsPolicy::Off,
+            Tls::Allowed => TlsPolicy::Allowed,
+            Tls::Required => TlsPolicy::Required,
+        },
     };
     listeners
         .filter(|(_, listener)| listener.transport == TransportName::Tcp)

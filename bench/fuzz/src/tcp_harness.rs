@@ -1,8 +1,7 @@
 //! The production NVMe/TCP target over streams in memory, on one thread and in virtual time.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::{IoSlice, IoSliceMut};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -11,8 +10,8 @@ use block::{Device, DeviceSet, QueueOptions, ReactorDevices};
 use nvme_handover::State;
 use nvme_host_testing::Names;
 use nvme_target::{
-    CONTROLLER_IDS, CoreLimits, DeviceIndex, NamespaceConfig, PortConfig, PortId, SubsystemConfig,
-    Target, TargetConfig, TargetCore, TargetLimits, TransportKind,
+    CONTROLLER_IDS, CoreLimits, DeviceIndex, NamespaceConfig, PortConfig, PortId, PortSecurity,
+    SubsystemConfig, Target, TargetConfig, TargetCore, TargetLimits, TransportKind,
 };
 use nvme_tcp::{ByteStream, ConnectionSet, PortSettings, TcpConfig, TcpCounters, Transferred};
 use reactors::Nanos;
@@ -353,6 +352,7 @@ fn target(device: &Arc<dyn Device>, transport: TransportKind) -> Arc<Target> {
         ports: vec![PortId(0)],
         masks: Vec::new(),
         authentication: BTreeMap::new(),
+        secure_hosts: BTreeSet::new(),
         ana_states: BTreeMap::new(),
         controller_ids: CONTROLLER_IDS,
     };
@@ -362,7 +362,7 @@ fn target(device: &Arc<dyn Device>, transport: TransportKind) -> Arc<Target> {
         address: "192.0.2.1".to_owned(),
         service: "4420".to_owned(),
         ipv6: false,
-        secure: false,
+        security: PortSecurity::None,
     };
     let limits = TargetLimits {
         transfer_max: TRANSFER_MAX_BYTES,

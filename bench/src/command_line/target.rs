@@ -11,9 +11,10 @@ use crate::arguments::open_verbs;
 use crate::table::Table;
 use clap::{Args, ValueEnum};
 use nvme_host::{
-    ChapOptions, ConnectOptions, HostIdentity, KeyMode, RdmaOptions, Transport, discover,
+    ChapOptions, ConnectOptions, HostIdentity, KeyMode, RdmaOptions, TlsOptions, Transport,
+    discover,
 };
-use nvme_keys::ChapSecret;
+use nvme_keys::{Kind, Secret};
 use nvme_spec::log::{DiscoveryEntry, TransportType};
 
 use super::Failure;
@@ -53,6 +54,10 @@ pub(super) struct TargetArgs {
     /// A file with the target's key, with which it has to authenticate itself too
     #[arg(long, value_name = "FILE", requires = "chap_key")]
     chap_controller_key: Option<PathBuf>,
+    /// A file with the host's key for TLS (`windlass key generate`), which protects every
+    /// connection; needs --host-nqn
+    #[arg(long, value_name = "FILE", requires = "host_nqn")]
+    tls_key: Option<PathBuf>,
 }
 
 /// The transport of a host.
@@ -69,10 +74,10 @@ pub(crate) struct DiscoverArgs {
 }
 
 /// The secret in a file, which may end with a line break.
-fn chap_secret(path: &Path) -> Result<ChapSecret, Failure> {
+fn secret<K: Kind>(path: &Path) -> Result<Secret<K>, Failure> {
     let text = std::fs::read_to_string(path).map(Zeroizing::new);
     let text = text.map_err(|error| format!("key file {}: {error}", path.display()))?;
-    let secret = ChapSecret::parse(text.trim_end_matches('\n'));
+    let secret = Secret::parse(text.trim_end_matches('\n'));
     Ok(secret.map_err(|error| format!("key file {}: {error}", path.display()))?)
 }
 
@@ -132,7 +137,13 @@ impl TargetArgs {
             CarrierArg::Tcp if self.memory_windows => {
                 Err("--memory-windows needs --transport rdma".into())
             }
-            CarrierArg::Tcp => Ok(Transport::tcp()),
+            CarrierArg::Tcp => Ok(match &self.tls_key {
+                Some(key) => Transport::tls(TlsOptions::new(secret(key)?)),
+                None => Transport::tcp(),
+            }),
+            CarrierArg::Rdma if self.tls_key.is_some() => {
+                Err("--tls-key needs --transport tcp".into())
+            }
             CarrierArg::Rdma if self.header_digest || self.data_digest => {
                 Err("--header-digest and --data-digest need --transport tcp".into())
             }
@@ -151,8 +162,8 @@ impl TargetArgs {
             return Ok(None);
         };
         let controller = self.chap_controller_key.as_deref();
-        let controller = controller.map(chap_secret).transpose()?;
-        Ok(Some(ChapOptions::new(chap_secret(key)?, controller)))
+        let controller = controller.map(secret).transpose()?;
+        Ok(Some(ChapOptions::new(secret(key)?, controller)))
     }
 
     fn identity(&self) -> HostIdentity {

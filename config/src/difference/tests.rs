@@ -39,7 +39,12 @@ fn check(config: &Config) {
     once(config.keys.iter().map(|key| &key.name));
     for export in &config.exports {
         for host in &export.authentication {
-            for key in host.chap.iter().chain(&host.chap_controller) {
+            for key in host
+                .chap
+                .iter()
+                .chain(&host.chap_controller)
+                .chain(&host.tls)
+            {
                 assert!(config.key(key).is_some(), "{key}");
             }
         }
@@ -298,7 +303,9 @@ fn keys_precede_their_users_and_requirements_disconnect() {
         chap: vec![name.clone()],
         chap_controller: None,
         chap_null_group: false,
-        is_required: false,
+        requires_chap: false,
+        tls: Vec::new(),
+        requires_tls: false,
     });
     let nqn = &listed.exports[0].nqn;
     let access = format!("allow 1 host(s) to attach {nqn}");
@@ -307,7 +314,7 @@ fn keys_precede_their_users_and_requirements_disconnect() {
         ["live: read key k".to_owned(), format!("live: {access}")]
     );
     let mut required = allowed.clone();
-    required.exports[0].authentication[0].is_required = true;
+    required.exports[0].authentication[0].requires_chap = true;
     required.keys[0] = key("/other");
     assert_eq!(
         lines(&allowed, &required),
@@ -316,6 +323,13 @@ fn keys_precede_their_users_and_requirements_disconnect() {
             format!("drain: {access}, 1 of them after authentication")
         ]
     );
+    let mut secure = required.clone();
+    let of_host = &mut secure.exports[0].authentication[0];
+    (of_host.tls, of_host.requires_tls) = (vec![name.clone()], true);
+    let both = format!("{access}, 1 of them after authentication, 1 of them over TLS");
+    assert_eq!(lines(&required, &secure), [format!("drain: {both}")]);
+    let back = format!("live: {access}, 1 of them after authentication");
+    assert_eq!(lines(&secure, &required), [back]);
     assert_eq!(
         lines(&required, &listed),
         [format!("live: {access}"), "live: forget key k".to_owned()]

@@ -28,6 +28,8 @@ pub(crate) struct ExportDraft {
     pub(crate) listeners: Vec<Located<String>>,
     /// The names of keys that its hosts refer to.
     pub(crate) keys: Vec<Located<String>>,
+    /// The findings, without their text, if none of its listeners has TLS.
+    pub(crate) secure: Vec<Finding>,
     /// The findings if one of its devices is shared.
     pub(crate) missing_if_shared: Vec<Finding>,
     export: Option<Export>,
@@ -57,6 +59,10 @@ pub(super) fn export(table: &Reader<'_, '_>, findings: &mut Findings) -> ExportD
     let (access, hosts) = access(table, findings);
     let authentication = hosts.iter().map(|host| host.authentication.clone());
     let authentication: Option<Vec<_>> = authentication.collect();
+    let secure = hosts
+        .iter()
+        .filter_map(|host| host.secure.clone())
+        .collect();
     let keys = hosts.into_iter().flat_map(|host| host.keys).collect();
     let groups = namespaces.as_ref();
     let groups: Option<BTreeSet<u32>> =
@@ -81,6 +87,7 @@ pub(super) fn export(table: &Reader<'_, '_>, findings: &mut Findings) -> ExportD
         namespaces: drafts,
         listeners,
         keys,
+        secure,
         missing_if_shared: missing_if_shared(table),
         export,
     }

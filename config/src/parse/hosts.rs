@@ -20,6 +20,8 @@ pub(super) struct HostDraft {
     pub(super) keys: Vec<Located<String>>,
     /// How it authenticates itself; `Some(None)` if it does not.
     pub(super) authentication: Option<Option<HostAuthentication>>,
+    /// The finding, without its text, if it has to use TLS and the export has no listener with it.
+    pub(super) secure: Option<Finding>,
 }
 
 /// The readable hosts of a list.
@@ -48,6 +50,7 @@ fn host(element: &Element<'_, '_>, findings: &mut Findings) -> Option<HostDraft>
         nqn,
         keys: Vec::new(),
         authentication: Some(None),
+        secure: None,
     })
 }
 
@@ -57,65 +60,111 @@ fn host_table(table: &Reader<'_, '_>, findings: &mut Findings) -> Option<HostDra
     let controller = table.optional::<String>("chap_controller", findings);
     let null_group = table.optional::<bool>("chap_null_group", findings);
     let null_group = table.or_default("chap_null_group", null_group, false);
-    let is_required = requires_chap(table, findings);
-    if !table.has("chap") {
-        for key in ["chap_controller", "chap_null_group"] {
-            if table.has(key) {
-                findings.add(|| Finding {
-                    hint: Some("add `chap`, or remove it".to_owned()),
-                    ..table.at_key(
-                        key,
-                        ProblemKind::Conflict,
-                        format!("`{key}` has no effect without `chap`"),
-                    )
-                });
-            }
-        }
-        if is_required == Some(true) {
-            findings.add(|| Finding {
-                hint: Some("name the host's key in `chap`".to_owned()),
-                ..table.missing(
-                    "chap",
-                    "the host has to authenticate itself, and `chap` is missing".to_owned(),
-                )
-            });
-        }
-    }
-    let keys = chap.iter().flatten().chain(&controller).cloned().collect();
+    let tls = names(table, "tls", findings);
+    let required = required(table, findings);
+    report_useless(table, findings);
+    report_impossible(table, required, findings);
+    let all = chap.iter().flatten().chain(&controller);
+    let keys = all.chain(tls.iter().flatten()).cloned().collect();
+    let secure = required.is_some_and(|it| it.tls) && table.has("tls");
+    let secure = secure.then(|| table.at_key("require", ProblemKind::Conflict, String::new()));
     let nqn = nqn.filter(|nqn| is_not_discovery(nqn, "a host", findings))?;
     let authentication = authentication(
         table,
         &nqn.value,
-        (chap, controller),
-        (null_group, is_required),
+        Keys {
+            chap,
+            controller,
+            tls,
+        },
+        (null_group, required),
     );
     Some(HostDraft {
         nqn,
         keys,
         authentication,
+        secure,
     })
+}
+
+/// Reports keys that have no effect without `chap`.
+fn report_useless(table: &Reader<'_, '_>, findings: &mut Findings) {
+    if table.has("chap") {
+        return;
+    }
+    for key in ["chap_controller", "chap_null_group"] {
+        if table.has(key) {
+            findings.add(|| Finding {
+                hint: Some("add `chap`, or remove it".to_owned()),
+                ..table.at_key(
+                    key,
+                    ProblemKind::Conflict,
+                    format!("`{key}` has no effect without `chap`"),
+                )
+            });
+        }
+    }
+}
+
+/// Reports requirements that the host has no keys for.
+fn report_impossible(table: &Reader<'_, '_>, required: Option<Required>, findings: &mut Findings) {
+    let Some(required) = required else {
+        return;
+    };
+    if required.chap && !table.has("chap") {
+        findings.add(|| Finding {
+            hint: Some("name the host's key in `chap`".to_owned()),
+            ..table.missing(
+                "chap",
+                "the host has to authenticate itself, and `chap` is missing".to_owned(),
+            )
+        });
+    }
+    if required.tls && !table.has("tls") {
+        findings.add(|| Finding {
+            hint: Some("name the host's key in `tls`".to_owned()),
+            ..table.missing(
+                "tls",
+                "the host has to use TLS, and `tls` is missing".to_owned(),
+            )
+        });
+    }
+}
+
+/// The key names of a host, as far as they are readable.
+struct Keys {
+    chap: Option<Vec<Located<String>>>,
+    controller: Option<Located<String>>,
+    tls: Option<Vec<Located<String>>>,
 }
 
 fn authentication(
     table: &Reader<'_, '_>,
     host: &Nqn,
-    (chap, controller): (Option<Vec<Located<String>>>, Option<Located<String>>),
-    (null_group, is_required): (Option<bool>, Option<bool>),
+    keys: Keys,
+    (null_group, required): (Option<bool>, Option<Required>),
 ) -> Option<Option<HostAuthentication>> {
-    if !table.has("chap") {
+    if !table.has("chap") && !table.has("tls") {
         return Some(None);
     }
-    let chap_controller: Option<Name> = match controller {
+    let chap_controller: Option<Name> = match keys.controller {
         Some(name) => Some(name.value.parse().ok()?),
         None if table.has("chap_controller") => return None,
         None => None,
     };
+    let named = |key, names: Option<Vec<Located<String>>>| match table.has(key) {
+        true => all_names(&names?),
+        false => Some(Vec::new()),
+    };
+    let required = required?;
     Some(Some(HostAuthentication {
         host: host.clone(),
-        chap: all_names(&chap?)?,
+        chap: named("chap", keys.chap)?,
         chap_controller,
         chap_null_group: null_group?,
-        is_required: is_required?,
+        requires_chap: required.chap,
+        tls: named("tls", keys.tls)?,
+        requires_tls: required.tls,
     }))
 }
 
@@ -135,7 +184,7 @@ fn names(
     let elements = table.elements(key, HOST_KEYS_MAX, findings)?;
     if elements.is_empty() {
         findings.add(|| Finding {
-            hint: Some("name a key, or remove `chap`".to_owned()),
+            hint: Some(format!("name a key, or remove `{key}`")),
             ..table.at_key(key, ProblemKind::Missing, format!("`{key}` is empty"))
         });
         return None;
@@ -146,30 +195,36 @@ fn names(
     (names.len() == elements.len()).then_some(names)
 }
 
-/// Whether the host has to authenticate itself; `None` if that is not readable.
-fn requires_chap(table: &Reader<'_, '_>, findings: &mut Findings) -> Option<bool> {
+/// What a host has to do.
+#[derive(Clone, Copy, Default)]
+struct Required {
+    chap: bool,
+    tls: bool,
+}
+
+/// What the host has to do; `None` if that is not readable.
+fn required(table: &Reader<'_, '_>, findings: &mut Findings) -> Option<Required> {
     if !table.has("require") {
-        return Some(false);
+        return Some(Required::default());
     }
-    let elements = table.elements("require", 1, findings)?;
-    let mut requires = Some(false);
+    let elements = table.elements("require", 2, findings)?;
+    let mut required = Some(Required::default());
     for element in &elements {
         let word = element.read::<String>(findings)?;
-        if word.value == "chap" {
-            requires = Some(true);
-            continue;
+        match word.value.as_str() {
+            "chap" => required = required.map(|it| Required { chap: true, ..it }),
+            "tls" => required = required.map(|it| Required { tls: true, ..it }),
+            _ => {
+                required = None;
+                findings.add(|| Finding {
+                    hint: Some("write require = [\"tls\"] or [\"chap\"]".to_owned()),
+                    ..word.finding(
+                        ProblemKind::UnknownName,
+                        "`require` takes \"chap\" and \"tls\"".to_owned(),
+                    )
+                });
+            }
         }
-        requires = None;
-        findings.add(|| Finding {
-            hint: Some("write require = [\"chap\"]".to_owned()),
-            ..word.finding(
-                ProblemKind::UnknownName,
-                match word.value.as_str() {
-                    "tls" => "TLS is not available in this version".to_owned(),
-                    _ => "`require` takes \"chap\"".to_owned(),
-                },
-            )
-        });
     }
-    requires
+    required
 }

@@ -5,7 +5,7 @@ use toml::de::DeValue;
 use super::Located;
 use super::reader::Reader;
 use super::setting::{Fault, Setting};
-use crate::model::{Cores, Listener, Transport};
+use crate::model::{Cores, Listener, Tls, Transport};
 use crate::problem::Findings;
 use crate::table::Table as _;
 use crate::value::{CoreList, ListenAddress, Name};
@@ -57,6 +57,8 @@ pub(crate) struct ListenerDraft {
     pub(crate) name: NameDraft,
     pub(crate) transport: Option<Transport>,
     pub(crate) address: Option<Located<ListenAddress>>,
+    /// Whether its connections may be protected by TLS; `None` if that is not readable.
+    pub(crate) has_tls: Option<bool>,
     listener: Option<Listener>,
 }
 
@@ -70,6 +72,10 @@ impl ListenerDraft {
             name: NameDraft::of(table),
             transport: transport.map(|transport| transport.value),
             address: table.optional("address", found),
+            has_tls: match table.optional::<Tls>("tls", found) {
+                Some(tls) => Some(tls.value != Tls::Off),
+                None => (!table.has("tls")).then_some(false),
+            },
             listener,
         }
     }

@@ -28,6 +28,9 @@ pub enum HostError {
         /// The kernel's error.
         source: Errno,
     },
+    /// The TLS handshake failed, with the likely cause.
+    #[error("the TLS handshake failed: {0}")]
+    Tls(String),
     /// A connected socket failed.
     #[error("the connection failed: {0}")]
     Socket(#[from] Errno),
@@ -228,6 +231,7 @@ impl HostError {
             | Self::Unsupported(_)
             | Self::AuthenticationRequired
             | Self::Authentication(_)
+            | Self::Tls(_)
             | Self::DigestUnsupported(_)
             | Self::Nqn { .. }
             | Self::Malformed { .. }

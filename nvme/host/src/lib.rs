@@ -43,5 +43,6 @@ pub use link::{
 pub use options::{ConnectOptions, HostIdentity};
 pub use queue::{HostCompletion, HostCompletions, IoQueue, IoQueuePlan};
 pub use tcp::pdu;
+pub use tcp::protected::{ProtectedSocket, TlsOptions};
 pub use tcp::stream::{ByteStream, Socket, StreamResult};
 pub use transport::Transport;

@@ -3,6 +3,7 @@
 mod connection;
 mod inbox;
 pub mod pdu;
+pub(crate) mod protected;
 mod receive;
 mod sender;
 pub(crate) mod stream;

@@ -9,6 +9,7 @@ use nvme_spec::log::TransportType;
 use crate::error::HostError;
 use crate::link::Link;
 use crate::options::ConnectOptions;
+use crate::tcp::protected::{ProtectedSocket, TlsOptions};
 use crate::tcp::stream::ByteStream;
 use crate::tcp::{Tcp, connect_socket};
 
@@ -75,6 +76,12 @@ impl Transport {
         connect_stream: impl Fn(&ConnectOptions) -> Result<S, HostError> + Send + Sync + 'static,
     ) -> Self {
         Self(Arc::new(Tcp(connect_stream)))
+    }
+
+    /// NVMe/TCP over sockets that TLS protects with the key of `tls`.
+    #[must_use]
+    pub fn tls(tls: TlsOptions) -> Self {
+        Self::tcp_over(move |options: &ConnectOptions| ProtectedSocket::connect(options, &tls))
     }
 
     /// The transport type.

@@ -131,6 +131,8 @@ pub struct SubsystemConfig {
     pub masks: Vec<NamespaceMask>,
     /// How hosts authenticate themselves, by their qualified names. All others cannot.
     pub authentication: BTreeMap<String, Arc<HostAuthentication>>,
+    /// The qualified names of the hosts that have to use a secure channel.
+    pub secure_hosts: BTreeSet<String>,
     /// The ANA states of groups at ports; optimized where there is none.
     pub ana_states: BTreeMap<AnaPath, AnaState>,
     /// The identifiers that its controllers can have. Targets that serve the same subsystem need
@@ -171,6 +173,18 @@ pub struct AnaPath {
     pub group: u32,
 }
 
+/// Whether the hosts of a port use a secure channel (TLS 1.3).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PortSecurity {
+    /// They cannot.
+    #[default]
+    None,
+    /// They may.
+    Allowed,
+    /// They must.
+    Required,
+}
+
 /// One listener, as the discovery log describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortConfig {
@@ -184,8 +198,8 @@ pub struct PortConfig {
     pub service: String,
     /// Whether the address is an IPv6 address.
     pub ipv6: bool,
-    /// Whether hosts must use a secure channel (TLS).
-    pub secure: bool,
+    /// Whether hosts use a secure channel.
+    pub security: PortSecurity,
 }
 
 /// Limits on the resources of hosts.
@@ -515,6 +529,7 @@ impl SubsystemConfig {
             namespaces: namespaces.collect(),
             masks: Vec::new(),
             authentication: BTreeMap::new(),
+            secure_hosts: BTreeSet::new(),
             // Whether a host may attach depends on the whole subsystem.
             allow_any_host: false,
             hosts: Vec::new(),

@@ -19,7 +19,7 @@ use nvme_handover::{
 use nvme_spec::nqn::DISCOVERY_NQN;
 use reactors::Nanos;
 
-use crate::config::{DEVICES_MAX, MaskedAccess, PortConfig, PortId, TransportKind};
+use crate::config::{DEVICES_MAX, MaskedAccess, PortConfig, PortId, PortSecurity, TransportKind};
 use crate::controller::handover as controller;
 use crate::interface::TransportId;
 use crate::target::Target;
@@ -188,7 +188,7 @@ fn port_record(port: &PortConfig) -> PortRecord {
         address: port.address.clone(),
         service: port.service.clone(),
         ipv6: port.ipv6,
-        secure: port.secure,
+        secure: port.security != PortSecurity::None,
     }
 }
 

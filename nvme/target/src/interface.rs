@@ -6,6 +6,7 @@
 //! a [`Completed`]. `Work` is not `Clone`: it is the right to exactly one response.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use arrayvec::ArrayVec;
 use hugemem::{Account, Borrow, Data, Lease};
@@ -18,6 +19,7 @@ use crate::admin::AdminWork;
 use crate::config::PortId;
 use crate::io::{CopyWork, FusedWork, IoOperation, IoWork};
 use crate::reservations::work::ReservationWork;
+use crate::secure_channel::SecureChannel;
 use crate::target_core::AuthenticationWork;
 use crate::{InlineTiming, Timing};
 
@@ -34,7 +36,7 @@ pub struct QueueId {
 }
 
 /// The connection on which a Connect was received.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Arrival {
     /// The transport.
     pub transport: TransportId,
@@ -50,6 +52,8 @@ pub struct Arrival {
     /// Bytes of data that an I/O command capsule of this transport may carry, for IOCCSZ. Admin and
     /// Fabrics capsules may always carry [`ADMIN_IN_CAPSULE_MAX_BYTES`].
     pub in_capsule_max: u32,
+    /// The secure channel of the connection, if it has one.
+    pub channel: Option<Arc<SecureChannel>>,
 }
 
 /// Data that the capsule of an admin or Fabrics command may carry (TCP 1.1 §3.3.1).

@@ -31,6 +31,7 @@ mod latency;
 mod page;
 mod registry;
 mod reservations;
+mod secure_channel;
 mod shared;
 mod shares;
 mod snapshot;
@@ -52,8 +53,8 @@ pub use config::{
     ADMIN_QUEUE_DEPTH_MAX, ADMIN_QUEUE_DEPTH_MAX_RDMA, AnaPath, CONTROLLER_IDS, CONTROLLERS_MAX,
     CoreLimits, DEVICES_MAX, DISCOVERY_CONTROLLERS_MAX, DeviceIndex, IO_QUEUES_MAX, MASKS_MAX,
     MaskedAccess, NAMESPACE_ID_MAX, NamespaceConfig, NamespaceMask, PortConfig, PortId,
-    QUEUE_DEPTH_MAX, SUBSYSTEMS_MAX, SubsystemConfig, TargetConfig, TargetError, TargetLimits,
-    TransportKind,
+    PortSecurity, QUEUE_DEPTH_MAX, SUBSYSTEMS_MAX, SubsystemConfig, TargetConfig, TargetError,
+    TargetLimits, TransportKind,
 };
 pub use controller::ControllerKind;
 pub use controller::state::ControllerState;
@@ -70,6 +71,7 @@ pub use reservations::{
     InitialReservations, RegistrantSnapshot, ReservationError, ReservationSnapshot,
     ReservationStore, StoreRequest,
 };
+pub use secure_channel::{KeyOwner, QueueChannel, SecureChannel};
 pub use snapshot::{ControllerSnapshot, QueueSnapshot, SubsystemSnapshot, TargetSnapshot};
 pub use stages::{ByOperation, Measured, OperationCounts, Stage, StageCounts, TargetLatency};
 pub use status::from_device as device_status;

@@ -151,6 +151,8 @@ pub(crate) struct IoConnect<'a> {
     pub(crate) has_lists: bool,
     /// The host's address, if it has to be the same as on the admin queue.
     pub(crate) bound_to: Option<IpAddr>,
+    /// Whether its connection has a secure channel.
+    pub(crate) is_secure: bool,
 }
 
 /// A granted I/O queue.
@@ -172,6 +174,8 @@ pub(crate) enum IoRefusal {
     Busy,
     /// The address differs from that of the admin queue, which is in the value.
     Address(IpAddr),
+    /// It has a secure channel and the admin queue has none, or the reverse.
+    Channel,
 }
 
 /// All controllers of a target.
@@ -416,6 +420,9 @@ impl Registry {
         let unknown = IoRefusal::Field(ConnectField::ControllerId);
         let entry = self.controllers.get_mut(&connect.cntlid).ok_or(unknown)?;
         let identity = &entry.shared.identity;
+        if identity.is_secure != connect.is_secure {
+            return Err(IoRefusal::Channel);
+        }
         // New queues would delay the end of a draining association indefinitely.
         let is_draining = entry.is_over() || entry.shared.drain_requested().is_some();
         if identity.subsystem != connect.subsystem || is_draining {
@@ -590,6 +597,7 @@ mod tests {
             slot: 3,
             has_lists: false,
             bound_to: None,
+            is_secure: false,
         }
     }
 
@@ -658,6 +666,11 @@ mod tests {
             ..connect(1, 1)
         };
         assert_eq!(refusal(&mut registry, &other), field(ConnectField::HostId));
+        let other = IoConnect {
+            is_secure: true,
+            ..connect(1, 1)
+        };
+        assert_eq!(refusal(&mut registry, &other), IoRefusal::Channel);
         assert_eq!(
             refusal(&mut registry, &connect(1, 0)),
             field(ConnectField::QueueId)

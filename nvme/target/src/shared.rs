@@ -20,6 +20,7 @@ use crate::error_log::ErrorLog;
 use crate::interface::CloseReason;
 use crate::reservations::notices::ReservationNotices;
 use crate::reservations::restrictions::{DeviceAccess, Restrictions};
+use crate::secure_channel::QueueChannel;
 
 /// Subsystem slot of discovery controllers.
 pub(crate) const DISCOVERY_SLOT: u32 = u32::MAX;
@@ -112,6 +113,8 @@ pub(crate) struct ControllerIdentity {
     pub(crate) queue_depth_max: u16,
     /// The Keep Alive Timeout of the Connect, milliseconds; it also limits authentications.
     pub(crate) keep_alive_ms: u32,
+    /// Whether its queues use secure channels.
+    pub(crate) is_secure: bool,
 }
 
 /// One controller as all cores access it.
@@ -137,6 +140,7 @@ pub(crate) struct ControllerShared {
     pub(crate) errors: ErrorLog,
     closed_queues: Mutex<IoTotals>,
     authentications: Mutex<BTreeMap<u16, QueueAuthentication>>,
+    channels: Mutex<BTreeMap<u16, QueueChannel>>,
 }
 
 impl ControllerShared {
@@ -161,6 +165,7 @@ impl ControllerShared {
             errors: ErrorLog::new(),
             closed_queues: Mutex::new(IoTotals::default()),
             authentications: Mutex::default(),
+            channels: Mutex::default(),
         }
     }
 
@@ -360,6 +365,11 @@ impl ControllerShared {
         authentications.unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The secure channels of the connected queues, by queue identifier.
+    pub(crate) fn channels(&self) -> MutexGuard<'_, BTreeMap<u16, QueueChannel>> {
+        self.channels.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Totals of queues that are already closed.
     pub(crate) fn closed_queues(&self) -> MutexGuard<'_, IoTotals> {
         self.closed_queues
@@ -417,6 +427,7 @@ pub(crate) mod tests {
             port: PortId(0),
             queue_depth_max: 128,
             keep_alive_ms: 0,
+            is_secure: false,
         };
         ControllerShared::new(identity, 4)
     }

@@ -5,6 +5,7 @@ use crate::controller::ControllerKind;
 use crate::controller::state::ControllerState;
 use crate::counters::{IoCounters, IoTotals};
 use crate::registry::ControllerEntry;
+use crate::secure_channel::QueueChannel;
 use crate::shared::DISCOVERY_SLOT;
 use crate::target::Target;
 
@@ -21,6 +22,8 @@ pub struct QueueSnapshot {
     pub totals: IoTotals,
     /// How its host was authenticated, if it was.
     pub authentication: Option<QueueAuthentication>,
+    /// The secure channel of its connection, if it has one.
+    pub channel: Option<QueueChannel>,
 }
 
 /// One controller.
@@ -51,6 +54,8 @@ pub struct ControllerSnapshot {
     pub fenced: bool,
     /// How its host was authenticated on the admin queue, if it was.
     pub authentication: Option<QueueAuthentication>,
+    /// The secure channel of the admin queue, if it has one.
+    pub channel: Option<QueueChannel>,
 }
 
 /// One subsystem.
@@ -134,6 +139,7 @@ fn controller(target: &Target, entry: &ControllerEntry) -> ControllerSnapshot {
     let identity = &shared.identity;
     let mut totals = *shared.closed_queues();
     let authentications = shared.authentications().clone();
+    let channels = shared.channels().clone();
     let cores = target.cores();
     let io_queues = entry.io_queues.iter().map(|queue| {
         let core = cores.get(queue.reactor).and_then(Option::as_ref);
@@ -146,6 +152,7 @@ fn controller(target: &Target, entry: &ControllerEntry) -> ControllerSnapshot {
             slot: queue.slot,
             totals: moved,
             authentication: authentications.get(&queue.qid).cloned(),
+            channel: channels.get(&queue.qid).cloned(),
         }
     });
     let io_queues = io_queues.collect();
@@ -167,5 +174,6 @@ fn controller(target: &Target, entry: &ControllerEntry) -> ControllerSnapshot {
         errors_logged: shared.errors.count(),
         fenced: shared.gate().is_fenced(),
         authentication: authentications.get(&0).cloned(),
+        channel: channels.get(&0).cloned(),
     }
 }

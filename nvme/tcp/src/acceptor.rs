@@ -10,6 +10,9 @@
 //! It also answers the ICReq of hosts that send a valid one without delay, because the send of the
 //! ICResp is one of the dearest parts of a host's set-up. Connections of all other hosts go to their
 //! reactor as they are, which handles errors and deadlines.
+//!
+//! Connections of listeners with TLS take another way: to the thread of handshakes and back, which
+//! exists when such a listener does.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -28,9 +31,12 @@ use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, acceptfrom_with};
 
+use crate::handshakes::{Arriving, Finished, Handshakes, Origin};
 use crate::initialisation::InitialisationTerms;
 use crate::network::Accepted;
+use crate::socket_stream::SocketStream;
 use crate::stream::{Broken, TcpSocket};
+use crate::tls::{SharedTlsKeys, TlsCounters, TlsPolicy};
 
 /// Accepted sockets that may wait for their reactor. Each occupies a descriptor beyond the limit on
 /// connections.
@@ -56,6 +62,8 @@ const EVENTS_MAX: usize = 64;
 const FAILURE_PAUSE: Duration = Duration::from_millis(100);
 /// Pause of a listener whose reactor has not taken the accepted sockets yet.
 const FULL_PAUSE: Duration = Duration::from_millis(1);
+/// Pause after the thread of handshakes could not be started.
+const HANDSHAKES_RETRY: Duration = Duration::from_secs(1);
 /// Interval at which an active thread checks its rings, so that reactors need not wake it.
 const ACTIVE_TURN: Duration = Duration::from_millis(1);
 /// Time without work after which the thread sleeps until it is woken.
@@ -88,7 +96,19 @@ impl Acceptor {
         reactors: usize,
         prepare: impl FnOnce() + Send + 'static,
     ) -> io::Result<(Self, Vec<AcceptorPort>)> {
-        let (mut service, ports) = Service::new(reactors)?;
+        Self::start_with(reactors, AcceptorTls::default(), prepare)
+    }
+
+    /// The same with keys for listeners with TLS.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn start_with(
+        reactors: usize,
+        tls: AcceptorTls,
+        prepare: impl FnOnce() + Send + 'static,
+    ) -> io::Result<(Self, Vec<AcceptorPort>)> {
+        let (mut service, ports) = Service::new(reactors, tls)?;
         let waker = service.waker.clone();
         let stopping = Arc::clone(&service.stopping);
         let paused = Arc::clone(&service.paused);
@@ -126,6 +146,15 @@ impl Drop for Acceptor {
     }
 }
 
+/// What the handshakes of listeners with TLS use.
+#[derive(Clone, Debug, Default)]
+pub struct AcceptorTls {
+    /// The keys of hosts.
+    pub keys: SharedTlsKeys,
+    /// Their counters.
+    pub counters: Arc<TlsCounters>,
+}
+
 /// A message from a reactor.
 #[derive(Debug)]
 enum Request {
@@ -156,14 +185,18 @@ impl ListenerControl {
     fn terms(&self) -> Option<InitialisationTerms> {
         *self.terms.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn tls(&self) -> TlsPolicy {
+        self.terms().map_or(TlsPolicy::Off, |it| it.tls)
+    }
 }
 
 /// A reactor's end of the rings to the thread.
 #[derive(Debug)]
 pub struct AcceptorPort {
     requests: Sender<Request>,
-    closing: Sender<TcpSocket>,
-    accepted: Receiver<Accepted<TcpSocket>>,
+    closing: Sender<SocketStream>,
+    accepted: Receiver<Accepted<SocketStream>>,
     waker: Waker,
     /// Of each listener that is not closed.
     listeners: Vec<Option<Arc<ListenerControl>>>,
@@ -179,26 +212,33 @@ impl AcceptorPort {
     pub(crate) fn listen(&mut self, index: u16, socket: TcpListener) -> io::Result<()> {
         TcpSocket::set_inherited_options(&socket)?;
         rustix::net::listen(&socket, BACKLOG)?;
-        let control = Arc::new(ListenerControl::default());
+        let control = Arc::clone(self.control(index));
         self.request(Request::Listen {
             index,
             socket,
-            control: Arc::clone(&control),
-        })?;
+            control,
+        })
+    }
+
+    /// What is decided about a listener, or will be about the next one of this number.
+    fn control(&mut self, index: u16) -> &Arc<ListenerControl> {
         let index = usize::from(index);
         if self.listeners.len() <= index {
             self.listeners.resize(index + 1, None);
         }
-        self.listeners[index] = Some(control);
-        Ok(())
+        self.listeners[index].get_or_insert_default()
     }
 
-    /// What hosts that connect to the listener are offered from now on. Before, none is initialised
-    /// by the thread.
+    /// What hosts that connect to the listener are offered from now on, also before it is open.
+    /// Without an offer, none is initialised by the thread.
     pub(crate) fn offer(&mut self, index: u16, terms: InitialisationTerms) {
-        if let Some(Some(control)) = self.listeners.get(usize::from(index)) {
-            let mut offered = control.terms.lock().unwrap_or_else(PoisonError::into_inner);
-            *offered = Some(terms);
+        let control = self.control(index);
+        let mut offered = control.terms.lock().unwrap_or_else(PoisonError::into_inner);
+        *offered = Some(terms);
+        drop(offered);
+        if terms.tls != TlsPolicy::Off {
+            // It starts the thread of handshakes.
+            self.waker.wake();
         }
     }
 
@@ -216,7 +256,7 @@ impl AcceptorPort {
 
     /// The next accepted connection.
     #[inline]
-    pub(crate) fn accept(&mut self) -> Option<Accepted<TcpSocket>> {
+    pub(crate) fn accept(&mut self) -> Option<Accepted<SocketStream>> {
         self.accepted.recv()
     }
 
@@ -225,7 +265,7 @@ impl AcceptorPort {
     }
 
     /// Closes a socket, without waiting until it is closed.
-    pub(crate) fn close(&mut self, socket: TcpSocket) {
+    pub(crate) fn close(&mut self, socket: SocketStream) {
         // A socket that the ring has no room for is closed here: this takes longer, and leaves no
         // descriptor open.
         let _ = self.closing.send(socket);
@@ -278,8 +318,8 @@ struct Newcomer {
 #[derive(Debug)]
 struct ReactorEnd {
     requests: Receiver<Request>,
-    closing: Receiver<TcpSocket>,
-    accepted: Sender<Accepted<TcpSocket>>,
+    closing: Receiver<SocketStream>,
+    accepted: Sender<Accepted<SocketStream>>,
     /// Newcomers that will need a place in `accepted`.
     newcomers: usize,
 }
@@ -305,10 +345,15 @@ struct Service {
     /// In the order of their deadlines.
     newcomers: Vec<Newcomer>,
     next_number: u64,
+    tls: AcceptorTls,
+    /// The thread of handshakes. Once there was a listener with TLS.
+    handshakes: Option<Handshakes>,
+    /// When to try again to start it.
+    handshakes_retry_at: Option<Instant>,
 }
 
 impl Service {
-    fn new(reactors: usize) -> io::Result<(Self, Vec<AcceptorPort>)> {
+    fn new(reactors: usize, tls: AcceptorTls) -> io::Result<(Self, Vec<AcceptorPort>)> {
         let waker = Waker::new()?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let data = epoll::EventData::new_u64(WAKER_DATA);
@@ -345,6 +390,9 @@ impl Service {
             listeners: Vec::new(),
             newcomers: Vec::with_capacity(NEWCOMERS_MAX),
             next_number: 0,
+            tls,
+            handshakes: None,
+            handshakes_retry_at: None,
         };
         Ok((service, ports))
     }
@@ -384,7 +432,8 @@ impl Service {
     fn has_messages(&self) -> bool {
         let waits = |it: &ReactorEnd| !it.requests.is_empty() || !it.closing.is_empty();
         let is_closing = |it: &Listening| it.socket.is_some() && it.control.is_closed();
-        self.stopping.load(Ordering::Relaxed)
+        self.has_finished()
+            || self.stopping.load(Ordering::Relaxed)
             || self.reactors.iter().any(waits)
             || self.listeners.iter().any(is_closing)
     }
@@ -412,6 +461,8 @@ impl Service {
     fn turn(&mut self, now: Instant) -> bool {
         let mut is_busy = self.take_requests();
         is_busy |= self.close_listeners();
+        self.start_handshakes(now);
+        is_busy |= self.take_finished();
         for position in 0..self.events.len() {
             match self.events[position] {
                 WAKER_DATA => self.waker.drain(),
@@ -474,6 +525,56 @@ impl Service {
         }
     }
 
+    fn has_finished(&self) -> bool {
+        let handshakes = self.handshakes.as_ref();
+        handshakes.is_some_and(Handshakes::has_finished)
+    }
+
+    /// Starts the thread of handshakes for the first listener with TLS.
+    fn start_handshakes(&mut self, now: Instant) {
+        let is_needed = |it: &Listening| it.control.tls() != TlsPolicy::Off;
+        if self.handshakes.is_some()
+            || self.handshakes_retry_at.is_some_and(|at| now < at)
+            || !self.listeners.iter().any(is_needed)
+        {
+            return;
+        }
+        let AcceptorTls { keys, counters } = self.tls.clone();
+        match Handshakes::start(keys, counters, self.waker.clone()) {
+            Ok(handshakes) => self.handshakes = Some(handshakes),
+            Err(error) => {
+                tracing::error!(%error, "the thread of handshakes cannot be started");
+                self.handshakes_retry_at = Some(now + HANDSHAKES_RETRY);
+            }
+        }
+    }
+
+    /// Passes the connections whose handshakes are complete to their reactors, as far as these have
+    /// room.
+    fn take_finished(&mut self) -> bool {
+        let mut is_busy = false;
+        let has_room = |it: &mut ReactorEnd| it.has_room();
+        while self.reactors.iter_mut().all(has_room) {
+            let finished = self.handshakes.as_mut().and_then(Handshakes::next_finished);
+            let Some(Finished { stream, origin }) = finished else {
+                break;
+            };
+            is_busy = true;
+            let Origin {
+                listener,
+                reactor,
+                index,
+            } = origin;
+            // The number of a closed listener may be that of another one by now.
+            let mut listeners = self.listeners.iter();
+            if listeners.any(|it| it.number == listener && it.socket.is_some()) {
+                self.hand_over(reactor, index, stream, None);
+            }
+        }
+        // Those that the reactors have no room for are passed in a later turn.
+        is_busy || self.has_finished()
+    }
+
     fn take_number(&mut self) -> u64 {
         let number = self.next_number;
         self.next_number += 1;
@@ -524,10 +625,23 @@ impl Service {
             let Some(socket) = &self.listeners[at].socket else {
                 return;
             };
-            if !self.reactors[reactor].has_room() || self.paused.load(Ordering::Acquire) {
+            let tls = terms.map_or(TlsPolicy::Off, |it| it.tls);
+            let has_room = match tls {
+                TlsPolicy::Off => self.reactors[reactor].has_room(),
+                _ => self.handshakes.as_mut().is_some_and(Handshakes::has_room),
+            };
+            if !has_room || self.paused.load(Ordering::Acquire) {
                 return self.pause(at, now + FULL_PAUSE);
             }
             match accept_from(socket) {
+                Ok(Some(stream)) if tls != TlsPolicy::Off => {
+                    let origin = Origin {
+                        listener,
+                        reactor,
+                        index,
+                    };
+                    self.begin_handshake(stream, origin, tls);
+                }
                 Ok(Some(stream)) => match terms {
                     Some(terms) if self.newcomers.len() < NEWCOMERS_MAX => {
                         let number = self.take_number() | NEWCOMER_BIT;
@@ -553,6 +667,17 @@ impl Service {
         }
     }
 
+    /// Passes a connection to the thread of handshakes, which has room.
+    fn begin_handshake(&mut self, stream: TcpSocket, origin: Origin, policy: TlsPolicy) {
+        if let Some(handshakes) = &mut self.handshakes {
+            handshakes.begin(Arriving {
+                stream,
+                origin,
+                policy,
+            });
+        }
+    }
+
     fn await_request(&mut self, newcomer: Newcomer) {
         let data = epoll::EventData::new_u64(newcomer.number);
         match epoll::add(&self.epoll, &newcomer.stream, data, epoll::EventFlags::IN) {
@@ -572,12 +697,12 @@ impl Service {
         &mut self,
         reactor: usize,
         listener: u16,
-        stream: TcpSocket,
+        stream: impl Into<SocketStream>,
         framing: Option<Framing>,
     ) {
         let _ = self.reactors[reactor].accepted.send(Accepted::Stream {
             listener,
-            stream,
+            stream: stream.into(),
             framing,
         });
     }

@@ -5,6 +5,7 @@ use nvme_target::PortId;
 use reactors::Nanos;
 
 use crate::initialisation::InitialisationTerms;
+use crate::tls::TlsPolicy;
 
 /// Whether a digest is used, depending on the host's request in its ICReq.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -54,6 +55,8 @@ pub struct PortSettings {
     pub header_digest: DigestPolicy,
     /// Data digest.
     pub data_digest: DigestPolicy,
+    /// TLS.
+    pub tls: TlsPolicy,
 }
 
 impl PortSettings {
@@ -63,6 +66,7 @@ impl PortSettings {
             header_digest: self.header_digest,
             data_digest: self.data_digest,
             host_data_bytes_max,
+            tls: self.tls,
         }
     }
 }
@@ -73,6 +77,7 @@ impl Default for PortSettings {
             in_capsule_bytes: 16 << 10,
             header_digest: DigestPolicy::default(),
             data_digest: DigestPolicy::default(),
+            tls: TlsPolicy::default(),
         }
     }
 }

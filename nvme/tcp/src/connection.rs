@@ -691,6 +691,7 @@ impl<S: ByteStream> Connection<S> {
             local_address: self.stream.local_address(),
             peer_address: self.stream.host_address().map(|address| address.ip()),
             in_capsule_max: self.settings.in_capsule_bytes,
+            channel: self.stream.channel().cloned(),
         };
         match cx.core.connect(&arrival, &sqe, &data[..filled], cx.now) {
             ConnectOutcome::Accepted {
@@ -833,7 +834,8 @@ impl<S: ByteStream> Connection<S> {
         if let Some(withheld) = cx.log.admit(cx.now) {
             let (status, information) = (violation.status, violation.information);
             let host = self.stream.host_address();
-            tracing::warn!(?host, %status, information, withheld, "a host broke the protocol");
+            let hint = violation.hint();
+            tracing::warn!(?host, %status, information, withheld, "a host broke the protocol{hint}");
         }
         if violation.status == FatalError::HEADER_DIGEST_ERROR {
             cx.counters.header_digest_errors.add(1);

@@ -25,6 +25,7 @@ use crate::counters::TcpCounters;
 use crate::initialisation::InitialisationTerms;
 use crate::receive_buffers::ReceiveBuffers;
 use crate::stream::ByteStream;
+use crate::tls::TlsPolicy;
 
 /// A connection that is not attached to an export may be ended to make room after it has received
 /// nothing for this time. Hosts that set up a connection send without such a pause.
@@ -174,6 +175,13 @@ impl<S: ByteStream> ConnectionSet<S> {
     /// Counts a connection that was refused before it reached this set.
     pub(crate) fn count_refused(&self) {
         self.shared.counters.connections_refused.add(1);
+    }
+
+    /// Whether the settings of `port` permit the stream: a plain one that was accepted before TLS was
+    /// required is not.
+    pub(crate) fn permits(&self, stream: &S, port: PortId) -> bool {
+        let tls = self.shared.config.port(port).tls;
+        tls != TlsPolicy::Required || stream.channel().is_some()
     }
 
     /// Inserts a stream that was accepted on `port`; returns its place.

@@ -9,6 +9,7 @@ use nvme_spec::tcp::{
 use zerocopy::FromBytes as _;
 
 use crate::config::DigestPolicy;
+use crate::tls::TlsPolicy;
 
 /// What a listener offers to the hosts that connect to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +20,8 @@ pub struct InitialisationTerms {
     pub data_digest: DigestPolicy,
     /// Largest data of one H2CData PDU in bytes (MAXH2CDATA).
     pub host_data_bytes_max: u32,
+    /// Whether its connections are protected by TLS.
+    pub tls: TlsPolicy,
 }
 
 impl InitialisationTerms {

@@ -12,6 +12,7 @@ mod connection;
 mod connections;
 mod counters;
 mod digest;
+mod handshakes;
 mod initialisation;
 mod listeners;
 mod network;
@@ -19,12 +20,14 @@ mod protected;
 mod receive;
 mod receive_buffers;
 mod slot;
+mod socket_stream;
 mod stream;
 mod termination;
+mod tls;
 mod transmit;
 mod transport;
 
-pub use acceptor::{Acceptor, AcceptorPort};
+pub use acceptor::{Acceptor, AcceptorPort, AcceptorTls};
 pub use config::{
     CONNECTIONS_PER_REACTOR_MAX, DigestPolicy, IN_CAPSULE_BYTES_MAX, PortSettings, TcpConfig,
 };
@@ -34,7 +37,9 @@ pub use counters::TcpCounters;
 pub use initialisation::InitialisationTerms;
 pub use network::{Accepted, Interest, Network, Ready, Sockets};
 pub use protected::Protected;
+pub use socket_stream::SocketStream;
 pub use stream::{ByteStream, TcpSocket, Transferred};
+pub use tls::{SharedTlsKeys, TlsCounters, TlsKeys, TlsPolicy};
 pub use transport::{
     Exported, Handoff, HandoverMessage, NotReady, PassedConnection, PortMessage, RestoreFailure,
     TcpTransport,

@@ -15,7 +15,8 @@ use rustix::io::Errno;
 
 use crate::acceptor::AcceptorPort;
 use crate::initialisation::InitialisationTerms;
-use crate::stream::{ByteStream, TcpSocket};
+use crate::socket_stream::SocketStream;
+use crate::stream::ByteStream;
 
 /// A report about a listener.
 #[derive(Debug)]
@@ -145,7 +146,7 @@ impl Sockets {
 
 impl Network for Sockets {
     type Listener = TcpListener;
-    type Stream = TcpSocket;
+    type Stream = SocketStream;
 
     fn add_listener(&mut self, index: u16, listener: TcpListener) -> io::Result<()> {
         self.acceptor.listen(index, listener)
@@ -160,7 +161,7 @@ impl Network for Sockets {
     }
 
     #[inline]
-    fn accept(&mut self) -> Option<Accepted<TcpSocket>> {
+    fn accept(&mut self) -> Option<Accepted<SocketStream>> {
         self.acceptor.accept()
     }
 
@@ -168,7 +169,7 @@ impl Network for Sockets {
         self.acceptor.has_accepted()
     }
 
-    fn add_stream(&self, index: u16, stream: &TcpSocket) -> io::Result<()> {
+    fn add_stream(&self, index: u16, stream: &SocketStream) -> io::Result<()> {
         let data = epoll::EventData::new_u64(u64::from(index));
         let descriptor = stream.as_fd();
         Ok(epoll::add(
@@ -179,7 +180,12 @@ impl Network for Sockets {
         )?)
     }
 
-    fn watch_stream(&self, index: u16, stream: &TcpSocket, interest: Interest) -> io::Result<()> {
+    fn watch_stream(
+        &self,
+        index: u16,
+        stream: &SocketStream,
+        interest: Interest,
+    ) -> io::Result<()> {
         let data = epoll::EventData::new_u64(u64::from(index));
         let descriptor = stream.as_fd();
         Ok(epoll::modify(
@@ -190,7 +196,7 @@ impl Network for Sockets {
         )?)
     }
 
-    fn close_stream(&mut self, stream: TcpSocket) {
+    fn close_stream(&mut self, stream: SocketStream) {
         // The kernel would report its events until the other thread has closed it. It fails for a
         // stream that was never added, which does not matter.
         let _ = epoll::delete(&self.epoll, stream.as_fd());
@@ -198,7 +204,7 @@ impl Network for Sockets {
         self.acceptor.close(stream);
     }
 
-    fn duplicate(&self, stream: &TcpSocket) -> io::Result<TcpSocket> {
+    fn duplicate(&self, stream: &SocketStream) -> io::Result<SocketStream> {
         stream.duplicate()
     }
 

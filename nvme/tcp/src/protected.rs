@@ -9,7 +9,9 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
+use nvme_target::SecureChannel;
 use nvme_tls::{Channel, Taken, Unsealed};
 use rustix::io::Errno;
 
@@ -24,6 +26,8 @@ const RECEIVES_MAX: usize = 4;
 pub struct Protected<S> {
     stream: S,
     channel: Box<Channel>,
+    /// What the target knows of it.
+    description: Option<Arc<SecureChannel>>,
 }
 
 impl<S: ByteStream> Protected<S> {
@@ -31,7 +35,20 @@ impl<S: ByteStream> Protected<S> {
     #[must_use]
     pub fn new(stream: S, channel: Channel) -> Self {
         let channel = Box::new(channel);
-        Self { stream, channel }
+        Self {
+            stream,
+            channel,
+            description: None,
+        }
+    }
+
+    /// The same stream, which tells the target whose channel it is.
+    #[must_use]
+    pub fn described(self, description: SecureChannel) -> Self {
+        Self {
+            description: Some(Arc::new(description)),
+            ..self
+        }
     }
 
     /// The stream underneath.
@@ -157,5 +174,9 @@ impl<S: ByteStream> ByteStream for Protected<S> {
 
     fn host_address(&self) -> Option<SocketAddr> {
         self.stream.host_address()
+    }
+
+    fn channel(&self) -> Option<&Arc<SecureChannel>> {
+        self.description.as_ref()
     }
 }

@@ -34,6 +34,19 @@ impl Violation {
             header,
         })
     }
+
+    /// The likely cause, for the log.
+    pub(crate) fn hint(&self) -> &'static str {
+        /// The beginning of a ClientHello's record: a handshake, and the legacy version (RFC 8446
+        /// §5.1).
+        const TLS_HANDSHAKE: [u8; 2] = [22, 3];
+        if self.header.starts_with(&TLS_HANDSHAKE) {
+            ": it uses TLS, and the listener does not: write tls = \"allowed\" or \"required\", or \
+             connect without --tls"
+        } else {
+            ""
+        }
+    }
 }
 
 /// The data of a PDU.

@@ -6,9 +6,11 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use nvme_spec::tcp::{Framing, IcReq};
+use nvme_target::SecureChannel;
 use reactors::restore_return_prediction;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, send, sendmsg, sockopt};
@@ -69,6 +71,11 @@ pub trait ByteStream {
 
     /// The target's address; `None` for streams without one.
     fn local_address(&self) -> Option<IpAddr> {
+        None
+    }
+
+    /// The secure channel that protects the stream.
+    fn channel(&self) -> Option<&Arc<SecureChannel>> {
         None
     }
 
@@ -170,6 +177,24 @@ impl TcpSocket {
         match self.send(&[IoSlice::new(response)]) {
             Transferred::Bytes(bytes) if bytes == response.len() => Ok(Some(framing)),
             _ => Err(Broken),
+        }
+    }
+}
+
+impl TcpSocket {
+    /// The first byte that the peer has sent, which stays in the socket: `Ok(None)` until there is
+    /// one.
+    ///
+    /// # Errors
+    /// The connection has ended.
+    pub(crate) fn first_byte(&self) -> Result<Option<u8>, Errno> {
+        let mut byte = [0];
+        let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
+        match recv(&self.socket, &mut byte, flags) {
+            Ok((_, 0)) => Err(Errno::CONNRESET),
+            Ok(_) => Ok(Some(byte[0])),
+            Err(Errno::AGAIN | Errno::INTR) => Ok(None),
+            Err(errno) => Err(errno),
         }
     }
 }

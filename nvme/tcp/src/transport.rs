@@ -23,7 +23,7 @@ use crate::connection::ConnectionAudit;
 use crate::connections::ConnectionSet;
 use crate::listeners::Listeners;
 use crate::network::{Accepted, Interest, Network, Ready, Sockets};
-use crate::stream::TcpSocket;
+use crate::socket_stream::SocketStream;
 use handover::HandoverState;
 pub use handover::{Exported, HandoverMessage, NotReady, PassedConnection, RestoreFailure};
 
@@ -38,7 +38,7 @@ const ACCEPTS_PER_POLL_MAX: usize = 16;
 
 /// A connection on its way to the reactor that will serve it.
 #[derive(Debug)]
-pub struct Handoff<S = TcpSocket> {
+pub struct Handoff<S = SocketStream> {
     /// The connected stream.
     pub stream: S,
     /// The framing, if its host has received its ICResp.
@@ -51,7 +51,7 @@ pub struct Handoff<S = TcpSocket> {
 
 /// A control message to the transport. The result of listening is whether it can watch the
 /// listener.
-pub type PortMessage<L = std::net::TcpListener, S = TcpSocket> =
+pub type PortMessage<L = std::net::TcpListener, S = SocketStream> =
     ListenerMessage<L, PortSettings, io::Result<()>, HandoverMessage<S>>;
 
 /// The control messages of a transport over the network `N`.
@@ -88,7 +88,7 @@ impl TcpTransport<Sockets> {
     /// # Errors
     /// The system's, if epoll fails.
     pub fn new(
-        connections: ConnectionSet<TcpSocket>,
+        connections: ConnectionSet<SocketStream>,
         handoffs: Port<Handoff>,
         acceptor: AcceptorPort,
         placement: Placement,
@@ -152,8 +152,9 @@ impl<N: Network> TcpTransport<N> {
     /// The system's, if the listener cannot be watched.
     pub fn listen(&mut self, listener: N::Listener, port: PortId) -> io::Result<()> {
         let index = self.listeners.next_index();
-        self.network.add_listener(index, listener)?;
+        // First, so that no connection is accepted without them.
         self.network.offer(index, self.connections.terms(port));
+        self.network.add_listener(index, listener)?;
         self.listeners.insert(port);
         Ok(())
     }
@@ -239,7 +240,8 @@ impl<N: Network> TcpTransport<N> {
             port,
             replaces,
         } = handoff;
-        if replaces && !self.connections.evict(now) {
+        let is_permitted = self.connections.permits(&stream, port);
+        if !is_permitted || (replaces && !self.connections.evict(now)) {
             self.placement.release(self.handoffs.index());
             return self.refuse(stream);
         }

@@ -1,7 +1,7 @@
 //! The host's side of a handshake.
 
 use nvme_keys::Candidate;
-use nvme_tls::Role;
+use nvme_tls::{Alert, ContentType, HEADER_BYTES, Role};
 
 use crate::engine::{Engine, Secrets, Status};
 use crate::error::HandshakeError;
@@ -66,6 +66,10 @@ impl ClientHandshake {
             self.engine = Some(engine);
             return Ok(Progress::Continue);
         };
+        // With keys, alerts are protected, and s2n-tls reads them.
+        if let Some(alert) = plaintext_alert(&record) {
+            return Err(HandshakeError::Reported(alert));
+        }
         let status = engine.advance(&record);
         self.output.append(&mut engine.take_output());
         if status? == Status::Complete {
@@ -73,5 +77,14 @@ impl ClientHandshake {
         }
         self.engine = Some(engine);
         Ok(Progress::Continue)
+    }
+}
+
+/// The alert in a record without protection.
+fn plaintext_alert(record: &[u8]) -> Option<Alert> {
+    let (header, body) = record.split_first_chunk::<HEADER_BYTES>()?;
+    match *body {
+        [_, description] if header[0] == ContentType::Alert.code() => Some(Alert(description)),
+        _ => None,
     }
 }

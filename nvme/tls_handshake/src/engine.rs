@@ -40,15 +40,21 @@ impl Group {
             _ => None,
         }
     }
+
+    /// Its name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::X25519 => "X25519",
+            Self::P256 => "P-256",
+            Self::P384 => "P-384",
+        }
+    }
 }
 
 impl fmt::Display for Group {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::X25519 => "X25519",
-            Self::P256 => "P-256",
-            Self::P384 => "P-384",
-        })
+        f.write_str(self.name())
     }
 }
 

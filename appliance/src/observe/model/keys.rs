@@ -23,13 +23,13 @@ measured! {
             KeySource::File(_) => "file",
             KeySource::Credential(_) => "credential",
         }.to_owned();
-        /// Queues that were authenticated with it since the start.
+        /// Queues that were authenticated or protected with it since the start.
         uses: u64 = input.uses, Counter "key_authentications";
         /// When the last one was, milliseconds since 1970; none since the start.
         last_used_unix_ms: Option<u64> = input.last_used_unix_ms,
             GaugeSeconds "key_last_used_timestamp":
                 |it| Some(it.last_used_unix_ms?.saturating_mul(1_000_000))
-            => "When a queue was authenticated with it the last time, since 1970.";
+            => "When a queue was authenticated or protected with it the last time, since 1970.";
     }
 }
 
@@ -48,6 +48,22 @@ pub(crate) struct AuthenticationStatus {
     pub(crate) hash: String,
     /// `null`, or `ffdhe2048` to `ffdhe8192`.
     pub(crate) group: String,
+    /// When, milliseconds since 1970.
+    pub(crate) since_unix_ms: u64,
+}
+
+/// How TLS protects a host's connections.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct ChannelStatus {
+    /// The name of the host's key; over HTTP without a token, a pseudonym.
+    pub(crate) key: String,
+    /// The cipher suite, such as `TLS_AES_128_GCM_SHA256`.
+    pub(crate) cipher: String,
+    /// The group of the key exchange: `X25519`, `P-256` or `P-384`.
+    pub(crate) group: String,
+    /// How the host has derived its key: `standard`, or `old-libnvme` for nvme-cli before 2.16.
+    pub(crate) derivation: String,
     /// When, milliseconds since 1970.
     pub(crate) since_unix_ms: u64,
 }

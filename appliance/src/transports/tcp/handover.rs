@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use nvme_handover::{State, TcpPhase};
 use nvme_target::PortId;
-use nvme_tcp::{Exported, HandoverMessage, NotReady, PassedConnection, RestoreFailure, TcpSocket};
+use nvme_tcp::{
+    Exported, HandoverMessage, NotReady, PassedConnection, RestoreFailure, SocketStream, TcpSocket,
+};
 
 use super::Tcp;
 use crate::event_loop::EventLoop;
@@ -41,7 +43,7 @@ pub(crate) enum RestoreError {
 }
 
 /// The connections for each reactor.
-type Distributed = Vec<Vec<PassedConnection<TcpSocket>>>;
+type Distributed = Vec<Vec<PassedConnection<SocketStream>>>;
 
 impl Tcp {
     /// While it is paused, new connections wait in the kernel.
@@ -78,7 +80,7 @@ impl Tcp {
     pub(crate) fn export(
         &self,
         event_loop: &mut dyn EventLoop,
-    ) -> Result<(State, Vec<TcpSocket>), ExportError> {
+    ) -> Result<(State, Vec<SocketStream>), ExportError> {
         let export = |_, reply| HandoverMessage::Export { reply };
         let exported = self.port_messages.hand_over(event_loop, export)?;
         let (mut all, mut sockets) = (State::default(), Vec::new());
@@ -163,7 +165,7 @@ impl Tcp {
             let stream = TcpSocket::new(TcpStream::from(socket)).ok();
             let passed = stream.map(|stream| PassedConnection {
                 record: number,
-                stream,
+                stream: SocketStream::Plain(stream),
             });
             match (record.phase, passed) {
                 (TcpPhase::Serving { controller_id, qid }, Some(passed)) if qid > 0 => {

@@ -1,14 +1,14 @@
 //! The target of the loops: one subsystem with a namespace for each device.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use block::{Device, MemoryDevice, MemoryOptions};
 use hugemem::{Arena, PagePolicy};
 use nvme_target::{
-    CONTROLLER_IDS, DeviceIndex, NamespaceConfig, PortConfig, PortId, SubsystemConfig, Target,
-    TargetConfig, TargetLimits, TransportKind,
+    CONTROLLER_IDS, DeviceIndex, NamespaceConfig, PortConfig, PortId, PortSecurity,
+    SubsystemConfig, Target, TargetConfig, TargetLimits, TransportKind,
 };
 
 use crate::cost::measure::CostError;
@@ -122,6 +122,7 @@ pub(super) fn target(
         ports: vec![PortId(0)],
         masks: Vec::new(),
         authentication: BTreeMap::new(),
+        secure_hosts: BTreeSet::new(),
         ana_states: BTreeMap::new(),
         controller_ids: CONTROLLER_IDS,
     };
@@ -133,7 +134,7 @@ pub(super) fn target(
             address: address.ip().to_string(),
             service: address.port().to_string(),
             ipv6: false,
-            secure: false,
+            security: PortSecurity::None,
         }],
         limits: TargetLimits {
             transfer_max: arena.max_transfer(),

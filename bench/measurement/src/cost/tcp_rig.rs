@@ -178,7 +178,7 @@ impl Rig {
         let (stream, _) = self.listener.accept()?;
         let end = stream.try_clone()?;
         let handoff = Handoff {
-            stream: TcpSocket::new(stream)?,
+            stream: TcpSocket::new(stream)?.into(),
             framing: None,
             port: PortId(0),
             replaces: false,

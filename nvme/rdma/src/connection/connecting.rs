@@ -228,6 +228,7 @@ impl<P: Provider> Connection<P> {
             local_address: self.connection.local_address().map(|address| address.ip()),
             peer_address: self.host_address().map(|address| address.ip()),
             in_capsule_max: self.in_capsule_bytes,
+            channel: None,
         };
         match cx.core.connect(&arrival, sqe, data, cx.now) {
             ConnectOutcome::Accepted {

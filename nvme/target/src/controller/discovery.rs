@@ -18,7 +18,7 @@ use nvme_spec::log::{
 use nvme_spec::nqn::{DISCOVERY_NQN, to_field};
 use zerocopy::{FromZeros, IntoBytes};
 
-use crate::config::{PortConfig, PortId, TransportKind};
+use crate::config::{PortConfig, PortId, PortSecurity, TransportKind};
 use crate::page::Page;
 use crate::view::{SubsystemView, TargetView};
 
@@ -125,10 +125,9 @@ fn entry(
         AddressFamily::IPV4
     };
     entry.subtype = subtype;
-    let channel = if port.secure {
-        SecureChannel::REQUIRED
-    } else {
-        SecureChannel::NOT_REQUIRED
+    let channel = match port.security {
+        PortSecurity::Required => SecureChannel::REQUIRED,
+        PortSecurity::None | PortSecurity::Allowed => SecureChannel::NOT_REQUIRED,
     };
     entry.treq = TransportRequirements::new()
         .with_secure_channel(channel)
@@ -142,10 +141,9 @@ fn entry(
     match port.transport {
         TransportKind::Tcp => {
             entry.trtype = TransportType::TCP;
-            entry.tcp_mut().sectype = if port.secure {
-                TcpSecurity::TLS_1_3
-            } else {
-                TcpSecurity::NONE
+            entry.tcp_mut().sectype = match port.security {
+                PortSecurity::None => TcpSecurity::NONE,
+                PortSecurity::Allowed | PortSecurity::Required => TcpSecurity::TLS_1_3,
             };
         }
         TransportKind::Rdma => {

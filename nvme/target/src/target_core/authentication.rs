@@ -514,12 +514,14 @@ impl TargetCore {
             return;
         };
         queue.shared.authentications().remove(&queue.qid);
+        queue.shared.channels().remove(&queue.qid);
         if queue.session.take().is_some() {
             self.target.exponentiations().cancel(self.reactor, id);
         }
     }
 
-    /// Ends associations whose host has to authenticate itself since a change, and has not.
+    /// Ends associations whose host has to authenticate itself, or to use a secure channel, since a
+    /// change, and does not.
     pub(super) fn require_authentication(&mut self) {
         let mut is_changed = false;
         for slot in 0..self.queues.capacity() {
@@ -527,7 +529,8 @@ impl TargetCore {
                 continue;
             };
             let is_required = settings(queue, &self.view).is_some_and(|it| it.required);
-            if is_required && queue.standing == Standing::NotRequired {
+            let is_unauthenticated = is_required && queue.standing == Standing::NotRequired;
+            if is_unauthenticated || lacks_channel(queue, &self.view) {
                 queue.shared.drain_association(CloseReason::Reconfigured);
                 is_changed = true;
             }
@@ -537,6 +540,15 @@ impl TargetCore {
             self.target.notify_all();
         }
     }
+}
+
+/// Whether a queue's host has to use a secure channel, and does not.
+fn lacks_channel(queue: &Queue, view: &TargetView) -> bool {
+    let identity = &queue.shared.identity;
+    let subsystem = view.subsystem(identity.subsystem);
+    let is_required =
+        subsystem.is_some_and(|it| it.config.secure_hosts.contains(&identity.host_nqn));
+    is_required && !identity.is_secure
 }
 
 fn failed(command: Command) -> FailedCommand {

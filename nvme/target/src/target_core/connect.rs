@@ -23,6 +23,7 @@ use crate::interface::{
 };
 use crate::io::DataContext;
 use crate::registry::{AddedController, IoConnect, IoRefusal, NewController, Registry};
+use crate::secure_channel::{self, ChannelRefusal, QueueChannel};
 use crate::shared::{ControllerIdentity, DISCOVERY_SLOT};
 use crate::shares::ShareHolder;
 
@@ -147,7 +148,7 @@ impl TargetCore {
         now: Nanos,
     ) -> Result<(QueueId, QueueInfo), ConnectRefusal> {
         let request = self.read_connect(arrival, sqe, data)?;
-        let requested = self.find_subsystem(&request)?;
+        let requested = self.find_subsystem(&request, now)?;
         let qid = request.command.qid.get();
         // Base 2.1 §6.3: a queue has at least two entries, and at most CAP.MQES.
         let depth_max = if qid == 0 {
@@ -184,6 +185,7 @@ impl TargetCore {
         self.reserved.take(&request.share_holder, slot_quota);
         self.counters.queues.set(self.queues.len() as u64);
         self.watch_authentication(queue.slot);
+        self.record_channel(queue, arrival, now);
         Ok((queue, info))
     }
 
@@ -261,12 +263,17 @@ impl TargetCore {
     }
 
     /// The subsystem that a Connect requests, if the host may use it.
-    fn find_subsystem(&self, request: &Request<'_>) -> Result<RequestedQueue, ConnectRefusal> {
+    fn find_subsystem(
+        &self,
+        request: &Request<'_>,
+        now: Nanos,
+    ) -> Result<RequestedQueue, ConnectRefusal> {
         if request.subsystem_nqn == DISCOVERY_NQN {
             // Base 2.1 §3.1.3.3: a discovery controller has no I/O queues.
             if request.command.qid.get() != 0 {
                 return Err(ConnectField::QueueId.into());
             }
+            self.check_channel(request, false, now)?;
             let kind = ControllerKind::Discovery;
             return Ok(RequestedQueue::new(
                 DISCOVERY_SLOT,
@@ -283,6 +290,8 @@ impl TargetCore {
                 Status::CONNECT_INVALID_HOST.with_dnr(),
             ));
         }
+        let is_required = view.config.secure_hosts.contains(request.host_nqn);
+        self.check_channel(request, is_required, now)?;
         let (queues_max, depth_max) = (view.config.io_queues_max, view.config.queue_depth_max);
         Ok(RequestedQueue::new(
             slot,
@@ -322,6 +331,7 @@ impl TargetCore {
             port: request.arrival.port,
             queue_depth_max: requested.depth_max,
             keep_alive_ms,
+            is_secure: request.arrival.channel.is_some(),
         };
         let subsystem = self.view.subsystem(requested.subsystem);
         let controller_ids = subsystem.map(|view| view.config.controller_ids.clone());
@@ -390,6 +400,55 @@ impl TargetCore {
         }
     }
 
+    /// Checks that the connection's secure channel is that of the host and the subsystem.
+    fn check_channel(
+        &self,
+        request: &Request<'_>,
+        is_required: bool,
+        now: Nanos,
+    ) -> Result<(), ConnectRefusal> {
+        let channel = request.arrival.channel.as_deref();
+        let (host, subsystem) = (request.host_nqn, request.subsystem_nqn);
+        secure_channel::check(channel, host, subsystem, is_required)
+            .map_err(|refusal| self.refuse_channel(request, refusal, now))
+    }
+
+    /// Logs the refusal of a connection for its secure channel, not more often than failed
+    /// authentications.
+    fn refuse_channel(
+        &self,
+        request: &Request<'_>,
+        refusal: ChannelRefusal<'_>,
+        now: Nanos,
+    ) -> ConnectRefusal {
+        let records = self.target.authentication_records();
+        if records.is_logged(request.host_nqn, now) {
+            let address = request.arrival.peer_address;
+            let address = address.map_or_else(|| "unknown".to_owned(), |it| it.to_string());
+            tracing::warn!(
+                "host {} at address {address}: Connect to {} refused: {}",
+                request.host_nqn,
+                request.subsystem_nqn,
+                refusal.advice()
+            );
+        }
+        ConnectRefusal::Status(Status::CONNECT_INVALID_HOST.with_dnr())
+    }
+
+    /// Records the secure channel of a new queue, and the use of its key.
+    fn record_channel(&self, id: QueueId, arrival: &Arrival, now: Nanos) {
+        let Some((queue, channel)) = self.queues.at(id.slot).zip(arrival.channel.as_ref()) else {
+            return;
+        };
+        let records = self.target.authentication_records();
+        records.add_use(&channel.owner.key, now);
+        let recorded = QueueChannel {
+            channel: Arc::clone(channel),
+            since: now,
+        };
+        queue.shared.channels().insert(queue.qid, recorded);
+    }
+
     /// The host's address, if it has to be the same as on the admin queue.
     fn bound_to(&self, request: &Request<'_>) -> Option<IpAddr> {
         let binds = self.target.limits().bind_queues && request.kind == TransportKind::Tcp;
@@ -424,6 +483,7 @@ impl TargetCore {
             slot: requested.slot,
             has_lists: self.view.has_lists(),
             bound_to: self.bound_to(request),
+            is_secure: request.arrival.channel.is_some(),
         };
         // Reset the counters of the slot for its new queue before a snapshot can find the queue
         // there.
@@ -441,6 +501,7 @@ impl TargetCore {
                 self.notice_unbound(admin, request.arrival.peer_address);
                 ConnectRefusal::Status(Status::CONNECT_INVALID_HOST.with_dnr())
             }
+            IoRefusal::Channel => self.refuse_channel(request, ChannelRefusal::Mixed, now),
         })?;
         let kind = QueueKind::Io { token: grant.token };
         let setup = request.queue_setup(kind, requested, request.arrival.in_capsule_max);

@@ -297,7 +297,8 @@ impl TargetCore {
         } else {
             let found = self.view.find(&record.subsystem_nqn);
             let (subsystem, view) = found.ok_or("its subsystem does not exist")?;
-            if !view.allows(&record.host_nqn) || !view.is_at(port) {
+            let is_secure = view.config.secure_hosts.contains(&record.host_nqn);
+            if !view.allows(&record.host_nqn) || !view.is_at(port) || is_secure {
                 return Err("its host may not connect to its subsystem");
             }
             (subsystem, view.ana_restrictions(port))
@@ -318,6 +319,7 @@ impl TargetCore {
                 port,
                 queue_depth_max: record.queue_depth_max,
                 keep_alive_ms: record.features.keep_alive_ms,
+                is_secure: false,
             },
             share_holder: ShareHolder::restored(&record.host_nqn, record.share),
             address: record.host_address,

@@ -7,7 +7,7 @@ use nvme_spec::log::{
 };
 use nvme_spec::nqn::DISCOVERY_NQN;
 use nvme_spec::{Sqe, Status};
-use nvme_target::{CoreLimits, PortConfig, PortId, TransportKind};
+use nvme_target::{CoreLimits, PortConfig, PortId, PortSecurity, TransportKind};
 use zerocopy::FromBytes;
 
 use crate::harness::{
@@ -83,11 +83,11 @@ fn discovery_entry_fields() {
     let rdma = PortConfig {
         id: PortId(3),
         transport: TransportKind::Rdma,
-        secure: true,
+        security: PortSecurity::Required,
         ..port(PortId(3), "192.0.2.3", false)
     };
     let secure = PortConfig {
-        secure: true,
+        security: PortSecurity::Required,
         ..port(PortId(4), "192.0.2.4", false)
     };
     let limits = CoreLimits::default();

@@ -2,7 +2,7 @@
 //! copies data.
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -22,9 +22,9 @@ use nvme_spec::sgl::SglDescriptor;
 use nvme_spec::{Cqe, Sqe, Status};
 use nvme_target::{
     Admission, Arrival, CONTROLLER_IDS, Close, CloseReason, Completed, ConnectOutcome, CoreLimits,
-    DeviceIndex, Direction, NamespaceConfig, PortConfig, PortId, QueueId, QueueInfo,
-    SubsystemConfig, Target, TargetConfig, TargetCore, TargetLimits, TransportId, TransportKind,
-    Work,
+    DeviceIndex, Direction, KeyOwner, NamespaceConfig, PortConfig, PortId, PortSecurity, QueueId,
+    QueueInfo, SecureChannel, SubsystemConfig, Target, TargetConfig, TargetCore, TargetLimits,
+    TransportId, TransportKind, Work,
 };
 use reactors::Nanos;
 use zerocopy::IntoBytes;
@@ -142,6 +142,20 @@ impl Reply {
     }
 }
 
+/// The secure channel of a key of this host and subsystem.
+pub(crate) fn channel_of((host, subsystem): (&str, &str)) -> SecureChannel {
+    SecureChannel {
+        owner: Arc::new(KeyOwner {
+            key: "db1".to_owned(),
+            host_nqn: host.to_owned(),
+            subsystem_nqn: subsystem.to_owned(),
+        }),
+        cipher: "TLS_AES_128_GCM_SHA256",
+        group: "X25519",
+        derivation: "standard",
+    }
+}
+
 /// The parameters of a connecting host.
 #[derive(Clone, Copy)]
 pub(crate) struct ConnectOptions<'a> {
@@ -157,6 +171,8 @@ pub(crate) struct ConnectOptions<'a> {
     pub(crate) rdma: bool,
     pub(crate) local_address: Option<std::net::IpAddr>,
     pub(crate) peer_address: Option<std::net::IpAddr>,
+    /// The owner of the key of the connection's secure channel.
+    pub(crate) channel: Option<(&'a str, &'a str)>,
 }
 
 impl Default for ConnectOptions<'_> {
@@ -174,6 +190,7 @@ impl Default for ConnectOptions<'_> {
             rdma: false,
             local_address: None,
             peer_address: None,
+            channel: None,
         }
     }
 }
@@ -311,7 +328,7 @@ pub(crate) fn port(id: PortId, address: &str, ipv6: bool) -> PortConfig {
         address: address.to_owned(),
         service: "4420".to_owned(),
         ipv6,
-        secure: false,
+        security: PortSecurity::None,
     }
 }
 
@@ -329,6 +346,7 @@ pub(crate) fn subsystem(nqn: &str, namespaces: Vec<NamespaceConfig>) -> Subsyste
         ports: vec![TCP_PORT, TCP6_PORT],
         masks: Vec::new(),
         authentication: BTreeMap::new(),
+        secure_hosts: BTreeSet::new(),
         ana_states: BTreeMap::new(),
         controller_ids: CONTROLLER_IDS,
     }
@@ -583,6 +601,7 @@ impl World {
             local_address: call.local_address,
             peer_address: call.peer_address,
             in_capsule_max: IN_CAPSULE,
+            channel: call.channel.map(|owner| Arc::new(channel_of(owner))),
         }
     }
 

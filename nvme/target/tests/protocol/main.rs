@@ -9,6 +9,7 @@ mod ana;
 mod authentication;
 mod borrowed;
 mod changes;
+mod channels;
 mod config;
 mod connect;
 mod copy;

@@ -23,7 +23,8 @@ struct Stage {
 
 impl Stage {
     fn new() -> Self {
-        let (mut service, mut ports) = Service::new(1).expect("descriptors");
+        let (mut service, mut ports) =
+            Service::new(1, AcceptorTls::default()).expect("descriptors");
         let mut port = ports.pop().expect("a port");
         let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
         let address = listener.local_addr().expect("bound");
@@ -67,6 +68,7 @@ impl Stage {
             header_digest: DigestPolicy::Allowed,
             data_digest,
             host_data_bytes_max: 8192,
+            tls: TlsPolicy::Off,
         };
         self.port.offer(0, terms);
     }
@@ -81,7 +83,7 @@ impl Stage {
     }
 
     /// The next accepted connection, and what was agreed with its host.
-    fn accepted(&mut self) -> (TcpSocket, Option<Framing>) {
+    fn accepted(&mut self) -> (SocketStream, Option<Framing>) {
         self.accept(1);
         match self.port.accept() {
             Some(Accepted::Stream {
@@ -91,7 +93,7 @@ impl Stage {
         }
     }
 
-    fn streams(&mut self) -> Vec<TcpSocket> {
+    fn streams(&mut self) -> Vec<SocketStream> {
         let streams = std::iter::from_fn(|| self.port.accept());
         let stream = |it| match it {
             Accepted::Stream {
@@ -155,7 +157,7 @@ fn connections_beyond_the_ring_wait_in_the_backlog() {
     stage.now += FULL_PAUSE;
     stage.accept(MORE);
     streams.extend(stage.streams());
-    let hosts = |it: &TcpSocket| it.host_address();
+    let hosts = |it: &SocketStream| it.host_address();
     let mut accepted: Vec<_> = streams.iter().map(hosts).collect();
     let mut connected: Vec<_> = clients.iter().map(|it| it.local_addr().ok()).collect();
     accepted.sort();
@@ -242,7 +244,7 @@ fn the_report_waits_for_room_in_the_ring() {
 /// A duplicate of the control thread keeps the listening socket open, and it must not be reported.
 #[test]
 fn a_closed_listener_with_a_duplicate_is_not_watched() {
-    let (mut service, mut ports) = Service::new(1).expect("descriptors");
+    let (mut service, mut ports) = Service::new(1, AcceptorTls::default()).expect("descriptors");
     let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
     let duplicate = listener.try_clone().expect("a descriptor");
     ports[0].listen(0, listener).expect("there is room");
@@ -293,7 +295,7 @@ fn listeners_of_a_reactor_that_has_ended_are_closed() {
     let mut stage = Stage::new();
     let client = stage.connect();
     stage.accept(1);
-    let (_, mut other) = Service::new(1).expect("descriptors");
+    let (_, mut other) = Service::new(1, AcceptorTls::default()).expect("descriptors");
     std::mem::swap(&mut stage.port, &mut other[0]);
     drop(other);
     stage.turn();
@@ -334,7 +336,7 @@ fn the_thread_serves_and_ends() {
 }
 
 /// Receives what the host has sent, which is at least one byte.
-fn received(stream: &mut TcpSocket) -> Vec<u8> {
+fn received(stream: &mut SocketStream) -> Vec<u8> {
     let mut bytes = [0; 512];
     let began = Instant::now();
     loop {

@@ -368,5 +368,5 @@ fn our_host_refuses_a_target_with_another_key() {
     socket.set_read_timeout(Some(LIMIT)).expect("an option");
     let client = ClientHandshake::new(&own[2]).expect("s2n-tls");
     let error = connect(&mut socket, client).expect_err("another key");
-    assert!(matches!(error, HandshakeError::Library(_)), "{error}");
+    assert!(matches!(error, HandshakeError::Reported(_)), "{error}");
 }

@@ -5,7 +5,7 @@ pub(crate) mod host;
 pub(crate) mod world;
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -16,8 +16,8 @@ use nvme_rdma::{
     ConnectionSet, Domains, Listeners, PortSettings, RdmaConfig, RdmaCounters, SetParts,
 };
 use nvme_target::{
-    CONTROLLER_IDS, CoreLimits, DeviceIndex, NamespaceConfig, PortConfig, PortId, SubsystemConfig,
-    Target, TargetConfig, TargetCore, TargetLimits, TransportKind,
+    CONTROLLER_IDS, CoreLimits, DeviceIndex, NamespaceConfig, PortConfig, PortId, PortSecurity,
+    SubsystemConfig, Target, TargetConfig, TargetCore, TargetLimits, TransportKind,
 };
 use rdma::{Device as _, Event, Provider};
 use rdma_testing::fake::{DeviceConfig, Fabric, FabricConfig, Fake};
@@ -293,6 +293,7 @@ pub(crate) fn subsystem_at(device: &Arc<MemoryDevice>, ports: &[PortId]) -> Subs
         ports: ports.to_vec(),
         masks: Vec::new(),
         authentication: BTreeMap::new(),
+        secure_hosts: BTreeSet::new(),
         ana_states: BTreeMap::new(),
         controller_ids: CONTROLLER_IDS,
     }
@@ -306,7 +307,7 @@ pub(crate) fn port_at(id: PortId, address: SocketAddr) -> PortConfig {
         address: address.ip().to_string(),
         service: address.port().to_string(),
         ipv6: false,
-        secure: false,
+        security: PortSecurity::None,
     }
 }
 

@@ -3,7 +3,7 @@
 pub(crate) mod wire;
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{SocketAddr, TcpListener};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
@@ -17,8 +17,8 @@ use nvme_host_testing::Names;
 use nvme_host_testing::tcp::RawClient;
 use nvme_spec::Status;
 use nvme_target::{
-    CONTROLLER_IDS, CoreLimits, DeviceIndex, NamespaceConfig, PortConfig, PortId, SubsystemConfig,
-    Target, TargetConfig, TargetCore, TargetLimits, TransportKind,
+    CONTROLLER_IDS, CoreLimits, DeviceIndex, NamespaceConfig, PortConfig, PortId, PortSecurity,
+    SubsystemConfig, Target, TargetConfig, TargetCore, TargetLimits, TransportKind,
 };
 use nvme_tcp::{
     Acceptor, AcceptorPort, CONNECTIONS_PER_REACTOR_MAX, ConnectionSet, PortSettings, TcpConfig,
@@ -296,6 +296,7 @@ pub(crate) fn target_over(
         ports: vec![PortId(0)],
         masks: Vec::new(),
         authentication: BTreeMap::new(),
+        secure_hosts: BTreeSet::new(),
         ana_states: BTreeMap::new(),
         controller_ids: CONTROLLER_IDS,
     };
@@ -305,7 +306,7 @@ pub(crate) fn target_over(
         address: address.ip().to_string(),
         service: address.port().to_string(),
         ipv6: false,
-        secure: false,
+        security: PortSecurity::None,
     };
     let limits = TargetLimits {
         transfer_max: arena.max_transfer(),

@@ -1,0 +1,74 @@
+//! What the TLS of a listener needs: its policy, the keys of hosts, and the counters of handshakes.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use nvme_keys::Derivation;
+use nvme_target::{KeyOwner, SecureChannel};
+use nvme_tls::KeyTable;
+use nvme_tls_handshake::Established;
+
+/// Whether the connections of a listener are protected by TLS 1.3.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum TlsPolicy {
+    /// They are not.
+    #[default]
+    Off,
+    /// The first byte of a host decides.
+    Allowed,
+    /// They are. Others are refused.
+    Required,
+}
+
+/// The keys of hosts, with their owners.
+pub type TlsKeys = KeyTable<Arc<KeyOwner>>;
+
+/// The keys that handshakes use. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub struct SharedTlsKeys(Arc<Mutex<Arc<TlsKeys>>>);
+
+impl SharedTlsKeys {
+    /// Handshakes that begin from now on use `keys`.
+    pub fn replace(&self, keys: TlsKeys) {
+        let mut shared = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *shared = Arc::new(keys);
+    }
+
+    pub(crate) fn get(&self) -> Arc<TlsKeys> {
+        Arc::clone(&self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+nvme_fabrics::transport_counters! {
+    /// Counts of the handshakes of all listeners since the start.
+    pub struct TlsCounters {
+        /// Connections whose handshake is not complete (a level).
+        handshakes_open,
+        /// Handshakes that were completed.
+        handshakes,
+        /// Handshakes that failed because the host has none of the keys.
+        handshakes_refused,
+        /// Handshakes that failed for another reason.
+        handshakes_failed,
+        /// Connections closed because the handshake was not completed in time.
+        handshake_timeouts,
+        /// Connections refused because too many handshakes were in progress.
+        handshakes_rejected,
+        /// Connections without TLS refused by a listener that requires it.
+        plain_connections_refused,
+    }
+}
+
+/// What the target learns of the channel of a handshake.
+pub(crate) fn secure_channel(established: &Established<Arc<KeyOwner>>) -> SecureChannel {
+    let candidate = established.found.candidate();
+    SecureChannel {
+        owner: Arc::clone(established.found.key()),
+        cipher: established.secrets.suite.name(),
+        group: established.secrets.group.name(),
+        derivation: match candidate.derivation {
+            Derivation::Standard => "standard",
+            Derivation::OldLibnvme => "old-libnvme",
+            Derivation::OldLinux => "old-linux",
+        },
+    }
+}
