@@ -190,6 +190,8 @@ impl Appliance {
         for drive in &self.drives {
             drive.advance_to(self.time.now());
         }
+        // The thread of the exponentiations computes one in the time of a turn.
+        self.target.run_exponentiation();
         let progress = self.simulation.round();
         self.time.set(self.simulation.clock().now());
         progress

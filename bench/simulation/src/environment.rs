@@ -7,6 +7,7 @@ use hugemem::{Arena, ArenaConfig, PagePolicy};
 use reactors::Nanos;
 
 use crate::appliance::Shelf;
+use crate::authentication::KeyFiles;
 use crate::disk::Disk;
 use crate::drive::Drive;
 use crate::fabric::RdmaNetwork;
@@ -65,6 +66,8 @@ pub struct Environment {
     /// By host name and disk: when its mask last changed; [`CHANGING`] while a change is in
     /// progress.
     pub mask_changed: Vec<Vec<Nanos>>,
+    /// By host name: when its keys last changed; [`CHANGING`] while a change is in progress.
+    pub keys_changed: Vec<Nanos>,
     /// By disk: whether it was pulled out, as far as the control thread may know.
     pub disk_gone: Vec<bool>,
     /// By host: when its subsystem last became reachable or unreachable; [`CHANGING`] while a
@@ -114,10 +117,14 @@ impl Environment {
     /// Creates the environment of a seed.
     ///
     /// # Panics
-    /// If the memory for drives cannot be allocated.
+    /// If the memory for drives cannot be allocated, or the files of keys cannot be created.
     #[must_use]
     pub fn new(seed: u64, mut swarm: Swarm) -> Self {
         let time = SharedTime::default();
+        if swarm.faults.has(Fault::Chap) {
+            let files = KeyFiles::create(swarm.controller_identity() + 1);
+            swarm.key_files = Some(Arc::new(files.expect("a directory for temporary files")));
+        }
         let has_drives = swarm.faults.has(Fault::Drive);
         let arena = has_drives.then(|| arena(&swarm).expect("memory of this size"));
         let disks = storages(seed, &mut swarm, arena.as_deref(), &time);
@@ -144,6 +151,7 @@ impl Environment {
             identities: Identities::default(),
             namespace_changed: vec![Nanos::ZERO; count],
             mask_changed: vec![vec![Nanos::ZERO; count]; swarm.hosts.len()],
+            keys_changed: vec![Nanos::ZERO; swarm.hosts.len()],
             disk_gone: vec![false; count],
             permission_changed: vec![Nanos::ZERO; swarm.hosts.len()],
             fenced: vec![Nanos::ZERO; swarm.hosts.len()],
@@ -184,6 +192,7 @@ impl Environment {
             disks: &self.disks,
             namespace_changed: &self.namespace_changed,
             mask_changed: &self.mask_changed,
+            keys_changed: &self.keys_changed,
             disk_gone: &self.disk_gone,
             permission_changed: &self.permission_changed,
             fenced: &self.fenced,
@@ -335,7 +344,8 @@ impl Environment {
             .swarm
             .faults
             .without(Fault::Damage)
-            .without(Fault::SlowWriter);
+            .without(Fault::SlowWriter)
+            .without(Fault::ChapMisuse);
         self.network.grain = usize::MAX;
         self.network.window = 1 << 20;
         if let Some(rdma) = &self.rdma {

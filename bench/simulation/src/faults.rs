@@ -168,6 +168,10 @@ faults! {
     Copy = "copy";
     /// Hosts see only some disks of their subsystem, or only read some.
     Mask = "mask";
+    /// Hosts authenticate themselves, again and again, with keys that an administrator exchanges.
+    Chap = "chap";
+    /// Hosts use wrong keys, and send commands before they are authenticated.
+    ChapMisuse = "chap-misuse";
 }
 
 impl fmt::Display for Fault {
@@ -201,6 +205,8 @@ impl Fault {
         Fault::Ana,
         Fault::Fuse,
         Fault::Copy,
+        Fault::Chap,
+        Fault::ChapMisuse,
     ];
 
     /// Faults whose hosts expect every disk of their subsystem.
@@ -247,6 +253,7 @@ impl Fault {
             Fault::Fuse => Some(Need::Competitors),
             Fault::Copy => Some(Need::Copies),
             Fault::Mask => Some(Need::Masks),
+            Fault::Chap | Fault::ChapMisuse => Some(Need::Keys),
             _ => None,
         }
     }
@@ -313,6 +320,8 @@ pub(crate) enum Need {
     Copies,
     /// Masks; separate random streams for the selection and the occurrence.
     Masks,
+    /// Keys of hosts; separate random streams for the selection and the occurrence.
+    Keys,
 }
 
 /// A set of faults.
@@ -376,6 +385,7 @@ pub(crate) fn faults_of(need: Need, seed: u64) -> Vec<Fault> {
         Need::Competitors => (0xC0, Some(Fault::Fuse), 300),
         Need::Copies => (0xC2, Some(Fault::Copy), 300),
         Need::Masks => (0xD0, Some(Fault::Mask), 300),
+        Need::Keys => (0xE0, Some(Fault::Chap), 200),
     };
     let mut random = Random::new(seed, stream);
     let there = random.permille(share);
@@ -385,6 +395,7 @@ pub(crate) fn faults_of(need: Need, seed: u64) -> Vec<Fault> {
         .filter(|fault| {
             let share = match fault {
                 Fault::FileErrors => 700,
+                Fault::ChapMisuse => 600,
                 // Removed from runs with contention.
                 Fault::Late | Fault::WorkErrors | Fault::Unreachable => 500,
                 _ => 400,

@@ -58,6 +58,10 @@ pub struct Figures {
     pub copied_blocks: u64,
     /// Lists of namespaces that were compared with masks.
     pub lists_judged: u64,
+    /// Queues whose host was authenticated.
+    pub authentications: u64,
+    /// Attempts with wrong keys that were refused.
+    pub wrong_keys: u64,
     /// Number of occurrences of each fault.
     pub faults: BTreeMap<Fault, u64>,
 }
@@ -100,6 +104,8 @@ impl Figures {
         self.replacements += other.replacements;
         self.copied_blocks += other.copied_blocks;
         self.lists_judged += other.lists_judged;
+        self.authentications += other.authentications;
+        self.wrong_keys += other.wrong_keys;
         for (fault, times) in &other.faults {
             self.faults(*fault, *times);
         }
@@ -129,7 +135,7 @@ impl fmt::Display for Figures {
         writeln!(
             f,
             "{} steps of live changes, identifiers judged {} times, {} controllers of hosts that \
-             nobody configured, {} reservation commands, {} notifications, {} fenced writes, {} refusals for lack of access, {} blocks replaced by Compare and Write, {} copied, {} lists of namespaces judged, longest undisturbed wait {} ({} of a thousand of its bound), {} \
+             nobody configured, {} reservation commands, {} notifications, {} fenced writes, {} refusals for lack of access, {} blocks replaced by Compare and Write, {} copied, {} lists of namespaces judged, {} queues authenticated, {} wrong keys refused, longest undisturbed wait {} ({} of a thousand of its bound), {} \
              waits for memory, at most {} grants before that of a waiting host",
             self.steps,
             self.identities_judged,
@@ -141,6 +147,8 @@ impl fmt::Display for Figures {
             self.replacements,
             self.copied_blocks,
             self.lists_judged,
+            self.authentications,
+            self.wrong_keys,
             self.wait_max,
             self.wait_permille_max,
             self.memory_waits,

@@ -6,6 +6,7 @@
 
 mod admin;
 mod ana;
+mod authenticating;
 mod completion_checks;
 mod connection;
 pub mod copying;
@@ -61,6 +62,7 @@ use crate::swarm::{HostShape, Swarm};
 use crate::trace::Trace;
 use admin::{AdminState, AdminStep, CommandKey};
 use ana::AnaHostState;
+use authenticating::AuthenticationStep;
 use connection::{Connection, ConnectionShape, ConnectionTransport, Sending, Transfer};
 use events::{EventLog, EventState};
 use fused::{FusedPart, Pair};
@@ -117,6 +119,8 @@ pub struct HostEnv<'a> {
     pub namespace_changed: &'a [Nanos],
     /// By host name and disk: when its mask last changed.
     pub mask_changed: &'a [Vec<Nanos>],
+    /// By host name: when its keys last changed.
+    pub keys_changed: &'a [Nanos],
     /// By disk: whether it was pulled out, as far as the control thread may know.
     pub disk_gone: &'a [bool],
     /// By host: when its subsystem last became reachable or unreachable.
@@ -193,6 +197,10 @@ struct Io {
 #[derive(Clone, Debug)]
 enum Command {
     Connect,
+    /// Part of an authentication.
+    Authenticate(AuthenticationStep),
+    /// It must be refused, because the host is not authenticated.
+    Premature,
     Enable,
     Disable,
     Status,

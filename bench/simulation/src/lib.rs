@@ -12,6 +12,7 @@ pub mod addresses;
 pub mod ana;
 pub mod anonymous;
 pub mod appliance;
+pub mod authentication;
 pub mod content;
 pub mod defects;
 pub mod disk;

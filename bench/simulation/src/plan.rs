@@ -6,6 +6,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use appliance_config::{Config, MaskedAccess};
 
+use crate::authentication::key_name;
 use crate::fabric::TARGET_ADDRESS;
 use crate::faults::Fault;
 use crate::swarm::Swarm;
@@ -84,6 +85,9 @@ pub struct ServedConfig {
     pub hosts: Vec<bool>,
     /// By host name and disk: what an export that lists its hosts shows.
     pub masks: Vec<Vec<MaskedAccess>>,
+    /// By host name: the numbers of the secrets of which its hosts have one; none if they do not
+    /// authenticate themselves.
+    pub secrets: Vec<Vec<u32>>,
     /// By subsystem: whether it is exported.
     pub subsystems: Vec<bool>,
     /// By listener: whether it exists.
@@ -122,6 +126,14 @@ impl Keys {
     }
 }
 
+/// The secrets of each host name at the start.
+fn first_secrets(swarm: &Swarm) -> Vec<u32> {
+    match swarm.faults.has(Fault::Chap) {
+        true => vec![0],
+        false => Vec::new(),
+    }
+}
+
 /// Whether every host may attach to a subsystem at the start: the last of two subsystems if
 /// anonymous hosts are simulated, and all of them if many hosts share an address, whose limit
 /// applies before that of all unlisted hosts only where no host is listed.
@@ -151,6 +163,7 @@ impl ServedConfig {
             read_only: read_only.collect(),
             hosts: vec![true; swarm.hosts.len()],
             masks: vec![vec![MaskedAccess::Unrestricted; disks]; swarm.hosts.len()],
+            secrets: vec![first_secrets(swarm); swarm.hosts.len()],
             subsystems: vec![true; swarm.subsystems],
             listeners,
             keys: Keys::new(swarm),
@@ -280,6 +293,7 @@ impl ServedConfig {
         for subsystem in (0..self.subsystems.len()).filter(|it| self.subsystems[*it]) {
             self.write_export(swarm, subsystem, &mut text);
         }
+        self.write_keys(swarm, &mut text);
         if !self.subsystems.contains(&true) {
             // At least one export is required.
             let _ = write!(
@@ -308,6 +322,61 @@ impl ServedConfig {
         names.join(", ")
     }
 
+    /// The entry of hosts with a name in the list of an export.
+    fn host_entry(&self, swarm: &Swarm, identity: usize) -> String {
+        let name = host_name(identity);
+        let keys = self.secrets[identity].iter();
+        let keys: Vec<String> = keys
+            .map(|version| format!("\"{}\"", key_name(identity, *version)))
+            .collect();
+        if keys.is_empty() {
+            return format!("\"{name}\"");
+        }
+        let keys = keys.join(", ");
+        format!(
+            "{{ nqn = \"{name}\", chap = [{keys}], chap_controller = \"{}\", \
+             chap_null_group = true, require = [\"chap\"] }}",
+            key_name(swarm.controller_identity(), 0)
+        )
+    }
+
+    /// The keys that entries of hosts name.
+    fn write_keys(&self, swarm: &Swarm, text: &mut String) {
+        let Some(files) = &swarm.key_files else {
+            return;
+        };
+        let identity = swarm.controller_identity();
+        let path = files.path(identity, 0);
+        let name = key_name(identity, 0);
+        // Writing to a String cannot fail.
+        let _ = write!(
+            text,
+            "[[key]]\nname = \"{name}\"\nfile = \"{}\"\n",
+            path.display()
+        );
+        for (identity, secrets) in self.secrets.iter().enumerate() {
+            for version in secrets {
+                // Writing to a String cannot fail.
+                let _ = write!(
+                    text,
+                    "[[key]]\nname = \"{}\"\nfile = \"{}\"\n",
+                    key_name(identity, *version),
+                    files.path(identity, *version).display()
+                );
+            }
+        }
+    }
+
+    /// The numbers of the secrets of a host, if it has to authenticate itself.
+    #[must_use]
+    pub fn demanded_secrets(&self, swarm: &Swarm, host: usize) -> &[u32] {
+        let shape = &swarm.hosts[host];
+        match self.keys.any_host[shape.subsystem] {
+            true => &[],
+            false => &self.secrets[shape.identity],
+        }
+    }
+
     fn write_export(&self, swarm: &Swarm, subsystem: usize, text: &mut String) {
         let disks = 0..self.namespaces.len();
         let disks = disks.filter(|disk| swarm.subsystem_of_disk(*disk) == subsystem);
@@ -331,8 +400,10 @@ impl ServedConfig {
         let hosts = (0..self.hosts.len()).filter(|host| self.hosts[*host]);
         // Paths of the same host share its name.
         let names: BTreeSet<usize> = hosts.map(|host| swarm.hosts[host].identity).collect();
-        let names = names.into_iter().map(host_name);
-        let mut hosts: Vec<String> = names.map(|name| format!("\"{name}\"")).collect();
+        let mut hosts: Vec<String> = names
+            .into_iter()
+            .map(|it| self.host_entry(swarm, it))
+            .collect();
         if hosts.is_empty() {
             hosts.push("\"nqn.2026-11.org.windlass:nobody\"".to_owned());
         }

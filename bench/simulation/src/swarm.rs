@@ -1,10 +1,14 @@
 //! The parameters of a run, drawn from its seed: each run has its own mixture of faults and sizes,
 //! so that a fault that hides another is absent from half of the runs.
 
+use std::sync::Arc;
+
+use nvme_keys::ChapSecret;
 use reactors::Nanos;
 
 use crate::ana::ANA_GROUPS;
 use crate::appliance::{COMMANDS_MAX, CONNECTIONS_MAX};
+use crate::authentication::{KeyFiles, secret};
 use crate::disk::{DiskBehaviour, DiskShape};
 use crate::faults::{Fault, Faults, Need, faults_of};
 use crate::file_disk::FileBehaviour;
@@ -153,6 +157,10 @@ pub struct Swarm {
     pub burst_max: u64,
     /// Maximum time between events.
     pub pace_max: Nanos,
+    /// Whether hosts authenticate themselves with a Diffie-Hellman exchange.
+    pub has_groups: bool,
+    /// The secrets of hosts, if they authenticate themselves.
+    pub key_files: Option<Arc<KeyFiles>>,
 }
 
 /// Restrictions of a shrunk run.
@@ -178,6 +186,10 @@ const CONTEND_NETWORK_LATENCY: Nanos = Nanos::from_micros(5);
 const CONTEND_DISK_LATENCY: Nanos = Nanos::from_millis(1);
 /// Commands of a queue in such a run at least.
 const CONTEND_DEPTH: u16 = 16;
+
+/// Share of runs in which hosts authenticate themselves with a Diffie-Hellman exchange, per
+/// thousand. It takes most of the time of such a run.
+const GROUPS_PERMILLE: u32 = 150;
 
 /// Share of runs with an operator in which all disks are in one ANA group, per thousand.
 const ONE_ANA_GROUP_PERMILLE: u32 = 250;
@@ -222,6 +234,18 @@ impl Swarm {
         disks.filter(move |disk| self.subsystem_of_disk(*disk) == subsystem)
     }
 
+    /// The number that takes the place of a host's in the controllers' key.
+    #[must_use]
+    pub fn controller_identity(&self) -> usize {
+        self.hosts.len()
+    }
+
+    /// The secret with which controllers authenticate themselves.
+    #[must_use]
+    pub fn controller_secret(&self) -> ChapSecret {
+        secret(self.controller_identity(), 0)
+    }
+
     /// The parameters of a seed, within `limits`.
     #[must_use]
     pub fn of(seed: u64, limits: &Limits) -> Self {
@@ -251,6 +275,7 @@ impl Swarm {
             .chain(faults_of(Need::Competitors, seed))
             .chain(faults_of(Need::Copies, seed))
             .chain(faults_of(Need::Masks, seed))
+            .chain(faults_of(Need::Keys, seed))
             .collect();
         let hides = Fault::NEEDS_ALL_DISKS.iter();
         let chosen = match hides.clone().any(|it| chosen.has(*it)) {
@@ -367,6 +392,8 @@ impl Swarm {
             patience: topology.patience,
             burst_max: random.pick(&[1, 4, 16]),
             pace_max: Nanos::from_micros(random.pick(&[5, 50, 300])),
+            has_groups: Random::new(seed, 0xE1).permille(GROUPS_PERMILLE),
+            key_files: None,
         }
     }
 }

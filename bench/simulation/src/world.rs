@@ -2,6 +2,7 @@
 //! then recovery without faults, and a final check.
 
 mod ana;
+mod authenticating;
 mod changes;
 mod checks;
 mod compete;
@@ -88,6 +89,8 @@ pub struct World {
     copying: Copying,
     /// Random stream for changes of masks.
     mask_random: Random,
+    /// Random stream for changes of keys and for authentications.
+    key_random: Random,
     appliance: Option<Appliance>,
     starts: u64,
     /// Random stream for host behaviour.
@@ -146,6 +149,7 @@ impl World {
             competition: Competition::new(seed),
             copying: Copying::new(seed),
             mask_random: Random::new(seed, 0xD2),
+            key_random: Random::new(seed, 0xE2),
             seed,
             random: Random::new(seed, 2),
             hosts: hosts
@@ -217,6 +221,7 @@ impl World {
         self.compete()?;
         self.copy_blocks()?;
         self.mask_hosts()?;
+        self.authenticate_hosts()?;
         if self.random.permille(PAUSES_PERMILLE) {
             let pause = Nanos::from_millis(self.random.between(1, 4000));
             return self.pass(pause);
@@ -235,6 +240,8 @@ impl World {
                             | Fault::Fuse
                             | Fault::Copy
                             | Fault::Mask
+                            | Fault::Chap
+                            | Fault::ChapMisuse
                     );
                     !has_own_stream && !is_elsewhere
                 })

@@ -52,6 +52,10 @@ impl Host {
             Command::Reserve(step) => {
                 return self.reservation_completed(env, qid, *step, outstanding, status);
             }
+            Command::Authenticate(step) => {
+                return self.authentication_completed(env, qid, *step, outstanding, status);
+            }
+            Command::Premature => return self.premature_completed(env, qid, status),
             Command::Ignored => return Ok(()),
             Command::Damaged => {
                 return Err(self.violation(env, "a command with a damaged header was executed"));
@@ -374,6 +378,8 @@ impl Host {
                 since = since.max(env.fenced[self.number]);
             }
             Command::Connect
+            | Command::Authenticate(_)
+            | Command::Premature
             | Command::Enable
             | Command::Disable
             | Command::Status

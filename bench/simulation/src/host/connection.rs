@@ -9,6 +9,7 @@ use nvme_spec::{Cqe, Sqe};
 use reactors::Nanos;
 
 use super::admin::CommandKey;
+use super::authenticating::Standing;
 use super::rdma::RdmaTransportEnd;
 use super::tcp::TcpTransportEnd;
 use super::twins::{CompletionOwner, Which};
@@ -192,6 +193,10 @@ pub(super) struct Connection {
     pub(super) excused: bool,
     /// Nothing more may be sent on it.
     pub(super) closing: bool,
+    /// How far its host is authenticated.
+    pub(super) standing: Standing,
+    /// Whether its host has been authenticated.
+    pub(super) is_authenticated: bool,
 }
 
 impl Connection {
@@ -224,6 +229,8 @@ impl Connection {
             },
             excused: false,
             closing: false,
+            standing: Standing::Open,
+            is_authenticated: false,
         }
     }
 

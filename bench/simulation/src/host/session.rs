@@ -135,7 +135,9 @@ impl Host {
             && self.is_reached(env);
         let silent = self.silent_until.is_some();
         let unplugged = self.is_unplugged(env);
-        let admin_excused = self.admin.as_ref().is_none_or(|it| it.excused);
+        let excuse = self.authentication_excuse(env);
+        let is_excused = |it: &Connection| it.excused || it.may_be_refused(&excuse);
+        let admin_excused = self.admin.as_ref().is_none_or(is_excused);
         let (keep_alive, is_rdma) = (self.keep_alive_max(), self.shape.rdma);
         // The set-up timeout continues while no message can be received for lack of memory.
         let short = |it: &Connection| !it.queue.live && it.opened_at < env.memory_disturbed;
@@ -152,7 +154,7 @@ impl Host {
         };
         let mut connections = self.connections();
         let excused =
-            connections.any(|it| it.qid() == qid && (it.excused || short(it) || starved(it)));
+            connections.any(|it| it.qid() == qid && (is_excused(it) || short(it) || starved(it)));
         env.stopping || !allowed || silent || unplugged || admin_excused || excused
     }
 
@@ -212,11 +214,22 @@ impl Host {
             self.cntlid = cqe.connect_success().cntlid();
             self.learn_disks(env);
             env.controllers[self.number] = self.cntlid;
+        }
+        if self.begins_authentication(env, qid, issued_at, cqe)? {
+            return Ok(());
+        }
+        self.opened(env, qid);
+        Ok(())
+    }
+
+    /// Goes on after a queue is connected, and its host authenticated if it must be.
+    pub(super) fn opened(&mut self, env: &mut HostEnv<'_>, qid: u16) {
+        let is_open = |it: &Connection| it.queue.live && it.standing.is_open();
+        if qid == 0 && self.phase == Phase::Starting {
             self.set_configuration(env, true);
-        } else if self.phase == Phase::Opening && self.io.iter().all(|it| it.queue.live) {
+        } else if self.phase == Phase::Opening && self.io.iter().all(is_open) {
             self.phase = Phase::ServedConfig;
         }
-        Ok(())
     }
 
     /// Checks a refused Connect. A host that an export names has reserved resources, regardless of
@@ -528,6 +541,7 @@ impl Host {
             let what = format!("queue {qid}, command {cid}: no completion in time: {command}");
             return Err(self.violation(env, &what));
         }
+        self.check_refused_keys(env)?;
         self.check_shutdown(env)?;
         self.end_misuse(env.now);
         self.check_progress(env)?;

@@ -22,6 +22,7 @@ use crate::network::Listener;
 use crate::oracle;
 use crate::plan::{self, RDMA_LISTENER, ServedConfig, device_name};
 use crate::storage::Storage;
+use crate::swarm::Swarm;
 
 /// Probability that a wait contains an event, per thousand.
 const EVENTS_PERMILLE: u32 = 500;
@@ -75,6 +76,8 @@ struct Touched {
     disks: BTreeSet<usize>,
     /// Names of hosts, and the disks whose masks for them change.
     masks: BTreeSet<(usize, usize)>,
+    /// Names of hosts whose keys change.
+    secrets: BTreeSet<usize>,
 }
 
 /// The reason why a change ends early.
@@ -275,6 +278,7 @@ impl World {
             files,
             nsids,
             ana_groups,
+            secrets,
             ..
         } = self.env.serving.clone();
         let wanted = ServedConfig {
@@ -282,6 +286,7 @@ impl World {
             files,
             nsids,
             ana_groups,
+            secrets,
             ..ServedConfig::all(&self.env.swarm)
         };
         if wanted != self.env.serving {
@@ -495,6 +500,18 @@ impl World {
                 .is_some_and(|it| self.env.serving.keys.any_host[it]);
             let is_allowed = ways.clone().any(|it| self.env.serving.reaches(swarm, it));
             let is_allowed = is_allowed || (is_open_to_all && ways.clone().next().is_none());
+            let is_unauthenticated = |it: usize| {
+                must_reconnect(swarm, former, &self.env.serving, it)
+                    && self.env.controllers[it] == controller
+                    && self.hosts[it].is_unauthenticated()
+            };
+            if before.contains(&controller) && ways.clone().any(is_unauthenticated) {
+                let what = format!(
+                    "a change is done, and {host} has controller {controller} of {subsystem} \
+                     without having authenticated itself"
+                );
+                return Err(Violation::Rule(what));
+            }
             // Hosts identify a subsystem by its serial and model number.
             let is_other = ways
                 .map(|it| swarm.hosts[it].subsystem)
@@ -546,6 +563,7 @@ impl World {
             former.reaches(swarm, *it) != wanted.reaches(swarm, *it)
                 || former.keys.identities[subsystem] != wanted.keys.identities[subsystem]
                 || former.has_listener(swarm, *it) != wanted.has_listener(swarm, *it)
+                || must_reconnect(swarm, former, wanted, *it)
                 || swarm
                     .disks_of(subsystem)
                     .any(|disk| is_exchanged_in_service(former, wanted, disk))
@@ -569,6 +587,7 @@ impl World {
             hosts: hosts.chain(change.hosts.iter().copied()).collect(),
             disks: disks.chain(change.disks.iter().copied()).collect(),
             masks: masks.collect(),
+            secrets: hosts_with_other_secrets(swarm, former, wanted).collect(),
         }
     }
 
@@ -579,7 +598,11 @@ impl World {
             hosts,
             disks,
             masks,
+            secrets,
         } = touched;
+        for identity in secrets {
+            self.env.keys_changed[*identity] = CHANGING;
+        }
         self.note_ana_groups(Some(&change.wanted));
         for host in hosts {
             self.env.permission_changed[*host] = CHANGING;
@@ -645,7 +668,11 @@ impl World {
             hosts,
             disks,
             masks,
+            secrets,
         } = touched;
+        for identity in secrets {
+            self.env.keys_changed[*identity] = now;
+        }
         for host in hosts {
             self.env.permission_changed[*host] = now;
         }
@@ -750,6 +777,29 @@ impl World {
         }
         Err(Violation::Rule("a drive does not come back".to_owned()))
     }
+}
+
+/// The names of the hosts whose keys change, or that begin or cease to need one.
+fn hosts_with_other_secrets<'a>(
+    swarm: &'a Swarm,
+    former: &'a ServedConfig,
+    wanted: &'a ServedConfig,
+) -> impl Iterator<Item = usize> + 'a {
+    let hosts = (0..swarm.hosts.len()).filter(|host| {
+        former.demanded_secrets(swarm, *host) != wanted.demanded_secrets(swarm, *host)
+    });
+    hosts.map(|host| swarm.hosts[host].identity)
+}
+
+/// Whether a host has to connect again because it begins to need a key.
+fn must_reconnect(
+    swarm: &Swarm,
+    former: &ServedConfig,
+    wanted: &ServedConfig,
+    host: usize,
+) -> bool {
+    let needs = |config: &ServedConfig| !config.demanded_secrets(swarm, host).is_empty();
+    !needs(former) && needs(wanted)
 }
 
 /// Whether a disk that stays in service has moved to another file or has another namespace

@@ -201,6 +201,8 @@ impl World {
             | Fault::Fuse
             | Fault::Copy
             | Fault::Mask
+            | Fault::Chap
+            | Fault::ChapMisuse
             | Fault::Stuck
             | Fault::Tight => return Ok(()),
             Fault::Hang => self.strike_drive(disk, Mishap::Hang),

@@ -40,6 +40,7 @@ impl World {
             Fault::Exchange => self.vary_file(wanted, disk),
             Fault::Swap => self.swap_identifiers(wanted, disk),
             Fault::Mask => self.vary_masks(&mut wanted.masks, disk, host),
+            Fault::Chap => self.vary_secrets(&mut wanted.secrets, host),
             _ => {}
         }
         *wanted != self.env.serving
@@ -65,6 +66,9 @@ impl World {
         }
         if self.env.swarm.faults.has(Fault::Mask) && self.mask_random.coin() {
             self.vary_masks(&mut wanted.masks, 0, host);
+        }
+        if self.env.swarm.faults.has(Fault::Chap) && self.key_random.coin() {
+            self.vary_secrets(&mut wanted.secrets, host);
         }
         if wanted == self.env.serving {
             return None;
