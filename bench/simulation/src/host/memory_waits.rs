@@ -59,11 +59,17 @@ impl Host {
                 false => at + ABORTED_MAX,
             }
         });
-        report.holds_until = report.holds_until.max(aborted).max(env.changed_at);
+        let latest = aborted.max(env.changed_at).max(self.stuck_until);
+        report.holds_until = report.holds_until.max(latest);
         if holds {
             report.holds_until = report.holds_until.max(env.now);
         }
         report
+    }
+
+    /// Notes that the kernel holds one of its writes until then, even if the host is reset.
+    pub fn write_is_held(&mut self, until: Nanos) {
+        self.stuck_until = self.stuck_until.max(until);
     }
 
     /// Since when only the target delays a write that waits for memory.

@@ -52,6 +52,7 @@ impl World {
             return false;
         }
         file.hold_next_write(until);
+        self.hosts[host].write_is_held(until);
         self.env.note(format_args!(
             "the kernel holds a write of host {host} to disk {disk} until {until}"
         ));
