@@ -31,6 +31,15 @@ use crate::tls::TlsPolicy;
 /// nothing for this time. Hosts that set up a connection send without such a pause.
 const EVICTABLE_AFTER: Nanos = Nanos::from_millis(500);
 
+/// The result of receiving from a connection.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Arrivals {
+    /// Receives that returned data.
+    pub count: u32,
+    /// Whether the stream holds something to receive that no readiness event announces.
+    pub is_holding: bool,
+}
+
 /// Connections of one reactor over streams of type `S`.
 pub struct ConnectionSet<S> {
     table: ConnectionTable<Connection<S>>,
@@ -234,16 +243,14 @@ impl<S: ByteStream> ConnectionSet<S> {
         self.table.get(index).map(|it| it.last_arrival)
     }
 
-    /// Receives from the stream at `index`; returns the number of receives that returned data.
-    pub fn receive(&mut self, index: u16, now: Nanos) -> u32 {
-        self.with(index, now, Connection::receive).unwrap_or(0)
-    }
-
-    /// Whether the stream at `index` holds something to receive that no readiness event announces:
-    /// [`receive`](Self::receive) is to be called again.
-    #[must_use]
-    pub fn has_received(&self, index: u16) -> bool {
-        self.stream(index).is_some_and(S::has_received)
+    /// Receives from the stream at `index`.
+    pub fn receive(&mut self, index: u16, now: Nanos) -> Arrivals {
+        let received = self.with(index, now, |connection, cx| {
+            let count = connection.receive(cx)?;
+            let is_holding = connection.stream().has_received();
+            Ok(Arrivals { count, is_holding })
+        });
+        received.unwrap_or_default()
     }
 
     /// The stream at `index` is writable again.

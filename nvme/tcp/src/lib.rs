@@ -32,7 +32,7 @@ pub use config::{
     CONNECTIONS_PER_REACTOR_MAX, DigestPolicy, IN_CAPSULE_BYTES_MAX, PortSettings, TcpConfig,
 };
 pub use connection::{ConnectionAudit, RestoreError};
-pub use connections::{BusyConnections, ConnectionSet};
+pub use connections::{Arrivals, BusyConnections, ConnectionSet};
 pub use counters::TcpCounters;
 pub use initialisation::InitialisationTerms;
 pub use network::{Accepted, Interest, Network, Ready, Sockets};

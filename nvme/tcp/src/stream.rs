@@ -215,6 +215,8 @@ fn set_options(socket: impl AsFd) -> io::Result<()> {
 }
 
 impl ByteStream for TcpSocket {
+    // Inlined into the plain path: a protected stream calls it too, so the compiler would not.
+    #[inline(always)]
     fn receive(&mut self, buffers: &mut [IoSliceMut<'_>]) -> Transferred {
         loop {
             // recv() calls the socket directly; readv() goes through the file layer.
@@ -244,6 +246,7 @@ impl ByteStream for TcpSocket {
         usize::try_from(bytes.unwrap_or(0)).unwrap_or(0)
     }
 
+    #[inline(always)]
     fn send(&mut self, buffers: &[IoSlice<'_>]) -> Transferred {
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         loop {

@@ -20,7 +20,7 @@ use reactors::{Nanos, Placement, PlacementResult, Poller, Progress, ReactorHandl
 use crate::acceptor::AcceptorPort;
 use crate::config::PortSettings;
 use crate::connection::ConnectionAudit;
-use crate::connections::ConnectionSet;
+use crate::connections::{Arrivals, ConnectionSet};
 use crate::listeners::Listeners;
 use crate::network::{Accepted, Interest, Network, Ready, Sockets};
 use crate::socket_stream::SocketStream;
@@ -266,8 +266,11 @@ impl<N: Network> TcpTransport<N> {
         if self.stopping && !self.connections.awaits_host_data(index) {
             return 0;
         }
-        let arrivals = self.connections.receive(index, now);
-        if self.connections.has_received(index) && !self.holding.contains(&index) {
+        let Arrivals {
+            count: arrivals,
+            is_holding,
+        } = self.connections.receive(index, now);
+        if is_holding && !self.holding.contains(&index) {
             self.holding.push(index);
         }
         // Connections that come and go would cost a fruitless receive in each turn.
