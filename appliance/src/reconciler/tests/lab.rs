@@ -256,7 +256,10 @@ pub(super) fn seen(appliance: &Appliance, hosts: &[&str]) -> BTreeMap<String, St
             for (name, other) in &listeners {
                 let shown = log.iter().filter(|entry| {
                     let service = entry.trsvcid.as_str().map(str::trim_end);
+                    let address = entry.traddr.as_str().map(str::trim_end);
+                    // Listeners on different addresses may have the same port.
                     service == Some(other.port().to_string().as_str())
+                        && address == Some(other.ip().to_string().as_str())
                 });
                 let mut shown: Vec<String> = shown
                     .map(|entry| format!("{:?} {:?}", entry.subnqn.as_str(), entry.trtype))
