@@ -32,6 +32,7 @@ impl<P: Provider> Connection<P> {
             + responses;
         let slots = self.slots.iter().map(|state| match state {
             SlotState::AwaitingFetch(fetch) | SlotState::FetchingData(fetch) => fetch.buffer.len(),
+            SlotState::AwaitingRate(_, lease) => lease.as_ref().map_or(0, |it| it.len()),
             SlotState::AwaitingCopyBuffer(_, list) => list.len(),
             SlotState::Responding(response) => match &response.data {
                 Some(Data::Lease(lease)) => lease.len(),
