@@ -11,6 +11,7 @@ mod appliance;
 mod apply;
 mod audit;
 mod authentication;
+mod change_gate;
 mod client;
 mod command_line;
 mod control;

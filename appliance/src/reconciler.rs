@@ -17,6 +17,7 @@ use hugemem::{Arena, Region};
 use nvme_target::Target;
 use reactors::ReactorHandle;
 
+use crate::change_gate::ChangeGate;
 use crate::devices::{Devices, Opened, Opener};
 use crate::event_loop::EventLoop;
 use crate::exports::Ports;
@@ -97,6 +98,7 @@ impl Reconciler {
                 config: Arc::new(ArcSwap::from_pointee(config.clone())),
                 ports: Arc::new(ArcSwap::from_pointee(ports.clone())),
                 operator_states: SharedOperatorStates::new(operator_states),
+                change_gate: ChangeGate::default(),
             },
             target_state,
             health_reporter: HealthReporter::new(&devices),

@@ -7,6 +7,7 @@ use appliance_config::{Config, Uuid};
 use arc_swap::ArcSwap;
 use nvme_target::DeviceIndex;
 
+use crate::change_gate::ChangeGate;
 use crate::exports::Ports;
 use crate::operator_states::SharedOperatorStates;
 
@@ -19,4 +20,6 @@ pub(crate) struct Running {
     pub(crate) uuids: Arc<ArcSwap<BTreeMap<DeviceIndex, Uuid>>>,
     /// While it is locked, neither the target nor the snapshots change.
     pub(crate) operator_states: SharedOperatorStates,
+    /// Open for changes that do not go through the control thread.
+    pub(crate) change_gate: ChangeGate,
 }

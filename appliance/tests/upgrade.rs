@@ -422,6 +422,47 @@ fn the_old_process_serves_on_if_the_new_one_fails() {
 }
 
 #[test]
+fn changes_are_refused_while_the_new_process_takes_the_state() {
+    let lab = Lab::new("");
+    let hanging = failing(&lab, "hangs");
+    let hanging = hanging.to_str().expect("UTF-8");
+    let host = HostIdentity::from_uuid([1; 16]);
+    let changes: [&[&str]; 4] = [
+        &["reservations", "ram", "--clear"],
+        &["evict", &host.nqn, "--export", NQN],
+        &["ana", "set", "optimized", "--export", NQN],
+        &["apply"],
+    ];
+    with_hosts(lab.address(), |progress| {
+        std::thread::scope(|scope| {
+            let upgrade = scope.spawn(|| lab.command(&["upgrade", hanging]));
+            let began = Instant::now();
+            // It is confirmed and kept until the state is taken.
+            while lab.command(changes[0]).status.success() {
+                assert!(began.elapsed() < LIMIT, "the new process does not take the state");
+            }
+            for change in changes {
+                let refused = lab.command(change);
+                assert_eq!(refused.status.code(), Some(1), "{change:?}: {refused:?}");
+                let is_told = ["an upgrade is under way", "a new process started"]
+                    .iter()
+                    .any(|reason| refused.stderr.contains(reason));
+                assert!(is_told, "{change:?}: {refused:?}");
+            }
+            assert!(!upgrade.is_finished(), "the new process hangs");
+            let failed = upgrade.join().expect("no panic");
+            assert!(failed.stderr.contains("does not answer"), "{failed:?}");
+        });
+        progress.wait();
+        for change in [changes[0], changes[2]] {
+            let done = lab.command(change);
+            assert!(done.status.success(), "{change:?}: {done:?}");
+        }
+    });
+    lab.stop();
+}
+
+#[test]
 fn appliance_with_a_drive_is_not_handed_over() {
     let drive = "[[device]]\nname = \"fast\"\ntype = \"nvme\"\npci = \"ffff:ff:1f.7\"\n";
     let lab = Lab::new(drive);

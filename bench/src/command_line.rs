@@ -11,6 +11,7 @@ mod run;
 mod run_watcher;
 mod sweep;
 mod target;
+mod upgrade;
 
 /// Puts verified load on NVMe over Fabrics targets
 #[derive(Debug, Parser)]
@@ -30,6 +31,9 @@ pub(crate) enum Command {
     Sweep(Box<sweep::SweepArgs>),
     /// List the subsystems that a target offers
     Discover(target::DiscoverArgs),
+    /// Measure how long hosts wait while the process of an appliance is replaced
+    #[command(after_help = upgrade::EXAMPLES)]
+    Upgrade(upgrade::UpgradeArgs),
     /// List the differences between two reports
     Diff(diff::DiffArgs),
 }
@@ -40,6 +44,7 @@ pub(crate) fn execute(command: Command) -> Result<ExitCode, Failure> {
         Command::Run(args) => run::execute(&args),
         Command::Sweep(args) => sweep::execute(&args),
         Command::Discover(args) => target::execute_discover(&args),
+        Command::Upgrade(args) => upgrade::execute(&args),
         Command::Diff(args) => diff::execute(&args),
     }
 }

@@ -18,6 +18,7 @@ pub mod report;
 pub mod sweep;
 pub mod table;
 pub mod units;
+pub mod upgrade;
 pub mod verify;
 pub mod workload_file;
 

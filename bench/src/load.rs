@@ -17,5 +17,5 @@ pub mod zipf;
 mod tests;
 
 pub use options::{Limit, OptionsError, Pattern, Workload};
-pub use phase::{OperationStats, Phase, PhaseKind, PhaseStats, RunError};
+pub use phase::{Gaps, OperationStats, Phase, PhaseKind, PhaseStats, RunError};
 pub use run::{LoadError, Outcome, RunPlan, Watch, run, run_over};

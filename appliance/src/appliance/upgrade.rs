@@ -208,8 +208,8 @@ impl Appliance {
         event_loop: &mut dyn EventLoop,
     ) -> Result<usize, Failure> {
         let running = self.reconciler.running();
-        // The target does not change until the new process has its state.
-        let _unchanged = running.operator_states.lock();
+        // The target does not change any more: the new process would not know of it.
+        let gate = running.change_gate.close()?;
         let (mut state, sockets) = self.export_when_quiet(event_loop)?;
         state.target = self.target.export(self.reactors.clock().now())?;
         let bytes = nvme_handover_format::encode(&state)?;
@@ -221,6 +221,7 @@ impl Appliance {
         })?;
         restored?;
         successor.serve()?;
+        gate.stay_closed();
         Ok(sockets.len())
     }
 

@@ -178,6 +178,7 @@ pub(super) fn router(shared: &Arc<ControlState>, door: Entrance) -> Router {
         .route(UPGRADE, post(upgrade))
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method)
+        .layer(from_fn_with_state(Arc::clone(shared), keep_apart))
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .layer(from_fn(bounded))
         .layer(from_fn_with_state(Arc::new(door), guard))
@@ -314,6 +315,27 @@ async fn bounded(request: Request, next: Next) -> Response {
             let text = format!("the request took longer than {within:?}");
             refusal(StatusCode::REQUEST_TIMEOUT, text)
         }
+    }
+}
+
+/// Refuses changes that a hand-over to a new process would lose. The control thread does so for
+/// those that it executes.
+async fn keep_apart(
+    State(shared): State<Arc<ControlState>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    if !matches!(request.uri().path(), REOPEN | CLEAR | EVICT | SET_ANA) {
+        return next.run(request).await;
+    }
+    let gate = shared.observatory().running().change_gate;
+    match gate.begin_change() {
+        Ok(permit) => {
+            let response = next.run(request).await;
+            drop(permit);
+            response
+        }
+        Err(error) => refusal(StatusCode::CONFLICT, error.to_string()),
     }
 }
 

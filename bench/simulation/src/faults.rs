@@ -168,6 +168,8 @@ faults! {
     Copy = "copy";
     /// Hosts see only some disks of their subsystem, or only read some.
     Mask = "mask";
+    /// The appliance hands over to a new process.
+    Handover = "handover";
 }
 
 impl fmt::Display for Fault {
@@ -212,6 +214,14 @@ impl Fault {
         Fault::Copy,
     ];
 
+    /// Faults of what is not handed over to another process.
+    pub(crate) const NOT_HANDED_OVER: &[Fault] = &[
+        Fault::Rdma,
+        Fault::Drive,
+        Fault::FileErrors,
+        Fault::FlushErrors,
+    ];
+
     /// The condition that the fault needs, if not every seed fulfils it.
     pub(crate) fn need(self) -> Option<Need> {
         match self {
@@ -247,6 +257,7 @@ impl Fault {
             Fault::Fuse => Some(Need::Competitors),
             Fault::Copy => Some(Need::Copies),
             Fault::Mask => Some(Need::Masks),
+            Fault::Handover => Some(Need::Handovers),
             _ => None,
         }
     }
@@ -313,6 +324,8 @@ pub(crate) enum Need {
     Copies,
     /// Masks; separate random streams for the selection and the occurrence.
     Masks,
+    /// Hand-overs; separate random streams for the selection and the occurrence.
+    Handovers,
 }
 
 /// A set of faults.
@@ -376,6 +389,7 @@ pub(crate) fn faults_of(need: Need, seed: u64) -> Vec<Fault> {
         Need::Competitors => (0xC0, Some(Fault::Fuse), 300),
         Need::Copies => (0xC2, Some(Fault::Copy), 300),
         Need::Masks => (0xD0, Some(Fault::Mask), 300),
+        Need::Handovers => (0xE0, Some(Fault::Handover), 500),
     };
     let mut random = Random::new(seed, stream);
     let there = random.permille(share);

@@ -4,7 +4,7 @@
 //! placement. Its content is lost when the device is closed.
 
 use std::collections::{BTreeSet, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use block::{
     Completion, CompletionBatch, Device, DeviceError, DeviceIdentity, DeviceQueue, Drain, Geometry,
@@ -34,6 +34,10 @@ struct State {
     random: Random,
     /// The next open fails.
     next_open_fails: bool,
+    /// The memory that was opened last, and the identity of its content.
+    opened: (Weak<MemoryDevice>, u128),
+    /// What the next open continues with, after a hand-over to another process.
+    passed: Option<(Arc<MemoryDevice>, u128)>,
     held_until: Nanos,
     /// When each delayed request reaches the memory, with its number.
     dues: BTreeSet<(Nanos, u64)>,
@@ -63,6 +67,8 @@ impl Ram {
             behaviour,
             random,
             next_open_fails: false,
+            opened: (Weak::new(), 0),
+            passed: None,
             held_until: Nanos::ZERO,
             dues: BTreeSet::new(),
             next_number: 0,
@@ -79,7 +85,8 @@ impl Ram {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens it with zeroed memory. Returns the memory, and the device for the appliance.
+    /// Opens it with zeroed memory, or with that which was passed on. Returns the memory, the device
+    /// for the appliance, and the identity of the content.
     ///
     /// # Errors
     /// There is no memory.
@@ -88,7 +95,12 @@ impl Ram {
         name: &str,
         size_bytes: u64,
         read_only: bool,
-    ) -> Result<(Arc<MemoryDevice>, Arc<dyn Device>), MemoryError> {
+    ) -> Result<(Arc<MemoryDevice>, Arc<dyn Device>, u128), MemoryError> {
+        let passed = self.state().passed.take();
+        if let Some((memory, content)) = passed {
+            let device = Arc::new(self.device(&memory));
+            return Ok((memory, device, content));
+        }
         let memory = Arc::new(MemoryDevice::new(MemoryOptions {
             name: name.to_owned(),
             uuid: [0; 16],
@@ -97,17 +109,29 @@ impl Ram {
             pages: PagePolicy::Ordinary,
             read_only,
         })?);
-        let device = RamDevice {
-            ram: self.clone(),
-            memory: Arc::clone(&memory),
+        let content = {
+            let mut state = self.state();
+            let content = u128::from(state.random.bits()) << 64 | u128::from(state.random.bits());
+            state.opened = (Arc::downgrade(&memory), content);
+            content
         };
-        Ok((memory, Arc::new(device)))
+        let device = Arc::new(self.device(&memory));
+        Ok((memory, device, content))
     }
 
-    /// A random identity for new content.
-    pub fn draw_content(&self) -> u128 {
+    fn device(&self, memory: &Arc<MemoryDevice>) -> RamDevice {
+        RamDevice {
+            ram: self.clone(),
+            memory: Arc::clone(memory),
+        }
+    }
+
+    /// Lets the next open continue with the open memory, if `passes` is true.
+    pub fn pass_on(&self, passes: bool) {
         let mut state = self.state();
-        u128::from(state.random.bits()) << 64 | u128::from(state.random.bits())
+        let (memory, content) = &state.opened;
+        let memory = memory.upgrade().filter(|_| passes);
+        state.passed = memory.map(|memory| (memory, *content));
     }
 
     /// Changes its behaviour.

@@ -251,6 +251,7 @@ impl Swarm {
             .chain(faults_of(Need::Competitors, seed))
             .chain(faults_of(Need::Copies, seed))
             .chain(faults_of(Need::Masks, seed))
+            .chain(faults_of(Need::Handovers, seed))
             .collect();
         let hides = Fault::NEEDS_ALL_DISKS.iter();
         let chosen = match hides.clone().any(|it| chosen.has(*it)) {
@@ -270,6 +271,11 @@ impl Swarm {
             true => faults_of(Need::RdmaAndMore, seed)
                 .into_iter()
                 .fold(chosen, Faults::with),
+            false => chosen,
+        };
+        // Queue pairs and drives belong to a process, and so do the states of files that fail.
+        let chosen = match Fault::NOT_HANDED_OVER.iter().any(|it| chosen.has(*it)) {
+            true => chosen.without(Fault::Handover),
             false => chosen,
         };
         let chosen = match (chosen.has(Fault::Contend), chosen.has(Fault::Drive)) {

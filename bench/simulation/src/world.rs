@@ -88,6 +88,10 @@ pub struct World {
     copying: Copying,
     /// Random stream for changes of masks.
     mask_random: Random,
+    /// Random stream for hand-overs to a new process.
+    handover_random: Random,
+    /// Whether one is in progress.
+    is_handing_over: bool,
     appliance: Option<Appliance>,
     starts: u64,
     /// Random stream for host behaviour.
@@ -146,6 +150,8 @@ impl World {
             competition: Competition::new(seed),
             copying: Copying::new(seed),
             mask_random: Random::new(seed, 0xD2),
+            handover_random: Random::new(seed, 0xE1),
+            is_handing_over: false,
             seed,
             random: Random::new(seed, 2),
             hosts: hosts
@@ -217,6 +223,7 @@ impl World {
         self.compete()?;
         self.copy_blocks()?;
         self.mask_hosts()?;
+        self.hand_over_sometimes()?;
         if self.random.permille(PAUSES_PERMILLE) {
             let pause = Nanos::from_millis(self.random.between(1, 4000));
             return self.pass(pause);
@@ -235,6 +242,7 @@ impl World {
                             | Fault::Fuse
                             | Fault::Copy
                             | Fault::Mask
+                            | Fault::Handover
                     );
                     !has_own_stream && !is_elsewhere
                 })

@@ -59,6 +59,8 @@ pub struct Lane<I> {
     moved: bool,
     /// The queue's receive counter at the last poll.
     receives: u64,
+    /// When completions were last received in this phase, or its begin.
+    completed_at: Instant,
 }
 
 fn popular_places(suited: &CheckedWorkload) -> Vec<ZipfPlaces> {
@@ -113,6 +115,7 @@ impl<I: Initiator> Lane<I> {
             completions: Some(Box::default()),
             moved: false,
             receives: 0,
+            completed_at: idle.started,
         }
     }
 
@@ -124,6 +127,7 @@ impl<I: Initiator> Lane<I> {
         self.kind = kind;
         self.cursor = 0;
         self.issued = 0;
+        self.completed_at = now;
     }
 
     /// The pacer, if it applies: filling and reading back run at full speed.
@@ -310,6 +314,8 @@ impl<I: Initiator> Lane<I> {
         self.receives = receives;
         if ended > 0 {
             let now = Instant::now();
+            stats.gaps.record(now - self.completed_at);
+            self.completed_at = now;
             for completion in completions.drain(..) {
                 if let Err(trouble) = self.finish(completion, now, stats) {
                     stats.trouble.get_or_insert(trouble);

@@ -117,9 +117,32 @@ pub enum RunError {
     UnknownToken(u64),
 }
 
+/// Times between two completions of one queue. Completions that are received together count once.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Gaps {
+    /// Their number.
+    pub count: u64,
+    /// The longest one.
+    pub longest: Duration,
+}
+
+impl Gaps {
+    pub(crate) fn record(&mut self, gap: Duration) {
+        self.count += 1;
+        self.longest = self.longest.max(gap);
+    }
+
+    fn add(&mut self, other: Self) {
+        self.count += other.count;
+        self.longest = self.longest.max(other.longest);
+    }
+}
+
 /// Counters of a phase.
 #[derive(Debug, Default)]
 pub struct PhaseStats {
+    /// Times between completions, over all queues.
+    pub gaps: Gaps,
     /// Reads.
     pub reads: OperationStats,
     /// Writes.
@@ -139,6 +162,7 @@ pub struct PhaseStats {
 impl PhaseStats {
     /// Adds the counters of another thread for the same phase.
     pub(crate) fn add(&mut self, other: Self) {
+        self.gaps.add(other.gaps);
         self.reads.add(&other.reads);
         self.writes.add(&other.writes);
         self.elapsed = self.elapsed.max(other.elapsed);

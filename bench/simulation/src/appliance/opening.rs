@@ -89,8 +89,8 @@ impl Opener for Disks {
                 if ram.take_open_failure() {
                     return Err("there is no memory for it just now".into());
                 }
-                let (memory, device) = ram.open(name, size.bytes(), device.read_only)?;
-                let content = Content::Volatile(Uuid::from_u128(ram.draw_content()));
+                let (memory, device, content) = ram.open(name, size.bytes(), device.read_only)?;
+                let content = Content::Volatile(Uuid::from_u128(content));
                 Ok(Some(Opened::memory(memory, device, content)))
             }
         }

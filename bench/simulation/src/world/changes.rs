@@ -1,6 +1,7 @@
 //! Configuration changes during operation: the appliance's own code determines and performs the
 //! steps, and events continue whenever it waits.
 
+mod handing_over;
 mod kinds;
 
 use std::cell::Cell;

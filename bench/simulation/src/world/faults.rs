@@ -201,6 +201,7 @@ impl World {
             | Fault::Fuse
             | Fault::Copy
             | Fault::Mask
+            | Fault::Handover
             | Fault::Stuck
             | Fault::Tight => return Ok(()),
             Fault::Hang => self.strike_drive(disk, Mishap::Hang),
