@@ -345,25 +345,20 @@ impl ServedConfig {
         let Some(files) = &swarm.key_files else {
             return;
         };
-        let identity = swarm.controller_identity();
-        let path = files.path(identity, 0);
-        let name = key_name(identity, 0);
-        // Writing to a String cannot fail.
-        let _ = write!(
-            text,
-            "[[key]]\nname = \"{name}\"\nfile = \"{}\"\n",
-            path.display()
-        );
-        for (identity, secrets) in self.secrets.iter().enumerate() {
-            for version in secrets {
-                // Writing to a String cannot fail.
-                let _ = write!(
-                    text,
-                    "[[key]]\nname = \"{}\"\nfile = \"{}\"\n",
-                    key_name(identity, *version),
-                    files.path(identity, *version).display()
-                );
-            }
+        let of_hosts = self.secrets.iter().enumerate();
+        let of_hosts = of_hosts.flat_map(|(identity, versions)| {
+            let versions = versions.iter();
+            versions.map(move |version| (identity, *version))
+        });
+        let of_controllers = [(swarm.controller_identity(), 0)];
+        for (identity, version) in of_controllers.into_iter().chain(of_hosts) {
+            // Writing to a String cannot fail.
+            let _ = write!(
+                text,
+                "[[key]]\nname = \"{}\"\nfile = \"{}\"\n",
+                key_name(identity, version),
+                files.path(identity, version).display()
+            );
         }
     }
 

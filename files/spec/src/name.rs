@@ -45,13 +45,7 @@ impl<'a> Name<'a> {
     /// # Errors
     /// Returns the rule that the bytes violate.
     pub fn new(bytes: &'a [u8]) -> Result<Self, NameError> {
-        if bytes.is_empty() {
-            return Err(NameError::Empty);
-        }
-        if bytes.len() > NAME_BYTES_MAX {
-            return Err(NameError::TooLong);
-        }
-        let text = core::str::from_utf8(bytes).map_err(|_| NameError::NotUtf8)?;
+        let text = checked_text(bytes)?;
         if bytes.iter().any(|&byte| matches!(byte, 0 | b'/')) {
             return Err(NameError::Character);
         }
@@ -85,6 +79,17 @@ impl<'a> Xdr<'a> for Name<'a> {
     }
 }
 
+/// The text of a name of either kind: 1 to [`NAME_BYTES_MAX`] bytes of UTF-8.
+fn checked_text(bytes: &[u8]) -> Result<&str, NameError> {
+    if bytes.is_empty() {
+        return Err(NameError::Empty);
+    }
+    if bytes.len() > NAME_BYTES_MAX {
+        return Err(NameError::TooLong);
+    }
+    core::str::from_utf8(bytes).map_err(|_| NameError::NotUtf8)
+}
+
 /// The name of an extended attribute (`xattrkey4` of RFC 8276): 1 to [`NAME_BYTES_MAX`] bytes of
 /// UTF-8 without NUL. Unlike a [`Name`], it may contain `/`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -96,13 +101,7 @@ impl<'a> XattrName<'a> {
     /// # Errors
     /// Returns the rule that the bytes violate.
     pub fn new(bytes: &'a [u8]) -> Result<Self, NameError> {
-        if bytes.is_empty() {
-            return Err(NameError::Empty);
-        }
-        if bytes.len() > NAME_BYTES_MAX {
-            return Err(NameError::TooLong);
-        }
-        let text = core::str::from_utf8(bytes).map_err(|_| NameError::NotUtf8)?;
+        let text = checked_text(bytes)?;
         match bytes.contains(&0) {
             true => Err(NameError::Character),
             false => Ok(Self(text)),

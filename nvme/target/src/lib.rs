@@ -28,6 +28,7 @@ mod host_accounts;
 mod interface;
 mod io;
 mod latency;
+mod network;
 mod page;
 mod registry;
 mod reservations;
@@ -67,6 +68,7 @@ pub use interface::{
     QueueInfo, TransportId, Work, WorkProgress,
 };
 pub use latency::{LATENCY_BUCKETS, LatencyCounts, latency_bucket_start};
+pub use network::network_of;
 pub use reservations::{
     InitialReservations, RegistrantSnapshot, ReservationError, ReservationSnapshot,
     ReservationStore, StoreRequest,

@@ -23,6 +23,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use arrayvec::ArrayVec;
+use nvme_target::network_of;
 use nvme_tls::{HEADER_BYTES, PLAINTEXT_BYTES_MAX};
 use nvme_tls_handshake::{HANDSHAKE_TIME_MAX, HandshakeError};
 use reactors::ring::{self, Receiver, Sender};
@@ -44,8 +45,6 @@ const HANDSHAKES_PER_ORIGIN_MAX: usize = 64;
 const EVICTABLE_AFTER: Duration = Duration::from_millis(500);
 /// Connections that may wait for the thread, and results that may wait for the acceptor.
 const RING_PLACES: usize = 256;
-/// Bits of an IPv6 address that identify a network, in which a host has every address.
-const IPV6_NETWORK_BITS: u32 = 64;
 /// Events taken from epoll at once.
 const EVENTS_MAX: usize = 64;
 /// Pause after a failure of epoll, which prevents a busy loop.
@@ -275,7 +274,7 @@ impl Service {
 
     /// Begins with a connection, if there is room.
     fn admit(&mut self, arriving: Arriving, now: Instant) {
-        let network = network_of(&arriving.stream);
+        let network = network_of_host(&arriving.stream);
         if !self.make_room(network, now) {
             self.counters.handshakes_rejected.add(1);
             self.log_end(&arriving.stream, now, "refused: too many are in progress");
@@ -294,8 +293,8 @@ impl Service {
     }
 
     /// Whether another handshake from `network` may begin, after the end of an old one if need be.
-    fn make_room(&mut self, network: u128, now: Instant) -> bool {
-        let mut counts = BTreeMap::<u128, usize>::new();
+    fn make_room(&mut self, network: Option<IpAddr>, now: Instant) -> bool {
+        let mut counts = BTreeMap::<Option<IpAddr>, usize>::new();
         for it in self.handshakes.values() {
             *counts.entry(it.network()).or_default() += 1;
         }
@@ -443,16 +442,9 @@ impl Service {
     }
 }
 
-/// Where a host is: it cannot choose this freely.
-fn network_of(stream: &TcpSocket) -> u128 {
-    match stream.host_address().map(|it| it.ip().to_canonical()) {
-        Some(IpAddr::V4(address)) => u128::from(address.to_ipv6_mapped()),
-        Some(IpAddr::V6(address)) => {
-            let host_bits = u128::BITS - IPV6_NETWORK_BITS;
-            u128::from(address) >> host_bits << host_bits
-        }
-        None => 0,
-    }
+/// The network of a stream's host.
+fn network_of_host(stream: &TcpSocket) -> Option<IpAddr> {
+    stream.host_address().map(|it| network_of(it.ip()))
 }
 
 #[cfg(test)]

@@ -6,14 +6,13 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::time::Duration;
 
-use hugemem::{Arena, ArenaConfig, PagePolicy};
 use nvme_host::{ChapOptions, ConnectOptions, Controller, HostError, HostIdentity};
 use nvme_keys::{ChapSecret, Hash};
 use tempfile::TempDir;
 
 use super::ApplyOptions;
 use super::lab::{HOST, LIMIT, address, apply, base, nqn, started, steps_to, try_apply};
-use super::lab::{parsed, with_export};
+use super::lab::{io_queue, is_alive, parsed, with_export};
 use crate::appliance::Appliance;
 use crate::reconciler::Origin;
 use crate::state_directory::StateDirectory;
@@ -83,10 +82,6 @@ fn connect(appliance: &Appliance, chap: Option<(u8, Option<u8>)>) -> Result<Cont
 }
 
 /// Whether the controller still executes commands.
-fn is_alive(controller: &mut Controller) -> bool {
-    controller.namespaces().is_ok()
-}
-
 #[test]
 fn hosts_authenticate_with_the_configured_keys_on_every_queue() {
     let folder = Folder::new();
@@ -102,16 +97,7 @@ fn hosts_authenticate_with_the_configured_keys_on_every_queue() {
     }
     let mut controller = connect(&appliance, Some((1, Some(9)))).expect("the right keys");
     assert!(is_alive(&mut controller));
-    let arena = Arena::new(ArenaConfig {
-        bytes: 4 << 20,
-        pages: PagePolicy::Ordinary,
-        max_transfer: 1 << 16,
-    });
-    let pool = arena.expect("memory").pool(16);
-    assert_eq!(controller.request_io_queues(1).expect("granted"), 1);
-    let mut queue = controller
-        .open_io_queue(1, 8, pool.clone())
-        .expect("authenticated");
+    let (pool, mut queue) = io_queue(&mut controller);
     let data = pool.take(512).expect("a lease");
     queue.submit_read(1, 0, 1, data, 5).expect("room");
     let read = queue.wait_completion(LIMIT, "Read").expect("complete");

@@ -9,6 +9,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use appliance_config::{Config, Step};
+use hugemem::{Arena, ArenaConfig, PagePolicy, Pool};
+use nvme_host::{Controller, IoQueue};
 use nvme_host_testing::Names;
 use nvme_host_testing::tcp::RawClient;
 use nvme_spec::command::{Cns, FeatureId, LogPageId, LogPageSelect};
@@ -37,6 +39,23 @@ pub(super) fn parsed(text: &str) -> Config {
             problems.display(appliance_config::Colour::Never)
         ),
     }
+}
+
+/// An I/O queue of our host's controller, and memory for its data.
+pub(super) fn io_queue(controller: &mut Controller) -> (Pool, IoQueue) {
+    let arena = Arena::new(ArenaConfig {
+        bytes: 4 << 20,
+        pages: PagePolicy::Ordinary,
+        max_transfer: 1 << 16,
+    });
+    let pool = arena.expect("memory").pool(16);
+    assert_eq!(controller.request_io_queues(1).expect("granted"), 1);
+    let queue = controller.open_io_queue(1, 8, pool.clone());
+    (pool, queue.expect("a queue"))
+}
+
+pub(super) fn is_alive(controller: &mut Controller) -> bool {
+    controller.namespaces().is_ok()
 }
 
 /// The part that no test changes: an export with its own device on its own listener.

@@ -9,7 +9,6 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use hugemem::{Arena, ArenaConfig, PagePolicy};
 use nvme_host::{
     ConnectOptions, Controller, HostError, HostIdentity, ProtectedSocket, TlsOptions, Transport,
     discover,
@@ -22,6 +21,7 @@ use zerocopy::{FromBytes as _, IntoBytes as _};
 
 use super::ApplyOptions;
 use super::lab::{HOST, LIMIT, address, apply, base, nqn, started, try_apply, with_export};
+use super::lab::{io_queue, is_alive};
 use crate::appliance::Appliance;
 
 /// Another host, which has the key `other`.
@@ -111,16 +111,7 @@ fn refusal(appliance: &Appliance, transport: Transport) -> String {
 
 /// Reads the first block over an I/O queue.
 fn read_block(controller: &mut Controller) {
-    let arena = Arena::new(ArenaConfig {
-        bytes: 4 << 20,
-        pages: PagePolicy::Ordinary,
-        max_transfer: 1 << 16,
-    });
-    let pool = arena.expect("memory").pool(16);
-    assert_eq!(controller.request_io_queues(1).expect("granted"), 1);
-    let mut queue = controller
-        .open_io_queue(1, 8, pool.clone())
-        .expect("secure");
+    let (pool, mut queue) = io_queue(controller);
     for token in 0..3 {
         let mut data = pool.take(4096).expect("a lease");
         data.fill(token as u8 + 1);
@@ -136,10 +127,6 @@ fn read_block(controller: &mut Controller) {
         let data = read.data.expect("data");
         assert!(data.iter().all(|byte| *byte == token as u8 + 1));
     }
-}
-
-fn is_alive(controller: &mut Controller) -> bool {
-    controller.namespaces().is_ok()
 }
 
 #[test]

@@ -4,24 +4,20 @@
 //! hosts take turns: a flood from one delays another by one exponentiation for each of its own.
 
 use std::collections::VecDeque;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use nvme_authentication::{Computed, Exponentiation, Random as _, SystemRandom};
 
 use crate::interface::QueueId;
-
-/// Bits of an IPv6 address that identify a network, in which a host has every address.
-const IPV6_NETWORK_BITS: u32 = 64;
+use crate::network::network_of;
 
 /// Where a host is. Unlike its name, it cannot be chosen freely.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
-    /// The IPv4 address.
-    Ipv4(IpAddr),
-    /// The network of the IPv6 address.
-    Ipv6(u128),
+    /// Its network.
+    Network(IpAddr),
     /// The host's name, if the transport knows no address.
     Host(String),
 }
@@ -29,16 +25,11 @@ pub(crate) enum Origin {
 impl Origin {
     /// The origin of a host.
     pub(crate) fn new(address: Option<IpAddr>, host_nqn: &str) -> Self {
-        match address.map(|it| it.to_canonical()) {
-            Some(IpAddr::V4(address)) => Self::Ipv4(IpAddr::V4(address)),
-            Some(IpAddr::V6(address)) => Self::Ipv6(network(address)),
+        match address {
+            Some(address) => Self::Network(network_of(address)),
             None => Self::Host(host_nqn.to_owned()),
         }
     }
-}
-
-fn network(address: Ipv6Addr) -> u128 {
-    u128::from(address) >> (u128::BITS - IPV6_NETWORK_BITS)
 }
 
 /// An exponentiation, and the queue that waits for it.

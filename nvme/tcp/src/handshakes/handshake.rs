@@ -1,6 +1,7 @@
 //! One connection of a listener with TLS: its first byte, and then its handshake.
 
 use std::io::{IoSlice, IoSliceMut};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -24,7 +25,7 @@ pub(super) struct Handshake {
     origin: Origin,
     policy: TlsPolicy,
     /// The network of its host.
-    network: u128,
+    network: Option<IpAddr>,
     began: Instant,
     stage: Stage,
     /// Output that the socket has not accepted.
@@ -63,7 +64,7 @@ pub(super) enum End {
 }
 
 impl Handshake {
-    pub(super) fn new(arriving: Arriving, network: u128, now: Instant) -> Self {
+    pub(super) fn new(arriving: Arriving, network: Option<IpAddr>, now: Instant) -> Self {
         Self {
             stream: arriving.stream,
             origin: arriving.origin,
@@ -79,7 +80,7 @@ impl Handshake {
         &self.stream
     }
 
-    pub(super) fn network(&self) -> u128 {
+    pub(super) fn network(&self) -> Option<IpAddr> {
         self.network
     }
 
