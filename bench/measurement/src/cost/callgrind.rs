@@ -3,7 +3,7 @@
 //! Format: Valgrind manual, "Callgrind Format Specification", version 1, with full names and
 //! positions (`--compress-strings=no --compress-pos=no`).
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 /// Costs of a part of the program.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -41,8 +41,9 @@ pub struct Profile {
     pub own: HashMap<(String, String), Cost>,
     /// Inclusive costs of calls, by caller and callee.
     pub calls: HashMap<(String, String), Cost>,
-    /// The file of each function.
-    pub files: HashMap<String, String>,
+    /// The files of each function: callgrind names two if a function's parts or instances begin with
+    /// lines of different files, in an order that changes from run to run.
+    pub files: HashMap<String, BTreeSet<String>>,
 }
 
 /// The columns of the used events in a cost line.
@@ -96,7 +97,8 @@ impl Profile {
                 profile
                     .files
                     .entry(function.clone())
-                    .or_insert_with(|| file.clone());
+                    .or_default()
+                    .insert(file.clone());
             } else if let Some(name) = ["fl=", "fi=", "fe="]
                 .iter()
                 .find_map(|key| line.strip_prefix(key))
@@ -184,7 +186,20 @@ fn=a::outer
         assert_eq!(own("b::inner", "/src/b.rs"), Some(100.0));
         let call = profile.calls[&("a::outer".to_owned(), "b::inner".to_owned())];
         assert_eq!((call.instructions, call.system_calls), (100.0, 4.0));
-        assert_eq!(profile.files["b::inner"], "/src/b.rs");
+        let files = |function: &str| profile.files[function].iter().collect::<Vec<_>>();
+        assert_eq!(files("b::inner"), ["/src/b.rs"]);
+        assert_eq!(files("a::outer"), ["/src/a.rs"]);
+    }
+
+    #[test]
+    fn parts_of_a_function_in_different_files_give_it_both_in_any_order() {
+        let part = |file: &str| format!("fl={file}\nfn=a::outer\n1 1\n");
+        let (a, b) = (part("/src/a.rs"), part("/src/b.rs"));
+        let profile = |first, second| Profile::parse(&format!("events: Ir\n{first}{second}"));
+        let files = |profile: Profile| profile.files["a::outer"].clone();
+        let both = files(profile(&a, &b).expect("understood"));
+        assert_eq!(both.len(), 2);
+        assert_eq!(files(profile(&b, &a).expect("understood")), both);
     }
 
     #[test]

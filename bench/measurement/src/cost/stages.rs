@@ -1,10 +1,10 @@
 //! Assigns functions and files to stages: the measured path by module, and the other end.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::cost::callgrind::{Cost, Profile};
 
-/// The assignment of code from a source file.
+/// The assignment of code from a source file; the order is from the most definite owner to none.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CodeOwner {
     /// The measured path, with the name of the stage.
@@ -124,6 +124,13 @@ impl Map {
             .find(|(folder, _)| file.contains(folder))
             .map_or(CodeOwner::Unknown, |(_, name)| CodeOwner::Shared(name))
     }
+
+    /// The assignment of a function with parts in these files: the part of the most definite owner
+    /// decides, because the others begin with inlined code.
+    fn place_of_function(&self, files: &BTreeSet<String>) -> CodeOwner {
+        let places = files.iter().map(|file| self.place(file));
+        places.min().unwrap_or(CodeOwner::Unknown)
+    }
 }
 
 /// The stage of a crate's file: its top-level module.
@@ -161,7 +168,7 @@ pub fn divide(profile: &Profile, map: &Map) -> Divided {
     let places: HashMap<&str, CodeOwner> = profile
         .files
         .iter()
-        .map(|(function, file)| (function.as_str(), map.place(file)))
+        .map(|(function, files)| (function.as_str(), map.place_of_function(files)))
         .collect();
     let shares = shares(profile, &places);
     let mut divided = Divided::default();
@@ -323,7 +330,7 @@ mod tests {
         let library = "/lib/memcpy.S";
         let mut profile = Profile::default();
         for (function, file) in [("pair", driver), ("bus", emulated), ("memcpy", library)] {
-            profile.files.insert(function.into(), file.into());
+            profile.files.insert(function.into(), [file.into()].into());
         }
         let mut own = |function: &str, file: &str, instructions| {
             let key = (function.to_owned(), file.to_owned());
@@ -341,6 +348,16 @@ mod tests {
         let key = ("pair".to_owned(), "bus".to_owned());
         profile.calls.insert(key, cost(1070.0));
         profile
+    }
+
+    #[test]
+    fn a_part_of_a_function_that_begins_with_shared_code_belongs_to_the_function() {
+        let mut profile = profile();
+        let files = profile.files.get_mut("pair").expect("a function");
+        files.insert("/w/reactors/core/src/returns.rs".into());
+        let costs = divide(&profile, &DRIVER).places;
+        let pair = CodeOwner::Ours("nvme_driver::pair".to_owned());
+        assert_eq!(instructions(&costs, &pair), 135.0);
     }
 
     #[test]
