@@ -206,6 +206,7 @@ impl Appliance {
             cores.len(),
             devices.in_order(),
         )?;
+        target.set_rate_limits(exports::rate_limits(&config, &devices))?;
         let reservation_files = ReservationFiles::open(state.reservations(), &target, &cores);
         devices.restore_reservations(&reservation_files, &target);
         let Transports {

@@ -4,16 +4,18 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use appliance_config::limits::{ANA_GROUPS_MAX, CONTROLLER_ID_MAX, MASKS_MAX};
+use appliance_config::limits::{ANA_GROUPS_MAX, CONTROLLER_ID_MAX, MASKS_MAX, RATE_LIMITS_MAX};
 use appliance_config::{
-    Access, AnaState, Backing, Config, ControllerIds, Device, Export, Listener, Mask, MaskedAccess,
-    Name, Tls, Transport,
+    Access, AnaState, Backing, ByteSize, Config, ControllerIds, Device, Export, Listener, Mask,
+    MaskedAccess, Name, Operations, RateLimit, RateScope, Tls, Transport,
 };
 use block::HealthState;
 use nvme_target::{
-    AnaPath, CONTROLLER_IDS, NamespaceConfig, NamespaceMask, PortConfig, PortId, PortSecurity,
-    SubsystemConfig, TargetConfig, TargetLimits, TransportKind,
+    AnaPath, CONTROLLER_IDS, DeviceIndex, NamespaceConfig, NamespaceMask, PortConfig, PortId,
+    PortSecurity, SubsystemConfig, TargetConfig, TargetLimits, TransportKind,
 };
+
+use reactors::Nanos;
 
 use crate::devices::Devices;
 use crate::keys::Keys;
@@ -24,6 +26,7 @@ const FIRMWARE: &str = env!("CARGO_PKG_VERSION");
 
 const _: () = assert!(ANA_GROUPS_MAX == nvme_target::ANA_GROUPS_MAX);
 const _: () = assert!(MASKS_MAX == nvme_target::MASKS_MAX);
+const _: () = assert!(RATE_LIMITS_MAX == nvme_target::RATE_LIMITS_MAX);
 const _: () = assert!(CONTROLLER_ID_MAX == *CONTROLLER_IDS.end());
 
 /// The port number of the listener at `index` of the configuration at start.
@@ -210,6 +213,36 @@ fn subsystem(
             .controller_ids
             .map_or(CONTROLLER_IDS, ControllerIds::range),
     }
+}
+
+/// The rate limits in the target. That of a device without an index is absent.
+pub(crate) fn rate_limits(config: &Config, devices: &Devices) -> Vec<nvme_target::RateLimit> {
+    let index = |name: &Name| devices.get(name).map(|(index, _)| index);
+    let limits = config.rate_limits.iter();
+    limits.filter_map(|it| rate_limit(it, index)).collect()
+}
+
+/// A rate limit in the target; `None` if `device` does not know its device.
+pub(crate) fn rate_limit(
+    limit: &RateLimit,
+    device: impl Fn(&Name) -> Option<DeviceIndex>,
+) -> Option<nvme_target::RateLimit> {
+    let scope = match &limit.scope {
+        RateScope::Device(name) => nvme_target::RateScope::Device(device(name)?),
+        RateScope::Host(host) => nvme_target::RateScope::Host(host.to_string()),
+        RateScope::HostAt { host, export } => nvme_target::RateScope::HostAt {
+            host: host.to_string(),
+            subsystem: export.to_string(),
+        },
+    };
+    Some(nvme_target::RateLimit {
+        scope,
+        reads: limit.operations.overlap(Operations::Reads),
+        writes: limit.operations.overlap(Operations::Writes),
+        iops: limit.iops,
+        bandwidth: limit.bandwidth.map(ByteSize::bytes),
+        burst: Nanos::from_millis(limit.burst.as_millis()),
+    })
 }
 
 /// How the hosts of an export authenticate themselves.

@@ -93,6 +93,8 @@ impl HeadlessAppliance {
             exports::target_config(&config, &devices, &ports, &keys, &states, transfer_max);
         let target = Target::new(served, reactors, devices.in_order());
         let target = target.map_err(|error| with_causes(&error))?;
+        let limited = target.set_rate_limits(exports::rate_limits(&config, &devices));
+        limited.map_err(|error| with_causes(&error))?;
         let (control_queues, messages) = MessageRings::new(reactors);
         let undrained = Arc::new(AtomicUsize::new(reactors));
         let parts = messages.into_iter().enumerate();

@@ -131,6 +131,7 @@ fn write(out: &mut String, delta: &StatusDelta) -> fmt::Result {
         views::hosts(delta),
         views::reactors(delta),
         views::pools(delta),
+        views::rate_limits(delta),
         views::errors(delta),
     ] {
         write_table(out, &table)?;

@@ -253,3 +253,74 @@ fn one_configuration_is_applied_at_a_time() {
     drop((admin, io));
     lab.end();
 }
+
+/// A host of [`RAM_ON_LOOPBACK`]: its admin queue, which has to stay open, and an I/O queue.
+fn attach(lab: &Lab, names: &Names) -> (RawClient, RawClient) {
+    let connect = || RawClient::connect(lab.windlass.address(), LIMIT).expect("it listens");
+    let (mut admin, mut io) = (connect(), connect());
+    let cntlid = admin.open_admin(names).expect("any host may attach");
+    io.open_io(names, cntlid, 1).expect("queue 1 is free");
+    (admin, io)
+}
+
+/// Limits apply to connected hosts: reads wait and succeed, in-capsule writes too, and the status
+/// reports it. Without the limit, nothing waits.
+#[test]
+fn rate_limits_change_without_a_reconnection() {
+    const COMMANDS: u32 = 12;
+    let lab = Lab::new("10s");
+    let names = Names {
+        host: "nqn.2026-11.org.example:host".to_owned(),
+        host_id: [9; 16],
+        subsystem: "nqn.2026-11.org.windlass:test".to_owned(),
+    };
+    let (_admin, mut io) = attach(&lab, &names);
+    let limit = "\n[[rate_limit]]\nhost = \"nqn.2026-11.org.example:host\"\niops = 20\n";
+    lab.write(&(lab.base.clone() + limit));
+    let step =
+        "live     apply these rate limits only: host nqn.2026-11.org.example:host: 20 commands/s";
+    let planned = format!("{step}\n1 step(s); nothing was changed\n");
+    expect(&lab.apply(&["--dry-run"]), 0, &planned);
+    let done = format!("{step}: done\n1 of 1 step(s) done\n");
+    assert_eq!(lab.apply(&[]).stdout.lines().next(), done.lines().next());
+    let mut load = || {
+        let began = Instant::now();
+        for place in 0..COMMANDS {
+            let (status, data) = if place % 2 == 0 {
+                io.command(Sqe::read(1, 0, 0), &[], 512).expect("it waits")
+            } else {
+                let write = Sqe::write(1, 0, 0, false);
+                io.command(write, &[7; 512], 0).expect("it waits")
+            };
+            assert!(status.status().is_success());
+            assert_eq!(data.len(), if place % 2 == 0 { 512 } else { 0 });
+        }
+        began.elapsed()
+    };
+    // The first one does not wait.
+    let least = Duration::from_millis(1000 / 20) * (COMMANDS - 2);
+    let limited = load();
+    assert!(limited >= least, "{limited:?}");
+    let socket = lab.directory.path().join("control.sock");
+    let socket = socket.to_str().expect("UTF-8");
+    let seen = status(socket);
+    let limit = &seen["rate_limits"][0];
+    assert_eq!(limit["host"], "nqn.2026-11.org.example:host");
+    assert!(limit["throttled_by_iops"].as_u64().expect("a number") >= u64::from(COMMANDS) - 2);
+    assert!(limit["waited_ns"].as_u64().expect("a number") > 0);
+    lab.write(&lab.base);
+    let ended = lab.apply(&[]);
+    assert!(
+        ended.stdout.contains("end all rate limits: done"),
+        "{ended:?}"
+    );
+    let unlimited = load();
+    assert!(unlimited < limited, "{unlimited:?}");
+    lab.end();
+}
+
+/// The status as JSON.
+fn status(socket: &str) -> serde_json::Value {
+    let finished = run(&["status", "--json", "--socket", socket]);
+    serde_json::from_str(&finished.stdout).expect("JSON")
+}

@@ -10,7 +10,7 @@ use std::fmt;
 
 use crate::model::{
     Access, AnaEntry, Backing, Config, Device, DriveNamespace, Export, HostAuthentication, Key,
-    Listener, Mask, MaskedAccess, Namespace,
+    Listener, Mask, MaskedAccess, Namespace, RateLimit, RateScope,
 };
 use crate::table::Table;
 use crate::value::{ByteSize, ControllerIds, ModelNumber, Name, Nqn, Period, SerialNumber};
@@ -156,6 +156,8 @@ pub enum Step {
         /// The namespace.
         namespace: Namespace,
     },
+    /// Replaces the rate limits. Limits of removed devices and exports end before these are removed.
+    ChangeRateLimits(Vec<RateLimit>),
     /// Changes the deadline of the next shutdown.
     ChangeShutdownDeadline(Period),
     /// Changes the maximum number of controllers; existing controllers stay.
@@ -243,6 +245,7 @@ impl Step {
             | Step::ChangeAna { .. }
             | Step::ChangeControllerIds { .. }
             | Step::AddNamespace { .. }
+            | Step::ChangeRateLimits(_)
             | Step::ChangeShutdownDeadline(_)
             | Step::ChangeControllers(_) => Effect::Live,
             Step::Restart { .. } => Effect::Restart,
@@ -369,6 +372,17 @@ impl fmt::Display for Step {
             Step::ChangeControllers(count) => {
                 write!(f, "set the maximum number of controllers to {count}")
             }
+            Step::ChangeRateLimits(limits) => match limits.as_slice() {
+                [] => f.write_str("end all rate limits"),
+                limits => {
+                    f.write_str("apply these rate limits only: ")?;
+                    for (index, limit) in limits.iter().enumerate() {
+                        f.write_str(if index == 0 { "" } else { "; " })?;
+                        write!(f, "{}", limit.in_words())?;
+                    }
+                    Ok(())
+                }
+            },
             Step::Restart { key, from, to } => {
                 write!(f, "change {key} from {from} to {to}, which takes a restart")
             }
@@ -381,6 +395,10 @@ impl Config {
     /// Empty if both are equivalent; the order of sections is irrelevant.
     pub fn difference(&self, wanted: &Config) -> Vec<Step> {
         let mut steps = restarts(self, wanted);
+        let kept = self.kept_rate_limits(wanted);
+        if kept != self.rate_limits {
+            steps.push(Step::ChangeRateLimits(kept.clone()));
+        }
         let comparison = Comparison {
             running: self,
             wanted,
@@ -419,6 +437,9 @@ impl Config {
                 steps.push(Step::RemoveKey(key.name.clone()));
             }
         }
+        if !is_permutation(&kept, &wanted.rate_limits) {
+            steps.push(Step::ChangeRateLimits(wanted.rate_limits.clone()));
+        }
         let deadline = wanted.appliance.shutdown_deadline;
         if self.appliance.shutdown_deadline != deadline {
             steps.push(Step::ChangeShutdownDeadline(deadline));
@@ -428,6 +449,20 @@ impl Config {
             steps.push(Step::ChangeControllers(controllers));
         }
         steps
+    }
+
+    /// The rate limits without those of devices and exports that are removed or replaced.
+    fn kept_rate_limits(&self, wanted: &Config) -> Vec<RateLimit> {
+        let comparison = Comparison {
+            running: self,
+            wanted,
+        };
+        let is_kept = |limit: &&RateLimit| match &limit.scope {
+            RateScope::Device(device) => comparison.keeps_device(device),
+            RateScope::Host(_) => true,
+            RateScope::HostAt { export, .. } => wanted.export(export).is_some(),
+        };
+        self.rate_limits.iter().filter(is_kept).cloned().collect()
     }
 
     /// This configuration, with the keys that take a restart as they are in `running`.
@@ -442,6 +477,11 @@ impl Config {
         config.limits.take_live(&self.limits);
         config
     }
+}
+
+/// Whether both have the same limits, each once.
+fn is_permutation(some: &[RateLimit], others: &[RateLimit]) -> bool {
+    some.len() == others.len() && some.iter().all(|limit| others.contains(limit))
 }
 
 /// Two configurations and what stays from the first to the second.

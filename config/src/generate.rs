@@ -14,7 +14,8 @@ use crate::kind::{FilePath, Kind as _};
 use crate::limits::{ANA_GROUPS_MAX, CORE_NUMBER_MAX, DRIVE_NAMESPACE_MAX, MEMORY_MAX, NSID_MAX};
 use crate::model::{
     Access, AnaEntry, AnaState, Appliance, Backing, Config, Control, Device, DriveNamespace,
-    Export, HostAuthentication, Key, KeySource, Limits, Listener, Mask, Namespace, Tls,
+    Export, HostAuthentication, Key, KeySource, Limits, Listener, Mask, Namespace, RateLimit,
+    RateScope, Tls,
 };
 use crate::table::Table as _;
 use crate::value::{
@@ -56,13 +57,25 @@ pub fn config() -> impl Strategy<Value = Config> {
         seeds,
         vec(export_rest(), 4),
         keys(),
+        vec(RateLimit::any((RateScope::Host(host_nqn()),)), 0..=3),
     )
         .prop_map(
-            |(appliance, limits, control, devices, listeners, seeds, rests, keys)| {
+            |(
+                appliance,
+                limits,
+                control,
+                devices,
+                listeners,
+                seeds,
+                rests,
+                keys,
+                mut rate_limits,
+            )| {
                 let mut exports = exports(&devices, &listeners, &seeds, rests);
                 for (export, seed) in exports.iter_mut().zip(&seeds) {
                     export.authentication = authentication(&seed.masks, export, &listeners, &keys);
                 }
+                scope_rate_limits(&mut rate_limits, &devices, &exports);
                 Config {
                     appliance,
                     limits,
@@ -71,6 +84,7 @@ pub fn config() -> impl Strategy<Value = Config> {
                     listeners,
                     keys,
                     exports,
+                    rate_limits,
                 }
             },
         )
@@ -183,6 +197,28 @@ fn drive_namespace(number: usize) -> impl Strategy<Value = DriveNamespace> {
         namespace: namespace.saturating_sub(1) * 8 + number as u32 + 1,
         ..drive
     })
+}
+
+/// Gives each limit another scope, and at least one rate.
+fn scope_rate_limits(limits: &mut [RateLimit], devices: &[Device], exports: &[Export]) {
+    for (n, limit) in limits.iter_mut().enumerate() {
+        limit.scope = match (n, devices.first(), exports.first()) {
+            (0, Some(device), _) => RateScope::Device(device.name.clone()),
+            (1, _, Some(export)) => RateScope::HostAt {
+                host: host_nqn(),
+                export: export.nqn.clone(),
+            },
+            _ => RateScope::Host(host_nqn()),
+        };
+        if limit.bandwidth.is_none() {
+            limit.iops.get_or_insert(1000);
+        }
+    }
+}
+
+fn host_nqn() -> Nqn {
+    let nqn = "nqn.2026-11.org.example:limited".parse();
+    nqn.unwrap_or_else(|_| unreachable!("a valid name"))
 }
 
 /// Any keys.

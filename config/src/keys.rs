@@ -4,7 +4,9 @@
 
 use std::fmt::Write as _;
 
-use crate::model::{Appliance, Control, Device, DriveNamespace, Export, Limits, Listener};
+use crate::model::{
+    Appliance, Control, Device, DriveNamespace, Export, Limits, Listener, RateLimit,
+};
 use crate::table::Table as _;
 
 /// One key of a table.
@@ -96,6 +98,7 @@ impl Section {
 /// Every table of the file. The first is the file itself.
 pub const SECTIONS: &[Section] = &[
     ROOT, APPLIANCE, LIMITS, CONTROL, DEVICE, LISTENER, KEY, EXPORT, NAMESPACE, HOST, ANA, MASK,
+    RATE_LIMIT,
 ];
 
 pub(crate) const ROOT: Section = Section {
@@ -151,6 +154,13 @@ pub(crate) const ROOT: Section = Section {
             absent: Absent::Required,
             example: "[[export]]",
             meaning: "The NVMe subsystems that hosts see.",
+        },
+        Key {
+            name: "rate_limit",
+            values: Values::Text("array of at most 1024 tables"),
+            absent: Absent::Words("no command is delayed"),
+            example: "[[rate_limit]]",
+            meaning: "Limits on commands and data in a second.",
         },
     ]],
 };
@@ -525,6 +535,43 @@ pub(crate) const MASK: Section = Section {
             meaning: "The devices that they see and only read. Another host may write to them.",
         },
     ]],
+};
+
+pub(crate) const RATE_LIMIT: Section = Section {
+    path: "rate_limit",
+    header: "[[rate_limit]]",
+    meaning: "A limit on the commands of a device, of a host, or of a host at an export. Commands \
+              above it wait before they take memory, and hosts see higher latencies; none fails. A \
+              command counts towards every limit that applies to it. Changes apply at once, to \
+              waiting commands too. A host is known by its NQN, which anyone can claim who does \
+              not have to authenticate.",
+    keys: &[
+        &[
+            Key {
+                name: "device",
+                values: Values::Text("device name"),
+                absent: Absent::Words("required without `host`"),
+                example: "\"vol0\"",
+                meaning: "The device whose commands are limited, those of all hosts together. Not \
+                          with `host`.",
+            },
+            Key {
+                name: "host",
+                values: Values::Text("NQN"),
+                absent: Absent::Words("required without `device`"),
+                example: "\"nqn.2026-11.org.example:h\"",
+                meaning: "The host whose commands are limited.",
+            },
+            Key {
+                name: "export",
+                values: Values::Text("NQN"),
+                absent: Absent::Words("all exports together"),
+                example: "\"nqn.2026-11.org.example:a\"",
+                meaning: "The export for which the host's commands are limited. Only with `host`.",
+            },
+        ],
+        RateLimit::KEYS,
+    ],
 };
 
 const REFERENCE_HEAD: &str = "\

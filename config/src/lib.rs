@@ -44,7 +44,8 @@ pub use load::LoadError;
 pub use model::{
     Access, AnaEntry, AnaState, Appliance, Backing, Config, Control, Cores, CoresNotAllowed,
     Device, Digest, DriveNamespace, Export, HostAuthentication, Idle, Key, KeySource, Limits,
-    Listener, Mask, MaskedAccess, Namespace, Pages, Tls, Transport,
+    Listener, Mask, MaskedAccess, Namespace, Operations, Pages, RateLimit, RateScope, Tls,
+    Transport,
 };
 pub use notice::Notice;
 pub use problem::{Colour, Place, Problem, ProblemKind, Problems};

@@ -36,6 +36,19 @@ pub const KEYS_MAX: usize = 4096;
 /// Maximum number of keys of a host in an export: more than one while they are exchanged.
 pub const HOST_KEYS_MAX: usize = 4;
 
+/// Most rate limits of one appliance.
+pub const RATE_LIMITS_MAX: usize = 1024;
+/// Highest limit of commands in a second: more than an appliance executes.
+pub const RATE_IOPS_MAX: u64 = 100_000_000;
+/// Lowest limit of bytes in a second: less would delay single commands for minutes.
+pub const RATE_BANDWIDTH_MIN: ByteSize = ByteSize::from_kib(64);
+/// Highest limit of bytes in a second: more than an appliance moves.
+pub const RATE_BANDWIDTH_MAX: ByteSize = ByteSize::from_gib(64);
+/// Shortest burst. A reactor that sleeps may start commands later than they are due by most of this.
+pub const RATE_BURST_MIN: Period = Period::from_millis(2);
+/// Longest burst.
+pub const RATE_BURST_MAX: Period = Period::from_millis(10_000);
+
 /// Most cores in a core list: one reactor each.
 pub const CORES_MAX: usize = 256;
 /// Largest core number: Linux on x86-64 is built for at most 8192 processors.

@@ -14,7 +14,8 @@ use crate::kind::{
 use crate::limits::{
     COMMAND_DEADLINE_MAX, COMMAND_DEADLINE_MIN, CONNECTIONS_MAX, CONTROLLERS_MAX,
     DRIVE_NAMESPACE_MAX, DRIVE_QUEUE_DEPTH_MAX, IN_CAPSULE_DATA_MAX, IN_CAPSULE_DATA_UNIT_BYTES,
-    IO_QUEUES_MAX, MEMORY_MAX, MEMORY_MIN, QUEUE_DEPTH_MAX, QUEUE_DEPTH_MIN, SHUTDOWN_DEADLINE_MAX,
+    IO_QUEUES_MAX, MEMORY_MAX, MEMORY_MIN, QUEUE_DEPTH_MAX, QUEUE_DEPTH_MIN, RATE_BANDWIDTH_MAX,
+    RATE_BANDWIDTH_MIN, RATE_BURST_MAX, RATE_BURST_MIN, RATE_IOPS_MAX, SHUTDOWN_DEADLINE_MAX,
     SHUTDOWN_DEADLINE_MIN, STALL_THRESHOLD_MAX, STALL_THRESHOLD_MIN, TRANSFER_MAX, TRANSFER_MIN,
 };
 use crate::table::{Table as _, Unless, table};
@@ -94,6 +95,8 @@ pub struct Config {
     pub keys: Vec<Key>,
     /// The exports, in the order of the file.
     pub exports: Vec<Export>,
+    /// The rate limits, in the order of the file.
+    pub rate_limits: Vec<RateLimit>,
 }
 
 impl Config {
@@ -380,6 +383,18 @@ words! {
 }
 
 words! {
+    /// The commands that a rate limit counts.
+    Operations {
+        /// Those that only read.
+        Reads = "reads",
+        /// Those that change data.
+        Writes = "writes",
+        /// Both together.
+        Both = "both",
+    }
+}
+
+words! {
     /// The transport of a listener.
     Transport {
         /// NVMe/TCP.
@@ -650,6 +665,88 @@ table! {
         controller_ids: Option<ControllerIds> = Maybe(ControllerRange),
             absent None => "`[1, 65519]`",
             like "[1, 32000]";
+    }
+}
+
+table! {
+    /// A limit on the commands of a device, of a host, or of a host at an export. Commands above it
+    /// wait before they take memory, and hosts see higher latencies. Each command counts towards
+    /// every limit that applies to it.
+    pub struct RateLimit by hand {
+        /// The commands that are counted together.
+        scope: RateScope,
+    } {
+        /// Which commands are counted. Flushes and reservations never are.
+        operations: Operations = Word::<Operations>::new(),
+            absent Operations::Both,
+            like "\"writes\"";
+        /// Most commands in a second. A command that both compares and writes is two.
+        iops: Option<u64> = Maybe(Count(1..=RATE_IOPS_MAX)),
+            absent None => "no limit; then `bandwidth` is required",
+            like "20000";
+        /// Most data in a second.
+        bandwidth: Option<ByteSize> = Maybe(Size(RATE_BANDWIDTH_MIN..=RATE_BANDWIDTH_MAX, Unit::Byte)),
+            absent None => "no limit; then `iops` is required",
+            like "\"200MiB\"";
+        /// The unused time that is caught up at once: after a pause of this time or longer, so much
+        /// of a rate is available immediately.
+        burst: Period = Time(RATE_BURST_MIN..=RATE_BURST_MAX),
+            absent RateLimit::BURST_DEFAULT,
+            like "\"100ms\"";
+    }
+}
+
+/// The commands that a rate limit counts together.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum RateScope {
+    /// Those of all hosts for the device with this name.
+    Device(Name),
+    /// Those of a host for all exports.
+    Host(Nqn),
+    /// Those of a host for one export.
+    HostAt {
+        /// The host.
+        host: Nqn,
+        /// The export.
+        export: Nqn,
+    },
+}
+
+impl fmt::Display for RateScope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RateScope::Device(device) => write!(f, "device {device}"),
+            RateScope::Host(host) => write!(f, "host {host}"),
+            RateScope::HostAt { host, export } => write!(f, "host {host} at {export}"),
+        }
+    }
+}
+
+impl RateLimit {
+    /// The default burst.
+    pub const BURST_DEFAULT: Period = Period::from_millis(10);
+
+    /// The limit in a few words: `host nqn…: 20000 writes/s`.
+    pub fn in_words(&self) -> String {
+        let operations = match self.operations {
+            Operations::Reads => "reads",
+            Operations::Writes => "writes",
+            Operations::Both => "commands",
+        };
+        let iops = self.iops.map(|iops| format!("{iops} {operations}/s"));
+        let bandwidth = self.bandwidth.map(|it| match self.operations {
+            Operations::Both => format!("{it}/s"),
+            Operations::Reads | Operations::Writes => format!("{it}/s of {operations}"),
+        });
+        let rates: Vec<_> = iops.into_iter().chain(bandwidth).collect();
+        format!("{}: {}", self.scope, rates.join(", "))
+    }
+}
+
+impl Operations {
+    /// Whether some commands are counted by both.
+    pub fn overlap(self, other: Operations) -> bool {
+        self == other || self == Operations::Both || other == Operations::Both
     }
 }
 

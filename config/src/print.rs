@@ -4,7 +4,7 @@ use std::fmt::{self, Write as _};
 
 use crate::model::{
     Access, AnaEntry, Backing, Config, Device, Export, HostAuthentication, Key, KeySource, Mask,
-    Namespace,
+    Namespace, RateLimit, RateScope,
 };
 use crate::table::Table;
 
@@ -33,8 +33,24 @@ impl Config {
         for item in &self.exports {
             export(out, item)?;
         }
+        for item in &self.rate_limits {
+            rate_limit(out, item)?;
+        }
         Ok(())
     }
+}
+
+fn rate_limit(out: &mut String, limit: &RateLimit) -> fmt::Result {
+    writeln!(out, "\n[[rate_limit]]")?;
+    match &limit.scope {
+        RateScope::Device(device) => writeln!(out, "device = \"{device}\"")?,
+        RateScope::Host(host) => writeln!(out, "host = {}", quoted(host.as_str()))?,
+        RateScope::HostAt { host, export } => {
+            writeln!(out, "host = {}", quoted(host.as_str()))?;
+            writeln!(out, "export = {}", quoted(export.as_str()))?;
+        }
+    }
+    plain_keys(out, limit)
 }
 
 fn table(out: &mut String, header: &str, table: &impl Table) -> fmt::Result {

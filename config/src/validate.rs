@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
 
-use crate::model::Transport;
+use crate::model::{Operations, RateScope, Transport};
 use crate::parse::{Draft, DriveDraft, Located, NameDraft};
 use crate::problem::{Finding, Findings, Lines, ProblemKind};
 use crate::suggest::{NAMES_LISTED_MAX, excerpt_of, listed, nearest};
@@ -88,6 +88,7 @@ pub(crate) fn validate(draft: &Draft, text: &str, findings: &mut Findings) {
             key_names.check(key, findings);
         }
     }
+    rate_limits(draft, &device_names, &lines, findings);
     let devices = draft.exports.iter().flat_map(|export| &export.namespaces);
     report_duplicate_values(
         devices.map(|namespace| &namespace.device),
@@ -96,6 +97,51 @@ pub(crate) fn validate(draft: &Draft, text: &str, findings: &mut Findings) {
         &lines,
         findings,
     );
+}
+
+/// Rate limits name existing devices and exports, and no commands are counted twice for the same.
+fn rate_limits(
+    draft: &Draft,
+    device_names: &Names<'_>,
+    lines: &Lines<'_>,
+    findings: &mut Findings,
+) {
+    let nqns = draft.exports.iter().filter_map(|it| it.nqn.as_ref());
+    let exports: HashSet<_> = nqns.map(|nqn| &nqn.value).collect();
+    let are_readable = draft.exports.iter().all(|it| it.nqn.is_some()) && !exports.is_empty();
+    let mut limits: HashMap<&RateScope, Vec<(&Located<RateScope>, Operations)>> = HashMap::new();
+    for limit in &draft.rate_limits {
+        if let Some(device) = &limit.device {
+            device_names.check(device, findings);
+        }
+        if let Some(export) = &limit.export
+            && are_readable
+            && !exports.contains(&export.value)
+        {
+            findings.add(|| Finding {
+                hint: Some("write the NQN of an [[export]] of this file".to_owned()),
+                ..export.finding(
+                    ProblemKind::UnknownName,
+                    format!("there is no export {}", excerpt_of(export.value.as_str())),
+                )
+            });
+        }
+        let (Some(scope), Some(operations)) = (&limit.scope, limit.operations) else {
+            continue;
+        };
+        let same = limits.entry(&scope.value).or_default();
+        if let Some((first, _)) = same.iter().find(|(_, other)| operations.overlap(*other)) {
+            let line = lines.line(first.span.start);
+            findings.add(|| Finding {
+                hint: Some("remove one, or limit reads and writes with one each".to_owned()),
+                ..scope.finding(
+                    ProblemKind::Duplicate,
+                    format!("the limit at line {line} counts the same commands"),
+                )
+            });
+        }
+        same.push((scope, operations));
+    }
 }
 
 /// The names of one kind of object.

@@ -47,6 +47,9 @@ pub(crate) fn status() -> Status {
                 "hash": "sha256", "group": "ffdhe2048", "since_unix_ms": 1}, "queues": [
             {"qid": 1, "reactor": 0, "authenticated": true, "protected": false, "totals": TOTALS}], "totals": TOTALS, "errors_logged": 0}],
         "keys": [{"name": "db1", "source": "file", "uses": 1, "last_used_unix_ms": 1}],
+        "rate_limits": [{"device": null, "host": "nqn.2014-08.org.nvmexpress:uuid:1", "export": null,
+            "operations": "reads", "iops": 20000, "bandwidth": null, "throttled_by_iops": 7,
+            "throttled_by_bandwidth": 0, "waited_ns": 9000000}],
         "target": {"commands": 9, "authentications": 2, "authentications_failed": 0, "admin_commands": 3, "errors": 0, "errors_not_logged": 0,
             "connects": 2, "connects_refused": 0, "keep_alive_expired": 0,
             "reconnects": 0, "controller_resets": 0, "events": 0,

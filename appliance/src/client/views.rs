@@ -3,7 +3,7 @@
 use super::delta::{Rates, StatusDelta};
 use crate::observe::model::{
     BUFFER_WAIT_MAX_NS, ControllerKind, DeviceState, DeviceStatus, Event, HostStatus, Latency,
-    Percentiles, ReactorStatus, Severity, Status, lost_rdma,
+    Percentiles, RateLimitStatus, ReactorStatus, Severity, Status, lost_rdma,
 };
 use crate::quantity;
 use crate::table::{Cell, Column, Mark, Table, name, number};
@@ -99,6 +99,19 @@ pub(crate) const ERRORS: &[&[Column]] = &[&[
     name("STATUS"),
     number("ERRORS"),
     number("ERR/S"),
+]];
+
+/// Columns of [`rate_limits`].
+pub(crate) const RATE_LIMITS: &[&[Column]] = &[&[
+    name("LIMIT OF"),
+    name("EXPORT"),
+    name("COUNTS"),
+    number("IOPS"),
+    number("BYTES/S"),
+    number("DELAYED/S"),
+    number("BY IOPS"),
+    number("BY BYTES"),
+    number("WAITED/S"),
 ]];
 
 /// Columns of [`pools`].
@@ -266,6 +279,39 @@ pub(crate) fn errors(delta: &StatusDelta) -> Table {
             Cell::text(code.map_or("others", |it| &it.text)),
             count(errors.count),
             Cell::number(rate, quantity::rate(rate)),
+        ]);
+    }
+    table
+}
+
+/// The rate limits, and what they delay.
+pub(crate) fn rate_limits(delta: &StatusDelta) -> Table {
+    let mut table = table(RATE_LIMITS);
+    for (index, limit) in delta.now.rate_limits.iter().enumerate() {
+        let of = |field: fn(&RateLimitStatus) -> u64| {
+            delta.rate_of(|then| {
+                let same = then.rate_limits.get(index);
+                let same = same.filter(|it| it.host == limit.host && it.device == limit.device);
+                same.map_or(0, field)
+            })
+        };
+        let delayed = of(|it| it.throttled_by_iops + it.throttled_by_bandwidth);
+        let waited = of(|it| it.waited_ns);
+        let subject = limit.host.as_ref().or(limit.device.as_ref());
+        table.push(vec![
+            Cell::known(subject, |it| Cell::text(&**it)),
+            Cell::known(limit.export.as_ref(), |it| Cell::text(short(it))),
+            Cell::text(&*limit.operations),
+            Cell::known(limit.iops, count),
+            Cell::known(limit.bandwidth, size),
+            Cell::number(delayed, quantity::rate(delayed)).marked(if delayed > 0.0 {
+                Mark::Warning
+            } else {
+                Mark::Plain
+            }),
+            count(limit.throttled_by_iops),
+            count(limit.throttled_by_bandwidth),
+            latency(waited as u64),
         ]);
     }
     table

@@ -303,7 +303,18 @@ impl Scrape {
         out.measured(&paths.collect::<Vec<_>>())?;
         let keys = self.status.keys.iter();
         let keys = keys.map(|one| (vec![("key", one.name.clone())], one));
-        out.measured(&keys.collect::<Vec<_>>())
+        out.measured(&keys.collect::<Vec<_>>())?;
+        let limits = self.status.rate_limits.iter().map(|one| {
+            let or_all = |name: &Option<String>| name.clone().unwrap_or_default();
+            let labels = vec![
+                ("device", or_all(&one.device)),
+                ("host", or_all(&one.host)),
+                ("export", or_all(&one.export)),
+                ("operations", one.operations.clone()),
+            ];
+            (labels, one)
+        });
+        out.measured(&limits.collect::<Vec<_>>())
     }
 
     fn hosts(&self, out: &mut Families<'_, '_>) -> fmt::Result {

@@ -5,6 +5,7 @@
 
 mod ana;
 mod keys;
+mod rate_limits;
 mod reservations;
 
 use std::collections::BTreeMap;
@@ -19,6 +20,7 @@ use super::observation::MemorySample;
 use super::status::{DeviceInput, ExportInput, ListenerInput, ReactorInput, warnings};
 pub(crate) use ana::{AnaAnswer, AnaChange, AnaInput, AnaRequest, AnaStatus, AnaWord};
 pub(crate) use keys::{AuthenticationStatus, ChannelStatus, KeyInput, KeyStatus};
+pub(crate) use rate_limits::{RateLimitInput, RateLimitStatus};
 pub(crate) use reservations::{
     ClearAnswer, ClearRequest, DeviceReservations, EvictAnswer, EvictRequest, RegistrantStatus,
     ReservationWord,
@@ -46,6 +48,8 @@ pub(crate) struct Status {
     /// The keys of hosts, in the configuration's order; their names are pseudonyms over HTTP without
     /// a token.
     pub(crate) keys: Vec<KeyStatus>,
+    /// The rate limits, in the configuration's order.
+    pub(crate) rate_limits: Vec<RateLimitStatus>,
     pub(crate) target: TargetStatus,
     /// How long reads and writes took, over all exports.
     pub(crate) latency: Latency,

@@ -8,7 +8,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use appliance_config::Config;
 use block::Health;
 use hugemem::ArenaCounters;
-use nvme_target::{DeviceIndex, KeyUse, TargetLatency, TargetSnapshot, TargetStatuses};
+use nvme_target::{
+    DeviceIndex, KeyUse, RateLimitSnapshot, TargetLatency, TargetSnapshot, TargetStatuses,
+};
 use reactors::{Clock, Nanos, ReactorSnapshot, StuckPoller};
 
 use super::model::{BUFFER_WAIT_MAX_NS, TargetStatus, lost_rdma};
@@ -38,6 +40,8 @@ pub(crate) struct Observation {
     pub(crate) now: Nanos,
     /// The uses of keys since the start.
     pub(crate) key_uses: BTreeMap<String, KeyUse>,
+    /// The rate limits of the target.
+    pub(crate) rate_limits: Vec<RateLimitSnapshot>,
     /// Latencies since the start.
     pub(crate) latency: Arc<TargetLatency>,
     /// An earlier sample of the latencies, a few seconds old if there is one.
@@ -127,6 +131,7 @@ impl Observation {
             target: sources.target.snapshot(),
             now: sources.clock.now(),
             key_uses: sources.target.key_uses(),
+            rate_limits: sources.target.rate_limits(),
             latency: Arc::new(sources.target.latency()),
             statuses: sources.target.statuses(),
             before: before.cloned().unwrap_or_else(|| LatencyBefore {

@@ -75,6 +75,9 @@ impl Pseudonyms {
         for key in &mut status.keys {
             key.name = self.key(&key.name);
         }
+        for limit in &mut status.rate_limits {
+            limit.host = limit.host.as_deref().map(|host| self.host(host));
+        }
     }
 
     /// Replaces the names of hosts in a history: in its keys and the names of its series.

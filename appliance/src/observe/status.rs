@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::UNIX_EPOCH;
 
-use appliance_config::{Config, Device, Export, Key, Listener};
+use appliance_config::{Config, Device, Export, Key, Listener, Name};
 use block::{Damage, Health, HealthState, HealthWarnings};
 use nvme_target::{
     ControllerSnapshot, ControllerState, IoTotals, QueueAuthentication, QueueChannel, Stage,
@@ -15,10 +15,12 @@ use super::latency;
 use super::model::{
     AnaInput, AnaStatus, ApplianceStatus, AuthenticationStatus, ChannelStatus, ControllerKind,
     DamageStatus, DeviceState, DeviceStatus, ExportStatus, HostStatus, KeyInput, KeyStatus,
-    Latency, ListenerStatus, MemoryStatus, NamespaceStatus, QueueStatus, ReactorStatus, RunState,
-    Status, StatusCode, StatusCount, TargetStatus, Totals, TransportTotals,
+    Latency, ListenerStatus, MemoryStatus, NamespaceStatus, QueueStatus, RateLimitInput,
+    RateLimitStatus, ReactorStatus, RunState, Status, StatusCode, StatusCount, TargetStatus,
+    Totals, TransportTotals,
 };
 use super::observation::{DeviceSample, Observation, ReactorSample};
+use crate::exports::rate_limit;
 use crate::operator_states::OperatorStates;
 
 impl From<IoTotals> for Totals {
@@ -84,6 +86,7 @@ impl Observation {
                 .map(|it| self.host(it))
                 .collect(),
             keys: self.config.keys.iter().map(|key| self.key(key)).collect(),
+            rate_limits: self.rate_limits(),
             target: self.target_totals(),
             latency: self
                 .latency_of(|all| Some(latency::of_all(all)))
@@ -91,6 +94,18 @@ impl Observation {
             statuses: self.status_counts(),
             transports: self.transport_totals(),
         }
+    }
+
+    /// The rate limits, with what the target has delayed by those that it has.
+    fn rate_limits(&self) -> Vec<RateLimitStatus> {
+        let device = |name: &Name| self.device(name.as_str()).map(|seen| seen.place);
+        let limits = self.config.rate_limits.iter().map(|limit| {
+            let wanted = rate_limit(limit, device);
+            let mut all = self.rate_limits.iter();
+            let seen = wanted.and_then(|wanted| all.find(|seen| seen.limit == wanted));
+            RateLimitStatus::read(RateLimitInput { limit, seen })
+        });
+        limits.collect()
     }
 
     fn appliance_status(&self) -> ApplianceStatus {

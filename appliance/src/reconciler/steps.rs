@@ -77,7 +77,7 @@ impl Reconciler {
                 self.change(step)?;
                 Ok(Vec::new())
             }
-            Step::RemoveKey(_) => {
+            Step::RemoveKey(_) | Step::ChangeRateLimits(_) => {
                 self.change(step)?;
                 Ok(Vec::new())
             }

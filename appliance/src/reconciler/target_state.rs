@@ -3,17 +3,20 @@
 use std::collections::BTreeMap;
 
 use appliance_config::{Config, Uuid};
-use nvme_target::{DeviceIndex, NamespaceConfig, PortConfig, SubsystemConfig, Target, TargetError};
+use nvme_target::{
+    DeviceIndex, NamespaceConfig, PortConfig, RateLimit, SubsystemConfig, Target, TargetError,
+};
 
 use crate::devices::Devices;
 use crate::exports::{self, Ports};
 use crate::keys::Keys;
 use crate::operator_states::OperatorStates;
 
-/// The subsystems by name, and the ports.
+/// The subsystems by name, the ports, and the rate limits.
 pub(super) struct TargetState {
     subsystems: BTreeMap<String, SubsystemConfig>,
     ports: Vec<PortConfig>,
+    rate_limits: Vec<RateLimit>,
 }
 
 impl TargetState {
@@ -29,6 +32,7 @@ impl TargetState {
         Self {
             subsystems: subsystems.map(|it| (it.nqn.clone(), it)).collect(),
             ports: ports.configs(config),
+            rate_limits: exports::rate_limits(config, devices),
         }
     }
 
@@ -68,6 +72,10 @@ impl TargetState {
                 None => target.add_subsystem(subsystem.clone())?,
             }
             self.subsystems.insert(nqn, subsystem);
+        }
+        if self.rate_limits != wanted.rate_limits {
+            target.set_rate_limits(wanted.rate_limits.clone())?;
+            self.rate_limits = wanted.rate_limits;
         }
         self.change_ports(wanted.ports, target)
     }

@@ -29,7 +29,7 @@ const PROBLEMS_MAX: usize = 3;
 const NAME_CHARS_MIN: usize = 20;
 
 const HELP: &str = "\
-1-8  Tab  Shift-Tab  the views: exports, devices, hosts, …
+1-9  Tab  Shift-Tab  the views: exports, devices, hosts, …
 < >  ← →             sort by the column before, after
 r                    reverse the order
 o                    the configuration's order
@@ -72,7 +72,7 @@ pub(super) fn screen(frame: &mut Frame<'_>, screen: &Screen) {
     if let Some(rows) = screen.table() {
         draw_table(frame, screen, &rows, table);
     }
-    let keys = "h help  1-8 view  <> sort  r reverse  p hold  q quit";
+    let keys = "h help  1-9 view  <> sort  r reverse  p hold  q quit";
     frame.render_widget(Paragraph::new(keys).dim(), foot);
     if screen.shows_help() {
         draw_help(frame);

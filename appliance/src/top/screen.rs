@@ -27,6 +27,7 @@ pub(super) enum View {
     Listeners,
     Errors,
     Events,
+    Limits,
 }
 
 impl View {
@@ -40,6 +41,7 @@ impl View {
             View::Listeners => "listeners",
             View::Errors => "errors",
             View::Events => "events",
+            View::Limits => "limits",
         }
     }
 
@@ -53,6 +55,7 @@ impl View {
             View::Listeners => views::listeners(delta),
             View::Errors => views::errors(delta),
             View::Events => views::events(events, delta.now.now_unix_ms),
+            View::Limits => views::rate_limits(delta),
         }
     }
 
@@ -67,6 +70,7 @@ impl View {
             View::Listeners => views::LISTENERS,
             View::Errors => views::ERRORS,
             View::Events => views::EVENTS,
+            View::Limits => views::RATE_LIMITS,
         };
         let columns = columns.iter().flat_map(|part| part.iter());
         columns.map(|column| column.heading).collect()
@@ -214,7 +218,7 @@ impl Screen {
             // Any other key closes the help.
             _ if self.shows_help => self.shows_help = false,
             KeyCode::Char('h' | '?') | KeyCode::F(1) => self.shows_help = true,
-            KeyCode::Char(digit @ '1'..='8') => {
+            KeyCode::Char(digit @ '1'..='9') => {
                 let index = digit as usize - '1' as usize;
                 self.show(View::value_variants()[index]);
             }

@@ -109,8 +109,9 @@ fn every_view_shows_its_rows() {
         "192.0.2.10",
         "Unrecovered Read Error",
         "is resetting",
+        "DELAYED/S",
     ];
-    for (digit, part) in ('1'..='8').zip(expected) {
+    for (digit, part) in ('1'..='9').zip(expected) {
         press(&mut screen, KeyCode::Char(digit));
         expect(&drawn(&screen, 160, 30), &[part]);
         let table = screen.table().expect("there is a look");
@@ -120,6 +121,8 @@ fn every_view_shows_its_rows() {
     }
     press(&mut screen, KeyCode::Tab);
     assert_eq!(screen.view(), View::Exports);
+    press(&mut screen, KeyCode::BackTab);
+    assert_eq!(screen.view(), View::Limits);
     press(&mut screen, KeyCode::BackTab);
     assert_eq!(screen.view(), View::Events);
     expect(&drawn(&screen, 100, 30), &["1 min 32 s", "warning"]);
@@ -133,7 +136,7 @@ fn every_terminal_size_is_drawn() {
         screen.take(sample.clone());
     }
     for (width, height) in [(1, 1), (7, 3), (20, 5), (40, 10), (80, 24), (500, 200)] {
-        for view in ['1', '2', '3', '4', '5', '6', '7', '8', 'h'] {
+        for view in ['1', '2', '3', '4', '5', '6', '7', '8', '9', 'h'] {
             press(&mut screen, KeyCode::Char(view));
             drawn(&screen, width, height);
         }

@@ -117,6 +117,10 @@ impl Config {
                 self.export_mut(export)?.namespaces.push(namespace.clone());
                 Some(())
             }
+            Step::ChangeRateLimits(limits) => {
+                self.rate_limits.clone_from(limits);
+                Some(())
+            }
             Step::ChangeShutdownDeadline(deadline) => {
                 self.appliance.shutdown_deadline = *deadline;
                 Some(())

@@ -7,6 +7,7 @@ mod export;
 mod hosts;
 mod key;
 mod masks;
+mod rate_limit;
 mod reader;
 mod sections;
 mod setting;
@@ -17,7 +18,9 @@ use std::ops::Range;
 use toml::de::DeTable;
 
 use crate::keys;
-use crate::limits::{DEVICES_MAX, EXPORTS_MAX, FILE_BYTES_MAX, KEYS_MAX, LISTENERS_MAX};
+use crate::limits::{
+    DEVICES_MAX, EXPORTS_MAX, FILE_BYTES_MAX, KEYS_MAX, LISTENERS_MAX, RATE_LIMITS_MAX,
+};
 use crate::model::{Appliance, Config, Limits};
 use crate::problem::{Finding, Findings, Path, ProblemKind, Problems};
 use crate::table::Table as _;
@@ -27,6 +30,7 @@ pub(crate) use control::ControlDraft;
 pub(crate) use device::{DeviceDraft, DriveDraft, file_path};
 pub(crate) use export::ExportDraft;
 pub(crate) use key::KeyDraft;
+pub(crate) use rate_limit::RateLimitDraft;
 pub(crate) use reader::{Element, Found, Reader};
 pub(crate) use sections::{ListenerDraft, NameDraft};
 pub(crate) use setting::{Fault, Setting};
@@ -61,6 +65,7 @@ pub(crate) struct Draft {
     pub(crate) listeners: Vec<ListenerDraft>,
     pub(crate) keys: Vec<KeyDraft>,
     pub(crate) exports: Vec<ExportDraft>,
+    pub(crate) rate_limits: Vec<RateLimitDraft>,
 }
 
 impl Config {
@@ -167,6 +172,11 @@ fn read_root(root: &DeTable<'_>, findings: &mut Findings) -> Draft {
             .iter()
             .map(|table| export::export(table, findings))
             .collect(),
+        rate_limits: reader
+            .tables("rate_limit", RATE_LIMITS_MAX, &keys::RATE_LIMIT, findings)
+            .iter()
+            .map(|table| RateLimitDraft::read(table, findings))
+            .collect(),
     }
 }
 
@@ -195,6 +205,11 @@ fn finish(draft: Draft) -> Option<Config> {
             .exports
             .into_iter()
             .map(ExportDraft::finish)
+            .collect::<Option<_>>()?,
+        rate_limits: draft
+            .rate_limits
+            .into_iter()
+            .map(RateLimitDraft::finish)
             .collect::<Option<_>>()?,
     })
 }

@@ -6,7 +6,7 @@
 //! the same for all transports.
 
 use hugemem::{Account, Data, Lease, Pool, WaiterToken};
-use nvme_target::{Completed, Direction, QueueId, TargetCore, Work, WorkProgress};
+use nvme_target::{Completed, Direction, QueueId, Released, TargetCore, Work, WorkProgress};
 use reactors::Nanos;
 
 use crate::connection_table::Connection;
@@ -109,6 +109,49 @@ pub trait Requests<Cx: RequestContext>: Connection {
             }
         }
     }
+
+    /// Lets an admitted command wait for a rate, without a lease or with that of its in-capsule data.
+    /// `may_abort`: whether it may be completed while it waits.
+    #[cold]
+    fn await_rate(
+        &mut self,
+        cx: &mut Cx,
+        slot: u16,
+        work: Work,
+        lease: Option<Lease>,
+        may_abort: bool,
+    ) {
+        let Some(queue) = self.queue() else { return };
+        let tag = self.token().with_slot(slot).into_bits();
+        let now = cx.now();
+        cx.core().await_rate(queue, tag, &work, may_abort, now);
+        self.slots().set(slot, SlotState::AwaitingRate(work, lease));
+    }
+
+    /// Continues, or fails, a command whose wait for a rate has ended.
+    #[cold]
+    fn released(&mut self, cx: &mut Cx, slot: u16, released: Released) {
+        if !matches!(self.slots().state(slot), SlotState::AwaitingRate(..)) {
+            return self.released_early(cx, slot);
+        }
+        let SlotState::AwaitingRate(work, lease) = self.slots().take_state(slot) else {
+            return;
+        };
+        let Some(queue) = self.queue() else { return };
+        if let Some(status) = released.refused {
+            let response = cx.core().reject(queue, work, status);
+            let done = Completed::refused(released.tag, response);
+            return self.respond(cx, slot, done);
+        }
+        match (lease, work.is_copy()) {
+            (list, true) => self.begin_copy(cx, slot, work, list),
+            (Some(lease), false) => self.execute(cx, slot, work, Some(lease)),
+            (None, false) => self.begin(cx, slot, work),
+        }
+    }
+
+    /// Notes that a command was released whose data is already being received.
+    fn released_early(&mut self, cx: &mut Cx, slot: u16);
 
     /// Copies the data of a read that waited for a range of a RAM device; it stays borrowed if
     /// there is no memory for the copy.

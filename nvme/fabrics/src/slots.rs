@@ -2,7 +2,7 @@
 //! states of requests.
 //!
 //! ```text
-//! Free → AwaitingBuffer → AwaitingFetch ⇄ FetchingData → Executing (or Held) → Responding → Free
+//! Free → AwaitingRate → AwaitingBuffer → AwaitingFetch ⇄ FetchingData → Executing (or Held) → Responding → Free
 //! ```
 //!
 //! [`Requests::step`](crate::Requests::step) performs the transitions of requests that wait; this
@@ -17,6 +17,9 @@ use nvme_target::Work;
 pub enum SlotState<F, R> {
     /// Unused, or in the hands of the function that moves the request on. Ends with a command.
     Free,
+    /// A rate limit delays it: the target core keeps its place. Ends when the core releases it. Has a
+    /// lease if its data came in its capsule and was received before.
+    AwaitingRate(Work, Option<Lease>),
     /// Waits in the pool's queue. Ends when the pool grants a lease.
     AwaitingBuffer(Work),
     /// The same for a Copy whose list of source ranges came in its capsule and is in a smaller lease.

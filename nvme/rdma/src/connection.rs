@@ -15,7 +15,7 @@ use std::net::SocketAddr;
 use hugemem::{Account, DmaBuffer, Lease, Pool};
 use nvme_fabrics::{Connection as _, Event, RequestContext, RequestToken, Requests};
 use nvme_spec::Sqe;
-use nvme_target::{Completed, KeyedBlocks, PortId, QueueId, TargetCore, TransportId};
+use nvme_target::{Completed, KeyedBlocks, PortId, QueueId, Released, TargetCore, TransportId};
 use rdma::{CompletionStatus, Connection as _, MemoryMap, Provider, QueuePair, WorkCompletion};
 use reactors::{LogLimit, Nanos};
 
@@ -388,6 +388,14 @@ impl<P: Provider> Connection<P> {
             *last_receive = true;
         }
         self.advance(cx);
+    }
+
+    /// The wait of a request for a rate has ended.
+    #[cold]
+    pub(crate) fn rate_released(&mut self, cx: &mut Context<'_, P>, slot: u16, released: Released) {
+        if self.slots.find(slot).is_some() {
+            self.released(cx, slot, released);
+        }
     }
 
     /// The pool granted a lease to a request that waited for one.

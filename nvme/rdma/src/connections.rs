@@ -402,6 +402,19 @@ impl<P: Provider> ConnectionSet<P> {
         self.pass_completions(&mut core.borrow_mut(), now)
     }
 
+    #[inline]
+    fn pass_released(&mut self, core: &mut TargetCore, now: Nanos) -> u32 {
+        let mut moved = 0;
+        while let Some(released) = core.next_released(self.shared.transport) {
+            let token = RequestToken::from_bits(released.tag);
+            moved += 1;
+            self.for_request(core, token, now, |connection, cx| {
+                connection.rate_released(cx, token.slot(), released);
+            });
+        }
+        moved
+    }
+
     fn pass_completions(&mut self, core: &mut TargetCore, now: Nanos) -> u32 {
         let mut moved = 0;
         while let Some(done) = core.next_completion(self.shared.transport) {
@@ -423,6 +436,7 @@ impl<P: Provider> ConnectionSet<P> {
         loop {
             // Pending responses are older than those that a granted lease produces.
             moved += self.pass_completions(&mut core, now);
+            moved += self.pass_released(&mut core, now);
             let Some((token, lease)) = self.shared.pool.next_grant(now.as_nanos()) else {
                 break;
             };

@@ -273,6 +273,12 @@ pub enum TargetError {
         /// The number of devices.
         count: usize,
     },
+    /// There are more rate limits than the target takes.
+    #[error("{count} rate limits exceed the maximum of {RATE_LIMITS_MAX}")]
+    TooManyRateLimits {
+        /// The number of rate limits.
+        count: usize,
+    },
     /// The largest transfer is smaller than one memory page.
     #[error("the largest transfer, {bytes} bytes, is smaller than 4096 bytes")]
     TransferTooSmall {
@@ -440,6 +446,9 @@ pub enum TargetError {
 /// Most subsystems of one target. Removed subsystems count while hosts still have controllers of
 /// them.
 pub const SUBSYSTEMS_MAX: usize = 1024;
+
+/// Most rate limits. A queue compares each with its host when a configuration is adopted.
+pub const RATE_LIMITS_MAX: usize = 1024;
 
 impl SubsystemConfig {
     /// Checks that the subsystem can be served with these devices and ports.

@@ -277,6 +277,12 @@ impl Work {
         self.needs_lease
     }
 
+    /// Whether it is a [Copy](Admission::Copy).
+    #[must_use]
+    pub fn is_copy(&self) -> bool {
+        matches!(self.kind, WorkKind::Copy(_))
+    }
+
     /// Bytes that the lease has to have room for: more than [`bytes`](Self::bytes) for a
     /// [Copy](Admission::Copy), which needs it for the blocks that it copies.
     #[must_use]
@@ -413,6 +419,9 @@ pub enum Admission {
     /// The same for a Copy: [`TargetCore::admitted_copy`](crate::TargetCore::admitted_copy) returns
     /// the work. Its lease has room for [`Work::lease_bytes`], and a length of [`Work::bytes`].
     Copy,
+    /// A rate limit is used up: [`TargetCore::throttled`](crate::TargetCore::throttled) returns the
+    /// work, which waits after [`TargetCore::await_rate`](crate::TargetCore::await_rate).
+    Throttled,
 }
 
 /// A completed command.
@@ -432,6 +441,11 @@ pub struct Completed {
 }
 
 impl Completed {
+    /// The completion of a command that was [rejected](crate::TargetCore::reject) after a wait.
+    pub const fn refused(tag: u64, response: Cqe) -> Self {
+        Self::without_data(tag, response)
+    }
+
     /// A completion without data.
     pub(crate) const fn without_data(tag: u64, response: Cqe) -> Self {
         Self {

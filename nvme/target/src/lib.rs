@@ -30,6 +30,8 @@ mod io;
 mod latency;
 mod network;
 mod page;
+mod rate;
+mod rates;
 mod registry;
 mod reservations;
 mod secure_channel;
@@ -54,8 +56,8 @@ pub use config::{
     ADMIN_QUEUE_DEPTH_MAX, ADMIN_QUEUE_DEPTH_MAX_RDMA, AnaPath, CONTROLLER_IDS, CONTROLLERS_MAX,
     CoreLimits, DEVICES_MAX, DISCOVERY_CONTROLLERS_MAX, DeviceIndex, IO_QUEUES_MAX, MASKS_MAX,
     MaskedAccess, NAMESPACE_ID_MAX, NamespaceConfig, NamespaceMask, PortConfig, PortId,
-    PortSecurity, QUEUE_DEPTH_MAX, SUBSYSTEMS_MAX, SubsystemConfig, TargetConfig, TargetError,
-    TargetLimits, TransportKind,
+    PortSecurity, QUEUE_DEPTH_MAX, RATE_LIMITS_MAX, SUBSYSTEMS_MAX, SubsystemConfig, TargetConfig,
+    TargetError, TargetLimits, TransportKind,
 };
 pub use controller::ControllerKind;
 pub use controller::state::ControllerState;
@@ -69,6 +71,7 @@ pub use interface::{
 };
 pub use latency::{LATENCY_BUCKETS, LatencyCounts, latency_bucket_start};
 pub use network::network_of;
+pub use rates::{RateLimit, RateLimitSnapshot, RateScope, Throttled};
 pub use reservations::{
     InitialReservations, RegistrantSnapshot, ReservationError, ReservationSnapshot,
     ReservationStore, StoreRequest,
@@ -79,4 +82,6 @@ pub use stages::{ByOperation, Measured, OperationCounts, Stage, StageCounts, Tar
 pub use status::from_device as device_status;
 pub use statuses::{STATUSES_MAX, StatusCounts, TargetStatuses};
 pub use target::Target;
-pub use target_core::{CoreAudit, CoreDrain, InlineTiming, Outstanding, TargetCore, Timing};
+pub use target_core::{
+    CoreAudit, CoreDrain, InlineTiming, Outstanding, Released, TargetCore, Timing,
+};

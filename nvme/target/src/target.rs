@@ -21,6 +21,7 @@ use crate::config::{
 use crate::counters::{CoreCounters, IoTotals};
 use crate::exclusions::ExclusionTable;
 use crate::interface::CloseReason;
+use crate::rates::{RateLimit, RateLimitSnapshot, RateRules};
 use crate::registry::{ControllerEntry, Registry};
 use crate::reservations::{
     InitialReservations, Requester, ReservationCommand, ReservationError, ReservationRequest,
@@ -98,6 +99,7 @@ impl Target {
                 .into_iter()
                 .map(|device| Some(DeviceEntry { device, since: 1 }))
                 .collect(),
+            rate_rules: RateRules::default(),
         };
         published.collect_listed_hosts();
         published.collect_seen();
@@ -214,6 +216,24 @@ impl Target {
             Ok(())
         })?;
         Ok(done)
+    }
+
+    /// Replaces the rate limits. They apply to commands that wait, too. A limit that does not change
+    /// keeps what its hosts have used.
+    ///
+    /// # Errors
+    /// [`TargetError::TooManyRateLimits`]; nothing changes then.
+    pub fn set_rate_limits(&self, limits: Vec<RateLimit>) -> Result<(), TargetError> {
+        self.publish(|_, published| {
+            published.rate_rules = published.rate_rules.changed(limits)?;
+            Ok(())
+        })
+    }
+
+    /// The rate limits, and what they have delayed so far.
+    #[must_use]
+    pub fn rate_limits(&self) -> Vec<RateLimitSnapshot> {
+        self.published().rate_rules.snapshot()
     }
 
     /// Ends all associations with a subsystem after the responses to their commands. Its hosts may

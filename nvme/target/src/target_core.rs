@@ -30,6 +30,7 @@ mod polling;
 mod queue;
 mod reserve;
 mod slots;
+mod throttle;
 mod timers;
 mod timing;
 
@@ -65,6 +66,8 @@ use executions::Executions;
 use fused::Pairs;
 use queue::Queue;
 use slots::Slots;
+pub use throttle::Released;
+use throttle::Throttle;
 use timers::ControllerTimers;
 use timing::SentResponses;
 pub use timing::{InlineTiming, Timing};
@@ -120,8 +123,9 @@ pub struct TargetCore {
     exclusion_messages_seen: u64,
     exclusions: Exclusions,
     pairs: Pairs,
-    /// A Copy whose transport has not taken its work yet.
-    admitted_copy: Option<Work>,
+    /// A Copy, or a throttled command, whose transport has not taken its work yet.
+    set_aside: Option<Work>,
+    throttle: Throttle,
     /// Controllers whose events are reported at the end of the turn.
     reporting: Vec<u32>,
     /// Preempted hosts whose commands have not ended yet.
@@ -192,7 +196,8 @@ impl TargetCore {
             exclusion_messages_seen: target.exclusion_messages(reactor),
             exclusions: Exclusions::default(),
             pairs: Pairs::default(),
-            admitted_copy: None,
+            set_aside: None,
+            throttle: Throttle::new(&limits),
             reporting: Vec::new(),
             endings: Vec::new(),
             awaited: Vec::new(),
@@ -222,6 +227,7 @@ impl TargetCore {
             "at most {TRANSPORTS_MAX} transports"
         );
         let id = TransportId(self.inboxes.len() as u8);
+        self.throttle.add_transport();
         self.inboxes.push(Inbox {
             kind,
             completions: VecDeque::with_capacity(self.limits.executions_max),
@@ -299,6 +305,7 @@ impl TargetCore {
             || self.target.exclusion_messages(self.reactor) != self.exclusion_messages_seen
             || self.sent_responses.is_pending()
             || self.inboxes.iter().any(waiting)
+            || self.throttle.has_any_released()
     }
 
     /// The devices of its reactor.
@@ -362,7 +369,8 @@ impl TargetCore {
     /// Sets the core's timer to the earliest deadline of timers and orphans.
     fn set_core_timer(&mut self) {
         let timers = self.timers.next_deadline();
-        let others = [self.orphans_due, self.authentication_due];
+        let turn = self.throttle.next_turn();
+        let others = [self.orphans_due, self.authentication_due, turn];
         self.timer = timers.into_iter().chain(others.into_iter().flatten()).min();
     }
 

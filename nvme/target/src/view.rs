@@ -15,6 +15,7 @@ use crate::config::{
     PortId, SubsystemConfig,
 };
 use crate::io::COPY_BYTES_MAX;
+use crate::rates::RateRules;
 use crate::shared::ControllerIdentity;
 use crate::stages::SubsystemMeasures;
 
@@ -41,6 +42,8 @@ pub(crate) struct TargetView {
     pub(crate) listed_hosts: Arc<BTreeSet<String>>,
     /// The devices by index; `None` where the index is free.
     pub(crate) devices: Vec<Option<DeviceEntry>>,
+    /// The rate limits.
+    pub(crate) rate_rules: RateRules,
 }
 
 /// A device at its index.

@@ -1,7 +1,10 @@
-//! Explores every interleaving of a configuration change and the cores that adopt it, with loom.
-//! Compiles the snapshot cell a second time, with loom's atomics in place of those of
-//! `src/sync.rs`.
+//! Explores every interleaving of a configuration change and the cores that adopt it, and of cores
+//! that use one rate, with loom. Compiles the snapshot cell and the rate a second time, with loom's
+//! atomics in place of those of `src/sync.rs`.
 
+#[path = "../src/rate.rs"]
+#[expect(dead_code, reason = "the models use a part of it")]
+mod rate;
 #[path = "../src/snapshot_cell.rs"]
 mod snapshot_cell;
 
@@ -34,6 +37,8 @@ mod sync {
 
 use loom::sync::Arc;
 use loom::thread;
+use rate::Rate;
+use reactors::Nanos;
 use snapshot_cell::{Notifications, SnapshotCell};
 
 /// A configuration that consists of its epoch.
@@ -141,5 +146,41 @@ fn two_cores_converge() {
         core.poll();
         other.poll();
         assert_eq!((core.view, other.view), (2, 2));
+    });
+}
+
+/// After a pause, two cores start together no more than the burst and one command, whatever the
+/// order of their accesses.
+#[test]
+fn two_cores_share_a_burst() {
+    bounded(|| {
+        let now = Nanos::from_millis(10);
+        let rate = Arc::new(Rate::of_commands(1000, Nanos::from_millis(1)));
+        let there = Arc::clone(&rate);
+        let other = thread::spawn(move || (0..2).filter(|_| there.take(0, now)).count());
+        let here = (0..2).filter(|_| rate.take(0, now)).count();
+        assert_eq!(here + other.join().expect("no panic"), 2);
+    });
+}
+
+/// Turns are one after the other, and neither a turn nor what is given back is lost.
+#[test]
+fn turns_of_two_cores_are_distinct() {
+    bounded(|| {
+        let now = Nanos::from_millis(10);
+        let rate = Arc::new(Rate::of_commands(1000, Nanos::ZERO));
+        let there = Arc::clone(&rate);
+        let other = thread::spawn(move || {
+            there.reserve(0, now);
+            there.give_back(0);
+            there.reserve(0, now)
+        });
+        let here = rate.reserve(0, now);
+        let there = other.join().expect("no panic");
+        let mut turns = [here, there];
+        turns.sort_unstable();
+        // The one that was given back delays the first turn at most.
+        assert!(turns[0] >= now && turns[1] <= now + Nanos::from_millis(2));
+        assert_eq!(rate.reserve(0, now), now + Nanos::from_millis(2));
     });
 }

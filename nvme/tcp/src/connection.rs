@@ -17,7 +17,8 @@ use nvme_fabrics::{Connection as _, Event, RequestContext, RequestToken, Request
 use nvme_spec::tcp::{FatalError, Framing, IcReq};
 use nvme_spec::{Cqe, Sqe, Status};
 use nvme_target::{
-    Arrival, Completed, ConnectOutcome, PortId, QueueId, QueueInfo, TargetCore, Timing, TransportId,
+    Arrival, Completed, ConnectOutcome, PortId, QueueId, QueueInfo, Released, TargetCore, Timing,
+    TransportId,
 };
 use reactors::{LogLimit, Nanos, Placement};
 use zerocopy::IntoBytes;
@@ -363,7 +364,10 @@ impl<S: ByteStream> Connection<S> {
                 sink: Sink::Slot(slot),
                 ..
             } => {
-                matches!(self.slots.state(slot), SlotState::AwaitingBuffer(_))
+                matches!(
+                    self.slots.state(slot),
+                    SlotState::AwaitingBuffer(_) | SlotState::AwaitingRate(..)
+                )
             }
             Expecting::Data {
                 sink: Sink::Nothing,
@@ -531,7 +535,7 @@ impl<S: ByteStream> Connection<S> {
                     cx.counters.bytes_copied.add(copied as u64);
                     copied
                 }
-                SlotState::AwaitingBuffer(_) => return Ok(false),
+                SlotState::AwaitingBuffer(_) | SlotState::AwaitingRate(..) => return Ok(false),
                 SlotState::Free
                 | SlotState::AwaitingCopyBuffer(..)
                 | SlotState::Executing
@@ -587,6 +591,7 @@ impl<S: ByteStream> Connection<S> {
                     matches
                 }
                 SlotState::Free
+                | SlotState::AwaitingRate(..)
                 | SlotState::AwaitingBuffer(_)
                 | SlotState::AwaitingCopyBuffer(..)
                 | SlotState::Executing
@@ -611,8 +616,9 @@ impl<S: ByteStream> Connection<S> {
             Sink::Connect => self.connect(cx),
             Sink::Slot(slot) => {
                 let complete = match self.slots.state(slot) {
-                    SlotState::FetchingData(fetch) => fetch.missing() == 0,
+                    SlotState::FetchingData(fetch) => fetch.missing() == 0 && !fetch.awaits_rate,
                     SlotState::Free
+                    | SlotState::AwaitingRate(..)
                     | SlotState::AwaitingBuffer(_)
                     | SlotState::Executing
                     | SlotState::AwaitingCopyBuffer(..)
@@ -742,6 +748,16 @@ impl<S: ByteStream> Connection<S> {
     pub(crate) fn granted(&mut self, cx: &mut Context<'_>, slot: u16, lease: Lease) {
         cx.buffers.attach_buffer(&mut self.receiver);
         self.step(cx, slot, Event::Granted(lease));
+        // Continue with what is buffered behind this request.
+        self.consume(cx);
+        cx.buffers.detach_buffer(&mut self.receiver, self.account);
+    }
+
+    /// The wait of a request for a rate has ended.
+    #[cold]
+    pub(crate) fn rate_released(&mut self, cx: &mut Context<'_>, slot: u16, released: Released) {
+        cx.buffers.attach_buffer(&mut self.receiver);
+        self.released(cx, slot, released);
         // Continue with what is buffered behind this request.
         self.consume(cx);
         cx.buffers.detach_buffer(&mut self.receiver, self.account);

@@ -290,6 +290,7 @@ impl<S: ByteStream> ConnectionSet<S> {
         loop {
             // Pending responses are older than those that a granted lease produces.
             moved += take_completions(&mut self.table, &mut cx);
+            moved += take_released(&mut self.table, &mut cx);
             let Some((token, lease)) = cx.pool.next_grant(now.as_nanos()) else {
                 break;
             };
@@ -461,6 +462,24 @@ impl<S: ByteStream> ConnectionSet<S> {
         }
         self.shared.counters.connections.set(self.len() as u64);
     }
+}
+
+/// Continues the requests whose wait for a rate has ended; returns their number.
+#[inline]
+fn take_released<S: ByteStream>(
+    table: &mut ConnectionTable<Connection<S>>,
+    cx: &mut Context<'_>,
+) -> u32 {
+    let mut moved = 0;
+    while let Some(released) = cx.core.next_released(cx.transport) {
+        let token = RequestToken::from_bits(released.tag);
+        if let Some(mut entry) = table.entry_of(token) {
+            entry.connection.rate_released(cx, token.slot(), released);
+            entry.list_for_flush();
+            moved += 1;
+        }
+    }
+    moved
 }
 
 /// Passes the target core's completions to their connections; returns their number.

@@ -28,6 +28,9 @@ pub(crate) struct Fetch {
     pub(crate) solicited: bool,
     /// A data digest did not match. The command fails after all of its data has been received.
     pub(crate) corrupt: bool,
+    /// A rate limit delays the command, whose data is received before only so that the stream goes
+    /// on.
+    pub(crate) awaits_rate: bool,
 }
 
 impl Fetch {

@@ -306,6 +306,7 @@ impl DeviceSet {
     }
 
     /// [`DeviceQueue::supports_direct_placement`] of the device at `place`.
+    #[inline]
     #[must_use]
     pub fn supports_direct_placement(&self, place: usize) -> bool {
         let queues = self.queues.borrow();

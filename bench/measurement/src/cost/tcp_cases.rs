@@ -84,6 +84,8 @@ pub struct Case {
     pub batches: u64,
     /// Whether another host holds a reservation that permits reads.
     pub restricted: bool,
+    /// Whether the device has limits of commands and of bytes, which delay nothing.
+    pub limited: bool,
 }
 
 /// The case with a goal in the issue.
@@ -97,13 +99,18 @@ impl Case {
     pub fn all() -> impl Iterator<Item = Self> {
         let unrestricted = Self::unrestricted();
         let main = Self::unrestricted().find(|case| case.name() == MAIN_CASE);
-        unrestricted.chain(main.map(|case| Self {
+        let limited = main.map(|case| Self {
+            limited: true,
+            ..case
+        });
+        let restricted = main.map(|case| Self {
             restricted: true,
             ..case
-        }))
+        });
+        unrestricted.chain(limited).chain(restricted)
     }
 
-    /// All cases without a reservation.
+    /// All cases without a reservation or a limit.
     pub fn unrestricted() -> impl Iterator<Item = Self> {
         Backing::ALL.into_iter().flat_map(|backing| {
             [false, true].into_iter().flat_map(move |write| {
@@ -114,6 +121,7 @@ impl Case {
                     depth: shape.depth,
                     batches: shape.batches,
                     restricted: false,
+                    limited: false,
                 })
             })
         })
@@ -125,7 +133,11 @@ impl Case {
         let operation = if self.write { "write" } else { "read" };
         let (backing, size) = (self.backing.name(), self.bytes >> 10);
         let restricted = if self.restricted { "-restricted" } else { "" };
-        format!("{backing}-{operation}-{size}k-{}{restricted}", self.depth)
+        let limited = if self.limited { "-limited" } else { "" };
+        format!(
+            "{backing}-{operation}-{size}k-{}{limited}{restricted}",
+            self.depth
+        )
     }
 
     /// The case of that name.
@@ -157,7 +169,7 @@ mod tests {
     #[test]
     fn case_names_are_unique() {
         let names: HashSet<String> = Case::all().map(|case| case.name()).collect();
-        assert_eq!(names.len(), 3 * 2 * 4 + 1);
+        assert_eq!(names.len(), 3 * 2 * 4 + 2);
         assert!(names.contains(MAIN_CASE) && names.contains(HOST_MAIN_CASE));
         for case in Case::all() {
             assert_eq!(Case::named(&case.name()), Some(case));

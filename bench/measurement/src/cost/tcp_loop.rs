@@ -95,6 +95,7 @@ pub fn run(only: Option<&str>) -> Result<Vec<(String, LoopCounts)>, CostError> {
             bytes: case.bytes,
             depth: case.depth,
         };
+        rig.limit(DeviceIndex(case.backing.nsid() as u16 - 1), case.limited)?;
         if case.restricted {
             rig.reserve_for_another_host(DeviceIndex(case.backing.nsid() as u16 - 1))?;
         }

@@ -19,7 +19,8 @@ use nvme_spec::command::reservation::{
     AcquireControl, AcquireData, RegisterControl, RegisterData, ReservationType,
 };
 use nvme_target::{
-    CoreLimits, DeviceIndex, InitialReservations, PortId, Target, TargetCore, TransportKind,
+    CoreLimits, DeviceIndex, InitialReservations, PortId, RateLimit, RateScope, Target, TargetCore,
+    TransportKind,
 };
 use nvme_tcp::{
     Acceptor, AcceptorPort, ConnectionSet, Handoff, TcpConfig, TcpCounters, TcpSocket, TcpTransport,
@@ -52,6 +53,10 @@ const LIMIT: Duration = Duration::from_secs(20);
 
 /// Maximum number of turns of one batch.
 const TURNS_MAX: u32 = 100_000;
+
+/// Limits that delay nothing.
+const LIMIT_IOPS: u64 = 100_000_000;
+const LIMIT_BANDWIDTH: u64 = 1 << 36;
 
 /// One reactor that the caller runs.
 struct ReactorEnd {
@@ -145,6 +150,21 @@ impl Rig {
         let initial = InitialReservations::Persistent { identity, state };
         self.target.set_reservations(device, initial);
         Ok(())
+    }
+
+    /// Sets limits of a device that delay nothing, or removes them.
+    pub(super) fn limit(&self, device: DeviceIndex, is_limited: bool) -> Result<(), CostError> {
+        let limit = RateLimit {
+            scope: RateScope::Device(device),
+            reads: true,
+            writes: true,
+            iops: Some(LIMIT_IOPS),
+            bandwidth: Some(LIMIT_BANDWIDTH),
+            burst: Nanos::from_secs(1),
+        };
+        let limits = is_limited.then_some(limit).into_iter().collect();
+        let limited = self.target.set_rate_limits(limits);
+        limited.map_err(|error| setup("a rate limit", &error))
     }
 
     /// Runs one turn of a reactor.

@@ -1,6 +1,6 @@
 //! The memory that a connection holds, for tests and simulations. Not called on the I/O path.
 
-use hugemem::{Data, DmaBuffer};
+use hugemem::{Data, DmaBuffer, Lease};
 use nvme_target::KeyedBlocks;
 use rdma::{Provider, QueuePair as _};
 
@@ -32,6 +32,7 @@ impl<P: Provider> Connection<P> {
             + responses;
         let slots = self.slots.iter().map(|state| match state {
             SlotState::AwaitingFetch(fetch) | SlotState::FetchingData(fetch) => fetch.buffer.len(),
+            SlotState::AwaitingRate(_, lease) => lease.as_ref().map_or(0, Lease::len),
             SlotState::AwaitingCopyBuffer(_, list) => list.len(),
             SlotState::Responding(response) => match &response.data {
                 Some(Data::Lease(lease)) => lease.len(),

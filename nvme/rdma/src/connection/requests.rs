@@ -68,6 +68,7 @@ impl<P: Provider> Connection<P> {
                 }
             },
             Admission::Copy => self.admit_copy(cx, receives, capsule, queue, slot),
+            Admission::Throttled => self.admit_throttled(cx, receives, capsule, queue, slot),
         }
     }
 
@@ -86,6 +87,28 @@ impl<P: Provider> Connection<P> {
         };
         match self.locate(cx, receives, capsule, slot, &work) {
             Ok(list) => self.begin_copy(cx, slot, work, list),
+            Err(status) => {
+                let response = cx.core.reject(queue, work, status);
+                self.respond_without_data(cx, slot, response);
+            }
+        }
+    }
+
+    /// Lets a command wait that a rate limit delays. The lease with in-capsule data stays with it.
+    #[cold]
+    fn admit_throttled(
+        &mut self,
+        cx: &mut Context<'_, P>,
+        receives: &mut Receives<P>,
+        capsule: Capsule<'_>,
+        queue: QueueId,
+        slot: u16,
+    ) {
+        let Some(work) = cx.core.throttled() else {
+            return;
+        };
+        match self.locate(cx, receives, capsule, slot, &work) {
+            Ok(lease) => self.await_rate(cx, slot, work, lease, true),
             Err(status) => {
                 let response = cx.core.reject(queue, work, status);
                 self.respond_without_data(cx, slot, response);
@@ -278,6 +301,10 @@ impl<P: Provider> Requests<Context<'_, P>> for Connection<P> {
         if let Some(lease) = buffer.take() {
             self.execute(cx, slot, work, Some(lease));
         }
+    }
+
+    fn released_early(&mut self, _cx: &mut Context<'_, P>, _slot: u16) {
+        // Its connection is being closed.
     }
 
     #[inline(always)]

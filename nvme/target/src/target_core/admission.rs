@@ -47,7 +47,11 @@ impl TargetCore {
                         && self
                             .devices
                             .can_borrow_read(usize::from(device), lba, blocks);
-                    Admission::Work(plan.admit(sqe.cid.get(), lends, now))
+                    let work = plan.admit(sqe.cid.get(), lends, now);
+                    if entry.rates.is_some() {
+                        return self.admit_by_rates(queue.slot, work, now);
+                    }
+                    Admission::Work(work)
                 }
                 Err(fault) => self.refuse(queue.slot, sqe, fault),
             };
@@ -81,7 +85,14 @@ impl TargetCore {
     /// The work of the Copy that [`admit`](Self::admit) has just admitted; `None` otherwise.
     #[cold]
     pub fn admitted_copy(&mut self) -> Option<Work> {
-        self.admitted_copy.take()
+        self.set_aside.take()
+    }
+
+    /// The work of the command that [`admit`](Self::admit) has just found to be throttled; `None`
+    /// otherwise.
+    #[cold]
+    pub fn throttled(&mut self) -> Option<Work> {
+        self.set_aside.take()
     }
 
     #[cold]
@@ -139,12 +150,21 @@ impl TargetCore {
             return Ok(succeed(queue, sqe, 0));
         };
         queue.outstanding_commands += 1;
+        let is_limited = queue.rates.is_some();
         if matches!(plan.work.operation, IoOperation::Copy { .. }) {
-            self.admitted_copy = Some(admit_copy(plan, &context, sqe.cid.get(), now));
+            let work = admit_copy(plan, &context, sqe.cid.get(), now);
+            if is_limited {
+                return Ok(self.admit_by_rates(slot, work, now));
+            }
+            self.set_aside = Some(work);
             return Ok(Admission::Copy);
         }
         // Reads are admitted by the caller, so the command borrows no data.
-        Ok(Admission::Work(plan.admit(sqe.cid.get(), false, now)))
+        let work = plan.admit(sqe.cid.get(), false, now);
+        if is_limited {
+            return Ok(self.admit_by_rates(slot, work, now));
+        }
+        Ok(Admission::Work(work))
     }
 
     /// Refuses a command on a queue that has stopped. If all earlier commands are complete, the
@@ -202,6 +222,7 @@ impl TargetCore {
         let command_id = sqe.cid.get();
         if queue.outstanding_commands > 0 {
             queue.apply(QueueEvent::Disconnect { tag, command_id });
+            self.release_waiting(slot, Some(Status::ABORTED_SQ_DELETION));
             return Ok(Admission::Held);
         }
         let admission = succeed(queue, sqe, 0);

@@ -117,6 +117,8 @@ impl TargetCore {
             return;
         }
         self.end_expectation(slot);
+        // The end of the queue does not wait for the rates.
+        self.release_waiting(slot, None);
         let Some(queue) = self.queues.at(slot) else {
             return;
         };

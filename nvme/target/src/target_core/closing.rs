@@ -33,6 +33,7 @@ impl TargetCore {
         entry.fenced = 0;
         let (kind, cntlid) = (entry.kind, entry.shared.identity.cntlid);
         self.queues.retire(slot);
+        self.forget_waiting(slot);
         let abandoned = self
             .executions
             .abandon(slot, &mut cancelling(&self.devices, self.client));
@@ -191,6 +192,9 @@ impl TargetCore {
         };
         let found = found.filter(serves);
         let Some(slot) = found else { return false };
+        if self.abort_throttled(slot, command_id) {
+            return true;
+        }
         let Some(execution) = self.executions.find(slot, command_id) else {
             return false;
         };

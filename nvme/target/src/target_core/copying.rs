@@ -23,9 +23,11 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::executions::{Command, DeviceTag, Owner};
 use super::gate::GateDecision;
+use super::throttle::charge_started;
 use super::{FailedCommand, TargetCore};
 use crate::interface::Completed;
 use crate::io::{COPY_RANGES_MAX, CopyWork, IoOperation, IoWork, check_copy_ranges, namespace};
+use crate::rates::Charge;
 use crate::status::Fault;
 
 /// The step of a Copy whose write was submitted.
@@ -48,7 +50,14 @@ impl TargetCore {
         now: Nanos,
     ) -> Option<Completed> {
         match self.check_copy(command.queue, &work.io, &list) {
-            Ok(io) => self.execute_io(command, io, Some(list), received_at, now),
+            Ok(io) => {
+                if let (Some(queue), Some(charge)) =
+                    (self.queues.at(command.queue), Charge::of(&io))
+                {
+                    charge_started(queue, charge, true, now);
+                }
+                self.execute_io(command, io, Some(list), received_at, now)
+            }
             Err(fault) => {
                 let failed = FailedCommand::of_work(&work.io, command.id);
                 Some(self.fail_command(command, &failed, fault))

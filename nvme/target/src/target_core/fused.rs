@@ -24,10 +24,12 @@ use reactors::Nanos;
 use super::admission::context;
 use super::executions::{Command, DeviceTag, Execution, ExecutionEvent, Owner};
 use super::gate::{self, GateDecision};
+use super::throttle::charge_started;
 use super::{FailedCommand, TargetCore};
 use crate::exclusions::Block;
 use crate::interface::{Admission, Completed, WorkKind};
 use crate::io::{FusedPart, FusedWork, IoOperation, IoWork, Plan, check_fused};
+use crate::rates::Charge;
 use crate::status::{Fault, byte};
 
 /// The number of a pair on its reactor.
@@ -248,6 +250,10 @@ impl TargetCore {
     ) -> Admission {
         if let Some(queue) = self.queues.at_mut(slot) {
             queue.outstanding_commands += 1;
+            // The parts are next to each other, so the second one does not wait, nor does the first.
+            if let Some(charge) = Charge::of(&plan.work) {
+                charge_started(queue, charge, false, now);
+            }
         }
         let io = plan.work;
         let mut work = plan.admit(sqe.cid.get(), false, now);

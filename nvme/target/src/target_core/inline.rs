@@ -17,6 +17,7 @@ use crate::interface::{
     Completed, DataSource, Direction, InlineCompletion, QueueId, Work, WorkKind,
 };
 use crate::io::{IoOperation, IoWork, check_blocks, check_source, is_transfer};
+use crate::rates::Charge;
 use crate::reservations::restrictions::AccessKind;
 use crate::stages::Measured;
 use crate::view::TargetView;
@@ -58,7 +59,18 @@ impl TargetCore {
                 let direction = Direction::ToHost;
                 let source = check_source(sqe, direction, work.bytes, context.data).ok()?;
                 let keyed = source.one_block()?;
-                let borrow = self.devices.borrow_read(device, work.lba, work.blocks)?;
+                // Before the borrow, which a call would keep in memory. For devices that lend nothing,
+                // `admit` takes the cost.
+                if let Some(rates) = &queue.rates
+                    && !(self.devices.supports_direct_placement(device)
+                        && rates.take(charge(&work, access), now))
+                {
+                    return None;
+                }
+                let Some(borrow) = self.devices.borrow_read(device, work.lba, work.blocks) else {
+                    return_charge(queue, charge(&work, access));
+                    return None;
+                };
                 (Measured::Read, Some(borrow), keyed)
             }
             (IoOperation::Write { fua: false }, Some(data)) => {
@@ -67,7 +79,17 @@ impl TargetCore {
                 let is_whole = matches!(source, DataSource::InCapsule { offset: 0 })
                     && work.bytes as usize == data.len();
                 let is_held = self.exclusions.hold(&work);
-                if !is_whole || is_held || !self.devices.write_inline(device, work.lba, data) {
+                if !is_whole || is_held {
+                    return None;
+                }
+                if let Some(rates) = &queue.rates
+                    && !(self.devices.supports_direct_placement(device)
+                        && rates.take(charge(&work, access), now))
+                {
+                    return None;
+                }
+                if !self.devices.write_inline(device, work.lba, data) {
+                    return_charge(queue, charge(&work, access));
                     return None;
                 }
                 (Measured::Write, None, None)
@@ -181,6 +203,25 @@ impl TargetCore {
             bytes: work.bytes,
             timing: queue.inline_timing(command_id, now),
         })
+    }
+}
+
+/// What the rates count of a read or write.
+#[inline(always)]
+fn charge(work: &IoWork, access: AccessKind) -> Charge {
+    Charge {
+        device: work.device,
+        access,
+        bytes: work.bytes,
+    }
+}
+
+/// Returns the cost of a command that does not complete inline.
+#[cold]
+#[inline(never)]
+fn return_charge(queue: &Queue, charge: Charge) {
+    if let Some(rates) = &queue.rates {
+        rates.give_back(charge);
     }
 }
 

@@ -102,6 +102,7 @@ impl TargetCore {
         for slot in 0..self.queues.capacity() {
             if let Some(queue) = self.queues.at_mut(slot) {
                 queue.adopt_view(&view);
+                self.adopt_rates(slot, &view, now);
             }
         }
         for slot in 0..self.controllers.capacity() {
@@ -301,6 +302,7 @@ impl TargetCore {
             looked_at += 1;
         }
         looked_at += self.check_authentications(now);
+        looked_at += self.release_due(now);
         while let Some(slot) = self.timers.next_due(now) {
             looked_at += 1;
             let transport = self.controllers.at(slot).map(|it| it.transport);

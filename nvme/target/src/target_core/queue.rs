@@ -15,6 +15,7 @@ use crate::config::ADMIN_EXECUTIONS_MAX;
 use crate::controller::ControllerKind;
 use crate::interface::CloseReason;
 use crate::io::DataContext;
+use crate::rates::QueueRates;
 use crate::shared::{ControllerShared, Gate};
 use crate::shares::ShareHolder;
 use crate::stages::{ByOperation, Measured};
@@ -126,6 +127,8 @@ pub(crate) struct Queue {
     pub(crate) standing: Standing,
     /// The transactions of its host.
     pub(crate) session: Option<Box<Session>>,
+    /// The rate limits that apply to it, in the epoch that the core has adopted.
+    pub(crate) rates: Option<Box<QueueRates>>,
 }
 
 /// Parameters of a new queue.
@@ -175,12 +178,23 @@ impl Queue {
             peer_address: setup.peer_address,
             standing: Standing::NotRequired,
             session: None,
+            rates: None,
         }
     }
 
     /// Adopts the configuration of a new epoch, or the first one.
     pub(crate) fn adopt_view(&mut self, view: &TargetView) {
         self.visibility = view.visibility(&self.shared.identity);
+    }
+
+    /// The rate limits that apply to it.
+    pub(crate) fn find_rates(&self, view: &TargetView) -> Option<Box<QueueRates>> {
+        match self.kind {
+            QueueKind::Io { .. } => {
+                QueueRates::find(view, &self.shared.identity, self.subsystem(view))
+            }
+            QueueKind::Admin { .. } => None,
+        }
     }
 
     /// Its subsystem, if it is still configured, as its host sees it.

@@ -41,6 +41,7 @@ fn issue(node: &mut Node, io: Link, index: usize, now: reactors::Nanos) -> bool 
         Admission::Respond(_) => return true,
         Admission::Held => return false,
         Admission::Work(work) => work,
+        Admission::Throttled => panic!("no rate is limited"),
         Admission::Copy => node.core.admitted_copy().expect("just admitted"),
     };
     let lease = work.needs_lease().then(|| {

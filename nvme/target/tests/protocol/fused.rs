@@ -250,7 +250,7 @@ fn run(world: &mut World, io: Link, sqes: [Sqe; 2], is_late: bool) -> [Status; 2
         let core = &mut world.nodes[io.node].core;
         match core.admit(io.queue, tag, &sqe.with_cid(cid), now) {
             Admission::Respond(cqe) => replies.push((tag, cqe.status().with_more(false))),
-            Admission::Held | Admission::Copy => panic!("not a part"),
+            Admission::Held | Admission::Copy | Admission::Throttled => panic!("not a part"),
             Admission::Work(work) if is_late => works.insert(0, (tag, work)),
             Admission::Work(work) => works.push((tag, work)),
         }

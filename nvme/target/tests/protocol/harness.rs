@@ -84,6 +84,8 @@ pub(crate) struct Node {
     pub(crate) tcp: TransportId,
     pub(crate) rdma: TransportId,
     done: Vec<Completed>,
+    /// Commands that wait for a rate, with their data.
+    throttled: Vec<(u64, Link, Work, Vec<u8>)>,
 }
 
 /// The whole target.
@@ -438,6 +440,7 @@ impl Node {
             tcp,
             rdma,
             done: Vec::new(),
+            throttled: Vec::new(),
         }
     }
 }
@@ -747,6 +750,13 @@ impl World {
             }
             Admission::Held => Err(tag),
             Admission::Work(work) => self.execute(link, tag, work, data).ok_or(tag),
+            Admission::Throttled => {
+                let work = core.throttled().expect("just admitted");
+                core.await_rate(link.queue, tag, &work, true, now);
+                let node = &mut self.nodes[link.node];
+                node.throttled.push((tag, link, work, data.to_vec()));
+                Err(tag)
+            }
             Admission::Copy => {
                 let work = core.admitted_copy().expect("just admitted");
                 self.execute(link, tag, work, data).ok_or(tag)
@@ -762,6 +772,11 @@ impl World {
         work: Work,
         data: &[u8],
     ) -> Option<Reply> {
+        let done = self.execute_any(link, tag, work, data)?;
+        Some(reply(&done))
+    }
+
+    fn execute_any(&mut self, link: Link, tag: u64, work: Work, data: &[u8]) -> Option<Completed> {
         let node = &mut self.nodes[link.node];
         let lease = work.needs_lease().then(|| {
             let mut lease = node
@@ -776,7 +791,7 @@ impl World {
         });
         let done = node.core.execute(link.queue, tag, work, lease, self.now)?;
         assert_eq!(done.tag, tag);
-        Some(reply(&done))
+        Some(done)
     }
 
     /// The response to a started command.
@@ -806,10 +821,29 @@ impl World {
     }
 
     fn gather(&mut self, node: usize) {
+        self.continue_released(node);
         let node = &mut self.nodes[node];
         for transport in [node.tcp, node.rdma] {
             while let Some(done) = node.core.next_completion(transport) {
                 node.done.push(done);
+            }
+        }
+    }
+
+    /// Executes or rejects the commands whose wait for a rate has ended.
+    pub(crate) fn continue_released(&mut self, node: usize) {
+        let transport = self.nodes[node].tcp;
+        while let Some(released) = self.nodes[node].core.next_released(transport) {
+            let throttled = &mut self.nodes[node].throttled;
+            let mut tags = throttled.iter().map(|it| it.0);
+            let place = tags.position(|tag| tag == released.tag).expect("it waits");
+            let (tag, link, work, data) = throttled.remove(place);
+            if let Some(status) = released.refused {
+                let response = self.nodes[node].core.reject(link.queue, work, status);
+                let done = Completed::refused(tag, response);
+                self.nodes[node].done.push(done);
+            } else if let Some(done) = self.execute_any(link, tag, work, &data) {
+                self.nodes[node].done.push(done);
             }
         }
     }

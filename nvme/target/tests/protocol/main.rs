@@ -34,6 +34,7 @@ mod orphans;
 mod probe;
 mod properties;
 mod random;
+mod rates;
 mod reservations;
 mod rogue;
 mod threads;

@@ -116,7 +116,8 @@ impl<S: ByteStream> Connection<S> {
         let is_waiting = |state: &SlotState| {
             matches!(
                 state,
-                SlotState::AwaitingBuffer(_)
+                SlotState::AwaitingRate(..)
+                    | SlotState::AwaitingBuffer(_)
                     | SlotState::AwaitingCopyBuffer(..)
                     | SlotState::AwaitingFetch(_)
                     | SlotState::FetchingData(_)

@@ -12,7 +12,7 @@
 //! connection takes the lease from the reserve, which returns when the device has executed the
 //! command: no more data from the host is needed for that.
 
-use hugemem::{Account, WaiterToken};
+use hugemem::{Account, Lease, WaiterToken};
 use reactors::Nanos;
 
 use super::{
@@ -21,7 +21,7 @@ use super::{
     Sink,
 };
 use crate::digest::DIGEST_BYTES;
-use crate::slot::{SlotState, is_fetching};
+use crate::slot::{Fetch, SlotState, is_fetching};
 use crate::stream::ByteStream;
 use crate::transmit::Suspended;
 
@@ -34,7 +34,7 @@ impl<S: ByteStream> Connection<S> {
         self.watch_progress(now);
     }
 
-    fn watch_progress(&mut self, now: Nanos) {
+    pub(super) fn watch_progress(&mut self, now: Nanos) {
         self.progress_check_at
             .get_or_insert(now + PROGRESS_CHECK_INTERVAL);
     }
@@ -110,9 +110,14 @@ impl<S: ByteStream> Connection<S> {
     /// Ends the connection of a host that has made no progress for too long.
     pub(super) fn check_progress(&mut self, cx: &mut Context<'_>) -> Result<(), Ended> {
         self.progress_check_at = None;
+        let is_throttled = self.is_throttled();
         if self.solicited > 0 {
             while self.leave_stall(cx) {}
             if self.is_stalled() {
+                if is_throttled {
+                    // What the host has sent is not received.
+                    self.data_at = cx.now;
+                }
                 self.progress_check_at = Some(cx.now + RESERVE_RETRY_INTERVAL);
             }
         }
@@ -161,7 +166,9 @@ impl<S: ByteStream> Connection<S> {
         else {
             return false;
         };
-        let SlotState::AwaitingBuffer(work) = self.slots.state(slot) else {
+        let (SlotState::AwaitingBuffer(work) | SlotState::AwaitingRate(work, _)) =
+            self.slots.state(slot)
+        else {
             return false;
         };
         let bytes = work.bytes() as usize;
@@ -173,11 +180,49 @@ impl<S: ByteStream> Connection<S> {
         let Some(lease) = cx.pool.take_for(reserve, bytes) else {
             return false;
         };
+        if self.is_throttled() {
+            self.receive_throttled(cx, slot, lease);
+            return true;
+        }
         let waiter = WaiterToken(self.token.with_slot(slot).into_bits());
         cx.pool
             .cancel_waits(Some(self.account), |token| token == waiter);
         self.granted(cx, slot, lease);
         true
+    }
+
+    /// Whether in-capsule data waits for a rate, so that nothing behind it can be received.
+    fn is_throttled(&mut self) -> bool {
+        let Expecting::Data {
+            sink: Sink::Slot(slot),
+            ..
+        } = self.expecting
+        else {
+            return false;
+        };
+        matches!(self.slots.state(slot), SlotState::AwaitingRate(..))
+    }
+
+    /// Receives the in-capsule data of a command that waits for a rate, so that the stream goes on.
+    fn receive_throttled(&mut self, cx: &mut Context<'_>, slot: u16, mut lease: Lease) {
+        let SlotState::AwaitingRate(work, _) = self.slots.take_state(slot) else {
+            return;
+        };
+        lease.resize(work.bytes() as usize);
+        let fetch = Fetch {
+            work,
+            lease,
+            filled: 0,
+            placed: 0,
+            block_bytes: None,
+            solicited: false,
+            corrupt: false,
+            awaits_rate: true,
+        };
+        self.slots.set(slot, SlotState::FetchingData(fetch));
+        cx.buffers.attach_buffer(&mut self.receiver);
+        self.consume(cx);
+        cx.buffers.detach_buffer(&mut self.receiver, self.account);
     }
 
     fn report_stalled(&self, cx: &Context<'_>, what: &str) {

@@ -2,7 +2,7 @@
 //! the response PDUs.
 
 use hugemem::{Account, Data, Lease};
-use nvme_fabrics::Requests;
+use nvme_fabrics::{Event, Requests};
 use nvme_spec::tcp::{C2hData, C2hEnd, CapsuleResp, FatalError, H2cData, R2t, offset};
 use nvme_spec::{Cqe, Status};
 use nvme_target::{
@@ -126,6 +126,7 @@ impl<S: ByteStream> Connection<S> {
                 self.slots.hold(slot);
             }
             Admission::Copy => self.admit_copy(cx, queue, slot, payload),
+            Admission::Throttled => self.admit_throttled(cx, queue, slot, payload),
             Admission::Work(work) => match in_capsule_fault(&work, payload) {
                 Some(status) => {
                     self.expect_payload(Sink::Discard, payload);
@@ -173,6 +174,39 @@ impl<S: ByteStream> Connection<S> {
                 self.expect_payload(Sink::Discard, payload);
                 self.begin_copy(cx, slot, work, None);
             }
+        }
+    }
+
+    /// Lets a command wait that a rate limit delays. In-capsule data stays in the stream.
+    #[cold]
+    fn admit_throttled(
+        &mut self,
+        cx: &mut Context<'_>,
+        queue: QueueId,
+        slot: u16,
+        payload: Option<Payload>,
+    ) {
+        let Some(work) = cx.core.throttled() else {
+            return;
+        };
+        if let Some(status) = in_capsule_fault(&work, payload) {
+            self.expect_payload(Sink::Discard, payload);
+            let response = cx.core.reject(queue, work, status);
+            return self.queue_response(cx, slot, &response, Timing::NONE, None);
+        }
+        let is_in_capsule = matches!(
+            (work.direction(), work.source()),
+            (Direction::FromHost, DataSource::InCapsule { .. })
+        );
+        let sink = if is_in_capsule {
+            Sink::Slot(slot)
+        } else {
+            Sink::Discard
+        };
+        self.expect_payload(sink, payload);
+        self.await_rate(cx, slot, work, None, !is_in_capsule);
+        if is_in_capsule {
+            self.watch_progress(cx.now);
         }
     }
 
@@ -314,6 +348,7 @@ impl<S: ByteStream> Requests<Context<'_>> for Connection<S> {
             block_bytes,
             solicited,
             corrupt: false,
+            awaits_rate: false,
         };
         self.slots.set(slot, SlotState::FetchingData(fetch));
     }
@@ -335,6 +370,16 @@ impl<S: ByteStream> Requests<Context<'_>> for Connection<S> {
             return self.begin_copy(cx, slot, work, Some(lease));
         }
         self.execute(cx, slot, work, Some(lease));
+    }
+
+    fn released_early(&mut self, cx: &mut Context<'_>, slot: u16) {
+        let Some(SlotState::FetchingData(fetch)) = self.slots.find(slot) else {
+            return;
+        };
+        fetch.awaits_rate = false;
+        if fetch.missing() == 0 {
+            self.step(cx, slot, Event::Fetched);
+        }
     }
 
     #[inline]

@@ -161,6 +161,8 @@ impl<N: Network> TcpTransport<N> {
     fn hold(&mut self, now: Nanos) {
         if self.handover == HandoverState::Serving {
             self.connections.hold(now);
+            // Their requests do not delay the hand-over.
+            self.connections.core().borrow_mut().release_throttled();
         }
         self.handover = HandoverState::Held;
     }
