@@ -11,6 +11,9 @@ use crate::identities;
 use crate::nvme::{self, Wanted};
 use crate::transports;
 
+/// Most rate limits that are listed.
+const RATE_LIMITS_LISTED_MAX: usize = 8;
+
 /// The summary at start, ending in the line `windlass: ready`, for which scripts wait.
 pub(crate) fn ready_text(appliance: &Appliance) -> String {
     let mut text = String::new();
@@ -169,7 +172,21 @@ fn write_exports(
         }
         writeln!(out, "  {}", describe_access(export))?;
     }
-    Ok(())
+    write_rate_limits(out, config)
+}
+
+fn write_rate_limits(out: &mut String, config: &Config) -> fmt::Result {
+    for limit in config.rate_limits.iter().take(RATE_LIMITS_LISTED_MAX) {
+        writeln!(out, "limit of {}", limit.in_words())?;
+    }
+    match config
+        .rate_limits
+        .len()
+        .saturating_sub(RATE_LIMITS_LISTED_MAX)
+    {
+        0 => Ok(()),
+        more => writeln!(out, "{more} more limit(s)"),
+    }
 }
 
 fn describe(device: &Device) -> String {

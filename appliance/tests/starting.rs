@@ -89,7 +89,10 @@ fn all_configuration_problems_are_printed_and_nothing_starts() {
 #[test]
 fn check_lists_what_a_start_would_serve() {
     let directory = TempDir::new().expect("a directory");
-    let file = configuration(&directory, "cores = \"0\"", "");
+    let limits = (1..=10).map(|host| {
+        format!("\n[[rate_limit]]\nhost = \"nqn.2026-11.org.example:{host}\"\niops = {host}000\n")
+    });
+    let file = configuration(&directory, "cores = \"0\"", &limits.collect::<String>());
     let finished = run(&["check", &file.display().to_string()]);
     assert_eq!(finished.status.code(), Some(0), "{finished:?}");
     for part in [
@@ -98,6 +101,7 @@ fn check_lists_what_a_start_would_serve() {
         "nqn.2026-11.org.windlass:test",
         "namespace 1",
         "8MiB",
+        "limit of host nqn.2026-11.org.example:8: 8000 commands/s\n2 more limit(s)\n",
     ] {
         assert!(
             finished.stdout.contains(part),
