@@ -125,6 +125,16 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         timeout_s: 480,
     },
     Scenario {
+        name: "qos",
+        script: "qos.sh",
+        connect: "",
+        place: Place::Guest(Machine {
+            options: &[],
+            namespaces: 3,
+        }),
+        timeout_s: 480,
+    },
+    Scenario {
         name: "chap",
         script: "chap.sh",
         connect: "",
