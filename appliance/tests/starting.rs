@@ -183,6 +183,28 @@ fn unknown_congestion_control_is_a_one_line_error() {
     assert_eq!(windlass.wait().0.code(), Some(0));
 }
 
+/// The check of readiness passes whatever a listener requires of hosts, and is not reported as the
+/// attempt of a host.
+#[test]
+fn listeners_are_ready_whatever_they_require_of_hosts() {
+    let digests = "header_digest = \"required\"\ndata_digest = \"required\"";
+    for settings in [digests, "tls = \"required\"", "tls = \"allowed\""] {
+        let directory = TempDir::new().expect("a directory");
+        let file = configuration(&directory, "", "");
+        let text = fs::read_to_string(&file).expect("readable").replace(
+            "address = \"127.0.0.1:0\"",
+            &format!("address = \"127.0.0.1:0\"\n{settings}"),
+        );
+        fs::write(&file, text).expect("writable");
+        let log = directory.path().join("log");
+        let windlass = Windlass::start_logging(&file, &log);
+        windlass.signal(Signal::TERM);
+        assert_eq!(windlass.wait().0.code(), Some(0));
+        let log = fs::read_to_string(log).expect("readable");
+        assert!(!log.contains("host"), "{settings}: {log}");
+    }
+}
+
 #[test]
 fn missing_device_file_is_a_one_line_error() {
     let directory = TempDir::new().expect("a directory");

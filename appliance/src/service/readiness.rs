@@ -1,10 +1,10 @@
 //! Checks that listeners answer: connects to each, and waits for the response of a reactor.
 
 use std::io::{self, Read as _, Write as _};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use appliance_config::{Config, Transport};
+use appliance_config::{Config, Tls, Transport};
 use nvme_spec::tcp::{DigestFlags, IcReq, IcResp, PduType};
 use zerocopy::{FromBytes as _, IntoBytes as _};
 
@@ -22,8 +22,9 @@ pub(crate) struct NoAnswer {
 }
 
 /// Returns when each listener of `config`, bound to the address at the same index in `addresses`,
-/// has answered. A TCP listener must respond to an ICReq, which a reactor does. An RDMA listener
-/// listens as soon as it is bound, and is not tested by a connection.
+/// has answered. A TCP listener must respond to an ICReq. One that requires TLS must close a
+/// connection whose host has nothing to send: this needs no key and appears in no log. An RDMA
+/// listener listens as soon as it is bound, and is not tested by a connection.
 ///
 /// # Errors
 /// The first listener that has not answered `within` that time.
@@ -38,6 +39,10 @@ pub(crate) fn wait_until_ready(
             continue;
         }
         let address = reachable(*address);
+        let ask = match listener.tls {
+            Tls::Off | Tls::Allowed => ask_for_initialisation,
+            Tls::Required => ask_for_end,
+        };
         while let Err(cause) = ask(address, deadline) {
             if Instant::now() + RETRY_INTERVAL >= deadline {
                 return Err(NoAnswer {
@@ -63,25 +68,47 @@ fn reachable(mut address: SocketAddr) -> SocketAddr {
     address
 }
 
-/// Connects and initializes the connection (TCP 1.1 §3.1).
-fn ask(address: SocketAddr, deadline: Instant) -> io::Result<()> {
-    let left = |deadline: Instant| {
-        let left = deadline.saturating_duration_since(Instant::now());
-        left.max(Duration::from_millis(1))
-    };
-    let mut stream = TcpStream::connect_timeout(&address, left(deadline))?;
-    stream.set_read_timeout(Some(left(deadline)))?;
-    stream.set_write_timeout(Some(left(deadline)))?;
-    stream.write_all(IcReq::new(0, DigestFlags::new(), 0).as_bytes())?;
+/// Connects and initializes the connection (TCP 1.1 §3.1). The request has both digests, which a
+/// listener may require and no listener refuses.
+fn ask_for_initialisation(address: SocketAddr, deadline: Instant) -> io::Result<()> {
+    let mut stream = connect(address, deadline)?;
+    let digests = DigestFlags::new().with_header(true).with_data(true);
+    stream.write_all(IcReq::new(0, digests, 0).as_bytes())?;
     let mut bytes = [0; size_of::<IcResp>()];
     stream.read_exact(&mut bytes)?;
     match IcResp::read_from_bytes(&bytes) {
         Ok(response) if response.ch.pdu_type == PduType::IC_RESP => Ok(()),
-        _ => Err(io::Error::new(
-            io::ErrorKind::InvalidData,
-            "the process there does not implement NVMe/TCP",
-        )),
+        _ => Err(foreign_process()),
     }
+}
+
+/// Connects, sends nothing, and waits until the listener closes the connection.
+fn ask_for_end(address: SocketAddr, deadline: Instant) -> io::Result<()> {
+    let mut stream = connect(address, deadline)?;
+    stream.shutdown(Shutdown::Write)?;
+    match stream.read(&mut [0])? {
+        0 => Ok(()),
+        _ => Err(foreign_process()),
+    }
+}
+
+/// A connection whose operations end at the deadline.
+fn connect(address: SocketAddr, deadline: Instant) -> io::Result<TcpStream> {
+    let left = |deadline: Instant| {
+        let left = deadline.saturating_duration_since(Instant::now());
+        left.max(Duration::from_millis(1))
+    };
+    let stream = TcpStream::connect_timeout(&address, left(deadline))?;
+    stream.set_read_timeout(Some(left(deadline)))?;
+    stream.set_write_timeout(Some(left(deadline)))?;
+    Ok(stream)
+}
+
+fn foreign_process() -> io::Error {
+    io::Error::new(
+        io::ErrorKind::InvalidData,
+        "the process there does not implement NVMe/TCP",
+    )
 }
 
 #[cfg(test)]
@@ -95,9 +122,15 @@ mod tests {
     const LONG: Duration = Duration::from_secs(30);
 
     fn config(transport: &str) -> Config {
+        config_with(transport, "")
+    }
+
+    /// A configuration whose listener has these further settings.
+    fn config_with(transport: &str, settings: &str) -> Config {
         let text = format!(
             "[[device]]\nname = \"a\"\ntype = \"memory\"\nsize = \"1MiB\"\n\
              [[listener]]\nname = \"san\"\ntransport = \"{transport}\"\naddress = \"127.0.0.1:4420\"\n\
+             {settings}\
              [[export]]\nnqn = \"nqn.2026-11.org.windlass:x\"\ndevices = [\"a\"]\n\
              listeners = [\"san\"]\nallow_any_host = true\n"
         );
@@ -137,6 +170,16 @@ mod tests {
             let text = error.to_string();
             assert!(text.starts_with("listener san at 127.0.0.1:"), "{text}");
         }
+    }
+
+    #[test]
+    fn listeners_that_require_tls_are_ready_when_they_close_a_connection() {
+        let config = config_with("tcp", "tls = \"required\"\n");
+        let closing = server(Vec::new());
+        wait_until_ready(&config, &[closing], LONG).expect("answers");
+        let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let silent = silent.local_addr().expect("bound");
+        wait_until_ready(&config, &[silent], SOON).expect_err("only the kernel answers");
     }
 
     #[test]

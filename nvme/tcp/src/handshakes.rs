@@ -406,6 +406,7 @@ impl Service {
     fn count(&self, end: &End) {
         let counters = &self.counters;
         let counter = match end {
+            End::Unused => return,
             End::Plain => &counters.plain_connections_refused,
             End::Failed(HandshakeError::Refused(_)) => &counters.handshakes_refused,
             End::Disconnected | End::Failed(_) => &counters.handshakes_failed,
@@ -416,8 +417,7 @@ impl Service {
     /// Logs why a connection ends, with the likely cause and its fix.
     fn report(&self, stream: &TcpSocket, end: &End, now: Instant) {
         match end {
-            // A port scan or a health check.
-            End::Disconnected => {}
+            End::Unused | End::Disconnected => {}
             End::Plain => self.log_end(
                 stream,
                 now,

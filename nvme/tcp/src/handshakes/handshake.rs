@@ -55,6 +55,8 @@ pub(super) enum Step {
 /// Why a connection is closed.
 #[derive(Debug)]
 pub(super) enum End {
+    /// The host has closed it before its first byte, such as a port scan or a health check.
+    Unused,
     /// The host has closed it, or it is broken.
     Disconnected,
     /// The host does not use TLS, and has to.
@@ -121,7 +123,7 @@ impl Handshake {
                         return Step::Ended(End::Plain);
                     }
                     Ok(Some(_)) => return Step::Plain,
-                    Err(_) => return Step::Ended(End::Disconnected),
+                    Err(_) => return Step::Ended(End::Unused),
                 },
                 Stage::Tls(handshake) => {
                     let wanted = handshake.wanted().min(buffer.len());

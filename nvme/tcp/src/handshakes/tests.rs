@@ -1,7 +1,7 @@
 //! The thread's turns, run by the tests, with hosts over loopback. Time passes as the tests say.
 
 use std::io::{Read as _, Write as _};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 
 use nvme_keys::{Candidate, Derivation, Hash, IdentityVersion, Names, TlsKey};
 use nvme_target::KeyOwner;
@@ -228,6 +228,20 @@ fn the_first_byte_tells_plain_hosts() {
             assert_eq!(client.read(&mut [0]).expect("closed in order"), 0);
         }
     }
+}
+
+/// A health check closes its connection without a byte. It is closed at once, and no handshake has
+/// failed.
+#[test]
+fn connections_without_a_byte_are_no_handshakes() {
+    let mut stage = Stage::new(TlsPolicy::Required);
+    let mut client = stage.connect();
+    stage.turn();
+    assert_eq!(stage.service.counters.handshakes_open.get(), 1);
+    client.shutdown(Shutdown::Write).expect("connected");
+    stage.until(|it| it.handshakes_open.get() == 0);
+    assert_eq!(client.read(&mut [0]).expect("closed in order"), 0);
+    assert_eq!(stage.service.counters.handshakes_failed.get(), 0);
 }
 
 /// A host that sends its ClientHello byte by byte, and one that says nothing, have the same time.
