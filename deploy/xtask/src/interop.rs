@@ -145,6 +145,16 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         timeout_s: 480,
     },
     Scenario {
+        name: "tls",
+        script: "tls.sh",
+        connect: "",
+        place: Place::Guest(Machine {
+            options: &[],
+            namespaces: 1,
+        }),
+        timeout_s: 480,
+    },
+    Scenario {
         name: "two-paths",
         script: "two-paths.sh",
         connect: "",
