@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc;
 
-use appliance_config::{AnaState, Config, Name};
+use appliance_config::{AnaState, Config, Listener, Name};
 use block::{Device, ReactorDevices};
 use hugemem::{Arena, Pool, Region};
-use nvme_target::{DeviceIndex, Target, TargetCore};
+use nvme_target::{DeviceIndex, PortId, Target, TargetCore};
 use nvme_tcp::SharedTlsKeys;
 use reactors::ring::Receiver;
 use reactors::{Poller, ReactorHandle};
@@ -53,6 +53,25 @@ pub struct Parts {
     pub transfer_max: usize,
     /// Requests in a reactor's queue of one device.
     pub queue_depth: usize,
+    /// The parts of an earlier process that this one continues.
+    pub continued: Option<Continued>,
+}
+
+/// What a new process continues with, beside devices, sockets and the state of hosts
+/// (`ARCHITECTURE.md` §9.1).
+#[derive(Clone)]
+pub struct Continued {
+    ports: Ports,
+    operator_states: OperatorStates,
+}
+
+impl Continued {
+    /// The listeners of `config` with the numbers by which hosts' controllers know them.
+    #[must_use]
+    pub fn listeners(&self, config: &Config) -> Vec<(PortId, Listener)> {
+        let numbered = self.ports.of(config).into_iter();
+        numbered.map(|(port, it)| (port, it.clone())).collect()
+    }
 }
 
 /// An appliance whose reactors have not started.
@@ -76,6 +95,7 @@ impl HeadlessAppliance {
             identities,
             transfer_max,
             queue_depth,
+            continued,
         } = parts;
         let failed = |error: Failure| with_causes(error.as_ref());
         let drives = drives.into_iter().map(|(place, device)| DriveNamespace {
@@ -85,10 +105,15 @@ impl HeadlessAppliance {
         });
         let devices = Devices::open(&config, opener.as_ref(), drives.collect(), identities);
         let devices = devices.map_err(failed)?;
-        let addresses = config.listeners.iter().map(|it| it.address.socket_addr());
-        let ports = Ports::new(&config, &addresses.collect::<Vec<SocketAddr>>());
+        let (ports, states) = match continued {
+            None => {
+                let addresses = config.listeners.iter().map(|it| it.address.socket_addr());
+                let ports = Ports::new(&config, &addresses.collect::<Vec<SocketAddr>>());
+                (ports, OperatorStates::default())
+            }
+            Some(continued) => (continued.ports, continued.operator_states),
+        };
         let keys = Keys::load(&config).map_err(|error| with_causes(&error))?;
-        let states = OperatorStates::default();
         let served =
             exports::target_config(&config, &devices, &ports, &keys, &states, transfer_max);
         let target = Target::new(served, reactors, devices.in_order());
@@ -261,6 +286,17 @@ impl Control {
         AnaOperator {
             running: self.0.running(),
             target: Arc::clone(self.0.target()),
+        }
+    }
+
+    /// What a new process continues with.
+    #[must_use]
+    pub fn continued(&self) -> Continued {
+        let running = self.0.running();
+        let operator_states = running.operator_states.lock().clone();
+        Continued {
+            ports: Ports::clone(&running.ports.load()),
+            operator_states,
         }
     }
 

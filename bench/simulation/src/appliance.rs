@@ -3,12 +3,14 @@
 
 mod access;
 mod accounts;
+mod handing_over;
 mod listening;
 mod opening;
 mod watched;
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -45,6 +47,7 @@ use crate::store::StoreResult;
 use crate::swarm::Swarm;
 use crate::time::SharedTime;
 pub use accounts::Held;
+pub use handing_over::{HandingOver, Passed};
 use listening::{RdmaListening, SentSettings, TcpListening};
 use opening::Disks;
 pub use opening::Shelf;
@@ -68,6 +71,7 @@ pub struct Appliance {
     cores: Vec<Rc<RefCell<TargetCore>>>,
     /// The NVMe/TCP transport of each reactor.
     tcp: Vec<Rc<RefCell<SimTcp>>>,
+    tcp_listening: Arc<TcpListening>,
     /// The NVMe/RDMA transport of each reactor, if there is one.
     rdma: Vec<Rc<RefCell<RdmaTransport<Fake>>>>,
     /// The control thread's state; `None` while a configuration change uses it.
@@ -89,11 +93,19 @@ impl Appliance {
     /// # Errors
     /// The resource that is not available, as text.
     pub fn start(seed: u64, env: &Environment) -> Result<Self, String> {
+        Self::start_with(seed, env, None)
+    }
+
+    /// Like [`start`](Self::start), with what an earlier process has passed on.
+    fn start_with(seed: u64, env: &Environment, passed: Option<&Passed>) -> Result<Self, String> {
         let Environment {
             swarm, time, disks, ..
         } = env;
         let text = |error: &dyn std::error::Error| error.to_string();
-        let config = env.serving.config(swarm)?;
+        let config = match passed {
+            Some(passed) => passed.config.clone(),
+            None => env.serving.config(swarm)?,
+        };
         let arena = match &env.arena {
             Some(arena) => Arc::clone(arena),
             None => environment::arena(swarm).map_err(|error| text(&error))?,
@@ -107,9 +119,10 @@ impl Appliance {
             transfer_max: arena.max_transfer().min(swarm.transfer_max),
             queue_depth: swarm.device_queue_depth,
             config: config.clone(),
+            continued: passed.map(|it| it.continued.clone()),
         })?;
         let target = Arc::clone(headless.target());
-        restore_reservations(env, &config, &target)?;
+        restore_reservations(env, &config, &target, passed)?;
         let configs = vec![ReactorConfig::default(); swarm.reactors];
         let mut simulation = Simulation::new(seed, configs).map_err(|error| text(&error))?;
         simulation.clock().advance_to(time.now());
@@ -124,7 +137,10 @@ impl Appliance {
             .map(|index| simulation.reactor(index).handle())
             .collect();
         let placement = Placement::new(swarm.reactors);
-        let listeners = Ports::of(&config);
+        let listeners = match passed {
+            Some(passed) => Ports::numbered(passed.continued.listeners(&config)),
+            None => Ports::of(&config),
+        };
         let numbered = listeners.tcp.iter().chain(&listeners.rdma);
         let settings = numbered.map(|(port, it)| (*port, listening::setting(it)));
         let settings: SentSettings = Arc::new(Mutex::new(settings.collect()));
@@ -145,7 +161,12 @@ impl Appliance {
             let core = core(swarm, &target, &arena, index).map_err(|error| text(&error))?;
             let core = Rc::new(RefCell::new(core));
             cores.push(Rc::clone(&core));
-            let transport = Rc::new(RefCell::new(tcp.transport(index, &core, &arena)?));
+            let bind = match passed {
+                Some(_) => listening::duplicate,
+                None => listening::bind,
+            };
+            let transport = tcp.transport(index, &core, &arena, bind)?;
+            let transport = Rc::new(RefCell::new(transport));
             let mut pollers: Vec<Box<dyn Poller>> = vec![Box::new(Watched::new(&transport))];
             watched.push(transport);
             if let Some(rdma) = &mut rdma {
@@ -161,7 +182,8 @@ impl Appliance {
                 reactor.register(poller).map_err(|error| text(&error))?;
             }
         }
-        let mut transports = vec![tcp.listening()];
+        let tcp_listening = Arc::new(tcp.listening);
+        let mut transports: Vec<Arc<dyn Listening>> = vec![Arc::clone(&tcp_listening) as _];
         transports.extend(rdma.map(Rdma::listening));
         let all = swarm.disks.iter().enumerate();
         let protected = all.filter(|(_, it)| it.read_only).map(|(number, _)| number);
@@ -175,6 +197,7 @@ impl Appliance {
             devices,
             cores,
             tcp: watched,
+            tcp_listening,
             rdma: rdma_watched,
             drives,
             placement,
@@ -291,6 +314,7 @@ impl Appliance {
             drives,
             cores,
             tcp,
+            tcp_listening,
             rdma,
             control,
             ana_operator,
@@ -299,6 +323,7 @@ impl Appliance {
         drop((
             simulation,
             tcp,
+            tcp_listening,
             rdma,
             cores,
             control,
@@ -435,10 +460,18 @@ fn open(
 }
 
 /// Gives devices whose content survives the reservations that were stored.
-fn restore_reservations(env: &Environment, config: &Config, target: &Target) -> Result<(), String> {
+fn restore_reservations(
+    env: &Environment,
+    config: &Config,
+    target: &Target,
+    passed: Option<&Passed>,
+) -> Result<(), String> {
     let can_persist = env.can_persist_reservations();
     for disk in (0..can_persist.len()).filter(|disk| can_persist[*disk]) {
         let name = device_name(disk);
+        if passed.is_some_and(|it| it.without_store.contains(&name)) {
+            continue;
+        }
         let mut devices = config.devices.iter();
         if let Some(place) = devices.position(|it| it.name.as_str() == name) {
             let device = DeviceIndex(place as u16);
@@ -490,8 +523,12 @@ impl Ports {
     fn of(config: &Config) -> Self {
         // Numbered as in the appliance.
         let numbered = (0..).map(PortId).zip(config.listeners.iter().cloned());
+        Self::numbered(numbered.collect())
+    }
+
+    fn numbered(listeners: Vec<(PortId, Listener)>) -> Self {
         let is_tcp = |it: &(PortId, Listener)| it.1.transport == Transport::Tcp;
-        let (tcp, rdma) = numbered.partition(is_tcp);
+        let (tcp, rdma) = listeners.into_iter().partition(is_tcp);
         Self { tcp, rdma }
     }
 }
@@ -544,6 +581,7 @@ impl<'s> Tcp<'s> {
         index: usize,
         core: &Rc<RefCell<TargetCore>>,
         arena: &Arc<Arena>,
+        bind: Bind,
     ) -> Result<SimTcp, String> {
         let own = self.own[index].take();
         let (handoffs, port_messages) = own.ok_or("a reactor has one transport")?;
@@ -561,7 +599,7 @@ impl<'s> Tcp<'s> {
         let mine = self.ports.iter().enumerate();
         let mine = mine.filter(|(turn, _)| turn % self.swarm.reactors == index);
         for (_, (port, listener)) in mine {
-            let bound = listening::bind(
+            let bound = bind(
                 &self.listening.sim_listeners,
                 listener.address.socket_addr(),
             );
@@ -583,12 +621,10 @@ impl<'s> Tcp<'s> {
             ..TcpConfig::default()
         }
     }
-
-    /// The interface that adds and removes its listeners.
-    fn listening(self) -> Arc<dyn Listening> {
-        Arc::new(self.listening)
-    }
 }
+
+/// Gets the listening socket of an address.
+type Bind = fn(&[SimListener], SocketAddr) -> std::io::Result<Socket>;
 
 fn core(
     swarm: &Swarm,

@@ -96,6 +96,8 @@ pub struct Environment {
     pub occupied_at: Vec<Nanos>,
     /// Until when connections may be disturbed.
     pub network_disturbed: Nanos,
+    /// Until when requests are not admitted, because of a hand-over to a new process.
+    pub held_until: Nanos,
     /// Whether the appliance is shutting down.
     pub stopping: bool,
     /// Whether a configuration change is in progress.
@@ -165,6 +167,7 @@ impl Environment {
             memory_disturbed: Nanos::ZERO,
             occupied_at: Vec::new(),
             network_disturbed: Nanos::ZERO,
+            held_until: Nanos::ZERO,
             stopping: false,
             changing: false,
             changed_at: Nanos::ZERO,
@@ -204,6 +207,7 @@ impl Environment {
             disk_failed: self.disk_failed,
             disk_disturbed: &self.disk_disturbed,
             memory_disturbed: self.memory_disturbed,
+            held_until: self.held_until,
             occupied_at: &mut self.occupied_at,
             stopping: self.stopping,
             changing: self.changing,

@@ -172,6 +172,8 @@ faults! {
     Chap = "chap";
     /// Hosts use wrong keys, and send commands before they are authenticated.
     ChapMisuse = "chap-misuse";
+    /// The appliance hands over to a new process.
+    Handover = "handover";
 }
 
 impl fmt::Display for Fault {
@@ -218,6 +220,14 @@ impl Fault {
         Fault::Copy,
     ];
 
+    /// Faults of what is not handed over to another process.
+    pub(crate) const NOT_HANDED_OVER: &[Fault] = &[
+        Fault::Rdma,
+        Fault::Drive,
+        Fault::FileErrors,
+        Fault::FlushErrors,
+    ];
+
     /// The condition that the fault needs, if not every seed fulfils it.
     pub(crate) fn need(self) -> Option<Need> {
         match self {
@@ -254,6 +264,7 @@ impl Fault {
             Fault::Copy => Some(Need::Copies),
             Fault::Mask => Some(Need::Masks),
             Fault::Chap | Fault::ChapMisuse => Some(Need::Keys),
+            Fault::Handover => Some(Need::Request),
             _ => None,
         }
     }
@@ -322,6 +333,8 @@ pub(crate) enum Need {
     Masks,
     /// Keys of hosts; separate random streams for the selection and the occurrence.
     Keys,
+    /// A request ([`Limits::with`](crate::swarm::Limits::with)); no seed selects it.
+    Request,
 }
 
 /// A set of faults.
@@ -386,6 +399,7 @@ pub(crate) fn faults_of(need: Need, seed: u64) -> Vec<Fault> {
         Need::Copies => (0xC2, Some(Fault::Copy), 300),
         Need::Masks => (0xD0, Some(Fault::Mask), 300),
         Need::Keys => (0xE0, Some(Fault::Chap), 200),
+        Need::Request => return Vec::new(),
     };
     let mut random = Random::new(seed, stream);
     let there = random.permille(share);

@@ -64,6 +64,9 @@ struct Arguments {
     /// Leave these faults off.
     #[arg(long, value_delimiter = ',')]
     without: Vec<Fault>,
+    /// Switch these faults on, besides those that a seed selects.
+    #[arg(long, value_delimiter = ',')]
+    with: Vec<Fault>,
 }
 
 #[derive(Clone)]
@@ -89,6 +92,7 @@ fn main() -> ExitCode {
         events: arguments.events,
         hosts: arguments.hosts,
         without: arguments.without.iter().copied().collect(),
+        with: arguments.with.iter().copied().collect(),
     };
     run::note_panics();
     if arguments.tested {

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use nvme_tcp::{Accepted, ByteStream, Interest, Network, Ready, Transferred};
 use reactors::Nanos;
@@ -304,20 +304,28 @@ pub struct Listener {
 /// The state of the listening socket.
 #[derive(Default)]
 struct Bound {
-    is_bound: bool,
+    /// Alive while a handle of the socket is open.
+    socket: Weak<()>,
     /// The next bind fails because the address is in use.
     next_bind_fails: bool,
+    /// Connections wait and are not accepted.
+    is_paused: bool,
 }
 
-/// The listening socket of the target. Connections are refused while there is none.
+/// A handle of the listening socket of the target. Connections are refused while there is none.
 pub struct Socket {
     listener: Listener,
+    open: Arc<()>,
 }
 
 impl Drop for Socket {
-    /// Resets connections that were not accepted, like a kernel.
+    /// Resets connections that were not accepted, like a kernel, unless another process has the
+    /// socket too.
     fn drop(&mut self) {
-        self.listener.bound().is_bound = false;
+        if Arc::strong_count(&self.open) > 1 {
+            return;
+        }
+        self.listener.bound().socket = Weak::new();
         for wire in self.listener.waiting().drain(..) {
             let mut link = wire.link();
             (link.reset, link.target_gone) = (true, true);
@@ -343,19 +351,50 @@ impl Listener {
     /// The address is in use.
     pub fn bind(&self) -> io::Result<Socket> {
         let mut bound = self.bound();
-        if bound.is_bound || std::mem::take(&mut bound.next_bind_fails) {
+        let is_bound = bound.socket.strong_count() > 0;
+        if is_bound || std::mem::take(&mut bound.next_bind_fails) {
             return Err(io::ErrorKind::AddrInUse.into());
         }
-        bound.is_bound = true;
+        let open = Arc::new(());
+        bound.socket = Arc::downgrade(&open);
         Ok(Socket {
             listener: self.clone(),
+            open,
+        })
+    }
+
+    /// Another handle of the listening socket, for the process that continues.
+    ///
+    /// # Errors
+    /// There is no socket.
+    pub fn duplicate_socket(&self) -> io::Result<Socket> {
+        let open = self.bound().socket.upgrade();
+        Ok(Socket {
+            listener: self.clone(),
+            open: open.ok_or(io::ErrorKind::NotConnected)?,
         })
     }
 
     /// Whether the listener is bound.
     #[must_use]
     pub fn is_bound(&self) -> bool {
-        self.bound().is_bound
+        self.bound().socket.strong_count() > 0
+    }
+
+    /// Lets connections wait, or be accepted again.
+    pub fn set_paused(&self, paused: bool) {
+        self.bound().is_paused = paused;
+    }
+
+    fn next_connection(&self) -> Option<Wire> {
+        match self.bound().is_paused {
+            true => None,
+            false => self.waiting().pop_front(),
+        }
+    }
+
+    fn has_connection(&self) -> bool {
+        !self.bound().is_paused && !self.waiting().is_empty()
     }
 
     /// Makes the next bind fail, as if another process used the address.
@@ -376,7 +415,7 @@ impl Listener {
     /// the host's end.
     #[must_use]
     pub fn connect(&self, from: IpAddr, behaviour: NetworkBehaviour, random: Random) -> Wire {
-        let is_bound = self.bound().is_bound;
+        let is_bound = self.is_bound();
         let link = Link {
             from,
             behaviour,
@@ -439,8 +478,8 @@ impl Listener {
     }
 }
 
-/// The target's end of a connection.
-pub struct TargetStream(Wire);
+/// A handle of the target's end of a connection, which is closed with the last one.
+pub struct TargetStream(Wire, Arc<()>);
 
 impl TargetStream {
     /// The identifier of the connection.
@@ -533,6 +572,9 @@ impl ByteStream for TargetStream {
 
 impl Drop for TargetStream {
     fn drop(&mut self) {
+        if Arc::strong_count(&self.1) > 1 {
+            return;
+        }
         let mut link = self.0.link();
         link.target_gone = true;
         link.to_host.finished = true;
@@ -591,17 +633,17 @@ impl Network for SimNetwork {
             return Some(Accepted::ListenerClosed(index));
         }
         self.listeners.iter().find_map(|(index, socket)| {
-            let wire = socket.listener.waiting().pop_front()?;
+            let wire = socket.listener.next_connection()?;
             Some(Accepted::Stream {
                 listener: *index,
-                stream: TargetStream(wire),
+                stream: TargetStream(wire, Arc::default()),
                 framing: None,
             })
         })
     }
 
     fn has_accepted(&self) -> bool {
-        let waits = |(_, socket): &(u16, Socket)| !socket.listener.waiting().is_empty();
+        let waits = |(_, socket): &(u16, Socket)| socket.listener.has_connection();
         !self.closed.is_empty() || self.listeners.iter().any(waits)
     }
 
@@ -620,6 +662,10 @@ impl Network for SimNetwork {
 
     fn close_stream(&mut self, stream: TargetStream) {
         drop(stream);
+    }
+
+    fn duplicate(&self, stream: &TargetStream) -> io::Result<TargetStream> {
+        Ok(TargetStream(stream.0.clone(), Arc::clone(&stream.1)))
     }
 
     fn poll_events(&mut self) -> usize {

@@ -4,7 +4,7 @@
 //! placement. Its content is lost when the device is closed.
 
 use std::collections::{BTreeSet, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use block::{
     Completion, CompletionBatch, Device, DeviceError, DeviceIdentity, DeviceQueue, Drain, Geometry,
@@ -34,6 +34,10 @@ struct State {
     random: Random,
     /// The next open fails.
     next_open_fails: bool,
+    /// The memory that was opened last, and the identity of its content.
+    opened: (Weak<MemoryDevice>, u128),
+    /// What the next open continues with, after a hand-over to another process.
+    passed: Option<(Arc<MemoryDevice>, u128)>,
     held_until: Nanos,
     /// When each delayed request reaches the memory, with its number.
     dues: BTreeSet<(Nanos, u64)>,
@@ -47,6 +51,16 @@ struct State {
 pub struct Ram {
     state: Arc<Mutex<State>>,
     time: SharedTime,
+}
+
+/// An open RAM disk.
+pub struct OpenRam {
+    /// Its memory.
+    pub memory: Arc<MemoryDevice>,
+    /// The device for the appliance.
+    pub device: Arc<dyn Device>,
+    /// The identity of its content.
+    pub content: u128,
 }
 
 impl Ram {
@@ -63,6 +77,8 @@ impl Ram {
             behaviour,
             random,
             next_open_fails: false,
+            opened: (Weak::new(), 0),
+            passed: None,
             held_until: Nanos::ZERO,
             dues: BTreeSet::new(),
             next_number: 0,
@@ -79,7 +95,7 @@ impl Ram {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens it with zeroed memory. Returns the memory, and the device for the appliance.
+    /// Opens it with zeroed memory, or with that which was passed on.
     ///
     /// # Errors
     /// There is no memory.
@@ -88,7 +104,11 @@ impl Ram {
         name: &str,
         size_bytes: u64,
         read_only: bool,
-    ) -> Result<(Arc<MemoryDevice>, Arc<dyn Device>), MemoryError> {
+    ) -> Result<OpenRam, MemoryError> {
+        let passed = self.state().passed.take();
+        if let Some((memory, content)) = passed {
+            return Ok(self.device(memory, content));
+        }
         let memory = Arc::new(MemoryDevice::new(MemoryOptions {
             name: name.to_owned(),
             uuid: [0; 16],
@@ -97,17 +117,33 @@ impl Ram {
             pages: PagePolicy::Ordinary,
             read_only,
         })?);
+        let content = {
+            let mut state = self.state();
+            let content = u128::from(state.random.bits()) << 64 | u128::from(state.random.bits());
+            state.opened = (Arc::downgrade(&memory), content);
+            content
+        };
+        Ok(self.device(memory, content))
+    }
+
+    fn device(&self, memory: Arc<MemoryDevice>, content: u128) -> OpenRam {
         let device = RamDevice {
             ram: self.clone(),
             memory: Arc::clone(&memory),
         };
-        Ok((memory, Arc::new(device)))
+        OpenRam {
+            memory,
+            device: Arc::new(device),
+            content,
+        }
     }
 
-    /// A random identity for new content.
-    pub fn draw_content(&self) -> u128 {
+    /// Lets the next open continue with the open memory, if `passes` is true.
+    pub fn pass_on(&self, passes: bool) {
         let mut state = self.state();
-        u128::from(state.random.bits()) << 64 | u128::from(state.random.bits())
+        let (memory, content) = &state.opened;
+        let memory = memory.upgrade().filter(|_| passes);
+        state.passed = memory.map(|memory| (memory, *content));
     }
 
     /// Changes its behaviour.

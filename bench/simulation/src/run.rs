@@ -52,6 +52,10 @@ impl Failure {
         if !without.is_empty() {
             command += &format!(" --without {}", without.join(","));
         }
+        let with: Vec<&str> = self.limits.with.iter().map(Fault::name).collect();
+        if !with.is_empty() {
+            command += &format!(" --with {}", with.join(","));
+        }
         command
     }
 }

@@ -210,6 +210,13 @@ impl Storage {
         }
     }
 
+    /// Lets the next open continue with the memory of a RAM device, if `passes` is true.
+    pub fn pass_on(&self, passes: bool) {
+        if let Self::Ram(ram) = self {
+            ram.pass_on(passes);
+        }
+    }
+
     /// Whether it can be opened and closed while the appliance runs.
     #[must_use]
     pub fn can_reopen(&self) -> bool {

@@ -172,6 +172,8 @@ pub struct Limits {
     pub hosts: Option<usize>,
     /// Faults that stay off.
     pub without: Faults,
+    /// Faults that are on, besides those that the seed selects.
+    pub with: Faults,
 }
 
 /// Controllers when anonymous hosts try to take all of them: few, but enough for hosts to have
@@ -276,6 +278,7 @@ impl Swarm {
             .chain(faults_of(Need::Copies, seed))
             .chain(faults_of(Need::Masks, seed))
             .chain(faults_of(Need::Keys, seed))
+            .chain(limits.with.iter())
             .collect();
         let hides = Fault::NEEDS_ALL_DISKS.iter();
         let chosen = match hides.clone().any(|it| chosen.has(*it)) {
@@ -295,6 +298,11 @@ impl Swarm {
             true => faults_of(Need::RdmaAndMore, seed)
                 .into_iter()
                 .fold(chosen, Faults::with),
+            false => chosen,
+        };
+        // Queue pairs and drives belong to a process, and so do the states of files that fail.
+        let chosen = match Fault::NOT_HANDED_OVER.iter().any(|it| chosen.has(*it)) {
+            true => chosen.without(Fault::Handover),
             false => chosen,
         };
         let chosen = match (chosen.has(Fault::Contend), chosen.has(Fault::Drive)) {
@@ -638,7 +646,11 @@ mod tests {
             seeds.count()
         };
         for fault in Fault::ALL {
-            assert!((20..180).contains(&on(*fault)), "{fault}: {}", on(*fault));
+            let is_expected = match fault.need() {
+                Some(Need::Request) => on(*fault) == 0,
+                _ => (20..180).contains(&on(*fault)),
+            };
+            assert!(is_expected, "{fault}: {}", on(*fault));
         }
     }
 
@@ -649,6 +661,7 @@ mod tests {
             events: Some(10),
             hosts: Some(1),
             without: Faults::default().with(Fault::Slow),
+            with: Faults::default(),
         };
         let less = Swarm::of(7, &limits);
         assert_eq!((less.events, less.hosts.len()), (10, 1));

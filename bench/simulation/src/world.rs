@@ -91,6 +91,10 @@ pub struct World {
     mask_random: Random,
     /// Random stream for changes of keys and for authentications.
     key_random: Random,
+    /// Random stream for hand-overs to a new process.
+    handover_random: Random,
+    /// Whether one is in progress.
+    is_handing_over: bool,
     appliance: Option<Appliance>,
     starts: u64,
     /// Random stream for host behaviour.
@@ -150,6 +154,8 @@ impl World {
             copying: Copying::new(seed),
             mask_random: Random::new(seed, 0xD2),
             key_random: Random::new(seed, 0xE2),
+            handover_random: Random::new(seed, 0xF1),
+            is_handing_over: false,
             seed,
             random: Random::new(seed, 2),
             hosts: hosts
@@ -222,6 +228,7 @@ impl World {
         self.copy_blocks()?;
         self.mask_hosts()?;
         self.authenticate_hosts()?;
+        self.hand_over_sometimes()?;
         if self.random.permille(PAUSES_PERMILLE) {
             let pause = Nanos::from_millis(self.random.between(1, 4000));
             return self.pass(pause);
@@ -242,6 +249,7 @@ impl World {
                             | Fault::Mask
                             | Fault::Chap
                             | Fault::ChapMisuse
+                            | Fault::Handover
                     );
                     !has_own_stream && !is_elsewhere
                 })

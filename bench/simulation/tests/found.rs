@@ -118,6 +118,7 @@ fn write_may_wait_for_the_slice_of_a_lingering_write() {
         ]
         .into_iter()
         .collect(),
+        ..Limits::default()
     };
     let failure = run(751_853_236_249, &limits).failure;
     assert!(failure.is_none(), "{}", failure.expect("some"));

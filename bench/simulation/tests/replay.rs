@@ -1,6 +1,7 @@
 //! Checks that a seed determines the whole run, and that a shortened run is a prefix of the full
 //! one.
 
+use simulation::faults::{Fault, Faults};
 use simulation::run::run;
 use simulation::swarm::Limits;
 
@@ -23,4 +24,25 @@ fn seeds_differ() {
         ..Limits::default()
     };
     assert_ne!(run(1, &limits).hash, run(2, &limits).hash);
+}
+
+/// `ARCHITECTURE.md` §9.1: hosts keep their connections and notice a pause, at any moment.
+#[test]
+fn hosts_do_not_notice_a_hand_over() {
+    let limits = Limits {
+        with: Faults::default().with(Fault::Handover),
+        ..Limits::default()
+    };
+    for seed in [16, 51, 83, 113, 125] {
+        let outcome = run(seed, &limits);
+        assert!(
+            outcome.failure.is_none(),
+            "{}",
+            outcome.failure.expect("some")
+        );
+        assert!(
+            outcome.figures.faults.contains_key(&Fault::Handover),
+            "seed {seed}"
+        );
+    }
 }

@@ -93,10 +93,25 @@ impl Listening for TcpListening {
 /// # Errors
 /// The address is in use or does not exist.
 pub(super) fn bind(sim_listeners: &[Listener], address: SocketAddr) -> std::io::Result<Socket> {
+    find(sim_listeners, address)?.bind()
+}
+
+/// Another handle of the listening socket of that address.
+///
+/// # Errors
+/// The address is not bound or does not exist.
+pub(super) fn duplicate(
+    sim_listeners: &[Listener],
+    address: SocketAddr,
+) -> std::io::Result<Socket> {
+    find(sim_listeners, address)?.duplicate_socket()
+}
+
+fn find(sim_listeners: &[Listener], address: SocketAddr) -> std::io::Result<&Listener> {
     let mut sim_listeners = sim_listeners.iter().enumerate();
     let found = sim_listeners.find(|(number, _)| tcp_address(*number) == address);
     let (_, listener) = found.ok_or(std::io::ErrorKind::AddrNotAvailable)?;
-    listener.bind()
+    Ok(listener)
 }
 
 /// The port settings of a TCP listener.

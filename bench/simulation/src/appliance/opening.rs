@@ -89,9 +89,9 @@ impl Opener for Disks {
                 if ram.take_open_failure() {
                     return Err("there is no memory for it just now".into());
                 }
-                let (memory, device) = ram.open(name, size.bytes(), device.read_only)?;
-                let content = Content::Volatile(Uuid::from_u128(ram.draw_content()));
-                Ok(Some(Opened::memory(memory, device, content)))
+                let open = ram.open(name, size.bytes(), device.read_only)?;
+                let content = Content::Volatile(Uuid::from_u128(open.content));
+                Ok(Some(Opened::memory(open.memory, open.device, content)))
             }
         }
     }

@@ -349,6 +349,7 @@ impl Host {
         outstanding: &Outstanding,
     ) -> Option<Nanos> {
         let mut since = outstanding.issued_at.max(connection.queue.disturbed_until);
+        since = since.max(env.held_until);
         if env.swarm.faults.has(Fault::Paths) {
             since = since.max(self.greedy_until);
         }

@@ -84,7 +84,8 @@ impl Operator {
 impl World {
     /// Sometimes changes the state of a path.
     pub(super) fn operate(&mut self) -> Result<(), Violation> {
-        if !self.env.swarm.faults.has(Fault::Ana) {
+        // An upgrade refuses changes by operators.
+        if !self.env.swarm.faults.has(Fault::Ana) || self.is_handing_over {
             return Ok(());
         }
         self.return_access(self.env.time.now())?;

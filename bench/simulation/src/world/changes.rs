@@ -1,6 +1,7 @@
 //! Configuration changes during operation: the appliance's own code determines and performs the
 //! steps, and events continue whenever it waits.
 
+mod handing_over;
 mod kinds;
 
 use std::cell::Cell;
@@ -149,7 +150,8 @@ impl World {
         self.follow_ana_states()?;
         self.note_condition();
         self.look_for_growth()?;
-        let more = self.event < self.env.swarm.events;
+        // Events can take seconds, and hosts wait during a hand-over.
+        let more = self.event < self.env.swarm.events && !self.is_handing_over;
         if more && self.change_random.permille(EVENTS_PERMILLE) {
             self.event += 1;
             self.env.figures.events += 1;

@@ -203,6 +203,7 @@ impl World {
             | Fault::Mask
             | Fault::Chap
             | Fault::ChapMisuse
+            | Fault::Handover
             | Fault::Stuck
             | Fault::Tight => return Ok(()),
             Fault::Hang => self.strike_drive(disk, Mishap::Hang),
