@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use hugemem::Lease;
 use nvme_authentication::{Action, Authenticated, Failure, Group, Hash};
-use nvme_handover::{ControllerRecord, QueueRecord};
+use nvme_handover::QueueRecord;
 use nvme_spec::authentication::{GroupId, HashId};
 use nvme_spec::fabrics::FabricsType;
 use nvme_spec::{Sqe, Status};
@@ -94,22 +94,13 @@ impl TargetCore {
         queue.session = Some(new_session(queue, settings, now));
     }
 
-    /// How the host of a queue of an earlier process was authenticated. Refuses one that has to
-    /// authenticate itself and has not.
+    /// How the host of a queue of an earlier process was authenticated; `None` if it was not.
     pub(super) fn restored_authentication(
-        &self,
-        owner: &ControllerRecord,
         record: &QueueRecord,
         exported_at: Nanos,
     ) -> Result<Option<QueueAuthentication>, &'static str> {
         let Some(authenticated) = &record.authentication else {
-            let subsystem = self.view.find(&owner.subsystem_nqn);
-            let settings = subsystem
-                .and_then(|(slot, _)| self.view.host_authentication(slot, &owner.host_nqn));
-            return match settings {
-                Some(settings) if settings.required => Err("its host has to authenticate itself"),
-                _ => Ok(None),
-            };
+            return Ok(None);
         };
         let hash = Hash::from_id(HashId(authenticated.hash));
         let group = Group::from_id(GroupId(authenticated.group));

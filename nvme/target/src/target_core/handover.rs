@@ -237,7 +237,7 @@ impl TargetCore {
             return Err("there are too few execution slots");
         }
         let exported_at = Nanos(state.target.exported_at_ns);
-        let authentication = self.restored_authentication(owner, record, exported_at)?;
+        let authentication = Self::restored_authentication(record, exported_at)?;
         let share_holder = ShareHolder::restored(&owner.host_nqn, record.share);
         let (kind, shared, gate) = match record.qid {
             0 => self.restore_controller(owner, slot, new_tag, exported_at, now)?,
@@ -264,8 +264,10 @@ impl TargetCore {
             peer_address: owner.host_address,
         };
         let mut queue = Queue::new(shared, gate, &setup);
-        if let Some(authentication) = authentication {
-            queue.continue_authenticated(authentication);
+        match authentication {
+            Some(authentication) => queue.continue_authenticated(authentication),
+            // A transaction that had begun is not continued: its host begins a new one.
+            None => self.prepare_authentication(&mut queue, now),
         }
         queue.continue_from(record.sq_head, record.log_allowance);
         if queue.log_allowance < LOGGED_ERRORS_MAX && self.log_refill_at.is_none() {
@@ -276,6 +278,7 @@ impl TargetCore {
         }
         let inserted = self.insert_queue(queue, &setup);
         let inserted = inserted.map_err(|_| "there is no free queue")?;
+        self.watch_authentication(slot);
         self.reserved.take(&share_holder, slot_quota);
         self.counters.queues.set(self.queues.len() as u64);
         Ok(inserted)

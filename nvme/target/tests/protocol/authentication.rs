@@ -760,10 +760,10 @@ fn nothing_prints_a_secret() {
     assert!(shown.contains("old") && !shown.contains("1, 1"), "{shown}");
 }
 
-/// Hand-over keeps authenticated hosts, and refuses those that have not authenticated themselves.
+/// Hand-over keeps authenticated hosts.
 #[test]
-fn a_new_process_continues_authenticated_queues_only() {
-    use crate::handover::{export, hand_over, restore_queues, successor};
+fn a_new_process_continues_authenticated_queues() {
+    use crate::handover::hand_over;
 
     let mut world = world(required());
     let (admin, io) = authenticated(&mut world);
@@ -778,14 +778,31 @@ fn a_new_process_continues_authenticated_queues_only() {
     );
     let io = next.links[1];
     authenticate(&mut next.world, io, &mut host(2, None, &[Group::Null])).unwrap();
+}
 
-    // A queue that has not finished, and a configuration that requires more than before.
-    for settings in [Some(required()), None] {
+/// A host that has not authenticated itself does not prevent a hand-over, and gains nothing by it: a
+/// queue that has not begun, one whose transaction has, and one whose host has to since the hand-over.
+#[test]
+fn hosts_authenticate_themselves_to_a_new_process() {
+    use crate::handover::{export, restore_queues, successor};
+
+    for (settings, has_begun) in [
+        (Some(required()), false),
+        (Some(required()), true),
+        (None, false),
+    ] {
         let mut world = match &settings {
             Some(required) => self::world(required.clone()),
             None => World::new(),
         };
-        self::admin(&mut world);
+        let link = self::admin(&mut world);
+        if has_begun {
+            let begun = host(1, None, &[Group::Null]).start(TRANSACTION, 0);
+            let Action::Send(message) = begun else {
+                panic!("the host does not begin");
+            };
+            send(&mut world, link, &message);
+        }
         world.settle();
         let state = export(&world);
         let mut next = successor(&world, |config| {
@@ -793,11 +810,36 @@ fn a_new_process_continues_authenticated_queues_only() {
             config.subsystems[0].authentication = [required].into();
         });
         next.target.restore(&state).unwrap();
-        let refused = restore_queues(&mut next, &state).map(drop).unwrap_err();
-        assert!(
-            refused.to_string().contains("has to authenticate itself"),
-            "{refused}"
-        );
-        assert!(next.target.snapshot().controllers.is_empty());
+        let (links, _) = restore_queues(&mut next, &state).unwrap();
+        let link = links[&(link.info.controller_id, 0)];
+        next.settle();
+        next.command(link, Sqe::keep_alive())
+            .is(AUTHENTICATION_REQUIRED);
+        authenticate(&mut next, link, &mut host(1, None, &[Group::Null])).unwrap();
+        next.set_cc(link, Cc::enabled_nvm());
+        next.command(link, Sqe::keep_alive()).ok();
     }
+}
+
+/// The time to authenticate begins anew in a new process, and ends.
+#[test]
+fn a_host_that_does_not_authenticate_loses_its_connection_in_a_new_process() {
+    use crate::handover::hand_over;
+
+    let mut world = world(required());
+    let call = ConnectOptions {
+        kato_ms: 5000,
+        ..ConnectOptions::default()
+    };
+    let link = world.connect(0, &call);
+    world.advance(Nanos::from_secs(4));
+    let mut next = hand_over(world, &[link], Nanos::from_millis(5)).world;
+    next.advance(Nanos::from_millis(4999));
+    assert_eq!(next.closes(0), []);
+    next.advance(Nanos::from_millis(1));
+    let reasons = next.close_reasons(0);
+    assert!(
+        reasons.contains(&CloseReason::AuthenticationFailed),
+        "{reasons:?}"
+    );
 }
