@@ -12,6 +12,7 @@ use nvme_tcp::SocketStream;
 use reactors::Clock as _;
 
 use super::{Appliance, with_watchdog};
+use crate::change_gate::ClosedGate;
 use crate::error::{Failure, with_causes};
 use crate::event_loop::{EventLoop, aside};
 use crate::handover::{
@@ -26,9 +27,11 @@ use crate::watchdog_loop::WatchdogLoop;
 
 /// Time in which connections that were accepted before reach their reactors.
 const ACCEPTED_TIME: Duration = Duration::from_millis(20);
+/// Time in which changes by operators have to complete.
+const CHANGES_TIME_MAX: Duration = Duration::from_secs(5);
 /// Time in which requests in flight have to complete. Hosts wait meanwhile.
 const QUIET_TIME_MAX: Duration = Duration::from_secs(5);
-/// Time between two attempts to export the state.
+/// Time between two attempts to close the gate or to export the state.
 const EXPORT_INTERVAL: Duration = Duration::from_micros(200);
 
 /// Which process serves after a hand-over.
@@ -124,11 +127,14 @@ impl Appliance {
         if dry_run {
             return Ok(answer);
         }
+        // The target does not change any more: the new process would not know of it.
+        let gate = self.close_change_gate(&mut event_loop)?;
         self.tcp.set_paused(true);
         thread::sleep(ACCEPTED_TIME);
         let began = Instant::now();
         match self.pass_on(&mut successor, &mut event_loop) {
             Ok(connections) => {
+                gate.stay_closed();
                 answer.pid = Some(successor.pid());
                 answer.connections = connections as u64;
                 let pause = began.elapsed().as_micros();
@@ -218,6 +224,21 @@ impl Appliance {
         Ok(outcome?)
     }
 
+    /// Waits for changes by operators that are in progress, and refuses others. Hosts do not wait
+    /// meanwhile.
+    fn close_change_gate(&self, event_loop: &mut dyn EventLoop) -> Result<ClosedGate, Failure> {
+        let gate = self.reconciler.running().change_gate.clone();
+        let deadline = Instant::now() + CHANGES_TIME_MAX;
+        loop {
+            match gate.close() {
+                Ok(closed) => return Ok(closed),
+                Err(error) if Instant::now() >= deadline => return Err(error.into()),
+                Err(_) => thread::sleep(EXPORT_INTERVAL),
+            }
+            event_loop.run_once();
+        }
+    }
+
     /// Holds the hosts' connections and passes them to the new process, which then serves. Returns
     /// their number. After an error, the connections are to be resumed.
     fn pass_on(
@@ -225,9 +246,6 @@ impl Appliance {
         successor: &mut Successor,
         event_loop: &mut dyn EventLoop,
     ) -> Result<usize, Failure> {
-        let running = self.reconciler.running();
-        // The target does not change any more: the new process would not know of it.
-        let gate = running.change_gate.close()?;
         let (mut state, sockets) = self.export_when_quiet(event_loop)?;
         state.target = self.target.export(self.reactors.clock().now())?;
         let bytes = nvme_handover_format::encode(&state)?;
@@ -239,7 +257,6 @@ impl Appliance {
         })?;
         restored?;
         successor.serve()?;
-        gate.stay_closed();
         Ok(sockets.len())
     }
 
