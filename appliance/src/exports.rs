@@ -14,7 +14,6 @@ use nvme_target::{
     AnaPath, CONTROLLER_IDS, DeviceIndex, NamespaceConfig, NamespaceMask, PortConfig, PortId,
     PortSecurity, SubsystemConfig, TargetConfig, TargetLimits, TransportKind,
 };
-
 use reactors::Nanos;
 
 use crate::devices::Devices;

@@ -207,15 +207,7 @@ fn changes_and_refusals_leave_audit_records() {
 #[test]
 fn one_configuration_is_applied_at_a_time() {
     let lab = Lab::new("4s");
-    let connect = || RawClient::connect(lab.windlass.address(), LIMIT).expect("it listens");
-    let (mut admin, mut io) = (connect(), connect());
-    let names = Names {
-        host: "nqn.2026-11.org.example:host".to_owned(),
-        host_id: [9; 16],
-        subsystem: "nqn.2026-11.org.windlass:test".to_owned(),
-    };
-    let cntlid = admin.open_admin(&names).expect("any host may attach");
-    io.open_io(&names, cntlid, 1).expect("queue 1 is free");
+    let (admin, mut io) = attach(&lab);
     let write = Sqe::write(1, 0, 0, false).with_cid(9);
     let write = write.with_sgl(SglDescriptor::transport(512));
     io.send_capsule(write, &[]).expect("connected");
@@ -255,11 +247,16 @@ fn one_configuration_is_applied_at_a_time() {
 }
 
 /// A host of [`RAM_ON_LOOPBACK`]: its admin queue, which has to stay open, and an I/O queue.
-fn attach(lab: &Lab, names: &Names) -> (RawClient, RawClient) {
+fn attach(lab: &Lab) -> (RawClient, RawClient) {
+    let names = Names {
+        host: "nqn.2026-11.org.example:host".to_owned(),
+        host_id: [9; 16],
+        subsystem: "nqn.2026-11.org.windlass:test".to_owned(),
+    };
     let connect = || RawClient::connect(lab.windlass.address(), LIMIT).expect("it listens");
     let (mut admin, mut io) = (connect(), connect());
-    let cntlid = admin.open_admin(names).expect("any host may attach");
-    io.open_io(names, cntlid, 1).expect("queue 1 is free");
+    let cntlid = admin.open_admin(&names).expect("any host may attach");
+    io.open_io(&names, cntlid, 1).expect("queue 1 is free");
     (admin, io)
 }
 
@@ -269,12 +266,7 @@ fn attach(lab: &Lab, names: &Names) -> (RawClient, RawClient) {
 fn rate_limits_change_without_a_reconnection() {
     const COMMANDS: u32 = 12;
     let lab = Lab::new("10s");
-    let names = Names {
-        host: "nqn.2026-11.org.example:host".to_owned(),
-        host_id: [9; 16],
-        subsystem: "nqn.2026-11.org.windlass:test".to_owned(),
-    };
-    let (_admin, mut io) = attach(&lab, &names);
+    let (_admin, mut io) = attach(&lab);
     let limit = "\n[[rate_limit]]\nhost = \"nqn.2026-11.org.example:host\"\niops = 20\n";
     lab.write(&(lab.base.clone() + limit));
     let step =

@@ -395,14 +395,14 @@ impl Config {
     /// Empty if both are equivalent; the order of sections is irrelevant.
     pub fn difference(&self, wanted: &Config) -> Vec<Step> {
         let mut steps = restarts(self, wanted);
-        let kept = self.kept_rate_limits(wanted);
-        if kept != self.rate_limits {
-            steps.push(Step::ChangeRateLimits(kept.clone()));
-        }
         let comparison = Comparison {
             running: self,
             wanted,
         };
+        let kept = comparison.kept_rate_limits();
+        if kept != self.rate_limits {
+            steps.push(Step::ChangeRateLimits(kept.clone()));
+        }
         for export in &self.exports {
             comparison.push_removals(export, &mut steps);
         }
@@ -437,7 +437,7 @@ impl Config {
                 steps.push(Step::RemoveKey(key.name.clone()));
             }
         }
-        if !is_permutation(&kept, &wanted.rate_limits) {
+        if !same_entries(&kept, &wanted.rate_limits) {
             steps.push(Step::ChangeRateLimits(wanted.rate_limits.clone()));
         }
         let deadline = wanted.appliance.shutdown_deadline;
@@ -449,20 +449,6 @@ impl Config {
             steps.push(Step::ChangeControllers(controllers));
         }
         steps
-    }
-
-    /// The rate limits without those of devices and exports that are removed or replaced.
-    fn kept_rate_limits(&self, wanted: &Config) -> Vec<RateLimit> {
-        let comparison = Comparison {
-            running: self,
-            wanted,
-        };
-        let is_kept = |limit: &&RateLimit| match &limit.scope {
-            RateScope::Device(device) => comparison.keeps_device(device),
-            RateScope::Host(_) => true,
-            RateScope::HostAt { export, .. } => wanted.export(export).is_some(),
-        };
-        self.rate_limits.iter().filter(is_kept).cloned().collect()
     }
 
     /// This configuration, with the keys that take a restart as they are in `running`.
@@ -479,11 +465,6 @@ impl Config {
     }
 }
 
-/// Whether both have the same limits, each once.
-fn is_permutation(some: &[RateLimit], others: &[RateLimit]) -> bool {
-    some.len() == others.len() && some.iter().all(|limit| others.contains(limit))
-}
-
 /// Two configurations and what stays from the first to the second.
 struct Comparison<'c> {
     running: &'c Config,
@@ -495,6 +476,17 @@ impl Comparison<'_> {
     fn keeps_device(&self, name: &Name) -> bool {
         let pair = self.running.device(name).zip(self.wanted.device(name));
         pair.is_some_and(|(now, then)| now == then || is_growth(now, then))
+    }
+
+    /// The rate limits without those of devices and exports that are removed or replaced.
+    fn kept_rate_limits(&self) -> Vec<RateLimit> {
+        let is_kept = |limit: &&RateLimit| match &limit.scope {
+            RateScope::Device(device) => self.keeps_device(device),
+            RateScope::Host(_) => true,
+            RateScope::HostAt { export, .. } => self.wanted.export(export).is_some(),
+        };
+        let limits = self.running.rate_limits.iter();
+        limits.filter(is_kept).cloned().collect()
     }
 
     /// Whether the listener stays bound; its settings may change.
@@ -703,8 +695,7 @@ fn keeps_disk(export: &Export, namespace: &Namespace) -> bool {
 
 /// Whether the hosts of both authenticate themselves in the same way, whatever the order of hosts.
 fn same_authentication(one: &Export, other: &Export) -> bool {
-    let (one, other) = (&one.authentication, &other.authentication);
-    one.len() == other.len() && one.iter().all(|host| other.contains(host))
+    same_entries(&one.authentication, &other.authentication)
 }
 
 /// Whether a host that may attach the running export, `now`, without authentication or TLS has to
@@ -719,7 +710,7 @@ fn requires_more(now: &Export, then: &Export) -> bool {
 }
 
 /// Whether both have the same entries, in any order.
-fn same_entries(one: &[AnaEntry], other: &[AnaEntry]) -> bool {
+fn same_entries<T: PartialEq>(one: &[T], other: &[T]) -> bool {
     one.len() == other.len() && one.iter().all(|entry| other.contains(entry))
 }
 

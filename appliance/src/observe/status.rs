@@ -1,6 +1,6 @@
 //! Converts an observation to the response of `GET /api/v1/status`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::UNIX_EPOCH;
 
 use appliance_config::{Config, Device, Export, Key, Listener, Name};
@@ -99,10 +99,11 @@ impl Observation {
     /// The rate limits, with what the target has delayed by those that it has.
     fn rate_limits(&self) -> Vec<RateLimitStatus> {
         let device = |name: &Name| self.device(name.as_str()).map(|seen| seen.place);
+        let all = self.rate_limits.iter().map(|seen| (&seen.limit, seen));
+        let all: HashMap<_, _> = all.collect();
         let limits = self.config.rate_limits.iter().map(|limit| {
             let wanted = rate_limit(limit, device);
-            let mut all = self.rate_limits.iter();
-            let seen = wanted.and_then(|wanted| all.find(|seen| seen.limit == wanted));
+            let seen = wanted.and_then(|wanted| all.get(&wanted).copied());
             RateLimitStatus::read(RateLimitInput { limit, seen })
         });
         limits.collect()

@@ -140,7 +140,7 @@ pub trait Requests<Cx: RequestContext>: Connection {
         let Some(queue) = self.queue() else { return };
         if let Some(status) = released.refused {
             let response = cx.core().reject(queue, work, status);
-            let done = Completed::refused(released.tag, response);
+            let done = Completed::without_data(released.tag, response);
             return self.respond(cx, slot, done);
         }
         match (lease, work.is_copy()) {

@@ -2,7 +2,8 @@
 //! states of requests.
 //!
 //! ```text
-//! Free → AwaitingRate → AwaitingBuffer → AwaitingFetch ⇄ FetchingData → Executing (or Held) → Responding → Free
+//! Free → AwaitingRate → AwaitingBuffer → AwaitingFetch ⇄ FetchingData → Executing (or Held)
+//!      → Responding → Free
 //! ```
 //!
 //! [`Requests::step`](crate::Requests::step) performs the transitions of requests that wait; this

@@ -416,10 +416,10 @@ pub enum Admission {
     Held,
     /// Ready to be executed, after its data was moved.
     Work(Work),
-    /// The same for a Copy: [`TargetCore::admitted_copy`](crate::TargetCore::admitted_copy) returns
+    /// The same for a Copy: [`TargetCore::take_set_aside`](crate::TargetCore::take_set_aside) returns
     /// the work. Its lease has room for [`Work::lease_bytes`], and a length of [`Work::bytes`].
     Copy,
-    /// A rate limit is used up: [`TargetCore::throttled`](crate::TargetCore::throttled) returns the
+    /// A rate limit is used up: [`TargetCore::take_set_aside`](crate::TargetCore::take_set_aside) returns the
     /// work, which waits after [`TargetCore::await_rate`](crate::TargetCore::await_rate).
     Throttled,
 }
@@ -441,13 +441,8 @@ pub struct Completed {
 }
 
 impl Completed {
-    /// The completion of a command that was [rejected](crate::TargetCore::reject) after a wait.
-    pub const fn refused(tag: u64, response: Cqe) -> Self {
-        Self::without_data(tag, response)
-    }
-
     /// A completion without data.
-    pub(crate) const fn without_data(tag: u64, response: Cqe) -> Self {
+    pub const fn without_data(tag: u64, response: Cqe) -> Self {
         Self {
             tag,
             response,

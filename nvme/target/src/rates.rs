@@ -32,7 +32,7 @@ pub enum RateScope {
 }
 
 /// A rate limit. Commands above it wait.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RateLimit {
     /// The commands that are counted together.
     pub scope: RateScope,

@@ -81,7 +81,6 @@ fn connect(appliance: &Appliance, chap: Option<(u8, Option<u8>)>) -> Result<Cont
     Controller::connect(options(address(appliance, "steady"), chap))
 }
 
-/// Whether the controller still executes commands.
 #[test]
 fn hosts_authenticate_with_the_configured_keys_on_every_queue() {
     let folder = Folder::new();

@@ -54,6 +54,7 @@ pub(super) fn io_queue(controller: &mut Controller) -> (Pool, IoQueue) {
     (pool, queue.expect("a queue"))
 }
 
+/// Whether the controller still executes commands.
 pub(super) fn is_alive(controller: &mut Controller) -> bool {
     controller.namespaces().is_ok()
 }

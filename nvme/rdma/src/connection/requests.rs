@@ -82,7 +82,7 @@ impl<P: Provider> Connection<P> {
         queue: QueueId,
         slot: u16,
     ) {
-        let Some(work) = cx.core.admitted_copy() else {
+        let Some(work) = cx.core.take_set_aside() else {
             return;
         };
         match self.locate(cx, receives, capsule, slot, &work) {
@@ -104,7 +104,7 @@ impl<P: Provider> Connection<P> {
         queue: QueueId,
         slot: u16,
     ) {
-        let Some(work) = cx.core.throttled() else {
+        let Some(work) = cx.core.take_set_aside() else {
             return;
         };
         match self.locate(cx, receives, capsule, slot, &work) {

@@ -82,16 +82,10 @@ impl TargetCore {
         }
     }
 
-    /// The work of the Copy that [`admit`](Self::admit) has just admitted; `None` otherwise.
+    /// The work of the Copy that [`admit`](Self::admit) has just admitted, or of the command that it
+    /// has just found to be throttled; `None` otherwise.
     #[cold]
-    pub fn admitted_copy(&mut self) -> Option<Work> {
-        self.set_aside.take()
-    }
-
-    /// The work of the command that [`admit`](Self::admit) has just found to be throttled; `None`
-    /// otherwise.
-    #[cold]
-    pub fn throttled(&mut self) -> Option<Work> {
+    pub fn take_set_aside(&mut self) -> Option<Work> {
         self.set_aside.take()
     }
 

@@ -42,7 +42,7 @@ fn issue(node: &mut Node, io: Link, index: usize, now: reactors::Nanos) -> bool 
         Admission::Held => return false,
         Admission::Work(work) => work,
         Admission::Throttled => panic!("no rate is limited"),
-        Admission::Copy => node.core.admitted_copy().expect("just admitted"),
+        Admission::Copy => node.core.take_set_aside().expect("just admitted"),
     };
     let lease = work.needs_lease().then(|| {
         let mut lease = node

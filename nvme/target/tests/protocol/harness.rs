@@ -751,14 +751,14 @@ impl World {
             Admission::Held => Err(tag),
             Admission::Work(work) => self.execute(link, tag, work, data).ok_or(tag),
             Admission::Throttled => {
-                let work = core.throttled().expect("just admitted");
+                let work = core.take_set_aside().expect("just admitted");
                 core.await_rate(link.queue, tag, &work, true, now);
                 let node = &mut self.nodes[link.node];
                 node.throttled.push((tag, link, work, data.to_vec()));
                 Err(tag)
             }
             Admission::Copy => {
-                let work = core.admitted_copy().expect("just admitted");
+                let work = core.take_set_aside().expect("just admitted");
                 self.execute(link, tag, work, data).ok_or(tag)
             }
         }
@@ -840,7 +840,7 @@ impl World {
             let (tag, link, work, data) = throttled.remove(place);
             if let Some(status) = released.refused {
                 let response = self.nodes[node].core.reject(link.queue, work, status);
-                let done = Completed::refused(tag, response);
+                let done = Completed::without_data(tag, response);
                 self.nodes[node].done.push(done);
             } else if let Some(done) = self.execute_any(link, tag, work, &data) {
                 self.nodes[node].done.push(done);

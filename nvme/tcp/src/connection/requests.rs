@@ -146,6 +146,26 @@ impl<S: ByteStream> Connection<S> {
         Ok(())
     }
 
+    /// The work that the target core has set aside, unless the data in its capsule is invalid: the
+    /// command is refused then.
+    #[cold]
+    fn take_set_aside(
+        &mut self,
+        cx: &mut Context<'_>,
+        queue: QueueId,
+        slot: u16,
+        payload: Option<Payload>,
+    ) -> Option<Work> {
+        let work = cx.core.take_set_aside()?;
+        let Some(status) = in_capsule_fault(&work, payload) else {
+            return Some(work);
+        };
+        self.expect_payload(Sink::Discard, payload);
+        let response = cx.core.reject(queue, work, status);
+        self.queue_response(cx, slot, &response, Timing::NONE, None);
+        None
+    }
+
     /// Begins a Copy that was admitted.
     #[cold]
     fn admit_copy(
@@ -155,14 +175,9 @@ impl<S: ByteStream> Connection<S> {
         slot: u16,
         payload: Option<Payload>,
     ) {
-        let Some(work) = cx.core.admitted_copy() else {
+        let Some(work) = self.take_set_aside(cx, queue, slot, payload) else {
             return;
         };
-        if let Some(status) = in_capsule_fault(&work, payload) {
-            self.expect_payload(Sink::Discard, payload);
-            let response = cx.core.reject(queue, work, status);
-            return self.queue_response(cx, slot, &response, Timing::NONE, None);
-        }
         match work.source() {
             DataSource::InCapsule { .. } => {
                 // The list has a small lease of its own. If the stream waited for the large one, and
@@ -186,14 +201,9 @@ impl<S: ByteStream> Connection<S> {
         slot: u16,
         payload: Option<Payload>,
     ) {
-        let Some(work) = cx.core.throttled() else {
+        let Some(work) = self.take_set_aside(cx, queue, slot, payload) else {
             return;
         };
-        if let Some(status) = in_capsule_fault(&work, payload) {
-            self.expect_payload(Sink::Discard, payload);
-            let response = cx.core.reject(queue, work, status);
-            return self.queue_response(cx, slot, &response, Timing::NONE, None);
-        }
         let is_in_capsule = matches!(
             (work.direction(), work.source()),
             (Direction::FromHost, DataSource::InCapsule { .. })
