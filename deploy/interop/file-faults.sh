@@ -5,6 +5,7 @@
 # an operator reopens the device.
 . "$(dirname "$0")/lib/guest.sh"
 . "$(dirname "$0")/lib/drives.sh"
+. "$(dirname "$0")/lib/hosts.sh"
 
 block=4096
 # Status values in nvme-cli's form: status code type and code (Base 2.1 §4.2.3, NVM 1.1 §3.2.1).
@@ -15,8 +16,6 @@ read_error='Unrecovered Read Error'
 
 # A second export, which two hosts share.
 once_nqn=$INTEROP_NQN:once
-host_a=nqn.2026-11.org.example:host-a
-host_b=nqn.2026-11.org.example:host-b
 
 configure_faulty() {
   configure_export '"full", "frozen", "broken"' <<END
@@ -193,8 +192,8 @@ flush() { nvme flush "$1" -n 1 2>&1; }
 once() {
   local knobs=/sys/bus/pseudo/drivers/scsi_debug a b disk number
   say "one failed sync"
-  a=$(attach "$once_nqn" "$host_a" 11111111-1111-4111-8111-111111111111)
-  b=$(attach "$once_nqn" "$host_b" 22222222-2222-4222-8222-222222222222)
+  a=$(attach "$once_nqn" $host_a $id_a)
+  b=$(attach "$once_nqn" $host_b $id_b)
   say "host A has $a, host B has $b"
   for number in $(seq 0 5); do succeeds put "$a" "$number"; done
   for disk in "$a" "$b"; do succeeds flush "$disk"; done
@@ -225,10 +224,7 @@ once() {
   show nvme disconnect -n "$once_nqn"
 }
 
-# The module may be loaded already.
-modprobe -r nvme_tcp nvme nvme_fabrics nvme_core 2> /dev/null || true
-modprobe nvme_core multipath=N
-[ "$(cat /sys/module/nvme_core/parameters/multipath)" = N ] || fail "multipath cannot be turned off"
+without_multipath
 begin
 mkdir -p /srv/full /srv/frozen /srv/broken /srv/once
 show mount -t tmpfs -o size=12m none /srv/full

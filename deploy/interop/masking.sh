@@ -5,11 +5,8 @@
 # connected, and the other host is neither notified nor disturbed.
 . "$(dirname "$0")/lib/guest.sh"
 . "$(dirname "$0")/lib/drives.sh"
+. "$(dirname "$0")/lib/hosts.sh"
 
-host_a=nqn.2026-11.org.example:host-a
-host_b=nqn.2026-11.org.example:host-b
-id_a=11111111-1111-4111-8111-111111111111
-id_b=22222222-2222-4222-8222-222222222222
 # The namespace identifiers of the devices, and one that the export does not have.
 vol0=1 vol1=2 vol2=3 absent=9
 # The masks of the hosts.
@@ -377,10 +374,7 @@ no_namespace_and_all() {
   is_notified "$b"
 }
 
-# One kernel cannot have two hosts with multipath, which would take them for two paths of one.
-modprobe -r nvme_tcp nvme nvme_fabrics nvme_core 2> /dev/null || true
-modprobe nvme_core multipath=N
-[ "$(cat /sys/module/nvme_core/parameters/multipath)" = N ] || fail "multipath cannot be turned off"
+without_multipath
 begin
 configure_masks
 show cat $config

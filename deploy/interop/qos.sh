@@ -4,11 +4,8 @@
 # goes on as before, no command fails, and both verify their data under limits.
 . "$(dirname "$0")/lib/guest.sh"
 . "$(dirname "$0")/lib/drives.sh"
+. "$(dirname "$0")/lib/hosts.sh"
 
-host_a=nqn.2026-11.org.example:host-a
-host_b=nqn.2026-11.org.example:host-b
-id_a=11111111-1111-4111-8111-111111111111
-id_b=22222222-2222-4222-8222-222222222222
 burst='burst = "100ms"'
 # The time of a measurement in seconds. The one before it uses up the burst.
 time_s=10 before_s=2
@@ -19,27 +16,13 @@ configure_limits() {
     printf '\n[[device]]\nname = "%s"\ntype = "memory"\nsize = "32MiB"\n' vol0
     printf '\n[[device]]\nname = "%s"\ntype = "memory"\nsize = "32MiB"\n' vol1
     printf '%s\n' "$@"
-  } | configure_export '"vol0", "vol1"' "hosts = [\"$host_a\", \"$host_b\"]" "masks = [" \
-    "  { hosts = [\"$host_a\"], devices = [\"vol0\"] }," \
-    "  { hosts = [\"$host_b\"], devices = [\"vol1\"] }," "]"
+  } | configure_export '"vol0", "vol1"' "hosts = [\"$host_a\", \"$host_b\"]"
 }
 
 # apply LINE…: applies these limits only.
 apply() {
   configure_limits "$@"
   show windlass apply --socket $control
-}
-
-# disk_of HOST: the disk of that host.
-disk_of() {
-  local place disk
-  for place in /sys/class/nvme/nvme*; do
-    [ "$(cat "$place/hostnqn" 2> /dev/null)" = "$1" ] || continue
-    for disk in "$place/${place##*/}"n*; do
-      [ -e "$disk" ] && echo "/dev/${disk##*/}" && return
-    done
-  done
-  return 1
 }
 
 # load NAME DISK OPTION…: loads a disk. The JSON of fio is in /tmp/NAME.json.
@@ -73,17 +56,16 @@ both() {
 
 limits_status() { windlass status --json --socket $control | jq -c '.rate_limits'; }
 
-modprobe -r nvme_tcp nvme nvme_fabrics nvme_core 2> /dev/null || true
-modprobe nvme_core multipath=N
+without_multipath
 begin
 configure_limits
 show windlass check $config
 start
-show nvme connect "${at_target[@]}" -n "$INTEROP_NQN" --hostnqn=$host_a --hostid=$id_a
-show nvme connect "${at_target[@]}" -n "$INTEROP_NQN" --hostnqn=$host_b --hostid=$id_b
-eventually 60 disk_of $host_a
-eventually 60 disk_of $host_b
-disk_a=$(disk_of $host_a) disk_b=$(disk_of $host_b)
+disk_a=$(attach "$INTEROP_NQN" $host_a $id_a)
+disk_b=$(attach "$INTEROP_NQN" $host_b $id_b)
+# Each host has both disks.
+disk_b=${disk_b%n1}n2
+eventually 60 test -e "$disk_b"
 say "host A has $disk_a, host B has $disk_b"
 
 say "without limits"

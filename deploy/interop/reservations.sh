@@ -4,12 +4,9 @@
 # an operator evicts hosts and clears reservations.
 . "$(dirname "$0")/lib/guest.sh"
 . "$(dirname "$0")/lib/drives.sh"
+. "$(dirname "$0")/lib/hosts.sh"
 
 export STATE_DIRECTORY=/tmp/windlass.state
-host_a=nqn.2026-11.org.example:host-a
-host_b=nqn.2026-11.org.example:host-b
-id_a=11111111-1111-4111-8111-111111111111
-id_b=22222222-2222-4222-8222-222222222222
 key_a=0xa11ce
 key_b=0xb0b
 # Write Exclusive (Base 2.1 §7.5).
@@ -147,10 +144,7 @@ operators_fence() {
   reports "$b" ".rtype == 0 and .regctl == 0"
 }
 
-# The module may be loaded already.
-modprobe -r nvme_tcp nvme nvme_fabrics nvme_core 2> /dev/null || true
-modprobe nvme_core multipath=N
-[ "$(cat /sys/module/nvme_core/parameters/multipath)" = N ] || fail "multipath cannot be turned off"
+without_multipath
 begin
 mkdir -p $STATE_DIRECTORY
 configure_shared

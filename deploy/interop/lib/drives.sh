@@ -121,6 +121,11 @@ stop() {
   cat /tmp/windlass.log
 }
 
+# expect_secret WHAT TEXT: the appliance has not printed TEXT.
+expect_secret() {
+  if grep -qF -- "$2" /tmp/windlass.log /tmp/windlass.out; then fail "the log has $1"; fi
+}
+
 # said TEXT: whether the appliance has printed TEXT since its start.
 said() { grep -qF -- "$1" /tmp/windlass.log; }
 
