@@ -19,6 +19,7 @@ use nvme_handover::{
 use nvme_spec::nqn::DISCOVERY_NQN;
 use reactors::Nanos;
 
+use crate::ana::AnaState;
 use crate::config::{DEVICES_MAX, MaskedAccess, PortConfig, PortId, PortSecurity, TransportKind};
 use crate::controller::handover as controller;
 use crate::interface::TransportId;
@@ -243,13 +244,19 @@ fn subsystem_record(subsystem: &SubsystemView, view: &TargetView) -> SubsystemRe
 /// What differs between two records of a subsystem, if anything.
 fn difference(known: &SubsystemRecord, found: &SubsystemRecord) -> Option<&'static str> {
     let identity = |it: &SubsystemRecord| (it.serial.clone(), it.model.clone());
+    // An operator may have set the state that groups have by default.
+    let is_default = |it: &&AnaRecord| it.state == AnaState::default().name();
+    let ana_states = |it: &SubsystemRecord| -> Vec<AnaRecord> {
+        let all = it.ana_states.iter();
+        all.filter(|it| !is_default(it)).cloned().collect()
+    };
     if identity(known) != identity(found) {
         Some("serial or model number")
     } else if known.namespaces != found.namespaces {
         Some("namespaces")
     } else if known.ports != found.ports {
         Some("listeners")
-    } else if known.ana_states != found.ana_states {
+    } else if ana_states(known) != ana_states(found) {
         Some("ANA states")
     } else if known.masks != found.masks {
         Some("masks")
@@ -372,7 +379,11 @@ impl Target {
                 table.restore(device, record, controllers)?;
             }
             let mut view = TargetView::clone(&view);
-            view.generation = state.target.discovery_generation;
+            let known = state.target.subsystems.iter().map(|it| &it.nqn);
+            let order = view.subsystems.iter().flatten().map(|it| &it.config.nqn);
+            // A host that reads the discovery log in parts has to read it again.
+            let is_reordered = u64::from(!known.eq(order));
+            view.generation = state.target.discovery_generation + is_reordered;
             self.publish_next(view);
         }
         self.notify_all();

@@ -194,6 +194,26 @@ fn assert_same(before: &[(String, Vec<u8>)], after: &[(String, Vec<u8>)]) {
     assert_eq!(before.len(), after.len());
 }
 
+/// Base 2.1 §5.1.12.3.1: a host that has read a part of the discovery log reads it again if its order
+/// is another one.
+#[test]
+fn discovery_log_in_another_order_has_another_generation() {
+    let mut world = World::new();
+    let mut added = world.target.configuration().subsystems[0].clone();
+    added.nqn += ":added";
+    world.target.add_subsystem(added).expect("a new name");
+    world.settle();
+    let state = export(&world);
+    let generation_of = |change: fn(&mut TargetConfig)| {
+        let next = successor(&world, change);
+        next.target.restore(&state).expect("the same subsystems");
+        next.target.snapshot().discovery_generation
+    };
+    let known = world.target.snapshot().discovery_generation;
+    assert_eq!(generation_of(|_| {}), known);
+    assert_eq!(generation_of(|it| it.subsystems.reverse()), known + 1);
+}
+
 fn configure_events(world: &mut World, admin: Link, events: AsyncEventConfiguration) {
     let fid = FeatureId::ASYNC_EVENT_CONFIGURATION;
     world.set_feature(admin, fid, events.into_bits()).ok();
@@ -577,6 +597,32 @@ fn ana_states_are_continued() {
     drop(changed.expect("a valid change"));
     world.settle();
     assert!(read(&mut world, links[1]).is_success());
+}
+
+/// The new target has the states of its configuration, which does not list those that groups have by
+/// default.
+#[test]
+fn ana_state_that_is_optimized_again_does_not_differ() {
+    let mut world = World::new();
+    world.ready();
+    let path = AnaPath {
+        port: TCP_PORT,
+        group: 1,
+    };
+    for state in [AnaState::Inaccessible, AnaState::Optimized] {
+        let states = BTreeMap::from([(path, state)]);
+        let changed = world.target.set_ana_states(SUBSYSTEM, &states);
+        drop(changed.expect("a valid change"));
+        world.settle();
+    }
+    let state = export(&world);
+    let configured = successor(&world, |config| config.subsystems[0].ana_states.clear());
+    assert_eq!(configured.target.check_handover(&state), Ok(()));
+    let lost = successor(&world, |config| {
+        config.subsystems[0].ana_states = [(path, AnaState::Inaccessible)].into();
+    });
+    let refused = lost.target.check_handover(&state).expect_err("it differs");
+    assert!(refused.to_string().contains("ANA states"), "{refused}");
 }
 
 /// A host with a mask sees the same part of its subsystem.
