@@ -9,7 +9,7 @@ mod opening;
 mod watched;
 
 use std::cell::RefCell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -84,6 +84,8 @@ pub struct Appliance {
     sim_listeners: Vec<SimListener>,
     /// Disks that are read-only by themselves.
     protected: Vec<usize>,
+    /// Bytes that an earlier process had not sent, which connections keep until they have sent them.
+    unsent: BTreeMap<WireId, usize>,
     time: SharedTime,
 }
 
@@ -204,6 +206,7 @@ impl Appliance {
             sent_settings: settings,
             sim_listeners: env.listeners.clone(),
             protected: protected.collect(),
+            unsent: BTreeMap::new(),
             time: time.clone(),
         })
     }
@@ -343,13 +346,17 @@ impl Appliance {
         self.arena.take_dma_violation()
     }
 
-    /// The memory that each TCP connection holds.
+    /// The memory that each TCP connection holds, apart from what an earlier process had not sent.
     #[must_use]
     pub fn held_by_connections(&self) -> Vec<(WireId, ConnectionAudit)> {
         let mut held = Vec::new();
         for transport in &self.tcp {
             let transport = transport.borrow();
-            held.extend(transport.audit().map(|(stream, it)| (stream.id(), it)));
+            held.extend(transport.audit().map(|(stream, mut it)| {
+                let unsent = self.unsent.get(&stream.id()).copied();
+                it.own_bytes = it.own_bytes.saturating_sub(unsent.unwrap_or(0));
+                (stream.id(), it)
+            }));
         }
         held
     }

@@ -98,6 +98,8 @@ pub struct Environment {
     pub network_disturbed: Nanos,
     /// Until when requests are not admitted, because of a hand-over to a new process.
     pub held_until: Nanos,
+    /// When a new process last began to serve.
+    pub handed_over: Nanos,
     /// Whether the appliance is shutting down.
     pub stopping: bool,
     /// Whether a configuration change is in progress.
@@ -168,6 +170,7 @@ impl Environment {
             occupied_at: Vec::new(),
             network_disturbed: Nanos::ZERO,
             held_until: Nanos::ZERO,
+            handed_over: Nanos::ZERO,
             stopping: false,
             changing: false,
             changed_at: Nanos::ZERO,
@@ -208,6 +211,7 @@ impl Environment {
             disk_disturbed: &self.disk_disturbed,
             memory_disturbed: self.memory_disturbed,
             held_until: self.held_until,
+            handed_over: self.handed_over,
             occupied_at: &mut self.occupied_at,
             stopping: self.stopping,
             changing: self.changing,

@@ -264,7 +264,7 @@ impl Fault {
             Fault::Copy => Some(Need::Copies),
             Fault::Mask => Some(Need::Masks),
             Fault::Chap | Fault::ChapMisuse => Some(Need::Keys),
-            Fault::Handover => Some(Need::Request),
+            Fault::Handover => Some(Need::NewProcess),
             _ => None,
         }
     }
@@ -333,8 +333,9 @@ pub(crate) enum Need {
     Masks,
     /// Keys of hosts; separate random streams for the selection and the occurrence.
     Keys,
-    /// A request ([`Limits::with`](crate::swarm::Limits::with)); no seed selects it.
-    Request,
+    /// A process that can be replaced; separate random streams for the selection and the
+    /// occurrence.
+    NewProcess,
 }
 
 /// A set of faults.
@@ -399,7 +400,8 @@ pub(crate) fn faults_of(need: Need, seed: u64) -> Vec<Fault> {
         Need::Copies => (0xC2, Some(Fault::Copy), 300),
         Need::Masks => (0xD0, Some(Fault::Mask), 300),
         Need::Keys => (0xE0, Some(Fault::Chap), 200),
-        Need::Request => return Vec::new(),
+        // Most seeds have what is not handed over.
+        Need::NewProcess => (0xF0, Some(Fault::Handover), 700),
     };
     let mut random = Random::new(seed, stream);
     let there = random.permille(share);

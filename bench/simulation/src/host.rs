@@ -146,6 +146,8 @@ pub struct HostEnv<'a> {
     pub memory_disturbed: Nanos,
     /// Until when requests are not admitted, because of a hand-over to a new process.
     pub held_until: Nanos,
+    /// When a new process last began to serve.
+    pub handed_over: Nanos,
     /// When each connection began to occupy memory without using it.
     pub occupied_at: &'a mut Vec<Nanos>,
     /// Whether the appliance is shutting down, so that connections may end.

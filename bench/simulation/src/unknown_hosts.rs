@@ -28,7 +28,8 @@ const FLOOD: usize = 400;
 struct UnknownHost {
     wire: Wire,
     what: &'static str,
-    opened_at: Nanos,
+    /// When the process began to wait for it.
+    since: Nanos,
 }
 
 /// All connections of unknown hosts.
@@ -56,8 +57,15 @@ impl UnknownHosts {
             self.hosts.push(UnknownHost {
                 wire,
                 what,
-                opened_at: now,
+                since: now,
             });
+        }
+    }
+
+    /// Begins all time limits anew, as a new process does.
+    pub fn handed_over(&mut self, now: Nanos) {
+        for host in &mut self.hosts {
+            host.since = now;
         }
     }
 
@@ -67,7 +75,7 @@ impl UnknownHosts {
     /// A connection is still open.
     pub fn check(&mut self, now: Nanos) -> Result<(), Violation> {
         self.hosts.retain(|it| !it.wire.is_closed_by_target());
-        let kept = self.hosts.iter().find(|it| it.opened_at + SETUP_MAX < now);
+        let kept = self.hosts.iter().find(|it| it.since + SETUP_MAX < now);
         match kept {
             None => Ok(()),
             Some(host) => Err(Violation::Rule(format!(
@@ -107,7 +115,7 @@ impl UnknownHosts {
     #[must_use]
     pub fn next_due(&self) -> Option<Nanos> {
         let dues = self.hosts.iter().map(|it| {
-            let over = it.opened_at + SETUP_MAX + Nanos(1);
+            let over = it.since + SETUP_MAX + Nanos(1);
             it.wire.next_due().map_or(over, |due| due.min(over))
         });
         dues.min()

@@ -16,7 +16,6 @@ use reactors::sim::Simulation;
 
 use super::Appliance;
 use super::listening::TcpListening;
-use crate::ana::EMPTY_GROUP;
 use crate::environment::Environment;
 use crate::network::TargetStream;
 use crate::time::SharedTime;
@@ -176,6 +175,11 @@ impl EventLoop for Turns<'_> {
 /// The state without what differs between two exports of the same state.
 fn comparable(mut state: State) -> State {
     state.target.exported_at_ns = 0;
+    for subsystem in &mut state.target.subsystems {
+        // Optimized is the state of groups without one.
+        let default = AnaState::default().name();
+        subsystem.ana_states.retain(|it| it.state != default);
+    }
     let reservations = &mut state.target.reservations;
     reservations.sort_by(|one, other| one.device.cmp(&other.device));
     state.cores.sort_by_key(|it| it.reactor);
@@ -226,20 +230,49 @@ fn let_time_pass(given: &mut State, found: &State) {
     }
 }
 
+/// Expects another generation of the discovery log if its order is another one.
+fn let_order_change(given: &mut State, found: &mut State) {
+    let subsystems = |state: &State| -> Vec<String> {
+        let all = state.target.subsystems.iter();
+        all.map(|it| it.nqn.clone()).collect()
+    };
+    let is_reordered = subsystems(given) != subsystems(found);
+    given.target.discovery_generation += u64::from(is_reordered);
+    for state in [given, found] {
+        let subsystems = &mut state.target.subsystems;
+        subsystems.sort_by(|one, other| one.nqn.cmp(&other.nqn));
+    }
+}
+
+/// Removes what the new process has sent since it was restored. It sends on while it is held.
+fn let_data_leave(given: &mut State, found: &State) {
+    let connections = given.tcp_connections.iter_mut();
+    for (given, found) in connections.zip(&found.tcp_connections) {
+        if given.unsent.0.ends_with(&found.unsent.0) {
+            given.unsent.clone_from(&found.unsent);
+        }
+    }
+}
+
 /// The first line in which two states differ, with the record that it belongs to.
 fn difference(given: &State, found: &State) -> Option<String> {
     if given == found {
         return None;
     }
     let (given, found) = (format!("{given:#?}"), format!("{found:#?}"));
-    let mut record = "";
+    let (mut record, mut field) = ("", "");
     for (given, found) in given.lines().zip(found.lines()) {
         if given != found {
             let (given, found) = (given.trim(), found.trim());
-            return Some(format!("{found} instead of {given} in {record}"));
+            return Some(format!("{found} instead of {given} in {field} {record}"));
         }
         let is_name = given.contains("controller_id: ") || given.ends_with("Record {");
         record = if is_name { given.trim() } else { record };
+        field = if given.contains(": ") {
+            given.trim()
+        } else {
+            field
+        };
     }
     Some("more or less records than it was given".to_owned())
 }
@@ -294,8 +327,10 @@ impl Appliance {
     /// Sets the states of groups without namespaces, which the control plane does not know.
     fn set_other_ana_states(&self, old: &Target) -> Result<(), String> {
         for subsystem in &old.configuration().subsystems {
+            let its = subsystem.namespaces.iter();
+            let groups: BTreeSet<u32> = its.map(|it| it.ana_group).collect();
             let states = subsystem.ana_states.iter();
-            let others = states.filter(|(path, _)| path.group == EMPTY_GROUP);
+            let others = states.filter(|(path, _)| !groups.contains(&path.group));
             let others = others.map(|(path, state)| (*path, *state));
             let others: BTreeMap<_, AnaState> = others.collect();
             if !others.is_empty() {
@@ -307,6 +342,8 @@ impl Appliance {
     }
 
     fn restore(&mut self, state: &Arc<State>, streams: Vec<TargetStream>) -> Result<(), String> {
+        let unsent = state.tcp_connections.iter().map(|it| it.unsent.0.len());
+        self.unsent = streams.iter().map(TargetStream::id).zip(unsent).collect();
         let distributed = distribute(state, streams, self.target.reactors());
         self.with_turns(|listening, turns| {
             let state = || Arc::clone(state);
@@ -345,8 +382,10 @@ impl Appliance {
         let (mut restored, _) = restored.ok_or("a restored process is not quiet")?;
         let exported = self.target.export(self.time.now());
         restored.target = exported.map_err(|error| error.to_string())?;
-        let (mut given, found) = (comparable(state.clone()), comparable(restored));
+        let (mut given, mut found) = (comparable(state.clone()), comparable(restored));
+        let_order_change(&mut given, &mut found);
         let_time_pass(&mut given, &found);
+        let_data_leave(&mut given, &found);
         match difference(&given, &found) {
             Some(difference) => Err(format!("the new process has {difference}")),
             None => Ok(()),

@@ -72,7 +72,7 @@ impl Standing {
 
 impl Connection {
     /// Whether the target may end the connection because of an authentication: it has a wrong key,
-    /// has lasted too long, or the keys have changed since its beginning.
+    /// has lasted too long, or the keys or the process have changed since its beginning.
     pub(super) fn may_be_refused(&self, excuse: &AuthenticationExcuse) -> bool {
         match &self.standing {
             Standing::Running(transaction) => excuse.applies_to(transaction),
@@ -89,12 +89,15 @@ pub(super) struct AuthenticationExcuse {
     duration_max: Nanos,
     /// When the host's keys last changed.
     keys_changed: Nanos,
+    /// When a new process last began to serve, which continues no transaction.
+    handed_over: Nanos,
 }
 
 impl AuthenticationExcuse {
     fn applies_to(&self, transaction: &Transaction) -> bool {
         let is_late = transaction.since + self.duration_max <= self.now;
-        transaction.is_wrong || is_late || self.keys_changed >= transaction.since
+        let changed = self.keys_changed.max(self.handed_over);
+        transaction.is_wrong || is_late || changed >= transaction.since
     }
 }
 
@@ -358,6 +361,11 @@ impl Host {
         let Some(Standing::Running(mut transaction)) = standing else {
             return Err(self.violation(env, "a command of no authentication completed"));
         };
+        let is_interrupted = env.handed_over >= transaction.since;
+        if is_interrupted && status.is(Status::COMMAND_SEQUENCE_ERROR) {
+            // The queue waits for a new one, or is open as before.
+            return self.authenticate(env, qid, transaction.is_first);
+        }
         if !status.is_success() {
             let is_excused = self.may_be_refused(env, qid, &transaction);
             if is_excused {
@@ -406,6 +414,8 @@ impl Host {
         if let Some(connection) = self.connections().find(|it| it.qid() == qid) {
             connection.standing = Standing::Open;
             connection.is_authenticated = true;
+            // The new process refuses the last message of a transaction.
+            connection.excused |= env.handed_over >= transaction.since;
         }
         if transaction.is_first {
             self.opened(env, qid);
@@ -447,6 +457,7 @@ impl Host {
                 limit => limit.min(TRANSACTION_MAX),
             },
             keys_changed: env.keys_changed[self.shape.identity],
+            handed_over: env.handed_over,
         }
     }
 

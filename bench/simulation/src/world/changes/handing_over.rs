@@ -116,6 +116,9 @@ impl World {
         }
         let new = new.map_err(|what| Violation::Rule(format!("a hand-over: {what}")))?;
         self.appliance = Some(new);
+        let now = self.env.time.now();
+        self.env.handed_over = now;
+        self.unknown_hosts.handed_over(now);
         self.env.note(format_args!("a new process serves"));
         self.env.figures.fault(Fault::Handover);
         Ok(())
