@@ -37,8 +37,9 @@ use crate::observe::sources::{Sources, TransportCounters};
 use crate::operator_states::OperatorStates;
 use crate::reactor_setup::{Parts, Service, set_up};
 use crate::reconciler::{ApplyOptions, Reconciler, Started};
-use crate::requests::{ApplyJob, ApplyRefusal, Request, RequestSender};
+use crate::requests::{ApplyJob, ApplyRefusal, Request, RequestSender, RevokeJob};
 use crate::reservation_files::ReservationFiles;
+use crate::revoked_keys::RevokedKeys;
 use crate::service::{self, Heartbeat};
 use crate::signals::RequestReceiver;
 use crate::state_directory::StateDirectory;
@@ -162,7 +163,11 @@ impl Appliance {
             .cores
             .resolve(&allowed_cores()?)
             .map_err(|cause| StartError::Cores { cause })?;
-        let keys = Keys::load(&config)?;
+        let revoked = match config.keys.is_empty() {
+            true => None,
+            false => state.revoked_keys(),
+        };
+        let keys = Keys::load(&config, RevokedKeys::read(revoked)?)?;
         let rdma = rdma(cores.len());
         let (listeners, (arena, rest), passed_devices, operator_states) = match passed {
             None => {
@@ -364,6 +369,7 @@ impl Appliance {
                 Some(Request::End) => return Ok(Ending::Stop),
                 Some(Request::Reload) => service::reload(|| self.reload(&mut watchdog_loop)),
                 Some(Request::Apply(order)) => self.carry_out(order, &mut watchdog_loop),
+                Some(Request::Revoke(job)) => self.revoke_key(job, &mut watchdog_loop),
                 Some(Request::Upgrade(job)) => match self.upgrade(job, &mut watchdog_loop) {
                     Upgraded::Ends => return Ok(Ending::HandedOver),
                     Upgraded::Stays => {}
@@ -383,6 +389,23 @@ impl Appliance {
     pub(crate) fn restore(&mut self, watchdog_loop: &mut WatchdogLoop) {
         let mut event_loop = with_watchdog(&self.drives, &self.reactors, watchdog_loop);
         self.reconciler.restore(&mut event_loop);
+    }
+
+    /// Revokes the secret of a key, and runs the watchdog loop meanwhile.
+    pub(crate) fn revoke_key(&mut self, job: RevokeJob, watchdog_loop: &mut WatchdogLoop) {
+        let RevokeJob {
+            key,
+            disconnect,
+            reply,
+            permit,
+        } = job;
+        let mut event_loop = with_watchdog(&self.drives, &self.reactors, watchdog_loop);
+        let revoked = self
+            .reconciler
+            .revoke_key(&key, disconnect, &mut event_loop);
+        drop(permit);
+        // The client may have disconnected; the log and the status tell the result.
+        let _ = reply.send(revoked);
     }
 
     /// Changes the appliance to the configuration `wanted`, and runs the watchdog loop meanwhile.

@@ -28,6 +28,8 @@ const RESPONSE_BYTES_MAX: usize = 256 << 20;
 pub(crate) const REOPEN_PATH: &str = "/api/v1/device/reopen";
 /// The path that clears the reservations of a device.
 pub(crate) const CLEAR_PATH: &str = "/api/v1/reservations/clear";
+/// The path that revokes the secret of a key.
+pub(crate) const REVOKE_PATH: &str = "/api/v1/keys/revoke";
 /// The path that evicts a host.
 pub(crate) const EVICT_PATH: &str = "/api/v1/hosts/evict";
 /// The path that sets ANA states.

@@ -35,6 +35,7 @@ pub(crate) mod probe;
 mod reopen;
 mod reservations;
 mod responses;
+mod revoke;
 mod routes;
 mod serve;
 mod socket;

@@ -29,6 +29,7 @@ use crate::operator_states::OperatorStates;
 use crate::reactor_setup::DrainedDevices;
 use crate::reconciler::{ApplyOptions, Reconciler, Started};
 use crate::reservation_files::ReservationFiles;
+use crate::revoked_keys::RevokedKeys;
 use crate::running::Running;
 
 pub use crate::devices::{DeviceOperations, Opened, Opener};
@@ -113,7 +114,8 @@ impl HeadlessAppliance {
             }
             Some(continued) => (continued.ports, continued.operator_states),
         };
-        let keys = Keys::load(&config).map_err(|error| with_causes(&error))?;
+        let keys =
+            Keys::load(&config, RevokedKeys::default()).map_err(|error| with_causes(&error))?;
         let served =
             exports::target_config(&config, &devices, &ports, &keys, &states, transfer_max);
         let target = Target::new(served, reactors, devices.in_order());

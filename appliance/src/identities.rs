@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Read as _};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,7 +18,7 @@ use appliance_config::{Config, Export, Namespace, Uuid};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, StatxFlags, fstat, major, minor, statx};
 use rustix::rand::{GetRandomFlags, getrandom};
 
-use crate::state_directory::StateDirectory;
+use crate::state_directory::{self, StateDirectory};
 
 /// Largest record in bytes: two descriptions of content.
 const RECORD_BYTES_MAX: u64 = 4096;
@@ -247,18 +247,7 @@ impl Identities {
         let path = directory.join(named.to_string());
         let new = directory.join(format!("{named}.{}", std::process::id()));
         let Record { first, last } = record;
-        let written = File::create(&new)
-            .and_then(|mut file| {
-                file.write_all(format!("{first}\n{last}\n").as_bytes())?;
-                file.sync_all()
-            })
-            .and_then(|()| fs::rename(&new, &path));
-        if written.is_err() {
-            // The file may not exist.
-            let _ = fs::remove_file(&new);
-        }
-        written?;
-        File::open(directory)?.sync_all()
+        state_directory::replace(&path, &new, format!("{first}\n{last}\n").as_bytes())
     }
 }
 

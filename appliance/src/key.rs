@@ -1,11 +1,12 @@
-//! `windlass key`: makes keys for hosts, and checks those in files.
+//! `windlass key`: makes keys for hosts, checks those in files, and revokes those in use.
 //!
-//! Needs no running appliance. A key reaches only standard output or a file of its owner: no log
+//! Only revoking needs a running appliance. A key reaches only standard output or a file of its owner: no log
 //! line, error message or printed command contains one.
 
 mod check;
 mod generate;
 mod host_commands;
+mod revoke;
 
 use std::process::ExitCode;
 
@@ -27,13 +28,16 @@ enum KeyCommand {
     Generate(generate::GenerateArguments),
     /// Check the key in FILE, and list the identities that a host derives from it.
     Check(check::CheckArguments),
+    /// Have the running appliance no longer accept the secret of a key.
+    Revoke(revoke::RevokeArguments),
 }
 
-/// Makes or checks a key.
+/// Makes, checks or revokes a key.
 pub(crate) fn key(arguments: &KeyArguments) -> Result<ExitCode, Failure> {
     match &arguments.command {
         KeyCommand::Generate(arguments) => generate::generate(arguments)?,
         KeyCommand::Check(arguments) => check::check(arguments)?,
+        KeyCommand::Revoke(arguments) => revoke::revoke(arguments)?,
     }
     Ok(ExitCode::SUCCESS)
 }

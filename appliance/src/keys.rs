@@ -3,18 +3,19 @@
 //!
 //! Memory with a secret is zeroized when it is dropped. No error, log line or answer contains one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::env;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use appliance_config::{Config, HostAuthentication, Key, KeySource, Name, Nqn};
-use nvme_keys::{AnySecret, ChapSecret, Names, TlsKey};
+use nvme_keys::{AnySecret, ChapSecret, Fingerprint, Names, TlsKey};
 use nvme_spec::nqn::DISCOVERY_NQN;
 use nvme_target::{KeyOwner, NamedSecret};
 use nvme_tcp::TlsKeys;
 
 use crate::key_files::{self, KeyFileError};
+use crate::revoked_keys::{RevokedKeys, RevokedKeysError};
 
 /// The variable with the directory of the service's credentials (systemd.exec(5)).
 const CREDENTIALS_DIRECTORY: &str = "CREDENTIALS_DIRECTORY";
@@ -61,19 +62,30 @@ pub(crate) struct TlsKeyUse {
     key: Arc<TlsKey>,
 }
 
+impl KeySecret {
+    fn fingerprint(&self) -> Fingerprint {
+        match self {
+            Self::Chap(secret) => secret.fingerprint(),
+            Self::Tls(key) => key.fingerprint(),
+        }
+    }
+}
+
 /// The secrets by the names of their keys.
 #[derive(Clone, Default)]
 pub(crate) struct Keys {
     credentials: Option<PathBuf>,
     secrets: BTreeMap<Name, KeySecret>,
+    revoked: RevokedKeys,
 }
 
 impl Keys {
     /// No secrets yet; credentials are those of this process.
-    pub(crate) fn new() -> Self {
+    fn new(revoked: RevokedKeys) -> Self {
         Self {
             credentials: env::var_os(CREDENTIALS_DIRECTORY).map(PathBuf::from),
             secrets: BTreeMap::new(),
+            revoked,
         }
     }
 
@@ -81,15 +93,48 @@ impl Keys {
     ///
     /// # Errors
     /// The first key that cannot be read.
-    pub(crate) fn load(config: &Config) -> Result<Self, KeyError> {
-        let mut keys = Self::new();
+    pub(crate) fn load(config: &Config, revoked: RevokedKeys) -> Result<Self, KeyError> {
+        let mut keys = Self::new(revoked);
         for key in &config.keys {
             let secret = keys.read(key)?;
             keys.insert(key.name.clone(), secret);
         }
         let uses = keys.check_uses(config, &BTreeMap::new());
         uses.map_err(|(_, error)| error)?;
+        for name in keys.revoked() {
+            tracing::warn!(
+                "key {name}: its secret is revoked, so no host can use it: place another one in \
+                 its file, and run windlass apply"
+            );
+        }
         Ok(keys)
+    }
+
+    /// The keys whose secrets are revoked.
+    pub(crate) fn revoked(&self) -> BTreeSet<Name> {
+        let names = self.secrets.keys();
+        names
+            .filter(|it| self.usable(it).is_none())
+            .cloned()
+            .collect()
+    }
+
+    /// The secret of a key, unless it is revoked.
+    fn usable(&self, name: &Name) -> Option<&KeySecret> {
+        let secret = self.get(name)?;
+        let is_revoked = self.revoked.include(secret.fingerprint());
+        (!is_revoked).then_some(secret)
+    }
+
+    /// Revokes the secret of a key. When it returns, the revocation survives a loss of power.
+    ///
+    /// # Errors
+    /// It cannot be recorded, or there is no such key. Nothing changes then.
+    pub(crate) fn revoke(&mut self, name: &Name) -> Result<(), RevokedKeysError> {
+        if let Some(secret) = self.secrets.get(name) {
+            self.revoked.add(secret.fingerprint(), name.as_str())?;
+        }
+        Ok(())
     }
 
     /// Reads a key from its place.
@@ -163,13 +208,13 @@ impl Keys {
         self.secrets.extend(before.secrets);
     }
 
-    /// How a host authenticates itself in the target. A key without a secret is left out; the
-    /// target refuses a host without keys.
+    /// How a host authenticates itself in the target. Revoked secrets are left out; a host without
+    /// another one cannot authenticate itself.
     pub(crate) fn authentication(
         &self,
         host: &HostAuthentication,
     ) -> nvme_target::HostAuthentication {
-        let named = |name: &Name| match self.get(name)? {
+        let named = |name: &Name| match self.usable(name)? {
             KeySecret::Chap(secret) => Some(NamedSecret {
                 name: name.to_string(),
                 secret: Arc::clone(secret),
@@ -190,7 +235,7 @@ impl Keys {
         for export in &config.exports {
             for host in &export.authentication {
                 for name in &host.tls {
-                    let Some(KeySecret::Tls(key)) = self.get(name) else {
+                    let Some(KeySecret::Tls(key)) = self.usable(name) else {
                         continue;
                     };
                     for subsystem in [export.nqn.as_str(), DISCOVERY_NQN] {

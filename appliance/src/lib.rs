@@ -48,6 +48,7 @@ mod reconciler;
 mod requests;
 mod reservation_files;
 mod reservations;
+mod revoked_keys;
 mod running;
 mod secret_file;
 mod service;

@@ -11,16 +11,17 @@ mod tests;
 
 use std::sync::Arc;
 
-use appliance_config::{Config, Transport as TransportName};
+use appliance_config::{Config, Name, Transport as TransportName};
 use arc_swap::ArcSwap;
 use hugemem::{Arena, Region};
-use nvme_target::Target;
+use nvme_target::{EvictedAssociations, Target};
 use nvme_tcp::SharedTlsKeys;
 use reactors::ReactorHandle;
 
 use crate::change_gate::ChangeGate;
 use crate::devices::{Devices, Opened, Opener};
-use crate::event_loop::EventLoop;
+use crate::error::with_causes;
+use crate::event_loop::{EventLoop, aside};
 use crate::exports::Ports;
 use crate::fabrics::ControlMessage;
 use crate::health_reporter::HealthReporter;
@@ -46,6 +47,8 @@ pub(crate) struct Reconciler {
     /// What handshakes look keys up in, and what was put into it.
     tls_keys: SharedTlsKeys,
     tls_uses: Vec<TlsKeyUse>,
+    /// The version of `tls_keys`.
+    tls_version: u64,
     transports: Vec<Arc<dyn Listening>>,
     /// The memory of requests; `None` if no transport registers memory.
     arena: Option<Arc<Arena>>,
@@ -100,9 +103,10 @@ impl Reconciler {
         let lowered = lowered(&config, &transports);
         let target_state = TargetState::new(&lowered, &devices, &ports, &keys, &operator_states);
         let tls_uses = keys.tls_uses(&config);
-        tls_keys.replace(tls_table(&tls_uses));
+        let tls_version = tls_keys.replace(tls_table(&tls_uses));
         Self {
             running: Running {
+                revoked_keys: Arc::new(ArcSwap::from_pointee(keys.revoked())),
                 uuids: Arc::new(ArcSwap::from_pointee(target_state.uuids())),
                 config: Arc::new(ArcSwap::from_pointee(config.clone())),
                 ports: Arc::new(ArcSwap::from_pointee(ports.clone())),
@@ -120,6 +124,7 @@ impl Reconciler {
             keys,
             tls_keys,
             tls_uses,
+            tls_version,
             transports,
             arena,
             control_queues,
@@ -190,15 +195,46 @@ impl Reconciler {
         let outcome = self.target_state.reconcile(wanted, &self.target);
         let tls_uses = self.keys.tls_uses(&self.config);
         if tls_uses != self.tls_uses {
-            self.tls_keys.replace(tls_table(&tls_uses));
+            self.tls_version = self.tls_keys.replace(tls_table(&tls_uses));
             self.tls_uses = tls_uses;
         }
+        let revoked = self.keys.revoked();
+        self.running.revoked_keys.store(Arc::new(revoked));
         self.running.config.store(Arc::new(self.config.clone()));
         self.running.ports.store(Arc::new(self.ports.clone()));
         self.running
             .uuids
             .store(Arc::new(self.target_state.uuids()));
         outcome
+    }
+
+    /// Revokes the secret of a key. With `disconnect`, the associations that use it end; they are
+    /// returned.
+    ///
+    /// # Errors
+    /// Why nothing is revoked, for people.
+    pub(crate) fn revoke_key(
+        &mut self,
+        key: &Name,
+        disconnect: bool,
+        event_loop: &mut dyn EventLoop,
+    ) -> Result<EvictedAssociations, String> {
+        if self.keys.get(key).is_none() {
+            return Err(format!("the configuration has no key {key}"));
+        }
+        let keys = &mut self.keys;
+        let recorded = aside(event_loop, || {
+            keys.revoke(key).map_err(|error| with_causes(&error))
+        });
+        recorded.map_err(|error| format!("key {key} is not revoked: {error}"))?;
+        self.serve().map_err(|error| {
+            let error = with_causes(&error);
+            format!("key {key} is revoked from the next restart on, but not yet: {error}")
+        })?;
+        Ok(match disconnect {
+            true => self.target.revoke_key(key.as_str(), self.tls_version),
+            false => EvictedAssociations::default(),
+        })
     }
 
     /// Closes devices that are no longer referenced.

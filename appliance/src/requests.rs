@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use appliance_config::Problems;
+use appliance_config::{Name, Problems};
+use nvme_target::EvictedAssociations;
 use tokio::sync::oneshot;
 
 use crate::observe::model::{ApplyAnswer, UpgradeAnswer};
@@ -22,6 +23,20 @@ pub(crate) enum Request {
     Apply(ApplyJob),
     /// Hand over to a new process.
     Upgrade(UpgradeJob),
+    /// Revoke the secret of a key.
+    Revoke(RevokeJob),
+}
+
+/// A revocation.
+pub(crate) struct RevokeJob {
+    pub(crate) key: Name,
+    /// Whether the associations that use the key end.
+    pub(crate) disconnect: bool,
+    /// The associations that end, or why nothing is revoked, for people. The receiver may be gone
+    /// when the response is sent.
+    pub(crate) reply: oneshot::Sender<Result<EvictedAssociations, String>>,
+    /// Prevents changes of the configuration until it is dropped.
+    pub(crate) permit: ApplyPermit,
 }
 
 /// A hand-over to a new process.

@@ -64,7 +64,7 @@ impl RequestReceiver {
                 Request::End => return true,
                 Request::Reload => tracing::warn!("stopping: the configuration is not read again"),
                 // The requester is notified when the order is dropped.
-                Request::Apply(_) | Request::Upgrade(_) => {}
+                Request::Apply(_) | Request::Upgrade(_) | Request::Revoke(_) => {}
             }
         }
         false

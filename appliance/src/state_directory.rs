@@ -1,6 +1,9 @@
-//! The directory of the appliance's persistent state, with a directory for each kind of state.
+//! The directory of the appliance's persistent state, with a place for each kind of state.
 
-use std::path::PathBuf;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
 
 use crate::embedded::data_directory;
 
@@ -8,6 +11,11 @@ use crate::embedded::data_directory;
 const IDENTITIES: &str = "identities";
 /// Reservations of devices.
 const RESERVATIONS: &str = "reservations";
+/// The file of revoked keys.
+const REVOKED_KEYS: &str = "revoked-keys.json";
+
+/// The files in the directory concern only the appliance.
+const FILE_MODE: u32 = 0o600;
 
 /// The state directory. Without a path, no state persists.
 #[derive(Clone, Debug, Default)]
@@ -38,4 +46,32 @@ impl StateDirectory {
     pub(crate) fn reservations(&self) -> Option<PathBuf> {
         Some(self.0.as_ref()?.join(RESERVATIONS))
     }
+
+    /// The file of revoked keys.
+    pub(crate) fn revoked_keys(&self) -> Option<PathBuf> {
+        Some(self.0.as_ref()?.join(REVOKED_KEYS))
+    }
+}
+
+/// Replaces the file at `path` atomically, with the help of a file at `temporary` in the same
+/// directory. When it returns, the new content survives a loss of power.
+pub(crate) fn replace(path: &Path, temporary: &Path, bytes: &[u8]) -> io::Result<()> {
+    let written = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(FILE_MODE)
+        .open(temporary)
+        .and_then(|mut file| {
+            file.write_all(bytes)?;
+            file.sync_all()
+        })
+        .and_then(|()| fs::rename(temporary, path));
+    if written.is_err() {
+        // The file may not exist.
+        let _ = fs::remove_file(temporary);
+    }
+    written?;
+    let directory = path.parent().unwrap_or(Path::new("."));
+    File::open(directory)?.sync_all()
 }

@@ -46,7 +46,7 @@ pub(crate) fn status() -> Status {
             "authentication": {"key": "db1", "controller_key": null, "bidirectional": false,
                 "hash": "sha256", "group": "ffdhe2048", "since_unix_ms": 1}, "queues": [
             {"qid": 1, "reactor": 0, "authenticated": true, "protected": false, "totals": TOTALS}], "totals": TOTALS, "errors_logged": 0}],
-        "keys": [{"name": "db1", "source": "file", "uses": 1, "last_used_unix_ms": 1}],
+        "keys": [{"name": "db1", "source": "file", "revoked": false, "uses": 1, "last_used_unix_ms": 1}],
         "rate_limits": [{"device": null, "host": "nqn.2014-08.org.nvmexpress:uuid:1", "export": null,
             "operations": "reads", "iops": 20000, "bandwidth": null, "throttled_by_iops": 7,
             "throttled_by_bandwidth": 0, "waited_ns": 9000000}],

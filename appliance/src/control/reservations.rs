@@ -174,7 +174,7 @@ async fn result_of(change: Change, deadline: Instant) -> Result<(), Refused> {
     }
 }
 
-fn late() -> Refused {
+pub(super) fn late() -> Refused {
     let text = format!(
         "commands have not left the devices, or a state was not stored, within \
          {HOST_COMMANDS_TIME_MAX:?}: check the devices with `windlass status`, and repeat the \

@@ -29,6 +29,7 @@ use super::metrics;
 use super::reopen::reopen;
 use super::reservations;
 use super::responses::{LargeResponses, refusal};
+use super::revoke::revoke;
 use super::token::{Role, Tokens};
 use super::upgrade::upgrade;
 use crate::observe::Observatory;
@@ -39,7 +40,7 @@ use crate::requests::RequestSender;
 
 /// All paths of the API, as the documentation lists them.
 #[cfg(test)]
-pub(super) const PATHS: [(&str, &str); 16] = [
+pub(super) const PATHS: [(&str, &str); 17] = [
     ("get", "/healthz"),
     ("get", "/metrics"),
     ("get", "/api/v1/status"),
@@ -56,6 +57,7 @@ pub(super) const PATHS: [(&str, &str); 16] = [
     ("post", "/api/v1/hosts/evict"),
     ("post", "/api/v1/ana/set"),
     ("post", "/api/v1/upgrade"),
+    ("post", "/api/v1/keys/revoke"),
 ];
 
 /// The path that applies configurations.
@@ -75,6 +77,9 @@ const SET_ANA: &str = "/api/v1/ana/set";
 
 /// The path that hands over to a new process.
 const UPGRADE: &str = "/api/v1/upgrade";
+
+/// The path that revokes the secret of a key.
+const REVOKE: &str = "/api/v1/keys/revoke";
 
 /// The documentation of the API.
 pub(super) const OPENAPI: &str = include_str!("openapi.json");
@@ -176,6 +181,7 @@ pub(super) fn router(shared: &Arc<ControlState>, door: Entrance) -> Router {
         .route("/api/v1/ana", get(ana::list))
         .route(SET_ANA, post(ana::set))
         .route(UPGRADE, post(upgrade))
+        .route(REVOKE, post(revoke))
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method)
         .layer(from_fn_with_state(Arc::clone(shared), keep_apart))
@@ -306,7 +312,7 @@ async fn bounded(request: Request, next: Next) -> Response {
     let within = match request.uri().path() {
         APPLY | UPGRADE => APPLY_TIME_MAX,
         REOPEN => REOPEN_TIME_MAX,
-        CLEAR | EVICT | SET_ANA => FENCE_TIME_MAX,
+        CLEAR | EVICT | SET_ANA | REVOKE => FENCE_TIME_MAX,
         _ => REQUEST_TIME_MAX,
     };
     match timeout(within, next.run(request)).await {

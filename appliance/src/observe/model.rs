@@ -19,7 +19,9 @@ use super::measured::{Sample as _, measured};
 use super::observation::MemorySample;
 use super::status::{DeviceInput, ExportInput, ListenerInput, ReactorInput, warnings};
 pub(crate) use ana::{AnaAnswer, AnaChange, AnaInput, AnaRequest, AnaStatus, AnaWord};
-pub(crate) use keys::{AuthenticationStatus, ChannelStatus, KeyInput, KeyStatus};
+pub(crate) use keys::{
+    AuthenticationStatus, ChannelStatus, KeyInput, KeyStatus, RevokeAnswer, RevokeRequest,
+};
 pub(crate) use rate_limits::{RateLimitInput, RateLimitStatus};
 pub(crate) use reservations::{
     ClearAnswer, ClearRequest, DeviceReservations, EvictAnswer, EvictRequest, RegistrantStatus,

@@ -1,11 +1,11 @@
 //! A sample of all counters.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use appliance_config::Config;
+use appliance_config::{Config, Name};
 use block::Health;
 use hugemem::ArenaCounters;
 use nvme_target::{
@@ -40,6 +40,8 @@ pub(crate) struct Observation {
     pub(crate) now: Nanos,
     /// The uses of keys since the start.
     pub(crate) key_uses: BTreeMap<String, KeyUse>,
+    /// The keys whose secrets are revoked.
+    pub(crate) revoked_keys: Arc<BTreeSet<Name>>,
     /// The rate limits of the target.
     pub(crate) rate_limits: Vec<RateLimitSnapshot>,
     /// Latencies since the start.
@@ -131,6 +133,7 @@ impl Observation {
             target: sources.target.snapshot(),
             now: sources.clock.now(),
             key_uses: sources.target.key_uses(),
+            revoked_keys: sources.running.revoked_keys.load_full(),
             rate_limits: sources.target.rate_limits(),
             latency: Arc::new(sources.target.latency()),
             statuses: sources.target.statuses(),

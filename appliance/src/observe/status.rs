@@ -265,6 +265,7 @@ impl Observation {
         let of_key = self.key_uses.get(key.name.as_str());
         KeyStatus::read(KeyInput {
             key,
+            is_revoked: self.revoked_keys.contains(&key.name),
             uses: of_key.map_or(0, |it| it.count),
             last_used_unix_ms: of_key.map(|it| self.unix_ms_of(it.last)),
         })

@@ -1,7 +1,7 @@
 //! The files of a directory: reading, and atomic replacement.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::io::{self, ErrorKind, Read as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -9,6 +9,8 @@ use std::time::Duration;
 use appliance_config::Uuid;
 use nvme_reservations::{ENCODED_BYTES_MAX, NamespaceIdentity, Reservations, RestoreError, decode};
 use rustix::fs::OFlags;
+
+use crate::state_directory;
 
 /// Most bytes that are read: one more than a valid file has, so that longer ones are recognized.
 const READ_BYTES_MAX: u64 = ENCODED_BYTES_MAX as u64 + 1;
@@ -103,22 +105,9 @@ pub(super) fn replace(
     identity: NamespaceIdentity,
     bytes: &[u8],
 ) -> io::Result<()> {
-    let new = temporary_path_of(directory, identity);
-    let written = OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(FILE_MODE)
-        .open(&new)
-        .and_then(|mut file| {
-            file.write_all(bytes)?;
-            file.sync_all()
-        })
-        .and_then(|()| fs::rename(&new, path_of(directory, identity)));
-    if written.is_err() {
-        // The file may not exist.
-        let _ = fs::remove_file(&new);
-    }
-    written?;
-    File::open(directory)?.sync_all()
+    let (path, temporary) = (
+        path_of(directory, identity),
+        temporary_path_of(directory, identity),
+    );
+    state_directory::replace(&path, &temporary, bytes)
 }

@@ -14,12 +14,14 @@
 mod bytes;
 mod candidate;
 mod derivation;
+mod fingerprint;
 mod interchange;
 mod names;
 
 pub use bytes::SecretBytes;
 pub use candidate::{Candidate, GeneratedKey, IdentityVersion, WrongKeyLength};
 pub use derivation::{Derivation, PskHash, expand, extract};
+pub use fingerprint::{Fingerprint, InvalidFingerprint};
 pub use interchange::{
     AnySecret, Chap, ChapSecret, FormatError, Hash, INTERCHANGE_LEN_MAX, Kind, Secret, Tls, TlsKey,
 };

@@ -42,7 +42,8 @@ pub struct NamedSecret {
 pub struct HostAuthentication {
     /// Whether it must. Otherwise it may.
     pub required: bool,
-    /// The secrets of which the host has one: 1 to [`HOST_KEYS_MAX`].
+    /// The secrets of which the host has one: at most [`HOST_KEYS_MAX`]. Without any, for example
+    /// because they were revoked, it cannot authenticate itself.
     pub keys: Vec<NamedSecret>,
     /// The secret with which the controller authenticates itself if the host demands it.
     pub controller_key: Option<NamedSecret>,
@@ -55,7 +56,7 @@ impl HostAuthentication {
     /// Checks the number of keys.
     pub(crate) fn check(&self, nqn: &str, host: &str) -> Result<(), TargetError> {
         let count = self.keys.len();
-        if !(1..=HOST_KEYS_MAX).contains(&count) {
+        if count > HOST_KEYS_MAX {
             return Err(TargetError::HostKeys {
                 nqn: nqn.to_owned(),
                 host: host.to_owned(),

@@ -411,8 +411,8 @@ pub enum TargetError {
         /// The host.
         host: String,
     },
-    /// A host has no keys, or too many.
-    #[error("{nqn}: host {host} has {count} keys, not 1 to {HOST_KEYS_MAX}")]
+    /// A host has too many keys.
+    #[error("{nqn}: host {host} has {count} keys, and {HOST_KEYS_MAX} at most are possible")]
     HostKeys {
         /// The subsystem.
         nqn: String,

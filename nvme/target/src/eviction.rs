@@ -28,11 +28,15 @@ impl HostName {
     }
 }
 
-/// The associations that an eviction ended.
+/// The associations that an eviction or a revocation ended.
 #[derive(Default)]
 pub struct EvictedAssociations(Vec<Arc<ControllerShared>>);
 
 impl EvictedAssociations {
+    pub(crate) fn new(associations: Vec<Arc<ControllerShared>>) -> Self {
+        Self(associations)
+    }
+
     /// Their number.
     #[must_use]
     pub fn count(&self) -> usize {
@@ -82,7 +86,7 @@ impl Target {
         Ok(EvictedAssociations(evicted))
     }
 
-    /// Whether all commands of evicted associations have left the devices.
+    /// Whether all commands of these associations have left the devices.
     #[must_use]
     pub fn is_evicted(&self, evicted: &EvictedAssociations) -> bool {
         let registry = self.registry();

@@ -508,7 +508,8 @@ pub enum CloseReason {
     KeepAliveExpired,
     /// The controller was never enabled, or was disabled or idle for too long.
     Inactive,
-    /// The configuration no longer permits this host or no longer contains the subsystem.
+    /// The configuration no longer permits this host or no longer contains the subsystem, or the
+    /// host has proved a key that was revoked.
     Revoked,
     /// The appliance shuts down.
     TargetShutdown,

@@ -34,6 +34,7 @@ mod rate;
 mod rates;
 mod registry;
 mod reservations;
+mod revocation;
 mod secure_channel;
 mod shared;
 mod shares;

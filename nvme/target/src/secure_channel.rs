@@ -9,6 +9,8 @@ use std::sync::Arc;
 
 use reactors::Nanos;
 
+use crate::revocation::Revocations;
+
 /// The host and the subsystem that a key belongs to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct KeyOwner {
@@ -25,6 +27,8 @@ pub struct KeyOwner {
 pub struct SecureChannel {
     /// Whose key the host has proved.
     pub owner: Arc<KeyOwner>,
+    /// The version of the transport's keys in which it was found.
+    pub keys_version: u64,
     /// The name of the cipher suite.
     pub cipher: &'static str,
     /// The name of the group of the key exchange.
@@ -47,6 +51,8 @@ pub struct QueueChannel {
 pub(crate) enum ChannelRefusal<'a> {
     /// The key belongs to another host or subsystem.
     Owner(&'a KeyOwner),
+    /// The key was revoked while the channel was established.
+    Revoked(&'a KeyOwner),
     /// The host has to use a channel.
     Required,
     /// The queues of the controller use channels, and this one does not, or the reverse.
@@ -61,6 +67,10 @@ impl ChannelRefusal<'_> {
                 "the connection uses key {} of host {} for {}: give each host a key of its own, and \
                  name it in `tls` of that host",
                 owner.key, owner.host_nqn, owner.subsystem_nqn
+            ),
+            Self::Revoked(owner) => format!(
+                "key {} was revoked: place another one in its file, and run windlass apply",
+                owner.key
             ),
             Self::Required => {
                 "the host has require = [\"tls\"], and connects without TLS: connect \
@@ -80,15 +90,18 @@ pub(crate) fn check<'a>(
     host_nqn: &str,
     subsystem_nqn: &str,
     is_required: bool,
+    revocations: &Revocations,
 ) -> Result<(), ChannelRefusal<'a>> {
     match channel {
         Some(channel) => {
             let owner = &*channel.owner;
             let is_owner = owner.host_nqn == host_nqn && owner.subsystem_nqn == subsystem_nqn;
-            if is_owner {
-                Ok(())
-            } else {
+            if !is_owner {
                 Err(ChannelRefusal::Owner(owner))
+            } else if revocations.include(channel) {
+                Err(ChannelRefusal::Revoked(owner))
+            } else {
+                Ok(())
             }
         }
         None if is_required => Err(ChannelRefusal::Required),

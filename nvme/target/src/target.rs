@@ -27,6 +27,7 @@ use crate::reservations::{
     InitialReservations, Requester, ReservationCommand, ReservationError, ReservationRequest,
     ReservationSnapshot, ReservationStore, ReservationTable,
 };
+use crate::revocation::Revocations;
 use crate::shared::ControllerIdentity;
 use crate::snapshot::TargetSnapshot;
 use crate::snapshot_cell::{Notifications, SnapshotCell};
@@ -100,6 +101,7 @@ impl Target {
                 .map(|device| Some(DeviceEntry { device, since: 1 }))
                 .collect(),
             rate_rules: RateRules::default(),
+            revocations: Revocations::default(),
         };
         published.collect_listed_hosts();
         published.collect_seen();
@@ -649,10 +651,10 @@ impl Target {
 
     /// Publishes a changed configuration and notifies every core. The registry's lock orders
     /// changes among themselves and against Connects.
-    fn publish(
+    pub(crate) fn publish<E>(
         &self,
-        change: impl FnOnce(&mut Registry, &mut TargetView) -> Result<(), TargetError>,
-    ) -> Result<(), TargetError> {
+        change: impl FnOnce(&mut Registry, &mut TargetView) -> Result<(), E>,
+    ) -> Result<(), E> {
         {
             let mut registry = self.registry();
             let before = self.published.value();

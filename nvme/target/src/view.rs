@@ -16,6 +16,7 @@ use crate::config::{
 };
 use crate::io::COPY_BYTES_MAX;
 use crate::rates::RateRules;
+use crate::revocation::Revocations;
 use crate::shared::ControllerIdentity;
 use crate::stages::SubsystemMeasures;
 
@@ -44,6 +45,8 @@ pub(crate) struct TargetView {
     pub(crate) devices: Vec<Option<DeviceEntry>>,
     /// The rate limits.
     pub(crate) rate_rules: RateRules,
+    /// Revoked keys.
+    pub(crate) revocations: Revocations,
 }
 
 /// A device at its index.

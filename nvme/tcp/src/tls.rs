@@ -22,19 +22,31 @@ pub enum TlsPolicy {
 /// The keys of hosts, with their owners.
 pub type TlsKeys = KeyTable<Arc<KeyOwner>>;
 
+/// The keys at a time.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct VersionedTlsKeys {
+    /// Number of changes before.
+    pub(crate) version: u64,
+    pub(crate) keys: Arc<TlsKeys>,
+}
+
 /// The keys that handshakes use. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub struct SharedTlsKeys(Arc<Mutex<Arc<TlsKeys>>>);
+pub struct SharedTlsKeys(Arc<Mutex<VersionedTlsKeys>>);
 
 impl SharedTlsKeys {
-    /// Handshakes that begin from now on use `keys`.
-    pub fn replace(&self, keys: TlsKeys) {
+    /// Handshakes that begin from now on use `keys`. Returns their version.
+    pub fn replace(&self, keys: TlsKeys) -> u64 {
         let mut shared = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        *shared = Arc::new(keys);
+        let version = shared.version + 1;
+        let keys = Arc::new(keys);
+        *shared = VersionedTlsKeys { version, keys };
+        version
     }
 
-    pub(crate) fn get(&self) -> Arc<TlsKeys> {
-        Arc::clone(&self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    pub(crate) fn get(&self) -> VersionedTlsKeys {
+        let shared = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        shared.clone()
     }
 }
 
@@ -58,11 +70,15 @@ nvme_fabrics::transport_counters! {
     }
 }
 
-/// What the target learns of the channel of a handshake.
-pub(crate) fn secure_channel(established: &Established<Arc<KeyOwner>>) -> SecureChannel {
+/// What the target learns of the channel of a handshake with keys of this version.
+pub(crate) fn secure_channel(
+    established: &Established<Arc<KeyOwner>>,
+    keys_version: u64,
+) -> SecureChannel {
     let candidate = established.found.candidate();
     SecureChannel {
         owner: Arc::clone(established.found.key()),
+        keys_version,
         cipher: established.secrets.suite.name(),
         group: established.secrets.group.name(),
         derivation: match candidate.derivation {

@@ -14,7 +14,8 @@ use super::super::routes::OPENAPI;
 use crate::observe::model::{
     AnaAnswer, AnaRequest, ApplyAnswer, ApplyRequest, ClearAnswer, ClearRequest,
     DeviceReservations, Event, EvictAnswer, EvictRequest, Heatmap, History, Refusal, ReopenAnswer,
-    ReopenRequest, Status, UpgradeAnswer, UpgradeRequest, WrongConfiguration,
+    ReopenRequest, RevokeAnswer, RevokeRequest, Status, UpgradeAnswer, UpgradeRequest,
+    WrongConfiguration,
 };
 
 #[test]
@@ -38,6 +39,7 @@ fn openapi_schemas_match_the_model() {
     add::<EvictAnswer>(&mut schemas, &serializer);
     add::<AnaAnswer>(&mut schemas, &serializer);
     add::<UpgradeAnswer>(&mut schemas, &serializer);
+    add::<RevokeAnswer>(&mut schemas, &serializer);
     add::<Refusal>(&mut schemas, &serializer);
     add::<WrongConfiguration>(&mut schemas, &serializer);
     let requests = SchemaSettings::draft2020_12().for_deserialize();
@@ -47,6 +49,7 @@ fn openapi_schemas_match_the_model() {
     add::<EvictRequest>(&mut schemas, &requests);
     add::<AnaRequest>(&mut schemas, &requests);
     add::<UpgradeRequest>(&mut schemas, &requests);
+    add::<RevokeRequest>(&mut schemas, &requests);
     let schemas = Value::Object(schemas);
     let same = document["components"]["schemas"] == schemas;
     if std::env::var_os("UPDATE_EXPECTED").is_some() {

@@ -8,6 +8,7 @@ use crate::observe::measured::measured;
 /// The input of the status of a key.
 pub(crate) struct KeyInput<'o> {
     pub(crate) key: &'o Key,
+    pub(crate) is_revoked: bool,
     pub(crate) uses: u64,
     pub(crate) last_used_unix_ms: Option<u64>,
 }
@@ -23,6 +24,8 @@ measured! {
             KeySource::File(_) => "file",
             KeySource::Credential(_) => "credential",
         }.to_owned();
+        /// Whether its secret is revoked: no host can use it.
+        revoked: bool = input.is_revoked;
         /// Queues that were authenticated or protected with it since the start.
         uses: u64 = input.uses, Counter "key_authentications";
         /// When the last one was, milliseconds since 1970; none since the start.
@@ -31,6 +34,30 @@ measured! {
                 |it| Some(it.last_used_unix_ms?.saturating_mul(1_000_000))
             => "When a queue was authenticated or protected with it the last time, since 1970.";
     }
+}
+
+/// What `POST /api/v1/keys/revoke` takes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RevokeRequest {
+    /// The name of a key of the configuration.
+    pub(crate) key: String,
+    /// Whether the associations that use it end.
+    #[serde(default)]
+    pub(crate) disconnect: bool,
+}
+
+/// What `POST /api/v1/keys/revoke` answers: the secret is not accepted any more. If associations end,
+/// the commands that their hosts had sent have ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct RevokeAnswer {
+    pub(crate) key: String,
+    /// Associations that were ended.
+    pub(crate) associations: usize,
+    /// What was done, for people.
+    pub(crate) text: String,
 }
 
 /// How a host authenticated itself.

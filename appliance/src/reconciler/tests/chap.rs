@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 use super::ApplyOptions;
 use super::lab::{HOST, LIMIT, address, apply, base, nqn, started, steps_to, try_apply};
-use super::lab::{io_queue, is_alive, parsed, with_export};
+use super::lab::{io_queue, is_alive, parsed, revoke, revoked_keys, with_export};
 use crate::appliance::Appliance;
 use crate::reconciler::Origin;
 use crate::state_directory::StateDirectory;
@@ -193,6 +193,63 @@ fn unusable_keys_change_nothing() {
         .err()
         .expect("unusable");
     assert!(crate::error::with_causes(error.as_ref()).contains("run chmod 600"));
+}
+
+#[test]
+fn a_revoked_secret_is_refused_also_after_a_restart() {
+    let folder = Folder::new();
+    let state = StateDirectory::at(folder.path("state"));
+    let text = folder.text(
+        &["old", "new"],
+        ", chap = [\"old\", \"new\"], require = [\"chap\"]",
+    );
+    let start = || Appliance::start(parsed(&text), &state).expect("it starts");
+    let mut appliance = start();
+    let mut with_old = connect(&appliance, Some((1, None))).expect("the old key");
+    let mut with_new = connect(&appliance, Some((2, None))).expect("the new key");
+    revoke(&mut appliance, "none", true).expect_err("no such key");
+    assert_eq!(revoke(&mut appliance, "old", false), Ok(0));
+    connect(&appliance, Some((1, None))).expect_err("revoked");
+    assert!(is_alive(&mut with_old), "connections go on");
+    assert_eq!(revoke(&mut appliance, "old", true), Ok(1));
+    with_old.wait_end(LIMIT).expect("it is disconnected");
+    assert!(is_alive(&mut with_new));
+    assert_eq!(revoked_keys(&appliance), ["old"]);
+    drop(with_new);
+    assert!(appliance.stop_quietly());
+
+    let mut appliance = start();
+    connect(&appliance, Some((1, None))).expect_err("still revoked");
+    connect(&appliance, Some((2, None))).expect("the other key");
+    // Without any usable key, the host is refused, and others are served.
+    revoke(&mut appliance, "new", false).expect("recorded");
+    connect(&appliance, Some((2, None))).expect_err("revoked");
+    connect(&appliance, None).expect_err("authentication is still required");
+    // Another secret in the same file is a usable key, and the revoked one is not under any name.
+    write_key(&folder.path("old"), 5);
+    write_key(&folder.path("new"), 1);
+    apply(&mut appliance, &text);
+    connect(&appliance, Some((5, None))).expect("another secret");
+    connect(&appliance, Some((1, None))).expect_err("revoked under another name");
+    assert_eq!(revoked_keys(&appliance), ["new"]);
+    assert!(appliance.stop_quietly());
+
+    // A damaged file might make a revoked key usable.
+    fs::write(state.revoked_keys().expect("a path"), "{").expect("writable");
+    let error = Appliance::start(parsed(&text), &state).err();
+    let error = crate::error::with_causes(error.expect("unknown keys").as_ref());
+    assert!(error.contains("is damaged"), "{error}");
+}
+
+#[test]
+fn a_revocation_that_cannot_be_recorded_changes_nothing() {
+    let folder = Folder::new();
+    let text = folder.text(&["old"], ", chap = \"old\", require = [\"chap\"]");
+    let mut appliance = started(&text);
+    let error = revoke(&mut appliance, "old", true).expect_err("no state directory");
+    assert!(error.contains("no state directory"), "{error}");
+    connect(&appliance, Some((1, None))).expect("not revoked");
+    assert!(revoked_keys(&appliance).is_empty());
 }
 
 /// A requirement applies to hosts that are connected without authentication.

@@ -128,6 +128,26 @@ pub(super) fn try_apply(
         .apply(&parsed(text), options, &mut RealTime(|_| {}))
 }
 
+/// Revokes the secret of a key. Returns the number of associations that end, or why nothing was
+/// revoked.
+pub(super) fn revoke(
+    appliance: &mut Appliance,
+    key: &str,
+    disconnect: bool,
+) -> Result<usize, String> {
+    let key = key.parse().expect("a name");
+    let revoked = appliance
+        .reconciler()
+        .revoke_key(&key, disconnect, &mut RealTime(|_| {}));
+    revoked.map(|ended| ended.count())
+}
+
+/// The names of the keys whose secrets are revoked.
+pub(super) fn revoked_keys(appliance: &Appliance) -> Vec<String> {
+    let keys = appliance.status().keys.into_iter();
+    keys.filter(|it| it.revoked).map(|it| it.name).collect()
+}
+
 /// The steps that remain to be done.
 pub(super) fn steps_to(appliance: &Appliance, text: &str) -> Vec<Step> {
     appliance.config().difference(&parsed(text))

@@ -21,8 +21,9 @@ use zerocopy::{FromBytes as _, IntoBytes as _};
 
 use super::ApplyOptions;
 use super::lab::{HOST, LIMIT, address, apply, base, nqn, started, try_apply, with_export};
-use super::lab::{io_queue, is_alive};
+use super::lab::{io_queue, is_alive, parsed, revoke};
 use crate::appliance::Appliance;
+use crate::state_directory::StateDirectory;
 
 /// Another host, which has the key `other`.
 const OTHER: &str = "nqn.2026-11.org.example:other";
@@ -216,6 +217,27 @@ fn a_host_that_requires_tls_is_refused_without_it() {
     let refused = refusal(&plain, with(key(1)));
     assert!(refused.contains("TLS handshake failed"), "{refused}");
     connect(&plain, Transport::tcp()).expect("no TLS");
+}
+
+#[test]
+fn a_revoked_key_protects_no_connection() {
+    let folder = Folder::new();
+    let text = folder.text(
+        "required",
+        ", tls = [\"old\", \"new\"], require = [\"tls\"]",
+    );
+    let state = StateDirectory::at(folder.path("state"));
+    let mut appliance = Appliance::start(parsed(&text), &state).expect("it starts");
+    let mut with_old = connect(&appliance, with(key(1))).expect("the old key");
+    let mut with_new = connect(&appliance, with(key(2))).expect("the new key");
+    let other = options(address(&appliance, "steady"), OTHER, with(key(4)));
+    let mut of_other = Controller::connect(other).expect("another host");
+    assert_eq!(revoke(&mut appliance, "old", true), Ok(1));
+    with_old.wait_end(LIMIT).expect("it is disconnected");
+    let refused = refusal(&appliance, with(key(1)));
+    assert!(refused.contains("unknown_psk_identity (115)"), "{refused}");
+    assert!(is_alive(&mut with_new) && is_alive(&mut of_other));
+    connect(&appliance, with(key(2))).expect("the new key");
 }
 
 #[test]

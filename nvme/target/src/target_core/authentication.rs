@@ -22,6 +22,7 @@ use super::{FailedCommand, TargetCore};
 use crate::authentication::{HostAuthentication, Job, Origin, QueueAuthentication, advice};
 use crate::interface::{Admission, CloseReason, Completed, Direction, QueueId, Work, WorkKind};
 use crate::io::{DataContext, data_source};
+use crate::revocation::has_queue_with;
 use crate::status::{Fault, byte};
 use crate::view::TargetView;
 pub(crate) use session::{After, Phase, Session, SessionNames, Standing};
@@ -531,6 +532,42 @@ impl TargetCore {
             self.target.notify_all();
         }
     }
+
+    /// Ends the associations that have a queue on this core with a key that was revoked after epoch
+    /// `before`, and queues whose hosts are proving one.
+    pub(super) fn end_revoked(&mut self, before: u32) {
+        let view = Arc::clone(&self.view);
+        for key in view.revocations.keys_after(before) {
+            let mut is_changed = false;
+            for slot in 0..self.queues.capacity() {
+                let Some(queue) = self.queues.at_mut(slot) else {
+                    continue;
+                };
+                if has_queue_with(&queue.shared, key) {
+                    queue.shared.end(CloseReason::Revoked);
+                    is_changed = true;
+                } else if is_proving(queue, &view, key) {
+                    self.end_queue(slot, CloseReason::Revoked);
+                }
+            }
+            if is_changed {
+                self.target.notify_all();
+            }
+        }
+    }
+}
+
+/// Whether a queue has a transaction in which a revoked key can be proved. One that begins later
+/// has the keys of `view`.
+fn is_proving(queue: &mut Queue, view: &TargetView, key: &str) -> bool {
+    let settings = settings(queue, view);
+    let Some(mut session) = queue.session.take() else {
+        return false;
+    };
+    let is_proving = session.has_key(key)
+        && !settings.is_some_and(|settings| session.adopt(settings, &names(queue)));
+    queue.session = Some(session);
+    is_proving
 }
 
 /// Whether a queue's host has to use a secure channel, and does not.

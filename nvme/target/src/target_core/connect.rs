@@ -409,7 +409,8 @@ impl TargetCore {
     ) -> Result<(), ConnectRefusal> {
         let channel = request.arrival.channel.as_deref();
         let (host, subsystem) = (request.host_nqn, request.subsystem_nqn);
-        secure_channel::check(channel, host, subsystem, is_required)
+        let revocations = &self.view.revocations;
+        secure_channel::check(channel, host, subsystem, is_required, revocations)
             .map_err(|refusal| self.refuse_channel(request, refusal, now))
     }
 

@@ -62,8 +62,8 @@ impl TargetCore {
         // Read first, so that a change during the call causes another one.
         self.notifications_seen = self.target.notifications(self.reactor);
         if self.target.epoch() != self.view.epoch {
-            self.view = self.target.published();
-            self.adopt_view(now);
+            let before = std::mem::replace(&mut self.view, self.target.published());
+            self.adopt_view(before.epoch, now);
             let registry = self.target.registry();
             self.awaited = registry.ana_transitions.awaited_from(self.reactor);
         }
@@ -96,8 +96,8 @@ impl TargetCore {
         }
     }
 
-    /// Applies a changed configuration to every controller.
-    fn adopt_view(&mut self, now: Nanos) {
+    /// Applies a changed configuration to every controller. The core had that of epoch `before`.
+    fn adopt_view(&mut self, before: u32, now: Nanos) {
         let view = Arc::clone(&self.view);
         for slot in 0..self.queues.capacity() {
             if let Some(queue) = self.queues.at_mut(slot) {
@@ -120,6 +120,7 @@ impl TargetCore {
             self.report_events(slot);
         }
         self.require_authentication();
+        self.end_revoked(before);
     }
 
     fn check_controller(&mut self, slot: u32, now: Nanos) {

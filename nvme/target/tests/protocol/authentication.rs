@@ -635,6 +635,73 @@ fn a_host_authenticates_again_under_io_and_with_new_keys() {
     assert_eq!(world.closes(1), []);
 }
 
+/// The settings without a revoked key.
+fn without(name: &str) -> Option<HostAuthentication> {
+    let mut settings = required();
+    settings.keys.retain(|key| key.name != name);
+    settings.controller_key = settings.controller_key.filter(|key| key.name != name);
+    Some(settings)
+}
+
+#[test]
+fn a_revoked_key_ends_associations_and_transactions() {
+    for (name, key, controller) in [("old", 1, None), ("own", 2, Some(9))] {
+        let mut world = world(required());
+        let other = admin(&mut world);
+        authenticate(&mut world, other, &mut host(2, None, &[Group::Null])).unwrap();
+        world.set_cc(other, Cc::enabled_nvm());
+        let idle = admin(&mut world);
+        let with_key = || host(key, controller, &[Group::Null]);
+        // One association is authenticated, one is being authenticated, and one is authenticated
+        // before its core knows of the revocation.
+        let link = admin(&mut world);
+        authenticate(&mut world, link, &mut with_key()).unwrap();
+        let begun = admin(&mut world);
+        let mut peer = with_key();
+        let Action::Send(negotiate) = peer.start(TRANSACTION, 0) else {
+            panic!()
+        };
+        send(&mut world, begun, &negotiate);
+        change(&mut world, without(name));
+        assert_eq!(world.closes(0), []);
+        let ended = world.target.revoke_key(name, 1);
+        assert_eq!(ended.count(), 1);
+        world.settle();
+        let closes = world.closes(0);
+        assert_eq!(closes.len(), 2, "{name}: {closes:?}");
+        for ended in [link, begun] {
+            assert!(closes.iter().any(|it| it.queue == ended.queue), "{name}");
+        }
+        assert!(closes.iter().all(|it| it.reason == CloseReason::Revoked));
+        world.close(link);
+        assert!(world.target.is_evicted(&ended));
+        // Others go on, and a queue without a transaction has the remaining keys.
+        authenticate(&mut world, other, &mut host(2, None, &[Group::Null])).unwrap();
+        authenticate(&mut world, idle, &mut host(2, None, &[Group::Null])).unwrap();
+        let again = admin(&mut world);
+        authenticate(&mut world, again, &mut with_key()).unwrap_err();
+    }
+}
+
+#[test]
+fn a_host_whose_only_key_was_revoked_cannot_connect() {
+    let mut world = world(required());
+    let link = admin(&mut world);
+    change(
+        &mut world,
+        Some(HostAuthentication {
+            keys: Vec::new(),
+            ..required()
+        }),
+    );
+    let refused = authenticate(&mut world, link, &mut host(1, None, &[Group::Null]));
+    assert_eq!(
+        refused.unwrap_err(),
+        FailureExplanation::AUTHENTICATION_FAILED
+    );
+    assert!(requires(&mut world, 0, &ConnectOptions::default()));
+}
+
 #[test]
 fn a_new_requirement_disconnects_hosts_that_did_not_authenticate() {
     let allowed = HostAuthentication {
@@ -738,19 +805,17 @@ fn a_flood_of_exponentiations_does_not_delay_another_address() {
 #[test]
 fn the_number_of_keys_is_checked() {
     let mut world = world(required());
-    for count in [0, 5] {
-        let all = crate::harness::config(&world.devices());
-        let settings = HostAuthentication {
-            keys: (0..count).map(|key| named("k", key)).collect(),
-            ..required()
-        };
-        let changed = SubsystemConfig {
-            authentication: [(HOST.to_owned(), Arc::new(settings))].into(),
-            ..all.subsystems[0].clone()
-        };
-        let refused = world.target.update_subsystem(changed).unwrap_err();
-        assert!(matches!(refused, TargetError::HostKeys { .. }), "{refused}");
-    }
+    let all = crate::harness::config(&world.devices());
+    let settings = HostAuthentication {
+        keys: (0..5).map(|key| named("k", key)).collect(),
+        ..required()
+    };
+    let changed = SubsystemConfig {
+        authentication: [(HOST.to_owned(), Arc::new(settings))].into(),
+        ..all.subsystems[0].clone()
+    };
+    let refused = world.target.update_subsystem(changed).unwrap_err();
+    assert!(matches!(refused, TargetError::HostKeys { .. }), "{refused}");
     world.settle();
 }
 

@@ -120,6 +120,37 @@ fn a_required_channel_is_required_also_of_connected_hosts() {
     );
 }
 
+/// A handshake may have found the key before it was revoked.
+#[test]
+fn a_revoked_key_ends_its_associations_and_handshakes() {
+    let mut world = World::with(1, LIMITS, |config| {
+        config.subsystems[1].allow_any_host = true;
+    });
+    let secured = world.enabled_by(0, &own());
+    world.enabled_by(0, &ConnectOptions::default());
+    let version = channel_of((HOST, SUBSYSTEM)).keys_version;
+    // The number of associations that end, those included whose commands have not ended yet, and
+    // whether the host can connect again.
+    for (key, later, ended, connects) in [
+        ("db2", 1, 0, true),
+        ("db1", 0, 2, true),
+        ("db1", 1, 3, false),
+    ] {
+        let revoked = world.target.revoke_key(key, version + later);
+        world.settle();
+        assert_eq!(revoked.count(), ended, "{key} {later}");
+        if connects {
+            world.connect(0, &own());
+        } else {
+            assert_refused(&mut world, &own());
+        }
+    }
+    let closes = world.closes(0);
+    assert!(closes.iter().all(|it| it.reason == CloseReason::Revoked));
+    assert!(closes.iter().any(|it| it.queue == secured.queue));
+    world.connect(0, &ConnectOptions::default());
+}
+
 #[test]
 fn snapshots_have_the_channels_of_queues_and_the_uses_of_keys() {
     let mut world = World::new();

@@ -152,6 +152,7 @@ pub(crate) fn channel_of((host, subsystem): (&str, &str)) -> SecureChannel {
             host_nqn: host.to_owned(),
             subsystem_nqn: subsystem.to_owned(),
         }),
+        keys_version: 3,
         cipher: "TLS_AES_128_GCM_SHA256",
         group: "X25519",
         derivation: "standard",

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 
 use super::{Arriving, Origin};
 use crate::stream::{ByteStream as _, TcpSocket, Transferred};
-use crate::tls::{SharedTlsKeys, TlsPolicy, secure_channel};
+use crate::tls::{SharedTlsKeys, TlsPolicy, VersionedTlsKeys, secure_channel};
 
 /// The first byte of a ClientHello's record.
 const TLS_HANDSHAKE: u8 = ContentType::Handshake.code();
@@ -37,7 +37,10 @@ enum Stage {
     /// The first byte.
     FirstByte,
     /// The messages of the host.
-    Tls(Box<ServerHandshake<Arc<KeyOwner>>>),
+    Tls {
+        handshake: Box<ServerHandshake<Arc<KeyOwner>>>,
+        keys_version: u64,
+    },
 }
 
 /// What follows an event.
@@ -116,8 +119,11 @@ impl Handshake {
                 Stage::FirstByte => match self.stream.first_byte() {
                     Ok(None) => return Step::Waits,
                     Ok(Some(TLS_HANDSHAKE)) => {
-                        let handshake = ServerHandshake::new(keys.get());
-                        self.stage = Stage::Tls(Box::new(handshake));
+                        let VersionedTlsKeys { version, keys } = keys.get();
+                        self.stage = Stage::Tls {
+                            handshake: Box::new(ServerHandshake::new(keys)),
+                            keys_version: version,
+                        };
                     }
                     Ok(Some(_)) if self.policy == TlsPolicy::Required => {
                         return Step::Ended(End::Plain);
@@ -125,7 +131,11 @@ impl Handshake {
                     Ok(Some(_)) => return Step::Plain,
                     Err(_) => return Step::Ended(End::Unused),
                 },
-                Stage::Tls(handshake) => {
+                Stage::Tls {
+                    handshake,
+                    keys_version,
+                } => {
+                    let keys_version = *keys_version;
                     let wanted = handshake.wanted().min(buffer.len());
                     let room = &mut buffer[..wanted];
                     let bytes = match self.stream.receive(&mut [IoSliceMut::new(room)]) {
@@ -139,7 +149,9 @@ impl Handshake {
                     self.unsent.append(&mut handshake.take_output());
                     match received {
                         Ok(Progress::Continue) => {}
-                        Ok(Progress::Complete(established)) => return self.complete(&established),
+                        Ok(Progress::Complete(established)) => {
+                            return self.complete(&established, keys_version);
+                        }
                         Err(error) => {
                             // There is one attempt to send the alert.
                             let _ = self.flush();
@@ -152,13 +164,14 @@ impl Handshake {
     }
 
     /// The stream of a complete handshake. The host's Finished is last, so nothing is unsent.
-    fn complete(&mut self, established: &Established<Arc<KeyOwner>>) -> Step {
+    fn complete(&mut self, established: &Established<Arc<KeyOwner>>, keys_version: u64) -> Step {
         if self.flush() != Ok(true) {
             return Step::Ended(End::Disconnected);
         }
         let secrets = established.secrets.clone();
         let channel = Channel::new(Role::Server, secrets.send, secrets.receive);
-        Step::Established(Box::new(channel), secure_channel(established))
+        let secured = secure_channel(established, keys_version);
+        Step::Established(Box::new(channel), secured)
     }
 
     /// Sends output. Returns whether none is left.

@@ -93,15 +93,29 @@ impl Session {
         }
     }
 
-    /// Adopts the configuration's current keys, unless a transaction is under way.
-    pub(crate) fn adopt(&mut self, settings: &Arc<HostAuthentication>, names: &SessionNames<'_>) {
+    /// Adopts the configuration's current keys. Returns false if a transaction is under way, which
+    /// goes on with its own.
+    pub(crate) fn adopt(
+        &mut self,
+        settings: &Arc<HostAuthentication>,
+        names: &SessionNames<'_>,
+    ) -> bool {
         let (host_keys, controller_key) = (
             settings.host_keys(names.host_nqn),
             settings.transformed_controller_key(names.subsystem_nqn),
         );
-        if self.responder.set_keys(host_keys, controller_key) {
+        let is_adopted = self.responder.set_keys(host_keys, controller_key);
+        if is_adopted {
             self.settings = Arc::clone(settings);
         }
+        is_adopted
+    }
+
+    /// Whether the host or the controller can prove a key in the current transaction.
+    pub(crate) fn has_key(&self, name: &str) -> bool {
+        let controller_key = self.settings.controller_key.iter();
+        let mut keys = self.settings.keys.iter().chain(controller_key);
+        keys.any(|key| key.name == name)
     }
 
     /// The names of the keys of a transaction that succeeded.
