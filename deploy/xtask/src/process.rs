@@ -166,7 +166,14 @@ pub(crate) fn run(command: &mut Command) -> Result<(), String> {
 }
 
 /// Strings in the output of a test program that mark a failure.
-const FAILURE_MARKS: [&str; 5] = ["FAILED", "panicked at", " fails", "replay:", "NOT FOUND"];
+const FAILURE_MARKS: [&str; 6] = [
+    "FAILED",
+    "panicked at",
+    " fails",
+    "replay:",
+    "NOT FOUND",
+    "TOO MUCH",
+];
 /// Maximum number of such lines that an error repeats.
 const FAILURE_LINES_MAX: usize = 12;
 /// Maximum length of such a line in an error, in characters.

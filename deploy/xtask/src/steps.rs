@@ -388,7 +388,7 @@ fn costs() -> Vec<Row> {
             if let Some(baseline) = baseline {
                 measure.arg("--baseline").arg(root.join(baseline));
             }
-            process::run(&mut measure)
+            process::run_test(&mut measure)
         })
     };
     std::iter::once(built)
