@@ -59,6 +59,8 @@ enum ComparedArg {
     Tcp,
     /// Every figure over TCP that there is a goal for
     All,
+    /// TLS beside the same target without it
+    Trust,
 }
 
 /// Default CPU share of the target in rows with a limited share, in percent.
@@ -127,14 +129,14 @@ pub(crate) fn execute(command: Command) -> Result<ExitCode, Failure> {
 fn execute_compare(args: &CompareArgs) -> Result<ExitCode, Failure> {
     let rounds = args.rounds.unwrap_or(match args.compared {
         ComparedArg::Tcp => 9,
-        ComparedArg::All => 5,
+        ComparedArg::All | ComparedArg::Trust => 5,
     });
     let of_all = [
         ("--rows", !args.rows.is_empty()),
         ("--folder", args.folder.is_some()),
         ("--cpu-max", args.cpu_max.is_some()),
     ];
-    if args.compared == ComparedArg::Tcp
+    if args.compared != ComparedArg::All
         && let Some((name, _)) = of_all.into_iter().find(|(_, given)| *given)
     {
         return Err(format!("{name} is for `measure compare all`").into());
@@ -155,7 +157,12 @@ fn execute_compare(args: &CompareArgs) -> Result<ExitCode, Failure> {
     let report_step = |step: &str| eprintln!("  {step}");
     match args.compared {
         ComparedArg::Tcp => show(&compare_tcp(&common, report_step)?, args.json.as_deref()),
-        ComparedArg::All => {
+        ComparedArg::All | ComparedArg::Trust => {
+            let only = match args.compared {
+                ComparedArg::Trust => suite::trust_row_names(),
+                ComparedArg::All | ComparedArg::Tcp => Vec::new(),
+            };
+            let only = only.into_iter().map(str::to_owned);
             let folder = args.folder.clone().unwrap_or_else(std::env::temp_dir);
             // A separate directory, which is removed with its content even after a signal.
             let own = tempfile::tempdir_in(&folder).map_err(|error| {
@@ -165,7 +172,7 @@ fn execute_compare(args: &CompareArgs) -> Result<ExitCode, Failure> {
             let options = SuiteOptions {
                 common,
                 folder: own.path().to_owned(),
-                only: args.rows.clone(),
+                only: only.chain(args.rows.iter().cloned()).collect(),
                 part_percent: args.cpu_max.unwrap_or(PART_PERCENT),
             };
             show(&compare_all(&options, report_step)?, args.json.as_deref())
@@ -194,10 +201,12 @@ mod tests {
     #[test]
     fn options_ignored_by_a_comparison_are_refused() {
         for option in ["--rows=idle", "--folder=/tmp", "--cpu-max=20"] {
-            let all = ["measure", "compare", "tcp", option];
-            let command = Arguments::try_parse_from(all).expect("well formed").command;
-            let error = execute(command).expect_err("refused").to_string();
-            assert!(error.contains("is for `measure compare all`"), "{error}");
+            for compared in ["tcp", "trust"] {
+                let all = ["measure", "compare", compared, option];
+                let command = Arguments::try_parse_from(all).expect("well formed").command;
+                let error = execute(command).expect_err("refused").to_string();
+                assert!(error.contains("is for `measure compare all`"), "{error}");
+            }
         }
     }
 

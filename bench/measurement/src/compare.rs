@@ -14,9 +14,9 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use nvme_host::{ConnectOptions, ConnectionCounters, HostIdentity};
+use nvme_host::{ConnectOptions, ConnectionCounters, HostIdentity, TlsOptions, Transport};
 
-use self::target::{ARENA_BYTES, NQN, Target, TargetOptions};
+use self::target::{ARENA_BYTES, HOST_NQN, NQN, Target, TargetOptions, host_key};
 use crate::appliance_process::ProcessError;
 use crate::ceiling::{
     CONGESTION_CONTROL, CeilingError, CeilingOptions, DataLocation, DataMemory, Exchange,
@@ -95,6 +95,7 @@ impl CompareOptions {
             idle: "adaptive",
             more: "",
             cpu_percent: None,
+            tls: false,
         }
     }
 }
@@ -110,6 +111,8 @@ pub(crate) struct Load {
     depth: u16,
     /// With header and data digests.
     digests: bool,
+    /// Protected by TLS.
+    tls: bool,
 }
 
 impl Load {
@@ -122,6 +125,7 @@ impl Load {
             connections: 1,
             depth: depth as u16,
             digests: false,
+            tls: false,
         }
     }
 }
@@ -142,12 +146,21 @@ pub(crate) fn measure_target(
     address: SocketAddr,
     load: &Load,
 ) -> Result<Measured, CompareError> {
+    let identity = HostIdentity {
+        nqn: HOST_NQN.to_owned(),
+        ..HostIdentity::random()
+    };
+    let transport = match load.tls {
+        true => Transport::tls(TlsOptions::new(host_key())),
+        false => Transport::tcp(),
+    };
     let plan = RunPlan {
         connect: ConnectOptions {
             header_digest: load.digests,
             data_digest: load.digests,
             congestion_control: Some(CONGESTION_CONTROL.to_owned()),
-            ..ConnectOptions::new(address, NQN, HostIdentity::random())
+            transport,
+            ..ConnectOptions::new(address, NQN, identity)
         },
         nsid: load.nsid,
         workload: Workload {

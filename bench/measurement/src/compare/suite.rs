@@ -4,6 +4,8 @@
 //! pattern, fio on the same file, or our target with another setting. Ratios are taken within a
 //! round.
 
+mod trust;
+
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -80,6 +82,7 @@ impl PairRow {
             connections: self.connections,
             depth: self.depth,
             digests: false,
+            tls: false,
         }
     }
 }
@@ -143,7 +146,14 @@ const DIGESTS: &str = "digests";
 pub fn row_names() -> Vec<&'static str> {
     let pairs = PAIR_ROWS.iter().map(|row| row.name);
     let rows = pairs.chain(LIMITED_ROWS);
-    rows.chain([LATENCY, FILE, IDLE, DIGESTS]).collect()
+    let rows = rows.chain([LATENCY, FILE, IDLE, DIGESTS]);
+    rows.chain(trust::row_names()).collect()
+}
+
+/// The names of the rows that show what security costs.
+#[must_use]
+pub fn trust_row_names() -> Vec<&'static str> {
+    trust::row_names().collect()
 }
 
 /// Parameters of the comparison.
@@ -304,6 +314,9 @@ impl Suite<'_> {
             .find(|pair| Some(pair.name) == row.strip_suffix(LIMITED_SUFFIX))
         {
             return self.with_cpu_limit(row, pair, swapped);
+        }
+        if let Some(measured) = self.take_trust(row, swapped) {
+            return measured;
         }
         match row {
             LATENCY => self.latency(swapped),

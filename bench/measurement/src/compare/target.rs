@@ -1,8 +1,13 @@
 //! The measured target: a child process with the configuration of a comparison.
 
+use std::fs::OpenOptions;
+use std::io::Write as _;
 use std::net::SocketAddr;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+use nvme_keys::{Hash, TlsKey};
 
 use super::READ_BYTES;
 use crate::appliance_process::{ApplianceProcess, ProcessError};
@@ -13,6 +18,9 @@ pub(crate) const ARENA_BYTES: u64 = 256 << 20;
 
 /// Subsystem of the measured target.
 pub(crate) const NQN: &str = "nqn.2026-11.org.windlass:compare";
+
+/// The host that measures.
+pub(crate) const HOST_NQN: &str = "nqn.2026-11.org.windlass:compare-host";
 
 /// Parameters of the measured target.
 #[derive(Debug, Clone)]
@@ -31,6 +39,13 @@ pub(crate) struct TargetOptions {
     pub(crate) more: &'static str,
     /// CPU share in percent of its core; `None` for the whole core.
     pub(crate) cpu_percent: Option<u32>,
+    /// Whether its host may use TLS.
+    pub(crate) tls: bool,
+}
+
+/// The key of the host. It protects nothing but measurements on the loopback interface.
+pub(crate) fn host_key() -> TlsKey {
+    TlsKey::new(Hash::Sha256, &[1; 32]).expect("the length fits")
 }
 
 /// The configuration file.
@@ -48,6 +63,15 @@ fn configuration(options: &TargetOptions, directory: &Path, address: SocketAddr)
             "\"ram0\", \"null0\", \"file0\"",
         ),
         None => (String::new(), "\"ram0\", \"null0\""),
+    };
+    let key = directory.join("key");
+    let (tls, hosts, key) = match options.tls {
+        true => (
+            "tls = \"allowed\"\n",
+            format!("hosts = [{{ nqn = \"{HOST_NQN}\", tls = \"host\" }}]"),
+            format!("[[key]]\nname = \"host\"\nfile = {key:?}\n"),
+        ),
+        false => ("", "allow_any_host = true".to_owned(), String::new()),
     };
     format!(
         "[appliance]\n\
@@ -79,12 +103,14 @@ fn configuration(options: &TargetOptions, directory: &Path, address: SocketAddr)
          address = \"{address}\"\n\
          queue_depth = 256\n\
          congestion_control = \"{CONGESTION_CONTROL}\"\n\
+         {tls}\
          \n\
          [[export]]\n\
          nqn = \"{NQN}\"\n\
          devices = [{devices}]\n\
          listeners = [\"loopback\"]\n\
-         allow_any_host = true\n\
+         {hosts}\n\
+         {key}\
          {more}",
         more = options.more,
         core = options.core,
@@ -92,6 +118,17 @@ fn configuration(options: &TargetOptions, directory: &Path, address: SocketAddr)
         size = options.memory_bytes,
         socket = directory.join("control.sock"),
     )
+}
+
+/// Writes the key of the host. If that fails, the target reports that it cannot read it.
+fn write_key(path: &Path) {
+    let file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path);
+    let key = host_key().expose_interchange();
+    let _ = file.and_then(|mut file| file.write_all(key.as_bytes()));
 }
 
 /// A running target, which is ended on drop.
@@ -105,6 +142,9 @@ impl Target {
     /// Starts the target and waits until it has initialised a connection.
     pub(crate) fn start(options: &TargetOptions) -> Result<Self, ProcessError> {
         let mut process = ApplianceProcess::start(&options.windlass, |directory, address| {
+            if options.tls {
+                write_key(&directory.join("key"));
+            }
             configuration(options, directory, address)
         })?;
         let start_to_accept = process.await_connection()?;
@@ -142,6 +182,7 @@ mod tests {
             idle: "adaptive",
             more: "",
             cpu_percent: None,
+            tls: false,
         };
         let address = SocketAddr::from(([127, 0, 0, 1], 4420));
         configuration(&options, Path::new("/run"), address)
