@@ -33,7 +33,12 @@ const LEVELS: [&[&str]; 8] = [
         "nvme_handover_format",
         "files_store",
     ],
-    &["block", "rdma_testing", "nvme_tls_handshake"],
+    &[
+        "block",
+        "files_server",
+        "rdma_testing",
+        "nvme_tls_handshake",
+    ],
     &["nvme_driver", "nvme_target", "nvme_host", "block_testing"],
     &["nvme_fabrics"],
     &[

@@ -1,0 +1,379 @@
+//! A COMPOUND that is being executed: its place in the request, its current objects, and the reply
+//! that is being written. It can be suspended while data move or a change becomes durable.
+
+use files_spec::Status;
+use files_spec::compound::Tag;
+use files_spec::operations::{OperationNumber, OperationResult, Outcome, ReadOk};
+use files_spec::rpc::{AcceptStatus, Reply};
+use files_spec::types::{Stable, StateId};
+use files_spec::xdr::{EncodeError, Encoder, HOLES_MAX, Hole, Payload, Xdr, padding};
+use files_store::{InodeId, Range, Ticket, WriteId, WritePlan};
+
+use crate::limits::{CHANGE_RESULT_BYTES_MAX, FAILED_RESULT_BYTES, REPLY_BYTES_MAX};
+use crate::place::{Place, VolumeIndex};
+use crate::refusal::Refusal;
+use crate::table::Key;
+use crate::user::User;
+
+/// Length of the header of an RPC reply whose call is accepted.
+const REPLY_HEADER_BYTES: usize = 24;
+
+/// What the caller does next with an execution.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step<'r> {
+    /// Send [`Execution::reply`].
+    Reply,
+    /// The record is no call: there is nothing to send.
+    Ignore,
+    /// Read these ranges of the device into memory for the next hole of the reply.
+    Read {
+        /// The volume.
+        volume: VolumeIndex,
+        /// The ranges in their order.
+        ranges: Vec<Range>,
+    },
+    /// Write data to the device.
+    Write {
+        /// The volume.
+        volume: VolumeIndex,
+        /// Where the data go.
+        plan: WritePlan,
+        /// The data: in the record, or where the caller has received them.
+        data: Payload<'r>,
+    },
+    /// Carry out the requests of the volumes until [`crate::Server::is_durable`].
+    AwaitDurable,
+    /// Continue after the end of another execution or of a request of a volume.
+    AwaitVolume,
+}
+
+/// How what a [`Step`] asked for has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resumption {
+    /// It is done.
+    Done,
+    /// The device has failed.
+    DeviceFailed,
+}
+
+/// The session and slot of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HeldSlot {
+    pub(crate) session: Key,
+    pub(crate) client: Key,
+    pub(crate) slot: u32,
+    pub(crate) is_cached: bool,
+}
+
+/// Why an execution does not run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Waiting {
+    /// It runs.
+    No,
+    /// Woken by the end of a READ.
+    Read { eof: bool, length: u32 },
+    /// Woken by the end of the data of a WRITE.
+    Write(PendingWrite),
+    /// The data of a WRITE are on the device. Woken when the log has room.
+    Record(PendingWrite),
+    /// Woken when the volume can execute the operation.
+    Volume,
+    /// All operations are executed. Woken when their changes are durable.
+    Durable(Status),
+}
+
+/// A WRITE whose data move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PendingWrite {
+    pub(crate) volume: VolumeIndex,
+    pub(crate) id: WriteId,
+    pub(crate) length: u32,
+    pub(crate) stable: Stable,
+}
+
+/// The current or saved object with its state identifier.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Current {
+    pub(crate) place: Option<Place>,
+    pub(crate) state: Option<StateId>,
+}
+
+/// A COMPOUND that is being executed. It can be used again after its reply was sent.
+#[derive(Debug)]
+pub struct Execution {
+    memory: Box<[u8]>,
+    at: usize,
+    holes: [Hole; HOLES_MAX],
+    hole_count: usize,
+    hole_bytes: usize,
+    /// Limit of the reply with holes in bytes.
+    limit: usize,
+    /// The status of a reply that exceeds the limit.
+    too_big: Status,
+    count_at: usize,
+    results: u32,
+    /// Behind the result of SEQUENCE.
+    sequence_end: usize,
+    /// Index of the operation that is executed.
+    pub(crate) next: usize,
+    pub(crate) minor_version: u32,
+    pub(crate) user: User,
+    pub(crate) slot: Option<HeldSlot>,
+    pub(crate) current: Current,
+    pub(crate) saved: Current,
+    /// The file that an OPEN has created before it had to wait.
+    pub(crate) created: Option<InodeId>,
+    pub(crate) awaited: Vec<(VolumeIndex, Ticket)>,
+    pub(crate) waiting: Waiting,
+}
+
+impl Default for Execution {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Execution {
+    /// An execution with memory for the longest reply.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::with(vec![0; REPLY_BYTES_MAX].into_boxed_slice(), Vec::new())
+    }
+
+    fn with(memory: Box<[u8]>, awaited: Vec<(VolumeIndex, Ticket)>) -> Self {
+        Self {
+            memory,
+            at: 0,
+            holes: [Hole::default(); HOLES_MAX],
+            hole_count: 0,
+            hole_bytes: 0,
+            limit: REPLY_BYTES_MAX,
+            too_big: Status::REP_TOO_BIG,
+            count_at: 0,
+            results: 0,
+            sequence_end: 0,
+            next: 0,
+            minor_version: 0,
+            user: User::NOBODY,
+            slot: None,
+            current: Current::default(),
+            saved: Current::default(),
+            created: None,
+            awaited,
+            waiting: Waiting::No,
+        }
+    }
+
+    /// The reply without the bytes of its holes.
+    #[must_use]
+    pub fn reply(&self) -> &[u8] {
+        &self.memory[..self.at]
+    }
+
+    /// The holes of the reply, one for each [`Step::Read`] that was done.
+    #[must_use]
+    pub fn holes(&self) -> &[Hole] {
+        &self.holes[..self.hole_count]
+    }
+
+    /// Length of the reply with its holes in bytes.
+    #[must_use]
+    pub fn message_bytes(&self) -> usize {
+        self.at + self.hole_bytes
+    }
+
+    /// Whether it waits for a resumption.
+    #[must_use]
+    pub fn is_suspended(&self) -> bool {
+        self.waiting != Waiting::No
+    }
+
+    /// Begins again with an empty reply.
+    pub(crate) fn reset(&mut self) {
+        let memory = std::mem::take(&mut self.memory);
+        let mut awaited = std::mem::take(&mut self.awaited);
+        awaited.clear();
+        *self = Self::with(memory, awaited);
+    }
+
+    /// Writes a reply of RPC without results.
+    pub(crate) fn refuse(&mut self, reply: &Reply<'_>) {
+        let mut to = Encoder::new(&mut self.memory);
+        reply.encode(&mut to).expect("a header fits");
+        self.at = to.written().len();
+    }
+
+    /// Begins the reply to a COMPOUND.
+    pub(crate) fn begin(&mut self, xid: u32, tag: Tag<'_>) {
+        self.refuse(&Reply::accepted(xid, AcceptStatus::Success));
+        debug_assert_eq!(self.at, REPLY_HEADER_BYTES);
+        self.count_at = self.at + 4 + 4 + tag.0.len() + padding(tag.0.len());
+        let mut to = Encoder::new(&mut self.memory[self.at..]);
+        let written = Status::OK
+            .encode(&mut to)
+            .and_then(|()| tag.encode(&mut to))
+            .and_then(|()| 0_u32.encode(&mut to));
+        written.expect("a bounded tag fits");
+        self.at = self.count_at + 4;
+    }
+
+    /// Limits the reply to what the session and the replay cache accept.
+    pub(crate) fn set_limit(&mut self, limit: u32, too_big: Status) {
+        self.limit = limit as usize;
+        self.too_big = too_big;
+    }
+
+    /// Room for results with their payload, without that of a failure.
+    fn room(&self) -> usize {
+        let used = self.message_bytes() + FAILED_RESULT_BYTES;
+        self.limit.saturating_sub(used)
+    }
+
+    /// Room for results in memory, without that of a failure.
+    fn memory_room(&self) -> usize {
+        let used = self.at + FAILED_RESULT_BYTES;
+        self.room().min(self.memory.len().saturating_sub(used))
+    }
+
+    /// Checks that the result of a change will fit, before the change.
+    ///
+    /// # Errors
+    /// `NFS4ERR_REP_TOO_BIG` or `NFS4ERR_REP_TOO_BIG_TO_CACHE`.
+    pub(crate) fn check_room(&self) -> Result<(), Refusal> {
+        match self.memory_room() >= CHANGE_RESULT_BYTES_MAX {
+            true => Ok(()),
+            false => Err(self.too_big.into()),
+        }
+    }
+
+    /// Appends a result.
+    ///
+    /// # Errors
+    /// `NFS4ERR_REP_TOO_BIG` or `NFS4ERR_REP_TOO_BIG_TO_CACHE` if it does not fit.
+    pub(crate) fn push(&mut self, result: &OperationResult<'_>) -> Result<(), Refusal> {
+        self.push_with(|to| result.encode(to))
+    }
+
+    /// Appends a result that `encode` writes.
+    ///
+    /// # Errors
+    /// As [`Self::push`].
+    pub(crate) fn push_with(
+        &mut self,
+        encode: impl FnOnce(&mut Encoder<'_>) -> Result<(), EncodeError>,
+    ) -> Result<(), Refusal> {
+        let (room, memory) = (self.room(), self.memory_room());
+        let mut to = Encoder::new(&mut self.memory[self.at..][..memory]);
+        encode(&mut to).map_err(|error| match error {
+            EncodeError::NoSpace | EncodeError::TooManyHoles => self.too_big,
+            EncodeError::Value => Status::SERVERFAULT,
+        })?;
+        let (length, bytes) = (to.written().len(), to.message_bytes());
+        let holes = to.holes().len();
+        if bytes > room || self.hole_count + holes > HOLES_MAX {
+            return Err(self.too_big.into());
+        }
+        for hole in to.holes() {
+            self.holes[self.hole_count] = Hole {
+                at: self.at + hole.at,
+                length: hole.length,
+            };
+            self.hole_count += 1;
+        }
+        self.at += length;
+        self.hole_bytes += bytes - length;
+        self.results += 1;
+        Ok(())
+    }
+
+    /// Appends the result of READ, with a hole for its data.
+    pub(crate) fn push_read(&mut self, eof: bool, length: u32) -> Result<(), Refusal> {
+        let data = Payload::Elsewhere(length);
+        let read = Outcome::Ok(ReadOk { eof, data });
+        self.push(&OperationResult::Read(read))
+    }
+
+    /// Whether a READ of this many bytes fits into the reply, with its result.
+    pub(crate) fn check_read(&self, length: u32) -> Result<(), Refusal> {
+        let length = length as usize;
+        let result = 16 + length + padding(length);
+        match result <= self.room() && self.hole_count < HOLES_MAX {
+            true => Ok(()),
+            false => Err(self.too_big.into()),
+        }
+    }
+
+    /// Appends the result of an operation that fails.
+    pub(crate) fn push_failure(&mut self, number: OperationNumber, status: Status) {
+        let mut to = Encoder::new(&mut self.memory[self.at..]);
+        let failed = OperationResult::failed(number, status);
+        failed.encode(&mut to).expect("room for it is reserved");
+        self.at += to.written().len();
+        self.results += 1;
+    }
+
+    /// Remembers where the result of SEQUENCE ends.
+    pub(crate) fn end_sequence(&mut self) {
+        self.sequence_end = self.at;
+    }
+
+    /// Replaces all results behind that of SEQUENCE by one failure.
+    pub(crate) fn fail_all(&mut self, number: OperationNumber, status: Status) {
+        self.at = self.sequence_end;
+        self.results = 1;
+        (self.hole_count, self.hole_bytes) = (0, 0);
+        self.push_failure(number, status);
+    }
+
+    /// Sets the status and the number of the results.
+    pub(crate) fn end(&mut self, status: Status) {
+        let status_at = REPLY_HEADER_BYTES;
+        self.memory[status_at..status_at + 4].copy_from_slice(&status.0.to_be_bytes());
+        let count = self.results.to_be_bytes();
+        self.memory[self.count_at..self.count_at + 4].copy_from_slice(&count);
+    }
+
+    /// What a replay cache keeps: the results of the procedure, without the header of RPC.
+    pub(crate) fn results(&self) -> &[u8] {
+        &self.memory[REPLY_HEADER_BYTES..self.at]
+    }
+
+    /// Replaces the reply by kept results.
+    pub(crate) fn replay(&mut self, results: &[u8]) {
+        self.at = REPLY_HEADER_BYTES + results.len();
+        self.memory[REPLY_HEADER_BYTES..self.at].copy_from_slice(results);
+    }
+
+    /// The client of the session.
+    ///
+    /// # Errors
+    /// `NFS4ERR_OP_NOT_IN_SESSION` without a session.
+    pub(crate) fn client(&self) -> Result<Key, Refusal> {
+        let slot = self.slot.ok_or(Status::OP_NOT_IN_SESSION)?;
+        Ok(slot.client)
+    }
+
+    /// The current object.
+    ///
+    /// # Errors
+    /// `NFS4ERR_NOFILEHANDLE` without one (RFC 8881 §15.1.2.5).
+    pub(crate) fn place(&self) -> Result<Place, Refusal> {
+        Ok(self.current.place.ok_or(Status::NOFILEHANDLE)?)
+    }
+
+    /// Makes an object the current one, without a state identifier (RFC 8881 §16.2.3.1.2).
+    pub(crate) fn go_to(&mut self, place: Place) {
+        self.current = Current {
+            place: Some(place),
+            state: None,
+        };
+    }
+
+    /// Waits for a change before the reply.
+    pub(crate) fn await_durable(&mut self, volume: VolumeIndex, ticket: Ticket) {
+        match self.awaited.iter_mut().find(|it| it.0 == volume) {
+            Some(awaited) => awaited.1 = awaited.1.max(ticket),
+            None => self.awaited.push((volume, ticket)),
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Data: READ, WRITE, COMMIT. The core plans, and the user moves the bytes.
+
+use files_spec::Status;
+use files_spec::limits::PAYLOAD_BYTES_MAX;
+use files_spec::operations::{
+    CommitArgs, OperationResult, Outcome, ReadArgs, WriteArgs, WriteOk, share,
+};
+use files_spec::types::Stable;
+use files_store::Progress;
+
+use super::{Flow, Object};
+use crate::execution::{Execution, PendingWrite, Step, Waiting};
+use crate::refusal::Refusal;
+use crate::server::{Now, Server};
+use crate::states::StateUse;
+use crate::user::{READ, User, WRITE};
+
+impl Server {
+    /// READ (RFC 8881 §18.22).
+    pub(super) fn read<'r>(
+        &mut self,
+        x: &mut Execution,
+        args: &ReadArgs,
+        now: &Now,
+    ) -> Result<Flow<'r>, Refusal> {
+        let (object, attributes) = self.regular_file(x.place()?)?;
+        let file = self.file_id(object);
+        // An open to write permits to read, too, because clients complete pages.
+        match self.state_use(x, &args.stateid, file, share::ACCESS_READ, now)? {
+            StateUse::Open { .. } => {}
+            StateUse::Special => self.check_data_access(x, object, &attributes, READ)?,
+        }
+        let count = u64::from(args.count).min(PAYLOAD_BYTES_MAX as u64);
+        let length = attributes.size.saturating_sub(args.offset).min(count);
+        let eof = args.offset.saturating_add(length) >= attributes.size;
+        x.check_read(length as u32)?;
+        if length == 0 {
+            return x.push_read(eof, 0).map(|()| Flow::Done);
+        }
+        let ranges = self
+            .volume(object)
+            .read(object.inode, args.offset, length)?;
+        x.waiting = Waiting::Read {
+            eof,
+            length: length as u32,
+        };
+        let volume = file.0;
+        Ok(Flow::Suspended(Step::Read { volume, ranges }))
+    }
+
+    /// WRITE (RFC 8881 §18.32).
+    pub(super) fn write<'r>(
+        &mut self,
+        x: &mut Execution,
+        args: &WriteArgs<'r>,
+        now: &Now,
+    ) -> Result<Flow<'r>, Refusal> {
+        let (object, attributes) = self.regular_file(x.place()?)?;
+        self.check_writable(object)?;
+        let file = self.file_id(object);
+        match self.state_use(x, &args.stateid, file, share::ACCESS_WRITE, now)? {
+            StateUse::Open { access } if access & share::ACCESS_WRITE == 0 => {
+                return Err(Status::OPENMODE.into());
+            }
+            StateUse::Open { .. } => {}
+            StateUse::Special => self.check_data_access(x, object, &attributes, WRITE)?,
+        }
+        if args.stable > Stable::FILE_SYNC {
+            return Err(Status::BADXDR.into());
+        }
+        x.check_room()?;
+        let length = args.data.len() as u32;
+        if length == 0 {
+            self.push_write(x, 0, Stable::FILE_SYNC)?;
+            return Ok(Flow::Done);
+        }
+        let volume = self.volume_mut(object);
+        let plan = volume.write(object.inode, args.offset, u64::from(length))?;
+        x.waiting = Waiting::Write(PendingWrite {
+            volume: file.0,
+            id: plan.id,
+            length,
+            stable: args.stable,
+        });
+        Ok(Flow::Suspended(Step::Write {
+            volume: file.0,
+            plan,
+            data: args.data,
+        }))
+    }
+
+    /// Ends a WRITE whose data the device has. What is durable at once needs no COMMIT.
+    pub(crate) fn end_write<'r>(
+        &mut self,
+        x: &mut Execution,
+        write: PendingWrite,
+        now: &Now,
+    ) -> Result<Flow<'r>, Refusal> {
+        let volume = &mut self.volumes[write.volume.0];
+        let ticket = match volume.write_done(write.id, now.time) {
+            Ok(ticket) => ticket,
+            Err(files_store::Error::Busy) => {
+                x.waiting = Waiting::Record(write);
+                return Ok(Flow::Suspended(Step::AwaitVolume));
+            }
+            Err(error) => {
+                volume.write_failed(write.id);
+                return Err(error.into());
+            }
+        };
+        let is_durable = volume.progress(ticket) == Progress::Durable;
+        let committed = match write.stable {
+            Stable::UNSTABLE if !is_durable => Stable::UNSTABLE,
+            _ => Stable::FILE_SYNC,
+        };
+        if committed == Stable::FILE_SYNC {
+            x.await_durable(write.volume, ticket);
+        }
+        self.push_write(x, write.length, committed)?;
+        Ok(Flow::Done)
+    }
+
+    fn push_write(&self, x: &mut Execution, count: u32, committed: Stable) -> Result<(), Refusal> {
+        x.push(&OperationResult::Write(Outcome::Ok(WriteOk {
+            count,
+            committed,
+            writeverf: self.write_verifier(),
+        })))
+    }
+
+    /// COMMIT (RFC 8881 §18.3) of everything that was written before, also by others.
+    pub(super) fn commit(&mut self, x: &mut Execution, args: &CommitArgs) -> Result<(), Refusal> {
+        let (object, _) = self.regular_file(x.place()?)?;
+        // RFC 8881 §18.3: the range must not exceed the largest offset.
+        args.offset
+            .checked_add(u64::from(args.count))
+            .ok_or(Status::INVAL)?;
+        x.check_room()?;
+        x.await_durable(self.share(object).volume, self.volume(object).commit());
+        x.push(&OperationResult::Commit(Outcome::Ok(self.write_verifier())))
+    }
+
+    /// Checks the rights to access data without an open file. Owners may always, as the file may have
+    /// been opened before its mode has changed.
+    fn check_data_access(
+        &self,
+        x: &Execution,
+        object: Object,
+        attributes: &files_store::Attributes,
+        wanted: u32,
+    ) -> Result<(), Refusal> {
+        let user: User = self.user_in(x, object);
+        match user.uid == attributes.uid {
+            true => Ok(()),
+            false => self.check_access(x, object, attributes, wanted),
+        }
+    }
+}

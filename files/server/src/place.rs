@@ -1,0 +1,123 @@
+//! Shares, the root that contains them, and the file handles of their objects.
+//!
+//! The root is a read-only directory with one entry for each share. It exists only in the server
+//! and is a file system of its own (RFC 8881 §7.3).
+
+use files_spec::Status;
+use files_store::{Handle, InodeId, ShareId, Volume};
+
+use crate::user::Squash;
+
+/// The number of a share in the configuration, which file handles contain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ShareNumber(pub u32);
+
+/// The index of a volume of the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct VolumeIndex(pub usize);
+
+/// A directory of a volume that clients can mount.
+#[derive(Clone, Debug)]
+pub struct Share {
+    /// Its number, which stays the same across restarts.
+    pub number: ShareNumber,
+    /// Its name in the root.
+    pub name: String,
+    /// Its volume.
+    pub volume: VolumeIndex,
+    /// Its directory.
+    pub directory: InodeId,
+    /// The part of the volume that its objects belong to. Handles of others are refused.
+    pub part: ShareId,
+    /// Whether clients cannot change anything.
+    pub is_read_only: bool,
+    /// Which users lose their identity.
+    pub squash: Squash,
+}
+
+/// An object that a file handle names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Place {
+    /// The directory of the shares.
+    Root,
+    /// An object of a volume, in a share with this index.
+    Object {
+        /// Index of the share.
+        share: usize,
+        /// The object.
+        inode: InodeId,
+    },
+}
+
+/// Length of a file handle: kind, number of the share, and the volume's handle.
+pub(crate) const HANDLE_BYTES: usize = 8 + Handle::BYTES;
+
+/// The first bytes of a handle: form 1, and its kind.
+const ROOT: [u8; 4] = [1, 0, 0, 0];
+const OBJECT: [u8; 4] = [1, 1, 0, 0];
+
+/// A file handle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HandleBytes {
+    bytes: [u8; HANDLE_BYTES],
+    length: usize,
+}
+
+impl HandleBytes {
+    pub(crate) const ROOT: Self = {
+        let mut bytes = [0; HANDLE_BYTES];
+        bytes[0] = ROOT[0];
+        Self {
+            bytes,
+            length: ROOT.len(),
+        }
+    };
+
+    pub(crate) fn object(share: ShareNumber, handle: &Handle) -> Self {
+        let mut bytes = [0; HANDLE_BYTES];
+        bytes[..4].copy_from_slice(&OBJECT);
+        bytes[4..8].copy_from_slice(&share.0.to_be_bytes());
+        bytes[8..].copy_from_slice(&handle.to_bytes());
+        Self {
+            bytes,
+            length: HANDLE_BYTES,
+        }
+    }
+
+    pub(crate) fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+}
+
+/// The object of a file handle of a client.
+///
+/// # Errors
+/// `NFS4ERR_BADHANDLE` for bytes that are no handle of this server (RFC 8881 §15.1.2.1),
+/// `NFS4ERR_STALE` for an object or share that does not exist any more (RFC 8881 §15.1.2.7).
+pub(crate) fn resolve(
+    handle: &[u8],
+    shares: &[Share],
+    volumes: &[Volume],
+) -> Result<Place, Status> {
+    if handle == ROOT {
+        return Ok(Place::Root);
+    }
+    let bytes: &[u8; HANDLE_BYTES] = handle.try_into().map_err(|_| Status::BADHANDLE)?;
+    let (kind, rest) = bytes.split_first_chunk::<4>().ok_or(Status::BADHANDLE)?;
+    if *kind != OBJECT {
+        return Err(Status::BADHANDLE);
+    }
+    let (number, rest) = rest.split_first_chunk::<4>().ok_or(Status::BADHANDLE)?;
+    let number = ShareNumber(u32::from_be_bytes(*number));
+    let rest = rest.try_into().map_err(|_| Status::BADHANDLE)?;
+    let handle = Handle::from_bytes(rest);
+    let share = shares.iter().position(|share| share.number == number);
+    let share = share.ok_or(Status::STALE)?;
+    let volume = &volumes[shares[share].volume.0];
+    let inode = volume.resolve(&handle).map_err(|_| Status::STALE)?;
+    let attributes = volume.attributes(inode).map_err(|_| Status::STALE)?;
+    match attributes.share == shares[share].part {
+        true => Ok(Place::Object { share, inode }),
+        false => Err(Status::STALE),
+    }
+}

@@ -1,0 +1,413 @@
+//! The server: its state, and the execution of requests from the record to the reply.
+
+use std::hash::{DefaultHasher, Hasher as _};
+
+use files_spec::Status;
+use files_spec::compound::{CompoundArgs, Operations};
+use files_spec::operations::{Operation, OperationNumber};
+use files_spec::rpc::{
+    AcceptStatus, Call, CallError, Credential, NFS_PROGRAM, NFS_VERSION, Procedure, Reply,
+};
+use files_spec::types::Verifier;
+use files_spec::xdr::{Decoder, Placement};
+use files_store::{Progress, Time, Volume};
+
+use crate::clients::{Client, Principal};
+use crate::execution::{Execution, Resumption, Step, Waiting};
+use crate::grace::Grace;
+use crate::limits::{CLIENTS_MAX, SESSIONS_MAX};
+use crate::operations::Flow;
+use crate::place::Share;
+use crate::refusal::Refusal;
+use crate::sessions::{RequestShape, Sequenced, Session};
+use crate::states::{FileId, States};
+use crate::table::Table;
+use crate::user::User;
+
+/// The time, which the user reads from its clocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Now {
+    /// Time of a clock that never goes back, in milliseconds.
+    pub monotonic_ms: u64,
+    /// Time since 1970.
+    pub time: Time,
+}
+
+/// A received record.
+#[derive(Clone, Copy, Debug)]
+pub struct Record<'r> {
+    /// Its bytes, without the payload if that was placed elsewhere.
+    pub bytes: &'r [u8],
+    /// Where the payload was in the record.
+    pub placement: Option<Placement>,
+}
+
+impl<'r> Record<'r> {
+    fn decoder(&self) -> Decoder<'r> {
+        match self.placement {
+            Some(placement) => Decoder::without_payload(self.bytes, placement),
+            None => Decoder::new(self.bytes),
+        }
+    }
+
+    /// Length of the whole record in bytes.
+    fn length(&self) -> usize {
+        self.bytes.len() + self.placement.map_or(0, |it| it.length)
+    }
+}
+
+/// What a server is made with.
+#[derive(Debug)]
+pub struct ServerOptions {
+    /// Identifies the server to clients across restarts, at most 1024 bytes.
+    pub identity: Vec<u8>,
+    /// Differs from that of every earlier start.
+    pub instance: u64,
+    /// The volumes.
+    pub volumes: Vec<Volume>,
+    /// The directories that clients can mount.
+    pub shares: Vec<Share>,
+    /// Owners of the clients that had state before the restart and may reclaim it.
+    pub reclaiming: Vec<Box<[u8]>>,
+}
+
+/// The server.
+#[derive(Debug)]
+pub struct Server {
+    pub(crate) identity: Vec<u8>,
+    pub(crate) instance: u64,
+    pub(crate) started: Time,
+    pub(crate) volumes: Vec<Volume>,
+    pub(crate) shares: Vec<Share>,
+    pub(crate) clients: Table<Client>,
+    pub(crate) sessions: Table<Session>,
+    /// Limit of the replies that all sessions may keep, in bytes.
+    pub(crate) cache_bytes: usize,
+    pub(crate) states: States,
+    pub(crate) grace: Grace,
+    /// Files of removed states whose volume was busy.
+    pub(crate) unclosed: Vec<FileId>,
+}
+
+impl Server {
+    /// A server without clients.
+    ///
+    /// # Panics
+    /// Panics if a share refers to no volume.
+    #[must_use]
+    pub fn new(options: ServerOptions, now: &Now) -> Self {
+        let ServerOptions {
+            identity,
+            instance,
+            volumes,
+            shares,
+            reclaiming,
+        } = options;
+        assert!(shares.iter().all(|it| it.volume.0 < volumes.len()));
+        let first_generation = instance as u32;
+        Self {
+            identity,
+            instance,
+            started: now.time,
+            volumes,
+            shares,
+            clients: Table::new(CLIENTS_MAX, first_generation),
+            sessions: Table::new(SESSIONS_MAX, first_generation),
+            cache_bytes: 0,
+            states: States::new(first_generation),
+            grace: Grace::new(reclaiming, now),
+            unclosed: Vec::new(),
+        }
+    }
+
+    /// The volumes, whose requests the user carries out.
+    pub fn volumes_mut(&mut self) -> &mut [Volume] {
+        &mut self.volumes
+    }
+
+    /// The volumes.
+    #[must_use]
+    pub fn volumes(&self) -> &[Volume] {
+        &self.volumes
+    }
+
+    /// Number of clients, sessions, and open or lock states.
+    #[must_use]
+    pub fn counts(&self) -> (usize, usize, usize) {
+        (
+            self.clients.len(),
+            self.sessions.len(),
+            self.states.table.len(),
+        )
+    }
+
+    /// The verifier of this start, which clients compare to find lost unstable writes.
+    pub(crate) fn write_verifier(&self) -> Verifier {
+        self.instance.to_be_bytes()
+    }
+
+    /// Does what time requires: removes clients that have been silent for too long, and closes files
+    /// whose volume was busy. The user calls it about once in a second.
+    pub fn tick(&mut self, now: &Now) {
+        self.expire_clients(now);
+        let unclosed = std::mem::take(&mut self.unclosed);
+        for file in unclosed {
+            if self.volumes[file.0.0].close(file.1).is_err() {
+                self.unclosed.push(file);
+            }
+        }
+    }
+
+    /// Begins the execution of a record.
+    pub fn begin<'r>(&mut self, x: &mut Execution, record: &Record<'r>, now: &Now) -> Step<'r> {
+        x.reset();
+        let mut from = record.decoder();
+        let call = match Call::decode(&mut from) {
+            Ok(call) => call,
+            Err(CallError::NotACall) => return Step::Ignore,
+            Err(CallError::Refused(reply)) => return refused(x, &reply),
+        };
+        if let Err(reply) = call.check(NFS_PROGRAM, NFS_VERSION) {
+            return refused(x, &reply);
+        }
+        if call.procedure == Procedure::NULL {
+            return refused(x, &Reply::accepted(call.xid, AcceptStatus::Success));
+        }
+        let Ok(args) = CompoundArgs::decode(from) else {
+            return refused(x, &Reply::accepted(call.xid, AcceptStatus::GarbageArgs));
+        };
+        x.begin(call.xid, args.tag);
+        if let Err(status) = args.check() {
+            x.end(status);
+            return Step::Reply;
+        }
+        x.minor_version = args.minor_version;
+        x.user = User::of(&call.credential);
+        self.run(x, record, now)
+    }
+
+    /// Continues an execution whose last step has ended. The record is that of [`Self::begin`].
+    pub fn resume<'r>(
+        &mut self,
+        x: &mut Execution,
+        record: &Record<'r>,
+        resumption: Resumption,
+        now: &Now,
+    ) -> Step<'r> {
+        let waiting = std::mem::replace(&mut x.waiting, Waiting::No);
+        let is_ok = resumption == Resumption::Done;
+        let (number, ended) = match waiting {
+            Waiting::No => return Step::Ignore,
+            Waiting::Volume => return self.run(x, record, now),
+            Waiting::Durable(status) => return self.finish(x, status),
+            Waiting::Read { eof, length } => {
+                let pushed = match is_ok {
+                    true => x.push_read(eof, length),
+                    false => Err(Status::IO.into()),
+                };
+                (OperationNumber::READ, pushed.map(|()| Flow::Done))
+            }
+            Waiting::Write(write) if !is_ok => {
+                self.volumes[write.volume.0].write_failed(write.id);
+                (OperationNumber::WRITE, Err(Status::IO.into()))
+            }
+            Waiting::Write(write) | Waiting::Record(write) => {
+                (OperationNumber::WRITE, self.end_write(x, write, now))
+            }
+        };
+        match self.after(x, number, ended) {
+            Some(step) => step,
+            None => self.run(x, record, now),
+        }
+    }
+
+    /// Whether every change that an execution waits for with [`Step::AwaitDurable`] has ended.
+    #[must_use]
+    pub fn is_durable(&self, x: &Execution) -> bool {
+        let mut awaited = x.awaited.iter();
+        awaited
+            .all(|(volume, ticket)| self.volumes[volume.0].progress(*ticket) != Progress::Pending)
+    }
+
+    /// Executes the remaining operations.
+    fn run<'r>(&mut self, x: &mut Execution, record: &Record<'r>, now: &Now) -> Step<'r> {
+        let Some((call, mut operations)) = parts(record) else {
+            // The record was decoded before.
+            x.end(Status::SERVERFAULT);
+            return Step::Reply;
+        };
+        let total = operations.left();
+        let shape = RequestShape {
+            bytes: record.length(),
+            operations: total,
+            fingerprint: fingerprint(record.bytes, &call),
+        };
+        if x.next > 0 {
+            operations.nth(x.next - 1);
+        }
+        while let Some(decoded) = operations.next() {
+            let operation = match decoded {
+                Ok(operation) => operation,
+                Err(malformed) => {
+                    let status = malformed.error.status();
+                    x.push_failure(malformed.number, status);
+                    return self.finish(x, status);
+                }
+            };
+            let number = operation.number();
+            let position = Position {
+                is_only: total == 1,
+                is_last: x.next + 1 == total,
+            };
+            let ended = check_position(x, number, position).and_then(|()| match &operation {
+                Operation::Sequence(args) => match self.sequence(x, args, shape, now)? {
+                    Sequenced::New => {
+                        x.end_sequence();
+                        Ok(Flow::Done)
+                    }
+                    Sequenced::Replayed => Ok(Flow::Replayed),
+                    Sequenced::NotKept if position.is_only => Ok(Flow::Done),
+                    Sequenced::NotKept => {
+                        x.next += 1;
+                        Err(Status::RETRY_UNCACHED_REP.into())
+                    }
+                },
+                _ => self.execute(x, &operation, &call, position, now),
+            });
+            let number = match ended {
+                // RFC 8881 §2.10.6.1.3: the failure is that of the second operation.
+                Err(Refusal::Status(Status::RETRY_UNCACHED_REP)) => second(&mut operations),
+                _ => number,
+            };
+            if let Some(step) = self.after(x, number, ended) {
+                return step;
+            }
+        }
+        self.finish(x, Status::OK)
+    }
+
+    /// What follows the end of an operation: `None` to go on.
+    fn after<'r>(
+        &mut self,
+        x: &mut Execution,
+        number: OperationNumber,
+        ended: Result<Flow<'r>, Refusal>,
+    ) -> Option<Step<'r>> {
+        match ended {
+            Ok(Flow::Done) => {
+                x.next += 1;
+                x.created = None;
+                None
+            }
+            Ok(Flow::Failed(status)) => Some(self.finish(x, status)),
+            Ok(Flow::Replayed) => Some(Step::Reply),
+            Ok(Flow::Suspended(step)) => Some(step),
+            Err(Refusal::Busy) => {
+                x.waiting = Waiting::Volume;
+                Some(Step::AwaitVolume)
+            }
+            Err(Refusal::Status(status)) => {
+                x.push_failure(number, status);
+                Some(self.finish(x, status))
+            }
+        }
+    }
+
+    /// Ends the reply when all changes of the request are durable.
+    fn finish<'r>(&mut self, x: &mut Execution, status: Status) -> Step<'r> {
+        if !self.is_durable(x) {
+            x.waiting = Waiting::Durable(status);
+            return Step::AwaitDurable;
+        }
+        let mut awaited = x.awaited.iter();
+        let has_failed =
+            awaited.any(|(volume, it)| self.volumes[volume.0].progress(*it) == Progress::Failed);
+        let status = match has_failed {
+            // Which of the changes are lost is not known. The volume accepts no further ones.
+            true => {
+                x.fail_all(OperationNumber::PUTFH, Status::IO);
+                Status::IO
+            }
+            false => status,
+        };
+        x.end(status);
+        self.release_slot(x);
+        Step::Reply
+    }
+}
+
+/// The position of an operation in its request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Position {
+    pub(crate) is_only: bool,
+    pub(crate) is_last: bool,
+}
+
+/// Checks that an operation may be where it is (RFC 8881 §18.46).
+fn check_position(
+    x: &Execution,
+    number: OperationNumber,
+    position: Position,
+) -> Result<(), Refusal> {
+    let is_alone_without_session = matches!(
+        number,
+        OperationNumber::EXCHANGE_ID
+            | OperationNumber::CREATE_SESSION
+            | OperationNumber::DESTROY_SESSION
+            | OperationNumber::DESTROY_CLIENTID
+            | OperationNumber::BIND_CONN_TO_SESSION
+    );
+    let status = match number {
+        OperationNumber::SEQUENCE if x.next == 0 => return Ok(()),
+        OperationNumber::SEQUENCE => Status::SEQUENCE_POS,
+        OperationNumber::BIND_CONN_TO_SESSION if !position.is_only => Status::NOT_ONLY_OP,
+        _ if x.slot.is_some() => return Ok(()),
+        _ if is_alone_without_session && position.is_only => return Ok(()),
+        _ if is_alone_without_session => Status::NOT_ONLY_OP,
+        _ => Status::OP_NOT_IN_SESSION,
+    };
+    Err(status.into())
+}
+
+/// The number of the operation behind SEQUENCE.
+fn second(operations: &mut Operations<'_>) -> OperationNumber {
+    match operations.next() {
+        Some(Ok(operation)) => operation.number(),
+        Some(Err(malformed)) => malformed.number,
+        None => OperationNumber::ILLEGAL,
+    }
+}
+
+fn refused<'r>(x: &mut Execution, reply: &Reply<'_>) -> Step<'r> {
+    x.refuse(reply);
+    Step::Reply
+}
+
+/// The call and the operations of a record.
+fn parts<'r>(record: &Record<'r>) -> Option<(Call<'r>, Operations<'r>)> {
+    let mut from = record.decoder();
+    let call = Call::decode(&mut from).ok()?;
+    let args = CompoundArgs::decode(from).ok()?;
+    Some((call, args.operations))
+}
+
+/// Identifies the content of a request: the bytes behind its identifier, which a retransmission
+/// may change.
+fn fingerprint(record: &[u8], call: &Call<'_>) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    let stamp = match call.credential {
+        // Linux changes the stamp of a credential with its machine name only.
+        Credential::Sys(sys) => sys.uid,
+        Credential::None => u32::MAX,
+    };
+    hasher.write_u32(stamp);
+    hasher.write(record.get(4..).unwrap_or_default());
+    hasher.finish()
+}
+
+impl Server {
+    /// The principal of a call.
+    pub(crate) fn principal(call: &Call<'_>) -> Principal {
+        Principal::of(&call.credential)
+    }
+}

@@ -1,0 +1,152 @@
+//! A durable volume: replies wait for the log.
+
+use files_server::{Execution, Record, Resumption, Squash, Step};
+use files_spec::Status;
+use files_spec::operations::{CommitArgs, Operation};
+use files_spec::types::{CreateType, Stable};
+use files_store::{
+    DiskCompletion, DiskRequest, FormatOptions, Formatter, Opener, Operation as DiskOperation,
+    Uuid, Volume,
+};
+
+use crate::client::{Client, DEVICE_BYTES, World, in_share, share};
+use crate::data::{at_file, data, read, write, written};
+use crate::names::make;
+use crate::opens::open_file;
+
+fn perform(device: &mut [u8], request: DiskRequest) -> DiskCompletion {
+    let data = match request.operation {
+        DiskOperation::Read { offset, length } => device[offset as usize..][..length].to_vec(),
+        DiskOperation::Write { offset, data } => {
+            device[offset as usize..][..data.len()].copy_from_slice(&data);
+            data
+        }
+        DiskOperation::Flush => Vec::new(),
+    };
+    DiskCompletion {
+        id: request.id,
+        is_ok: true,
+        data,
+    }
+}
+
+fn opened(device: &mut [u8]) -> Volume {
+    let mut opener = Opener::new(device.len() as u64);
+    loop {
+        let request = opener.poll().expect("a request");
+        let completion = perform(device, request);
+        if let Some(opening) = opener.complete(&completion).expect("a volume") {
+            return opening.start();
+        }
+    }
+}
+
+/// A server on a new durable volume.
+fn durable_world() -> World {
+    let mut device = vec![0; DEVICE_BYTES];
+    let options = FormatOptions {
+        uuid: Uuid([5; 16]),
+        salt: 99,
+        device_bytes: DEVICE_BYTES as u64,
+        memory_bytes: 256 << 10,
+        log_bytes: 512 << 10,
+    };
+    let mut formatter = Formatter::new(&options).expect("room");
+    while let Some(request) = formatter.poll() {
+        let completion = perform(&mut device, request);
+        formatter.complete(&completion).expect("formatted");
+    }
+    let volume = opened(&mut device);
+    let mut world = World::with(volume, share(false, Squash::None), Vec::new());
+    world.device = device;
+    world
+}
+
+#[test]
+fn the_reply_to_a_change_waits_for_the_log() {
+    let mut world = durable_world();
+    let mut client = Client::new(&mut world, b"a");
+    let operations = in_share(&[make(CreateType::Directory, "d", 0o755)]);
+    let bytes = client.next_record(&mut world, &operations, true);
+    let record = Record {
+        bytes: &bytes,
+        placement: None,
+    };
+    let mut x = Execution::new();
+    let now = world.now;
+    assert_eq!(
+        world.server.begin(&mut x, &record, &now),
+        Step::AwaitDurable
+    );
+    assert!(x.is_suspended() && !world.server.is_durable(&x));
+    // A retransmission in the meantime (RFC 8881 §2.10.6.2).
+    assert_eq!(world.send_record(&bytes).status(), Status::DELAY);
+    world.serve_volume();
+    assert!(world.server.is_durable(&x));
+    let step = world.server.resume(&mut x, &record, Resumption::Done, &now);
+    assert_eq!(step, Step::Reply);
+    assert_eq!(world.send_record(&bytes).bytes(), x.reply());
+}
+
+#[test]
+fn unstable_writes_are_durable_with_commit() {
+    let mut world = durable_world();
+    let mut client = Client::new(&mut world, b"a");
+    let stateid = open_file(&mut world, &mut client, "f");
+    let unstable = at_file(write(stateid, 0, Stable::UNSTABLE, b"unstable"));
+    let answer = client.ok(&mut world, &unstable);
+    assert_eq!(written(&answer).committed, Stable::UNSTABLE);
+    let stable = at_file(write(stateid, 8, Stable::DATA_SYNC, b" stable"));
+    let answer = client.ok(&mut world, &stable);
+    assert_eq!(written(&answer).committed, Stable::FILE_SYNC);
+    client.ok(
+        &mut world,
+        &at_file(Operation::Commit(CommitArgs {
+            offset: 0,
+            count: 0,
+        })),
+    );
+    // Everything that was acknowledged is there after a restart.
+    let volume = opened(&mut world.device);
+    let device = std::mem::take(&mut world.device);
+    let mut world = World::with(volume, share(false, Squash::None), Vec::new());
+    world.device = device;
+    let mut client = Client::new(&mut world, b"a");
+    let stateid = open_file(&mut world, &mut client, "f");
+    let answer = client.ok(&mut world, &at_file(read(stateid, 0, 100)));
+    assert_eq!(data(&answer), (true, &b"unstable stable"[..]));
+}
+
+#[test]
+fn a_change_that_cannot_become_durable_fails() {
+    let mut world = durable_world();
+    let mut client = Client::new(&mut world, b"a");
+    world.fails = true;
+    let operations = in_share(&[make(CreateType::Directory, "d", 0o755)]);
+    let answer = client.send(&mut world, &operations);
+    let (status, results) = answer.parts();
+    assert_eq!((status, results.len()), (Status::IO, 2));
+    let next = in_share(&[make(CreateType::Directory, "e", 0o755)]);
+    client.fails(&mut world, &next, Status::IO);
+}
+
+/// More changes than the log has room for: operations wait for it and are executed once.
+#[test]
+fn many_changes_pass_through_a_small_log() {
+    let mut world = durable_world();
+    let mut client = Client::new(&mut world, b"a");
+    let stateid = open_file(&mut world, &mut client, "f");
+    for round in 0..3000_u32 {
+        let bytes = round.to_be_bytes();
+        let operation = write(
+            stateid,
+            u64::from(round % 50) * 100,
+            Stable::UNSTABLE,
+            &bytes,
+        );
+        client.ok(&mut world, &at_file(operation));
+    }
+    let answer = client.ok(&mut world, &at_file(read(stateid, 4900, 4)));
+    assert_eq!(data(&answer).1, 2999_u32.to_be_bytes());
+    assert_eq!(world.server.volumes()[0].problems(), Vec::<String>::new());
+}

@@ -1,0 +1,12 @@
+//! The server on volumes in memory: the requests of clients, invalid ones first.
+
+#![forbid(unsafe_code)]
+
+mod client;
+mod data;
+mod durable;
+mod grace;
+mod locks;
+mod names;
+mod opens;
+mod sessions;
