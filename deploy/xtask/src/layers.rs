@@ -39,7 +39,13 @@ const LEVELS: [&[&str]; 8] = [
         "rdma_testing",
         "nvme_tls_handshake",
     ],
-    &["nvme_driver", "nvme_target", "nvme_host", "block_testing"],
+    &[
+        "nvme_driver",
+        "nvme_target",
+        "nvme_host",
+        "block_testing",
+        "files_tcp",
+    ],
     &["nvme_fabrics"],
     &[
         "nvme_tcp",

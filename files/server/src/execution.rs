@@ -25,7 +25,9 @@ pub enum Step<'r> {
     Reply,
     /// The record is no call: there is nothing to send.
     Ignore,
-    /// Read these ranges of the device into memory for the next hole of the reply.
+    /// Read these ranges of the device into memory for the next hole of the reply. The data are
+    /// part of the reply if it has this hole after the resumption. Otherwise the file has changed,
+    /// and the blocks may have become part of another one.
     Read {
         /// The volume.
         volume: VolumeIndex,
@@ -70,8 +72,8 @@ pub(crate) struct HeldSlot {
 pub(crate) enum Waiting {
     /// It runs.
     No,
-    /// Woken by the end of a READ.
-    Read { eof: bool, length: u32 },
+    /// Woken by the end of a READ, whose ranges the execution keeps.
+    Read(PendingRead),
     /// Woken by the end of the data of a WRITE.
     Write(PendingWrite),
     /// The data of a WRITE are on the device. Woken when the log has room.
@@ -80,6 +82,17 @@ pub(crate) enum Waiting {
     Volume,
     /// All operations are executed. Woken when their changes are durable.
     Durable(Status),
+}
+
+/// A READ whose data move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PendingRead {
+    pub(crate) volume: VolumeIndex,
+    pub(crate) inode: InodeId,
+    pub(crate) offset: u64,
+    pub(crate) count: u64,
+    pub(crate) eof: bool,
+    pub(crate) length: u32,
 }
 
 /// A WRITE whose data move.
@@ -124,6 +137,8 @@ pub struct Execution {
     /// The file that an OPEN has created before it had to wait.
     pub(crate) created: Option<InodeId>,
     pub(crate) awaited: Vec<(VolumeIndex, Ticket)>,
+    /// The ranges of a READ whose data move.
+    pub(crate) ranges: Vec<Range>,
     pub(crate) waiting: Waiting,
 }
 
@@ -160,6 +175,7 @@ impl Execution {
             saved: Current::default(),
             created: None,
             awaited,
+            ranges: Vec::new(),
             waiting: Waiting::No,
         }
     }
@@ -170,7 +186,7 @@ impl Execution {
         &self.memory[..self.at]
     }
 
-    /// The holes of the reply, one for each [`Step::Read`] that was done.
+    /// The holes of the reply, one for the data of each READ.
     #[must_use]
     pub fn holes(&self) -> &[Hole] {
         &self.holes[..self.hole_count]

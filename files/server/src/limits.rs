@@ -43,6 +43,9 @@ pub const COURTESY_MS: u64 = 24 * 3600 * 1000;
 /// How long clients can reclaim their state after a restart, in milliseconds.
 pub const GRACE_MS: u64 = LEASE_MS;
 
+/// Limit of the ranges of the device that one READ returns. A READ of more is short.
+pub const READ_RANGES_MAX: usize = 64;
+
 /// Limit of a reply without payload in bytes.
 pub const REPLY_BYTES_MAX: usize = INLINE_BYTES_MAX;
 

@@ -200,13 +200,12 @@ impl Server {
             Waiting::No => return Step::Ignore,
             Waiting::Volume => return self.run(x, record, now),
             Waiting::Durable(status) => return self.finish(x, status),
-            Waiting::Read { eof, length } => {
-                let pushed = match is_ok {
-                    true => x.push_read(eof, length),
-                    false => Err(Status::IO.into()),
-                };
-                (OperationNumber::READ, pushed.map(|()| Flow::Done))
-            }
+            Waiting::Read(_) if !is_ok => (OperationNumber::READ, Err(Status::IO.into())),
+            Waiting::Read(read) => match self.end_read(x, &read) {
+                // The file has changed: the operation is executed again.
+                Ok(false) => return self.run(x, record, now),
+                ended => (OperationNumber::READ, ended.map(|_| Flow::Done)),
+            },
             Waiting::Write(write) if !is_ok => {
                 self.volumes[write.volume.0].write_failed(write.id);
                 (OperationNumber::WRITE, Err(Status::IO.into()))

@@ -6,13 +6,14 @@ use files_spec::operations::{
     CommitArgs, OperationResult, Outcome, ReadArgs, WriteArgs, WriteOk, share,
 };
 use files_spec::types::Stable;
-use files_store::Progress;
+use files_store::{Progress, Range};
 
 use super::{Flow, Object};
-use crate::execution::{Execution, PendingWrite, Step, Waiting};
+use crate::execution::{Execution, PendingRead, PendingWrite, Step, Waiting};
+use crate::limits::READ_RANGES_MAX;
 use crate::refusal::Refusal;
 use crate::server::{Now, Server};
-use crate::states::StateUse;
+use crate::states::{FileId, StateUse};
 use crate::user::{READ, User, WRITE};
 
 impl Server {
@@ -37,15 +38,43 @@ impl Server {
         if length == 0 {
             return x.push_read(eof, 0).map(|()| Flow::Done);
         }
-        let ranges = self
-            .volume(object)
-            .read(object.inode, args.offset, length)?;
-        x.waiting = Waiting::Read {
-            eof,
-            length: length as u32,
-        };
+        let ranges = self.read_ranges((file.0, object.inode), args.offset, length)?;
+        let found: u64 = ranges.iter().map(|it| it.length).sum();
+        x.ranges.clone_from(&ranges);
+        x.waiting = Waiting::Read(PendingRead {
+            volume: file.0,
+            inode: object.inode,
+            offset: args.offset,
+            count: length,
+            eof: eof && found == length,
+            length: found as u32,
+        });
         let volume = file.0;
         Ok(Flow::Suspended(Step::Read { volume, ranges }))
+    }
+
+    /// The first ranges of a READ.
+    fn read_ranges(
+        &self,
+        (volume, inode): FileId,
+        offset: u64,
+        length: u64,
+    ) -> Result<Vec<Range>, Refusal> {
+        let mut ranges = self.volumes[volume.0].read(inode, offset, length)?;
+        ranges.truncate(READ_RANGES_MAX);
+        Ok(ranges)
+    }
+
+    /// Ends a READ whose data are in memory. Returns false if its blocks do not belong to the file
+    /// any more: they may have the data of another file.
+    pub(crate) fn end_read(&self, x: &mut Execution, read: &PendingRead) -> Result<bool, Refusal> {
+        let file = (read.volume, read.inode);
+        let ranges = self.read_ranges(file, read.offset, read.count)?;
+        if ranges != x.ranges {
+            return Ok(false);
+        }
+        x.push_read(read.eof, read.length)?;
+        Ok(true)
     }
 
     /// WRITE (RFC 8881 §18.32).

@@ -192,6 +192,7 @@ impl World {
                 false => Resumption::Done,
             };
             step = self.server.resume(x, &record, resumption, &self.now);
+            payloads.truncate(x.holes().len());
         }
         let mut message = Vec::new();
         let mut at = 0;

@@ -1,10 +1,12 @@
 //! READ, WRITE and COMMIT.
 
+use files_server::limits::READ_RANGES_MAX;
+use files_server::{Execution, Record, Resumption, Step};
 use files_spec::Status;
 use files_spec::attributes::Attributes;
 use files_spec::operations::{
-    CommitArgs, OpenHow, Operation, OperationResult, Outcome, ReadArgs, SetattrArgs, WriteArgs,
-    WriteOk, share,
+    CloseArgs, CommitArgs, OpenHow, Operation, OperationResult, Outcome, ReadArgs, SetattrArgs,
+    WriteArgs, WriteOk, share,
 };
 use files_spec::types::{CreateType, Stable, StateId};
 use files_spec::xdr::Payload;
@@ -217,4 +219,67 @@ fn an_open_file_is_truncated_by_its_state() {
     let expected = [[1; 100], [0; 100]].concat();
     assert_eq!(data(&answer), (true, &expected[..]));
     client.fails(&mut world, &truncate(stateid, u64::MAX), Status::FBIG);
+}
+
+/// Between plan and end of a READ, its block can become part of another file.
+#[test]
+fn a_read_never_returns_the_data_of_another_file() {
+    let mut world = World::new();
+    let mut client = Client::new(&mut world, b"a");
+    let mut other = Client::new(&mut world, b"b");
+    let empty = Operation::SetAttr(SetattrArgs {
+        stateid: StateId::ANONYMOUS,
+        obj_attributes: Attributes {
+            size: Some(0),
+            ..Attributes::default()
+        },
+    });
+    let changes = [
+        (at_file(empty), Status::OK),
+        (in_share(&[Operation::Remove(name("f"))]), Status::STALE),
+    ];
+    for (change, status) in changes {
+        let stateid = open_file(&mut world, &mut other, "f");
+        other.ok(
+            &mut world,
+            &at_file(write(stateid, 0, Stable::UNSTABLE, &[1; 4096])),
+        );
+        let close = Operation::Close(CloseArgs {
+            seqid: 0,
+            open_stateid: stateid,
+        });
+        other.ok(&mut world, &at_file(close));
+        let operations = at_file(read(StateId::ANONYMOUS, 0, 4096));
+        let bytes = client.next_record(&mut world, &operations, false);
+        let record = Record {
+            bytes: &bytes,
+            placement: None,
+        };
+        let mut x = Execution::new();
+        let now = world.now;
+        let step = world.server.begin(&mut x, &record, &now);
+        assert!(matches!(step, Step::Read { .. }));
+        other.ok(&mut world, &change);
+        let step = world.server.resume(&mut x, &record, Resumption::Done, &now);
+        assert_eq!((step, x.holes().len()), (Step::Reply, 0));
+        assert_eq!(x.reply()[24..28], status.0.to_be_bytes());
+    }
+}
+
+#[test]
+fn a_read_of_very_many_ranges_is_short() {
+    let mut world = World::new();
+    let mut client = Client::new(&mut world, b"a");
+    let stateid = open_file(&mut world, &mut client, "f");
+    for at in 0..200 {
+        client.ok(
+            &mut world,
+            &at_file(write(stateid, at * 2, Stable::UNSTABLE, &[9])),
+        );
+    }
+    let answer = client.ok(&mut world, &at_file(read(stateid, 0, 1000)));
+    let (eof, bytes) = data(&answer);
+    assert_eq!((eof, bytes.len()), (false, READ_RANGES_MAX));
+    let answer = client.ok(&mut world, &at_file(read(stateid, 380, 1000)));
+    assert_eq!((data(&answer).0, data(&answer).1.len()), (true, 19));
 }

@@ -1,0 +1,214 @@
+//! A connection: the records that it receives and the replies that it sends.
+
+use std::collections::VecDeque;
+use std::io::{self, Write as _};
+use std::net::TcpStream;
+
+use arrayvec::ArrayVec;
+use rustix::event::epoll::EventFlags;
+
+use crate::job::{JobKey, Jobs};
+use crate::receiver::Receiver;
+
+/// Identifies a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ConnectionKey {
+    index: u32,
+    generation: u32,
+}
+
+impl ConnectionKey {
+    /// No connection.
+    pub(crate) const NONE: Self = Self {
+        index: u32::MAX,
+        generation: 0,
+    };
+
+    /// The data of its events.
+    pub(crate) fn to_u64(self) -> u64 {
+        u64::from(self.generation) << 32 | u64::from(self.index)
+    }
+
+    pub(crate) fn from_u64(data: u64) -> Self {
+        Self {
+            index: data as u32,
+            generation: (data >> 32) as u32,
+        }
+    }
+}
+
+/// A connection.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(crate) stream: TcpStream,
+    pub(crate) receiver: Receiver,
+    /// Jobs whose replies are complete, in the order of their completion.
+    outgoing: VecDeque<JobKey>,
+    /// Sent bytes of the first reply.
+    sent: usize,
+    /// Requests that are executed or whose reply is not sent.
+    pub(crate) requests: usize,
+    /// Bytes of memory that reads hold until they are sent.
+    pub(crate) held_bytes: usize,
+    /// The events that are watched.
+    pub(crate) interest: EventFlags,
+    /// Whether the socket has no room for more.
+    pub(crate) is_blocked: bool,
+    /// When it last sent or received something.
+    pub(crate) active_ms: u64,
+}
+
+impl Connection {
+    pub(crate) fn new(stream: TcpStream, now_ms: u64) -> Self {
+        Self {
+            stream,
+            receiver: Receiver::new(),
+            outgoing: VecDeque::new(),
+            sent: 0,
+            requests: 0,
+            held_bytes: 0,
+            interest: EventFlags::IN,
+            is_blocked: false,
+            active_ms: now_ms,
+        }
+    }
+
+    pub(crate) fn push(&mut self, job: JobKey) {
+        self.outgoing.push_back(job);
+    }
+
+    /// Whether a reply waits.
+    pub(crate) fn has_outgoing(&self) -> bool {
+        !self.outgoing.is_empty()
+    }
+
+    /// Ends the job of a reply that was not sent. Returns false if there is none.
+    pub(crate) fn drop_reply(&mut self, jobs: &mut Jobs) -> bool {
+        let Some(key) = self.outgoing.pop_front() else {
+            return false;
+        };
+        if let Some(job) = jobs.take(key) {
+            jobs.end(key, job);
+        }
+        true
+    }
+
+    /// Sends replies until none is left or the socket is full. Returns the number of replies.
+    ///
+    /// # Errors
+    /// The socket's error: the connection must be closed.
+    pub(crate) fn send(&mut self, jobs: &mut Jobs, now_ms: u64) -> io::Result<usize> {
+        self.is_blocked = false;
+        let mut replies = 0;
+        while self.has_outgoing() {
+            let mut slices = ArrayVec::new();
+            for (index, key) in self.outgoing.iter().enumerate() {
+                let skip = if index == 0 { self.sent } else { 0 };
+                if let Some(job) = jobs.get(*key) {
+                    job.gather(skip, &mut slices);
+                }
+                if slices.is_full() {
+                    break;
+                }
+            }
+            let written = self.stream.write_vectored(&slices);
+            drop(slices);
+            match written {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(count) => {
+                    self.active_ms = now_ms;
+                    self.sent += count;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.is_blocked = true;
+                    break;
+                }
+                Err(error) => return Err(error),
+            }
+            replies += self.retire(jobs);
+        }
+        Ok(replies)
+    }
+
+    /// Ends the jobs whose replies are sent.
+    fn retire(&mut self, jobs: &mut Jobs) -> usize {
+        let mut replies = 0;
+        while let Some(&key) = self.outgoing.front() {
+            let length = jobs.get(key).map_or(0, crate::job::Job::reply_bytes);
+            if self.sent < length {
+                break;
+            }
+            self.sent -= length;
+            self.outgoing.pop_front();
+            self.requests -= 1;
+            replies += 1;
+            if let Some(job) = jobs.take(key) {
+                self.held_bytes -= job.held_bytes;
+                jobs.end(key, job);
+            }
+        }
+        replies
+    }
+}
+
+#[derive(Debug)]
+struct Place {
+    generation: u32,
+    connection: Option<Connection>,
+}
+
+/// The connections, by keys with generations.
+#[derive(Debug, Default)]
+pub(crate) struct Connections {
+    places: Vec<Place>,
+    free: Vec<u32>,
+}
+
+impl Connections {
+    pub(crate) fn len(&self) -> usize {
+        self.places.len() - self.free.len()
+    }
+
+    pub(crate) fn insert(&mut self, connection: Connection) -> ConnectionKey {
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.places.push(Place {
+                generation: 0,
+                connection: None,
+            });
+            self.places.len() as u32 - 1
+        });
+        let place = &mut self.places[index as usize];
+        place.connection = Some(connection);
+        ConnectionKey {
+            index,
+            generation: place.generation,
+        }
+    }
+
+    pub(crate) fn get_mut(&mut self, key: ConnectionKey) -> Option<&mut Connection> {
+        let place = self.places.get_mut(key.index as usize)?;
+        match place.generation == key.generation {
+            true => place.connection.as_mut(),
+            false => None,
+        }
+    }
+
+    pub(crate) fn remove(&mut self, key: ConnectionKey) -> Option<Connection> {
+        self.get_mut(key)?;
+        let place = &mut self.places[key.index as usize];
+        place.generation = place.generation.wrapping_add(1);
+        self.free.push(key.index);
+        place.connection.take()
+    }
+
+    pub(crate) fn keys(&self) -> Vec<ConnectionKey> {
+        let places = self.places.iter().enumerate();
+        let used = places.filter(|(_, place)| place.connection.is_some());
+        let key = |(index, place): (usize, &Place)| ConnectionKey {
+            index: index as u32,
+            generation: place.generation,
+        };
+        used.map(key).collect()
+    }
+}

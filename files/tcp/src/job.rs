@@ -1,0 +1,230 @@
+//! Requests in flight: the execution of a record, its data, and its reply until it is sent.
+
+use std::io::IoSlice;
+
+use arrayvec::ArrayVec;
+use files_server::Execution;
+use files_spec::rpc::{Fragment, MARK_BYTES};
+
+use crate::connection::ConnectionKey;
+use crate::limits::{PIECE_BYTES_MAX, RECORD_KEPT_BYTES, REQUESTS_MAX};
+use crate::transfer::{Segment, Transfer};
+
+/// Slices of one vectored write.
+pub(crate) const SLICES_MAX: usize = 64;
+/// The bytes of holes in files.
+static ZEROES: [u8; PIECE_BYTES_MAX] = [0; PIECE_BYTES_MAX];
+
+/// Bits of a device request's tag: the piece, the place of the job, and its generation.
+const PIECE_BITS: u32 = 16;
+const INDEX_BITS: u32 = 16;
+const GENERATION_BITS: u32 = block::CLIENT_TAG_BITS - PIECE_BITS - INDEX_BITS;
+
+/// Identifies a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct JobKey {
+    index: u16,
+    generation: u32,
+}
+
+impl JobKey {
+    /// The tag of a request for a piece.
+    pub(crate) fn tag(self, piece: usize) -> u64 {
+        let generation = u64::from(self.generation) << (PIECE_BITS + INDEX_BITS);
+        generation | u64::from(self.index) << PIECE_BITS | piece as u64
+    }
+
+    /// The job and piece of a tag.
+    pub(crate) fn of_tag(tag: u64) -> (Self, usize) {
+        let piece = tag & ((1 << PIECE_BITS) - 1);
+        let key = Self {
+            index: (tag >> PIECE_BITS) as u16,
+            generation: (tag >> (PIECE_BITS + INDEX_BITS)) as u32 & ((1 << GENERATION_BITS) - 1),
+        };
+        (key, piece as usize)
+    }
+}
+
+/// A request in flight.
+#[derive(Debug)]
+pub(crate) struct Job {
+    pub(crate) connection: ConnectionKey,
+    pub(crate) execution: Execution,
+    pub(crate) record: Vec<u8>,
+    /// The data that move now.
+    pub(crate) transfer: Option<Transfer>,
+    /// The data of the reply's holes.
+    pub(crate) payloads: Vec<Transfer>,
+    /// Bytes of memory that its reads hold.
+    pub(crate) held_bytes: usize,
+    /// Whether its movement has memory.
+    pub(crate) is_reserved: bool,
+    mark: [u8; MARK_BYTES],
+}
+
+impl Job {
+    fn new() -> Self {
+        Self {
+            connection: ConnectionKey::NONE,
+            execution: Execution::new(),
+            record: Vec::new(),
+            transfer: None,
+            payloads: Vec::new(),
+            held_bytes: 0,
+            is_reserved: false,
+            mark: [0; MARK_BYTES],
+        }
+    }
+
+    /// The reply is complete.
+    pub(crate) fn seal(&mut self) {
+        self.mark = Fragment::whole(self.execution.message_bytes()).encode();
+    }
+
+    /// Length of the reply with its mark in bytes.
+    pub(crate) fn reply_bytes(&self) -> usize {
+        MARK_BYTES + self.execution.message_bytes()
+    }
+
+    /// Appends the parts of the reply behind its first `skip` bytes, as many as there is room for.
+    pub(crate) fn gather<'j>(
+        &'j self,
+        mut skip: usize,
+        slices: &mut ArrayVec<IoSlice<'j>, SLICES_MAX>,
+    ) {
+        let mut push = |bytes: &'j [u8]| {
+            let skipped = skip.min(bytes.len());
+            skip -= skipped;
+            let rest = &bytes[skipped..];
+            rest.is_empty() || slices.try_push(IoSlice::new(rest)).is_ok()
+        };
+        let reply = self.execution.reply();
+        if !push(&self.mark) {
+            return;
+        }
+        let mut at = 0;
+        for (hole, payload) in self.execution.holes().iter().zip(&self.payloads) {
+            if !push(&reply[at..hole.at]) {
+                return;
+            }
+            for segment in payload.segments() {
+                let bytes = match segment {
+                    Segment::Bytes(bytes) => bytes,
+                    Segment::Zeroes(length) => &ZEROES[..length],
+                };
+                if !push(bytes) {
+                    return;
+                }
+            }
+            at = hole.at;
+        }
+        push(&reply[at..]);
+    }
+}
+
+#[derive(Debug)]
+struct Slot {
+    generation: u32,
+    job: Option<Box<Job>>,
+}
+
+/// The requests in flight. A job is taken out while it is worked on.
+#[derive(Debug, Default)]
+pub(crate) struct Jobs {
+    slots: Vec<Slot>,
+    free: Vec<u16>,
+    /// Jobs that have ended, with their memory.
+    #[expect(
+        clippy::vec_box,
+        reason = "jobs move between the tables by their addresses"
+    )]
+    unused: Vec<Box<Job>>,
+    /// Length of all records in bytes.
+    pub(crate) record_bytes: usize,
+}
+
+impl Jobs {
+    /// Number of requests in flight.
+    pub(crate) fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// An unused job, to be given to [`Self::admit`]; `None` if the limit is reached.
+    pub(crate) fn unused(&mut self) -> Option<Box<Job>> {
+        if self.len() >= REQUESTS_MAX {
+            return None;
+        }
+        Some(self.unused.pop().unwrap_or_else(|| Box::new(Job::new())))
+    }
+
+    /// Returns a job that was not admitted.
+    pub(crate) fn give_back(&mut self, job: Box<Job>) {
+        self.unused.push(job);
+    }
+
+    /// Gives a job its key.
+    pub(crate) fn admit(&mut self, job: &Job) -> JobKey {
+        self.record_bytes += job.record.len();
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Slot {
+                generation: 0,
+                job: None,
+            });
+            // The number of jobs is bounded.
+            (self.slots.len() - 1) as u16
+        });
+        JobKey {
+            index,
+            generation: self.slots[usize::from(index)].generation,
+        }
+    }
+
+    pub(crate) fn get(&self, key: JobKey) -> Option<&Job> {
+        let slot = self.slots.get(usize::from(key.index))?;
+        slot.job
+            .as_deref()
+            .filter(|_| slot.generation == key.generation)
+    }
+
+    /// Takes a job to work on it; `None` for a stale key.
+    pub(crate) fn take(&mut self, key: JobKey) -> Option<Box<Job>> {
+        let slot = self.slots.get_mut(usize::from(key.index))?;
+        match slot.generation == key.generation {
+            true => slot.job.take(),
+            false => None,
+        }
+    }
+
+    /// Puts a job back.
+    pub(crate) fn put(&mut self, key: JobKey, job: Box<Job>) {
+        self.slots[usize::from(key.index)].job = Some(job);
+    }
+
+    /// Ends a job that was taken.
+    pub(crate) fn end(&mut self, key: JobKey, mut job: Box<Job>) {
+        self.record_bytes -= job.record.len();
+        job.transfer = None;
+        job.payloads.clear();
+        job.held_bytes = 0;
+        job.is_reserved = false;
+        match job.record.capacity() > RECORD_KEPT_BYTES {
+            true => job.record = Vec::new(),
+            false => job.record.clear(),
+        }
+        let slot = &mut self.slots[usize::from(key.index)];
+        slot.generation = (slot.generation + 1) & ((1 << GENERATION_BITS) - 1);
+        self.free.push(key.index);
+        self.unused.push(job);
+    }
+
+    /// The keys of the jobs that are not taken.
+    pub(crate) fn keys(&self) -> Vec<JobKey> {
+        let slots = self.slots.iter().enumerate();
+        let used = slots.filter(|(_, slot)| slot.job.is_some());
+        let key = |(index, slot): (usize, &Slot)| JobKey {
+            index: index as u16,
+            generation: slot.generation,
+        };
+        used.map(key).collect()
+    }
+}

@@ -1,0 +1,19 @@
+//! NFSv4.1 over TCP on one reactor: connections with record marking, and the movement of data
+//! between requests and the devices of the reactor.
+//!
+//! Owns the connections, the requests in flight and a [`files_server::Server`]. It is a client of
+//! the reactor's devices and a poller; neither blocks. Payload of WRITE is received with its record
+//! and copied into leases; payload of READ is sent from leases.
+
+#![forbid(unsafe_code)]
+
+mod connection;
+mod job;
+pub mod limits;
+mod poller;
+mod receiver;
+mod service;
+mod transfer;
+
+pub use poller::FilePoller;
+pub use service::{DeviceOfVolume, FileService, FileServiceOptions};

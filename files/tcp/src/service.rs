@@ -1,0 +1,614 @@
+//! The service on one reactor: executes the records of its connections, and moves their data as a
+//! client of the reactor's devices.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::TcpListener;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::rc::Rc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use block::{ClientId, Completions, DeviceClient, DeviceSet};
+use files_server::{Now, Record, Resumption, Server, Step};
+use files_spec::xdr::Payload;
+use hugemem::Pool;
+use reactors::Nanos;
+use rustix::event::epoll;
+
+use crate::connection::{Connection, ConnectionKey, Connections};
+use crate::job::{Job, JobKey, Jobs};
+use crate::limits::{
+    ACCEPTS_PER_TURN_MAX, CONNECTIONS_MAX, DEVICE_REQUESTS_MAX, PIECES_IN_FLIGHT_MAX,
+    READS_PER_TURN_MAX, RECORDS_BYTES_MAX, REQUESTS_PER_CONNECTION_MAX, STALL_MS, TICK_MS,
+    UNSENT_BYTES_MAX,
+};
+use crate::transfer::{Device, Next, Transfer};
+
+/// Data of the listener's events.
+pub(crate) const LISTENER: u64 = u64::MAX;
+
+/// The device of a volume.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceOfVolume {
+    /// Its place in the reactor's devices.
+    pub place: usize,
+    /// Size of its blocks in bytes, at most that of the volume's blocks.
+    pub block_bytes: u32,
+    /// Limit of one request in bytes.
+    pub transfer_bytes: usize,
+}
+
+/// What a service is made with.
+pub struct FileServiceOptions {
+    /// The protocol core, whose volumes are volatile.
+    pub server: Server,
+    /// The device of each of its volumes.
+    pub devices: Vec<DeviceOfVolume>,
+    /// The reactor's devices.
+    pub set: Rc<DeviceSet>,
+    /// Memory for data in flight.
+    pub pool: Pool,
+    /// Where clients connect; it does not block.
+    pub listener: TcpListener,
+}
+
+/// How a movement of data goes on.
+enum Pumped {
+    Waits,
+    Ended(Resumption),
+}
+
+/// What the core asks for, without references to the record.
+enum Task {
+    Reply,
+    Ignore,
+    Move(Transfer),
+    AwaitVolume,
+}
+
+/// The service.
+pub struct FileService {
+    id: ClientId,
+    set: Rc<DeviceSet>,
+    pool: Pool,
+    server: Server,
+    devices: Vec<Device>,
+    listener: Option<TcpListener>,
+    epoll: OwnedFd,
+    connections: Connections,
+    jobs: Jobs,
+    /// Jobs that wait for memory or for the replies of their connection.
+    awaiting_memory: VecDeque<JobKey>,
+    /// Jobs whose volume was busy.
+    awaiting_volume: VecDeque<JobKey>,
+    /// Connections with replies to send.
+    sending: Vec<ConnectionKey>,
+    /// Memory for their exchange.
+    sent_to: Vec<ConnectionKey>,
+    /// Requests in devices.
+    outstanding: usize,
+    /// Whether something has ended that a waiting job may wait for.
+    has_progress: bool,
+    is_stopping: bool,
+    next_tick_ms: u64,
+}
+
+impl FileService {
+    /// A service without connections, which is registered as a client of the devices.
+    ///
+    /// # Errors
+    /// The system's, if epoll fails.
+    ///
+    /// # Panics
+    /// Panics if a volume has no device.
+    pub fn new(options: FileServiceOptions) -> io::Result<Self> {
+        let FileServiceOptions {
+            server,
+            devices,
+            set,
+            pool,
+            listener,
+        } = options;
+        assert_eq!(devices.len(), server.volumes().len());
+        let transfer_max = pool.max_transfer();
+        let device = |it: &DeviceOfVolume| {
+            let bytes = it.transfer_bytes.min(transfer_max);
+            Device::new(it.place, it.block_bytes, bytes)
+        };
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let data = epoll::EventData::new_u64(LISTENER);
+        epoll::add(&epoll, &listener, data, epoll::EventFlags::IN)?;
+        Ok(Self {
+            id: set.register(DEVICE_REQUESTS_MAX),
+            devices: devices.iter().map(device).collect(),
+            set,
+            pool,
+            server,
+            listener: Some(listener),
+            epoll,
+            connections: Connections::default(),
+            jobs: Jobs::default(),
+            awaiting_memory: VecDeque::new(),
+            awaiting_volume: VecDeque::new(),
+            sending: Vec::new(),
+            sent_to: Vec::new(),
+            outstanding: 0,
+            has_progress: false,
+            is_stopping: false,
+            next_tick_ms: 0,
+        })
+    }
+
+    /// Number of connections, and of requests in flight.
+    #[must_use]
+    pub fn counts(&self) -> (usize, usize) {
+        (self.connections.len(), self.jobs.len())
+    }
+
+    pub(crate) fn epoll(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    /// Accepts connections. Those beyond the limit stay in the backlog.
+    pub(crate) fn accept(&mut self, now: Nanos) -> usize {
+        let mut accepted = 0;
+        while accepted < ACCEPTS_PER_TURN_MAX && self.connections.len() < CONNECTIONS_MAX {
+            let Some(listener) = &self.listener else {
+                break;
+            };
+            let Ok((stream, _)) = listener.accept() else {
+                break;
+            };
+            accepted += 1;
+            let is_set = stream
+                .set_nonblocking(true)
+                .and_then(|()| stream.set_nodelay(true));
+            if is_set.is_err() {
+                continue;
+            }
+            let key = self
+                .connections
+                .insert(Connection::new(stream, now.as_millis()));
+            let data = epoll::EventData::new_u64(key.to_u64());
+            let added = self.connections.get_mut(key).map(|it| {
+                let interest = epoll::EventFlags::IN;
+                epoll::add(&self.epoll, &it.stream, data, interest)
+            });
+            if !matches!(added, Some(Ok(()))) {
+                self.connections.remove(key);
+            }
+        }
+        self.watch_listener();
+        accepted
+    }
+
+    /// Watches the listener while a connection can be accepted.
+    fn watch_listener(&self) {
+        let Some(listener) = &self.listener else {
+            return;
+        };
+        let interest = match self.connections.len() < CONNECTIONS_MAX {
+            true => epoll::EventFlags::IN,
+            false => epoll::EventFlags::empty(),
+        };
+        let data = epoll::EventData::new_u64(LISTENER);
+        if let Err(error) = epoll::modify(&self.epoll, listener, data, interest) {
+            tracing::error!(%error, "the listener for files cannot be watched");
+        }
+    }
+
+    /// Receives from a connection and executes its requests, up to the limits. Returns the number of
+    /// requests.
+    pub(crate) fn receive(&mut self, key: ConnectionKey, now: Nanos) -> usize {
+        let mut requests = 0;
+        for _ in 0..READS_PER_TURN_MAX {
+            match self.admit(key, now) {
+                Ok(admitted) => requests += admitted,
+                Err(()) => {
+                    self.close(key);
+                    return requests;
+                }
+            }
+            if !self.may_admit(key) {
+                break;
+            }
+            let Some(connection) = self.connections.get_mut(key) else {
+                return requests;
+            };
+            let Connection {
+                receiver, stream, ..
+            } = connection;
+            match receiver.fill(stream) {
+                Ok(0) => {
+                    self.close(key);
+                    return requests;
+                }
+                Ok(_) => connection.active_ms = now.as_millis(),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(_) => {
+                    self.close(key);
+                    return requests;
+                }
+            }
+        }
+        self.watch(key);
+        requests
+    }
+
+    /// Whether a connection may begin another request.
+    fn may_admit(&mut self, key: ConnectionKey) -> bool {
+        let has_memory = self.jobs.record_bytes < RECORDS_BYTES_MAX;
+        let is_free = |it: &mut Connection| it.requests < REQUESTS_PER_CONNECTION_MAX;
+        let is_free = self.connections.get_mut(key).is_some_and(is_free);
+        has_memory && is_free && !self.is_stopping
+    }
+
+    /// Executes the records that have arrived.
+    fn admit(&mut self, key: ConnectionKey, now: Nanos) -> Result<usize, ()> {
+        let mut admitted = 0;
+        while self.may_admit(key) {
+            let Some(mut job) = self.jobs.unused() else {
+                break;
+            };
+            let Some(connection) = self.connections.get_mut(key) else {
+                self.jobs.give_back(job);
+                break;
+            };
+            let received = connection.receiver.next(&mut job.record);
+            if !matches!(received, Ok(true)) {
+                self.jobs.give_back(job);
+                received.map_err(|_| ())?;
+                break;
+            }
+            connection.requests += 1;
+            admitted += 1;
+            job.connection = key;
+            let job_key = self.jobs.admit(&job);
+            self.advance(job_key, job, None, now);
+        }
+        Ok(admitted)
+    }
+
+    /// Executes a job until it waits or its reply is complete.
+    fn advance(
+        &mut self,
+        key: JobKey,
+        mut job: Box<Job>,
+        mut resumption: Option<Resumption>,
+        now: Nanos,
+    ) {
+        let time = time_of(now);
+        loop {
+            let record = Record {
+                bytes: &job.record,
+                placement: None,
+            };
+            let step = match resumption {
+                None => self.server.begin(&mut job.execution, &record, &time),
+                Some(it) => self.server.resume(&mut job.execution, &record, it, &time),
+            };
+            // Data of a file that has changed meanwhile are not part of the reply.
+            job.payloads.truncate(job.execution.holes().len());
+            match self.task(step, &job.record) {
+                Task::Reply => {
+                    job.seal();
+                    return self.reply(key, job);
+                }
+                Task::Ignore => {
+                    if let Some(connection) = self.connections.get_mut(job.connection) {
+                        connection.requests -= 1;
+                    }
+                    return self.jobs.end(key, job);
+                }
+                Task::AwaitVolume => {
+                    self.awaiting_volume.push_back(key);
+                    return self.jobs.put(key, job);
+                }
+                Task::Move(transfer) => job.transfer = Some(transfer),
+            }
+            match self.pump(key, &mut job) {
+                Pumped::Waits => return self.jobs.put(key, job),
+                Pumped::Ended(ended) => resumption = Some(ended),
+            }
+        }
+    }
+
+    /// What a step asks for.
+    fn task(&self, step: Step<'_>, record: &[u8]) -> Task {
+        match step {
+            Step::Reply => Task::Reply,
+            Step::Ignore => Task::Ignore,
+            Step::AwaitVolume | Step::AwaitDurable => Task::AwaitVolume,
+            Step::Read { volume, ranges } => {
+                Task::Move(Transfer::read(self.devices[volume.0], &ranges))
+            }
+            Step::Write { volume, plan, data } => {
+                let Payload::Inline(data) = data else {
+                    unreachable!("records are received as a whole");
+                };
+                let payload_at = data.as_ptr() as usize - record.as_ptr() as usize;
+                let device = self.devices[volume.0];
+                Task::Move(Transfer::write(device, &plan.pieces, payload_at))
+            }
+        }
+    }
+
+    /// Continues the movement of a job's data.
+    fn pump(&mut self, key: JobKey, job: &mut Job) -> Pumped {
+        let Some(transfer) = &mut job.transfer else {
+            return Pumped::Waits;
+        };
+        let device = transfer.device;
+        if transfer.is_read() && !job.is_reserved {
+            let bytes = transfer.read_bytes();
+            let connection = self.connections.get_mut(job.connection);
+            let held = connection.map_or(0, |it| it.held_bytes);
+            let is_over = held > 0 && held + bytes > UNSENT_BYTES_MAX;
+            if is_over || !transfer.reserve(&self.pool) {
+                self.awaiting_memory.push_back(key);
+                return Pumped::Waits;
+            }
+            job.is_reserved = true;
+            job.held_bytes += bytes;
+            if let Some(connection) = self.connections.get_mut(job.connection) {
+                connection.held_bytes += bytes;
+            }
+        }
+        loop {
+            let set = &self.set;
+            let can_borrow = |lba, blocks| set.can_borrow_read(device.place, lba, blocks);
+            let next = transfer.next(&job.record, &self.pool, PIECES_IN_FLIGHT_MAX, can_borrow);
+            match next {
+                Next::Submit(piece, mut request) => {
+                    request.tag = key.tag(piece);
+                    match set.submit(self.id, device.place, request) {
+                        Ok(_) => self.outstanding += 1,
+                        Err(_) => transfer.refused(),
+                    }
+                }
+                Next::AwaitDevice => return Pumped::Waits,
+                Next::AwaitMemory => {
+                    self.awaiting_memory.push_back(key);
+                    return Pumped::Waits;
+                }
+                Next::Ended(is_ok) => {
+                    self.has_progress = true;
+                    job.is_reserved = false;
+                    let transfer = job.transfer.take();
+                    job.payloads.extend(transfer.filter(Transfer::is_read));
+                    return Pumped::Ended(match is_ok {
+                        true => Resumption::Done,
+                        false => Resumption::DeviceFailed,
+                    });
+                }
+            }
+        }
+    }
+
+    /// Queues a complete reply, or drops it if its connection has ended.
+    fn reply(&mut self, key: JobKey, job: Box<Job>) {
+        self.has_progress = true;
+        match self.connections.get_mut(job.connection) {
+            Some(connection) => {
+                if !connection.has_outgoing() {
+                    self.sending.push(job.connection);
+                }
+                connection.push(key);
+                self.jobs.put(key, job);
+            }
+            None => self.jobs.end(key, job),
+        }
+    }
+
+    /// Continues jobs that wait for memory or a volume.
+    pub(crate) fn retry(&mut self, now: Nanos) -> usize {
+        let mut moved = 0;
+        for _ in 0..self.awaiting_memory.len() {
+            let Some(key) = self.awaiting_memory.pop_front() else {
+                break;
+            };
+            let Some(mut job) = self.jobs.take(key) else {
+                continue;
+            };
+            match self.pump(key, &mut job) {
+                Pumped::Waits => self.jobs.put(key, job),
+                Pumped::Ended(ended) => {
+                    moved += 1;
+                    self.advance(key, job, Some(ended), now);
+                }
+            }
+        }
+        if std::mem::take(&mut self.has_progress) {
+            for _ in 0..self.awaiting_volume.len() {
+                let Some(key) = self.awaiting_volume.pop_front() else {
+                    break;
+                };
+                if let Some(job) = self.jobs.take(key) {
+                    self.advance(key, job, Some(Resumption::Done), now);
+                }
+            }
+        }
+        moved
+    }
+
+    /// Sends what is ready, and executes requests that had to wait for that.
+    pub(crate) fn send(&mut self, now: Nanos) {
+        let mut keys = std::mem::take(&mut self.sent_to);
+        std::mem::swap(&mut keys, &mut self.sending);
+        for key in &keys {
+            self.send_to(*key, now);
+        }
+        for key in &keys {
+            if self.may_admit(*key) && self.admit(*key, now).is_err() {
+                self.close(*key);
+            }
+            self.watch(*key);
+        }
+        keys.clear();
+        self.sent_to = keys;
+    }
+
+    /// Sends the replies of a connection.
+    pub(crate) fn send_to(&mut self, key: ConnectionKey, now: Nanos) {
+        let Some(connection) = self.connections.get_mut(key) else {
+            return;
+        };
+        match connection.send(&mut self.jobs, now.as_millis()) {
+            Ok(_) => self.watch(key),
+            Err(_) => self.close(key),
+        }
+    }
+
+    /// Watches what a connection waits for.
+    fn watch(&mut self, key: ConnectionKey) {
+        let may_admit = self.may_admit(key);
+        let Some(connection) = self.connections.get_mut(key) else {
+            return;
+        };
+        let mut interest = epoll::EventFlags::empty();
+        interest.set(epoll::EventFlags::IN, may_admit);
+        interest.set(epoll::EventFlags::OUT, connection.is_blocked);
+        if interest == connection.interest {
+            return;
+        }
+        connection.interest = interest;
+        let data = epoll::EventData::new_u64(key.to_u64());
+        if epoll::modify(&self.epoll, &connection.stream, data, interest).is_err() {
+            self.close(key);
+        }
+    }
+
+    /// Closes a connection. Its requests continue, because their replies belong to the sessions.
+    pub(crate) fn close(&mut self, key: ConnectionKey) {
+        let Some(mut connection) = self.connections.remove(key) else {
+            return;
+        };
+        while connection.drop_reply(&mut self.jobs) {}
+        self.has_progress = true;
+        self.watch_listener();
+    }
+
+    /// Does what time requires.
+    pub(crate) fn tick(&mut self, now: Nanos) {
+        let now_ms = now.as_millis();
+        if now_ms < self.next_tick_ms {
+            return;
+        }
+        self.next_tick_ms = now_ms + TICK_MS;
+        self.server.tick(&time_of(now));
+        for key in self.connections.keys() {
+            let Some(connection) = self.connections.get_mut(key) else {
+                continue;
+            };
+            let awaits_record = connection.receiver.is_within_record()
+                && connection.interest.contains(epoll::EventFlags::IN);
+            let silent = now_ms.saturating_sub(connection.active_ms);
+            if (connection.is_blocked || awaits_record) && silent > STALL_MS {
+                self.close(key);
+                continue;
+            }
+            // Limits of all connections may have kept this one from receiving.
+            self.receive_waiting(key, now);
+        }
+    }
+
+    /// Executes records that have arrived before a limit was reached.
+    fn receive_waiting(&mut self, key: ConnectionKey, now: Nanos) {
+        let connection = self.connections.get_mut(key);
+        let is_paused = connection.is_some_and(|it| !it.interest.contains(epoll::EventFlags::IN));
+        if is_paused && self.may_admit(key) {
+            self.receive(key, now);
+        }
+    }
+
+    /// Whether a reply waits to be sent.
+    pub(crate) fn has_to_send(&self) -> bool {
+        !self.sending.is_empty()
+    }
+
+    /// Whether a job waits for something that no descriptor signals.
+    pub(crate) fn has_waiting(&self) -> bool {
+        !self.awaiting_memory.is_empty() || self.has_progress && !self.awaiting_volume.is_empty()
+    }
+
+    /// When [`Self::tick`] is due.
+    pub(crate) fn tick_at(&self) -> Nanos {
+        Nanos::from_millis(self.next_tick_ms)
+    }
+
+    /// Ends all connections. Returns the number of requests that are still executed.
+    pub(crate) fn end(&mut self) -> usize {
+        self.is_stopping = true;
+        self.listener = None;
+        for key in self.connections.keys() {
+            self.close(key);
+        }
+        self.jobs.len()
+    }
+}
+
+impl DeviceClient for FileService {
+    fn id(&self) -> ClientId {
+        self.id
+    }
+
+    fn completed(&mut self, completions: Completions<'_>, now: Nanos) {
+        for completion in completions {
+            self.outstanding = self.outstanding.saturating_sub(1);
+            let (key, piece) = JobKey::of_tag(completion.tag);
+            let Some(mut job) = self.jobs.take(key) else {
+                continue;
+            };
+            if let Some(transfer) = &mut job.transfer {
+                transfer.completed(piece, completion.result, completion.data);
+            }
+            match self.pump(key, &mut job) {
+                Pumped::Waits => self.jobs.put(key, job),
+                Pumped::Ended(ended) => self.advance(key, job, Some(ended), now),
+            }
+        }
+    }
+
+    fn poll(&mut self, now: Nanos) -> usize {
+        self.retry(now)
+    }
+
+    fn device_removed(&mut self, place: usize, now: Nanos) {
+        for key in self.jobs.keys() {
+            let Some(mut job) = self.jobs.take(key) else {
+                continue;
+            };
+            match &mut job.transfer {
+                Some(transfer) if transfer.device.place == place => transfer.abandon(),
+                _ => {
+                    self.jobs.put(key, job);
+                    continue;
+                }
+            }
+            match self.pump(key, &mut job) {
+                Pumped::Waits => self.jobs.put(key, job),
+                Pumped::Ended(ended) => self.advance(key, job, Some(ended), now),
+            }
+        }
+    }
+
+    fn stop(&mut self, _now: Nanos) -> bool {
+        self.end();
+        self.outstanding == 0 && self.awaiting_memory.is_empty()
+    }
+}
+
+/// The time of the reactor's clock, with the time of day.
+fn time_of(now: Nanos) -> Now {
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    Now {
+        monotonic_ms: now.as_millis(),
+        time: files_store::Time {
+            seconds: since.as_secs() as i64,
+            nanoseconds: since.subsec_nanos(),
+        },
+    }
+}

@@ -1,0 +1,378 @@
+//! The movement of one READ's or WRITE's data between memory and a device, in pieces of whole
+//! blocks.
+
+use block::{DeviceError, Operation, Request};
+use files_store::limits::BLOCK_BYTES;
+use files_store::{MovePiece, Range};
+use hugemem::{Data, Lease, Pool};
+
+use crate::limits::PIECE_BYTES_MAX;
+
+/// The device of a volume.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Device {
+    /// Its place in the reactor's devices.
+    pub(crate) place: usize,
+    /// Size of its blocks in bytes; divides that of the volume's blocks.
+    pub(crate) block_bytes: u64,
+    /// Limit of a request in bytes, a multiple of the volume's blocks.
+    pub(crate) piece_bytes: u64,
+}
+
+impl Device {
+    pub(crate) fn new(place: usize, block_bytes: u32, transfer_bytes: usize) -> Self {
+        let piece = transfer_bytes.min(PIECE_BYTES_MAX) as u64;
+        Self {
+            place,
+            block_bytes: u64::from(block_bytes),
+            piece_bytes: (piece / BLOCK_BYTES).max(1) * BLOCK_BYTES,
+        }
+    }
+}
+
+/// Where a piece is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// Nothing was submitted.
+    Waiting,
+    /// The old content of a partly written block is being read.
+    ReadingOld,
+    /// The old content is in the lease.
+    MustWrite,
+    /// Its last request is in the device.
+    Moving,
+    /// It has ended.
+    Done,
+}
+
+/// Whole blocks of the device, and the part of them that is data of the request.
+#[derive(Debug)]
+struct Piece {
+    /// First byte on the device; `None` for zeroes.
+    device: Option<u64>,
+    /// Length on the device in bytes.
+    length: usize,
+    /// Where the data begin within the piece.
+    skip: usize,
+    /// Length of the data in bytes.
+    data_length: usize,
+    /// Where the data of a write begin within the payload.
+    data_at: usize,
+    /// First byte on the device of old content to keep.
+    keep: Option<u64>,
+    stage: Stage,
+    lease: Option<Lease>,
+}
+
+/// What moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Direction {
+    Read,
+    /// The payload begins here in the record.
+    Write {
+        payload_at: usize,
+    },
+}
+
+/// A movement of data.
+#[derive(Debug)]
+pub(crate) struct Transfer {
+    pub(crate) device: Device,
+    direction: Direction,
+    pieces: Vec<Piece>,
+    next: usize,
+    outstanding: usize,
+    has_failed: bool,
+}
+
+/// The next thing to do.
+#[derive(Debug)]
+pub(crate) enum Next {
+    /// Submit a request for the piece with this index.
+    Submit(usize, Request),
+    /// Memory is needed.
+    AwaitMemory,
+    /// Requests must end first.
+    AwaitDevice,
+    /// Everything has ended; whether the device accepted all of it.
+    Ended(bool),
+}
+
+impl Transfer {
+    /// A read of these ranges.
+    pub(crate) fn read(device: Device, ranges: &[Range]) -> Self {
+        let mut pieces = Vec::with_capacity(ranges.len());
+        for range in ranges {
+            let mut done = 0;
+            while done < range.length {
+                let piece = match range.device {
+                    Some(begin) => read_piece(&device, begin + done, range.length - done),
+                    None => Piece::zeroes((range.length - done).min(PIECE_BYTES_MAX as u64)),
+                };
+                done += piece.data_length as u64;
+                pieces.push(piece);
+            }
+        }
+        Self::new(device, Direction::Read, pieces)
+    }
+
+    /// A write of a payload that begins at `payload_at` of the record.
+    pub(crate) fn write(device: Device, plan: &[MovePiece], payload_at: usize) -> Self {
+        let mut pieces = Vec::with_capacity(plan.len());
+        let mut data_at = 0;
+        for whole in plan {
+            let mut done = 0;
+            while done < whole.length {
+                let length = (whole.length - done).min(device.piece_bytes);
+                // A piece of several blocks has data in all of them.
+                let is_one = length == whole.length;
+                let data_length = if is_one { whole.data_length } else { length } as usize;
+                pieces.push(Piece {
+                    device: Some(whole.device + done),
+                    length: length as usize,
+                    skip: if is_one { whole.data_at as usize } else { 0 },
+                    data_length,
+                    data_at,
+                    keep: whole.keep,
+                    stage: Stage::Waiting,
+                    lease: None,
+                });
+                data_at += data_length;
+                done += length;
+            }
+        }
+        Self::new(device, Direction::Write { payload_at }, pieces)
+    }
+
+    fn new(device: Device, direction: Direction, pieces: Vec<Piece>) -> Self {
+        Self {
+            device,
+            direction,
+            pieces,
+            next: 0,
+            outstanding: 0,
+            has_failed: false,
+        }
+    }
+
+    pub(crate) fn is_read(&self) -> bool {
+        self.direction == Direction::Read
+    }
+
+    /// Bytes of the device that a read keeps in memory until it is sent.
+    pub(crate) fn read_bytes(&self) -> usize {
+        let pieces = self.pieces.iter().filter(|it| it.device.is_some());
+        pieces.map(|it| it.length).sum()
+    }
+
+    /// Takes the memory of all pieces of a read, or nothing: a read that waited for memory while it
+    /// holds some could wait for another one that does the same.
+    pub(crate) fn reserve(&mut self, pool: &Pool) -> bool {
+        let needs_memory = |it: &&mut Piece| it.device.is_some() && it.lease.is_none();
+        for piece in self.pieces.iter_mut().filter(needs_memory) {
+            piece.lease = pool.take(piece.length);
+            if piece.lease.is_none() {
+                for piece in &mut self.pieces {
+                    piece.lease = None;
+                }
+                return false;
+            }
+        }
+        true
+    }
+
+    /// The next thing to do, while fewer than `outstanding_max` requests are in the device.
+    pub(crate) fn next(
+        &mut self,
+        record: &[u8],
+        pool: &Pool,
+        outstanding_max: usize,
+        can_borrow: impl Fn(u64, u32) -> bool,
+    ) -> Next {
+        if self.has_failed {
+            return match self.outstanding {
+                0 => Next::Ended(false),
+                _ => Next::AwaitDevice,
+            };
+        }
+        if self.outstanding >= outstanding_max {
+            return Next::AwaitDevice;
+        }
+        let merged = self
+            .pieces
+            .iter()
+            .position(|it| it.stage == Stage::MustWrite);
+        while merged.is_none() && self.next < self.pieces.len() {
+            if self.pieces[self.next].stage == Stage::Waiting {
+                break;
+            }
+            self.next += 1;
+        }
+        let index = merged.unwrap_or(self.next);
+        if index == self.pieces.len() {
+            return match self.outstanding {
+                0 => Next::Ended(true),
+                _ => Next::AwaitDevice,
+            };
+        }
+        let device = self.device;
+        let piece = &mut self.pieces[index];
+        let request = match self.direction {
+            Direction::Read => piece.read_request(&device, can_borrow),
+            Direction::Write { payload_at } => {
+                if piece.lease.is_none() {
+                    piece.lease = pool.take(piece.length);
+                }
+                if piece.lease.is_none() {
+                    return match self.outstanding {
+                        0 => Next::AwaitMemory,
+                        _ => Next::AwaitDevice,
+                    };
+                }
+                let payload = &record[payload_at..];
+                piece.write_request(&device, payload, can_borrow)
+            }
+        };
+        self.outstanding += 1;
+        Next::Submit(index, request)
+    }
+
+    /// The device refused a request.
+    pub(crate) fn refused(&mut self) {
+        self.outstanding -= 1;
+        self.has_failed = true;
+    }
+
+    /// The device was removed: its requests do not complete.
+    pub(crate) fn abandon(&mut self) {
+        self.outstanding = 0;
+        self.has_failed = true;
+    }
+
+    /// A request of a piece has completed.
+    pub(crate) fn completed(
+        &mut self,
+        index: usize,
+        result: Result<(), DeviceError>,
+        data: Option<Data>,
+    ) {
+        let Some(piece) = self.pieces.get_mut(index) else {
+            return;
+        };
+        self.outstanding = self.outstanding.saturating_sub(1);
+        let is_kept = self.direction == Direction::Read || piece.stage == Stage::ReadingOld;
+        match data {
+            // The RAM device must not wait for a client that does not read its reply.
+            Some(Data::Borrow(borrow)) => match &mut piece.lease {
+                Some(lease) => lease.copy_from_slice(&borrow),
+                None => self.has_failed = true,
+            },
+            Some(Data::Lease(lease)) if is_kept => piece.lease = Some(lease),
+            _ => {}
+        }
+        piece.stage = match piece.stage {
+            Stage::ReadingOld => Stage::MustWrite,
+            _ => Stage::Done,
+        };
+        let lacks_data = is_kept && piece.lease.is_none();
+        self.has_failed |= result.is_err() || lacks_data;
+    }
+
+    /// The data of a read, piece by piece.
+    pub(crate) fn segments(&self) -> impl Iterator<Item = Segment<'_>> {
+        self.pieces.iter().map(|piece| match &piece.lease {
+            Some(lease) => Segment::Bytes(&lease[piece.skip..][..piece.data_length]),
+            None => Segment::Zeroes(piece.data_length),
+        })
+    }
+}
+
+/// A part of the data of a read.
+pub(crate) enum Segment<'s> {
+    Bytes(&'s [u8]),
+    /// At most [`PIECE_BYTES_MAX`] zeroes.
+    Zeroes(usize),
+}
+
+/// The piece that begins at a byte of the device, with at most `length` bytes of data.
+fn read_piece(device: &Device, begin: u64, length: u64) -> Piece {
+    let first = begin - begin % device.block_bytes;
+    let skip = begin - first;
+    let data = length.min(device.piece_bytes - skip);
+    Piece {
+        device: Some(first),
+        length: (skip + data).next_multiple_of(device.block_bytes) as usize,
+        skip: skip as usize,
+        data_length: data as usize,
+        data_at: 0,
+        keep: None,
+        stage: Stage::Waiting,
+        lease: None,
+    }
+}
+
+impl Piece {
+    fn zeroes(length: u64) -> Self {
+        Self {
+            device: None,
+            length: 0,
+            skip: 0,
+            data_length: length as usize,
+            data_at: 0,
+            keep: None,
+            stage: Stage::Done,
+            lease: None,
+        }
+    }
+
+    /// A request for the blocks from a byte of the device on. A read that the device lends needs no
+    /// lease.
+    fn request(
+        &mut self,
+        device: &Device,
+        operation: Operation,
+        at: u64,
+        can_borrow: impl Fn(u64, u32) -> bool,
+    ) -> Request {
+        let lba = at / device.block_bytes;
+        let blocks = (self.length as u64 / device.block_bytes) as u32;
+        let lends = operation == Operation::Read && can_borrow(lba, blocks);
+        Request {
+            tag: 0,
+            operation,
+            lba,
+            blocks,
+            data: if lends { None } else { self.lease.take() },
+        }
+    }
+
+    fn read_request(&mut self, device: &Device, can_borrow: impl Fn(u64, u32) -> bool) -> Request {
+        self.stage = Stage::Moving;
+        let at = self.device.unwrap_or_default();
+        self.request(device, Operation::Read, at, can_borrow)
+    }
+
+    /// Reads old content first if a part of it is kept, and writes the piece.
+    fn write_request(
+        &mut self,
+        device: &Device,
+        payload: &[u8],
+        can_borrow: impl Fn(u64, u32) -> bool,
+    ) -> Request {
+        if let (Stage::Waiting, Some(keep)) = (self.stage, self.keep) {
+            self.stage = Stage::ReadingOld;
+            return self.request(device, Operation::Read, keep, can_borrow);
+        }
+        if let Some(lease) = &mut self.lease {
+            if self.keep.is_none() && self.data_length < self.length {
+                // Other requests had this memory before.
+                lease.fill(0);
+            }
+            let data = &payload[self.data_at..][..self.data_length];
+            lease[self.skip..][..self.data_length].copy_from_slice(data);
+        }
+        self.stage = Stage::Moving;
+        let at = self.device.unwrap_or_default();
+        self.request(device, Operation::Write { fua: false }, at, can_borrow)
+    }
+}

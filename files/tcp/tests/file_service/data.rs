@@ -1,0 +1,104 @@
+//! Data of all sizes and positions.
+
+use files_spec::attributes::Attributes;
+use files_spec::operations::{Operation, OperationResult, Outcome, SetattrArgs};
+
+use crate::client::{Connection, Slot, at_file, data};
+use crate::reactor::Reactor;
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        (self.0 >> 33) % limit
+    }
+}
+
+/// Two connections of one session, which take turns.
+#[test]
+fn what_was_written_is_read_over_any_connection() {
+    let reactor = Reactor::start();
+    let mut connections = [
+        Connection::new(reactor.address),
+        Connection::new(reactor.address),
+    ];
+    let mut slot = Slot::new(&mut connections[0], b"a");
+    let mut random = Random(9);
+    let mut model: Vec<u8> = Vec::new();
+    for round in 0..150 {
+        let turn = round % 2;
+        let length = match random.below(4) {
+            0 => 1 + random.below(600_000),
+            1 => 4096 * (1 + random.below(20)),
+            _ => 1 + random.below(9000),
+        } as usize;
+        let offset = random.below(2 << 20) as usize;
+        let bytes: Vec<u8> = (0..length).map(|at| (at * 7 + round) as u8).collect();
+        let write = slot.write(offset as u64, &bytes);
+        slot.call(&mut connections[turn], &write).assert_ok();
+        if model.len() < offset + length {
+            model.resize(offset + length, 0);
+        }
+        model[offset..offset + length].copy_from_slice(&bytes);
+        if random.below(10) == 0 {
+            let size = random.below(model.len() as u64 + 5000);
+            let truncate = at_file(Operation::SetAttr(SetattrArgs {
+                stateid: slot.stateid,
+                obj_attributes: Attributes {
+                    size: Some(size),
+                    ..Attributes::default()
+                },
+            }));
+            slot.call(&mut connections[turn], &truncate).assert_ok();
+            model.resize(size as usize, 0);
+        }
+        let mut offset = random.below(model.len() as u64 + 1) as usize;
+        let end = model.len().min(offset + 1 + random.below(1 << 20) as usize);
+        // A read of many ranges may be short.
+        while offset < end {
+            let read = slot.read(offset as u64, (end - offset) as u32);
+            let answer = slot.call(&mut connections[1 - turn], &read);
+            let bytes = data(&answer);
+            assert!(!bytes.is_empty());
+            assert_eq!(bytes, &model[offset..offset + bytes.len()], "round {round}");
+            offset += bytes.len();
+        }
+    }
+}
+
+/// Requests that overlap wait for each other, and each is executed.
+#[test]
+fn overlapping_writes_are_executed_one_after_the_other() {
+    let reactor = Reactor::start();
+    let mut connection = Connection::new(reactor.address);
+    let mut slot = Slot::new(&mut connection, b"a");
+    let sequence = slot.sequence;
+    let payloads: Vec<Vec<u8>> = (0..32).map(|it| vec![it as u8 + 1; 5000]).collect();
+    for (slotid, bytes) in payloads.iter().enumerate() {
+        let mut other = slot.other(slotid as u32);
+        if slotid == 0 {
+            other.sequence = sequence;
+        }
+        let record = other.record(&mut connection, &slot.write(100, bytes), false);
+        connection.send(&record);
+    }
+    for _ in &payloads {
+        let answer = connection.receive();
+        answer.assert_ok();
+        let OperationResult::Write(Outcome::Ok(ok)) = answer.last() else {
+            panic!("{:?}", answer.parts());
+        };
+        assert_eq!(ok.count, 5000);
+    }
+    slot.sequence = sequence + 1;
+    let answer = slot.call(&mut connection, &slot.read(0, 10_000));
+    let bytes = data(&answer);
+    assert_eq!((bytes.len(), &bytes[..100]), (5100, &[0; 100][..]));
+    // The write as a whole is that of one request.
+    assert!((1..=32).contains(&bytes[100]));
+    assert!(bytes[100..].iter().all(|it| *it == bytes[100]));
+}

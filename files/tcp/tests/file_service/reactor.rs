@@ -1,0 +1,157 @@
+//! A thread that runs the service as a reactor does, on one memory device.
+
+use std::cell::RefCell;
+use std::net::{SocketAddr, TcpListener};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use block::{Device as _, DeviceSet, MemoryDevice, MemoryOptions, QueueOptions, ReactorDevices};
+use files_server::{Now, Server, ServerOptions, Share, ShareNumber, Squash, VolumeIndex};
+use files_store::{InodeId, ShareId, Time, Uuid, VolatileOptions, Volume};
+use files_tcp::{DeviceOfVolume, FilePoller, FileService, FileServiceOptions};
+use hugemem::PagePolicy;
+use reactors::{Nanos, Poller as _, StopState};
+
+const DEVICE_BYTES: u64 = 64 << 20;
+
+/// What the thread reports and obeys.
+#[derive(Default)]
+struct Shared {
+    stops: AtomicBool,
+    removes_device: AtomicBool,
+    connections: AtomicUsize,
+    requests: AtomicUsize,
+}
+
+/// The running service.
+pub(crate) struct Reactor {
+    pub(crate) address: SocketAddr,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Reactor {
+    pub(crate) fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        listener.set_nonblocking(true).expect("a socket");
+        let address = listener.local_addr().expect("bound");
+        let shared = Arc::new(Shared::default());
+        let of_thread = Arc::clone(&shared);
+        let thread = std::thread::spawn(move || serve(listener, &of_thread));
+        Self {
+            address,
+            shared,
+            thread: Some(thread),
+        }
+    }
+
+    /// Number of connections and of requests in flight.
+    pub(crate) fn counts(&self) -> (usize, usize) {
+        (
+            self.shared.connections.load(Ordering::Relaxed),
+            self.shared.requests.load(Ordering::Relaxed),
+        )
+    }
+
+    pub(crate) fn remove_device(&self) {
+        self.shared.removes_device.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Reactor {
+    fn drop(&mut self) {
+        self.shared.stops.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+            && !std::thread::panicking()
+        {
+            panic!("the service has panicked");
+        }
+    }
+}
+
+fn server() -> Server {
+    let now = Now {
+        monotonic_ms: 0,
+        time: Time::default(),
+    };
+    let volume = Volume::volatile(&VolatileOptions {
+        uuid: Uuid([3; 16]),
+        device_bytes: DEVICE_BYTES,
+        memory_bytes: 16 << 20,
+    });
+    let share = Share {
+        number: ShareNumber(1),
+        name: "data".to_owned(),
+        volume: VolumeIndex(0),
+        directory: InodeId(1),
+        part: ShareId(0),
+        is_read_only: false,
+        squash: Squash::None,
+    };
+    let options = ServerOptions {
+        identity: b"test".to_vec(),
+        instance: 77,
+        volumes: vec![volume],
+        shares: vec![share],
+        reclaiming: Vec::new(),
+    };
+    Server::new(options, &now)
+}
+
+fn serve(listener: TcpListener, shared: &Shared) {
+    let arena = block_testing::conformance::arena();
+    let device = MemoryDevice::new(MemoryOptions {
+        name: "ram".to_owned(),
+        uuid: [1; 16],
+        size_bytes: DEVICE_BYTES,
+        block_size: 512,
+        pages: PagePolicy::Ordinary,
+        read_only: false,
+    })
+    .expect("memory");
+    let set = Rc::new(DeviceSet::new());
+    let options = QueueOptions::new(0, 1024, arena.pool(16));
+    set.attach(0, &device, options).expect("a queue");
+    let devices = ReactorDevices::new(Rc::clone(&set));
+    let geometry = device.geometry();
+    let service = FileService::new(FileServiceOptions {
+        server: server(),
+        devices: vec![DeviceOfVolume {
+            place: 0,
+            block_bytes: geometry.block_size,
+            transfer_bytes: geometry.max_transfer_blocks as usize * 512,
+        }],
+        set,
+        pool: arena.pool(16),
+        listener,
+    });
+    let service = Rc::new(RefCell::new(service.expect("a service")));
+    devices.add(service.clone());
+    let mut poller = FilePoller::new(Rc::clone(&service)).expect("a descriptor");
+    let began = Instant::now();
+    let mut is_removed = false;
+    loop {
+        let now = Nanos::from_micros(began.elapsed().as_micros() as u64);
+        let received = poller.poll(now).is_busy();
+        let moved = devices.poll(now) > 0;
+        poller.flush(now);
+        devices.flush();
+        let (connections, requests) = service.borrow().counts();
+        shared.connections.store(connections, Ordering::Relaxed);
+        shared.requests.store(requests, Ordering::Relaxed);
+        if shared.removes_device.load(Ordering::Relaxed) && !is_removed {
+            is_removed = true;
+            devices.remove_now(0, now);
+        }
+        if shared.stops.load(Ordering::Relaxed) && poller.stop(now) == StopState::Stopped {
+            return;
+        }
+        if !received && !moved {
+            std::thread::yield_now();
+        }
+    }
+}
