@@ -4,7 +4,7 @@ use files_spec::attributes::Attributes;
 use files_spec::operations::{Operation, OperationResult, Outcome, SetattrArgs};
 
 use crate::client::{Connection, Slot, at_file, data};
-use crate::reactor::Reactor;
+use crate::reactor::{LOOPBACK, Reactor};
 
 struct Random(u64);
 
@@ -21,7 +21,7 @@ impl Random {
 /// Two connections of one session, which take turns.
 #[test]
 fn what_was_written_is_read_over_any_connection() {
-    let reactor = Reactor::start();
+    let reactor = Reactor::start(LOOPBACK);
     let mut connections = [
         Connection::new(reactor.address),
         Connection::new(reactor.address),
@@ -73,7 +73,7 @@ fn what_was_written_is_read_over_any_connection() {
 /// Requests that overlap wait for each other, and each is executed.
 #[test]
 fn overlapping_writes_are_executed_one_after_the_other() {
-    let reactor = Reactor::start();
+    let reactor = Reactor::start(LOOPBACK);
     let mut connection = Connection::new(reactor.address);
     let mut slot = Slot::new(&mut connection, b"a");
     let sequence = slot.sequence;

@@ -8,7 +8,7 @@ use files_spec::operations::Operation;
 use files_tcp::limits::{CONNECTIONS_MAX, REQUESTS_PER_CONNECTION_MAX};
 
 use crate::client::{Connection, LIMIT, Slot, at_file, data, name};
-use crate::reactor::Reactor;
+use crate::reactor::{LOOPBACK, Reactor};
 
 fn wait_until(what: &str, condition: impl Fn() -> bool) {
     let began = Instant::now();
@@ -20,7 +20,7 @@ fn wait_until(what: &str, condition: impl Fn() -> bool) {
 
 #[test]
 fn an_invalid_stream_ends_its_connection_only() {
-    let reactor = Reactor::start();
+    let reactor = Reactor::start(LOOPBACK);
     let mut valid = Connection::new(reactor.address);
     let mut slot = Slot::new(&mut valid, b"valid");
     let streams: [&[u8]; 3] = [&[0xff; 64], &[0; 4 * 100], &[0x80, 0x20, 0, 0]];
@@ -40,7 +40,7 @@ fn an_invalid_stream_ends_its_connection_only() {
 
 #[test]
 fn connections_that_end_within_a_record_leave_nothing() {
-    let reactor = Reactor::start();
+    let reactor = Reactor::start(LOOPBACK);
     let mut valid = Connection::new(reactor.address);
     let mut slot = Slot::new(&mut valid, b"valid");
     let record = slot.record(&mut valid, &[Operation::PutRootFh(())], false);
@@ -60,7 +60,7 @@ fn connections_that_end_within_a_record_leave_nothing() {
 
 #[test]
 fn connections_beyond_the_limit_wait_for_others_to_end() {
-    let reactor = Reactor::start();
+    let reactor = Reactor::start(LOOPBACK);
     let mut all: Vec<_> = (0..CONNECTIONS_MAX)
         .map(|_| Connection::new(reactor.address))
         .collect();
@@ -77,7 +77,7 @@ fn connections_beyond_the_limit_wait_for_others_to_end() {
 /// A client that asks for much data and reads none of it.
 #[test]
 fn a_client_that_does_not_read_holds_a_bounded_part_of_the_memory() {
-    let reactor = Reactor::start();
+    let reactor = Reactor::start(LOOPBACK);
     let mut silent = Connection::new(reactor.address);
     let mut slot = Slot::new(&mut silent, b"silent");
     let megabyte = vec![5; 1 << 20];
@@ -116,7 +116,7 @@ fn a_client_that_does_not_read_holds_a_bounded_part_of_the_memory() {
 /// The reply to a request whose connection has ended belongs to the session.
 #[test]
 fn a_request_is_executed_once_over_two_connections() {
-    let reactor = Reactor::start();
+    let reactor = Reactor::start(LOOPBACK);
     let mut first = Connection::new(reactor.address);
     let mut slot = Slot::new(&mut first, b"a");
     let remove = [
@@ -143,7 +143,7 @@ fn a_request_is_executed_once_over_two_connections() {
 
 #[test]
 fn the_loss_of_a_device_fails_requests_for_data() {
-    let reactor = Reactor::start();
+    let reactor = Reactor::start(LOOPBACK);
     let mut connection = Connection::new(reactor.address);
     let mut slot = Slot::new(&mut connection, b"a");
     slot.call(&mut connection, &slot.write(0, &[1; 10_000]))

@@ -15,6 +15,9 @@ use files_tcp::{DeviceOfVolume, FilePoller, FileService, FileServiceOptions};
 use hugemem::PagePolicy;
 use reactors::{Nanos, Poller as _, StopState};
 
+/// Any port of this machine.
+pub(crate) const LOOPBACK: &str = "127.0.0.1:0";
+
 const DEVICE_BYTES: u64 = 64 << 20;
 
 /// What the thread reports and obeys.
@@ -34,8 +37,9 @@ pub(crate) struct Reactor {
 }
 
 impl Reactor {
-    pub(crate) fn start() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    /// Starts the service at an address of this machine.
+    pub(crate) fn start(address: &str) -> Self {
+        let listener = TcpListener::bind(address).expect("the address is free");
         listener.set_nonblocking(true).expect("a socket");
         let address = listener.local_addr().expect("bound");
         let shared = Arc::new(Shared::default());
