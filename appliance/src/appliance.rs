@@ -26,6 +26,7 @@ use crate::error::{Failure, with_causes};
 use crate::event_loop::RealTime;
 use crate::exports;
 use crate::fabrics::Fabrics;
+use crate::files::Files;
 use crate::handover::Passed;
 use crate::identities::Identities;
 use crate::keys::Keys;
@@ -70,6 +71,8 @@ pub(crate) struct Appliance {
     _authentication: AuthenticationThread,
     /// Declared after the reactors, so that it reports how they stop.
     control: Option<ControlPlane>,
+    #[cfg(test)]
+    files_address: Option<SocketAddr>,
     start_took: Duration,
 }
 
@@ -226,6 +229,8 @@ impl Appliance {
             messages: PerReactor::new(messages),
         };
         let mut services: Vec<Arc<dyn Service>> = vec![Arc::new(fabrics)];
+        let files = Files::prepare(&config, &devices)?;
+        services.extend(files.clone().map(|files| files as Arc<dyn Service>));
         services.extend(extra_services);
         let parts = Parts {
             arena: Arc::clone(&arena),
@@ -274,6 +279,8 @@ impl Appliance {
             counters,
             _authentication: authentication,
             control: None,
+            #[cfg(test)]
+            files_address: files.map(|files| files.address()),
             start_took,
         })
     }
@@ -583,6 +590,12 @@ impl Appliance {
     /// Whether the device of that name is open.
     pub(crate) fn has_device(&self, name: &Name) -> bool {
         self.reconciler.devices().get(name).is_some()
+    }
+
+    /// Where files are served.
+    #[cfg(test)]
+    pub(crate) fn files_address(&self) -> Option<SocketAddr> {
+        self.files_address
     }
 
     /// The bound address of each configured listener.

@@ -25,6 +25,7 @@ mod event_loop;
 mod evict;
 mod exports;
 mod fabrics;
+mod files;
 mod handover;
 pub mod headless;
 mod health_reporter;

@@ -457,6 +457,7 @@ impl Config {
             appliance: running.appliance.clone(),
             limits: running.limits.clone(),
             control: running.control.clone(),
+            files: running.files.clone(),
             ..self.clone()
         };
         config.appliance.take_live(&self.appliance);
@@ -472,8 +473,11 @@ struct Comparison<'c> {
 }
 
 impl Comparison<'_> {
-    /// Whether the device stays open; it may grow.
+    /// Whether the device stays open; it may grow. That of a volume stays until a restart.
     fn keeps_device(&self, name: &Name) -> bool {
+        if self.running.files.uses(name) {
+            return true;
+        }
         let pair = self.running.device(name).zip(self.wanted.device(name));
         pair.is_some_and(|(now, then)| now == then || is_growth(now, then))
     }
@@ -772,7 +776,32 @@ fn restarts(running: &Config, wanted: &Config) -> Vec<Step> {
     );
     restarts_of("limits", &running.limits, &wanted.limits, &mut steps);
     restarts_of("control", &running.control, &wanted.control, &mut steps);
+    let files = (&running.files, &wanted.files);
+    restart_of_list("volume", &files.0.volumes, &files.1.volumes, &mut steps);
+    restart_of_list("share", &files.0.shares, &files.1.shares, &mut steps);
+    let listeners = (files.0.listener.as_slice(), files.1.listener.as_slice());
+    restart_of_list("file_listener", listeners.0, listeners.1, &mut steps);
     steps
+}
+
+/// Tables that only a restart changes.
+fn restart_of_list<T: Table>(path: &str, running: &[T], wanted: &[T], steps: &mut Vec<Step>) {
+    let names = |tables: &[T]| {
+        let lines = tables.iter().flat_map(Table::lines);
+        let values = lines.filter_map(|line| Some(format!("{} {}", line.key, line.value?)));
+        match tables.is_empty() {
+            true => "none".to_owned(),
+            false => values.collect::<Vec<_>>().join(", "),
+        }
+    };
+    let (from, to) = (names(running), names(wanted));
+    if from != to {
+        steps.push(Step::Restart {
+            key: path.to_owned(),
+            from,
+            to,
+        });
+    }
 }
 
 fn restarts_of<T: Table>(path: &str, running: &T, wanted: &T, steps: &mut Vec<Step>) {

@@ -10,6 +10,7 @@ use proptest::prelude::*;
 use proptest::sample::{Index, select};
 use uuid::Uuid;
 
+use crate::files::{FileListener, Files, Share, Volume};
 use crate::kind::{FilePath, Kind as _};
 use crate::limits::{ANA_GROUPS_MAX, CORE_NUMBER_MAX, DRIVE_NAMESPACE_MAX, MEMORY_MAX, NSID_MAX};
 use crate::model::{
@@ -57,7 +58,10 @@ pub fn config() -> impl Strategy<Value = Config> {
         seeds,
         vec(export_rest(), 4),
         keys(),
-        vec(RateLimit::any((RateScope::Host(host_nqn()),)), 0..=3),
+        (
+            vec(RateLimit::any((RateScope::Host(host_nqn()),)), 0..=3),
+            (Volume::any(()), Share::any(())),
+        ),
     )
         .prop_map(
             |(
@@ -69,13 +73,14 @@ pub fn config() -> impl Strategy<Value = Config> {
                 seeds,
                 rests,
                 keys,
-                mut rate_limits,
+                (mut rate_limits, files_seed),
             )| {
                 let mut exports = exports(&devices, &listeners, &seeds, rests);
                 for (export, seed) in exports.iter_mut().zip(&seeds) {
                     export.authentication = authentication(&seed.masks, export, &listeners, &keys);
                 }
                 scope_rate_limits(&mut rate_limits, &devices, &exports);
+                let files = files(files_seed, &devices, &exports);
                 Config {
                     appliance,
                     limits,
@@ -85,6 +90,7 @@ pub fn config() -> impl Strategy<Value = Config> {
                     keys,
                     exports,
                     rate_limits,
+                    files,
                 }
             },
         )
@@ -197,6 +203,33 @@ fn drive_namespace(number: usize) -> impl Strategy<Value = DriveNamespace> {
         namespace: namespace.saturating_sub(1) * 8 + number as u32 + 1,
         ..drive
     })
+}
+
+/// A volume on the first memory device that no export has, with its share and a listener.
+fn files((volume, share): (Volume, Share), devices: &[Device], exports: &[Export]) -> Files {
+    let is_free = |device: &&Device| {
+        let mut namespaces = exports.iter().flat_map(|export| &export.namespaces);
+        matches!(device.backing, Backing::Memory { .. })
+            && namespaces.all(|namespace| namespace.device != device.name)
+    };
+    let Some(device) = devices.iter().find(is_free) else {
+        return Files::default();
+    };
+    Files {
+        shares: vec![Share {
+            volume: volume.name.clone(),
+            allow_any_client: true,
+            ..share
+        }],
+        listener: Some(FileListener {
+            name: volume.name.clone(),
+            address: valid("127.0.0.1:0"),
+        }),
+        volumes: vec![Volume {
+            device: device.name.clone(),
+            ..volume
+        }],
+    }
 }
 
 /// Gives each limit another scope, and at least one rate.

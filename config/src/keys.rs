@@ -4,6 +4,7 @@
 
 use std::fmt::Write as _;
 
+use crate::files::{FileListener, Share, Volume};
 use crate::model::{
     Appliance, Control, Device, DriveNamespace, Export, Limits, Listener, RateLimit,
 };
@@ -97,8 +98,22 @@ impl Section {
 
 /// Every table of the file. The first is the file itself.
 pub const SECTIONS: &[Section] = &[
-    ROOT, APPLIANCE, LIMITS, CONTROL, DEVICE, LISTENER, KEY, EXPORT, NAMESPACE, HOST, ANA, MASK,
+    ROOT,
+    APPLIANCE,
+    LIMITS,
+    CONTROL,
+    DEVICE,
+    LISTENER,
+    KEY,
+    EXPORT,
+    NAMESPACE,
+    HOST,
+    ANA,
+    MASK,
     RATE_LIMIT,
+    VOLUME,
+    SHARE,
+    FILE_LISTENER,
 ];
 
 pub(crate) const ROOT: Section = Section {
@@ -161,6 +176,27 @@ pub(crate) const ROOT: Section = Section {
             absent: Absent::Words("no command is delayed"),
             example: "[[rate_limit]]",
             meaning: "Limits on commands and data in a second.",
+        },
+        Key {
+            name: "volume",
+            values: Values::Text("array of at most 16 tables"),
+            absent: Absent::Words("no files are served"),
+            example: "[[volume]]",
+            meaning: "Files on devices.",
+        },
+        Key {
+            name: "share",
+            values: Values::Text("array of at most 64 tables"),
+            absent: Absent::Words("no files are served"),
+            example: "[[share]]",
+            meaning: "The volumes that clients can mount.",
+        },
+        Key {
+            name: "file_listener",
+            values: Values::Text("array of at most 1 table"),
+            absent: Absent::Words("no files are served"),
+            example: "[[file_listener]]",
+            meaning: "Where clients mount shares.",
         },
     ]],
 };
@@ -572,6 +608,29 @@ pub(crate) const RATE_LIMIT: Section = Section {
         ],
         RateLimit::KEYS,
     ],
+};
+
+pub(crate) const VOLUME: Section = Section {
+    path: "volume",
+    header: "[[volume]]",
+    meaning: "Files on a device of type `memory`. They are lost when the appliance stops. Only a \
+              restart changes volumes, shares and file listeners.",
+    keys: &[Volume::KEYS],
+};
+
+pub(crate) const SHARE: Section = Section {
+    path: "share",
+    header: "[[share]]",
+    meaning: "A volume as clients see it: `mount -t nfs -o vers=4.2 ADDRESS:/NAME DIRECTORY`. \
+              Clients state their users themselves (AUTH_SYS).",
+    keys: &[Share::KEYS],
+};
+
+pub(crate) const FILE_LISTENER: Section = Section {
+    path: "file_listener",
+    header: "[[file_listener]]",
+    meaning: "An address at which clients mount all shares by NFSv4.1 or 4.2 over TCP.",
+    keys: &[FileListener::KEYS],
 };
 
 const REFERENCE_HEAD: &str = "\

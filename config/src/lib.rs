@@ -22,6 +22,7 @@
 
 mod difference;
 mod embedded;
+mod files;
 #[cfg(any(test, feature = "generators"))]
 pub mod generate;
 pub mod identity;
@@ -40,6 +41,7 @@ mod validate;
 mod value;
 
 pub use difference::{Change, Effect, Replaced, Step};
+pub use files::{FileListener, Files, Share, Squash, Volume};
 pub use load::LoadError;
 pub use model::{
     Access, AnaEntry, AnaState, Appliance, Backing, Config, Control, Cores, CoresNotAllowed,

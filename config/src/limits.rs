@@ -36,6 +36,15 @@ pub const KEYS_MAX: usize = 4096;
 /// Maximum number of keys of a host in an export: more than one while they are exchanged.
 pub const HOST_KEYS_MAX: usize = 4;
 
+/// Most volumes of one appliance.
+pub const VOLUMES_MAX: usize = 16;
+/// Most shares of one appliance.
+pub const SHARES_MAX: usize = 64;
+/// Most file listeners of one appliance.
+pub const FILE_LISTENERS_MAX: usize = 1;
+/// Least memory for the metadata of a volume.
+pub const VOLUME_MEMORY_MIN: ByteSize = ByteSize::from_mib(1);
+
 /// Most rate limits of one appliance.
 pub const RATE_LIMITS_MAX: usize = 1024;
 /// Highest limit of commands in a second: more than an appliance executes.

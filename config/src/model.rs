@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use uuid::Uuid;
 
+use crate::files::Files;
 use crate::kind::{
     Boolean, ControllerRange, Count, Directories, FilePath, Maybe, Size, Text, Time, Unit, Word,
     Words,
@@ -25,7 +26,7 @@ use crate::value::{
     SerialNumber,
 };
 
-const NAME: Text<Name> = Text::of("name", "[a-zA-Z0-9][a-zA-Z0-9._-]{0,12}");
+pub(crate) const NAME: Text<Name> = Text::of("name", "[a-zA-Z0-9][a-zA-Z0-9._-]{0,12}");
 const CORES: Text<Cores> = Text::of(
     "core list, or `\"auto\"`",
     "auto|[0-4](,[5-9])?(,1[0-9]-2[0-9])?(,8191)?",
@@ -40,7 +41,7 @@ const HTTP: Text<HttpAddress> = Text::of(
     "`IPv4:port`, `[IPv6]:port` or `\"off\"`",
     r"off|127\.0\.0\.1:9808|\[::1\]:0|192\.0\.2\.7:0|\[::\]:0",
 );
-const ADDRESS: Text<ListenAddress> = Text::of(
+pub(crate) const ADDRESS: Text<ListenAddress> = Text::of(
     "`IPv4:port` or `[IPv6]:port`",
     r"192\.0\.2\.[1-9]:[1-9]{4}|\[2001:db8::[1-9a-f]{4}\]:[1-9]{4}|0\.0\.0\.0:0",
 );
@@ -97,6 +98,8 @@ pub struct Config {
     pub exports: Vec<Export>,
     /// The rate limits, in the order of the file.
     pub rate_limits: Vec<RateLimit>,
+    /// What is served by NFS.
+    pub files: Files,
 }
 
 impl Config {
@@ -317,6 +320,7 @@ macro_rules! words {
         }
     };
 }
+pub(crate) use words;
 
 words! {
     /// The page size of the arena.

@@ -36,6 +36,15 @@ impl Config {
         for item in &self.rate_limits {
             rate_limit(out, item)?;
         }
+        for item in &self.files.volumes {
+            table(out, "\n[[volume]]", item)?;
+        }
+        for item in &self.files.shares {
+            table(out, "\n[[share]]", item)?;
+        }
+        if let Some(item) = &self.files.listener {
+            table(out, "\n[[file_listener]]", item)?;
+        }
         Ok(())
     }
 }

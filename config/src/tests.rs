@@ -43,6 +43,24 @@ fn with_drive(text: &str) -> String {
     text.replace("type = \"file\"", &format!("type = {DRIVE_TYPE}"))
 }
 
+/// Files on a device, behind the minimal file.
+const FILES: &str = r#"
+[[device]]
+name = "ram0"
+type = "memory"
+size = 8192
+[[volume]]
+name = "scratch"
+device = "ram0"
+[[share]]
+name = "scratch"
+volume = "scratch"
+allow_any_client = true
+[[file_listener]]
+name = "nfs"
+address = "192.0.2.1:2049"
+"#;
+
 /// The minimal file with that key in that section, in place of its previous value.
 fn with_key(section: &Section, key: &str, value: &str) -> String {
     if section.path == "export.devices" {
@@ -87,6 +105,17 @@ fn with_key(section: &Section, key: &str, value: &str) -> String {
             .map(|name| format!("[[key]]\nname = \"{name}\"\nfile = \"/k\"\n"))
             .concat();
         return format!("{before}hosts = [{host}]{after}\n{keys}");
+    }
+    if FILES.contains(&format!("[[{}]]", section.path)) && section.path != "device" {
+        let (before, rest) = FILES
+            .split_once(&format!("[[{}]]\n", section.path))
+            .unwrap();
+        let end = rest.find("[[").unwrap_or(rest.len());
+        let is_other = |line: &&str| !line.starts_with(&format!("{key} = "));
+        let others: Vec<_> = rest[..end].lines().filter(is_other).collect();
+        let (others, after) = (others.join("\n"), &rest[end..]);
+        let header = section.header;
+        return format!("{MINIMAL}{before}{header}\n{key} = {value}\n{others}\n{after}");
     }
     if section.path == "key" {
         let key = match key {
@@ -443,6 +472,7 @@ fn documented_examples_are_accepted() {
             // References in examples get the names that they refer to; `allow_any_host` excludes
             // `hosts`.
             let text = match (section.path, key.name) {
+                ("volume" | "share" | "file_listener", _) => text,
                 ("rate_limit", "device") => {
                     let text = text.replace("name = \"a\"", "name = \"vol0\"");
                     text.replace("device = \"a\"", "device = \"vol0\"")
@@ -656,4 +686,67 @@ fn cores_are_resolved_from_the_allowed_set() {
     assert_eq!(list.resolve(&[]), Err(CoresNotAllowed::Core(1)));
     assert_eq!(Cores::Auto.resolve(&[0, 7, 3]), Ok(vec![7]));
     assert_eq!(Cores::Auto.resolve(&[]), Err(CoresNotAllowed::None));
+}
+
+/// Volumes have a RAM device for themselves, and every name resolves.
+#[test]
+fn invalid_file_exports_are_reported() {
+    let cases = [
+        (
+            "device = \"ram0\"",
+            "device = \"ram1\"",
+            "device `ram1` does not exist",
+        ),
+        (
+            "device = \"ram0\"",
+            "device = \"a\"",
+            "an export has the device `a`",
+        ),
+        (
+            "type = \"memory\"\nsize = 8192\n[[v",
+            "type = \"null\"\nsize = 8192\n[[v",
+            "not implemented",
+        ),
+        (
+            "volume = \"scratch\"",
+            "volume = \"x\"",
+            "volume `x` does not exist",
+        ),
+        (
+            "allow_any_client = true",
+            "allow_any_client = false",
+            "every client may use",
+        ),
+        (
+            ":2049",
+            ":4420",
+            "overlaps 192.0.2.1:4420 of another listener",
+        ),
+        (
+            "device = \"ram0\"",
+            "device = \"ram0\"\nmetadata_memory = \"1kB\"",
+            "less than the minimum, 1MiB",
+        ),
+        (
+            "[[share]]",
+            "[[volume]]\nname = \"b\"\ndevice = \"ram0\"\n[[share]]",
+            "two volumes would overwrite each other",
+        ),
+        (
+            "[[file_listener]]",
+            "[[file_listener]]\nname = \"b\"\naddress = \"192.0.2.9:2049\"\n[[file_listener]]",
+            "at most 1",
+        ),
+    ];
+    for (valid, invalid, message) in cases {
+        assert!(FILES.contains(valid), "{valid}");
+        let text = format!("{MINIMAL}{}", FILES.replace(valid, invalid));
+        let problems = Config::parse("wrong.toml", &text).unwrap_err().to_string();
+        assert!(problems.contains(message), "{message}: {problems}");
+    }
+    let valid = format!("{MINIMAL}{FILES}");
+    assert_eq!(
+        Config::parse("valid.toml", &valid).map(|it| it.files.shares.len()),
+        Ok(1)
+    );
 }

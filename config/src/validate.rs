@@ -1,6 +1,8 @@
 //! The rules between tables: names are unique, references resolve, and resources that must not be
 //! shared are not.
 
+mod files;
+
 use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
 
@@ -89,6 +91,7 @@ pub(crate) fn validate(draft: &Draft, text: &str, findings: &mut Findings) {
         }
     }
     rate_limits(draft, &device_names, &lines, findings);
+    files::validate(draft, &device_names, &lines, findings);
     let devices = draft.exports.iter().flat_map(|export| &export.namespaces);
     report_duplicate_values(
         devices.map(|namespace| &namespace.device),

@@ -66,6 +66,11 @@ enum NotPossible {
          evict the host first (windlass evict)"
     )]
     SecureHost(String),
+    #[error(
+        "volume {0}: its files belong to a process and are lost when it ends: restart the service, \
+         which empties it"
+    )]
+    Volume(String),
     #[error("a listener is not bound")]
     Listener,
     #[error("requests did not complete within {QUIET_TIME_MAX:?}: {0}")]
@@ -171,6 +176,9 @@ impl Appliance {
         let mut devices = config.devices.iter();
         if let Some(drive) = devices.find(|it| matches!(it.backing, Backing::Nvme(_))) {
             return Err(NotPossible::Drive(drive.name.to_string()).into());
+        }
+        if let Some(volume) = config.files.volumes.first() {
+            return Err(NotPossible::Volume(volume.name.to_string()).into());
         }
         self.reconciler.devices().passing()?;
         Ok(())

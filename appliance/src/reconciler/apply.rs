@@ -116,7 +116,8 @@ impl Reconciler {
             );
         }
         let skipped = |it: &Planned| it.step_result(StepState::Skipped);
-        if let Some(refused) = refusal(&plan, options) {
+        let refused = refusal(&plan, options).or_else(|| self.exports_volume(wanted));
+        if let Some(refused) = refused {
             return apply_result(plan.iter().map(skipped), false, Some(refused));
         }
         let is_possible = |it: &Planned| it.effect() != Effect::Restart;
@@ -565,6 +566,19 @@ fn no_transport(transport: Transport) -> String {
 }
 
 /// Why no step is carried out, if so.
+impl Reconciler {
+    /// Why an export cannot have the device of a volume, which is served until a restart.
+    fn exports_volume(&self, wanted: &Config) -> Option<String> {
+        let mut namespaces = wanted.exports.iter().flat_map(|export| &export.namespaces);
+        let taken = namespaces.find(|it| self.config.files.uses(&it.device))?;
+        Some(format!(
+            "nothing was changed: the device {} belongs to a volume until the appliance restarts: \
+             restart it, or export another device",
+            taken.device
+        ))
+    }
+}
+
 fn refusal(plan: &[Planned], options: ApplyOptions) -> Option<String> {
     let later = plan.iter().filter(|it| it.effect() == Effect::Restart);
     let count = later.count();

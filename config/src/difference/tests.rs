@@ -3,6 +3,7 @@ use std::path::Path;
 use proptest::prelude::*;
 
 use super::*;
+use crate::files::{Files, Volume};
 use crate::generate;
 use crate::model::{AnaState, Cores};
 
@@ -439,11 +440,43 @@ fn restart_keys_keep_their_running_values() {
     assert_eq!(steps.len(), wanted.difference(&demo()).len() - 1);
 }
 
+/// A configuration without files, which only a restart changes.
+fn config() -> impl Strategy<Value = Config> {
+    generate::config().prop_map(|config| Config {
+        files: Files::default(),
+        ..config
+    })
+}
+
+/// A volume keeps its device until the restart that ends the volume.
+#[test]
+fn files_change_with_a_restart_and_keep_their_devices() {
+    let mut running = demo();
+    let device = Device {
+        name: "ram".parse().unwrap(),
+        ..running.devices[0].clone()
+    };
+    running.devices.push(device);
+    running.files.volumes.push(Volume {
+        name: "files".parse().unwrap(),
+        device: "ram".parse().unwrap(),
+        metadata_memory: ByteSize::from_mib(1),
+    });
+    let steps = running.difference(&demo());
+    let [step] = &steps[..] else {
+        panic!("{steps:?}");
+    };
+    assert_eq!(step.effect(), Effect::Restart);
+    assert!(step.to_string().contains("volume"), "{step}");
+    let kept = demo().without_restarts(&running);
+    assert_eq!(kept.files, running.files);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
     #[test]
     fn steps_convert_any_configuration_to_any_other(
-        running in generate::config(), wanted in generate::config()
+        running in config(), wanted in config()
     ) {
         let mut now = running.clone();
         // Keys that take a restart already have their wanted values.
@@ -467,7 +500,7 @@ proptest! {
 
     #[test]
     fn small_changes_can_be_applied_and_reverted(
-        running in generate::config(), other in generate::config(), part in 0_usize..6
+        running in config(), other in config(), part in 0_usize..6
     ) {
         let mut wanted = running.clone();
         match part {
@@ -490,7 +523,7 @@ proptest! {
 
     #[test]
     fn restart_is_reported_exactly_for_startup_only_keys(
-        running in generate::config(), wanted in generate::config()
+        running in config(), wanted in config()
     ) {
         let restarts = |step: &Step| step.effect() == Effect::Restart;
         let mut same = wanted.clone();

@@ -25,6 +25,8 @@ pub(crate) struct DeviceDraft {
     pub(crate) drive: Option<DriveDraft>,
     /// Whether another appliance serves its file too.
     pub(crate) is_shared: bool,
+    /// Whether its type is `memory`; `None` if the type is not readable.
+    pub(crate) is_memory: Option<bool>,
     device: Option<Device>,
 }
 
@@ -203,6 +205,7 @@ pub(super) fn device(table: &Reader<'_, '_>, findings: &mut Findings) -> DeviceD
         uuid: table.optional("uuid", &mut Findings::default()),
         drive: drive.filter(|_| device_type == Some(DeviceType::Nvme)),
         is_shared,
+        is_memory: device_type.map(|it| it == DeviceType::Memory),
         device,
     }
 }

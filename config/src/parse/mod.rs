@@ -4,6 +4,7 @@
 mod control;
 mod device;
 mod export;
+mod files;
 mod hosts;
 mod key;
 mod masks;
@@ -29,6 +30,7 @@ use crate::validate;
 pub(crate) use control::ControlDraft;
 pub(crate) use device::{DeviceDraft, DriveDraft, file_path};
 pub(crate) use export::ExportDraft;
+pub(crate) use files::FilesDraft;
 pub(crate) use key::KeyDraft;
 pub(crate) use rate_limit::RateLimitDraft;
 pub(crate) use reader::{Element, Found, Reader};
@@ -66,6 +68,7 @@ pub(crate) struct Draft {
     pub(crate) keys: Vec<KeyDraft>,
     pub(crate) exports: Vec<ExportDraft>,
     pub(crate) rate_limits: Vec<RateLimitDraft>,
+    pub(crate) files: FilesDraft,
 }
 
 impl Config {
@@ -177,6 +180,7 @@ fn read_root(root: &DeTable<'_>, findings: &mut Findings) -> Draft {
             .iter()
             .map(|table| RateLimitDraft::read(table, findings))
             .collect(),
+        files: FilesDraft::read(&reader, findings),
     }
 }
 
@@ -211,5 +215,6 @@ fn finish(draft: Draft) -> Option<Config> {
             .into_iter()
             .map(RateLimitDraft::finish)
             .collect::<Option<_>>()?,
+        files: draft.files.finish()?,
     })
 }

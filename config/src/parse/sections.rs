@@ -19,7 +19,7 @@ pub(crate) struct NameDraft {
 
 impl NameDraft {
     /// Reports nothing: the reader of the table reports the faults.
-    fn of(table: &Reader<'_, '_>) -> NameDraft {
+    pub(super) fn of(table: &Reader<'_, '_>) -> NameDraft {
         let text = table.optional("name", &mut Findings::default());
         NameDraft { text }
     }

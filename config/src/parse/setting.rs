@@ -6,6 +6,7 @@ use std::str::FromStr;
 use toml::de::DeValue;
 use uuid::Uuid;
 
+use crate::files::Squash;
 use crate::model::{AnaState, Digest, Idle, Operations, Pages, Tls, Transport};
 use crate::problem::ProblemKind;
 use crate::suggest::{excerpt_of, listed, nearest};
@@ -141,7 +142,9 @@ macro_rules! word_settings {
     };
 }
 
-word_settings!(AnaState, Digest, Idle, Operations, Pages, Tls, Transport);
+word_settings!(
+    AnaState, Digest, Idle, Operations, Pages, Squash, Tls, Transport
+);
 
 impl Setting for bool {
     fn read(value: &DeValue<'_>) -> Result<bool, Fault> {

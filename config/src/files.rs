@@ -1,0 +1,91 @@
+//! The tables of file exports: volumes on devices, shares of volumes, and where NFS is served.
+
+use crate::kind::{Boolean, Size, Unit, Word, Words};
+use crate::limits::{MEMORY_MAX, VOLUME_MEMORY_MIN};
+use crate::model::{ADDRESS, NAME, words};
+use crate::table::table;
+use crate::value::{ByteSize, ListenAddress, Name};
+
+table! {
+    /// Files on a device. They are lost when the appliance stops.
+    pub struct Volume {
+        /// Its name, by which shares refer to it.
+        name: Name = NAME,
+            like "\"scratch\"";
+        /// Its device, of type `memory`, which no export and no other volume has.
+        device: Name = NAME,
+            like "\"ram0\"";
+        /// Most memory for names, attributes and positions of files; about 1KiB for a small file.
+        /// Where it is used up, nothing can be created. It comes on top of the device.
+        metadata_memory: ByteSize = Size(VOLUME_MEMORY_MIN..=MEMORY_MAX, Unit::Byte),
+            absent ByteSize::from_mib(64),
+            like "\"1GiB\"";
+    }
+}
+
+words! {
+    /// Which users of clients lose their identity.
+    Squash {
+        /// User 0 and group 0.
+        Root = "root",
+        /// None.
+        None = "none",
+        /// All.
+        All = "all",
+    }
+}
+
+table! {
+    /// A volume as clients see it: the directory `/NAME` of the server.
+    pub struct Share {
+        /// Its name.
+        name: Name = NAME,
+            like "\"scratch\"";
+        /// Its volume.
+        volume: Name = NAME,
+            like "\"scratch\"";
+        /// Must be `true`: every client that reaches a file listener may use the share, as any user
+        /// except those that `squash` names. Lists of clients are missing.
+        allow_any_client: bool = Boolean,
+            like "true";
+        /// Whether clients are kept from changing anything.
+        read_only: bool = Boolean,
+            absent false,
+            like "true";
+        /// Which users of clients become user and group 65534: user 0, none, or all.
+        squash: Squash = Word::<Squash>::new(),
+            absent Squash::Root,
+            like "\"none\"";
+    }
+}
+
+table! {
+    /// An address at which clients mount all shares by NFSv4.1 or 4.2 over TCP.
+    pub struct FileListener {
+        /// Its name.
+        name: Name = NAME,
+            like "\"nfs\"";
+        /// The address with the port, usually 2049; port 0 takes any free one, which the log then
+        /// names.
+        address: ListenAddress = ADDRESS,
+            like "\"192.0.2.10:2049\"";
+    }
+}
+
+/// What is served by NFS; nothing by default.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Files {
+    /// The volumes, in the order of the file.
+    pub volumes: Vec<Volume>,
+    /// The shares, in the order of the file.
+    pub shares: Vec<Share>,
+    /// Where they are served.
+    pub listener: Option<FileListener>,
+}
+
+impl Files {
+    /// Whether a device belongs to a volume.
+    pub fn uses(&self, device: &Name) -> bool {
+        self.volumes.iter().any(|volume| volume.device == *device)
+    }
+}

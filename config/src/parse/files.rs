@@ -1,0 +1,93 @@
+//! Reads the tables of file exports: `volume`, `share` and `file_listener`.
+
+use super::reader::Reader;
+use super::sections::NameDraft;
+use super::{Located, keys};
+use crate::files::{FileListener, Files, Share, Volume};
+use crate::limits::{FILE_LISTENERS_MAX, SHARES_MAX, VOLUMES_MAX};
+use crate::problem::Findings;
+use crate::table::Table as _;
+use crate::value::ListenAddress;
+
+/// A volume, as far as it is readable.
+#[derive(Debug)]
+pub(crate) struct VolumeDraft {
+    pub(crate) name: NameDraft,
+    pub(crate) device: Option<Located<String>>,
+    volume: Option<Volume>,
+}
+
+/// A share, as far as it is readable.
+#[derive(Debug)]
+pub(crate) struct ShareDraft {
+    pub(crate) name: NameDraft,
+    pub(crate) volume: Option<Located<String>>,
+    pub(crate) allows_any_client: Option<Located<bool>>,
+    share: Option<Share>,
+}
+
+/// A file listener, as far as it is readable.
+#[derive(Debug)]
+pub(crate) struct FileListenerDraft {
+    pub(crate) address: Option<Located<ListenAddress>>,
+    listener: Option<FileListener>,
+}
+
+/// The tables of file exports, as far as they are readable.
+#[derive(Debug, Default)]
+pub(crate) struct FilesDraft {
+    pub(crate) volumes: Vec<VolumeDraft>,
+    pub(crate) shares: Vec<ShareDraft>,
+    pub(crate) listeners: Vec<FileListenerDraft>,
+}
+
+impl FilesDraft {
+    pub(super) fn read(root: &Reader<'_, '_>, findings: &mut Findings) -> Self {
+        let volumes = root.tables("volume", VOLUMES_MAX, &keys::VOLUME, findings);
+        let shares = root.tables("share", SHARES_MAX, &keys::SHARE, findings);
+        let section = &keys::FILE_LISTENER;
+        let listeners = root.tables("file_listener", FILE_LISTENERS_MAX, section, findings);
+        // The faults of the keys that are read again are already reported.
+        let found = &mut Findings::default();
+        Self {
+            volumes: volumes
+                .iter()
+                .map(|table| VolumeDraft {
+                    volume: Volume::read(table, findings, Some(())),
+                    name: NameDraft::of(table),
+                    device: table.optional("device", found),
+                })
+                .collect(),
+            shares: shares
+                .iter()
+                .map(|table| ShareDraft {
+                    share: Share::read(table, findings, Some(())),
+                    name: NameDraft::of(table),
+                    volume: table.optional("volume", found),
+                    allows_any_client: table.optional("allow_any_client", found),
+                })
+                .collect(),
+            listeners: listeners
+                .iter()
+                .map(|table| FileListenerDraft {
+                    listener: FileListener::read(table, findings, Some(())),
+                    address: table.optional("address", found),
+                })
+                .collect(),
+        }
+    }
+
+    pub(super) fn finish(self) -> Option<Files> {
+        let volumes = self.volumes.into_iter().map(|draft| draft.volume);
+        let shares = self.shares.into_iter().map(|draft| draft.share);
+        let mut listeners = self.listeners.into_iter().map(|draft| draft.listener);
+        Some(Files {
+            volumes: volumes.collect::<Option<_>>()?,
+            shares: shares.collect::<Option<_>>()?,
+            listener: match listeners.next() {
+                Some(listener) => Some(listener?),
+                None => None,
+            },
+        })
+    }
+}
