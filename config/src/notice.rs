@@ -67,7 +67,8 @@ impl Config {
         let mut notices = Vec::new();
         let devices = || self.exports.iter().flat_map(|export| &export.namespaces);
         for device in &self.devices {
-            if !devices().any(|namespace| namespace.device == device.name) {
+            let is_exported = devices().any(|namespace| namespace.device == device.name);
+            if !is_exported && !self.files.uses(&device.name) {
                 notices.push(Notice::DeviceUnused(device.name.clone()));
             }
             if matches!(device.backing, Backing::Memory { .. }) && device.uuid.is_some() {

@@ -735,7 +735,7 @@ fn invalid_file_exports_are_reported() {
         (
             "[[file_listener]]",
             "[[file_listener]]\nname = \"b\"\naddress = \"192.0.2.9:2049\"\n[[file_listener]]",
-            "at most 1",
+            "the maximum is 1",
         ),
     ];
     for (valid, invalid, message) in cases {

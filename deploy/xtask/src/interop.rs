@@ -165,6 +165,16 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         timeout_s: 480,
     },
     Scenario {
+        name: "nfs-tcp",
+        script: "nfs-tcp.sh",
+        connect: "",
+        place: Place::Guest(Machine {
+            options: &[],
+            namespaces: 1,
+        }),
+        timeout_s: 480,
+    },
+    Scenario {
         name: "vfio",
         script: "vfio.sh",
         connect: "",

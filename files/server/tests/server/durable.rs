@@ -42,7 +42,7 @@ fn opened(device: &mut [u8]) -> Volume {
 }
 
 /// A server on a new durable volume.
-fn durable_world() -> World {
+pub(crate) fn durable_world() -> World {
     let mut device = vec![0; DEVICE_BYTES];
     let options = FormatOptions {
         uuid: Uuid([5; 16]),

@@ -9,4 +9,5 @@ mod grace;
 mod locks;
 mod names;
 mod opens;
+mod random;
 mod sessions;

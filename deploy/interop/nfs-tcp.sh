@@ -1,0 +1,177 @@
+#!/usr/bin/env bash
+# The kernel's NFS client mounts a share of a RAM volume by NFSv4.1 and 4.2 over TCP, while its NVMe
+# host uses an export of the same appliance. Names, attributes, links, times, sizes, locks and data
+# are those of a local file system; two clients exclude each other; and after the appliance was
+# killed, the share is empty and can be mounted again.
+. "$(dirname "$0")/lib/guest.sh"
+. "$(dirname "$0")/lib/drives.sh"
+
+at=/mnt/share
+export_path=/scratch
+nfs_port=2049
+
+configure_files() {
+  configure_export '"vol0"' << END
+
+[[device]]
+name = "vol0"
+type = "memory"
+size = "32MiB"
+
+[[device]]
+name = "ram"
+type = "memory"
+size = "96MiB"
+
+[[volume]]
+name = "scratch"
+device = "ram"
+
+[[share]]
+name = "scratch"
+volume = "scratch"
+allow_any_client = true
+squash = "none"
+
+[[file_listener]]
+name = "nfs"
+address = "0.0.0.0:$nfs_port"
+END
+}
+
+# mount_share VERSION ADDRESS DIRECTORY [OPTION]
+mount_share() {
+  mkdir -p "$3"
+  show mount -t nfs -o "vers=$1,proto=tcp,port=$nfs_port,sec=sys${4:+,$4}" "$2:$export_path" "$3"
+}
+
+# same WHAT ACTUAL EXPECTED
+same() { [ "$2" = "$3" ] || fail "$1: $2 instead of $3"; }
+
+cold() { sync && echo 3 > /proc/sys/vm/drop_caches; }
+
+names() {
+  say "names, links and attributes"
+  cd $at
+  mkdir d
+  echo one > a
+  mv a d/b
+  ln d/b c
+  ln -s d/b s
+  same "a symbolic link" "$(readlink s)" d/b
+  same "its target" "$(cat s)" one
+  same "hard links" "$(stat -c %h c)" 2
+  chmod 640 c
+  chown 5:6 c
+  touch -d '2001-02-03 04:05:06' c
+  cold
+  same "mode and owners" "$(stat -c '%a %u %g' d/b)" "640 5 6"
+  same "time" "$(stat -c %Y d/b)" "$(date -d '2001-02-03 04:05:06' +%s)"
+  if rmdir d 2> /dev/null; then fail "a directory with entries was removed"; fi
+  if cat missing 2> /dev/null; then fail "a missing file was read"; fi
+  mkdir many
+  (cd many && seq 1000 | xargs touch)
+  cold
+  same "entries" "$(find many -type f | wc -l)" 1000
+  rm -r many d c s
+  same "what is left" "$(ls -A)" ""
+  cd /tmp
+}
+
+data() {
+  say "data"
+  head -c 10M /dev/urandom > /tmp/random
+  cp /tmp/random $at/copy
+  cold
+  show cmp /tmp/random $at/copy
+  truncate -s 5000 $at/copy
+  truncate -s 20000 $at/copy
+  cold
+  head -c 5000 /tmp/random > /tmp/expected
+  truncate -s 20000 /tmp/expected
+  show cmp /tmp/expected $at/copy
+  tar -C /usr/share -cf - . 2> /dev/null | head -c 20M > /tmp/some.tar || true
+  mkdir $at/tree
+  tar -C $at/tree -xf /tmp/some.tar 2> /dev/null || true
+  (cd $at/tree && find . -type f -exec md5sum {} + | sort) > /tmp/sums
+  cold
+  say "$(wc -l < /tmp/sums) files"
+  (cd $at/tree && md5sum --quiet -c /tmp/sums) || fail "files differ"
+  rm -r $at/tree $at/copy
+  verify "NFS, direct" $at/direct 16
+  show fio --name=buffered --filename=$at/buffered --size=16M --rw=randwrite --bsrange=512-64k \
+    --ioengine=psync --fallocate=none --verify=crc32c --verify_fatal=1 --eta=never --minimal
+  rm $at/direct $at/buffered
+}
+
+# An unlinked file lives until it is closed.
+unlinked() {
+  say "a file that is removed while it is open"
+  exec 9<> $at/open
+  rm $at/open
+  echo still >&9
+  same "its content" "$(cat /dev/fd/9)" still
+  exec 9>&-
+}
+
+# Another client: a name space of networks with a host name of its own.
+other_client() { ip netns exec other unshare --uts bash -c "hostname other; $*"; }
+
+two_clients() {
+  say "two clients"
+  ip netns add other
+  ip link add to-other type veth peer name to-this netns other
+  ip addr add 10.9.9.1/24 dev to-other
+  ip link set to-other up
+  ip -n other addr add 10.9.9.2/24 dev to-this
+  ip -n other link set to-this up
+  mkdir -p /mnt/other
+  echo shared > $at/file
+  flock $at/file sleep 8 &
+  local holder=$!
+  sleep 2
+  other_client "mount -t nfs -o vers=4.1,port=$nfs_port,sec=sys 10.9.9.1:$export_path /mnt/other &&
+    cat /mnt/other/file &&
+    ! flock -n /mnt/other/file true &&
+    echo 'the lock is held by the other client' &&
+    flock -w 60 /mnt/other/file true &&
+    echo changed > /mnt/other/file && umount /mnt/other" || fail "the other client failed"
+  wait $holder
+  same "what the other client wrote" "$(cat $at/file)" changed
+  rm $at/file
+}
+
+begin
+modprobe nfsv4
+configure_files
+show windlass check $config
+start
+connect
+disk=$(namespaces)
+for version in 4.1 4.2; do
+  mount_share $version "$INTEROP_ADDRESS" $at nconnect=4
+  grep " $at " /proc/mounts
+  names
+  verify "NVMe" "$disk" 16 &
+  nvme=$!
+  data
+  wait $nvme || fail "the NVMe host failed"
+  unlinked
+  show umount $at
+done
+mount_share 4.1 "$INTEROP_ADDRESS" $at
+two_clients
+echo volatile > $at/file
+say "the appliance is killed"
+kill -KILL "$windlass"
+wait "$windlass" || true
+start
+umount -f $at || umount -l $at
+mount_share 4.2 "$INTEROP_ADDRESS" $at
+same "what is left of a volatile volume" "$(ls -A $at)" ""
+echo again > $at/file
+show umount $at
+disconnect
+if dmesg | grep -iE 'nfs.*(error|bad|fail)|hung task|WARNING:|BUG:'; then
+  fail "the kernel complains"
+fi
