@@ -29,8 +29,6 @@ const UNSUPPORTED: Bitmap = Bitmap::of(&[
     number::QUOTA_USED,
     number::FS_CHARSET_CAP,
     number::SPACE_FREED,
-    number::CLONE_BLKSIZE,
-    number::XATTR_SUPPORT,
 ]);
 
 /// Attributes of minor version 2.
@@ -175,6 +173,8 @@ fn of_file_system<'t>(usage: Option<VolumeUse>, minor_version: u32) -> Attribute
             nseconds: 1,
         }),
         suppattr_exclcreat: Some(settable_by_exclusive_creation(minor_version)),
+        clone_blksize: Some(BLOCK_BYTES as u32),
+        xattr_support: Some(true),
         // NFS4_CHANGE_TYPE_IS_MONOTONIC_INCR.
         change_attr_type: Some(0),
         ..Attributes::default()

@@ -5,6 +5,7 @@ mod locks;
 mod names;
 mod open;
 mod setting;
+mod version_2;
 
 use files_spec::Status;
 use files_spec::operations::{Operation, OperationResult, Outcome, Security};
@@ -175,6 +176,9 @@ impl Server {
             Operation::Write(args) => return self.write(x, args, now),
             Operation::Commit(args) => self.commit(x, args),
             other => {
+                if let Some(ended) = self.execute_version_2(x, other, now) {
+                    return ended.map(|()| Flow::Done);
+                }
                 let (number, status) = other.number().unsupported_status(x.minor_version);
                 x.push_failure(number, status);
                 return Ok(Flow::Failed(status));

@@ -2,9 +2,7 @@
 
 use files_spec::Status;
 use files_spec::limits::PAYLOAD_BYTES_MAX;
-use files_spec::operations::{
-    CommitArgs, OperationResult, Outcome, ReadArgs, WriteArgs, WriteOk, share,
-};
+use files_spec::operations::{CommitArgs, OperationResult, Outcome, ReadArgs, WriteArgs, WriteOk};
 use files_spec::types::Stable;
 use files_store::{Progress, Range};
 
@@ -13,8 +11,8 @@ use crate::execution::{Execution, PendingRead, PendingWrite, Step, Waiting};
 use crate::limits::READ_RANGES_MAX;
 use crate::refusal::Refusal;
 use crate::server::{Now, Server};
-use crate::states::{FileId, StateUse};
-use crate::user::{READ, User, WRITE};
+use crate::states::FileId;
+use crate::user::User;
 
 impl Server {
     /// READ (RFC 8881 §18.22).
@@ -24,13 +22,8 @@ impl Server {
         args: &ReadArgs,
         now: &Now,
     ) -> Result<Flow<'r>, Refusal> {
-        let (object, attributes) = self.regular_file(x.place()?)?;
+        let (object, attributes) = self.readable_file(x, x.place()?, &args.stateid, now)?;
         let file = self.file_id(object);
-        // An open to write permits to read, too, because clients complete pages.
-        match self.state_use(x, &args.stateid, file, share::ACCESS_READ, now)? {
-            StateUse::Open { .. } => {}
-            StateUse::Special => self.check_data_access(x, object, &attributes, READ)?,
-        }
         let count = u64::from(args.count).min(PAYLOAD_BYTES_MAX as u64);
         let length = attributes.size.saturating_sub(args.offset).min(count);
         let eof = args.offset.saturating_add(length) >= attributes.size;
@@ -84,16 +77,8 @@ impl Server {
         args: &WriteArgs<'r>,
         now: &Now,
     ) -> Result<Flow<'r>, Refusal> {
-        let (object, attributes) = self.regular_file(x.place()?)?;
-        self.check_writable(object)?;
+        let object = self.writable_file(x, &args.stateid, now)?;
         let file = self.file_id(object);
-        match self.state_use(x, &args.stateid, file, share::ACCESS_WRITE, now)? {
-            StateUse::Open { access } if access & share::ACCESS_WRITE == 0 => {
-                return Err(Status::OPENMODE.into());
-            }
-            StateUse::Open { .. } => {}
-            StateUse::Special => self.check_data_access(x, object, &attributes, WRITE)?,
-        }
         if args.stable > Stable::FILE_SYNC {
             return Err(Status::BADXDR.into());
         }
@@ -171,7 +156,7 @@ impl Server {
 
     /// Checks the rights to access data without an open file. Owners may always, as the file may have
     /// been opened before its mode has changed.
-    fn check_data_access(
+    pub(super) fn check_data_access(
         &self,
         x: &Execution,
         object: Object,

@@ -165,16 +165,23 @@ impl Server {
                 _ => (access::EXECUTE, access::MODIFY | access::EXTEND),
             };
             let is_writable = !self.share(object).is_read_only;
+            let (xattr_read, xattr_write) = match x.minor_version {
+                1 => (0, 0),
+                _ => (access::XATTR_READ | access::XATTR_LIST, access::XATTR_WRITE),
+            };
             let granted = [
-                (READ, access::READ, true),
+                (READ, access::READ | xattr_read, true),
                 (EXECUTE, of_execute, true),
-                (WRITE, changes, is_writable),
+                (WRITE, changes | xattr_write, is_writable),
             ];
             let granted = granted
                 .into_iter()
                 .filter(|(wanted, _, is_possible)| *is_possible && user.may(&attributes, *wanted));
             let granted = granted.fold(0, |all, (_, bits, _)| all | bits);
-            (access::READ | of_execute | changes, granted)
+            (
+                access::READ | of_execute | changes | xattr_read | xattr_write,
+                granted,
+            )
         };
         let ok = AccessOk {
             supported: args.access & known,

@@ -11,3 +11,4 @@ mod names;
 mod opens;
 mod random;
 mod sessions;
+mod version_2;
