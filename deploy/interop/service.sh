@@ -1,36 +1,15 @@
 #!/usr/bin/env bash
 # Administration of the Debian package under systemd: install, configure, attach, reload under I/O,
-# a reactor that hangs, upgrade, removal, purge. The packages are in INTEROP_PACKAGES, the older
-# first.
+# a reactor that hangs, upgrade, removal, purge.
 . "$(dirname "$0")/lib/guest.sh"
 . "$(dirname "$0")/lib/drives.sh"
 . "$(dirname "$0")/lib/rdma.sh"
+. "$(dirname "$0")/lib/package.sh"
 
-mapfile -t packages < <(ls -v "$INTEROP_PACKAGES"/*.deb)
-export DEBIAN_FRONTEND=noninteractive
-file=/etc/windlass/windlass.toml
-volume=/var/lib/windlass/volume0.img
 added=/var/lib/windlass/volume1.img
 # Enough for the arena and the other memory of a reactor.
 huge_pages=48
 
-at_end() {
-  local status=$?
-  [ "$status" = 0 ] && return
-  echo "--- the units said"
-  systemctl status --no-pager --lines=0 'windlass*' || true
-  journalctl --no-pager -o short-monotonic -u 'windlass*' | tail -n 60
-}
-
-is_running() { systemctl --quiet is-active windlass; }
-property() { systemctl show --value -p "$1" windlass; }
-# journal TEXT OPTION…: whether the service, or systemd about it, has logged TEXT. Reads everything,
-# because the journal's reader would otherwise end with a broken pipe.
-journal() {
-  local text=$1
-  shift
-  journalctl -q --no-pager -u windlass "$@" | grep -F -- "$text" > /dev/null
-}
 is_held_in_huge_pages() { [ "$(awk '/HugePages_Free/ { print $2 }' /proc/meminfo)" -lt $huge_pages ]; }
 
 # The files of a machine, without those of package managers and the journal.
@@ -41,19 +20,6 @@ inventory() {
     -o -name .pwd.lock -o -path '/var/lib/systemd/*' -a ! -name '*windlass*' \) -o -print | sort
   getent passwd | cut -d: -f1
   getent group | cut -d: -f1
-}
-
-install() {
-  cp "$1" /tmp/windlass.deb
-  show apt-get install -q -y --no-install-recommends /tmp/windlass.deb
-}
-
-begin_under_systemd() {
-  modprobe -a nvme-tcp vfio-pci
-  cd /tmp
-  eventually 60 test -S /run/systemd/private
-  say "systemd is $(systemctl is-system-running --wait)"
-  inventory > before
 }
 
 as_it_comes() {
@@ -277,7 +243,8 @@ purge() {
   rm -r /run/systemd/system/windlass.service.d
 }
 
-begin_under_systemd
+begin_under_systemd vfio-pci
+inventory > before
 as_it_comes
 configure_the_service
 connect --reconnect-delay=1

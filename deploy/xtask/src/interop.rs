@@ -319,6 +319,16 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         }),
         timeout_s: 480,
     },
+    Scenario {
+        name: "upgrade",
+        script: "upgrade.sh",
+        connect: "",
+        place: Place::Guest(Machine {
+            options: &["--systemd"],
+            namespaces: 2,
+        }),
+        timeout_s: 300,
+    },
 ];
 
 impl Machine {
