@@ -93,8 +93,6 @@ pub struct World {
     key_random: Random,
     /// Random stream for hand-overs to a new process.
     handover_random: Random,
-    /// Random stream for their failures.
-    failing_random: Random,
     /// Whether one is in progress.
     is_handing_over: bool,
     appliance: Option<Appliance>,
@@ -157,7 +155,6 @@ impl World {
             mask_random: Random::new(seed, 0xD2),
             key_random: Random::new(seed, 0xE2),
             handover_random: Random::new(seed, 0xF1),
-            failing_random: Random::new(seed, 0xF2),
             is_handing_over: false,
             seed,
             random: Random::new(seed, 2),
