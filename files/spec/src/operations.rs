@@ -148,7 +148,7 @@ impl OperationNumber {
     }
 
     /// Number and status of the result of an operation that a server does not support
-    /// (RFC 8881 §15.1.3.4, §15.1.1.4).
+    /// (RFC 8881 §15.1.3.4, §15.1.1.5).
     #[must_use]
     pub fn unsupported_status(self, minor_version: u32) -> (Self, Status) {
         match self.is_in(minor_version) {

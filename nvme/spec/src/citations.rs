@@ -542,7 +542,7 @@ const RFC_8881: Document = Document {
         ("14.5", "UTF-8 Related Errors"),
         ("15.1", "Error Definitions"),
         ("15.1.1.1", "NFS4ERR_BADXDR"),
-        ("15.1.1.4", "NFS4ERR_NOTSUPP"),
+        ("15.1.1.5", "NFS4ERR_NOTSUPP"),
         ("15.1.2", "Filehandle Errors"),
         ("15.1.2.1", "NFS4ERR_BADHANDLE"),
         ("15.1.2.5", "NFS4ERR_NOFILEHANDLE"),

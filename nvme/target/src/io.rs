@@ -639,7 +639,7 @@ pub(crate) fn data_source(
 
 /// In-capsule data: it has to lie within what IOCCSZ leaves for data (Base 2.1 §4.3.2: an offset
 /// beyond it is SGL Offset Invalid, a length Data SGL Length Invalid).
-#[inline(never)]
+#[inline]
 fn in_capsule(offset: u64, length: u32, max: u32) -> Result<(DataSource, Option<u32>), Fault> {
     let Some(offset) = u32::try_from(offset).ok().filter(|offset| *offset <= max) else {
         return Err(Fault::new(Status::SGL_OFFSET_INVALID).at(byte::SGL));

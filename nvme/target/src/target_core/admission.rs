@@ -1,5 +1,6 @@
 //! Admission of received commands: checks each once, and completes it or returns it as work.
 
+use block::DeviceSet;
 use nvme_spec::command::{AdminOpcode, Fuse};
 use nvme_spec::fabrics::FabricsType;
 use nvme_spec::{Cqe, Sqe, Status};
@@ -33,25 +34,12 @@ impl TargetCore {
         self.counters.commands.add(1);
         entry.shared.note_traffic();
         // Separate from other commands, so that the work is built in place for the caller.
-        if is_transfer(sqe) && entry.admits_io() {
+        if is_transfer(sqe) && entry.admits_unlimited_io() {
             return match plan_transfer(entry, &self.view, sqe) {
                 Ok(plan) => {
                     entry.outstanding_commands += 1;
-                    let IoWork {
-                        device,
-                        lba,
-                        blocks,
-                        ..
-                    } = plan.work;
-                    let lends = plan.work.operation.is_read()
-                        && self
-                            .devices
-                            .can_borrow_read(usize::from(device), lba, blocks);
-                    let work = plan.admit(sqe.cid.get(), lends, now);
-                    if entry.rates.is_some() {
-                        return self.admit_by_rates(queue.slot, work, now);
-                    }
-                    Admission::Work(work)
+                    let lends = can_lend(&self.devices, &plan.work);
+                    Admission::Work(plan.admit(sqe.cid.get(), lends, now))
                 }
                 Err(fault) => self.refuse(queue.slot, sqe, fault),
             };
@@ -59,7 +47,7 @@ impl TargetCore {
         self.admit_special(queue.slot, tag, sqe, now)
     }
 
-    /// Admits all commands except reads, writes and compares on a live I/O queue.
+    /// Admits all commands except reads, writes and compares on a live I/O queue without rate limits.
     #[inline(never)]
     fn admit_special(&mut self, slot: u32, tag: u64, sqe: &Sqe, now: Nanos) -> Admission {
         let kind = self.queues.at(slot).map(|queue| queue.kind);
@@ -106,10 +94,7 @@ impl TargetCore {
         if self.queues.at(slot).map(|queue| queue.state) == Some(QueueState::Draining) {
             return Ok(Admission::Held);
         }
-        if self
-            .queues
-            .at(slot)
-            .is_some_and(|it| it.expects_second.is_some())
+        if self.queues.at(slot).is_some_and(Queue::expects_second)
             && (sqe.is_fabrics() || sqe.flags.fuse() != Fuse::SECOND)
         {
             self.end_expectation(slot);
@@ -144,7 +129,7 @@ impl TargetCore {
             return Ok(succeed(queue, sqe, 0));
         };
         queue.outstanding_commands += 1;
-        let is_limited = queue.rates.is_some();
+        let is_limited = queue.rates().is_some();
         if matches!(plan.work.operation, IoOperation::Copy { .. }) {
             let work = admit_copy(plan, &context, sqe.cid.get(), now);
             if is_limited {
@@ -153,8 +138,8 @@ impl TargetCore {
             self.set_aside = Some(work);
             return Ok(Admission::Copy);
         }
-        // Reads are admitted by the caller, so the command borrows no data.
-        let work = plan.admit(sqe.cid.get(), false, now);
+        let lends = can_lend(&self.devices, &plan.work);
+        let work = plan.admit(sqe.cid.get(), lends, now);
         if is_limited {
             return Ok(self.admit_by_rates(slot, work, now));
         }
@@ -393,6 +378,13 @@ fn admit_copy(plan: Plan, context: &IoContext<'_>, command_id: u16, now: Nanos) 
         lease_bytes: blocks.max(io.bytes),
     });
     work
+}
+
+/// Whether the device of a read can lend its memory.
+#[inline(always)]
+fn can_lend(devices: &DeviceSet, work: &IoWork) -> bool {
+    let device = usize::from(work.device);
+    work.operation.is_read() && devices.can_borrow_read(device, work.lba, work.blocks)
 }
 
 /// Checks a Read, Write or Compare of a live queue.

@@ -533,7 +533,7 @@ impl TargetCore {
         let slot = self.queues.next_slot().ok_or_else(busy)?;
         queue.prepare_trace(slot);
         queue.adopt_view(&self.view);
-        queue.rates = queue.find_rates(&self.view);
+        queue.set_rates(queue.find_rates(&self.view));
         let (slot, generation) = self.queues.insert(queue).ok_or_else(busy)?;
         Ok((QueueId { slot, generation }, info))
     }

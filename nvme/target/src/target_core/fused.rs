@@ -24,6 +24,7 @@ use reactors::Nanos;
 use super::admission::context;
 use super::executions::{Command, DeviceTag, Execution, ExecutionEvent, Owner};
 use super::gate::{self, GateDecision};
+use super::queue::Queue;
 use super::throttle::charge_started;
 use super::{FailedCommand, TargetCore};
 use crate::exclusions::Block;
@@ -180,7 +181,7 @@ impl TargetCore {
                 .map_or(Stage::Failed(PARTNER_FAILED), |_| Stage::Gathering),
         });
         if let Some(queue) = self.queues.at_mut(slot) {
-            queue.expects_second = Some(pair);
+            queue.expect_second(pair);
         }
         planned.map(|plan| self.admit_part(slot, sqe, plan, pair, now))
     }
@@ -192,10 +193,7 @@ impl TargetCore {
         opcode: IoOpcode,
         now: Nanos,
     ) -> Result<Admission, Fault> {
-        let expected = self
-            .queues
-            .at_mut(slot)
-            .and_then(|queue| queue.expects_second.take());
+        let expected = self.queues.at_mut(slot).and_then(Queue::take_expected);
         let id = expected.ok_or(PARTNER_MISSING)?;
         let planned = match opcode {
             IoOpcode::WRITE => self.plan_fused(slot, sqe),
@@ -265,10 +263,7 @@ impl TargetCore {
     /// the queue follows (Base 2.1 §3.4.2).
     #[cold]
     pub(super) fn end_expectation(&mut self, slot: u32) {
-        let expected = self
-            .queues
-            .at_mut(slot)
-            .and_then(|queue| queue.expects_second.take());
+        let expected = self.queues.at_mut(slot).and_then(Queue::take_expected);
         let Some(id) = expected else { return };
         if let Some(pair) = self.pairs.all.get_mut(&id) {
             pair.write = Part::Over;

@@ -1,6 +1,7 @@
 //! Inline completion of reads and writes that a device executes without waiting, and direct
 //! placement of write data in a device's memory. Neither uses an execution slot.
 
+use block::DeviceSet;
 use hugemem::Data;
 use nvme_spec::command::IoOpcode;
 use nvme_spec::{Sqe, Status};
@@ -28,8 +29,11 @@ impl TargetCore {
     /// (`in_capsule`). Such a command needs neither a tag nor a [`Work`]. Returns `None` if the
     /// command cannot complete inline; nothing has happened then, and the caller calls
     /// [`admit`](Self::admit). The response counts as sent in this turn.
+    ///
+    /// `LIMITED`: whether [`is_limited`](Self::is_limited); otherwise it never can. Transports complete
+    /// the commands of limited queues elsewhere, so that other queues do not pay for rates.
     #[inline(always)]
-    pub fn complete_inline(
+    pub fn complete_inline<const LIMITED: bool>(
         &mut self,
         id: QueueId,
         sqe: &Sqe,
@@ -41,7 +45,12 @@ impl TargetCore {
             None => IoOpcode::READ,
             Some(_) => IoOpcode::WRITE,
         };
-        if sqe.io_opcode() != opcode || !is_transfer(sqe) || !queue.admits_io() {
+        let is_admitted = if LIMITED {
+            queue.admits_io() && queue.rates().is_some()
+        } else {
+            queue.admits_unlimited_io()
+        };
+        if sqe.io_opcode() != opcode || !is_transfer(sqe) || !is_admitted {
             return None;
         }
         let context = context(queue, &self.view).ok()?;
@@ -59,16 +68,13 @@ impl TargetCore {
                 let direction = Direction::ToHost;
                 let source = check_source(sqe, direction, work.bytes, context.data).ok()?;
                 let keyed = source.one_block()?;
-                // Before the borrow, which a call would keep in memory. For devices that lend nothing,
-                // `admit` takes the cost.
-                if let Some(rates) = &queue.rates
-                    && !(self.devices.supports_direct_placement(device)
-                        && rates.take(charge(&work, access), now))
-                {
+                if LIMITED && !take_charge(queue, &self.devices, charge(&work, access), now) {
                     return None;
                 }
                 let Some(borrow) = self.devices.borrow_read(device, work.lba, work.blocks) else {
-                    return_charge(queue, charge(&work, access));
+                    if LIMITED {
+                        return_charge(queue, charge(&work, access));
+                    }
                     return None;
                 };
                 (Measured::Read, Some(borrow), keyed)
@@ -82,14 +88,13 @@ impl TargetCore {
                 if !is_whole || is_held {
                     return None;
                 }
-                if let Some(rates) = &queue.rates
-                    && !(self.devices.supports_direct_placement(device)
-                        && rates.take(charge(&work, access), now))
-                {
+                if LIMITED && !take_charge(queue, &self.devices, charge(&work, access), now) {
                     return None;
                 }
                 if !self.devices.write_inline(device, work.lba, data) {
-                    return_charge(queue, charge(&work, access));
+                    if LIMITED {
+                        return_charge(queue, charge(&work, access));
+                    }
                     return None;
                 }
                 (Measured::Write, None, None)
@@ -116,6 +121,14 @@ impl TargetCore {
             keyed,
             inline_timing,
         })
+    }
+
+    /// Whether rate limits apply to a queue.
+    #[inline]
+    #[must_use]
+    pub fn is_limited(&self, id: QueueId) -> bool {
+        let queue = self.queues.get(id.slot, id.generation);
+        queue.is_some_and(|queue| queue.rates().is_some())
     }
 
     /// Block size of a write's device in bytes, if [`place_directly`](Self::place_directly) can
@@ -149,24 +162,29 @@ impl TargetCore {
         bytes: usize,
         fill: &mut dyn FnMut(&mut [u8]),
     ) -> bool {
-        let Some(block) = self.block_to_fill(id, work) else {
-            return false;
-        };
         let (WorkKind::Io(io), Some(queue)) =
             (&mut work.kind, self.queues.get(id.slot, id.generation))
         else {
             return false;
         };
-        // `execute` handles any other decision of the gate.
-        if !is_open(queue, &self.view, io) || self.exclusions.hold(io) {
+        // With Force Unit Access a flush may have to follow, which `execute` does. It also handles any
+        // other decision of the gate.
+        if io.operation != (IoOperation::Write { fua: false })
+            || !is_open(queue, &self.view, io)
+            || self.exclusions.hold(io)
+        {
             return false;
         }
-        debug_assert!(bytes.is_multiple_of(block) && bytes <= work.bytes as usize);
+        // What remains of the command is whole blocks.
+        let Some(block) = work.bytes.checked_div(io.blocks).filter(|it| *it > 0) else {
+            return false;
+        };
+        debug_assert!(bytes.is_multiple_of(block as usize) && bytes <= work.bytes as usize);
         let device = usize::from(io.device);
         let filled = self.devices.place_directly(device, io.lba, bytes, fill);
         if filled {
             // At most the command's blocks and bytes, which have these types.
-            let blocks = (bytes / block) as u32;
+            let blocks = bytes as u32 / block;
             io.lba += u64::from(blocks);
             io.blocks -= blocks;
             work.bytes -= bytes as u32;
@@ -216,11 +234,20 @@ fn charge(work: &IoWork, access: AccessKind) -> Charge {
     }
 }
 
+/// Takes the cost of a command from the rates. For a device that does not complete commands inline,
+/// [`TargetCore::admit`] takes it.
+#[inline]
+fn take_charge(queue: &Queue, devices: &DeviceSet, charge: Charge, now: Nanos) -> bool {
+    queue.rates().is_some_and(|rates| {
+        devices.supports_direct_placement(usize::from(charge.device)) && rates.take(charge, now)
+    })
+}
+
 /// Returns the cost of a command that does not complete inline.
 #[cold]
 #[inline(never)]
 fn return_charge(queue: &Queue, charge: Charge) {
-    if let Some(rates) = &queue.rates {
+    if let Some(rates) = queue.rates() {
         rates.give_back(charge);
     }
 }

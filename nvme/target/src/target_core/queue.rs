@@ -107,7 +107,7 @@ pub(crate) struct Queue {
     /// Those of them that a fence or an exclusion holds back.
     pub(crate) fenced: u32,
     /// The pair whose second command the next command has to be.
-    pub(crate) expects_second: Option<PairId>,
+    expects_second: Option<PairId>,
     /// When devices have to end its orphans by force. Set when its connection is closed.
     pub(crate) overdue_at: Option<Nanos>,
     pub(crate) connection: u32,
@@ -128,7 +128,9 @@ pub(crate) struct Queue {
     /// The transactions of its host.
     pub(crate) session: Option<Box<Session>>,
     /// The rate limits that apply to it, in the epoch that the core has adopted.
-    pub(crate) rates: Option<Box<QueueRates>>,
+    rates: Option<Box<QueueRates>>,
+    /// [`Self::admits_unlimited_io`]. Follows from other fields: one test instead of four.
+    admits_unlimited_io: bool,
 }
 
 /// Parameters of a new queue.
@@ -147,7 +149,7 @@ pub(crate) struct QueueSetup {
 
 impl Queue {
     pub(crate) fn new(shared: Arc<ControllerShared>, gate: Gate, setup: &QueueSetup) -> Self {
-        Self {
+        let mut queue = Self {
             gate,
             kind: setup.kind,
             state: QueueState::Live,
@@ -179,7 +181,60 @@ impl Queue {
             standing: Standing::NotRequired,
             session: None,
             rates: None,
-        }
+            admits_unlimited_io: false,
+        };
+        queue.derive_admits_unlimited_io();
+        queue
+    }
+
+    fn derive_admits_unlimited_io(&mut self) {
+        self.admits_unlimited_io = self.admits_io() && self.rates.is_none();
+    }
+
+    /// Whether it admits I/O commands, none of them has to be the second one of a fused operation,
+    /// and no rate limits apply.
+    #[inline]
+    pub(crate) fn admits_unlimited_io(&self) -> bool {
+        debug_assert_eq!(
+            self.admits_unlimited_io,
+            self.admits_io() && self.rates.is_none()
+        );
+        self.admits_unlimited_io
+    }
+
+    /// The rate limits that apply to it.
+    #[inline]
+    pub(crate) fn rates(&self) -> Option<&QueueRates> {
+        self.rates.as_deref()
+    }
+
+    #[inline]
+    pub(crate) fn rates_mut(&mut self) -> Option<&mut QueueRates> {
+        self.rates.as_deref_mut()
+    }
+
+    pub(crate) fn set_rates(&mut self, rates: Option<Box<QueueRates>>) {
+        self.rates = rates;
+        self.derive_admits_unlimited_io();
+    }
+
+    /// Whether the next command has to be the second one of a fused operation.
+    #[inline]
+    pub(crate) fn expects_second(&self) -> bool {
+        self.expects_second.is_some()
+    }
+
+    /// The next command has to be the second one of this pair.
+    pub(crate) fn expect_second(&mut self, pair: PairId) {
+        self.expects_second = Some(pair);
+        self.derive_admits_unlimited_io();
+    }
+
+    /// The pair whose second command was expected.
+    pub(crate) fn take_expected(&mut self) -> Option<PairId> {
+        let expected = self.expects_second.take();
+        self.derive_admits_unlimited_io();
+        expected
     }
 
     /// Adopts the configuration of a new epoch, or the first one.
@@ -187,7 +242,7 @@ impl Queue {
         self.visibility = view.visibility(&self.shared.identity);
     }
 
-    /// The rate limits that apply to it.
+    /// The rate limits that apply to it according to `view`.
     pub(crate) fn find_rates(&self, view: &TargetView) -> Option<Box<QueueRates>> {
         match self.kind {
             QueueKind::Io { .. } => {
@@ -293,6 +348,7 @@ impl Queue {
         match transition(self.state, event) {
             Some(state) => {
                 self.state = state;
+                self.derive_admits_unlimited_io();
                 true
             }
             None => false,

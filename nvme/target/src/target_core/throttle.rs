@@ -220,7 +220,7 @@ impl TargetCore {
     #[inline(never)]
     pub(super) fn admit_by_rates(&mut self, slot: u32, work: Work, now: Nanos) -> Admission {
         let is_copy = matches!(work.kind, WorkKind::Copy(_));
-        let rates = self.queues.at(slot).and_then(|queue| queue.rates.as_ref());
+        let rates = self.queues.at(slot).and_then(Queue::rates);
         let starts = match (rates, charge(&work)) {
             (Some(rates), Some(charge)) => rates.take(charge, now),
             (None, _) | (_, None) => true,
@@ -272,7 +272,7 @@ impl TargetCore {
             return;
         };
         self.throttle.append(Place::Queue(slot), place);
-        match &mut entry.rates {
+        match entry.rates_mut() {
             Some(rates) => rates.waiting += 1,
             None => return self.release_waiting(slot, None),
         }
@@ -307,7 +307,7 @@ impl TargetCore {
 
     /// Reserves the turn of a queue's first waiter, unless it has one.
     fn reserve_turn(&mut self, slot: u32, now: Nanos) {
-        let Some(rates) = self.queues.at(slot).and_then(|queue| queue.rates.as_ref()) else {
+        let Some(rates) = self.queues.at(slot).and_then(Queue::rates) else {
             return;
         };
         let Some(charge) = self.throttle.first(slot).map(|it| it.charge) else {
@@ -332,7 +332,7 @@ impl TargetCore {
             let waiters = self.throttle.queues.get_mut(slot as usize);
             let turn = waiters.and_then(|it| it.turn.take());
             if let (Some(turn), Some(waiter)) = (turn, self.throttle.first(slot).copied()) {
-                let rates = self.queues.at(slot).and_then(|queue| queue.rates.as_ref());
+                let rates = self.queues.at(slot).and_then(Queue::rates);
                 if let Some(rates) = rates {
                     let waited = now.saturating_sub(waiter.since);
                     rates.count_throttled(waiter.charge.access, turn.rate, waited);
@@ -365,7 +365,7 @@ impl TargetCore {
             self.throttle.release_place(place);
             return true;
         };
-        if let Some(rates) = &mut queue.rates {
+        if let Some(rates) = queue.rates_mut() {
             rates.waiting = rates.waiting.saturating_sub(1);
         }
         let transport = queue.transport;
@@ -403,7 +403,7 @@ impl TargetCore {
         while let Some(place) = self.throttle.unlink(Place::Queue(slot), None) {
             self.throttle.release_place(place);
         }
-        if let Some(rates) = self.queues.at_mut(slot).and_then(|it| it.rates.as_mut()) {
+        if let Some(rates) = self.queues.at_mut(slot).and_then(Queue::rates_mut) {
             rates.waiting = 0;
         }
         self.set_core_timer();
@@ -413,7 +413,7 @@ impl TargetCore {
     fn return_turn(&mut self, slot: u32) {
         let charge = self.throttle.first(slot).map(|it| it.charge);
         let turn = self.throttle.take_turn(slot);
-        let rates = self.queues.at(slot).and_then(|queue| queue.rates.as_ref());
+        let rates = self.queues.at(slot).and_then(Queue::rates);
         if let (Some(_), Some(charge), Some(rates)) = (turn, charge, rates) {
             rates.give_back(charge);
         }
@@ -443,7 +443,7 @@ impl TargetCore {
             return;
         };
         let rates = queue.find_rates(view);
-        let is_same = match (&queue.rates, &rates) {
+        let is_same = match (queue.rates(), &rates) {
             (None, None) => true,
             (Some(before), Some(after)) => before.is_same(after),
             (None, Some(_)) | (Some(_), None) => false,
@@ -453,9 +453,9 @@ impl TargetCore {
         }
         self.return_turn(slot);
         if let Some(queue) = self.queues.at_mut(slot) {
-            let waiting = queue.rates.as_ref().map_or(0, |it| it.waiting);
-            queue.rates = rates;
-            match &mut queue.rates {
+            let waiting = queue.rates().map_or(0, |it| it.waiting);
+            queue.set_rates(rates);
+            match queue.rates_mut() {
                 Some(rates) => rates.waiting = waiting,
                 None => return self.release_waiting(slot, None),
             }
@@ -481,7 +481,7 @@ fn charge(work: &Work) -> Option<Charge> {
 /// Counts a part of a command that was not counted before it started: later ones wait longer.
 #[cold]
 pub(super) fn charge_started(queue: &Queue, charge: Charge, is_counted: bool, now: Nanos) {
-    if let Some(rates) = &queue.rates {
+    if let Some(rates) = queue.rates() {
         rates.reserve(charge, now);
         if is_counted {
             rates.give_back(Charge { bytes: 0, ..charge });

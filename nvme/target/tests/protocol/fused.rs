@@ -359,7 +359,7 @@ fn later_writes_wait_for_the_pair() {
         let now = world.now;
         let core = &mut world.nodes[link.node].core;
         assert!(
-            core.complete_inline(link.queue, &inline, Some(&[8; 512]), now)
+            core.complete_inline::<false>(link.queue, &inline, Some(&[8; 512]), now)
                 .is_none()
         );
         is_block(&mut world, link, RAM, 7, 0);

@@ -325,12 +325,12 @@ fn inline_completions_are_limited() {
     let mut completed = 0;
     for _ in 0..50 {
         completed += u32::from(
-            core.complete_inline(queues[0].queue, &read, None, now)
+            core.complete_inline::<true>(queues[0].queue, &read, None, now)
                 .is_some(),
         );
         let data = Some(&[7; 512][..]);
         completed += u32::from(
-            core.complete_inline(queues[0].queue, &write, data, now)
+            core.complete_inline::<true>(queues[0].queue, &write, data, now)
                 .is_some(),
         );
     }
@@ -338,7 +338,7 @@ fn inline_completions_are_limited() {
     assert_eq!(completed, 11);
     let later = now + Nanos::from_millis(2);
     assert!(
-        core.complete_inline(queues[0].queue, &read, None, later)
+        core.complete_inline::<true>(queues[0].queue, &read, None, later)
             .is_some()
     );
 }

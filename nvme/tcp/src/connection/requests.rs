@@ -3,6 +3,7 @@
 
 use hugemem::{Account, Data, Lease};
 use nvme_fabrics::{Event, Requests};
+use nvme_spec::command::IoOpcode;
 use nvme_spec::tcp::{C2hData, C2hEnd, CapsuleResp, FatalError, H2cData, R2t, offset};
 use nvme_spec::{Cqe, Status};
 use nvme_target::{
@@ -27,27 +28,48 @@ impl<S: ByteStream> Connection<S> {
         payload: Option<Payload>,
     ) -> Result<(), Box<Violation>> {
         // An inline command takes no slot, but counts towards the queue's entries.
-        let completed_inline = self.slots.vacant() > self.unsent_inline
-            && match payload {
-                None => self.read_inline(cx, queue),
-                Some(payload) => self.write_inline(cx, queue, payload),
-            };
+        if self.slots.vacant() <= self.unsent_inline {
+            return Err(self.too_many_commands());
+        }
+        let completed_inline = match payload {
+            None => self.read_inline::<false>(cx, queue),
+            Some(payload) => self.write_inline::<false>(cx, queue, payload),
+        };
         if completed_inline {
             return Ok(());
         }
         self.admit_any(cx, queue, payload)
     }
 
+    /// The same for a command of a queue with rate limits.
+    #[cold]
+    #[inline(never)]
+    fn admit_limited(
+        &mut self,
+        cx: &mut Context<'_>,
+        queue: QueueId,
+        payload: Option<Payload>,
+    ) -> Result<(), Box<Violation>> {
+        let completed_inline = match payload {
+            None => self.read_inline::<true>(cx, queue),
+            Some(payload) => self.write_inline::<true>(cx, queue, payload),
+        };
+        if completed_inline {
+            return Ok(());
+        }
+        self.admit_in_slot(cx, queue, payload)
+    }
+
     /// Completes a read inline, with borrowed data. Returns `false` without effect if it cannot.
     #[inline]
-    fn read_inline(&mut self, cx: &mut Context<'_>, queue: QueueId) -> bool {
+    fn read_inline<const LIMITED: bool>(&mut self, cx: &mut Context<'_>, queue: QueueId) -> bool {
         let sqe = self.receiver.command();
         let Some(InlineCompletion {
             response,
             data: Some(data),
             inline_timing,
             ..
-        }) = cx.core.complete_inline(queue, sqe, None, cx.now)
+        }) = cx.core.complete_inline::<LIMITED>(queue, sqe, None, cx.now)
         else {
             return false;
         };
@@ -66,7 +88,12 @@ impl<S: ByteStream> Connection<S> {
     /// Completes a write inline, with its data in the receive buffer. Returns `false` without
     /// effect if it cannot.
     #[inline]
-    fn write_inline(&mut self, cx: &mut Context<'_>, queue: QueueId, payload: Payload) -> bool {
+    fn write_inline<const LIMITED: bool>(
+        &mut self,
+        cx: &mut Context<'_>,
+        queue: QueueId,
+        payload: Payload,
+    ) -> bool {
         let bytes = payload.bytes as usize;
         let Some((data, behind)) = self.receiver.buffered().split_at_checked(bytes) else {
             return false;
@@ -82,7 +109,9 @@ impl<S: ByteStream> Connection<S> {
             data: None,
             inline_timing,
             ..
-        }) = cx.core.complete_inline(queue, sqe, Some(data), cx.now)
+        }) = cx
+            .core
+            .complete_inline::<LIMITED>(queue, sqe, Some(data), cx.now)
         else {
             return false;
         };
@@ -96,7 +125,7 @@ impl<S: ByteStream> Connection<S> {
         true
     }
 
-    /// Admits a command that takes a slot.
+    /// Admits a command that did not complete inline as one of a queue without rate limits.
     #[inline(never)]
     fn admit_any(
         &mut self,
@@ -104,16 +133,27 @@ impl<S: ByteStream> Connection<S> {
         queue: QueueId,
         payload: Option<Payload>,
     ) -> Result<(), Box<Violation>> {
-        let sqe = self.receiver.command();
-        let free = self.slots.vacant() > self.unsent_inline;
-        let Some(slot) = free.then(|| self.slots.take()).flatten() else {
-            // The host sent more commands than its queue has entries.
-            return Err(Violation::new(
-                FatalError::SEQUENCE_ERROR,
-                0,
-                sqe.as_bytes(),
-            ));
+        // Writes whose data is to be requested do not complete inline.
+        let may_complete =
+            payload.is_some() || self.receiver.command().io_opcode() == IoOpcode::READ;
+        if may_complete && cx.core.is_limited(queue) {
+            return self.admit_limited(cx, queue, payload);
+        }
+        self.admit_in_slot(cx, queue, payload)
+    }
+
+    /// Admits a command that takes a slot.
+    #[inline(always)]
+    fn admit_in_slot(
+        &mut self,
+        cx: &mut Context<'_>,
+        queue: QueueId,
+        payload: Option<Payload>,
+    ) -> Result<(), Box<Violation>> {
+        let Some(slot) = self.slots.take() else {
+            return Err(self.too_many_commands());
         };
+        let sqe = self.receiver.command();
         cx.counters.commands.add(1);
         let tag = self.token.with_slot(slot).into_bits();
         match cx.core.admit(queue, tag, sqe, cx.now) {
@@ -144,6 +184,13 @@ impl<S: ByteStream> Connection<S> {
             },
         }
         Ok(())
+    }
+
+    /// The host sent more commands than its queue has entries.
+    #[cold]
+    fn too_many_commands(&self) -> Box<Violation> {
+        let sqe = self.receiver.command();
+        Violation::new(FatalError::SEQUENCE_ERROR, 0, sqe.as_bytes())
     }
 
     /// The work that the target core has set aside, unless the data in its capsule is invalid: the
@@ -320,7 +367,7 @@ impl<S: ByteStream> Connection<S> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn push_response(&mut self, response: &Cqe, finishes: Finishes) {
         let capsule = CapsuleResp::new(*response, self.rules.framing);
         self.transmitter.push_header(transmute!(capsule), finishes);
