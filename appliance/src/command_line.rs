@@ -14,6 +14,7 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::appliance::{Appliance, Ending, continue_serving};
 use crate::error::Failure;
+use crate::handover::launch;
 use crate::service::BadConfiguration;
 use crate::signals::RequestReceiver;
 use crate::state_directory::StateDirectory;
@@ -96,6 +97,9 @@ pub(crate) enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<OsString>,
     },
+    /// Start the process that continues the one that hands over by the standard input.
+    #[command(hide = true)]
+    LaunchSuccessor,
     /// Write manual pages and completions below DIR, for packages.
     #[command(hide = true)]
     GenerateManual {
@@ -143,6 +147,10 @@ pub(crate) fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Top(arguments) => top::top(&arguments),
         Command::Trace(arguments) => trace::trace(&arguments),
         Command::Bench { arguments } => Err(load::become_bench(&arguments)),
+        Command::LaunchSuccessor => {
+            launch()?;
+            Ok(ExitCode::SUCCESS)
+        }
         Command::GenerateManual { directory } => {
             manual::generate(&Arguments::command(), &directory)?;
             Ok(ExitCode::SUCCESS)

@@ -5,4 +5,4 @@ mod offer;
 mod successor;
 
 pub(crate) use offer::{DeviceOffer, FileOffer, ListenerOffer, Offer, Passed};
-pub(crate) use successor::{Successor, SuccessorError, check_program, own_program};
+pub(crate) use successor::{Successor, SuccessorError, check_program, launch, own_program};

@@ -21,7 +21,9 @@ use hugemem::{Arena, ArenaConfig, PagePolicy};
 use nvme_handover_channel::{Channel, Message};
 use nvme_host::{ConnectOptions, Controller, HostIdentity, IoQueue, IoQueuePlan};
 use process::{Finished, LIMIT, Windlass, run};
-use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, getpid, kill_process, pidfd_open, test_kill_process,
+};
 use tempfile::TempDir;
 
 const NQN: &str = "nqn.2026-11.org.windlass:upgrade";
@@ -357,6 +359,9 @@ fn the_other_process() {
     if step == "refuses-offer" {
         return refuse().expect("the old process waits");
     }
+    let process = pidfd_open(getpid(), PidfdFlags::empty()).expect("this process");
+    let started = channel.send_started(std::process::id(), process.as_fd());
+    started.expect("the old process waits");
     let Ok(Message::State { descriptors, .. }) = channel.receive() else {
         panic!("no offer")
     };

@@ -146,7 +146,7 @@ disconnect
 expect_quiet_kernel
 
 say "systemd ends the new process"
-# It does not wait for an orderly stop: the process was no child of systemd when it became the main one.
 show systemctl stop windlass
-eventually 20 test ! -e "/proc/$process"
+[ ! -e "/proc/$process" ] || fail "systemd did not wait for process $process"
+[ "$(property Result)" = success ] || fail "the stop was not orderly: $(property Result)"
 say passed

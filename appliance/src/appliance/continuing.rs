@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use nvme_handover::State;
 use nvme_handover_channel::{Channel, ChannelError, Message};
+use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
 use super::{Appliance, Environment};
 use crate::error::{Failure, with_causes};
@@ -47,6 +48,7 @@ pub(crate) fn continue_serving(
     state: &StateDirectory,
 ) -> Result<Appliance, Failure> {
     let channel = inherited_channel().map_err(ContinueError::NoChannel)?;
+    report_start(&channel)?;
     let (mut appliance, file) = match prepare(&channel, state) {
         Ok(prepared) => prepared,
         Err(error) => refuse(&channel, error.as_ref()),
@@ -75,6 +77,13 @@ fn inherited_channel() -> std::io::Result<Channel> {
     let null: OwnedFd = std::fs::File::open("/dev/null")?.into();
     rustix::stdio::dup2_stdin(&null)?;
     Channel::new(UnixStream::from(input), CHANNEL_TIME_MAX)
+}
+
+/// Tells the old process which one this is.
+fn report_start(channel: &Channel) -> Result<(), Failure> {
+    let process = pidfd_open(getpid(), PidfdFlags::empty())?;
+    channel.send_started(std::process::id(), process.as_fd())?;
+    Ok(())
 }
 
 /// Tells the old process why this one does not continue, and ends.

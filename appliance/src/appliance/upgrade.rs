@@ -140,7 +140,7 @@ impl Appliance {
         match self.pass_on(&mut successor, &mut event_loop) {
             Ok(connections) => {
                 gate.stay_closed();
-                answer.pid = Some(successor.pid());
+                answer.pid = successor.pid();
                 answer.connections = connections as u64;
                 let pause = began.elapsed().as_micros();
                 answer.pause_us = Some(u64::try_from(pause).unwrap_or(u64::MAX));

@@ -1,5 +1,8 @@
 //! The new process, as the old one sees it: its start, the channel to it, and its end if it does not
 //! serve.
+//!
+//! It is not a child of the old process: a launcher starts it and ends, so that the service manager
+//! becomes its parent. systemd does not wait for the end of a main process that has another one.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
@@ -9,7 +12,9 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use nvme_handover_channel::{Channel, ChannelError, Message};
-use rustix::process::geteuid;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::retry_on_intr;
+use rustix::process::{Signal, geteuid, pidfd_send_signal};
 
 /// Time in which the new process has to build its appliance: it maps all memory of RAM devices.
 const PREPARE_TIME_MAX: Duration = Duration::from_secs(60);
@@ -46,6 +51,8 @@ pub(crate) enum SuccessorError {
     Refused(String),
     #[error("the new process has ended ({0}) before it served: its log has the reason")]
     Ended(ExitStatus),
+    #[error("the new process has ended before it served: its log has the reason")]
+    EndedUnseen,
     #[error("the new process does not answer")]
     Channel(#[from] ChannelError),
     #[error("the new process answers something else than expected")]
@@ -98,9 +105,38 @@ pub(crate) fn check_program(program: &Path) -> Result<(), SuccessorError> {
 
 /// The new process. It is ended when this is dropped before it [serves](Self::serve).
 pub(crate) struct Successor {
-    child: Child,
+    /// The program that starts the process; scripts that name a program may be the process itself.
+    launcher: Child,
+    /// Known when it has started.
+    process: Option<Process>,
     channel: Channel,
     serves: bool,
+}
+
+/// A running process.
+struct Process {
+    pid: u32,
+    descriptor: OwnedFd,
+}
+
+impl Process {
+    /// Waits until it has ended, for at most `limit`. Returns whether it has.
+    fn wait(&self, limit: Option<&Timespec>) -> bool {
+        let mut watched = [PollFd::new(&self.descriptor, PollFlags::IN)];
+        retry_on_intr(|| poll(&mut watched, limit)).is_ok_and(|ready| ready > 0)
+    }
+}
+
+/// Starts this program again as the process that continues, with the channel of the old process as
+/// its standard input. Called in the launcher, which then ends.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn launch() -> std::io::Result<()> {
+    Command::new(std::env::current_exe()?)
+        .args(["run", "--continue"])
+        .spawn()
+        .map(drop)
 }
 
 impl Successor {
@@ -114,8 +150,8 @@ impl Successor {
             cause,
         };
         let (own, other) = UnixStream::pair().map_err(failed)?;
-        let child = Command::new(program)
-            .args(["run", "--continue"])
+        let launcher = Command::new(program)
+            .arg("launch-successor")
             // It names this process (sd_watchdog_enabled(3)).
             .env_remove("WATCHDOG_PID")
             .stdin(Stdio::from(OwnedFd::from(other)))
@@ -123,18 +159,19 @@ impl Successor {
             .map_err(failed)?;
         let channel = Channel::new(own, PREPARE_TIME_MAX).map_err(failed)?;
         Ok(Self {
-            child,
+            launcher,
+            process: None,
             channel,
             serves: false,
         })
     }
 
-    /// Its process identifier.
-    pub(crate) fn pid(&self) -> u32 {
-        self.child.id()
+    /// Its process identifier; `None` before it has started.
+    pub(crate) fn pid(&self) -> Option<u32> {
+        self.process.as_ref().map(|process| process.pid)
     }
 
-    /// Sends the offer, and waits until the new process has built its appliance.
+    /// Waits for the start, sends the offer, and waits until the new process has built its appliance.
     ///
     /// # Errors
     /// The reason for which the new process does not continue.
@@ -143,6 +180,15 @@ impl Successor {
         offer: &[u8],
         descriptors: &[BorrowedFd<'_>],
     ) -> Result<(), SuccessorError> {
+        self.process = match self.channel.receive() {
+            Ok(Message::Started { pid, process }) => Some(Process {
+                pid,
+                descriptor: process,
+            }),
+            Ok(Message::Refused(reason)) => return Err(SuccessorError::Refused(reason)),
+            Ok(_) => return Err(SuccessorError::Unexpected),
+            Err(error) => return Err(self.ended(error)),
+        };
         self.pass(offer, descriptors)
     }
 
@@ -176,11 +222,19 @@ impl Successor {
     fn ended(&mut self, error: ChannelError) -> SuccessorError {
         let deadline = Instant::now() + EXIT_TIME_MAX;
         while Instant::now() < deadline {
-            match self.child.try_wait() {
-                Ok(Some(status)) => return SuccessorError::Ended(status),
-                Ok(None) => std::thread::sleep(EXIT_POLL_INTERVAL),
+            let is_launched = self.process.is_some();
+            match self.launcher.try_wait() {
+                Ok(Some(status)) if !(is_launched && status.success()) => {
+                    return SuccessorError::Ended(status);
+                }
+                Ok(_) => {}
                 Err(_) => break,
             }
+            let process = self.process.as_ref();
+            if process.is_some_and(|process| process.wait(Some(&Timespec::default()))) {
+                return SuccessorError::EndedUnseen;
+            }
+            std::thread::sleep(EXIT_POLL_INTERVAL);
         }
         error.into()
     }
@@ -203,9 +257,14 @@ impl Drop for Successor {
         if self.serves {
             return;
         }
-        // It may have ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        // They may have ended already.
+        let _ = self.launcher.kill();
+        let _ = self.launcher.wait();
+        if let Some(process) = &self.process {
+            let _ = pidfd_send_signal(&process.descriptor, Signal::KILL);
+            // It must not use what it has got any more.
+            process.wait(None);
+        }
     }
 }
 

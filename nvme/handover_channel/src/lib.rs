@@ -53,10 +53,18 @@ const STATE: u32 = 1;
 const RESTORED: u32 = 2;
 const REFUSED: u32 = 3;
 const SERVE: u32 = 4;
+const STARTED: u32 = 5;
 
 /// A message that was received.
 #[derive(Debug)]
 pub enum Message {
+    /// From the new process, first: how the old one knows it, which is not its parent.
+    Started {
+        /// Its process identifier.
+        pid: u32,
+        /// A descriptor of it (pidfd_open(2)).
+        process: OwnedFd,
+    },
     /// From the old process: its state, and the descriptors that belong to it.
     State {
         /// The stored form.
@@ -121,6 +129,14 @@ impl Channel {
     pub fn set_limit(&self, limit: Duration) -> io::Result<()> {
         self.socket.set_read_timeout(Some(limit))?;
         self.socket.set_write_timeout(Some(limit))
+    }
+
+    /// Reports the process that uses this end.
+    ///
+    /// # Errors
+    /// [`ChannelError`].
+    pub fn send_started(&self, pid: u32, process: BorrowedFd<'_>) -> Result<(), ChannelError> {
+        self.send(STARTED, U32::new(pid).as_bytes(), &[process])
     }
 
     /// Sends a state with its descriptors.
@@ -203,6 +219,7 @@ impl Channel {
         );
         let (count_max, length_max) = match header.kind.get() {
             STATE => (DESCRIPTORS_MAX, BODY_BYTES_MAX),
+            STARTED => (1, size_of::<U32>()),
             REFUSED => (0, REASON_BYTES_MAX),
             RESTORED | SERVE => (0, 0),
             _ => return Err(ChannelError::Invalid("an unknown kind")),
@@ -220,6 +237,13 @@ impl Channel {
         }
         Ok(match header.kind.get() {
             STATE => Message::State { bytes, descriptors },
+            STARTED => {
+                let pid = U32::read_from_bytes(&bytes).map(U32::get);
+                let (Ok(pid), Some(process)) = (pid, descriptors.pop()) else {
+                    return Err(ChannelError::Invalid("a process without a descriptor"));
+                };
+                Message::Started { pid, process }
+            }
             RESTORED => Message::Restored,
             REFUSED => Message::Refused(String::from_utf8_lossy(&bytes).into_owned()),
             _ => Message::Serve,

@@ -48,6 +48,21 @@ fn tempfile() -> File {
 #[test]
 fn answers_pass_in_both_directions() {
     let (old, new) = pair();
+    let file = tempfile();
+    new.send_started(7, file.as_fd()).expect("open");
+    let Ok(Message::Started { pid: 7, process }) = old.receive() else {
+        panic!("another message")
+    };
+    let inode = |file: File| file.metadata().expect("open").ino();
+    assert_eq!(inode(process.into()), inode(file));
+    // Without its descriptor, and with too much.
+    for (bytes, descriptors) in [(4, 0), (3, 1), (5, 1), (4, 2)] {
+        let file = tempfile();
+        let sent = vec![file.as_fd(); descriptors];
+        let (old, new) = pair();
+        new.send(STARTED, &vec![0; bytes], &sent).expect("open");
+        old.receive().expect_err("not a process");
+    }
     new.send_restored().expect("open");
     assert!(matches!(old.receive(), Ok(Message::Restored)));
     old.send_serve().expect("open");
