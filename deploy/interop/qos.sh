@@ -46,6 +46,19 @@ expect_rate() {
     fail "$1: $seen is not within 2 % of $3"
 }
 
+# namespace DISK NSID: the disk of that namespace that the host of DISK has. The kernel numbers disks as it
+# finds them, not by namespace.
+namespace() {
+  local disk
+  for disk in "${1%n[0-9]*}"n*; do
+    if [ "$(cat "/sys/block/${disk##*/}/nsid" 2> /dev/null)" = "$2" ]; then
+      echo "$disk"
+      return
+    fi
+  done
+  return 1
+}
+
 # both OPTION…: loads the disks of both hosts at the same time.
 both() {
   load a "$disk_a" "$@" &
@@ -64,8 +77,9 @@ start
 disk_a=$(attach "$INTEROP_NQN" $host_a $id_a)
 disk_b=$(attach "$INTEROP_NQN" $host_b $id_b)
 # Each host has both disks.
-disk_b=${disk_b%n1}n2
-eventually 60 test -e "$disk_b"
+eventually 60 namespace "$disk_a" 1 > /dev/null
+eventually 60 namespace "$disk_b" 2 > /dev/null
+disk_a=$(namespace "$disk_a" 1) disk_b=$(namespace "$disk_b" 2)
 say "host A has $disk_a, host B has $disk_b"
 
 say "without limits"
