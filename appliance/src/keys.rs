@@ -71,11 +71,18 @@ impl KeySecret {
     }
 }
 
+/// A secret with its fingerprint, which is computed once.
+#[derive(Clone)]
+struct KnownSecret {
+    secret: KeySecret,
+    fingerprint: Fingerprint,
+}
+
 /// The secrets by the names of their keys.
 #[derive(Clone, Default)]
 pub(crate) struct Keys {
     credentials: Option<PathBuf>,
-    secrets: BTreeMap<Name, KeySecret>,
+    secrets: BTreeMap<Name, KnownSecret>,
     revoked: RevokedKeys,
 }
 
@@ -112,18 +119,16 @@ impl Keys {
 
     /// The keys whose secrets are revoked.
     pub(crate) fn revoked(&self) -> BTreeSet<Name> {
-        let names = self.secrets.keys();
-        names
-            .filter(|it| self.usable(it).is_none())
-            .cloned()
-            .collect()
+        let secrets = self.secrets.iter();
+        let revoked = secrets.filter(|(_, it)| self.revoked.include(it.fingerprint));
+        revoked.map(|(name, _)| name.clone()).collect()
     }
 
     /// The secret of a key, unless it is revoked.
     fn usable(&self, name: &Name) -> Option<&KeySecret> {
-        let secret = self.get(name)?;
-        let is_revoked = self.revoked.include(secret.fingerprint());
-        (!is_revoked).then_some(secret)
+        let known = self.secrets.get(name)?;
+        let is_revoked = self.revoked.include(known.fingerprint);
+        (!is_revoked).then_some(&known.secret)
     }
 
     /// Revokes the secret of a key. When it returns, the revocation survives a loss of power.
@@ -131,8 +136,8 @@ impl Keys {
     /// # Errors
     /// It cannot be recorded, or there is no such key. Nothing changes then.
     pub(crate) fn revoke(&mut self, name: &Name) -> Result<(), RevokedKeysError> {
-        if let Some(secret) = self.secrets.get(name) {
-            self.revoked.add(secret.fingerprint(), name.as_str())?;
+        if let Some(known) = self.secrets.get(name) {
+            self.revoked.add(known.fingerprint, name.as_str())?;
         }
         Ok(())
     }
@@ -190,12 +195,17 @@ impl Keys {
 
     /// Adds or replaces a secret.
     pub(crate) fn insert(&mut self, name: Name, secret: KeySecret) {
-        self.secrets.insert(name, secret);
+        let fingerprint = secret.fingerprint();
+        let known = KnownSecret {
+            secret,
+            fingerprint,
+        };
+        self.secrets.insert(name, known);
     }
 
     /// The secret of a key.
     pub(crate) fn get(&self, name: &Name) -> Option<&KeySecret> {
-        self.secrets.get(name)
+        self.secrets.get(name).map(|known| &known.secret)
     }
 
     /// Forgets the secrets that a configuration does not name.

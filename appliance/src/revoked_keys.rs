@@ -6,14 +6,12 @@
 //! the start of an appliance with keys, because a revoked key might otherwise be used again.
 
 use std::collections::BTreeMap;
-use std::fs::{self, OpenOptions};
-use std::io::{self, ErrorKind, Read as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::fs;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use nvme_keys::Fingerprint;
-use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
 use crate::state_directory;
@@ -125,16 +123,11 @@ fn read(path: &Path) -> Result<BTreeMap<Fingerprint, Record>, RevokedKeysError> 
         path: path.to_owned(),
         cause,
     };
-    // Opening a FIFO does not wait.
-    let flags = OFlags::NONBLOCK.bits().cast_signed();
-    let file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {
-        Ok(file) => file,
+    let bytes = match state_directory::read(path, FILE_BYTES_MAX + 1) {
+        Ok(bytes) => bytes,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(BTreeMap::new()),
         Err(error) => return Err(unreadable(error)),
     };
-    let mut bytes = Vec::new();
-    let mut limited = file.take(FILE_BYTES_MAX + 1);
-    limited.read_to_end(&mut bytes).map_err(unreadable)?;
     if bytes.len() as u64 > FILE_BYTES_MAX {
         return Err(damaged(format!("it has more than {FILE_BYTES_MAX} bytes")));
     }

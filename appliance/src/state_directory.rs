@@ -1,9 +1,11 @@
 //! The directory of the appliance's persistent state, with a place for each kind of state.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write as _};
+use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
+
+use rustix::fs::OFlags;
 
 use crate::embedded::data_directory;
 
@@ -15,7 +17,7 @@ const RESERVATIONS: &str = "reservations";
 const REVOKED_KEYS: &str = "revoked-keys.json";
 
 /// The files in the directory concern only the appliance.
-const FILE_MODE: u32 = 0o600;
+pub(crate) const FILE_MODE: u32 = 0o600;
 
 /// The state directory. Without a path, no state persists.
 #[derive(Clone, Debug, Default)]
@@ -51,6 +53,17 @@ impl StateDirectory {
     pub(crate) fn revoked_keys(&self) -> Option<PathBuf> {
         Some(self.0.as_ref()?.join(REVOKED_KEYS))
     }
+}
+
+/// The first bytes of the file at `path`, at most `bytes_max`.
+pub(crate) fn read(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
+    let mut options = OpenOptions::new();
+    // Opening a FIFO does not wait.
+    let flags = OFlags::NONBLOCK.bits().cast_signed();
+    let file = options.read(true).custom_flags(flags).open(path)?;
+    let mut bytes = Vec::new();
+    file.take(bytes_max).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 /// Replaces the file at `path` atomically, with the help of a file at `temporary` in the same

@@ -174,7 +174,22 @@ async fn result_of(change: Change, deadline: Instant) -> Result<(), Refused> {
     }
 }
 
-pub(super) fn late() -> Refused {
+/// Waits until the commands of ended associations have left the devices.
+pub(super) async fn await_end(
+    target: &Target,
+    ended: &[EvictedAssociations],
+    deadline: Instant,
+) -> Result<(), Refused> {
+    while !ended.iter().all(|it| target.is_evicted(it)) {
+        if Instant::now() >= deadline {
+            return Err(late());
+        }
+        sleep(COMMANDS_POLL_INTERVAL).await;
+    }
+    Ok(())
+}
+
+fn late() -> Refused {
     let text = format!(
         "commands have not left the devices, or a state was not stored, within \
          {HOST_COMMANDS_TIME_MAX:?}: check the devices with `windlass status`, and repeat the \
@@ -336,13 +351,7 @@ impl Eviction {
                 }
             }
         }
-        while !ended.iter().all(|it| target.is_evicted(it)) {
-            if Instant::now() >= deadline {
-                return (count, Err(late()));
-            }
-            sleep(COMMANDS_POLL_INTERVAL).await;
-        }
-        (count, Ok(()))
+        (count, await_end(target, &ended, deadline).await)
     }
 }
 

@@ -8,12 +8,12 @@ use axum::extract::State;
 use axum::extract::rejection::JsonRejection;
 use axum::http::StatusCode;
 use axum::response::Response;
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 use super::audited::{Outcome, with_outcome};
 use super::jobs::execute;
-use super::limits::{COMMANDS_POLL_INTERVAL, HOST_COMMANDS_TIME_MAX};
-use super::reservations::late;
+use super::limits::HOST_COMMANDS_TIME_MAX;
+use super::reservations::await_end;
 use super::responses::refusal;
 use super::routes::ControlState;
 use crate::observe::model::{RevokeAnswer, RevokeRequest, Severity};
@@ -62,13 +62,9 @@ pub(super) async fn revoke(
     };
     tracing::warn!("key {key} {event}: {done}");
     let deadline = Instant::now() + HOST_COMMANDS_TIME_MAX;
-    while !target.is_evicted(&ended) {
-        if Instant::now() >= deadline {
-            let (status, error) = late();
-            let text = format!("key {key} is revoked, and {done}, but {error}");
-            return refusal(status, text);
-        }
-        sleep(COMMANDS_POLL_INTERVAL).await;
+    if let Err((status, error)) = await_end(&target, &[ended], deadline).await {
+        let text = format!("key {key} is revoked, and {done}, but {error}");
+        return refusal(status, text);
     }
     let text = format!(
         "its secret is not accepted any more, also after a restart; {done}. To use the key again, \

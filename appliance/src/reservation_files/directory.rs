@@ -1,21 +1,18 @@
 //! The files of a directory: reading, and atomic replacement.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, ErrorKind, Read as _};
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use appliance_config::Uuid;
 use nvme_reservations::{ENCODED_BYTES_MAX, NamespaceIdentity, Reservations, RestoreError, decode};
-use rustix::fs::OFlags;
 
 use crate::state_directory;
 
 /// Most bytes that are read: one more than a valid file has, so that longer ones are recognized.
 const READ_BYTES_MAX: u64 = ENCODED_BYTES_MAX as u64 + 1;
-/// The keys in the files are known only to the appliance and its hosts.
-const FILE_MODE: u32 = 0o600;
 const DIRECTORY_MODE: u32 = 0o700;
 
 /// Why stored reservations cannot be restored.
@@ -60,7 +57,7 @@ pub(super) fn prepare(directory: &Path) -> io::Result<()> {
         .write(true)
         .create(true)
         .truncate(true)
-        .mode(FILE_MODE)
+        .mode(state_directory::FILE_MODE)
         .open(&probe)?;
     fs::remove_file(&probe)
 }
@@ -75,7 +72,7 @@ pub(super) fn load(
     // removed is overwritten later.
     let _ = fs::remove_file(temporary_path_of(directory, identity));
     let path = path_of(directory, identity);
-    let bytes = match read(&path) {
+    let bytes = match state_directory::read(&path, READ_BYTES_MAX) {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         Err(cause) => return Err(LoadError::Unreadable { path, cause }),
@@ -87,16 +84,6 @@ pub(super) fn load(
         }
         Err(cause) => Err(LoadError::Damaged { path, cause }),
     }
-}
-
-fn read(path: &Path) -> io::Result<Vec<u8>> {
-    let mut options = OpenOptions::new();
-    // Opening a FIFO does not wait.
-    let flags = OFlags::NONBLOCK.bits().cast_signed();
-    let file = options.read(true).custom_flags(flags).open(path)?;
-    let mut bytes = Vec::with_capacity(ENCODED_BYTES_MAX);
-    file.take(READ_BYTES_MAX).read_to_end(&mut bytes)?;
-    Ok(bytes)
 }
 
 /// Replaces the state atomically. When it returns, the new state survives a loss of power.

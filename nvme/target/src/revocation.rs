@@ -1,9 +1,9 @@
 //! Revocation of a key by an operator: the associations whose hosts have proved it end.
 //!
 //! A host may be proving the key meanwhile. A queue whose host was authenticated before its core knew
-//! of the revocation, or whose transaction began before, ends when the core adopts it. A secure channel is established before Connect, by
-//! the transport: it names the version of the keys in which its own was found, and Connect is
-//! refused if the key was revoked in a later one.
+//! of the revocation, or whose transaction began before, ends when the core adopts it. A secure
+//! channel is established before Connect, by the transport: it names the version of the keys in
+//! which its own was found, and Connect is refused if the key was revoked in a later one.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;

@@ -35,9 +35,7 @@ impl Server {
         args: &LockArgs<'_>,
         now: &Now,
     ) -> Result<Flow<'r>, Refusal> {
-        let (object, _) = self.regular_file(x.place()?)?;
-        let file = self.file_id(object);
-        let range = ByteRange::new(args.offset, args.length).ok_or(Status::INVAL)?;
+        let (file, range) = self.locked(x, args.offset, args.length)?;
         let exclusive = is_exclusive(args.locktype)?;
         let client = x.client()?;
         let record = self.clients.get(client).ok_or(Status::SERVERFAULT)?;
@@ -75,6 +73,18 @@ impl Server {
         x.push(&OperationResult::Lock(Outcome::Ok(stateid)))?;
         x.current.state = Some(stateid);
         Ok(Flow::Done)
+    }
+
+    /// The current file and the range of a lock request.
+    fn locked(
+        &self,
+        x: &Execution,
+        offset: u64,
+        length: u64,
+    ) -> Result<(FileId, ByteRange), Refusal> {
+        let (object, _) = self.regular_file(x.place()?)?;
+        let range = ByteRange::new(offset, length).ok_or(Status::INVAL)?;
+        Ok((self.file_id(object), range))
     }
 
     /// The open state of a lock request, and the lock state of its owner if there is one.
@@ -212,9 +222,7 @@ impl Server {
         args: &LockTestArgs<'_>,
         now: &Now,
     ) -> Result<Flow<'r>, Refusal> {
-        let (object, _) = self.regular_file(x.place()?)?;
-        let file = self.file_id(object);
-        let range = ByteRange::new(args.offset, args.length).ok_or(Status::INVAL)?;
+        let (file, range) = self.locked(x, args.offset, args.length)?;
         let exclusive = is_exclusive(args.locktype)?;
         if self.grace.is_active(now) {
             return Err(Status::GRACE.into());
@@ -234,9 +242,7 @@ impl Server {
 
     /// LOCKU (RFC 8881 §18.12).
     pub(super) fn unlock(&mut self, x: &mut Execution, args: &UnlockArgs) -> Result<(), Refusal> {
-        let (object, _) = self.regular_file(x.place()?)?;
-        let file = self.file_id(object);
-        let range = ByteRange::new(args.offset, args.length).ok_or(Status::INVAL)?;
+        let (file, range) = self.locked(x, args.offset, args.length)?;
         is_exclusive(args.locktype)?;
         let key = self.lock_state(x, &args.lock_stateid, file)?;
         x.check_room()?;
