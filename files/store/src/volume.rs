@@ -246,6 +246,18 @@ impl Volume {
         }
     }
 
+    /// Whether nothing is written to the device but the data of files.
+    #[must_use]
+    pub fn is_volatile(&self) -> bool {
+        self.log.is_none()
+    }
+
+    /// Whether the device failed to store metadata, so that nothing can be changed any more.
+    #[must_use]
+    pub fn has_failed(&self) -> bool {
+        self.log.as_ref().is_some_and(Log::has_failed)
+    }
+
     /// Whether no request to the device is needed or in flight.
     #[must_use]
     pub fn is_idle(&self) -> bool {

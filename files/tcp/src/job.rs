@@ -15,10 +15,13 @@ pub(crate) const SLICES_MAX: usize = 64;
 /// The bytes of holes in files.
 static ZEROES: [u8; PIECE_BYTES_MAX] = [0; PIECE_BYTES_MAX];
 
-/// Bits of a device request's tag: the piece, the place of the job, and its generation.
+/// Bits of a device request's tag: the piece, the place of the job, its generation, and one that
+/// only requests of volumes have.
 const PIECE_BITS: u32 = 16;
 const INDEX_BITS: u32 = 16;
-const GENERATION_BITS: u32 = block::CLIENT_TAG_BITS - PIECE_BITS - INDEX_BITS;
+const GENERATION_BITS: u32 = block::CLIENT_TAG_BITS - PIECE_BITS - INDEX_BITS - 1;
+/// The bit of requests of volumes ([`crate::volume_requests`]).
+pub(crate) const VOLUME_TAG: u64 = 1 << (block::CLIENT_TAG_BITS - 1);
 
 /// Identifies a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

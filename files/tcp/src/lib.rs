@@ -3,7 +3,8 @@
 //!
 //! Owns the connections, the requests in flight and a [`files_server::Server`]. It is a client of
 //! the reactor's devices and a poller; neither blocks. Payload of WRITE is received with its record
-//! and copied into leases; payload of READ is sent from leases.
+//! and copied into leases; payload of READ is sent from leases. [`stored`] formats, checks and opens
+//! volumes on devices before reactors serve them.
 
 #![forbid(unsafe_code)]
 
@@ -13,7 +14,9 @@ pub mod limits;
 mod poller;
 mod receiver;
 mod service;
+pub mod stored;
 mod transfer;
+mod volume_requests;
 
 pub use poller::FilePoller;
 pub use service::{DeviceOfVolume, FileService, FileServiceOptions};

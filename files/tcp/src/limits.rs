@@ -33,7 +33,10 @@ pub const PIECE_BYTES_MAX: usize = 128 << 10;
 /// Limit of the requests to devices that one WRITE or READ has in flight.
 pub const PIECES_IN_FLIGHT_MAX: usize = 4;
 
-/// Limit of the requests to devices in flight.
+/// Limit of the requests to a device that the log and the checkpoints of one volume have in flight.
+pub const REQUESTS_PER_VOLUME_MAX: usize = 2 * PIECES_IN_FLIGHT_MAX;
+
+/// Limit of the requests to devices for data in flight.
 pub const DEVICE_REQUESTS_MAX: usize = REQUESTS_MAX * PIECES_IN_FLIGHT_MAX;
 
 /// Reads of one socket in one turn.

@@ -11,6 +11,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use block::{ClientId, Completions, DeviceClient, DeviceSet};
 use files_server::{Now, Record, Resumption, Server, Step};
 use files_spec::xdr::Payload;
+use files_store::Volume;
 use hugemem::Pool;
 use reactors::Nanos;
 use rustix::event::epoll;
@@ -19,10 +20,11 @@ use crate::connection::{Connection, ConnectionKey, Connections};
 use crate::job::{Job, JobKey, Jobs};
 use crate::limits::{
     ACCEPTS_PER_TURN_MAX, CONNECTIONS_MAX, DEVICE_REQUESTS_MAX, PIECES_IN_FLIGHT_MAX,
-    READS_PER_TURN_MAX, RECORDS_BYTES_MAX, REQUESTS_PER_CONNECTION_MAX, STALL_MS, TICK_MS,
-    UNSENT_BYTES_MAX,
+    READS_PER_TURN_MAX, RECORDS_BYTES_MAX, REQUESTS_PER_CONNECTION_MAX, REQUESTS_PER_VOLUME_MAX,
+    STALL_MS, TICK_MS, UNSENT_BYTES_MAX,
 };
 use crate::transfer::{Device, Next, Transfer};
+use crate::volume_requests::{VolumeRequests, volume_of_tag};
 
 /// Data of the listener's events.
 pub(crate) const LISTENER: u64 = u64::MAX;
@@ -40,7 +42,7 @@ pub struct DeviceOfVolume {
 
 /// What a service is made with.
 pub struct FileServiceOptions {
-    /// The protocol core, whose volumes are volatile.
+    /// The protocol core.
     pub server: Server,
     /// The device of each of its volumes.
     pub devices: Vec<DeviceOfVolume>,
@@ -64,6 +66,7 @@ enum Task {
     Ignore,
     Move(Transfer),
     AwaitVolume,
+    AwaitDurable,
 }
 
 /// The service.
@@ -81,6 +84,12 @@ pub struct FileService {
     awaiting_memory: VecDeque<JobKey>,
     /// Jobs whose volume was busy.
     awaiting_volume: VecDeque<JobKey>,
+    /// Jobs whose changes are not durable yet.
+    awaiting_durable: VecDeque<JobKey>,
+    /// The requests of each durable volume.
+    volume_requests: Vec<Option<VolumeRequests>>,
+    /// Whether a volume may have requests that the device has not got.
+    has_volume_requests: bool,
     /// Connections with replies to send.
     sending: Vec<ConnectionKey>,
     /// Memory for their exchange.
@@ -118,9 +127,16 @@ impl FileService {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let data = epoll::EventData::new_u64(LISTENER);
         epoll::add(&epoll, &listener, data, epoll::EventFlags::IN)?;
+        let devices: Vec<Device> = devices.iter().map(device).collect();
+        let volumes = devices.iter().zip(server.volumes()).enumerate();
+        let requests = |(index, (device, volume)): (usize, (&Device, &Volume))| {
+            (!volume.is_volatile()).then(|| VolumeRequests::new(index, *device, &pool))
+        };
         Ok(Self {
-            id: set.register(DEVICE_REQUESTS_MAX),
-            devices: devices.iter().map(device).collect(),
+            id: set.register(DEVICE_REQUESTS_MAX + volumes.len() * REQUESTS_PER_VOLUME_MAX),
+            volume_requests: volumes.map(requests).collect(),
+            has_volume_requests: true,
+            devices,
             set,
             pool,
             server,
@@ -130,6 +146,7 @@ impl FileService {
             jobs: Jobs::default(),
             awaiting_memory: VecDeque::new(),
             awaiting_volume: VecDeque::new(),
+            awaiting_durable: VecDeque::new(),
             sending: Vec::new(),
             sent_to: Vec::new(),
             outstanding: 0,
@@ -279,6 +296,7 @@ impl FileService {
         now: Nanos,
     ) {
         let time = time_of(now);
+        self.has_volume_requests = true;
         loop {
             let record = Record {
                 bytes: &job.record,
@@ -305,6 +323,10 @@ impl FileService {
                     self.awaiting_volume.push_back(key);
                     return self.jobs.put(key, job);
                 }
+                Task::AwaitDurable => {
+                    self.awaiting_durable.push_back(key);
+                    return self.jobs.put(key, job);
+                }
                 Task::Move(transfer) => job.transfer = Some(transfer),
             }
             match self.pump(key, &mut job) {
@@ -319,7 +341,8 @@ impl FileService {
         match step {
             Step::Reply => Task::Reply,
             Step::Ignore => Task::Ignore,
-            Step::AwaitVolume | Step::AwaitDurable => Task::AwaitVolume,
+            Step::AwaitVolume => Task::AwaitVolume,
+            Step::AwaitDurable => Task::AwaitDurable,
             Step::Read { volume, ranges } => {
                 Task::Move(Transfer::read(self.devices[volume.0], &ranges))
             }
@@ -432,6 +455,57 @@ impl FileService {
         moved
     }
 
+    /// Carries out the requests of the volumes, and continues the jobs whose changes are durable.
+    fn carry_out_volumes(&mut self, now: Nanos) -> usize {
+        let mut ended = 0;
+        while std::mem::take(&mut self.has_volume_requests) {
+            let (mut has_ended, mut awaits_memory) = (false, false);
+            let requests = self.volume_requests.iter_mut();
+            for (volume, requests) in self.server.volumes_mut().iter_mut().zip(requests) {
+                let Some(requests) = requests else {
+                    continue;
+                };
+                let carried = requests.carry_out(volume, self.id, &self.set, &self.pool);
+                self.outstanding += carried.submitted;
+                has_ended |= carried.has_ended;
+                awaits_memory |= carried.awaits_memory;
+            }
+            if has_ended {
+                ended += self.resume_durable(now);
+                self.has_progress = true;
+            }
+            if awaits_memory {
+                self.has_volume_requests = true;
+                break;
+            }
+        }
+        ended
+    }
+
+    /// Continues the jobs whose changes are durable or lost. Returns their number.
+    fn resume_durable(&mut self, now: Nanos) -> usize {
+        let mut resumed = 0;
+        for _ in 0..self.awaiting_durable.len() {
+            let Some(key) = self.awaiting_durable.pop_front() else {
+                break;
+            };
+            let Some(job) = self.jobs.take(key) else {
+                continue;
+            };
+            match self.server.is_durable(&job.execution) {
+                true => {
+                    resumed += 1;
+                    self.advance(key, job, Some(Resumption::Done), now);
+                }
+                false => {
+                    self.awaiting_durable.push_back(key);
+                    self.jobs.put(key, job);
+                }
+            }
+        }
+        resumed
+    }
+
     /// Sends what is ready, and executes requests that had to wait for that.
     pub(crate) fn send(&mut self, now: Nanos) {
         let mut keys = std::mem::take(&mut self.sent_to);
@@ -497,6 +571,7 @@ impl FileService {
         }
         self.next_tick_ms = now_ms + TICK_MS;
         self.server.tick(&time_of(now));
+        self.has_volume_requests = true;
         for key in self.connections.keys() {
             let Some(connection) = self.connections.get_mut(key) else {
                 continue;
@@ -529,7 +604,9 @@ impl FileService {
 
     /// Whether a job waits for something that no descriptor signals.
     pub(crate) fn has_waiting(&self) -> bool {
-        !self.awaiting_memory.is_empty() || self.has_progress && !self.awaiting_volume.is_empty()
+        !self.awaiting_memory.is_empty()
+            || self.has_progress && !self.awaiting_volume.is_empty()
+            || self.has_volume_requests
     }
 
     /// When [`Self::tick`] is due.
@@ -556,6 +633,13 @@ impl DeviceClient for FileService {
     fn completed(&mut self, completions: Completions<'_>, now: Nanos) {
         for completion in completions {
             self.outstanding = self.outstanding.saturating_sub(1);
+            if let Some(volume) = volume_of_tag(completion.tag) {
+                self.has_volume_requests = true;
+                if let Some(Some(requests)) = self.volume_requests.get_mut(volume) {
+                    requests.completed(completion.tag, completion.result, completion.data);
+                }
+                continue;
+            }
             let (key, piece) = JobKey::of_tag(completion.tag);
             let Some(mut job) = self.jobs.take(key) else {
                 continue;
@@ -571,10 +655,14 @@ impl DeviceClient for FileService {
     }
 
     fn poll(&mut self, now: Nanos) -> usize {
-        self.retry(now)
+        self.retry(now) + self.carry_out_volumes(now)
     }
 
     fn device_removed(&mut self, place: usize, now: Nanos) {
+        for requests in self.volume_requests.iter_mut().flatten() {
+            requests.device_removed(place);
+        }
+        self.has_volume_requests = true;
         for key in self.jobs.keys() {
             let Some(mut job) = self.jobs.take(key) else {
                 continue;
@@ -595,7 +683,9 @@ impl DeviceClient for FileService {
 
     fn stop(&mut self, _now: Nanos) -> bool {
         self.end();
-        self.outstanding == 0 && self.awaiting_memory.is_empty()
+        let mut requests = self.volume_requests.iter().flatten();
+        let is_idle = requests.all(VolumeRequests::is_idle) && !self.has_volume_requests;
+        is_idle && self.outstanding == 0 && self.awaiting_memory.is_empty()
     }
 }
 

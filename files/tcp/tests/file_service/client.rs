@@ -69,6 +69,7 @@ impl Connection {
         self.stream.write_all(&bytes).expect("it is open");
     }
 
+    /// The next reply.
     pub(crate) fn receive(&mut self) -> Answer {
         let mut mark = [0; 4];
         self.stream.read_exact(&mut mark).expect("a reply");
@@ -233,10 +234,19 @@ impl Slot {
     }
 
     pub(crate) fn write<'d>(&self, offset: u64, data: &'d [u8]) -> [Operation<'d>; 4] {
+        self.write_as(Stable::UNSTABLE, offset, data)
+    }
+
+    pub(crate) fn write_as<'d>(
+        &self,
+        stable: Stable,
+        offset: u64,
+        data: &'d [u8],
+    ) -> [Operation<'d>; 4] {
         at_file(Operation::Write(WriteArgs {
             stateid: self.stateid,
             offset,
-            stable: Stable::UNSTABLE,
+            stable,
             data: Payload::Inline(data),
         }))
     }

@@ -1,9 +1,10 @@
-//! The service on a memory device, with clients over loopback: invalid streams and clients that do
+//! The service on a device, with clients over loopback: invalid streams and clients that do
 //! not read first.
 
 #![forbid(unsafe_code)]
 
 mod client;
 mod data;
+mod durable;
 mod hostile;
 mod reactor;

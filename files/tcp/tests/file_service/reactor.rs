@@ -1,4 +1,4 @@
-//! A thread that runs the service as a reactor does, on one memory device.
+//! A thread that runs the service as a reactor does, on one device.
 
 use std::cell::RefCell;
 use std::net::{SocketAddr, TcpListener};
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use block::{Device as _, DeviceSet, MemoryDevice, MemoryOptions, QueueOptions, ReactorDevices};
+use block::{Device, DeviceSet, MemoryDevice, MemoryOptions, QueueOptions, ReactorDevices};
 use files_server::{Now, Server, ServerOptions, Share, ShareNumber, Squash, VolumeIndex};
 use files_store::{InodeId, ShareId, Time, Uuid, VolatileOptions, Volume};
 use files_tcp::{DeviceOfVolume, FilePoller, FileService, FileServiceOptions};
@@ -18,7 +18,9 @@ use reactors::{Nanos, Poller as _, StopState};
 /// Any port of this machine.
 pub(crate) const LOOPBACK: &str = "127.0.0.1:0";
 
-const DEVICE_BYTES: u64 = 64 << 20;
+pub(crate) const DEVICE_BYTES: u64 = 64 << 20;
+/// Size of the blocks of the device in bytes.
+const BLOCK_BYTES: u32 = 512;
 
 /// What the thread reports and obeys.
 #[derive(Default)]
@@ -37,14 +39,30 @@ pub(crate) struct Reactor {
 }
 
 impl Reactor {
-    /// Starts the service at an address of this machine.
+    /// Starts the service of a volatile volume at an address of this machine.
     pub(crate) fn start(address: &str) -> Self {
+        let volume = Volume::volatile(&VolatileOptions {
+            uuid: Uuid([3; 16]),
+            device_bytes: DEVICE_BYTES,
+            memory_bytes: 16 << 20,
+        });
+        Self::start_on(address, memory_device(), volume, 77)
+    }
+
+    /// Starts the service of a volume on a device. `instance` differs for each start.
+    pub(crate) fn start_on(
+        address: &str,
+        device: Arc<dyn Device>,
+        volume: Volume,
+        instance: u64,
+    ) -> Self {
         let listener = TcpListener::bind(address).expect("the address is free");
         listener.set_nonblocking(true).expect("a socket");
         let address = listener.local_addr().expect("bound");
         let shared = Arc::new(Shared::default());
         let of_thread = Arc::clone(&shared);
-        let thread = std::thread::spawn(move || serve(listener, &of_thread));
+        let server = server(volume, instance);
+        let thread = std::thread::spawn(move || serve(listener, &*device, server, &of_thread));
         Self {
             address,
             shared,
@@ -77,16 +95,24 @@ impl Drop for Reactor {
     }
 }
 
-fn server() -> Server {
+/// A device in memory.
+pub(crate) fn memory_device() -> Arc<dyn Device> {
+    let device = MemoryDevice::new(MemoryOptions {
+        name: "ram".to_owned(),
+        uuid: [1; 16],
+        size_bytes: DEVICE_BYTES,
+        block_size: BLOCK_BYTES,
+        pages: PagePolicy::Ordinary,
+        read_only: false,
+    });
+    Arc::new(device.expect("memory"))
+}
+
+fn server(volume: Volume, instance: u64) -> Server {
     let now = Now {
         monotonic_ms: 0,
         time: Time::default(),
     };
-    let volume = Volume::volatile(&VolatileOptions {
-        uuid: Uuid([3; 16]),
-        device_bytes: DEVICE_BYTES,
-        memory_bytes: 16 << 20,
-    });
     let share = Share {
         number: ShareNumber(1),
         name: "data".to_owned(),
@@ -98,7 +124,7 @@ fn server() -> Server {
     };
     let options = ServerOptions {
         identity: b"test".to_vec(),
-        instance: 77,
+        instance,
         volumes: vec![volume],
         shares: vec![share],
         reclaiming: Vec::new(),
@@ -106,28 +132,19 @@ fn server() -> Server {
     Server::new(options, &now)
 }
 
-fn serve(listener: TcpListener, shared: &Shared) {
+fn serve(listener: TcpListener, device: &dyn Device, server: Server, shared: &Shared) {
     let arena = block_testing::conformance::arena();
-    let device = MemoryDevice::new(MemoryOptions {
-        name: "ram".to_owned(),
-        uuid: [1; 16],
-        size_bytes: DEVICE_BYTES,
-        block_size: 512,
-        pages: PagePolicy::Ordinary,
-        read_only: false,
-    })
-    .expect("memory");
     let set = Rc::new(DeviceSet::new());
     let options = QueueOptions::new(0, 1024, arena.pool(16));
-    set.attach(0, &device, options).expect("a queue");
+    set.attach(0, device, options).expect("a queue");
     let devices = ReactorDevices::new(Rc::clone(&set));
     let geometry = device.geometry();
     let service = FileService::new(FileServiceOptions {
-        server: server(),
+        server,
         devices: vec![DeviceOfVolume {
             place: 0,
             block_bytes: geometry.block_size,
-            transfer_bytes: geometry.max_transfer_blocks as usize * 512,
+            transfer_bytes: (geometry.max_transfer_blocks * geometry.block_size) as usize,
         }],
         set,
         pool: arena.pool(16),
