@@ -1,22 +1,33 @@
 //! The tables of file exports: volumes on devices, shares of volumes, and where NFS is served.
 
-use crate::kind::{Boolean, Size, Unit, Word, Words};
+use uuid::Uuid;
+
+use crate::kind::{Boolean, Maybe, Size, Unit, Word, Words};
 use crate::limits::{MEMORY_MAX, VOLUME_MEMORY_MIN};
-use crate::model::{ADDRESS, NAME, words};
+use crate::model::{ADDRESS, NAME, UUID, words};
 use crate::table::table;
 use crate::value::{ByteSize, ListenAddress, Name};
 
 table! {
-    /// Files on a device. They are lost when the appliance stops.
+    /// Files on a device.
     pub struct Volume {
         /// Its name, by which shares refer to it.
         name: Name = NAME,
             like "\"scratch\"";
-        /// Its device, of type `memory`, which no export and no other volume has.
+        /// Its device, which no export and no other volume has. On type `memory` the files are lost
+        /// when the appliance stops. On type `file` they stay: `windlass volume format NAME` makes
+        /// the volume first.
         device: Name = NAME,
             like "\"ram0\"";
+        /// The identifier that `windlass volume format` gives it or prints. A device with another
+        /// volume is not served then. Only for volumes on type `file`.
+        uuid: Option<Uuid> = Maybe(UUID),
+            absent None
+            => "any volume that the device has",
+            like "\"9f0c2b6e-54a1-4b53-9d0e-0d5a8a1c7f11\"";
         /// Most memory for names, attributes and positions of files; about 1KiB for a small file.
-        /// Where it is used up, nothing can be created. It comes on top of the device.
+        /// Where it is used up, nothing can be created. It comes on top of the device. On type
+        /// `file` that of the format counts, and the device has twice as much beside the files.
         metadata_memory: ByteSize = Size(VOLUME_MEMORY_MIN..=MEMORY_MAX, Unit::Byte),
             absent ByteSize::from_mib(64),
             like "\"1GiB\"";

@@ -205,11 +205,18 @@ fn drive_namespace(number: usize) -> impl Strategy<Value = DriveNamespace> {
     })
 }
 
-/// A volume on the first memory device that no export has, with its share and a listener.
+/// A volume on the first device that no export has and that keeps files, with its share and a
+/// listener.
 fn files((volume, share): (Volume, Share), devices: &[Device], exports: &[Export]) -> Files {
     let is_free = |device: &&Device| {
         let mut namespaces = exports.iter().flat_map(|export| &export.namespaces);
-        matches!(device.backing, Backing::Memory { .. })
+        let keeps_files = match device.backing {
+            Backing::Memory { .. } => true,
+            Backing::File { shared, .. } => !shared,
+            Backing::Null { .. } | Backing::Nvme(_) => false,
+        };
+        keeps_files
+            && !device.read_only
             && namespaces.all(|namespace| namespace.device != device.name)
     };
     let Some(device) = devices.iter().find(is_free) else {
@@ -227,6 +234,10 @@ fn files((volume, share): (Volume, Share), devices: &[Device], exports: &[Export
         }),
         volumes: vec![Volume {
             device: device.name.clone(),
+            uuid: match device.backing {
+                Backing::Memory { .. } => None,
+                _ => volume.uuid,
+            },
             ..volume
         }],
     }

@@ -49,7 +49,7 @@ const CONGESTION_CONTROL: Text<CongestionControl> = Text::of(
     "1 to 15 characters of `a`-`z`, `0`-`9`, `_` and `-`",
     "[a-z0-9_-]{1,15}",
 );
-const UUID: Text<Uuid> = Text::of(
+pub(crate) const UUID: Text<Uuid> = Text::of(
     "UUID, 8-4-4-4-12 hexadecimal digits",
     "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-e]{12}",
 );

@@ -472,6 +472,9 @@ fn documented_examples_are_accepted() {
             // References in examples get the names that they refer to; `allow_any_host` excludes
             // `hosts`.
             let text = match (section.path, key.name) {
+                ("volume", "uuid") => {
+                    text.replace("\"memory\"\nsize", "\"file\"\npath = \"/srv/f\"\nsize")
+                }
                 ("volume" | "share" | "file_listener", _) => text,
                 ("rate_limit", "device") => {
                     let text = text.replace("name = \"a\"", "name = \"vol0\"");
@@ -688,7 +691,7 @@ fn cores_are_resolved_from_the_allowed_set() {
     assert_eq!(Cores::Auto.resolve(&[]), Err(CoresNotAllowed::None));
 }
 
-/// Volumes have a RAM device for themselves, and every name resolves.
+/// Volumes have a device for themselves that keeps files, and every name resolves.
 #[test]
 fn invalid_file_exports_are_reported() {
     let cases = [
@@ -705,7 +708,32 @@ fn invalid_file_exports_are_reported() {
         (
             "type = \"memory\"\nsize = 8192\n[[v",
             "type = \"null\"\nsize = 8192\n[[v",
+            "keeps no files",
+        ),
+        (
+            "type = \"memory\"\nsize = 8192\n[[v",
+            "type = \"nvme\"\npci = \"0000:01:00.0\"\n[[v",
             "not implemented",
+        ),
+        (
+            "type = \"memory\"\nsize = 8192\n[[v",
+            "type = \"file\"\npath = \"/srv/f\"\nread_only = true\n[[v",
+            "cannot be on a read-only device",
+        ),
+        (
+            "type = \"memory\"\nsize = 8192\n[[v",
+            "type = \"file\"\npath = \"/srv/f\"\nshared = true\nuuid = \"9f0c2b6e-54a1-4b53-9d0e-0d5a8a1c7f11\"\n[[v",
+            "two appliances would overwrite each other",
+        ),
+        (
+            "device = \"ram0\"",
+            "device = \"ram0\"\nuuid = \"9f0c\"",
+            "UUID",
+        ),
+        (
+            "device = \"ram0\"",
+            "device = \"ram0\"\nuuid = \"9f0c2b6e-54a1-4b53-9d0e-0d5a8a1c7f11\"",
+            "another one after each start",
         ),
         (
             "volume = \"scratch\"",

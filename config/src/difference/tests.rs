@@ -460,6 +460,7 @@ fn files_change_with_a_restart_and_keep_their_devices() {
     running.files.volumes.push(Volume {
         name: "files".parse().unwrap(),
         device: "ram".parse().unwrap(),
+        uuid: None,
         metadata_memory: ByteSize::from_mib(1),
     });
     let steps = running.difference(&demo());

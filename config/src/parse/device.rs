@@ -25,8 +25,9 @@ pub(crate) struct DeviceDraft {
     pub(crate) drive: Option<DriveDraft>,
     /// Whether another appliance serves its file too.
     pub(crate) is_shared: bool,
-    /// Whether its type is `memory`; `None` if the type is not readable.
-    pub(crate) is_memory: Option<bool>,
+    /// `None` if it is not readable.
+    pub(crate) device_type: Option<DeviceType>,
+    pub(crate) is_read_only: bool,
     device: Option<Device>,
 }
 
@@ -44,7 +45,7 @@ pub(crate) struct DriveDraft {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum DeviceType {
+pub(crate) enum DeviceType {
     Nvme,
     File,
     Memory,
@@ -205,7 +206,8 @@ pub(super) fn device(table: &Reader<'_, '_>, findings: &mut Findings) -> DeviceD
         uuid: table.optional("uuid", &mut Findings::default()),
         drive: drive.filter(|_| device_type == Some(DeviceType::Nvme)),
         is_shared,
-        is_memory: device_type.map(|it| it == DeviceType::Memory),
+        device_type,
+        is_read_only: device.as_ref().is_some_and(|it| it.read_only),
         device,
     }
 }

@@ -1,5 +1,7 @@
 //! Reads the tables of file exports: `volume`, `share` and `file_listener`.
 
+use uuid::Uuid;
+
 use super::reader::Reader;
 use super::sections::NameDraft;
 use super::{Located, keys};
@@ -14,6 +16,7 @@ use crate::value::ListenAddress;
 pub(crate) struct VolumeDraft {
     pub(crate) name: NameDraft,
     pub(crate) device: Option<Located<String>>,
+    pub(crate) uuid: Option<Located<Uuid>>,
     volume: Option<Volume>,
 }
 
@@ -56,6 +59,7 @@ impl FilesDraft {
                     volume: Volume::read(table, findings, Some(())),
                     name: NameDraft::of(table),
                     device: table.optional("device", found),
+                    uuid: table.optional("uuid", found),
                 })
                 .collect(),
             shares: shares

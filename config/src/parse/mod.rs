@@ -28,7 +28,7 @@ use crate::table::Table as _;
 use crate::validate;
 
 pub(crate) use control::ControlDraft;
-pub(crate) use device::{DeviceDraft, DriveDraft, file_path};
+pub(crate) use device::{DeviceDraft, DeviceType, DriveDraft, file_path};
 pub(crate) use export::ExportDraft;
 pub(crate) use files::FilesDraft;
 pub(crate) use key::KeyDraft;

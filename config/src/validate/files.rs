@@ -2,6 +2,7 @@
 
 use super::{Draft, Lines, Names, report_duplicate_values};
 use crate::model::Transport;
+use crate::parse::{DeviceDraft, DeviceType};
 use crate::problem::{Finding, Findings, ProblemKind};
 use crate::value::HttpAddress;
 
@@ -45,23 +46,20 @@ pub(super) fn validate(
     addresses(draft, findings);
 }
 
-/// A volume has a device of type `memory` for itself.
+/// A volume has a device of type `memory` or `file` for itself.
 fn devices(draft: &Draft, lines: &Lines<'_>, findings: &mut Findings) {
     let exported = draft.exports.iter().flat_map(|export| &export.namespaces);
     let exported: Vec<_> = exported.map(|namespace| &namespace.device).collect();
-    let of_volumes = draft
-        .files
-        .volumes
-        .iter()
-        .filter_map(|it| it.device.as_ref());
+    let volumes = draft.files.volumes.iter();
+    let of_volumes = volumes.filter_map(|it| Some((it.device.as_ref()?, it.uuid.as_ref())));
     report_duplicate_values(
-        of_volumes.clone(),
+        of_volumes.clone().map(|(device, _)| device),
         "the device",
         "two volumes would overwrite each other",
         lines,
         findings,
     );
-    for device in of_volumes {
+    for (device, uuid) in of_volumes {
         if exported.iter().any(|it| it.value == device.value) {
             findings.add(|| Finding {
                 hint: Some("give the volume a device of its own".to_owned()),
@@ -80,15 +78,45 @@ fn devices(draft: &Draft, lines: &Lines<'_>, findings: &mut Findings) {
                 .is_some_and(|it| it.value == device.value)
         };
         let found = draft.devices.iter().find(|it| is_named(&it.name));
-        if found.is_some_and(|it| it.is_memory == Some(false)) {
+        let is_memory = found.is_some_and(|it| it.device_type == Some(DeviceType::Memory));
+        if let Some(uuid) = uuid.filter(|_| is_memory) {
             findings.add(|| Finding {
-                hint: Some("use a device of type \"memory\"".to_owned()),
-                ..device.finding(
+                hint: Some("remove `uuid`".to_owned()),
+                ..uuid.finding(
                     ProblemKind::Conflict,
-                    "volumes on devices of other types are not implemented".to_owned(),
+                    "a volume in memory is another one after each start".to_owned(),
                 )
             });
         }
+        if let Some((obstacle, hint)) = found.and_then(obstacle) {
+            findings.add(|| Finding {
+                hint: Some(hint.to_owned()),
+                ..device.finding(ProblemKind::Conflict, obstacle.to_owned())
+            });
+        }
+    }
+}
+
+/// Why a volume cannot be on a device, with a hint.
+fn obstacle(device: &DeviceDraft) -> Option<(&'static str, &'static str)> {
+    match device.device_type? {
+        DeviceType::Null => Some((
+            "a device of type \"null\" keeps no files",
+            "use a device of type \"memory\" or \"file\"",
+        )),
+        DeviceType::Nvme => Some((
+            "volumes on devices of type \"nvme\" are not implemented",
+            "use a device of type \"file\"",
+        )),
+        DeviceType::Memory | DeviceType::File if device.is_read_only => Some((
+            "a volume cannot be on a read-only device",
+            "remove `read_only` from the device, and write it at the shares",
+        )),
+        DeviceType::File if device.is_shared => Some((
+            "a shared device cannot have a volume: two appliances would overwrite each other",
+            "remove `shared` from the device",
+        )),
+        DeviceType::Memory | DeviceType::File => None,
     }
 }
 

@@ -24,6 +24,29 @@ pub(crate) const SHARES_MAX: usize = 1024;
 const _: () = assert!(SHARES_MAX as u64 * 32 + 1024 <= CHECKPOINT_EXTRA_BYTES);
 const _: () = assert!(MEMORY_BYTES_MIN.is_multiple_of(BLOCK_BYTES));
 
+/// What the superblock of a volume tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VolumeIdentity {
+    /// The identifier of the volume.
+    pub uuid: Uuid,
+    /// Limit of the memory for metadata in bytes.
+    pub memory_bytes: u64,
+}
+
+impl VolumeIdentity {
+    /// Decodes the first block of a device of `device_bytes` bytes.
+    ///
+    /// # Errors
+    /// It is no superblock of a volume that can be opened.
+    pub fn decode(block: &[u8], device_bytes: u64) -> Result<Self, OpenError> {
+        let layout = Layout::decode(block, device_bytes)?;
+        Ok(Self {
+            uuid: layout.uuid,
+            memory_bytes: layout.memory_bytes,
+        })
+    }
+}
+
 /// The superblock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {

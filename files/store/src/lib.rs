@@ -31,7 +31,7 @@ mod volume;
 pub use change::{Device, NewNode, SetAttributes, SetTime, Time};
 pub use error::{Error, OpenError};
 pub use format::{FormatOptions, Formatter};
-pub use layout::{MEMORY_BYTES_MIN, Uuid, device_bytes_min};
+pub use layout::{MEMORY_BYTES_MIN, Uuid, VolumeIdentity, device_bytes_min};
 pub use log::{DiskCompletion, DiskRequest, Operation, RequestId};
 pub use open::{Opener, Opening};
 pub use state::{Attributes, Handle, InodeId, Kind, ShareId, ShareUse};

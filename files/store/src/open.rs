@@ -7,11 +7,11 @@ use crate::change::Change;
 use crate::check;
 use crate::codec::{Reader, Stored};
 use crate::error::OpenError;
-use crate::layout::{BatchHeader, CheckpointHeader, Layout};
+use crate::layout::{BatchHeader, CheckpointHeader, Layout, Uuid};
 use crate::limits::{BLOCK_BYTES, REQUEST_BYTES_MAX};
 use crate::log::{DiskCompletion, DiskRequest, Log, Operation, RequestId};
 use crate::state::State;
-use crate::volume::Volume;
+use crate::volume::{Volume, VolumeUse};
 
 /// The part of the volume that is read.
 #[derive(Debug)]
@@ -59,6 +59,22 @@ impl Opening {
     #[must_use]
     pub fn problems(&self) -> Vec<String> {
         check::problems(&self.replay.state, self.layout.data(), 0)
+    }
+
+    /// The identifier of the volume.
+    #[must_use]
+    pub fn uuid(&self) -> Uuid {
+        self.layout.uuid
+    }
+
+    /// Use and limits of the volume.
+    #[must_use]
+    pub fn usage(&self) -> VolumeUse {
+        VolumeUse::of(
+            &self.replay.state,
+            self.layout.data(),
+            self.layout.memory_bytes,
+        )
     }
 
     /// Begins to use the volume. Its first ticket must be durable before clients are served.

@@ -67,6 +67,20 @@ pub struct VolumeUse {
     pub memory_bytes_max: u64,
 }
 
+impl VolumeUse {
+    /// Those of a state without writes in flight.
+    pub(crate) fn of(state: &State, data: Run, memory_bytes_max: u64) -> Self {
+        Self {
+            data_bytes: data.count * BLOCK_BYTES,
+            free_bytes: state.space.free_blocks() * BLOCK_BYTES,
+            retired_bytes: state.space.retired_blocks() * BLOCK_BYTES,
+            inodes: state.inodes.len() as u64,
+            memory_bytes: state.bytes(),
+            memory_bytes_max,
+        }
+    }
+}
+
 /// A volume.
 #[derive(Debug)]
 pub struct Volume {
@@ -153,12 +167,8 @@ impl Volume {
     #[must_use]
     pub fn usage(&self) -> VolumeUse {
         VolumeUse {
-            data_bytes: self.data.count * BLOCK_BYTES,
-            free_bytes: self.state.space.free_blocks() * BLOCK_BYTES,
-            retired_bytes: self.state.space.retired_blocks() * BLOCK_BYTES,
-            inodes: self.state.inodes.len() as u64,
             memory_bytes: self.state.bytes() + self.reserved_bytes,
-            memory_bytes_max: self.memory_bytes_max,
+            ..VolumeUse::of(&self.state, self.data, self.memory_bytes_max)
         }
     }
 

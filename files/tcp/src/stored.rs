@@ -9,7 +9,7 @@ use block::{CompletionBatch, Device, DeviceQueue, Operation, QueueOptions, Reque
 use files_store::limits::BLOCK_BYTES;
 use files_store::{
     DiskCompletion, DiskRequest, FormatOptions, Formatter, OpenError, Opener, Opening,
-    Operation as DiskOperation, Volume,
+    Operation as DiskOperation, RequestId, Volume, VolumeIdentity,
 };
 use hugemem::{Data, Lease, Pool};
 
@@ -21,8 +21,7 @@ const REQUEST_TIME_MAX: Duration = Duration::from_secs(60);
 const POLL_INTERVAL: Duration = Duration::from_micros(20);
 /// Depth of the queue: requests follow one another.
 const DEPTH: usize = 2;
-/// The beginning of a device that must be zero before it is formatted without being told so: it has
-/// the first structures of file systems, partition tables and volume managers.
+/// The part of a device that [`is_blank`] reads, in bytes.
 const PROBED_BYTES: u64 = 1 << 20;
 
 /// Why a volume cannot be formatted, checked or opened.
@@ -45,45 +44,24 @@ pub enum StoredError {
     NotDurable,
 }
 
-/// What a device has at its beginning.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Content {
-    /// Zeroes.
-    Empty,
-    /// A volume, whether intact or not.
-    Volume,
-    /// Something else.
-    Other,
+/// Reads the superblock of a volume.
+///
+/// # Errors
+/// The device has none that this version can open, or it fails.
+pub fn identify(device: &dyn Device, pool: &Pool) -> Result<VolumeIdentity, StoredError> {
+    let block = Disk::new(device, pool)?.beginning(BLOCK_BYTES as usize)?;
+    Ok(VolumeIdentity::decode(&block, device.geometry().bytes())?)
 }
 
-/// Finds out what a device has at its beginning.
+/// Whether a device has only zeroes where volumes, file systems, partition tables and volume
+/// managers have their first structures.
 ///
 /// # Errors
 /// The device fails.
-pub fn content(device: &dyn Device, pool: &Pool) -> Result<Content, StoredError> {
-    let mut disk = Disk::new(device, pool)?;
-    let size = device.geometry().bytes();
-    let mut opener = Opener::new(size);
-    let first = opener.poll().map(|it| disk.perform(it)).transpose()?;
-    let Some(first) = first.filter(|it| it.is_ok) else {
-        return Err(OpenError::Io {
-            offset: 0,
-            length: BLOCK_BYTES as usize,
-        }
-        .into());
-    };
-    if !matches!(opener.complete(&first), Err(OpenError::NoVolume)) {
-        return Ok(Content::Volume);
-    }
-    let length = PROBED_BYTES.min(size / BLOCK_BYTES * BLOCK_BYTES) as usize;
-    let operation = DiskOperation::Read { offset: 0, length };
-    let id = first.id;
-    let probed = disk.perform(DiskRequest { id, operation })?;
-    match (probed.is_ok, probed.data.iter().all(|it| *it == 0)) {
-        (false, _) => Err(OpenError::Io { offset: 0, length }.into()),
-        (true, true) => Ok(Content::Empty),
-        (true, false) => Ok(Content::Other),
-    }
+pub fn is_blank(device: &dyn Device, pool: &Pool) -> Result<bool, StoredError> {
+    let size = device.geometry().bytes() / BLOCK_BYTES * BLOCK_BYTES;
+    let probed = Disk::new(device, pool)?.beginning(PROBED_BYTES.min(size) as usize)?;
+    Ok(probed.iter().all(|it| *it == 0))
 }
 
 /// Writes an empty volume, whatever the device has.
@@ -149,6 +127,17 @@ impl Disk {
             block_bytes,
             piece_bytes: (pieces.max(1) * BLOCK_BYTES) as usize,
         })
+    }
+
+    /// The first bytes of the device.
+    fn beginning(&mut self, length: usize) -> Result<Vec<u8>, StoredError> {
+        let (id, offset) = (RequestId(0), 0);
+        let operation = DiskOperation::Read { offset, length };
+        let read = self.perform(DiskRequest { id, operation })?;
+        match read.is_ok {
+            true => Ok(read.data),
+            false => Err(OpenError::Io { offset, length }.into()),
+        }
     }
 
     fn read(&mut self, device_bytes: u64) -> Result<Opening, StoredError> {

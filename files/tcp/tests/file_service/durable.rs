@@ -12,7 +12,7 @@ use files_spec::operations::{
 };
 use files_spec::types::{CreateType, Stable};
 use files_store::{FormatOptions, OpenError, Uuid};
-use files_tcp::stored::{self, Content, StoredError};
+use files_tcp::stored::{self, StoredError};
 use hugemem::Pool;
 
 use crate::client::{Answer, Connection, Slot, at_file, data, name};
@@ -135,7 +135,7 @@ fn a_device_that_fails_is_neither_formatted_nor_opened() {
         );
         device.control().arm(0, true);
         if operations == OperationKinds::READ {
-            stored::content(&*device, &pool()).expect_err("reading fails");
+            stored::is_blank(&*device, &pool()).expect_err("reading fails");
             continue;
         }
         let error = stored::format(&*device, &pool(), &options()).expect_err("fails");
@@ -161,12 +161,17 @@ fn a_device_that_fails_is_neither_formatted_nor_opened() {
 }
 
 #[test]
-fn the_content_of_a_device_is_recognized() {
+fn a_blank_device_and_a_volume_are_recognized() {
     let device = memory_device();
-    let content = || stored::content(&*device, &pool()).expect("readable");
-    assert_eq!(content(), Content::Empty);
+    assert!(stored::is_blank(&*device, &pool()).expect("readable"));
+    stored::identify(&*device, &pool()).expect_err("no volume");
     stored::format(&*device, &pool(), &options()).expect("formatted");
-    assert_eq!(content(), Content::Volume);
+    assert!(!stored::is_blank(&*device, &pool()).expect("readable"));
+    let found = stored::identify(&*device, &pool()).expect("a volume");
+    assert_eq!((found.uuid, found.memory_bytes), (Uuid([8; 16]), 1 << 20));
+    let usage = stored::read(&*device, &pool()).expect("a volume").usage();
+    assert_eq!((usage.inodes, usage.memory_bytes_max), (1, 1 << 20));
+    assert_eq!(usage.free_bytes, usage.data_bytes);
 }
 
 /// RFC 8881 §18.32: the verifier changes with each start, so that clients send unstable data again.
