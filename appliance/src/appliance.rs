@@ -71,7 +71,6 @@ pub(crate) struct Appliance {
     _authentication: AuthenticationThread,
     /// Declared after the reactors, so that it reports how they stop.
     control: Option<ControlPlane>,
-    #[cfg(test)]
     files_address: Option<SocketAddr>,
     start_took: Duration,
 }
@@ -229,7 +228,7 @@ impl Appliance {
             messages: PerReactor::new(messages),
         };
         let mut services: Vec<Arc<dyn Service>> = vec![Arc::new(fabrics)];
-        let files = Files::prepare(&config, &devices)?;
+        let files = Files::prepare(&config, &devices, &arena)?;
         services.extend(files.clone().map(|files| files as Arc<dyn Service>));
         services.extend(extra_services);
         let parts = Parts {
@@ -279,7 +278,6 @@ impl Appliance {
             counters,
             _authentication: authentication,
             control: None,
-            #[cfg(test)]
             files_address: files.map(|files| files.address()),
             start_took,
         })
@@ -593,7 +591,6 @@ impl Appliance {
     }
 
     /// Where files are served.
-    #[cfg(test)]
     pub(crate) fn files_address(&self) -> Option<SocketAddr> {
         self.files_address
     }

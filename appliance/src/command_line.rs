@@ -2,11 +2,10 @@
 
 use std::ffi::OsString;
 use std::io::IsTerminal;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use appliance_config::{Colour, Config, LoadError};
 use clap::{CommandFactory as _, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::SubscriberExt as _;
@@ -15,13 +14,13 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 use crate::appliance::{Appliance, Ending, continue_serving};
 use crate::error::Failure;
 use crate::handover::launch;
-use crate::service::BadConfiguration;
+use crate::service::load_configuration;
 use crate::signals::RequestReceiver;
 use crate::state_directory::StateDirectory;
 use crate::terminal::print;
 use crate::{
     ana, apply, audit, device, doctor, drives, embedded, evict, key, load, manual, reservations,
-    service, signals, status, summary, top, trace, upgrade,
+    service, signals, status, summary, top, trace, upgrade, volume,
 };
 
 /// Longest wait until the listeners of a started appliance answer.
@@ -73,6 +72,8 @@ pub(crate) enum Command {
     /// Replace the process of a running appliance, for instance by a later version, while hosts over
     /// TCP stay connected.
     Upgrade(upgrade::UpgradeArguments),
+    /// Format, check or list the volumes of a configuration, for file exports.
+    Volume(volume::VolumeArguments),
     /// Return a damaged device of a running appliance to service.
     Device(device::DeviceArguments),
     /// List the reservations of a running appliance's devices, or clear those of one device.
@@ -123,7 +124,7 @@ pub(crate) fn run(command: Command) -> Result<ExitCode, Failure> {
             // Installed first, so that an early SIGTERM ends the start cleanly.
             let mut signals = signals::RequestReceiver::install()?;
             let config = match &file {
-                Some(file) => load(file)?,
+                Some(file) => load_configuration(file)?,
                 None => embedded::configuration(data_dir.as_deref())?,
             };
             service::status("starting");
@@ -138,6 +139,7 @@ pub(crate) fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Doctor(arguments) => doctor::doctor(&arguments),
         Command::Apply(arguments) => apply::apply(&arguments),
         Command::Upgrade(arguments) => upgrade::upgrade(&arguments),
+        Command::Volume(arguments) => volume::volume(&arguments),
         Command::Device(arguments) => device::device(&arguments),
         Command::Reservations(arguments) => reservations::reservations(&arguments),
         Command::Evict(arguments) => evict::evict(&arguments),
@@ -156,7 +158,7 @@ pub(crate) fn run(command: Command) -> Result<ExitCode, Failure> {
             Ok(ExitCode::SUCCESS)
         }
         Command::Check { file } => {
-            let config = load(&file)?;
+            let config = load_configuration(&file)?;
             print(&summary::check_text(&file, &config));
             Ok(ExitCode::SUCCESS)
         }
@@ -183,20 +185,6 @@ fn serve_until_end(
         Ending::Stop => Ok(appliance.stop(signals)),
         Ending::HandedOver => appliance.leave(),
     }
-}
-
-fn load(file: &Path) -> Result<Config, Failure> {
-    Config::load(file).map_err(|error| match error {
-        LoadError::Problems(problems) => {
-            let colour = if std::io::stderr().is_terminal() {
-                Colour::Always
-            } else {
-                Colour::Never
-            };
-            BadConfiguration(problems.display(colour).to_string()).into()
-        }
-        other => other.into(),
-    })
 }
 
 /// Sends log lines to standard error, with colours on a terminal; as a service, to the journal with

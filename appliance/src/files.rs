@@ -10,16 +10,17 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use appliance_config::{Config, FileListener, Squash, Uuid, Volume};
+use appliance_config::{Backing, Config, FileListener, Squash, Uuid, Volume};
 use files_server::{Now, Server, ServerOptions, ShareNumber, VolumeIndex};
 use files_store::{ShareId, Time, VolatileOptions};
 use files_tcp::{DeviceOfVolume, FilePoller, FileService, FileServiceOptions};
-use hugemem::Arena;
+use hugemem::{Arena, Pool};
 use reactors::{InitError, ReactorSetup};
 
 use crate::devices::Devices;
 use crate::error::Failure;
 use crate::reactor_setup::{ReactorParts, Service};
+use crate::volumes::{self, Obstacle, VolumeError};
 
 /// The reactor of the service.
 const REACTOR: usize = 0;
@@ -35,8 +36,6 @@ enum FilesError {
         address: SocketAddr,
         source: std::io::Error,
     },
-    #[error("volume {volume}: the device {device} is not available")]
-    NoDevice { volume: String, device: String },
 }
 
 /// What the reactor makes the service from.
@@ -48,30 +47,31 @@ struct Parts {
 
 /// The service of the whole appliance.
 pub(crate) struct Files {
-    #[cfg(test)]
     address: SocketAddr,
     /// Taken once by the reactor. The control path only.
     parts: Mutex<Option<Parts>>,
 }
 
 impl Files {
-    /// Binds the listener and makes empty volumes, if the configuration serves files.
+    /// Binds the listener and opens the volumes, if the configuration serves files.
     ///
     /// # Errors
-    /// The address or a device is not available.
+    /// The address is not available, or a volume cannot be opened.
     pub(crate) fn prepare(
         config: &Config,
         devices: &Devices,
+        arena: &Arc<Arena>,
     ) -> Result<Option<Arc<Self>>, Failure> {
         let Some(at) = &config.files.listener else {
             return Ok(None);
         };
         let listener = listen(at)?;
         let address = listener.local_addr()?;
+        let pool = arena.pool(WAITERS_MAX);
         let mut volumes = Vec::new();
         let mut of_volumes = Vec::new();
         for volume in &config.files.volumes {
-            let (volume, device) = empty_volume(volume, devices)?;
+            let (volume, device) = opened(volume, config, devices, &pool)?;
             volumes.push(volume);
             of_volumes.push(device);
         }
@@ -79,8 +79,8 @@ impl Files {
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default();
         let server = ServerOptions {
-            // Volumes end with the process, so that clients must not take this server for an
-            // earlier one, nor for another appliance.
+            // Clients must not take this server for another appliance. Their state ends with the
+            // process, so that it is no earlier one either.
             identity: Uuid::new_v4().as_bytes().to_vec(),
             instance: since.as_nanos() as u64,
             shares: shares(config, &volumes),
@@ -96,14 +96,12 @@ impl Files {
             listener,
         };
         Ok(Some(Arc::new(Self {
-            #[cfg(test)]
             address,
             parts: Mutex::new(Some(parts)),
         })))
     }
 
     /// Where clients connect.
-    #[cfg(test)]
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
@@ -161,29 +159,32 @@ fn listen(at: &FileListener) -> Result<TcpListener, FilesError> {
     })
 }
 
-/// An empty volume with its device.
-fn empty_volume(
+/// A volume with its device: empty in memory, or as it was left.
+fn opened(
     volume: &Volume,
+    config: &Config,
     devices: &Devices,
-) -> Result<(files_store::Volume, DeviceOfVolume), FilesError> {
+    pool: &Pool,
+) -> Result<(files_store::Volume, DeviceOfVolume), VolumeError> {
     let found = devices.get(&volume.device);
-    let (place, device) = found.ok_or_else(|| FilesError::NoDevice {
-        volume: volume.name.to_string(),
-        device: volume.device.to_string(),
-    })?;
+    let (place, device) = found.ok_or_else(|| VolumeError::new(volume, Obstacle::NoDevice))?;
     let geometry = device.geometry();
-    let options = VolatileOptions {
-        uuid: files_store::Uuid(*Uuid::new_v4().as_bytes()),
-        device_bytes: geometry.block_count * u64::from(geometry.block_size),
-        memory_bytes: volume.metadata_memory.bytes(),
-    };
     let transfer = u64::from(geometry.max_transfer_blocks) * u64::from(geometry.block_size);
-    let device = DeviceOfVolume {
+    let of_volume = DeviceOfVolume {
         place: usize::from(place.0),
         block_bytes: geometry.block_size,
         transfer_bytes: usize::try_from(transfer).unwrap_or(usize::MAX),
     };
-    Ok((files_store::Volume::volatile(&options), device))
+    let backing = config.device(&volume.device).map(|it| &it.backing);
+    let opened = match backing {
+        Some(Backing::Memory { .. }) => files_store::Volume::volatile(&VolatileOptions {
+            uuid: files_store::Uuid(*Uuid::new_v4().as_bytes()),
+            device_bytes: geometry.bytes(),
+            memory_bytes: volume.metadata_memory.bytes(),
+        }),
+        _ => volumes::open(volume, &**device, pool)?,
+    };
+    Ok((opened, of_volume))
 }
 
 /// The shares, each of a whole volume.

@@ -63,6 +63,8 @@ mod top;
 mod trace;
 mod transports;
 mod upgrade;
+mod volume;
+mod volumes;
 mod watchdog_loop;
 
 use std::process::ExitCode;

@@ -9,12 +9,15 @@ mod heartbeat;
 mod journal;
 mod readiness;
 
+use std::io::IsTerminal as _;
+use std::path::Path;
 use std::time::Duration;
 
-use appliance_config::Config;
+use appliance_config::{Colour, Config, LoadError};
 use sd_notify::NotifyState;
 
 use crate::audit;
+use crate::error::Failure;
 
 pub(crate) use hang_hook::install_hang_hook;
 pub(crate) use heartbeat::Heartbeat;
@@ -36,6 +39,24 @@ const STOP_MARGIN: Duration = Duration::from_secs(30);
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct BadConfiguration(pub(crate) String);
+
+/// Loads the configuration FILE of a command.
+///
+/// # Errors
+/// It cannot be read, or has problems, which are told with their places.
+pub(crate) fn load_configuration(file: &Path) -> Result<Config, Failure> {
+    Config::load(file).map_err(|error| match error {
+        LoadError::Problems(problems) => {
+            let colour = if std::io::stderr().is_terminal() {
+                Colour::Always
+            } else {
+                Colour::Never
+            };
+            BadConfiguration(problems.display(colour).to_string()).into()
+        }
+        other => other.into(),
+    })
+}
 
 /// Reports the current activity in one line.
 pub(crate) fn status(text: &str) {

@@ -1,7 +1,7 @@
 //! The text at start and of `check`: what is served, where, and by which devices.
 
 use std::fmt::{self, Write as _};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
 use appliance_config::{Access, Backing, Config, Cores, Device, Export, Listener};
@@ -55,6 +55,11 @@ fn write_ready(out: &mut String, appliance: &Appliance) -> fmt::Result {
                     attach_command(transport, export.nqn.as_str(), *bound)
                 )?;
             }
+        }
+    }
+    for share in &config.files.shares {
+        if let Some(bound) = appliance.files_address() {
+            writeln!(out, "mount: {}", mount_command(share.name.as_str(), bound))?;
         }
     }
     if let Some(control) = appliance.control() {
@@ -172,7 +177,43 @@ fn write_exports(
         }
         writeln!(out, "  {}", describe_access(export))?;
     }
+    write_files(out, config)?;
     write_rate_limits(out, config)
+}
+
+/// The shares with their volumes, and where they are served.
+fn write_files(out: &mut String, config: &Config) -> fmt::Result {
+    for share in &config.files.shares {
+        let access = if share.read_only { ", read-only" } else { "" };
+        writeln!(out, "share {}{access}", share.name)?;
+        let mut volumes = config.files.volumes.iter();
+        let volume = volumes.find(|volume| volume.name == share.volume);
+        if let Some(volume) = volume
+            && let Some(device) = config.device(&volume.device)
+        {
+            writeln!(
+                out,
+                "  volume {}  {}",
+                volume.name,
+                describe_storage(device)
+            )?;
+        }
+        if let Some(listener) = &config.files.listener {
+            writeln!(out, "  nfs {}", listener.address)?;
+        }
+        writeln!(out, "  any client may connect")?;
+    }
+    Ok(())
+}
+
+/// The device of a volume.
+fn describe_storage(device: &Device) -> String {
+    match &device.backing {
+        Backing::Memory { size, .. } => {
+            format!("{} (memory {size}, empty at each start)", device.name)
+        }
+        _ => describe(device),
+    }
 }
 
 fn write_rate_limits(out: &mut String, config: &Config) -> fmt::Result {
@@ -238,6 +279,16 @@ fn describe_access(export: &Export) -> String {
 fn attach_command(transport: &str, nqn: &str, address: SocketAddr) -> String {
     let (ip, port) = (address.ip(), address.port());
     format!("nvme connect -t {transport} -a {ip} -s {port} -n {nqn}")
+}
+
+/// The command that mounts a share with the Linux client.
+fn mount_command(share: &str, address: SocketAddr) -> String {
+    let port = address.port();
+    let ip = match address.ip() {
+        IpAddr::V4(ip) => ip.to_string(),
+        IpAddr::V6(ip) => format!("[{ip}]"),
+    };
+    format!("mount -t nfs -o vers=4.2,port={port} {ip}:/{share} DIRECTORY")
 }
 
 fn join(cores: &[usize]) -> String {

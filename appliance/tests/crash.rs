@@ -7,6 +7,7 @@
 //! `WINDLASS_CRASH_ROUNDS` is the number of rounds; `cargo xtask crash` sets it. Randomness only
 //! selects times and requests: no assertion depends on it.
 
+mod files;
 mod process;
 
 use std::collections::HashMap;
@@ -264,11 +265,16 @@ fn attach(address: SocketAddr) -> (Controller, Vec<IoQueuePlan>) {
     (controller, plans)
 }
 
+/// Number of rounds.
+fn rounds() -> u32 {
+    std::env::var(ROUNDS).map_or(ROUNDS_DEFAULT, |text| {
+        text.parse().expect("a number of rounds")
+    })
+}
+
 #[test]
 fn killed_appliance_keeps_acknowledged_writes() {
-    let rounds = std::env::var(ROUNDS).map_or(ROUNDS_DEFAULT, |text| {
-        text.parse().expect("a number of rounds")
-    });
+    let rounds = rounds();
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let seed = since.map_or(1, |since| since.as_nanos() as u64);
     let directory = TempDir::new().expect("a directory");

@@ -67,8 +67,8 @@ enum NotPossible {
     )]
     SecureHost(String),
     #[error(
-        "volume {0}: its files belong to a process and are lost when it ends: restart the service, \
-         which empties it"
+        "volume {0}: the state of its clients belongs to a process: restart the service, which \
+         empties volumes in memory"
     )]
     Volume(String),
     #[error("a listener is not bound")]

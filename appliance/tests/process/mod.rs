@@ -130,6 +130,22 @@ impl Windlass {
             .expect("an address")
     }
 
+    /// Where files are served, from the `mount:` line.
+    pub(crate) fn files_address(&self) -> SocketAddr {
+        let mut lines = self.announced.iter();
+        let line = lines
+            .find_map(|line| line.strip_prefix("mount: "))
+            .expect("a mount line");
+        let after = |text: &str| {
+            let (_, rest) = line.split_once(text).expect("the option is there");
+            rest.split([' ', ':']).next().expect("a word").to_owned()
+        };
+        let (port, words) = (after("port="), line.split(' '));
+        let source = words.rev().nth(1).expect("a source");
+        let (ip, _) = source.split_once(':').expect("an address");
+        format!("{ip}:{port}").parse().expect("an address")
+    }
+
     pub(crate) fn pid(&self) -> Pid {
         Pid::from_child(&self.child)
     }

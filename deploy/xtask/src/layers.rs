@@ -32,6 +32,7 @@ const LEVELS: [&[&str]; 8] = [
         "nvme_handover_channel",
         "nvme_handover_format",
         "files_store",
+        "files_client_testing",
     ],
     &[
         "block",

@@ -43,6 +43,9 @@ pub const COURTESY_MS: u64 = 24 * 3600 * 1000;
 /// How long clients can reclaim their state after a restart, in milliseconds.
 pub const GRACE_MS: u64 = LEASE_MS;
 
+/// Limit of the files without links that one call of `Server::tick` frees in each volume.
+pub const ORPHANS_PER_TICK_MAX: usize = 1024;
+
 /// Limit of the ranges of the device that one READ returns. A READ of more is short.
 pub const READ_RANGES_MAX: usize = 64;
 

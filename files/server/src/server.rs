@@ -15,7 +15,7 @@ use files_store::{Progress, Time, Volume};
 use crate::clients::{Client, Principal};
 use crate::execution::{Execution, Resumption, Step, Waiting};
 use crate::grace::Grace;
-use crate::limits::{CLIENTS_MAX, SESSIONS_MAX};
+use crate::limits::{CLIENTS_MAX, ORPHANS_PER_TICK_MAX, SESSIONS_MAX};
 use crate::operations::Flow;
 use crate::place::Share;
 use crate::refusal::Refusal;
@@ -146,10 +146,16 @@ impl Server {
         self.instance.to_be_bytes()
     }
 
-    /// Does what time requires: removes clients that have been silent for too long, and closes files
-    /// whose volume was busy. The user calls it about once in a second.
+    /// Does what time requires: removes clients that have been silent for too long, closes files
+    /// whose volume was busy, and frees files without links that nobody has reclaimed. The user
+    /// calls it about once in a second.
     pub fn tick(&mut self, now: &Now) {
         self.expire_clients(now);
+        if !self.grace.is_active(now) {
+            for volume in &mut self.volumes {
+                volume.reap_orphans(ORPHANS_PER_TICK_MAX);
+            }
+        }
         let unclosed = std::mem::take(&mut self.unclosed);
         for file in unclosed {
             if self.volumes[file.0.0].close(file.1).is_err() {

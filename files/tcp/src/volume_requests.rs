@@ -46,7 +46,7 @@ impl Moving {
     /// The next piece: as long as the memory, or a flush.
     fn next(&mut self, device: &Device, memory: Option<Lease>) -> Request {
         let begin = self.submitted;
-        let length = memory.as_ref().map_or(1, |it| it.len());
+        let length = memory.as_ref().map_or(1, Lease::len);
         self.submitted += length;
         self.outstanding += 1;
         let (operation, lba, blocks, data) = match (&self.request.operation, memory) {

@@ -1,5 +1,6 @@
 //! A durable volume: replies wait for the log.
 
+use files_server::limits::GRACE_MS;
 use files_server::{Execution, Record, Resumption, Squash, Step};
 use files_spec::Status;
 use files_spec::operations::{CommitArgs, Operation};
@@ -9,7 +10,7 @@ use files_store::{
     Uuid, Volume,
 };
 
-use crate::client::{Client, DEVICE_BYTES, World, in_share, share};
+use crate::client::{Client, DEVICE_BYTES, World, in_share, name, share};
 use crate::data::{at_file, data, read, write, written};
 use crate::names::make;
 use crate::opens::open_file;
@@ -115,6 +116,30 @@ fn unstable_writes_are_durable_with_commit() {
     let stateid = open_file(&mut world, &mut client, "f");
     let answer = client.ok(&mut world, &at_file(read(stateid, 0, 100)));
     assert_eq!(data(&answer), (true, &b"unstable stable"[..]));
+}
+
+/// Files that were open without links before a restart are freed when they cannot be reclaimed.
+#[test]
+fn removed_files_that_are_not_reclaimed_are_freed() {
+    for reclaiming in [vec![], vec![Box::from(*b"a")]] {
+        let mut world = durable_world();
+        let mut client = Client::new(&mut world, b"a");
+        open_file(&mut world, &mut client, "f");
+        client.ok(&mut world, &in_share(&[Operation::Remove(name("f"))]));
+        let has_grace = !reclaiming.is_empty();
+        let volume = opened(&mut world.device);
+        let device = std::mem::take(&mut world.device);
+        let mut world = World::with(volume, share(false, Squash::None), reclaiming);
+        world.device = device;
+        let now = world.now;
+        world.server.tick(&now);
+        let inodes = 1 + u64::from(has_grace);
+        assert_eq!(world.server.volumes()[0].usage().inodes, inodes);
+        world.advance(GRACE_MS);
+        let now = world.now;
+        world.server.tick(&now);
+        assert_eq!(world.server.volumes()[0].usage().inodes, 1);
+    }
 }
 
 #[test]

@@ -3,8 +3,8 @@
 use files_spec::attributes::Attributes;
 use files_spec::operations::{Operation, OperationResult, Outcome, SetattrArgs};
 
-use crate::client::{Connection, Slot, at_file, data};
 use crate::reactor::{LOOPBACK, Reactor};
+use files_client_testing::{Connection, Slot, at_file, data};
 
 struct Random(u64);
 

@@ -15,8 +15,8 @@ use files_store::{FormatOptions, OpenError, Uuid};
 use files_tcp::stored::{self, StoredError};
 use hugemem::Pool;
 
-use crate::client::{Answer, Connection, Slot, at_file, data, name};
 use crate::reactor::{DEVICE_BYTES, LOOPBACK, Reactor, memory_device};
+use files_client_testing::{Answer, Connection, Slot, at_file, data, name};
 
 const LOG_BYTES: u64 = 512 << 10;
 const BLOCK: usize = 4096;

@@ -7,8 +7,8 @@ use files_spec::Status;
 use files_spec::operations::Operation;
 use files_tcp::limits::{CONNECTIONS_MAX, REQUESTS_PER_CONNECTION_MAX};
 
-use crate::client::{Connection, LIMIT, Slot, at_file, data, name};
 use crate::reactor::{LOOPBACK, Reactor};
+use files_client_testing::{Connection, LIMIT, Slot, at_file, data, name};
 
 fn wait_until(what: &str, condition: impl Fn() -> bool) {
     let began = Instant::now();

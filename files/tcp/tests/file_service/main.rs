@@ -3,7 +3,6 @@
 
 #![forbid(unsafe_code)]
 
-mod client;
 mod data;
 mod durable;
 mod hostile;

@@ -1,6 +1,11 @@
-//! A client over a blocking socket.
+//! An NFSv4.1 client over a blocking socket that sends what a test says.
+//!
+//! Unless a function's name begins with `try_`, it panics where a test fails: if the connection ends,
+//! or if a reply is not valid.
 
-use std::io::{Read as _, Write as _};
+#![forbid(unsafe_code)]
+
+use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
@@ -19,16 +24,18 @@ use files_spec::xdr::{Decoder, Encoder, List, Opaque, Payload, Xdr};
 use files_spec::{Name, Status};
 
 /// Generous limit for every wait of a test, for busy machines.
-pub(crate) const LIMIT: Duration = Duration::from_secs(60);
+pub const LIMIT: Duration = Duration::from_secs(60);
 
 /// A connection.
-pub(crate) struct Connection {
-    pub(crate) stream: TcpStream,
+pub struct Connection {
+    /// The socket.
+    pub stream: TcpStream,
     xid: u32,
 }
 
 impl Connection {
-    pub(crate) fn new(address: SocketAddr) -> Self {
+    /// Connects to a server.
+    pub fn new(address: SocketAddr) -> Self {
         let stream = TcpStream::connect(address).expect("it listens");
         stream.set_read_timeout(Some(LIMIT)).expect("a socket");
         stream.set_nodelay(true).expect("a socket");
@@ -36,7 +43,7 @@ impl Connection {
     }
 
     /// A record of operations.
-    pub(crate) fn record(&mut self, operations: &[Operation<'_>]) -> Vec<u8> {
+    pub fn record(&mut self, operations: &[Operation<'_>]) -> Vec<u8> {
         self.xid += 1;
         let mut memory = vec![0; 2 << 20];
         let mut to = Encoder::new(&mut memory);
@@ -63,51 +70,78 @@ impl Connection {
     }
 
     /// Sends a record in one fragment.
-    pub(crate) fn send(&mut self, record: &[u8]) {
+    ///
+    /// # Panics
+    /// The connection has ended.
+    pub fn send(&mut self, record: &[u8]) {
+        self.try_send(record).expect("it is open");
+    }
+
+    /// Sends a record in one fragment.
+    ///
+    /// # Errors
+    /// The connection has ended.
+    pub fn try_send(&mut self, record: &[u8]) -> io::Result<()> {
         let mark = Fragment::whole(record.len()).encode();
-        let bytes = [&mark[..], record].concat();
-        self.stream.write_all(&bytes).expect("it is open");
+        self.stream.write_all(&[&mark[..], record].concat())
     }
 
     /// The next reply.
-    pub(crate) fn receive(&mut self) -> Answer {
-        let mut mark = [0; 4];
-        self.stream.read_exact(&mut mark).expect("a reply");
-        let fragment = Fragment::decode(mark);
-        assert!(fragment.is_last);
-        let mut bytes = vec![0; fragment.length as usize];
-        self.stream.read_exact(&mut bytes).expect("a reply");
-        Answer(bytes)
+    ///
+    /// # Panics
+    /// The connection has ended.
+    pub fn receive(&mut self) -> Answer {
+        self.try_receive().expect("a reply")
     }
 
-    pub(crate) fn call(&mut self, operations: &[Operation<'_>]) -> Answer {
+    /// The next reply.
+    ///
+    /// # Errors
+    /// The connection has ended.
+    pub fn try_receive(&mut self) -> io::Result<Answer> {
+        let mut mark = [0; 4];
+        self.stream.read_exact(&mut mark)?;
+        let fragment = Fragment::decode(mark);
+        let mut bytes = vec![0; fragment.length as usize];
+        self.stream.read_exact(&mut bytes)?;
+        match fragment.is_last {
+            true => Ok(Answer(bytes)),
+            false => Err(io::ErrorKind::InvalidData.into()),
+        }
+    }
+
+    /// Sends a request and receives its reply.
+    pub fn call(&mut self, operations: &[Operation<'_>]) -> Answer {
         let record = self.record(operations);
         self.send(&record);
         self.receive()
     }
 
     /// Whether the peer has closed the connection.
-    pub(crate) fn is_closed(&mut self) -> bool {
+    pub fn is_closed(&mut self) -> bool {
         matches!(self.stream.read(&mut [0; 1]), Ok(0) | Err(_))
     }
 }
 
 /// A reply.
-pub(crate) struct Answer(pub(crate) Vec<u8>);
+pub struct Answer(pub Vec<u8>);
 
 impl Answer {
-    pub(crate) fn parts(&self) -> (Status, Vec<OperationResult<'_>>) {
+    /// The status and the results of a COMPOUND.
+    pub fn parts(&self) -> (Status, Vec<OperationResult<'_>>) {
         let mut from = Decoder::new(&self.0);
         Reply::decode(&mut from).expect("a reply");
         let ok = CompoundOk::decode(from).expect("a COMPOUND");
         (ok.status, ok.results.map(|it| it.expect("valid")).collect())
     }
 
-    pub(crate) fn last(&self) -> OperationResult<'_> {
+    /// The last result.
+    pub fn last(&self) -> OperationResult<'_> {
         *self.parts().1.last().expect("a result")
     }
 
-    pub(crate) fn assert_ok(&self) {
+    /// Every operation has succeeded.
+    pub fn assert_ok(&self) {
         let (status, results) = self.parts();
         assert_eq!(status, Status::OK, "{results:?}");
     }
@@ -115,18 +149,26 @@ impl Answer {
 
 /// A slot of a session with an open file.
 #[derive(Clone, Copy)]
-pub(crate) struct Slot {
+pub struct Slot {
+    file: &'static str,
     session: SessionId,
     slotid: u32,
-    pub(crate) sequence: u32,
-    pub(crate) stateid: StateId,
+    /// The sequence number of its last request.
+    pub sequence: u32,
+    /// The open of its file.
+    pub stateid: StateId,
 }
 
 const SLOTS: u32 = 64;
 
 impl Slot {
-    /// Creates a session, and opens the file `f`.
-    pub(crate) fn new(connection: &mut Connection, owner: &[u8]) -> Self {
+    /// Creates a session, and opens the file `f` of the share `data`.
+    pub fn new(connection: &mut Connection, owner: &[u8]) -> Self {
+        Self::with_file(connection, owner, "f")
+    }
+
+    /// Creates a session, and opens a file of the share `data`, which is created if it is missing.
+    pub fn with_file(connection: &mut Connection, owner: &[u8], file: &'static str) -> Self {
         let exchange = Operation::ExchangeId(ExchangeIdArgs {
             clientowner: ClientOwner {
                 verifier: [1; 8],
@@ -163,6 +205,7 @@ impl Slot {
             panic!("{:?}", answer.parts());
         };
         let mut slot = Self {
+            file,
             session: ok.sessionid,
             slotid: 0,
             sequence: 0,
@@ -179,7 +222,7 @@ impl Slot {
                 owner: Opaque(b"owner"),
             },
             openhow: OpenHow::Create(CreateHow::Unchecked(Attributes::default())),
-            claim: Claim::Null(name("f")),
+            claim: Claim::Null(name(file)),
         });
         let operations = [
             Operation::PutRootFh(()),
@@ -195,7 +238,7 @@ impl Slot {
     }
 
     /// Another slot of the session.
-    pub(crate) fn other(&self, slotid: u32) -> Self {
+    pub fn other(&self, slotid: u32) -> Self {
         assert!(slotid < SLOTS);
         Self {
             slotid,
@@ -205,7 +248,7 @@ impl Slot {
     }
 
     /// The record of the slot's next request.
-    pub(crate) fn record(
+    pub fn record(
         &mut self,
         connection: &mut Connection,
         operations: &[Operation<'_>],
@@ -223,59 +266,81 @@ impl Slot {
         connection.record(&all)
     }
 
-    pub(crate) fn call(
+    /// Sends the slot's next request and receives its reply.
+    ///
+    /// # Panics
+    /// The connection has ended.
+    pub fn call(&mut self, connection: &mut Connection, operations: &[Operation<'_>]) -> Answer {
+        self.try_call(connection, operations).expect("a reply")
+    }
+
+    /// Sends the slot's next request and receives its reply.
+    ///
+    /// # Errors
+    /// The connection has ended.
+    pub fn try_call(
         &mut self,
         connection: &mut Connection,
         operations: &[Operation<'_>],
-    ) -> Answer {
+    ) -> io::Result<Answer> {
         let record = self.record(connection, operations, false);
-        connection.send(&record);
-        connection.receive()
+        connection.try_send(&record)?;
+        connection.try_receive()
     }
 
-    pub(crate) fn write<'d>(&self, offset: u64, data: &'d [u8]) -> [Operation<'d>; 4] {
+    /// An unstable WRITE to its file.
+    pub fn write<'d>(&self, offset: u64, data: &'d [u8]) -> [Operation<'d>; 4] {
         self.write_as(Stable::UNSTABLE, offset, data)
     }
 
-    pub(crate) fn write_as<'d>(
-        &self,
-        stable: Stable,
-        offset: u64,
-        data: &'d [u8],
-    ) -> [Operation<'d>; 4] {
-        at_file(Operation::Write(WriteArgs {
-            stateid: self.stateid,
-            offset,
-            stable,
-            data: Payload::Inline(data),
-        }))
+    /// A WRITE to its file.
+    pub fn write_as<'d>(&self, stable: Stable, offset: u64, data: &'d [u8]) -> [Operation<'d>; 4] {
+        at(
+            self.file,
+            Operation::Write(WriteArgs {
+                stateid: self.stateid,
+                offset,
+                stable,
+                data: Payload::Inline(data),
+            }),
+        )
     }
 
-    pub(crate) fn read(&self, offset: u64, count: u32) -> [Operation<'static>; 4] {
-        at_file(Operation::Read(ReadArgs {
-            stateid: self.stateid,
-            offset,
-            count,
-        }))
+    /// A READ of its file.
+    pub fn read(&self, offset: u64, count: u32) -> [Operation<'static>; 4] {
+        at(
+            self.file,
+            Operation::Read(ReadArgs {
+                stateid: self.stateid,
+                offset,
+                count,
+            }),
+        )
     }
 }
 
-pub(crate) fn name(text: &str) -> Name<'_> {
+/// A valid name.
+pub fn name(text: &str) -> Name<'_> {
     Name::new(text.as_bytes()).expect("valid")
 }
 
-/// An operation on the file `f`.
-pub(crate) fn at_file(operation: Operation<'_>) -> [Operation<'_>; 4] {
+/// An operation on the file `f` of the share `data`.
+pub fn at_file(operation: Operation<'_>) -> [Operation<'_>; 4] {
+    at("f", operation)
+}
+
+/// An operation on a file of the share `data`.
+pub fn at<'o>(file: &'o str, operation: Operation<'o>) -> [Operation<'o>; 4] {
     [
         Operation::PutRootFh(()),
         Operation::Lookup(name("data")),
-        Operation::Lookup(name("f")),
+        Operation::Lookup(name(file)),
         operation,
     ]
 }
 
 /// The data of a READ.
-pub(crate) fn data(answer: &Answer) -> &[u8] {
+pub fn data(answer: &Answer) -> &[u8] {
     match answer.last() {
         OperationResult::Read(Outcome::Ok(ok)) => match ok.data {
             Payload::Inline(bytes) => bytes,
