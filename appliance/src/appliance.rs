@@ -228,7 +228,7 @@ impl Appliance {
             messages: PerReactor::new(messages),
         };
         let mut services: Vec<Arc<dyn Service>> = vec![Arc::new(fabrics)];
-        let files = Files::prepare(&config, &devices, &arena)?;
+        let files = Files::prepare(&config, &devices, &arena, (state, &cores))?;
         services.extend(files.clone().map(|files| files as Arc<dyn Service>));
         services.extend(extra_services);
         let parts = Parts {

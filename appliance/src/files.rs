@@ -6,6 +6,7 @@ mod tests;
 
 use std::cell::RefCell;
 use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -13,13 +14,15 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use appliance_config::{Backing, Config, FileListener, Squash, Uuid, Volume};
 use files_server::{Now, Server, ServerOptions, ShareNumber, VolumeIndex};
 use files_store::{ShareId, Time, VolatileOptions};
-use files_tcp::{DeviceOfVolume, FilePoller, FileService, FileServiceOptions};
+use files_tcp::{DeviceOfVolume, FilePoller, FileService, FileServiceOptions, RecordStore};
 use hugemem::{Arena, Pool};
-use reactors::{InitError, ReactorSetup};
+use reactors::{Clock as _, InitError, Nanos, ReactorSetup};
 
 use crate::devices::Devices;
 use crate::error::Failure;
+use crate::file_clients::{FileClients, FileClientsStore};
 use crate::reactor_setup::{ReactorParts, Service};
+use crate::state_directory::StateDirectory;
 use crate::volumes::{self, Obstacle, VolumeError};
 
 /// The reactor of the service.
@@ -43,6 +46,7 @@ struct Parts {
     server: ServerOptions,
     devices: Vec<DeviceOfVolume>,
     listener: TcpListener,
+    records: Option<FileClientsStore>,
 }
 
 /// The service of the whole appliance.
@@ -61,6 +65,7 @@ impl Files {
         config: &Config,
         devices: &Devices,
         arena: &Arc<Arena>,
+        (state, cores): (&StateDirectory, &[usize]),
     ) -> Result<Option<Arc<Self>>, Failure> {
         let Some(at) = &config.files.listener else {
             return Ok(None);
@@ -78,14 +83,18 @@ impl Files {
         let since = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default();
+        let (clients, records) = match volumes.iter().all(files_store::Volume::is_volatile) {
+            // There is nothing to reclaim, and the volumes are those of no earlier server.
+            true => (FileClients::new(), None),
+            false => recorded_clients(state.file_clients(&config.appliance.name), cores),
+        };
         let server = ServerOptions {
-            // Clients must not take this server for another appliance. Their state ends with the
-            // process, so that it is no earlier one either.
-            identity: Uuid::new_v4().as_bytes().to_vec(),
+            identity: clients.identity.as_bytes().to_vec(),
             instance: since.as_nanos() as u64,
             shares: shares(config, &volumes),
             volumes,
-            reclaiming: Vec::new(),
+            reclaiming: clients.owners,
+            keeps_records: records.is_some(),
         };
         for share in &config.files.shares {
             tracing::info!("share {} is served at {address}", share.name);
@@ -94,6 +103,7 @@ impl Files {
             server,
             devices: of_volumes,
             listener,
+            records,
         };
         Ok(Some(Arc::new(Self {
             address,
@@ -119,11 +129,12 @@ impl Service for Files {
             .take();
         let own = taken.ok_or("the file service is set up once")?;
         let service = FileService::new(FileServiceOptions {
-            server: Server::new(own.server, &start()),
+            server: Server::new(own.server, &start(setup.clock().now())),
             devices: own.devices,
             set: Rc::clone(parts.devices.set()),
             pool: Arena::pool(&parts.arena, WAITERS_MAX),
             listener: own.listener,
+            records: own.records.map(|it| Box::new(it) as Box<dyn RecordStore>),
         })?;
         let service = Rc::new(RefCell::new(service));
         parts.devices.add(service.clone());
@@ -132,13 +143,45 @@ impl Service for Files {
     }
 }
 
-/// The time of the start. The reactor's clock begins at 0.
-fn start() -> Now {
+/// The clients that may reclaim, and where such clients are recorded, off the cores of the reactors.
+fn recorded_clients(
+    path: Option<PathBuf>,
+    cores: &[usize],
+) -> (FileClients, Option<FileClientsStore>) {
+    let Some(path) = path else {
+        tracing::warn!(
+            "clients of files lose their locks at a restart: there is no state directory: set \
+             STATE_DIRECTORY"
+        );
+        return (FileClients::new(), None);
+    };
+    let clients = FileClients::read(&path);
+    match FileClientsStore::start(path.clone(), &clients, cores) {
+        Ok(store) => (clients, Some(store)),
+        Err(cause) => {
+            // What it has would be old at the next start.
+            let removed = std::fs::remove_file(&path);
+            tracing::warn!(
+                "{}: it cannot be written: {cause}: clients of files lose their locks at a \
+                 restart: make the directory writable{}",
+                path.display(),
+                match removed {
+                    Ok(()) => "",
+                    Err(_) => ", and remove the file before a restart",
+                }
+            );
+            (clients, None)
+        }
+    }
+}
+
+/// The time of the start, by the reactor's clock and by that of the machine.
+fn start(now: Nanos) -> Now {
     let since = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default();
     Now {
-        monotonic_ms: 0,
+        monotonic_ms: now.as_millis(),
         time: Time {
             seconds: since.as_secs() as i64,
             nanoseconds: since.subsec_nanos(),

@@ -25,6 +25,7 @@ mod event_loop;
 mod evict;
 mod exports;
 mod fabrics;
+mod file_clients;
 mod files;
 mod handover;
 pub mod headless;

@@ -14,12 +14,13 @@ Files:
   /run/windlass/control.sock    the control socket, for root and the `group` of [control]
   /var/lib/windlass/identities  records that make different content a different disk
   /var/lib/windlass/reservations  reservations that persist through a loss of power
+  /var/lib/windlass/file-clients  clients of files that may reclaim locks after a restart
 
 Variables:
   WINDLASS_LOG      what to log, as --log
   WINDLASS_SOCKET   the control socket to ask at, as --socket
-  STATE_DIRECTORY   the directory of identities and reservations instead of /var/lib/windlass
-  XDG_DATA_HOME     has both in windlass/ for an appliance that is not root's
+  STATE_DIRECTORY   the directory of this state instead of /var/lib/windlass
+  XDG_DATA_HOME     has it in windlass/ for an appliance that is not root's
   XDG_RUNTIME_DIR   has windlass/control.sock of an appliance that is not root's";
 
 /// The shells for which completions are generated.

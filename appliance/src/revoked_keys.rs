@@ -6,24 +6,17 @@
 //! the start of an appliance with keys, because a revoked key might otherwise be used again.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::io::{self, ErrorKind};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use nvme_keys::Fingerprint;
 use serde::{Deserialize, Serialize};
 
-use crate::state_directory;
-
-/// The version of the file's format.
-const VERSION: u32 = 1;
+use crate::state_directory::{Document, DocumentError, read_document, write_document};
 
 /// Most secrets that are remembered.
 const REVOKED_MAX: usize = 4096;
-
-/// Largest file in bytes: a record has up to 200.
-const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// Why revoked keys cannot be read or recorded.
 #[derive(Debug, thiserror::Error)]
@@ -49,6 +42,16 @@ pub(crate) enum RevokedKeysError {
 struct Contents {
     version: u32,
     revoked: Vec<Record>,
+}
+
+impl Document for Contents {
+    const VERSION: u32 = 1;
+    /// A record has up to 200 bytes.
+    const BYTES_MAX: u64 = 1 << 20;
+
+    fn version(&self) -> u32 {
+        self.version
+    }
 }
 
 /// A revoked secret.
@@ -104,10 +107,10 @@ impl RevokedKeys {
             return Err(RevokedKeysError::TooMany(path));
         }
         let contents = Contents {
-            version: VERSION,
+            version: Contents::VERSION,
             revoked: records.values().cloned().collect(),
         };
-        let written = write(&path, &contents);
+        let written = write_document(&path, &contents);
         written.map_err(|cause| RevokedKeysError::Unwritable { path, cause })?;
         self.records = records;
         Ok(())
@@ -123,19 +126,12 @@ fn read(path: &Path) -> Result<BTreeMap<Fingerprint, Record>, RevokedKeysError> 
         path: path.to_owned(),
         cause,
     };
-    let bytes = match state_directory::read(path, FILE_BYTES_MAX + 1) {
-        Ok(bytes) => bytes,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(BTreeMap::new()),
-        Err(error) => return Err(unreadable(error)),
+    let contents: Contents = match read_document(path) {
+        Ok(Some(contents)) => contents,
+        Ok(None) => return Ok(BTreeMap::new()),
+        Err(DocumentError::Unreadable(cause)) => return Err(unreadable(cause)),
+        Err(DocumentError::Damaged(cause)) => return Err(damaged(cause)),
     };
-    if bytes.len() as u64 > FILE_BYTES_MAX {
-        return Err(damaged(format!("it has more than {FILE_BYTES_MAX} bytes")));
-    }
-    let contents: Contents =
-        serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
-    if contents.version != VERSION {
-        return Err(damaged(format!("its version is {}", contents.version)));
-    }
     let mut records = BTreeMap::new();
     for record in contents.revoked {
         let fingerprint = record.fingerprint.parse();
@@ -145,16 +141,10 @@ fn read(path: &Path) -> Result<BTreeMap<Fingerprint, Record>, RevokedKeysError> 
     Ok(records)
 }
 
-fn write(path: &Path, contents: &Contents) -> io::Result<()> {
-    let bytes = serde_json::to_vec_pretty(contents)?;
-    if let Some(directory) = path.parent() {
-        fs::create_dir_all(directory)?;
-    }
-    state_directory::replace(path, &path.with_extension("tmp"), &bytes)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use nvme_keys::{ChapSecret, Hash};
     use tempfile::TempDir;
 

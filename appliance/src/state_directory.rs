@@ -5,7 +5,10 @@ use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
+use appliance_config::Name;
 use rustix::fs::OFlags;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use crate::embedded::data_directory;
 
@@ -15,6 +18,8 @@ const IDENTITIES: &str = "identities";
 const RESERVATIONS: &str = "reservations";
 /// The file of revoked keys.
 const REVOKED_KEYS: &str = "revoked-keys.json";
+/// Clients of files, in a file for each appliance.
+const FILE_CLIENTS: &str = "file-clients";
 
 /// The files in the directory concern only the appliance.
 pub(crate) const FILE_MODE: u32 = 0o600;
@@ -53,6 +58,61 @@ impl StateDirectory {
     pub(crate) fn revoked_keys(&self) -> Option<PathBuf> {
         Some(self.0.as_ref()?.join(REVOKED_KEYS))
     }
+
+    /// The file of the clients of files of the appliance with this name.
+    pub(crate) fn file_clients(&self, appliance: &Name) -> Option<PathBuf> {
+        let directory = self.0.as_ref()?.join(FILE_CLIENTS);
+        Some(directory.join(format!("{appliance}.json")))
+    }
+}
+
+/// A JSON document that one file has.
+pub(crate) trait Document: Serialize + DeserializeOwned {
+    /// The version of its format.
+    const VERSION: u32;
+    /// Largest file in bytes.
+    const BYTES_MAX: u64;
+
+    /// The version of its format according to the file.
+    fn version(&self) -> u32;
+}
+
+/// Why a document cannot be read.
+#[derive(Debug)]
+pub(crate) enum DocumentError {
+    Unreadable(io::Error),
+    /// Its content is no document of this version.
+    Damaged(String),
+}
+
+/// Reads the document at `path`; `None` if there is none.
+pub(crate) fn read_document<D: Document>(path: &Path) -> Result<Option<D>, DocumentError> {
+    let bytes = match read(path, D::BYTES_MAX + 1) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(DocumentError::Unreadable(error)),
+    };
+    if bytes.len() as u64 > D::BYTES_MAX {
+        let most = D::BYTES_MAX;
+        return Err(DocumentError::Damaged(format!(
+            "it has more than {most} bytes"
+        )));
+    }
+    let document: D = serde_json::from_slice(&bytes)
+        .map_err(|error| DocumentError::Damaged(error.to_string()))?;
+    match document.version() {
+        version if version == D::VERSION => Ok(Some(document)),
+        version => Err(DocumentError::Damaged(format!("its version is {version}"))),
+    }
+}
+
+/// Replaces the document at `path` atomically. When it returns, it survives a loss of power.
+pub(crate) fn write_document<D: Document>(path: &Path, document: &D) -> io::Result<()> {
+    let bytes = serde_json::to_vec_pretty(document)?;
+    if let Some(directory) = path.parent() {
+        fs::create_dir_all(directory)?;
+    }
+    replace(path, &path.with_extension("tmp"), &bytes)
 }
 
 /// The first bytes of the file at `path`, at most `bytes_max`.

@@ -316,6 +316,41 @@ const fn clients_count() -> usize {
     CLIENTS as usize
 }
 
+/// After `kill -9`, only clients that had the file open reclaim it, and until they have, nothing new is
+/// opened (RFC 8881 §8.4.2).
+#[test]
+fn clients_reclaim_after_the_appliance_was_killed() {
+    let directory = TempDir::new().expect("a directory");
+    let file = configuration(&directory);
+    assert!(volume(&file, &["format", "files"]).status.success());
+    let windlass = Windlass::start(&file);
+    let mut connection = Connection::new(windlass.files_address());
+    let mut known = Slot::with_file(&mut connection, b"known", "a");
+    let text = known.write_as(Stable::FILE_SYNC, 0, b"text");
+    known.call(&mut connection, &text).assert_ok();
+    // A client without open files is not waited for.
+    let mut idle = Slot::session(&mut connection, b"idle", "b");
+    idle.complete_reclaim(&mut connection);
+    windlass.signal(Signal::KILL);
+    windlass.wait();
+
+    let windlass = Windlass::start(&file);
+    let mut connection = Connection::new(windlass.files_address());
+    let mut other = Slot::session(&mut connection, b"other", "a");
+    assert_eq!(other.reclaim(&mut connection), Err(Status::NO_GRACE));
+    other.complete_reclaim(&mut connection);
+    assert_eq!(other.open(&mut connection), Err(Status::GRACE));
+    let mut known = Slot::session(&mut connection, b"known", "a");
+    assert_eq!(known.open(&mut connection), Err(Status::GRACE));
+    assert_eq!(known.reclaim(&mut connection), Ok(()));
+    assert_eq!(other.open(&mut connection), Err(Status::GRACE));
+    known.complete_reclaim(&mut connection);
+    assert_eq!(other.open(&mut connection), Ok(()));
+    let read = known.read(0, 100);
+    let answer = known.call(&mut connection, &read);
+    assert_eq!(data(&answer), b"text");
+}
+
 /// What an operator sees of a device without a volume, with another one, with a damaged one, and of
 /// one that an appliance serves.
 #[test]

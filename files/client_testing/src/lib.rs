@@ -7,7 +7,7 @@
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use files_spec::attributes::Attributes;
 use files_spec::compound::{CompoundOk, Writer};
@@ -25,6 +25,8 @@ use files_spec::{Name, Status};
 
 /// Generous limit for every wait of a test, for busy machines.
 pub const LIMIT: Duration = Duration::from_secs(60);
+
+const RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
 /// A connection.
 pub struct Connection {
@@ -168,7 +170,21 @@ impl Slot {
     }
 
     /// Creates a session, and opens a file of the share `data`, which is created if it is missing.
+    /// Waits until other clients have reclaimed.
     pub fn with_file(connection: &mut Connection, owner: &[u8], file: &'static str) -> Self {
+        let mut slot = Self::session(connection, owner, file);
+        slot.complete_reclaim(connection);
+        let began = Instant::now();
+        while let Err(status) = slot.open(connection) {
+            let is_late = began.elapsed() > LIMIT;
+            assert!(status == Status::GRACE && !is_late, "{status:?}");
+            std::thread::sleep(RETRY_INTERVAL);
+        }
+        slot
+    }
+
+    /// Creates a session for a file.
+    pub fn session(connection: &mut Connection, owner: &[u8], file: &'static str) -> Self {
         let exchange = Operation::ExchangeId(ExchangeIdArgs {
             clientowner: ClientOwner {
                 verifier: [1; 8],
@@ -204,37 +220,55 @@ impl Slot {
         let OperationResult::CreateSession(Outcome::Ok(ok)) = answer.last() else {
             panic!("{:?}", answer.parts());
         };
-        let mut slot = Self {
+        Self {
             file,
             session: ok.sessionid,
             slotid: 0,
             sequence: 0,
             stateid: StateId::ANONYMOUS,
-        };
-        slot.call(connection, &[Operation::ReclaimComplete(false)])
+        }
+    }
+
+    /// Tells the server that there is nothing to reclaim any more.
+    pub fn complete_reclaim(&mut self, connection: &mut Connection) {
+        self.call(connection, &[Operation::ReclaimComplete(false)])
             .assert_ok();
-        let open = Operation::Open(OpenArgs {
-            seqid: 0,
-            share_access: 3,
-            share_deny: 0,
-            owner: Owner {
-                clientid: 0,
-                owner: Opaque(b"owner"),
-            },
-            openhow: OpenHow::Create(CreateHow::Unchecked(Attributes::default())),
-            claim: Claim::Null(name(file)),
-        });
+    }
+
+    /// Opens its file, which is created if it is missing.
+    ///
+    /// # Errors
+    /// The status of the server.
+    pub fn open(&mut self, connection: &mut Connection) -> Result<(), Status> {
+        let openhow = OpenHow::Create(CreateHow::Unchecked(Attributes::default()));
+        let open = open(openhow, Claim::Null(name(self.file)));
         let operations = [
             Operation::PutRootFh(()),
             Operation::Lookup(name("data")),
             open,
         ];
-        let answer = slot.call(connection, &operations);
-        let OperationResult::Open(Outcome::Ok(ok)) = answer.last() else {
-            panic!("{:?}", answer.parts());
-        };
-        slot.stateid = ok.stateid;
-        slot
+        let answer = self.call(connection, &operations);
+        self.opened(&answer)
+    }
+
+    /// Reclaims the open of its file after a restart of the server.
+    ///
+    /// # Errors
+    /// The status of the server.
+    pub fn reclaim(&mut self, connection: &mut Connection) -> Result<(), Status> {
+        let open = open(OpenHow::NoCreate, Claim::Previous(0));
+        let answer = self.call(connection, &at(self.file, open));
+        self.opened(&answer)
+    }
+
+    fn opened(&mut self, answer: &Answer) -> Result<(), Status> {
+        match answer.last() {
+            OperationResult::Open(Outcome::Ok(ok)) => {
+                self.stateid = ok.stateid;
+                Ok(())
+            }
+            result => Err(result.status()),
+        }
     }
 
     /// Another slot of the session.
@@ -317,6 +351,21 @@ impl Slot {
             }),
         )
     }
+}
+
+/// OPEN to read and write.
+fn open<'o>(openhow: OpenHow<'o>, claim: Claim<'o>) -> Operation<'o> {
+    Operation::Open(OpenArgs {
+        seqid: 0,
+        share_access: 3,
+        share_deny: 0,
+        owner: Owner {
+            clientid: 0,
+            owner: Opaque(b"owner"),
+        },
+        openhow,
+        claim,
+    })
 }
 
 /// A valid name.

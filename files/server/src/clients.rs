@@ -60,6 +60,8 @@ pub(crate) struct Client {
     pub(crate) states: HashSet<Key>,
     /// Whether it has nothing to reclaim any more.
     pub(crate) has_reclaimed: bool,
+    /// Whether it is among those that may reclaim after a restart.
+    pub(crate) is_recorded: bool,
 }
 
 impl Client {
@@ -179,6 +181,7 @@ impl Server {
             sessions: Vec::new(),
             states: HashSet::new(),
             has_reclaimed: false,
+            is_recorded: false,
         };
         Ok(self.clients.insert(client).ok_or(Status::DELAY)?)
     }
@@ -273,6 +276,9 @@ impl Server {
         let Some(client) = self.clients.remove(key) else {
             return;
         };
+        if client.has_reclaimed {
+            self.records.remove(&client.owner);
+        }
         for session in client.sessions {
             self.forget_session(session);
         }

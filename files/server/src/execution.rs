@@ -43,7 +43,8 @@ pub enum Step<'r> {
         /// The data: in the record, or where the caller has received them.
         data: Payload<'r>,
     },
-    /// Carry out the requests of the volumes until [`crate::Server::is_durable`].
+    /// Carry out the requests of the volumes, and store the records of clients, until
+    /// [`crate::Server::is_durable`].
     AwaitDurable,
     /// Continue after the end of another execution or of a request of a volume.
     AwaitVolume,
@@ -137,6 +138,8 @@ pub struct Execution {
     /// The file that an OPEN has created before it had to wait.
     pub(crate) created: Option<InodeId>,
     pub(crate) awaited: Vec<(VolumeIndex, Ticket)>,
+    /// The version of the records of clients that the reply waits for.
+    pub(crate) records: u64,
     /// The ranges of a READ whose data move.
     pub(crate) ranges: Vec<Range>,
     pub(crate) waiting: Waiting,
@@ -175,6 +178,7 @@ impl Execution {
             saved: Current::default(),
             created: None,
             awaited,
+            records: 0,
             ranges: Vec::new(),
             waiting: Waiting::No,
         }

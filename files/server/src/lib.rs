@@ -17,6 +17,7 @@ pub mod limits;
 mod locks;
 mod operations;
 mod place;
+mod records;
 mod refusal;
 mod server;
 mod sessions;

@@ -46,6 +46,10 @@ pub const GRACE_MS: u64 = LEASE_MS;
 /// Limit of the files without links that one call of `Server::tick` frees in each volume.
 pub const ORPHANS_PER_TICK_MAX: usize = 1024;
 
+/// How long a client without opens and locks stays among those that may reclaim after a restart, in
+/// milliseconds. A restart waits for them.
+pub const UNUSED_RECORD_MS: u64 = 60_000;
+
 /// Limit of the ranges of the device that one READ returns. A READ of more is short.
 pub const READ_RANGES_MAX: usize = 64;
 

@@ -10,14 +10,15 @@ use files_spec::rpc::{
 };
 use files_spec::types::Verifier;
 use files_spec::xdr::{Decoder, Placement};
-use files_store::{Progress, Time, Volume};
+use files_store::{Progress, Ticket, Time, Volume};
 
 use crate::clients::{Client, Principal};
 use crate::execution::{Execution, Resumption, Step, Waiting};
 use crate::grace::Grace;
 use crate::limits::{CLIENTS_MAX, ORPHANS_PER_TICK_MAX, SESSIONS_MAX};
 use crate::operations::Flow;
-use crate::place::Share;
+use crate::place::{Share, VolumeIndex};
+use crate::records::Records;
 use crate::refusal::Refusal;
 use crate::sessions::{RequestShape, Sequenced, Session};
 use crate::states::{FileId, States};
@@ -69,6 +70,9 @@ pub struct ServerOptions {
     pub shares: Vec<Share>,
     /// Owners of the clients that had state before the restart and may reclaim it.
     pub reclaiming: Vec<Box<[u8]>>,
+    /// Whether the user stores the records of clients ([`Server::take_records`]). Otherwise no
+    /// client can reclaim after a restart.
+    pub keeps_records: bool,
 }
 
 /// The server.
@@ -85,6 +89,7 @@ pub struct Server {
     pub(crate) cache_bytes: usize,
     pub(crate) states: States,
     pub(crate) grace: Grace,
+    pub(crate) records: Records,
     /// Files of removed states whose volume was busy.
     pub(crate) unclosed: Vec<FileId>,
 }
@@ -102,6 +107,7 @@ impl Server {
             volumes,
             shares,
             reclaiming,
+            keeps_records,
         } = options;
         assert!(shares.iter().all(|it| it.volume.0 < volumes.len()));
         let first_generation = instance as u32;
@@ -115,6 +121,7 @@ impl Server {
             sessions: Table::new(SESSIONS_MAX, first_generation),
             cache_bytes: 0,
             states: States::new(first_generation),
+            records: Records::new(&reclaiming, keeps_records, now.monotonic_ms),
             grace: Grace::new(reclaiming, now),
             unclosed: Vec::new(),
         }
@@ -151,7 +158,14 @@ impl Server {
     /// calls it about once in a second.
     pub fn tick(&mut self, now: &Now) {
         self.expire_clients(now);
-        if !self.grace.is_active(now) {
+        self.advance_grace(now);
+        if !self.grace.is_active() {
+            let with_state = self.clients.iter().filter(|(_, it)| !it.states.is_empty());
+            let with_state = with_state.map(|(_, it)| &*it.owner).collect();
+            self.records.remove_unused(&with_state);
+            for client in self.clients.values_mut() {
+                client.is_recorded &= self.records.contains(&client.owner);
+            }
             for volume in &mut self.volumes {
                 volume.reap_orphans(ORPHANS_PER_TICK_MAX);
             }
@@ -167,6 +181,7 @@ impl Server {
     /// Begins the execution of a record.
     pub fn begin<'r>(&mut self, x: &mut Execution, record: &Record<'r>, now: &Now) -> Step<'r> {
         x.reset();
+        self.advance_grace(now);
         let mut from = record.decoder();
         let call = match Call::decode(&mut from) {
             Ok(call) => call,
@@ -200,12 +215,13 @@ impl Server {
         resumption: Resumption,
         now: &Now,
     ) -> Step<'r> {
+        self.advance_grace(now);
         let waiting = std::mem::replace(&mut x.waiting, Waiting::No);
         let is_ok = resumption == Resumption::Done;
         let (number, ended) = match waiting {
             Waiting::No => return Step::Ignore,
             Waiting::Volume => return self.run(x, record, now),
-            Waiting::Durable(status) => return self.finish(x, status),
+            Waiting::Durable(status) => return self.end_if_durable(x, status),
             Waiting::Read(_) if !is_ok => (OperationNumber::READ, Err(Status::IO.into())),
             Waiting::Read(read) => match self.end_read(x, &read) {
                 // The file has changed: the operation is executed again.
@@ -226,12 +242,31 @@ impl Server {
         }
     }
 
+    /// The owners of the clients that may reclaim after a restart, with the version of this list, if
+    /// it was not taken before. They replace what is stored.
+    pub fn take_records(&mut self) -> Option<(u64, Vec<Box<[u8]>>)> {
+        self.records.take()
+    }
+
+    /// A version of the records is stored, so that it survives a loss of power. Executions that
+    /// [`Self::is_durable`] tells can be resumed.
+    pub fn records_stored(&mut self, version: u64) {
+        self.records.set_stored(version);
+    }
+
+    /// Whether the user stores the records of clients.
+    #[must_use]
+    pub fn keeps_records(&self) -> bool {
+        self.records.is_kept()
+    }
+
     /// Whether every change that an execution waits for with [`Step::AwaitDurable`] has ended.
     #[must_use]
     pub fn is_durable(&self, x: &Execution) -> bool {
-        let mut awaited = x.awaited.iter();
-        awaited
-            .all(|(volume, ticket)| self.volumes[volume.0].progress(*ticket) != Progress::Pending)
+        let is_over = |(volume, ticket): &(VolumeIndex, Ticket)| {
+            self.volumes[volume.0].progress(*ticket) != Progress::Pending
+        };
+        x.awaited.iter().all(is_over) && self.records.is_stored(x.records)
     }
 
     /// Executes the remaining operations.
@@ -318,8 +353,23 @@ impl Server {
         }
     }
 
-    /// Ends the reply when all changes of the request are durable.
+    /// Ends the reply when all changes of the request are durable, and the records of clients that
+    /// it depends on.
     fn finish<'r>(&mut self, x: &mut Execution, status: Status) -> Step<'r> {
+        let client = x.slot.and_then(|slot| self.clients.get_mut(slot.client));
+        if let Some(client) = client
+            && client.has_reclaimed
+            && !client.is_recorded
+            && !client.states.is_empty()
+        {
+            client.is_recorded = true;
+            self.records.add(&client.owner);
+        }
+        x.records = self.records.required();
+        self.end_if_durable(x, status)
+    }
+
+    fn end_if_durable<'r>(&mut self, x: &mut Execution, status: Status) -> Step<'r> {
         if !self.is_durable(x) {
             x.waiting = Waiting::Durable(status);
             return Step::AwaitDurable;

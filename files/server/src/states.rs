@@ -219,7 +219,7 @@ impl Server {
                 access: open.access,
             });
         }
-        if self.grace.is_active(now) {
+        if self.grace.is_active() {
             return Err(Status::GRACE);
         }
         match self.share_conflict(file, None, (access, 0), now) {

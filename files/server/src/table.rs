@@ -108,6 +108,10 @@ impl<T> Table<T> {
     }
 
     /// The entries with their keys.
+    pub(crate) fn values_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.places.iter_mut().filter_map(|it| it.value.as_mut())
+    }
+
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Key, &T)> {
         self.places.iter().enumerate().filter_map(|(index, place)| {
             let key = Key {

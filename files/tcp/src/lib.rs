@@ -19,4 +19,4 @@ mod transfer;
 mod volume_requests;
 
 pub use poller::FilePoller;
-pub use service::{DeviceOfVolume, FileService, FileServiceOptions};
+pub use service::{DeviceOfVolume, FileService, FileServiceOptions, RecordStore};

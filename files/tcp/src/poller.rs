@@ -9,7 +9,7 @@ use rustix::event::Timespec;
 use rustix::event::epoll::{self, EventFlags};
 
 use crate::connection::ConnectionKey;
-use crate::service::{FileService, LISTENER};
+use crate::service::{FileService, LISTENER, RECORDS};
 
 /// Events taken from epoll at once.
 const EVENTS_MAX: usize = 64;
@@ -72,6 +72,11 @@ impl Poller for FilePoller {
             let epoll::Event { flags, data } = *event;
             if data.u64() == LISTENER {
                 work += service.accept(now);
+                continue;
+            }
+            if data.u64() == RECORDS {
+                service.clear_records_signal();
+                work += 1;
                 continue;
             }
             let key = ConnectionKey::from_u64(data.u64());

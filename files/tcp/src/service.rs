@@ -26,8 +26,9 @@ use crate::limits::{
 use crate::transfer::{Device, Next, Transfer};
 use crate::volume_requests::{VolumeRequests, volume_of_tag};
 
-/// Data of the listener's events.
+/// Data of the listener's events, and of those of stored records.
 pub(crate) const LISTENER: u64 = u64::MAX;
+pub(crate) const RECORDS: u64 = u64::MAX - 1;
 
 /// The device of a volume.
 #[derive(Clone, Copy, Debug)]
@@ -52,6 +53,21 @@ pub struct FileServiceOptions {
     pub pool: Pool,
     /// Where clients connect; it does not block.
     pub listener: TcpListener,
+    /// Where the records of clients are stored, if the server keeps them.
+    pub records: Option<Box<dyn RecordStore>>,
+}
+
+/// Stores the records of clients that may reclaim their state after a restart. It does not block.
+pub trait RecordStore {
+    /// Replaces the stored records by a version with these owners.
+    fn store(&mut self, version: u64, owners: Vec<Box<[u8]>>);
+
+    /// The last version that survives a loss of power, or that cannot be stored: then no client can
+    /// reclaim.
+    fn stored(&self) -> u64;
+
+    /// A descriptor that is readable after another version was stored. The service reads it.
+    fn wake_source(&self) -> BorrowedFd<'_>;
 }
 
 /// How a movement of data goes on.
@@ -100,6 +116,9 @@ pub struct FileService {
     has_progress: bool,
     is_stopping: bool,
     next_tick_ms: u64,
+    records: Option<Box<dyn RecordStore>>,
+    /// The last version of the records that is stored.
+    records_stored: u64,
 }
 
 impl FileService {
@@ -117,8 +136,10 @@ impl FileService {
             set,
             pool,
             listener,
+            records,
         } = options;
         assert_eq!(devices.len(), server.volumes().len());
+        assert_eq!(records.is_some(), server.keeps_records());
         let transfer_max = pool.max_transfer();
         let device = |it: &DeviceOfVolume| {
             let bytes = it.transfer_bytes.min(transfer_max);
@@ -127,6 +148,10 @@ impl FileService {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let data = epoll::EventData::new_u64(LISTENER);
         epoll::add(&epoll, &listener, data, epoll::EventFlags::IN)?;
+        if let Some(records) = &records {
+            let data = epoll::EventData::new_u64(RECORDS);
+            epoll::add(&epoll, records.wake_source(), data, epoll::EventFlags::IN)?;
+        }
         let devices: Vec<Device> = devices.iter().map(device).collect();
         let volumes = devices.iter().zip(server.volumes()).enumerate();
         let requests = |(index, (device, volume)): (usize, (&Device, &Volume))| {
@@ -153,6 +178,8 @@ impl FileService {
             has_progress: false,
             is_stopping: false,
             next_tick_ms: 0,
+            records,
+            records_stored: 0,
         })
     }
 
@@ -482,6 +509,31 @@ impl FileService {
         ended
     }
 
+    /// Hands out new records of clients, and continues the jobs whose records are stored.
+    fn store_records(&mut self, now: Nanos) -> usize {
+        let Some(records) = &mut self.records else {
+            return 0;
+        };
+        if let Some((version, owners)) = self.server.take_records() {
+            records.store(version, owners);
+        }
+        let stored = records.stored();
+        if stored == self.records_stored {
+            return 0;
+        }
+        self.records_stored = stored;
+        self.server.records_stored(stored);
+        self.resume_durable(now)
+    }
+
+    /// Takes the signal that records are stored.
+    pub(crate) fn clear_records_signal(&self) {
+        if let Some(records) = &self.records {
+            // Without a signal there is nothing to take.
+            let _ = rustix::io::read(records.wake_source(), &mut [0; 8]);
+        }
+    }
+
     /// Continues the jobs whose changes are durable or lost. Returns their number.
     fn resume_durable(&mut self, now: Nanos) -> usize {
         let mut resumed = 0;
@@ -655,7 +707,7 @@ impl DeviceClient for FileService {
     }
 
     fn poll(&mut self, now: Nanos) -> usize {
-        self.retry(now) + self.carry_out_volumes(now)
+        self.retry(now) + self.carry_out_volumes(now) + self.store_records(now)
     }
 
     fn device_removed(&mut self, place: usize, now: Nanos) {

@@ -535,6 +535,7 @@ const RFC_8881: Document = Document {
         ("8.2.3", "Special Stateids"),
         ("8.2.4", "Stateid Lifetime and Validation"),
         ("8.4.2", "Server Failure and Recovery"),
+        ("8.4.3", "Network Partitions and Recovery"),
         ("9.2", "Lock Ranges"),
         ("9.7", "Share Reservations"),
         ("9.9", "Open Upgrade and Downgrade"),

@@ -39,7 +39,7 @@ impl Server {
         let exclusive = is_exclusive(args.locktype)?;
         let client = x.client()?;
         let record = self.clients.get(client).ok_or(Status::SERVERFAULT)?;
-        self.check_reclaim(args.reclaim, record, now)?;
+        self.check_reclaim(args.reclaim, record)?;
         x.check_room()?;
         let (open, known) = self.locker(x, &args.locker, file, client)?;
         let (_, modes) = self.states.open_of(open).ok_or(Status::BAD_STATEID)?;
@@ -224,7 +224,7 @@ impl Server {
     ) -> Result<Flow<'r>, Refusal> {
         let (file, range) = self.locked(x, args.offset, args.length)?;
         let exclusive = is_exclusive(args.locktype)?;
-        if self.grace.is_active(now) {
+        if self.grace.is_active() {
             return Err(Status::GRACE.into());
         }
         let own = self.lock_state_of(x.client()?, args.owner.owner.0, file);

@@ -51,7 +51,7 @@ impl Server {
         if access == 0 || deny > share::DENY_BOTH {
             return Err(Status::INVAL.into());
         }
-        self.check_grace(x, &args.claim, now)?;
+        self.check_grace(x, &args.claim)?;
         let client = x.client()?;
         x.check_room()?;
         // Before anything is created: the file may need a state.
@@ -105,10 +105,10 @@ impl Server {
     }
 
     /// Checks a claim against the grace period (RFC 8881 §8.4.2 and §18.51).
-    fn check_grace(&self, x: &Execution, claim: &Claim<'_>, now: &Now) -> Result<(), Refusal> {
+    fn check_grace(&self, x: &Execution, claim: &Claim<'_>) -> Result<(), Refusal> {
         let client = self.clients.get(x.client()?).ok_or(Status::SERVERFAULT)?;
         let is_reclaim = matches!(claim, Claim::Previous(_));
-        self.check_reclaim(is_reclaim, client, now)
+        self.check_reclaim(is_reclaim, client)
             .map_err(Refusal::from)
     }
 
@@ -117,11 +117,10 @@ impl Server {
         &self,
         is_reclaim: bool,
         client: &crate::clients::Client,
-        now: &Now,
     ) -> Result<(), Status> {
-        let is_active = self.grace.is_active(now);
+        let is_active = self.grace.is_active();
         match is_reclaim {
-            true if client.has_reclaimed || !self.grace.may_reclaim(&client.owner, now) => {
+            true if client.has_reclaimed || !self.grace.may_reclaim(&client.owner) => {
                 Err(Status::NO_GRACE)
             }
             false if is_active || !client.has_reclaimed => Err(Status::GRACE),

@@ -26,6 +26,9 @@ pub(crate) struct World {
     pub(crate) now: Now,
     /// Whether the device fails.
     pub(crate) fails: bool,
+    /// The records of clients, and whether new ones are stored.
+    pub(crate) records: Vec<Box<[u8]>>,
+    pub(crate) stores_records: bool,
     pub(crate) uid: u32,
     xid: u32,
 }
@@ -101,14 +104,27 @@ impl World {
             volumes: vec![volume],
             shares: vec![share],
             reclaiming,
+            keeps_records: true,
         };
         Self {
             server: Server::new(options, &now),
             device: vec![0xee; DEVICE_BYTES],
             now,
             fails: false,
+            records: Vec::new(),
+            stores_records: true,
             uid: 0,
             xid: 0,
+        }
+    }
+
+    /// Stores new records of clients.
+    pub(crate) fn store_records(&mut self) {
+        if self.stores_records
+            && let Some((version, owners)) = self.server.take_records()
+        {
+            self.records = owners;
+            self.server.records_stored(version);
         }
     }
 
@@ -223,6 +239,7 @@ impl World {
 
     /// Carries out the requests of the volume.
     pub(crate) fn serve_volume(&mut self) {
+        self.store_records();
         let volume = &mut self.server.volumes_mut()[0];
         while let Some(request) = volume.poll() {
             let data = match request.operation {

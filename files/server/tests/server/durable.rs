@@ -138,6 +138,8 @@ fn removed_files_that_are_not_reclaimed_are_freed() {
         world.advance(GRACE_MS);
         let now = world.now;
         world.server.tick(&now);
+        world.store_records();
+        world.server.tick(&now);
         assert_eq!(world.server.volumes()[0].usage().inodes, 1);
     }
 }

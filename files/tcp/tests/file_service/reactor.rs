@@ -128,6 +128,7 @@ fn server(volume: Volume, instance: u64) -> Server {
         volumes: vec![volume],
         shares: vec![share],
         reclaiming: Vec::new(),
+        keeps_records: false,
     };
     Server::new(options, &now)
 }
@@ -149,6 +150,7 @@ fn serve(listener: TcpListener, device: &dyn Device, server: Server, shared: &Sh
         set,
         pool: arena.pool(16),
         listener,
+        records: None,
     });
     let service = Rc::new(RefCell::new(service.expect("a service")));
     devices.add(service.clone());
