@@ -11,8 +11,8 @@ use std::sync::Arc;
 use appliance_config::{Config, HostAuthentication, Key, KeySource, Name, Nqn};
 use nvme_keys::{AnySecret, ChapSecret, Fingerprint, Names, TlsKey};
 use nvme_spec::nqn::DISCOVERY_NQN;
-use nvme_target::{KeyOwner, NamedSecret};
-use nvme_tcp::TlsKeys;
+use nvme_target::{Concatenation, GeneratedKeys, KeyOwner, NamedSecret};
+use nvme_tcp::{GeneratedTlsKeys, TlsKeys};
 
 use crate::key_files::{self, KeyFileError};
 use crate::revoked_keys::{RevokedKeys, RevokedKeysError};
@@ -236,6 +236,11 @@ impl Keys {
             keys: host.chap.iter().filter_map(named).collect(),
             controller_key: host.chap_controller.as_ref().and_then(named),
             null_group: host.chap_null_group,
+            concatenation: match (host.concatenation, host.requires_tls) {
+                (false, _) => Concatenation::Off,
+                (true, false) => Concatenation::Allowed,
+                (true, true) => Concatenation::Required,
+            },
         }
     }
 
@@ -268,14 +273,17 @@ fn tls_use(name: &Name, host: &Nqn, subsystem: &str, key: &Arc<TlsKey>) -> TlsKe
             key: name.to_string(),
             host_nqn: host.to_string(),
             subsystem_nqn: subsystem.to_owned(),
+            generation: None,
         },
         key: Arc::clone(key),
     }
 }
 
-/// The table in which handshakes look up keys: every identity and derivation that hosts may use.
-pub(crate) fn tls_table(uses: &[TlsKeyUse]) -> TlsKeys {
-    let mut table = TlsKeys::default();
+/// The table in which handshakes look up keys: every identity and derivation that hosts may use, and
+/// the keys that they generate.
+pub(crate) fn tls_table(uses: &[TlsKeyUse], generated: &GeneratedKeys) -> TlsKeys {
+    let generated = Arc::new(GeneratedTlsKeys(generated.clone()));
+    let mut table = TlsKeys::default().with_changing(generated);
     for TlsKeyUse { owner, key } in uses {
         match Names::new(&owner.host_nqn, &owner.subsystem_nqn) {
             Ok(names) => table.add(&Arc::new(owner.clone()), key.candidates(names)),

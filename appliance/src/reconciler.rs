@@ -103,7 +103,7 @@ impl Reconciler {
         let lowered = lowered(&config, &transports);
         let target_state = TargetState::new(&lowered, &devices, &ports, &keys, &operator_states);
         let tls_uses = keys.tls_uses(&config);
-        let tls_version = tls_keys.replace(tls_table(&tls_uses));
+        let tls_version = tls_keys.replace(tls_table(&tls_uses, target.generated_keys()));
         Self {
             running: Running {
                 revoked_keys: Arc::new(ArcSwap::from_pointee(keys.revoked())),
@@ -195,7 +195,8 @@ impl Reconciler {
         let outcome = self.target_state.reconcile(wanted, &self.target);
         let tls_uses = self.keys.tls_uses(&self.config);
         if tls_uses != self.tls_uses {
-            self.tls_version = self.tls_keys.replace(tls_table(&tls_uses));
+            let table = tls_table(&tls_uses, self.target.generated_keys());
+            self.tls_version = self.tls_keys.replace(table);
             self.tls_uses = tls_uses;
         }
         let revoked = self.keys.revoked();

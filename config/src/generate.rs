@@ -290,6 +290,9 @@ fn authentication(
     };
     let is_secure = |it: &Listener| export.listeners.contains(&it.name) && it.tls != Tls::Off;
     let has_tls = listeners.iter().any(is_secure);
+    let is_mixed = listeners
+        .iter()
+        .any(|it| is_secure(it) && it.tls == Tls::Allowed);
     let hosts = hosts.iter().zip(seeds);
     let hosts = hosts.filter_map(|(host, seed)| {
         let (bits, _) = (*seed)?;
@@ -303,6 +306,7 @@ fn authentication(
             },
             chap_controller: (has(2) && has(1)).then(|| first.name.clone()),
             chap_null_group: has(4) && has(1),
+            concatenation: has(128) && has(8) && has(1) && is_mixed,
             requires_chap: has(8) && has(1),
             tls: match has_tls && (has(16) || has(64)) {
                 true => vec![first.name.clone()],

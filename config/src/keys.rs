@@ -487,6 +487,17 @@ pub(crate) const HOST: Section = Section {
                       exchange can then try secrets offline.",
         },
         Key {
+            name: "concatenation",
+            values: Values::Text("boolean"),
+            absent: Absent::Words("`false`"),
+            example: "true",
+            meaning: "Whether the host may generate a key for TLS while it authenticates itself \
+                      (secure channel concatenation, `nvme connect --concat`, Linux 6.15 and \
+                      later), at listeners with `tls = \"allowed\"`. It then connects anew with \
+                      this key, and needs no key in `tls`. Only the host is authenticated. With \
+                      `require = [\"tls\"]` it has to.",
+        },
+        Key {
             name: "tls",
             values: Values::Text("key name, or array of 1 to 4"),
             absent: Absent::Words("the host cannot use TLS"),

@@ -827,6 +827,8 @@ pub struct HostAuthentication {
     pub chap_controller: Option<Name>,
     /// Whether an exchange without a Diffie-Hellman group is accepted.
     pub chap_null_group: bool,
+    /// Whether it may generate a key for TLS by DH-HMAC-CHAP.
+    pub concatenation: bool,
     /// Whether it has to authenticate itself by DH-HMAC-CHAP.
     pub requires_chap: bool,
     /// The names of the keys of which it has one for TLS: 0 to 4, each once.

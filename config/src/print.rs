@@ -173,6 +173,7 @@ fn host(authentication: &HostAuthentication) -> String {
         chap,
         chap_controller,
         chap_null_group,
+        concatenation,
         requires_chap,
         tls,
         requires_tls,
@@ -190,6 +191,9 @@ fn host(authentication: &HostAuthentication) -> String {
     }
     if *chap_null_group {
         text.push_str(", chap_null_group = true");
+    }
+    if *concatenation {
+        text.push_str(", concatenation = true");
     }
     match (requires_chap, requires_tls) {
         (true, true) => text.push_str(", require = [\"chap\", \"tls\"]"),

@@ -501,6 +501,13 @@ fn documented_examples_are_accepted() {
                     let text = text.replace("device = \"a\"", "device = \"vol0\"");
                     text.replace("name = \"a\"", "name = \"vol0\"")
                 }
+                ("export.hosts", "concatenation") => {
+                    let text = text.replace("concatenation", "require = [\"chap\"], concatenation");
+                    text.replace(
+                        "transport = \"tcp\"",
+                        "transport = \"tcp\"\ntls = \"allowed\"",
+                    )
+                }
                 (_, "devices") => text.replace("name = \"a\"", "name = \"vol0\""),
                 (_, "listeners") => text.replace("name = \"l\"", "name = \"san\""),
                 ("listener", "name") => text.replace("[\"l\"]", "[\"san\"]"),

@@ -284,23 +284,18 @@ fn shared_devices(draft: &Draft, findings: &mut Findings) {
     }
 }
 
-/// Reports hosts that have to use TLS where no listener of their export has it.
+/// Reports hosts that need TLS where no listener of their export has it in the form that they need.
 fn secure_hosts(draft: &Draft, findings: &mut Findings) {
     for export in &draft.exports {
         let is_of_export = |name: &NameDraft| {
             let name = name.text.as_ref().map(|it| &it.value);
             name.is_none_or(|name| export.listeners.iter().any(|it| it.value == *name))
         };
-        let mut listeners = draft.listeners.iter().filter(|it| is_of_export(&it.name));
-        if listeners.any(|it| it.has_tls != Some(false)) {
-            continue;
-        }
-        for finding in &export.secure {
-            findings.add(|| Finding {
-                message: "the host has to use TLS, and no listener of the export has it".to_owned(),
-                hint: Some("write tls = \"required\" or \"allowed\" in [[listener]]".to_owned()),
-                ..finding.clone()
-            });
+        let listeners = || draft.listeners.iter().filter(|it| is_of_export(&it.name));
+        for need in &export.tls_needs {
+            if !listeners().any(|it| it.tls.is_none_or(|tls| need.values.contains(&tls))) {
+                findings.add(|| need.finding.clone());
+            }
         }
     }
 }

@@ -4,10 +4,7 @@
 # its key is exchanged without a reconnection, and it authenticates itself again with the new one.
 . "$(dirname "$0")/lib/guest.sh"
 . "$(dirname "$0")/lib/drives.sh"
-
-host=nqn.2026-11.org.example:host-a
-id=11111111-1111-4111-8111-111111111111
-keys=/tmp/keys
+. "$(dirname "$0")/lib/keys.sh"
 
 # make_key NAME [OPTION…]: a key file of this name.
 make_key() {
@@ -29,28 +26,6 @@ configure_host() {
     for name; do printf '\n[[key]]\nname = "%s"\nfile = "%s"\n' "$name" "$keys/$name"; done
   } | configure_export '"vol0"' "hosts = [{ nqn = \"$host\"$table }]"
 }
-
-apply() { show windlass apply --socket $control; }
-
-# connects OPTION…: connects as the host, and sets `controller`.
-connects() {
-  show nvme connect "${at_target[@]}" -n "$INTEROP_NQN" --hostnqn=$host --hostid=$id "$@"
-  controller=$(controllers)
-  eventually 60 is_live
-  eventually 60 all_namespaces_are_there
-}
-
-# is_refused OPTION…: the host cannot connect.
-is_refused() {
-  local said
-  said=$(nvme connect "${at_target[@]}" -n "$INTEROP_NQN" --hostnqn=$host --hostid=$id "$@" 2>&1) &&
-    fail "the host connects"
-  say "nvme connect: $said"
-  [ -z "$(controllers)" ] || fail "a controller is left"
-}
-
-# status FILTER: a value of the status of the host's controller.
-status() { windlass status --socket $control --json | jq -r ".hosts[0] | $1"; }
 
 # is_authenticated KEY BIDIRECTIONAL: with this key on the admin queue, and on every I/O queue.
 is_authenticated() {

@@ -6,13 +6,11 @@
 # without a reconnection, and the appliance is killed.
 . "$(dirname "$0")/lib/guest.sh"
 . "$(dirname "$0")/lib/drives.sh"
+. "$(dirname "$0")/lib/keys.sh"
 
-host=nqn.2026-11.org.example:host-a
-id=11111111-1111-4111-8111-111111111111
 other_host=nqn.2026-11.org.example:host-b
 other_id=22222222-2222-4222-8222-222222222222
 discovery=nqn.2014-08.org.nvmexpress.discovery
-keys=/tmp/keys
 marker=these-words-must-not-be-readable-on-the-network
 
 # make_key NAME [OPTION…]: a key file of this name; /tmp/printed.NAME has the printed commands.
@@ -38,49 +36,6 @@ configure_host() {
   sed -i "s/^transport = \"tcp\"/&\ntls = \"$policy\"/" $config
 }
 
-apply() { show windlass apply --socket $control; }
-
-# start_tlshd: the kernel's handshakes are performed by a daemon.
-start_tlshd() {
-  printf '[debug]\nloglevel=1\n[authenticate]\nkeyrings=.nvme\n' > /etc/tlshd.conf
-  tlshd -s -c /etc/tlshd.conf > /tmp/tlshd.log 2>&1 &
-  trap 'at_end; tail -n 20 /tmp/tlshd.log' EXIT
-  sleep 1
-}
-
-# connects OPTION…: connects as the host, and sets `controller`.
-connects() {
-  # Not shown: the options may have a key.
-  nvme connect "${at_target[@]}" -n "$INTEROP_NQN" --hostnqn=$host --hostid=$id "$@" ||
-    fail "nvme connect exited with $?"
-  is_connected
-}
-
-is_connected() {
-  controller=$(controllers)
-  [ -n "$controller" ] || fail "no controller"
-  eventually 60 is_live
-  eventually 60 all_namespaces_are_there
-}
-
-# is_refused OPTION…: the host cannot connect.
-is_refused() {
-  local said
-  said=$(nvme connect "${at_target[@]}" -n "$INTEROP_NQN" --hostnqn="${nqn:-$host}" \
-    --hostid="${uuid:-$id}" "$@" 2>&1) && fail "the host connects"
-  say "nvme connect: $said"
-  [ -z "$(controllers)" ] || fail "a controller is left"
-}
-
-# status FILTER: a value of the status of the host's controller.
-status() { windlass status --socket $control --json | jq -r ".hosts[0] | $1"; }
-
-# is_protected KEY: with this key on the admin queue, and every I/O queue is protected.
-is_protected() {
-  [ "$(status '.channel.key')" = "$1" ] &&
-    [ "$(status '(.queues | length > 0) and all(.queues[]; .protected)')" = true ]
-}
-
 # keep KEY VERSION: puts a key into the keyring, and prints its serial number.
 keep() {
   nvme check-tls-key -d "$(key "$1")" -n $host -c "$INTEROP_NQN" -I "$2" -i > /tmp/kept ||
@@ -91,34 +46,6 @@ keep() {
 forget_keys() {
   local serial
   for serial in $(keyctl rlist %:.nvme); do keyctl unlink "$serial" %:.nvme; done
-}
-
-# is_encrypted KEY: with this key, by the host's kernel.
-is_encrypted() {
-  is_protected "$1" || fail "not protected: $(status .)"
-  status .channel
-  # One socket of each queue of the host; our records do not use the kernel's TLS.
-  grep -E '^TlsCurr[RT]xSw' /proc/net/tls_stat
-  [ "$(awk '$1 == "TlsCurrTxSw" { print $2 }' /proc/net/tls_stat)" -ge 2 ] ||
-    fail "the kernel does not encrypt"
-}
-
-# captures_the_marker: writes the marker and reads it back; whether it was readable on the network.
-captures_the_marker() {
-  local capture=/tmp/capture block=/tmp/block watcher
-  rm -f $capture
-  tcpdump -i lo -U -w $capture "tcp port $INTEROP_PORT" 2> /tmp/tcpdump &
-  watcher=$!
-  eventually 30 grep -q listening /tmp/tcpdump
-  yes $marker | head -c 65536 > $block || true
-  dd if=$block of="$(namespaces)" bs=64k oflag=direct status=none || fail "the marker is not written"
-  dd if="$(namespaces)" bs=64k count=1 iflag=direct status=none | cmp - $block ||
-    fail "other data is read"
-  sleep 1
-  kill $watcher
-  wait $watcher || true
-  [ "$(stat -c %s $capture)" -gt 131072 ] || fail "the capture is not complete"
-  grep -qaF $marker $capture
 }
 
 # The commands as an administrator copies them, with the address.
@@ -149,7 +76,7 @@ input_and_output() {
   disk=$(namespaces)
   verify "mixed sizes" "$disk" 16
   verify "large requests" "$disk" 16 --bsrange=512k-1m
-  if captures_the_marker; then fail "data is readable on the network"; fi
+  if captures "$marker"; then fail "data is readable on the network"; fi
   show mkfs.ext4 -q -F "$disk"
   show mount "$disk" /mnt
   verify "file system" /mnt/data 16
@@ -289,7 +216,7 @@ both_at_one_listener() {
     fail "discovery does not report TLS"
   connects
   [ "$(status .channel)" = null ] || fail "protected: $(status .)"
-  captures_the_marker || fail "the capture does not show what is readable"
+  captures "$marker" || fail "the capture does not show what is readable"
   configure_host allowed ', tls = "new", require = ["tls"]' new
   apply
   eventually 60 is_not_live
@@ -304,9 +231,6 @@ both_at_one_listener() {
 }
 
 begin
-modprobe tls
-# Emulated processors on a busy machine can need more than the 10 s that the kernel allows.
-echo 60 > /sys/module/nvme_tcp/parameters/tls_handshake_timeout
 start_tlshd
 mkdir -p $keys
 for name in old new other; do make_key $name; done

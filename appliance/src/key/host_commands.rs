@@ -28,7 +28,12 @@ pub(super) fn text(secret: &AnySecret, host: Option<&Nqn>, subsystem: Option<&Nq
              nvme check-tls-key -d {key} -n {host} -c {subsystem} -I 1 -i\n  {connect} --tls\n\
              Both need tlshd, with keyrings=.nvme in /etc/tlshd.conf.\n"
         ),
-        AnySecret::Chap(_) => writeln!(text, "  {connect} -S {key}"),
+        AnySecret::Chap(_) => write!(
+            text,
+            "  {connect} -S {key}\n\
+             or, with TLS by a key that the host generates (`concatenation`, Linux 6.15, tlshd):\n  \
+             {connect} -S {key} --concat\n"
+        ),
     };
     text
 }

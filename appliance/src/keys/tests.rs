@@ -106,6 +106,7 @@ fn the_target_gets_the_keys_of_a_host_in_order() {
         chap: vec![b.clone(), a.clone()],
         chap_controller: Some(a),
         chap_null_group: false,
+        concatenation: false,
         requires_chap: true,
         tls: Vec::new(),
         requires_tls: false,
@@ -115,6 +116,17 @@ fn the_target_gets_the_keys_of_a_host_in_order() {
     assert_eq!(names, ["b", "a"]);
     assert_eq!(of_target.keys[0].secret.expose(), [2; 32]);
     assert!(of_target.required && of_target.controller_key.is_some());
+    let concatenation = |concatenation, requires_tls| {
+        let host = HostAuthentication {
+            concatenation,
+            requires_tls,
+            ..host.clone()
+        };
+        keys.authentication(&host).concatenation
+    };
+    assert_eq!(concatenation(false, true), Concatenation::Off);
+    assert_eq!(concatenation(true, false), Concatenation::Allowed);
+    assert_eq!(concatenation(true, true), Concatenation::Required);
     let without = Keys::default().authentication(&host);
     assert!(without.keys.is_empty(), "the target refuses it");
 }

@@ -293,6 +293,7 @@ impl Observation {
         let channel = &queue.channel;
         ChannelStatus {
             key: channel.owner.key.clone(),
+            generated: channel.owner.generation.is_some(),
             cipher: channel.cipher.to_owned(),
             group: channel.group.to_owned(),
             derivation: channel.derivation.to_owned(),

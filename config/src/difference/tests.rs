@@ -304,6 +304,7 @@ fn keys_precede_their_users_and_requirements_disconnect() {
         chap: vec![name.clone()],
         chap_controller: None,
         chap_null_group: false,
+        concatenation: false,
         requires_chap: false,
         tls: Vec::new(),
         requires_tls: false,

@@ -6,7 +6,7 @@ use std::hash::Hash;
 use toml::de::DeValue;
 
 use super::Located;
-use super::hosts::{HostDraft, hosts as host_drafts};
+use super::hosts::{HostDraft, TlsNeed, hosts as host_drafts};
 use super::masks::masks;
 use super::reader::{Element, Reader};
 use super::setting::Fault;
@@ -28,8 +28,8 @@ pub(crate) struct ExportDraft {
     pub(crate) listeners: Vec<Located<String>>,
     /// The names of keys that its hosts refer to.
     pub(crate) keys: Vec<Located<String>>,
-    /// The findings, without their text, if none of its listeners has TLS.
-    pub(crate) secure: Vec<Finding>,
+    /// What its hosts need of one of its listeners.
+    pub(crate) tls_needs: Vec<TlsNeed>,
     /// The findings if one of its devices is shared.
     pub(crate) missing_if_shared: Vec<Finding>,
     export: Option<Export>,
@@ -59,10 +59,8 @@ pub(super) fn export(table: &Reader<'_, '_>, findings: &mut Findings) -> ExportD
     let (access, hosts) = access(table, findings);
     let authentication = hosts.iter().map(|host| host.authentication.clone());
     let authentication: Option<Vec<_>> = authentication.collect();
-    let secure = hosts
-        .iter()
-        .filter_map(|host| host.secure.clone())
-        .collect();
+    let tls_needs = hosts.iter().flat_map(|host| host.tls_needs.clone());
+    let tls_needs = tls_needs.collect();
     let keys = hosts.into_iter().flat_map(|host| host.keys).collect();
     let groups = namespaces.as_ref();
     let groups: Option<BTreeSet<u32>> =
@@ -87,7 +85,7 @@ pub(super) fn export(table: &Reader<'_, '_>, findings: &mut Findings) -> ExportD
         namespaces: drafts,
         listeners,
         keys,
-        secure,
+        tls_needs,
         missing_if_shared: missing_if_shared(table),
         export,
     }

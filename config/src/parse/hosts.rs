@@ -9,7 +9,7 @@ use super::reader::{Element, Reader};
 use super::setting::Fault;
 use crate::keys;
 use crate::limits::HOST_KEYS_MAX;
-use crate::model::HostAuthentication;
+use crate::model::{HostAuthentication, Tls};
 use crate::problem::{Finding, Findings, ProblemKind};
 use crate::value::{Name, Nqn};
 
@@ -20,8 +20,17 @@ pub(super) struct HostDraft {
     pub(super) keys: Vec<Located<String>>,
     /// How it authenticates itself; `Some(None)` if it does not.
     pub(super) authentication: Option<Option<HostAuthentication>>,
-    /// The finding, without its text, if it has to use TLS and the export has no listener with it.
-    pub(super) secure: Option<Finding>,
+    /// What it needs of a listener of the export.
+    pub(super) tls_needs: Vec<TlsNeed>,
+}
+
+/// What a host needs of one of its export's listeners.
+#[derive(Clone, Debug)]
+pub(crate) struct TlsNeed {
+    /// The values of the listener's `tls` with which it can connect.
+    pub(crate) values: &'static [Tls],
+    /// The finding if no listener has one.
+    pub(crate) finding: Finding,
 }
 
 /// The readable hosts of a list.
@@ -50,7 +59,7 @@ fn host(element: &Element<'_, '_>, findings: &mut Findings) -> Option<HostDraft>
         nqn,
         keys: Vec::new(),
         authentication: Some(None),
-        secure: None,
+        tls_needs: Vec::new(),
     })
 }
 
@@ -61,13 +70,15 @@ fn host_table(table: &Reader<'_, '_>, findings: &mut Findings) -> Option<HostDra
     let null_group = table.optional::<bool>("chap_null_group", findings);
     let null_group = table.or_default("chap_null_group", null_group, false);
     let tls = names(table, "tls", findings);
+    let concatenation = table.optional::<bool>("concatenation", findings);
+    let concatenation = table.or_default("concatenation", concatenation, false);
     let required = required(table, findings);
     report_useless(table, findings);
     report_impossible(table, required, findings);
+    report_unasked(table, (concatenation, required), findings);
     let all = chap.iter().flatten().chain(&controller);
     let keys = all.chain(tls.iter().flatten()).cloned().collect();
-    let secure = required.is_some_and(|it| it.tls) && table.has("tls");
-    let secure = secure.then(|| table.at_key("require", ProblemKind::Conflict, String::new()));
+    let tls_needs = tls_needs(table, concatenation, required);
     let nqn = nqn.filter(|nqn| is_not_discovery(nqn, "a host", findings))?;
     let authentication = authentication(
         table,
@@ -77,13 +88,13 @@ fn host_table(table: &Reader<'_, '_>, findings: &mut Findings) -> Option<HostDra
             controller,
             tls,
         },
-        (null_group, required),
+        (null_group, concatenation, required),
     );
     Some(HostDraft {
         nqn,
         keys,
         authentication,
-        secure,
+        tls_needs,
     })
 }
 
@@ -92,7 +103,7 @@ fn report_useless(table: &Reader<'_, '_>, findings: &mut Findings) {
     if table.has("chap") {
         return;
     }
-    for key in ["chap_controller", "chap_null_group"] {
+    for key in ["chap_controller", "chap_null_group", "concatenation"] {
         if table.has(key) {
             findings.add(|| Finding {
                 hint: Some("add `chap`, or remove it".to_owned()),
@@ -120,7 +131,7 @@ fn report_impossible(table: &Reader<'_, '_>, required: Option<Required>, finding
             )
         });
     }
-    if required.tls && !table.has("tls") {
+    if required.tls && !table.has("tls") && !table.has("concatenation") {
         findings.add(|| Finding {
             hint: Some("name the host's key in `tls`".to_owned()),
             ..table.missing(
@@ -129,6 +140,62 @@ fn report_impossible(table: &Reader<'_, '_>, required: Option<Required>, finding
             )
         });
     }
+}
+
+/// Reports a host that may generate a key and is never asked to, because nothing is required of it.
+fn report_unasked(
+    table: &Reader<'_, '_>,
+    (concatenation, required): (Option<bool>, Option<Required>),
+    findings: &mut Findings,
+) {
+    let asks = required.is_none_or(|it| it.chap || it.tls);
+    if concatenation == Some(true) && !asks {
+        findings.add(|| {
+            Finding {
+            hint: Some("write require = [\"tls\"], or [\"chap\"]".to_owned()),
+            ..table.at_key(
+                "concatenation",
+                ProblemKind::Conflict,
+                "`concatenation` has no effect without `require`: hosts authenticate themselves if \
+                 they have to"
+                    .to_owned(),
+            )
+        }
+        });
+    }
+}
+
+/// What a host needs of the listeners, as far as that is readable.
+fn tls_needs(
+    table: &Reader<'_, '_>,
+    concatenation: Option<bool>,
+    required: Option<Required>,
+) -> Vec<TlsNeed> {
+    let need = |key, values, message: &str, hint: &str| TlsNeed {
+        values,
+        finding: Finding {
+            hint: Some(hint.to_owned()),
+            ..table.at_key(key, ProblemKind::Conflict, message.to_owned())
+        },
+    };
+    let mut needs = Vec::new();
+    if concatenation == Some(true) {
+        needs.push(need(
+            "concatenation",
+            &[Tls::Allowed],
+            "the host generates a key on a connection without TLS, and uses it with TLS, and no \
+             listener of the export has both",
+            "write tls = \"allowed\" in [[listener]]",
+        ));
+    } else if required.is_some_and(|it| it.tls) && table.has("tls") {
+        needs.push(need(
+            "require",
+            &[Tls::Allowed, Tls::Required],
+            "the host has to use TLS, and no listener of the export has it",
+            "write tls = \"required\" or \"allowed\" in [[listener]]",
+        ));
+    }
+    needs
 }
 
 /// The key names of a host, as far as they are readable.
@@ -142,7 +209,7 @@ fn authentication(
     table: &Reader<'_, '_>,
     host: &Nqn,
     keys: Keys,
-    (null_group, required): (Option<bool>, Option<Required>),
+    (null_group, concatenation, required): (Option<bool>, Option<bool>, Option<Required>),
 ) -> Option<Option<HostAuthentication>> {
     if !table.has("chap") && !table.has("tls") {
         return Some(None);
@@ -162,6 +229,7 @@ fn authentication(
         chap: named("chap", keys.chap)?,
         chap_controller,
         chap_null_group: null_group?,
+        concatenation: concatenation?,
         requires_chap: required.chap,
         tls: named("tls", keys.tls)?,
         requires_tls: required.tls,

@@ -57,8 +57,8 @@ pub(crate) struct ListenerDraft {
     pub(crate) name: NameDraft,
     pub(crate) transport: Option<Transport>,
     pub(crate) address: Option<Located<ListenAddress>>,
-    /// Whether its connections may be protected by TLS; `None` if that is not readable.
-    pub(crate) has_tls: Option<bool>,
+    /// Whether its connections are protected by TLS; `None` if that is not readable.
+    pub(crate) tls: Option<Tls>,
     listener: Option<Listener>,
 }
 
@@ -72,9 +72,9 @@ impl ListenerDraft {
             name: NameDraft::of(table),
             transport: transport.map(|transport| transport.value),
             address: table.optional("address", found),
-            has_tls: match table.optional::<Tls>("tls", found) {
-                Some(tls) => Some(tls.value != Tls::Off),
-                None => (!table.has("tls")).then_some(false),
+            tls: match table.optional::<Tls>("tls", found) {
+                Some(tls) => Some(tls.value),
+                None => (!table.has("tls")).then_some(Tls::Off),
             },
             listener,
         }

@@ -155,6 +155,16 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         timeout_s: 480,
     },
     Scenario {
+        name: "concat",
+        script: "concat.sh",
+        connect: "",
+        place: Place::Guest(Machine {
+            options: &[],
+            namespaces: 1,
+        }),
+        timeout_s: 480,
+    },
+    Scenario {
         name: "two-paths",
         script: "two-paths.sh",
         connect: "",
@@ -346,6 +356,26 @@ impl Scenario {
         GATE.contains(&self.name)
     }
 
+    /// Whether the guest needs a newer kernel than that of its Debian release.
+    fn needs_backports(&self) -> bool {
+        self.name == "concat"
+    }
+
+    /// Lets a command of the lab use the scenario's kind of guest.
+    fn choose_guest(&self, lab: &mut Command) {
+        if self.needs_backports() {
+            lab.env("LAB_BACKPORTS", "1");
+            lab.env("LAB_DIR", process::root().join("target/lab-backports"));
+        }
+    }
+
+    /// Builds the scenario's kind of guest.
+    pub(crate) fn build_guest(&self) -> Result<(), String> {
+        let mut build = process::lab();
+        self.choose_guest(build.arg("build"));
+        process::run(&mut build)
+    }
+
     /// Whether the guest's own kernel target can replace the appliance.
     fn supports_self_check(&self) -> bool {
         matches!(self.place, Place::Here(_))
@@ -391,7 +421,6 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     if !options.self_check {
         process::run(&mut build(options.release))?;
     }
-    process::run(process::lab().arg("build"))?;
     let harness = Harness::of_repository(options.release, options.self_check);
     let mut failures = Vec::new();
     for scenario in SCENARIOS {
@@ -399,6 +428,7 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
             continue;
         }
         if options.scenarios.is_empty() || options.scenarios.iter().any(|n| n == scenario.name) {
+            scenario.build_guest()?;
             let result = harness.run(scenario);
             println!(
                 "{}: {}",
@@ -574,7 +604,7 @@ impl Harness {
             ADDRESS_IN_GUEST
         };
         let mut command = killed_with_parent(&self.lab);
-        command.arg("run");
+        scenario.choose_guest(command.arg("run"));
         match &scenario.place {
             Place::Here(_) => command.arg("--net"),
             Place::Guest(machine) => command.args(machine.options),

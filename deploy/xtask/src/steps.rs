@@ -470,6 +470,7 @@ fn interop_scenarios(extent: Extent) -> Vec<Row> {
     let harness = Harness::of_repository(false, false);
     let run = |scenario: &interop::Scenario| {
         timed(format!("interop {}", scenario.name), || {
+            scenario.build_guest()?;
             harness.run(scenario)
         })
     };

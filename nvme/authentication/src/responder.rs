@@ -89,17 +89,19 @@ impl Responder {
         }
     }
 
-    /// Replaces the keys, for transactions that begin from now on. Returns false, and changes
-    /// nothing, within a transaction.
-    pub fn set_keys(
+    /// Replaces the keys and the policy, for transactions that begin from now on. Returns false, and
+    /// changes nothing, within a transaction.
+    pub fn configure(
         &mut self,
         host_keys: ArrayVec<Key, HOST_KEYS_MAX>,
         controller_key: Option<Key>,
+        policy: Policy,
     ) -> bool {
         let is_between = matches!(self.state, State::Idle);
         if is_between {
             self.queue.host_keys = host_keys;
             self.queue.controller_key = controller_key;
+            self.policy = policy;
         }
         is_between
     }

@@ -71,8 +71,11 @@ pub(crate) struct AdminQueue {
 }
 
 impl AdminQueue {
-    /// Connects the admin queue of a controller. Returns it with the controller identifier.
-    pub(crate) fn connect(options: &ConnectOptions) -> Result<(Self, u16), HostError> {
+    /// Connects the admin queue of a controller, and authenticates it if it has to be. Returns it with
+    /// the controller identifier and the result.
+    pub(crate) fn connect(
+        options: &ConnectOptions,
+    ) -> Result<(Self, u16, Option<Authenticated>), HostError> {
         let data = options.connect_data(CNTLID_DYNAMIC)?.as_bytes().to_vec();
         let parameters = QueueParameters {
             qid: 0,
@@ -97,13 +100,15 @@ impl AdminQueue {
         let completion = queue.execute("Connect", sqe, Transfer::Write(data))?;
         let success = completion.cqe.connect_success();
         let required = success.authreq();
-        if required.secure_channel() {
-            return Err(HostError::Unsupported("secure channels"));
+        if required.secure_channel() && !authentication::concatenates(options) {
+            return Err(HostError::ChannelRequired);
         }
-        if authentication::is_wanted(options, required.authentication())? {
-            queue.authenticate(options)?;
-        }
-        Ok((queue, success.cntlid()))
+        let is_required = required.authentication() || required.secure_channel();
+        let authenticated = match authentication::is_wanted(options, is_required)? {
+            true => Some(queue.authenticate(options)?),
+            false => None,
+        };
+        Ok((queue, success.cntlid(), authenticated))
     }
 
     /// Authenticates the queue, for the first time or again.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use nvme_authentication::{
-    Action, Authenticated, Channel, Failure, Key, Policy, Queue, SystemRandom,
+    Action, Authenticated, Channel, Failure, Key, Policy, Queue, SecureChannelPolicy, SystemRandom,
 };
 use nvme_keys::ChapSecret;
 use nvme_spec::Sqe;
@@ -50,6 +50,12 @@ pub(crate) fn is_wanted(options: &ConnectOptions, is_required: bool) -> Result<b
         None if is_required => Err(HostError::AuthenticationRequired),
         None => Ok(false),
     }
+}
+
+/// Whether the host generates a key for a secure channel.
+pub(crate) fn concatenates(options: &ConnectOptions) -> bool {
+    let policy = options.chap.as_ref().map(|chap| chap.policy.secure_channel);
+    policy.is_some_and(|it| it != SecureChannelPolicy::Never)
 }
 
 /// Exchanges messages with the controller.

@@ -83,7 +83,7 @@ impl Controller {
     /// # Errors
     /// [`HostError`]; nothing remains open.
     pub fn connect(options: ConnectOptions) -> Result<Self, HostError> {
-        let (admin, cntlid) = AdminQueue::connect(&options)?;
+        let (admin, cntlid, _) = AdminQueue::connect(&options)?;
         let mut controller = Self {
             admin,
             options,

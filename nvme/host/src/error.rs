@@ -70,6 +70,9 @@ pub enum HostError {
     /// The controller requires authentication, and the host has no secret.
     #[error("the controller requires authentication, and this host has no key")]
     AuthenticationRequired,
+    /// The controller requires a secure channel, and the host did not ask for one.
+    #[error("the controller requires TLS: connect with a key for it, or generate one")]
+    ChannelRequired,
     /// The authentication failed.
     #[error("authentication failed: {0}")]
     Authentication(nvme_authentication::Failure),
@@ -230,6 +233,7 @@ impl HostError {
             | Self::ControllerFatal
             | Self::Unsupported(_)
             | Self::AuthenticationRequired
+            | Self::ChannelRequired
             | Self::Authentication(_)
             | Self::Tls(_)
             | Self::DigestUnsupported(_)

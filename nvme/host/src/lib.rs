@@ -20,6 +20,7 @@
 
 mod admin;
 mod authentication;
+mod concatenation;
 mod controller;
 mod deadline;
 mod discovery;
@@ -43,6 +44,6 @@ pub use link::{
 pub use options::{ConnectOptions, HostIdentity};
 pub use queue::{HostCompletion, HostCompletions, IoQueue, IoQueuePlan};
 pub use tcp::pdu;
-pub use tcp::protected::{ProtectedSocket, TlsOptions};
+pub use tcp::protected::{HostKey, ProtectedSocket, TlsOptions};
 pub use tcp::stream::{ByteStream, Socket, StreamResult};
 pub use transport::Transport;

@@ -10,8 +10,9 @@ mod records;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use nvme_authentication::{Group, Key, Policy};
+use nvme_authentication::{Group, Key, Policy, ProposedNullGroup, SecureChannelPolicy};
 use nvme_keys::ChapSecret;
+use reactors::Nanos;
 
 pub use exponentiations::Exponentiations;
 pub(crate) use exponentiations::{Job, Origin};
@@ -19,6 +20,8 @@ pub(crate) use records::{AuthenticationRecords, advice};
 pub use records::{KeyUse, QueueAuthentication};
 
 use crate::config::TargetError;
+use crate::generated_keys::{GeneratedKeys, Generation};
+use crate::secure_channel::SecureChannel;
 use crate::target::Target;
 
 /// Most keys that a host can have in a subsystem: more than one while they are exchanged.
@@ -37,6 +40,18 @@ pub struct NamedSecret {
     pub secret: Arc<ChapSecret>,
 }
 
+/// Whether a host may generate a key for a secure channel, over which it connects anew.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Concatenation {
+    /// It may not.
+    #[default]
+    Off,
+    /// It may.
+    Allowed,
+    /// It has to, where it connects without a secure channel.
+    Required,
+}
+
 /// How a host authenticates itself to a subsystem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostAuthentication {
@@ -50,6 +65,8 @@ pub struct HostAuthentication {
     /// Whether the exchange may use the null group, which has no Diffie-Hellman exchange: who
     /// records it can try secrets offline.
     pub null_group: bool,
+    /// Whether the host may generate a key for a secure channel.
+    pub concatenation: Concatenation,
 }
 
 impl HostAuthentication {
@@ -64,6 +81,23 @@ impl HostAuthentication {
             });
         }
         Ok(())
+    }
+
+    /// Whether the host has to authenticate itself on a connection. Over a channel with a generated
+    /// key it has done so.
+    pub(crate) fn is_required_over(&self, channel: Option<&SecureChannel>) -> bool {
+        match channel {
+            Some(channel) => self.required && channel.owner.generation.is_none(),
+            None => self.required || self.concatenation == Concatenation::Required,
+        }
+    }
+
+    /// Whether a host may begin a connection with a key that was generated so.
+    pub(crate) fn permits_generated(&self, generation: &Generation, now: Nanos) -> bool {
+        let is_own = |key: &NamedSecret| key.secret == generation.secret;
+        self.concatenation != Concatenation::Off
+            && self.keys.iter().any(is_own)
+            && !generation.is_over(now)
     }
 
     /// The transformed keys of the host for a transaction.
@@ -85,6 +119,13 @@ impl HostAuthentication {
         };
         let mut policy = Policy {
             transaction_ms_max: u64::from(limit_ms),
+            secure_channel: match self.concatenation {
+                Concatenation::Off => SecureChannelPolicy::Never,
+                Concatenation::Allowed => SecureChannelPolicy::Permitted,
+                Concatenation::Required => SecureChannelPolicy::Required,
+            },
+            // Linux proposes it always, and accepts another one.
+            proposed_null_group: ProposedNullGroup::Ignore,
             ..Policy::default()
         };
         if self.null_group {
@@ -111,6 +152,12 @@ impl Target {
             self.notify(reactor);
         }
         reactor.is_some()
+    }
+
+    /// The keys that hosts have generated for secure channels.
+    #[must_use]
+    pub fn generated_keys(&self) -> &GeneratedKeys {
+        &self.generated_keys
     }
 
     /// The uses of keys since the start, by the name of the key.

@@ -23,6 +23,7 @@ mod counters;
 mod error_log;
 mod eviction;
 mod exclusions;
+mod generated_keys;
 mod handover;
 mod host_accounts;
 mod interface;
@@ -51,7 +52,8 @@ mod view;
 
 pub use ana::{ANA_GROUPS_MAX, AnaState, UnknownAnaState};
 pub use authentication::{
-    Exponentiations, HOST_KEYS_MAX, HostAuthentication, KeyUse, NamedSecret, QueueAuthentication,
+    Concatenation, Exponentiations, HOST_KEYS_MAX, HostAuthentication, KeyUse, NamedSecret,
+    QueueAuthentication,
 };
 pub use config::{
     ADMIN_QUEUE_DEPTH_MAX, ADMIN_QUEUE_DEPTH_MAX_RDMA, AnaPath, CONTROLLER_IDS, CONTROLLERS_MAX,
@@ -64,6 +66,7 @@ pub use controller::ControllerKind;
 pub use controller::state::ControllerState;
 pub use counters::{CoreCounters, Counter, IoCounters, IoTotals};
 pub use eviction::{EvictedAssociations, HostName};
+pub use generated_keys::{GENERATED_KEYS_MAX, GeneratedKeys, Generation};
 pub use handover::{HandoverError, NotQuiet, RestoredConnection, UnfinishedCommands};
 pub use interface::{
     ADMIN_IN_CAPSULE_MAX_BYTES, Admission, Arrival, Close, CloseReason, Completed, ConnectOutcome,

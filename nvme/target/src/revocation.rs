@@ -75,6 +75,7 @@ impl Target {
     /// Before, the caller removes the key from the configuration of the subsystems, and from the keys
     /// of the transports, which have version `keys_version` since.
     pub fn revoke_key(&self, key: &str, keys_version: u64) -> EvictedAssociations {
+        self.generated_keys.remove_all_of(key);
         let mut ended = Vec::new();
         let Ok(()) = self.publish::<Infallible>(|registry, published| {
             published.revocations.add(Revocation {

@@ -9,17 +9,21 @@ use std::sync::Arc;
 
 use reactors::Nanos;
 
+use crate::authentication::HostAuthentication;
+use crate::generated_keys::Generation;
 use crate::revocation::Revocations;
 
 /// The host and the subsystem that a key belongs to.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyOwner {
-    /// The name by which operators know the key.
+    /// The name by which operators know the key, or the secret by which it was generated.
     pub key: String,
     /// The NQN of the host.
     pub host_nqn: String,
     /// The NQN of the subsystem, or that of the discovery service.
     pub subsystem_nqn: String,
+    /// How the key was generated; `None` if it is configured.
+    pub generation: Option<Generation>,
 }
 
 /// A secure channel, which a transport has established before Connect.
@@ -53,6 +57,8 @@ pub(crate) enum ChannelRefusal<'a> {
     Owner(&'a KeyOwner),
     /// The key was revoked while the channel was established.
     Revoked(&'a KeyOwner),
+    /// The key was generated too long ago, or the secret by which it was is no longer one of the host.
+    Outdated(&'a KeyOwner),
     /// The host has to use a channel.
     Required,
     /// The queues of the controller use channels, and this one does not, or the reverse.
@@ -72,6 +78,11 @@ impl ChannelRefusal<'_> {
                 "key {} was revoked: place another one in its file, and run windlass apply",
                 owner.key
             ),
+            Self::Outdated(owner) => format!(
+                "the connection uses a key that was generated with secret {}, which is too old or no \
+                 longer one of the host: disconnect the host, and connect it again with --concat",
+                owner.key
+            ),
             Self::Required => {
                 "the host has require = [\"tls\"], and connects without TLS: connect \
                                with --tls to a listener that offers it"
@@ -84,27 +95,42 @@ impl ChannelRefusal<'_> {
     }
 }
 
-/// Checks that a host that connects to a subsystem may use the channel, or none.
+/// A host that connects to a subsystem.
+pub(crate) struct Connecting<'a> {
+    pub(crate) host_nqn: &'a str,
+    pub(crate) subsystem_nqn: &'a str,
+    /// What the configuration has for its authentication.
+    pub(crate) authentication: Option<&'a HostAuthentication>,
+    /// Whether the queue needs a channel.
+    pub(crate) is_required: bool,
+}
+
+/// Checks that a host may use the channel, or none.
 pub(crate) fn check<'a>(
     channel: Option<&'a SecureChannel>,
-    host_nqn: &str,
-    subsystem_nqn: &str,
-    is_required: bool,
+    connecting: &Connecting<'_>,
     revocations: &Revocations,
+    now: Nanos,
 ) -> Result<(), ChannelRefusal<'a>> {
-    match channel {
-        Some(channel) => {
-            let owner = &*channel.owner;
-            let is_owner = owner.host_nqn == host_nqn && owner.subsystem_nqn == subsystem_nqn;
-            if !is_owner {
-                Err(ChannelRefusal::Owner(owner))
-            } else if revocations.include(channel) {
-                Err(ChannelRefusal::Revoked(owner))
-            } else {
-                Ok(())
-            }
-        }
-        None if is_required => Err(ChannelRefusal::Required),
-        None => Ok(()),
+    let Some(channel) = channel else {
+        return match connecting.is_required {
+            true => Err(ChannelRefusal::Required),
+            false => Ok(()),
+        };
+    };
+    let owner = &*channel.owner;
+    let names = (&*owner.host_nqn, &*owner.subsystem_nqn);
+    let is_valid = |generation: &Generation| {
+        let settings = connecting.authentication;
+        settings.is_some_and(|it| it.permits_generated(generation, now))
+    };
+    if names != (connecting.host_nqn, connecting.subsystem_nqn) {
+        Err(ChannelRefusal::Owner(owner))
+    } else if revocations.include(channel) {
+        Err(ChannelRefusal::Revoked(owner))
+    } else if !owner.generation.as_ref().is_none_or(is_valid) {
+        Err(ChannelRefusal::Outdated(owner))
+    } else {
+        Ok(())
     }
 }

@@ -20,6 +20,7 @@ use crate::config::{
 };
 use crate::counters::{CoreCounters, IoTotals};
 use crate::exclusions::ExclusionTable;
+use crate::generated_keys::GeneratedKeys;
 use crate::interface::CloseReason;
 use crate::rates::{RateLimit, RateLimitSnapshot, RateRules};
 use crate::registry::{ControllerEntry, Registry};
@@ -56,6 +57,7 @@ pub struct Target {
     reservation_messages: AtomicU32,
     pub(crate) exponentiations: Exponentiations,
     pub(crate) authentication_records: AuthenticationRecords,
+    pub(crate) generated_keys: GeneratedKeys,
     shutting_down: AtomicBool,
     published: SnapshotCell<TargetView>,
     registry: Mutex<Registry>,
@@ -112,6 +114,7 @@ impl Target {
             reservation_messages: AtomicU32::new(0),
             exponentiations: Exponentiations::new(reactors),
             authentication_records: AuthenticationRecords::default(),
+            generated_keys: GeneratedKeys::default(),
             shutting_down: AtomicBool::new(false),
             published: SnapshotCell::new(published, EPOCH_FIRST),
             registry: Mutex::new(Registry::new(&config.limits)),

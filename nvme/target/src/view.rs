@@ -9,10 +9,10 @@ use std::sync::Arc;
 use block::{ABANDONED_MAX, Deallocate, Device, GIVEN_UP_MAX};
 use reactors::Nanos;
 
-use crate::authentication::HostAuthentication;
+use crate::authentication::{Concatenation, HostAuthentication};
 use crate::config::{
     DeviceIndex, MaskedAccess, NAMESPACE_ID_MAX, NamespaceConfig, NamespaceMask, PortConfig,
-    PortId, SubsystemConfig,
+    PortId, PortSecurity, SubsystemConfig,
 };
 use crate::io::COPY_BYTES_MAX;
 use crate::rates::RateRules;
@@ -355,6 +355,24 @@ impl TargetView {
     ) -> Option<&Arc<HostAuthentication>> {
         let subsystem = self.subsystem(subsystem)?;
         subsystem.config.authentication.get(host_nqn)
+    }
+
+    /// Whether a host has to use a secure channel for a subsystem.
+    pub(crate) fn needs_channel(&self, subsystem: u32, host_nqn: &str) -> bool {
+        let subsystem = self.subsystem(subsystem);
+        subsystem.is_some_and(|it| it.config.secure_hosts.contains(host_nqn))
+    }
+
+    /// Whether a host at a port may generate a key for a secure channel there.
+    pub(crate) fn may_concatenate(
+        &self,
+        port: PortId,
+        settings: Option<&Arc<HostAuthentication>>,
+    ) -> bool {
+        let has_tls = self
+            .port(port)
+            .is_some_and(|it| it.security != PortSecurity::None);
+        has_tls && settings.is_some_and(|it| it.concatenation != Concatenation::Off)
     }
 
     /// What the host of a controller sees of its subsystem.

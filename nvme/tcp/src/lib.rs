@@ -39,7 +39,7 @@ pub use network::{Accepted, Interest, Network, Ready, Sockets};
 pub use protected::Protected;
 pub use socket_stream::SocketStream;
 pub use stream::{ByteStream, TcpSocket, Transferred};
-pub use tls::{SharedTlsKeys, TlsCounters, TlsKeys, TlsPolicy};
+pub use tls::{GeneratedTlsKeys, SharedTlsKeys, TlsCounters, TlsKeys, TlsPolicy};
 pub use transport::{
     Exported, Handoff, HandoverMessage, NotReady, PassedConnection, PortMessage, RestoreFailure,
     TcpTransport,

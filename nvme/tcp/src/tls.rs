@@ -2,9 +2,9 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use nvme_keys::Derivation;
-use nvme_target::{KeyOwner, SecureChannel};
-use nvme_tls::KeyTable;
+use nvme_keys::{Candidate, Derivation};
+use nvme_target::{GeneratedKeys, KeyOwner, SecureChannel};
+use nvme_tls::{ChangingKeys, KeyTable};
 use nvme_tls_handshake::Established;
 
 /// Whether the connections of a listener are protected by TLS 1.3.
@@ -21,6 +21,16 @@ pub enum TlsPolicy {
 
 /// The keys of hosts, with their owners.
 pub type TlsKeys = KeyTable<Arc<KeyOwner>>;
+
+/// The keys that hosts generate while the target runs, for [`TlsKeys::with_changing`].
+#[derive(Debug)]
+pub struct GeneratedTlsKeys(pub GeneratedKeys);
+
+impl ChangingKeys<Arc<KeyOwner>> for GeneratedTlsKeys {
+    fn candidates(&self, identity: &[u8]) -> Vec<(Arc<KeyOwner>, Candidate)> {
+        self.0.candidates(identity)
+    }
+}
 
 /// The keys at a time.
 #[derive(Clone, Debug, Default)]

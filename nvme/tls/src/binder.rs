@@ -4,6 +4,7 @@
 //! host, and hosts derive keys in different ways. Then the binder tells them apart.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::Arc;
 
 use aws_lc_rs::{digest, hmac};
@@ -16,10 +17,17 @@ use crate::{Alert, Suite};
 /// The message type that replaces a ClientHello in transcripts (RFC 8446 §4.4.1).
 const MESSAGE_HASH: u8 = 254;
 
+/// Keys that change while handshakes look them up.
+pub trait ChangingKeys<K>: fmt::Debug + Send + Sync {
+    /// The candidates with an identity.
+    fn candidates(&self, identity: &[u8]) -> Vec<(K, Candidate)>;
+}
+
 /// The keys that hosts may use, by identity. `K` is what its owner knows of a key.
 #[derive(Debug)]
 pub struct KeyTable<K> {
     by_identity: HashMap<Box<[u8]>, Vec<Arc<Entry<K>>>>,
+    changing: Option<Arc<dyn ChangingKeys<K>>>,
 }
 
 #[derive(Debug)]
@@ -27,6 +35,17 @@ struct Entry<K> {
     key: K,
     candidate: Candidate,
     binder_key: hmac::Key,
+}
+
+impl<K> Entry<K> {
+    fn new(key: K, candidate: Candidate) -> Arc<Self> {
+        let binder_key = binder_key(candidate.hash, &candidate.psk);
+        Arc::new(Self {
+            key,
+            candidate,
+            binder_key,
+        })
+    }
 }
 
 /// The candidate whose binder is right.
@@ -110,6 +129,7 @@ impl<K> Default for KeyTable<K> {
     fn default() -> Self {
         Self {
             by_identity: HashMap::new(),
+            changing: None,
         }
     }
 }
@@ -119,22 +139,32 @@ impl<K: Clone> KeyTable<K> {
     pub fn add(&mut self, key: &K, candidates: impl IntoIterator<Item = Candidate>) {
         for candidate in candidates {
             let identity = candidate.identity.as_bytes().into();
-            let binder_key = binder_key(candidate.hash, &candidate.psk);
-            let entry = Arc::new(Entry {
-                key: key.clone(),
-                candidate,
-                binder_key,
-            });
+            let entry = Entry::new(key.clone(), candidate);
             self.by_identity.entry(identity).or_default().push(entry);
         }
     }
 }
 
 impl<K> KeyTable<K> {
-    /// Whether it has no key.
+    /// The same table, in which identities without a key are looked up in `changing`.
     #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.by_identity.is_empty()
+    pub fn with_changing(self, changing: Arc<dyn ChangingKeys<K>>) -> Self {
+        Self {
+            changing: Some(changing),
+            ..self
+        }
+    }
+
+    /// The entries of an identity.
+    fn entries(&self, identity: &[u8]) -> Vec<Arc<Entry<K>>> {
+        if let Some(entries) = self.by_identity.get(identity) {
+            return entries.clone();
+        }
+        let changing = self.changing.iter();
+        let candidates = changing.flat_map(|it| it.candidates(identity));
+        candidates
+            .map(|(key, candidate)| Entry::new(key, candidate))
+            .collect()
     }
 
     /// The candidate that the host has: of the first identity with a candidate whose binder matches.
@@ -146,15 +176,12 @@ impl<K> KeyTable<K> {
         let mut transcripts = Transcripts::new(hello, None);
         let mut refusal = None;
         for offered in hello.keys() {
-            let Some(entries) = self.by_identity.get(offered.identity) else {
-                continue;
-            };
-            for entry in entries {
+            for entry in self.entries(offered.identity) {
                 let suite = Suite::of_hash(entry.candidate.hash);
                 if !hello.offers(suite) {
                     refusal.get_or_insert(Refusal::SuiteNotOffered(suite));
-                } else if transcripts.matches(entry, offered) {
-                    return Ok(Found(Arc::clone(entry)));
+                } else if transcripts.matches(&entry, offered) {
+                    return Ok(Found(entry));
                 } else {
                     refusal = Some(Refusal::WrongKey {
                         identity: printable(offered.identity),

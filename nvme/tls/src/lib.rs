@@ -24,7 +24,7 @@ mod sealer;
 mod suite;
 
 pub use alert::Alert;
-pub use binder::{Found, KeyTable, Refusal, RetryTranscript};
+pub use binder::{ChangingKeys, Found, KeyTable, Refusal, RetryTranscript};
 pub use channel::{CHANNEL_BYTES, Channel, Failure, Role, Taken};
 pub use client_hello::{Hello, IDENTITIES_MAX, OfferedKey};
 pub use first_flight::{CLIENT_HELLO_BYTES_MAX, FirstFlight, handshake_body_bytes};

@@ -10,8 +10,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use nvme_host::{
-    ConnectOptions, Controller, HostError, HostIdentity, ProtectedSocket, TlsOptions, Transport,
-    discover,
+    ChapOptions, ConnectOptions, Controller, HostError, HostIdentity, ProtectedSocket, TlsOptions,
+    Transport, discover,
 };
 use nvme_keys::{Candidate, ChapSecret, Derivation, Hash, IdentityVersion, Names, PskHash, TlsKey};
 use nvme_spec::nqn::DISCOVERY_NQN;
@@ -238,6 +238,77 @@ fn a_revoked_key_protects_no_connection() {
     assert!(refused.contains("unknown_psk_identity (115)"), "{refused}");
     assert!(is_alive(&mut with_new) && is_alive(&mut of_other));
     connect(&appliance, with(key(2))).expect("the new key");
+}
+
+/// Secure channel concatenation: a host without a key for TLS generates one with its secret for
+/// DH-HMAC-CHAP.
+#[test]
+fn a_host_generates_its_key() {
+    let folder = Folder::new();
+    let host = ", chap = \"chap\", concatenation = true, require = [\"tls\"]";
+    let mut appliance = started(&folder.text("allowed", host));
+    let secret = |byte| ChapSecret::new(Hash::Sha256, &[byte; 32]).expect("the length fits");
+    let at = address(&appliance, "steady");
+    let with_secret = |byte| ConnectOptions {
+        chap: Some(ChapOptions::new(secret(byte), None)),
+        ..options(at, HOST, Transport::tcp())
+    };
+    let refused = with_secret(8).concatenated().expect_err("a wrong secret");
+    assert!(matches!(refused, HostError::Authentication(_)), "{refused}");
+    let refused = Controller::connect(with_secret(9)).expect_err("it has to generate a key");
+    assert!(matches!(refused, HostError::ChannelRequired), "{refused}");
+    refusal(&appliance, Transport::tcp());
+    let generated = with_secret(9).concatenated().expect("the right secret");
+    let mut controller = Controller::connect(generated.clone()).expect("the generated key");
+    read_block(&mut controller);
+    let status = appliance.status();
+    let mut hosts = status.hosts.iter();
+    let channel = hosts.find_map(|it| it.channel.as_ref()).expect("protected");
+    assert_eq!((&*channel.key, &*channel.derivation), ("chap", "standard"));
+    assert!(channel.generated);
+    // Another host's key is that of its secret.
+    let of_other = ConnectOptions {
+        identity: HostIdentity {
+            nqn: OTHER.to_owned(),
+            ..generated.identity.clone()
+        },
+        ..generated.clone()
+    };
+    let refused = Controller::connect(of_other).expect_err("of another host");
+    let refused = refused.to_string();
+    assert!(refused.contains("unknown_psk_identity (115)"), "{refused}");
+    // What is no longer permitted begins no connection, and ends none.
+    let tls = ", tls = \"old\", chap = \"chap\", require = [\"tls\"]";
+    apply(&mut appliance, &folder.text("allowed", tls));
+    let refused = Controller::connect(generated).expect_err("no concatenation");
+    assert!(matches!(refused, HostError::Command { .. }), "{refused}");
+    assert!(is_alive(&mut controller));
+    connect(&appliance, with(key(1))).expect("the configured key");
+    let refused = with_secret(9).concatenated().expect_err("not permitted");
+    assert!(matches!(refused, HostError::Command { .. }), "{refused}");
+}
+
+#[test]
+fn a_revoked_secret_ends_generated_keys() {
+    let folder = Folder::new();
+    let host = ", chap = \"chap\", concatenation = true, require = [\"chap\"]";
+    let text = folder.text("allowed", host);
+    let state = StateDirectory::at(folder.path("state"));
+    let mut appliance = Appliance::start(parsed(&text), &state).expect("it starts");
+    let secret = ChapSecret::new(Hash::Sha256, &[9; 32]).expect("the length fits");
+    let plain = ConnectOptions {
+        chap: Some(ChapOptions::new(secret, None)),
+        ..options(address(&appliance, "steady"), HOST, Transport::tcp())
+    };
+    Controller::connect(plain.clone()).expect("TLS is not required");
+    let generated = plain.concatenated().expect("the right secret");
+    let mut controller = Controller::connect(generated.clone()).expect("the generated key");
+    assert_eq!(revoke(&mut appliance, "chap", true), Ok(1));
+    controller.wait_end(LIMIT).expect("it is disconnected");
+    let refused = Controller::connect(generated).expect_err("revoked");
+    let refused = refused.to_string();
+    assert!(refused.contains("unknown_psk_identity (115)"), "{refused}");
+    plain.concatenated().expect_err("revoked");
 }
 
 #[test]

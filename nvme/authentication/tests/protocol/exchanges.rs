@@ -138,10 +138,20 @@ fn keys_change_between_transactions_only() {
         || -> arrayvec::ArrayVec<Key, 4> { [Key::new(&[3; 32]).unwrap()].into_iter().collect() };
     let message = rig.negotiate();
     let _ = sent(rig.controller.take(&message));
-    assert!(!rig.controller.set_keys(new(), None));
+    assert!(!rig.controller.configure(new(), None, policy.clone()));
     let mut rig = Rig::same(&queue(false), &policy);
-    assert!(rig.controller.set_keys(new(), None));
+    assert!(rig.controller.configure(new(), None, policy.clone()));
     refused_with(&rig.run(|_, _| ()), Violation::WrongResponse);
+}
+
+#[test]
+fn a_new_policy_is_that_of_the_next_transaction() {
+    let weak = policy(Hash::Sha256, Group::Null, NEVER);
+    let mut rig = Rig::same(&queue(false), &weak);
+    let strong = policy(Hash::Sha256, Group::Ffdhe2048, NEVER);
+    let keys = queue(false).host_keys;
+    assert!(rig.controller.configure(keys, None, strong));
+    refused_with(&rig.run(|_, _| ()), Violation::Group);
 }
 
 #[test]

@@ -109,8 +109,9 @@ pub(crate) fn advice(failure: &Failure) -> &'static str {
              `chap_null_group = true`"
         }
         Violation::SecureChannel => {
-            "the host requests a secure channel, which this appliance does not have: connect \
-             without --concat"
+            "the host requests a secure channel (nvme connect --concat) and may not, or it requests \
+             none and has to: set `concatenation` of the host accordingly, and connect to a listener \
+             with tls = \"allowed\""
         }
         Violation::TimedOut => {
             "the host did not authenticate itself in time: connect with --dhchap-secret"

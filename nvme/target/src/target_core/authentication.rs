@@ -9,8 +9,9 @@ mod session;
 use std::sync::Arc;
 
 use hugemem::Lease;
-use nvme_authentication::{Action, Authenticated, Failure, Group, Hash};
+use nvme_authentication::{Action, Authenticated, Channel, Failure, GeneratedPsk, Group, Hash};
 use nvme_handover::QueueRecord;
+use nvme_keys::{GeneratedKey, PskHash};
 use nvme_spec::authentication::{GroupId, HashId};
 use nvme_spec::fabrics::FabricsType;
 use nvme_spec::{Sqe, Status};
@@ -19,13 +20,17 @@ use reactors::Nanos;
 use super::executions::Command;
 use super::queue::Queue;
 use super::{FailedCommand, TargetCore};
-use crate::authentication::{HostAuthentication, Job, Origin, QueueAuthentication, advice};
+use crate::authentication::{
+    HostAuthentication, Job, NamedSecret, Origin, QueueAuthentication, advice,
+};
+use crate::generated_keys::{GeneratedKeys, Generation};
 use crate::interface::{Admission, CloseReason, Completed, Direction, QueueId, Work, WorkKind};
 use crate::io::{DataContext, data_source};
 use crate::revocation::has_queue_with;
+use crate::secure_channel::{KeyOwner, SecureChannel};
 use crate::status::{Fault, byte};
 use crate::view::TargetView;
-pub(crate) use session::{After, Phase, Session, SessionNames, Standing};
+pub(crate) use session::{After, Phase, Session, SessionContext, Standing};
 
 /// How long the response to a refused message is held back, so that a host that tries keys makes
 /// few attempts on a connection. Only its own queue waits.
@@ -68,31 +73,47 @@ fn settings<'a>(queue: &Queue, view: &'a TargetView) -> Option<&'a Arc<HostAuthe
     view.host_authentication(identity.subsystem, &identity.host_nqn)
 }
 
-fn names(queue: &Queue) -> SessionNames<'_> {
+fn context<'a>(queue: &'a Queue, view: &TargetView) -> SessionContext<'a> {
     let identity = &queue.shared.identity;
-    SessionNames {
+    SessionContext {
         host_nqn: &identity.host_nqn,
         subsystem_nqn: &identity.subsystem_nqn,
+        keep_alive_ms: identity.keep_alive_ms,
+        may_concatenate: view.may_concatenate(identity.port, settings(queue, view)),
     }
 }
 
 /// The transactions of a queue whose host is to begin now.
-fn new_session(queue: &Queue, settings: &Arc<HostAuthentication>, now: Nanos) -> Box<Session> {
-    let keep_alive_ms = queue.shared.identity.keep_alive_ms;
+fn new_session(
+    queue: &Queue,
+    settings: &Arc<HostAuthentication>,
+    view: &TargetView,
+    now: Nanos,
+) -> Box<Session> {
     let is_admin = queue.controller().is_some();
-    let session = Session::new(settings, &names(queue), is_admin, keep_alive_ms, now);
+    let channel = match queue.shared.identity.is_secure {
+        true => Channel::Tls,
+        false => Channel::Plain,
+    };
+    let session = Session::new(settings, &context(queue, view), is_admin, channel, now);
     Box::new(session)
 }
 
 impl TargetCore {
-    /// Prepares a new queue for what the configuration demands of its host.
-    pub(super) fn prepare_authentication(&self, queue: &mut Queue, now: Nanos) {
-        let Some(settings) = settings(queue, &self.view).filter(|it| it.required) else {
+    /// Prepares a new queue for what the configuration demands of its host over a channel.
+    pub(super) fn prepare_authentication(
+        &self,
+        queue: &mut Queue,
+        channel: Option<&SecureChannel>,
+        now: Nanos,
+    ) {
+        let settings = settings(queue, &self.view);
+        let Some(settings) = settings.filter(|it| it.is_required_over(channel)) else {
             return;
         };
         queue.standing = Standing::Required;
         queue.gate = queue.gate.unauthenticated();
-        queue.session = Some(new_session(queue, settings, now));
+        queue.session = Some(new_session(queue, settings, &self.view, now));
     }
 
     /// How the host of a queue of an earlier process was authenticated; `None` if it was not.
@@ -196,14 +217,14 @@ impl TargetCore {
         };
         let settings = settings(queue, &self.view);
         if queue.session.is_none() {
-            let session = settings.map(|settings| new_session(queue, settings, now));
+            let session = settings.map(|settings| new_session(queue, settings, &self.view, now));
             queue.session = session;
         }
         let Some(mut session) = queue.session.take() else {
             return Some(self.refuse_authentication(command));
         };
         if let Some(settings) = settings {
-            session.adopt(settings, &names(queue));
+            session.adopt(settings, &context(queue, &self.view));
         }
         let action = session.receive(message, now);
         // Only a message out of order finds another command.
@@ -365,7 +386,13 @@ impl TargetCore {
             return;
         };
         let (key, controller_key) = session.names_of(authenticated);
-        queue.standing = Standing::Authenticated;
+        let secret = session.secret_of(authenticated);
+        queue.standing = match authenticated.psk.as_ref().zip(secret) {
+            Some((psk, secret)) => {
+                add_generated(self.target.generated_keys(), queue, psk, secret, now)
+            }
+            None => Standing::Authenticated,
+        };
         queue.gate = queue.gate.authenticated();
         let identity = &queue.shared.identity;
         self.counters.authentications.add(1);
@@ -520,8 +547,9 @@ impl TargetCore {
             let Some(queue) = self.queues.at(slot) else {
                 continue;
             };
-            let is_required = settings(queue, &self.view).is_some_and(|it| it.required);
-            let is_unauthenticated = is_required && queue.standing == Standing::NotRequired;
+            let settings = settings(queue, &self.view);
+            let is_unauthenticated = queue.standing == Standing::NotRequired
+                && settings.is_some_and(|it| has_to_authenticate(queue, it));
             if is_unauthenticated || lacks_channel(queue, &self.view) {
                 queue.shared.drain_association(CloseReason::Reconfigured);
                 is_changed = true;
@@ -557,6 +585,40 @@ impl TargetCore {
     }
 }
 
+/// Adds the key that a transaction of a queue has generated. Returns the standing of the queue.
+fn add_generated(
+    keys: &GeneratedKeys,
+    queue: &Queue,
+    psk: &GeneratedPsk,
+    secret: &NamedSecret,
+    now: Nanos,
+) -> Standing {
+    // The transaction had a hash function of TLS.
+    let hash = PskHash::of_len(psk.bytes().len());
+    let key = hash.and_then(|hash| GeneratedKey::new(hash, psk.bytes()).ok());
+    let Some(key) = key else {
+        return Standing::Authenticated;
+    };
+    let identity = &queue.shared.identity;
+    let owner = Arc::new(KeyOwner {
+        key: secret.name.clone(),
+        host_nqn: identity.host_nqn.clone(),
+        subsystem_nqn: identity.subsystem_nqn.clone(),
+        generation: Some(Generation {
+            secret: Arc::clone(&secret.secret),
+            at: now,
+        }),
+    });
+    if let Some(replaced) = queue.shared.channels().get(&queue.qid) {
+        keys.remove(&replaced.channel.owner);
+    }
+    keys.add(&owner, &key, now);
+    match identity.is_secure {
+        true => Standing::Authenticated,
+        false => Standing::Concatenated,
+    }
+}
+
 /// Whether a queue has a transaction in which a revoked key can be proved. One that begins later
 /// has the keys of `view`.
 fn is_proving(queue: &mut Queue, view: &TargetView, key: &str) -> bool {
@@ -565,18 +627,33 @@ fn is_proving(queue: &mut Queue, view: &TargetView, key: &str) -> bool {
         return false;
     };
     let is_proving = session.has_key(key)
-        && !settings.is_some_and(|settings| session.adopt(settings, &names(queue)));
+        && !settings.is_some_and(|settings| session.adopt(settings, &context(queue, view)));
     queue.session = Some(session);
     is_proving
 }
 
-/// Whether a queue's host has to use a secure channel, and does not.
+/// Whether a queue's host has to authenticate itself over the queue's channel.
+fn has_to_authenticate(queue: &Queue, settings: &HostAuthentication) -> bool {
+    let channels = queue.shared.channels();
+    let channel = channels.get(&queue.qid);
+    settings.is_required_over(channel.map(|it| &*it.channel))
+}
+
+/// Whether a queue's host has to use a secure channel, and does not. An admin queue without one may
+/// be about to generate the key for it.
 fn lacks_channel(queue: &Queue, view: &TargetView) -> bool {
     let identity = &queue.shared.identity;
-    let subsystem = view.subsystem(identity.subsystem);
-    let is_required =
-        subsystem.is_some_and(|it| it.config.secure_hosts.contains(&identity.host_nqn));
-    is_required && !identity.is_secure
+    if identity.is_secure || !view.needs_channel(identity.subsystem, &identity.host_nqn) {
+        return false;
+    }
+    let is_concatenating = match queue.standing {
+        Standing::Required | Standing::Concatenated => {
+            queue.controller().is_some()
+                && view.may_concatenate(identity.port, settings(queue, view))
+        }
+        Standing::NotRequired | Standing::Authenticated => false,
+    };
+    !is_concatenating
 }
 
 fn failed(command: Command) -> FailedCommand {

@@ -23,7 +23,7 @@ use crate::interface::{
 };
 use crate::io::DataContext;
 use crate::registry::{AddedController, IoConnect, IoRefusal, NewController, Registry};
-use crate::secure_channel::{self, ChannelRefusal, QueueChannel};
+use crate::secure_channel::{self, ChannelRefusal, Connecting, QueueChannel};
 use crate::shared::{ControllerIdentity, DISCOVERY_SLOT};
 use crate::shares::ShareHolder;
 
@@ -102,9 +102,7 @@ impl TargetCore {
                     qid = info.qid,
                     "queue connected"
                 );
-                let is_required = self.queues.at(queue.slot);
-                let is_required = is_required.is_some_and(|it| it.standing == Standing::Required);
-                let authreq = AuthenticationRequirements::new().with_authentication(is_required);
+                let authreq = self.authentication_requirements(queue.slot);
                 let mut response = Cqe::connected(sqe.cid.get(), info.controller_id, authreq);
                 response.sqhd = self.connect_head(queue.slot);
                 ConnectOutcome::Accepted {
@@ -124,6 +122,26 @@ impl TargetCore {
                 tracing::debug!(status = %response.status(), "Connect refused");
                 ConnectOutcome::Rejected(response)
             }
+        }
+    }
+
+    /// What the response to Connect demands of the host (Base 2.1 §6.3, AUTHREQ). Linux refuses ASCR
+    /// unless it was told to generate a key.
+    fn authentication_requirements(&self, slot: u32) -> AuthenticationRequirements {
+        let none = AuthenticationRequirements::new();
+        let Some(queue) = self.queues.at(slot) else {
+            return none;
+        };
+        let identity = &queue.shared.identity;
+        let needs_channel = !identity.is_secure
+            && self
+                .view
+                .needs_channel(identity.subsystem, &identity.host_nqn);
+        match queue.standing {
+            Standing::Required => none
+                .with_authentication(!needs_channel)
+                .with_secure_channel(needs_channel),
+            Standing::NotRequired | Standing::Authenticated | Standing::Concatenated => none,
         }
     }
 
@@ -273,7 +291,7 @@ impl TargetCore {
             if request.command.qid.get() != 0 {
                 return Err(ConnectField::QueueId.into());
             }
-            self.check_channel(request, false, now)?;
+            self.check_channel(request, None, now)?;
             let kind = ControllerKind::Discovery;
             return Ok(RequestedQueue::new(
                 DISCOVERY_SLOT,
@@ -290,8 +308,7 @@ impl TargetCore {
                 Status::CONNECT_INVALID_HOST.with_dnr(),
             ));
         }
-        let is_required = view.config.secure_hosts.contains(request.host_nqn);
-        self.check_channel(request, is_required, now)?;
+        self.check_channel(request, Some(slot), now)?;
         let (queues_max, depth_max) = (view.config.io_queues_max, view.config.queue_depth_max);
         Ok(RequestedQueue::new(
             slot,
@@ -384,7 +401,7 @@ impl TargetCore {
         let gate = shared.gate();
         let setup = request.queue_setup(kind, requested, ADMIN_IN_CAPSULE_MAX_BYTES);
         let mut queue = Queue::new(shared, gate, &setup);
-        self.prepare_authentication(&mut queue, now);
+        self.prepare_authentication(&mut queue, request.arrival.channel.as_deref(), now);
         self.insert_queue(queue, &setup)
     }
 
@@ -400,17 +417,29 @@ impl TargetCore {
         }
     }
 
-    /// Checks that the connection's secure channel is that of the host and the subsystem.
+    /// Checks that the connection's secure channel is that of the host and the subsystem, in a slot of
+    /// the configuration; `None` for discovery. A host that may generate a key for a channel begins
+    /// with an admin queue that has none.
     fn check_channel(
         &self,
         request: &Request<'_>,
-        is_required: bool,
+        subsystem: Option<u32>,
         now: Nanos,
     ) -> Result<(), ConnectRefusal> {
+        let view = &self.view;
+        let host_nqn = request.host_nqn;
+        let settings = subsystem.and_then(|slot| view.host_authentication(slot, host_nqn));
+        let concatenates =
+            request.command.qid.get() == 0 && view.may_concatenate(request.arrival.port, settings);
+        let connecting = Connecting {
+            host_nqn,
+            subsystem_nqn: request.subsystem_nqn,
+            authentication: settings.map(|it| &**it),
+            is_required: !concatenates
+                && subsystem.is_some_and(|slot| view.needs_channel(slot, host_nqn)),
+        };
         let channel = request.arrival.channel.as_deref();
-        let (host, subsystem) = (request.host_nqn, request.subsystem_nqn);
-        let revocations = &self.view.revocations;
-        secure_channel::check(channel, host, subsystem, is_required, revocations)
+        secure_channel::check(channel, &connecting, &view.revocations, now)
             .map_err(|refusal| self.refuse_channel(request, refusal, now))
     }
 
@@ -507,7 +536,7 @@ impl TargetCore {
         let kind = QueueKind::Io { token: grant.token };
         let setup = request.queue_setup(kind, requested, request.arrival.in_capsule_max);
         let mut queue = Queue::new(grant.shared, grant.gate, &setup);
-        self.prepare_authentication(&mut queue, now);
+        self.prepare_authentication(&mut queue, request.arrival.channel.as_deref(), now);
         self.insert_queue(queue, &setup)
     }
 

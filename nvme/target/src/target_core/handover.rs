@@ -267,7 +267,7 @@ impl TargetCore {
         match authentication {
             Some(authentication) => queue.continue_authenticated(authentication),
             // A transaction that had begun is not continued: its host begins a new one.
-            None => self.prepare_authentication(&mut queue, now),
+            None => self.prepare_authentication(&mut queue, None, now),
         }
         queue.continue_from(record.sq_head, record.log_allowance);
         if queue.log_allowance < LOGGED_ERRORS_MAX && self.log_refill_at.is_none() {

@@ -1,6 +1,8 @@
 //! Authentication by DH-HMAC-CHAP: who executes commands, what happens to invalid exchanges, and
 //! that one host does not delay others.
 
+mod concatenation;
+
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -16,7 +18,8 @@ use nvme_spec::registers::{Cc, Register};
 use nvme_spec::sgl::SglDescriptor;
 use nvme_spec::{Sqe, Status, U32};
 use nvme_target::{
-    CloseReason, ConnectOutcome, HostAuthentication, NamedSecret, SubsystemConfig, TargetError,
+    CloseReason, Concatenation, ConnectOutcome, HostAuthentication, NamedSecret, SubsystemConfig,
+    TargetError,
 };
 use reactors::Nanos;
 use zerocopy::IntoBytes;
@@ -46,6 +49,7 @@ fn required() -> HostAuthentication {
         keys: vec![named("old", 1), named("new", 2)],
         controller_key: Some(named("own", 9)),
         null_group: true,
+        concatenation: Concatenation::Off,
     }
 }
 

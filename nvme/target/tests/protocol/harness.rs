@@ -151,6 +151,7 @@ pub(crate) fn channel_of((host, subsystem): (&str, &str)) -> SecureChannel {
             key: "db1".to_owned(),
             host_nqn: host.to_owned(),
             subsystem_nqn: subsystem.to_owned(),
+            generation: None,
         }),
         keys_version: 3,
         cipher: "TLS_AES_128_GCM_SHA256",

@@ -42,6 +42,7 @@ impl Stage {
                 key: name.to_owned(),
                 host_nqn: HOST.to_owned(),
                 subsystem_nqn: SUBSYSTEM.to_owned(),
+                generation: None,
             });
             table.add(&owner, candidates(byte, hash));
         }

@@ -189,3 +189,49 @@ fn long_identities_are_shortened_for_the_log() {
     let refusal = find(&KeyTable::default(), &message).expect_err("unknown");
     assert!(refusal.to_string().len() < 4000);
 }
+
+/// Keys that a test replaces.
+#[derive(Debug, Default)]
+struct Replaced(std::sync::Mutex<Vec<(usize, Candidate)>>);
+
+impl ChangingKeys<usize> for Replaced {
+    fn candidates(&self, identity: &[u8]) -> Vec<(usize, Candidate)> {
+        let all = self.0.lock().expect("no test panics");
+        let all = all.iter();
+        all.filter(|(_, it)| it.identity.as_bytes() == identity)
+            .cloned()
+            .collect()
+    }
+}
+
+#[test]
+fn changing_keys_are_looked_up_for_each_hello() {
+    let (fixed, changing) = (key(Hash::Sha256, 1), key(Hash::Sha256, 9));
+    let replaced = Arc::new(Replaced::default());
+    let table = table(std::slice::from_ref(&fixed)).with_changing(replaced.clone());
+    let (of_fixed, of_changing) = (candidates(&fixed), candidates(&changing));
+    let message = hello(&[&of_changing[0]], None);
+    let unknown = Err(Refusal::UnknownIdentity {
+        identity: of_changing[0].identity.clone(),
+    });
+    assert_eq!(find(&table, &message), unknown);
+    replaced
+        .0
+        .lock()
+        .expect("no test panics")
+        .push((7, of_changing[0].clone()));
+    assert_eq!(find(&table, &message), Ok((7, of_changing[0].clone())));
+    assert_eq!(
+        find(&table, &hello(&[&of_fixed[0]], None)),
+        Ok((0, of_fixed[0].clone()))
+    );
+    let mut forged = of_changing[0].clone();
+    forged.psk = of_fixed[0].psk.clone();
+    let refused = find(&table, &hello(&[&forged], None));
+    assert!(
+        matches!(refused, Err(Refusal::WrongKey { .. })),
+        "{refused:?}"
+    );
+    replaced.0.lock().expect("no test panics").clear();
+    assert_eq!(find(&table, &message), unknown);
+}

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use nvme_authentication::{
-    Action, Authenticated, Channel, Computed, Queue as Identities, Responder, SystemRandom,
+    Action, Authenticated, Channel, Computed, Policy, Queue as Identities, Responder,
+    SecureChannelPolicy, SystemRandom,
 };
 use reactors::Nanos;
 
 use super::super::executions::Command;
-use crate::authentication::HostAuthentication;
+use crate::authentication::{HostAuthentication, NamedSecret};
 
 /// Whether a queue executes commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +20,9 @@ pub(crate) enum Standing {
     Required,
     /// Its host is authenticated. It may authenticate itself again.
     Authenticated,
+    /// Its host is authenticated, and has a key for the secure channel that is to replace the
+    /// connection.
+    Concatenated,
 }
 
 /// What follows when the host has taken a message.
@@ -61,30 +65,43 @@ pub(crate) struct Session {
     ends_at: Option<Nanos>,
 }
 
-/// The names that both ends use in a transaction.
-pub(crate) struct SessionNames<'a> {
+/// What a queue's transactions depend on, beside the settings.
+pub(crate) struct SessionContext<'a> {
     pub(crate) host_nqn: &'a str,
     pub(crate) subsystem_nqn: &'a str,
+    pub(crate) keep_alive_ms: u32,
+    /// Whether the host may generate a key for a secure channel.
+    pub(crate) may_concatenate: bool,
+}
+
+impl SessionContext<'_> {
+    fn policy(&self, settings: &HostAuthentication) -> Policy {
+        let mut policy = settings.policy(self.keep_alive_ms);
+        if !self.may_concatenate {
+            policy.secure_channel = SecureChannelPolicy::Never;
+        }
+        policy
+    }
 }
 
 impl Session {
     /// A queue whose host is to begin now.
     pub(crate) fn new(
         settings: &Arc<HostAuthentication>,
-        names: &SessionNames<'_>,
+        context: &SessionContext<'_>,
         is_admin: bool,
-        keep_alive_ms: u32,
+        channel: Channel,
         now: Nanos,
     ) -> Self {
         let identities = Identities {
-            host_nqn: names.host_nqn.to_owned(),
-            subsystem_nqn: names.subsystem_nqn.to_owned(),
+            host_nqn: context.host_nqn.to_owned(),
+            subsystem_nqn: context.subsystem_nqn.to_owned(),
             is_admin,
-            channel: Channel::Plain,
-            host_keys: settings.host_keys(names.host_nqn),
-            controller_key: settings.transformed_controller_key(names.subsystem_nqn),
+            channel,
+            host_keys: settings.host_keys(context.host_nqn),
+            controller_key: settings.transformed_controller_key(context.subsystem_nqn),
         };
-        let policy = settings.policy(keep_alive_ms);
+        let policy = context.policy(settings);
         Self {
             responder: Responder::new(identities, policy, now.as_millis()),
             settings: Arc::clone(settings),
@@ -93,18 +110,19 @@ impl Session {
         }
     }
 
-    /// Adopts the configuration's current keys. Returns false if a transaction is under way, which
+    /// Adopts the configuration's current settings. Returns false if a transaction is under way, which
     /// goes on with its own.
     pub(crate) fn adopt(
         &mut self,
         settings: &Arc<HostAuthentication>,
-        names: &SessionNames<'_>,
+        context: &SessionContext<'_>,
     ) -> bool {
         let (host_keys, controller_key) = (
-            settings.host_keys(names.host_nqn),
-            settings.transformed_controller_key(names.subsystem_nqn),
+            settings.host_keys(context.host_nqn),
+            settings.transformed_controller_key(context.subsystem_nqn),
         );
-        let is_adopted = self.responder.set_keys(host_keys, controller_key);
+        let policy = context.policy(settings);
+        let is_adopted = self.responder.configure(host_keys, controller_key, policy);
         if is_adopted {
             self.settings = Arc::clone(settings);
         }
@@ -118,9 +136,14 @@ impl Session {
         keys.any(|key| key.name == name)
     }
 
+    /// The host's secret in a transaction that succeeded.
+    pub(crate) fn secret_of(&self, authenticated: &Authenticated) -> Option<&NamedSecret> {
+        self.settings.keys.get(authenticated.host_key)
+    }
+
     /// The names of the keys of a transaction that succeeded.
     pub(crate) fn names_of(&self, authenticated: &Authenticated) -> (String, Option<String>) {
-        let key = self.settings.keys.get(authenticated.host_key);
+        let key = self.secret_of(authenticated);
         let controller_key = self.settings.controller_key.as_ref();
         let controller_key = controller_key.filter(|_| authenticated.bidirectional);
         (
