@@ -173,9 +173,9 @@ fn queue_beside(stage: &Stage, device: &dyn Device) -> Box<dyn DeviceQueue> {
 }
 
 /// Submits a write of one block.
-fn write(queue: &mut dyn DeviceQueue, pool: &Pool, lba: u64) {
+fn write(queue: &mut dyn DeviceQueue, pool: &Pool, lba: u64, content: u8) {
     let mut data = pool.take(512).expect("room");
-    data.fill(7);
+    data.fill(content);
     let request = Request {
         tag: lba,
         operation: Operation::Write { fua: false },
@@ -209,7 +209,7 @@ fn a_borrowed_block_can_be_written_within_150_ms() {
         io.wire.borrow_mut().room = 3000;
         (0..8).for_each(|cid| read(&io, cid, u64::from(cid) * 2048, MIB));
         turns(&mut stage, &[&io], 3);
-        (0..8).for_each(|cid| write(&mut *beside, &pool, cid * 2048));
+        (0..8).for_each(|cid| write(&mut *beside, &pool, cid * 2048, 7));
         let all: Vec<_> = std::iter::from_fn(|| pool.take(1).filter(|_| exhausted)).collect();
         assert_eq!(written(&mut *beside), 0, "they are lent");
         pass(&mut stage, &[&io], Nanos::from_millis(140));
@@ -241,6 +241,35 @@ fn a_borrowed_block_can_be_written_within_150_ms() {
         }
         drop(all);
     }
+}
+
+/// The copy of what a host reads has all of it.
+#[test]
+fn all_of_a_borrowed_block_is_copied() {
+    const BLOCKS: u64 = 64;
+    let device: Arc<dyn Device> = ram();
+    let mut stage = Stage::new(&device, 16 << 20);
+    let pool = stage.arena.pool(0);
+    let (_admin, io) = stage.attach_as(GREEDY, 32);
+    let mut beside = queue_beside(&stage, &*device);
+    for lba in 0..BLOCKS {
+        write(&mut *beside, &pool, lba, lba as u8 + 1);
+        assert_eq!(written(&mut *beside), 1);
+    }
+    io.wire.borrow_mut().room = 3000;
+    read(&io, 0, 0, BLOCKS as usize * BLOCK_BYTES);
+    turns(&mut stage, &[&io], 3);
+    write(&mut *beside, &pool, 0, 0);
+    write(&mut *beside, &pool, BLOCKS - 1, 0);
+    assert_eq!(written(&mut *beside), 0, "they are lent");
+    pass(&mut stage, &[&io], Nanos::from_millis(140));
+    assert_eq!(written(&mut *beside), 2);
+    io.wire.borrow_mut().room = usize::MAX;
+    turns(&mut stage, &[&io], 10);
+    let sent: Vec<u8> = io.wire.borrow().to_host.iter().copied().collect();
+    let data = &sent[sent.len() - BLOCKS as usize * BLOCK_BYTES..];
+    let expected = (0..BLOCKS).flat_map(|lba| [lba as u8 + 1; BLOCK_BYTES]);
+    assert!(data.iter().copied().eq(expected));
 }
 
 /// Hosts that receive nothing, and whose reads alternate with writes, do not delay the last write
@@ -287,7 +316,7 @@ fn a_borrowed_block_can_be_written_while_its_reader_is_terminated() {
     turns(&mut stage, &[&io], 3);
     io.send_bytes(&[0xFF; 128]);
     turns(&mut stage, &[&io], 3);
-    write(&mut *beside, &stage.arena.pool(0), 0);
+    write(&mut *beside, &stage.arena.pool(0), 0, 7);
     assert_eq!(written(&mut *beside), 0, "it is lent");
     pass(&mut stage, &[&io], Nanos::from_millis(140));
     assert_eq!(written(&mut *beside), 1);

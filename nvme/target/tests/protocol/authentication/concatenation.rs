@@ -122,6 +122,9 @@ fn io_of(admin: Link) -> ConnectOptions<'static> {
     }
 }
 
+/// A change of what permits a key.
+type Change<'a> = &'a dyn Fn(&mut World);
+
 const REFUSED: Status = Status::CONNECT_INVALID_HOST.with_dnr();
 
 #[test]
@@ -281,7 +284,7 @@ fn a_generated_key_ends_with_what_permits_it() {
         ..required()
     };
     // The end of the time ends the connection too, because the host does not enable its controller.
-    let changes: [(&dyn Fn(&mut World), bool); 4] = [
+    let changes: [(Change<'_>, bool); 4] = [
         (&|world| reconfigure(world, rotated.clone()), true),
         (&|world| reconfigure(world, switched_off.clone()), true),
         (&|world| change(world, None), true),
