@@ -26,7 +26,10 @@ mod http;
 mod input;
 mod key;
 mod memory;
+#[expect(dead_code, reason = "the tests of the server use all of it")]
+mod nfs_harness;
 mod nfs_rpc;
+mod nfs_server;
 mod pages;
 #[expect(dead_code, reason = "the tests of the transport use all of it")]
 #[path = "../../../nvme/rdma/tests/rdma_transport/harness/mod.rs"]
@@ -53,7 +56,7 @@ pub struct Target {
 }
 
 /// Every target of this crate.
-pub const TARGETS: [Target; 15] = [
+pub const TARGETS: [Target; 16] = [
     Target {
         name: "tcp-target",
         run: tcp_target::run,
@@ -105,6 +108,10 @@ pub const TARGETS: [Target; 15] = [
     Target {
         name: "nfs-rpc",
         run: nfs_rpc::run,
+    },
+    Target {
+        name: "nfs-server",
+        run: nfs_server::run,
     },
     Target {
         name: "config",

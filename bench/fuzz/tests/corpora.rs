@@ -65,6 +65,7 @@ replays! {
     first_messages_of_tls: "tls-hello",
     records_of_tls: "tls-records",
     records_of_nfs: "nfs-rpc",
+    clients_of_files: "nfs-server",
     configurations: "config",
     connections_to_the_control_plane: "http",
 }

@@ -4,11 +4,13 @@
 
 mod client;
 mod data;
+mod device;
 mod durable;
 mod grace;
 mod locks;
 mod names;
 mod opens;
+mod overlap;
 mod random;
 mod sessions;
 mod version_2;
