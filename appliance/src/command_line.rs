@@ -159,8 +159,9 @@ pub(crate) fn run(command: Command) -> Result<ExitCode, Failure> {
         }
         Command::Check { file } => {
             let config = load_configuration(&file)?;
-            print(&summary::check_text(&file, &config));
-            Ok(ExitCode::SUCCESS)
+            let (text, can_start) = summary::check_text(&file, &config);
+            print(&text);
+            Ok(ExitCode::from(u8::from(!can_start)))
         }
     }
 }

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::env;
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -44,6 +45,29 @@ pub(crate) enum KeyError {
          generate"
     )]
     ForChap(Name),
+}
+
+impl KeyError {
+    /// Whether a process with other rights or credentials may be able to read the key.
+    fn is_of_this_process(&self) -> bool {
+        match self {
+            Self::NoCredentials { .. } => true,
+            Self::File { cause, .. } => match cause {
+                KeyFileError::Io(_, error) => error.kind() == io::ErrorKind::PermissionDenied,
+                _ => false,
+            },
+            Self::ForTls(_) | Self::ForChap(_) => false,
+        }
+    }
+}
+
+/// What a check of the keys of a configuration has found.
+#[derive(Debug, Default)]
+pub(crate) struct KeysCheck {
+    /// Why a start would fail.
+    pub(crate) problems: Vec<KeyError>,
+    /// The keys that this process may not read.
+    pub(crate) unread: Vec<Name>,
 }
 
 /// A secret of either kind.
@@ -115,6 +139,23 @@ impl Keys {
             );
         }
         Ok(keys)
+    }
+
+    /// Reads every key of a configuration as a start does, except revocations. Keys that this process
+    /// may not read, such as credentials of the service, are not checked.
+    pub(crate) fn check(config: &Config) -> KeysCheck {
+        let mut keys = Self::new(RevokedKeys::default());
+        let mut check = KeysCheck::default();
+        for key in &config.keys {
+            match keys.read(key) {
+                Ok(secret) => keys.insert(key.name.clone(), secret),
+                Err(error) if error.is_of_this_process() => check.unread.push(key.name.clone()),
+                Err(error) => check.problems.push(error),
+            }
+        }
+        let uses = keys.check_uses(config, &BTreeMap::new());
+        check.problems.extend(uses.err().map(|(_, error)| error));
+        check
     }
 
     /// The keys whose secrets are revoked.

@@ -7,7 +7,9 @@ use std::path::Path;
 use appliance_config::{Access, Backing, Config, Cores, Device, Export, Listener};
 
 use crate::appliance::Appliance;
+use crate::error::with_causes;
 use crate::identities;
+use crate::keys::{Keys, KeysCheck};
 use crate::nvme::{self, Wanted};
 use crate::transports;
 
@@ -73,12 +75,27 @@ fn write_ready(out: &mut String, appliance: &Appliance) -> fmt::Result {
     writeln!(out, "windlass: ready")
 }
 
-/// A summary of what a start with this configuration would serve, with its notices. Changes
-/// nothing.
-pub(crate) fn check_text(file: &Path, config: &Config) -> String {
+/// A summary of what a start with this configuration would serve, with its notices, and whether it
+/// can start, as far as keys decide it. Changes nothing.
+pub(crate) fn check_text(file: &Path, config: &Config) -> (String, bool) {
     let mut text = String::new();
     let _ = write_check(&mut text, file, config);
-    text
+    let keys = Keys::check(config);
+    let _ = write_keys(&mut text, &keys);
+    (text, keys.problems.is_empty())
+}
+
+fn write_keys(out: &mut String, keys: &KeysCheck) -> fmt::Result {
+    for name in &keys.unread {
+        writeln!(
+            out,
+            "notice: key {name} is not checked: this user may not read it"
+        )?;
+    }
+    for problem in &keys.problems {
+        writeln!(out, "problem: it cannot start: {}", with_causes(problem))?;
+    }
+    Ok(())
 }
 
 fn write_check(out: &mut String, file: &Path, config: &Config) -> fmt::Result {

@@ -74,6 +74,49 @@ fn check_says_who_may_connect() {
 }
 
 #[test]
+fn check_reads_the_keys() {
+    let directory = TempDir::new().expect("a directory");
+    let (path, key) = (
+        directory.path().join("windlass.toml"),
+        directory.path().join("key"),
+    );
+    let key = key.to_str().expect("UTF-8");
+    let check = |source: &str| {
+        let host = "hosts = [{ nqn = \"nqn.2026-11.org.example:a\", chap = \"db1\" }]";
+        let text = RAM_ON_LOOPBACK.replace("allow_any_host = true", host);
+        let text = format!("{text}\n[[key]]\nname = \"db1\"\n{source}\n");
+        fs::write(&path, text).expect("writable");
+        run(&["check", path.to_str().expect("UTF-8")])
+    };
+    let file = format!("file = \"{key}\"");
+    let has_problem = |words: &[&str]| {
+        let checked = check(&file);
+        assert_eq!(exit_code(&checked), 1, "{checked:?}");
+        let lines: Vec<&str> = checked.stdout.lines().collect();
+        let start = "problem: it cannot start: key db1: ";
+        let mut problems = lines.iter().filter(|it| it.starts_with(start));
+        let problem = problems.next().expect("a problem");
+        assert!(words.iter().all(|it| problem.contains(it)), "{problem}");
+    };
+    has_problem(&[key, "No such file"]);
+    let generate = ["key", "generate", "--file", key, "--kind"];
+    assert_eq!(exit_code(&run(&[&generate[..], &["chap"]].concat())), 0);
+    let checked = check(&file);
+    assert_eq!(exit_code(&checked), 0, "{checked:?}");
+    assert!(!checked.stdout.contains("problem:"), "{checked:?}");
+    fs::set_permissions(key, fs::Permissions::from_mode(0o644)).expect("own file");
+    has_problem(&["other users may use it", "run chmod 600"]);
+    fs::remove_file(key).expect("own file");
+    assert_eq!(exit_code(&run(&[&generate[..], &["tls"]].concat())), 0);
+    has_problem(&["it is a key for TLS", "--kind chap"]);
+    // A credential exists in the service only.
+    let checked = check("credential = \"db1\"");
+    assert_eq!(exit_code(&checked), 0, "{checked:?}");
+    let notice = "notice: key db1 is not checked";
+    assert!(checked.stdout.contains(notice), "{checked:?}");
+}
+
+#[test]
 fn status_shows_a_running_appliance_and_fails_without_one() {
     let directory = TempDir::new().expect("a directory");
     let socket = directory.path().join("control.sock");
