@@ -16,6 +16,7 @@ use crate::figures::Figures;
 use crate::file_disk::FileDisk;
 use crate::host::{HostEnv, Vanished};
 use crate::judge::Judge;
+use crate::limits::RateJudge;
 use crate::network::{Listener, NetworkBehaviour};
 use crate::plan::{ServedConfig, disk_path, file_path};
 use crate::ram::Ram;
@@ -111,6 +112,8 @@ pub struct Environment {
     /// Connections of vanished hosts, with the time at which the kernel's keep-alive probes detect
     /// it.
     pub vanished: Vec<(Nanos, Vanished)>,
+    /// The judge of rate limits.
+    pub rates: RateJudge,
     /// Counters of the run.
     pub figures: Figures,
     /// Trace of the run.
@@ -176,6 +179,7 @@ impl Environment {
             changed_at: Nanos::ZERO,
             power_wanted: false,
             vanished: Vec::new(),
+            rates: RateJudge::default(),
             figures: Figures::default(),
             trace: Trace::default(),
             swarm,
@@ -217,6 +221,7 @@ impl Environment {
             changing: self.changing,
             changed_at: self.changed_at,
             power_wanted: &mut self.power_wanted,
+            rates: &mut self.rates,
             figures: &mut self.figures,
             trace: &mut self.trace,
         }

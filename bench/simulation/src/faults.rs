@@ -174,6 +174,8 @@ faults! {
     ChapMisuse = "chap-misuse";
     /// The appliance hands over to a new process.
     Handover = "handover";
+    /// Rate limits delay commands, and an administrator changes them.
+    Limit = "limit";
 }
 
 impl fmt::Display for Fault {
@@ -265,6 +267,7 @@ impl Fault {
             Fault::Mask => Some(Need::Masks),
             Fault::Chap | Fault::ChapMisuse => Some(Need::Keys),
             Fault::Handover => Some(Need::NewProcess),
+            Fault::Limit => Some(Need::Rates),
             _ => None,
         }
     }
@@ -336,6 +339,8 @@ pub(crate) enum Need {
     /// A process that can be replaced; separate random streams for the selection and the
     /// occurrence.
     NewProcess,
+    /// Rate limits; separate random streams for the selection and the occurrence.
+    Rates,
 }
 
 /// A set of faults.
@@ -402,6 +407,7 @@ pub(crate) fn faults_of(need: Need, seed: u64) -> Vec<Fault> {
         Need::Keys => (0xE0, Some(Fault::Chap), 200),
         // Most seeds have what is not handed over.
         Need::NewProcess => (0xF0, Some(Fault::Handover), 700),
+        Need::Rates => (0xF4, Some(Fault::Limit), 250),
     };
     let mut random = Random::new(seed, stream);
     let there = random.permille(share);

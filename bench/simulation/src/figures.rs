@@ -62,6 +62,8 @@ pub struct Figures {
     pub authentications: u64,
     /// Attempts with wrong keys that were refused.
     pub wrong_keys: u64,
+    /// Commands that were compared with rate limits.
+    pub rates_judged: u64,
     /// Number of occurrences of each fault.
     pub faults: BTreeMap<Fault, u64>,
 }
@@ -106,6 +108,7 @@ impl Figures {
         self.lists_judged += other.lists_judged;
         self.authentications += other.authentications;
         self.wrong_keys += other.wrong_keys;
+        self.rates_judged += other.rates_judged;
         for (fault, times) in &other.faults {
             self.faults(*fault, *times);
         }
@@ -135,7 +138,7 @@ impl fmt::Display for Figures {
         writeln!(
             f,
             "{} steps of live changes, identifiers judged {} times, {} controllers of hosts that \
-             nobody configured, {} reservation commands, {} notifications, {} fenced writes, {} refusals for lack of access, {} blocks replaced by Compare and Write, {} copied, {} lists of namespaces judged, {} queues authenticated, {} wrong keys refused, longest undisturbed wait {} ({} of a thousand of its bound), {} \
+             nobody configured, {} reservation commands, {} notifications, {} fenced writes, {} refusals for lack of access, {} blocks replaced by Compare and Write, {} copied, {} lists of namespaces judged, {} queues authenticated, {} wrong keys refused, {} commands with a rate limit, longest undisturbed wait {} ({} of a thousand of its bound), {} \
              waits for memory, at most {} grants before that of a waiting host",
             self.steps,
             self.identities_judged,
@@ -149,6 +152,7 @@ impl fmt::Display for Figures {
             self.lists_judged,
             self.authentications,
             self.wrong_keys,
+            self.rates_judged,
             self.wait_max,
             self.wait_permille_max,
             self.memory_waits,

@@ -16,6 +16,7 @@ mod flood;
 mod fused;
 mod greedy;
 mod invalid;
+mod limits;
 mod masks;
 mod memory_waits;
 mod notices;
@@ -52,6 +53,7 @@ use crate::faults::Fault;
 use crate::figures::Figures;
 use crate::history::Moment;
 use crate::judge::{Extent, Judge, Violation};
+use crate::limits::RateJudge;
 use crate::memory::{MemoryBound, QueuePairBound};
 use crate::network::{Listener, NetworkBehaviour, WireId};
 use crate::plan::{SUBSYSTEMS, ServedConfig, host_name};
@@ -158,6 +160,8 @@ pub struct HostEnv<'a> {
     pub changed_at: Nanos,
     /// Whether the power is to fail now, because data was just made durable.
     pub power_wanted: &'a mut bool,
+    /// The judge of rate limits.
+    pub rates: &'a mut RateJudge,
     /// Counters of the run.
     pub figures: &'a mut Figures,
     /// Trace of the run.
@@ -448,6 +452,7 @@ impl Host {
             flow_control: self.shape.flow_control,
             in_capsule_bytes: env.swarm.in_capsule_bytes as usize,
             transfer_max: env.swarm.transfer_max,
+            is_limited: env.swarm.faults.has(Fault::Limit),
             write_delay_max: if slow {
                 Nanos::from_millis(50)
             } else {

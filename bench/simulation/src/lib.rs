@@ -27,6 +27,7 @@ pub mod history;
 pub mod host;
 pub mod identity;
 pub mod judge;
+pub mod limits;
 pub mod memory;
 pub mod network;
 pub mod oracle;

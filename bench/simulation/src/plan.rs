@@ -9,6 +9,7 @@ use appliance_config::{Config, MaskedAccess};
 use crate::authentication::key_name;
 use crate::fabric::TARGET_ADDRESS;
 use crate::faults::Fault;
+use crate::limits::{self, Limit};
 use crate::swarm::Swarm;
 
 /// Names of the subsystems that can be exported.
@@ -92,6 +93,8 @@ pub struct ServedConfig {
     pub subsystems: Vec<bool>,
     /// By listener: whether it exists.
     pub listeners: Vec<bool>,
+    /// Rate limits, with different scopes.
+    pub limits: Vec<Limit>,
     /// The other keys.
     pub keys: Keys,
 }
@@ -166,6 +169,7 @@ impl ServedConfig {
             secrets: vec![first_secrets(swarm); swarm.hosts.len()],
             subsystems: vec![true; swarm.subsystems],
             listeners,
+            limits: Vec::new(),
             keys: Keys::new(swarm),
         }
     }
@@ -294,6 +298,7 @@ impl ServedConfig {
             self.write_export(swarm, subsystem, &mut text);
         }
         self.write_keys(swarm, &mut text);
+        limits::write(self, &mut text);
         if !self.subsystems.contains(&true) {
             // At least one export is required.
             let _ = write!(

@@ -279,6 +279,7 @@ impl Swarm {
             .chain(faults_of(Need::Masks, seed))
             .chain(faults_of(Need::Keys, seed))
             .chain(faults_of(Need::NewProcess, seed))
+            .chain(faults_of(Need::Rates, seed))
             .chain(limits.with.iter())
             .collect();
         let hides = Fault::NEEDS_ALL_DISKS.iter();
@@ -311,6 +312,11 @@ impl Swarm {
             (true, true) => chosen.without(Fault::Contend),
             (true, false) => with_visible_memory_waits(chosen),
             (false, _) => chosen,
+        };
+        // Waits for a rate are none for memory.
+        let chosen = match chosen.has(Fault::Contend) {
+            true => chosen.without(Fault::Limit),
+            false => chosen,
         };
         let faults = chosen
             .iter()

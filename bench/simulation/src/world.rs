@@ -9,6 +9,7 @@ mod compete;
 mod contention;
 mod copies;
 mod faults;
+mod limits;
 mod masks;
 mod notices;
 mod rare;
@@ -91,6 +92,8 @@ pub struct World {
     mask_random: Random,
     /// Random stream for changes of keys and for authentications.
     key_random: Random,
+    /// Random stream for changes of rate limits, and for commands beyond them.
+    limit_random: Random,
     /// Random stream for hand-overs to a new process.
     handover_random: Random,
     /// Whether one is in progress.
@@ -154,6 +157,7 @@ impl World {
             copying: Copying::new(seed),
             mask_random: Random::new(seed, 0xD2),
             key_random: Random::new(seed, 0xE2),
+            limit_random: Random::new(seed, 0xF5),
             handover_random: Random::new(seed, 0xF1),
             is_handing_over: false,
             seed,
@@ -199,6 +203,7 @@ impl World {
         self.handle_appliance_end(true);
         self.check_media(true)?;
         self.env.count_ambient();
+        self.env.figures.rates_judged = self.env.rates.judged;
         self.env.figures.seeds += 1;
         self.env.figures.time = self.env.time.now();
         Ok(())
@@ -228,6 +233,7 @@ impl World {
         self.copy_blocks()?;
         self.mask_hosts()?;
         self.authenticate_hosts()?;
+        self.limit_hosts()?;
         self.hand_over_sometimes()?;
         if self.random.permille(PAUSES_PERMILLE) {
             let pause = Nanos::from_millis(self.random.between(1, 4000));
@@ -250,6 +256,7 @@ impl World {
                             | Fault::Chap
                             | Fault::ChapMisuse
                             | Fault::Handover
+                            | Fault::Limit
                     );
                     !has_own_stream && !is_elsewhere
                 })
@@ -321,6 +328,8 @@ impl World {
         let started = Appliance::start(seed, &self.env);
         let appliance = started.map_err(|error| Violation::Rule(format!("start: {error}")))?;
         self.appliance = Some(appliance);
+        self.env.rates.suspend();
+        self.env.rates.begin(&self.env.serving, |_| false);
         self.note_ana_groups(None);
         Ok(())
     }

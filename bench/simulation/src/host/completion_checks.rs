@@ -215,6 +215,7 @@ impl Host {
         env.figures.ios += 1;
         let issued_at = outstanding.issued_at;
         let status = cqe.status();
+        self.judge_rate(env, io, issued_at, status)?;
         if status.is_success() {
             env.figures.ios_succeeded += 1;
             let identity = self.shape.identity;

@@ -130,6 +130,8 @@ pub(super) struct ConnectionShape {
     pub(super) transfer_max: usize,
     /// Maximum delay of requested data, and of reposted receives for responses.
     pub(super) write_delay_max: Nanos,
+    /// Whether rate limits may delay its commands.
+    pub(super) is_limited: bool,
 }
 
 /// A queue, independent of its transport.

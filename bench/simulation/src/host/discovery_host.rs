@@ -226,6 +226,7 @@ impl DiscoveryHost {
             in_capsule_bytes: 0,
             transfer_max: LOG_BYTES,
             write_delay_max: Nanos::ZERO,
+            is_limited: false,
         };
         let transport = ConnectionTransport::Tcp(TcpTransportEnd::open(wire, shape.framing));
         self.connection = Some(Connection::new(transport, shape, random, env.now));

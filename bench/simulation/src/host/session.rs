@@ -384,6 +384,9 @@ impl Host {
         for mut connection in std::mem::take(&mut self.io) {
             for outstanding in connection.take_outstanding() {
                 env.figures.abandoned += 1;
+                if let Command::Io(io) = &outstanding.command {
+                    self.lose_turn(env, io);
+                }
                 match outstanding.command {
                     Command::Io(io) if io.version > 0 => self.ending_writes.push(io),
                     Command::Io(io) => env.judge.end_read(io.began),

@@ -45,6 +45,7 @@ impl SilentHosts {
                 in_capsule_bytes: 0,
                 transfer_max: 0,
                 write_delay_max: Nanos::ZERO,
+                is_limited: false,
             };
             let call = ConnectionRequest {
                 host: env.swarm.hosts.len(),

@@ -191,13 +191,14 @@ impl TcpTransportEnd {
             return Err(format!("an R2T for {begin} to {end} of command {cid}"));
         }
         // Memory is granted in order: a command does not overtake one of the same size in its
-        // queue. A Copy needs more than its list of source ranges.
+        // queue. A Copy needs more than its list of source ranges. A command that has waited for a
+        // rate may be overtaken before it asks for memory.
         let (position, is_copy) = (outstanding.position, outstanding.is_copy());
         let overtaken = queue.outstanding.iter().find(|(_, it)| {
             let waits = it.requested_bytes == 0 && it.out.len() == outstanding.out.len();
             waits && it.is_copy() == is_copy && it.position < position
         });
-        if let Some((overtaken, _)) = overtaken {
+        if let Some((overtaken, _)) = overtaken.filter(|_| !queue.shape.is_limited) {
             return Err(format!(
                 "an R2T for command {cid} before that of {overtaken}"
             ));

@@ -9,6 +9,7 @@ use super::{Command, Host, HostEnv, Io, IoKind, LATENCY_MAX};
 use crate::fairness::size_of_slice;
 use crate::faults::Fault;
 use crate::judge::Violation;
+use crate::limits;
 use crate::storage::Storage;
 use crate::swarm::Swarm;
 
@@ -151,7 +152,12 @@ impl Host {
         };
         let waited = env.now - since - lingering;
         env.figures.wait_max = env.figures.wait_max.max(waited);
-        let Some(bound) = Self::wait_bound(env, io, since).map(|it| it.min(LATENCY_MAX)) else {
+        let limited = match env.swarm.faults.has(Fault::Limit) {
+            true => limits::delay_max(env.swarm, outstanding_max(env.swarm)),
+            false => Nanos::ZERO,
+        };
+        let bound = Self::wait_bound(env, io, since).map(|it| (it + limited).min(LATENCY_MAX));
+        let Some(bound) = bound else {
             return Ok(());
         };
         let share = waited.as_nanos() * 1000 / bound.as_nanos().max(1);

@@ -19,6 +19,7 @@ use crate::fabric::RdmaNetwork;
 use crate::faults::Fault;
 use crate::history::Moment;
 use crate::judge::Violation;
+use crate::limits::{Limit, LimitScope};
 use crate::network::Listener;
 use crate::oracle;
 use crate::plan::{self, RDMA_LISTENER, ServedConfig, device_name};
@@ -281,6 +282,7 @@ impl World {
             nsids,
             ana_groups,
             secrets,
+            limits,
             ..
         } = self.env.serving.clone();
         let wanted = ServedConfig {
@@ -289,6 +291,7 @@ impl World {
             nsids,
             ana_groups,
             secrets,
+            limits,
             ..ServedConfig::all(&self.env.swarm)
         };
         if wanted != self.env.serving {
@@ -364,6 +367,7 @@ impl World {
         let before = self.appliance.iter().flat_map(Appliance::associations);
         let before: BTreeSet<u16> = before.map(|(_, _, controller)| controller).collect();
         self.mark_changing(&touched, change);
+        self.env.rates.suspend();
         let began = self.env.judge.begin_read();
         self.changing = true;
         self.env.changing = true;
@@ -672,6 +676,12 @@ impl World {
             masks,
             secrets,
         } = touched;
+        // A device that is opened again has other rates, and so has a limit that was undone.
+        let keeps = |it: &Limit| match it.scope {
+            LimitScope::Disk(disk) => is_applied && !disks.contains(&disk),
+            LimitScope::Host(_) | LimitScope::HostAt(..) => is_applied,
+        };
+        self.env.rates.begin(&self.env.serving, keeps);
         for identity in secrets {
             self.env.keys_changed[*identity] = now;
         }

@@ -204,6 +204,7 @@ impl World {
             | Fault::Chap
             | Fault::ChapMisuse
             | Fault::Handover
+            | Fault::Limit
             | Fault::Stuck
             | Fault::Tight => return Ok(()),
             Fault::Hang => self.strike_drive(disk, Mishap::Hang),

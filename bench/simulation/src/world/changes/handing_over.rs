@@ -118,6 +118,9 @@ impl World {
         self.appliance = Some(new);
         let now = self.env.time.now();
         self.env.handed_over = now;
+        // Rates begin anew.
+        self.env.rates.suspend();
+        self.env.rates.begin(&self.env.serving, |_| false);
         self.unknown_hosts.handed_over(now);
         self.env.note(format_args!("a new process serves"));
         self.env.figures.fault(Fault::Handover);

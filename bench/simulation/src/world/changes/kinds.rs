@@ -41,6 +41,7 @@ impl World {
             Fault::Swap => self.swap_identifiers(wanted, disk),
             Fault::Mask => self.vary_masks(&mut wanted.masks, disk, host),
             Fault::Chap => self.vary_secrets(&mut wanted.secrets, host),
+            Fault::Limit => self.vary_limits(&mut wanted.limits, disk, host),
             _ => {}
         }
         *wanted != self.env.serving
@@ -69,6 +70,9 @@ impl World {
         }
         if self.env.swarm.faults.has(Fault::Chap) && self.key_random.coin() {
             self.vary_secrets(&mut wanted.secrets, host);
+        }
+        if self.env.swarm.faults.has(Fault::Limit) && self.limit_random.coin() {
+            self.vary_limits(&mut wanted.limits, 0, host);
         }
         if wanted == self.env.serving {
             return None;
