@@ -4,6 +4,7 @@
 //! It is not a child of the old process: a launcher starts it and ends, so that the service manager
 //! becomes its parent. systemd does not wait for the end of a main process that has another one.
 
+use std::io::ErrorKind;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::os::unix::net::UnixStream;
@@ -20,8 +21,9 @@ use rustix::process::{Signal, geteuid, pidfd_send_signal};
 const PREPARE_TIME_MAX: Duration = Duration::from_secs(60);
 /// Time in which it has to restore the state. Hosts wait meanwhile.
 const RESTORE_TIME_MAX: Duration = Duration::from_secs(5);
-/// Time to wait for the exit status of a process that has closed the channel.
-const EXIT_TIME_MAX: Duration = Duration::from_secs(1);
+/// Time to wait for the exit status of a process that has closed the channel: it is ending, but the
+/// kernel may be writing its core dump. Hosts may wait meanwhile.
+const EXIT_TIME_MAX: Duration = Duration::from_secs(5);
 const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The suffix that Linux adds to the path of a program whose file was replaced (proc(5)).
@@ -220,19 +222,22 @@ impl Successor {
 
     /// The error of a channel; the exit status, if the process has ended.
     fn ended(&mut self, error: ChannelError) -> SuccessorError {
+        if !is_closed(&error) {
+            return error.into();
+        }
         let deadline = Instant::now() + EXIT_TIME_MAX;
         while Instant::now() < deadline {
-            let is_launched = self.process.is_some();
+            // Asked first, because the process may be the launcher, whose status is known.
+            let process = self.process.as_ref();
+            let has_ended = process.is_some_and(|process| process.wait(Some(&Timespec::default())));
+            let is_launched = process.is_some();
             match self.launcher.try_wait() {
                 Ok(Some(status)) if !(is_launched && status.success()) => {
                     return SuccessorError::Ended(status);
                 }
+                Ok(_) if has_ended => return SuccessorError::EndedUnseen,
                 Ok(_) => {}
                 Err(_) => break,
-            }
-            let process = self.process.as_ref();
-            if process.is_some_and(|process| process.wait(Some(&Timespec::default()))) {
-                return SuccessorError::EndedUnseen;
             }
             std::thread::sleep(EXIT_POLL_INTERVAL);
         }
@@ -249,6 +254,18 @@ impl Successor {
         sent.map_err(|error| self.ended(error))?;
         self.serves = true;
         Ok(())
+    }
+}
+
+/// Whether the other end of the channel is closed.
+fn is_closed(error: &ChannelError) -> bool {
+    match error {
+        ChannelError::Closed => true,
+        ChannelError::Socket(error) => matches!(
+            error.kind(),
+            ErrorKind::BrokenPipe | ErrorKind::ConnectionReset
+        ),
+        ChannelError::TooLong { .. } | ChannelError::Invalid(_) => false,
     }
 }
 
@@ -301,6 +318,14 @@ mod tests {
         let mut successor = Successor::start(Path::new("/bin/false")).expect("it starts");
         let error = successor.prepare(b"{}", &[]).expect_err("it ends");
         assert!(matches!(error, SuccessorError::Ended(_)), "{error}");
+        let folder = tempfile::tempdir().expect("a directory");
+        let closing = folder.path().join("closing");
+        // A slow machine: it ends long after it has closed the channel.
+        fs::write(&closing, "#!/bin/sh\nexec </dev/null; sleep 2; exit 7\n").expect("writable");
+        fs::set_permissions(&closing, Permissions::from_mode(0o755)).expect("own file");
+        let mut successor = Successor::start(&closing).expect("it starts");
+        let error = successor.prepare(b"{}", &[]).expect_err("it ends");
+        assert!(error.to_string().contains("exit status: 7"), "{error}");
         let missing = Successor::start(Path::new("/bin/nothing-here"));
         let error = missing.err().expect("missing");
         assert!(error.to_string().contains("cannot be started"), "{error}");
