@@ -5,6 +5,7 @@
 //! down, files closed.
 
 mod continuing;
+mod storing;
 mod upgrade;
 
 use std::net::SocketAddr;
@@ -46,7 +47,7 @@ use crate::signals::RequestReceiver;
 use crate::state_directory::StateDirectory;
 use crate::transports::{LateTransport, Listeners, PerReactor, Tcp, Transports, system_rdma};
 use crate::watchdog_loop::WatchdogLoop;
-pub(crate) use continuing::continue_serving;
+pub(crate) use continuing::{continue_serving, continue_stored};
 use upgrade::Upgraded;
 
 /// Poll interval of a stop in progress.
@@ -80,6 +81,8 @@ pub(crate) struct Appliance {
 pub(crate) enum Ending {
     /// It is to be stopped.
     Stop,
+    /// The state is in the descriptor store. This process must end without releasing what is there.
+    Stored,
     /// A new process serves. This one must end without releasing what both have.
     HandedOver,
 }
@@ -371,6 +374,7 @@ impl Appliance {
             WatchdogLoop::new(Heartbeat::from_environment(self.cores.len(), status));
         loop {
             match termination.next(watchdog_loop.pause()) {
+                Some(Request::End) if self.store(&mut watchdog_loop) => return Ok(Ending::Stored),
                 Some(Request::End) => return Ok(Ending::Stop),
                 Some(Request::Reload) => service::reload(|| self.reload(&mut watchdog_loop)),
                 Some(Request::Apply(order)) => self.carry_out(order, &mut watchdog_loop),
@@ -505,12 +509,7 @@ impl Appliance {
     /// Stops in phases, unless `is_cut_short` returns true; it is called repeatedly and sleeps
     /// briefly each time. Returns whether everything completed.
     fn stop_unless(self, mut is_cut_short: impl FnMut() -> bool) -> bool {
-        let deadline = self
-            .reconciler
-            .config()
-            .appliance
-            .shutdown_deadline
-            .as_duration();
+        let deadline = self.shutdown_deadline();
         tracing::info!(
             ?deadline,
             "stopping: no new connections, finishing what is in flight"
@@ -578,6 +577,11 @@ impl Appliance {
 
     pub(crate) fn config(&self) -> &Config {
         self.reconciler.config()
+    }
+
+    /// Time in which a stop completes the requests in flight.
+    fn shutdown_deadline(&self) -> Duration {
+        self.config().appliance.shutdown_deadline.as_duration()
     }
 
     /// The core of each reactor.

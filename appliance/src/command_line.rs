@@ -11,7 +11,7 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-use crate::appliance::{Appliance, Ending, continue_serving};
+use crate::appliance::{Appliance, Ending, continue_serving, continue_stored};
 use crate::error::Failure;
 use crate::handover::launch;
 use crate::service::load_configuration;
@@ -121,6 +121,8 @@ pub(crate) fn run(command: Command) -> Result<ExitCode, Failure> {
             serve_until_end(appliance, &mut signals)
         }
         Command::Run { file, data_dir, .. } => {
+            // Before there are other threads, because it changes the environment.
+            let stored = service::stored_descriptor();
             // Installed first, so that an early SIGTERM ends the start cleanly.
             let mut signals = signals::RequestReceiver::install()?;
             let config = match &file {
@@ -128,7 +130,12 @@ pub(crate) fn run(command: Command) -> Result<ExitCode, Failure> {
                 None => embedded::configuration(data_dir.as_deref())?,
             };
             service::status("starting");
-            let mut appliance = Appliance::start(config, &StateDirectory::of_user())?;
+            let state = StateDirectory::of_user();
+            let continued = stored.and_then(|it| continue_stored(it, &config, &state));
+            let mut appliance = match continued {
+                Some(appliance) => appliance,
+                None => Appliance::start(config, &state)?,
+            };
             appliance.accept_requests(signals.request_sender());
             appliance.open_control(file.as_deref());
             serve(appliance, &mut signals)
@@ -184,6 +191,8 @@ fn serve_until_end(
 ) -> Result<ExitCode, Failure> {
     match appliance.serve_until(signals)? {
         Ending::Stop => Ok(appliance.stop(signals)),
+        // The next process has the same connections, files and memory.
+        Ending::Stored => std::process::exit(0),
         Ending::HandedOver => appliance.leave(),
     }
 }

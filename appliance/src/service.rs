@@ -4,6 +4,7 @@
 //! Implements sd_notify(3) of systemd. Without a manager the messages are dropped, so no caller
 //! checks whether there is one.
 
+mod descriptor_store;
 mod hang_hook;
 mod heartbeat;
 mod journal;
@@ -19,6 +20,7 @@ use sd_notify::NotifyState;
 use crate::audit;
 use crate::error::Failure;
 
+pub(crate) use descriptor_store::{store_descriptor, stored_descriptor, stores_descriptors};
 pub(crate) use hang_hook::install_hang_hook;
 pub(crate) use heartbeat::Heartbeat;
 pub(crate) use journal::{journal, report_failure};

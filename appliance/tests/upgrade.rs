@@ -4,6 +4,7 @@
 //! A program that fails at a chosen step is this test program, started by a script.
 
 mod process;
+mod restart;
 
 use std::fs::{self, Permissions};
 use std::net::SocketAddr;
@@ -47,14 +48,14 @@ struct Lab {
     pid: Pid,
 }
 
-impl Lab {
-    fn new(more: &str) -> Self {
-        let directory = TempDir::new().expect("a directory");
-        let path = |name: &str| directory.path().join(name).display().to_string();
-        let several = std::thread::available_parallelism().is_ok_and(|count| count.get() > 1);
-        let cores = if several { "cores = \"0-1\"" } else { "" };
-        let text = format!(
-            r#"
+/// A directory with the configuration of an appliance.
+fn configure(more: &str) -> (TempDir, PathBuf) {
+    let directory = TempDir::new().expect("a directory");
+    let path = |name: &str| directory.path().join(name).display().to_string();
+    let several = std::thread::available_parallelism().is_ok_and(|count| count.get() > 1);
+    let cores = if several { "cores = \"0-1\"" } else { "" };
+    let text = format!(
+        r#"
 [appliance]
 name = "upgraded"
 memory = "32MiB"
@@ -83,11 +84,17 @@ listeners = ["loopback"]
 allow_any_host = true
 {more}
 "#,
-            path("control.sock"),
-            path("vol.img"),
-        );
-        let file = directory.path().join("windlass.toml");
-        fs::write(&file, text).expect("writable");
+        path("control.sock"),
+        path("vol.img"),
+    );
+    let file = directory.path().join("windlass.toml");
+    fs::write(&file, text).expect("writable");
+    (directory, file)
+}
+
+impl Lab {
+    fn new(more: &str) -> Self {
+        let (directory, file) = configure(more);
         let windlass = Windlass::start(&file);
         let pid = windlass.pid();
         Self {

@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
-# `windlass upgrade` of the Debian package under systemd: a kernel host writes and verifies on memory
-# and on ext4 on a file, while the process is replaced several times, also by that of a later package.
-# The host keeps its controller and its connections. Programs that cannot continue change nothing.
+# `windlass upgrade` and `systemctl restart windlass` of the Debian package under systemd: a kernel
+# host writes and verifies on memory and on ext4 on a file, while the process is replaced several
+# times, also by that of a later package. The host keeps its controller and its connections. Programs
+# that cannot continue change nothing, and a stop ends the connections.
 . "$(dirname "$0")/lib/guest.sh"
 . "$(dirname "$0")/lib/drives.sh"
 . "$(dirname "$0")/lib/package.sh"
 
-# Hand-overs to the same program.
+# Hand-overs to the same program, and restarts.
 upgrades=5
+restarts=3
 # Longer than WatchdogSec= of the unit.
 watchdog_s=12
 
@@ -76,6 +78,20 @@ upgrade() {
   is_live || fail "the controller is $(state)"
 }
 
+# restart: restarts the service, whose next process continues from the descriptor store.
+restart() {
+  local old began
+  old=$(main_process)
+  began=$(date +%s%N)
+  show systemctl restart windlass
+  say "process $old was replaced by $(main_process) in $((($(date +%s%N) - began) / 1000000)) ms"
+  [ "$(main_process)" != "$old" ] || fail "the same process serves"
+  is_running || fail "systemd says $(property SubState)"
+  is_live || fail "the controller is $(state)"
+  [ "$(association)" = "$before" ] || fail "the host has connected again: $(association)"
+  [ "$(property NFileDescriptorStore)" = 0 ] || fail "the state is still in the store"
+}
+
 windlass_answers() { windlass status > /dev/null 2>&1; }
 
 # refused TEXT PROGRAM: an upgrade to a program that cannot continue.
@@ -127,6 +143,16 @@ is_main_process "$process" || fail "the package interrupted the service"
 upgrade
 [ "$(readlink "/proc/$(main_process)/exe")" = /usr/bin/windlass ] || fail "it is not the new program"
 show systemctl reload windlass
+say "$restarts restarts"
+for _ in $(seq $restarts); do
+  restart
+  sleep 1
+done
+journal "$connections connection(s) continue after the restart" || fail "nothing was continued"
+journal "is not continued" && fail "a state was not continued"
+say "an upgrade after a restart, and a restart after it"
+upgrade
+restart
 say "the watchdog goes on"
 process=$(main_process)
 sleep $watchdog_s
@@ -142,11 +168,16 @@ expect_quiet_kernel
 show umount /mnt
 show e2fsck -f -n "$disk"
 show windlass status
-disconnect
-expect_quiet_kernel
 
-say "systemd ends the new process"
+say "systemd ends the new process, and the connections with it"
 show systemctl stop windlass
 [ ! -e "/proc/$process" ] || fail "systemd did not wait for process $process"
 [ "$(property Result)" = success ] || fail "the stop was not orderly: $(property Result)"
+[ "$(property NFileDescriptorStore)" = 0 ] || fail "systemd keeps the store after a stop"
+eventually 20 is_not_live
+[ -z "$(ss -Htn state established dst "$INTEROP_ADDRESS:$INTEROP_PORT")" ] || fail "still connected"
+disconnect
+say "a start after it continues nothing"
+show systemctl start windlass
+journal "is not continued" && fail "a state was not continued"
 say passed

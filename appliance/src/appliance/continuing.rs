@@ -4,22 +4,27 @@
 //!
 //! If anything fails before, it tells the old process, and ends without releasing anything: the old
 //! process has the same locks and sockets.
+//!
+//! A process of a restarted service takes the same from the descriptor store. If anything fails, it
+//! begins anew without it.
 
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
-use std::process::exit;
+use std::process::{Command, exit};
 use std::sync::Arc;
 use std::time::Duration;
 
+use appliance_config::Config;
 use nvme_handover::State;
-use nvme_handover_channel::{Channel, ChannelError, Message};
+use nvme_handover_channel::{Channel, ChannelError, Left, Message, take};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
 use super::{Appliance, Environment};
 use crate::error::{Failure, with_causes};
 use crate::event_loop::RealTime;
-use crate::handover::Offer;
+use crate::handover::{Offer, Passed, own_program};
 use crate::signals::RequestReceiver;
 use crate::state_directory::StateDirectory;
 
@@ -36,6 +41,11 @@ enum ContinueError {
     NoChannel(#[source] std::io::Error),
     #[error("the old process sent something else than expected")]
     Unexpected,
+    #[error(
+        "the configuration has changed since it was running; `systemctl reload windlass` would \
+         have applied it to the running service"
+    )]
+    Changed,
 }
 
 /// Continues the appliance of the process that started this one. Returns it when it serves; the
@@ -61,13 +71,108 @@ pub(crate) fn continue_serving(
         // The old process serves on.
         Ok(_) | Err(_) => exit(EXIT_NOT_CONTINUED),
     }
-    appliance.tcp.resume(&mut RealTime(|_| {}))?;
-    appliance.tcp.set_paused(false);
-    tracing::info!("hosts are served by this process from now on");
+    serve_hosts(&appliance)?;
     wait_for_end(&channel);
     appliance.accept_requests(signals.request_sender());
     appliance.open_control(file.as_deref());
     Ok(appliance)
+}
+
+/// Continues the appliance that an earlier process of this service has left in the descriptor store.
+/// Returns it when it serves; the control plane is not open yet. Returns `None` if the stored state
+/// is not that of `config`, or not complete: its connections end then.
+pub(crate) fn continue_stored(
+    stored: UnixStream,
+    config: &Config,
+    state: &StateDirectory,
+) -> Option<Appliance> {
+    let stored = match accept(stored, config) {
+        Ok(stored) => stored,
+        Err(error) => {
+            warn_of_new_start(error.as_ref());
+            return None;
+        }
+    };
+    match continue_from(stored, state) {
+        Ok(appliance) => Some(appliance),
+        Err(error) => {
+            warn_of_new_start(error.as_ref());
+            begin_anew()
+        }
+    }
+}
+
+/// What was stored, in the forms that are used.
+struct Stored {
+    config: Config,
+    passed: Passed,
+    target: State,
+    hosts: State,
+    sockets: Vec<OwnedFd>,
+}
+
+/// Takes what was stored, and checks all of it that can be checked without a running appliance.
+fn accept(stored: UnixStream, wanted: &Config) -> Result<Stored, Failure> {
+    let Left {
+        offer,
+        offered,
+        state,
+        passed: sockets,
+    } = take(stored)?;
+    let offer = Offer::decode(&offer)?;
+    let target = nvme_handover_format::decode(&offer.target.0)?;
+    let hosts = nvme_handover_format::decode(&state)?;
+    let (config, passed) = offer.accept(offered)?;
+    if config.to_toml() != wanted.to_toml() {
+        return Err(ContinueError::Changed.into());
+    }
+    Ok(Stored {
+        config,
+        passed,
+        target,
+        hosts,
+        sockets,
+    })
+}
+
+fn continue_from(stored: Stored, state: &StateDirectory) -> Result<Appliance, Failure> {
+    let appliance = build(stored.config, stored.passed, &stored.target, state)?;
+    let connections = stored.sockets.len();
+    let restored = restore_hosts(&appliance, stored.hosts, stored.sockets);
+    if let Err(error) = restored.and_then(|()| serve_hosts(&appliance)) {
+        std::mem::forget(appliance);
+        return Err(error);
+    }
+    tracing::info!("{connections} connection(s) continue after the restart");
+    Ok(appliance)
+}
+
+fn serve_hosts(appliance: &Appliance) -> Result<(), Failure> {
+    appliance.tcp.resume(&mut RealTime(|_| {}))?;
+    appliance.tcp.set_paused(false);
+    tracing::info!("hosts are served by this process from now on");
+    Ok(())
+}
+
+fn warn_of_new_start(error: &(dyn std::error::Error + 'static)) {
+    tracing::warn!(
+        "the state before the restart is not continued, so hosts connect again and RAM devices are \
+         empty: {}",
+        with_causes(error)
+    );
+}
+
+/// Replaces this process by the same program with the same arguments, which releases everything.
+fn begin_anew() -> ! {
+    let program = own_program();
+    let mut arguments = std::env::args_os();
+    let error = program.map(|program| {
+        let mut command = Command::new(program);
+        command.args(arguments.by_ref().skip(1)).exec()
+    });
+    let (Ok(error) | Err(error)) = error;
+    tracing::error!("this process cannot begin anew: {error}");
+    exit(EXIT_NOT_CONTINUED)
 }
 
 /// The standard input, which is replaced.
@@ -109,18 +214,29 @@ fn prepare(
     let offer = Offer::decode(&bytes)?;
     let target = nvme_handover_format::decode(&offer.target.0)?;
     let (config, passed) = offer.accept(descriptors)?;
+    let appliance = build(config, passed, &target, state)?;
+    channel.send_restored()?;
+    Ok((appliance, offer.file))
+}
+
+/// Builds the appliance from what was passed, and checks that it can continue `target`.
+fn build(
+    config: Config,
+    passed: Passed,
+    target: &State,
+    state: &StateDirectory,
+) -> Result<Appliance, Failure> {
     let environment = Environment {
         passed: Some(passed),
         ..Environment::default()
     };
     let appliance = Appliance::start_with(config, state, environment)?;
-    if let Err(error) = appliance.target.check_handover(&target) {
+    if let Err(error) = appliance.target.check_handover(target) {
         // It must not be stopped in the usual way, which would end what both processes have.
         std::mem::forget(appliance);
         return Err(error.into());
     }
-    channel.send_restored()?;
-    Ok((appliance, offer.file))
+    Ok(appliance)
 }
 
 /// Restores the state of the hosts.
@@ -129,11 +245,20 @@ fn continue_hosts(appliance: &Appliance, channel: &Channel) -> Result<(), Failur
         return Err(ContinueError::Unexpected.into());
     };
     let state: State = nvme_handover_format::decode(&bytes)?;
+    restore_hosts(appliance, state, descriptors)?;
+    channel.send_restored()?;
+    Ok(())
+}
+
+fn restore_hosts(
+    appliance: &Appliance,
+    state: State,
+    sockets: Vec<OwnedFd>,
+) -> Result<(), Failure> {
     appliance.target.restore(&state)?;
     let state = Arc::new(state);
     let tcp = &appliance.tcp;
-    tcp.restore(&state, descriptors, &mut RealTime(|_| {}))?;
-    channel.send_restored()?;
+    tcp.restore(&state, sockets, &mut RealTime(|_| {}))?;
     Ok(())
 }
 

@@ -1,7 +1,7 @@
 //! The old process of a hand-over (`ARCHITECTURE.md` §9.1): it starts the new one, and stays
 //! responsible until that one serves. If anything fails before, it serves on.
 
-use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -26,7 +26,7 @@ use crate::transports::ExportError;
 use crate::watchdog_loop::WatchdogLoop;
 
 /// Time in which connections that were accepted before reach their reactors.
-const ACCEPTED_TIME: Duration = Duration::from_millis(20);
+pub(super) const ACCEPTED_TIME: Duration = Duration::from_millis(20);
 /// Time in which changes by operators have to complete.
 const CHANGES_TIME_MAX: Duration = Duration::from_secs(5);
 /// Time in which requests in flight have to complete. Hosts wait meanwhile.
@@ -190,6 +190,18 @@ impl Appliance {
         successor: &mut Successor,
         event_loop: &mut dyn EventLoop,
     ) -> Result<(), Failure> {
+        let (offer, descriptors) = self.offer()?;
+        let descriptors: Vec<BorrowedFd<'_>> = descriptors.iter().map(|it| it.as_fd()).collect();
+        let mut outcome = Ok(());
+        aside(event_loop, || {
+            outcome = successor.prepare(&offer, &descriptors);
+            Ok(())
+        })?;
+        Ok(outcome?)
+    }
+
+    /// The offer to the process that continues, and its descriptors.
+    pub(super) fn offer(&self) -> Result<(Vec<u8>, Vec<OwnedFd>), Failure> {
         let target = State {
             target: self.target.export(self.reactors.clock().now())?,
             ..State::default()
@@ -198,7 +210,7 @@ impl Appliance {
         let running = self.reconciler.running();
         let states = running.operator_states.lock().clone();
         let mut offer = Offer::new(self.file.clone(), self.config(), &states, target);
-        let mut descriptors = vec![self.arena.region().as_fd()];
+        let mut descriptors = vec![self.arena.region().as_fd().try_clone_to_owned()?];
         for device in self.reconciler.devices().passing()? {
             offer.devices.push(DeviceOffer {
                 name: device.name.to_string(),
@@ -210,31 +222,30 @@ impl Appliance {
                     deallocates: it.deallocates,
                 }),
             });
-            descriptors.extend(device.descriptors);
+            for descriptor in device.descriptors {
+                descriptors.push(descriptor.try_clone_to_owned()?);
+            }
         }
-        let listening = self.tcp.listening()?;
+        let mut listening = self.tcp.listening()?;
         for listener in &self.config().listeners {
             let port = self.reconciler.ports().get(&listener.name);
             let port = port.ok_or(NotPossible::Listener)?;
-            let socket = listening.get(&port.id).ok_or(NotPossible::Listener)?;
+            let socket = listening.remove(&port.id).ok_or(NotPossible::Listener)?;
             offer.listeners.push(ListenerOffer {
                 name: listener.name.to_string(),
                 port: port.id.0,
             });
-            descriptors.push(socket.as_fd());
+            descriptors.push(socket);
         }
-        let offer = offer.encode()?;
-        let mut outcome = Ok(());
-        aside(event_loop, || {
-            outcome = successor.prepare(&offer, &descriptors);
-            Ok(())
-        })?;
-        Ok(outcome?)
+        Ok((offer.encode()?, descriptors))
     }
 
     /// Waits for changes by operators that are in progress, and refuses others. Hosts do not wait
     /// meanwhile.
-    fn close_change_gate(&self, event_loop: &mut dyn EventLoop) -> Result<ClosedGate, Failure> {
+    pub(super) fn close_change_gate(
+        &self,
+        event_loop: &mut dyn EventLoop,
+    ) -> Result<ClosedGate, Failure> {
         let gate = self.reconciler.running().change_gate.clone();
         let deadline = Instant::now() + CHANGES_TIME_MAX;
         loop {
@@ -254,9 +265,7 @@ impl Appliance {
         successor: &mut Successor,
         event_loop: &mut dyn EventLoop,
     ) -> Result<usize, Failure> {
-        let (mut state, sockets) = self.export_when_quiet(event_loop)?;
-        state.target = self.target.export(self.reactors.clock().now())?;
-        let bytes = nvme_handover_format::encode(&state)?;
+        let (bytes, sockets) = self.export_when_quiet(event_loop)?;
         let descriptors: Vec<BorrowedFd<'_>> = sockets.iter().map(|it| it.as_fd()).collect();
         let mut restored: Result<(), SuccessorError> = Ok(());
         aside(event_loop, || {
@@ -268,16 +277,17 @@ impl Appliance {
         Ok(sockets.len())
     }
 
-    /// Completes the requests in flight, and exports the state of all reactors.
-    fn export_when_quiet(
+    /// Completes the requests in flight. Returns the stored form of the state, and the sockets of the
+    /// connections.
+    pub(super) fn export_when_quiet(
         &self,
         event_loop: &mut dyn EventLoop,
-    ) -> Result<(State, Vec<SocketStream>), Failure> {
+    ) -> Result<(Vec<u8>, Vec<SocketStream>), Failure> {
         let deadline = Instant::now() + QUIET_TIME_MAX;
-        loop {
+        let (mut state, sockets) = loop {
             self.tcp.hold(event_loop)?;
             match self.tcp.export(event_loop) {
-                Ok(exported) => return Ok(exported),
+                Ok(exported) => break exported,
                 Err(ExportError::NotReady(reason)) if Instant::now() >= deadline => {
                     return Err(NotPossible::NotQuiet(reason.to_string()).into());
                 }
@@ -285,7 +295,9 @@ impl Appliance {
                 Err(error) => return Err(error.into()),
             }
             event_loop.run_once();
-        }
+        };
+        state.target = self.target.export(self.reactors.clock().now())?;
+        Ok((nvme_handover_format::encode(&state)?, sockets))
     }
 
     /// What hosts and operators notice.

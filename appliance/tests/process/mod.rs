@@ -79,13 +79,18 @@ impl Windlass {
     }
 
     fn start_with(file: &Path, environment: &[(&str, &str)], log: Stdio) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_windlass"))
-            .args(["--log", "warn", "run"])
-            .arg(file)
+        let mut command = Command::new(env!("CARGO_BIN_EXE_windlass"));
+        command.args(["--log", "warn", "run"]).arg(file);
+        command.envs(environment.iter().copied());
+        command.stdin(Stdio::null());
+        Self::start_command(command, file, log)
+    }
+
+    /// Starts a command that executes `windlass run FILE`, and waits until it is ready.
+    pub(crate) fn start_command(mut command: Command, file: &Path, log: Stdio) -> Self {
+        let mut child = command
             // The records of served contents are private to the test.
             .env("STATE_DIRECTORY", file.parent().expect("a directory"))
-            .envs(environment.iter().copied())
-            .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(log)
             .spawn()

@@ -11,6 +11,8 @@
 
 #![forbid(unsafe_code)]
 
+mod stored;
+
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -24,6 +26,8 @@ use rustix::net::{
 };
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+pub use stored::{Left, StoreError, TakeError, store, take};
 
 /// Descriptors of one state at most.
 pub const DESCRIPTORS_MAX: usize = 1 << 17;
