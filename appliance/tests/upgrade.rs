@@ -20,7 +20,11 @@ use bench::upgrade::{UpgradeError, UpgradeOptions, measure};
 use bench::verify::{check, stamp};
 use hugemem::{Arena, ArenaConfig, PagePolicy};
 use nvme_handover_channel::{Channel, Message};
-use nvme_host::{ConnectOptions, Controller, HostIdentity, IoQueue, IoQueuePlan};
+use nvme_host::{
+    ConnectOptions, Controller, HostError, HostIdentity, IoQueue, IoQueuePlan, TlsOptions,
+    Transport,
+};
+use nvme_keys::{Hash, TlsKey};
 use process::{Finished, LIMIT, Windlass, run};
 use rustix::process::{
     Pid, PidfdFlags, Signal, getpid, kill_process, pidfd_open, test_kill_process,
@@ -28,6 +32,9 @@ use rustix::process::{
 use tempfile::TempDir;
 
 const NQN: &str = "nqn.2026-11.org.windlass:upgrade";
+/// An export over TLS only, and its host.
+const PROTECTED_NQN: &str = "nqn.2026-11.org.windlass:protected";
+const PROTECTED_HOST: &str = "nqn.2026-11.org.example:protected";
 const BLOCK_BYTES: usize = 512;
 const HOSTS: u8 = 3;
 /// I/O queues of each host: one on RAM, one on a file.
@@ -342,6 +349,80 @@ fn hosts_continue_while_the_process_is_replaced() {
     lab.stop();
     let Lab { windlass, .. } = &lab;
     assert!(test_kill_process(windlass.pid()).is_ok(), "not reaped yet");
+}
+
+/// The part of a configuration with an export to [`PROTECTED_HOST`] over TLS.
+fn over_tls(directory: &Path) -> String {
+    let path = directory.join("key");
+    fs::write(&path, tls_key().expose_interchange().as_str()).expect("writable");
+    fs::set_permissions(&path, Permissions::from_mode(0o600)).expect("own file");
+    format!(
+        r#"
+[[key]]
+name = "key"
+file = "{}"
+[[device]]
+name = "secret"
+type = "memory"
+size = "1MiB"
+[[listener]]
+name = "protected"
+transport = "tcp"
+address = "127.0.0.2:0"
+tls = "required"
+[[export]]
+nqn = "{PROTECTED_NQN}"
+devices = ["secret"]
+listeners = ["protected"]
+hosts = [{{ nqn = "{PROTECTED_HOST}", tls = "key", require = ["tls"] }}]
+"#,
+        path.display()
+    )
+}
+
+fn tls_key() -> TlsKey {
+    TlsKey::new(Hash::Sha256, &[7; 32]).expect("the length fits")
+}
+
+fn attach_over_tls(address: SocketAddr) -> Controller {
+    let identity = HostIdentity {
+        nqn: PROTECTED_HOST.to_owned(),
+        id: [0x77; 16],
+    };
+    let options = ConnectOptions {
+        timeout: LIMIT,
+        transport: Transport::tls(TlsOptions::new(tls_key())),
+        ..ConnectOptions::new(address, PROTECTED_NQN, identity)
+    };
+    Controller::connect(options).expect("the right key")
+}
+
+#[test]
+fn hosts_over_tls_connect_again() {
+    let keys = TempDir::new().expect("a directory");
+    let mut lab = Lab::new(&over_tls(keys.path()));
+    let protected = lab.windlass.address_of(PROTECTED_NQN);
+    let mut controller = attach_over_tls(protected);
+    with_hosts(lab.address(), |progress| {
+        let dry = lab.command(&["upgrade", "--dry-run"]);
+        assert!(dry.status.success(), "{dry:?}");
+        let expected = "1 host(s) over TLS are disconnected and connect again";
+        assert!(dry.stdout.contains(expected), "{dry:?}");
+        controller.keep_alive().expect("nothing was changed");
+        for _ in 0..2 {
+            let answer = lab.upgrade();
+            assert_eq!(answer["connections"], CONNECTIONS, "{answer}");
+            let end = controller.wait_end(LIMIT).expect("it is disconnected");
+            assert!(matches!(end, HostError::Closed), "close_notify: {end}");
+            controller = attach_over_tls(protected);
+            controller
+                .keep_alive()
+                .expect("the new process has the key");
+            progress.wait();
+        }
+    });
+    drop(controller);
+    lab.stop();
 }
 
 /// A program of the same kind that fails at a step.

@@ -1,12 +1,13 @@
 //! The old process of a hand-over (`ARCHITECTURE.md` §9.1): it starts the new one, and stays
 //! responsible until that one serves. If anything fails before, it serves on.
 
+use std::collections::BTreeSet;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use appliance_config::{Backing, Tls, Transport};
+use appliance_config::{Backing, Transport};
 use nvme_handover::State;
 use nvme_tcp::SocketStream;
 use reactors::Clock as _;
@@ -56,16 +57,6 @@ enum NotPossible {
          the configuration without its drives first"
     )]
     Drive(String),
-    #[error(
-        "listener {0}: connections over TLS are not handed over, because their keys belong to a \
-         process: restart the service, or write tls = \"off\", apply it, and evict the hosts first"
-    )]
-    Tls(String),
-    #[error(
-        "host {0} is connected over TLS, whose keys belong to a process: restart the service, or \
-         evict the host first (windlass evict)"
-    )]
-    SecureHost(String),
     #[error(
         "volume {0}: the state of its clients belongs to a process: restart the service, which \
          empties volumes in memory"
@@ -164,14 +155,6 @@ impl Appliance {
         let mut listeners = config.listeners.iter();
         if let Some(listener) = listeners.find(|it| it.transport == Transport::Rdma) {
             return Err(NotPossible::Rdma(listener.name.to_string()).into());
-        }
-        let mut listeners = config.listeners.iter();
-        if let Some(listener) = listeners.find(|it| it.tls != Tls::Off) {
-            return Err(NotPossible::Tls(listener.name.to_string()).into());
-        }
-        let controllers = self.target.snapshot().controllers;
-        if let Some(it) = controllers.into_iter().find(|it| it.channel.is_some()) {
-            return Err(NotPossible::SecureHost(it.host_nqn).into());
         }
         let mut devices = config.devices.iter();
         if let Some(drive) = devices.find(|it| matches!(it.backing, Backing::Nvme(_))) {
@@ -303,9 +286,20 @@ impl Appliance {
     /// What hosts and operators notice.
     fn effects(&self) -> Vec<String> {
         let mut effects = vec![
-            "hosts over TCP stay connected; their requests wait during the hand-over".to_owned(),
+            "hosts over TCP without TLS stay connected; their requests wait during the hand-over"
+                .to_owned(),
             "the control socket and HTTP are closed and opened again".to_owned(),
         ];
+        let controllers = self.target.snapshot().controllers;
+        let protected = controllers.iter().filter(|it| it.channel.is_some());
+        let hosts: BTreeSet<_> = protected.map(|it| &it.host_nqn).collect();
+        if !hosts.is_empty() {
+            let hosts = hosts.len();
+            effects.push(format!(
+                "{hosts} host(s) over TLS are disconnected and connect again, because keys belong to \
+                 a process"
+            ));
+        }
         let devices = &self.config().devices;
         let ram = devices.iter();
         let ram = ram.filter(|it| matches!(it.backing, Backing::Memory { .. }));

@@ -118,10 +118,15 @@ impl Windlass {
 
     /// The address of the first listener, from the `attach:` line.
     pub(crate) fn address(&self) -> SocketAddr {
+        self.address_of("")
+    }
+
+    /// The address of the first listener of the export with this NQN.
+    pub(crate) fn address_of(&self, nqn: &str) -> SocketAddr {
         let line = self
             .announced
             .iter()
-            .find(|line| line.starts_with("attach: "));
+            .find(|line| line.starts_with("attach: ") && line.contains(nqn));
         let words: Vec<&str> = line.expect("an attach line").split(' ').collect();
         let after = |option| {
             let at = words

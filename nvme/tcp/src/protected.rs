@@ -168,6 +168,10 @@ impl<S: ByteStream> ByteStream for Protected<S> {
         self.stream.finish_sending();
     }
 
+    fn belongs_to_process(&self) -> bool {
+        true
+    }
+
     fn local_address(&self) -> Option<IpAddr> {
         self.stream.local_address()
     }

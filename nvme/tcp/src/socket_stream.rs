@@ -24,8 +24,7 @@ impl SocketStream {
     /// Another descriptor of the same connection.
     ///
     /// # Errors
-    /// The system's. A protected stream has keys and sequence numbers beside its descriptor, so it
-    /// is not duplicated.
+    /// The system's, or the stream [belongs to the process](ByteStream::belongs_to_process).
     pub(crate) fn duplicate(&self) -> io::Result<Self> {
         match self {
             Self::Plain(socket) => socket.duplicate().map(Self::Plain),
@@ -95,6 +94,13 @@ impl ByteStream for SocketStream {
         match self {
             Self::Plain(socket) => socket.finish_sending(),
             Self::Protected(stream) => stream.finish_sending(),
+        }
+    }
+
+    fn belongs_to_process(&self) -> bool {
+        match self {
+            Self::Plain(_) => false,
+            Self::Protected(stream) => stream.belongs_to_process(),
         }
     }
 

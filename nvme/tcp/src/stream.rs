@@ -69,6 +69,12 @@ pub trait ByteStream {
     /// Closes the sending side.
     fn finish_sending(&mut self);
 
+    /// Whether another process could not continue the stream with its descriptor, because it has
+    /// keys and sequence numbers.
+    fn belongs_to_process(&self) -> bool {
+        false
+    }
+
     /// The target's address; `None` for streams without one.
     fn local_address(&self) -> Option<IpAddr> {
         None

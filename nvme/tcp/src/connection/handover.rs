@@ -6,6 +6,10 @@
 //! host sends stays in the socket. The bytes that were kept are part of the record, and so are those
 //! of responses that the host has not received.
 //!
+//! A connection whose stream belongs to the process, because it has keys, is not continued. It
+//! completes its requests like the others, sends the responses, and is closed then, so that its host
+//! connects to the process that serves.
+//!
 //! A connection that is *resumed*, in the old process or in the new one, interprets the kept bytes
 //! before it receives others.
 
@@ -63,6 +67,28 @@ impl<S: ByteStream> Connection<S> {
     /// Whether [`export`](Self::export) has nothing to export, because the connection ends.
     pub(crate) fn is_closing(&self) -> bool {
         matches!(self.phase, Phase::Closing { .. })
+    }
+
+    /// Whether it ends because no other process can continue its stream, and has something to send.
+    pub(crate) fn is_finishing(&self) -> bool {
+        let is_sending = matches!(
+            self.phase,
+            Phase::Closing {
+                finished_sending: false,
+                ..
+            }
+        );
+        is_sending && self.stream.belongs_to_process()
+    }
+
+    /// Closes the connection when its requests are completed, if no other process can continue its
+    /// stream. Returns whether it is such a connection.
+    pub(crate) fn finish_if_bound(&mut self, cx: &mut Context<'_>) -> bool {
+        let is_bound = self.stream.belongs_to_process();
+        if is_bound && self.is_quiet(cx) {
+            self.close(cx);
+        }
+        is_bound
     }
 
     /// Whether it is held and not resumed.

@@ -35,15 +35,24 @@ impl<S: ByteStream> ConnectionSet<S> {
     }
 
     /// Adds the records of all held connections to `state`; returns the place of the stream of each,
-    /// in the same order. Connections that are being closed are not handed over. Nothing changes for
-    /// hosts, so the connections may be resumed.
+    /// in the same order. Connections that are being closed are not handed over. Those whose stream
+    /// [belongs to the process](ByteStream::belongs_to_process) are closed when their requests are
+    /// completed. Nothing changes for the other hosts, so their connections may be resumed.
     ///
     /// # Errors
     /// The number of connections that are not ready. A later call may succeed.
     pub fn export(&mut self, now: Nanos, state: &mut State) -> Result<Vec<u16>, BusyConnections> {
         let (mut records, mut places, mut busy) = (Vec::new(), Vec::new(), 0);
         for index in self.table.places() {
-            if self.table.get(index).is_none_or(Connection::is_closing) {
+            let connection = self.table.get(index);
+            if connection.is_none_or(Connection::is_closing) {
+                // Nothing is sent after the export.
+                busy += usize::from(connection.is_some_and(Connection::is_finishing));
+                continue;
+            }
+            let is_bound = self.with(index, now, |it, cx| Ok(it.finish_if_bound(cx)));
+            if is_bound == Some(true) {
+                busy += 1;
                 continue;
             }
             let exported = self.with(index, now, |connection, cx| Ok(connection.export(cx)));

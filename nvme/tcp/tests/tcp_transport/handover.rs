@@ -26,7 +26,7 @@ use zerocopy::IntoBytes;
 const ARENA: usize = 4 << 20;
 
 /// The state and the places of the streams, if all is quiet.
-fn export<S: ByteStream>(stage: &mut Stage<S>) -> Option<(State, Vec<u16>)> {
+pub(crate) fn export<S: ByteStream>(stage: &mut Stage<S>) -> Option<(State, Vec<u16>)> {
     let core = stage.core.borrow();
     let target = core.target().export(stage.now).ok()?;
     drop(core);

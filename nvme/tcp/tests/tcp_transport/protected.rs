@@ -6,10 +6,14 @@ mod polled;
 use std::cell::RefCell;
 use std::io::{IoSlice, IoSliceMut};
 use std::rc::Rc;
+use std::sync::Arc;
 
 use crate::chopped::{expect_script_results, script};
+use crate::handover::export;
 use crate::harness::wire::{Host, Stage, TargetPdu, Wire, WireEnd};
 use crate::harness::{HOST, names_of, ram};
+use block::Device;
+use block_testing::{DelayDevice, Latency};
 use nvme_spec::fabrics::{CNTLID_DYNAMIC, ConnectAttributes, PropertySize};
 use nvme_spec::sgl::SglDescriptor;
 use nvme_spec::tcp::{Framing, H2cData};
@@ -19,6 +23,7 @@ use nvme_tcp::Protected;
 use nvme_tls::{
     Alert, Channel, ContentType, Opener, Role, Sealer, Suite, Taken, TrafficSecret, Unsealed,
 };
+use reactors::{Nanos, TscClock};
 use zerocopy::IntoBytes;
 
 fn secret(first: u8) -> TrafficSecret {
@@ -356,4 +361,53 @@ fn a_termination_request_precedes_the_end() {
     };
     assert_eq!(request[0], 3, "a C2HTermReq");
     assert_eq!(alert[..], Alert::CLOSE_NOTIFY.message());
+}
+
+/// No other process has the keys of a channel: requests in flight are answered, and then the
+/// connection ends, also if its host receives nothing.
+#[test]
+fn a_hand_over_ends_protected_connections() {
+    for host_receives in [true, false] {
+        let none = Latency::Fixed(Nanos::ZERO);
+        let device = DelayDevice::new(ram(), none, 0, TscClock::new);
+        let device = Arc::new(device) as Arc<dyn Device>;
+        let mut stage: ProtectedStage = Stage::over(&device, 16 << 20);
+        let (mut admin, mut io) = attach(&mut stage, 8, usize::MAX);
+        io.host.send(Sqe::flush(1).with_cid(7), &[]);
+        io.pump();
+        if !host_receives {
+            io.wire.borrow_mut().room = 0;
+        }
+        stage.turn_of(std::iter::once(io.host.index));
+        stage.set.hold(stage.now);
+        assert!(export(&mut stage).is_none(), "the flush is not complete");
+        // Kept, and not executed.
+        io.host.send(Sqe::flush(1).with_cid(8), &[]);
+        let began = stage.now;
+        let (state, places) = loop {
+            turn(&mut stage, &mut admin);
+            turn(&mut stage, &mut io);
+            if let Some(exported) = export(&mut stage) {
+                break exported;
+            }
+            stage.now = stage.now.saturating_add(Nanos::from_millis(1));
+            stage.set.expire(stage.now);
+            let waited = stage.now.saturating_sub(began);
+            assert!(waited < Nanos::from_secs(2), "a host delays it");
+        };
+        assert!(places.is_empty() && state.tcp_connections.is_empty());
+        assert!(state.queues.is_empty() && state.controllers.is_empty());
+        io.pump();
+        let pdus: Vec<_> = std::iter::from_fn(|| io.host.take_pdu()).collect();
+        if host_receives {
+            let [TargetPdu::Response(cqe)] = &pdus[..] else {
+                panic!("one response: {pdus:?}")
+            };
+            assert_eq!((cqe.cid.get(), cqe.status().is_success()), (7, true));
+            let mut buffer = [0; 64];
+            let taken = io.channel.take(&mut [IoSliceMut::new(&mut buffer)]);
+            assert!(matches!(taken, Taken::Closed), "close_notify is sent");
+        }
+        assert_eq!(stage.leases_out(), 0);
+    }
 }
