@@ -72,7 +72,7 @@ pub(crate) struct Appliance {
     _authentication: AuthenticationThread,
     /// Declared after the reactors, so that it reports how they stop.
     control: Option<ControlPlane>,
-    files_address: Option<SocketAddr>,
+    files_addresses: Vec<SocketAddr>,
     start_took: Duration,
 }
 
@@ -281,7 +281,7 @@ impl Appliance {
             counters,
             _authentication: authentication,
             control: None,
-            files_address: files.map(|files| files.address()),
+            files_addresses: files.map_or_else(Vec::new, |files| files.addresses().to_vec()),
             start_took,
         })
     }
@@ -595,8 +595,8 @@ impl Appliance {
     }
 
     /// Where files are served.
-    pub(crate) fn files_address(&self) -> Option<SocketAddr> {
-        self.files_address
+    pub(crate) fn files_addresses(&self) -> &[SocketAddr] {
+        &self.files_addresses
     }
 
     /// The bound address of each configured listener.

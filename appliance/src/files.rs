@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use appliance_config::{Backing, Config, FileListener, Squash, Uuid, Volume};
-use files_server::{Now, Server, ServerOptions, ShareNumber, VolumeIndex};
+use files_server::{Clients, Network, Now, Server, ServerOptions, ShareNumber, VolumeIndex};
 use files_store::{ShareId, Time, VolatileOptions};
 use files_tcp::{DeviceOfVolume, FilePoller, FileService, FileServiceOptions, RecordStore};
 use hugemem::{Arena, Pool};
@@ -45,33 +45,35 @@ enum FilesError {
 struct Parts {
     server: ServerOptions,
     devices: Vec<DeviceOfVolume>,
-    listener: TcpListener,
+    listeners: Vec<TcpListener>,
     records: Option<FileClientsStore>,
 }
 
 /// The service of the whole appliance.
 pub(crate) struct Files {
-    address: SocketAddr,
+    addresses: Vec<SocketAddr>,
     /// Taken once by the reactor. The control path only.
     parts: Mutex<Option<Parts>>,
 }
 
 impl Files {
-    /// Binds the listener and opens the volumes, if the configuration serves files.
+    /// Binds the listeners and opens the volumes, if the configuration serves files.
     ///
     /// # Errors
-    /// The address is not available, or a volume cannot be opened.
+    /// An address is not available, or a volume cannot be opened.
     pub(crate) fn prepare(
         config: &Config,
         devices: &Devices,
         arena: &Arc<Arena>,
         (state, cores): (&StateDirectory, &[usize]),
     ) -> Result<Option<Arc<Self>>, Failure> {
-        let Some(at) = &config.files.listener else {
+        if config.files.listeners.is_empty() {
             return Ok(None);
-        };
-        let listener = listen(at)?;
-        let address = listener.local_addr()?;
+        }
+        let at = config.files.listeners.iter();
+        let listeners = at.map(listen).collect::<Result<Vec<_>, _>>()?;
+        let addresses = listeners.iter().map(TcpListener::local_addr);
+        let addresses = addresses.collect::<Result<Vec<_>, _>>()?;
         let pool = arena.pool(WAITERS_MAX);
         let mut volumes = Vec::new();
         let mut of_volumes = Vec::new();
@@ -97,23 +99,25 @@ impl Files {
             keeps_records: records.is_some(),
         };
         for share in &config.files.shares {
-            tracing::info!("share {} is served at {address}", share.name);
+            for address in &addresses {
+                tracing::info!("share {} is served at {address}", share.name);
+            }
         }
         let parts = Parts {
             server,
             devices: of_volumes,
-            listener,
+            listeners,
             records,
         };
         Ok(Some(Arc::new(Self {
-            address,
+            addresses,
             parts: Mutex::new(Some(parts)),
         })))
     }
 
-    /// Where clients connect.
-    pub(crate) fn address(&self) -> SocketAddr {
-        self.address
+    /// Where clients connect, by listener.
+    pub(crate) fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
     }
 }
 
@@ -133,7 +137,7 @@ impl Service for Files {
             devices: own.devices,
             set: Rc::clone(parts.devices.set()),
             pool: Arena::pool(&parts.arena, WAITERS_MAX),
-            listener: own.listener,
+            listeners: own.listeners,
             records: own.records.map(|it| Box::new(it) as Box<dyn RecordStore>),
         })?;
         let service = Rc::new(RefCell::new(service));
@@ -230,19 +234,51 @@ fn opened(
     Ok((opened, of_volume))
 }
 
+/// The numbers of shares, which file handles contain: they follow from the names (FNV-1a), so that
+/// handles stay valid when other shares come and go. Should two names have one number, the later
+/// share gets the next one.
+fn share_numbers<'n>(names: impl Iterator<Item = &'n str>) -> Vec<u32> {
+    let mut numbers = Vec::new();
+    for name in names {
+        let mut number = name.bytes().fold(0x811c_9dc5_u32, |hash, byte| {
+            (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
+        });
+        while numbers.contains(&number) {
+            number = number.wrapping_add(1);
+        }
+        numbers.push(number);
+    }
+    numbers
+}
+
+/// The clients that may use a share.
+fn clients(share: &appliance_config::Share) -> Clients {
+    if share.allow_any_client {
+        return Clients::Any;
+    }
+    let networks = share.clients.iter().map(|it| Network {
+        address: it.address(),
+        prefix_bits: it.prefix_bits(),
+    });
+    Clients::In(networks.collect())
+}
+
 /// The shares, each of a whole volume.
 fn shares(config: &Config, volumes: &[files_store::Volume]) -> Vec<files_server::Share> {
-    let shares = config.files.shares.iter().enumerate();
-    let share = |(number, share): (usize, &appliance_config::Share)| {
+    let names = config.files.shares.iter().map(|share| share.name.as_str());
+    let numbers = share_numbers(names);
+    let shares = numbers.into_iter().zip(&config.files.shares);
+    let share = |(number, share): (u32, &appliance_config::Share)| {
         let mut names = config.files.volumes.iter();
         let index = names.position(|volume| volume.name == share.volume)?;
         Some(files_server::Share {
-            number: ShareNumber(number as u32),
+            number: ShareNumber(number),
             name: share.name.to_string(),
             volume: VolumeIndex(index),
             directory: volumes[index].root(),
             part: ShareId::default(),
             is_read_only: share.read_only,
+            clients: clients(share),
             squash: match share.squash {
                 Squash::Root => files_server::Squash::Root,
                 Squash::None => files_server::Squash::None,

@@ -60,8 +60,8 @@ fn write_ready(out: &mut String, appliance: &Appliance) -> fmt::Result {
         }
     }
     for share in &config.files.shares {
-        if let Some(bound) = appliance.files_address() {
-            writeln!(out, "mount: {}", mount_command(share.name.as_str(), bound))?;
+        for bound in appliance.files_addresses() {
+            writeln!(out, "mount: {}", mount_command(share.name.as_str(), *bound))?;
         }
     }
     if let Some(control) = appliance.control() {
@@ -215,10 +215,13 @@ fn write_files(out: &mut String, config: &Config) -> fmt::Result {
                 describe_storage(device)
             )?;
         }
-        if let Some(listener) = &config.files.listener {
+        for listener in &config.files.listeners {
             writeln!(out, "  nfs {}", listener.address)?;
         }
-        writeln!(out, "  any client may connect")?;
+        match share.clients.len() {
+            _ if share.allow_any_client => writeln!(out, "  any client may mount it")?,
+            count => writeln!(out, "  {count} network(s) of clients may mount it")?,
+        }
     }
     Ok(())
 }

@@ -779,7 +779,7 @@ fn restarts(running: &Config, wanted: &Config) -> Vec<Step> {
     let files = (&running.files, &wanted.files);
     restart_of_list("volume", &files.0.volumes, &files.1.volumes, &mut steps);
     restart_of_list("share", &files.0.shares, &files.1.shares, &mut steps);
-    let listeners = (files.0.listener.as_slice(), files.1.listener.as_slice());
+    let listeners = (&files.0.listeners, &files.1.listeners);
     restart_of_list("file_listener", listeners.0, listeners.1, &mut steps);
     steps
 }

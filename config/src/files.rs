@@ -2,11 +2,11 @@
 
 use uuid::Uuid;
 
-use crate::kind::{Boolean, Maybe, Size, Unit, Word, Words};
+use crate::kind::{Boolean, Maybe, Networks, Size, Unit, Word, Words};
 use crate::limits::{MEMORY_MAX, VOLUME_MEMORY_MIN};
 use crate::model::{ADDRESS, NAME, UUID, words};
 use crate::table::table;
-use crate::value::{ByteSize, ListenAddress, Name};
+use crate::value::{ByteSize, ListenAddress, Name, Network};
 
 table! {
     /// Files on a device.
@@ -55,9 +55,17 @@ table! {
         /// Its volume.
         volume: Name = NAME,
             like "\"scratch\"";
-        /// Must be `true`: every client that reaches a file listener may use the share, as any user
-        /// except those that `squash` names. Lists of clients are missing.
+        /// The addresses of the clients that may use it. For others it does not exist. A client
+        /// states its users itself, so that its address alone protects the files.
+        clients: Vec<Network> = Networks,
+            absent Vec::new()
+            => "required unless `allow_any_client = true`",
+            like "[\"192.0.2.0/24\", \"2001:db8::7\"]";
+        /// Whether every client that reaches a file listener may use it, as any user except those
+        /// that `squash` names.
         allow_any_client: bool = Boolean,
+            absent false
+            => "required unless there are `clients`",
             like "true";
         /// Whether clients are kept from changing anything.
         read_only: bool = Boolean,
@@ -90,8 +98,8 @@ pub struct Files {
     pub volumes: Vec<Volume>,
     /// The shares, in the order of the file.
     pub shares: Vec<Share>,
-    /// Where they are served.
-    pub listener: Option<FileListener>,
+    /// Where they are served, in the order of the file.
+    pub listeners: Vec<FileListener>,
 }
 
 impl Files {

@@ -225,13 +225,13 @@ fn files((volume, share): (Volume, Share), devices: &[Device], exports: &[Export
     Files {
         shares: vec![Share {
             volume: volume.name.clone(),
-            allow_any_client: true,
+            allow_any_client: share.clients.is_empty(),
             ..share
         }],
-        listener: Some(FileListener {
+        listeners: vec![FileListener {
             name: volume.name.clone(),
             address: valid("127.0.0.1:0"),
-        }),
+        }],
         volumes: vec![Volume {
             device: device.name.clone(),
             uuid: match device.backing {

@@ -12,12 +12,12 @@ use proptest::{option, prelude::*, sample::select};
 
 #[cfg(any(test, feature = "generators"))]
 use crate::generate;
-use crate::limits::{ALLOWED_PATHS_MAX, CONTROLLER_ID_MAX, PATH_BYTES_MAX};
+use crate::limits::{ALLOWED_PATHS_MAX, CLIENT_NETWORKS_MAX, CONTROLLER_ID_MAX, PATH_BYTES_MAX};
 use crate::parse::{Element, Fault, Setting, file_path};
 use crate::print::quoted;
 use crate::problem::{Findings, ProblemKind};
 use crate::suggest::excerpt_of;
-use crate::value::{ByteSize, ControllerIds, Period};
+use crate::value::{ByteSize, ControllerIds, Network, Period};
 
 /// A kind of value.
 pub(crate) trait Kind {
@@ -430,5 +430,43 @@ impl Kind for Directories {
         let path = "/[a-z \"\\\\/]{0,9}x"
             .prop_map(|text| Path::new(&text).components().collect::<PathBuf>());
         proptest::collection::vec(path, 0..3).boxed()
+    }
+}
+
+/// Addresses of clients.
+pub(crate) struct Networks;
+
+impl Kind for Networks {
+    type Value = Vec<Network>;
+
+    fn values(&self) -> String {
+        format!("array of 1 to {CLIENT_NETWORKS_MAX} IP addresses and networks (`address/bits`)")
+    }
+
+    fn read(&self, entry: &Element<'_, '_>, findings: &mut Findings) -> Option<Vec<Network>> {
+        let elements = entry.elements(CLIENT_NETWORKS_MAX, findings)?;
+        if elements.is_empty() {
+            let message = "the list is empty: no client may use the share".to_owned();
+            let hint = "list the addresses of clients, or write `allow_any_client = true`";
+            let fault = Fault::with_hint(ProblemKind::BadValue, message, hint.to_owned());
+            findings.add(|| entry.finding(fault));
+            return None;
+        }
+        let networks = elements.iter().map(|it| Some(it.read(findings)?.value));
+        // Reads every network, so that every fault is reported.
+        networks.collect::<Vec<_>>().into_iter().collect()
+    }
+
+    fn toml(&self, networks: &Vec<Network>) -> Option<String> {
+        let texts = networks.iter().map(|it| quoted(&it.to_string()));
+        let texts: Vec<_> = texts.collect();
+        (!texts.is_empty()).then(|| format!("[{}]", texts.join(", ")))
+    }
+
+    #[cfg(any(test, feature = "generators"))]
+    fn any(&self) -> BoxedStrategy<Vec<Network>> {
+        let network = r"192\.0\.2\.[1-9]|10\.[1-9]\.0\.0/16|2001:db8::[1-9]|2001:db8:[1-9]::/48";
+        let network = network.prop_map(|text| generate::valid(&text));
+        proptest::collection::vec(network, 0..3).boxed()
     }
 }

@@ -56,7 +56,8 @@ pub use value::{
     AddressError, BlockSize, ByteSize, ByteSizeError, CongestionControl, CongestionControlError,
     ControlSocket, ControlSocketError, ControllerIds, CoreList, CoreListError, GroupName,
     GroupNameError, HttpAddress, HttpAddressError, ListenAddress, ModelNumber, Name, NameError,
-    Nqn, NqnError, PciAddress, PciAddressError, Period, PeriodError, SerialNumber, TextFieldError,
+    Network, NetworkError, Nqn, NqnError, PciAddress, PciAddressError, Period, PeriodError,
+    SerialNumber, TextFieldError,
 };
 
 #[cfg(test)]

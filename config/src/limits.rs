@@ -41,7 +41,9 @@ pub const VOLUMES_MAX: usize = 16;
 /// Most shares of one appliance.
 pub const SHARES_MAX: usize = 64;
 /// Most file listeners of one appliance.
-pub const FILE_LISTENERS_MAX: usize = 1;
+pub const FILE_LISTENERS_MAX: usize = 8;
+/// Most addresses and networks of clients of one share.
+pub const CLIENT_NETWORKS_MAX: usize = 64;
 /// Least memory for the metadata of a volume.
 pub const VOLUME_MEMORY_MIN: ByteSize = ByteSize::from_mib(1);
 

@@ -21,6 +21,13 @@ pub enum Notice {
         /// One of its addresses that other machines can reach.
         address: ListenAddress,
     },
+    /// Any machine that reaches the address can mount the share.
+    ShareOpenToTheNetwork {
+        /// The share.
+        share: Name,
+        /// An address that other machines can reach.
+        address: ListenAddress,
+    },
     /// Hosts take a memory device for the same disk after a restart, although its content is lost.
     UuidOnMemory(Name),
     /// The control plane's token crosses the network unencrypted.
@@ -42,6 +49,11 @@ impl fmt::Display for Notice {
             Notice::OpenToTheNetwork { export, address } => write!(
                 f,
                 "any host that reaches {address} may read and write {export}: list its `hosts`"
+            ),
+            Notice::ShareOpenToTheNetwork { share, address } => write!(
+                f,
+                "any machine that reaches {address} may mount share {share} as any user: list its \
+                 `clients`"
             ),
             Notice::UuidOnMemory(name) => write!(
                 f,
@@ -102,6 +114,15 @@ impl Config {
                     address,
                 });
             }
+        }
+        let mut addresses = self.files.listeners.iter().map(|it| it.address);
+        let open = addresses.find(|address| !address.socket_addr().ip().is_loopback());
+        if let Some(address) = open {
+            let shares = self.files.shares.iter().filter(|it| it.allow_any_client);
+            notices.extend(shares.map(|share| Notice::ShareOpenToTheNetwork {
+                share: share.name.clone(),
+                address,
+            }));
         }
         let control = &self.control;
         if control.http.is_beyond_this_machine() && control.certificate_file.is_none() {

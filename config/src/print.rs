@@ -42,7 +42,7 @@ impl Config {
         for item in &self.files.shares {
             table(out, "\n[[share]]", item)?;
         }
-        if let Some(item) = &self.files.listener {
+        for item in &self.files.listeners {
             table(out, "\n[[file_listener]]", item)?;
         }
         Ok(())

@@ -475,6 +475,7 @@ fn documented_examples_are_accepted() {
                 ("volume", "uuid") => {
                     text.replace("\"memory\"\nsize", "\"file\"\npath = \"/srv/f\"\nsize")
                 }
+                ("share", "clients") => text.replace("allow_any_client = true\n", ""),
                 ("volume" | "share" | "file_listener", _) => text,
                 ("rate_limit", "device") => {
                     let text = text.replace("name = \"a\"", "name = \"vol0\"");
@@ -750,7 +751,32 @@ fn invalid_file_exports_are_reported() {
         (
             "allow_any_client = true",
             "allow_any_client = false",
-            "every client may use",
+            "no client may use this share",
+        ),
+        (
+            "allow_any_client = true",
+            "allow_any_client = true\nclients = [\"192.0.2.1\"]",
+            "exclude each other",
+        ),
+        (
+            "allow_any_client = true",
+            "clients = []",
+            "the list is empty",
+        ),
+        (
+            "allow_any_client = true",
+            "clients = [\"192.0.2.1/24\"]",
+            "write \"192.0.2.0/24\"",
+        ),
+        (
+            "allow_any_client = true",
+            "clients = [\"host\"]",
+            "neither an IP address nor a network",
+        ),
+        (
+            "allow_any_client = true",
+            "clients = [\"10.0.0.0/33\"]",
+            "from 0 to 32",
         ),
         (
             ":2049",
@@ -769,8 +795,13 @@ fn invalid_file_exports_are_reported() {
         ),
         (
             "[[file_listener]]",
-            "[[file_listener]]\nname = \"b\"\naddress = \"192.0.2.9:2049\"\n[[file_listener]]",
-            "the maximum is 1",
+            "[[file_listener]]\nname = \"b\"\naddress = \"0.0.0.0:2049\"\n[[file_listener]]",
+            "overlaps 0.0.0.0:2049 of another listener",
+        ),
+        (
+            "[[file_listener]]",
+            "[[file_listener]]\nname = \"nfs\"\naddress = \"192.0.2.9:2049\"\n[[file_listener]]",
+            "nfs",
         ),
     ];
     for (valid, invalid, message) in cases {

@@ -35,6 +35,9 @@ allow_any_client = true
 [[file_listener]]
 name = "nfs"
 address = "127.0.0.1:0"
+[[file_listener]]
+name = "nfs6"
+address = "[::1]:0"
 "#;
 
 fn config(files: &str) -> Config {
@@ -107,10 +110,14 @@ fn exchange(client: &mut TcpStream) -> Status {
 fn files_are_served_beside_exports_until_the_appliance_stops() {
     let appliance = Appliance::start(config(FILES), &StateDirectory::default());
     let appliance = appliance.expect("it starts");
-    let address = appliance.files_address().expect("files are served");
+    let address = appliance.files_addresses()[0];
     let mut client = TcpStream::connect(address).expect("it listens");
     client.set_read_timeout(Some(LIMIT)).expect("a socket");
     assert_eq!(exchange(&mut client), Status::OK);
+    let second = appliance.files_addresses()[1];
+    let mut other = TcpStream::connect(second).expect("it listens there, too");
+    other.set_read_timeout(Some(LIMIT)).expect("a socket");
+    assert_eq!(exchange(&mut other), Status::OK);
     RawClient::connect(appliance.addresses()[0], LIMIT).expect("NVMe is served, too");
     assert_eq!(exchange(&mut client), Status::OK);
     // The files would be lost.
@@ -133,4 +140,13 @@ fn an_address_in_use_is_named() {
         error.contains("file_listener nfs") && error.contains(&address),
         "{error}"
     );
+}
+
+#[test]
+fn numbers_of_shares_follow_from_their_names() {
+    let numbers = |names: &[&str]| super::share_numbers(names.iter().copied());
+    let (a, b) = (numbers(&["a"])[0], numbers(&["b"])[0]);
+    assert_ne!(a, b);
+    assert_eq!(numbers(&["b", "c", "a"])[2], a);
+    assert_eq!(numbers(&["a", "a"]), [a, a.wrapping_add(1)]);
 }

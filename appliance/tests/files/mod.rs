@@ -249,6 +249,10 @@ name = "data"
 volume = "files"
 allow_any_client = true
 squash = "none"
+[[share]]
+name = "others"
+volume = "files"
+clients = ["192.0.2.0/24"]
 [[file_listener]]
 name = "nfs"
 address = "127.0.0.1:0"
@@ -349,6 +353,10 @@ fn clients_reclaim_after_the_appliance_was_killed() {
     let read = known.read(0, 100);
     let answer = known.call(&mut connection, &read);
     assert_eq!(data(&answer), b"text");
+    // A share of other clients.
+    let lookup = [Operation::PutRootFh(()), Operation::Lookup(name("others"))];
+    let answer = known.call(&mut connection, &lookup);
+    assert_eq!(answer.parts().0, Status::NOENT);
 }
 
 /// What an operator sees of a device without a volume, with another one, with a damaged one, and of

@@ -12,7 +12,8 @@ use crate::problem::ProblemKind;
 use crate::suggest::{excerpt_of, listed, nearest};
 use crate::value::{
     BlockSize, ByteSize, CongestionControl, ControlSocket, CoreList, GroupName, Hint, HttpAddress,
-    ListenAddress, ModelNumber, Name, Nqn, PciAddress, Period, SerialNumber, hyphenated_uuid,
+    ListenAddress, ModelNumber, Name, Network, Nqn, PciAddress, Period, SerialNumber,
+    hyphenated_uuid,
 };
 
 /// The fault of one value.
@@ -104,6 +105,7 @@ text_settings!(
     ListenAddress,
     ModelNumber,
     Name,
+    Network,
     Nqn,
     PciAddress,
     SerialNumber

@@ -25,24 +25,8 @@ pub(super) fn validate(
         volume_names.check(volume, findings);
     }
     devices(draft, lines, findings);
-    for allowed in files
-        .shares
-        .iter()
-        .filter_map(|it| it.allows_any_client.as_ref())
-    {
-        if !allowed.value {
-            findings.add(|| Finding {
-                hint: Some(
-                    "write `true`, and let only trusted machines reach the listener".to_owned(),
-                ),
-                ..allowed.finding(
-                    ProblemKind::Conflict,
-                    "lists of clients are not implemented, so every client may use a share"
-                        .to_owned(),
-                )
-            });
-        }
-    }
+    let names: Vec<_> = files.listeners.iter().map(|it| &it.name).collect();
+    Names::collect(&names, "file_listener", lines, findings);
     addresses(draft, findings);
 }
 
@@ -120,19 +104,15 @@ fn obstacle(device: &DeviceDraft) -> Option<(&'static str, &'static str)> {
     }
 }
 
-/// The file listener shares its address with no other listener.
+/// A file listener shares its address with no other listener.
 fn addresses(draft: &Draft, findings: &mut Findings) {
     let others = draft.listeners.iter();
     let others = others.filter(|it| it.transport == Some(Transport::Tcp));
     let others = others.filter_map(|it| it.address.as_ref().map(|it| it.value));
     let http = draft.control.http.and_then(HttpAddress::address);
-    let others: Vec<_> = others.chain(http).collect();
-    for address in draft
-        .files
-        .listeners
-        .iter()
-        .filter_map(|it| it.address.as_ref())
-    {
+    let mut others: Vec<_> = others.chain(http).collect();
+    let listeners = draft.files.listeners.iter();
+    for address in listeners.filter_map(|it| it.address.as_ref()) {
         if let Some(other) = others.iter().find(|it| it.overlaps(address.value)) {
             findings.add(|| Finding {
                 hint: Some("use another port, usually 2049".to_owned()),
@@ -142,5 +122,6 @@ fn addresses(draft: &Draft, findings: &mut Findings) {
                 )
             });
         }
+        others.push(address.value);
     }
 }

@@ -10,6 +10,7 @@ mod control;
 mod controller_ids;
 mod cores;
 mod name;
+mod network;
 mod nqn;
 mod pci;
 mod period;
@@ -24,6 +25,7 @@ pub use control::{
 pub use controller_ids::ControllerIds;
 pub use cores::{CoreList, CoreListError};
 pub use name::{ModelNumber, Name, NameError, SerialNumber, TextFieldError};
+pub use network::{Network, NetworkError};
 pub(crate) use nqn::hyphenated_uuid;
 pub use nqn::{Nqn, NqnError};
 pub use pci::{PciAddress, PciAddressError};

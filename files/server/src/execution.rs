@@ -1,6 +1,8 @@
 //! A COMPOUND that is being executed: its place in the request, its current objects, and the reply
 //! that is being written. It can be suspended while data move or a change becomes durable.
 
+use std::net::{IpAddr, Ipv4Addr};
+
 use files_spec::Status;
 use files_spec::compound::Tag;
 use files_spec::operations::{OperationNumber, OperationResult, Outcome, ReadOk};
@@ -132,6 +134,8 @@ pub struct Execution {
     pub(crate) next: usize,
     pub(crate) minor_version: u32,
     pub(crate) user: User,
+    /// The address of the client.
+    pub(crate) address: IpAddr,
     pub(crate) slot: Option<HeldSlot>,
     pub(crate) current: Current,
     pub(crate) saved: Current,
@@ -173,6 +177,7 @@ impl Execution {
             next: 0,
             minor_version: 0,
             user: User::NOBODY,
+            address: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
             slot: None,
             current: Current::default(),
             saved: Current::default(),

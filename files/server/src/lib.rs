@@ -26,6 +26,6 @@ mod table;
 mod user;
 
 pub use execution::{Execution, Resumption, Step};
-pub use place::{Share, ShareNumber, VolumeIndex};
+pub use place::{Clients, Network, Share, ShareNumber, VolumeIndex};
 pub use server::{Now, Record, Server, ServerOptions};
 pub use user::{NOBODY, Squash};

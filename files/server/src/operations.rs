@@ -134,7 +134,7 @@ impl Server {
             Operation::ReclaimComplete(is_one) => self.reclaim_complete(x, *is_one),
             Operation::PutRootFh(()) | Operation::PutPubFh(()) => put_root(x, operation),
             Operation::PutFh(handle) => {
-                x.go_to(resolve(handle.0, &self.shares, &self.volumes)?);
+                x.go_to(resolve(handle.0, &self.shares, &self.volumes, x.address)?);
                 x.push(&OperationResult::PutFh(Outcome::Ok(())))
             }
             Operation::GetFh(()) => self.get_handle(x),

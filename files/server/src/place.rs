@@ -3,6 +3,8 @@
 //! The root is a read-only directory with one entry for each share. It exists only in the server
 //! and is a file system of its own (RFC 8881 §7.3).
 
+use std::net::IpAddr;
+
 use files_spec::Status;
 use files_store::{Handle, InodeId, ShareId, Volume};
 
@@ -15,6 +17,39 @@ pub struct ShareNumber(pub u32);
 /// The index of a volume of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VolumeIndex(pub usize);
+
+/// Addresses of clients: those whose first bits are these.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Network {
+    /// Its first address.
+    pub address: IpAddr,
+    /// Number of bits that its addresses have in common.
+    pub prefix_bits: u8,
+}
+
+impl Network {
+    fn contains(&self, client: IpAddr) -> bool {
+        let differing = match (self.address, client) {
+            (IpAddr::V4(own), IpAddr::V4(client)) => {
+                (own.to_bits() ^ client.to_bits()).leading_zeros()
+            }
+            (IpAddr::V6(own), IpAddr::V6(client)) => {
+                (own.to_bits() ^ client.to_bits()).leading_zeros()
+            }
+            _ => return false,
+        };
+        differing >= u32::from(self.prefix_bits)
+    }
+}
+
+/// Which clients may use a share.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Clients {
+    /// All.
+    Any,
+    /// Those with an address in one of these networks.
+    In(Vec<Network>),
+}
 
 /// A directory of a volume that clients can mount.
 #[derive(Clone, Debug)]
@@ -33,6 +68,21 @@ pub struct Share {
     pub is_read_only: bool,
     /// Which users lose their identity.
     pub squash: Squash,
+    /// Which clients may use it. For others it does not exist.
+    pub clients: Clients,
+}
+
+impl Share {
+    /// Whether a client with this address may use it. IPv4 in IPv6 is IPv4.
+    pub(crate) fn admits(&self, client: IpAddr) -> bool {
+        match &self.clients {
+            Clients::Any => true,
+            Clients::In(networks) => {
+                let client = client.to_canonical();
+                networks.iter().any(|it| it.contains(client))
+            }
+        }
+    }
 }
 
 /// An object that a file handle names.
@@ -93,11 +143,13 @@ impl HandleBytes {
 ///
 /// # Errors
 /// `NFS4ERR_BADHANDLE` for bytes that are no handle of this server (RFC 8881 §15.1.2.1),
-/// `NFS4ERR_STALE` for an object or share that does not exist any more (RFC 8881 §15.1.2.7).
+/// `NFS4ERR_STALE` for an object or share that does not exist any more (RFC 8881 §15.1.2.7), also for
+/// the share of other clients.
 pub(crate) fn resolve(
     handle: &[u8],
     shares: &[Share],
     volumes: &[Volume],
+    client: IpAddr,
 ) -> Result<Place, Status> {
     if handle == ROOT {
         return Ok(Place::Root);
@@ -111,7 +163,8 @@ pub(crate) fn resolve(
     let number = ShareNumber(u32::from_be_bytes(*number));
     let rest = rest.try_into().map_err(|_| Status::BADHANDLE)?;
     let handle = Handle::from_bytes(rest);
-    let share = shares.iter().position(|share| share.number == number);
+    let mut admitting = shares.iter();
+    let share = admitting.position(|share| share.number == number && share.admits(client));
     let share = share.ok_or(Status::STALE)?;
     let volume = &volumes[shares[share].volume.0];
     let inode = volume.resolve(&handle).map_err(|_| Status::STALE)?;

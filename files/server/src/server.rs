@@ -1,6 +1,7 @@
 //! The server: its state, and the execution of requests from the record to the reply.
 
 use std::hash::{DefaultHasher, Hasher as _};
+use std::net::IpAddr;
 
 use files_spec::Status;
 use files_spec::compound::{CompoundArgs, Operations};
@@ -41,6 +42,8 @@ pub struct Record<'r> {
     pub bytes: &'r [u8],
     /// Where the payload was in the record.
     pub placement: Option<Placement>,
+    /// The address that it comes from.
+    pub client: IpAddr,
 }
 
 impl<'r> Record<'r> {
@@ -203,6 +206,7 @@ impl Server {
             return Step::Reply;
         }
         x.minor_version = args.minor_version;
+        x.address = record.client;
         x.user = User::of(&call.credential);
         self.run(x, record, now)
     }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io::{self, Write as _};
-use std::net::TcpStream;
+use std::net::{IpAddr, TcpStream};
 
 use arrayvec::ArrayVec;
 use rustix::event::epoll::EventFlags;
@@ -41,6 +41,8 @@ impl ConnectionKey {
 #[derive(Debug)]
 pub(crate) struct Connection {
     pub(crate) stream: TcpStream,
+    /// The address of the client.
+    pub(crate) client: IpAddr,
     pub(crate) receiver: Receiver,
     /// Jobs whose replies are complete, in the order of their completion.
     outgoing: VecDeque<JobKey>,
@@ -59,9 +61,10 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    pub(crate) fn new(stream: TcpStream, now_ms: u64) -> Self {
+    pub(crate) fn new(stream: TcpStream, client: IpAddr, now_ms: u64) -> Self {
         Self {
             stream,
+            client,
             receiver: Receiver::new(),
             outgoing: VecDeque::new(),
             sent: 0,

@@ -1,6 +1,7 @@
 //! Requests in flight: the execution of a record, its data, and its reply until it is sent.
 
 use std::io::IoSlice;
+use std::net::{IpAddr, Ipv4Addr};
 
 use arrayvec::ArrayVec;
 use files_server::Execution;
@@ -52,6 +53,8 @@ impl JobKey {
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) connection: ConnectionKey,
+    /// The address of the client.
+    pub(crate) client: IpAddr,
     pub(crate) execution: Execution,
     pub(crate) record: Vec<u8>,
     /// The data that move now.
@@ -69,6 +72,7 @@ impl Job {
     fn new() -> Self {
         Self {
             connection: ConnectionKey::NONE,
+            client: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
             execution: Execution::new(),
             record: Vec::new(),
             transfer: None,

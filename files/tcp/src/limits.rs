@@ -42,7 +42,7 @@ pub const DEVICE_REQUESTS_MAX: usize = REQUESTS_MAX * PIECES_IN_FLIGHT_MAX;
 /// Reads of one socket in one turn.
 pub const READS_PER_TURN_MAX: usize = 8;
 
-/// Connections accepted in one turn.
+/// Connections of one listener that are accepted in one turn.
 pub const ACCEPTS_PER_TURN_MAX: usize = 16;
 
 /// How long a client may leave a reply unread or a record incomplete, in milliseconds.

@@ -9,7 +9,7 @@ use rustix::event::Timespec;
 use rustix::event::epoll::{self, EventFlags};
 
 use crate::connection::ConnectionKey;
-use crate::service::{FileService, LISTENER, RECORDS};
+use crate::service::{FileService, LISTENERS, RECORDS};
 
 /// Events taken from epoll at once.
 const EVENTS_MAX: usize = 64;
@@ -70,7 +70,7 @@ impl Poller for FilePoller {
         let mut work = 0;
         for event in &self.events {
             let epoll::Event { flags, data } = *event;
-            if data.u64() == LISTENER {
+            if data.u64() == LISTENERS {
                 work += service.accept(now);
                 continue;
             }

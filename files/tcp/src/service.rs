@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::net::TcpListener;
+use std::net::{IpAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -26,8 +26,8 @@ use crate::limits::{
 use crate::transfer::{Device, Next, Transfer};
 use crate::volume_requests::{VolumeRequests, volume_of_tag};
 
-/// Data of the listener's events, and of those of stored records.
-pub(crate) const LISTENER: u64 = u64::MAX;
+/// Data of the events of all listeners, and of those of stored records.
+pub(crate) const LISTENERS: u64 = u64::MAX;
 pub(crate) const RECORDS: u64 = u64::MAX - 1;
 
 /// The device of a volume.
@@ -51,8 +51,8 @@ pub struct FileServiceOptions {
     pub set: Rc<DeviceSet>,
     /// Memory for data in flight.
     pub pool: Pool,
-    /// Where clients connect; it does not block.
-    pub listener: TcpListener,
+    /// Where clients connect; they do not block.
+    pub listeners: Vec<TcpListener>,
     /// Where the records of clients are stored, if the server keeps them.
     pub records: Option<Box<dyn RecordStore>>,
 }
@@ -92,7 +92,7 @@ pub struct FileService {
     pool: Pool,
     server: Server,
     devices: Vec<Device>,
-    listener: Option<TcpListener>,
+    listeners: Vec<TcpListener>,
     epoll: OwnedFd,
     connections: Connections,
     jobs: Jobs,
@@ -135,7 +135,7 @@ impl FileService {
             devices,
             set,
             pool,
-            listener,
+            listeners,
             records,
         } = options;
         assert_eq!(devices.len(), server.volumes().len());
@@ -146,8 +146,10 @@ impl FileService {
             Device::new(it.place, it.block_bytes, bytes)
         };
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let data = epoll::EventData::new_u64(LISTENER);
-        epoll::add(&epoll, &listener, data, epoll::EventFlags::IN)?;
+        let data = epoll::EventData::new_u64(LISTENERS);
+        for listener in &listeners {
+            epoll::add(&epoll, listener, data, epoll::EventFlags::IN)?;
+        }
         if let Some(records) = &records {
             let data = epoll::EventData::new_u64(RECORDS);
             epoll::add(&epoll, records.wake_source(), data, epoll::EventFlags::IN)?;
@@ -165,7 +167,7 @@ impl FileService {
             set,
             pool,
             server,
-            listener: Some(listener),
+            listeners,
             epoll,
             connections: Connections::default(),
             jobs: Jobs::default(),
@@ -193,51 +195,55 @@ impl FileService {
         self.epoll.as_fd()
     }
 
-    /// Accepts connections. Those beyond the limit stay in the backlog.
+    /// Accepts connections of all listeners. Those beyond the limit stay in the backlog.
     pub(crate) fn accept(&mut self, now: Nanos) -> usize {
         let mut accepted = 0;
-        while accepted < ACCEPTS_PER_TURN_MAX && self.connections.len() < CONNECTIONS_MAX {
-            let Some(listener) = &self.listener else {
-                break;
-            };
-            let Ok((stream, _)) = listener.accept() else {
-                break;
-            };
-            accepted += 1;
-            let is_set = stream
-                .set_nonblocking(true)
-                .and_then(|()| stream.set_nodelay(true));
-            if is_set.is_err() {
-                continue;
-            }
-            let key = self
-                .connections
-                .insert(Connection::new(stream, now.as_millis()));
-            let data = epoll::EventData::new_u64(key.to_u64());
-            let added = self.connections.get_mut(key).map(|it| {
-                let interest = epoll::EventFlags::IN;
-                epoll::add(&self.epoll, &it.stream, data, interest)
-            });
-            if !matches!(added, Some(Ok(()))) {
-                self.connections.remove(key);
+        for index in 0..self.listeners.len() {
+            for _ in 0..ACCEPTS_PER_TURN_MAX {
+                if self.connections.len() >= CONNECTIONS_MAX {
+                    break;
+                }
+                let Ok((stream, address)) = self.listeners[index].accept() else {
+                    break;
+                };
+                accepted += 1;
+                self.begin_connection(stream, address.ip(), now);
             }
         }
-        self.watch_listener();
+        self.watch_listeners();
         accepted
     }
 
-    /// Watches the listener while a connection can be accepted.
-    fn watch_listener(&self) {
-        let Some(listener) = &self.listener else {
+    fn begin_connection(&mut self, stream: TcpStream, client: IpAddr, now: Nanos) {
+        let is_set = stream
+            .set_nonblocking(true)
+            .and_then(|()| stream.set_nodelay(true));
+        if is_set.is_err() {
             return;
-        };
+        }
+        let connection = Connection::new(stream, client, now.as_millis());
+        let key = self.connections.insert(connection);
+        let data = epoll::EventData::new_u64(key.to_u64());
+        let added = self.connections.get_mut(key).map(|it| {
+            let interest = epoll::EventFlags::IN;
+            epoll::add(&self.epoll, &it.stream, data, interest)
+        });
+        if !matches!(added, Some(Ok(()))) {
+            self.connections.remove(key);
+        }
+    }
+
+    /// Watches the listeners while a connection can be accepted.
+    fn watch_listeners(&self) {
         let interest = match self.connections.len() < CONNECTIONS_MAX {
             true => epoll::EventFlags::IN,
             false => epoll::EventFlags::empty(),
         };
-        let data = epoll::EventData::new_u64(LISTENER);
-        if let Err(error) = epoll::modify(&self.epoll, listener, data, interest) {
-            tracing::error!(%error, "the listener for files cannot be watched");
+        let data = epoll::EventData::new_u64(LISTENERS);
+        for listener in &self.listeners {
+            if let Err(error) = epoll::modify(&self.epoll, listener, data, interest) {
+                tracing::error!(%error, "a listener for files cannot be watched");
+            }
         }
     }
 
@@ -299,6 +305,7 @@ impl FileService {
                 self.jobs.give_back(job);
                 break;
             };
+            let client = connection.client;
             let received = connection.receiver.next(&mut job.record);
             if !matches!(received, Ok(true)) {
                 self.jobs.give_back(job);
@@ -308,6 +315,7 @@ impl FileService {
             connection.requests += 1;
             admitted += 1;
             job.connection = key;
+            job.client = client;
             let job_key = self.jobs.admit(&job);
             self.advance(job_key, job, None, now);
         }
@@ -328,6 +336,7 @@ impl FileService {
             let record = Record {
                 bytes: &job.record,
                 placement: None,
+                client: job.client,
             };
             let step = match resumption {
                 None => self.server.begin(&mut job.execution, &record, &time),
@@ -612,7 +621,7 @@ impl FileService {
         };
         while connection.drop_reply(&mut self.jobs) {}
         self.has_progress = true;
-        self.watch_listener();
+        self.watch_listeners();
     }
 
     /// Does what time requires.
@@ -669,7 +678,7 @@ impl FileService {
     /// Ends all connections. Returns the number of requests that are still executed.
     pub(crate) fn end(&mut self) -> usize {
         self.is_stopping = true;
-        self.listener = None;
+        self.listeners.clear();
         for key in self.connections.keys() {
             self.close(key);
         }

@@ -96,7 +96,8 @@ impl Server {
     /// The object of a name in the current directory.
     pub(super) fn find(&self, x: &Execution, name: Name<'_>) -> Result<Place, Refusal> {
         if let Place::Root = x.place()? {
-            let share = self.shares.iter().position(|it| it.name == name.as_str());
+            let mut shares = self.shares.iter();
+            let share = shares.position(|it| it.name == name.as_str() && it.admits(x.address));
             let share = share.ok_or(Status::NOENT)?;
             let inode = self.shares[share].directory;
             return Ok(Place::Object { share, inode });
@@ -216,7 +217,9 @@ impl Server {
         }
         let minor_version = x.minor_version;
         if place == Place::Root {
+            let client = x.address;
             let shares = self.shares.iter().enumerate();
+            let shares = shares.filter(|(_, share)| share.admits(client));
             let entries = shares.map(|(index, share)| {
                 let inode = share.directory;
                 let place = Place::Object {

@@ -1,8 +1,10 @@
 //! A server with one volume, and clients that send it records.
 
+use std::net::{IpAddr, Ipv4Addr};
+
 use files_server::{
-    Execution, Now, Record, Resumption, Server, ServerOptions, Share, ShareNumber, Squash, Step,
-    VolumeIndex,
+    Clients, Execution, Now, Record, Resumption, Server, ServerOptions, Share, ShareNumber, Squash,
+    Step, VolumeIndex,
 };
 use files_spec::compound::{CompoundOk, Writer};
 use files_spec::operations::{
@@ -17,6 +19,8 @@ use files_store::{
     DiskCompletion, Operation as DiskOperation, ShareId, Time, Uuid, VolatileOptions, Volume,
 };
 
+/// The address of clients, unless a test says otherwise.
+pub(crate) const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 pub(crate) const DEVICE_BYTES: usize = 8 << 20;
 
 /// The server, its device and its clock.
@@ -30,6 +34,8 @@ pub(crate) struct World {
     pub(crate) records: Vec<Box<[u8]>>,
     pub(crate) stores_records: bool,
     pub(crate) uid: u32,
+    /// Where requests come from.
+    pub(crate) address: IpAddr,
     xid: u32,
 }
 
@@ -74,6 +80,7 @@ pub(crate) fn share(is_read_only: bool, squash: Squash) -> Share {
         part: ShareId(0),
         is_read_only,
         squash,
+        clients: Clients::Any,
     }
 }
 
@@ -114,6 +121,7 @@ impl World {
             records: Vec::new(),
             stores_records: true,
             uid: 0,
+            address: ADDRESS,
             xid: 0,
         }
     }
@@ -176,6 +184,7 @@ impl World {
         let record = Record {
             bytes,
             placement: None,
+            client: self.address,
         };
         let mut payloads = Vec::new();
         let mut step = self.server.begin(x, &record, &self.now);

@@ -11,7 +11,7 @@ use files_spec::operations::{
 use files_spec::types::{CreateType, Stable, StateId};
 use files_spec::xdr::Payload;
 
-use crate::client::{Answer, Client, World, in_share, name};
+use crate::client::{ADDRESS, Answer, Client, World, in_share, name};
 use crate::names::make;
 use crate::opens::{open, open_file, opened};
 
@@ -254,6 +254,7 @@ fn a_read_never_returns_the_data_of_another_file() {
         let record = Record {
             bytes: &bytes,
             placement: None,
+            client: ADDRESS,
         };
         let mut x = Execution::new();
         let now = world.now;

@@ -6,7 +6,7 @@ use files_spec::Status;
 use files_spec::operations::{CommitArgs, Operation};
 use files_spec::types::{CreateType, Stable};
 
-use crate::client::{Client, World, in_share, name, share};
+use crate::client::{ADDRESS, Client, World, in_share, name, share};
 use crate::data::{at_file, data, read, write, written};
 use crate::device::{durable_world, opened};
 use crate::names::make;
@@ -21,6 +21,7 @@ fn the_reply_to_a_change_waits_for_the_log() {
     let record = Record {
         bytes: &bytes,
         placement: None,
+        client: ADDRESS,
     };
     let mut x = Execution::new();
     let now = world.now;

@@ -9,7 +9,8 @@ use files_spec::operations::{
 use files_spec::types::StateId;
 
 use crate::client::{
-    CHANNEL, Client, World, create_session, exchange, in_share, name, share, volatile_volume,
+    ADDRESS, CHANNEL, Client, World, create_session, exchange, in_share, name, share,
+    volatile_volume,
 };
 use crate::data::{at_file, read};
 use crate::opens::{BOTH, open, open_file, unchecked};
@@ -93,6 +94,7 @@ fn waits(world: &mut World, client: &mut Client, operations: &[Operation<'_>]) {
     let record = Record {
         bytes: &bytes,
         placement: None,
+        client: ADDRESS,
     };
     let mut x = Execution::new();
     let now = world.now;

@@ -1,6 +1,6 @@
 //! Names, attributes and directories.
 
-use files_server::{Squash, limits::REPLY_BYTES_MAX};
+use files_server::{Clients, Network, Share, Squash, limits::REPLY_BYTES_MAX};
 use files_spec::attributes::{Attributes, number};
 use files_spec::operations::{
     AccessArgs, CreateArgs, Operation, OperationResult, Outcome, RenameArgs, SetattrArgs,
@@ -434,4 +434,63 @@ fn root_is_squashed_and_read_only_shares_are_not_changed() {
         panic!("{:?}", answer.parts());
     };
     assert_eq!(ok.access, access::READ);
+}
+
+/// For other clients the share does not exist, whether they know its name or a handle.
+#[test]
+fn a_share_exists_for_its_clients_only() {
+    let networks = [
+        "192.0.2.0/25",
+        "2001:db8::/33",
+        "198.51.100.7/32",
+        "::1/128",
+    ];
+    let networks = networks.map(|text| {
+        let (address, prefix) = text.split_once('/').expect("a network");
+        Network {
+            address: address.parse().expect("an address"),
+            prefix_bits: prefix.parse().expect("a number"),
+        }
+    });
+    let own = Share {
+        clients: Clients::In(networks.to_vec()),
+        ..share(false, Squash::None)
+    };
+    let mut world = World::with(volatile_volume(), own, Vec::new());
+    let mut client = Client::new(&mut world, b"a");
+    let lookup = [Operation::PutRootFh(()), Operation::Lookup(name("data"))];
+    let answer = client.ok(&mut world, &in_share(&[Operation::GetFh(())]));
+    let handle = handle_of(&answer);
+    let by_handle = [Operation::PutFh(Opaque(&handle)), Operation::GetFh(())];
+    let root = [Operation::PutRootFh(()), list(0, 4096)];
+    for (address, is_admitted) in [
+        ("192.0.2.0", true),
+        ("192.0.2.127", true),
+        ("192.0.2.128", false),
+        ("193.0.2.1", false),
+        ("::ffff:192.0.2.1", true),
+        ("::ffff:192.0.2.200", false),
+        ("198.51.100.7", true),
+        ("198.51.100.6", false),
+        ("2001:db8:7fff::1", true),
+        ("2001:db8:8000::1", false),
+        ("::1", true),
+        ("127.0.0.1", false),
+    ] {
+        world.address = address.parse().expect("an address");
+        let expected = |refusal| match is_admitted {
+            true => Status::OK,
+            false => refusal,
+        };
+        let found = client.send(&mut world, &lookup).status();
+        assert_eq!(found, expected(Status::NOENT), "{address}");
+        let found = client.send(&mut world, &by_handle).status();
+        assert_eq!(found, expected(Status::STALE), "{address}");
+        let answer = client.ok(&mut world, &root);
+        assert_eq!(
+            entries(&answer).0.len(),
+            usize::from(is_admitted),
+            "{address}"
+        );
+    }
 }

@@ -17,7 +17,7 @@ use files_spec::types::{CreateType, LockType, Owner, Stable, StateId};
 use files_spec::xdr::{Decoder, Opaque, Payload, Xdr};
 use files_spec::{Bitmap, Name, Status};
 
-use super::client::{Client, World, name};
+use super::client::{ADDRESS, Client, World, name};
 
 /// Chooses what happens.
 pub(crate) trait Choices {
@@ -237,6 +237,7 @@ impl Run {
         let record = Record {
             bytes: &it.bytes,
             placement: None,
+            client: ADDRESS,
         };
         let server = &mut self.world.server;
         let step = match resumption {

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use block::{Device, DeviceSet, MemoryDevice, MemoryOptions, QueueOptions, ReactorDevices};
-use files_server::{Now, Server, ServerOptions, Share, ShareNumber, Squash, VolumeIndex};
+use files_server::{Clients, Now, Server, ServerOptions, Share, ShareNumber, Squash, VolumeIndex};
 use files_store::{InodeId, ShareId, Time, Uuid, VolatileOptions, Volume};
 use files_tcp::{DeviceOfVolume, FilePoller, FileService, FileServiceOptions};
 use hugemem::PagePolicy;
@@ -121,6 +121,7 @@ fn server(volume: Volume, instance: u64) -> Server {
         part: ShareId(0),
         is_read_only: false,
         squash: Squash::None,
+        clients: Clients::Any,
     };
     let options = ServerOptions {
         identity: b"test".to_vec(),
@@ -149,7 +150,7 @@ fn serve(listener: TcpListener, device: &dyn Device, server: Server, shared: &Sh
         }],
         set,
         pool: arena.pool(16),
-        listener,
+        listeners: vec![listener],
         records: None,
     });
     let service = Rc::new(RefCell::new(service.expect("a service")));
