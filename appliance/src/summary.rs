@@ -305,6 +305,7 @@ fn attach_command(transport: &str, nqn: &str, address: SocketAddr) -> String {
 fn mount_command(share: &str, address: SocketAddr) -> String {
     let port = address.port();
     let ip = match address.ip() {
+        ip if ip.is_unspecified() => "ADDRESS".to_owned(),
         IpAddr::V4(ip) => ip.to_string(),
         IpAddr::V6(ip) => format!("[{ip}]"),
     };
