@@ -9,6 +9,7 @@
 //! and controllers: see `beside`.
 
 mod beside;
+mod handshakes;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -180,11 +181,15 @@ pub fn measure(
         namespace_bytes: 64 << 20,
         starts: 1,
     };
-    let target = Target::start(&TargetOptions {
-        more: "[limits]\nmax_connections = 8192\nmax_controllers = 4096\n",
-        ..compare.target()
-    })
-    .map_err(CompareError::from)?;
+    let start = |tls| {
+        let target = Target::start(&TargetOptions {
+            more: "[limits]\nmax_connections = 8192\nmax_controllers = 4096\n",
+            tls,
+            ..compare.target()
+        });
+        target.map_err(CompareError::from)
+    };
+    let target = start(false)?;
     let busy = || -> Result<f64, StormError> {
         Ok(measure_target(&compare, target.address, &Load::reads(DEPTH))?.requests_per_second)
     };
@@ -217,7 +222,10 @@ pub fn measure(
             connects_per_second: median(&connects),
         });
     }
-    let beside = beside::measure(&target, &mut report_step)?;
+    let mut beside = beside::measure(&target, &mut report_step)?;
+    drop(target);
+    report_step("TLS handshakes");
+    beside.push(handshakes::measure(&start(true)?)?);
     Ok(StormReport {
         machine: Machine::here(),
         idle: options.idle,

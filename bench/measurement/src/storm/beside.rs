@@ -29,7 +29,7 @@ const COMMANDS_PER_QUEUE: u16 = 127;
 /// Queues of the greedy host on one controller.
 const QUEUES_PER_CONTROLLER: u16 = 32;
 /// Requests of the well-behaved host, alone and beside the others.
-const REQUESTS: usize = 400;
+pub(super) const REQUESTS: usize = 400;
 /// Number of writes that wait for a block that a slow reader borrows.
 const WAITING_WRITES: u16 = 1000;
 /// Block size of the target's namespaces in bytes.
@@ -99,18 +99,25 @@ pub(super) fn table(rows: &[BesideRow]) -> Table {
 }
 
 /// Sorted latencies in milliseconds.
-struct Latencies(Vec<f64>);
+pub(super) struct Latencies(Vec<f64>);
 
 impl Latencies {
-    fn of(mut request: impl FnMut(usize) -> Result<(), RawError>) -> Result<Self, RawError> {
+    pub(super) fn of(
+        mut request: impl FnMut(usize) -> Result<(), RawError>,
+    ) -> Result<Self, RawError> {
         let mut found = Vec::with_capacity(REQUESTS);
         for number in 0..REQUESTS {
             let began = Instant::now();
             request(number)?;
             found.push(began.elapsed().as_secs_f64() * 1e3);
         }
+        Ok(Self::sorted(found))
+    }
+
+    /// Of these latencies in milliseconds, at least one.
+    pub(super) fn sorted(mut found: Vec<f64>) -> Self {
         found.sort_unstable_by(f64::total_cmp);
-        Ok(Self(found))
+        Self(found)
     }
 
     fn part(&self, permille: usize) -> f64 {
@@ -125,13 +132,15 @@ impl Latencies {
 
 /// The promise of a row.
 #[derive(Clone, Copy)]
-enum Promise {
+pub(super) enum Promise {
     /// The p99 is at most three times that alone, and no request takes long.
     Fair,
     /// No request takes longer than a block may be borrowed.
     Borrowed,
     /// The median is at most this multiple of that alone.
     Median(f64),
+    /// The p99 is at most this multiple of that alone.
+    P99(f64),
 }
 
 impl Promise {
@@ -150,11 +159,15 @@ impl Promise {
                 let text = format!("p50 ≤ {most} × alone");
                 (text, beside.part(500) <= most * alone.part(500))
             }
+            Self::P99(most) => {
+                let text = format!("p99 ≤ {most} × alone");
+                (text, beside.part(990) <= most * alone.part(990))
+            }
         }
     }
 }
 
-fn row(
+pub(super) fn row(
     (others, request): (&str, &str),
     alone: &Latencies,
     beside: &Latencies,
@@ -207,13 +220,17 @@ fn connect(address: SocketAddr) -> Result<RawClient, RawError> {
 }
 
 /// A host with an admin queue and I/O queues of 128 entries.
-struct Host {
+pub(super) struct Host {
     admin: RawClient,
-    queues: Vec<RawClient>,
+    pub(super) queues: Vec<RawClient>,
 }
 
 impl Host {
-    fn attach(address: SocketAddr, names: &Names, queues: u16) -> Result<Self, RawError> {
+    pub(super) fn attach(
+        address: SocketAddr,
+        names: &Names,
+        queues: u16,
+    ) -> Result<Self, RawError> {
         let mut admin = connect(address)?;
         let cntlid = admin.open_admin(names)?;
         let mut open = Vec::new();
@@ -345,7 +362,7 @@ fn beside_anonymous(address: SocketAddr) -> Result<BesideRow, StormError> {
 }
 
 /// Reads a block of the null device.
-fn read_null(queue: &mut RawClient) -> Result<(), RawError> {
+pub(super) fn read_null(queue: &mut RawClient) -> Result<(), RawError> {
     let (cqe, _) = queue.command(Sqe::read(NULL, 0, 0), &[], BLOCK_BYTES as u32)?;
     succeeded(&cqe)
 }
@@ -382,10 +399,14 @@ fn beside_waiting_writes(address: SocketAddr) -> Result<BesideRow, StormError> {
             found.push(request.elapsed().as_secs_f64() * 1e3);
         }
     }
-    found.sort_unstable_by(f64::total_cmp);
     let what = format!("{WAITING_WRITES} writes that wait for a block");
     let names = (what.as_str(), "read of 4 KiB of another device");
-    Ok(row(names, &alone, &Latencies(found), Promise::Median(1.2)))
+    Ok(row(
+        names,
+        &alone,
+        &Latencies::sorted(found),
+        Promise::Median(1.2),
+    ))
 }
 
 /// Reads beside a host that sends Aborts continuously.
