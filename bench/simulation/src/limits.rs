@@ -15,10 +15,12 @@ use crate::judge::Violation;
 use crate::plan::{SUBSYSTEMS, ServedConfig, device_name, host_name};
 use crate::swarm::Swarm;
 
-/// Rates that limits have: enough for the commands of all hosts within their deadlines.
-pub const IOPS: [u64; 3] = [2000, 10_000, 50_000];
-/// The same in MiB a second.
-pub const MIB_PER_SECOND: [u64; 3] = [64, 256, 1024];
+/// The smallest rates that a limit has in any run.
+const IOPS_MIN: u64 = 200;
+const MIB_PER_SECOND_MIN: u64 = 2;
+/// The longest delay of a command: that of all commands that hosts can have outstanding, by rates of
+/// commands and of bytes, which take a second for them.
+pub const DELAY_MAX: Nanos = Nanos::from_secs(2);
 /// Bursts in milliseconds.
 pub const BURSTS_MS: [u64; 3] = [2, 5, 20];
 /// Intervals that are judged at once.
@@ -27,9 +29,9 @@ const WINDOWS_MAX: usize = 24;
 const WINDOW_STEP: Nanos = Nanos::from_millis(3);
 /// How long the first interval lasts at least.
 const LONG_WINDOW: Nanos = Nanos::from_secs(2);
-/// Time after which a command that has ended no longer has a turn: longer than the target needs to
-/// notice that its connection is lost.
-const LOST_LASTS: Nanos = Nanos::from_secs(60);
+/// Time after which a command whose connection is lost no longer waits for a turn: it has started, or
+/// has returned the turn.
+const LOST_LASTS: Nanos = Nanos(DELAY_MAX.as_nanos() + 1_000_000_000);
 /// Inexactness of rates in parts of a thousand.
 const INEXACT_PERMILLE: u64 = 10;
 
@@ -143,13 +145,12 @@ pub(crate) fn write(served: &ServedConfig, text: &mut String) {
     }
 }
 
-/// The longest time for which limits delay one of `commands` that are outstanding together.
+/// The smallest rates in a run: commands and MiB a second.
 #[must_use]
-pub fn delay_max(swarm: &Swarm, commands: u64) -> Nanos {
-    let bytes = commands * swarm.transfer_max as u64;
-    let of_commands = commands * 1_000_000_000 / IOPS[0];
-    let of_bytes = bytes * 1000 / (MIB_PER_SECOND[0] << 20) * 1_000_000;
-    Nanos(of_commands + of_bytes)
+pub fn smallest_rates(swarm: &Swarm) -> (u64, u64) {
+    let commands = swarm.outstanding_max();
+    let mib = (commands * swarm.transfer_max as u64) >> 20;
+    (commands.max(IOPS_MIN), mib.max(MIB_PER_SECOND_MIN))
 }
 
 /// What a limit counted in an interval that has not ended.

@@ -230,6 +230,15 @@ impl Swarm {
         2 * commands.sum::<usize>() < self.limits.executions / 2
     }
 
+    /// Maximum number of I/O commands that all hosts together may have outstanding.
+    #[must_use]
+    pub fn outstanding_max(&self) -> u64 {
+        let hosts = self.hosts.iter();
+        hosts
+            .map(|it| u64::from(it.io_queues) * u64::from(it.depth))
+            .sum()
+    }
+
     /// The disks of a subsystem.
     pub fn disks_of(&self, subsystem: usize) -> impl Iterator<Item = usize> {
         let disks = 0..self.disks.len();

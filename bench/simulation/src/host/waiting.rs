@@ -67,7 +67,7 @@ impl Host {
         };
         let request = behaviour.latency_max.as_nanos() + put_off;
         // Each of the commands has several steps.
-        let load = outstanding_max(swarm);
+        let load = swarm.outstanding_max();
         let steps = match io.kind {
             IoKind::Deallocate => 4,
             IoKind::Flush => swarm.disks.len() as u64,
@@ -93,7 +93,7 @@ impl Host {
         // Requests of slow disks, one after the other, may occupy the only slice of a size.
         let slow = match (swarm.faults.has(Fault::Slow), needs_rare_slice(swarm, io)) {
             (true, true) => {
-                Nanos(swarm.disk_behaviour.slow_max.as_nanos() * outstanding_max(swarm))
+                Nanos(swarm.disk_behaviour.slow_max.as_nanos() * swarm.outstanding_max())
             }
             (true, false) => swarm.disk_behaviour.slow_max,
             (false, _) => Nanos::ZERO,
@@ -153,7 +153,7 @@ impl Host {
         let waited = env.now - since - lingering;
         env.figures.wait_max = env.figures.wait_max.max(waited);
         let limited = match env.swarm.faults.has(Fault::Limit) {
-            true => limits::delay_max(env.swarm, outstanding_max(env.swarm)),
+            true => limits::DELAY_MAX,
             false => Nanos::ZERO,
         };
         let bound = Self::wait_bound(env, io, since).map(|it| (it + limited).min(LATENCY_MAX));
@@ -169,14 +169,6 @@ impl Host {
         }
         Ok(())
     }
-}
-
-/// Maximum number of I/O commands that all hosts together may have outstanding.
-fn outstanding_max(swarm: &Swarm) -> u64 {
-    let hosts = swarm.hosts.iter();
-    hosts
-        .map(|it| u64::from(it.io_queues) * u64::from(it.depth))
-        .sum()
 }
 
 /// Whether the data of a command needs a slice of which there are few: a small arena has a few

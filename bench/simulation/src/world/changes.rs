@@ -19,7 +19,6 @@ use crate::fabric::RdmaNetwork;
 use crate::faults::Fault;
 use crate::history::Moment;
 use crate::judge::Violation;
-use crate::limits::{Limit, LimitScope};
 use crate::network::Listener;
 use crate::oracle;
 use crate::plan::{self, RDMA_LISTENER, ServedConfig, device_name};
@@ -676,12 +675,10 @@ impl World {
             masks,
             secrets,
         } = touched;
-        // A device that is opened again has other rates, and so has a limit that was undone.
-        let keeps = |it: &Limit| match it.scope {
-            LimitScope::Disk(disk) => is_applied && !disks.contains(&disk),
-            LimitScope::Host(_) | LimitScope::HostAt(..) => is_applied,
-        };
-        self.env.rates.begin(&self.env.serving, keeps);
+        // A device that is opened again has other rates, and so has a limit that was undone. Commands
+        // of a host that is disconnected start without their turn.
+        let keeps = is_applied && hosts.is_empty() && disks.is_empty() && secrets.is_empty();
+        self.env.rates.begin(&self.env.serving, |_| keeps);
         for identity in secrets {
             self.env.keys_changed[*identity] = now;
         }

@@ -5,14 +5,16 @@ use reactors::Nanos;
 use super::World;
 use crate::faults::Fault;
 use crate::judge::Violation;
-use crate::limits::{BURSTS_MS, IOPS, Limit, LimitScope, MIB_PER_SECOND};
+use crate::limits::{self, BURSTS_MS, Limit, LimitScope};
 
 /// Probability of an action in an event, per thousand.
-const ACTIONS_PERMILLE: u32 = 20;
+const ACTIONS_PERMILLE: u32 = 30;
 /// Share of changes among the actions, per thousand.
 const CHANGES_PERMILLE: u32 = 400;
+/// Most times the smallest rate.
+const TIMES: [u64; 3] = [1, 4, 16];
 /// Rounds of commands that exceed limits.
-const ROUNDS: u64 = 12;
+const ROUNDS: u64 = 25;
 /// Commands of each host in a round.
 const IOS: u64 = 16;
 /// Time between two rounds.
@@ -57,6 +59,7 @@ impl World {
     /// Other limits: none, or some for the disk, the host and others.
     pub(super) fn vary_limits(&mut self, limits: &mut Vec<Limit>, disk: usize, host: usize) {
         let shape = self.env.swarm.hosts[host];
+        let (iops_min, mib_min) = limits::smallest_rates(&self.env.swarm);
         let random = &mut self.limit_random;
         if random.permille(200) {
             return limits.clear();
@@ -75,14 +78,14 @@ impl World {
             if limits.iter().any(overlaps) {
                 continue;
             }
-            let iops = random.coin().then(|| random.pick(&IOPS));
+            let iops = random.coin().then(|| iops_min * random.pick(&TIMES));
             let by_bytes = iops.is_none() || random.coin();
             limits.push(Limit {
                 scope,
                 reads,
                 writes,
                 iops,
-                mib_per_second: by_bytes.then(|| random.pick(&MIB_PER_SECOND)),
+                mib_per_second: by_bytes.then(|| mib_min * random.pick(&TIMES)),
                 burst_ms: random.pick(&BURSTS_MS),
             });
         }

@@ -67,6 +67,8 @@ impl World {
         let deadline = now + QUIET_MAX;
         self.env.note(format_args!("a hand-over begins"));
         self.env.held_until = CHANGING;
+        // Commands that wait for a rate start now.
+        self.env.rates.suspend();
         (self.changing, self.is_handing_over) = (true, true);
         self.waits = 0;
         let mut during = During {
@@ -96,6 +98,7 @@ impl World {
             Some(passed) => self.continue_in_new_process(passed),
             None => {
                 self.env.note(format_args!("the old process continues"));
+                self.env.rates.begin(&self.env.serving, |_| false);
                 Ok(())
             }
         }
