@@ -47,7 +47,7 @@ use crate::store::StoreResult;
 use crate::swarm::Swarm;
 use crate::time::SharedTime;
 pub use accounts::Held;
-pub use handing_over::{HandingOver, Passed};
+pub use handing_over::{HandingOver, Passed, Successor};
 use listening::{RdmaListening, SentSettings, TcpListening};
 use opening::Disks;
 pub use opening::Shelf;

@@ -96,6 +96,8 @@ pub struct World {
     limit_random: Random,
     /// Random stream for hand-overs to a new process.
     handover_random: Random,
+    /// Random stream for their failures.
+    failing_random: Random,
     /// Whether one is in progress.
     is_handing_over: bool,
     appliance: Option<Appliance>,
@@ -159,6 +161,7 @@ impl World {
             key_random: Random::new(seed, 0xE2),
             limit_random: Random::new(seed, 0xF5),
             handover_random: Random::new(seed, 0xF1),
+            failing_random: Random::new(seed, 0xF2),
             is_handing_over: false,
             seed,
             random: Random::new(seed, 2),

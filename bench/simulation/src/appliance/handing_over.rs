@@ -36,6 +36,26 @@ pub struct Passed {
     bytes: Vec<u8>,
 }
 
+/// A new process that has restored the state and does not serve yet.
+pub struct Successor {
+    appliance: Appliance,
+    state: Arc<State>,
+}
+
+impl Passed {
+    /// The same with a state that no process of this configuration continues.
+    ///
+    /// # Errors
+    /// The state cannot be read or stored.
+    pub fn with_wrong_state(self) -> Result<Self, String> {
+        let mut state =
+            nvme_handover_format::decode(&self.bytes).map_err(|error| error.to_string())?;
+        state.target.transfer_max_bytes = u32::MAX;
+        let bytes = nvme_handover_format::encode(&state).map_err(|error| error.to_string())?;
+        Ok(Self { bytes, ..self })
+    }
+}
+
 /// The old process: its reactors, while the world goes on.
 pub struct HandingOver {
     listening: Arc<TcpListening>,
@@ -277,6 +297,46 @@ fn difference(given: &State, found: &State) -> Option<String> {
     Some("more or less records than it was given".to_owned())
 }
 
+impl Successor {
+    /// Lets it serve, after the end of `old`.
+    ///
+    /// # Errors
+    /// A state is lost.
+    pub fn serve(self, old: Appliance) -> Result<Appliance, String> {
+        let Self {
+            mut appliance,
+            state,
+        } = self;
+        let now = old.time.now();
+        appliance.simulation.clock().advance_to(now);
+        appliance.compare(&state)?;
+        let leases = old.end();
+        if leases > 0 {
+            return Err(format!(
+                "{leases} leases are not returned by the old process"
+            ));
+        }
+        appliance.with_turns(|listening, turns| {
+            let messages = &listening.port_messages;
+            messages.hand_over(turns, |_, reply| HandoverMessage::Resume { reply })
+        })?;
+        Ok(appliance)
+    }
+
+    /// Ends it before it serves.
+    ///
+    /// # Errors
+    /// It keeps leases.
+    pub fn end(self) -> Result<(), String> {
+        match self.appliance.end() {
+            0 => Ok(()),
+            leases => Err(format!(
+                "{leases} leases are not returned by a new process that ends"
+            )),
+        }
+    }
+}
+
 impl Appliance {
     /// What hands over this appliance, unless a change of the configuration is in progress.
     #[must_use]
@@ -291,37 +351,28 @@ impl Appliance {
         })
     }
 
-    /// Starts a new process with what `old` has passed, which ends then.
+    /// Starts a new process with what this one has passed. It is held.
     ///
     /// # Errors
-    /// The new process refuses, or a state is lost.
-    pub fn continue_with(
+    /// The new process refuses.
+    pub fn start_successor(
+        &self,
         seed: u64,
         env: &Environment,
         passed: Passed,
-        old: Self,
-    ) -> Result<Self, String> {
+    ) -> Result<Successor, String> {
         let mut new = Self::start_with(seed, env, Some(&passed))?;
-        new.set_other_ana_states(&old.target)?;
+        new.set_other_ana_states(&self.target)?;
         let Passed { bytes, streams, .. } = passed;
         let state = nvme_handover_format::decode(&bytes).map_err(|error| error.to_string())?;
         let state = Arc::new(state);
-        new.target
-            .restore(&state)
-            .map_err(|error| error.to_string())?;
+        let restored = new.target.restore(&state);
+        restored.map_err(|error| error.to_string())?;
         new.restore(&state, streams)?;
-        new.compare(&state)?;
-        let leases = old.end();
-        if leases > 0 {
-            return Err(format!(
-                "{leases} leases are not returned by the old process"
-            ));
-        }
-        new.with_turns(|listening, turns| {
-            let messages = &listening.port_messages;
-            messages.hand_over(turns, |_, reply| HandoverMessage::Resume { reply })
-        })?;
-        Ok(new)
+        Ok(Successor {
+            appliance: new,
+            state,
+        })
     }
 
     /// Sets the states of groups without namespaces, which the control plane does not know.
