@@ -81,6 +81,25 @@ impl Program {
         }
         Ok(output.status.success())
     }
+
+    /// Whether it has a test.
+    fn has(&self, test: &str) -> Result<bool, String> {
+        let mut command = process::program(&self.executable);
+        command.args(["--list", "--exact", test]);
+        let listed = process::output(&mut command)?;
+        Ok(String::from_utf8_lossy(&listed).contains(": test"))
+    }
+}
+
+/// The only program with a test among those of one name, which several crates may have.
+fn program_with<'a>(programs: &'a [Program], test: &str) -> Result<&'a Program, String> {
+    let mut found = None;
+    for program in programs {
+        if program.has(test)? && found.replace(program).is_some() {
+            return Err(format!("several programs have a test {test}"));
+        }
+    }
+    found.ok_or_else(|| format!("there is no test {test}"))
 }
 
 /// Runs each test of `list` with its defect, and without any; an error unless every one fails with
@@ -103,6 +122,7 @@ pub(crate) fn run(list: &str, only: &[String]) -> Result<(), String> {
     {
         let built = programs.get(*program);
         let built = built.ok_or_else(|| format!("there is no test program {program}"))?;
+        let built = program_with(built, test)?;
         if sound.insert((program, test)) && !built.run(test, "")? {
             return Err(format!("{program} {test} fails without any defect"));
         }
@@ -126,7 +146,7 @@ pub(crate) fn run(list: &str, only: &[String]) -> Result<(), String> {
 }
 
 /// Builds the programs with planted defects. Returns them by name.
-fn build(listed: &[Tested<'_>]) -> Result<BTreeMap<String, Program>, String> {
+fn build(listed: &[Tested<'_>]) -> Result<BTreeMap<String, Vec<Program>>, String> {
     let crates = metadata::of_workspace()?.packages;
     let is_library = |name: &str| crates.iter().any(|it| it.name == name);
     let mut cargo = cargo_in_copy();
@@ -138,7 +158,11 @@ fn build(listed: &[Tested<'_>]) -> Result<BTreeMap<String, Program>, String> {
     }
     let result = process::output(&mut cargo)?;
     let result = String::from_utf8_lossy(&result);
-    Ok(result.lines().filter_map(program_of).collect())
+    let mut programs = BTreeMap::<String, Vec<Program>>::new();
+    for (name, program) in result.lines().filter_map(program_of) {
+        programs.entry(name).or_default().push(program);
+    }
+    Ok(programs)
 }
 
 /// Cargo in the copy that [`plant`] made. The copy shares the outputs of the dependencies with the
