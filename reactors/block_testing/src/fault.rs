@@ -178,6 +178,11 @@ impl RunningPlan {
         None
     }
 
+    fn has_armed(&self) -> bool {
+        let mut rules = self.rules.iter();
+        rules.any(|it| it.armed.load(Ordering::Relaxed))
+    }
+
     fn is_removed(&self) -> bool {
         self.removed.load(Ordering::Acquire)
     }

@@ -59,6 +59,17 @@ fn end(world: &mut World, io: Link, pair: Pair) -> (Status, Status) {
     )
 }
 
+/// Whether in-capsule data, zeroes, is written to a block inline.
+fn writes_inline(world: &mut World, io: Link, lba: u64) -> bool {
+    let size = block_bytes(RAM);
+    let write = Sqe::write(RAM, lba, 0, false).with_cid(world.cid());
+    let write = write.with_sgl(SglDescriptor::in_capsule(0, size as u32));
+    let (data, now) = (vec![0; size], world.now);
+    let core = &mut world.nodes[io.node].core;
+    let written = core.complete_inline::<false>(io.queue, &write, Some(&data), now);
+    written.is_some()
+}
+
 fn is_open(world: &mut World, io: Link, pair: Pair) -> bool {
     let replies = [pair.0, pair.1].map(|tag| world.take_reply(io.node, tag).is_some());
     replies == [false, false]
@@ -341,6 +352,7 @@ fn pair_waits_for_earlier_writes_of_its_block() {
 fn later_writes_wait_for_the_pair() {
     let mut world = World::new();
     let [io, other] = two_queues(&mut world);
+    assert!(writes_inline(&mut world, other, 7), "without a pair");
     let pair = begin(&mut world, io, RAM, 7, (0, 5));
     // The devices hold the Compare, once it is granted.
     world.fault.arm(HOLD, true);
@@ -353,15 +365,7 @@ fn later_writes_wait_for_the_pair() {
         let zeroes = zeroes(7, 0);
         let zeroes = world.start(link, zeroes.with_cid(world.cid()), &[]);
         waiting.push((link, zeroes.expect_err("it waits")));
-        // In-capsule data is not written inline either.
-        let inline = Sqe::write(RAM, 7, 0, false).with_cid(world.cid());
-        let inline = inline.with_sgl(SglDescriptor::in_capsule(0, 512));
-        let now = world.now;
-        let core = &mut world.nodes[link.node].core;
-        assert!(
-            core.complete_inline::<false>(link.queue, &inline, Some(&[8; 512]), now)
-                .is_none()
-        );
+        assert!(!writes_inline(&mut world, link, 7), "nor inline");
         is_block(&mut world, link, RAM, 7, 0);
         let distant = begin_write(&mut world, link, RAM, 6, 8);
         let distant = distant.unwrap_or_else(|tag| world.wait(link, tag));

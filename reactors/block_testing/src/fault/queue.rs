@@ -118,6 +118,12 @@ impl DeviceQueue for FaultQueue {
         self.inner.can_borrow_read(lba, blocks)
     }
 
+    /// Only while no rule is armed, because no rule has an effect on it.
+    fn write_inline(&mut self, lba: u64, data: &[u8]) -> bool {
+        let is_usual = !self.closing && !self.running.is_removed() && !self.running.has_armed();
+        is_usual && self.inner.write_inline(lba, data)
+    }
+
     fn submit(&mut self, request: Request) -> Result<(), Refusal> {
         if self.closing || self.running.is_removed() {
             return Err(Refusal::Never(request, DeviceError::Removed));
