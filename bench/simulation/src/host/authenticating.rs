@@ -166,11 +166,15 @@ impl Host {
         self.authenticate(env, qid, false)
     }
 
-    /// Whether it uses queues on which it has not authenticated itself.
+    /// Whether it uses queues on which it has not authenticated itself. It does not learn of the end
+    /// of one that it misuses and receives nothing from.
     #[must_use]
     pub fn is_unauthenticated(&self) -> bool {
         let mut connections = self.admin.iter().chain(&self.io);
-        connections.any(|it| it.queue.live && it.standing.is_open() && !it.is_authenticated)
+        connections.any(|it| {
+            let is_used = it.queue.live && it.queue.misused_until.is_none();
+            is_used && it.standing.is_open() && !it.is_authenticated
+        })
     }
 
     /// Sends a command that the controller must refuse.
