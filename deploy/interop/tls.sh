@@ -223,10 +223,10 @@ both_at_one_listener() {
   show nvme disconnect -n "$INTEROP_NQN"
   connects --tls --tls-key="$(key new)"
   is_protected new || fail "not protected: $(status .)"
-  if windlass upgrade --dry-run --socket $control > /tmp/output 2>&1; then
-    fail "an upgrade would lose protected connections"
-  fi
+  windlass upgrade --dry-run --socket $control > /tmp/output 2>&1 || fail "$(cat /tmp/output)"
   cat /tmp/output
+  grep -q '1 host(s) over TLS are disconnected' /tmp/output ||
+    fail "an upgrade would not tell that the host is disconnected"
   disconnect
 }
 
