@@ -28,6 +28,52 @@ pub const LIMIT: Duration = Duration::from_secs(60);
 
 const RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
+/// What a COMPOUND has before its operations.
+#[derive(Clone, Copy, Debug)]
+pub struct CompoundHeader<'a> {
+    /// The identifier of the call.
+    pub xid: u32,
+    /// The user, who is also the group.
+    pub uid: u32,
+    /// The tag.
+    pub tag: &'a [u8],
+    /// The minor version.
+    pub minor_version: u32,
+}
+
+impl CompoundHeader<'_> {
+    /// The record of a COMPOUND of `operations`, of at most 2 MiB.
+    ///
+    /// # Panics
+    /// It does not fit.
+    #[must_use]
+    pub fn record(&self, operations: &[Operation<'_>]) -> Vec<u8> {
+        let mut memory = vec![0; 2 << 20];
+        let mut to = Encoder::new(&mut memory);
+        let call = Call {
+            xid: self.xid,
+            program: NFS_PROGRAM,
+            version: NFS_VERSION,
+            procedure: Procedure::COMPOUND,
+            credential: Credential::Sys(AuthSys {
+                stamp: 0,
+                machinename: Opaque(b"host"),
+                uid: self.uid,
+                gid: self.uid,
+                gids: List::new(&[]),
+            }),
+        };
+        call.encode(&mut to).expect("fits");
+        let writer = Writer::request(&mut to, Opaque(self.tag), self.minor_version);
+        let mut writer = writer.expect("fits");
+        for operation in operations {
+            writer.push(operation).expect("fits");
+        }
+        writer.finish();
+        to.written().to_vec()
+    }
+}
+
 /// A connection.
 pub struct Connection {
     /// The socket.
@@ -47,28 +93,13 @@ impl Connection {
     /// A record of operations.
     pub fn record(&mut self, operations: &[Operation<'_>]) -> Vec<u8> {
         self.xid += 1;
-        let mut memory = vec![0; 2 << 20];
-        let mut to = Encoder::new(&mut memory);
-        let call = Call {
+        let header = CompoundHeader {
             xid: self.xid,
-            program: NFS_PROGRAM,
-            version: NFS_VERSION,
-            procedure: Procedure::COMPOUND,
-            credential: Credential::Sys(AuthSys {
-                stamp: 0,
-                machinename: Opaque(b"host"),
-                uid: 0,
-                gid: 0,
-                gids: List::new(&[]),
-            }),
+            uid: 0,
+            tag: b"",
+            minor_version: 1,
         };
-        call.encode(&mut to).expect("fits");
-        let mut writer = Writer::request(&mut to, Opaque(b""), 1).expect("fits");
-        for operation in operations {
-            writer.push(operation).expect("fits");
-        }
-        writer.finish();
-        to.written().to_vec()
+        header.record(operations)
     }
 
     /// Sends a record in one fragment.

@@ -2,18 +2,19 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
+use files_client_testing::CompoundHeader;
 use files_server::{
     Clients, Execution, Now, Record, Resumption, Server, ServerOptions, Share, ShareNumber, Squash,
     Step, VolumeIndex,
 };
-use files_spec::compound::{CompoundOk, Writer};
+use files_spec::compound::CompoundOk;
 use files_spec::operations::{
     ChannelAttributes, ClientOwner, CreateSessionArgs, ExchangeIdArgs, Operation, OperationResult,
     Outcome, ProtectionArgs, SequenceArgs,
 };
-use files_spec::rpc::{AuthSys, Call, Credential, NFS_PROGRAM, NFS_VERSION, Procedure, Reply};
+use files_spec::rpc::Reply;
 use files_spec::types::SessionId;
-use files_spec::xdr::{Decoder, Encoder, List, Opaque, Payload, Xdr};
+use files_spec::xdr::{Decoder, List, Opaque, Payload, Xdr};
 use files_spec::{Name, Status};
 use files_store::{
     DiskCompletion, Operation as DiskOperation, ShareId, Time, Uuid, VolatileOptions, Volume,
@@ -144,28 +145,13 @@ impl World {
     /// The record of a COMPOUND.
     pub(crate) fn record(&mut self, operations: &[Operation<'_>], minor_version: u32) -> Vec<u8> {
         self.xid += 1;
-        let mut memory = vec![0; 2 << 20];
-        let mut to = Encoder::new(&mut memory);
-        let call = Call {
+        let header = CompoundHeader {
             xid: self.xid,
-            program: NFS_PROGRAM,
-            version: NFS_VERSION,
-            procedure: Procedure::COMPOUND,
-            credential: Credential::Sys(AuthSys {
-                stamp: 0,
-                machinename: Opaque(b"host"),
-                uid: self.uid,
-                gid: self.uid,
-                gids: List::new(&[]),
-            }),
+            uid: self.uid,
+            tag: b"tag",
+            minor_version,
         };
-        call.encode(&mut to).expect("fits");
-        let mut writer = Writer::request(&mut to, Opaque(b"tag"), minor_version).expect("fits");
-        for operation in operations {
-            writer.push(operation).expect("fits");
-        }
-        writer.finish();
-        to.written().to_vec()
+        header.record(operations)
     }
 
     /// Sends operations without a session.
