@@ -72,7 +72,7 @@ pub(crate) struct Appliance {
     _authentication: AuthenticationThread,
     /// Declared after the reactors, so that it reports how they stop.
     control: Option<ControlPlane>,
-    files_addresses: Vec<SocketAddr>,
+    files: Option<Arc<Files>>,
     start_took: Duration,
 }
 
@@ -244,6 +244,9 @@ impl Appliance {
             set_up(&parts, index, setup)
         })?;
         drives.begin(reactors.handles())?;
+        if let Some(files) = &files {
+            files.set_wakers(reactors.handles());
+        }
         let handles = reactors.handles().to_vec();
         target.set_waker(Box::new(move |reactor| handles[reactor].wake()));
         let opener = DeviceOpener {
@@ -281,7 +284,7 @@ impl Appliance {
             counters,
             _authentication: authentication,
             control: None,
-            files_addresses: files.map_or_else(Vec::new, |files| files.addresses().to_vec()),
+            files,
             start_took,
         })
     }
@@ -312,6 +315,7 @@ impl Appliance {
             reactors: self.reactors.handles().to_vec(),
             clock: self.reactors.clock(),
             transports,
+            files: self.files.clone(),
             drives: self.drives.sources(),
             started: Instant::now(),
             start_took: self.start_took,
@@ -595,8 +599,9 @@ impl Appliance {
     }
 
     /// Where files are served.
-    pub(crate) fn files_addresses(&self) -> &[SocketAddr] {
-        &self.files_addresses
+    pub(crate) fn files_addresses(&self) -> Vec<SocketAddr> {
+        let listeners = self.files.iter().flat_map(|it| it.listeners());
+        listeners.map(|(_, address)| *address).collect()
     }
 
     /// The bound address of each configured listener.

@@ -32,12 +32,23 @@ pub(crate) const CLEAR_PATH: &str = "/api/v1/reservations/clear";
 pub(crate) const REVOKE_PATH: &str = "/api/v1/keys/revoke";
 /// The path that evicts a host.
 pub(crate) const EVICT_PATH: &str = "/api/v1/hosts/evict";
+/// The path that lists clients of files.
+pub(crate) const CLIENTS_PATH: &str = "/api/v1/clients";
+/// The path that evicts clients of files.
+pub(crate) const EVICT_CLIENT_PATH: &str = "/api/v1/clients/evict";
 /// The path that sets ANA states.
 pub(crate) const ANA_SET_PATH: &str = "/api/v1/ana/set";
 /// The path that hands over to a new process.
 pub(crate) const UPGRADE_PATH: &str = "/api/v1/upgrade";
 /// Paths whose requests name an object that the appliance may not have.
-const PATHS_OF_OBJECTS: [&str; 4] = [REOPEN_PATH, CLEAR_PATH, EVICT_PATH, ANA_SET_PATH];
+const PATHS_OF_OBJECTS: [&str; 6] = [
+    REOPEN_PATH,
+    CLEAR_PATH,
+    EVICT_PATH,
+    CLIENTS_PATH,
+    EVICT_CLIENT_PATH,
+    ANA_SET_PATH,
+];
 
 /// Which appliance a command is for.
 #[derive(Args, Clone, Debug, Default)]

@@ -19,8 +19,8 @@ use crate::signals::RequestReceiver;
 use crate::state_directory::StateDirectory;
 use crate::terminal::print;
 use crate::{
-    ana, apply, audit, device, doctor, drives, embedded, evict, key, load, manual, reservations,
-    service, signals, status, summary, top, trace, upgrade, volume,
+    ana, apply, audit, clients, device, doctor, drives, embedded, evict, key, load, manual,
+    reservations, service, signals, status, summary, top, trace, upgrade, volume,
 };
 
 /// Longest wait until the listeners of a started appliance answer.
@@ -78,7 +78,10 @@ pub(crate) enum Command {
     Device(device::DeviceArguments),
     /// List the reservations of a running appliance's devices, or clear those of one device.
     Reservations(reservations::ReservationsArguments),
-    /// Disconnect a host from a running appliance, and unregister it from reservations.
+    /// List the clients of a running appliance's file shares.
+    Clients(clients::ClientsArguments),
+    /// Disconnect a host from a running appliance, and unregister it from reservations; or take the
+    /// opens and locks of a client of files.
     Evict(evict::EvictArguments),
     /// List the ANA states of a running appliance's exports at their listeners, or set them.
     Ana(ana::AnaArguments),
@@ -149,6 +152,7 @@ pub(crate) fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Volume(arguments) => volume::volume(&arguments),
         Command::Device(arguments) => device::device(&arguments),
         Command::Reservations(arguments) => reservations::reservations(&arguments),
+        Command::Clients(arguments) => clients::clients(&arguments),
         Command::Evict(arguments) => evict::evict(&arguments),
         Command::Ana(arguments) => ana::ana(&arguments),
         Command::Key(arguments) => key::key(&arguments),

@@ -24,6 +24,7 @@ pub(crate) mod ana;
 mod apply;
 mod audited;
 mod certificate;
+mod clients;
 mod credentials;
 mod dashboard;
 mod jobs;

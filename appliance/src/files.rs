@@ -8,19 +8,27 @@ use std::cell::RefCell;
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use appliance_config::{Backing, Config, FileListener, Squash, Uuid, Volume};
-use files_server::{Clients, Network, Now, Server, ServerOptions, ShareNumber, VolumeIndex};
+use appliance_config::{Backing, Config, FileListener, Name, Squash, Uuid, Volume};
+use files_server::{
+    ClientReport, Clients, Network, Now, Server, ServerCounters, ServerOptions, ShareCounters,
+    ShareNumber, VolumeIndex,
+};
 use files_store::{ShareId, Time, VolatileOptions};
-use files_tcp::{DeviceOfVolume, FilePoller, FileService, FileServiceOptions, RecordStore};
+use files_tcp::{
+    DeviceOfVolume, FileMessage, FilePoller, FileService, FileServiceOptions, RecordStore,
+    ServiceCounters, VolumeLevels,
+};
 use hugemem::{Arena, Pool};
-use reactors::{Clock as _, InitError, Nanos, ReactorSetup};
+use reactors::ring::Receiver;
+use reactors::{Clock as _, InitError, Nanos, ReactorHandle, ReactorSetup};
 
 use crate::devices::Devices;
 use crate::error::Failure;
 use crate::file_clients::{FileClients, FileClientsStore};
+use crate::messages::{MessageRings, NoResponse};
 use crate::reactor_setup::{ReactorParts, Service};
 use crate::state_directory::StateDirectory;
 use crate::volumes::{self, Obstacle, VolumeError};
@@ -47,11 +55,18 @@ struct Parts {
     devices: Vec<DeviceOfVolume>,
     listeners: Vec<TcpListener>,
     records: Option<FileClientsStore>,
+    messages: Receiver<FileMessage>,
 }
 
 /// The service of the whole appliance.
 pub(crate) struct Files {
-    addresses: Vec<SocketAddr>,
+    /// Where clients connect, by listener.
+    listeners: Vec<(Name, SocketAddr)>,
+    messages: MessageRings<FileMessage>,
+    server: Arc<ServerCounters>,
+    service: Arc<ServiceCounters>,
+    volumes: Vec<(Name, Arc<VolumeLevels>)>,
+    shares: Vec<(Name, Arc<ShareCounters>)>,
     /// Taken once by the reactor. The control path only.
     parts: Mutex<Option<Parts>>,
 }
@@ -70,10 +85,13 @@ impl Files {
         if config.files.listeners.is_empty() {
             return Ok(None);
         }
-        let at = config.files.listeners.iter();
-        let listeners = at.map(listen).collect::<Result<Vec<_>, _>>()?;
-        let addresses = listeners.iter().map(TcpListener::local_addr);
-        let addresses = addresses.collect::<Result<Vec<_>, _>>()?;
+        let mut sockets = Vec::new();
+        let mut listeners = Vec::new();
+        for listener in &config.files.listeners {
+            let socket = listen(listener)?;
+            listeners.push((listener.name.clone(), socket.local_addr()?));
+            sockets.push(socket);
+        }
         let pool = arena.pool(WAITERS_MAX);
         let mut volumes = Vec::new();
         let mut of_volumes = Vec::new();
@@ -90,34 +108,99 @@ impl Files {
             true => (FileClients::new(), None),
             false => recorded_clients(state.file_clients(&config.appliance.name), cores),
         };
+        let counters = Arc::<ServerCounters>::default();
+        let shares = shares(config, &volumes);
+        let of_shares = shares.iter().zip(&config.files.shares);
+        let of_shares = of_shares
+            .map(|(share, it)| (it.name.clone(), Arc::clone(&share.counters)))
+            .collect();
         let server = ServerOptions {
             identity: clients.identity.as_bytes().to_vec(),
             instance: since.as_nanos() as u64,
-            shares: shares(config, &volumes),
+            shares,
             volumes,
             reclaiming: clients.owners,
             keeps_records: records.is_some(),
+            counters: Arc::clone(&counters),
         };
         for share in &config.files.shares {
-            for address in &addresses {
+            for (_, address) in &listeners {
                 tracing::info!("share {} is served at {address}", share.name);
             }
         }
+        let names = config.files.volumes.iter().map(|it| it.name.clone());
+        let levels = of_volumes.iter().map(|it| Arc::clone(&it.levels));
+        let levels = names.zip(levels).collect();
+        let (messages, receivers) = MessageRings::new(1);
         let parts = Parts {
             server,
             devices: of_volumes,
-            listeners,
+            listeners: sockets,
             records,
+            messages: receivers.into_iter().next().expect("one reactor"),
         };
         Ok(Some(Arc::new(Self {
-            addresses,
+            listeners,
+            messages,
+            server: counters,
+            service: Arc::default(),
+            volumes: levels,
+            shares: of_shares,
             parts: Mutex::new(Some(parts)),
         })))
     }
 
     /// Where clients connect, by listener.
-    pub(crate) fn addresses(&self) -> &[SocketAddr] {
-        &self.addresses
+    pub(crate) fn listeners(&self) -> &[(Name, SocketAddr)] {
+        &self.listeners
+    }
+
+    pub(crate) fn server_counters(&self) -> &ServerCounters {
+        &self.server
+    }
+
+    pub(crate) fn service_counters(&self) -> &ServiceCounters {
+        &self.service
+    }
+
+    /// The levels of the volumes.
+    pub(crate) fn volumes(&self) -> &[(Name, Arc<VolumeLevels>)] {
+        &self.volumes
+    }
+
+    /// The counters of the shares.
+    pub(crate) fn shares(&self) -> &[(Name, Arc<ShareCounters>)] {
+        &self.shares
+    }
+
+    /// Makes every message wake the reactor from now on.
+    pub(crate) fn set_wakers(&self, reactors: &[ReactorHandle]) {
+        self.messages.set_wakers(&reactors[REACTOR..=REACTOR]);
+    }
+
+    /// Asks the reactor for the list of clients.
+    ///
+    /// # Errors
+    /// [`NoResponse::Full`].
+    pub(crate) fn clients(&self) -> Result<mpsc::Receiver<Vec<ClientReport>>, NoResponse> {
+        self.ask(|reply| FileMessage::Clients { reply })
+    }
+
+    /// Has the reactor evict the client with this number.
+    ///
+    /// # Errors
+    /// [`NoResponse::Full`].
+    pub(crate) fn evict(&self, number: u64) -> Result<mpsc::Receiver<bool>, NoResponse> {
+        self.ask(|reply| FileMessage::Evict { number, reply })
+    }
+
+    fn ask<A>(
+        &self,
+        message: impl FnOnce(mpsc::Sender<A>) -> FileMessage,
+    ) -> Result<mpsc::Receiver<A>, NoResponse> {
+        let (reply, response) = mpsc::channel();
+        self.messages.send(REACTOR, message(reply))?;
+        Ok(response)
     }
 }
 
@@ -139,6 +222,8 @@ impl Service for Files {
             pool: Arena::pool(&parts.arena, WAITERS_MAX),
             listeners: own.listeners,
             records: own.records.map(|it| Box::new(it) as Box<dyn RecordStore>),
+            counters: Arc::clone(&self.service),
+            messages: Some(own.messages),
         })?;
         let service = Rc::new(RefCell::new(service));
         parts.devices.add(service.clone());
@@ -221,6 +306,7 @@ fn opened(
         place: usize::from(place.0),
         block_bytes: geometry.block_size,
         transfer_bytes: usize::try_from(transfer).unwrap_or(usize::MAX),
+        levels: Arc::default(),
     };
     let backing = config.device(&volume.device).map(|it| &it.backing);
     let opened = match backing {
@@ -284,6 +370,7 @@ fn shares(config: &Config, volumes: &[files_store::Volume]) -> Vec<files_server:
                 Squash::None => files_server::Squash::None,
                 Squash::All => files_server::Squash::All,
             },
+            counters: Arc::default(),
         })
     };
     // A valid configuration names existing volumes.

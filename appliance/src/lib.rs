@@ -13,6 +13,7 @@ mod audit;
 mod authentication;
 mod change_gate;
 mod client;
+mod clients;
 mod command_line;
 mod control;
 mod device;

@@ -33,6 +33,7 @@ use pseudonyms::Pseudonyms;
 use recordings::Material;
 use sources::Sources;
 
+use crate::files::Files;
 use crate::running::Running;
 
 /// The interval between two values of the history.
@@ -128,6 +129,11 @@ impl Observatory {
         let devices = self.sources.target.devices().into_iter();
         let mut devices = devices.map(|(_, device)| device);
         devices.find(|device| device.name() == name)
+    }
+
+    /// The file service, if there is one.
+    pub(crate) fn files(&self) -> Option<Arc<Files>> {
+        self.sources.files.clone()
     }
 
     /// The target.

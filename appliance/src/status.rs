@@ -124,6 +124,9 @@ fn write(out: &mut String, delta: &StatusDelta) -> fmt::Result {
     )?;
 
     writeln!(out, "latency: {}", views::latency_line(delta))?;
+    if let Some(files) = &delta.now.files {
+        writeln!(out, "files: {}", views::files_line(files))?;
+    }
     for table in [
         views::exports(delta),
         views::listeners(delta),
@@ -132,6 +135,9 @@ fn write(out: &mut String, delta: &StatusDelta) -> fmt::Result {
         views::reactors(delta),
         views::pools(delta),
         views::rate_limits(delta),
+        views::volumes(delta),
+        views::shares(delta),
+        views::file_operations(delta),
         views::errors(delta),
     ] {
         write_table(out, &table)?;
@@ -188,6 +194,10 @@ mod tests {
             "4 KiB",
             "reads p50 80.0 µs",
             "Unrecovered Read Error",
+            "files: 1 client(s), 2 connection(s), 1 session(s), 4 open file(s), 5 lock(s)",
+            "durable",
+            "25 %",
+            "LOOKUP",
             "no problems",
         ] {
             assert!(text.contains(part), "{part} is not in\n{text}");
@@ -201,6 +211,8 @@ mod tests {
         status.devices[0].warnings = vec!["it has become unreliable".to_owned()];
         status.reactors[0].running = false;
         status.memory.classes[0].waiting = 3;
+        let files = status.files.as_mut().expect("files");
+        files.volumes[0].read_only = true;
         let text = text(status);
         let problems: Vec<&str> = text
             .lines()
@@ -210,9 +222,13 @@ mod tests {
         assert_eq!(problems[1], "device fast0 is removed");
         assert_eq!(problems[2], "device fast0: it has become unreliable");
         assert!(
-            problems[3].starts_with("3 requests wait for a buffer of 4 KiB"),
+            problems[3].starts_with("volume scratch is read-only"),
             "{problems:?}"
         );
-        assert_eq!(problems.len(), 4);
+        assert!(
+            problems[4].starts_with("3 requests wait for a buffer of 4 KiB"),
+            "{problems:?}"
+        );
+        assert_eq!(problems.len(), 5);
     }
 }

@@ -61,7 +61,7 @@ fn write_ready(out: &mut String, appliance: &Appliance) -> fmt::Result {
     }
     for share in &config.files.shares {
         for bound in appliance.files_addresses() {
-            writeln!(out, "mount: {}", mount_command(share.name.as_str(), *bound))?;
+            writeln!(out, "mount: {}", mount_command(share.name.as_str(), bound))?;
         }
     }
     if let Some(control) = appliance.control() {

@@ -2,9 +2,11 @@
 
 use super::delta::{Rates, StatusDelta};
 use crate::observe::model::{
-    BUFFER_WAIT_MAX_NS, ControllerKind, DeviceState, DeviceStatus, Event, HostStatus, Latency,
-    Percentiles, RateLimitStatus, ReactorStatus, Severity, Status, lost_rdma,
+    BUFFER_WAIT_MAX_NS, ControllerKind, DeviceState, DeviceStatus, Event, FileOperationStatus,
+    FilesStatus, HostStatus, Latency, Percentiles, RateLimitStatus, ReactorStatus, Severity,
+    ShareStatus, Status, lost_rdma,
 };
+use crate::observe::observation::read_only_volume;
 use crate::quantity;
 use crate::table::{Cell, Column, Mark, Table, name, number};
 
@@ -112,6 +114,41 @@ pub(crate) const RATE_LIMITS: &[&[Column]] = &[&[
     number("BY IOPS"),
     number("BY BYTES"),
     number("WAITED/S"),
+]];
+
+/// Columns of [`volumes`].
+pub(crate) const VOLUMES: &[&[Column]] = &[&[
+    name("VOLUME"),
+    name("DEVICE"),
+    name("KIND"),
+    name("STATE"),
+    number("SIZE"),
+    number("USED"),
+    number("USED %"),
+    number("OBJECTS"),
+    number("METADATA"),
+    number("LIMIT"),
+    number("LOG %"),
+]];
+
+/// Columns of [`shares`].
+pub(crate) const SHARES: &[&[Column]] = &[&[
+    name("SHARE"),
+    name("VOLUME"),
+    name("ACCESS"),
+    number("READ/S"),
+    number("READ"),
+    number("WRITE/S"),
+    number("WRITE"),
+]];
+
+/// Columns of [`file_operations`].
+pub(crate) const FILE_OPERATIONS: &[&[Column]] = &[&[
+    name("OPERATION"),
+    number("EXECUTED"),
+    number("PER SECOND"),
+    number("FAILED"),
+    number("FAILED/S"),
 ]];
 
 /// Columns of [`pools`].
@@ -317,6 +354,119 @@ pub(crate) fn rate_limits(delta: &StatusDelta) -> Table {
     table
 }
 
+/// The volumes, with their use.
+pub(crate) fn volumes(delta: &StatusDelta) -> Table {
+    let mut table = table(VOLUMES);
+    for volume in delta.now.files.iter().flat_map(|it| &it.volumes) {
+        let used = volume.data_bytes.saturating_sub(volume.free_bytes);
+        let (state, mark) = match (volume.served, volume.read_only) {
+            (false, _) => ("not served", Mark::Bad),
+            (true, true) => ("read-only", Mark::Bad),
+            (true, false) => ("ready", Mark::Good),
+        };
+        let log = (volume.log_bytes_max > 0).then_some((volume.log_bytes, volume.log_bytes_max));
+        table.push(vec![
+            Cell::text(&*volume.name),
+            Cell::text(&*volume.device),
+            Cell::text(if volume.durable {
+                "durable"
+            } else {
+                "volatile"
+            }),
+            Cell::text(state).marked(mark),
+            size(volume.data_bytes),
+            size(used),
+            share_of(used, volume.data_bytes),
+            count(volume.inodes),
+            size(volume.metadata_bytes),
+            size(volume.metadata_bytes_max),
+            Cell::known(log, |(used, whole)| {
+                let percent = used * 100 / whole;
+                Cell::number(percent as f64, format!("{percent} %"))
+            }),
+        ]);
+    }
+    table
+}
+
+/// A part of a resource, which is marked if little of it is left.
+fn share_of(used: u64, whole: u64) -> Cell {
+    let percent = used as f64 / whole.max(1) as f64 * 100.0;
+    Cell::number(percent, format!("{percent:.0} %")).marked(if percent > 90.0 {
+        Mark::Warning
+    } else {
+        Mark::Plain
+    })
+}
+
+/// The shares, with what moves.
+pub(crate) fn shares(delta: &StatusDelta) -> Table {
+    let mut table = table(SHARES);
+    for share in delta.now.files.iter().flat_map(|it| &it.shares) {
+        let of = |field: fn(&ShareStatus) -> u64| {
+            let all = |it: &Status| it.files.as_ref().map_or(0, |it| of_share(it, share, field));
+            delta.rate_of(all)
+        };
+        let rate = |value| Cell::number(value, quantity::rate(value));
+        let bytes = |value| Cell::number(value, quantity::byte_rate(value));
+        table.push(vec![
+            Cell::text(&*share.name),
+            Cell::text(&*share.volume),
+            Cell::text(if share.read_only {
+                "reads"
+            } else {
+                "reads, writes"
+            }),
+            rate(of(|it| it.reads)),
+            bytes(of(|it| it.bytes_read)),
+            rate(of(|it| it.writes)),
+            bytes(of(|it| it.bytes_written)),
+        ]);
+    }
+    table
+}
+
+/// A number of the share with the same name.
+fn of_share(files: &FilesStatus, share: &ShareStatus, field: fn(&ShareStatus) -> u64) -> u64 {
+    let same = files.shares.iter().find(|it| it.name == share.name);
+    same.map_or(0, field)
+}
+
+/// The operations of NFS that clients have asked for.
+pub(crate) fn file_operations(delta: &StatusDelta) -> Table {
+    let mut table = table(FILE_OPERATIONS);
+    for operation in delta.now.files.iter().flat_map(|it| &it.operations) {
+        let of = |field: fn(&FileOperationStatus) -> u64| {
+            let rate = delta.rate_of(|then| {
+                let mut all = then.files.iter().flat_map(|it| &it.operations);
+                all.find(|it| it.name == operation.name).map_or(0, field)
+            });
+            Cell::number(rate, quantity::rate(rate))
+        };
+        table.push(vec![
+            Cell::text(&*operation.name),
+            count(operation.executed),
+            of(|it| it.executed),
+            count(operation.failed),
+            of(|it| it.failed),
+        ]);
+    }
+    table
+}
+
+/// The clients of files and what they have, in one line.
+pub(crate) fn files_line(files: &FilesStatus) -> String {
+    let it = &files.service;
+    let grace = match it.in_grace {
+        true => ", which reclaim after a restart",
+        false => "",
+    };
+    format!(
+        "{} client(s){grace}, {} connection(s), {} session(s), {} open file(s), {} lock(s)",
+        it.clients, it.connections, it.sessions, it.opens, it.locks
+    )
+}
+
 /// The arena's buffers, by size.
 pub(crate) fn pools(delta: &StatusDelta) -> Table {
     let mut table = table(POOLS);
@@ -429,6 +579,13 @@ pub(crate) fn active_problems(status: &Status) -> Vec<String> {
         }
         let warnings = device.warnings.iter();
         active_problems.extend(warnings.map(|text| format!("device {}: {text}", device.name)));
+    }
+    for volume in status.files.iter().flat_map(|it| &it.volumes) {
+        if volume.read_only {
+            active_problems.push(read_only_volume(&volume.name));
+        } else if !volume.served {
+            active_problems.push(format!("volume {} is not served", volume.name));
+        }
     }
     active_problems.extend(lost_rdma(&status.transports));
     for class in status.memory.classes.iter().filter(|it| it.waiting > 0) {

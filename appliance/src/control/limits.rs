@@ -24,6 +24,8 @@ pub(super) const REOPEN_TIME_MAX: Duration = Duration::from_secs(60);
 /// Longest wait until commands of hosts that an operator fences have ended: devices complete those of
 /// ended associations within 60 s (CQT).
 pub(super) const HOST_COMMANDS_TIME_MAX: Duration = Duration::from_secs(80);
+/// Longest wait for the reactor of the file service, whose turns take microseconds.
+pub(super) const FILE_SERVICE_TIME_MAX: Duration = Duration::from_secs(5);
 /// Time between two checks whether such commands have ended.
 pub(super) const COMMANDS_POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Time limit for a request that fences hosts.
@@ -60,5 +62,6 @@ pub(super) const TOKEN_BYTES: std::ops::RangeInclusive<usize> = 16..=1024;
 
 // A connection may last this long in total.
 const _: () = assert!(APPLY_TIME_MAX.as_secs() < 2 * CONNECTION_TIME_MAX.as_secs());
+const _: () = assert!(FILE_SERVICE_TIME_MAX.as_secs() < REQUEST_TIME_MAX.as_secs());
 const _: () = assert!(FENCE_TIME_MAX.as_secs() < 2 * CONNECTION_TIME_MAX.as_secs());
 const _: () = assert!(HOST_COMMANDS_TIME_MAX.as_secs() < FENCE_TIME_MAX.as_secs());

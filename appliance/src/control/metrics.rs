@@ -2,7 +2,8 @@
 //!
 //! Labels, with their largest number of values: `reactor` 256; `device`, `export` and the
 //! namespaces of `windlass_namespace` 128 each; `listener` 64; `slice_bytes` 5; the ANA groups of all
-//! exports 128, each at the export's listeners, with one `state`; `key` 4096. Names of hosts come
+//! exports 128, each at the export's listeners, with one `state`; `key` 4096; `volume` and `share`
+//! as many as the configuration has; the `operation` of a file service 74. Names of hosts come
 //! from the network, so they are escaped, and the number of their series is bounded, in the order
 //! of names. The rest is counted in a metric whose name ends in `_left_out`:
 //!
@@ -179,6 +180,7 @@ impl Collector for Scrape {
         self.latency(&mut families)?;
         self.statuses(&mut families)?;
         self.hosts(&mut families)?;
+        self.files(&mut families)?;
         self.transports(&mut families)
     }
 }
@@ -315,6 +317,22 @@ impl Scrape {
             (labels, one)
         });
         out.measured(&limits.collect::<Vec<_>>())
+    }
+
+    fn files(&self, out: &mut Families<'_, '_>) -> fmt::Result {
+        let Some(files) = &self.status.files else {
+            return Ok(());
+        };
+        out.measured(&[(Vec::new(), &files.service)])?;
+        let volumes = files.volumes.iter();
+        let volumes = volumes.map(|one| (vec![("volume", one.name.clone())], one));
+        out.measured(&volumes.collect::<Vec<_>>())?;
+        let shares = files.shares.iter();
+        let shares = shares.map(|one| (vec![("share", one.name.clone())], one));
+        out.measured(&shares.collect::<Vec<_>>())?;
+        let operations = files.operations.iter();
+        let operations = operations.map(|one| (vec![("operation", one.name.clone())], one));
+        out.measured(&operations.collect::<Vec<_>>())
     }
 
     fn hosts(&self, out: &mut Families<'_, '_>) -> fmt::Result {

@@ -20,6 +20,7 @@ use tokio::time::timeout;
 use super::ana;
 use super::apply::apply;
 use super::audited;
+use super::clients;
 use super::credentials::Credentials;
 use super::dashboard;
 use super::limits::{
@@ -40,7 +41,7 @@ use crate::requests::RequestSender;
 
 /// All paths of the API, as the documentation lists them.
 #[cfg(test)]
-pub(super) const PATHS: [(&str, &str); 17] = [
+pub(super) const PATHS: [(&str, &str); 19] = [
     ("get", "/healthz"),
     ("get", "/metrics"),
     ("get", "/api/v1/status"),
@@ -50,11 +51,13 @@ pub(super) const PATHS: [(&str, &str); 17] = [
     ("get", "/api/v1/trace"),
     ("get", "/api/v1/reservations"),
     ("get", "/api/v1/ana"),
+    ("get", "/api/v1/clients"),
     ("get", "/api/v1/openapi.json"),
     ("post", "/api/v1/apply"),
     ("post", "/api/v1/device/reopen"),
     ("post", "/api/v1/reservations/clear"),
     ("post", "/api/v1/hosts/evict"),
+    ("post", "/api/v1/clients/evict"),
     ("post", "/api/v1/ana/set"),
     ("post", "/api/v1/upgrade"),
     ("post", "/api/v1/keys/revoke"),
@@ -71,6 +74,9 @@ const CLEAR: &str = "/api/v1/reservations/clear";
 
 /// The path that evicts a host.
 const EVICT: &str = "/api/v1/hosts/evict";
+
+/// The path that evicts clients of files.
+const EVICT_CLIENT: &str = "/api/v1/clients/evict";
 
 /// The path that sets ANA states.
 const SET_ANA: &str = "/api/v1/ana/set";
@@ -178,6 +184,8 @@ pub(super) fn router(shared: &Arc<ControlState>, door: Entrance) -> Router {
         .route("/api/v1/reservations", get(reservations::list))
         .route(CLEAR, post(reservations::clear))
         .route(EVICT, post(reservations::evict))
+        .route("/api/v1/clients", get(clients::list))
+        .route(EVICT_CLIENT, post(clients::evict))
         .route("/api/v1/ana", get(ana::list))
         .route(SET_ANA, post(ana::set))
         .route(UPGRADE, post(upgrade))
@@ -331,7 +339,10 @@ async fn keep_apart(
     request: Request,
     next: Next,
 ) -> Response {
-    if !matches!(request.uri().path(), REOPEN | CLEAR | EVICT | SET_ANA) {
+    if !matches!(
+        request.uri().path(),
+        REOPEN | CLEAR | EVICT | EVICT_CLIENT | SET_ANA
+    ) {
         return next.run(request).await;
     }
     let gate = shared.observatory().running().change_gate;

@@ -2,6 +2,7 @@
 
 mod ana;
 mod client;
+mod clients;
 mod dashboards;
 mod https;
 mod openmetrics;

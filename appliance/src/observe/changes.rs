@@ -1,11 +1,11 @@
 //! Reports the differences between two observations as events. An object that appears and
 //! disappears between them is only counted.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::events::Events;
 use super::model::Severity;
-use super::observation::Observation;
+use super::observation::{Observation, read_only_volume};
 use super::status::{state, warnings};
 
 /// Most events of one kind per observation, so that a burst does not displace all other events.
@@ -18,6 +18,8 @@ type Controllers = BTreeMap<u16, (String, String)>;
 pub(crate) struct Changes {
     controllers: Controllers,
     devices: BTreeMap<String, (String, String)>,
+    /// The volumes whose metadata could not be stored.
+    read_only_volumes: BTreeSet<String>,
     counts: BTreeMap<(&'static str, String), u64>,
     outage: Option<String>,
     degradation: Option<String>,
@@ -29,6 +31,8 @@ impl Changes {
         Self {
             controllers: controllers(seen),
             devices: devices(seen),
+            // One that has failed since the start is reported.
+            read_only_volumes: BTreeSet::new(),
             counts: counts(seen),
             outage: seen.outage(),
             degradation: seen.degradation(),
@@ -55,6 +59,11 @@ impl Changes {
             }
         }
         self.devices = devices;
+        let read_only: BTreeSet<_> = read_only_volumes(seen).collect();
+        for name in read_only.difference(&self.read_only_volumes) {
+            events.add(Severity::Error, "volume", name, &read_only_volume(name));
+        }
+        self.read_only_volumes = read_only;
         let counts = counts(seen);
         for ((what, subject), now) in &counts {
             let then = self
@@ -132,7 +141,7 @@ impl Changes {
     }
 }
 
-const KINDS: [&str; 4] = ["host", "reactor", "memory", "device"];
+const KINDS: [&str; 5] = ["host", "reactor", "memory", "device", "files"];
 
 fn controllers(seen: &Observation) -> Controllers {
     let controllers = seen.target.controllers.iter();
@@ -166,6 +175,12 @@ fn devices(seen: &Observation) -> BTreeMap<String, (String, String)> {
         .collect()
 }
 
+fn read_only_volumes(seen: &Observation) -> impl Iterator<Item = String> {
+    let volumes = seen.files.iter().flat_map(|it| &it.volumes);
+    let failed = volumes.filter(|(_, it)| it.has_failed);
+    failed.map(|(name, _)| name.to_string())
+}
+
 /// The counters whose increase is an event, each with a description and its subject.
 fn counts(seen: &Observation) -> BTreeMap<(&'static str, String), u64> {
     let mut counts = BTreeMap::new();
@@ -175,6 +190,14 @@ fn counts(seen: &Observation) -> BTreeMap<(&'static str, String), u64> {
     };
     add("host: keep-alive timeout(s)", "", totals.keep_alive_expired);
     add("host: Connect(s) refused", "", totals.connects_refused);
+    if let Some(files) = &seen.files {
+        let expired = files.service.clients_expired;
+        add(
+            "files: client(s) lost their state after their lease expired",
+            "",
+            expired,
+        );
+    }
     for (index, reactor) in seen.reactors.iter().enumerate() {
         let subject = index.to_string();
         add(

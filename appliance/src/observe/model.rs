@@ -4,6 +4,7 @@
 //! a name says otherwise. An unknown value is `null`, never zero.
 
 mod ana;
+mod files;
 mod keys;
 mod rate_limits;
 mod reservations;
@@ -19,6 +20,11 @@ use super::measured::{Sample as _, measured};
 use super::observation::MemorySample;
 use super::status::{DeviceInput, ExportInput, ListenerInput, ReactorInput, warnings};
 pub(crate) use ana::{AnaAnswer, AnaChange, AnaInput, AnaRequest, AnaStatus, AnaWord};
+pub(crate) use files::{
+    EvictClientAnswer, EvictClientRequest, FileClientStatus, FileListenerStatus,
+    FileOperationStatus, FileServiceStatus, FilesStatus, OperationSample, ShareInput, ShareStatus,
+    VolumeInput, VolumeStatus,
+};
 pub(crate) use keys::{
     AuthenticationStatus, ChannelStatus, KeyInput, KeyStatus, RevokeAnswer, RevokeRequest,
 };
@@ -52,6 +58,8 @@ pub(crate) struct Status {
     pub(crate) keys: Vec<KeyStatus>,
     /// The rate limits, in the configuration's order.
     pub(crate) rate_limits: Vec<RateLimitStatus>,
+    /// The file service; none if no files are served.
+    pub(crate) files: Option<FilesStatus>,
     pub(crate) target: TargetStatus,
     /// How long reads and writes took, over all exports.
     pub(crate) latency: Latency,
@@ -622,7 +630,8 @@ pub(crate) struct Event {
     /// Milliseconds since 1970.
     pub(crate) unix_ms: u64,
     pub(crate) severity: Severity,
-    /// Of what kind, in one word: `host`, `device`, `reactor`, `memory`, `export`, `control`.
+    /// Of what kind, in one word: `host`, `device`, `reactor`, `memory`, `export`, `volume`, `files`,
+    /// `control`.
     pub(crate) what: String,
     /// What it happened to, by its name.
     pub(crate) subject: String,

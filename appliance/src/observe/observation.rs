@@ -7,14 +7,17 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use appliance_config::{Config, Name};
 use block::Health;
+use files_server::ShareCounters;
+use files_tcp::VolumeLevels;
 use hugemem::ArenaCounters;
 use nvme_target::{
     DeviceIndex, KeyUse, RateLimitSnapshot, TargetLatency, TargetSnapshot, TargetStatuses,
 };
 use reactors::{Clock, Nanos, ReactorSnapshot, StuckPoller};
 
-use super::model::{BUFFER_WAIT_MAX_NS, TargetStatus, lost_rdma};
+use super::model::{BUFFER_WAIT_MAX_NS, OperationSample, TargetStatus, lost_rdma};
 use super::sources::Sources;
+use crate::files::Files;
 use crate::operator_states::OperatorStates;
 
 /// A reactor that is in one call for longer than this is stuck.
@@ -60,6 +63,8 @@ pub(crate) struct Observation {
     pub(crate) transport_levels: Vec<(&'static str, CounterValues)>,
     /// The counters of the handshakes of TLS.
     pub(crate) handshakes: CounterValues,
+    /// The file service, if there is one.
+    pub(crate) files: Option<FilesSample>,
 }
 
 /// Latencies at an earlier time.
@@ -86,6 +91,55 @@ pub(crate) struct CoreSample {
     pub(crate) queues: u64,
     /// Current number of commands in execution.
     pub(crate) executions: u64,
+}
+
+/// The counters of the file service.
+pub(crate) struct FilesSample {
+    pub(crate) service: FileServiceSample,
+    /// The volumes that are served, by name.
+    pub(crate) volumes: BTreeMap<Name, VolumeSample>,
+    /// The shares that are served, by name.
+    pub(crate) shares: BTreeMap<Name, ShareSample>,
+    /// The bound addresses of its listeners, by name.
+    pub(crate) addresses: BTreeMap<Name, String>,
+    /// The operations that were executed.
+    pub(crate) operations: Vec<OperationSample>,
+}
+
+/// What concerns all shares.
+pub(crate) struct FileServiceSample {
+    pub(crate) connections: u64,
+    pub(crate) connections_accepted: u64,
+    pub(crate) requests_in_flight: u64,
+    pub(crate) requests: u64,
+    pub(crate) replays: u64,
+    pub(crate) clients: u64,
+    pub(crate) sessions: u64,
+    pub(crate) opens: u64,
+    pub(crate) locks: u64,
+    pub(crate) clients_expired: u64,
+    pub(crate) clients_evicted: u64,
+    pub(crate) in_grace: bool,
+}
+
+/// The levels of a volume.
+pub(crate) struct VolumeSample {
+    pub(crate) data_bytes: u64,
+    pub(crate) free_bytes: u64,
+    pub(crate) inodes: u64,
+    pub(crate) memory_bytes: u64,
+    pub(crate) memory_bytes_max: u64,
+    pub(crate) log_bytes: u64,
+    pub(crate) log_bytes_max: u64,
+    pub(crate) has_failed: bool,
+}
+
+/// The counters of a share.
+pub(crate) struct ShareSample {
+    pub(crate) reads: u64,
+    pub(crate) bytes_read: u64,
+    pub(crate) writes: u64,
+    pub(crate) bytes_written: u64,
 }
 
 /// The counters of the arena.
@@ -171,6 +225,7 @@ impl Observation {
                 .flat_map(|counters| counters.each())
                 .collect(),
             operator_states: sources.running.operator_states.lock().clone(),
+            files: sources.files.as_deref().map(files),
             config,
         }
     }
@@ -201,8 +256,8 @@ impl Observation {
             })
     }
 
-    /// The exported devices that lost accepted data or whose reservations are damaged, with the
-    /// causes, if any.
+    /// The exported devices that lost accepted data or whose reservations are damaged, and the volumes
+    /// whose metadata could not be stored, with the causes, if any.
     pub(crate) fn damage(&self) -> Option<String> {
         let subsystems = self.target.subsystems.iter();
         let namespaces = subsystems.flat_map(|subsystem| &subsystem.namespaces);
@@ -226,6 +281,11 @@ impl Observation {
                     "the reservations of device {name} are damaged: hosts are refused until \
                      `windlass reservations {name} --clear`"
                 ));
+            }
+        }
+        for (name, volume) in self.files.iter().flat_map(|it| &it.volumes) {
+            if volume.has_failed {
+                damaged.push(read_only_volume(name.as_str()));
             }
         }
         (!damaged.is_empty()).then(|| damaged.join("; "))
@@ -255,6 +315,69 @@ impl Observation {
         let levels = reactors.iter().flatten();
         let levels = levels.filter(|(name, _)| *name == "connections");
         Some(levels.map(|(_, value)| value).sum())
+    }
+}
+
+/// Describes a volume whose metadata could not be stored.
+pub(crate) fn read_only_volume(name: &str) -> String {
+    format!(
+        "volume {name} is read-only: its device failed to store metadata: repair the underlying \
+         storage, then restart"
+    )
+}
+
+fn files(files: &Files) -> FilesSample {
+    let (server, service) = (files.server_counters(), files.service_counters());
+    let volume = |(name, levels): &(Name, Arc<VolumeLevels>)| {
+        let sample = VolumeSample {
+            data_bytes: levels.data_bytes.get(),
+            free_bytes: levels.free_bytes.get(),
+            inodes: levels.inodes.get(),
+            memory_bytes: levels.memory_bytes.get(),
+            memory_bytes_max: levels.memory_bytes_max.get(),
+            log_bytes: levels.log_bytes.get(),
+            log_bytes_max: levels.log_bytes_max.get(),
+            has_failed: levels.has_failed.get() > 0,
+        };
+        (name.clone(), sample)
+    };
+    let share = |(name, counters): &(Name, Arc<ShareCounters>)| {
+        let sample = ShareSample {
+            reads: counters.reads.get(),
+            bytes_read: counters.bytes_read.get(),
+            writes: counters.writes.get(),
+            bytes_written: counters.bytes_written.get(),
+        };
+        (name.clone(), sample)
+    };
+    let operations = server.operations().map(|(name, it)| OperationSample {
+        name,
+        executed: it.executed.get(),
+        failed: it.failed.get(),
+    });
+    FilesSample {
+        service: FileServiceSample {
+            connections: service.connections.get(),
+            connections_accepted: service.connections_accepted.get(),
+            requests_in_flight: service.requests_in_flight.get(),
+            requests: server.requests.get(),
+            replays: server.replays.get(),
+            clients: server.clients.get(),
+            sessions: server.sessions.get(),
+            opens: server.opens.get(),
+            locks: server.locks.get(),
+            clients_expired: server.clients_expired.get(),
+            clients_evicted: server.clients_evicted.get(),
+            in_grace: server.grace.get() > 0,
+        },
+        volumes: files.volumes().iter().map(volume).collect(),
+        shares: files.shares().iter().map(share).collect(),
+        addresses: files
+            .listeners()
+            .iter()
+            .map(|(name, address)| (name.clone(), address.to_string()))
+            .collect(),
+        operations: operations.filter(|it| it.executed > 0).collect(),
     }
 }
 

@@ -14,6 +14,7 @@ use nvme_tcp::{TcpCounters, TlsCounters};
 use rdma::Provider;
 use reactors::{ReactorHandle, TscClock};
 
+use crate::files::Files;
 use crate::running::Running;
 
 /// The counters of one reactor's part of a transport.
@@ -172,6 +173,8 @@ pub(crate) struct Sources {
     /// The clock of the reactors.
     pub(crate) clock: TscClock,
     pub(crate) transports: Vec<TransportCounters>,
+    /// The file service, if there is one.
+    pub(crate) files: Option<Arc<Files>>,
     /// The open drives.
     pub(crate) drives: Arc<ArcSwap<Vec<DriveSource>>>,
     pub(crate) started: Instant,

@@ -14,12 +14,13 @@ use reactors::Nanos;
 use super::latency;
 use super::model::{
     AnaInput, AnaStatus, ApplianceStatus, AuthenticationStatus, ChannelStatus, ControllerKind,
-    DamageStatus, DeviceState, DeviceStatus, ExportStatus, HostStatus, KeyInput, KeyStatus,
-    Latency, ListenerStatus, MemoryStatus, NamespaceStatus, QueueStatus, RateLimitInput,
-    RateLimitStatus, ReactorStatus, RunState, Status, StatusCode, StatusCount, TargetStatus,
-    Totals, TransportTotals,
+    DamageStatus, DeviceState, DeviceStatus, ExportStatus, FileListenerStatus, FileOperationStatus,
+    FileServiceStatus, FilesStatus, HostStatus, KeyInput, KeyStatus, Latency, ListenerStatus,
+    MemoryStatus, NamespaceStatus, QueueStatus, RateLimitInput, RateLimitStatus, ReactorStatus,
+    RunState, ShareInput, ShareStatus, Status, StatusCode, StatusCount, TargetStatus, Totals,
+    TransportTotals, VolumeInput, VolumeStatus,
 };
-use super::observation::{DeviceSample, Observation, ReactorSample};
+use super::observation::{DeviceSample, FilesSample, Observation, ReactorSample};
 use crate::exports::rate_limit;
 use crate::operator_states::OperatorStates;
 
@@ -87,6 +88,7 @@ impl Observation {
                 .collect(),
             keys: self.config.keys.iter().map(|key| self.key(key)).collect(),
             rate_limits: self.rate_limits(),
+            files: self.files.as_ref().map(|seen| self.files_status(seen)),
             target: self.target_totals(),
             latency: self
                 .latency_of(|all| Some(latency::of_all(all)))
@@ -107,6 +109,32 @@ impl Observation {
             RateLimitStatus::read(RateLimitInput { limit, seen })
         });
         limits.collect()
+    }
+
+    fn files_status(&self, seen: &FilesSample) -> FilesStatus {
+        let files = &self.config.files;
+        let volumes = files.volumes.iter().map(|volume| {
+            let seen = seen.volumes.get(&volume.name);
+            VolumeStatus::read(VolumeInput { volume, seen })
+        });
+        let shares = files.shares.iter().map(|share| {
+            let seen = seen.shares.get(&share.name);
+            ShareStatus::read(ShareInput { share, seen })
+        });
+        let listeners = files.listeners.iter().map(|listener| {
+            FileListenerStatus::read(listener, seen.addresses.get(&listener.name).cloned())
+        });
+        FilesStatus {
+            service: FileServiceStatus::read(seen),
+            volumes: volumes.collect(),
+            shares: shares.collect(),
+            listeners: listeners.collect(),
+            operations: seen
+                .operations
+                .iter()
+                .map(FileOperationStatus::read)
+                .collect(),
+        }
     }
 
     fn appliance_status(&self) -> ApplianceStatus {

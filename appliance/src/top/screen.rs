@@ -28,6 +28,9 @@ pub(super) enum View {
     Errors,
     Events,
     Limits,
+    Volumes,
+    Shares,
+    Operations,
 }
 
 impl View {
@@ -42,6 +45,9 @@ impl View {
             View::Errors => "errors",
             View::Events => "events",
             View::Limits => "limits",
+            View::Volumes => "volumes",
+            View::Shares => "shares",
+            View::Operations => "operations",
         }
     }
 
@@ -56,6 +62,9 @@ impl View {
             View::Errors => views::errors(delta),
             View::Events => views::events(events, delta.now.now_unix_ms),
             View::Limits => views::rate_limits(delta),
+            View::Volumes => views::volumes(delta),
+            View::Shares => views::shares(delta),
+            View::Operations => views::file_operations(delta),
         }
     }
 
@@ -71,6 +80,9 @@ impl View {
             View::Errors => views::ERRORS,
             View::Events => views::EVENTS,
             View::Limits => views::RATE_LIMITS,
+            View::Volumes => views::VOLUMES,
+            View::Shares => views::SHARES,
+            View::Operations => views::FILE_OPERATIONS,
         };
         let columns = columns.iter().flat_map(|part| part.iter());
         columns.map(|column| column.heading).collect()

@@ -2,6 +2,7 @@
 //! (RFC 8881 §18.35, §18.36, §18.50).
 
 use std::collections::HashSet;
+use std::net::IpAddr;
 
 use files_spec::Status;
 use files_spec::operations::{
@@ -46,6 +47,8 @@ pub(crate) enum LastCreation {
 #[derive(Debug)]
 pub(crate) struct Client {
     pub(crate) owner: Box<[u8]>,
+    /// Where its latest request came from.
+    pub(crate) address: IpAddr,
     verifier: Verifier,
     principal: Principal,
     /// Whether it has created a session; others have no state.
@@ -91,7 +94,7 @@ impl Server {
         }
         let key = match args.flags & exchange_flags::UPDATE_CONFIRMED_REC_A != 0 {
             true => self.updated_client(args, principal)?,
-            false => self.established_client(args, principal, now)?,
+            false => self.established_client(args, (principal, x.address), now)?,
         };
         let client = self.clients.get(key).ok_or(Status::SERVERFAULT)?;
         let confirmed = match client.is_confirmed {
@@ -146,7 +149,7 @@ impl Server {
     fn established_client(
         &mut self,
         args: &ExchangeIdArgs<'_>,
-        principal: Principal,
+        (principal, address): (Principal, IpAddr),
         now: &Now,
     ) -> Result<Key, Refusal> {
         let owner = args.clientowner.ownerid.0;
@@ -162,7 +165,7 @@ impl Server {
                 if !client.states.is_empty() && !client.is_expired(now) {
                     return Err(Status::CLID_INUSE.into());
                 }
-                self.remove_client(key);
+                self.expire_client(key);
             }
             // The record of a client that has restarted remains until the new one is confirmed.
         }
@@ -172,6 +175,7 @@ impl Server {
         self.make_room_for_client(now)?;
         let client = Client {
             owner: owner.into(),
+            address,
             verifier: args.clientowner.verifier,
             principal,
             is_confirmed: false,
@@ -199,7 +203,7 @@ impl Server {
         let unused = unused.filter(|(_, it)| !it.is_confirmed || it.is_expired(now));
         let oldest = unused.min_by_key(|(_, it)| (it.is_confirmed, it.renewed_ms));
         let (key, _) = oldest.ok_or(Status::DELAY)?;
-        self.remove_client(key);
+        self.expire_client(key);
         Ok(())
     }
 
@@ -287,6 +291,12 @@ impl Server {
         }
     }
 
+    /// Removes a client whose lease has expired, or which never had one.
+    pub(crate) fn expire_client(&mut self, key: Key) {
+        self.counters.clients_expired.add(1);
+        self.remove_client(key);
+    }
+
     /// Removes clients that have been silent for too long, at most one in a call.
     pub(crate) fn expire_clients(&mut self, now: &Now) {
         let too_old = |it: &Client| {
@@ -296,7 +306,7 @@ impl Server {
         };
         let found = self.clients.iter().find(|(_, it)| too_old(it));
         if let Some((key, _)) = found {
-            self.remove_client(key);
+            self.expire_client(key);
         }
     }
 }

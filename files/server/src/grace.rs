@@ -58,6 +58,12 @@ impl Grace {
         self.waiting.remove(owner);
     }
 
+    /// A client can reclaim nothing any more.
+    pub(crate) fn forbid(&mut self, owner: &[u8]) {
+        self.waiting.remove(owner);
+        self.known.remove(owner);
+    }
+
     /// Whether the last client has reclaimed, or the time is over.
     fn is_due(&self, now: &Now) -> bool {
         self.waiting.is_empty() || now.monotonic_ms >= self.end_ms

@@ -11,6 +11,7 @@
 
 mod attributes;
 mod clients;
+mod counters;
 mod execution;
 mod grace;
 pub mod limits;
@@ -19,13 +20,16 @@ mod operations;
 mod place;
 mod records;
 mod refusal;
+mod report;
 mod server;
 mod sessions;
 mod states;
 mod table;
 mod user;
 
+pub use counters::{Counter, OperationCounters, ServerCounters, ShareCounters};
 pub use execution::{Execution, Resumption, Step};
 pub use place::{Clients, Network, Share, ShareNumber, VolumeIndex};
+pub use report::ClientReport;
 pub use server::{Now, Record, Server, ServerOptions};
 pub use user::{NOBODY, Squash};

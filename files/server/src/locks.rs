@@ -59,6 +59,11 @@ impl Locks {
         self.0.len()
     }
 
+    /// The locks in no order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Lock> {
+        self.0.iter()
+    }
+
     /// Whether an owner has a lock.
     pub(crate) fn has(&self, state: Key) -> bool {
         self.0.iter().any(|lock| lock.state == state)

@@ -4,10 +4,12 @@
 //! and is a file system of its own (RFC 8881 §7.3).
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use files_spec::Status;
 use files_store::{Handle, InodeId, ShareId, Volume};
 
+use crate::counters::ShareCounters;
 use crate::user::Squash;
 
 /// The number of a share in the configuration, which file handles contain.
@@ -70,6 +72,8 @@ pub struct Share {
     pub squash: Squash,
     /// Which clients may use it. For others it does not exist.
     pub clients: Clients,
+    /// What is counted of it.
+    pub counters: Arc<ShareCounters>,
 }
 
 impl Share {

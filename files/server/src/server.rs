@@ -2,6 +2,7 @@
 
 use std::hash::{DefaultHasher, Hasher as _};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use files_spec::Status;
 use files_spec::compound::{CompoundArgs, Operations};
@@ -14,6 +15,7 @@ use files_spec::xdr::{Decoder, Placement};
 use files_store::{Progress, Ticket, Time, Volume};
 
 use crate::clients::{Client, Principal};
+use crate::counters::ServerCounters;
 use crate::execution::{Execution, Resumption, Step, Waiting};
 use crate::grace::Grace;
 use crate::limits::{CLIENTS_MAX, ORPHANS_PER_TICK_MAX, SESSIONS_MAX};
@@ -76,6 +78,8 @@ pub struct ServerOptions {
     /// Whether the user stores the records of clients ([`Server::take_records`]). Otherwise no
     /// client can reclaim after a restart.
     pub keeps_records: bool,
+    /// What is counted.
+    pub counters: Arc<ServerCounters>,
 }
 
 /// The server.
@@ -95,6 +99,7 @@ pub struct Server {
     pub(crate) records: Records,
     /// Files of removed states whose volume was busy.
     pub(crate) unclosed: Vec<FileId>,
+    pub(crate) counters: Arc<ServerCounters>,
 }
 
 impl Server {
@@ -111,6 +116,7 @@ impl Server {
             shares,
             reclaiming,
             keeps_records,
+            counters,
         } = options;
         assert!(shares.iter().all(|it| it.volume.0 < volumes.len()));
         let first_generation = instance as u32;
@@ -127,6 +133,7 @@ impl Server {
             records: Records::new(&reclaiming, keeps_records, now.monotonic_ms),
             grace: Grace::new(reclaiming, now),
             unclosed: Vec::new(),
+            counters,
         }
     }
 
@@ -139,6 +146,12 @@ impl Server {
     #[must_use]
     pub fn volumes(&self) -> &[Volume] {
         &self.volumes
+    }
+
+    /// What is counted.
+    #[must_use]
+    pub fn counters(&self) -> &ServerCounters {
+        &self.counters
     }
 
     /// Number of clients, sessions, and open or lock states.
@@ -179,6 +192,7 @@ impl Server {
                 self.unclosed.push(file);
             }
         }
+        self.set_levels();
     }
 
     /// Begins the execution of a record.
@@ -208,6 +222,7 @@ impl Server {
         x.minor_version = args.minor_version;
         x.address = record.client;
         x.user = User::of(&call.credential);
+        self.counters.requests.add(1);
         self.run(x, record, now)
     }
 
@@ -295,6 +310,7 @@ impl Server {
                 Err(malformed) => {
                     let status = malformed.error.status();
                     x.push_failure(malformed.number, status);
+                    self.counters.count(malformed.number, false);
                     return self.finish(x, status);
                 }
             };
@@ -339,18 +355,26 @@ impl Server {
     ) -> Option<Step<'r>> {
         match ended {
             Ok(Flow::Done) => {
+                self.counters.count(number, true);
                 x.next += 1;
                 x.created = None;
                 None
             }
-            Ok(Flow::Failed(status)) => Some(self.finish(x, status)),
-            Ok(Flow::Replayed) => Some(Step::Reply),
+            Ok(Flow::Failed(status)) => {
+                self.counters.count(number, false);
+                Some(self.finish(x, status))
+            }
+            Ok(Flow::Replayed) => {
+                self.counters.replays.add(1);
+                Some(Step::Reply)
+            }
             Ok(Flow::Suspended(step)) => Some(step),
             Err(Refusal::Busy) => {
                 x.waiting = Waiting::Volume;
                 Some(Step::AwaitVolume)
             }
             Err(Refusal::Status(status)) => {
+                self.counters.count(number, false);
                 x.push_failure(number, status);
                 Some(self.finish(x, status))
             }

@@ -234,6 +234,7 @@ impl Server {
         }
         if let Some(client) = self.clients.get_mut(session.client) {
             client.renewed_ms = now.monotonic_ms;
+            client.address = x.address;
         }
         let ok = OperationResult::Sequence(Outcome::Ok(SequenceOk {
             sessionid: args.sessionid,

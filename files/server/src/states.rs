@@ -91,6 +91,8 @@ pub(crate) struct FileStates {
 pub(crate) struct States {
     pub(crate) table: Table<State>,
     pub(crate) files: HashMap<FileId, FileStates>,
+    /// Number of open states.
+    pub(crate) open_count: usize,
     /// Number of byte-range locks.
     pub(crate) lock_count: usize,
 }
@@ -100,6 +102,7 @@ impl States {
         Self {
             table: Table::new(STATES_MAX, first_generation),
             files: HashMap::new(),
+            open_count: 0,
             lock_count: 0,
         }
     }
@@ -249,7 +252,7 @@ impl Server {
             });
             match conflict {
                 None => return false,
-                Some(client) if self.is_expired(client, now) => self.remove_client(client),
+                Some(client) if self.is_expired(client, now) => self.expire_client(client),
                 Some(_) => return true,
             }
         }
@@ -279,7 +282,9 @@ impl Server {
     /// Adds a state, whose room was checked.
     pub(crate) fn add_state(&mut self, state: State) -> Result<Key, Status> {
         let client = state.client;
+        let is_open = matches!(state.kind, StateKind::Open(_));
         let key = self.states.table.insert(state).ok_or(Status::DELAY)?;
+        self.states.open_count += usize::from(is_open);
         if let Some(client) = self.clients.get_mut(client) {
             client.states.insert(key);
         }
@@ -326,6 +331,7 @@ impl Server {
             *lock_count -= states.locks.release(key);
         }
         if let StateKind::Open(_) = state.kind {
+            self.states.open_count -= 1;
             for dependent in self.dependents(state.file, key) {
                 self.forget_state(dependent);
             }

@@ -166,6 +166,11 @@ impl Log {
         self.durable
     }
 
+    /// Used bytes of the current area, and its size.
+    pub(crate) fn usage(&self) -> (u64, u64) {
+        (self.position, self.layout.log_bytes)
+    }
+
     pub(crate) fn has_failed(&self) -> bool {
         self.stage == Stage::Failed
     }

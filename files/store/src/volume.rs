@@ -65,10 +65,14 @@ pub struct VolumeUse {
     pub memory_bytes: u64,
     /// Its limit.
     pub memory_bytes_max: u64,
+    /// Used bytes of the log; a checkpoint empties it.
+    pub log_bytes: u64,
+    /// Size of the log in bytes; 0 for a volatile volume.
+    pub log_bytes_max: u64,
 }
 
 impl VolumeUse {
-    /// Those of a state without writes in flight.
+    /// Those of a state without writes in flight and without a log.
     pub(crate) fn of(state: &State, data: Run, memory_bytes_max: u64) -> Self {
         Self {
             data_bytes: data.count * BLOCK_BYTES,
@@ -77,6 +81,8 @@ impl VolumeUse {
             inodes: state.inodes.len() as u64,
             memory_bytes: state.bytes(),
             memory_bytes_max,
+            log_bytes: 0,
+            log_bytes_max: 0,
         }
     }
 }
@@ -166,8 +172,11 @@ impl Volume {
     /// Use and limits of the volume.
     #[must_use]
     pub fn usage(&self) -> VolumeUse {
+        let log = self.log.as_ref().map(Log::usage).unwrap_or_default();
         VolumeUse {
             memory_bytes: self.state.bytes() + self.reserved_bytes,
+            log_bytes: log.0,
+            log_bytes_max: log.1,
             ..VolumeUse::of(&self.state, self.data, self.memory_bytes_max)
         }
     }

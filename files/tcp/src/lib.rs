@@ -11,6 +11,7 @@
 mod connection;
 mod job;
 pub mod limits;
+mod observed;
 mod poller;
 mod receiver;
 mod service;
@@ -18,5 +19,6 @@ pub mod stored;
 mod transfer;
 mod volume_requests;
 
+pub use observed::{FileMessage, ServiceCounters, VolumeLevels};
 pub use poller::FilePoller;
 pub use service::{DeviceOfVolume, FileService, FileServiceOptions, RecordStore};

@@ -67,7 +67,7 @@ impl Poller for FilePoller {
         self.poll_events();
         let mut service = self.service.borrow_mut();
         service.tick(now);
-        let mut work = 0;
+        let mut work = service.carry_out_messages(now);
         for event in &self.events {
             let epoll::Event { flags, data } = *event;
             if data.u64() == LISTENERS {
@@ -114,7 +114,7 @@ impl Poller for FilePoller {
 
     fn prepare_sleep(&mut self) -> bool {
         let service = self.service.borrow();
-        !service.has_waiting() && !service.has_to_send()
+        !service.has_waiting() && !service.has_to_send() && !service.has_messages()
     }
 
     fn stop(&mut self, _now: Nanos) -> StopState {

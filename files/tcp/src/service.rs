@@ -6,6 +6,7 @@ use std::io;
 use std::net::{IpAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use block::{ClientId, Completions, DeviceClient, DeviceSet};
@@ -14,6 +15,7 @@ use files_spec::xdr::Payload;
 use files_store::Volume;
 use hugemem::Pool;
 use reactors::Nanos;
+use reactors::ring::Receiver;
 use rustix::event::epoll;
 
 use crate::connection::{Connection, ConnectionKey, Connections};
@@ -23,6 +25,7 @@ use crate::limits::{
     READS_PER_TURN_MAX, RECORDS_BYTES_MAX, REQUESTS_PER_CONNECTION_MAX, REQUESTS_PER_VOLUME_MAX,
     STALL_MS, TICK_MS, UNSENT_BYTES_MAX,
 };
+use crate::observed::{FileMessage, ServiceCounters, VolumeLevels};
 use crate::transfer::{Device, Next, Transfer};
 use crate::volume_requests::{VolumeRequests, volume_of_tag};
 
@@ -31,7 +34,7 @@ pub(crate) const LISTENERS: u64 = u64::MAX;
 pub(crate) const RECORDS: u64 = u64::MAX - 1;
 
 /// The device of a volume.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct DeviceOfVolume {
     /// Its place in the reactor's devices.
     pub place: usize,
@@ -39,6 +42,8 @@ pub struct DeviceOfVolume {
     pub block_bytes: u32,
     /// Limit of one request in bytes.
     pub transfer_bytes: usize,
+    /// Where the levels of the volume are published.
+    pub levels: Arc<VolumeLevels>,
 }
 
 /// What a service is made with.
@@ -55,6 +60,10 @@ pub struct FileServiceOptions {
     pub listeners: Vec<TcpListener>,
     /// Where the records of clients are stored, if the server keeps them.
     pub records: Option<Box<dyn RecordStore>>,
+    /// What is counted.
+    pub counters: Arc<ServiceCounters>,
+    /// What operators ask for.
+    pub messages: Option<Receiver<FileMessage>>,
 }
 
 /// Stores the records of clients that may reclaim their state after a restart. It does not block.
@@ -119,6 +128,10 @@ pub struct FileService {
     records: Option<Box<dyn RecordStore>>,
     /// The last version of the records that is stored.
     records_stored: u64,
+    counters: Arc<ServiceCounters>,
+    /// Where the levels of each volume are published.
+    levels: Vec<Arc<VolumeLevels>>,
+    messages: Option<Receiver<FileMessage>>,
 }
 
 impl FileService {
@@ -137,6 +150,8 @@ impl FileService {
             pool,
             listeners,
             records,
+            counters,
+            messages,
         } = options;
         assert_eq!(devices.len(), server.volumes().len());
         assert_eq!(records.is_some(), server.keeps_records());
@@ -154,12 +169,13 @@ impl FileService {
             let data = epoll::EventData::new_u64(RECORDS);
             epoll::add(&epoll, records.wake_source(), data, epoll::EventFlags::IN)?;
         }
+        let levels = devices.iter().map(|it| Arc::clone(&it.levels)).collect();
         let devices: Vec<Device> = devices.iter().map(device).collect();
         let volumes = devices.iter().zip(server.volumes()).enumerate();
         let requests = |(index, (device, volume)): (usize, (&Device, &Volume))| {
             (!volume.is_volatile()).then(|| VolumeRequests::new(index, *device, &pool))
         };
-        Ok(Self {
+        let service = Self {
             id: set.register(DEVICE_REQUESTS_MAX + volumes.len() * REQUESTS_PER_VOLUME_MAX),
             volume_requests: volumes.map(requests).collect(),
             has_volume_requests: true,
@@ -182,7 +198,12 @@ impl FileService {
             next_tick_ms: 0,
             records,
             records_stored: 0,
-        })
+            counters,
+            levels,
+            messages,
+        };
+        service.set_levels();
+        Ok(service)
     }
 
     /// Number of connections, and of requests in flight.
@@ -207,6 +228,7 @@ impl FileService {
                     break;
                 };
                 accepted += 1;
+                self.counters.connections_accepted.add(1);
                 self.begin_connection(stream, address.ip(), now);
             }
         }
@@ -647,6 +669,43 @@ impl FileService {
             // Limits of all connections may have kept this one from receiving.
             self.receive_waiting(key, now);
         }
+        self.set_levels();
+    }
+
+    /// Publishes the levels.
+    fn set_levels(&self) {
+        self.counters.connections.set(self.connections.len() as u64);
+        self.counters.requests_in_flight.set(self.jobs.len() as u64);
+        for (levels, volume) in self.levels.iter().zip(self.server.volumes()) {
+            levels.set(volume);
+        }
+    }
+
+    /// Carries out what operators ask for. Returns the number of messages.
+    pub(crate) fn carry_out_messages(&mut self, now: Nanos) -> usize {
+        let mut count = 0;
+        while let Some(message) = self.messages.as_mut().and_then(Receiver::recv) {
+            count += 1;
+            // A response without a receiver is not needed.
+            let _ = match message {
+                FileMessage::Clients { reply } => {
+                    reply.send(self.server.clients(&time_of(now))).is_ok()
+                }
+                FileMessage::Evict { number, reply } => {
+                    let is_evicted = self.server.evict_client(number);
+                    // Others may have waited for what the client had, and files may have to be freed.
+                    self.has_volume_requests = true;
+                    self.has_progress = true;
+                    reply.send(is_evicted).is_ok()
+                }
+            };
+        }
+        count
+    }
+
+    /// Whether an operator asks for something.
+    pub(crate) fn has_messages(&self) -> bool {
+        self.messages.as_ref().is_some_and(|it| !it.is_empty())
     }
 
     /// Executes records that have arrived before a limit was reached.

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use appliance_config::AnaState;
 
-use super::LIMIT;
 use super::client::get;
+use super::{LIMIT, Lab, clients};
 use crate::control::ControlPlane;
 use crate::nvme::tests::{Host, started};
 
@@ -46,6 +46,7 @@ fn dashboards_and_alerts_use_existing_metrics() {
     appliance.open_control(None);
     let http = appliance.control().and_then(ControlPlane::http);
     let http = http.expect("a free port");
+    let files = Lab::new(clients::FILES);
     for (file, text, least) in [("grafana.json", GRAFANA, 25), ("alerts.yml", ALERTS, 12)] {
         let asked = named(text);
         assert!(asked.len() >= least, "{file}: {asked:?}");
@@ -53,7 +54,8 @@ fn dashboards_and_alerts_use_existing_metrics() {
         loop {
             // Drives report their health only after the first check.
             appliance.poll(Instant::now());
-            let measured = measured(http.address);
+            let mut measured = measured(http.address);
+            measured.extend(self::measured(files.http()));
             let unknown: Vec<_> = asked.iter().filter(|it| !measured.contains(**it)).collect();
             if unknown.is_empty() {
                 break;

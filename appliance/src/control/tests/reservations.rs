@@ -61,7 +61,7 @@ fn write_status(io: &mut RawClient) -> Status {
     cqe.status()
 }
 
-fn post(path: &str, body: &str) -> Vec<u8> {
+pub(super) fn post(path: &str, body: &str) -> Vec<u8> {
     let length = body.len();
     let request = format!(
         "POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\

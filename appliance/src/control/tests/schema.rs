@@ -13,9 +13,9 @@ use serde_json::{Map, Value};
 use super::super::routes::OPENAPI;
 use crate::observe::model::{
     AnaAnswer, AnaRequest, ApplyAnswer, ApplyRequest, ClearAnswer, ClearRequest,
-    DeviceReservations, Event, EvictAnswer, EvictRequest, Heatmap, History, Refusal, ReopenAnswer,
-    ReopenRequest, RevokeAnswer, RevokeRequest, Status, UpgradeAnswer, UpgradeRequest,
-    WrongConfiguration,
+    DeviceReservations, Event, EvictAnswer, EvictClientAnswer, EvictClientRequest, EvictRequest,
+    FileClientStatus, Heatmap, History, Refusal, ReopenAnswer, ReopenRequest, RevokeAnswer,
+    RevokeRequest, Status, UpgradeAnswer, UpgradeRequest, WrongConfiguration,
 };
 
 #[test]
@@ -37,6 +37,8 @@ fn openapi_schemas_match_the_model() {
     add::<DeviceReservations>(&mut schemas, &serializer);
     add::<ClearAnswer>(&mut schemas, &serializer);
     add::<EvictAnswer>(&mut schemas, &serializer);
+    add::<FileClientStatus>(&mut schemas, &serializer);
+    add::<EvictClientAnswer>(&mut schemas, &serializer);
     add::<AnaAnswer>(&mut schemas, &serializer);
     add::<UpgradeAnswer>(&mut schemas, &serializer);
     add::<RevokeAnswer>(&mut schemas, &serializer);
@@ -47,6 +49,7 @@ fn openapi_schemas_match_the_model() {
     add::<ReopenRequest>(&mut schemas, &requests);
     add::<ClearRequest>(&mut schemas, &requests);
     add::<EvictRequest>(&mut schemas, &requests);
+    add::<EvictClientRequest>(&mut schemas, &requests);
     add::<AnaRequest>(&mut schemas, &requests);
     add::<UpgradeRequest>(&mut schemas, &requests);
     add::<RevokeRequest>(&mut schemas, &requests);

@@ -9,6 +9,7 @@ use files_store::{Progress, Range};
 use super::{Flow, Object};
 use crate::execution::{Execution, PendingRead, PendingWrite, Step, Waiting};
 use crate::limits::READ_RANGES_MAX;
+use crate::place::Place;
 use crate::refusal::Refusal;
 use crate::server::{Now, Server};
 use crate::states::FileId;
@@ -29,6 +30,7 @@ impl Server {
         let eof = args.offset.saturating_add(length) >= attributes.size;
         x.check_read(length as u32)?;
         if length == 0 {
+            self.count_read(x, 0);
             return x.push_read(eof, 0).map(|()| Flow::Done);
         }
         let ranges = self.read_ranges((file.0, object.inode), args.offset, length)?;
@@ -67,7 +69,16 @@ impl Server {
             return Ok(false);
         }
         x.push_read(read.eof, read.length)?;
+        self.count_read(x, read.length);
         Ok(true)
+    }
+
+    fn count_read(&self, x: &Execution, bytes: u32) {
+        if let Some(Place::Object { share, .. }) = x.current.place {
+            let counters = &self.shares[share].counters;
+            counters.reads.add(1);
+            counters.bytes_read.add(u64::from(bytes));
+        }
     }
 
     /// WRITE (RFC 8881 §18.32).
@@ -139,7 +150,13 @@ impl Server {
             count,
             committed,
             writeverf: self.write_verifier(),
-        })))
+        })))?;
+        if let Some(Place::Object { share, .. }) = x.current.place {
+            let counters = &self.shares[share].counters;
+            counters.writes.add(1);
+            counters.bytes_written.add(u64::from(count));
+        }
+        Ok(())
     }
 
     /// COMMIT (RFC 8881 §18.3) of everything that was written before, also by others.

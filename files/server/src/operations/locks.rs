@@ -171,7 +171,7 @@ impl Server {
             if !self.is_expired(client, now) {
                 return Some(lock);
             }
-            self.remove_client(client);
+            self.expire_client(client);
         }
     }
 

@@ -1,6 +1,7 @@
 //! A server with one volume, and clients that send it records.
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
 
 use files_client_testing::CompoundHeader;
 use files_server::{
@@ -82,6 +83,7 @@ pub(crate) fn share(is_read_only: bool, squash: Squash) -> Share {
         is_read_only,
         squash,
         clients: Clients::Any,
+        counters: Arc::default(),
     }
 }
 
@@ -113,6 +115,7 @@ impl World {
             shares: vec![share],
             reclaiming,
             keeps_records: true,
+            counters: Arc::default(),
         };
         Self {
             server: Server::new(options, &now),

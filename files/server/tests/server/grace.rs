@@ -31,7 +31,7 @@ fn restarted(owners: &[&[u8]]) -> World {
     World::with(volume, share(false, Squash::None), reclaiming)
 }
 
-fn reclaim() -> Vec<Operation<'static>> {
+pub(crate) fn reclaim() -> Vec<Operation<'static>> {
     let Operation::Open(args) = open("f", b"o", (BOTH, 0), OpenHow::NoCreate) else {
         panic!("an OPEN");
     };

@@ -19,7 +19,7 @@ fn owner(bytes: &[u8]) -> Owner<'_> {
     }
 }
 
-fn lock<'a>(
+pub(crate) fn lock<'a>(
     locktype: LockType,
     (offset, length): (u64, u64),
     open_stateid: StateId,
@@ -56,7 +56,7 @@ fn locked(answer: &Answer) -> StateId {
     }
 }
 
-fn at_file<'a>(operation: Operation<'a>) -> Vec<Operation<'a>> {
+pub(crate) fn at_file<'a>(operation: Operation<'a>) -> Vec<Operation<'a>> {
     in_share(&[Operation::Lookup(name("f")), operation])
 }
 

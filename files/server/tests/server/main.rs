@@ -10,6 +10,7 @@ mod grace;
 mod locks;
 mod names;
 mod opens;
+mod operator;
 mod overlap;
 mod random;
 mod sessions;

@@ -2,6 +2,7 @@
 //! after an end.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use block::{Device, DeviceError};
 use block_testing::{Effect, FaultDevice, FaultPlan, FaultRule, OperationKinds, When};
@@ -16,7 +17,7 @@ use files_tcp::stored::{self, StoredError};
 use hugemem::Pool;
 
 use crate::reactor::{DEVICE_BYTES, LOOPBACK, Reactor, memory_device};
-use files_client_testing::{Answer, Connection, Slot, at_file, data, name};
+use files_client_testing::{Answer, Connection, LIMIT, Slot, at_file, data, name};
 
 const LOG_BYTES: u64 = 512 << 10;
 const BLOCK: usize = 4096;
@@ -224,6 +225,7 @@ fn a_log_that_fails_is_reported_from_then_on() {
         let mut slot = Slot::new(&mut connection, b"a");
         let stable = slot.write_as(Stable::FILE_SYNC, 0, b"before");
         slot.call(&mut connection, &stable).assert_ok();
+        assert_eq!(reactor.levels.has_failed.get(), 0);
         control.arm(0, true);
         let failed = match is_commit {
             true => {
@@ -243,6 +245,12 @@ fn a_log_that_fails_is_reported_from_then_on() {
         let read = slot.read(0, 6);
         let answer = slot.call(&mut connection, &read);
         assert_eq!(data(&answer), b"before");
+        let began = Instant::now();
+        // Levels are published once in a second.
+        while reactor.levels.has_failed.get() == 0 {
+            assert!(began.elapsed() < LIMIT);
+            std::thread::sleep(Duration::from_millis(10));
+        }
         drop((connection, reactor));
         let opening = stored::read(&*device, &pool()).expect("a volume");
         assert_eq!(opening.problems(), [""; 0]);

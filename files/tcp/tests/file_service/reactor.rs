@@ -11,7 +11,7 @@ use std::time::Instant;
 use block::{Device, DeviceSet, MemoryDevice, MemoryOptions, QueueOptions, ReactorDevices};
 use files_server::{Clients, Now, Server, ServerOptions, Share, ShareNumber, Squash, VolumeIndex};
 use files_store::{InodeId, ShareId, Time, Uuid, VolatileOptions, Volume};
-use files_tcp::{DeviceOfVolume, FilePoller, FileService, FileServiceOptions};
+use files_tcp::{DeviceOfVolume, FilePoller, FileService, FileServiceOptions, VolumeLevels};
 use hugemem::PagePolicy;
 use reactors::{Nanos, Poller as _, StopState};
 
@@ -35,6 +35,7 @@ struct Shared {
 pub(crate) struct Reactor {
     pub(crate) address: SocketAddr,
     shared: Arc<Shared>,
+    pub(crate) levels: Arc<VolumeLevels>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -61,11 +62,16 @@ impl Reactor {
         let address = listener.local_addr().expect("bound");
         let shared = Arc::new(Shared::default());
         let of_thread = Arc::clone(&shared);
+        let levels = Arc::<VolumeLevels>::default();
+        let of_service = Arc::clone(&levels);
         let server = server(volume, instance);
-        let thread = std::thread::spawn(move || serve(listener, &*device, server, &of_thread));
+        let thread = std::thread::spawn(move || {
+            serve(listener, &*device, server, of_service, &of_thread);
+        });
         Self {
             address,
             shared,
+            levels,
             thread: Some(thread),
         }
     }
@@ -122,6 +128,7 @@ fn server(volume: Volume, instance: u64) -> Server {
         is_read_only: false,
         squash: Squash::None,
         clients: Clients::Any,
+        counters: Arc::default(),
     };
     let options = ServerOptions {
         identity: b"test".to_vec(),
@@ -130,11 +137,18 @@ fn server(volume: Volume, instance: u64) -> Server {
         shares: vec![share],
         reclaiming: Vec::new(),
         keeps_records: false,
+        counters: Arc::default(),
     };
     Server::new(options, &now)
 }
 
-fn serve(listener: TcpListener, device: &dyn Device, server: Server, shared: &Shared) {
+fn serve(
+    listener: TcpListener,
+    device: &dyn Device,
+    server: Server,
+    levels: Arc<VolumeLevels>,
+    shared: &Shared,
+) {
     let arena = block_testing::conformance::arena();
     let set = Rc::new(DeviceSet::new());
     let options = QueueOptions::new(0, 1024, arena.pool(16));
@@ -147,11 +161,14 @@ fn serve(listener: TcpListener, device: &dyn Device, server: Server, shared: &Sh
             place: 0,
             block_bytes: geometry.block_size,
             transfer_bytes: (geometry.max_transfer_blocks * geometry.block_size) as usize,
+            levels,
         }],
         set,
         pool: arena.pool(16),
         listeners: vec![listener],
         records: None,
+        counters: Arc::default(),
+        messages: None,
     });
     let service = Rc::new(RefCell::new(service.expect("a service")));
     devices.add(service.clone());

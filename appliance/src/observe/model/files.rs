@@ -1,0 +1,203 @@
+//! The JSON of the file service: what it serves, its clients, and the eviction of a client.
+
+use appliance_config::{FileListener, Share, Volume};
+use serde::{Deserialize, Serialize};
+
+use crate::observe::measured::measured;
+use crate::observe::observation::{FilesSample, ShareSample, VolumeSample};
+
+/// The file service.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct FilesStatus {
+    pub(crate) service: FileServiceStatus,
+    /// In the configuration's order.
+    pub(crate) volumes: Vec<VolumeStatus>,
+    /// In the configuration's order.
+    pub(crate) shares: Vec<ShareStatus>,
+    /// In the configuration's order.
+    pub(crate) listeners: Vec<FileListenerStatus>,
+    /// The operations that clients have asked for.
+    pub(crate) operations: Vec<FileOperationStatus>,
+}
+
+measured! {
+    /// What concerns all shares. Levels are at most a second old.
+    struct FileServiceStatus from seen: &FilesSample {
+        /// Connections of clients of files.
+        connections: u64 = seen.service.connections, Gauge "files_connections";
+        /// Connections of clients of files that were accepted.
+        connections_accepted: u64 = seen.service.connections_accepted,
+            Counter "files_connections_accepted";
+        /// Requests of clients of files that are executed or whose reply is not sent.
+        requests_in_flight: u64 = seen.service.requests_in_flight,
+            Gauge "files_requests_in_flight";
+        /// Requests of clients of files, each a sequence of operations.
+        requests: u64 = seen.service.requests, Counter "files_requests";
+        /// Retransmissions that were answered from the replay cache.
+        replays: u64 = seen.service.replays, Counter "files_replays";
+        /// Clients of files.
+        clients: u64 = seen.service.clients, Gauge "files_clients";
+        /// Sessions of clients of files.
+        sessions: u64 = seen.service.sessions, Gauge "files_sessions";
+        /// Open files, each counted for each of its owners.
+        opens: u64 = seen.service.opens, Gauge "files_opens";
+        /// Byte-range locks.
+        locks: u64 = seen.service.locks, Gauge "files_locks";
+        /// Clients of files that lost their state after their lease had expired.
+        clients_expired: u64 = seen.service.clients_expired, Counter "files_clients_expired";
+        /// Clients of files that operators evicted.
+        clients_evicted: u64 = seen.service.clients_evicted, Counter "files_clients_evicted";
+        /// Whether clients reclaim after a restart, so that nothing new is opened.
+        in_grace: bool = seen.service.in_grace, Gauge "files_in_grace";
+    }
+}
+
+/// The input of the status of a volume.
+pub(crate) struct VolumeInput<'o> {
+    pub(crate) volume: &'o Volume,
+    /// `None` if it is not served.
+    pub(crate) seen: Option<&'o VolumeSample>,
+}
+
+measured! {
+    /// A volume.
+    struct VolumeStatus from input: VolumeInput<'_> {
+        /// Its name in the configuration.
+        name: String = input.volume.name.to_string();
+        /// The name of its device.
+        device: String = input.volume.device.to_string();
+        /// Whether it is served.
+        served: bool = input.seen.is_some(), Gauge "volume_served";
+        /// Whether its files survive a restart.
+        durable: bool = input.seen.is_some_and(|it| it.log_bytes_max > 0);
+        /// Whether its metadata could not be stored, so that nothing can be changed until a restart.
+        read_only: bool = input.seen.is_some_and(|it| it.has_failed), Gauge "volume_read_only";
+        /// Its bytes for data.
+        data_bytes: u64 = input.seen.map_or(0, |it| it.data_bytes), GaugeBytes "volume_data";
+        /// Its bytes that no file has.
+        free_bytes: u64 = input.seen.map_or(0, |it| it.free_bytes), GaugeBytes "volume_free";
+        /// Its files, directories and other objects.
+        inodes: u64 = input.seen.map_or(0, |it| it.inodes), Gauge "volume_inodes";
+        /// Memory of its metadata.
+        metadata_bytes: u64 = input.seen.map_or(0, |it| it.memory_bytes),
+            GaugeBytes "volume_metadata";
+        /// Most memory of its metadata.
+        metadata_bytes_max: u64 = input.seen.map_or(0, |it| it.memory_bytes_max),
+            GaugeBytes "volume_metadata_limit";
+        /// Used bytes of its log, which a checkpoint empties.
+        log_bytes: u64 = input.seen.map_or(0, |it| it.log_bytes), GaugeBytes "volume_log";
+        /// The size of its log; 0 if its files do not survive a restart.
+        log_bytes_max: u64 = input.seen.map_or(0, |it| it.log_bytes_max),
+            GaugeBytes "volume_log_size";
+    }
+}
+
+/// The input of the status of a share.
+pub(crate) struct ShareInput<'o> {
+    pub(crate) share: &'o Share,
+    /// `None` if it is not served.
+    pub(crate) seen: Option<&'o ShareSample>,
+}
+
+measured! {
+    /// A share.
+    struct ShareStatus from input: ShareInput<'_> {
+        /// Its name in the configuration.
+        name: String = input.share.name.to_string();
+        /// The name of its volume.
+        volume: String = input.share.volume.to_string();
+        /// Whether clients are kept from changing anything.
+        read_only: bool = input.share.read_only;
+        /// Successful READs in a share.
+        reads: u64 = input.seen.map_or(0, |it| it.reads), Counter "share_reads";
+        /// Bytes of successful READs in a share.
+        bytes_read: u64 = input.seen.map_or(0, |it| it.bytes_read), CounterBytes "share_read";
+        /// Successful WRITEs in a share.
+        writes: u64 = input.seen.map_or(0, |it| it.writes), Counter "share_writes";
+        /// Bytes of successful WRITEs in a share.
+        bytes_written: u64 = input.seen.map_or(0, |it| it.bytes_written),
+            CounterBytes "share_written";
+    }
+}
+
+/// A listener of the file service.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct FileListenerStatus {
+    /// Its name in the configuration.
+    pub(crate) name: String,
+    /// What it is bound to.
+    pub(crate) address: String,
+}
+
+impl FileListenerStatus {
+    pub(crate) fn read(listener: &FileListener, bound: Option<String>) -> Self {
+        Self {
+            name: listener.name.to_string(),
+            address: bound.unwrap_or_else(|| listener.address.to_string()),
+        }
+    }
+}
+
+/// The executions of an operation of NFS since the start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct OperationSample {
+    pub(crate) name: &'static str,
+    pub(crate) executed: u64,
+    pub(crate) failed: u64,
+}
+
+measured! {
+    /// An operation of NFS.
+    struct FileOperationStatus from seen: &OperationSample {
+        /// The specification's name.
+        name: String = seen.name.to_owned();
+        /// Executions of an operation of NFS, failed ones included.
+        executed: u64 = seen.executed, Counter "files_operations";
+        /// Executions of an operation of NFS that failed. Many failures are ordinary, such as names
+        /// that are looked up and do not exist.
+        failed: u64 = seen.failed, Counter "files_operation_failures";
+    }
+}
+
+/// A client of files: `GET /api/v1/clients` answers with a list of these.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct FileClientStatus {
+    /// Its number, hexadecimal, which no other client has; none over HTTP without a token.
+    pub(crate) id: Option<String>,
+    /// What it calls itself; none over HTTP without a token.
+    pub(crate) name: Option<String>,
+    /// Where its latest request came from; none over HTTP without a token.
+    pub(crate) address: Option<String>,
+    /// Time since its latest request, by which it renews its lease.
+    pub(crate) silent_ms: u64,
+    /// Whether its lease has expired: it loses its state when another client needs it.
+    pub(crate) expired: bool,
+    pub(crate) sessions: u64,
+    /// Open files.
+    pub(crate) opens: u64,
+    /// Byte-range locks.
+    pub(crate) locks: u64,
+}
+
+/// What `POST /api/v1/clients/evict` takes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub(crate) struct EvictClientRequest {
+    /// The number of a client as the list has it, or the name or address of one or more clients.
+    pub(crate) client: String,
+}
+
+/// What `POST /api/v1/clients/evict` answers: the clients have no sessions, opens and locks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct EvictClientAnswer {
+    pub(crate) client: String,
+    /// Clients that were evicted.
+    pub(crate) clients: usize,
+    /// What was done, for people.
+    pub(crate) text: String,
+}

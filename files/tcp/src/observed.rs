@@ -1,0 +1,80 @@
+//! What other threads see of the service, and what they ask it for.
+
+use std::sync::mpsc::Sender;
+
+use files_server::{ClientReport, Counter};
+use files_store::{Volume, VolumeUse};
+
+/// What an operator asks the service for. A response is dropped if its receiver is gone.
+#[derive(Debug)]
+pub enum FileMessage {
+    /// List the clients.
+    Clients {
+        /// The receiver of the response.
+        reply: Sender<Vec<ClientReport>>,
+    },
+    /// Evict a client.
+    Evict {
+        /// Its number in the list.
+        number: u64,
+        /// The receiver of the response: whether there was such a client.
+        reply: Sender<bool>,
+    },
+}
+
+/// The counters and levels of the service, written only by its reactor. Levels are those of the last
+/// second.
+#[derive(Debug, Default)]
+pub struct ServiceCounters {
+    /// Connections that were accepted.
+    pub connections_accepted: Counter,
+    /// Level: connections.
+    pub connections: Counter,
+    /// Level: requests that are executed or whose reply is not sent.
+    pub requests_in_flight: Counter,
+}
+
+/// The use and the limits of a volume, written only by its reactor once in a second.
+#[derive(Debug, Default)]
+pub struct VolumeLevels {
+    /// Bytes for data.
+    pub data_bytes: Counter,
+    /// Bytes that can be allocated.
+    pub free_bytes: Counter,
+    /// Objects.
+    pub inodes: Counter,
+    /// Memory of the metadata in bytes, and its limit.
+    pub memory_bytes: Counter,
+    /// Its limit in bytes.
+    pub memory_bytes_max: Counter,
+    /// Used bytes of the log; a checkpoint empties it.
+    pub log_bytes: Counter,
+    /// Size of the log in bytes; 0 for a volatile volume.
+    pub log_bytes_max: Counter,
+    /// 1 if the device failed to store metadata, so that nothing can be changed any more.
+    pub has_failed: Counter,
+}
+
+impl VolumeLevels {
+    /// Publishes the levels of a volume.
+    pub(crate) fn set(&self, volume: &Volume) {
+        let VolumeUse {
+            data_bytes,
+            free_bytes,
+            retired_bytes,
+            inodes,
+            memory_bytes,
+            memory_bytes_max,
+            log_bytes,
+            log_bytes_max,
+        } = volume.usage();
+        self.data_bytes.set(data_bytes);
+        self.free_bytes.set(free_bytes + retired_bytes);
+        self.inodes.set(inodes);
+        self.memory_bytes.set(memory_bytes);
+        self.memory_bytes_max.set(memory_bytes_max);
+        self.log_bytes.set(log_bytes);
+        self.log_bytes_max.set(log_bytes_max);
+        self.has_failed.set(u64::from(volume.has_failed()));
+    }
+}
