@@ -213,6 +213,36 @@ export class Tables {
     ],
     "No devices.",
   );
+  #limits = new Table(
+    "Limits",
+    [
+      column("of"),
+      column("because of"),
+      column("counts"),
+      numeric("commands/s"),
+      numeric("bytes/s"),
+      numeric("delayed so far"),
+      numeric("waited so far"),
+    ],
+    "Nothing is limited.",
+  );
+  #keys = new Table(
+    "Keys",
+    [column("key"), column("from"), column("state"), numeric("uses"), column("last used")],
+    "No keys.",
+  );
+  #proven = new Table(
+    "Hosts that have used a key",
+    [
+      column("host"),
+      column("attached to"),
+      column("by"),
+      column("key"),
+      column("queues"),
+      column("since"),
+    ],
+    "No host has used a key.",
+  );
   #listeners = new Table(
     "Listeners",
     [column("listener"), column("transport"), column("address"), numeric("connections")],
@@ -232,6 +262,8 @@ export class Tables {
     put("exports", this.#exports);
     put("stages", this.#stages);
     put("hosts", this.#hosts);
+    put("limits", this.#limits);
+    put("keys", this.#keys, this.#proven);
     put("devices", this.#devices);
     put("listeners", this.#listeners, this.#paths);
   }
@@ -242,6 +274,12 @@ export class Tables {
     this.#exports.show(status.exports.map((one) => this.#export(one)));
     this.#stages.show(status.exports.flatMap(stages));
     this.#hosts.show(status.hosts.map((one) => this.#host(one)));
+    const limits = [...status.rate_limits.map(limit), ...status.paces.map(pace)];
+    this.#limits.show(limits);
+    document.getElementById("limits-part").hidden = limits.length === 0;
+    this.#keys.show(status.keys.map(key));
+    this.#proven.show(status.hosts.flatMap(proofs));
+    document.getElementById("security-part").hidden = status.keys.length === 0;
     this.#devices.show(status.devices.map((one) => this.#device(one)));
     this.#listeners.show(status.listeners.map(listener));
     this.#paths.show(status.ana.map(path));
@@ -354,6 +392,77 @@ function pool(one) {
     { ...number(one.waiting, format.whole(one.waiting)), tone: one.waiting > 0 ? "warning" : "" },
     number(one.waits, format.whole(one.waits)),
   ];
+}
+
+/** What commands have waited for a limit. */
+function delayed(commands, waitedNs) {
+  return [
+    { ...number(commands, format.count(commands)), tone: commands > 0 ? "warning" : "" },
+    number(waitedNs, format.nanoseconds(waitedNs)),
+  ];
+}
+
+const unlimited = (value, told) => number(value, value === null ? "no limit" : told(value));
+
+/** A rate limit of the configuration. */
+function limit(one) {
+  const of = one.device ?? one.host;
+  return [
+    one.export === null ? of : `${of} at ${one.export}`,
+    "a rate limit",
+    one.operations === "both" ? "reads and writes" : one.operations,
+    unlimited(one.iops, format.count),
+    unlimited(one.bandwidth, format.bytesPerSecond),
+    ...delayed(one.throttled_by_iops + one.throttled_by_bandwidth, one.waited_ns),
+  ];
+}
+
+/** An export that waits for others. */
+function pace(one) {
+  const target = `latency target of ${one.missed_by ?? "other exports"}`;
+  return [
+    one.export,
+    one.reason === "share" ? `share of disk ${one.disk}` : target,
+    "reads and writes",
+    unlimited(null, format.count),
+    unlimited(one.limit, format.bytesPerSecond),
+    ...delayed(one.throttled, one.waited_ns),
+  ];
+}
+
+const when = (unixMs) => (unixMs === null ? "not since the start" : format.moment(unixMs));
+
+/** A key of the configuration. */
+function key(one) {
+  return [
+    one.name,
+    one.source,
+    one.revoked ? { text: "revoked", tone: "warning" } : { text: "valid", tone: "good" },
+    number(one.uses, format.whole(one.uses)),
+    when(one.last_used_unix_ms),
+  ];
+}
+
+/** The keys by which a host's controller is authenticated and protected. */
+function proofs(one) {
+  const row = (how, key, since, has) => {
+    const queues = one.queues.filter((queue) => queue[has]).length;
+    const covers = `admin queue and ${queues} of ${one.queues.length}`;
+    return [one.nqn, one.export, how, key, covers, when(since)];
+  };
+  const rows = [];
+  if (one.authentication !== null) {
+    const { hash, group, bidirectional, key, since_unix_ms } = one.authentication;
+    const both = bidirectional ? ", both ends" : "";
+    const how = `DH-HMAC-CHAP, ${hash}, ${group}${both}`;
+    rows.push(row(how, key, since_unix_ms, "authenticated"));
+  }
+  if (one.channel !== null) {
+    const { cipher, group, generated, key, since_unix_ms } = one.channel;
+    const how = `TLS, ${cipher}, ${group}${generated ? ", generated key" : ""}`;
+    rows.push(row(how, key, since_unix_ms, "protected"));
+  }
+  return rows;
 }
 
 /** Whether a path is as it is without ANA in the configuration and without an operator's change. */

@@ -37,6 +37,7 @@ use crate::nvme::{self, Bus, DeviceOpener, Drives};
 use crate::observe::model::ApplyAnswer;
 use crate::observe::sources::{Sources, TransportCounters};
 use crate::operator_states::OperatorStates;
+use crate::pacing::PacingThread;
 use crate::reactor_setup::{Parts, Service, set_up};
 use crate::reconciler::{ApplyOptions, Reconciler, Started};
 use crate::requests::{ApplyJob, ApplyRefusal, Request, RequestSender, RevokeJob};
@@ -70,6 +71,7 @@ pub(crate) struct Appliance {
     reactors: Reactors,
     counters: Vec<TransportCounters>,
     _authentication: AuthenticationThread,
+    _pacing: PacingThread,
     /// Declared after the reactors, so that it reports how they stop.
     control: Option<ControlPlane>,
     files: Option<Arc<Files>>,
@@ -217,6 +219,7 @@ impl Appliance {
             devices.in_order(),
         )?;
         target.set_rate_limits(exports::rate_limits(&config, &devices))?;
+        target.set_pacing(&exports::pacing(&config, &devices))?;
         let reservation_files = ReservationFiles::open(state.reservations(), &target, &cores);
         devices.restore_reservations(&reservation_files, &target);
         let Transports {
@@ -269,6 +272,7 @@ impl Appliance {
         };
         let reconciler = Reconciler::new(started, reactors.handles());
         let authentication = AuthenticationThread::start(&target, &cores)?;
+        let pacing = PacingThread::start(&target, &cores)?;
         memory::populate_in_background(rest);
         let start_took = began.elapsed();
         Ok(Self {
@@ -283,6 +287,7 @@ impl Appliance {
             reactors,
             counters,
             _authentication: authentication,
+            _pacing: pacing,
             control: None,
             files,
             start_took,
@@ -634,7 +639,7 @@ fn reactor_configs(config: &Config, cores: &[usize]) -> Vec<ReactorConfig> {
         Idle::Poll => IdlePolicy::Poll,
         Idle::Sleep => IdlePolicy::Sleep,
     };
-    let stall_threshold = Nanos::from_millis(config.appliance.stall_threshold.as_millis());
+    let stall_threshold = Nanos::from_micros(config.appliance.stall_threshold.as_micros());
     cores
         .iter()
         .map(|core| ReactorConfig {

@@ -2,17 +2,18 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::sync::Arc;
 
 use appliance_config::limits::{ANA_GROUPS_MAX, CONTROLLER_ID_MAX, MASKS_MAX, RATE_LIMITS_MAX};
 use appliance_config::{
     Access, AnaState, Backing, ByteSize, Config, ControllerIds, Device, Export, Listener, Mask,
-    MaskedAccess, Name, Operations, RateLimit, RateScope, Tls, Transport,
+    MaskedAccess, Name, Operations, Period, RateLimit, RateScope, Tls, Transport,
 };
 use block::HealthState;
 use nvme_target::{
-    AnaPath, CONTROLLER_IDS, DeviceIndex, NamespaceConfig, NamespaceMask, PortConfig, PortId,
-    PortSecurity, SubsystemConfig, TargetConfig, TargetLimits, TransportKind,
+    AnaPath, CONTROLLER_IDS, DeviceIndex, NamespaceConfig, NamespaceMask, Pacing, PortConfig,
+    PortId, PortSecurity, SubsystemConfig, TargetConfig, TargetLimits, TransportKind,
 };
 use reactors::Nanos;
 
@@ -240,8 +241,59 @@ pub(crate) fn rate_limit(
         writes: limit.operations.overlap(Operations::Writes),
         iops: limit.iops,
         bandwidth: limit.bandwidth.map(ByteSize::bytes),
-        burst: Nanos::from_millis(limit.burst.as_millis()),
+        burst: nanos(limit.burst),
     })
+}
+
+/// The latency targets and weights in the target; none if no export has any.
+pub(crate) fn pacing(config: &Config, devices: &Devices) -> Vec<Pacing> {
+    let exports = config.exports.iter();
+    if exports
+        .clone()
+        .all(|it| it.p99.is_none() && it.weight.is_none())
+    {
+        return Vec::new();
+    }
+    let pacing = exports.map(|export| {
+        let disks = export.namespaces.iter().filter_map(|it| {
+            let (place, _) = devices.get(&it.device)?;
+            Some((place, disk(config.device(&it.device)?)))
+        });
+        Pacing {
+            subsystem: export.nqn.to_string(),
+            latency_target: export.p99.map(nanos),
+            weight: export.weight,
+            disks: disks.collect(),
+        }
+    });
+    pacing.collect()
+}
+
+/// The drive or file system that a device is on, or the device itself.
+fn disk(device: &Device) -> String {
+    match &device.backing {
+        Backing::Memory { .. } | Backing::Null { .. } => device.name.to_string(),
+        Backing::Nvme(drive) => drive.pci.to_string(),
+        Backing::File { path, .. } => match std::fs::metadata(path) {
+            // A special file of a block device is a disk, wherever it is.
+            Ok(found) if found.file_type().is_block_device() => disk_number(found.rdev()),
+            Ok(found) => disk_number(found.dev()),
+            Err(_) => path.display().to_string(),
+        },
+    }
+}
+
+/// The number of a disk, as `lsblk` prints it.
+fn disk_number(device: u64) -> String {
+    format!(
+        "{}:{}",
+        rustix::fs::major(device),
+        rustix::fs::minor(device)
+    )
+}
+
+fn nanos(period: Period) -> Nanos {
+    Nanos::from_micros(period.as_micros())
 }
 
 /// How the hosts of an export authenticate themselves.

@@ -122,6 +122,8 @@ impl HeadlessAppliance {
         let target = target.map_err(|error| with_causes(&error))?;
         let limited = target.set_rate_limits(exports::rate_limits(&config, &devices));
         limited.map_err(|error| with_causes(&error))?;
+        let paced = target.set_pacing(&exports::pacing(&config, &devices));
+        paced.map_err(|error| with_causes(&error))?;
         let (control_queues, messages) = MessageRings::new(reactors);
         let undrained = Arc::new(AtomicUsize::new(reactors));
         let parts = messages.into_iter().enumerate();

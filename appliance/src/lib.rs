@@ -43,6 +43,7 @@ mod messages;
 mod nvme;
 mod observe;
 mod operator_states;
+mod pacing;
 #[cfg(feature = "probe")]
 pub mod probe;
 mod quantity;

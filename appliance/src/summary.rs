@@ -193,6 +193,12 @@ fn write_exports(
             }
         }
         writeln!(out, "  {}", describe_access(export))?;
+        if let Some(p99) = export.p99 {
+            writeln!(out, "  others wait while its p99 exceeds {p99}")?;
+        }
+        if let Some(weight) = export.weight {
+            writeln!(out, "  weight {weight} on a disk that is the bottleneck")?;
+        }
     }
     write_files(out, config)?;
     write_rate_limits(out, config)

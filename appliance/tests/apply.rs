@@ -316,3 +316,58 @@ fn status(socket: &str) -> serde_json::Value {
     let finished = run(&["status", "--json", "--socket", socket]);
     serde_json::from_str(&finished.stdout).expect("JSON")
 }
+
+/// A latency target and a weight apply to connected hosts, and the status shows who may wait.
+#[test]
+fn latency_targets_and_weights_change_live() {
+    let lab = Lab::new("10s");
+    let (_admin, mut io) = attach(&lab);
+    let base = lab.base.clone();
+    let other = "\n[[device]]\nname = \"target-device\"\ntype = \"memory\"\nsize = \"1MiB\"\n[[export]]\n\
+                 nqn = \"nqn.2026-11.org.example:target\"\ndevices = [\"target-device\"]\n\
+                 listeners = [\"LISTENER\"]\nallow_any_host = true\n";
+    let listener = base.split("[[listener]]").nth(1).expect("there is one");
+    let listener = listener.split("name = \"").nth(1).expect("it has a name");
+    let listener = listener.split('"').next().expect("it ends");
+    let other = other.replace("LISTENER", listener);
+    lab.write(&(base.clone() + &other));
+    assert!(lab.apply(&[]).status.success());
+    // A status may be a moment old.
+    let seen = |lab: &Lab, is_wanted: fn(&[serde_json::Value]) -> bool| {
+        let socket = lab.directory.path().join("control.sock");
+        let began = Instant::now();
+        loop {
+            let status = status(socket.to_str().expect("UTF-8"));
+            let paces = status["paces"].as_array().expect("a list");
+            if is_wanted(paces) {
+                return paces.clone();
+            }
+            assert!(began.elapsed() < LIMIT, "{paces:?}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    };
+    seen(&lab, <[_]>::is_empty);
+
+    lab.write(&(base.clone() + &other + "p99 = \"500us\"\nweight = 7\n"));
+    let step = "live     keep 99 % of the latencies of nqn.2026-11.org.example:target below 500us, \
+                with weight 7 on its disk";
+    let planned = format!("{step}\n1 step(s); nothing was changed\n");
+    expect(&lab.apply(&["--dry-run"]), 0, &planned);
+    seen(&lab, <[_]>::is_empty);
+    let done = lab.apply(&[]);
+    assert_eq!(done.stdout.lines().next(), Some(&*format!("{step}: done")));
+    let (result, _) = io
+        .command(Sqe::read(1, 0, 0), &[], 512)
+        .expect("it is connected");
+    assert!(result.status().is_success());
+    for pace in seen(&lab, |paces| !paces.is_empty()) {
+        assert_ne!(pace["export"], "nqn.2026-11.org.example:target");
+        assert_eq!(pace["reason"], "latency");
+        assert_eq!(pace["limit"], serde_json::Value::Null);
+    }
+
+    lab.write(&(base + &other));
+    assert!(lab.apply(&[]).status.success());
+    seen(&lab, <[_]>::is_empty);
+    lab.end();
+}

@@ -142,6 +142,15 @@ pub enum Step {
         /// The namespaces that change their group.
         regrouped: Vec<Namespace>,
     },
+    /// Changes how an export shares the appliance with others.
+    ChangePacing {
+        /// The export.
+        export: Nqn,
+        /// The new latency target.
+        p99: Option<Period>,
+        /// The new weight.
+        weight: Option<u32>,
+    },
     /// Changes the identifiers of new controllers.
     ChangeControllerIds {
         /// The export.
@@ -243,6 +252,7 @@ impl Step {
             | Step::ChangeAccess { revokes: false, .. }
             | Step::ChangeQueues { .. }
             | Step::ChangeAna { .. }
+            | Step::ChangePacing { .. }
             | Step::ChangeControllerIds { .. }
             | Step::AddNamespace { .. }
             | Step::ChangeRateLimits(_)
@@ -348,6 +358,20 @@ impl fmt::Display for Step {
             ),
             Step::ChangeAna { export, .. } => {
                 write!(f, "change ANA groups or states of {export}")
+            }
+            Step::ChangePacing {
+                export,
+                p99,
+                weight,
+            } => {
+                match p99 {
+                    Some(p99) => write!(f, "keep 99 % of the latencies of {export} below {p99}")?,
+                    None => write!(f, "let {export} have no latency target")?,
+                }
+                match weight {
+                    Some(weight) => write!(f, ", with weight {weight} on its disk"),
+                    None => Ok(()),
+                }
             }
             Step::ChangeControllerIds {
                 export,
@@ -595,6 +619,13 @@ impl Comparison<'_> {
                 export: nqn(),
                 ana: export.ana.clone(),
                 regrouped,
+            });
+        }
+        if (now.p99, now.weight) != (export.p99, export.weight) {
+            steps.push(Step::ChangePacing {
+                export: nqn(),
+                p99: export.p99,
+                weight: export.weight,
             });
         }
         if now.controller_ids != export.controller_ids {

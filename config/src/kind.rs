@@ -185,10 +185,10 @@ impl Kind for Time {
 
     #[cfg(any(test, feature = "generators"))]
     fn any(&self) -> BoxedStrategy<Period> {
-        let (least, most) = (self.0.start().as_millis(), self.0.end().as_millis());
-        let seconds = (least.div_ceil(1000)..=most / 1000).prop_map(|seconds| seconds * 1000);
-        prop_oneof![least..=most, seconds]
-            .prop_map(Period::from_millis)
+        let (least, most) = (self.0.start().as_micros(), self.0.end().as_micros());
+        let millis = (least.div_ceil(1000)..=most / 1000).prop_map(|millis| millis * 1000);
+        prop_oneof![least..=most, millis]
+            .prop_map(Period::from_micros)
             .boxed()
     }
 }

@@ -55,6 +55,12 @@ pub const RATE_IOPS_MAX: u64 = 100_000_000;
 pub const RATE_BANDWIDTH_MIN: ByteSize = ByteSize::from_kib(64);
 /// Highest limit of bytes in a second: more than an appliance moves.
 pub const RATE_BANDWIDTH_MAX: ByteSize = ByteSize::from_gib(64);
+/// Shortest latency target: less than any network takes.
+pub const LATENCY_TARGET_MIN: Period = Period::from_micros(10);
+/// Longest latency target.
+pub const LATENCY_TARGET_MAX: Period = Period::from_millis(10_000);
+/// Largest weight.
+pub const WEIGHT_MAX: u32 = 10_000;
 /// Shortest burst. A reactor that sleeps may start commands later than they are due by most of this.
 pub const RATE_BURST_MIN: Period = Period::from_millis(2);
 /// Longest burst.

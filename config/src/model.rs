@@ -15,9 +15,10 @@ use crate::kind::{
 use crate::limits::{
     COMMAND_DEADLINE_MAX, COMMAND_DEADLINE_MIN, CONNECTIONS_MAX, CONTROLLERS_MAX,
     DRIVE_NAMESPACE_MAX, DRIVE_QUEUE_DEPTH_MAX, IN_CAPSULE_DATA_MAX, IN_CAPSULE_DATA_UNIT_BYTES,
-    IO_QUEUES_MAX, MEMORY_MAX, MEMORY_MIN, QUEUE_DEPTH_MAX, QUEUE_DEPTH_MIN, RATE_BANDWIDTH_MAX,
-    RATE_BANDWIDTH_MIN, RATE_BURST_MAX, RATE_BURST_MIN, RATE_IOPS_MAX, SHUTDOWN_DEADLINE_MAX,
-    SHUTDOWN_DEADLINE_MIN, STALL_THRESHOLD_MAX, STALL_THRESHOLD_MIN, TRANSFER_MAX, TRANSFER_MIN,
+    IO_QUEUES_MAX, LATENCY_TARGET_MAX, LATENCY_TARGET_MIN, MEMORY_MAX, MEMORY_MIN, QUEUE_DEPTH_MAX,
+    QUEUE_DEPTH_MIN, RATE_BANDWIDTH_MAX, RATE_BANDWIDTH_MIN, RATE_BURST_MAX, RATE_BURST_MIN,
+    RATE_IOPS_MAX, SHUTDOWN_DEADLINE_MAX, SHUTDOWN_DEADLINE_MIN, STALL_THRESHOLD_MAX,
+    STALL_THRESHOLD_MIN, TRANSFER_MAX, TRANSFER_MIN, WEIGHT_MAX,
 };
 use crate::table::{Table as _, Unless, table};
 use crate::value::{
@@ -663,6 +664,19 @@ table! {
         max_io_queues: u16 = Count(1..=IO_QUEUES_MAX),
             absent Export::MAX_IO_QUEUES_DEFAULT,
             like "16";
+        /// The latency that 99 % of its reads and writes should not exceed, from the receipt of a
+        /// command to its response. While they do, exports without `p99` are slowed down, to 1 MiB
+        /// in a second each at worst. What its own rate limits delay counts too.
+        p99: Option<Period> = Maybe(Time(LATENCY_TARGET_MIN..=LATENCY_TARGET_MAX)),
+            absent None => "no target",
+            like "\"500us\"";
+        /// Its part of a disk that is the bottleneck (64 commands are in it on average), in
+        /// proportion to the weights of the other exports on the disk: a drive, or a file system.
+        /// What it does not use is left to the others. Where none of them has a weight, nothing is
+        /// shared.
+        weight: Option<u32> = Maybe(Count(1..=WEIGHT_MAX)),
+            absent None => "100",
+            like "300";
         /// The first and the last identifier that its controllers get. Two appliances that serve
         /// one export need ranges that do not overlap: hosts require different identifiers. A
         /// change applies to new controllers.

@@ -3,8 +3,8 @@
 use super::delta::{Rates, StatusDelta};
 use crate::observe::model::{
     BUFFER_WAIT_MAX_NS, ControllerKind, DeviceState, DeviceStatus, Event, FileOperationStatus,
-    FilesStatus, HostStatus, Latency, Percentiles, RateLimitStatus, ReactorStatus, Severity,
-    ShareStatus, Status, lost_rdma,
+    FilesStatus, HostStatus, Latency, PaceStatus, Percentiles, RateLimitStatus, ReactorStatus,
+    Severity, ShareStatus, Status, lost_rdma,
 };
 use crate::observe::observation::read_only_volume;
 use crate::quantity;
@@ -351,7 +351,42 @@ pub(crate) fn rate_limits(delta: &StatusDelta) -> Table {
             latency(waited as u64),
         ]);
     }
+    for pace in &delta.now.paces {
+        table.push(pace_row(delta, pace));
+    }
     table
+}
+
+/// An export that may have to wait for others, and why, in the columns of rate limits.
+fn pace_row(delta: &StatusDelta, pace: &PaceStatus) -> Vec<Cell> {
+    let of = |field: fn(&PaceStatus) -> u64| {
+        delta.rate_of(|then| {
+            let mut paces = then.paces.iter();
+            let is_same = |it: &&PaceStatus| it.export == pace.export && it.disk == pace.disk;
+            paces.find(is_same).map_or(0, field)
+        })
+    };
+    let (delayed, waited) = (of(|it| it.throttled), of(|it| it.waited_ns));
+    let reason = match (&pace.disk, &pace.missed_by) {
+        (Some(disk), _) => format!("share of {disk}"),
+        (None, Some(export)) => format!("p99 of {}", short(export)),
+        (None, None) => "p99 of others".to_owned(),
+    };
+    vec![
+        Cell::text(short(&pace.export)),
+        Cell::text(reason),
+        Cell::text("both"),
+        Cell::known(None, count),
+        Cell::known(pace.limit, size),
+        Cell::number(delayed, quantity::rate(delayed)).marked(if delayed > 0.0 {
+            Mark::Warning
+        } else {
+            Mark::Plain
+        }),
+        count(0),
+        count(pace.throttled),
+        latency(waited as u64),
+    ]
 }
 
 /// The volumes, with their use.

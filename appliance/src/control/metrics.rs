@@ -316,7 +316,16 @@ impl Scrape {
             ];
             (labels, one)
         });
-        out.measured(&limits.collect::<Vec<_>>())
+        out.measured(&limits.collect::<Vec<_>>())?;
+        let paces = self.status.paces.iter().map(|one| {
+            let labels = vec![
+                ("export", one.export.clone()),
+                ("reason", one.reason.clone()),
+                ("disk", one.disk.clone().unwrap_or_default()),
+            ];
+            (labels, one)
+        });
+        out.measured(&paces.collect::<Vec<_>>())
     }
 
     fn files(&self, out: &mut Families<'_, '_>) -> fmt::Result {

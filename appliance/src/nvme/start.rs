@@ -240,7 +240,7 @@ fn options(
         owner,
         queue_depth_max: settings.queue_depth,
         deadlines: Deadlines {
-            command: Nanos::from_millis(settings.command_deadline.as_millis()),
+            command: Nanos::from_micros(settings.command_deadline.as_micros()),
             ..Deadlines::default()
         },
         ..DriveOptions::new(&format!("{address} ({names})"))

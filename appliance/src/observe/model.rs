@@ -6,6 +6,7 @@
 mod ana;
 mod files;
 mod keys;
+mod paces;
 mod rate_limits;
 mod reservations;
 
@@ -28,6 +29,7 @@ pub(crate) use files::{
 pub(crate) use keys::{
     AuthenticationStatus, ChannelStatus, KeyInput, KeyStatus, RevokeAnswer, RevokeRequest,
 };
+pub(crate) use paces::PaceStatus;
 pub(crate) use rate_limits::{RateLimitInput, RateLimitStatus};
 pub(crate) use reservations::{
     ClearAnswer, ClearRequest, DeviceReservations, EvictAnswer, EvictRequest, RegistrantStatus,
@@ -58,6 +60,8 @@ pub(crate) struct Status {
     pub(crate) keys: Vec<KeyStatus>,
     /// The rate limits, in the configuration's order.
     pub(crate) rate_limits: Vec<RateLimitStatus>,
+    /// The exports that may have to wait for others.
+    pub(crate) paces: Vec<PaceStatus>,
     /// The file service; none if no files are served.
     pub(crate) files: Option<FilesStatus>,
     pub(crate) target: TargetStatus,

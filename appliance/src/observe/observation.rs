@@ -11,7 +11,8 @@ use files_server::ShareCounters;
 use files_tcp::VolumeLevels;
 use hugemem::ArenaCounters;
 use nvme_target::{
-    DeviceIndex, KeyUse, RateLimitSnapshot, TargetLatency, TargetSnapshot, TargetStatuses,
+    DeviceIndex, KeyUse, PaceSnapshot, RateLimitSnapshot, TargetLatency, TargetSnapshot,
+    TargetStatuses,
 };
 use reactors::{Clock, Nanos, ReactorSnapshot, StuckPoller};
 
@@ -47,6 +48,7 @@ pub(crate) struct Observation {
     pub(crate) revoked_keys: Arc<BTreeSet<Name>>,
     /// The rate limits of the target.
     pub(crate) rate_limits: Vec<RateLimitSnapshot>,
+    pub(crate) paces: Vec<PaceSnapshot>,
     /// Latencies since the start.
     pub(crate) latency: Arc<TargetLatency>,
     /// An earlier sample of the latencies, a few seconds old if there is one.
@@ -189,6 +191,7 @@ impl Observation {
             key_uses: sources.target.key_uses(),
             revoked_keys: sources.running.revoked_keys.load_full(),
             rate_limits: sources.target.rate_limits(),
+            paces: sources.target.paces(),
             latency: Arc::new(sources.target.latency()),
             statuses: sources.target.statuses(),
             before: before.cloned().unwrap_or_else(|| LatencyBefore {

@@ -16,9 +16,9 @@ use super::model::{
     AnaInput, AnaStatus, ApplianceStatus, AuthenticationStatus, ChannelStatus, ControllerKind,
     DamageStatus, DeviceState, DeviceStatus, ExportStatus, FileListenerStatus, FileOperationStatus,
     FileServiceStatus, FilesStatus, HostStatus, KeyInput, KeyStatus, Latency, ListenerStatus,
-    MemoryStatus, NamespaceStatus, QueueStatus, RateLimitInput, RateLimitStatus, ReactorStatus,
-    RunState, ShareInput, ShareStatus, Status, StatusCode, StatusCount, TargetStatus, Totals,
-    TransportTotals, VolumeInput, VolumeStatus,
+    MemoryStatus, NamespaceStatus, PaceStatus, QueueStatus, RateLimitInput, RateLimitStatus,
+    ReactorStatus, RunState, ShareInput, ShareStatus, Status, StatusCode, StatusCount,
+    TargetStatus, Totals, TransportTotals, VolumeInput, VolumeStatus,
 };
 use super::observation::{DeviceSample, FilesSample, Observation, ReactorSample};
 use crate::exports::rate_limit;
@@ -88,6 +88,7 @@ impl Observation {
                 .collect(),
             keys: self.config.keys.iter().map(|key| self.key(key)).collect(),
             rate_limits: self.rate_limits(),
+            paces: self.paces.iter().map(PaceStatus::read).collect(),
             files: self.files.as_ref().map(|seen| self.files_status(seen)),
             target: self.target_totals(),
             latency: self

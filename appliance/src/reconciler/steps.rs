@@ -108,6 +108,7 @@ impl Reconciler {
             | Step::AttachListener { .. }
             | Step::ChangeQueues { .. }
             | Step::ChangeAna { .. }
+            | Step::ChangePacing { .. }
             | Step::ChangeControllerIds { .. }
             | Step::AddNamespace { .. }
             | Step::ChangeShutdownDeadline(_) => {

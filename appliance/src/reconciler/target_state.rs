@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use appliance_config::{Config, Uuid};
 use nvme_target::{
-    DeviceIndex, NamespaceConfig, PortConfig, RateLimit, SubsystemConfig, Target, TargetError,
+    DeviceIndex, NamespaceConfig, Pacing, PortConfig, RateLimit, SubsystemConfig, Target,
+    TargetError,
 };
 
 use crate::devices::Devices;
@@ -12,11 +13,12 @@ use crate::exports::{self, Ports};
 use crate::keys::Keys;
 use crate::operator_states::OperatorStates;
 
-/// The subsystems by name, the ports, and the rate limits.
+/// The subsystems by name, the ports, the rate limits, and the latency targets and weights.
 pub(super) struct TargetState {
     subsystems: BTreeMap<String, SubsystemConfig>,
     ports: Vec<PortConfig>,
     rate_limits: Vec<RateLimit>,
+    pacing: Vec<Pacing>,
 }
 
 impl TargetState {
@@ -33,6 +35,7 @@ impl TargetState {
             subsystems: subsystems.map(|it| (it.nqn.clone(), it)).collect(),
             ports: ports.configs(config),
             rate_limits: exports::rate_limits(config, devices),
+            pacing: exports::pacing(config, devices),
         }
     }
 
@@ -76,6 +79,10 @@ impl TargetState {
         if self.rate_limits != wanted.rate_limits {
             target.set_rate_limits(wanted.rate_limits.clone())?;
             self.rate_limits = wanted.rate_limits;
+        }
+        if self.pacing != wanted.pacing {
+            target.set_pacing(&wanted.pacing)?;
+            self.pacing = wanted.pacing;
         }
         self.change_ports(wanted.ports, target)
     }

@@ -106,6 +106,15 @@ impl Config {
                 export.ana = ana.clone();
                 Some(())
             }
+            Step::ChangePacing {
+                export,
+                p99,
+                weight,
+            } => {
+                let export = self.export_mut(export)?;
+                (export.p99, export.weight) = (*p99, *weight);
+                Some(())
+            }
             Step::ChangeControllerIds {
                 export,
                 controller_ids,

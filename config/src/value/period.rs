@@ -1,4 +1,4 @@
-//! Lengths of time: `10s`, `500ms`.
+//! Lengths of time: `10s`, `500ms`, `200us`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,42 +6,53 @@ use std::time::Duration;
 
 use super::{Hint, split_number};
 
-/// A length of time in whole milliseconds, written as a whole number and a unit.
+/// A length of time in whole microseconds, written as a whole number and a unit.
 ///
-/// Units: `ms`, `s`, `min`, `h`.
+/// Units: `us`, `ms`, `s`, `min`, `h`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Period {
-    millis: u64,
+    micros: u64,
 }
 
-const UNITS: [(&str, u64); 4] = [("h", 3_600_000), ("min", 60_000), ("s", 1_000), ("ms", 1)];
+const UNITS: [(&str, u64); 5] = [
+    ("h", 3_600_000_000),
+    ("min", 60_000_000),
+    ("s", 1_000_000),
+    ("ms", 1000),
+    ("us", 1),
+];
 
 impl Period {
-    /// `millis` milliseconds.
+    /// `millis` milliseconds. The product has to fit: this is for constants.
     pub const fn from_millis(millis: u64) -> Period {
-        Period { millis }
+        Period::from_micros(millis * 1000)
     }
 
-    /// The length in milliseconds.
-    pub const fn as_millis(self) -> u64 {
-        self.millis
+    /// `micros` microseconds.
+    pub const fn from_micros(micros: u64) -> Period {
+        Period { micros }
+    }
+
+    /// The length in microseconds.
+    pub const fn as_micros(self) -> u64 {
+        self.micros
     }
 
     /// The length as the standard library's type.
     pub const fn as_duration(self) -> Duration {
-        Duration::from_millis(self.millis)
+        Duration::from_micros(self.micros)
     }
 }
 
 impl fmt::Display for Period {
     /// Prints the length in the largest unit that divides it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let whole = |unit_ms: u64| self.millis != 0 && self.millis.is_multiple_of(unit_ms);
-        let (unit, unit_ms) = UNITS
+        let whole = |unit_us: u64| self.micros != 0 && self.micros.is_multiple_of(unit_us);
+        let (unit, unit_us) = UNITS
             .into_iter()
-            .find(|(_, ms)| whole(*ms))
-            .unwrap_or(("ms", 1));
-        write!(f, "{}{unit}", self.millis / unit_ms)
+            .find(|(_, us)| whole(*us))
+            .unwrap_or(("ms", 1000));
+        write!(f, "{}{unit}", self.micros / unit_us)
     }
 }
 
@@ -61,7 +72,7 @@ pub enum PeriodError {
     /// Its unit is unknown.
     #[error("the length of time has an unknown unit")]
     UnknownUnit,
-    /// It is 2⁶⁴ milliseconds or more.
+    /// It is 2⁶⁴ microseconds or more.
     #[error("the length of time is too large")]
     TooLong,
 }
@@ -72,7 +83,7 @@ impl Hint for PeriodError {
             PeriodError::TooLong => None,
             PeriodError::Fraction => Some("use a smaller unit: 1500ms is 1.5 s".to_owned()),
             PeriodError::NoNumber | PeriodError::NoUnit | PeriodError::UnknownUnit => {
-                Some("write a number and one of the units ms, s, min, h, like 10s".to_owned())
+                Some("write a number and one of the units us, ms, s, min, h, like 10s".to_owned())
             }
         }
     }
@@ -97,14 +108,14 @@ impl FromStr for Period {
         if unit.is_empty() {
             return Err(PeriodError::NoUnit);
         }
-        let (_, unit_ms) = UNITS
+        let (_, unit_us) = UNITS
             .into_iter()
             .find(|(name, _)| *name == unit)
             .ok_or(PeriodError::UnknownUnit)?;
         let count: u64 = number.parse().map_err(|_| PeriodError::TooLong)?;
         count
-            .checked_mul(unit_ms)
-            .map(Period::from_millis)
+            .checked_mul(unit_us)
+            .map(Period::from_micros)
             .ok_or(PeriodError::TooLong)
     }
 }

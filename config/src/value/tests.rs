@@ -96,20 +96,22 @@ fn invalid_periods() {
 
 #[test]
 fn periods_have_exact_units() {
-    for (text, millis) in [
+    for (text, micros) in [
         ("0s", 0),
-        ("250ms", 250),
-        ("10s", 10_000),
-        ("2 min", 120_000),
-        ("1h", 3_600_000),
+        ("500us", 500),
+        ("250ms", 250_000),
+        ("10s", 10_000_000),
+        ("2 min", 120_000_000),
+        ("1h", 3_600_000_000),
     ] {
         assert_eq!(
-            text.parse::<Period>().map(Period::as_millis),
-            Ok(millis),
+            text.parse::<Period>().map(Period::as_micros),
+            Ok(micros),
             "{text:?}"
         );
     }
     assert_eq!(Period::from_millis(90_000).to_string(), "90s");
+    assert_eq!(Period::from_micros(1500).to_string(), "1500us");
     assert_eq!(Period::from_millis(0).to_string(), "0ms");
     assert_eq!(Period::from_millis(1500).as_duration().as_millis(), 1500);
 }
@@ -380,10 +382,10 @@ proptest! {
     }
 
     #[test]
-    fn periods_round_trip(millis in any::<u64>(), shift in 0..64_u32) {
-        let period = Period::from_millis(millis >> shift);
+    fn periods_round_trip(micros in any::<u64>(), shift in 0..64_u32) {
+        let period = Period::from_micros(micros >> shift);
         prop_assert_eq!(period.to_string().parse(), Ok(period));
-        let seconds = Period::from_millis((millis >> shift) / 1000 * 1000);
+        let seconds = Period::from_micros((micros >> shift) / 1_000_000 * 1_000_000);
         prop_assert_eq!(seconds.to_string().parse(), Ok(seconds));
     }
 

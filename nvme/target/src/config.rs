@@ -10,6 +10,7 @@ use nvme_spec::nqn::{self, DISCOVERY_NQN, NqnError};
 
 use crate::ana::{ANA_GROUPS_MAX, AnaState};
 use crate::authentication::{HOST_KEYS_MAX, HostAuthentication};
+use crate::pacing::WEIGHT_MAX;
 
 /// Index of a device: its position in the list given to [`Target::new`](crate::Target::new), or the
 /// value returned by [`Target::add_device`](crate::Target::add_device).
@@ -278,6 +279,12 @@ pub enum TargetError {
     TooManyRateLimits {
         /// The number of rate limits.
         count: usize,
+    },
+    /// A weight or a latency target is out of range.
+    #[error("{nqn}: a weight is 1 to {WEIGHT_MAX}, and a latency target is longer than zero")]
+    Pacing {
+        /// The subsystem.
+        nqn: String,
     },
     /// The largest transfer is smaller than one memory page.
     #[error("the largest transfer, {bytes} bytes, is smaller than 4096 bytes")]

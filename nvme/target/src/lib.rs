@@ -30,6 +30,7 @@ mod interface;
 mod io;
 mod latency;
 mod network;
+mod pacing;
 mod page;
 mod rate;
 mod rates;
@@ -75,6 +76,7 @@ pub use interface::{
 };
 pub use latency::{LATENCY_BUCKETS, LatencyCounts, latency_bucket_start};
 pub use network::network_of;
+pub use pacing::{PACING_INTERVAL, PaceReason, PaceSnapshot, Pacing, WEIGHT_DEFAULT, WEIGHT_MAX};
 pub use rates::{RateLimit, RateLimitSnapshot, RateScope, Throttled};
 pub use reservations::{
     InitialReservations, RegistrantSnapshot, ReservationError, ReservationSnapshot,

@@ -9,7 +9,14 @@
 //! when the previous value has passed. Turns are in the order of the reservations, on all reactors,
 //! so no command starves.
 //!
+//! The speed of an *adapted* rate changes while it is used: [`Rate::adapt`]. Such a rate also counts
+//! what it admits, and no command waits for it longer than [`ADAPTED_WAIT_MAX`].
+//!
 //! `tests/loom.rs` explores every interleaving.
+
+// The speed is not synchronized with anything: a command that sees an old one is delayed as before
+// the change. So the models need not explore it.
+use std::sync::atomic::AtomicU64 as Speed;
 
 use reactors::Nanos;
 
@@ -24,14 +31,30 @@ const BYTE_FRACTION_BITS: u32 = 32;
 
 const SECOND: u64 = 1_000_000_000 << FRACTION_BITS;
 
-/// A rate of commands or bytes, alone on its cache line.
+/// The bytes that a command counts for at an adapted rate, beside those that it moves: the work of
+/// a small command does not depend on its size.
+pub(crate) const ADAPTED_COMMAND_BYTES: u64 = 4096;
+
+/// The longest wait of a command for an adapted rate, however slow it is and however many commands
+/// are before it. Linux hosts give up after 30 s.
+pub(crate) const ADAPTED_WAIT_MAX: Nanos = Nanos::from_secs(5);
+
+/// The longest time from a reservation of an adapted rate to its turn, so that a rate that becomes
+/// faster does not leave commands waiting for turns of a slow one.
+const ADAPTED_TURN_MAX: Nanos = Nanos::from_millis(500);
+
+/// A rate of commands or bytes, alone on its cache lines.
 #[repr(align(64))]
 pub(crate) struct Rate {
     /// When the next command conforms.
     next: AtomicU64,
-    per_command: u64,
-    per_byte: u64,
+    /// The cost of a command; that of an adapted rate changes. Both costs are zero without a limit.
+    per_command: Speed,
+    per_byte: Speed,
     burst: u64,
+    is_adapted: bool,
+    /// The bytes and commands that an adapted rate has let start, in bytes.
+    admitted: AtomicU64,
     throttled: AtomicU64,
     waited_ns: AtomicU64,
 }
@@ -49,22 +72,50 @@ impl Rate {
         Self::new(0, u64::try_from(per_byte).unwrap_or(u64::MAX), burst)
     }
 
+    /// No limit until it is adapted.
+    pub(crate) fn adapted(burst: Nanos) -> Self {
+        Self {
+            is_adapted: true,
+            ..Self::new(0, 0, burst)
+        }
+    }
+
     fn new(per_command: u64, per_byte: u64, burst: Nanos) -> Self {
         Self {
             next: AtomicU64::new(0),
-            per_command,
-            per_byte,
+            per_command: Speed::new(per_command),
+            per_byte: Speed::new(per_byte),
             burst: time(burst),
+            is_adapted: false,
+            admitted: AtomicU64::new(0),
             throttled: AtomicU64::new(0),
             waited_ns: AtomicU64::new(0),
         }
     }
 
+    /// Changes the limit of an adapted rate: bytes in a second, or none.
+    pub(crate) fn adapt(&self, bytes: Option<u64>) {
+        debug_assert!(self.is_adapted);
+        let second = u128::from(SECOND) << BYTE_FRACTION_BITS;
+        let per_byte = bytes.map_or(0, |it| second / u128::from(it.max(1)));
+        let per_command = (per_byte * u128::from(ADAPTED_COMMAND_BYTES)) >> BYTE_FRACTION_BITS;
+        let as_cost = |cost| u64::try_from(cost).unwrap_or(u64::MAX);
+        self.per_byte.store(as_cost(per_byte), Ordering::Relaxed);
+        self.per_command
+            .store(as_cost(per_command), Ordering::Relaxed);
+    }
+
+    /// What an adapted rate has let start so far, in bytes.
+    pub(crate) fn admitted(&self) -> u64 {
+        self.admitted.load(Ordering::Relaxed)
+    }
+
     /// The cost of a command that moves `bytes` bytes.
     #[inline(always)]
     fn cost(&self, bytes: u32) -> u64 {
-        let of_bytes = (u128::from(self.per_byte) * u128::from(bytes)) >> BYTE_FRACTION_BITS;
-        self.per_command + of_bytes as u64
+        let per_byte = self.per_byte.load(Ordering::Relaxed);
+        let of_bytes = (u128::from(per_byte) * u128::from(bytes)) >> BYTE_FRACTION_BITS;
+        self.per_command.load(Ordering::Relaxed) + of_bytes as u64
     }
 
     /// Takes the cost of a command if it may start now.
@@ -72,6 +123,10 @@ impl Rate {
     pub(crate) fn take(&self, bytes: u32, now: Nanos) -> bool {
         let now = time(now);
         let (cost, earliest) = (self.cost(bytes), now.saturating_sub(self.burst));
+        if cost == 0 {
+            self.count_admitted(bytes);
+            return true;
+        }
         let mut next = self.next.load(Ordering::Relaxed);
         // The word orders nothing but itself.
         while next <= now {
@@ -81,26 +136,34 @@ impl Rate {
                 Ordering::Relaxed,
                 Ordering::Relaxed,
             ) {
-                Ok(_) => return true,
+                Ok(_) => {
+                    self.count_admitted(bytes);
+                    return true;
+                }
                 Err(changed) => next = changed,
             }
         }
         false
     }
 
-    /// Takes the cost of a command, and returns when it may start.
-    pub(crate) fn reserve(&self, bytes: u32, now: Nanos) -> Nanos {
+    /// Takes the cost of a command that waits `since` then, and returns when it may start.
+    pub(crate) fn reserve(&self, bytes: u32, since: Nanos, now: Nanos) -> Nanos {
         let (cost, earliest) = (self.cost(bytes), time(now).saturating_sub(self.burst));
+        let (latest, furthest) = match self.is_adapted {
+            true => (time(since + ADAPTED_WAIT_MAX), time(now + ADAPTED_TURN_MAX)),
+            false => (u64::MAX, u64::MAX),
+        };
+        self.count_admitted(bytes);
         let mut next = self.next.load(Ordering::Relaxed);
         loop {
-            let start = next.max(earliest);
+            let turn = next.max(earliest).min(furthest);
             match self.next.compare_exchange_weak(
                 next,
-                start.saturating_add(cost),
+                turn.saturating_add(cost),
                 Ordering::Relaxed,
                 Ordering::Relaxed,
             ) {
-                Ok(_) => return Nanos(start.div_ceil(1 << FRACTION_BITS)),
+                Ok(_) => return Nanos(turn.min(latest).div_ceil(1 << FRACTION_BITS)),
                 Err(changed) => next = changed,
             }
         }
@@ -108,7 +171,26 @@ impl Rate {
 
     /// Returns the cost of a command that does not start.
     pub(crate) fn give_back(&self, bytes: u32) {
+        if self.is_adapted {
+            let admitted = u64::from(bytes) + ADAPTED_COMMAND_BYTES;
+            self.admitted.fetch_sub(admitted, Ordering::Relaxed);
+            // The command may have taken it at another speed.
+            let cost = self.cost(bytes);
+            let less = |next: u64| Some(next.saturating_sub(cost));
+            let order = Ordering::Relaxed;
+            let _ = self.next.fetch_update(order, order, less);
+            return;
+        }
         self.next.fetch_sub(self.cost(bytes), Ordering::Relaxed);
+    }
+
+    /// Counts a command that an adapted rate lets start.
+    #[inline(always)]
+    fn count_admitted(&self, bytes: u32) {
+        if self.is_adapted {
+            let admitted = u64::from(bytes) + ADAPTED_COMMAND_BYTES;
+            self.admitted.fetch_add(admitted, Ordering::Relaxed);
+        }
     }
 
     /// Counts a command that this rate delayed.

@@ -211,6 +211,17 @@ impl QueueRates {
                 writes.extend(rule.limit.writes.then(rate));
             }
         }
+        for pace in view.pace_rules.of(&identity.subsystem_nqn) {
+            let devices = pace.devices_of(seen).unwrap_or_else(|| vec![ANY_DEVICE]);
+            for device in devices {
+                let rate = || QueueRate {
+                    rate: Arc::clone(&pace.rate),
+                    device,
+                };
+                reads.push(rate());
+                writes.push(rate());
+            }
+        }
         let has_some = !reads.is_empty() || !writes.is_empty();
         has_some.then(|| {
             Box::new(Self {
@@ -257,13 +268,13 @@ impl QueueRates {
         true
     }
 
-    /// Takes the cost of a command. Returns when it may start, and the position of the rate that
+    /// Takes the cost of a command that waits `since` then. Returns when it may start, and the position of the rate that
     /// lets it start last.
-    pub(crate) fn reserve(&self, charge: Charge, now: Nanos) -> (Nanos, usize) {
+    pub(crate) fn reserve(&self, charge: Charge, since: Nanos, now: Nanos) -> (Nanos, usize) {
         let mut last = (Nanos::ZERO, usize::MAX);
         for (place, rate) in self.of(charge.access).iter().enumerate() {
             if rate.counts(charge.device) {
-                let start = rate.rate.reserve(charge.bytes, now);
+                let start = rate.rate.reserve(charge.bytes, since, now);
                 if last.1 == usize::MAX || start > last.0 {
                     last = (start, place);
                 }

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use block::Device;
 use nvme_reservations::HostIdentifier;
+use reactors::Nanos;
 
 use crate::ana::{AnaState, EarlierCommands};
 use crate::authentication::{AuthenticationRecords, Exponentiations};
@@ -22,6 +23,8 @@ use crate::counters::{CoreCounters, IoTotals};
 use crate::exclusions::ExclusionTable;
 use crate::generated_keys::GeneratedKeys;
 use crate::interface::CloseReason;
+use crate::pacing::control::Control;
+use crate::pacing::{PaceRules, PaceSnapshot, Pacing};
 use crate::rates::{RateLimit, RateLimitSnapshot, RateRules};
 use crate::registry::{ControllerEntry, Registry};
 use crate::reservations::{
@@ -63,6 +66,7 @@ pub struct Target {
     registry: Mutex<Registry>,
     waker: RwLock<Option<WakerFunction>>,
     cores: Mutex<Vec<Option<Arc<CoreCounters>>>>,
+    pace_control: Mutex<Control>,
     limits: TargetLimits,
     transfer_max: u32,
 }
@@ -103,6 +107,7 @@ impl Target {
                 .map(|device| Some(DeviceEntry { device, since: 1 }))
                 .collect(),
             rate_rules: RateRules::default(),
+            pace_rules: PaceRules::default(),
             revocations: Revocations::default(),
         };
         published.collect_listed_hosts();
@@ -120,6 +125,7 @@ impl Target {
             registry: Mutex::new(Registry::new(&config.limits)),
             waker: RwLock::new(None),
             cores: Mutex::new(vec![None; reactors]),
+            pace_control: Mutex::default(),
             limits: config.limits,
             transfer_max,
         }))
@@ -239,6 +245,44 @@ impl Target {
     #[must_use]
     pub fn rate_limits(&self) -> Vec<RateLimitSnapshot> {
         self.published().rate_rules.snapshot()
+    }
+
+    /// Replaces the latency targets and weights of all subsystems.
+    ///
+    /// # Errors
+    /// [`TargetError::Pacing`]; nothing changes then.
+    pub fn set_pacing(&self, pacing: &[Pacing]) -> Result<(), TargetError> {
+        self.publish(|_, published| {
+            published.pace_rules = published.pace_rules.changed(pacing)?;
+            Ok(())
+        })
+    }
+
+    /// Whether subsystems may have to wait for others, so that
+    /// [`adjust_paces`](Self::adjust_paces) has something to do.
+    #[must_use]
+    pub fn has_paces(&self) -> bool {
+        !self.published().pace_rules.is_empty()
+    }
+
+    /// Sets the speed of all paces by what has happened since the last call, which was about
+    /// [`PACING_INTERVAL`](crate::PACING_INTERVAL) ago. Not for a reactor.
+    pub fn adjust_paces(&self, now: Nanos) {
+        let rules = self.published().pace_rules.clone();
+        rules.adjust(&mut self.pace_control(), self, now);
+    }
+
+    /// The paces, and what they have delayed so far.
+    #[must_use]
+    pub fn paces(&self) -> Vec<PaceSnapshot> {
+        let rules = self.published().pace_rules.clone();
+        rules.snapshot(&self.pace_control())
+    }
+
+    fn pace_control(&self) -> MutexGuard<'_, Control> {
+        self.pace_control
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Ends all associations with a subsystem after the responses to their commands. Its hosts may

@@ -15,6 +15,7 @@ use crate::config::{
     PortId, PortSecurity, SubsystemConfig,
 };
 use crate::io::COPY_BYTES_MAX;
+use crate::pacing::PaceRules;
 use crate::rates::RateRules;
 use crate::revocation::Revocations;
 use crate::shared::ControllerIdentity;
@@ -45,6 +46,8 @@ pub(crate) struct TargetView {
     pub(crate) devices: Vec<Option<DeviceEntry>>,
     /// The rate limits.
     pub(crate) rate_rules: RateRules,
+    /// The rates of subsystems that wait for others.
+    pub(crate) pace_rules: PaceRules,
     /// Revoked keys.
     pub(crate) revocations: Revocations,
 }

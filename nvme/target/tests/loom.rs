@@ -171,16 +171,16 @@ fn turns_of_two_cores_are_distinct() {
         let rate = Arc::new(Rate::of_commands(1000, Nanos::ZERO));
         let there = Arc::clone(&rate);
         let other = thread::spawn(move || {
-            there.reserve(0, now);
+            there.reserve(0, now, now);
             there.give_back(0);
-            there.reserve(0, now)
+            there.reserve(0, now, now)
         });
-        let here = rate.reserve(0, now);
+        let here = rate.reserve(0, now, now);
         let there = other.join().expect("no panic");
         let mut turns = [here, there];
         turns.sort_unstable();
         // The one that was given back delays the first turn at most.
         assert!(turns[0] >= now && turns[1] <= now + Nanos::from_millis(2));
-        assert_eq!(rate.reserve(0, now), now + Nanos::from_millis(2));
+        assert_eq!(rate.reserve(0, now, now), now + Nanos::from_millis(2));
     });
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::site::{HOST, NQN, Site, TOKEN};
+use super::site::{HOST, NQN, OTHER_NQN, Site, TOKEN};
 use super::webdriver::{Browser, DESKTOP, PHONE, key};
 
 /// Number of steps in the history before the page is opened.
@@ -243,6 +243,10 @@ pub(super) fn totals_match_the_api(site: &mut Site, browser: &Browser) -> Result
     )
 }
 
+/// The parts with limits and keys.
+const LIMITS: &str = "document.getElementById('limits-part')";
+const KEYS: &str = "document.getElementById('security-part')";
+
 /// The element of the table of ANA states.
 const ANA_TABLE: &str = "document.querySelector('#listeners > :last-child')";
 
@@ -255,6 +259,10 @@ pub(super) fn hides_ordinary_ana_states(site: &Site, browser: &Browser) -> Resul
     let hidden = browser.run(&format!("return {ANA_TABLE}.hidden;"))?;
     ensure(hidden == true, || {
         "ordinary ANA states are shown".to_owned()
+    })?;
+    let hidden = browser.run(&format!("return {LIMITS}.hidden && {KEYS}.hidden;"))?;
+    ensure(hidden == true, || {
+        "limits or keys are shown where there are none".to_owned()
     })
 }
 
@@ -467,6 +475,38 @@ pub(super) fn requests_the_token(site: &Site, browser: &Browser) -> Result<(), S
         "the configured ANA state is shown",
         &format!("!{ANA_TABLE}.hidden && {ANA_TABLE}.innerText.includes('non-optimized')"),
     )?;
+    let cells = "(row) => [...row.children].map((cell) => cell.textContent)";
+    let rows = |part: &str| {
+        browser.run(&format!(
+            "const rows = [...{part}.querySelectorAll('tbody tr')].map({cells}); \
+             return {part}.hidden ? [] : rows;"
+        ))
+    };
+    let told = json!([
+        [
+            "vol0",
+            "a rate limit",
+            "reads and writes",
+            "5 k",
+            "no limit",
+            "0",
+            "0 ns"
+        ],
+        [
+            OTHER_NQN,
+            "latency target of other exports",
+            "reads and writes",
+            "no limit",
+            "no limit",
+            "0",
+            "0 ns"
+        ]
+    ]);
+    let limits = rows(LIMITS)?;
+    ensure(limits == told, || format!("limits: {limits}"))?;
+    let keys = rows(KEYS)?;
+    let told = json!([["db1", "file", "valid", "0", "not since the start"]]);
+    ensure(keys == told, || format!("keys: {keys}"))?;
     browser.run("location.reload();")?;
     browser.wait(
         "the tab stores it",

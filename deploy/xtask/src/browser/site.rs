@@ -1,6 +1,7 @@
 //! The appliance with the tested page, and its load.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::sync::Arc;
@@ -12,6 +13,10 @@ use crate::log::Log;
 use crate::process;
 
 pub(super) const NQN: &str = "nqn.2026-11.org.windlass:rack7-a.fast";
+/// The second export of the site with a token.
+pub(super) const OTHER_NQN: &str = "nqn.2026-11.org.windlass:rack7-a.other";
+/// A key of its host.
+const KEY: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
 pub(super) const HOST: &str =
     "nqn.2014-08.org.nvmexpress:uuid:5c1f2d5e-6a0b-4b6e-9a57-0c9e0f3c8d11";
 pub(super) const TOKEN: &str = "0123456789abcdef-token";
@@ -56,6 +61,10 @@ impl Site {
         };
         if let Some(token) = token {
             write(&directory.join("token"), token)?;
+            let key = directory.join("db1.key");
+            write(&key, KEY)?;
+            let private = fs::Permissions::from_mode(0o600);
+            fs::set_permissions(&key, private).map_err(|e| format!("{}: {e}", key.display()))?;
         }
         write(&configuration, &site.text(http, directory))?;
         site.serve()?;
@@ -67,11 +76,37 @@ impl Site {
         let token = self.token.map_or(String::new(), |_| {
             format!("token_file = \"{directory}/token\"")
         });
-        // One of the two sites that are tested has ANA.
-        let ana = self.token.map_or(
-            "",
-            |_| r#"ana = [{ listener = "san", state = "non-optimized" }]"#,
-        );
+        // One of the two sites that are tested has ANA, a key, a latency target and a limit.
+        let (tls, settings, limit) = match self.token {
+            None => ("", "allow_any_host = true".to_owned(), String::new()),
+            Some(_) => (
+                r#"tls = "allowed""#,
+                format!(
+                    r#"ana = [{{ listener = "san", state = "non-optimized" }}]
+hosts = [{{ nqn = "{HOST}", tls = "db1" }}]
+p99 = "1ms""#
+                ),
+                format!(
+                    r#"
+[[key]]
+name = "db1"
+file = "{directory}/db1.key"
+[[device]]
+name = "other"
+type = "memory"
+size = "1MiB"
+[[export]]
+nqn = "{OTHER_NQN}"
+devices = ["other"]
+listeners = ["san"]
+allow_any_host = true
+[[rate_limit]]
+device = "vol0"
+iops = 5000
+"#
+                ),
+            ),
+        };
         format!(
             r#"
 [appliance]
@@ -97,12 +132,13 @@ block_size = 4096
 name = "san"
 transport = "tcp"
 address = "127.0.0.1:{}"
+{tls}
 [[export]]
 nqn = "{NQN}"
 devices = ["scratch", "vol0"]
 listeners = ["san"]
-allow_any_host = true
-{ana}
+{settings}
+{limit}
 "#,
             format_args!("127.0.0.1:{http}"),
             self.port

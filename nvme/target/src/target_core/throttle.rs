@@ -310,14 +310,15 @@ impl TargetCore {
         let Some(rates) = self.queues.at(slot).and_then(Queue::rates) else {
             return;
         };
-        let Some(charge) = self.throttle.first(slot).map(|it| it.charge) else {
+        let Some((charge, since)) = self.throttle.first(slot).map(|it| (it.charge, it.since))
+        else {
             return;
         };
         let Some(waiters) = self.throttle.queues.get_mut(slot as usize) else {
             return;
         };
         if waiters.turn.is_none() {
-            let (start, rate) = rates.reserve(charge, now);
+            let (start, rate) = rates.reserve(charge, since, now);
             // There is room for every queue.
             let timer = self.throttle.turns.insert(start, slot).ok();
             waiters.turn = Some(Turn { rate, timer });
@@ -482,7 +483,7 @@ fn charge(work: &Work) -> Option<Charge> {
 #[cold]
 pub(super) fn charge_started(queue: &Queue, charge: Charge, is_counted: bool, now: Nanos) {
     if let Some(rates) = queue.rates() {
-        rates.reserve(charge, now);
+        rates.reserve(charge, now, now);
         if is_counted {
             rates.give_back(Charge { bytes: 0, ..charge });
         }

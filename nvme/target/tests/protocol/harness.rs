@@ -100,6 +100,8 @@ pub(crate) struct World {
     pub(crate) cached_fault: FaultControl,
     pub(crate) ram: Arc<Record>,
     pub(crate) cached: Arc<Record>,
+    /// Whether responses are reported as sent, so that latencies are counted.
+    pub(crate) counts_latencies: bool,
     next_tag: Cell<u64>,
     next_cid: Cell<u16>,
 }
@@ -553,6 +555,7 @@ impl World {
             cached_fault,
             ram,
             cached,
+            counts_latencies: false,
             next_tag: Cell::new(1),
             next_cid: Cell::new(1),
         }
@@ -775,7 +778,7 @@ impl World {
         data: &[u8],
     ) -> Option<Reply> {
         let done = self.execute_any(link, tag, work, data)?;
-        Some(reply(&done))
+        Some(self.respond(link.node, &done))
     }
 
     fn execute_any(&mut self, link: Link, tag: u64, work: Work, data: &[u8]) -> Option<Completed> {
@@ -819,7 +822,8 @@ impl World {
         self.gather(node);
         let done = &mut self.nodes[node].done;
         let index = done.iter().position(|done| done.tag == tag)?;
-        Some(reply(&done.swap_remove(index)))
+        let done = done.swap_remove(index);
+        Some(self.respond(node, &done))
     }
 
     fn gather(&mut self, node: usize) {
@@ -847,6 +851,20 @@ impl World {
             } else if let Some(done) = self.execute_any(link, tag, work, &data) {
                 self.nodes[node].done.push(done);
             }
+        }
+    }
+
+    /// Sends a response.
+    fn respond(&mut self, node: usize, done: &Completed) -> Reply {
+        if self.counts_latencies {
+            self.nodes[node].core.sent(done.timing, self.now);
+        }
+        let data = done.data.as_ref();
+        let data = data.map_or_else(Vec::new, |data| data.to_vec());
+        assert_eq!(data.len(), done.bytes as usize);
+        Reply {
+            cqe: done.response,
+            data,
         }
     }
 
@@ -884,18 +902,6 @@ impl World {
             u32::from(blocks) * size,
         )
         .ok()
-    }
-}
-
-fn reply(done: &Completed) -> Reply {
-    let data = done
-        .data
-        .as_ref()
-        .map_or_else(Vec::new, |data| data.to_vec());
-    assert_eq!(data.len(), done.bytes as usize);
-    Reply {
-        cqe: done.response,
-        data,
     }
 }
 

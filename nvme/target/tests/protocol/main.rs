@@ -31,6 +31,7 @@ mod keep_alive;
 mod logs;
 mod masks;
 mod orphans;
+mod paces;
 mod probe;
 mod properties;
 mod random;

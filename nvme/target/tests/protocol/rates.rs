@@ -16,7 +16,7 @@ const OTHER: &str = "nqn.2014-08.org.nvmexpress:uuid:00000000-0000-4000-8000-000
 const DEPTH: usize = 8;
 
 /// The time between two turns of a load.
-const TURN: Nanos = Nanos::from_micros(100);
+pub(crate) const TURN: Nanos = Nanos::from_micros(100);
 
 /// The limit of 1000 commands in a second.
 fn limit(scope: RateScope) -> RateLimit {
@@ -41,7 +41,7 @@ fn world(limits: Vec<RateLimit>) -> World {
 }
 
 /// The admin queue of a host on node 0, and an I/O queue on each of these nodes.
-fn attach(world: &mut World, host: &'static str, nodes: &[usize]) -> (Link, Vec<Link>) {
+pub(crate) fn attach(world: &mut World, host: &'static str, nodes: &[usize]) -> (Link, Vec<Link>) {
     let call = ConnectOptions {
         host,
         host_id: if host == HOST { [1; 16] } else { [2; 16] },
@@ -59,7 +59,7 @@ fn attach(world: &mut World, host: &'static str, nodes: &[usize]) -> (Link, Vec<
     (admin, queues.collect())
 }
 
-fn read(nsid: u32, blocks: u16) -> Sqe {
+pub(crate) fn read(nsid: u32, blocks: u16) -> Sqe {
     let block = if nsid == CACHED { 4096 } else { 512 };
     let sgl = SglDescriptor::transport(u32::from(blocks) * block);
     Sqe::read(nsid, 0, blocks - 1).with_sgl(sgl)
@@ -70,22 +70,32 @@ fn write(nsid: u32) -> Sqe {
 }
 
 /// A queue that always has [`DEPTH`] commands outstanding.
-struct Load {
+pub(crate) struct Load {
     link: Link,
     sqe: Sqe,
     data: Vec<u8>,
     tags: Vec<u64>,
-    completed: u64,
+    pub(crate) completed: u64,
 }
 
 impl Load {
-    fn new(link: Link, sqe: Sqe) -> Self {
+    pub(crate) fn new(link: Link, sqe: Sqe) -> Self {
         Self {
             link,
             sqe,
             data: Vec::new(),
             tags: Vec::new(),
             completed: 0,
+        }
+    }
+
+    /// Waits for the commands that are outstanding.
+    pub(crate) fn stop(&mut self, world: &mut World) {
+        for tag in std::mem::take(&mut self.tags) {
+            while world.take_reply(self.link.node, tag).is_none() {
+                world.now += TURN;
+                world.poll();
+            }
         }
     }
 
@@ -119,7 +129,7 @@ impl Load {
 }
 
 /// Runs loads for a time.
-fn run(world: &mut World, loads: &mut [Load], span: Nanos) {
+pub(crate) fn run(world: &mut World, loads: &mut [Load], span: Nanos) {
     let end = world.now + span;
     while world.now < end {
         for load in &mut *loads {
