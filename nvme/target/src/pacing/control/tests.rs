@@ -102,7 +102,7 @@ impl Plant {
             let bucket = (0..LATENCY_BUCKETS).rfind(|it| latency_bucket_start(*it) as f64 <= wait);
             counts.buckets[bucket.unwrap_or(0)] += 1000;
         }
-        self.now = self.now + INTERVAL;
+        self.now += INTERVAL;
         let sample = self.sample();
         let limits = self.control.adjust(&sample);
         for (user, limit) in self.users.iter_mut().zip(limits) {
