@@ -154,6 +154,25 @@ fn usage(windlass: &Windlass) -> Usage {
     }
 }
 
+/// Waits until the arena is populated, which a thread does that then ends: on a busy machine it takes
+/// as long as several storms.
+fn await_population(windlass: &Windlass) {
+    let threads = format!("/proc/{}/task", windlass.pid().as_raw_nonzero());
+    let began = Instant::now();
+    let populates = || {
+        let mut threads = fs::read_dir(&threads).expect("it runs").flatten();
+        threads.any(|it| {
+            // A thread may end in between.
+            let name = fs::read_to_string(it.path().join("comm"));
+            name.is_ok_and(|name| name.trim_end() == "memory")
+        })
+    };
+    while populates() {
+        assert!(began.elapsed() < LIMIT, "the arena is not populated");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
 /// Waits until the number of descriptors is as before, except those that stay open once used.
 #[track_caller]
 fn await_descriptors(windlass: &Windlass, before: Usage) -> Usage {
@@ -176,6 +195,7 @@ fn repeat(storm: impl Fn(&Windlass, SocketAddr) + Sync) {
     let address = windlass.address();
     let mut witness = Witness::new(address);
     witness.is_served();
+    await_population(&windlass);
     let before = usage(&windlass);
     let mut after = Vec::new();
     let over = AtomicBool::new(false);
