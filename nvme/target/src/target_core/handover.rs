@@ -55,6 +55,18 @@ impl TargetCore {
         Some((entry.shared.identity.cntlid, entry.qid))
     }
 
+    /// Whether a queue is an admin queue whose controller has I/O queues, on any core. They end with
+    /// it.
+    pub fn has_io_queues(&self, queue: QueueId) -> bool {
+        let entry = self.queues.get(queue.slot, queue.generation);
+        let Some(admin) = entry.filter(|it| it.qid == 0) else {
+            return false;
+        };
+        let registry = self.target.registry();
+        let controller = registry.entry(admin.shared.identity.cntlid);
+        controller.is_some_and(|it| !it.io_queues.is_empty())
+    }
+
     /// Checks that the core has nothing to do but wait for hosts.
     fn check_quiet(&self) -> Result<(), NotQuiet> {
         if self.is_closing() {

@@ -81,12 +81,16 @@ impl<S: ByteStream> Connection<S> {
         is_sending && self.stream.belongs_to_process()
     }
 
-    /// Closes the connection when its requests are completed, if no other process can continue its
-    /// stream. Returns whether it is such a connection.
+    /// Closes the connection when its requests are completed, and an admin queue after the I/O queues
+    /// of its controller, if no other process can continue its stream. Returns whether it is such a
+    /// connection.
     pub(crate) fn finish_if_bound(&mut self, cx: &mut Context<'_>) -> bool {
         let is_bound = self.stream.belongs_to_process();
-        if is_bound && self.is_quiet(cx) {
-            self.close(cx);
+        if is_bound {
+            let is_needed = self.queue.is_some_and(|queue| cx.core.has_io_queues(queue));
+            if self.is_quiet(cx) && !is_needed {
+                self.close(cx);
+            }
         }
         is_bound
     }
