@@ -4,6 +4,7 @@
 //! receive control messages and snapshots of the target, and are never waited for with a lock.
 
 mod apply;
+mod handover;
 mod steps;
 mod target_state;
 #[cfg(test)]

@@ -95,6 +95,27 @@ pub trait Listening: Send + Sync {
         event_loop: &mut dyn EventLoop,
     ) -> Result<SocketAddr, Failure>;
 
+    /// Whether another process can continue its connections with their descriptors. Others are
+    /// closed before a hand-over, and the listeners opened again after it.
+    fn passes_connections(&self) -> bool {
+        true
+    }
+
+    /// Listens again on an address that hosts know, as `port`. If that fails, it is tried again
+    /// until it succeeds.
+    ///
+    /// # Errors
+    /// A reactor does not respond.
+    fn listen_on_known(
+        &self,
+        port: PortId,
+        address: SocketAddr,
+        event_loop: &mut dyn EventLoop,
+    ) -> Result<(), Failure> {
+        let _ = (port, address, event_loop);
+        Err(ConnectionsPass.into())
+    }
+
     /// Releases the network cards and their registered memory, because no listener is left.
     fn release(&self, event_loop: &mut dyn EventLoop) {
         let _ = event_loop;
@@ -142,6 +163,11 @@ pub trait Listening: Send + Sync {
     }
 }
 
+/// The listeners of the transport pass to the next process.
+#[derive(Debug, thiserror::Error)]
+#[error("the transport's listeners pass to the next process")]
+struct ConnectionsPass;
+
 /// The resources that all transports of one reactor share.
 #[derive(Clone)]
 pub(crate) struct TransportContext {
@@ -163,8 +189,15 @@ pub(crate) trait LateTransport: Transport {
     /// It cannot be bound, or the system lacks what the transport needs.
     fn bind(&self, port: PortId, listener: &Listener) -> Result<SocketAddr, Failure>;
 
-    /// Prepares the transport, before the reactors run: registers `regions` if a listener is bound.
-    /// `placement` distributes connections.
+    /// Opens what listeners need, before the reactors run. They are bound later: an earlier process
+    /// has their addresses.
+    ///
+    /// # Errors
+    /// The system lacks what `listener` needs.
+    fn open(&self, listener: &Listener) -> Result<(), Failure>;
+
+    /// Prepares the transport, before the reactors run: registers `regions` if a listener is bound
+    /// or the transport [opened](Self::open). `placement` distributes connections.
     ///
     /// # Errors
     /// No network card is usable, with the reason for each.
@@ -216,8 +249,25 @@ pub(crate) struct Transports {
 
 /// A listener that an earlier process has not passed.
 #[derive(Debug, thiserror::Error)]
-#[error("the old process has not passed the socket of listener {0}")]
-struct NoSocket(Name);
+#[error("the old process has not passed listener {0}")]
+struct NotPassed(Name);
+
+/// A listener that an earlier process has passed.
+#[derive(Debug)]
+pub(crate) struct PassedListener {
+    /// The number by which hosts' controllers know it.
+    pub(crate) port: PortId,
+    pub(crate) place: PassedPlace,
+}
+
+/// How a passed listener goes on.
+#[derive(Debug)]
+pub(crate) enum PassedPlace {
+    /// With the socket of the earlier process.
+    Socket(TcpListener),
+    /// The address is bound when the earlier process has closed its listener.
+    Address(SocketAddr),
+}
 
 impl Listeners {
     /// Binds every listener of `config`.
@@ -248,24 +298,35 @@ impl Listeners {
         Ok(listeners)
     }
 
-    /// Continues with the listening sockets of an earlier process. No connection is accepted until
-    /// the transport is resumed.
+    /// Continues with the listeners of an earlier process. No connection is accepted until the
+    /// transports are resumed.
     ///
     /// # Errors
-    /// The first listener whose socket was not passed.
+    /// The first listener that was not passed, or that this machine cannot serve.
     pub(crate) fn adopt(
         config: &Config,
-        mut passed: BTreeMap<Name, (PortId, TcpListener)>,
+        mut passed: BTreeMap<Name, PassedListener>,
         rdma: Arc<dyn LateTransport>,
     ) -> Result<Self, Failure> {
         let (mut tcp, mut bound) = (Vec::new(), Vec::new());
         for listener in &config.listeners {
             let found = passed.remove(&listener.name);
-            let found = found.filter(|_| listener.transport == TransportName::Tcp);
-            let (port, socket) = found.ok_or_else(|| NoSocket(listener.name.clone()))?;
-            let listening = tcp::Bound::adopt(port, socket);
-            bound.push((listening.port(), listening.address()?));
-            tcp.push(listening);
+            let PassedListener { port, place } =
+                found.ok_or_else(|| NotPassed(listener.name.clone()))?;
+            let address = match (listener.transport, place) {
+                (TransportName::Tcp, PassedPlace::Socket(socket)) => {
+                    let listening = tcp::Bound::adopt(port, socket);
+                    let address = listening.address()?;
+                    tcp.push(listening);
+                    address
+                }
+                (TransportName::Rdma, PassedPlace::Address(address)) => {
+                    rdma.open(listener)?;
+                    address
+                }
+                _ => return Err(NotPassed(listener.name.clone()).into()),
+            };
+            bound.push((port, address));
         }
         Ok(Self {
             tcp,

@@ -23,9 +23,9 @@ that it can continue. Then requests in flight complete, and the new process gets
 memory of RAM devices, the files and the listeners. Hosts over TCP notice a pause and no
 reconnection. If the new process fails before it serves, the old one serves on.
 
-A change of the configuration is not part of it: apply it before or afterwards. Hosts over TLS are
-disconnected and connect again. NVMe drives and RDMA listeners belong to a process: an appliance
-with them is not handed over, but restarted.
+A change of the configuration is not part of it: apply it before or afterwards. Hosts over TLS and
+RDMA are disconnected and connect again. NVMe drives belong to a process: an appliance with them is
+not handed over, but restarted.
 
 Exit status: 0 if the new process serves, or with --dry-run if it would; 1 if not.")]
 pub(crate) struct UpgradeArguments {

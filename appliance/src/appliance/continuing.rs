@@ -136,7 +136,14 @@ fn accept(stored: UnixStream, wanted: &Config) -> Result<Stored, Failure> {
 }
 
 fn continue_from(stored: Stored, state: &StateDirectory) -> Result<Appliance, Failure> {
-    let appliance = build(stored.config, stored.passed, &stored.target, state)?;
+    let environment = Environment::default();
+    let appliance = build(
+        stored.config,
+        stored.passed,
+        &stored.target,
+        state,
+        environment,
+    )?;
     let connections = stored.sockets.len();
     let restored = restore_hosts(&appliance, stored.hosts, stored.sockets);
     if let Err(error) = restored.and_then(|()| serve_hosts(&appliance)) {
@@ -150,6 +157,7 @@ fn continue_from(stored: Stored, state: &StateDirectory) -> Result<Appliance, Fa
 fn serve_hosts(appliance: &Appliance) -> Result<(), Failure> {
     appliance.tcp.resume(&mut RealTime(|_| {}))?;
     appliance.tcp.set_paused(false);
+    appliance.reconciler.open_listeners(&mut RealTime(|_| {}));
     tracing::info!("hosts are served by this process from now on");
     Ok(())
 }
@@ -214,7 +222,7 @@ fn prepare(
     let offer = Offer::decode(&bytes)?;
     let target = nvme_handover_format::decode(&offer.target.0)?;
     let (config, passed) = offer.accept(descriptors)?;
-    let appliance = build(config, passed, &target, state)?;
+    let appliance = build(config, passed, &target, state, Environment::default())?;
     channel.send_restored()?;
     Ok((appliance, offer.file))
 }
@@ -225,10 +233,11 @@ fn build(
     passed: Passed,
     target: &State,
     state: &StateDirectory,
+    environment: Environment<'_>,
 ) -> Result<Appliance, Failure> {
     let environment = Environment {
         passed: Some(passed),
-        ..Environment::default()
+        ..environment
     };
     let appliance = Appliance::start_with(config, state, environment)?;
     if let Err(error) = appliance.target.check_handover(target) {
@@ -273,5 +282,58 @@ fn wait_for_end(channel: &Channel) {
         Ok(_) | Err(_) => {
             tracing::warn!("the old process has not ended within {OLD_PROCESS_TIME_MAX:?}");
         }
+    }
+}
+
+#[cfg(test)]
+impl Appliance {
+    /// Does all steps of a hand-over within this process. Returns the appliance that serves then.
+    pub(crate) fn hand_over_within(
+        self,
+        state: &StateDirectory,
+        environment: Environment<'_>,
+    ) -> Result<Self, Failure> {
+        let event_loop = &mut RealTime(|_| {});
+        let next = self.build_next(state, environment)?;
+        self.close_to_hosts(event_loop)?;
+        let (hosts, sockets) = self.export_when_quiet(event_loop)?;
+        let sockets = sockets.iter().map(|it| it.as_fd().try_clone_to_owned());
+        restore_hosts(
+            &next,
+            nvme_handover_format::decode(&hosts)?,
+            sockets.collect::<Result<_, _>>()?,
+        )?;
+        // Its process would end.
+        std::mem::forget(self);
+        serve_hosts(&next)?;
+        Ok(next)
+    }
+
+    /// Builds the appliance that would continue this one, which goes on serving.
+    pub(crate) fn build_next(
+        &self,
+        state: &StateDirectory,
+        environment: Environment<'_>,
+    ) -> Result<Self, Failure> {
+        self.check_upgrade()?;
+        let (offer, offered) = self.offer()?;
+        let offer = Offer::decode(&offer)?;
+        let target = nvme_handover_format::decode(&offer.target.0)?;
+        let (config, passed) = offer.accept(offered)?;
+        build(config, passed, &target, state, environment)
+    }
+
+    /// Does the steps of a hand-over until all is quiet, and serves on, as if the new process had
+    /// failed then.
+    pub(crate) fn fail_to_hand_over(&self) -> Result<(), Failure> {
+        let event_loop = &mut RealTime(|_| {});
+        self.close_to_hosts(event_loop)?;
+        self.export_when_quiet(event_loop)?;
+        self.resume_hosts(event_loop)
+    }
+
+    /// What an upgrade says to operators.
+    pub(crate) fn effects_of_upgrade(&self) -> Vec<String> {
+        self.effects()
     }
 }

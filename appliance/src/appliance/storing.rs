@@ -5,11 +5,9 @@
 //! restart. After any other stop it closes the descriptors, by which the connections end.
 
 use std::os::fd::{AsFd as _, BorrowedFd};
-use std::thread;
 
 use nvme_handover_channel::{Left, store, take};
 
-use super::upgrade::ACCEPTED_TIME;
 use super::{Appliance, with_watchdog};
 use crate::error::{Failure, with_causes};
 use crate::event_loop::{EventLoop, aside};
@@ -51,14 +49,16 @@ impl Appliance {
         self.check_upgrade()?;
         let mut event_loop = with_watchdog(&self.drives, &self.reactors, watchdog_loop);
         let gate = self.close_change_gate(&mut event_loop)?;
-        self.tcp.set_paused(true);
-        thread::sleep(ACCEPTED_TIME);
-        match self.leave_state(&mut event_loop) {
+        let left = self
+            .close_to_hosts(&mut event_loop)
+            .and_then(|()| self.leave_state(&mut event_loop));
+        match left {
             Ok(connections) => {
                 gate.stay_closed();
                 Ok(connections)
             }
             Err(error) => {
+                // RDMA hosts are disconnected already, and the stop goes on.
                 self.tcp.resume(&mut event_loop)?;
                 self.tcp.set_paused(false);
                 Err(error)

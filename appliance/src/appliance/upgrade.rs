@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use appliance_config::{Backing, Transport};
 use nvme_handover::State;
+use nvme_target::ControllerSnapshot;
 use nvme_tcp::SocketStream;
 use reactors::Clock as _;
 
@@ -27,7 +28,7 @@ use crate::transports::ExportError;
 use crate::watchdog_loop::WatchdogLoop;
 
 /// Time in which connections that were accepted before reach their reactors.
-pub(super) const ACCEPTED_TIME: Duration = Duration::from_millis(20);
+const ACCEPTED_TIME: Duration = Duration::from_millis(20);
 /// Time in which changes by operators have to complete.
 const CHANGES_TIME_MAX: Duration = Duration::from_secs(5);
 /// Time in which requests in flight have to complete. Hosts wait meanwhile.
@@ -47,11 +48,6 @@ pub(super) enum Upgraded {
 /// Why a running appliance cannot be handed over.
 #[derive(Debug, thiserror::Error)]
 enum NotPossible {
-    #[error(
-        "listener {0}: RDMA connections belong to a process: restart the service, or apply the \
-         configuration without its RDMA listeners first"
-    )]
-    Rdma(String),
     #[error(
         "device {0} is on an NVMe drive, which belongs to a process: restart the service, or apply \
          the configuration without its drives first"
@@ -125,10 +121,12 @@ impl Appliance {
         }
         // The target does not change any more: the new process would not know of it.
         let gate = self.close_change_gate(&mut event_loop)?;
-        self.tcp.set_paused(true);
-        thread::sleep(ACCEPTED_TIME);
-        let began = Instant::now();
-        match self.pass_on(&mut successor, &mut event_loop) {
+        let mut began = Instant::now();
+        let passed = self.close_to_hosts(&mut event_loop).and_then(|()| {
+            began = Instant::now();
+            self.pass_on(&mut successor, &mut event_loop)
+        });
+        match passed {
             Ok(connections) => {
                 gate.stay_closed();
                 answer.pid = successor.pid();
@@ -142,8 +140,7 @@ impl Appliance {
             Err(error) => {
                 // It must not use the sockets any more.
                 drop(successor);
-                self.tcp.resume(&mut event_loop)?;
-                self.tcp.set_paused(false);
+                self.resume_hosts(&mut event_loop)?;
                 Err(error)
             }
         }
@@ -152,10 +149,6 @@ impl Appliance {
     /// Checks what no new process could continue.
     pub(crate) fn check_upgrade(&self) -> Result<(), Failure> {
         let config = self.config();
-        let mut listeners = config.listeners.iter();
-        if let Some(listener) = listeners.find(|it| it.transport == Transport::Rdma) {
-            return Err(NotPossible::Rdma(listener.name.to_string()).into());
-        }
         let mut devices = config.devices.iter();
         if let Some(drive) = devices.find(|it| matches!(it.backing, Backing::Nvme(_))) {
             return Err(NotPossible::Drive(drive.name.to_string()).into());
@@ -213,12 +206,19 @@ impl Appliance {
         for listener in &self.config().listeners {
             let port = self.reconciler.ports().get(&listener.name);
             let port = port.ok_or(NotPossible::Listener)?;
-            let socket = listening.remove(&port.id).ok_or(NotPossible::Listener)?;
+            let address = match listener.transport {
+                Transport::Tcp => {
+                    let socket = listening.remove(&port.id);
+                    descriptors.push(socket.ok_or(NotPossible::Listener)?);
+                    None
+                }
+                Transport::Rdma => Some(port.address),
+            };
             offer.listeners.push(ListenerOffer {
                 name: listener.name.to_string(),
                 port: port.id.0,
+                address,
             });
-            descriptors.push(socket);
         }
         Ok((offer.encode()?, descriptors))
     }
@@ -239,6 +239,22 @@ impl Appliance {
             }
             event_loop.run_once();
         }
+    }
+
+    /// Accepts no more connections, and disconnects hosts whose connections belong to the process.
+    pub(super) fn close_to_hosts(&self, event_loop: &mut dyn EventLoop) -> Result<(), Failure> {
+        self.reconciler.close_listeners(event_loop)?;
+        self.tcp.set_paused(true);
+        thread::sleep(ACCEPTED_TIME);
+        Ok(())
+    }
+
+    /// Serves hosts again, because no other process does.
+    pub(super) fn resume_hosts(&self, event_loop: &mut dyn EventLoop) -> Result<(), Failure> {
+        self.tcp.resume(event_loop)?;
+        self.tcp.set_paused(false);
+        self.reconciler.open_listeners(event_loop);
+        Ok(())
     }
 
     /// Holds the hosts' connections and passes them to the new process, which then serves. Returns
@@ -284,7 +300,7 @@ impl Appliance {
     }
 
     /// What hosts and operators notice.
-    fn effects(&self) -> Vec<String> {
+    pub(super) fn effects(&self) -> Vec<String> {
         let mut effects = vec![
             "hosts over TCP without TLS stay connected; their requests wait during the hand-over"
                 .to_owned(),
@@ -298,6 +314,19 @@ impl Appliance {
             effects.push(format!(
                 "{hosts} host(s) over TLS are disconnected and connect again, because keys belong to \
                  a process"
+            ));
+        }
+        let ports = self.reconciler.ports_of(Transport::Rdma);
+        if !ports.is_empty() {
+            let is_at = |controller: &ControllerSnapshot| {
+                ports.iter().any(|(port, _)| *port == controller.port)
+            };
+            let connected = controllers.iter().filter(|it| is_at(it));
+            let hosts: BTreeSet<_> = connected.map(|it| &it.host_nqn).collect();
+            let hosts = hosts.len();
+            effects.push(format!(
+                "{hosts} host(s) over RDMA are disconnected and connect again, because queue pairs \
+                 belong to a process; the listeners over RDMA are closed and opened again"
             ));
         }
         let devices = &self.config().devices;

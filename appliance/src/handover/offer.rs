@@ -1,10 +1,11 @@
 //! What the old process tells the new one while it still serves: the running configuration, the
 //! descriptors, and what hosts know of the target. The new process builds everything from it.
 //!
-//! The descriptors are, in this order: the arena, those of each device, and one of each listener.
+//! The descriptors are, in this order: the arena, those of each device, and one of each listener that
+//! has a socket.
 
 use std::collections::BTreeMap;
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
@@ -18,9 +19,11 @@ use crate::devices::PassedDevice;
 use crate::identities::Content;
 use crate::observe::model::AnaWord;
 use crate::operator_states::OperatorStates;
+use crate::transports::{PassedListener, PassedPlace};
 
 /// Version of an offer's fields. A later version is refused, an earlier one is converted.
-const VERSION: u32 = 1;
+/// Version 1 has no listeners without a socket.
+const VERSION: u32 = 2;
 
 /// An offer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -76,6 +79,9 @@ pub(crate) struct ListenerOffer {
     pub(crate) name: String,
     /// The number by which hosts' controllers know it.
     pub(crate) port: u16,
+    /// Where it listens, if its socket is not passed.
+    #[serde(default)]
+    pub(crate) address: Option<SocketAddr>,
 }
 
 /// An ANA state that an operator has set.
@@ -92,7 +98,7 @@ pub(crate) struct StateOffer {
 pub(crate) struct Passed {
     pub(crate) arena: OwnedFd,
     pub(crate) devices: BTreeMap<Name, PassedDevice>,
-    pub(crate) listeners: BTreeMap<Name, (PortId, TcpListener)>,
+    pub(crate) listeners: BTreeMap<Name, PassedListener>,
     pub(crate) operator_states: OperatorStates,
 }
 
@@ -198,9 +204,9 @@ impl Offer {
         let config = Config::parse("the running configuration", &self.config)
             .map_err(|problems| OfferError::Config(problems.to_string()))?;
         let of_devices: usize = self.devices.iter().map(|it| it.descriptors).sum();
-        let wanted = of_devices
-            .saturating_add(self.listeners.len())
-            .saturating_add(1);
+        let without_socket = |it: &&ListenerOffer| it.address.is_some();
+        let sockets = self.listeners.len() - self.listeners.iter().filter(without_socket).count();
+        let wanted = of_devices.saturating_add(sockets).saturating_add(1);
         let found = descriptors.len();
         let mut descriptors = descriptors.into_iter();
         let arena = descriptors.next().filter(|_| found == wanted);
@@ -219,9 +225,18 @@ impl Offer {
             devices.insert(name(&device.name)?, passed);
         }
         let mut listeners = BTreeMap::new();
-        for (listener, socket) in self.listeners.iter().zip(descriptors) {
-            let listening = (PortId(listener.port), TcpListener::from(socket));
-            listeners.insert(name(&listener.name)?, listening);
+        for listener in &self.listeners {
+            let place = match listener.address {
+                Some(address) => Some(PassedPlace::Address(address)),
+                None => descriptors
+                    .next()
+                    .map(|socket| PassedPlace::Socket(TcpListener::from(socket))),
+            };
+            let passed = PassedListener {
+                port: PortId(listener.port),
+                place: place.ok_or(OfferError::Descriptors { found, wanted })?,
+            };
+            listeners.insert(name(&listener.name)?, passed);
         }
         let operator_states = self.operator_states(&config)?;
         let passed = Passed {
@@ -251,10 +266,14 @@ fn name(text: &str) -> Result<Name, OfferError> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{IpAddr, Ipv4Addr};
     use std::os::unix::net::UnixStream;
     use std::path::Path;
 
     use super::*;
+
+    /// Where a listener without a socket listens.
+    const RDMA: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 4420);
 
     fn offer() -> Offer {
         let config = Config::default_embedded(Path::new("/demo.img")).expect("valid");
@@ -270,10 +289,18 @@ mod tests {
             extents: vec![4096, 8192],
             file: None,
         }];
-        offer.listeners = vec![ListenerOffer {
-            name: "loopback".to_owned(),
-            port: 3,
-        }];
+        offer.listeners = vec![
+            ListenerOffer {
+                name: "san".to_owned(),
+                port: 1,
+                address: Some(RDMA),
+            },
+            ListenerOffer {
+                name: "loopback".to_owned(),
+                port: 3,
+                address: None,
+            },
+        ];
         offer
     }
 
@@ -296,8 +323,13 @@ mod tests {
             (ram.descriptors.len(), &ram.extents),
             (2, &vec![4096, 8192])
         );
-        let (port, _) = passed.listeners[&"loopback".parse::<Name>().expect("a name")];
-        assert_eq!(port, PortId(3));
+        let listener = |name: &str| &passed.listeners[&name.parse::<Name>().expect("a name")];
+        let loopback = listener("loopback");
+        assert_eq!(loopback.port, PortId(3));
+        assert!(matches!(loopback.place, PassedPlace::Socket(_)));
+        let san = listener("san");
+        assert_eq!(san.port, PortId(1));
+        assert!(matches!(san.place, PassedPlace::Address(RDMA)));
         assert_eq!(
             StateOffer::all(&passed.operator_states),
             offer.operator_states
@@ -307,15 +339,15 @@ mod tests {
     #[test]
     fn later_and_malformed_offers_are_refused() {
         let mut later = serde_json::to_value(offer()).expect("JSON");
-        later["version"] = 2.into();
+        later["version"] = 3.into();
         later["feature"] = "unknown".into();
         let error = Offer::decode(later.to_string().as_bytes()).expect_err("later");
         assert_eq!(
             error.to_string(),
-            "the offer of the old process has version 2, but this version of Windlass reads at \
-             most 1: start a later version"
+            "the offer of the old process has version 3, but this version of Windlass reads at \
+             most 2: start a later version"
         );
-        later["version"] = 1.into();
+        later["version"] = 2.into();
         for text in [
             later.to_string().as_str(),
             "",
@@ -326,6 +358,19 @@ mod tests {
             let refused = Offer::decode(text.as_bytes());
             assert!(matches!(refused, Err(OfferError::Malformed(_))), "{text}");
         }
+    }
+
+    #[test]
+    fn offer_of_version_1_is_read() {
+        let mut earlier = serde_json::to_value(offer()).expect("JSON");
+        earlier["version"] = 1.into();
+        let listeners = earlier["listeners"].as_array_mut().expect("a list");
+        listeners.remove(0);
+        let loopback = listeners[0].as_object_mut().expect("an object");
+        loopback.remove("address").expect("a later field");
+        let earlier = Offer::decode(earlier.to_string().as_bytes()).expect("an earlier version");
+        let (_, passed) = earlier.accept(descriptors(4)).expect("complete");
+        assert_eq!(passed.listeners.len(), 1);
     }
 
     #[test]

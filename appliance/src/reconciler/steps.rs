@@ -260,7 +260,7 @@ impl Reconciler {
     }
 
     /// The bound listeners of a transport.
-    pub(super) fn ports_of(&self, transport: Transport) -> Vec<(PortId, &Listener)> {
+    pub(crate) fn ports_of(&self, transport: Transport) -> Vec<(PortId, &Listener)> {
         let mut ports = self.ports.of(&self.config);
         ports.retain(|(_, listener)| listener.transport == transport);
         ports

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use appliance_config::{Config, Listener, Transport as TransportName};
 use hugemem::Region;
 use nvme_rdma::{
-    ConnectionSet, Domains, Listeners, Message, PortMessage, PortSettings, RdmaConfig,
-    RdmaCounters, RdmaTransport, SetParts, queue_depth_max,
+    ConnectionSet, Domains, ListenAddress, Listeners, Message, PortMessage, PortSettings,
+    RdmaConfig, RdmaCounters, RdmaTransport, SetParts, queue_depth_max,
 };
 use nvme_target::PortId;
 use rdma::{Device, Provider, Unavailable, Verbs};
@@ -156,7 +156,7 @@ pub(super) fn cards() -> Vec<RdmaCard> {
 const RESTORE_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The listeners that reactors take control messages about.
-type RdmaPortMessages = PortMessages<SocketAddr, PortSettings, Result<SocketAddr, rdma::Error>>;
+type RdmaPortMessages = PortMessages<ListenAddress, PortSettings, Result<SocketAddr, rdma::Error>>;
 
 /// The NVMe/RDMA transport of the whole appliance.
 pub(crate) struct Rdma<P: Provider> {
@@ -183,7 +183,7 @@ pub(crate) struct Rdma<P: Provider> {
 enum State<P: Provider> {
     /// No listener has existed.
     Unused,
-    /// Listeners are bound, and the reactors do not run yet.
+    /// Listeners are bound, or will be, and the reactors do not run yet.
     Bound(Channels<P>, usize),
     /// Every reactor has its part.
     Serving(Arc<Serving<P>>),
@@ -470,13 +470,19 @@ impl<P: Provider> Transport for Rdma<P> {
 }
 
 impl<P: Provider> LateTransport for Rdma<P> {
-    fn bind(&self, port: PortId, listener: &Listener) -> Result<SocketAddr, Failure> {
-        let failed = |cause| no_rdma(listener, cause);
+    fn open(&self, listener: &Listener) -> Result<(), Failure> {
         let mut state = self.state();
         if let State::Unused = *state {
-            let channels = Channels::open(&self.system, self.reactors).map_err(failed)?;
-            *state = State::Bound(channels, 0);
+            let channels = Channels::open(&self.system, self.reactors);
+            *state = State::Bound(channels.map_err(|cause| no_rdma(listener, cause))?, 0);
         }
+        Ok(())
+    }
+
+    fn bind(&self, port: PortId, listener: &Listener) -> Result<SocketAddr, Failure> {
+        self.open(listener)?;
+        let failed = |cause| no_rdma(listener, cause);
+        let mut state = self.state();
         let State::Bound(channels, count) = &mut *state else {
             return Err(SetUpTwice.into());
         };
@@ -568,9 +574,26 @@ impl<P: Provider> Listening for Rdma<P> {
         event_loop: &mut dyn EventLoop,
     ) -> Result<SocketAddr, Failure> {
         let serving = self.serving().ok_or(NotBegun)?;
-        let address = listener.address.socket_addr();
+        let address = ListenAddress::New(listener.address.socket_addr());
         let bound = serving.port_messages.listen(port, address, event_loop)?;
         Ok(bound.map_err(|cause| no_rdma(listener, cause))?)
+    }
+
+    fn passes_connections(&self) -> bool {
+        false
+    }
+
+    fn listen_on_known(
+        &self,
+        port: PortId,
+        address: SocketAddr,
+        event_loop: &mut dyn EventLoop,
+    ) -> Result<(), Failure> {
+        let serving = self.serving().ok_or(NotBegun)?;
+        let address = ListenAddress::Known(address);
+        // A failure is logged, and tried again.
+        let _ = serving.port_messages.listen(port, address, event_loop)?;
+        Ok(())
     }
 
     fn release(&self, event_loop: &mut dyn EventLoop) {

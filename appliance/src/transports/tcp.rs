@@ -95,11 +95,6 @@ impl Bound {
         Self { port, socket }
     }
 
-    /// The number of the listener.
-    pub(super) fn port(&self) -> PortId {
-        self.port
-    }
-
     /// The bound address, with the port that the system chose.
     pub(super) fn address(&self) -> std::io::Result<SocketAddr> {
         self.socket.local_addr()

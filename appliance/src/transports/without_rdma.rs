@@ -82,6 +82,10 @@ impl Transport for Rdma {
 }
 
 impl LateTransport for Rdma {
+    fn open(&self, listener: &Listener) -> Result<(), Failure> {
+        Err(BuiltWithout::new(listener).into())
+    }
+
     fn bind(&self, _port: PortId, listener: &Listener) -> Result<SocketAddr, Failure> {
         Err(BuiltWithout::new(listener).into())
     }

@@ -310,6 +310,16 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         timeout_s: 600,
     },
     Scenario {
+        name: "rdma-upgrade",
+        script: "rdma-upgrade.sh",
+        connect: "",
+        place: Place::Guest(Machine {
+            options: &["--smp", "4", "--huge", "160"],
+            namespaces: 1,
+        }),
+        timeout_s: 600,
+    },
+    Scenario {
         name: "rdma-hostile",
         script: "rdma-hostile.sh",
         connect: "",

@@ -45,6 +45,8 @@ const _: () = assert!(BORROW_HOLD_MAX.0 + STALL_CHECK_INTERVAL.0 <= 130_000_000)
 /// that have vanished. The queue pair cannot enforce it, because the host chooses the RNR retry
 /// count (IBA 1.3 §12.6.5).
 const PROGRESS_TIMEOUT: Nanos = Nanos::from_secs(5);
+/// Interval at which a connection that finishes is looked at.
+const FINISH_LOOK_INTERVAL: Nanos = Nanos::from_millis(1);
 /// Time without a post after which a connection is probed. A dead peer is detected within this time
 /// and [`PROGRESS_TIMEOUT`], whatever its Keep Alive Timeout.
 const PROBE_INTERVAL: Nanos = Nanos::from_secs(30);
@@ -71,6 +73,9 @@ enum Phase {
     Connecting { until: Nanos },
     /// Serves its queue.
     Serving,
+    /// Answers its requests, then closes, an admin queue after the I/O queues of its controller.
+    /// Received capsules are dropped: the host sends their commands again over its next connection.
+    Finishing { until: Nanos, next_look: Nanos },
     /// Sends what is queued, then disconnects. Received capsules are dropped.
     Closing { until: Nanos },
     /// Disconnected: waits until posted work is flushed and the last receive was taken.
@@ -251,7 +256,10 @@ impl<P: Provider> Connection<P> {
             Phase::Closing { until } if until <= cx.now => {
                 self.abort(cx, Cause::CloseTimeout);
             }
-            Phase::Serving | Phase::Closing { .. } => self.check_progress(cx),
+            Phase::Finishing { until, .. } if until <= cx.now => self.close(cx),
+            Phase::Serving | Phase::Finishing { .. } | Phase::Closing { .. } => {
+                self.check_progress(cx);
+            }
             Phase::Draining { .. } => self.phase = Phase::Finished,
             Phase::Finished => {}
         }
@@ -314,6 +322,7 @@ impl<P: Provider> Connection<P> {
             }
             Phase::Serving
             | Phase::Connecting { .. }
+            | Phase::Finishing { .. }
             | Phase::Closing { .. }
             | Phase::Draining { .. }
             | Phase::Finished => {}
@@ -351,7 +360,7 @@ impl<P: Provider> Connection<P> {
             }
         }
         match self.phase {
-            Phase::Serving | Phase::Closing { .. } => {
+            Phase::Serving | Phase::Finishing { .. } | Phase::Closing { .. } => {
                 self.pump_sends(cx);
                 self.pump_reads(cx);
             }
@@ -416,10 +425,27 @@ impl<P: Provider> Connection<P> {
         }
     }
 
+    /// Ends the connection when its requests are answered, or its time is over. To be called again
+    /// until then.
+    pub(crate) fn finish(&mut self, cx: &mut Context<'_, P>) {
+        let until = match self.phase {
+            Phase::Serving => cx.now.saturating_add(cx.config.close_timeout),
+            Phase::Finishing { until, .. } => until,
+            _ => return self.close(cx),
+        };
+        let is_needed = self.queue.is_some_and(|queue| cx.core.has_io_queues(queue));
+        if self.is_idle() && !is_needed {
+            return self.close(cx);
+        }
+        // Other reactors may have the I/O queues.
+        let next_look = cx.now.saturating_add(FINISH_LOOK_INTERVAL);
+        self.phase = Phase::Finishing { until, next_look };
+    }
+
     /// Ends the connection after queued responses have been sent. Its requests are abandoned.
     pub(crate) fn close(&mut self, cx: &mut Context<'_, P>) {
         match self.phase {
-            Phase::Connecting { .. } | Phase::Serving => {}
+            Phase::Connecting { .. } | Phase::Serving | Phase::Finishing { .. } => {}
             Phase::Closing { .. } | Phase::Draining { .. } | Phase::Finished => return,
         }
         self.release_queue(cx, false);
@@ -432,7 +458,10 @@ impl<P: Provider> Connection<P> {
     #[cold]
     pub(crate) fn abort(&mut self, cx: &mut Context<'_, P>, cause: Cause) {
         match self.phase {
-            Phase::Connecting { .. } | Phase::Serving | Phase::Closing { .. } => {}
+            Phase::Connecting { .. }
+            | Phase::Serving
+            | Phase::Finishing { .. }
+            | Phase::Closing { .. } => {}
             Phase::Draining { .. } | Phase::Finished => return,
         }
         self.report(cx, cause);
@@ -503,6 +532,7 @@ impl<P: Provider> Connection<P> {
             } if self.sends.is_empty() => self.phase = Phase::Finished,
             Phase::Connecting { .. }
             | Phase::Serving
+            | Phase::Finishing { .. }
             | Phase::Draining { .. }
             | Phase::Finished => {}
         }
@@ -622,6 +652,7 @@ impl<P: Provider> nvme_fabrics::Connection for Connection<P> {
         match self.phase {
             Phase::Serving => Some(self.check_at),
             Phase::Connecting { until } => Some(until),
+            Phase::Finishing { until, next_look } => Some(until.min(next_look)),
             Phase::Closing { until } => Some(until.min(self.check_at)),
             Phase::Finished => None,
             Phase::Draining { since, until, .. } if self.sends.is_empty() => {

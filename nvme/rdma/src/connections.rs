@@ -588,13 +588,14 @@ impl<P: Provider> ConnectionSet<P> {
         self.shared.config.ports = ports;
     }
 
-    /// Closes every connection of `port`; call again until none is left. Returns how many are open.
+    /// Closes every connection of `port` when its requests are answered, or its time is over; call
+    /// again until none is left. Returns how many are open.
     pub fn close_port(&mut self, port: PortId, now: Nanos) -> usize {
         let mut open = 0;
         for index in self.table.places() {
             if self.table.get(index).is_some_and(|it| it.port() == port) {
                 open += 1;
-                self.with(index, now, Connection::close);
+                self.with(index, now, Connection::finish);
             }
         }
         open

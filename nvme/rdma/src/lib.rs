@@ -49,6 +49,6 @@ pub use connection::ConnectionAudit;
 pub use connections::{ConnectionSet, Handoff, SetParts};
 pub use counters::RdmaCounters;
 pub use domains::{DeviceError, Domains, Registered};
-pub use listeners::Listeners;
+pub use listeners::{ListenAddress, Listeners};
 pub use plan::{Unfit, queue_depth_max};
 pub use transport::{Message, PortMessage, RdmaTransport};

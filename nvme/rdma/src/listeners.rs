@@ -31,6 +31,16 @@ fn watched(channel: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     Ok(epoll)
 }
 
+/// An address to listen on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ListenAddress {
+    /// If that fails, nothing remains.
+    New(SocketAddr),
+    /// An address that hosts know, because this process or an earlier one has listened on it: if
+    /// that fails, it is tried again until it succeeds.
+    Known(SocketAddr),
+}
+
 #[derive(Debug)]
 struct AddressListener<P: Provider> {
     /// `None` while the address cannot be listened on.
@@ -81,6 +91,24 @@ impl<P: Provider> Listeners<P> {
         let listener = AddressListener { listener, address };
         self.listening.insert(listener, port);
         Ok(address)
+    }
+
+    /// Listens on an address that hosts know as `port`. If that fails, it is tried again later.
+    pub(crate) fn listen_on_known(&mut self, address: SocketAddr, port: PortId, now: Nanos) {
+        let index = self.listening.next_index();
+        let listener = self.channel.listen(address, BACKLOG, self.token(index));
+        let listener = listener
+            .inspect_err(|error| {
+                tracing::error!(%address, %error, "a listener cannot be opened, it is tried again");
+            })
+            .ok();
+        let is_open = listener.is_some();
+        self.listening
+            .insert(AddressListener { listener, address }, port);
+        if !is_open {
+            let retry_at = now.saturating_add(LISTEN_AGAIN_AFTER);
+            self.listening.fail(index, retry_at);
+        }
     }
 
     /// Stops listening as `port`.

@@ -20,7 +20,7 @@ use rustix::io::Errno;
 use crate::config::PortSettings;
 use crate::connection::ConnectionAudit;
 use crate::connections::{ConnectionSet, Handoff};
-use crate::listeners::MANAGER;
+use crate::listeners::{ListenAddress, MANAGER};
 use crate::token::EventToken;
 
 /// Turns between two calls of epoll: few enough that connections are opened and closed without
@@ -47,7 +47,7 @@ pub enum Message<P: Provider> {
 /// the assigned port number. The settings also make the transport take in the devices that were
 /// added to the [`Domains`](crate::Domains), and release those that were removed from them. The data
 /// size of a device's receives does not change while the device is used.
-pub type PortMessage = ListenerMessage<SocketAddr, PortSettings, Listened>;
+pub type PortMessage = ListenerMessage<ListenAddress, PortSettings, Listened>;
 
 /// The result of listening on an address.
 type Listened = Result<SocketAddr, rdma::Error>;
@@ -91,7 +91,7 @@ pub struct RdmaTransport<P: Provider> {
     may_have_slept: bool,
     events: Vec<epoll::Event>,
     messages: Port<Message<P>>,
-    ports: PortControl<SocketAddr, PortSettings, Listened>,
+    ports: PortControl<ListenAddress, PortSettings, Listened>,
     placement: Placement,
     reactors: Vec<ReactorHandle>,
     polled_at: Nanos,
@@ -427,18 +427,28 @@ impl<P: Provider> RdmaTransport<P> {
 }
 
 impl<P: Provider> Ports for RdmaTransport<P> {
-    type Listener = SocketAddr;
+    type Listener = ListenAddress;
     type Settings = PortSettings;
     type Reply = Listened;
     type Handover = NoHandover;
 
     #[inline]
-    fn port_control(&mut self) -> &mut PortControl<SocketAddr, PortSettings, Listened> {
+    fn port_control(&mut self) -> &mut PortControl<ListenAddress, PortSettings, Listened> {
         &mut self.ports
     }
 
-    fn open_port(&mut self, address: SocketAddr, port: PortId) -> Listened {
-        self.connections.listeners().listen(address, port)
+    fn open_port(&mut self, address: ListenAddress, port: PortId) -> Listened {
+        match address {
+            ListenAddress::New(address) => self.connections.listeners().listen(address, port),
+            ListenAddress::Known(address) => {
+                let now = self.polled_at;
+                self.connections
+                    .listeners()
+                    .listen_on_known(address, port, now);
+                self.count_listeners();
+                Ok(address)
+            }
+        }
     }
 
     fn set_ports(&mut self, ports: Vec<(PortId, PortSettings)>) {

@@ -1,6 +1,7 @@
 //! A snapshot of a target for status, metrics and the dashboard.
 
 use crate::authentication::QueueAuthentication;
+use crate::config::PortId;
 use crate::controller::ControllerKind;
 use crate::controller::state::ControllerState;
 use crate::counters::{IoCounters, IoTotals};
@@ -43,6 +44,8 @@ pub struct ControllerSnapshot {
     pub host_id: [u8; 16],
     /// The reactor of its admin queue.
     pub admin_reactor: usize,
+    /// The port at which the host connected its admin queue.
+    pub port: PortId,
     /// Its I/O queues.
     pub io_queues: Vec<QueueSnapshot>,
     /// The traffic of all its I/O queues, closed ones included.
@@ -169,6 +172,7 @@ fn controller(target: &Target, entry: &ControllerEntry) -> ControllerSnapshot {
         host_nqn: identity.host_nqn.clone(),
         host_id: identity.host_id,
         admin_reactor: identity.admin_reactor,
+        port: identity.port,
         io_queues,
         totals,
         errors_logged: shared.errors.count(),

@@ -72,6 +72,29 @@ fn device(name: &str) -> DeviceConfig {
     DeviceConfig::new(name, TARGET_IP)
 }
 
+/// The machine with these RDMA devices, whose libraries may be missing.
+fn environment(target: &Fake, is_missing: &Arc<AtomicBool>) -> Environment<'static> {
+    let (provider, flag) = (target.clone(), Arc::clone(is_missing));
+    let open = move || match flag.load(Ordering::Relaxed) {
+        true => Err(Unavailable::LibraryMissing {
+            library: "librdmacm.so.1",
+            cause: "no such file".to_owned(),
+        }),
+        false => Ok(provider.clone()),
+    };
+    let rdma = move |reactors| -> Arc<dyn LateTransport> {
+        let system = System {
+            open: Box::new(open),
+            into_poller: |transport: RdmaTransport<Fake>| Box::new(transport),
+        };
+        Arc::new(Rdma::new(reactors, system))
+    };
+    Environment {
+        rdma: Box::new(rdma),
+        ..Environment::default()
+    }
+}
+
 impl Lab {
     /// An appliance whose machine has these RDMA devices.
     fn start(text: &str, devices: &[DeviceConfig]) -> Self {
@@ -79,25 +102,7 @@ impl Lab {
         let target = fabric.machine(devices).expect("descriptors");
         let host = fabric.machine(&[DeviceConfig::new("host0", HOST_IP)]);
         let is_missing = Arc::new(AtomicBool::new(false));
-        let (provider, flag) = (target.clone(), Arc::clone(&is_missing));
-        let open = move || match flag.load(Ordering::Relaxed) {
-            true => Err(Unavailable::LibraryMissing {
-                library: "librdmacm.so.1",
-                cause: "no such file".to_owned(),
-            }),
-            false => Ok(provider.clone()),
-        };
-        let rdma = move |reactors| -> Arc<dyn LateTransport> {
-            let system = System {
-                open: Box::new(open),
-                into_poller: |transport: RdmaTransport<Fake>| Box::new(transport),
-            };
-            Arc::new(Rdma::new(reactors, system))
-        };
-        let environment = Environment {
-            rdma: Box::new(rdma),
-            ..Environment::default()
-        };
+        let environment = environment(&target, &is_missing);
         let appliance =
             Appliance::start_with(parsed(text), &StateDirectory::default(), environment);
         Self {
@@ -126,6 +131,17 @@ impl Lab {
         let reason = answer.failure_reason().expect("a reason");
         assert!(reason.contains("nothing was changed"), "{reason}");
         reason
+    }
+
+    /// Hands over to another appliance on the same machine.
+    fn hand_over(self) -> Self {
+        let environment = environment(&self.target, &self.is_missing);
+        let state = StateDirectory::default();
+        let appliance = self.appliance.hand_over_within(&state, environment);
+        Self {
+            appliance: appliance.expect("it continues"),
+            ..self
+        }
     }
 
     fn connect(&self) -> Result<(Client, Client), String> {
@@ -484,5 +500,58 @@ fn device_that_flaps_leaves_nothing() {
     lab.poll_until("a host connects", |lab| lab.connect().is_ok());
     drop(lab.check_io(7));
     busy.end();
+    lab.stop();
+}
+
+/// Hosts over RDMA are disconnected and connect again, whether the new process serves or not. The
+/// host over TCP stays connected.
+#[test]
+fn hosts_connect_again_after_a_hand_over() {
+    let mut lab = Lab::start(&base("10s"), &[device("rdma0")]);
+    // Its port number is not its place in the configuration.
+    let other = "[[listener]]\nname = \"other\"\ntransport = \"tcp\"\naddress = \"127.0.0.1:0\"\n";
+    lab.apply(&(base("10s") + other));
+    lab.apply(&(with_rdma() + other));
+    lab.apply(&with_rdma());
+    let busy = Busy::begin(&lab.appliance);
+    let told = |lab: &Lab| lab.appliance.effects_of_upgrade().join("\n");
+    assert!(told(&lab).contains("0 host(s) over RDMA"), "{}", told(&lab));
+    for round in 0..3 {
+        let (mut admin, mut io) = lab.check_io(round);
+        assert!(told(&lab).contains("1 host(s) over RDMA"), "{}", told(&lab));
+        match round {
+            0 => lab.appliance.fail_to_hand_over().expect("all is quiet"),
+            _ => lab = lab.hand_over(),
+        }
+        for queue in [&mut admin, &mut io] {
+            assert!(
+                queue.command(Sqe::flush(1), 0).is_err(),
+                "it is disconnected"
+            );
+        }
+        drop((admin, io));
+        busy.go_on();
+        drop(lab.check_io(round + 100));
+        assert_eq!(lab.fabric.objects().listeners, 1, "round {round}");
+    }
+    busy.end();
+    lab.stop();
+}
+
+/// A process that lacks the libraries does not continue; the other one serves on, with all hosts.
+#[test]
+fn new_process_without_rdma_changes_nothing() {
+    let lab = Lab::start(&with_rdma(), &[device("rdma0")]);
+    let (admin, mut io) = lab.check_io(1);
+    let is_missing = Arc::new(AtomicBool::new(true));
+    let next = lab.appliance.build_next(
+        &StateDirectory::default(),
+        environment(&lab.target, &is_missing),
+    );
+    let error = next.err().expect("it cannot continue");
+    assert!(error.to_string().contains("listener san"), "{error}");
+    let read = io.command(Sqe::read(1, 2000, 0), BLOCK_BYTES);
+    assert_eq!(read.expect("a response").status(), Status::SUCCESS);
+    drop((admin, io));
     lab.stop();
 }

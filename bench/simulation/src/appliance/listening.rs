@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use appliance::headless::{EventLoop, Listening, PendingResponses, PortMessages};
 use appliance_config::{Listener as Wanted, Transport};
 use hugemem::Region;
-use nvme_rdma::{Domains, PortSettings as RdmaPortSettings};
+use nvme_rdma::{Domains, ListenAddress, PortSettings as RdmaPortSettings};
 use nvme_target::PortId;
 use nvme_tcp::{HandoverMessage, PortSettings};
 use rdma_testing::fake::Fake;
@@ -125,7 +125,7 @@ pub(super) fn tcp_settings(listener: &Wanted) -> PortSettings {
 /// Listeners over RDMA.
 pub(super) struct RdmaListening {
     pub(super) port_messages:
-        PortMessages<SocketAddr, RdmaPortSettings, Result<SocketAddr, rdma::Error>>,
+        PortMessages<ListenAddress, RdmaPortSettings, Result<SocketAddr, rdma::Error>>,
     /// The memory registrations of its devices.
     pub(super) domains: Arc<Domains<Fake>>,
     pub(super) sent_settings: SentSettings,
@@ -146,7 +146,7 @@ impl Listening for RdmaListening {
         listener: &Wanted,
         event_loop: &mut dyn EventLoop,
     ) -> Result<SocketAddr, Failure> {
-        let address = listener.address.socket_addr();
+        let address = ListenAddress::New(listener.address.socket_addr());
         Ok(self.port_messages.listen(port, address, event_loop)??)
     }
 

@@ -254,8 +254,10 @@ impl<P: Provider> Connection<P> {
             return;
         }
         match self.phase {
-            Phase::Serving if fetch.is_posted() => self.step(cx, slot, Event::Fetched),
-            Phase::Serving => {}
+            Phase::Serving | Phase::Finishing { .. } if fetch.is_posted() => {
+                self.step(cx, slot, Event::Fetched);
+            }
+            Phase::Serving | Phase::Finishing { .. } => {}
             // The request was abandoned.
             Phase::Connecting { .. }
             | Phase::Closing { .. }

@@ -5,7 +5,7 @@ use crate::harness::{IN_CAPSULE_BYTES, Setup, Stage, TARGET_MACHINE};
 use nvme_spec::command::Cns;
 use nvme_spec::sgl::SglDescriptor;
 use nvme_spec::{Cqe, Sqe, Status};
-use nvme_target::{KEYED_BLOCKS_MAX, Stage as Part};
+use nvme_target::{KEYED_BLOCKS_MAX, PortId, Stage as Part};
 use rdma::DeviceLimits;
 use rdma_testing::fake::{DeviceConfig, Fault, Operation, Pattern};
 use reactors::Nanos;
@@ -440,4 +440,47 @@ fn a_shutdown_drains_every_connection() {
     let call = crate::harness::host::Call::queue(0, 32, 0);
     let refused = Host::connect(&mut stage, &call).err();
     assert!(refused.is_some() || stage.set.len() <= 1);
+}
+
+/// Requests of a closed port are answered before the connection ends, and later commands are not
+/// executed, so that the host may send them again. A request that never ends delays it for 3 s at
+/// most.
+#[test]
+fn a_closed_port_answers_its_requests() {
+    for fault in [Fault::DelayRequest(50), Fault::Wedge] {
+        let mut stage = Stage::new();
+        let (mut admin, mut io) = Host::attach(&mut stage, 32);
+        io.check_io(&mut stage, 0, 1);
+        let baseline = stage.leases_out();
+        let late = Pattern::ONCE.of(Operation::Read).on(TARGET_MACHINE);
+        stage.fabric.add_fault(late, fault);
+        io.write(0, &[7; 512]);
+        let write = Sqe::write(1, 0, 0, false).with_cid(1);
+        io.send(write.with_sgl(io.keyed(0, 512)), &[]);
+        stage.turn_until("the read", |stage| stage.leases_out() == baseline + 1);
+        let began = stage.now;
+        assert_eq!(stage.set.close_port(PortId(0), began), 2);
+        let later = Sqe::write(1, 8, 0, false).with_cid(2);
+        io.send(later.with_sgl(io.keyed(0, 512)), &[]);
+        stage.turn_until("no connection", |stage| {
+            admin.poll();
+            io.poll();
+            stage.now = stage.now.saturating_add(Nanos::from_millis(1));
+            let now = stage.now;
+            stage.set.close_port(PortId(0), now) == 0
+        });
+        io.poll();
+        assert!(admin.disconnected && io.disconnected);
+        let answered: Vec<_> = io.responses.iter().map(|(cqe, _)| cqe.cid.get()).collect();
+        let is_stuck = matches!(fault, Fault::Wedge);
+        assert_eq!(answered, if is_stuck { vec![] } else { vec![1] });
+        let took = stage.now.saturating_sub(began);
+        assert!(took < Nanos::from_millis(3100), "{took:?}");
+        let (_admin, mut again) = Host::attach(&mut stage, 32);
+        for (lba, written) in [(0, u8::from(!is_stuck) * 6 + 1), (8, 0)] {
+            let read = Sqe::read(1, lba, 0).with_sgl(again.keyed(0, 512));
+            assert!(again.command(&mut stage, read).status().is_success());
+            assert_eq!(again.read(0, 512), vec![written; 512], "block {lba}");
+        }
+    }
 }

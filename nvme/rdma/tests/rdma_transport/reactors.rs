@@ -15,8 +15,8 @@ use crate::harness::{
 use block::{DevicePoller, DeviceSet, MemoryDevice, QueueOptions, ReactorDevices};
 use hugemem::{Arena, ArenaConfig, PagePolicy};
 use nvme_rdma::{
-    ConnectionSet, Domains, Listeners, Message, PortMessage, RdmaConfig, RdmaCounters,
-    RdmaTransport, SetParts,
+    ConnectionSet, Domains, ListenAddress, Listeners, Message, PortMessage, RdmaConfig,
+    RdmaCounters, RdmaTransport, SetParts,
 };
 use nvme_target::{CoreLimits, PortId, Target, TargetCore};
 use rdma::{Device as _, Provider};
@@ -250,7 +250,7 @@ fn a_listener_is_added_and_removed_while_another_serves() {
     let port = PortId(1);
     let address = SocketAddr::new(TARGET_IP, 0);
     let second = server.request(0, |reply| PortMessage::Listen {
-        listener: address,
+        listener: ListenAddress::New(address),
         port,
         reply,
     });
@@ -297,7 +297,7 @@ fn a_removed_device_is_released_by_every_reactor() {
         let mut server = Server::start(2, IdlePolicy::Sleep);
         let first = server.address;
         let second = server.request(0, |reply| PortMessage::Listen {
-            listener: SocketAddr::new(SECOND_IP, 0),
+            listener: ListenAddress::New(SocketAddr::new(SECOND_IP, 0)),
             port: PortId(0),
             reply,
         });
@@ -337,7 +337,7 @@ fn a_removed_device_without_connections_is_released() {
     for listening in 0..2 {
         let mut server = Server::start(2, IdlePolicy::Sleep);
         let bound = server.request(listening, |reply| PortMessage::Listen {
-            listener: SocketAddr::new(SECOND_IP, 0),
+            listener: ListenAddress::New(SocketAddr::new(SECOND_IP, 0)),
             port: PortId(0),
             reply,
         });

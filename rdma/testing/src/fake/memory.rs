@@ -341,8 +341,9 @@ impl<'a> Segments<'a> {
 /// by address.
 #[derive(Debug, Default)]
 pub(super) struct Views {
-    /// By the device and inode of the region's file, which are unique while the view lives.
-    regions: Vec<((u64, u64), Weak<DmaView>)>,
+    /// By the device and inode of the region's file, which are unique while the view lives. Two
+    /// appliances of one process, of which one has handed over to the other, map it twice.
+    regions: Vec<((u64, u64, usize), Weak<DmaView>)>,
     foreign: Vec<Arc<DmaView>>,
 }
 
@@ -354,7 +355,7 @@ impl Views {
         };
         let failed = |step| move |source| Error::System { step, source };
         let status = fstat(region).map_err(|errno| failed("fstat")(errno.into()))?;
-        let name = (status.st_dev, status.st_ino);
+        let name = (status.st_dev, status.st_ino, region.base_address());
         self.regions.retain(|(_, view)| view.strong_count() > 0);
         let known = self.regions.iter().find(|(other, _)| *other == name);
         if let Some(view) = known.and_then(|(_, view)| view.upgrade()) {
