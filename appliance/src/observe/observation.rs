@@ -121,6 +121,10 @@ pub(crate) struct FileServiceSample {
     pub(crate) locks: u64,
     pub(crate) clients_expired: u64,
     pub(crate) clients_evicted: u64,
+    pub(crate) read_bytes_borrowed: u64,
+    pub(crate) read_bytes_copied: u64,
+    pub(crate) write_bytes_inline: u64,
+    pub(crate) write_bytes_copied: u64,
     pub(crate) in_grace: bool,
 }
 
@@ -371,6 +375,10 @@ fn files(files: &Files) -> FilesSample {
             locks: server.locks.get(),
             clients_expired: server.clients_expired.get(),
             clients_evicted: server.clients_evicted.get(),
+            read_bytes_borrowed: service.read_bytes_borrowed.get(),
+            read_bytes_copied: service.read_bytes_copied.get(),
+            write_bytes_inline: service.write_bytes_inline.get(),
+            write_bytes_copied: service.write_bytes_copied.get(),
             in_grace: server.grace.get() > 0,
         },
         volumes: files.volumes().iter().map(volume).collect(),

@@ -42,13 +42,18 @@ pub struct CompoundHeader<'a> {
 }
 
 impl CompoundHeader<'_> {
-    /// The record of a COMPOUND of `operations`, of at most 2 MiB.
+    /// The record of a COMPOUND of `operations`, of at most 64 KiB beside the data of WRITEs.
     ///
     /// # Panics
     /// It does not fit.
     #[must_use]
     pub fn record(&self, operations: &[Operation<'_>]) -> Vec<u8> {
-        let mut memory = vec![0; 2 << 20];
+        let payload = |operation: &Operation<'_>| match operation {
+            Operation::Write(args) => args.data.len(),
+            _ => 0,
+        };
+        let payload: usize = operations.iter().map(payload).sum();
+        let mut memory = vec![0; (64 << 10) + payload];
         let mut to = Encoder::new(&mut memory);
         let call = Call {
             xid: self.xid,
@@ -257,6 +262,15 @@ impl Slot {
             slotid: 0,
             sequence: 0,
             stateid: StateId::ANONYMOUS,
+        }
+    }
+
+    /// The handle of its file.
+    pub fn handle(&mut self, connection: &mut Connection) -> Vec<u8> {
+        let answer = self.call(connection, &at(self.file, Operation::GetFh(())));
+        match answer.last() {
+            OperationResult::GetFh(Outcome::Ok(handle)) => handle.0.to_vec(),
+            _ => panic!("{:?}", answer.parts()),
         }
     }
 

@@ -1,7 +1,6 @@
 //! Clients: who they are, how they are confirmed, and when they lose their state
 //! (RFC 8881 §18.35, §18.36, §18.50).
 
-use std::collections::HashSet;
 use std::net::IpAddr;
 
 use files_spec::Status;
@@ -12,6 +11,7 @@ use files_spec::operations::{
 use files_spec::rpc::Credential;
 use files_spec::types::Verifier;
 use files_spec::xdr::{List, Opaque};
+use files_store::NumberSet;
 
 use crate::execution::Execution;
 use crate::limits::{CLIENTS_MAX, COURTESY_MS, LEASE_MS, SESSIONS_PER_CLIENT_MAX};
@@ -60,7 +60,7 @@ pub(crate) struct Client {
     pub(crate) renewed_ms: u64,
     pub(crate) sessions: Vec<Key>,
     /// Its open and lock states.
-    pub(crate) states: HashSet<Key>,
+    pub(crate) states: NumberSet<Key>,
     /// Whether it has nothing to reclaim any more.
     pub(crate) has_reclaimed: bool,
     /// Whether it is among those that may reclaim after a restart.
@@ -183,7 +183,7 @@ impl Server {
             last_creation: LastCreation::None,
             renewed_ms: now.monotonic_ms,
             sessions: Vec::new(),
-            states: HashSet::new(),
+            states: NumberSet::default(),
             has_reclaimed: false,
             is_recorded: false,
         };

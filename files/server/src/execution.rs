@@ -9,7 +9,7 @@ use files_spec::operations::{OperationNumber, OperationResult, Outcome, ReadOk};
 use files_spec::rpc::{AcceptStatus, Reply};
 use files_spec::types::{Stable, StateId};
 use files_spec::xdr::{EncodeError, Encoder, HOLES_MAX, Hole, Payload, Xdr, padding};
-use files_store::{InodeId, Range, Ticket, WriteId, WritePlan};
+use files_store::{InodeId, MovePiece, Range, Ticket, WriteId};
 
 use crate::limits::{CHANGE_RESULT_BYTES_MAX, FAILED_RESULT_BYTES, REPLY_BYTES_MAX};
 use crate::place::{Place, VolumeIndex};
@@ -27,21 +27,20 @@ pub enum Step<'r> {
     Reply,
     /// The record is no call: there is nothing to send.
     Ignore,
-    /// Read these ranges of the device into memory for the next hole of the reply. The data are
-    /// part of the reply if it has this hole after the resumption. Otherwise the file has changed,
-    /// and the blocks may have become part of another one.
+    /// Read the ranges [`Execution::ranges`] of the device into memory for the next hole of the
+    /// reply. The data are part of the reply if it has this hole after the resumption. Otherwise the
+    /// file has changed, and the blocks may have become part of another one.
     Read {
         /// The volume.
         volume: VolumeIndex,
-        /// The ranges in their order.
-        ranges: Vec<Range>,
+        /// Whether no operation follows, so that nothing of the request waits for a device any more
+        /// that could be kept from a write by the reply.
+        is_last: bool,
     },
-    /// Write data to the device.
+    /// Write data to the parts [`Execution::pieces`] of the device.
     Write {
         /// The volume.
         volume: VolumeIndex,
-        /// Where the data go.
-        plan: WritePlan,
         /// The data: in the record, or where the caller has received them.
         data: Payload<'r>,
     },
@@ -96,6 +95,10 @@ pub(crate) struct PendingRead {
     pub(crate) count: u64,
     pub(crate) eof: bool,
     pub(crate) length: u32,
+    /// Counts the steps of the server.
+    pub(crate) step: u64,
+    /// Whether no operation follows.
+    pub(crate) is_last: bool,
 }
 
 /// A WRITE whose data move.
@@ -105,6 +108,8 @@ pub(crate) struct PendingWrite {
     pub(crate) id: WriteId,
     pub(crate) length: u32,
     pub(crate) stable: Stable,
+    /// Whether no operation follows.
+    pub(crate) is_last: bool,
 }
 
 /// The current or saved object with its state identifier.
@@ -146,7 +151,20 @@ pub struct Execution {
     pub(crate) records: u64,
     /// The ranges of a READ whose data move.
     pub(crate) ranges: Vec<Range>,
+    /// Memory for the ranges after that.
+    pub(crate) ranges_after: Vec<Range>,
+    /// Where the data of a WRITE go.
+    pub(crate) pieces: Vec<MovePiece>,
     pub(crate) waiting: Waiting,
+}
+
+/// The memory of an execution, which the next one uses again.
+struct Kept {
+    memory: Box<[u8]>,
+    awaited: Vec<(VolumeIndex, Ticket)>,
+    ranges: Vec<Range>,
+    ranges_after: Vec<Range>,
+    pieces: Vec<MovePiece>,
 }
 
 impl Default for Execution {
@@ -159,10 +177,23 @@ impl Execution {
     /// An execution with memory for the longest reply.
     #[must_use]
     pub fn new() -> Self {
-        Self::with(vec![0; REPLY_BYTES_MAX].into_boxed_slice(), Vec::new())
+        Self::with(Kept {
+            memory: vec![0; REPLY_BYTES_MAX].into_boxed_slice(),
+            awaited: Vec::new(),
+            ranges: Vec::new(),
+            ranges_after: Vec::new(),
+            pieces: Vec::new(),
+        })
     }
 
-    fn with(memory: Box<[u8]>, awaited: Vec<(VolumeIndex, Ticket)>) -> Self {
+    fn with(kept: Kept) -> Self {
+        let Kept {
+            memory,
+            awaited,
+            ranges,
+            ranges_after,
+            pieces,
+        } = kept;
         Self {
             memory,
             at: 0,
@@ -184,7 +215,9 @@ impl Execution {
             created: None,
             awaited,
             records: 0,
-            ranges: Vec::new(),
+            ranges,
+            ranges_after,
+            pieces,
             waiting: Waiting::No,
         }
     }
@@ -201,6 +234,18 @@ impl Execution {
         &self.holes[..self.hole_count]
     }
 
+    /// The ranges of the device that [`Step::Read`] asks for, in their order.
+    #[must_use]
+    pub fn ranges(&self) -> &[Range] {
+        &self.ranges
+    }
+
+    /// The parts of the device that [`Step::Write`] writes, in the order of the data.
+    #[must_use]
+    pub fn pieces(&self) -> &[MovePiece] {
+        &self.pieces
+    }
+
     /// Length of the reply with its holes in bytes.
     #[must_use]
     pub fn message_bytes(&self) -> usize {
@@ -215,10 +260,15 @@ impl Execution {
 
     /// Begins again with an empty reply.
     pub(crate) fn reset(&mut self) {
-        let memory = std::mem::take(&mut self.memory);
-        let mut awaited = std::mem::take(&mut self.awaited);
-        awaited.clear();
-        *self = Self::with(memory, awaited);
+        let mut kept = Kept {
+            memory: std::mem::take(&mut self.memory),
+            awaited: std::mem::take(&mut self.awaited),
+            ranges: std::mem::take(&mut self.ranges),
+            ranges_after: std::mem::take(&mut self.ranges_after),
+            pieces: std::mem::take(&mut self.pieces),
+        };
+        kept.awaited.clear();
+        *self = Self::with(kept);
     }
 
     /// Writes a reply of RPC without results.

@@ -172,8 +172,8 @@ impl Server {
             Operation::Lock(args) => return self.lock(x, args, now),
             Operation::LockT(args) => return self.test_lock(x, args, now),
             Operation::LockU(args) => self.unlock(x, args),
-            Operation::Read(args) => return self.read(x, args, now),
-            Operation::Write(args) => return self.write(x, args, now),
+            Operation::Read(args) => return self.read(x, args, position, now),
+            Operation::Write(args) => return self.write(x, args, position, now),
             Operation::Commit(args) => self.commit(x, args),
             other => {
                 if let Some(ended) = self.execute_version_2(x, other, now) {

@@ -172,8 +172,8 @@ pub(crate) fn resolve(
     let share = share.ok_or(Status::STALE)?;
     let volume = &volumes[shares[share].volume.0];
     let inode = volume.resolve(&handle).map_err(|_| Status::STALE)?;
-    let attributes = volume.attributes(inode).map_err(|_| Status::STALE)?;
-    match attributes.share == shares[share].part {
+    let part = volume.share(inode).map_err(|_| Status::STALE)?;
+    match part == shares[share].part {
         true => Ok(Place::Object { share, inode }),
         false => Err(Status::STALE),
     }

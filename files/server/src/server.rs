@@ -1,15 +1,12 @@
 //! The server: its state, and the execution of requests from the record to the reply.
 
-use std::hash::{DefaultHasher, Hasher as _};
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use files_spec::Status;
 use files_spec::compound::{CompoundArgs, Operations};
 use files_spec::operations::{Operation, OperationNumber};
-use files_spec::rpc::{
-    AcceptStatus, Call, CallError, Credential, NFS_PROGRAM, NFS_VERSION, Procedure, Reply,
-};
+use files_spec::rpc::{AcceptStatus, Call, CallError, NFS_PROGRAM, NFS_VERSION, Procedure, Reply};
 use files_spec::types::Verifier;
 use files_spec::xdr::{Decoder, Placement};
 use files_store::{Progress, Ticket, Time, Volume};
@@ -18,7 +15,7 @@ use crate::clients::{Client, Principal};
 use crate::counters::ServerCounters;
 use crate::execution::{Execution, Resumption, Step, Waiting};
 use crate::grace::Grace;
-use crate::limits::{CLIENTS_MAX, ORPHANS_PER_TICK_MAX, SESSIONS_MAX};
+use crate::limits::{CLIENTS_MAX, FINGERPRINT_BYTES_MAX, ORPHANS_PER_TICK_MAX, SESSIONS_MAX};
 use crate::operations::Flow;
 use crate::place::{Share, VolumeIndex};
 use crate::records::Records;
@@ -100,6 +97,8 @@ pub struct Server {
     /// Files of removed states whose volume was busy.
     pub(crate) unclosed: Vec<FileId>,
     pub(crate) counters: Arc<ServerCounters>,
+    /// How often executions have begun or continued.
+    pub(crate) steps: u64,
 }
 
 impl Server {
@@ -134,6 +133,7 @@ impl Server {
             grace: Grace::new(reclaiming, now),
             unclosed: Vec::new(),
             counters,
+            steps: 0,
         }
     }
 
@@ -198,6 +198,7 @@ impl Server {
     /// Begins the execution of a record.
     pub fn begin<'r>(&mut self, x: &mut Execution, record: &Record<'r>, now: &Now) -> Step<'r> {
         x.reset();
+        self.steps += 1;
         self.advance_grace(now);
         let mut from = record.decoder();
         let call = match Call::decode(&mut from) {
@@ -223,7 +224,7 @@ impl Server {
         x.address = record.client;
         x.user = User::of(&call.credential);
         self.counters.requests.add(1);
-        self.run(x, record, now)
+        self.execute_operations(x, record, (&call, args.operations), now)
     }
 
     /// Continues an execution whose last step has ended. The record is that of [`Self::begin`].
@@ -234,9 +235,15 @@ impl Server {
         resumption: Resumption,
         now: &Now,
     ) -> Step<'r> {
+        self.steps += 1;
         self.advance_grace(now);
         let waiting = std::mem::replace(&mut x.waiting, Waiting::No);
         let is_ok = resumption == Resumption::Done;
+        let is_last = match waiting {
+            Waiting::Read(read) => read.is_last,
+            Waiting::Write(write) | Waiting::Record(write) => write.is_last,
+            Waiting::No | Waiting::Volume | Waiting::Durable(_) => false,
+        };
         let (number, ended) = match waiting {
             Waiting::No => return Step::Ignore,
             Waiting::Volume => return self.run(x, record, now),
@@ -257,6 +264,7 @@ impl Server {
         };
         match self.after(x, number, ended) {
             Some(step) => step,
+            None if is_last => self.finish(x, Status::OK),
             None => self.run(x, record, now),
         }
     }
@@ -290,22 +298,29 @@ impl Server {
 
     /// Executes the remaining operations.
     fn run<'r>(&mut self, x: &mut Execution, record: &Record<'r>, now: &Now) -> Step<'r> {
-        let Some((call, mut operations)) = parts(record) else {
+        let Some((call, operations)) = parts(record) else {
             // The record was decoded before.
             x.end(Status::SERVERFAULT);
             return Step::Reply;
         };
+        self.execute_operations(x, record, (&call, operations), now)
+    }
+
+    /// Executes the operations of a record from the next one on.
+    fn execute_operations<'r>(
+        &mut self,
+        x: &mut Execution,
+        record: &Record<'r>,
+        (call, mut operations): (&Call<'r>, Operations<'r>),
+        now: &Now,
+    ) -> Step<'r> {
         let total = operations.left();
-        let shape = RequestShape {
-            bytes: record.length(),
-            operations: total,
-            fingerprint: fingerprint(record.bytes, &call),
-        };
         if x.next > 0 {
             operations.nth(x.next - 1);
         }
         while let Some(decoded) = operations.next() {
-            let operation = match decoded {
+            // By reference: an operation is large.
+            let operation = match &decoded {
                 Ok(operation) => operation,
                 Err(malformed) => {
                     let status = malformed.error.status();
@@ -319,20 +334,22 @@ impl Server {
                 is_only: total == 1,
                 is_last: x.next + 1 == total,
             };
-            let ended = check_position(x, number, position).and_then(|()| match &operation {
-                Operation::Sequence(args) => match self.sequence(x, args, shape, now)? {
-                    Sequenced::New => {
-                        x.end_sequence();
-                        Ok(Flow::Done)
+            let ended = check_position(x, number, position).and_then(|()| match operation {
+                Operation::Sequence(args) => {
+                    match self.sequence(x, args, shape(record, total), now)? {
+                        Sequenced::New => {
+                            x.end_sequence();
+                            Ok(Flow::Done)
+                        }
+                        Sequenced::Replayed => Ok(Flow::Replayed),
+                        Sequenced::NotKept if position.is_only => Ok(Flow::Done),
+                        Sequenced::NotKept => {
+                            x.next += 1;
+                            Err(Status::RETRY_UNCACHED_REP.into())
+                        }
                     }
-                    Sequenced::Replayed => Ok(Flow::Replayed),
-                    Sequenced::NotKept if position.is_only => Ok(Flow::Done),
-                    Sequenced::NotKept => {
-                        x.next += 1;
-                        Err(Status::RETRY_UNCACHED_REP.into())
-                    }
-                },
-                _ => self.execute(x, &operation, &call, position, now),
+                }
+                _ => self.execute(x, operation, call, position, now),
             });
             let number = match ended {
                 // RFC 8881 §2.10.6.1.3: the failure is that of the second operation.
@@ -474,18 +491,29 @@ fn parts<'r>(record: &Record<'r>) -> Option<(Call<'r>, Operations<'r>)> {
     Some((call, args.operations))
 }
 
-/// Identifies the content of a request: the bytes behind its identifier, which a retransmission
-/// may change.
-fn fingerprint(record: &[u8], call: &Call<'_>) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    let stamp = match call.credential {
-        // Linux changes the stamp of a credential with its machine name only.
-        Credential::Sys(sys) => sys.uid,
-        Credential::None => u32::MAX,
-    };
-    hasher.write_u32(stamp);
-    hasher.write(record.get(4..).unwrap_or_default());
-    hasher.finish()
+/// What SEQUENCE needs to know of its request.
+fn shape(record: &Record<'_>, operations: usize) -> RequestShape {
+    RequestShape {
+        bytes: record.length(),
+        operations,
+        fingerprint: fingerprint(record.bytes),
+    }
+}
+
+/// Identifies the content of a request: its beginning behind the identifier, which a retransmission
+/// may change, and its length. Servers need not find every difference (RFC 8881 §2.10.6.1.3.1), and
+/// only the client itself could make two requests alike.
+fn fingerprint(record: &[u8]) -> u64 {
+    /// An odd number without a pattern.
+    const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+    let content = record.get(4..).unwrap_or_default();
+    let beginning = &content[..content.len().min(FINGERPRINT_BYTES_MAX)];
+    let add = |sum: u64, word: u64| (sum.rotate_left(5) ^ word).wrapping_mul(FACTOR);
+    let (words, rest) = beginning.as_chunks::<8>();
+    let words = words.iter().map(|it| u64::from_le_bytes(*it));
+    let sum = words.fold(content.len() as u64, add);
+    rest.iter()
+        .fold(sum, |sum, byte| add(sum, u64::from(*byte)))
 }
 
 impl Server {

@@ -1,11 +1,9 @@
 //! Opens and locks of all clients, their state identifiers, and the conflicts between them
 //! (RFC 8881 §8.2).
 
-use std::collections::HashMap;
-
 use files_spec::Status;
 use files_spec::types::StateId;
-use files_store::InodeId;
+use files_store::{InodeId, NumberMap};
 
 use crate::execution::Execution;
 use crate::limits::{STATES_MAX, STATES_PER_CLIENT_MAX};
@@ -90,7 +88,7 @@ pub(crate) struct FileStates {
 #[derive(Debug)]
 pub(crate) struct States {
     pub(crate) table: Table<State>,
-    pub(crate) files: HashMap<FileId, FileStates>,
+    pub(crate) files: NumberMap<FileId, FileStates>,
     /// Number of open states.
     pub(crate) open_count: usize,
     /// Number of byte-range locks.
@@ -101,7 +99,7 @@ impl States {
     pub(crate) fn new(first_generation: u32) -> Self {
         Self {
             table: Table::new(STATES_MAX, first_generation),
-            files: HashMap::new(),
+            files: NumberMap::default(),
             open_count: 0,
             lock_count: 0,
         }

@@ -138,17 +138,22 @@ impl<'a, T> Sequence<'a, T> {
 impl<'a, T: Xdr<'a>> Iterator for Sequence<'a, T> {
     type Item = Result<T, Malformed>;
 
+    #[inline(always)]
     fn next(&mut self) -> Option<Self::Item> {
         self.left = self.left.checked_sub(1)?;
-        let number = u32::decode(&mut self.from.clone());
-        let item = T::decode(&mut self.from).map_err(|error| Malformed {
-            number: number.map_or(OperationNumber::ILLEGAL, OperationNumber),
-            error,
-        });
-        if item.is_err() {
-            self.left = 0;
+        let begin = self.from.position();
+        // A large item is not moved.
+        match T::decode(&mut self.from) {
+            Ok(item) => Some(Ok(item)),
+            Err(error) => {
+                self.left = 0;
+                let number = self.from.u32_at(begin).map(OperationNumber);
+                Some(Err(Malformed {
+                    number: number.unwrap_or(OperationNumber::ILLEGAL),
+                    error,
+                }))
+            }
         }
-        Some(item)
     }
 }
 

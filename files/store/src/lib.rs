@@ -22,6 +22,7 @@ mod format;
 mod layout;
 pub mod limits;
 mod log;
+mod numbers;
 mod open;
 mod ranges;
 mod space;
@@ -33,6 +34,7 @@ pub use error::{Error, OpenError};
 pub use format::{FormatOptions, Formatter};
 pub use layout::{MEMORY_BYTES_MIN, Uuid, VolumeIdentity, device_bytes_min};
 pub use log::{DiskCompletion, DiskRequest, Operation, RequestId};
+pub use numbers::{NumberHasher, NumberMap, NumberSet};
 pub use open::{Opener, Opening};
 pub use state::{Attributes, Handle, InodeId, Kind, ShareId, ShareUse};
 pub use volume::{

@@ -34,6 +34,9 @@ impl Ranges {
         let (mut start, mut end) = (range.start, range.end);
         let before = self.0.range(..=start).next_back();
         if let Some((&first, &last)) = before.filter(|&(_, &last)| last >= start) {
+            if last >= end {
+                return;
+            }
             (start, end) = (first, end.max(last));
         }
         while let Some((&first, &last)) = self.0.range(start..=end).next() {

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use crate::change::{Device, Time};
 use crate::codec::Bytes;
 use crate::layout::Uuid;
+use crate::numbers::NumberMap;
 use crate::ranges::Ranges;
 use crate::space::{Run, Space};
 
@@ -269,7 +270,7 @@ pub(crate) struct State {
     /// How often the volume was opened.
     pub(crate) boots: u32,
     pub(crate) next_inode: u64,
-    pub(crate) inodes: HashMap<u64, Inode>,
+    pub(crate) inodes: NumberMap<u64, Inode>,
     pub(crate) shares: BTreeMap<u32, ShareUse>,
     /// Objects without links.
     pub(crate) orphans: BTreeSet<u64>,
@@ -289,7 +290,7 @@ impl State {
             uuid,
             boots: 0,
             next_inode: ROOT + 1,
-            inodes: HashMap::new(),
+            inodes: NumberMap::default(),
             shares: BTreeMap::new(),
             orphans: BTreeSet::new(),
             space: Space::new(data),

@@ -1,7 +1,5 @@
 //! A volume in use: decides whether a change is possible, records it and applies it.
 
-use std::collections::{BTreeMap, HashMap};
-
 use crate::change::{Change, NewNode, Time};
 use crate::check;
 use crate::codec::Stored;
@@ -9,6 +7,7 @@ use crate::error::Error;
 use crate::layout::{SHARES_MAX, Uuid};
 use crate::limits::BLOCK_BYTES;
 use crate::log::{DiskCompletion, DiskRequest, Log};
+use crate::numbers::NumberMap;
 use crate::space::Run;
 use crate::state::{
     Attributes, Directory, File, Handle, InodeId, Node, ROOT, ShareId, ShareUse, State,
@@ -96,12 +95,12 @@ pub struct Volume {
     data: Run,
     memory_bytes_max: u64,
     /// How often each object is open, by a client or by a write in flight.
-    opens: HashMap<u64, u32>,
-    writes: BTreeMap<u64, InFlight>,
+    opens: NumberMap<u64, u32>,
+    writes: Vec<InFlight>,
     next_write: u64,
     /// The account of metadata and blocks that writes in flight will need.
     reserved_bytes: u64,
-    reserved_blocks: HashMap<u32, u64>,
+    reserved_blocks: NumberMap<u32, u64>,
 }
 
 impl Volume {
@@ -131,11 +130,11 @@ impl Volume {
             log,
             data,
             memory_bytes_max,
-            opens: HashMap::new(),
-            writes: BTreeMap::new(),
+            opens: NumberMap::default(),
+            writes: Vec::new(),
             next_write: 0,
             reserved_bytes: 0,
-            reserved_blocks: HashMap::new(),
+            reserved_blocks: NumberMap::default(),
         }
     }
 
@@ -156,9 +155,17 @@ impl Volume {
     /// # Errors
     /// Returns [`Error::Stale`] if it does not exist any more, or is in another volume.
     pub fn resolve(&self, handle: &Handle) -> Result<InodeId, Error> {
-        let found = self.state.attributes(handle.inode.0);
-        let is_same = found.is_some_and(|it| it.handle == *handle);
+        let found = self.inode(handle.inode)?;
+        let is_same = found.generation == handle.generation && self.state.uuid == handle.volume;
         is_same.then_some(handle.inode).ok_or(Error::Stale)
+    }
+
+    /// The share of an object.
+    ///
+    /// # Errors
+    /// Returns [`Error::Stale`] if it does not exist.
+    pub fn share(&self, inode: InodeId) -> Result<ShareId, Error> {
+        Ok(ShareId(self.inode(inode)?.share))
     }
 
     /// The attributes of an object.

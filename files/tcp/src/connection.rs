@@ -5,9 +5,11 @@ use std::io::{self, Write as _};
 use std::net::{IpAddr, TcpStream};
 
 use arrayvec::ArrayVec;
+use hugemem::Pool;
 use rustix::event::epoll::EventFlags;
 
 use crate::job::{JobKey, Jobs};
+use crate::limits::{REQUESTS_PER_CONNECTION_MAX, SLICES_MAX};
 use crate::receiver::Receiver;
 
 /// Identifies a connection.
@@ -56,6 +58,8 @@ pub(crate) struct Connection {
     pub(crate) interest: EventFlags,
     /// Whether the socket has no room for more.
     pub(crate) is_blocked: bool,
+    /// Whether its replies lend memory of devices while they cannot be sent.
+    pub(crate) is_lending: bool,
     /// When it last sent or received something.
     pub(crate) active_ms: u64,
 }
@@ -66,12 +70,13 @@ impl Connection {
             stream,
             client,
             receiver: Receiver::new(),
-            outgoing: VecDeque::new(),
+            outgoing: VecDeque::with_capacity(REQUESTS_PER_CONNECTION_MAX),
             sent: 0,
             requests: 0,
             held_bytes: 0,
             interest: EventFlags::IN,
             is_blocked: false,
+            is_lending: false,
             active_ms: now_ms,
         }
     }
@@ -83,6 +88,19 @@ impl Connection {
     /// Whether a reply waits.
     pub(crate) fn has_outgoing(&self) -> bool {
         !self.outgoing.is_empty()
+    }
+
+    /// Copies the data of its replies that devices lend, and counts the bytes. Returns false if
+    /// memory is missing.
+    pub(crate) fn copy_borrowed(&self, jobs: &mut Jobs, pool: &Pool, copied: &mut u64) -> bool {
+        self.outgoing.iter().all(|&key| {
+            let Some(mut job) = jobs.take(key) else {
+                return true;
+            };
+            let is_copied = job.copy_borrowed(pool, copied);
+            jobs.put(key, job);
+            is_copied
+        })
     }
 
     /// Ends the job of a reply that was not sent. Returns false if there is none.
@@ -104,7 +122,7 @@ impl Connection {
         self.is_blocked = false;
         let mut replies = 0;
         while self.has_outgoing() {
-            let mut slices = ArrayVec::new();
+            let mut slices = ArrayVec::<_, SLICES_MAX>::new();
             for (index, key) in self.outgoing.iter().enumerate() {
                 let skip = if index == 0 { self.sent } else { 0 };
                 if let Some(job) = jobs.get(*key) {

@@ -6,13 +6,12 @@ use std::net::{IpAddr, Ipv4Addr};
 use arrayvec::ArrayVec;
 use files_server::Execution;
 use files_spec::rpc::{Fragment, MARK_BYTES};
+use hugemem::Pool;
 
 use crate::connection::ConnectionKey;
-use crate::limits::{PIECE_BYTES_MAX, RECORD_KEPT_BYTES, REQUESTS_MAX};
-use crate::transfer::{Segment, Transfer};
+use crate::limits::{PIECE_BYTES_MAX, RECORD_KEPT_BYTES, REQUESTS_MAX, SLICES_MAX};
+use crate::transfer::{Piece, Segment, Transfer};
 
-/// Slices of one vectored write.
-pub(crate) const SLICES_MAX: usize = 64;
 /// The bytes of holes in files.
 static ZEROES: [u8; PIECE_BYTES_MAX] = [0; PIECE_BYTES_MAX];
 
@@ -65,6 +64,8 @@ pub(crate) struct Job {
     pub(crate) held_bytes: usize,
     /// Whether its movement has memory.
     pub(crate) is_reserved: bool,
+    /// Memory of transfers that have ended.
+    pub(crate) unused_pieces: Vec<Vec<Piece>>,
     mark: [u8; MARK_BYTES],
 }
 
@@ -79,7 +80,27 @@ impl Job {
             payloads: Vec::new(),
             held_bytes: 0,
             is_reserved: false,
+            unused_pieces: Vec::new(),
             mark: [0; MARK_BYTES],
+        }
+    }
+
+    /// Copies the data that devices lend, and counts the bytes. Returns false if memory is missing.
+    pub(crate) fn copy_borrowed(&mut self, pool: &Pool, copied: &mut u64) -> bool {
+        let mut payloads = self.payloads.iter_mut();
+        payloads.all(|it| it.copy_borrowed(pool, copied))
+    }
+
+    /// Frees the data of a transfer, and keeps its memory for the next one.
+    pub(crate) fn drop_transfer(&mut self, transfer: Transfer) {
+        self.unused_pieces.push(transfer.into_unused());
+    }
+
+    /// Frees the data of the reply's holes from this one on.
+    pub(crate) fn truncate_payloads(&mut self, count: usize) {
+        while self.payloads.len() > count {
+            let last = self.payloads.pop();
+            self.unused_pieces.extend(last.map(Transfer::into_unused));
         }
     }
 
@@ -186,6 +207,12 @@ impl Jobs {
         }
     }
 
+    /// Keeps the record of a job, which is not where it was received any more.
+    pub(crate) fn keep_record(&mut self, job: &mut Job, record: &[u8]) {
+        job.record.extend_from_slice(record);
+        self.record_bytes += record.len();
+    }
+
     pub(crate) fn get(&self, key: JobKey) -> Option<&Job> {
         let slot = self.slots.get(usize::from(key.index))?;
         slot.job
@@ -210,8 +237,10 @@ impl Jobs {
     /// Ends a job that was taken.
     pub(crate) fn end(&mut self, key: JobKey, mut job: Box<Job>) {
         self.record_bytes -= job.record.len();
-        job.transfer = None;
-        job.payloads.clear();
+        let transfer = job.transfer.take();
+        job.unused_pieces
+            .extend(transfer.map(Transfer::into_unused));
+        job.truncate_payloads(0);
         job.held_bytes = 0;
         job.is_reserved = false;
         match job.record.capacity() > RECORD_KEPT_BYTES {

@@ -45,6 +45,13 @@ pub const READS_PER_TURN_MAX: usize = 8;
 /// Connections of one listener that are accepted in one turn.
 pub const ACCEPTS_PER_TURN_MAX: usize = 16;
 
+/// How long a reply that is not sent may lend memory of a device, whose writers wait for it, in
+/// milliseconds. Later, its data are copied.
+pub const BORROWED_MS: u64 = 100;
+
+/// Slices of one vectored write.
+pub const SLICES_MAX: usize = 512;
+
 /// How long a client may leave a reply unread or a record incomplete, in milliseconds.
 pub const STALL_MS: u64 = 60_000;
 

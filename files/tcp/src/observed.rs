@@ -32,6 +32,14 @@ pub struct ServiceCounters {
     pub connections: Counter,
     /// Level: requests that are executed or whose reply is not sent.
     pub requests_in_flight: Counter,
+    /// Bytes of READs that were sent from the devices' own memory.
+    pub read_bytes_borrowed: Counter,
+    /// Bytes of READs that were copied from it, because writers or the client had to wait.
+    pub read_bytes_copied: Counter,
+    /// Bytes of WRITEs that a device took from where they were received.
+    pub write_bytes_inline: Counter,
+    /// Bytes of WRITEs that were copied into memory for a device.
+    pub write_bytes_copied: Counter,
 }
 
 /// The use and the limits of a volume, written only by its reactor once in a second.

@@ -9,8 +9,19 @@ use crate::limits::RECEIVE_BYTES;
 /// Most bytes that are read into a record at once.
 const DIRECT_BYTES_MAX: usize = 256 << 10;
 
-/// Receives the records of one connection.
-#[derive(Debug)]
+/// A record, if one has arrived.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Received<'b> {
+    /// None, or only a part of one.
+    Nothing,
+    /// It is in the buffer.
+    InBuffer(&'b [u8]),
+    /// It is in the memory that was given for it.
+    InMemory,
+}
+
+/// Receives the records of one connection. The default one has no buffer.
+#[derive(Debug, Default)]
 pub(crate) struct Receiver {
     buffer: Box<[u8]>,
     /// The received bytes that do not belong to a record yet.
@@ -68,20 +79,29 @@ impl Receiver {
         Ok(read)
     }
 
-    /// Takes a whole record, if one has arrived, in exchange for memory.
+    /// Takes a whole record, if one has arrived: from the buffer if it is there in one fragment, or
+    /// in exchange for memory.
     ///
     /// # Errors
     /// A record exceeds its limits: the connection must be closed.
-    pub(crate) fn next(&mut self, memory: &mut Vec<u8>) -> Result<bool, RecordError> {
+    pub(crate) fn next(&mut self, memory: &mut Vec<u8>) -> Result<Received<'_>, RecordError> {
         loop {
             let arrived = &self.buffer[self.begin..self.end];
             let Some((missing, is_last)) = &mut self.fragment else {
                 let Some(mark) = arrived.first_chunk::<MARK_BYTES>() else {
-                    return Ok(false);
+                    return Ok(Received::Nothing);
                 };
                 let fragment = self.fragments.add(*mark)?;
                 self.begin += MARK_BYTES;
-                self.fragment = Some((fragment.length as usize, fragment.is_last));
+                let length = fragment.length as usize;
+                let is_first = self.record.is_empty();
+                if is_first && fragment.is_last && self.end - self.begin >= length {
+                    self.fragments = Record::default();
+                    let begin = self.begin;
+                    self.begin += length;
+                    return Ok(Received::InBuffer(&self.buffer[begin..][..length]));
+                }
+                self.fragment = Some((length, fragment.is_last));
                 continue;
             };
             let taken = arrived.len().min(*missing);
@@ -89,7 +109,7 @@ impl Receiver {
             self.begin += taken;
             *missing -= taken;
             if *missing > 0 {
-                return Ok(false);
+                return Ok(Received::Nothing);
             }
             let is_complete = *is_last;
             self.fragment = None;
@@ -97,7 +117,7 @@ impl Receiver {
                 self.fragments = Record::default();
                 std::mem::swap(&mut self.record, memory);
                 self.record.clear();
-                return Ok(true);
+                return Ok(Received::InMemory);
             }
         }
     }
@@ -125,8 +145,12 @@ mod tests {
             while !part.is_empty() {
                 receiver.fill(&mut part).expect("memory has no errors");
                 let mut memory = Vec::new();
-                while receiver.next(&mut memory)? {
-                    records.push(std::mem::take(&mut memory));
+                loop {
+                    match receiver.next(&mut memory)? {
+                        Received::Nothing => break,
+                        Received::InBuffer(record) => records.push(record.to_vec()),
+                        Received::InMemory => records.push(std::mem::take(&mut memory)),
+                    }
                 }
             }
         }

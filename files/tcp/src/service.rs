@@ -15,17 +15,18 @@ use files_spec::xdr::Payload;
 use files_store::Volume;
 use hugemem::Pool;
 use reactors::Nanos;
-use reactors::ring::Receiver;
+use reactors::ring;
 use rustix::event::epoll;
 
 use crate::connection::{Connection, ConnectionKey, Connections};
 use crate::job::{Job, JobKey, Jobs};
 use crate::limits::{
-    ACCEPTS_PER_TURN_MAX, CONNECTIONS_MAX, DEVICE_REQUESTS_MAX, PIECES_IN_FLIGHT_MAX,
-    READS_PER_TURN_MAX, RECORDS_BYTES_MAX, REQUESTS_PER_CONNECTION_MAX, REQUESTS_PER_VOLUME_MAX,
-    STALL_MS, TICK_MS, UNSENT_BYTES_MAX,
+    ACCEPTS_PER_TURN_MAX, BORROWED_MS, CONNECTIONS_MAX, DEVICE_REQUESTS_MAX, PIECES_IN_FLIGHT_MAX,
+    READS_PER_TURN_MAX, RECORDS_BYTES_MAX, REQUESTS_MAX, REQUESTS_PER_CONNECTION_MAX,
+    REQUESTS_PER_VOLUME_MAX, STALL_MS, TICK_MS, UNSENT_BYTES_MAX,
 };
 use crate::observed::{FileMessage, ServiceCounters, VolumeLevels};
+use crate::receiver::{Received, Receiver};
 use crate::transfer::{Device, Next, Transfer};
 use crate::volume_requests::{VolumeRequests, volume_of_tag};
 
@@ -63,7 +64,7 @@ pub struct FileServiceOptions {
     /// What is counted.
     pub counters: Arc<ServiceCounters>,
     /// What operators ask for.
-    pub messages: Option<Receiver<FileMessage>>,
+    pub messages: Option<ring::Receiver<FileMessage>>,
 }
 
 /// Stores the records of clients that may reclaim their state after a restart. It does not block.
@@ -89,7 +90,10 @@ enum Pumped {
 enum Task {
     Reply,
     Ignore,
-    Move(Transfer),
+    /// Whether the data may be borrowed.
+    Read(Device, bool),
+    /// Where the payload begins in the record.
+    Write(Device, usize),
     AwaitVolume,
     AwaitDurable,
 }
@@ -119,6 +123,9 @@ pub struct FileService {
     sending: Vec<ConnectionKey>,
     /// Memory for their exchange.
     sent_to: Vec<ConnectionKey>,
+    /// Connections whose replies lend memory of devices while they cannot be sent, with the time
+    /// since when.
+    lending: Vec<(ConnectionKey, u64)>,
     /// Requests in devices.
     outstanding: usize,
     /// Whether something has ended that a waiting job may wait for.
@@ -128,10 +135,12 @@ pub struct FileService {
     records: Option<Box<dyn RecordStore>>,
     /// The last version of the records that is stored.
     records_stored: u64,
+    /// The time, which is read once in a millisecond.
+    time: Now,
     counters: Arc<ServiceCounters>,
     /// Where the levels of each volume are published.
     levels: Vec<Arc<VolumeLevels>>,
-    messages: Option<Receiver<FileMessage>>,
+    messages: Option<ring::Receiver<FileMessage>>,
 }
 
 impl FileService {
@@ -187,17 +196,19 @@ impl FileService {
             epoll,
             connections: Connections::default(),
             jobs: Jobs::default(),
-            awaiting_memory: VecDeque::new(),
-            awaiting_volume: VecDeque::new(),
-            awaiting_durable: VecDeque::new(),
-            sending: Vec::new(),
-            sent_to: Vec::new(),
+            awaiting_memory: VecDeque::with_capacity(REQUESTS_MAX),
+            awaiting_volume: VecDeque::with_capacity(REQUESTS_MAX),
+            awaiting_durable: VecDeque::with_capacity(REQUESTS_MAX),
+            sending: Vec::with_capacity(CONNECTIONS_MAX),
+            sent_to: Vec::with_capacity(CONNECTIONS_MAX),
+            lending: Vec::with_capacity(CONNECTIONS_MAX),
             outstanding: 0,
             has_progress: false,
             is_stopping: false,
             next_tick_ms: 0,
             records,
             records_stored: 0,
+            time: time_of(Nanos::ZERO),
             counters,
             levels,
             messages,
@@ -318,6 +329,24 @@ impl FileService {
 
     /// Executes the records that have arrived.
     fn admit(&mut self, key: ConnectionKey, now: Nanos) -> Result<usize, ()> {
+        let Some(connection) = self.connections.get_mut(key) else {
+            return Ok(0);
+        };
+        // Records are executed where they are.
+        let mut receiver = std::mem::take(&mut connection.receiver);
+        let admitted = self.admit_from(&mut receiver, key, now);
+        if let Some(connection) = self.connections.get_mut(key) {
+            connection.receiver = receiver;
+        }
+        admitted
+    }
+
+    fn admit_from(
+        &mut self,
+        receiver: &mut Receiver,
+        key: ConnectionKey,
+        now: Nanos,
+    ) -> Result<usize, ()> {
         let mut admitted = 0;
         while self.may_admit(key) {
             let Some(mut job) = self.jobs.unused() else {
@@ -327,36 +356,43 @@ impl FileService {
                 self.jobs.give_back(job);
                 break;
             };
-            let client = connection.client;
-            let received = connection.receiver.next(&mut job.record);
-            if !matches!(received, Ok(true)) {
-                self.jobs.give_back(job);
-                received.map_err(|_| ())?;
-                break;
-            }
+            let received = match receiver.next(&mut job.record) {
+                Ok(Received::InBuffer(record)) => Some(record),
+                Ok(Received::InMemory) => None,
+                Ok(Received::Nothing) => {
+                    self.jobs.give_back(job);
+                    break;
+                }
+                Err(_) => {
+                    self.jobs.give_back(job);
+                    return Err(());
+                }
+            };
             connection.requests += 1;
             admitted += 1;
             job.connection = key;
-            job.client = client;
+            job.client = connection.client;
             let job_key = self.jobs.admit(&job);
-            self.advance(job_key, job, None, now);
+            self.advance(job_key, job, received, None, now);
         }
         Ok(admitted)
     }
 
-    /// Executes a job until it waits or its reply is complete.
+    /// Executes a job until it waits or its reply is complete. Its record is kept then, if it is
+    /// where it was `received`.
     fn advance(
         &mut self,
         key: JobKey,
         mut job: Box<Job>,
+        received: Option<&[u8]>,
         mut resumption: Option<Resumption>,
         now: Nanos,
     ) {
-        let time = time_of(now);
+        let time = self.time(now);
         self.has_volume_requests = true;
         loop {
             let record = Record {
-                bytes: &job.record,
+                bytes: received.unwrap_or(&job.record),
                 placement: None,
                 client: job.client,
             };
@@ -364,9 +400,10 @@ impl FileService {
                 None => self.server.begin(&mut job.execution, &record, &time),
                 Some(it) => self.server.resume(&mut job.execution, &record, it, &time),
             };
+            let task = self.task(&step, received.unwrap_or(&job.record));
             // Data of a file that has changed meanwhile are not part of the reply.
-            job.payloads.truncate(job.execution.holes().len());
-            match self.task(step, &job.record) {
+            job.truncate_payloads(job.execution.holes().len());
+            match task {
                 Task::Reply => {
                     job.seal();
                     return self.reply(key, job);
@@ -379,56 +416,94 @@ impl FileService {
                 }
                 Task::AwaitVolume => {
                     self.awaiting_volume.push_back(key);
-                    return self.jobs.put(key, job);
+                    return self.suspend(key, job, received);
                 }
                 Task::AwaitDurable => {
                     self.awaiting_durable.push_back(key);
-                    return self.jobs.put(key, job);
+                    return self.suspend(key, job, received);
                 }
-                Task::Move(transfer) => job.transfer = Some(transfer),
+                Task::Read(device, may_borrow) => {
+                    let unused = job.unused_pieces.pop().unwrap_or_default();
+                    let may_borrow = may_borrow && !self.is_blocked(job.connection);
+                    let ranges = job.execution.ranges();
+                    job.transfer = Some(Transfer::read(device, ranges, may_borrow, unused));
+                }
+                Task::Write(device, payload_at) => {
+                    let unused = job.unused_pieces.pop().unwrap_or_default();
+                    let transfer =
+                        Transfer::write(device, job.execution.pieces(), payload_at, unused);
+                    job.transfer = Some(transfer);
+                }
             }
-            match self.pump(key, &mut job) {
-                Pumped::Waits => return self.jobs.put(key, job),
+            match self.pump(key, &mut job, received) {
+                Pumped::Waits => return self.suspend(key, job, received),
                 Pumped::Ended(ended) => resumption = Some(ended),
             }
         }
     }
 
+    /// Keeps a job that waits, with its record.
+    fn suspend(&mut self, key: JobKey, mut job: Box<Job>, received: Option<&[u8]>) {
+        if let Some(record) = received {
+            self.jobs.keep_record(&mut job, record);
+        }
+        // What it waits for may take longer than writers should wait.
+        let mut copied = 0;
+        job.copy_borrowed(&self.pool, &mut copied);
+        self.counters.read_bytes_copied.add(copied);
+        self.jobs.put(key, job);
+    }
+
+    /// The time, to a millisecond.
+    fn time(&mut self, now: Nanos) -> Now {
+        if self.time.monotonic_ms != now.as_millis() {
+            self.time = time_of(now);
+        }
+        self.time
+    }
+
     /// What a step asks for.
-    fn task(&self, step: Step<'_>, record: &[u8]) -> Task {
+    fn task(&self, step: &Step<'_>, record: &[u8]) -> Task {
         match step {
             Step::Reply => Task::Reply,
             Step::Ignore => Task::Ignore,
             Step::AwaitVolume => Task::AwaitVolume,
             Step::AwaitDurable => Task::AwaitDurable,
-            Step::Read { volume, ranges } => {
-                Task::Move(Transfer::read(self.devices[volume.0], &ranges))
-            }
-            Step::Write { volume, plan, data } => {
+            Step::Read { volume, is_last } => Task::Read(self.devices[volume.0], *is_last),
+            Step::Write { volume, data } => {
                 let Payload::Inline(data) = data else {
                     unreachable!("records are received as a whole");
                 };
                 let payload_at = data.as_ptr() as usize - record.as_ptr() as usize;
-                let device = self.devices[volume.0];
-                Task::Move(Transfer::write(device, &plan.pieces, payload_at))
+                Task::Write(self.devices[volume.0], payload_at)
             }
         }
     }
 
     /// Continues the movement of a job's data.
-    fn pump(&mut self, key: JobKey, job: &mut Job) -> Pumped {
+    fn pump(&mut self, key: JobKey, job: &mut Job, received: Option<&[u8]>) -> Pumped {
         let Some(transfer) = &mut job.transfer else {
             return Pumped::Waits;
         };
+        let record = received.unwrap_or(&job.record);
+        if !transfer.is_read() && std::mem::take(&mut transfer.may_borrow) {
+            let written = transfer.write_inline(&self.set, record);
+            self.counters.write_bytes_inline.add(written);
+        }
         let device = transfer.device;
         if transfer.is_read() && !job.is_reserved {
             let bytes = transfer.read_bytes();
             let connection = self.connections.get_mut(job.connection);
-            let held = connection.map_or(0, |it| it.held_bytes);
-            let is_over = held > 0 && held + bytes > UNSENT_BYTES_MAX;
-            if is_over || !transfer.reserve(&self.pool) {
+            let (held, is_blocked) =
+                connection.map_or((0, false), |it| (it.held_bytes, it.is_blocked));
+            let is_over = held > 0 && (is_blocked || held + bytes > UNSENT_BYTES_MAX);
+            let is_borrowed = !is_over && transfer.borrow(&self.set);
+            if is_over || !is_borrowed && !transfer.reserve(&self.pool) {
                 self.awaiting_memory.push_back(key);
                 return Pumped::Waits;
+            }
+            if is_borrowed {
+                self.counters.read_bytes_borrowed.add(bytes as u64);
             }
             job.is_reserved = true;
             job.held_bytes += bytes;
@@ -439,7 +514,7 @@ impl FileService {
         loop {
             let set = &self.set;
             let can_borrow = |lba, blocks| set.can_borrow_read(device.place, lba, blocks);
-            let next = transfer.next(&job.record, &self.pool, PIECES_IN_FLIGHT_MAX, can_borrow);
+            let next = transfer.next(record, &self.pool, PIECES_IN_FLIGHT_MAX, can_borrow);
             match next {
                 Next::Submit(piece, mut request) => {
                     request.tag = key.tag(piece);
@@ -456,8 +531,17 @@ impl FileService {
                 Next::Ended(is_ok) => {
                     self.has_progress = true;
                     job.is_reserved = false;
-                    let transfer = job.transfer.take();
-                    job.payloads.extend(transfer.filter(Transfer::is_read));
+                    match job.transfer.take() {
+                        Some(read) if read.is_read() => {
+                            self.counters.read_bytes_copied.add(read.copied_bytes());
+                            job.payloads.push(read);
+                        }
+                        Some(write) => {
+                            self.counters.write_bytes_copied.add(write.copied_bytes());
+                            job.drop_transfer(write);
+                        }
+                        None => {}
+                    }
                     return Pumped::Ended(match is_ok {
                         true => Resumption::Done,
                         false => Resumption::DeviceFailed,
@@ -492,11 +576,11 @@ impl FileService {
             let Some(mut job) = self.jobs.take(key) else {
                 continue;
             };
-            match self.pump(key, &mut job) {
+            match self.pump(key, &mut job, None) {
                 Pumped::Waits => self.jobs.put(key, job),
                 Pumped::Ended(ended) => {
                     moved += 1;
-                    self.advance(key, job, Some(ended), now);
+                    self.advance(key, job, None, Some(ended), now);
                 }
             }
         }
@@ -506,7 +590,7 @@ impl FileService {
                     break;
                 };
                 if let Some(job) = self.jobs.take(key) {
-                    self.advance(key, job, Some(Resumption::Done), now);
+                    self.advance(key, job, None, Some(Resumption::Done), now);
                 }
             }
         }
@@ -578,7 +662,7 @@ impl FileService {
             match self.server.is_durable(&job.execution) {
                 true => {
                     resumed += 1;
-                    self.advance(key, job, Some(Resumption::Done), now);
+                    self.advance(key, job, None, Some(Resumption::Done), now);
                 }
                 false => {
                     self.awaiting_durable.push_back(key);
@@ -612,9 +696,46 @@ impl FileService {
             return;
         };
         match connection.send(&mut self.jobs, now.as_millis()) {
-            Ok(_) => self.watch(key),
+            Ok(_) => {
+                if connection.is_blocked && !connection.is_lending {
+                    connection.is_lending = true;
+                    self.lending.push((key, now.as_millis()));
+                }
+                self.watch(key);
+            }
             Err(_) => self.close(key),
         }
+    }
+
+    /// Whether a connection has replies that its client does not take.
+    fn is_blocked(&mut self, key: ConnectionKey) -> bool {
+        let connection = self.connections.get_mut(key);
+        connection.is_some_and(|it| it.is_blocked)
+    }
+
+    /// Copies what replies have borrowed from devices and could not be sent for a while, so that
+    /// writers go on. Without memory it is tried again.
+    pub(crate) fn copy_borrowed(&mut self, now: Nanos) {
+        let mut lending = std::mem::take(&mut self.lending);
+        let mut copied = 0;
+        lending.retain_mut(|(key, since_ms)| {
+            let Some(connection) = self.connections.get_mut(*key) else {
+                return false;
+            };
+            if connection.is_blocked {
+                if now.as_millis() < *since_ms + BORROWED_MS {
+                    return true;
+                }
+                *since_ms = now.as_millis();
+                let (jobs, pool) = (&mut self.jobs, &self.pool);
+                connection.is_lending = !connection.copy_borrowed(jobs, pool, &mut copied);
+            } else {
+                connection.is_lending = false;
+            }
+            connection.is_lending
+        });
+        self.counters.read_bytes_copied.add(copied);
+        self.lending = lending;
     }
 
     /// Watches what a connection waits for.
@@ -684,7 +805,7 @@ impl FileService {
     /// Carries out what operators ask for. Returns the number of messages.
     pub(crate) fn carry_out_messages(&mut self, now: Nanos) -> usize {
         let mut count = 0;
-        while let Some(message) = self.messages.as_mut().and_then(Receiver::recv) {
+        while let Some(message) = self.messages.as_mut().and_then(ring::Receiver::recv) {
             count += 1;
             // A response without a receiver is not needed.
             let _ = match message {
@@ -729,9 +850,11 @@ impl FileService {
             || self.has_volume_requests
     }
 
-    /// When [`Self::tick`] is due.
+    /// When [`Self::tick`] or the copy of what is borrowed is due.
     pub(crate) fn tick_at(&self) -> Nanos {
-        Nanos::from_millis(self.next_tick_ms)
+        let lending = self.lending.iter().map(|(_, since)| since + BORROWED_MS);
+        let first = lending.min().unwrap_or(self.next_tick_ms);
+        Nanos::from_millis(first.min(self.next_tick_ms))
     }
 
     /// Ends all connections. Returns the number of requests that are still executed.
@@ -767,14 +890,17 @@ impl DeviceClient for FileService {
             if let Some(transfer) = &mut job.transfer {
                 transfer.completed(piece, completion.result, completion.data);
             }
-            match self.pump(key, &mut job) {
+            match self.pump(key, &mut job, None) {
                 Pumped::Waits => self.jobs.put(key, job),
-                Pumped::Ended(ended) => self.advance(key, job, Some(ended), now),
+                Pumped::Ended(ended) => self.advance(key, job, None, Some(ended), now),
             }
         }
     }
 
     fn poll(&mut self, now: Nanos) -> usize {
+        if !self.lending.is_empty() {
+            self.copy_borrowed(now);
+        }
         self.retry(now) + self.carry_out_volumes(now) + self.store_records(now)
     }
 
@@ -794,9 +920,9 @@ impl DeviceClient for FileService {
                     continue;
                 }
             }
-            match self.pump(key, &mut job) {
+            match self.pump(key, &mut job, None) {
                 Pumped::Waits => self.jobs.put(key, job),
-                Pumped::Ended(ended) => self.advance(key, job, Some(ended), now),
+                Pumped::Ended(ended) => self.advance(key, job, None, Some(ended), now),
             }
         }
     }

@@ -1,10 +1,10 @@
 //! The movement of one READ's or WRITE's data between memory and a device, in pieces of whole
 //! blocks.
 
-use block::{DeviceError, Operation, Request};
+use block::{DeviceError, DeviceSet, Operation, Request};
 use files_store::limits::BLOCK_BYTES;
 use files_store::{MovePiece, Range};
-use hugemem::{Data, Lease, Pool};
+use hugemem::{Borrow, Data, Lease, Pool};
 
 use crate::limits::PIECE_BYTES_MAX;
 
@@ -47,7 +47,7 @@ enum Stage {
 
 /// Whole blocks of the device, and the part of them that is data of the request.
 #[derive(Debug)]
-struct Piece {
+pub(crate) struct Piece {
     /// First byte on the device; `None` for zeroes.
     device: Option<u64>,
     /// Length on the device in bytes.
@@ -62,6 +62,8 @@ struct Piece {
     keep: Option<u64>,
     stage: Stage,
     lease: Option<Lease>,
+    /// The data of a read in the device's own memory.
+    borrow: Option<Borrow>,
 }
 
 /// What moves.
@@ -83,6 +85,11 @@ pub(crate) struct Transfer {
     next: usize,
     outstanding: usize,
     has_failed: bool,
+    /// Whether a read may borrow the device's memory, or a device may take the data of a write from
+    /// where they are.
+    pub(crate) may_borrow: bool,
+    /// Bytes that were copied from the device's own memory, or into memory for it.
+    copied_bytes: u64,
 }
 
 /// The next thing to do.
@@ -99,9 +106,13 @@ pub(crate) enum Next {
 }
 
 impl Transfer {
-    /// A read of these ranges.
-    pub(crate) fn read(device: Device, ranges: &[Range]) -> Self {
-        let mut pieces = Vec::with_capacity(ranges.len());
+    /// A read of these ranges, in unused memory.
+    pub(crate) fn read(
+        device: Device,
+        ranges: &[Range],
+        may_borrow: bool,
+        mut pieces: Vec<Piece>,
+    ) -> Self {
         for range in ranges {
             let mut done = 0;
             while done < range.length {
@@ -113,12 +124,19 @@ impl Transfer {
                 pieces.push(piece);
             }
         }
-        Self::new(device, Direction::Read, pieces)
+        Self {
+            may_borrow,
+            ..Self::new(device, Direction::Read, pieces)
+        }
     }
 
-    /// A write of a payload that begins at `payload_at` of the record.
-    pub(crate) fn write(device: Device, plan: &[MovePiece], payload_at: usize) -> Self {
-        let mut pieces = Vec::with_capacity(plan.len());
+    /// A write of a payload that begins at `payload_at` of the record, in unused memory.
+    pub(crate) fn write(
+        device: Device,
+        plan: &[MovePiece],
+        payload_at: usize,
+        mut pieces: Vec<Piece>,
+    ) -> Self {
         let mut data_at = 0;
         for whole in plan {
             let mut done = 0;
@@ -136,12 +154,16 @@ impl Transfer {
                     keep: whole.keep,
                     stage: Stage::Waiting,
                     lease: None,
+                    borrow: None,
                 });
                 data_at += data_length;
                 done += length;
             }
         }
-        Self::new(device, Direction::Write { payload_at }, pieces)
+        Self {
+            may_borrow: true,
+            ..Self::new(device, Direction::Write { payload_at }, pieces)
+        }
     }
 
     fn new(device: Device, direction: Direction, pieces: Vec<Piece>) -> Self {
@@ -152,7 +174,16 @@ impl Transfer {
             next: 0,
             outstanding: 0,
             has_failed: false,
+            may_borrow: false,
+            copied_bytes: 0,
         }
+    }
+
+    /// Frees its data. Returns its memory.
+    pub(crate) fn into_unused(self) -> Vec<Piece> {
+        let mut pieces = self.pieces;
+        pieces.clear();
+        pieces
     }
 
     pub(crate) fn is_read(&self) -> bool {
@@ -163,6 +194,74 @@ impl Transfer {
     pub(crate) fn read_bytes(&self) -> usize {
         let pieces = self.pieces.iter().filter(|it| it.device.is_some());
         pieces.map(|it| it.length).sum()
+    }
+
+    /// Borrows the data of all pieces of a read from the device, or nothing. Then the read has ended.
+    pub(crate) fn borrow(&mut self, set: &DeviceSet) -> bool {
+        if !self.may_borrow {
+            return false;
+        }
+        let device = self.device;
+        for piece in &mut self.pieces {
+            let Some(begin) = piece.device else {
+                continue;
+            };
+            let lba = begin / device.block_bytes;
+            let blocks = (piece.length as u64 / device.block_bytes) as u32;
+            piece.borrow = set.borrow_read(device.place, lba, blocks);
+            if piece.borrow.is_none() {
+                // It would keep writers from what it has while it waits.
+                self.pieces.iter_mut().for_each(|it| it.borrow = None);
+                return false;
+            }
+        }
+        self.pieces.iter_mut().for_each(|it| it.stage = Stage::Done);
+        true
+    }
+
+    /// Lets the device take whole pieces of a write from the record, until it refuses one. Returns the
+    /// number of bytes.
+    pub(crate) fn write_inline(&mut self, set: &DeviceSet, record: &[u8]) -> u64 {
+        let Direction::Write { payload_at } = self.direction else {
+            return 0;
+        };
+        let device = self.device;
+        let mut written = 0;
+        while let Some(piece) = self.pieces.get_mut(self.next) {
+            let is_whole = piece.keep.is_none() && piece.data_length == piece.length;
+            if piece.stage != Stage::Waiting || !is_whole {
+                break;
+            }
+            let data = &record[payload_at + piece.data_at..][..piece.length];
+            let lba = piece.device.unwrap_or_default() / device.block_bytes;
+            if !set.write_inline(device.place, lba, data) {
+                break;
+            }
+            piece.stage = Stage::Done;
+            written += piece.length as u64;
+            self.next += 1;
+        }
+        written
+    }
+
+    /// Copies what is borrowed, and counts the bytes. Returns false if memory is missing.
+    pub(crate) fn copy_borrowed(&mut self, pool: &Pool, copied: &mut u64) -> bool {
+        for piece in self.pieces.iter_mut().filter(|it| it.borrow.is_some()) {
+            let Some(mut lease) = pool.take(piece.length) else {
+                return false;
+            };
+            if let Some(borrow) = piece.borrow.take() {
+                lease.copy_from_slice(&borrow);
+                *copied += lease.len() as u64;
+                piece.lease = Some(lease);
+            }
+        }
+        true
+    }
+
+    /// Bytes that were copied from the device's own memory, or into memory for it.
+    pub(crate) fn copied_bytes(&self) -> u64 {
+        self.copied_bytes
     }
 
     /// Takes the memory of all pieces of a read, or nothing: a read that waited for memory while it
@@ -230,6 +329,9 @@ impl Transfer {
                     };
                 }
                 let payload = &record[payload_at..];
+                if piece.stage != Stage::Waiting || piece.keep.is_none() {
+                    self.copied_bytes += piece.data_length as u64;
+                }
                 piece.write_request(&device, payload, can_borrow)
             }
         };
@@ -264,7 +366,10 @@ impl Transfer {
         match data {
             // The RAM device must not wait for a client that does not read its reply.
             Some(Data::Borrow(borrow)) => match &mut piece.lease {
-                Some(lease) => lease.copy_from_slice(&borrow),
+                Some(lease) => {
+                    lease.copy_from_slice(&borrow);
+                    self.copied_bytes += lease.len() as u64;
+                }
                 None => self.has_failed = true,
             },
             Some(Data::Lease(lease)) if is_kept => piece.lease = Some(lease),
@@ -280,9 +385,13 @@ impl Transfer {
 
     /// The data of a read, piece by piece.
     pub(crate) fn segments(&self) -> impl Iterator<Item = Segment<'_>> {
-        self.pieces.iter().map(|piece| match &piece.lease {
-            Some(lease) => Segment::Bytes(&lease[piece.skip..][..piece.data_length]),
-            None => Segment::Zeroes(piece.data_length),
+        self.pieces.iter().map(|piece| {
+            let data = piece.skip..piece.skip + piece.data_length;
+            match (&piece.borrow, &piece.lease) {
+                (Some(borrow), _) => Segment::Bytes(&borrow[data]),
+                (None, Some(lease)) => Segment::Bytes(&lease[data]),
+                (None, None) => Segment::Zeroes(piece.data_length),
+            }
         })
     }
 }
@@ -308,6 +417,7 @@ fn read_piece(device: &Device, begin: u64, length: u64) -> Piece {
         keep: None,
         stage: Stage::Waiting,
         lease: None,
+        borrow: None,
     }
 }
 
@@ -322,6 +432,7 @@ impl Piece {
             keep: None,
             stage: Stage::Done,
             lease: None,
+            borrow: None,
         }
     }
 

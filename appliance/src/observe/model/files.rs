@@ -48,6 +48,17 @@ measured! {
         clients_expired: u64 = seen.service.clients_expired, Counter "files_clients_expired";
         /// Clients of files that operators evicted.
         clients_evicted: u64 = seen.service.clients_evicted, Counter "files_clients_evicted";
+        /// Bytes of READs that were sent from the memory of devices.
+        read_bytes_borrowed: u64 = seen.service.read_bytes_borrowed,
+            CounterBytes "files_read_borrowed";
+        /// Bytes of READs that were copied from the memory of devices.
+        read_bytes_copied: u64 = seen.service.read_bytes_copied, CounterBytes "files_read_copied";
+        /// Bytes of WRITEs that devices took from where they were received.
+        write_bytes_inline: u64 = seen.service.write_bytes_inline,
+            CounterBytes "files_write_inline";
+        /// Bytes of WRITEs that were copied into memory for devices.
+        write_bytes_copied: u64 = seen.service.write_bytes_copied,
+            CounterBytes "files_write_copied";
         /// Whether clients reclaim after a restart, so that nothing new is opened.
         in_grace: bool = seen.service.in_grace, Gauge "files_in_grace";
     }

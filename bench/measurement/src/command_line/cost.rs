@@ -4,10 +4,11 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use crate::cost::baseline::{Baseline, CaseBaselines, case_excesses, excesses, is_judged};
+use crate::cost::files_loop::FILES_MAIN_CASE;
 use crate::cost::measure::{self, Subject, measure, measure_cases, measure_growth};
 use crate::cost::report::CostReport;
 use crate::cost::tcp_cases::{Case, HOST_MAIN_CASE, MAIN_CASE};
-use crate::cost::{driver_loop, growth_loop, host_loop, rdma_loop, tcp_loop};
+use crate::cost::{driver_loop, files_loop, growth_loop, host_loop, rdma_loop, tcp_loop};
 use bench::report::save_json;
 use clap::{Args, ValueEnum};
 use serde::de::DeserializeOwned;
@@ -24,6 +25,8 @@ enum SubjectArg {
     Tcp,
     /// Our host over TCP, with the load generator, on the loopback interface: many cases
     TcpHost,
+    /// Our file service over TCP, on the loopback interface: several cases
+    Files,
     /// Our target over TCP beside more and more idle connections, exports, namespaces and reactors
     Growth,
 }
@@ -35,6 +38,7 @@ impl SubjectArg {
             Self::Rdma => &measure::RDMA,
             Self::Tcp => &measure::TCP,
             Self::TcpHost => &measure::TCP_HOST,
+            Self::Files => &measure::FILES,
             Self::Growth => &measure::GROWTH,
         }
     }
@@ -80,10 +84,13 @@ impl CostArgs {
     /// judged.
     fn check(&self) -> Result<(), Failure> {
         let has_requests = matches!(self.subject, SubjectArg::Driver | SubjectArg::Rdma);
-        let has_cases = matches!(self.subject, SubjectArg::Tcp | SubjectArg::TcpHost);
+        let has_cases = matches!(
+            self.subject,
+            SubjectArg::Tcp | SubjectArg::TcpHost | SubjectArg::Files
+        );
         let grows = matches!(self.subject, SubjectArg::Growth);
         if self.case.is_some() && !has_cases {
-            return Err("--case is for tcp and tcp-host, which have cases".into());
+            return Err("--case is for tcp, tcp-host and files, which have cases".into());
         }
         if self.requests.is_some() && !has_requests {
             return Err("--requests is for driver and rdma: the others have their own".into());
@@ -108,14 +115,15 @@ pub(crate) fn execute(args: &CostArgs) -> Result<ExitCode, Failure> {
     match args.subject {
         SubjectArg::Driver | SubjectArg::Rdma => {}
         SubjectArg::Tcp => {
-            return execute_cases(args, &Case::all().collect::<Vec<_>>(), MAIN_CASE);
+            return execute_cases(args, Case::all().map(|it| it.name()), MAIN_CASE);
         }
         SubjectArg::TcpHost => {
-            return execute_cases(
-                args,
-                &host_loop::cases().collect::<Vec<_>>(),
-                HOST_MAIN_CASE,
-            );
+            let cases = host_loop::cases().map(|it| it.name());
+            return execute_cases(args, cases, HOST_MAIN_CASE);
+        }
+        SubjectArg::Files => {
+            let cases = files_loop::names().map(str::to_owned);
+            return execute_cases(args, cases, FILES_MAIN_CASE);
         }
         SubjectArg::Growth => return execute_growth(args),
     }
@@ -154,18 +162,23 @@ fn only_loop(args: &CostArgs, requests: u64) -> Result<ExitCode, Failure> {
         SubjectArg::Rdma => serde_json::to_string(&rdma_loop::run(requests)?),
         SubjectArg::Tcp => serde_json::to_string(&tcp_loop::run(args.case.as_deref())?),
         SubjectArg::TcpHost => serde_json::to_string(&host_loop::run(args.case.as_deref())?),
+        SubjectArg::Files => serde_json::to_string(&files_loop::run(args.case.as_deref())?),
         SubjectArg::Growth => serde_json::to_string(&growth_loop::run()?),
     };
     println!("{}", counts?);
     Ok(ExitCode::SUCCESS)
 }
 
-/// Measures all cases of NVMe/TCP, and shows the main one in detail; or only the named one.
-fn execute_cases(args: &CostArgs, cases: &[Case], chief: &str) -> Result<ExitCode, Failure> {
+/// Measures all cases of a subject, and shows the main one in detail; or only the named one.
+fn execute_cases(
+    args: &CostArgs,
+    cases: impl Iterator<Item = String>,
+    chief: &str,
+) -> Result<ExitCode, Failure> {
+    let names: Vec<String> = cases.collect();
     if let Some(name) = &args.case
-        && !cases.iter().any(|case| case.name() == *name)
+        && !names.contains(name)
     {
-        let names: Vec<String> = cases.iter().map(Case::name).collect();
         return Err(format!("there is no case {name}: {}", names.join(", ")).into());
     }
     let baselines: Option<CaseBaselines> = read_baseline(args.baseline.as_deref())?;

@@ -9,7 +9,7 @@ use crate::cost::callgrind::{Cost, Profile, ProfileError};
 use crate::cost::growth::{self, GrowthReport, GrowthRow};
 use crate::cost::report::{CaseReports, CostReport, StageCost};
 use crate::cost::stages::{self, CodeOwner, Map};
-use crate::cost::tcp_cases;
+use crate::cost::{files_loop, tcp_cases};
 use bench::report::Machine;
 
 /// The measuring program.
@@ -114,6 +114,17 @@ pub const TCP_HOST: Subject = Subject {
     limits: &[],
 };
 
+/// The file service over TCP. The goal of issue 19, 1,500 instructions for a read of 4 KiB, is missed:
+/// the baselines keep what is reached.
+pub const FILES: Subject = Subject {
+    name: "files",
+    what: "files_tcp, files_server and files_store over the loopback interface, requests in batches",
+    map: &stages::FILES,
+    instructions_max: f64::INFINITY,
+    system_calls_max: 0.3,
+    limits: &[("bytes copied", 0.0)],
+};
+
 /// Requests over TCP with a growing number of other objects; the results are only compared with
 /// each other.
 pub const GROWTH: Subject = Subject {
@@ -130,20 +141,23 @@ pub fn case(subject: &str, name: &str, growth_only: bool) -> Subject {
     if subject == TCP_HOST.name {
         return TCP_HOST;
     }
-    let is_chief = name == tcp_cases::MAIN_CASE;
+    let (of, is_chief) = match subject == FILES.name {
+        true => (FILES, name == files_loop::FILES_MAIN_CASE),
+        false => (TCP, name == tcp_cases::MAIN_CASE),
+    };
     Subject {
         instructions_max: if is_chief && !growth_only {
-            TCP.instructions_max
+            of.instructions_max
         } else {
             f64::INFINITY
         },
         system_calls_max: if is_chief {
-            TCP.system_calls_max
+            of.system_calls_max
         } else {
             f64::INFINITY
         },
-        limits: if is_chief { TCP.limits } else { &[] },
-        ..TCP
+        limits: if is_chief { of.limits } else { &[] },
+        ..of
     }
 }
 
@@ -172,7 +186,7 @@ pub fn measure(program: &Path, subject: &Subject, requests: u64) -> Result<CostR
     ))
 }
 
-/// Measures every case of [`TCP`] or [`TCP_HOST`], or the one named `only`.
+/// Measures every case of [`TCP`], [`TCP_HOST`] or [`FILES`], or the one named `only`.
 ///
 /// # Errors
 /// [`CostError`].

@@ -86,6 +86,26 @@ pub const TCP: Map = Map {
     ],
 };
 
+/// The assignment for `measure cost files`.
+pub const FILES: Map = Map {
+    other: &[
+        ("files/client_testing/src/", "client"),
+        ("bench/measurement/src/", "loop"),
+        ("bench/src/", "loop"),
+    ],
+    ours: &[
+        ("files/tcp/src/", "files_tcp"),
+        ("files/server/src/", "files_server"),
+        ("files/store/src/", "files_store"),
+        ("files/spec/src/", "files_spec"),
+        ("reactors/block/src/", "block"),
+    ],
+    shared: &[
+        ("reactors/hugemem/src/", "hugemem"),
+        ("reactors/core/src/", "reactors"),
+    ],
+};
+
 /// The assignment for `measure cost tcp-host`.
 pub const HOST: Map = Map {
     other: &[

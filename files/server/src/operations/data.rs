@@ -11,7 +11,7 @@ use crate::execution::{Execution, PendingRead, PendingWrite, Step, Waiting};
 use crate::limits::READ_RANGES_MAX;
 use crate::place::Place;
 use crate::refusal::Refusal;
-use crate::server::{Now, Server};
+use crate::server::{Now, Position, Server};
 use crate::states::FileId;
 use crate::user::User;
 
@@ -21,6 +21,7 @@ impl Server {
         &mut self,
         x: &mut Execution,
         args: &ReadArgs,
+        position: Position,
         now: &Now,
     ) -> Result<Flow<'r>, Refusal> {
         let (object, attributes) = self.readable_file(x, x.place()?, &args.stateid, now)?;
@@ -33,9 +34,8 @@ impl Server {
             self.count_read(x, 0);
             return x.push_read(eof, 0).map(|()| Flow::Done);
         }
-        let ranges = self.read_ranges((file.0, object.inode), args.offset, length)?;
-        let found: u64 = ranges.iter().map(|it| it.length).sum();
-        x.ranges.clone_from(&ranges);
+        self.read_ranges(file, (args.offset, length), &mut x.ranges)?;
+        let found: u64 = x.ranges.iter().map(|it| it.length).sum();
         x.waiting = Waiting::Read(PendingRead {
             volume: file.0,
             inode: object.inode,
@@ -43,30 +43,36 @@ impl Server {
             count: length,
             eof: eof && found == length,
             length: found as u32,
+            step: self.steps,
+            is_last: position.is_last,
         });
-        let volume = file.0;
-        Ok(Flow::Suspended(Step::Read { volume, ranges }))
+        Ok(Flow::Suspended(Step::Read {
+            volume: file.0,
+            is_last: position.is_last,
+        }))
     }
 
     /// The first ranges of a READ.
     fn read_ranges(
         &self,
         (volume, inode): FileId,
-        offset: u64,
-        length: u64,
-    ) -> Result<Vec<Range>, Refusal> {
-        let mut ranges = self.volumes[volume.0].read(inode, offset, length)?;
-        ranges.truncate(READ_RANGES_MAX);
-        Ok(ranges)
+        (offset, length): (u64, u64),
+        ranges: &mut Vec<Range>,
+    ) -> Result<(), Refusal> {
+        let volume = &self.volumes[volume.0];
+        Ok(volume.read_into(inode, offset, length, ranges, READ_RANGES_MAX)?)
     }
 
     /// Ends a READ whose data are in memory. Returns false if its blocks do not belong to the file
     /// any more: they may have the data of another file.
     pub(crate) fn end_read(&self, x: &mut Execution, read: &PendingRead) -> Result<bool, Refusal> {
-        let file = (read.volume, read.inode);
-        let ranges = self.read_ranges(file, read.offset, read.count)?;
-        if ranges != x.ranges {
-            return Ok(false);
+        // Data that were there at once belong to the file.
+        if self.steps != read.step + 1 {
+            let file = (read.volume, read.inode);
+            self.read_ranges(file, (read.offset, read.count), &mut x.ranges_after)?;
+            if x.ranges_after != x.ranges {
+                return Ok(false);
+            }
         }
         x.push_read(read.eof, read.length)?;
         self.count_read(x, read.length);
@@ -86,6 +92,7 @@ impl Server {
         &mut self,
         x: &mut Execution,
         args: &WriteArgs<'r>,
+        position: Position,
         now: &Now,
     ) -> Result<Flow<'r>, Refusal> {
         let object = self.writable_file(x, &args.stateid, now)?;
@@ -100,16 +107,17 @@ impl Server {
             return Ok(Flow::Done);
         }
         let volume = self.volume_mut(object);
-        let plan = volume.write(object.inode, args.offset, u64::from(length))?;
+        let length_wide = u64::from(length);
+        let id = volume.write_into(object.inode, args.offset, length_wide, &mut x.pieces)?;
         x.waiting = Waiting::Write(PendingWrite {
             volume: file.0,
-            id: plan.id,
+            id,
             length,
             stable: args.stable,
+            is_last: position.is_last,
         });
         Ok(Flow::Suspended(Step::Write {
             volume: file.0,
-            plan,
             data: args.data,
         }))
     }

@@ -181,9 +181,9 @@ impl World {
             match step {
                 Step::Ignore => return None,
                 Step::Reply => break,
-                Step::Read { ranges, .. } => {
+                Step::Read { .. } => {
                     let mut data = Vec::new();
-                    for range in ranges {
+                    for range in x.ranges() {
                         match range.device {
                             Some(at) => data.extend_from_slice(
                                 &self.device[at as usize..][..range.length as usize],
@@ -193,11 +193,12 @@ impl World {
                     }
                     payloads.push(data);
                 }
-                Step::Write { plan, data, .. } => {
+                Step::Write { data, .. } => {
                     let Payload::Inline(data) = data else {
                         panic!("the payload is in the record");
                     };
-                    self.write(&plan.pieces, data);
+                    let pieces = x.pieces().to_vec();
+                    self.write(&pieces, data);
                 }
                 Step::AwaitDurable | Step::AwaitVolume => self.serve_volume(),
             }

@@ -106,6 +106,12 @@ impl<'a> Decoder<'a> {
         }
     }
 
+    /// The word at a position of the bytes; `None` behind their end.
+    pub(crate) fn u32_at(&self, position: usize) -> Option<u32> {
+        let word = self.bytes.get(position..)?.first_chunk()?;
+        Some(u32::from_be_bytes(*word))
+    }
+
     /// The bytes from an earlier position to this one.
     pub(crate) fn since(&self, position: usize) -> &'a [u8] {
         &self.bytes[position..self.at]

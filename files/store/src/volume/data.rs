@@ -61,6 +61,7 @@ pub struct WritePlan {
 /// A write in flight.
 #[derive(Clone, Debug)]
 pub(super) struct InFlight {
+    id: WriteId,
     inode: InodeId,
     share: u32,
     offset: u64,
@@ -97,11 +98,28 @@ impl Volume {
     /// # Errors
     /// Returns an error if the object is no file.
     pub fn read(&self, inode: InodeId, offset: u64, length: u64) -> Result<Vec<Range>, Error> {
+        let mut ranges = Vec::new();
+        self.read_into(inode, offset, length, &mut ranges, usize::MAX)?;
+        Ok(ranges)
+    }
+
+    /// As [`Self::read`], but replaces `ranges` by the first `max` ranges.
+    ///
+    /// # Errors
+    /// Returns an error if the object is no file.
+    pub fn read_into(
+        &self,
+        inode: InodeId,
+        offset: u64,
+        length: u64,
+        ranges: &mut Vec<Range>,
+        max: usize,
+    ) -> Result<(), Error> {
         let file = self.file(inode)?;
         let end = offset.saturating_add(length).min(file.size);
-        let mut ranges = Vec::new();
+        ranges.clear();
         let mut at = offset;
-        while at < end {
+        while at < end && ranges.len() < max {
             let written = file.written.next(at).filter(|it| it.start < end);
             let (next, device) = match written {
                 Some(written) if written.start <= at => {
@@ -118,7 +136,7 @@ impl Volume {
             ranges.push(Range { length, device });
             at = next;
         }
-        Ok(ranges)
+        Ok(())
     }
 
     /// Finds data or a hole from `offset` on; `None` if there is none. The end is a hole.
@@ -145,6 +163,22 @@ impl Volume {
     /// Returns [`Error::Busy`] while another write to the same blocks is in flight, or why the
     /// write is not possible.
     pub fn write(&mut self, inode: InodeId, offset: u64, length: u64) -> Result<WritePlan, Error> {
+        let mut pieces = Vec::new();
+        let id = self.write_into(inode, offset, length, &mut pieces)?;
+        Ok(WritePlan { id, pieces })
+    }
+
+    /// As [`Self::write`], but replaces `pieces` by the parts.
+    ///
+    /// # Errors
+    /// As [`Self::write`].
+    pub fn write_into(
+        &mut self,
+        inode: InodeId,
+        offset: u64,
+        length: u64,
+        pieces: &mut Vec<MovePiece>,
+    ) -> Result<WriteId, Error> {
         let file = self.file(inode)?;
         if length > WRITE_BYTES_MAX {
             return Err(Error::Invalid);
@@ -155,18 +189,13 @@ impl Volume {
             return Err(Error::Busy);
         }
         let blocks = touched_blocks(&range);
-        let is_kept = |block: u64| {
-            let run = file.block(block)?;
-            (!self.state.space.is_shared(run.start).0).then_some(run.start)
-        };
-        let kept: Vec<_> = blocks.clone().map(is_kept).collect();
-        let old: Vec<_> = blocks
-            .clone()
-            .map(|it| file.block(it).map(|run| run.start))
-            .collect();
-        let fresh = kept.iter().filter(|it| it.is_none()).count() as u64;
+        let (mut fresh, mut grown) = (0, 0);
+        for block in blocks.clone() {
+            let old = file.block(block).map(|run| run.start);
+            grown += u64::from(old.is_none());
+            fresh += u64::from(old.is_none_or(|it| self.state.space.is_shared(it).0));
+        }
         let share = self.inode(inode)?.share;
-        let grown = old.iter().filter(|it| it.is_none()).count() as u64;
         self.check_quota(share, 0, grown)?;
         let bytes = cost::mappings(fresh as usize);
         self.check_memory(bytes)?;
@@ -177,11 +206,13 @@ impl Volume {
             .ok_or(Error::NoSpace)?;
         let mut taken = runs.iter().flat_map(|run| run.start..run.end());
         let mut mappings = Vec::new();
-        let mut pieces = Vec::new();
-        for (index, block) in blocks.enumerate() {
-            let device = match kept[index] {
-                Some(device) => device,
-                None => {
+        pieces.clear();
+        let file = self.file(inode)?;
+        for block in blocks {
+            let old = file.block(block).map(|run| run.start);
+            let device = match old {
+                Some(device) if !self.state.space.is_shared(device).0 => device,
+                _ => {
                     let device = taken.next().ok_or(Error::NoSpace)?;
                     add_mapping(&mut mappings, block, device);
                     device
@@ -192,13 +223,13 @@ impl Volume {
             // Also bytes that are not written any more: the change that removed them may be lost.
             let is_partial = data != bytes;
             add_piece(
-                &mut pieces,
+                pieces,
                 MovePiece {
                     device: device * BLOCK_BYTES,
                     length: BLOCK_BYTES,
                     data_at: data.start - bytes.start,
                     data_length: data.end - data.start,
-                    keep: old[index].filter(|_| is_partial).map(|it| it * BLOCK_BYTES),
+                    keep: old.filter(|_| is_partial).map(|it| it * BLOCK_BYTES),
                 },
             );
         }
@@ -207,19 +238,17 @@ impl Volume {
         self.reserved_bytes += bytes;
         *self.reserved_blocks.entry(share).or_default() += fresh;
         *self.opens.entry(inode.0).or_default() += 1;
-        self.writes.insert(
-            id.0,
-            InFlight {
-                inode,
-                share,
-                offset,
-                length,
-                mappings,
-                fresh,
-                bytes,
-            },
-        );
-        Ok(WritePlan { id, pieces })
+        self.writes.push(InFlight {
+            id,
+            inode,
+            share,
+            offset,
+            length,
+            mappings,
+            fresh,
+            bytes,
+        });
+        Ok(id)
     }
 
     /// Records a write whose data the device has accepted. The ticket is durable with the data.
@@ -227,7 +256,8 @@ impl Volume {
     /// # Errors
     /// Returns [`Error::Busy`] if the log has no room; the write is still in flight then.
     pub fn write_done(&mut self, id: WriteId, now: Time) -> Result<Ticket, Error> {
-        let write = self.writes.get(&id.0).ok_or(Error::Invalid)?;
+        let write = self.writes.iter().find(|it| it.id == id);
+        let write = write.ok_or(Error::Invalid)?;
         let change = Change::Write {
             inode: write.inode.0,
             offset: write.offset,
@@ -243,7 +273,7 @@ impl Volume {
     /// Ends a write whose data the device has not accepted. Blocks that the file had before may
     /// have old or new data.
     pub fn write_failed(&mut self, id: WriteId) {
-        let Some(write) = self.writes.get(&id.0) else {
+        let Some(write) = self.writes.iter().find(|it| it.id == id) else {
             return;
         };
         for mapping in &write.mappings {
@@ -256,9 +286,10 @@ impl Volume {
     }
 
     fn end_write(&mut self, id: WriteId) {
-        let Some(write) = self.writes.remove(&id.0) else {
+        let Some(index) = self.writes.iter().position(|it| it.id == id) else {
             return;
         };
+        let write = self.writes.swap_remove(index);
         self.reserved_bytes -= write.bytes;
         if let Some(blocks) = self.reserved_blocks.get_mut(&write.share) {
             *blocks -= write.fresh;
@@ -276,7 +307,7 @@ impl Volume {
         range: ops::Range<u64>,
     ) -> Result<(), Error> {
         let blocks = touched_blocks(&range);
-        let of_file = self.writes.values().filter(|write| write.inode == inode);
+        let of_file = self.writes.iter().filter(|write| write.inode == inode);
         let mut of_file = of_file.map(InFlight::blocks);
         match of_file.any(|it| it.start < blocks.end && blocks.start < it.end) {
             true => Err(Error::Busy),

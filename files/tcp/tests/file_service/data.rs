@@ -1,10 +1,12 @@
 //! Data of all sizes and positions.
 
+use std::time::{Duration, Instant};
+
 use files_spec::attributes::Attributes;
 use files_spec::operations::{Operation, OperationResult, Outcome, SetattrArgs};
 
 use crate::reactor::{LOOPBACK, Reactor};
-use files_client_testing::{Connection, Slot, at_file, data};
+use files_client_testing::{Connection, LIMIT, Slot, at_file, data};
 
 struct Random(u64);
 
@@ -101,4 +103,79 @@ fn overlapping_writes_are_executed_one_after_the_other() {
     // The write as a whole is that of one request.
     assert!((1..=32).contains(&bytes[100]));
     assert!(bytes[100..].iter().all(|it| *it == bytes[100]));
+}
+
+/// Bytes that READs borrowed and copied, and that WRITEs passed on and copied.
+fn moved(reactor: &Reactor) -> [u64; 4] {
+    let it = &reactor.counters;
+    let counters = [
+        &it.read_bytes_borrowed,
+        &it.read_bytes_copied,
+        &it.write_bytes_inline,
+        &it.write_bytes_copied,
+    ];
+    counters.map(files_server::Counter::get)
+}
+
+#[test]
+fn whole_blocks_are_not_copied() {
+    let reactor = Reactor::start(LOOPBACK);
+    let mut connection = Connection::new(reactor.address);
+    let mut slot = Slot::new(&mut connection, b"a");
+    let long: Vec<u8> = (0..1 << 20).map(|at| (at / 4096) as u8).collect();
+    let write = slot.write(0, &long);
+    slot.call(&mut connection, &write).assert_ok();
+    let read = slot.read(0, 1 << 20);
+    assert_eq!(data(&slot.call(&mut connection, &read)), long);
+    let whole = 1 << 20;
+    assert_eq!(moved(&reactor), [whole, 0, whole, 0]);
+    // Parts of blocks are merged with what the blocks have.
+    let write = slot.write(100, b"part");
+    slot.call(&mut connection, &write).assert_ok();
+    let read = slot.read(99, 6);
+    assert_eq!(data(&slot.call(&mut connection, &read)), b"\0part\0");
+    let [borrowed, copied, inline, merged] = moved(&reactor);
+    // What the block had, and the part.
+    assert_eq!((inline, merged), (whole, 4096 + 4));
+    assert!(copied == 0 && (whole + 6..=whole + 8192).contains(&borrowed));
+}
+
+/// A client that does not take its replies lends what they have of the device for a moment only.
+#[test]
+fn writers_do_not_wait_for_a_client_that_does_not_read() {
+    let reactor = Reactor::start(LOOPBACK);
+    let mut connection = Connection::new(reactor.address);
+    let mut slot = Slot::new(&mut connection, b"a");
+    let old = vec![1; 1 << 20];
+    let write = slot.write(0, &old);
+    slot.call(&mut connection, &write).assert_ok();
+    let mut silent = Connection::new(reactor.address);
+    let mut silent_slots: Vec<Slot> = (1..33).map(|slotid| slot.other(slotid)).collect();
+    for slot in &mut silent_slots {
+        let read = slot.read(0, 1 << 20);
+        let record = slot.record(&mut silent, &read, false);
+        silent.send(&record);
+    }
+    // The socket and the limit of what is unsent are full.
+    let began = Instant::now();
+    let mut before = u64::MAX;
+    while before != moved(&reactor)[0] {
+        before = moved(&reactor)[0];
+        assert!(began.elapsed() < LIMIT);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let new = vec![2; 1 << 20];
+    let write = slot.write(0, &new);
+    let began = Instant::now();
+    slot.call(&mut connection, &write).assert_ok();
+    assert!(began.elapsed() < LIMIT / 2);
+    assert!(moved(&reactor)[1] > 0, "{:?}", moved(&reactor));
+    // Each block of a reply is old or new as a whole.
+    for _ in silent_slots {
+        let answer = silent.receive();
+        let blocks = data(&answer).chunks(4096);
+        for block in blocks {
+            assert!(block == &old[..4096] || block == &new[..4096]);
+        }
+    }
 }

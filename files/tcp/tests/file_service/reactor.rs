@@ -11,7 +11,9 @@ use std::time::Instant;
 use block::{Device, DeviceSet, MemoryDevice, MemoryOptions, QueueOptions, ReactorDevices};
 use files_server::{Clients, Now, Server, ServerOptions, Share, ShareNumber, Squash, VolumeIndex};
 use files_store::{InodeId, ShareId, Time, Uuid, VolatileOptions, Volume};
-use files_tcp::{DeviceOfVolume, FilePoller, FileService, FileServiceOptions, VolumeLevels};
+use files_tcp::{
+    DeviceOfVolume, FilePoller, FileService, FileServiceOptions, ServiceCounters, VolumeLevels,
+};
 use hugemem::PagePolicy;
 use reactors::{Nanos, Poller as _, StopState};
 
@@ -36,6 +38,7 @@ pub(crate) struct Reactor {
     pub(crate) address: SocketAddr,
     shared: Arc<Shared>,
     pub(crate) levels: Arc<VolumeLevels>,
+    pub(crate) counters: Arc<ServiceCounters>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -63,7 +66,8 @@ impl Reactor {
         let shared = Arc::new(Shared::default());
         let of_thread = Arc::clone(&shared);
         let levels = Arc::<VolumeLevels>::default();
-        let of_service = Arc::clone(&levels);
+        let counters = Arc::<ServiceCounters>::default();
+        let of_service = (Arc::clone(&levels), Arc::clone(&counters));
         let server = server(volume, instance);
         let thread = std::thread::spawn(move || {
             serve(listener, &*device, server, of_service, &of_thread);
@@ -72,6 +76,7 @@ impl Reactor {
             address,
             shared,
             levels,
+            counters,
             thread: Some(thread),
         }
     }
@@ -146,7 +151,7 @@ fn serve(
     listener: TcpListener,
     device: &dyn Device,
     server: Server,
-    levels: Arc<VolumeLevels>,
+    (levels, counters): (Arc<VolumeLevels>, Arc<ServiceCounters>),
     shared: &Shared,
 ) {
     let arena = block_testing::conformance::arena();
@@ -167,7 +172,7 @@ fn serve(
         pool: arena.pool(16),
         listeners: vec![listener],
         records: None,
-        counters: Arc::default(),
+        counters,
         messages: None,
     });
     let service = Rc::new(RefCell::new(service.expect("a service")));

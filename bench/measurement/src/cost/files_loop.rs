@@ -1,0 +1,419 @@
+//! The file service with its transport at one end and clients at the other, connected by the loopback
+//! interface, on one thread: reads and writes of a file on a volume in memory.
+//!
+//! Requests are made before they are counted, and replies are only counted, so that nothing of the
+//! protocol is executed at the clients' end meanwhile.
+
+use std::cell::RefCell;
+use std::io::{self, Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use block::{Device as _, DevicePoller, DeviceSet, QueueOptions, ReactorDevices};
+use files_client_testing::{Connection, Slot};
+use files_server::{Clients, Now, Server, ServerOptions, Share, ShareNumber, Squash, VolumeIndex};
+use files_spec::Status;
+use files_spec::operations::Operation;
+use files_spec::rpc::{Fragment, MARK_BYTES};
+use files_store::{InodeId, ShareId, Time, Uuid, VolatileOptions, Volume};
+use files_tcp::{DeviceOfVolume, FilePoller, FileService, FileServiceOptions, ServiceCounters};
+use hugemem::allocation_counter::allocations_on_this_thread;
+use hugemem::{Arena, ArenaConfig, PagePolicy};
+use reactors::{Nanos, Poller};
+
+use crate::cost::LoopCounts;
+use crate::cost::measure::CostError;
+use crate::cost::rig::{BLOCK_BYTES, DEVICE_BYTES, ram, setup};
+use crate::cost::tcp_loop::{counting_begins, counting_ends};
+use bench::random::Random;
+
+/// The case with a goal in the issue.
+pub const FILES_MAIN_CASE: &str = "ram-read-4k-128";
+
+/// Slots of a session, which a client uses all.
+const SLOTS: u32 = 64;
+
+/// Size of the file in bytes.
+const FILE_BYTES: u64 = 8 << 20;
+
+/// Virtual time of one turn.
+const TURN: Nanos = Nanos::from_micros(50);
+
+/// Time in which everything that was sent over the loopback interface has arrived.
+const ARRIVAL: Duration = Duration::from_millis(2);
+
+/// Number of warm-up batches.
+const WARM_UP_BATCHES: u64 = 8;
+
+/// Maximum number of turns of one batch.
+const TURNS_MAX: u32 = 1000;
+
+/// A counted case.
+#[derive(Debug, Clone, Copy)]
+struct Case {
+    name: &'static str,
+    writes: bool,
+    bytes: u32,
+    /// Requests in flight on each connection.
+    depth: u32,
+    connections: usize,
+    batches: u64,
+}
+
+const CASES: [Case; 5] = [
+    Case {
+        name: FILES_MAIN_CASE,
+        writes: false,
+        bytes: 4096,
+        depth: SLOTS,
+        connections: 2,
+        batches: 20,
+    },
+    Case {
+        name: "ram-read-4k-1",
+        writes: false,
+        bytes: 4096,
+        depth: 1,
+        connections: 1,
+        batches: 500,
+    },
+    Case {
+        name: "ram-read-1m-4",
+        writes: false,
+        bytes: 1 << 20,
+        depth: 4,
+        connections: 1,
+        batches: 20,
+    },
+    Case {
+        name: "ram-write-4k-8",
+        writes: true,
+        bytes: 4096,
+        depth: 8,
+        connections: 1,
+        batches: 100,
+    },
+    Case {
+        name: "ram-write-4k-1",
+        writes: true,
+        bytes: 4096,
+        depth: 1,
+        connections: 1,
+        batches: 500,
+    },
+];
+
+/// The names of all cases.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    CASES.iter().map(|case| case.name)
+}
+
+/// The server's end of the loop.
+struct Rig {
+    /// Boxed, as in a reactor: code inlined into the loop would count as the loop's.
+    files: Box<dyn Poller>,
+    devices: Box<dyn Poller>,
+    counters: Arc<ServiceCounters>,
+    address: SocketAddr,
+    now: Nanos,
+    turns: u64,
+    allocations: u64,
+}
+
+impl Rig {
+    fn new() -> Result<Self, CostError> {
+        let arena = Arena::new(ArenaConfig {
+            bytes: 64 << 20,
+            pages: PagePolicy::Ordinary,
+            max_transfer: 1 << 20,
+        });
+        let arena = arena.map_err(|error| setup("memory", &error))?;
+        let device = ram(DEVICE_BYTES)?;
+        let set = Rc::new(DeviceSet::new());
+        let pool = arena.pool(16);
+        let options = QueueOptions::new(0, 1024, pool.clone());
+        let opened = set.attach(0, &*device, options);
+        opened.map_err(|error| setup("a device's queue", &error))?;
+        let devices = ReactorDevices::new(Rc::clone(&set));
+        let listener = TcpListener::bind("127.0.0.1:0").and_then(|listener| {
+            listener.set_nonblocking(true)?;
+            Ok(listener)
+        });
+        let listener = listener.map_err(|error| setup("the listener", &error))?;
+        let address = listener.local_addr();
+        let address = address.map_err(|error| setup("the listener", &error))?;
+        let counters = Arc::<ServiceCounters>::default();
+        let geometry = device.geometry();
+        let service = FileService::new(FileServiceOptions {
+            server: server(geometry.bytes()),
+            devices: vec![DeviceOfVolume {
+                place: 0,
+                block_bytes: BLOCK_BYTES,
+                transfer_bytes: (geometry.max_transfer_blocks * BLOCK_BYTES) as usize,
+                levels: Arc::default(),
+            }],
+            set,
+            pool,
+            listeners: vec![listener],
+            records: None,
+            counters: Arc::clone(&counters),
+            messages: None,
+        });
+        let service = service.map_err(|error| setup("the service", &error))?;
+        let service = Rc::new(RefCell::new(service));
+        devices.add(service.clone());
+        let devices = DevicePoller::new(devices).map_err(|error| setup("the devices", &error))?;
+        let files = FilePoller::new(service).map_err(|error| setup("the service", &error))?;
+        Ok(Self {
+            files: Box::new(files),
+            devices: Box::new(devices),
+            counters,
+            address,
+            now: Nanos::from_secs(1),
+            turns: 0,
+            allocations: 0,
+        })
+    }
+
+    fn turn(&mut self) {
+        self.now += TURN;
+        let before = allocations_on_this_thread();
+        self.files.poll(self.now);
+        self.devices.poll(self.now);
+        self.files.flush(self.now);
+        self.devices.flush(self.now);
+        self.allocations += allocations_on_this_thread() - before;
+        self.turns += 1;
+    }
+
+    /// Runs turns while a client works on a thread of its own.
+    fn serve<T: Send + 'static>(
+        &mut self,
+        client: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, CostError> {
+        let client = std::thread::spawn(client);
+        while !client.is_finished() {
+            self.turn();
+            std::thread::yield_now();
+        }
+        let ended = client.join();
+        ended.map_err(|_| CostError::Setup("the client panicked".to_owned()))
+    }
+
+    fn values(&self) -> [(&'static str, u64); 4] {
+        let it = &self.counters;
+        [
+            ("turns", self.turns),
+            ("bytes borrowed", it.read_bytes_borrowed.get()),
+            ("bytes inline", it.write_bytes_inline.get()),
+            (
+                "bytes copied",
+                it.read_bytes_copied.get() + it.write_bytes_copied.get(),
+            ),
+        ]
+    }
+}
+
+fn server(device_bytes: u64) -> Server {
+    let volume = Volume::volatile(&VolatileOptions {
+        uuid: Uuid([3; 16]),
+        device_bytes,
+        memory_bytes: 16 << 20,
+    });
+    let options = ServerOptions {
+        identity: b"cost".to_vec(),
+        instance: 77,
+        volumes: vec![volume],
+        shares: vec![Share {
+            number: ShareNumber(1),
+            name: "data".to_owned(),
+            volume: VolumeIndex(0),
+            directory: InodeId(1),
+            part: ShareId(0),
+            is_read_only: false,
+            squash: Squash::None,
+            clients: Clients::Any,
+            counters: Arc::default(),
+        }],
+        reclaiming: Vec::new(),
+        keeps_records: false,
+        counters: Arc::default(),
+    };
+    let now = Now {
+        monotonic_ms: 1000,
+        time: Time::default(),
+    };
+    Server::new(options, &now)
+}
+
+/// A client with an open file, and the file's handle.
+struct Client {
+    connection: Connection,
+    slots: Vec<Slot>,
+    handle: Vec<u8>,
+    incoming: Box<[u8]>,
+    filled: usize,
+}
+
+impl Client {
+    /// Fills the file, if it is the first client.
+    fn new(address: SocketAddr, owner: &'static [u8], fills: bool) -> Self {
+        let mut connection = Connection::new(address);
+        let mut first = Slot::new(&mut connection, owner);
+        if fills {
+            let data = vec![0x5a; 1 << 20];
+            for offset in (0..FILE_BYTES).step_by(data.len()) {
+                let write = first.write(offset, &data);
+                let answer = first.call(&mut connection, &write);
+                assert_eq!(answer.parts().0, Status::OK, "the file has room");
+            }
+        }
+        let handle = first.handle(&mut connection);
+        let others = (1..SLOTS).map(|slotid| first.other(slotid));
+        let slots = std::iter::once(first).chain(others).collect();
+        let client = Self {
+            connection,
+            slots,
+            handle,
+            incoming: vec![0; 8 << 20].into_boxed_slice(),
+            filled: 0,
+        };
+        let stream = &client.connection.stream;
+        stream.set_nonblocking(true).expect("a socket");
+        // All replies of a batch fit, so that each connection sends once.
+        let _ = rustix::net::sockopt::set_socket_recv_buffer_size(stream, 4 << 20);
+        client
+    }
+
+    /// The bytes of a batch of requests.
+    fn batch(&mut self, case: &Case, random: &mut Random) -> Vec<u8> {
+        let data = vec![0xa5; case.bytes as usize];
+        let mut bytes = Vec::new();
+        for slot in &mut self.slots[..case.depth as usize] {
+            let offset = random.below(FILE_BYTES / u64::from(case.bytes)) * u64::from(case.bytes);
+            let operation = match case.writes {
+                true => slot.write(offset, &data)[3],
+                false => slot.read(offset, case.bytes)[3],
+            };
+            let to_file = Operation::PutFh(files_spec::xdr::Opaque(&self.handle));
+            let record = slot.record(&mut self.connection, &[to_file, operation], false);
+            bytes.extend(Fragment::whole(record.len()).encode());
+            bytes.extend(record);
+        }
+        bytes
+    }
+
+    fn stream(&mut self) -> &mut TcpStream {
+        &mut self.connection.stream
+    }
+
+    /// Takes what has arrived. Returns the number of whole replies.
+    fn collect(&mut self) -> io::Result<u32> {
+        loop {
+            match self
+                .connection
+                .stream
+                .read(&mut self.incoming[self.filled..])
+            {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(count) => self.filled += count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error),
+            }
+        }
+        let (mut at, mut replies) = (0, 0);
+        while let Some(mark) = self.incoming[at..self.filled].first_chunk::<MARK_BYTES>() {
+            let length = MARK_BYTES + Fragment::decode(*mark).length as usize;
+            if self.filled - at < length {
+                break;
+            }
+            at += length;
+            replies += 1;
+        }
+        self.incoming.copy_within(at..self.filled, 0);
+        self.filled -= at;
+        Ok(replies)
+    }
+}
+
+/// Sends a batch of each client, and runs turns until all are answered.
+fn run_batch(
+    rig: &mut Rig,
+    clients: &mut [Client],
+    case: &Case,
+    batches: &[Vec<u8>],
+) -> Result<(), CostError> {
+    let failed = |error: io::Error| setup("a client", &error);
+    let mut sent = vec![0; clients.len()];
+    let mut missing = case.depth * clients.len() as u32;
+    for _ in 0..TURNS_MAX {
+        for ((client, bytes), sent) in clients.iter_mut().zip(batches).zip(&mut sent) {
+            while *sent < bytes.len() {
+                match client.stream().write(&bytes[*sent..]) {
+                    Ok(count) => *sent += count,
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                    Err(error) => return Err(failed(error)),
+                }
+            }
+        }
+        std::thread::sleep(ARRIVAL);
+        rig.turn();
+        for client in &mut *clients {
+            missing -= client.collect().map_err(failed)?;
+        }
+        if missing == 0 {
+            return Ok(());
+        }
+    }
+    Err(CostError::Setup(format!("{case:?} is not completed")))
+}
+
+/// Runs every case, or the named one, each after a warm-up. Returns the counters by name.
+///
+/// # Errors
+/// [`CostError::Setup`].
+pub fn run(only: Option<&str>) -> Result<Vec<(String, LoopCounts)>, CostError> {
+    let mut rig = Rig::new()?;
+    let mut clients = Vec::new();
+    for (owner, fills) in [(&b"first"[..], true), (b"second", false)] {
+        let address = rig.address;
+        clients.push(rig.serve(move || Client::new(address, owner, fills))?);
+    }
+    let mut random = Random::new(1);
+    let mut counted = Vec::new();
+    for case in CASES
+        .iter()
+        .filter(|it| only.is_none_or(|only| it.name == only))
+    {
+        let clients = &mut clients[..case.connections];
+        let batches: Vec<Vec<Vec<u8>>> = (0..WARM_UP_BATCHES + case.batches)
+            .map(|_| {
+                let each = clients.iter_mut().map(|it| it.batch(case, &mut random));
+                each.collect()
+            })
+            .collect();
+        let (warm_up, measured) = batches.split_at(WARM_UP_BATCHES as usize);
+        for batch in warm_up {
+            run_batch(&mut rig, clients, case, batch)?;
+        }
+        let before = rig.values();
+        rig.allocations = 0;
+        counting_begins();
+        for batch in measured {
+            run_batch(&mut rig, clients, case, batch)?;
+        }
+        counting_ends();
+        let values = rig.values().into_iter().zip(before);
+        let counts = LoopCounts {
+            requests: case.batches * u64::from(case.depth) * case.connections as u64,
+            allocations: rig.allocations,
+            counted: values
+                .map(|((name, after), (_, before))| (name.to_owned(), after - before))
+                .collect(),
+        };
+        counted.push((case.name.to_owned(), counts));
+    }
+    Ok(counted)
+}
