@@ -5,4 +5,6 @@ mod offer;
 mod successor;
 
 pub(crate) use offer::{DeviceOffer, FileOffer, ListenerOffer, Offer, Passed};
-pub(crate) use successor::{Successor, SuccessorError, check_program, launch, own_program};
+pub(crate) use successor::{
+    BUILD_TIME_MAX, RESTORE_TIME_MAX, Successor, SuccessorError, check_program, launch, own_program,
+};

@@ -6,6 +6,7 @@
 //! served.
 
 mod bus;
+mod handover;
 mod live;
 mod monitor;
 mod owner_poller;
@@ -13,7 +14,7 @@ mod start;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
@@ -184,6 +185,8 @@ pub(crate) struct Drives {
     /// reopening and closing functions block with it.
     acquired: Mutex<Vec<AcquiredDrive>>,
     sources: Arc<ArcSwap<Vec<DriveSource>>>,
+    /// Whether the drives are released for another process, and not reopened.
+    is_released: AtomicBool,
 }
 
 impl Drives {
@@ -202,6 +205,7 @@ impl Drives {
             handles: OnceLock::new(),
             acquired: Mutex::default(),
             sources: Arc::default(),
+            is_released: AtomicBool::new(false),
         }
     }
 

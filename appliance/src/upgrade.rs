@@ -24,8 +24,8 @@ memory of RAM devices, the files and the listeners. Hosts over TCP notice a paus
 reconnection. If the new process fails before it serves, the old one serves on.
 
 A change of the configuration is not part of it: apply it before or afterwards. Hosts over TLS and
-RDMA are disconnected and connect again. NVMe drives belong to a process: an appliance with them is
-not handed over, but restarted.
+RDMA are disconnected and connect again. NVMe drives are shut down and opened by the new process:
+requests of all hosts wait for that, and the new process checks only then whether it can continue.
 
 Exit status: 0 if the new process serves, or with --dry-run if it would; 1 if not.")]
 pub(crate) struct UpgradeArguments {

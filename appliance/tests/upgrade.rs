@@ -134,9 +134,14 @@ impl Lab {
         }
     }
 
-    /// Upgrades to the same program; returns the answer.
+    /// Upgrades to the same program when the control socket is served; returns the answer.
     fn upgrade(&mut self) -> serde_json::Value {
         self.status();
+        self.upgrade_once()
+    }
+
+    /// Upgrades to the same program; returns the answer.
+    fn upgrade_once(&mut self) -> serde_json::Value {
         let done = self.command(&["upgrade", "--json"]);
         assert!(done.status.success(), "{done:?}");
         let answer: serde_json::Value = serde_json::from_str(&done.stdout).expect("JSON");
@@ -593,15 +598,43 @@ fn pause_of_hosts_is_measured() {
     assert!(seen > round.held_ns / 2, "{report}");
 }
 
+/// A drive that the old process could not open is missing in the new one, too.
 #[test]
-fn appliance_with_a_drive_is_not_handed_over() {
+fn missing_drive_prevents_no_upgrade() {
     let drive = "[[device]]\nname = \"fast\"\ntype = \"nvme\"\npci = \"ffff:ff:1f.7\"\n";
-    let lab = Lab::new(drive);
+    let mut lab = Lab::new(drive);
+    with_hosts(lab.address(), |progress| {
+        let answer = lab.upgrade_once();
+        assert_eq!(answer["connections"], CONNECTIONS, "{answer}");
+        progress.wait();
+    });
+    lab.stop();
+}
+
+#[test]
+fn appliance_with_a_volume_is_not_handed_over() {
+    let volume = r#"
+[[device]]
+name = "tree"
+type = "memory"
+size = "16MiB"
+[[volume]]
+name = "home"
+device = "tree"
+metadata_memory = "4MiB"
+[[share]]
+name = "home"
+volume = "home"
+allow_any_client = true
+[[file_listener]]
+name = "nfs"
+address = "127.0.0.1:0"
+"#;
+    let lab = Lab::new(volume);
     for arguments in [&["upgrade"][..], &["upgrade", "--dry-run"]] {
         let refused = lab.command(arguments);
         assert_eq!(refused.status.code(), Some(1), "{refused:?}");
-        let expected = "device fast is on an NVMe drive, which belongs to a process: restart the \
-                        service";
+        let expected = "volume home: the state of its clients belongs to a process";
         assert!(refused.stderr.contains(expected), "{refused:?}");
     }
     assert!(Path::new(&format!("/proc/{}", lab.pid.as_raw_nonzero())).exists());

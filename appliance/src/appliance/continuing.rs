@@ -59,13 +59,10 @@ pub(crate) fn continue_serving(
 ) -> Result<Appliance, Failure> {
     let channel = inherited_channel().map_err(ContinueError::NoChannel)?;
     report_start(&channel)?;
-    let (mut appliance, file) = match prepare(&channel, state) {
-        Ok(prepared) => prepared,
+    let (mut appliance, file) = match take_over(&channel, state) {
+        Ok(taken) => taken,
         Err(error) => refuse(&channel, error.as_ref()),
     };
-    if let Err(error) = continue_hosts(&appliance, &channel) {
-        refuse(&channel, error.as_ref());
-    }
     match channel.receive() {
         Ok(Message::Serve) => {}
         // The old process serves on.
@@ -145,11 +142,11 @@ fn continue_from(stored: Stored, state: &StateDirectory) -> Result<Appliance, Fa
         environment,
     )?;
     let connections = stored.sockets.len();
-    let restored = restore_hosts(&appliance, stored.hosts, stored.sockets);
-    if let Err(error) = restored.and_then(|()| serve_hosts(&appliance)) {
-        std::mem::forget(appliance);
-        return Err(error);
-    }
+    let (hosts, sockets) = (stored.hosts, stored.sockets);
+    let appliance = keep(appliance, |it| {
+        restore_hosts(it, hosts, sockets)?;
+        serve_hosts(it)
+    })?;
     tracing::info!("{connections} connection(s) continue after the restart");
     Ok(appliance)
 }
@@ -211,20 +208,56 @@ fn refuse(channel: &Channel, error: &(dyn std::error::Error + 'static)) -> ! {
     exit(EXIT_NOT_CONTINUED)
 }
 
-/// Builds the appliance from the offer of the old process, and checks that it can continue.
-fn prepare(
+/// Builds the appliance from the offer of the old process, and restores the state of the hosts. On an
+/// appliance with drives, the old process releases them with that state, so it is built then.
+fn take_over(
     channel: &Channel,
     state: &StateDirectory,
 ) -> Result<(Appliance, Option<PathBuf>), Failure> {
-    let Message::State { bytes, descriptors } = channel.receive()? else {
-        return Err(ContinueError::Unexpected.into());
-    };
+    let (bytes, descriptors) = receive_state(channel)?;
     let offer = Offer::decode(&bytes)?;
     let target = nvme_handover_format::decode(&offer.target.0)?;
     let (config, passed) = offer.accept(descriptors)?;
-    let appliance = build(config, passed, &target, state, Environment::default())?;
-    channel.send_restored()?;
+    let has_drives = offer.has_drives(&config);
+    let build = || build(config, passed, &target, state, Environment::default());
+    let (appliance, hosts) = if has_drives {
+        channel.send_restored()?;
+        let hosts = receive_state(channel)?;
+        (build()?, Ok(hosts))
+    } else {
+        let appliance = build()?;
+        let sent = channel.send_restored().map_err(Failure::from);
+        (appliance, sent.and_then(|()| receive_state(channel)))
+    };
+    let appliance = keep(appliance, |appliance| {
+        let (bytes, sockets) = hosts?;
+        restore_hosts(appliance, nvme_handover_format::decode(&bytes)?, sockets)?;
+        channel.send_restored()?;
+        Ok(())
+    })?;
     Ok((appliance, offer.file))
+}
+
+fn receive_state(channel: &Channel) -> Result<(Vec<u8>, Vec<OwnedFd>), Failure> {
+    match channel.receive()? {
+        Message::State { bytes, descriptors } => Ok((bytes, descriptors)),
+        _ => Err(ContinueError::Unexpected.into()),
+    }
+}
+
+/// Does a step of an appliance, which is not stopped in the usual way if the step fails: that would
+/// end what both processes have.
+fn keep(
+    appliance: Appliance,
+    step: impl FnOnce(&Appliance) -> Result<(), Failure>,
+) -> Result<Appliance, Failure> {
+    match step(&appliance) {
+        Ok(()) => Ok(appliance),
+        Err(error) => {
+            std::mem::forget(appliance);
+            Err(error)
+        }
+    }
 }
 
 /// Builds the appliance from what was passed, and checks that it can continue `target`.
@@ -240,23 +273,7 @@ fn build(
         ..environment
     };
     let appliance = Appliance::start_with(config, state, environment)?;
-    if let Err(error) = appliance.target.check_handover(target) {
-        // It must not be stopped in the usual way, which would end what both processes have.
-        std::mem::forget(appliance);
-        return Err(error.into());
-    }
-    Ok(appliance)
-}
-
-/// Restores the state of the hosts.
-fn continue_hosts(appliance: &Appliance, channel: &Channel) -> Result<(), Failure> {
-    let Message::State { bytes, descriptors } = channel.receive()? else {
-        return Err(ContinueError::Unexpected.into());
-    };
-    let state: State = nvme_handover_format::decode(&bytes)?;
-    restore_hosts(appliance, state, descriptors)?;
-    channel.send_restored()?;
-    Ok(())
+    keep(appliance, |it| Ok(it.target.check_handover(target)?))
 }
 
 fn restore_hosts(
@@ -287,40 +304,45 @@ fn wait_for_end(channel: &Channel) {
 
 #[cfg(test)]
 impl Appliance {
-    /// Does all steps of a hand-over within this process. Returns the appliance that serves then.
+    /// Does all steps of a hand-over within this process. Returns the appliance that serves then, and
+    /// why it is this one, if so.
     pub(crate) fn hand_over_within(
         self,
         state: &StateDirectory,
         environment: Environment<'_>,
-    ) -> Result<Self, Failure> {
+    ) -> (Self, Option<Failure>) {
         let event_loop = &mut RealTime(|_| {});
-        let next = self.build_next(state, environment)?;
-        self.close_to_hosts(event_loop)?;
-        let (hosts, sockets) = self.export_when_quiet(event_loop)?;
+        self.check_upgrade().expect("it can be handed over");
+        let (offer, offered) = self.offer().expect("it is offered");
+        let offer = Offer::decode(&offer).expect("this version");
+        let target = nvme_handover_format::decode(&offer.target.0).expect("this version");
+        let (config, passed) = offer.accept(offered).expect("complete");
+        let has_drives = offer.has_drives(&config);
+        let mut build = Some(|| build(config, passed, &target, state, environment));
+        let mut built = build.take_if(|_| !has_drives).map(|build| build());
+        if matches!(built, Some(Err(_))) {
+            return (self, built.and_then(Result::err));
+        }
+        self.close_to_hosts(event_loop)
+            .expect("hosts are disconnected");
+        let (hosts, sockets) = self.export_when_quiet(event_loop).expect("it is quiet");
+        self.drives.release(event_loop).expect("they are shut down");
+        let built = built.take().or_else(|| Some(build?()));
+        let next = match built.expect("one of both") {
+            Ok(next) => next,
+            Err(error) => {
+                self.resume_hosts(event_loop).expect("it serves on");
+                return (self, Some(error));
+            }
+        };
         let sockets = sockets.iter().map(|it| it.as_fd().try_clone_to_owned());
-        restore_hosts(
-            &next,
-            nvme_handover_format::decode(&hosts)?,
-            sockets.collect::<Result<_, _>>()?,
-        )?;
+        let sockets = sockets.collect::<Result<_, _>>().expect("descriptors");
+        let hosts = nvme_handover_format::decode(&hosts).expect("this version");
+        restore_hosts(&next, hosts, sockets).expect("the same hosts");
         // Its process would end.
         std::mem::forget(self);
-        serve_hosts(&next)?;
-        Ok(next)
-    }
-
-    /// Builds the appliance that would continue this one, which goes on serving.
-    pub(crate) fn build_next(
-        &self,
-        state: &StateDirectory,
-        environment: Environment<'_>,
-    ) -> Result<Self, Failure> {
-        self.check_upgrade()?;
-        let (offer, offered) = self.offer()?;
-        let offer = Offer::decode(&offer)?;
-        let target = nvme_handover_format::decode(&offer.target.0)?;
-        let (config, passed) = offer.accept(offered)?;
-        build(config, passed, &target, state, environment)
+        serve_hosts(&next).expect("it serves");
+        (next, None)
     }
 
     /// Does the steps of a hand-over until all is quiet, and serves on, as if the new process had

@@ -59,6 +59,7 @@ impl Appliance {
             }
             Err(error) => {
                 // RDMA hosts are disconnected already, and the stop goes on.
+                self.drives.take_back(&mut event_loop);
                 self.tcp.resume(&mut event_loop)?;
                 self.tcp.set_paused(false);
                 Err(error)
@@ -68,13 +69,14 @@ impl Appliance {
 
     /// Completes the requests in flight, and stores the state. Returns the number of connections.
     fn leave_state(&self, event_loop: &mut dyn EventLoop) -> Result<usize, Failure> {
+        let (offer, offered) = self.offer()?;
         let (state, sockets) = self.export_when_quiet(event_loop)?;
         // The stop may precede the end of power.
         let devices = self.reconciler.devices();
         if !aside(event_loop, || Ok(devices.flush_files()))? {
             return Err(NotFlushed.into());
         }
-        let (offer, offered) = self.offer()?;
+        self.drives.release(event_loop)?;
         let stored = store(&Left {
             offer,
             offered: offered.iter().map(|it| it.as_fd()).collect(),

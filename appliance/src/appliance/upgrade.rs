@@ -18,8 +18,8 @@ use crate::change_gate::ClosedGate;
 use crate::error::{Failure, with_causes};
 use crate::event_loop::{EventLoop, aside};
 use crate::handover::{
-    DeviceOffer, FileOffer, ListenerOffer, Offer, Successor, SuccessorError, check_program,
-    own_program,
+    BUILD_TIME_MAX, DeviceOffer, FileOffer, ListenerOffer, Offer, RESTORE_TIME_MAX, Successor,
+    SuccessorError, check_program, own_program,
 };
 use crate::observe::model::UpgradeAnswer;
 use crate::requests::UpgradeJob;
@@ -48,11 +48,6 @@ pub(super) enum Upgraded {
 /// Why a running appliance cannot be handed over.
 #[derive(Debug, thiserror::Error)]
 enum NotPossible {
-    #[error(
-        "device {0} is on an NVMe drive, which belongs to a process: restart the service, or apply \
-         the configuration without its drives first"
-    )]
-    Drive(String),
     #[error(
         "volume {0}: the state of its clients belongs to a process: restart the service, which \
          empties volumes in memory"
@@ -149,10 +144,6 @@ impl Appliance {
     /// Checks what no new process could continue.
     pub(crate) fn check_upgrade(&self) -> Result<(), Failure> {
         let config = self.config();
-        let mut devices = config.devices.iter();
-        if let Some(drive) = devices.find(|it| matches!(it.backing, Backing::Nvme(_))) {
-            return Err(NotPossible::Drive(drive.name.to_string()).into());
-        }
         if let Some(volume) = config.files.volumes.first() {
             return Err(NotPossible::Volume(volume.name.to_string()).into());
         }
@@ -251,13 +242,14 @@ impl Appliance {
 
     /// Serves hosts again, because no other process does.
     pub(super) fn resume_hosts(&self, event_loop: &mut dyn EventLoop) -> Result<(), Failure> {
+        self.drives.take_back(event_loop);
         self.tcp.resume(event_loop)?;
         self.tcp.set_paused(false);
         self.reconciler.open_listeners(event_loop);
         Ok(())
     }
 
-    /// Holds the hosts' connections and passes them to the new process, which then serves. Returns
+    /// Holds the hosts' connections, releases the drives, and passes the connections to the new process, which then serves. Returns
     /// their number. After an error, the connections are to be resumed.
     fn pass_on(
         &self,
@@ -265,10 +257,15 @@ impl Appliance {
         event_loop: &mut dyn EventLoop,
     ) -> Result<usize, Failure> {
         let (bytes, sockets) = self.export_when_quiet(event_loop)?;
+        let time_max = match self.drives.used() {
+            0 => RESTORE_TIME_MAX,
+            _ => BUILD_TIME_MAX,
+        };
+        self.drives.release(event_loop)?;
         let descriptors: Vec<BorrowedFd<'_>> = sockets.iter().map(|it| it.as_fd()).collect();
         let mut restored: Result<(), SuccessorError> = Ok(());
         aside(event_loop, || {
-            restored = successor.restore(&bytes, &descriptors);
+            restored = successor.restore(&bytes, &descriptors, time_max);
             Ok(())
         })?;
         restored?;
@@ -327,6 +324,13 @@ impl Appliance {
             effects.push(format!(
                 "{hosts} host(s) over RDMA are disconnected and connect again, because queue pairs \
                  belong to a process; the listeners over RDMA are closed and opened again"
+            ));
+        }
+        let drives = self.drives.used();
+        if drives > 0 {
+            effects.push(format!(
+                "{drives} NVMe drive(s) are shut down and opened again: requests of all hosts wait, \
+                 and only then the new process checks whether it can continue"
             ));
         }
         let devices = &self.config().devices;

@@ -36,8 +36,8 @@ pub(crate) struct PassedDevice {
 /// Why a device cannot be handed over.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum NotPassed {
-    #[error("device {0} is on an NVMe drive, which belongs to the process: restart the service")]
-    Drive(Name),
+    #[error("device {0} belongs to the process: restart the service")]
+    Bound(Name),
     #[error("device {0} is damaged: put it back into service first (`windlass device reopen {0}`)")]
     Damaged(Name),
     #[error("device {0} is not available: apply the configuration without it first")]
@@ -53,7 +53,9 @@ enum NotReceived {
     Descriptors(usize),
     #[error("the old process has not passed the capabilities of its file")]
     Capabilities,
-    #[error("an NVMe drive cannot be handed over")]
+    #[error(
+        "its drive, which the old process has released, cannot be used: the log has the reason"
+    )]
     Drive,
 }
 
@@ -82,8 +84,8 @@ impl Opened {
                 stores.map(|store| store.region().as_fd()).collect()
             }
             Kind::File(file) => vec![file.lock_owner()],
-            Kind::Null(_) => Vec::new(),
-            Kind::Drive | Kind::Other(_) => return Err(NotPassed::Drive(name.clone())),
+            Kind::Null(_) | Kind::Drive => Vec::new(),
+            Kind::Other(_) => return Err(NotPassed::Bound(name.clone())),
         };
         let capabilities = match &self.kind {
             Kind::File(file) => Some(file.capabilities()),
@@ -118,7 +120,12 @@ impl<'s> PassedDevices<'s> {
 impl Opener for PassedDevices<'_> {
     fn open(&self, device: &Configured) -> Result<Option<Opened>, Failure> {
         let mut passed = self.passed.lock().unwrap_or_else(PoisonError::into_inner);
-        let received = passed.remove(&device.name).ok_or(NotReceived::Device)?;
+        let received = passed.remove(&device.name);
+        if received.is_none() && matches!(device.backing, Backing::Nvme(_)) {
+            // The old process does not have it either.
+            return Ok(None);
+        }
+        let received = received.ok_or(NotReceived::Device)?;
         let PassedDevice {
             content,
             descriptors,

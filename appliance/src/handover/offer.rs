@@ -9,7 +9,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
-use appliance_config::{Config, Name, Uuid};
+use appliance_config::{Backing, Config, Name, Uuid};
 use block::FileCapabilities;
 use nvme_handover::Bytes;
 use nvme_target::PortId;
@@ -22,7 +22,7 @@ use crate::operator_states::OperatorStates;
 use crate::transports::{PassedListener, PassedPlace};
 
 /// Version of an offer's fields. A later version is refused, an earlier one is converted.
-/// Version 1 has no listeners without a socket.
+/// Version 1 has no drives and no listeners without a socket.
 const VERSION: u32 = 2;
 
 /// An offer.
@@ -194,6 +194,15 @@ impl Offer {
             return Err(OfferError::LaterVersion(version));
         }
         Ok(serde_json::from_slice(bytes)?)
+    }
+
+    /// Whether a device of `config` is on a drive that the old process has.
+    pub(crate) fn has_drives(&self, config: &Config) -> bool {
+        let mut devices = config.devices.iter();
+        devices.any(|device| {
+            let is_offered = |it: &DeviceOffer| it.name == device.name.as_str();
+            matches!(device.backing, Backing::Nvme(_)) && self.devices.iter().any(is_offered)
+        })
     }
 
     /// The configuration, and what was passed with the offer.

@@ -20,7 +20,10 @@ use rustix::process::{Signal, geteuid, pidfd_send_signal};
 /// Time in which the new process has to build its appliance: it maps all memory of RAM devices.
 const PREPARE_TIME_MAX: Duration = Duration::from_secs(60);
 /// Time in which it has to restore the state. Hosts wait meanwhile.
-const RESTORE_TIME_MAX: Duration = Duration::from_secs(5);
+pub(crate) const RESTORE_TIME_MAX: Duration = Duration::from_secs(5);
+/// The same if it has to build its appliance before, because drives are opened by one process only.
+/// Hosts wait for 30 s by default.
+pub(crate) const BUILD_TIME_MAX: Duration = Duration::from_secs(15);
 /// Time to wait for the exit status of a process that has closed the channel: it is ending, but the
 /// kernel may be writing its core dump. Hosts may wait meanwhile.
 const EXIT_TIME_MAX: Duration = Duration::from_secs(5);
@@ -194,7 +197,7 @@ impl Successor {
         self.pass(offer, descriptors)
     }
 
-    /// Sends the state, and waits until the new process has restored it.
+    /// Sends the state, and waits for at most `time_max` until the new process has restored it.
     ///
     /// # Errors
     /// The reason for which the new process does not continue.
@@ -202,8 +205,9 @@ impl Successor {
         &mut self,
         state: &[u8],
         descriptors: &[BorrowedFd<'_>],
+        time_max: Duration,
     ) -> Result<(), SuccessorError> {
-        let limited = self.channel.set_limit(RESTORE_TIME_MAX);
+        let limited = self.channel.set_limit(time_max);
         limited.map_err(ChannelError::Socket)?;
         self.pass(state, descriptors)
     }

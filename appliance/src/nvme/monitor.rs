@@ -1,5 +1,6 @@
 //! Monitors the drives on the control thread: blocking resets, and reopening drives that return.
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use nvme_driver::{DriveCounters, DriveState, GoneReason};
@@ -39,6 +40,7 @@ impl Drives {
     pub(crate) fn poll(&self, now: Instant) {
         self.close_unused();
         self.reset_functions();
+        let is_released = self.is_released.load(Ordering::Relaxed);
         for taken in &mut *self.acquired() {
             taken.report();
             if taken.is_closing() {
@@ -46,6 +48,7 @@ impl Drives {
             }
             match taken.drive.state() {
                 DriveState::Ready => taken.history.absence = None,
+                DriveState::Gone(_) if is_released => {}
                 DriveState::Gone(reason) => taken.try_reopen(&*self.bus, reason, now),
                 DriveState::Starting
                 | DriveState::Resetting

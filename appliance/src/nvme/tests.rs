@@ -1,6 +1,7 @@
 //! A whole appliance with emulated drives that fail, are removed and return, and a host on its
 //! loopback.
 
+mod handover;
 mod live;
 
 use std::collections::BTreeMap;

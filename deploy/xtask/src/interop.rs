@@ -246,6 +246,16 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         timeout_s: 300,
     },
     Scenario {
+        name: "drive-upgrade",
+        script: "drive-upgrade.sh",
+        connect: "",
+        place: Place::Guest(Machine {
+            options: &["--nvme", "2", "--ns", "2", "--size", "64M", "--huge", "96"],
+            namespaces: 4,
+        }),
+        timeout_s: 300,
+    },
+    Scenario {
         name: "drive-faults",
         script: "drive-faults.sh",
         connect: "",

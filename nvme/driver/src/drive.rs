@@ -200,6 +200,9 @@ impl Drive {
         if !self.wants_reopen() {
             return Err(DriveError::InUse);
         }
+        self.shared
+            .release_requested
+            .store(false, Ordering::Release);
         self.shared.control().reattached = Some(backing);
         self.shared.wake_owner();
         Ok(())
@@ -210,6 +213,15 @@ impl Drive {
     /// backing. Every wait is bounded. A drive that is being reset is closed afterwards.
     pub fn close(&self) {
         self.shared.close_requested.store(true, Ordering::Release);
+        self.shared.wake_owner();
+    }
+
+    /// Requests the owner to release the drive for another process: from its next tick on it refuses
+    /// requests, lets those in flight complete, shuts the drive down so that it writes its cache, and
+    /// releases the backing. Every wait is bounded. [`wants_reopen`](Self::wants_reopen) is true then.
+    /// A drive that is being reset is released afterwards. [`reattach`](Self::reattach) ends it.
+    pub fn release(&self) {
+        self.shared.release_requested.store(true, Ordering::Release);
         self.shared.wake_owner();
     }
 

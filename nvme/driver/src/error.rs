@@ -172,6 +172,8 @@ pub enum GoneReason {
     NotResponding,
     /// The system requested it back.
     RemovalRequested,
+    /// It was [released](crate::Drive::release) for another process.
+    Released,
     /// It was not ready in time after a reset.
     ResetFailed,
     /// It returned as another drive, or with less command support than before.
@@ -185,6 +187,7 @@ impl std::fmt::Display for GoneReason {
         f.write_str(match self {
             Self::NotResponding => "it does not respond",
             Self::RemovalRequested => "the system requested its removal",
+            Self::Released => "it was released for another process",
             Self::ResetFailed => "it could not be reset",
             Self::Changed => "a different drive was reattached",
             Self::ReactorUnresponsive => "a reactor did not acknowledge its reset",

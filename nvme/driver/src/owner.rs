@@ -8,7 +8,7 @@
 //! Running ── fault ──▶ Quiescing ─▶ Disabling ─▶ ReturningLeases ─▶ Restarting ─▶ Running
 //!    │                     │            │ (drive does not follow)
 //!    │                     │            └▶ FunctionReset ─▶ ReturningLeases
-//!    ├─ removal, stop, close ─▶ Draining ─▶ Quiescing ─▶ ShuttingDown ─▶ Disabling
+//!    ├─ removal, release, stop, close ─▶ Draining ─▶ Quiescing ─▶ ShuttingDown ─▶ Disabling
 //!    │                                            ─▶ ReturningLeases ─▶ Gone
 //!    └─ all ones ────────────────────────────────▶ ReturningLeases ─▶ Gone
 //! Gone ── drive comes back ──▶ Restarting
@@ -47,7 +47,9 @@ impl AfterStop {
     fn shuts_down(self) -> bool {
         match self {
             Self::Restart => false,
-            Self::Gone(reason) => reason == GoneReason::RemovalRequested,
+            Self::Gone(reason) => {
+                matches!(reason, GoneReason::RemovalRequested | GoneReason::Released)
+            }
             Self::Close => true,
         }
     }
@@ -185,6 +187,10 @@ impl DriveOwner {
         self.shared.publish(self.state_word);
         if self.shared.close_requested.load(Ordering::Acquire) {
             self.close(now);
+        } else if self.shared.release_requested.load(Ordering::Acquire)
+            && matches!(self.state, State::Running)
+        {
+            self.drain(now, AfterStop::Gone(GoneReason::Released));
         }
         true
     }

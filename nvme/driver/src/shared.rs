@@ -309,6 +309,8 @@ pub(crate) struct Shared {
     pub(crate) dma_running: AtomicBool,
     /// Whether the owner is to close the drive. It reads it at every tick.
     pub(crate) close_requested: AtomicBool,
+    /// Whether the owner is to release the drive. It reads it at every tick.
+    pub(crate) release_requested: AtomicBool,
     control: Mutex<Control>,
     waker: Mutex<Option<Wake>>,
 }
@@ -335,6 +337,7 @@ impl Shared {
             counters: OwnerCounters::default(),
             dma_running: AtomicBool::new(false),
             close_requested: AtomicBool::new(false),
+            release_requested: AtomicBool::new(false),
             control: Mutex::new(Control {
                 backing: Some(backing),
                 ..Control::default()

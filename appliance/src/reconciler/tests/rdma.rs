@@ -137,11 +137,9 @@ impl Lab {
     fn hand_over(self) -> Self {
         let environment = environment(&self.target, &self.is_missing);
         let state = StateDirectory::default();
-        let appliance = self.appliance.hand_over_within(&state, environment);
-        Self {
-            appliance: appliance.expect("it continues"),
-            ..self
-        }
+        let (appliance, failure) = self.appliance.hand_over_within(&state, environment);
+        assert!(failure.is_none(), "{failure:?}");
+        Self { appliance, ..self }
     }
 
     fn connect(&self) -> Result<(Client, Client), String> {
@@ -544,12 +542,12 @@ fn new_process_without_rdma_changes_nothing() {
     let lab = Lab::start(&with_rdma(), &[device("rdma0")]);
     let (admin, mut io) = lab.check_io(1);
     let is_missing = Arc::new(AtomicBool::new(true));
-    let next = lab.appliance.build_next(
-        &StateDirectory::default(),
-        environment(&lab.target, &is_missing),
-    );
-    let error = next.err().expect("it cannot continue");
-    assert!(error.to_string().contains("listener san"), "{error}");
+    let environment = environment(&lab.target, &is_missing);
+    let state = StateDirectory::default();
+    let (appliance, failure) = lab.appliance.hand_over_within(&state, environment);
+    let error = failure.expect("it cannot continue").to_string();
+    assert!(error.contains("listener san"), "{error}");
+    let lab = Lab { appliance, ..lab };
     let read = io.command(Sqe::read(1, 2000, 0), BLOCK_BYTES);
     assert_eq!(read.expect("a response").status(), Status::SUCCESS);
     drop((admin, io));

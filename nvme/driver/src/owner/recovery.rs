@@ -313,10 +313,11 @@ impl DriveOwner {
                 }
             }
             AfterStop::Gone(reason) => {
-                tracing::error!(
-                    drive = self.shared.options.name,
-                    "the drive is gone: {reason}"
-                );
+                let drive = self.shared.options.name.as_str();
+                match reason {
+                    GoneReason::Released => tracing::info!(drive, "{reason}"),
+                    _ => tracing::error!(drive, "the drive is gone: {reason}"),
+                }
                 self.release();
                 self.state = State::Gone;
             }

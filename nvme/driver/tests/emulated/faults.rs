@@ -501,6 +501,36 @@ fn different_drive_in_the_slot_is_rejected() {
     two.check_well();
 }
 
+/// A drive is released for another process, and taken back.
+#[test]
+fn released_drive_is_shut_down_and_taken_back() {
+    let mut two = TwoDrives::new(EmulatedOptions {
+        shutdown_after: Nanos::from_millis(10),
+        ..small()
+    });
+    two.inject(
+        writes(),
+        When::First(1),
+        Fault::Delay(Nanos::from_millis(10)),
+    );
+    let data = vec![9; 4096];
+    two.client.submit(WRITE, 3, 1, Some(&data)).expect("taken");
+    two.client.turn();
+    two.rig.drive.release();
+    let ended: Vec<Ended> = two.client.finish(&mut two.rig);
+    assert_eq!(ended[0].result, OK, "what was in flight ends");
+    two.check_gone(GoneReason::Released);
+    assert!(!two.rig.control.is_bus_master());
+    let mut block = vec![0; 4096];
+    assert!(two.rig.control.read_durable(1, 3, &mut block));
+    assert_eq!(block[0], 9, "a shutdown makes the cache safe");
+    two.reattach();
+    two.check_well();
+    // The request has ended with the release.
+    two.rig.step(PATIENCE);
+    two.check_well();
+}
+
 #[test]
 fn removal_request_shuts_the_drive_down_in_order() {
     let mut two = TwoDrives::new(EmulatedOptions {
