@@ -458,8 +458,9 @@ function proofs(one) {
     rows.push(row(how, key, since_unix_ms, "authenticated"));
   }
   if (one.channel !== null) {
-    const { cipher, group, generated, key, since_unix_ms } = one.channel;
-    const how = `TLS, ${cipher}, ${group}${generated ? ", generated key" : ""}`;
+    const { cipher, group, generated, key, records, since_unix_ms } = one.channel;
+    const by = records === "kernel" ? ", kTLS" : "";
+    const how = `TLS, ${cipher}, ${group}${generated ? ", generated key" : ""}${by}`;
     rows.push(row(how, key, since_unix_ms, "protected"));
   }
   return rows;

@@ -47,7 +47,7 @@ pub use model::{
     Access, AnaEntry, AnaState, Appliance, Backing, Config, Control, Cores, CoresNotAllowed,
     Device, Digest, DriveNamespace, Export, HostAuthentication, Idle, Key, KeySource, Limits,
     Listener, Mask, MaskedAccess, Namespace, Operations, Pages, RateLimit, RateScope, Tls,
-    Transport,
+    TlsRecords, Transport,
 };
 pub use notice::Notice;
 pub use problem::{Colour, Place, Problem, ProblemKind, Problems};

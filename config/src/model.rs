@@ -372,6 +372,16 @@ words! {
 }
 
 words! {
+    /// What seals and opens the records of TLS.
+    TlsRecords {
+        /// This process.
+        Own = "own",
+        /// The kernel, if it has TLS.
+        Kernel = "kernel",
+    }
+}
+
+words! {
     /// The state of an ANA group at a listener (Base 2.1 §8.1.1).
     AnaState {
         /// Hosts prefer the path.
@@ -628,6 +638,14 @@ table! {
             absent Tls::Off,
             unless rdma("remove it: it protects only TCP"),
             like "\"required\"";
+        /// What seals and opens the records of TLS: Windlass, or the kernel (kTLS, after `modprobe
+        /// tls`), which leaves it to network cards that can. Without TLS in the kernel Windlass does
+        /// it. Linux before 6.14 cannot replace keys: a connection ends then after 16 million
+        /// records, and its host connects again. A change applies to hosts that connect from then on.
+        tls_records: TlsRecords = Word::<TlsRecords>::new(),
+            absent TlsRecords::Own,
+            unless rdma("remove it: it is for TLS, which protects only TCP"),
+            like "\"kernel\"";
     }
 }
 

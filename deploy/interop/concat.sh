@@ -106,6 +106,7 @@ a_revoked_secret_disconnects() {
 
 begin
 start_tlshd
+show "$INTEROP_PROGRAMS/examples/kernel_records"
 mkdir -p $keys $STATE_DIRECTORY
 make_key db1
 make_key long --hash sha384

@@ -160,6 +160,40 @@ wrong_and_missing_keys() {
   dmesg --clear
 }
 
+kernel_records() {
+  say "records of the kernel"
+  show modprobe tls
+  show "$INTEROP_PROGRAMS/examples/kernel_records"
+  configure_host required ', tls = "old", require = ["tls"]' old
+  sed -i 's/^tls = "required"/&\ntls_records = "kernel"/' $config
+  windlass doctor --config $config > /tmp/output 2>&1 || true
+  grep -F 'records are sealed by the kernel (kTLS)' /tmp/output || fail "doctor: $(cat /tmp/output)"
+  apply
+  connects --tls --tls-key="$(key old)"
+  is_encrypted old
+  [ "$(status .channel.records)" = kernel ] || fail "other records: $(status .)"
+  # Both ends of each connection.
+  awk '$1 == "TlsCurrTxSw" { exit $2 < 4 }' /proc/net/tls_stat || fail "the appliance does not use kTLS"
+  disk=$(namespaces)
+  verify "mixed sizes" "$disk" 16
+  verify "large requests" "$disk" 16 --bsrange=512k-1m
+  if captures "$marker"; then fail "data is readable on the network"; fi
+  expect_quiet_kernel
+  disconnect
+  eventually 10 no_kernel_records
+  forget_keys
+  say "digests over records of the kernel"
+  connects --tls --tls-key="$(key old)" --hdr-digest --data-digest
+  verify "digests" "$disk" 4
+  expect_quiet_kernel
+  disconnect
+  forget_keys
+  configure_host required ', tls = "old", require = ["tls"]' old
+  apply
+}
+
+no_kernel_records() { awk '$1 == "TlsCurrTxSw" { exit $2 > 0 }' /proc/net/tls_stat; }
+
 keys_are_exchanged() {
   local writer sequence
   say "a key is exchanged while the host writes"
@@ -246,6 +280,7 @@ every_kind_of_key
 configure_host required ', tls = "old", require = ["tls"]' old
 apply
 wrong_and_missing_keys
+kernel_records
 keys_are_exchanged
 survives_a_restart
 both_at_one_listener

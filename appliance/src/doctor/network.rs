@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 
-use appliance_config::{Config, Listener, Tls, Transport};
+use appliance_config::{Config, Listener, Tls, TlsRecords, Transport};
 
 use super::Finding;
 use super::machine::{Machine, joined};
@@ -16,6 +16,8 @@ const BUFFER_BYTES_LEAST: u64 = 1 << 20;
 /// Speed from which large frames matter, in Mbit/s.
 const FAST_MBITS: u64 = 10_000;
 const LARGE_FRAME_BYTES: u64 = 9000;
+/// The protocols above TCP that the kernel has loaded.
+const PROTOCOLS: &str = "proc/sys/net/ipv4/tcp_available_ulp";
 const CONTROLS: &str = "proc/sys/net/ipv4/tcp_available_congestion_control";
 
 /// Checks each listener, then the settings that its transport needs.
@@ -25,7 +27,7 @@ pub(super) fn check(machine: &Machine, config: &Config, cores: &[usize]) -> Vec<
     for listener in &config.listeners {
         findings.extend(address(machine, listener, &near));
         findings.extend(congestion(machine, listener));
-        findings.extend(tls(listener));
+        findings.extend(tls(machine, listener));
     }
     let has = |transport| config.listeners.iter().any(|it| it.transport == transport);
     if has(Transport::Tcp) {
@@ -37,18 +39,30 @@ pub(super) fn check(machine: &Machine, config: &Config, cores: &[usize]) -> Vec<
     findings
 }
 
-/// Which records protect the connections of a listener.
-fn tls(listener: &Listener) -> Option<Finding> {
+/// What protects the records of a listener's connections.
+fn tls(machine: &Machine, listener: &Listener) -> Option<Finding> {
     let policy = match listener.tls {
         Tls::Off => return None,
         Tls::Allowed => "is allowed",
         Tls::Required => "is required",
     };
-    let text = format!(
-        "listener {}: TLS {policy}; records are sealed by Windlass, not by the kernel (kTLS)",
-        listener.name
-    );
-    Some(Finding::fine(AREA, text))
+    let name = &listener.name;
+    let protocols = machine.text(PROTOCOLS).unwrap_or_default();
+    let has_kernel_tls = protocols.split_whitespace().any(|it| it == "tls");
+    let (sealer, can) = match (listener.tls_records, has_kernel_tls) {
+        (TlsRecords::Own, _) => ("Windlass", true),
+        (TlsRecords::Kernel, true) => ("the kernel (kTLS)", true),
+        (TlsRecords::Kernel, false) => ("Windlass", false),
+    };
+    let text = format!("listener {name}: TLS {policy}; records are sealed by {sealer}");
+    Some(match can {
+        true => Finding::fine(AREA, text),
+        false => Finding::slow(
+            AREA,
+            format!("{text}, because the kernel has not loaded TLS"),
+            "modprobe tls, and write tls to a file in /etc/modules-load.d",
+        ),
+    })
 }
 
 fn address(machine: &Machine, listener: &Listener, near: &BTreeSet<u32>) -> Vec<Finding> {

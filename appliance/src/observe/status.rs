@@ -326,6 +326,11 @@ impl Observation {
             cipher: channel.cipher.to_owned(),
             group: channel.group.to_owned(),
             derivation: channel.derivation.to_owned(),
+            records: match channel.has_kernel_records {
+                true => "kernel",
+                false => "own",
+            }
+            .to_owned(),
             since_unix_ms: self.unix_ms_of(queue.since),
         }
     }

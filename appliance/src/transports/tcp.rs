@@ -11,7 +11,7 @@ use nvme_target::PortId;
 use nvme_tcp::{
     Acceptor, AcceptorPort, AcceptorTls, ConnectionSet, DigestPolicy, Handoff, HandoverMessage,
     PortMessage, PortSettings, SharedTlsKeys, SocketStream, TcpConfig, TcpCounters, TcpTransport,
-    TlsPolicy,
+    TlsPolicy, TlsRecords,
 };
 use reactors::mesh::Port;
 use reactors::ring::Receiver;
@@ -324,6 +324,10 @@ fn port_settings<'c>(
             Tls::Off => TlsPolicy::Off,
             Tls::Allowed => TlsPolicy::Allowed,
             Tls::Required => TlsPolicy::Required,
+        },
+        tls_records: match listener.tls_records {
+            appliance_config::TlsRecords::Own => TlsRecords::Own,
+            appliance_config::TlsRecords::Kernel => TlsRecords::Kernel,
         },
     };
     listeners

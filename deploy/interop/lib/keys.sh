@@ -72,9 +72,9 @@ captures() {
   dd if=$block of="$(namespaces)" bs=64k oflag=direct status=none || fail "the text is not written"
   dd if="$(namespaces)" bs=64k count=1 iflag=direct status=none | cmp - $block ||
     fail "other data is read"
-  sleep 1
+  has_captured_both() { [ "$(stat -c %s $capture)" -gt 131072 ]; }
+  eventually 30 has_captured_both
   kill $watcher
   wait $watcher || true
-  [ "$(stat -c %s $capture)" -gt 131072 ] || fail "the capture is not complete"
   grep -qaF "$1" $capture
 }

@@ -39,6 +39,7 @@ const LEVELS: [&[&str]; 8] = [
         "files_server",
         "rdma_testing",
         "nvme_tls_handshake",
+        "nvme_tls_kernel",
     ],
     &[
         "nvme_driver",
@@ -62,7 +63,7 @@ const LEVELS: [&[&str]; 8] = [
 const OUTSIDE_LAYERS: [&str; 1] = ["xtask"];
 
 /// Crates with unsafe code in modules that opt in; every other crate forbids it.
-const UNSAFE_CRATES: [&str; 7] = [
+const UNSAFE_CRATES: [&str; 8] = [
     "hugemem",
     "reactors",
     "uring",
@@ -70,6 +71,7 @@ const UNSAFE_CRATES: [&str; 7] = [
     "rdma",
     "rdma_testing",
     "nvme_tls_handshake",
+    "nvme_tls_kernel",
 ];
 
 /// Ends the names of crates that hold test doubles and conformance suites. Tests of every crate may

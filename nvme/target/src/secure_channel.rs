@@ -37,6 +37,8 @@ pub struct SecureChannel {
     pub cipher: &'static str,
     /// The name of the group of the key exchange.
     pub group: &'static str,
+    /// Whether the kernel protects its records, and not this process.
+    pub has_kernel_records: bool,
     /// The name of the derivation by which the host has got its key.
     pub derivation: &'static str,
 }

@@ -36,7 +36,7 @@ use crate::initialisation::InitialisationTerms;
 use crate::network::Accepted;
 use crate::socket_stream::SocketStream;
 use crate::stream::{Broken, TcpSocket};
-use crate::tls::{SharedTlsKeys, TlsCounters, TlsPolicy};
+use crate::tls::{SharedTlsKeys, TlsCounters, TlsPolicy, TlsRecords};
 
 /// Accepted sockets that may wait for their reactor. Each occupies a descriptor beyond the limit on
 /// connections.
@@ -640,7 +640,13 @@ impl Service {
                         reactor,
                         index,
                     };
-                    self.begin_handshake(stream, origin, tls);
+                    let records = terms.map_or(TlsRecords::Own, |it| it.tls_records);
+                    self.begin_handshake(Arriving {
+                        stream,
+                        origin,
+                        policy: tls,
+                        records,
+                    });
                 }
                 Ok(Some(stream)) => match terms {
                     Some(terms) if self.newcomers.len() < NEWCOMERS_MAX => {
@@ -668,13 +674,9 @@ impl Service {
     }
 
     /// Passes a connection to the thread of handshakes, which has room.
-    fn begin_handshake(&mut self, stream: TcpSocket, origin: Origin, policy: TlsPolicy) {
+    fn begin_handshake(&mut self, arriving: Arriving) {
         if let Some(handshakes) = &mut self.handshakes {
-            handshakes.begin(Arriving {
-                stream,
-                origin,
-                policy,
-            });
+            handshakes.begin(arriving);
         }
     }
 

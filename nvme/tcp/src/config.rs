@@ -5,7 +5,7 @@ use nvme_target::PortId;
 use reactors::Nanos;
 
 use crate::initialisation::InitialisationTerms;
-use crate::tls::TlsPolicy;
+use crate::tls::{TlsPolicy, TlsRecords};
 
 /// Whether a digest is used, depending on the host's request in its ICReq.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -57,6 +57,8 @@ pub struct PortSettings {
     pub data_digest: DigestPolicy,
     /// TLS.
     pub tls: TlsPolicy,
+    /// What seals and opens its records.
+    pub tls_records: TlsRecords,
 }
 
 impl PortSettings {
@@ -67,6 +69,7 @@ impl PortSettings {
             data_digest: self.data_digest,
             host_data_bytes_max,
             tls: self.tls,
+            tls_records: self.tls_records,
         }
     }
 }
@@ -78,6 +81,7 @@ impl Default for PortSettings {
             header_digest: DigestPolicy::default(),
             data_digest: DigestPolicy::default(),
             tls: TlsPolicy::default(),
+            tls_records: TlsRecords::default(),
         }
     }
 }

@@ -33,7 +33,7 @@ use rustix::io::Errno;
 
 use crate::socket_stream::SocketStream;
 use crate::stream::{ByteStream as _, TcpSocket};
-use crate::tls::{SharedTlsKeys, TlsCounters, TlsPolicy};
+use crate::tls::{SharedTlsKeys, TlsCounters, TlsPolicy, TlsRecords};
 use handshake::{End, Handshake, Step};
 
 /// Connections of all origins whose handshake is in progress.
@@ -74,6 +74,7 @@ pub(crate) struct Arriving {
     pub(crate) stream: TcpSocket,
     pub(crate) origin: Origin,
     pub(crate) policy: TlsPolicy,
+    pub(crate) records: TlsRecords,
 }
 
 /// A connection on its way back.
@@ -338,16 +339,26 @@ impl Service {
             }
             Step::Plain => {
                 let (stream, origin) = handshake.into_parts();
-                self.finish(stream, SocketStream::Plain, origin);
+                let _ = epoll::delete(&self.epoll, &stream);
+                let stream = SocketStream::Plain(stream);
+                self.waiting.push_back(Finished { stream, origin });
             }
-            Step::Established(channel, description) => {
+            Step::Established(secrets, description) => {
                 self.counters.handshakes.add(1);
+                let records = handshake.records();
                 let (stream, origin) = handshake.into_parts();
-                let protect = |stream| {
-                    let protected = crate::Protected::new(stream, *channel);
-                    SocketStream::Protected(protected.described(description))
-                };
-                self.finish(stream, protect, origin);
+                let _ = epoll::delete(&self.epoll, &stream);
+                match SocketStream::protect(stream, &secrets, description, records) {
+                    Ok(stream) => self.waiting.push_back(Finished { stream, origin }),
+                    Err((stream, error)) => {
+                        self.counters.handshakes_failed.add(1);
+                        let reason = format!(
+                            "is complete, but the kernel does not protect the connection \
+                             ({error}): write tls_records = \"own\""
+                        );
+                        self.log_end(&stream, now, &reason);
+                    }
+                }
             }
             Step::Ended(end) => {
                 self.count(&end);
@@ -366,18 +377,6 @@ impl Service {
         if let Err(error) = epoll::modify(&self.epoll, handshake.stream(), data, flags) {
             tracing::error!(%error, "a connection can no longer be watched");
         }
-    }
-
-    /// Lets go of a stream, which the acceptor gets.
-    fn finish(
-        &mut self,
-        stream: TcpSocket,
-        wrap: impl FnOnce(TcpSocket) -> SocketStream,
-        origin: Origin,
-    ) {
-        let _ = epoll::delete(&self.epoll, &stream);
-        let stream = wrap(stream);
-        self.waiting.push_back(Finished { stream, origin });
     }
 
     fn pass_on(&mut self) {

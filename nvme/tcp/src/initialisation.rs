@@ -9,7 +9,7 @@ use nvme_spec::tcp::{
 use zerocopy::FromBytes as _;
 
 use crate::config::DigestPolicy;
-use crate::tls::TlsPolicy;
+use crate::tls::{TlsPolicy, TlsRecords};
 
 /// What a listener offers to the hosts that connect to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +22,8 @@ pub struct InitialisationTerms {
     pub host_data_bytes_max: u32,
     /// Whether its connections are protected by TLS.
     pub tls: TlsPolicy,
+    /// What seals and opens the records then.
+    pub tls_records: TlsRecords,
 }
 
 impl InitialisationTerms {

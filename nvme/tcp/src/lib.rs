@@ -14,6 +14,7 @@ mod counters;
 mod digest;
 mod handshakes;
 mod initialisation;
+mod kernel_protected;
 mod listeners;
 mod network;
 mod protected;
@@ -39,7 +40,7 @@ pub use network::{Accepted, Interest, Network, Ready, Sockets};
 pub use protected::Protected;
 pub use socket_stream::SocketStream;
 pub use stream::{ByteStream, TcpSocket, Transferred};
-pub use tls::{GeneratedTlsKeys, SharedTlsKeys, TlsCounters, TlsKeys, TlsPolicy};
+pub use tls::{GeneratedTlsKeys, SharedTlsKeys, TlsCounters, TlsKeys, TlsPolicy, TlsRecords};
 pub use transport::{
     Exported, Handoff, HandoverMessage, NotReady, PassedConnection, PortMessage, RestoreFailure,
     TcpTransport,

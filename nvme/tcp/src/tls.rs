@@ -19,6 +19,16 @@ pub enum TlsPolicy {
     Required,
 }
 
+/// What seals and opens the records of a listener's connections.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum TlsRecords {
+    /// This process.
+    #[default]
+    Own,
+    /// The kernel, if it has TLS; otherwise this process.
+    Kernel,
+}
+
 /// The keys of hosts, with their owners.
 pub type TlsKeys = KeyTable<Arc<KeyOwner>>;
 
@@ -91,6 +101,7 @@ pub(crate) fn secure_channel(
         keys_version,
         cipher: established.secrets.suite.name(),
         group: established.secrets.group.name(),
+        has_kernel_records: false,
         derivation: match candidate.derivation {
             Derivation::Standard => "standard",
             Derivation::OldLibnvme => "old-libnvme",

@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use arrayvec::ArrayVec;
 
-use crate::post_handshake::{Effect, PostHandshake, key_update};
+use crate::post_handshake::{Control, ControlRecords, key_update};
 use crate::record::{HEADER_BYTES, RECORD_BYTES_MAX, SEALED_OVERHEAD_BYTES};
 use crate::{
     Alert, ContentType, Opener, PLAINTEXT_BYTES_MAX, RECORDS_PER_KEY_MAX, Sealer, TrafficSecret,
@@ -93,7 +93,7 @@ enum Sending {
 pub struct Channel {
     sealer: Sealer,
     opener: Opener,
-    messages: PostHandshake,
+    controls: ControlRecords,
     receiving: Receiving,
     sending: Sending,
     /// The peer has asked for a KeyUpdate that is not sealed yet.
@@ -133,7 +133,7 @@ impl Channel {
         Self {
             sealer: Sealer::new(send),
             opener: Opener::new(receive),
-            messages: PostHandshake::new(role),
+            controls: ControlRecords::new(role),
             receiving: Receiving::Open,
             sending: Sending::Open,
             owes_update: false,
@@ -313,31 +313,26 @@ impl Channel {
         self.unopened.start = end;
         let (kind, content) = self.opener.open(&mut self.received[start..end])?;
         let content = start + content.start..start + content.end;
-        if self.messages.is_within_message() && kind != ContentType::Handshake {
-            return Err(Alert::UNEXPECTED_MESSAGE);
-        }
-        match kind {
-            ContentType::ApplicationData if content.is_empty() => {}
-            ContentType::ApplicationData => self.opened.push(content),
-            ContentType::Handshake => match self.messages.read(&self.received[content])? {
-                Effect::Nothing => {}
-                Effect::KeyUpdate { requested } => {
-                    self.opener.update();
-                    self.updates.received += 1;
-                    self.owes_update |= requested;
-                }
-            },
-            ContentType::Alert => {
-                let [_, description] = self.received[content] else {
-                    return Err(Alert::DECODE_ERROR);
-                };
-                match Alert(description) {
-                    Alert::CLOSE_NOTIFY => self.receiving = Receiving::Closed,
-                    Alert::USER_CANCELED => {}
-                    alert => self.receiving = Receiving::Failed(Failure::Reported(alert)),
-                }
+        if kind == ContentType::ApplicationData {
+            if self.controls.is_within_message() {
+                return Err(Alert::UNEXPECTED_MESSAGE);
             }
-            ContentType::ChangeCipherSpec => return Err(Alert::UNEXPECTED_MESSAGE),
+            if !content.is_empty() {
+                self.opened.push(content);
+            }
+            return Ok(());
+        }
+        match self.controls.read(kind, &self.received[content])? {
+            Control::Nothing => {}
+            Control::KeyUpdate { requested } => {
+                self.opener.update();
+                self.updates.received += 1;
+                self.owes_update |= requested;
+            }
+            Control::Closed => self.receiving = Receiving::Closed,
+            Control::Reported(alert) => {
+                self.receiving = Receiving::Failed(Failure::Reported(alert));
+            }
         }
         Ok(())
     }

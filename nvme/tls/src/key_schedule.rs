@@ -92,13 +92,39 @@ impl TrafficSecret {
         hkdf::Prk::new_less_safe(self.suite.hash().hkdf(), self.secret.expose())
     }
 
+    /// Key and IV of its records (RFC 8446 §7.3).
+    #[must_use]
+    pub fn record_key(&self) -> RecordKey {
+        let prk = self.prk();
+        let iv = expand_label(&prk, "iv", &[], IV_BYTES);
+        RecordKey {
+            key: expand_label(&prk, "key", &[], self.suite.aead().key_len()),
+            iv: Zeroizing::new(*iv.expose().first_chunk().expect("the requested length")),
+        }
+    }
+
     /// The secret after a KeyUpdate (RFC 8446 §7.2).
-    fn next(&self) -> Self {
+    #[must_use]
+    pub fn next(&self) -> Self {
         let hash_len = self.suite.hash().len();
         Self {
             suite: self.suite,
             secret: expand_label(&self.prk(), "traffic upd", &[], hash_len),
         }
+    }
+}
+
+/// What protects records from number 0.
+pub struct RecordKey {
+    /// The key of the AEAD.
+    pub key: SecretBytes,
+    /// The IV, of which the number of a record makes a nonce.
+    pub iv: Zeroizing<[u8; IV_BYTES]>,
+}
+
+impl fmt::Debug for RecordKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("RecordKey(hidden)")
     }
 }
 
@@ -120,15 +146,13 @@ impl fmt::Debug for RecordKeys {
 impl RecordKeys {
     /// Key and IV of a secret's records (RFC 8446 §7.3), from the record with the number 0.
     pub(crate) fn new(secret: TrafficSecret) -> Self {
+        let RecordKey { key, iv } = secret.record_key();
         let algorithm = secret.suite.aead();
-        let prk = secret.prk();
-        let key = expand_label(&prk, "key", &[], algorithm.key_len());
-        let iv = expand_label(&prk, "iv", &[], IV_BYTES);
         let key = aead::UnboundKey::new(algorithm, key.expose()).expect("a key of its length");
         Self {
             secret,
             key: aead::LessSafeKey::new(key),
-            iv: Zeroizing::new(*iv.expose().first_chunk().expect("the requested length")),
+            iv,
             sequence: 0,
         }
     }

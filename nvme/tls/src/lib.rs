@@ -28,8 +28,9 @@ pub use binder::{ChangingKeys, Found, KeyTable, Refusal, RetryTranscript};
 pub use channel::{CHANNEL_BYTES, Channel, Failure, Role, Taken};
 pub use client_hello::{Hello, IDENTITIES_MAX, OfferedKey};
 pub use first_flight::{CLIENT_HELLO_BYTES_MAX, FirstFlight, handshake_body_bytes};
-pub use key_schedule::{TrafficSecret, WrongSecretLength};
+pub use key_schedule::{RecordKey, TrafficSecret, WrongSecretLength};
 pub use opener::Opener;
+pub use post_handshake::{Control, ControlRecords, key_update};
 pub use record::{
     CIPHERTEXT_BYTES_MAX, ContentType, HEADER_BYTES, PLAINTEXT_BYTES_MAX, RECORD_BYTES_MAX,
     SEALED_OVERHEAD_BYTES, record_body_bytes,

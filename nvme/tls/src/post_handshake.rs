@@ -1,11 +1,11 @@
-//! Handshake messages after the handshake (RFC 8446 §4.6).
+//! Records without data: handshake messages after the handshake (RFC 8446 §4.6), and alerts (RFC 8446 §6).
 //!
-//! Only KeyUpdate has an effect. A server may send session tickets, which are ignored.
+//! Of the messages, only KeyUpdate has an effect. A server may send session tickets, which are ignored.
 
 use arrayvec::ArrayVec;
 
-use crate::Alert;
 use crate::channel::Role;
+use crate::{Alert, ContentType};
 
 /// Bytes of the header of a handshake message: type and length.
 const MESSAGE_HEADER_BYTES: usize = 4;
@@ -18,7 +18,8 @@ const NEW_SESSION_TICKET: u8 = 4;
 const KEY_UPDATE: u8 = 24;
 
 /// A KeyUpdate message (RFC 8446 §4.6.3), which asks for one in response or does not.
-pub(crate) const fn key_update(requests_update: bool) -> [u8; 5] {
+#[must_use]
+pub const fn key_update(requests_update: bool) -> [u8; 5] {
     [
         KEY_UPDATE,
         0,
@@ -28,20 +29,25 @@ pub(crate) const fn key_update(requests_update: bool) -> [u8; 5] {
     ]
 }
 
-/// The effect of a record with handshake messages.
+/// The effect of a record without data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Effect {
+pub enum Control {
+    /// None.
     Nothing,
     /// The peer's key changes behind this record.
     KeyUpdate {
         /// The peer asks for a KeyUpdate of this side.
         requested: bool,
     },
+    /// The peer sends no more data.
+    Closed,
+    /// The peer has ended the connection.
+    Reported(Alert),
 }
 
-/// Reads the messages, which may be split into several records.
+/// Reads the records that have no data. A message may be split into several.
 #[derive(Debug)]
-pub(crate) struct PostHandshake {
+pub struct ControlRecords {
     role: Role,
     /// The beginning of a message, with the content of a KeyUpdate.
     head: ArrayVec<u8, { MESSAGE_HEADER_BYTES + KEY_UPDATE_BYTES }>,
@@ -49,8 +55,10 @@ pub(crate) struct PostHandshake {
     ignored: usize,
 }
 
-impl PostHandshake {
-    pub(crate) fn new(role: Role) -> Self {
+impl ControlRecords {
+    /// Directly after the handshake, on the side of `role`.
+    #[must_use]
+    pub fn new(role: Role) -> Self {
         Self {
             role,
             head: ArrayVec::new(),
@@ -59,23 +67,43 @@ impl PostHandshake {
     }
 
     /// Whether the next record must continue a message.
-    pub(crate) fn is_within_message(&self) -> bool {
+    #[must_use]
+    pub fn is_within_message(&self) -> bool {
         !self.head.is_empty() || self.ignored > 0
     }
 
-    /// Reads the content of one record.
+    /// Reads the content of one record, or of a part of one.
     ///
     /// # Errors
     ///
-    /// The alert for an invalid message, or one that is not permitted.
-    pub(crate) fn read(&mut self, content: &[u8]) -> Result<Effect, Alert> {
+    /// The alert for an invalid record, or one that is not permitted.
+    pub fn read(&mut self, kind: ContentType, content: &[u8]) -> Result<Control, Alert> {
+        match kind {
+            ContentType::Handshake => self.read_messages(content),
+            ContentType::Alert if !self.is_within_message() => {
+                let [_, description] = *content else {
+                    return Err(Alert::DECODE_ERROR);
+                };
+                Ok(match Alert(description) {
+                    Alert::CLOSE_NOTIFY => Control::Closed,
+                    Alert::USER_CANCELED => Control::Nothing,
+                    alert => Control::Reported(alert),
+                })
+            }
+            ContentType::Alert | ContentType::ApplicationData | ContentType::ChangeCipherSpec => {
+                Err(Alert::UNEXPECTED_MESSAGE)
+            }
+        }
+    }
+
+    fn read_messages(&mut self, content: &[u8]) -> Result<Control, Alert> {
         let mut rest = content;
         loop {
             let skipped = self.ignored.min(rest.len());
             self.ignored -= skipped;
             rest = &rest[skipped..];
             let Some((first, behind)) = rest.split_first() else {
-                return Ok(Effect::Nothing);
+                return Ok(Control::Nothing);
             };
             rest = behind;
             self.head.push(*first);
@@ -98,8 +126,8 @@ impl PostHandshake {
                         }
                         self.head.clear();
                         return match requested {
-                            0 => Ok(Effect::KeyUpdate { requested: false }),
-                            1 => Ok(Effect::KeyUpdate { requested: true }),
+                            0 => Ok(Control::KeyUpdate { requested: false }),
+                            1 => Ok(Control::KeyUpdate { requested: true }),
                             _ => Err(Alert::ILLEGAL_PARAMETER),
                         };
                     }

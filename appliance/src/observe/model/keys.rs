@@ -96,6 +96,8 @@ pub(crate) struct ChannelStatus {
     /// How the host has derived its key: `standard`, `old-libnvme` for nvme-cli before 2.16, or
     /// `old-linux` for generated keys of some kernels since 6.15.
     pub(crate) derivation: String,
+    /// What seals and opens the records: this process (`own`), or the `kernel` (kTLS).
+    pub(crate) records: String,
     /// When, milliseconds since 1970.
     pub(crate) since_unix_ms: u64,
 }

@@ -158,6 +158,7 @@ pub(crate) fn channel_of((host, subsystem): (&str, &str)) -> SecureChannel {
         keys_version: 3,
         cipher: "TLS_AES_128_GCM_SHA256",
         group: "X25519",
+        has_kernel_records: false,
         derivation: "standard",
     }
 }

@@ -69,6 +69,7 @@ impl Stage {
             data_digest,
             host_data_bytes_max: 8192,
             tls: TlsPolicy::Off,
+            tls_records: TlsRecords::Own,
         };
         self.port.offer(0, terms);
     }

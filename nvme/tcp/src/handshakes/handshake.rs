@@ -6,15 +6,16 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use nvme_target::{KeyOwner, SecureChannel};
-use nvme_tls::{Channel, ContentType, Role};
+use nvme_tls::ContentType;
 use nvme_tls_handshake::{
-    Established, HANDSHAKE_BYTES_MAX, HANDSHAKE_TIME_MAX, HandshakeError, Progress, ServerHandshake,
+    Established, HANDSHAKE_BYTES_MAX, HANDSHAKE_TIME_MAX, HandshakeError, Progress, Secrets,
+    ServerHandshake,
 };
 use rustix::io::Errno;
 
 use super::{Arriving, Origin};
 use crate::stream::{ByteStream as _, TcpSocket, Transferred};
-use crate::tls::{SharedTlsKeys, TlsPolicy, VersionedTlsKeys, secure_channel};
+use crate::tls::{SharedTlsKeys, TlsPolicy, TlsRecords, VersionedTlsKeys, secure_channel};
 
 /// The first byte of a ClientHello's record.
 const TLS_HANDSHAKE: u8 = ContentType::Handshake.code();
@@ -24,6 +25,7 @@ pub(super) struct Handshake {
     stream: TcpSocket,
     origin: Origin,
     policy: TlsPolicy,
+    records: TlsRecords,
     /// The network of its host.
     network: Option<IpAddr>,
     began: Instant,
@@ -50,7 +52,7 @@ pub(super) enum Step {
     /// The connection goes on without TLS.
     Plain,
     /// The handshake is complete.
-    Established(Box<Channel>, SecureChannel),
+    Established(Box<Secrets>, SecureChannel),
     /// The connection is to be closed.
     Ended(End),
 }
@@ -74,11 +76,16 @@ impl Handshake {
             stream: arriving.stream,
             origin: arriving.origin,
             policy: arriving.policy,
+            records: arriving.records,
             network,
             began: now,
             stage: Stage::FirstByte,
             unsent: Vec::new(),
         }
+    }
+
+    pub(super) fn records(&self) -> TlsRecords {
+        self.records
     }
 
     pub(super) fn stream(&self) -> &TcpSocket {
@@ -168,10 +175,8 @@ impl Handshake {
         if self.flush() != Ok(true) {
             return Step::Ended(End::Disconnected);
         }
-        let secrets = established.secrets.clone();
-        let channel = Channel::new(Role::Server, secrets.send, secrets.receive);
         let secured = secure_channel(established, keys_version);
-        Step::Established(Box::new(channel), secured)
+        Step::Established(Box::new(established.secrets.clone()), secured)
     }
 
     /// Sends output. Returns whether none is left.

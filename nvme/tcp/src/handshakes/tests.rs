@@ -1,14 +1,15 @@
 //! The thread's turns, run by the tests, with hosts over loopback. Time passes as the tests say.
 
-use std::io::{Read as _, Write as _};
+use std::io::{IoSlice, IoSliceMut, Read as _, Write as _};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 
 use nvme_keys::{Candidate, Derivation, Hash, IdentityVersion, Names, TlsKey};
 use nvme_target::KeyOwner;
-use nvme_tls::{Alert, KeyTable};
-use nvme_tls_handshake::{ClientHandshake, HANDSHAKE_BYTES_MAX, Progress};
+use nvme_tls::{Alert, Channel, KeyTable, Role, Taken, Unsealed};
+use nvme_tls_handshake::{ClientHandshake, HANDSHAKE_BYTES_MAX, Progress, Secrets};
 
 use super::*;
+use crate::stream::Transferred;
 
 const LIMIT: Duration = Duration::from_secs(20);
 const HOST: &str = "nqn.2026-11.org.example:host";
@@ -32,6 +33,7 @@ struct Stage {
     listener: TcpListener,
     now: Instant,
     policy: TlsPolicy,
+    records: TlsRecords,
 }
 
 impl Stage {
@@ -57,6 +59,7 @@ impl Stage {
             listener: TcpListener::bind("0.0.0.0:0").expect("loopback"),
             now: Instant::now(),
             policy,
+            records: TlsRecords::Own,
         }
     }
 
@@ -82,6 +85,7 @@ impl Stage {
             stream,
             origin: ORIGIN,
             policy: self.policy,
+            records: self.records,
         });
         let client = TcpStream::from(socket);
         client.set_read_timeout(Some(LIMIT)).expect("a socket");
@@ -121,7 +125,7 @@ impl Stage {
     }
 
     /// Performs a host's handshake while the service runs; `Err`: the bytes that it received last.
-    fn shake(&mut self, client: &mut TcpStream, candidate: &Candidate) -> Result<(), Vec<u8>> {
+    fn shake(&mut self, client: &mut TcpStream, candidate: &Candidate) -> Result<Secrets, Vec<u8>> {
         let mut handshake = ClientHandshake::new(candidate).expect("a library");
         client.write_all(&handshake.take_output()).expect("open");
         client.set_nonblocking(true).expect("a socket");
@@ -142,7 +146,7 @@ impl Stage {
             client.write_all(&handshake.take_output()).expect("open");
             match progress {
                 Ok(Progress::Continue) => {}
-                Ok(Progress::Complete(_)) => return Ok(()),
+                Ok(Progress::Complete(secrets)) => return Ok(secrets),
                 Err(_) => return Err(last),
             }
         }
@@ -329,5 +333,66 @@ fn the_bytes_before_finished_are_bounded() {
         }
         assert!(sent <= 2 * HANDSHAKE_BYTES_MAX, "it receives without end");
         stage.turn();
+    }
+}
+
+/// The kernel protects the connection if it has TLS, otherwise this process does; the host notices
+/// no difference.
+#[test]
+fn records_are_the_kernels_if_it_has_tls() {
+    let mut stage = Stage::new(TlsPolicy::Required);
+    stage.records = TlsRecords::Kernel;
+    for (byte, hash) in [(1, Hash::Sha256), (2, Hash::Sha384)] {
+        let mut client = stage.connect();
+        let candidate = &candidates(byte, hash)[0];
+        let secrets = stage.shake(&mut client, candidate).expect("a known key");
+        let mut stream = stage.finished();
+        let channel = stream.channel().expect("protected");
+        assert_eq!(channel.has_kernel_records, nvme_tls_kernel::is_available());
+        client.set_nonblocking(false).expect("a socket");
+        let mut host = Channel::new(Role::Client, secrets.send, secrets.receive);
+        for round in 0..3 {
+            let data = [round; 100];
+            host.seal(&mut Unsealed::new(&[IoSlice::new(&data)]));
+            client.write_all(host.unsent()).expect("open");
+            host.sent(host.unsent().len());
+            let mut found = [0; 100];
+            let began = Instant::now();
+            let received = loop {
+                match stream.receive(&mut [IoSliceMut::new(&mut found)]) {
+                    Transferred::WouldBlock => assert!(began.elapsed() < LIMIT),
+                    received => break received,
+                }
+            };
+            assert_eq!((received, found), (Transferred::Bytes(100), data));
+            let sent = stream.send(&[IoSlice::new(&data[..50]), IoSlice::new(&data[50..])]);
+            assert_eq!(sent, Transferred::Bytes(100));
+            let mut found = [0; 100];
+            let mut filled = 0;
+            while filled < 100 {
+                match host.take(&mut [IoSliceMut::new(&mut found[filled..])]) {
+                    Taken::Bytes(bytes) => filled += bytes,
+                    Taken::Nothing => {
+                        let bytes = client.read(host.room()).expect("open");
+                        assert!(bytes > 0);
+                        host.filled(bytes);
+                    }
+                    other => panic!("{other:?}"),
+                }
+            }
+            assert_eq!(found, data);
+        }
+        stream.finish_sending();
+        let last = loop {
+            match host.take(&mut [IoSliceMut::new(&mut [0])]) {
+                Taken::Nothing => {
+                    let bytes = client.read(host.room()).expect("open");
+                    assert!(bytes > 0, "an alert is before the end");
+                    host.filled(bytes);
+                }
+                taken => break taken,
+            }
+        };
+        assert_eq!(last, Taken::Closed);
     }
 }

@@ -1,12 +1,12 @@
 use super::*;
 
-const UPDATE: Effect = Effect::KeyUpdate { requested: false };
+const UPDATE: Control = Control::KeyUpdate { requested: false };
 
-fn read(role: Role, records: &[&[u8]]) -> Result<Effect, Alert> {
-    let mut messages = PostHandshake::new(role);
-    let mut effect = Effect::Nothing;
+fn read(role: Role, records: &[&[u8]]) -> Result<Control, Alert> {
+    let mut messages = ControlRecords::new(role);
+    let mut effect = Control::Nothing;
     for record in records {
-        effect = messages.read(record)?;
+        effect = messages.read(ContentType::Handshake, record)?;
     }
     Ok(effect)
 }
@@ -17,15 +17,18 @@ fn key_updates_are_read_in_any_pieces() {
         let message = key_update(requested);
         assert_eq!(
             read(Role::Server, &[&message]),
-            Ok(Effect::KeyUpdate { requested })
+            Ok(Control::KeyUpdate { requested })
         );
         for cut in 1..message.len() {
-            let mut messages = PostHandshake::new(Role::Server);
-            assert_eq!(messages.read(&message[..cut]), Ok(Effect::Nothing));
+            let mut messages = ControlRecords::new(Role::Server);
+            assert_eq!(
+                messages.read(ContentType::Handshake, &message[..cut]),
+                Ok(Control::Nothing)
+            );
             assert!(messages.is_within_message());
             assert_eq!(
-                messages.read(&message[cut..]),
-                Ok(Effect::KeyUpdate { requested })
+                messages.read(ContentType::Handshake, &message[cut..]),
+                Ok(Control::KeyUpdate { requested })
             );
             assert!(!messages.is_within_message());
         }
@@ -61,5 +64,5 @@ fn clients_ignore_session_tickets() {
         read(Role::Client, &[&[4, 1, 0, 1]]),
         Err(Alert::ILLEGAL_PARAMETER)
     );
-    assert_eq!(read(Role::Client, &[&[4, 0, 0, 0]]), Ok(Effect::Nothing));
+    assert_eq!(read(Role::Client, &[&[4, 0, 0, 0]]), Ok(Control::Nothing));
 }
