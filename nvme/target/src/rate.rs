@@ -37,7 +37,7 @@ pub(crate) const ADAPTED_COMMAND_BYTES: u64 = 4096;
 
 /// The longest wait of a command for an adapted rate, however slow it is and however many commands
 /// are before it. Linux hosts give up after 30 s.
-pub(crate) const ADAPTED_WAIT_MAX: Nanos = Nanos::from_secs(5);
+pub(crate) const ADAPTED_WAIT_MAX: Nanos = Nanos::from_secs(2);
 
 /// The longest time from a reservation of an adapted rate to its turn, so that a rate that becomes
 /// faster does not leave commands waiting for turns of a slow one.
