@@ -17,6 +17,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 mod ceiling;
 mod cost;
 mod drive;
+mod files;
 mod scale;
 mod start;
 mod storm;
@@ -40,6 +41,8 @@ pub(crate) enum Command {
     Compare(CompareArgs),
     /// Count the exact cost of one request: instructions by stage, system calls, allocations
     Cost(cost::CostArgs),
+    /// Measure what one core serves of files, beside NVMe/TCP
+    Files(files::FilesArgs),
     /// Compare transfers over RDMA: by WRITE, by READ, within messages; and the cost of
     /// registration
     Transfers(transfers::TransfersArgs),
@@ -118,6 +121,7 @@ pub(crate) fn execute(command: Command) -> Result<ExitCode, Failure> {
         Command::Ceiling(args) => ceiling::execute(&args),
         Command::Compare(args) => execute_compare(&args),
         Command::Cost(args) => cost::execute(&args),
+        Command::Files(args) => files::execute(&args),
         Command::Transfers(args) => transfers::execute(&args),
         Command::Scale(args) => scale::execute(&args),
         Command::Start(args) => start::execute(&args),

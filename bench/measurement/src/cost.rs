@@ -11,6 +11,7 @@ pub mod baseline;
 pub mod callgrind;
 pub mod driver_loop;
 pub mod files_loop;
+pub mod files_rates;
 pub mod growth;
 pub mod growth_loop;
 pub mod host_loop;

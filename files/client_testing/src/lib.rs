@@ -265,6 +265,20 @@ impl Slot {
         }
     }
 
+    /// The handle of the directory of the share `data`.
+    pub fn directory_handle(&mut self, connection: &mut Connection) -> Vec<u8> {
+        let operations = [
+            Operation::PutRootFh(()),
+            Operation::Lookup(name("data")),
+            Operation::GetFh(()),
+        ];
+        let answer = self.call(connection, &operations);
+        match answer.last() {
+            OperationResult::GetFh(Outcome::Ok(handle)) => handle.0.to_vec(),
+            _ => panic!("{:?}", answer.parts()),
+        }
+    }
+
     /// The handle of its file.
     pub fn handle(&mut self, connection: &mut Connection) -> Vec<u8> {
         let answer = self.call(connection, &at(self.file, Operation::GetFh(())));
@@ -396,6 +410,12 @@ impl Slot {
             }),
         )
     }
+}
+
+/// OPEN that creates a file.
+pub fn create_file(text: &str) -> Operation<'_> {
+    let openhow = OpenHow::Create(CreateHow::Unchecked(Attributes::default()));
+    open(openhow, Claim::Null(name(text)))
 }
 
 /// OPEN to read and write.

@@ -9,18 +9,23 @@ use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use block::{Device as _, DevicePoller, DeviceSet, QueueOptions, ReactorDevices};
-use files_client_testing::{Connection, Slot};
+use block::{Device, DevicePoller, DeviceSet, QueueOptions, ReactorDevices};
+use files_client_testing::{Connection, Slot, create_file, name};
 use files_server::{Clients, Now, Server, ServerOptions, Share, ShareNumber, Squash, VolumeIndex};
 use files_spec::Status;
-use files_spec::operations::Operation;
+use files_spec::attributes::Attributes;
+use files_spec::operations::{CloseArgs, CreateArgs, Operation};
 use files_spec::rpc::{Fragment, MARK_BYTES};
-use files_store::{InodeId, ShareId, Time, Uuid, VolatileOptions, Volume};
-use files_tcp::{DeviceOfVolume, FilePoller, FileService, FileServiceOptions, ServiceCounters};
+use files_spec::types::{CreateType, StateId};
+use files_spec::xdr::Opaque;
+use files_store::{FormatOptions, InodeId, ShareId, Time, Uuid, VolatileOptions, Volume};
+use files_tcp::{
+    DeviceOfVolume, FilePoller, FileService, FileServiceOptions, ServiceCounters, stored,
+};
 use hugemem::allocation_counter::allocations_on_this_thread;
-use hugemem::{Arena, ArenaConfig, PagePolicy};
+use hugemem::{Arena, ArenaConfig, PagePolicy, Pool};
 use reactors::{Nanos, Poller};
 
 use crate::cost::LoopCounts;
@@ -38,6 +43,10 @@ const SLOTS: u32 = 64;
 /// Size of the file in bytes.
 const FILE_BYTES: u64 = 8 << 20;
 
+/// Limit of the metadata, and size of the log, in bytes.
+const MEMORY_BYTES: u64 = 16 << 20;
+const LOG_BYTES: u64 = 8 << 20;
+
 /// Virtual time of one turn.
 const TURN: Nanos = Nanos::from_micros(50);
 
@@ -50,59 +59,64 @@ const WARM_UP_BATCHES: u64 = 8;
 /// Maximum number of turns of one batch.
 const TURNS_MAX: u32 = 1000;
 
+/// What clients ask for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Job {
+    Read,
+    Write,
+    MakeDirectory,
+    /// It is closed by the same request.
+    CreateFile,
+}
+
+/// Requests that are sent together and answered before the next ones.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Load {
+    pub(super) job: Job,
+    /// Size of the data in bytes.
+    pub(super) bytes: u32,
+    /// Requests in flight on each connection.
+    pub(super) depth: u32,
+    pub(super) connections: usize,
+}
+
+/// Where the files are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Storage {
+    /// A volume without a log.
+    Volatile,
+    /// A volume with a log, on a device that is as fast.
+    Durable,
+}
+
 /// A counted case.
 #[derive(Debug, Clone, Copy)]
 struct Case {
     name: &'static str,
-    writes: bool,
-    bytes: u32,
-    /// Requests in flight on each connection.
-    depth: u32,
-    connections: usize,
+    load: Load,
     batches: u64,
 }
 
+const fn case(name: &'static str, job: Job, bytes: u32, shape: (u32, usize, u64)) -> Case {
+    let (depth, connections, batches) = shape;
+    Case {
+        name,
+        load: Load {
+            job,
+            bytes,
+            depth,
+            connections,
+        },
+        batches,
+    }
+}
+
 const CASES: [Case; 5] = [
-    Case {
-        name: FILES_MAIN_CASE,
-        writes: false,
-        bytes: 4096,
-        depth: SLOTS,
-        connections: 2,
-        batches: 20,
-    },
-    Case {
-        name: "ram-read-4k-1",
-        writes: false,
-        bytes: 4096,
-        depth: 1,
-        connections: 1,
-        batches: 500,
-    },
-    Case {
-        name: "ram-read-1m-4",
-        writes: false,
-        bytes: 1 << 20,
-        depth: 4,
-        connections: 1,
-        batches: 20,
-    },
-    Case {
-        name: "ram-write-4k-8",
-        writes: true,
-        bytes: 4096,
-        depth: 8,
-        connections: 1,
-        batches: 100,
-    },
-    Case {
-        name: "ram-write-4k-1",
-        writes: true,
-        bytes: 4096,
-        depth: 1,
-        connections: 1,
-        batches: 500,
-    },
+    case(FILES_MAIN_CASE, Job::Read, 4096, (SLOTS, 2, 20)),
+    case("ram-read-4k-1", Job::Read, 4096, (1, 1, 500)),
+    case("ram-read-1m-4", Job::Read, 1 << 20, (4, 1, 20)),
+    case("ram-write-4k-8", Job::Write, 4096, (8, 1, 100)),
+    case("ram-write-4k-1", Job::Write, 4096, (1, 1, 500)),
 ];
 
 /// The names of all cases.
@@ -111,7 +125,7 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 }
 
 /// The server's end of the loop.
-struct Rig {
+pub(super) struct Rig {
     /// Boxed, as in a reactor: code inlined into the loop would count as the loop's.
     files: Box<dyn Poller>,
     devices: Box<dyn Poller>,
@@ -120,10 +134,13 @@ struct Rig {
     now: Nanos,
     turns: u64,
     allocations: u64,
+    /// Time of all turns.
+    pub(super) busy: Duration,
 }
 
 impl Rig {
-    fn new() -> Result<Self, CostError> {
+    /// A server of one volume.
+    pub(super) fn new(storage: Storage) -> Result<Self, CostError> {
         let arena = Arena::new(ArenaConfig {
             bytes: 64 << 20,
             pages: PagePolicy::Ordinary,
@@ -134,6 +151,7 @@ impl Rig {
         let set = Rc::new(DeviceSet::new());
         let pool = arena.pool(16);
         let options = QueueOptions::new(0, 1024, pool.clone());
+        let volume = volume(storage, &*device, &pool)?;
         let opened = set.attach(0, &*device, options);
         opened.map_err(|error| setup("a device's queue", &error))?;
         let devices = ReactorDevices::new(Rc::clone(&set));
@@ -147,7 +165,7 @@ impl Rig {
         let counters = Arc::<ServiceCounters>::default();
         let geometry = device.geometry();
         let service = FileService::new(FileServiceOptions {
-            server: server(geometry.bytes()),
+            server: server(volume),
             devices: vec![DeviceOfVolume {
                 place: 0,
                 block_bytes: BLOCK_BYTES,
@@ -174,17 +192,20 @@ impl Rig {
             now: Nanos::from_secs(1),
             turns: 0,
             allocations: 0,
+            busy: Duration::ZERO,
         })
     }
 
     fn turn(&mut self) {
         self.now += TURN;
+        let begin = Instant::now();
         let before = allocations_on_this_thread();
         self.files.poll(self.now);
         self.devices.poll(self.now);
         self.files.flush(self.now);
         self.devices.flush(self.now);
         self.allocations += allocations_on_this_thread() - before;
+        self.busy += begin.elapsed();
         self.turns += 1;
     }
 
@@ -202,6 +223,14 @@ impl Rig {
         ended.map_err(|_| CostError::Setup("the client panicked".to_owned()))
     }
 
+    /// Two clients with the same file.
+    pub(super) fn clients(&mut self) -> Result<Vec<Client>, CostError> {
+        let address = self.address;
+        let owners = [("first", true), ("second", false)];
+        let client = |(owner, fills)| self.serve(move || Client::new(address, owner, fills));
+        owners.into_iter().map(client).collect()
+    }
+
     fn values(&self) -> [(&'static str, u64); 4] {
         let it = &self.counters;
         [
@@ -216,12 +245,28 @@ impl Rig {
     }
 }
 
-fn server(device_bytes: u64) -> Server {
-    let volume = Volume::volatile(&VolatileOptions {
-        uuid: Uuid([3; 16]),
+fn volume(storage: Storage, device: &dyn Device, pool: &Pool) -> Result<Volume, CostError> {
+    let (uuid, device_bytes) = (Uuid([3; 16]), device.geometry().bytes());
+    if storage == Storage::Volatile {
+        return Ok(Volume::volatile(&VolatileOptions {
+            uuid,
+            device_bytes,
+            memory_bytes: MEMORY_BYTES,
+        }));
+    }
+    let options = FormatOptions {
+        uuid,
+        salt: 5,
         device_bytes,
-        memory_bytes: 16 << 20,
-    });
+        memory_bytes: MEMORY_BYTES,
+        log_bytes: LOG_BYTES,
+    };
+    let formatted = stored::format(device, pool, &options);
+    let opened = formatted.and_then(|()| stored::open(device, pool));
+    opened.map_err(|error| setup("the volume", &error))
+}
+
+fn server(volume: Volume) -> Server {
     let options = ServerOptions {
         identity: b"cost".to_vec(),
         instance: 77,
@@ -249,19 +294,24 @@ fn server(device_bytes: u64) -> Server {
 }
 
 /// A client with an open file, and the file's handle.
-struct Client {
+pub(super) struct Client {
     connection: Connection,
     slots: Vec<Slot>,
     handle: Vec<u8>,
+    /// The handle of the share's directory.
+    directory: Vec<u8>,
+    /// Number of names that were used.
+    names: u64,
+    owner: &'static str,
     incoming: Box<[u8]>,
     filled: usize,
 }
 
 impl Client {
     /// Fills the file, if it is the first client.
-    fn new(address: SocketAddr, owner: &'static [u8], fills: bool) -> Self {
+    fn new(address: SocketAddr, owner: &'static str, fills: bool) -> Self {
         let mut connection = Connection::new(address);
-        let mut first = Slot::new(&mut connection, owner);
+        let mut first = Slot::new(&mut connection, owner.as_bytes());
         if fills {
             let data = vec![0x5a; 1 << 20];
             for offset in (0..FILE_BYTES).step_by(data.len()) {
@@ -271,12 +321,16 @@ impl Client {
             }
         }
         let handle = first.handle(&mut connection);
+        let directory = first.directory_handle(&mut connection);
         let others = (1..SLOTS).map(|slotid| first.other(slotid));
         let slots = std::iter::once(first).chain(others).collect();
         let client = Self {
             connection,
             slots,
             handle,
+            directory,
+            names: 0,
+            owner,
             incoming: vec![0; 8 << 20].into_boxed_slice(),
             filled: 0,
         };
@@ -288,17 +342,37 @@ impl Client {
     }
 
     /// The bytes of a batch of requests.
-    fn batch(&mut self, case: &Case, random: &mut Random) -> Vec<u8> {
-        let data = vec![0xa5; case.bytes as usize];
+    pub(super) fn batch(&mut self, load: &Load, random: &mut Random) -> Vec<u8> {
+        let data = vec![0xa5; load.bytes as usize];
         let mut bytes = Vec::new();
-        for slot in &mut self.slots[..case.depth as usize] {
-            let offset = random.below(FILE_BYTES / u64::from(case.bytes)) * u64::from(case.bytes);
-            let operation = match case.writes {
-                true => slot.write(offset, &data)[3],
-                false => slot.read(offset, case.bytes)[3],
+        for slot in &mut self.slots[..load.depth as usize] {
+            self.names += 1;
+            let text = format!("{}-{}", self.owner, self.names);
+            let places = FILE_BYTES / u64::from(load.bytes.max(1));
+            let offset = random.below(places) * u64::from(load.bytes);
+            let in_directory = Operation::PutFh(Opaque(&self.directory));
+            let to_file = Operation::PutFh(Opaque(&self.handle));
+            let operations: &[Operation<'_>] = match load.job {
+                Job::Read => &[to_file, slot.read(offset, load.bytes)[3]],
+                Job::Write => &[to_file, slot.write(offset, &data)[3]],
+                Job::MakeDirectory => &[
+                    in_directory,
+                    Operation::Create(CreateArgs {
+                        objtype: CreateType::Directory,
+                        objname: name(&text),
+                        createattrs: Attributes::default(),
+                    }),
+                ],
+                Job::CreateFile => &[
+                    in_directory,
+                    create_file(&text),
+                    Operation::Close(CloseArgs {
+                        seqid: 0,
+                        open_stateid: StateId::CURRENT,
+                    }),
+                ],
             };
-            let to_file = Operation::PutFh(files_spec::xdr::Opaque(&self.handle));
-            let record = slot.record(&mut self.connection, &[to_file, operation], false);
+            let record = slot.record(&mut self.connection, operations, false);
             bytes.extend(Fragment::whole(record.len()).encode());
             bytes.extend(record);
         }
@@ -329,6 +403,11 @@ impl Client {
             if self.filled - at < length {
                 break;
             }
+            // The status follows the header of an accepted reply.
+            let status = self.incoming[at + MARK_BYTES..][..length - MARK_BYTES].get(24..28);
+            if status != Some(&[0; 4]) {
+                return Err(io::Error::other(format!("status {status:?}")));
+            }
             at += length;
             replies += 1;
         }
@@ -339,15 +418,15 @@ impl Client {
 }
 
 /// Sends a batch of each client, and runs turns until all are answered.
-fn run_batch(
+pub(super) fn run_batch(
     rig: &mut Rig,
     clients: &mut [Client],
-    case: &Case,
+    load: &Load,
     batches: &[Vec<u8>],
 ) -> Result<(), CostError> {
     let failed = |error: io::Error| setup("a client", &error);
     let mut sent = vec![0; clients.len()];
-    let mut missing = case.depth * clients.len() as u32;
+    let mut missing = load.depth * clients.len() as u32;
     for _ in 0..TURNS_MAX {
         for ((client, bytes), sent) in clients.iter_mut().zip(batches).zip(&mut sent) {
             while *sent < bytes.len() {
@@ -367,7 +446,7 @@ fn run_batch(
             return Ok(());
         }
     }
-    Err(CostError::Setup(format!("{case:?} is not completed")))
+    Err(CostError::Setup(format!("{load:?} is not completed")))
 }
 
 /// Runs every case, or the named one, each after a warm-up. Returns the counters by name.
@@ -375,39 +454,37 @@ fn run_batch(
 /// # Errors
 /// [`CostError::Setup`].
 pub fn run(only: Option<&str>) -> Result<Vec<(String, LoopCounts)>, CostError> {
-    let mut rig = Rig::new()?;
-    let mut clients = Vec::new();
-    for (owner, fills) in [(&b"first"[..], true), (b"second", false)] {
-        let address = rig.address;
-        clients.push(rig.serve(move || Client::new(address, owner, fills))?);
-    }
+    let mut rig = Rig::new(Storage::Volatile)?;
+    let mut clients = rig.clients()?;
     let mut random = Random::new(1);
     let mut counted = Vec::new();
     for case in CASES
         .iter()
         .filter(|it| only.is_none_or(|only| it.name == only))
     {
-        let clients = &mut clients[..case.connections];
+        let clients = &mut clients[..case.load.connections];
         let batches: Vec<Vec<Vec<u8>>> = (0..WARM_UP_BATCHES + case.batches)
             .map(|_| {
-                let each = clients.iter_mut().map(|it| it.batch(case, &mut random));
+                let each = clients
+                    .iter_mut()
+                    .map(|it| it.batch(&case.load, &mut random));
                 each.collect()
             })
             .collect();
         let (warm_up, measured) = batches.split_at(WARM_UP_BATCHES as usize);
         for batch in warm_up {
-            run_batch(&mut rig, clients, case, batch)?;
+            run_batch(&mut rig, clients, &case.load, batch)?;
         }
         let before = rig.values();
         rig.allocations = 0;
         counting_begins();
         for batch in measured {
-            run_batch(&mut rig, clients, case, batch)?;
+            run_batch(&mut rig, clients, &case.load, batch)?;
         }
         counting_ends();
         let values = rig.values().into_iter().zip(before);
         let counts = LoopCounts {
-            requests: case.batches * u64::from(case.depth) * case.connections as u64,
+            requests: case.batches * u64::from(case.load.depth) * case.load.connections as u64,
             allocations: rig.allocations,
             counted: values
                 .map(|((name, after), (_, before))| (name.to_owned(), after - before))

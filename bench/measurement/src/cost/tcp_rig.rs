@@ -6,7 +6,7 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use block::{Device, DevicePoller, DeviceSet, QueueOptions, ReactorDevices};
 use hugemem::allocation_counter::allocations_on_this_thread;
@@ -80,6 +80,8 @@ pub(super) struct Rig {
     pub(super) allocations: u64,
     /// Number of turns of all reactors.
     pub(super) turns: u64,
+    /// Time of all turns.
+    pub(super) busy: Duration,
 }
 
 impl Rig {
@@ -128,6 +130,7 @@ impl Rig {
             _acceptor: acceptor,
             allocations: 0,
             turns: 0,
+            busy: Duration::ZERO,
         })
     }
 
@@ -171,12 +174,14 @@ impl Rig {
     pub(super) fn turn(&mut self, reactor: usize) {
         let end = &mut self.reactors[reactor];
         end.now += TURN;
+        let begin = Instant::now();
         let before = allocations_on_this_thread();
         end.transport.poll(end.now);
         end.devices.poll(end.now);
         end.transport.flush(end.now);
         end.devices.flush(end.now);
         self.allocations += allocations_on_this_thread() - before;
+        self.busy += begin.elapsed();
         self.turns += 1;
     }
 
