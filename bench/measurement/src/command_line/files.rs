@@ -11,7 +11,7 @@ use crate::cost::files_rates::measure;
 
 #[derive(Debug, Args)]
 pub(crate) struct FilesArgs {
-    /// Rounds, of which medians are taken
+    /// Rounds, of which medians are taken; the volumes have room for 15
     #[arg(long, default_value_t = 9, value_name = "N", value_parser = at_least_one)]
     rounds: usize,
     /// Also write the report as JSON

@@ -53,7 +53,7 @@ const fn metadata(name: &'static str, storage: Storage, job: Job, rate: f64) -> 
             depth: DEPTH,
             connections: 2,
         },
-        batches: 10,
+        batches: 3,
     }
 }
 
