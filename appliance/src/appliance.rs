@@ -269,6 +269,7 @@ impl Appliance {
             arena: Some(Arc::clone(&arena)),
             control_queues,
             operator_states,
+            files: files.clone(),
         };
         let reconciler = Reconciler::new(started, reactors.handles());
         let authentication = AuthenticationThread::start(&target, &cores)?;

@@ -12,11 +12,12 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use appliance_config::{Backing, Config, FileListener, Name, Squash, Uuid, Volume};
+use arc_swap::ArcSwap;
 use files_server::{
     ClientReport, Clients, Network, Now, Server, ServerCounters, ServerOptions, ShareCounters,
     ShareNumber, VolumeIndex,
 };
-use files_store::{ShareId, Time, VolatileOptions};
+use files_store::{InodeId, ShareId, Time, VolatileOptions};
 use files_tcp::{
     DeviceOfVolume, FileMessage, FilePoller, FileService, FileServiceOptions, RecordStore,
     ServiceCounters, VolumeLevels,
@@ -27,6 +28,7 @@ use reactors::{Clock as _, InitError, Nanos, ReactorHandle, ReactorSetup};
 
 use crate::devices::Devices;
 use crate::error::Failure;
+use crate::event_loop::EventLoop;
 use crate::file_clients::{FileClients, FileClientsStore};
 use crate::messages::{MessageRings, NoResponse};
 use crate::reactor_setup::{ReactorParts, Service};
@@ -66,7 +68,9 @@ pub(crate) struct Files {
     server: Arc<ServerCounters>,
     service: Arc<ServiceCounters>,
     volumes: Vec<(Name, Arc<VolumeLevels>)>,
-    shares: Vec<(Name, Arc<ShareCounters>)>,
+    /// The root directory of each volume.
+    roots: Vec<InodeId>,
+    shares: ArcSwap<SharesByName>,
     /// Taken once by the reactor. The control path only.
     parts: Mutex<Option<Parts>>,
 }
@@ -109,11 +113,8 @@ impl Files {
             false => recorded_clients(state.file_clients(&config.appliance.name), cores),
         };
         let counters = Arc::<ServerCounters>::default();
-        let shares = shares(config, &volumes);
-        let of_shares = shares.iter().zip(&config.files.shares);
-        let of_shares = of_shares
-            .map(|(share, it)| (it.name.clone(), Arc::clone(&share.counters)))
-            .collect();
+        let roots: Vec<_> = volumes.iter().map(files_store::Volume::root).collect();
+        let (shares, of_shares) = shares(&config.files, &roots, &SharesByName::new());
         let server = ServerOptions {
             identity: clients.identity.as_bytes().to_vec(),
             instance: since.as_nanos() as u64,
@@ -145,7 +146,8 @@ impl Files {
             server: counters,
             service: Arc::default(),
             volumes: levels,
-            shares: of_shares,
+            roots,
+            shares: ArcSwap::from_pointee(of_shares),
             parts: Mutex::new(Some(parts)),
         })))
     }
@@ -169,8 +171,24 @@ impl Files {
     }
 
     /// The counters of the shares.
-    pub(crate) fn shares(&self) -> &[(Name, Arc<ShareCounters>)] {
-        &self.shares
+    pub(crate) fn shares(&self) -> Arc<SharesByName> {
+        self.shares.load_full()
+    }
+
+    /// Serves the shares of a configuration that has the same volumes.
+    ///
+    /// # Errors
+    /// [`NoResponse`].
+    pub(crate) fn set_shares(
+        &self,
+        files: &appliance_config::Files,
+        event_loop: &mut dyn EventLoop,
+    ) -> Result<(), NoResponse> {
+        let (shares, of_shares) = shares(files, &self.roots, &self.shares());
+        let message = |reply| FileMessage::SetShares { shares, reply };
+        self.messages.ask(REACTOR, event_loop, message)?;
+        self.shares.store(Arc::new(of_shares));
+        Ok(())
     }
 
     /// Makes every message wake the reactor from now on.
@@ -349,19 +367,31 @@ fn clients(share: &appliance_config::Share) -> Clients {
     Clients::In(networks.collect())
 }
 
-/// The shares, each of a whole volume.
-fn shares(config: &Config, volumes: &[files_store::Volume]) -> Vec<files_server::Share> {
-    let names = config.files.shares.iter().map(|share| share.name.as_str());
+/// The counters of the shares.
+type SharesByName = Vec<(Name, Arc<ShareCounters>)>;
+
+/// The shares, each of a whole volume, with their counters. Those that were there `before` keep
+/// theirs.
+fn shares(
+    files: &appliance_config::Files,
+    roots: &[InodeId],
+    before: &SharesByName,
+) -> (Vec<files_server::Share>, SharesByName) {
+    let names = files.shares.iter().map(|share| share.name.as_str());
     let numbers = share_numbers(names);
-    let shares = numbers.into_iter().zip(&config.files.shares);
+    let shares = numbers.into_iter().zip(&files.shares);
+    let counters = |name: &Name| {
+        let known = before.iter().find(|(it, _)| it == name);
+        known.map_or_else(Arc::default, |(_, it)| Arc::clone(it))
+    };
     let share = |(number, share): (u32, &appliance_config::Share)| {
-        let mut names = config.files.volumes.iter();
+        let mut names = files.volumes.iter();
         let index = names.position(|volume| volume.name == share.volume)?;
-        Some(files_server::Share {
+        let served = files_server::Share {
             number: ShareNumber(number),
             name: share.name.to_string(),
             volume: VolumeIndex(index),
-            directory: volumes[index].root(),
+            directory: roots[index],
             part: ShareId::default(),
             is_read_only: share.read_only,
             clients: clients(share),
@@ -370,9 +400,11 @@ fn shares(config: &Config, volumes: &[files_store::Volume]) -> Vec<files_server:
                 Squash::None => files_server::Squash::None,
                 Squash::All => files_server::Squash::All,
             },
-            counters: Arc::default(),
-        })
+            counters: counters(&share.name),
+        };
+        let of_share = (share.name.clone(), Arc::clone(&served.counters));
+        Some((served, of_share))
     };
     // A valid configuration names existing volumes.
-    shares.filter_map(share).collect()
+    shares.filter_map(share).unzip()
 }

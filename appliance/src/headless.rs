@@ -141,6 +141,7 @@ impl HeadlessAppliance {
                 arena: None,
                 control_queues,
                 operator_states: states,
+                files: None,
             },
             parts: parts
                 .map(|(reactor, messages)| ReactorPart {

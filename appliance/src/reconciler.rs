@@ -25,6 +25,7 @@ use crate::error::with_causes;
 use crate::event_loop::{EventLoop, aside};
 use crate::exports::Ports;
 use crate::fabrics::ControlMessage;
+use crate::files::Files;
 use crate::health_reporter::HealthReporter;
 use crate::keys::{Keys, TlsKeyUse, tls_table};
 use crate::messages::MessageRings;
@@ -58,6 +59,7 @@ pub(crate) struct Reconciler {
     health_reporter: HealthReporter,
     /// Devices that no reactor uses any more; hosts may still be sent data from their memory.
     unreaped: Vec<Opened>,
+    files: Option<Arc<Files>>,
 }
 
 /// The result of a start, and the input of the reconciler.
@@ -78,6 +80,8 @@ pub(crate) struct Started {
     pub(crate) control_queues: MessageRings<ControlMessage>,
     /// Those that the target has.
     pub(crate) operator_states: OperatorStates,
+    /// The file service, if there is one.
+    pub(crate) files: Option<Arc<Files>>,
 }
 
 impl Reconciler {
@@ -96,6 +100,7 @@ impl Reconciler {
             arena,
             control_queues,
             operator_states,
+            files,
         } = started;
         control_queues.set_wakers(handles);
         for transport in &transports {
@@ -129,6 +134,7 @@ impl Reconciler {
             transports,
             arena,
             control_queues,
+            files,
             unreaped: Vec::new(),
         }
     }

@@ -8,6 +8,7 @@ mod apply_step;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use crate::files::Share;
 use crate::model::{
     Access, AnaEntry, Backing, Config, Device, DriveNamespace, Export, HostAuthentication, Key,
     Listener, Mask, MaskedAccess, Namespace, RateLimit, RateScope,
@@ -167,6 +168,19 @@ pub enum Step {
     },
     /// Replaces the rate limits. Limits of removed devices and exports end before these are removed.
     ChangeRateLimits(Vec<RateLimit>),
+    /// Replaces the shares of files.
+    ChangeShares {
+        /// The new shares.
+        shares: Vec<Share>,
+        /// The shares that are added, changed and removed.
+        added: Vec<Name>,
+        /// Those that change.
+        changed: Vec<Name>,
+        /// Those that end.
+        removed: Vec<Name>,
+        /// Whether clients may lose something: a share ends, gets another volume or other clients.
+        revokes: bool,
+    },
     /// Changes the deadline of the next shutdown.
     ChangeShutdownDeadline(Period),
     /// Changes the maximum number of controllers; existing controllers stay.
@@ -238,6 +252,7 @@ impl Step {
             | Step::ChangeAccess { revokes: true, .. }
             | Step::ChangeIdentity { .. }
             | Step::DisconnectHosts { .. }
+            | Step::ChangeShares { revokes: true, .. }
             | Step::RemoveDevice(_) => Effect::Drain,
             Step::GrowDevice { .. }
             | Step::AddDevice(_)
@@ -256,6 +271,7 @@ impl Step {
             | Step::ChangeControllerIds { .. }
             | Step::AddNamespace { .. }
             | Step::ChangeRateLimits(_)
+            | Step::ChangeShares { revokes: false, .. }
             | Step::ChangeShutdownDeadline(_)
             | Step::ChangeControllers(_) => Effect::Live,
             Step::Restart { .. } => Effect::Restart,
@@ -390,6 +406,22 @@ impl fmt::Display for Step {
                 let Namespace { nsid, device, .. } = namespace;
                 write!(f, "add namespace {nsid} ({device}) to {export}")
             }
+            Step::ChangeShares {
+                added,
+                changed,
+                removed,
+                ..
+            } => {
+                f.write_str("change what is shared: ")?;
+                let parts = [("add", added), ("change", changed), ("end", removed)];
+                let parts = parts.iter().filter(|(_, names)| !names.is_empty());
+                for (index, (what, names)) in parts.enumerate() {
+                    let names: Vec<&str> = names.iter().map(Name::as_str).collect();
+                    f.write_str(if index == 0 { "" } else { "; " })?;
+                    write!(f, "{what} {}", names.join(", "))?;
+                }
+                Ok(())
+            }
             Step::ChangeShutdownDeadline(deadline) => {
                 write!(f, "set the shutdown deadline to {deadline}")
             }
@@ -464,6 +496,9 @@ impl Config {
         if !same_entries(&kept, &wanted.rate_limits) {
             steps.push(Step::ChangeRateLimits(wanted.rate_limits.clone()));
         }
+        if self.files.serves_all_but_shares(&wanted.files) {
+            steps.extend(change_of_shares(&self.files.shares, &wanted.files.shares));
+        }
         let deadline = wanted.appliance.shutdown_deadline;
         if self.appliance.shutdown_deadline != deadline {
             steps.push(Step::ChangeShutdownDeadline(deadline));
@@ -484,6 +519,9 @@ impl Config {
             files: running.files.clone(),
             ..self.clone()
         };
+        if running.files.serves_all_but_shares(&self.files) {
+            config.files.shares.clone_from(&self.files.shares);
+        }
         config.appliance.take_live(&self.appliance);
         config.limits.take_live(&self.limits);
         config
@@ -809,10 +847,40 @@ fn restarts(running: &Config, wanted: &Config) -> Vec<Step> {
     restarts_of("control", &running.control, &wanted.control, &mut steps);
     let files = (&running.files, &wanted.files);
     restart_of_list("volume", &files.0.volumes, &files.1.volumes, &mut steps);
-    restart_of_list("share", &files.0.shares, &files.1.shares, &mut steps);
+    if !files.0.serves_all_but_shares(files.1) {
+        restart_of_list("share", &files.0.shares, &files.1.shares, &mut steps);
+    }
     let listeners = (&files.0.listeners, &files.1.listeners);
     restart_of_list("file_listener", listeners.0, listeners.1, &mut steps);
     steps
+}
+
+/// The step that replaces shares, if they differ.
+fn change_of_shares(running: &[Share], wanted: &[Share]) -> Option<Step> {
+    let same = |all: &[Share], share: &Share| all.iter().find(|it| it.name == share.name).cloned();
+    let (mut added, mut changed, mut revokes) = (Vec::new(), Vec::new(), false);
+    for share in wanted {
+        match same(running, share) {
+            None => added.push(share.name.clone()),
+            Some(before) if before != *share => {
+                let has_same = |it: &Share| (it.volume.clone(), it.clients.clone());
+                revokes |= has_same(&before) != has_same(share);
+                revokes |= before.allow_any_client != share.allow_any_client;
+                changed.push(share.name.clone());
+            }
+            Some(_) => {}
+        }
+    }
+    let removed = running.iter().filter(|it| same(wanted, it).is_none());
+    let removed: Vec<Name> = removed.map(|it| it.name.clone()).collect();
+    let is_same = added.is_empty() && changed.is_empty() && removed.is_empty();
+    (!is_same).then(|| Step::ChangeShares {
+        shares: wanted.to_vec(),
+        revokes: revokes || !removed.is_empty(),
+        added,
+        changed,
+        removed,
+    })
 }
 
 /// Tables that only a restart changes.

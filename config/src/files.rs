@@ -103,6 +103,13 @@ pub struct Files {
 }
 
 impl Files {
+    /// Whether files are served, and `other` differs in nothing but shares: these change without a
+    /// restart.
+    pub(crate) fn serves_all_but_shares(&self, other: &Self) -> bool {
+        let (volumes, listeners) = (&other.volumes, &other.listeners);
+        !self.listeners.is_empty() && self.volumes == *volumes && self.listeners == *listeners
+    }
+
     /// Whether a device belongs to a volume.
     pub fn uses(&self, device: &Name) -> bool {
         self.volumes.iter().any(|volume| volume.device == *device)

@@ -77,6 +77,14 @@ impl Reconciler {
                 self.change(step)?;
                 Ok(Vec::new())
             }
+            Step::ChangeShares { .. } => {
+                self.change(step)?;
+                if let Some(files) = &self.files {
+                    let served = files.set_shares(&self.config.files, event_loop);
+                    served.map_err(|error| error.to_string())?;
+                }
+                Ok(Vec::new())
+            }
             Step::RemoveKey(_) | Step::ChangeRateLimits(_) => {
                 self.change(step)?;
                 Ok(Vec::new())

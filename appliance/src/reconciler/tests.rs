@@ -2,6 +2,7 @@
 
 mod ana;
 mod chap;
+mod files;
 mod identity;
 mod lab;
 mod masks;

@@ -130,6 +130,10 @@ impl Config {
                 self.rate_limits.clone_from(limits);
                 Some(())
             }
+            Step::ChangeShares { shares, .. } => {
+                self.files.shares.clone_from(shares);
+                Some(())
+            }
             Step::ChangeShutdownDeadline(deadline) => {
                 self.appliance.shutdown_deadline = *deadline;
                 Some(())

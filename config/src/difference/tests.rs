@@ -3,7 +3,7 @@ use std::path::Path;
 use proptest::prelude::*;
 
 use super::*;
-use crate::files::{Files, Volume};
+use crate::files::{FileListener, Files, Share, Squash, Volume};
 use crate::generate;
 use crate::model::{AnaState, Cores};
 
@@ -472,6 +472,94 @@ fn files_change_with_a_restart_and_keep_their_devices() {
     assert!(step.to_string().contains("volume"), "{step}");
     let kept = demo().without_restarts(&running);
     assert_eq!(kept.files, running.files);
+}
+
+/// A configuration that serves files by one share.
+fn with_files() -> Config {
+    let mut config = demo();
+    config.files = generated_files();
+    config
+}
+
+fn generated_files() -> Files {
+    let share = |name: &str| Share {
+        name: name.parse().unwrap(),
+        volume: "files".parse().unwrap(),
+        clients: Vec::new(),
+        allow_any_client: true,
+        read_only: false,
+        squash: Squash::Root,
+    };
+    Files {
+        volumes: vec![Volume {
+            name: "files".parse().unwrap(),
+            device: "ram".parse().unwrap(),
+            uuid: None,
+            metadata_memory: ByteSize::from_mib(1),
+        }],
+        shares: vec![share("a"), share("b")],
+        listeners: vec![FileListener {
+            name: "nfs".parse().unwrap(),
+            address: "127.0.0.1:2049".parse().unwrap(),
+        }],
+    }
+}
+
+#[test]
+fn shares_change_without_a_restart() {
+    let running = with_files();
+    let mut wanted = running.clone();
+    wanted.files.shares.reverse();
+    assert_eq!(running.difference(&wanted), []);
+    wanted.files.shares[0].read_only = true;
+    let share = Share {
+        name: "c".parse().unwrap(),
+        ..running.files.shares[0].clone()
+    };
+    wanted.files.shares.push(share);
+    let effects = |running: &Config, wanted: &Config| {
+        let steps = running.difference(wanted);
+        let described = |step: &Step| (step.effect(), step.to_string());
+        steps.iter().map(described).collect::<Vec<_>>()
+    };
+    let text = "change what is shared: add c; change b".to_owned();
+    assert_eq!(effects(&running, &wanted), [(Effect::Live, text)]);
+    let text = "change what is shared: change b; end c".to_owned();
+    assert_eq!(effects(&wanted, &running), [(Effect::Drain, text)]);
+    let mut now = running.clone();
+    for step in running.difference(&wanted) {
+        assert!(now.apply_step(&step), "{step}");
+    }
+    assert_eq!(now, wanted);
+    assert_eq!(wanted.without_restarts(&running).files, wanted.files);
+    // Clients that may not use a share any more lose what they have of it.
+    let mut restricted = running.clone();
+    restricted.files.shares[0].allow_any_client = false;
+    restricted.files.shares[0].clients = vec!["192.0.2.0/24".parse().unwrap()];
+    let steps = effects(&running, &restricted);
+    assert!(matches!(&steps[..], [(Effect::Drain, _)]), "{steps:?}");
+}
+
+/// They need what only a restart adds.
+#[test]
+fn shares_of_other_volumes_and_listeners_take_a_restart() {
+    let running = with_files();
+    let mut other = running.clone();
+    other.files.volumes[0].metadata_memory = ByteSize::from_mib(2);
+    other.files.shares.pop();
+    let mut unserved = running.clone();
+    unserved.files.listeners.clear();
+    let mut shared = unserved.clone();
+    shared.files.shares.pop();
+    for (running, wanted) in [(&running, &other), (&unserved, &shared)] {
+        let steps = running.difference(wanted);
+        let is_restart = |step: &Step| step.effect() == Effect::Restart;
+        assert!(
+            !steps.is_empty() && steps.iter().all(is_restart),
+            "{steps:?}"
+        );
+        assert_eq!(wanted.without_restarts(running).files, running.files);
+    }
 }
 
 proptest! {

@@ -197,8 +197,6 @@ fn number_in_root(share: usize) -> u64 {
 
 /// The number of the root.
 const ROOT_NUMBER: u64 = 1;
-/// The change attribute of the root, whose shares do not change while the server runs.
-pub(crate) const ROOT_CHANGE: u64 = 1;
 
 impl Server {
     /// The file handle of an object.
@@ -249,11 +247,21 @@ impl Server {
         Ok(all.only(&chosen))
     }
 
+    /// The change attribute of the root: changes with the shares, also across restarts.
+    pub(crate) fn root_change(&self) -> u64 {
+        let files_store::Time {
+            seconds,
+            nanoseconds,
+        } = self.shared;
+        let seconds = u64::try_from(seconds).unwrap_or_default();
+        seconds.wrapping_mul(1_000_000_000) + u64::from(nanoseconds)
+    }
+
     fn root_attributes<'t>(&self, minor_version: u32, text: &'t AttributeText) -> Attributes<'t> {
-        let started = time(self.started);
+        let (started, shared) = (time(self.started), time(self.shared));
         Attributes {
             file_type: Some(FileType::DIRECTORY),
-            change: Some(ROOT_CHANGE),
+            change: Some(self.root_change()),
             size: Some(0),
             fsid: Some(FileSystemId { major: 0, minor: 0 }),
             filehandle: Some(Opaque(text.handle.as_bytes())),
@@ -266,8 +274,8 @@ impl Server {
             space_used: Some(0),
             time_access: Some(started),
             time_create: Some(started),
-            time_metadata: Some(started),
-            time_modify: Some(started),
+            time_metadata: Some(shared),
+            time_modify: Some(shared),
             mounted_on_fileid: Some(ROOT_NUMBER),
             ..of_file_system(None, minor_version)
         }

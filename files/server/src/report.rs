@@ -1,8 +1,9 @@
-//! What an operator sees of the server's clients, and their eviction.
+//! What an operator does with a running server: sees its clients, evicts them, and changes shares.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
 
+use crate::place::{Clients, Share};
 use crate::server::{Now, Server};
 use crate::states::StateKind;
 use crate::table::Key;
@@ -68,6 +69,40 @@ impl Server {
         self.counters.clients_evicted.add(1);
         self.remove_client(key);
         true
+    }
+
+    /// Replaces the shares. Those with the same number stay what clients have as a handle. Others
+    /// end: their handles are stale, and what clients have open on a volume that no share has any more
+    /// is closed. Requests that have begun are completed.
+    ///
+    /// # Panics
+    /// Panics if a share refers to no volume.
+    pub fn set_shares(&mut self, shares: Vec<Share>, now: &Now) {
+        assert!(shares.iter().all(|it| it.volume.0 < self.volumes.len()));
+        self.shared = self.shared.max(now.time);
+        for ended in &mut self.shares {
+            // Executions refer to it by its place.
+            ended.clients = Clients::In(Vec::new());
+            ended.name.clear();
+        }
+        for share in shares {
+            // A request that has begun must not find an object of another volume.
+            let is_same = |it: &&mut Share| (it.number, it.volume) == (share.number, share.volume);
+            match self.shares.iter_mut().find(is_same) {
+                Some(place) => *place = share,
+                None => self.shares.push(share),
+            }
+        }
+        let is_shared = |volume| {
+            let mut shares = self.shares.iter();
+            shares.any(|it| it.volume == volume && !it.name.is_empty())
+        };
+        let states = self.states.table.iter();
+        let ended = states.filter(|(_, state)| !is_shared(state.file.0));
+        let ended: Vec<Key> = ended.map(|(key, _)| key).collect();
+        for key in ended {
+            self.drop_state(key);
+        }
     }
 
     /// Publishes the levels.

@@ -85,6 +85,8 @@ pub struct Server {
     pub(crate) identity: Vec<u8>,
     pub(crate) instance: u64,
     pub(crate) started: Time,
+    /// When the shares were set.
+    pub(crate) shared: Time,
     pub(crate) volumes: Vec<Volume>,
     pub(crate) shares: Vec<Share>,
     pub(crate) clients: Table<Client>,
@@ -123,6 +125,7 @@ impl Server {
             identity,
             instance,
             started: now.time,
+            shared: now.time,
             volumes,
             shares,
             clients: Table::new(CLIENTS_MAX, first_generation),

@@ -2,7 +2,7 @@
 
 use std::sync::mpsc::Sender;
 
-use files_server::{ClientReport, Counter};
+use files_server::{ClientReport, Counter, Share};
 use files_store::{Volume, VolumeUse};
 
 /// What an operator asks the service for. A response is dropped if its receiver is gone.
@@ -19,6 +19,13 @@ pub enum FileMessage {
         number: u64,
         /// The receiver of the response: whether there was such a client.
         reply: Sender<bool>,
+    },
+    /// Replace the shares.
+    SetShares {
+        /// The new ones.
+        shares: Vec<Share>,
+        /// Answers when they are served.
+        reply: Sender<()>,
     },
 }
 

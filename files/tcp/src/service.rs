@@ -819,6 +819,12 @@ impl FileService {
                     self.has_progress = true;
                     reply.send(is_evicted).is_ok()
                 }
+                FileMessage::SetShares { shares, reply } => {
+                    self.server.set_shares(shares, &time_of(now));
+                    self.has_volume_requests = true;
+                    self.has_progress = true;
+                    reply.send(()).is_ok()
+                }
             };
         }
         count

@@ -139,7 +139,7 @@ impl Server {
             (Claim::Null(name), OpenHow::NoCreate) => {
                 let change = match self.object(x.place()?) {
                     Ok((_, directory)) => directory.change,
-                    Err(_) => crate::attributes::ROOT_CHANGE,
+                    Err(_) => self.root_change(),
                 };
                 let (object, _) = self.regular_file(self.find(x, name)?)?;
                 Ok(Found::existing(object, change))

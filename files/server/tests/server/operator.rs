@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use files_server::limits::LEASE_MS;
-use files_server::{ClientReport, Share, ShareCounters, Squash};
-use files_spec::Status;
-use files_spec::operations::{OpenHow, Operation, share as share_flags};
+use files_server::{ClientReport, Share, ShareCounters, ShareNumber, Squash};
+use files_spec::operations::{OpenHow, Operation, OperationResult, Outcome, share as share_flags};
 use files_spec::types::{LockType, Stable, StateId};
+use files_spec::xdr::Opaque;
+use files_spec::{Bitmap, Status};
 
 use crate::client::{ADDRESS, Client, World, exchange, in_share, name, share, volatile_volume};
 use crate::data::{at_file as at_data, read, write};
@@ -167,4 +168,87 @@ fn operations_and_their_failures_are_counted() {
     }
     assert_eq!(world.server.counters().replays.get(), 1);
     assert_eq!(counted(&world, "PUTROOTFH").0, before + 1);
+}
+
+/// The handle of the share's directory.
+fn handle(world: &mut World, client: &mut Client) -> Vec<u8> {
+    let answer = client.ok(world, &in_share(&[Operation::GetFh(())]));
+    match answer.last() {
+        OperationResult::GetFh(Outcome::Ok(handle)) => handle.0.to_vec(),
+        _ => panic!("{:?}", answer.parts()),
+    }
+}
+
+#[test]
+fn an_ended_share_is_stale_and_what_was_open_is_closed() {
+    let mut world = World::new();
+    let mut client = Client::new(&mut world, b"a");
+    let stateid = open_file(&mut world, &mut client, "f");
+    let handle = handle(&mut world, &mut client);
+    let by_handle = [Operation::PutFh(Opaque(&handle)), Operation::GetFh(())];
+    let file = client.ok(
+        &mut world,
+        &in_share(&[Operation::Lookup(name("f")), Operation::GetFh(())]),
+    );
+    let OperationResult::GetFh(Outcome::Ok(file)) = file.last() else {
+        panic!("a handle");
+    };
+    let now = world.now;
+    world.server.set_shares(Vec::new(), &now);
+    client.fails(&mut world, &by_handle[..1], Status::STALE);
+    let lookup = [Operation::PutRootFh(()), Operation::Lookup(name("data"))];
+    client.fails(&mut world, &lookup, Status::NOENT);
+    assert_eq!(reported(&world)[0].opens, 0);
+    // The same share again has the same handles. What was open stays closed.
+    world
+        .server
+        .set_shares(vec![share(false, Squash::None)], &now);
+    client.ok(&mut world, &by_handle);
+    let read = [Operation::PutFh(file), read(stateid, 0, 1)];
+    client.fails(&mut world, &read, Status::BAD_STATEID);
+}
+
+/// The change attribute of the root.
+fn root_change(world: &mut World, client: &mut Client) -> u64 {
+    // The number of the change attribute.
+    let wanted = Bitmap::of(&[3]);
+    let operations = [Operation::PutRootFh(()), Operation::GetAttr(wanted)];
+    let answer = client.ok(world, &operations);
+    match answer.last() {
+        OperationResult::GetAttr(Outcome::Ok(attributes)) => attributes.change.expect("asked for"),
+        _ => panic!("{:?}", answer.parts()),
+    }
+}
+
+#[test]
+fn shares_change_while_files_are_open() {
+    let mut world = World::new();
+    let mut client = Client::new(&mut world, b"a");
+    let stateid = open_file(&mut world, &mut client, "f");
+    let other = Share {
+        number: ShareNumber(8),
+        name: "other".to_owned(),
+        ..share(false, Squash::None)
+    };
+    let before = root_change(&mut world, &mut client);
+    world.advance(1000);
+    let now = world.now;
+    world
+        .server
+        .set_shares(vec![other, share(true, Squash::None)], &now);
+    // Clients look names up again.
+    assert_ne!(root_change(&mut world, &mut client), before);
+    let data = at_data(write(stateid, 0, Stable::UNSTABLE, b"x"));
+    client.fails(&mut world, &data, Status::ROFS);
+    client.ok(&mut world, &at_data(read(stateid, 0, 1)));
+    // The volume is shared twice, and the file can be written by the other share.
+    let mut by_other = data.clone();
+    by_other[1] = Operation::Lookup(name("other"));
+    client.ok(&mut world, &by_other);
+    // It stays open while one share has the volume.
+    world
+        .server
+        .set_shares(vec![share(false, Squash::None)], &now);
+    client.fails(&mut world, &by_other[..2], Status::NOENT);
+    client.ok(&mut world, &data);
 }
