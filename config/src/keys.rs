@@ -193,7 +193,7 @@ pub(crate) const ROOT: Section = Section {
         },
         Key {
             name: "file_listener",
-            values: Values::Text("array of at most 1 table"),
+            values: Values::Text("array of at most 8 tables"),
             absent: Absent::Words("no files are served"),
             example: "[[file_listener]]",
             meaning: "Where clients mount shares.",
