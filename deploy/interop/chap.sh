@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # A host authenticates itself by DH-HMAC-CHAP, in one and both directions, on every queue, also after
 # the appliance was killed. Wrong and missing keys are refused. While the host writes and verifies,
-# its key is exchanged without a reconnection, and it authenticates itself again with the new one.
+# its key is exchanged without a reconnection, and it authenticates itself again with the new one. It
+# authenticates itself over RDMA too.
 . "$(dirname "$0")/lib/guest.sh"
 . "$(dirname "$0")/lib/drives.sh"
 . "$(dirname "$0")/lib/keys.sh"
@@ -117,6 +118,33 @@ a_requirement_is_new() {
   disconnect
 }
 
+over_rdma() {
+  local fabric=192.0.2.1
+  say "over RDMA, with a listener that is added live"
+  modprobe rdma_rxe
+  modprobe -a rdma_ucm nvme-rdma
+  ip link add d0 type dummy
+  ip addr add $fabric/24 dev d0
+  ip link set d0 mtu 9000 up
+  show rdma link add rxe0 type rxe netdev d0
+  eventually 10 test -e /dev/infiniband/uverbs0
+  configure_host ', chap = "new", chap_controller = "own", require = ["chap"]' new own
+  sed -i 's/^listeners = .*/listeners = ["loopback", "san"]/' $config
+  printf '\n[[listener]]\nname = "san"\ntransport = "rdma"\naddress = "%s:%s"\n' \
+    $fabric "$INTEROP_PORT" >> $config
+  apply
+  at_target=(-t rdma -a $fabric -s "$INTEROP_PORT")
+  is_refused
+  is_refused --dhchap-secret="$(secret old)"
+  said "authentication for $INTEROP_NQN on queue 0 failed" || fail "the log does not say so"
+  dmesg --clear
+  connects --dhchap-secret="$(secret new)" --dhchap-ctrl-secret="$(secret own)"
+  is_authenticated new true || fail "not authenticated: $(status .)"
+  [ "$(cat "/sys/class/nvme/$controller/transport")" = rdma ] || fail "not over RDMA"
+  verify "over RDMA" "$(namespaces)" 8
+  disconnect
+}
+
 begin
 mkdir -p $keys
 make_key old
@@ -139,6 +167,7 @@ configure_host ', chap = "new", chap_controller = "own", require = ["chap"]' new
 apply
 survives_a_restart
 a_requirement_is_new
+over_rdma
 for name in old new own other; do expect_secret "the secret of $name" "$(secret $name)"; done
 windlass status --socket $control --json | jq -c '.keys[]'
 stop
