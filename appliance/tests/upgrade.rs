@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use bench::upgrade::{UpgradeError, UpgradeOptions, measure};
+use bench::upgrade::{Replacement, UpgradeError, UpgradeOptions, measure};
 use bench::verify::{check, stamp};
 use hugemem::{Arena, ArenaConfig, PagePolicy};
 use nvme_handover_channel::{Channel, Message};
@@ -570,32 +570,37 @@ fn changes_are_refused_while_the_new_process_takes_the_state() {
 
 #[test]
 fn pause_of_hosts_is_measured() {
-    let mut options = UpgradeOptions {
-        windlass: env!("CARGO_BIN_EXE_windlass").into(),
-        to: None,
-        connections: 9,
-        depth: 2,
-        memory_bytes: 64 << 20,
-        target_cores: Vec::new(),
-        host_cores: Vec::new(),
-        rounds: 1,
-        time: Duration::from_secs(3),
-    };
-    let report = loop {
-        match measure(&options, |_| {}, &|| false) {
-            // The machine is busy.
-            Err(UpgradeError::TooShort) if options.time < LIMIT => options.time *= 3,
-            measured => break measured.expect("hosts see no error"),
+    for replacement in [Replacement::Upgrade, Replacement::Restart] {
+        let mut options = UpgradeOptions {
+            windlass: env!("CARGO_BIN_EXE_windlass").into(),
+            to: None,
+            replacement,
+            connections: 9,
+            depth: 2,
+            memory_bytes: 64 << 20,
+            target_cores: Vec::new(),
+            host_cores: Vec::new(),
+            rounds: 1,
+            time: Duration::from_secs(3),
+        };
+        let report = loop {
+            match measure(&options, |_| {}, &|| false) {
+                // The machine is busy.
+                Err(UpgradeError::TooShort) if options.time < LIMIT => options.time *= 3,
+                measured => break measured.expect("hosts see no error"),
+            }
+        };
+        assert_eq!(report.rounds.len(), 1, "{report}");
+        for round in &report.rounds {
+            // Two controllers.
+            assert_eq!(round.connections, 11, "{report}");
+            assert!(round.command_ns > 0 && round.blocks_right > 0, "{report}");
+            let seen = round.pause_ns + round.usual_gap_ns;
+            assert!(seen > round.held_ns / 2, "{report}");
+            let reports_hold = replacement == Replacement::Upgrade;
+            assert_eq!(round.held_ns > 0, reports_hold, "{report}");
         }
-    };
-    let [round] = report.rounds[..] else {
-        panic!("another number of rounds: {report}")
-    };
-    // Two controllers.
-    assert_eq!(round.connections, 11, "{report}");
-    assert!(round.held_ns > 0 && round.blocks_right > 0, "{report}");
-    let seen = round.pause_ns + round.usual_gap_ns;
-    assert!(seen > round.held_ns / 2, "{report}");
+    }
 }
 
 /// A drive that the old process could not open is missing in the new one, too.

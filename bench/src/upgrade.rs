@@ -1,5 +1,5 @@
-//! Measures how long hosts wait while the process of an appliance is replaced
-//! (`windlass upgrade`, `ARCHITECTURE.md` §9.1).
+//! Measures how long hosts wait while the process of an appliance is replaced, by `windlass upgrade`
+//! or by a restart of its service (`ARCHITECTURE.md` §9.1).
 //!
 //! Starts an appliance with a RAM namespace and puts verified load on it over many connections. In
 //! each round the same load runs twice: without an upgrade, and with one in its middle. The pause
@@ -7,13 +7,14 @@
 //! time between two completions. The run without an upgrade shows what of it the machine causes.
 
 mod appliance;
+mod manager;
 
 use std::fmt;
 use std::io;
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
-use std::time::{Duration, Instant};
+use std::thread::{Scope, ScopedJoinHandle};
+use std::time::Duration;
 
 use nvme_host::{ConnectOptions, HostIdentity};
 use serde::{Deserialize, Serialize};
@@ -26,7 +27,7 @@ use crate::load::{
 use crate::report::{Machine, nanos};
 use crate::table::Table;
 use crate::units::{format_count, format_nanos, format_size, median};
-use appliance::{Answer, Appliance};
+use appliance::{Appliance, Replaced};
 
 /// The goal for the longest pause, in nanoseconds.
 pub const PAUSE_GOAL_NS: u64 = 100_000_000;
@@ -39,6 +40,17 @@ const QUEUES_PER_CONTROLLER: u16 = 8;
 /// Share of reads in percent.
 const READ_PERCENT: u8 = 50;
 
+/// How the process is replaced.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Replacement {
+    /// By `windlass upgrade`.
+    #[default]
+    Upgrade,
+    /// By a restart of the service, from the descriptor store.
+    Restart,
+}
+
 /// Parameters of the measurement.
 #[derive(Debug, Clone)]
 pub struct UpgradeOptions {
@@ -46,6 +58,8 @@ pub struct UpgradeOptions {
     pub windlass: PathBuf,
     /// The program of the new process; by default the same.
     pub to: Option<PathBuf>,
+    /// How the process is replaced.
+    pub replacement: Replacement,
     /// Connections with I/O.
     pub connections: u16,
     /// Requests in flight on each.
@@ -120,9 +134,9 @@ pub struct UpgradeRound {
     pub usual_gap_ns: u64,
     /// The same as `pause_ns`, without an upgrade.
     pub pause_without_ns: u64,
-    /// The time in which the appliance admitted no requests, as it reports.
+    /// The time in which the appliance admitted no requests, as it reports; 0 for a restart.
     pub held_ns: u64,
-    /// Duration of the command `windlass upgrade`.
+    /// Duration of the command `windlass upgrade`, or of the restart.
     pub command_ns: u64,
     /// Connections that continued, with those of admin queues.
     pub connections: u64,
@@ -135,6 +149,9 @@ pub struct UpgradeRound {
 pub struct UpgradeReport {
     /// The machine.
     pub machine: Machine,
+    /// How the process was replaced.
+    #[serde(default)]
+    pub replacement: Replacement,
     /// Size of the arena in bytes.
     pub memory_bytes: u64,
     /// Connections with I/O.
@@ -168,9 +185,13 @@ impl UpgradeReport {
 
 impl fmt::Display for UpgradeReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (name, without, command) = match self.replacement {
+            Replacement::Upgrade => ("upgrade", "the same without an upgrade", "windlass upgrade"),
+            Replacement::Restart => ("restart", "the same without a restart", "restart"),
+        };
         writeln!(
             f,
-            "upgrade with {} connections of depth {} and {} of memory, {} rounds\n  on {}\n",
+            "{name} with {} connections of depth {} and {} of memory, {} rounds\n  on {}\n",
             self.connections,
             self.depth,
             format_size(self.memory_bytes),
@@ -191,10 +212,12 @@ impl fmt::Display for UpgradeReport {
             table.row(name.chain(times.map(format_nanos)));
         };
         row("pause of hosts", |it| it.pause_ns);
-        row("the same without an upgrade", |it| it.pause_without_ns);
-        row("requests not admitted", |it| it.held_ns);
+        row(without, |it| it.pause_without_ns);
+        if self.replacement == Replacement::Upgrade {
+            row("requests not admitted", |it| it.held_ns);
+        }
         row("usual time between completions", |it| it.usual_gap_ns);
-        row("windlass upgrade", |it| it.command_ns);
+        row(command, |it| it.command_ns);
         write!(f, "{table}")?;
         let checked: u64 = self.rounds.iter().map(|it| it.blocks_right).sum();
         writeln!(
@@ -270,63 +293,40 @@ fn plan(options: &UpgradeOptions, appliance: &Appliance, seed: u64) -> RunPlan {
     }
 }
 
-/// Starts an upgrade in the middle of the main phase.
-struct UpgradeWatch<'w> {
-    /// The command, until it is started.
-    command: Option<Command>,
-    started: Option<(Instant, io::Result<Child>)>,
-    /// Duration of the command; `None` while it runs.
-    duration: Option<Duration>,
-    /// When the upgrade begins.
+/// Replaces the process in the middle of the main phase, by `replace` on a thread of its own.
+struct UpgradeWatch<'scope, 'env, F> {
+    scope: &'scope Scope<'scope, 'env>,
+    replace: Option<F>,
+    started: Option<ScopedJoinHandle<'scope, Result<Replaced, UpgradeError>>>,
+    /// When the replacement begins.
     after: Duration,
     is_main: bool,
-    /// Whether the upgrade was complete before the phase ended.
+    /// Whether the replacement was complete before the phase ended.
     is_within: bool,
-    is_interrupted: &'w dyn Fn() -> bool,
+    is_interrupted: &'env dyn Fn() -> bool,
 }
 
-impl<'w> UpgradeWatch<'w> {
-    fn new(command: Option<Command>, time: Duration, is_interrupted: &'w dyn Fn() -> bool) -> Self {
-        Self {
-            command,
-            started: None,
-            duration: None,
-            after: time / 2,
-            is_main: false,
-            is_within: false,
-            is_interrupted,
-        }
-    }
-
-    fn note_end(&mut self) {
-        if let Some((began, Ok(child))) = &mut self.started
-            && self.duration.is_none()
-            && !matches!(child.try_wait(), Ok(None))
-        {
-            self.duration = Some(began.elapsed());
-        }
-    }
-}
-
-impl Watch for UpgradeWatch<'_> {
+impl<'scope, F> Watch for UpgradeWatch<'scope, '_, F>
+where
+    F: FnOnce() -> Result<Replaced, UpgradeError> + Send + 'scope,
+{
     fn phase_begins(&mut self, phase: Phase, _: PhaseTotal) {
         self.is_main = phase.kind == PhaseKind::Main;
     }
 
     fn phase_progresses(&mut self, _: u64, _: u64, elapsed: Duration) {
-        self.note_end();
         if self.is_main
             && elapsed >= self.after
-            && let Some(mut command) = self.command.take()
+            && let Some(replace) = self.replace.take()
         {
-            self.started = Some((Instant::now(), command.spawn()));
+            self.started = Some(self.scope.spawn(replace));
         }
     }
 
     fn phase_ends(&mut self, _: Phase, _: &PhaseStats) {
-        self.note_end();
         if std::mem::take(&mut self.is_main) {
-            self.is_within = self.duration.is_some();
+            let started = self.started.as_ref();
+            self.is_within = started.is_some_and(ScopedJoinHandle::is_finished);
         }
     }
 
@@ -369,34 +369,43 @@ impl Measured {
     }
 }
 
-/// Runs the load once, with an upgrade by `command`, if there is one.
+/// Runs the load once, and replaces the process meanwhile, if `replaces`.
 fn run_once(
     options: &UpgradeOptions,
     appliance: &mut Appliance,
-    (seed, command): (u64, Option<Command>),
+    (seed, replaces): (u64, bool),
     is_interrupted: &dyn Fn() -> bool,
-) -> Result<(Measured, Option<(Answer, Duration)>), UpgradeError> {
-    let upgrades = command.is_some();
-    let mut watch = UpgradeWatch::new(command, options.time, is_interrupted);
+) -> Result<(Measured, Option<Replaced>), UpgradeError> {
     let controllers = options.connections.div_ceil(QUEUES_PER_CONTROLLER);
     let controllers = NonZero::new(controllers).unwrap_or(NonZero::<u16>::MIN);
     let plan = plan(options, appliance, seed);
-    let ran = run_over(&plan, controllers, &mut watch);
-    let (is_within, duration) = (watch.is_within, watch.duration.unwrap_or_default());
-    // The process is followed in any case, so that it is ended.
-    let answer = match watch.started {
-        Some((_, child)) => Some(appliance.follow(child.map_err(UpgradeError::Files)?)?),
-        None => None,
-    };
+    let (ran, is_within, replaced) = std::thread::scope(|scope| {
+        let mut watch = UpgradeWatch {
+            scope,
+            replace: replaces.then_some(|| appliance.replace(options.to.as_deref())),
+            started: None,
+            after: options.time / 2,
+            is_main: false,
+            is_within: false,
+            is_interrupted,
+        };
+        let ran = run_over(&plan, controllers, &mut watch);
+        let replaced = watch.started.map(|it| {
+            it.join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        });
+        (ran, watch.is_within, replaced)
+    });
+    let replaced = replaced.transpose()?;
     let outcome = ran?;
     if outcome.interrupted {
         return Err(UpgradeError::Interrupted);
     }
-    if upgrades && !is_within {
+    if replaces && !is_within {
         return Err(UpgradeError::TooShort);
     }
-    let measured = Measured::of(&outcome, options.connections, upgrades)?;
-    Ok((measured, answer.map(|answer| (answer, duration))))
+    let measured = Measured::of(&outcome, options.connections, replaces)?;
+    Ok((measured, replaced))
 }
 
 /// Measures upgrades; calls `report_step` before each round.
@@ -409,28 +418,27 @@ pub fn measure(
     is_interrupted: &dyn Fn() -> bool,
 ) -> Result<UpgradeReport, UpgradeError> {
     let configuration = |socket: &Path| configuration(options, socket);
-    let mut appliance = Appliance::start(&options.windlass, configuration)?;
+    let mut appliance = Appliance::start(&options.windlass, options.replacement, configuration)?;
     let mut rounds = Vec::with_capacity(options.rounds);
     for round in 0..options.rounds {
         report_step(&format!("round {} of {}", round + 1, options.rounds));
         let seed = 2 * round as u64 + 1;
-        let (without, _) = run_once(options, &mut appliance, (seed, None), is_interrupted)?;
-        let command = appliance.upgrade_command(options.to.as_deref());
-        let upgrade = (seed + 1, Some(command));
-        let (with, upgraded) = run_once(options, &mut appliance, upgrade, is_interrupted)?;
-        let (answer, duration) = upgraded.ok_or(UpgradeError::TooShort)?;
+        let (without, _) = run_once(options, &mut appliance, (seed, false), is_interrupted)?;
+        let (with, replaced) = run_once(options, &mut appliance, (seed + 1, true), is_interrupted)?;
+        let replaced = replaced.ok_or(UpgradeError::TooShort)?;
         rounds.push(UpgradeRound {
             pause_ns: with.pause_ns,
             usual_gap_ns: with.usual_gap_ns,
             pause_without_ns: without.pause_ns,
-            held_ns: answer.pause_us.saturating_mul(1000),
-            command_ns: nanos(duration),
-            connections: answer.connections,
+            held_ns: replaced.held.map_or(0, nanos),
+            command_ns: nanos(replaced.took),
+            connections: replaced.connections,
             blocks_right: with.blocks_right,
         });
     }
     Ok(UpgradeReport {
         machine: Machine::here(),
+        replacement: options.replacement,
         memory_bytes: options.memory_bytes,
         connections: options.connections,
         depth: options.depth,
@@ -449,6 +457,7 @@ mod tests {
         UpgradeOptions {
             windlass: "/nonexistent/windlass".into(),
             to: None,
+            replacement: Replacement::Upgrade,
             connections: 64,
             depth: 4,
             memory_bytes: 1 << 30,
@@ -495,6 +504,7 @@ mod tests {
         };
         let report = |pauses: &[u64]| UpgradeReport {
             machine: Machine::here(),
+            replacement: Replacement::Upgrade,
             memory_bytes: 1 << 30,
             connections: 64,
             depth: 4,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::arguments::{at_least_one, parse_report_file};
 use crate::report::save_json;
-use crate::upgrade::{UpgradeOptions, measure};
+use crate::upgrade::{Replacement, UpgradeOptions, measure};
 use clap::Args;
 
 use super::run_watcher::RunWatcher;
@@ -19,6 +19,9 @@ Examples:
 
   # The reactor on one core, the host on another.
   windlass bench upgrade --target-cores 0 --host-cores 1 --json upgrade.json
+
+  # A restart of the service, whose state the descriptor store has meanwhile.
+  windlass bench upgrade --restart
 
   # From the installed version to a new one.
   windlass bench upgrade --windlass /usr/bin/windlass --to ./windlass";
@@ -56,6 +59,9 @@ pub(crate) struct UpgradeArgs {
     /// The program of the new process; by default the same
     #[arg(long, value_name = "FILE")]
     to: Option<PathBuf>,
+    /// Restart the process, as `systemctl restart` does, instead of an upgrade
+    #[arg(long)]
+    restart: bool,
     /// Fail when a pause is longer than 100 ms
     #[arg(long)]
     check: bool,
@@ -78,6 +84,10 @@ pub(super) fn execute(args: &UpgradeArgs) -> Result<ExitCode, Failure> {
     let options = UpgradeOptions {
         windlass: args.windlass.clone().unwrap_or_else(installed_windlass),
         to: args.to.as_ref().map(absolute).transpose()?,
+        replacement: match args.restart {
+            true => Replacement::Restart,
+            false => Replacement::Upgrade,
+        },
         connections: args.connections,
         depth: args.depth,
         memory_bytes: args.memory,

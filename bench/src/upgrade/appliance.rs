@@ -4,15 +4,16 @@ use std::io::{self, BufRead as _, BufReader};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Stdio};
-use std::time::Duration;
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::Deserialize;
 use tempfile::TempDir;
 
-use super::UpgradeError;
+use super::manager::Manager;
+use super::{Replacement, UpgradeError};
 
 /// Longest wait for the end of a process, in seconds.
 const END_MAX_SECONDS: i64 = 20;
@@ -20,6 +21,9 @@ const END_MAX_SECONDS: i64 = 20;
 const READY: &str = "windlass: ready";
 /// The line before it that has the address of the listener.
 const ATTACH: &str = "attach: ";
+
+/// What the log says after the number of connections that a restart has continued.
+const CONTINUED: &str = " connection(s) continue after the restart";
 
 /// A running appliance.
 #[derive(Debug)]
@@ -32,20 +36,34 @@ pub(super) struct Appliance {
     address: SocketAddr,
     directory: TempDir,
     windlass: PathBuf,
+    /// Restarts the process; without it, the process is replaced by an upgrade.
+    manager: Option<Manager>,
+}
+
+/// What a replacement of the process reports.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Replaced {
+    /// Connections that continue, with those of admin queues.
+    pub(super) connections: u64,
+    /// Time in which no request was admitted, if the appliance reports it.
+    pub(super) held: Option<Duration>,
+    /// Duration of the command or of the restart.
+    pub(super) took: Duration,
 }
 
 /// What `windlass upgrade --json` reports.
 #[derive(Clone, Copy, Debug, Deserialize)]
-pub(super) struct Answer {
-    pub(super) pid: i32,
-    pub(super) connections: u64,
-    pub(super) pause_us: u64,
+struct Answer {
+    pid: i32,
+    connections: u64,
+    pause_us: u64,
 }
 
 impl Appliance {
     /// Starts `windlass` with the configuration that `text` makes for the control socket's path.
     pub(super) fn start(
         windlass: &Path,
+        replacement: Replacement,
         text: impl FnOnce(&Path) -> String,
     ) -> Result<Self, UpgradeError> {
         if !windlass.is_file() {
@@ -55,20 +73,27 @@ impl Appliance {
         let file = directory.path().join("windlass.toml");
         let text = text(&socket(directory.path()));
         std::fs::write(&file, text).map_err(UpgradeError::Files)?;
-        let log = std::fs::File::create(directory.path().join("log"));
         let failed = |source| UpgradeError::Process {
             path: windlass.to_owned(),
             source,
         };
-        let mut first = Command::new(windlass)
-            .arg("run")
-            .arg(&file)
-            .env("STATE_DIRECTORY", directory.path())
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(log.map_err(UpgradeError::Files)?)
-            .spawn()
-            .map_err(failed)?;
+        let mut manager = match replacement {
+            Replacement::Upgrade => None,
+            Replacement::Restart => {
+                let manager = Manager::new(directory.path());
+                Some(manager.map_err(UpgradeError::Files)?)
+            }
+        };
+        let mut command = match &mut manager {
+            None => {
+                let mut command = Command::new(windlass);
+                command.stdin(Stdio::null());
+                command
+            }
+            Some(manager) => manager.command(windlass),
+        };
+        run(&mut command, directory.path()).map_err(UpgradeError::Files)?;
+        let mut first = command.stdout(Stdio::piped()).spawn().map_err(failed)?;
         let output = first.stdout.take();
         let output = output.ok_or_else(|| failed(io::ErrorKind::BrokenPipe.into()))?;
         let serving = process(first.id().cast_signed()).map_err(failed)?;
@@ -79,6 +104,7 @@ impl Appliance {
             address: SocketAddr::from(([0; 4], 0)),
             directory,
             windlass: windlass.to_owned(),
+            manager,
         };
         appliance.address = appliance.await_ready()?;
         Ok(appliance)
@@ -107,8 +133,57 @@ impl Appliance {
         self.address
     }
 
+    /// Replaces its process, by the program `to` if given, and follows it to the new one.
+    pub(super) fn replace(&mut self, to: Option<&Path>) -> Result<Replaced, UpgradeError> {
+        let began = Instant::now();
+        if self.manager.is_some() {
+            return self.restart(to);
+        }
+        let command = self.upgrade_command(to).output();
+        let done = command.map_err(UpgradeError::Files)?;
+        let took = began.elapsed();
+        let answer = self.follow(&done)?;
+        Ok(Replaced {
+            connections: answer.connections,
+            held: Some(Duration::from_micros(answer.pause_us)),
+            took,
+        })
+    }
+
+    /// Restarts the process as a service manager does.
+    fn restart(&mut self, to: Option<&Path>) -> Result<Replaced, UpgradeError> {
+        let program = to.unwrap_or(&self.windlass).to_owned();
+        let failed = |source| UpgradeError::Process {
+            path: program.clone(),
+            source,
+        };
+        let began = Instant::now();
+        let signalled = pidfd_send_signal(&self.serving, Signal::TERM);
+        signalled.map_err(|errno| failed(errno.into()))?;
+        let Some(manager) = &mut self.manager else {
+            return Err(UpgradeError::Refused("there is no manager".to_owned()));
+        };
+        manager.wait_for("BARRIER=1").map_err(UpgradeError::Files)?;
+        if !wait_for_end(&self.serving) || !manager.has_state() {
+            return Err(UpgradeError::Refused(self.log()));
+        }
+        let _ = self.first.wait();
+        let mut command = manager.command(&program);
+        run(&mut command, self.directory.path()).map_err(UpgradeError::Files)?;
+        self.first = command.stdout(Stdio::null()).spawn().map_err(failed)?;
+        self.serving = process(self.first.id().cast_signed()).map_err(failed)?;
+        manager.wait_for("READY=1").map_err(UpgradeError::Files)?;
+        let took = began.elapsed();
+        let connections = continued(&self.whole_log());
+        Ok(Replaced {
+            connections: connections.ok_or_else(|| UpgradeError::Refused(self.log()))?,
+            held: None,
+            took,
+        })
+    }
+
     /// The command that replaces its process.
-    pub(super) fn upgrade_command(&self, to: Option<&Path>) -> Command {
+    fn upgrade_command(&self, to: Option<&Path>) -> Command {
         let mut command = Command::new(&self.windlass);
         command
             .arg("upgrade")
@@ -123,8 +198,7 @@ impl Appliance {
     }
 
     /// Reads the answer of an upgrade, and follows it to the new process.
-    pub(super) fn follow(&mut self, upgrade: Child) -> Result<Answer, UpgradeError> {
-        let done = upgrade.wait_with_output().map_err(UpgradeError::Files)?;
+    fn follow(&mut self, done: &Output) -> Result<Answer, UpgradeError> {
         if !done.status.success() {
             let reason = String::from_utf8_lossy(&done.stderr);
             return Err(UpgradeError::Refused(reason.trim().to_owned()));
@@ -153,11 +227,18 @@ impl Appliance {
         }
     }
 
+    fn whole_log(&self) -> String {
+        let log = std::fs::read_to_string(self.directory.path().join("log"));
+        log.unwrap_or_default()
+    }
+
     /// The end of its log.
     fn log(&self) -> String {
-        let log = std::fs::read_to_string(self.directory.path().join("log"));
-        let log = log.unwrap_or_default();
-        log.lines().next_back().unwrap_or_default().to_owned()
+        self.whole_log()
+            .lines()
+            .next_back()
+            .unwrap_or_default()
+            .to_owned()
     }
 }
 
@@ -169,6 +250,29 @@ impl Drop for Appliance {
         // It has ended, or another process serves in its place.
         let _ = self.first.wait();
     }
+}
+
+/// Adds the arguments that run the configuration in `directory`, with the log there.
+fn run(command: &mut Command, directory: &Path) -> io::Result<()> {
+    let log = directory.join("log");
+    let log = std::fs::File::options()
+        .create(true)
+        .append(true)
+        .open(log)?;
+    command
+        .args(["--log", "info", "run"])
+        .arg(directory.join("windlass.toml"))
+        .env("STATE_DIRECTORY", directory)
+        .stderr(log);
+    Ok(())
+}
+
+/// Number of connections that the last restart has continued.
+fn continued(log: &str) -> Option<u64> {
+    let mut lines = log.lines().rev();
+    let line = lines.find(|line| line.contains(CONTINUED))?;
+    let before = line.split(CONTINUED).next()?;
+    before.split_whitespace().next_back()?.parse().ok()
 }
 
 fn socket(directory: &Path) -> PathBuf {
@@ -204,6 +308,20 @@ fn attach_address(command: &str) -> Option<SocketAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn continued_connections_are_read_from_the_log() {
+        let log = "INFO x\nINFO 9 connection(s) continue after the restart\n\
+                   INFO 72 connection(s) continue after the restart\nINFO y\n";
+        assert_eq!(continued(log), Some(72));
+        for log in [
+            "",
+            "INFO x\n",
+            "INFO no connection(s) continue after the restart\n",
+        ] {
+            assert_eq!(continued(log), None, "{log}");
+        }
+    }
 
     #[test]
     fn address_is_read_from_the_attach_command() {
