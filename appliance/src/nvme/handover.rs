@@ -4,7 +4,6 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use nvme_driver::DriveState;
 use vfio::PciAddress;
 
 use super::Drives;
@@ -65,9 +64,7 @@ impl Drives {
             self.poll(event_loop.now());
             let waits_for = {
                 let acquired = self.acquired();
-                let mut missing = acquired
-                    .iter()
-                    .filter(|it| it.drive.state() != DriveState::Ready);
+                let mut missing = acquired.iter().filter(|it| !it.drive.is_ready_everywhere());
                 missing.next().map(|it| (it.names.clone(), it.address))
             };
             let Some((names, address)) = waits_for else {

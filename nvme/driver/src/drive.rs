@@ -119,6 +119,12 @@ impl Drive {
         }
     }
 
+    /// Whether it is ready and every reactor knows that: one that does not refuses requests as before.
+    #[must_use]
+    pub fn is_ready_everywhere(&self) -> bool {
+        self.state() == DriveState::Ready && self.shared.all_acknowledged()
+    }
+
     /// The namespaces that were active when the drive was opened, at most 128.
     #[must_use]
     pub fn namespaces(&self) -> Vec<NamespaceInfo> {

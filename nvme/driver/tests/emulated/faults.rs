@@ -531,6 +531,31 @@ fn released_drive_is_shut_down_and_taken_back() {
     two.check_well();
 }
 
+/// A reactor that does not yet know that the drive is back refuses requests, so that nothing may be
+/// sent to it before.
+#[test]
+fn drive_that_is_back_is_ready_when_every_reactor_knows_it() {
+    let mut two = TwoDrives::new(small());
+    assert!(two.rig.drive.is_ready_everywhere());
+    two.rig.drive.release();
+    two.check_gone(GoneReason::Released);
+    assert!(!two.rig.drive.is_ready_everywhere());
+    two.until("the drive is still held", |rig| rig.drive.wants_reopen());
+    let backing = std::sync::Arc::clone(&two.rig.controller) as _;
+    two.rig.drive.reattach(backing).expect("it waits");
+    let deadline = two.rig.now + PATIENCE;
+    while two.rig.drive.state() != DriveState::Ready {
+        assert!(two.rig.now < deadline, "it is not ready");
+        two.rig.step(MS);
+        assert!(!two.rig.drive.is_ready_everywhere());
+    }
+    let refused = two.client.submit(Operation::Read, 3, 1, None);
+    assert!(refused.is_err(), "the reactor has not polled");
+    two.client.turn();
+    assert!(two.rig.drive.is_ready_everywhere());
+    two.check_well();
+}
+
 #[test]
 fn removal_request_shuts_the_drive_down_in_order() {
     let mut two = TwoDrives::new(EmulatedOptions {
