@@ -88,7 +88,10 @@ pub fn remove_on_signals() -> io::Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM])?;
     std::thread::Builder::new().spawn(move || {
         if let Some(signal) = signals.forever().next() {
-            remove(leftovers().values());
+            // Kept locked: a thread that sees the end of its killed process waits for the lock when
+            // it forgets the process, and cannot end this one with another code.
+            let all = leftovers();
+            remove(all.values());
             eprintln!("bench: interrupted");
             std::process::exit(EXIT_SIGNALLED + signal);
         }
