@@ -341,11 +341,7 @@ pub(crate) fn rate_limits(delta: &StatusDelta) -> Table {
             Cell::text(&*limit.operations),
             Cell::known(limit.iops, count),
             Cell::known(limit.bandwidth, size),
-            Cell::number(delayed, quantity::rate(delayed)).marked(if delayed > 0.0 {
-                Mark::Warning
-            } else {
-                Mark::Plain
-            }),
+            delayed_rate(delayed),
             count(limit.throttled_by_iops),
             count(limit.throttled_by_bandwidth),
             latency(waited as u64),
@@ -355,6 +351,14 @@ pub(crate) fn rate_limits(delta: &StatusDelta) -> Table {
         table.push(pace_row(delta, pace));
     }
     table
+}
+
+/// Commands in a second that waited for a limit.
+fn delayed_rate(rate: f64) -> Cell {
+    Cell::number(rate, quantity::rate(rate)).marked(match rate > 0.0 {
+        true => Mark::Warning,
+        false => Mark::Plain,
+    })
 }
 
 /// An export that may have to wait for others, and why, in the columns of rate limits.
@@ -378,11 +382,7 @@ fn pace_row(delta: &StatusDelta, pace: &PaceStatus) -> Vec<Cell> {
         Cell::text("both"),
         Cell::known(None, count),
         Cell::known(pace.limit, size),
-        Cell::number(delayed, quantity::rate(delayed)).marked(if delayed > 0.0 {
-            Mark::Warning
-        } else {
-            Mark::Plain
-        }),
+        delayed_rate(delayed),
         count(0),
         count(pace.throttled),
         latency(waited as u64),

@@ -5,6 +5,7 @@ mod handover;
 mod live;
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -31,6 +32,8 @@ const NQN: &str = "nqn.2026-11.org.windlass:test";
 /// Generous limit for every wait of a test, for busy machines.
 const LIMIT: Duration = Duration::from_secs(30);
 const BLOCK_BYTES: usize = 512;
+/// Keeps the tick of the owners short.
+const SHORT: &str = "command_deadline = \"200ms\"";
 
 /// A slot with a drive.
 #[derive(Clone)]
@@ -266,6 +269,29 @@ impl Host {
             Err(cqe.status().with_more(false))
         }
     }
+}
+
+/// A host writes and reads its blocks of a drive meanwhile, and sees no error.
+fn with_writer<T>(appliance: Appliance, act: impl FnOnce(Appliance) -> T) -> T {
+    let is_over = AtomicBool::new(false);
+    let mut writer = Host::attach(&appliance);
+    std::thread::scope(|scope| {
+        let written = scope.spawn(|| {
+            let mut written = 0_u64;
+            while !is_over.load(Ordering::Relaxed) {
+                let fill = written as u8;
+                assert_eq!(writer.write(1, written % 2048, fill), Status::SUCCESS);
+                let read = writer.read(1, written % 2048);
+                assert_eq!(read, Ok(vec![fill; BLOCK_BYTES]));
+                written += 1;
+            }
+            written
+        });
+        let done = act(appliance);
+        is_over.store(true, Ordering::Relaxed);
+        assert!(written.join().expect("the host sees no error") > 0);
+        done
+    })
 }
 
 /// Runs the drives' monitoring until `holds`, with the time advanced by `later`.

@@ -1,37 +1,12 @@
 //! Counters and levels of the server, written only by its user's thread and readable from any other.
-//! A single writer needs no read-modify-write.
 
 use std::array;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use files_spec::operations::OperationNumber;
+use reactors::Counter;
 
 /// One more than the last operation of minor version 2; 0 stands for numbers beyond it.
 const OPERATIONS: usize = OperationNumber::REMOVEXATTR.0 as usize + 1;
-
-/// A counter or level with a single writer.
-#[derive(Debug, Default)]
-pub struct Counter(AtomicU64);
-
-impl Counter {
-    /// The current value.
-    #[must_use]
-    pub fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-
-    /// Adds `amount`; only the writer may call it.
-    #[inline]
-    pub fn add(&self, amount: u64) {
-        self.set(self.get().wrapping_add(amount));
-    }
-
-    /// Sets a level; only the writer may call it.
-    #[inline]
-    pub fn set(&self, value: u64) {
-        self.0.store(value, Ordering::Relaxed);
-    }
-}
 
 /// What is counted of one operation.
 #[derive(Debug, Default)]

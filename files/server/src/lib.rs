@@ -27,7 +27,7 @@ mod states;
 mod table;
 mod user;
 
-pub use counters::{Counter, OperationCounters, ServerCounters, ShareCounters};
+pub use counters::{OperationCounters, ServerCounters, ShareCounters};
 pub use execution::{Execution, Resumption, Step};
 pub use place::{Clients, Network, Share, ShareNumber, VolumeIndex};
 pub use report::ClientReport;

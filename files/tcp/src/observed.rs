@@ -2,8 +2,9 @@
 
 use std::sync::mpsc::Sender;
 
-use files_server::{ClientReport, Counter, Share};
+use files_server::{ClientReport, Share};
 use files_store::{Volume, VolumeUse};
+use reactors::Counter;
 
 /// What an operator asks the service for. A response is dropped if its receiver is gone.
 #[derive(Debug)]

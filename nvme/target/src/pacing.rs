@@ -5,7 +5,7 @@
 //! [`PACING_INTERVAL`] what each paced subsystem has done, and sets the speeds by the rules of
 //! `control.rs`. Reactors do not take part in this: for them a pace is a rate.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use reactors::Nanos;
@@ -84,17 +84,16 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    /// Whether it applies to queues of this subsystem.
-    pub(crate) fn is_of(&self, subsystem: &str) -> bool {
-        self.subsystem == subsystem
-    }
-
     /// The devices whose commands it counts, of those that a host sees; `None` for all.
     pub(crate) fn devices_of(&self, seen: &SubsystemView) -> Option<Vec<u8>> {
         let devices = self.devices.as_ref()?.iter();
-        let devices = devices.map(|device| device.place());
-        let is_seen = |place: &u8| seen.devices().contains(&usize::from(*place));
-        Some(devices.filter(is_seen).collect())
+        let seen = seen.devices();
+        let places = devices.map(|device| device.place());
+        Some(
+            places
+                .filter(|it| seen.contains(&usize::from(*it)))
+                .collect(),
+        )
     }
 }
 
@@ -107,7 +106,7 @@ struct Rules {
     paces: Vec<Pace>,
     targets: BTreeMap<String, Nanos>,
     /// The devices of each disk that subsystems share by weights.
-    disks: BTreeMap<String, Vec<DeviceIndex>>,
+    disks: BTreeMap<String, BTreeSet<DeviceIndex>>,
 }
 
 impl PaceRules {
@@ -137,12 +136,7 @@ impl PaceRules {
         for (disk, users) in shared_disks(pacing) {
             for (it, devices) in users {
                 let all = rules.disks.entry(disk.to_owned()).or_default();
-                all.extend(
-                    devices
-                        .iter()
-                        .filter(|device| !all.contains(device))
-                        .collect::<Vec<_>>(),
-                );
+                all.extend(&devices);
                 let reason = PaceReason::Share(disk.to_owned());
                 rules.paces.push(self.pace(it, reason, Some(devices)));
             }
@@ -175,7 +169,7 @@ impl PaceRules {
         self.0
             .paces
             .iter()
-            .filter(move |pace| pace.is_of(subsystem))
+            .filter(move |pace| pace.subsystem == subsystem)
     }
 
     /// Measures what has happened since the last call, and sets the speed of each pace.

@@ -40,6 +40,7 @@ pub mod timer;
 
 mod clock;
 mod config;
+mod counter;
 mod log_limit;
 mod mailbox;
 mod placement;
@@ -55,6 +56,7 @@ mod wake;
 
 pub use clock::{Clock, TscClock, VirtualClock};
 pub use config::{IdlePolicy, ReactorConfig};
+pub use counter::Counter;
 pub use log_limit::LogLimit;
 pub use placement::{Placement, PlacementResult};
 pub use poller::{Poller, Progress, StopState};

@@ -1,16 +1,15 @@
 //! Drives in a hand-over: shut down and opened by the next process, or by the same one again.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use hugemem::Arena;
 use nvme_spec::Status;
 
-use super::{A, ALL, B, BLOCK_BYTES, Bus, Host, Slots, configuration_of, cores, started_on};
-use crate::appliance::{Appliance, Environment};
-
-/// Keeps the tick of the owners short.
-const SHORT: &str = "command_deadline = \"200ms\"";
+use super::{
+    A, ALL, B, BLOCK_BYTES, Bus, Host, SHORT, Slots, configuration_of, cores, started_on,
+    with_writer,
+};
+use crate::appliance::Environment;
 
 /// The machine with these drives, for the next process.
 fn environment(slots: &Slots) -> Environment<'static> {
@@ -20,29 +19,6 @@ fn environment(slots: &Slots) -> Environment<'static> {
         bus: Box::new(make),
         ..Environment::default()
     }
-}
-
-/// A host writes and reads its blocks of a drive meanwhile, and sees no error.
-fn with_writer<T>(appliance: Appliance, act: impl FnOnce(Appliance) -> T) -> T {
-    let is_over = AtomicBool::new(false);
-    let mut writer = Host::attach(&appliance);
-    std::thread::scope(|scope| {
-        let written = scope.spawn(|| {
-            let mut written = 0_u64;
-            while !is_over.load(Ordering::Relaxed) {
-                let fill = written as u8;
-                assert_eq!(writer.write(1, written % 2048, fill), Status::SUCCESS);
-                let read = writer.read(1, written % 2048);
-                assert_eq!(read, Ok(vec![fill; BLOCK_BYTES]));
-                written += 1;
-            }
-            written
-        });
-        let done = act(appliance);
-        is_over.store(true, Ordering::Relaxed);
-        assert!(written.join().expect("the host sees no error") > 0);
-        done
-    })
 }
 
 #[test]

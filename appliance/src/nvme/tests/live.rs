@@ -10,8 +10,8 @@ use nvme_spec::command::IoOpcode;
 use reactors::Nanos;
 
 use super::{
-    A, ALL, B, BLOCK_BYTES, Host, INACTIVE, LIMIT, Slots, configuration_of, cores, has_device,
-    poll_until_served, started_on,
+    A, ALL, B, BLOCK_BYTES, Host, INACTIVE, LIMIT, SHORT, Slots, configuration_of, cores,
+    has_device, poll_until_served, started_on, with_writer,
 };
 use crate::appliance::Appliance;
 use crate::observe::model::ApplyAnswer;
@@ -19,8 +19,6 @@ use crate::reconciler::{ApplyOptions, Origin};
 use crate::service::Heartbeat;
 use crate::watchdog_loop::WatchdogLoop;
 
-/// Keeps the tick of the owners short.
-const SHORT: &str = "command_deadline = \"200ms\"";
 /// Interval of the tests' checks.
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 
@@ -89,23 +87,10 @@ fn expect_closed(slots: &Slots, address: &str) {
 #[test]
 fn drive_is_added_and_removed_under_io() {
     for count in [1, 2] {
-        let (mut appliance, slots) = started_on(config(count, &ALL[..2]), |_, _| {});
+        let (appliance, slots) = started_on(config(count, &ALL[..2]), |_, _| {});
         assert!(!slots.is_open(B));
-        let is_over = AtomicBool::new(false);
-        let mut writer = Host::attach(&appliance);
         let mut host = Host::attach(&appliance);
-        std::thread::scope(|scope| {
-            let written = scope.spawn(|| {
-                let mut written = 0_u64;
-                while !is_over.load(Ordering::Relaxed) {
-                    let fill = written as u8;
-                    assert_eq!(writer.write(1, written % 2048, fill), Status::SUCCESS);
-                    let read = writer.read(1, written % 2048);
-                    assert_eq!(read, Ok(vec![fill; BLOCK_BYTES]));
-                    written += 1;
-                }
-                written
-            });
+        let appliance = with_writer(appliance, |mut appliance| {
             assert_eq!(host.read(3, 7), Err(INACTIVE));
             for round in 1..=3_u8 {
                 let answer = apply(&mut appliance, &config(count, &ALL));
@@ -128,10 +113,9 @@ fn drive_is_added_and_removed_under_io() {
                     assert_eq!(block, [round; BLOCK_BYTES], "the cache was written");
                 }
             }
-            is_over.store(true, Ordering::Relaxed);
-            assert!(written.join().expect("no panic") > 0);
+            appliance
         });
-        drop((host, writer));
+        drop(host);
         assert!(appliance.stop_quietly(), "with {count} reactors");
     }
 }

@@ -75,7 +75,7 @@ fn clients_are_listed_with_what_they_have() {
     let counters = world.server.counters();
     let levels = [&counters.clients, &counters.opens, &counters.locks];
     // A tick has removed one of the clients without state.
-    assert_eq!(levels.map(files_server::Counter::get), [2, 1, 2]);
+    assert_eq!(levels.map(reactors::Counter::get), [2, 1, 2]);
     assert_eq!(counters.clients_expired.get(), 1);
 }
 
@@ -154,7 +154,7 @@ fn operations_and_their_failures_are_counted() {
         &counters.writes,
         &counters.bytes_written,
     ];
-    let values = values.map(files_server::Counter::get);
+    let values = values.map(reactors::Counter::get);
     assert_eq!(values, [2, 5000, 1, 5000]);
     let wrong = at_data(read(StateId::INVALID, 0, 1));
     client.fails(&mut world, &wrong, Status::BAD_STATEID);

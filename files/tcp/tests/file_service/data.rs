@@ -114,7 +114,7 @@ fn moved(reactor: &Reactor) -> [u64; 4] {
         &it.write_bytes_inline,
         &it.write_bytes_copied,
     ];
-    counters.map(files_server::Counter::get)
+    counters.map(reactors::Counter::get)
 }
 
 #[test]
