@@ -284,7 +284,7 @@ impl FileService {
     /// requests.
     pub(crate) fn receive(&mut self, key: ConnectionKey, now: Nanos) -> usize {
         let mut requests = 0;
-        for _ in 0..READS_PER_TURN_MAX {
+        for reads in 0..=READS_PER_TURN_MAX {
             match self.admit(key, now) {
                 Ok(admitted) => requests += admitted,
                 Err(()) => {
@@ -292,7 +292,8 @@ impl FileService {
                     return requests;
                 }
             }
-            if !self.may_admit(key) {
+            // No event announces what was read and is not admitted, so that is done after the last read.
+            if reads == READS_PER_TURN_MAX || !self.may_admit(key) {
                 break;
             }
             let Some(connection) = self.connections.get_mut(key) else {

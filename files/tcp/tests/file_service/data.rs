@@ -140,6 +140,19 @@ fn whole_blocks_are_not_copied() {
     assert!(copied == 0 && (whole + 6..=whole + 8192).contains(&borrowed));
 }
 
+/// A request may end with the last read of a turn, which no further event follows.
+#[test]
+fn long_requests_end_with_any_read_of_a_turn() {
+    let reactor = Reactor::start(LOOPBACK);
+    let mut connection = Connection::new(reactor.address);
+    let mut slot = Slot::new(&mut connection, b"a");
+    let long = vec![1; 1 << 20];
+    for round in 0..100 {
+        let write = slot.write(0, &long[..long.len() - round * 4096]);
+        slot.call(&mut connection, &write).assert_ok();
+    }
+}
+
 /// A client that does not take its replies lends what they have of the device for a moment only.
 #[test]
 fn writers_do_not_wait_for_a_client_that_does_not_read() {
