@@ -3,7 +3,8 @@
 //! Such a state holds until the appliance restarts, or until another configuration is applied in
 //! which the state of the same path differs from the one that the operator replaced. During a
 //! change of the configuration it is ignored as soon as the configured state differs, but only
-//! forgotten when the change is complete: if the change is undone, it holds again.
+//! forgotten when the change is complete: if the change is undone, it holds again. If the change
+//! fails and cannot be undone, the state holds from the next change on that brings the path back.
 //!
 //! The control plane sets states, and the control thread reads them whenever it changes the target.
 //! Both hold the lock until the target has the states, so that neither overwrites the other.

@@ -9,7 +9,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
-use appliance_config::{Backing, Config, Name, Uuid};
+use appliance_config::{Backing, Config, Name, Nqn, Uuid};
 use block::FileCapabilities;
 use nvme_handover::Bytes;
 use nvme_target::PortId;
@@ -144,16 +144,18 @@ impl From<ContentOffer> for Content {
 }
 
 impl StateOffer {
-    /// The states that operators have set.
-    pub(crate) fn all(states: &OperatorStates) -> Vec<Self> {
-        let offer =
-            |(export, listener, group, state): (&appliance_config::Nqn, &Name, u32, _)| Self {
-                export: export.to_string(),
-                listener: listener.to_string(),
-                group,
-                state: AnaWord::from(state),
-            };
-        states.all().map(offer).collect()
+    /// The states that operators have set for the exports of `config`. States of others, which a
+    /// change removed that could not be undone, end with the process.
+    pub(crate) fn all(config: &Config, states: &OperatorStates) -> Vec<Self> {
+        let known = |export: &Nqn| config.export(export).is_some();
+        let states = states.all().filter(|(export, ..)| known(export));
+        let offer = |(export, listener, group, state): (&Nqn, &Name, u32, _)| Self {
+            export: export.to_string(),
+            listener: listener.to_string(),
+            group,
+            state: AnaWord::from(state),
+        };
+        states.map(offer).collect()
     }
 }
 
@@ -171,7 +173,7 @@ impl Offer {
             config: config.to_toml(),
             devices: Vec::new(),
             listeners: Vec::new(),
-            operator_states: StateOffer::all(states),
+            operator_states: StateOffer::all(config, states),
             target: Bytes(target),
         }
     }
@@ -340,7 +342,7 @@ mod tests {
         assert_eq!(san.port, PortId(1));
         assert!(matches!(san.place, PassedPlace::Address(RDMA)));
         assert_eq!(
-            StateOffer::all(&passed.operator_states),
+            StateOffer::all(&config, &passed.operator_states),
             offer.operator_states
         );
     }

@@ -152,9 +152,12 @@ impl Reconciler {
         let config = &self.config;
         let is_known = |name: &str| config.keys.iter().any(|key| key.name.as_str() == name);
         self.target.forget_key_uses(is_known);
-        let mut states = self.running.operator_states.lock();
-        states.forget_changed(&self.config);
-        drop(states);
+        // A failed change that could not be undone has removed paths for which operators' states
+        // hold as soon as they are back.
+        if refused.is_none() {
+            let mut states = self.running.operator_states.lock();
+            states.forget_changed(&self.config);
+        }
         self.unreaped.extend(prepared.retained.into_values());
         self.unreaped.extend(prepared.to_reopen.into_values());
         self.reap();

@@ -2,6 +2,7 @@
 //! changes.
 
 use std::fs;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 
 use appliance_config::AnaState;
 use nvme_spec::Status;
@@ -11,8 +12,9 @@ use nvme_spec::{Sqe, U64};
 use tempfile::TempDir;
 use zerocopy::{FromZeros as _, IntoBytes as _};
 
-use super::lab::{Host, address, apply, base, nqn, started, try_apply, with_export};
+use super::lab::{Host, address, apply, base, nqn, parsed, started, try_apply, with_export};
 use crate::appliance::Appliance;
+use crate::event_loop::RealTime;
 use crate::reconciler::ApplyOptions;
 
 const LISTENER: &str =
@@ -122,6 +124,40 @@ fn operator_states_outlast_changes_that_do_not_change_them() {
         apply(&mut appliance, text);
         expect(&appliance, [ok, lost], [ok, ok]);
     }
+    assert!(appliance.stop_quietly());
+}
+
+/// A listener is closed for a change that fails, and cannot be opened again, because another process
+/// has taken its address meanwhile.
+#[test]
+fn operator_states_outlast_a_change_that_cannot_be_undone() {
+    let bind = || TcpListener::bind("127.0.0.1:0").expect("a port");
+    let free = bind().local_addr().expect("bound");
+    let text = base("10s") + &two_groups("");
+    let at = |address: SocketAddr| {
+        let second = "name = \"second\"\ntransport = \"tcp\"\naddress = ";
+        let (old, new) = (
+            format!("{second}\"127.0.0.1:0\""),
+            format!("{second}\"{address}\""),
+        );
+        text.replace(&old, &new)
+    };
+    let mut appliance = started(&at(free));
+    set(&mut appliance, "second", 1, AnaState::Inaccessible);
+    let everywhere = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), free.port());
+    let mut thief = None;
+    let mut steal = RealTime(|_| {
+        thief = thief.take().or_else(|| TcpListener::bind(free).ok());
+    });
+    let wanted = parsed(&at(everywhere));
+    let reconciler = appliance.reconciler();
+    let answer = reconciler.apply(&wanted, ApplyOptions::default(), &mut steal);
+    let reason = answer.failure_reason().expect("it failed");
+    assert!(reason.contains("could not be undone"), "{reason}");
+    assert!(thief.take().is_some());
+    apply(&mut appliance, &at(free));
+    let (ok, lost) = (Status::SUCCESS, Status::ANA_INACCESSIBLE);
+    assert_eq!(writes(&appliance, "second"), [lost, ok]);
     assert!(appliance.stop_quietly());
 }
 

@@ -418,7 +418,6 @@ impl World {
             &wanted
         };
         self.mark_changed(&touched, &former, began, outcome.is_applied);
-        self.settle_ana_states()?;
         let left = control.config().difference(expected);
         let disks = 0..self.env.disks.len();
         let absent: Vec<usize> = disks.filter(|disk| self.is_gone(*disk)).collect();
@@ -441,6 +440,7 @@ impl World {
         if let Some(wrong) = wrong.filter(|_| absent.is_empty() || outcome.is_applied) {
             return Err(Violation::Rule(format!("after a change {wrong}")));
         }
+        self.settle_ana_states()?;
         if outcome.is_applied {
             self.judge_departures(&before, &former)?;
         }
