@@ -396,8 +396,12 @@ fn hung_and_flooding_clients_do_not_delay_others() {
         let writes = now.series.get("device/ram/write_iops");
         let seen: f32 = writes.into_iter().flatten().flatten().sum();
         if now.now_unix_ms >= first.now_unix_ms + 1000 && seen > 0.0 {
-            // There is one host on one reactor, so both have the same values.
-            assert_eq!(now.series.get("reactor/0/write_iops"), writes);
+            // There is one host on one reactor, so both count the same writes. A sample reads them one
+            // after the other, while the host may write.
+            let reactor = now.series.get("reactor/0/write_iops");
+            let counted: f32 = reactor.into_iter().flatten().flatten().sum();
+            let apart = (counted - seen).abs();
+            assert!(apart <= 4.0, "{counted} and {seen} writes a second");
             break;
         }
         assert!(began.elapsed() < LIMIT, "the history stands still");
