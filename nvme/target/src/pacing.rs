@@ -30,8 +30,8 @@ pub const WEIGHT_DEFAULT: u32 = 100;
 /// The largest weight.
 pub const WEIGHT_MAX: u32 = 10_000;
 
-/// The unused time that a pace catches up at once.
-const BURST: Nanos = Nanos::from_millis(10);
+/// The unused time that a pace catches up at once. It adds to the latency of others.
+const BURST: Nanos = Nanos::from_millis(1);
 
 /// How a subsystem shares the appliance with the others.
 #[derive(Clone, Debug, PartialEq, Eq)]

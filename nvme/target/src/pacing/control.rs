@@ -1,8 +1,12 @@
 //! The rules by which the speed of paces changes. Nothing here reads a clock or a counter.
 //!
-//! **Latency.** While a subsystem misses its target, the limit of each subsystem without one falls
-//! by [`SLOWER`], from what it has done. While all targets are kept with some distance
-//! ([`KEPT`]), limits rise by [`FASTER`], and end when they have delayed nothing for a while.
+//! **Latency.** When a subsystem misses its target, the limit of each subsystem without one falls by
+//! [`SLOWER`], from what it has done. Commands from before that are not counted a second time.
+//! While all targets are kept with some distance ([`KEPT`]), limits rise by [`FASTER`] until close
+//! to where the target was missed ([`CLOSE`]), then by [`CAREFUL`], and fall back by [`EASED`] when
+//! the distance becomes small: a queue that has become long takes more commands of the target's
+//! subsystem with it than one in a hundred. Beyond [`PAST`] the disk has become faster. Limits end
+//! when they have delayed nothing for a while.
 //!
 //! **Shares.** A disk is the bottleneck while [`FULL_DISK`] commands are in it on average. Then its
 //! users share what it has just done by their weights. One that needs less than its share leaves
@@ -22,8 +26,21 @@ const SLOWER: Ratio = Ratio(7, 10);
 /// The factor of a limit while all latency targets are kept, or while a disk has room.
 const FASTER: Ratio = Ratio(17, 16);
 
+/// The part of the speed at which a target was missed from which a limit rises by [`CAREFUL`].
+const CLOSE: Ratio = Ratio(9, 10);
+
+/// The factor of that speed beyond which it is no longer known.
+const PAST: Ratio = Ratio(11, 10);
+
+/// The factor of a limit close to where a target was missed, while all are kept.
+const CAREFUL: Ratio = Ratio(513, 512);
+
+/// The factor of a limit there, while a target is kept with little distance.
+const EASED: Ratio = Ratio(31, 32);
+
 /// The part of its target that a percentile stays below if the target is kept with some distance.
-const KEPT: Ratio = Ratio(8, 10);
+/// Above it there is a queue, which becomes longer within a few comparisons.
+const KEPT: Ratio = Ratio(5, 10);
 
 /// The factor of what a disk has done while more commands are in it than necessary.
 const DRAINING: Ratio = Ratio(9, 10);
@@ -43,6 +60,9 @@ const VALUES_MIN: u64 = 100;
 
 /// The time after which it is compared with fewer values.
 const VALUES_TIME: Nanos = Nanos::from_secs(1);
+
+/// The longest time for which commands from before a change are not counted.
+const DRAIN_MAX: Nanos = Nanos::from_millis(500);
 
 /// Intervals after which a limit that delays nothing ends.
 const CALM: u32 = 10;
@@ -104,12 +124,15 @@ struct PaceState {
     admitted: u64,
     throttled: u64,
     limit: Option<u64>,
+    /// The speed at which a latency target was missed last.
+    missed_at: Option<u64>,
     /// Intervals since it delayed a command.
     calm: u32,
 }
 
 /// The values of a percentile since it was compared last.
 struct Window {
+    /// When it begins: after a missed target, once the commands from before the change have ended.
     since: Nanos,
     counts: LatencyCounts,
     /// The window before had no values: others need not wait for the next ones.
@@ -218,15 +241,19 @@ impl Control {
         windows.retain(|name, _| sample.targets.iter().any(|it| it.subsystem == *name));
         let mut worst = None;
         for it in &sample.targets {
-            let new = |is_idle| Window {
-                since: sample.at,
+            let new = |is_idle, drain| Window {
+                since: sample.at + drain,
                 counts: it.counts.clone(),
                 is_idle,
             };
             let Some(window) = windows.get_mut(&it.subsystem) else {
-                windows.insert(it.subsystem.clone(), new(false));
+                windows.insert(it.subsystem.clone(), new(false, Nanos::ZERO));
                 continue;
             };
+            if sample.at <= window.since {
+                window.counts = it.counts.clone();
+                continue;
+            }
             let counts = it.counts.since(&window.counts);
             let values = counts.count();
             let is_over = sample.at.saturating_sub(window.since) >= VALUES_TIME;
@@ -234,8 +261,11 @@ impl Control {
             if values < VALUES_MIN && !is_over && !stays_idle {
                 continue;
             }
-            *window = new(values == 0);
-            let verdict = match counts.percentile(PERMILLE) {
+            let value = counts.percentile(PERMILLE);
+            let missed = value.filter(|value| *value > it.target);
+            let drain = missed.map_or(Nanos::ZERO, |value| value.min(DRAIN_MAX));
+            *window = new(values == 0, drain);
+            let verdict = match value {
                 Some(value) if value > it.target => Verdict::Missed,
                 Some(value) if value.0 > KEPT.of(it.target.0) => Verdict::Near,
                 Some(_) | None => Verdict::Kept,
@@ -309,15 +339,35 @@ impl Control {
 impl PaceState {
     /// Changes the limit of a subsystem without a latency target.
     fn follow(&mut self, verdict: Option<Verdict>, done: Done) {
-        self.limit = match (verdict, self.limit) {
+        match (verdict, self.limit) {
             (Some(Verdict::Missed), limit) if done.speed > 0 => {
                 let from = limit.map_or(done.speed, |limit| limit.min(done.speed));
-                Some(SLOWER.of(from).max(SLOWEST))
+                self.missed_at = Some(from);
+                self.limit = Some(SLOWER.of(from).max(SLOWEST));
             }
-            (Some(Verdict::Kept), Some(_)) if self.calm >= CALM => None,
-            (Some(Verdict::Kept), Some(limit)) => Some(FASTER.of(limit)),
-            (_, limit) => limit,
-        };
+            (Some(Verdict::Kept | Verdict::Near), Some(_)) if self.calm >= CALM => {
+                (self.limit, self.missed_at) = (None, None);
+            }
+            (Some(Verdict::Near), Some(limit)) => {
+                let close = self.missed_at.map_or(0, |speed| CLOSE.of(speed));
+                self.limit = Some(match limit > close {
+                    true => EASED.of(limit).max(close),
+                    false => CAREFUL.of(limit),
+                });
+            }
+            (Some(Verdict::Kept), Some(limit)) => self.limit = Some(self.risen(limit)),
+            _ => {}
+        }
+    }
+
+    /// A limit after an interval in which all targets were kept.
+    fn risen(&self, limit: u64) -> u64 {
+        let faster = FASTER.of(limit);
+        match self.missed_at {
+            Some(speed) if limit < CLOSE.of(speed) => faster.min(CLOSE.of(speed)),
+            Some(speed) if limit < PAST.of(speed) => CAREFUL.of(limit),
+            Some(_) | None => faster,
+        }
     }
 }
 

@@ -53,6 +53,8 @@ struct Plant {
     in_flight: f64,
     /// A subsystem whose latency is the time that the disk takes, and its target.
     target: Option<(Nanos, LatencyCounts)>,
+    /// The commands of that subsystem in an interval.
+    values: u64,
 }
 
 impl Plant {
@@ -64,6 +66,7 @@ impl Plant {
             in_device: 0.0,
             in_flight: 0.0,
             target: None,
+            values: 1000,
         }
     }
 
@@ -100,7 +103,7 @@ impl Plant {
         if let Some((_, counts)) = &mut self.target {
             let wait = self.in_flight * COMMAND / SPEED * 1e9;
             let bucket = (0..LATENCY_BUCKETS).rfind(|it| latency_bucket_start(*it) as f64 <= wait);
-            counts.buckets[bucket.unwrap_or(0)] += 1000;
+            counts.buckets[bucket.unwrap_or(0)] += self.values;
         }
         self.now += INTERVAL;
         let sample = self.sample();
@@ -226,6 +229,53 @@ fn others_are_slowed_down_until_the_target_is_kept() {
     assert!(plant.users.iter().all(|it| it.limit.is_some()));
     let means = plant.means(100);
     assert!(means.iter().sum::<f64>() > 0.5 * SPEED, "{means:?}");
+}
+
+/// The intervals, of the next ones, in which the disk took longer than the target.
+fn missed(plant: &mut Plant, target: Nanos, intervals: u32) -> u32 {
+    let mut missed = 0;
+    for _ in 0..intervals {
+        plant.interval();
+        missed += u32::from(plant.in_flight * COMMAND / SPEED * 1e9 > target.0 as f64);
+    }
+    missed
+}
+
+/// A limit that rises until the target is missed would miss it in every tenth interval.
+#[test]
+fn a_target_is_kept_once_the_speed_of_the_disk_is_known() {
+    let target = Nanos::from_millis(2);
+    let mut plant = Plant::new(vec![user("a", 100, 1024.0)]);
+    plant.target = Some((target, LatencyCounts::default()));
+    plant.run(50);
+    let before = plant.users[0].admitted;
+    assert!(missed(&mut plant, target, 600) <= 6);
+    let speed = (plant.users[0].admitted - before) / 60.0;
+    assert!(speed > 0.85 * SPEED, "{speed}");
+}
+
+/// With few values the target is compared rarely.
+#[test]
+fn a_target_of_few_commands_is_kept_too() {
+    let target = Nanos::from_millis(20);
+    let mut plant = Plant::new(vec![user("a", 100, 16384.0)]);
+    plant.target = Some((target, LatencyCounts::default()));
+    plant.values = 30;
+    plant.run(300);
+    let before = plant.users[0].admitted;
+    assert!(missed(&mut plant, target, 600) <= 6);
+    let speed = (plant.users[0].admitted - before) / 60.0;
+    assert!(speed > 0.8 * SPEED, "{speed}");
+}
+
+/// The latency is that of the disk without others: waiting does not help.
+#[test]
+fn a_target_kept_with_little_distance_does_not_slow_others_down() {
+    let mut plant = Plant::new(vec![user("a", 100, 100.0)]);
+    // The disk takes 820 us.
+    plant.target = Some((Nanos::from_micros(900), LatencyCounts::default()));
+    plant.run(100);
+    assert_eq!(plant.users[0].limit, None);
 }
 
 #[test]
