@@ -185,7 +185,10 @@ begin_with_drives() {
 }
 
 # machine JSON: sends a command to QEMU; the text may have several lines.
-machine() { qmp "$(tr -d '\n' <<< "$1")" > /dev/null || fail "QEMU did not: $1"; }
+machine() {
+  local answer
+  answer=$(qmp "$(tr -d '\n' <<< "$1")" 2>&1) || fail "QEMU did not: $1: $answer"
+}
 
 # under DISK NODE: inserts a block node of QEMU below a namespace of an emulated drive.
 under() {

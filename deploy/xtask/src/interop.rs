@@ -135,6 +135,27 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         timeout_s: 480,
     },
     Scenario {
+        name: "pacing",
+        script: "pacing.sh",
+        connect: "",
+        place: Place::Guest(Machine {
+            options: &[
+                "--nvme",
+                "1",
+                "--ns",
+                "2",
+                "--size",
+                "64M",
+                "--huge",
+                "64",
+                "--nsopt",
+                "share-rw=on",
+            ],
+            namespaces: 2,
+        }),
+        timeout_s: 480,
+    },
+    Scenario {
         name: "chap",
         script: "chap.sh",
         connect: "",
@@ -368,6 +389,16 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
             namespaces: 2,
         }),
         timeout_s: 300,
+    },
+    Scenario {
+        name: "restart",
+        script: "restart.sh",
+        connect: "",
+        place: Place::Guest(Machine {
+            options: &["--systemd", "--nvme", "1", "--ns", "1", "--size", "64M"],
+            namespaces: 2,
+        }),
+        timeout_s: 480,
     },
 ];
 
