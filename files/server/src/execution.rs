@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use files_spec::Status;
 use files_spec::compound::Tag;
-use files_spec::operations::{OperationNumber, OperationResult, Outcome, ReadOk};
+use files_spec::operations::{OperationNumber, OperationResult, ReadOk};
 use files_spec::rpc::{AcceptStatus, Reply};
 use files_spec::types::{Stable, StateId};
 use files_spec::xdr::{EncodeError, Encoder, HOLES_MAX, Hole, Payload, Xdr, padding};
@@ -158,15 +158,6 @@ pub struct Execution {
     pub(crate) waiting: Waiting,
 }
 
-/// The memory of an execution, which the next one uses again.
-struct Kept {
-    memory: Box<[u8]>,
-    awaited: Vec<(VolumeIndex, Ticket)>,
-    ranges: Vec<Range>,
-    ranges_after: Vec<Range>,
-    pieces: Vec<MovePiece>,
-}
-
 impl Default for Execution {
     fn default() -> Self {
         Self::new()
@@ -177,25 +168,8 @@ impl Execution {
     /// An execution with memory for the longest reply.
     #[must_use]
     pub fn new() -> Self {
-        Self::with(Kept {
-            memory: vec![0; REPLY_BYTES_MAX].into_boxed_slice(),
-            awaited: Vec::new(),
-            ranges: Vec::new(),
-            ranges_after: Vec::new(),
-            pieces: Vec::new(),
-        })
-    }
-
-    fn with(kept: Kept) -> Self {
-        let Kept {
-            memory,
-            awaited,
-            ranges,
-            ranges_after,
-            pieces,
-        } = kept;
         Self {
-            memory,
+            memory: vec![0; REPLY_BYTES_MAX].into_boxed_slice(),
             at: 0,
             holes: [Hole::default(); HOLES_MAX],
             hole_count: 0,
@@ -213,11 +187,11 @@ impl Execution {
             current: Current::default(),
             saved: Current::default(),
             created: None,
-            awaited,
+            awaited: Vec::new(),
             records: 0,
-            ranges,
-            ranges_after,
-            pieces,
+            ranges: Vec::new(),
+            ranges_after: Vec::new(),
+            pieces: Vec::new(),
             waiting: Waiting::No,
         }
     }
@@ -258,17 +232,21 @@ impl Execution {
         self.waiting != Waiting::No
     }
 
-    /// Begins again with an empty reply.
+    /// Begins again with an empty reply. What an earlier request left in the memory is not read.
     pub(crate) fn reset(&mut self) {
-        let mut kept = Kept {
-            memory: std::mem::take(&mut self.memory),
-            awaited: std::mem::take(&mut self.awaited),
-            ranges: std::mem::take(&mut self.ranges),
-            ranges_after: std::mem::take(&mut self.ranges_after),
-            pieces: std::mem::take(&mut self.pieces),
-        };
-        kept.awaited.clear();
-        *self = Self::with(kept);
+        self.at = 0;
+        (self.hole_count, self.hole_bytes) = (0, 0);
+        (self.limit, self.too_big) = (REPLY_BYTES_MAX, Status::REP_TOO_BIG);
+        (self.count_at, self.results, self.sequence_end) = (0, 0, 0);
+        (self.next, self.minor_version) = (0, 0);
+        self.user = User::NOBODY;
+        self.address = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+        self.slot = None;
+        (self.current, self.saved) = (Current::default(), Current::default());
+        self.created = None;
+        self.awaited.clear();
+        self.records = 0;
+        self.waiting = Waiting::No;
     }
 
     /// Writes a reply of RPC without results.
@@ -329,6 +307,23 @@ impl Execution {
         self.push_with(|to| result.encode(to))
     }
 
+    /// Appends the result of an operation that has succeeded.
+    ///
+    /// # Errors
+    /// As [`Self::push`].
+    #[inline]
+    pub(crate) fn push_ok<'a>(
+        &mut self,
+        number: OperationNumber,
+        body: &impl Xdr<'a>,
+    ) -> Result<(), Refusal> {
+        self.push_with(|to| {
+            number.encode(to)?;
+            Status::OK.encode(to)?;
+            body.encode(to)
+        })
+    }
+
     /// Appends a result that `encode` writes.
     ///
     /// # Errors
@@ -343,9 +338,15 @@ impl Execution {
             EncodeError::NoSpace | EncodeError::TooManyHoles => self.too_big,
             EncodeError::Value => Status::SERVERFAULT,
         })?;
-        let (length, bytes) = (to.written().len(), to.message_bytes());
-        let holes = to.holes().len();
-        if bytes > room || self.hole_count + holes > HOLES_MAX {
+        let length = to.written().len();
+        if to.holes().is_empty() {
+            // It fits into the room, too, which is not smaller.
+            self.at += length;
+            self.results += 1;
+            return Ok(());
+        }
+        let bytes = to.message_bytes();
+        if bytes > room || self.hole_count + to.holes().len() > HOLES_MAX {
             return Err(self.too_big.into());
         }
         for hole in to.holes() {
@@ -364,8 +365,7 @@ impl Execution {
     /// Appends the result of READ, with a hole for its data.
     pub(crate) fn push_read(&mut self, eof: bool, length: u32) -> Result<(), Refusal> {
         let data = Payload::Elsewhere(length);
-        let read = Outcome::Ok(ReadOk { eof, data });
-        self.push(&OperationResult::Read(read))
+        self.push_ok(OperationNumber::READ, &ReadOk { eof, data })
     }
 
     /// Whether a READ of this many bytes fits into the reply, with its result.

@@ -8,7 +8,7 @@ mod setting;
 mod version_2;
 
 use files_spec::Status;
-use files_spec::operations::{Operation, OperationResult, Outcome, Security};
+use files_spec::operations::{Operation, OperationNumber, OperationResult, Outcome, Security};
 use files_spec::rpc::{AuthFlavor, Call};
 use files_spec::types::{ChangeInfo, StateId};
 use files_spec::xdr::{List, Opaque};
@@ -116,7 +116,18 @@ impl Server {
         }
     }
 
-    /// Executes an operation other than SEQUENCE.
+    /// PUTFH (RFC 8881 §18.19).
+    pub(crate) fn put_handle<'r>(
+        &mut self,
+        x: &mut Execution,
+        handle: &[u8],
+    ) -> Result<Flow<'r>, Refusal> {
+        x.go_to(resolve(handle, &self.shares, &self.volumes, x.address)?);
+        x.push_ok(OperationNumber::PUTFH, &())?;
+        Ok(Flow::Done)
+    }
+
+    /// Executes an operation other than those that [`Server::execute_next`] decodes by themselves.
     pub(crate) fn execute<'r>(
         &mut self,
         x: &mut Execution,
@@ -133,10 +144,6 @@ impl Server {
             Operation::BindConnToSession(args) => self.bind(x, args),
             Operation::ReclaimComplete(is_one) => self.reclaim_complete(x, *is_one),
             Operation::PutRootFh(()) | Operation::PutPubFh(()) => put_root(x, operation),
-            Operation::PutFh(handle) => {
-                x.go_to(resolve(handle.0, &self.shares, &self.volumes, x.address)?);
-                x.push(&OperationResult::PutFh(Outcome::Ok(())))
-            }
             Operation::GetFh(()) => self.get_handle(x),
             Operation::SaveFh(()) => {
                 x.place()?;
@@ -160,7 +167,6 @@ impl Server {
             Operation::Remove(name) => self.remove(x, *name, now),
             Operation::Rename(args) => self.rename(x, args, now),
             Operation::Link(name) => self.link(x, *name, now),
-            Operation::GetAttr(chosen) => self.get_attributes(x, chosen),
             Operation::Verify(args) => self.verify(x, args),
             Operation::NVerify(args) => self.verify_differs(x, args),
             Operation::SetAttr(args) => self.set_attributes(x, args, now),
@@ -172,8 +178,6 @@ impl Server {
             Operation::Lock(args) => return self.lock(x, args, now),
             Operation::LockT(args) => return self.test_lock(x, args, now),
             Operation::LockU(args) => self.unlock(x, args),
-            Operation::Read(args) => return self.read(x, args, position, now),
-            Operation::Write(args) => return self.write(x, args, position, now),
             Operation::Commit(args) => self.commit(x, args),
             other => {
                 if let Some(ended) = self.execute_version_2(x, other, now) {

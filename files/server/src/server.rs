@@ -4,10 +4,10 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use files_spec::Status;
-use files_spec::compound::{CompoundArgs, Operations};
-use files_spec::operations::{Operation, OperationNumber};
+use files_spec::compound::{CompoundArgs, Malformed, Operations};
+use files_spec::operations::{OperationNumber, SequenceArgs};
 use files_spec::rpc::{AcceptStatus, Call, CallError, NFS_PROGRAM, NFS_VERSION, Procedure, Reply};
-use files_spec::types::Verifier;
+use files_spec::types::{FileHandle, Verifier};
 use files_spec::xdr::{Decoder, Placement};
 use files_store::{Progress, Ticket, Time, Volume};
 
@@ -321,10 +321,14 @@ impl Server {
         if x.next > 0 {
             operations.nth(x.next - 1);
         }
-        while let Some(decoded) = operations.next() {
-            // By reference: an operation is large.
-            let operation = match &decoded {
-                Ok(operation) => operation,
+        while operations.left() > 0 {
+            let position = Position {
+                is_only: total == 1,
+                is_last: x.next + 1 == total,
+            };
+            let executed = self.execute_next(x, record, (call, &mut operations), position, now);
+            let (number, ended) = match executed {
+                Ok(executed) => executed,
                 Err(malformed) => {
                     let status = malformed.error.status();
                     x.push_failure(malformed.number, status);
@@ -332,28 +336,6 @@ impl Server {
                     return self.finish(x, status);
                 }
             };
-            let number = operation.number();
-            let position = Position {
-                is_only: total == 1,
-                is_last: x.next + 1 == total,
-            };
-            let ended = check_position(x, number, position).and_then(|()| match operation {
-                Operation::Sequence(args) => {
-                    match self.sequence(x, args, shape(record, total), now)? {
-                        Sequenced::New => {
-                            x.end_sequence();
-                            Ok(Flow::Done)
-                        }
-                        Sequenced::Replayed => Ok(Flow::Replayed),
-                        Sequenced::NotKept if position.is_only => Ok(Flow::Done),
-                        Sequenced::NotKept => {
-                            x.next += 1;
-                            Err(Status::RETRY_UNCACHED_REP.into())
-                        }
-                    }
-                }
-                _ => self.execute(x, operation, call, position, now),
-            });
             let number = match ended {
                 // RFC 8881 §2.10.6.1.3: the failure is that of the second operation.
                 Err(Refusal::Status(Status::RETRY_UNCACHED_REP)) => second(&mut operations),
@@ -364,6 +346,78 @@ impl Server {
             }
         }
         self.finish(x, Status::OK)
+    }
+
+    /// Decodes and executes the next operation. Returns its number, and how it has ended.
+    ///
+    /// The operations of READ and WRITE requests are decoded by themselves: an `Operation` is as
+    /// large as the largest one.
+    fn execute_next<'r>(
+        &mut self,
+        x: &mut Execution,
+        record: &Record<'r>,
+        (call, operations): (&Call<'r>, &mut Operations<'r>),
+        position: Position,
+        now: &Now,
+    ) -> Result<(OperationNumber, Result<Flow<'r>, Refusal>), Malformed> {
+        let number = operations.peek().unwrap_or(OperationNumber::ILLEGAL);
+        let checked = check_position(x, number, position);
+        let ended = match number {
+            OperationNumber::SEQUENCE => {
+                let args = operations.args()?;
+                let shape = || shape(record, operations.left() + 1);
+                checked.and_then(|()| self.begin_sequence(x, &args, shape(), position, now))
+            }
+            OperationNumber::PUTFH => {
+                let handle: FileHandle<'_> = operations.args()?;
+                checked.and_then(|()| self.put_handle(x, handle.0))
+            }
+            OperationNumber::GETATTR => {
+                let chosen = operations.args()?;
+                let got = checked.and_then(|()| self.get_attributes(x, &chosen));
+                got.map(|()| Flow::Done)
+            }
+            OperationNumber::READ => {
+                let args = operations.args()?;
+                checked.and_then(|()| self.read(x, &args, position, now))
+            }
+            OperationNumber::WRITE => {
+                let args = operations.args()?;
+                checked.and_then(|()| self.write(x, &args, position, now))
+            }
+            _ => match operations.next() {
+                // By reference: it is large.
+                Some(Ok(operation)) => {
+                    checked.and_then(|()| self.execute(x, &operation, call, position, now))
+                }
+                Some(Err(malformed)) => return Err(malformed),
+                None => checked.map(|()| Flow::Done),
+            },
+        };
+        Ok((number, ended))
+    }
+
+    /// SEQUENCE, the first operation of a request.
+    fn begin_sequence<'r>(
+        &mut self,
+        x: &mut Execution,
+        args: &SequenceArgs,
+        shape: RequestShape,
+        position: Position,
+        now: &Now,
+    ) -> Result<Flow<'r>, Refusal> {
+        match self.sequence(x, args, shape, now)? {
+            Sequenced::New => {
+                x.end_sequence();
+                Ok(Flow::Done)
+            }
+            Sequenced::Replayed => Ok(Flow::Replayed),
+            Sequenced::NotKept if position.is_only => Ok(Flow::Done),
+            Sequenced::NotKept => {
+                x.next += 1;
+                Err(Status::RETRY_UNCACHED_REP.into())
+            }
+        }
     }
 
     /// What follows the end of an operation: `None` to go on.

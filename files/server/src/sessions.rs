@@ -3,8 +3,8 @@
 use files_spec::Status;
 use files_spec::limits::RECORD_BYTES_MAX;
 use files_spec::operations::{
-    BindArgs, ChannelAttributes, CreateSessionArgs, CreateSessionOk, OperationResult, Outcome,
-    SequenceArgs, SequenceOk, session_flags,
+    BindArgs, ChannelAttributes, CreateSessionArgs, CreateSessionOk, OperationNumber,
+    OperationResult, Outcome, SequenceArgs, SequenceOk, session_flags,
 };
 use files_spec::types::SessionId;
 
@@ -236,14 +236,15 @@ impl Server {
             client.renewed_ms = now.monotonic_ms;
             client.address = x.address;
         }
-        let ok = OperationResult::Sequence(Outcome::Ok(SequenceOk {
+        let ok = SequenceOk {
             sessionid: args.sessionid,
             sequenceid: args.sequenceid,
             slotid: args.slotid,
             highest_slotid: slots - 1,
             target_highest_slotid: slots - 1,
             status_flags: 0,
-        }));
+        };
+        let push = |x: &mut Execution| x.push_ok(OperationNumber::SEQUENCE, &ok);
         if args.sequenceid == slot.sequence {
             let is_same = slot.fingerprint == shape.fingerprint;
             return match slot.state {
@@ -257,7 +258,7 @@ impl Server {
                     x.replay(&slot.reply);
                     Ok(Sequenced::Replayed)
                 }
-                SlotState::Answered => x.push(&ok).map(|()| Sequenced::NotKept),
+                SlotState::Answered => push(x).map(|()| Sequenced::NotKept),
             };
         }
         let is_next = args.sequenceid == slot.sequence.wrapping_add(1);
@@ -274,7 +275,7 @@ impl Server {
             true => x.set_limit(fore.maxresponsesize_cached, Status::REP_TOO_BIG_TO_CACHE),
             false => x.set_limit(fore.maxresponsesize, Status::REP_TOO_BIG),
         }
-        x.push(&ok)?;
+        push(x)?;
         slot.sequence = args.sequenceid;
         slot.fingerprint = shape.fingerprint;
         slot.state = SlotState::Executing;

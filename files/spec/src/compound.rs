@@ -135,6 +135,32 @@ impl<'a, T> Sequence<'a, T> {
     }
 }
 
+impl<'a> Operations<'a> {
+    /// The number of the next operation; `None` behind the last one, or if the record ends before
+    /// it.
+    #[must_use]
+    pub fn peek(&self) -> Option<OperationNumber> {
+        let word = self.from.u32_at(self.from.position());
+        word.filter(|_| self.left > 0).map(OperationNumber)
+    }
+
+    /// Decodes the arguments of the next operation, whose number [`Self::peek`] has told. An
+    /// [`Operation`] has room for the arguments of every one, and these need only their own.
+    ///
+    /// # Errors
+    /// As the iterator returns.
+    #[inline(always)]
+    pub fn args<T: Xdr<'a>>(&mut self) -> Result<T, Malformed> {
+        self.left = self.left.saturating_sub(1);
+        let number = OperationNumber::decode(&mut self.from);
+        let number = number.unwrap_or(OperationNumber::ILLEGAL);
+        T::decode(&mut self.from).map_err(|error| {
+            self.left = 0;
+            Malformed { number, error }
+        })
+    }
+}
+
 impl<'a, T: Xdr<'a>> Iterator for Sequence<'a, T> {
     type Item = Result<T, Malformed>;
 

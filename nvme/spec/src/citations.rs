@@ -575,6 +575,7 @@ const RFC_8881: Document = Document {
             "18.18",
             "Operation 21: OPEN_DOWNGRADE - Reduce Open File Access",
         ),
+        ("18.19", "Operation 22: PUTFH - Set Current Filehandle"),
         ("18.22", "Operation 25: READ - Read from File"),
         ("18.23", "Operation 26: READDIR - Read Directory"),
         ("18.26", "Operation 29: RENAME - Rename Directory Entry"),

@@ -2,7 +2,9 @@
 
 use files_spec::Status;
 use files_spec::limits::PAYLOAD_BYTES_MAX;
-use files_spec::operations::{CommitArgs, OperationResult, Outcome, ReadArgs, WriteArgs, WriteOk};
+use files_spec::operations::{
+    CommitArgs, OperationNumber, OperationResult, Outcome, ReadArgs, WriteArgs, WriteOk,
+};
 use files_spec::types::Stable;
 use files_store::{Progress, Range};
 
@@ -17,7 +19,7 @@ use crate::user::User;
 
 impl Server {
     /// READ (RFC 8881 §18.22).
-    pub(super) fn read<'r>(
+    pub(crate) fn read<'r>(
         &mut self,
         x: &mut Execution,
         args: &ReadArgs,
@@ -88,7 +90,7 @@ impl Server {
     }
 
     /// WRITE (RFC 8881 §18.32).
-    pub(super) fn write<'r>(
+    pub(crate) fn write<'r>(
         &mut self,
         x: &mut Execution,
         args: &WriteArgs<'r>,
@@ -154,11 +156,12 @@ impl Server {
     }
 
     fn push_write(&self, x: &mut Execution, count: u32, committed: Stable) -> Result<(), Refusal> {
-        x.push(&OperationResult::Write(Outcome::Ok(WriteOk {
+        let written = WriteOk {
             count,
             committed,
             writeverf: self.write_verifier(),
-        })))?;
+        };
+        x.push_ok(OperationNumber::WRITE, &written)?;
         if let Some(Place::Object { share, .. }) = x.current.place {
             let counters = &self.shares[share].counters;
             counters.writes.add(1);

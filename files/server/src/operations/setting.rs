@@ -1,7 +1,9 @@
 //! Attributes: GETATTR, VERIFY, NVERIFY, SETATTR.
 
 use files_spec::attributes::Attributes;
-use files_spec::operations::{OperationResult, Outcome, SetattrArgs, SetattrOk, share};
+use files_spec::operations::{
+    OperationNumber, OperationResult, Outcome, SetattrArgs, SetattrOk, share,
+};
 use files_spec::{Bitmap, Status};
 use files_store::{Kind, SetAttributes, SetTime};
 
@@ -18,7 +20,7 @@ use crate::user::WRITE;
 const SET_USER_AND_GROUP: u32 = 0o6000;
 
 impl Server {
-    pub(super) fn get_attributes(
+    pub(crate) fn get_attributes(
         &mut self,
         x: &mut Execution,
         chosen: &Bitmap,
@@ -26,7 +28,7 @@ impl Server {
         let place = x.place()?;
         let text = self.attribute_text(place)?;
         let attributes = self.attributes_of(place, chosen, x.minor_version, &text)?;
-        x.push(&OperationResult::GetAttr(Outcome::Ok(attributes)))
+        x.push_ok(OperationNumber::GETATTR, &attributes)
     }
 
     /// Whether the current object has these attributes (RFC 8881 §18.31).
