@@ -73,9 +73,11 @@ impl Server {
             return Err(Status::SHARE_DENIED.into());
         }
         if found.truncate {
+            let mode = self.unprivileged_mode(x, object, &attributes);
             let volume = self.volume_mut(object);
             let empty = SetAttributes {
                 size: Some(0),
+                mode,
                 ..SetAttributes::default()
             };
             let ticket = volume.set_attributes(object.inode, &empty, now.time)?;

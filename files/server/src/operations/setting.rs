@@ -17,7 +17,11 @@ use crate::states::StateUse;
 use crate::user::WRITE;
 
 /// The bits of a mode that give the rights of the owner or group.
-const SET_USER_AND_GROUP: u32 = 0o6000;
+const SET_USER: u32 = 0o4000;
+const SET_GROUP: u32 = 0o2000;
+const SET_USER_AND_GROUP: u32 = SET_USER | SET_GROUP;
+/// Without this bit, the one for the group has another meaning.
+const GROUP_EXECUTES: u32 = 0o0010;
 
 impl Server {
     pub(crate) fn get_attributes(
@@ -82,6 +86,9 @@ impl Server {
             self.check_size(x, args, object, &before, now)?;
         }
         self.check_owner(x, object, &before, &mut set)?;
+        if set.size.is_some() {
+            set.mode = set.mode.or(self.unprivileged_mode(x, object, &before));
+        }
         x.check_room()?;
         let volume = self.volume_mut(object);
         let ticket = volume.set_attributes(object.inode, &set, now.time)?;
@@ -152,6 +159,44 @@ impl Server {
             let mode = set.mode.unwrap_or(before.mode);
             set.mode = Some(mode & !SET_USER_AND_GROUP);
         }
+        Ok(())
+    }
+
+    /// The mode of a file after a change of its data by another user than 0: those who execute it
+    /// do not get the rights of its owner or group any more. `None` if it stays. Clients leave this
+    /// to servers.
+    pub(super) fn unprivileged_mode(
+        &self,
+        x: &Execution,
+        object: Object,
+        before: &files_store::Attributes,
+    ) -> Option<u32> {
+        let mut lost = before.mode & SET_USER;
+        if before.mode & GROUP_EXECUTES != 0 {
+            lost |= before.mode & SET_GROUP;
+        }
+        (lost != 0 && !self.user_in(x, object).is_root()).then_some(before.mode & !lost)
+    }
+
+    /// Removes the rights that a change of the data by the sender removes.
+    pub(super) fn remove_privileges(
+        &mut self,
+        x: &mut Execution,
+        object: Object,
+        before: &files_store::Attributes,
+        now: &Now,
+    ) -> Result<(), Refusal> {
+        let mode = self.unprivileged_mode(x, object, before);
+        if mode.is_none() {
+            return Ok(());
+        }
+        let set = SetAttributes {
+            mode,
+            ..SetAttributes::default()
+        };
+        let volume = self.volume_mut(object);
+        let ticket = volume.set_attributes(object.inode, &set, now.time)?;
+        x.await_durable(self.share(object).volume, ticket);
         Ok(())
     }
 

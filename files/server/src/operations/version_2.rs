@@ -46,10 +46,10 @@ impl Server {
     }
 
     /// The current regular file, which a state identifier or the rights of the user permit to
-    /// write.
+    /// write, for a change of its data.
     pub(super) fn writable_file(
         &mut self,
-        x: &Execution,
+        x: &mut Execution,
         id: &StateId,
         now: &Now,
     ) -> Result<Object, Refusal> {
@@ -58,14 +58,13 @@ impl Server {
         let file = self.file_id(object);
         match self.state_use(x, id, file, share::ACCESS_WRITE, now)? {
             StateUse::Open { access } if access & share::ACCESS_WRITE == 0 => {
-                Err(Status::OPENMODE.into())
+                return Err(Status::OPENMODE.into());
             }
-            StateUse::Open { .. } => Ok(object),
-            StateUse::Special => {
-                self.check_data_access(x, object, &attributes, WRITE)?;
-                Ok(object)
-            }
+            StateUse::Open { .. } => {}
+            StateUse::Special => self.check_data_access(x, object, &attributes, WRITE)?,
         }
+        self.remove_privileges(x, object, &attributes, now)?;
+        Ok(object)
     }
 
     /// A regular file that a state identifier or the rights of the user permit to read.

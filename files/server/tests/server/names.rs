@@ -3,14 +3,17 @@
 use files_server::{Clients, Network, Share, Squash, limits::REPLY_BYTES_MAX};
 use files_spec::attributes::{Attributes, number};
 use files_spec::operations::{
-    AccessArgs, CreateArgs, Operation, OperationResult, Outcome, RenameArgs, SetattrArgs,
+    AccessArgs, CreateArgs, CreateHow, OpenHow, Operation, OperationResult, Outcome, RangeArgs,
+    RenameArgs, SetattrArgs, share as access_of,
 };
 use files_spec::readdir::ReaddirArgs;
-use files_spec::types::{CreateType, DeviceNumber, FileType, StateId, Time, access};
+use files_spec::types::{CreateType, DeviceNumber, FileType, Stable, StateId, Time, access};
 use files_spec::xdr::{Opaque, Text};
 use files_spec::{Bitmap, Status};
 
 use crate::client::{Answer, Client, World, in_share, name, share, volatile_volume};
+use crate::data::{at_file, read, write};
+use crate::opens::{open, open_file};
 
 pub(crate) fn make<'a>(objtype: CreateType<'a>, it: &'a str, mode: u32) -> Operation<'a> {
     Operation::Create(CreateArgs {
@@ -413,6 +416,78 @@ fn modes_decide_what_users_may_do() {
     world.uid = 8;
     let remove = Operation::Remove(name("f"));
     client.fails(&mut world, &in_share(&[into, remove]), Status::ACCESS);
+}
+
+/// A program that gives the rights of its owner or group must not be changed by others.
+#[test]
+fn changed_data_lose_the_rights_of_their_owner() {
+    let mut world = World::new();
+    let mut client = Client::new(&mut world, b"a");
+    client.minor_version = 2;
+    let stateid = open_file(&mut world, &mut client, "f");
+    let mode_is = |mode: u32| {
+        let obj_attributes = Attributes {
+            mode: Some(mode),
+            ..Attributes::default()
+        };
+        at_file(Operation::SetAttr(SetattrArgs {
+            stateid: StateId::ANONYMOUS,
+            obj_attributes,
+        }))
+    };
+    let ask = at_file(Operation::GetAttr(Bitmap::of(&[number::MODE])));
+    let mode = |world: &mut World, client: &mut Client| {
+        let answer = client.ok(world, &ask);
+        match answer.last() {
+            OperationResult::GetAttr(Outcome::Ok(ok)) => ok.mode.expect("it was asked for"),
+            other => panic!("{other:?}"),
+        }
+    };
+    let cut = Operation::SetAttr(SetattrArgs {
+        stateid,
+        obj_attributes: Attributes {
+            size: Some(1),
+            ..Attributes::default()
+        },
+    });
+    let range = RangeArgs {
+        stateid,
+        offset: 0,
+        length: 4096,
+    };
+    let emptied = OpenHow::Create(CreateHow::Unchecked(Attributes {
+        size: Some(0),
+        ..Attributes::default()
+    }));
+    let all = [
+        at_file(write(stateid, 0, Stable::UNSTABLE, b"data")),
+        at_file(cut),
+        at_file(Operation::Allocate(range)),
+        at_file(Operation::Deallocate(range)),
+        in_share(&[open("f", b"other", (access_of::ACCESS_WRITE, 0), emptied)]),
+    ];
+    for change in &all {
+        for (before, after) in [
+            (0o6777, 0o777),
+            (0o4666, 0o666),
+            (0o2767, 0o2767),
+            (0o666, 0o666),
+        ] {
+            world.uid = 0;
+            client.ok(&mut world, &mode_is(before));
+            client.ok(&mut world, change);
+            assert_eq!(mode(&mut world, &mut client), before, "user 0 may");
+            world.uid = 7;
+            client.ok(&mut world, change);
+            assert_eq!(mode(&mut world, &mut client), after, "{change:?}");
+        }
+    }
+    // What changes nothing leaves them.
+    world.uid = 0;
+    client.ok(&mut world, &mode_is(0o6777));
+    world.uid = 7;
+    client.ok(&mut world, &at_file(read(stateid, 0, 1)));
+    assert_eq!(mode(&mut world, &mut client), 0o6777);
 }
 
 #[test]
